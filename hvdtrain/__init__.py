@@ -1,0 +1,1 @@
+"""Ring all-reduce or a parameter server, on evidence."""

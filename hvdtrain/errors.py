@@ -1,0 +1,18 @@
+"""The two ways in which hvdtrain refuses: each is one line for a person and an exit code for a script."""
+
+
+class UsageError(Exception):
+    """The request cannot be carried out as asked; nothing was touched. Exit code 2."""
+
+    exit_code = 2
+
+
+class Failure(Exception):
+    """The work was started and failed. Exit code 1."""
+
+    exit_code = 1
+
+
+def unknown(what: str, name: str, valid: list[str]) -> UsageError:
+    """The error for a name that is not among the valid ones; it lists those."""
+    return UsageError(f"unknown {what} '{name}': choose from {', '.join(valid)}")

@@ -1,0 +1,110 @@
+"""Where am I: one frozen value, read from the environment once, whoever started the rank."""
+
+import os
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from hvdtrain.errors import UsageError
+
+
+@dataclass(frozen=True)
+class World:
+    """One rank's place in the job. Ranks 0 … servers-1 serve, the others work.
+
+    Attributes:
+        starter: what started the ranks: alone, torchrun, horovodrun, mpirun, pmi, srun or env.
+        rank, size: this process among all of the job's, servers included.
+        local_rank, local_size: the same among those on this host.
+        servers: how many of the ranks are parameter servers.
+    """
+
+    starter: str = "alone"
+    rank: int = 0
+    size: int = 1
+    local_rank: int = 0
+    local_size: int = 1
+    servers: int = 0
+
+    @property
+    def workers(self) -> int:
+        return self.size - self.servers
+
+    @property
+    def is_server(self) -> bool:
+        return self.rank < self.servers
+
+    @property
+    def worker(self) -> int:
+        """This worker's number, 0 … workers-1."""
+        return self.rank - self.servers
+
+    @property
+    def is_chief(self) -> bool:
+        """Whether this is the first worker: the one that reports, evaluates aloud and saves."""
+        return self.rank == self.servers
+
+    @property
+    def is_local(self) -> bool:
+        """Whether all ranks are on this host, so that nothing needs to listen beyond loopback."""
+        return self.size == self.local_size
+
+
+# For each starter: the variable that betrays it, then where it says rank, size, local rank, local size.
+# Inner starters come first: torchrun under srun sets both families, and its ranks are torchrun's.
+_STARTERS: list[tuple[str, str, tuple[str, str, str, str]]] = [
+    ("torchrun", "TORCHELASTIC_RUN_ID", ("RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE")),
+    ("horovodrun", "HOROVOD_RANK", tuple(f"HOROVOD_{v}" for v in ("RANK", "SIZE", "LOCAL_RANK", "LOCAL_SIZE"))),
+    ("mpirun", "OMPI_COMM_WORLD_RANK", tuple(f"OMPI_COMM_WORLD_{v}" for v in ("RANK", "SIZE", "LOCAL_RANK", "LOCAL_SIZE"))),
+    ("pmi", "PMI_RANK", ("PMI_RANK", "PMI_SIZE", "MPI_LOCALRANKID", "MPI_LOCALNRANKS")),
+    ("srun", "SLURM_STEP_ID", ("SLURM_PROCID", "SLURM_STEP_NUM_TASKS", "SLURM_LOCALID", "SLURM_STEP_TASKS_PER_NODE")),
+    ("env", "RANK", ("RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE")),
+]  # fmt: skip
+
+
+def read_world(servers: int = 0, env: Mapping[str, str] = os.environ) -> World:
+    """The world as the starter's environment tells it.
+
+    Raises:
+        UsageError: the environment contradicts itself, or leaves no worker beside the servers.
+    """
+    place = World()
+    for starter, sign, variables in _STARTERS:
+        if sign in env and _started_by(starter, env):
+            place = _read(starter, env, variables)
+            break
+    if servers < 0:
+        raise UsageError(f"--servers {servers} is negative")
+    if servers and servers >= place.size:
+        raise UsageError(
+            f"{servers} servers of {place.size} ranks leave {place.size - servers} workers: "
+            f"start at least {servers + 1} ranks, or lower --servers"
+        )
+    return World(place.starter, place.rank, place.size, place.local_rank, place.local_size, servers)
+
+
+def _started_by(starter: str, env: Mapping[str, str]) -> bool:
+    if starter != "srun":
+        return True
+    # A batch script has SLURM_PROCID=0 without being a rank; its step id is one of the reserved ones.
+    return env["SLURM_STEP_ID"].isdigit() and int(env["SLURM_STEP_ID"]) < 0xFFFFFF00
+
+
+def _read(starter: str, env: Mapping[str, str], variables: tuple[str, str, str, str]) -> World:
+    rank_name, size_name, local_rank_name, local_size_name = variables
+    try:
+        rank, size = int(env[rank_name]), int(env[size_name])
+        # A launcher that does not tell the local place is taken to run one rank a host.
+        local_rank = int(env.get(local_rank_name, 0))
+        local_size = _first_int(env.get(local_size_name, "1"))
+    except KeyError as missing:
+        raise UsageError(f"started by {starter}, but {missing.args[0]} is not in the environment") from None
+    except ValueError as bad:
+        raise UsageError(f"started by {starter}, but its rank variables are not numbers: {bad}") from None
+    if not 0 <= rank < size:
+        raise UsageError(f"started by {starter}: {rank_name}={rank} is not below {size_name}={size}")
+    return World(starter, rank, size, local_rank, local_size)
+
+
+def _first_int(text: str) -> int:
+    """4 from `4`, and from Slurm's `4(x2)` or `4,2`: tasks on the first node, which is all one job needs."""
+    return int(text.split("(")[0].split(",")[0])

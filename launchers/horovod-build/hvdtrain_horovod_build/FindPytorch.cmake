@@ -1,0 +1,37 @@
+# Finds the torch of the Python that builds Horovod. Sets what Horovod's torch/CMakeLists.txt reads:
+# PYTORCH_FOUND, Pytorch_VERSION, Pytorch_INCLUDE_DIRS, Pytorch_LIBRARIES, Pytorch_COMPILE_FLAGS,
+# Pytorch_CXX11, Pytorch_CUDA, Pytorch_ROCM.
+#
+# Horovod's own module asks cpp_extension for a CUDAExtension as soon as any nvcc is found, and for
+# library names that moved; this one asks torch only for its paths.
+
+execute_process(
+    COMMAND ${PY_EXE} -c "import torch; print(torch.__version__)"
+    OUTPUT_VARIABLE Pytorch_VERSION OUTPUT_STRIP_TRAILING_WHITESPACE)
+include(FindPackageHandleStandardArgs)
+find_package_handle_standard_args(Pytorch REQUIRED_VARS Pytorch_VERSION VERSION_VAR Pytorch_VERSION)
+if(NOT PYTORCH_FOUND)
+    return()
+endif()
+
+set(_libraries c10 torch torch_cpu torch_python)
+set(Pytorch_CUDA FALSE)
+set(Pytorch_ROCM FALSE)
+if(NOT "$ENV{HOROVOD_GPU_OPERATIONS}" STREQUAL "")
+    set(Pytorch_CUDA TRUE)
+    list(APPEND _libraries c10_cuda torch_cuda)
+endif()
+
+execute_process(
+    COMMAND ${PY_EXE} -c "from torch.utils.cpp_extension import include_paths; print(';'.join(include_paths()))"
+    OUTPUT_VARIABLE Pytorch_INCLUDE_DIRS OUTPUT_STRIP_TRAILING_WHITESPACE)
+execute_process(
+    COMMAND ${PY_EXE} -c "import pathlib, torch; print(pathlib.Path(torch.__file__).parent / 'lib')"
+    OUTPUT_VARIABLE Pytorch_LIBRARY_DIRS OUTPUT_STRIP_TRAILING_WHITESPACE)
+foreach(_library IN LISTS _libraries)
+    find_library(Pytorch_LIBRARY_${_library} NAMES ${_library} HINTS ${Pytorch_LIBRARY_DIRS} NO_DEFAULT_PATH REQUIRED)
+    list(APPEND Pytorch_LIBRARIES ${Pytorch_LIBRARY_${_library}})
+endforeach()
+
+set(Pytorch_CXX11 TRUE)  # torch's wheels have had the new ABI alone since 2.6
+set(Pytorch_COMPILE_FLAGS "-D_GLIBCXX_USE_CXX11_ABI=1")
