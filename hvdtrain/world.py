@@ -1,10 +1,11 @@
 """Where am I: one frozen value, read from the environment once, whoever started the rank."""
 
 import os
+import socket
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from hvdtrain.errors import UsageError
+from hvdtrain.errors import Failure, UsageError
 
 
 @dataclass(frozen=True)
@@ -47,6 +48,20 @@ class World:
     def is_local(self) -> bool:
         """Whether all ranks are on this host, so that nothing needs to listen beyond loopback."""
         return self.size == self.local_size
+
+    def own_address(self) -> str:
+        """Where other ranks reach this one: loopback if nobody is elsewhere, else what this host's name means.
+
+        Raises:
+            Failure: the host's name does not resolve.
+        """
+        if self.is_local:
+            return "127.0.0.1"
+        try:
+            return socket.gethostbyname(socket.gethostname())
+        except OSError as error:
+            name = socket.gethostname()
+            raise Failure(f"this host's name {name} does not resolve ({error}): add it to /etc/hosts") from None
 
 
 # For each starter: the variable that betrays it, then where it says rank, size, local rank, local size.

@@ -1,0 +1,5 @@
+"""`python -m hvdtrain`, as torchrun starts it."""
+
+from hvdtrain.cli import main
+
+main()

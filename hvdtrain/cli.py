@@ -1,0 +1,71 @@
+"""The command line. Nothing heavy is imported before a command needs it."""
+
+import importlib
+import sys
+from typing import NoReturn
+
+import click
+
+from hvdtrain.errors import Failure, UsageError
+
+# Where each command lives. Those that compute with torch start by importing it: not to show a help page.
+COMMANDS = {
+    "compare": "hvdtrain.compare:compare",
+    "train": "hvdtrain.commands:train",
+    "evaluate": "hvdtrain.evaluate:evaluate",
+    "report": "hvdtrain.report.commands:report",
+    "verify": "hvdtrain.verify:verify",
+    "data": "hvdtrain.data.commands:data",
+    "modes": "hvdtrain.commands:list_modes",
+    "doctor": "hvdtrain.doctor:doctor",
+}
+
+
+class Commands(click.Group):
+    """Imports a command's module when the command is named."""
+
+    def list_commands(self, ctx: click.Context) -> list[str]:
+        return list(COMMANDS)
+
+    def get_command(self, ctx: click.Context, name: str) -> click.Command | None:
+        if name not in COMMANDS:
+            return None
+        module, attribute = COMMANDS[name].split(":")
+        return getattr(importlib.import_module(module), attribute)
+
+
+@click.group(cls=Commands, context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 100})
+@click.version_option(package_name="hvdtrain")
+def cli() -> None:
+    """Ring all-reduce or a parameter server? Train the same VGG on the same samples under both, and see.
+
+    \b
+    Start here:      hvdtrain compare
+    One job:         hvdtrain train --mode single --out runs/one
+    Several ranks:   mpirun -np 2 hvdtrain train --mode allreduce --out runs/ring
+    With a server:   mpirun -np 3 hvdtrain train --mode ps-async --servers 1 --out runs/ps
+
+    In the parameter-server modes the first S ranks serve and the others work. horovodrun, mpirun and
+    torchrun all start ranks; `hvdtrain doctor` says what is there.
+    """
+
+
+def main() -> NoReturn:
+    """Run the command line: 0 done, 1 failed, 2 usage, 130 interrupted; an error is one line on stderr."""
+    try:
+        sys.exit(cli.main(standalone_mode=False) or 0)
+    except click.ClickException as error:
+        context = getattr(error, "ctx", None)
+        hint = f" (see `{context.command_path} --help`)" if context else ""
+        _fail(error.format_message().replace("\n", " ") + hint, error.exit_code)
+    except (UsageError, Failure) as error:
+        _fail(str(error), error.exit_code)
+    except (KeyboardInterrupt, click.Abort):
+        _fail("interrupted", 130)
+
+
+def _fail(line: str, code: int) -> NoReturn:
+    print(f"hvdtrain: {line}", file=sys.stderr)
+    sys.exit(code)
+
+

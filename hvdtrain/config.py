@@ -1,0 +1,169 @@
+"""What a job is asked to do: one frozen value, from the command line or a TOML file and back."""
+
+import dataclasses
+import re
+import tomllib
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import click
+
+from hvdtrain import modes
+from hvdtrain.errors import UsageError, unknown
+
+MODELS = [f"vgg{depth}{norm}" for depth in (11, 13, 16, 19) for norm in ("", "_bn")] + ["vggf"]
+OPTIMIZERS = ["sgd", "adam", "adamw"]
+DEVICES = ["auto", "cpu", "cuda"]
+
+
+class Duration(click.ParamType):
+    """`90s`, `30m`, `2h` or a number of seconds, as seconds."""
+
+    name = "duration"
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> float:
+        if isinstance(value, int | float):
+            return float(value)
+        match = re.fullmatch(r"(\d+(?:\.\d+)?)\s*([smh]?)", value.strip())
+        if not match or not float(match[1]):
+            self.fail(f"'{value}' is not a duration such as 90s, 30m or 2h", param, ctx)
+        return float(match[1]) * {"": 1, "s": 1, "m": 60, "h": 3600}[match[2]]
+
+
+def option(default: Any, help: str, type: Any = None, flags: tuple[str, ...] = ()) -> Any:
+    """A field of RunConfig that is also a command-line option."""
+    return field(default=default, metadata={"help": help, "type": type, "flags": flags})
+
+
+@dataclass(frozen=True)
+class RunConfig:
+    """Everything that decides what a job computes. Equal configurations train on equal samples.
+
+    The number of workers is not here: the starter decides it, and the same global batch is cut accordingly.
+    """
+
+    mode: str = option("single", "How workers are kept in step; see `hvdtrain modes`.", str)
+    servers: int = option(
+        0, "Parameter servers: the first S ranks serve, the rest work.", click.IntRange(0), ("-s",)
+    )
+    dataset: str = option(
+        "digits", "A built-in data set's name, or a folder with TrainData/ and ValidationData/.", str
+    )
+    image_size: int = option(
+        0, "Side in pixels, at least 32; 0 takes the first image's, at most 224.", click.IntRange(0)
+    )
+    model: str = option("vggf", f"One of {', '.join(MODELS)}.", str)
+    width: float = option(0.25, "Scales channels and head; 1 is the published model.", click.FloatRange(0, 4, True))
+    dropout: float = option(0.0, "Dropout in the head (the VGG paper has 0.5).", click.FloatRange(0, 1, False, True))
+    pretrained: str = option("", "`imagenet`, or a file of weights; what does not fit is skipped and named.", str)
+    batch_size: int = option(64, "Global batch: the samples of one step, over all workers.", click.IntRange(1), ("-b",))
+    epochs: int = option(0, "Passes over the training data [default: 12].", click.IntRange(0))
+    steps: int = option(0, "Stop after so many steps instead.", click.IntRange(0))
+    time_budget: float = option(0.0, "Stop after so much training time instead: 90s, 30m, 2h.", Duration())
+    optimizer: str = option("adam", f"One of {', '.join(OPTIMIZERS)}.", str)
+    lr: float = option(1e-3, "Learning rate for the global batch.", click.FloatRange(0, min_open=True))
+    momentum: float = option(0.9, "Momentum of sgd.", click.FloatRange(0, 1, False, True))
+    weight_decay: float = option(0.0, "Weight decay.", click.FloatRange(0))
+    push_scale: str = option(
+        "mean",
+        "In ps-async: `mean` lets each push count 1/N, so that N pushes move as far as one averaged step; "
+        "`none` lets it count whole, as MXNet does.",
+        click.Choice(["mean", "none"]),
+    )
+    seed: int = option(0, "Decides initial weights and sample order.", click.IntRange(0))
+    threads: int = option(0, "Threads a worker computes with; 0 shares the host's cores.", click.IntRange(0))
+    device: str = option("auto", "auto, cpu or cuda: a rank takes the GPU of its local rank.", str)
+    deterministic: bool = option(False, "Use only algorithms that repeat to the bit.", bool)
+    target_accuracy: float = option(0.95, "Validation accuracy whose time is reported.", click.FloatRange(0, 1))
+    timeout: float = option(300.0, "Give up when another rank has been silent for so long.", Duration())
+
+    def check(self) -> "RunConfig":
+        """This configuration, if it can be run at all.
+
+        Raises:
+            UsageError: an unknown name (the valid ones are listed) or values that contradict each other.
+        """
+        for what, value, valid in [
+            ("mode", self.mode, modes.names()),
+            ("model", self.model, MODELS),
+            ("optimizer", self.optimizer, OPTIMIZERS),
+            ("device", self.device, DEVICES),
+        ]:
+            if value not in valid:
+                raise unknown(what, value, valid)
+        if sum(map(bool, (self.epochs, self.steps, self.time_budget))) > 1:
+            raise UsageError("--epochs, --steps and --time-budget exclude each other: give one")
+        if 0 < self.image_size < 32:
+            raise UsageError(f"--image-size {self.image_size} is too small: a VGG halves it five times, so at least 32")
+        if modes.has_servers(self.mode) and not self.servers:
+            raise UsageError(f"--mode {self.mode} needs a server: add --servers 1 and one more rank")
+        if self.servers and not modes.has_servers(self.mode):
+            raise UsageError(f"--mode {self.mode} has no servers: drop --servers, or choose a ps- mode")
+        return self
+
+    def check_workers(self, workers: int) -> None:
+        """UsageError where the global batch cannot be cut into equal parts for that many workers."""
+        if self.mode == "single" and workers != 1:
+            raise UsageError(f"--mode single is one process, but {workers} were started")
+        if self.batch_size % workers:
+            below, above = self.batch_size // workers * workers, -(-self.batch_size // workers) * workers
+            fits = f"{below} or {above}" if below else f"{above}"
+            raise UsageError(f"a global batch of {self.batch_size} does not divide over {workers} workers: use {fits}")
+
+    def to_args(self) -> list[str]:
+        """The command-line options that give this configuration; what equals its default is left out."""
+        args: list[str] = []
+        for f in dataclasses.fields(self):
+            value = getattr(self, f.name)
+            if value != f.default:
+                flag = "--" + f.name.replace("_", "-")
+                args += [flag] if value is True else [flag, str(value)]
+        return args
+
+    def save(self, path: Path, **also: Any) -> None:
+        """Write the configuration, and what else is to be remembered with it, as TOML."""
+        import tomli_w
+
+        path.write_text(tomli_w.dumps(dataclasses.asdict(self) | also))
+
+
+def read_config(path: Path) -> dict[str, Any]:
+    """The options in a config.toml, by field name. UsageError where the file cannot be read or names no such option."""
+    try:
+        values = tomllib.loads(path.read_text())
+    except (OSError, UnicodeDecodeError, tomllib.TOMLDecodeError) as error:
+        raise UsageError(f"cannot read the configuration {path}: {error}") from None
+    known = {f.name: f for f in dataclasses.fields(RunConfig)}
+    read = {}
+    for name, value in values.items():
+        if name in ("workers", "job"):  # remembered for the reader; the starter decides them
+            continue
+        if name not in known:
+            raise unknown("option in the configuration", name, list(known))
+        expected = type(known[name].default)
+        if type(value) is not expected and not (expected is float and type(value) is int):
+            raise UsageError(f"{path}: {name} = {value!r} should be of type {expected.__name__}")
+        read[name] = expected(value)
+    return read
+
+
+def config_options(*without: str, **defaults: Any) -> Callable[[Callable], Callable]:
+    """Decorator: the options of RunConfig as click options, but for some, and some with other defaults."""
+
+    def decorate(command: Callable) -> Callable:
+        for f in reversed(dataclasses.fields(RunConfig)):
+            if f.name in without:
+                continue
+            name = "--" + f.name.replace("_", "-")
+            default = defaults.get(f.name, f.default)
+            kind = f.metadata["type"]
+            command = click.option(
+                name, *f.metadata["flags"], f.name, default=default, help=f.metadata["help"],
+                is_flag=kind is bool, type=None if kind is bool else kind,
+                show_default=default not in (0, 0.0, "", False),
+            )(command)  # fmt: skip
+        return command
+
+    return decorate

@@ -1,0 +1,117 @@
+"""The shape of an image folder: ROOT/TrainData/<class>/<image> and ROOT/ValidationData/<class>/<image>."""
+
+import hashlib
+import os
+from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from pathlib import Path
+
+from hvdtrain.errors import UsageError
+
+TRAIN, VALIDATION = "TrainData", "ValidationData"
+SUFFIXES = (".png", ".jpg", ".jpeg", ".bmp", ".webp")  # in any case
+SHAPE = f"images belong in {TRAIN}/<class>/ and {VALIDATION}/<class>/"
+
+Samples = tuple[tuple[Path, int], ...]
+
+
+@dataclass(frozen=True)
+class ImageFolder:
+    """What a folder holds: sorted class names, and samples (file, class index) sorted by class and file name."""
+
+    root: Path
+    classes: tuple[str, ...]
+    train: Samples
+    validation: Samples
+
+
+def scan(root: Path) -> ImageFolder:
+    """List an image folder. Hidden files and whatever is not an image by its suffix are passed over.
+
+    Raises:
+        UsageError: the folder is missing, unreadable or not of this shape; has fewer than two classes, a class
+            without images, or classes in one part that the other does not have.
+    """
+    try:
+        if not root.exists():
+            raise UsageError(
+                f"there is no folder '{root}': give a folder whose {SHAPE}, or a name from `hvdtrain data list`"
+            )
+        if not root.is_dir():
+            raise UsageError(f"'{root}' is not a folder: give a folder whose {SHAPE}")
+        for part in (TRAIN, VALIDATION):
+            if not (root / part).is_dir():
+                raise UsageError(f"'{root}' has no folder {part}: {SHAPE}")
+        classes, in_validation = _class_names(root / TRAIN), _class_names(root / VALIDATION)
+        if classes != in_validation:
+            raise UsageError(
+                f"the two parts of '{root}' have different classes: "
+                + _difference(TRAIN, classes, in_validation)
+                + _difference(VALIDATION, in_validation, classes)
+                + "both need the same class folders"
+            )
+        if len(classes) == 1:
+            raise UsageError(f"'{root}' has one class only, '{classes[0]}': there is nothing to tell apart")
+        return ImageFolder(
+            root, classes, _samples(root / TRAIN, classes), _samples(root / VALIDATION, classes)
+        )
+    except OSError as error:
+        raise UsageError(f"cannot read '{error.filename or root}': {error.strerror}") from None
+
+
+def content_hash(folder: ImageFolder) -> str:
+    """`sha256:` and 64 hex digits over path (relative to the root, with /) and bytes of every image, in order.
+
+    Equal for equal images wherever the folder lies. UsageError where an image cannot be read.
+    """
+    files = [path for path, _ in folder.train + folder.validation]
+    batches = [files[start : start + 256] for start in range(0, len(files), 256)]
+    total = hashlib.sha256()
+    # Reading and hashing happen outside the interpreter lock, so a few threads help, on network disks most.
+    with ThreadPoolExecutor(4) as pool:
+        for batch, digests in zip(batches, pool.map(_digests, batches), strict=True):
+            for path, digest in zip(batch, digests, strict=True):
+                # A file name holds no zero byte and a digest has a fixed length: no two lists read alike.
+                total.update(os.fsencode(path.relative_to(folder.root).as_posix()) + b"\0" + digest)
+    return f"sha256:{total.hexdigest()}"
+
+
+def _digests(files: Sequence[Path]) -> list[bytes]:
+    try:
+        return [hashlib.sha256(path.read_bytes()).digest() for path in files]
+    except OSError as error:
+        raise UsageError(f"cannot read '{error.filename}': {error.strerror}") from None
+
+
+def _class_names(part: Path) -> tuple[str, ...]:
+    with os.scandir(part) as entries:
+        names = tuple(sorted(e.name for e in entries if not e.name.startswith(".") and e.is_dir()))
+    if not names:
+        raise UsageError(f"'{part}' is empty: {SHAPE}")
+    return names
+
+
+def _samples(part: Path, classes: tuple[str, ...]) -> Samples:
+    samples: list[tuple[Path, int]] = []
+    for index, name in enumerate(classes):
+        folder = part / name
+        with os.scandir(
+            folder
+        ) as entries:  # tells files from folders without a call for each, unlike iterdir
+            images = sorted(
+                e.name
+                for e in entries
+                if e.name.lower().endswith(SUFFIXES) and not e.name.startswith(".") and e.is_file()
+            )
+        if not images:
+            raise UsageError(f"class '{name}' has no images in '{folder}': expected {', '.join(SUFFIXES)}")
+        samples += [(folder / image, index) for image in images]
+    return tuple(samples)
+
+
+def _difference(part: str, here: Sequence[str], there: Sequence[str]) -> str:
+    """`only in TrainData: a, b; ` or nothing, with at most five names."""
+    names = [name for name in here if name not in there]
+    listed = ", ".join(names[:5]) + (f" and {len(names) - 5} more" if len(names) > 5 else "")
+    return f"only in {part}: {listed}; " if names else ""

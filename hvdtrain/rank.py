@@ -1,0 +1,75 @@
+"""One rank of a job, from its configuration to its exit code. Torch is imported when all that can be checked is."""
+
+import os
+import time
+import traceback
+from pathlib import Path
+
+from hvdtrain.config import RunConfig
+from hvdtrain.errors import UsageError
+from hvdtrain.runfolder import check_free, claim, open_logs, wait_for_claim
+from hvdtrain.world import World, read_world
+
+
+def run_rank(config: RunConfig, out: str) -> None:
+    """Train as the rank that the environment says, and leave a run folder.
+
+    Args:
+        out: the run folder; by default one under runs/, named after the mode and the job.
+
+    Raises:
+        UsageError: before anything was touched.
+    """
+    config.check()
+    world = read_world(config.servers)
+    config.check_workers(world.workers)
+    threads = config.threads or _share_of_cores(world)
+    # Torch reads these when it is imported.
+    os.environ["OMP_NUM_THREADS"] = os.environ["MKL_NUM_THREADS"] = str(threads)
+    os.environ.setdefault("THP_MEM_ALLOC_ENABLE", "1")  # huge pages: large messages cost page faults otherwise
+    os.environ.setdefault("TORCH_CPP_LOG_LEVEL", "ERROR")
+    job = _job_id(world)
+    folder = Path(out or f"runs/{config.mode}-{job}")
+    try:
+        if world.rank == 0:
+            check_free(folder)
+        from hvdtrain import work  # imports torch
+
+        task = work.prepare(config, world, folder, threads)
+        if world.rank == 0:
+            claim(folder, config, world.workers, job)
+        elif world.is_local:
+            wait_for_claim(folder, job, config.timeout)
+    except UsageError:
+        if world.rank > 0 and world.is_local:  # every rank on a host finds the same fault; one line is enough
+            os._exit(UsageError.exit_code)
+        raise
+    terminal = open_logs(folder, world.rank)
+    try:
+        task(terminal)
+    except BaseException as error:
+        traceback.print_exc()
+        line = str(error).strip().split("\n")[0] or type(error).__name__
+        log = folder / "logs" / f"rank.{world.rank}.err"
+        print(f"hvdtrain: rank {world.rank} failed: {line} (see {log})", file=terminal.err, flush=True)
+        # Not sys.exit: leaving politely means waiting for ranks that may never come.
+        os._exit(130 if isinstance(error, KeyboardInterrupt) else getattr(error, "exit_code", 1))
+
+
+def _share_of_cores(world: World) -> int:
+    """As many threads as let all workers of this host have their own cores."""
+    workers_here = world.local_size - (world.servers if world.is_local else 0)
+    return max(1, len(os.sched_getaffinity(0)) // max(1, workers_here))
+
+
+def _job_id(world: World) -> str:
+    """A name for the job that all its ranks know without having met."""
+    env = os.environ.get
+    if world.starter == "alone":
+        return time.strftime("%Y%m%d-%H%M%S")
+    return {
+        "mpirun": env("PMIX_NAMESPACE", "").split("@")[0].split("-")[-1],
+        "horovodrun": env("HOROVOD_GLOO_RENDEZVOUS_PORT", ""),
+        "srun": f"{env('SLURM_JOB_ID')}.{env('SLURM_STEP_ID')}",
+        "env": env("MASTER_PORT", ""),
+    }.get(world.starter, str(os.getppid()))

@@ -1,0 +1,69 @@
+"""The run folder: claiming it, so that nothing is overwritten, and the logs of every rank in it."""
+
+import contextlib
+import faulthandler
+import os
+import sys
+import time
+import tomllib
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TextIO
+
+from hvdtrain.config import RunConfig
+from hvdtrain.errors import Failure, UsageError
+
+
+def check_free(folder: Path) -> None:
+    """UsageError where the folder holds anything already."""
+    if folder.exists() and not folder.is_dir():
+        raise UsageError(f"--out {folder} is a file: choose a folder")
+    if folder.is_dir() and any(folder.iterdir()):
+        raise UsageError(f"--out {folder} is in use: choose another folder, or remove it yourself")
+
+
+def claim(folder: Path, config: RunConfig, workers: int, job: str) -> None:
+    """Make the run folder this job's. Of two jobs that want the same one, one gets a UsageError."""
+    check_free(folder)
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        (folder / "config.toml").open("x").close()
+    except FileExistsError:
+        raise UsageError(f"--out {folder} is in use: another job has just claimed it") from None
+    except OSError as error:
+        raise UsageError(f"--out {folder} cannot be written: {error.strerror}") from None
+    (folder / "snapshots").mkdir()
+    config.save(folder / "config.toml", workers=workers, job=job)
+
+
+def wait_for_claim(folder: Path, job: str, seconds: float) -> None:
+    """Return when the job's first rank has claimed the folder; Failure if it does not within the time."""
+    deadline = time.monotonic() + seconds
+    while time.monotonic() < deadline:
+        with contextlib.suppress(OSError, tomllib.TOMLDecodeError):
+            if tomllib.loads((folder / "config.toml").read_text()).get("job") == job:
+                return
+        time.sleep(0.05)
+    raise Failure(f"the first rank did not claim {folder} within {seconds:.0f} s")
+
+
+@dataclass(frozen=True)
+class Terminal:
+    """What the user sees, kept apart from the logs."""
+
+    out: TextIO
+    err: TextIO
+
+
+def open_logs(folder: Path, rank: int) -> Terminal:
+    """Send all that this process prints, C libraries included, to logs/rank.{r}.{out,err}; return the terminal."""
+    terminal = Terminal(os.fdopen(os.dup(1), "w", buffering=1), os.fdopen(os.dup(2), "w", buffering=1))
+    logs = folder / "logs"
+    logs.mkdir(parents=True, exist_ok=True)
+    for stream, suffix in ((sys.stdout, "out"), (sys.stderr, "err")):
+        stream.flush()
+        log = os.open(logs / f"rank.{rank}.{suffix}", os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o644)
+        os.dup2(log, stream.fileno())
+        os.close(log)
+    faulthandler.enable()
+    return terminal

@@ -1,0 +1,151 @@
+"""What a rank does once it knows where it is: serve, or build the model, train it and write down the results."""
+
+import resource
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import torch
+from safetensors.torch import save_file
+
+from hvdtrain import modes
+from hvdtrain.config import RunConfig
+from hvdtrain.data.build import locate
+from hvdtrain.data.folder import ImageFolder, content_hash, scan
+from hvdtrain.data.loader import Loader, native_side
+from hvdtrain.errors import UsageError
+from hvdtrain.job import Job
+from hvdtrain.manifest import manifest
+from hvdtrain.metrics import PHASES, Recorder, write_json
+from hvdtrain.models import VGG, load_pretrained
+from hvdtrain.modes import Sync
+from hvdtrain.progress import TrainingProgress
+from hvdtrain.runfolder import Terminal
+from hvdtrain.train import DEFAULT_EPOCHS, History, train
+from hvdtrain.world import World
+
+WEIGHTS = "snapshots/final.safetensors"
+STALENESS_BINS = 64  # the histogram's last bin holds all that is staler
+
+
+def prepare(config: RunConfig, world: World, folder: Path, threads: int) -> Callable[[Terminal], None]:
+    """Find every fault that can be found before anything starts, and return this rank's task.
+
+    Raises:
+        UsageError: the data set, the device or the pretrained weights cannot be used.
+    """
+    data = scan(locate(config.dataset))
+    if len(data.train) < world.workers:
+        raise UsageError(f"{len(data.train)} training images are too few for {world.workers} workers")
+    torch.set_num_threads(threads)
+    torch.use_deterministic_algorithms(config.deterministic)
+    job = Job(config, world, folder, choose_device(config, world), threads)
+    if world.is_server:
+        return lambda terminal: modes.load(config.mode).serve(job)
+    torch.manual_seed(config.seed)
+    model = VGG(config.model, len(data.classes), config.width, config.dropout)
+    skipped = None
+    if config.pretrained and world.is_chief:  # the others get its weights
+        skipped = load_pretrained(model, config.model, config.pretrained)
+    return lambda terminal: work(job, data, model.to(job.device), skipped, terminal)
+
+
+def choose_device(config: RunConfig, world: World) -> torch.device:
+    """The GPU of this worker's place on its host, or the CPU.
+
+    Raises:
+        UsageError: a GPU was asked for and there are none, or fewer than workers.
+    """
+    gpus = torch.cuda.device_count()
+    if world.is_server or config.device == "cpu" or (config.device == "auto" and not gpus):
+        return torch.device("cpu")
+    if not gpus:
+        raise UsageError("--device cuda: torch sees no GPU here; see `hvdtrain doctor`, or use --device cpu")
+    place = world.local_rank - (world.servers if world.is_local else 0)
+    if place >= gpus:
+        raise UsageError(f"{place + 1} workers on this host share {gpus} GPU(s): start fewer, or use --device cpu")
+    torch.cuda.set_device(place)
+    return torch.device("cuda", place)
+
+
+def work(job: Job, data: ImageFolder, model: VGG, skipped: list[str] | None, terminal: Terminal) -> None:
+    """Train as a worker; the first worker writes the manifest, the summary and the weights."""
+    config, world = job.config, job.world
+    sync: Sync = modes.load(config.mode).connect(job)
+    module = sync.prepare(model)
+    side = config.image_size or native_side(data.train[0][0])
+    loader, validation = (Loader(samples, side, job.threads) for samples in (data.train, data.validation))
+    if world.is_chief:
+        seen = {
+            "dataset_hash": content_hash(data), "image_size": side, "classes": len(data.classes),
+            "train_samples": len(data.train), "validation_samples": len(data.validation),
+        }  # fmt: skip
+        write_json(job.folder / "manifest.json", manifest(job, sync, model, seen))
+    # Dropout must not be the same on every worker.
+    torch.manual_seed(config.seed * 1_000_003 + 1 + world.worker)
+    spe = -(-len(data.train) // config.batch_size)
+    steps = None if config.time_budget else config.steps or (config.epochs or DEFAULT_EPOCHS) * spe
+    progress = TrainingProgress(terminal.out, steps, world.is_chief)
+    for line in skipped or []:
+        progress.say(f"--pretrained skipped {line}")
+    recorder = Recorder(job.folder, world.rank, world.is_chief)
+    try:
+        history = train(job, model, sync, module, loader, validation, recorder, progress)
+    finally:
+        progress.close()
+        recorder.close()
+    summary = summarise(job, sync, recorder, history)
+    if world.is_chief:
+        save_file({k: v.detach().cpu().contiguous() for k, v in model.state_dict().items()}, job.folder / WEIGHTS)
+        write_json(job.folder / "summary.json", summary)
+        progress.say(f"wrote {job.folder}")
+    sync.close()
+
+
+def summarise(job: Job, sync: Sync, recorder: Recorder, history: History) -> dict[str, Any]:
+    """The summary of a run over all workers; every worker calls it together, and gets the same."""
+    workers = job.world.workers
+    histogram = [0.0] * STALENESS_BINS
+    for staleness, count in recorder.staleness.items():
+        histogram[min(staleness, STALENESS_BINS - 1)] += count
+    stale_sum = sum(s * n for s, n in recorder.staleness.items())
+    rss = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024 / 2**20
+    rows = _gather(
+        sync, job,
+        [recorder.samples, recorder.steps, history.digest, rss, history.wall_s, stale_sum,
+         max(recorder.staleness, default=0), *(recorder.seconds[p] for p in PHASES), *histogram],
+    )  # fmt: skip
+    samples, steps, digest, rss, wall, stale_sum, stale_max = rows[:, :7].T
+    seconds = rows[:, 7 : 7 + len(PHASES)].sum(0) / steps.sum()
+    counts = {str(i): int(n) for i, n in enumerate(rows[:, 7 + len(PHASES) :].sum(0).tolist()) if n}
+    last = history.evaluations[-1]
+    reached = [e["train_s"] for e in history.evaluations if e["val_accuracy"] >= job.config.target_accuracy]
+    has_staleness = bool(counts)
+    return {
+        "status": "done",
+        "steps": int(steps.max()),
+        "samples": int(samples.sum()),
+        "wall_s": wall.max().item(),
+        "samples_per_s": samples.sum().item() / wall.max().item(),
+        "val_accuracy": last["val_accuracy"],
+        "val_loss": last["val_loss"],
+        "target_accuracy": job.config.target_accuracy,
+        "time_to_target_s": reached[0] if reached else None,
+        "exposed_comm_fraction": (seconds[PHASES.index("comm")] / seconds.sum()).item(),
+        "bytes_sent_per_step": sync.bytes_per_step,
+        "staleness_mean": stale_sum.sum().item() / sum(counts.values()) if has_staleness else None,
+        "staleness_max": int(stale_max.max()) if has_staleness else None,
+        "staleness_histogram": counts,
+        "peak_rss_mb": rss.sum().item() + sync.servers_rss_mb(),
+        "samples_digest": f"{int(digest.sum()) % 2**48:012x}",
+        "step_seconds": dict(zip(PHASES, seconds.tolist(), strict=True)),
+        "workers": workers,
+        "evaluations": history.evaluations,
+    }
+
+
+def _gather(sync: Sync, job: Job, row: list[float]) -> torch.Tensor:
+    """Every worker's row, [workers, len(row)] float64, on every worker."""
+    rows = torch.zeros(job.world.workers, len(row), dtype=torch.float64)
+    rows[job.world.worker] = torch.tensor(row, dtype=torch.float64)
+    return sync.sum(rows)
