@@ -16,6 +16,7 @@ from hvdtrain.errors import UsageError, unknown
 MODELS = [f"vgg{depth}{norm}" for depth in (11, 13, 16, 19) for norm in ("", "_bn")] + ["vggf"]
 OPTIMIZERS = ["sgd", "adam", "adamw"]
 DEVICES = ["auto", "cpu", "cuda"]
+DEFAULT_EPOCHS = 10
 
 
 class Duration(click.ParamType):
@@ -55,15 +56,21 @@ class RunConfig:
         0, "Side in pixels, at least 32; 0 takes the first image's, at most 224.", click.IntRange(0)
     )
     model: str = option("vggf", f"One of {', '.join(MODELS)}.", str)
-    width: float = option(0.25, "Scales channels and head; 1 is the published model.", click.FloatRange(0, 4, True))
+    width: float = option(0.125, "Scales channels and head; 1 is the published model.", click.FloatRange(0, 4, True))
     dropout: float = option(0.0, "Dropout in the head (the VGG paper has 0.5).", click.FloatRange(0, 1, False, True))
     pretrained: str = option("", "`imagenet`, or a file of weights; what does not fit is skipped and named.", str)
-    batch_size: int = option(64, "Global batch: the samples of one step, over all workers.", click.IntRange(1), ("-b",))
-    epochs: int = option(0, "Passes over the training data [default: 12].", click.IntRange(0))
+    batch_size: int = option(32, "Global batch: the samples of one step, over all workers.", click.IntRange(1), ("-b",))
+    epochs: int = option(0, f"Passes over the training data  [default: {DEFAULT_EPOCHS}].", click.IntRange(0))
     steps: int = option(0, "Stop after so many steps instead.", click.IntRange(0))
     time_budget: float = option(0.0, "Stop after so much training time instead: 90s, 30m, 2h.", Duration())
     optimizer: str = option("adam", f"One of {', '.join(OPTIMIZERS)}.", str)
-    lr: float = option(1e-3, "Learning rate for the global batch.", click.FloatRange(0, min_open=True))
+    lr: float = option(3e-4, "Learning rate for the global batch.", click.FloatRange(0, min_open=True))
+    schedule: str = option(
+        "cosine",
+        "How the learning rate goes on: `constant`, or `cosine` down to nearly 0 at the last step. "
+        "With --time-budget nobody knows the last step, and it is constant.",
+        click.Choice(["cosine", "constant"]),
+    )
     momentum: float = option(0.9, "Momentum of sgd.", click.FloatRange(0, 1, False, True))
     weight_decay: float = option(0.0, "Weight decay.", click.FloatRange(0))
     push_scale: str = option(
@@ -111,6 +118,12 @@ class RunConfig:
             below, above = self.batch_size // workers * workers, -(-self.batch_size // workers) * workers
             fits = f"{below} or {above}" if below else f"{above}"
             raise UsageError(f"a global batch of {self.batch_size} does not divide over {workers} workers: use {fits}")
+
+    def total_steps(self, samples: int) -> int | None:
+        """How many steps training on so many samples takes, or None where a time budget decides."""
+        if self.time_budget:
+            return None
+        return self.steps or (self.epochs or DEFAULT_EPOCHS) * -(-samples // self.batch_size)
 
     def to_args(self) -> list[str]:
         """The command-line options that give this configuration; what equals its default is left out."""

@@ -15,6 +15,7 @@ from torch import nn
 
 from hvdtrain.job import Job
 from hvdtrain.modes import Sync
+from hvdtrain.world import World
 
 
 def weights_hash(model: nn.Module) -> str:
@@ -73,6 +74,7 @@ def manifest(job: Job, sync: Sync, model: nn.Module, data: dict[str, Any]) -> di
         "global_batch": config.batch_size,
         "optimizer": config.optimizer,
         "lr": config.lr,
+        "schedule": config.schedule,
         "effective_lr": config.lr / world.workers if _scaled(job) else config.lr,
         "momentum": config.momentum,
         "weight_decay": config.weight_decay,
@@ -84,11 +86,22 @@ def manifest(job: Job, sync: Sync, model: nn.Module, data: dict[str, Any]) -> di
         "device": job.device.type,
         "backend": sync.backend,
         "starter": world.starter,
-        "command": ["hvdtrain", *sys.argv[1:]],
+        "command": command(world),
         "started": datetime.now(UTC).isoformat(timespec="seconds"),
         "versions": versions(),
         "hardware": hardware(),
     }
+
+
+def command(world: World) -> list[str]:
+    """What starts a job like this one again."""
+    starter = {
+        "alone": [],
+        "mpirun": ["mpirun", "-np", str(world.size)],
+        "horovodrun": ["horovodrun", "-np", str(world.size)],
+        "torchrun": ["torchrun", "--nproc-per-node", str(world.local_size), "--module"],
+    }.get(world.starter, [world.starter])
+    return [*starter, "hvdtrain", *sys.argv[1:]]
 
 
 def _scaled(job: Job) -> bool:

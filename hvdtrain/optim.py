@@ -1,5 +1,6 @@
 """The optimizers a job can name, on a worker's parameters or on a server's flat shard alike."""
 
+import math
 from collections.abc import Iterable
 
 import torch
@@ -20,3 +21,13 @@ def set_lr(optimizer: torch.optim.Optimizer, lr: float) -> None:
     """The learning rate of the next step."""
     for group in optimizer.param_groups:
         group["lr"] = lr
+
+
+def lr_at(config: RunConfig, step: int, steps: int | None) -> float:
+    """The learning rate of a step (from 1) of `steps`, or of nobody knows how many (None).
+
+    `cosine` falls from lr to nearly 0 (Loshchilov & Hutter, 2017, arXiv:1608.03983, eq. 5, without restarts).
+    """
+    if config.schedule == "constant" or steps is None:
+        return config.lr
+    return config.lr * (1 + math.cos(math.pi * (step - 1) / steps)) / 2

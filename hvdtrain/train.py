@@ -15,11 +15,11 @@ from hvdtrain.errors import Failure
 from hvdtrain.job import Job
 from hvdtrain.metrics import PHASES, Recorder
 from hvdtrain.modes import Sync
+from hvdtrain.optim import lr_at
 
 # The mean and deviation of ImageNet's pixels, which torchvision's weights expect.
 MEAN, DEVIATION = (0.485, 0.456, 0.406), (0.229, 0.224, 0.225)
 EVALUATION_BATCH = 128
-DEFAULT_EPOCHS = 12
 
 
 @dataclass
@@ -50,7 +50,7 @@ def train(
     """
     config, world = job.config, job.world
     plan = Plan(len(loader.samples), config.batch_size, config.seed, world.worker, world.workers)
-    budget = Budget(config, sync, plan.steps_per_epoch, world.workers)
+    budget = Budget(config, sync, plan.samples, world.workers)
     clock = Clock(model, job.device)
     normalise = Normalise(job.device)
     history = History()
@@ -69,7 +69,7 @@ def train(
             clock.mark("forward")
             (loss * share.weight).backward()
             clock.mark_last_gradient("backward")
-            sync.wait(share.step, config.lr)
+            sync.wait(share.step, lr_at(config, share.step, budget.steps))
             clock.mark("comm")
             sync.update()
             model.zero_grad(set_to_none=True)
@@ -215,14 +215,14 @@ class Clock:
 class Budget:
     """When training is over. All workers of a lockstep mode stop at the same step, time budget or not."""
 
-    def __init__(self, config: RunConfig, sync: Sync, steps_per_epoch: int, workers: int) -> None:
+    def __init__(self, config: RunConfig, sync: Sync, samples: int, workers: int) -> None:
         self.sync, self.workers, self.seconds = sync, workers, config.time_budget
-        self.steps = config.steps or (config.epochs or DEFAULT_EPOCHS) * steps_per_epoch
+        self.steps = config.total_steps(samples)
         self.next_look = 1
 
     def is_over(self, step: int, elapsed: float) -> bool:
         """Whether the step just taken, `elapsed` seconds of training after the start, was the last."""
-        if not self.seconds:
+        if self.steps is not None:
             return step >= self.steps
         if not self.sync.lockstep:
             return elapsed >= self.seconds

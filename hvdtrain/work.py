@@ -21,7 +21,7 @@ from hvdtrain.models import VGG, load_pretrained
 from hvdtrain.modes import Sync
 from hvdtrain.progress import TrainingProgress
 from hvdtrain.runfolder import Terminal
-from hvdtrain.train import DEFAULT_EPOCHS, History, train
+from hvdtrain.train import History, train
 from hvdtrain.world import World
 
 WEIGHTS = "snapshots/final.safetensors"
@@ -83,9 +83,7 @@ def work(job: Job, data: ImageFolder, model: VGG, skipped: list[str] | None, ter
         write_json(job.folder / "manifest.json", manifest(job, sync, model, seen))
     # Dropout must not be the same on every worker.
     torch.manual_seed(config.seed * 1_000_003 + 1 + world.worker)
-    spe = -(-len(data.train) // config.batch_size)
-    steps = None if config.time_budget else config.steps or (config.epochs or DEFAULT_EPOCHS) * spe
-    progress = TrainingProgress(terminal.out, steps, world.is_chief)
+    progress = TrainingProgress(terminal.out, config.total_steps(len(data.train)), world.is_chief)
     for line in skipped or []:
         progress.say(f"--pretrained skipped {line}")
     recorder = Recorder(job.folder, world.rank, world.is_chief)

@@ -1,0 +1,209 @@
+"""`hvdtrain compare`: the same model on the same samples under several modes, one after the other, and a report."""
+
+import contextlib
+import dataclasses
+import json
+import os
+import signal
+import time
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import click
+
+from hvdtrain import modes
+from hvdtrain.config import RunConfig, config_options
+from hvdtrain.errors import Failure, UsageError
+from hvdtrain.runfolder import check_free
+
+
+@dataclass(frozen=True)
+class Planned:
+    """One run of the grid."""
+
+    config: RunConfig
+    workers: int
+    repeat: int
+
+    @property
+    def name(self) -> str:
+        servers = f"-s{self.config.servers}" if self.config.servers else ""
+        return f"{self.config.mode}-w{self.workers}{servers}-r{self.repeat}"
+
+    @property
+    def title(self) -> str:
+        servers = f", {self.config.servers} server(s)" if self.config.servers else ""
+        return f"{self.config.mode} with {self.workers} worker(s){servers}"
+
+
+class Numbers(click.ParamType):
+    """`1,2,4` as a list of whole numbers of at least 1."""
+
+    name = "numbers"
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> list[int]:
+        if isinstance(value, list):
+            return value
+        try:
+            numbers = [int(word) for word in value.split(",")]
+        except ValueError:
+            numbers = [0]
+        if min(numbers) < 1:
+            self.fail(f"'{value}' is not a list of whole numbers such as 1,2,4", param, ctx)
+        return list(dict.fromkeys(numbers))
+
+
+def plan(config: RunConfig, names: list[str], workers: list[int], servers: int, repeats: int) -> list[Planned]:
+    """Every run, in order: all of a repeat before the next, so that a drifting machine drifts for all modes alike.
+
+    Raises:
+        UsageError: a run that could not be carried out.
+    """
+    cores = len(os.sched_getaffinity(0))
+    most = max([1, *(n for mode in names if mode != "single" for n in workers)])
+    threads = config.threads or max(1, cores // most)
+    runs = []
+    for repeat in range(1, repeats + 1):
+        for mode in names:
+            for n in [1] if mode == "single" else workers:
+                run = dataclasses.replace(
+                    config, mode=mode, servers=servers if modes.has_servers(mode) else 0,
+                    threads=threads, seed=config.seed + repeat - 1,
+                )  # fmt: skip
+                run.check().check_workers(n)
+                runs.append(Planned(run, n, repeat))
+    return runs
+
+
+@click.command()
+@click.option(
+    "--modes", "names", default="single,allreduce,ps-sync,ps-async", show_default=True,
+    help="Modes to compare, by commas; see `hvdtrain modes`.",
+)  # fmt: skip
+@click.option("--workers", "-n", type=Numbers(), default="2", show_default=True, help="Numbers of workers, by commas.")
+@click.option("--servers", "-s", type=click.IntRange(1), default=1, show_default=True, help="Servers of the ps- modes.")
+@click.option(
+    "--repeats", type=click.IntRange(1), default=1, show_default=True,
+    help="Repeat everything, each time with the next seed; the report then has medians and spreads.",
+)  # fmt: skip
+@config_options("mode", "servers")
+@click.option("--out", default="", help="Folder for runs and report; must be new or empty  [default: runs/compare-TIME].")
+def compare(names: str, workers: list[int], servers: int, repeats: int, out: str, **options: Any) -> None:
+    """Train one model in several modes on this machine, and report which was faster and as good.
+
+    \b
+    hvdtrain compare
+    hvdtrain compare --modes single,allreduce,ddp,ps-sync --workers 1,2 --repeats 3
+    hvdtrain compare --dataset FOLDER --model vgg16 --width 1 --batch-size 64 --time-budget 10m
+
+    Every worker computes with the same number of threads in every run, the baseline too, and every mode sees the
+    same samples in the same global batches. With no options it takes a few minutes on two cores.
+    """
+    wanted = list(dict.fromkeys(name.strip() for name in names.split(",")))
+    runs = plan(RunConfig(**options), wanted, workers, servers, repeats)
+    from hvdtrain.data.build import locate
+    from hvdtrain.data.folder import scan
+
+    folder = Path(out or f"runs/compare-{time.strftime('%Y%m%d-%H%M%S')}")
+    check_free(folder)
+    pretrained = runs[0].config.pretrained
+    if pretrained not in ("", "imagenet") and not Path(pretrained).is_file():
+        raise UsageError(f"--pretrained {pretrained}: no such file")
+    data = scan(locate(runs[0].config.dataset))
+    try:
+        (folder / "runs").mkdir(parents=True)
+        (folder / "logs").mkdir()
+    except OSError as error:
+        raise UsageError(f"--out {folder} cannot be written: {error.strerror}") from None
+    failed = _run_all(runs, folder, len(data.train))
+    _report(folder)
+    if failed:
+        raise Failure(f"{len(failed)} of {len(runs)} runs failed: {', '.join(failed)}; logs are in {folder / 'logs'}")
+
+
+def _run_all(runs: list[Planned], folder: Path, samples: int) -> list[str]:
+    """Run one after the other; return the names of those that failed."""
+    from rich.console import Console
+
+    from hvdtrain.progress import bar
+
+    console = Console(highlight=False)
+    failed = []
+    with bar(console) if console.is_terminal else contextlib.nullcontext() as progress, _sigterm_unwinds():
+        for number, run in enumerate(runs, 1):
+            label = f"[{number}/{len(runs)}] {run.title}"
+            task = progress.add_task(label, total=run.config.total_steps(samples)) if progress else None
+            began = time.monotonic()
+            problem = None
+            for step in _follow(run, folder):
+                if isinstance(step, str):
+                    problem = step
+                elif progress and task is not None:
+                    progress.update(task, completed=step)
+            if progress and task is not None:
+                progress.remove_task(task)
+            if problem:
+                failed.append(run.name)
+                console.print(f"{label}: FAILED: {problem}", markup=False, soft_wrap=True)
+            else:
+                took = time.monotonic() - began
+                console.print(f"{label}: {_result(folder / 'runs' / run.name)}, {took:.0f} s in all", markup=False)
+    return failed
+
+
+def _follow(run: Planned, folder: Path) -> Iterator[int | str]:
+    """Start a run and yield its steps as they come; at the end, if it failed, the reason."""
+    from hvdtrain.launch import reason, running, train_program
+
+    out, log = folder / "runs" / run.name, folder / "logs" / f"{run.name}.log"
+    metrics = out / f"metrics.rank{run.config.servers}.jsonl"
+    program = train_program(run.config, out)
+    steps = position = 0
+    with running("local", run.workers + run.config.servers, program, log, HVDTRAIN_REPEAT=str(run.repeat)) as job:
+        while job.poll() is None:
+            time.sleep(0.2)
+            if metrics.is_file():
+                with metrics.open("rb") as lines:
+                    lines.seek(position)
+                    new = lines.read()
+                position += len(new)
+                steps += new.count(b"\n")
+                yield steps
+        code = job.returncode
+    if code or not (out / "summary.json").is_file():
+        yield reason(log, code)
+
+
+def _result(folder: Path) -> str:
+    summary = json.loads((folder / "summary.json").read_text())
+    return f"{summary['samples_per_s']:.0f} samples/s, validation accuracy {summary['val_accuracy']:.4f}"
+
+
+def _report(folder: Path) -> None:
+    from rich.console import Console
+
+    from hvdtrain.report import write_report
+    from hvdtrain.report.cells import summary_table
+    from hvdtrain.report.runs import find
+    from hvdtrain.report.tables import results, summarise
+
+    runs = find([folder])
+    write_report(runs, folder)
+    Console(highlight=False).print(summary_table(summarise(results(runs))))
+    click.echo(f"report: {folder / 'report.html'}")
+
+
+@contextlib.contextmanager
+def _sigterm_unwinds() -> Iterator[None]:
+    """Let SIGTERM end the running job in order, as Ctrl-C does; exit code 143."""
+
+    def unwind(*_: object) -> None:
+        raise SystemExit(143)
+
+    before = signal.signal(signal.SIGTERM, unwind)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGTERM, before)

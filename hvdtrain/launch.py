@@ -1,0 +1,92 @@
+"""Starts the ranks of a job as a launcher's recipe says, and sees to it that none outlives it."""
+
+import contextlib
+import ctypes
+import os
+import signal
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import psutil
+
+from hvdtrain import recipes
+from hvdtrain.config import RunConfig
+from hvdtrain.errors import Failure
+
+GRACE_S = 5.0  # between asking ranks to stop and making them
+
+
+def command(launcher: str, ranks: int, program: list[str]) -> list[str]:
+    """The words that start `ranks` processes of `program` by a launcher's recipe."""
+    words: list[str] = []
+    for word in recipes.load("launchers", launcher)["command"]:
+        if word == "{program}":
+            words += program
+        else:
+            words.append(word.format(bin=Path(sys.executable).parent, ranks=ranks))
+    return words
+
+
+def train_program(config: RunConfig, out: Path) -> list[str]:
+    """What each rank of a job runs."""
+    return [sys.executable, "-m", "hvdtrain", "train", *config.to_args(), "--out", str(out)]
+
+
+@contextlib.contextmanager
+def running(
+    launcher: str, ranks: int, program: list[str], log: Path, **environment: str
+) -> Iterator[subprocess.Popen[bytes]]:
+    """A job while it runs; whatever is left of it when the block ends, by an exception too, is ended.
+
+    Args:
+        log: takes what the launcher and the ranks print.
+        environment: variables for the ranks, beside those of the recipe.
+
+    Raises:
+        Failure: the launcher cannot be started.
+    """
+    words = command(launcher, ranks, program)
+    env = os.environ | recipes.load("launchers", launcher).get("environment", {}) | environment
+    with log.open("wb") as output:
+        try:
+            process = subprocess.Popen(
+                words, env=env, stdin=subprocess.DEVNULL, stdout=output, stderr=subprocess.STDOUT,
+                start_new_session=True, preexec_fn=_die_with_parent,
+            )  # fmt: skip
+        except OSError as error:
+            raise Failure(f"cannot start {words[0]}: {error.strerror}; see `hvdtrain doctor`") from None
+        try:
+            yield process
+        finally:
+            end(process)
+
+
+def end(process: "subprocess.Popen[bytes]") -> None:
+    """End a process and all its descendants: SIGTERM, then, after GRACE_S, SIGKILL."""
+    try:
+        family = [psutil.Process(process.pid), *psutil.Process(process.pid).children(recursive=True)]
+    except psutil.NoSuchProcess:
+        family = []
+    if process.poll() is None:
+        process.terminate()
+    _, alive = psutil.wait_procs(family, timeout=GRACE_S if family else 0)
+    for survivor in alive:
+        with contextlib.suppress(psutil.NoSuchProcess):
+            survivor.kill()
+    psutil.wait_procs(alive, timeout=GRACE_S)
+    process.wait()
+
+
+def reason(log: Path, code: int) -> str:
+    """Why a job failed, in one line, from what its ranks printed."""
+    lines = [line.strip() for line in log.read_text(errors="replace").splitlines() if line.strip()]
+    ours = [line.removeprefix("hvdtrain: ") for line in lines if line.startswith("hvdtrain: ")]
+    return ours[0] if ours else f"exit code {code}: {lines[-1] if lines else 'no output'} (see {log})"
+
+
+def _die_with_parent() -> None:
+    """Linux: have the kernel end this process when its parent dies, however that happens."""
+    pr_set_pdeathsig = 1
+    ctypes.CDLL(None).prctl(pr_set_pdeathsig, signal.SIGTERM)

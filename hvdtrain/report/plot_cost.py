@@ -1,0 +1,125 @@
+"""Plots of cost: throughput, traffic and memory, and where a step's time goes."""
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
+
+from hvdtrain.report import style
+from hvdtrain.report.cells import cell, digits
+from hvdtrain.report.runs import Kind, Run
+from hvdtrain.report.tables import Group, spread
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+    from matplotlib.figure import Figure
+
+THROUGHPUT = (
+    "Bars are medians of the repeats, whiskers their range. The upright mark on a bar of samples/s is what "
+    "perfect scaling of the one-worker baseline would give; efficiency is how much of that was reached."
+)
+
+
+def throughput(groups: Sequence[Group]) -> "Figure | None":
+    if not any(group["samples_per_s"] for group in groups):
+        return None
+    figure, (left, right) = style.new(_height(len(groups)), columns=2, sharey=True)
+    for row, group in enumerate(groups):
+        if (speed := group["samples_per_s"]) and (share := group["scaling_efficiency"]) and share.median:
+            ideal = speed.median / share.median
+            left.plot([ideal, ideal], [row - 0.36, row + 0.36], color=style.INK, linewidth=1.6, zorder=3)
+    _bars(left, groups, "samples_per_s")
+    left.set(title="samples/s")
+    right.axvline(1, color=style.INK, linewidth=0.9, linestyle=":")
+    _bars(right, groups, "scaling_efficiency")
+    right.set(title="scaling efficiency")
+    return figure
+
+
+TRAFFIC = (
+    "Bars are medians of the repeats, whiskers their range; all processes of a job together, servers "
+    "included. Shorter is cheaper."
+)
+
+
+def traffic(groups: Sequence[Group]) -> "Figure | None":
+    if not any(group["bytes_sent_per_step"] or group["peak_rss_mb"] for group in groups):
+        return None
+    from matplotlib.ticker import EngFormatter
+
+    figure, (left, right) = style.new(_height(len(groups)), columns=2, sharey=True)
+    _bars(left, groups, "bytes_sent_per_step")
+    left.set(title="sent per step")
+    left.xaxis.set_major_formatter(EngFormatter("B"))
+    _bars(right, groups, "peak_rss_mb")
+    right.set(title="peak memory, MB")
+    return figure
+
+
+def _height(rows: int) -> float:
+    return 0.75 + 0.34 * max(rows, 2)
+
+
+def _bars(axes: "Axes", groups: Sequence[Group], name: str) -> None:
+    """A bar for each group, the first on top, with its range; both in words beside the panel."""
+    for row, group in enumerate(groups):
+        found = group[name]
+        if not found:
+            continue
+        axes.barh(row, found.median, height=0.62, color=style.colour(group.kind))
+        if found.low < found.high:
+            axes.plot([found.low, found.high], [row, row], "|-", color=style.INK, linewidth=1.2, markersize=7)
+        main, detail = cell(group, name)
+        text = f"{main} ({detail})" if detail else main
+        axes.annotate(
+            text, (1, row), (6, 0), xycoords=("axes fraction", "data"), textcoords="offset points",
+            va="center", fontsize=8,
+        )  # fmt: skip
+    axes.set_yticks(range(len(groups)), [group.kind.label for group in groups])
+    axes.set_ylim(len(groups) - 0.4, -0.6)
+    axes.tick_params(axis="y", length=0)
+    axes.set_xlim(left=0)
+    axes.locator_params(axis="x", nbins=4)
+    axes.grid(True, axis="x")
+
+
+STEP_TIME = (
+    "Milliseconds of one step of one worker on its share of the global batch, the mean over steps and "
+    "workers (and the median of repeats). Exposed communication is what a worker waits for; in the "
+    "parameter-server modes the optimizer runs on the servers and is part of that wait."
+)
+
+
+def step_time(members: dict[Kind, list[Run]]) -> "Figure | None":
+    rows = {kind: _parts(runs) for kind, runs in members.items()}
+    rows = {kind: parts for kind, parts in rows.items() if any(parts.values())}
+    if not rows:
+        return None
+    figure, (axes,) = style.new(_height(len(rows)) + 0.45)
+    longest = max(sum(parts.values()) for parts in rows.values())
+    for row, parts in enumerate(rows.values()):
+        left = 0.0
+        for part, ms in parts.items():
+            label, colour, text = style.PARTS[part]
+            axes.barh(row, ms, left=left, height=0.62, color=colour, label=None if row else label)
+            if ms > 0.05 * longest:
+                axes.text(left + ms / 2, row, digits(ms), ha="center", va="center", color=text, fontsize=8)
+            left += ms
+        axes.annotate(
+            f"{digits(left)} ms", (left, row), (6, 0), textcoords="offset points", va="center", weight="bold"
+        )
+    axes.set_yticks(range(len(rows)), [kind.label for kind in rows])
+    axes.set_ylim(len(rows) - 0.4, -0.6)
+    axes.set_xlim(0, longest * 1.12)
+    axes.tick_params(axis="y", length=0)
+    axes.set(xlabel="ms a step")
+    axes.grid(True, axis="x")
+    style.legend(figure, [axes])
+    return figure
+
+
+def _parts(runs: Sequence[Run]) -> dict[str, float]:
+    """Milliseconds of each part of a step, the median over these runs."""
+    found = {
+        part: spread([(run.summary.get("step_seconds") or {}).get(part) for run in runs])
+        for part in style.PARTS
+    }
+    return {part: 1000 * value.median if value else 0.0 for part, value in found.items()}

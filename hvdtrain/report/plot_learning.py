@@ -1,0 +1,187 @@
+"""Plots of learning: loss, accuracy, staleness."""
+
+import math
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from hvdtrain.report import style
+from hvdtrain.report.cells import count
+from hvdtrain.report.curves import Curve
+from hvdtrain.report.runs import Kind, Run
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
+
+Members = dict[Kind, list[Run]]
+
+LOSS = (
+    "Lines: cross-entropy on the training batches, all workers together, each point the mean of about a "
+    "fiftieth of the run; one line for each repeat. Marks: loss on the validation images. Left says how "
+    "soon, right says how well each sample was used: methods that do the same mathematics lie on each other "
+    "there. The baseline of one process stands in every panel."
+)
+
+
+def loss(members: Members, curves: Mapping[Path, Curve]) -> "Figure | None":
+    if not any(curve.loss for curve in curves.values()) and not _evaluated(members):
+        return None
+    panels = _panels(members)
+    figure, axes = style.new(0.6 + 2.9 * len(panels), columns=2, rows=len(panels), sharey=True)
+    looks = _looks(members)
+    for (workers, shown), left, right in zip(panels.items(), axes[::2], axes[1::2], strict=True):
+        for kind, runs in shown.items():
+            left.plot([], [], **looks[kind], **_mark(kind))  # for the legend
+            for run in runs:
+                curve, evaluations = curves[run.folder], run.summary.get("evaluations") or []
+                validation = [e["val_loss"] for e in evaluations]
+                for panel, x, at in (
+                    (left, curve.seconds, [e["train_s"] for e in evaluations]),
+                    (right, curve.samples, [e["samples"] for e in evaluations]),
+                ):
+                    panel.plot(x, curve.loss, **looks[kind] | {"label": None})
+                    panel.plot(at, validation, linestyle="", alpha=0.9, **_mark(kind))
+        left.set(xlabel="seconds of training", ylabel="cross-entropy", title=f"{workers}, against time")
+        right.set(xlabel="samples trained on", title=f"{workers}, against samples")
+        right.xaxis.set_major_formatter("{x:,.0f}")
+    validations = [
+        e["val_loss"]
+        for runs in members.values()
+        for run in runs
+        for e in run.summary.get("evaluations") or []
+    ]
+    losses = [y for curve in curves.values() for y in curve.loss] + validations
+    losses = [y for y in losses if math.isfinite(y)] or [0.0]
+    for panel in axes:
+        panel.set_xlim(left=0)
+        panel.locator_params(axis="x", nbins=6)
+        panel.grid(True)
+        if max(losses) > 10 * min(losses) > 0:
+            style.log_scale(panel)
+    style.legend(figure, axes)
+    return figure
+
+
+def _panels(members: Members) -> dict[str, Members]:
+    """What is drawn together: the runs on one number of workers, and the baseline with each."""
+    sizes = sorted({kind.workers for kind in members if kind.mode != "single"}) or [1]
+    return {
+        count(size, "worker"): {
+            kind: runs for kind, runs in members.items() if kind.workers == size or kind.mode == "single"
+        }
+        for size in sizes
+    }
+
+
+def _looks(members: Members) -> dict[Kind, dict[str, Any]]:
+    """Colour by mode; where a mode ran with several numbers of servers, a line style and a label for each."""
+    looks = {}
+    for kind, runs in members.items():
+        servers = sorted({other.servers for other in members if other.mode == kind.mode})
+        looks[kind] = {
+            "color": style.colour(kind),
+            "linestyle": style.LINES[servers.index(kind.servers) % len(style.LINES)],
+            "linewidth": 1.6 if len(runs) == 1 else 1.0,
+            "label": kind.mode if len(servers) == 1 else f"{kind.mode}, {count(kind.servers, 'server')}",
+        }
+    return looks
+
+
+def _mark(kind: Kind) -> dict[str, Any]:
+    return {
+        "marker": style.marker(kind), "markersize": 3.6, "markerfacecolor": "none",
+        "markeredgecolor": style.colour(kind), "markeredgewidth": 0.9,
+    }  # fmt: skip
+
+
+def _evaluated(members: Members) -> bool:
+    return any(run.summary.get("evaluations") for runs in members.values() for run in runs)
+
+
+ACCURACY = (
+    "Accuracy on all validation images after so many seconds of training (set-up and evaluation do not "
+    "count). The dotted line is the target; higher and further left is better. The baseline of one process "
+    "stands in every panel."
+)
+
+
+def accuracy(members: Members) -> "Figure | None":
+    if not _evaluated(members):
+        return None
+    panels, looks = _panels(members), _looks(members)
+    columns = min(len(panels), 3)
+    rows = -(-len(panels) // columns)
+    figure, axes = style.new(0.5 + 2.9 * rows, columns=columns, rows=rows, sharey=True)
+    target = next((run.summary.get("target_accuracy") for runs in members.values() for run in runs), None)
+    for (workers, shown), panel in zip(panels.items(), axes, strict=False):
+        for kind, runs in shown.items():
+            panel.plot(
+                [], [], **looks[kind], **_mark(kind)
+            )  # for the legend, though a kind has no evaluation
+            for evaluations in (run.summary.get("evaluations") or [] for run in runs):
+                seconds, reached = ([e[name] for e in evaluations] for name in ("train_s", "val_accuracy"))
+                panel.plot(seconds, reached, **looks[kind] | {"label": None}, **_mark(kind))
+        if target:
+            panel.axhline(target, color=style.INK, linewidth=0.9, linestyle=":")
+            panel.annotate(
+                f"target {target:g}", (1, target), (-4, -3), xycoords=("axes fraction", "data"), va="top",
+                ha="right", textcoords="offset points",
+            )  # fmt: skip
+        panel.set(xlabel="seconds of training", title=workers)
+        panel.set_xlim(left=0)
+        panel.set_ylim(top=1.01)
+        panel.grid(True)
+    for panel in axes[len(panels) :]:
+        panel.remove()
+    for row in range(rows):
+        axes[row * columns].set_ylabel("validation accuracy")
+    style.legend(figure, axes)
+    return figure
+
+
+STALENESS = (
+    "Share of the pushes that were applied to weights so many updates newer than those they were computed "
+    "on, all repeats together. At 0 nothing is lost; a long tail means that some gradients were old news."
+)
+_MOST_BARS = 40
+
+
+def staleness(members: Members) -> "Figure | None":
+    histograms = {kind: _histogram(runs) for kind, runs in members.items()}
+    histograms = {kind: histogram for kind, histogram in histograms.items() if histogram}
+    if not histograms:
+        return None
+    columns = min(len(histograms), 3)
+    rows = -(-len(histograms) // columns)
+    figure, panels = style.new(2.4 * rows, columns=columns, rows=rows, sharey=True)
+    for axes, (kind, histogram) in zip(panels, histograms.items(), strict=False):
+        width = -(-(max(histogram) + 1) // _MOST_BARS)  # updates to a bar
+        total, bars = sum(histogram.values()), dict[int, float]()
+        for staleness, pushes in histogram.items():
+            start = staleness // width * width
+            bars[start] = bars.get(start, 0.0) + 100 * pushes / total
+        axes.bar(
+            [b + (width - 1) / 2 for b in bars],
+            list(bars.values()),
+            width=0.8 * width,
+            color=style.colour(kind),
+        )
+        mean = sum(staleness * pushes for staleness, pushes in histogram.items()) / total
+        axes.set(title=f"{kind.label}: mean {mean:.2f}, max. {max(histogram)}", xlabel="staleness (updates)")
+        axes.set_xlim(-0.6, max(max(histogram), 3) + 0.6)
+        axes.locator_params(axis="x", integer=True)
+        axes.grid(True, axis="y")
+    for axes in panels[len(histograms) :]:
+        axes.remove()
+    for row in range(rows):
+        panels[row * columns].set_ylabel("% of pushes")
+    return figure
+
+
+def _histogram(runs: Sequence[Run]) -> Counter[int]:
+    histogram = Counter[int]()
+    for run in runs:
+        for staleness, pushes in (run.summary.get("staleness_histogram") or {}).items():
+            histogram[int(staleness)] += pushes
+    return +histogram

@@ -1,0 +1,140 @@
+"""How plots look: colours, lines, and the way an SVG becomes part of a page that may be light or dark."""
+
+import re
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING, Any
+
+from hvdtrain.report.runs import Kind
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+    from matplotlib.figure import Figure
+
+WIDTH = 9.0  # inches of every figure; 72 SVG units each
+
+# Ink and paper change with the page's theme (light, dark); the colours below do for both (contrast 2.7:1 or
+# more).
+THEME = {
+    "ink": ("#1d2430", "#e7eaf0"),
+    "muted": ("#5a6474", "#a3adbd"),
+    "grid": ("#dde2ea", "#343c4a"),
+    "paper": ("#fefefe", "#12151b"),
+}
+INK, MUTED, GRID, PAPER = (light for light, _ in THEME.values())
+
+# Blues for rings, the others for servers. Found by search: with protanopia, deuteranopia or tritanopia
+# (simulated after Machado et al., 2009) any two are at least 20 CIE76 units apart. Shapes repeat what colours
+# say.
+MODES = {
+    "single": ("#929498", "o"),
+    "allreduce": ("#0456c3", "s"),
+    "ddp": ("#1c9edc", "D"),
+    "ps-sync": ("#cb7811", "^"),
+    "ps-ssp": ("#49672a", "v"),
+    "ps-async": ("#893e88", "P"),
+}
+_OTHER = ("#b0404c", "X")
+LINES = ("-", "--", "-.", ":")
+
+# The parts of a step, in their order, with the colour of the text on them. What is waited for stands out.
+PARTS = {
+    "data": ("data", "#aab3c0", "#101010"),
+    "forward": ("forward", "#7db7dd", "#101010"),
+    "backward": ("backward", "#2b6ea6", "#fdfdfd"),
+    "comm": ("exposed communication", "#d55e00", "#fdfdfd"),
+    "optimizer": ("optimizer", "#8c6bb1", "#fdfdfd"),
+}
+
+RC: Any = {
+    "svg.fonttype": "none",  # text stays text: small, sharp, selectable, read aloud
+    "svg.hashsalt": "hvdtrain",  # the same figures give the same file
+    "font.family": "sans-serif",
+    "font.sans-serif": [
+        "DejaVu Sans",
+        "Verdana",
+        "Arial",
+        "sans-serif",
+    ],  # none wider than the one measured with
+    "font.size": 9,
+    "axes.titlesize": 9.5,
+    "axes.titlelocation": "left",
+    "axes.titleweight": "bold",
+    "axes.spines.top": False,
+    "axes.spines.right": False,
+    "axes.edgecolor": MUTED,
+    "axes.axisbelow": True,
+    "grid.color": GRID,
+    "grid.linewidth": 0.7,
+    "text.color": INK,
+    "axes.labelcolor": INK,
+    "xtick.color": MUTED,
+    "ytick.color": MUTED,
+    "xtick.labelcolor": INK,
+    "ytick.labelcolor": INK,
+    "figure.facecolor": PAPER,
+    "axes.facecolor": "none",
+    "savefig.facecolor": PAPER,
+    "legend.frameon": False,
+}
+
+
+def colour(kind: Kind) -> str:
+    return MODES.get(kind.mode, _OTHER)[0]
+
+
+def marker(kind: Kind) -> str:
+    return MODES.get(kind.mode, _OTHER)[1]
+
+
+def new(height: float, columns: int = 1, rows: int = 1, sharey: bool = False) -> "tuple[Figure, list[Axes]]":
+    """A figure of that many inches in height, and its panels row by row."""
+    from matplotlib.figure import Figure
+
+    figure = Figure(figsize=(WIDTH, height), layout="constrained")
+    return figure, list(figure.subplots(rows, columns, squeeze=False, sharey=sharey).flat)
+
+
+def legend(figure: "Figure", panels: "Sequence[Axes]") -> None:
+    """One legend for all panels, above them; a label that several panels share stands once."""
+    handles: dict[Any, Any] = {}
+    for axes in panels:
+        handles |= dict(zip(*reversed(axes.get_legend_handles_labels()), strict=True))
+    figure.legend(
+        handles.values(), handles, loc="outside upper left", ncols=6, handlelength=2.6, columnspacing=1.6
+    )
+
+
+def log_scale(axes: "Axes") -> None:
+    """A logarithmic y axis with plain numbers: 0.1, 0.2, 0.5, 1, 2, 5."""
+    from matplotlib.ticker import LogLocator, NullLocator
+
+    axes.set_yscale("log")
+    axes.yaxis.set_major_locator(LogLocator(subs=(1, 2, 5)))
+    axes.yaxis.set_major_formatter("{x:g}")
+    axes.yaxis.set_minor_locator(NullLocator())
+
+
+def svg(figure: "Figure") -> str:
+    """The figure as an SVG file, the same to the byte each time; drawn for a light page."""
+    import io
+
+    file = io.StringIO()
+    figure.savefig(file, format="svg", metadata={"Date": None, "Creator": None, "Format": None, "Type": None})
+    return file.getvalue()
+
+
+def inline(file: str, name: str, title: str) -> str:
+    """An SVG file as an element of an HTML page: ids of its own, the page's ink, a title to read aloud."""
+    element = file[file.index("<svg") :]
+    element = re.sub(r"<metadata>.*?</metadata>|<style.*?</style>", "", element, flags=re.DOTALL)
+    element = re.sub(r'(\bid="|href="#|url\(#)', rf"\g<1>{name}-", element).replace("xlink:href", "href")
+    for role, (light, _) in THEME.items():
+        element = element.replace(light, f"var(--{role})")
+    box = re.search(r'viewBox="[^"]*"', element)
+    opening = f'<svg {box[0] if box else ""} role="img" aria-label="{title}">'
+    return re.sub(r"<svg[^>]*>", opening, element, count=1)
+
+
+def css(theme: int) -> Mapping[str, str]:
+    """The page's variables in the light (0) or dark (1) theme."""
+    return {role: values[theme] for role, values in THEME.items()}

@@ -1,0 +1,463 @@
+"""What the built-in data sets hold, and that a built folder is complete or not there."""
+
+import os
+import resource
+import signal
+import subprocess
+import sys
+import time
+import tomllib
+from collections import Counter
+from contextlib import contextmanager
+from pathlib import Path
+
+import numpy as np
+import pytest
+from click.testing import CliRunner
+from hypothesis import given
+from hypothesis import strategies as st
+from PIL import Image
+
+from hvdtrain import recipes
+from hvdtrain.data import build as builder
+from hvdtrain.data import turntable
+from hvdtrain.data.build import Recipe, build, locate, split
+from hvdtrain.data.commands import data
+from hvdtrain.data.folder import content_hash, scan
+from hvdtrain.errors import Failure, UsageError
+
+SMALL = {"objects": 3, "views": 10}
+
+
+@pytest.fixture(scope="module")
+def digits(tmp_path_factory):
+    return build("digits", tmp_path_factory.mktemp("built") / "digits")
+
+
+@pytest.fixture(scope="module")
+def small(tmp_path_factory):
+    return build("turntable", tmp_path_factory.mktemp("built") / "small", **SMALL)
+
+
+@pytest.fixture
+def cache(tmp_path, monkeypatch):
+    monkeypatch.setenv("HVDTRAIN_CACHE", str(tmp_path / "cache"))
+    return tmp_path / "cache" / "datasets"
+
+
+def files(folder):
+    return {
+        path.relative_to(folder).as_posix(): path.read_bytes() for path in folder.rglob("*") if path.is_file()
+    }
+
+
+# ---- digits
+
+
+def test_digits_are_1797_real_images_in_ten_classes(digits):
+    from sklearn.datasets import load_digits
+
+    found = scan(digits)
+    assert found.classes == tuple("0123456789")
+    assert len(found.train) + len(found.validation) == 1797
+    originals = load_digits()
+    for path, label in found.validation[::40]:
+        index = int(path.stem)
+        assert originals.target[index] == label
+        with Image.open(path) as image:
+            assert (image.mode, image.size, image.format) == ("L", (32, 32), "PNG")
+            small = np.asarray(image.resize((8, 8), Image.Resampling.BOX), dtype=float)
+        assert np.corrcoef(small.ravel(), originals.images[index].ravel())[0, 1] > 0.95
+
+
+def test_the_split_is_stratified_and_disjoint(digits):
+    found = scan(digits)
+    train, validation = (Counter(label for _, label in part) for part in (found.train, found.validation))
+    for label in range(10):
+        assert validation[label] == round(0.2 * (train[label] + validation[label]))
+    names = [path.name for path, _ in found.train + found.validation]
+    assert len(set(names)) == len(names)
+    pictures = [path.read_bytes() for path, _ in found.train + found.validation]
+    assert len(set(pictures)) == len(pictures)
+
+
+def test_dataset_toml_says_what_the_folder_holds(digits):
+    manifest = tomllib.loads((digits / "dataset.toml").read_text())
+    assert {
+        "name": "digits",
+        "source": "digits",
+        "licence": "CC BY 4.0",
+        "seed": 0,
+        "images": 1797,
+    }.items() <= (manifest.items())
+    assert "80 % training, 20 % validation" in manifest["split"]
+    for name, counts in manifest["classes"].items():
+        assert counts["train"] == len(list((digits / "TrainData" / name).iterdir()))
+        assert counts["validation"] == len(list((digits / "ValidationData" / name).iterdir()))
+
+
+def test_the_same_recipe_gives_the_same_bytes(digits, small, tmp_path):
+    assert files(build("digits", tmp_path / "again")) == files(digits)
+    assert files(build("turntable", tmp_path / "small", **SMALL)) == files(small)
+
+
+def test_another_seed_splits_the_same_images_otherwise(digits, tmp_path):
+    other = scan(build("digits", tmp_path / "other", seed=1))
+    first = scan(digits)
+    assert {p.name for p, _ in other.validation} != {p.name for p, _ in first.validation}
+    pictures = ({p.name: p.read_bytes() for p, _ in f.train + f.validation} for f in (first, other))
+    assert next(pictures) == next(pictures)
+
+
+@given(
+    names=st.lists(st.text(min_size=1, max_size=8), min_size=2, max_size=60, unique=True),
+    share=st.floats(0, 1),
+    seed=st.integers(0, 2**32),
+    order=st.randoms(use_true_random=False),
+)
+def test_a_split_keeps_every_image_once_and_leaves_no_part_empty(names, share, seed, order):
+    train, validation = split(names, share, seed, "class")
+    assert sorted(train + validation) == sorted(names)
+    assert len(validation) == min(max(round(share * len(names)), 1), len(names) - 1)
+    shuffled = list(names)
+    order.shuffle(shuffled)
+    assert split(shuffled, share, seed, "class") == (train, validation)
+
+
+def test_a_split_draws_differently_for_another_seed_or_class():
+    names = [f"{i:03}.png" for i in range(100)]
+    draws = {tuple(split(names, 0.2, seed, name)[1]) for seed in range(3) for name in "ab"}
+    assert len(draws) == 6
+    # Every image has its turn: the draw does not favour a part of the names.
+    turns = Counter(name for seed in range(200) for name in split(names, 0.2, seed, "a")[1])
+    assert len(turns) == 100 and min(turns.values()) > 15 and max(turns.values()) < 70
+
+
+@pytest.mark.parametrize("names", [[], ["only.png"]])
+def test_a_class_that_cannot_be_split_is_a_failure(names):
+    with pytest.raises(Failure, match="class 'rare' has"):
+        split(names, 0.2, 0, "rare")
+
+
+# ---- turntable
+
+
+def test_views_are_named_and_sized_like_coil_100(small):
+    found = scan(small)
+    assert found.classes == ("obj1", "obj2", "obj3")
+    names = {path.name for path, _ in found.train + found.validation}
+    assert names == {f"obj{n}__{angle}.png" for n in (1, 2, 3) for angle in range(0, 360, 36)}
+    for path, _ in found.train:
+        with Image.open(path) as image:
+            assert (image.mode, image.size, image.format) == ("RGB", (128, 128), "PNG")
+            assert image.getpixel((0, 0)) == (0, 0, 0)
+
+
+def test_the_default_angles_are_coils():
+    angles = sorted(int(name.split("__")[1][:-4]) for _, name, _ in turntable.images(0, objects=2, views=72))
+    assert angles == sorted(2 * list(range(0, 360, 5)))
+
+
+def test_an_object_does_not_depend_on_how_many_there_are():
+    few = {name: image for _, name, image in turntable.images(5, objects=2, views=3)}
+    many = {name: image for _, name, image in turntable.images(5, objects=9, views=3)}
+    assert len(many) == 27
+    assert few.items() <= many.items()
+
+
+def shown(number, angle, seed=0):
+    parts = turntable.design(seed, number)
+    return turntable.view(parts, turntable.Camera.facing(parts), angle).astype(int)
+
+
+@pytest.mark.parametrize("number", range(1, len(turntable.FORMS) + 1))
+def test_an_object_fills_the_frame_and_looks_different_from_other_sides(number):
+    views = [shown(number, angle) for angle in (0, 60, 90, 200)]
+    lit = np.any([view.any(axis=2) for view in views], axis=0)
+    rows, columns = np.flatnonzero(lit.any(axis=1)), np.flatnonzero(lit.any(axis=0))
+    assert max(np.ptp(rows), np.ptp(columns)) > 100  # of 128 pixels
+    assert min(rows[0], columns[0]) > 0 and max(rows[-1], columns[-1]) < 127  # nothing is cut off
+    for view in views[1:]:
+        assert np.abs(view - views[0])[lit].mean() > 8  # of 255
+
+
+def test_objects_and_seeds_look_different():
+    pictures = [shown(number, 30, seed) for number in (1, 2, 19) for seed in (0, 1)]
+    for i, picture in enumerate(pictures):
+        for other in pictures[:i]:
+            assert np.abs(picture - other).mean() > 8
+    assert not np.array_equal(turntable.design(0, 1)[0].axes, turntable.design(1, 1)[0].axes)
+
+
+def test_a_flat_folder_is_like_coils_archive(tmp_path):
+    folder = turntable.write_flat(tmp_path / "coil-100", objects=2, views=4)
+    assert sorted(path.name for path in folder.glob("*.png")) == sorted(
+        f"obj{n}__{angle}.png" for n in (1, 2) for angle in (0, 90, 180, 270)
+    )
+    assert [path for path in folder.iterdir() if path.is_dir()] == []
+
+
+# ---- complete or not at all
+
+
+def test_a_build_that_fails_half_way_leaves_nothing(tmp_path):
+    limits = resource.getrlimit(resource.RLIMIT_FSIZE)
+    written = []
+    # The system refuses to write any file above this size, as it does on a full disk.
+    resource.setrlimit(resource.RLIMIT_FSIZE, (800, limits[1]))
+    try:
+        with pytest.raises(Failure, match=r"cannot build '.*out': File too large; nothing of it is left"):
+            build("digits", tmp_path / "out", progress=lambda done, _: written.append(done))
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, limits)
+    assert len(written) > 10  # or it did not fail half way
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_an_interrupted_build_leaves_nothing(tmp_path):
+    def interrupt(done, total):
+        if done == total // 2:
+            raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        build("turntable", tmp_path / "out", progress=interrupt, **SMALL)
+    assert list(tmp_path.iterdir()) == []
+
+
+def run(code, **environment):
+    return subprocess.Popen(
+        [sys.executable, "-c", code], env=os.environ | environment, stdout=subprocess.PIPE, text=True
+    )
+
+
+def test_what_a_killed_build_left_is_cleaned_up_by_the_next(tmp_path):
+    out = tmp_path / "out"
+    child = run(
+        f"from hvdtrain.data import turntable, build; turntable.write_flat(build.Path({str(out)!r}), 100)"
+    )
+    with child:
+        deadline = time.monotonic() + 30
+        while not list(tmp_path.glob(".out.*/obj*")) and time.monotonic() < deadline:
+            time.sleep(0.01)
+        child.send_signal(signal.SIGKILL)
+    assert list(tmp_path.glob(".out.*/obj*"))
+    assert not out.exists()
+    turntable.write_flat(out, objects=2, views=2)
+    assert len(list(out.glob("obj*.png"))) == 4
+    assert list(tmp_path.iterdir()) == [out]
+
+
+def test_processes_that_ask_at_once_get_one_folder(cache):
+    code = "from hvdtrain.data.build import locate; print(locate('digits'))"
+    children = [run(code) for _ in range(3)]
+    answers = {child.communicate(timeout=60)[0] for child in children}
+    assert [child.returncode for child in children] == [0, 0, 0]
+    assert len(answers) == 1
+    assert [str(path) for path in cache.iterdir()] == [answers.pop().strip()]
+
+
+def test_a_second_build_touches_nothing(small):
+    def refuse(done, total):
+        raise AssertionError("it was built again")
+
+    before = small.stat().st_mtime_ns
+    assert build("turntable", small, progress=refuse, **SMALL) == small
+    assert small.stat().st_mtime_ns == before
+
+
+def test_a_folder_of_somebody_else_is_never_replaced(tmp_path):
+    (tmp_path / "thesis.tex").write_text("mine")
+    (tmp_path / "dataset.toml").write_text('name = "turntable"')  # not one of ours
+    for force in (False, True):
+        with pytest.raises(UsageError, match="was not built by hvdtrain"):
+            build("turntable", tmp_path, force=force, **SMALL)
+    assert (tmp_path / "thesis.tex").read_text() == "mine"
+
+
+def test_what_appears_during_the_build_is_not_replaced(tmp_path):
+    out = tmp_path / "out"
+
+    def meddle(done, total):
+        out.mkdir(exist_ok=True)
+        (out / "mine").touch()
+
+    with pytest.raises(UsageError, match="was not built by hvdtrain"):
+        build("turntable", out, force=True, progress=meddle, **SMALL)
+    assert [path.name for path in tmp_path.rglob("*")] == ["out", "mine"]
+
+
+def test_another_data_set_is_replaced_by_force_alone(tmp_path):
+    out = build("turntable", tmp_path / "out", objects=2, views=2)
+    with pytest.raises(UsageError, match=r"holds data set 'turntable'.*--force"):
+        build("turntable", out, objects=2, views=3)
+    assert len(scan(out).train) == 2
+    build("turntable", out, force=True, objects=2, views=3)
+    assert len(scan(out).train) == 4
+    assert list(tmp_path.iterdir()) == [out]
+
+
+def test_force_builds_the_same_again(tmp_path):
+    out = build("turntable", tmp_path / "out", objects=2, views=2)
+    before = content_hash(scan(out))
+    next((out / "TrainData" / "obj1").iterdir()).unlink()
+    build("turntable", out, force=True, objects=2, views=2)
+    assert content_hash(scan(out)) == before
+
+
+def test_an_empty_folder_may_be_filled(tmp_path):
+    (tmp_path / "out").mkdir()
+    assert len(scan(build("turntable", tmp_path / "out", **SMALL)).classes) == 3
+
+
+@pytest.mark.parametrize(
+    ("place", "words"),
+    [
+        ("file", "is a file"),
+        ("file/out", "cannot write in"),
+        ("/", "cannot be replaced"),
+        (".", "cannot be replaced"),
+    ],
+)
+def test_a_place_where_no_folder_can_be_is_refused(tmp_path, monkeypatch, place, words):
+    (tmp_path / "file").touch()
+    (tmp_path / "cwd").mkdir()
+    monkeypatch.chdir(tmp_path / "cwd")
+    with pytest.raises(UsageError, match=words):
+        build("turntable", Path(".") if place == "." else tmp_path / place, **SMALL)
+    assert sorted(path.name for path in tmp_path.rglob("*")) == ["cwd", "file"]
+
+
+# ---- names and options
+
+
+def test_locate_builds_into_the_cache_once(cache):
+    folder = locate("digits")
+    assert folder.parent == cache
+    assert len(scan(folder).train) == 1438
+    before = folder.stat().st_mtime_ns
+    assert locate("digits") == folder
+    assert folder.stat().st_mtime_ns == before
+
+
+def test_locate_takes_folders(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "photos").mkdir()
+    assert (
+        locate("photos")
+        == locate("./photos")
+        == locate(str(tmp_path / "photos"))
+        == tmp_path.resolve() / "photos"
+    )
+    assert locate("not/there") == tmp_path.resolve() / "not" / "there"  # for scan to refuse
+
+
+def test_locate_lists_the_names_it_knows():
+    with pytest.raises(
+        UsageError, match=r"unknown data set 'digit': choose from .*digits.*turntable.* or give a folder"
+    ):
+        locate("digit")
+
+
+@pytest.mark.parametrize(
+    ("name", "options", "words"),
+    [
+        ("digit", {}, "unknown data set 'digit': choose from .*digits.*turntable"),
+        ("digits", {"objects": 3}, "'digits' has no option 'objects': it takes seed"),
+        (
+            "turntable",
+            {"colour": 1},
+            "'turntable' has no option 'colour': it takes seed, objects, views, flat",
+        ),
+        ("turntable", {"objects": 1}, "at least 2"),
+        ("turntable", {"views": 361}, "from 2 to 360"),
+        ("turntable", {"views": 1}, "from 2 to 360"),
+    ],
+)
+def test_a_wrong_name_or_option_is_refused_before_anything_is_written(tmp_path, name, options, words):
+    with pytest.raises(UsageError, match=words):
+        build(name, tmp_path / "new" / "out", **options)
+    assert list(tmp_path.iterdir()) == []
+
+
+@contextmanager
+def written(folder, monkeypatch, name, text):
+    (folder / "datasets").mkdir()
+    (folder / "datasets" / f"{name}.toml").write_text(text)
+    monkeypatch.setattr(recipes, "RECIPES", folder)
+    yield
+    recipes.load.cache_clear()
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "words"),
+    [
+        ("licence", "license", "missing or unknown: licence, license"),
+        ('source = "digits"', 'source = "telepathy"', "'telepathy': choose from digits, turntable"),
+    ],
+)
+def test_a_broken_recipe_is_named(tmp_path, monkeypatch, old, new, words):
+    text = (recipes.RECIPES / "datasets" / "digits.toml").read_text().replace(old, new)
+    with written(tmp_path, monkeypatch, "broken", text), pytest.raises(UsageError, match=words) as refusal:
+        Recipe.load("broken")
+    assert "datasets/broken.toml" in str(refusal.value)
+
+
+def test_a_source_that_gives_too_few_images_is_a_failure(tmp_path):
+    order = Recipe.load("digits").choose()
+    with pytest.raises(Failure, match="digits gave 1 images instead of 2"):
+        builder._write(tmp_path, order, iter([("a", "1.png", b"")]), 2, None)
+
+
+def test_a_source_that_gives_an_image_twice_is_refused(tmp_path):
+    order = Recipe.load("digits").choose()
+    with pytest.raises(FileExistsError):
+        builder._write(tmp_path, order, iter(2 * [("a", "1.png", b"")]), 2, None)
+
+
+# ---- commands
+
+
+def invoke(*arguments):
+    return CliRunner().invoke(data, [str(argument) for argument in arguments])
+
+
+def test_list_shows_every_recipe():
+    result = invoke("list")
+    assert result.exit_code == 0
+    for name in recipes.names("datasets"):
+        assert name in result.output
+
+
+def test_build_says_what_it_made_and_that_it_was_there(tmp_path):
+    command = ("build", "turntable", "--objects", 2, "--views", 4, "--seed", 3, "--out", tmp_path / "out")
+    first = invoke(*command)
+    assert first.exit_code == 0, first.output
+    assert "2 classes, 6 images in TrainData, 2 in ValidationData" in first.stdout
+    assert "turntable: 8 of 8 images" in first.stderr
+    second = invoke(*command)
+    assert second.exit_code == 0
+    assert "already holds this data set" in second.stdout
+    assert invoke(*command, "--force").exit_code == 0
+
+
+def test_build_flat(tmp_path):
+    result = invoke("build", "turntable", "--objects", 2, "--views", 2, "--flat", "--out", tmp_path / "out")
+    assert result.exit_code == 0, result.output
+    assert len(list((tmp_path / "out").glob("*.png"))) == 4
+
+
+@pytest.mark.parametrize("option", [("--objects", 3), ("--views", 3), ("--flat",)])
+def test_an_option_of_another_data_set_is_refused(tmp_path, option):
+    result = invoke("build", "digits", "--out", tmp_path / "out", *option)
+    assert isinstance(result.exception, UsageError)
+    assert f"no option '{option[0].lstrip('-')}'" in str(result.exception)
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_the_commands_import_nothing_heavy():
+    code = (
+        "import sys, hvdtrain.data.commands;"
+        "print([m for m in ('torch', 'numpy', 'PIL', 'sklearn', 'rich') if m in sys.modules])"
+    )
+    with run(code) as child:
+        assert child.communicate()[0].strip() == "[]"

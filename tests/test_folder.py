@@ -1,0 +1,169 @@
+"""What counts as an image folder, and what its hash stands for."""
+
+import os
+import tempfile
+from contextlib import contextmanager
+from pathlib import Path
+
+import pytest
+from PIL import Image
+
+from hvdtrain.data.folder import content_hash, scan
+from hvdtrain.errors import UsageError
+
+GOOD = ["TrainData/cat/1.png", "TrainData/dog/1.png", "ValidationData/cat/2.png", "ValidationData/dog/2.png"]
+
+
+def make(root: Path, files: list[str]) -> Path:
+    """A folder with a real image of its own colour at each path; a path that ends with / is an empty folder."""
+    for number, name in enumerate(files):
+        path = root / name
+        (path if name.endswith("/") else path.parent).mkdir(parents=True, exist_ok=True)
+        if not name.endswith("/"):
+            Image.new("RGB", (4, 4), (number, 0, 0)).save(path)
+    return root
+
+
+def test_samples_are_sorted_by_class_and_file_name(tmp_path):
+    root = make(tmp_path, ["TrainData/dog/b.png", "TrainData/dog/a.JPG", "TrainData/cat/z.webp", *GOOD])
+    found = scan(root)
+    assert found.classes == ("cat", "dog")
+    assert [(p.relative_to(root / "TrainData").as_posix(), label) for p, label in found.train] == [
+        ("cat/1.png", 0),
+        ("cat/z.webp", 0),
+        ("dog/1.png", 1),
+        ("dog/a.JPG", 1),
+        ("dog/b.png", 1),
+    ]
+    assert found.validation == (
+        (root / "ValidationData/cat/2.png", 0),
+        (root / "ValidationData/dog/2.png", 1),
+    )
+
+
+def test_hidden_files_and_what_is_no_image_are_passed_over(tmp_path):
+    root = make(
+        tmp_path, [*GOOD, "TrainData/cat/.hidden.png", "TrainData/.git/1.png", "TrainData/cat/folder.png/"]
+    )
+    (root / "TrainData/cat/notes.txt").write_text("not an image")
+    (root / "TrainData/README").write_text("not a class")
+    (root / "dataset.toml").write_text("")
+    found = scan(root)
+    assert found.classes == ("cat", "dog")
+    assert len(found.train) == 2
+
+
+@pytest.mark.parametrize(
+    ("files", "words"),
+    [
+        ([], ["no folder TrainData", "TrainData/<class>/"]),
+        (GOOD[:2], ["no folder ValidationData"]),
+        (["TrainData/", "ValidationData/"], ["TrainData' is empty"]),
+        ([*GOOD[:2], "ValidationData/"], ["ValidationData' is empty"]),
+        (GOOD[0::2], ["one class only, 'cat'"]),
+        ([*GOOD, "TrainData/cow/1.png"], ["only in TrainData: cow"]),
+        ([*GOOD, "ValidationData/emu/1.png"], ["only in ValidationData: emu"]),
+        (
+            [*GOOD[:2], "ValidationData/Dog/1.png"],
+            ["only in TrainData: cat, dog", "only in ValidationData: Dog"],
+        ),
+        (
+            [*GOOD, "TrainData/ant/1.png", "ValidationData/ant/"],
+            ["class 'ant' has no images", "ValidationData"],
+        ),
+        (
+            [*GOOD, *(f"TrainData/x{i}/1.png" for i in range(9))],
+            ["only in TrainData: x0, x1, x2, x3, x4 and 4 more"],
+        ),
+    ],
+)
+def test_a_folder_of_another_shape_is_refused_in_one_line(tmp_path, files, words):
+    with pytest.raises(UsageError) as refusal:
+        scan(make(tmp_path, files))
+    message = str(refusal.value)
+    assert all(word in message for word in [*words, str(tmp_path)])
+    assert "\n" not in message
+
+
+def test_a_missing_folder_is_refused(tmp_path):
+    with pytest.raises(UsageError, match=r"there is no folder '.*nowhere'.*hvdtrain data list"):
+        scan(tmp_path / "nowhere")
+
+
+def test_a_file_is_refused(tmp_path):
+    (tmp_path / "archive.zip").write_bytes(b"PK")
+    with pytest.raises(UsageError, match="is not a folder"):
+        scan(tmp_path / "archive.zip")
+
+
+@contextmanager
+def unprivileged():
+    """Root may read everything: be someone who may not."""
+    user = os.geteuid()
+    if user == 0:
+        os.seteuid(65534)
+    try:
+        yield
+    finally:
+        os.seteuid(user)
+
+
+@pytest.mark.parametrize("part", ["TrainData", "TrainData/cat"])
+def test_an_unreadable_folder_is_refused(part):
+    with (
+        tempfile.TemporaryDirectory() as public
+    ):  # tmp_path lies below a folder that only its owner may enter
+        Path(public).chmod(0o755)
+        root = make(Path(public), GOOD)
+        (root / part).chmod(0)
+        try:
+            with (
+                unprivileged(),
+                pytest.raises(UsageError, match=rf"cannot read '.*{part}': Permission denied"),
+            ):
+                scan(root)
+        finally:
+            (root / part).chmod(0o755)
+
+
+def test_the_hash_stays_when_the_folder_moves(tmp_path):
+    before = content_hash(scan(make(tmp_path / "here", GOOD)))
+    (tmp_path / "here").rename(tmp_path / "there")
+    assert content_hash(scan(tmp_path / "there")) == before
+    assert before.startswith("sha256:") and len(before) == len("sha256:") + 64
+
+
+def test_the_hash_changes_with_one_byte(tmp_path):
+    root = make(tmp_path, GOOD)
+    before = content_hash(scan(root))
+    image = root / GOOD[3]
+    data = bytearray(image.read_bytes())
+    data[-1] ^= 1
+    image.write_bytes(data)
+    assert content_hash(scan(root)) != before
+
+
+def test_the_hash_changes_with_a_name_a_label_and_a_part(tmp_path):
+    root = make(tmp_path, [*GOOD, "TrainData/cat/more.png"])
+    seen = {content_hash(scan(root))}
+    image = root / "TrainData/cat/more.png"
+    for place in ("TrainData/cat/other.png", "TrainData/dog/other.png", "ValidationData/dog/other.png"):
+        image = image.rename(root / place)
+        seen.add(content_hash(scan(root)))
+    assert len(seen) == 4
+
+
+def test_the_hash_covers_more_files_than_one_batch(tmp_path):
+    root = make(tmp_path, GOOD)
+    for number in range(600):
+        (root / f"TrainData/cat/n{number:03}.png").write_bytes(bytes([number % 256]))
+    before = content_hash(scan(root))
+    (root / "TrainData/cat/n599.png").write_bytes(b"other")
+    assert content_hash(scan(root)) != before
+
+
+def test_an_image_that_vanishes_is_named(tmp_path):
+    found = scan(make(tmp_path, GOOD))
+    (tmp_path / GOOD[1]).unlink()
+    with pytest.raises(UsageError, match=r"cannot read '.*dog/1.png'"):
+        content_hash(found)
