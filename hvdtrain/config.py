@@ -16,7 +16,7 @@ from hvdtrain.errors import UsageError, unknown
 MODELS = [f"vgg{depth}{norm}" for depth in (11, 13, 16, 19) for norm in ("", "_bn")] + ["vggf"]
 OPTIMIZERS = ["sgd", "adam", "adamw"]
 DEVICES = ["auto", "cpu", "cuda"]
-DEFAULT_EPOCHS = 10
+DEFAULT_EPOCHS = 15
 
 
 class Duration(click.ParamType):
@@ -59,12 +59,12 @@ class RunConfig:
     width: float = option(0.125, "Scales channels and head; 1 is the published model.", click.FloatRange(0, 4, True))
     dropout: float = option(0.0, "Dropout in the head (the VGG paper has 0.5).", click.FloatRange(0, 1, False, True))
     pretrained: str = option("", "`imagenet`, or a file of weights; what does not fit is skipped and named.", str)
-    batch_size: int = option(32, "Global batch: the samples of one step, over all workers.", click.IntRange(1), ("-b",))
+    batch_size: int = option(64, "Global batch: the samples of one step, over all workers.", click.IntRange(1), ("-b",))
     epochs: int = option(0, f"Passes over the training data  [default: {DEFAULT_EPOCHS}].", click.IntRange(0))
     steps: int = option(0, "Stop after so many steps instead.", click.IntRange(0))
     time_budget: float = option(0.0, "Stop after so much training time instead: 90s, 30m, 2h.", Duration())
     optimizer: str = option("adam", f"One of {', '.join(OPTIMIZERS)}.", str)
-    lr: float = option(3e-4, "Learning rate for the global batch.", click.FloatRange(0, min_open=True))
+    lr: float = option(4e-4, "Learning rate for the global batch.", click.FloatRange(0, min_open=True))
     schedule: str = option(
         "cosine",
         "How the learning rate goes on: `constant`, or `cosine` down to nearly 0 at the last step. "

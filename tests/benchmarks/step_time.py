@@ -1,0 +1,129 @@
+"""hvdtrain's step time against bare loops over the same model and data, side by side, in turns.
+
+    python tests/benchmarks/step_time.py single          --mode single against a plain PyTorch loop
+    python tests/benchmarks/step_time.py allreduce       --mode allreduce against a bare Horovod script, and ddp
+
+Each round runs every contender once, so that a machine that drifts drifts for all; printed are the median and the
+range over the rounds of each contender's median step, and the median of the ratios within a round.
+"""
+
+import argparse
+import json
+import os
+import statistics
+import sys
+import tempfile
+import time
+from pathlib import Path
+
+from hvdtrain.config import RunConfig
+from hvdtrain.launch import reason, running, train_program
+
+WARM_UP = 3  # steps not counted: memory is touched for the first time
+
+
+def contenders(kind: str, args: argparse.Namespace) -> dict[str, tuple[int, list[str] | RunConfig]]:
+    """Name -> ranks and what each runs."""
+    here, own = [sys.executable, __file__], ["--batch-size", str(args.batch_size), "--steps", str(args.steps)]
+    peer = [*own, "--model", args.model, "--width", str(args.width), "--image-size", str(args.image_size)]
+
+    def ours(mode: str) -> RunConfig:
+        return RunConfig(
+            mode=mode, model=args.model, width=args.width, image_size=args.image_size, steps=args.steps,
+            batch_size=args.batch_size, threads=1, schedule="constant",
+        )  # fmt: skip
+
+    if kind == "single":
+        return {"plain PyTorch loop": (1, [*here, "plain", *peer]), "hvdtrain single": (1, ours("single"))}
+    return {
+        "bare Horovod loop": (2, [*here, "horovod", *peer]),
+        "hvdtrain allreduce": (2, ours("allreduce")),
+        "hvdtrain ddp": (2, ours("ddp")),
+    }
+
+
+def measure(ranks: int, what: list[str] | RunConfig, folder: Path) -> float:
+    """Seconds of the median step."""
+    out, log = folder / "run", folder / "log"
+    program = train_program(what, out) if isinstance(what, RunConfig) else what
+    with running("local", ranks, program, log, OMP_NUM_THREADS="1", THP_MEM_ALLOC_ENABLE="1") as job:
+        code = job.wait()
+    if code:
+        sys.exit(reason(log, code))
+    if isinstance(what, RunConfig):
+        times = [json.loads(line)["time"] for line in (out / "metrics.rank0.jsonl").read_text().splitlines()]
+    else:
+        times = json.loads(log.read_text().splitlines()[-1])
+    laps = [after - before for before, after in zip(times, times[1:], strict=False)]
+    return statistics.median(laps[WARM_UP:])
+
+
+def peer(kind: str, args: argparse.Namespace) -> None:
+    """The bare loop that people write: the same model, images, loss and optimizer, and nothing else."""
+    import torch
+    import torch.nn.functional as F
+
+    from hvdtrain.data.build import locate
+    from hvdtrain.data.folder import scan
+    from hvdtrain.data.loader import Loader
+    from hvdtrain.models import VGG
+
+    rank, ranks = int(os.environ["OMPI_COMM_WORLD_RANK"]), int(os.environ["OMPI_COMM_WORLD_SIZE"])
+    torch.set_num_threads(1)
+    torch.manual_seed(0)
+    data = scan(locate("digits"))
+    loader = Loader(data.train, args.image_size, 1)
+    mean = torch.tensor([0.485, 0.456, 0.406]).view(1, 3, 1, 1) * 255
+    deviation = torch.tensor([0.229, 0.224, 0.225]).view(1, 3, 1, 1) * 255
+    model = VGG(args.model, len(data.classes), args.width)
+    optimizer = torch.optim.Adam(model.parameters(), lr=3e-4, fused=True)
+    if kind == "horovod":
+        os.environ["HOROVOD_CPU_OPERATIONS"] = "MPI"
+        import horovod.torch as hvd
+
+        hvd.init()
+        hvd.broadcast_parameters(model.state_dict(), root_rank=0)
+        optimizer = hvd.DistributedOptimizer(optimizer, named_parameters=model.named_parameters())
+    share = args.batch_size // ranks
+    times = []
+    for step in range(args.steps):
+        first = (step * args.batch_size + rank * share) % (len(data.train) - share)
+        images, labels = loader.cache[first : first + share], loader.labels[first : first + share]
+        optimizer.zero_grad()
+        loss = F.cross_entropy(model((images.float() - mean) / deviation), labels)
+        loss.backward()
+        optimizer.step()
+        loss.item()
+        times.append(time.perf_counter())
+    if rank == 0:
+        print(json.dumps(times), flush=True)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("kind", choices=["single", "allreduce", "plain", "horovod"])
+    parser.add_argument("--rounds", type=int, default=5)
+    parser.add_argument("--steps", type=int, default=20)
+    parser.add_argument("--model", default="vgg16")
+    parser.add_argument("--width", type=float, default=1.0)
+    parser.add_argument("--image-size", type=int, default=64)
+    parser.add_argument("--batch-size", type=int, default=16)
+    args = parser.parse_args()
+    if args.kind in ("plain", "horovod"):
+        return peer(args.kind, args)
+    seconds: dict[str, list[float]] = {}
+    for _ in range(args.rounds):
+        for name, (ranks, what) in contenders(args.kind, args).items():
+            with tempfile.TemporaryDirectory() as folder:
+                seconds.setdefault(name, []).append(measure(ranks, what, Path(folder)))
+    base = next(iter(seconds.values()))
+    for name, laps in seconds.items():
+        ratio = statistics.median(lap / b for lap, b in zip(laps, base, strict=True))
+        print(
+            f"{name:<20} {statistics.median(laps) * 1e3:8.1f} ms a step "
+            f"({min(laps) * 1e3:.1f} to {max(laps) * 1e3:.1f}, n={len(laps)}), ratio {ratio:.3f}"
+        )
+
+
+if __name__ == "__main__":
+    main()
