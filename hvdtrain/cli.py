@@ -13,6 +13,7 @@ COMMANDS = {
     "compare": "hvdtrain.compare:compare",
     "train": "hvdtrain.commands:train",
     "report": "hvdtrain.report.commands:report",
+    "verify": "hvdtrain.verify:verify",
     "data": "hvdtrain.data.commands:data",
     "modes": "hvdtrain.commands:list_modes",
 }

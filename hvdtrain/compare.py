@@ -14,7 +14,7 @@ from typing import Any
 import click
 
 from hvdtrain import modes
-from hvdtrain.config import RunConfig, config_options
+from hvdtrain.config import Names, Numbers, RunConfig, config_options
 from hvdtrain.errors import Failure, UsageError
 from hvdtrain.runfolder import check_free
 
@@ -36,23 +36,6 @@ class Planned:
     def title(self) -> str:
         servers = f", {self.config.servers} server(s)" if self.config.servers else ""
         return f"{self.config.mode} with {self.workers} worker(s){servers}"
-
-
-class Numbers(click.ParamType):
-    """`1,2,4` as a list of whole numbers of at least 1."""
-
-    name = "numbers"
-
-    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> list[int]:
-        if isinstance(value, list):
-            return value
-        try:
-            numbers = [int(word) for word in value.split(",")]
-        except ValueError:
-            numbers = [0]
-        if min(numbers) < 1:
-            self.fail(f"'{value}' is not a list of whole numbers such as 1,2,4", param, ctx)
-        return list(dict.fromkeys(numbers))
 
 
 def plan(config: RunConfig, names: list[str], workers: list[int], servers: int, repeats: int) -> list[Planned]:
@@ -79,7 +62,7 @@ def plan(config: RunConfig, names: list[str], workers: list[int], servers: int, 
 
 @click.command()
 @click.option(
-    "--modes", "names", default="single,allreduce,ps-sync,ps-async", show_default=True,
+    "--modes", "names", type=Names(), default="single,allreduce,ps-sync,ps-async", show_default=True,
     help="Modes to compare, by commas; see `hvdtrain modes`.",
 )  # fmt: skip
 @click.option("--workers", "-n", type=Numbers(), default="2", show_default=True, help="Numbers of workers, by commas.")
@@ -90,7 +73,7 @@ def plan(config: RunConfig, names: list[str], workers: list[int], servers: int, 
 )  # fmt: skip
 @config_options("mode", "servers")
 @click.option("--out", default="", help="Folder for runs and report; must be new or empty  [default: runs/compare-TIME].")
-def compare(names: str, workers: list[int], servers: int, repeats: int, out: str, **options: Any) -> None:
+def compare(names: list[str], workers: list[int], servers: int, repeats: int, out: str, **options: Any) -> None:
     """Train one model in several modes on this machine, and report which was faster and as good.
 
     \b
@@ -101,8 +84,7 @@ def compare(names: str, workers: list[int], servers: int, repeats: int, out: str
     Every worker computes with the same number of threads in every run, the baseline too, and every mode sees the
     same samples in the same global batches. With no options it takes a few minutes on two cores.
     """
-    wanted = list(dict.fromkeys(name.strip() for name in names.split(",")))
-    runs = plan(RunConfig(**options), wanted, workers, servers, repeats)
+    runs = plan(RunConfig(**options), names, workers, servers, repeats)
     from hvdtrain.data.build import locate
     from hvdtrain.data.folder import scan
 

@@ -33,6 +33,33 @@ class Duration(click.ParamType):
         return float(match[1]) * {"": 1, "s": 1, "m": 60, "h": 3600}[match[2]]
 
 
+class Numbers(click.ParamType):
+    """`1,2,4` as a list of whole numbers of at least 1."""
+
+    name = "numbers"
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> list[int]:
+        if isinstance(value, list):
+            return value
+        try:
+            numbers = [int(word) for word in value.split(",")]
+        except ValueError:
+            numbers = [0]
+        if min(numbers) < 1:
+            self.fail(f"'{value}' is not a list of whole numbers such as 1,2,4", param, ctx)
+        return list(dict.fromkeys(numbers))
+
+
+class Names(click.ParamType):
+    """`single,ddp` as a list of different words."""
+
+    name = "names"
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> list[str]:
+        words = value if isinstance(value, list) else value.split(",")
+        return list(dict.fromkeys(word.strip() for word in words))
+
+
 def option(default: Any, help: str, type: Any = None, flags: tuple[str, ...] = ()) -> Any:
     """A field of RunConfig that is also a command-line option."""
     return field(default=default, metadata={"help": help, "type": type, "flags": flags})
@@ -59,12 +86,12 @@ class RunConfig:
     width: float = option(0.125, "Scales channels and head; 1 is the published model.", click.FloatRange(0, 4, True))
     dropout: float = option(0.0, "Dropout in the head (the VGG paper has 0.5).", click.FloatRange(0, 1, False, True))
     pretrained: str = option("", "`imagenet`, or a file of weights; what does not fit is skipped and named.", str)
-    batch_size: int = option(64, "Global batch: the samples of one step, over all workers.", click.IntRange(1), ("-b",))
+    batch_size: int = option(32, "Global batch: the samples of one step, over all workers.", click.IntRange(1), ("-b",))
     epochs: int = option(0, f"Passes over the training data  [default: {DEFAULT_EPOCHS}].", click.IntRange(0))
     steps: int = option(0, "Stop after so many steps instead.", click.IntRange(0))
     time_budget: float = option(0.0, "Stop after so much training time instead: 90s, 30m, 2h.", Duration())
     optimizer: str = option("adam", f"One of {', '.join(OPTIMIZERS)}.", str)
-    lr: float = option(4e-4, "Learning rate for the global batch.", click.FloatRange(0, min_open=True))
+    lr: float = option(3e-4, "Learning rate for the global batch.", click.FloatRange(0, min_open=True))
     schedule: str = option(
         "cosine",
         "How the learning rate goes on: `constant`, or `cosine` down to nearly 0 at the last step. "

@@ -35,11 +35,13 @@ class FlatGradients:
     def gather(self) -> None:
         """Copy every parameter's gradient into the vector."""
         for view, p in zip(self.views, self.parameters, strict=True):
+            assert p.grad is not None
             view.copy_(p.grad)
 
     def scatter(self) -> None:
         """Copy the vector back into the gradients."""
         for view, p in zip(self.views, self.parameters, strict=True):
+            assert p.grad is not None
             p.grad.copy_(view)
 
 

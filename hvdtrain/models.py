@@ -4,8 +4,10 @@ Parameters are named as in torchvision, so that its weights load.
 """
 
 from pathlib import Path
+from typing import Any
 
 import torch
+from safetensors.torch import load_file
 from torch import nn
 from torchvision.models import get_model_weights
 from torchvision.models.vgg import cfgs, make_layers
@@ -52,7 +54,8 @@ class VGG(nn.Module):
             # (2015, arXiv:1502.01852, eq. 10) gives the same signal at every width and through the funnel.
             if isinstance(module, nn.Conv2d | nn.Linear):
                 nn.init.kaiming_normal_(module.weight, mode="fan_in", nonlinearity="relu")
-                nn.init.zeros_(module.bias)
+                if module.bias is not None:
+                    nn.init.zeros_(module.bias)
 
     def forward(self, images: torch.Tensor) -> torch.Tensor:
         """Class scores [n, classes]."""
@@ -98,10 +101,9 @@ def _imagenet(name: str) -> dict[str, torch.Tensor]:
 def _read_weights(path: Path) -> dict[str, torch.Tensor]:
     if not path.is_file():
         raise UsageError(f"--pretrained {path}: no such file; give `imagenet` or a .pth, .pt or .safetensors file")
+    state: Any
     try:
         if path.suffix == ".safetensors":
-            from safetensors.torch import load_file
-
             state = load_file(path)
         else:
             state = torch.load(path, map_location="cpu", weights_only=True)

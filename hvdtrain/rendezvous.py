@@ -10,7 +10,7 @@ from hvdtrain.errors import Failure
 from hvdtrain.world import World
 
 if TYPE_CHECKING:
-    from torch.distributed import Store
+    from torch.distributed import Store, TCPStore
 
 
 def open_store(world: World, timeout: float) -> "Store":
@@ -41,7 +41,7 @@ def open_store(world: World, timeout: float) -> "Store":
     return store or TCPStore(host, port, is_master=False, timeout=limit)
 
 
-def _listen(host: str, port: int, limit: timedelta) -> "Store":
+def _listen(host: str, port: int, limit: timedelta) -> "TCPStore":
     from torch.distributed import TCPStore
 
     # A TCPStore that opens its own socket listens on every interface; this one listens where it is told.

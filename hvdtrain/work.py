@@ -42,12 +42,17 @@ def prepare(config: RunConfig, world: World, folder: Path, threads: int) -> Call
     job = Job(config, world, folder, choose_device(config, world), threads)
     if world.is_server:
         return lambda terminal: modes.load(config.mode).serve(job)
-    torch.manual_seed(config.seed)
-    model = VGG(config.model, len(data.classes), config.width, config.dropout)
+    model = initial_model(config, len(data.classes))
     skipped = None
     if config.pretrained and world.is_chief:  # the others get its weights
         skipped = load_pretrained(model, config.model, config.pretrained)
     return lambda terminal: work(job, data, model.to(job.device), skipped, terminal)
+
+
+def initial_model(config: RunConfig, classes: int) -> VGG:
+    """The model as training finds it: its weights depend on the seed alone."""
+    torch.manual_seed(config.seed)
+    return VGG(config.model, classes, config.width, config.dropout)
 
 
 def choose_device(config: RunConfig, world: World) -> torch.device:

@@ -66,14 +66,17 @@ class World:
 
 # For each starter: the variable that betrays it, then where it says rank, size, local rank, local size.
 # Inner starters come first: torchrun under srun sets both families, and its ranks are torchrun's.
-_STARTERS: list[tuple[str, str, tuple[str, str, str, str]]] = [
-    ("torchrun", "TORCHELASTIC_RUN_ID", ("RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE")),
-    ("horovodrun", "HOROVOD_RANK", tuple(f"HOROVOD_{v}" for v in ("RANK", "SIZE", "LOCAL_RANK", "LOCAL_SIZE"))),
-    ("mpirun", "OMPI_COMM_WORLD_RANK", tuple(f"OMPI_COMM_WORLD_{v}" for v in ("RANK", "SIZE", "LOCAL_RANK", "LOCAL_SIZE"))),
-    ("pmi", "PMI_RANK", ("PMI_RANK", "PMI_SIZE", "MPI_LOCALRANKID", "MPI_LOCALNRANKS")),
-    ("srun", "SLURM_STEP_ID", ("SLURM_PROCID", "SLURM_STEP_NUM_TASKS", "SLURM_LOCALID", "SLURM_STEP_TASKS_PER_NODE")),
-    ("env", "RANK", ("RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE")),
-]  # fmt: skip
+_STARTERS = {
+    "torchrun": ("TORCHELASTIC_RUN_ID", "RANK WORLD_SIZE LOCAL_RANK LOCAL_WORLD_SIZE"),
+    "horovodrun": ("HOROVOD_RANK", "HOROVOD_RANK HOROVOD_SIZE HOROVOD_LOCAL_RANK HOROVOD_LOCAL_SIZE"),
+    "mpirun": (
+        "OMPI_COMM_WORLD_RANK",
+        "OMPI_COMM_WORLD_RANK OMPI_COMM_WORLD_SIZE OMPI_COMM_WORLD_LOCAL_RANK OMPI_COMM_WORLD_LOCAL_SIZE",
+    ),
+    "pmi": ("PMI_RANK", "PMI_RANK PMI_SIZE MPI_LOCALRANKID MPI_LOCALNRANKS"),
+    "srun": ("SLURM_STEP_ID", "SLURM_PROCID SLURM_STEP_NUM_TASKS SLURM_LOCALID SLURM_STEP_TASKS_PER_NODE"),
+    "env": ("RANK", "RANK WORLD_SIZE LOCAL_RANK LOCAL_WORLD_SIZE"),
+}
 
 
 def read_world(servers: int = 0, env: Mapping[str, str] = os.environ) -> World:
@@ -83,7 +86,7 @@ def read_world(servers: int = 0, env: Mapping[str, str] = os.environ) -> World:
         UsageError: the environment contradicts itself, or leaves no worker beside the servers.
     """
     place = World()
-    for starter, sign, variables in _STARTERS:
+    for starter, (sign, variables) in _STARTERS.items():
         if sign in env and _started_by(starter, env):
             place = _read(starter, env, variables)
             break
@@ -104,8 +107,8 @@ def _started_by(starter: str, env: Mapping[str, str]) -> bool:
     return env["SLURM_STEP_ID"].isdigit() and int(env["SLURM_STEP_ID"]) < 0xFFFFFF00
 
 
-def _read(starter: str, env: Mapping[str, str], variables: tuple[str, str, str, str]) -> World:
-    rank_name, size_name, local_rank_name, local_size_name = variables
+def _read(starter: str, env: Mapping[str, str], variables: str) -> World:
+    rank_name, size_name, local_rank_name, local_size_name = variables.split()
     try:
         rank, size = int(env[rank_name]), int(env[size_name])
         # A launcher that does not tell the local place is taken to run one rank a host.

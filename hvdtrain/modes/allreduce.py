@@ -1,5 +1,7 @@
 """Horovod averages gradients over a ring while backward goes on; every worker applies the same update."""
 
+from typing import Any
+
 import horovod.torch as hvd
 import torch
 from torch import nn
@@ -13,6 +15,8 @@ from hvdtrain.rendezvous import open_store
 
 
 class AllReduce(LocalUpdate):
+    optimizer: Any  # torch's, or Horovod's around it
+
     def __init__(self, job: Job) -> None:
         self.config, self.world = job.config, job.world
         knows_horovod = job.world.size == 1 or job.world.starter in ("horovodrun", "mpirun", "pmi")
