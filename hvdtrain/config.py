@@ -1,6 +1,7 @@
 """What a job is asked to do: one frozen value, from the command line or a TOML file and back."""
 
 import dataclasses
+import math
 import re
 import tomllib
 from collections.abc import Callable
@@ -17,6 +18,7 @@ MODELS = [f"vgg{depth}{norm}" for depth in (11, 13, 16, 19) for norm in ("", "_b
 OPTIMIZERS = ["sgd", "adam", "adamw"]
 DEVICES = ["auto", "cpu", "cuda"]
 DEFAULT_EPOCHS = 15
+LONGEST_S = 1e9  # 30 years: what every timer below us can count
 
 
 class Duration(click.ParamType):
@@ -25,12 +27,13 @@ class Duration(click.ParamType):
     name = "duration"
 
     def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> float:
-        if isinstance(value, int | float):
-            return float(value)
-        match = re.fullmatch(r"(\d+(?:\.\d+)?)\s*([smh]?)", value.strip())
-        if not match or not float(match[1]):
+        if value == 0:  # a default: no limit
+            return 0.0
+        match = re.fullmatch(r"(\d+(?:\.\d+)?(?:e[+-]?\d+)?)\s*([smh]?)", str(value).strip())
+        seconds = float(match[1]) * {"": 1, "s": 1, "m": 60, "h": 3600}[match[2]] if match else 0.0
+        if not 0 < seconds <= LONGEST_S:
             self.fail(f"'{value}' is not a duration such as 90s, 30m or 2h", param, ctx)
-        return float(match[1]) * {"": 1, "s": 1, "m": 60, "h": 3600}[match[2]]
+        return seconds
 
 
 class Numbers(click.ParamType):
@@ -106,7 +109,7 @@ class RunConfig:
         "`none` lets it count whole, as MXNet does.",
         click.Choice(["mean", "none"]),
     )
-    seed: int = option(0, "Decides initial weights and sample order.", click.IntRange(0))
+    seed: int = option(0, "Decides initial weights and sample order.", click.IntRange(0, 2**32 - 1))
     threads: int = option(0, "Threads a worker computes with; 0 shares the host's cores.", click.IntRange(0))
     device: str = option("auto", "auto, cpu or cuda: a rank takes the GPU of its local rank.", str)
     deterministic: bool = option(False, "Use only algorithms that repeat to the bit.", bool)
@@ -127,6 +130,12 @@ class RunConfig:
         ]:
             if value not in valid:
                 raise unknown(what, value, valid)
+        for f in dataclasses.fields(self):
+            value = getattr(self, f.name)
+            if isinstance(value, float) and not math.isfinite(value):
+                raise UsageError(f"{_flag(f.name)} {value} is not a finite number")
+            if isinstance(value, str) and not _is_text(value):
+                raise UsageError(f"{_flag(f.name)} {value!a} is not valid UTF-8: rename it")
         if sum(map(bool, (self.epochs, self.steps, self.time_budget))) > 1:
             raise UsageError("--epochs, --steps and --time-budget exclude each other: give one")
         if 0 < self.image_size < 32:
@@ -158,22 +167,40 @@ class RunConfig:
         for f in dataclasses.fields(self):
             value = getattr(self, f.name)
             if value != f.default:
-                flag = "--" + f.name.replace("_", "-")
-                args += [flag] if value is True else [flag, str(value)]
+                args += [_flag(f.name)] if value is True else [_flag(f.name), str(value)]
         return args
 
     def save(self, path: Path, **also: Any) -> None:
         """Write the configuration, and what else is to be remembered with it, as TOML."""
         import tomli_w
 
-        path.write_text(tomli_w.dumps(dataclasses.asdict(self) | also))
+        path.write_text(tomli_w.dumps(dataclasses.asdict(self) | also), encoding="utf-8")
+
+
+def _flag(name: str) -> str:
+    return "--" + name.replace("_", "-")
+
+
+def _is_text(value: str) -> bool:
+    """False where a file name's bytes could not be decoded: no TOML or JSON can hold it."""
+    try:
+        return bool(value.encode()) or True
+    except UnicodeEncodeError:
+        return False
 
 
 def read_config(path: Path) -> dict[str, Any]:
-    """The options in a config.toml, by field name. UsageError where the file cannot be read or names no such option."""
+    """The options in a config.toml, by field name.
+
+    Raises:
+        UsageError: the file cannot be read, or names an option that there is not, or a value that the command line
+            would refuse too.
+    """
     try:
-        values = tomllib.loads(path.read_text())
-    except (OSError, UnicodeDecodeError, tomllib.TOMLDecodeError) as error:
+        values = tomllib.loads(path.read_text(encoding="utf-8"))
+    except RecursionError:
+        raise UsageError(f"cannot read the configuration {path}: it is nested too deeply") from None
+    except (OSError, ValueError) as error:  # ValueError: not UTF-8, not TOML, a number of too many digits
         raise UsageError(f"cannot read the configuration {path}: {error}") from None
     known = {f.name: f for f in dataclasses.fields(RunConfig)}
     read = {}
@@ -186,6 +213,11 @@ def read_config(path: Path) -> dict[str, Any]:
         if type(value) is not expected and not (expected is float and type(value) is int):
             raise UsageError(f"{path}: {name} = {value!r} should be of type {expected.__name__}")
         read[name] = expected(value)
+        if isinstance(known[name].metadata["type"], click.ParamType):
+            try:
+                known[name].metadata["type"].convert(read[name], None, None)
+            except click.BadParameter as error:
+                raise UsageError(f"{path}: {name}: {error.message}") from None
     return read
 
 
@@ -196,11 +228,10 @@ def config_options(*without: str, **defaults: Any) -> Callable[[Callable], Calla
         for f in reversed(dataclasses.fields(RunConfig)):
             if f.name in without:
                 continue
-            name = "--" + f.name.replace("_", "-")
             default = defaults.get(f.name, f.default)
             kind = f.metadata["type"]
             command = click.option(
-                name, *f.metadata["flags"], f.name, default=default, help=f.metadata["help"],
+                _flag(f.name), *f.metadata["flags"], f.name, default=default, help=f.metadata["help"],
                 is_flag=kind is bool, type=None if kind is bool else kind,
                 show_default=default not in (0, 0.0, "", False),
             )(command)  # fmt: skip

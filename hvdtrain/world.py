@@ -101,10 +101,13 @@ def read_world(servers: int = 0, env: Mapping[str, str] = os.environ) -> World:
 
 
 def _started_by(starter: str, env: Mapping[str, str]) -> bool:
-    if starter != "srun":
-        return True
     # A batch script has SLURM_PROCID=0 without being a rank; its step id is one of the reserved ones.
-    return env["SLURM_STEP_ID"].isdigit() and int(env["SLURM_STEP_ID"]) < 0xFFFFFF00
+    step = env.get("SLURM_STEP_ID", "")
+    in_step = step.isdigit() and int(step) < 0xFFFFFF00
+    if starter == "pmi":
+        # `srun --mpi=pmi2` sets PMI_RANK too, but tells the local place in Slurm's own variables only.
+        return "MPI_LOCALRANKID" in env or not in_step
+    return starter != "srun" or in_step
 
 
 def _read(starter: str, env: Mapping[str, str], variables: str) -> World:
@@ -120,6 +123,10 @@ def _read(starter: str, env: Mapping[str, str], variables: str) -> World:
         raise UsageError(f"started by {starter}, but its rank variables are not numbers: {bad}") from None
     if not 0 <= rank < size:
         raise UsageError(f"started by {starter}: {rank_name}={rank} is not below {size_name}={size}")
+    if local_rank < 0:
+        raise UsageError(f"started by {starter}: {local_rank_name}={local_rank} is negative")
+    if not 1 <= local_size <= size:
+        raise UsageError(f"started by {starter}: {local_size_name}={local_size} is not within 1 … {size_name}={size}")
     return World(starter, rank, size, local_rank, local_size)
 
 

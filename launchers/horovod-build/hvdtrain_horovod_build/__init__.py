@@ -1,7 +1,8 @@
 """The cmake that Horovod's setup.py calls (its own switch HOROVOD_CMAKE) when hvdtrain builds it.
 
-Horovod 0.28.1 is older than torch 2.1 and fails to configure, compile or link against it.
-Its source stays as released; everything it needs is said to cmake on the command line.
+Horovod 0.28.1 is older than torch 2.1 and fails to configure, compile or link against it; what it needs is said to
+cmake on the command line. It is older than OpenMPI 5, too, whose mpirun takes long options with two dashes alone:
+the copy of horovodrun that goes into the wheel is told so. Nothing else of the released source is touched.
 """
 
 import os
@@ -22,10 +23,15 @@ CONFIGURE = [
 NO_CUDA = ["-DCMAKE_CUDA_COMPILER=CMAKE_CUDA_COMPILER-NOTFOUND", "-DCMAKE_DISABLE_FIND_PACKAGE_CUDAToolkit=ON"]
 
 
+# In horovod/runner/mpi_run.py. With `-bind-to none`, OpenMPI 5 looks for a program called none.
+OPTIONS = {"'-bind-to ": "'--bind-to ", "'-map-by ": "'--map-by ", "'-rank-by ": "'--rank-by ", "'-mca ": "'--mca "}
+
+
 def main() -> None:
     """Become PyPI's cmake, with the extra definitions where a tree is being configured."""
     args = sys.argv[1:]
     if args and not args[0].startswith("-"):  # `cmake SOURCE ...` configures; `cmake --build` does not
+        mend_horovodrun(args)
         args += CONFIGURE
         if not os.environ.get("HOROVOD_GPU_OPERATIONS"):
             args += NO_CUDA
@@ -33,3 +39,16 @@ def main() -> None:
 
     cmake = os.path.join(CMAKE_BIN_DIR, "cmake")
     os.execv(cmake, [cmake, *args])
+
+
+def mend_horovodrun(args: list[str]) -> None:
+    """Mend horovodrun in the folder that the wheel is put together in, which setup.py names as cmake's output."""
+    [output] = [arg.split("=", 1)[1] for arg in args if arg.startswith("-DCMAKE_LIBRARY_OUTPUT_DIRECTORY_")]
+    path = Path(output) / "horovod" / "runner" / "mpi_run.py"
+    text = path.read_text()
+    for old, new in OPTIONS.items():
+        if old not in text:
+            sys.exit(f"{path} does not hold {old}: is this Horovod 0.28.1?")
+        text = text.replace(old, new)
+    path.unlink()  # it may be a hard link to the source
+    path.write_text(text)

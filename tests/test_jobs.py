@@ -1,0 +1,209 @@
+"""Real jobs under real starters: what a rank finds, what it leaves, and what happens when it goes wrong."""
+
+import json
+import os
+import re
+import signal
+import subprocess
+import sys
+import time
+import tomllib
+from pathlib import Path
+
+import psutil
+import pytest
+
+BIN = Path(sys.executable).parent
+HVDTRAIN = str(BIN / "hvdtrain")
+STARTERS = {
+    "alone": [HVDTRAIN],
+    "horovodrun": [str(BIN / "horovodrun"), "-np", "{ranks}", HVDTRAIN],
+    "mpirun": [str(BIN / "mpirun"), "--oversubscribe", "-np", "{ranks}", HVDTRAIN],
+    "torchrun": [str(BIN / "torchrun"), "--standalone", "--nproc-per-node", "{ranks}", "-m", "hvdtrain"],
+}
+SMALL = ["--width", "0.0625", "--steps", "6", "--batch-size", "32", "--threads", "1"]
+ENV = os.environ | {
+    "PATH": f"{BIN}{os.pathsep}{os.environ['PATH']}",
+    "OMPI_ALLOW_RUN_AS_ROOT": "1", "OMPI_ALLOW_RUN_AS_ROOT_CONFIRM": "1",
+}  # fmt: skip
+SETTINGS = dict(env=ENV, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
+
+pytestmark = pytest.mark.timeout(180)
+
+
+def words(starter: str, ranks: int, *options: str) -> list[str]:
+    return [*(word.format(ranks=ranks) for word in STARTERS[starter]), "train", *options]
+
+
+def run(starter: str, ranks: int, *options: str) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(words(starter, ranks, *options), **SETTINGS, timeout=120)
+
+
+def start(starter: str, ranks: int, *options: str) -> subprocess.Popen[str]:
+    return subprocess.Popen(words(starter, ranks, *options), **SETTINGS, start_new_session=True)
+
+
+def steps(folder: Path, rank: int) -> list[dict]:
+    return [json.loads(line) for line in (folder / f"metrics.rank{rank}.jsonl").read_text().splitlines()]
+
+
+def until(condition, seconds: float = 60.0):
+    deadline = time.monotonic() + seconds
+    while time.monotonic() < deadline:
+        if found := condition():
+            return found
+        time.sleep(0.05)
+    raise AssertionError(f"not within {seconds} s")
+
+
+def family(process: subprocess.Popen) -> list[psutil.Process]:
+    return psutil.Process(process.pid).children(recursive=True)
+
+
+def ranks_of(process: subprocess.Popen) -> dict[int, psutil.Process]:
+    found = {}
+    for child in family(process):
+        try:
+            rank = child.environ().get("OMPI_COMM_WORLD_RANK")
+        except psutil.Error:
+            continue
+        if rank is not None:
+            found[int(rank)] = child
+    return found
+
+
+@pytest.mark.parametrize(
+    ("starter", "ranks", "mode", "servers"),
+    [
+        ("alone", 1, "single", 0),
+        ("alone", 1, "allreduce", 0),
+        ("horovodrun", 2, "allreduce", 0),
+        ("mpirun", 2, "allreduce", 0),
+        ("torchrun", 2, "allreduce", 0),
+        ("horovodrun", 2, "ddp", 0),
+        ("torchrun", 2, "ddp", 0),
+        ("mpirun", 3, "ps-sync", 1),
+        ("horovodrun", 3, "ps-async", 1),
+        ("torchrun", 4, "ps-async", 2),
+    ],
+)
+def test_every_starter_runs_every_kind_of_mode(starter, ranks, mode, servers, tmp_path):
+    out = tmp_path / "run"
+    done = run(starter, ranks, "--mode", mode, *(["--servers", str(servers)] if servers else []), *SMALL, "--out", str(out))
+    assert done.returncode == 0, done.stdout
+    manifest, summary = (json.loads((out / f"{name}.json").read_text()) for name in ("manifest", "summary"))
+    assert (manifest["workers"], manifest["servers"], manifest["processes"]) == (ranks - servers, servers, ranks)
+    assert (summary["status"], summary["steps"], summary["samples"]) == ("done", 6, 6 * 32)
+    for rank in range(servers, ranks):
+        assert [row["step"] for row in steps(out, rank)] == [1, 2, 3, 4, 5, 6]
+        assert {row["samples"] for row in steps(out, rank)} == {32 // (ranks - servers)}
+        assert ("staleness" in steps(out, rank)[0]) == (servers > 0)
+    for rank in range(ranks):
+        assert (out / "logs" / f"rank.{rank}.out").is_file()
+        assert (out / "logs" / f"rank.{rank}.err").is_file()
+    assert (out / "snapshots" / "final.safetensors").is_file()
+    assert list(out.glob("events.out.tfevents.*"))
+    assert tomllib.loads((out / "config.toml").read_text())["mode"] == mode
+
+
+def test_a_run_can_be_repeated_from_its_configuration_to_the_same_bits(tmp_path):
+    first, again = tmp_path / "first", tmp_path / "again"
+    assert run("alone", 1, *SMALL, "--seed", "3", "--deterministic", "--out", str(first)).returncode == 0
+    assert run("alone", 1, "--config", str(first / "config.toml"), "--out", str(again)).returncode == 0
+    name = Path("snapshots") / "final.safetensors"
+    assert (first / name).read_bytes() == (again / name).read_bytes()
+
+
+def test_batch_norm_gives_one_model_whatever_the_rank(tmp_path):
+    """Statistics differ between workers; what is evaluated and saved is their average."""
+    out = tmp_path / "run"
+    done = run("mpirun", 2, "--mode", "allreduce", "--model", "vgg11_bn", *SMALL, "--out", str(out))
+    assert done.returncode == 0, done.stdout
+    assert json.loads((out / "summary.json").read_text())["evaluations"][-1]["step"] == 6
+
+
+@pytest.mark.parametrize(("mode", "servers"), [("allreduce", 0), ("ps-async", 1)])
+def test_a_time_budget_ends_the_run_and_lockstep_workers_at_the_same_step(mode, servers, tmp_path):
+    out = tmp_path / "run"
+    options = ["--mode", mode, "--servers", str(servers), "--width", "0.0625", "--time-budget", "3s", "--out", str(out)]
+    done = run("mpirun", 2 + servers, *options)
+    assert done.returncode == 0, done.stdout
+    summary = json.loads((out / "summary.json").read_text())
+    assert 3.0 <= summary["wall_s"] < 20.0
+    if mode == "allreduce":
+        assert len(steps(out, 0)) == len(steps(out, 1))
+
+
+def test_local_jobs_listen_on_loopback_only(tmp_path):
+    job = start("mpirun", 4, "--mode", "ps-async", "--servers", "2", "--width", "0.0625", "--out", str(tmp_path / "run"))
+    try:
+        until(lambda: (tmp_path / "run" / "metrics.rank2.jsonl").is_file())
+        listening = [
+            connection.laddr.ip
+            for rank in ranks_of(job).values()
+            for connection in rank.net_connections("inet")
+            if connection.status == psutil.CONN_LISTEN
+        ]
+    finally:
+        finish(job)
+    assert listening
+    assert set(listening) <= {"127.0.0.1", "::1"}
+
+
+@pytest.mark.parametrize(("mode", "servers", "victim"), [("allreduce", 0, 1), ("ps-sync", 1, 2), ("ps-async", 1, 0)])
+def test_a_killed_rank_ends_the_job_and_leaves_nothing_running(mode, servers, victim, tmp_path):
+    out = tmp_path / "run"
+    options = ["--mode", mode, "--servers", str(servers), "--width", "0.0625", "--epochs", "1000", "--out", str(out)]
+    job = start("mpirun", 2 + servers, *options)
+    try:
+        until(lambda: (out / f"metrics.rank{servers}.jsonl").is_file() and len(steps_so_far(out, servers)) > 3)
+        everyone = family(job)
+        ranks_of(job)[victim].kill()
+        assert job.wait(timeout=60) != 0
+        psutil.wait_procs(everyone, timeout=20)
+        assert not [p for p in everyone if p.is_running() and p.status() != psutil.STATUS_ZOMBIE]
+    finally:
+        finish(job)
+
+
+def steps_so_far(folder: Path, rank: int) -> list[str]:
+    return (folder / f"metrics.rank{rank}.jsonl").read_text().splitlines()
+
+
+def test_a_rank_that_raises_says_so_in_one_line_and_the_log_has_the_traceback(tmp_path):
+    """An image that cannot be decoded is found when the work has begun."""
+    from PIL import Image
+
+    data, out = tmp_path / "data", tmp_path / "run"
+    for part in ("TrainData", "ValidationData"):
+        for name in ("a", "b"):
+            (data / part / name).mkdir(parents=True)
+            for n in range(8):
+                Image.new("RGB", (32, 32), (n * 9, 0, 0)).save(data / part / name / f"{n}.png")
+    (data / "TrainData" / "b" / "5.png").write_bytes(b"not an image")
+    done = run("mpirun", 2, "--mode", "allreduce", "--dataset", str(data), "--batch-size", "4", "--out", str(out))
+    assert done.returncode == 1
+    assert re.search(r"^hvdtrain: rank \d failed: .*5\.png.* \(see .*rank\.\d\.err\)$", done.stdout, re.MULTILINE)
+    assert "Traceback" not in done.stdout
+    assert "Traceback" in "".join(path.read_text() for path in (out / "logs").glob("*.err"))
+
+
+def test_of_two_jobs_in_one_folder_the_second_is_refused(tmp_path):
+    out = tmp_path / "run"
+    assert run("alone", 1, *SMALL, "--out", str(out)).returncode == 0
+    before = {path: path.read_bytes() for path in out.rglob("*") if path.is_file()}
+    second = run("mpirun", 2, "--mode", "allreduce", *SMALL, "--out", str(out))
+    assert second.returncode == 2
+    assert f"hvdtrain: --out {out} is in use" in second.stdout
+    assert {path: path.read_bytes() for path in out.rglob("*") if path.is_file()} == before
+
+
+def finish(job: subprocess.Popen) -> None:
+    """Whatever a test's outcome, nothing of its job is left."""
+    left = family(job) if job.poll() is None else []
+    if job.poll() is None:
+        job.send_signal(signal.SIGTERM)
+    _, alive = psutil.wait_procs(left, timeout=10)
+    for process in alive:
+        process.kill()
+    job.communicate(timeout=20)

@@ -1,0 +1,30 @@
+"""The proof: synchronous modes compute what one process computes."""
+
+import pytest
+
+from hvdtrain import verify
+from hvdtrain.verify import SYNCHRONOUS, check
+
+
+@pytest.mark.timeout(400)
+@pytest.mark.parametrize("optimizer", ["sgd", "adam"])
+def test_synchronous_modes_give_the_weights_of_one_process_on_the_global_batch(optimizer):
+    results = list(check(SYNCHRONOUS, [1, 2, 4], [optimizer]))
+    assert len(results) == 9
+    assert not [result.line for result in results if not result.same]
+
+
+@pytest.mark.timeout(100)
+def test_a_run_that_differs_is_found(monkeypatch):
+    """Against a reference with another seed, nothing can agree."""
+    train = verify._train
+    monkeypatch.setattr(
+        verify, "_train",
+        lambda config, workers, out: train(
+            verify.dataclasses.replace(config, seed=1 if config.mode == "single" else 0), workers, out
+        ),
+    )  # fmt: skip
+    [result] = check(["allreduce"], [2], ["sgd"])
+    assert not result.same
+    assert not result.samples
+    assert result.line.startswith("DIFFERS")
