@@ -16,6 +16,7 @@ COMMANDS = {
     "verify": "hvdtrain.verify:verify",
     "data": "hvdtrain.data.commands:data",
     "modes": "hvdtrain.commands:list_modes",
+    "doctor": "hvdtrain.doctor:doctor",
 }
 
 

@@ -131,7 +131,7 @@ def _run_all(runs: list[Planned], folder: Path, samples: int) -> list[str]:
                 console.print(f"{label}: FAILED: {problem}", markup=False, soft_wrap=True)
             else:
                 took = time.monotonic() - began
-                console.print(f"{label}: {_result(folder / 'runs' / run.name)}, {took:.0f} s in all", markup=False)
+                console.print(f"{label}: {_result(folder / 'runs' / run.name)}, {took:.0f} s in all", soft_wrap=True)
     return failed
 
 
@@ -164,16 +164,13 @@ def _result(folder: Path) -> str:
 
 
 def _report(folder: Path) -> None:
-    from rich.console import Console
-
     from hvdtrain.report import write_report
-    from hvdtrain.report.cells import summary_table
+    from hvdtrain.report.commands import show
     from hvdtrain.report.runs import find
-    from hvdtrain.report.tables import results, summarise
 
     runs = find([folder])
     write_report(runs, folder)
-    Console(highlight=False).print(summary_table(summarise(results(runs))))
+    show(runs)
     click.echo(f"report: {folder / 'report.html'}")
 
 

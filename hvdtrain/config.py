@@ -134,7 +134,8 @@ class RunConfig:
             value = getattr(self, f.name)
             if isinstance(value, float) and not math.isfinite(value):
                 raise UsageError(f"{_flag(f.name)} {value} is not a finite number")
-            if isinstance(value, str) and not _is_text(value):
+            # Undecodable bytes of a file name: no TOML or JSON can hold them.
+            if isinstance(value, str) and any("\ud800" <= c <= "\udfff" for c in value):
                 raise UsageError(f"{_flag(f.name)} {value!a} is not valid UTF-8: rename it")
         if sum(map(bool, (self.epochs, self.steps, self.time_budget))) > 1:
             raise UsageError("--epochs, --steps and --time-budget exclude each other: give one")
@@ -181,14 +182,6 @@ def _flag(name: str) -> str:
     return "--" + name.replace("_", "-")
 
 
-def _is_text(value: str) -> bool:
-    """False where a file name's bytes could not be decoded: no TOML or JSON can hold it."""
-    try:
-        return bool(value.encode()) or True
-    except UnicodeEncodeError:
-        return False
-
-
 def read_config(path: Path) -> dict[str, Any]:
     """The options in a config.toml, by field name.
 
@@ -212,12 +205,12 @@ def read_config(path: Path) -> dict[str, Any]:
         expected = type(known[name].default)
         if type(value) is not expected and not (expected is float and type(value) is int):
             raise UsageError(f"{path}: {name} = {value!r} should be of type {expected.__name__}")
-        read[name] = expected(value)
-        if isinstance(known[name].metadata["type"], click.ParamType):
-            try:
-                known[name].metadata["type"].convert(read[name], None, None)
-            except click.BadParameter as error:
-                raise UsageError(f"{path}: {name}: {error.message}") from None
+        try:
+            read[name] = expected(value)
+            if isinstance(kind := known[name].metadata["type"], click.ParamType):
+                kind.convert(read[name], None, None)
+        except (click.BadParameter, OverflowError) as error:
+            raise UsageError(f"{path}: {name}: {error}") from None
     return read
 
 

@@ -73,7 +73,7 @@ def load_pretrained(model: VGG, name: str, source: str) -> list[str]:
 
     Raises:
         UsageError: the file is missing, is no file of weights, or nothing in it fits.
-        Failure: the download failed.
+        Failure: the download failed, or left a broken file.
     """
     given = _imagenet(name) if source == "imagenet" else _read_weights(Path(source))
     own = model.state_dict()
@@ -96,6 +96,9 @@ def _imagenet(name: str) -> dict[str, torch.Tensor]:
         return weights.get_state_dict(progress=False, check_hash=True, weights_only=True)
     except OSError as error:
         raise Failure(f"cannot download {weights.url} ({error}): fetch it elsewhere, give --pretrained FILE") from None
+    except Exception:  # a copy cut short, or not what its name says
+        kept = Path(torch.hub.get_dir(), "checkpoints", weights.url.rsplit("/", 1)[1])
+        raise Failure(f"the downloaded weights are broken: remove {kept} and try again") from None
 
 
 def _read_weights(path: Path) -> dict[str, torch.Tensor]:
@@ -112,6 +115,13 @@ def _read_weights(path: Path) -> dict[str, torch.Tensor]:
         raise UsageError(f"--pretrained {path}: not a file of plain weights: {reason}") from None
     if isinstance(state, dict):
         state = state.get("state_dict", state)
-    if not isinstance(state, dict) or not all(isinstance(v, torch.Tensor) for v in state.values()):
-        raise UsageError(f"--pretrained {path}: holds no dictionary of tensors")
+    if not isinstance(state, dict) or not all(isinstance(k, str) and _is_plain(v) for k, v in state.items()):
+        raise UsageError(f"--pretrained {path}: holds no dictionary of names and plain tensors")
     return {k.removeprefix("module."): v for k, v in state.items()}
+
+
+def _is_plain(value: Any) -> bool:
+    """Whether this is a tensor that a parameter can be a copy of."""
+    if not isinstance(value, torch.Tensor) or value.is_quantized or value.is_complex():
+        return False
+    return value.layout == torch.strided and value.device.type == "cpu"

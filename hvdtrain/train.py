@@ -4,6 +4,7 @@ import time
 from dataclasses import dataclass, field
 from typing import Any
 
+import numpy as np
 import torch
 import torch.nn.functional as F
 from torch import nn
@@ -111,9 +112,12 @@ def _row(
 
 def digest(share: Share) -> int:
     """A number for which samples were seen at which step, that adds up over the parts of a batch."""
-    # Multiplying by an odd 64-bit constant and keeping the upper half scatters neighbouring values (Fibonacci hashing).
-    base = share.step << 32
-    return sum(((base + i) * 0x9E3779B97F4A7C15 % 2**64) >> 16 for i in share.indices[: share.counted]) % 2**48
+    x = np.array(share.indices[: share.counted], dtype=np.uint64) + np.uint64(share.step << 32)
+    # The finaliser of splitmix64 (Steele, Lea & Flood, 2014, doi:10.1145/2660193.2660195). A product alone would be
+    # linear: sums would stay the same when samples change places.
+    x = (x ^ x >> 30) * 0xBF58476D1CE4E5B9
+    x = (x ^ x >> 27) * 0x94D049BB133111EB
+    return int(((x ^ x >> 31) >> 16).sum()) % 2**48
 
 
 def evaluate(job: Job, model: nn.Module, sync: Sync, loader: Loader, normalise: "Normalise") -> tuple[float, float]:

@@ -140,7 +140,8 @@ def summarise(job: Job, sync: Sync, recorder: Recorder, history: History) -> dic
         "staleness_max": int(stale_max.max()) if has_staleness else None,
         "staleness_histogram": counts,
         "peak_rss_mb": rss.sum().item() + sync.servers_rss_mb(),
-        "samples_digest": f"{int(digest.sum()) % 2**48:012x}",
+        # As whole numbers: a float64 holds no more than 32 digests added up.
+        "samples_digest": f"{sum(map(int, digest.tolist())) % 2**48:012x}",
         "step_seconds": dict(zip(PHASES, seconds.tolist(), strict=True)),
         "workers": workers,
         "evaluations": history.evaluations,

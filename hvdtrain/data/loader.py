@@ -10,7 +10,7 @@ from PIL import Image
 from torchvision.transforms.v2 import functional
 
 from hvdtrain.data.sampling import Share
-from hvdtrain.errors import Failure, UsageError
+from hvdtrain.errors import Failure
 
 Batch = tuple[torch.Tensor, torch.Tensor]  # images [n, 3, side, side] uint8, labels [n] int64
 
@@ -65,7 +65,7 @@ class Loader:
         with _open(self.samples[index][0]) as image:
             try:
                 pixels = functional.pil_to_tensor(image.convert("RGB"))
-            except (OSError, ValueError, Image.DecompressionBombError) as error:
+            except Exception as error:  # PIL's decoders raise OSError, ValueError, SyntaxError and others
                 raise Failure(f"cannot decode {self.samples[index][0]}: {error}") from None
         if pixels.shape[1:] == (self.side, self.side):
             return pixels
@@ -76,4 +76,4 @@ def _open(path: Path) -> Image.Image:
     try:
         return Image.open(path)
     except (OSError, Image.DecompressionBombError) as error:
-        raise UsageError(f"cannot read the image {path}: {error}") from None
+        raise Failure(f"cannot read the image {path}: {error}") from None

@@ -1,7 +1,6 @@
 """Views of textured solids on a turntable, rendered here: named and sized like COIL-100, free to use.
 
-An object is a handful of solids, each an affine image of a unit solid with one closed-form (or, for the torus,
-marched) intersection. The camera is orthographic and looks slightly down, so every ray of a view has the same
+An object is a handful of solids, each an affine image of a unit solid of `solids.py`. The camera is orthographic and looks slightly down, so every ray of a view has the same
 direction and a whole view is a few array operations. Everything is computed in float64: what two kinds of processor
 round differently is far below one step of 8-bit colour, so the same seed gives the same pixels on all of them.
 """
@@ -10,7 +9,7 @@ import colorsys
 import math
 import os
 from collections import deque
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from itertools import islice
@@ -21,9 +20,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from hvdtrain.data import build
+from hvdtrain.data.solids import FAR, PATTERNS, REACH, SOLIDS, Array
 from hvdtrain.errors import UsageError
-
-Array = NDArray[np.float64]
 
 SIDE = 128  # pixels, as in COIL-100
 OVERSAMPLE = 2  # rays per pixel and direction: smooth edges
@@ -33,142 +31,21 @@ LIGHT = np.array([-0.45, 0.55, -0.70]) / np.linalg.norm([-0.45, 0.55, -0.70])  #
 RIGHT = np.array([1.0, 0.0, 0.0])
 UP = np.array([0.0, math.sin(ELEVATION), math.cos(ELEVATION)])
 FORWARD = np.array([0.0, math.cos(ELEVATION), -math.sin(ELEVATION)])
-FAR = 1e9  # a ray that hits nothing
 
 
 @dataclass(frozen=True)
 class Part:
     """One solid of an object: the points centre + axes @ q for q in the unit solid, with its texture."""
 
-    solid: str  # box, sphere, frustum or torus
-    shape: float  # frustum: top radius / bottom radius (1 cylinder, 0 cone); torus: tube radius / ring radius
+    solid: str  # a key of SOLIDS
+    shape: float  # of a frustum or a torus, as in solids.py
     centre: Array  # [3]
     axes: Array  # [3, 3]
-    pattern: str
+    pattern: str  # a key of PATTERNS
     wave: Array  # [4, 3] directions of the pattern, scaled by its frequency
     phase: Array  # [4]
     colours: Array  # [2, 3] in 0..1
 
-
-# ---- Unit solids. points [3, n] and direction [3] in the solid's own coordinates -> distance along the ray [n], FAR
-# where it misses; and the outward normal [3, n] (any length) at hit points [3, n].
-
-
-def _hit_sphere(points: Array, direction: Array, shape: float) -> Array:
-    x, y, z = points
-    a = direction @ direction
-    b = direction @ points
-    under = b * b - a * (x * x + y * y + z * z - 1)
-    return np.where(under > 0, (-b - np.sqrt(np.maximum(under, 0))) / a, FAR)
-
-
-def _slabs(points: Array, direction: Array, half: Array) -> tuple[Array, Array]:
-    """Where rays enter and leave the box of half sizes [3]; they miss it where the first is beyond the second."""
-    safe = np.where(np.abs(direction) < 1e-9, 1e-9, direction)
-    near, far = np.full(points.shape[1], -FAR), np.full(points.shape[1], FAR)
-    for start, speed, size in zip(points, safe, half, strict=True):
-        middle, width = start / -speed, abs(size / speed)
-        near, far = np.maximum(near, middle - width), np.minimum(far, middle + width)
-    return near, far
-
-
-def _hit_box(points: Array, direction: Array, shape: float) -> Array:
-    near, far = _slabs(points, direction, np.ones(3))
-    return np.where(near < far, near, FAR)
-
-
-def _hit_frustum(points: Array, direction: Array, shape: float) -> Array:
-    # Side: x^2 + y^2 = (m - k z)^2 for |z| <= 1, of radius 1 at z = -1 and `shape` at z = 1.
-    m, k = (1 + shape) / 2, (1 - shape) / 2
-    (x, y, z), (dx, dy, dz) = points, direction
-    radius = m - k * z
-    a = dx * dx + dy * dy - (k * dz) ** 2
-    a = a if abs(a) > 1e-9 else 1e-9
-    b = x * dx + y * dy + radius * k * dz
-    under = b * b - a * (x * x + y * y - radius * radius)
-    root = np.sqrt(np.maximum(under, 0))
-    best = np.full(z.shape, FAR)
-    for distance in ((-b - root) / a, (-b + root) / a):
-        height = z + distance * dz
-        best = np.where((under > 0) & (np.abs(height) <= 1), np.minimum(best, distance), best)
-    if abs(dz) > 1e-9:
-        end = -math.copysign(1, dz)  # the cap that faces the camera
-        distance = (end - z) / dz
-        inside = (x + distance * dx) ** 2 + (y + distance * dy) ** 2 <= (m - k * end) ** 2
-        best = np.where(inside, np.minimum(best, distance), best)
-    return best
-
-
-def _hit_torus(points: Array, direction: Array, tube: float) -> Array:
-    near, far = _slabs(points, direction, np.array([1 + tube, 1 + tube, tube]))
-    found = np.full(near.shape, FAR)
-    alive = np.flatnonzero(near < far)
-    distance, far = near.take(alive), far.take(alive)
-    x, y, z = (axis.take(alive) for axis in points)
-    dx, dy, dz = direction
-    speed = math.sqrt(direction @ direction)
-    for _ in range(32):  # a step by the distance to the surface cannot pass through it
-        px, py, pz = x + distance * dx, y + distance * dy, z + distance * dz
-        ring = np.sqrt(px * px + py * py) - 1
-        gap = np.sqrt(ring * ring + pz * pz) - tube
-        distance = distance + gap / speed
-        near_enough = gap < 3e-3
-        hit = np.flatnonzero(near_enough)
-        found[alive.take(hit)] = distance.take(hit)
-        on = np.flatnonzero(~near_enough & (distance < far))
-        alive = alive.take(on)
-        distance, far, x, y, z = (values.take(on) for values in (distance, far, x, y, z))
-    return found
-
-
-def _normal_sphere(points: Array, shape: float) -> Array:
-    return points
-
-
-def _normal_box(points: Array, shape: float) -> Array:
-    x, y, z = np.abs(points)
-    largest = np.maximum(np.maximum(x, y), z)
-    return np.stack([np.where(np.abs(axis) == largest, axis, 0.0) for axis in points])
-
-
-def _normal_frustum(points: Array, shape: float) -> Array:
-    x, y, z = points
-    m, k = (1 + shape) / 2, (1 - shape) / 2
-    cap = np.abs(z) > 1 - 1e-6
-    return np.where(cap, np.stack([0 * x, 0 * y, z]), np.stack([x, y, k * (m - k * z)]))
-
-
-def _normal_torus(points: Array, shape: float) -> Array:
-    x, y, z = points
-    inward = 1 - 1 / np.maximum(np.sqrt(x * x + y * y), 1e-9)
-    return np.stack([x * inward, y * inward, z])
-
-
-SOLIDS: dict[str, tuple[Callable[[Array, Array, float], Array], Callable[[Array, float], Array]]] = {
-    "sphere": (_hit_sphere, _normal_sphere),
-    "box": (_hit_box, _normal_box),
-    "frustum": (_hit_frustum, _normal_frustum),
-    "torus": (_hit_torus, _normal_torus),
-}
-
-# ---- Textures: wave arguments [4, n] at the hit points -> weight of the second colour [n] in 0..1.
-
-
-def _sharp(value: Array, steepness: float) -> Array:
-    return np.clip(value * steepness + 0.5, 0, 1)
-
-
-PATTERNS: dict[str, Callable[[Array], Array]] = {
-    "stripes": lambda w: _sharp(np.sin(w[0]), 5),
-    "checks": lambda w: _sharp(np.sin(w[0]) * np.sin(w[1]) * np.sin(w[2]), 12),
-    "spots": lambda w: _sharp(np.cos(w[0]) + np.cos(w[1]) + np.cos(w[2]) - 1.1, 3),
-    "marble": lambda w: 0.5 + 0.5 * np.sin(0.6 * w[0] + 1.8 * np.sin(0.7 * w[1]) + 1.3 * np.sin(0.9 * w[2])),
-    "clouds": lambda w: _sharp(
-        np.sin(w[0]) + np.sin(1.3 * w[1]) + np.sin(0.8 * w[2]) + np.sin(1.7 * w[3]), 0.35
-    ),
-    "gradient": lambda w: 0.5 + 0.5 * np.sin(0.35 * w[0]),
-    "bands": lambda w: _sharp(np.sin(w[0]) + 0.5 * np.sin(2 * w[0] + w[3]), 2),
-}
 
 # ---- What the objects are. Solid, shape, centre, half sizes, lean about x and turn about z in degrees.
 Form = tuple[tuple[str, float, tuple[float, float, float], tuple[float, float, float], float, float], ...]
@@ -263,15 +140,6 @@ def design(seed: int, number: int) -> tuple[Part, ...]:
             )
         )
     return tuple(parts)
-
-
-# ---- How far a unit solid reaches along w [3]: the largest w @ q over its points q.
-REACH: dict[str, Callable[[Array, float], float]] = {
-    "sphere": lambda w, _: math.hypot(*w),
-    "box": lambda w, _: float(np.abs(w).sum()),
-    "frustum": lambda w, top: max(math.hypot(w[0], w[1]) - w[2], top * math.hypot(w[0], w[1]) + w[2]),
-    "torus": lambda w, tube: math.hypot(w[0], w[1]) + tube * math.hypot(*w),
-}
 
 
 def _extent(part: Part, axis: Array) -> tuple[float, float]:

@@ -2,8 +2,12 @@
 
 import sys
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import click
+
+if TYPE_CHECKING:
+    from hvdtrain.report.runs import Run
 
 
 @click.command()
@@ -26,22 +30,28 @@ def report(runs: tuple[Path, ...], out: Path | None) -> None:
     hvdtrain report comparison                       print the table of a comparison again
     hvdtrain report a/runs/ps-sync b --out both      put single runs side by side
     """
-    from rich.console import Console
-
     from hvdtrain.report import check_out, write_report
-    from hvdtrain.report.cells import summary_table
-    from hvdtrain.report.document import collect
     from hvdtrain.report.runs import find
 
     if out:
         check_out(out)
     found = find(runs)
-    content = collect(found)
+    show(found)
+    if out:
+        write_report(found, out)
+        click.echo(f"report: {out / 'report.html'}")
+
+
+def show(runs: "list[Run]") -> None:
+    """Print the table of these runs and what it says. UsageError where they may not be compared."""
+    from rich.console import Console
+
+    from hvdtrain.report.cells import summary_table
+    from hvdtrain.report.document import collect
+
+    content = collect(runs)
     # A pipe has no width of its own: give the table what it needs, and each sentence its line.
     console = Console(width=None if sys.stdout.isatty() else 200, highlight=False)
     console.print(summary_table(content.groups))
     for line in (content.answer.headline, *content.answer.sentences, *content.omitted):
         console.print(line, markup=False, soft_wrap=not sys.stdout.isatty())
-    if out:
-        write_report(found, out)
-        console.print(f"report: {out / 'report.html'}", markup=False, soft_wrap=True)

@@ -1,0 +1,151 @@
+"""Checks of what this machine gives: cores, memory, network, places to write."""
+
+import contextlib
+import os
+import re
+import shutil
+import socket
+import tempfile
+from collections.abc import Iterator
+from pathlib import Path
+
+from hvdtrain.errors import UsageError
+from hvdtrain.findings import MISSING, OK, WARNING, Finding
+
+# Measured with OpenMPI 5.0.11 on one host: each rank makes a file of 16 MB in /dev/shm, and MPI_Init fails where that
+# much is not free. `hvdtrain compare` with no options, two workers and a server, takes 1.8 GB.
+SEGMENT_MB, COMPARE_GB = 16, 1.8
+
+
+def cores() -> Finding:
+    allowed, quota = len(os.sched_getaffinity(0)), cpu_quota()
+    found = f"{allowed} of {os.cpu_count()} allowed" + (f", time on {quota:g} of them" if quota < allowed else "")
+    if quota < allowed:
+        return Finding(WARNING, found, "give workers no more threads together than that: --threads")
+    if allowed < 2:
+        return Finding(WARNING, found, "workers take turns on one core: speeds say nothing about scaling")
+    return Finding(OK, found)
+
+
+def memory() -> Finding:
+    import psutil
+
+    host, limit = psutil.virtual_memory(), memory_limit()
+    total, free = min(host.total, limit) / 1e9, min(host.available, limit) / 1e9
+    found = f"{total:.1f} GB, {free:.1f} GB available"
+    if free < COMPARE_GB:
+        return Finding(WARNING, found, f"the smallest comparison takes {COMPARE_GB} GB: end other programs")
+    return Finding(OK, found)
+
+
+CGROUPS, OWN_CGROUP = Path("/sys/fs/cgroup"), Path("/proc/self/cgroup")
+
+
+def cpu_quota(root: Path = CGROUPS, own: Path = OWN_CGROUP) -> float:
+    """Cores' worth of time that this process's control groups (version 1 or 2) allow; infinite without a limit."""
+    limits = [float("inf")]
+    for group in _control_groups("cpu", root, own):
+        with contextlib.suppress(OSError, ValueError):  # no such file in this version; "max" is no number
+            quota, period = (group / "cpu.max").read_text().split()
+            limits.append(int(quota) / int(period))
+        with contextlib.suppress(OSError):
+            quota, period = ((group / f"cpu.cfs_{what}_us").read_text() for what in ("quota", "period"))
+            limits += [int(quota) / int(period)] if int(quota) > 0 else []
+    return min(limits)
+
+
+def memory_limit(root: Path = CGROUPS, own: Path = OWN_CGROUP) -> float:
+    """Bytes that this process's control groups (version 1 or 2) allow; infinite without a limit."""
+    limits = [float("inf")]
+    for group in _control_groups("memory", root, own):
+        for name in ("memory.max", "memory.limit_in_bytes"):
+            with contextlib.suppress(OSError, ValueError):
+                limits.append(int((group / name).read_text()))
+    return min(limits)
+
+
+def _control_groups(controller: str, root: Path, own: Path) -> Iterator[Path]:
+    """The folders of this process's control group and of all above it: each of them limits it."""
+    for line in own.read_text().splitlines() if own.exists() else []:
+        _, controllers, path = line.split(":", 2)
+        if controllers == "" or controller in controllers.split(","):
+            top = root / controller if controllers else root
+            group = top / path.lstrip("/")  # a container may see its own group as the top: absent folders are no harm
+            yield from [group, *group.parents][: len(group.relative_to(top).parts) + 1]
+
+
+def shared_memory(folder: Path = Path("/dev/shm")) -> Finding:
+    """Where MPI's and TensorPipe's shared memory lives."""
+    if not folder.is_dir():
+        return Finding(WARNING, f"no {folder}", f"mount it: `mount -t tmpfs -o size=1g tmpfs {folder}`")
+    space = shutil.disk_usage(folder)
+    found = f"{space.total / 2**20:,.0f} MB, {space.free / 2**20:,.0f} MB free"
+    more = f"`docker run --shm-size=1g`, or `mount -o remount,size=1g {folder}`"
+    if space.free < SEGMENT_MB * 2**20:
+        return Finding(MISSING, found, f"MPI cannot start with less than {SEGMENT_MB} MB: {more}")
+    if space.free < 4 * SEGMENT_MB * 2**20:
+        return Finding(WARNING, found, f"each rank reserves {SEGMENT_MB} MB: {more}")
+    return Finding(OK, found)
+
+
+def huge_pages(file: Path = Path("/sys/kernel/mm/transparent_hugepage/enabled")) -> Finding:
+    """Whether large messages may lie in huge pages: page faults cost them more than half of their speed otherwise."""
+    setting = re.search(r"\[(\w+)\]", file.read_text()) if file.exists() else None
+    if setting is None or setting[1] == "never":
+        slow = "messages of a parameter server with a large model are slow"
+        return Finding(WARNING, setting[1] if setting else "none here", f"{slow}: as root `echo madvise > {file}`")
+    return Finding(OK, setting[1])
+
+
+def host_name() -> Finding:
+    """Whether this host's name means an address: ranks on other hosts are told it."""
+    name = socket.gethostname()
+    try:
+        address = socket.gethostbyname(name)
+    except OSError as error:
+        advice = "jobs on several hosts need it: add the name to /etc/hosts"
+        return Finding(WARNING, f"{name} does not resolve: {error.strerror}", advice)
+    if address.startswith("127."):
+        advice = "enough for one machine; on several hosts it must mean an address that the others reach"
+        return Finding(WARNING, f"{name} is {address}", advice)
+    return Finding(OK, f"{name} is {address}")
+
+
+def loopback() -> Finding:
+    """Ranks of one machine talk over the interface `lo`."""
+    try:
+        with socket.create_server(("127.0.0.1", 0)) as server:
+            socket.create_connection(server.getsockname(), timeout=5).close()
+    except OSError as error:
+        return Finding(MISSING, f"127.0.0.1 cannot be reached: {error.strerror or error}", "`ip link set lo up`")
+    if "lo" not in (name for _, name in socket.if_nameindex()):
+        return Finding(MISSING, "127.0.0.1 works, but no interface is named lo", "give the loopback interface that name")
+    return Finding(OK, "lo, 127.0.0.1")
+
+
+def data_sets() -> Finding:
+    from hvdtrain import recipes
+    from hvdtrain.data.recipe import Recipe
+
+    names = recipes.names("datasets")
+    for name in names:
+        try:
+            Recipe.load(name)
+        except UsageError as error:
+            return Finding(MISSING, str(error), "put the recipe right, or remove it")
+    return Finding(OK, ", ".join(names))
+
+
+def cache() -> Finding:
+    """Whether data sets can be built into the user's cache; nothing is left there."""
+    from hvdtrain.data.build import cache_root
+
+    folder = cache_root()
+    try:
+        there = next(place for place in (folder, *folder.absolute().parents) if place.exists())
+        with tempfile.TemporaryFile(dir=there):
+            pass
+    except OSError as error:
+        found = f"{folder} cannot be written: {error.strerror}"
+        return Finding(MISSING, found, "name another folder: HVDTRAIN_CACHE=FOLDER")
+    return Finding(OK, f"{folder}, {shutil.disk_usage(there).free / 1e9:,.0f} GB free")

@@ -1,0 +1,313 @@
+"""What a job is asked to do: out to a command line or a file and back, and what is refused."""
+
+import dataclasses
+import itertools
+import tempfile
+from pathlib import Path
+
+import click
+import pytest
+import tomli_w
+from hypothesis import example, given
+from hypothesis import strategies as st
+
+from hvdtrain import modes
+from hvdtrain.config import (
+    DEFAULT_EPOCHS, DEVICES, LONGEST_S, MODELS, OPTIMIZERS, Duration, Names, Numbers, RunConfig, config_options,
+    read_config,
+)  # fmt: skip
+from hvdtrain.errors import UsageError
+
+FIELDS = dataclasses.fields(RunConfig)
+TEXT = st.text(st.characters(exclude_categories=["Cs"], exclude_characters="\0"))
+POSITIVE = st.floats(0, exclude_min=True, allow_infinity=False)
+DURATION = st.floats(0, LONGEST_S, exclude_min=True)
+
+# Every option with every value that its type allows: a new option without a line here fails the first test.
+VALUES = {
+    "mode": TEXT, "dataset": TEXT, "model": TEXT, "pretrained": TEXT, "optimizer": TEXT, "device": TEXT,
+    "servers": st.integers(0), "image_size": st.integers(0), "batch_size": st.integers(1), "epochs": st.integers(0),
+    "steps": st.integers(0), "threads": st.integers(0), "seed": st.integers(0, 2**32 - 1),
+    "width": st.floats(0, 4, exclude_min=True), "dropout": st.floats(0, 1, exclude_max=True),
+    "momentum": st.floats(0, 1, exclude_max=True), "target_accuracy": st.floats(0, 1), "lr": POSITIVE,
+    "weight_decay": st.floats(0, allow_infinity=False), "time_budget": st.just(0.0) | DURATION, "timeout": DURATION,
+    "schedule": st.sampled_from(["cosine", "constant"]), "push_scale": st.sampled_from(["mean", "none"]),
+    "deterministic": st.booleans(),
+}  # fmt: skip
+CONFIGS = st.builds(RunConfig, **VALUES)
+
+
+@click.command()
+@config_options()
+def command(**options):
+    return RunConfig(**options)
+
+
+def from_args(args):
+    return command.main(args, standalone_mode=False)
+
+
+def in_file(text):
+    """read_config of a file that holds this text or these bytes."""
+    with tempfile.TemporaryDirectory() as folder:
+        path = Path(folder) / "config.toml"
+        path.write_bytes(text.encode() if isinstance(text, str) else text)
+        return read_config(path)
+
+
+# There and back
+
+
+def test_every_option_is_tried_below():
+    assert set(VALUES) == {f.name for f in FIELDS}
+
+
+@given(CONFIGS)
+@example(RunConfig(dataset="--model", lr=5e-324, width=1e-300))
+@example(RunConfig(time_budget=1e-05, timeout=LONGEST_S))
+def test_to_the_command_line_and_back(config):
+    assert from_args(config.to_args()) == config
+
+
+@given(CONFIGS)
+def test_to_a_file_and_back(config):
+    with tempfile.TemporaryDirectory() as folder:
+        path = Path(folder) / "config.toml"
+        config.save(path, workers=4, job="17")
+        assert RunConfig(**read_config(path)) == config
+
+
+@pytest.mark.parametrize("f", FIELDS, ids=lambda f: f.name)
+def test_one_option_alone_is_all_that_the_command_line_says(f):
+    value = {"mode": "ddp", "schedule": "constant", "push_scale": "none"}.get(
+        f.name, {str: "other", int: 7, float: 0.5, bool: True}[type(f.default)]
+    )
+    config = RunConfig(**{f.name: value})
+    flag = "--" + f.name.replace("_", "-")
+    assert config.to_args() == [flag] if value is True else [flag, str(value)]
+    assert from_args(config.to_args()) == config
+
+
+def test_a_default_configuration_needs_no_options():
+    assert RunConfig().to_args() == []
+    assert from_args([]) == RunConfig()
+
+
+def test_short_flags():
+    assert from_args(["-s", "2", "-b", "48"]) == RunConfig(servers=2, batch_size=48)
+
+
+def test_options_can_be_left_out_and_have_other_defaults():
+    @click.command()
+    @config_options("mode", "servers", epochs=3)
+    def some(**options):
+        return options
+
+    options = some.main([], standalone_mode=False)
+    assert options.keys() == {f.name for f in FIELDS} - {"mode", "servers"}
+    assert options["epochs"] == 3
+
+
+# Values on the command line
+
+
+@pytest.mark.parametrize(
+    ("text", "seconds"),
+    [("90", 90), ("90s", 90), ("1.5m", 90), ("30m", 1800), ("2h", 7200), (" 2 h ", 7200), ("1e-05", 1e-5), ("0.5", 0.5)],
+)
+def test_durations(text, seconds):
+    assert Duration().convert(text, None, None) == seconds
+
+
+@pytest.mark.parametrize("text", ["0", "0h", "", "h", "-5", "5d", "1:30", "nan", "inf", "1e400", "9" * 400 + "h", "5 5"])
+def test_what_is_no_duration_is_refused_with_examples(text):
+    with pytest.raises(click.BadParameter, match="is not a duration such as 90s, 30m or 2h"):
+        Duration().convert(text, None, None)
+
+
+@pytest.mark.parametrize(
+    "args",
+    [
+        ["--width", "0"], ["--width", "4.1"], ["--dropout", "1"], ["--momentum", "1"], ["--batch-size", "0"],
+        ["--epochs", "-1"], ["--steps", "-1"], ["--lr", "0"], ["--lr", "-1"], ["--schedule", "linear"],
+        ["--push-scale", "sum"], ["--seed", "-1"], ["--seed", str(2**32)], ["--servers", "-1"],
+        ["--image-size", "-32"], ["--target-accuracy", "1.1"], ["--timeout", "0"], ["--time-budget", "soon"],
+    ],
+    ids=" ".join,
+)  # fmt: skip
+def test_values_out_of_range_are_refused_and_name_the_option(args):
+    with pytest.raises(click.BadParameter) as refused:
+        from_args(args)
+    assert args[0] in refused.value.format_message()
+
+
+@pytest.mark.parametrize(("text", "numbers"), [("2", [2]), ("1,2,4", [1, 2, 4]), ("4, 2,4", [4, 2])])
+def test_lists_of_numbers(text, numbers):
+    assert Numbers().convert(text, None, None) == numbers
+
+
+@pytest.mark.parametrize("text", ["", "0", "1,0", "-1", "1,,2", "two", "1.5", "1;2"])
+def test_what_is_no_list_of_numbers_is_refused(text):
+    with pytest.raises(click.BadParameter, match="whole numbers such as 1,2,4"):
+        Numbers().convert(text, None, None)
+
+
+def test_lists_of_names():
+    assert Names().convert("single, ddp,single", None, None) == ["single", "ddp"]
+
+
+# What cannot be run
+
+
+@pytest.mark.parametrize(
+    ("field", "valid"),
+    [("mode", modes.names()), ("model", MODELS), ("optimizer", OPTIMIZERS), ("device", DEVICES)],
+)
+def test_an_unknown_name_lists_the_valid_ones(field, valid):
+    with pytest.raises(UsageError) as refused:
+        RunConfig(**{field: "nosuch"}).check()
+    assert str(refused.value) == f"unknown {field} 'nosuch': choose from {', '.join(valid)}"
+
+
+def test_every_valid_name_is_accepted():
+    for mode in modes.names():
+        RunConfig(mode=mode, servers=1 if mode.startswith("ps-") else 0).check()
+    for model, optimizer, device in itertools.product(MODELS, OPTIMIZERS, DEVICES):
+        RunConfig(model=model, optimizer=optimizer, device=device).check()
+
+
+@pytest.mark.parametrize("two", list(itertools.combinations([("epochs", 1), ("steps", 1), ("time_budget", 1.0)], 2)))
+def test_two_ends_of_training_exclude_each_other(two):
+    with pytest.raises(UsageError, match="--epochs, --steps and --time-budget exclude each other: give one"):
+        RunConfig(**dict(two)).check()
+
+
+@pytest.mark.parametrize("side", [1, 16, 31])
+def test_too_small_images_are_refused_with_the_least_size(side):
+    with pytest.raises(UsageError, match=f"--image-size {side} .* at least 32"):
+        RunConfig(image_size=side).check()
+    RunConfig(image_size=32).check()
+
+
+@pytest.mark.parametrize("mode", modes.names())
+def test_servers_belong_to_the_ps_modes_alone(mode):
+    if mode.startswith("ps-"):
+        with pytest.raises(UsageError, match=f"--mode {mode} needs a server: add --servers 1"):
+            RunConfig(mode=mode).check()
+    else:
+        with pytest.raises(UsageError, match=f"--mode {mode} has no servers: drop --servers, or choose a ps- mode"):
+            RunConfig(mode=mode, servers=1).check()
+
+
+@pytest.mark.parametrize("field", [f.name for f in FIELDS if isinstance(f.default, float)])
+@pytest.mark.parametrize("value", [float("nan"), float("inf")])
+def test_what_is_not_finite_is_refused(field, value):
+    with pytest.raises(UsageError, match=f"--{field.replace('_', '-')} {value} is not a finite number"):
+        RunConfig(**{field: value}).check()
+
+
+def test_bytes_that_are_no_text_are_refused():
+    """They could not be written into config.toml."""
+    with pytest.raises(UsageError, match="--dataset '.*' is not valid UTF-8"):
+        RunConfig(dataset="./\udcff").check()
+
+
+@given(st.integers(1, 10_000), st.integers(1, 64))
+def test_a_batch_that_does_not_divide_says_which_do(batch, workers):
+    config = RunConfig(mode="ddp", batch_size=batch)
+    if batch % workers == 0:
+        config.check_workers(workers)
+        return
+    with pytest.raises(UsageError, match=f"{batch} does not divide over {workers} workers: use ") as refused:
+        config.check_workers(workers)
+    named = [int(word) for word in str(refused.value).split("use ")[1].split(" or ")]
+    assert all(n > 0 and n % workers == 0 for n in named)
+    assert min(abs(n - batch) for n in named) <= workers / 2 or batch < workers
+
+
+def test_single_is_one_process():
+    RunConfig().check_workers(1)
+    with pytest.raises(UsageError, match="--mode single is one process, but 2 were started"):
+        RunConfig().check_workers(2)
+
+
+@pytest.mark.parametrize(
+    ("options", "steps"),
+    [
+        ({}, DEFAULT_EPOCHS * 4), ({"epochs": 2}, 8), ({"steps": 5}, 5), ({"time_budget": 1.0}, None),
+        ({"epochs": 1, "batch_size": 100}, 1), ({"epochs": 1, "batch_size": 99}, 2),
+    ],
+)  # fmt: skip
+def test_how_many_steps_100_samples_take(options, steps):
+    assert RunConfig(**options).total_steps(100) == steps
+
+
+# Files that are not what save() wrote
+
+
+@pytest.mark.parametrize(
+    ("text", "words"),
+    [
+        (b"\xff\xfe\x00\x01" * 50, "cannot read the configuration .*config.toml"),
+        ("mode = ", "cannot read the configuration .*Invalid value"),
+        ('mode = "ddp"\nmode = "ddp"', "cannot read the configuration .*overwrite"),
+        ("x = " + "[" * 100_000, "nested too deeply"),
+        ("seed = " + "9" * 5000, "cannot read the configuration"),
+        ('colour = "red"', "unknown option in the configuration 'colour': choose from mode, servers, dataset"),
+        ("[mode]\nx = 1", "mode = .* should be of type str"),
+        ("mode = 3", "mode = 3 should be of type str"),
+        ('batch_size = "32"', "batch_size = '32' should be of type int"),
+        ("batch_size = 32.0", "batch_size = 32.0 should be of type int"),
+        ("seed = true", "seed = True should be of type int"),
+        ("lr = true", "lr = True should be of type float"),
+        ("deterministic = 1", "deterministic = 1 should be of type bool"),
+        ("lr = [0.1]", "lr = .* should be of type float"),
+        ("epochs = 1979-05-27", "epochs = .* should be of type int"),
+        ("batch_size = 0", "config.toml: batch_size: 0 is not in the range"),
+        ("steps = -1", "config.toml: steps: -1 is not in the range"),
+        ("lr = " + "9" * 400, "config.toml: lr: int too large"),
+        ("time_budget = -5.0", "config.toml: time_budget: '-5.0' is not a duration"),
+        ("timeout = nan", "config.toml: timeout: 'nan' is not a duration"),
+        ('schedule = "linear"', "config.toml: schedule: 'linear' is not one of 'cosine', 'constant'"),
+        ('push_scale = "sum"', "config.toml: push_scale: 'sum' is not one of 'mean', 'none'"),
+    ],
+    ids=lambda value: str(value[:20]),
+)
+def test_broken_and_hostile_files_are_refused(text, words):
+    with pytest.raises(UsageError, match=words) as refused:
+        in_file(text)
+    assert "\n" not in str(refused.value)
+
+
+def test_a_missing_file_and_a_folder_are_refused(tmp_path):
+    for path in (tmp_path / "nosuch.toml", tmp_path):
+        with pytest.raises(UsageError, match="cannot read the configuration"):
+            read_config(path)
+
+
+def test_whole_numbers_stand_for_floats_and_what_is_remembered_is_passed_over():
+    read = in_file('lr = 1\nworkers = 4\njob = "17"')
+    assert read == {"lr": 1.0}
+    assert type(read["lr"]) is float
+
+
+@given(
+    st.dictionaries(
+        st.sampled_from([f.name for f in FIELDS]),
+        st.integers() | st.floats(allow_nan=False) | st.booleans() | TEXT | st.sampled_from(["constant", "none"]),
+    )
+)
+def test_what_a_file_may_say_the_command_line_may_say_too(values):
+    try:
+        config = RunConfig(**in_file(tomli_w.dumps(values)))
+    except UsageError:
+        return
+    assert from_args(config.to_args()) == config
+
+
+@given(st.binary(max_size=200) | st.text().map(str.encode))
+def test_no_bytes_make_reading_fail_in_another_way(content):
+    try:
+        RunConfig(**in_file(content))
+    except UsageError:
+        pass
