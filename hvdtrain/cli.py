@@ -12,6 +12,7 @@ from hvdtrain.errors import Failure, UsageError
 COMMANDS = {
     "compare": "hvdtrain.compare:compare",
     "train": "hvdtrain.commands:train",
+    "evaluate": "hvdtrain.evaluate:evaluate",
     "report": "hvdtrain.report.commands:report",
     "verify": "hvdtrain.verify:verify",
     "data": "hvdtrain.data.commands:data",

@@ -72,7 +72,7 @@ def plan(config: RunConfig, names: list[str], workers: list[int], servers: int, 
     help="Repeat everything, each time with the next seed; the report then has medians and spreads.",
 )  # fmt: skip
 @config_options("mode", "servers")
-@click.option("--out", default="", help="Folder for runs and report; must be new or empty  [default: runs/compare-TIME].")
+@click.option("--out", default="", help="Folder for runs and report, new or empty  [default: runs/compare-TIME].")
 def compare(names: list[str], workers: list[int], servers: int, repeats: int, out: str, **options: Any) -> None:
     """Train one model in several modes on this machine, and report which was faster and as good.
 

@@ -77,7 +77,11 @@ def _control_groups(controller: str, root: Path, own: Path) -> Iterator[Path]:
 def shared_memory(folder: Path = Path("/dev/shm")) -> Finding:
     """Where MPI's and TensorPipe's shared memory lives."""
     if not folder.is_dir():
-        return Finding(WARNING, f"no {folder}", f"mount it: `mount -t tmpfs -o size=1g tmpfs {folder}`")
+        return Finding(
+            WARNING,
+            f"no {folder}: MPI falls back on the temporary folder",
+            f"mount it: `mount -t tmpfs -o size=1g tmpfs {folder}`",
+        )
     space = shutil.disk_usage(folder)
     found = f"{space.total / 2**20:,.0f} MB, {space.free / 2**20:,.0f} MB free"
     more = f"`docker run --shm-size=1g`, or `mount -o remount,size=1g {folder}`"
@@ -119,7 +123,7 @@ def loopback() -> Finding:
     except OSError as error:
         return Finding(MISSING, f"127.0.0.1 cannot be reached: {error.strerror or error}", "`ip link set lo up`")
     if "lo" not in (name for _, name in socket.if_nameindex()):
-        return Finding(MISSING, "127.0.0.1 works, but no interface is named lo", "give the loopback interface that name")
+        return Finding(MISSING, "127.0.0.1 answers, but no interface is named lo", "name the loopback interface so")
     return Finding(OK, "lo, 127.0.0.1")
 
 

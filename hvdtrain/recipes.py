@@ -1,11 +1,12 @@
 """Where the recipes are: `datasets/` and `launchers/`, beside this package in a checkout, inside it in a wheel."""
 
+import re
 import tomllib
 from functools import cache
 from pathlib import Path
 from typing import Any
 
-from hvdtrain.errors import unknown
+from hvdtrain.errors import UsageError, unknown
 
 PACKAGE = Path(__file__).parent
 RECIPES = PACKAGE if (PACKAGE / "datasets").is_dir() else PACKAGE.parent
@@ -18,7 +19,22 @@ def names(kind: str) -> list[str]:
 
 @cache
 def load(kind: str, name: str) -> dict[str, Any]:
-    """One recipe as a dictionary. UsageError, listing the valid names, where there is none of that name."""
+    """One recipe as a dictionary.
+
+    Raises:
+        UsageError: there is none of that name (the valid names are listed), or it is not TOML (file and line).
+    """
     if name not in names(kind):
         raise unknown({"datasets": "data set", "launchers": "launcher"}[kind], name, names(kind))
-    return tomllib.loads((RECIPES / kind / f"{name}.toml").read_text())
+    file = RECIPES / kind / f"{name}.toml"
+    content = file.read_bytes()
+    try:
+        return tomllib.loads(content.decode())
+    except tomllib.TOMLDecodeError as error:  # "... (at line 3, column 5)" or "... (at end of document)"
+        problem = str(error)
+        at = re.search(r"at line (\d+)", problem)
+        line = int(at[1]) if at else len(content.splitlines())
+    except UnicodeDecodeError as error:
+        problem = "not UTF-8"
+        line = content.count(b"\n", 0, error.start) + 1
+    raise UsageError(f"{file}, line {line}: {problem}")

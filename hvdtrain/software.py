@@ -11,6 +11,7 @@ import signal
 import subprocess
 import sys
 import tempfile
+import textwrap
 import time
 from pathlib import Path
 from typing import Any
@@ -173,7 +174,8 @@ def two_processes() -> Finding:
         said = log.read_text(errors="replace").splitlines()
     if code or not {"rank 0 of 2", "rank 1 of 2"} <= set(said):
         words = [line.strip() for line in said if re.search(r"\w", line)] or ["and no output"]
-        return Finding(MISSING, f"exit code {code}: {' '.join(words)[:200]}", f"adapt {recipe} to this machine")
+        ended = textwrap.shorten(f"exit code {code}: {' '.join(words)}", 200, placeholder=" …")
+        return Finding(MISSING, ended, f"adapt {recipe} to this machine")
     return Finding(OK, f"started and ended in {time.monotonic() - began:.1f} s")
 
 

@@ -21,20 +21,23 @@ if TYPE_CHECKING:
 SYNCHRONOUS = ["allreduce", "ddp", "ps-sync"]
 
 # Distance of the weights from the reference, over the distance that training moved them. Float32 rounding, and the
-# order in which gradients are added up, leave about 1e-7 under SGD; Adam divides by the size of a gradient, however
-# small, and leaves more. A missing sample, a sum in place of a mean or a lost momentum leave 1e-2 and more.
-TOLERANCE = {"sgd": 1e-5, "adam": 1e-3}
+# order in which gradients are added up, leave about 4e-5. A short batch averaged by worker instead of by sample
+# leaves 8e-3, another sample or a sum in place of a mean 1e-2 and more (each was tried).
+TOLERANCE = 2e-4
+CHECKED_OPTIMIZERS = ("sgd", "adam")
 
-# Four steps of 512 over 1,438 images: the third batch of the epoch is short and cannot be cut evenly, the fourth
-# step begins a new epoch. No batch norm and no dropout: both differ between workers by nature.
+# Five steps of 476 over 1,438 images: the fourth batch of the epoch has ten images, which four workers cannot share
+# evenly, and the fifth step begins a new epoch. No batch norm and no dropout: both differ between workers by nature.
 CHECKED = RunConfig(
-    mode="single", dataset="digits", model="vggf", width=1 / 16, batch_size=512, steps=4, lr=1e-3, threads=1,
-    deterministic=True,
+    mode="single", dataset="digits", model="vggf", width=1 / 16, batch_size=476, steps=5, lr=1e-3, threads=1,
+    schedule="constant", deterministic=True,
 )  # fmt: skip
 
 
 @click.command()
-@click.option("--modes", "names", type=Names(), default=",".join(SYNCHRONOUS), show_default=True, help="Modes to check.")
+@click.option(
+    "--modes", "names", type=Names(), default=",".join(SYNCHRONOUS), show_default=True, help="Modes to check."
+)  # fmt: skip
 @click.option("--workers", "-n", type=Numbers(), default="1,2,4", show_default=True, help="Numbers of workers.")
 def verify(names: list[str], workers: list[int]) -> None:
     """Check that the synchronous modes compute the same as one process, on this machine.
@@ -74,18 +77,18 @@ class Result:
 
     @property
     def same(self) -> bool:
-        return self.samples and self.distance <= TOLERANCE[self.config.optimizer]
+        return self.samples and self.distance <= TOLERANCE
 
     @property
     def line(self) -> str:
         return (
             f"{'same' if self.same else 'DIFFERS':<8} {self.config.mode:<10} {self.workers} worker(s)  "
-            f"{self.config.optimizer:<5} distance {self.distance:.1e} (at most {TOLERANCE[self.config.optimizer]:.0e})"
+            f"{self.config.optimizer:<5} distance {self.distance:.1e} (at most {TOLERANCE:.0e})"
             f"{'' if self.samples else ', other samples'}"
         )
 
 
-def check(names: list[str], workers: list[int], optimizers: Sequence[str] = tuple(TOLERANCE)) -> Iterator[Result]:
+def check(names: list[str], workers: list[int], optimizers: Sequence[str] = CHECKED_OPTIMIZERS) -> Iterator[Result]:
     """Run and compare, one after the other. Failure where a run fails."""
     import numpy as np
 

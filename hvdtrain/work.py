@@ -1,12 +1,15 @@
 """What a rank does once it knows where it is: serve, or build the model, train it and write down the results."""
 
+import dataclasses
+import os
 import resource
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import torch
-from safetensors.torch import save_file
+from safetensors import SafetensorError
+from safetensors.torch import load_file, save_file
 
 from hvdtrain import modes
 from hvdtrain.config import RunConfig
@@ -21,7 +24,7 @@ from hvdtrain.models import VGG, load_pretrained
 from hvdtrain.modes import Sync
 from hvdtrain.progress import TrainingProgress
 from hvdtrain.runfolder import Terminal
-from hvdtrain.train import History, train
+from hvdtrain.train import History, Normalise, evaluate, train
 from hvdtrain.world import World
 
 WEIGHTS = "snapshots/final.safetensors"
@@ -153,3 +156,26 @@ def _gather(sync: Sync, job: Job, row: list[float]) -> torch.Tensor:
     rows = torch.zeros(job.world.workers, len(row), dtype=torch.float64)
     rows[job.world.worker] = torch.tensor(row, dtype=torch.float64)
     return sync.sum(rows)
+
+
+def test(run: Path, config: RunConfig, own: ImageFolder, data: ImageFolder) -> tuple[float, float]:
+    """Mean loss and accuracy of a run's saved weights over the validation images of `data`.
+
+    Args:
+        own: the data set the run was trained on, which decides the side of its images.
+
+    Raises:
+        UsageError: the run saved no weights, or they are not this model's.
+    """
+    alone = dataclasses.replace(config, mode="single", servers=0)
+    threads = config.threads or len(os.sched_getaffinity(0))
+    torch.set_num_threads(threads)
+    job = Job(alone, World(), run, choose_device(alone, World()), threads)
+    model = initial_model(config, len(own.classes)).to(job.device)
+    try:
+        model.load_state_dict(load_file(run / WEIGHTS, device=str(job.device)))
+    except (OSError, SafetensorError, RuntimeError) as error:
+        reason = str(error).split("\n")[0]
+        raise UsageError(f"{run / WEIGHTS} cannot be read as the weights of {config.model}: {reason}") from None
+    loader = Loader(data.validation, config.image_size or native_side(own.train[0][0]), threads)
+    return evaluate(job, model, modes.load("single").connect(job), loader, Normalise(job.device))

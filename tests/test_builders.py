@@ -21,9 +21,10 @@ from PIL import Image
 from hvdtrain import recipes
 from hvdtrain.data import build as builder
 from hvdtrain.data import turntable
-from hvdtrain.data.build import Recipe, build, locate, split
+from hvdtrain.data.build import build, locate, split
 from hvdtrain.data.commands import data
 from hvdtrain.data.folder import content_hash, scan
+from hvdtrain.data.recipe import Recipe
 from hvdtrain.errors import Failure, UsageError
 
 SMALL = {"objects": 3, "views": 10}
@@ -46,9 +47,7 @@ def cache(tmp_path, monkeypatch):
 
 
 def files(folder):
-    return {
-        path.relative_to(folder).as_posix(): path.read_bytes() for path in folder.rglob("*") if path.is_file()
-    }
+    return {path.relative_to(folder).as_posix(): path.read_bytes() for path in folder.rglob("*") if path.is_file()}
 
 
 # ---- digits
@@ -232,9 +231,7 @@ def run(code, **environment):
 
 def test_what_a_killed_build_left_is_cleaned_up_by_the_next(tmp_path):
     out = tmp_path / "out"
-    child = run(
-        f"from hvdtrain.data import turntable, build; turntable.write_flat(build.Path({str(out)!r}), 100)"
-    )
+    child = run(f"from hvdtrain.data import turntable, build; turntable.write_flat(build.Path({str(out)!r}), 100)")
     with child:
         deadline = time.monotonic() + 30
         while not list(tmp_path.glob(".out.*/obj*")) and time.monotonic() < deadline:
@@ -342,12 +339,7 @@ def test_locate_builds_into_the_cache_once(cache):
 def test_locate_takes_folders(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     (tmp_path / "photos").mkdir()
-    assert (
-        locate("photos")
-        == locate("./photos")
-        == locate(str(tmp_path / "photos"))
-        == tmp_path.resolve() / "photos"
-    )
+    assert locate("photos") == locate("./photos") == locate(str(tmp_path / "photos")) == tmp_path.resolve() / "photos"
     assert locate("not/there") == tmp_path.resolve() / "not" / "there"  # for scan to refuse
 
 
@@ -400,6 +392,24 @@ def test_a_broken_recipe_is_named(tmp_path, monkeypatch, old, new, words):
     with written(tmp_path, monkeypatch, "broken", text), pytest.raises(UsageError, match=words) as refusal:
         Recipe.load("broken")
     assert "datasets/broken.toml" in str(refusal.value)
+
+
+@pytest.mark.parametrize(
+    ("text", "words"),
+    [
+        ('title = "a"\nsize = \n', "line 2: Invalid value"),
+        ('title = "a"\ntitle = "b"', "line 2: Cannot overwrite a value"),
+        ('title = "a"\n\nsize = 1 2\n', "line 3: Expected newline"),
+        ('title = "a"\nsize = "\udce9"\n', "line 2: not UTF-8"),
+    ],
+)
+def test_a_recipe_that_cannot_be_read_is_named_with_its_line(tmp_path, monkeypatch, text, words):
+    with written(tmp_path, monkeypatch, "broken", ""):
+        file = tmp_path / "datasets" / "broken.toml"
+        file.write_bytes(text.encode(errors="surrogateescape"))
+        with pytest.raises(UsageError) as refusal:
+            Recipe.load("broken")
+    assert str(refusal.value).startswith(f"{file}, {words}")
 
 
 def test_a_source_that_gives_too_few_images_is_a_failure(tmp_path):

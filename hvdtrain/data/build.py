@@ -1,115 +1,28 @@
-"""Builds image folders from the recipes in `datasets/`, and finds the folder that a data set's name stands for.
-
-A recipe's `source` names a module beside this one with two functions:
-    count(**options) -> int                 how many images there will be; UsageError for options out of range
-    images(seed, **options) -> iterator of (class name, file name, encoded image)
-"""
+"""Builds image folders from the recipes in `datasets/`, and finds the folder that a data set's name stands for."""
 
 import fcntl
 import hashlib
 import importlib
 import io
-import json
 import os
 import shutil
 import tomllib
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import Any
 
 from hvdtrain import recipes
 from hvdtrain.data.folder import TRAIN, VALIDATION
+from hvdtrain.data.recipe import MAKER, Order, Recipe
 from hvdtrain.errors import Failure, UsageError, unknown
 
-SOURCES = ["digits", "turntable"]
 MANIFEST = "dataset.toml"
-MAKER = "hvdtrain data build"
 
 Progress = Callable[[int, int], None]  # images written so far, images in all
 
 
-@dataclass(frozen=True)
-class Recipe:
-    """`datasets/NAME.toml`; datasets/README.md says what each key means."""
-
-    name: str
-    title: str
-    size: str
-    source: str
-    licence: str
-    citation: str
-    revision: int
-    seed: int
-    validation: float
-    note: str
-    options: dict[str, Any]
-
-    @classmethod
-    def load(cls, name: str) -> "Recipe":
-        """UsageError for an unknown name (the known ones are listed) or a recipe with missing or unknown keys."""
-        written = recipes.load("datasets", name)
-        keys = {field.name for field in fields(cls)} - {"name"}
-        if wrong := sorted(keys ^ written.keys()):
-            raise UsageError(
-                f"datasets/{name}.toml: missing or unknown: {', '.join(wrong)}; see datasets/README.md"
-            )
-        recipe = cls(name=name, **written)
-        if recipe.source not in SOURCES:
-            raise unknown(f"source in datasets/{name}.toml", recipe.source, SOURCES)
-        return recipe
-
-    def choose(self, **options: Any) -> "Order":
-        """This recipe with some of `seed` and its options set. UsageError for an option that it does not have."""
-        valid = {"seed": self.seed, **self.options}
-        for option in options:
-            if option not in valid:
-                raise UsageError(
-                    f"data set '{self.name}' has no option '{option}': it takes {', '.join(valid)}"
-                )
-        return Order(self, valid | options)
-
-
-@dataclass(frozen=True)
-class Order:
-    """A recipe with every option decided: equal orders give equal bytes."""
-
-    recipe: Recipe
-    options: dict[str, Any]
-
-    @property
-    def key(self) -> str:
-        """64 hex digits that stand for the recipe's contents and the options."""
-        return hashlib.sha256(
-            json.dumps([vars(self.recipe), self.options], sort_keys=True).encode()
-        ).hexdigest()
-
-    def manifest(self, classes: dict[str, dict[str, int]]) -> dict[str, Any]:
-        """What `dataset.toml` says, with {class: {part: images}}."""
-        recipe, percent = self.recipe, round(100 * self.recipe.validation)
-        split = f"{100 - percent} % training, {percent} % validation, drawn at random within each class"
-        return {
-            "made_by": MAKER,
-            "key": self.key,
-            "name": recipe.name,
-            "title": recipe.title,
-            "source": recipe.source,
-            "licence": recipe.licence,
-            "citation": recipe.citation,
-            "split": "none: one flat folder"
-            if self.options.get("flat")
-            else f"{split}. {recipe.note}".strip(),
-            "images": sum(sum(parts.values()) for parts in classes.values()),
-            "seed": self.options["seed"],
-            "options": {name: value for name, value in self.options.items() if name != "seed"},
-            "classes": classes,
-        }
-
-
-def build(
-    name: str, out: Path, *, force: bool = False, progress: Progress | None = None, **options: Any
-) -> Path:
+def build(name: str, out: Path, *, force: bool = False, progress: Progress | None = None, **options: Any) -> Path:
     """Build the data set `name` into the folder `out`, which appears complete or not at all.
 
     Where `out` already holds this data set with these options, nothing is done. `force` builds it again, and replaces
@@ -154,20 +67,18 @@ def locate(dataset: str) -> Path:
     """The folder of a data set, resolved: a recipe's name (built into the user's cache on first use) or a folder.
 
     The name of a recipe comes before a folder of that name; `./NAME` is the folder. Any number of processes may ask
-    at once: one builds, the others wait. The environment variable HVDTRAIN_CACHE moves the cache.
+    at once: one builds, the others wait.
 
     Raises:
         UsageError: neither a name nor a folder; the names are listed. What is in a folder is not looked at.
     """
     if dataset in recipes.names("datasets"):
         order = Recipe.load(dataset).choose()
-        return build(dataset, _cache() / "datasets" / f"{dataset}-{order.key[:12]}")
+        return build(dataset, cache_root() / "datasets" / f"{dataset}-{order.key[:12]}")
     folder = Path(dataset).expanduser()
     if os.sep in dataset or folder.is_dir():
         return folder.resolve()
-    raise UsageError(
-        f"{unknown('data set', dataset, recipes.names('datasets'))}, or give a folder such as ./{dataset}"
-    )
+    raise UsageError(f"{unknown('data set', dataset, recipes.names('datasets'))}, or give a folder such as ./{dataset}")
 
 
 def split(names: Sequence[str], validation: float, seed: int, class_name: str) -> tuple[list[str], list[str]]:
@@ -258,9 +169,7 @@ def _check_free(out: Path, force: bool) -> None:
     if not any(out.iterdir()):
         return
     if not (ours := _read_manifest(out)):
-        raise UsageError(
-            f"'{out}' is not empty and was not built by hvdtrain: name another folder, or remove it"
-        )
+        raise UsageError(f"'{out}' is not empty and was not built by hvdtrain: name another folder, or remove it")
     if not force:
         raise UsageError(
             f"'{out}' holds data set '{ours.get('name')}', built from another recipe or with other options: "
@@ -268,7 +177,8 @@ def _check_free(out: Path, force: bool) -> None:
         )
 
 
-def _cache() -> Path:
+def cache_root() -> Path:
+    """Where built-in data sets are kept, in the folder `datasets`; it need not exist. HVDTRAIN_CACHE moves it."""
     import platformdirs
 
     return Path(os.environ.get("HVDTRAIN_CACHE") or platformdirs.user_cache_dir("hvdtrain"))

@@ -5,6 +5,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
 
+import numpy as np
 import torch
 from PIL import Image
 from torchvision.transforms.v2 import functional
@@ -64,7 +65,7 @@ class Loader:
     def _decode(self, index: int) -> torch.Tensor:
         with _open(self.samples[index][0]) as image:
             try:
-                pixels = functional.pil_to_tensor(image.convert("RGB"))
+                pixels = functional.pil_to_tensor(_rgb(image))
             except Exception as error:  # PIL's decoders raise OSError, ValueError, SyntaxError and others
                 raise Failure(f"cannot decode {self.samples[index][0]}: {error}") from None
         if pixels.shape[1:] == (self.side, self.side):
@@ -72,8 +73,14 @@ class Loader:
         return functional.center_crop(functional.resize(pixels, [self.side], antialias=True), [self.side])
 
 
+def _rgb(image: Image.Image) -> Image.Image:
+    if image.mode == "I;16":  # PIL would make white of all above 255 in place of scaling
+        image = Image.fromarray((np.asarray(image) >> 8).astype(np.uint8))
+    return image.convert("RGB")
+
+
 def _open(path: Path) -> Image.Image:
     try:
         return Image.open(path)
-    except (OSError, Image.DecompressionBombError) as error:
+    except Exception as error:  # as above: a broken header provokes them too
         raise Failure(f"cannot read the image {path}: {error}") from None

@@ -134,9 +134,7 @@ PATTERNS: dict[str, Callable[[Array], Array]] = {
     "checks": lambda w: _sharp(np.sin(w[0]) * np.sin(w[1]) * np.sin(w[2]), 12),
     "spots": lambda w: _sharp(np.cos(w[0]) + np.cos(w[1]) + np.cos(w[2]) - 1.1, 3),
     "marble": lambda w: 0.5 + 0.5 * np.sin(0.6 * w[0] + 1.8 * np.sin(0.7 * w[1]) + 1.3 * np.sin(0.9 * w[2])),
-    "clouds": lambda w: _sharp(
-        np.sin(w[0]) + np.sin(1.3 * w[1]) + np.sin(0.8 * w[2]) + np.sin(1.7 * w[3]), 0.35
-    ),
+    "clouds": lambda w: _sharp(np.sin(w[0]) + np.sin(1.3 * w[1]) + np.sin(0.8 * w[2]) + np.sin(1.7 * w[3]), 0.35),
     "gradient": lambda w: 0.5 + 0.5 * np.sin(0.35 * w[0]),
     "bands": lambda w: _sharp(np.sin(w[0]) + 0.5 * np.sin(2 * w[0] + w[3]), 2),
 }

@@ -1,8 +1,9 @@
 """Views of textured solids on a turntable, rendered here: named and sized like COIL-100, free to use.
 
-An object is a handful of solids, each an affine image of a unit solid of `solids.py`. The camera is orthographic and looks slightly down, so every ray of a view has the same
-direction and a whole view is a few array operations. Everything is computed in float64: what two kinds of processor
-round differently is far below one step of 8-bit colour, so the same seed gives the same pixels on all of them.
+An object is a handful of solids, each an affine image of a unit solid of `solids.py`. The camera is orthographic and
+looks slightly down, so every ray of a view has the same direction and a whole view is a few array operations.
+Everything is computed in float64: what two kinds of processor round differently is far below one step of 8-bit
+colour, so the same seed gives the same pixels on all of them.
 """
 
 import colorsys
@@ -182,14 +183,10 @@ def view(parts: tuple[Part, ...], camera: Camera, angle: float) -> NDArray[np.ui
         window = (_between(camera.up, low, high), _between(camera.across, left, end))
         inverse = np.linalg.inv(part.axes)
         columns = (inverse @ right)[:, None] * camera.across[window[1]]
-        rows = (inverse @ up)[:, None] * camera.up[window[0]] + (inverse @ (-10 * forward - part.centre))[
-            :, None
-        ]
+        rows = (inverse @ up)[:, None] * camera.up[window[0]] + (inverse @ (-10 * forward - part.centre))[:, None]
         starts = rows[:, :, None] + columns[:, None, :]
         direction = inverse @ forward
-        distance = SOLIDS[part.solid][0](starts.reshape(3, -1), direction, part.shape).reshape(
-            starts.shape[1:]
-        )
+        distance = SOLIDS[part.solid][0](starts.reshape(3, -1), direction, part.shape).reshape(starts.shape[1:])
         owner[window] = np.where(distance < nearest[window], i, owner[window])
         nearest[window] = np.minimum(distance, nearest[window])
         cast.append((window, starts, direction, distance))
@@ -230,20 +227,19 @@ def _render(seed: int, number: int, views: int) -> list[tuple[str, str, bytes]]:
     parts = design(seed, number)
     camera = Camera.facing(parts)
     angles = [360 * i // views for i in range(views)]
-    return [
-        (f"obj{number}", f"obj{number}__{angle}.png", build.png(view(parts, camera, angle)))
-        for angle in angles
-    ]
+    return [(f"obj{number}", f"obj{number}__{angle}.png", build.png(view(parts, camera, angle))) for angle in angles]
 
 
 def count(objects: int, views: int) -> int:
-    """How many images there will be. UsageError for fewer than two objects or views, or views less than 1 degree apart."""
+    """How many images there will be.
+
+    Raises:
+        UsageError: fewer than two objects or views, or views less than 1 degree apart.
+    """
     if objects < 2:
         raise UsageError(f"{objects} object(s) cannot be told apart: at least 2")
     if not 2 <= views <= 360:
-        raise UsageError(
-            f"{views} views do not work: from 2 to 360, at whole degrees (72 is every 5 degrees)"
-        )
+        raise UsageError(f"{views} views do not work: from 2 to 360, at whole degrees (72 is every 5 degrees)")
     return objects * views
 
 

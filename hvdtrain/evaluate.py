@@ -1,0 +1,33 @@
+"""`hvdtrain evaluate`: a run's saved model on the validation images, of its own data set or of another."""
+
+from pathlib import Path
+
+import click
+
+from hvdtrain.config import RunConfig, read_config
+from hvdtrain.errors import UsageError
+
+
+@click.command()
+@click.argument("run", type=click.Path(path_type=Path))
+@click.option("--dataset", default="", help="Another data set's name or folder, with the same classes.")
+def evaluate(run: Path, dataset: str) -> None:
+    """Test the model that a run saved: loss and accuracy over every validation image.
+
+    \b
+    hvdtrain evaluate runs/single
+    hvdtrain evaluate runs/single --dataset FOLDER
+    """
+    if not (run / "config.toml").is_file():
+        raise UsageError(f"{run} is not a run folder: it has no config.toml")
+    config = RunConfig(**read_config(run / "config.toml"))
+    from hvdtrain.data.build import locate
+    from hvdtrain.data.folder import scan
+
+    own, data = scan(locate(config.dataset)), scan(locate(dataset or config.dataset))
+    if own.classes != data.classes:
+        raise UsageError(f"the model knows the classes {', '.join(own.classes)}; {dataset} has {', '.join(data.classes)}")
+    from hvdtrain.work import test
+
+    loss, accuracy = test(run, config, own, data)
+    click.echo(f"{len(data.validation)} images: loss {loss:.4f}, accuracy {accuracy:.4f}")
