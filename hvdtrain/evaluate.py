@@ -26,7 +26,8 @@ def evaluate(run: Path, dataset: str) -> None:
 
     own, data = scan(locate(config.dataset)), scan(locate(dataset or config.dataset))
     if own.classes != data.classes:
-        raise UsageError(f"the model knows the classes {', '.join(own.classes)}; {dataset} has {', '.join(data.classes)}")
+        known, given = ", ".join(own.classes), ", ".join(data.classes)
+        raise UsageError(f"the model knows the classes {known}; {dataset} has {given}")
     from hvdtrain.work import test
 
     loss, accuracy = test(run, config, own, data)

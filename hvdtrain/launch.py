@@ -6,6 +6,7 @@ import os
 import signal
 import subprocess
 import sys
+import time
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -64,19 +65,40 @@ def running(
 
 
 def end(process: "subprocess.Popen[bytes]") -> None:
-    """End a process and all its descendants: SIGTERM, then, after GRACE_S, SIGKILL."""
-    try:
-        family = [psutil.Process(process.pid), *psutil.Process(process.pid).children(recursive=True)]
-    except psutil.NoSuchProcess:
-        family = []
+    """End a job: SIGTERM to its launcher, which ends the ranks, then, after GRACE_S, SIGKILL to whatever is left.
+
+    Where the launcher has gone already, its ranks and what they started are told themselves.
+    """
+    family = _family(process.pid)
     if process.poll() is None:
         process.terminate()
-    _, alive = psutil.wait_procs(family, timeout=GRACE_S if family else 0)
-    for survivor in alive:
+    else:
+        for orphan in family:
+            with contextlib.suppress(psutil.NoSuchProcess):
+                orphan.terminate()
+    deadline = time.monotonic() + GRACE_S
+    with contextlib.suppress(subprocess.TimeoutExpired):
+        process.wait(GRACE_S)
+    _, alive = psutil.wait_procs(family, timeout=max(0.0, deadline - time.monotonic()))
+    survivors = list({*alive, *_family(process.pid)})  # and what was started meanwhile
+    for survivor in survivors:
         with contextlib.suppress(psutil.NoSuchProcess):
             survivor.kill()
-    psutil.wait_procs(alive, timeout=GRACE_S)
+    process.kill()
     process.wait()
+    psutil.wait_procs(survivors, timeout=GRACE_S)
+
+
+def _family(launcher: int) -> list[psutil.Process]:
+    """All processes of the launcher's session, orphans too, and those below it that have left the session."""
+    found = set()
+    with contextlib.suppress(psutil.NoSuchProcess):
+        found.update(psutil.Process(launcher).children(recursive=True))
+    for pid in psutil.pids():
+        with contextlib.suppress(OSError, psutil.NoSuchProcess):
+            if pid != launcher and os.getsid(pid) == launcher:
+                found.add(psutil.Process(pid))
+    return list(found)
 
 
 def reason(log: Path, code: int) -> str:

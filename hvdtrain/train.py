@@ -115,9 +115,9 @@ def digest(share: Share) -> int:
     x = np.array(share.indices[: share.counted], dtype=np.uint64) + np.uint64(share.step << 32)
     # The finaliser of splitmix64 (Steele, Lea & Flood, 2014, doi:10.1145/2660193.2660195). A product alone would be
     # linear: sums would stay the same when samples change places.
-    x = (x ^ x >> 30) * 0xBF58476D1CE4E5B9
-    x = (x ^ x >> 27) * 0x94D049BB133111EB
-    return int(((x ^ x >> 31) >> 16).sum()) % 2**48
+    x = (x ^ x >> np.uint64(30)) * np.uint64(0xBF58476D1CE4E5B9)
+    x = (x ^ x >> np.uint64(27)) * np.uint64(0x94D049BB133111EB)
+    return int(((x ^ x >> np.uint64(31)) >> np.uint64(16)).sum()) % 2**48
 
 
 def evaluate(job: Job, model: nn.Module, sync: Sync, loader: Loader, normalise: "Normalise") -> tuple[float, float]:

@@ -11,9 +11,9 @@ from pathlib import Path
 
 import pytest
 
-from hvdtrain import machine, recipes, software
-from hvdtrain.doctor import CHECKS, Check
-from hvdtrain.findings import MISSING, OK, WARNING, Finding
+from hvdtrain import recipes
+from hvdtrain.doctor import CHECKS, Check, machine, software
+from hvdtrain.doctor.findings import MISSING, OK, WARNING, Finding
 
 
 def run(*arguments, python=sys.executable, cwd=None, **environment):

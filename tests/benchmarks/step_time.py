@@ -8,6 +8,7 @@ range over the rounds of each contender's median step, and the median of the rat
 """
 
 import argparse
+import itertools
 import json
 import os
 import statistics
@@ -54,7 +55,7 @@ def measure(ranks: int, what: list[str] | RunConfig, folder: Path) -> float:
         times = [json.loads(line)["time"] for line in (out / "metrics.rank0.jsonl").read_text().splitlines()]
     else:
         times = json.loads(log.read_text().splitlines()[-1])
-    laps = [after - before for before, after in zip(times, times[1:], strict=False)]
+    laps = [after - before for before, after in itertools.pairwise(times)]
     return statistics.median(laps[WARM_UP:])
 
 

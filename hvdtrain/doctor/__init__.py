@@ -10,9 +10,9 @@ from functools import partial
 
 import click
 
-from hvdtrain import machine, software
+from hvdtrain.doctor import machine, software
+from hvdtrain.doctor.findings import MISSING, OK, WARNING, Finding
 from hvdtrain.errors import Failure
-from hvdtrain.findings import MISSING, OK, WARNING, Finding
 
 
 @dataclass(frozen=True)

@@ -9,8 +9,8 @@ import tempfile
 from collections.abc import Iterator
 from pathlib import Path
 
+from hvdtrain.doctor.findings import MISSING, OK, WARNING, Finding
 from hvdtrain.errors import UsageError
-from hvdtrain.findings import MISSING, OK, WARNING, Finding
 
 # Measured with OpenMPI 5.0.11 on one host: each rank makes a file of 16 MB in /dev/shm, and MPI_Init fails where that
 # much is not free. `hvdtrain compare` with no options, two workers and a server, takes 1.8 GB.

@@ -16,8 +16,8 @@ import time
 from pathlib import Path
 from typing import Any
 
+from hvdtrain.doctor.findings import MISSING, OK, WARNING, Finding
 from hvdtrain.errors import Failure
-from hvdtrain.findings import MISSING, OK, WARNING, Finding
 
 LIMIT_S = 60.0  # for anything started here: a cold import of torch from a network disk can take half of that
 REBUILD = "build it against this torch: `uv sync --reinstall-package horovod` (2 to 5 minutes, needs a C++ compiler)"

@@ -1,0 +1,202 @@
+"""Starting ranks for real, and seeing to it that none outlives its job."""
+
+import contextlib
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import psutil
+import pytest
+
+from hvdtrain import launch
+from hvdtrain.config import RunConfig
+from hvdtrain.errors import Failure, UsageError
+from hvdtrain.launch import command, reason, running, train_program
+
+pytestmark = pytest.mark.timeout(60)
+
+# A rank that will not go: it ignores SIGTERM, and so does the child that it starts. Both process ids go into a file.
+STUBBORN = """
+import os, pathlib, signal, subprocess, sys, time
+signal.signal(signal.SIGTERM, signal.SIG_IGN)
+quiet = dict(stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL)
+child = subprocess.Popen([sys.executable, "-c", '''
+import os, signal, time
+signal.signal(signal.SIGTERM, signal.SIG_IGN)
+os.write(1, b"ready")
+time.sleep(60)
+'''], **quiet)
+child.stdout.read(5)
+file = pathlib.Path(sys.argv[1], os.environ["OMPI_COMM_WORLD_RANK"])
+file.with_suffix(".part").write_text(f"{os.getpid()} {child.pid}")
+file.with_suffix(".part").rename(file.with_suffix(".pids"))
+time.sleep(60 if sys.argv[2] == "stay" else 0)
+"""
+
+
+def stubborn(folder, then="stay"):
+    return [sys.executable, "-c", STUBBORN, str(folder), then]
+
+
+def ids(folder):
+    """The four process ids of two stubborn ranks, once they are all there."""
+    deadline = time.monotonic() + 20
+    while len(files := list(folder.glob("*.pids"))) < 2:
+        assert time.monotonic() < deadline, "the ranks did not start"
+        time.sleep(0.02)
+    return [int(word) for file in files for word in file.read_text().split()]
+
+
+def alive(pids):
+    """Those of the processes that still run; a zombie that nobody has buried does not."""
+    running = []
+    for pid in pids:
+        with contextlib.suppress(psutil.NoSuchProcess):
+            if psutil.Process(pid).status() != psutil.STATUS_ZOMBIE:
+                running.append(pid)
+    return running
+
+
+@pytest.fixture
+def folder(tmp_path):
+    """A new folder; stubborn processes that a failed test leaves in it do not outlive the test."""
+    yield tmp_path
+    for file in tmp_path.glob("*.pids"):
+        for pid in alive(map(int, file.read_text().split())):
+            os.kill(pid, signal.SIGKILL)
+
+
+# What is started
+
+
+def test_two_ranks_run_and_print_into_the_log(tmp_path):
+    code = (
+        "import os, sys; e = os.environ;"
+        "print('rank', e['OMPI_COMM_WORLD_RANK'], 'of', e['OMPI_COMM_WORLD_SIZE'], e['MARK'], e['OMPI_MCA_btl']);"
+        "print('aside', file=sys.stderr)"
+    )
+    log = tmp_path / "log"
+    with running("local", 2, [sys.executable, "-c", code], log, MARK="seven") as job:
+        assert job.wait(timeout=30) == 0
+    lines = sorted(log.read_text().splitlines())
+    assert lines == ["aside", "aside", "rank 0 of 2 seven self,sm", "rank 1 of 2 seven self,sm"]
+
+
+def test_a_failing_rank_ends_the_job_with_its_exit_code_and_reason(tmp_path):
+    code = (
+        "import os, sys, time\n"
+        "if os.environ['OMPI_COMM_WORLD_RANK'] == '0': time.sleep(60)\n"
+        "sys.exit(print('hvdtrain: the disk is full', file=sys.stderr) or 7)"
+    )
+    log = tmp_path / "log"
+    began = time.monotonic()
+    with running("local", 2, [sys.executable, "-c", code], log) as job:
+        assert job.wait(timeout=30) == 7
+    assert time.monotonic() - began < 20
+    assert reason(log, 7) == "the disk is full"
+
+
+def test_a_launcher_that_cannot_be_started_is_a_failure(tmp_path, monkeypatch):
+    monkeypatch.setattr(sys, "executable", str(tmp_path / "python"))  # its folder has no mpirun
+    with pytest.raises(Failure, match=f"cannot start {tmp_path}/mpirun: No such file or directory; see `hvdtrain doc"):
+        with running("local", 2, ["true"], tmp_path / "log"):
+            pass
+
+
+def test_an_unknown_launcher_lists_the_valid_ones():
+    with pytest.raises(UsageError, match="unknown launcher 'nosuch': choose from .*local"):
+        command("nosuch", 2, ["true"])
+
+
+def test_the_local_launchers_words():
+    words = command("local", 3, ["prog", "{ranks}", "a b"])
+    assert Path(words[0]) == Path(sys.executable).parent / "mpirun"
+    assert words[-5:] == ["-np", "3", "prog", "{ranks}", "a b"]  # the program's own words are left alone
+
+
+def test_the_program_of_a_rank_has_its_configuration_and_folder(tmp_path):
+    program = train_program(RunConfig(mode="ps-sync", servers=1), tmp_path)
+    assert program == [
+        sys.executable, "-m", "hvdtrain", "train", "--mode", "ps-sync", "--servers", "1", "--out", str(tmp_path),
+    ]  # fmt: skip
+
+
+# What is left: nothing
+
+
+@pytest.mark.parametrize("how", ["ends", "raises"])
+def test_ranks_that_ignore_sigterm_and_their_children_are_gone_after_the_block(folder, how):
+    with contextlib.suppress(KeyboardInterrupt), running("local", 2, stubborn(folder), folder / "log") as job:
+        pids = ids(folder)
+        assert sorted(alive([*pids, job.pid])) == sorted([*pids, job.pid])
+        if how == "raises":
+            raise KeyboardInterrupt
+    assert alive([*pids, job.pid]) == []
+
+
+def test_what_finished_ranks_have_left_behind_is_gone_after_the_block(folder, monkeypatch):
+    monkeypatch.setattr(launch, "GRACE_S", 0.5)
+    with running("local", 2, stubborn(folder, then="leave"), folder / "log") as job:
+        assert job.wait(timeout=30) == 0
+        assert len(alive(pids := ids(folder))) == 2
+    assert alive(pids) == []
+
+
+def test_ranks_whose_launcher_was_killed_are_gone_after_the_block(folder, monkeypatch):
+    monkeypatch.setattr(launch, "GRACE_S", 0.5)
+    with running("local", 2, stubborn(folder), folder / "log") as job:
+        pids = ids(folder)
+        job.kill()
+        assert job.wait(timeout=30) == -signal.SIGKILL
+        assert len(alive(pids)) == 4
+    assert alive(pids) == []
+
+
+PARENT = """
+import json, sys, time
+from pathlib import Path
+from hvdtrain.launch import running
+with running("local", 2, json.loads(sys.argv[1]), Path(sys.argv[2])) as job:
+    job.wait()
+"""
+
+
+@pytest.mark.parametrize(
+    "signals",
+    [[signal.SIGKILL], [signal.SIGTERM], [signal.SIGINT, signal.SIGINT]],
+    ids=["killed", "terminated", "interrupted twice"],
+)
+def test_no_rank_outlives_its_parent(folder, signals):
+    words = [sys.executable, "-c", PARENT, json.dumps(stubborn(folder)), str(folder / "log")]
+    with subprocess.Popen(words, stderr=subprocess.DEVNULL) as parent:
+        pids = ids(folder)
+        assert len(alive(pids)) == 4
+        for number in signals:
+            parent.send_signal(number)
+            time.sleep(0.3)
+    deadline = time.monotonic() + 15
+    while (left := alive(pids)) and time.monotonic() < deadline:
+        time.sleep(0.05)
+    assert left == []
+
+
+# Why it failed
+
+
+@pytest.mark.parametrize(
+    ("printed", "line"),
+    [
+        (b"noise\nhvdtrain: no such folder\nhvdtrain: also this\nmpirun noise\n", "no such folder"),
+        (b"ImportError: no such thing\n\n  \n", "exit code 3: ImportError: no such thing (see {log})"),
+        (b"", "exit code 3: no output (see {log})"),
+        (b"\xff\xfe broken \xff\n", "exit code 3: \ufffd\ufffd broken \ufffd (see {log})"),
+    ],
+)
+def test_the_reason_is_our_own_line_or_the_last_one(tmp_path, printed, line):
+    log = tmp_path / "log"
+    log.write_bytes(printed)
+    assert reason(log, 3) == line.format(log=log)
