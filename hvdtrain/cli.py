@@ -53,11 +53,14 @@ def cli() -> None:
 def main() -> NoReturn:
     """Run the command line: 0 done, 1 failed, 2 usage, 130 interrupted; an error is one line on stderr."""
     try:
-        sys.exit(cli.main(standalone_mode=False) or 0)
+        sys.exit(cli.main(prog_name="hvdtrain", standalone_mode=False) or 0)
+    except click.exceptions.NoArgsIsHelpError as error:
+        error.show()
+        sys.exit(error.exit_code)
     except click.ClickException as error:
         context = getattr(error, "ctx", None)
         hint = f" (see `{context.command_path} --help`)" if context else ""
-        _fail(error.format_message().replace("\n", " ") + hint, error.exit_code)
+        _fail(error.format_message() + hint, error.exit_code)
     except (UsageError, Failure) as error:
         _fail(str(error), error.exit_code)
     except (KeyboardInterrupt, click.Abort):
@@ -65,7 +68,5 @@ def main() -> NoReturn:
 
 
 def _fail(line: str, code: int) -> NoReturn:
-    print(f"hvdtrain: {line}", file=sys.stderr)
+    print(f"hvdtrain: {' '.join(line.splitlines())}", file=sys.stderr)
     sys.exit(code)
-
-

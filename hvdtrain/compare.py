@@ -100,7 +100,8 @@ def compare(names: list[str], workers: list[int], servers: int, repeats: int, ou
     except OSError as error:
         raise UsageError(f"--out {folder} cannot be written: {error.strerror}") from None
     failed = _run_all(runs, folder, len(data.train))
-    _report(folder)
+    if len(failed) < len(runs):
+        _report(folder)
     if failed:
         raise Failure(f"{len(failed)} of {len(runs)} runs failed: {', '.join(failed)}; logs are in {folder / 'logs'}")
 

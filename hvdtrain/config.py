@@ -76,12 +76,8 @@ class RunConfig:
     """
 
     mode: str = option("single", "How workers are kept in step; see `hvdtrain modes`.", str)
-    servers: int = option(
-        0, "Parameter servers: the first S ranks serve, the rest work.", click.IntRange(0), ("-s",)
-    )
-    dataset: str = option(
-        "digits", "A built-in data set's name, or a folder with TrainData/ and ValidationData/.", str
-    )
+    servers: int = option(0, "Parameter servers: the first S ranks serve, the rest work.", click.IntRange(0), ("-s",))
+    dataset: str = option("digits", "A built-in data set's name, or a folder with TrainData/ and ValidationData/.", str)
     image_size: int = option(
         0, "Side in pixels, at least 32; 0 takes the first image's, at most 224.", click.IntRange(0)
     )

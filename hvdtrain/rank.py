@@ -20,29 +20,31 @@ def run_rank(config: RunConfig, out: str) -> None:
     Raises:
         UsageError: before anything was touched.
     """
-    config.check()
-    world = read_world(config.servers)
-    config.check_workers(world.workers)
-    threads = config.threads or _share_of_cores(world)
-    # Torch reads these when it is imported.
-    os.environ["OMP_NUM_THREADS"] = os.environ["MKL_NUM_THREADS"] = str(threads)
-    os.environ.setdefault("THP_MEM_ALLOC_ENABLE", "1")  # huge pages: large messages cost page faults otherwise
-    os.environ.setdefault("TORCH_CPP_LOG_LEVEL", "ERROR")
-    job = _job_id(world)
-    folder = Path(out or f"runs/{config.mode}-{job}")
+    here = read_world()
     try:
-        if world.rank == 0:
-            check_free(folder)
+        world = read_world(config.check().servers)
+        config.check_workers(world.workers)
+        threads = config.threads or _share_of_cores(world)
+        # Torch reads these when it is imported.
+        os.environ["OMP_NUM_THREADS"] = os.environ["MKL_NUM_THREADS"] = str(threads)
+        os.environ.setdefault("THP_MEM_ALLOC_ENABLE", "1")  # huge pages: large messages cost page faults otherwise
+        os.environ.setdefault("TORCH_CPP_LOG_LEVEL", "ERROR")
+        job = _job_id(world)
+        folder = Path(out or f"runs/{config.mode}-{job}")
+        if world.is_chief:
+            check_free(folder, others_log=not world.is_local)
         from hvdtrain import work  # imports torch
 
         task = work.prepare(config, world, folder, threads)
-        if world.rank == 0:
-            claim(folder, config, world.workers, job)
+        if world.is_chief:  # which finds every fault there is, and writes the results
+            claim(folder, config, world.workers, job, others_log=not world.is_local)
         elif world.is_local:
             wait_for_claim(folder, job, config.timeout)
     except UsageError:
-        if world.rank > 0 and world.is_local:  # every rank on a host finds the same fault; one line is enough
-            os._exit(UsageError.exit_code)
+        # Every rank on a host finds the same fault, and one line is enough: the first rank's, whose end is the end
+        # of the others. Servers need less than workers do; what they do not miss, the first worker reports.
+        if here.is_local:
+            time.sleep((here.rank > 0) + (here.rank > config.servers))
         raise
     terminal = open_logs(folder, world.rank)
     try:

@@ -14,17 +14,27 @@ from hvdtrain.config import RunConfig
 from hvdtrain.errors import Failure, UsageError
 
 
-def check_free(folder: Path) -> None:
-    """UsageError where the folder holds anything already."""
-    if folder.exists() and not folder.is_dir():
+def check_free(folder: Path, others_log: bool = False) -> None:
+    """UsageError where the folder holds anything already, or cannot be looked at.
+
+    Args:
+        others_log: the job's ranks on other hosts, which do not wait for the claim, may have begun logs/ in it.
+    """
+    try:
+        is_folder = folder.is_dir()
+        is_file = folder.exists() and not is_folder
+        is_used = is_folder and any(not (others_log and entry.name == "logs") for entry in folder.iterdir())
+    except OSError as error:
+        raise UsageError(f"--out {folder} cannot be used: {error.strerror}") from None
+    if is_file:
         raise UsageError(f"--out {folder} is a file: choose a folder")
-    if folder.is_dir() and any(folder.iterdir()):
+    if is_used:
         raise UsageError(f"--out {folder} is in use: choose another folder, or remove it yourself")
 
 
-def claim(folder: Path, config: RunConfig, workers: int, job: str) -> None:
+def claim(folder: Path, config: RunConfig, workers: int, job: str, others_log: bool = False) -> None:
     """Make the run folder this job's. Of two jobs that want the same one, one gets a UsageError."""
-    check_free(folder)
+    check_free(folder, others_log)
     try:
         folder.mkdir(parents=True, exist_ok=True)
         (folder / "config.toml").open("x").close()
@@ -37,14 +47,14 @@ def claim(folder: Path, config: RunConfig, workers: int, job: str) -> None:
 
 
 def wait_for_claim(folder: Path, job: str, seconds: float) -> None:
-    """Return when the job's first rank has claimed the folder; Failure if it does not within the time."""
+    """Return when the job's first worker has claimed the folder; Failure if it does not within the time."""
     deadline = time.monotonic() + seconds
     while time.monotonic() < deadline:
         with contextlib.suppress(OSError, tomllib.TOMLDecodeError):
             if tomllib.loads((folder / "config.toml").read_text()).get("job") == job:
                 return
         time.sleep(0.05)
-    raise Failure(f"the first rank did not claim {folder} within {seconds:.0f} s")
+    raise Failure(f"the first worker did not claim {folder} within {seconds:.0f} s")
 
 
 @dataclass(frozen=True)

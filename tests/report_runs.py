@@ -96,7 +96,5 @@ def write_comparison(root, repeats=(1, 2, 3)):
         write(root / "runs", "single", repeat=r, speed=100.0 + r)
         write(root / "runs", "allreduce", 2, repeat=r, speed=180.0 + r)
         write(root / "runs", "ps-sync", 2, 1, repeat=r, speed=150.0 + r, histogram={"0": 60})
-        write(
-            root / "runs", "ps-async", 2, 1, repeat=r, speed=160.0 + r, histogram={"0": 20, "1": 30, "2": 10}
-        )
+        write(root / "runs", "ps-async", 2, 1, repeat=r, speed=160.0 + r, histogram={"0": 20, "1": 30, "2": 10})
     return root

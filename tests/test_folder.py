@@ -42,9 +42,7 @@ def test_samples_are_sorted_by_class_and_file_name(tmp_path):
 
 
 def test_hidden_files_and_what_is_no_image_are_passed_over(tmp_path):
-    root = make(
-        tmp_path, [*GOOD, "TrainData/cat/.hidden.png", "TrainData/.git/1.png", "TrainData/cat/folder.png/"]
-    )
+    root = make(tmp_path, [*GOOD, "TrainData/cat/.hidden.png", "TrainData/.git/1.png", "TrainData/cat/folder.png/"])
     (root / "TrainData/cat/notes.txt").write_text("not an image")
     (root / "TrainData/README").write_text("not a class")
     (root / "dataset.toml").write_text("")
@@ -110,9 +108,7 @@ def unprivileged():
 
 @pytest.mark.parametrize("part", ["TrainData", "TrainData/cat"])
 def test_an_unreadable_folder_is_refused(part):
-    with (
-        tempfile.TemporaryDirectory() as public
-    ):  # tmp_path lies below a folder that only its owner may enter
+    with tempfile.TemporaryDirectory() as public:  # tmp_path lies below a folder that only its owner may enter
         Path(public).chmod(0o755)
         root = make(Path(public), GOOD)
         (root / part).chmod(0)

@@ -89,7 +89,7 @@ def ranks_of(process: subprocess.Popen) -> dict[int, psutil.Process]:
 )
 def test_every_starter_runs_every_kind_of_mode(starter, ranks, mode, servers, tmp_path):
     out = tmp_path / "run"
-    done = run(starter, ranks, "--mode", mode, *(["--servers", str(servers)] if servers else []), *SMALL, "--out", str(out))
+    done = run(starter, ranks, "--mode", mode, "--servers", str(servers), *SMALL, "--out", str(out))
     assert done.returncode == 0, done.stdout
     manifest, summary = (json.loads((out / f"{name}.json").read_text()) for name in ("manifest", "summary"))
     assert (manifest["workers"], manifest["servers"], manifest["processes"]) == (ranks - servers, servers, ranks)
@@ -135,9 +135,10 @@ def test_a_time_budget_ends_the_run_and_lockstep_workers_at_the_same_step(mode, 
 
 
 def test_local_jobs_listen_on_loopback_only(tmp_path):
-    job = start("mpirun", 4, "--mode", "ps-async", "--servers", "2", "--width", "0.0625", "--out", str(tmp_path / "run"))
+    out = tmp_path / "run"
+    job = start("mpirun", 4, "--mode", "ps-async", "--servers", "2", "--width", "0.0625", "--out", str(out))
     try:
-        until(lambda: (tmp_path / "run" / "metrics.rank2.jsonl").is_file())
+        until(lambda: (out / "metrics.rank2.jsonl").is_file())
         listening = [
             connection.laddr.ip
             for rank in ranks_of(job).values()

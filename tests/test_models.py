@@ -1,5 +1,6 @@
 """The models, where their weights come from, and the optimizers that move them."""
 
+import itertools
 import math
 import os
 import pickle
@@ -100,7 +101,8 @@ def test_the_seed_alone_decides_the_initial_weights():
     config = RunConfig(model="vgg11", width=TINY, seed=5)
     first = initial_model(config, 3).state_dict()
     torch.rand(7)
-    assert all(torch.equal(a, b) for a, b in zip(first.values(), initial_model(config, 3).state_dict().values(), strict=True))
+    again = initial_model(config, 3).state_dict()
+    assert all(torch.equal(tensor, again[name]) for name, tensor in first.items())
     other = initial_model(RunConfig(model="vgg11", width=TINY, seed=6), 3).state_dict()
     assert not torch.equal(first["features.0.weight"], other["features.0.weight"])
 
@@ -296,5 +298,5 @@ def test_the_rate_is_constant_if_asked_or_if_nobody_knows_the_last_step():
 def test_cosine_begins_at_lr_and_falls_but_not_to_0(steps, lr):
     rates = [lr_at(RunConfig(lr=lr), step, steps) for step in range(1, steps + 1)]
     assert rates[0] == lr
-    assert all(a > b for a, b in zip(rates, rates[1:], strict=False))
+    assert all(a > b for a, b in itertools.pairwise(rates))
     assert rates[-1] > 0

@@ -85,9 +85,7 @@ def test_paths_without_a_run_are_refused(tmp_path):
         find([tmp_path / "file"])
 
 
-@pytest.mark.parametrize(
-    "broken", ['{"status": "done", "wall', '{"status": "done", "wall_s": "long"}', "null"]
-)
+@pytest.mark.parametrize("broken", ['{"status": "done", "wall', '{"status": "done", "wall_s": "long"}', "null"])
 def test_a_broken_summary_is_a_run_with_a_problem(tmp_path, broken):
     folder = write(tmp_path)
     (folder / "summary.json").write_text(broken)
@@ -150,9 +148,7 @@ class Page(HTMLParser):
     def handle_starttag(self, tag, attributes):
         self.elements.append(tag)
         self.ids += [value for name, value in attributes if name == "id"]
-        self.fetched += [
-            value for name, value in attributes if name in self.FETCHES and not value.startswith("#")
-        ]
+        self.fetched += [value for name, value in attributes if name in self.FETCHES and not value.startswith("#")]
         if tag not in self.VOID:
             self.open.append(tag)
 
@@ -255,9 +251,7 @@ def test_runs_without_steps_or_with_nan_make_a_report_all_the_same(tmp_path):
 
 def test_a_loss_that_became_nan_or_infinite_is_drawn_as_far_as_it_goes(tmp_path):
     folder = write(tmp_path, val_loss=math.nan)
-    lines = [
-        step | {"loss": [math.nan, math.inf][n % 2]} for n, step in enumerate(steps(manifest(), 30, 100.0))
-    ]
+    lines = [step | {"loss": [math.nan, math.inf][n % 2]} for n, step in enumerate(steps(manifest(), 30, 100.0))]
     (folder / "metrics.rank0.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
     drawn, _ = plots.draw(find([folder]))
     assert "loss" in {plot.name for plot in drawn}
@@ -333,7 +327,5 @@ def test_the_table_needs_neither_torch_nor_matplotlib(tmp_path):
         f"report.main([{str(root)!r}], standalone_mode=False)\n"
         "print({'torch', 'matplotlib', 'numpy'} & set(sys.modules))"
     )
-    done = subprocess.run(
-        [sys.executable, "-c", code], capture_output=True, text=True, timeout=60, check=False
-    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60, check=False)
     assert (done.returncode, done.stdout.splitlines()[-1]) == (0, "set()"), done.stderr

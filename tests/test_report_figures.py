@@ -65,9 +65,7 @@ def test_gpus_are_compared_by_model_and_only_where_they_are_used():
     def on(device, gpus):
         return {"device": device, "hardware": {"cpu": "A CPU", "cores": 2, "hosts": ["one"], "gpus": gpus}}
 
-    fairness.check(
-        [run(change=on("cuda", ["H100"])), run("allreduce", 2, change=on("cuda", ["H100", "H100"]))]
-    )
+    fairness.check([run(change=on("cuda", ["H100"])), run("allreduce", 2, change=on("cuda", ["H100", "H100"]))])
     fairness.check([run(change=on("cpu", ["H100"])), run("allreduce", 2, change=on("cpu", []))])
     with pytest.raises(UsageError, match="hardware.gpus differs"):
         fairness.check([run(change=on("cuda", ["H100"])), run("allreduce", 2, change=on("cuda", ["K80"]))])
@@ -92,9 +90,7 @@ def test_repeats_of_one_kind_are_the_same_measurement(field):
 
 
 def test_what_is_compared_may_differ():
-    found = fairness.check(
-        [run(), run("allreduce", 4), run("ps-async", 2, 2, change={"dataset": "./digits"})]
-    )
+    found = fairness.check([run(), run("allreduce", 4), run("ps-async", 2, 2, change={"dataset": "./digits"})])
     fields = {equal.field for equal in found}
     assert not fields & {"mode", "workers", "servers", "dataset", "repeat", "command"}
     assert {"model", "lr", "samples_digest"} <= fields
@@ -111,9 +107,7 @@ def test_a_field_that_no_run_recorded_is_not_called_equal():
 
 
 def test_results_csv_has_exactly_its_columns_and_empty_cells_for_what_is_not_there(tmp_path):
-    tables.write_csv(
-        tables.results([run(accuracy=0.5), run("allreduce", 2, speed=150.0)]), tmp_path / "r.csv"
-    )
+    tables.write_csv(tables.results([run(accuracy=0.5), run("allreduce", 2, speed=150.0)]), tmp_path / "r.csv")
     header, single, ring = csv.reader((tmp_path / "r.csv").read_text().splitlines())
     assert header == COLUMNS.split() == list(tables.COLUMNS)
     single = dict(zip(header, single, strict=True))
@@ -137,9 +131,7 @@ def test_scaling_efficiency_is_over_the_single_run_of_the_repeat():
 
 def test_without_single_runs_the_mode_on_one_worker_is_the_baseline():
     ps = ("ps-sync", 1, 1)
-    found = efficiencies(
-        run(*ps, speed=80.0), run("ps-sync", 2, 1, speed=120.0), run("allreduce", 2, speed=120.0)
-    )
+    found = efficiencies(run(*ps, speed=80.0), run("ps-sync", 2, 1, speed=120.0), run("allreduce", 2, speed=120.0))
     assert found == [None, 1.0, 0.75]  # of allreduce there is none
     two_servers = efficiencies(
         run(*ps, speed=80.0), run("ps-sync", 1, 2, speed=100.0), run("ps-sync", 2, 2, speed=120.0)
@@ -227,8 +219,7 @@ def test_the_answer_names_the_faster_side_its_lead_and_how_sure_it_is():
     )  # fmt: skip
     # 190/150; extremes 180/152 and 200/140; of C(6,3) = 20 orders two are clean, so one in ten
     assert (
-        said.headline
-        == "Ring all-reduce was faster here: allreduce ×2 did 1.27 times the samples/s of ps-sync ×2+1."
+        said.headline == "Ring all-reduce was faster here: allreduce ×2 did 1.27 times the samples/s of ps-sync ×2+1."
     )
     text = " ".join(said.sentences)
     assert "190 (180–200) with allreduce ×2, 150 (140–152) with ps-sync ×2+1; medians of 3 repeats" in text

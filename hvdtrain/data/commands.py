@@ -50,14 +50,10 @@ def list_() -> None:
     help="Where it goes; made if missing.",
 )
 @click.option("--force", is_flag=True, help="Build again, in place of what an earlier build put in FOLDER.")
-@click.option(
-    "--seed", type=click.IntRange(0), help="Decides what is drawn: the split, and generated images."
-)
+@click.option("--seed", type=click.IntRange(0), help="Decides what is drawn: the split, and generated images.")
 @click.option("--objects", type=int, help="turntable: number of objects, one class each.  [default: 20]")
 @click.option("--views", type=int, help="turntable: views of each object, evenly around it.  [default: 72]")
-@click.option(
-    "--flat", is_flag=True, default=None, help="turntable: one folder, no split, like COIL-100's archive."
-)
+@click.option("--flat", is_flag=True, default=None, help="turntable: one folder, no split, like COIL-100's archive.")
 def build_(name: str, out: Path, force: bool, **options: Any) -> None:
     """Build the data set NAME into a folder of your own.
 

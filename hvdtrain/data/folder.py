@@ -53,9 +53,7 @@ def scan(root: Path) -> ImageFolder:
             )
         if len(classes) == 1:
             raise UsageError(f"'{root}' has one class only, '{classes[0]}': there is nothing to tell apart")
-        return ImageFolder(
-            root, classes, _samples(root / TRAIN, classes), _samples(root / VALIDATION, classes)
-        )
+        return ImageFolder(root, classes, _samples(root / TRAIN, classes), _samples(root / VALIDATION, classes))
     except OSError as error:
         raise UsageError(f"cannot read '{error.filename or root}': {error.strerror}") from None
 
@@ -96,9 +94,7 @@ def _samples(part: Path, classes: tuple[str, ...]) -> Samples:
     samples: list[tuple[Path, int]] = []
     for index, name in enumerate(classes):
         folder = part / name
-        with os.scandir(
-            folder
-        ) as entries:  # tells files from folders without a call for each, unlike iterdir
+        with os.scandir(folder) as entries:  # tells files from folders without a call for each, unlike iterdir
             images = sorted(
                 e.name
                 for e in entries

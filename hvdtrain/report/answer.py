@@ -25,12 +25,8 @@ def answer(groups: Sequence[Group], target: float | None, validation_samples: in
     """What these groups say about the question, and no more than they say."""
     timed = [group for group in groups if _speed(group).median > 0]
     if len(timed) < 2:
-        only = "".join(
-            f": {cell(group, 'samples_per_s')[0]} samples/s with {group.kind.label}" for group in timed
-        )
-        return Answer(
-            f"Nothing to compare yet{only}.", ["Add runs of another mode, or of another number of workers."]
-        )
+        only = "".join(f": {cell(group, 'samples_per_s')[0]} samples/s with {group.kind.label}" for group in timed)
+        return Answer(f"Nothing to compare yet{only}.", ["Add runs of another mode, or of another number of workers."])
     fast, slow = _pair(timed)
     sentences = [_among_equals(timed, fast), _how_sure(fast, slow), _against_one(timed, fast)]
     sentences += [_target(groups, fast, target), _accuracy(groups, validation_samples)]
@@ -50,9 +46,7 @@ def _pair(groups: Sequence[Group]) -> tuple[Group, Group]:
     ring = [group for group in groups if group.kind.mode in RING]
     served = [group for group in groups if group.kind.servers]
     sizes = {group.kind.workers for group in ring} & {group.kind.workers for group in served}
-    sides = [
-        [group for group in side if group.kind.workers == max(sizes, default=0)] for side in (ring, served)
-    ]
+    sides = [[group for group in side if group.kind.workers == max(sizes, default=0)] for side in (ring, served)]
     if sizes:
         best = [max(side, key=lambda group: _speed(group).median) for side in sides]
         fast, slow = sorted(best, key=lambda group: -_speed(group).median)
@@ -111,9 +105,7 @@ def _among_equals(groups: Sequence[Group], fast: Group) -> str:
     same = [group for group in groups if group.kind.workers == fast.kind.workers]
     same.sort(key=lambda group: -_speed(group).median)
     ns = sorted({group.n for group in same})
-    runs = (
-        f"medians of {' or '.join(map(str, ns))} repeats with their range" if ns[-1] > 1 else "one run each"
-    )
+    runs = f"medians of {' or '.join(map(str, ns))} repeats with their range" if ns[-1] > 1 else "one run each"
     told = ", ".join(_told(group, "samples_per_s") for group in same)
     return f"Samples/s on {count(fast.kind.workers, 'worker')}: {told}; {runs}."
 
@@ -155,12 +147,8 @@ def _target(groups: Sequence[Group], fast: Group, target: float | None) -> str:
     if not any(group["time_to_target_s"] for group in groups):
         return f"No run reached the target accuracy of {target:g}."
     # The whole grid is in the table; here are the ones that the answer is about.
-    near = [
-        group for group in groups if group.kind.workers == fast.kind.workers or group.kind.mode == "single"
-    ]
-    reached = sorted(
-        (found.median, _told(g, "time_to_target_s")) for g in near if (found := g["time_to_target_s"])
-    )
+    near = [group for group in groups if group.kind.workers == fast.kind.workers or group.kind.mode == "single"]
+    reached = sorted((found.median, _told(g, "time_to_target_s")) for g in near if (found := g["time_to_target_s"]))
     never = [group.kind.label for group in near if not group["time_to_target_s"]]
     told = [", ".join(text for _, text in reached)] if reached else []
     told += [f"never by {', '.join(never)}"] if never else []
@@ -168,9 +156,7 @@ def _target(groups: Sequence[Group], fast: Group, target: float | None) -> str:
 
 
 def _accuracy(groups: Sequence[Group], images: int | None) -> str:
-    measured = sorted(
-        (found.median, group.kind.label) for group in groups if (found := group["val_accuracy"])
-    )
+    measured = sorted((found.median, group.kind.label) for group in groups if (found := group["val_accuracy"]))
     if len(measured) < 2 or not images:
         return ""
     (low, lowest), (high, highest) = measured[0], measured[-1]

@@ -55,9 +55,7 @@ def _one_host(groups: Groups) -> str:
 
 def _backends(groups: Groups) -> str:
     backends = {
-        kind: show(members[0].manifest.get("backend"))
-        for kind, members in groups.items()
-        if kind.mode != "single"
+        kind: show(members[0].manifest.get("backend")) for kind, members in groups.items() if kind.mode != "single"
     }
     if len(set(backends.values())) < 2:
         return ""
@@ -111,9 +109,7 @@ def _effective_rates(groups: Groups) -> str:
 
 
 def _batch_statistics(groups: Groups) -> str:
-    if not any(
-        str(run.manifest.get("model")).endswith("_bn") for members in groups.values() for run in members
-    ):
+    if not any(str(run.manifest.get("model")).endswith("_bn") for members in groups.values() for run in members):
         return ""
     return (
         "Batch norm takes its statistics from one worker's share of the global batch, so the mathematics "
@@ -160,9 +156,7 @@ def _spread_in_time(groups: Groups) -> str:
                 continue
     hours = (max(started) - min(started)) / 3600 if started else 0
     return (
-        f"The first and the last run started {hours:.0f} hours apart: was the machine the same?"
-        if hours > 24
-        else ""
+        f"The first and the last run started {hours:.0f} hours apart: was the machine the same?" if hours > 24 else ""
     )
 
 

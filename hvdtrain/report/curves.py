@@ -22,9 +22,7 @@ def loss_curve(ranks: Mapping[str, Sequence[Mapping[str, Any]]]) -> Curve:
     Their steps are put in order of time and cut into at most POINTS equal parts, none smaller than the number
     of workers; a point is the mean of a part, where a step weighs as much as it has samples.
     """
-    steps = [
-        step for steps in ranks.values() for step in steps if step["loss"] is not None and step["samples"] > 0
-    ]
+    steps = [step for steps in ranks.values() for step in steps if step["loss"] is not None and step["samples"] > 0]
     steps.sort(key=lambda step: step["time"])
     part = max(len(ranks), -(-len(steps) // POINTS))
     curve, seen = Curve([], [], []), 0.0

@@ -107,9 +107,7 @@ def markdown(content: Content, plots: Sequence["Plot"]) -> str:
 
 def _render(template: str, content: Content, **more: Any) -> str:
     columns = {"summary": cells.summary_columns(content.groups), "all": tables.COLUMNS}
-    return _template(template).render(
-        content=content, columns=columns, cell=cells.cell, figure=cells.figure, **more
-    )
+    return _template(template).render(content=content, columns=columns, cell=cells.cell, figure=cells.figure, **more)
 
 
 @cache
@@ -149,9 +147,7 @@ def _differences(firsts: Sequence[Run]) -> dict[str, list[str]]:
         "backend": "messages carried by", "starter": "started by",
         "push_scale": "push scale", "effective_lr": "learning rate of one gradient",
     }  # fmt: skip
-    values = {
-        text: [fairness.show(fairness.value(run, field)) for run in firsts] for field, text in fields.items()
-    }
+    values = {text: [fairness.show(fairness.value(run, field)) for run in firsts] for field, text in fields.items()}
     return {text: row for text, row in values.items() if len(set(row)) > 1}
 
 
@@ -188,9 +184,7 @@ def _unbroken(text: str) -> str:
     """HTML in which no line breaks inside a range or the name of a kind of run, such as `ps-sync ×2+1`."""
     from markupsafe import Markup, escape
 
-    return Markup(
-        re.sub(r"[\w-]+ ×\d+(\+\d+)?|[\d.,]+–[\d.,]+", r'<span class="run">\g<0></span>', str(escape(text)))
-    )
+    return Markup(re.sub(r"[\w-]+ ×\d+(\+\d+)?|[\d.,]+–[\d.,]+", r'<span class="run">\g<0></span>', str(escape(text))))
 
 
 def _fenced(text: str) -> str:

@@ -73,9 +73,7 @@ def check(runs: Sequence[Run]) -> list[Equal]:
     equal = [_everywhere(field, why, done) for field, why in EVERYWHERE.items()]
     equal += [_in_parts(field, why, done, "repeat", _same_start(field)) for field, why in IN_A_REPEAT.items()]
     if len({run.kind for _, run in done}) < len(done):
-        equal += [
-            _in_parts(field, why, done, _KIND, lambda run: run.kind) for field, why in IN_A_KIND.items()
-        ]
+        equal += [_in_parts(field, why, done, _KIND, lambda run: run.kind) for field, why in IN_A_KIND.items()]
     return equal
 
 
@@ -130,9 +128,7 @@ def _in_parts(
     parts: dict[Hashable, list[tuple[str, Run]]] = {}
     for called, run in done:
         parts.setdefault(part(run), []).append((called, run))
-    values = [
-        show(_same(field, why, members, f" among runs of the same {common}")) for members in parts.values()
-    ]
+    values = [show(_same(field, why, members, f" among runs of the same {common}")) for members in parts.values()]
     compared = sum(len(members) for members in parts.values() if len(members) > 1)
     among = f"runs of the same {common} ({compared} of {len(done)} had another to compare with)"
     return Equal(field, values[0] if len(set(values)) == 1 else "another in each such group", among, why)

@@ -103,9 +103,7 @@ def step_time(members: dict[Kind, list[Run]]) -> "Figure | None":
             if ms > 0.05 * longest:
                 axes.text(left + ms / 2, row, digits(ms), ha="center", va="center", color=text, fontsize=8)
             left += ms
-        axes.annotate(
-            f"{digits(left)} ms", (left, row), (6, 0), textcoords="offset points", va="center", weight="bold"
-        )
+        axes.annotate(f"{digits(left)} ms", (left, row), (6, 0), textcoords="offset points", va="center", weight="bold")
     axes.set_yticks(range(len(rows)), [kind.label for kind in rows])
     axes.set_ylim(len(rows) - 0.4, -0.6)
     axes.set_xlim(0, longest * 1.12)
@@ -118,8 +116,5 @@ def step_time(members: dict[Kind, list[Run]]) -> "Figure | None":
 
 def _parts(runs: Sequence[Run]) -> dict[str, float]:
     """Milliseconds of each part of a step, the median over these runs."""
-    found = {
-        part: spread([(run.summary.get("step_seconds") or {}).get(part) for run in runs])
-        for part in style.PARTS
-    }
+    found = {part: spread([(run.summary.get("step_seconds") or {}).get(part) for run in runs]) for part in style.PARTS}
     return {part: 1000 * value.median if value else 0.0 for part, value in found.items()}

@@ -46,10 +46,7 @@ def loss(members: Members, curves: Mapping[Path, Curve]) -> "Figure | None":
         right.set(xlabel="samples trained on", title=f"{workers}, against samples")
         right.xaxis.set_major_formatter("{x:,.0f}")
     validations = [
-        e["val_loss"]
-        for runs in members.values()
-        for run in runs
-        for e in run.summary.get("evaluations") or []
+        e["val_loss"] for runs in members.values() for run in runs for e in run.summary.get("evaluations") or []
     ]
     losses = [y for curve in curves.values() for y in curve.loss] + validations
     losses = [y for y in losses if math.isfinite(y)] or [0.0]
@@ -116,9 +113,7 @@ def accuracy(members: Members) -> "Figure | None":
     target = next((run.summary.get("target_accuracy") for runs in members.values() for run in runs), None)
     for (workers, shown), panel in zip(panels.items(), axes, strict=False):
         for kind, runs in shown.items():
-            panel.plot(
-                [], [], **looks[kind], **_mark(kind)
-            )  # for the legend, though a kind has no evaluation
+            panel.plot([], [], **looks[kind], **_mark(kind))  # for the legend, though a kind has no evaluation
             for evaluations in (run.summary.get("evaluations") or [] for run in runs):
                 seconds, reached = ([e[name] for e in evaluations] for name in ("train_s", "val_accuracy"))
                 panel.plot(seconds, reached, **looks[kind] | {"label": None}, **_mark(kind))

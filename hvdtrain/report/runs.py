@@ -87,9 +87,7 @@ class Run:
             if bad:
                 notes.append(f"{self.name}: unreadable lines of {path.name} left out: {bad}")
         if len(ranks) < self.manifest["workers"]:
-            notes.append(
-                f"{self.name}: the steps of {len(ranks)} of {self.manifest['workers']} workers were found"
-            )
+            notes.append(f"{self.name}: the steps of {len(ranks)} of {self.manifest['workers']} workers were found")
         return ranks, notes
 
 
@@ -131,9 +129,7 @@ def find(paths: Iterable[Path]) -> list[Run]:
         inner = path / "runs" if (path / "runs").is_dir() else path
         folders = [f for f in sorted(inner.glob("[!.]*")) if f.is_dir() and _is_run(f)]
         if not folders:
-            raise UsageError(
-                f"no run in {path}: a run folder holds {', '.join(_SIGNS[:2])} and metrics.rank0.jsonl"
-            )
+            raise UsageError(f"no run in {path}: a run folder holds {', '.join(_SIGNS[:2])} and metrics.rank0.jsonl")
         for folder in folders:
             found.setdefault(folder.resolve(), _load_or_note(folder))
     return sorted(found.values(), key=lambda run: (run.kind.order, run.repeat) if run.manifest else _LAST)
@@ -207,9 +203,7 @@ def _read_summary(folder: Path) -> dict[str, Any]:
     for name in _FIGURES:
         most = 1 if name.endswith("accuracy") else 1e18
         if summary.get(name) is not None and not _is_figure(summary[name], most):
-            raise _Unreadable(
-                f"{name} in its summary.json is {summary[name]!r}, not a figure from 0 to {most:g}"
-            )
+            raise _Unreadable(f"{name} in its summary.json is {summary[name]!r}, not a figure from 0 to {most:g}")
     if not _is_loss(summary.get("val_loss")):
         raise _Unreadable(f"val_loss in its summary.json is {summary['val_loss']!r}, not a number")
     if not isinstance(steps, dict) or not all(map(_is_figure, steps.values())):

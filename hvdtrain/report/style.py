@@ -99,9 +99,7 @@ def legend(figure: "Figure", panels: "Sequence[Axes]") -> None:
     handles: dict[Any, Any] = {}
     for axes in panels:
         handles |= dict(zip(*reversed(axes.get_legend_handles_labels()), strict=True))
-    figure.legend(
-        handles.values(), handles, loc="outside upper left", ncols=6, handlelength=2.6, columnspacing=1.6
-    )
+    figure.legend(handles.values(), handles, loc="outside upper left", ncols=6, handlelength=2.6, columnspacing=1.6)
 
 
 def log_scale(axes: "Axes") -> None:

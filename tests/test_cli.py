@@ -1,0 +1,270 @@
+"""The command line as a person meets it: help that costs nothing, and bad input that ends in one line."""
+
+import os
+import subprocess
+import sys
+import tomllib
+from pathlib import Path
+
+import pytest
+import torch
+from PIL import Image
+
+from hvdtrain import modes
+from hvdtrain.cli import COMMANDS, main
+from hvdtrain.config import DEVICES, MODELS, OPTIMIZERS, RunConfig
+from hvdtrain.errors import UsageError
+from hvdtrain.launch import reason, running
+from hvdtrain.runfolder import claim
+
+pytestmark = pytest.mark.timeout(60)
+
+
+def make_folder(root, parts=("TrainData", "ValidationData"), classes=("cat", "dog")):
+    for part in parts:
+        for number, name in enumerate(classes):
+            (root / part / name).mkdir(parents=True)
+            for i in range(4):
+                Image.new("RGB", (32, 32), (60 * number, 20 * i, 0)).save(root / part / name / f"{i}.png")
+
+
+@pytest.fixture
+def here(tmp_path, monkeypatch):
+    """The current folder, with a good image folder `data`, several bad ones, and a run folder that is in use."""
+    make_folder(tmp_path / "data")
+    make_folder(tmp_path / "one", classes=["cat"])
+    make_folder(tmp_path / "differing", classes=["cat", "dog"])
+    (tmp_path / "differing" / "ValidationData" / "dog").rename(tmp_path / "differing" / "ValidationData" / "dox")
+    make_folder(tmp_path / "trainonly", parts=["TrainData"])
+    (tmp_path / "empty").mkdir()
+    (tmp_path / "file").write_text("not weights, not images, not a folder\n")
+    (tmp_path / "bad.toml").write_text("batch_size = 0\n")
+    (tmp_path / "worse.toml").write_text('model = "written"\nimage_size = 16\nservers = 1\n')
+    (tmp_path / "used").mkdir()
+    (tmp_path / "used" / "thesis.txt").write_text("mine")
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("HVDTRAIN_CACHE", str(tmp_path / "cache"))
+    # What a rank sets for itself is not meant for the next test.
+    before, threads = dict(os.environ), torch.get_num_threads()
+    yield tmp_path
+    os.environ.clear()
+    os.environ.update(before)
+    torch.set_num_threads(threads)
+
+
+def contents(root):
+    """{path: bytes, or None for a folder} of all that a folder holds."""
+    return {str(p.relative_to(root)): p.read_bytes() if p.is_file() else None for p in root.rglob("*")}
+
+
+def run(args, monkeypatch, capfd):
+    """(exit code, stdout, stderr) of a command in this process; any exception but SystemExit fails the test."""
+    monkeypatch.setattr(sys, "argv", ["hvdtrain", *args])
+    with pytest.raises(SystemExit) as left:
+        main()
+    return left.value.code, *capfd.readouterr()
+
+
+# Help
+
+HELP = """
+import contextlib, io, sys
+import click
+from hvdtrain.cli import cli
+
+def every(command, path):
+    yield path
+    if isinstance(command, click.Group):
+        with click.Context(command) as context:
+            for name in command.list_commands(context):
+                yield from every(command.get_command(context, name), [*path, name])
+
+for path in list(every(cli, [])):
+    try:
+        cli.main([*path, "--help"], standalone_mode=True)
+    except SystemExit as left:
+        print("EXIT", left.code, *path)
+print("HEAVY", *({"torch", "numpy", "matplotlib", "rich", "PIL", "sklearn", "horovod"} & sys.modules.keys()))
+"""
+
+
+def test_every_commands_help_works_and_imports_nothing_heavy():
+    done = subprocess.run([sys.executable, "-W", "error", "-c", HELP], capture_output=True, text=True, timeout=30)
+    assert done.stderr == "" and done.returncode == 0
+    lines = done.stdout.splitlines()
+    ends = [line for line in lines if line.startswith("EXIT")]
+    assert {f"EXIT 0 {name}" for name in COMMANDS} < set(ends)
+    assert all(line.startswith("EXIT 0") for line in ends)
+    assert lines[-1] == "HEAVY"
+    assert done.stdout.count("Usage:") == len(ends)
+
+
+SCRIPT = str(Path(sys.executable).with_name("hvdtrain"))
+
+
+@pytest.mark.parametrize("words", [[sys.executable, "-m", "hvdtrain"], [SCRIPT]], ids=["-m", "script"])
+def test_both_ways_to_start_it_show_the_same_help(words, tmp_path):
+    done = subprocess.run([*words, "--help"], capture_output=True, text=True, timeout=30, cwd=tmp_path)
+    assert (done.returncode, done.stderr) == (0, "")
+    for name in COMMANDS:
+        assert f"\n  {name} " in done.stdout
+
+
+def test_no_command_at_all_shows_the_help_as_it_is_laid_out(monkeypatch, capfd):
+    code, out, err = run([], monkeypatch, capfd)
+    assert (code, out) == (2, "")
+    assert err.startswith("Usage: ") and "\n  compare " in err
+
+
+def test_modes_lists_every_mode_with_what_it_does(monkeypatch, capfd):
+    code, out, err = run(["modes"], monkeypatch, capfd)
+    assert (code, err) == (0, "")
+    assert [line.split()[0] for line in out.splitlines()] == modes.names()
+    assert all(len(line.split()) > 4 for line in out.splitlines())
+
+
+def test_version(monkeypatch, capfd):
+    code, out, _ = run(["--version"], monkeypatch, capfd)
+    assert code == 0 and out.startswith("hvdtrain, version ")
+
+
+# Bad input: one line on stderr, exit code 2, nothing left behind
+
+LONG = "x" * 300
+REFUSED = [
+    ("", "bogus", "No such command 'bogus'"),
+    ("train", "--bogus", "No such option '--bogus'"),
+    ("train", "--mode", "Option '--mode' requires an argument"),
+    ("train", "extra", "unexpected extra argument"),
+    ("train", "--steps many", "Invalid value for '--steps'"),
+    ("train", "--mode nosuch", f"unknown mode 'nosuch': choose from {', '.join(modes.names())}"),
+    ("train", "--model nosuch", f"unknown model 'nosuch': choose from {', '.join(MODELS)}"),
+    ("train", "--optimizer nosuch", f"unknown optimizer 'nosuch': choose from {', '.join(OPTIMIZERS)}"),
+    ("train", "--device nosuch", f"unknown device 'nosuch': choose from {', '.join(DEVICES)}"),
+    ("train", "--model a\nb", "unknown model 'a b'"),
+    ("train", "--dataset nosuch", "unknown data set 'nosuch': choose from digits, turntable"),
+    ("train", "--dataset ./nosuch", "there is no folder"),
+    ("train", "--dataset ./file", "is not a folder"),
+    ("train", "--dataset ./empty", "has no folder TrainData"),
+    ("train", "--dataset ./trainonly", "has no folder ValidationData"),
+    ("train", "--dataset ./one", "has one class only, 'cat'"),
+    ("train", "--dataset ./differing", "only in TrainData: dog; only in ValidationData: dox"),
+    ("train", "--dataset ./\udcff", "--dataset './\\udcff' is not valid UTF-8"),
+    ("train", "--mode ps-sync", "needs a server: add --servers 1"),
+    ("train", "--mode ps-sync --servers 1", "1 servers of 1 ranks leave 0 workers: start at least 2 ranks"),
+    ("train", "--mode allreduce --servers 1", "has no servers: drop --servers"),
+    ("train", "--epochs 1 --steps 1", "--epochs, --steps and --time-budget exclude each other"),
+    ("train", "--image-size 16", "at least 32"),
+    ("train", "--width nan", "--width nan is not a finite number"),
+    ("train", "--lr inf", "--lr inf is not a finite number"),
+    ("train", f"--seed {2**64}", "Invalid value for '--seed'"),
+    ("train", "--time-budget soon", "is not a duration such as 90s, 30m or 2h"),
+    ("train", "--config bad.toml", "bad.toml: batch_size: 0 is not in the range"),
+    # Of a file and an option the option wins, even where it says what is the default.
+    ("train", "--config worse.toml", "unknown model 'written'"),
+    ("train", "--config worse.toml --model given", "unknown model 'given'"),
+    ("train", "--config worse.toml --model vggf", "--image-size 16 is too small"),
+    ("train", "--config worse.toml --model vggf --image-size 0", "--mode single has no servers"),
+    ("train", "--config nosuch.toml", "cannot read the configuration nosuch.toml"),
+    ("train", "--config empty", "is a directory"),
+    ("train", "--out used", "--out used is in use: choose another folder"),
+    ("train", "--out file", "--out file is a file"),
+    ("train", "--out file/run", "--out file/run cannot be "),
+    ("train", f"--out {LONG}", "cannot be used: File name too long"),
+    ("train", "--out /proc/run", "--out /proc/run cannot be written"),
+    ("train", "--pretrained nosuch.pth", "--pretrained nosuch.pth: no such file"),
+    ("train", "--pretrained file", "--pretrained file: not a file of plain weights"),
+    ("compare", "--modes single,nosuch", f"unknown mode 'nosuch': choose from {', '.join(modes.names())}"),
+    ("compare", "--modes ,", "unknown mode ''"),
+    ("compare", "--workers 0", "'0' is not a list of whole numbers such as 1,2,4"),
+    ("compare", "--workers two", "'two' is not a list of whole numbers such as 1,2,4"),
+    ("compare", "--workers 3", "a global batch of 32 does not divide over 3 workers: use 30 or 33"),
+    ("compare", "--servers 0", "Invalid value for '--servers'"),
+    ("compare", "--repeats 0", "Invalid value for '--repeats'"),
+    ("compare", "--model nosuch", f"unknown model 'nosuch': choose from {', '.join(MODELS)}"),
+    ("compare", "--dataset ./nosuch", "there is no folder"),
+    ("compare", "--dataset ./one", "has one class only, 'cat'"),
+    ("compare", "--pretrained nosuch.pth", "--pretrained nosuch.pth: no such file"),
+    ("compare", "--out used", "--out used is in use: choose another folder"),
+    ("compare", "--out file/run", "--out file/run cannot be "),
+    ("compare", f"--out {LONG}", "cannot be used: File name too long"),
+    ("compare", "--mode single", "No such option '--mode'"),
+]
+
+
+@pytest.mark.parametrize(("command", "args", "words"), REFUSED, ids=[f"{c} {a:.40}" for c, a, _ in REFUSED])
+def test_bad_input_is_one_line_and_leaves_nothing_behind(here, monkeypatch, capfd, command, args, words):
+    refuses(here, monkeypatch, capfd, [command] if command else [], args.split(" "), words)
+
+
+def refuses(here, monkeypatch, capfd, command, args, words):
+    """One line on stderr that says `words`, exit code 2, and not a byte changed. What is not given is all right."""
+    good = ["--dataset", "./data", "--out", "new", "--device", "cpu"] if command else []
+    before = contents(here)
+    code, out, err = run([*command, *good, *args], monkeypatch, capfd)
+    assert (code, out) == (2, "")
+    assert err.startswith("hvdtrain: ") and err.endswith("\n") and err.count("\n") == 1
+    assert words in err
+    assert contents(here) == before
+
+
+@pytest.mark.skipif(torch.cuda.is_available(), reason="this machine has a GPU")
+def test_cuda_without_a_gpu_is_refused(here, monkeypatch, capfd):
+    refuses(here, monkeypatch, capfd, ["train"], ["--device", "cuda"], "--device cuda: torch sees no GPU here")
+
+
+# Under a starter: one line for all ranks
+
+
+@pytest.mark.parametrize(
+    ("ranks", "args", "line"),
+    [
+        (3, "--mode allreduce --out new", "a global batch of 32 does not divide over 3 workers: use 30 or 33"),
+        # The first rank is a server: it does not look at what the first worker claims, and finds no fault.
+        (3, "--mode ps-sync --servers 1 --out used", "--out used is in use: choose another folder"),
+    ],
+)
+def test_what_is_wrong_for_all_ranks_is_said_once(here, ranks, args, line):
+    before, log = contents(here), here.parent / f"{here.name}.log"
+    program = [sys.executable, "-m", "hvdtrain", "train", "--dataset", "./data", *args.split()]
+    with running("local", ranks, program, log) as job:
+        assert job.wait(timeout=40) == 2
+    assert contents(here) == before
+    printed = log.read_text()
+    assert "Traceback" not in printed
+    assert printed.count("hvdtrain: ") == 1
+    assert reason(log, 2).startswith(line)
+
+
+# Who gets a folder
+
+
+def test_a_folder_is_claimed_by_one_job(tmp_path):
+    claim(tmp_path / "run", RunConfig(), workers=1, job="17")
+    assert tomllib.loads((tmp_path / "run" / "config.toml").read_text())["job"] == "17"
+    with pytest.raises(UsageError, match="is in use"):
+        claim(tmp_path / "run", RunConfig(), workers=1, job="18")
+
+
+def test_logs_of_ranks_on_other_hosts_may_come_before_the_claim(tmp_path):
+    """On a file system that hosts share, a rank there may be faster than the first worker."""
+    (tmp_path / "run" / "logs").mkdir(parents=True)
+    with pytest.raises(UsageError, match="is in use"):
+        claim(tmp_path / "run", RunConfig(), workers=2, job="17")
+    claim(tmp_path / "run", RunConfig(), workers=2, job="17", others_log=True)
+    (tmp_path / "used").mkdir()
+    (tmp_path / "used" / "thesis.txt").write_text("mine")
+    with pytest.raises(UsageError, match="is in use"):
+        claim(tmp_path / "used", RunConfig(), workers=2, job="17", others_log=True)
+
+
+# A comparison of which nothing could be run
+
+
+def test_a_comparison_whose_runs_all_fail_says_why_and_where_to_look(here, monkeypatch, capfd):
+    args = "compare --modes single --dataset ./data --pretrained file --out new"
+    code, out, err = run(args.split(), monkeypatch, capfd)
+    assert code == 1
+    assert err == "hvdtrain: 1 of 1 runs failed: single-w1-r1; logs are in new/logs\n"
+    assert "FAILED: --pretrained file: not a file of plain weights" in out
+    assert contents(here / "new" / "runs") == {}
