@@ -7,7 +7,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from PIL import Image
 
@@ -16,6 +16,8 @@ from hvdtrain.data.folder import scan
 from hvdtrain.data.loader import AHEAD, Loader, native_side
 from hvdtrain.data.sampling import Plan, Share
 from hvdtrain.errors import Failure
+
+pytestmark = pytest.mark.usefixtures("one_thread")
 
 RED, GREEN, BLUE = (255, 0, 0), (0, 255, 0), (0, 0, 255)
 
@@ -145,7 +147,7 @@ def test_a_square_of_the_right_size_is_untouched(tmp_path):
 
 def test_shrinking_averages(tmp_path):
     """Without antialiasing, a board of single black and white pixels would come out black or white."""
-    board = np.indices((128, 128)).sum(0) % 2 * 255
+    board = np.indices((96, 96)).sum(0) % 2 * 255
     Image.fromarray(board.astype(np.uint8)).save(tmp_path / "i.png")
     assert ((one(tmp_path / "i.png").int() - 127).abs() < 20).all()
 
@@ -224,7 +226,6 @@ def test_a_missing_image_is_a_failure_that_names_the_file(tmp_path, both_ways):
         native_side(tmp_path / "gone.png")
 
 
-@settings(deadline=None)
 @given(st.sampled_from(["png", "jpeg", "bmp", "webp"]), st.data())
 def test_whatever_happened_to_a_file_it_is_an_image_or_a_failure(kind, data):
     content = bytearray(encoded(kind))

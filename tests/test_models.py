@@ -20,6 +20,8 @@ from hvdtrain.models import VGG, load_pretrained
 from hvdtrain.optim import lr_at, make_optimizer, set_lr
 from hvdtrain.work import initial_model
 
+pytestmark = pytest.mark.usefixtures("one_thread")
+
 PUBLISHED = [name for name in MODELS if name != "vggf"]
 TINY = 1 / 16
 
@@ -247,10 +249,12 @@ def test_a_broken_download_says_which_file_to_remove(tmp_path, monkeypatch):
     monkeypatch.setenv("TORCH_HOME", str(tmp_path))
     kept = tmp_path / "hub" / "checkpoints" / "vgg11-8a719046.pth"
     kept.parent.mkdir(parents=True)
-    for content in (b"", b"these are not the weights\n", b"PK\x03\x04cut short"):
+    hostile = pickle.dumps(Hostile(tmp_path / "ran"))
+    for content in (b"", b"these are not the weights\n", b"PK\x03\x04cut short", hostile):
         kept.write_bytes(content)
         with pytest.raises(Failure, match=f"broken: remove {kept} and try again"):
             load_pretrained(fresh(), "vgg11", "imagenet")
+    assert not (tmp_path / "ran").exists()
 
 
 # Optimizers

@@ -16,6 +16,8 @@ from hvdtrain.train import History, digest
 from hvdtrain.work import summarise
 from hvdtrain.world import World
 
+pytestmark = pytest.mark.usefixtures("one_thread")
+
 
 @st.composite
 def jobs(draw, most_workers=8):

@@ -1,6 +1,8 @@
 """The parameter server, driven with plain calls: exact sums, whatever order pushes come in and however often."""
 
+import sys
 import threading
+from functools import partial
 
 import pytest
 import torch
@@ -13,6 +15,8 @@ from hvdtrain.modes.ps_async import Asynchronous
 from hvdtrain.modes.ps_sync import Synchronous
 from hvdtrain.optim import make_optimizer
 from hvdtrain.ps.server import Push, Shard
+
+pytestmark = pytest.mark.usefixtures("one_thread")
 
 PLAIN = RunConfig(optimizer="sgd", momentum=0.0)
 LR = 0.125  # a power of two: with whole gradients, and 1, 2 or 4 workers, every sum below is exact in float32
@@ -230,7 +234,9 @@ def test_async_applies_each_push_once_in_any_order(workers, steps, rng):
 
 @pytest.mark.timeout(60)
 @pytest.mark.parametrize("policy", [Synchronous, Asynchronous])
-def test_real_threads_that_send_everything_twice(policy):
+def test_real_threads_that_send_everything_twice(policy, request):
+    request.addfinalizer(partial(sys.setswitchinterval, sys.getswitchinterval()))
+    sys.setswitchinterval(1e-6)  # let threads get into each other's way as often as they can
     workers, steps = 8, 40
     shard = make(policy(workers, 1 / workers), [0.0, 0.0])
     versions, errors = [], []
@@ -271,7 +277,7 @@ TORCH = {
 }
 
 
-@settings(deadline=None, max_examples=30)
+@settings(max_examples=30)
 @pytest.mark.parametrize("optimizer", TORCH)
 @given(st.integers(1, 9), st.integers(1, 3), st.integers(9, 300), st.integers(0, 99))
 def test_any_number_of_shards_gives_torchs_weights(optimizer, servers, workers, size, seed):
