@@ -75,9 +75,12 @@ def locate(dataset: str) -> Path:
     if dataset in recipes.names("datasets"):
         order = Recipe.load(dataset).choose()
         return build(dataset, cache_root() / "datasets" / f"{dataset}-{order.key[:12]}")
-    folder = Path(dataset).expanduser()
-    if os.sep in dataset or folder.is_dir():
-        return folder.resolve()
+    try:
+        folder = Path(dataset).expanduser()
+        if os.sep in dataset or folder.is_dir():
+            return folder.resolve()
+    except (OSError, RuntimeError) as error:  # a name too long, a home that nobody has, links in a circle
+        raise UsageError(f"--dataset {dataset[:80]} cannot be looked at: {error}") from None
     raise UsageError(f"{unknown('data set', dataset, recipes.names('datasets'))}, or give a folder such as ./{dataset}")
 
 
