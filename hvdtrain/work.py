@@ -47,7 +47,7 @@ def prepare(config: RunConfig, world: World, folder: Path, threads: int) -> Call
         return lambda terminal: modes.load(config.mode).serve(job)
     model = initial_model(config, len(data.classes))
     skipped = None
-    if config.pretrained and world.is_chief:  # the others get its weights
+    if config.pretrained:  # on every worker: what is sent around later need not include batch-norm statistics
         skipped = load_pretrained(model, config.model, config.pretrained)
     return lambda terminal: work(job, data, model.to(job.device), skipped, terminal)
 
@@ -92,7 +92,7 @@ def work(job: Job, data: ImageFolder, model: VGG, skipped: list[str] | None, ter
     # Dropout must not be the same on every worker.
     torch.manual_seed(config.seed * 1_000_003 + 1 + world.worker)
     progress = TrainingProgress(terminal.out, config.total_steps(len(data.train)), world.is_chief)
-    for line in skipped or []:
+    for line in (skipped or []) if world.is_chief else []:
         progress.say(f"--pretrained skipped {line}")
     recorder = Recorder(job.folder, world.rank, world.is_chief)
     try:
