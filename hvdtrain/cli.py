@@ -1,6 +1,7 @@
 """The command line. Nothing heavy is imported before a command needs it."""
 
 import importlib
+import os
 import sys
 from typing import NoReturn
 
@@ -42,8 +43,8 @@ def cli() -> None:
     \b
     Start here:      hvdtrain compare
     One job:         hvdtrain train --mode single --out runs/one
-    Several ranks:   mpirun -np 2 hvdtrain train --mode allreduce --out runs/ring
-    With a server:   mpirun -np 3 hvdtrain train --mode ps-async --servers 1 --out runs/ps
+    Several ranks:   mpirun --bind-to none -np 2 hvdtrain train --mode allreduce --out runs/ring
+    With a server:   mpirun --bind-to none -np 3 hvdtrain train --mode ps-async --servers 1 --out runs/ps
 
     In the parameter-server modes the first S ranks serve and the others work. horovodrun, mpirun and
     torchrun all start ranks; `hvdtrain doctor` says what is there.
@@ -53,7 +54,9 @@ def cli() -> None:
 def main() -> NoReturn:
     """Run the command line: 0 done, 1 failed, 2 usage, 130 interrupted; an error is one line on stderr."""
     try:
-        sys.exit(cli.main(prog_name="hvdtrain", standalone_mode=False) or 0)
+        code = cli.main(prog_name="hvdtrain", standalone_mode=False) or 0
+        sys.stdout.flush()
+        sys.exit(code)
     except click.exceptions.NoArgsIsHelpError as error:
         error.show()
         sys.exit(error.exit_code)
@@ -63,8 +66,19 @@ def main() -> NoReturn:
         _fail(error.format_message() + hint, error.exit_code)
     except (UsageError, Failure) as error:
         _fail(str(error), error.exit_code)
+    except BrokenPipeError:  # whoever read our output has enough of it
+        _drop_output()
+        sys.exit(1)
+    except OSError as error:  # a full disk, most likely
+        _drop_output()
+        _fail(f"{error.strerror or error}{f': {error.filename}' if error.filename else ''}", 1)
     except (KeyboardInterrupt, click.Abort):
         _fail("interrupted", 130)
+
+
+def _drop_output() -> None:
+    """Let what is still buffered go nowhere: writing it again at exit would fail again."""
+    os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
 
 
 def _fail(line: str, code: int) -> NoReturn:

@@ -7,7 +7,7 @@ import click
 from click.core import ParameterSource
 
 from hvdtrain import modes
-from hvdtrain.config import RunConfig, config_options, read_config
+from hvdtrain.config import LENGTHS, RunConfig, config_options, read_config
 
 
 @click.command()
@@ -24,7 +24,7 @@ def train(ctx: click.Context, file: Path | None, out: str, **options: Any) -> No
     \b
     hvdtrain train --mode single --dataset digits
     horovodrun -np 2 hvdtrain train --mode allreduce --out runs/ring
-    mpirun -np 3 hvdtrain train --mode ps-sync --servers 1 --out runs/ps
+    mpirun --bind-to none -np 3 hvdtrain train --mode ps-sync --servers 1 --out runs/ps
     torchrun --nproc-per-node 2 -m hvdtrain train --mode ddp --out runs/ddp
 
     The global batch is cut into equal parts for however many workers there are, so one worker with
@@ -32,6 +32,8 @@ def train(ctx: click.Context, file: Path | None, out: str, **options: Any) -> No
     """
     if file:
         given = {name for name in options if ctx.get_parameter_source(name) == ParameterSource.COMMANDLINE}
+        if given & LENGTHS:  # of the options that exclude each other, the one given here wins
+            given |= LENGTHS
         options |= {name: value for name, value in read_config(file).items() if name not in given}
     from hvdtrain.rank import run_rank
 

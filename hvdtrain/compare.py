@@ -3,6 +3,7 @@
 import contextlib
 import dataclasses
 import json
+import math
 import os
 import signal
 import time
@@ -17,6 +18,7 @@ from hvdtrain import modes
 from hvdtrain.config import Names, Numbers, RunConfig, config_options
 from hvdtrain.errors import Failure, UsageError
 from hvdtrain.runfolder import check_free
+from hvdtrain.world import World
 
 
 @dataclass(frozen=True)
@@ -25,12 +27,11 @@ class Planned:
 
     config: RunConfig
     workers: int
-    repeat: int
 
     @property
     def name(self) -> str:
         servers = f"-s{self.config.servers}" if self.config.servers else ""
-        return f"{self.config.mode}-w{self.workers}{servers}-r{self.repeat}"
+        return f"{self.config.mode}-w{self.workers}{servers}-r{self.config.repeat}"
 
     @property
     def title(self) -> str:
@@ -47,16 +48,18 @@ def plan(config: RunConfig, names: list[str], workers: list[int], servers: int, 
     cores = len(os.sched_getaffinity(0))
     most = max([1, *(n for mode in names if mode != "single" for n in workers)])
     threads = config.threads or max(1, cores // most)
+    if config.seed + repeats > 2**32:
+        raise UsageError(f"--seed {config.seed} with {repeats} repeats goes beyond {2**32 - 1}, the largest seed")
     runs = []
     for repeat in range(1, repeats + 1):
         for mode in names:
             for n in [1] if mode == "single" else workers:
                 run = dataclasses.replace(
                     config, mode=mode, servers=servers if modes.has_servers(mode) else 0,
-                    threads=threads, seed=config.seed + repeat - 1,
+                    threads=threads, seed=config.seed + repeat - 1, repeat=repeat,
                 )  # fmt: skip
                 run.check().check_workers(n)
-                runs.append(Planned(run, n, repeat))
+                runs.append(Planned(run, n))
     return runs
 
 
@@ -71,7 +74,7 @@ def plan(config: RunConfig, names: list[str], workers: list[int], servers: int, 
     "--repeats", type=click.IntRange(1), default=1, show_default=True,
     help="Repeat everything, each time with the next seed; the report then has medians and spreads.",
 )  # fmt: skip
-@config_options("mode", "servers")
+@config_options("mode", "servers", "repeat")
 @click.option("--out", default="", help="Folder for runs and report, new or empty  [default: runs/compare-TIME].")
 def compare(names: list[str], workers: list[int], servers: int, repeats: int, out: str, **options: Any) -> None:
     """Train one model in several modes on this machine, and report which was faster and as good.
@@ -94,6 +97,11 @@ def compare(names: list[str], workers: list[int], servers: int, repeats: int, ou
     if pretrained not in ("", "imagenet") and not Path(pretrained).is_file():
         raise UsageError(f"--pretrained {pretrained}: no such file")
     data = scan(locate(runs[0].config.dataset))
+    if options["device"] == "cuda":
+        from hvdtrain.work import choose_device
+
+        most = max(run.workers for run in runs)
+        choose_device(runs[0].config, World("mpirun", most - 1, most, most - 1, most))
     try:
         (folder / "runs").mkdir(parents=True)
         (folder / "logs").mkdir()
@@ -144,7 +152,7 @@ def _follow(run: Planned, folder: Path) -> Iterator[int | str]:
     metrics = out / f"metrics.rank{run.config.servers}.jsonl"
     program = train_program(run.config, out)
     steps = position = 0
-    with running("local", run.workers + run.config.servers, program, log, HVDTRAIN_REPEAT=str(run.repeat)) as job:
+    with running("local", run.workers + run.config.servers, program, log) as job:
         while job.poll() is None:
             time.sleep(0.2)
             if metrics.is_file():
@@ -161,7 +169,9 @@ def _follow(run: Planned, folder: Path) -> Iterator[int | str]:
 
 def _result(folder: Path) -> str:
     summary = json.loads((folder / "summary.json").read_text())
-    return f"{summary['samples_per_s']:.0f} samples/s, validation accuracy {summary['val_accuracy']:.4f}"
+    loss, accuracy = summary["val_loss"], summary["val_accuracy"]
+    learned = f"validation accuracy {accuracy:.4f}" if math.isfinite(loss) else f"DIVERGED: validation loss {loss}"
+    return f"{summary['samples_per_s']:.0f} samples/s, {learned}"
 
 
 def _report(folder: Path) -> None:

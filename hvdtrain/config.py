@@ -11,13 +11,14 @@ from typing import Any
 
 import click
 
-from hvdtrain import modes
+from hvdtrain import modes, recipes
 from hvdtrain.errors import UsageError, unknown
 
 MODELS = [f"vgg{depth}{norm}" for depth in (11, 13, 16, 19) for norm in ("", "_bn")] + ["vggf"]
 OPTIMIZERS = ["sgd", "adam", "adamw"]
 DEVICES = ["auto", "cpu", "cuda"]
 DEFAULT_EPOCHS = 15
+LENGTHS = {"epochs", "steps", "time_budget"}  # how long to train: they exclude each other
 LONGEST_S = 1e9  # 30 years: what every timer below us can count
 
 
@@ -106,7 +107,10 @@ class RunConfig:
         click.Choice(["mean", "none"]),
     )
     seed: int = option(0, "Decides initial weights and sample order.", click.IntRange(0, 2**32 - 1))
-    threads: int = option(0, "Threads a worker computes with; 0 shares the host's cores.", click.IntRange(0))
+    repeat: int = option(
+        1, "Which repeat of a measurement this is: a report takes medians over them.", click.IntRange(1, 10**6)
+    )
+    threads: int = option(0, "Threads a worker computes with; 0 shares the host's cores.", click.IntRange(0, 1024))
     device: str = option("auto", "auto, cpu or cuda: a rank takes the GPU of its local rank.", str)
     deterministic: bool = option(False, "Use only algorithms that repeat to the bit.", bool)
     target_accuracy: float = option(0.95, "Validation accuracy whose time is reported.", click.FloatRange(0, 1))
@@ -133,7 +137,7 @@ class RunConfig:
             # Undecodable bytes of a file name: no TOML or JSON can hold them.
             if isinstance(value, str) and any("\ud800" <= c <= "\udfff" for c in value):
                 raise UsageError(f"{_flag(f.name)} {value!a} is not valid UTF-8: rename it")
-        if sum(map(bool, (self.epochs, self.steps, self.time_budget))) > 1:
+        if sum(bool(getattr(self, name)) for name in LENGTHS) > 1:
             raise UsageError("--epochs, --steps and --time-budget exclude each other: give one")
         if 0 < self.image_size < 32:
             raise UsageError(f"--image-size {self.image_size} is too small: a VGG halves it five times, so at least 32")
@@ -157,6 +161,18 @@ class RunConfig:
         if self.time_budget:
             return None
         return self.steps or (self.epochs or DEFAULT_EPOCHS) * -(-samples // self.batch_size)
+
+    def absolute(self) -> "RunConfig":
+        """The same with absolute paths, so that it means the same from any folder."""
+
+        def whole(path: str) -> str:
+            return str(Path(path).expanduser().absolute())
+
+        known = self.dataset in recipes.names("datasets")
+        return dataclasses.replace(
+            self, dataset=self.dataset if known else whole(self.dataset),
+            pretrained=self.pretrained if self.pretrained in ("", "imagenet") else whole(self.pretrained),
+        )  # fmt: skip
 
     def to_args(self) -> list[str]:
         """The command-line options that give this configuration; what equals its default is left out."""

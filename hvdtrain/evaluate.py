@@ -20,7 +20,7 @@ def evaluate(run: Path, dataset: str) -> None:
     """
     if not (run / "config.toml").is_file():
         raise UsageError(f"{run} is not a run folder: it has no config.toml")
-    config = RunConfig(**read_config(run / "config.toml"))
+    config = RunConfig(**read_config(run / "config.toml")).check()
     from hvdtrain.data.build import locate
     from hvdtrain.data.folder import scan
 

@@ -15,22 +15,23 @@ from torch import nn
 
 from hvdtrain.job import Job
 from hvdtrain.modes import Sync
+from hvdtrain.optim import schedule
 from hvdtrain.world import World
 
 
 def weights_hash(model: nn.Module) -> str:
-    """blake2b over every tensor of the model, in order."""
+    """blake2b over every tensor of the model, in order, as 32 hexadecimal digits."""
     digest = hashlib.blake2b(digest_size=16)
     for tensor in model.state_dict().values():
         digest.update(tensor.detach().cpu().contiguous().numpy().tobytes())
-    return f"blake2b:{digest.hexdigest()}"
+    return digest.hexdigest()
 
 
 def hardware() -> dict[str, Any]:
-    """This host's processor, cores this process may use, memory and GPUs."""
+    """This host's processor, cores, memory and GPUs, whatever part of it this process may use."""
     gpus = [torch.cuda.get_device_name(i) for i in range(torch.cuda.device_count())]
     return {
-        "cpu": _cpu_name(), "cores": len(os.sched_getaffinity(0)),
+        "cpu": _cpu_name(), "cores": os.cpu_count(),
         "memory_gb": round(psutil.virtual_memory().total / 1e9, 1), "hosts": [platform.node()], "gpus": gpus,
     }  # fmt: skip
 
@@ -49,11 +50,12 @@ def versions() -> dict[str, str]:
     }
 
 
-def manifest(job: Job, sync: Sync, model: nn.Module, data: dict[str, Any]) -> dict[str, Any]:
+def manifest(job: Job, sync: Sync, model: nn.Module, seen: dict[str, Any]) -> dict[str, Any]:
     """The manifest of a run whose workers all hold the initial weights.
 
     Args:
-        data: what identifies the data set: dataset_hash, train_samples, validation_samples, classes, image_size.
+        seen: what else identifies the job: dataset_hash, train_samples, validation_samples, classes, image_size,
+            initial_weights.
     """
     config, world = job.config, job.world
     return {
@@ -70,18 +72,17 @@ def manifest(job: Job, sync: Sync, model: nn.Module, data: dict[str, Any]) -> di
         "dropout": config.dropout,
         "pretrained": config.pretrained,
         "dataset": config.dataset,
-        **data,
+        **seen,
         "global_batch": config.batch_size,
         "optimizer": config.optimizer,
         "lr": config.lr,
-        "schedule": config.schedule,
+        "schedule": schedule(config, config.total_steps(seen["train_samples"])),
         "effective_lr": config.lr / world.workers if _scaled(job) else config.lr,
         "momentum": config.momentum,
         "weight_decay": config.weight_decay,
         "push_scale": config.push_scale if world.servers else "",
         "seed": config.seed,
-        "repeat": int(os.environ.get("HVDTRAIN_REPEAT", "1")),
-        "initial_weights": weights_hash(model),
+        "repeat": config.repeat,
         "deterministic": config.deterministic,
         "device": job.device.type,
         "backend": sync.backend,
@@ -97,7 +98,7 @@ def command(world: World) -> list[str]:
     """What starts a job like this one again."""
     starter = {
         "alone": [],
-        "mpirun": ["mpirun", "-np", str(world.size)],
+        "mpirun": ["mpirun", "--oversubscribe", "--bind-to", "none", "-np", str(world.size)],
         "horovodrun": ["horovodrun", "-np", str(world.size)],
         "torchrun": ["torchrun", "--nproc-per-node", str(world.local_size), "--module"],
     }.get(world.starter, [world.starter])

@@ -112,7 +112,7 @@ def _read_weights(path: Path) -> dict[str, torch.Tensor]:
             state = torch.load(path, map_location="cpu", weights_only=True)
     except Exception as error:  # whatever a hostile or broken file provokes, it is the file that is at fault
         reason = str(error).strip().split("\n")[0][:120]
-        raise UsageError(f"--pretrained {path}: not a file of plain weights: {reason}") from None
+        raise UsageError(f"--pretrained {path}: not a file of plain weights: {type(error).__name__} {reason}") from None
     if isinstance(state, dict):
         state = state.get("state_dict", state)
     if not isinstance(state, dict) or not all(isinstance(k, str) and _is_plain(v) for k, v in state.items()):

@@ -24,6 +24,11 @@ def set_lr(optimizer: torch.optim.Optimizer, lr: float) -> None:
         group["lr"] = lr
 
 
+def schedule(config: RunConfig, steps: int | None) -> str:
+    """How lr_at goes on over so many steps, in words: equal words, equal learning rates."""
+    return "constant" if config.schedule == "constant" or steps is None else f"{config.schedule} over {steps} steps"
+
+
 def lr_at(config: RunConfig, step: int, steps: int | None) -> float:
     """The learning rate of a step (from 1) of `steps`, or of nobody knows how many (None).
 

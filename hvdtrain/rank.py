@@ -7,6 +7,7 @@ from pathlib import Path
 
 from hvdtrain.config import RunConfig
 from hvdtrain.errors import UsageError
+from hvdtrain.orphan import end_with_starter
 from hvdtrain.runfolder import check_free, claim, open_logs, wait_for_claim
 from hvdtrain.world import World, read_world
 
@@ -21,6 +22,8 @@ def run_rank(config: RunConfig, out: str) -> None:
         UsageError: before anything was touched.
     """
     here = read_world()
+    if here.starter != "alone":
+        end_with_starter()
     try:
         world = read_world(config.check().servers)
         config.check_workers(world.workers)
@@ -37,7 +40,7 @@ def run_rank(config: RunConfig, out: str) -> None:
 
         task = work.prepare(config, world, folder, threads)
         if world.is_chief:  # which finds every fault there is, and writes the results
-            claim(folder, config, world.workers, job, others_log=not world.is_local)
+            claim(folder, config.absolute(), world.workers, job, others_log=not world.is_local)
         elif world.is_local:
             wait_for_claim(folder, job, config.timeout)
     except UsageError:

@@ -83,6 +83,7 @@ def train(
             over = budget.is_over(share.step, elapsed)
             if over:
                 break
+            clock.start()  # writing metrics is nobody's wait for data
         # A barrier: the first has waited for the last. Where steps are not common, one worker's end is everyone's.
         finished, samples = sync.sum(torch.tensor([over, recorder.samples], dtype=torch.float64)).tolist()
         over = finished > 0
@@ -206,13 +207,12 @@ class Clock:
         self.marks.append((phase, self.last_gradient))
 
     def lap(self) -> dict[str, float]:
-        """Seconds of each phase since the last lap; the next phase begins where the last one ended."""
+        """Seconds of each phase since start."""
         if self.on_gpu:
             self.marks[-1][1].synchronize()
         spent = dict.fromkeys(PHASES, 0.0)
         for (_, before), (phase, after) in zip(self.marks, self.marks[1:], strict=False):
             spent[phase] += before.elapsed_time(after) / 1000 if self.on_gpu else after - before
-        self.marks = [("", self._now())]
         return spent
 
 

@@ -1,6 +1,7 @@
 """What a rank does once it knows where it is: serve, or build the model, train it and write down the results."""
 
 import dataclasses
+import math
 import os
 import resource
 from collections.abc import Callable
@@ -16,9 +17,9 @@ from hvdtrain.config import RunConfig
 from hvdtrain.data.build import locate
 from hvdtrain.data.folder import ImageFolder, content_hash, scan
 from hvdtrain.data.loader import Loader, native_side
-from hvdtrain.errors import UsageError
+from hvdtrain.errors import Failure, UsageError
 from hvdtrain.job import Job
-from hvdtrain.manifest import manifest
+from hvdtrain.manifest import manifest, weights_hash
 from hvdtrain.metrics import PHASES, Recorder, write_json
 from hvdtrain.models import VGG, load_pretrained
 from hvdtrain.modes import Sync
@@ -81,17 +82,25 @@ def work(job: Job, data: ImageFolder, model: VGG, skipped: list[str] | None, ter
     config, world = job.config, job.world
     sync: Sync = modes.load(config.mode).connect(job)
     module = sync.prepare(model)
+    start = weights_hash(model)
+    starts = _gather(sync, job, [int(start[:12], 16)])[:, 0].tolist()  # as much of it as a float64 holds
+    if different := [world.servers + worker for worker, its in enumerate(starts) if its != starts[0]]:
+        raise Failure(f"ranks {different} do not start from the weights of rank {world.servers}")
     side = config.image_size or native_side(data.train[0][0])
     loader, validation = (Loader(samples, side, job.threads) for samples in (data.train, data.validation))
     if world.is_chief:
         seen = {
             "dataset_hash": content_hash(data), "image_size": side, "classes": len(data.classes),
             "train_samples": len(data.train), "validation_samples": len(data.validation),
+            "initial_weights": f"blake2b:{start}",
         }  # fmt: skip
         write_json(job.folder / "manifest.json", manifest(job, sync, model, seen))
     # Dropout must not be the same on every worker.
     torch.manual_seed(config.seed * 1_000_003 + 1 + world.worker)
     progress = TrainingProgress(terminal.out, config.total_steps(len(data.train)), world.is_chief)
+    allowed, starters = os.sched_getaffinity(0), os.sched_getaffinity(os.getppid())
+    if allowed < starters:
+        progress.say(f"this worker may use {len(allowed)} of {len(starters)} cores: with mpirun, add --bind-to none")
     for line in (skipped or []) if world.is_chief else []:
         progress.say(f"--pretrained skipped {line}")
     recorder = Recorder(job.folder, world.rank, world.is_chief)
@@ -104,6 +113,8 @@ def work(job: Job, data: ImageFolder, model: VGG, skipped: list[str] | None, ter
     if world.is_chief:
         save_file({k: v.detach().cpu().contiguous() for k, v in model.state_dict().items()}, job.folder / WEIGHTS)
         write_json(job.folder / "summary.json", summary)
+        if not math.isfinite(summary["val_loss"]):
+            progress.say(f"training diverged: the validation loss is {summary['val_loss']}; try a lower --lr")
         progress.say(f"wrote {job.folder}")
     sync.close()
 
@@ -175,7 +186,7 @@ def test(run: Path, config: RunConfig, own: ImageFolder, data: ImageFolder) -> t
     try:
         model.load_state_dict(load_file(run / WEIGHTS, device=str(job.device)))
     except (OSError, SafetensorError, RuntimeError) as error:
-        reason = str(error).split("\n")[0]
+        reason = " ".join(str(error).split())[:200]
         raise UsageError(f"{run / WEIGHTS} cannot be read as the weights of {config.model}: {reason}") from None
     loader = Loader(data.validation, config.image_size or native_side(own.train[0][0]), threads)
     return evaluate(job, model, modes.load("single").connect(job), loader, Normalise(job.device))

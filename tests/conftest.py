@@ -1,11 +1,32 @@
 """What all tests share."""
 
+import os
+import subprocess
+import sys
+
 import pytest
 from hypothesis import HealthCheck, settings
 
 # On a machine that does other work too, an example may take any time: pytest's timeout is limit enough.
 settings.register_profile("shared machine", deadline=None, suppress_health_check=[HealthCheck.too_slow])
 settings.load_profile("shared machine")
+
+SMALL_TURNTABLE = {"objects": 3, "views": 10}
+
+
+def run_python(code: str, **environment: str) -> "subprocess.Popen[str]":
+    """A Python process of its own that runs the code; its output is a pipe."""
+    return subprocess.Popen(
+        [sys.executable, "-c", code], env=os.environ | environment, stdout=subprocess.PIPE, text=True
+    )
+
+
+@pytest.fixture(scope="session")
+def small(tmp_path_factory):
+    """The folder of a turntable data set of SMALL_TURNTABLE. Not to be changed."""
+    from hvdtrain.data.build import build
+
+    return build("turntable", tmp_path_factory.mktemp("built") / "small", **SMALL_TURNTABLE)
 
 
 @pytest.fixture(scope="module")

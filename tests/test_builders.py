@@ -1,10 +1,7 @@
 """What the built-in data sets hold, and that a built folder is complete or not there."""
 
-import os
 import resource
 import signal
-import subprocess
-import sys
 import time
 import tomllib
 from collections import Counter
@@ -13,7 +10,8 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from click.testing import CliRunner
+from conftest import SMALL_TURNTABLE as SMALL
+from conftest import run_python as run
 from hypothesis import given
 from hypothesis import strategies as st
 from PIL import Image
@@ -22,22 +20,14 @@ from hvdtrain import recipes
 from hvdtrain.data import build as builder
 from hvdtrain.data import turntable
 from hvdtrain.data.build import build, locate, split
-from hvdtrain.data.commands import data
 from hvdtrain.data.folder import content_hash, scan
 from hvdtrain.data.recipe import Recipe
 from hvdtrain.errors import Failure, UsageError
-
-SMALL = {"objects": 3, "views": 10}
 
 
 @pytest.fixture(scope="module")
 def digits(tmp_path_factory):
     return build("digits", tmp_path_factory.mktemp("built") / "digits")
-
-
-@pytest.fixture(scope="module")
-def small(tmp_path_factory):
-    return build("turntable", tmp_path_factory.mktemp("built") / "small", **SMALL)
 
 
 @pytest.fixture
@@ -138,64 +128,6 @@ def test_a_class_that_cannot_be_split_is_a_failure(names):
         split(names, 0.2, 0, "rare")
 
 
-# ---- turntable
-
-
-def test_views_are_named_and_sized_like_coil_100(small):
-    found = scan(small)
-    assert found.classes == ("obj1", "obj2", "obj3")
-    names = {path.name for path, _ in found.train + found.validation}
-    assert names == {f"obj{n}__{angle}.png" for n in (1, 2, 3) for angle in range(0, 360, 36)}
-    for path, _ in found.train:
-        with Image.open(path) as image:
-            assert (image.mode, image.size, image.format) == ("RGB", (128, 128), "PNG")
-            assert image.getpixel((0, 0)) == (0, 0, 0)
-
-
-def test_the_default_angles_are_coils():
-    angles = sorted(int(name.split("__")[1][:-4]) for _, name, _ in turntable.images(0, objects=2, views=72))
-    assert angles == sorted(2 * list(range(0, 360, 5)))
-
-
-def test_an_object_does_not_depend_on_how_many_there_are():
-    few = {name: image for _, name, image in turntable.images(5, objects=2, views=3)}
-    many = {name: image for _, name, image in turntable.images(5, objects=9, views=3)}
-    assert len(many) == 27
-    assert few.items() <= many.items()
-
-
-def shown(number, angle, seed=0):
-    parts = turntable.design(seed, number)
-    return turntable.view(parts, turntable.Camera.facing(parts), angle).astype(int)
-
-
-@pytest.mark.parametrize("number", range(1, len(turntable.FORMS) + 1))
-def test_an_object_fills_the_frame_and_looks_different_from_other_sides(number):
-    views = [shown(number, angle) for angle in (0, 60, 90, 200)]
-    lit = np.any([view.any(axis=2) for view in views], axis=0)
-    rows, columns = np.flatnonzero(lit.any(axis=1)), np.flatnonzero(lit.any(axis=0))
-    assert max(np.ptp(rows), np.ptp(columns)) > 100  # of 128 pixels
-    assert min(rows[0], columns[0]) > 0 and max(rows[-1], columns[-1]) < 127  # nothing is cut off
-    for view in views[1:]:
-        assert np.abs(view - views[0])[lit].mean() > 8  # of 255
-
-
-def test_objects_and_seeds_look_different():
-    pictures = [shown(number, 30, seed) for number in (1, 2, 19) for seed in (0, 1)]
-    for i, picture in enumerate(pictures):
-        for other in pictures[:i]:
-            assert np.abs(picture - other).mean() > 8
-    assert not np.array_equal(turntable.design(0, 1)[0].axes, turntable.design(1, 1)[0].axes)
-
-
-def test_a_flat_folder_is_like_coils_archive(tmp_path):
-    folder = turntable.write_flat(tmp_path / "coil-100", objects=2, views=4)
-    assert sorted(path.name for path in folder.glob("*.png")) == sorted(
-        f"obj{n}__{angle}.png" for n in (1, 2) for angle in (0, 90, 180, 270)
-    )
-    assert [path for path in folder.iterdir() if path.is_dir()] == []
-
-
 # ---- complete or not at all
 
 
@@ -221,12 +153,6 @@ def test_an_interrupted_build_leaves_nothing(tmp_path):
     with pytest.raises(KeyboardInterrupt):
         build("turntable", tmp_path / "out", progress=interrupt, **SMALL)
     assert list(tmp_path.iterdir()) == []
-
-
-def run(code, **environment):
-    return subprocess.Popen(
-        [sys.executable, "-c", code], env=os.environ | environment, stdout=subprocess.PIPE, text=True
-    )
 
 
 def test_what_a_killed_build_left_is_cleaned_up_by_the_next(tmp_path):
@@ -422,52 +348,3 @@ def test_a_source_that_gives_an_image_twice_is_refused(tmp_path):
     order = Recipe.load("digits").choose()
     with pytest.raises(FileExistsError):
         builder._write(tmp_path, order, iter(2 * [("a", "1.png", b"")]), 2, None)
-
-
-# ---- commands
-
-
-def invoke(*arguments):
-    return CliRunner().invoke(data, [str(argument) for argument in arguments])
-
-
-def test_list_shows_every_recipe():
-    result = invoke("list")
-    assert result.exit_code == 0
-    for name in recipes.names("datasets"):
-        assert name in result.output
-
-
-def test_build_says_what_it_made_and_that_it_was_there(tmp_path):
-    command = ("build", "turntable", "--objects", 2, "--views", 4, "--seed", 3, "--out", tmp_path / "out")
-    first = invoke(*command)
-    assert first.exit_code == 0, first.output
-    assert "2 classes, 6 images in TrainData, 2 in ValidationData" in first.stdout
-    assert "turntable: 8 of 8 images" in first.stderr
-    second = invoke(*command)
-    assert second.exit_code == 0
-    assert "already holds this data set" in second.stdout
-    assert invoke(*command, "--force").exit_code == 0
-
-
-def test_build_flat(tmp_path):
-    result = invoke("build", "turntable", "--objects", 2, "--views", 2, "--flat", "--out", tmp_path / "out")
-    assert result.exit_code == 0, result.output
-    assert len(list((tmp_path / "out").glob("*.png"))) == 4
-
-
-@pytest.mark.parametrize("option", [("--objects", 3), ("--views", 3), ("--flat",)])
-def test_an_option_of_another_data_set_is_refused(tmp_path, option):
-    result = invoke("build", "digits", "--out", tmp_path / "out", *option)
-    assert isinstance(result.exception, UsageError)
-    assert f"no option '{option[0].lstrip('-')}'" in str(result.exception)
-    assert list(tmp_path.iterdir()) == []
-
-
-def test_the_commands_import_nothing_heavy():
-    code = (
-        "import sys, hvdtrain.data.commands;"
-        "print([m for m in ('torch', 'numpy', 'PIL', 'sklearn', 'rich') if m in sys.modules])"
-    )
-    with run(code) as child:
-        assert child.communicate()[0].strip() == "[]"

@@ -189,6 +189,7 @@ REFUSED = [
     ("compare", "--out file/run", "--out file/run cannot be "),
     ("compare", f"--out {LONG}", "cannot be used: File name too long"),
     ("compare", "--mode single", "No such option '--mode'"),
+    ("compare", f"--seed {2**32 - 1} --repeats 2", "goes beyond 4294967295, the largest seed"),
 ]
 
 
@@ -210,7 +211,19 @@ def refuses(here, monkeypatch, capfd, command, args, words):
 
 @pytest.mark.skipif(torch.cuda.is_available(), reason="this machine has a GPU")
 def test_cuda_without_a_gpu_is_refused(here, monkeypatch, capfd):
-    refuses(here, monkeypatch, capfd, ["train"], ["--device", "cuda"], "--device cuda: torch sees no GPU here")
+    for command in ("train", "compare"):
+        refuses(here, monkeypatch, capfd, [command], ["--device", "cuda"], "--device cuda: torch sees no GPU here")
+
+
+@pytest.mark.parametrize(("output", "line"), [("/dev/full", "hvdtrain: No space left on device\n"), ("a pipe", "")])
+def test_output_that_cannot_be_written_ends_it_quietly(output, line):
+    reader, writer = os.pipe()
+    os.close(reader)
+    if output == "/dev/full":
+        writer = os.open(output, os.O_WRONLY)
+    done = subprocess.run([SCRIPT, "modes"], stdout=writer, stderr=subprocess.PIPE, text=True, timeout=30)
+    os.close(writer)
+    assert (done.returncode, done.stderr) == (1, line)
 
 
 # Under a starter: one line for all ranks

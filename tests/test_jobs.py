@@ -12,6 +12,7 @@ from pathlib import Path
 
 import psutil
 import pytest
+import torch
 
 BIN = Path(sys.executable).parent
 HVDTRAIN = str(BIN / "hvdtrain")
@@ -106,12 +107,45 @@ def test_every_starter_runs_every_kind_of_mode(starter, ranks, mode, servers, tm
     assert tomllib.loads((out / "config.toml").read_text())["mode"] == mode
 
 
+def test_the_length_given_beside_a_configuration_wins(tmp_path):
+    first, again = tmp_path / "first", tmp_path / "again"
+    assert run("alone", 1, *SMALL, "--out", str(first)).returncode == 0
+    options = ["--config", str(first / "config.toml"), "--time-budget", "1s", "--repeat", "2"]
+    assert run("alone", 1, *options, "--out", str(again)).returncode == 0
+    before, after = (json.loads((out / "manifest.json").read_text()) for out in (first, again))
+    assert (before["schedule"], after["schedule"]) == ("cosine over 6 steps", "constant")
+    assert (before["repeat"], after["repeat"]) == (1, 2)
+
+
 def test_a_run_can_be_repeated_from_its_configuration_to_the_same_bits(tmp_path):
     first, again = tmp_path / "first", tmp_path / "again"
     assert run("alone", 1, *SMALL, "--seed", "3", "--deterministic", "--out", str(first)).returncode == 0
     assert run("alone", 1, "--config", str(first / "config.toml"), "--out", str(again)).returncode == 0
     name = Path("snapshots") / "final.safetensors"
     assert (first / name).read_bytes() == (again / name).read_bytes()
+
+
+@pytest.mark.parametrize(("mode", "servers"), [("allreduce", 0), ("ddp", 0), ("ps-sync", 1)])
+def test_every_worker_starts_from_pretrained_weights_and_statistics(mode, servers, tmp_path):
+    """The job itself checks that all workers start from the same tensors; here: from those of the file."""
+    from safetensors.torch import load_file, save_file
+
+    given, out = tmp_path / "given", tmp_path / "run"
+    options = ["--model", "vgg11_bn", *SMALL[:2], "--batch-size", "32", "--threads", "1", "--steps", "1"]
+    assert run("alone", 1, *options, "--out", str(given)).returncode == 0
+    file = tmp_path / "given.safetensors"
+    weights = load_file(given / "snapshots" / "final.safetensors")
+    weights |= {name: tensor + 5 for name, tensor in weights.items() if name.endswith("running_mean")}
+    save_file(weights, file)
+    job = ["--mode", mode, "--servers", str(servers), *options, "--lr", "1e-20"]
+    done = run("mpirun", 2 + servers, *job, "--pretrained", str(file), "--out", str(out))
+    assert done.returncode == 0, done.stdout
+    final = load_file(out / "snapshots" / "final.safetensors")
+    for name in (name for name in weights if name.endswith("weight")):
+        assert torch.allclose(final[name], weights[name]), name
+    # One step mixes in a tenth of the batch's own mean. A worker that began with means of 0 would pull the average.
+    for name in (name for name in weights if name.endswith("running_mean")):
+        assert final[name].mean() > 4, name
 
 
 def test_batch_norm_gives_one_model_whatever_the_rank(tmp_path):
@@ -165,6 +199,42 @@ def test_a_killed_rank_ends_the_job_and_leaves_nothing_running(mode, servers, vi
         assert not [p for p in everyone if p.is_running() and p.status() != psutil.STATUS_ZOMBIE]
     finally:
         finish(job)
+
+
+@pytest.mark.parametrize(
+    ("starter", "end"), [("mpirun", "SIGKILL"), ("horovodrun", "SIGKILL"), ("horovodrun", "SIGTERM")]
+)
+def test_ranks_end_when_their_starter_is_killed(starter, end, tmp_path):
+    out = tmp_path / "run"
+    job = start(starter, 2, "--mode", "allreduce", "--width", "0.0625", "--epochs", "1000", "--out", str(out))
+    everyone = []
+    try:
+        until(lambda: (out / "metrics.rank0.jsonl").is_file())
+        everyone = family(job)
+        job.send_signal(getattr(signal, end))
+        psutil.wait_procs(everyone, timeout=30)
+        assert not [p for p in everyone if p.is_running() and p.status() != psutil.STATUS_ZOMBIE]
+    finally:
+        for process in everyone:
+            if process.is_running():
+                process.kill()
+        finish(job)
+    assert len(everyone) > 2
+
+
+def test_servers_wait_for_workers_that_evaluate_for_longer_than_their_timeout(tmp_path):
+    """Many validation images after four steps: while they last, nobody pushes or pulls."""
+    from PIL import Image
+
+    data, out = tmp_path / "data", tmp_path / "run"
+    for part, images in (("TrainData", 8), ("ValidationData", 4000)):
+        for name in ("a", "b"):
+            (data / part / name).mkdir(parents=True)
+            for n in range(images):
+                Image.new("RGB", (64, 64), (n % 256, 0, 0)).save(data / part / name / f"{n}.png")
+    options = ["--mode", "ps-sync", "--servers", "1", "--dataset", str(data), "--width", "0.25", "--batch-size", "4"]
+    done = run("mpirun", 2, *options, "--epochs", "1", "--threads", "1", "--timeout", "4s", "--out", str(out))
+    assert done.returncode == 0, done.stdout
 
 
 def steps_so_far(folder: Path, rank: int) -> list[str]:

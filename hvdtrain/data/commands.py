@@ -8,8 +8,9 @@ from typing import Any
 import click
 
 from hvdtrain import recipes
-from hvdtrain.data.build import Progress, Recipe, build, is_built
+from hvdtrain.data.build import Progress, build, is_built
 from hvdtrain.data.folder import TRAIN, VALIDATION, scan
+from hvdtrain.data.recipe import Recipe
 
 
 @click.group()

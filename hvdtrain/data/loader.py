@@ -7,8 +7,7 @@ from pathlib import Path
 
 import numpy as np
 import torch
-from PIL import Image
-from torchvision.transforms.v2 import functional
+from PIL import Image, ImageOps
 
 from hvdtrain.data.sampling import Share
 from hvdtrain.errors import Failure
@@ -31,7 +30,7 @@ class Loader:
 
     Args:
         samples: (file, class index) of every image.
-        side: images are scaled so that the shorter side fits, then cropped in the middle.
+        side: the middle square of an image is scaled to this side.
         threads: how many images are decoded at once.
 
     Raises:
@@ -65,12 +64,10 @@ class Loader:
     def _decode(self, index: int) -> torch.Tensor:
         with _open(self.samples[index][0]) as image:
             try:
-                pixels = functional.pil_to_tensor(_rgb(image))
+                fitted = ImageOps.fit(_rgb(image), (self.side, self.side), Image.Resampling.BILINEAR)
+                return torch.from_numpy(np.array(fitted)).permute(2, 0, 1).contiguous()
             except Exception as error:  # PIL's decoders raise OSError, ValueError, SyntaxError and others
                 raise Failure(f"cannot decode {self.samples[index][0]}: {error}") from None
-        if pixels.shape[1:] == (self.side, self.side):
-            return pixels
-        return functional.center_crop(functional.resize(pixels, [self.side], antialias=True), [self.side])
 
 
 def _rgb(image: Image.Image) -> Image.Image:

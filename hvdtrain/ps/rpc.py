@@ -32,7 +32,8 @@ Wire = tuple[int, int, torch.Tensor]  # version, staleness, weights
 
 _shard: Shard | None = None  # the one shard of this process: handlers are called by name, without an object
 _make_shard: Callable[[torch.Tensor], Shard] | None = None
-_heard = threading.Event()
+_heard = threading.Event()  # by a server, from a worker
+_leaving = threading.Event()
 
 
 def start(
@@ -50,10 +51,13 @@ def start(
         f"rank{world.rank}", rank=world.rank, world_size=world.size,
         rpc_backend_options=rpc.TensorPipeRpcBackendOptions(init_method="hvdtrain://", rpc_timeout=timeout),
     )  # fmt: skip
+    if not world.is_server:
+        threading.Thread(target=_keep_in_touch, args=(world.servers, timeout), daemon=True).start()
 
 
 def stop(world: World, store: "Store", timeout: float) -> None:
     """Part from the others in order, then shut down without waiting again."""
+    _leaving.set()
     part(world, store, timeout)
     rpc.shutdown(graceful=False)
 
@@ -90,9 +94,20 @@ def pull(server: int) -> Wire:
     return rpc.rpc_sync(f"rank{server}", _pull)
 
 
+def _keep_in_touch(servers: int, timeout: float) -> None:
+    """Let the servers hear of this worker while it evaluates or reads images for longer than their timeout."""
+    while not _leaving.wait(timeout / 4):
+        for server in range(servers):
+            rpc.rpc_async(f"rank{server}", _hear)
+
+
 def rss_mb(server: int) -> float:
     """A server's peak resident memory in MiB."""
     return rpc.rpc_sync(f"rank{server}", _rss_mb)
+
+
+def _hear() -> None:
+    _heard.set()
 
 
 def _rss_mb() -> float:

@@ -8,8 +8,6 @@ from statistics import fmean
 from hvdtrain.report.cells import cell, count, figure
 from hvdtrain.report.tables import Group, Spread
 
-# Single runs on a shared machine easily differ by this much; below it, one run names no winner.
-_SURE_LEAD = 1.05
 RING = ("allreduce", "ddp")  # gradients travel round all workers; the ps- modes have servers
 
 
@@ -64,7 +62,7 @@ def _headline(fast: Group, slow: Group, groups: Sequence[Group]) -> str:
     if not _repeated(fast, slow):
         once = [group.kind.label for group in (fast, slow) if _speed(group).n < 2]
         runs = "in one run each" if len(once) > 1 else f"with one run of {once[0]}"
-        text = f"{side if lead >= _SURE_LEAD else 'No clear winner'}, {runs}: {did}"
+        text = f"No winner yet: {did}, {runs}"
     elif _speed(fast).low > _speed(slow).high:
         text = f"{side}: {did}"
     else:

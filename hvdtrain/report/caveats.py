@@ -9,6 +9,7 @@ from hvdtrain.report.cells import count
 from hvdtrain.report.fairness import show, value
 from hvdtrain.report.runs import Kind, Run, grouped
 
+_SHORT_S = 5
 Groups = dict[Kind, list[Run]]
 
 
@@ -27,6 +28,24 @@ def _few_repeats(groups: Groups) -> str:
         return ""
     alone = _labels({k: m for k, m in groups.items() if len(m) == 1}, lambda run: True)
     return f"One run only, so no spread is known: {alone}."
+
+
+def _short(groups: Groups) -> str:
+    short = _labels(groups, lambda run: 0 < (run.summary.get("wall_s") or 0) < _SHORT_S)
+    return (
+        f"These trained for less than {_SHORT_S} s, in which the first steps, slower than all others, weigh: {short}."
+        if short
+        else ""
+    )
+
+
+def _bound(groups: Groups) -> str:
+    told = []
+    for kind, members in groups.items():
+        cores, allowed = value(members[0], "hardware.cores"), members[0].manifest.get("cores_allowed")
+        if isinstance(cores, int) and isinstance(allowed, list) and len(allowed) < cores:
+            told.append(f"{kind.label} {len(allowed)} of {count(cores, 'core')}")
+    return f"A worker was not allowed on every core of its host: {', '.join(told)}." if told else ""
 
 
 def _crowded(groups: Groups) -> str:
@@ -125,9 +144,7 @@ def _dropout(groups: Groups) -> str:
 
 
 def _same_seed(groups: Groups) -> str:
-    runs = [run for members in groups.values() for run in members]
-    repeats, seeds = {run.repeat for run in runs}, {show(run.manifest.get("seed")) for run in runs}
-    if len(repeats) < 2 or len(seeds) == len(repeats):
+    if all(len({show(run.manifest.get("seed")) for run in runs}) == len(runs) for runs in groups.values()):
         return ""
     return "Repeats share a seed: the range shows how much timing varies, not how much training does."
 
@@ -162,5 +179,5 @@ def _spread_in_time(groups: Groups) -> str:
 
 _SAYINGS = (
     _diverged, _uneven_training, _crowded, _one_host, _backends, _asynchronous, _push_scale, _effective_rates,
-    _servers_work, _few_repeats, _same_seed, _batch_statistics, _dropout, _spread_in_time,
+    _servers_work, _few_repeats, _short, _bound, _same_seed, _batch_statistics, _dropout, _spread_in_time,
 )  # fmt: skip

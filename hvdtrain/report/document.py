@@ -176,7 +176,10 @@ def _command(run: Run) -> str:
     ranks = cells.count(run.kind.workers + run.kind.servers, "rank")
     # One line, whatever the name holds: what follows a line break would be run.
     how = " ".join(f"# {ranks}, starter: {starter}".split())
-    text = shlex.join(map(str, command)) if isinstance(command, list) and command else "# not recorded"
+    words = list(map(str, command)) if isinstance(command, list) else []
+    if "--out" in words[:-1]:  # the folder is in use: by the run itself
+        words[words.index("--out") + 1] += "-again"
+    text = shlex.join(words) if words else "# not recorded"
     return f"{how}\n{text}"
 
 

@@ -21,6 +21,7 @@ EVERYWHERE = {
     "classes": "the task is equally hard",
     "global_batch": "a step uses equally many samples, however many workers share them",
     "lr": "the learning rate for the global batch decides how far a step goes",
+    "schedule": "the learning rate goes the same way at the same step",
     "optimizer": "the same update rule, on the workers or on the servers",
     "momentum": "part of the update rule",
     "weight_decay": "part of the update rule",
@@ -35,7 +36,7 @@ EVERYWHERE = {
 }
 # Runs of one repeat start from the same point and see the same samples.
 IN_A_REPEAT = {
-    "seed": "it decides initial weights and the order of samples",
+    "seed": "it decides initial weights and the order of samples; --repeat tells runs with other seeds apart",
     "initial_weights": "training starts from the same point",
     "samples_digest": "exactly the same samples were trained on (compared among runs of equally many)",
 }

@@ -21,7 +21,7 @@ COLUMNS = {
     "model": "the network",
     "parameters": "its trainable weights",
     "global_batch": "samples of one step, over all workers together",
-    "steps": "steps done, each of one global batch",
+    "steps": "steps done, each of one global batch; where workers do not keep step, those of the worker that did most",
     "samples": "samples trained on, over all workers together",
     "wall_s": "seconds of training, without set-up and evaluation",
     "samples_per_s": "samples / wall_s",
