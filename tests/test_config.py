@@ -36,12 +36,12 @@ DURATION = st.floats(0, LONGEST_S, exclude_min=True)
 VALUES = {
     "mode": TEXT, "dataset": TEXT, "model": TEXT, "pretrained": TEXT, "optimizer": TEXT, "device": TEXT,
     "servers": st.integers(0), "image_size": st.integers(0), "batch_size": st.integers(1), "epochs": st.integers(0),
-    "steps": st.integers(0), "threads": st.integers(0), "seed": st.integers(0, 2**32 - 1),
+    "steps": st.integers(0), "threads": st.integers(0, 1024), "seed": st.integers(0, 2**32 - 1),
     "width": st.floats(0, 4, exclude_min=True), "dropout": st.floats(0, 1, exclude_max=True),
     "momentum": st.floats(0, 1, exclude_max=True), "target_accuracy": st.floats(0, 1), "lr": POSITIVE,
     "weight_decay": st.floats(0, allow_infinity=False), "time_budget": st.just(0.0) | DURATION, "timeout": DURATION,
     "schedule": st.sampled_from(["cosine", "constant"]), "push_scale": st.sampled_from(["mean", "none"]),
-    "deterministic": st.booleans(),
+    "deterministic": st.booleans(), "repeat": st.integers(1, 10**6),
 }  # fmt: skip
 CONFIGS = st.builds(RunConfig, **VALUES)
 

@@ -2,7 +2,7 @@
 
 Horovod 0.28.1 is older than torch 2.1 and fails to configure, compile or link against it; what it needs is said to
 cmake on the command line. It is older than OpenMPI 5, too, whose mpirun takes long options with two dashes alone:
-the copy of horovodrun that goes into the wheel is told so. Nothing else of the released source is touched.
+the copy of horovodrun that goes into the wheel is told so, and to pass signals on. Nothing else is touched.
 """
 
 import os
@@ -23,8 +23,12 @@ CONFIGURE = [
 NO_CUDA = ["-DCMAKE_CUDA_COMPILER=CMAKE_CUDA_COMPILER-NOTFOUND", "-DCMAKE_DISABLE_FIND_PACKAGE_CUDAToolkit=ON"]
 
 
-# In horovod/runner/mpi_run.py. With `-bind-to none`, OpenMPI 5 looks for a program called none.
-OPTIONS = {"'-bind-to ": "'--bind-to ", "'-map-by ": "'--map-by ", "'-rank-by ": "'--rank-by ", "'-mca ": "'--mca "}
+MENDS = {  # in horovod/runner/mpi_run.py
+    # With `-bind-to none`, OpenMPI 5 looks for a program called none.
+    "'-bind-to ": "'--bind-to ", "'-map-by ": "'--map-by ", "'-rank-by ": "'--rank-by ", "'-mca ": "'--mca ",
+    # The shell becomes mpirun. As its parent it would take a SIGTERM to itself and leave the job running.
+    "['/bin/sh', '-c', mpirun_command]": "['/bin/sh', '-c', 'exec ' + mpirun_command]",
+}  # fmt: skip
 
 
 def main() -> None:
@@ -46,7 +50,7 @@ def mend_horovodrun(args: list[str]) -> None:
     [output] = [arg.split("=", 1)[1] for arg in args if arg.startswith("-DCMAKE_LIBRARY_OUTPUT_DIRECTORY_")]
     path = Path(output) / "horovod" / "runner" / "mpi_run.py"
     text = path.read_text()
-    for old, new in OPTIONS.items():
+    for old, new in MENDS.items():
         if old not in text:
             sys.exit(f"{path} does not hold {old}: is this Horovod 0.28.1?")
         text = text.replace(old, new)
