@@ -15,6 +15,8 @@ COMMANDS = {
     "train": "hvdtrain.commands:train",
     "evaluate": "hvdtrain.evaluate:evaluate",
     "report": "hvdtrain.report.commands:report",
+    "bench": "hvdtrain.bench.command:bench",
+    "replay": "hvdtrain.replay:replay",
     "verify": "hvdtrain.verify:verify",
     "data": "hvdtrain.data.commands:data",
     "modes": "hvdtrain.commands:list_modes",

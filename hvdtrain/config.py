@@ -11,7 +11,7 @@ from typing import Any
 
 import click
 
-from hvdtrain import modes, recipes
+from hvdtrain import compression, modes, recipes
 from hvdtrain.errors import UsageError, unknown
 
 MODELS = [f"vgg{depth}{norm}" for depth in (11, 13, 16, 19) for norm in ("", "_bn")] + ["vggf"]
@@ -98,7 +98,9 @@ class RunConfig:
         "With --time-budget nobody knows the last step, and it is constant.",
         click.Choice(["cosine", "constant"]),
     )
+    warmup: int = option(0, "Steps in which the learning rate rises evenly to what it is then.", click.IntRange(0))
     momentum: float = option(0.9, "Momentum of sgd.", click.FloatRange(0, 1, False, True))
+    nesterov: bool = option(False, "Nesterov's momentum for sgd.", bool)
     weight_decay: float = option(0.0, "Weight decay.", click.FloatRange(0))
     push_scale: str = option(
         "mean",
@@ -106,6 +108,24 @@ class RunConfig:
         "`none` lets it count whole, as MXNet does.",
         click.Choice(["mean", "none"]),
     )
+    staleness: int = option(
+        2, "In ps-ssp: how many steps a worker may be ahead of the slowest before it waits.", click.IntRange(0)
+    )
+    delay_compensation: float = option(
+        0.0, "In ps-async and ps-ssp: λ of DC-ASGD, 0.04 in its paper; 0 is off. Servers keep a copy of the weights "
+        "for each worker.", click.FloatRange(0),
+    )  # fmt: skip
+    staleness_lr: bool = option(
+        False, "In ps-async and ps-ssp: divide the learning rate of a push by its staleness.", bool
+    )
+    compression: str = option(
+        "none", "How gradients are sent: none, fp16, bf16, int8, topk:SHARE or 2bit:THRESHOLD. In allreduce none or "
+        "fp16. What int8, topk and 2bit leave out of a push goes into the next.", str,
+    )  # fmt: skip
+    bucket_mb: float = option(
+        4.0, "MiB of weights that travel as one message to or from a server.", click.FloatRange(0, 32, True)
+    )
+    record: bool = option(False, "Servers write down which push was applied when, for `hvdtrain replay`.", bool)
     seed: int = option(0, "Decides initial weights and sample order.", click.IntRange(0, 2**32 - 1))
     repeat: int = option(
         1, "Which repeat of a measurement this is: a report takes medians over them.", click.IntRange(1, 10**6)
@@ -139,6 +159,9 @@ class RunConfig:
                 raise UsageError(f"{_flag(f.name)} {value!a} is not valid UTF-8: rename it")
         if sum(bool(getattr(self, name)) for name in LENGTHS) > 1:
             raise UsageError("--epochs, --steps and --time-budget exclude each other: give one")
+        if self.nesterov and not self.momentum:
+            raise UsageError("--nesterov needs --momentum above 0")
+        compression.check(self.compression, self.mode)
         if 0 < self.image_size < 32:
             raise UsageError(f"--image-size {self.image_size} is too small: a VGG halves it five times, so at least 32")
         if modes.has_servers(self.mode) and not self.servers:

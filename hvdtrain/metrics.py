@@ -1,9 +1,11 @@
 """What one worker writes down while it trains: a JSON line a step, and TensorBoard events on the first worker."""
 
 import json
-from collections import Counter
+from collections import Counter, deque
 from pathlib import Path
 from typing import Any
+
+from hvdtrain.modes import Pushed
 
 PHASES = ("data", "forward", "backward", "comm", "optimizer")
 
@@ -23,6 +25,7 @@ class Recorder:
 
     def __init__(self, folder: Path, rank: int, is_chief: bool) -> None:
         self.file = metrics_file(folder, rank).open("x", buffering=1)
+        self.held: deque[tuple[dict[str, Any], Pushed | None]] = deque()
         self.seconds = dict.fromkeys(PHASES, 0.0)
         self.staleness: Counter[int] = Counter()
         self.samples = 0
@@ -33,21 +36,26 @@ class Recorder:
 
             self.events = SummaryWriter(str(folder))
 
-    def step(self, row: dict[str, Any], seconds: dict[str, float]) -> None:
-        """Record one step: its row, and the seconds of each phase."""
+    def step(self, row: dict[str, Any], seconds: dict[str, float], pushed: Pushed | None) -> None:
+        """Record one step: its row, the seconds of each phase, and its push, which may be on its way still."""
         for phase, spent in seconds.items():
             self.seconds[phase] += spent
-        if row["staleness"] is None:
-            row = {k: v for k, v in row.items() if k not in ("version_read", "staleness")}
-        else:
-            self.staleness[row["staleness"]] += 1
         self.samples += row["samples"]
         self.steps += 1
-        timings = {f"{phase}_s": round(spent, 6) for phase, spent in seconds.items()}
-        self.file.write(json.dumps(row | timings) + "\n")
+        self.held.append((row | {f"{phase}_s": round(spent, 6) for phase, spent in seconds.items()}, pushed))
+        self.flush()
         if self.events and row["loss"] is not None:
             self.events.add_scalar("train/loss", row["loss"], row["step"])
             self.events.add_scalar("train/accuracy", row["accuracy"], row["step"])
+
+    def flush(self) -> None:
+        """Write the steps whose pushes have been answered."""
+        while self.held and not (self.held[0][1] and self.held[0][1].waiting):
+            row, pushed = self.held.popleft()
+            if pushed:
+                self.staleness[pushed.staleness] += 1
+                row |= {"version_read": pushed.version_read, "staleness": pushed.staleness}
+            self.file.write(json.dumps(row) + "\n")
 
     def evaluation(self, step: int, loss: float, accuracy: float, samples_per_s: float) -> None:
         if self.events:

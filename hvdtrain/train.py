@@ -65,28 +65,33 @@ def train(
         for share, (images, labels) in loader.batches(plan.epoch(epoch)):
             inputs, labels = normalise(images), labels.to(job.device)
             clock.mark("data")
+            sync.begin(share.step, lr_at(config, share.step, budget.steps))
             scores = module(inputs)
             loss = F.cross_entropy(scores, labels)
             clock.mark("forward")
             (loss * share.weight).backward()
             clock.mark_last_gradient("backward")
-            sync.wait(share.step, lr_at(config, share.step, budget.steps))
+            sync.wait()
             clock.mark("comm")
             sync.update()
             model.zero_grad(set_to_none=True)
             clock.mark("optimizer")
 
             elapsed = time.perf_counter() - started - evaluating
-            recorder.step(_row(share, sync, elapsed, loss, scores, labels), clock.lap())
+            seconds = clock.lap()
+            seconds |= {"forward": seconds["forward"] - sync.waited_s, "comm": seconds["comm"] + sync.waited_s}
+            recorder.step(_row(share, elapsed, loss, scores, labels), seconds, sync.pushed)
             history.digest = (history.digest + digest(share)) % 2**48
             report.step(share.step)
             over = budget.is_over(share.step, elapsed)
             if over:
                 break
             clock.start()  # writing metrics is nobody's wait for data
+        sync.refresh()
         # A barrier: the first has waited for the last. Where steps are not common, one worker's end is everyone's.
         finished, samples = sync.sum(torch.tensor([over, recorder.samples], dtype=torch.float64)).tolist()
         over = finished > 0
+        recorder.flush()
         began = time.perf_counter()
         history.wall_s = began - started - evaluating
         loss_mean, accuracy = evaluate(job, model, sync, validation, normalise)
@@ -101,13 +106,12 @@ def train(
 
 
 def _row(
-    share: Share, sync: Sync, elapsed: float, loss: torch.Tensor, scores: torch.Tensor, labels: torch.Tensor
+    share: Share, elapsed: float, loss: torch.Tensor, scores: torch.Tensor, labels: torch.Tensor
 ) -> dict[str, Any]:
     correct = (scores.argmax(1) == labels).float().mean().item()
     return {
         "step": share.step, "epoch": share.epoch, "time": round(elapsed, 6), "samples": share.counted,
         "loss": loss.item() if share.counted else None, "accuracy": correct if share.counted else None,
-        "version_read": sync.version_read, "staleness": sync.staleness,
     }  # fmt: skip
 
 
@@ -127,7 +131,6 @@ def evaluate(job: Job, model: nn.Module, sync: Sync, loader: Loader, normalise: 
     Raises:
         Failure: the workers together did not count every sample once.
     """
-    sync.refresh()
     average_buffers(model, sync, job.world.workers)
     model.eval()
     own = part(len(loader.samples), job.world.worker, job.world.workers)

@@ -17,7 +17,7 @@ def manifest(mode="single", workers=1, servers=0, repeat=1, **changed):
         "width": 0.25, "image_size": 32, "dropout": 0.0, "dataset": "digits", "dataset_hash": "5eed" * 8,
         "train_samples": BATCH * PER_EPOCH, "validation_samples": IMAGES, "classes": 10,
         "global_batch": BATCH, "lr": 0.001, "effective_lr": 0.001, "optimizer": "adam", "momentum": 0.9,
-        "weight_decay": 0.0, "schedule": "constant", "seed": repeat, "repeat": repeat,
+        "weight_decay": 0.0, "nesterov": False, "schedule": "constant", "seed": repeat, "repeat": repeat,
         "initial_weights": f"blake2b:{repeat}", "device": "cpu", "backend": backends.get(mode, "rpc"),
         "starter": "alone" if mode == "single" else "mpirun", "push_scale": "mean" if servers else "",
         "deterministic": False, "command": ["hvdtrain", "train", "--mode", mode],

@@ -42,6 +42,9 @@ VALUES = {
     "weight_decay": st.floats(0, allow_infinity=False), "time_budget": st.just(0.0) | DURATION, "timeout": DURATION,
     "schedule": st.sampled_from(["cosine", "constant"]), "push_scale": st.sampled_from(["mean", "none"]),
     "deterministic": st.booleans(), "repeat": st.integers(1, 10**6),
+    "staleness": st.integers(0), "delay_compensation": st.floats(0, allow_infinity=False),
+    "staleness_lr": st.booleans(), "compression": TEXT, "bucket_mb": st.floats(0, 32, exclude_min=True),
+    "record": st.booleans(), "warmup": st.integers(0), "nesterov": st.booleans(),
 }  # fmt: skip
 CONFIGS = st.builds(RunConfig, **VALUES)
 

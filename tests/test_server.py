@@ -11,10 +11,10 @@ from hypothesis import strategies as st
 
 from hvdtrain.config import RunConfig
 from hvdtrain.data.sampling import part
-from hvdtrain.modes.ps_async import Asynchronous
+from hvdtrain.modes.ps_ssp import StaleSynchronous
 from hvdtrain.modes.ps_sync import Synchronous
 from hvdtrain.optim import make_optimizer
-from hvdtrain.ps.server import Push, Shard
+from hvdtrain.ps.server import Bucket, Push
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 
@@ -22,8 +22,23 @@ PLAIN = RunConfig(optimizer="sgd", momentum=0.0)
 LR = 0.125  # a power of two: with whole gradients, and 1, 2 or 4 workers, every sum below is exact in float32
 
 
-def make(policy, weights=(1.0, 2.0), config=PLAIN):
-    return Shard(torch.tensor(weights), lambda p: make_optimizer(config, p), policy)
+def sync(workers, scale=1.0):
+    return Synchronous(workers, RunConfig())
+
+
+def asynchronous(workers, scale=1.0, **options):
+    """`scale` of the learning rate: 1/workers or 1."""
+    assert scale in (1.0, 1 / workers)
+    config = RunConfig(push_scale="none" if scale == 1.0 else "mean", **options)
+    return StaleSynchronous(workers, config, staleness=None)
+
+
+def stale(workers, staleness, push_scale="mean"):
+    return StaleSynchronous(workers, RunConfig(push_scale=push_scale), staleness)
+
+
+def make(policy, weights=(1.0, 2.0), config=PLAIN, **more):
+    return Bucket(torch.tensor(weights), lambda p: make_optimizer(config, p), policy, **more)
 
 
 def push(worker, step, gradient, version=0, lr=LR):
@@ -44,41 +59,41 @@ def holds(answer, version, staleness, weights):
 
 
 def test_sync_waits_for_every_worker_and_applies_the_mean_once():
-    shard = make(Synchronous(workers=2, scale=0.5))
-    first = shard.push(push(1, 1, [8.0, 0.0]))
+    bucket = make(sync(2))
+    first = bucket.push(push(1, 1, [8.0, 0.0]))
     assert not first.done()
-    holds(shard.pull(), 0, 0, [1, 2])
-    second = shard.push(push(0, 1, [0.0, 16.0]))
+    holds(bucket.read(), 0, 0, [1, 2])
+    second = bucket.push(push(0, 1, [0.0, 16.0]))
     for future in (first, second):
         holds(now(future), 1, 0, [1 - LR * 4, 2 - LR * 8])
-    third = shard.push(push(0, 2, [8.0, 8.0], version=1))
+    third = bucket.push(push(0, 2, [8.0, 8.0], version=1))
     assert not third.done()
-    shard.push(push(1, 2, [8.0, 8.0], version=1))
+    bucket.push(push(1, 2, [8.0, 8.0], version=1))
     holds(now(third), 2, 0, [0.5 - LR * 8, 1 - LR * 8])
 
 
 def test_sync_with_one_worker_answers_at_once():
-    holds(now(make(Synchronous(1, 1.0)).push(push(0, 1, [8.0, 8.0]))), 1, 0, [0, 1])
+    holds(now(make(sync(1)).push(push(0, 1, [8.0, 8.0]))), 1, 0, [0, 1])
 
 
 def test_sync_takes_the_learning_rate_of_the_step():
-    shard = make(Synchronous(1, 1.0))
-    shard.push(push(0, 1, [1.0, 1.0], lr=0.5))
-    holds(now(shard.push(push(0, 2, [1.0, 1.0], version=1, lr=0.25))), 2, 0, [0.25, 1.25])
+    bucket = make(sync(1))
+    bucket.push(push(0, 1, [1.0, 1.0], lr=0.5))
+    holds(now(bucket.push(push(0, 2, [1.0, 1.0], version=1, lr=0.25))), 2, 0, [0.25, 1.25])
 
 
 def test_sync_takes_a_push_that_is_sent_again_once_and_answers_both():
-    shard = make(Synchronous(2, 1.0))
-    waiting = [shard.push(push(0, 1, [8.0, 8.0])) for _ in range(3)]
+    bucket = make(sync(2))
+    waiting = [bucket.push(push(0, 1, [8.0, 8.0])) for _ in range(3)]
     assert not any(future.done() for future in waiting)
-    waiting.append(shard.push(push(1, 1, [0.0, 0.0])))
+    waiting.append(bucket.push(push(1, 1, [0.0, 0.0])))
     for future in waiting:
         holds(now(future), 1, 0, [0.5, 1.5])
-    late = shard.push(push(0, 1, [8.0, 8.0]))
+    late = bucket.push(push(0, 1, [8.0, 8.0]))
     holds(now(late), 1, 0, [0.5, 1.5])
     # Not even while the worker waits for its next step.
-    ahead = shard.push(push(0, 2, [8.0, 8.0], version=1))
-    holds(now(shard.push(push(0, 1, [8.0, 8.0]))), 1, 0, [0.5, 1.5])
+    ahead = bucket.push(push(0, 2, [8.0, 8.0], version=1))
+    assert bucket.push(push(0, 1, [8.0, 8.0])) is ahead
     assert not ahead.done()
 
 
@@ -87,10 +102,10 @@ def test_sync_adds_up_in_the_order_of_workers_whoever_comes_first():
     gradients = torch.randn(4, 1000, generator=torch.Generator().manual_seed(0))
     results = []
     for order in ([0, 1, 2, 3], [3, 1, 0, 2]):
-        shard = make(Synchronous(4, 1.0), [0.0] * 1000)
+        bucket = make(sync(4), [0.0] * 1000)
         for worker in order:
-            shard.push(push(worker, 1, gradients[worker].tolist()))
-        results.append(shard.pull().weights)
+            bucket.push(push(worker, 1, gradients[worker].tolist()))
+        results.append(bucket.read().weights)
     assert torch.equal(*results)
 
 
@@ -98,47 +113,98 @@ def test_sync_adds_up_in_the_order_of_workers_whoever_comes_first():
 
 
 def test_async_applies_each_push_when_it_comes():
-    shard = make(Asynchronous(workers=2, scale=1.0))
-    holds(now(shard.push(push(1, 1, [8.0, 0.0]))), 1, 0, [0, 2])
-    holds(now(shard.push(push(0, 1, [0.0, 8.0]))), 2, 1, [0, 1])
-    holds(now(shard.push(push(1, 2, [8.0, 8.0], version=1))), 3, 1, [-1, 0])
-    holds(shard.pull(), 3, 0, [-1, 0])
+    bucket = make(asynchronous(2))
+    holds(now(bucket.push(push(1, 1, [8.0, 0.0]))), 1, 0, [0, 2])
+    holds(now(bucket.push(push(0, 1, [0.0, 8.0]))), 2, 1, [0, 1])
+    holds(now(bucket.push(push(1, 2, [8.0, 8.0], version=1))), 3, 1, [-1, 0])
+    holds(bucket.read(), 3, 0, [-1, 0])
 
 
 def test_async_staleness_is_the_version_applied_to_minus_the_version_read():
-    shard = make(Asynchronous(5, 1.0))
-    stale = [now(shard.push(push(worker, 1, [0.0, 0.0]))).staleness for worker in range(5)]
+    bucket = make(asynchronous(5))
+    stale = [now(bucket.push(push(worker, 1, [0.0, 0.0]))).staleness for worker in range(5)]
     assert stale == [0, 1, 2, 3, 4]
-    assert now(shard.push(push(0, 2, [0.0, 0.0], version=1))).staleness == 4
-    assert now(shard.push(push(0, 3, [0.0, 0.0], version=6))).staleness == 0
+    assert now(bucket.push(push(0, 2, [0.0, 0.0], version=1))).staleness == 4
+    assert now(bucket.push(push(0, 3, [0.0, 0.0], version=6))).staleness == 0
 
 
 def test_async_scales_the_learning_rate():
-    holds(now(make(Asynchronous(4, 0.25)).push(push(0, 1, [8.0, 8.0]))), 1, 0, [0.75, 1.75])
+    holds(now(make(asynchronous(4, 0.25)).push(push(0, 1, [8.0, 8.0]))), 1, 0, [0.75, 1.75])
 
 
 def test_async_scales_under_adam_too():
     """A scaled gradient would not do: Adam's step does not depend on it."""
-    shard = make(Asynchronous(4, 0.25), config=RunConfig(optimizer="adam"))
-    moved = now(shard.push(push(0, 1, [8.0, -3.0]))).weights - torch.tensor([1.0, 2.0])
+    bucket = make(asynchronous(4, 0.25), config=RunConfig(optimizer="adam"))
+    moved = now(bucket.push(push(0, 1, [8.0, -3.0]))).weights - torch.tensor([1.0, 2.0])
     torch.testing.assert_close(moved, torch.tensor([-LR / 4, LR / 4]))
 
 
-def test_async_answers_a_push_that_is_sent_again_with_the_newest_weights_and_does_not_apply_it():
-    shard = make(Asynchronous(2, 1.0))
-    shard.push(push(0, 1, [8.0, 8.0]))
-    shard.push(push(1, 1, [8.0, 8.0]))
-    holds(now(shard.push(push(0, 1, [8.0, 8.0]))), 2, 0, [-1, 0])
-    holds(shard.pull(), 2, 0, [-1, 0])
+def test_a_push_that_is_sent_again_is_not_applied_again_and_gets_the_same_answer():
+    bucket = make(asynchronous(2))
+    first = bucket.push(push(0, 1, [8.0, 8.0]))
+    bucket.push(push(1, 1, [8.0, 8.0]))
+    assert bucket.push(push(0, 1, [8.0, 8.0])) is first
+    holds(now(first), 1, 0, [0, 1])
+    holds(bucket.read(), 2, 0, [-1, 0])
+    assert bucket.answer(0) is first
 
 
-@pytest.mark.parametrize("policy", [Synchronous(1, 1.0), Asynchronous(1, 1.0)], ids=["sync", "async"])
+def test_the_ledger_has_every_push_once_in_the_order_of_application():
+    told = []
+    bucket = make(asynchronous(2), ledger=told.append)
+    for worker, step, version in [(1, 1, 0), (0, 1, 0), (0, 1, 0), (1, 2, 1)]:
+        bucket.push(push(worker, step, [1.0, 1.0], version))
+    assert [(a.worker, a.step, a.version_read, a.version) for a in told] == [(1, 1, 0, 1), (0, 1, 0, 2), (1, 2, 1, 3)]
+
+
+# Remedies for staleness, by hand
+
+
+def test_the_learning_rate_can_be_divided_by_the_staleness():
+    bucket = make(asynchronous(4, staleness_lr=True))
+    for worker in range(4):
+        bucket.push(push(worker, 1, [8.0, 0.0]))  # staleness 0, 1, 2, 3
+    assert bucket.read().weights.tolist() == pytest.approx([1 - (1 + 1 + 1 / 2 + 1 / 3), 2])
+
+
+def test_delay_compensation_adds_the_squared_gradient_times_how_far_the_weights_have_moved():
+    bucket = make(asynchronous(2, delay_compensation=0.5))
+    bucket.push(push(0, 1, [8.0, 0.0]))  # weights 1 -> 0
+    bucket.push(push(1, 1, [4.0, 8.0]))  # read at 1, applied at 0: 4 + 0.5 * 16 * (0 - 1) = -4
+    assert bucket.read().weights.tolist() == [0.5, 1]
+    bucket.push(push(1, 2, [4.0, 0.0], version=2))  # nobody moved them since its answer
+    assert bucket.read().weights.tolist() == [0, 1]
+
+
+# Stale-synchronous, by hand
+
+
+def test_ssp_lets_a_worker_be_so_many_steps_ahead_and_no_more():
+    bucket = make(stale(2, staleness=2))
+    assert all(bucket.push(push(0, step, [0.0, 0.0], step - 1)).done() for step in (1, 2))
+    ahead = bucket.push(push(0, 3, [0.0, 0.0], 2))
+    assert not ahead.done()
+    bucket.push(push(1, 1, [0.0, 0.0]))
+    assert now(ahead).version == 4
+
+
+def test_ssp_waits_for_nobody_who_rests_and_again_for_those_who_have_rested():
+    bucket = make(stale(2, staleness=0))
+    ahead = bucket.push(push(0, 1, [0.0, 0.0]))
+    assert not ahead.done()
+    bucket.rest(1)
+    assert ahead.done()
+    bucket.rest(0)
+    assert not bucket.push(push(0, 2, [0.0, 0.0], 1)).done()
+
+
+@pytest.mark.parametrize("policy", [sync(1), asynchronous(1)], ids=["sync", "async"])
 def test_an_answer_is_a_snapshot(policy):
     given_weights = torch.tensor([1.0, 2.0])
-    shard = Shard(given_weights, lambda p: make_optimizer(PLAIN, p), policy)
-    before = shard.pull()
-    first = now(shard.push(push(0, 1, [8.0, 8.0])))
-    second = now(shard.push(push(0, 2, [8.0, 8.0], version=1)))
+    bucket = Bucket(given_weights, lambda p: make_optimizer(PLAIN, p), policy)
+    before = bucket.read()
+    first = now(bucket.push(push(0, 1, [8.0, 8.0])))
+    second = now(bucket.push(push(0, 2, [8.0, 8.0], version=1)))
     holds(before, 0, 0, [1, 2])
     holds(first, 1, 0, [0, 1])
     holds(second, 2, 0, [-1, 0])
@@ -155,8 +221,8 @@ def gradients_of(worker, step):
 class Crowd:
     """Workers whose messages arrive in an order that `rng` chooses, some of them more than once."""
 
-    def __init__(self, shard, workers, steps, rng):
-        self.shard, self.steps, self.rng = shard, steps, rng
+    def __init__(self, bucket, workers, steps, rng):
+        self.bucket, self.steps, self.rng = bucket, steps, rng
         self.next = dict.fromkeys(range(workers), 1)  # worker -> its next step
         self.read = dict.fromkeys(range(workers), 0)  # worker -> the version it holds
         self.open = {}  # worker -> the future of its push
@@ -173,7 +239,7 @@ class Crowd:
             if not ready and not self.open:
                 return
             assert ready, "every worker waits for another"
-            if self.sent and self.rng.random() < 0.4:
+            if self.sent and self.rng.random() < 0.4:  # a duplicate, or sent again since the answer got lost
                 worker, step, version = self.rng.choice(self.sent)
                 yield "again", worker, step, version, self._push(worker, step, version)
                 continue
@@ -185,7 +251,7 @@ class Crowd:
             yield "new", worker, step, version, future
 
     def _push(self, worker, step, version):
-        return self.shard.push(push(worker, step, gradients_of(worker, step), version))
+        return self.bucket.push(push(worker, step, gradients_of(worker, step), version))
 
 
 def mean_gradient(workers, step):
@@ -194,51 +260,82 @@ def mean_gradient(workers, step):
 
 @given(st.sampled_from([1, 2, 4]), st.integers(1, 6), st.randoms(use_true_random=False))
 def test_sync_applies_one_update_a_step_in_any_order(workers, steps, rng):
-    shard = make(Synchronous(workers, 1.0))
+    bucket = make(sync(workers))
     expected = [torch.tensor([1.0, 2.0])]
     for step in range(1, steps + 1):
         expected.append(expected[-1] - LR * mean_gradient(workers, step))
     arrived = dict.fromkeys(range(steps + 1), 0)
     futures = []
-    for kind, worker, step, _, future in Crowd(shard, workers, steps, rng).events():
-        futures.append((kind, worker, step, future))
+    for kind, _, step, _, future in Crowd(bucket, workers, steps, rng).events():
         arrived[step] += kind == "new"
         complete = sum(n == workers for n in arrived.values())
-        assert shard.version == complete
-        assert torch.equal(shard.pull().weights, expected[complete])
-        assert future.done() == (step <= complete)
-    assert shard.version == steps
-    for kind, _, step, future in futures:
+        assert bucket.version == complete
+        assert torch.equal(bucket.read().weights, expected[complete])
+        if kind == "new":
+            futures.append((step, future))
+            assert future.done() == (step <= complete)
+    assert bucket.version == steps
+    for step, future in futures:
         answer = now(future)
-        assert answer.staleness == 0
-        assert answer.version == step if kind == "new" else answer.version >= step
+        assert (answer.staleness, answer.version) == (0, step)
         assert torch.equal(answer.weights, expected[answer.version])
 
 
-@given(st.integers(1, 5), st.integers(1, 6), st.randoms(use_true_random=False))
+@given(st.sampled_from([1, 2, 4]), st.integers(1, 6), st.randoms(use_true_random=False))
 def test_async_applies_each_push_once_in_any_order(workers, steps, rng):
-    shard = make(Asynchronous(workers, 0.5))
-    history, stale_seen, answers = [torch.tensor([1.0, 2.0])], [], []
-    for kind, worker, step, read, future in Crowd(shard, workers, steps, rng).events():
-        if kind == "new":
-            stale_seen.append(len(history) - 1 - read)
-            history.append(history[-1] - LR * 0.5 * torch.tensor(gradients_of(worker, step)))
+    bucket = make(asynchronous(workers, 1 / workers))
+    history, answers = [torch.tensor([1.0, 2.0])], []
+    for kind, worker, step, read, future in Crowd(bucket, workers, steps, rng).events():
         answer = now(future)
-        assert answer.version == shard.version == len(history) - 1
-        assert answer.staleness == (stale_seen[-1] if kind == "new" else 0)
+        if kind == "new":
+            assert answer.staleness == len(history) - 1 - read
+            history.append(history[-1] - LR / workers * torch.tensor(gradients_of(worker, step)))
+            assert answer.version == len(history) - 1
+        assert bucket.version == len(history) - 1
         answers.append(answer)
-    assert shard.version == workers * steps
+    assert bucket.version == workers * steps
     for answer in answers:  # none was changed by later updates
         assert torch.equal(answer.weights, history[answer.version])
 
 
+@given(st.sampled_from([1, 2, 4]), st.integers(0, 3), st.integers(1, 8), st.randoms(use_true_random=False))
+def test_ssp_holds_back_who_is_more_than_s_ahead_and_nobody_else(workers, staleness, steps, rng):
+    bucket = make(stale(workers, staleness))
+    clocks = dict.fromkeys(range(workers), 0)
+    open_ = {}
+    for kind, worker, step, _, future in Crowd(bucket, workers, steps, rng).events():
+        if kind == "new":
+            clocks[worker] = step
+            open_[worker] = (step, future)
+        slowest = min(clocks.values())
+        for own_step, own in open_.values():
+            assert own.done() == (own_step - slowest <= staleness)
+        # Who goes on computes step + 1: never more than s + 1 pushes beyond the slowest's.
+        assert max(clocks.values()) - slowest <= staleness + 1
+    assert bucket.version == workers * steps
+
+
+@given(st.sampled_from([1, 2, 4]), st.integers(1, 6), st.randoms(use_true_random=False))
+def test_ssp_without_slack_is_bulk_synchronous_for_plain_sgd(workers, steps, rng):
+    bucket = make(stale(workers, 0))
+    expected = [torch.tensor([1.0, 2.0])]
+    for step in range(1, steps + 1):
+        expected.append(expected[-1] - LR * mean_gradient(workers, step))
+    futures = []
+    for kind, _, step, _, future in Crowd(bucket, workers, steps, rng).events():
+        if kind == "new":
+            futures.append((step, future))
+    for step, future in futures:  # all workers read the same weights, and those that sync would have given them
+        assert torch.equal(now(future).weights, expected[step])
+
+
 @pytest.mark.timeout(60)
-@pytest.mark.parametrize("policy", [Synchronous, Asynchronous])
+@pytest.mark.parametrize("policy", [sync, asynchronous])
 def test_real_threads_that_send_everything_twice(policy, request):
     request.addfinalizer(partial(sys.setswitchinterval, sys.getswitchinterval()))
     sys.setswitchinterval(1e-6)  # let threads get into each other's way as often as they can
     workers, steps = 8, 40
-    shard = make(policy(workers, 1 / workers), [0.0, 0.0])
+    bucket = make(policy(workers, 1 / workers), [0.0, 0.0])
     versions, errors = [], []
 
     def work(worker):
@@ -246,11 +343,11 @@ def test_real_threads_that_send_everything_twice(policy, request):
             version = 0
             for step in range(1, steps + 1):
                 message = [push(worker, step, gradients_of(worker, step), version) for _ in range(2)]
-                first, second = (shard.push(m) for m in message)
+                first, second = (bucket.push(m) for m in message)
                 version = first.result(timeout=30).version
                 assert second.result(timeout=30).version >= version
                 versions.append(version)
-                shard.pull()
+                bucket.read()
         except BaseException as error:
             errors.append(error)
 
@@ -261,9 +358,9 @@ def test_real_threads_that_send_everything_twice(policy, request):
         thread.join(timeout=40)
     assert not errors
     expected = -LR * sum(mean_gradient(workers, step) for step in range(1, steps + 1))
-    assert shard.pull().weights.tolist() == expected.tolist()
-    updates, answers_each = (steps, workers) if policy is Synchronous else (workers * steps, 1)
-    assert shard.version == updates
+    assert bucket.read().weights.tolist() == expected.tolist()
+    updates, answers_each = (steps, workers) if policy is sync else (workers * steps, 1)
+    assert bucket.version == updates
     assert sorted(versions) == [v for v in range(1, updates + 1) for _ in range(answers_each)]
 
 
@@ -280,14 +377,13 @@ TORCH = {
 @settings(max_examples=30)
 @pytest.mark.parametrize("optimizer", TORCH)
 @given(st.integers(1, 9), st.integers(1, 3), st.integers(9, 300), st.integers(0, 99))
-def test_any_number_of_shards_gives_torchs_weights(optimizer, servers, workers, size, seed):
+def test_any_number_of_servers_gives_torchs_weights(optimizer, servers, workers, size, seed):
     numbers = torch.Generator().manual_seed(seed)
     whole = torch.randn(size, generator=numbers)
     config = RunConfig(optimizer=optimizer, momentum=0.9, weight_decay=0.01)
     ranges = [part(size, server, servers) for server in range(servers)]
-    shards = [
-        Shard(whole[r.start : r.stop].clone(), lambda p: make_optimizer(config, p), Synchronous(workers, 1.0))
-        for r in ranges
+    buckets = [
+        Bucket(whole[r.start : r.stop].clone(), lambda p: make_optimizer(config, p), sync(workers)) for r in ranges
     ]
     reference = whole.clone().requires_grad_()
     torchs = TORCH[optimizer]([reference])
@@ -297,7 +393,7 @@ def test_any_number_of_shards_gives_torchs_weights(optimizer, servers, workers, 
         torchs.param_groups[0]["lr"] = lr
         torchs.step()
         for worker in range(workers):
-            for shard, r in zip(shards, ranges, strict=True):
-                shard.push(Push(worker, step, step - 1, lr, gradients[worker, r.start : r.stop].clone()))
-    together = torch.cat([shard.pull().weights for shard in shards])
+            for bucket, r in zip(buckets, ranges, strict=True):
+                bucket.push(Push(worker, step, step - 1, lr, gradients[worker, r.start : r.stop].clone()))
+    together = torch.cat([bucket.read().weights for bucket in buckets])
     torch.testing.assert_close(together, reference.detach(), rtol=1e-5, atol=1e-6)

@@ -1,7 +1,8 @@
 """One module a mode: `ps_async.py` is `--mode ps-async`, and adding a mode is adding a file.
 
 A mode's module holds `connect(job) -> Sync`, called once by every worker, and where its ranks are split into
-workers and servers `serve(job)`, called once by every server. Its docstring's first line is the mode's help.
+workers and servers `serve(job)`, called once by every server, and `policy(workers, config)`, which decides when that
+applies a push. Its docstring's first line is the mode's help.
 """
 
 import ast
@@ -19,6 +20,30 @@ if TYPE_CHECKING:
 _FOLDER = Path(__file__).parent
 
 
+class Pushed:
+    """What is known of the push of one step: complete when every bucket's answer is there.
+
+    Attributes:
+        waiting: answers still to come.
+        version_read: the oldest version that the gradients were computed from.
+        staleness: the largest number of updates that the weights saw in between.
+    """
+
+    def __init__(self, buckets: int) -> None:
+        self.waiting = buckets
+        self.version_read: int | None = None
+        self.staleness = 0
+
+    def read(self, version: int) -> None:
+        """A bucket is pushed that was computed from this version."""
+        self.version_read = version if self.version_read is None else min(version, self.version_read)
+
+    def answered(self, staleness: int) -> None:
+        """A bucket's answer is there."""
+        self.waiting -= 1
+        self.staleness = max(self.staleness, staleness)
+
+
 class Sync(Protocol):
     """What a mode does for one worker: keep its model in step with the others'.
 
@@ -26,20 +51,30 @@ class Sync(Protocol):
         backend: what carries the bytes, for the manifest: `none`, `horovod-mpi`, `gloo`, `rpc` …
         lockstep: whether all workers are at the same step at the same time.
         bytes_per_step: payload bytes sent in one step by all processes of the job together.
-        version_read, staleness: of the last push, in the parameter-server modes; None elsewhere.
+        pushed: what is known of this step's push, now or later; None where nothing is pushed.
+        waited_s: seconds that forward waited for weights in this step.
     """
 
     backend: str
     lockstep: bool
-    bytes_per_step: float
-    version_read: int | None
-    staleness: int | None
+
+    @property
+    def bytes_per_step(self) -> float: ...
+
+    @property
+    def pushed(self) -> Pushed | None: ...
+
+    @property
+    def waited_s(self) -> float: ...
 
     def prepare(self, model: "nn.Module") -> "nn.Module":
         """Give every worker the first worker's weights, and return the module to call forward on."""
 
-    def wait(self, step: int, lr: float) -> None:
-        """After backward: return when this worker holds what the step waits for. The exposed communication."""
+    def begin(self, step: int, lr: float) -> None:
+        """Before forward: the number of the step, from 1, and its learning rate."""
+
+    def wait(self) -> None:
+        """After backward: return when this worker may go on. Exposed communication, as forward's waiting is."""
 
     def update(self) -> None:
         """Apply the optimizer, where it runs on the worker."""

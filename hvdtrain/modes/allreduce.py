@@ -10,7 +10,7 @@ from hvdtrain import ring
 from hvdtrain.flat import payload_bytes
 from hvdtrain.job import Job
 from hvdtrain.modes.single import LocalUpdate
-from hvdtrain.optim import make_optimizer, set_lr
+from hvdtrain.optim import make_optimizer
 from hvdtrain.rendezvous import open_store
 
 
@@ -26,14 +26,18 @@ class AllReduce(LocalUpdate):
 
     def prepare(self, model: nn.Module) -> nn.Module:
         # A ring of n ranks sends 2(n-1)/n of the message from each: 2(n-1) messages in all.
-        self.bytes_per_step = 2.0 * (self.world.size - 1) * payload_bytes(model)
+        half = self.config.compression == "fp16"
+        self.bytes_per_step = 2.0 * (self.world.size - 1) * payload_bytes(model) / (1 + half)
         self.model = model
         self.optimizer = make_optimizer(self.config, model.parameters())
         if self.staged:
             self._prepare_staged(model)
         else:
             hvd.broadcast_parameters(model.state_dict(), root_rank=0)
-            self.optimizer = hvd.DistributedOptimizer(self.optimizer, named_parameters=model.named_parameters())
+            self.optimizer = hvd.DistributedOptimizer(
+                self.optimizer, named_parameters=model.named_parameters(),
+                compression=hvd.Compression.fp16 if half else hvd.Compression.none,
+            )  # fmt: skip
         return model
 
     def _prepare_staged(self, model: nn.Module) -> None:
@@ -44,11 +48,13 @@ class AllReduce(LocalUpdate):
             tensor.copy_(hvd.broadcast(tensor.cpu(), root_rank=0))
         self.gradients = FlatGradients(model)
 
-    def wait(self, step: int, lr: float) -> None:
-        set_lr(self.optimizer, lr)
+    def wait(self) -> None:
         if self.staged:
             self.gradients.gather()
-            hvd.allreduce_(self.gradients.flat, op=hvd.Average, name="gradients")
+            half = self.config.compression == "fp16"
+            sent = self.gradients.flat.half() if half else self.gradients.flat
+            hvd.allreduce_(sent, op=hvd.Average, name="gradients")
+            self.gradients.flat.copy_(sent)
             self.gradients.scatter()
         elif self.world.size > 1:
             self.optimizer.synchronize()

@@ -9,7 +9,7 @@ from torch import nn
 from hvdtrain.flat import payload_bytes
 from hvdtrain.job import Job
 from hvdtrain.modes.single import LocalUpdate
-from hvdtrain.optim import make_optimizer, set_lr
+from hvdtrain.optim import make_optimizer
 from hvdtrain.rendezvous import open_store, part
 
 
@@ -29,9 +29,8 @@ class Ddp(LocalUpdate):
         # Buffers are averaged before an evaluation, as in every mode, not copied from one rank at every step.
         return nn.parallel.DistributedDataParallel(model, forward_sync_buffers=False)
 
-    def wait(self, step: int, lr: float) -> None:
-        # DDP's own wait is the end of backward(), after the last gradient: the training loop's clock sees it.
-        set_lr(self.optimizer, lr)
+    def wait(self) -> None:
+        """Nothing: DDP's own wait is the end of backward(), after the last gradient, where the clock sees it."""
 
     def sum(self, values: torch.Tensor) -> torch.Tensor:
         total = values.clone()

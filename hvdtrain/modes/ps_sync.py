@@ -2,8 +2,9 @@
 
 from functools import partial
 
+from hvdtrain.config import RunConfig
 from hvdtrain.ps import client
-from hvdtrain.ps.server import Push, Shard
+from hvdtrain.ps.server import Bucket, Push
 
 
 class Synchronous:
@@ -11,35 +12,30 @@ class Synchronous:
 
     Args:
         workers: how many pushes make a step.
-        scale: unused here: the average is taken whatever the scale of asynchronous pushes.
     """
 
-    def __init__(self, workers: int, scale: float) -> None:
+    def __init__(self, workers: int, config: RunConfig) -> None:
         self.workers = workers
-        self.waiting: dict[int, list[Push]] = {}  # worker -> its push, and what was re-sent of it
+        self.held: dict[int, Push] = {}
 
-    def accept(self, shard: Shard, push: Push) -> None:
-        self.waiting[push.worker] = [push]
-        if len(self.waiting) < self.workers:
+    def accept(self, bucket: Bucket, push: Push) -> None:
+        self.held[push.worker] = push
+        if len(self.held) < self.workers:
             return
-        pushes = [self.waiting[worker][0] for worker in sorted(self.waiting)]  # in one order: the same sum every time
+        pushes = [self.held[worker] for worker in sorted(self.held)]  # in one order: the same sum every time
+        self.held = {}
         mean = pushes[0].gradient
         for other in pushes[1:]:
-            mean = mean.add_(other.gradient)
-        staleness = [shard.version - push.version_read for push in pushes]
-        shard.apply(mean.div_(self.workers), push.lr)
-        for stale, worker in zip(staleness, sorted(self.waiting), strict=True):
-            for waiting in self.waiting[worker]:
-                waiting.answer.set_result(shard.snapshot(stale))
-        self.waiting = {}
+            mean.add_(other.gradient)
+        staleness = [bucket.version - push.version_read for push in pushes]
+        bucket.apply(mean.div_(self.workers), pushes[0].lr, *pushes)
+        for own, stale in zip(pushes, staleness, strict=True):
+            bucket.reply(own, stale)
 
-    def join(self, push: Push) -> bool:
-        waiting = self.waiting.get(push.worker, [])
-        if not waiting or waiting[0].step != push.step:
-            return False
-        waiting.append(push)
-        return True
+    def rest(self, bucket: Bucket, worker: int) -> None:
+        """Nothing: all workers are at the same step."""
 
 
 connect = partial(client.connect, lockstep=True)
-serve = partial(client.serve, policy=Synchronous)
+policy = Synchronous
+serve = partial(client.serve, make_policy=policy)

@@ -11,8 +11,12 @@ class LocalUpdate:
     """What `single`, `allreduce` and `ddp` share: each worker applies the same update to its own weights."""
 
     lockstep = True
-    version_read = staleness = None
+    pushed = None
+    waited_s = 0.0
     optimizer: torch.optim.Optimizer
+
+    def begin(self, step: int, lr: float) -> None:
+        set_lr(self.optimizer, lr)
 
     def update(self) -> None:
         self.optimizer.step()
@@ -35,8 +39,8 @@ class Single(LocalUpdate):
         self.optimizer = make_optimizer(self.config, model.parameters())
         return model
 
-    def wait(self, step: int, lr: float) -> None:
-        set_lr(self.optimizer, lr)
+    def wait(self) -> None:
+        pass
 
     def sum(self, values: torch.Tensor) -> torch.Tensor:
         return values

@@ -8,17 +8,22 @@ import torch.distributed as dist
 from torch import nn
 from torch.distributed import PrefixStore, Store
 
-from hvdtrain.data.sampling import part
-from hvdtrain.flat import FlatGradients, flatten_weights, payload_bytes
+from hvdtrain.compression import Compressor
+from hvdtrain.config import RunConfig
+from hvdtrain.flat import flatten_weights
 from hvdtrain.job import Job
+from hvdtrain.modes import Pushed
 from hvdtrain.optim import make_optimizer
 from hvdtrain.ps import rpc
-from hvdtrain.ps.server import Policy, Shard
+from hvdtrain.ps.exchange import Exchange
+from hvdtrain.ps.ledger import Ledger
+from hvdtrain.ps.plan import cut
+from hvdtrain.ps.server import Bucket, Policy, nobody
 from hvdtrain.rendezvous import open_store
 
 
 class MakePolicy(Protocol):
-    def __call__(self, workers: int, scale: float) -> Policy: ...
+    def __call__(self, workers: int, config: RunConfig) -> Policy: ...
 
 
 def connect(job: Job, lockstep: bool) -> "Client":
@@ -26,29 +31,33 @@ def connect(job: Job, lockstep: bool) -> "Client":
     return Client(job, open_store(job.world, job.config.timeout), lockstep)
 
 
-def serve(job: Job, policy: MakePolicy) -> None:
+def serve(job: Job, make_policy: MakePolicy) -> None:
     """Be a server until every worker is done. It starts from the weights that the first worker installs."""
     config, world = job.config, job.world
-    scale = 1 / world.workers if config.push_scale == "mean" else 1.0
+    ledger = Ledger(job.folder, world.rank) if config.record else None
 
-    def make_shard(weights: torch.Tensor) -> Shard:
-        return Shard(weights, lambda p: make_optimizer(config, p), policy(world.workers, scale))
+    def make_bucket(number: int, weights: torch.Tensor) -> Bucket:
+        policy = make_policy(world.workers, config)
+        told = ledger.of_bucket(number) if ledger else nobody
+        return Bucket(weights, lambda p: make_optimizer(config, p), policy, told)
 
+    rpc.serve(make_bucket, Compressor(config.compression).decode)
     store = open_store(world, config.timeout)
-    rpc.start(world, store, config.timeout, make_shard)
+    rpc.start(world, store, config.timeout)
     rpc.serve_until_done(world, store, config.timeout)
+    if ledger:
+        ledger.close()
     rpc.stop(world, store, config.timeout)
 
 
 class Client:
-    """Pushes gradients to the servers, each its contiguous range of the flat vector, and takes weights back."""
+    """Pushes gradients to the servers while backward goes on, and takes weights back until forward needs them."""
 
     backend = "rpc"
-    version_read: int | None = None
-    staleness: int | None = None
 
     def __init__(self, job: Job, store: Store, lockstep: bool) -> None:
-        self.world, self.timeout, self.store, self.lockstep = job.world, job.config.timeout, store, lockstep
+        self.config, self.world, self.store, self.lockstep = job.config, job.world, store, lockstep
+        self.timeout = job.config.timeout
         rpc.start(job.world, store, self.timeout)
         # Evaluation sums counts over the workers alone; the servers have no part in it.
         dist.init_process_group(
@@ -57,43 +66,64 @@ class Client:
         )  # fmt: skip
 
     def prepare(self, model: nn.Module) -> nn.Module:
-        self.bytes_per_step = 2.0 * self.world.workers * payload_bytes(model)  # every worker: gradient out, weights in
-        self.weights = flatten_weights(model)
-        self.gradients = FlatGradients(model)
-        self.ranges = [part(len(self.weights), server, self.world.servers) for server in range(self.world.servers)]
-        self.versions = [0] * self.world.servers
+        parameters = list(model.parameters())
+        sizes = [p.numel() for p in parameters]
+        pieces = cut(sizes, self.world.servers, max(1, int(self.config.bucket_mb * 2**20 / 4)))
+        weights = flatten_weights(model)
+        self.exchange = Exchange(self.world.worker, pieces, sizes, weights, self.config.compression, self.timeout)
         if self.world.is_chief:
-            for server, r in enumerate(self.ranges):
-                rpc.install(server, self.weights[r.start : r.stop].cpu())
+            for piece in pieces:
+                rpc.install(piece.server, piece.number, weights[piece.start : piece.stop].cpu())
             self.store.set("installed", "")
         self.store.wait(["installed"], timedelta(seconds=self.timeout))
         self.refresh()
+        for index, parameter in enumerate(parameters):
+            parameter.register_post_accumulate_grad_hook(lambda p, index=index: self._leave(index, p))
+        numbers = {p: index for index, p in enumerate(parameters)}
+        for module in model.modules():
+            if own := [numbers[p] for p in module.parameters(recurse=False)]:
+                module.register_forward_pre_hook(lambda module, inputs, own=own: self.exchange.wait_for(own))
         return model
 
-    def wait(self, step: int, lr: float) -> None:
-        self.gradients.gather()
-        answers = [
-            rpc.push(server, self.world.worker, step, version, lr, self.gradients.flat[r.start : r.stop])
-            for server, (r, version) in enumerate(zip(self.ranges, self.versions, strict=True))
-        ]
-        self.version_read = min(self.versions)
-        stale = [self._take(server, *answer.wait()) for server, answer in enumerate(answers)]
-        self.staleness = max(stale)
+    def _leave(self, index: int, parameter: nn.Parameter) -> None:
+        """A gradient is complete, and the weights it belongs to are not needed any more in this backward pass."""
+        assert parameter.grad is not None
+        self.exchange.put(index, parameter.grad)
+        parameter.grad = None
+        if not parameter.is_cuda:  # else it is still being copied: see wait
+            self.exchange.ready(index)
 
-    def _take(self, server: int, version: int, staleness: int, weights: torch.Tensor) -> int:
-        r = self.ranges[server]
-        self.versions[server] = version
-        with torch.no_grad():
-            self.weights[r.start : r.stop].copy_(weights)
-        return staleness
+    def begin(self, step: int, lr: float) -> None:
+        self.exchange.begin(step, lr)
+
+    def wait(self) -> None:
+        """Nothing, but on a GPU: forward waits for each layer's weights when it needs them."""
+        if self.exchange.weights.is_cuda:
+            torch.cuda.current_stream().synchronize()
+            for index in reversed(range(self.exchange.parameters)):
+                self.exchange.ready(index)
 
     def update(self) -> None:
         """Nothing: the optimizer runs on the servers."""
 
     def refresh(self) -> None:
-        self.sum(torch.zeros(1))  # no worker pushes any more: all pull the same weights
         for server in range(self.world.servers):
-            self._take(server, *rpc.pull(server))
+            rpc.rest(server, self.world.worker)  # nobody is to wait for a push that may not come
+        self.exchange.wait_for_all()
+        self.sum(torch.zeros(1))  # no worker pushes any more: all read the same weights
+        self.exchange.read()
+
+    @property
+    def pushed(self) -> Pushed:
+        return self.exchange.pushed
+
+    @property
+    def waited_s(self) -> float:
+        return self.exchange.waited_s
+
+    @property
+    def bytes_per_step(self) -> float:
+        return self.world.workers * self.exchange.bytes_moved / max(1, self.exchange.step)
 
     def sum(self, values: torch.Tensor) -> torch.Tensor:
         total = values.clone()

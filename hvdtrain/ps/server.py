@@ -1,4 +1,4 @@
-"""One server's shard of the weights. It knows nothing of processes or networks: drive it with plain calls."""
+"""One bucket of the weights on its server. It knows nothing of processes or networks: drive it with plain calls."""
 
 import threading
 from collections.abc import Callable
@@ -13,13 +13,13 @@ from hvdtrain.optim import set_lr
 
 @dataclass(frozen=True)
 class Push:
-    """A worker's gradient for this shard.
+    """A worker's gradient for this bucket.
 
     Attributes:
         worker, step: who computed it, at which of its steps (from 1). A step is applied once, however often it comes.
         version_read: the version of the weights it was computed from.
         lr: the learning rate of the step.
-        gradient: [shard] float32.
+        gradient: [bucket] float32, the server's to overwrite: the answer is put in its place.
         answer: resolved with an Answer once the worker may go on.
     """
 
@@ -38,7 +38,7 @@ class Answer:
     Attributes:
         version: how many updates these weights have seen.
         staleness: how many updates the weights saw between this push's version_read and its application.
-        weights: [shard] float32, a snapshot that no later update changes.
+        weights: [bucket] float32, a snapshot that no later update changes.
     """
 
     version: int
@@ -46,23 +46,38 @@ class Answer:
     weights: torch.Tensor
 
 
+@dataclass(frozen=True)
+class Applied:
+    """One line of the ledger: whose gradient of which step made `version` of a bucket, and from which it came."""
+
+    worker: int
+    step: int
+    version_read: int
+    version: int
+
+
+def nobody(applied: Applied) -> None:
+    """The ledger of a run that is not recorded."""
+
+
 class Policy(Protocol):
-    """When a push is applied: the difference between the parameter-server modes."""
+    """When pushes are applied and workers go on: the difference between the parameter-server modes."""
 
-    def accept(self, shard: "Shard", push: Push) -> None:
-        """Take a push of a step not seen before. Called with the shard locked; resolves answers when it may."""
+    def accept(self, bucket: "Bucket", push: Push) -> None:
+        """Take a push of a step not seen before. Called with the bucket locked; answers whom it lets go on."""
 
-    def join(self, push: Push) -> bool:
-        """Whether a push of a step already seen waits with it for the same answer."""
+    def rest(self, bucket: "Bucket", worker: int) -> None:
+        """The worker evaluates, or is done: let nobody wait for it until it pushes again. Called as accept is."""
 
 
-class Shard:
+class Bucket:
     """A contiguous range of the flat weights with its optimizer's state.
 
     Args:
-        weights: [shard] float32; kept, not copied.
+        weights: [bucket] float32; kept, not copied.
         make_optimizer: given the one parameter, its optimizer.
         policy: when pushes are applied.
+        ledger: told of every push that was applied, in order.
     """
 
     def __init__(
@@ -70,41 +85,56 @@ class Shard:
         weights: torch.Tensor,
         make_optimizer: Callable[[list[torch.Tensor]], torch.optim.Optimizer],
         policy: Policy,
+        ledger: Callable[[Applied], None] = nobody,
     ) -> None:
         self.weights = weights
         self.optimizer = make_optimizer([self.weights])
         self.policy = policy
+        self.ledger = ledger
         self.version = 0
-        self._seen: dict[int, int] = {}  # worker -> its last step
-        self._snapshot: Answer | None = None
+        self._last: dict[int, Push] = {}  # worker -> its last push
         self._lock = threading.Lock()
 
     def push(self, push: Push) -> "Future[Answer]":
-        """Hand in a gradient; the future holds fresh weights once the policy lets the worker go on."""
+        """Hand in a gradient; the future holds fresh weights once the policy lets the worker go on.
+
+        A push that comes again is not applied again, and gets the answer to the first.
+        """
         with self._lock:
-            if push.step > self._seen.get(push.worker, 0):
-                self._seen[push.worker] = push.step
-                self.policy.accept(self, push)
-            elif not self.policy.join(push):
-                push.answer.set_result(self.snapshot(staleness=0))
+            last = self._last.get(push.worker)
+            if last and push.step <= last.step:
+                return last.answer
+            self._last[push.worker] = push
+            self.policy.accept(self, push)
         return push.answer
 
-    def pull(self) -> Answer:
+    def answer(self, worker: int) -> "Future[Answer]":
+        """The answer to the worker's last push, again."""
+        with self._lock:
+            return self._last[worker].answer
+
+    def rest(self, worker: int) -> None:
+        """The worker pushes nothing for now."""
+        with self._lock:
+            self.policy.rest(self, worker)
+
+    def read(self) -> Answer:
         """The weights as they are."""
         with self._lock:
-            return self.snapshot(staleness=0)
+            return Answer(self.version, 0, self.weights.clone())
 
-    def apply(self, gradient: torch.Tensor, lr: float) -> None:
-        """One optimizer step. For policies, which hold the lock."""
+    # For policies, which hold the lock.
+
+    def apply(self, gradient: torch.Tensor, lr: float, *made_of: Push) -> None:
+        """One optimizer step with a gradient that was made of these pushes."""
         set_lr(self.optimizer, lr)
         self.weights.grad = gradient
         self.optimizer.step()
         self.weights.grad = None
         self.version += 1
-        self._snapshot = None
+        for push in made_of:
+            self.ledger(Applied(push.worker, push.step, push.version_read, self.version))
 
-    def snapshot(self, staleness: int) -> Answer:
-        """An answer with the current weights; workers that read the same version share one copy."""
-        if self._snapshot is None:
-            self._snapshot = Answer(self.version, 0, self.weights.clone())
-        return Answer(self.version, staleness, self._snapshot.weights)
+    def reply(self, push: Push, staleness: int) -> None:
+        """Let the worker go on with the weights as they are; they take the place of its gradient."""
+        push.answer.set_result(Answer(self.version, staleness, push.gradient.copy_(self.weights)))

@@ -1,0 +1,171 @@
+"""`hvdtrain bench`: starts ranks for each backend, gathers seconds, and writes rows, a table and a plot."""
+
+import itertools
+import json
+import re
+import shutil
+import statistics
+import subprocess
+import sys
+import tempfile
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import click
+
+from hvdtrain.config import Names
+from hvdtrain.errors import Failure, UsageError, unknown
+from hvdtrain.launch import reason, running
+
+BACKENDS = {"allreduce": ["horovod", "gloo"], "pushpull": ["rpc", "naive-rpc"]}
+MXNET = ["mxnet-dist_async", "mxnet-dist_sync"]
+UNITS = {"": 1, "K": 2**10, "M": 2**20, "G": 2**30}
+Row = dict[str, Any]
+
+
+class Sizes(click.ParamType):
+    """`1M,528M` as bytes; K, M and G are powers of 1024."""
+
+    name = "sizes"
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> list[int]:
+        if isinstance(value, list):
+            return value
+        sizes = []
+        for word in value.split(","):
+            match = re.fullmatch(r"(\d{1,12})([KMG]?)", word.strip(), re.IGNORECASE)
+            size = int(match[1]) * UNITS[match[2].upper()] if match else 0
+            if not 4 <= size <= 64 * 2**30:
+                self.fail(f"'{word}' is not a size from 4 bytes to 64G such as 64K, 1M or 553648128", param, ctx)
+            sizes.append(size)
+        return sizes
+
+
+@click.command()
+@click.option("--op", "ops", type=Names(), default="allreduce,pushpull", show_default=True, help="What to time.")
+@click.option(
+    "--backend", "backends", type=Names(), default="horovod,gloo,rpc,naive-rpc", show_default=True,
+    help="What carries it: horovod or gloo an all-reduce; rpc (hvdtrain's servers) or naive-rpc a push and pull.",
+)  # fmt: skip
+@click.option(
+    "--peer", type=click.Choice(["mxnet"]), multiple=True,
+    help="Time this too: MXNet 1.9.1's KVStore, in an environment of its own that uv makes.",
+)  # fmt: skip
+@click.option("--bytes", "sizes", type=Sizes(), default="1M,16M,128M", show_default=True, help="Sizes of the vector.")
+@click.option("--workers", "-n", type=click.IntRange(1, 64), default=2, show_default=True, help="Workers.")
+@click.option("--servers", "-s", type=click.IntRange(1, 64), default=1, show_default=True, help="Servers of a push.")
+@click.option("--repeats", type=click.IntRange(1, 1000), default=7, show_default=True, help="Timed repeats.")
+@click.option("--json", "file", type=click.Path(dir_okay=False, path_type=Path), help="Write the rows there.")
+@click.option("--plot", type=click.Path(dir_okay=False, path_type=Path), help="Draw GB/s over size there, as SVG.")
+def bench(
+    ops: list[str], backends: list[str], peer: tuple[str, ...], sizes: list[int], workers: int, servers: int,
+    repeats: int, file: Path | None, plot: Path | None,
+) -> None:  # fmt: skip
+    """Time all-reduce and push/pull on this machine, side by side.
+
+    \b
+    hvdtrain bench --bytes 1M,16M
+    hvdtrain bench --op pushpull --bytes 528M -n 1 -s 1 --peer mxnet --json rows.json
+
+    An all-reduce averages a float32 vector over the workers. A push and pull sends it from each worker to the
+    servers, which update their weights with plain SGD and send those back. Each is done twice to warm up, then
+    REPEATS times; told are the median, the range, and GB/s: bytes of the vector over median seconds, where a
+    push and pull counts once though it moves the vector both ways.
+    """
+    for op in ops:
+        if op not in BACKENDS:
+            raise unknown("operation", op, list(BACKENDS))
+    for backend in backends:
+        if backend not in (known := [*BACKENDS["allreduce"], *BACKENDS["pushpull"]]):
+            raise unknown("backend", backend, known)
+    for path in (file, plot):
+        if path and not path.absolute().parent.is_dir():
+            raise UsageError(f"there is no folder {path.parent} to write {path.name} in")
+    if peer and not shutil.which("uv"):
+        raise UsageError("--peer mxnet needs uv, which makes MXNet's environment: pip install uv")
+    jobs = [(op, backend) for op in ops for backend in BACKENDS[op] if backend in backends]
+    jobs += [("pushpull", kind) for kind in MXNET] if peer and "pushpull" in ops else []
+    if not jobs:
+        raise UsageError(f"none of {', '.join(backends)} carries {', '.join(ops)}")
+    rows: list[Row] = []
+    for op, backend in jobs:
+        click.echo(f"{op} over {backend} …", err=True)
+        seconds = _measure(backend, workers, servers if op == "pushpull" else 0, repeats, sizes)
+        rows += [
+            _row(op, backend, workers, servers if op == "pushpull" else 0, size, its)
+            for size, its in zip(sizes, seconds, strict=True)
+        ]
+    if file:
+        file.write_text(json.dumps(rows, indent=2) + "\n")
+    if plot:
+        _draw(rows, plot)
+    _show(rows)
+
+
+def _measure(backend: str, workers: int, servers: int, repeats: int, sizes: Sequence[int]) -> list[list[float]]:
+    """Seconds of each repeat for each size."""
+    how = [str(servers), str(repeats), ",".join(map(str, sizes))]
+    with tempfile.TemporaryDirectory(prefix="hvdtrain-bench-") as folder:
+        log = Path(folder) / "log"
+        if backend in MXNET:
+            words = ["uv", "run", "--no-project", "--isolated", "--python", "3.11", "--with", "mxnet==1.9.1"]
+            words += ["--with", "numpy==1.23.5", "python", str(Path(__file__).with_name("mxnet_peer.py"))]
+            with log.open("wb") as output:
+                code = subprocess.call(
+                    [*words, backend.removeprefix("mxnet-"), str(workers), *how], stdout=output, stderr=output
+                )
+        else:
+            program = [sys.executable, "-m", "hvdtrain.bench.ranks", backend, *how]
+            # The naive peer is without what a first attempt is without: huge pages.
+            tuned = {} if backend == "naive-rpc" else {"THP_MEM_ALLOC_ENABLE": "1"}
+            with running("local", workers + servers, program, log, OMP_NUM_THREADS="1", **tuned) as job:
+                code = job.wait()
+        found = [line for line in log.read_text(errors="replace").splitlines() if line.startswith("[[")]
+        if code or not found:
+            raise Failure(f"{backend} with {workers} worker(s) did not run: {reason(log, code)}")
+        return json.loads(found[-1])
+
+
+def _row(op: str, backend: str, workers: int, servers: int, size: int, seconds: list[float]) -> Row:
+    median = statistics.median(seconds)
+    return {
+        "op": op, "backend": backend, "workers": workers, "servers": servers, "bytes": size,
+        "seconds_median": median, "seconds_min": min(seconds), "seconds_max": max(seconds),
+        "gb_per_s": size / median / 1e9, "repeats": len(seconds),
+    }  # fmt: skip
+
+
+def _show(rows: Sequence[Row]) -> None:
+    from rich import box
+    from rich.console import Console
+    from rich.table import Table
+
+    table = Table(box=box.SIMPLE_HEAD, show_edge=False)
+    for heading in ("op", "backend", "workers", "servers", "MB", "median ms", "range", "GB/s"):
+        table.add_column(heading, justify="left" if heading in ("op", "backend") else "right", no_wrap=True)
+    for row in rows:
+        low, high = row["seconds_min"] * 1e3, row["seconds_max"] * 1e3
+        table.add_row(
+            row["op"], row["backend"], str(row["workers"]), str(row["servers"] or ""), f"{row['bytes'] / 1e6:,.4g}",
+            f"{row['seconds_median'] * 1e3:,.4g}", f"{low:,.4g} to {high:,.4g}", f"{row['gb_per_s']:.3f}",
+        )  # fmt: skip
+    table.caption = f"n = {rows[0]['repeats']} repeats; a push and pull counts the vector once"
+    Console(width=None if sys.stdout.isatty() else 120, highlight=False).print(table)
+
+
+def _draw(rows: Sequence[Row], path: Path) -> None:
+    from matplotlib.figure import Figure
+
+    figure = Figure(figsize=(7, 4), layout="constrained")
+    axes = figure.subplots()
+    for (op, backend), group in itertools.groupby(rows, key=lambda row: (row["op"], row["backend"])):
+        own = sorted(group, key=lambda row: row["bytes"])
+        axes.plot(
+            [row["bytes"] / 1e6 for row in own], [row["gb_per_s"] for row in own],
+            marker="o", linestyle="-" if op == "allreduce" else "--", label=f"{op} {backend}",
+        )  # fmt: skip
+    axes.set(xscale="log", xlabel="MB of the vector", ylabel="GB/s of payload, median", ylim=(0, None))
+    axes.grid(alpha=0.3)
+    axes.legend(frameon=False)
+    figure.savefig(path, format="svg")

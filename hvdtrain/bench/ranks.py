@@ -1,0 +1,178 @@
+"""What a rank of `hvdtrain bench` runs: one operation, several times, for each size. The last rank prints JSON.
+
+mpirun -np 3 python -m hvdtrain.bench.ranks BACKEND SERVERS REPEATS BYTES[,BYTES…]
+"""
+
+import json
+import socket
+import sys
+import time
+from collections.abc import Callable, Iterator
+from datetime import timedelta
+from functools import partial
+
+import torch
+import torch.distributed as dist
+import torch.distributed.rpc as torch_rpc
+from torch.distributed import PrefixStore
+
+from hvdtrain import ring
+from hvdtrain.compression import Compressor
+from hvdtrain.config import RunConfig
+from hvdtrain.modes.ps_async import StaleSynchronous
+from hvdtrain.optim import make_optimizer
+from hvdtrain.ps import rpc
+from hvdtrain.ps.exchange import Exchange
+from hvdtrain.ps.plan import cut
+from hvdtrain.ps.server import Bucket
+from hvdtrain.rendezvous import open_store
+from hvdtrain.world import World, read_world
+
+TIMEOUT_S = 300.0
+WARM_UP = 2  # not counted: memory is touched for the first time
+UPDATE = RunConfig(mode="ps-async", servers=1, optimizer="sgd", momentum=0.0, lr=0.1)
+
+
+def main() -> None:
+    backend, servers, repeats, sizes = sys.argv[1], *map(int, sys.argv[2:4]), list(map(int, sys.argv[4].split(",")))
+    world = read_world(servers)
+    torch.set_num_threads(1)
+    seconds = BACKENDS[backend](world, repeats, sizes)
+    if world.rank == world.size - 1:
+        print(json.dumps(seconds), flush=True)
+
+
+def measure(repeats: int, barrier: Callable[[], object], act: Callable[[], object]) -> list[float]:
+    """Seconds that this rank takes for `act`, which all workers begin together and end together."""
+    times = []
+    for _ in range(WARM_UP + repeats):
+        barrier()
+        began = time.perf_counter()
+        act()
+        barrier()
+        times.append(time.perf_counter() - began)
+    return times[WARM_UP:]
+
+
+def horovod(world: World, repeats: int, sizes: list[int]) -> list[list[float]]:
+    """Horovod's all-reduce, in place, over what it uses here."""
+    import horovod.torch as hvd
+
+    ring.join(world)
+    found = []
+    for size in sizes:
+        x = torch.ones(size // 4)
+        average = partial(hvd.allreduce_, x, op=hvd.Average, name="bench")
+        found.append(measure(repeats, lambda: hvd.allreduce(torch.zeros(1), name="barrier"), average))
+    ring.leave()
+    return found
+
+
+def gloo(world: World, repeats: int, sizes: list[int]) -> list[list[float]]:
+    """torch.distributed's all-reduce over Gloo, in place."""
+    store = open_store(world, TIMEOUT_S)
+    dist.init_process_group("gloo", store=store, rank=world.rank, world_size=world.size)
+    found = []
+    for size in sizes:
+        x = torch.ones(size // 4)
+        found.append(measure(repeats, dist.barrier, partial(dist.all_reduce, x)))
+    dist.barrier()
+    dist.destroy_process_group()
+    return found
+
+
+def pushpull(world: World, repeats: int, sizes: list[int]) -> list[list[float]]:
+    """A gradient out and fresh weights in, as the ps- modes do it: applied with plain SGD as it comes."""
+    store = open_store(world, TIMEOUT_S)
+    per_bucket = int(UPDATE.bucket_mb * 2**20 / 4)
+    if world.is_server:
+        rpc.serve(
+            lambda number, weights: Bucket(
+                weights, lambda p: make_optimizer(UPDATE, p), StaleSynchronous(world.workers, UPDATE, None)
+            ),
+            Compressor("none").decode,
+        )
+        rpc.start(world, store, TIMEOUT_S)
+        rpc.serve_until_done(world, store, TIMEOUT_S)
+        rpc.stop(world, store, TIMEOUT_S)
+        return []
+    rpc.start(world, store, TIMEOUT_S)
+    _workers_group(world, store)
+    found = []
+    for size in sizes:
+        weights, gradient = torch.zeros(size // 4), torch.ones(size // 4)
+        pieces = cut([len(weights)], world.servers, per_bucket)
+        if world.is_chief:
+            for piece in pieces:
+                rpc.install(piece.server, piece.number, weights[piece.start : piece.stop].clone())
+        dist.barrier()
+        exchange = Exchange(world.worker, pieces, [len(weights)], weights, "none", TIMEOUT_S)
+        steps = iter(range(1, 10**9))
+
+        def act(exchange: Exchange = exchange, gradient: torch.Tensor = gradient, steps: Iterator[int] = steps) -> None:
+            exchange.begin(next(steps), UPDATE.lr)
+            exchange.put(0, gradient)
+            exchange.ready(0)
+            exchange.wait_for_all()
+
+        found.append(measure(repeats, dist.barrier, act))
+    rpc.stop(world, store, TIMEOUT_S)
+    return found
+
+
+def naive(world: World, repeats: int, sizes: list[int]) -> list[list[float]]:
+    """What one writes first with torch.distributed.rpc: a whole tensor there, updated, and back."""
+    store = open_store(world, TIMEOUT_S)
+    torch_rpc.init_rpc(
+        f"rank{world.rank}", rank=world.rank, world_size=world.size,
+        rpc_backend_options=torch_rpc.TensorPipeRpcBackendOptions(
+            init_method=f"tcp://{_address(world, store)}", rpc_timeout=TIMEOUT_S
+        ),
+    )  # fmt: skip
+    found = []
+    if not world.is_server:
+        _workers_group(world, store)
+        for size in sizes:
+            x = torch.ones(size // 4)
+            parts = [x[piece.start : piece.stop] for piece in cut([len(x)], world.servers, len(x))]
+
+            def act(parts: list[torch.Tensor] = parts) -> None:
+                sent = [torch_rpc.rpc_async(f"rank{s}", _update, args=(part,)) for s, part in enumerate(parts)]
+                for answer, part in zip(sent, parts, strict=True):
+                    part.copy_(answer.wait())
+
+            found.append(measure(repeats, dist.barrier, act))
+            dist.barrier()
+    torch_rpc.shutdown()
+    return found
+
+
+_weights: torch.Tensor | None = None
+
+
+def _update(gradient: torch.Tensor) -> torch.Tensor:
+    global _weights
+    if _weights is None or _weights.shape != gradient.shape:
+        _weights = torch.zeros_like(gradient)
+    _weights.sub_(gradient, alpha=UPDATE.lr)
+    return _weights
+
+
+def _address(world: World, store: dist.Store) -> str:
+    if world.rank == 0:
+        with socket.create_server(("127.0.0.1", 0)) as free:
+            store.set("naive", f"127.0.0.1:{free.getsockname()[1]}")
+    return store.get("naive").decode()
+
+
+def _workers_group(world: World, store: dist.Store) -> None:
+    dist.init_process_group(
+        "gloo", store=PrefixStore("workers", store), timeout=timedelta(seconds=TIMEOUT_S),
+        rank=world.worker, world_size=world.workers,
+    )  # fmt: skip
+
+
+BACKENDS = {"horovod": horovod, "gloo": gloo, "rpc": pushpull, "naive-rpc": naive}
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,171 @@
+"""A worker's buckets on their way: gradients out as they become ready, weights in before they are needed."""
+
+import heapq
+import threading
+import time
+from collections.abc import Iterable, Sequence
+from functools import partial
+from typing import Any
+
+import torch
+
+from hvdtrain.compression import Compressor
+from hvdtrain.errors import Failure
+from hvdtrain.modes import Pushed
+from hvdtrain.ps import rpc
+from hvdtrain.ps.plan import Piece
+
+# Bytes of gradients under way at once. Enough to fill a link while answers travel back; little enough that a bucket
+# that forward needs soon, ready late, does not queue behind all others (Jayarajan et al., 2019, arXiv:1905.03960).
+UNDER_WAY = 48 * 2**20
+
+
+class Exchange:
+    """Pushes each bucket when its last gradient is there; of those that wait, what forward needs first goes first.
+
+    Args:
+        worker: this worker's number.
+        pieces: the buckets, in the order of the flat vector: the order in which forward needs them.
+        sizes: elements of each parameter.
+        weights: [parameters] float32, the model's own memory: answers are written into it.
+        compression: how gradients are encoded.
+        timeout: seconds after which a wait is given up.
+
+    Attributes:
+        pushed: what is known of the current step's push.
+        waited_s: seconds that wait_for took since the current step began.
+        bytes_moved: bytes of tensors sent and received in all.
+    """
+
+    def __init__(
+        self, worker: int, pieces: Sequence[Piece], sizes: Sequence[int], weights: torch.Tensor, compression: str,
+        timeout: float,
+    ) -> None:  # fmt: skip
+        self.worker, self.pieces, self.weights, self.timeout = worker, pieces, weights, timeout
+        # Each its own memory: rpc would copy a part of a larger tensor before it sends it.
+        self.gradients = [torch.empty(piece.stop - piece.start, pin_memory=weights.is_cuda) for piece in pieces]
+        self.compressors = [Compressor(compression) for _ in pieces]  # each with the error it has yet to send
+        self.versions = [0] * len(pieces)
+        self.step, self.lr = 0, 0.0
+        self.pushed = Pushed(0)
+        self.waited_s = 0.0
+        self.bytes_moved = 0
+        self.parameters = len(sizes)
+        self._starts = [sum(sizes[:i]) for i in range(len(sizes))]
+        self._of_parameter: list[list[int]] = [[] for _ in sizes]
+        for number, piece in enumerate(pieces):
+            for parameter in piece.parameters:
+                self._of_parameter[parameter].append(number)
+        self._missing = [0] * len(pieces)  # gradients that a bucket waits for
+        self._changed = threading.Condition()  # guards all below, which rpc's threads change too
+        self._fresh = [True] * len(pieces)
+        self._queue: list[int] = []
+        self._under_way = 0
+        self._error: BaseException | None = None
+
+    def begin(self, step: int, lr: float) -> None:
+        """The step whose gradients come next."""
+        self.step, self.lr, self.waited_s = step, lr, 0.0
+        self.pushed = Pushed(len(self.pieces))
+        self._missing = [len(piece.parameters) for piece in self.pieces]
+
+    def put(self, parameter: int, gradient: torch.Tensor) -> None:
+        """Copy a parameter's gradient to where its buckets are sent from."""
+        flat, first = gradient.reshape(-1), self._starts[parameter]
+        for number in self._of_parameter[parameter]:
+            piece = self.pieces[number]
+            start, stop = max(piece.start, first), min(piece.stop, first + len(flat))
+            part = flat[start - first : stop - first]
+            self.gradients[number][start - piece.start : stop - piece.start].copy_(part, non_blocking=True)
+
+    def ready(self, parameter: int) -> None:
+        """What was put has arrived. Push every bucket that is complete now."""
+        for number in self._of_parameter[parameter]:
+            self._missing[number] -= 1
+            if not self._missing[number]:
+                with self._changed:
+                    self._fresh[number] = False
+                    heapq.heappush(self._queue, number)
+                self._send()
+
+    def wait_for(self, parameters: Iterable[int]) -> None:
+        """Return when these parameters are as the answers to the last push have them.
+
+        Raises:
+            Failure: a server failed, or did not answer in time.
+        """
+        self._wait({number for parameter in parameters for number in self._of_parameter[parameter]})
+
+    def wait_for_all(self) -> None:
+        """wait_for every parameter."""
+        self._wait(range(len(self.pieces)))
+
+    def read(self) -> None:
+        """Take every bucket as it is on its server."""
+        answers = [rpc.read(piece.server, piece.number) for piece in self.pieces]
+        for number, answer in enumerate(answers):
+            self._write(number, *answer.wait())
+
+    def _wait(self, numbers: Iterable[int]) -> None:
+        numbers = list(numbers)
+        began = time.perf_counter()
+        with self._changed:
+            came = self._changed.wait_for(
+                lambda: self._error or all(self._fresh[number] for number in numbers), self.timeout
+            )
+        self.waited_s += time.perf_counter() - began
+        if self._error:
+            raise Failure(f"a parameter server failed: {str(self._error).strip().splitlines()[-1]}") from self._error
+        if not came:
+            silent = sorted({self.pieces[number].server for number in numbers if not self._fresh[number]})
+            raise Failure(f"parameter servers, ranks {silent}, did not answer within {self.timeout:.0f} s")
+
+    def _send(self) -> None:
+        """Push what is in the queue, as far as there is room."""
+        while True:
+            with self._changed:
+                if not self._queue or self._under_way > UNDER_WAY:
+                    return
+                number = heapq.heappop(self._queue)
+                self._under_way += self.gradients[number].nbytes
+                pushed, piece, version = self.pushed, self.pieces[number], self.versions[number]
+                pushed.read(version)
+            parts = self.compressors[number].encode(self.gradients[number])
+            self.bytes_moved += sum(part.nbytes for part in parts)
+            arrived = rpc.push(piece.server, piece.number, self.worker, self.step, version, self.lr, parts)
+            arrived.add_done_callback(partial(self._arrived, number, pushed))
+
+    def _arrived(self, number: int, pushed: Pushed, done: Any) -> None:
+        """The gradient is on its server; the answer may be here too."""
+        with self._changed:
+            self._under_way -= self.gradients[number].nbytes
+        self._guarded(self._send)
+        self._guarded(self._take, number, pushed, done)
+
+    def _take(self, number: int, pushed: Pushed, done: Any) -> None:
+        wire = done.value()
+        if wire is None:
+            piece = self.pieces[number]
+            answer = rpc.answer(piece.server, piece.number, self.worker)
+            answer.add_done_callback(partial(self._guarded, self._take, number, pushed))
+            return
+        self._write(number, *wire)
+        with self._changed:
+            pushed.answered(wire[1])
+            self._fresh[number] = True
+            self._changed.notify_all()
+
+    def _write(self, number: int, version: int, staleness: int, weights: torch.Tensor) -> None:
+        piece = self.pieces[number]
+        self.weights[piece.start : piece.stop].copy_(weights)
+        self.versions[number] = version
+        self.bytes_moved += weights.nbytes
+
+    def _guarded(self, act: Any, *args: Any) -> None:
+        """What goes wrong in one of rpc's threads is raised where the worker waits."""
+        try:
+            act(*args)
+        except BaseException as error:
+            with self._changed:
+                self._error = self._error or error
+                self._changed.notify_all()

@@ -1,0 +1,246 @@
+"""`hvdtrain replay`: a recorded parameter-server run again, on one process, push by push in the order it had."""
+
+import csv
+import json
+from collections import deque
+from concurrent.futures import Future
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import click
+
+from hvdtrain import modes
+from hvdtrain.config import RunConfig, read_config
+from hvdtrain.errors import Failure, UsageError
+
+if TYPE_CHECKING:
+    import torch
+
+    from hvdtrain.compression import Compressor
+    from hvdtrain.data.loader import Loader
+    from hvdtrain.data.sampling import Share
+    from hvdtrain.models import VGG
+    from hvdtrain.ps.plan import Piece
+    from hvdtrain.ps.server import Answer, Bucket
+
+
+@click.command()
+@click.argument("run", type=click.Path(path_type=Path))
+def replay(run: Path) -> None:
+    """Repeat a recorded parameter-server run to the same bits, on one process.
+
+    \b
+    mpirun --bind-to none --oversubscribe -np 3 hvdtrain train --mode ps-async --servers 1 --record --out runs/ps
+    hvdtrain replay runs/ps
+
+    An asynchronous run depends on which push came first. With --record its servers write that down, and here every
+    gradient is computed again on the weights that its worker had, and applied in the recorded order. Exit code 1
+    where the final weights are not those that the run saved, bit for bit.
+    """
+    config, workers, threads = _read(run)
+    from hvdtrain.work import WEIGHTS
+
+    if not (run / WEIGHTS).is_file():
+        raise UsageError(f"{run} has no {WEIGHTS} to compare with: did it finish?")
+    lines = _read_ledgers(run, config.servers)
+    weights, pushes = _replay(config, workers, threads, lines)
+    total = sum(tensor.numel() for tensor in weights.values())
+    if different := _different(weights, run / WEIGHTS):
+        raise Failure(f"{different:,} of {total:,} weights differ from those that {run} saved")
+    click.echo(f"{pushes:,} pushes of {workers} worker(s) replayed: the same {total:,} weights, bit for bit")
+
+
+def _read(run: Path) -> tuple[RunConfig, int, int]:
+    """What was run, its number of workers, and threads of each."""
+    if not (run / "config.toml").is_file():
+        raise UsageError(f"{run} is not a run folder: it has no config.toml")
+    config = RunConfig(**read_config(run / "config.toml")).check()
+    if not modes.has_servers(config.mode) or not config.record:
+        raise UsageError(f"{run} is not a recorded run: train with a ps- mode and --record")
+    if config.time_budget and config.mode == "ps-ssp":
+        raise UsageError(f"{run} ended by --time-budget: who ceased to wait when is not recorded in ps-ssp")
+    try:
+        manifest = json.loads((run / "manifest.json").read_text())
+        return config, int(manifest["workers"]), int(manifest["threads_per_worker"])
+    except (OSError, ValueError, KeyError, TypeError) as error:
+        raise UsageError(f"{run}: its manifest.json cannot be read: {error}") from None
+
+
+def _read_ledgers(run: Path, servers: int) -> dict[tuple[int, int], list[tuple[int, int]]]:
+    """(server, bucket) -> (worker, step) of every push applied to it, in order."""
+    from hvdtrain.ps.ledger import ledger_file
+
+    lines: dict[tuple[int, int], list[tuple[int, int]]] = {}
+    for server in range(servers):
+        path = ledger_file(run, server)
+        try:
+            with path.open(newline="") as file:
+                for row in csv.DictReader(file):
+                    pushed = int(row["worker"]), int(row["step"])
+                    lines.setdefault((server, int(row["bucket"])), []).append(pushed)
+        except (OSError, ValueError, KeyError, TypeError) as error:
+            raise UsageError(f"{path} cannot be read: {error}") from None
+    return lines
+
+
+def _different(weights: dict[str, "torch.Tensor"], saved: Path) -> int:
+    """How many weights are not, bit for bit, those in the file."""
+    from safetensors.torch import load_file
+
+    there = load_file(saved)
+    return sum(int((there[name] != tensor).sum()) for name, tensor in weights.items())
+
+
+@dataclass
+class Worker:
+    """One worker of the run, as far as it has been replayed.
+
+    Attributes:
+        weights: the flat vector that the model's parameters are views of.
+        step: the step whose gradient `parts` holds, encoded for each piece; 0 before the first.
+        answers: of this step, by piece; those not pushed yet are missing.
+        random: the state of torch's generator, which dropout draws from.
+    """
+
+    number: int
+    model: "VGG"
+    weights: "torch.Tensor"
+    shares: deque["Share"]
+    compressors: list["Compressor"]
+    versions: list[int]
+    random: "torch.Tensor"
+    step: int = 0
+    parts: list[list["torch.Tensor"]] | None = None
+    answers: dict[int, "Future[Answer]"] | None = None
+
+
+def _replay(
+    config: RunConfig, workers: int, threads: int, lines: dict[tuple[int, int], list[tuple[int, int]]]
+) -> tuple[dict[str, "torch.Tensor"], int]:
+    """The final weights by name, and how many pushes there were."""
+    import torch
+
+    from hvdtrain.compression import Compressor
+    from hvdtrain.data.build import locate
+    from hvdtrain.data.folder import scan
+    from hvdtrain.data.loader import Loader, native_side
+    from hvdtrain.data.sampling import Plan
+    from hvdtrain.flat import flatten_weights
+    from hvdtrain.models import load_pretrained
+    from hvdtrain.optim import make_optimizer
+    from hvdtrain.ps.plan import cut
+    from hvdtrain.ps.server import Bucket
+    from hvdtrain.work import initial_model
+
+    torch.set_num_threads(threads)
+    torch.use_deterministic_algorithms(config.deterministic)
+    data = scan(locate(config.dataset))
+    loader = Loader(data.train, config.image_size or native_side(data.train[0][0]), threads)
+    policy = modes.load(config.mode).policy
+    crew = []
+    for number in range(workers):
+        model = initial_model(config, len(data.classes))
+        if config.pretrained:
+            load_pretrained(model, config.model, config.pretrained)
+        model.train()
+        weights = flatten_weights(model)
+        torch.manual_seed(config.seed * 1_000_003 + 1 + number)
+        crew.append(Worker(number, model, weights, deque(), [], [], torch.get_rng_state()))
+    sizes = [p.numel() for p in crew[0].model.parameters()]
+    pieces = cut(sizes, config.servers, max(1, int(config.bucket_mb * 2**20 / 4)))
+    if set(lines) != {(piece.server, piece.number) for piece in pieces}:
+        raise Failure("the ledgers are not of this model: their buckets are others")
+    buckets = [
+        Bucket(crew[0].weights[p.start : p.stop].clone(), lambda q: make_optimizer(config, q), policy(workers, config))
+        for p in pieces
+    ]
+    orders = [deque(lines[piece.server, piece.number]) for piece in pieces]
+    total = config.total_steps(len(data.train))
+    for worker in crew:
+        worker.compressors = [Compressor(config.compression) for _ in pieces]
+        worker.versions = [0] * len(pieces)
+    plans = [Plan(len(data.train), config.batch_size, config.seed, n, workers) for n in range(workers)]
+    pushes, epoch = len(orders[0]), 0
+    while any(orders):
+        epoch += 1
+        last = epoch * plans[0].steps_per_epoch
+        for worker, plan in zip(crew, plans, strict=True):
+            mine = {step for n, step in orders[0] if n == worker.number and step <= last}
+            worker.shares = deque(share for share in plan.epoch(epoch) if share.step in mine)
+            worker.answers = None
+        _epoch(config, total, loader, pieces, buckets, orders, crew)
+        for worker in crew:  # evaluation begins with everybody reading the newest weights
+            for number, (piece, bucket) in enumerate(zip(pieces, buckets, strict=True)):
+                worker.weights[piece.start : piece.stop].copy_(bucket.weights)
+                worker.versions[number] = bucket.version
+        for bucket in buckets:
+            for worker in crew:
+                bucket.rest(worker.number)
+    return {name: p.detach() for name, p in crew[0].model.named_parameters()}, pushes
+
+
+def _epoch(
+    config: RunConfig, total: int | None, loader: "Loader", pieces: list["Piece"], buckets: list["Bucket"],
+    orders: list[deque[tuple[int, int]]], crew: list[Worker],
+) -> None:  # fmt: skip
+    """Replay until every worker has no share left and every gradient is applied."""
+    from hvdtrain.optim import lr_at
+    from hvdtrain.ps.server import Push
+
+    while True:
+        moved = False
+        for worker in crew:
+            if _may_compute(worker, pieces):
+                _compute(worker, loader, pieces)
+                moved = True
+        for number, order in enumerate(orders):
+            while order:
+                who, step = order[0]
+                worker = crew[who]
+                if worker.step != step or worker.answers is None or number in worker.answers:
+                    break
+                order.popleft()
+                assert worker.parts is not None
+                gradient = worker.compressors[number].decode(worker.parts[number])
+                worker.answers[number] = buckets[number].push(
+                    Push(who, step, worker.versions[number], lr_at(config, step, total), gradient)
+                )  # fmt: skip
+                moved = True
+        if not moved:
+            break
+    if any(worker.shares for worker in crew):
+        raise Failure("the ledgers do not fit together: a push comes before the one that its worker waited for")
+
+
+def _may_compute(worker: Worker, pieces: list["Piece"]) -> bool:
+    if not worker.shares:
+        return False
+    if worker.answers is None:
+        return True
+    return len(worker.answers) == len(pieces) and all(answer.done() for answer in worker.answers.values())
+
+
+def _compute(worker: Worker, loader: "Loader", pieces: list["Piece"]) -> None:
+    """The worker takes its answers, and computes and encodes its next gradient."""
+    import torch
+    import torch.nn.functional as F
+
+    from hvdtrain.train import Normalise
+
+    for number, answer in (worker.answers or {}).items():
+        worker.weights[pieces[number].start : pieces[number].stop].copy_(answer.result().weights)
+        worker.versions[number] = answer.result().version
+    share = worker.shares.popleft()
+    [(_, (images, labels))] = loader.batches([share])
+    torch.set_rng_state(worker.random)
+    loss = F.cross_entropy(worker.model(Normalise(torch.device("cpu"))(images)), labels)
+    (loss * share.weight).backward()
+    worker.random = torch.get_rng_state()
+    flat = torch.cat([p.grad.flatten() for p in worker.model.parameters() if p.grad is not None])
+    worker.model.zero_grad(set_to_none=True)
+    worker.parts = [
+        compressor.encode(flat[piece.start : piece.stop].clone())
+        for compressor, piece in zip(worker.compressors, pieces, strict=True)
+    ]
+    worker.step, worker.answers = share.step, {}
