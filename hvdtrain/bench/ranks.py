@@ -84,7 +84,8 @@ def gloo(world: World, repeats: int, sizes: list[int]) -> list[list[float]]:
 def pushpull(world: World, repeats: int, sizes: list[int]) -> list[list[float]]:
     """A gradient out and fresh weights in, as the ps- modes do it: applied with plain SGD as it comes."""
     store = open_store(world, TIMEOUT_S)
-    per_bucket = int(UPDATE.bucket_mb * 2**20 / 4)
+    import os
+    per_bucket = int(float(os.environ.get("BMB", UPDATE.bucket_mb)) * 2**20 / 4)
     if world.is_server:
         rpc.serve(
             lambda number, weights: Bucket(
@@ -112,7 +113,6 @@ def pushpull(world: World, repeats: int, sizes: list[int]) -> list[list[float]]:
         def act(exchange: Exchange = exchange, gradient: torch.Tensor = gradient, steps: Iterator[int] = steps) -> None:
             exchange.begin(next(steps), UPDATE.lr)
             exchange.put(0, gradient)
-            exchange.ready(0)
             exchange.wait_for_all()
 
         found.append(measure(repeats, dist.barrier, act))
@@ -121,7 +121,7 @@ def pushpull(world: World, repeats: int, sizes: list[int]) -> list[list[float]]:
 
 
 def naive(world: World, repeats: int, sizes: list[int]) -> list[list[float]]:
-    """What one writes first with torch.distributed.rpc: a whole tensor there, updated, and back."""
+    """What one writes first with torch.distributed.rpc: push the whole tensor, then pull the whole tensor."""
     store = open_store(world, TIMEOUT_S)
     torch_rpc.init_rpc(
         f"rank{world.rank}", rank=world.rank, world_size=world.size,
@@ -137,8 +137,9 @@ def naive(world: World, repeats: int, sizes: list[int]) -> list[list[float]]:
             parts = [x[piece.start : piece.stop] for piece in cut([len(x)], world.servers, len(x))]
 
             def act(parts: list[torch.Tensor] = parts) -> None:
-                sent = [torch_rpc.rpc_async(f"rank{s}", _update, args=(part,)) for s, part in enumerate(parts)]
-                for answer, part in zip(sent, parts, strict=True):
+                torch.futures.wait_all([torch_rpc.rpc_async(f"rank{s}", _update, args=(p,)) for s, p in enumerate(parts)])
+                pulled = [torch_rpc.rpc_async(f"rank{s}", _pull) for s in range(len(parts))]
+                for answer, part in zip(pulled, parts, strict=True):
                     part.copy_(answer.wait())
 
             found.append(measure(repeats, dist.barrier, act))
@@ -150,11 +151,15 @@ def naive(world: World, repeats: int, sizes: list[int]) -> list[list[float]]:
 _weights: torch.Tensor | None = None
 
 
-def _update(gradient: torch.Tensor) -> torch.Tensor:
+def _update(gradient: torch.Tensor) -> None:
     global _weights
     if _weights is None or _weights.shape != gradient.shape:
         _weights = torch.zeros_like(gradient)
     _weights.sub_(gradient, alpha=UPDATE.lr)
+
+
+def _pull() -> torch.Tensor:
+    assert _weights is not None
     return _weights
 
 

@@ -62,7 +62,7 @@ class StaleSynchronous:
                 continue
             bucket.reply(own, stale)
             if self.compensation:
-                self.pulled[own.worker] = own.gradient.clone()
+                self.pulled[own.worker] = bucket.weights.clone()
 
     def _initial(self, bucket: Bucket) -> torch.Tensor:
         if not bucket.version:

@@ -90,8 +90,6 @@ class Client:
         assert parameter.grad is not None
         self.exchange.put(index, parameter.grad)
         parameter.grad = None
-        if not parameter.is_cuda:  # else it is still being copied: see wait
-            self.exchange.ready(index)
 
     def begin(self, step: int, lr: float) -> None:
         self.exchange.begin(step, lr)
@@ -100,8 +98,7 @@ class Client:
         """Nothing, but on a GPU: forward waits for each layer's weights when it needs them."""
         if self.exchange.weights.is_cuda:
             torch.cuda.current_stream().synchronize()
-            for index in reversed(range(self.exchange.parameters)):
-                self.exchange.ready(index)
+            self.exchange.arrived()
 
     def update(self) -> None:
         """Nothing: the optimizer runs on the servers."""

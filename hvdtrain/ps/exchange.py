@@ -50,7 +50,6 @@ class Exchange:
         self.pushed = Pushed(0)
         self.waited_s = 0.0
         self.bytes_moved = 0
-        self.parameters = len(sizes)
         self._starts = [sum(sizes[:i]) for i in range(len(sizes))]
         self._of_parameter: list[list[int]] = [[] for _ in sizes]
         for number, piece in enumerate(pieces):
@@ -70,23 +69,23 @@ class Exchange:
         self._missing = [len(piece.parameters) for piece in self.pieces]
 
     def put(self, parameter: int, gradient: torch.Tensor) -> None:
-        """Copy a parameter's gradient to where its buckets are sent from."""
+        """Take a parameter's gradient, and push every bucket that is complete with it.
+
+        From a GPU it is copied while the program goes on: call `arrived` when all are there.
+        """
         flat, first = gradient.reshape(-1), self._starts[parameter]
         for number in self._of_parameter[parameter]:
             piece = self.pieces[number]
             start, stop = max(piece.start, first), min(piece.stop, first + len(flat))
             part = flat[start - first : stop - first]
             self.gradients[number][start - piece.start : stop - piece.start].copy_(part, non_blocking=True)
-
-    def ready(self, parameter: int) -> None:
-        """What was put has arrived. Push every bucket that is complete now."""
-        for number in self._of_parameter[parameter]:
             self._missing[number] -= 1
-            if not self._missing[number]:
-                with self._changed:
-                    self._fresh[number] = False
-                    heapq.heappush(self._queue, number)
-                self._send()
+            if not self._missing[number] and not gradient.is_cuda:
+                self._push([number])
+
+    def arrived(self) -> None:
+        """All gradients have been put and copied from the GPU: push every bucket."""
+        self._push(range(len(self.pieces)))
 
     def wait_for(self, parameters: Iterable[int]) -> None:
         """Return when these parameters are as the answers to the last push have them.
@@ -120,6 +119,13 @@ class Exchange:
             silent = sorted({self.pieces[number].server for number in numbers if not self._fresh[number]})
             raise Failure(f"parameter servers, ranks {silent}, did not answer within {self.timeout:.0f} s")
 
+    def _push(self, numbers: Iterable[int]) -> None:
+        with self._changed:
+            for number in numbers:
+                self._fresh[number] = False
+                heapq.heappush(self._queue, number)
+        self._send()
+
     def _send(self) -> None:
         """Push what is in the queue, as far as there is room."""
         while True:
@@ -133,9 +139,9 @@ class Exchange:
             parts = self.compressors[number].encode(self.gradients[number])
             self.bytes_moved += sum(part.nbytes for part in parts)
             arrived = rpc.push(piece.server, piece.number, self.worker, self.step, version, self.lr, parts)
-            arrived.add_done_callback(partial(self._arrived, number, pushed))
+            arrived.add_done_callback(partial(self._delivered, number, pushed))
 
-    def _arrived(self, number: int, pushed: Pushed, done: Any) -> None:
+    def _delivered(self, number: int, pushed: Pushed, done: Any) -> None:
         """The gradient is on its server; the answer may be here too."""
         with self._changed:
             self._under_way -= self.gradients[number].nbytes

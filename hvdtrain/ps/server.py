@@ -19,7 +19,7 @@ class Push:
         worker, step: who computed it, at which of its steps (from 1). A step is applied once, however often it comes.
         version_read: the version of the weights it was computed from.
         lr: the learning rate of the step.
-        gradient: [bucket] float32, the server's to overwrite: the answer is put in its place.
+        gradient: [bucket] float32, the server's to overwrite.
         answer: resolved with an Answer once the worker may go on.
     """
 
@@ -38,7 +38,7 @@ class Answer:
     Attributes:
         version: how many updates these weights have seen.
         staleness: how many updates the weights saw between this push's version_read and its application.
-        weights: [bucket] float32, a snapshot that no later update changes.
+        weights: [bucket] float32, which nobody changes before this worker pushes again.
     """
 
     version: int
@@ -93,6 +93,7 @@ class Bucket:
         self.ledger = ledger
         self.version = 0
         self._last: dict[int, Push] = {}  # worker -> its last push
+        self._lent: set[int] = set()  # workers whose answer is this memory, and may be on its way still
         self._lock = threading.Lock()
 
     def push(self, push: Push) -> "Future[Answer]":
@@ -105,6 +106,7 @@ class Bucket:
             if last and push.step <= last.step:
                 return last.answer
             self._last[push.worker] = push
+            self._lent.discard(push.worker)  # it has its answer, or it could not have gone on
             self.policy.accept(self, push)
         return push.answer
 
@@ -127,6 +129,9 @@ class Bucket:
 
     def apply(self, gradient: torch.Tensor, lr: float, *made_of: Push) -> None:
         """One optimizer step with a gradient that was made of these pushes."""
+        if self._lent:  # leave them what they are reading
+            self.weights.data = self.weights.clone()
+            self._lent = set()
         set_lr(self.optimizer, lr)
         self.weights.grad = gradient
         self.optimizer.step()
@@ -136,5 +141,6 @@ class Bucket:
             self.ledger(Applied(push.worker, push.step, push.version_read, self.version))
 
     def reply(self, push: Push, staleness: int) -> None:
-        """Let the worker go on with the weights as they are; they take the place of its gradient."""
-        push.answer.set_result(Answer(self.version, staleness, push.gradient.copy_(self.weights)))
+        """Let the worker go on with the weights as they are."""
+        self._lent.add(push.worker)
+        push.answer.set_result(Answer(self.version, staleness, self.weights.detach()))
