@@ -84,8 +84,7 @@ def gloo(world: World, repeats: int, sizes: list[int]) -> list[list[float]]:
 def pushpull(world: World, repeats: int, sizes: list[int]) -> list[list[float]]:
     """A gradient out and fresh weights in, as the ps- modes do it: applied with plain SGD as it comes."""
     store = open_store(world, TIMEOUT_S)
-    import os
-    per_bucket = int(float(os.environ.get("BMB", UPDATE.bucket_mb)) * 2**20 / 4)
+    per_bucket = int(UPDATE.bucket_mb * 2**20 / 4)
     if world.is_server:
         rpc.serve(
             lambda number, weights: Bucket(
@@ -137,7 +136,9 @@ def naive(world: World, repeats: int, sizes: list[int]) -> list[list[float]]:
             parts = [x[piece.start : piece.stop] for piece in cut([len(x)], world.servers, len(x))]
 
             def act(parts: list[torch.Tensor] = parts) -> None:
-                torch.futures.wait_all([torch_rpc.rpc_async(f"rank{s}", _update, args=(p,)) for s, p in enumerate(parts)])
+                torch.futures.wait_all(
+                    [torch_rpc.rpc_async(f"rank{s}", _update, args=(p,)) for s, p in enumerate(parts)]
+                )
                 pulled = [torch_rpc.rpc_async(f"rank{s}", _pull) for s in range(len(parts))]
                 for answer, part in zip(pulled, parts, strict=True):
                     part.copy_(answer.wait())

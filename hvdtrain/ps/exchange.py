@@ -3,7 +3,7 @@
 import heapq
 import threading
 import time
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from functools import partial
 from typing import Any
 
@@ -42,8 +42,12 @@ class Exchange:
         timeout: float,
     ) -> None:  # fmt: skip
         self.worker, self.pieces, self.weights, self.timeout = worker, pieces, weights, timeout
-        # Each its own memory: rpc would copy a part of a larger tensor before it sends it.
-        self.gradients = [torch.empty(piece.stop - piece.start, pin_memory=weights.is_cuda) for piece in pieces]
+        # Where the gradients of several parameters come together, or those of a GPU arrive; others leave as they are.
+        self._gathered = {
+            number: torch.empty(piece.stop - piece.start, pin_memory=weights.is_cuda)
+            for number, piece in enumerate(pieces)
+            if len(piece.parameters) > 1 or weights.is_cuda
+        }
         self.compressors = [Compressor(compression) for _ in pieces]  # each with the error it has yet to send
         self.versions = [0] * len(pieces)
         self.step, self.lr = 0, 0.0
@@ -58,7 +62,7 @@ class Exchange:
         self._missing = [0] * len(pieces)  # gradients that a bucket waits for
         self._changed = threading.Condition()  # guards all below, which rpc's threads change too
         self._fresh = [True] * len(pieces)
-        self._queue: list[int] = []
+        self._queue: list[tuple[int, torch.Tensor]] = []
         self._under_way = 0
         self._error: BaseException | None = None
 
@@ -69,7 +73,7 @@ class Exchange:
         self._missing = [len(piece.parameters) for piece in self.pieces]
 
     def put(self, parameter: int, gradient: torch.Tensor) -> None:
-        """Take a parameter's gradient, and push every bucket that is complete with it.
+        """Take a parameter's gradient, which nobody else may change any more, and push every bucket it completes.
 
         From a GPU it is copied while the program goes on: call `arrived` when all are there.
         """
@@ -77,15 +81,19 @@ class Exchange:
         for number in self._of_parameter[parameter]:
             piece = self.pieces[number]
             start, stop = max(piece.start, first), min(piece.stop, first + len(flat))
-            part = flat[start - first : stop - first]
-            self.gradients[number][start - piece.start : stop - piece.start].copy_(part, non_blocking=True)
+            own = flat[start - first : stop - first]
             self._missing[number] -= 1
-            if not self._missing[number] and not gradient.is_cuda:
-                self._push([number])
+            if number in self._gathered:
+                self._gathered[number][start - piece.start : stop - piece.start].copy_(own, non_blocking=True)
+                if not self._missing[number] and not gradient.is_cuda:
+                    self._push({number: self._gathered[number]})
+            else:
+                # By way of numpy it has a storage of its own: of a larger one, rpc would copy the part before sending.
+                self._push({number: torch.from_numpy(own.numpy())})
 
     def arrived(self) -> None:
         """All gradients have been put and copied from the GPU: push every bucket."""
-        self._push(range(len(self.pieces)))
+        self._push(self._gathered)
 
     def wait_for(self, parameters: Iterable[int]) -> None:
         """Return when these parameters are as the answers to the last push have them.
@@ -119,11 +127,11 @@ class Exchange:
             silent = sorted({self.pieces[number].server for number in numbers if not self._fresh[number]})
             raise Failure(f"parameter servers, ranks {silent}, did not answer within {self.timeout:.0f} s")
 
-    def _push(self, numbers: Iterable[int]) -> None:
+    def _push(self, gradients: Mapping[int, torch.Tensor]) -> None:
         with self._changed:
-            for number in numbers:
+            for number, gradient in gradients.items():
                 self._fresh[number] = False
-                heapq.heappush(self._queue, number)
+                heapq.heappush(self._queue, (number, gradient))
         self._send()
 
     def _send(self) -> None:
@@ -132,19 +140,19 @@ class Exchange:
             with self._changed:
                 if not self._queue or self._under_way > UNDER_WAY:
                     return
-                number = heapq.heappop(self._queue)
-                self._under_way += self.gradients[number].nbytes
+                number, gradient = heapq.heappop(self._queue)
+                self._under_way += gradient.nbytes
                 pushed, piece, version = self.pushed, self.pieces[number], self.versions[number]
                 pushed.read(version)
-            parts = self.compressors[number].encode(self.gradients[number])
+            parts = self.compressors[number].encode(gradient)
             self.bytes_moved += sum(part.nbytes for part in parts)
-            arrived = rpc.push(piece.server, piece.number, self.worker, self.step, version, self.lr, parts)
-            arrived.add_done_callback(partial(self._delivered, number, pushed))
+            delivered = rpc.push(piece.server, piece.number, self.worker, self.step, version, self.lr, parts)
+            delivered.add_done_callback(partial(self._delivered, number, pushed, gradient.nbytes))
 
-    def _delivered(self, number: int, pushed: Pushed, done: Any) -> None:
+    def _delivered(self, number: int, pushed: Pushed, size: int, done: Any) -> None:
         """The gradient is on its server; the answer may be here too."""
         with self._changed:
-            self._under_way -= self.gradients[number].nbytes
+            self._under_way -= size
         self._guarded(self._send)
         self._guarded(self._take, number, pushed, done)
 
