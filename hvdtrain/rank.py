@@ -30,7 +30,8 @@ def run_rank(config: RunConfig, out: str) -> None:
         threads = config.threads or _share_of_cores(world)
         # Torch reads these when it is imported.
         os.environ["OMP_NUM_THREADS"] = os.environ["MKL_NUM_THREADS"] = str(threads)
-        os.environ.setdefault("THP_MEM_ALLOC_ENABLE", "1")  # huge pages: large messages cost page faults otherwise
+        if not world.is_server:  # it has large tensors; a server has buckets, which huge pages would leave gaps between
+            os.environ.setdefault("THP_MEM_ALLOC_ENABLE", "1")
         os.environ.setdefault("TORCH_CPP_LOG_LEVEL", "ERROR")
         job = _job_id(world)
         folder = Path(out or f"runs/{config.mode}-{job}")

@@ -62,7 +62,7 @@ class Exchange:
         self._missing = [0] * len(pieces)  # gradients that a bucket waits for
         self._changed = threading.Condition()  # guards all below, which rpc's threads change too
         self._fresh = [True] * len(pieces)
-        self._queue: list[tuple[int, torch.Tensor]] = []
+        self._queue: list[tuple[int, torch.Tensor, int, float, Pushed]] = []  # a heap by number: one of each at most
         self._under_way = 0
         self._error: BaseException | None = None
 
@@ -131,7 +131,8 @@ class Exchange:
         with self._changed:
             for number, gradient in gradients.items():
                 self._fresh[number] = False
-                heapq.heappush(self._queue, (number, gradient))
+                # With its step: it may wait here until the next one has begun.
+                heapq.heappush(self._queue, (number, gradient, self.step, self.lr, self.pushed))
         self._send()
 
     def _send(self) -> None:
@@ -140,13 +141,13 @@ class Exchange:
             with self._changed:
                 if not self._queue or self._under_way > UNDER_WAY:
                     return
-                number, gradient = heapq.heappop(self._queue)
+                number, gradient, step, lr, pushed = heapq.heappop(self._queue)
                 self._under_way += gradient.nbytes
-                pushed, piece, version = self.pushed, self.pieces[number], self.versions[number]
+                piece, version = self.pieces[number], self.versions[number]
                 pushed.read(version)
             parts = self.compressors[number].encode(gradient)
             self.bytes_moved += sum(part.nbytes for part in parts)
-            delivered = rpc.push(piece.server, piece.number, self.worker, self.step, version, self.lr, parts)
+            delivered = rpc.push(piece.server, piece.number, self.worker, step, version, lr, parts)
             delivered.add_done_callback(partial(self._delivered, number, pushed, gradient.nbytes))
 
     def _delivered(self, number: int, pushed: Pushed, size: int, done: Any) -> None:

@@ -45,11 +45,12 @@ _leaving = threading.Event()
 
 def keep_memory() -> None:
     """Keep freed memory in this process, for the next message: glibc's mallopt(3), where there is one."""
-    m_trim_threshold, m_mmap_threshold = -1, -3
+    m_trim_threshold, m_mmap_threshold, m_arena_max = -1, -3, -8
     mallopt = getattr(ctypes.CDLL(None), "mallopt", None)
     if mallopt:
         mallopt(m_mmap_threshold, LARGEST_KEPT)
         mallopt(m_trim_threshold, 2**31 - 1)
+        mallopt(m_arena_max, 1)  # what one thread frees is for all
 
 
 def start(world: World, store: "Store", timeout: float) -> None:

@@ -92,7 +92,7 @@ class Bucket:
         self.policy = policy
         self.ledger = ledger
         self.version = 0
-        self._last: dict[int, Push] = {}  # worker -> its last push
+        self._last: dict[int, tuple[int, Future[Answer]]] = {}  # worker -> its last step, and the answer to that
         self._lent: set[int] = set()  # workers whose answer is this memory, and may be on its way still
         self._lock = threading.Lock()
 
@@ -102,10 +102,10 @@ class Bucket:
         A push that comes again is not applied again, and gets the answer to the first.
         """
         with self._lock:
-            last = self._last.get(push.worker)
-            if last and push.step <= last.step:
-                return last.answer
-            self._last[push.worker] = push
+            step, answer = self._last.get(push.worker, (0, push.answer))
+            if push.step <= step:
+                return answer
+            self._last[push.worker] = push.step, push.answer
             self._lent.discard(push.worker)  # it has its answer, or it could not have gone on
             self.policy.accept(self, push)
         return push.answer
@@ -113,7 +113,7 @@ class Bucket:
     def answer(self, worker: int) -> "Future[Answer]":
         """The answer to the worker's last push, again."""
         with self._lock:
-            return self._last[worker].answer
+            return self._last[worker][1]
 
     def rest(self, worker: int) -> None:
         """The worker pushes nothing for now."""
