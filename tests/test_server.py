@@ -2,6 +2,7 @@
 
 import sys
 import threading
+from dataclasses import replace
 from functools import partial
 
 import pytest
@@ -139,14 +140,14 @@ def test_async_scales_under_adam_too():
     torch.testing.assert_close(moved, torch.tensor([-LR / 4, LR / 4]))
 
 
-def test_a_push_that_is_sent_again_is_not_applied_again_and_gets_the_same_answer():
+def test_a_push_that_is_sent_again_is_not_applied_again_and_gets_the_newest_weights():
     bucket = make(asynchronous(2))
     first = bucket.push(push(0, 1, [8.0, 8.0]))
     bucket.push(push(1, 1, [8.0, 8.0]))
-    assert bucket.push(push(0, 1, [8.0, 8.0])) is first
+    holds(now(bucket.push(push(0, 1, [8.0, 8.0]))), 2, 0, [-1, 0])
+    holds(now(bucket.answer(0)), 2, 0, [-1, 0])
     holds(now(first), 1, 0, [0, 1])
     holds(bucket.read(), 2, 0, [-1, 0])
-    assert bucket.answer(0) is first
 
 
 def test_the_ledger_has_every_push_once_in_the_order_of_application():
@@ -198,17 +199,26 @@ def test_ssp_waits_for_nobody_who_rests_and_again_for_those_who_have_rested():
     assert not bucket.push(push(0, 2, [0.0, 0.0], 1)).done()
 
 
-@pytest.mark.parametrize("policy", [sync(1), asynchronous(1)], ids=["sync", "async"])
-def test_an_answer_is_a_snapshot(policy):
+@pytest.mark.parametrize("policy", [sync, asynchronous])
+def test_an_answer_stays_as_it_is_until_its_worker_pushes_again(policy):
     given_weights = torch.tensor([1.0, 2.0])
-    bucket = Bucket(given_weights, lambda p: make_optimizer(PLAIN, p), policy)
+    bucket = Bucket(given_weights, lambda p: make_optimizer(PLAIN, p), policy(2))
     before = bucket.read()
-    first = now(bucket.push(push(0, 1, [8.0, 8.0])))
-    second = now(bucket.push(push(0, 2, [8.0, 8.0], version=1)))
+    waiting = [bucket.push(push(worker, 1, [8.0, 8.0])) for worker in (0, 1)]
+    first, second = map(now, waiting)
+    bucket.push(push(1, 2, [8.0, 8.0], version=second.version))
+    bucket.push(push(1, 3, [8.0, 8.0], version=second.version))
     holds(before, 0, 0, [1, 2])
     holds(first, 1, 0, [0, 1])
-    holds(second, 2, 0, [-1, 0])
-    assert given_weights.tolist() == [-1, 0]  # kept, not copied
+
+
+def test_one_worker_needs_no_copy_of_the_weights():
+    given_weights = torch.tensor([1.0, 2.0])
+    bucket = Bucket(given_weights, lambda p: make_optimizer(PLAIN, p), asynchronous(1))
+    for step in (1, 2):
+        answer = now(bucket.push(push(0, step, [8.0, 8.0], version=step - 1)))
+    assert answer.weights.data_ptr() == given_weights.data_ptr()
+    assert given_weights.tolist() == [-1, 0]
 
 
 # Any order: each worker pushes a step when it has the answer to the one before, while old pushes come again
@@ -226,6 +236,7 @@ class Crowd:
         self.next = dict.fromkeys(range(workers), 1)  # worker -> its next step
         self.read = dict.fromkeys(range(workers), 0)  # worker -> the version it holds
         self.open = {}  # worker -> the future of its push
+        self.answers = []  # (step, answer) as each worker got it
         self.sent = []  # all pushes, any of which may come again
 
     def events(self):
@@ -233,7 +244,9 @@ class Crowd:
         while True:
             for worker, future in list(self.open.items()):
                 if future.done():
-                    self.read[worker] = future.result().version
+                    answer = future.result()
+                    self.answers.append((self.next[worker] - 1, replace(answer, weights=answer.weights.clone())))
+                    self.read[worker] = answer.version
                     del self.open[worker]
             ready = [w for w, step in self.next.items() if step <= self.steps and w not in self.open]
             if not ready and not self.open:
@@ -265,18 +278,17 @@ def test_sync_applies_one_update_a_step_in_any_order(workers, steps, rng):
     for step in range(1, steps + 1):
         expected.append(expected[-1] - LR * mean_gradient(workers, step))
     arrived = dict.fromkeys(range(steps + 1), 0)
-    futures = []
-    for kind, _, step, _, future in Crowd(bucket, workers, steps, rng).events():
+    crowd = Crowd(bucket, workers, steps, rng)
+    for kind, _, step, _, future in crowd.events():
         arrived[step] += kind == "new"
         complete = sum(n == workers for n in arrived.values())
         assert bucket.version == complete
         assert torch.equal(bucket.read().weights, expected[complete])
         if kind == "new":
-            futures.append((step, future))
             assert future.done() == (step <= complete)
     assert bucket.version == steps
-    for step, future in futures:
-        answer = now(future)
+    assert len(crowd.answers) == workers * steps
+    for step, answer in crowd.answers:
         assert (answer.staleness, answer.version) == (0, step)
         assert torch.equal(answer.weights, expected[answer.version])
 
@@ -284,17 +296,17 @@ def test_sync_applies_one_update_a_step_in_any_order(workers, steps, rng):
 @given(st.sampled_from([1, 2, 4]), st.integers(1, 6), st.randoms(use_true_random=False))
 def test_async_applies_each_push_once_in_any_order(workers, steps, rng):
     bucket = make(asynchronous(workers, 1 / workers))
-    history, answers = [torch.tensor([1.0, 2.0])], []
-    for kind, worker, step, read, future in Crowd(bucket, workers, steps, rng).events():
+    history = [torch.tensor([1.0, 2.0])]
+    crowd = Crowd(bucket, workers, steps, rng)
+    for kind, worker, step, read, future in crowd.events():
         answer = now(future)
         if kind == "new":
             assert answer.staleness == len(history) - 1 - read
             history.append(history[-1] - LR / workers * torch.tensor(gradients_of(worker, step)))
-            assert answer.version == len(history) - 1
-        assert bucket.version == len(history) - 1
-        answers.append(answer)
+        assert answer.version == bucket.version == len(history) - 1
     assert bucket.version == workers * steps
-    for answer in answers:  # none was changed by later updates
+    assert len(crowd.answers) == workers * steps
+    for _, answer in crowd.answers:
         assert torch.equal(answer.weights, history[answer.version])
 
 
@@ -321,12 +333,11 @@ def test_ssp_without_slack_is_bulk_synchronous_for_plain_sgd(workers, steps, rng
     expected = [torch.tensor([1.0, 2.0])]
     for step in range(1, steps + 1):
         expected.append(expected[-1] - LR * mean_gradient(workers, step))
-    futures = []
-    for kind, _, step, _, future in Crowd(bucket, workers, steps, rng).events():
-        if kind == "new":
-            futures.append((step, future))
-    for step, future in futures:  # all workers read the same weights, and those that sync would have given them
-        assert torch.equal(now(future).weights, expected[step])
+    crowd = Crowd(bucket, workers, steps, rng)
+    for _ in crowd.events():
+        pass
+    for step, answer in crowd.answers:  # all workers read the same weights, and those that sync would have given them
+        assert torch.equal(answer.weights, expected[step])
 
 
 @pytest.mark.timeout(60)

@@ -92,28 +92,41 @@ class Bucket:
         self.policy = policy
         self.ledger = ledger
         self.version = 0
-        self._last: dict[int, tuple[int, Future[Answer]]] = {}  # worker -> its last step, and the answer to that
+        self._last: dict[int, int] = {}  # worker -> the step of its last push
+        self._open: dict[int, Future[Answer]] = {}  # worker -> the answer that it waits for
         self._lent: set[int] = set()  # workers whose answer is this memory, and may be on its way still
         self._lock = threading.Lock()
 
     def push(self, push: Push) -> "Future[Answer]":
         """Hand in a gradient; the future holds fresh weights once the policy lets the worker go on.
 
-        A push that comes again is not applied again, and gets the answer to the first.
+        A push that comes again is not applied again; it is answered as the first is, or was.
         """
         with self._lock:
-            step, answer = self._last.get(push.worker, (0, push.answer))
-            if push.step <= step:
-                return answer
-            self._last[push.worker] = push.step, push.answer
-            self._lent.discard(push.worker)  # it has its answer, or it could not have gone on
-            self.policy.accept(self, push)
-        return push.answer
+            if push.step > self._last.get(push.worker, 0):
+                self._last[push.worker] = push.step
+                self._lent.discard(push.worker)  # it has its answer, or it could not have gone on
+                self._open[push.worker] = push.answer
+                self.policy.accept(self, push)
+            return self._answer(push.worker)
 
     def answer(self, worker: int) -> "Future[Answer]":
-        """The answer to the worker's last push, again."""
+        """The answer to the worker's last push."""
         with self._lock:
-            return self._last[worker][1]
+            return self._answer(worker)
+
+    def _answer(self, worker: int) -> "Future[Answer]":
+        answer = self._open.get(worker)
+        if answer is None:  # it was given, and not kept: what has come since is welcome too
+            answer = Future()
+            answer.set_result(self._lend(worker, staleness=0))
+        elif answer.done():
+            del self._open[worker]
+        return answer
+
+    def _lend(self, worker: int, staleness: int) -> Answer:
+        self._lent.add(worker)
+        return Answer(self.version, staleness, self.weights.detach())
 
     def rest(self, worker: int) -> None:
         """The worker pushes nothing for now."""
@@ -142,5 +155,4 @@ class Bucket:
 
     def reply(self, push: Push, staleness: int) -> None:
         """Let the worker go on with the weights as they are."""
-        self._lent.add(push.worker)
-        push.answer.set_result(Answer(self.version, staleness, self.weights.detach()))
+        push.answer.set_result(self._lend(push.worker, staleness))
