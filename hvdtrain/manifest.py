@@ -13,6 +13,7 @@ import psutil
 import torch
 from torch import nn
 
+from hvdtrain.data.sampling import part
 from hvdtrain.job import Job
 from hvdtrain.modes import Sync
 from hvdtrain.optim import schedule
@@ -58,6 +59,7 @@ def manifest(job: Job, sync: Sync, model: nn.Module, seen: dict[str, Any]) -> di
             initial_weights.
     """
     config, world = job.config, job.world
+    size = sum(p.numel() for p in model.parameters())
     return {
         "hvdtrain": version("hvdtrain"),
         "mode": config.mode,
@@ -67,7 +69,7 @@ def manifest(job: Job, sync: Sync, model: nn.Module, seen: dict[str, Any]) -> di
         "threads_per_worker": job.threads,
         "cores_allowed": sorted(os.sched_getaffinity(0)),
         "model": config.model,
-        "parameters": sum(p.numel() for p in model.parameters()),
+        "parameters": size,
         "width": config.width,
         "dropout": config.dropout,
         "pretrained": config.pretrained,
@@ -86,6 +88,7 @@ def manifest(job: Job, sync: Sync, model: nn.Module, seen: dict[str, Any]) -> di
         "delay_compensation": config.delay_compensation,
         "staleness_lr": config.staleness_lr,
         "compression": config.compression,
+        "server_bytes": [4 * len(part(size, server, world.servers)) for server in range(world.servers)],
         "bucket_mb": config.bucket_mb if world.servers else None,
         "seed": config.seed,
         "repeat": config.repeat,

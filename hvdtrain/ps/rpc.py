@@ -9,11 +9,12 @@
 """
 
 import ctypes
+import os
 import resource
 import threading
 import time
 from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import torch
 import torch.distributed.rpc as rpc
@@ -33,6 +34,8 @@ if TYPE_CHECKING:
 
 Wire = tuple[int, int, torch.Tensor]  # version, staleness, weights
 Decode = Callable[[Sequence[torch.Tensor]], torch.Tensor]
+# TensorPipe takes shared memory wherever two processes share a machine, network namespaces or not.
+OVER_TCP: dict[str, Any] = {"_transports": ["uv"], "_channels": ["basic"]}
 LARGEST_KEPT = 32 * 2**20  # bytes: glibc gives what is larger back to the system, whatever it is told
 
 # Of this process, where it is a server: handlers are called by name, without an object.
@@ -63,7 +66,9 @@ def start(world: World, store: "Store", timeout: float) -> None:
     register_rendezvous_handler("hvdtrain", find)
     rpc.init_rpc(
         f"rank{world.rank}", rank=world.rank, world_size=world.size,
-        rpc_backend_options=rpc.TensorPipeRpcBackendOptions(init_method="hvdtrain://", rpc_timeout=timeout),
+        rpc_backend_options=rpc.TensorPipeRpcBackendOptions(
+            init_method="hvdtrain://", rpc_timeout=timeout, **(OVER_TCP if os.environ.get("HVDTRAIN_OVER_TCP") else {})
+        ),
     )  # fmt: skip
     if not world.is_server:
         threading.Thread(target=_keep_in_touch, args=(world.servers, timeout), daemon=True).start()

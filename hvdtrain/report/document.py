@@ -148,6 +148,7 @@ def _differences(firsts: Sequence[Run]) -> dict[str, list[str]]:
         "push_scale": "push scale", "effective_lr": "learning rate of one gradient",
         "compression": "gradients sent as", "staleness_bound": "steps ahead at most",
         "delay_compensation": "delay compensation", "staleness_lr": "learning rate divided by staleness",
+        "server_bytes": "bytes of weights on each server",
     }  # fmt: skip
     values = {text: [fairness.show(fairness.value(run, field)) for run in firsts] for field, text in fields.items()}
     return {text: row for text, row in values.items() if len(set(row)) > 1}

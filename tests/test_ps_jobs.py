@@ -1,0 +1,111 @@
+"""Real parameter-server jobs: each policy, what compression leaves of learning, and runs that are played again."""
+
+import itertools
+import json
+import subprocess
+
+import pytest
+from test_jobs import ENV, HVDTRAIN, SMALL, run, steps
+
+pytestmark = pytest.mark.timeout(180)
+
+
+def train(out, mode, servers, workers, *options):
+    done = run("mpirun", servers + workers, "--mode", mode, "--servers", str(servers), *options, "--out", str(out))
+    assert done.returncode == 0, done.stdout
+    return json.loads((out / "summary.json").read_text())
+
+
+def test_ssp_bounds_how_stale_weights_are(tmp_path):
+    """While a worker takes one step, another may take s + 1 more than it, and as many that it was behind."""
+    out = tmp_path / "run"
+    summary = train(out, "ps-ssp", 1, 2, *SMALL[:2], "--epochs", "2", "--batch-size", "32", "--staleness", "1")
+    assert summary["staleness_max"] <= 2 * 1 + 1
+    assert json.loads((out / "manifest.json").read_text())["staleness_bound"] == 1
+    for rank in (1, 2):
+        assert [row["step"] for row in steps(out, rank)] == list(range(1, 91))
+
+
+def test_ssp_ends_by_the_clock_without_waiting_for_who_has_ended(tmp_path):
+    summary = train(tmp_path / "run", "ps-ssp", 1, 2, *SMALL[:2], "--time-budget", "3s", "--staleness", "0")
+    assert summary["wall_s"] < 20
+
+
+@pytest.mark.parametrize(
+    ("mode", "servers", "workers", "options"),
+    [
+        ("ps-async", 2, 2, ["--compression", "int8", "--dropout", "0.2", "--bucket-mb", "0.1"]),
+        ("ps-ssp", 1, 3, ["--staleness", "1", "--delay-compensation", "0.04", "--batch-size", "30"]),
+        ("ps-sync", 1, 2, ["--optimizer", "sgd", "--nesterov", "--warmup", "3"]),
+    ],
+)
+def test_a_recorded_run_is_replayed_to_the_same_bits(mode, servers, workers, options, tmp_path):
+    out = tmp_path / "run"
+    settings = [*SMALL[:2], "--epochs", "2", "--batch-size", "128", "--threads", "1", "--record", *options]
+    train(out, mode, servers, workers, *settings)
+    replayed = replay(out)
+    assert replayed.returncode == 0, replayed.stdout
+    assert "bit for bit" in replayed.stdout
+
+
+def test_a_replay_in_another_order_is_told_from_the_run(tmp_path):
+    out = tmp_path / "run"
+    train(out, "ps-async", 1, 2, *SMALL, "--record", "--lr", "0.01")
+    ledger = out / "ledger.server0.csv"
+    header, *lines = ledger.read_text().splitlines()
+    own = [i for i, line in enumerate(lines) if line.startswith("0,")]  # of the first bucket
+    i, j = next((i, j) for i, j in itertools.pairwise(own) if lines[i].split(",")[1] != lines[j].split(",")[1])
+    lines[i], lines[j] = lines[j], lines[i]
+    ledger.write_text("\n".join([header, *lines]) + "\n")
+    replayed = replay(out)
+    assert replayed.returncode == 1, replayed.stdout
+    assert "weights differ from those" in replayed.stdout
+
+
+def test_a_run_that_cannot_be_replayed_is_refused_in_a_line(tmp_path):
+    out = tmp_path / "run"
+    train(out, "ps-async", 1, 1, *SMALL)
+    assert "not a recorded run" in refusal(out)
+    recorded = tmp_path / "recorded"
+    train(recorded, "ps-async", 1, 1, *SMALL, "--record")
+    (recorded / "ledger.server0.csv").unlink()
+    assert "ledger.server0.csv cannot be read" in refusal(recorded)
+    assert "is not a run folder" in refusal(tmp_path)
+
+
+def replay(out):
+    return subprocess.run(
+        [HVDTRAIN, "replay", str(out)],
+        env=ENV,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+        timeout=100,
+    )
+
+
+def refusal(out):
+    done = replay(out)
+    assert done.returncode == 2, done.stdout
+    assert done.stdout.startswith("hvdtrain: ") and done.stdout.count("\n") == 1
+    return done.stdout
+
+
+@pytest.mark.parametrize(
+    ("compression", "share", "accuracy"),
+    [
+        ("fp16", 1 / 2, 0.9),
+        ("bf16", 1 / 2, 0.9),
+        ("int8", 1 / 4, 0.9),
+        ("topk:0.01", 0.02, 0.6),
+        ("2bit:0.05", 1 / 16, 0.6),
+    ],
+)
+def test_a_compressed_run_learns_and_sends_less(compression, share, accuracy, tmp_path):
+    """Gradients are compressed, weights are not. Of ten classes, chance is 0.1."""
+    options = ["--model", "vgg11_bn", "--width", "0.125", "--optimizer", "sgd", "--lr", "0.01", "--epochs", "6"]
+    out = tmp_path / "run"
+    summary = train(out, "ps-sync", 1, 1, *options, "--compression", compression)
+    assert summary["val_accuracy"] >= accuracy
+    weights = 4 * json.loads((out / "manifest.json").read_text())["parameters"]
+    assert summary["bytes_sent_per_step"] == pytest.approx(weights * (1 + share), rel=0.05)
