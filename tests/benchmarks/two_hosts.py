@@ -65,8 +65,9 @@ def main() -> None:
         part()
     floor = args.bytes * 8 / args.gbit / 1e9
     print(
-        f"push and pull of {args.bytes / 1e6:.0f} MB over {args.gbit:g} Gbit/s: median {statistics.median(seconds):.2f} s "
-        f"({min(seconds):.2f} to {max(seconds):.2f}, n={len(seconds)}); one direction alone takes {floor:.2f} s"
+        f"push and pull of {args.bytes / 1e6:.0f} MB over {args.gbit:g} Gbit/s: "
+        f"median {statistics.median(seconds):.2f} s ({min(seconds):.2f} to {max(seconds):.2f}, n={len(seconds)}); "
+        f"one direction alone takes {floor:.2f} s"
     )
 
 
