@@ -203,7 +203,7 @@ class Together:
 @pytest.mark.timeout(60)
 def test_the_summary_of_176_workers_has_the_digest_of_one(tmp_path):
     """2**48 times 176 is more than a float64 counts in whole numbers."""
-    row = {"samples": 704, "loss": 1.0, "accuracy": 0.5, "staleness": None}
+    row = {"samples": 704, "loss": 1.0, "accuracy": 0.5}
 
     def summaries(workers):
         sync, found = Together(workers), {}
@@ -212,7 +212,7 @@ def test_the_summary_of_176_workers_has_the_digest_of_one(tmp_path):
             world = World("mpirun", worker, workers, worker, workers)
             job = Job(RunConfig(mode="ddp", batch_size=704), world, tmp_path, torch.device("cpu"), 1)
             recorder = Recorder(tmp_path / str(workers), worker, is_chief=False)
-            recorder.step(row | {"samples": 704 // workers}, {"data": 1.0})
+            recorder.step(row | {"samples": 704 // workers}, {"data": 1.0}, None)
             history = History([{"train_s": 2.0, "val_accuracy": 0.9, "val_loss": 0.1}], wall_s=2.0)
             history.digest = sum(digest(share) for share in Plan(7_200, 704, 3, worker, workers).epoch(1)) % 2**48
             found[worker] = summarise(job, sync, recorder, history)

@@ -2,9 +2,11 @@
 
     python tests/benchmarks/step_time.py single          --mode single against a plain PyTorch loop
     python tests/benchmarks/step_time.py allreduce       --mode allreduce against a bare Horovod script, and ddp
+    python tests/benchmarks/step_time.py servers         --mode ps-sync, ps-ssp and ps-async, two servers, against ddp
 
 Each round runs every contender once, so that a machine that drifts drifts for all; printed are the median and the
-range over the rounds of each contender's median step, and the median of the ratios within a round.
+range over the rounds of each contender's median step, the median of the ratios within a round, and, of hvdtrain's own,
+the exposed communication: the mean over its workers of each one's median step.
 """
 
 import argparse
@@ -31,12 +33,15 @@ def contenders(kind: str, args: argparse.Namespace) -> dict[str, tuple[int, list
 
     def ours(mode: str) -> RunConfig:
         return RunConfig(
-            mode=mode, model=args.model, width=args.width, image_size=args.image_size, steps=args.steps,
-            batch_size=args.batch_size, threads=1, schedule="constant",
+            mode=mode, servers=2 if mode.startswith("ps-") else 0, model=args.model, width=args.width,
+            image_size=args.image_size, steps=args.steps, batch_size=args.batch_size, threads=1, schedule="constant",
         )  # fmt: skip
 
     if kind == "single":
         return {"plain PyTorch loop": (1, [*here, "plain", *peer]), "hvdtrain single": (1, ours("single"))}
+    if kind == "servers":
+        served = {f"hvdtrain {mode}": (4, ours(mode)) for mode in ("ps-sync", "ps-ssp", "ps-async")}
+        return {"hvdtrain ddp": (2, ours("ddp"))} | served
     return {
         "bare Horovod loop": (2, [*here, "horovod", *peer]),
         "the same, yielding": (2, [*here, "yielding", *peer]),
@@ -45,20 +50,28 @@ def contenders(kind: str, args: argparse.Namespace) -> dict[str, tuple[int, list
     }
 
 
-def measure(ranks: int, what: list[str] | RunConfig, folder: Path) -> float:
-    """Seconds of the median step."""
+def measure(ranks: int, what: list[str] | RunConfig, folder: Path) -> tuple[float, float | None]:
+    """Seconds of the median step, and of those the exposed communication."""
     out, log = folder / "run", folder / "log"
+    # What a rank of ours sets for itself, the peers are given.
     program = train_program(what, out) if isinstance(what, RunConfig) else what
-    with running("local", ranks, program, log, OMP_NUM_THREADS="1", THP_MEM_ALLOC_ENABLE="1") as job:
+    tuned = {} if isinstance(what, RunConfig) else {"OMP_NUM_THREADS": "1", "THP_MEM_ALLOC_ENABLE": "1"}
+    with running("local", ranks, program, log, **tuned) as job:
         code = job.wait()
     if code:
         sys.exit(reason(log, code))
+    exposed = None
     if isinstance(what, RunConfig):
-        times = [json.loads(line)["time"] for line in (out / "metrics.rank0.jsonl").read_text().splitlines()]
+        workers = [
+            [json.loads(line) for line in file.read_text().splitlines()]
+            for file in sorted(out.glob("metrics.rank*.jsonl"))
+        ]
+        times = [row["time"] for row in workers[0]]
+        exposed = statistics.mean(statistics.median(row["comm_s"] for row in rows[WARM_UP:]) for rows in workers)
     else:
         times = json.loads(log.read_text().splitlines()[-1])
     laps = [after - before for before, after in itertools.pairwise(times)]
-    return statistics.median(laps[WARM_UP:])
+    return statistics.median(laps[WARM_UP:]), exposed
 
 
 def peer(kind: str, args: argparse.Namespace) -> None:
@@ -106,7 +119,7 @@ def peer(kind: str, args: argparse.Namespace) -> None:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("kind", choices=["single", "allreduce", "plain", *HOROVOD])
+    parser.add_argument("kind", choices=["single", "allreduce", "servers", "plain", *HOROVOD])
     parser.add_argument("--rounds", type=int, default=5)
     parser.add_argument("--steps", type=int, default=20)
     parser.add_argument("--model", default="vgg16")
@@ -117,17 +130,24 @@ def main() -> None:
     if args.kind in ("plain", *HOROVOD):
         return peer(args.kind, args)
     seconds: dict[str, list[float]] = {}
+    exposed: dict[str, list[float]] = {}
     for _ in range(args.rounds):
         for name, (ranks, what) in contenders(args.kind, args).items():
             with tempfile.TemporaryDirectory() as folder:
-                seconds.setdefault(name, []).append(measure(ranks, what, Path(folder)))
+                step, comm = measure(ranks, what, Path(folder))
+            seconds.setdefault(name, []).append(step)
+            if comm is not None:
+                exposed.setdefault(name, []).append(comm)
     base = next(iter(seconds.values()))
     for name, laps in seconds.items():
         ratio = statistics.median(lap / b for lap, b in zip(laps, base, strict=True))
-        print(
-            f"{name:<20} {statistics.median(laps) * 1e3:8.1f} ms a step "
-            f"({min(laps) * 1e3:.1f} to {max(laps) * 1e3:.1f}, n={len(laps)}), ratio {ratio:.3f}"
-        )
+        line = f"{name:<20} {_told(laps)} a step, ratio {ratio:.3f}"
+        print(line + (f"; exposed {_told(exposed[name])}" if name in exposed else ""))
+
+
+def _told(laps: list[float]) -> str:
+    low, high = min(laps) * 1e3, max(laps) * 1e3
+    return f"{statistics.median(laps) * 1e3:8.1f} ms ({low:.1f} to {high:.1f}, n={len(laps)})"
 
 
 if __name__ == "__main__":
