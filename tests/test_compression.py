@@ -5,6 +5,7 @@ import torch
 import torch.nn.functional as F
 from hypothesis import given
 from hypothesis import strategies as st
+from torch import nn
 
 from hvdtrain import compression
 from hvdtrain.compression import Compressor
@@ -12,7 +13,6 @@ from hvdtrain.data.build import locate
 from hvdtrain.data.folder import scan
 from hvdtrain.data.loader import Loader
 from hvdtrain.errors import UsageError
-from hvdtrain.models import VGG
 
 NAMES = ["none", "fp16", "bf16", "int8", "topk:0.05", "2bit:0.5"]
 LOSSY = ["int8", "topk:0.05", "2bit:0.5"]
@@ -105,27 +105,16 @@ def test_modes_take_what_they_can_send():
 
 
 @pytest.mark.usefixtures("one_thread")
-@pytest.mark.timeout(120)
-@pytest.mark.parametrize(
-    ("name", "steps", "accuracy"),
-    [
-        ("none", 200, 0.9),
-        ("fp16", 200, 0.9),
-        ("bf16", 200, 0.9),
-        ("int8", 200, 0.9),
-        ("topk:0.01", 200, 0.8),
-        ("2bit:0.05", 600, 0.6),
-    ],
-)
-def test_a_model_learns_from_what_is_left(name, steps, accuracy):
-    """Digits, every parameter's gradient encoded and decoded at every step. Of ten classes, chance is 0.1."""
+@pytest.mark.parametrize("name", [*NAMES[:5], "2bit:0.02"])
+def test_a_model_learns_from_what_is_left(name):
+    """Digits; every parameter's gradient is encoded and decoded at every step."""
     data = scan(locate("digits"))
     train, validation = (Loader(part, 32, 1) for part in (data.train, data.validation))
     torch.manual_seed(0)
-    model = VGG("vgg11_bn", 10, 1 / 16)
-    optimizer = torch.optim.SGD(model.parameters(), lr=0.02, momentum=0.9)
+    model = nn.Sequential(nn.Flatten(), nn.Linear(3 * 32 * 32, 64), nn.ReLU(), nn.Linear(64, 10))
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.01, momentum=0.9)
     compressors = [Compressor(name) for _ in model.parameters()]
-    for _ in range(steps):
+    for _ in range(400):
         own = torch.randint(len(data.train), (32,))
         model.zero_grad()
         F.cross_entropy(model(train.cache[own].float() / 128 - 1), train.labels[own]).backward()
@@ -133,6 +122,6 @@ def test_a_model_learns_from_what_is_left(name, steps, accuracy):
             parts = compressor.encode(parameter.grad.flatten())
             parameter.grad = compressor.decode(parts).view_as(parameter)
         optimizer.step()
-    with torch.no_grad():  # in training mode: 200 steps are few for running statistics
+    with torch.no_grad():
         scores = model(validation.cache.float() / 128 - 1)
-    assert (scores.argmax(1) == validation.labels).float().mean() >= accuracy
+    assert (scores.argmax(1) == validation.labels).float().mean() >= 0.9
