@@ -1,5 +1,6 @@
-"""The parameter server: flat weights cut over the servers, pushed to and pulled from over torch.distributed.rpc.
+"""The parameter server: flat weights cut over servers into buckets, pushed to and pulled from over torch.distributed.rpc.
 
-A server (`server.py`) is a shard of the weights, its optimizer and a policy that says when a push is applied;
-the policies live with their modes. `client.py` is the worker's side, `rpc.py` the only module that knows about rpc.
+`plan.py` cuts; `server.py` is one bucket with its optimizer; the policies that say when a push is applied live with
+their modes. `exchange.py` is a worker's buckets on their way, `client.py` both ends' lives, `ledger.py` what a server
+writes down, `rpc.py` the only module that knows about rpc.
 """
