@@ -159,8 +159,12 @@ class RunConfig:
                 raise UsageError(f"{_flag(f.name)} {value!a} is not valid UTF-8: rename it")
         if sum(bool(getattr(self, name)) for name in LENGTHS) > 1:
             raise UsageError("--epochs, --steps and --time-budget exclude each other: give one")
-        if self.nesterov and not self.momentum:
-            raise UsageError("--nesterov needs --momentum above 0")
+        if self.nesterov and not (self.optimizer == "sgd" and self.momentum):
+            raise UsageError("--nesterov is for --optimizer sgd with --momentum above 0")
+        if self.record and not modes.has_servers(self.mode):
+            raise UsageError(f"--record is for servers to write down pushes, and --mode {self.mode} has none")
+        if self.bucket_mb < 2**-10:
+            raise UsageError(f"--bucket-mb {self.bucket_mb} is less than a KiB, which is 0.0009765625")
         compression.check(self.compression, self.mode)
         if 0 < self.image_size < 32:
             raise UsageError(f"--image-size {self.image_size} is too small: a VGG halves it five times, so at least 32")

@@ -43,7 +43,7 @@ def replay(run: Path) -> None:
 
     if not (run / WEIGHTS).is_file():
         raise UsageError(f"{run} has no {WEIGHTS} to compare with: did it finish?")
-    lines = _read_ledgers(run, config.servers)
+    lines = _read_ledgers(run, config.servers, workers)
     weights, pushes = _replay(config, workers, threads, lines)
     total = sum(tensor.numel() for tensor in weights.values())
     if different := _different(weights, run / WEIGHTS):
@@ -62,34 +62,51 @@ def _read(run: Path) -> tuple[RunConfig, int, int]:
         raise UsageError(f"{run} ended by --time-budget: who ceased to wait when is not recorded in ps-ssp")
     try:
         manifest = json.loads((run / "manifest.json").read_text())
-        return config, int(manifest["workers"]), int(manifest["threads_per_worker"])
+        workers, threads = int(manifest["workers"]), int(manifest["threads_per_worker"])
+        if not (0 < workers < 10_000 and 0 < threads < 10_000):
+            raise ValueError(f"{workers} workers with {threads} threads")
+        return config, workers, threads
     except (OSError, ValueError, KeyError, TypeError) as error:
         raise UsageError(f"{run}: its manifest.json cannot be read: {error}") from None
 
 
-def _read_ledgers(run: Path, servers: int) -> dict[tuple[int, int], list[tuple[int, int]]]:
-    """(server, bucket) -> (worker, step) of every push applied to it, in order."""
+Lines = dict[tuple[int, int], list[tuple[int, int]]]  # (server, bucket) -> (worker, step) of its pushes, in order
+
+
+def _read_ledgers(run: Path, servers: int, workers: int) -> Lines:
+    """What the ledgers say. UsageError, with file and line, where one cannot be read or contradicts itself."""
     from hvdtrain.ps.ledger import ledger_file
 
-    lines: dict[tuple[int, int], list[tuple[int, int]]] = {}
+    lines: Lines = {}
+    seen = set()
     for server in range(servers):
         path = ledger_file(run, server)
         try:
             with path.open(newline="") as file:
-                for row in csv.DictReader(file):
-                    pushed = int(row["worker"]), int(row["step"])
-                    lines.setdefault((server, int(row["bucket"])), []).append(pushed)
-        except (OSError, ValueError, KeyError, TypeError) as error:
+                for number, row in enumerate(csv.DictReader(file), 2):
+                    bucket, worker, step = (int(row[name]) for name in ("bucket", "worker", "step"))
+                    read, made = int(row["version_read"]), int(row["version"])
+                    if not (0 <= worker < workers and step > 0 and 0 <= read < made):
+                        raise UsageError(f"{path}, line {number}: no push of {workers} worker(s) reads like this")
+                    if (server, bucket, worker, step) in seen:
+                        raise UsageError(f"{path}, line {number}: step {step} of worker {worker} was applied before")
+                    seen.add((server, bucket, worker, step))
+                    lines.setdefault((server, bucket), []).append((worker, step))
+        except (OSError, ValueError, KeyError, TypeError, csv.Error) as error:
             raise UsageError(f"{path} cannot be read: {error}") from None
     return lines
 
 
 def _different(weights: dict[str, "torch.Tensor"], saved: Path) -> int:
     """How many weights are not, bit for bit, those in the file."""
+    from safetensors import SafetensorError
     from safetensors.torch import load_file
 
-    there = load_file(saved)
-    return sum(int((there[name] != tensor).sum()) for name, tensor in weights.items())
+    try:
+        there = load_file(saved)
+        return sum(int((there[name] != tensor).sum()) for name, tensor in weights.items())
+    except (OSError, SafetensorError, KeyError, RuntimeError) as error:
+        raise Failure(f"{saved} cannot be read as this model's weights: {error}") from None
 
 
 @dataclass
@@ -115,9 +132,7 @@ class Worker:
     answers: dict[int, "Future[Answer]"] | None = None
 
 
-def _replay(
-    config: RunConfig, workers: int, threads: int, lines: dict[tuple[int, int], list[tuple[int, int]]]
-) -> tuple[dict[str, "torch.Tensor"], int]:
+def _replay(config: RunConfig, workers: int, threads: int, lines: Lines) -> tuple[dict[str, "torch.Tensor"], int]:
     """The final weights by name, and how many pushes there were."""
     import torch
 
@@ -162,7 +177,7 @@ def _replay(
         worker.versions = [0] * len(pieces)
     plans = [Plan(len(data.train), config.batch_size, config.seed, n, workers) for n in range(workers)]
     pushes, epoch = len(orders[0]), 0
-    while any(orders):
+    while left := sum(map(len, orders)):
         epoch += 1
         last = epoch * plans[0].steps_per_epoch
         for worker, plan in zip(crew, plans, strict=True):
@@ -170,6 +185,8 @@ def _replay(
             worker.shares = deque(share for share in plan.epoch(epoch) if share.step in mine)
             worker.answers = None
         _epoch(config, total, loader, pieces, buckets, orders, crew)
+        if sum(map(len, orders)) == left:
+            raise Failure(f"the ledgers have no push of epoch {epoch}, but of later ones")
         for worker in crew:  # evaluation begins with everybody reading the newest weights
             for number, (piece, bucket) in enumerate(zip(pieces, buckets, strict=True)):
                 worker.weights[piece.start : piece.stop].copy_(bucket.weights)
@@ -209,7 +226,8 @@ def _epoch(
                 moved = True
         if not moved:
             break
-    if any(worker.shares for worker in crew):
+    steps = {worker.number: worker.step for worker in crew}
+    if any(worker.shares for worker in crew) or any(order and order[0][1] <= steps[order[0][0]] for order in orders):
         raise Failure("the ledgers do not fit together: a push comes before the one that its worker waited for")
 
 

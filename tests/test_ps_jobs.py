@@ -35,7 +35,7 @@ def test_ssp_ends_by_the_clock_without_waiting_for_who_has_ended(tmp_path):
     ("mode", "servers", "workers", "options"),
     [
         ("ps-async", 2, 2, ["--compression", "int8", "--dropout", "0.2", "--bucket-mb", "0.1"]),
-        ("ps-ssp", 1, 2, ["--staleness", "1", "--delay-compensation", "0.04", "--nesterov", "--warmup", "3"]),
+        ("ps-ssp", 1, 2, ["--staleness", "1", "--delay-compensation", "0.04", "--optimizer", "sgd", "--nesterov"]),
     ],
 )
 def test_a_recorded_run_is_replayed_to_the_same_bits(mode, servers, workers, options, tmp_path):
@@ -64,7 +64,13 @@ def test_a_replay_in_another_order_is_told_from_the_run(tmp_path):
 def test_a_run_that_cannot_be_replayed_is_refused_in_a_line(tmp_path):
     out = tmp_path / "run"
     train(out, "ps-async", 1, 1, *SMALL, "--record")
-    (out / "ledger.server0.csv").unlink()
+    ledger = out / "ledger.server0.csv"
+    whole = ledger.read_text()
+    for more, words in [("0,9,1,0,1\n", "no push of 1 worker"), (whole.splitlines()[1] + "\n", "was applied before")]:
+        ledger.write_text(whole + more)
+        assert f"line {len(whole.splitlines()) + 1}: " in (said := refusal(out))
+        assert words in said
+    ledger.unlink()
     assert "ledger.server0.csv cannot be read" in refusal(out)
     config = out / "config.toml"
     config.write_text(config.read_text().replace("record = true", "record = false"))

@@ -82,6 +82,10 @@ def bench(
     for path in (file, plot):
         if path and not path.absolute().parent.is_dir():
             raise UsageError(f"there is no folder {path.parent} to write {path.name} in")
+        if path and path.exists():
+            raise UsageError(f"{path} exists: name another file, or remove it yourself")
+    if file and file == plot:
+        raise UsageError(f"--json and --plot both name {file}: name two files")
     if peer and not shutil.which("uv"):
         raise UsageError("--peer mxnet needs uv, which makes MXNet's environment: pip install uv")
     jobs = [(op, backend) for op in ops for backend in BACKENDS[op] if backend in backends]

@@ -122,7 +122,7 @@ class Exchange:
             )
         self.waited_s += time.perf_counter() - began
         if self._error:
-            raise Failure(f"a parameter server failed: {str(self._error).strip().splitlines()[-1]}") from self._error
+            raise Failure(str(self._error)) from self._error
         if not came:
             silent = sorted({self.pieces[number].server for number in numbers if not self._fresh[number]})
             raise Failure(f"parameter servers, ranks {silent}, did not answer within {self.timeout:.0f} s")
@@ -146,7 +146,8 @@ class Exchange:
                 piece, version = self.pieces[number], self.versions[number]
                 pushed.read(version)
             parts = self.compressors[number].encode(gradient)
-            self.bytes_moved += sum(part.nbytes for part in parts)
+            with self._changed:
+                self.bytes_moved += sum(part.nbytes for part in parts)
             delivered = rpc.push(piece.server, piece.number, self.worker, step, version, lr, parts)
             delivered.add_done_callback(partial(self._delivered, number, pushed, gradient.nbytes))
 
@@ -158,9 +159,13 @@ class Exchange:
         self._guarded(self._take, number, pushed, done)
 
     def _take(self, number: int, pushed: Pushed, done: Any) -> None:
-        wire = done.value()
+        piece = self.pieces[number]
+        try:
+            wire = done.value()
+        except RuntimeError as error:  # the connection broke, its time is up, or the handler raised
+            line = str(error).strip().splitlines()[-1]
+            raise Failure(f"parameter server rank {piece.server} failed: {line}") from error
         if wire is None:
-            piece = self.pieces[number]
             answer = rpc.answer(piece.server, piece.number, self.worker)
             answer.add_done_callback(partial(self._guarded, self._take, number, pushed))
             return
@@ -174,7 +179,8 @@ class Exchange:
         piece = self.pieces[number]
         self.weights[piece.start : piece.stop].copy_(weights)
         self.versions[number] = version
-        self.bytes_moved += weights.nbytes
+        with self._changed:
+            self.bytes_moved += weights.nbytes
 
     def _guarded(self, act: Any, *args: Any) -> None:
         """What goes wrong in one of rpc's threads is raised where the worker waits."""
