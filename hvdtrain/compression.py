@@ -4,6 +4,7 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 from hvdtrain.errors import UsageError
+from hvdtrain.modes import has_servers
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -15,7 +16,7 @@ IN_ALLREDUCE = ("none", "fp16")  # what Horovod 0.28.1 can send
 def check(name: str, mode: str) -> None:
     """UsageError where there is no such compression, or the mode cannot use it."""
     kind, _ = parse(name)
-    if kind != "none" and not mode.startswith("ps-") and not (mode == "allreduce" and kind in IN_ALLREDUCE):
+    if kind != "none" and not has_servers(mode) and not (mode == "allreduce" and kind in IN_ALLREDUCE):
         takes = "none or fp16" if mode == "allreduce" else "none"
         raise UsageError(f"--compression {name} is not for --mode {mode}, which takes {takes}")
 
@@ -62,10 +63,11 @@ class Compressor:
         if self.error is not None:
             gradient.add_(self.error)
         parts = {"int8": _int8, "topk": _topk, "2bit": _two_bits}[self.kind](gradient, self.number)
+        parts.append(torch.tensor(len(gradient)))
         if self.error is None:
             self.error = torch.empty_like(gradient)
-        torch.sub(gradient, self.decode([*parts, torch.tensor(len(gradient))]), out=self.error)
-        return [*parts, torch.tensor(len(gradient))]
+        torch.sub(gradient, self.decode(parts), out=self.error)
+        return parts
 
     def decode(self, parts: Sequence["Tensor"]) -> "Tensor":
         """The gradient, [n] float32, that was sent as these parts."""

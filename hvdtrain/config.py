@@ -183,6 +183,11 @@ class RunConfig:
             fits = f"{below} or {above}" if below else f"{above}"
             raise UsageError(f"a global batch of {self.batch_size} does not divide over {workers} workers: use {fits}")
 
+    @property
+    def bucket_elements(self) -> int:
+        """Weights, float32, that travel as one message at most."""
+        return int(self.bucket_mb * 2**20 / 4)
+
     def total_steps(self, samples: int) -> int | None:
         """How many steps training on so many samples takes, or None where a time budget decides."""
         if self.time_budget:
@@ -246,11 +251,19 @@ def read_config(path: Path) -> dict[str, Any]:
             raise UsageError(f"{path}: {name} = {value!r} should be of type {expected.__name__}")
         try:
             read[name] = expected(value)
-            if isinstance(kind := known[name].metadata["type"], click.ParamType):
-                kind.convert(read[name], None, None)
+            kind = known[name].metadata["type"]
+            if isinstance(kind, click.ParamType) and read[name] != known[name].default:
+                kind.convert(str(read[name]), None, None)
         except (click.BadParameter, OverflowError) as error:
             raise UsageError(f"{path}: {name}: {error}") from None
     return read
+
+
+def run_config(run: Path) -> RunConfig:
+    """What a run folder's job was asked to do. UsageError where it is no run folder, or cannot be run like this."""
+    if not (run / "config.toml").is_file():
+        raise UsageError(f"{run} is not a run folder: it has no config.toml")
+    return RunConfig(**read_config(run / "config.toml")).check()
 
 
 def config_options(*without: str, **defaults: Any) -> Callable[[Callable], Callable]:

@@ -4,7 +4,7 @@ from pathlib import Path
 
 import click
 
-from hvdtrain.config import RunConfig, read_config
+from hvdtrain.config import run_config
 from hvdtrain.errors import UsageError
 
 
@@ -18,9 +18,7 @@ def evaluate(run: Path, dataset: str) -> None:
     hvdtrain evaluate runs/single
     hvdtrain evaluate runs/single --dataset FOLDER
     """
-    if not (run / "config.toml").is_file():
-        raise UsageError(f"{run} is not a run folder: it has no config.toml")
-    config = RunConfig(**read_config(run / "config.toml")).check()
+    config = run_config(run)
     from hvdtrain.data.build import locate
     from hvdtrain.data.folder import scan
 

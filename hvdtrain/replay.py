@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 import click
 
 from hvdtrain import modes
-from hvdtrain.config import RunConfig, read_config
+from hvdtrain.config import RunConfig, run_config
 from hvdtrain.errors import Failure, UsageError
 
 if TYPE_CHECKING:
@@ -53,9 +53,7 @@ def replay(run: Path) -> None:
 
 def _read(run: Path) -> tuple[RunConfig, int, int]:
     """What was run, its number of workers, and threads of each."""
-    if not (run / "config.toml").is_file():
-        raise UsageError(f"{run} is not a run folder: it has no config.toml")
-    config = RunConfig(**read_config(run / "config.toml")).check()
+    config = run_config(run)
     if not modes.has_servers(config.mode) or not config.record:
         raise UsageError(f"{run} is not a recorded run: train with a ps- mode and --record")
     if config.time_budget and config.mode == "ps-ssp":
@@ -139,19 +137,19 @@ def _replay(config: RunConfig, workers: int, threads: int, lines: Lines) -> tupl
     from hvdtrain.compression import Compressor
     from hvdtrain.data.build import locate
     from hvdtrain.data.folder import scan
-    from hvdtrain.data.loader import Loader, native_side
+    from hvdtrain.data.loader import Loader
     from hvdtrain.data.sampling import Plan
     from hvdtrain.flat import flatten_weights
     from hvdtrain.models import load_pretrained
     from hvdtrain.optim import make_optimizer
     from hvdtrain.ps.plan import cut
     from hvdtrain.ps.server import Bucket
-    from hvdtrain.work import initial_model
+    from hvdtrain.work import image_side, initial_model, seed_worker
 
     torch.set_num_threads(threads)
     torch.use_deterministic_algorithms(config.deterministic)
     data = scan(locate(config.dataset))
-    loader = Loader(data.train, config.image_size or native_side(data.train[0][0]), threads)
+    loader = Loader(data.train, image_side(config, data), threads)
     policy = modes.load(config.mode).policy
     crew = []
     for number in range(workers):
@@ -160,10 +158,10 @@ def _replay(config: RunConfig, workers: int, threads: int, lines: Lines) -> tupl
             load_pretrained(model, config.model, config.pretrained)
         model.train()
         weights = flatten_weights(model)
-        torch.manual_seed(config.seed * 1_000_003 + 1 + number)
+        seed_worker(config, number)
         crew.append(Worker(number, model, weights, deque(), [], [], torch.get_rng_state()))
     sizes = [p.numel() for p in crew[0].model.parameters()]
-    pieces = cut(sizes, config.servers, max(1, int(config.bucket_mb * 2**20 / 4)))
+    pieces = cut(sizes, config.servers, config.bucket_elements)
     if set(lines) != {(piece.server, piece.number) for piece in pieces}:
         raise Failure("the ledgers are not of this model: their buckets are others")
     buckets = [

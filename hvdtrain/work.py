@@ -59,6 +59,16 @@ def initial_model(config: RunConfig, classes: int) -> VGG:
     return VGG(config.model, classes, config.width, config.dropout)
 
 
+def seed_worker(config: RunConfig, worker: int) -> None:
+    """Begin a worker's own random numbers: dropout must not be the same on every worker."""
+    torch.manual_seed(config.seed * 1_000_003 + 1 + worker)
+
+
+def image_side(config: RunConfig, data: ImageFolder) -> int:
+    """The side, in pixels, of the images that a job trains on."""
+    return config.image_size or native_side(data.train[0][0])
+
+
 def choose_device(config: RunConfig, world: World) -> torch.device:
     """The GPU of this worker's place on its host, or the CPU.
 
@@ -86,7 +96,7 @@ def work(job: Job, data: ImageFolder, model: VGG, skipped: list[str] | None, ter
     starts = _gather(sync, job, [int(start[:12], 16)])[:, 0].tolist()  # as much of it as a float64 holds
     if different := [world.servers + worker for worker, its in enumerate(starts) if its != starts[0]]:
         raise Failure(f"ranks {different} do not start from the weights of rank {world.servers}")
-    side = config.image_size or native_side(data.train[0][0])
+    side = image_side(config, data)
     loader, validation = (Loader(samples, side, job.threads) for samples in (data.train, data.validation))
     if world.is_chief:
         seen = {
@@ -95,8 +105,7 @@ def work(job: Job, data: ImageFolder, model: VGG, skipped: list[str] | None, ter
             "initial_weights": f"blake2b:{start}",
         }  # fmt: skip
         write_json(job.folder / "manifest.json", manifest(job, sync, model, seen))
-    # Dropout must not be the same on every worker.
-    torch.manual_seed(config.seed * 1_000_003 + 1 + world.worker)
+    seed_worker(config, world.worker)
     progress = TrainingProgress(terminal.out, config.total_steps(len(data.train)), world.is_chief)
     allowed, starters = os.sched_getaffinity(0), os.sched_getaffinity(os.getppid())
     if allowed < starters:
@@ -188,5 +197,5 @@ def test(run: Path, config: RunConfig, own: ImageFolder, data: ImageFolder) -> t
     except (OSError, SafetensorError, RuntimeError) as error:
         reason = " ".join(str(error).split())[:200]
         raise UsageError(f"{run / WEIGHTS} cannot be read as the weights of {config.model}: {reason}") from None
-    loader = Loader(data.validation, config.image_size or native_side(own.train[0][0]), threads)
+    loader = Loader(data.validation, image_side(config, own), threads)
     return evaluate(job, model, modes.load("single").connect(job), loader, Normalise(job.device))

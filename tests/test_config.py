@@ -279,6 +279,7 @@ def test_how_many_steps_100_samples_take(options, steps):
         ("steps = -1", "config.toml: steps: -1 is not in the range"),
         ("lr = " + "9" * 400, "config.toml: lr: int too large"),
         ("time_budget = -5.0", "config.toml: time_budget: '-5.0' is not a duration"),
+        ("timeout = 0", "config.toml: timeout: '0.0' is not a duration"),
         ("timeout = nan", "config.toml: timeout: 'nan' is not a duration"),
         ('schedule = "linear"', "config.toml: schedule: 'linear' is not one of 'cosine', 'constant'"),
         ('push_scale = "sum"', "config.toml: push_scale: 'sum' is not one of 'mean', 'none'"),

@@ -5,7 +5,7 @@ import json
 import subprocess
 
 import pytest
-from test_jobs import ENV, HVDTRAIN, SMALL, run, steps
+from test_jobs import HVDTRAIN, SETTINGS, SMALL, run, steps
 
 pytestmark = pytest.mark.timeout(180)
 
@@ -79,14 +79,7 @@ def test_a_run_that_cannot_be_replayed_is_refused_in_a_line(tmp_path):
 
 
 def replay(out):
-    return subprocess.run(
-        [HVDTRAIN, "replay", str(out)],
-        env=ENV,
-        stdout=subprocess.PIPE,
-        stderr=subprocess.STDOUT,
-        text=True,
-        timeout=100,
-    )
+    return subprocess.run([HVDTRAIN, "replay", str(out)], **SETTINGS, timeout=100)
 
 
 def refusal(out):

@@ -8,29 +8,26 @@ import socket
 import sys
 import time
 from collections.abc import Callable, Iterator
-from datetime import timedelta
 from functools import partial
+from pathlib import Path
 
 import torch
 import torch.distributed as dist
 import torch.distributed.rpc as torch_rpc
-from torch.distributed import PrefixStore
 
 from hvdtrain import ring
-from hvdtrain.compression import Compressor
 from hvdtrain.config import RunConfig
-from hvdtrain.modes.ps_async import StaleSynchronous
-from hvdtrain.optim import make_optimizer
-from hvdtrain.ps import rpc
+from hvdtrain.job import Job
+from hvdtrain.modes import ps_async
+from hvdtrain.ps import client, rpc
 from hvdtrain.ps.exchange import Exchange
 from hvdtrain.ps.plan import cut
-from hvdtrain.ps.server import Bucket
 from hvdtrain.rendezvous import open_store
 from hvdtrain.world import World, read_world
 
-TIMEOUT_S = 300.0
 WARM_UP = 2  # not counted: memory is touched for the first time
 UPDATE = RunConfig(mode="ps-async", servers=1, optimizer="sgd", momentum=0.0, lr=0.1)
+TIMEOUT_S = UPDATE.timeout
 
 
 def main() -> None:
@@ -83,25 +80,16 @@ def gloo(world: World, repeats: int, sizes: list[int]) -> list[list[float]]:
 
 def pushpull(world: World, repeats: int, sizes: list[int]) -> list[list[float]]:
     """A gradient out and fresh weights in, as the ps- modes do it: applied with plain SGD as it comes."""
-    store = open_store(world, TIMEOUT_S)
-    per_bucket = int(UPDATE.bucket_mb * 2**20 / 4)
     if world.is_server:
-        rpc.serve(
-            lambda number, weights: Bucket(
-                weights, lambda p: make_optimizer(UPDATE, p), StaleSynchronous(world.workers, UPDATE, None)
-            ),
-            Compressor("none").decode,
-        )
-        rpc.start(world, store, TIMEOUT_S)
-        rpc.serve_until_done(world, store, TIMEOUT_S)
-        rpc.stop(world, store, TIMEOUT_S)
+        ps_async.serve(Job(UPDATE, world, Path(), torch.device("cpu"), threads=1))
         return []
+    store = open_store(world, TIMEOUT_S)
     rpc.start(world, store, TIMEOUT_S)
-    _workers_group(world, store)
+    client.join_workers(world, store, TIMEOUT_S)
     found = []
     for size in sizes:
         weights, gradient = torch.zeros(size // 4), torch.ones(size // 4)
-        pieces = cut([len(weights)], world.servers, per_bucket)
+        pieces = cut([len(weights)], world.servers, UPDATE.bucket_elements)
         if world.is_chief:
             for piece in pieces:
                 rpc.install(piece.server, piece.number, weights[piece.start : piece.stop].clone())
@@ -130,7 +118,7 @@ def naive(world: World, repeats: int, sizes: list[int]) -> list[list[float]]:
     )  # fmt: skip
     found = []
     if not world.is_server:
-        _workers_group(world, store)
+        client.join_workers(world, store, TIMEOUT_S)
         for size in sizes:
             x = torch.ones(size // 4)
             parts = [x[piece.start : piece.stop] for piece in cut([len(x)], world.servers, len(x))]
@@ -169,13 +157,6 @@ def _address(world: World, store: dist.Store) -> str:
         with socket.create_server(("127.0.0.1", 0)) as free:
             store.set("naive", f"127.0.0.1:{free.getsockname()[1]}")
     return store.get("naive").decode()
-
-
-def _workers_group(world: World, store: dist.Store) -> None:
-    dist.init_process_group(
-        "gloo", store=PrefixStore("workers", store), timeout=timedelta(seconds=TIMEOUT_S),
-        rank=world.worker, world_size=world.workers,
-    )  # fmt: skip
 
 
 BACKENDS = {"horovod": horovod, "gloo": gloo, "rpc": pushpull, "naive-rpc": naive}

@@ -27,6 +27,7 @@ class AllReduce(LocalUpdate):
     def prepare(self, model: nn.Module) -> nn.Module:
         # A ring of n ranks sends 2(n-1)/n of the message from each: 2(n-1) messages in all.
         half = self.config.compression == "fp16"
+        self.compression = hvd.Compression.fp16 if half else hvd.Compression.none
         self.bytes_per_step = 2.0 * (self.world.size - 1) * payload_bytes(model) / (1 + half)
         self.model = model
         self.optimizer = make_optimizer(self.config, model.parameters())
@@ -36,7 +37,7 @@ class AllReduce(LocalUpdate):
             hvd.broadcast_parameters(model.state_dict(), root_rank=0)
             self.optimizer = hvd.DistributedOptimizer(
                 self.optimizer, named_parameters=model.named_parameters(),
-                compression=hvd.Compression.fp16 if half else hvd.Compression.none,
+                compression=self.compression,
             )  # fmt: skip
         return model
 
@@ -51,10 +52,9 @@ class AllReduce(LocalUpdate):
     def wait(self) -> None:
         if self.staged:
             self.gradients.gather()
-            half = self.config.compression == "fp16"
-            sent = self.gradients.flat.half() if half else self.gradients.flat
+            sent, context = self.compression.compress(self.gradients.flat)
             hvd.allreduce_(sent, op=hvd.Average, name="gradients")
-            self.gradients.flat.copy_(sent)
+            self.gradients.flat.copy_(self.compression.decompress(sent, context))
             self.gradients.scatter()
         elif self.world.size > 1:
             self.optimizer.synchronize()

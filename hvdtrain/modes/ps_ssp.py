@@ -38,7 +38,9 @@ class StaleSynchronous:
     def accept(self, bucket: Bucket, push: Push) -> None:
         staleness = bucket.version - push.version_read
         if self.compensation:
-            moved = bucket.weights - self.pulled.get(push.worker, self._initial(bucket))
+            if not self.pulled:  # nothing is applied yet: all began with these
+                self.pulled = dict.fromkeys(self.clocks, bucket.weights.clone())
+            moved = bucket.weights - self.pulled[push.worker]
             push.gradient.addcmul_(moved.mul_(push.gradient), push.gradient, value=self.compensation)
         lr = push.lr * self.scale / (max(1, staleness) if self.divides else 1)
         bucket.apply(push.gradient, lr, push)
@@ -63,11 +65,6 @@ class StaleSynchronous:
             bucket.reply(own, stale)
             if self.compensation:
                 self.pulled[own.worker] = bucket.weights.clone()
-
-    def _initial(self, bucket: Bucket) -> torch.Tensor:
-        if not bucket.version:
-            self.initial = bucket.weights.clone()
-        return self.initial
 
 
 def policy(workers: int, config: RunConfig) -> StaleSynchronous:

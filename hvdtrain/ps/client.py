@@ -20,6 +20,7 @@ from hvdtrain.ps.ledger import Ledger
 from hvdtrain.ps.plan import cut
 from hvdtrain.ps.server import Bucket, Policy, nobody
 from hvdtrain.rendezvous import open_store
+from hvdtrain.world import World
 
 
 class MakePolicy(Protocol):
@@ -50,6 +51,14 @@ def serve(job: Job, make_policy: MakePolicy) -> None:
     rpc.stop(world, store, config.timeout)
 
 
+def join_workers(world: World, store: Store, timeout: float) -> None:
+    """The workers' process group. Evaluation sums counts over them alone; the servers have no part in it."""
+    dist.init_process_group(
+        "gloo", store=PrefixStore("workers", store), timeout=timedelta(seconds=timeout),
+        rank=world.worker, world_size=world.workers,
+    )  # fmt: skip
+
+
 class Client:
     """Pushes gradients to the servers while backward goes on, and takes weights back until forward needs them."""
 
@@ -59,16 +68,12 @@ class Client:
         self.config, self.world, self.store, self.lockstep = job.config, job.world, store, lockstep
         self.timeout = job.config.timeout
         rpc.start(job.world, store, self.timeout)
-        # Evaluation sums counts over the workers alone; the servers have no part in it.
-        dist.init_process_group(
-            "gloo", store=PrefixStore("workers", store), timeout=timedelta(seconds=self.timeout),
-            rank=job.world.worker, world_size=job.world.workers,
-        )  # fmt: skip
+        join_workers(job.world, store, self.timeout)
 
     def prepare(self, model: nn.Module) -> nn.Module:
         parameters = list(model.parameters())
         sizes = [p.numel() for p in parameters]
-        pieces = cut(sizes, self.world.servers, max(1, int(self.config.bucket_mb * 2**20 / 4)))
+        pieces = cut(sizes, self.world.servers, self.config.bucket_elements)
         weights = flatten_weights(model)
         self.exchange = Exchange(self.world.worker, pieces, sizes, weights, self.config.compression, self.timeout)
         if self.world.is_chief:

@@ -5,6 +5,7 @@ import threading
 import time
 from collections.abc import Iterable, Mapping, Sequence
 from functools import partial
+from itertools import accumulate
 from typing import Any
 
 import torch
@@ -54,7 +55,7 @@ class Exchange:
         self.pushed = Pushed(0)
         self.waited_s = 0.0
         self.bytes_moved = 0
-        self._starts = [sum(sizes[:i]) for i in range(len(sizes))]
+        self._starts = list(accumulate(sizes, initial=0))
         self._of_parameter: list[list[int]] = [[] for _ in sizes]
         for number, piece in enumerate(pieces):
             for parameter in piece.parameters:

@@ -2,6 +2,7 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from itertools import accumulate
 
 from hvdtrain.data.sampling import part
 
@@ -30,9 +31,7 @@ def cut(sizes: Sequence[int], servers: int, most: int) -> list[Piece]:
     Servers hold contiguous ranges that differ by one element at most, whatever the parameters' sizes, and so do the
     buckets of a server. Empty buckets are left out: more servers than elements leave some without any.
     """
-    ends = [0]
-    for size in sizes:
-        ends.append(ends[-1] + size)
+    ends = list(accumulate(sizes, initial=0))
     pieces = []
     for server in range(servers):
         shard = part(ends[-1], server, servers)
