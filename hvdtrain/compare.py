@@ -20,6 +20,8 @@ from hvdtrain.errors import Failure, UsageError
 from hvdtrain.runfolder import check_free
 from hvdtrain.world import World
 
+PARTING_S = 30.0  # how long the ranks of a job may take to end after its summary is written
+
 
 @dataclass(frozen=True)
 class Planned:
@@ -55,9 +57,8 @@ def plan(config: RunConfig, names: list[str], workers: list[int], servers: int, 
         for mode in names:
             for n in [1] if mode == "single" else workers:
                 run = dataclasses.replace(
-                    config, mode=mode, servers=servers if modes.has_servers(mode) else 0,
-                    threads=threads, seed=config.seed + repeat - 1, repeat=repeat,
-                )  # fmt: skip
+                    config.for_mode(mode, servers), threads=threads, seed=config.seed + repeat - 1, repeat=repeat
+                )
                 run.check().check_workers(n)
                 runs.append(Planned(run, n))
     return runs
@@ -97,6 +98,7 @@ def compare(names: list[str], workers: list[int], servers: int, repeats: int, ou
     if pretrained not in ("", "imagenet") and not Path(pretrained).is_file():
         raise UsageError(f"--pretrained {pretrained}: no such file")
     data = scan(locate(runs[0].config.dataset))
+    runs[0].config.check_length(len(data.train))
     if options["device"] == "cuda":
         from hvdtrain.work import choose_device
 
@@ -149,11 +151,13 @@ def _follow(run: Planned, folder: Path) -> Iterator[int | str]:
     from hvdtrain.launch import reason, running, train_program
 
     out, log = folder / "runs" / run.name, folder / "logs" / f"{run.name}.log"
-    metrics = out / f"metrics.rank{run.config.servers}.jsonl"
+    metrics, summary = out / f"metrics.rank{run.config.servers}.jsonl", out / "summary.json"
     program = train_program(run.config, out)
+    ranks, survives = run.workers + run.config.servers, modes.survives(run.config.mode)
     steps = position = 0
-    with running("local", run.workers + run.config.servers, program, log) as job:
-        while job.poll() is None:
+    with running("local", ranks, program, log, survives=survives) as job:
+        # A worker that hangs and was given up by the others would let its starter wait for ever.
+        while job.poll() is None and not (summary.is_file() and time.time() - summary.stat().st_mtime > PARTING_S):
             time.sleep(0.2)
             if metrics.is_file():
                 with metrics.open("rb") as lines:
@@ -162,8 +166,8 @@ def _follow(run: Planned, folder: Path) -> Iterator[int | str]:
                 position += len(new)
                 steps += new.count(b"\n")
                 yield steps
-        code = job.returncode
-    if code or not (out / "summary.json").is_file():
+        code = job.returncode or 0
+    if code or not summary.is_file():
         yield reason(log, code)
 
 
@@ -171,7 +175,8 @@ def _result(folder: Path) -> str:
     summary = json.loads((folder / "summary.json").read_text())
     loss, accuracy = summary["val_loss"], summary["val_accuracy"]
     learned = f"validation accuracy {accuracy:.4f}" if math.isfinite(loss) else f"DIVERGED: validation loss {loss}"
-    return f"{summary['samples_per_s']:.0f} samples/s, {learned}"
+    lost = f", LOST ranks {summary['lost_workers']}" if summary["lost_workers"] else ""
+    return f"{summary['samples_per_s']:.0f} samples/s, {learned}{lost}"
 
 
 def _report(folder: Path) -> None:

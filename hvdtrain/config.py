@@ -104,7 +104,7 @@ class RunConfig:
     weight_decay: float = option(0.0, "Weight decay.", click.FloatRange(0))
     push_scale: str = option(
         "mean",
-        "In ps-async: `mean` lets each push count 1/N, so that N pushes move as far as one averaged step; "
+        "In ps-async and ps-ssp: `mean` lets each push count 1/N, so that N pushes move as far as one averaged step; "
         "`none` lets it count whole, as MXNet does.",
         click.Choice(["mean", "none"]),
     )
@@ -161,8 +161,9 @@ class RunConfig:
             raise UsageError("--epochs, --steps and --time-budget exclude each other: give one")
         if self.nesterov and not (self.optimizer == "sgd" and self.momentum):
             raise UsageError("--nesterov is for --optimizer sgd with --momentum above 0")
-        if self.record and not modes.has_servers(self.mode):
-            raise UsageError(f"--record is for servers to write down pushes, and --mode {self.mode} has none")
+        for name in self._idle():
+            users = ", ".join(mode for mode in modes.names() if _USED_IN[name](mode))
+            raise UsageError(f"{_flag(name)} does nothing in --mode {self.mode}: it is for {users}")
         if self.bucket_mb < 2**-10:
             raise UsageError(f"--bucket-mb {self.bucket_mb} is less than a KiB, which is 0.0009765625")
         compression.check(self.compression, self.mode)
@@ -183,10 +184,30 @@ class RunConfig:
             fits = f"{below} or {above}" if below else f"{above}"
             raise UsageError(f"a global batch of {self.batch_size} does not divide over {workers} workers: use {fits}")
 
+    def for_mode(self, mode: str, servers: int) -> "RunConfig":
+        """The same for another mode, as far as that has a use for it; `servers` if it has any."""
+        other = dataclasses.replace(self, mode=mode, servers=servers if modes.has_servers(mode) else 0)
+        idle: dict[str, Any] = {name: getattr(RunConfig, name) for name in other._idle()}
+        return dataclasses.replace(other, **idle)
+
+    def _idle(self) -> list[str]:
+        """Options that were set, and that the mode has no use for."""
+        return [
+            name
+            for name, is_used in _USED_IN.items()
+            if getattr(self, name) != getattr(RunConfig, name) and not is_used(self.mode)
+        ]
+
     @property
     def bucket_elements(self) -> int:
         """Weights, float32, that travel as one message at most."""
         return int(self.bucket_mb * 2**20 / 4)
+
+    def check_length(self, samples: int) -> None:
+        """UsageError where training on so many samples would be over before the warm-up is."""
+        total = self.total_steps(samples)
+        if total is not None and self.warmup >= total:
+            raise UsageError(f"--warmup {self.warmup} is not over before training is, which has {total} steps")
 
     def total_steps(self, samples: int) -> int | None:
         """How many steps training on so many samples takes, or None where a time budget decides."""
@@ -220,6 +241,13 @@ class RunConfig:
         import tomli_w
 
         path.write_text(tomli_w.dumps(dataclasses.asdict(self) | also), encoding="utf-8")
+
+
+# In which modes an option does something; those not named here do something in all.
+_USED_IN: dict[str, Callable[[str], bool]] = {
+    "push_scale": modes.survives, "delay_compensation": modes.survives, "staleness_lr": modes.survives,
+    "staleness": lambda mode: mode == "ps-ssp", "bucket_mb": modes.has_servers, "record": modes.has_servers,
+}  # fmt: skip
 
 
 def _flag(name: str) -> str:

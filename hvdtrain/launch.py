@@ -7,7 +7,7 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 
 import psutil
@@ -19,12 +19,19 @@ from hvdtrain.errors import Failure
 GRACE_S = 5.0  # between asking ranks to stop and making them
 
 
-def command(launcher: str, ranks: int, program: list[str]) -> list[str]:
-    """The words that start `ranks` processes of `program` by a launcher's recipe."""
+def command(launcher: str, ranks: int, program: list[str], survives: bool = False) -> list[str]:
+    """The words that start `ranks` processes of `program` by a launcher's recipe.
+
+    Args:
+        survives: whether the other ranks are to live when one dies.
+    """
+    recipe = recipes.load("launchers", launcher)
     words: list[str] = []
-    for word in recipes.load("launchers", launcher)["command"]:
+    for word in recipe["command"]:
         if word == "{program}":
             words += program
+        elif word == "{survive}":
+            words += recipe["survive"] if survives else []
         else:
             words.append(word.format(bin=Path(sys.executable).parent, ranks=ranks))
     return words
@@ -37,19 +44,25 @@ def train_program(config: RunConfig, out: Path) -> list[str]:
 
 @contextlib.contextmanager
 def running(
-    launcher: str, ranks: int, program: list[str], log: Path, **environment: str
+    launcher: str,
+    ranks: int,
+    program: list[str],
+    log: Path,
+    environment: Mapping[str, str] | None = None,
+    survives: bool = False,
 ) -> Iterator[subprocess.Popen[bytes]]:
     """A job while it runs; whatever is left of it when the block ends, by an exception too, is ended.
 
     Args:
         log: takes what the launcher and the ranks print.
         environment: variables for the ranks, beside those of the recipe.
+        survives: whether the other ranks are to live when one dies.
 
     Raises:
         Failure: the launcher cannot be started.
     """
-    words = command(launcher, ranks, program)
-    env = os.environ | recipes.load("launchers", launcher).get("environment", {}) | environment
+    words = command(launcher, ranks, program, survives)
+    env = os.environ | recipes.load("launchers", launcher).get("environment", {}) | dict(environment or {})
     with log.open("wb") as output:
         try:
             process = subprocess.Popen(

@@ -59,13 +59,15 @@ def _read(run: Path) -> tuple[RunConfig, int, int]:
     if config.time_budget and config.mode == "ps-ssp":
         raise UsageError(f"{run} ended by --time-budget: who ceased to wait when is not recorded in ps-ssp")
     try:
+        if lost := json.loads((run / "summary.json").read_text())["lost_workers"]:
+            raise UsageError(f"{run} lost ranks {lost} on its way: which of their last pushes counted is not recorded")
         manifest = json.loads((run / "manifest.json").read_text())
         workers, threads = int(manifest["workers"]), int(manifest["threads_per_worker"])
         if not (0 < workers < 10_000 and 0 < threads < 10_000):
             raise ValueError(f"{workers} workers with {threads} threads")
         return config, workers, threads
     except (OSError, ValueError, KeyError, TypeError) as error:
-        raise UsageError(f"{run}: its manifest.json cannot be read: {error}") from None
+        raise UsageError(f"{run}: its summary.json or manifest.json cannot be read: {error}") from None
 
 
 Lines = dict[tuple[int, int], list[tuple[int, int]]]  # (server, bucket) -> (worker, step) of its pushes, in order

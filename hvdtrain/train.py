@@ -1,6 +1,7 @@
 """The training loop. It reads the same in every mode; what differs is behind `sync`."""
 
 import time
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -126,40 +127,52 @@ def digest(share: Share) -> int:
 
 
 def evaluate(job: Job, model: nn.Module, sync: Sync, loader: Loader, normalise: "Normalise") -> tuple[float, float]:
-    """Mean loss and accuracy over every sample once, each worker taking its contiguous part; the same on all workers.
+    """Mean loss and accuracy over every sample once, the same on all workers.
+
+    Each worker that is there takes a contiguous part. If one is lost meanwhile, the others begin again.
 
     Raises:
         Failure: the workers together did not count every sample once.
     """
-    average_buffers(model, sync, job.world.workers)
+    average_buffers(model, sync)
     model.eval()
-    own = part(len(loader.samples), job.world.worker, job.world.workers)
-    shares = [
-        Share(0, 0, list(own[i : i + EVALUATION_BATCH]), 1.0, len(own[i : i + EVALUATION_BATCH]))
-        for i in range(0, len(own), EVALUATION_BATCH)
-    ]
-    totals = torch.zeros(3, dtype=torch.float64)  # loss, correct, samples
+    me = F.one_hot(torch.tensor(job.world.worker), job.world.workers).double()
+    there, counted = torch.zeros(0), sync.sum(me)
+    while not counted.equal(there):
+        there = counted
+        own = part(len(loader.samples), int(there[: job.world.worker].sum()), int(there.sum()))
+        totals = sync.sum(torch.cat([_totals(job, model, loader, normalise, own), me]))
+        counted = totals[3:]
+    model.train()
+    loss, correct, samples = totals[:3].tolist()
+    if samples != len(loader.samples):
+        raise Failure(f"evaluation counted {samples:.0f} of {len(loader.samples)} samples")
+    return loss / samples, correct / samples
+
+
+def _totals(job: Job, model: nn.Module, loader: Loader, normalise: "Normalise", own: Sequence[int]) -> torch.Tensor:
+    """Sum of losses, number of correct answers and of samples over `own` samples: [3] float64."""
+    batches = [own[i : i + EVALUATION_BATCH] for i in range(0, len(own), EVALUATION_BATCH)]
+    totals = torch.zeros(3, dtype=torch.float64)
     with torch.inference_mode():
-        for share, (images, labels) in loader.batches(shares):
+        for _, (images, labels) in loader.batches([Share(0, 0, list(batch), 1.0, len(batch)) for batch in batches]):
             scores, labels = model(normalise(images)), labels.to(job.device)
             loss = F.cross_entropy(scores, labels, reduction="sum")
             correct = (scores.argmax(1) == labels).sum()
-            totals += torch.tensor([loss.item(), correct.item(), share.counted], dtype=torch.float64)
-    totals = sync.sum(totals)
-    model.train()
-    if totals[2] != len(loader.samples):
-        raise Failure(f"evaluation counted {int(totals[2])} of {len(loader.samples)} samples")
-    return totals[0].item() / totals[2].item(), totals[1].item() / totals[2].item()
+            totals += torch.tensor([loss.item(), correct.item(), len(labels)], dtype=torch.float64)
+    return totals
 
 
-def average_buffers(model: nn.Module, sync: Sync, workers: int) -> None:
+def average_buffers(model: nn.Module, sync: Sync) -> None:
     """Give every worker the mean of all workers' batch-norm statistics, so that one model is measured and saved."""
     buffers = [b for b in model.buffers() if b.is_floating_point()]
     if not buffers:
         return
-    mean = sync.sum(torch.cat([b.flatten().cpu() for b in buffers])) / workers
-    for buffer, values in zip(buffers, mean.split([b.numel() for b in buffers]), strict=True):
-        buffer.copy_(values.view_as(buffer))
+    *sums, workers = sync.sum(torch.cat([*(b.flatten().cpu() for b in buffers), torch.ones(1)])).split(
+        [*(b.numel() for b in buffers), 1]
+    )
+    for buffer, values in zip(buffers, sums, strict=True):
+        buffer.copy_((values / workers).view_as(buffer))
 
 
 class Normalise:

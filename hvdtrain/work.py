@@ -5,6 +5,7 @@ import math
 import os
 import resource
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -41,11 +42,12 @@ def prepare(config: RunConfig, world: World, folder: Path, threads: int) -> Call
     data = scan(locate(config.dataset))
     if len(data.train) < world.workers:
         raise UsageError(f"{len(data.train)} training images are too few for {world.workers} workers")
+    config.check_length(len(data.train))
     torch.set_num_threads(threads)
     torch.use_deterministic_algorithms(config.deterministic)
     job = Job(config, world, folder, choose_device(config, world), threads)
     if world.is_server:
-        return lambda terminal: modes.load(config.mode).serve(job)
+        return lambda terminal: modes.load(config.mode).serve(job, partial(print, file=terminal.out))
     model = initial_model(config, len(data.classes))
     skipped = None
     if config.pretrained:  # on every worker: what is sent around later need not include batch-norm statistics
@@ -93,8 +95,9 @@ def work(job: Job, data: ImageFolder, model: VGG, skipped: list[str] | None, ter
     sync: Sync = modes.load(config.mode).connect(job)
     module = sync.prepare(model)
     start = weights_hash(model)
-    starts = _gather(sync, job, [int(start[:12], 16)])[:, 0].tolist()  # as much of it as a float64 holds
-    if different := [world.servers + worker for worker, its in enumerate(starts) if its != starts[0]]:
+    there, starts = _gather(sync, job, [int(start[:12], 16)])  # as much of it as a float64 holds
+    differs = (starts != starts[0]).flatten().tolist()
+    if different := [world.servers + worker for worker, its in zip(there, differs, strict=True) if its]:
         raise Failure(f"ranks {different} do not start from the weights of rank {world.servers}")
     side = image_side(config, data)
     loader, validation = (Loader(samples, side, job.threads) for samples in (data.train, data.validation))
@@ -136,7 +139,7 @@ def summarise(job: Job, sync: Sync, recorder: Recorder, history: History) -> dic
         histogram[min(staleness, STALENESS_BINS - 1)] += count
     stale_sum = sum(s * n for s, n in recorder.staleness.items())
     rss = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024 / 2**20
-    rows = _gather(
+    there, rows = _gather(
         sync, job,
         [recorder.samples, recorder.steps, history.digest, rss, history.wall_s, stale_sum,
          max(recorder.staleness, default=0), *(recorder.seconds[p] for p in PHASES), *histogram],
@@ -167,15 +170,18 @@ def summarise(job: Job, sync: Sync, recorder: Recorder, history: History) -> dic
         "samples_digest": f"{sum(map(int, digest.tolist())) % 2**48:012x}",
         "step_seconds": dict(zip(PHASES, seconds.tolist(), strict=True)),
         "workers": workers,
+        "lost_workers": [job.world.servers + worker for worker in range(workers) if worker not in there],  # ranks
         "evaluations": history.evaluations,
     }
 
 
-def _gather(sync: Sync, job: Job, row: list[float]) -> torch.Tensor:
-    """Every worker's row, [workers, len(row)] float64, on every worker."""
-    rows = torch.zeros(job.world.workers, len(row), dtype=torch.float64)
-    rows[job.world.worker] = torch.tensor(row, dtype=torch.float64)
-    return sync.sum(rows)
+def _gather(sync: Sync, job: Job, row: list[float]) -> tuple[list[int], torch.Tensor]:
+    """Which workers are there, and their rows, [those workers, len(row)] float64, on every worker."""
+    rows = torch.zeros(job.world.workers, 1 + len(row), dtype=torch.float64)
+    rows[job.world.worker] = torch.tensor([1.0, *row], dtype=torch.float64)
+    rows = sync.sum(rows)
+    there = rows[:, 0].nonzero().flatten().tolist()
+    return there, rows[there, 1:]
 
 
 def test(run: Path, config: RunConfig, own: ImageFolder, data: ImageFolder) -> tuple[float, float]:

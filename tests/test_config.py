@@ -324,3 +324,36 @@ def test_no_bytes_make_reading_fail_in_another_way(content):
         RunConfig(**in_file(content))
     except UsageError:
         pass
+
+
+# What a mode has no use for
+
+
+@pytest.mark.parametrize(
+    ("mode", "option", "value", "users"),
+    [
+        ("ps-sync", "staleness", 3, "ps-ssp"),
+        ("ps-sync", "delay_compensation", 0.04, "ps-async, ps-ssp"),
+        ("allreduce", "push_scale", "none", "ps-async, ps-ssp"),
+        ("ps-sync", "staleness_lr", True, "ps-async, ps-ssp"),
+        ("ddp", "bucket_mb", 1.0, "ps-async, ps-ssp, ps-sync"),
+        ("single", "record", True, "ps-async, ps-ssp, ps-sync"),
+    ],
+)
+def test_an_option_that_would_do_nothing_is_refused_and_a_comparison_gives_it_to_who_uses_it(
+    mode, option, value, users
+):
+    servers = 1 if mode == "ps-sync" else 0
+    config = RunConfig(mode=mode, servers=servers, **{option: value})
+    flag = "--" + option.replace("_", "-")
+    with pytest.raises(UsageError, match=f"^{flag} does nothing in --mode {mode}: it is for {users}$"):
+        config.check()
+    assert config.for_mode(mode, 1).check() == RunConfig(mode=mode, servers=servers)
+    assert config.for_mode("ps-ssp", 1).check() == RunConfig(mode="ps-ssp", servers=1, **{option: value})
+
+
+def test_a_warm_up_ends_before_training_does():
+    RunConfig(warmup=9).check_length(32)
+    RunConfig(warmup=9, time_budget=1.0).check_length(32)
+    with pytest.raises(UsageError, match="--warmup 15 is not over before training is, which has 15 steps"):
+        RunConfig(warmup=15).check_length(32)

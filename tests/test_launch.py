@@ -80,7 +80,7 @@ def test_two_ranks_run_and_print_into_the_log(tmp_path):
         "print('aside', file=sys.stderr)"
     )
     log = tmp_path / "log"
-    with running("local", 2, [sys.executable, "-c", code], log, MARK="seven") as job:
+    with running("local", 2, [sys.executable, "-c", code], log, {"MARK": "seven"}) as job:
         assert job.wait(timeout=30) == 0
     lines = sorted(log.read_text().splitlines())
     assert lines == ["aside", "aside", "rank 0 of 2 seven self,sm", "rank 1 of 2 seven self,sm"]

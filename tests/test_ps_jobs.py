@@ -1,11 +1,13 @@
 """Real parameter-server jobs: how far workers drift apart, what is sent, and runs that are played again."""
 
+import contextlib
 import itertools
 import json
+import re
 import subprocess
 
 import pytest
-from test_jobs import HVDTRAIN, SETTINGS, SMALL, run, steps
+from test_jobs import BIN, HVDTRAIN, SETTINGS, SMALL, finish, ranks_of, run, steps, until
 
 pytestmark = pytest.mark.timeout(180)
 
@@ -95,3 +97,69 @@ def test_what_is_sent_is_counted_as_it_is_sent(tmp_path):
     summary = train(out, "ps-sync", 1, 1, *SMALL, "--compression", "int8")
     weights = 4 * json.loads((out / "manifest.json").read_text())["parameters"]
     assert summary["bytes_sent_per_step"] == pytest.approx(weights * (1 + 1 / 4 + 2 / 6), rel=0.01)  # read twice whole
+
+
+SURVIVORS = [
+    str(BIN / "mpirun"), "--oversubscribe", "--bind-to", "none", "--runtime-options", "recoverable", "-np", "4",
+    HVDTRAIN,
+]  # fmt: skip
+LONG = [*SMALL[:2], "--threads", "1", "--batch-size", "48", "--servers", "1"]
+
+
+@contextlib.contextmanager
+def four_ranks(out, *options):
+    """A job of a server and three workers whose starter lets the others live, when each worker has taken some steps."""
+    words = [*SURVIVORS, "train", *LONG, *options, "--out", str(out)]
+    job = subprocess.Popen(words, **SETTINGS, start_new_session=True)
+    try:
+        until(lambda: all((out / f"metrics.rank{r}.jsonl").is_file() and len(steps(out, r)) > 5 for r in (1, 2, 3)))
+        yield job
+    finally:
+        finish(job)
+
+
+@pytest.mark.parametrize(("mode", "options"), [("ps-async", []), ("ps-ssp", ["--staleness", "1"])])
+def test_an_asynchronous_job_goes_on_without_a_worker_that_is_killed(mode, options, tmp_path):
+    """Evaluations count every image once, or the job would fail."""
+    out = tmp_path / "run"
+    with four_ranks(out, "--mode", mode, *options, "--epochs", "6", "--record") as job:
+        ranks_of(job)[2].kill()
+        said, _ = job.communicate(timeout=100)
+    assert job.returncode == 0, said
+    assert said.count("hvdtrain: rank 2 is lost, and the others go on without it") == 1
+    summary = json.loads((out / "summary.json").read_text())
+    assert (summary["status"], summary["steps"], summary["lost_workers"]) == ("done", 6 * 30, [2])
+    assert len(summary["evaluations"]) == 6
+    assert len(steps(out, 1)) == len(steps(out, 3)) == 6 * 30
+    assert len(steps(out, 2)) < 6 * 30
+    assert "lost ranks [2] on its way" in refusal(out)
+
+
+def test_a_worker_that_hangs_is_given_up_after_the_timeout(tmp_path):
+    out = tmp_path / "run"
+    with four_ranks(out, "--mode", "ps-ssp", "--staleness", "1", "--epochs", "4", "--timeout", "8s") as job:
+        hanging = ranks_of(job)[3]
+        hanging.suspend()
+        until((out / "summary.json").is_file)
+        hanging.resume()
+        said, _ = job.communicate(timeout=60)
+    assert json.loads((out / "summary.json").read_text())["lost_workers"] == [3]
+    assert "rank 3 is lost, and the others go on without it: no answer within 8 s (see --timeout)" in said
+    assert re.search("^hvdtrain: rank 3 failed: ", said, re.MULTILINE), said
+
+
+@pytest.mark.parametrize(
+    ("mode", "victim", "says"),
+    [
+        ("ps-async", 0, r"rank \d failed: parameter server rank 0 failed: "),
+        ("ps-async", 1, "rank 0 failed: rank 1, the first worker, is lost: "),
+        ("ps-sync", 2, "rank 0 failed: rank 2 is lost, and every step of ps-sync needs a push from every worker: "),
+    ],
+)
+def test_a_rank_that_the_others_need_ends_the_job_whatever_its_starter_does(mode, victim, says, tmp_path):
+    out = tmp_path / "run"
+    with four_ranks(out, "--mode", mode, "--epochs", "1000") as job:
+        ranks_of(job)[victim].kill()
+        said, _ = job.communicate(timeout=30)
+    assert job.returncode == 1
+    assert re.match("hvdtrain: " + says, said), said

@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 
 from hvdtrain.config import RunConfig
 from hvdtrain.data.sampling import part
+from hvdtrain.errors import Failure
 from hvdtrain.modes.ps_ssp import StaleSynchronous
 from hvdtrain.modes.ps_sync import Synchronous
 from hvdtrain.optim import make_optimizer
@@ -327,6 +328,37 @@ def test_ssp_holds_back_who_is_more_than_s_ahead_and_nobody_else(workers, stalen
     assert bucket.version == workers * steps
 
 
+@given(st.integers(2, 4), st.integers(0, 3), st.integers(1, 8), st.randoms(use_true_random=False))
+def test_ssp_goes_on_without_a_worker_that_is_lost_and_waits_for_the_slowest_of_the_others(
+    workers, staleness, steps, rng
+):
+    bucket = make(stale(workers, staleness))
+    lost, when = rng.randrange(workers), rng.randrange(workers * steps)
+    crowd = Crowd(bucket, workers, steps, rng)
+    pushed = dict.fromkeys(range(workers), 0)
+    for kind, worker, step, _, _ in crowd.events():
+        if kind == "new":
+            pushed[worker] = step
+        if sum(pushed.values()) > when and lost in pushed:
+            bucket.lose(lost)
+            gone = pushed.pop(lost)
+            del crowd.next[lost]
+            crowd.open.pop(lost, None)
+            crowd.sent = [sent for sent in crowd.sent if sent[0] != lost]
+            with pytest.raises(Failure, match="silent for so long"):
+                bucket.push(push(lost, gone + 1, [0.0, 0.0]))
+        if lost not in pushed:
+            for own, future in crowd.open.items():
+                assert future.done() == (pushed[own] - min(pushed.values()) <= staleness)
+    assert set(pushed.values()) == {steps}
+    assert bucket.version == steps * (workers - 1) + gone
+
+
+def test_sync_cannot_go_on_without_a_worker():
+    with pytest.raises(Failure, match="every step of ps-sync needs a push from every worker"):
+        make(sync(2)).lose(1)
+
+
 @given(st.sampled_from([1, 2, 4]), st.integers(1, 6), st.randoms(use_true_random=False))
 def test_ssp_without_slack_is_bulk_synchronous_for_plain_sgd(workers, steps, rng):
     bucket = make(stale(workers, 0))
@@ -379,6 +411,7 @@ def test_real_threads_that_send_everything_twice(policy, request):
 
 
 TORCH = {
+    "nesterov": lambda p: torch.optim.SGD(p, lr=1.0, momentum=0.9, weight_decay=0.01, nesterov=True),
     "sgd": lambda p: torch.optim.SGD(p, lr=1.0, momentum=0.9, weight_decay=0.01),
     "adam": lambda p: torch.optim.Adam(p, lr=1.0, weight_decay=0.01),
     "adamw": lambda p: torch.optim.AdamW(p, lr=1.0, weight_decay=0.01),
@@ -391,7 +424,8 @@ TORCH = {
 def test_any_number_of_servers_gives_torchs_weights(optimizer, servers, workers, size, seed):
     numbers = torch.Generator().manual_seed(seed)
     whole = torch.randn(size, generator=numbers)
-    config = RunConfig(optimizer=optimizer, momentum=0.9, weight_decay=0.01)
+    named = {"optimizer": "sgd", "nesterov": True} if optimizer == "nesterov" else {"optimizer": optimizer}
+    config = RunConfig(**named, momentum=0.9, weight_decay=0.01)
     ranges = [part(size, server, servers) for server in range(servers)]
     buckets = [
         Bucket(whole[r.start : r.stop].clone(), lambda p: make_optimizer(config, p), sync(workers)) for r in ranges

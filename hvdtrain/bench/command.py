@@ -123,7 +123,7 @@ def _measure(backend: str, workers: int, servers: int, repeats: int, sizes: Sequ
             program = [sys.executable, "-m", "hvdtrain.bench.ranks", backend, *how]
             # The naive peer is without what a first attempt is without: huge pages.
             tuned = {} if backend == "naive-rpc" else {"THP_MEM_ALLOC_ENABLE": "1"}
-            with running("local", workers + servers, program, log, OMP_NUM_THREADS="1", **tuned) as job:
+            with running("local", workers + servers, program, log, {"OMP_NUM_THREADS": "1"} | tuned) as job:
                 code = job.wait()
         found = [line for line in log.read_text(errors="replace").splitlines() if line.startswith("[[")]
         if code or not found:

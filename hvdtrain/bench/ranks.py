@@ -19,7 +19,7 @@ from hvdtrain import ring
 from hvdtrain.config import RunConfig
 from hvdtrain.job import Job
 from hvdtrain.modes import ps_async
-from hvdtrain.ps import client, rpc
+from hvdtrain.ps import rpc
 from hvdtrain.ps.exchange import Exchange
 from hvdtrain.ps.plan import cut
 from hvdtrain.rendezvous import open_store
@@ -78,14 +78,21 @@ def gloo(world: World, repeats: int, sizes: list[int]) -> list[list[float]]:
     return found
 
 
+def join_workers(world: World, store: dist.Store) -> None:
+    """The workers' process group, whose barrier begins and ends what is measured; the servers have no part in it."""
+    dist.init_process_group(
+        "gloo", store=dist.PrefixStore("workers", store), rank=world.worker, world_size=world.workers
+    )
+
+
 def pushpull(world: World, repeats: int, sizes: list[int]) -> list[list[float]]:
     """A gradient out and fresh weights in, as the ps- modes do it: applied with plain SGD as it comes."""
     if world.is_server:
-        ps_async.serve(Job(UPDATE, world, Path(), torch.device("cpu"), threads=1))
+        ps_async.serve(Job(UPDATE, world, Path(), torch.device("cpu"), threads=1), print)
         return []
     store = open_store(world, TIMEOUT_S)
     rpc.start(world, store, TIMEOUT_S)
-    client.join_workers(world, store, TIMEOUT_S)
+    join_workers(world, store)
     found = []
     for size in sizes:
         weights, gradient = torch.zeros(size // 4), torch.ones(size // 4)
@@ -118,7 +125,7 @@ def naive(world: World, repeats: int, sizes: list[int]) -> list[list[float]]:
     )  # fmt: skip
     found = []
     if not world.is_server:
-        client.join_workers(world, store, TIMEOUT_S)
+        join_workers(world, store)
         for size in sizes:
             x = torch.ones(size // 4)
             parts = [x[piece.start : piece.stop] for piece in cut([len(x)], world.servers, len(x))]

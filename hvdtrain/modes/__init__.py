@@ -1,8 +1,9 @@
 """One module a mode: `ps_async.py` is `--mode ps-async`, and adding a mode is adding a file.
 
 A mode's module holds `connect(job) -> Sync`, called once by every worker, and where its ranks are split into
-workers and servers `serve(job)`, called once by every server, and `policy(workers, config)`, which decides when that
-applies a push. Its docstring's first line is the mode's help.
+workers and servers `serve(job, say)`, called once by every server, and `policy(workers, config)`, which decides when
+that applies a push. Its docstring's first line is the mode's help. `ps-` in its name means that it has servers; unless
+`-sync` ends it, the job goes on without a worker that dies.
 """
 
 import ast
@@ -107,6 +108,11 @@ def help_line(mode: str) -> str:
 def has_servers(mode: str) -> bool:
     """Whether the mode splits its ranks into workers and parameter servers."""
     return mode.startswith("ps-")
+
+
+def survives(mode: str) -> bool:
+    """Whether the job goes on when a worker dies."""
+    return has_servers(mode) and not mode.endswith("-sync")
 
 
 def load(mode: str) -> ModuleType:

@@ -55,6 +55,12 @@ class StaleSynchronous:
         self.resting.add(worker)
         self._let_go(bucket)
 
+    def lose(self, bucket: Bucket, worker: int) -> None:
+        del self.clocks[worker]
+        self.resting.discard(worker)
+        self.waiting = [(push, stale) for push, stale in self.waiting if push.worker != worker]
+        self._let_go(bucket)
+
     def _let_go(self, bucket: Bucket) -> None:
         waiting, self.waiting = self.waiting, []
         slowest = min((c for worker, c in self.clocks.items() if worker not in self.resting), default=math.inf)

@@ -3,6 +3,7 @@
 from functools import partial
 
 from hvdtrain.config import RunConfig
+from hvdtrain.errors import Failure
 from hvdtrain.ps import client
 from hvdtrain.ps.server import Bucket, Push
 
@@ -34,6 +35,9 @@ class Synchronous:
 
     def rest(self, bucket: Bucket, worker: int) -> None:
         """Nothing: all workers are at the same step."""
+
+    def lose(self, bucket: Bucket, worker: int) -> None:
+        raise Failure("every step of ps-sync needs a push from every worker")
 
 
 connect = partial(client.connect, lockstep=True)

@@ -1,15 +1,18 @@
 """Both ends of a job with parameter servers: the worker's Sync, and what a server does with its life."""
 
+from collections.abc import Callable
 from datetime import timedelta
+from functools import partial
+from queue import SimpleQueue
 from typing import Protocol
 
 import torch
-import torch.distributed as dist
 from torch import nn
-from torch.distributed import PrefixStore, Store
+from torch.distributed import Store
 
 from hvdtrain.compression import Compressor
 from hvdtrain.config import RunConfig
+from hvdtrain.errors import Failure
 from hvdtrain.flat import flatten_weights
 from hvdtrain.job import Job
 from hvdtrain.modes import Pushed
@@ -18,9 +21,13 @@ from hvdtrain.ps import rpc
 from hvdtrain.ps.exchange import Exchange
 from hvdtrain.ps.ledger import Ledger
 from hvdtrain.ps.plan import cut
+from hvdtrain.ps.roll import Roll
 from hvdtrain.ps.server import Bucket, Policy, nobody
-from hvdtrain.rendezvous import open_store
+from hvdtrain.rendezvous import excuse, open_store
 from hvdtrain.world import World
+
+INSTALLED = "installed"  # in the store, once every server has its weights
+Say = Callable[[str], None]
 
 
 class MakePolicy(Protocol):
@@ -32,8 +39,16 @@ def connect(job: Job, lockstep: bool) -> "Client":
     return Client(job, open_store(job.world, job.config.timeout), lockstep)
 
 
-def serve(job: Job, make_policy: MakePolicy) -> None:
-    """Be a server until every worker is done. It starts from the weights that the first worker installs."""
+def serve(job: Job, say: Say, make_policy: MakePolicy) -> None:
+    """Be a server until every worker is done or lost. It starts from the weights that the first worker installs.
+
+    Args:
+        say: tells the user a line.
+
+    Raises:
+        Failure: a worker was lost, and the others cannot go on: in ps-sync; before training; or it was the first one,
+            which saves the results.
+    """
     config, world = job.config, job.world
     ledger = Ledger(job.folder, world.rank) if config.record else None
 
@@ -42,21 +57,43 @@ def serve(job: Job, make_policy: MakePolicy) -> None:
         told = ledger.of_bucket(number) if ledger else nobody
         return Bucket(weights, lambda p: make_optimizer(config, p), policy, told)
 
-    rpc.serve(make_bucket, Compressor(config.compression).decode)
+    roll = Roll(world.workers)
+    buckets = rpc.serve(make_bucket, Compressor(config.compression).decode, roll)
     store = open_store(world, config.timeout)
     rpc.start(world, store, config.timeout)
-    rpc.serve_until_done(world, store, config.timeout)
+    ends: SimpleQueue[tuple[int, str]] = SimpleQueue()
+
+    def ended(rank: int, why: str) -> None:
+        ends.put((rank, why))
+
+    for rank in range(world.servers, world.size):
+        rpc.watch(rank, config.timeout, partial(ended, rank))
+    for _ in range(world.workers):
+        rank, why = ends.get()
+        if why:
+            _lose(rank, why, world, store, roll, buckets)
+            if world.rank == 0:
+                say(f"hvdtrain: rank {rank} is lost, and the others go on without it: {why}")
     if ledger:
         ledger.close()
     rpc.stop(world, store, config.timeout)
 
 
-def join_workers(world: World, store: Store, timeout: float) -> None:
-    """The workers' process group. Evaluation sums counts over them alone; the servers have no part in it."""
-    dist.init_process_group(
-        "gloo", store=PrefixStore("workers", store), timeout=timedelta(seconds=timeout),
-        rank=world.worker, world_size=world.workers,
-    )  # fmt: skip
+def _lose(rank: int, why: str, world: World, store: Store, roll: Roll, buckets: dict[int, Bucket]) -> None:
+    """Go on without a worker."""
+    worker = rank - world.servers
+    if worker == 0:
+        raise Failure(f"rank {rank}, the first worker, is lost: {why}")
+    if not store.check([INSTALLED]):
+        raise Failure(f"rank {rank} was lost before training began: {why}")
+    try:
+        for bucket in buckets.values():
+            bucket.lose(worker)
+    except Failure as reason:
+        raise Failure(f"rank {rank} is lost, and {reason}: {why}") from None
+    if world.rank == 0:
+        excuse(rank, store)
+    roll.lose(worker)
 
 
 class Client:
@@ -67,8 +104,8 @@ class Client:
     def __init__(self, job: Job, store: Store, lockstep: bool) -> None:
         self.config, self.world, self.store, self.lockstep = job.config, job.world, store, lockstep
         self.timeout = job.config.timeout
+        self._sums = 0
         rpc.start(job.world, store, self.timeout)
-        join_workers(job.world, store, self.timeout)
 
     def prepare(self, model: nn.Module) -> nn.Module:
         parameters = list(model.parameters())
@@ -79,8 +116,8 @@ class Client:
         if self.world.is_chief:
             for piece in pieces:
                 rpc.install(piece.server, piece.number, weights[piece.start : piece.stop].cpu())
-            self.store.set("installed", "")
-        self.store.wait(["installed"], timedelta(seconds=self.timeout))
+            self.store.set(INSTALLED, "")
+        self.store.wait([INSTALLED], timedelta(seconds=self.timeout))
         self.refresh()
         for index, parameter in enumerate(parameters):
             parameter.register_post_accumulate_grad_hook(lambda p, index=index: self._leave(index, p))
@@ -128,13 +165,11 @@ class Client:
         return self.world.workers * self.exchange.bytes_moved / max(1, self.exchange.step)
 
     def sum(self, values: torch.Tensor) -> torch.Tensor:
-        total = values.clone()
-        dist.all_reduce(total)
-        return total
+        self._sums += 1
+        return rpc.sum_up(self.world, self._sums, values)
 
     def servers_rss_mb(self) -> float:
         return sum(rpc.rss_mb(server) for server in range(self.world.servers))
 
     def close(self) -> None:
         rpc.stop(self.world, self.store, self.timeout)
-        dist.destroy_process_group()

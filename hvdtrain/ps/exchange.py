@@ -112,7 +112,7 @@ class Exchange:
         """Take every bucket as it is on its server."""
         answers = [rpc.read(piece.server, piece.number) for piece in self.pieces]
         for number, answer in enumerate(answers):
-            self._write(number, *answer.wait())
+            self._write(number, *rpc.result(self.pieces[number].server, answer))
 
     def _wait(self, numbers: Iterable[int]) -> None:
         numbers = list(numbers)
@@ -161,11 +161,7 @@ class Exchange:
 
     def _take(self, number: int, pushed: Pushed, done: Any) -> None:
         piece = self.pieces[number]
-        try:
-            wire = done.value()
-        except RuntimeError as error:  # the connection broke, its time is up, or the handler raised
-            line = str(error).strip().splitlines()[-1]
-            raise Failure(f"parameter server rank {piece.server} failed: {line}") from error
+        wire = rpc.result(piece.server, done)
         if wire is None:
             answer = rpc.answer(piece.server, piece.number, self.worker)
             answer.add_done_callback(partial(self._guarded, self._take, number, pushed))

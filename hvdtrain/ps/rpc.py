@@ -4,17 +4,19 @@
 - Tensors in flight are not copied: whoever sends one leaves it alone until the answer is there.
 - Every message is received into new memory, and what costs time there is the page faults of touching it first: memory
   is kept by the process, and messages are small enough to be taken from what is kept (see keep_memory).
+- Nobody is told that a peer has died: a server keeps a call open at every worker, which breaks with the worker.
 - A graceful shutdown waits without limit for every peer: we part at a barrier of our own, bounded, and shut down hard.
 - No authentication, pickle on the wire: whoever reaches the port runs code. Local jobs listen on loopback alone.
 """
 
 import ctypes
 import os
+import re
 import resource
 import threading
-import time
 from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING, Any
+from concurrent.futures import Future as LocalFuture
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import torch
 import torch.distributed.rpc as rpc
@@ -23,6 +25,7 @@ from torch.distributed.rendezvous import register_rendezvous_handler
 from torch.futures import Future
 
 from hvdtrain.errors import Failure
+from hvdtrain.ps.roll import Roll
 from hvdtrain.ps.server import Answer, Bucket, Push
 from hvdtrain.rendezvous import part
 from hvdtrain.world import World
@@ -32,17 +35,21 @@ if TYPE_CHECKING:
 
     from torch.distributed import Store
 
+S = TypeVar("S")
+T = TypeVar("T")
 Wire = tuple[int, int, torch.Tensor]  # version, staleness, weights
 Decode = Callable[[Sequence[torch.Tensor]], torch.Tensor]
 # TensorPipe takes shared memory wherever two processes share a machine, network namespaces or not.
 OVER_TCP: dict[str, Any] = {"_transports": ["uv"], "_channels": ["basic"]}
+QUESTION_S = 5.0  # the longest wait for a reason, when something has failed already
 LARGEST_KEPT = 32 * 2**20  # bytes: glibc gives what is larger back to the system, whatever it is told
 
 # Of this process, where it is a server: handlers are called by name, without an object.
 _buckets: dict[int, Bucket] = {}
 _make_bucket: Callable[[int, torch.Tensor], Bucket] | None = None
 _decode: Decode | None = None
-_heard = threading.Event()  # by a server, from a worker
+_roll = Roll(0)
+# Of this process, where it is a worker.
 _leaving = threading.Event()
 
 
@@ -70,19 +77,39 @@ def start(world: World, store: "Store", timeout: float) -> None:
             init_method="hvdtrain://", rpc_timeout=timeout, **(OVER_TCP if os.environ.get("HVDTRAIN_OVER_TCP") else {})
         ),
     )  # fmt: skip
-    if not world.is_server:
-        threading.Thread(target=_keep_in_touch, args=(world.servers, timeout), daemon=True).start()
 
 
-def serve(make_bucket: Callable[[int, torch.Tensor], Bucket], decode: Decode) -> None:
-    """Make this process a server. Call it before start: a worker may be faster.
+def serve(make_bucket: Callable[[int, torch.Tensor], Bucket], decode: Decode, roll: Roll) -> dict[int, Bucket]:
+    """Make this process a server, and return its buckets, by number. Call it before start: a worker may be faster.
 
     Args:
         make_bucket: a bucket from its number and the weights it is given.
         decode: a gradient, [bucket] float32, from the tensors that were sent.
+        roll: the workers; what they send after they were lost is refused.
     """
-    global _make_bucket, _decode
-    _make_bucket, _decode = make_bucket, decode
+    global _make_bucket, _decode, _roll
+    _make_bucket, _decode, _roll = make_bucket, decode, roll
+    return _buckets
+
+
+def watch(worker: int, timeout: float, ended: Callable[[str], None]) -> None:
+    """Have `ended` called, by another thread, when the worker of this rank is done, with nothing, or lost, with why.
+
+    A worker whose process dies is lost at once; one that does not answer for as long as the timeout is lost then.
+    """
+
+    def look() -> None:
+        rpc.rpc_async(f"rank{worker}", _stay, args=(timeout / 4,), timeout=timeout).add_done_callback(seen)
+
+    def seen(answer: "Future[bool]") -> None:
+        try:
+            leaving = answer.value()
+        except Exception as error:
+            ended(_line(error))
+            return
+        ended("") if leaving else look()
+
+    look()
 
 
 def stop(world: World, store: "Store", timeout: float) -> None:
@@ -92,26 +119,9 @@ def stop(world: World, store: "Store", timeout: float) -> None:
     rpc.shutdown(graceful=False)
 
 
-def serve_until_done(world: World, store: "Store", timeout: float) -> None:
-    """Return when every worker is done.
-
-    Raises:
-        Failure: no worker was heard for as long as the timeout.
-    """
-    last = time.monotonic()
-    workers = [f"done/{rank}" for rank in range(world.servers, world.size)]
-    while not store.check(workers):
-        if _heard.wait(timeout=0.2):
-            _heard.clear()
-            last = time.monotonic()
-        elif time.monotonic() - last > timeout:
-            silent = [rank for rank in range(world.servers, world.size) if not store.check([f"done/{rank}"])]
-            raise Failure(f"no worker was heard for {timeout:.0f} s; ranks {silent} are not done (see --timeout)")
-
-
 def install(server: int, bucket: int, weights: torch.Tensor) -> None:
     """Give a server a bucket's weights, [bucket] float32."""
-    rpc.rpc_sync(f"rank{server}", _install, args=(bucket, weights))
+    result(server, rpc.rpc_async(f"rank{server}", _install, args=(bucket, weights)))
 
 
 def push(
@@ -136,23 +146,64 @@ def read(server: int, bucket: int) -> "Future[Wire]":
 
 def rest(server: int, worker: int) -> None:
     """Tell a server that this worker pushes nothing for now: see server.Policy."""
-    rpc.rpc_sync(f"rank{server}", _rest, args=(worker,))
+    result(server, rpc.rpc_async(f"rank{server}", _rest, args=(worker,)))
+
+
+def sum_up(world: World, number: int, part: torch.Tensor) -> torch.Tensor:
+    """The sum of a small tensor over all workers that are there, each of which calls this with the same number.
+
+    Raises:
+        Failure: it is not done within the timeout; it names the ranks that were waited for.
+    """
+    total = rpc.rpc_async("rank0", _sum, args=(world.worker, number, part))
+    try:
+        return result(0, total)
+    except Failure:
+        missing = result(0, rpc.rpc_async("rank0", _missing, args=(number,), timeout=QUESTION_S))
+        if not missing:
+            raise
+        ranks = [world.servers + worker for worker in missing]
+        raise Failure(f"ranks {ranks} did not come to where the others wait for them (see --timeout)") from None
 
 
 def rss_mb(server: int) -> float:
     """A server's peak resident memory in MiB."""
-    return rpc.rpc_sync(f"rank{server}", _rss_mb)
+    return result(server, rpc.rpc_async(f"rank{server}", _rss_mb))
 
 
-def _keep_in_touch(servers: int, timeout: float) -> None:
-    """Let the servers hear of this worker while it evaluates or reads images for longer than their timeout."""
-    while not _leaving.wait(timeout / 4):
-        for server in range(servers):
-            rpc.rpc_async(f"rank{server}", _hear)
+def result(server: int, done: "Future[T]") -> T:
+    """What a server answered, when it has. Failure, with its rank, where it broke off, raised, or took too long."""
+    try:
+        return done.wait()
+    except Exception as error:  # a RuntimeError of rpc's, or what the handler raised, as its own type
+        raise Failure(f"parameter server rank {server} failed: {_line(error)}") from error
 
 
-def _hear() -> None:
-    _heard.set()
+def _line(error: BaseException) -> str:
+    """What rpc means, in a few words."""
+    line = str(error).strip().splitlines()[-1].split(" (this error originated at")[0]
+    if line.startswith(("eof", "process_vm_readv")):
+        return "its connection ended"
+    if late := re.search(r"set timeout \((\d+) ms\)", line):
+        return f"no answer within {int(late[1]) / 1000:g} s (see --timeout)"
+    return line
+
+
+@rpc.functions.async_execution
+def _stay(seconds: float) -> "Future[bool]":
+    """Whether this worker is about to leave: the answer comes then, or after so many seconds."""
+    answer: Future[bool] = Future()
+    threading.Thread(target=lambda: answer.set_result(_leaving.wait(seconds)), daemon=True).start()
+    return answer
+
+
+@rpc.functions.async_execution
+def _sum(worker: int, number: int, part: torch.Tensor) -> "Future[torch.Tensor]":
+    return _wired(_roll.add(worker, number, part), lambda total: total)
+
+
+def _missing(number: int) -> list[int]:
+    return _roll.missing(number)
 
 
 def _rss_mb() -> float:
@@ -165,7 +216,6 @@ def _install(bucket: int, weights: torch.Tensor) -> None:
 
 
 def _push(bucket: int, worker: int, step: int, version: int, lr: float, parts: list[torch.Tensor]) -> Wire | None:
-    _heard.set()
     assert _decode is not None
     done = _buckets[bucket].push(Push(worker, step, version, lr, _decode(parts)))
     return _on_wire(done.result()) if done.done() else None
@@ -173,22 +223,24 @@ def _push(bucket: int, worker: int, step: int, version: int, lr: float, parts: l
 
 @rpc.functions.async_execution
 def _answer(bucket: int, worker: int) -> "Future[Wire]":
-    _heard.set()
-    wire: Future[Wire] = Future()
-    _buckets[bucket].answer(worker).add_done_callback(lambda done: wire.set_result(_on_wire(done.result())))
-    return wire
+    return _wired(_buckets[bucket].answer(worker), _on_wire)
 
 
 def _read(bucket: int) -> Wire:
-    _heard.set()
     return _on_wire(_buckets[bucket].read())
 
 
 def _rest(worker: int) -> None:
-    _heard.set()
     for bucket in _buckets.values():
         bucket.rest(worker)
 
 
 def _on_wire(fresh: Answer) -> Wire:
     return fresh.version, fresh.staleness, fresh.weights
+
+
+def _wired(done: "LocalFuture[S]", change: Callable[[S], T]) -> "Future[T]":
+    """A future of this process as one that rpc can wait for, its result changed."""
+    wired: Future[T] = Future()
+    done.add_done_callback(lambda done: wired.set_result(change(done.result())))
+    return wired

@@ -8,7 +8,9 @@ from typing import Protocol
 
 import torch
 
+from hvdtrain.errors import Failure
 from hvdtrain.optim import set_lr
+from hvdtrain.ps.roll import GIVEN_UP
 
 
 @dataclass(frozen=True)
@@ -69,6 +71,13 @@ class Policy(Protocol):
     def rest(self, bucket: "Bucket", worker: int) -> None:
         """The worker evaluates, or is done: let nobody wait for it until it pushes again. Called as accept is."""
 
+    def lose(self, bucket: "Bucket", worker: int) -> None:
+        """The worker is gone for good: let nobody wait for it ever. Called as accept is.
+
+        Raises:
+            Failure: the others cannot go on without it.
+        """
+
 
 class Bucket:
     """A contiguous range of the flat weights with its optimizer's state.
@@ -95,14 +104,20 @@ class Bucket:
         self._last: dict[int, int] = {}  # worker -> the step of its last push
         self._open: dict[int, Future[Answer]] = {}  # worker -> the answer that it waits for
         self._lent: set[int] = set()  # workers whose answer is this memory, and may be on its way still
+        self._gone: set[int] = set()  # workers that were lost
         self._lock = threading.Lock()
 
     def push(self, push: Push) -> "Future[Answer]":
         """Hand in a gradient; the future holds fresh weights once the policy lets the worker go on.
 
         A push that comes again is not applied again; it is answered as the first is, or was.
+
+        Raises:
+            Failure: the worker had been given up.
         """
         with self._lock:
+            if push.worker in self._gone:
+                raise Failure(GIVEN_UP)
             if push.step > self._last.get(push.worker, 0):
                 self._last[push.worker] = push.step
                 self._lent.discard(push.worker)  # it has its answer, or it could not have gone on
@@ -132,6 +147,14 @@ class Bucket:
         """The worker pushes nothing for now."""
         with self._lock:
             self.policy.rest(self, worker)
+
+    def lose(self, worker: int) -> None:
+        """The worker is gone for good. Failure where the others cannot go on without it."""
+        with self._lock:
+            self._gone.add(worker)
+            self._lent.discard(worker)
+            self._open.pop(worker, None)
+            self.policy.lose(self, worker)
 
     def read(self) -> Answer:
         """The weights as they are."""

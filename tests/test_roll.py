@@ -1,0 +1,65 @@
+"""Sums over the workers that are still there, with plain calls."""
+
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+
+from hvdtrain.errors import Failure
+from hvdtrain.ps.roll import Roll
+
+
+def one_hot(worker, workers):
+    return torch.eye(workers)[worker]
+
+
+def test_a_sum_is_done_when_every_worker_has_given_its_part():
+    roll = Roll(2)
+    total = roll.add(1, 1, torch.tensor([1.0, 2.0]))
+    assert not total.done()
+    assert roll.missing(1) == [0]
+    assert roll.add(0, 1, torch.tensor([3.0, 4.0])).result().tolist() == total.result().tolist() == [4.0, 6.0]
+    assert roll.missing(1) == []
+
+
+def test_a_sum_does_not_wait_for_who_is_lost_and_keeps_what_it_gave():
+    roll = Roll(3)
+    first = roll.add(2, 1, one_hot(2, 3))
+    roll.lose(2)
+    roll.add(0, 1, one_hot(0, 3))
+    assert roll.add(1, 1, one_hot(1, 3)).result().tolist() == first.result().tolist() == [1, 1, 1]
+    second = roll.add(0, 2, one_hot(0, 3))
+    roll.lose(1)
+    assert second.result().tolist() == [1, 0, 0]
+
+
+def test_who_was_given_up_is_told_so():
+    roll = Roll(2)
+    roll.lose(1)
+    with pytest.raises(Failure, match="silent for so long that the others went on without it"):
+        roll.add(1, 1, torch.ones(1))
+
+
+@given(st.integers(1, 4), st.integers(1, 4), st.lists(st.integers(1, 3), max_size=2), st.randoms(use_true_random=False))
+def test_all_get_the_same_sums_in_whatever_order_they_come_or_go(workers, sums, leavers, rng):
+    """Who is counted in a sum gave its part; who is not counted was lost; nobody waits for ever."""
+    roll = Roll(workers)
+    at = dict.fromkeys(range(workers), 0)  # worker -> its last sum
+    totals = {}
+    leavers = {worker for worker in leavers if worker < workers}
+    while any(number < sums or not totals[worker].done() for worker, number in at.items()):
+        if leavers and rng.random() < 0.3:
+            worker = leavers.pop()
+            roll.lose(worker)
+            del at[worker]
+            continue
+        ready = [w for w, n in at.items() if n < sums and (w not in totals or totals[w].done())]
+        assert ready, "all wait for each other"
+        worker = rng.choice(ready)
+        at[worker] += 1
+        totals[worker] = roll.add(worker, at[worker], one_hot(worker, workers))
+        seen = {tuple(totals[w].result().tolist()) for w, n in at.items() if n == at[worker] and totals[w].done()}
+        assert len(seen) <= 1
+    for worker in at:
+        counted = totals[worker].result().tolist()
+        assert all(counted[other] for other in at)
