@@ -21,6 +21,7 @@ from hvdtrain.ps.server import Bucket, Push
 pytestmark = pytest.mark.usefixtures("one_thread")
 
 PLAIN = RunConfig(optimizer="sgd", momentum=0.0)
+READER = 9  # a worker that pushes nothing
 LR = 0.125  # a power of two: with whole gradients, and 1, 2 or 4 workers, every sum below is exact in float32
 
 
@@ -64,7 +65,7 @@ def test_sync_waits_for_every_worker_and_applies_the_mean_once():
     bucket = make(sync(2))
     first = bucket.push(push(1, 1, [8.0, 0.0]))
     assert not first.done()
-    holds(bucket.read(), 0, 0, [1, 2])
+    holds(bucket.read(READER), 0, 0, [1, 2])
     second = bucket.push(push(0, 1, [0.0, 16.0]))
     for future in (first, second):
         holds(now(future), 1, 0, [1 - LR * 4, 2 - LR * 8])
@@ -107,7 +108,7 @@ def test_sync_adds_up_in_the_order_of_workers_whoever_comes_first():
         bucket = make(sync(4), [0.0] * 1000)
         for worker in order:
             bucket.push(push(worker, 1, gradients[worker].tolist()))
-        results.append(bucket.read().weights)
+        results.append(bucket.read(READER).weights)
     assert torch.equal(*results)
 
 
@@ -119,7 +120,7 @@ def test_async_applies_each_push_when_it_comes():
     holds(now(bucket.push(push(1, 1, [8.0, 0.0]))), 1, 0, [0, 2])
     holds(now(bucket.push(push(0, 1, [0.0, 8.0]))), 2, 1, [0, 1])
     holds(now(bucket.push(push(1, 2, [8.0, 8.0], version=1))), 3, 1, [-1, 0])
-    holds(bucket.read(), 3, 0, [-1, 0])
+    holds(bucket.read(READER), 3, 0, [-1, 0])
 
 
 def test_async_staleness_is_the_version_applied_to_minus_the_version_read():
@@ -148,7 +149,7 @@ def test_a_push_that_is_sent_again_is_not_applied_again_and_gets_the_newest_weig
     holds(now(bucket.push(push(0, 1, [8.0, 8.0]))), 2, 0, [-1, 0])
     holds(now(bucket.answer(0)), 2, 0, [-1, 0])
     holds(now(first), 1, 0, [0, 1])
-    holds(bucket.read(), 2, 0, [-1, 0])
+    holds(bucket.read(READER), 2, 0, [-1, 0])
 
 
 def test_the_ledger_has_every_push_once_in_the_order_of_application():
@@ -166,16 +167,16 @@ def test_the_learning_rate_can_be_divided_by_the_staleness():
     bucket = make(asynchronous(4, staleness_lr=True))
     for worker in range(4):
         bucket.push(push(worker, 1, [8.0, 0.0]))  # staleness 0, 1, 2, 3
-    assert bucket.read().weights.tolist() == pytest.approx([1 - (1 + 1 + 1 / 2 + 1 / 3), 2])
+    assert bucket.read(READER).weights.tolist() == pytest.approx([1 - (1 + 1 + 1 / 2 + 1 / 3), 2])
 
 
 def test_delay_compensation_adds_the_squared_gradient_times_how_far_the_weights_have_moved():
     bucket = make(asynchronous(2, delay_compensation=0.5))
     bucket.push(push(0, 1, [8.0, 0.0]))  # weights 1 -> 0
     bucket.push(push(1, 1, [4.0, 8.0]))  # read at 1, applied at 0: 4 + 0.5 * 16 * (0 - 1) = -4
-    assert bucket.read().weights.tolist() == [0.5, 1]
+    assert bucket.read(READER).weights.tolist() == [0.5, 1]
     bucket.push(push(1, 2, [4.0, 0.0], version=2))  # nobody moved them since its answer
-    assert bucket.read().weights.tolist() == [0, 1]
+    assert bucket.read(READER).weights.tolist() == [0, 1]
 
 
 # Stale-synchronous, by hand
@@ -204,7 +205,7 @@ def test_ssp_waits_for_nobody_who_rests_and_again_for_those_who_have_rested():
 def test_an_answer_stays_as_it_is_until_its_worker_pushes_again(policy):
     given_weights = torch.tensor([1.0, 2.0])
     bucket = Bucket(given_weights, lambda p: make_optimizer(PLAIN, p), policy(2))
-    before = bucket.read()
+    before = bucket.read(READER)
     waiting = [bucket.push(push(worker, 1, [8.0, 8.0])) for worker in (0, 1)]
     first, second = map(now, waiting)
     bucket.push(push(1, 2, [8.0, 8.0], version=second.version))
@@ -284,7 +285,7 @@ def test_sync_applies_one_update_a_step_in_any_order(workers, steps, rng):
         arrived[step] += kind == "new"
         complete = sum(n == workers for n in arrived.values())
         assert bucket.version == complete
-        assert torch.equal(bucket.read().weights, expected[complete])
+        assert torch.equal(bucket.read(READER).weights, expected[complete])
         if kind == "new":
             assert future.done() == (step <= complete)
     assert bucket.version == steps
@@ -390,7 +391,7 @@ def test_real_threads_that_send_everything_twice(policy, request):
                 version = first.result(timeout=30).version
                 assert second.result(timeout=30).version >= version
                 versions.append(version)
-                bucket.read()
+                bucket.read(READER)
         except BaseException as error:
             errors.append(error)
 
@@ -401,7 +402,7 @@ def test_real_threads_that_send_everything_twice(policy, request):
         thread.join(timeout=40)
     assert not errors
     expected = -LR * sum(mean_gradient(workers, step) for step in range(1, steps + 1))
-    assert bucket.read().weights.tolist() == expected.tolist()
+    assert bucket.read(READER).weights.tolist() == expected.tolist()
     updates, answers_each = (steps, workers) if policy is sync else (workers * steps, 1)
     assert bucket.version == updates
     assert sorted(versions) == [v for v in range(1, updates + 1) for _ in range(answers_each)]
@@ -440,5 +441,5 @@ def test_any_number_of_servers_gives_torchs_weights(optimizer, servers, workers,
         for worker in range(workers):
             for bucket, r in zip(buckets, ranges, strict=True):
                 bucket.push(Push(worker, step, step - 1, lr, gradients[worker, r.start : r.stop].clone()))
-    together = torch.cat([bucket.read().weights for bucket in buckets])
+    together = torch.cat([bucket.read(READER).weights for bucket in buckets])
     torch.testing.assert_close(together, reference.detach(), rtol=1e-5, atol=1e-6)

@@ -110,7 +110,7 @@ class Exchange:
 
     def read(self) -> None:
         """Take every bucket as it is on its server."""
-        answers = [rpc.read(piece.server, piece.number) for piece in self.pieces]
+        answers = [rpc.read(piece.server, piece.number, self.worker) for piece in self.pieces]
         for number, answer in enumerate(answers):
             self._write(number, *rpc.result(self.pieces[number].server, answer))
 

@@ -139,9 +139,9 @@ def answer(server: int, bucket: int, worker: int) -> "Future[Wire]":
     return rpc.rpc_async(f"rank{server}", _answer, args=(bucket, worker))
 
 
-def read(server: int, bucket: int) -> "Future[Wire]":
-    """A bucket's version, 0, and weights, as they are."""
-    return rpc.rpc_async(f"rank{server}", _read, args=(bucket,))
+def read(server: int, bucket: int, worker: int) -> "Future[Wire]":
+    """A bucket's version, 0, and weights, as they are. The worker pushes nothing before it has them."""
+    return rpc.rpc_async(f"rank{server}", _read, args=(bucket, worker))
 
 
 def rest(server: int, worker: int) -> None:
@@ -226,8 +226,8 @@ def _answer(bucket: int, worker: int) -> "Future[Wire]":
     return _wired(_buckets[bucket].answer(worker), _on_wire)
 
 
-def _read(bucket: int) -> Wire:
-    return _on_wire(_buckets[bucket].read())
+def _read(bucket: int, worker: int) -> Wire:
+    return _on_wire(_buckets[bucket].read(worker))
 
 
 def _rest(worker: int) -> None:

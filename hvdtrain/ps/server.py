@@ -156,10 +156,10 @@ class Bucket:
             self._open.pop(worker, None)
             self.policy.lose(self, worker)
 
-    def read(self) -> Answer:
-        """The weights as they are."""
+    def read(self, worker: int) -> Answer:
+        """The weights as they are, for a worker that pushes nothing before it has them."""
         with self._lock:
-            return Answer(self.version, 0, self.weights.clone())
+            return self._lend(worker, staleness=0)
 
     # For policies, which hold the lock.
 
