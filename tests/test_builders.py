@@ -12,14 +12,10 @@ import numpy as np
 import pytest
 from conftest import SMALL_TURNTABLE as SMALL
 from conftest import run_python as run
-from hypothesis import given
-from hypothesis import strategies as st
 from PIL import Image
 
 from hvdtrain import recipes
-from hvdtrain.data import build as builder
-from hvdtrain.data import turntable
-from hvdtrain.data.build import build, locate, split
+from hvdtrain.data.build import build, locate
 from hvdtrain.data.folder import content_hash, scan
 from hvdtrain.data.recipe import Recipe
 from hvdtrain.errors import Failure, UsageError
@@ -79,7 +75,7 @@ def test_dataset_toml_says_what_the_folder_holds(digits):
         "seed": 0,
         "images": 1797,
     }.items() <= (manifest.items())
-    assert "80 % training, 20 % validation" in manifest["split"]
+    assert "80 % training, 20 % validation, drawn random within each class" in manifest["split"]
     for name, counts in manifest["classes"].items():
         assert counts["train"] == len(list((digits / "TrainData" / name).iterdir()))
         assert counts["validation"] == len(list((digits / "ValidationData" / name).iterdir()))
@@ -96,36 +92,6 @@ def test_another_seed_splits_the_same_images_otherwise(digits, tmp_path):
     assert {p.name for p, _ in other.validation} != {p.name for p, _ in first.validation}
     pictures = ({p.name: p.read_bytes() for p, _ in f.train + f.validation} for f in (first, other))
     assert next(pictures) == next(pictures)
-
-
-@given(
-    names=st.lists(st.text(min_size=1, max_size=8), min_size=2, max_size=60, unique=True),
-    share=st.floats(0, 1),
-    seed=st.integers(0, 2**32),
-    order=st.randoms(use_true_random=False),
-)
-def test_a_split_keeps_every_image_once_and_leaves_no_part_empty(names, share, seed, order):
-    train, validation = split(names, share, seed, "class")
-    assert sorted(train + validation) == sorted(names)
-    assert len(validation) == min(max(round(share * len(names)), 1), len(names) - 1)
-    shuffled = list(names)
-    order.shuffle(shuffled)
-    assert split(shuffled, share, seed, "class") == (train, validation)
-
-
-def test_a_split_draws_differently_for_another_seed_or_class():
-    names = [f"{i:03}.png" for i in range(100)]
-    draws = {tuple(split(names, 0.2, seed, name)[1]) for seed in range(3) for name in "ab"}
-    assert len(draws) == 6
-    # Every image has its turn: the draw does not favour a part of the names.
-    turns = Counter(name for seed in range(200) for name in split(names, 0.2, seed, "a")[1])
-    assert len(turns) == 100 and min(turns.values()) > 15 and max(turns.values()) < 70
-
-
-@pytest.mark.parametrize("names", [[], ["only.png"]])
-def test_a_class_that_cannot_be_split_is_a_failure(names):
-    with pytest.raises(Failure, match="class 'rare' has"):
-        split(names, 0.2, 0, "rare")
 
 
 # ---- complete or not at all
@@ -157,7 +123,9 @@ def test_an_interrupted_build_leaves_nothing(tmp_path):
 
 def test_what_a_killed_build_left_is_cleaned_up_by_the_next(tmp_path):
     out = tmp_path / "out"
-    child = run(f"from hvdtrain.data import turntable, build; turntable.write_flat(build.Path({str(out)!r}), 100)")
+    child = run(
+        f"from hvdtrain.data.build import Path, build; build('turntable', Path({str(out)!r}), objects=100, flat=True)"
+    )
     with child:
         deadline = time.monotonic() + 30
         while not list(tmp_path.glob(".out.*/obj*")) and time.monotonic() < deadline:
@@ -165,7 +133,7 @@ def test_what_a_killed_build_left_is_cleaned_up_by_the_next(tmp_path):
         child.send_signal(signal.SIGKILL)
     assert list(tmp_path.glob(".out.*/obj*"))
     assert not out.exists()
-    turntable.write_flat(out, objects=2, views=2)
+    build("turntable", out, objects=2, views=2, flat=True)
     assert len(list(out.glob("obj*.png"))) == 4
     assert list(tmp_path.iterdir()) == [out]
 
@@ -284,7 +252,7 @@ def test_locate_lists_the_names_it_knows():
         (
             "turntable",
             {"colour": 1},
-            "'turntable' has no option 'colour': it takes seed, objects, views, flat",
+            "'turntable' has no option 'colour': it takes seed, objects, views, split, flat",
         ),
         ("turntable", {"objects": 1}, "at least 2"),
         ("turntable", {"views": 361}, "from 2 to 360"),
@@ -310,7 +278,11 @@ def written(folder, monkeypatch, name, text):
     ("old", "new", "words"),
     [
         ("licence", "license", "missing or unknown: licence, license"),
-        ('source = "digits"', 'source = "telepathy"', "'telepathy': choose from digits, turntable"),
+        (
+            'source = "digits"',
+            'source = "telepathy"',
+            "'telepathy': choose from digits, files, imagenet, ",
+        ),
     ],
 )
 def test_a_broken_recipe_is_named(tmp_path, monkeypatch, old, new, words):
@@ -336,15 +308,3 @@ def test_a_recipe_that_cannot_be_read_is_named_with_its_line(tmp_path, monkeypat
         with pytest.raises(UsageError) as refusal:
             Recipe.load("broken")
     assert str(refusal.value).startswith(f"{file}, {words}")
-
-
-def test_a_source_that_gives_too_few_images_is_a_failure(tmp_path):
-    order = Recipe.load("digits").choose()
-    with pytest.raises(Failure, match="digits gave 1 images instead of 2"):
-        builder._write(tmp_path, order, iter([("a", "1.png", b"")]), 2, None)
-
-
-def test_a_source_that_gives_an_image_twice_is_refused(tmp_path):
-    order = Recipe.load("digits").choose()
-    with pytest.raises(FileExistsError):
-        builder._write(tmp_path, order, iter(2 * [("a", "1.png", b"")]), 2, None)

@@ -4,8 +4,9 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from hvdtrain.data import turntable
+from hvdtrain.data.build import build
 from hvdtrain.data.folder import scan
+from hvdtrain.data.sources import turntable
 
 
 def test_views_are_named_and_sized_like_coil_100(small):
@@ -19,14 +20,20 @@ def test_views_are_named_and_sized_like_coil_100(small):
             assert image.getpixel((0, 0)) == (0, 0, 0)
 
 
+def images(seed, objects, views):
+    """{file name: encoded image} of a whole source."""
+    source = turntable.Turntable(seed, objects, views)
+    items = source.items(source.labels)
+    return dict(zip([item.name for item in items], source.contents(items), strict=True))
+
+
 def test_the_default_angles_are_coils():
-    angles = sorted(int(name.split("__")[1][:-4]) for _, name, _ in turntable.images(0, objects=2, views=72))
+    angles = sorted(int(name.split("__")[1][:-4]) for name in images(0, objects=2, views=72))
     assert angles == sorted(2 * list(range(0, 360, 5)))
 
 
 def test_an_object_does_not_depend_on_how_many_there_are():
-    few = {name: image for _, name, image in turntable.images(5, objects=2, views=3)}
-    many = {name: image for _, name, image in turntable.images(5, objects=9, views=3)}
+    few, many = images(5, objects=2, views=3), images(5, objects=9, views=3)
     assert len(many) == 27
     assert few.items() <= many.items()
 
@@ -56,7 +63,7 @@ def test_objects_and_seeds_look_different():
 
 
 def test_a_flat_folder_is_like_coils_archive(tmp_path):
-    folder = turntable.write_flat(tmp_path / "coil-100", objects=2, views=4)
+    folder = build("turntable", tmp_path / "coil-100", objects=2, views=4, flat=True)
     assert sorted(path.name for path in folder.glob("*.png")) == sorted(
         f"obj{n}__{angle}.png" for n in (1, 2) for angle in (0, 90, 180, 270)
     )

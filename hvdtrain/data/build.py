@@ -1,34 +1,48 @@
 """Builds image folders from the recipes in `datasets/`, and finds the folder that a data set's name stands for."""
 
-import fcntl
 import hashlib
-import importlib
-import io
 import os
-import shutil
 import tomllib
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from collections import deque
+from collections.abc import Callable, Iterator
+from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
 from hvdtrain import recipes
-from hvdtrain.data.folder import TRAIN, VALIDATION
-from hvdtrain.data.recipe import MAKER, Order, Recipe
+from hvdtrain.data import image
+from hvdtrain.data.folder import TEST, TRAIN, VALIDATION
+from hvdtrain.data.place import appearing, cache_root, locked
+from hvdtrain.data.recipe import Order, Recipe
+from hvdtrain.data.select import Item, by_class, choose_labels, divide
+from hvdtrain.data.sources import Source, open_source
 from hvdtrain.errors import Failure, UsageError, unknown
 
 MANIFEST = "dataset.toml"
+MAKER = "hvdtrain data build"  # signs the folders that may be replaced
+FOLDERS = {"train": TRAIN, "validation": VALIDATION, "test": TEST}
+HASHED = 4 * 2**30  # bytes: of a larger archive, the list of files stands for the contents
+SPLIT_NOTES = {
+    "by-angle": "An arc of neighbouring views of every object is held out: only those at its two ends have near "
+    "duplicates in training.",
+    "by-object": "Whole objects are held out: no object of the validation images is seen in training.",
+}
 
 Progress = Callable[[int, int], None]  # images written so far, images in all
+Planned = tuple[Item, Path]  # an image and where it goes, relative to the folder
 
 
-def build(name: str, out: Path, *, force: bool = False, progress: Progress | None = None, **options: Any) -> Path:
+def build(
+    name: str, out: Path, *, force: bool = False, progress: Progress | None = None, place: Path | None = None,
+    **options: Any,
+) -> Path:  # fmt: skip
     """Build the data set `name` into the folder `out`, which appears complete or not at all.
 
     Where `out` already holds this data set with these options, nothing is done. `force` builds it again, and replaces
     another data set, but only what this function built: any other folder is left alone.
 
     Args:
+        place: the archive or folder to take the images from, where the recipe's source takes them from one.
         options: `seed` and those in the recipe's table [options]; what is left out is as in the recipe.
     Returns:
         the folder, resolved.
@@ -38,29 +52,31 @@ def build(name: str, out: Path, *, force: bool = False, progress: Progress | Non
     """
     order = Recipe.load(name).choose(**options)
     out = out.expanduser().resolve()
-    if not force and is_built(order, out):
+    if not force and place is None and is_built(order, out):
         return out
-    arguments = {key: value for key, value in order.options.items() if key not in ("seed", "flat")}
-    source = importlib.import_module(f"hvdtrain.data.{order.recipe.source}")
-    total = source.count(**arguments)
+    source = open_source(order.recipe, order.options, place)
+    identity = source.identity if place else ""
+    if not force and is_built(order, out, identity):
+        return out
     _check_free(out, force)
+    planned, classes = plan(order, source)
     try:
-        with _locked(out):
-            if not force and is_built(order, out):  # by another process, while this one waited
+        with locked(out):
+            if not force and is_built(order, out, identity):  # by another process, while this one waited
                 return out
-            with _appearing(out) as folder:
-                images = source.images(order.options["seed"], **arguments)
-                classes = _write(folder, order, images, total, progress)
-                _write_manifest(folder, order.manifest(classes))
+            with appearing(out) as folder:
+                _write(folder, order, source, planned, progress)
+                _write_manifest(folder, order, place, identity, classes)
                 _check_free(out, force)  # again: somebody may have put something there meanwhile
     except OSError as error:
         raise Failure(f"cannot build '{out}': {error.strerror or error}; nothing of it is left") from None
     return out
 
 
-def is_built(order: Order, out: Path) -> bool:
-    """Whether the folder holds exactly what is ordered."""
-    return _read_manifest(out).get("key") == order.key
+def is_built(order: Order, out: Path, identity: str = "") -> bool:
+    """Whether the folder holds exactly what is ordered, of the images that this identity stands for."""
+    found = read_manifest(out)
+    return (found.get("key"), found.get("input", {}).get("identity", "")) == (order.key, identity)
 
 
 def locate(dataset: str) -> Path:
@@ -84,75 +100,111 @@ def locate(dataset: str) -> Path:
     raise UsageError(f"{unknown('data set', dataset, recipes.names('datasets'))}, or give a folder such as ./{dataset}")
 
 
-def split(names: Sequence[str], validation: float, seed: int, class_name: str) -> tuple[list[str], list[str]]:
-    """Draw a class's validation files: round(validation * n) of n, at least one in each part.
-
-    The draw sorts by a hash of seed, class and name, so it needs no random generator whose stream might change, and
-    does not depend on the order of the names.
-
-    Returns:
-        (training names, validation names), each sorted.
-    Raises:
-        Failure: fewer than two names.
-    """
-    if len(names) < 2:
-        raise Failure(f"class '{class_name}' has {len(names)} image: a split needs at least two")
-    drawn = sorted(names, key=lambda name: hashlib.sha256(f"{seed}/{class_name}/{name}".encode()).digest())
-    count = min(max(round(validation * len(names)), 1), len(names) - 1)
-    return sorted(drawn[count:]), sorted(drawn[:count])
-
-
-def png(pixels: Any) -> bytes:
-    """A uint8 array [height, width] or [height, width, 3] as a PNG."""
-    from PIL import Image
-
-    buffer = io.BytesIO()
-    # Level 3 takes half the time of the usual 6 for a tenth more bytes.
-    Image.fromarray(pixels).save(buffer, "PNG", compress_level=3)
-    return buffer.getvalue()
+def plan(order: Order, source: Source) -> tuple[list[Planned], dict[str, dict[str, int]]]:
+    """Which images are taken, in the source's order, with the place of each; and {class: {part: images}}."""
+    chosen = order.options
+    labels = choose_labels(source.labels, source.titles, order.wanted, chosen.get("num_classes", 0), chosen["seed"])
+    items = source.items(labels)
+    if chosen.get("flat"):
+        images = {label: {"images": sum(item.label == label for item in items)} for label in labels}
+        return [(item, Path(item.name)) for item in items], images
+    goes: dict[int, Path] = {}
+    classes = {}
+    for name, own in by_class(items, order.grouping).items():
+        parts = divide(
+            name, own, how=chosen.get("split", "random"), validation=order.recipe.validation,
+            test=chosen.get("test_fraction", 0.0), seed=chosen["seed"],
+            most={"train": chosen.get("train_per_class", 0), "validation": chosen.get("val_per_class", 0)},
+        )  # fmt: skip
+        for part, members in parts.items():
+            goes |= {id(item): Path(FOLDERS[part], name, item.name) for item in members}
+        classes[name] = {part: len(members) for part, members in parts.items() if members}
+    if len(classes) < 2:
+        raise UsageError(f"{len(classes)} class would be left: there is nothing to tell apart")
+    return [(item, goes[id(item)]) for item in items if id(item) in goes], classes
 
 
 def _write(
-    folder: Path,
-    order: Order,
-    images: Iterator[tuple[str, str, bytes]],
-    total: int,
-    progress: Progress | None,
-) -> dict[str, dict[str, int]]:
-    """Write the images and divide them; returns {class: {part: number of images}}."""
-    flat = order.options.get("flat", False)
-    names: dict[str, list[str]] = {}
-    for done, (class_name, file_name, image) in enumerate(images, start=1):
-        place = folder if flat else folder / TRAIN / class_name
-        if class_name not in names:
-            place.mkdir(parents=True, exist_ok=True)
-        with open(place / file_name, "xb") as file:
-            file.write(image)
-        names.setdefault(class_name, []).append(file_name)
-        if progress:
-            progress(done, total)
-    written = sum(map(len, names.values()))
-    if written != total:
-        raise Failure(f"{order.recipe.source} gave {written} images instead of {total}")
-    if flat:
-        return {class_name: {"images": len(files)} for class_name, files in names.items()}
-    classes = {}
-    for class_name, files in names.items():
-        training, validation = split(files, order.recipe.validation, order.options["seed"], class_name)
-        (folder / VALIDATION / class_name).mkdir(parents=True)
-        for file_name in validation:
-            (folder / TRAIN / class_name / file_name).rename(folder / VALIDATION / class_name / file_name)
-        classes[class_name] = {"train": len(training), "validation": len(validation)}
-    return classes
+    folder: Path, order: Order, source: Source, planned: list[Planned], progress: Progress | None
+) -> None:  # fmt: skip
+    """Read one image after the other, and check, shrink and write them on all cores."""
+    link, side = order.options.get("link", "copy"), order.options.get("resize", 0)
+    for parent in {path.parent for _, path in planned}:
+        (folder / parent).mkdir(parents=True, exist_ok=True)
+    items = [item for item, _ in planned]
+    if link != "copy":
+        if not all(getattr(item.handle, "path", None) for item in items):
+            raise UsageError(f"--link {link} needs images that lie in a folder: give --source FOLDER")
+        contents: Iterator[bytes | Path] = (item.handle.path for item in items)
+    else:
+        contents = source.contents(items)
+
+    def finish(path: Path, content: bytes | Path) -> None:
+        if isinstance(content, Path):
+            image.check(content.read_bytes(), str(content))
+            (path.hardlink_to if link == "hard" else path.symlink_to)(content.resolve())
+            return
+        if side:
+            content = image.shrink(content, side, path.name)
+        else:
+            image.check(content, path.name)
+        with path.open("xb") as file:
+            file.write(content)
+
+    cores = len(os.sched_getaffinity(0))
+    under_way: deque[Future[None]] = deque()
+    with ThreadPoolExecutor(cores, thread_name_prefix="images") as pool:
+        try:
+            for done, ((_, path), content) in enumerate(zip(planned, contents, strict=True), 1):
+                under_way.append(pool.submit(finish, folder / path, content))
+                if len(under_way) > 8 * cores:
+                    under_way.popleft().result()
+                if progress:
+                    progress(done, len(planned))
+            while under_way:
+                under_way.popleft().result()
+        except BaseException:
+            pool.shutdown(cancel_futures=True)
+            raise
 
 
-def _write_manifest(folder: Path, manifest: dict[str, Any]) -> None:
+def _write_manifest(
+    folder: Path, order: Order, place: Path | None, identity: str, classes: dict[str, dict[str, int]]
+) -> None:
+    """`dataset.toml`: where the images come from, under which licence, how they were chosen and split."""
     import tomli_w
 
+    recipe, options = order.recipe, order.options
+    percent, how = round(100 * recipe.validation), options.get("split", "random")
+    split = f"{100 - percent} % training, {percent} % validation, drawn {how} within each class where the source has no"
+    split = f"{split} parts of its own. {SPLIT_NOTES.get(how, recipe.note)}".strip()
+    given: dict[str, Any] = {"identity": identity}
+    if place:
+        given["name"] = place.name
+        if place.is_file() and place.stat().st_size <= HASHED:
+            with place.open("rb") as file:
+                given["sha256"] = hashlib.file_digest(file, "sha256").hexdigest()
+    else:
+        given |= recipe.origin
+    manifest = {
+        "made_by": MAKER,
+        "key": order.key,
+        "name": recipe.name,
+        "title": recipe.title,
+        "source": recipe.source,
+        "licence": recipe.licence,
+        "citation": recipe.citation,
+        "split": "none: one flat folder" if options.get("flat") else split,
+        "images": sum(sum(parts.values()) for parts in classes.values()),
+        "seed": options["seed"],
+        "options": {name: value for name, value in options.items() if name != "seed"},
+        "input": given,
+        "classes": classes,
+    }
     (folder / MANIFEST).write_text(tomli_w.dumps(manifest))
 
 
-def _read_manifest(folder: Path) -> dict[str, Any]:
+def read_manifest(folder: Path) -> dict[str, Any]:
     """What `dataset.toml` in the folder says if it is one of ours, else nothing."""
     try:
         manifest = tomllib.loads((folder / MANIFEST).read_text())
@@ -171,61 +223,10 @@ def _check_free(out: Path, force: bool) -> None:
         raise UsageError(f"'{out}' itself cannot be replaced: name a new folder inside it")
     if not any(out.iterdir()):
         return
-    if not (ours := _read_manifest(out)):
+    if not (ours := read_manifest(out)):
         raise UsageError(f"'{out}' is not empty and was not built by hvdtrain: name another folder, or remove it")
     if not force:
         raise UsageError(
-            f"'{out}' holds data set '{ours.get('name')}', built from another recipe or with other options: "
-            "name another folder, or replace it with --force"
+            f"'{out}' holds data set '{ours.get('name')}', built from another recipe, other images or with other "
+            "options: name another folder, or replace it with --force"
         )
-
-
-def cache_root() -> Path:
-    """Where built-in data sets are kept, in the folder `datasets`; it need not exist. HVDTRAIN_CACHE moves it."""
-    import platformdirs
-
-    return Path(os.environ.get("HVDTRAIN_CACHE") or platformdirs.user_cache_dir("hvdtrain"))
-
-
-@contextmanager
-def _locked(out: Path) -> Iterator[None]:
-    """Keep other processes from building the same folder. A process that dies lets go of the lock."""
-    path = out.with_name(f".{out.name}.hvdtrain-lock")
-    file = _lock(path)
-    try:
-        yield
-    finally:
-        path.unlink(missing_ok=True)
-        os.close(file)
-
-
-def _lock(path: Path) -> int:
-    while True:
-        try:
-            path.parent.mkdir(parents=True, exist_ok=True)
-            file = os.open(path, os.O_RDWR | os.O_CREAT, 0o666)
-        except OSError as error:
-            raise UsageError(f"cannot write in '{path.parent}': {error.strerror}") from None
-        fcntl.flock(file, fcntl.LOCK_EX)
-        # Whoever held the lock removed the file when done, and a lock on a removed file excludes nobody.
-        if os.fstat(file).st_nlink:
-            return file
-        os.close(file)
-
-
-@contextmanager
-def _appearing(out: Path) -> Iterator[Path]:
-    """A folder to fill, which becomes `out` when the block ends well. Needs the lock."""
-    partial, replaced = (out.with_name(f".{out.name}.hvdtrain-{what}") for what in ("partial", "replaced"))
-    leftovers = [partial, replaced]
-    try:
-        for leftover in leftovers:  # of a build that was killed
-            shutil.rmtree(leftover, ignore_errors=True)
-        partial.mkdir()
-        yield partial
-        if out.is_dir() and any(out.iterdir()):
-            out.rename(replaced)
-        partial.rename(out)
-    finally:
-        for leftover in leftovers:
-            shutil.rmtree(leftover, ignore_errors=True)

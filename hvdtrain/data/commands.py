@@ -1,16 +1,16 @@
 """`hvdtrain data`: build and inspect image folders."""
 
-from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
 import click
 
 from hvdtrain import recipes
-from hvdtrain.data.build import Progress, build, is_built
-from hvdtrain.data.folder import TRAIN, VALIDATION, scan
+from hvdtrain.data.build import MANIFEST, build
+from hvdtrain.data.folder import TEST, TRAIN, VALIDATION, scan
 from hvdtrain.data.recipe import Recipe
+from hvdtrain.data.select import SPLITS
+from hvdtrain.errors import UsageError
 
 
 @click.group()
@@ -43,61 +43,82 @@ def list_() -> None:
 
 @data.command("build")
 @click.argument("name")
-@click.option(
-    "--out",
-    required=True,
-    type=click.Path(path_type=Path),
-    metavar="FOLDER",
-    help="Where it goes; made if missing.",
-)
+@click.option("--out", required=True, type=click.Path(path_type=Path), metavar="FOLDER", help="Where it goes.")
+@click.option("--archive", type=click.Path(path_type=Path), metavar="FILE", help="Take the images from this archive.")
+@click.option("--source", type=click.Path(path_type=Path), metavar="FOLDER", help="Take the images from this folder.")
 @click.option("--force", is_flag=True, help="Build again, in place of what an earlier build put in FOLDER.")
-@click.option("--seed", type=click.IntRange(0), help="Decides what is drawn: the split, and generated images.")
+@click.option("--seed", type=click.IntRange(0), help="Decides what is drawn: classes, split, and generated images.")
+@click.option(
+    "--classes", metavar="WORDS",
+    help="imagenet-slice: wnids or names of classes, by commas. coil100: `edible-toy-other`, `objects`, or a TOML file "
+    "of your own with a line `class = [object numbers]` for each, or `class = \"rest\"`.",
+)  # fmt: skip
+@click.option("--classes-file", metavar="FILE", help="imagenet: the same, a class a line.")
+@click.option("--num-classes", type=click.IntRange(2), help="imagenet: so many classes, drawn by --seed.")
+@click.option("--train-per-class", type=click.IntRange(1), help="Keep at most so many training images of a class.")
+@click.option("--val-per-class", type=click.IntRange(1), help="Keep at most so many validation images of a class.")
+@click.option(
+    "--test-fraction",
+    type=click.FloatRange(0, 0.9),
+    help="imagenet: share of the training images held out in TestData.",
+)
+@click.option("--resize", type=click.IntRange(8), metavar="PIXELS", help="imagenet: shrink the shorter side to this.")
+@click.option(
+    "--link", type=click.Choice(["copy", "hard", "symlink"]),
+    help="Link to the images of --source instead of copying them.",
+)  # fmt: skip
+@click.option(
+    "--split", type=click.Choice(SPLITS),
+    help="coil100, turntable: what is held out for validation. `random` views have near duplicates, a few degrees "
+    "away, among the training images, so accuracy on them flatters; `by-angle` holds out an arc of views, `by-object` "
+    "whole objects.",
+)  # fmt: skip
 @click.option("--objects", type=int, help="turntable: number of objects, one class each.  [default: 20]")
 @click.option("--views", type=int, help="turntable: views of each object, evenly around it.  [default: 72]")
 @click.option("--flat", is_flag=True, default=None, help="turntable: one folder, no split, like COIL-100's archive.")
-def build_(name: str, out: Path, force: bool, **options: Any) -> None:
+def build_(name: str, out: Path, archive: Path | None, source: Path | None, force: bool, **options: Any) -> None:
     """Build the data set NAME into a folder of your own.
 
     \b
       hvdtrain data build digits --out digits
-      hvdtrain data build turntable --objects 100 --out turntable
-      hvdtrain train --dataset ./turntable
+      hvdtrain data build coil100 --out coil                 (downloads 131 MB)
+      hvdtrain data build coil100 --archive coil-100.zip --split by-object --out coil
+      hvdtrain data build imagenet-slice --source imagenet100 --num-classes 20 --resize 256 --out slice
+      hvdtrain data build imagenet-slice --archive ILSVRC2012_img_train.tar --classes goldfish,n02102040 --out two
 
-    The folder appears complete or not at all; building it again is no work. Its dataset.toml says where the images
-    come from, under which licence, and how they were split. Equal options give equal bytes.
+    imagenet-slice takes ILSVRC2012's tars, an extracted tree, Kaggle's trees, Imagenette, or any folder of class
+    folders. The folder appears complete or not at all; building it again is no work. Its dataset.toml says where the
+    images come from, under which licence, and how they were chosen and split. Equal inputs give equal bytes.
     """
+    if archive and source:
+        raise UsageError("--archive and --source exclude each other: give one")
+    if source and not source.is_dir():
+        raise UsageError(f"--source {source} is not a folder")
+    if archive and not archive.is_file():
+        raise UsageError(f"--archive {archive} is not a file")
     given = {option: value for option, value in options.items() if value is not None}
-    if not force and is_built(Recipe.load(name).choose(**given), out.expanduser()):
+    before = _state(out)
+    from hvdtrain.progress import count_bar
+
+    with count_bar(name) as progress:
+        place = (archive or source or Path()).expanduser().resolve() if archive or source else None
+        build(name, out, force=force, progress=progress, place=place, **given)
+    if before == _state(out):
         click.echo(f"{out} already holds this data set; nothing to do (--force builds it again)")
-        return
-    with _progress(name) as progress:
-        build(name, out, force=force, progress=progress, **given)
-    if given.get("flat"):
+    elif given.get("flat"):
         click.echo(f"{out}: one flat folder")
-        return
-    folder = scan(out.expanduser())
-    click.echo(
-        f"{out}: {len(folder.classes)} classes, {len(folder.train):,} images in {TRAIN}, "
-        f"{len(folder.validation):,} in {VALIDATION}"
-    )
+    else:
+        folder = scan(out.expanduser())
+        held_out = f", {len(folder.test):,} in {TEST}" if folder.test else ""
+        click.echo(
+            f"{out}: {len(folder.classes)} classes, {len(folder.train):,} images in {TRAIN}, "
+            f"{len(folder.validation):,} in {VALIDATION}{held_out}"
+        )
 
 
-@contextmanager
-def _progress(what: str) -> Iterator[Progress]:
-    """A bar on a terminal, a line for each quarter elsewhere."""
-    from rich.console import Console
-
-    from hvdtrain.progress import bar
-
-    console = Console(stderr=True)
-    if console.is_terminal:
-        with bar(console) as shown:
-            task = shown.add_task(what, total=None)
-            yield lambda done, total: shown.update(task, completed=done, total=total)
-        return
-
-    def line(done: int, total: int) -> None:
-        if done * 4 // total > (done - 1) * 4 // total:
-            click.echo(f"{what}: {done:,} of {total:,} images", err=True)
-
-    yield line
+def _state(out: Path) -> float:
+    """Changes when the folder is built."""
+    try:
+        return (out.expanduser() / MANIFEST).stat().st_mtime_ns
+    except OSError:
+        return 0

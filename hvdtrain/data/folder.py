@@ -9,7 +9,7 @@ from pathlib import Path
 
 from hvdtrain.errors import UsageError
 
-TRAIN, VALIDATION = "TrainData", "ValidationData"
+TRAIN, VALIDATION, TEST = "TrainData", "ValidationData", "TestData"
 SUFFIXES = (".png", ".jpg", ".jpeg", ".bmp", ".webp")  # in any case
 SHAPE = f"images belong in {TRAIN}/<class>/ and {VALIDATION}/<class>/"
 
@@ -24,6 +24,7 @@ class ImageFolder:
     classes: tuple[str, ...]
     train: Samples
     validation: Samples
+    test: Samples = ()
 
 
 def scan(root: Path) -> ImageFolder:
@@ -53,7 +54,14 @@ def scan(root: Path) -> ImageFolder:
             )
         if len(classes) == 1:
             raise UsageError(f"'{root}' has one class only, '{classes[0]}': there is nothing to tell apart")
-        return ImageFolder(root, classes, _samples(root / TRAIN, classes), _samples(root / VALIDATION, classes))
+        test: Samples = ()
+        if (root / TEST).is_dir():
+            if (in_test := _class_names(root / TEST)) != classes:
+                raise UsageError(
+                    f"{TEST} of '{root}' has other classes than {TRAIN}: {_difference(TEST, in_test, classes)}"
+                )
+            test = _samples(root / TEST, classes)
+        return ImageFolder(root, classes, _samples(root / TRAIN, classes), _samples(root / VALIDATION, classes), test)
     except OSError as error:
         raise UsageError(f"cannot read '{error.filename or root}': {error.strerror}") from None
 

@@ -10,19 +10,24 @@ import colorsys
 import math
 import os
 from collections import deque
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from itertools import islice
 from pathlib import Path
 from random import Random
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-from hvdtrain.data import build
-from hvdtrain.data.solids import FAR, PATTERNS, REACH, SOLIDS, Array
+from hvdtrain.data.image import png
+from hvdtrain.data.select import Item
+from hvdtrain.data.sources.solids import FAR, PATTERNS, REACH, SOLIDS, Array
 from hvdtrain.errors import UsageError
+
+if TYPE_CHECKING:
+    from hvdtrain.data.recipe import Recipe
 
 SIDE = 128  # pixels, as in COIL-100
 OVERSAMPLE = 2  # rays per pixel and direction: smooth edges
@@ -223,41 +228,55 @@ def _shade(part: Part, hits: Array, right: Array, up: Array, forward: Array) -> 
     return (first + (second - first) * weight) * (0.28 + 0.75 * np.maximum(light @ normal, 0)) + 0.25 * shine
 
 
-def _render(seed: int, number: int, views: int) -> list[tuple[str, str, bytes]]:
-    parts = design(seed, number)
-    camera = Camera.facing(parts)
-    angles = [360 * i // views for i in range(views)]
-    return [(f"obj{number}", f"obj{number}__{angle}.png", build.png(view(parts, camera, angle))) for angle in angles]
-
-
-def count(objects: int, views: int) -> int:
-    """How many images there will be.
+class Turntable:
+    """The views of objects 1..objects: `obj7__355.png`, 128x128 RGB.
 
     Raises:
         UsageError: fewer than two objects or views, or views less than 1 degree apart.
     """
-    if objects < 2:
-        raise UsageError(f"{objects} object(s) cannot be told apart: at least 2")
-    if not 2 <= views <= 360:
-        raise UsageError(f"{views} views do not work: from 2 to 360, at whole degrees (72 is every 5 degrees)")
-    return objects * views
+
+    titles: Mapping[str, str] = {}
+    identity = ""
+
+    def __init__(self, seed: int, objects: int, views: int) -> None:
+        if objects < 2:
+            raise UsageError(f"{objects} object(s) cannot be told apart: at least 2")
+        if not 2 <= views <= 360:
+            raise UsageError(f"{views} views do not work: from 2 to 360, at whole degrees (72 is every 5 degrees)")
+        self.seed, self.views = seed, views
+        self.angles = [360 * i // views for i in range(views)]
+        self.labels = [f"obj{number}" for number in range(1, objects + 1)]
+
+    def items(self, labels: Sequence[str]) -> list[Item]:
+        return [
+            Item(label, f"{label}__{angle}.png", group=label, angle=angle, handle=number)
+            for number, label in enumerate(self.labels, 1)
+            if label in labels
+            for angle in self.angles
+        ]
+
+    def contents(self, items: Sequence[Item]) -> Iterator[bytes]:
+        # Raises the size above which the C library returns freed memory to the system at once, and has every
+        # temporary array paid for in page faults again: twice as fast.
+        np.empty(24 << 20, np.uint8)
+        cores = len(os.sched_getaffinity(0))
+        wanted: dict[int, list[int]] = {}
+        for item in items:
+            wanted.setdefault(item.handle, []).append(item.angle)
+        # Threads, since numpy works outside the interpreter lock: nothing is forked in a process that may hold MPI.
+        with ThreadPoolExecutor(cores) as pool:
+            left = iter(wanted.items())
+            ahead = deque(pool.submit(_render, self.seed, *one) for one in islice(left, 2 * cores))
+            while ahead:
+                yield from ahead.popleft().result()
+                ahead.extend(pool.submit(_render, self.seed, *one) for one in islice(left, 1))
 
 
-def images(seed: int, objects: int, views: int) -> Iterator[tuple[str, str, bytes]]:
-    """The views of objects 1..objects, in order: (`obj7`, `obj7__355.png`, a PNG of 128x128 RGB)."""
-    # Raises the size above which the C library returns freed memory to the system at once, and has every
-    # temporary array paid for in page faults again: twice as fast.
-    np.empty(24 << 20, np.uint8)
-    cores = len(os.sched_getaffinity(0))
-    # Threads, since numpy works outside the interpreter lock: nothing is forked in a process that may hold MPI.
-    with ThreadPoolExecutor(cores) as pool:
-        numbers = iter(range(1, objects + 1))
-        ahead = deque(pool.submit(_render, seed, number, views) for number in islice(numbers, 2 * cores))
-        while ahead:
-            yield from ahead.popleft().result()
-            ahead.extend(pool.submit(_render, seed, number, views) for number in islice(numbers, 1))
+def _render(seed: int, number: int, angles: Sequence[int]) -> list[bytes]:
+    parts = design(seed, number)
+    camera = Camera.facing(parts)
+    return [png(view(parts, camera, angle)) for angle in angles]
 
 
-def write_flat(folder: Path, objects: int = 100, views: int = 72, seed: int = 0) -> Path:
-    """Write the views into one folder, like COIL-100's archive when unzipped, to stand in for it."""
-    return build.build("turntable", folder, objects=objects, views=views, seed=seed, flat=True)
+def open_source(recipe: "Recipe", options: Mapping[str, Any], place: Path | None) -> Turntable:
+    return Turntable(options["seed"], options["objects"], options["views"])

@@ -1,0 +1,92 @@
+"""Fetches a recipe's archive once: it goes on where it was cut off, and is kept when its checksum is right."""
+
+import hashlib
+import os
+import urllib.error
+import urllib.request
+from http.client import HTTPException
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from hvdtrain.data.place import cache_root, locked
+from hvdtrain.errors import Failure, UsageError
+from hvdtrain.progress import bytes_bar
+
+if TYPE_CHECKING:
+    from hvdtrain.data.recipe import Recipe
+
+CHUNK = 2**20
+TIMEOUT_S = 60.0
+ATTEMPTS = 3  # for each address, as long as none of them brings anything
+
+
+def fetch(recipe: "Recipe") -> Path:
+    """The recipe's archive in the cache, downloaded if it is not there.
+
+    Raises:
+        UsageError: the recipe says nowhere to download from.
+        Failure: no address answers, or what it sends has another checksum. What has come so far is kept, and the
+            next call goes on from there; what is wrong is deleted.
+    """
+    origin = recipe.origin
+    if not origin:
+        raise UsageError(f"{recipe.name} cannot be downloaded: say where it is with --archive FILE or --source FOLDER")
+    target = cache_root() / "downloads" / str(origin["file"])
+    with locked(target):
+        if target.is_file():
+            return target
+        partial = target.with_name(f"{target.name}.partial")
+        problems = []
+        for url in origin["urls"]:
+            for _ in range(ATTEMPTS):
+                had = _size(partial)
+                try:
+                    _download(url, partial, origin["bytes"], recipe.name)
+                except (OSError, HTTPException) as error:
+                    problems.append(f"{url}: {getattr(error, 'reason', None) or error}")
+                    if isinstance(error, urllib.error.HTTPError) or had == _size(partial):
+                        break
+                    continue
+                _check(partial, origin)
+                partial.rename(target)
+                return target
+        raise Failure(f"{recipe.name} cannot be downloaded ({'; '.join(dict.fromkeys(problems))}); try --archive FILE")
+
+
+def _size(partial: Path) -> int:
+    return partial.stat().st_size if partial.exists() else 0
+
+
+def _check(file: Path, origin: dict) -> None:
+    """Failure, and the file is gone, unless it has the recipe's sha256 or md5."""
+    kind = "sha256" if "sha256" in origin else "md5"
+    with file.open("rb") as content:
+        found = hashlib.file_digest(content, kind).hexdigest()
+    if found != origin[kind]:
+        size = file.stat().st_size
+        file.unlink()
+        raise Failure(
+            f"what came as {origin['file']} ({size:,} bytes) has the {kind} {found}, not {origin[kind]}: deleted"
+        )
+
+
+def _download(url: str, partial: Path, size: int, what: str) -> None:
+    """Append what is missing."""
+    have = _size(partial)
+    if have >= size:
+        return
+    request = urllib.request.Request(url, headers={"Range": f"bytes={have}-"} if have else {})
+    with urllib.request.urlopen(request, timeout=TIMEOUT_S) as answer:
+        if have and answer.status != 206:  # the server does not go on in the middle: begin again
+            have = 0
+        with partial.open("ab" if have else "wb") as file, bytes_bar(f"downloading {what}", size, have) as progress:
+            while chunk := answer.read(CHUNK):
+                have += len(chunk)
+                if have > size:
+                    raise OSError(f"it sends more than the {size:,} bytes that the recipe names")
+                file.write(chunk)
+                progress(have)
+            file.flush()
+            os.fsync(file.fileno())
+    if have < size:
+        raise OSError(f"cut off after {have:,} of {size:,} bytes")

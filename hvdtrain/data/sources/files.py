@@ -1,0 +1,49 @@
+"""Images whose names say what they show, as COIL-100's `obj7__355.png`: the recipe's [files] has the pattern."""
+
+import re
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from hvdtrain.data.archive import Tree
+from hvdtrain.data.download import fetch
+from hvdtrain.data.select import Item
+from hvdtrain.errors import Failure, UsageError
+
+if TYPE_CHECKING:
+    from hvdtrain.data.recipe import Recipe
+
+
+class Files:
+    """The files of a tree whose base names match the pattern: its group `label` is the class, `angle` the view's."""
+
+    titles: Mapping[str, str] = {}
+
+    def __init__(self, tree: Tree, pattern: str, count: int) -> None:
+        named = re.compile(pattern)
+        self.found: list[Item] = []
+        for member in tree.members:
+            name = member.name.rsplit("/", 1)[-1]
+            if match := named.fullmatch(name):
+                groups = match.groupdict()
+                angle = int(groups.get("angle") or 0)
+                self.found.append(Item(groups["label"], name, "", groups["label"], angle, member))
+        if not self.found:
+            raise UsageError(f"'{tree.path}' has no file with a name such as the recipe describes ({pattern})")
+        if count and len(self.found) != count:
+            raise Failure(f"'{tree.path}' has {len(self.found):,} of the {count:,} images: is it whole?")
+        self.labels = sorted({item.label for item in self.found})
+        self.identity = tree.fingerprint
+
+    def items(self, labels: Sequence[str]) -> list[Item]:
+        wanted = set(labels)
+        return [item for item in self.found if item.label in wanted]
+
+    def contents(self, items: Sequence[Item]) -> Iterator[bytes]:
+        for item in items:
+            yield item.handle.read()
+
+
+def open_source(recipe: "Recipe", options: Mapping[str, Any], place: Path | None) -> Files:
+    tree = Tree(place or fetch(recipe))
+    return Files(tree, recipe.files["pattern"], recipe.files.get("count", 0))

@@ -1,0 +1,180 @@
+"""Class folders in the layouts that ImageNet and its parts come in, as a folder or an archive.
+
+- the tars of ILSVRC2012: `ILSVRC2012_img_train.tar` (a tar of `<wnid>.tar`) and, beside it, `ILSVRC2012_img_val.tar`
+  with `ILSVRC2012_devkit_t12.tar.gz`; only the classes that are wanted are read;
+- Kaggle's ILSVRC tree: `train/<wnid>/`, a flat `val/` with `LOC_val_solution.csv`, `LOC_synset_mapping.txt`;
+- Kaggle's imagenet100: `train.X1/<wnid>/` … `train.X4/<wnid>/`, `val.X/<wnid>/`, `Labels.json`;
+- `train/<class>/` and `val/<class>/`, as an extracted ILSVRC2012 or Imagenette has them;
+- any folder of class folders.
+"""
+
+import csv
+import io
+import json
+import re
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from hvdtrain.data.archive import Member, Tree
+from hvdtrain.data.download import fetch
+from hvdtrain.data.folder import SUFFIXES
+from hvdtrain.data.select import Item
+from hvdtrain.errors import Failure, UsageError
+
+if TYPE_CHECKING:
+    from hvdtrain.data.recipe import Recipe
+
+TRAIN_TAR, VALIDATION_TAR, DEVKIT = (
+    "ILSVRC2012_img_train.tar", "ILSVRC2012_img_val.tar", "ILSVRC2012_devkit_t12.tar.gz",
+)  # fmt: skip
+# A folder's name, in any case, and the part of the data set that is below it.
+PARTS = {
+    "train": r"train(\.x\d+)?|training|traindata",
+    "validation": r"val(\.x)?|valid|validation|validationdata",
+    "test": r"test|testdata",
+}
+_IN_PART = re.compile(
+    "(?:.*/)?(?:" + "|".join(f"(?P<{part}>{names})" for part, names in PARTS.items()) + ")/(?P<label>[^/]+)/[^/]+",
+    re.IGNORECASE,
+)
+_FLAT_VALIDATION = re.compile(r"(?:.*/)?val/[^/]+", re.IGNORECASE)
+
+
+class ClassFolders:
+    """Images by the folder that they are in."""
+
+    def __init__(self, tree: Tree) -> None:
+        images = [member for member in tree.members if member.name.lower().endswith(SUFFIXES)]
+        self.identity = tree.fingerprint
+        self.titles = _titles(tree)
+        found = [item for member in images if (item := _in_part(member))]
+        if not any(item.part == "train" for item in found):
+            found = [
+                Item(member.name.split("/")[-2], member.name.split("/")[-1], handle=member)
+                for member in images
+                if "/" in member.name
+            ]
+        elif solution := _member(tree, "LOC_val_solution.csv"):
+            label_of = _kaggle_solution(solution)
+            for member in images:
+                stem = Path(member.name).stem
+                if _FLAT_VALIDATION.fullmatch(member.name) and stem in label_of:
+                    found.append(Item(label_of[stem], Path(member.name).name, "validation", handle=member))
+        if not found:
+            raise UsageError(f"'{tree.path}' has no images in class folders: see `hvdtrain data build --help`")
+        self.found = sorted(found, key=lambda item: item.handle.place)
+        # A class with test images alone (ImageNet's are unlabelled) is none to train on.
+        self.labels = sorted({item.label for item in found if item.part != "test"})
+
+    def items(self, labels: Sequence[str]) -> list[Item]:
+        wanted = set(labels)
+        return [item for item in self.found if item.label in wanted]
+
+    def contents(self, items: Sequence[Item]) -> Iterator[bytes]:
+        for item in items:
+            yield item.handle.read()
+
+
+class Tars:
+    """ILSVRC2012 as it is distributed."""
+
+    def __init__(self, train: Path) -> None:
+        self.train = Tree(train)
+        self.tars = {Path(m.name).stem: m for m in self.train.members if re.fullmatch(r"n\d{8}\.tar", m.name)}
+        if not self.tars:
+            raise Failure(f"'{train}' has no tars of classes such as n01440764.tar: is it the right file?")
+        self.labels = sorted(self.tars)
+        self.titles: dict[str, str] = {}
+        self.validation: list[Item] = []
+        self.identity = self.train.fingerprint
+        if (file := train.with_name(VALIDATION_TAR)).is_file():
+            tree = Tree(file)
+            self.titles, truth = _devkit(train.with_name(DEVKIT))
+            for member in tree.members:
+                name = member.name.rsplit("/", 1)[-1]
+                if match := re.fullmatch(r"ILSVRC2012_val_(\d{8})\.JPEG", name):
+                    number = int(match[1])
+                    if not 1 <= number <= len(truth):
+                        raise Failure(f"'{file}' has {name}, for which '{DEVKIT}' has no class")
+                    self.validation.append(Item(truth[number - 1], name, "validation", handle=member))
+            self.identity += tree.fingerprint
+
+    def items(self, labels: Sequence[str]) -> list[Item]:
+        wanted = set(labels)
+        train = [
+            Item(label, Path(member.name).name, "train", handle=member)
+            for label in sorted(labels, key=lambda label: self.tars[label].place)
+            for member in self.train.within(self.tars[label])
+            if member.name.lower().endswith(SUFFIXES)
+        ]
+        return train + [item for item in self.validation if item.label in wanted]
+
+    def contents(self, items: Sequence[Item]) -> Iterator[bytes]:
+        for item in items:
+            yield item.handle.read()
+
+
+def open_source(recipe: "Recipe", options: Mapping[str, Any], place: Path | None) -> ClassFolders | Tars:
+    place = place or fetch(recipe)
+    if place.is_dir() and (place / TRAIN_TAR).is_file():
+        return Tars(place / TRAIN_TAR)
+    if place.name == TRAIN_TAR:
+        return Tars(place)
+    return ClassFolders(Tree(place))
+
+
+def _in_part(member: Member) -> Item | None:
+    match = _IN_PART.fullmatch(member.name)
+    if not match:
+        return None
+    part = next(part for part in PARTS if match[part])
+    return Item(match["label"], member.name.rsplit("/", 1)[-1], part, handle=member)
+
+
+def _member(tree: Tree, name: str) -> Member | None:
+    return next((member for member in tree.members if member.name.split("/")[-1] == name), None)
+
+
+def _titles(tree: Tree) -> dict[str, str]:
+    """Names of the classes, from `Labels.json` ({wnid: names}) or `LOC_synset_mapping.txt` (`wnid names`)."""
+    if labels := _member(tree, "Labels.json"):
+        try:
+            return {str(label): str(title) for label, title in json.loads(labels.read()).items()}
+        except (ValueError, AttributeError) as error:
+            raise Failure(f"{labels.name} cannot be read as names of classes: {error}") from None
+    if mapping := _member(tree, "LOC_synset_mapping.txt"):
+        lines = mapping.read().decode(errors="replace").splitlines()
+        return {label: title for label, _, title in (line.partition(" ") for line in lines) if title}
+    return {}
+
+
+def _kaggle_solution(solution: Member) -> dict[str, str]:
+    """{image: wnid} from `ImageId,PredictionString` lines, whose first word is the wnid."""
+    try:
+        rows = csv.DictReader(io.StringIO(solution.read().decode()))
+        return {row["ImageId"]: row["PredictionString"].split()[0] for row in rows}
+    except (ValueError, KeyError, IndexError, AttributeError) as error:
+        raise Failure(f"{solution.name} cannot be read: {error!r}") from None
+
+
+def _devkit(file: Path) -> tuple[dict[str, str], list[str]]:
+    """({wnid: names}, the wnid of each validation image) from ILSVRC2012's development kit.
+
+    The ground truth is in ILSVRC's own numbers, 1 … 1000, which meta.mat translates: they are not the order of wnids.
+    """
+    from scipy.io import loadmat
+
+    if not file.is_file():
+        raise UsageError(f"{VALIDATION_TAR} needs '{file.name}' beside it, which says what its images show")
+    tree = Tree(file)
+    meta, truth = _member(tree, "meta.mat"), _member(tree, "ILSVRC2012_validation_ground_truth.txt")
+    if not meta or not truth:
+        raise Failure(f"'{file}' holds no meta.mat or no ground truth of the validation images")
+    try:
+        synsets = loadmat(io.BytesIO(meta.read()), squeeze_me=True)["synsets"]
+        titles = {str(s["WNID"]): str(s["words"]) for s in synsets}
+        wnid = {int(s["ILSVRC2012_ID"]): str(s["WNID"]) for s in synsets}
+        return titles, [wnid[int(line)] for line in truth.read().decode().split()]
+    except Exception as error:  # scipy's reader raises much
+        raise Failure(f"'{file}' cannot be read: {error!r}") from None

@@ -1,0 +1,126 @@
+"""Small folders and archives in the shapes that data sets come in."""
+
+import io
+import json
+import random
+import tarfile
+import zipfile
+from pathlib import Path
+
+from PIL import Image
+
+
+def picture(number: int, size: tuple[int, int] = (24, 20), kind: str = "PNG") -> bytes:
+    """An image that no other number has."""
+    pixels = random.Random(number).randbytes(3 * 6 * 5)
+    buffer = io.BytesIO()
+    Image.frombytes("RGB", (6, 5), pixels).resize(size, Image.Resampling.NEAREST).save(buffer, kind)
+    return buffer.getvalue()
+
+
+def coil(objects: int = 100, step: int = 5) -> dict[str, bytes]:
+    """COIL-100's names, with the strays that its archive has."""
+    strays = {"coil-100/convertGroupppm2png.pl": b"#!/usr/bin/perl\n", "coil-100/convertGroupppm2png.pl~": b"x"}
+    small = picture(0)
+    return strays | {f"coil-100/obj{o}__{a}.png": small for o in range(1, objects + 1) for a in range(0, 360, step)}
+
+
+def wnids(count: int) -> list[str]:
+    return [f"n{1000000 + 7 * i:08d}" for i in range(count)]
+
+
+def imagenet100(labels: list[str], train: int, validation: int) -> dict[str, bytes]:
+    """Kaggle's imagenet100: four folders of classes."""
+    files = {"Labels.json": json.dumps({w: f"thing {i}, other thing {i}" for i, w in enumerate(labels)}).encode()}
+    for i, w in enumerate(labels):
+        for k in range(train):
+            files[f"train.X{i % 4 + 1}/{w}/{w}_{k}.JPEG"] = picture(1000 * i + k, kind="JPEG")
+        for k in range(validation):
+            files[f"val.X/{w}/ILSVRC2012_val_{i:04d}{k:04d}.JPEG"] = picture(1000 * i + 500 + k, kind="JPEG")
+    return files
+
+
+def kaggle(labels: list[str], train: int, validation: int) -> dict[str, bytes]:
+    """Kaggle's ILSVRC tree: validation images in one folder, their classes in a table."""
+    root = "ILSVRC/Data/CLS-LOC"
+    rows, files = ["ImageId,PredictionString"], {}
+    for i, w in enumerate(labels):
+        files |= {f"{root}/train/{w}/{w}_{k}.JPEG": picture(1000 * i + k, kind="JPEG") for k in range(train)}
+        for k in range(validation):
+            name = f"ILSVRC2012_val_{len(rows):08d}"
+            files[f"{root}/val/{name}.JPEG"] = picture(1000 * i + 500 + k, kind="JPEG")
+            rows.append(f"{name},{w} 10 20 30 40 ")
+    files[f"{root}/test/ILSVRC2012_test_00000001.JPEG"] = picture(7, kind="JPEG")
+    files["LOC_val_solution.csv"] = "\n".join(rows).encode()
+    files["LOC_synset_mapping.txt"] = "\n".join(f"{w} thing {i}, it" for i, w in enumerate(labels)).encode()
+    return files
+
+
+def plain(labels: list[str], train: int, validation: int) -> dict[str, bytes]:
+    """As Imagenette and an extracted ILSVRC2012 have it."""
+    return {
+        f"imagenette2-160/{part}/{w}/{w}_{k}.JPEG": picture(1000 * i + k, kind="JPEG")
+        for i, w in enumerate(labels)
+        for part, begin, end in (("train", 0, train), ("val", train, train + validation))
+        for k in range(begin, end)
+    }
+
+
+def class_folders(labels: list[str], images: int, _: int = 0) -> dict[str, bytes]:
+    return {f"{w}/{k}.png": picture(1000 * i + k) for i, w in enumerate(labels) for k in range(images)}
+
+
+def tarred(files: dict[str, bytes], mode: str = "w") -> bytes:
+    buffer = io.BytesIO()
+    with tarfile.open(fileobj=buffer, mode=mode) as tar:
+        for name, content in files.items():
+            info = tarfile.TarInfo(name)
+            info.size = len(content)
+            tar.addfile(info, io.BytesIO(content))
+    return buffer.getvalue()
+
+
+def zipped(files: dict[str, bytes]) -> bytes:
+    buffer = io.BytesIO()
+    with zipfile.ZipFile(buffer, "w") as archive:
+        for name, content in files.items():
+            archive.writestr(name, content)
+    return buffer.getvalue()
+
+
+def ilsvrc(folder: Path, labels: list[str], train: int, validation: int) -> Path:
+    """The three files of ILSVRC2012; its own numbers are not the order of wnids."""
+    import numpy as np
+    from scipy.io import savemat
+
+    folder.mkdir()
+    inner = {}
+    for i, w in enumerate(labels):
+        own = {f"{w}_{k}.JPEG": picture(1000 * i + k, kind="JPEG") for k in range(train)}
+        inner[f"{w}.tar"] = tarred(own)
+    (folder / "ILSVRC2012_img_train.tar").write_bytes(tarred(inner))
+    numbers = list(range(len(labels), 0, -1))
+    truth, images = [], {}
+    for k in range(validation):
+        for i, number in enumerate(numbers):
+            truth.append(number)
+            images[f"ILSVRC2012_val_{len(truth):08d}.JPEG"] = picture(1000 * i + 500 + k, kind="JPEG")
+    (folder / "ILSVRC2012_img_val.tar").write_bytes(tarred(images))
+    synsets = np.zeros(len(labels), dtype=[("ILSVRC2012_ID", "O"), ("WNID", "O"), ("words", "O")])
+    for i, w in enumerate(labels):
+        synsets[i] = (numbers[i], w, f"thing {i}, it")
+    meta = io.BytesIO()
+    savemat(meta, {"synsets": synsets})
+    devkit = {
+        "ILSVRC2012_devkit_t12/data/meta.mat": meta.getvalue(),
+        "ILSVRC2012_devkit_t12/data/ILSVRC2012_validation_ground_truth.txt": "\n".join(map(str, truth)).encode(),
+    }
+    (folder / "ILSVRC2012_devkit_t12.tar.gz").write_bytes(tarred(devkit, "w:gz"))
+    return folder
+
+
+def lay_out(folder: Path, files: dict[str, bytes]) -> Path:
+    for name, content in files.items():
+        (folder / name).parent.mkdir(parents=True, exist_ok=True)
+        (folder / name).write_bytes(content)
+    return folder
