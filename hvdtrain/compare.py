@@ -89,15 +89,14 @@ def compare(names: list[str], workers: list[int], servers: int, repeats: int, ou
     same samples in the same global batches. With no options it takes a few minutes on two cores.
     """
     runs = plan(RunConfig(**options), names, workers, servers, repeats)
-    from hvdtrain.data.build import locate
-    from hvdtrain.data.folder import scan
+    from hvdtrain.data.find import find
 
     folder = Path(out or f"runs/compare-{time.strftime('%Y%m%d-%H%M%S')}")
     check_free(folder)
     pretrained = runs[0].config.pretrained
     if pretrained not in ("", "imagenet") and not Path(pretrained).is_file():
         raise UsageError(f"--pretrained {pretrained}: no such file")
-    data = scan(locate(runs[0].config.dataset))
+    data = find(runs[0].config.dataset)
     runs[0].config.check_length(len(data.train))
     if options["device"] == "cuda":
         from hvdtrain.work import choose_device

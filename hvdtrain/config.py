@@ -12,6 +12,7 @@ from typing import Any
 import click
 
 from hvdtrain import compression, modes, recipes
+from hvdtrain.data import augment
 from hvdtrain.errors import UsageError, unknown
 
 MODELS = [f"vgg{depth}{norm}" for depth in (11, 13, 16, 19) for norm in ("", "_bn")] + ["vggf"]
@@ -78,13 +79,19 @@ class RunConfig:
 
     mode: str = option("single", "How workers are kept in step; see `hvdtrain modes`.", str)
     servers: int = option(0, "Parameter servers: the first S ranks serve, the rest work.", click.IntRange(0), ("-s",))
-    dataset: str = option("digits", "A built-in data set's name, or a folder with TrainData/ and ValidationData/.", str)
+    dataset: str = option(
+        "digits", "A data set's name, a folder with TrainData/ and ValidationData/, or the URL of packed shards.", str
+    )
     image_size: int = option(
         0, "Side in pixels, at least 32; 0 takes the first image's, at most 224.", click.IntRange(0)
     )
     model: str = option("vggf", f"One of {', '.join(MODELS)}.", str)
     width: float = option(0.125, "Scales channels and head; 1 is the published model.", click.FloatRange(0, 4, True))
     dropout: float = option(0.0, "Dropout in the head (the VGG paper has 0.5).", click.FloatRange(0, 1, False, True))
+    augment: str = option(
+        "none", "Random changes to training images: none, flip, shift-flip or crop-flip; see `hvdtrain data show`.",
+        click.Choice(augment.KINDS),
+    )  # fmt: skip
     pretrained: str = option("", "`imagenet`, or a file of weights; what does not fit is skipped and named.", str)
     batch_size: int = option(32, "Global batch: the samples of one step, over all workers.", click.IntRange(1), ("-b",))
     epochs: int = option(0, f"Passes over the training data  [default: {DEFAULT_EPOCHS}].", click.IntRange(0))
@@ -221,7 +228,7 @@ class RunConfig:
         def whole(path: str) -> str:
             return str(Path(path).expanduser().absolute())
 
-        known = self.dataset in recipes.names("datasets")
+        known = self.dataset in recipes.names("datasets") or "://" in self.dataset
         return dataclasses.replace(
             self, dataset=self.dataset if known else whole(self.dataset),
             pretrained=self.pretrained if self.pretrained in ("", "imagenet") else whole(self.pretrained),

@@ -19,10 +19,9 @@ def evaluate(run: Path, dataset: str) -> None:
     hvdtrain evaluate runs/single --dataset FOLDER
     """
     config = run_config(run)
-    from hvdtrain.data.build import locate
-    from hvdtrain.data.folder import scan
+    from hvdtrain.data.find import find
 
-    own, data = scan(locate(config.dataset)), scan(locate(dataset or config.dataset))
+    own, data = find(config.dataset), find(dataset or config.dataset)
     if own.classes != data.classes:
         known, given = ", ".join(own.classes), ", ".join(data.classes)
         raise UsageError(f"the model knows the classes {known}; {dataset} has {given}")

@@ -72,6 +72,7 @@ def manifest(job: Job, sync: Sync, model: nn.Module, seen: dict[str, Any]) -> di
         "parameters": size,
         "width": config.width,
         "dropout": config.dropout,
+        "augment": config.augment,
         "pretrained": config.pretrained,
         "dataset": config.dataset,
         **seen,

@@ -137,8 +137,8 @@ def _replay(config: RunConfig, workers: int, threads: int, lines: Lines) -> tupl
     import torch
 
     from hvdtrain.compression import Compressor
-    from hvdtrain.data.build import locate
-    from hvdtrain.data.folder import scan
+    from hvdtrain.data.augment import Augment
+    from hvdtrain.data.find import find
     from hvdtrain.data.loader import Loader
     from hvdtrain.data.sampling import Plan
     from hvdtrain.flat import flatten_weights
@@ -150,8 +150,8 @@ def _replay(config: RunConfig, workers: int, threads: int, lines: Lines) -> tupl
 
     torch.set_num_threads(threads)
     torch.use_deterministic_algorithms(config.deterministic)
-    data = scan(locate(config.dataset))
-    loader = Loader(data.train, image_side(config, data), threads)
+    data = find(config.dataset)
+    loader = Loader(data.train, image_side(config, data), threads, Augment(config.augment, config.seed))
     policy = modes.load(config.mode).policy
     crew = []
     for number in range(workers):

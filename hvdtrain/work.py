@@ -15,8 +15,9 @@ from safetensors.torch import load_file, save_file
 
 from hvdtrain import modes
 from hvdtrain.config import RunConfig
-from hvdtrain.data.build import locate
-from hvdtrain.data.folder import ImageFolder, content_hash, scan
+from hvdtrain.data.augment import Augment
+from hvdtrain.data.find import find
+from hvdtrain.data.folder import ImageFolder, content_hash
 from hvdtrain.data.loader import Loader, native_side
 from hvdtrain.errors import Failure, UsageError
 from hvdtrain.job import Job
@@ -39,7 +40,7 @@ def prepare(config: RunConfig, world: World, folder: Path, threads: int) -> Call
     Raises:
         UsageError: the data set, the device or the pretrained weights cannot be used.
     """
-    data = scan(locate(config.dataset))
+    data = find(config.dataset)
     if len(data.train) < world.workers:
         raise UsageError(f"{len(data.train)} training images are too few for {world.workers} workers")
     config.check_length(len(data.train))
@@ -100,7 +101,8 @@ def work(job: Job, data: ImageFolder, model: VGG, skipped: list[str] | None, ter
     if different := [world.servers + worker for worker, its in zip(there, differs, strict=True) if its]:
         raise Failure(f"ranks {different} do not start from the weights of rank {world.servers}")
     side = image_side(config, data)
-    loader, validation = (Loader(samples, side, job.threads) for samples in (data.train, data.validation))
+    loader = Loader(data.train, side, job.threads, Augment(config.augment, config.seed))
+    validation = Loader(data.validation, side, job.threads)
     if world.is_chief:
         seen = {
             "dataset_hash": content_hash(data), "image_size": side, "classes": len(data.classes),

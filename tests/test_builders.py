@@ -15,7 +15,8 @@ from conftest import run_python as run
 from PIL import Image
 
 from hvdtrain import recipes
-from hvdtrain.data.build import build, locate
+from hvdtrain.data.build import build
+from hvdtrain.data.find import locate
 from hvdtrain.data.folder import content_hash, scan
 from hvdtrain.data.recipe import Recipe
 from hvdtrain.errors import Failure, UsageError
@@ -139,7 +140,7 @@ def test_what_a_killed_build_left_is_cleaned_up_by_the_next(tmp_path):
 
 
 def test_processes_that_ask_at_once_get_one_folder(cache):
-    code = "from hvdtrain.data.build import locate; print(locate('digits'))"
+    code = "from hvdtrain.data.find import locate; print(locate('digits'))"
     children = [run(code) for _ in range(3)]
     answers = {child.communicate(timeout=60)[0] for child in children}
     assert [child.returncode for child in children] == [0, 0, 0]

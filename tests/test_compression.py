@@ -9,8 +9,7 @@ from torch import nn
 
 from hvdtrain import compression
 from hvdtrain.compression import Compressor
-from hvdtrain.data.build import locate
-from hvdtrain.data.folder import scan
+from hvdtrain.data.find import find
 from hvdtrain.data.loader import Loader
 from hvdtrain.errors import UsageError
 
@@ -108,7 +107,7 @@ def test_modes_take_what_they_can_send():
 @pytest.mark.parametrize("name", [*NAMES[:5], "2bit:0.02"])
 def test_a_model_learns_from_what_is_left(name):
     """Digits; every parameter's gradient is encoded and decoded at every step."""
-    data = scan(locate("digits"))
+    data = find("digits")
     train, validation = (Loader(part, 32, 1) for part in (data.train, data.validation))
     torch.manual_seed(0)
     model = nn.Sequential(nn.Flatten(), nn.Linear(3 * 32 * 32, 64), nn.ReLU(), nn.Linear(64, 10))

@@ -12,7 +12,7 @@ import zlib
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 from hvdtrain.errors import Failure, UsageError
 
@@ -60,32 +60,35 @@ class Tree:
 
     def __init__(self, path: Path) -> None:
         self.path = path
-        self._archive: Any = None
+        self._archive = cast(Any, None)  # a ZipFile or TarFile, where it is no folder
         try:
             if path.is_dir():
                 self.members = self._files()
             elif not path.exists():
                 raise UsageError(f"there is no file or folder '{path}'")
             elif zipfile.is_zipfile(path):
-                self._archive = zipfile.ZipFile(path)
-                self.members = self._checked(self._zipped(self._archive))
+                self.members = self._checked(self._zipped(self._held(zipfile.ZipFile(path))))
             elif tarfile.is_tarfile(path):
-                self._archive = tarfile.open(path)
-                self.members = self._checked(self._tarred(self._archive, 0))
+                self.members = self._checked(self._tarred(self._held(tarfile.open(path)), 0))
+                while self.is_sequential and self._archive.fileobj.read(2**20):
+                    pass  # the checksum of what was decompressed comes last
             else:
                 raise UsageError(f"'{path}' is neither a folder nor a zip or tar archive, or it is damaged")
         except OSError as error:
             raise Failure(f"cannot read '{error.filename or path}': {error.strerror or error}") from None
         except BROKEN as error:
             raise Failure(f"'{path}' is damaged: {error}") from None
-        if self._archive:
-            weakref.finalize(self, self._archive.close)  # its members live as long as they are needed, and no longer
         listed = hashlib.sha256()
         for member in self.members:
             listed.update(
                 f"{member.name}\0{member.size}\0{getattr(member.handle, 'CRC', '')}\n".encode(errors="replace")
             )
         self.fingerprint = listed.hexdigest()
+
+    def _held(self, archive: Any) -> Any:
+        self._archive = archive
+        weakref.finalize(self, archive.close)  # open for as long as any member is needed
+        return archive
 
     @property
     def is_sequential(self) -> bool:

@@ -1,4 +1,4 @@
-"""Builds image folders from the recipes in `datasets/`, and finds the folder that a data set's name stands for."""
+"""Builds image folders from the recipes in `datasets/`."""
 
 import hashlib
 import os
@@ -9,14 +9,13 @@ from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
-from hvdtrain import recipes
 from hvdtrain.data import image
 from hvdtrain.data.folder import TEST, TRAIN, VALIDATION
-from hvdtrain.data.place import appearing, cache_root, locked
+from hvdtrain.data.place import appearing, locked
 from hvdtrain.data.recipe import Order, Recipe
 from hvdtrain.data.select import Item, by_class, choose_labels, divide
 from hvdtrain.data.sources import Source, open_source
-from hvdtrain.errors import Failure, UsageError, unknown
+from hvdtrain.errors import Failure, UsageError
 
 MANIFEST = "dataset.toml"
 MAKER = "hvdtrain data build"  # signs the folders that may be replaced
@@ -77,27 +76,6 @@ def is_built(order: Order, out: Path, identity: str = "") -> bool:
     """Whether the folder holds exactly what is ordered, of the images that this identity stands for."""
     found = read_manifest(out)
     return (found.get("key"), found.get("input", {}).get("identity", "")) == (order.key, identity)
-
-
-def locate(dataset: str) -> Path:
-    """The folder of a data set, resolved: a recipe's name (built into the user's cache on first use) or a folder.
-
-    The name of a recipe comes before a folder of that name; `./NAME` is the folder. Any number of processes may ask
-    at once: one builds, the others wait.
-
-    Raises:
-        UsageError: neither a name nor a folder; the names are listed. What is in a folder is not looked at.
-    """
-    if dataset in recipes.names("datasets"):
-        order = Recipe.load(dataset).choose()
-        return build(dataset, cache_root() / "datasets" / f"{dataset}-{order.key[:12]}")
-    try:
-        folder = Path(dataset).expanduser()
-        if os.sep in dataset or folder.is_dir():
-            return folder.resolve()
-    except (OSError, RuntimeError) as error:  # a name too long, a home that nobody has, links in a circle
-        raise UsageError(f"--dataset {dataset[:80]} cannot be looked at: {error}") from None
-    raise UsageError(f"{unknown('data set', dataset, recipes.names('datasets'))}, or give a folder such as ./{dataset}")
 
 
 def plan(order: Order, source: Source) -> tuple[list[Planned], dict[str, dict[str, int]]]:

@@ -1,5 +1,6 @@
 """`hvdtrain data`: build and inspect image folders."""
 
+import os
 from pathlib import Path
 from typing import Any
 
@@ -10,7 +11,7 @@ from hvdtrain.data.build import MANIFEST, build
 from hvdtrain.data.folder import TEST, TRAIN, VALIDATION, scan
 from hvdtrain.data.recipe import Recipe
 from hvdtrain.data.select import SPLITS
-from hvdtrain.errors import UsageError
+from hvdtrain.errors import Failure, UsageError
 
 
 @click.group()
@@ -122,3 +123,90 @@ def _state(out: Path) -> float:
         return (out.expanduser() / MANIFEST).stat().st_mtime_ns
     except OSError:
         return 0
+
+
+@data.command("check")
+@click.argument("dataset", metavar="FOLDER")
+def check_(dataset: str) -> None:
+    """Decode and hash every image of FOLDER (or of a data set's name, or of packed shards' URL).
+
+    Prints the images of each class. Exit code 1 where an image cannot be decoded, where the same image is in two
+    parts, or where a folder that `data build` made does not hold what it was built with.
+    """
+    from rich.console import Console
+    from rich.markup import escape
+    from rich.table import Table
+
+    from hvdtrain.data.check import check
+    from hvdtrain.data.find import find
+    from hvdtrain.progress import count_bar
+
+    with count_bar("checking") as progress:
+        findings = check(find(dataset), len(os.sched_getaffinity(0)), progress)
+    parts = [part for part in ("train", "validation", "test") if any(part in own for own in findings.counts.values())]
+    table = Table("class", *parts, box=None, pad_edge=False)
+    for name, own in findings.counts.items():
+        table.add_row(escape(name), *(f"{own.get(part, 0):,}" for part in parts))
+    table.add_row("all", *(f"{sum(own.get(part, 0) for own in findings.counts.values()):,}" for part in parts))
+    Console().print(table)
+    for line in findings.notes:
+        click.echo(f"note: {line}")
+    for line in findings.problems:
+        click.echo(f"WRONG: {line}")
+    if findings.problems:
+        raise Failure(f"{dataset}: {len(findings.problems)} problem(s)")
+    click.echo("every image can be decoded, and is in one part only")
+
+
+@data.command("show")
+@click.argument("dataset", metavar="FOLDER")
+@click.option("--out", type=click.Path(path_type=Path), default="sheet.png", show_default=True, help="A new PNG file.")
+@click.option("--images", "-k", type=click.IntRange(2, 20), default=8, show_default=True, help="Images of each class.")
+def show_(dataset: str, out: Path, images: int) -> None:
+    """Draw a contact sheet of FOLDER: images of each class, their numbers, and what `--augment` does to them.
+
+    \b
+      hvdtrain data show digits --out digits.png
+    """
+    if out.exists():
+        raise UsageError(f"--out {out} is there already: name a new file")
+    if not out.parent.is_dir():
+        raise UsageError(f"--out {out}: there is no folder {out.parent}")
+    from hvdtrain.data.find import find
+
+    found = find(dataset)
+    from hvdtrain.data.sheet import draw
+
+    draw(found, images, len(os.sched_getaffinity(0)), out)
+    click.echo(f"wrote {out}")
+
+
+@data.command("pack")
+@click.argument("folder", type=click.Path(path_type=Path))
+@click.argument("url")
+@click.option(
+    "--shard-mb", type=click.IntRange(1, 4096), default=128, show_default=True, help="MiB of a shard at most."
+)
+@click.option("--force", is_flag=True, help="Replace what is packed at URL.")
+def pack_(folder: Path, url: str, shard_mb: int, force: bool) -> None:
+    """Pack the image folder FOLDER into tar shards at URL, to train from there without a copy on every machine.
+
+    \b
+      hvdtrain data pack coil s3://bucket/coil
+      hvdtrain train --dataset s3://bucket/coil
+      hvdtrain train --dataset simplecache::https://host/coil    (shards are kept in your cache)
+
+    URL is anything that fsspec writes to: file:///… , s3://… (with s3fs installed), gs://… (gcsfs), and more. The
+    shards have webdataset's layout. A job sees the same samples in the same order as from FOLDER, and a report takes
+    both for the same data set.
+    """
+    from hvdtrain.data.find import is_url
+    from hvdtrain.data.shards import pack
+    from hvdtrain.progress import count_bar
+
+    if not is_url(url):
+        raise UsageError(f"'{url}' is not a URL: give one such as file:///data/coil or s3://bucket/coil")
+    found = scan(folder.expanduser().resolve())
+    with count_bar("packing") as progress:
+        made = pack(found, url.rstrip("/"), shard_mb * 2**20, force, progress)
+    click.echo(f"{url} holds {folder}" if made else f"{url} already holds this data set; nothing to do")

@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 from hvdtrain.errors import UsageError
 
@@ -13,18 +14,24 @@ TRAIN, VALIDATION, TEST = "TrainData", "ValidationData", "TestData"
 SUFFIXES = (".png", ".jpg", ".jpeg", ".bmp", ".webp")  # in any case
 SHAPE = f"images belong in {TRAIN}/<class>/ and {VALIDATION}/<class>/"
 
-Samples = tuple[tuple[Path, int], ...]
+Samples = tuple[tuple[Any, int], ...]  # a Path, or what has read_bytes and a name as it does; the number of its class
 
 
 @dataclass(frozen=True)
 class ImageFolder:
-    """What a folder holds: sorted class names, and samples (file, class index) sorted by class and file name."""
+    """What a folder holds: sorted class names, and samples (file, class index) sorted by class and file name.
 
-    root: Path
+    Attributes:
+        root: the folder, or the URL that its images were packed to.
+        known_hash: what content_hash gave when it was packed.
+    """
+
+    root: Any
     classes: tuple[str, ...]
     train: Samples
     validation: Samples
     test: Samples = ()
+    known_hash: str = ""
 
 
 def scan(root: Path) -> ImageFolder:
@@ -71,6 +78,8 @@ def content_hash(folder: ImageFolder) -> str:
 
     Equal for equal images wherever the folder lies. UsageError where an image cannot be read.
     """
+    if folder.known_hash:  # every image's checksum is checked when it is read
+        return folder.known_hash
     files = [path for path, _ in folder.train + folder.validation]
     batches = [files[start : start + 256] for start in range(0, len(files), 256)]
     total = hashlib.sha256()

@@ -1,14 +1,18 @@
-"""Images of an image folder as batches of tensors, decoded ahead of the training loop."""
+"""Images of a data set as batches of tensors, read and decoded ahead of the training loop."""
 
+import io
 from collections import deque
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import torch
 from PIL import Image, ImageOps
 
+from hvdtrain.data.augment import Augment
+from hvdtrain.data.folder import Samples
 from hvdtrain.data.sampling import Share
 from hvdtrain.errors import Failure
 
@@ -17,11 +21,13 @@ Batch = tuple[torch.Tensor, torch.Tensor]  # images [n, 3, side, side] uint8, la
 # Decoded images are kept if all of them fit: small sets are decoded once, not once an epoch.
 CACHE_BYTES = 512 * 2**20
 AHEAD = 2  # batches decoded ahead of the loop, where they are not kept
+READ_AHEAD = 6  # and batches read ahead of those, where images come over a network
+READERS = 16  # reads under way at once there: each waits for an answer more than it works
 
 
-def native_side(path: Path) -> int:
+def native_side(sample: Any) -> int:
     """The side, in pixels, at which an image is trained on if nobody says: its shorter one, within 32 … 224."""
-    with _open(path) as image:
+    with _open(sample, _read(sample)) as image:
         return max(32, min(224, *image.size))
 
 
@@ -29,45 +35,71 @@ class Loader:
     """Decodes, resizes and batches samples. Threads, not processes: a fork after MPI or rpc has started is unsafe.
 
     Args:
-        samples: (file, class index) of every image.
+        samples: (file or part of a shard, class index) of every image.
         side: the middle square of an image is scaled to this side.
         threads: how many images are decoded at once.
+        augment: random changes; by default none.
 
     Raises:
         Failure: an image cannot be read; the message names it.
     """
 
-    def __init__(self, samples: Sequence[tuple[Path, int]], side: int, threads: int) -> None:
-        self.samples, self.side = samples, side
+    def __init__(self, samples: Samples, side: int, threads: int, augment: Augment | None = None) -> None:
+        self.samples, self.side, self.augment = samples, side, augment or Augment("none", 0)
         self.pool = ThreadPoolExecutor(threads, thread_name_prefix="decode")
+        remote = not isinstance(samples[0][0], Path)
+        self.readers = ThreadPoolExecutor(READERS, thread_name_prefix="read") if remote else None
+        self.ahead = AHEAD + (READ_AHEAD if remote else 0)
         self.labels = torch.tensor([label for _, label in samples])
         self.cache: torch.Tensor | None = None
-        if len(samples) * 3 * side * side <= CACHE_BYTES:
-            self.cache = torch.stack(list(self.pool.map(self._decode, range(len(samples)))))
+        if len(samples) * 3 * side * side <= CACHE_BYTES and not self.augment.crops:
+            numbers = range(len(samples))
+            self.cache = torch.stack([image.result() for image in self._decoded(numbers, 0)])
 
     def batches(self, shares: Iterable[Share]) -> Iterator[tuple[Share, Batch]]:
         """Each share with its batch, in order."""
         waiting: deque[tuple[Share, list[Future[torch.Tensor]]]] = deque()
         for share in shares:
             if self.cache is not None:
-                yield share, (self.cache[share.indices], self.labels[share.indices])
+                yield share, self._batch(share, self.cache[share.indices])
                 continue
-            waiting.append((share, [self.pool.submit(self._decode, i) for i in share.indices]))
-            if len(waiting) > AHEAD:
+            waiting.append((share, self._decoded(share.indices, share.epoch)))
+            if len(waiting) > self.ahead:
                 yield self._collect(*waiting.popleft())
         while waiting:
             yield self._collect(*waiting.popleft())
 
     def _collect(self, share: Share, images: list[Future[torch.Tensor]]) -> tuple[Share, Batch]:
-        return share, (torch.stack([image.result() for image in images]), self.labels[share.indices])
+        return share, self._batch(share, torch.stack([image.result() for image in images]))
 
-    def _decode(self, index: int) -> torch.Tensor:
-        with _open(self.samples[index][0]) as image:
+    def _batch(self, share: Share, images: torch.Tensor) -> Batch:
+        if self.augment.kind != "none":
+            changed = zip(images, share.indices, strict=True)
+            images = torch.stack([self.augment.change(image, share.epoch, index) for image, index in changed])
+        return images, self.labels[share.indices]
+
+    def _decoded(self, indices: Iterable[int], epoch: int) -> list[Future[torch.Tensor]]:
+        """Squares of these samples, when they are there."""
+        if not self.readers:
+            return [self.pool.submit(self._decode, index, epoch, None) for index in indices]
+        return [
+            self.pool.submit(self._decode, index, epoch, self.readers.submit(_read, self.samples[index][0]))
+            for index in indices
+        ]
+
+    def _decode(self, index: int, epoch: int, read: Future[bytes] | None) -> torch.Tensor:
+        sample = self.samples[index][0]
+        with _open(sample, read.result() if read else _read(sample)) as image:
             try:
-                fitted = ImageOps.fit(_rgb(image), (self.side, self.side), Image.Resampling.BILINEAR)
+                square = (self.side, self.side)
+                if self.augment.crops:
+                    box = self.augment.box(image.size, epoch, index)
+                    fitted = _rgb(image).resize(square, Image.Resampling.BILINEAR, box)
+                else:
+                    fitted = ImageOps.fit(_rgb(image), square, Image.Resampling.BILINEAR)
                 return torch.from_numpy(np.array(fitted)).permute(2, 0, 1).contiguous()
             except Exception as error:  # PIL's decoders raise OSError, ValueError, SyntaxError and others
-                raise Failure(f"cannot decode {self.samples[index][0]}: {error}") from None
+                raise Failure(f"cannot decode {sample}: {error}") from None
 
 
 def _rgb(image: Image.Image) -> Image.Image:
@@ -76,8 +108,15 @@ def _rgb(image: Image.Image) -> Image.Image:
     return image.convert("RGB")
 
 
-def _open(path: Path) -> Image.Image:
+def _read(sample: Any) -> bytes:
     try:
-        return Image.open(path)
+        return sample.read_bytes()
+    except OSError as error:
+        raise Failure(f"cannot read the image {sample}: {error.strerror or error}") from None
+
+
+def _open(sample: Any, content: bytes) -> Image.Image:
+    try:
+        return Image.open(io.BytesIO(content))
     except Exception as error:  # as above: a broken header provokes them too
-        raise Failure(f"cannot read the image {path}: {error}") from None
+        raise Failure(f"cannot read the image {sample}: {error}") from None

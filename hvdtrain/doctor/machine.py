@@ -142,7 +142,7 @@ def data_sets() -> Finding:
 
 def cache() -> Finding:
     """Whether data sets can be built into the user's cache; nothing is left there."""
-    from hvdtrain.data.build import cache_root
+    from hvdtrain.data.place import cache_root
 
     folder = cache_root()
     try:

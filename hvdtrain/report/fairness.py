@@ -15,6 +15,7 @@ EVERYWHERE = {
     "width": "it scales every layer, and with it both computing and traffic",
     "image_size": "it decides the work of every convolution",
     "dropout": "it changes what is learned",
+    "augment": "the same random changes to the same images",
     "dataset_hash": "the same images, byte for byte, in the same split",
     "train_samples": "an epoch is equally long",
     "validation_samples": "accuracy is measured on equally many images",

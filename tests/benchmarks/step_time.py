@@ -79,15 +79,14 @@ def peer(kind: str, args: argparse.Namespace) -> None:
     import torch
     import torch.nn.functional as F
 
-    from hvdtrain.data.build import locate
-    from hvdtrain.data.folder import scan
+    from hvdtrain.data.find import find
     from hvdtrain.data.loader import Loader
     from hvdtrain.models import VGG
 
     rank, ranks = int(os.environ["OMPI_COMM_WORLD_RANK"]), int(os.environ["OMPI_COMM_WORLD_SIZE"])
     torch.set_num_threads(1)
     torch.manual_seed(0)
-    data = scan(locate("digits"))
+    data = find("digits")
     loader = Loader(data.train, args.image_size, 1)
     mean = torch.tensor([0.485, 0.456, 0.406]).view(1, 3, 1, 1) * 255
     deviation = torch.tensor([0.229, 0.224, 0.225]).view(1, 3, 1, 1) * 255
