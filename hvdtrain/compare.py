@@ -168,14 +168,15 @@ def _follow(run: Planned, folder: Path) -> Iterator[int | str]:
         code = job.returncode or 0
     if code or not summary.is_file():
         yield reason(log, code)
+    elif lost := json.loads(summary.read_text())["lost_workers"]:
+        yield f"it finished without ranks {lost}, which died on the way: the report leaves it out"
 
 
 def _result(folder: Path) -> str:
     summary = json.loads((folder / "summary.json").read_text())
     loss, accuracy = summary["val_loss"], summary["val_accuracy"]
     learned = f"validation accuracy {accuracy:.4f}" if math.isfinite(loss) else f"DIVERGED: validation loss {loss}"
-    lost = f", LOST ranks {summary['lost_workers']}" if summary["lost_workers"] else ""
-    return f"{summary['samples_per_s']:.0f} samples/s, {learned}{lost}"
+    return f"{summary['samples_per_s']:.0f} samples/s, {learned}"
 
 
 def _report(folder: Path) -> None:

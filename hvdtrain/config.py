@@ -171,8 +171,8 @@ class RunConfig:
         for name in self._idle():
             users = ", ".join(mode for mode in modes.names() if _USED_IN[name](mode))
             raise UsageError(f"{_flag(name)} does nothing in --mode {self.mode}: it is for {users}")
-        if self.bucket_mb < 2**-10:
-            raise UsageError(f"--bucket-mb {self.bucket_mb} is less than a KiB, which is 0.0009765625")
+        if self.bucket_mb < 2**-4:
+            raise UsageError(f"--bucket-mb {self.bucket_mb} is less than 64 KiB, 0.0625: messages would be too many")
         compression.check(self.compression, self.mode)
         if 0 < self.image_size < 32:
             raise UsageError(f"--image-size {self.image_size} is too small: a VGG halves it five times, so at least 32")

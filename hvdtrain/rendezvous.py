@@ -6,6 +6,7 @@ from datetime import timedelta
 from typing import TYPE_CHECKING
 
 from hvdtrain import ring
+from hvdtrain.deadline import or_exit
 from hvdtrain.errors import Failure
 from hvdtrain.world import World
 
@@ -34,10 +35,11 @@ def open_store(world: World, timeout: float) -> "Store":
         return _listen("127.0.0.1", 0, limit)
     if world.starter in ("env", "srun"):
         raise Failure(f"ranks started by {world.starter} need MASTER_ADDR and MASTER_PORT to find each other")
-    ring.join(world)
-    store = _listen(world.own_address(), 0, limit) if world.rank == 0 else None
-    host, port = ring.tell_all((world.own_address(), store.port) if store else None)
-    ring.leave()
+    with or_exit(timeout, f"rank {world.rank} did not find all {world.size} ranks"):
+        ring.join(world)
+        store = _listen(world.own_address(), 0, limit) if world.rank == 0 else None
+        host, port = ring.tell_all((world.own_address(), store.port) if store else None)
+        ring.leave()
     return store or TCPStore(host, port, is_master=False, timeout=limit)
 
 

@@ -70,7 +70,8 @@ def _read(run: Path) -> tuple[RunConfig, int, int]:
         raise UsageError(f"{run}: its summary.json or manifest.json cannot be read: {error}") from None
 
 
-Lines = dict[tuple[int, int], list[tuple[int, int]]]  # (server, bucket) -> (worker, step) of its pushes, in order
+Line = tuple[int, int, int, int]  # worker, step, version read, version made
+Lines = dict[tuple[int, int], list[Line]]  # (server, bucket) -> its pushes, in order
 
 
 def _read_ledgers(run: Path, servers: int, workers: int) -> Lines:
@@ -91,7 +92,7 @@ def _read_ledgers(run: Path, servers: int, workers: int) -> Lines:
                     if (server, bucket, worker, step) in seen:
                         raise UsageError(f"{path}, line {number}: step {step} of worker {worker} was applied before")
                     seen.add((server, bucket, worker, step))
-                    lines.setdefault((server, bucket), []).append((worker, step))
+                    lines.setdefault((server, bucket), []).append((worker, step, read, made))
         except (OSError, ValueError, KeyError, TypeError, csv.Error) as error:
             raise UsageError(f"{path} cannot be read: {error}") from None
     return lines
@@ -181,25 +182,25 @@ def _replay(config: RunConfig, workers: int, threads: int, lines: Lines) -> tupl
         epoch += 1
         last = epoch * plans[0].steps_per_epoch
         for worker, plan in zip(crew, plans, strict=True):
-            mine = {step for n, step in orders[0] if n == worker.number and step <= last}
+            mine = {step for n, step, _, _ in orders[0] if n == worker.number and step <= last}
             worker.shares = deque(share for share in plan.epoch(epoch) if share.step in mine)
             worker.answers = None
         _epoch(config, total, loader, pieces, buckets, orders, crew)
         if sum(map(len, orders)) == left:
             raise Failure(f"the ledgers have no push of epoch {epoch}, but of later ones")
-        for worker in crew:  # evaluation begins with everybody reading the newest weights
-            for number, (piece, bucket) in enumerate(zip(pieces, buckets, strict=True)):
-                worker.weights[piece.start : piece.stop].copy_(bucket.weights)
-                worker.versions[number] = bucket.version
         for bucket in buckets:
             for worker in crew:
-                bucket.rest(worker.number)
+                bucket.rest(worker.number, worker.step)
+        for worker in crew:  # evaluation begins with everybody reading the newest weights
+            for number, (piece, bucket) in enumerate(zip(pieces, buckets, strict=True)):
+                worker.weights[piece.start : piece.stop].copy_(bucket.read(worker.number).weights)
+                worker.versions[number] = bucket.version
     return {name: p.detach() for name, p in crew[0].model.named_parameters()}, pushes
 
 
 def _epoch(
     config: RunConfig, total: int | None, loader: "Loader", pieces: list["Piece"], buckets: list["Bucket"],
-    orders: list[deque[tuple[int, int]]], crew: list[Worker],
+    orders: list[deque[Line]], crew: list[Worker],
 ) -> None:  # fmt: skip
     """Replay until every worker has no share left and every gradient is applied."""
     from hvdtrain.optim import lr_at
@@ -213,7 +214,7 @@ def _epoch(
                 moved = True
         for number, order in enumerate(orders):
             while order:
-                who, step = order[0]
+                who, step, read, made = order[0]
                 worker = crew[who]
                 if worker.step != step or worker.answers is None or number in worker.answers:
                     break
@@ -223,6 +224,15 @@ def _epoch(
                 worker.answers[number] = buckets[number].push(
                     Push(who, step, worker.versions[number], lr_at(config, step, total), gradient)
                 )  # fmt: skip
+                waits = (
+                    config.mode == "ps-sync" and not worker.answers[number].done()
+                )  # its version comes with the last
+                if read != worker.versions[number] or (made != buckets[number].version and not waits):
+                    raise Failure(
+                        f"the ledger of server {pieces[number].server} has push {step} of worker {who} read version "
+                        f"{read} of bucket {number} and make {made}; it read {worker.versions[number]} and made "
+                        f"{buckets[number].version}"
+                    )
                 moved = True
         if not moved:
             break

@@ -65,8 +65,12 @@ class Terminal:
     err: TextIO
 
 
+terminal: Terminal | None = None  # since open_logs
+
+
 def open_logs(folder: Path, rank: int) -> Terminal:
     """Send all that this process prints, C libraries included, to logs/rank.{r}.{out,err}; return the terminal."""
+    global terminal
     terminal = Terminal(os.fdopen(os.dup(1), "w", buffering=1), os.fdopen(os.dup(2), "w", buffering=1))
     logs = folder / "logs"
     logs.mkdir(parents=True, exist_ok=True)

@@ -30,12 +30,14 @@ class History:
 
     Attributes:
         evaluations: a row each of step, epoch, samples (of all workers), train_s, val_loss, val_accuracy.
+        samples: trained on by all workers, up to the last evaluation.
         wall_s: training seconds, evaluation left out.
         digest: sum over this worker's samples of a hash of (step, index), modulo 2**48: equal sums over all
             workers mean equal samples at equal steps.
     """
 
     evaluations: list[dict[str, Any]] = field(default_factory=list)
+    samples: int = 0
     wall_s: float = 0.0
     digest: int = 0
 
@@ -59,7 +61,7 @@ def train(
     model.train()
     # A warm start for nobody: the clock starts when every worker is ready.
     sync.sum(torch.zeros(1))
-    started, evaluating, epoch, over = time.perf_counter(), 0.0, 0, False
+    started, evaluating, epoch, counted, over = time.perf_counter(), 0.0, 0, 0, False
     while not over:
         epoch += 1
         clock.start()
@@ -90,17 +92,20 @@ def train(
             clock.start()  # writing metrics is nobody's wait for data
         sync.refresh()
         # A barrier: the first has waited for the last. Where steps are not common, one worker's end is everyone's.
-        finished, samples = sync.sum(torch.tensor([over, recorder.samples], dtype=torch.float64)).tolist()
+        new = recorder.samples - counted
+        counted = recorder.samples
+        finished, samples = sync.sum(torch.tensor([over, new], dtype=torch.float64)).tolist()
         over = finished > 0
+        history.samples += int(samples)  # of a worker that was lost meanwhile, up to here
         recorder.flush()
         began = time.perf_counter()
         history.wall_s = began - started - evaluating
         loss_mean, accuracy = evaluate(job, model, sync, validation, normalise)
         history.evaluations.append(
-            {"step": share.step, "epoch": epoch, "samples": int(samples), "train_s": history.wall_s,
+            {"step": share.step, "epoch": epoch, "samples": history.samples, "train_s": history.wall_s,
              "val_loss": loss_mean, "val_accuracy": accuracy}
         )  # fmt: skip
-        recorder.evaluation(share.step, loss_mean, accuracy, samples / history.wall_s)
+        recorder.evaluation(share.step, loss_mean, accuracy, history.samples / history.wall_s)
         report.evaluation(history.evaluations[-1])
         evaluating += time.perf_counter() - began
     return history

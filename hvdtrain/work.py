@@ -143,21 +143,21 @@ def summarise(job: Job, sync: Sync, recorder: Recorder, history: History) -> dic
     rss = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024 / 2**20
     there, rows = _gather(
         sync, job,
-        [recorder.samples, recorder.steps, history.digest, rss, history.wall_s, stale_sum,
+        [recorder.steps, history.digest, rss, history.wall_s, stale_sum,
          max(recorder.staleness, default=0), *(recorder.seconds[p] for p in PHASES), *histogram],
     )  # fmt: skip
-    samples, steps, digest, rss, wall, stale_sum, stale_max = rows[:, :7].T
-    seconds = rows[:, 7 : 7 + len(PHASES)].sum(0) / steps.sum()
-    counts = {str(i): int(n) for i, n in enumerate(rows[:, 7 + len(PHASES) :].sum(0).tolist()) if n}
+    steps, digest, rss, wall, stale_sum, stale_max = rows[:, :6].T
+    seconds = rows[:, 6 : 6 + len(PHASES)].sum(0) / steps.sum()
+    counts = {str(i): int(n) for i, n in enumerate(rows[:, 6 + len(PHASES) :].sum(0).tolist()) if n}
     last = history.evaluations[-1]
     reached = [e["train_s"] for e in history.evaluations if e["val_accuracy"] >= job.config.target_accuracy]
     has_staleness = bool(counts)
     return {
         "status": "done",
         "steps": int(steps.max()),
-        "samples": int(samples.sum()),
+        "samples": history.samples,
         "wall_s": wall.max().item(),
-        "samples_per_s": samples.sum().item() / wall.max().item(),
+        "samples_per_s": history.samples / wall.max().item(),
         "val_accuracy": last["val_accuracy"],
         "val_loss": last["val_loss"],
         "target_accuracy": job.config.target_accuracy,

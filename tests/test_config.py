@@ -44,6 +44,7 @@ VALUES = {
     "deterministic": st.booleans(), "repeat": st.integers(1, 10**6),
     "staleness": st.integers(0), "delay_compensation": st.floats(0, allow_infinity=False),
     "staleness_lr": st.booleans(), "compression": TEXT, "bucket_mb": st.floats(0, 32, exclude_min=True),
+    "augment": st.sampled_from(["none", "flip", "shift-flip", "crop-flip"]),
     "record": st.booleans(), "warmup": st.integers(0), "nesterov": st.booleans(),
 }  # fmt: skip
 CONFIGS = st.builds(RunConfig, **VALUES)
@@ -91,7 +92,7 @@ def test_to_a_file_and_back(config):
 
 @pytest.mark.parametrize("f", FIELDS, ids=lambda f: f.name)
 def test_one_option_alone_is_all_that_the_command_line_says(f):
-    value = {"mode": "ddp", "schedule": "constant", "push_scale": "none"}.get(
+    value = {"mode": "ddp", "schedule": "constant", "push_scale": "none", "augment": "flip"}.get(
         f.name, {str: "other", int: 7, float: 0.5, bool: True}[type(f.default)]
     )
     config = RunConfig(**{f.name: value})

@@ -1,11 +1,11 @@
 """Downloads from a real server on this machine: resumed, checked, kept."""
 
+import contextlib
 import hashlib
-import threading
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 
 import archives
 import pytest
+from servers import serving
 
 from hvdtrain.data.build import build
 from hvdtrain.data.download import fetch
@@ -14,53 +14,26 @@ from hvdtrain.data.recipe import Recipe
 from hvdtrain.errors import Failure
 
 
-class Server(ThreadingHTTPServer):
-    """Serves one file. `cuts` are how many bytes it sends before it hangs up, one an answer; then all."""
-
-    def __init__(self, content, ranges=True):
-        super().__init__(("127.0.0.1", 0), Handler)
-        self.content, self.ranges, self.cuts, self.asked = content, ranges, [], []
-        self.url = f"http://127.0.0.1:{self.server_address[1]}/in.zip"
-
-
-class Handler(BaseHTTPRequestHandler):
-    def do_GET(self):
-        asked = self.headers.get("Range")
-        self.server.asked.append(asked)
-        begin = int(asked.split("=")[1].split("-")[0]) if asked and self.server.ranges else 0
-        rest = self.server.content[begin:]
-        self.send_response(206 if begin else 200)
-        self.send_header("Content-Length", str(len(rest)))
-        self.end_headers()
-        self.wfile.write(rest[: self.server.cuts.pop(0)] if self.server.cuts else rest)
-
-    def log_message(self, *args):
-        pass
-
-
-@pytest.fixture
-def serve(monkeypatch, tmp_path):
-    monkeypatch.setenv("HVDTRAIN_CACHE", str(tmp_path / "cache"))
-    servers = []
-
-    def start(content, **options):
-        server = Server(content, **options)
-        servers.append(server)
-        threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.02}, daemon=True).start()
-        return server
-
-    yield start
-    for server in servers:
-        server.shutdown()
-        server.server_close()
-
-
 def recipe(content, *urls, **changed):
     origin = {"file": "in.zip", "urls": list(urls), "bytes": len(content)}
     origin["sha256"] = hashlib.sha256(content).hexdigest()
     return Recipe(
         "some", "t", "s", "imagenet", "l", "c", 1, 0, 0.2, "", {"classes": ""}, origin | changed
     )  # fmt: skip
+
+
+@pytest.fixture
+def serve(monkeypatch, tmp_path):
+    """Starts a server of one file at the address `url`."""
+    monkeypatch.setenv("HVDTRAIN_CACHE", str(tmp_path / "cache"))
+    with contextlib.ExitStack() as stack:
+
+        def start(content, ranges=True):
+            server = stack.enter_context(serving({"/in.zip": content}, ranges))
+            server.url += "/in.zip"
+            return server
+
+        yield start
 
 
 CONTENT = archives.zipped(archives.class_folders(["cat", "dog"], 5))

@@ -53,14 +53,20 @@ def test_a_replay_in_another_order_is_told_from_the_run(tmp_path):
     out = tmp_path / "run"
     train(out, "ps-async", 1, 2, *SMALL, "--record", "--lr", "0.01")
     ledger = out / "ledger.server0.csv"
-    header, *lines = ledger.read_text().splitlines()
+    header, *whole = ledger.read_text().splitlines()
+    lines = list(whole)
     own = [i for i, line in enumerate(lines) if line.startswith("0,")]  # of the first bucket
     i, j = next((i, j) for i, j in itertools.pairwise(own) if lines[i].split(",")[1] != lines[j].split(",")[1])
     lines[i], lines[j] = lines[j], lines[i]
     ledger.write_text("\n".join([header, *lines]) + "\n")
     replayed = replay(out)
     assert replayed.returncode == 1, replayed.stdout
-    assert "weights differ from those" in replayed.stdout
+    assert "the ledger of server 0 has push" in replayed.stdout
+    ledger.write_text("\n".join([header, *whole]) + "\n")
+    config = out / "config.toml"
+    config.write_text(config.read_text().replace("lr = 0.01", "lr = 0.011"))
+    replayed = replay(out)
+    assert replayed.returncode == 1 and "weights differ from those" in replayed.stdout
 
 
 def test_a_run_that_cannot_be_replayed_is_refused_in_a_line(tmp_path):
@@ -68,6 +74,16 @@ def test_a_run_that_cannot_be_replayed_is_refused_in_a_line(tmp_path):
     train(out, "ps-async", 1, 1, *SMALL, "--record")
     ledger = out / "ledger.server0.csv"
     whole = ledger.read_text()
+    header, first, *rest = whole.splitlines()
+    for at in (3, 4):  # version_read, version
+        row = first.split(",")
+        row[at] = str(int(row[at]) + 7) if at == 4 else "5"
+        row[4] = str(max(int(row[4]), 6)) if at == 3 else row[4]
+        ledger.write_text("\n".join([header, ",".join(row), *rest]) + "\n")
+        replayed = replay(out)
+        assert (
+            replayed.returncode == 1 and "the ledger of server 0 has push 1 of worker 0 read version" in replayed.stdout
+        )
     for more, words in [("0,9,1,0,1\n", "no push of 1 worker"), (whole.splitlines()[1] + "\n", "was applied before")]:
         ledger.write_text(whole + more)
         assert f"line {len(whole.splitlines()) + 1}: " in (said := refusal(out))
@@ -163,3 +179,17 @@ def test_a_rank_that_the_others_need_ends_the_job_whatever_its_starter_does(mode
         said, _ = job.communicate(timeout=30)
     assert job.returncode == 1
     assert re.match("hvdtrain: " + says, said), said
+
+
+def test_a_rank_that_dies_before_the_others_have_met_ends_the_job_in_time(tmp_path):
+    """No rank can wait for it in Horovod without limit."""
+    words = [*SURVIVORS, "train", *LONG, "--mode", "ps-async", "--timeout", "10s", "--out", str(tmp_path / "run")]
+    job = subprocess.Popen(words, **SETTINGS, start_new_session=True)
+    try:
+        until(lambda: len(ranks_of(job)) == 4)
+        ranks_of(job)[2].kill()
+        said, _ = job.communicate(timeout=60)
+    finally:
+        finish(job)
+    assert job.returncode == 1
+    assert "did not find all 4 ranks within 10 s (see --timeout)" in said, said

@@ -300,8 +300,6 @@ def test_an_answer_without_a_comparison_or_a_target():
         ("share a seed", [run(), run(repeat=2, change={"seed": 1})], three(speeds=(1, 2))),
         ("Dropout is on", [run(change={"dropout": 0.5})], [run()]),
         ("Batch norm", [run(change={"model": "vgg11_bn"})], [run()]),
-        ("not count: ps-async ×2+1 rank 2.", [run("ps-async", 2, 1, lost_workers=[2])],
-         [run("ps-async", 2, 1, lost_workers=[])]),
         ("became NaN: single", [run(val_loss=math.nan)], [run()]),
         ("does not charge", [run(), run("ps-sync", 2, 1)], [run(), run("allreduce", 2)]),
         ("48 hours apart", [run(), run(repeat=2, change={"started": "2026-11-23T10:01:00+00:00"})],

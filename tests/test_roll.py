@@ -1,5 +1,7 @@
 """Sums over the workers that are still there, with plain calls."""
 
+import time
+
 import pytest
 import torch
 from hypothesis import given
@@ -31,6 +33,22 @@ def test_a_sum_does_not_wait_for_who_is_lost_and_keeps_what_it_gave():
     second = roll.add(0, 2, one_hot(0, 3))
     roll.lose(1)
     assert second.result().tolist() == [1, 0, 0]
+
+
+def test_a_part_that_comes_again_counts_once():
+    roll = Roll(2)
+    roll.add(0, 1, torch.ones(1))
+    again = roll.add(0, 1, torch.ones(1))
+    assert roll.add(1, 1, torch.ones(1)).result().tolist() == again.result().tolist() == [2]
+    assert roll.add(0, 1, torch.ones(1)).result().tolist() == [2]  # its answer was lost on the way
+
+
+def test_who_pushes_or_comes_is_not_silent():
+    roll = Roll(3)
+    time.sleep(0.05)
+    roll.heard(0)
+    roll.add(1, 1, torch.ones(1))
+    assert roll.silent([0, 1, 2], 0.04) == [2]
 
 
 def test_who_was_given_up_is_told_so():

@@ -195,10 +195,30 @@ def test_ssp_waits_for_nobody_who_rests_and_again_for_those_who_have_rested():
     bucket = make(stale(2, staleness=0))
     ahead = bucket.push(push(0, 1, [0.0, 0.0]))
     assert not ahead.done()
-    bucket.rest(1)
+    bucket.rest(1, 0)
     assert ahead.done()
-    bucket.rest(0)
+    bucket.rest(0, 1)
     assert not bucket.push(push(0, 2, [0.0, 0.0], 1)).done()
+
+
+def test_a_rest_that_overtakes_the_push_before_it_counts_after_that():
+    bucket = make(stale(2, staleness=0))
+    bucket.rest(1, 1)
+    ahead = bucket.push(push(0, 1, [0.0, 0.0]))
+    assert not ahead.done()
+    second = bucket.push(push(0, 1, [0.0, 0.0]))  # sent again
+    bucket.push(push(1, 1, [0.0, 0.0]))
+    assert ahead.done() and second.done()
+    assert bucket.push(push(0, 2, [0.0, 0.0], 2)).done()
+
+
+def test_delay_compensation_is_for_what_has_changed_since_the_worker_read_the_weights():
+    bucket = make(asynchronous(2, delay_compensation=1.0), weights=[0.0, 0.0])
+    bucket.push(push(1, 1, [8.0, 8.0]))
+    version = bucket.read(0).version
+    before = bucket.read(READER).weights.clone()
+    bucket.push(push(0, 1, [8.0, 8.0], version))
+    assert torch.equal(bucket.read(READER).weights, before - LR * 8.0)
 
 
 @pytest.mark.parametrize("policy", [sync, asynchronous])

@@ -5,8 +5,10 @@ read them too. `index.json` says where in which shard each image is, with its CR
 from there, and the order is the same as from the folder.
 """
 
+import hashlib
 import io
 import json
+import os
 import tarfile
 import zlib
 from collections.abc import Callable, Iterator
@@ -16,13 +18,14 @@ from pathlib import Path
 from typing import Any
 
 from hvdtrain.data.folder import ImageFolder, Samples, content_hash
-from hvdtrain.data.place import cache_root
+from hvdtrain.data.place import cache_root, locked
 from hvdtrain.errors import Failure, UsageError
 
 INDEX = "index.json"
 MAKER = "hvdtrain data pack"
 FORMAT = 1
 PARTS = ("train", "validation", "test")
+KEEP = "simplecache::"  # fsspec's word for a URL whose files are kept here; its own does it for one thread at a time
 LARGEST = 128 * 2**20  # bytes of an image; more is a broken index
 
 Row = tuple[int, int, int, int, int, str]  # shard, offset, bytes, CRC-32, class, path in the folder
@@ -38,12 +41,17 @@ class Packed:
     size: int
     crc: int
     name: str
+    keep: int  # bytes of the shard, where it is to be kept in the cache whole, else 0
 
     def read_bytes(self) -> bytes:
         """The encoded image. Failure where it cannot be read, or is not what was packed."""
         content = b""
         try:
-            content = self.files.cat_file(self.shard, start=self.offset, end=self.offset + self.size)
+            if self.keep:
+                with _kept(self.files, self.shard, self.keep).open("rb") as file:
+                    content = os.pread(file.fileno(), self.size, self.offset)
+            else:
+                content = self.files.cat_file(self.shard, start=self.offset, end=self.offset + self.size)
         except Exception as error:  # every file system has its own
             raise Failure(f"cannot read {self}: {error}") from None
         if zlib.crc32(content) != self.crc:
@@ -106,6 +114,7 @@ def read(url: str) -> ImageFolder:
             raise ValueError(f"made by {index['made_by']!a}, format {index['format']!a}")
         classes = tuple(map(str, index["classes"]))
         shards = [str(shard["name"]) for shard in index["shards"]]
+        keeps = [int(shard["bytes"]) if url.startswith(KEEP) else 0 for shard in index["shards"]]
         if any("/" in name or name.startswith(".") for name in shards):
             raise ValueError("a shard is not beside the index")
 
@@ -114,7 +123,9 @@ def read(url: str) -> ImageFolder:
             for shard, offset, size, crc, label, name in index["samples"][part]:
                 if not (0 <= label < len(classes) and 0 <= shard < len(shards) and offset >= 0 and 0 < size <= LARGEST):
                     raise ValueError(f"{name!a} has no class, shard or place")
-                found.append((Packed(files, f"{root}/{shards[shard]}", offset, size, crc, str(name)), label))
+                found.append(
+                    (Packed(files, f"{root}/{shards[shard]}", offset, size, crc, str(name), keeps[shard]), label)
+                )
             return tuple(found)
 
         train, validation, test = map(samples, PARTS)
@@ -137,13 +148,25 @@ def _index(url: str) -> dict[str, Any]:
 
 
 def _open(url: str) -> tuple[Any, str]:
-    """The file system and the path in it. With `simplecache::` whole shards are kept in the user's cache."""
+    """The file system and the path in it."""
     import fsspec
 
-    options = {"simplecache": {"cache_storage": str(cache_root() / "shards")}} if "simplecache::" in url else {}
     with _told(url):
-        files, root = fsspec.core.url_to_fs(url, **options)
+        files, root = fsspec.core.url_to_fs(url.removeprefix(KEEP))
         return files, root.rstrip("/")
+
+
+def _kept(files: Any, shard: str, size: int) -> Path:
+    """A whole shard in the user's cache, fetched once for all ranks of this host."""
+    whole = f"{files.unstrip_protocol(shard)} {size}"
+    local = cache_root() / "shards" / f"{hashlib.sha256(whole.encode()).hexdigest()[:16]}-{Path(shard).name}"
+    if not local.exists():
+        with locked(local):
+            if not local.exists():
+                partial = local.with_name(f"{local.name}.partial")
+                files.get_file(shard, str(partial))
+                partial.rename(local)
+    return local
 
 
 @contextmanager

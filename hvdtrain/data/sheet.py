@@ -41,9 +41,10 @@ def draw(data: ImageFolder, images: int, threads: int, out: Path) -> None:
     _histogram(right, data)
     axes = bottom.subplots(1, 1)
     lines, names = [], []
-    for sample in examples:
+    for number, sample in enumerate(examples):
         for kind in KINDS[1:]:
-            changed = [_load(data, [sample], threads, Augment(kind, 0), epoch)[0] for epoch in range(1, images)]
+            epochs = range(number * images + 1, (number + 1) * images)
+            changed = [_load(data, [sample], threads, Augment(kind, 0), epoch)[0] for epoch in epochs]
             lines.append([_load(data, [sample], threads, None, 0)[0], *changed])
             names.append(kind)
     _grid(axes, lines, names, images)

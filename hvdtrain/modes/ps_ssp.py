@@ -31,46 +31,52 @@ class StaleSynchronous:
         self.scale = 1 / workers if config.push_scale == "mean" else 1.0
         self.compensation, self.divides = config.delay_compensation, config.staleness_lr
         self.staleness = staleness
-        self.resting: set[int] = set()
+        self.rests: dict[int, int] = {}  # worker -> the step after which it pushes nothing for now
         self.waiting: list[tuple[Push, int]] = []  # with the staleness of the push
-        self.pulled: dict[int, torch.Tensor] = {}  # worker -> the weights it works with, where they are compensated for
+        self.held: dict[int, torch.Tensor] = {}  # worker -> the weights it works with, where they are compensated for
 
     def accept(self, bucket: Bucket, push: Push) -> None:
         staleness = bucket.version - push.version_read
         if self.compensation:
-            if not self.pulled:  # nothing is applied yet: all began with these
-                self.pulled = dict.fromkeys(self.clocks, bucket.weights.clone())
-            moved = bucket.weights - self.pulled[push.worker]
+            if not bucket.version:  # nothing is applied yet: all began with these
+                self.held = dict.fromkeys(self.clocks, bucket.weights.clone()) | self.held
+            moved = bucket.weights - self.held[push.worker]
             push.gradient.addcmul_(moved.mul_(push.gradient), push.gradient, value=self.compensation)
         lr = push.lr * self.scale / (max(1, staleness) if self.divides else 1)
         bucket.apply(push.gradient, lr, push)
+        if len(self._resting()) == len(self.clocks):  # they rested together, and go on together
+            self.rests = {}
         self.clocks[push.worker] = push.step
-        if len(self.resting) == len(self.clocks):  # they rested together, and go on together
-            self.resting = set()
-        self.resting.discard(push.worker)
         self.waiting.append((push, staleness))
         self._let_go(bucket)
 
-    def rest(self, bucket: Bucket, worker: int) -> None:
-        self.resting.add(worker)
+    def rest(self, bucket: Bucket, worker: int, step: int) -> None:
+        self.rests[worker] = step
         self._let_go(bucket)
+
+    def gave(self, bucket: Bucket, worker: int) -> None:
+        if self.compensation:
+            self.held[worker] = bucket.weights.clone()
 
     def lose(self, bucket: Bucket, worker: int) -> None:
         del self.clocks[worker]
-        self.resting.discard(worker)
+        self.rests.pop(worker, None)
+        self.held.pop(worker, None)
         self.waiting = [(push, stale) for push, stale in self.waiting if push.worker != worker]
         self._let_go(bucket)
 
     def _let_go(self, bucket: Bucket) -> None:
         waiting, self.waiting = self.waiting, []
-        slowest = min((c for worker, c in self.clocks.items() if worker not in self.resting), default=math.inf)
+        busy = self.clocks.keys() - self._resting()
+        slowest = min((self.clocks[worker] for worker in busy), default=math.inf)
         for own, stale in waiting:
             if self.staleness is not None and own.step - slowest > self.staleness:
                 self.waiting.append((own, stale))
                 continue
             bucket.reply(own, stale)
-            if self.compensation:
-                self.pulled[own.worker] = bucket.weights.clone()
+
+    def _resting(self) -> set[int]:
+        return {worker for worker, step in self.rests.items() if self.clocks[worker] == step}
 
 
 def policy(workers: int, config: RunConfig) -> StaleSynchronous:

@@ -33,8 +33,11 @@ class Synchronous:
         for own, stale in zip(pushes, staleness, strict=True):
             bucket.reply(own, stale)
 
-    def rest(self, bucket: Bucket, worker: int) -> None:
+    def rest(self, bucket: Bucket, worker: int, step: int) -> None:
         """Nothing: all workers are at the same step."""
+
+    def gave(self, bucket: Bucket, worker: int) -> None:
+        """Nothing: no gradient is compensated for."""
 
     def lose(self, bucket: Bucket, worker: int) -> None:
         raise Failure("every step of ps-sync needs a push from every worker")

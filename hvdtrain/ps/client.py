@@ -112,7 +112,9 @@ class Client:
         sizes = [p.numel() for p in parameters]
         pieces = cut(sizes, self.world.servers, self.config.bucket_elements)
         weights = flatten_weights(model)
-        self.exchange = Exchange(self.world.worker, pieces, sizes, weights, self.config.compression, self.timeout)
+        self.exchange = Exchange(
+            self.world.worker, pieces, sizes, weights, self.config.compression, rpc.PATIENCE * self.timeout
+        )
         if self.world.is_chief:
             for piece in pieces:
                 rpc.install(piece.server, piece.number, weights[piece.start : piece.stop].cpu())
@@ -147,7 +149,7 @@ class Client:
 
     def refresh(self) -> None:
         for server in range(self.world.servers):
-            rpc.rest(server, self.world.worker)  # nobody is to wait for a push that may not come
+            rpc.rest(server, self.world.worker, self.exchange.step)  # nobody is to wait for a push that may not come
         self.exchange.wait_for_all()
         self.sum(torch.zeros(1))  # no worker pushes any more: all read the same weights
         self.exchange.read()

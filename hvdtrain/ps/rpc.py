@@ -41,6 +41,9 @@ Wire = tuple[int, int, torch.Tensor]  # version, staleness, weights
 Decode = Callable[[Sequence[torch.Tensor]], torch.Tensor]
 # TensorPipe takes shared memory wherever two processes share a machine, network namespaces or not.
 OVER_TCP: dict[str, Any] = {"_transports": ["uv"], "_channels": ["basic"]}
+PATIENCE = (
+    1.5  # times the timeout that waits may take: whoever keeps the others waiting is found to be lost before that
+)
 QUESTION_S = 5.0  # the longest wait for a reason, when something has failed already
 LARGEST_KEPT = 32 * 2**20  # bytes: glibc gives what is larger back to the system, whatever it is told
 
@@ -71,12 +74,9 @@ def start(world: World, store: "Store", timeout: float) -> None:
 
     keep_memory()
     register_rendezvous_handler("hvdtrain", find)
-    rpc.init_rpc(
-        f"rank{world.rank}", rank=world.rank, world_size=world.size,
-        rpc_backend_options=rpc.TensorPipeRpcBackendOptions(
-            init_method="hvdtrain://", rpc_timeout=timeout, **(OVER_TCP if os.environ.get("HVDTRAIN_OVER_TCP") else {})
-        ),
-    )  # fmt: skip
+    wires = OVER_TCP if os.environ.get("HVDTRAIN_OVER_TCP") else {}
+    options = rpc.TensorPipeRpcBackendOptions(init_method="hvdtrain://", rpc_timeout=PATIENCE * timeout, **wires)
+    rpc.init_rpc(f"rank{world.rank}", rank=world.rank, world_size=world.size, rpc_backend_options=options)
 
 
 def serve(make_bucket: Callable[[int, torch.Tensor], Bucket], decode: Decode, roll: Roll) -> dict[int, Bucket]:
@@ -144,26 +144,28 @@ def read(server: int, bucket: int, worker: int) -> "Future[Wire]":
     return rpc.rpc_async(f"rank{server}", _read, args=(bucket, worker))
 
 
-def rest(server: int, worker: int) -> None:
-    """Tell a server that this worker pushes nothing for now: see server.Policy."""
-    result(server, rpc.rpc_async(f"rank{server}", _rest, args=(worker,)))
+def rest(server: int, worker: int, step: int) -> None:
+    """Tell a server that this worker pushes nothing for now, after this step: see server.Policy."""
+    result(server, rpc.rpc_async(f"rank{server}", _rest, args=(worker, step)))
 
 
 def sum_up(world: World, number: int, part: torch.Tensor) -> torch.Tensor:
     """The sum of a small tensor over all workers that are there, each of which calls this with the same number.
 
     Raises:
-        Failure: it is not done within the timeout; it names the ranks that were waited for.
+        Failure: a worker that is there neither came nor pushed anything for the time that waits may take.
     """
-    total = rpc.rpc_async("rank0", _sum, args=(world.worker, number, part))
-    try:
-        return result(0, total)
-    except Failure:
-        missing = result(0, rpc.rpc_async("rank0", _missing, args=(number,), timeout=QUESTION_S))
-        if not missing:
-            raise
-        ranks = [world.servers + worker for worker in missing]
-        raise Failure(f"ranks {ranks} did not come to where the others wait for them (see --timeout)") from None
+    while True:
+        total = rpc.rpc_async("rank0", _sum, args=(world.worker, number, part))
+        try:
+            return result(0, total)
+        except Failure:
+            missing, silent = result(0, rpc.rpc_async("rank0", _missing, args=(number,), timeout=QUESTION_S))
+            if not missing:
+                raise
+            if silent:
+                ranks = [world.servers + worker for worker in silent]
+                raise Failure(f"ranks {ranks} hang: they did not come to where the others wait for them") from None
 
 
 def rss_mb(server: int) -> float:
@@ -202,8 +204,9 @@ def _sum(worker: int, number: int, part: torch.Tensor) -> "Future[torch.Tensor]"
     return _wired(_roll.add(worker, number, part), lambda total: total)
 
 
-def _missing(number: int) -> list[int]:
-    return _roll.missing(number)
+def _missing(number: int) -> tuple[list[int], list[int]]:
+    missing = _roll.missing(number)
+    return missing, _roll.silent(missing, rpc.get_rpc_timeout())
 
 
 def _rss_mb() -> float:
@@ -217,6 +220,7 @@ def _install(bucket: int, weights: torch.Tensor) -> None:
 
 def _push(bucket: int, worker: int, step: int, version: int, lr: float, parts: list[torch.Tensor]) -> Wire | None:
     assert _decode is not None
+    _roll.heard(worker)
     done = _buckets[bucket].push(Push(worker, step, version, lr, _decode(parts)))
     return _on_wire(done.result()) if done.done() else None
 
@@ -230,9 +234,9 @@ def _read(bucket: int, worker: int) -> Wire:
     return _on_wire(_buckets[bucket].read(worker))
 
 
-def _rest(worker: int) -> None:
+def _rest(worker: int, step: int) -> None:
     for bucket in _buckets.values():
-        bucket.rest(worker)
+        bucket.rest(worker, step)
 
 
 def _on_wire(fresh: Answer) -> Wire:

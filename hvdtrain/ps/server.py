@@ -68,8 +68,14 @@ class Policy(Protocol):
     def accept(self, bucket: "Bucket", push: Push) -> None:
         """Take a push of a step not seen before. Called with the bucket locked; answers whom it lets go on."""
 
-    def rest(self, bucket: "Bucket", worker: int) -> None:
-        """The worker evaluates, or is done: let nobody wait for it until it pushes again. Called as accept is."""
+    def rest(self, bucket: "Bucket", worker: int, step: int) -> None:
+        """The worker evaluates, or is done, after this step: let nobody wait for it until it pushes again.
+
+        Called as accept is; its push of that step may come later than this, on another thread.
+        """
+
+    def gave(self, bucket: "Bucket", worker: int) -> None:
+        """The worker is given the weights as they are."""
 
     def lose(self, bucket: "Bucket", worker: int) -> None:
         """The worker is gone for good: let nobody wait for it ever. Called as accept is.
@@ -116,8 +122,7 @@ class Bucket:
             Failure: the worker had been given up.
         """
         with self._lock:
-            if push.worker in self._gone:
-                raise Failure(GIVEN_UP)
+            self._refuse_the_gone(push.worker)
             if push.step > self._last.get(push.worker, 0):
                 self._last[push.worker] = push.step
                 self._lent.discard(push.worker)  # it has its answer, or it could not have gone on
@@ -141,12 +146,14 @@ class Bucket:
 
     def _lend(self, worker: int, staleness: int) -> Answer:
         self._lent.add(worker)
+        self.policy.gave(self, worker)
         return Answer(self.version, staleness, self.weights.detach())
 
-    def rest(self, worker: int) -> None:
-        """The worker pushes nothing for now."""
+    def rest(self, worker: int, step: int) -> None:
+        """The worker pushes nothing for now, after this step."""
         with self._lock:
-            self.policy.rest(self, worker)
+            self._refuse_the_gone(worker)
+            self.policy.rest(self, worker, step)
 
     def lose(self, worker: int) -> None:
         """The worker is gone for good. Failure where the others cannot go on without it."""
@@ -159,7 +166,12 @@ class Bucket:
     def read(self, worker: int) -> Answer:
         """The weights as they are, for a worker that pushes nothing before it has them."""
         with self._lock:
+            self._refuse_the_gone(worker)
             return self._lend(worker, staleness=0)
+
+    def _refuse_the_gone(self, worker: int) -> None:
+        if worker in self._gone:
+            raise Failure(GIVEN_UP)
 
     # For policies, which hold the lock.
 

@@ -93,21 +93,6 @@ def _asynchronous(groups: Groups) -> str:
     )
 
 
-def _lost_workers(groups: Groups) -> str:
-    told = [
-        f"{kind.label} {', '.join(f'rank {rank}' for rank in run.summary['lost_workers'])}"
-        for kind, members in groups.items()
-        for run in members
-        if run.summary.get("lost_workers")
-    ]
-    return (
-        "Workers died on the way, and the others went on without them and without their share of the samples, which "
-        f"the figures do not count: {'; '.join(told)}. Do not read these runs as measurements of so many workers."
-        if told
-        else ""
-    )
-
-
 def _uneven_training(groups: Groups) -> str:
     samples = {show(run.summary.get("samples")) for members in groups.values() for run in members}
     if len(samples) < 2:
@@ -193,7 +178,7 @@ def _spread_in_time(groups: Groups) -> str:
 
 
 _SAYINGS = (
-    _diverged, _lost_workers, _uneven_training, _crowded, _one_host, _backends, _asynchronous, _push_scale,
+    _diverged, _uneven_training, _crowded, _one_host, _backends, _asynchronous, _push_scale,
     _effective_rates, _servers_work, _few_repeats, _short, _bound, _same_seed, _batch_statistics, _dropout,
     _spread_in_time,
 )  # fmt: skip

@@ -109,6 +109,8 @@ def load(folder: Path) -> Run:
         return Run(folder, manifest, problem=f"the run has not finished: {error}")
     if summary.get("status") != "done":
         return Run(folder, manifest, summary, f"the run ended with status {summary.get('status')!r}")
+    if lost := summary.get("lost_workers"):
+        return Run(folder, manifest, summary, f"it finished without ranks {lost}, which died on the way")
     return Run(folder, manifest, summary)
 
 
