@@ -14,6 +14,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, cast
 
+from hvdtrain.data.select import Item
 from hvdtrain.errors import Failure, UsageError
 
 MOST_MEMBERS = 5_000_000
@@ -174,6 +175,12 @@ class Tree:
         parts = name.replace("\\", "/").split("/")
         if parts[0] == "" or ".." in parts or ":" in parts[0] or "\0" in name:
             raise Failure(f"'{self.path}' holds {name!a}, which leads out of the archive: not read")
+
+
+def contents(items: Iterable[Item]) -> Iterator[bytes | Member]:
+    """The contents of items whose handles are members; members themselves where any thread may read them."""
+    for item in items:
+        yield item.handle.read() if item.handle.tree.is_sequential else item.handle
 
 
 def _is_plain(archive: tarfile.TarFile) -> bool:

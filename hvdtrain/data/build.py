@@ -4,12 +4,13 @@ import hashlib
 import os
 import tomllib
 from collections import deque
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
 from hvdtrain.data import image
+from hvdtrain.data.archive import Member
 from hvdtrain.data.folder import TEST, TRAIN, VALIDATION
 from hvdtrain.data.place import appearing, locked
 from hvdtrain.data.recipe import Order, Recipe
@@ -20,6 +21,7 @@ from hvdtrain.errors import Failure, UsageError
 MANIFEST = "dataset.toml"
 MAKER = "hvdtrain data build"  # signs the folders that may be replaced
 FOLDERS = {"train": TRAIN, "validation": VALIDATION, "test": TEST}
+BATCH = 16  # images that a thread takes at once: handing over each costs as much as copying it
 HASHED = 4 * 2**30  # bytes: of a larger archive, the list of files stands for the contents
 SPLIT_NOTES = {
     "by-angle": "An arc of neighbouring views of every object is held out: only those at its two ends have near "
@@ -113,29 +115,35 @@ def _write(
     if link != "copy":
         if not all(getattr(item.handle, "path", None) for item in items):
             raise UsageError(f"--link {link} needs images that lie in a folder: give --source FOLDER")
-        contents: Iterator[bytes | Path] = (item.handle.path for item in items)
-    else:
-        contents = source.contents(items)
 
-    def finish(path: Path, content: bytes | Path) -> None:
-        if isinstance(content, Path):
-            image.check(content.read_bytes(), str(content))
-            (path.hardlink_to if link == "hard" else path.symlink_to)(content.resolve())
-            return
+    def finish(path: Path, found: bytes | Member) -> None:
+        content = found if isinstance(found, bytes) else found.read()
         if side:
             content = image.shrink(content, side, path.name)
         else:
             image.check(content, path.name)
+        if link != "copy":
+            assert isinstance(found, Member) and found.path
+            (path.hardlink_to if link == "hard" else path.symlink_to)(found.path.resolve())
+            return
         with path.open("xb") as file:
             file.write(content)
 
+    def finish_all(batch: list[tuple[Path, bytes | Member]]) -> None:
+        for path, found in batch:
+            finish(path, found)
+
     cores = len(os.sched_getaffinity(0))
     under_way: deque[Future[None]] = deque()
+    batch: list[tuple[Path, bytes | Member]] = []
     with ThreadPoolExecutor(cores, thread_name_prefix="images") as pool:
         try:
-            for done, ((_, path), content) in enumerate(zip(planned, contents, strict=True), 1):
-                under_way.append(pool.submit(finish, folder / path, content))
-                if len(under_way) > 8 * cores:
+            for done, ((_, path), found) in enumerate(zip(planned, source.contents(items), strict=True), 1):
+                batch.append((folder / path, found))
+                if len(batch) == BATCH or done == len(planned):
+                    under_way.append(pool.submit(finish_all, batch))
+                    batch = []
+                if len(under_way) > 2 * cores:
                     under_way.popleft().result()
                 if progress:
                     progress(done, len(planned))

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 from hvdtrain.data.select import Item
 
 if TYPE_CHECKING:
+    from hvdtrain.data.archive import Member
     from hvdtrain.data.recipe import Recipe
 
 KINDS = sorted(path.stem for path in Path(__file__).parent.glob("*.py") if path.stem not in ("__init__", "solids"))
@@ -37,8 +38,11 @@ class Source(Protocol):
     def items(self, labels: Sequence[str]) -> list[Item]:
         """Every image of these classes, in the order in which they are best read."""
 
-    def contents(self, items: Sequence[Item]) -> Iterator[bytes]:
-        """The encoded images of items, which are in the order that `items` gave them. Failure where one is broken."""
+    def contents(self, items: Sequence[Item]) -> Iterator["bytes | Member"]:
+        """The encoded images of items, which are in the order that `items` gave them, or where to read them.
+
+        Failure where one is broken.
+        """
 
 
 def open_source(recipe: "Recipe", options: Mapping[str, Any], place: Path | None) -> Source:

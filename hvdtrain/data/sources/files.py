@@ -5,7 +5,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from hvdtrain.data.archive import Tree
+from hvdtrain.data.archive import Member, Tree, contents
 from hvdtrain.data.download import fetch
 from hvdtrain.data.select import Item
 from hvdtrain.errors import Failure, UsageError
@@ -39,9 +39,8 @@ class Files:
         wanted = set(labels)
         return [item for item in self.found if item.label in wanted]
 
-    def contents(self, items: Sequence[Item]) -> Iterator[bytes]:
-        for item in items:
-            yield item.handle.read()
+    def contents(self, items: Sequence[Item]) -> Iterator[bytes | Member]:
+        return contents(items)
 
 
 def open_source(recipe: "Recipe", options: Mapping[str, Any], place: Path | None) -> Files:

@@ -16,7 +16,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from hvdtrain.data.archive import Member, Tree
+from hvdtrain.data.archive import Member, Tree, contents
 from hvdtrain.data.download import fetch
 from hvdtrain.data.folder import SUFFIXES
 from hvdtrain.data.select import Item
@@ -71,9 +71,8 @@ class ClassFolders:
         wanted = set(labels)
         return [item for item in self.found if item.label in wanted]
 
-    def contents(self, items: Sequence[Item]) -> Iterator[bytes]:
-        for item in items:
-            yield item.handle.read()
+    def contents(self, items: Sequence[Item]) -> Iterator[bytes | Member]:
+        return contents(items)
 
 
 class Tars:
@@ -110,9 +109,8 @@ class Tars:
         ]
         return train + [item for item in self.validation if item.label in wanted]
 
-    def contents(self, items: Sequence[Item]) -> Iterator[bytes]:
-        for item in items:
-            yield item.handle.read()
+    def contents(self, items: Sequence[Item]) -> Iterator[bytes | Member]:
+        return contents(items)
 
 
 def open_source(recipe: "Recipe", options: Mapping[str, Any], place: Path | None) -> ClassFolders | Tars:

@@ -1,0 +1,162 @@
+"""Builders and loaders beside their peers, alternating in one run. Median and range over the repeats.
+
+python tests/benchmarks/data.py coil|slice|loader [REPEATS]
+  coil    7,200 PNGs of 128 x 128 from a zip into class folders, beside `unzip` and moving the files
+  slice   resizing photographs on one core and on all
+  loader  images/s from a folder and from shards, beside torchvision's ImageFolder with torch's DataLoader
+"""
+
+import io
+import os
+import random
+import shutil
+import statistics
+import subprocess
+import sys
+import tempfile
+import time
+import zipfile
+from collections.abc import Callable
+from pathlib import Path
+
+import numpy as np
+from PIL import Image
+
+from hvdtrain.data import loader as loaders
+from hvdtrain.data.build import build
+from hvdtrain.data.find import find
+from hvdtrain.data.folder import scan
+from hvdtrain.data.sampling import Plan
+from hvdtrain.data.shards import pack
+from hvdtrain.recipes import load
+
+CORES = sorted(os.sched_getaffinity(0))
+
+
+def main() -> None:
+    what, repeats = sys.argv[1], int(sys.argv[2]) if len(sys.argv) > 2 else 5
+    with tempfile.TemporaryDirectory(prefix="hvdtrain-") as folder:
+        alternate({"coil": coil, "slice": slice_, "loader": loader}[what](Path(folder)), repeats)
+
+
+def alternate(rivals: dict[str, Callable[[], float]], repeats: int) -> None:
+    """Each in turn, so that a drifting machine drifts for all; higher is better."""
+    rates: dict[str, list[float]] = {name: [] for name in rivals}
+    for _ in range(repeats):
+        for name, act in rivals.items():
+            os.sync()  # what one leaves to be written, the next would wait for
+            rates[name].append(act())
+    first = statistics.median(next(iter(rates.values())))
+    for name, found in rates.items():
+        middle = statistics.median(found)
+        spread = f"({min(found):.0f} - {max(found):.0f}, n = {repeats})"
+        print(f"{name:<28} {middle:9.0f} images/s {spread}  {middle / first:.2f}")
+
+
+def photograph(rng: random.Random, width: int, height: int) -> Image.Image:
+    """Something that compresses as photographs do: smooth, with some noise."""
+    coarse = Image.frombytes("RGB", (16, 12), rng.randbytes(16 * 12 * 3))
+    smooth = np.asarray(coarse.resize((width, height), Image.Resampling.BICUBIC))
+    noise = np.random.default_rng(rng.randrange(2**32)).integers(0, 12, (height, width, 3))
+    return Image.fromarray((smooth * 0.95 + noise).astype(np.uint8))
+
+
+def coil(folder: Path) -> dict[str, Callable[[], float]]:
+    rng = random.Random(0)
+    archive = folder / "coil-100.zip"
+    with zipfile.ZipFile(archive, "w") as made:
+        for number in range(1, 101):
+            image = photograph(rng, 128, 128)
+            for angle in range(0, 360, 5):
+                buffer = io.BytesIO()
+                image.rotate(angle).save(buffer, "PNG", compress_level=1)
+                made.writestr(f"coil-100/obj{number}__{angle}.png", buffer.getvalue(), zipfile.ZIP_DEFLATED)
+    classes = load("datasets", "coil100")["classes"]["edible-toy-other"]
+    class_of = {n: name for name, numbers in classes.items() if numbers != "rest" for n in numbers}
+
+    def ours() -> float:
+        began = time.perf_counter()
+        build("coil100", folder / "ours", place=archive)
+        took = time.perf_counter() - began
+        shutil.rmtree(folder / "ours")
+        return 7200 / took
+
+    def theirs() -> float:
+        out = folder / "theirs"
+        began = time.perf_counter()
+        subprocess.run(["unzip", "-q", str(archive), "-d", str(out)], check=True)
+        for part in ("TrainData", "ValidationData"):
+            for name in classes:
+                (out / part / name).mkdir(parents=True)
+        for i, path in enumerate(sorted((out / "coil-100").iterdir())):
+            name = class_of.get(int(path.name[3:].split("__")[0]), "other")
+            path.rename(out / ("ValidationData" if i % 5 == 0 else "TrainData") / name / path.name)
+        took = time.perf_counter() - began
+        shutil.rmtree(out)
+        return 7200 / took
+
+    return {"unzip and move": theirs, "hvdtrain data build coil100": ours}
+
+
+def photographs(folder: Path, images: int) -> Path:
+    rng = random.Random(1)
+    for i in range(images):
+        path = folder / "in" / f"class{i % 4}" / f"{i}.JPEG"
+        path.parent.mkdir(parents=True, exist_ok=True)
+        photograph(rng, 500, 375).save(path, quality=90)
+    return folder / "in"
+
+
+def slice_(folder: Path) -> dict[str, Callable[[], float]]:
+    images = 1200
+    source = photographs(folder, images)
+
+    def on(cores: list[int]) -> float:
+        os.sched_setaffinity(0, cores)
+        began = time.perf_counter()
+        build("imagenet-slice", folder / "out", place=source, resize=256)
+        took = time.perf_counter() - began
+        os.sched_setaffinity(0, CORES)
+        shutil.rmtree(folder / "out")
+        return images / took
+
+    return {"one core": lambda: on(CORES[:1]), f"{len(CORES)} cores": lambda: on(CORES)}
+
+
+def loader(folder: Path) -> dict[str, Callable[[], float]]:
+    import torch
+    from torchvision.datasets import ImageFolder
+    from torchvision.transforms import v2
+
+    loaders.CACHE_BYTES = 0
+    images, side, batch = 1200, 224, 32
+    built = build("imagenet-slice", folder / "built", place=photographs(folder, images), resize=256)
+    pack(scan(built), f"file://{folder}/packed", 128 * 2**20, False, lambda *_: None)
+    torch.set_num_threads(1)
+
+    def ours(dataset: str) -> float:
+        data = find(dataset)
+        loaded = loaders.Loader(data.train, side, len(CORES))
+        began = time.perf_counter()
+        for _ in loaded.batches(Plan(len(data.train), batch, 0, 0, 1).epoch(1)):
+            pass
+        return len(data.train) / (time.perf_counter() - began)
+
+    def theirs() -> float:
+        steps = v2.Compose([v2.Resize(side), v2.CenterCrop(side), v2.PILToTensor()])
+        data = ImageFolder(str(built / "TrainData"), steps)
+        loaded = iter(torch.utils.data.DataLoader(data, batch, shuffle=True, num_workers=len(CORES), prefetch_factor=2))
+        began = time.perf_counter()
+        for _ in loaded:
+            pass
+        return len(data) / (time.perf_counter() - began)
+
+    return {
+        "ImageFolder and DataLoader": theirs,
+        "hvdtrain, folder": lambda: ours(str(built)),
+        "hvdtrain, shards": lambda: ours(f"file://{folder}/packed"),
+    }
+
+
+if __name__ == "__main__":
+    main()
