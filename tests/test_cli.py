@@ -142,7 +142,7 @@ REFUSED = [
     ("train", "--optimizer nosuch", f"unknown optimizer 'nosuch': choose from {', '.join(OPTIMIZERS)}"),
     ("train", "--device nosuch", f"unknown device 'nosuch': choose from {', '.join(DEVICES)}"),
     ("train", "--model a\nb", "unknown model 'a b'"),
-    ("train", "--dataset nosuch", "unknown data set 'nosuch': choose from digits, turntable"),
+    ("train", "--dataset nosuch", "unknown data set 'nosuch': choose from cifar10, coil100, digits,"),
     ("train", "--dataset ./nosuch", "there is no folder"),
     ("train", "--dataset ./file", "is not a folder"),
     ("train", "--dataset ./empty", "has no folder TrainData"),

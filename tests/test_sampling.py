@@ -213,7 +213,7 @@ def test_the_summary_of_176_workers_has_the_digest_of_one(tmp_path):
             job = Job(RunConfig(mode="ddp", batch_size=704), world, tmp_path, torch.device("cpu"), 1)
             recorder = Recorder(tmp_path / str(workers), worker, is_chief=False)
             recorder.step(row | {"samples": 704 // workers}, {"data": 1.0}, None)
-            history = History([{"train_s": 2.0, "val_accuracy": 0.9, "val_loss": 0.1}], wall_s=2.0)
+            history = History([{"train_s": 2.0, "val_accuracy": 0.9, "val_loss": 0.1}], samples=704, wall_s=2.0)
             history.digest = sum(digest(share) for share in Plan(7_200, 704, 3, worker, workers).epoch(1)) % 2**48
             found[worker] = summarise(job, sync, recorder, history)
             recorder.close()

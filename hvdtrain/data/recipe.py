@@ -9,8 +9,10 @@ from typing import Any
 
 from hvdtrain import recipes
 from hvdtrain.data.select import SPLITS
-from hvdtrain.data.sources import KINDS
 from hvdtrain.errors import UsageError, unknown
+
+SOURCES = Path(__file__).parent / "sources"
+KINDS = sorted(path.stem for path in SOURCES.glob("[a-z]*.py") if path.stem != "solids")
 
 
 @dataclass(frozen=True)

@@ -14,8 +14,6 @@ if TYPE_CHECKING:
     from hvdtrain.data.archive import Member
     from hvdtrain.data.recipe import Recipe
 
-KINDS = sorted(path.stem for path in Path(__file__).parent.glob("*.py") if path.stem not in ("__init__", "solids"))
-
 
 class Source(Protocol):
     """What can be taken from.
