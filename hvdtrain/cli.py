@@ -13,6 +13,8 @@ from hvdtrain.errors import Failure, UsageError
 COMMANDS = {
     "compare": "hvdtrain.compare:compare",
     "train": "hvdtrain.commands:train",
+    "launch": "hvdtrain.launch.commands:launch",
+    "hosts": "hvdtrain.launch.commands:hosts_",
     "evaluate": "hvdtrain.evaluate:evaluate",
     "report": "hvdtrain.report.commands:report",
     "bench": "hvdtrain.bench.command:bench",

@@ -27,7 +27,7 @@ def train(ctx: click.Context, file: Path | None, out: str, **options: Any) -> No
     mpirun --bind-to none -np 3 hvdtrain train --mode ps-sync --servers 1 --out runs/ps
     torchrun --nproc-per-node 2 -m hvdtrain train --mode ddp --out runs/ddp
 
-    The global batch is cut into equal parts for however many workers there are, so one worker with
+    The global batch is cut as evenly as can be for however many workers there are, so one worker with
     --batch-size 64 and four with --batch-size 64 train on the same batches.
     """
     if file:

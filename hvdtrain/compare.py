@@ -5,18 +5,19 @@ import dataclasses
 import json
 import math
 import os
-import signal
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import click
 
-from hvdtrain import modes
 from hvdtrain.config import Names, Numbers, RunConfig, config_options
 from hvdtrain.errors import Failure, UsageError
+from hvdtrain.launch.commands import given_hosts, host_options, prepare
+from hvdtrain.launch.hosts import Host, needed
+from hvdtrain.launch.processes import reason, sigterm_unwinds, started
 from hvdtrain.runfolder import check_free
 from hvdtrain.world import World
 
@@ -29,6 +30,8 @@ class Planned:
 
     config: RunConfig
     workers: int
+    hosts: tuple[Host, ...] = ()
+    launcher: str = "local"
 
     @property
     def name(self) -> str:
@@ -41,8 +44,14 @@ class Planned:
         return f"{self.config.mode} with {self.workers} worker(s){servers}"
 
 
-def plan(config: RunConfig, names: list[str], workers: list[int], servers: int, repeats: int) -> list[Planned]:
+def plan(
+    config: RunConfig, names: list[str], workers: list[int], servers: int, repeats: int,
+    hosts: Sequence[Host] = (), launcher: str = "local",
+) -> list[Planned]:  # fmt: skip
     """Every run, in order: all of a repeat before the next, so that a drifting machine drifts for all modes alike.
+
+    Args:
+        hosts: where runs of more than one process go; the baseline stays here.
 
     Raises:
         UsageError: a run that could not be carried out.
@@ -60,7 +69,9 @@ def plan(config: RunConfig, names: list[str], workers: list[int], servers: int, 
                     config.for_mode(mode, servers), threads=threads, seed=config.seed + repeat - 1, repeat=repeat
                 )
                 run.check().check_workers(n)
-                runs.append(Planned(run, n))
+                ranks = n + run.servers
+                used = tuple(needed(hosts, ranks)) if hosts and ranks > 1 else ()
+                runs.append(Planned(run, n, used, launcher if used else "local"))
     return runs
 
 
@@ -75,20 +86,30 @@ def plan(config: RunConfig, names: list[str], workers: list[int], servers: int, 
     "--repeats", type=click.IntRange(1), default=1, show_default=True,
     help="Repeat everything, each time with the next seed; the report then has medians and spreads.",
 )  # fmt: skip
+@host_options
+@click.option(
+    "--launcher", type=click.Choice(["ssh", "mpi"]), default="ssh", show_default=True,
+    help="With -H or --hostfile: how ranks are started there; see `hvdtrain launch --help`.",
+)  # fmt: skip
 @config_options("mode", "servers", "repeat")
 @click.option("--out", default="", help="Folder for runs and report, new or empty  [default: runs/compare-TIME].")
-def compare(names: list[str], workers: list[int], servers: int, repeats: int, out: str, **options: Any) -> None:
-    """Train one model in several modes on this machine, and report which was faster and as good.
+def compare(
+    names: list[str], workers: list[int], servers: int, repeats: int, out: str, hosts: str | None,
+    hostfile: Path | None, launcher: str, **options: Any,
+) -> None:  # fmt: skip
+    """Train one model in several modes, on this machine or over hosts, and report which was faster and as good.
 
     \b
     hvdtrain compare
     hvdtrain compare --modes single,allreduce,ddp,ps-sync --workers 1,2 --repeats 3
     hvdtrain compare --dataset FOLDER --model vgg16 --width 1 --batch-size 64 --time-budget 10m
+    hvdtrain compare -H node1:2,node2:2 --modes allreduce,ps-sync,ps-async
 
     Every worker computes with the same number of threads in every run, the baseline too, and every mode sees the
     same samples in the same global batches. With no options it takes a few minutes on two cores.
     """
-    runs = plan(RunConfig(**options), names, workers, servers, repeats)
+    listed = given_hosts(hosts, hostfile)
+    runs = plan(RunConfig(**options), names, workers, servers, repeats, listed, launcher)
     from hvdtrain.data.find import find
 
     folder = Path(out or f"runs/compare-{time.strftime('%Y%m%d-%H%M%S')}")
@@ -123,7 +144,7 @@ def _run_all(runs: list[Planned], folder: Path, samples: int) -> list[str]:
 
     console = Console(highlight=False)
     failed = []
-    with bar(console) if console.is_terminal else contextlib.nullcontext() as progress, _sigterm_unwinds():
+    with bar(console) if console.is_terminal else contextlib.nullcontext() as progress, sigterm_unwinds():
         for number, run in enumerate(runs, 1):
             label = f"[{number}/{len(runs)}] {run.title}"
             task = progress.add_task(label, total=run.config.total_steps(samples)) if progress else None
@@ -147,14 +168,12 @@ def _run_all(runs: list[Planned], folder: Path, samples: int) -> list[str]:
 
 def _follow(run: Planned, folder: Path) -> Iterator[int | str]:
     """Start a run and yield its steps as they come; at the end, if it failed, the reason."""
-    from hvdtrain.launch import reason, running, train_program
 
-    out, log = folder / "runs" / run.name, folder / "logs" / f"{run.name}.log"
+    out, log = (folder / "runs" / run.name).absolute(), folder / "logs" / f"{run.name}.log"
     metrics, summary = out / f"metrics.rank{run.config.servers}.jsonl", out / "summary.json"
-    program = train_program(run.config, out)
-    ranks, survives = run.workers + run.config.servers, modes.survives(run.config.mode)
+    start = prepare(run.launcher, run.config, run.workers, run.hosts, out)
     steps = position = 0
-    with running("local", ranks, program, log, survives=survives) as job:
+    with started(start, log) as job:
         # A worker that hangs and was given up by the others would let its starter wait for ever.
         while job.poll() is None and not (summary.is_file() and time.time() - summary.stat().st_mtime > PARTING_S):
             time.sleep(0.2)
@@ -188,17 +207,3 @@ def _report(folder: Path) -> None:
     write_report(runs, folder)
     show(runs)
     click.echo(f"report: {folder / 'report.html'}")
-
-
-@contextlib.contextmanager
-def _sigterm_unwinds() -> Iterator[None]:
-    """Let SIGTERM end the running job in order, as Ctrl-C does; exit code 143."""
-
-    def unwind(*_: object) -> None:
-        raise SystemExit(143)
-
-    before = signal.signal(signal.SIGTERM, unwind)
-    try:
-        yield
-    finally:
-        signal.signal(signal.SIGTERM, before)

@@ -183,13 +183,11 @@ class RunConfig:
         return self
 
     def check_workers(self, workers: int) -> None:
-        """UsageError where the global batch cannot be cut into equal parts for that many workers."""
+        """UsageError where so many workers cannot run this: each needs a sample of every global batch."""
         if self.mode == "single" and workers != 1:
             raise UsageError(f"--mode single is one process, but {workers} were started")
-        if self.batch_size % workers:
-            below, above = self.batch_size // workers * workers, -(-self.batch_size // workers) * workers
-            fits = f"{below} or {above}" if below else f"{above}"
-            raise UsageError(f"a global batch of {self.batch_size} does not divide over {workers} workers: use {fits}")
+        if self.batch_size < workers:
+            raise UsageError(f"a global batch of {self.batch_size} leaves {workers} workers without a sample each")
 
     def for_mode(self, mode: str, servers: int) -> "RunConfig":
         """The same for another mode, as far as that has a use for it; `servers` if it has any."""

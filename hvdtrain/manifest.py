@@ -33,7 +33,7 @@ def hardware() -> dict[str, Any]:
     gpus = [torch.cuda.get_device_name(i) for i in range(torch.cuda.device_count())]
     return {
         "cpu": _cpu_name(), "cores": os.cpu_count(),
-        "memory_gb": round(psutil.virtual_memory().total / 1e9, 1), "hosts": [platform.node()], "gpus": gpus,
+        "memory_gb": round(psutil.virtual_memory().total / 1e9, 1), "gpus": gpus,
     }  # fmt: skip
 
 
@@ -51,10 +51,11 @@ def versions() -> dict[str, str]:
     }
 
 
-def manifest(job: Job, sync: Sync, model: nn.Module, seen: dict[str, Any]) -> dict[str, Any]:
+def manifest(job: Job, sync: Sync, model: nn.Module, hosts: list[str], seen: dict[str, Any]) -> dict[str, Any]:
     """The manifest of a run whose workers all hold the initial weights.
 
     Args:
+        hosts: the names of all that have a rank.
         seen: what else identifies the job: dataset_hash, train_samples, validation_samples, classes, image_size,
             initial_weights.
     """
@@ -100,7 +101,7 @@ def manifest(job: Job, sync: Sync, model: nn.Module, seen: dict[str, Any]) -> di
         "command": command(world),
         "started": datetime.now(UTC).isoformat(timespec="seconds"),
         "versions": versions(),
-        "hardware": hardware(),
+        "hardware": hardware() | {"hosts": hosts},
     }
 
 

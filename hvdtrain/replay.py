@@ -150,7 +150,8 @@ def _replay(config: RunConfig, workers: int, threads: int, lines: Lines) -> tupl
     from hvdtrain.work import image_side, initial_model, seed_worker
 
     torch.set_num_threads(threads)
-    torch.use_deterministic_algorithms(config.deterministic)
+    if config.deterministic:
+        torch.use_deterministic_algorithms(True)
     data = find(config.dataset)
     loader = Loader(data.train, image_side(config, data), threads, Augment(config.augment, config.seed))
     policy = modes.load(config.mode).policy

@@ -45,7 +45,7 @@ def join(world: World, store: "Store | None" = None) -> str:
     import horovod.torch as hvd
 
     hvd.init()
-    if (hvd.rank(), hvd.size()) != (world.rank, world.size):
+    if (hvd.rank(), hvd.size()) != (world.starters_rank, world.size):
         raise Failure(
             f"Horovod sees rank {hvd.rank()} of {hvd.size()}, {world.starter} started rank {world.rank} of "
             f"{world.size}: start the job with mpirun or horovodrun of this environment"

@@ -13,7 +13,8 @@ import click
 from hvdtrain import modes
 from hvdtrain.config import Names, Numbers, RunConfig
 from hvdtrain.errors import Failure, unknown
-from hvdtrain.launch import reason, running, train_program
+from hvdtrain.launch.processes import reason, running
+from hvdtrain.launch.recipe import train_program
 
 if TYPE_CHECKING:
     from numpy import ndarray as Vector

@@ -4,6 +4,7 @@ import dataclasses
 import math
 import os
 import resource
+import socket
 from collections.abc import Callable
 from functools import partial
 from pathlib import Path
@@ -31,6 +32,7 @@ from hvdtrain.train import History, Normalise, evaluate, train
 from hvdtrain.world import World
 
 WEIGHTS = "snapshots/final.safetensors"
+HOST_LETTERS = 64  # of a host's name, in bytes: what Linux allows
 STALENESS_BINS = 64  # the histogram's last bin holds all that is staler
 
 
@@ -45,7 +47,8 @@ def prepare(config: RunConfig, world: World, folder: Path, threads: int) -> Call
         raise UsageError(f"{len(data.train)} training images are too few for {world.workers} workers")
     config.check_length(len(data.train))
     torch.set_num_threads(threads)
-    torch.use_deterministic_algorithms(config.deterministic)
+    if config.deterministic:  # not called otherwise: it imports torch's compiler, 1.5 s for every rank
+        torch.use_deterministic_algorithms(True)
     job = Job(config, world, folder, choose_device(config, world), threads)
     if world.is_server:
         return lambda terminal: modes.load(config.mode).serve(job, partial(print, file=terminal.out))
@@ -100,6 +103,7 @@ def work(job: Job, data: ImageFolder, model: VGG, skipped: list[str] | None, ter
     differs = (starts != starts[0]).flatten().tolist()
     if different := [world.servers + worker for worker, its in zip(there, differs, strict=True) if its]:
         raise Failure(f"ranks {different} do not start from the weights of rank {world.servers}")
+    hosts = _hosts(sync, job)
     side = image_side(config, data)
     loader = Loader(data.train, side, job.threads, Augment(config.augment, config.seed))
     validation = Loader(data.validation, side, job.threads)
@@ -109,7 +113,7 @@ def work(job: Job, data: ImageFolder, model: VGG, skipped: list[str] | None, ter
             "train_samples": len(data.train), "validation_samples": len(data.validation),
             "initial_weights": f"blake2b:{start}",
         }  # fmt: skip
-        write_json(job.folder / "manifest.json", manifest(job, sync, model, seen))
+        write_json(job.folder / "manifest.json", manifest(job, sync, model, hosts, seen))
     seed_worker(config, world.worker)
     progress = TrainingProgress(terminal.out, config.total_steps(len(data.train)), world.is_chief)
     allowed, starters = os.sched_getaffinity(0), os.sched_getaffinity(os.getppid())
@@ -184,6 +188,14 @@ def _gather(sync: Sync, job: Job, row: list[float]) -> tuple[list[int], torch.Te
     rows = sync.sum(rows)
     there = rows[:, 0].nonzero().flatten().tolist()
     return there, rows[there, 1:]
+
+
+def _hosts(sync: Sync, job: Job) -> list[str]:
+    """The names of all hosts that have a rank, sorted; workers tell each other, letter by letter."""
+    own = socket.gethostname().encode()[:HOST_LETTERS]
+    _, rows = _gather(sync, job, [*own.ljust(HOST_LETTERS, b"\0")])
+    names = {bytes(map(int, row)).rstrip(b"\0").decode(errors="replace") for row in rows.tolist()}
+    return sorted(names | set(sync.server_hosts()))
 
 
 def test(run: Path, config: RunConfig, own: ImageFolder, data: ImageFolder) -> tuple[float, float]:

@@ -17,6 +17,7 @@ class World:
         rank, size: this process among all of the job's, servers included.
         local_rank, local_size: the same among those on this host.
         servers: how many of the ranks are parameter servers.
+        started: the starter's own number for this process, where servers were spread over hosts afterwards.
     """
 
     starter: str = "alone"
@@ -25,6 +26,12 @@ class World:
     local_rank: int = 0
     local_size: int = 1
     servers: int = 0
+    started: int | None = None
+
+    @property
+    def starters_rank(self) -> int:
+        """This process's number as its starter has it."""
+        return self.rank if self.started is None else self.started
 
     @property
     def workers(self) -> int:
@@ -97,7 +104,23 @@ def read_world(servers: int = 0, env: Mapping[str, str] = os.environ) -> World:
             f"{servers} servers of {place.size} ranks leave {place.size - servers} workers: "
             f"start at least {servers + 1} ranks, or lower --servers"
         )
-    return World(place.starter, place.rank, place.size, place.local_rank, place.local_size, servers)
+    rank, started = place.rank, None
+    if servers and "HVDTRAIN_SLOTS" in env and place.starter == "horovodrun":
+        started, rank = rank, _spread(env["HVDTRAIN_SLOTS"], place)
+    return World(place.starter, rank, place.size, place.local_rank, place.local_size, servers, started)
+
+
+def _spread(slots: str, place: World) -> int:
+    """The number of a rank when ranks are dealt out in rounds over hosts: the first ones, which serve, are apart then.
+
+    Args:
+        slots: ranks on each host, as `2,2`.
+    """
+    counts = [int(count) for count in slots.split(",")]
+    if sum(counts) != place.size:
+        raise UsageError(f"HVDTRAIN_SLOTS={slots} does not add up to the {place.size} ranks that were started")
+    places = [(local, host) for host, count in enumerate(counts) for local in range(count)]
+    return sorted(places).index(places[place.rank])
 
 
 def _started_by(starter: str, env: Mapping[str, str]) -> bool:

@@ -14,7 +14,7 @@ from hvdtrain import modes
 from hvdtrain.cli import COMMANDS, main
 from hvdtrain.config import DEVICES, MODELS, OPTIMIZERS, RunConfig
 from hvdtrain.errors import UsageError
-from hvdtrain.launch import reason, running
+from hvdtrain.launch.processes import reason, running
 from hvdtrain.runfolder import claim
 
 pytestmark = pytest.mark.timeout(60)
@@ -178,7 +178,7 @@ REFUSED = [
     ("compare", "--modes ,", "unknown mode ''"),
     ("compare", "--workers 0", "'0' is not a list of whole numbers such as 1,2,4"),
     ("compare", "--workers two", "'two' is not a list of whole numbers such as 1,2,4"),
-    ("compare", "--workers 3", "a global batch of 32 does not divide over 3 workers: use 30 or 33"),
+    ("compare", "--workers 33", "a global batch of 32 leaves 33 workers without a sample each"),
     ("compare", "--servers 0", "Invalid value for '--servers'"),
     ("compare", "--repeats 0", "Invalid value for '--repeats'"),
     ("compare", "--model nosuch", f"unknown model 'nosuch': choose from {', '.join(MODELS)}"),
@@ -232,7 +232,7 @@ def test_output_that_cannot_be_written_ends_it_quietly(output, line):
 @pytest.mark.parametrize(
     ("ranks", "args", "line"),
     [
-        (3, "--mode allreduce --out new", "a global batch of 32 does not divide over 3 workers: use 30 or 33"),
+        (3, "--mode allreduce --batch-size 2 --out new", "a global batch of 2 leaves 3 workers without a sample each"),
         # The first rank is a server: it does not look at what the first worker claims, and finds no fault.
         (3, "--mode ps-sync --servers 1 --out used", "--out used is in use: choose another folder"),
     ],

@@ -225,17 +225,14 @@ def test_bytes_that_are_no_text_are_refused():
         RunConfig(dataset="./\udcff").check()
 
 
-@given(st.integers(1, 10_000), st.integers(1, 64))
-def test_a_batch_that_does_not_divide_says_which_do(batch, workers):
+@given(st.integers(1, 100), st.integers(1, 64))
+def test_every_worker_needs_a_sample_of_a_batch(batch, workers):
     config = RunConfig(mode="ddp", batch_size=batch)
-    if batch % workers == 0:
+    if batch >= workers:
         config.check_workers(workers)
         return
-    with pytest.raises(UsageError, match=f"{batch} does not divide over {workers} workers: use ") as refused:
+    with pytest.raises(UsageError, match=f"a global batch of {batch} leaves {workers} workers without a sample each"):
         config.check_workers(workers)
-    named = [int(word) for word in str(refused.value).split("use ")[1].split(" or ")]
-    assert all(n > 0 and n % workers == 0 for n in named)
-    assert min(abs(n - batch) for n in named) <= workers / 2 or batch < workers
 
 
 def test_single_is_one_process():

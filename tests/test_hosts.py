@@ -5,7 +5,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from hvdtrain.errors import UsageError
-from hvdtrain.hosts import Host, by_round, needed, parse, parse_file
+from hvdtrain.launch.hosts import Host, needed, parse, parse_file
 
 
 def test_hosts_on_the_command_line():
@@ -75,14 +75,3 @@ def test_ranks_fill_hosts_evenly(slots, data):
         assert taken >= min(most - 1, room[host.name]), "a host is left aside while another is crowded"
     with pytest.raises(UsageError, match="slots, and there are"):
         needed(hosts, sum(slots) + 1)
-
-
-@given(SLOTS)
-def test_rounds_spread_the_first_ranks_over_the_hosts(slots):
-    numbers = by_round(slots)
-    assert sorted(numbers) == list(range(sum(slots)))
-    host_of = {number: host for (host, _), number in zip(
-        [(host, local) for host, count in enumerate(slots) for local in range(count)], numbers, strict=True)}  # fmt: skip
-    first = [host_of[number] for number in range(len(slots))]
-    assert first == list(range(len(slots)))
-    assert by_round([2, 2]) == [0, 2, 1, 3]

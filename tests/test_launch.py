@@ -12,10 +12,11 @@ from pathlib import Path
 import psutil
 import pytest
 
-from hvdtrain import launch
 from hvdtrain.config import RunConfig
 from hvdtrain.errors import Failure, UsageError
-from hvdtrain.launch import command, reason, running, train_program
+from hvdtrain.launch import processes
+from hvdtrain.launch.processes import reason, running
+from hvdtrain.launch.recipe import Job, expand, train_program
 
 pytestmark = pytest.mark.timeout(60)
 
@@ -109,11 +110,11 @@ def test_a_launcher_that_cannot_be_started_is_a_failure(tmp_path, monkeypatch):
 
 def test_an_unknown_launcher_lists_the_valid_ones():
     with pytest.raises(UsageError, match="unknown launcher 'nosuch': choose from .*local"):
-        command("nosuch", 2, ["true"])
+        expand("nosuch", Job(2, ["true"]))
 
 
 def test_the_local_launchers_words():
-    words = command("local", 3, ["prog", "{ranks}", "a b"])
+    words = expand("local", Job(3, ["prog", "{ranks}", "a b"])).words
     assert Path(words[0]) == Path(sys.executable).parent / "mpirun"
     assert words[-5:] == ["-np", "3", "prog", "{ranks}", "a b"]  # the program's own words are left alone
 
@@ -139,7 +140,7 @@ def test_ranks_that_ignore_sigterm_and_their_children_are_gone_after_the_block(f
 
 
 def test_what_finished_ranks_have_left_behind_is_gone_after_the_block(folder, monkeypatch):
-    monkeypatch.setattr(launch, "GRACE_S", 0.5)
+    monkeypatch.setattr(processes, "GRACE_S", 0.5)
     with running("local", 2, stubborn(folder, then="leave"), folder / "log") as job:
         assert job.wait(timeout=30) == 0
         assert len(alive(pids := ids(folder))) == 2
@@ -147,7 +148,7 @@ def test_what_finished_ranks_have_left_behind_is_gone_after_the_block(folder, mo
 
 
 def test_ranks_whose_launcher_was_killed_are_gone_after_the_block(folder, monkeypatch):
-    monkeypatch.setattr(launch, "GRACE_S", 0.5)
+    monkeypatch.setattr(processes, "GRACE_S", 0.5)
     with running("local", 2, stubborn(folder), folder / "log") as job:
         pids = ids(folder)
         job.kill()
@@ -159,7 +160,7 @@ def test_ranks_whose_launcher_was_killed_are_gone_after_the_block(folder, monkey
 PARENT = """
 import json, sys, time
 from pathlib import Path
-from hvdtrain.launch import running
+from hvdtrain.launch.processes import running
 with running("local", 2, json.loads(sys.argv[1]), Path(sys.argv[2])) as job:
     job.wait()
 """

@@ -16,7 +16,7 @@ import click
 
 from hvdtrain.config import Names
 from hvdtrain.errors import Failure, UsageError, unknown
-from hvdtrain.launch import reason, running
+from hvdtrain.launch.processes import reason, running
 
 BACKENDS = {"allreduce": ["horovod", "gloo"], "pushpull": ["rpc", "naive-rpc"]}
 MXNET = ["mxnet-dist_async", "mxnet-dist_sync"]

@@ -157,7 +157,7 @@ def starter(name: str) -> Finding:
 def two_processes() -> Finding:
     """Start two by the recipe that `hvdtrain compare` uses; each says which it is."""
     from hvdtrain import recipes
-    from hvdtrain.launch import running
+    from hvdtrain.launch.processes import running
 
     who = "import os; e = os.environ; r, n = e['OMPI_COMM_WORLD_RANK'], e['OMPI_COMM_WORLD_SIZE']"
     program = [sys.executable, "-ISc", f"{who}; os.write(1, f'rank {{r}} of {{n}}\\n'.encode())"]

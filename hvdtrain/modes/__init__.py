@@ -89,6 +89,9 @@ class Sync(Protocol):
     def servers_rss_mb(self) -> float:
         """The servers' peak resident memory in MiB, added up."""
 
+    def server_hosts(self) -> list[str]:
+        """The names of the servers' hosts."""
+
     def close(self) -> None:
         """Part from the others in order. Called once, when all went well."""
 

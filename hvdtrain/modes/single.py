@@ -27,6 +27,9 @@ class LocalUpdate:
     def servers_rss_mb(self) -> float:
         return 0.0
 
+    def server_hosts(self) -> list[str]:
+        return []
+
 
 class Single(LocalUpdate):
     backend = "none"

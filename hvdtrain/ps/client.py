@@ -173,5 +173,8 @@ class Client:
     def servers_rss_mb(self) -> float:
         return sum(rpc.rss_mb(server) for server in range(self.world.servers))
 
+    def server_hosts(self) -> list[str]:
+        return [rpc.host(server) for server in range(self.world.servers)]
+
     def close(self) -> None:
         rpc.stop(self.world, self.store, self.timeout)

@@ -13,6 +13,7 @@ import ctypes
 import os
 import re
 import resource
+import socket
 import threading
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future as LocalFuture
@@ -171,6 +172,11 @@ def sum_up(world: World, number: int, part: torch.Tensor) -> torch.Tensor:
 def rss_mb(server: int) -> float:
     """A server's peak resident memory in MiB."""
     return result(server, rpc.rpc_async(f"rank{server}", _rss_mb))
+
+
+def host(server: int) -> str:
+    """The name of a server's host."""
+    return result(server, rpc.rpc_async(f"rank{server}", socket.gethostname))
 
 
 def result(server: int, done: "Future[T]") -> T:

@@ -20,7 +20,8 @@ import time
 from pathlib import Path
 
 from hvdtrain.config import RunConfig
-from hvdtrain.launch import reason, running, train_program
+from hvdtrain.launch.processes import reason, running
+from hvdtrain.launch.recipe import train_program
 
 HOROVOD = ("horovod", "yielding")
 WARM_UP = 3  # steps not counted: memory is touched for the first time

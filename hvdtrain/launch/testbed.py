@@ -94,7 +94,7 @@ def _check() -> None:
     missing = [tool for tool in TOOLS if not shutil.which(tool)] + ([] if Path(SSHD).exists() else ["sshd"])
     if missing:
         raise UsageError(
-            f"`hvdtrain hosts` needs {', '.join(missing)}: on Debian, apt install iproute2 openssh-client openssh-server"
+            f"`hvdtrain hosts` needs {', '.join(missing)} (Debian: apt install iproute2 openssh-client openssh-server)"
         )
 
 

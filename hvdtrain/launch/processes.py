@@ -5,41 +5,16 @@ import ctypes
 import os
 import signal
 import subprocess
-import sys
 import time
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 
 import psutil
 
-from hvdtrain import recipes
-from hvdtrain.config import RunConfig
 from hvdtrain.errors import Failure
+from hvdtrain.launch.recipe import Job, Start, expand
 
 GRACE_S = 5.0  # between asking ranks to stop and making them
-
-
-def command(launcher: str, ranks: int, program: list[str], survives: bool = False) -> list[str]:
-    """The words that start `ranks` processes of `program` by a launcher's recipe.
-
-    Args:
-        survives: whether the other ranks are to live when one dies.
-    """
-    recipe = recipes.load("launchers", launcher)
-    words: list[str] = []
-    for word in recipe["command"]:
-        if word == "{program}":
-            words += program
-        elif word == "{survive}":
-            words += recipe["survive"] if survives else []
-        else:
-            words.append(word.format(bin=Path(sys.executable).parent, ranks=ranks))
-    return words
-
-
-def train_program(config: RunConfig, out: Path) -> list[str]:
-    """What each rank of a job runs."""
-    return [sys.executable, "-m", "hvdtrain", "train", *config.to_args(), "--out", str(out)]
 
 
 @contextlib.contextmanager
@@ -51,26 +26,38 @@ def running(
     environment: Mapping[str, str] | None = None,
     survives: bool = False,
 ) -> Iterator[subprocess.Popen[bytes]]:
-    """A job while it runs; whatever is left of it when the block ends, by an exception too, is ended.
+    """A job of `program` on this machine while it runs; see `started`.
+
+    Args:
+        environment: variables for the ranks, beside those of the recipe.
+        survives: whether the other ranks are to live when one dies.
+    """
+    job = Job(ranks, program, survives=survives, environment=environment or {})
+    with started(expand(launcher, job), log) as process:
+        yield process
+
+
+@contextlib.contextmanager
+def started(start: Start, log: Path) -> Iterator[subprocess.Popen[bytes]]:
+    """A job while it runs; whatever is left of it here when the block ends, by an exception too, is ended.
 
     Args:
         log: takes what the launcher and the ranks print.
-        environment: variables for the ranks, beside those of the recipe.
-        survives: whether the other ranks are to live when one dies.
 
     Raises:
         Failure: the launcher cannot be started.
     """
-    words = command(launcher, ranks, program, survives)
-    env = os.environ | recipes.load("launchers", launcher).get("environment", {}) | dict(environment or {})
+    for path, text in start.files.items():
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text(text)
     with log.open("wb") as output:
         try:
             process = subprocess.Popen(
-                words, env=env, stdin=subprocess.DEVNULL, stdout=output, stderr=subprocess.STDOUT,
+                start.words, env=start.environment, stdin=subprocess.DEVNULL, stdout=output, stderr=subprocess.STDOUT,
                 start_new_session=True, preexec_fn=_die_with_parent,
             )  # fmt: skip
         except OSError as error:
-            raise Failure(f"cannot start {words[0]}: {error.strerror}; see `hvdtrain doctor`") from None
+            raise Failure(f"cannot start {start.words[0]}: {error.strerror}; see `hvdtrain doctor`") from None
         try:
             yield process
         finally:
@@ -125,3 +112,17 @@ def _die_with_parent() -> None:
     """Linux: have the kernel end this process when its parent dies, however that happens."""
     pr_set_pdeathsig = 1
     ctypes.CDLL(None).prctl(pr_set_pdeathsig, signal.SIGTERM)
+
+
+@contextlib.contextmanager
+def sigterm_unwinds() -> Iterator[None]:
+    """Let SIGTERM end the running job in order, as Ctrl-C does; exit code 143."""
+
+    def unwind(*_: object) -> None:
+        raise SystemExit(143)
+
+    before = signal.signal(signal.SIGTERM, unwind)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGTERM, before)

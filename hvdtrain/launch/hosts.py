@@ -86,13 +86,3 @@ def needed(hosts: Sequence[Host], ranks: int) -> list[Host]:
         fullest = min((i for i, host in enumerate(hosts) if taken[i] < host.slots), key=lambda i: (taken[i], i))
         taken[fullest] += 1
     return [Host(host.name, slots) for host, slots in zip(hosts, taken, strict=True) if slots]
-
-
-def by_round(slots: Sequence[int]) -> list[int]:
-    """For each rank as starters number them, host by host, its number if they are dealt out in rounds over the hosts.
-
-    [2, 2] gives [0, 2, 1, 3]: the second rank of the first host becomes the third of the job.
-    """
-    places = [(local, host) for host, count in enumerate(slots) for local in range(count)]
-    order = {place: number for number, place in enumerate(sorted(places))}
-    return [order[place] for place in places]
