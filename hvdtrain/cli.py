@@ -14,6 +14,7 @@ COMMANDS = {
     "compare": "hvdtrain.compare:compare",
     "train": "hvdtrain.commands:train",
     "launch": "hvdtrain.launch.commands:launch",
+    "stop": "hvdtrain.launch.commands:stop",
     "hosts": "hvdtrain.launch.commands:hosts_",
     "evaluate": "hvdtrain.evaluate:evaluate",
     "report": "hvdtrain.report.commands:report",

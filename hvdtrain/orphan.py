@@ -9,6 +9,7 @@ from pathlib import Path
 import psutil
 
 _STARTERS = {"horovodrun", "mpirun", "mpiexec", "prterun", "torchrun", "torch.distributed.run"}
+_SSHD = {"sshd", "sshd-session"}
 _EVERY_S = 1.0
 
 
@@ -19,16 +20,28 @@ def end_with_starter() -> None:
 
 
 def _starter() -> psutil.Process | None:
-    """The outermost ancestor that starts ranks: horovodrun starts mpirun. None where it is on another host."""
-    found = None
+    """The outermost ancestor that starts ranks: horovodrun starts mpirun.
+
+    Where it is on another host, the sshd that serves its connection, which ends with that. None where there is neither.
+    """
+    found = session = None
     for ancestor in psutil.Process().parents():
+        if session is None and _name(ancestor) in _SSHD:
+            session = ancestor
         try:
             words = {Path(word).name for word in ancestor.cmdline()[:3]}  # `python -m torch.distributed.run`
         except psutil.Error:
             continue
         if words & _STARTERS:
             found = ancestor
-    return found
+    return found or session
+
+
+def _name(process: psutil.Process) -> str:
+    try:
+        return process.name()
+    except psutil.Error:
+        return ""
 
 
 def _watch(starter: psutil.Process) -> None:

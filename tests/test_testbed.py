@@ -10,6 +10,7 @@ import subprocess
 import time
 from pathlib import Path
 
+import psutil
 import pytest
 from test_jobs import HVDTRAIN, SETTINGS, steps, until
 
@@ -131,6 +132,30 @@ def test_a_job_that_is_interrupted_leaves_nothing_running_on_any_host(nodes, tmp
         while processes() and time.monotonic() < deadline:
             time.sleep(0.2)
         assert processes() == []
+    finally:
+        job.kill()
+        job.communicate()
+
+
+@pytest.mark.parametrize("how", ["stop", "a dropped connection"])
+def test_a_job_ends_on_all_hosts_when_it_is_stopped_or_a_connection_drops(how, nodes, tmp_path):
+    out = tmp_path / "run"
+    words = [HVDTRAIN, "launch", "--launcher", "ssh", "-n", "2", "-H", "node1:1,node2:1", "--out", str(out)]
+    job = subprocess.Popen(
+        [*words, "--", "--mode", "allreduce", *TINY[:4], "--epochs", "1000"], **SETTINGS, start_new_session=True
+    )
+    try:
+        until(lambda: (out / "metrics.rank0.jsonl").is_file() and len(steps(out, 0)) > 3, 90)
+        if how == "stop":
+            stopped = hvdtrain("stop", out)
+            assert (stopped.returncode, stopped.stdout) == (0, f"{out}: its job has ended\n")
+            assert hvdtrain("stop", out).returncode == 2
+        else:  # the ssh clients of both ranks are killed, as when their network goes
+            for client in psutil.Process(job.pid).children(recursive=True):
+                if client.name() == "ssh":
+                    client.kill()
+        assert job.wait(timeout=60) != 0
+        until(lambda: processes() == [], 30)
     finally:
         job.kill()
         job.communicate()

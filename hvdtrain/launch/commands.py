@@ -1,5 +1,6 @@
 """`hvdtrain launch`, `hvdtrain stop` and `hvdtrain hosts`."""
 
+import json
 import shlex
 import subprocess
 import sys
@@ -15,7 +16,7 @@ from hvdtrain.errors import Failure, UsageError, unknown
 from hvdtrain.launch import testbed
 from hvdtrain.launch.hosts import Host, needed, parse, parse_file
 from hvdtrain.launch.preflight import SSH, look_at
-from hvdtrain.launch.processes import reason, sigterm_unwinds, started
+from hvdtrain.launch.processes import end_recorded, myself, reason, sigterm_unwinds, started
 from hvdtrain.launch.recipe import Job, Start, expand, train_program
 from hvdtrain.runfolder import check_free
 
@@ -83,9 +84,18 @@ def launch(
     check_free(folder, others_log=False)
     if sync_dst_dir:
         synchronise(used, sync_dst_dir)
+    log_file(folder).parent.mkdir(parents=True, exist_ok=True)
+    running = stop_file(folder)
+    running.write_text(json.dumps({"launcher": launcher, **myself()}))
     code = follow(start, folder)
     if code:
+        running.unlink()
         raise Failure(f"exit code {code}: {reason(log_file(folder), code)}")
+    if "stop" in recipes.load("launchers", launcher):  # a scheduler has it now
+        job = log_file(folder).read_text().split()[-1]
+        running.write_text(json.dumps({"launcher": launcher, "job": job}))
+    else:
+        running.unlink()
 
 
 def prepare(
@@ -128,10 +138,14 @@ def log_file(out: Path) -> Path:
     return out.with_name(f"{out.name}.launch") / "log"
 
 
+def stop_file(out: Path) -> Path:
+    """What a launched job is ended by, while it runs or a scheduler has it."""
+    return log_file(out).with_name("running.json")
+
+
 def follow(start: Start, out: Path) -> int:
     """Run a job to its end, showing what it prints; its exit code. Ctrl-C and SIGTERM end it on all hosts."""
     log = log_file(out)
-    log.parent.mkdir(parents=True, exist_ok=True)
     with sigterm_unwinds(), started(start, log) as process, log.open("rb") as printed:
         while True:
             ended = process.poll() is not None
@@ -160,6 +174,30 @@ def _train_config(words: tuple[str, ...], servers: int) -> RunConfig:
         return RunConfig(**options, servers=servers).check()  # type: ignore[arg-type]
 
     return train.main(list(words), standalone_mode=False)
+
+
+@click.command()
+@click.argument("out", metavar="RUN", type=click.Path(path_type=Path))
+def stop(out: Path) -> None:
+    """End the job that `hvdtrain launch` started with --out RUN, on all its hosts.
+
+    It ends the process that `launch` recorded, which ends the ranks, or cancels the job that it handed to a scheduler.
+    """
+    file = stop_file(out.absolute())
+    try:
+        known = json.loads(file.read_text())
+    except (OSError, ValueError):
+        raise UsageError(f"{out}: no job that `hvdtrain launch` started is running there") from None
+    if "job" in known:
+        words = [word.replace("{job}", known["job"]) for word in recipes.load("launchers", known["launcher"])["stop"]]
+        done = subprocess.run(words, capture_output=True, text=True)
+        if done.returncode:
+            raise Failure(f"`{shlex.join(words)}` failed: {(done.stderr or done.stdout).strip()[-200:]}")
+    elif not end_recorded(known):
+        file.unlink()
+        raise UsageError(f"{out}: its job has ended already")
+    file.unlink(missing_ok=True)
+    click.echo(f"{out}: its job has ended")
 
 
 @click.group("hosts")

@@ -4,14 +4,16 @@ import contextlib
 import ctypes
 import os
 import signal
+import socket
 import subprocess
 import time
 from collections.abc import Iterator, Mapping
 from pathlib import Path
+from typing import Any
 
 import psutil
 
-from hvdtrain.errors import Failure
+from hvdtrain.errors import Failure, UsageError
 from hvdtrain.launch.recipe import Job, Start, expand
 
 GRACE_S = 5.0  # between asking ranks to stop and making them
@@ -87,6 +89,35 @@ def end(process: "subprocess.Popen[bytes]") -> None:
     process.kill()
     process.wait()
     psutil.wait_procs(survivors, timeout=GRACE_S)
+
+
+def myself() -> dict[str, Any]:
+    """What tells this process from every other, later ones with its number too."""
+    own = psutil.Process()
+    return {"pid": own.pid, "created": own.create_time(), "host": socket.gethostname()}
+
+
+def end_recorded(known: Mapping[str, Any]) -> bool:
+    """End the process that `myself` described, which ends what it started; False where it is gone.
+
+    Raises:
+        UsageError: it runs on another host.
+    """
+    if known["host"] != socket.gethostname():
+        raise UsageError(f"its job was started on {known['host']}: stop it there")
+    try:
+        process = psutil.Process(known["pid"])
+        if process.create_time() != known["created"]:
+            return False
+        process.terminate()
+        process.wait(6 * GRACE_S)
+    except psutil.NoSuchProcess:
+        return False
+    except psutil.TimeoutExpired:
+        for child in [*process.children(recursive=True), process]:
+            with contextlib.suppress(psutil.NoSuchProcess):
+                child.kill()
+    return True
 
 
 def _family(launcher: int) -> list[psutil.Process]:
