@@ -36,7 +36,7 @@ def imagenet100(labels: list[str], train: int, validation: int) -> dict[str, byt
         for k in range(train):
             files[f"train.X{i % 4 + 1}/{w}/{w}_{k}.JPEG"] = picture(1000 * i + k, kind="JPEG")
         for k in range(validation):
-            files[f"val.X/{w}/ILSVRC2012_val_{i:04d}{k:04d}.JPEG"] = picture(1000 * i + 500 + k, kind="JPEG")
+            files[f"val.X/{w}/{w}_{k}.JPEG"] = picture(1000 * i + 500 + k, kind="JPEG")
     return files
 
 

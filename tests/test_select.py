@@ -104,7 +104,7 @@ def test_by_object_keeps_the_views_of_an_object_together(objects, share, seed):
         (items(["a", "b"]), "by-object", UsageError, "needs images that are views of objects"),
         (views(1, 4), "by-object", UsageError, "class 'class' has one object only"),
         (views(1, 1), "by-angle", Failure, "one view of 'obj0'"),
-        (items(["a.png", "A.png"]), "random", Failure, "one where case does not count: 'A.png'"),
+        (items(["a.png", "A.png"]), "random", Failure, "one where case does not count: 'a.png'"),
         (items(["a.png", "a.png"]), "random", Failure, "one where case does not count: 'a.png'"),
         (items(["a"], "validation"), "random", Failure, "has no training images"),
     ],

@@ -140,12 +140,8 @@ def divide(
         Failure: two files of one name, or a part would be left empty.
         UsageError: the images have no angles or objects to split by.
     """
-    folded: dict[str, str] = {}
-    for item in items:
-        if item.name.casefold() in folded:
-            raise Failure(f"class '{name}' has two files that are one where case does not count: '{item.name}'")
-        folded[item.name.casefold()] = item.name
     own = sorted((item for item in items if item.part in ("", "train")), key=lambda item: item.name)
+    _check_names(name, own)
     parts = {part: [item for item in items if item.part == part] for part in ("validation", "test")}
     if test:
         held, own = _hold_out(name, own, how, test, seed, "/test")
@@ -155,10 +151,21 @@ def divide(
     if not own:
         raise Failure(f"class '{name}' has no training images")
     parts = {"train": own} | parts
+    for files in parts.values():
+        _check_names(name, files)
     for part, limit in (most or {}).items():
         if limit and len(parts[part]) > limit:
             parts[part] = sorted(parts[part], key=lambda item: _draw(seed, f"{name}/{item.name}"))[:limit]
     return {part: sorted(parts[part], key=lambda item: item.name) for part in PARTS}
+
+
+def _check_names(name: str, items: Iterable[Item]) -> None:
+    """Failure where two files would be one, here or on a system where case does not count."""
+    folded: set[str] = set()
+    for item in items:
+        if item.name.casefold() in folded:
+            raise Failure(f"class '{name}' has two files that are one where case does not count: '{item.name}'")
+        folded.add(item.name.casefold())
 
 
 def _hold_out(
