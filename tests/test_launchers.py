@@ -100,7 +100,7 @@ def test_grid_engines_job_takes_its_hosts_from_the_parallel_environment(out):
     words, text = script("sge", out)
     assert words[:2] == ["qsub", "-terse"]
     assert "#$ -pe mpi 4" in text.splitlines()
-    assert '"$PE_HOSTFILE" > "$TMPDIR/hvdtrain-hosts"' in text
+    assert '"$PE_HOSTFILE" > "$hosts"' in text and '--hostfile "$hosts"' in text
     assert text.rstrip().endswith(f"-np 4 {shlex.join(PROGRAM)}")
 
 
