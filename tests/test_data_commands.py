@@ -155,7 +155,7 @@ def test_build_takes_an_archive_and_says_what_it_made(tmp_path):
         (("--archive", "a", "--source", "b"), "exclude each other"),
         (("--archive", "nosuch"), "--archive nosuch is not a file"),
         (("--source", "nosuch"), "--source nosuch is not a folder"),
-        ((), "cannot be downloaded: say where it is with --archive FILE or --source FOLDER"),
+        ((), "and --archive FILE or --source FOLDER"),
     ],
 )
 def test_build_refuses_in_a_line(options, words, tmp_path):

@@ -185,3 +185,28 @@ def test_a_job_trains_from_shards_as_it_does_from_the_folder(folder, tmp_path):
 def test_a_folder_is_packed_to_a_url_only(folder):
     refused = CliRunner().invoke(data, ["pack", str(folder), "here"])
     assert "'here' is not a URL" in str(refused.exception)
+
+
+def test_a_server_without_ranges_is_named_and_simplecache_helps(packed, tmp_path, monkeypatch):
+    monkeypatch.setenv("HVDTRAIN_CACHE", str(tmp_path / "cache"))
+    with serving(packed, ranges=False) as server:
+        with pytest.raises(Failure, match="where a server does not send parts of files, use simplecache::URL"):
+            find(server.url).train[0][0].read_bytes()
+        kept = find(f"simplecache::{server.url}").train[0][0]
+        whole = kept.read_bytes()
+        for shard in (tmp_path / "cache" / "shards").iterdir():
+            shard.write_bytes(b"damaged")
+        assert kept.read_bytes() == whole
+
+
+def test_what_was_packed_for_testing_counts_too(folder, packed, tmp_path):
+    import shutil
+
+    more = shutil.copytree(folder, tmp_path / "more")
+    for name in ("cat", "dog"):
+        archives.lay_out(more / "TestData" / name, {"1.png": archives.picture(900 + len(name))})
+    with pytest.raises(UsageError, match="holds another data set"):
+        shards.pack(scan(more), f"file://{tmp_path}/packed", 3000, False, lambda *_: None)
+    shards.pack(scan(more), f"file://{tmp_path}/packed", 10**6, True, lambda *_: None)
+    left = {path.name for path in (tmp_path / "packed").iterdir()}
+    assert left == {"index.json", *(f"{part}-000000000.tar" for part in ("train", "validation", "test"))}

@@ -208,7 +208,7 @@ def test_what_cannot_be_done_is_refused_and_leaves_nothing(options, words, tmp_p
 
 
 def test_a_slice_needs_files():
-    with pytest.raises(UsageError, match="cannot be downloaded: say where it is with --archive"):
+    with pytest.raises(UsageError, match="cannot be downloaded: build a folder from files you have"):
         build("imagenet-slice", archives.Path("/nosuch/out"))
 
 
@@ -225,7 +225,8 @@ def test_cifar_is_read_by_torchvision(tmp_path, monkeypatch):
     batches = {name: pickle.dumps({"data": p, "labels": [i % 10 for i in range(20)]}) for name, p in pixels.items()}
     meta = pickle.dumps({"label_names": list("abcdefghij")})
     inside = {f"cifar-10-batches-py/{name}": content for name, content in {**batches, "batches.meta": meta}.items()}
-    archive = tmp_path / "cifar-10-python.tar.gz"
+    (tmp_path / "in").mkdir()
+    archive = tmp_path / "in" / "cifar-10-python.tar.gz"
     archive.write_bytes(archives.tarred(inside, "w:gz"))
 
     def md5(content):
@@ -240,13 +241,13 @@ def test_cifar_is_read_by_torchvision(tmp_path, monkeypatch):
     first = CIFAR10.train_list[0][0]
     with Image.open(out / "TrainData" / "b" / "train_00001.png") as image:
         assert np.array_equal(np.asarray(image), pixels[first][1].reshape(3, 32, 32).transpose(1, 2, 0))
-    limited = build("cifar10", tmp_path / "few", place=tmp_path, train_per_class=3, val_per_class=1)
+    limited = build("cifar10", tmp_path / "few", place=tmp_path / "in", train_per_class=3, val_per_class=1)
     assert set(counts(limited).values()) == {(3, 1, 0)}
     archive.write_bytes(archive.read_bytes() + b"\0")
     with pytest.raises(Failure, match="is not CIFAR10's cifar-10-python.tar.gz: its MD5 is not"):
         build("cifar10", tmp_path / "wrong", place=archive)
     with pytest.raises(UsageError, match="has no train-images-idx3-ubyte.gz"):
-        build("mnist", tmp_path / "wrong", place=tmp_path)
+        build("mnist", tmp_path / "wrong", place=tmp_path / "in")
 
 
 def test_mnist_is_read_by_torchvision(tmp_path, monkeypatch):
@@ -267,3 +268,76 @@ def test_mnist_is_read_by_torchvision(tmp_path, monkeypatch):
     assert counts(out) == {str(digit): (4, 2, 0) for digit in range(10)}
     with Image.open(out / "TrainData" / "0" / "train_00000.png") as image:
         assert (image.size, image.mode, image.getpixel((1, 0))) == ((28, 28), "L", 1)
+
+
+# What a build must not do
+
+
+@pytest.mark.parametrize("out", ["in", "in/inside", "."])
+def test_a_build_never_goes_over_what_it_reads(out, tmp_path):
+    place = folder(tmp_path, archives.class_folders(["cat", "dog"], 4))
+    with pytest.raises(UsageError, match="lie in each other"):
+        build("imagenet-slice", tmp_path / out, place=place, force=True)
+    assert len(list(place.rglob("*.png"))) == 8
+
+
+def test_changed_images_of_unchanged_size_are_built_anew(tmp_path):
+    place = folder(tmp_path, archives.class_folders(["cat", "dog"], 4))
+    out = build("imagenet-slice", tmp_path / "out", place=place)
+    image = place / "cat" / "0.png"
+    image.write_bytes(image.read_bytes()[:-1] + b"?")
+    with pytest.raises(UsageError, match="other images.*--force"):
+        build("imagenet-slice", out, place=place)
+
+
+def test_what_has_lost_images_is_not_taken_as_whole(tmp_path):
+    place = folder(tmp_path, archives.class_folders(["cat", "dog"], 5))
+    out = build("imagenet-slice", tmp_path / "out", place=place)
+    next((out / "TrainData" / "cat").iterdir()).unlink()
+    with pytest.raises(UsageError, match="is not whole any more: build it again with --force"):
+        build("imagenet-slice", out, place=place)
+    assert counts(build("imagenet-slice", out, place=place, force=True)) == {"cat": (4, 1, 0), "dog": (4, 1, 0)}
+
+
+def test_what_somebody_put_into_a_built_folder_is_not_removed(tmp_path):
+    place = folder(tmp_path, archives.class_folders(["cat", "dog"], 5))
+    out = build("imagenet-slice", tmp_path / "out", place=place)
+    (out / "notes.txt").write_text("mine")
+    with pytest.raises(UsageError, match=r"holds what no build has put there \(notes.txt\)"):
+        build("imagenet-slice", out, place=place, force=True)
+    assert (out / "notes.txt").read_text() == "mine"
+
+
+@pytest.mark.parametrize(
+    ("files", "words"),
+    [
+        ({"val/cat/0.png": 0, "test/cat/1.png": 1, "val/dog/2.png": 2}, "none called train"),
+        ({"train/cat/0.png": 0, "train/dog/1.png": 1, "val/2.png": 2}, "no LOC_val_solution.csv"),
+    ],
+)
+def test_a_layout_that_cannot_be_read_whole_is_refused(files, words, tmp_path):
+    place = folder(tmp_path, {name: archives.picture(number) for name, number in files.items()})
+    with pytest.raises(UsageError, match=words):
+        build("imagenet-slice", tmp_path / "out", place=place)
+
+
+def test_linked_folders_are_read_and_hidden_files_are_not(tmp_path):
+    place = folder(tmp_path, archives.class_folders(["cat", "dog"], 5))
+    archives.lay_out(tmp_path / "elsewhere", {f"{k}.png": archives.picture(70 + k) for k in range(5)})
+    (place / "fox").symlink_to(tmp_path / "elsewhere")
+    assert list(counts(build("imagenet-slice", tmp_path / "linked", place=place))) == ["cat", "dog", "fox"]
+    (place / "dog" / "loop").symlink_to(place)
+    with pytest.raises(Failure, match="is a link to a folder that it is in"):
+        build("imagenet-slice", tmp_path / "loop", place=place)
+    hidden = archives.class_folders(["cat", "dog"], 5) | {
+        "__MACOSX/cat/._0.png": b"x",
+        ".cache/x.png": b"x",
+        "cat/.h.png": b"",
+    }
+    zipped = build("imagenet-slice", tmp_path / "zipped", place=zip_file(tmp_path, hidden))
+    assert counts(zipped) == {"cat": (4, 1, 0), "dog": (4, 1, 0)}
+
+
+def test_generated_images_come_from_nowhere_else(tmp_path):
+    with pytest.raises(UsageError, match="digits takes no images from elsewhere"):
+        build("digits", tmp_path / "out", place=folder(tmp_path, archives.class_folders(["a", "b"], 2)))

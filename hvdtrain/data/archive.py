@@ -10,6 +10,7 @@ import weakref
 import zipfile
 import zlib
 from collections.abc import Iterable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, cast
@@ -19,9 +20,10 @@ from hvdtrain.errors import Failure, UsageError
 
 MOST_MEMBERS = 5_000_000
 LARGEST_FILE = 128 * 2**20  # bytes of one file that is read; a picture has a few MB at most
+HASHED = 4 * 2**30  # bytes: of more, names and sizes stand for the contents
 LARGEST_RATIO = 200  # of what comes out to what went in: pictures are compressed already
 
-BROKEN = (tarfile.TarError, zipfile.BadZipFile, zlib.error, lzma.LZMAError, EOFError, NotImplementedError)
+BROKEN = (tarfile.TarError, zipfile.BadZipFile, zlib.error, lzma.LZMAError, EOFError, NotImplementedError, ValueError)
 
 
 @dataclass(frozen=True)
@@ -52,7 +54,7 @@ class Tree:
 
     Attributes:
         members: its regular files, in the order of `place`.
-        fingerprint: 64 hex digits over every name and size, and what checksums the archive has.
+        fingerprint: 64 hex digits over every name and size, and over the contents (of a zip, its checksums) up to HASHED.
 
     Raises:
         UsageError: there is nothing of a known kind at the path.
@@ -84,7 +86,21 @@ class Tree:
             listed.update(
                 f"{member.name}\0{member.size}\0{getattr(member.handle, 'CRC', '')}\n".encode(errors="replace")
             )
+        try:
+            for digest in self._digests():
+                listed.update(digest)
+        except OSError as error:
+            raise Failure(f"cannot read '{error.filename or path}': {error.strerror or error}") from None
         self.fingerprint = listed.hexdigest()
+
+    def _digests(self) -> Iterator[bytes]:
+        """Of the contents, as far as the list of members does not tell them."""
+        if self.path.is_file():
+            if isinstance(self._archive, tarfile.TarFile) and self.path.stat().st_size <= HASHED:
+                yield _digest(self.path)
+        elif sum(member.size for member in self.members) <= HASHED:
+            with ThreadPoolExecutor(4) as pool:
+                yield from pool.map(_digest, [member.path for member in self.members if member.path])
 
     def _held(self, archive: Any) -> Any:
         self._archive = archive
@@ -145,7 +161,9 @@ class Tree:
 
     def _files(self) -> list[Member]:
         members: list[Member] = []
-        for root, folders, names in os.walk(self.path, onerror=_raise):
+        for root, folders, names in os.walk(self.path, onerror=_raise, followlinks=True):
+            if any(Path(root).samefile(above) for above in Path(root).parents if self.path in (above, *above.parents)):
+                raise Failure(f"'{root}' is a link to a folder that it is in")
             folders[:] = sorted(name for name in folders if not name.startswith("."))
             for name in sorted(names):
                 path = Path(root, name)
@@ -157,18 +175,20 @@ class Tree:
     def _zipped(self, archive: zipfile.ZipFile) -> Iterator[Member]:
         for info in archive.infolist():
             self._check_name(info.filename)
+            name = info.filename.removeprefix("./")
             if stat.S_IFMT(info.external_attr >> 16) not in (0, stat.S_IFREG, stat.S_IFDIR):
                 raise Failure(f"'{self.path}' holds {info.filename!a}, a link or a device: not read")
-            if not info.is_dir():
-                yield Member(info.filename, info.file_size, info.header_offset, self, None, info)
+            if not info.is_dir() and not _is_hidden(name):
+                yield Member(name, info.file_size, info.header_offset, self, None, info)
 
     def _tarred(self, archive: tarfile.TarFile, base: int) -> Iterator[Member]:
         for info in archive:
             self._check_name(info.name)
+            name = info.name.removeprefix("./")
             if not info.isfile() and not info.isdir():
                 raise Failure(f"'{self.path}' holds {info.name!a}, a link or a device: not read")
-            if info.isfile():
-                yield Member(info.name, info.size, base + info.offset_data, self, None, info)
+            if info.isfile() and not _is_hidden(name):
+                yield Member(name, info.size, base + info.offset_data, self, None, info)
 
     def _check_name(self, name: str) -> None:
         """Failure for a name that would lead out of the folder that an archive is unpacked into."""
@@ -185,6 +205,16 @@ def contents(items: Iterable[Item]) -> Iterator[bytes | Member]:
 
 def _is_plain(archive: tarfile.TarFile) -> bool:
     return isinstance(archive.fileobj, io.BufferedReader)
+
+
+def _digest(path: Path) -> bytes:
+    with path.open("rb") as file:
+        return hashlib.file_digest(file, "sha256").digest()
+
+
+def _is_hidden(name: str) -> bool:
+    """What folders hide, and what macOS puts beside it."""
+    return any(part.startswith(".") or part == "__MACOSX" for part in name.split("/"))
 
 
 def _raise(error: OSError) -> None:

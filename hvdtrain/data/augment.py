@@ -31,7 +31,7 @@ class Augment:
 
     def box(self, size: tuple[int, int], epoch: int, index: int) -> tuple[float, float, float, float]:
         """The part of an original of (width, height) that is taken: left, upper, right, lower, in pixels."""
-        rng = self._rng(epoch, index)
+        rng = self._rng(epoch, index, "box")
         width, height = size
         for _ in range(10):
             area = width * height * rng.uniform(0.08, 1.0)
@@ -48,17 +48,18 @@ class Augment:
         """A square image, [3, side, side] uint8 tensor; what is returned may be its memory."""
         if self.kind == "none":
             return image
-        rng = self._rng(epoch, index)
+        rng = self._rng(epoch, index, "flip")
         flips, moves = rng.random() < 0.5, rng.integers(0, 2**30, 2)
         if self.kind == "shift-flip":
             most = max(1, image.shape[-1] // 8)
             image = _shift(image, *(int(move) % (2 * most + 1) - most for move in moves))
         return image.flip(-1) if flips else image
 
-    def _rng(self, epoch: int, index: int) -> "np.random.Generator":
+    def _rng(self, epoch: int, index: int, what: str) -> "np.random.Generator":
+        """A stream of its own for each thing that is drawn: they are independent."""
         import numpy as np
 
-        return np.random.default_rng([self.seed, epoch, index])
+        return np.random.default_rng([self.seed, epoch, index, len(what)])
 
 
 def _shift(image: Any, down: int, right: int) -> Any:

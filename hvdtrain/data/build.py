@@ -53,6 +53,10 @@ def build(
     """
     order = Recipe.load(name).choose(**options)
     out = out.expanduser().resolve()
+    if place and (out == place or out in place.parents or place in out.parents):
+        raise UsageError(
+            f"--out '{out}' and what the images come from, '{place}', lie in each other: name another folder"
+        )
     if not force and place is None and is_built(order, out):
         return out
     source = open_source(order.recipe, order.options, place)
@@ -75,9 +79,21 @@ def build(
 
 
 def is_built(order: Order, out: Path, identity: str = "") -> bool:
-    """Whether the folder holds exactly what is ordered, of the images that this identity stands for."""
+    """Whether the folder holds exactly what is ordered, of the images that this identity stands for, and all of it."""
     found = read_manifest(out)
-    return (found.get("key"), found.get("input", {}).get("identity", "")) == (order.key, identity)
+    return (found.get("key"), found.get("input", {}).get("identity", "")) == (order.key, identity) and _is_whole(out)
+
+
+def _is_whole(out: Path) -> bool:
+    """Whether every class has as many files as it was built with."""
+    try:
+        return all(
+            len(os.listdir(out / FOLDERS[part] / name if part in FOLDERS else out)) >= count
+            for name, parts in read_manifest(out)["classes"].items()
+            for part, count in parts.items()
+        )
+    except (OSError, TypeError):
+        return False
 
 
 def plan(order: Order, source: Source) -> tuple[list[Planned], dict[str, dict[str, int]]]:
@@ -118,10 +134,11 @@ def _write(
 
     def finish(path: Path, found: bytes | Member) -> None:
         content = found if isinstance(found, bytes) else found.read()
+        called = f"{path.parent.name}/{path.name}"
         if side:
-            content = image.shrink(content, side, path.name)
+            content = image.shrink(content, side, called)
         else:
-            image.check(content, path.name)
+            image.check(content, called)
         if link != "copy":
             assert isinstance(found, Member) and found.path
             (path.hardlink_to if link == "hard" else path.symlink_to)(found.path.resolve())
@@ -196,7 +213,8 @@ def read_manifest(folder: Path) -> dict[str, Any]:
         manifest = tomllib.loads((folder / MANIFEST).read_text())
     except (OSError, ValueError):
         return {}
-    return manifest if manifest.get("made_by") == MAKER else {}
+    tables = all(isinstance(manifest.get(name, {}), dict) for name in ("input", "classes"))
+    return manifest if manifest.get("made_by") == MAKER and tables else {}
 
 
 def _check_free(out: Path, force: bool) -> None:
@@ -211,7 +229,14 @@ def _check_free(out: Path, force: bool) -> None:
         return
     if not (ours := read_manifest(out)):
         raise UsageError(f"'{out}' is not empty and was not built by hvdtrain: name another folder, or remove it")
+    strangers = sorted(set(os.listdir(out)) - {MANIFEST, *FOLDERS.values()})
+    if ours.get("options", {}).get("flat"):
+        strangers = [name for name in strangers if not name.endswith(".png")]
+    if strangers:
+        raise UsageError(f"'{out}' holds what no build has put there ({', '.join(strangers[:5])}): name another folder")
     if not force:
+        if not _is_whole(out):
+            raise UsageError(f"'{out}' is not whole any more: build it again with --force")
         raise UsageError(
             f"'{out}' holds data set '{ours.get('name')}', built from another recipe, other images or with other "
             "options: name another folder, or replace it with --force"

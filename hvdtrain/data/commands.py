@@ -63,7 +63,9 @@ def list_() -> None:
     type=click.FloatRange(0, 0.9),
     help="imagenet: share of the training images held out in TestData.",
 )
-@click.option("--resize", type=click.IntRange(8), metavar="PIXELS", help="imagenet: shrink the shorter side to this.")
+@click.option(
+    "--resize", type=click.IntRange(0), metavar="PIXELS", help="imagenet: shrink the shorter side to this; 0 does not."
+)
 @click.option(
     "--link", type=click.Choice(["copy", "hard", "symlink"]),
     help="Link to the images of --source instead of copying them.",
@@ -117,6 +119,11 @@ def build_(name: str, out: Path, archive: Path | None, source: Path | None, forc
         )
 
 
+def _here(dataset: str) -> str:
+    """A folder of that name here comes before a recipe of that name."""
+    return f".{os.sep}{dataset}" if Path(dataset).is_dir() and not Path(dataset).is_absolute() else dataset
+
+
 def _state(out: Path) -> float:
     """Changes when the folder is built."""
     try:
@@ -142,7 +149,7 @@ def check_(dataset: str) -> None:
     from hvdtrain.progress import count_bar
 
     with count_bar("checking") as progress:
-        findings = check(find(dataset), len(os.sched_getaffinity(0)), progress)
+        findings = check(find(_here(dataset)), len(os.sched_getaffinity(0)), progress)
     parts = [part for part in ("train", "validation", "test") if any(part in own for own in findings.counts.values())]
     table = Table("class", *parts, box=None, pad_edge=False)
     for name, own in findings.counts.items():
@@ -168,13 +175,15 @@ def show_(dataset: str, out: Path, images: int) -> None:
     \b
       hvdtrain data show digits --out digits.png
     """
+    if out.suffix.lower() != ".png":
+        raise UsageError(f"--out {out}: its name should end with .png")
     if out.exists():
         raise UsageError(f"--out {out} is there already: name a new file")
     if not out.parent.is_dir():
         raise UsageError(f"--out {out}: there is no folder {out.parent}")
     from hvdtrain.data.find import find
 
-    found = find(dataset)
+    found = find(_here(dataset))
     from hvdtrain.data.sheet import draw
 
     draw(found, images, len(os.sched_getaffinity(0)), out)

@@ -30,7 +30,10 @@ def fetch(recipe: "Recipe") -> Path:
     """
     origin = recipe.origin
     if not origin:
-        raise UsageError(f"{recipe.name} cannot be downloaded: say where it is with --archive FILE or --source FOLDER")
+        raise UsageError(
+            f"{recipe.name} cannot be downloaded: build a folder from files you have, with `hvdtrain data build "
+            f"{recipe.name} --out FOLDER` and --archive FILE or --source FOLDER"
+        )
     target = cache_root() / "downloads" / str(origin["file"])
     with locked(target):
         if target.is_file():

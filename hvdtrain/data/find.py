@@ -4,7 +4,7 @@ import os
 from pathlib import Path
 
 from hvdtrain import recipes
-from hvdtrain.data.build import build
+from hvdtrain.data.build import build, is_built
 from hvdtrain.data.folder import ImageFolder, scan
 from hvdtrain.data.place import cache_root
 from hvdtrain.data.recipe import Recipe
@@ -36,7 +36,8 @@ def locate(dataset: str) -> Path:
     """
     if dataset in recipes.names("datasets"):
         order = Recipe.load(dataset).choose()
-        return build(dataset, cache_root() / "datasets" / f"{dataset}-{order.key[:12]}")
+        folder = cache_root() / "datasets" / f"{dataset}-{order.key[:12]}"
+        return build(dataset, folder, force=not is_built(order, folder))  # the cache is ours: what is damaged goes
     try:
         folder = Path(dataset).expanduser()
         if os.sep in dataset or folder.is_dir():

@@ -1,6 +1,7 @@
 """One encoded image: what it must be to be taken, and how it is made smaller."""
 
 import io
+import re
 from typing import Any
 
 from hvdtrain.errors import Failure
@@ -79,4 +80,5 @@ def shrink(content: bytes, side: int, name: str) -> bytes:
 
 
 def _short(error: Exception) -> str:
-    return " ".join(str(error).split())[:120] or type(error).__name__
+    said = re.sub(r"<_io.BytesIO[^>]*>", "it", " ".join(str(error).split()))
+    return said[:120] or type(error).__name__

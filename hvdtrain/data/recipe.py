@@ -2,6 +2,7 @@
 
 import hashlib
 import json
+import math
 import tomllib
 from dataclasses import MISSING, dataclass, field, fields
 from pathlib import Path
@@ -61,7 +62,13 @@ class Recipe:
         if chosen.get("split", "random") not in SPLITS:
             raise unknown("split", chosen["split"], SPLITS)
         if chosen.get("link", "copy") != "copy" and chosen.get("resize"):
-            raise UsageError(f"--link {chosen['link']} keeps images as they are: it does not go with --resize")
+            raise UsageError(
+                f"--link {chosen['link']} keeps images as they are: it does not go with --resize {chosen['resize']}; "
+                "use --resize 0"
+            )
+        for option, value in chosen.items():
+            if isinstance(value, float) and not math.isfinite(value):
+                raise UsageError(f"{option} {value} is not a finite number")
         if file := chosen.get("classes_file"):
             if chosen["classes"]:
                 raise UsageError("--classes and --classes-file exclude each other: give one")

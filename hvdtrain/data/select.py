@@ -80,7 +80,8 @@ def by_class(items: Iterable[Item], classes: Mapping[str, Any] | None) -> dict[s
     """
     found: dict[str, list[Item]] = {}
     each = "{label}" if classes is None else classes.get("each")
-    class_of, rest = ({}, "") if isinstance(each, str) else _grouping(classes or {})
+    alone = isinstance(each, str) and len(classes or {}) < 2
+    class_of, rest = ({}, "") if alone else _grouping(classes or {})
     for item in items:
         name = each.replace("{label}", item.label) if isinstance(each, str) else class_of.get(item.label, rest)
         if name:
@@ -99,8 +100,12 @@ def by_class(items: Iterable[Item], classes: Mapping[str, Any] | None) -> dict[s
 def _grouping(classes: Mapping[str, Any]) -> tuple[dict[str, str], str]:
     class_of: dict[str, str] = {}
     rest = ""
+    if isinstance(classes.get("each"), str):
+        raise UsageError("`each = …` makes a class of every label: nothing goes beside it")
     for name, labels in classes.items():
         check_class_name(name)
+        if not labels:
+            raise UsageError(f"class '{name}' has no labels")
         if labels == "rest":
             if rest:
                 raise UsageError(f"classes '{rest}' and '{name}' cannot both be the rest")
@@ -117,7 +122,14 @@ def _grouping(classes: Mapping[str, Any]) -> tuple[dict[str, str], str]:
 
 def check_class_name(name: str) -> None:
     """UsageError for what cannot be the name of a folder everywhere."""
-    if not name or name[0] == "." or len(name.encode(errors="replace")) > 200 or re.search(r"[/\\\x00-\x1f\x7f]", name):
+    undecodable = any("\ud800" <= letter <= "\udfff" for letter in name)
+    if (
+        not name
+        or undecodable
+        or name[0] == "."
+        or len(name.encode(errors="replace")) > 200
+        or re.search(r"[/\\\x00-\x1f\x7f]", name)
+    ):
         raise UsageError(f"{name!a} cannot be a class: its name is to be the name of a folder")
 
 

@@ -5,6 +5,7 @@ read them too. `index.json` says where in which shard each image is, with its CR
 from there, and the order is the same as from the folder.
 """
 
+import dataclasses
 import hashlib
 import io
 import json
@@ -41,22 +42,44 @@ class Packed:
     size: int
     crc: int
     name: str
-    keep: int  # bytes of the shard, where it is to be kept in the cache whole, else 0
+    keep: str  # where whole shards are to be kept in the cache: what tells this one from others of its name
 
     def read_bytes(self) -> bytes:
         """The encoded image. Failure where it cannot be read, or is not what was packed."""
-        content = b""
-        try:
-            if self.keep:
-                with _kept(self.files, self.shard, self.keep).open("rb") as file:
-                    content = os.pread(file.fileno(), self.size, self.offset)
-            else:
-                content = self.files.cat_file(self.shard, start=self.offset, end=self.offset + self.size)
-        except Exception as error:  # every file system has its own
-            raise Failure(f"cannot read {self}: {error}") from None
+        content = self._read()
+        if self.keep and zlib.crc32(content) != self.crc:
+            self._kept().unlink(missing_ok=True)  # the copy here is damaged, or the shard was packed anew
+            content = self._read()
+        if len(content) != self.size:
+            raise Failure(
+                f"{self}: {len(content):,} bytes came and not {self.size:,}: where a server does not send parts of "
+                f"files, use {KEEP}URL"
+            )
         if zlib.crc32(content) != self.crc:
             raise Failure(f"{self} is not what was packed: its checksum differs")
         return content
+
+    def _read(self) -> bytes:
+        try:
+            if self.keep:
+                with self._kept().open("rb") as file:
+                    return os.pread(file.fileno(), self.size, self.offset)
+            return self.files.cat_file(self.shard, start=self.offset, end=self.offset + self.size)
+        except Exception as error:  # every file system has its own
+            raise Failure(f"cannot read {self}: {error}") from None
+
+    def _kept(self) -> Path:
+        """The whole shard in the user's cache, fetched once for all ranks of this host."""
+        whole = f"{self.files.unstrip_protocol(self.shard)} {self.keep}"
+        name = f"{hashlib.sha256(whole.encode()).hexdigest()[:16]}-{Path(self.shard).name}"
+        local = cache_root() / "shards" / name
+        if not local.exists():
+            with locked(local):
+                if not local.exists():
+                    partial = local.with_name(f"{name}.partial")
+                    self.files.get_file(self.shard, str(partial))
+                    partial.rename(local)
+        return local
 
     def __str__(self) -> str:
         return f"{self.name} in {self.shard}"
@@ -72,14 +95,18 @@ def pack(data: ImageFolder, url: str, shard_bytes: int, force: bool, progress: C
         Failure: writing failed; there is no index then.
     """
     files, root = _open(url)
-    known = content_hash(data)
+    known, test = content_hash(data), content_hash(dataclasses.replace(data, train=data.test, validation=()))
     with _told(url):
         if files.exists(f"{root}/{INDEX}"):
-            if not force and _index(url).get("content_hash") == known:
+            old = _index(url)
+            if not force and (old.get("content_hash"), old.get("test_hash")) == (known, test):
                 return False
             if not force:
                 raise UsageError(f"{url} holds another data set: give another URL, or replace it with --force")
             files.rm_file(f"{root}/{INDEX}")
+            for shard in old.get("shards", []):
+                if files.exists(place := f"{root}/{Path(str(shard['name'])).name}"):
+                    files.rm_file(place)
         files.makedirs(root, exist_ok=True)
         samples = {part: getattr(data, part) for part in PARTS}
         total, done = sum(map(len, samples.values())), 0
@@ -98,7 +125,7 @@ def pack(data: ImageFolder, url: str, shard_bytes: int, force: bool, progress: C
                 done += len(members)
                 progress(done, total)
         index = {
-            "made_by": MAKER, "format": FORMAT, "content_hash": known, "classes": data.classes, "shards": shards,
+            "made_by": MAKER, "format": FORMAT, "content_hash": known, "test_hash": test, "classes": data.classes, "shards": shards,
             "columns": ["shard", "offset", "bytes", "crc32", "class", "path"], "samples": rows,
         }  # fmt: skip
         files.pipe_file(f"{root}/{INDEX}", json.dumps(index).encode())
@@ -114,7 +141,7 @@ def read(url: str) -> ImageFolder:
             raise ValueError(f"made by {index['made_by']!a}, format {index['format']!a}")
         classes = tuple(map(str, index["classes"]))
         shards = [str(shard["name"]) for shard in index["shards"]]
-        keeps = [int(shard["bytes"]) if url.startswith(KEEP) else 0 for shard in index["shards"]]
+        keep = f"{index['content_hash']} {index['test_hash']}" if url.startswith(KEEP) else ""
         if any("/" in name or name.startswith(".") for name in shards):
             raise ValueError("a shard is not beside the index")
 
@@ -123,12 +150,12 @@ def read(url: str) -> ImageFolder:
             for shard, offset, size, crc, label, name in index["samples"][part]:
                 if not (0 <= label < len(classes) and 0 <= shard < len(shards) and offset >= 0 and 0 < size <= LARGEST):
                     raise ValueError(f"{name!a} has no class, shard or place")
-                found.append(
-                    (Packed(files, f"{root}/{shards[shard]}", offset, size, crc, str(name), keeps[shard]), label)
-                )
+                found.append((Packed(files, f"{root}/{shards[shard]}", offset, size, crc, str(name), keep), label))
             return tuple(found)
 
         train, validation, test = map(samples, PARTS)
+        if len(classes) < 2 or not train or not validation:
+            raise ValueError("it has fewer than two classes, or no images to train or to validate on")
         return ImageFolder(url, classes, train, validation, test, known_hash=str(index["content_hash"]))
     except (KeyError, TypeError, ValueError, IndexError) as error:
         raise UsageError(f"{url}/{INDEX} cannot be read as a data set's: {error}") from None
@@ -154,19 +181,6 @@ def _open(url: str) -> tuple[Any, str]:
     with _told(url):
         files, root = fsspec.core.url_to_fs(url.removeprefix(KEEP))
         return files, root.rstrip("/")
-
-
-def _kept(files: Any, shard: str, size: int) -> Path:
-    """A whole shard in the user's cache, fetched once for all ranks of this host."""
-    whole = f"{files.unstrip_protocol(shard)} {size}"
-    local = cache_root() / "shards" / f"{hashlib.sha256(whole.encode()).hexdigest()[:16]}-{Path(shard).name}"
-    if not local.exists():
-        with locked(local):
-            if not local.exists():
-                partial = local.with_name(f"{local.name}.partial")
-                files.get_file(shard, str(partial))
-                partial.rename(local)
-    return local
 
 
 @contextmanager

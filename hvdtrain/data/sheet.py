@@ -68,7 +68,7 @@ def _grid(axes: Any, rows: list[list[Any]], names: list[str], columns: int) -> N
         for x, image in enumerate(row):
             sheet[y * gap : y * gap + SIDE, x * gap : x * gap + SIDE] = image
     axes.imshow(sheet, interpolation="nearest")
-    axes.set_yticks([y * gap + SIDE / 2 for y in range(len(rows))], names)
+    axes.set_yticks([y * gap + SIDE / 2 for y in range(len(rows))], names, parse_math=False)
     axes.set_xticks([])
     axes.tick_params(length=0)
     for spine in axes.spines.values():
@@ -86,7 +86,8 @@ def _histogram(axes: Any, data: ImageFolder) -> None:
             axes.barh(y, counts, left=start, color=colour, height=0.8, label=f"{part}, {counts.sum():,}")
             start += counts
     axes.set_ylim(len(names) - 0.4, -0.6)
-    axes.set_yticks(y if len(names) <= MOST_CLASSES else [], names if len(names) <= MOST_CLASSES else [])
+    named = len(names) <= MOST_CLASSES
+    axes.set_yticks(y if named else [], names if named else [], parse_math=False)
     axes.set_title("Images of each class", loc="left")
     axes.legend(loc="upper center", bbox_to_anchor=(0.5, -0.05), frameon=False, ncols=3)
     for side in ("top", "right"):

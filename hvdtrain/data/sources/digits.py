@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING, Any
 
 from hvdtrain.data.image import png
 from hvdtrain.data.select import Item
+from hvdtrain.errors import UsageError
 
 if TYPE_CHECKING:
     from hvdtrain.data.recipe import Recipe
@@ -46,4 +47,6 @@ class Digits:
 
 
 def open_source(recipe: "Recipe", options: Mapping[str, Any], place: Path | None) -> Digits:
+    if place:
+        raise UsageError(f"{recipe.name} takes no images from elsewhere: drop --archive or --source")
     return Digits()

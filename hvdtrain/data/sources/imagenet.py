@@ -49,17 +49,26 @@ class ClassFolders:
         self.identity = tree.fingerprint
         self.titles = _titles(tree)
         found = [item for member in images if (item := _in_part(member))]
-        if not any(item.part == "train" for item in found):
+        solution = _member(tree, "LOC_val_solution.csv")
+        flat = [member for member in images if _FLAT_VALIDATION.fullmatch(member.name)]
+        if found and not any(item.part == "train" for item in found):
+            raise UsageError(f"'{tree.path}' has folders for validation or test, and none called train")
+        if found and flat and not solution and not any(item.part == "validation" for item in found):
+            raise UsageError(
+                f"the images in val/ of '{tree.path}' are in no class folders, and there is no LOC_val_solution.csv to "
+                "say what they show"
+            )
+        if not found:
             found = [
                 Item(member.name.split("/")[-2], member.name.split("/")[-1], handle=member)
                 for member in images
                 if "/" in member.name
             ]
-        elif solution := _member(tree, "LOC_val_solution.csv"):
+        elif solution:
             label_of = _kaggle_solution(solution)
-            for member in images:
+            for member in flat:
                 stem = Path(member.name).stem
-                if _FLAT_VALIDATION.fullmatch(member.name) and stem in label_of:
+                if stem in label_of:
                     found.append(Item(label_of[stem], Path(member.name).name, "validation", handle=member))
         if not found:
             raise UsageError(f"'{tree.path}' has no images in class folders: see `hvdtrain data build --help`")
@@ -87,9 +96,12 @@ class Tars:
         self.titles: dict[str, str] = {}
         self.validation: list[Item] = []
         self.identity = self.train.fingerprint
-        if (file := train.with_name(VALIDATION_TAR)).is_file():
+        file, devkit = train.with_name(VALIDATION_TAR), train.with_name(DEVKIT)
+        truth: list[str] = []
+        if file.is_file() or devkit.is_file():
+            self.titles, truth = _devkit(devkit)
+        if file.is_file():
             tree = Tree(file)
-            self.titles, truth = _devkit(train.with_name(DEVKIT))
             for member in tree.members:
                 name = member.name.rsplit("/", 1)[-1]
                 if match := re.fullmatch(r"ILSVRC2012_val_(\d{8})\.JPEG", name):

@@ -279,4 +279,6 @@ def _render(seed: int, number: int, angles: Sequence[int]) -> list[bytes]:
 
 
 def open_source(recipe: "Recipe", options: Mapping[str, Any], place: Path | None) -> Turntable:
+    if place:
+        raise UsageError(f"{recipe.name} takes no images from elsewhere: drop --archive or --source")
     return Turntable(options["seed"], options["objects"], options["views"])
