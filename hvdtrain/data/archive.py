@@ -54,7 +54,7 @@ class Tree:
 
     Attributes:
         members: its regular files, in the order of `place`.
-        fingerprint: 64 hex digits over every name and size, and over the contents (of a zip, its checksums) up to HASHED.
+        fingerprint: 64 hex digits over every name and size, and over the contents (a zip's checksums) up to HASHED.
 
     Raises:
         UsageError: there is nothing of a known kind at the path.

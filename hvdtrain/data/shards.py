@@ -125,7 +125,8 @@ def pack(data: ImageFolder, url: str, shard_bytes: int, force: bool, progress: C
                 done += len(members)
                 progress(done, total)
         index = {
-            "made_by": MAKER, "format": FORMAT, "content_hash": known, "test_hash": test, "classes": data.classes, "shards": shards,
+            "made_by": MAKER, "format": FORMAT, "content_hash": known, "test_hash": test,
+            "classes": data.classes, "shards": shards,
             "columns": ["shard", "offset", "bytes", "crc32", "class", "path"], "samples": rows,
         }  # fmt: skip
         files.pipe_file(f"{root}/{INDEX}", json.dumps(index).encode())
