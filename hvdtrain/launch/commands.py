@@ -90,7 +90,9 @@ def launch(
     code = follow(start, folder)
     if code:
         running.unlink()
-        raise Failure(f"exit code {code}: {reason(log_file(folder), code)}")
+        failure = Failure(f"the job failed: {reason(log_file(folder), code)}")
+        failure.exit_code = code if code > 0 else 128 - code  # a starter that a signal ended
+        raise failure
     if "stop" in recipes.load("launchers", launcher):  # a scheduler has it now
         job = log_file(folder).read_text().split()[-1]
         running.write_text(json.dumps({"launcher": launcher, "job": job}))

@@ -3,6 +3,7 @@
 import contextlib
 import ctypes
 import os
+import re
 import signal
 import socket
 import subprocess
@@ -16,6 +17,7 @@ import psutil
 from hvdtrain.errors import Failure, UsageError
 from hvdtrain.launch.recipe import Job, Start, expand
 
+_OURS = re.compile(r"(?:\[\d+\]<std\w+>:)?hvdtrain: (.*)")  # horovodrun puts the rank before each line
 GRACE_S = 5.0  # between asking ranks to stop and making them
 
 
@@ -135,7 +137,7 @@ def _family(launcher: int) -> list[psutil.Process]:
 def reason(log: Path, code: int) -> str:
     """Why a job failed, in one line, from what its ranks printed."""
     lines = [line.strip() for line in log.read_text(errors="replace").splitlines() if line.strip()]
-    ours = [line.removeprefix("hvdtrain: ") for line in lines if line.startswith("hvdtrain: ")]
+    ours = [match[1] for line in lines if (match := _OURS.match(line))]
     return ours[0] if ours else f"exit code {code}: {lines[-1] if lines else 'no output'} (see {log})"
 
 
