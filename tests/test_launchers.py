@@ -127,7 +127,7 @@ def test_yarns_service_starts_a_container_a_rank(out):
 MPI_JOB = {
     "apiVersion": str, "kind": str, "metadata": {"name": str},
     "spec": {
-        "slotsPerWorker": int, "sshAuthMountPath": str, "mpiImplementation": str,
+        "slotsPerWorker": int, "mpiImplementation": str,
         "runPolicy": {"cleanPodPolicy": str, "backoffLimit": int},
         "mpiReplicaSpecs": {"Launcher": dict, "Worker": dict},
     },
