@@ -226,7 +226,9 @@ class RunConfig:
         def whole(path: str) -> str:
             return str(Path(path).expanduser().absolute())
 
-        known = self.dataset in recipes.names("datasets") or "://" in self.dataset
+        from hvdtrain.data.find import is_url
+
+        known = self.dataset in recipes.names("datasets") or is_url(self.dataset)
         return dataclasses.replace(
             self, dataset=self.dataset if known else whole(self.dataset),
             pretrained=self.pretrained if self.pretrained in ("", "imagenet") else whole(self.pretrained),

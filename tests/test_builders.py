@@ -140,12 +140,14 @@ def test_what_a_killed_build_left_is_cleaned_up_by_the_next(tmp_path):
 
 
 def test_processes_that_ask_at_once_get_one_folder(cache):
-    code = "from hvdtrain.data.find import locate; print(locate('digits'))"
+    code = "from hvdtrain.data.find import locate; p = locate('digits'); print(p, p.stat().st_ino)"
     children = [run(code) for _ in range(3)]
     answers = {child.communicate(timeout=60)[0] for child in children}
     assert [child.returncode for child in children] == [0, 0, 0]
     assert len(answers) == 1
-    assert [str(path) for path in cache.iterdir()] == [answers.pop().strip()]
+    path, inode = answers.pop().split()  # all were given the folder that one of them built
+    assert [str(path) for path in cache.iterdir()] == [path]
+    assert cache.joinpath(path).stat().st_ino == int(inode)
 
 
 def test_a_second_build_touches_nothing(small):
@@ -229,6 +231,14 @@ def test_locate_builds_into_the_cache_once(cache):
     before = folder.stat().st_mtime_ns
     assert locate("digits") == folder
     assert folder.stat().st_mtime_ns == before
+
+
+def test_what_is_damaged_in_the_cache_is_built_anew(cache):
+    folder = locate("digits")
+    whole = content_hash(scan(folder))
+    next((folder / "TrainData" / "3").iterdir()).unlink()
+    assert locate("digits") == folder
+    assert content_hash(scan(folder)) == whole
 
 
 def test_locate_takes_folders(tmp_path, monkeypatch):

@@ -87,8 +87,8 @@ class Tree:
                 f"{member.name}\0{member.size}\0{getattr(member.handle, 'CRC', '')}\n".encode(errors="replace")
             )
         try:
-            for digest in self._digests():
-                listed.update(digest)
+            for content in self._digests():
+                listed.update(content)
         except OSError as error:
             raise Failure(f"cannot read '{error.filename or path}': {error.strerror or error}") from None
         self.fingerprint = listed.hexdigest()
@@ -97,10 +97,10 @@ class Tree:
         """Of the contents, as far as the list of members does not tell them."""
         if self.path.is_file():
             if isinstance(self._archive, tarfile.TarFile) and self.path.stat().st_size <= HASHED:
-                yield _digest(self.path)
+                yield digest(self.path)
         elif sum(member.size for member in self.members) <= HASHED:
             with ThreadPoolExecutor(4) as pool:
-                yield from pool.map(_digest, [member.path for member in self.members if member.path])
+                yield from pool.map(digest, [member.path for member in self.members if member.path])
 
     def _held(self, archive: Any) -> Any:
         self._archive = archive
@@ -207,7 +207,8 @@ def _is_plain(archive: tarfile.TarFile) -> bool:
     return isinstance(archive.fileobj, io.BufferedReader)
 
 
-def _digest(path: Path) -> bytes:
+def digest(path: Path) -> bytes:
+    """The SHA-256 of a file."""
     with path.open("rb") as file:
         return hashlib.file_digest(file, "sha256").digest()
 

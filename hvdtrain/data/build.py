@@ -1,6 +1,5 @@
 """Builds image folders from the recipes in `datasets/`."""
 
-import hashlib
 import os
 import tomllib
 from collections import deque
@@ -10,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from hvdtrain.data import image
-from hvdtrain.data.archive import Member
+from hvdtrain.data.archive import HASHED, Member, digest
 from hvdtrain.data.folder import TEST, TRAIN, VALIDATION
 from hvdtrain.data.place import appearing, locked
 from hvdtrain.data.recipe import Order, Recipe
@@ -22,7 +21,6 @@ MANIFEST = "dataset.toml"
 MAKER = "hvdtrain data build"  # signs the folders that may be replaced
 FOLDERS = {"train": TRAIN, "validation": VALIDATION, "test": TEST}
 BATCH = 16  # images that a thread takes at once: handing over each costs as much as copying it
-HASHED = 4 * 2**30  # bytes: of a larger archive, the list of files stands for the contents
 SPLIT_NOTES = {
     "by-angle": "An arc of neighbouring views of every object is held out: only those at its two ends have near "
     "duplicates in training.",
@@ -185,8 +183,7 @@ def _write_manifest(
     if place:
         given["name"] = place.name
         if place.is_file() and place.stat().st_size <= HASHED:
-            with place.open("rb") as file:
-                given["sha256"] = hashlib.file_digest(file, "sha256").hexdigest()
+            given["sha256"] = digest(place).hex()
     else:
         given |= recipe.origin
     manifest = {

@@ -10,6 +10,7 @@ from pathlib import Path
 from hvdtrain.data import image
 from hvdtrain.data.build import read_manifest
 from hvdtrain.data.folder import ImageFolder
+from hvdtrain.data.select import PARTS
 from hvdtrain.errors import Failure
 
 IMBALANCED = 3.0  # largest class over smallest, from which it is worth a note
@@ -31,13 +32,11 @@ class Findings:
 
 def check(data: ImageFolder, threads: int, progress: Callable[[int, int], None]) -> Findings:
     """Decode and hash every image."""
-    parts = {part: getattr(data, part) for part in ("train", "validation", "test")}
+    parts = {part: getattr(data, part) for part in PARTS}
+    numbers = {part: Counter(label for _, label in own) for part, own in parts.items() if own}
     named = [(part, sample, label) for part, own in parts.items() for sample, label in own]
     findings = Findings(
-        {
-            name: {part: sum(at == label for _, at in own) for part, own in parts.items() if own}
-            for label, name in enumerate(data.classes)
-        }
+        {name: {part: count[label] for part, count in numbers.items()} for label, name in enumerate(data.classes)}
     )
     where: defaultdict[bytes, list[tuple[str, str]]] = defaultdict(list)
     sizes: Counter[tuple[int, int]] = Counter()

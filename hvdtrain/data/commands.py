@@ -10,7 +10,7 @@ from hvdtrain import recipes
 from hvdtrain.data.build import MANIFEST, build
 from hvdtrain.data.folder import TEST, TRAIN, VALIDATION, scan
 from hvdtrain.data.recipe import Recipe
-from hvdtrain.data.select import SPLITS
+from hvdtrain.data.select import PARTS, SPLITS
 from hvdtrain.errors import Failure, UsageError
 
 
@@ -150,7 +150,7 @@ def check_(dataset: str) -> None:
 
     with count_bar("checking") as progress:
         findings = check(find(_here(dataset)), len(os.sched_getaffinity(0)), progress)
-    parts = [part for part in ("train", "validation", "test") if any(part in own for own in findings.counts.values())]
+    parts = [part for part in PARTS if any(part in own for own in findings.counts.values())]
     table = Table("class", *parts, box=None, pad_edge=False)
     for name, own in findings.counts.items():
         table.add_row(escape(name), *(f"{own.get(part, 0):,}" for part in parts))

@@ -1,12 +1,13 @@
 """What `--dataset` stands for: a recipe's name, a folder, or a URL of shards."""
 
 import os
+import shutil
 from pathlib import Path
 
 from hvdtrain import recipes
 from hvdtrain.data.build import build, is_built
 from hvdtrain.data.folder import ImageFolder, scan
-from hvdtrain.data.place import cache_root
+from hvdtrain.data.place import cache_root, locked
 from hvdtrain.data.recipe import Recipe
 from hvdtrain.errors import UsageError, unknown
 
@@ -37,7 +38,12 @@ def locate(dataset: str) -> Path:
     if dataset in recipes.names("datasets"):
         order = Recipe.load(dataset).choose()
         folder = cache_root() / "datasets" / f"{dataset}-{order.key[:12]}"
-        return build(dataset, folder, force=not is_built(order, folder))  # the cache is ours: what is damaged goes
+        if is_built(order, folder):
+            return folder.resolve()
+        with locked(folder):
+            if folder.exists() and not is_built(order, folder):  # the cache is ours: what is damaged goes
+                shutil.rmtree(folder)
+        return build(dataset, folder)
     try:
         folder = Path(dataset).expanduser()
         if os.sep in dataset or folder.is_dir():

@@ -20,12 +20,12 @@ from typing import Any
 
 from hvdtrain.data.folder import ImageFolder, Samples, content_hash
 from hvdtrain.data.place import cache_root, locked
+from hvdtrain.data.select import PARTS
 from hvdtrain.errors import Failure, UsageError
 
 INDEX = "index.json"
 MAKER = "hvdtrain data pack"
 FORMAT = 1
-PARTS = ("train", "validation", "test")
 KEEP = "simplecache::"  # fsspec's word for a URL whose files are kept here; its own does it for one thread at a time
 LARGEST = 128 * 2**20  # bytes of an image; more is a broken index
 

@@ -122,16 +122,8 @@ def prepare(
     if config.servers and hosts:  # horovodrun numbers ranks host by host
         environment["HVDTRAIN_SLOTS"] = ",".join(str(host.slots) for host in hosts)
     program = train_program(config.absolute(), out)
-    job = Job(
-        workers + config.servers,
-        program,
-        config.servers,
-        hosts,
-        out,
-        interface,
-        modes.survives(config.mode),
-        environment,
-    )
+    ranks, survives = workers + config.servers, modes.survives(config.mode)
+    job = Job(ranks, program, config.servers, hosts, out, interface, survives, environment)
     return expand(launcher, job)
 
 

@@ -23,21 +23,10 @@ GRACE_S = 5.0  # between asking ranks to stop and making them
 
 @contextlib.contextmanager
 def running(
-    launcher: str,
-    ranks: int,
-    program: list[str],
-    log: Path,
-    environment: Mapping[str, str] | None = None,
-    survives: bool = False,
+    launcher: str, ranks: int, program: list[str], log: Path, environment: Mapping[str, str] | None = None
 ) -> Iterator[subprocess.Popen[bytes]]:
-    """A job of `program` on this machine while it runs; see `started`.
-
-    Args:
-        environment: variables for the ranks, beside those of the recipe.
-        survives: whether the other ranks are to live when one dies.
-    """
-    job = Job(ranks, program, survives=survives, environment=environment or {})
-    with started(expand(launcher, job), log) as process:
+    """A job of `program` on this machine while it runs, with variables beside those of the recipe; see `started`."""
+    with started(expand(launcher, Job(ranks, program, environment=environment or {})), log) as process:
         yield process
 
 

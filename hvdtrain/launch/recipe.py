@@ -15,7 +15,7 @@ from hvdtrain.config import RunConfig
 from hvdtrain.errors import UsageError
 from hvdtrain.launch.hosts import Host
 
-_VARIABLE = re.compile(r"\{([a-z_]+)\}")
+_VARIABLE = re.compile(r"(?<!\$)\{([a-z_]+)\}")  # ${NAME} is the shell's
 # What ranks on other hosts may know of this process's environment. All of it would show on command lines there.
 PASSED = re.compile(r"(HVDTRAIN|HOROVOD|OMPI_MCA|OMP|MKL|NCCL|CUDA|GLOO|TP|TORCH|THP)_\w+|PYTHONPATH|LD_LIBRARY_PATH")
 NEEDED_HERE = ("PATH", "HOME", "USER", "LOGNAME", "LANG", "SSH_AUTH_SOCK", "TMPDIR", "KUBECONFIG", "HADOOP_CONF_DIR")
@@ -78,13 +78,11 @@ def expand(launcher: str, job: Job) -> Start:
         "ranks": str(job.ranks), "workers": str(job.ranks - job.servers), "servers": str(job.servers),
         "hosts": ",".join(f"{host.name}:{host.slots}" for host in job.hosts),
         "nodes": str(len(job.hosts)) if job.hosts else "", "nodelist": ",".join(host.name for host in job.hosts),
-        "per_node": str(max((host.slots for host in job.hosts), default=job.ranks)),
         "hostfile": str(hostfile) if job.hosts else "", "script": str(script),
         "interface": job.interface, "name": f"hvdtrain-{job.out.name}", "out": str(job.out), "folder": str(Path.cwd()),
         "program": list(job.program), "program_json": json.dumps(list(job.program)),
         "survive": list(recipe.get("survive", [])) if job.survives else [],
         "exports": [word for key in sorted(here) for word in ("-x", key)],
-        "settings": " ".join(f"{key}={shlex.quote(value)}" for key, value in sorted(here.items())),
     }  # fmt: skip
     words = _words(launcher, recipe["command"], values)
     files = {}
@@ -135,4 +133,4 @@ def _filled(launcher: str, text: str, values: Mapping[str, Any]) -> str:
         found = values[match[1]]
         return shlex.join(found) if isinstance(found, list) else found
 
-    return re.sub(r"(?<!\$)" + _VARIABLE.pattern, value, text)  # ${NAME} is the shell's
+    return _VARIABLE.sub(value, text)

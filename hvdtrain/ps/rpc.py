@@ -42,9 +42,8 @@ Wire = tuple[int, int, torch.Tensor]  # version, staleness, weights
 Decode = Callable[[Sequence[torch.Tensor]], torch.Tensor]
 # TensorPipe takes shared memory wherever two processes share a machine, network namespaces or not.
 OVER_TCP: dict[str, Any] = {"_transports": ["uv"], "_channels": ["basic"]}
-PATIENCE = (
-    1.5  # times the timeout that waits may take: whoever keeps the others waiting is found to be lost before that
-)
+# Times the timeout that waits may take: whoever keeps the others waiting is found to be lost before that.
+PATIENCE = 1.5
 QUESTION_S = 5.0  # the longest wait for a reason, when something has failed already
 LARGEST_KEPT = 32 * 2**20  # bytes: glibc gives what is larger back to the system, whatever it is told
 
