@@ -22,6 +22,7 @@ from pathlib import Path
 from hvdtrain.config import RunConfig
 from hvdtrain.launch.processes import reason, running
 from hvdtrain.launch.recipe import train_program
+from hvdtrain.modes import has_servers
 
 HOROVOD = ("horovod", "yielding")
 WARM_UP = 3  # steps not counted: memory is touched for the first time
@@ -34,7 +35,7 @@ def contenders(kind: str, args: argparse.Namespace) -> dict[str, tuple[int, list
 
     def ours(mode: str) -> RunConfig:
         return RunConfig(
-            mode=mode, servers=2 if mode.startswith("ps-") else 0, model=args.model, width=args.width,
+            mode=mode, servers=2 if has_servers(mode) else 0, model=args.model, width=args.width,
             image_size=args.image_size, steps=args.steps, batch_size=args.batch_size, threads=1, schedule="constant",
         )  # fmt: skip
 
