@@ -3,6 +3,7 @@
 import importlib
 import os
 import sys
+from collections.abc import Sequence
 from typing import NoReturn
 
 import click
@@ -15,8 +16,8 @@ COMMANDS = {
     "train": "hvdtrain.commands:train",
     "launch": "hvdtrain.launch.commands:launch",
     "stop": "hvdtrain.launch.commands:stop",
-    "hosts": "hvdtrain.launch.commands:hosts_",
-    "evaluate": "hvdtrain.evaluate:evaluate",
+    "hosts": "hvdtrain.launch.testbed_command:hosts",
+    "evaluate": "hvdtrain.evaluate.command:evaluate",
     "report": "hvdtrain.report.commands:report",
     "bench": "hvdtrain.bench.command:bench",
     "replay": "hvdtrain.replay:replay",
@@ -57,7 +58,7 @@ def cli() -> None:
 
 
 def main() -> NoReturn:
-    """Run the command line: 0 done, 1 failed, 2 usage, 130 interrupted; an error is one line on stderr."""
+    """Run the command line: 0 done, 1 failed, 2 usage, 130 interrupted; each thing wrong is one line on stderr."""
     try:
         code = cli.main(prog_name="hvdtrain", standalone_mode=False) or 0
         sys.stdout.flush()
@@ -68,17 +69,19 @@ def main() -> NoReturn:
     except click.ClickException as error:
         context = getattr(error, "ctx", None)
         hint = f" (see `{context.command_path} --help`)" if context else ""
-        _fail(error.format_message() + hint, error.exit_code)
-    except (UsageError, Failure) as error:
-        _fail(str(error), error.exit_code)
+        _fail([error.format_message() + hint], error.exit_code)
+    except UsageError as error:
+        _fail(error.args, error.exit_code)
+    except Failure as error:
+        _fail([str(error)], error.exit_code)
     except BrokenPipeError:  # whoever read our output has enough of it
         _drop_output()
         sys.exit(1)
     except OSError as error:  # a full disk, most likely
         _drop_output()
-        _fail(f"{error.strerror or error}{f': {error.filename}' if error.filename else ''}", 1)
+        _fail([f"{error.strerror or error}{f': {error.filename}' if error.filename else ''}"], 1)
     except (KeyboardInterrupt, click.Abort):
-        _fail("interrupted", 130)
+        _fail(["interrupted"], 130)
 
 
 def _drop_output() -> None:
@@ -86,6 +89,7 @@ def _drop_output() -> None:
     os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
 
 
-def _fail(line: str, code: int) -> NoReturn:
-    print(f"hvdtrain: {' '.join(line.splitlines())}", file=sys.stderr)
+def _fail(problems: Sequence[object], code: int) -> NoReturn:
+    for problem in problems:
+        print(f"hvdtrain: {' '.join(str(problem).splitlines())}", file=sys.stderr)
     sys.exit(code)

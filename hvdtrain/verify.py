@@ -11,10 +11,11 @@ from typing import TYPE_CHECKING
 import click
 
 from hvdtrain import modes
-from hvdtrain.config import Names, Numbers, RunConfig
+from hvdtrain.config import RunConfig
 from hvdtrain.errors import Failure, unknown
 from hvdtrain.launch.processes import reason, running
 from hvdtrain.launch.recipe import train_program
+from hvdtrain.options import Names, Numbers
 
 if TYPE_CHECKING:
     from numpy import ndarray as Vector
@@ -31,7 +32,7 @@ CHECKED_OPTIMIZERS = ("sgd", "adam")
 # evenly, and the fifth step begins a new epoch. No batch norm and no dropout: both differ between workers by nature.
 CHECKED = RunConfig(
     mode="single", dataset="digits", model="vggf", width=1 / 16, batch_size=476, steps=5, lr=1e-3, threads=1,
-    schedule="constant", deterministic=True,
+    schedule="constant", deterministic=True, snapshot_every="never", device="cpu",
 )  # fmt: skip
 
 
@@ -41,7 +42,7 @@ CHECKED = RunConfig(
 )  # fmt: skip
 @click.option("--workers", "-n", type=Numbers(), default="1,2,4", show_default=True, help="Numbers of workers.")
 def verify(names: list[str], workers: list[int]) -> None:
-    """Check that the synchronous modes compute the same as one process, on this machine.
+    """Check that the synchronous modes compute the same as one process, on this machine's processor.
 
     Trains a small VGG for a few steps as one process on the global batch, and in each mode on each number of
     workers, with SGD and momentum and with Adam, and compares the final weights and the samples seen. Batches

@@ -4,6 +4,7 @@ import dataclasses
 import math
 import os
 import resource
+import shutil
 import socket
 from collections.abc import Callable
 from functools import partial
@@ -11,63 +12,91 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from safetensors import SafetensorError
-from safetensors.torch import load_file, save_file
+from safetensors.torch import load_file
 
-from hvdtrain import modes
+from hvdtrain import device, models, modes, resume
 from hvdtrain.config import RunConfig
 from hvdtrain.data.augment import Augment
 from hvdtrain.data.find import find
 from hvdtrain.data.folder import ImageFolder, content_hash
 from hvdtrain.data.loader import Loader, native_side
 from hvdtrain.errors import Failure, UsageError
+from hvdtrain.evaluation import evaluate
 from hvdtrain.job import Job
 from hvdtrain.manifest import manifest, weights_hash
-from hvdtrain.metrics import PHASES, Recorder, write_json
-from hvdtrain.models import VGG, load_pretrained
+from hvdtrain.meetings import gather
+from hvdtrain.metrics import PHASES, Recorder, Tally, write_json
+from hvdtrain.models.layers import Network
+from hvdtrain.models.pretrained import load_pretrained
 from hvdtrain.modes import Sync
+from hvdtrain.preempt import Terminated, sigterm_waits
 from hvdtrain.progress import TrainingProgress
 from hvdtrain.runfolder import Terminal
-from hvdtrain.train import History, Normalise, evaluate, train
+from hvdtrain.snapshot import BEST, Snapshot, save, write_tensors
+from hvdtrain.train import History, train
 from hvdtrain.world import World
 
 WEIGHTS = "snapshots/final.safetensors"
 HOST_LETTERS = 64  # of a host's name, in bytes: what Linux allows
-STALENESS_BINS = 64  # the histogram's last bin holds all that is staler
 
 
-def prepare(config: RunConfig, world: World, folder: Path, threads: int) -> Callable[[Terminal], None]:
+@dataclasses.dataclass(frozen=True)
+class Task:
+    """A rank's work, prepared.
+
+    Attributes:
+        run: does it; it is given the terminal.
+        resumed: the snapshot that it goes on from.
+        finished: there is nothing left to do.
+    """
+
+    run: Callable[[Terminal], None]
+    resumed: Snapshot | None = None
+    finished: bool = False
+
+
+def prepare(config: RunConfig, world: World, folder: Path, threads: int, resuming: bool) -> Task:
     """Find every fault that can be found before anything starts, and return this rank's task.
 
+    Args:
+        resuming: go on with the run in the folder, if there is one.
+
     Raises:
-        UsageError: the data set, the device or the pretrained weights cannot be used.
+        UsageError: the data set, the device, the pretrained weights or the snapshot cannot be used.
     """
     data = find(config.dataset)
     if len(data.train) < world.workers:
         raise UsageError(f"{len(data.train)} training images are too few for {world.workers} workers")
     config.check_length(len(data.train))
+    if resuming and resume.is_finished(folder, config, len(data.train)):
+        return Task(lambda terminal: None, finished=True)
     torch.set_num_threads(threads)
-    if config.deterministic:  # not called otherwise: it imports torch's compiler, 1.5 s for every rank
-        torch.use_deterministic_algorithms(True)
-    job = Job(config, world, folder, choose_device(config, world), threads)
+    device.set_up(config)
+    chosen = device.choose_device(config, world)
+    if config.record and chosen.type == "cuda":
+        raise UsageError("--record is for --device cpu: replay computes there, and a GPU rounds otherwise")
+    if config.compile and not world.is_server and not shutil.which(os.environ.get("CXX") or "g++"):
+        raise UsageError("--compile needs a C++ compiler: install g++, or let CXX name one")
+    job = Job(config, world, folder, chosen, threads)
     if world.is_server:
-        return lambda terminal: modes.load(config.mode).serve(job, partial(print, file=terminal.out))
+        return Task(lambda terminal: modes.load(config.mode).serve(job, partial(print, file=terminal.out)))
     model = initial_model(config, len(data.classes))
     skipped = None
     if config.pretrained:  # on every worker: what is sent around later need not include batch-norm statistics
         skipped = load_pretrained(model, config.model, config.pretrained)
-    return lambda terminal: work(job, data, model.to(job.device), skipped, terminal)
+    resumed = resume.find(folder, config, data, world.is_chief) if resuming else None
+    if resumed:
+        model.load_state_dict(resumed.weights)
+    return Task(lambda terminal: work(job, data, model, skipped, resumed, terminal), resumed)
 
 
-def initial_model(config: RunConfig, classes: int) -> VGG:
+def initial_model(config: RunConfig, classes: int) -> Network:
     """The model as training finds it: its weights depend on the seed alone."""
     torch.manual_seed(config.seed)
-    return VGG(config.model, classes, config.width, config.dropout)
-
-
-def seed_worker(config: RunConfig, worker: int) -> None:
-    """Begin a worker's own random numbers: dropout must not be the same on every worker."""
-    torch.manual_seed(config.seed * 1_000_003 + 1 + worker)
+    model = models.make(config.model, classes, config.width, config.dropout)
+    if config.freeze == "features":
+        model.features.requires_grad_(False)
+    return model
 
 
 def image_side(config: RunConfig, data: ImageFolder) -> int:
@@ -75,62 +104,99 @@ def image_side(config: RunConfig, data: ImageFolder) -> int:
     return config.image_size or native_side(data.train[0][0])
 
 
-def choose_device(config: RunConfig, world: World) -> torch.device:
-    """The GPU of this worker's place on its host, or the CPU.
-
-    Raises:
-        UsageError: a GPU was asked for and there are none, or fewer than workers.
-    """
-    gpus = torch.cuda.device_count()
-    if world.is_server or config.device == "cpu" or (config.device == "auto" and not gpus):
-        return torch.device("cpu")
-    if not gpus:
-        raise UsageError("--device cuda: torch sees no GPU here; see `hvdtrain doctor`, or use --device cpu")
-    place = world.local_rank - (world.servers if world.is_local else 0)
-    if place >= gpus:
-        raise UsageError(f"{place + 1} workers on this host share {gpus} GPU(s): start fewer, or use --device cpu")
-    torch.cuda.set_device(place)
-    return torch.device("cuda", place)
-
-
-def work(job: Job, data: ImageFolder, model: VGG, skipped: list[str] | None, terminal: Terminal) -> None:
-    """Train as a worker; the first worker writes the manifest, the summary and the weights."""
+def work(
+    job: Job, data: ImageFolder, model: Network, skipped: list[str] | None, resumed: Snapshot | None, terminal: Terminal
+) -> None:
+    """Train as a worker; the first worker writes the manifest, the snapshots, the summary and the weights."""
     config, world = job.config, job.world
+    before = resumed.state if resumed else {}
     sync: Sync = modes.load(config.mode).connect(job)
-    module = sync.prepare(model)
+    job = dataclasses.replace(job, device=device.take_gpu(job, sync))
+    module: Any = sync.prepare(model.to(job.device))
+    if config.compile:
+        module = torch.compile(module, dynamic=False)  # for each shape, of which there are two or three
+    if resumed:
+        sync.restore(resumed.step, resumed.optimizer)
     start = weights_hash(model)
-    there, starts = _gather(sync, job, [int(start[:12], 16)])  # as much of it as a float64 holds
+    there, starts = gather(sync, world, [int(start[:12], 16)])  # as much of it as a float64 holds
     differs = (starts != starts[0]).flatten().tolist()
     if different := [world.servers + worker for worker, its in zip(there, differs, strict=True) if its]:
         raise Failure(f"ranks {different} do not start from the weights of rank {world.servers}")
-    hosts = _hosts(sync, job)
+    hosts = _hosts(sync, world)
     side = image_side(config, data)
     loader = Loader(data.train, side, job.threads, Augment(config.augment, config.seed))
     validation = Loader(data.validation, side, job.threads)
+    seen: dict[str, Any] = {}
     if world.is_chief:
         seen = {
-            "dataset_hash": content_hash(data), "image_size": side, "classes": len(data.classes),
+            "dataset_hash": before.get("dataset_hash") or content_hash(data), "image_size": side,
+            "classes": len(data.classes),
             "train_samples": len(data.train), "validation_samples": len(data.validation),
-            "initial_weights": f"blake2b:{start}",
+            "initial_weights": before.get("initial_weights", f"blake2b:{start}"), "parts": before.get("parts", []),
         }  # fmt: skip
-        write_json(job.folder / "manifest.json", manifest(job, sync, model, hosts, seen))
-    seed_worker(config, world.worker)
-    progress = TrainingProgress(terminal.out, config.total_steps(len(data.train)), world.is_chief)
+        facts = manifest(job, sync, model, hosts, seen)
+        part = {name: facts[name] for name in ("mode", "workers", "servers", "started")}
+        facts["parts"] = [*seen["parts"], {"after_step": resumed.step if resumed else 0, **part}]
+        seen["parts"] = facts["parts"]
+        write_json(job.folder / "manifest.json", facts)
+    progress = TrainingProgress(
+        terminal.out, config.total_steps(len(data.train)), world.is_chief, config.log_every, world.workers
+    )
     allowed, starters = os.sched_getaffinity(0), os.sched_getaffinity(os.getppid())
     if allowed < starters:
         progress.say(f"this worker may use {len(allowed)} of {len(starters)} cores: with mpirun, add --bind-to none")
-    for line in (skipped or []) if world.is_chief else []:
+    for line in (skipped or []) if world.is_chief and not resumed else []:
         progress.say(f"--pretrained skipped {line}")
-    recorder = Recorder(job.folder, world.rank, world.is_chief)
+    if job.device.type == "cuda":
+        print(f"rank {world.rank} computes on {device.describe(job.device)}", file=terminal.out, flush=True)
+    if resumed:
+        progress.say(f"going on after step {resumed.step}, from {resumed.folder}")
+    tally = Tally(**before["tally"]) if resumed and world.is_chief else None
+    recorder = Recorder(job.folder, world.rank, world.is_chief, resumed.step if resumed else 0, tally)
+    history = History(**before["history"]) if resumed else History()
+
+    saved = resumed.step if resumed else 0  # the step of the last snapshot
+
+    def save_snapshot(history: History) -> None:
+        nonlocal saved
+        tally = Tally.of(gather(sync, world, recorder.tally.row())[1].tolist())
+        if not world.is_chief:
+            return
+        state = {
+            "config": dataclasses.asdict(config), "workers": world.workers, "history": dataclasses.asdict(history),
+            "tally": dataclasses.asdict(tally),
+            **{name: seen[name] for name in ("dataset_hash", "initial_weights", "parts")},
+        }  # fmt: skip
+        try:
+            save(job.folder, history.step, model.state_dict(), sync.optimizer_state(), state, config.keep_snapshots)
+            saved = history.step
+        except OSError as error:
+            progress.say(f"the snapshot of step {history.step} could not be saved: {error.strerror or error}")
+
+    def keep_best() -> None:
+        if world.is_chief:
+            write_tensors(job.folder / "snapshots" / BEST, model.state_dict())
+
     try:
-        history = train(job, model, sync, module, loader, validation, recorder, progress)
+        with sigterm_waits():
+            train(job, model, sync, module, loader, validation, recorder, progress, history, save_snapshot, keep_best)
+    except Terminated:
+        kept = f"the last snapshot is of step {saved}" if saved else "no snapshot could be saved"
+        progress.say(f"ended by SIGTERM at step {history.step}; {kept}: go on with --resume --out {job.folder}")
+        sync.close()
+        raise
     finally:
         progress.close()
         recorder.close()
     summary = summarise(job, sync, recorder, history)
     if world.is_chief:
-        save_file({k: v.detach().cpu().contiguous() for k, v in model.state_dict().items()}, job.folder / WEIGHTS)
+        write_tensors(job.folder / WEIGHTS, model.state_dict())
+    if data.test:
+        summary |= _test_best(job, sync, model, Loader(data.test, side, job.threads), progress)
+    if world.is_chief:
         write_json(job.folder / "summary.json", summary)
+        if share := summary["left_out_share"]:
+            progress.say(f"{share:.1%} of the steps overflowed fp16, and were left out")
         if not math.isfinite(summary["val_loss"]):
             progress.say(f"training diverged: the validation loss is {summary['val_loss']}; try a lower --lr")
         progress.say(f"wrote {job.folder}")
@@ -140,82 +206,60 @@ def work(job: Job, data: ImageFolder, model: VGG, skipped: list[str] | None, ter
 def summarise(job: Job, sync: Sync, recorder: Recorder, history: History) -> dict[str, Any]:
     """The summary of a run over all workers; every worker calls it together, and gets the same."""
     workers = job.world.workers
-    histogram = [0.0] * STALENESS_BINS
-    for staleness, count in recorder.staleness.items():
-        histogram[min(staleness, STALENESS_BINS - 1)] += count
-    stale_sum = sum(s * n for s, n in recorder.staleness.items())
     rss = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024 / 2**20
-    there, rows = _gather(
-        sync, job,
-        [recorder.steps, history.digest, rss, history.wall_s, stale_sum,
-         max(recorder.staleness, default=0), *(recorder.seconds[p] for p in PHASES), *histogram],
-    )  # fmt: skip
-    steps, digest, rss, wall, stale_sum, stale_max = rows[:, :6].T
-    seconds = rows[:, 6 : 6 + len(PHASES)].sum(0) / steps.sum()
-    counts = {str(i): int(n) for i, n in enumerate(rows[:, 6 + len(PHASES) :].sum(0).tolist()) if n}
-    last = history.evaluations[-1]
+    there, rows = gather(sync, job.world, [rss, history.wall_s, *recorder.tally.row()])
+    rss_mb, wall = rows[:, :2].T
+    tally = Tally.of(rows[:, 2:].tolist())
+    seconds = [spent / tally.steps for spent in tally.seconds]
+    counts = {str(i): n for i, n in enumerate(tally.staleness) if n}
+    last, best = history.evaluations[-1], history.best
+    assert best is not None
     reached = [e["train_s"] for e in history.evaluations if e["val_accuracy"] >= job.config.target_accuracy]
-    has_staleness = bool(counts)
     return {
         "status": "done",
-        "steps": int(steps.max()),
+        "steps": history.step,
+        "left_out_share": tally.left_out / tally.steps,  # of all workers' steps
         "samples": history.samples,
         "wall_s": wall.max().item(),
         "samples_per_s": history.samples / wall.max().item(),
         "val_accuracy": last["val_accuracy"],
         "val_loss": last["val_loss"],
+        "best_val_loss": best["val_loss"],
+        "best_val_accuracy": best["val_accuracy"],
+        "best_step": best["step"],
         "target_accuracy": job.config.target_accuracy,
         "time_to_target_s": reached[0] if reached else None,
-        "exposed_comm_fraction": (seconds[PHASES.index("comm")] / seconds.sum()).item(),
+        "exposed_comm_fraction": seconds[PHASES.index("comm")] / sum(seconds),
         "bytes_sent_per_step": sync.bytes_per_step,
-        "staleness_mean": stale_sum.sum().item() / sum(counts.values()) if has_staleness else None,
-        "staleness_max": int(stale_max.max()) if has_staleness else None,
+        "staleness_mean": tally.stale_sum / sum(counts.values()) if counts else None,
+        "staleness_max": tally.stale_max if counts else None,
         "staleness_histogram": counts,
-        "peak_rss_mb": rss.sum().item() + sync.servers_rss_mb(),
-        # As whole numbers: a float64 holds no more than 32 digests added up.
-        "samples_digest": f"{sum(map(int, digest.tolist())) % 2**48:012x}",
-        "step_seconds": dict(zip(PHASES, seconds.tolist(), strict=True)),
+        "peak_rss_mb": rss_mb.sum().item() + sync.servers_rss_mb(),
+        "samples_digest": f"{tally.digest:012x}",
+        "step_seconds": dict(zip(PHASES, seconds, strict=True)),
         "workers": workers,
         "lost_workers": [job.world.servers + worker for worker in range(workers) if worker not in there],  # ranks
+        "snapshots": history.snapshots,
+        "snapshot_s": history.snapshot_s,
         "evaluations": history.evaluations,
     }
 
 
-def _gather(sync: Sync, job: Job, row: list[float]) -> tuple[list[int], torch.Tensor]:
-    """Which workers are there, and their rows, [those workers, len(row)] float64, on every worker."""
-    rows = torch.zeros(job.world.workers, 1 + len(row), dtype=torch.float64)
-    rows[job.world.worker] = torch.tensor([1.0, *row], dtype=torch.float64)
-    rows = sync.sum(rows)
-    there = rows[:, 0].nonzero().flatten().tolist()
-    return there, rows[there, 1:]
+def _test_best(job: Job, sync: Sync, model: Network, loader: Loader, progress: TrainingProgress) -> dict[str, float]:
+    """Loss and accuracy of the best model over the test images; all workers call it together. The model changes."""
+    best = job.folder / "snapshots" / BEST
+    _, has_it = gather(sync, job.world, [best.is_file()])
+    if not has_it.all():
+        progress.say(f"{best} is not on storage that all workers share: `hvdtrain evaluate --split test` does it later")
+        return {}
+    model.load_state_dict(load_file(best, device=str(job.device)))
+    loss, accuracy = evaluate(job, model, sync, loader)
+    return {"test_loss": loss, "test_accuracy": accuracy}
 
 
-def _hosts(sync: Sync, job: Job) -> list[str]:
+def _hosts(sync: Sync, world: World) -> list[str]:
     """The names of all hosts that have a rank, sorted; workers tell each other, letter by letter."""
     own = socket.gethostname().encode()[:HOST_LETTERS]
-    _, rows = _gather(sync, job, [*own.ljust(HOST_LETTERS, b"\0")])
+    _, rows = gather(sync, world, [*own.ljust(HOST_LETTERS, b"\0")])
     names = {bytes(map(int, row)).rstrip(b"\0").decode(errors="replace") for row in rows.tolist()}
     return sorted(names | set(sync.server_hosts()))
-
-
-def test(run: Path, config: RunConfig, own: ImageFolder, data: ImageFolder) -> tuple[float, float]:
-    """Mean loss and accuracy of a run's saved weights over the validation images of `data`.
-
-    Args:
-        own: the data set the run was trained on, which decides the side of its images.
-
-    Raises:
-        UsageError: the run saved no weights, or they are not this model's.
-    """
-    alone = dataclasses.replace(config, mode="single", servers=0)
-    threads = config.threads or len(os.sched_getaffinity(0))
-    torch.set_num_threads(threads)
-    job = Job(alone, World(), run, choose_device(alone, World()), threads)
-    model = initial_model(config, len(own.classes)).to(job.device)
-    try:
-        model.load_state_dict(load_file(run / WEIGHTS, device=str(job.device)))
-    except (OSError, SafetensorError, RuntimeError) as error:
-        reason = " ".join(str(error).split())[:200]
-        raise UsageError(f"{run / WEIGHTS} cannot be read as the weights of {config.model}: {reason}") from None
-    loader = Loader(data.validation, image_side(config, own), threads)
-    return evaluate(job, model, modes.load("single").connect(job), loader, Normalise(job.device))

@@ -1,8 +1,11 @@
 """What all tests share."""
 
+import atexit
 import os
+import shutil
 import subprocess
 import sys
+import tempfile
 
 import pytest
 from hypothesis import HealthCheck, settings
@@ -10,6 +13,11 @@ from hypothesis import HealthCheck, settings
 # On a machine that does other work too, an example may take any time: pytest's timeout is limit enough.
 settings.register_profile("shared machine", deadline=None, suppress_health_check=[HealthCheck.too_slow])
 settings.load_profile("shared machine")
+
+# What a killed mpirun leaves in the temporary folder ends the next one that is given its process number.
+STARTERS = tempfile.mkdtemp(prefix="hvdtrain-tests-")
+os.environ["PRTE_MCA_prte_tmpdir_base"] = STARTERS
+atexit.register(shutil.rmtree, STARTERS, ignore_errors=True)
 
 SMALL_TURNTABLE = {"objects": 3, "views": 10}
 

@@ -31,15 +31,18 @@ def test_flip_mirrors_about_half():
     assert 0.3 < np.mean(flipped) < 0.7
 
 
-def test_shift_moves_by_up_to_an_eighth_and_fills_with_black():
+@pytest.mark.parametrize(("kind", "mirrors"), [("shift", False), ("shift-flip", True)])
+def test_shift_moves_by_up_to_an_eighth_and_fills_with_black(kind, mirrors):
     padded = torch.nn.functional.pad(IMAGE, (2, 2, 2, 2))
     windows = [padded[:, y : y + 16, x : x + 16] for y in range(5) for x in range(5)]
+    windows += [window.flip(-1) for window in windows]
     seen = set()
-    for image in changes("shift-flip"):
-        found = [i for i, w in enumerate(windows) if torch.equal(image, w) or torch.equal(image, w.flip(-1))]
+    for image in changes(kind):
+        found = [i for i, window in enumerate(windows) if torch.equal(image, window)]
         assert len(found) == 1
         seen.add(found[0])
-    assert len(seen) > 15
+    assert len({i % 25 for i in seen}) > 15
+    assert (max(seen) >= 25) == mirrors
 
 
 @given(st.tuples(st.integers(1, 300), st.integers(1, 300)), st.integers(1, 99), st.integers(0, 10**6))

@@ -10,9 +10,9 @@ import pytest
 import torch
 from PIL import Image
 
-from hvdtrain import modes
+from hvdtrain import models, modes
 from hvdtrain.cli import COMMANDS, main
-from hvdtrain.config import DEVICES, MODELS, OPTIMIZERS, RunConfig
+from hvdtrain.config import OPTIMIZERS, RunConfig
 from hvdtrain.errors import UsageError
 from hvdtrain.launch.processes import reason, running
 from hvdtrain.runfolder import claim
@@ -138,9 +138,9 @@ REFUSED = [
     ("train", "extra", "unexpected extra argument"),
     ("train", "--steps many", "Invalid value for '--steps'"),
     ("train", "--mode nosuch", f"unknown mode 'nosuch': choose from {', '.join(modes.names())}"),
-    ("train", "--model nosuch", f"unknown model 'nosuch': choose from {', '.join(MODELS)}"),
+    ("train", "--model nosuch", f"unknown model 'nosuch': choose from {', '.join(models.words())}"),
     ("train", "--optimizer nosuch", f"unknown optimizer 'nosuch': choose from {', '.join(OPTIMIZERS)}"),
-    ("train", "--device nosuch", f"unknown device 'nosuch': choose from {', '.join(DEVICES)}"),
+    ("train", "--device nosuch", "'nosuch' is not one of 'auto', 'cpu', 'cuda'"),
     ("train", "--model a\nb", "unknown model 'a b'"),
     ("train", "--dataset nosuch", "unknown data set 'nosuch': choose from cifar10, coil100, digits,"),
     ("train", "--dataset ./nosuch", "there is no folder"),
@@ -155,6 +155,8 @@ REFUSED = [
     ("train", "--mode allreduce --servers 1", "has no servers: drop --servers"),
     ("train", "--epochs 1 --steps 1", "--epochs, --steps and --time-budget exclude each other"),
     ("train", "--image-size 16", "at least 32"),
+    ("train", "--device cpu --share-gpu", "--share-gpu does nothing with --device cpu"),
+    ("train", "--precision tf32 --device cpu", "--precision tf32 is for GPUs"),
     ("train", "--width nan", "--width nan is not a finite number"),
     ("train", "--lr inf", "--lr inf is not a finite number"),
     ("train", f"--seed {2**64}", "Invalid value for '--seed'"),
@@ -179,9 +181,9 @@ REFUSED = [
     ("compare", "--workers 0", "'0' is not a list of whole numbers such as 1,2,4"),
     ("compare", "--workers two", "'two' is not a list of whole numbers such as 1,2,4"),
     ("compare", "--workers 33", "a global batch of 32 leaves 33 workers without a sample each"),
-    ("compare", "--servers 0", "Invalid value for '--servers'"),
+    ("compare", "--servers 1,0", "'1,0' is not a list of whole numbers such as 1,2,4"),
     ("compare", "--repeats 0", "Invalid value for '--repeats'"),
-    ("compare", "--model nosuch", f"unknown model 'nosuch': choose from {', '.join(MODELS)}"),
+    ("compare", "--model nosuch", f"unknown model 'nosuch': choose from {', '.join(models.words())}"),
     ("compare", "--dataset ./nosuch", "there is no folder"),
     ("compare", "--dataset ./one", "has one class only, 'cat'"),
     ("compare", "--pretrained nosuch.pth", "--pretrained nosuch.pth: no such file"),
@@ -253,22 +255,22 @@ def test_what_is_wrong_for_all_ranks_is_said_once(here, ranks, args, line):
 
 
 def test_a_folder_is_claimed_by_one_job(tmp_path):
-    claim(tmp_path / "run", RunConfig(), workers=1, job="17")
+    claim(tmp_path / "run", RunConfig(), 1, "17", others_log=False, resuming=False)
     assert tomllib.loads((tmp_path / "run" / "config.toml").read_text())["job"] == "17"
     with pytest.raises(UsageError, match="is in use"):
-        claim(tmp_path / "run", RunConfig(), workers=1, job="18")
+        claim(tmp_path / "run", RunConfig(), 1, "18", others_log=False, resuming=False)
 
 
 def test_logs_of_ranks_on_other_hosts_may_come_before_the_claim(tmp_path):
     """On a file system that hosts share, a rank there may be faster than the first worker."""
     (tmp_path / "run" / "logs").mkdir(parents=True)
     with pytest.raises(UsageError, match="is in use"):
-        claim(tmp_path / "run", RunConfig(), workers=2, job="17")
-    claim(tmp_path / "run", RunConfig(), workers=2, job="17", others_log=True)
+        claim(tmp_path / "run", RunConfig(), 2, "17", others_log=False, resuming=False)
+    claim(tmp_path / "run", RunConfig(), 2, "17", others_log=True, resuming=False)
     (tmp_path / "used").mkdir()
     (tmp_path / "used" / "thesis.txt").write_text("mine")
     with pytest.raises(UsageError, match="is in use"):
-        claim(tmp_path / "used", RunConfig(), workers=2, job="17", others_log=True)
+        claim(tmp_path / "used", RunConfig(), 2, "17", others_log=True, resuming=False)
 
 
 # A comparison of which nothing could be run

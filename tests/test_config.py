@@ -11,21 +11,18 @@ import tomli_w
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from hvdtrain import modes
+from hvdtrain import models, modes
 from hvdtrain.config import (
     DEFAULT_EPOCHS,
     DEVICES,
-    LONGEST_S,
-    MODELS,
     OPTIMIZERS,
-    Duration,
-    Names,
-    Numbers,
     RunConfig,
     config_options,
     read_config,
 )
+from hvdtrain.data import augment
 from hvdtrain.errors import UsageError
+from hvdtrain.options import LONGEST_S, Duration, Names, Numbers
 
 FIELDS = dataclasses.fields(RunConfig)
 TEXT = st.text(st.characters(exclude_categories=["Cs"], exclude_characters="\0"))
@@ -34,17 +31,24 @@ DURATION = st.floats(0, LONGEST_S, exclude_min=True)
 
 # Every option with every value that its type allows: a new option without a line here fails the first test.
 VALUES = {
-    "mode": TEXT, "dataset": TEXT, "model": TEXT, "pretrained": TEXT, "optimizer": TEXT, "device": TEXT,
+    "mode": TEXT, "dataset": TEXT, "model": TEXT, "pretrained": TEXT, "optimizer": TEXT,
+    "device": st.sampled_from(DEVICES),
     "servers": st.integers(0), "image_size": st.integers(0), "batch_size": st.integers(1), "epochs": st.integers(0),
     "steps": st.integers(0), "threads": st.integers(0, 1024), "seed": st.integers(0, 2**32 - 1),
     "width": st.floats(0, 4, exclude_min=True), "dropout": st.floats(0, 1, exclude_max=True),
     "momentum": st.floats(0, 1, exclude_max=True), "target_accuracy": st.floats(0, 1), "lr": POSITIVE,
     "weight_decay": st.floats(0, allow_infinity=False), "time_budget": st.just(0.0) | DURATION, "timeout": DURATION,
-    "schedule": st.sampled_from(["cosine", "constant"]), "push_scale": st.sampled_from(["mean", "none"]),
+    "schedule": st.sampled_from(["cosine", "constant", "step"]), "push_scale": st.sampled_from(["mean", "none"]),
     "deterministic": st.booleans(), "repeat": st.integers(1, 10**6),
     "staleness": st.integers(0), "delay_compensation": st.floats(0, allow_infinity=False),
     "staleness_lr": st.booleans(), "compression": TEXT, "bucket_mb": st.floats(0, 32, exclude_min=True),
-    "augment": st.sampled_from(["none", "flip", "shift-flip", "crop-flip"]),
+    "augment": st.sampled_from(augment.KINDS), "freeze": st.sampled_from(["none", "features"]),
+    "precision": st.sampled_from(["fp32", "tf32", "bf16", "fp16"]),
+    "accumulate": st.integers(1), "per_worker": st.booleans(),
+    "lr_scaling": st.sampled_from(["none", "sqrt", "linear"]), "step_epochs": st.integers(1),
+    "step_factor": st.floats(0, 1, exclude_min=True), "stop_at_target": st.booleans(),
+    "snapshot_every": st.sampled_from(["epoch", "never", "10m", "90"]), "keep_snapshots": st.integers(1),
+    "log_every": st.integers(0), "compile": st.booleans(), "share_gpu": st.booleans(),
     "record": st.booleans(), "warmup": st.integers(0), "nesterov": st.booleans(),
 }  # fmt: skip
 CONFIGS = st.builds(RunConfig, **VALUES)
@@ -92,9 +96,17 @@ def test_to_a_file_and_back(config):
 
 @pytest.mark.parametrize("f", FIELDS, ids=lambda f: f.name)
 def test_one_option_alone_is_all_that_the_command_line_says(f):
-    value = {"mode": "ddp", "schedule": "constant", "push_scale": "none", "augment": "flip"}.get(
-        f.name, {str: "other", int: 7, float: 0.5, bool: True}[type(f.default)]
-    )
+    value = {
+        "mode": "ddp",
+        "schedule": "constant",
+        "push_scale": "none",
+        "augment": "flip",
+        "freeze": "features",
+        "precision": "bf16",
+        "device": "cpu",
+        "lr_scaling": "sqrt",
+        "snapshot_every": "10m",
+    }.get(f.name, {str: "other", int: 7, float: 0.5, bool: True}[type(f.default)])
     config = RunConfig(**{f.name: value})
     flag = "--" + f.name.replace("_", "-")
     assert config.to_args() == [flag] if value is True else [flag, str(value)]
@@ -174,7 +186,7 @@ def test_lists_of_names():
 
 @pytest.mark.parametrize(
     ("field", "valid"),
-    [("mode", modes.names()), ("model", MODELS), ("optimizer", OPTIMIZERS), ("device", DEVICES)],
+    [("mode", modes.names()), ("model", models.words()), ("optimizer", OPTIMIZERS), ("device", DEVICES)],
 )
 def test_an_unknown_name_lists_the_valid_ones(field, valid):
     with pytest.raises(UsageError) as refused:
@@ -185,8 +197,10 @@ def test_an_unknown_name_lists_the_valid_ones(field, valid):
 def test_every_valid_name_is_accepted():
     for mode in modes.names():
         RunConfig(mode=mode, servers=1 if mode.startswith("ps-") else 0).check()
-    for model, optimizer, device in itertools.product(MODELS, OPTIMIZERS, DEVICES):
-        RunConfig(model=model, optimizer=optimizer, device=device).check()
+    for optimizer, device in itertools.product(OPTIMIZERS, DEVICES):
+        RunConfig(optimizer=optimizer, device=device).check()
+    for model in (name for family in models.families() for name in family.NAMES):
+        RunConfig(model=model).check()
 
 
 @pytest.mark.parametrize("two", list(itertools.combinations([("epochs", 1), ("steps", 1), ("time_budget", 1.0)], 2)))
@@ -195,11 +209,35 @@ def test_two_ends_of_training_exclude_each_other(two):
         RunConfig(**dict(two)).check()
 
 
-@pytest.mark.parametrize("side", [1, 16, 31])
-def test_too_small_images_are_refused_with_the_least_size(side):
-    with pytest.raises(UsageError, match=f"--image-size {side} .* at least 32"):
-        RunConfig(image_size=side).check()
-    RunConfig(image_size=32).check()
+@pytest.mark.parametrize(("model", "least"), [("vggf", 32), ("vgg11_bn", 32), ("cnn", 28), ("resnet8", 28)])
+def test_too_small_images_are_refused_with_the_models_least_size(model, least):
+    for side in (1, 16, least - 1):
+        with pytest.raises(UsageError, match=f"--image-size {side} is too small: {model} .* at least {least}"):
+            RunConfig(model=model, image_size=side).check()
+    RunConfig(model=model, image_size=least).check()
+
+
+@pytest.mark.parametrize(
+    "model", ["resnet", "resnet9", "resnet2", "resnet08", "resnet1208", "cnn2", "vgg16_bn_", "VGG16"]
+)
+def test_almost_the_name_of_a_model_is_none(model):
+    with pytest.raises(UsageError, match=r"unknown model .* choose from cnn, resnet8, .* \(6n \+ 2\), vgg11, "):
+        RunConfig(model=model).check()
+
+
+@pytest.mark.parametrize(
+    ("options", "words"),
+    [
+        ({"model": "resnet8", "dropout": 0.5}, "--dropout does nothing in resnet8: its head is one layer"),
+        ({"model": "resnet8", "pretrained": "imagenet"}, "--pretrained imagenet: resnet8 is not for ImageNet"),
+        ({"model": "cnn", "pretrained": "imagenet"}, "--pretrained imagenet: cnn is not for ImageNet"),
+    ],
+)
+def test_what_a_model_can_do_nothing_with_is_refused(options, words):
+    with pytest.raises(UsageError, match=words):
+        RunConfig(**options).check()
+    RunConfig(model="cnn", dropout=0.5, pretrained="file.pth").check()
+    RunConfig(model="vggf", dropout=0.5, pretrained="imagenet").check()
 
 
 @pytest.mark.parametrize("mode", modes.names())

@@ -93,7 +93,16 @@ def test_an_environment_without_torch_and_starters(environment, tmp_path):
     assert process.returncode == 1
     needed = ["torch", "other libraries", "torch loads", "Horovod loads", "Horovod: MPI", "mpirun", "two processes"]
     assert process.stderr.strip().endswith(f"put right: {', '.join(needed)}")
-    assert missing(found) == {*needed, "Horovod: Gloo", "Horovod: NCCL", "horovodrun", "C++ compiler", "GPUs"}
+    assert missing(found) == {
+        *needed,
+        "Horovod: Gloo",
+        "Horovod: NCCL",
+        "horovodrun",
+        "C++ compiler",
+        "GPUs",
+        "GPU driver",
+        "torch: NCCL",
+    }
     assert found["torch"]["advice"].startswith("`uv sync` installs torch 2.")
     assert found["other libraries"]["found"] == "not installed: jinja2"
     assert "No module named 'torch'" in found["torch loads"]["found"]

@@ -149,10 +149,14 @@ def test_every_worker_starts_from_pretrained_weights_and_statistics(mode, server
         assert final[name].mean() > 4, name
 
 
-def test_batch_norm_gives_one_model_whatever_the_rank(tmp_path):
+@pytest.mark.parametrize(
+    ("mode", "servers", "model"), [("allreduce", 0, "vgg11_bn"), ("allreduce", 0, "resnet8"), ("ps-sync", 1, "resnet8")]
+)
+def test_batch_norm_gives_one_model_whatever_the_rank(mode, servers, model, tmp_path):
     """Statistics differ between workers; what is evaluated and saved is their average."""
     out = tmp_path / "run"
-    done = run("mpirun", 2, "--mode", "allreduce", "--model", "vgg11_bn", *SMALL, "--out", str(out))
+    options = ["--mode", mode, "--servers", str(servers), "--model", model, *SMALL, "--out", str(out)]
+    done = run("mpirun", 2 + servers, *options)
     assert done.returncode == 0, done.stdout
     assert json.loads((out / "summary.json").read_text())["evaluations"][-1]["step"] == 6
 

@@ -15,7 +15,8 @@ import pytest
 from hvdtrain.config import RunConfig
 from hvdtrain.errors import Failure, UsageError
 from hvdtrain.launch import processes
-from hvdtrain.launch.processes import reason, running
+from hvdtrain.launch.hosts import Host
+from hvdtrain.launch.processes import first_failed, printed, reason, running, started
 from hvdtrain.launch.recipe import Job, expand, train_program
 
 pytestmark = pytest.mark.timeout(60)
@@ -83,8 +84,10 @@ def test_two_ranks_run_and_print_into_the_log(tmp_path):
     log = tmp_path / "log"
     with running("local", 2, [sys.executable, "-c", code], log, {"MARK": "seven"}) as job:
         assert job.wait(timeout=30) == 0
-    lines = sorted(log.read_text().splitlines())
-    assert lines == ["aside", "aside", "rank 0 of 2 seven self,sm", "rank 1 of 2 seven self,sm"]
+    assert sorted(printed(log)) == [
+        (0, "aside"), (0, "rank 0 of 2 seven self,sm"), (1, "aside"), (1, "rank 1 of 2 seven self,sm"),
+    ]  # fmt: skip
+    assert "[1]<stderr>: aside" in log.read_text().splitlines()  # as horovodrun has it
 
 
 def test_a_failing_rank_ends_the_job_with_its_exit_code_and_reason(tmp_path):
@@ -189,15 +192,56 @@ def test_no_rank_outlives_its_parent(folder, signals):
 
 
 @pytest.mark.parametrize(
-    ("printed", "line"),
+    ("text", "line"),
     [
         (b"noise\nhvdtrain: no such folder\nhvdtrain: also this\nmpirun noise\n", "no such folder"),
         (b"ImportError: no such thing\n\n  \n", "exit code 3: ImportError: no such thing (see {log})"),
         (b"", "exit code 3: no output (see {log})"),
         (b"\xff\xfe broken \xff\n", "exit code 3: \ufffd\ufffd broken \ufffd (see {log})"),
+        (b"[0]<stderr>:   Peer host:  n2\nabort\n", "a rank on n2 is gone: process 0 lost its connection (see {log})"),
+        (
+            b"[0]<stderr>: [n1:00000] *** An error occurred in Socket closed\n[0]<stderr>: \n",
+            "another rank is gone: process 0 lost its connection (see {log})",
+        ),
+        (b"[1]<stderr>:hvdtrain: rank 1 failed: no\n[0]<stderr>: hvdtrain: x\n", "rank 1 failed: no"),
     ],
 )
-def test_the_reason_is_our_own_line_or_the_last_one(tmp_path, printed, line):
+def test_the_reason_is_our_own_line_or_the_last_one(tmp_path, text, line):
     log = tmp_path / "log"
-    log.write_bytes(printed)
+    log.write_bytes(text)
     assert reason(log, 3) == line.format(log=log)
+
+
+# A process of this job fails after the others have begun to wait: by itself, by an exit code, or by a signal.
+FAILING = """
+import os, signal, sys, time
+if [v for k, v in os.environ.items() if k in ("OMPI_COMM_WORLD_RANK", "HOROVOD_RANK")][0] == "0":
+    time.sleep(1.5)
+    sys.exit("hvdtrain: the others are lost")
+time.sleep(0.5)
+what = sys.argv[1]
+if what == "signal":
+    os.kill(os.getpid(), signal.SIGKILL)
+print("hvdtrain: rank 1 has no disk" if what == "own" else "it all went wrong", file=sys.stderr)
+sys.exit(7)
+"""
+HERE = (Host("localhost", 2),)
+
+
+@pytest.mark.parametrize("launcher", ["local", "mpi", "ssh"])
+@pytest.mark.parametrize(
+    ("what", "code", "line"),
+    [
+        ("own", 7, "rank 1 has no disk"),
+        ("exit", 7, "process 1 ended with exit code 7: it all went wrong"),
+        ("signal", 137, "process 1 was ended by SIGKILL"),
+    ],
+)
+def test_the_first_that_fails_is_told_with_its_exit_code(launcher, what, code, line, tmp_path):
+    log = tmp_path / "log"
+    hosts = () if launcher == "local" else HERE
+    start = expand(launcher, Job(2, [sys.executable, "-c", FAILING, what], hosts=hosts, out=tmp_path / "run"))
+    with started(start, log) as job:
+        assert job.wait(timeout=30) != 0
+    assert first_failed(log) == (1, code)
+    assert reason(log, 3).startswith(line)

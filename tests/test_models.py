@@ -1,4 +1,4 @@
-"""The models, where their weights come from, and the optimizers that move them."""
+"""VGG, what all models share, where their weights come from, and the optimizers that move them."""
 
 import itertools
 import math
@@ -9,20 +9,23 @@ import warnings
 import pytest
 import torch
 import torchvision
+from conftest import run_python
 from hypothesis import given
 from hypothesis import strategies as st
 from safetensors.torch import save_file
 from torch import nn
 
-from hvdtrain.config import MODELS, OPTIMIZERS, RunConfig
+from hvdtrain.config import OPTIMIZERS, RunConfig
 from hvdtrain.errors import Failure, UsageError
-from hvdtrain.models import VGG, load_pretrained
+from hvdtrain.models import make, vgg
+from hvdtrain.models.layers import means_by_products
+from hvdtrain.models.pretrained import load_pretrained
 from hvdtrain.optim import lr_at, make_optimizer, set_lr
 from hvdtrain.work import initial_model
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 
-PUBLISHED = [name for name in MODELS if name != "vggf"]
+SOME = [*vgg.NAMES, "cnn", "resnet8", "resnet20"]
 TINY = 1 / 16
 
 
@@ -33,10 +36,10 @@ def shapes(model):
 # Layers
 
 
-@pytest.mark.parametrize("name", PUBLISHED)
+@pytest.mark.parametrize("name", vgg.PUBLISHED)
 def test_width_1_is_torchvisions_model_by_name_and_shape(name):
     with torch.device("meta"):
-        ours, theirs = VGG(name, 10), getattr(torchvision.models, name)(num_classes=10)
+        ours, theirs = make(name, 10), getattr(torchvision.models, name)(num_classes=10)
     assert shapes(ours) == shapes(theirs)
     assert list(ours.state_dict()) == list(theirs.state_dict())
     assert sum(p.numel() for p in ours.parameters()) == sum(p.numel() for p in theirs.parameters())
@@ -44,12 +47,12 @@ def test_width_1_is_torchvisions_model_by_name_and_shape(name):
 
 def test_vgg16_has_the_papers_138_million_parameters():
     with torch.device("meta"):
-        assert sum(p.numel() for p in VGG("vgg16", 1000).parameters()) == 138_357_544
+        assert sum(p.numel() for p in make("vgg16", 1000).parameters()) == 138_357_544
 
 
 def test_vggf_is_vgg16_with_a_funnel_for_a_last_layer():
     with torch.device("meta"):
-        vggf, vgg16 = shapes(VGG("vggf", 3)), shapes(VGG("vgg16", 1000))
+        vggf, vgg16 = shapes(make("vggf", 3)), shapes(make("vgg16", 1000))
     head = {name: shape for name, shape in vggf.items() if name.startswith("classifier") and "weight" in name}
     assert list(head.values()) == [(4096, 25088), (4096, 4096), (1024, 4096), (256, 1024), (3, 256)]
     body = {name: shape for name, shape in vgg16.items() if not name.startswith("classifier.6.")}
@@ -58,18 +61,18 @@ def test_vggf_is_vgg16_with_a_funnel_for_a_last_layer():
 
 def test_width_scales_channels_and_head_but_not_the_classes():
     with torch.device("meta"):
-        half = VGG("vggf", 10, width=0.5)
-        least = VGG("vggf", 10, width=1e-9)
+        half = make("vggf", 10, width=0.5)
+        least = make("vggf", 10, width=1e-9)
     assert half.features[0].out_channels == 32
     assert [m.out_features for m in half.classifier if isinstance(m, nn.Linear)] == [2048, 2048, 512, 128, 10]
     assert {m.out_channels for m in least.features if isinstance(m, nn.Conv2d)} == {1}
     assert least.classifier[-1].out_features == 10
 
 
-@pytest.mark.parametrize("name", MODELS)
+@pytest.mark.parametrize("name", SOME)
 def test_every_model_trains_on_one_small_image(name):
     """One image is what a worker may be left with; batch norm then has the pixels of one image only."""
-    model = VGG(name, 4, TINY)
+    model = make(name, 4, TINY)
     scores = model(torch.randn(1, 3, 32, 32))
     assert scores.shape == (1, 4)
     scores.sum().backward()
@@ -79,7 +82,7 @@ def test_every_model_trains_on_one_small_image(name):
 @pytest.mark.parametrize("name", ["vgg11", "vgg13_bn", "vggf"])
 @pytest.mark.parametrize("side", [32, 33, 64, 100, 224])
 def test_any_image_size_gives_scores(name, side):
-    model = VGG(name, 5, TINY).eval()
+    model = make(name, 5, TINY).eval()
     with torch.inference_mode():
         assert model(torch.randn(2, 3, side, side)).shape == (2, 5)
         assert model(torch.randn(1, 3, side, side + 7)).shape == (1, 5)
@@ -90,12 +93,12 @@ def test_any_image_size_gives_scores(name, side):
 def test_the_signal_survives_at_every_width(name, width):
     torch.manual_seed(0)
     with torch.inference_mode():
-        deviation = VGG(name, 100, width).eval()(torch.randn(8, 3, 64, 64)).std().item()
+        deviation = make(name, 100, width).eval()(torch.randn(8, 3, 64, 64)).std().item()
     assert 0.05 < deviation < 20
 
 
 def test_dropout_is_in_the_wide_layers_of_the_head():
-    model = VGG("vggf", 3, TINY, dropout=0.25)
+    model = make("vggf", 3, TINY, dropout=0.25)
     assert [m.p for m in model.modules() if isinstance(m, nn.Dropout)] == [0.25, 0.25]
 
 
@@ -116,12 +119,12 @@ def test_the_seed_alone_decides_the_initial_weights():
 def trained():
     """Weights that no fresh model has."""
     torch.manual_seed(99)
-    return {name: torch.randn_like(t) for name, t in VGG("vgg11", 3, TINY).state_dict().items()}
+    return {name: torch.randn_like(t) for name, t in make("vgg11", 3, TINY).state_dict().items()}
 
 
 def fresh(classes=3, width=TINY):
     torch.manual_seed(0)
-    return VGG("vgg11", classes, width)
+    return make("vgg11", classes, width)
 
 
 def loads(path, trained):
@@ -167,8 +170,8 @@ def test_what_fits_is_loaded_and_the_rest_is_named(tmp_path, trained):
 
 
 def test_vggf_takes_all_of_vgg16_but_its_last_layer(tmp_path):
-    torch.save(VGG("vgg16", 10, TINY).state_dict(), tmp_path / "w.pth")
-    skipped = load_pretrained(VGG("vggf", 3, TINY), "vggf", str(tmp_path / "w.pth"))
+    torch.save(make("vgg16", 10, TINY).state_dict(), tmp_path / "w.pth")
+    skipped = load_pretrained(make("vggf", 3, TINY), "vggf", str(tmp_path / "w.pth"))
     assert [line.split(":")[0] for line in skipped] == [
         f"classifier.{layer}.{kind}" for layer in (6, 8, 10) for kind in ("weight", "bias")
     ]
@@ -289,18 +292,58 @@ def test_every_optimizers_name_is_tried_above():
 
 def test_cosine_by_hand():
     config = RunConfig(lr=2.0)
-    rates = [lr_at(config, step, 4) for step in (1, 2, 3, 4)]
+    rates = [lr_at(config, step, 1, 4) for step in (1, 2, 3, 4)]
     assert rates == pytest.approx([2.0, 1 + math.sqrt(0.5), 1.0, 1 - math.sqrt(0.5)])
 
 
 def test_the_rate_is_constant_if_asked_or_if_nobody_knows_the_last_step():
-    assert [lr_at(RunConfig(lr=2.0, schedule="constant"), step, 4) for step in (1, 4)] == [2.0, 2.0]
-    assert [lr_at(RunConfig(lr=2.0), step, None) for step in (1, 10**6)] == [2.0, 2.0]
+    assert [lr_at(RunConfig(lr=2.0, schedule="constant"), step, 1, 4) for step in (1, 4)] == [2.0, 2.0]
+    assert [lr_at(RunConfig(lr=2.0), step, 1, None) for step in (1, 10**6)] == [2.0, 2.0]
 
 
 @given(st.integers(1, 5000), st.floats(1e-6, 10))
 def test_cosine_begins_at_lr_and_falls_but_not_to_0(steps, lr):
-    rates = [lr_at(RunConfig(lr=lr), step, steps) for step in range(1, steps + 1)]
+    rates = [lr_at(RunConfig(lr=lr), step, 1, steps) for step in range(1, steps + 1)]
     assert rates[0] == lr
     assert all(a > b for a, b in itertools.pairwise(rates))
     assert rates[-1] > 0
+
+
+@pytest.mark.parametrize("side", [1, 2, 5, 7, 8, 14])
+def test_means_over_a_grid_are_those_of_torch(side):
+    maps = torch.randn(2, 3, side, side, dtype=torch.float64, requires_grad=True)
+    found, expected = means_by_products(maps, 7), torch.nn.functional.adaptive_avg_pool2d(maps, 7)
+    torch.testing.assert_close(found, expected)
+    weights = torch.randn_like(expected)
+    ours, theirs = (torch.autograd.grad((means * weights).sum(), maps)[0] for means in (found, expected))
+    torch.testing.assert_close(ours, theirs)
+
+
+@pytest.mark.parametrize("name", OPTIMIZERS)
+def test_optimizers_step_as_torchs_own(name):
+    config = RunConfig(optimizer=name, lr=0.1, weight_decay=0.01)
+    more = {"momentum": config.momentum} if name == "sgd" else {}
+    theirs = {"sgd": torch.optim.SGD, "adam": torch.optim.Adam, "adamw": torch.optim.AdamW}[name]
+    ours, weights = (torch.nn.Parameter(torch.linspace(-1, 1, 9)) for _ in range(2))
+    own, other = make_optimizer(config, [ours]), theirs([weights], lr=0.1, weight_decay=0.01, fused=True, **more)
+    for _ in range(3):
+        for parameter, optimizer in ((ours, own), (weights, other)):
+            parameter.grad = parameter.detach() ** 3
+            optimizer.step()
+    assert ours.equal(weights)
+
+
+def test_an_optimizer_does_not_import_torchs_compiler():
+    """Every rank of every job would do so at its first step, which takes as long as importing torch."""
+    code = """
+import sys, torch
+from hvdtrain.config import RunConfig
+from hvdtrain.optim import make_optimizer
+weight = torch.nn.Parameter(torch.ones(3))
+optimizer = make_optimizer(RunConfig(), [weight])
+weight.grad = torch.ones(3)
+optimizer.step()
+print("torch._dynamo" in sys.modules)
+"""
+    process = run_python(code)
+    assert process.communicate(timeout=60)[0] == "False\n"

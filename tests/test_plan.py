@@ -32,9 +32,9 @@ def test_a_bucket_knows_whose_gradients_complete_it(sizes, servers, most):
 
 def test_vggs_largest_layer_does_not_unbalance_servers():
     """VGG-16 for 1,000 classes: its first linear layer holds 74 % of 138 million weights."""
-    from hvdtrain.models import VGG
+    from hvdtrain import models
 
-    sizes = [p.numel() for p in VGG("vgg16", 1000).parameters()]
+    sizes = [p.numel() for p in models.make("vgg16", 1000).parameters()]
     assert max(sizes) / sum(sizes) > 0.74
     for servers in (2, 3, 8):
         pieces = cut(sizes, servers, 2**20)

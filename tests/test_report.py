@@ -16,6 +16,7 @@ from report_runs import manifest, steps, summary, write, write_comparison
 
 from hvdtrain.errors import UsageError
 from hvdtrain.report import check_out, document, plots, write_report
+from hvdtrain.report.caveats import caveats
 from hvdtrain.report.cells import summary_table
 from hvdtrain.report.commands import report
 from hvdtrain.report.curves import loss_curve
@@ -329,3 +330,15 @@ def test_the_table_needs_neither_torch_nor_matplotlib(tmp_path):
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60, check=False)
     assert (done.returncode, done.stdout.splitlines()[-1]) == (0, "set()"), done.stderr
+
+
+def test_a_resumed_run_is_told_and_one_that_changed_on_the_way_is_left_out(tmp_path):
+    part = {"after_step": 0, "mode": "single", "workers": 1, "servers": 0}
+    write(tmp_path, change={"parts": [part, part | {"after_step": 10}]})
+    write(tmp_path, "allreduce", 2, change={"parts": [part, part | {"mode": "allreduce", "workers": 2}]})
+    runs = find([tmp_path])
+    assert [run.problem for run in runs if not run.done] == [
+        "it was resumed in another way: single on 1 worker(s) and 0 server(s), then allreduce on 2 worker(s) and 0 "
+        "server(s)"
+    ]
+    assert any("Stopped and resumed: single" in line for line in caveats([run for run in runs if run.done]))

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from hvdtrain.config import RunConfig
 from hvdtrain.data.sampling import Plan, Share, part, permutation
 from hvdtrain.job import Job
-from hvdtrain.metrics import Recorder
+from hvdtrain.metrics import PHASES, Recorder
 from hvdtrain.train import History, digest
 from hvdtrain.work import summarise
 from hvdtrain.world import World
@@ -212,9 +212,10 @@ def test_the_summary_of_176_workers_has_the_digest_of_one(tmp_path):
             world = World("mpirun", worker, workers, worker, workers)
             job = Job(RunConfig(mode="ddp", batch_size=704), world, tmp_path, torch.device("cpu"), 1)
             recorder = Recorder(tmp_path / str(workers), worker, is_chief=False)
-            recorder.step(row | {"samples": 704 // workers}, {"data": 1.0}, None)
-            history = History([{"train_s": 2.0, "val_accuracy": 0.9, "val_loss": 0.1}], samples=704, wall_s=2.0)
-            history.digest = sum(digest(share) for share in Plan(7_200, 704, 3, worker, workers).epoch(1)) % 2**48
+            seen = sum(digest(share) for share in Plan(7_200, 704, 3, worker, workers).epoch(1)) % 2**48
+            recorder.step(row | {"samples": 704 // workers}, dict.fromkeys(PHASES, 1.0), seen, None)
+            last = {"step": 1, "train_s": 2.0, "val_accuracy": 0.9, "val_loss": 0.1}
+            history = History([last], step=1, samples=704, wall_s=2.0)
             found[worker] = summarise(job, sync, recorder, history)
             recorder.close()
 

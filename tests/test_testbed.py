@@ -7,16 +7,19 @@ import os
 import shutil
 import signal
 import subprocess
+import sys
 import time
 from pathlib import Path
 
 import psutil
 import pytest
-from test_jobs import HVDTRAIN, SETTINGS, steps, until
+from test_jobs import ENV, HVDTRAIN, SETTINGS, until
+from test_launch_jobs import TOKEN, Launched
 
 from hvdtrain.launch import testbed
 
 pytestmark = pytest.mark.timeout(240)
+ROOT = Path(__file__).parent.parent
 TINY = ["--width", "0.0625", "--threads", "1", "--steps", "6"]
 
 
@@ -64,17 +67,27 @@ def made():
 
 
 def processes():
-    """What runs on the nodes, beside their sshds' listeners."""
-    pids = [
-        pid
+    """What runs on the nodes, beside their sshds that listen."""
+    lines = {
+        pid: Path(f"/proc/{pid}/cmdline").read_bytes().replace(b"\0", b" ").decode()
         for node in testbed.nodes()
         for pid in subprocess.check_output(["ip", "netns", "pids", f"hvdtrain-{node}"], text=True).split()
-    ]
-    return [pid for pid in pids if b"hvdtrain" in Path(f"/proc/{pid}/cmdline").read_bytes() and not is_listener(pid)]
+        if Path(f"/proc/{pid}").exists()
+    }
+    return {int(pid): line for pid, line in lines.items() if line and "[listener]" not in line}
 
 
-def is_listener(pid):
-    return b"sshd" in Path(f"/proc/{pid}/cmdline").read_bytes().split(b"\0")[0]
+def ranks():
+    """{the number that its starter gave it: process} of the ranks on the nodes."""
+    found = {}
+    for pid in processes():
+        with contextlib.suppress(psutil.Error):
+            process = psutil.Process(pid)
+            env = process.environ()
+            number = env.get("OMPI_COMM_WORLD_RANK", env.get("HOROVOD_RANK"))
+            if number is not None and "hvdtrain" in process.cmdline() and process.name().startswith("python"):
+                found[int(number)] = process
+    return found
 
 
 def hvdtrain(*words, timeout=150):
@@ -114,51 +127,93 @@ def test_a_job_runs_across_hosts(launcher, mode, workers, servers, nodes, tmp_pa
     if servers == 2:  # they are apart: each host has a server and a worker
         hosts = [(out / "logs" / f"rank.{rank}.err").exists() for rank in range(4)]
         assert all(hosts)
-    assert processes() == []
+    until(lambda: not processes(), 20)
 
 
-def test_a_job_that_is_interrupted_leaves_nothing_running_on_any_host(nodes, tmp_path):
-    out = tmp_path / "run"
-    words = [HVDTRAIN, "launch", "--launcher", "ssh", "-n", "2", "-s", "1", "-H", "node1:2,node2:1", "--out", str(out)]
-    job = subprocess.Popen(
-        [*words, "--", "--mode", "ps-async", *TINY[:4], "--epochs", "1000"], **SETTINGS, start_new_session=True
-    )
-    try:
-        until(lambda: (out / "metrics.rank1.jsonl").is_file() and len(steps(out, 1)) > 3, 90)
-        assert processes()
-        job.send_signal(signal.SIGINT)
-        assert job.wait(timeout=30) == 130
-        deadline = time.monotonic() + 20
-        while processes() and time.monotonic() < deadline:
-            time.sleep(0.2)
-        assert processes() == []
-    finally:
-        job.kill()
-        job.communicate()
+@pytest.mark.parametrize("launcher", ["ssh", "mpi"])
+def test_a_job_interrupted_twice_leaves_nothing_running_on_any_host_and_told_no_token(launcher, nodes, tmp_path):
+    options = ["--mode", "ps-async", *TINY[:4], "--epochs", "1000"]
+    place, env = ["-H", "node1:2,node2:1"], {"AWS_SECRET_ACCESS_KEY": TOKEN}
+    with Launched(tmp_path / "run", launcher, 2, 1, *options, place=place, env=env) as job:
+        job.wait_for_steps()
+        assert sorted(ranks()) == [0, 1, 2]
+        here = [Path(f"/proc/{process.pid}/cmdline").read_bytes().decode() for process in job.family]
+        assert not [line for line in [*here, *processes().values()] if TOKEN in line]
+        for _ in range(2):
+            job.process.send_signal(signal.SIGINT)
+            time.sleep(0.5)
+        assert job.process.wait(timeout=30) == 130
+        until(lambda: not job.alive() and not processes(), 30)
 
 
-@pytest.mark.parametrize("how", ["stop", "a dropped connection"])
-def test_a_job_ends_on_all_hosts_when_it_is_stopped_or_a_connection_drops(how, nodes, tmp_path):
-    out = tmp_path / "run"
-    words = [HVDTRAIN, "launch", "--launcher", "ssh", "-n", "2", "-H", "node1:1,node2:1", "--out", str(out)]
-    job = subprocess.Popen(
-        [*words, "--", "--mode", "allreduce", *TINY[:4], "--epochs", "1000"], **SETTINGS, start_new_session=True
-    )
-    try:
-        until(lambda: (out / "metrics.rank0.jsonl").is_file() and len(steps(out, 0)) > 3, 90)
+@pytest.mark.parametrize("launcher", ["ssh", "mpi"])
+@pytest.mark.parametrize("how", ["a killed rank", "a dropped connection", "stop"])
+def test_a_job_ends_on_all_hosts_and_says_why(how, launcher, nodes, tmp_path):
+    options, place = ["--mode", "allreduce", *TINY[:4], "--epochs", "1000"], ["-H", "node1:1,node2:1"]
+    with Launched(tmp_path / "run", launcher, 2, 0, *options, place=place) as job:
+        job.wait_for_steps()
         if how == "stop":
-            stopped = hvdtrain("stop", out)
-            assert (stopped.returncode, stopped.stdout) == (0, f"{out}: its job has ended\n")
-            assert hvdtrain("stop", out).returncode == 2
-        else:  # the ssh clients of both ranks are killed, as when their network goes
-            for client in psutil.Process(job.pid).children(recursive=True):
+            stopped = hvdtrain("stop", job.out)
+            assert (stopped.returncode, stopped.stdout) == (0, f"{job.out}: its job has ended\n")
+            assert hvdtrain("stop", job.out).returncode == 2
+        elif how == "a killed rank":
+            ranks()[1].kill()
+        else:  # the ssh clients of all hosts are killed, as when their network goes
+            for client in job.family:
                 if client.name() == "ssh":
                     client.kill()
-        assert job.wait(timeout=60) == (143 if how == "stop" else 1)
-        until(lambda: processes() == [], 30)
-    finally:
-        job.kill()
-        job.communicate()
+        printed, _ = job.process.communicate(timeout=60)
+        until(lambda: not job.alive() and not processes(), 30)
+    code, last = job.process.returncode, ["", *printed.splitlines()][-1]
+    if how == "stop":
+        assert code == 143
+    elif how == "a killed rank":
+        why = last.removeprefix("hvdtrain: the job failed: ")
+        if launcher == "ssh":
+            assert (code, why.startswith("rank 1 was ended by a signal, or the ssh connection")) == (255, True), printed
+        elif "rank 0" in why:  # whose MPI was faster to miss the other than its host was to tell
+            assert why.startswith(("a rank on node2", "another rank")), printed
+            assert "is gone: rank 0 lost its connection" in why
+        else:
+            assert (code, why.startswith("rank 1 was ended by SIGKILL")) == (137, True), printed
+    else:
+        assert code not in (0, 2) and last.startswith("hvdtrain: the job failed: "), printed
+
+
+@pytest.mark.parametrize("launcher", ["ssh", "mpi"])
+def test_ranks_run_the_copied_code_on_the_copied_data(launcher, nodes, small, tmp_path):
+    source, copy, out = tmp_path / "source", tmp_path / "a copy; of $HOME", tmp_path / "run"
+    for name in ("hvdtrain", "datasets", "launchers"):
+        shutil.copytree(ROOT / name, source / name, ignore=shutil.ignore_patterns("__pycache__"))
+    shutil.copytree(small, source / "images")
+    with (source / "hvdtrain" / "commands.py").open("a") as file:  # which ranks import, and `launch` does not
+        file.write("\nimport socket\nPath(f'where.{socket.gethostname()}').write_text(__file__)\n")
+    place = ["-H", "node1:1,node2:1", "--sync-dst-dir", str(copy), "--sync-data", "--out", str(out)]
+    words = [sys.executable, "-m", "hvdtrain", "launch", "--launcher", launcher, "-n", "2", *place]
+    options = ["--mode", "allreduce", *TINY[:4], "--steps", "2", "--dataset", "images"]
+    settings = SETTINGS | {"env": ENV | {"PYTHONPATH": str(source)}}
+    done = subprocess.run([*words, "--", *options], **settings, cwd=source, timeout=150)
+    assert done.returncode == 0, done.stdout
+    for node in ("node1", "node2"):
+        assert (copy / f"where.{node}").read_text() == str(copy / "hvdtrain" / "commands.py")
+    assert json.loads((out / "manifest.json").read_text())["dataset"] == str(copy / "data")
+    assert not list(source.glob("where*"))
+
+
+def test_what_is_wrong_with_hosts_is_one_line_for_each(nodes, tmp_path):
+    """node2 does not share the run folder's place, nor reach node1."""
+    sshd = (testbed.STATE / "node2.pid").read_text().strip()
+    subprocess.run(["nsenter", "-t", sshd, "-m", "mount", "-t", "tmpfs", "none", tmp_path], check=True)
+    subprocess.run(["ip", "-n", "hvdtrain-node2", "route", "add", "prohibit", "10.77.77.1"], check=True)
+    words = ["--launcher", "ssh", "-n", 2, "-H", "node1:1,nosuch.invalid:1,node2:1", "--out", tmp_path / "run"]
+    done = hvdtrain("launch", *words, "-s", 1, "--", "--mode", "ps-sync")
+    assert done.returncode == 2
+    first, second, third = done.stdout.splitlines()
+    assert first.startswith("hvdtrain: node1: it cannot connect to node2 (10.77.77.2: ")
+    assert second.startswith("hvdtrain: nosuch.invalid: ")
+    assert third.startswith("hvdtrain: node2: ") and "it cannot connect to node1 (10.77.77.1: " in third
+    assert f"it does not see {tmp_path} of this machine: give --out a folder on storage that all hosts share" in third
+    assert list(tmp_path.iterdir()) == []
 
 
 def test_a_comparison_over_hosts_says_that_it_crossed_a_network(nodes, tmp_path):
@@ -166,9 +221,3 @@ def test_a_comparison_over_hosts_says_that_it_crossed_a_network(nodes, tmp_path)
     done = hvdtrain("compare", "-H", "node1:1,node2:1", "--modes", "allreduce", *TINY, "--out", out)
     assert done.returncode == 0, done.stdout
     assert "ran on one host" not in (out / "report.md").read_text()
-
-
-def test_a_host_that_refuses_is_named_with_the_others_problems(nodes, tmp_path, monkeypatch):
-    done = hvdtrain("launch", "--launcher", "ssh", "-n", 2, "-H", "node1:1,nosuch.invalid:1", "--out", tmp_path / "x")
-    assert done.returncode == 2
-    assert done.stdout.count("\n") == 1 and "nosuch.invalid: " in done.stdout and "node1" not in done.stdout

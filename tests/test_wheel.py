@@ -23,8 +23,9 @@ def test_a_wheel_carries_the_recipes_and_finds_them(tmp_path):
     assert "hvdtrain/report/report.html.jinja" in names
     assert not [name for name in names if name.startswith(("datasets/", "launchers/", "tests/"))]
     look = (
-        "from hvdtrain import recipes; print(recipes.__file__, recipes.names('datasets'), recipes.names('launchers'));"
-        "recipes.load('launchers', 'local')"
+        "from hvdtrain import recipes;"
+        "print(recipes.__file__, *map(recipes.names, ('datasets', 'launchers', 'presets')));"
+        "recipes.load('launchers', 'local'); recipes.load('presets', 'cnn-mnist')"
     )
     env = os.environ | {"PYTHONPATH": str(site)}
     words = [sys.executable, "-c", look]
@@ -32,3 +33,4 @@ def test_a_wheel_carries_the_recipes_and_finds_them(tmp_path):
     assert found.stdout.startswith(str(site))
     assert "'digits'" in found.stdout and "'turntable'" in found.stdout
     assert "'local'" in found.stdout
+    assert "'cnn-mnist'" in found.stdout

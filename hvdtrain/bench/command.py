@@ -14,9 +14,9 @@ from typing import Any
 
 import click
 
-from hvdtrain.config import Names
 from hvdtrain.errors import Failure, UsageError, unknown
-from hvdtrain.launch.processes import reason, running
+from hvdtrain.launch.processes import printed, reason, running
+from hvdtrain.options import Names
 
 BACKENDS = {"allreduce": ["horovod", "gloo"], "pushpull": ["rpc", "naive-rpc"]}
 MXNET = ["mxnet-dist_async", "mxnet-dist_sync"]
@@ -125,7 +125,7 @@ def _measure(backend: str, workers: int, servers: int, repeats: int, sizes: Sequ
             tuned = {} if backend == "naive-rpc" else {"THP_MEM_ALLOC_ENABLE": "1"}
             with running("local", workers + servers, program, log, {"OMP_NUM_THREADS": "1"} | tuned) as job:
                 code = job.wait()
-        found = [line for line in log.read_text(errors="replace").splitlines() if line.startswith("[[")]
+        found = [line for _, line in printed(log) if line.startswith("[[")]
         if code or not found:
             raise Failure(f"{backend} with {workers} worker(s) did not run: {reason(log, code)}")
         return json.loads(found[-1])

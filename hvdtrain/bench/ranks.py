@@ -101,7 +101,7 @@ def pushpull(world: World, repeats: int, sizes: list[int]) -> list[list[float]]:
             for piece in pieces:
                 rpc.install(piece.server, piece.number, weights[piece.start : piece.stop].clone())
         dist.barrier()
-        exchange = Exchange(world.worker, pieces, [len(weights)], weights, "none", TIMEOUT_S)
+        exchange = Exchange(world.worker, pieces, [len(weights)], weights, "none", TIMEOUT_S, staged=False)
         steps = iter(range(1, 10**9))
 
         def act(exchange: Exchange = exchange, gradient: torch.Tensor = gradient, steps: Iterator[int] = steps) -> None:

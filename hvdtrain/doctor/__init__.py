@@ -10,7 +10,7 @@ from functools import partial
 
 import click
 
-from hvdtrain.doctor import machine, software
+from hvdtrain.doctor import gpu, machine, software
 from hvdtrain.doctor.findings import MISSING, OK, WARNING, Finding
 from hvdtrain.errors import Failure
 
@@ -42,7 +42,7 @@ CHECKS = [
     Check("Horovod loads", True, software.horovod_loads),
     Check("Horovod: Gloo", False, partial(software.built_in, "Gloo")),  # for horovodrun and torchrun
     Check("Horovod: MPI", True, partial(software.built_in, "MPI")),
-    Check("Horovod: NCCL", False, partial(software.built_in, "NCCL")),
+    Check("Horovod: NCCL", False, lambda: gpu.horovod_nccl(software.loaded())),
     Check("mpirun", True, partial(software.starter, "mpirun")),
     Check("horovodrun", False, partial(software.starter, "horovodrun")),
     Check("two processes", True, software.two_processes),
@@ -53,7 +53,9 @@ CHECKS = [
     Check("huge pages", False, machine.huge_pages),
     Check("host name", False, machine.host_name),
     Check("loopback", True, machine.loopback),
-    Check("GPUs", False, software.gpus),
+    Check("GPUs", False, lambda: gpu.gpus(software.loaded())),
+    Check("GPU driver", False, lambda: gpu.driver(software.loaded())),
+    Check("torch: NCCL", False, lambda: gpu.torch_nccl(software.loaded())),
     Check("data sets", True, machine.data_sets),
     Check("cache", True, machine.cache),
 ]

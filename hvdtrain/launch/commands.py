@@ -1,24 +1,27 @@
-"""`hvdtrain launch`, `hvdtrain stop` and `hvdtrain hosts`."""
+"""`hvdtrain launch` and `hvdtrain stop`."""
 
+import dataclasses
 import json
 import shlex
 import subprocess
-import sys
 import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
+from typing import Any
 
 import click
 
 from hvdtrain import modes, recipes
-from hvdtrain.config import RunConfig, config_options
+from hvdtrain.config import RunConfig, config_options, given_options, resumed_options
 from hvdtrain.errors import Failure, UsageError, unknown
-from hvdtrain.launch import testbed
+from hvdtrain.launch import copies, testbed
+from hvdtrain.launch.follow import LEAVING_S, log_file, see_to_its_end, stop_file
 from hvdtrain.launch.hosts import Host, needed, parse, parse_file
-from hvdtrain.launch.preflight import SSH, look_at
-from hvdtrain.launch.processes import end_recorded, myself, reason, sigterm_unwinds, started
+from hvdtrain.launch.memory import rank_mb
+from hvdtrain.launch.preflight import Needs, look_at
+from hvdtrain.launch.processes import end_recorded, myself, still_runs
 from hvdtrain.launch.recipe import Job, Start, expand, train_program
-from hvdtrain.runfolder import check_free
+from hvdtrain.runfolder import CONFIG, check_free
 
 
 def host_options(command: Callable) -> Callable:
@@ -48,14 +51,27 @@ def given_hosts(hosts: str | None, hostfile: Path | None) -> list[Host]:
 )
 @host_options
 @click.option(
-    "--sync-dst-dir", metavar="DIR", help="First copy this folder to DIR on every host, with rsync, and run there."
-)
+    "--sync-dst-dir", metavar="DIR",
+    help="First make DIR on every host a copy of this folder, with rsync, and run there. DIR must be new, empty, or an "
+    "earlier copy. Hidden files, runs and data are left out.",
+)  # fmt: skip
+@click.option("--sync-data", is_flag=True, help="Copy the folder of --dataset, too, to DIR/data, and read it there.")
+@click.option(
+    "--network-interface", "interface", default="", metavar="NAME",
+    help="By which hosts reach each other  [default: the one with the address that their names mean].",
+)  # fmt: skip
 @click.option("--out", default="", help="Run folder, new or empty  [default: runs/launch-TIME].")
+@click.option("--resume", is_flag=True, help="Go on with the run in --out after its last snapshot.")
+@click.option(
+    "--retries", type=click.IntRange(0), default=0, show_default=True, metavar="R",
+    help="Start the job again so many times if it fails: it goes on after its last snapshot.",
+)  # fmt: skip
 @click.option("--dry-run", is_flag=True, help="Print what would run, and run nothing.")
 @click.argument("train_options", nargs=-1, type=click.UNPROCESSED, metavar="-- TRAIN OPTIONS")
 def launch(
     launcher: str, workers: int, servers: int, hosts: str | None, hostfile: Path | None, sync_dst_dir: str | None,
-    out: str, dry_run: bool, train_options: tuple[str, ...],
+    sync_data: bool, interface: str, out: str, resume: bool, retries: int, dry_run: bool,
+    train_options: tuple[str, ...],
 ) -> None:  # fmt: skip
     """Start a job of so many workers and servers.
 
@@ -65,109 +81,125 @@ def launch(
       hvdtrain launch --launcher slurm -n 8 --dry-run -- --mode allreduce --dataset s3://bucket/coil
 
     What follows -- is for `hvdtrain train`; without --mode it is allreduce, and with servers ps-sync. Servers, the
-    first ranks, are spread over the hosts. Hosts are looked at before anything starts: ssh, the same versions, clocks,
-    interface, memory.
+    first ranks, are spread over the hosts. Hosts are looked at before anything starts: the same code and versions,
+    clocks, memory, the run folder on storage that they share, and connections between them. SIGTERM, and `hvdtrain
+    stop`, let the ranks save a snapshot before they leave.
     """
     if launcher not in recipes.names("launchers"):
         raise unknown("launcher", launcher, recipes.names("launchers"))
-    config = _train_config(train_options, servers)
-    config.check_workers(workers)
+    if resume and not out:
+        raise UsageError("--resume needs --out: the folder of the run to go on with")
+    before = Path(out) / CONFIG if resume and (Path(out) / CONFIG).is_file() else None
+    config = _train_config(train_options, servers, before)
+    config.for_workers(workers).check_workers(workers)
     listed = given_hosts(hosts, hostfile)
     if sync_dst_dir and not listed:
         raise UsageError("--sync-dst-dir copies to hosts: give -H or --hostfile")
-    folder = Path(out or f"runs/launch-{time.strftime('%Y%m%d-%H%M%S')}").absolute()
+    if sync_data and not sync_dst_dir:
+        raise UsageError("--sync-data copies to DIR/data on every host: give --sync-dst-dir DIR")
     used = needed(listed, workers + servers) if listed else []
-    start = prepare(launcher, config, workers, used, folder, look=not dry_run)
+    names = [host.name for host in used]
+    target = copies.target(sync_dst_dir) if sync_dst_dir else ""
+    wanted = [copies.Copy(Path.cwd(), target, copies.CODE)] if target else []
+    if sync_data:
+        wanted.append(copies.Copy(copies.data_folder(config), f"{target}/data", copies.DATA))
+        config = dataclasses.replace(config, dataset=wanted[-1].folder)
+    folder = Path(out or f"runs/launch-{time.strftime('%Y%m%d-%H%M%S')}").absolute()
+    if not dry_run:
+        if not resume:
+            check_free(folder)
+        for copy in wanted:
+            copy.make(names)
+    start = prepare(
+        launcher, config, workers, used, folder, look=not dry_run, starts_in=target,
+        interface=interface, resuming=True, whole=before is not None,
+    )  # fmt: skip
     if dry_run:
-        click.echo(start.shown())
+        click.echo("".join(f"{line}\n" for copy in wanted for line in copy.shown(names)) + start.shown())
         return
-    check_free(folder, others_log=False)
-    if sync_dst_dir:
-        synchronise(used, sync_dst_dir)
-    log_file(folder).parent.mkdir(parents=True, exist_ok=True)
+    log = log_file(folder)
+    log.parent.mkdir(parents=True, exist_ok=True)
     running = stop_file(folder)
+    if still_runs(_recorded(running)):
+        raise UsageError(f"--out {folder}: its job is still running; `hvdtrain stop {out}` ends it")
     running.write_text(json.dumps({"launcher": launcher, **myself()}))
-    code = follow(start, folder)
-    if code:
-        running.unlink()
-        failure = Failure(f"the job failed: {reason(log_file(folder), code)}")
-        failure.exit_code = code if code > 0 else 128 - code  # a starter that a signal ended
-        raise failure
-    if "stop" in recipes.load("launchers", launcher):  # a scheduler has it now
-        job = log_file(folder).read_text().split()[-1]
-        running.write_text(json.dumps({"launcher": launcher, "job": job}))
+    recipe = recipes.load("launchers", launcher)
+    handed_over = "script" in recipe or "stop" in recipe
+    try:
+        see_to_its_end(start, folder, workers, servers, retries, leaves_results=not handed_over)
+    except BaseException:
+        running.unlink(missing_ok=True)
+        raise
+    if "stop" in recipe:  # a scheduler has it now
+        running.write_text(json.dumps({"launcher": launcher, "job": log.read_text().split()[-1]}))
     else:
-        running.unlink()
+        running.unlink(missing_ok=True)
 
 
 def prepare(
-    launcher: str, config: RunConfig, workers: int, hosts: Sequence[Host], out: Path, look: bool = True
-) -> Start:
+    launcher: str, config: RunConfig, workers: int, hosts: Sequence[Host], out: Path, look: bool = True,
+    starts_in: str = "", interface: str = "", resuming: bool = False, whole: bool = False,
+) -> Start:  # fmt: skip
     """How a training job is started.
 
     Args:
         hosts: with the slots it takes; empty where the launcher finds hosts itself.
-        look: whether to check the hosts first.
+        look: whether to check the hosts first, where the launcher needs them: a scheduler knows its own.
+        starts_in: the folder on the hosts in which ranks start; by default the same as here.
+        interface: by which hosts reach each other; by default one is chosen.
+        whole: whether ranks are told all options, since what is in the run folder has others.
+        resuming: whether the job goes on with what it finds in the run folder, when it is started again too.
 
     Raises:
         UsageError: a host cannot run it, or the launcher needs hosts.
     """
+    config = config.absolute()
     environment = {}
-    interface = ""
     if set(testbed.nodes()) & {host.name for host in hosts}:
-        interface = testbed.LINK
+        interface = interface or testbed.LINK
         environment["HVDTRAIN_OVER_TCP"] = "1"  # rpc would find the shared memory that these hosts have in common
-    if hosts and look:
-        interface = look_at(hosts, Path.cwd()) or interface
+    if hosts and look and recipes.load("launchers", launcher).get("hosts") == "needed":
+        files = [path for path in (config.dataset, config.pretrained) if path.startswith("/")]
+        by_name = config.mode != "allreduce"  # Horovod has addresses from its starter
+        needs = Needs(starts_in or str(Path.cwd()), out, files, rank_mb(config, workers), by_name, interface)
+        interface = look_at(hosts, needs) or interface
+    if interface:  # torch's processes listen on it alone then
+        environment |= {"TP_SOCKET_IFNAME": interface, "GLOO_SOCKET_IFNAME": interface}
     if config.servers and hosts:  # horovodrun numbers ranks host by host
         environment["HVDTRAIN_SLOTS"] = ",".join(str(host.slots) for host in hosts)
-    program = train_program(config.absolute(), out)
+    program = [*train_program(config, out, whole), *(["--resume"] if resuming else [])]
     ranks, survives = workers + config.servers, modes.survives(config.mode)
-    job = Job(ranks, program, config.servers, hosts, out, interface, survives, environment)
+    job = Job(ranks, program, config.servers, hosts, out, interface, starts_in, survives, environment)
     return expand(launcher, job)
 
 
-def log_file(out: Path) -> Path:
-    """What a launched job's starter and ranks print, beside the run folder."""
-    return out.with_name(f"{out.name}.launch") / "log"
+def _train_config(words: tuple[str, ...], servers: int, file: Path | None) -> RunConfig:
+    """What follows --, as `hvdtrain train` would take it.
 
-
-def stop_file(out: Path) -> Path:
-    """What a launched job is ended by, while it runs or a scheduler has it."""
-    return log_file(out).with_name("running.json")
-
-
-def follow(start: Start, out: Path) -> int:
-    """Run a job to its end, showing what it prints; its exit code. Ctrl-C and SIGTERM end it on all hosts."""
-    log = log_file(out)
-    with sigterm_unwinds(), started(start, log) as process, log.open("rb") as printed:
-        while True:
-            ended = process.poll() is not None
-            sys.stdout.buffer.write(printed.read())
-            sys.stdout.flush()
-            if ended:
-                return process.returncode
-            time.sleep(0.1)
-
-
-def synchronise(hosts: Sequence[Host], target: str) -> None:
-    """Copy this folder to every host. Failure where one copy fails."""
-    for host in hosts:
-        words = ["rsync", "-az", "--delete", "--exclude", ".git", "--exclude", ".venv", "--exclude", "runs"]
-        done = subprocess.run([*words, "./", f"{host.name}:{target}/"], capture_output=True, text=True)
-        if done.returncode:
-            raise Failure(f"cannot copy to {host.name}:{target}: {done.stderr.strip().splitlines()[-1:]}")
-
-
-def _train_config(words: tuple[str, ...], servers: int) -> RunConfig:
-    """What follows --, as `hvdtrain train` would take it."""
+    Args:
+        file: the config.toml of the run that the job goes on with.
+    """
 
     @click.command("launch … -- TRAIN OPTIONS")
     @config_options("servers", mode="ps-sync" if servers else "allreduce")
-    def train(**options: object) -> RunConfig:
-        return RunConfig(**options, servers=servers).check()  # type: ignore[arg-type]
+    @click.pass_context
+    def train(ctx: click.Context, **options: Any) -> RunConfig:
+        options["servers"] = servers
+        if file:
+            given = given_options(ctx, options) | {"servers"}
+            options = resumed_options(file, options, given)
+        return RunConfig(**options).check()
 
     return train.main(list(words), standalone_mode=False)
+
+
+def _recorded(file: Path) -> dict[str, Any]:
+    """What `launch` wrote down of a job; nothing where it did not, or nobody can read it."""
+    try:
+        known = json.loads(file.read_text())
+    except (OSError, ValueError):
+        return {}
+    return known if isinstance(known, dict) else {}
 
 
 @click.command()
@@ -175,62 +207,20 @@ def _train_config(words: tuple[str, ...], servers: int) -> RunConfig:
 def stop(out: Path) -> None:
     """End the job that `hvdtrain launch` started with --out RUN, on all its hosts.
 
-    It ends the process that `launch` recorded, which ends the ranks, or cancels the job that it handed to a scheduler.
+    It ends the process that `launch` recorded, which lets the ranks save a snapshot and leave, or cancels the job that
+    it handed to a scheduler. `hvdtrain launch --resume --out RUN` goes on with it.
     """
     file = stop_file(out.absolute())
-    try:
-        known = json.loads(file.read_text())
-    except (OSError, ValueError):
-        raise UsageError(f"{out}: no job that `hvdtrain launch` started is running there") from None
+    known = _recorded(file)
+    if not {"launcher"} < set(known):
+        raise UsageError(f"{out}: no job that `hvdtrain launch` started is running there")
     if "job" in known:
         words = [word.replace("{job}", known["job"]) for word in recipes.load("launchers", known["launcher"])["stop"]]
         done = subprocess.run(words, capture_output=True, text=True)
         if done.returncode:
             raise Failure(f"`{shlex.join(words)}` failed: {(done.stderr or done.stdout).strip()[-200:]}")
-    elif not end_recorded(known):
+    elif not end_recorded(known, LEAVING_S):
         file.unlink()
         raise UsageError(f"{out}: its job has ended already")
     file.unlink(missing_ok=True)
     click.echo(f"{out}: its job has ended")
-
-
-@click.group("hosts")
-def hosts_() -> None:
-    """Make hosts on this machine, joined by a network as slow as you like, to try jobs over several hosts.
-
-    \b
-      sudo hvdtrain hosts up --count 2 --rate 1gbit
-      hvdtrain compare -H node1:2,node2:2 --modes allreduce,ps-async --steps 20
-      hvdtrain hosts run node1 ip addr
-      sudo hvdtrain hosts down
-
-    node1 … nodeN are network namespaces with a name and an sshd each, which share this machine's files, cores and
-    memory. `ssh node1` works from here and between them.
-    """
-
-
-@hosts_.command()
-@click.option("--count", type=int, default=2, show_default=True, help="How many.")
-@click.option("--rate", default="1gbit", show_default=True, help="Of each host's link, each way, in tc's words.")
-def up(count: int, rate: str) -> None:
-    """Make node1 … nodeN, in place of what there was."""
-    testbed.up(count, rate)
-    click.echo(f"{', '.join(testbed.nodes())} are up, {rate} each way; `hvdtrain hosts down` removes them")
-
-
-@hosts_.command()
-def down() -> None:
-    """Remove the hosts, and end what runs on them."""
-    testbed.down()
-    click.echo("no hosts are left")
-
-
-@hosts_.command(context_settings={"ignore_unknown_options": True})
-@click.argument("node")
-@click.argument("words", nargs=-1, required=True, type=click.UNPROCESSED, metavar="COMMAND…")
-@click.pass_context
-def run(ctx: click.Context, node: str, words: tuple[str, ...]) -> None:
-    """Run a command on a host, in this folder; the exit code is the command's."""
-    if node not in testbed.nodes():
-        raise unknown("host", node, testbed.nodes() or ["none is up; see `hvdtrain hosts up --help`"])
-    ctx.exit(subprocess.run([*SSH, node, f"cd {shlex.quote(str(Path.cwd()))} && {shlex.join(words)}"]).returncode)

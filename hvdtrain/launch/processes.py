@@ -8,7 +8,7 @@ import signal
 import socket
 import subprocess
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -17,7 +17,13 @@ import psutil
 from hvdtrain.errors import Failure, UsageError
 from hvdtrain.launch.recipe import Job, Start, expand
 
-_OURS = re.compile(r"(?:\[\d+\]<std\w+>:)?hvdtrain: (.*)")  # horovodrun puts the rank before each line
+_MARKED = re.compile(r"(?:\[(\d+)\]<std(?:out|err)>: ?)?(.*)")  # starters put a rank's number before its lines
+# What starters say of the first process to fail: mpirun and horovodrun of an exit code, mpirun of a signal.
+_FIRST_EXIT = re.compile(r"Process name: (?:\[.*,)?(\d+)\]?\s+Exit code: +(\d+)")
+_FIRST_SIGNAL = re.compile(r"process rank (\d+) with PID \d+ on node \S+ exited on\s+signal (\d+)")
+# MPI ends a process that loses a peer: it may be told of before the peer is, which nobody can name then.
+_PEER_LOST = re.compile(r"\[(\d+)\]<stderr>: +Peer host: +(\S+)")
+_SOCKET_CLOSED = re.compile(r"\[(\d+)\]<stderr>: .*An error occurred in Socket closed")  # the same, in fewer words
 GRACE_S = 5.0  # between asking ranks to stop and making them
 
 
@@ -72,14 +78,14 @@ def end(process: "subprocess.Popen[bytes]") -> None:
     deadline = time.monotonic() + GRACE_S
     with contextlib.suppress(subprocess.TimeoutExpired):
         process.wait(GRACE_S)
-    _, alive = psutil.wait_procs(family, timeout=max(0.0, deadline - time.monotonic()))
+    alive = _wait(family, deadline - time.monotonic())
     survivors = list({*alive, *_family(process.pid)})  # and what was started meanwhile
     for survivor in survivors:
         with contextlib.suppress(psutil.NoSuchProcess):
             survivor.kill()
     process.kill()
     process.wait()
-    psutil.wait_procs(survivors, timeout=GRACE_S)
+    _wait(survivors, GRACE_S)
 
 
 def myself() -> dict[str, Any]:
@@ -88,8 +94,22 @@ def myself() -> dict[str, Any]:
     return {"pid": own.pid, "created": own.create_time(), "host": socket.gethostname()}
 
 
-def end_recorded(known: Mapping[str, Any]) -> bool:
+def still_runs(known: Mapping[str, Any]) -> bool:
+    """Whether the process that `myself` described is there, as far as this host can tell."""
+    try:
+        if known["host"] != socket.gethostname():
+            return False
+        process = psutil.Process(known["pid"])
+        return process.create_time() == known["created"] and _runs(process)
+    except (KeyError, TypeError, psutil.NoSuchProcess):
+        return False
+
+
+def end_recorded(known: Mapping[str, Any], patience: float) -> bool:
     """End the process that `myself` described, which ends what it started; False where it is gone.
+
+    Args:
+        patience: seconds that it may take before it is made to.
 
     Raises:
         UsageError: it runs on another host.
@@ -98,16 +118,15 @@ def end_recorded(known: Mapping[str, Any]) -> bool:
         raise UsageError(f"its job was started on {known['host']}: stop it there")
     try:
         process = psutil.Process(known["pid"])
-        if process.create_time() != known["created"]:
+        if not still_runs(known):
             return False
         process.terminate()
-        process.wait(6 * GRACE_S)
+        for left in _wait([process], patience + 3 * GRACE_S):
+            for child in [*left.children(recursive=True), left]:
+                with contextlib.suppress(psutil.NoSuchProcess):
+                    child.kill()
     except psutil.NoSuchProcess:
         return False
-    except psutil.TimeoutExpired:
-        for child in [*process.children(recursive=True), process]:
-            with contextlib.suppress(psutil.NoSuchProcess):
-                child.kill()
     return True
 
 
@@ -120,14 +139,82 @@ def _family(launcher: int) -> list[psutil.Process]:
         with contextlib.suppress(OSError, psutil.NoSuchProcess):
             if pid != launcher and os.getsid(pid) == launcher:
                 found.add(psutil.Process(pid))
-    return list(found)
+    return [process for process in found if _runs(process)]
 
 
-def reason(log: Path, code: int) -> str:
-    """Why a job failed, in one line, from what its ranks printed."""
-    lines = [line.strip() for line in log.read_text(errors="replace").splitlines() if line.strip()]
-    ours = [match[1] for line in lines if (match := _OURS.match(line))]
-    return ours[0] if ours else f"exit code {code}: {lines[-1] if lines else 'no output'} (see {log})"
+def _wait(processes: list[psutil.Process], seconds: float) -> list[psutil.Process]:
+    """Those that still run after so many seconds at most."""
+    deadline = time.monotonic() + seconds
+    while (left := [process for process in processes if _runs(process)]) and time.monotonic() < deadline:
+        time.sleep(0.02)
+    return left
+
+
+def _runs(process: psutil.Process) -> bool:
+    """Whether it is more than a zombie: in containers there may be nobody who buries those, and they would last."""
+    try:
+        return process.is_running() and process.status() != psutil.STATUS_ZOMBIE
+    except psutil.NoSuchProcess:
+        return False
+
+
+def printed(log: Path) -> list[tuple[int | None, str]]:
+    """The lines of a job's log, without the mark of who printed each: that comes first, None where it was no rank."""
+    lines = log.read_text(errors="replace").splitlines()
+    marked = [match for line in lines if (match := _MARKED.fullmatch(line))]
+    return [(None if match[1] is None else int(match[1]), match[2]) for match in marked]
+
+
+def first_failed(log: Path) -> tuple[int, int] | None:
+    """The number of the process that failed first, as its starter counts, and its exit code; None if nobody told.
+
+    The code of a process that a signal ended is 128 and the signal's number, as shells have it.
+    """
+    text = log.read_text(errors="replace")
+    if match := _FIRST_EXIT.search(text):
+        return int(match[1]), int(match[2])
+    if match := _FIRST_SIGNAL.search(text):
+        return int(match[1]), 128 + int(match[2])
+    return None
+
+
+def reason(log: Path, code: int, rank_of: Callable[[int], int] | None = None) -> str:
+    """Why a job failed, in one line, from what its ranks and their starter printed.
+
+    Args:
+        rank_of: the rank of a process that the starter gives a number; without it, the number is told as a process's.
+    """
+    lines = [(who, line.strip()) for who, line in printed(log) if re.search(r"\w", line)]
+    ours = [(who, line.removeprefix("hvdtrain: ")) for who, line in lines if line.startswith("hvdtrain: ")]
+    first = first_failed(log)
+    if first is None:
+        if ours:
+            return ours[0][1]
+        text = log.read_text(errors="replace")
+        if lost := _PEER_LOST.search(text):
+            return f"a rank on {lost[2]} is gone: {_name(int(lost[1]), rank_of)} lost its connection (see {log})"
+        if lost := _SOCKET_CLOSED.search(text):
+            return f"another rank is gone: {_name(int(lost[1]), rank_of)} lost its connection (see {log})"
+        return f"exit code {code}: {lines[-1][1] if lines else 'no output'} (see {log})"
+    process, code = first
+    if own := [line for who, line in ours if who == process]:
+        return own[0]
+    said = [line for who, line in lines if who == process]
+    ended = f"{_name(process, rank_of)} {_ending(code)}" + (f": {said[-1]}" if said else "")
+    return f"{ended}; {ours[0][1]}" if ours else f"{ended} (see {log})"
+
+
+def _name(process: int, rank_of: Callable[[int], int] | None) -> str:
+    return f"rank {rank_of(process)}" if rank_of else f"process {process}"
+
+
+def _ending(code: int) -> str:
+    """What an exit code tells."""
+    if code == 255:  # what ssh ends with in both cases
+        return "was ended by a signal, or the ssh connection to its host broke"
+    with contextlib.suppress(ValueError):
+        return f"was ended by {signal.Signals(code - 128).name}"
+    return f"ended with exit code {code}"
 
 
 def _die_with_parent() -> None:

@@ -4,6 +4,7 @@ import json
 import os
 import re
 import shlex
+import signal
 import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
@@ -31,6 +32,7 @@ class Job:
         hosts: with the slots that the job takes there; empty where the launcher finds hosts itself.
         out: the run folder.
         interface: the network interface that the hosts reach each other by, or empty.
+        folder: where the ranks start; by default here.
         survives: whether the other ranks are to live when one dies.
         environment: variables for every rank, beside those of the recipe.
     """
@@ -41,6 +43,7 @@ class Job:
     hosts: Sequence[Host] = ()
     out: Path = Path("run")
     interface: str = ""
+    folder: str = ""
     survives: bool = False
     environment: Mapping[str, str] = field(default_factory=dict)
 
@@ -53,11 +56,13 @@ class Start:
         words: the command.
         files: what it reads, by path: a host file, a job script.
         environment: all of its environment.
+        leave: the signal that it passes on to the ranks, which then save and leave.
     """
 
     words: list[str]
     files: dict[Path, str]
     environment: dict[str, str]
+    leave: signal.Signals = signal.SIGTERM
 
     def shown(self) -> str:
         """What `--dry-run` prints: the files, and the command."""
@@ -66,12 +71,16 @@ class Start:
 
 
 def expand(launcher: str, job: Job) -> Start:
-    """The recipe filled in. UsageError where it needs hosts and there are none, or names a variable there is not."""
+    """The recipe filled in. UsageError where it needs hosts and there are none, or the other way round, or names
+    a variable that there is not."""
     recipe = recipes.load("launchers", launcher)
     if recipe.get("hosts") == "needed" and not job.hosts:
         raise UsageError(f"--launcher {launcher} needs hosts: give -H a:1,b:1 or --hostfile FILE")
+    if job.hosts and not re.search(r"\{(hosts|hostfile|nodelist)\}", str(recipe)):
+        raise UsageError(f"--launcher {launcher} finds hosts itself: drop -H or --hostfile, or choose ssh or mpi")
     here = dict(recipe.get("environment", {})) | dict(job.environment)
     base = job.out.with_name(f"{job.out.name}.launch")
+    environment = _environment(here, everything=not job.hosts)
     hostfile, script = base / "hosts", base / str(recipe.get("script_name", "job"))
     values: dict[str, Any] = {
         "bin": str(Path(sys.executable).parent), "prefix": str(Path(sys.executable).parent.parent),
@@ -79,10 +88,11 @@ def expand(launcher: str, job: Job) -> Start:
         "hosts": ",".join(f"{host.name}:{host.slots}" for host in job.hosts),
         "nodes": str(len(job.hosts)) if job.hosts else "", "nodelist": ",".join(host.name for host in job.hosts),
         "hostfile": str(hostfile) if job.hosts else "", "script": str(script),
-        "interface": job.interface, "name": f"hvdtrain-{job.out.name}", "out": str(job.out), "folder": str(Path.cwd()),
+        "interface": job.interface, "name": f"hvdtrain-{job.out.name}", "out": str(job.out),
+        "folder": job.folder or str(Path.cwd()),
         "program": list(job.program), "program_json": json.dumps(list(job.program)),
         "survive": list(recipe.get("survive", [])) if job.survives else [],
-        "exports": [word for key in sorted(here) for word in ("-x", key)],
+        "exports": [word for key in sorted(environment) if key in here or _is_passed(key) for word in ("-x", key)],
     }  # fmt: skip
     words = _words(launcher, recipe["command"], values)
     files = {}
@@ -90,20 +100,28 @@ def expand(launcher: str, job: Job) -> Start:
         files[hostfile] = "".join(f"{host.name} slots={host.slots}\n" for host in job.hosts)
     if "script" in recipe:
         files[script] = _text(launcher, recipe["script"], values)
-    return Start(words, files, _environment(here, everything=not job.hosts))
+    return Start(words, files, environment, signal.Signals[recipe.get("leave", "SIGTERM")])
 
 
-def train_program(config: RunConfig, out: Path) -> list[str]:
-    """What each rank of a training job runs."""
-    return [sys.executable, "-m", "hvdtrain", "train", *config.to_args(), "--out", str(out)]
+def train_program(config: RunConfig, out: Path, whole: bool = False) -> list[str]:
+    """What each rank of a training job runs.
+
+    Args:
+        whole: name options that are as they are by default too: those of a run in the folder would win otherwise.
+    """
+    return [sys.executable, "-m", "hvdtrain", "train", *config.to_args(whole), "--out", str(out)]
 
 
 def _environment(own: Mapping[str, str], everything: bool) -> dict[str, str]:
     """The starter's environment. Some starters put all of it on the command lines of other hosts, tokens too."""
     if everything:
         return os.environ | dict(own)
-    passed = {key: value for key, value in os.environ.items() if key in NEEDED_HERE or PASSED.fullmatch(key)}
+    passed = {key: value for key, value in os.environ.items() if key in NEEDED_HERE or _is_passed(key)}
     return passed | dict(own)
+
+
+def _is_passed(key: str) -> bool:
+    return bool(PASSED.fullmatch(key))
 
 
 def _words(launcher: str, template: Sequence[Any], values: Mapping[str, Any]) -> list[str]:

@@ -8,6 +8,7 @@ that applies a push. Its docstring's first line is the mode's help. `ps-` in its
 
 import ast
 import importlib
+from collections.abc import Mapping
 from pathlib import Path
 from types import ModuleType
 from typing import TYPE_CHECKING, Protocol
@@ -17,6 +18,8 @@ from hvdtrain.errors import unknown
 if TYPE_CHECKING:
     import torch
     from torch import nn
+
+    from hvdtrain.precision import LossScale
 
 _FOLDER = Path(__file__).parent
 
@@ -71,17 +74,37 @@ class Sync(Protocol):
     def prepare(self, model: "nn.Module") -> "nn.Module":
         """Give every worker the first worker's weights, and return the module to call forward on."""
 
+    def restore(self, step: int, state: "Mapping[str, torch.Tensor]") -> None:
+        """Go on after this step of a snapshot, with the optimizer's state: see optimizer_state. Called by every worker
+        after prepare, with what the same snapshot holds.
+        """
+
+    def optimizer_state(self) -> "dict[str, torch.Tensor]":
+        """What the optimizer remembers of all trained parameters, as optim.state_of gives it, while nobody trains."""
+
+    def more_to_come(self, more: bool) -> None:
+        """Before forward: whether another pass belongs to the same step, so that nothing is sent after this one's."""
+
     def begin(self, step: int, lr: float) -> None:
         """Before forward: the number of the step, from 1, and its learning rate."""
 
     def wait(self) -> None:
         """After backward: return when this worker may go on. Exposed communication, as forward's waiting is."""
 
-    def update(self) -> None:
-        """Apply the optimizer, where it runs on the worker."""
+    def update(self, loss_scale: "LossScale") -> None:
+        """Apply the optimizer, where it runs on the worker; what the gradients overflowed in is left out."""
 
     def refresh(self) -> None:
         """Hold the newest weights (before an evaluation or a snapshot). All workers call it together."""
+
+    def rest(self) -> None:
+        """Where workers are not in lockstep: let nobody wait for this one until it pushes again."""
+
+    def call(self, meeting: int) -> None:
+        """Where workers are not in lockstep: ask all of them to the meeting of this number."""
+
+    def is_called(self, meeting: int) -> bool:
+        """Whether a worker did."""
 
     def sum(self, values: "torch.Tensor") -> "torch.Tensor":
         """The elementwise sum over the workers of a small CPU tensor, on every worker. A barrier too."""

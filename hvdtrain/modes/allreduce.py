@@ -1,5 +1,6 @@
 """Horovod averages gradients over a ring while backward goes on; every worker applies the same update."""
 
+import contextlib
 from typing import Any
 
 import horovod.torch as hvd
@@ -10,7 +11,7 @@ from hvdtrain import ring
 from hvdtrain.flat import payload_bytes
 from hvdtrain.job import Job
 from hvdtrain.modes.single import LocalUpdate
-from hvdtrain.optim import make_optimizer
+from hvdtrain.precision import LossScale
 from hvdtrain.rendezvous import open_store
 
 
@@ -22,7 +23,10 @@ class AllReduce(LocalUpdate):
         knows_horovod = job.world.size == 1 or job.world.starter in ("horovodrun", "mpirun", "pmi")
         self.store = None if knows_horovod else open_store(job.world, job.config.timeout)
         self.backend = ring.join(job.world, self.store)
-        self.staged = job.device.type == "cuda" and not hvd.nccl_built()
+        on_gpu = job.device.type == "cuda"
+        self.staged = on_gpu and (job.config.share_gpu or not hvd.nccl_built())
+        if on_gpu and not self.staged:
+            self.backend = "horovod-nccl"
 
     def prepare(self, model: nn.Module) -> nn.Module:
         # A ring of n ranks sends 2(n-1)/n of the message from each: 2(n-1) messages in all.
@@ -30,19 +34,19 @@ class AllReduce(LocalUpdate):
         self.compression = hvd.Compression.fp16 if half else hvd.Compression.none
         self.bytes_per_step = 2.0 * (self.world.size - 1) * payload_bytes(model) / (1 + half)
         self.model = model
-        self.optimizer = make_optimizer(self.config, model.parameters())
+        self.optimizer = self._make_optimizer(model)
         if self.staged:
             self._prepare_staged(model)
         else:
             hvd.broadcast_parameters(model.state_dict(), root_rank=0)
             self.optimizer = hvd.DistributedOptimizer(
-                self.optimizer, named_parameters=model.named_parameters(),
-                compression=self.compression,
+                self.optimizer, named_parameters=[(n, p) for n, p in model.named_parameters() if p.requires_grad],
+                compression=self.compression, backward_passes_per_step=self.config.accumulate,
             )  # fmt: skip
         return model
 
     def _prepare_staged(self, model: nn.Module) -> None:
-        """Without NCCL in Horovod, gradients on a GPU go through one pinned buffer."""
+        """Where NCCL is not in Horovod, or cannot be used, gradients on a GPU go through one pinned buffer."""
         from hvdtrain.flat import FlatGradients
 
         for tensor in model.state_dict().values():
@@ -59,12 +63,9 @@ class AllReduce(LocalUpdate):
         elif self.world.size > 1:
             self.optimizer.synchronize()
 
-    def update(self) -> None:
-        if self.staged or self.world.size == 1:
-            self.optimizer.step()
-        else:
-            with self.optimizer.skip_synchronize():
-                self.optimizer.step()
+    def update(self, loss_scale: LossScale) -> None:
+        with contextlib.nullcontext() if self.staged or self.world.size == 1 else self.optimizer.skip_synchronize():
+            loss_scale.step(self.optimizer.step)
 
     def sum(self, values: torch.Tensor) -> torch.Tensor:
         return hvd.allreduce(values, op=hvd.Sum, name="sum")

@@ -1,6 +1,8 @@
 """torch DistributedDataParallel over Gloo or NCCL: the all-reduce people would use without Horovod."""
 
+import inspect
 from datetime import timedelta
+from typing import Any
 
 import torch
 import torch.distributed as dist
@@ -9,14 +11,14 @@ from torch import nn
 from hvdtrain.flat import payload_bytes
 from hvdtrain.job import Job
 from hvdtrain.modes.single import LocalUpdate
-from hvdtrain.optim import make_optimizer
 from hvdtrain.rendezvous import open_store, part
 
 
 class Ddp(LocalUpdate):
     def __init__(self, job: Job) -> None:
         self.config, self.world = job.config, job.world
-        self.backend = "cpu:gloo,cuda:nccl" if job.device.type == "cuda" else "gloo"
+        with_nccl = job.device.type == "cuda" and not job.config.share_gpu
+        self.backend = "cpu:gloo,cuda:nccl" if with_nccl else "gloo"
         self.store = open_store(job.world, job.config.timeout)
         dist.init_process_group(
             self.backend, store=self.store, rank=job.world.rank, world_size=job.world.size,
@@ -25,9 +27,17 @@ class Ddp(LocalUpdate):
 
     def prepare(self, model: nn.Module) -> nn.Module:
         self.bytes_per_step = 2.0 * (self.world.size - 1) * payload_bytes(model)
-        self.optimizer = make_optimizer(self.config, model.parameters())
+        self.optimizer = self._make_optimizer(model)
         # Buffers are averaged before an evaluation, as in every mode, not copied from one rank at every step.
-        return nn.parallel.DistributedDataParallel(model, forward_sync_buffers=False)
+        wrap: Any = nn.parallel.DistributedDataParallel
+        no_copies = "forward_sync_buffers"  # torch 2.11 calls it broadcast_buffers
+        if no_copies not in inspect.signature(wrap).parameters:
+            no_copies = "broadcast_buffers"
+        self.module = wrap(model, **{no_copies: False})
+        return self.module
+
+    def more_to_come(self, more: bool) -> None:
+        self.module.require_backward_grad_sync = not more  # what its no_sync() sets
 
     def wait(self) -> None:
         """Nothing: DDP's own wait is the end of backward(), after the last gradient, where the clock sees it."""

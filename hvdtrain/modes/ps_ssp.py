@@ -35,13 +35,17 @@ class StaleSynchronous:
         self.waiting: list[tuple[Push, int]] = []  # with the staleness of the push
         self.held: dict[int, torch.Tensor] = {}  # worker -> the weights it works with, where they are compensated for
 
+    def begin(self, step: int) -> None:
+        self.clocks = dict.fromkeys(self.clocks, step)
+
     def accept(self, bucket: Bucket, push: Push) -> None:
         staleness = bucket.version - push.version_read
         if self.compensation:
             if not bucket.version:  # nothing is applied yet: all began with these
                 self.held = dict.fromkeys(self.clocks, bucket.weights.clone()) | self.held
-            moved = bucket.weights - self.held[push.worker]
-            push.gradient.addcmul_(moved.mul_(push.gradient), push.gradient, value=self.compensation)
+            if push.gradient is not None:
+                moved = bucket.weights - self.held[push.worker]
+                push.gradient.addcmul_(moved.mul_(push.gradient), push.gradient, value=self.compensation)
         lr = push.lr * self.scale / (max(1, staleness) if self.divides else 1)
         bucket.apply(push.gradient, lr, push)
         if len(self._resting()) == len(self.clocks):  # they rested together, and go on together

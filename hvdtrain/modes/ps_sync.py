@@ -2,6 +2,8 @@
 
 from functools import partial
 
+import torch
+
 from hvdtrain.config import RunConfig
 from hvdtrain.errors import Failure
 from hvdtrain.ps import client
@@ -19,19 +21,29 @@ class Synchronous:
         self.workers = workers
         self.held: dict[int, Push] = {}
 
+    def begin(self, step: int) -> None:
+        """Nothing: a step is over when all have pushed it, whatever its number."""
+
     def accept(self, bucket: Bucket, push: Push) -> None:
         self.held[push.worker] = push
         if len(self.held) < self.workers:
             return
         pushes = [self.held[worker] for worker in sorted(self.held)]  # in one order: the same sum every time
         self.held = {}
-        mean = pushes[0].gradient
-        for other in pushes[1:]:
-            mean.add_(other.gradient)
         staleness = [bucket.version - push.version_read for push in pushes]
-        bucket.apply(mean.div_(self.workers), pushes[0].lr, *pushes)
+        bucket.apply(self._mean([push.gradient for push in pushes]), pushes[0].lr, *pushes)
         for own, stale in zip(pushes, staleness, strict=True):
             bucket.reply(own, stale)
+
+    def _mean(self, gradients: list[torch.Tensor | None]) -> torch.Tensor | None:
+        """In the memory of the first; none where one overflowed, as the all-reduced sum would."""
+        finite = [gradient for gradient in gradients if gradient is not None]
+        if len(finite) < len(gradients):
+            return None
+        mean = finite[0]
+        for other in finite[1:]:
+            mean.add_(other)
+        return mean.div_(self.workers)
 
     def rest(self, bucket: Bucket, worker: int, step: int) -> None:
         """Nothing: all workers are at the same step."""

@@ -1,10 +1,15 @@
 """One process, no communication: the baseline."""
 
+from collections.abc import Mapping
+
 import torch
 from torch import nn
 
+from hvdtrain.config import RunConfig
+from hvdtrain.flat import trained
 from hvdtrain.job import Job
-from hvdtrain.optim import make_optimizer, set_lr
+from hvdtrain.optim import make_optimizer, restore_state, set_lr, state_of
+from hvdtrain.precision import LossScale
 
 
 class LocalUpdate:
@@ -13,13 +18,28 @@ class LocalUpdate:
     lockstep = True
     pushed = None
     waited_s = 0.0
+    config: RunConfig
     optimizer: torch.optim.Optimizer
+    parameters: list[nn.Parameter]
+
+    def _make_optimizer(self, model: nn.Module) -> torch.optim.Optimizer:
+        self.parameters = trained(model)
+        return make_optimizer(self.config, self.parameters)
+
+    def restore(self, step: int, state: Mapping[str, torch.Tensor]) -> None:
+        restore_state(self.optimizer, self.parameters, state)
+
+    def optimizer_state(self) -> dict[str, torch.Tensor]:
+        return state_of(self.optimizer, self.parameters)
+
+    def more_to_come(self, more: bool) -> None:
+        pass
 
     def begin(self, step: int, lr: float) -> None:
         set_lr(self.optimizer, lr)
 
-    def update(self) -> None:
-        self.optimizer.step()
+    def update(self, loss_scale: LossScale) -> None:
+        loss_scale.step(self.optimizer.step)
 
     def refresh(self) -> None:
         pass
@@ -39,7 +59,7 @@ class Single(LocalUpdate):
         self.config = job.config
 
     def prepare(self, model: nn.Module) -> nn.Module:
-        self.optimizer = make_optimizer(self.config, model.parameters())
+        self.optimizer = self._make_optimizer(model)
         return model
 
     def wait(self) -> None:

@@ -1,6 +1,7 @@
 """Both ends of a job with parameter servers: the worker's Sync, and what a server does with its life."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from datetime import timedelta
 from functools import partial
 from queue import SimpleQueue
@@ -13,10 +14,12 @@ from torch.distributed import Store
 from hvdtrain.compression import Compressor
 from hvdtrain.config import RunConfig
 from hvdtrain.errors import Failure
-from hvdtrain.flat import flatten_weights
+from hvdtrain.flat import flatten_weights, trained
 from hvdtrain.job import Job
 from hvdtrain.modes import Pushed
-from hvdtrain.optim import make_optimizer
+from hvdtrain.optim import COUNT, make_optimizer
+from hvdtrain.precision import LossScale
+from hvdtrain.preempt import sigterm_waits
 from hvdtrain.ps import rpc
 from hvdtrain.ps.exchange import Exchange
 from hvdtrain.ps.ledger import Ledger
@@ -68,15 +71,16 @@ def serve(job: Job, say: Say, make_policy: MakePolicy) -> None:
 
     for rank in range(world.servers, world.size):
         rpc.watch(rank, config.timeout, partial(ended, rank))
-    for _ in range(world.workers):
-        rank, why = ends.get()
-        if why:
-            _lose(rank, why, world, store, roll, buckets)
-            if world.rank == 0:
-                say(f"hvdtrain: rank {rank} is lost, and the others go on without it: {why}")
-    if ledger:
-        ledger.close()
-    rpc.stop(world, store, config.timeout)
+    with sigterm_waits():  # for the workers, which are told too, and need this server to save
+        for _ in range(world.workers):
+            rank, why = ends.get()
+            if why:
+                _lose(rank, why, world, store, roll, buckets)
+                if world.rank == 0:
+                    say(f"hvdtrain: rank {rank} is lost, and the others go on without it: {why}")
+        if ledger:
+            ledger.close()
+        rpc.stop(world, store, config.timeout)
 
 
 def _lose(rank: int, why: str, world: World, store: Store, roll: Roll, buckets: dict[int, Bucket]) -> None:
@@ -96,6 +100,15 @@ def _lose(rank: int, why: str, world: World, store: Store, roll: Roll, buckets: 
     roll.lose(worker)
 
 
+@contextmanager
+def _store_of_rank_0() -> Iterator[None]:
+    """What goes wrong with the store is the end of rank 0, which serves it."""
+    try:
+        yield
+    except RuntimeError as error:
+        raise Failure(f"parameter server rank 0 failed: {str(error).strip().splitlines()[0]}") from error
+
+
 class Client:
     """Pushes gradients to the servers while backward goes on, and takes weights back until forward needs them."""
 
@@ -105,15 +118,22 @@ class Client:
         self.config, self.world, self.store, self.lockstep = job.config, job.world, store, lockstep
         self.timeout = job.config.timeout
         self._sums = 0
+        self.more = False
         rpc.start(job.world, store, self.timeout)
 
     def prepare(self, model: nn.Module) -> nn.Module:
-        parameters = list(model.parameters())
+        self.parameters = parameters = trained(model)
         sizes = [p.numel() for p in parameters]
         pieces = cut(sizes, self.world.servers, self.config.bucket_elements)
         weights = flatten_weights(model)
         self.exchange = Exchange(
-            self.world.worker, pieces, sizes, weights, self.config.compression, rpc.PATIENCE * self.timeout
+            self.world.worker,
+            pieces,
+            sizes,
+            weights,
+            self.config.compression,
+            rpc.PATIENCE * self.timeout,
+            staged=weights.is_cuda,
         )
         if self.world.is_chief:
             for piece in pieces:
@@ -124,35 +144,80 @@ class Client:
         for index, parameter in enumerate(parameters):
             parameter.register_post_accumulate_grad_hook(lambda p, index=index: self._leave(index, p))
         numbers = {p: index for index, p in enumerate(parameters)}
-        for module in model.modules():
-            if own := [numbers[p] for p in module.parameters(recurse=False)]:
+        for module in model.modules() if not self.config.compile else ():
+            if own := [numbers[p] for p in module.parameters(recurse=False) if p in numbers]:
                 module.register_forward_pre_hook(lambda module, inputs, own=own: self.exchange.wait_for(own))
         return model
 
     def _leave(self, index: int, parameter: nn.Parameter) -> None:
         """A gradient is complete, and the weights it belongs to are not needed any more in this backward pass."""
+        if self.more or self.config.precision == "fp16":  # of which it is not known yet whether it overflowed
+            return
         assert parameter.grad is not None
         self.exchange.put(index, parameter.grad)
         parameter.grad = None
 
+    def restore(self, step: int, state: Mapping[str, torch.Tensor]) -> None:
+        self.exchange.step = step
+        if self.world.is_chief:
+            restored = []
+            for piece in self.exchange.pieces:
+                own = {name: v if name == COUNT else v[piece.start : piece.stop] for name, v in state.items()}
+                restored.append((piece.server, rpc.restore(piece.server, piece.number, step, own)))
+            for server, done in restored:
+                rpc.result(server, done)
+        self.sum(torch.zeros(1))  # nobody pushes before every server is ready
+
+    def optimizer_state(self) -> dict[str, torch.Tensor]:
+        if not self.world.is_chief:
+            return {}
+        answers = [(piece.server, rpc.state(piece.server, piece.number)) for piece in self.exchange.pieces]
+        parts = [rpc.result(server, answer) for server, answer in answers]
+        found = {name: torch.cat([part[name] for part in parts]) for name in parts[0]}
+        if COUNT in found:
+            found[COUNT] = found[COUNT].max()[None]
+        return found
+
+    def more_to_come(self, more: bool) -> None:
+        self.more = more
+
     def begin(self, step: int, lr: float) -> None:
         self.exchange.begin(step, lr)
+        if self.config.compile:  # a compiled model has no layers to wait before
+            self.exchange.wait_for_all()
 
     def wait(self) -> None:
-        """Nothing, but on a GPU: forward waits for each layer's weights when it needs them."""
-        if self.exchange.weights.is_cuda:
-            torch.cuda.current_stream().synchronize()
-            self.exchange.arrived()
+        """Nothing: forward waits for each layer's weights when it needs them."""
 
-    def update(self) -> None:
-        """Nothing: the optimizer runs on the servers."""
+    def update(self, loss_scale: LossScale) -> None:
+        """Nothing, since the optimizer runs on the servers. With fp16: push all gradients, unless one overflowed."""
+        if loss_scale.enabled:
+            loss_scale.step(self._push_all)
+            if not loss_scale.acted:
+                self.exchange.skip()
+
+    def _push_all(self) -> None:
+        for index, parameter in enumerate(self.parameters):
+            assert parameter.grad is not None
+            self.exchange.put(index, parameter.grad)
 
     def refresh(self) -> None:
-        for server in range(self.world.servers):
-            rpc.rest(server, self.world.worker, self.exchange.step)  # nobody is to wait for a push that may not come
+        self.rest()
         self.exchange.wait_for_all()
         self.sum(torch.zeros(1))  # no worker pushes any more: all read the same weights
         self.exchange.read()
+
+    def rest(self) -> None:
+        for server in range(self.world.servers):
+            rpc.rest(server, self.world.worker, self.exchange.step)  # nobody is to wait for a push that may not come
+
+    def call(self, meeting: int) -> None:
+        with _store_of_rank_0():
+            self.store.set(f"meeting/{meeting}", "")
+
+    def is_called(self, meeting: int) -> bool:
+        with _store_of_rank_0():
+            return self.store.check([f"meeting/{meeting}"])
 
     @property
     def pushed(self) -> Pushed:

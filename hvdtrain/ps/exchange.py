@@ -2,19 +2,22 @@
 
 import heapq
 import threading
-import time
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Sequence
 from functools import partial
 from itertools import accumulate
 from typing import Any
 
 import torch
 
+from hvdtrain.clock import Stopwatch
 from hvdtrain.compression import Compressor
 from hvdtrain.errors import Failure
 from hvdtrain.modes import Pushed
 from hvdtrain.ps import rpc
 from hvdtrain.ps.plan import Piece
+from hvdtrain.ps.staging import Staging
+
+Announced = tuple[int, float, Pushed]  # step, learning rate, and what is to be known of it
 
 # Bytes of gradients under way at once. Enough to fill a link while answers travel back; little enough that a bucket
 # that forward needs soon, ready late, does not queue behind all others (Jayarajan et al., 2019, arXiv:1905.03960).
@@ -31,30 +34,33 @@ class Exchange:
         weights: [parameters] float32, the model's own memory: answers are written into it.
         compression: how gradients are encoded.
         timeout: seconds after which a wait is given up.
+        staged: whether the weights are on a GPU, with CPU memory on the way to the servers.
 
     Attributes:
         pushed: what is known of the current step's push.
-        waited_s: seconds that wait_for took since the current step began.
+        waited_s: seconds that wait_for took since the current step began; of a GPU, those that have come.
         bytes_moved: bytes of tensors sent and received in all.
     """
 
     def __init__(
         self, worker: int, pieces: Sequence[Piece], sizes: Sequence[int], weights: torch.Tensor, compression: str,
-        timeout: float,
+        timeout: float, staged: bool,
     ) -> None:  # fmt: skip
         self.worker, self.pieces, self.weights, self.timeout = worker, pieces, weights, timeout
-        # Where the gradients of several parameters come together, or those of a GPU arrive; others leave as they are.
+        self._staging = Staging(weights, pieces) if staged else None
+        # Where the gradients of several parameters come together; others leave as they are.
         self._gathered = {
-            number: torch.empty(piece.stop - piece.start, pin_memory=weights.is_cuda)
+            number: torch.empty(piece.stop - piece.start)
             for number, piece in enumerate(pieces)
-            if len(piece.parameters) > 1 or weights.is_cuda
+            if len(piece.parameters) > 1 and not staged
         }
         self.compressors = [Compressor(compression) for _ in pieces]  # each with the error it has yet to send
         self.versions = [0] * len(pieces)
         self.step, self.lr = 0, 0.0
         self.pushed = Pushed(0)
-        self.waited_s = 0.0
         self.bytes_moved = 0
+        self._watch = Stopwatch(weights.device)
+        self._waits: list[tuple[Any, Any]] = []  # when each wait of this step began and ended
         self._starts = list(accumulate(sizes, initial=0))
         self._of_parameter: list[list[int]] = [[] for _ in sizes]
         for number, piece in enumerate(pieces):
@@ -63,38 +69,45 @@ class Exchange:
         self._missing = [0] * len(pieces)  # gradients that a bucket waits for
         self._changed = threading.Condition()  # guards all below, which rpc's threads change too
         self._fresh = [True] * len(pieces)
-        self._queue: list[tuple[int, torch.Tensor, int, float, Pushed]] = []  # a heap by number: one of each at most
+        # A heap by number, one of each at most; the rest is as _push has it.
+        self._queue: list[tuple[int, torch.Tensor | None, int, float, Pushed]] = []
         self._under_way = 0
         self._error: BaseException | None = None
 
     def begin(self, step: int, lr: float) -> None:
         """The step whose gradients come next."""
-        self.step, self.lr, self.waited_s = step, lr, 0.0
+        self.step, self.lr, self._waits = step, lr, []
         self.pushed = Pushed(len(self.pieces))
         self._missing = [len(piece.parameters) for piece in self.pieces]
 
     def put(self, parameter: int, gradient: torch.Tensor) -> None:
-        """Take a parameter's gradient, which nobody else may change any more, and push every bucket it completes.
-
-        From a GPU it is copied while the program goes on: call `arrived` when all are there.
-        """
+        """Take a parameter's gradient, which nobody else may change any more, and push every bucket it completes."""
         flat, first = gradient.reshape(-1), self._starts[parameter]
         for number in self._of_parameter[parameter]:
             piece = self.pieces[number]
             start, stop = max(piece.start, first), min(piece.stop, first + len(flat))
             own = flat[start - first : stop - first]
             self._missing[number] -= 1
+            if self._staging:
+                self._staging.copy_out(number, start - piece.start, own)
+                if not self._missing[number]:
+                    self._staging.when_out(number, partial(self._guarded, self._push, number, self._announce(number)))
+                continue
             if number in self._gathered:
-                self._gathered[number][start - piece.start : stop - piece.start].copy_(own, non_blocking=True)
-                if not self._missing[number] and not gradient.is_cuda:
-                    self._push({number: self._gathered[number]})
-            else:
+                self._gathered[number][start - piece.start : stop - piece.start].copy_(own)
+                own = self._gathered[number]
+            if not self._missing[number]:
                 # By way of numpy it has a storage of its own: of a larger one, rpc would copy the part before sending.
-                self._push({number: torch.from_numpy(own.numpy())})
+                self._push(number, self._announce(number), torch.from_numpy(own.numpy()))
 
-    def arrived(self) -> None:
-        """All gradients have been put and copied from the GPU: push every bucket."""
-        self._push(self._gathered)
+    def skip(self) -> None:
+        """Take the step without a gradient, where none of its gradients has been put."""
+        for number in range(len(self.pieces)):
+            self._push(number, self._announce(number), None)
+
+    @property
+    def waited_s(self) -> float:
+        return sum(self._watch.seconds(began, ended) for began, ended in self._waits)
 
     def wait_for(self, parameters: Iterable[int]) -> None:
         """Return when these parameters are as the answers to the last push have them.
@@ -111,29 +124,38 @@ class Exchange:
     def read(self) -> None:
         """Take every bucket as it is on its server."""
         answers = [rpc.read(piece.server, piece.number, self.worker) for piece in self.pieces]
+        if self._staging:
+            self._staging.settle()
         for number, answer in enumerate(answers):
             self._write(number, *rpc.result(self.pieces[number].server, answer))
+        if self._staging:
+            self._staging.wait_for(range(len(self.pieces)))
 
     def _wait(self, numbers: Iterable[int]) -> None:
         numbers = list(numbers)
-        began = time.perf_counter()
+        began = self._watch.now()
         with self._changed:
             came = self._changed.wait_for(
                 lambda: self._error or all(self._fresh[number] for number in numbers), self.timeout
             )
-        self.waited_s += time.perf_counter() - began
+        if self._staging:
+            self._staging.wait_for(numbers)
+        self._waits.append((began, self._watch.now()))
         if self._error:
             raise Failure(str(self._error)) from self._error
         if not came:
             silent = sorted({self.pieces[number].server for number in numbers if not self._fresh[number]})
             raise Failure(f"parameter servers, ranks {silent}, did not answer within {self.timeout:.0f} s")
 
-    def _push(self, gradients: Mapping[int, torch.Tensor]) -> None:
+    def _announce(self, number: int) -> Announced:
+        """A bucket is to be pushed: its weights are old now. Returns its step, which may be over when it is sent."""
         with self._changed:
-            for number, gradient in gradients.items():
-                self._fresh[number] = False
-                # With its step: it may wait here until the next one has begun.
-                heapq.heappush(self._queue, (number, gradient, self.step, self.lr, self.pushed))
+            self._fresh[number] = False
+        return self.step, self.lr, self.pushed
+
+    def _push(self, number: int, announced: Announced, gradient: torch.Tensor | None) -> None:
+        with self._changed:
+            heapq.heappush(self._queue, (number, gradient, *announced))
         self._send()
 
     def _send(self) -> None:
@@ -143,14 +165,15 @@ class Exchange:
                 if not self._queue or self._under_way > UNDER_WAY:
                     return
                 number, gradient, step, lr, pushed = heapq.heappop(self._queue)
-                self._under_way += gradient.nbytes
+                size = 0 if gradient is None else gradient.nbytes
+                self._under_way += size
                 piece, version = self.pieces[number], self.versions[number]
                 pushed.read(version)
-            parts = self.compressors[number].encode(gradient)
+            parts = [] if gradient is None else self.compressors[number].encode(gradient)
             with self._changed:
                 self.bytes_moved += sum(part.nbytes for part in parts)
             delivered = rpc.push(piece.server, piece.number, self.worker, step, version, lr, parts)
-            delivered.add_done_callback(partial(self._delivered, number, pushed, gradient.nbytes))
+            delivered.add_done_callback(partial(self._delivered, number, pushed, size))
 
     def _delivered(self, number: int, pushed: Pushed, size: int, done: Any) -> None:
         """The gradient is on its server; the answer may be here too."""
@@ -174,7 +197,10 @@ class Exchange:
 
     def _write(self, number: int, version: int, staleness: int, weights: torch.Tensor) -> None:
         piece = self.pieces[number]
-        self.weights[piece.start : piece.stop].copy_(weights)
+        if self._staging:
+            self._staging.copy_in(number, weights)
+        else:
+            self.weights[piece.start : piece.stop].copy_(weights)
         self.versions[number] = version
         with self._changed:
             self.bytes_moved += weights.nbytes

@@ -15,7 +15,7 @@ import re
 import resource
 import socket
 import threading
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Future as LocalFuture
 from typing import TYPE_CHECKING, Any, TypeVar
 
@@ -124,10 +124,20 @@ def install(server: int, bucket: int, weights: torch.Tensor) -> None:
     result(server, rpc.rpc_async(f"rank{server}", _install, args=(bucket, weights)))
 
 
+def restore(server: int, bucket: int, step: int, state: Mapping[str, torch.Tensor]) -> "Future[None]":
+    """Have a bucket go on after this step of every worker, its optimizer with this state: see Bucket.restore."""
+    return rpc.rpc_async(f"rank{server}", _restore, args=(bucket, step, _own_storage(state)))
+
+
+def state(server: int, bucket: int) -> "Future[dict[str, torch.Tensor]]":
+    """What a bucket's optimizer remembers: see Bucket.optimizer_state."""
+    return rpc.rpc_async(f"rank{server}", _state, args=(bucket,))
+
+
 def push(
     server: int, bucket: int, worker: int, step: int, version: int, lr: float, parts: Sequence[torch.Tensor]
 ) -> "Future[Wire | None]":
-    """Send an encoded gradient; leave it unchanged until the future is done. See server.Push.
+    """Send an encoded gradient, or none; leave it unchanged until the future is done. See server.Push.
 
     The future holds the answer if the worker may go on at once, else None: then ask with `answer`.
     """
@@ -223,10 +233,23 @@ def _install(bucket: int, weights: torch.Tensor) -> None:
     _buckets[bucket] = _make_bucket(bucket, weights)
 
 
+def _restore(bucket: int, step: int, state: dict[str, torch.Tensor]) -> None:
+    _buckets[bucket].restore(step, state)
+
+
+def _state(bucket: int) -> dict[str, torch.Tensor]:
+    return _buckets[bucket].optimizer_state()
+
+
+def _own_storage(state: Mapping[str, torch.Tensor]) -> dict[str, torch.Tensor]:
+    """The parts of larger tensors alone: rpc would send the whole."""
+    return {name: tensor.clone() for name, tensor in state.items()}
+
+
 def _push(bucket: int, worker: int, step: int, version: int, lr: float, parts: list[torch.Tensor]) -> Wire | None:
     assert _decode is not None
     _roll.heard(worker)
-    done = _buckets[bucket].push(Push(worker, step, version, lr, _decode(parts)))
+    done = _buckets[bucket].push(Push(worker, step, version, lr, _decode(parts) if parts else None))
     return _on_wire(done.result()) if done.done() else None
 
 

@@ -1,7 +1,7 @@
 """One bucket of the weights on its server. It knows nothing of processes or networks: drive it with plain calls."""
 
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from concurrent.futures import Future
 from dataclasses import dataclass, field
 from typing import Protocol
@@ -9,7 +9,7 @@ from typing import Protocol
 import torch
 
 from hvdtrain.errors import Failure
-from hvdtrain.optim import set_lr
+from hvdtrain.optim import restore_state, set_lr, state_of
 from hvdtrain.ps.roll import GIVEN_UP
 
 
@@ -21,7 +21,7 @@ class Push:
         worker, step: who computed it, at which of its steps (from 1). A step is applied once, however often it comes.
         version_read: the version of the weights it was computed from.
         lr: the learning rate of the step.
-        gradient: [bucket] float32, the server's to overwrite.
+        gradient: [bucket] float32, the server's to overwrite; None where it overflowed (fp16).
         answer: resolved with an Answer once the worker may go on.
     """
 
@@ -29,7 +29,7 @@ class Push:
     step: int
     version_read: int
     lr: float
-    gradient: torch.Tensor
+    gradient: torch.Tensor | None
     answer: "Future[Answer]" = field(default_factory=Future)
 
 
@@ -64,6 +64,9 @@ def nobody(applied: Applied) -> None:
 
 class Policy(Protocol):
     """When pushes are applied and workers go on: the difference between the parameter-server modes."""
+
+    def begin(self, step: int) -> None:
+        """Every worker has taken this step, of a snapshot, and none has pushed here yet."""
 
     def accept(self, bucket: "Bucket", push: Push) -> None:
         """Take a push of a step not seen before. Called with the bucket locked; answers whom it lets go on."""
@@ -112,6 +115,17 @@ class Bucket:
         self._lent: set[int] = set()  # workers whose answer is this memory, and may be on its way still
         self._gone: set[int] = set()  # workers that were lost
         self._lock = threading.Lock()
+
+    def restore(self, step: int, state: Mapping[str, torch.Tensor]) -> None:
+        """Go on as after this step of every worker, with the state of the optimizer, as optim.state_of gives it."""
+        with self._lock:
+            restore_state(self.optimizer, [self.weights], state)
+            self.policy.begin(step)
+
+    def optimizer_state(self) -> dict[str, torch.Tensor]:
+        """What the optimizer remembers of this bucket: as restore takes it."""
+        with self._lock:
+            return state_of(self.optimizer, [self.weights])
 
     def push(self, push: Push) -> "Future[Answer]":
         """Hand in a gradient; the future holds fresh weights once the policy lets the worker go on.
@@ -175,8 +189,10 @@ class Bucket:
 
     # For policies, which hold the lock.
 
-    def apply(self, gradient: torch.Tensor, lr: float, *made_of: Push) -> None:
-        """One optimizer step with a gradient that was made of these pushes."""
+    def apply(self, gradient: torch.Tensor | None, lr: float, *made_of: Push) -> None:
+        """One optimizer step with a gradient that was made of these pushes; none where one of them overflowed."""
+        if gradient is None:
+            return
         if self._lent:  # leave them what they are reading
             self.weights.data = self.weights.clone()
             self._lent = set()

@@ -23,6 +23,12 @@ def _labels(groups: Groups, where: Callable[[Run], bool]) -> str:
     return ", ".join(kind.label for kind, members in groups.items() if any(map(where, members)))
 
 
+def _left_out(groups: Groups) -> str:
+    shares = {kind.label: max(run.summary.get("left_out_share") or 0 for run in runs) for kind, runs in groups.items()}
+    told = ", ".join(f"{label} {share:.1%}" for label, share in shares.items() if share)
+    return f"Steps that overflowed fp16 changed nothing, and count as steps and samples: {told}." if told else ""
+
+
 def _few_repeats(groups: Groups) -> str:
     if all(len(members) > 1 for members in groups.values()):
         return ""
@@ -128,13 +134,17 @@ def _effective_rates(groups: Groups) -> str:
 
 
 def _batch_statistics(groups: Groups) -> str:
-    if not any(str(run.manifest.get("model")).endswith("_bn") for members in groups.values() for run in members):
+    if not any(_has_batch_norm(str(run.manifest.get("model"))) for members in groups.values() for run in members):
         return ""
     return (
         "Batch norm takes its statistics from one worker's share of the global batch, so the mathematics "
         "depends on the number of workers; running statistics are averaged over workers before every "
         "evaluation."
     )
+
+
+def _has_batch_norm(model: str) -> bool:
+    return model.endswith("_bn") or model.startswith("resnet")
 
 
 def _dropout(groups: Groups) -> str:
@@ -152,6 +162,13 @@ def _same_seed(groups: Groups) -> str:
 def _diverged(groups: Groups) -> str:
     lost = _labels(groups, lambda run: math.isnan(run.summary.get("val_loss") or 0.0))
     return f"The loss became NaN: {lost}." if lost else ""
+
+
+def _resumed(groups: Groups) -> str:
+    resumed = _labels(groups, lambda run: len(run.parts) > 1)
+    return (
+        f"Stopped and resumed: {resumed}. Times are of training alone, and each start warms up anew." if resumed else ""
+    )
 
 
 def _servers_work(groups: Groups) -> str:
@@ -178,7 +195,7 @@ def _spread_in_time(groups: Groups) -> str:
 
 
 _SAYINGS = (
-    _diverged, _uneven_training, _crowded, _one_host, _backends, _asynchronous, _push_scale,
+    _diverged, _resumed, _uneven_training, _left_out, _crowded, _one_host, _backends, _asynchronous, _push_scale,
     _effective_rates, _servers_work, _few_repeats, _short, _bound, _same_seed, _batch_statistics, _dropout,
     _spread_in_time,
 )  # fmt: skip

@@ -4,7 +4,7 @@ import math
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING
 
-from hvdtrain.report.tables import Group
+from hvdtrain.report.tables import Group, Spread
 
 if TYPE_CHECKING:
     from rich.table import Table
@@ -20,6 +20,22 @@ HEADINGS = {
     "bytes_sent_per_step": "sent per step",
     "staleness_mean": "mean staleness",
     "peak_rss_mb": "memory",
+}
+# And of figures that only some tables have.
+MORE_HEADINGS = {
+    "global_batch": "global batch",
+    "lr": "learning rate",
+    "steps_per_epoch": "steps per epoch",
+    "epochs": "epochs",
+    "wall_s": "training time",
+    "epoch_s": "time of an epoch",
+    "worker_samples_per_s": "samples/s of a worker",
+    "val_loss": "validation loss",
+    "best_val_loss": "best validation loss",
+    "test_loss": "test loss",
+    "test_accuracy": "test accuracy (top-1)",
+    "train_loss": "training loss",
+    "train_accuracy": "training accuracy",
 }
 
 
@@ -44,11 +60,21 @@ def size(value: float) -> str:
     return f"{digits(value)} TB"
 
 
+def _seconds(value: float) -> str:
+    return f"{digits(value)} s"
+
+
 _FORMATS: dict[str, Callable[[float], str]] = {
+    "global_batch": "{:,.0f}".format,
+    "steps_per_epoch": "{:,.0f}".format,
+    "lr": "{:.3g}".format,
+    "epochs": lambda value: f"{value:.1f}".removesuffix(".0"),
     "scaling_efficiency": "{:.2f}".format,
     "val_accuracy": "{:.3f}".format,
-    "wall_s": lambda value: f"{digits(value)} s",
-    "time_to_target_s": lambda value: f"{digits(value)} s",
+    "test_accuracy": "{:.3f}".format,
+    "wall_s": _seconds,
+    "epoch_s": _seconds,
+    "time_to_target_s": _seconds,
     "exposed_comm_fraction": "{:.0%}".format,
     "bytes_sent_per_step": size,
     "staleness_mean": "{:.2f}".format,
@@ -69,14 +95,21 @@ def cell(group: Group, name: str) -> tuple[str, str]:
     found = group[name]
     if not found:
         return "", ""
-    notes = [f"{found.n} of {group.n} runs"] if found.n < group.n else []
-    low, high = figure(name, found.low), figure(name, found.high)
-    if low != high:
-        (low_number, _, low_unit), (high_number, _, high_unit) = low.partition(" "), high.partition(" ")
-        notes.insert(0, f"{low_number}–{high_number}" if low_unit == high_unit else f"{low}–{high}")
+    notes = [spread_text(name, found)] if found.low != found.high else []
+    if found.n < group.n:
+        notes.append(f"{found.n} of {group.n} runs")
     if name == "staleness_mean" and (largest := group["staleness_max"]):
         notes.append(f"max. {figure('staleness_max', largest.high)}")
-    return figure(name, found.median), ", ".join(notes)
+    return figure(name, found.median), ", ".join(filter(None, notes))
+
+
+def spread_text(name: str, found: Spread, shown: Callable[[str, float], str] = figure) -> str:
+    """`7.6–11.2`, its unit left to the median where there is one; empty where the two look the same."""
+    low, high = shown(name, found.low), shown(name, found.high)
+    if low == high:
+        return ""
+    (low_number, _, low_unit), (high_number, _, high_unit) = low.partition(" "), high.partition(" ")
+    return f"{low_number}–{high_number}" if low_unit == high_unit else f"{low}–{high}"
 
 
 def summary_columns(groups: Sequence[Group]) -> dict[str, str]:

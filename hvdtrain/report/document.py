@@ -9,10 +9,11 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from hvdtrain.errors import UsageError
-from hvdtrain.report import cells, fairness, tables
+from hvdtrain.report import cells, fairness, style, tables
 from hvdtrain.report.answer import Answer, answer
 from hvdtrain.report.caveats import caveats
 from hvdtrain.report.runs import Run, grouped, names
+from hvdtrain.report.table import Table
 
 if TYPE_CHECKING:
     from jinja2 import Template
@@ -51,20 +52,23 @@ class Content:
     machine: dict[str, str]
 
 
-def collect(runs: Sequence[Run]) -> Content:
+def collect(runs: Sequence[Run], others: Sequence[Run] = ()) -> Content:
     """All that there is to say about these runs.
+
+    Args:
+        others: further runs among which the baseline of scaling efficiency may be.
 
     Raises:
         UsageError: none of them finished, or they differ in what should be equal.
     """
     called = names(runs)
-    omitted = [f"{called[run.folder]}: left out, {run.problem}{_logs(run)}" for run in runs if not run.done]
+    omitted = left_out(runs)
     members = grouped(runs)
     done = [run for group in members.values() for run in group]
     if not done:
         raise UsageError(f"no finished run to report: {'; '.join(omitted) or 'no runs were given'}")
     equal = fairness.check(done)
-    rows = tables.results(done)
+    rows = tables.results(done, others)
     groups = tables.summarise(rows)
     first = done[0]
     return Content(
@@ -77,37 +81,43 @@ def collect(runs: Sequence[Run]) -> Content:
         differences=_differences([group[0] for group in members.values()]),
         omitted=omitted,
         runs=[(called[run.folder], run) for run in done],
-        machine=_machine(done),
+        machine=machine(done),
     )
 
 
-def html(content: Content, plots: Sequence["Plot"]) -> str:
+def html(content: Content, plots: Sequence["Plot"], beside: Sequence[Table] = ()) -> str:
     """report.html: one file that needs no other. Text from files is escaped."""
-    from markupsafe import Markup
+    colours = {group.kind: style.colour(group.kind) for group in content.groups}
+    return page("report.html.jinja", plots, tables=beside, colours=colours, **_shown(content))
 
-    from hvdtrain.report import style
+
+def markdown(content: Content, plots: Sequence["Plot"], beside: Sequence[Table] = ()) -> str:
+    """report.md, which shows the plots that lie beside it in plots/. Text from files is escaped."""
+    return text("report.md.jinja", plots, tables=beside, **_shown(content))
+
+
+def _shown(content: Content) -> dict[str, Any]:
+    """What both templates need: the content, and which columns it has."""
+    rows = content.rows
+    varying = [name for name in tables.COLUMNS if any(row[name] != rows[0][name] for row in rows)]
+    alone = [name for name in tables.COLUMNS if rows[0][name] is not None]
+    each = varying if len(rows) > 1 else alone
+    summary = cells.summary_columns(content.groups)
+    return {"content": content, "columns": {"summary": summary, "each": each, "all": tables.COLUMNS}}
+
+
+def text(template: str, plots: Sequence["Plot"], **more: Any) -> str:
+    """A page as Markdown."""
+    return _template(template).render(plots=plots, **more)
+
+
+def page(template: str, plots: Sequence["Plot"], **more: Any) -> str:
+    """An HTML page of this look, with the plots inside it."""
+    from markupsafe import Markup
 
     figures = [(plot, Markup(style.inline(plot.svg, plot.name, plot.title))) for plot in plots]
     themes = [style.css(theme) for theme in (0, 1)]
-    colours = {group.kind: style.colour(group.kind) for group in content.groups}
-    return _render(
-        "report.html.jinja",
-        content,
-        figures=figures,
-        themes=themes,
-        colours=colours,
-        generator=Markup(GENERATOR),
-    )
-
-
-def markdown(content: Content, plots: Sequence["Plot"]) -> str:
-    """report.md, which shows the plots that lie beside it in plots/. Text from files is escaped."""
-    return _render("report.md.jinja", content, plots=plots)
-
-
-def _render(template: str, content: Content, **more: Any) -> str:
-    columns = {"summary": cells.summary_columns(content.groups), "all": tables.COLUMNS}
-    return _template(template).render(content=content, columns=columns, cell=cells.cell, figure=cells.figure, **more)
+    return _template(template).render(figures=figures, themes=themes, generator=Markup(GENERATOR), **more)
 
 
 @cache
@@ -120,8 +130,15 @@ def _template(name: str) -> "Template":
         lstrip_blocks=True, keep_trailing_newline=True, autoescape=is_html,
         finalize=None if is_html else _escape_markdown,
     )  # fmt: skip
+    environment.globals |= {"cell": cells.cell, "figure": cells.figure}
     environment.filters |= {"command": _command, "fenced": _fenced, "unbroken": _unbroken}
     return environment.get_template(name)
+
+
+def left_out(runs: Sequence[Run]) -> list[str]:
+    """The runs that cannot stand in a table, and why, a line each."""
+    called = names(runs)
+    return [f"{called[run.folder]}: left out, {run.problem}{_logs(run)}" for run in runs if not run.done]
 
 
 def _logs(run: Run) -> str:
@@ -154,7 +171,8 @@ def _differences(firsts: Sequence[Run]) -> dict[str, list[str]]:
     return {text: row for text, row in values.items() if len(set(row)) > 1}
 
 
-def _machine(runs: Sequence[Run]) -> dict[str, str]:
+def machine(runs: Sequence[Run]) -> dict[str, str]:
+    """Hardware and versions of the finished runs, name and value."""
     hardware, versions = runs[0].manifest.get("hardware", {}), runs[0].manifest.get("versions", {})
     hosts: dict[str, None] = {}
     for run in runs:

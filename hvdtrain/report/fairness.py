@@ -1,11 +1,14 @@
 """What has to be equal for a comparison to be fair, why, and the check that refuses where it is not."""
 
-from collections.abc import Callable, Hashable, Iterable, Sequence
-from dataclasses import dataclass
+import math
+import re
+from collections.abc import Callable, Hashable, Sequence
+from dataclasses import dataclass, replace
 from typing import Any
 
 from hvdtrain.errors import UsageError
 from hvdtrain.report.runs import Run, names
+from hvdtrain.report.tables import results, scales_weakly
 
 # Every run of a report has these in common. Fields of manifest.json, but for target_accuracy of summary.json.
 EVERYWHERE = {
@@ -16,6 +19,10 @@ EVERYWHERE = {
     "image_size": "it decides the work of every convolution",
     "dropout": "it changes what is learned",
     "augment": "the same random changes to the same images",
+    "freeze": "the same layers are trained",
+    "precision": "numbers of fewer bits are faster and less exact",
+    "compile": "a compiled model computes faster",
+    "accumulate": "a batch in several passes is slower, and leaves batch norm smaller ones",
     "dataset_hash": "the same images, byte for byte, in the same split",
     "train_samples": "an epoch is equally long",
     "validation_samples": "accuracy is measured on equally many images",
@@ -28,9 +35,11 @@ EVERYWHERE = {
     "nesterov": "part of the update rule",
     "weight_decay": "part of the update rule",
     "target_accuracy": "the time to reach it is compared",
+    "stop_at_target": "a run that stops early has trained for less",
     "threads_per_worker": "every worker, the baseline's too, computes with the same share of a machine",
     "deterministic": "algorithms that repeat to the bit are slower",
     "device": "a GPU is no match for a CPU",
+    "share_gpu": "workers that share a GPU slow each other down, and exchange through CPU memory",
     "versions": "another release of a library may be faster or slower",
     "hardware.cpu": "another processor computes at another speed",
     "hardware.cores": "processes share the cores of a host",
@@ -55,6 +64,15 @@ IN_A_KIND = {
     "compression": "it changes both what is sent and what is learned",
     "bucket_mb": "the size of messages decides how fast they travel",
     "hardware.hosts": "memory is faster than a network (the number of hosts is compared)",
+}
+# What a grid spans: runs that differ here may be in one report, in tables of their own.
+SPANNED = ("model", "global_batch", "lr")
+_NOT_IN_A_GRID = {*SPANNED, "parameters", "schedule"}  # a model's weights, and the steps to the last, follow
+# How learning rates may go with the number of workers, where the global batch grows with it: exponent and words.
+LR_RULES = {
+    0.0: "the same",
+    0.5: "grows with the root of the number of workers",
+    1.0: "grows with the number of workers",
 }
 # All else may differ: mode, workers, servers and what follows from them are what is compared; repeat,
 # command, started and host names identify a run; dataset is a name, and dataset_hash is what it stands for.
@@ -85,6 +103,36 @@ def check(runs: Sequence[Run]) -> list[Equal]:
     return equal
 
 
+def check_grid(runs: Sequence[Run]) -> list[Equal]:
+    """What the finished runs of a grid have in common: all but SPANNED, and what follows from it.
+
+    Raises:
+        UsageError: they differ in something else, or their learning rates follow none of LR_RULES.
+    """
+    called = names(runs)
+    done = [(called[run.folder], run) for run in runs if run.done]
+    equal = [_everywhere(field, why, done) for field, why in EVERYWHERE.items() if field not in _NOT_IN_A_GRID]
+    equal.append(replace(_everywhere("schedule.form", EVERYWHERE["schedule"], done), field="schedule"))
+    equal.append(_in_parts("seed", IN_A_REPEAT["seed"], done, "repeat", lambda run: run.repeat))
+    start = IN_A_REPEAT["initial_weights"]
+    equal.append(_in_parts("initial_weights", start, done, "repeat and model", lambda r: (r.repeat, value(r, "model"))))
+    kinds = {field: why for field, why in IN_A_KIND.items() if field != "effective_lr"}
+    equal += [_in_parts(field, why, done, _KIND, lambda run: run.kind) for field, why in kinds.items()]
+    return [*equal, _lr_rule(done)]
+
+
+def _lr_rule(done: Sequence[tuple[str, Run]]) -> Equal:
+    """How learning rates go with the workers. UsageError where they follow no rule."""
+    why = EVERYWHERE["lr"]
+    rules = LR_RULES if scales_weakly(results([run for _, run in done])) else {0.0: LR_RULES[0.0]}
+    for exponent, words in rules.items():
+        bases = [(run.manifest.get("lr") or 0.0) / run.kind.workers**exponent for _, run in done]
+        if all(math.isclose(base, bases[0], rel_tol=1e-6) for base in bases):
+            return Equal("lr", words, "all runs", why)
+    ways = "the root of the number of workers, or with it, where the global batch grows with them"
+    raise UsageError(f"{_differing('lr', why, done, '')}; it may grow with {ways}")
+
+
 _KIND = "mode, workers and servers"
 
 
@@ -97,6 +145,8 @@ def _same_start(field: str) -> Callable[[Run], Hashable]:
 def value(run: Run, field: str) -> Any:
     """A field of the run's manifest or summary as it is compared; None where it was not recorded."""
     at: Any = run.summary | run.manifest
+    if field == "schedule.form":  # without the number of steps, which follows from the batch
+        return re.sub(r"over \d+ steps", "to the last step", str(at.get("schedule")))
     for part in field.split("."):
         at = at.get(part) if isinstance(at, dict) else None
     if field == "hardware.hosts":
@@ -142,8 +192,21 @@ def _in_parts(
     return Equal(field, values[0] if len(set(values)) == 1 else "another in each such group", among, why)
 
 
-def _same(field: str, why: str, members: Iterable[tuple[str, Run]], where: str) -> Any:
+def _same(field: str, why: str, members: Sequence[tuple[str, Run]], where: str) -> Any:
     """The one value that all these runs have. UsageError where they have several."""
+    found = _values(field, members)
+    if len(found) > 1:
+        raise UsageError(_differing(field, why, members, where))
+    return found[0][0] if found else None
+
+
+def _differing(field: str, why: str, members: Sequence[tuple[str, Run]], where: str) -> str:
+    values = "; ".join(f"{show(this)!r} in {_list(runs)}" for this, runs in _values(field, members))
+    return f"these runs cannot share a table: {field} differs{where}: {values} ({why})"
+
+
+def _values(field: str, members: Sequence[tuple[str, Run]]) -> list[tuple[Any, list[str]]]:
+    """The different values of a field, each with the runs that have it."""
     found: list[tuple[Any, list[str]]] = []
     for called, run in members:
         this = value(run, field)
@@ -153,10 +216,7 @@ def _same(field: str, why: str, members: Iterable[tuple[str, Run]], where: str) 
                 break
         else:
             found.append((this, [called]))
-    if len(found) > 1:
-        values = "; ".join(f"{show(this)!r} in {_list(runs)}" for this, runs in found)
-        raise UsageError(f"these runs cannot share a table: {field} differs{where}: {values} ({why})")
-    return found[0][0] if found else None
+    return found
 
 
 def _list(runs: list[str]) -> str:

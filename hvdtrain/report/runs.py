@@ -14,10 +14,12 @@ _SIGNS = ("manifest.json", "summary.json", "config.toml")
 _COUNTS = ("workers", "servers", "repeat")
 _SIZES = ("parameters", "global_batch", "train_samples", "validation_samples", "threads_per_worker")
 _FIGURES = (
-    "steps", "samples", "wall_s", "samples_per_s", "val_accuracy", "target_accuracy", "time_to_target_s",
-    "exposed_comm_fraction", "bytes_sent_per_step", "staleness_mean", "staleness_max", "peak_rss_mb",
+    "steps", "samples", "wall_s", "samples_per_s", "val_accuracy", "test_accuracy", "target_accuracy",
+    "time_to_target_s", "exposed_comm_fraction", "bytes_sent_per_step", "staleness_mean", "staleness_max",
+    "peak_rss_mb",
 )  # fmt: skip
-_EVALUATION = ("samples", "train_s", "val_accuracy")  # and val_loss
+_LOSSES = ("val_loss", "test_loss")
+_EVALUATION = ("samples", "train_s", "val_accuracy")  # and val_loss; epoch, train_loss and train_accuracy may be there
 _MODE_ORDER = ("single", "allreduce", "ddp", "ps-sync", "ps-ssp", "ps-async")  # others follow by name
 
 
@@ -73,6 +75,12 @@ class Run:
     def repeat(self) -> int:
         return self.manifest["repeat"]
 
+    @property
+    def parts(self) -> list[dict[str, Any]]:
+        """What the run was each time it was started: once, unless it was resumed."""
+        found = self.manifest.get("parts")
+        return [part for part in found if isinstance(part, dict)] if isinstance(found, list) else []
+
     def steps(self) -> tuple[dict[str, list[dict[str, Any]]], list[str]]:
         """The metrics, read now: a list of steps for each `rankN`, and what was left out, one line each.
 
@@ -111,7 +119,11 @@ def load(folder: Path) -> Run:
         return Run(folder, manifest, summary, f"the run ended with status {summary.get('status')!r}")
     if lost := summary.get("lost_workers"):
         return Run(folder, manifest, summary, f"it finished without ranks {lost}, which died on the way")
-    return Run(folder, manifest, summary)
+    run = Run(folder, manifest, summary)
+    told = [f"{p.get('mode')} on {p.get('workers')} worker(s) and {p.get('servers')} server(s)" for p in run.parts]
+    if len(set(told)) > 1:
+        return Run(folder, manifest, summary, f"it was resumed in another way: {', then '.join(told)}")
+    return run
 
 
 def find(paths: Iterable[Path]) -> list[Run]:
@@ -188,8 +200,10 @@ def _read_manifest(folder: Path) -> dict[str, Any]:
         if type(value) is not int or not (name == "workers") <= value < 1e12:
             raise _Unreadable(f"{name} in its manifest.json is {value!r}, not a count")
     # A mode's name goes to the terminal, where control characters would be obeyed.
-    if not re.fullmatch(r"[\w-]+", str(manifest.get("mode"))):
+    if not isinstance(manifest.get("mode"), str) or not re.fullmatch(r"[\w-]+", manifest["mode"]):
         raise _Unreadable(f"mode in its manifest.json is {manifest.get('mode')!r}, not the name of a mode")
+    if manifest.get("lr") is not None and not _is_figure(manifest["lr"]):
+        raise _Unreadable(f"lr in its manifest.json is {manifest['lr']!r}, not a learning rate")
     if not isinstance(manifest.get("model", ""), str):
         raise _Unreadable(f"model in its manifest.json is {manifest['model']!r}, not a name")
     for name in ("versions", "hardware"):
@@ -206,8 +220,9 @@ def _read_summary(folder: Path) -> dict[str, Any]:
         most = 1 if name.endswith("accuracy") else 1e18
         if summary.get(name) is not None and not _is_figure(summary[name], most):
             raise _Unreadable(f"{name} in its summary.json is {summary[name]!r}, not a figure from 0 to {most:g}")
-    if not _is_loss(summary.get("val_loss")):
-        raise _Unreadable(f"val_loss in its summary.json is {summary['val_loss']!r}, not a number")
+    for name in _LOSSES:
+        if not _is_loss(summary.get(name)):
+            raise _Unreadable(f"{name} in its summary.json is {summary[name]!r}, not a number")
     if not isinstance(steps, dict) or not all(map(_is_figure, steps.values())):
         raise _Unreadable("step_seconds in its summary.json is not a table of seconds")
     if not isinstance(histogram, dict) or not all(_is_staleness(*item) for item in histogram.items()):
@@ -235,8 +250,9 @@ def _is_evaluation(value: Any) -> bool:
     return (
         isinstance(value, dict)
         and all(_is_figure(value.get(name)) for name in _EVALUATION)
-        and type(value.get("val_loss")) in (int, float)
-        and _is_loss(value["val_loss"])
+        and value.get("val_loss") is not None
+        and all(map(_is_loss, (value["val_loss"], value.get("train_loss"))))
+        and all(value.get(name) is None or _is_figure(value[name]) for name in ("epoch", "train_accuracy"))
     )
 
 

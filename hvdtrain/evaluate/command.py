@@ -1,0 +1,112 @@
+"""`hvdtrain evaluate`: a run's saved model on held-out images, of its own data set or of another."""
+
+import dataclasses
+import json
+import re
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import click
+
+from hvdtrain.config import DEVICES, run_config
+from hvdtrain.errors import UsageError
+from hvdtrain.evaluate import files
+
+if TYPE_CHECKING:
+    from rich.table import Table
+
+    from hvdtrain.evaluate.answers import Answers
+
+FEW = 20  # classes whose confusion matrix is printed
+WORST = 3  # mistakes that are printed
+
+
+@click.command()
+@click.argument("run", type=click.Path(path_type=Path))
+@click.option("--dataset", default="", help="Another data set's name, folder or URL, with the same classes.")
+@click.option(
+    "--split", type=click.Choice(["validation", "test"]), default="validation", show_default=True,
+    help="Which images: ValidationData/, which training looks at, or TestData/, which it does not.",
+)  # fmt: skip
+@click.option(
+    "--out", type=click.Path(path_type=Path),
+    help="Folder for what is found, new or of an earlier evaluation  [default: RUN/evaluation-SPLIT].",
+)  # fmt: skip
+@click.option(
+    "--device", type=click.Choice(DEVICES), default="auto", show_default=True,
+    help="`auto`: a GPU where there is one, unless the run was told to use the CPU.",
+)  # fmt: skip
+@click.option("--json", "as_json", is_flag=True, help="Print the figures as one JSON object and nothing else.")
+def evaluate(run: Path, dataset: str, split: str, out: Path | None, device: str, as_json: bool) -> None:
+    """Test the model that a run saved on every held-out image: loss, accuracy, and what it takes for what.
+
+    \b
+    hvdtrain evaluate runs/single
+    hvdtrain evaluate runs/single --split test
+    hvdtrain evaluate runs/single --dataset FOLDER --out there
+
+    The true class of an image counts for top-5 accuracy if it is among the five that the model finds likeliest.
+    The folder then holds evaluation.png (a confusion matrix and the worst mistakes), confusion.csv (a row a true
+    class, a column an answer), mistakes.csv (the most confident first) and evaluation.json (the figures).
+    """
+    config = run_config(run)
+    if out is None:
+        other = re.sub(r"[^\w.-]", "-", Path(dataset).name)
+        out = run / (f"evaluation-{split}-of-{other}" if dataset else f"evaluation-{split}")
+    files.check_out(out)
+    if device != "auto" or config.device == "cuda":  # it may have been trained elsewhere
+        config = dataclasses.replace(config, device=device)
+    from hvdtrain.data.find import find
+
+    name = dataset or config.dataset
+    own, data = find(config.dataset), find(name)
+    if own.classes != data.classes:
+        known, given = ", ".join(own.classes), ", ".join(data.classes)
+        raise UsageError(f"the model knows the classes {known}; {dataset} has {given}")
+    samples = data.test if split == "test" else data.validation
+    if not samples:
+        raise UsageError(f"the data set {name} has no TestData/: use --split validation")
+    from hvdtrain.evaluate.answers import ask
+    from hvdtrain.progress import count_bar
+    from hvdtrain.work import WEIGHTS
+
+    weights = run / WEIGHTS
+    with count_bar("evaluating") as progress:
+        answers = ask(config, weights, own, samples, progress)
+    found = files.figures(answers, run=str(run), weights=str(weights), dataset=name, split=split)
+    files.write(out, answers, found, f"{config.model}: {len(samples):,} {split} images of {name}")
+    if as_json:
+        click.echo(json.dumps(found))
+    else:
+        _show(answers, f"{len(samples)} {split} images", out)
+
+
+def _show(answers: "Answers", images: str, out: Path) -> None:
+    from rich.console import Console
+
+    classes = len(answers.classes)
+    top5 = f"top-5 {answers.top5:.4f}" if answers.top5 is not None else f"no top-5, with {classes} classes"
+    click.echo(f"{images}: loss {answers.loss:.4f}, top-1 accuracy {answers.top1:.4f}, {top5}")
+    console = Console(width=None if sys.stdout.isatty() else 200, highlight=False)
+    table = _table(answers)
+    if classes <= FEW and console.measure(table).minimum <= console.width:
+        console.print(table)
+    for i in answers.mistakes[:WORST]:
+        taken = answers.classes[answers.predicted[i]]
+        click.echo(f"{answers.name(i)} was taken for {taken}, with confidence {answers.confidence[i]:.3f}")
+    click.echo(f"wrote {out}: {len(answers.mistakes)} mistakes in {files.MISTAKES}, {files.PICTURE} shows the surest")
+
+
+def _table(answers: "Answers") -> "Table":
+    """The confusion matrix; a cell without images has a dot."""
+    from rich.markup import escape
+    from rich.table import Table
+
+    names = [escape(name) for name in answers.classes]
+    table = Table("true \\ answer", box=None, pad_edge=False)
+    for name in names:
+        table.add_column(name, justify="right", no_wrap=True)
+    for name, row in zip(names, answers.confusion.tolist(), strict=True):
+        table.add_row(name, *(str(count) if count else "·" for count in row))
+    return table

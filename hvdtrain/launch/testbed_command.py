@@ -1,0 +1,53 @@
+"""`hvdtrain hosts`."""
+
+import shlex
+import subprocess
+from pathlib import Path
+
+import click
+
+from hvdtrain.errors import unknown
+from hvdtrain.launch import testbed
+from hvdtrain.launch.remote import SSH
+
+
+@click.group("hosts")
+def hosts() -> None:
+    """Make hosts on this machine, joined by a network as slow as you like, to try jobs over several hosts.
+
+    \b
+      sudo hvdtrain hosts up --count 2 --rate 1gbit
+      hvdtrain compare -H node1:2,node2:2 --modes allreduce,ps-async --steps 20
+      hvdtrain hosts run node1 ip addr
+      sudo hvdtrain hosts down
+
+    node1 … nodeN are network namespaces with a name and an sshd each, which share this machine's files, cores and
+    memory. `ssh node1` works from here and between them.
+    """
+
+
+@hosts.command()
+@click.option("--count", type=int, default=2, show_default=True, help="How many.")
+@click.option("--rate", default="1gbit", show_default=True, help="Of each host's link, each way, in tc's words.")
+def up(count: int, rate: str) -> None:
+    """Make node1 … nodeN, in place of what there was."""
+    testbed.up(count, rate)
+    click.echo(f"{', '.join(testbed.nodes())} are up, {rate} each way; `hvdtrain hosts down` removes them")
+
+
+@hosts.command()
+def down() -> None:
+    """Remove the hosts, and end what runs on them."""
+    testbed.down()
+    click.echo("no hosts are left")
+
+
+@hosts.command(context_settings={"ignore_unknown_options": True})
+@click.argument("node")
+@click.argument("words", nargs=-1, required=True, type=click.UNPROCESSED, metavar="COMMAND…")
+@click.pass_context
+def run(ctx: click.Context, node: str, words: tuple[str, ...]) -> None:
+    """Run a command on a host, in this folder; the exit code is the command's."""
+    if node not in testbed.nodes():
+        raise unknown("host", node, testbed.nodes() or ["none is up; see `hvdtrain hosts up --help`"])
+    ctx.exit(subprocess.run([*SSH, node, f"cd {shlex.quote(str(Path.cwd()))} && {shlex.join(words)}"]).returncode)

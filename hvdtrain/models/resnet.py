@@ -1,0 +1,36 @@
+"""Residual networks for small images (He et al., 2016, arXiv:1512.03385, section 4.2): three stages of n blocks.
+
+MXNet's image-classification example counts layers in the same way, 6n + 2: ResNet-8 has one block a stage and ResNet-50
+eight. It puts batch norm and ReLU before convolutions (arXiv:1603.05027); this is the original order.
+"""
+
+from collections.abc import Callable
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from hvdtrain.models.layers import Network
+
+NAMES = [f"resnet{6 * n + 2}" for n in range(1, 201)]  # 1202 layers are the most in the paper
+WORDS = "resnet8, resnet14, resnet20 … resnet1202 (6n + 2)"
+LEAST_SIDE = 28
+HAS_DROPOUT = False
+IMAGENET: dict[str, str] = {}
+
+CHANNELS = (16, 32, 64)  # of the stages; each but the first halves the image
+
+
+def build(name: str, classes: int, scaled: Callable[[int], int], dropout: float) -> "Network":
+    from torch import nn
+
+    from hvdtrain.models.layers import Network, Residual, he_weights
+
+    blocks = (int(name.removeprefix("resnet")) - 2) // 6
+    inputs = scaled(CHANNELS[0])
+    features: list[nn.Module] = [
+        nn.Conv2d(3, inputs, kernel_size=3, padding=1, bias=False), nn.BatchNorm2d(inputs), nn.ReLU(inplace=True),
+    ]  # fmt: skip
+    for stage, channels in enumerate(map(scaled, CHANNELS)):
+        for block in range(blocks):
+            features.append(Residual(inputs, channels, stride=2 if stage and not block else 1))
+            inputs = channels
+    return he_weights(Network(features, 1, [nn.Linear(inputs, classes)]))

@@ -1,0 +1,67 @@
+"""What values of command-line options look like, and options that are fields of a dataclass."""
+
+import re
+from dataclasses import field
+from typing import Any
+
+import click
+
+LONGEST_S = 1e9  # 30 years: what every timer below us can count
+
+
+class Duration(click.ParamType):
+    """`90s`, `30m`, `2h` or a number of seconds, as seconds."""
+
+    name = "duration"
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> float:
+        if value == 0:  # a default: no limit
+            return 0.0
+        match = re.fullmatch(r"(\d+(?:\.\d+)?(?:e[+-]?\d+)?)\s*([smh]?)", str(value).strip())
+        seconds = float(match[1]) * {"": 1, "s": 1, "m": 60, "h": 3600}[match[2]] if match else 0.0
+        if not 0 < seconds <= LONGEST_S:
+            self.fail(f"'{value}' is not a duration such as 90s, 30m or 2h", param, ctx)
+        return seconds
+
+
+class SnapshotEvery(click.ParamType):
+    """`epoch`, `never` or a duration, as it was given."""
+
+    name = "epoch|never|duration"
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> str:
+        if value not in ("epoch", "never"):
+            Duration().convert(value, param, ctx)
+        return str(value)
+
+
+class Numbers(click.ParamType):
+    """`1,2,4` as a list of whole numbers of at least 1."""
+
+    name = "numbers"
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> list[int]:
+        if isinstance(value, list):
+            return value
+        try:
+            numbers = [int(word) for word in value.split(",")]
+        except ValueError:
+            numbers = [0]
+        if min(numbers) < 1:
+            self.fail(f"'{value}' is not a list of whole numbers such as 1,2,4", param, ctx)
+        return list(dict.fromkeys(numbers))
+
+
+class Names(click.ParamType):
+    """`single,ddp` as a list of different words."""
+
+    name = "names"
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> list[str]:
+        words = value if isinstance(value, list) else value.split(",")
+        return list(dict.fromkeys(word.strip() for word in words))
+
+
+def option(default: Any, help: str, type: Any = None, flags: tuple[str, ...] = ()) -> Any:
+    """A field of RunConfig that is also a command-line option."""
+    return field(default=default, metadata={"help": help, "type": type, "flags": flags})

@@ -1,0 +1,75 @@
+"""Going on with a run: which of its snapshots, whether it may be taken, and what is to be made of the folder."""
+
+import dataclasses
+import json
+from pathlib import Path
+
+from hvdtrain.config import RunConfig
+from hvdtrain.data.folder import ImageFolder, content_hash
+from hvdtrain.errors import UsageError
+from hvdtrain.metrics import cut_after
+from hvdtrain.snapshot import Snapshot, latest, take_back
+
+# What may change on the way: how the work is shared out, how long it goes on, what is told of it. All else decides
+# what the weights become, and has to stay.
+MAY_CHANGE = {
+    "mode", "servers", "threads", "device", "share_gpu", "compile",
+    "push_scale", "staleness", "delay_compensation", "staleness_lr", "compression", "bucket_mb",
+    "record", "accumulate", "epochs", "steps", "time_budget", "repeat", "deterministic",
+    "target_accuracy", "stop_at_target", "snapshot_every", "keep_snapshots", "log_every", "timeout",
+    "dataset", "pretrained",  # names of what is compared by its content
+}  # fmt: skip
+
+
+def find(run: Path, config: RunConfig, data: ImageFolder, is_chief: bool) -> Snapshot | None:
+    """The snapshot that the run goes on from, or None where there is none yet.
+
+    Args:
+        is_chief: the first worker tells of damaged snapshots, and reads all images to see that they are the same.
+
+    Raises:
+        UsageError: it is of another model, data set, order or optimizer, each difference named, or not one is whole.
+    """
+    snapshot = latest(run, print if is_chief else lambda line: None)
+    if not snapshot:
+        return None
+    if config.record:
+        raise UsageError("--record does not go with --resume: replay begins at the first step")
+    saved, asked = snapshot.state["config"], dataclasses.asdict(config)
+    before = dataclasses.asdict(RunConfig()) | saved  # what an older version did not have was as the default is
+    different = [
+        f"{name} was {before[name]!r}, not {value!r}"
+        for name, value in asked.items()
+        if name not in MAY_CHANGE and before[name] != value
+    ]
+    if is_chief and snapshot.state["dataset_hash"] != content_hash(data):
+        different.append(f"{config.dataset} holds other images than {saved['dataset']} did")
+    if different:
+        raise UsageError(f"{snapshot.folder} is of another job: {'; '.join(different)}")
+    return snapshot
+
+
+def is_finished(run: Path, config: RunConfig, samples: int) -> bool:
+    """Whether the run has trained for as long as is asked."""
+    try:
+        summary = json.loads((run / "summary.json").read_text())
+        total = config.total_steps(samples)
+        if config.stop_at_target and summary["val_accuracy"] >= config.target_accuracy:
+            return True
+        return summary["steps"] >= total if total is not None else summary["wall_s"] >= config.time_budget
+    except (OSError, ValueError, KeyError, TypeError):  # there is none, or one that nobody can read
+        return False
+
+
+def prepare_folder(run: Path, snapshot: Snapshot | None, ranks: range) -> None:
+    """Make a run folder as it was at the snapshot, or at the beginning.
+
+    Args:
+        ranks: those that will write metrics of their own, and cut them themselves.
+    """
+    (run / "summary.json").unlink(missing_ok=True)
+    if snapshot:
+        take_back(run, snapshot)
+    for path in run.glob("metrics.rank*.jsonl"):
+        if path.name not in {f"metrics.rank{rank}.jsonl" for rank in ranks}:
+            cut_after(path, snapshot.step if snapshot else 0)

@@ -1,0 +1,120 @@
+"""Options that change how a step is computed: what they promise, in every kind of mode."""
+
+import json
+import signal
+import subprocess
+import time
+
+import pytest
+import torch
+from safetensors.torch import load_file
+from test_jobs import ENV, SETTINGS, finish, run, start, steps, until, words
+
+from hvdtrain.config import RunConfig
+from hvdtrain.errors import UsageError
+from hvdtrain.optim import lr_at
+
+JOB = ["--width", "0.0625", "--batch-size", "32", "--steps", "6", "--threads", "1", "--snapshot-every", "never"]
+
+pytestmark = pytest.mark.timeout(180)
+
+
+def weights(starter, ranks, out, *options):
+    done = run(starter, ranks, *JOB, *options, "--out", str(out))
+    assert done.returncode == 0, done.stdout
+    return load_file(out / "snapshots" / "final.safetensors")
+
+
+@pytest.mark.parametrize(
+    ("starter", "ranks", "mode"),
+    [("alone", 1, ["single"]), ("mpirun", 2, ["allreduce"]), ("torchrun", 2, ["ddp"]),
+     ("mpirun", 3, ["ps-sync", "--servers", "1"])],
+)  # fmt: skip
+def test_accumulated_passes_give_the_step_of_one(starter, ranks, mode, tmp_path):
+    once = weights("alone", 1, tmp_path / "once", "--optimizer", "sgd", "--lr", "0.01")
+    several = weights(
+        starter, ranks, tmp_path / "several", "--optimizer", "sgd", "--lr", "0.01", "--accumulate", "3", "--mode", *mode
+    )
+    for name, tensor in once.items():
+        torch.testing.assert_close(several[name], tensor, rtol=1e-4, atol=1e-6)
+    losses = [[row["loss"] for row in steps(tmp_path / "several", int("ps-sync" in mode))]]
+    assert all(len(found) == 6 for found in losses)
+
+
+@pytest.mark.parametrize(
+    ("starter", "ranks", "mode"),
+    [("alone", 1, ["single"]), ("mpirun", 2, ["allreduce"]), ("mpirun", 3, ["ps-async", "--servers", "1"])],
+)
+def test_frozen_features_stay_and_the_head_learns(starter, ranks, mode, tmp_path):
+    begun = weights("alone", 1, tmp_path / "begun", "--lr", "1e-12")
+    after = weights(starter, ranks, tmp_path / "after", "--freeze", "features", "--lr", "0.01", "--mode", *mode)
+    for name, tensor in after.items():
+        moved = (tensor - begun[name]).abs().max().item()
+        assert moved < 1e-9 if name.startswith("features") else moved > 1e-3, name
+    manifest = json.loads((tmp_path / "after" / "manifest.json").read_text())
+    head = sum(t.numel() for name, t in after.items() if not name.startswith("features"))
+    assert manifest["trained_parameters"] == head < manifest["parameters"]
+
+
+def test_bfloat16_learns_as_float32_does(tmp_path):
+    longer = ["--epochs", "2", "--steps", "0", "--batch-size", "64"]
+    kinds = {}
+    for precision in ("fp32", "bf16"):
+        weights("alone", 1, tmp_path / precision, *longer, "--precision", precision)
+        kinds[precision] = json.loads((tmp_path / precision / "summary.json").read_text())["val_loss"]
+    assert kinds["bf16"] != kinds["fp32"]
+    assert kinds["bf16"] == pytest.approx(kinds["fp32"], rel=0.05)
+
+
+@pytest.mark.timeout(300)
+def test_a_compiled_model_learns_the_same_and_its_compiling_is_not_training(tmp_path):
+    options = ["--model", "cnn", "--width", "0.25", "--mode", "ps-sync", "--servers", "1"]
+    plain = weights("mpirun", 3, tmp_path / "plain", *options)
+    compiled = weights("mpirun", 3, tmp_path / "compiled", *options, "--compile")
+    for name, tensor in plain.items():
+        torch.testing.assert_close(compiled[name], tensor, rtol=1e-4, atol=1e-6)
+    assert json.loads((tmp_path / "compiled" / "summary.json").read_text())["wall_s"] < 2
+
+
+def test_compiling_needs_a_compiler_and_sigterm_does_not_wait_for_it(tmp_path):
+    options = [*JOB, "--compile", "--out", str(tmp_path / "run")]
+    without = subprocess.run(words("alone", 1, *options), **SETTINGS | {"env": ENV | {"CXX": "nosuch"}}, timeout=60)
+    assert without.returncode == 2 and "--compile needs a C++ compiler" in without.stdout
+    job = start("alone", 1, *options)
+    try:
+        until(lambda: (tmp_path / "run" / "manifest.json").is_file())
+        time.sleep(1)
+        job.send_signal(signal.SIGTERM)
+        assert job.wait(5) == 143
+    finally:
+        finish(job)
+
+
+def test_the_learning_rate_steps_down_by_epoch():
+    config = RunConfig(lr=0.1, schedule="step", step_epochs=2, step_factor=0.5, warmup=2)
+    rates = [lr_at(config, step, epoch, None) for step, epoch in [(1, 1), (2, 1), (3, 2), (5, 3), (9, 5)]]
+    assert rates == pytest.approx([0.05, 0.1, 0.1, 0.05, 0.025])
+
+
+@pytest.mark.parametrize(("scaling", "lr"), [("none", 0.1), ("sqrt", 0.2), ("linear", 0.4)])
+def test_a_batch_for_each_worker_and_its_learning_rate(scaling, lr):
+    config = RunConfig(batch_size=16, per_worker=True, lr=0.1, lr_scaling=scaling).for_workers(4)
+    assert (config.batch_size, config.lr, config.per_worker) == (64, pytest.approx(lr), False)
+    assert config.for_workers(2) == config
+
+
+def test_scaling_without_a_batch_for_each_worker_is_refused():
+    with pytest.raises(UsageError, match="--lr-scaling is for --per-worker"):
+        RunConfig(lr_scaling="sqrt").check()
+
+
+def test_per_worker_batches_train_and_say_what_they_come_to(tmp_path):
+    done = run("mpirun", 2, *JOB, "--mode", "allreduce", "--per-worker", "--lr", "0.001", "--lr-scaling", "linear",
+               "--log-every", "2", "--out", str(tmp_path / "run"))  # fmt: skip
+    assert done.returncode == 0, done.stdout
+    manifest = json.loads((tmp_path / "run" / "manifest.json").read_text())
+    assert (manifest["global_batch"], manifest["lr"]) == (64, 0.002)
+    assert {row["samples"] for row in steps(tmp_path / "run", 0)} == {32}
+    assert (
+        sum("accuracy" in line and "samples/s" in line and "val" not in line for line in done.stdout.splitlines()) == 3
+    )
