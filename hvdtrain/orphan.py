@@ -44,8 +44,16 @@ def _name(process: psutil.Process) -> str:
         return ""
 
 
+def runs(process: psutil.Process) -> bool:
+    """Whether it is more than a zombie: in containers there may be nobody who buries those, and they would last."""
+    try:
+        return process.is_running() and process.status() != psutil.STATUS_ZOMBIE
+    except psutil.NoSuchProcess:  # it ended between the two questions
+        return False
+
+
 def _watch(starter: psutil.Process) -> None:
-    while starter.is_running() and starter.status() != psutil.STATUS_ZOMBIE:
+    while runs(starter):
         time.sleep(_EVERY_S)
     print("hvdtrain: what started this rank has ended, and so does it", file=sys.stderr, flush=True)
     os._exit(143)

@@ -1,5 +1,6 @@
 """Real jobs under real starters: what a rank finds, what it leaves, and what happens when it goes wrong."""
 
+import contextlib
 import json
 import os
 import re
@@ -14,6 +15,8 @@ import psutil
 import pytest
 import torch
 from PIL import Image
+
+from hvdtrain.orphan import runs
 
 BIN = Path(sys.executable).parent
 HVDTRAIN = str(BIN / "hvdtrain")
@@ -201,7 +204,7 @@ def test_a_killed_rank_ends_the_job_and_leaves_nothing_running(mode, servers, vi
         ranks_of(job)[victim].kill()
         assert job.wait(timeout=60) != 0
         psutil.wait_procs(everyone, timeout=20)
-        assert not [p for p in everyone if p.is_running() and p.status() != psutil.STATUS_ZOMBIE]
+        assert not [p for p in everyone if runs(p)]
     finally:
         finish(job)
 
@@ -218,11 +221,9 @@ def test_ranks_end_when_their_starter_is_killed(starter, end, tmp_path):
         everyone = family(job)
         job.send_signal(getattr(signal, end))
         psutil.wait_procs(everyone, timeout=30)
-        assert not [p for p in everyone if p.is_running() and p.status() != psutil.STATUS_ZOMBIE]
+        assert not [p for p in everyone if runs(p)]
     finally:
-        for process in everyone:
-            if process.is_running():
-                process.kill()
+        kill(everyone)
         finish(job)
     assert len(everyone) >= 2
 
@@ -277,6 +278,11 @@ def finish(job: subprocess.Popen) -> None:
     if job.poll() is None:
         job.send_signal(signal.SIGTERM)
     _, alive = psutil.wait_procs(left, timeout=10)
-    for process in alive:
-        process.kill()
+    kill(alive)
     job.communicate(timeout=20)
+
+
+def kill(processes: list[psutil.Process]) -> None:
+    for process in processes:
+        with contextlib.suppress(psutil.NoSuchProcess):
+            process.kill()

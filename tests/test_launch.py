@@ -18,6 +18,7 @@ from hvdtrain.launch import processes
 from hvdtrain.launch.hosts import Host
 from hvdtrain.launch.processes import first_failed, printed, reason, running, started
 from hvdtrain.launch.recipe import Job, expand, train_program
+from hvdtrain.orphan import runs
 
 pytestmark = pytest.mark.timeout(60)
 
@@ -38,6 +39,14 @@ file.with_suffix(".part").write_text(f"{os.getpid()} {child.pid}")
 file.with_suffix(".part").rename(file.with_suffix(".pids"))
 time.sleep(60 if sys.argv[2] == "stay" else 0)
 """
+
+
+def test_a_process_that_ends_while_it_is_asked_about_does_not_run(monkeypatch):
+    child = psutil.Popen([sys.executable, "-c", ""])
+    process = psutil.Process(child.pid)
+    child.wait()
+    monkeypatch.setattr(process, "is_running", lambda: True)  # as it was, a moment ago
+    assert not runs(process)
 
 
 def stubborn(folder, then="stay"):

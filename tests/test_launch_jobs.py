@@ -8,12 +8,22 @@ from pathlib import Path
 
 import psutil
 import pytest
-from test_jobs import ENV, HVDTRAIN, SETTINGS, make_images, steps, until
+from test_jobs import ENV, HVDTRAIN, SETTINGS, kill, make_images, steps, until
+
+from hvdtrain.orphan import runs
 
 pytestmark = pytest.mark.timeout(120)
 TINY = ["--width", "0.0625", "--threads", "1", "--epochs", "1000"]
 TOKEN = "s3cret-t0ken-of-a-user"
 PLACES = {"local": [], "ssh": ["-H", "localhost:3"], "mpi": ["-H", "localhost:3"]}
+
+
+def command_line(pid):
+    """What a process was started as; nothing, once it is gone."""
+    try:
+        return Path(f"/proc/{pid}/cmdline").read_bytes().replace(b"\0", b" ").decode()
+    except OSError:
+        return ""
 
 
 class Launched:
@@ -33,9 +43,8 @@ class Launched:
 
     def __exit__(self, *_):
         self.look()
-        for process in [*self.family, self.process]:
-            if process.is_running() if isinstance(process, psutil.Process) else process.poll() is None:
-                process.kill()
+        kill(self.family)
+        self.process.kill()  # nothing, where it has ended
         self.process.communicate()
 
     def look(self):
@@ -55,16 +64,16 @@ class Launched:
         found = {}
         for process in self.family:
             try:
-                env, words = process.environ(), process.cmdline()
+                env, words, name = process.environ(), process.cmdline(), process.name()
             except psutil.Error:
                 continue
             number = env.get("OMPI_COMM_WORLD_RANK", env.get("HOROVOD_RANK"))
-            if number is not None and "hvdtrain" in words and process.name().startswith("python"):
+            if number is not None and "hvdtrain" in words and name.startswith("python"):
                 found[int(number)] = process
         return found
 
     def alive(self):
-        return [p for p in self.family if p.is_running() and p.status() != psutil.STATUS_ZOMBIE]
+        return [p for p in self.family if runs(p)]
 
 
 @pytest.mark.parametrize(("mode", "workers", "servers"), [("allreduce", 2, 0), ("ddp", 2, 0), ("ps-async", 2, 1)])
@@ -129,7 +138,7 @@ def test_a_token_in_the_environment_is_on_no_command_line(launcher, tmp_path):
     env = {"AWS_SECRET_ACCESS_KEY": TOKEN, "HF_TOKEN": TOKEN}
     with Launched(tmp_path / "run", launcher, 2, 0, "--mode", "allreduce", *TINY, env=env) as job:
         job.wait_for_steps()
-        lines = [Path(f"/proc/{process.pid}/cmdline").read_bytes() for process in [job.process, *job.family]]
+        lines = [command_line(process.pid) for process in [job.process, *job.family]]
         assert len(lines) > 3
-        assert not [line for line in lines if TOKEN.encode() in line]
+        assert not [line for line in lines if TOKEN in line]
         assert TOKEN.encode() in Path(f"/proc/{job.process.pid}/environ").read_bytes()

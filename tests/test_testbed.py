@@ -14,7 +14,7 @@ from pathlib import Path
 import psutil
 import pytest
 from test_jobs import ENV, HVDTRAIN, SETTINGS, until
-from test_launch_jobs import TOKEN, Launched
+from test_launch_jobs import TOKEN, Launched, command_line
 
 from hvdtrain.launch import testbed
 
@@ -69,10 +69,9 @@ def made():
 def processes():
     """What runs on the nodes, beside their sshds that listen."""
     lines = {
-        pid: Path(f"/proc/{pid}/cmdline").read_bytes().replace(b"\0", b" ").decode()
+        pid: command_line(pid)
         for node in testbed.nodes()
         for pid in subprocess.check_output(["ip", "netns", "pids", f"hvdtrain-{node}"], text=True).split()
-        if Path(f"/proc/{pid}").exists()
     }
     return {int(pid): line for pid, line in lines.items() if line and "[listener]" not in line}
 
@@ -137,7 +136,7 @@ def test_a_job_interrupted_twice_leaves_nothing_running_on_any_host_and_told_no_
     with Launched(tmp_path / "run", launcher, 2, 1, *options, place=place, env=env) as job:
         job.wait_for_steps()
         assert sorted(ranks()) == [0, 1, 2]
-        here = [Path(f"/proc/{process.pid}/cmdline").read_bytes().decode() for process in job.family]
+        here = [command_line(process.pid) for process in job.family]
         assert not [line for line in [*here, *processes().values()] if TOKEN in line]
         for _ in range(2):
             job.process.send_signal(signal.SIGINT)
@@ -160,8 +159,9 @@ def test_a_job_ends_on_all_hosts_and_says_why(how, launcher, nodes, tmp_path):
             ranks()[1].kill()
         else:  # the ssh clients of all hosts are killed, as when their network goes
             for client in job.family:
-                if client.name() == "ssh":
-                    client.kill()
+                with contextlib.suppress(psutil.NoSuchProcess):  # the first one's end ends others
+                    if client.name() == "ssh":
+                        client.kill()
         printed, _ = job.process.communicate(timeout=60)
         until(lambda: not job.alive() and not processes(), 30)
     code, last = job.process.returncode, ["", *printed.splitlines()][-1]

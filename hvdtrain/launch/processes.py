@@ -16,6 +16,7 @@ import psutil
 
 from hvdtrain.errors import Failure, UsageError
 from hvdtrain.launch.recipe import Job, Start, expand
+from hvdtrain.orphan import runs
 
 _MARKED = re.compile(r"(?:\[(\d+)\]<std(?:out|err)>: ?)?(.*)")  # starters put a rank's number before its lines
 # What starters say of the first process to fail: mpirun and horovodrun of an exit code, mpirun of a signal.
@@ -100,7 +101,7 @@ def still_runs(known: Mapping[str, Any]) -> bool:
         if known["host"] != socket.gethostname():
             return False
         process = psutil.Process(known["pid"])
-        return process.create_time() == known["created"] and _runs(process)
+        return process.create_time() == known["created"] and runs(process)
     except (KeyError, TypeError, psutil.NoSuchProcess):
         return False
 
@@ -139,23 +140,15 @@ def _family(launcher: int) -> list[psutil.Process]:
         with contextlib.suppress(OSError, psutil.NoSuchProcess):
             if pid != launcher and os.getsid(pid) == launcher:
                 found.add(psutil.Process(pid))
-    return [process for process in found if _runs(process)]
+    return [process for process in found if runs(process)]
 
 
 def _wait(processes: list[psutil.Process], seconds: float) -> list[psutil.Process]:
     """Those that still run after so many seconds at most."""
     deadline = time.monotonic() + seconds
-    while (left := [process for process in processes if _runs(process)]) and time.monotonic() < deadline:
+    while (left := [process for process in processes if runs(process)]) and time.monotonic() < deadline:
         time.sleep(0.02)
     return left
-
-
-def _runs(process: psutil.Process) -> bool:
-    """Whether it is more than a zombie: in containers there may be nobody who buries those, and they would last."""
-    try:
-        return process.is_running() and process.status() != psutil.STATUS_ZOMBIE
-    except psutil.NoSuchProcess:
-        return False
 
 
 def printed(log: Path) -> list[tuple[int | None, str]]:
