@@ -9,6 +9,7 @@ from hvdtrain.data.folder import ImageFolder, content_hash
 from hvdtrain.errors import UsageError
 from hvdtrain.metrics import cut_after
 from hvdtrain.snapshot import Snapshot, latest, take_back
+from hvdtrain.train import is_over
 
 # What may change on the way: how the work is shared out, how long it goes on, what is told of it. All else decides
 # what the weights become, and has to stay.
@@ -53,10 +54,7 @@ def is_finished(run: Path, config: RunConfig, samples: int) -> bool:
     """Whether the run has trained for as long as is asked."""
     try:
         summary = json.loads((run / "summary.json").read_text())
-        total = config.total_steps(samples)
-        if config.stop_at_target and summary["val_accuracy"] >= config.target_accuracy:
-            return True
-        return summary["steps"] >= total if total is not None else summary["wall_s"] >= config.time_budget
+        return is_over(config, samples, summary["steps"], summary["wall_s"], summary["evaluations"])
     except (OSError, ValueError, KeyError, TypeError):  # there is none, or one that nobody can read
         return False
 

@@ -85,7 +85,7 @@ def train(
     # A warm start for nobody: the clock starts when every worker is ready.
     sync.sum(torch.zeros(1))
     timer = Timer(history.wall_s)
-    decision = Decision(over=_is_over(config, history, steps))
+    decision = Decision(over=is_over(config, plan.samples, history.step, history.wall_s, history.evaluations))
     if decision.over and (not history.evaluations or history.evaluations[-1]["step"] < history.step):
         with timer.paused():
             epoch = -(-history.step // plan.steps_per_epoch)
@@ -121,11 +121,12 @@ def train(
     return history
 
 
-def _is_over(config: RunConfig, history: History, steps: int | None) -> bool:
-    """Whether there is nothing left to train, after a snapshot."""
-    if config.stop_at_target and any(e["val_accuracy"] >= config.target_accuracy for e in history.evaluations):
+def is_over(config: RunConfig, samples: int, step: int, wall_s: float, evaluations: list[dict[str, Any]]) -> bool:
+    """Whether there is nothing left to train on so many samples, after so many steps and seconds."""
+    if config.stop_at_target and any(e["val_accuracy"] >= config.target_accuracy for e in evaluations):
         return True
-    return history.step >= steps if steps is not None else history.wall_s >= config.time_budget
+    steps = config.total_steps(samples)
+    return step >= steps if steps is not None else wall_s >= config.time_budget
 
 
 def _evaluate(

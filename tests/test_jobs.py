@@ -152,48 +152,17 @@ def test_every_worker_starts_from_pretrained_weights_and_statistics(mode, server
         assert final[name].mean() > 4, name
 
 
-@pytest.mark.parametrize(
-    ("mode", "servers", "model"), [("allreduce", 0, "vgg11_bn"), ("allreduce", 0, "resnet8"), ("ps-sync", 1, "resnet8")]
-)
-def test_batch_norm_gives_one_model_whatever_the_rank(mode, servers, model, tmp_path):
+@pytest.mark.parametrize(("mode", "servers"), [("allreduce", 0), ("ps-sync", 1)])
+def test_batch_norm_gives_one_model_whatever_the_rank(mode, servers, tmp_path):
     """Statistics differ between workers; what is evaluated and saved is their average."""
     out = tmp_path / "run"
-    options = ["--mode", mode, "--servers", str(servers), "--model", model, *SMALL, "--out", str(out)]
+    options = ["--mode", mode, "--servers", str(servers), "--model", "resnet8", *SMALL, "--out", str(out)]
     done = run("mpirun", 2 + servers, *options)
     assert done.returncode == 0, done.stdout
     assert json.loads((out / "summary.json").read_text())["evaluations"][-1]["step"] == 6
 
 
-@pytest.mark.parametrize(("mode", "servers"), [("allreduce", 0), ("ps-async", 1)])
-def test_a_time_budget_ends_the_run_and_lockstep_workers_at_the_same_step(mode, servers, tmp_path):
-    out = tmp_path / "run"
-    options = ["--mode", mode, "--servers", str(servers), "--width", "0.0625", "--time-budget", "3s", "--out", str(out)]
-    done = run("mpirun", 2 + servers, *options)
-    assert done.returncode == 0, done.stdout
-    summary = json.loads((out / "summary.json").read_text())
-    assert 3.0 <= summary["wall_s"] < 20.0
-    if mode == "allreduce":
-        assert len(steps(out, 0)) == len(steps(out, 1))
-
-
-def test_local_jobs_listen_on_loopback_only(tmp_path):
-    out = tmp_path / "run"
-    job = start("mpirun", 4, "--mode", "ps-async", "--servers", "2", "--width", "0.0625", "--out", str(out))
-    try:
-        until(lambda: (out / "metrics.rank2.jsonl").is_file())
-        listening = [
-            connection.laddr.ip
-            for rank in ranks_of(job).values()
-            for connection in rank.net_connections("inet")
-            if connection.status == psutil.CONN_LISTEN
-        ]
-    finally:
-        finish(job)
-    assert listening
-    assert set(listening) <= {"127.0.0.1", "::1"}
-
-
-@pytest.mark.parametrize(("mode", "servers", "victim"), [("allreduce", 0, 1), ("ps-sync", 1, 2), ("ps-async", 1, 0)])
+@pytest.mark.parametrize(("mode", "servers", "victim"), [("allreduce", 0, 1), ("ps-async", 1, 0)])
 def test_a_killed_rank_ends_the_job_and_leaves_nothing_running(mode, servers, victim, tmp_path):
     out = tmp_path / "run"
     options = ["--mode", mode, "--servers", str(servers), "--width", "0.0625", "--epochs", "1000", "--out", str(out)]

@@ -60,6 +60,15 @@ def test_a_stopped_run_goes_on_to_the_same_bits(starter, ranks, mode, tmp_path):
                            for row in theirs["evaluations"]]  # fmt: skip
 
 
+@pytest.fixture(scope="module")
+def whole(tmp_path_factory):
+    """JOB as one process runs it, never stopped. Not to be changed."""
+    out = tmp_path_factory.mktemp("whole") / "run"
+    done = run("alone", 1, *JOB, "--mode", "single", "--out", str(out))
+    assert done.returncode == 0, done.stdout
+    return out
+
+
 SINGLE = ("alone", 1, ["--mode", "single", "--servers", "0"])
 RING = ("mpirun", 3, ["--mode", "allreduce", "--servers", "0"])
 
@@ -72,11 +81,9 @@ def served(mode, ranks, servers):
     ("first", "then"),
     [(served("ps-sync", 3, 1), SINGLE), (SINGLE, served("ps-sync", 4, 2)), (served("ps-async", 3, 1), RING)],
 )
-def test_a_run_goes_on_with_other_workers_in_another_mode(first, then, tmp_path):
+def test_a_run_goes_on_with_other_workers_in_another_mode(first, then, whole, tmp_path):
     """No sample is lost or seen twice; synchronous modes end with the loss of a run that never stopped."""
-    whole, cut = tmp_path / "whole", tmp_path / "cut"
-    done = run("alone", 1, *JOB, "--mode", "single", "--out", str(whole))
-    assert done.returncode == 0, done.stdout
+    cut = tmp_path / "cut"
     starter, ranks, options = first
     interrupted(starter, ranks, cut, int(options[3] != "0"), *options)
     starter, ranks, options = then
@@ -275,10 +282,9 @@ def test_a_batch_for_each_worker_is_the_same_after_a_restart(tmp_path):
     assert json.loads((out / "manifest.json").read_text())["global_batch"] == 128
 
 
-def test_a_run_that_was_killed_between_its_last_step_and_its_summary_takes_no_step_more(tmp_path):
+def test_a_run_that_was_killed_between_its_last_step_and_its_summary_takes_no_step_more(whole, tmp_path):
     out = tmp_path / "run"
-    done = run("alone", 1, *JOB, "--mode", "single", "--out", str(out))
-    assert done.returncode == 0, done.stdout
+    shutil.copytree(whole, out)
     before = summary(out)
     (out / "summary.json").write_text("{}")
     done = run("alone", 1, "--resume", "--out", str(out))

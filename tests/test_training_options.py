@@ -25,13 +25,24 @@ def weights(starter, ranks, out, *options):
     return load_file(out / "snapshots" / "final.safetensors")
 
 
+@pytest.fixture(scope="module")
+def once(tmp_path_factory):
+    """The weights of six steps of SGD, each in one pass."""
+    return weights("alone", 1, tmp_path_factory.mktemp("once") / "run", "--optimizer", "sgd", "--lr", "0.01")
+
+
+@pytest.fixture(scope="module")
+def begun(tmp_path_factory):
+    """The weights that a run begins with."""
+    return weights("alone", 1, tmp_path_factory.mktemp("begun") / "run", "--lr", "1e-12")
+
+
 @pytest.mark.parametrize(
     ("starter", "ranks", "mode"),
     [("alone", 1, ["single"]), ("mpirun", 2, ["allreduce"]), ("torchrun", 2, ["ddp"]),
      ("mpirun", 3, ["ps-sync", "--servers", "1"])],
 )  # fmt: skip
-def test_accumulated_passes_give_the_step_of_one(starter, ranks, mode, tmp_path):
-    once = weights("alone", 1, tmp_path / "once", "--optimizer", "sgd", "--lr", "0.01")
+def test_accumulated_passes_give_the_step_of_one(starter, ranks, mode, once, tmp_path):
     several = weights(
         starter, ranks, tmp_path / "several", "--optimizer", "sgd", "--lr", "0.01", "--accumulate", "3", "--mode", *mode
     )
@@ -45,8 +56,7 @@ def test_accumulated_passes_give_the_step_of_one(starter, ranks, mode, tmp_path)
     ("starter", "ranks", "mode"),
     [("alone", 1, ["single"]), ("mpirun", 2, ["allreduce"]), ("mpirun", 3, ["ps-async", "--servers", "1"])],
 )
-def test_frozen_features_stay_and_the_head_learns(starter, ranks, mode, tmp_path):
-    begun = weights("alone", 1, tmp_path / "begun", "--lr", "1e-12")
+def test_frozen_features_stay_and_the_head_learns(starter, ranks, mode, begun, tmp_path):
     after = weights(starter, ranks, tmp_path / "after", "--freeze", "features", "--lr", "0.01", "--mode", *mode)
     for name, tensor in after.items():
         moved = (tensor - begun[name]).abs().max().item()
@@ -68,9 +78,10 @@ def test_bfloat16_learns_as_float32_does(tmp_path):
 
 @pytest.mark.timeout(300)
 def test_a_compiled_model_learns_the_same_and_its_compiling_is_not_training(tmp_path):
-    options = ["--model", "cnn", "--width", "0.25", "--mode", "ps-sync", "--servers", "1"]
-    plain = weights("mpirun", 3, tmp_path / "plain", *options)
-    compiled = weights("mpirun", 3, tmp_path / "compiled", *options, "--compile")
+    options = ["--model", "cnn", "--width", "0.25"]
+    plain = weights("alone", 1, tmp_path / "plain", *options)
+    served = ["--mode", "ps-sync", "--servers", "1"]
+    compiled = weights("mpirun", 2, tmp_path / "compiled", *options, *served, "--compile")
     for name, tensor in plain.items():
         torch.testing.assert_close(compiled[name], tensor, rtol=1e-4, atol=1e-6)
     assert json.loads((tmp_path / "compiled" / "summary.json").read_text())["wall_s"] < 2
