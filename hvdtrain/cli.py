@@ -2,6 +2,7 @@
 
 import importlib
 import os
+import signal
 import sys
 from collections.abc import Sequence
 from typing import NoReturn
@@ -81,6 +82,7 @@ def main() -> NoReturn:
         _drop_output()
         _fail([f"{error.strerror or error}{f': {error.filename}' if error.filename else ''}"], 1)
     except (KeyboardInterrupt, click.Abort):
+        signal.signal(signal.SIGINT, signal.SIG_IGN)  # another one would change the exit code
         _fail(["interrupted"], 130)
 
 

@@ -19,6 +19,17 @@ STARTERS = tempfile.mkdtemp(prefix="hvdtrain-tests-")
 os.environ["PRTE_MCA_prte_tmpdir_base"] = STARTERS
 atexit.register(shutil.rmtree, STARTERS, ignore_errors=True)
 
+
+def pytest_collection_modifyitems(items):
+    """What may take longest begins first: nothing else would be left to do beside it."""
+
+    def limit(item):
+        marked = item.get_closest_marker("timeout")
+        return marked.args[0] if marked else 0
+
+    items.sort(key=limit, reverse=True)
+
+
 SMALL_TURNTABLE = {"objects": 3, "views": 10}
 
 

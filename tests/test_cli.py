@@ -283,3 +283,19 @@ def test_a_comparison_whose_runs_all_fail_says_why_and_where_to_look(here, monke
     assert err == "hvdtrain: 1 of 1 runs failed: single-w1-r1; logs are in new/logs\n"
     assert "/file: not a file of plain weights" in out
     assert contents(here / "new" / "runs") == {}
+
+
+INTERRUPTED = """
+import atexit, os, signal, sys
+from hvdtrain import cli
+def interrupted(**_):
+    raise KeyboardInterrupt
+cli.cli.main = interrupted
+atexit.register(lambda: os.kill(os.getpid(), signal.SIGINT))
+cli.main()
+"""
+
+
+def test_a_second_interrupt_changes_neither_the_line_nor_the_exit_code():
+    done = subprocess.run([sys.executable, "-c", INTERRUPTED], capture_output=True, text=True, timeout=60)
+    assert (done.returncode, done.stdout, done.stderr) == (130, "", "hvdtrain: interrupted\n")

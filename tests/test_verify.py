@@ -7,7 +7,7 @@ from hvdtrain.verify import SYNCHRONOUS, check
 
 
 @pytest.mark.timeout(400)
-@pytest.mark.parametrize(("optimizer", "workers"), [("sgd", [1, 2, 4]), ("adam", [2])])
+@pytest.mark.parametrize(("optimizer", "workers"), [("sgd", [2, 4]), ("adam", [1])])
 def test_synchronous_modes_give_the_weights_of_one_process_on_the_global_batch(optimizer, workers):
     results = list(check(SYNCHRONOUS, workers, [optimizer]))
     assert len(results) == 3 * len(workers)

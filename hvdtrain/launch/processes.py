@@ -8,7 +8,7 @@ import signal
 import socket
 import subprocess
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -67,26 +67,42 @@ def started(start: Start, log: Path) -> Iterator[subprocess.Popen[bytes]]:
 def end(process: "subprocess.Popen[bytes]") -> None:
     """End a job: SIGTERM to its launcher, which ends the ranks, then, after GRACE_S, SIGKILL to whatever is left.
 
-    Where the launcher has gone already, its ranks and what they started are told themselves.
+    Where the launcher has gone already, its ranks and what they started are told themselves. Ctrl-C and SIGTERM do not
+    wait for GRACE_S, and do what they do when all is ended.
     """
-    family = _family(process.pid)
-    if process.poll() is None:
-        process.terminate()
-    else:
-        for orphan in family:
+    with _held(signal.SIGINT, signal.SIGTERM) as impatient:
+        family = _family(process.pid)
+        if process.poll() is None:
+            process.terminate()
+        else:
+            for orphan in family:
+                with contextlib.suppress(psutil.NoSuchProcess):
+                    orphan.terminate()
+        deadline = time.monotonic() + GRACE_S
+        while process.poll() is None and time.monotonic() < deadline and not impatient:
+            time.sleep(0.02)
+        alive = _wait(family, deadline - time.monotonic(), impatient)
+        survivors = list({*alive, *_family(process.pid)})  # and what was started meanwhile
+        for survivor in survivors:
             with contextlib.suppress(psutil.NoSuchProcess):
-                orphan.terminate()
-    deadline = time.monotonic() + GRACE_S
-    with contextlib.suppress(subprocess.TimeoutExpired):
-        process.wait(GRACE_S)
-    alive = _wait(family, deadline - time.monotonic())
-    survivors = list({*alive, *_family(process.pid)})  # and what was started meanwhile
-    for survivor in survivors:
-        with contextlib.suppress(psutil.NoSuchProcess):
-            survivor.kill()
-    process.kill()
-    process.wait()
-    _wait(survivors, GRACE_S)
+                survivor.kill()
+        process.kill()
+        process.wait()
+        _wait(survivors, GRACE_S)
+
+
+@contextlib.contextmanager
+def _held(*signals: signal.Signals) -> Iterator[list[int]]:
+    """These signals have their effect when the block is over; the list has those that came so far."""
+    came: list[int] = []
+    before = {number: signal.signal(number, lambda number, _: came.append(number)) for number in signals}
+    try:
+        yield came
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)
+    for first in came[:1]:
+        signal.raise_signal(first)
 
 
 def myself() -> dict[str, Any]:
@@ -143,10 +159,12 @@ def _family(launcher: int) -> list[psutil.Process]:
     return [process for process in found if runs(process)]
 
 
-def _wait(processes: list[psutil.Process], seconds: float) -> list[psutil.Process]:
-    """Those that still run after so many seconds at most."""
+def _wait(processes: list[psutil.Process], seconds: float, impatient: Sequence[int] = ()) -> list[psutil.Process]:
+    """Those that still run after so many seconds at most, or when there is an impatient signal."""
     deadline = time.monotonic() + seconds
     while (left := [process for process in processes if runs(process)]) and time.monotonic() < deadline:
+        if impatient:
+            break
         time.sleep(0.02)
     return left
 
