@@ -7,9 +7,9 @@ from pathlib import Path
 from hvdtrain.config import RunConfig
 from hvdtrain.data.folder import ImageFolder, content_hash
 from hvdtrain.errors import UsageError
+from hvdtrain.history import is_over
 from hvdtrain.metrics import cut_after
 from hvdtrain.snapshot import Snapshot, latest, take_back
-from hvdtrain.train import is_over
 
 # What may change on the way: how the work is shared out, how long it goes on, what is told of it. All else decides
 # what the weights become, and has to stay.

@@ -2,7 +2,7 @@
 
 import time
 from collections.abc import Callable, Collection
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -17,6 +17,7 @@ from hvdtrain.data.sampling import Plan, Share, part
 from hvdtrain.evaluation import average_buffers, evaluate
 from hvdtrain.feed import Normalise, feed
 from hvdtrain.flat import trained
+from hvdtrain.history import History, is_over
 from hvdtrain.job import Job
 from hvdtrain.meetings import Decision, Meetings
 from hvdtrain.metrics import Recorder
@@ -24,80 +25,65 @@ from hvdtrain.modes import Sync
 from hvdtrain.optim import lr_at
 from hvdtrain.precision import LossScale, autocast
 from hvdtrain.preempt import Terminated, sigterm_ends
+from hvdtrain.progress import TrainingProgress
+from hvdtrain.saver import Saver
 
 
-@dataclass
-class History:
-    """What training has come to, on every worker the same.
+@dataclass(frozen=True)
+class Training:
+    """All that one worker trains with, and what it has come to.
 
     Attributes:
-        evaluations: a row each of step, epoch, samples (of all workers), train_s, train_loss, train_accuracy (over the
-            samples since the one before), val_loss, val_accuracy.
-        step: the last one taken.
-        samples: trained on by all workers, up to the last evaluation.
-        wall_s: training seconds; evaluation and snapshots left out.
-        snapshots, snapshot_s: how many were saved, and how long training waited for them.
-        loss_scale: the state of fp16's scaling at the last snapshot.
+        model: the model itself; `module` is what the mode wants called in its place.
+        progress: told of every step and evaluation, to show them to a person.
+        history: what there was before, where this is not the beginning; it is continued.
     """
 
-    evaluations: list[dict[str, Any]] = field(default_factory=list)
-    step: int = 0
-    samples: int = 0
-    wall_s: float = 0.0
-    snapshots: int = 0
-    snapshot_s: float = 0.0
-    loss_scale: dict[str, float] = field(default_factory=dict)
-
-    @property
-    def best(self) -> dict[str, Any] | None:
-        """The evaluation with the least validation loss, the first of equals; None where there is none."""
-        return min(self.evaluations, key=lambda row: row["val_loss"], default=None)
+    job: Job
+    model: nn.Module
+    module: nn.Module
+    sync: Sync
+    recorder: Recorder
+    progress: TrainingProgress
+    saver: Saver
+    history: History
 
 
-def train(
-    job: Job, model: nn.Module, sync: Sync, module: nn.Module, loader: Loader, validation: Loader,
-    recorder: Recorder, report: Any, history: History, save: Callable[[History], None], keep_best: Callable[[], None],
-) -> History:  # fmt: skip
+def train(training: Training, loader: Loader, validation: Loader) -> None:
     """Train until the epochs, steps or time are over; evaluate after every epoch and at the end.
-
-    Args:
-        model: the model itself; `module` is what the mode wants called in its place.
-        report: told of every step and evaluation, to show them to a person.
-        history: what there was before, where this is not the beginning; it is continued.
-        save: called by all workers together, between two steps, to save a snapshot.
-        keep_best: called after an evaluation that is the best so far.
 
     Raises:
         Terminated: after SIGTERM, when a snapshot has been saved.
     """
+    job, sync, history = training.job, training.sync, training.history
     config, world = job.config, job.world
     plan = Plan(len(loader.samples), config.batch_size, config.seed, world.worker, world.workers)
     steps = config.total_steps(plan.samples)
     meetings = Meetings(config, sync, world, steps, history.wall_s)
-    stepper = Stepper(job, model, sync, module, steps)
+    stepper = Stepper(job, training.model, sync, training.module, steps)
     stepper.loss_scale.restore(history.loss_scale)
-    model.train()
+    training.model.train()
     if config.compile:
         began = time.perf_counter()
         with sigterm_ends():
             stepper.compile({len(share.indices) for share in plan.epoch(1)}, loader.side)
-        report.say(f"compiled the model in {time.perf_counter() - began:.0f} s")
+        training.progress.say(f"compiled the model in {time.perf_counter() - began:.0f} s")
     # A warm start for nobody: the clock starts when every worker is ready.
     sync.sum(torch.zeros(1))
     timer = Timer(history.wall_s)
     decision = Decision(over=is_over(config, plan.samples, history.step, history.wall_s, history.evaluations))
-    if decision.over and (not history.evaluations or history.evaluations[-1]["step"] < history.step):
+    if decision.over and not history.is_evaluated():
         with timer.paused():
             epoch = -(-history.step // plan.steps_per_epoch)
-            _evaluate(job, model, sync, validation, recorder, history, epoch, report, keep_best)
+            _evaluate(training, validation, epoch)
     while not decision.over:
         epoch = history.step // plan.steps_per_epoch + 1
         shares = plan.epoch(epoch)
         for share, batch in feed(loader.batches(shares[history.step % plan.steps_per_epoch :]), job.device):
             row, seconds = stepper.take(share, *batch)
             elapsed = timer.seconds()
-            recorder.step(row | {"time": round(elapsed, 6)}, seconds, digest(share), sync.pushed)
-            report.step(row)
+            training.recorder.step(row | {"time": round(elapsed, 6)}, seconds, digest(share), sync.pushed)
+            training.progress.step(row)
             history.step = share.step
             decision = meetings.after(share.step, elapsed, is_last=share is shares[-1])
             if decision.over:
@@ -106,34 +92,23 @@ def train(
                 history.wall_s = timer.seconds()
                 with timer.paused():
                     sync.refresh()
-                    average_buffers(model, sync)
-                    _save(sync, recorder, history, stepper.loss_scale, save, decision)
+                    average_buffers(training.model, sync)
+                    _save(training, stepper.loss_scale, decision)
             stepper.clock.start()  # what was not training is nobody's wait for data
         sync.refresh()
         history.wall_s = timer.seconds()
         with timer.paused():
-            reached = _evaluate(job, model, sync, validation, recorder, history, epoch, report, keep_best)
+            reached = _evaluate(training, validation, epoch)
             if config.stop_at_target and reached:
                 decision = Decision(over=True)
             if decision.terminated or decision.snapshot or config.snapshot_every == "epoch":
-                _save(sync, recorder, history, stepper.loss_scale, save, decision)
+                _save(training, stepper.loss_scale, decision)
         stepper.clock.start()
-    return history
 
 
-def is_over(config: RunConfig, samples: int, step: int, wall_s: float, evaluations: list[dict[str, Any]]) -> bool:
-    """Whether there is nothing left to train on so many samples, after so many steps and seconds."""
-    if config.stop_at_target and any(e["val_accuracy"] >= config.target_accuracy for e in evaluations):
-        return True
-    steps = config.total_steps(samples)
-    return step >= steps if steps is not None else wall_s >= config.time_budget
-
-
-def _evaluate(
-    job: Job, model: nn.Module, sync: Sync, validation: Loader, recorder: Recorder, history: History, epoch: int,
-    report: Any, keep_best: Callable[[], None],
-) -> bool:  # fmt: skip
+def _evaluate(training: Training, validation: Loader, epoch: int) -> bool:
     """Evaluate, and write it down; whether the target accuracy is reached."""
+    job, sync, recorder, history = training.job, training.sync, training.recorder, training.history
     recorder.flush()
     tally = recorder.tally
     samples, loss, correct = sync.sum(
@@ -141,7 +116,7 @@ def _evaluate(
     ).tolist()
     recorder.counted()
     history.samples += int(samples)  # of a worker that was lost meanwhile, up to here
-    val_loss, val_accuracy = evaluate(job, model, sync, validation)
+    val_loss, val_accuracy = evaluate(job, training.model, sync, validation)
     before = history.best
     row = {
         "step": history.step, "epoch": epoch, "samples": history.samples, "train_s": history.wall_s,
@@ -150,22 +125,19 @@ def _evaluate(
     }  # fmt: skip
     history.evaluations.append(row)
     if before is None or val_loss < before["val_loss"]:
-        keep_best()
+        training.saver.best()
     recorder.evaluation(history.step, val_loss, val_accuracy, history.samples / history.wall_s)
-    report.evaluation(row)
+    training.progress.evaluation(row)
     return val_accuracy >= job.config.target_accuracy
 
 
-def _save(
-    sync: Sync, recorder: Recorder, history: History, loss_scale: LossScale, save: Callable[[History], None],
-    decision: Decision,
-) -> None:  # fmt: skip
+def _save(training: Training, loss_scale: LossScale, decision: Decision) -> None:
     """Save a snapshot of the model, which all workers have as one; they wait until it is there."""
-    began = time.perf_counter()
-    recorder.flush()
+    began, history = time.perf_counter(), training.history
+    training.recorder.flush()
     history.loss_scale = loss_scale.state()
-    save(history)
-    sync.sum(torch.zeros(1))
+    training.saver.snapshot(history)
+    training.sync.sum(torch.zeros(1))
     history.snapshots += 1
     history.snapshot_s += time.perf_counter() - began
     if decision.terminated:

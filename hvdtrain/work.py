@@ -22,6 +22,7 @@ from hvdtrain.data.folder import ImageFolder, content_hash
 from hvdtrain.data.loader import Loader, native_side
 from hvdtrain.errors import Failure, UsageError
 from hvdtrain.evaluation import evaluate
+from hvdtrain.history import History
 from hvdtrain.job import Job
 from hvdtrain.manifest import manifest, weights_hash
 from hvdtrain.meetings import gather
@@ -32,8 +33,9 @@ from hvdtrain.modes import Sync
 from hvdtrain.preempt import Terminated, sigterm_waits
 from hvdtrain.progress import TrainingProgress
 from hvdtrain.runfolder import Terminal
-from hvdtrain.snapshot import BEST, Snapshot, save, write_tensors
-from hvdtrain.train import History, train
+from hvdtrain.saver import Saver
+from hvdtrain.snapshot import BEST, Snapshot, write_tensors
+from hvdtrain.train import Training, train
 from hvdtrain.world import World
 
 WEIGHTS = "snapshots/final.safetensors"
@@ -109,7 +111,6 @@ def work(
 ) -> None:
     """Train as a worker; the first worker writes the manifest, the snapshots, the summary and the weights."""
     config, world = job.config, job.world
-    before = resumed.state if resumed else {}
     sync: Sync = modes.load(config.mode).connect(job)
     job = dataclasses.replace(job, device=device.take_gpu(job, sync))
     module: Any = sync.prepare(model.to(job.device))
@@ -117,72 +118,34 @@ def work(
         module = torch.compile(module, dynamic=False)  # for each shape, of which there are two or three
     if resumed:
         sync.restore(resumed.step, resumed.optimizer)
-    start = weights_hash(model)
-    there, starts = gather(sync, world, [int(start[:12], 16)])  # as much of it as a float64 holds
-    differs = (starts != starts[0]).flatten().tolist()
-    if different := [world.servers + worker for worker, its in zip(there, differs, strict=True) if its]:
-        raise Failure(f"ranks {different} do not start from the weights of rank {world.servers}")
-    hosts = _hosts(sync, world)
     side = image_side(config, data)
+    facts = _begin(job, data, side, model, sync, resumed)
     loader = Loader(data.train, side, job.threads, Augment(config.augment, config.seed))
     validation = Loader(data.validation, side, job.threads)
-    seen: dict[str, Any] = {}
-    if world.is_chief:
-        seen = {
-            "dataset_hash": before.get("dataset_hash") or content_hash(data), "image_size": side,
-            "classes": len(data.classes),
-            "train_samples": len(data.train), "validation_samples": len(data.validation),
-            "initial_weights": before.get("initial_weights", f"blake2b:{start}"), "parts": before.get("parts", []),
-        }  # fmt: skip
-        facts = manifest(job, sync, model, hosts, seen)
-        part = {name: facts[name] for name in ("mode", "workers", "servers", "started")}
-        facts["parts"] = [*seen["parts"], {"after_step": resumed.step if resumed else 0, **part}]
-        seen["parts"] = facts["parts"]
-        write_json(job.folder / "manifest.json", facts)
     progress = TrainingProgress(
         terminal.out, config.total_steps(len(data.train)), world.is_chief, config.log_every, world.workers
     )
     allowed, starters = os.sched_getaffinity(0), os.sched_getaffinity(os.getppid())
     if allowed < starters:
         progress.say(f"this worker may use {len(allowed)} of {len(starters)} cores: with mpirun, add --bind-to none")
-    for line in (skipped or []) if world.is_chief and not resumed else []:
-        progress.say(f"--pretrained skipped {line}")
     if job.device.type == "cuda":
         print(f"rank {world.rank} computes on {device.describe(job.device)}", file=terminal.out, flush=True)
     if resumed:
         progress.say(f"going on after step {resumed.step}, from {resumed.folder}")
+    else:
+        for line in skipped or []:
+            progress.say(f"--pretrained skipped {line}")
+    before, after = (resumed.state, resumed.step) if resumed else ({}, 0)
     tally = Tally(**before["tally"]) if resumed and world.is_chief else None
-    recorder = Recorder(job.folder, world.rank, world.is_chief, resumed.step if resumed else 0, tally)
-    history = History(**before["history"]) if resumed else History()
-
-    saved = resumed.step if resumed else 0  # the step of the last snapshot
-
-    def save_snapshot(history: History) -> None:
-        nonlocal saved
-        tally = Tally.of(gather(sync, world, recorder.tally.row())[1].tolist())
-        if not world.is_chief:
-            return
-        state = {
-            "config": dataclasses.asdict(config), "workers": world.workers, "history": dataclasses.asdict(history),
-            "tally": dataclasses.asdict(tally),
-            **{name: seen[name] for name in ("dataset_hash", "initial_weights", "parts")},
-        }  # fmt: skip
-        try:
-            save(job.folder, history.step, model.state_dict(), sync.optimizer_state(), state, config.keep_snapshots)
-            saved = history.step
-        except OSError as error:
-            progress.say(f"the snapshot of step {history.step} could not be saved: {error.strerror or error}")
-
-    def keep_best() -> None:
-        if world.is_chief:
-            write_tensors(job.folder / "snapshots" / BEST, model.state_dict())
-
+    recorder = Recorder(job.folder, world.rank, world.is_chief, after, tally)
+    history = History(**before.get("history", {}))
+    saver = Saver(job, model, sync, recorder, facts, after, progress.say)
     try:
         with sigterm_waits():
-            train(job, model, sync, module, loader, validation, recorder, progress, history, save_snapshot, keep_best)
+            train(Training(job, model, module, sync, recorder, progress, saver, history), loader, validation)
     except Terminated:
-        kept = f"the last snapshot is of step {saved}" if saved else "no snapshot could be saved"
-        progress.say(f"ended by SIGTERM at step {history.step}; {kept}: go on with --resume --out {job.folder}")
+        last = f"the last snapshot is of step {saver.last}" if saver.last else "no snapshot could be saved"
+        progress.say(f"ended by SIGTERM at step {history.step}; {last}: go on with --resume --out {job.folder}")
         sync.close()
         raise
     finally:
@@ -201,6 +164,37 @@ def work(
             progress.say(f"training diverged: the validation loss is {summary['val_loss']}; try a lower --lr")
         progress.say(f"wrote {job.folder}")
     sync.close()
+
+
+def _begin(
+    job: Job, data: ImageFolder, side: int, model: Network, sync: Sync, resumed: Snapshot | None
+) -> dict[str, Any]:
+    """Check that all workers start from the same weights; the first writes the manifest. They call it together.
+
+    Returns:
+        What a snapshot holds of it, on the first worker; on the others nothing.
+
+    Raises:
+        Failure: they do not.
+    """
+    world, before = job.world, resumed.state if resumed else {}
+    start = weights_hash(model)
+    there, starts = gather(sync, world, [int(start[:12], 16)])  # as much of it as a float64 holds
+    differs = (starts != starts[0]).flatten().tolist()
+    if different := [world.servers + worker for worker, its in zip(there, differs, strict=True) if its]:
+        raise Failure(f"ranks {different} do not start from the weights of rank {world.servers}")
+    hosts = _hosts(sync, world)
+    if not world.is_chief:
+        return {}
+    facts = manifest(job, sync, model, hosts, {
+        "dataset_hash": before.get("dataset_hash") or content_hash(data), "image_size": side,
+        "classes": len(data.classes), "train_samples": len(data.train), "validation_samples": len(data.validation),
+        "initial_weights": before.get("initial_weights", f"blake2b:{start}"),
+    })  # fmt: skip
+    part = {name: facts[name] for name in ("mode", "workers", "servers", "started")}
+    facts["parts"] = [*before.get("parts", []), {"after_step": resumed.step if resumed else 0, **part}]
+    write_json(job.folder / "manifest.json", facts)
+    return {name: facts[name] for name in ("dataset_hash", "initial_weights", "parts")}
 
 
 def summarise(job: Job, sync: Sync, recorder: Recorder, history: History) -> dict[str, Any]:

@@ -10,9 +10,10 @@ from hypothesis import strategies as st
 
 from hvdtrain.config import RunConfig
 from hvdtrain.data.sampling import Plan, Share, part, permutation
+from hvdtrain.history import History
 from hvdtrain.job import Job
 from hvdtrain.metrics import PHASES, Recorder
-from hvdtrain.train import History, digest
+from hvdtrain.train import digest
 from hvdtrain.work import summarise
 from hvdtrain.world import World
 

@@ -1,0 +1,53 @@
+"""What a worker saves while it trains: snapshots to go on from, and the best model so far. The first one writes."""
+
+import dataclasses
+from collections.abc import Callable, Mapping
+from typing import Any
+
+from torch import nn
+
+from hvdtrain.history import History
+from hvdtrain.job import Job
+from hvdtrain.meetings import gather
+from hvdtrain.metrics import Recorder, Tally
+from hvdtrain.modes import Sync
+from hvdtrain.snapshot import BEST, save, write_tensors
+
+
+class Saver:
+    """Saves into the run folder.
+
+    Args:
+        facts: what each snapshot holds beside what changes: dataset_hash, initial_weights, parts.
+        last: the step of the snapshot that training goes on from, or 0.
+        say: told where a snapshot could not be saved.
+    """
+
+    def __init__(
+        self, job: Job, model: nn.Module, sync: Sync, recorder: Recorder, facts: Mapping[str, Any], last: int,
+        say: Callable[[str], None],
+    ) -> None:  # fmt: skip
+        self.job, self.model, self.sync, self.recorder = job, model, sync, recorder
+        self.facts, self.last, self.say = facts, last, say
+
+    def snapshot(self, history: History) -> None:
+        """Save a snapshot; all workers call it together, between two steps."""
+        config, world = self.job.config, self.job.world
+        tally = Tally.of(gather(self.sync, world, self.recorder.tally.row())[1].tolist())
+        if not world.is_chief:
+            return
+        state = {
+            "config": dataclasses.asdict(config), "workers": world.workers, "history": dataclasses.asdict(history),
+            "tally": dataclasses.asdict(tally), **self.facts,
+        }  # fmt: skip
+        try:
+            optimizer = self.sync.optimizer_state()
+            save(self.job.folder, history.step, self.model.state_dict(), optimizer, state, config.keep_snapshots)
+            self.last = history.step
+        except OSError as error:
+            self.say(f"the snapshot of step {history.step} could not be saved: {error.strerror or error}")
+
+    def best(self) -> None:
+        """Save the model as the best so far."""
+        if self.job.world.is_chief:
+            write_tensors(self.job.folder / "snapshots" / BEST, self.model.state_dict())
