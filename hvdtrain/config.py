@@ -14,7 +14,7 @@ from click.core import ParameterSource
 from hvdtrain import compression, models, modes, recipes
 from hvdtrain.data import augment
 from hvdtrain.errors import UsageError, unknown
-from hvdtrain.options import Duration, SnapshotEvery, option
+from hvdtrain.options import Count, Duration, SnapshotEvery, option
 
 OPTIMIZERS = ["sgd", "adam", "adamw"]
 DEVICES = ["auto", "cpu", "cuda"]
@@ -67,8 +67,8 @@ class RunConfig:
         False, "Compile the model with torch.compile first: a minute or more, then faster steps. Servers then wait for "
         "all of backward.", bool,
     )  # fmt: skip
-    epochs: int = option(0, f"Passes over the training data  [default: {DEFAULT_EPOCHS}].", click.IntRange(0))
-    steps: int = option(0, "Stop after so many steps instead.", click.IntRange(0))
+    epochs: int = option(0, f"Passes over the training data  [default: {DEFAULT_EPOCHS}].", Count())
+    steps: int = option(0, "Stop after so many steps instead.", Count())
     time_budget: float = option(0.0, "Stop after so much training time instead: 90s, 30m, 2h.", Duration())
     optimizer: str = option("adam", f"One of {', '.join(OPTIMIZERS)}.", str)
     lr: float = option(3e-4, "Learning rate for the global batch.", click.FloatRange(0, min_open=True))
@@ -354,6 +354,15 @@ def resumed_options(file: Path, options: dict[str, Any], given: set[str]) -> dic
         mode = options["mode"]  # what so many servers mean by default
     kept = before.for_mode(mode, servers)
     return dataclasses.asdict(kept) | {name: options[name] for name in given - {"mode", "servers"}}
+
+
+def started_workers(file: Path) -> int | None:
+    """How many workers the run of a config.toml had when it was last started; None where it does not say."""
+    try:
+        found = tomllib.loads(file.read_text(encoding="utf-8")).get("workers")
+    except (OSError, ValueError):
+        return None
+    return found if isinstance(found, int) and found > 0 else None
 
 
 def run_config(run: Path) -> RunConfig:

@@ -24,6 +24,15 @@ class Duration(click.ParamType):
         return seconds
 
 
+class Count(click.ParamType):
+    """A whole number of at least 1. 0, as a default, means that there is none."""
+
+    name = "integer"
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> int:
+        return value if value == 0 else click.IntRange(1).convert(value, param, ctx)
+
+
 class SnapshotEvery(click.ParamType):
     """`epoch`, `never` or a duration, as it was given."""
 

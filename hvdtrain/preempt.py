@@ -1,16 +1,22 @@
 """SIGTERM: a request to save and leave, which the training loop looks at between steps.
 
-SIGUSR1 asks for the same: mpirun passes it on to its ranks, while it kills them half a second after a SIGTERM.
+SIGUSR1 asks for the same: mpirun passes it on to its ranks, while it kills them half a second after a SIGTERM. Where a
+starter passes nothing on, a file beside the run folder asks the first worker, whose wish is everybody's.
 """
 
 import contextlib
 import os
 import signal
+import time
 from collections.abc import Callable, Iterator
+from pathlib import Path
 
 EXIT_CODE = 143  # 128 + SIGTERM, as a shell would have it
 SIGNALS = (signal.SIGTERM, signal.SIGUSR1)
+LOOK_EVERY_S = 0.5  # for the file
 _terminated = False
+_file: Path | None = None
+_looked_at = 0.0
 
 
 class Terminated(SystemExit):
@@ -20,15 +26,28 @@ class Terminated(SystemExit):
         super().__init__(EXIT_CODE)
 
 
+def leave_file(run: Path) -> Path:
+    """The file that asks a run's first worker to leave."""
+    return run.with_name(f"{run.name}.launch") / "leave"
+
+
 def terminated() -> bool:
     """Whether this process was asked to leave."""
+    global _terminated, _looked_at
+    if not _terminated and _file and time.monotonic() - _looked_at > LOOK_EVERY_S:
+        _looked_at = time.monotonic()
+        _terminated = _file.exists()
     return _terminated
 
 
 @contextlib.contextmanager
-def sigterm_waits() -> Iterator[None]:
-    """Let SIGTERM only be noted; a second one ends this process at once."""
-    global _terminated
+def sigterm_waits(file: Path | None = None) -> Iterator[None]:
+    """Let SIGTERM only be noted; a second one ends this process at once.
+
+    Args:
+        file: that it is there counts as a SIGTERM.
+    """
+    global _terminated, _file
 
     def note(*_: object) -> None:
         global _terminated
@@ -36,7 +55,7 @@ def sigterm_waits() -> Iterator[None]:
             os._exit(EXIT_CODE)
         _terminated = True
 
-    _terminated = False
+    _terminated, _file = False, file
     with _answered(note):
         yield
 

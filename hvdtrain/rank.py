@@ -10,7 +10,7 @@ from hvdtrain.config import RunConfig
 from hvdtrain.errors import UsageError
 from hvdtrain.orphan import end_with_starter
 from hvdtrain.preempt import EXIT_CODE, Terminated
-from hvdtrain.runfolder import check_free, claim, is_begun, open_logs, wait_for_claim
+from hvdtrain.runfolder import CONFIG, check_free, claim, is_begun, open_logs, wait_for_claim
 from hvdtrain.world import World, read_world
 
 
@@ -39,9 +39,14 @@ def run_rank(config: RunConfig, out: str, resuming: bool = False) -> None:
         os.environ.setdefault("TORCH_CPP_LOG_LEVEL", "ERROR")
         job = _job_id(world)
         folder = Path(out or f"runs/{config.mode}-{job}")
-        resuming = resuming and is_begun(folder)
+        asked, resuming = resuming, resuming and is_begun(folder)
         if world.is_chief and not resuming:
-            check_free(folder, others_log=not world.is_local)
+            try:
+                check_free(folder, others_log=not world.is_local)
+            except UsageError:
+                if asked and folder.is_dir():
+                    raise UsageError(f"--out {folder} is not a run to go on with: it has no {CONFIG}") from None
+                raise
         from hvdtrain import resume, work  # imports torch
 
         task = work.prepare(config, world, folder, threads, resuming)
@@ -71,7 +76,13 @@ def run_rank(config: RunConfig, out: str, resuming: bool = False) -> None:
             traceback.print_exc()
         line = str(error).strip().split("\n")[0] or type(error).__name__
         log = folder / "logs" / f"rank.{world.rank}.err"
-        print(f"hvdtrain: rank {world.rank} failed: {line} (see {log})", file=terminal.err, flush=True)
+        said = f"rank {world.rank} failed: {line} (see {log})"
+        if isinstance(error, KeyboardInterrupt):
+            said = "interrupted"
+        elif isinstance(error, SystemExit):  # rich's, when it cannot print
+            said = f"rank {world.rank} ended: nobody reads what it prints"
+        with contextlib.suppress(OSError):
+            print(f"hvdtrain: {said}", file=terminal.err, flush=True)
         # Not sys.exit: leaving politely means waiting for ranks that may never come.
         os._exit(130 if isinstance(error, KeyboardInterrupt) else getattr(error, "exit_code", 1))
 

@@ -3,12 +3,14 @@
 import dataclasses
 import json
 from pathlib import Path
+from typing import Any
 
-from hvdtrain.config import RunConfig
+from hvdtrain.config import RunConfig, read_config
 from hvdtrain.data.folder import ImageFolder, content_hash
 from hvdtrain.errors import UsageError
 from hvdtrain.history import is_over
 from hvdtrain.metrics import cut_after
+from hvdtrain.runfolder import CONFIG
 from hvdtrain.snapshot import Snapshot, latest, take_back
 
 # What may change on the way: how the work is shared out, how long it goes on, what is told of it. All else decides
@@ -33,16 +35,16 @@ def find(run: Path, config: RunConfig, data: ImageFolder, is_chief: bool) -> Sna
     """
     snapshot = latest(run, print if is_chief else lambda line: None)
     if not snapshot:
+        if kept := [name for name in ("summary.json", "snapshots/final.safetensors") if (run / name).exists()]:
+            raise UsageError(
+                f"{run} has no snapshot to go on from, and {kept[0]} would be lost: train anew, elsewhere "
+                "(--snapshot-every epoch lets a run go on)"
+            )
         return None
     if config.record:
         raise UsageError("--record does not go with --resume: replay begins at the first step")
-    saved, asked = snapshot.state["config"], dataclasses.asdict(config)
-    before = dataclasses.asdict(RunConfig()) | saved  # what an older version did not have was as the default is
-    different = [
-        f"{name} was {before[name]!r}, not {value!r}"
-        for name, value in asked.items()
-        if name not in MAY_CHANGE and before[name] != value
-    ]
+    saved = snapshot.state["config"]
+    different = _differences(saved, config)
     if is_chief and snapshot.state["dataset_hash"] != content_hash(data):
         different.append(f"{config.dataset} holds other images than {saved['dataset']} did")
     if different:
@@ -50,8 +52,20 @@ def find(run: Path, config: RunConfig, data: ImageFolder, is_chief: bool) -> Sna
     return snapshot
 
 
+def _differences(before: dict[str, Any], config: RunConfig) -> list[str]:
+    """What has to stay and did not, a phrase each; `before` may lack what an older version did not have."""
+    before = dataclasses.asdict(RunConfig()) | before
+    return [
+        f"{name} was {before[name]!r}, not {value!r}"
+        for name, value in dataclasses.asdict(config).items()
+        if name not in MAY_CHANGE and before[name] != value
+    ]
+
+
 def is_finished(run: Path, config: RunConfig, samples: int) -> bool:
-    """Whether the run has trained for as long as is asked."""
+    """Whether the run has trained for as long as is asked. UsageError where something else is asked of it."""
+    if (run / "summary.json").is_file() and (different := _differences(read_config(run / CONFIG), config)):
+        raise UsageError(f"{run} is of another job: {'; '.join(different)}")
     try:
         summary = json.loads((run / "summary.json").read_text())
         return is_over(config, samples, summary["steps"], summary["wall_s"], summary["evaluations"])

@@ -140,7 +140,7 @@ def _found(run: Path) -> list[Path]:
 
 
 def _read(folder: Path) -> Snapshot:
-    text, checksum = (folder / STATE).read_text().splitlines()
+    text, checksum, *_ = [*(folder / STATE).read_text().splitlines(), "", ""]
     if _crc(text.encode()) != checksum:
         raise ValueError(f"{STATE} is not what was written")
     state = json.loads(text)

@@ -30,7 +30,7 @@ from hvdtrain.metrics import PHASES, Recorder, Tally, write_json
 from hvdtrain.models.layers import Network
 from hvdtrain.models.pretrained import load_pretrained
 from hvdtrain.modes import Sync
-from hvdtrain.preempt import Terminated, sigterm_waits
+from hvdtrain.preempt import Terminated, leave_file, sigterm_waits
 from hvdtrain.progress import TrainingProgress
 from hvdtrain.runfolder import Terminal
 from hvdtrain.saver import Saver
@@ -131,7 +131,9 @@ def work(
     if job.device.type == "cuda":
         print(f"rank {world.rank} computes on {device.describe(job.device)}", file=terminal.out, flush=True)
     if resumed:
-        progress.say(f"going on after step {resumed.step}, from {resumed.folder}")
+        was = resumed.state["parts"][-1]
+        until = f"until then {was['mode']} with {was['workers']} worker(s) and {was['servers']} server(s)"
+        progress.say(f"going on after step {resumed.step}, from {resumed.folder}; {until}")
     else:
         for line in skipped or []:
             progress.say(f"--pretrained skipped {line}")
@@ -141,7 +143,7 @@ def work(
     history = History(**before.get("history", {}))
     saver = Saver(job, model, sync, recorder, facts, after, progress.say)
     try:
-        with sigterm_waits():
+        with sigterm_waits(leave_file(job.folder) if world.is_chief else None):
             train(Training(job, model, module, sync, recorder, progress, saver, history), loader, validation)
     except Terminated:
         last = f"the last snapshot is of step {saver.last}" if saver.last else "no snapshot could be saved"
@@ -191,7 +193,7 @@ def _begin(
         "classes": len(data.classes), "train_samples": len(data.train), "validation_samples": len(data.validation),
         "initial_weights": before.get("initial_weights", f"blake2b:{start}"),
     })  # fmt: skip
-    part = {name: facts[name] for name in ("mode", "workers", "servers", "started")}
+    part = {name: facts[name] for name in ("mode", "workers", "servers", "threads_per_worker", "device", "started")}
     facts["parts"] = [*before.get("parts", []), {"after_step": resumed.step if resumed else 0, **part}]
     write_json(job.folder / "manifest.json", facts)
     return {name: facts[name] for name in ("dataset_hash", "initial_weights", "parts")}

@@ -341,4 +341,8 @@ def test_a_resumed_run_is_told_and_one_that_changed_on_the_way_is_left_out(tmp_p
         "it was resumed in another way: single on 1 worker(s) and 0 server(s), then allreduce on 2 worker(s) and 0 "
         "server(s)"
     ]
+    part |= {"threads_per_worker": 1, "device": "cpu"}
+    write(tmp_path / "more", change={"parts": [part, part | {"after_step": 10, "threads_per_worker": 2}]})
+    [other] = find([tmp_path / "more"])
+    assert "1 thread(s) each, on cpu, then single on 1 worker(s) and 0 server(s), 2 thread(s) each" in other.problem
     assert any("Stopped and resumed: single" in line for line in caveats([run for run in runs if run.done]))

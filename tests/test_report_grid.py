@@ -178,15 +178,17 @@ def test_a_table_of_runs_names_the_model_where_there_are_several():
 
 def test_a_table_of_epochs_reads_every_evaluation():
     evaluations = [
-        {"epoch": n, "samples": n, "train_s": 3.0 * n, "val_loss": 1.0, "val_accuracy": 0.5, "train_loss": 2.0 / n}
+        {"epoch": n, "samples": 320 * n, "train_s": 3.0 * n, "val_loss": 1, "val_accuracy": 0.5, "train_loss": 2.0 / n}
         for n in (1, 2)
     ]
+    evaluations.append(evaluations[1] | {"epoch": 3, "samples": 720, "train_s": 7.0})  # a quarter of an epoch more
     theirs = [{"epoch": 3, "train_loss": 0.0798, "epoch_s": 0.718}]
     figures = ["train_loss", "train_accuracy", "epoch_s"]
     table = made("epoch", figures, [run(evaluations=evaluations)], **{"4 GPUs": theirs})
     assert [heading for over, heading in table.columns if over == "single"] == ["training loss", "time of an epoch"]
     assert texts(table) == [
-        ("1", ["2.0000", "3.00 s", "", ""]), ("2", ["1.0000", "3.00 s", "", ""]), ("3", ["", "", "0.0798", "0.718 s"]),
+        ("1", ["2.0000", "3.00 s", "", ""]), ("2", ["1.0000", "3.00 s", "", ""]),
+        ("3", ["1.0000", "4.00 s", "0.0798", "0.718 s"]),
     ]  # fmt: skip
 
 
@@ -202,6 +204,7 @@ def test_what_is_not_as_in_the_preset_is_said():
     [told] = [note for note in table.notes if "brackets" in note]
     assert "dataset digits (coil100)" in told and "width 0.25 (1.0)" in told
     assert "pretrained" not in told and "model" not in told
+    assert "lr 0.001 (1e-05)" in told and "workers" not in told
 
 
 @pytest.mark.parametrize("name", recipes.names("presets"))

@@ -131,8 +131,6 @@ def _load(config: RunConfig, weights: Path, classes: int, device: torch.device) 
     except (OSError, SafetensorError, RuntimeError) as error:
         reason = " ".join(str(error).split())[:200]
         if not weights.exists():
-            reason = (
-                "it is not there: the run has not finished, and `hvdtrain train --resume --out RUN` goes on with it"
-            )
+            reason = "it is not there: a run that has not finished has none yet, and goes on with --resume"
         raise UsageError(f"{weights} cannot be read as the weights of {config.model}: {reason}") from None
     return model.eval()

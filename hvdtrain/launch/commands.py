@@ -12,7 +12,7 @@ from typing import Any
 import click
 
 from hvdtrain import modes, recipes
-from hvdtrain.config import RunConfig, config_options, given_options, resumed_options
+from hvdtrain.config import RunConfig, config_options, given_options, resumed_options, started_workers
 from hvdtrain.errors import Failure, UsageError, unknown
 from hvdtrain.launch import copies, testbed
 from hvdtrain.launch.follow import LEAVING_S, log_file, see_to_its_end, stop_file
@@ -40,14 +40,35 @@ def given_hosts(hosts: str | None, hostfile: Path | None) -> list[Host]:
     return parse(hosts) if hosts else parse_file(hostfile) if hostfile else []
 
 
+_OURS = {
+    "--out",
+    "--resume",
+    "--servers",
+    "-s",
+    "-n",
+    "-H",
+    "--hosts",
+    "--hostfile",
+    "--launcher",
+    "--dry-run",
+    "--retries",
+}
+
+
 @click.command(context_settings={"ignore_unknown_options": True})
 @click.option(
     "--launcher", default="local", show_default=True, metavar="NAME",
     help="How ranks are started: local, ssh, mpi, slurm, sge, yarn, kubernetes, or a recipe of your own in launchers/.",
 )  # fmt: skip
-@click.option("--num-workers", "-n", "workers", type=click.IntRange(1), required=True, help="Workers.")
 @click.option(
-    "--num-servers", "-s", "servers", type=click.IntRange(0), default=0, help="Parameter servers, beside the workers."
+    "--num-workers",
+    "-n",
+    "workers",
+    type=click.IntRange(1),
+    help="Workers; with --resume, by default as before.",
+)
+@click.option(
+    "--num-servers", "-s", "servers", type=click.IntRange(0), help="Parameter servers, beside the workers; likewise."
 )
 @host_options
 @click.option(
@@ -69,8 +90,8 @@ def given_hosts(hosts: str | None, hostfile: Path | None) -> list[Host]:
 @click.option("--dry-run", is_flag=True, help="Print what would run, and run nothing.")
 @click.argument("train_options", nargs=-1, type=click.UNPROCESSED, metavar="-- TRAIN OPTIONS")
 def launch(
-    launcher: str, workers: int, servers: int, hosts: str | None, hostfile: Path | None, sync_dst_dir: str | None,
-    sync_data: bool, interface: str, out: str, resume: bool, retries: int, dry_run: bool,
+    launcher: str, workers: int | None, servers: int | None, hosts: str | None, hostfile: Path | None,
+    sync_dst_dir: str | None, sync_data: bool, interface: str, out: str, resume: bool, retries: int, dry_run: bool,
     train_options: tuple[str, ...],
 ) -> None:  # fmt: skip
     """Start a job of so many workers and servers.
@@ -91,6 +112,14 @@ def launch(
         raise UsageError("--resume needs --out: the folder of the run to go on with")
     before = Path(out) / CONFIG if resume and (Path(out) / CONFIG).is_file() else None
     config = _train_config(train_options, servers, before)
+    servers = config.servers
+    workers = workers or (started_workers(before) if before else None)
+    if not workers:
+        raise UsageError("-n is missing: how many workers?")
+    recipe = recipes.load("launchers", launcher)
+    handed_over = "script" in recipe or "stop" in recipe
+    if retries and handed_over:
+        raise UsageError(f"--retries is for jobs that `launch` sees to their end: {launcher} takes them over")
     config.for_workers(workers).check_workers(workers)
     listed = given_hosts(hosts, hostfile)
     if sync_dst_dir and not listed:
@@ -105,9 +134,9 @@ def launch(
         wanted.append(copies.Copy(copies.data_folder(config), f"{target}/data", copies.DATA))
         config = dataclasses.replace(config, dataset=wanted[-1].folder)
     folder = Path(out or f"runs/launch-{time.strftime('%Y%m%d-%H%M%S')}").absolute()
+    if not resume:
+        check_free(folder)
     if not dry_run:
-        if not resume:
-            check_free(folder)
         for copy in wanted:
             copy.make(names)
     start = prepare(
@@ -123,8 +152,6 @@ def launch(
     if still_runs(_recorded(running)):
         raise UsageError(f"--out {folder}: its job is still running; `hvdtrain stop {out}` ends it")
     running.write_text(json.dumps({"launcher": launcher, **myself()}))
-    recipe = recipes.load("launchers", launcher)
-    handed_over = "script" in recipe or "stop" in recipe
     try:
         see_to_its_end(start, folder, workers, servers, retries, leaves_results=not handed_over)
     except BaseException:
@@ -173,24 +200,32 @@ def prepare(
     return expand(launcher, job)
 
 
-def _train_config(words: tuple[str, ...], servers: int, file: Path | None) -> RunConfig:
+def _train_config(words: tuple[str, ...], servers: int | None, file: Path | None) -> RunConfig:
     """What follows --, as `hvdtrain train` would take it.
 
     Args:
+        servers: None where nothing is said of them.
         file: the config.toml of the run that the job goes on with.
     """
+    if misplaced := {word.split("=")[0] for word in words} & _OURS:
+        raise UsageError(f"{', '.join(sorted(misplaced))} is for launch: it belongs before --")
 
-    @click.command("launch … -- TRAIN OPTIONS")
+    @click.command("train")
     @config_options("servers", mode="ps-sync" if servers else "allreduce")
     @click.pass_context
     def train(ctx: click.Context, **options: Any) -> RunConfig:
-        options["servers"] = servers
+        options["servers"] = servers or 0
         if file:
-            given = given_options(ctx, options) | {"servers"}
+            given = given_options(ctx, options) | ({"servers"} if servers is not None else set())
             options = resumed_options(file, options, given)
+        if modes.has_servers(options["mode"]) and not options["servers"]:
+            raise UsageError(f"--mode {options['mode']} needs a server: add -s 1 before --")
         return RunConfig(**options).check()
 
-    return train.main(list(words), standalone_mode=False)
+    config = train.main(list(words), prog_name="hvdtrain train", standalone_mode=False)
+    if not isinstance(config, RunConfig):  # --help has been shown
+        raise SystemExit(0)
+    return config
 
 
 def _recorded(file: Path) -> dict[str, Any]:
@@ -199,7 +234,10 @@ def _recorded(file: Path) -> dict[str, Any]:
         known = json.loads(file.read_text())
     except (OSError, ValueError):
         return {}
-    return known if isinstance(known, dict) else {}
+    if not isinstance(known, dict):
+        return {}
+    kinds = {"launcher": str, "job": str} if "job" in known else {"launcher": str, "pid": int, "host": str}
+    return known if all(isinstance(known.get(name), kind) for name, kind in kinds.items()) else {}
 
 
 @click.command()
@@ -212,7 +250,7 @@ def stop(out: Path) -> None:
     """
     file = stop_file(out.absolute())
     known = _recorded(file)
-    if not {"launcher"} < set(known):
+    if not known:
         raise UsageError(f"{out}: no job that `hvdtrain launch` started is running there")
     if "job" in known:
         words = [word.replace("{job}", known["job"]) for word in recipes.load("launchers", known["launcher"])["stop"]]

@@ -13,7 +13,7 @@ import click
 from hvdtrain.launch.failure import failure, rank_of
 from hvdtrain.launch.processes import sigterm_unwinds, started
 from hvdtrain.launch.recipe import Start
-from hvdtrain.preempt import EXIT_CODE
+from hvdtrain.preempt import EXIT_CODE, leave_file
 
 LEAVING_S = 60.0  # how long ranks may take to save and leave, after SIGTERM
 USAGE = 2  # exit code
@@ -41,11 +41,12 @@ def see_to_its_end(start: Start, out: Path, workers: int, servers: int, retries:
     """
     log = log_file(out)
     for attempt in range(1, retries + 2):
-        code, left = follow(start, log)
+        code, left = follow(start, log, leave_file(out))
         # An mpirun that lost all its hosts ends with 0.
         if code == 0 and (not leaves_results or (out / "summary.json").is_file()):
             return
         if left:
+            click.echo(f"hvdtrain: the job was asked to leave: {_saved(out)}", err=True)
             raise SystemExit(EXIT_CODE)
         failed = failure(out, log, code, partial(rank_of, start, workers, servers))
         if attempt > retries or failed.exit_code == USAGE:
@@ -54,13 +55,30 @@ def see_to_its_end(start: Start, out: Path, workers: int, servers: int, retries:
         log.rename(log.with_name(f"log.{attempt}"))
 
 
-def follow(start: Start, log: Path) -> tuple[int, bool]:
+def _saved(out: Path) -> str:
+    """What a run that was left early can go on from."""
+    if snapshots := sorted(path.name for path in (out / "snapshots").glob("step-*[0-9]")):
+        return f"`hvdtrain launch --resume --out {out}` goes on after step {int(snapshots[-1][5:])}"
+    return "nothing had been saved"
+
+
+def follow(start: Start, log: Path, leave: Path) -> tuple[int, bool]:
     """Run a job to its end, showing what it prints; its exit code, and whether it was asked to leave.
 
     SIGTERM asks the ranks to save and leave. Ctrl-C, a second SIGTERM, or LEAVING_S of waiting end it on all hosts.
+
+    Args:
+        leave: the file that asks them, where the starter passes no signal on.
     """
-    with sigterm_unwinds(), started(start, log) as process, log.open("rb") as printed:
-        with _asked_to_leave(lambda: process.send_signal(start.leave)) as asked:
+
+    def ask() -> None:
+        if start.leave is None:
+            leave.touch()
+        else:
+            process.send_signal(start.leave)
+
+    with sigterm_unwinds(), _removed(leave), started(start, log) as process, log.open("rb") as printed:
+        with _asked_to_leave(ask) as asked:
             last = b"\n"
             while True:
                 ended = process.poll() is not None
@@ -73,6 +91,16 @@ def follow(start: Start, log: Path) -> tuple[int, bool]:
                 if asked and time.monotonic() - asked[0] > LEAVING_S:
                     raise SystemExit(EXIT_CODE)
                 time.sleep(0.1)
+
+
+@contextmanager
+def _removed(file: Path) -> Iterator[None]:
+    """It is neither there when the block begins nor when it is over."""
+    file.unlink(missing_ok=True)
+    try:
+        yield
+    finally:
+        file.unlink(missing_ok=True)
 
 
 @contextmanager

@@ -118,7 +118,7 @@ def still_runs(known: Mapping[str, Any]) -> bool:
             return False
         process = psutil.Process(known["pid"])
         return process.create_time() == known["created"] and runs(process)
-    except (KeyError, TypeError, psutil.NoSuchProcess):
+    except (KeyError, TypeError, ValueError, psutil.NoSuchProcess):
         return False
 
 
@@ -142,7 +142,7 @@ def end_recorded(known: Mapping[str, Any], patience: float) -> bool:
             for child in [*left.children(recursive=True), left]:
                 with contextlib.suppress(psutil.NoSuchProcess):
                     child.kill()
-    except psutil.NoSuchProcess:
+    except (psutil.NoSuchProcess, ValueError):
         return False
     return True
 

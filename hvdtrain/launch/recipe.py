@@ -56,13 +56,13 @@ class Start:
         words: the command.
         files: what it reads, by path: a host file, a job script.
         environment: all of its environment.
-        leave: the signal that it passes on to the ranks, which then save and leave.
+        leave: the signal that it passes on to the ranks, which then save and leave; None where it passes on none.
     """
 
     words: list[str]
     files: dict[Path, str]
     environment: dict[str, str]
-    leave: signal.Signals = signal.SIGTERM
+    leave: signal.Signals | None = signal.SIGTERM
 
     def shown(self) -> str:
         """What `--dry-run` prints: the files, and the command."""
@@ -88,7 +88,7 @@ def expand(launcher: str, job: Job) -> Start:
         "hosts": ",".join(f"{host.name}:{host.slots}" for host in job.hosts),
         "nodes": str(len(job.hosts)) if job.hosts else "", "nodelist": ",".join(host.name for host in job.hosts),
         "hostfile": str(hostfile) if job.hosts else "", "script": str(script),
-        "interface": job.interface, "name": f"hvdtrain-{job.out.name}", "out": str(job.out),
+        "interface": job.interface, "name": _name(job.out.name), "out": str(job.out),
         "folder": job.folder or str(Path.cwd()),
         "program": list(job.program), "program_json": json.dumps(list(job.program)),
         "survive": list(recipe.get("survive", [])) if job.survives else [],
@@ -100,7 +100,8 @@ def expand(launcher: str, job: Job) -> Start:
         files[hostfile] = "".join(f"{host.name} slots={host.slots}\n" for host in job.hosts)
     if "script" in recipe:
         files[script] = _text(launcher, recipe["script"], values)
-    return Start(words, files, environment, signal.Signals[recipe.get("leave", "SIGTERM")])
+    leave = recipe.get("leave", "SIGTERM")
+    return Start(words, files, environment, None if leave == "file" else signal.Signals[leave])
 
 
 def train_program(config: RunConfig, out: Path, whole: bool = False) -> list[str]:
@@ -110,6 +111,11 @@ def train_program(config: RunConfig, out: Path, whole: bool = False) -> list[str
         whole: name options that are as they are by default too: those of a run in the folder would win otherwise.
     """
     return [sys.executable, "-m", "hvdtrain", "train", *config.to_args(whole), "--out", str(out)]
+
+
+def _name(run: str) -> str:
+    """A job's name that every scheduler takes: Kubernetes' rule, RFC 1123's labels, is the narrowest."""
+    return f"hvdtrain-{re.sub(r'[^a-z0-9]+', '-', run.lower())}"[:63].rstrip("-")
 
 
 def _environment(own: Mapping[str, str], everything: bool) -> dict[str, str]:

@@ -1,12 +1,13 @@
 """`hvdtrain hosts`."""
 
+import re
 import shlex
 import subprocess
 from pathlib import Path
 
 import click
 
-from hvdtrain.errors import unknown
+from hvdtrain.errors import UsageError, unknown
 from hvdtrain.launch import testbed
 from hvdtrain.launch.remote import SSH
 
@@ -31,6 +32,8 @@ def hosts() -> None:
 @click.option("--rate", default="1gbit", show_default=True, help="Of each host's link, each way, in tc's words.")
 def up(count: int, rate: str) -> None:
     """Make node1 … nodeN, in place of what there was."""
+    if not re.fullmatch(r"\d+(\.\d+)?([kmgt]?bit|[kmgt]?bps)", rate):
+        raise UsageError(f"--rate {rate} is not a rate such as 1gbit or 100mbit")
     testbed.up(count, rate)
     click.echo(f"{', '.join(testbed.nodes())} are up, {rate} each way; `hvdtrain hosts down` removes them")
 
@@ -49,5 +52,7 @@ def down() -> None:
 def run(ctx: click.Context, node: str, words: tuple[str, ...]) -> None:
     """Run a command on a host, in this folder; the exit code is the command's."""
     if node not in testbed.nodes():
-        raise unknown("host", node, testbed.nodes() or ["none is up; see `hvdtrain hosts up --help`"])
+        if not testbed.nodes():
+            raise UsageError("no hosts are up: see `hvdtrain hosts up --help`")
+        raise unknown("host", node, testbed.nodes())
     ctx.exit(subprocess.run([*SSH, node, f"cd {shlex.quote(str(Path.cwd()))} && {shlex.join(words)}"]).returncode)

@@ -125,11 +125,14 @@ def _records(layout: Layout, row: Row, run: Run) -> Iterator[tuple[Any, dict[str
     if layout.down != "epoch":
         yield row.get(layout.down), row
         return
-    before = 0.0
+    before = samples = 0.0
+    train = row["epochs"] and row["samples"] / row["epochs"]  # images
     for evaluation in run.summary.get("evaluations") or []:
         figures = {name: evaluation.get(name) for name in _EPOCH}
-        yield evaluation.get("epoch"), figures | {"epoch_s": evaluation["train_s"] - before}
-        before = evaluation["train_s"]
+        # Of a whole one: the last may have ended midway.
+        part = (evaluation["samples"] - samples) / train if train else None
+        yield evaluation.get("epoch"), figures | {"epoch_s": (evaluation["train_s"] - before) / part if part else None}
+        before, samples = evaluation["train_s"], evaluation["samples"]
 
 
 def _cells(layout: Layout, members: Sequence[dict[str, Any]]) -> dict[str, Cell]:
@@ -161,12 +164,27 @@ def _repeats(runs: Sequence[Run]) -> str:
 
 def _differences(layout: Layout, runs: Sequence[Run]) -> list[str]:
     told = []
-    for option in _COMPARED:
-        if option not in layout.options:
-            continue
-        theirs = layout.options[option]
+    done = [_options(row, run, layout.options) for row, run in zip(results(runs), runs, strict=True)]
+    for option, theirs in layout.options.items():
         theirs = theirs if isinstance(theirs, list) else [theirs]
-        ours = {show(value(run, option)): value(run, option) for run in runs}
+        ours = {show(options[option]): options[option] for options in done if option in options}
         if any(this not in theirs for this in ours.values()):
             told.append(f"{option} {', '.join(ours)} ({', '.join(map(show, theirs))})")
     return [f"These runs are not as the preset has them, which stands in brackets: {'; '.join(told)}."] if told else []
+
+
+def _options(row: Row, run: Run, theirs: dict[str, Any]) -> dict[str, Any]:
+    """What a run did, as options of `hvdtrain compare` beside a preset's: a batch is a worker's if that has it so."""
+    told = {option: value(run, option) for option in _COMPARED}
+    workers, lr, batch = run.kind.workers, row["lr"], row["global_batch"]
+    if workers > 1:  # a run of one is in every comparison
+        told["workers"] = workers
+    if batch:
+        told["batch_size"] = round(batch / workers) if theirs.get("per_worker") else batch
+    if lr:
+        scaled = {"none": 1.0, "sqrt": workers**0.5, "linear": float(workers)}[theirs.get("lr_scaling", "none")]
+        told["lr"] = float(f"{lr / scaled:.4g}")
+    told["schedule"] = str(value(run, "schedule")).split(" ")[0]
+    if epochs := row["epochs"]:
+        told["epochs"] = round(epochs) if abs(epochs - round(epochs)) < 0.005 else float(f"{epochs:.2g}")
+    return told

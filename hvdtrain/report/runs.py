@@ -120,10 +120,17 @@ def load(folder: Path) -> Run:
     if lost := summary.get("lost_workers"):
         return Run(folder, manifest, summary, f"it finished without ranks {lost}, which died on the way")
     run = Run(folder, manifest, summary)
-    told = [f"{p.get('mode')} on {p.get('workers')} worker(s) and {p.get('servers')} server(s)" for p in run.parts]
+    told = [_way(part) for part in run.parts]
     if len(set(told)) > 1:
         return Run(folder, manifest, summary, f"it was resumed in another way: {', then '.join(told)}")
     return run
+
+
+def _way(part: dict[str, Any]) -> str:
+    """How a part of a run was computed, for a person; an older version did not write all of it down."""
+    told = f"{part.get('mode')} on {part.get('workers')} worker(s) and {part.get('servers')} server(s)"
+    more = [f"{part['threads_per_worker']} thread(s) each"] if "threads_per_worker" in part else []
+    return ", ".join([told, *more, *([f"on {part['device']}"] if "device" in part else [])])
 
 
 def find(paths: Iterable[Path]) -> list[Run]:
