@@ -186,6 +186,10 @@ def test_no_token_of_this_environment_reaches_a_command_line_of_another_host(out
         (["-n", "1", "-s", "1", "--", "--mode", "allreduce"], "has no servers"),
         (["-n", "1", "--", "--modle", "vgg16"], "No such option '--modle'"),
         (["-n", "1", "-H", "a;b:1"], "is not the name of a host"),
+        (["--", "--mode", "allreduce"], "-n is missing"),
+        (["-n", "1", "--", "--mode", "ps-sync"], "--mode ps-sync needs a server: add -s 1 before --"),
+        (["-n", "1", "--", "--servers", "1", "--out=x"], "--out, --servers is for launch: it belongs before --"),
+        (["-n", "1", "--launcher", "slurm", "--retries", "2"], "--retries is for jobs that `launch` sees to their end"),
     ],
 )
 def test_what_cannot_run_is_refused_before_anything_starts(words, says, tmp_path, monkeypatch):
@@ -194,6 +198,23 @@ def test_what_cannot_run_is_refused_before_anything_starts(words, says, tmp_path
     said = result.output + str(getattr(result.exception, "message", "") or result.exception)
     assert result.exit_code and says in said, said
     assert list(tmp_path.iterdir()) == []
+
+
+def test_help_on_what_follows_the_dashes_is_help_on_train():
+    result = CliRunner().invoke(launch, ["-n", "2", "--", "--help"])
+    assert result.exit_code == 0 and result.output.startswith("Usage: hvdtrain train"), result.output
+
+
+def test_a_dry_run_is_refused_where_the_job_would_be(tmp_path):
+    (tmp_path / "mine").write_text("")
+    result = CliRunner().invoke(launch, ["-n", "2", "--out", str(tmp_path), "--dry-run"])
+    assert "is in use: choose another folder" in str(result.exception)
+
+
+@pytest.mark.parametrize(("run", "name"), [("My Run_1", "hvdtrain-my-run-1"), ("x" * 99, f"hvdtrain-{'x' * 54}")])
+def test_a_jobs_name_is_one_that_every_scheduler_takes(run, name, tmp_path):
+    made = expand("kubernetes", Job(2, ["x"], out=tmp_path / run))
+    assert yaml.safe_load(next(iter(made.files.values())))["metadata"]["name"] == name
 
 
 def test_a_variable_that_there_is_not_is_named(tmp_path, monkeypatch):

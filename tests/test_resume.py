@@ -141,6 +141,22 @@ def test_resume_of_what_has_finished_or_not_begun(tmp_path):
     assert nowhere.returncode == 2 and "--resume needs --out" in nowhere.stdout
 
 
+def test_a_result_is_not_begun_again(tmp_path):
+    out, other = tmp_path / "run", tmp_path / "other"
+    short = ["--width", "0.0625", "--steps", "4", "--threads", "1"]
+    assert run("alone", 1, *short, "--snapshot-every", "never", "--out", str(out)).returncode == 0
+    before = {path: path.read_bytes() for path in out.rglob("*") if path.is_file()}
+    longer = run("alone", 1, "--resume", "--steps", "6", "--out", str(out))
+    assert longer.returncode == 2 and "has no snapshot to go on from, and summary.json would be lost" in longer.stdout
+    changed = run("alone", 1, "--resume", "--lr", "0.5", "--out", str(out))
+    assert changed.returncode == 2 and "is of another job: lr was 0.0003, not 0.5" in changed.stdout
+    assert {path: path.read_bytes() for path in out.rglob("*") if path.is_file()} == before
+    other.mkdir()
+    (other / "mine").write_text("precious")
+    nothing = run("alone", 1, "--resume", "--out", str(other))
+    assert nothing.returncode == 2 and "is not a run to go on with: it has no config.toml" in nothing.stdout
+
+
 def test_two_jobs_do_not_go_on_with_one_run(tmp_path):
     out = tmp_path / "run"
     interrupted("alone", 1, out, 0)
@@ -208,11 +224,13 @@ def test_launch_passes_sigterm_on_and_goes_on_later(tmp_path):
         job.send_signal(signal.SIGTERM)
         printed, _ = job.communicate(timeout=60)
         assert job.returncode == 143, printed
-        assert "go on with --resume" in printed and not (tmp_path / "run.launch/running.json").exists()
+        assert "go on with --resume" in printed
+        assert "the job was asked to leave: `hvdtrain launch --resume --out" in printed.splitlines()[-1]
+        assert not (tmp_path / "run.launch/running.json").exists()
         again = launched(out)
         refused, _ = again.communicate(timeout=60)
         assert again.returncode == 2 and "is in use" in refused
-        again = launched(out, "--resume")
+        again = launched(out, "--resume", ranks=())
         printed, _ = again.communicate(timeout=90)
         assert again.returncode == 0, printed
         assert [row["step"] for row in steps(out, 1)] == list(range(1, 31))
@@ -247,8 +265,9 @@ def test_launch_goes_on_with_the_runs_own_options_but_for_those_given(tmp_path):
     printed, _ = first.communicate(timeout=90)
     assert first.returncode == 0, printed
     words = [HVDTRAIN, "launch", "--resume", "--out", str(out)]
-    same = subprocess.run([*words, "-n", "2", "-s", "1", "--", "--steps", "34"], **SETTINGS, timeout=90)
+    same = subprocess.run([*words, "--", "--steps", "34"], **SETTINGS, timeout=90)
     assert same.returncode == 0, same.stdout
+    assert "until then ps-async with 2 worker(s) and 1 server(s)" in same.stdout
     manifest = json.loads((out / "manifest.json").read_text())
     assert (manifest["mode"], manifest["compression"], summary(out)["steps"]) == ("ps-async", "fp16", 34)
     options = ["--mode", "allreduce", "--compression", "none", "--steps", "36"]

@@ -153,6 +153,7 @@ def test_a_job_ends_on_all_hosts_and_says_why(how, launcher, nodes, tmp_path):
         job.wait_for_steps()
         if how == "stop":
             stopped = hvdtrain("stop", job.out)
+            assert list((job.out / "snapshots").glob("step-*"))  # not one of an epoch: those are still running
             assert (stopped.returncode, stopped.stdout) == (0, f"{job.out}: its job has ended\n")
             assert hvdtrain("stop", job.out).returncode == 2
         elif how == "a killed rank":

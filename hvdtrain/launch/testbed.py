@@ -148,11 +148,10 @@ def _start_sshd(node: str, address: str) -> None:
 def _wait_for(node: str, address: str) -> None:
     deadline = time.monotonic() + READY_S
     while time.monotonic() < deadline:
-        try:
-            with socket.create_connection((address, 22), timeout=1):
+        with contextlib.suppress(OSError), socket.create_connection((address, 22), timeout=1):
+            if (STATE / f"{node}.pid").exists():  # which sshd writes a moment after it listens
                 return
-        except OSError:
-            time.sleep(0.05)
+        time.sleep(0.05)
     log = STATE / f"{node}.log"
     raise Failure(f"the sshd of {node} does not answer: {log.read_text().strip()[-200:] if log.exists() else 'no log'}")
 
