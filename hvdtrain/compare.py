@@ -96,6 +96,8 @@ def compare(
     for name in LENGTHS - given if given else ():  # they exclude each other: the preset's gives way
         options[name] = getattr(RunConfig, name)
     listed = given_hosts(hosts, hostfile)
+    if given_options(ctx, ["launcher"]) and not listed:
+        raise UsageError("--launcher is for hosts: give -H or --hostfile; without them all runs are on this machine")
     config, axes = RunConfig(**options), Axes(modes, workers, servers, model, batch_size, repeats)
     if dry_run:
         click.echo("\n".join(told(plan(config, axes, listed, launcher), Path(out or "runs/compare"))))

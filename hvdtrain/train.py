@@ -154,7 +154,7 @@ class Stepper:
     def __init__(self, job: Job, model: nn.Module, sync: Sync, module: nn.Module, steps: int | None) -> None:
         self.config, self.device, self.steps = job.config, job.device, steps
         self.model, self.sync, self.module = model, sync, module
-        self.worker = job.world.worker
+        self.worker, self.alone = job.world.worker, job.world.size == 1
         self.normalise = Normalise(job.config, job.device)
         self.loss_scale = LossScale(job.config.precision, trained(model), job.device)
         self.clock = Clock(model, job.device)
@@ -194,6 +194,8 @@ class Stepper:
         clock.mark("optimizer")
         seconds = clock.lap()
         seconds |= {"forward": seconds["forward"] - sync.waited_s, "comm": seconds["comm"] + sync.waited_s}
+        if self.alone:  # what comes after the last gradient is no wait for others
+            seconds |= {"backward": seconds["backward"] + seconds["comm"], "comm": 0.0}
         row = {
             "step": share.step, "epoch": share.epoch, "samples": share.counted,
             "loss": loss.item() if share.counted else None,

@@ -103,6 +103,7 @@ def test_every_starter_runs_every_kind_of_mode(starter, ranks, mode, servers, tm
         assert [row["step"] for row in steps(out, rank)] == [1, 2, 3, 4, 5, 6]
         assert {row["samples"] for row in steps(out, rank)} == {32 // (ranks - servers)}
         assert ("staleness" in steps(out, rank)[0]) == (servers > 0)
+        assert any(row["comm_s"] for row in steps(out, rank)) == (ranks > 1)
     for rank in range(ranks):
         assert (out / "logs" / f"rank.{rank}.out").is_file()
         assert (out / "logs" / f"rank.{rank}.err").is_file()
