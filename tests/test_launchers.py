@@ -188,7 +188,7 @@ def test_no_token_of_this_environment_reaches_a_command_line_of_another_host(out
         (["-n", "1", "-H", "a;b:1"], "is not the name of a host"),
         (["--", "--mode", "allreduce"], "-n is missing"),
         (["-n", "1", "--", "--mode", "ps-sync"], "--mode ps-sync needs a server: add -s 1 before --"),
-        (["-n", "1", "--", "--servers", "1", "--out=x"], "--out, --servers is for launch: it belongs before --"),
+        (["-n", "1", "--", "--servers", "1", "--out=x"], "--servers is for launch: give -s before --"),
         (["-n", "1", "--launcher", "slurm", "--retries", "2"], "--retries is for jobs that `launch` sees to their end"),
     ],
 )

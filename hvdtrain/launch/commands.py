@@ -40,19 +40,8 @@ def given_hosts(hosts: str | None, hostfile: Path | None) -> list[Host]:
     return parse(hosts) if hosts else parse_file(hostfile) if hostfile else []
 
 
-_OURS = {
-    "--out",
-    "--resume",
-    "--servers",
-    "-s",
-    "-n",
-    "-H",
-    "--hosts",
-    "--hostfile",
-    "--launcher",
-    "--dry-run",
-    "--retries",
-}
+# Options of `launch` that one is tempted to give to the job.
+_OURS = set("--out --resume --servers -s -n -H --hosts --hostfile --launcher --dry-run --retries".split())
 
 
 @click.command(context_settings={"ignore_unknown_options": True})
@@ -61,11 +50,7 @@ _OURS = {
     help="How ranks are started: local, ssh, mpi, slurm, sge, yarn, kubernetes, or a recipe of your own in launchers/.",
 )  # fmt: skip
 @click.option(
-    "--num-workers",
-    "-n",
-    "workers",
-    type=click.IntRange(1),
-    help="Workers; with --resume, by default as before.",
+    "--num-workers", "-n", "workers", type=click.IntRange(1), help="Workers; with --resume, by default as before."
 )
 @click.option(
     "--num-servers", "-s", "servers", type=click.IntRange(0), help="Parameter servers, beside the workers; likewise."
@@ -207,8 +192,9 @@ def _train_config(words: tuple[str, ...], servers: int | None, file: Path | None
         servers: None where nothing is said of them.
         file: the config.toml of the run that the job goes on with.
     """
-    if misplaced := {word.split("=")[0] for word in words} & _OURS:
-        raise UsageError(f"{', '.join(sorted(misplaced))} is for launch: it belongs before --")
+    for name in (word.split("=")[0] for word in words):
+        if name in _OURS:
+            raise UsageError(f"{name} is for launch: give {'-s' if name == '--servers' else name} before --")
 
     @click.command("train")
     @config_options("servers", mode="ps-sync" if servers else "allreduce")
