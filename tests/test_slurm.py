@@ -102,10 +102,10 @@ def submit(env, out, workers, servers, *options):
 
 @pytest.mark.parametrize(("mode", "workers", "servers"), [("ps-async", 2, 1), ("allreduce", 2, 0)])
 def test_a_batch_job_trains(mode, workers, servers, slurm, tmp_path):
-    out = tmp_path / "run"
+    out = tmp_path / "A run"
     job = submit(slurm, out, workers, servers, "--mode", mode, "--steps", "5")
     until(lambda: not output(slurm, "squeue", "-h", "-j", job), 90)
-    log = (tmp_path / "run.launch" / f"slurm-{job}.log").read_text()
+    log = (tmp_path / "A run.launch" / f"slurm-{job}.log").read_text()
     assert (out / "summary.json").exists(), log
     manifest = json.loads((out / "manifest.json").read_text())
     assert (manifest["starter"], manifest["workers"], manifest["servers"]) == ("srun", workers, servers)
