@@ -13,6 +13,7 @@ from typing import Any
 
 import torch
 from safetensors.torch import load_file
+from torch import nn
 
 from hvdtrain import device, models, modes, resume
 from hvdtrain.config import RunConfig
@@ -142,23 +143,30 @@ def work(
     recorder = Recorder(job.folder, world.rank, world.is_chief, after, tally)
     history = History(**before.get("history", {}))
     saver = Saver(job, model, sync, recorder, facts, after, progress.say)
-    try:
-        with sigterm_waits(leave_file(job.folder) if world.is_chief else None):
-            train(Training(job, model, module, sync, recorder, progress, saver, history), loader, validation)
-    except Terminated:
-        last = f"the last snapshot is of step {saver.last}" if saver.last else "no snapshot could be saved"
-        progress.say(f"ended by SIGTERM at step {history.step}; {last}: go on with --resume --out {job.folder}")
-        sync.close()
-        raise
-    finally:
-        progress.close()
-        recorder.close()
-    summary = summarise(job, sync, recorder, history)
-    if world.is_chief:
-        write_tensors(job.folder / WEIGHTS, model.state_dict())
+    training = Training(job, model, module, sync, recorder, progress, saver, history)
+    with sigterm_waits(leave_file(job.folder) if world.is_chief else None):
+        try:
+            train(training, loader, validation)
+        except Terminated:
+            last = f"the last snapshot is of step {saver.last}" if saver.last else "no snapshot could be saved"
+            progress.say(f"ended by SIGTERM at step {history.step}; {last}: go on with --resume --out {job.folder}")
+            sync.close()
+            raise
+        finally:
+            progress.close()
+            recorder.close()
+        _finish(training, data, side)  # a SIGTERM that comes now has nothing left to end
+
+
+def _finish(training: Training, data: ImageFolder, side: int) -> None:
+    """Write the results of training that is over, and leave the others. All workers call it together."""
+    job, sync, progress = training.job, training.sync, training.progress
+    summary = summarise(job, sync, training.recorder, training.history)
+    if job.world.is_chief:
+        write_tensors(job.folder / WEIGHTS, training.model.state_dict())
     if data.test:
-        summary |= _test_best(job, sync, model, Loader(data.test, side, job.threads), progress)
-    if world.is_chief:
+        summary |= _test_best(job, sync, training.model, Loader(data.test, side, job.threads), progress)
+    if job.world.is_chief:
         write_json(job.folder / "summary.json", summary)
         if share := summary["left_out_share"]:
             progress.say(f"{share:.1%} of the steps overflowed fp16, and were left out")
@@ -241,7 +249,7 @@ def summarise(job: Job, sync: Sync, recorder: Recorder, history: History) -> dic
     }
 
 
-def _test_best(job: Job, sync: Sync, model: Network, loader: Loader, progress: TrainingProgress) -> dict[str, float]:
+def _test_best(job: Job, sync: Sync, model: nn.Module, loader: Loader, progress: TrainingProgress) -> dict[str, float]:
     """Loss and accuracy of the best model over the test images; all workers call it together. The model changes."""
     best = job.folder / "snapshots" / BEST
     _, has_it = gather(sync, job.world, [best.is_file()])

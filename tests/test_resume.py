@@ -6,7 +6,7 @@ import signal
 import subprocess
 
 import pytest
-from test_jobs import HVDTRAIN, SETTINGS, finish, ranks_of, run, start, steps, until
+from test_jobs import HVDTRAIN, SETTINGS, finish, make_images, ranks_of, run, start, steps, until
 
 pytestmark = pytest.mark.timeout(240)
 
@@ -197,6 +197,27 @@ def test_a_second_sigterm_ends_at_once(tmp_path):
         assert job.wait(60) in (143, -signal.SIGTERM)
     finally:
         finish(job)
+
+
+def test_sigterm_after_the_last_step_lets_the_results_be_written(tmp_path):
+    """While the test images are evaluated, which takes seconds."""
+    data, out = tmp_path / "data", tmp_path / "run"
+    make_images(data, train=8, validation=8, side=64)
+    for name in ("a", "b"):
+        (data / "TestData" / name).mkdir(parents=True)
+        for n in range(1200):
+            shutil.copy(data / "ValidationData" / name / "0.png", data / "TestData" / name / f"{n}.png")
+    options = ["--dataset", str(data), "--width", "0.5", "--batch-size", "8", "--steps", "2", "--threads", "1"]
+    job = start("alone", 1, *options, "--out", str(out))
+    try:
+        until((out / "snapshots" / "final.safetensors").is_file)
+        assert not (out / "summary.json").exists()
+        job.send_signal(signal.SIGTERM)
+        printed, _ = job.communicate(timeout=60)
+    finally:
+        finish(job)
+    assert job.returncode == 0, printed
+    assert "test_accuracy" in summary(out)
 
 
 def test_stop_at_target_stops_there(tmp_path):

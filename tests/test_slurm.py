@@ -123,12 +123,12 @@ def test_a_batch_job_is_cancelled(slurm, tmp_path):
 def test_a_batch_job_that_is_told_to_leave_goes_back_in_the_queue_and_goes_on(slurm, tmp_path):
     """SIGUSR1 is what Slurm sends two minutes before a job's time is over; it waits a little before the next run."""
     out = tmp_path / "run"
-    job = submit(slurm, out, 2, 0, "--mode", "allreduce", "--steps", "60", "--batch-size", "128")
+    job = submit(slurm, out, 2, 0, "--mode", "allreduce", "--steps", "240", "--batch-size", "128")
     until(lambda: (out / "metrics.rank0.jsonl").is_file() and len(steps(out, 0)) > 5, 60)
     output(slurm, "scancel", "--signal=USR1", job)
     until(lambda: output(slurm, "squeue", "-h", "-j", job, "-o", "%T") == "PENDING", 30)
     assert list((out / "snapshots").glob("step-*")) and not (out / "summary.json").exists()
     until((out / "summary.json").exists, 100)
     until(lambda: not output(slurm, "squeue", "-h", "-j", job), 30)
-    assert [row["step"] for row in steps(out, 1)] == list(range(1, 61))
+    assert [row["step"] for row in steps(out, 1)] == list(range(1, 241))
     assert len(json.loads((out / "manifest.json").read_text())["parts"]) == 2
