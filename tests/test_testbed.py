@@ -170,7 +170,9 @@ def test_a_job_ends_on_all_hosts_and_says_why(how, launcher, nodes, tmp_path):
         assert code == 143
     elif how == "a killed rank":
         why = last.removeprefix("hvdtrain: the job failed: ")
-        if launcher == "ssh":
+        if launcher == "ssh" and why.startswith("rank 0 failed"):  # as below
+            assert code == 1, printed
+        elif launcher == "ssh":
             assert (code, why.startswith("rank 1 was ended by a signal, or the ssh connection")) == (255, True), printed
         elif "rank 0" in why:  # whose MPI was faster to miss the other than its host was to tell
             assert why.startswith(("a rank on node2", "another rank")), printed
