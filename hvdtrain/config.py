@@ -211,7 +211,7 @@ class RunConfig:
         """
         if not self.per_worker:
             return self
-        lr = self.lr * {"none": 1.0, "sqrt": workers**0.5, "linear": float(workers)}[self.lr_scaling]
+        lr = self.lr * lr_factor(self.lr_scaling, workers)
         return dataclasses.replace(
             self, batch_size=self.batch_size * workers, lr=lr, per_worker=False, lr_scaling="none"
         )  # fmt: skip
@@ -293,6 +293,11 @@ _USED_IN: dict[str, Callable[[str], bool]] = {
     "push_scale": modes.survives, "delay_compensation": modes.survives, "staleness_lr": modes.survives,
     "staleness": lambda mode: mode == "ps-ssp", "bucket_mb": modes.has_servers, "record": modes.has_servers,
 }  # fmt: skip
+
+
+def lr_factor(scaling: str, workers: int) -> float:
+    """What --lr-scaling multiplies one worker's learning rate by."""
+    return {"none": 1.0, "sqrt": workers**0.5, "linear": float(workers)}[scaling]
 
 
 def _flag(name: str) -> str:

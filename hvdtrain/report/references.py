@@ -10,6 +10,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from hvdtrain import recipes
+from hvdtrain.config import lr_factor
 from hvdtrain.errors import UsageError
 from hvdtrain.report.cells import HEADINGS, MORE_HEADINGS, figure, spread_text
 from hvdtrain.report.fairness import SPANNED, show, value
@@ -126,7 +127,7 @@ def _records(layout: Layout, row: Row, run: Run) -> Iterator[tuple[Any, dict[str
         yield row.get(layout.down), row
         return
     before = samples = 0.0
-    train = row["epochs"] and row["samples"] / row["epochs"]  # images
+    train = value(run, "train_samples")
     for evaluation in run.summary.get("evaluations") or []:
         figures = {name: evaluation.get(name) for name in _EPOCH}
         # Of a whole one: the last may have ended midway.
@@ -182,8 +183,7 @@ def _options(row: Row, run: Run, theirs: dict[str, Any]) -> dict[str, Any]:
     if batch:
         told["batch_size"] = round(batch / workers) if theirs.get("per_worker") else batch
     if lr:
-        scaled = {"none": 1.0, "sqrt": workers**0.5, "linear": float(workers)}[theirs.get("lr_scaling", "none")]
-        told["lr"] = float(f"{lr / scaled:.4g}")
+        told["lr"] = float(f"{lr / lr_factor(theirs.get('lr_scaling', 'none'), workers):.4g}")
     told["schedule"] = str(value(run, "schedule")).split(" ")[0]
     if epochs := row["epochs"]:
         told["epochs"] = round(epochs) if abs(epochs - round(epochs)) < 0.005 else float(f"{epochs:.2g}")
