@@ -4,7 +4,7 @@ import shlex
 import socket
 from collections.abc import Sequence
 
-import psutil
+from hvdtrain.launch.probe import own_addresses
 
 SSH = ["ssh", "-o", "BatchMode=yes", "-o", "ConnectTimeout=10"]
 
@@ -22,8 +22,7 @@ def in_folder(folder: str, command: Sequence[str]) -> list[str]:
 def is_here(host: str) -> bool:
     """Whether the name is this machine's: starters use no ssh for it either."""
     address = address_of(host)
-    own = [a.address for its in psutil.net_if_addrs().values() for a in its if a.family == socket.AF_INET]
-    return address.startswith("127.") or address in own
+    return address.startswith("127.") or address in own_addresses()
 
 
 def address_of(host: str) -> str:
