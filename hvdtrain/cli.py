@@ -13,19 +13,19 @@ from hvdtrain.errors import Failure, UsageError
 
 # Where each command lives. Those that compute with torch start by importing it: not to show a help page.
 COMMANDS = {
-    "compare": "hvdtrain.compare:compare",
-    "train": "hvdtrain.commands:train",
+    "compare": "hvdtrain.compare.command:compare",
+    "train": "hvdtrain.rank.command:train",
     "launch": "hvdtrain.launch.commands:launch",
     "stop": "hvdtrain.launch.commands:stop",
     "hosts": "hvdtrain.launch.testbed_command:hosts",
     "evaluate": "hvdtrain.evaluate.command:evaluate",
-    "report": "hvdtrain.report.commands:report",
+    "report": "hvdtrain.report.command:report",
     "bench": "hvdtrain.bench.command:bench",
-    "replay": "hvdtrain.replay:replay",
-    "verify": "hvdtrain.verify:verify",
+    "replay": "hvdtrain.checks.replay:replay",
+    "verify": "hvdtrain.checks.verify:verify",
     "data": "hvdtrain.data.commands:data",
-    "modes": "hvdtrain.commands:list_modes",
-    "doctor": "hvdtrain.doctor:doctor",
+    "modes": "hvdtrain.rank.command:list_modes",
+    "doctor": "hvdtrain.doctor.command:doctor",
 }
 
 

@@ -3,11 +3,11 @@
 import atexit
 import os
 import shutil
-import subprocess
-import sys
+import signal
 import tempfile
 
 import pytest
+from helpers.processes import SMALL_TURNTABLE
 from hypothesis import HealthCheck, settings
 
 # On a machine that does other work too, an example may take any time: pytest's timeout is limit enough.
@@ -30,14 +30,14 @@ def pytest_collection_modifyitems(items):
     items.sort(key=limit, reverse=True)
 
 
-SMALL_TURNTABLE = {"objects": 3, "views": 10}
-
-
-def run_python(code: str, **environment: str) -> "subprocess.Popen[str]":
-    """A Python process of its own that runs the code; its output is a pipe."""
-    return subprocess.Popen(
-        [sys.executable, "-c", code], env=os.environ | environment, stdout=subprocess.PIPE, text=True
-    )
+@pytest.fixture(scope="session", autouse=True)
+def interruptible():
+    """A shell lets what a script starts in the background ignore SIGINT, and so would the jobs that tests interrupt."""
+    before = signal.getsignal(signal.SIGINT)
+    if before is signal.SIG_IGN:
+        signal.signal(signal.SIGINT, signal.default_int_handler)
+    yield
+    signal.signal(signal.SIGINT, before)
 
 
 @pytest.fixture(scope="session")

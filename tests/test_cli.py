@@ -12,10 +12,12 @@ from PIL import Image
 
 from hvdtrain import models, modes
 from hvdtrain.cli import COMMANDS, main
-from hvdtrain.config import OPTIMIZERS, RunConfig
+from hvdtrain.config.run_config import RunConfig
 from hvdtrain.errors import UsageError
-from hvdtrain.launch.processes import reason, running
-from hvdtrain.runfolder import claim
+from hvdtrain.launch.job_log import failure_reason
+from hvdtrain.launch.processes import local_job
+from hvdtrain.numerics.optimizers import OPTIMIZERS
+from hvdtrain.runs.folder import claim
 
 pytestmark = pytest.mark.timeout(60)
 
@@ -138,7 +140,7 @@ REFUSED = [
     ("train", "extra", "unexpected extra argument"),
     ("train", "--steps many", "Invalid value for '--steps'"),
     ("train", "--mode nosuch", f"unknown mode 'nosuch': choose from {', '.join(modes.names())}"),
-    ("train", "--model nosuch", f"unknown model 'nosuch': choose from {', '.join(models.words())}"),
+    ("train", "--model nosuch", f"unknown model 'nosuch': choose from {', '.join(models.name_lists())}"),
     ("train", "--optimizer nosuch", f"unknown optimizer 'nosuch': choose from {', '.join(OPTIMIZERS)}"),
     ("train", "--device nosuch", "'nosuch' is not one of 'auto', 'cpu', 'cuda'"),
     ("train", "--model a\nb", "unknown model 'a b'"),
@@ -184,7 +186,7 @@ REFUSED = [
     ("compare", "--workers 33", "a global batch of 32 leaves 33 workers without a sample each"),
     ("compare", "--servers 1,0", "'1,0' is not a list of whole numbers such as 1,2,4"),
     ("compare", "--repeats 0", "Invalid value for '--repeats'"),
-    ("compare", "--model nosuch", f"unknown model 'nosuch': choose from {', '.join(models.words())}"),
+    ("compare", "--model nosuch", f"unknown model 'nosuch': choose from {', '.join(models.name_lists())}"),
     ("compare", "--dataset ./nosuch", "there is no folder"),
     ("compare", "--dataset ./one", "has one class only, 'cat'"),
     ("compare", "--pretrained nosuch.pth", "--pretrained nosuch.pth: no such file"),
@@ -243,13 +245,13 @@ def test_output_that_cannot_be_written_ends_it_quietly(output, line):
 def test_what_is_wrong_for_all_ranks_is_said_once(here, ranks, args, line):
     before, log = contents(here), here.parent / f"{here.name}.log"
     program = [sys.executable, "-m", "hvdtrain", "train", "--dataset", "./data", *args.split()]
-    with running("local", ranks, program, log) as job:
+    with local_job("local", ranks, program, log) as job:
         assert job.wait(timeout=40) == 2
     assert contents(here) == before
     printed = log.read_text()
     assert "Traceback" not in printed
     assert printed.count("hvdtrain: ") == 1
-    assert reason(log, 2).startswith(line)
+    assert failure_reason(log, 2).startswith(line)
 
 
 # Who gets a folder

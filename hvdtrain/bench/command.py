@@ -14,9 +14,10 @@ from typing import Any
 
 import click
 
+from hvdtrain.config.option_types import Names
 from hvdtrain.errors import Failure, UsageError, unknown
-from hvdtrain.launch.processes import printed, reason, running
-from hvdtrain.options import Names
+from hvdtrain.launch.job_log import failure_reason, log_lines
+from hvdtrain.launch.processes import local_job
 
 BACKENDS = {"allreduce": ["horovod", "gloo"], "pushpull": ["rpc", "naive-rpc"]}
 MXNET = ["mxnet-dist_async", "mxnet-dist_sync"]
@@ -70,7 +71,7 @@ def bench(
 
     An all-reduce averages a float32 vector over the workers. A push and pull sends it from each worker to the
     servers, which update their weights with plain SGD and send those back. Each is done twice to warm up, then
-    REPEATS times; told are the median, the range, and GB/s: bytes of the vector over median seconds, where a
+    REPEATS times; shown are the median, the range, and GB/s: bytes of the vector over median seconds, where a
     push and pull counts once though it moves the vector both ways.
     """
     for op in ops:
@@ -123,11 +124,11 @@ def _measure(backend: str, workers: int, servers: int, repeats: int, sizes: Sequ
             program = [sys.executable, "-m", "hvdtrain.bench.ranks", backend, *how]
             # The naive peer is without what a first attempt is without: huge pages.
             tuned = {} if backend == "naive-rpc" else {"THP_MEM_ALLOC_ENABLE": "1"}
-            with running("local", workers + servers, program, log, {"OMP_NUM_THREADS": "1"} | tuned) as job:
+            with local_job("local", workers + servers, program, log, {"OMP_NUM_THREADS": "1"} | tuned) as job:
                 code = job.wait()
-        found = [line for _, line in printed(log) if line.startswith("[[")]
+        found = [line for _, line in log_lines(log) if line.startswith("[[")]
         if code or not found:
-            raise Failure(f"{backend} with {workers} worker(s) did not run: {reason(log, code)}")
+            raise Failure(f"{backend} with {workers} worker(s) did not run: {failure_reason(log, code)}")
         return json.loads(found[-1])
 
 

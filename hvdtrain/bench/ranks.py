@@ -15,15 +15,15 @@ import torch
 import torch.distributed as dist
 import torch.distributed.rpc as torch_rpc
 
-from hvdtrain import ring
-from hvdtrain.config import RunConfig
-from hvdtrain.job import Job
+from hvdtrain.config.run_config import RunConfig
 from hvdtrain.modes import ps_async
 from hvdtrain.ps import rpc
 from hvdtrain.ps.exchange import Exchange
-from hvdtrain.ps.plan import cut
-from hvdtrain.rendezvous import open_store
-from hvdtrain.world import World, read_world
+from hvdtrain.ps.partition import cut
+from hvdtrain.world import horovod
+from hvdtrain.world.job import Job
+from hvdtrain.world.place import World, read_world
+from hvdtrain.world.rendezvous import open_store
 
 WARM_UP = 2  # not counted: memory is touched for the first time
 UPDATE = RunConfig(mode="ps-async", servers=1, optimizer="sgd", momentum=0.0, lr=0.1)
@@ -51,17 +51,17 @@ def measure(repeats: int, barrier: Callable[[], object], act: Callable[[], objec
     return times[WARM_UP:]
 
 
-def horovod(world: World, repeats: int, sizes: list[int]) -> list[list[float]]:
+def horovod_allreduce(world: World, repeats: int, sizes: list[int]) -> list[list[float]]:
     """Horovod's all-reduce, in place, over what it uses here."""
     import horovod.torch as hvd
 
-    ring.join(world)
+    horovod.join(world)
     found = []
     for size in sizes:
         x = torch.ones(size // 4)
         average = partial(hvd.allreduce_, x, op=hvd.Average, name="bench")
         found.append(measure(repeats, lambda: hvd.allreduce(torch.zeros(1), name="barrier"), average))
-    ring.leave()
+    horovod.leave()
     return found
 
 
@@ -99,9 +99,10 @@ def pushpull(world: World, repeats: int, sizes: list[int]) -> list[list[float]]:
         pieces = cut([len(weights)], world.servers, UPDATE.bucket_elements)
         if world.is_chief:
             for piece in pieces:
-                rpc.install(piece.server, piece.number, weights[piece.start : piece.stop].clone())
+                rpc.ask(piece.server, "install", piece.number, weights[piece.start : piece.stop].clone())
         dist.barrier()
         exchange = Exchange(world.worker, pieces, [len(weights)], weights, "none", TIMEOUT_S, staged=False)
+        rpc.set_endpoint(exchange)
         steps = iter(range(1, 10**9))
 
         def act(exchange: Exchange = exchange, gradient: torch.Tensor = gradient, steps: Iterator[int] = steps) -> None:
@@ -166,7 +167,7 @@ def _address(world: World, store: dist.Store) -> str:
     return store.get("naive").decode()
 
 
-BACKENDS = {"horovod": horovod, "gloo": gloo, "rpc": pushpull, "naive-rpc": naive}
+BACKENDS = {"horovod": horovod_allreduce, "gloo": gloo, "rpc": pushpull, "naive-rpc": naive}
 
 if __name__ == "__main__":
     main()

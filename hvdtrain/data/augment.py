@@ -1,4 +1,4 @@
-"""Random changes to training images. What happens to an image depends on seed, epoch and its number alone: the same in
+"""Random changes to training images. They depend on seed, epoch and the image's index alone, so they are the same in
 every mode and on any number of workers.
 """
 
@@ -14,10 +14,11 @@ class Augment:
     """Changes one image at a time.
 
     Args:
-        kind: `flip` mirrors every other image; `shift` moves it by up to an eighth of its side, black coming in;
-            `shift-flip` does both (Krizhevsky & Hinton's CIFAR-10 recipe: 4 of 32 pixels); `crop-flip` mirrors and
-            takes a random part of 8 % to all of the original's area, its sides 3:4 to 4:3, in place of the middle
-            square (Szegedy et al., 2015, arXiv:1409.4842). What is mirrored has to mean the same: digits do not.
+        kind: one of KINDS. `flip` mirrors an image with probability 1/2: not for images whose mirror image means
+            something else, such as digits. `shift` moves it by up to an eighth of its side and fills with black.
+            `shift-flip` does both (Krizhevsky & Hinton's recipe for CIFAR-10: 4 of 32 pixels). `crop-flip` mirrors, and
+            in place of the middle square takes a random crop of 8 % to all of the original's area, with sides of 3:4
+            to 4:3 (Szegedy et al., 2015, arXiv:1409.4842).
         seed: the job's.
     """
 
@@ -26,11 +27,11 @@ class Augment:
 
     @property
     def crops(self) -> bool:
-        """Whether it begins with the whole original, so that decoded squares are of no use."""
+        """Whether it takes a crop of the whole original, so that decoded middle squares cannot be used."""
         return self.kind == "crop-flip"
 
     def box(self, size: tuple[int, int], epoch: int, index: int) -> tuple[float, float, float, float]:
-        """The part of an original of (width, height) that is taken: left, upper, right, lower, in pixels."""
+        """The crop of an original of (width, height): left, upper, right, lower, in pixels."""
         rng = self._rng(epoch, index, "box")
         width, height = size
         for _ in range(10):
@@ -45,25 +46,25 @@ class Augment:
         return left, upper, left + side, upper + side
 
     def change(self, image: Any, epoch: int, index: int) -> Any:
-        """A square image, [3, side, side] uint8 tensor; what is returned may be its memory."""
+        """The changed square image, a uint8 tensor [3, side, side], which may share memory with the given one."""
         if self.kind == "none":
             return image
         rng = self._rng(epoch, index, "flip")
         flips, moves = rng.random() < 0.5, rng.integers(0, 2**30, 2)
         if self.kind.startswith("shift"):
-            most = max(1, image.shape[-1] // 8)
-            image = _shift(image, *(int(move) % (2 * most + 1) - most for move in moves))
+            max_shift = max(1, image.shape[-1] // 8)
+            image = _shift(image, *(int(move) % (2 * max_shift + 1) - max_shift for move in moves))
         return image.flip(-1) if flips and self.kind != "shift" else image
 
-    def _rng(self, epoch: int, index: int, what: str) -> "np.random.Generator":
-        """A stream of its own for each thing that is drawn: they are independent."""
+    def _rng(self, epoch: int, index: int, purpose: str) -> "np.random.Generator":
+        """An independent generator for each image and purpose; the purposes have names of different lengths."""
         import numpy as np
 
-        return np.random.default_rng([self.seed, epoch, index, len(what)])
+        return np.random.default_rng([self.seed, epoch, index, len(purpose)])
 
 
 def _shift(image: Any, down: int, right: int) -> Any:
-    """The image moved, black where nothing was."""
+    """The image moved, with black where it was not."""
     side = image.shape[-1]
     moved = image.new_zeros(image.shape)
     to_y, to_x = slice(max(0, down), side + min(0, down)), slice(max(0, right), side + min(0, right))

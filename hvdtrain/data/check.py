@@ -1,4 +1,4 @@
-"""Looks at every image of a data set: can it be decoded, is it in one part only, are the classes whole."""
+"""Checks every image of a data set: that it can be decoded, is in one part only, and that no image is missing."""
 
 import hashlib
 from collections import Counter, defaultdict
@@ -10,10 +10,10 @@ from pathlib import Path
 from hvdtrain.data import image
 from hvdtrain.data.build import read_manifest
 from hvdtrain.data.folder import ImageFolder
-from hvdtrain.data.select import PARTS
+from hvdtrain.data.selection import PARTS
 from hvdtrain.errors import Failure
 
-IMBALANCED = 3.0  # largest class over smallest, from which it is worth a note
+IMBALANCED = 3.0  # ratio of the largest class to the smallest from which there is a note
 
 
 @dataclass
@@ -22,7 +22,8 @@ class Findings:
 
     Attributes:
         counts: {class: {part: images}}.
-        problems: what makes results wrong, a line each; notes: what is worth knowing.
+        problems: what makes results wrong, a line each.
+        notes: what is worth knowing, a line each.
     """
 
     counts: dict[str, dict[str, int]]
@@ -32,16 +33,17 @@ class Findings:
 
 def check(data: ImageFolder, threads: int, progress: Callable[[int, int], None]) -> Findings:
     """Decode and hash every image."""
-    parts = {part: getattr(data, part) for part in PARTS}
-    numbers = {part: Counter(label for _, label in own) for part, own in parts.items() if own}
-    named = [(part, sample, label) for part, own in parts.items() for sample, label in own]
+    samples_of = {part: getattr(data, part) for part in PARTS}
+    label_counts = {part: Counter(label for _, label in samples) for part, samples in samples_of.items() if samples}
+    images = [(part, sample) for part, samples in samples_of.items() for sample, _ in samples]
     findings = Findings(
-        {name: {part: count[label] for part, count in numbers.items()} for label, name in enumerate(data.classes)}
+        {name: {part: count[label] for part, count in label_counts.items()} for label, name in enumerate(data.classes)}
     )
-    where: defaultdict[bytes, list[tuple[str, str]]] = defaultdict(list)
+    by_digest: defaultdict[bytes, list[tuple[str, str]]] = defaultdict(list)
     sizes: Counter[tuple[int, int]] = Counter()
 
-    def look(sample: Path) -> tuple[bytes, tuple[int, int]] | str:
+    def inspect(sample: Path) -> tuple[bytes, tuple[int, int]] | str:
+        """The digest and the size of an image, or what is wrong with it."""
         try:
             content = sample.read_bytes()
             return hashlib.sha256(content).digest(), image.decode(content, str(sample)).size
@@ -51,18 +53,19 @@ def check(data: ImageFolder, threads: int, progress: Callable[[int, int], None])
             return str(error)
 
     with ThreadPoolExecutor(threads) as pool:
-        seen = pool.map(look, [sample for _, sample, _ in named])
-        for done, ((part, sample, _), found) in enumerate(zip(named, seen, strict=True), 1):
-            if isinstance(found, str):
-                findings.problems.append(found)
+        results = pool.map(inspect, [sample for _, sample in images])
+        for done, ((part, sample), result) in enumerate(zip(images, results, strict=True), 1):
+            if isinstance(result, str):
+                findings.problems.append(result)
             else:
-                where[found[0]].append((part, str(sample)))
-                sizes[found[1]] += 1
-            progress(done, len(named))
-    _duplicates(where, findings)
-    _balance(findings)
+                digest, size = result
+                by_digest[digest].append((part, str(sample)))
+                sizes[size] += 1
+            progress(done, len(images))
+    _check_duplicates(by_digest, findings)
+    _check_balance(findings)
     if isinstance(data.root, Path):
-        _against_manifest(data.root, findings)
+        _check_manifest(data.root, findings)
     smallest, largest = min(sizes, default=(0, 0)), max(sizes, default=(0, 0))
     if len(sizes) > 1:
         findings.notes.append(
@@ -71,36 +74,39 @@ def check(data: ImageFolder, threads: int, progress: Callable[[int, int], None])
     return findings
 
 
-def _duplicates(where: dict[bytes, list[tuple[str, str]]], findings: Findings) -> None:
-    across = [places for places in where.values() if len({part for part, _ in places}) > 1]
-    for places in across[:5]:
-        findings.problems.append("the same image is in two parts: " + " and ".join(name for _, name in places[:3]))
-    if len(across) > 5:
-        findings.problems.append(f"and {len(across) - 5} more images are in two parts")
-    within = sum(len(places) - 1 for places in where.values() if len({part for part, _ in places}) == 1)
-    if within:
-        findings.notes.append(f"{within} image(s) are copies of another in the same part")
+def _check_duplicates(by_digest: dict[bytes, list[tuple[str, str]]], findings: Findings) -> None:
+    """Compare digests; by_digest: the (part, name) of all images with the same digest."""
+    across_parts = [copies for copies in by_digest.values() if len({part for part, _ in copies}) > 1]
+    for copies in across_parts[:5]:
+        findings.problems.append("the same image is in two parts: " + " and ".join(name for _, name in copies[:3]))
+    if len(across_parts) > 5:
+        findings.problems.append(f"and {len(across_parts) - 5} more images are in two parts")
+    within_part = sum(len(copies) - 1 for copies in by_digest.values() if len({part for part, _ in copies}) == 1)
+    if within_part:
+        findings.notes.append(f"{within_part} image(s) are copies of another in the same part")
 
 
-def _balance(findings: Findings) -> None:
+def _check_balance(findings: Findings) -> None:
     train = {name: parts.get("train", 0) for name, parts in findings.counts.items()}
-    least, most = min(train, key=lambda name: train[name]), max(train, key=lambda name: train[name])
-    if train[most] >= IMBALANCED * train[least]:
-        share = train[most] / sum(train.values())
+    smallest, largest = min(train, key=lambda name: train[name]), max(train, key=lambda name: train[name])
+    if train[largest] >= IMBALANCED * train[smallest]:
+        fraction = train[largest] / sum(train.values())
         findings.notes.append(
-            f"imbalanced: class '{most}' has {train[most]:,} training images, '{least}' {train[least]:,}; "
-            f"always answering '{most}' is right for {share:.1%} of them"
+            f"imbalanced: class '{largest}' has {train[largest]:,} training images, '{smallest}' {train[smallest]:,}; "
+            f"always answering '{largest}' is right for {fraction:.1%} of them"
         )
 
 
-def _against_manifest(root: Path, findings: Findings) -> None:
-    """What `dataset.toml` promised."""
-    promised = read_manifest(root).get("classes", {})
-    for name in sorted(set(promised) | set(findings.counts)) if promised else []:
-        was, now = promised.get(name, {}), {part: n for part, n in findings.counts.get(name, {}).items() if n}
-        if was != now:
-            findings.problems.append(f"class '{name}' was built with {_said(was)} images, and has {_said(now)}")
+def _check_manifest(root: Path, findings: Findings) -> None:
+    """Compare with the numbers of images in `dataset.toml`."""
+    built = read_manifest(root).get("classes", {})
+    for name in sorted(set(built) | set(findings.counts)) if built else []:
+        before, now = built.get(name, {}), {part: n for part, n in findings.counts.get(name, {}).items() if n}
+        if before != now:
+            findings.problems.append(
+                f"class '{name}' was built with {_count_text(before)} images, and has {_count_text(now)}"
+            )
 
 
-def _said(parts: dict[str, int]) -> str:
+def _count_text(parts: dict[str, int]) -> str:
     return " + ".join(f"{n:,} {part}" for part, n in parts.items()) or "no"

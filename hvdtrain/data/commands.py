@@ -6,11 +6,11 @@ from typing import Any
 
 import click
 
-from hvdtrain import recipes
+from hvdtrain.config import recipes
 from hvdtrain.data.build import MANIFEST, build
 from hvdtrain.data.folder import TEST, TRAIN, VALIDATION, scan
 from hvdtrain.data.recipe import Recipe
-from hvdtrain.data.select import PARTS, SPLITS
+from hvdtrain.data.selection import PARTS, SPLIT_METHODS
 from hvdtrain.errors import Failure, UsageError
 
 
@@ -71,7 +71,7 @@ def list_() -> None:
     help="Link to the images of --source instead of copying them.",
 )  # fmt: skip
 @click.option(
-    "--split", type=click.Choice(SPLITS),
+    "--split", type=click.Choice(SPLIT_METHODS),
     help="coil100, turntable: what is held out for validation. `random` views have near duplicates, a few degrees "
     "away, among the training images, so accuracy on them flatters; `by-angle` holds out an arc of views, `by-object` "
     "whole objects.",
@@ -100,13 +100,14 @@ def build_(name: str, out: Path, archive: Path | None, source: Path | None, forc
     if archive and not archive.is_file():
         raise UsageError(f"--archive {archive} is not a file")
     given = {option: value for option, value in options.items() if value is not None}
-    before = _state(out)
-    from hvdtrain.progress import count_bar
+    images_from = archive or source
+    images_from = images_from.expanduser().resolve() if images_from else None
+    before = _build_time(out)
+    from hvdtrain.progress_bars import count_bar
 
     with count_bar(name) as progress:
-        place = (archive or source or Path()).expanduser().resolve() if archive or source else None
-        build(name, out, force=force, progress=progress, place=place, **given)
-    if before == _state(out):
+        build(name, out, force=force, progress=progress, images_from=images_from, **given)
+    if before == _build_time(out):
         click.echo(f"{out} already holds this data set; nothing to do (--force builds it again)")
     elif given.get("flat"):
         click.echo(f"{out}: one flat folder")
@@ -119,13 +120,13 @@ def build_(name: str, out: Path, archive: Path | None, source: Path | None, forc
         )
 
 
-def _here(dataset: str) -> str:
-    """A folder of that name here comes before a recipe of that name."""
+def _prefer_folder(dataset: str) -> str:
+    """Have a folder take precedence over a recipe of the same name: `./NAME` if there is one, else the name."""
     return f".{os.sep}{dataset}" if Path(dataset).is_dir() and not Path(dataset).is_absolute() else dataset
 
 
-def _state(out: Path) -> float:
-    """Changes when the folder is built."""
+def _build_time(out: Path) -> float:
+    """When the folder was built, by its manifest; 0 if it was not."""
     try:
         return (out.expanduser() / MANIFEST).stat().st_mtime_ns
     except OSError:
@@ -145,11 +146,11 @@ def check_(dataset: str) -> None:
     from rich.table import Table
 
     from hvdtrain.data.check import check
-    from hvdtrain.data.find import find
-    from hvdtrain.progress import count_bar
+    from hvdtrain.data.find import find_dataset
+    from hvdtrain.progress_bars import count_bar
 
     with count_bar("checking") as progress:
-        findings = check(find(_here(dataset)), len(os.sched_getaffinity(0)), progress)
+        findings = check(find_dataset(_prefer_folder(dataset)), len(os.sched_getaffinity(0)), progress)
     parts = [part for part in PARTS if any(part in own for own in findings.counts.values())]
     table = Table("class", *parts, box=None, pad_edge=False)
     for name, own in findings.counts.items():
@@ -181,10 +182,10 @@ def show_(dataset: str, out: Path, images: int) -> None:
         raise UsageError(f"--out {out} is there already: name a new file")
     if not out.parent.is_dir():
         raise UsageError(f"--out {out}: there is no folder {out.parent}")
-    from hvdtrain.data.find import find
+    from hvdtrain.data.find import find_dataset
 
-    found = find(_here(dataset))
-    from hvdtrain.data.sheet import draw
+    found = find_dataset(_prefer_folder(dataset))
+    from hvdtrain.data.contact_sheet import draw
 
     draw(found, images, len(os.sched_getaffinity(0)), out)
     click.echo(f"wrote {out}")
@@ -211,7 +212,7 @@ def pack_(folder: Path, url: str, shard_mb: int, force: bool) -> None:
     """
     from hvdtrain.data.find import is_url
     from hvdtrain.data.shards import pack
-    from hvdtrain.progress import count_bar
+    from hvdtrain.progress_bars import count_bar
 
     if not is_url(url):
         raise UsageError(f"'{url}' is not a URL: give one such as file:///data/coil or s3://bucket/coil")

@@ -1,4 +1,4 @@
-"""Fetches a recipe's archive once: it goes on where it was cut off, and is kept when its checksum is right."""
+"""Downloads a recipe's archive into the cache, resuming where it was cut off; it is kept if its checksum is right."""
 
 import hashlib
 import os
@@ -8,25 +8,25 @@ from http.client import HTTPException
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from hvdtrain.data.place import cache_root, locked
+from hvdtrain.data.storage import cache_root, locked
 from hvdtrain.errors import Failure, UsageError
-from hvdtrain.progress import bytes_bar
+from hvdtrain.progress_bars import bytes_bar
 
 if TYPE_CHECKING:
     from hvdtrain.data.recipe import Recipe
 
 CHUNK = 2**20
 TIMEOUT_S = 60.0
-ATTEMPTS = 3  # for each address, as long as none of them brings anything
+ATTEMPTS = 3  # for each address; it is given up before if an attempt brings no byte
 
 
 def fetch(recipe: "Recipe") -> Path:
     """The recipe's archive in the cache, downloaded if it is not there.
 
     Raises:
-        UsageError: the recipe says nowhere to download from.
-        Failure: no address answers, or what it sends has another checksum. What has come so far is kept, and the
-            next call goes on from there; what is wrong is deleted.
+        UsageError: the recipe has no address to download from.
+        Failure: no address sends the whole archive: the next call goes on from what has come. Or the checksum is wrong:
+            the file is deleted.
     """
     origin = recipe.origin
     if not origin:
@@ -42,12 +42,12 @@ def fetch(recipe: "Recipe") -> Path:
         problems = []
         for url in origin["urls"]:
             for _ in range(ATTEMPTS):
-                had = _size(partial)
+                size_before = _size(partial)
                 try:
                     _download(url, partial, origin["bytes"], recipe.name)
                 except (OSError, HTTPException) as error:
                     problems.append(f"{url}: {getattr(error, 'reason', None) or error}")
-                    if isinstance(error, urllib.error.HTTPError) or had == _size(partial):
+                    if isinstance(error, urllib.error.HTTPError) or size_before == _size(partial):
                         break
                     continue
                 _check(partial, origin)
@@ -61,7 +61,7 @@ def _size(partial: Path) -> int:
 
 
 def _check(file: Path, origin: dict) -> None:
-    """Failure, and the file is gone, unless it has the recipe's sha256 or md5."""
+    """Failure unless the file has the recipe's sha256 or md5; the file is deleted then."""
     kind = "sha256" if "sha256" in origin else "md5"
     with file.open("rb") as content:
         found = hashlib.file_digest(content, kind).hexdigest()
@@ -73,17 +73,17 @@ def _check(file: Path, origin: dict) -> None:
         )
 
 
-def _download(url: str, partial: Path, size: int, what: str) -> None:
-    """Append what is missing."""
+def _download(url: str, partial: Path, size: int, name: str) -> None:
+    """Append to the partial file what it lacks of `size` bytes. OSError if the server sends less or more."""
     have = _size(partial)
     if have >= size:
         return
     request = urllib.request.Request(url, headers={"Range": f"bytes={have}-"} if have else {})
-    with urllib.request.urlopen(request, timeout=TIMEOUT_S) as answer:
-        if have and answer.status != 206:  # the server does not go on in the middle: begin again
+    with urllib.request.urlopen(request, timeout=TIMEOUT_S) as response:
+        if have and response.status != 206:  # the server sends the whole file, and not only the range
             have = 0
-        with partial.open("ab" if have else "wb") as file, bytes_bar(f"downloading {what}", size, have) as progress:
-            while chunk := answer.read(CHUNK):
+        with partial.open("ab" if have else "wb") as file, bytes_bar(f"downloading {name}", size, have) as progress:
+            while chunk := response.read(CHUNK):
                 have += len(chunk)
                 if have > size:
                     raise OSError(f"it sends more than the {size:,} bytes that the recipe names")

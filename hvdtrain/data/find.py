@@ -1,47 +1,47 @@
-"""What `--dataset` stands for: a recipe's name, a folder, or a URL of shards."""
+"""Finds the data set that `--dataset` names: a recipe, a folder, or shards at a URL."""
 
 import os
 import shutil
 from pathlib import Path
 
-from hvdtrain import recipes
+from hvdtrain.config import recipes
 from hvdtrain.data.build import build, is_built
 from hvdtrain.data.folder import ImageFolder, scan
-from hvdtrain.data.place import cache_root, locked
 from hvdtrain.data.recipe import Recipe
+from hvdtrain.data.storage import cache_root, locked
 from hvdtrain.errors import UsageError, unknown
 
 
-def find(dataset: str) -> ImageFolder:
-    """The images that `--dataset` names. UsageError where there are none, or they are no data set."""
+def find_dataset(dataset: str) -> ImageFolder:
+    """List the images of the data set that `--dataset` names. UsageError where there is no such data set."""
     if is_url(dataset):
         from hvdtrain.data import shards
 
         return shards.read(dataset)
-    return scan(locate(dataset))
+    return scan(locate_folder(dataset))
 
 
 def is_url(dataset: str) -> bool:
-    """Whether it is of shards elsewhere, as fsspec names them: `s3://…`, `https://…`, `simplecache::https://…`."""
+    """Whether `--dataset` is a URL of shards for fsspec: `s3://…`, `https://…`, `simplecache::https://…`."""
     return "://" in dataset
 
 
-def locate(dataset: str) -> Path:
-    """The folder of a data set, resolved: a recipe's name (built into the user's cache on first use) or a folder.
+def locate_folder(dataset: str) -> Path:
+    """The folder of a data set, resolved. A recipe is built into the user's cache on first use.
 
-    The name of a recipe comes before a folder of that name; `./NAME` is the folder. Any number of processes may ask
-    at once: one builds, the others wait.
+    A recipe's name takes precedence over a folder of that name; `./NAME` is the folder. Several processes may call
+    this at the same time: one builds, the others wait. What is in a user's folder is not checked.
 
     Raises:
-        UsageError: neither a name nor a folder; the names are listed. What is in a folder is not looked at.
+        UsageError: it is neither a recipe, which are listed, nor a folder.
     """
     if dataset in recipes.names("datasets"):
-        order = Recipe.load(dataset).choose()
-        folder = cache_root() / "datasets" / f"{dataset}-{order.key[:12]}"
-        if is_built(order, folder):
+        request = Recipe.load(dataset).request()
+        folder = cache_root() / "datasets" / f"{dataset}-{request.key[:12]}"
+        if is_built(request, folder):
             return folder.resolve()
         with locked(folder):
-            if folder.exists() and not is_built(order, folder):  # the cache is ours: what is damaged goes
+            if folder.exists() and not is_built(request, folder):  # damaged; in our own cache we may remove it
                 shutil.rmtree(folder)
         return build(dataset, folder)
     try:

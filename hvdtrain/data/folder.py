@@ -1,4 +1,4 @@
-"""The shape of an image folder: ROOT/TrainData/<class>/<image> and ROOT/ValidationData/<class>/<image>."""
+"""Image folders: ROOT/TrainData/<class>/<image>, ROOT/ValidationData/<class>/<image>, and perhaps ROOT/TestData."""
 
 import hashlib
 import os
@@ -14,16 +14,17 @@ TRAIN, VALIDATION, TEST = "TrainData", "ValidationData", "TestData"
 SUFFIXES = (".png", ".jpg", ".jpeg", ".bmp", ".webp")  # in any case
 SHAPE = f"images belong in {TRAIN}/<class>/ and {VALIDATION}/<class>/"
 
-Samples = tuple[tuple[Any, int], ...]  # a Path, or what has read_bytes and a name as it does; the number of its class
+# (image, index of its class) each. An image is a Path, or has read_bytes and name as a Path does.
+Samples = tuple[tuple[Any, int], ...]
 
 
 @dataclass(frozen=True)
 class ImageFolder:
-    """What a folder holds: sorted class names, and samples (file, class index) sorted by class and file name.
+    """What a folder holds: sorted class names, and the samples of each part, sorted by class and file name.
 
     Attributes:
-        root: the folder, or the URL that its images were packed to.
-        known_hash: what content_hash gave when it was packed.
+        root: the folder, or the URL where its images are packed in shards.
+        known_hash: the content_hash of the folder that was packed; empty where this is a folder.
     """
 
     root: Any
@@ -35,11 +36,11 @@ class ImageFolder:
 
 
 def scan(root: Path) -> ImageFolder:
-    """List an image folder. Hidden files and whatever is not an image by its suffix are passed over.
+    """List an image folder. Hidden files, and files without the suffix of an image, are ignored.
 
     Raises:
-        UsageError: the folder is missing, unreadable or not of this shape; has fewer than two classes, a class
-            without images, or classes in one part that the other does not have.
+        UsageError: the folder is missing, unreadable or not laid out as above; it has fewer than two classes, a class
+            without images, or a class that is not in all parts.
     """
     try:
         if not root.exists():
@@ -74,11 +75,11 @@ def scan(root: Path) -> ImageFolder:
 
 
 def content_hash(folder: ImageFolder) -> str:
-    """`sha256:` and 64 hex digits over path (relative to the root, with /) and bytes of every image, in order.
+    """`sha256:` and 64 hex digits: a hash of the path (relative to the root, with /) and the bytes of every image.
 
-    Equal for equal images wherever the folder lies. UsageError where an image cannot be read.
+    It does not depend on where the folder is. UsageError where an image cannot be read.
     """
-    if folder.known_hash:  # every image's checksum is checked when it is read
+    if folder.known_hash:  # of shards: each image's own checksum is verified when it is read
         return folder.known_hash
     files = [path for path, _ in folder.train + folder.validation]
     batches = [files[start : start + 256] for start in range(0, len(files), 256)]
@@ -87,7 +88,7 @@ def content_hash(folder: ImageFolder) -> str:
     with ThreadPoolExecutor(4) as pool:
         for batch, digests in zip(batches, pool.map(_digests, batches), strict=True):
             for path, digest in zip(batch, digests, strict=True):
-                # A file name holds no zero byte and a digest has a fixed length: no two lists read alike.
+                # No two lists of files give the same bytes: names have no zero byte, and digests a fixed length.
                 total.update(os.fsencode(path.relative_to(folder.root).as_posix()) + b"\0" + digest)
     return f"sha256:{total.hexdigest()}"
 
@@ -111,7 +112,7 @@ def _samples(part: Path, classes: tuple[str, ...]) -> Samples:
     samples: list[tuple[Path, int]] = []
     for index, name in enumerate(classes):
         folder = part / name
-        with os.scandir(folder) as entries:  # tells files from folders without a call for each, unlike iterdir
+        with os.scandir(folder) as entries:  # unlike iterdir, it needs no system call to tell a file from a folder
             images = sorted(
                 e.name
                 for e in entries

@@ -1,4 +1,4 @@
-"""One encoded image: what it must be to be taken, and how it is made smaller."""
+"""One encoded image: checking, decoding, shrinking and encoding it."""
 
 import io
 import re
@@ -6,7 +6,7 @@ from typing import Any
 
 from hvdtrain.errors import Failure
 
-MOST_PIXELS = 64_000_000  # a photograph of 8,000 x 8,000; more is a mistake, or meant to exhaust memory
+MAX_PIXELS = 64_000_000  # 8,000 x 8,000; a larger image is a mistake, or an attempt to exhaust memory
 FORMATS = ("PNG", "JPEG", "BMP", "WEBP")
 
 
@@ -15,35 +15,35 @@ def png(pixels: Any) -> bytes:
     from PIL import Image
 
     buffer = io.BytesIO()
-    # Level 3 takes half the time of the usual 6 for a tenth more bytes.
+    # Level 3 takes half the time of the default, 6, and a tenth more bytes.
     Image.fromarray(pixels).save(buffer, "PNG", compress_level=3)
     return buffer.getvalue()
 
 
 def open_image(content: bytes, name: str) -> Any:
-    """A PIL image whose header is read and whose pixels are not yet.
+    """A PIL image of which only the header has been read.
 
     Raises:
-        Failure: it is no image of FORMATS, has more than MOST_PIXELS, or its header is broken.
+        Failure: it is no image of FORMATS, has more than MAX_PIXELS, or a damaged header.
     """
     from PIL import Image
 
     try:
         image = Image.open(io.BytesIO(content), formats=FORMATS)
     except Exception as error:  # PIL's decoders raise OSError, ValueError, SyntaxError and others
-        raise Failure(f"{name} is not an image that can be read: {_short(error)}") from None
-    if image.width * image.height > MOST_PIXELS:
-        raise Failure(f"{name} has {image.width:,} x {image.height:,} pixels, more than {MOST_PIXELS:,} in all")
+        raise Failure(f"{name} is not an image that can be read: {_reason(error)}") from None
+    if image.width * image.height > MAX_PIXELS:
+        raise Failure(f"{name} has {image.width:,} x {image.height:,} pixels, more than {MAX_PIXELS:,} in all")
     return image
 
 
 def check(content: bytes, name: str) -> None:
-    """Failure unless it looks like an image: its header, and all checksums of a PNG, without decoding pixels."""
+    """Failure unless it looks like an image, by its header and a PNG's checksums: no pixels are decoded."""
     image = open_image(content, name)
     try:
         image.verify()
     except Exception as error:
-        raise Failure(f"{name} is damaged: {_short(error)}") from None
+        raise Failure(f"{name} is damaged: {_reason(error)}") from None
 
 
 def decode(content: bytes, name: str) -> Any:
@@ -53,11 +53,11 @@ def decode(content: bytes, name: str) -> Any:
         image.load()
         return image
     except Exception as error:
-        raise Failure(f"{name} is damaged: {_short(error)}") from None
+        raise Failure(f"{name} is damaged: {_reason(error)}") from None
 
 
 def shrink(content: bytes, side: int, name: str) -> bytes:
-    """The image with its shorter side of `side` pixels, in the same format; as it is if that is not larger."""
+    """The image scaled to a shorter side of `side` pixels, in the same format; unchanged if it is not larger."""
     from PIL import Image
 
     image = open_image(content, name)
@@ -75,10 +75,11 @@ def shrink(content: bytes, side: int, name: str) -> bytes:
         buffer = io.BytesIO()
         small.save(buffer, kind, **({"quality": 92} if kind in ("JPEG", "WEBP") else {}))
     except Exception as error:
-        raise Failure(f"{name} is damaged: {_short(error)}") from None
+        raise Failure(f"{name} is damaged: {_reason(error)}") from None
     return buffer.getvalue()
 
 
-def _short(error: Exception) -> str:
-    said = re.sub(r"<_io.BytesIO[^>]*>", "it", " ".join(str(error).split()))
-    return said[:120] or type(error).__name__
+def _reason(error: Exception) -> str:
+    """The error's message, shortened, without the address of the buffer that PIL names in it."""
+    message = re.sub(r"<_io.BytesIO[^>]*>", "it", " ".join(str(error).split()))
+    return message[:120] or type(error).__name__

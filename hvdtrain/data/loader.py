@@ -18,26 +18,25 @@ from hvdtrain.errors import Failure
 
 Batch = tuple[torch.Tensor, torch.Tensor]  # images [n, 3, side, side] uint8, labels [n] int64
 
-# Decoded images are kept if all of them fit: small sets are decoded once, not once an epoch.
+# Decoded images are cached if all of them fit, so that small data sets are decoded once and not every epoch.
 CACHE_BYTES = 512 * 2**20
-AHEAD = 2  # batches decoded ahead of the loop, where they are not kept
-READ_AHEAD = 6  # and batches read ahead of those, where images come over a network
-READERS = 16  # reads under way at once there: each waits for an answer more than it works
+AHEAD = 2  # batches decoded ahead of the loop, where they are not cached
+READ_AHEAD = 6  # batches read ahead of those, where images come over a network
+READERS = 16  # concurrent reads over a network: each waits for the server most of the time
 
 
 def native_side(sample: Any) -> int:
-    """The side, in pixels, at which an image is trained on if nobody says: its shorter one, within 32 … 224."""
+    """The default side of training images, in pixels: the shorter side of this one, within 32 … 224."""
     with _open(sample, _read(sample)) as image:
         return max(32, min(224, *image.size))
 
 
 class Loader:
-    """Decodes, resizes and batches samples. Threads, not processes: a fork after MPI or rpc has started is unsafe.
+    """Decodes, resizes and batches samples, in threads: forking after MPI or rpc has started is unsafe.
 
     Args:
-        samples: (file or part of a shard, class index) of every image.
-        side: the middle square of an image is scaled to this side.
-        threads: how many images are decoded at once.
+        side: the middle square of an image is scaled to this side, in pixels.
+        threads: how many images are decoded at the same time.
         augment: random changes; by default none.
 
     Raises:
@@ -56,15 +55,19 @@ class Loader:
             numbers = range(len(samples))
             self.cache = torch.stack([image.result() for image in self._decoded(numbers, 0)])
 
-    def batches(self, shares: Iterable[Share]) -> Iterator[tuple[Share, Batch]]:
-        """Each share with its batch, in order."""
+    def batches(self, shares: Iterable[Share], look_ahead: bool = True) -> Iterator[tuple[Share, Batch]]:
+        """Each share with its batch, in order.
+
+        Args:
+            look_ahead: take shares before their batches are asked for, to decode them ahead.
+        """
         waiting: deque[tuple[Share, list[Future[torch.Tensor]]]] = deque()
         for share in shares:
             if self.cache is not None:
                 yield share, self._batch(share, self.cache[share.indices])
                 continue
             waiting.append((share, self._decoded(share.indices, share.epoch)))
-            if len(waiting) > self.ahead:
+            if len(waiting) > (self.ahead if look_ahead else 0):
                 yield self._collect(*waiting.popleft())
         while waiting:
             yield self._collect(*waiting.popleft())
@@ -79,7 +82,7 @@ class Loader:
         return images, self.labels[share.indices]
 
     def _decoded(self, indices: Iterable[int], epoch: int) -> list[Future[torch.Tensor]]:
-        """Squares of these samples, when they are there."""
+        """Start to read and decode these samples, to squares [3, side, side]."""
         if not self.readers:
             return [self.pool.submit(self._decode, index, epoch, None) for index in indices]
         return [
@@ -103,7 +106,7 @@ class Loader:
 
 
 def _rgb(image: Image.Image) -> Image.Image:
-    if image.mode == "I;16":  # PIL would make white of all above 255 in place of scaling
+    if image.mode == "I;16":  # PIL would not scale 16-bit values, but turn all above 255 white
         image = Image.fromarray((np.asarray(image) >> 8).astype(np.uint8))
     return image.convert("RGB")
 
@@ -118,5 +121,5 @@ def _read(sample: Any) -> bytes:
 def _open(sample: Any, content: bytes) -> Image.Image:
     try:
         return Image.open(io.BytesIO(content))
-    except Exception as error:  # as above: a broken header provokes them too
+    except Exception as error:  # PIL raises these for a damaged header too
         raise Failure(f"cannot read the image {sample}: {error}") from None

@@ -1,4 +1,4 @@
-"""What a recipe in `datasets/` says, and a request to build it with every option decided."""
+"""Recipes in `datasets/`, and requests to build one with certain options."""
 
 import hashlib
 import json
@@ -8,12 +8,12 @@ from dataclasses import MISSING, dataclass, field, fields
 from pathlib import Path
 from typing import Any
 
-from hvdtrain import recipes
-from hvdtrain.data.select import SPLITS
+from hvdtrain.config import recipes
+from hvdtrain.data.selection import SPLIT_METHODS
 from hvdtrain.errors import UsageError, unknown
 
 SOURCES = Path(__file__).parent / "sources"
-KINDS = sorted(path.stem for path in SOURCES.glob("[a-z]*.py") if path.stem != "solids")
+KINDS = sorted(path.stem for path in SOURCES.glob("[a-z]*.py"))
 
 
 @dataclass(frozen=True)
@@ -37,30 +37,34 @@ class Recipe:
 
     @classmethod
     def load(cls, name: str) -> "Recipe":
-        """UsageError for an unknown name (the known ones are listed) or a recipe with missing or unknown keys."""
-        written = recipes.load("datasets", name)
+        """Read a recipe.
+
+        Raises:
+            UsageError: the name is unknown (the known ones are listed), or the recipe has missing or unknown keys.
+        """
+        table = recipes.load("datasets", name)
         known = {f.name for f in fields(cls)} - {"name"}
-        needed = {f.name for f in fields(cls) if f.default_factory is MISSING} - {"name"}
-        if wrong := sorted((needed - written.keys()) | (written.keys() - known)):
+        required = {f.name for f in fields(cls) if f.default_factory is MISSING} - {"name"}
+        if wrong := sorted((required - table.keys()) | (table.keys() - known)):
             raise UsageError(f"datasets/{name}.toml: missing or unknown: {', '.join(wrong)}; see datasets/README.md")
-        recipe = cls(name=name, **written)
+        recipe = cls(name=name, **table)
         if recipe.source not in KINDS:
             raise unknown(f"source in datasets/{name}.toml", recipe.source, KINDS)
         return recipe
 
-    def choose(self, **options: Any) -> "Order":
-        """This recipe with some of `seed` and its options set.
+    def request(self, **options: Any) -> "BuildRequest":
+        """A request to build this recipe with these values of `seed` and of its options.
 
         Raises:
-            UsageError: an option that it does not have, a value out of range, or a file of classes that is none.
+            UsageError: the recipe has no such option, a value is out of range, or a file of classes cannot be read.
         """
-        valid = {"seed": self.seed, **self.options}
+        defaults = {"seed": self.seed, **self.options}
         for option in options:
-            if option not in valid:
-                raise UsageError(f"data set '{self.name}' has no option '{option}': it takes {', '.join(valid)}")
-        chosen = valid | options
-        if chosen.get("split", "random") not in SPLITS:
-            raise unknown("split", chosen["split"], SPLITS)
+            if option not in defaults:
+                raise UsageError(f"data set '{self.name}' has no option '{option}': it takes {', '.join(defaults)}")
+        chosen = defaults | options
+        if chosen.get("split", "random") not in SPLIT_METHODS:
+            raise unknown("split", chosen["split"], SPLIT_METHODS)
         if chosen.get("link", "copy") != "copy" and chosen.get("resize"):
             raise UsageError(
                 f"--link {chosen['link']} keeps images as they are: it does not go with --resize {chosen['resize']}; "
@@ -72,44 +76,44 @@ class Recipe:
         if file := chosen.get("classes_file"):
             if chosen["classes"]:
                 raise UsageError("--classes and --classes-file exclude each other: give one")
-            chosen["classes"] = ",".join(_lines(Path(file)))
-            chosen["classes_file"] = ""  # what it says decides, not what it is called
+            chosen["classes"] = ",".join(_read_class_names(Path(file)))
+            chosen["classes_file"] = ""  # the request's key depends on the file's content, not on its name
         if chosen.get("classes") and chosen.get("num_classes") != self.options.get("num_classes"):
             raise UsageError("--classes and --num-classes exclude each other: give one")
         if self.classes and chosen["classes"] not in self.classes:
-            chosen["classes"] = _grouping(chosen["classes"], list(self.classes))
-        return Order(self, chosen)
+            chosen["classes"] = _read_grouping(chosen["classes"], list(self.classes))
+        return BuildRequest(self, chosen)
 
 
 @dataclass(frozen=True)
-class Order:
-    """A recipe with every option decided: equal orders of equal images give equal bytes."""
+class BuildRequest:
+    """A recipe with a value for every option: equal requests, of equal images, give equal bytes."""
 
     recipe: Recipe
     options: dict[str, Any]
 
     @property
     def key(self) -> str:
-        """64 hex digits that stand for the recipe's contents and the options."""
+        """A hash of the recipe's contents and the options, 64 hex digits."""
         return hashlib.sha256(json.dumps([vars(self.recipe), self.options], sort_keys=True).encode()).hexdigest()
 
     @property
     def grouping(self) -> dict[str, Any] | None:
-        """Which labels make a class, as select.by_class takes it."""
+        """Which labels make a class, as selection.by_class takes it."""
         classes = self.options.get("classes")
         return self.recipe.classes[classes] if self.recipe.classes and isinstance(classes, str) else (
             classes if isinstance(classes, dict) else None
         )  # fmt: skip
 
     @property
-    def wanted(self) -> list[str]:
-        """The classes that were asked for by name; empty for all."""
+    def wanted_classes(self) -> list[str]:
+        """The classes that are requested by name; empty for all."""
         classes = "" if self.recipe.classes else self.options.get("classes", "")
         return [name for name in classes.split(",") if name.strip()]
 
 
-def _lines(file: Path) -> list[str]:
-    """A class a line; what follows a # is passed over."""
+def _read_class_names(file: Path) -> list[str]:
+    """The classes in a file, one a line; comments (#) are ignored."""
     try:
         lines = [line.partition("#")[0].strip() for line in file.read_text().splitlines()]
     except (OSError, ValueError) as error:
@@ -119,8 +123,8 @@ def _lines(file: Path) -> list[str]:
     return [line for line in lines if line]
 
 
-def _grouping(classes: str, known: list[str]) -> dict[str, Any]:
-    """The classes in a user's own TOML file."""
+def _read_grouping(classes: str, known: list[str]) -> dict[str, Any]:
+    """The classes in a user's own TOML file, each with its labels."""
     if not Path(classes).is_file():
         raise UsageError(f"{unknown('--classes', classes, known)}, or give a TOML file: name = [labels] a line")
     try:

@@ -1,35 +1,38 @@
-"""Which worker sees which sample when: pure arithmetic, the same for every mode and any number of workers.
+"""Which samples are trained on at which step: pure arithmetic, the same for every mode and any number of workers.
 
-Global batch k of an epoch is `permutation[k*G : (k+1)*G]`; each worker takes its contiguous part of it.
+Global batch k of an epoch is `permutation[k*G : (k+1)*G]`; it is cut into as many contiguous shares as there are
+workers. With static shares worker w takes share w of every batch; leased shares go to whoever is ready.
 """
 
 from dataclasses import dataclass
+from functools import lru_cache
 
 import numpy as np
 
-
-def part(total: int, worker: int, workers: int) -> range:
-    """The worker's contiguous part of `total` things; parts differ by at most one in length."""
-    return range(total * worker // workers, total * (worker + 1) // workers)
+from hvdtrain.numerics.split import even_range
 
 
+@lru_cache(maxsize=2)
 def permutation(samples: int, seed: int, epoch: int) -> np.ndarray:
-    """The order of an epoch's samples, [samples] int64, from the seed and the epoch alone."""
-    return np.random.default_rng([seed, epoch]).permutation(samples)
+    """The order of an epoch's samples, [samples] int64, from the seed and the epoch alone. Not to be changed."""
+    order = np.random.default_rng([seed, epoch]).permutation(samples)
+    order.flags.writeable = False
+    return order
 
 
 @dataclass(frozen=True)
 class Share:
-    """One worker's part of one global batch.
+    """A worker's part of one global batch.
 
     Attributes:
-        step: counted from 1 over the whole job.
+        step: of the global batch, counted from 1 over the whole job.
         epoch: counted from 1.
-        indices: the samples to load. Never empty: a worker left with none of a short last batch loads one
-            sample with weight 0, so that it takes part in every collective with a gradient of exactly zero.
-        weight: what this worker's mean loss counts, so that the plain average over workers of the weighted
-            gradients is the gradient of the mean over the global batch: workers * len(part) / len(batch).
-        counted: how many of the indices are this worker's own.
+        indices: the samples to load. Never empty: a share of a short last batch that has none loads one sample with
+            weight 0, so that its worker takes part in every collective with a gradient of exactly zero.
+        weight: what the mean loss of the share counts, so that the plain average over shares of the weighted
+            gradients is the gradient of the mean over the global batch: workers * len(share) / len(batch).
+        counted: how many of the indices are the share's own.
+        slot: which share of the batch it is, from 0.
     """
 
     step: int
@@ -37,10 +40,11 @@ class Share:
     indices: list[int]
     weight: float
     counted: int
+    slot: int = 0
 
 
 @dataclass(frozen=True)
-class Plan:
+class BatchSampler:
     """The order of training for one worker."""
 
     samples: int
@@ -54,20 +58,21 @@ class Plan:
         return -(-self.samples // self.batch_size)
 
     def epoch(self, epoch: int) -> list[Share]:
-        """This worker's shares of one epoch (from 1), in order."""
-        order = permutation(self.samples, self.seed, epoch)
-        shares = []
-        for k in range(self.steps_per_epoch):
-            batch = order[k * self.batch_size : (k + 1) * self.batch_size]
-            own = part(len(batch), self.worker, self.workers)
-            indices = batch[own.start : own.stop].tolist()
-            shares.append(
-                Share(
-                    step=(epoch - 1) * self.steps_per_epoch + k + 1,
-                    epoch=epoch,
-                    indices=indices or [int(batch[0])],
-                    weight=self.workers * len(own) / len(batch),
-                    counted=len(own),
-                )
-            )
-        return shares
+        """This worker's shares of one epoch (from 1), in order, where shares are static."""
+        first = (epoch - 1) * self.steps_per_epoch
+        return [self.share((first + k) * self.workers + self.worker) for k in range(self.steps_per_epoch)]
+
+    def share(self, number: int) -> Share:
+        """A share by its number, from 0 over the whole job: number = (step - 1) * workers + slot."""
+        batch_number, slot = divmod(number, self.workers)
+        epoch, k = divmod(batch_number, self.steps_per_epoch)
+        batch = permutation(self.samples, self.seed, epoch + 1)[k * self.batch_size : (k + 1) * self.batch_size]
+        own = even_range(len(batch), slot, self.workers)
+        return Share(
+            step=batch_number + 1,
+            epoch=epoch + 1,
+            indices=batch[own.start : own.stop].tolist() or [int(batch[0])],
+            weight=self.workers * len(own) / len(batch),
+            counted=len(own),
+            slot=slot,
+        )

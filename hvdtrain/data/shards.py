@@ -1,8 +1,8 @@
-"""A data set in tar shards at any URL that fsspec knows, trained from without a copy: `hvdtrain data pack` makes them.
+"""A data set as tar shards at any URL that fsspec supports: `hvdtrain data pack` writes them, training reads from them.
 
-The shards have webdataset's layout (`000000012.png` beside `000000012.cls`, the number of its class), so its tools
-read them too. `index.json` says where in which shard each image is, with its CRC-32: any order of samples can be read
-from there, and the order is the same as from the folder.
+The shards have webdataset's layout (`000000012.png` beside `000000012.cls`, which has the index of its class), so its
+tools read them too. `index.json` has each image's shard, offset and CRC-32: images can be read in any order, so
+training sees the same samples in the same order as from the folder.
 """
 
 import dataclasses
@@ -19,41 +19,47 @@ from pathlib import Path
 from typing import Any
 
 from hvdtrain.data.folder import ImageFolder, Samples, content_hash
-from hvdtrain.data.place import cache_root, locked
-from hvdtrain.data.select import PARTS
+from hvdtrain.data.selection import PARTS
+from hvdtrain.data.storage import cache_root, locked
 from hvdtrain.errors import Failure, UsageError
 
 INDEX = "index.json"
 MAKER = "hvdtrain data pack"
 FORMAT = 1
-KEEP = "simplecache::"  # fsspec's word for a URL whose files are kept here; its own does it for one thread at a time
-LARGEST = 128 * 2**20  # bytes of an image; more is a broken index
+CACHED = "simplecache::"  # fsspec's prefix for URLs to cache. We do that ourselves: fsspec's is not safe with threads
+MAX_IMAGE_BYTES = 128 * 2**20  # an index with larger ones is broken
 
 Row = tuple[int, int, int, int, int, str]  # shard, offset, bytes, CRC-32, class, path in the folder
 
 
 @dataclass(frozen=True)
-class Packed:
-    """One image in a shard."""
+class ShardedImage:
+    """One image in a shard.
 
-    files: Any = field(repr=False)  # fsspec's file system
+    Attributes:
+        filesystem: fsspec's, on which the shard is.
+        name: the image's path in the folder that was packed.
+        cache_key: differs between packings to the same URL; empty where shards are not cached.
+    """
+
+    filesystem: Any = field(repr=False)
     shard: str
     offset: int
     size: int
     crc: int
     name: str
-    keep: str  # where whole shards are to be kept in the cache: what tells this one from others of its name
+    cache_key: str
 
     def read_bytes(self) -> bytes:
         """The encoded image. Failure where it cannot be read, or is not what was packed."""
         content = self._read()
-        if self.keep and zlib.crc32(content) != self.crc:
-            self._kept().unlink(missing_ok=True)  # the copy here is damaged, or the shard was packed anew
+        if self.cache_key and zlib.crc32(content) != self.crc:
+            self._cached_shard().unlink(missing_ok=True)  # the cached shard is damaged or outdated: download it again
             content = self._read()
         if len(content) != self.size:
             raise Failure(
                 f"{self}: {len(content):,} bytes came and not {self.size:,}: where a server does not send parts of "
-                f"files, use {KEEP}URL"
+                f"files, use {CACHED}URL"
             )
         if zlib.crc32(content) != self.crc:
             raise Failure(f"{self} is not what was packed: its checksum differs")
@@ -61,23 +67,23 @@ class Packed:
 
     def _read(self) -> bytes:
         try:
-            if self.keep:
-                with self._kept().open("rb") as file:
+            if self.cache_key:
+                with self._cached_shard().open("rb") as file:
                     return os.pread(file.fileno(), self.size, self.offset)
-            return self.files.cat_file(self.shard, start=self.offset, end=self.offset + self.size)
-        except Exception as error:  # every file system has its own
+            return self.filesystem.cat_file(self.shard, start=self.offset, end=self.offset + self.size)
+        except Exception as error:  # each of fsspec's file systems raises its own
             raise Failure(f"cannot read {self}: {error}") from None
 
-    def _kept(self) -> Path:
-        """The whole shard in the user's cache, fetched once for all ranks of this host."""
-        whole = f"{self.files.unstrip_protocol(self.shard)} {self.keep}"
-        name = f"{hashlib.sha256(whole.encode()).hexdigest()[:16]}-{Path(self.shard).name}"
+    def _cached_shard(self) -> Path:
+        """The whole shard in the user's cache, downloaded once for all ranks of this host."""
+        key = f"{self.filesystem.unstrip_protocol(self.shard)} {self.cache_key}"
+        name = f"{hashlib.sha256(key.encode()).hexdigest()[:16]}-{Path(self.shard).name}"
         local = cache_root() / "shards" / name
         if not local.exists():
             with locked(local):
                 if not local.exists():
                     partial = local.with_name(f"{name}.partial")
-                    self.files.get_file(self.shard, str(partial))
+                    self.filesystem.get_file(self.shard, str(partial))
                     partial.rename(local)
         return local
 
@@ -86,72 +92,78 @@ class Packed:
 
 
 def pack(data: ImageFolder, url: str, shard_bytes: int, force: bool, progress: Callable[[int, int], None]) -> bool:
-    """Write a data set's shards and index; False if they are there already.
+    """Write a data set's shards and index; return False if they are there already.
 
-    The index is written last: readers see the whole data set, or none.
+    The index is written last, so that readers see the whole data set or none.
 
     Raises:
-        UsageError: something else is there, or fsspec does not know the URL.
-        Failure: writing failed; there is no index then.
+        UsageError: another data set is there, fsspec does not support the URL, or writing failed.
+        Failure: an image cannot be read.
     """
-    files, root = _open(url)
-    known, test = content_hash(data), content_hash(dataclasses.replace(data, train=data.test, validation=()))
-    with _told(url):
-        if files.exists(f"{root}/{INDEX}"):
-            old = _index(url)
-            if not force and (old.get("content_hash"), old.get("test_hash")) == (known, test):
+    filesystem, root = _open_filesystem(url)
+    own_hash, test_hash = content_hash(data), content_hash(dataclasses.replace(data, train=data.test, validation=()))
+    with _errors_as_usage(url):
+        if filesystem.exists(f"{root}/{INDEX}"):
+            old = _read_index(url)
+            if not force and (old.get("content_hash"), old.get("test_hash")) == (own_hash, test_hash):
                 return False
             if not force:
                 raise UsageError(f"{url} holds another data set: give another URL, or replace it with --force")
-            files.rm_file(f"{root}/{INDEX}")
+            filesystem.rm_file(f"{root}/{INDEX}")
             for shard in old.get("shards", []):
-                if files.exists(place := f"{root}/{Path(str(shard['name'])).name}"):
-                    files.rm_file(place)
-        files.makedirs(root, exist_ok=True)
-        samples = {part: getattr(data, part) for part in PARTS}
-        total, done = sum(map(len, samples.values())), 0
+                if filesystem.exists(old_shard := f"{root}/{Path(str(shard['name'])).name}"):
+                    filesystem.rm_file(old_shard)
+        filesystem.makedirs(root, exist_ok=True)
+        samples_of = {part: getattr(data, part) for part in PARTS}
+        total, done = sum(map(len, samples_of.values())), 0
         shards: list[dict[str, Any]] = []
         rows: dict[str, list[Row]] = {}
-        for part, own in samples.items():
+        for part, samples in samples_of.items():
             rows[part] = []
-            for members in _sharded(own, shard_bytes):
+            for members in _group_into_shards(samples, shard_bytes):
                 name = f"{part}-{len(rows[part]):09d}.tar"
-                content, offsets = _tar(members, len(rows[part]))
-                files.pipe_file(f"{root}/{name}", content)
+                content, offsets = _make_tar(members, len(rows[part]))
+                filesystem.pipe_file(f"{root}/{name}", content)
                 shards.append({"name": name, "bytes": len(content)})
                 for (path, label, image), offset in zip(members, offsets, strict=True):
-                    place = path.relative_to(data.root).as_posix()
-                    rows[part].append((len(shards) - 1, offset, len(image), zlib.crc32(image), label, place))
+                    relative = path.relative_to(data.root).as_posix()
+                    rows[part].append((len(shards) - 1, offset, len(image), zlib.crc32(image), label, relative))
                 done += len(members)
                 progress(done, total)
         index = {
-            "made_by": MAKER, "format": FORMAT, "content_hash": known, "test_hash": test,
+            "made_by": MAKER, "format": FORMAT, "content_hash": own_hash, "test_hash": test_hash,
             "classes": data.classes, "shards": shards,
             "columns": ["shard", "offset", "bytes", "crc32", "class", "path"], "samples": rows,
         }  # fmt: skip
-        files.pipe_file(f"{root}/{INDEX}", json.dumps(index).encode())
+        filesystem.pipe_file(f"{root}/{INDEX}", json.dumps(index).encode())
     return True
 
 
 def read(url: str) -> ImageFolder:
-    """What was packed there. UsageError where it cannot be reached, or is no index of ours."""
-    files, root = _open(url)
-    index = _index(url)
+    """List the images that are packed at a URL. UsageError where it cannot be reached, or has no valid index."""
+    filesystem, root = _open_filesystem(url)
+    index = _read_index(url)
     try:
         if index["made_by"] != MAKER or index["format"] != FORMAT:
             raise ValueError(f"made by {index['made_by']!a}, format {index['format']!a}")
         classes = tuple(map(str, index["classes"]))
         shards = [str(shard["name"]) for shard in index["shards"]]
-        keep = f"{index['content_hash']} {index['test_hash']}" if url.startswith(KEEP) else ""
+        cache_key = f"{index['content_hash']} {index['test_hash']}" if url.startswith(CACHED) else ""
         if any("/" in name or name.startswith(".") for name in shards):
             raise ValueError("a shard is not beside the index")
 
         def samples(part: str) -> Samples:
             found = []
             for shard, offset, size, crc, label, name in index["samples"][part]:
-                if not (0 <= label < len(classes) and 0 <= shard < len(shards) and offset >= 0 and 0 < size <= LARGEST):
+                if not (
+                    0 <= label < len(classes)
+                    and 0 <= shard < len(shards)
+                    and offset >= 0
+                    and 0 < size <= MAX_IMAGE_BYTES
+                ):
                     raise ValueError(f"{name!a} has no class, shard or place")
-                found.append((Packed(files, f"{root}/{shards[shard]}", offset, size, crc, str(name), keep), label))
+                shard_path = f"{root}/{shards[shard]}"
+                found.append((ShardedImage(filesystem, shard_path, offset, size, crc, str(name), cache_key), label))
             return tuple(found)
 
         train, validation, test = map(samples, PARTS)
@@ -162,11 +174,11 @@ def read(url: str) -> ImageFolder:
         raise UsageError(f"{url}/{INDEX} cannot be read as a data set's: {error}") from None
 
 
-def _index(url: str) -> dict[str, Any]:
-    files, root = _open(url)
-    with _told(url):
+def _read_index(url: str) -> dict[str, Any]:
+    filesystem, root = _open_filesystem(url)
+    with _errors_as_usage(url):
         try:
-            return json.loads(files.cat_file(f"{root}/{INDEX}"))
+            return json.loads(filesystem.cat_file(f"{root}/{INDEX}"))
         except FileNotFoundError:
             raise UsageError(
                 f"{url} holds no data set: there is no {INDEX}; make one with `hvdtrain data pack`"
@@ -175,18 +187,18 @@ def _index(url: str) -> dict[str, Any]:
             raise UsageError(f"{url}/{INDEX} cannot be read as a data set's: {error}") from None
 
 
-def _open(url: str) -> tuple[Any, str]:
-    """The file system and the path in it."""
+def _open_filesystem(url: str) -> tuple[Any, str]:
+    """fsspec's file system for the URL, and the path in it."""
     import fsspec
 
-    with _told(url):
-        files, root = fsspec.core.url_to_fs(url.removeprefix(KEEP))
-        return files, root.rstrip("/")
+    with _errors_as_usage(url):
+        filesystem, root = fsspec.core.url_to_fs(url.removeprefix(CACHED))
+        return filesystem, root.rstrip("/")
 
 
 @contextmanager
-def _told(url: str) -> Iterator[None]:
-    """Whatever a file system raises, as one line."""
+def _errors_as_usage(url: str) -> Iterator[None]:
+    """Turn whatever a file system raises into a UsageError of one line."""
     try:
         yield
     except (UsageError, Failure):
@@ -198,8 +210,8 @@ def _told(url: str) -> Iterator[None]:
         raise UsageError(f"{url} cannot be used: {reason}") from None
 
 
-def _sharded(samples: Samples, shard_bytes: int) -> Iterator[list[tuple[Path, int, bytes]]]:
-    """(file, class, contents) of the images of each shard."""
+def _group_into_shards(samples: Samples, shard_bytes: int) -> Iterator[list[tuple[Path, int, bytes]]]:
+    """(file, class index, contents) of the images of each shard."""
     members: list[tuple[Path, int, bytes]] = []
     size = 0
     for path, label in samples:
@@ -216,15 +228,16 @@ def _sharded(samples: Samples, shard_bytes: int) -> Iterator[list[tuple[Path, in
         yield members
 
 
-def _tar(members: list[tuple[Path, int, bytes]], first: int) -> tuple[bytes, list[int]]:
-    """A shard, and where in it each image begins. Nothing in it depends on when or by whom it is made."""
+def _make_tar(members: list[tuple[Path, int, bytes]], first: int) -> tuple[bytes, list[int]]:
+    """A shard, and where in it each image begins. Equal members give equal bytes, whenever and by whomever made."""
     buffer = io.BytesIO()
     offsets = []
     with tarfile.open(fileobj=buffer, mode="w", format=tarfile.USTAR_FORMAT) as tar:
         for number, (path, label, content) in enumerate(members, first):
-            for suffix, inside in ((path.suffix.lower(), content), (".cls", str(label).encode())):
+            for suffix, file_content in ((path.suffix.lower(), content), (".cls", str(label).encode())):
                 info = tarfile.TarInfo(f"{number:09d}{suffix}")
-                info.size = len(inside)
-                tar.addfile(info, io.BytesIO(inside))
+                info.size = len(file_content)
+                tar.addfile(info, io.BytesIO(file_content))
+            # The image's blocks of 512 bytes are followed by the class's header and block, 1024 bytes.
             offsets.append(buffer.tell() - 1024 - -(-len(content) // 512) * 512)
     return buffer.getvalue(), offsets

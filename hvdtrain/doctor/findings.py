@@ -1,4 +1,4 @@
-"""What `hvdtrain doctor` says about one thing that it looked at."""
+"""The result of one of `hvdtrain doctor`'s checks."""
 
 from dataclasses import dataclass
 
@@ -10,9 +10,10 @@ class Finding:
     """What a check found.
 
     Attributes:
-        status: ok; warning: there, but slow or not enough for everything; missing: not there, or does not work.
-        found: what there is.
-        advice: what to do, in one line; empty where the status is ok.
+        status: `ok`; `warning`: it exists, but is slow or not enough for everything; `missing`: it does not exist or
+            does not work.
+        found: what was found.
+        advice: what to do about it, in one line; empty where the status is ok.
     """
 
     status: str

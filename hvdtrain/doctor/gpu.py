@@ -1,4 +1,4 @@
-"""Checks of GPUs, their driver and NCCL, of what torch and Horovod told: see software.loaded."""
+"""Checks of GPUs, their driver and NCCL, by what torch and Horovod say of them: see software.library_facts."""
 
 import re
 from collections.abc import Mapping
@@ -13,7 +13,7 @@ NO_TORCH = Finding(MISSING, "unknown, since torch does not load", "see there")
 
 
 def gpus(facts: Mapping[str, Any]) -> Finding:
-    """What torch sees, and whether it has code for it."""
+    """The GPUs that torch sees, and whether this build of torch has code for them."""
     if "gpus" not in facts:
         return NO_TORCH
     found = facts["gpus"]
@@ -22,25 +22,28 @@ def gpus(facts: Mapping[str, Any]) -> Finding:
     if not found:
         return Finding(OK, "none: training runs on the CPU")
     names = ", ".join(f"{gpu['name']} ({gpu['gb']} GB, {gpu['arch']})" for gpu in found)
-    if foreign := sorted({gpu["arch"] for gpu in found if not _runs_on(gpu["arch"], facts["archs"])}):
+    if unsupported := sorted({gpu["arch"] for gpu in found if not _is_supported(gpu["arch"], facts["archs"])}):
         advice = f"torch has code for {', '.join(facts['archs'])}: choose another build of it, or --device cpu"
-        return Finding(WARNING, f"{names}; not for this torch: {', '.join(foreign)}", advice)
+        return Finding(WARNING, f"{names}; not for this torch: {', '.join(unsupported)}", advice)
     return Finding(OK, names)
 
 
-def _runs_on(arch: str, built: list[str]) -> bool:
-    """Code runs on later GPUs of the same generation; what is named compute_ is translated for all later ones."""
+def _is_supported(arch: str, built_archs: list[str]) -> bool:
+    """Whether code for one of these architectures runs on a GPU.
+
+    sm_ code runs on the same and later GPUs of its generation; compute_ code (PTX) is translated for all later GPUs.
+    """
     number = int(arch.removeprefix("sm_"))
-    for name in built:
-        kind, _, digits = name.partition("_")
-        other = int(re.sub(r"\D.*", "", digits))
-        if other <= number and (kind == "compute" or other // 10 == number // 10):
+    for built_arch in built_archs:
+        kind, _, digits = built_arch.partition("_")
+        built_number = int(re.sub(r"\D.*", "", digits))
+        if built_number <= number and (kind == "compute" or built_number // 10 == number // 10):
             return True
     return False
 
 
 def driver(facts: Mapping[str, Any]) -> Finding:
-    """Whether the driver is new enough for the CUDA that torch is built with."""
+    """Whether the driver is new enough for the CUDA version that torch is built with."""
     if "gpus" not in facts:
         return NO_TORCH
     if "driver" not in facts:
@@ -61,14 +64,14 @@ def _dotted(cuda: int) -> str:
 
 
 def torch_nccl(facts: Mapping[str, Any]) -> Finding:
-    """The NCCL that torch brings, which `ddp` uses."""
+    """torch's own NCCL, which `ddp` uses."""
     if "gpus" not in facts:
         return NO_TORCH
     return Finding(OK, ".".join(map(str, facts["torch_nccl"])) if facts["torch_nccl"] else "not built in")
 
 
 def horovod_nccl(facts: Mapping[str, Any]) -> Finding:
-    """The NCCL that Horovod is built with, which has to be the one that torch has loaded by then."""
+    """Whether Horovod is built with torch's NCCL: torch has loaded that before Horovod starts."""
     if "NCCL" not in facts:
         return Finding(MISSING, "unknown, since Horovod does not load", "see there")
     if not facts["NCCL"]:
@@ -77,10 +80,10 @@ def horovod_nccl(facts: Mapping[str, Any]) -> Finding:
         return Finding(WARNING, "not built in", f"gradients are staged through CPU memory; {BUILD} in")
     code = facts["NCCL"]
     built = (code // 10_000, code // 100 % 100, code % 100)
-    words = f"built with {'.'.join(map(str, built))}"
+    found = f"built with {'.'.join(map(str, built))}"
     if len(facts["libraries"]) > 1:
-        found = f"{words}, and two are loaded: {', '.join(facts['libraries'])}"
+        found = f"{found}, and two are loaded: {', '.join(facts['libraries'])}"
         return Finding(WARNING, found, f"one of them has to go: {BUILD} with torch's")
     if list(built) != list(facts["torch_nccl"] or built):
-        return Finding(WARNING, f"{words}, not torch's", f"{BUILD} with that")
-    return Finding(OK, words)
+        return Finding(WARNING, f"{found}, not torch's", f"{BUILD} with that")
+    return Finding(OK, found)

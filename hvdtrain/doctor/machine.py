@@ -1,19 +1,18 @@
-"""Checks of what this machine gives: cores, memory, network, places to write."""
+"""Checks of this machine's resources: cores, memory, network, folders to write in."""
 
-import contextlib
 import os
 import re
 import shutil
 import socket
 import tempfile
-from collections.abc import Iterator
 from pathlib import Path
 
 from hvdtrain.doctor.findings import MISSING, OK, WARNING, Finding
 from hvdtrain.errors import UsageError
+from hvdtrain.world.cgroups import cpu_quota, memory_limit
 
-# Measured with OpenMPI 5.0.11 on one host: each rank makes a file of 16 MB in /dev/shm, and MPI_Init fails where that
-# much is not free. `hvdtrain compare` with no options, two workers and a server, takes 1.8 GB.
+# Measured with OpenMPI 5.0.11 on one host: each rank creates a file of 16 MB in /dev/shm, and MPI_Init fails without
+# that much space. `hvdtrain compare` with no options, which runs two workers and a server, takes 1.8 GB of memory.
 SEGMENT_MB, COMPARE_GB = 16, 1.8
 
 
@@ -38,42 +37,6 @@ def memory() -> Finding:
     return Finding(OK, found)
 
 
-CGROUPS, OWN_CGROUP = Path("/sys/fs/cgroup"), Path("/proc/self/cgroup")
-
-
-def cpu_quota(root: Path = CGROUPS, own: Path = OWN_CGROUP) -> float:
-    """Cores' worth of time that this process's control groups (version 1 or 2) allow; infinite without a limit."""
-    limits = [float("inf")]
-    for group in _control_groups("cpu", root, own):
-        with contextlib.suppress(OSError, ValueError):  # no such file in this version; "max" is no number
-            quota, period = (group / "cpu.max").read_text().split()
-            limits.append(int(quota) / int(period))
-        with contextlib.suppress(OSError):
-            quota, period = ((group / f"cpu.cfs_{what}_us").read_text() for what in ("quota", "period"))
-            limits += [int(quota) / int(period)] if int(quota) > 0 else []
-    return min(limits)
-
-
-def memory_limit(root: Path = CGROUPS, own: Path = OWN_CGROUP) -> float:
-    """Bytes that this process's control groups (version 1 or 2) allow; infinite without a limit."""
-    limits = [float("inf")]
-    for group in _control_groups("memory", root, own):
-        for name in ("memory.max", "memory.limit_in_bytes"):
-            with contextlib.suppress(OSError, ValueError):
-                limits.append(int((group / name).read_text()))
-    return min(limits)
-
-
-def _control_groups(controller: str, root: Path, own: Path) -> Iterator[Path]:
-    """The folders of this process's control group and of all above it: each of them limits it."""
-    for line in own.read_text().splitlines() if own.exists() else []:
-        _, controllers, path = line.split(":", 2)
-        if controllers == "" or controller in controllers.split(","):
-            top = root / controller if controllers else root
-            group = top / path.lstrip("/")  # a container may see its own group as the top: absent folders are no harm
-            yield from [group, *group.parents][: len(group.relative_to(top).parts) + 1]
-
-
 def shared_memory(folder: Path = Path("/dev/shm")) -> Finding:
     """Where MPI's and TensorPipe's shared memory lives."""
     if not folder.is_dir():
@@ -84,25 +47,25 @@ def shared_memory(folder: Path = Path("/dev/shm")) -> Finding:
         )
     space = shutil.disk_usage(folder)
     found = f"{space.total / 2**20:,.0f} MB, {space.free / 2**20:,.0f} MB free"
-    more = f"`docker run --shm-size=1g`, or `mount -o remount,size=1g {folder}`"
+    remedy = f"`docker run --shm-size=1g`, or `mount -o remount,size=1g {folder}`"
     if space.free < SEGMENT_MB * 2**20:
-        return Finding(MISSING, found, f"MPI cannot start with less than {SEGMENT_MB} MB: {more}")
+        return Finding(MISSING, found, f"MPI cannot start with less than {SEGMENT_MB} MB: {remedy}")
     if space.free < 4 * SEGMENT_MB * 2**20:
-        return Finding(WARNING, found, f"each rank reserves {SEGMENT_MB} MB: {more}")
+        return Finding(WARNING, found, f"each rank reserves {SEGMENT_MB} MB: {remedy}")
     return Finding(OK, found)
 
 
 def huge_pages(file: Path = Path("/sys/kernel/mm/transparent_hugepage/enabled")) -> Finding:
-    """Whether large messages may lie in huge pages: page faults cost them more than half of their speed otherwise."""
+    """Whether large messages may use huge pages: without them, page faults take more than half of their speed."""
     setting = re.search(r"\[(\w+)\]", file.read_text()) if file.exists() else None
     if setting is None or setting[1] == "never":
-        slow = "messages of a parameter server with a large model are slow"
-        return Finding(WARNING, setting[1] if setting else "none here", f"{slow}: as root `echo madvise > {file}`")
+        effect = "messages of a parameter server with a large model are slow"
+        return Finding(WARNING, setting[1] if setting else "none here", f"{effect}: as root `echo madvise > {file}`")
     return Finding(OK, setting[1])
 
 
 def host_name() -> Finding:
-    """Whether this host's name means an address: ranks on other hosts are told it."""
+    """Whether this host's name resolves to an address by which other hosts' ranks can reach it."""
     name = socket.gethostname()
     try:
         address = socket.gethostbyname(name)
@@ -116,7 +79,7 @@ def host_name() -> Finding:
 
 
 def loopback() -> Finding:
-    """Ranks of one machine talk over the interface `lo`."""
+    """Whether the interface `lo` works, over which ranks on one machine communicate."""
     try:
         with socket.create_server(("127.0.0.1", 0)) as server:
             socket.create_connection(server.getsockname(), timeout=5).close()
@@ -128,7 +91,7 @@ def loopback() -> Finding:
 
 
 def data_sets() -> Finding:
-    from hvdtrain import recipes
+    from hvdtrain.config import recipes
     from hvdtrain.data.recipe import Recipe
 
     names = recipes.names("datasets")
@@ -141,15 +104,15 @@ def data_sets() -> Finding:
 
 
 def cache() -> Finding:
-    """Whether data sets can be built into the user's cache; nothing is left there."""
-    from hvdtrain.data.place import cache_root
+    """Whether data sets can be built in the user's cache; the check leaves nothing there."""
+    from hvdtrain.data.storage import cache_root
 
     folder = cache_root()
     try:
-        there = next(place for place in (folder, *folder.absolute().parents) if place.exists())
-        with tempfile.TemporaryFile(dir=there):
+        existing = next(path for path in (folder, *folder.absolute().parents) if path.exists())
+        with tempfile.TemporaryFile(dir=existing):
             pass
     except OSError as error:
         found = f"{folder} cannot be written: {error.strerror}"
         return Finding(MISSING, found, "name another folder: HVDTRAIN_CACHE=FOLDER")
-    return Finding(OK, f"{folder}, {shutil.disk_usage(there).free / 1e9:,.0f} GB free")
+    return Finding(OK, f"{folder}, {shutil.disk_usage(existing).free / 1e9:,.0f} GB free")

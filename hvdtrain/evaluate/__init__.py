@@ -1,1 +1,1 @@
-"""Testing a saved model: `answers` asks it, `files` and `picture` write down what it said, `command` is the command."""
+"""Testing a saved model: `predictions` computes, `files` and `picture` write the results, `command` is the command."""

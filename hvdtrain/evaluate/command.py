@@ -9,17 +9,18 @@ from typing import TYPE_CHECKING
 
 import click
 
-from hvdtrain.config import DEVICES, run_config
+from hvdtrain.config.run_config import DEVICES
 from hvdtrain.errors import UsageError
 from hvdtrain.evaluate import files
+from hvdtrain.runs.request import config_of
 
 if TYPE_CHECKING:
     from rich.table import Table
 
-    from hvdtrain.evaluate.answers import Answers
+    from hvdtrain.evaluate.predictions import Predictions
 
-FEW = 20  # classes whose confusion matrix is printed
-WORST = 3  # mistakes that are printed
+MAX_PRINTED_CLASSES = 20  # of a confusion matrix that is printed
+PRINTED_MISTAKES = 3
 
 
 @click.command()
@@ -50,63 +51,65 @@ def evaluate(run: Path, dataset: str, split: str, out: Path | None, device: str,
     The folder then holds evaluation.png (a confusion matrix and the worst mistakes), confusion.csv (a row a true
     class, a column an answer), mistakes.csv (the most confident first) and evaluation.json (the figures).
     """
-    config = run_config(run)
+    config = config_of(run)
     if out is None:
         other = re.sub(r"[^\w.-]", "-", Path(dataset).name)
         out = run / (f"evaluation-{split}-of-{other}" if dataset else f"evaluation-{split}")
     files.check_out(out)
-    if device != "auto" or config.device == "cuda":  # it may have been trained elsewhere
+    if device != "auto" or config.device == "cuda":  # it may have been trained on another machine, with a GPU
         config = dataclasses.replace(config, device=device)
-    from hvdtrain.data.find import find
+    from hvdtrain.data.find import find_dataset
 
     name = dataset or config.dataset
-    own, data = find(config.dataset), find(name)
-    if own.classes != data.classes:
-        known, given = ", ".join(own.classes), ", ".join(data.classes)
+    trained_on, data = find_dataset(config.dataset), find_dataset(name)
+    if trained_on.classes != data.classes:
+        known, given = ", ".join(trained_on.classes), ", ".join(data.classes)
         raise UsageError(f"the model knows the classes {known}; {dataset} has {given}")
     samples = data.test if split == "test" else data.validation
     if not samples:
         raise UsageError(f"the data set {name} has no TestData/: use --split validation")
-    from hvdtrain.evaluate.answers import ask
-    from hvdtrain.progress import count_bar
-    from hvdtrain.work import WEIGHTS
+    from hvdtrain.evaluate.predictions import predict
+    from hvdtrain.progress_bars import count_bar
+    from hvdtrain.rank.work import WEIGHTS
 
     weights = run / WEIGHTS
     with count_bar("evaluating") as progress:
-        answers = ask(config, weights, own, samples, progress)
-    found = files.figures(answers, run=str(run), weights=str(weights), dataset=name, split=split)
-    files.write(out, answers, found, f"{config.model}: {len(samples):,} {split} images of {name}")
+        predictions = predict(config, weights, trained_on, samples, progress)
+    figures = files.figures(predictions, run=str(run), weights=str(weights), dataset=name, split=split)
+    files.write(out, predictions, figures, f"{config.model}: {len(samples):,} {split} images of {name}")
     if as_json:
-        click.echo(json.dumps(found))
+        click.echo(json.dumps(figures))
     else:
-        _show(answers, f"{len(samples)} {split} images", out)
+        _print(predictions, f"{len(samples)} {split} images", out)
 
 
-def _show(answers: "Answers", images: str, out: Path) -> None:
+def _print(predictions: "Predictions", images: str, out: Path) -> None:
     from rich.console import Console
 
-    classes = len(answers.classes)
-    top5 = f"top-5 {answers.top5:.4f}" if answers.top5 is not None else f"no top-5, with {classes} classes"
-    click.echo(f"{images}: loss {answers.loss:.4f}, top-1 accuracy {answers.top1:.4f}, {top5}")
+    classes = len(predictions.classes)
+    top5 = f"top-5 {predictions.top5:.4f}" if predictions.top5 is not None else f"no top-5, with {classes} classes"
+    click.echo(f"{images}: loss {predictions.loss:.4f}, top-1 accuracy {predictions.top1:.4f}, {top5}")
     console = Console(width=None if sys.stdout.isatty() else 200, highlight=False)
-    table = _table(answers)
-    if classes <= FEW and console.measure(table).minimum <= console.width:
+    table = _confusion_table(predictions)
+    if classes <= MAX_PRINTED_CLASSES and console.measure(table).minimum <= console.width:
         console.print(table)
-    for i in answers.mistakes[:WORST]:
-        taken = answers.classes[answers.predicted[i]]
-        click.echo(f"{answers.name(i)} was taken for {taken}, with confidence {answers.confidence[i]:.3f}")
-    click.echo(f"wrote {out}: {len(answers.mistakes)} mistakes in {files.MISTAKES}, {files.PICTURE} shows the surest")
+    for i in predictions.mistakes[:PRINTED_MISTAKES]:
+        predicted = predictions.classes[predictions.predicted[i]]
+        click.echo(f"{predictions.name(i)} was taken for {predicted}, with confidence {predictions.confidence[i]:.3f}")
+    click.echo(
+        f"wrote {out}: {len(predictions.mistakes)} mistakes in {files.MISTAKES}, {files.PICTURE} shows the surest"
+    )
 
 
-def _table(answers: "Answers") -> "Table":
-    """The confusion matrix; a cell without images has a dot."""
+def _confusion_table(predictions: "Predictions") -> "Table":
+    """The confusion matrix, with a dot for 0."""
     from rich.markup import escape
     from rich.table import Table
 
-    names = [escape(name) for name in answers.classes]
+    names = [escape(name) for name in predictions.classes]
     table = Table("true \\ answer", box=None, pad_edge=False)
     for name in names:
         table.add_column(name, justify="right", no_wrap=True)
-    for name, row in zip(names, answers.confusion.tolist(), strict=True):
+    for name, row in zip(names, predictions.confusion.tolist(), strict=True):
         table.add_row(name, *(str(count) if count else "·" for count in row))
     return table

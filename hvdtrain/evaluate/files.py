@@ -1,4 +1,4 @@
-"""An evaluation as files: whose folder it is, figures as JSON, and tables as CSV."""
+"""The folder of an evaluation: whether it may be written, figures as JSON, and tables as CSV."""
 
 import csv
 import json
@@ -7,63 +7,73 @@ import os
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from hvdtrain.data.place import appearing, locked
+from hvdtrain.data.storage import atomic_folder, locked
 from hvdtrain.errors import UsageError
 
 if TYPE_CHECKING:
-    from hvdtrain.evaluate.answers import Answers
+    from hvdtrain.evaluate.predictions import Predictions
 
 MAKER = "hvdtrain evaluate"
 FIGURES, PICTURE, CONFUSION, MISTAKES = "evaluation.json", "evaluation.png", "confusion.csv", "mistakes.csv"
 
 
 def check_out(out: Path) -> None:
-    """UsageError unless the folder is free, or holds an earlier evaluation and nothing else."""
+    """UsageError unless the folder is new or empty, or holds an earlier evaluation and nothing else."""
     try:
-        held = set(os.listdir(out))
+        names = set(os.listdir(out))
     except FileNotFoundError:
         return
     except OSError as error:
         raise UsageError(f"--out {out} cannot be used: {error.strerror}") from None
-    if held and not _is_ours(out):
+    if names and not _is_evaluation(out):
         raise UsageError(f"--out {out} holds something else: name another folder")
-    if strangers := sorted(held - {FIGURES, PICTURE, CONFUSION, MISTAKES}):
-        raise UsageError(f"--out {out} holds what no evaluation has put there ({', '.join(strangers[:5])}): move it")
+    if foreign := sorted(names - {FIGURES, PICTURE, CONFUSION, MISTAKES}):
+        raise UsageError(f"--out {out} holds what no evaluation has put there ({', '.join(foreign[:5])}): move it")
 
 
-def _is_ours(out: Path) -> bool:
+def _is_evaluation(out: Path) -> bool:
     try:
         return json.loads((out / FIGURES).read_text())["made_by"] == MAKER
     except (OSError, ValueError, KeyError, TypeError):
         return False
 
 
-def figures(answers: "Answers", **about: str) -> dict[str, Any]:
-    """What can be said in numbers. The loss is None where the model gives none; top5 with fewer than six classes."""
+def figures(predictions: "Predictions", **about: str) -> dict[str, Any]:
+    """The content of evaluation.json. The loss is None where it is not finite, top5 with fewer than six classes.
+
+    Args:
+        about: further fields.
+    """
+    loss = predictions.loss if math.isfinite(predictions.loss) else None
     return {
-        "made_by": MAKER, **about, "images": len(answers.labels),
-        "loss": answers.loss if math.isfinite(answers.loss) else None, "top1": answers.top1, "top5": answers.top5,
-        "classes": list(answers.classes), "confusion": answers.confusion.tolist(),
+        "made_by": MAKER, **about, "images": len(predictions.labels),
+        "loss": loss, "top1": predictions.top1, "top5": predictions.top5,
+        "classes": list(predictions.classes), "confusion": predictions.confusion.tolist(),
     }  # fmt: skip
 
 
-def write(out: Path, answers: "Answers", found: dict[str, Any], title: str) -> None:
-    """Make the folder, whole or not at all, in place of an earlier evaluation. UsageError where it is not one."""
+def write(out: Path, predictions: "Predictions", figures: dict[str, Any], title: str) -> None:
+    """Write the folder, completely or not at all, and replace an earlier evaluation.
+
+    Raises:
+        UsageError: the folder holds something else.
+    """
     from hvdtrain.evaluate.picture import draw
 
     with locked(out):
         check_out(out)
-        with appearing(out) as folder:
-            (folder / FIGURES).write_text(json.dumps(found) + "\n")
-            counts = zip(answers.classes, answers.confusion.tolist(), strict=True)
-            _write_csv(folder / CONFUSION, [["true", *answers.classes], *([name, *row] for name, row in counts)])
+        with atomic_folder(out) as folder:
+            (folder / FIGURES).write_text(json.dumps(figures) + "\n")
+            classes = predictions.classes
+            counts = zip(classes, predictions.confusion.tolist(), strict=True)
+            _write_csv(folder / CONFUSION, [["true", *classes], *([name, *row] for name, row in counts)])
             rows = [
-                [answers.name(i), answers.classes[answers.labels[i]], answers.classes[answers.predicted[i]],
-                 f"{answers.confidence[i]:.4f}"]
-                for i in answers.mistakes
+                [predictions.name(i), classes[predictions.labels[i]], classes[predictions.predicted[i]],
+                 f"{predictions.confidence[i]:.4f}"]
+                for i in predictions.mistakes
             ]  # fmt: skip
             _write_csv(folder / MISTAKES, [["image", "true", "predicted", "confidence"], *rows])
-            draw(answers, title, folder / PICTURE)
+            draw(predictions, title, folder / PICTURE)
 
 
 def _write_csv(path: Path, rows: list[list[Any]]) -> None:

@@ -1,4 +1,4 @@
-"""How `hvdtrain launch` tells that a job failed: which rank, its last lines, and the exit code."""
+"""Which rank of a failed job failed first, with its last lines and its exit code."""
 
 from collections.abc import Callable
 from pathlib import Path
@@ -6,43 +6,43 @@ from pathlib import Path
 import click
 
 from hvdtrain.errors import Failure
-from hvdtrain.launch.processes import first_failed, reason
-from hvdtrain.launch.recipe import Start
-from hvdtrain.world import read_world
+from hvdtrain.launch.job_log import failure_reason, first_failed
+from hvdtrain.launch.recipe import LaunchCommand
+from hvdtrain.world.place import read_world
 
-LAST_LINES, LONGEST_LINE = 12, 200  # of a rank that failed
+MAX_LINES, MAX_LINE_LENGTH = 12, 200  # shown of a rank that failed
 
 
-def failure(folder: Path, log: Path, code: int, rank: Callable[[int], int]) -> Failure:
-    """What to raise when a job ended without results; the last lines of the rank that failed first are shown.
+def job_failure(folder: Path, log: Path, exit_code: int, rank_of: Callable[[int], int]) -> Failure:
+    """Print the last lines of the rank that failed first, and return the Failure to raise, with that rank's exit code.
 
     Args:
         folder: the run folder.
         log: what the starter and the ranks printed.
-        code: the starter's exit code, negative where a signal ended it.
-        rank: of a process that the starter numbers.
+        exit_code: the starter's, negative where a signal ended it.
+        rank_of: the rank of a process that the starter numbers.
     """
     first = first_failed(log)
     if first:
-        _show_last_lines(folder, rank(first[0]))
-    found = Failure(f"the job failed: {reason(log, code, rank)}")
-    found.exit_code = first[1] if first else 128 - code if code < 0 else code or 1
-    return found
+        _print_last_lines(folder, rank_of(first[0]))
+    failure = Failure(f"the job failed: {failure_reason(log, exit_code, rank_of)}")
+    failure.exit_code = first[1] if first else 128 - exit_code if exit_code < 0 else exit_code or 1
+    return failure
 
 
-def rank_of(start: Start, workers: int, servers: int, process: int) -> int:
-    """The rank of a process, which horovodrun counts host by host; see `World.started`."""
-    if Path(start.words[0]).name != "horovodrun":
+def rank_of_process(command: LaunchCommand, workers: int, servers: int, process: int) -> int:
+    """The rank of a process: horovodrun's numbers, which go host by host, are not our ranks (see `World.started`)."""
+    if Path(command.argv[0]).name != "horovodrun":
         return process
-    place = {"RANK": process, "SIZE": workers + servers, "LOCAL_RANK": 0, "LOCAL_SIZE": 1}
-    env = start.environment | {f"HOROVOD_{name}": str(value) for name, value in place.items()}
+    variables = {"RANK": process, "SIZE": workers + servers, "LOCAL_RANK": 0, "LOCAL_SIZE": 1}
+    env = command.environment | {f"HOROVOD_{name}": str(value) for name, value in variables.items()}
     return read_world(servers, env).rank
 
 
-def _show_last_lines(out: Path, rank: int) -> None:
-    """What a rank wrote last into its log of errors, on stderr; nothing where it came to no log."""
-    file = out / "logs" / f"rank.{rank}.err"
+def _print_last_lines(folder: Path, rank: int) -> None:
+    """Print the end of a rank's stderr log on stderr; nothing where the rank has not got as far as to open one."""
+    file = folder / "logs" / f"rank.{rank}.err"
     if file.is_file() and (lines := file.read_text(errors="replace").splitlines()):
         click.echo(f"the last lines of rank {rank}, in {file}:", err=True)
-        for line in lines[-LAST_LINES:]:
-            click.echo(f"    {line[:LONGEST_LINE]}", err=True)
+        for line in lines[-MAX_LINES:]:
+            click.echo(f"    {line[:MAX_LINE_LENGTH]}", err=True)

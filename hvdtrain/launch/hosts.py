@@ -1,15 +1,17 @@
-"""The hosts of a job: named on the command line or in a file of any of the usual forms, and which rank goes where."""
+"""The hosts of a job: the options that name them, the forms of host files, and how many ranks each host gets."""
 
 import re
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+import click
+
 from hvdtrain.errors import UsageError
 
-# What a host may be called: names go into command lines, some of them quoted by nobody.
+# Host names go into command lines, not all of which are quoted: nothing that a shell would interpret is allowed.
 _NAME = re.compile(r"[A-Za-z0-9]([A-Za-z0-9._-]*[A-Za-z0-9])?")
-MOST_SLOTS = 4096
+MAX_SLOTS = 4096
 
 
 @dataclass(frozen=True)
@@ -20,18 +22,34 @@ class Host:
     slots: int
 
 
-def parse(text: str) -> list[Host]:
-    """Hosts from `a:1,b:2`. UsageError where a name or number is none, or a host comes twice."""
-    return _checked([_host(*word.strip().partition(":")[::2], where=f"-H {text}") for word in text.split(",")])
+def host_options(command: Callable) -> Callable:
+    """Decorator: adds -H and --hostfile to a command."""
+    command = click.option(
+        "--hostfile", type=click.Path(path_type=Path), metavar="FILE",
+        help="Hosts from a file: `name slots=2` or `name:2` a line.",
+    )(command)  # fmt: skip
+    return click.option("--hosts", "-H", metavar="A:1,B:1", help="Hosts, each with how many ranks it takes.")(command)
 
 
-def parse_file(path: Path) -> list[Host]:
-    """Hosts from a file: a host a line as `name`, `name:2` (MPICH), `name slots=2` (OpenMPI, Horovod).
+def given_hosts(hosts: str | None, hostfile: Path | None) -> list[Host]:
+    """The hosts of -H or --hostfile; none where neither is given."""
+    if hosts and hostfile:
+        raise UsageError("-H and --hostfile exclude each other: give one")
+    return parse_hosts(hosts) if hosts else parse_hostfile(hostfile) if hostfile else []
 
-    Comments (#) and blank lines are passed over, and so is what else OpenMPI may say (`max_slots=4`).
+
+def parse_hosts(text: str) -> list[Host]:
+    """Hosts from `a:1,b:2`. UsageError where a name or a number is invalid, or a host is named twice."""
+    return _checked_unique([_host(*word.strip().partition(":")[::2], where=f"-H {text}") for word in text.split(",")])
+
+
+def parse_hostfile(path: Path) -> list[Host]:
+    """Hosts from a file, one a line: `name`, `name:2` (MPICH) or `name slots=2` (OpenMPI, Horovod).
+
+    Comments (#), blank lines and OpenMPI's `max_slots=4` are ignored.
 
     Raises:
-        UsageError: with file and line, where one cannot be read.
+        UsageError: the file or a line cannot be read; it names the file and the line.
     """
     try:
         lines = path.read_text().splitlines()
@@ -44,45 +62,45 @@ def parse_file(path: Path) -> list[Host]:
             continue
         name, _, slots = words[0].partition(":")
         for word in words[1:]:
-            key, is_given, value = word.partition("=")
-            if key == "slots" and is_given and not slots:
+            key, equals, value = word.partition("=")
+            if key == "slots" and equals and not slots:
                 slots = value
-            elif key not in ("max_slots", "max-slots") or not is_given:
+            elif key not in ("max_slots", "max-slots") or not equals:
                 raise UsageError(f"{path}, line {number}: '{word}' is not understood; write `name slots=2` or `name:2`")
         hosts.append(_host(name, slots, where=f"{path}, line {number}"))
     if not hosts:
         raise UsageError(f"{path} names no host")
-    return _checked(hosts)
+    return _checked_unique(hosts)
 
 
 def _host(name: str, slots: str, where: str) -> Host:
     if len(name) > 253 or not _NAME.fullmatch(name):
         raise UsageError(f"{where}: {name!a} is not the name of a host")
-    if slots and not (slots.isascii() and slots.isdigit() and 1 <= int(slots) <= MOST_SLOTS):
-        raise UsageError(f"{where}: {slots!a} is not a number of slots from 1 to {MOST_SLOTS}")
+    if slots and not (slots.isascii() and slots.isdigit() and 1 <= int(slots) <= MAX_SLOTS):
+        raise UsageError(f"{where}: {slots!a} is not a number of slots from 1 to {MAX_SLOTS}")
     return Host(name, int(slots or 1))
 
 
-def _checked(hosts: list[Host]) -> list[Host]:
+def _checked_unique(hosts: list[Host]) -> list[Host]:
     names = [host.name for host in hosts]
     if twice := {name for name in names if names.count(name) > 1}:
         raise UsageError(f"host {', '.join(sorted(twice))} is named twice: give each once, with its slots")
     return hosts
 
 
-def needed(hosts: Sequence[Host], ranks: int) -> list[Host]:
-    """The hosts with as many of their slots as a job of so many ranks takes, filled evenly.
+def allocate(hosts: Sequence[Host], ranks: int) -> list[Host]:
+    """The hosts that a job of so many ranks uses, each with as many slots as it gets ranks.
 
-    A round gives each host that has room one rank, so that servers, the first ranks, are spread.
+    Ranks are dealt out in rounds, one to each host that has a free slot, so that servers, the first ranks, are spread.
 
     Raises:
         UsageError: there are too few slots.
     """
     if sum(host.slots for host in hosts) < ranks:
-        told = " + ".join(f"{host.slots} on {host.name}" for host in hosts)
-        raise UsageError(f"{ranks} ranks need {ranks} slots, and there are {told}: name more hosts, or more slots")
-    taken = [0] * len(hosts)
+        available = " + ".join(f"{host.slots} on {host.name}" for host in hosts)
+        raise UsageError(f"{ranks} ranks need {ranks} slots, and there are {available}: name more hosts, or more slots")
+    used = [0] * len(hosts)
     for _ in range(ranks):
-        fullest = min((i for i, host in enumerate(hosts) if taken[i] < host.slots), key=lambda i: (taken[i], i))
-        taken[fullest] += 1
-    return [Host(host.name, slots) for host, slots in zip(hosts, taken, strict=True) if slots]
+        emptiest = min((i for i, host in enumerate(hosts) if used[i] < host.slots), key=lambda i: (used[i], i))
+        used[emptiest] += 1
+    return [Host(host.name, slots) for host, slots in zip(hosts, used, strict=True) if slots]

@@ -1,4 +1,4 @@
-"""Looks at hosts before a job starts, so that all that is wrong is told at once, and nothing begins."""
+"""Checks the hosts before a job starts, all of them and for everything, so that one message lists all that is wrong."""
 
 import contextlib
 import json
@@ -18,26 +18,26 @@ from typing import Any
 from hvdtrain.errors import UsageError
 from hvdtrain.launch import probe
 from hvdtrain.launch.hosts import Host
-from hvdtrain.launch.remote import address_of, in_folder, is_here, on
+from hvdtrain.launch.remote import command_on, in_folder, is_local, resolve
 
-LONGEST_S = 60.0  # for a host to answer; the first import from a network disk is slow
-LARGEST_SKEW_S = 5.0  # between clocks: more makes logs and times of several hosts misleading
+REPLY_TIMEOUT_S = 60.0  # the first import of torch from a network disk is slow
+MAX_CLOCK_SKEW_S = 5.0  # with more, logs and times of several hosts mislead
 
 
 @dataclass(frozen=True)
-class Needs:
-    """What a job needs of every host.
+class Requirements:
+    """What a job requires of every host.
 
     Attributes:
-        folder: where its ranks start.
+        working_folder: where its ranks start.
         out: the run folder, which ranks on all hosts write in and this machine reads.
         files: what the ranks read.
         rank_mb: memory of a rank, in MiB.
-        meets_by_name: whether ranks find each other by what their hosts' own names mean.
-        interface: the network interface that they are to use; one is chosen where it is empty.
+        meets_by_name: whether ranks find each other by the addresses of their hosts' own names.
+        interface: the network interface that ranks are to use; one is chosen where it is empty.
     """
 
-    folder: str
+    working_folder: str
     out: Path
     files: Sequence[str]
     rank_mb: float
@@ -45,46 +45,50 @@ class Needs:
     interface: str = ""
 
 
-def look_at(hosts: Sequence[Host], needs: Needs) -> str:
-    """Check that the hosts can run a job, and return the name of the interface they reach each other by, or nothing.
+def check_hosts(hosts: Sequence[Host], requirements: Requirements) -> str:
+    """Check that the hosts can run a job.
+
+    Returns:
+        the interface by which they reach each other; empty where loopback is enough, or their names for it differ.
 
     Raises:
-        UsageError: with a line for each host that cannot, and why.
+        UsageError: with a line for each host that cannot run the job, and why.
     """
     with contextlib.ExitStack() as stack:
-        shared = stack.enter_context(_file_beside(needs.out))
+        shared_file = stack.enter_context(_new_file_near(requirements.out))
         own_port = stack.enter_context(create_server(("", 0), backlog=probe.BACKLOG)).getsockname()[1]
         pool = stack.enter_context(ThreadPoolExecutor(len(hosts)))
-        talks = [stack.enter_context(Talk(host.name, needs.folder)) for host in hosts]
-        question = {"shared": shared, "files": list(needs.files), "interface": needs.interface}
-        answers = list(pool.map(lambda talk: talk.ask(question), talks))
+        probes = [stack.enter_context(HostProbe(host.name, requirements.working_folder)) for host in hosts]
+        request = {"shared": shared_file, "files": list(requirements.files), "interface": requirements.interface}
+        replies = list(pool.map(lambda host_probe: host_probe.describe(request), probes))
         listening = {
-            talk.host: [answer["address"], answer["port"]]
-            for talk, answer in zip(talks, answers, strict=True)
-            if isinstance(answer, dict)
+            host.name: [reply["address"], reply["port"]]
+            for host, reply in zip(hosts, replies, strict=True)
+            if isinstance(reply, dict)
         }
-        reached = list(pool.map(lambda talk: talk.connect(listening, own_port), talks))
-    here, known_here = probe.software(), set(probe.own_addresses().values())
-    missing = needs.interface not in ("", *known_here)
-    problems = [f"this machine has no network interface {needs.interface}"] if missing else []
-    for host, answer, unreachable in zip(hosts, answers, reached, strict=True):
-        if isinstance(answer, str):
-            problems.append(f"{host.name}: {answer}")
+        connections = pool.map(lambda host_probe: host_probe.try_connections(listening, own_port), probes)
+        connection_problems = list(connections)
+    own_software, own_interfaces = probe.software(), set(probe.own_addresses().values())
+    missing = requirements.interface not in ("", *own_interfaces)
+    problems = [f"this machine has no network interface {requirements.interface}"] if missing else []
+    for host, reply, unreachable in zip(hosts, replies, connection_problems, strict=True):
+        if isinstance(reply, str):
+            problems.append(f"{host.name}: {reply}")
             continue
-        found = [*_problems(host, answer, needs, here, len(hosts) > 1), *unreachable]
-        found += _namesakes(host, answer, hosts, answers)
+        found = [*_problems(host, reply, requirements, own_software, len(hosts) > 1), *unreachable]
+        found += _duplicate_name(host, reply, hosts, replies)
         problems += [f"{host.name}: {'; '.join(found)}"] if found else []
     if problems:
         raise UsageError(*problems)
-    if all(is_here(host.name) for host in hosts):  # starters use loopback
+    if all(is_local(host.name) for host in hosts):  # starters use loopback
         return ""
-    interfaces = {answer["interface"] for answer in answers if isinstance(answer, dict)}
-    return interfaces.pop() if len(interfaces) == 1 and interfaces <= known_here else ""
+    interfaces = {reply["interface"] for reply in replies if isinstance(reply, dict)}
+    return interfaces.pop() if len(interfaces) == 1 and interfaces <= own_interfaces else ""
 
 
 @contextlib.contextmanager
-def _file_beside(out: Path) -> Iterator[str]:
-    """The path of a new file in the run folder, or in the nearest folder above it that there is."""
+def _new_file_near(out: Path) -> Iterator[str]:
+    """The path of a temporary file in the run folder, or in its nearest parent that exists."""
     folder = next(path for path in (out, *out.parents) if path.is_dir())
     try:
         file = tempfile.NamedTemporaryFile(prefix=".hvdtrain-", dir=folder)
@@ -94,108 +98,118 @@ def _file_beside(out: Path) -> Iterator[str]:
         yield file.name
 
 
-class Talk:
-    """A conversation with the probe on a host."""
+class HostProbe:
+    """`probe.py` on a host, and the requests to it."""
 
-    def __init__(self, host: str, folder: str) -> None:
+    def __init__(self, host: str, working_folder: str) -> None:
         self.host = host
         code = os.environ.get("PYTHONPATH")  # ranks have it too
         python = [*(["env", f"PYTHONPATH={code}"] if code else []), sys.executable, "-m", "hvdtrain.launch.probe"]
         self.began = time.time()
         self.process = subprocess.Popen(
-            on(host, in_folder(folder, python)), text=True,
+            command_on(host, in_folder(working_folder, python)), text=True,
             stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.PIPE,
         )  # fmt: skip
 
-    def __enter__(self) -> "Talk":
+    def __enter__(self) -> "HostProbe":
         return self
 
     def __exit__(self, *_: object) -> None:
-        self.process.kill()  # the probe ends with its input
+        self.process.kill()  # where this is ssh, the probe itself ends because its stdin closes
         with contextlib.suppress(ValueError):  # closed before
             self.process.communicate()
 
-    def ask(self, question: dict[str, Any]) -> dict[str, Any] | str:
+    def describe(self, request: dict[str, Any]) -> dict[str, Any] | str:
         """What the host has, or why it does not answer."""
-        answer = self._turn(question | {"address": address_of(self.host)})
-        if isinstance(answer, str):
-            return answer
-        took = time.time() - self.began
-        return answer | {"skew": answer["time"] - self.began - took / 2, "took": took}
+        reply = self._request(request | {"address": resolve(self.host)})
+        if isinstance(reply, str):
+            return reply
+        elapsed = time.time() - self.began
+        return reply | {"skew": reply["time"] - self.began - elapsed / 2, "elapsed": elapsed}
 
-    def connect(self, listening: dict[str, Any], own_port: int) -> list[str]:
-        """Whom the host cannot connect to, of those that listen and this machine."""
+    def try_connections(self, listening: dict[str, Any], own_port: int) -> list[str]:
+        """What is wrong with connections from the host to the others that listen, and to this machine."""
         if self.host not in listening:
             return []
-        others = {name: at for name, at in listening.items() if name != self.host}
-        answer = self._turn({"hosts": others, "launcher": 0 if is_here(self.host) else own_port})
-        if isinstance(answer, str):
-            return [answer]
-        errors = ", ".join(f"{name} ({error})" for name, error in answer.items())
+        others = {name: address for name, address in listening.items() if name != self.host}
+        reply = self._request({"hosts": others, "launcher": 0 if is_local(self.host) else own_port})
+        if isinstance(reply, str):
+            return [reply]
+        errors = ", ".join(f"{name} ({error})" for name, error in reply.items())
         hint = "ranks listen on ports that the system chooses: does a firewall close them?"
         return [f"it cannot connect to {errors}; {hint}"] if errors else []
 
-    def _turn(self, question: dict[str, Any]) -> dict[str, Any] | str:
+    def _request(self, request: dict[str, Any]) -> dict[str, Any] | str:
+        """Send a request and wait for its reply; return why there is none, if so."""
         assert self.process.stdin and self.process.stdout
-        limit = Timer(LONGEST_S, self.process.kill)
-        limit.start()
+        timeout = Timer(REPLY_TIMEOUT_S, self.process.kill)
+        timeout.start()
         try:
-            self.process.stdin.write(json.dumps(question) + "\n")
+            self.process.stdin.write(json.dumps(request) + "\n")
             self.process.stdin.flush()
             for line in self.process.stdout:
-                if line.startswith(probe.MARK):
-                    return json.loads(line.removeprefix(probe.MARK))
-        except OSError:  # it has gone already
+                if line.startswith(probe.REPLY_PREFIX):
+                    return json.loads(line.removeprefix(probe.REPLY_PREFIX))
+        except OSError:  # the process has ended
             pass
         finally:
-            limit.cancel()
-        return self._end()
+            timeout.cancel()
+        return self._why_no_reply()
 
-    def _end(self) -> str:
-        """Why there was no answer."""
+    def _why_no_reply(self) -> str:
         try:
-            said = self.process.communicate(timeout=1)[1]
+            stderr = self.process.communicate(timeout=1)[1]
         except (OSError, subprocess.TimeoutExpired):
-            said = ""
+            stderr = ""
         if self.process.returncode == -9:
-            return f"no answer within {LONGEST_S:.0f} s"
-        lines = [line.strip() for line in said.splitlines() if line.strip()]
+            return f"no answer within {REPLY_TIMEOUT_S:.0f} s"
+        lines = [line.strip() for line in stderr.splitlines() if line.strip()]
         return lines[-1] if lines else f"no answer, exit code {self.process.returncode}"
 
 
-def _problems(host: Host, answer: dict[str, Any], needs: Needs, here: dict[str, Any], several: bool) -> Iterator[str]:
-    for name, own in here.items():
-        if answer[name] != own:
-            at = f" in {answer['where']}" if name == "hvdtrain" else ""
-            yield f"{name} {answer[name]}{at}, here {own}"
-    if abs(answer["skew"]) > LARGEST_SKEW_S + answer["took"] / 2:
-        yield f"its clock is {answer['skew']:+.0f} s off ours"
-    if answer["memory_mb"] < needs.rank_mb * host.slots:
-        need = f"{host.slots} rank(s) need {needs.rank_mb * host.slots:,.0f} MB at least"
-        yield f"{answer['memory_mb']:,} MB of memory are free, and {need}"
-    if needs.interface not in ("", answer["interface"]):
-        yield f"it has no network interface {needs.interface} with an address"
-    if not answer["shares"]:
+def _problems(
+    host: Host, reply: dict[str, Any], requirements: Requirements, own_software: dict[str, Any], several: bool
+) -> Iterator[str]:
+    """What is wrong with a host, by its reply.
+
+    Args:
+        own_software: what this machine has.
+        several: whether the job uses more hosts than this one.
+    """
+    out = requirements.out.parent
+    for name, own in own_software.items():
+        if reply[name] != own:
+            package = f" in {reply['package']}" if name == "hvdtrain" else ""
+            yield f"{name} {reply[name]}{package}, here {own}"
+    if abs(reply["skew"]) > MAX_CLOCK_SKEW_S + reply["elapsed"] / 2:
+        yield f"its clock is {reply['skew']:+.0f} s off ours"
+    if reply["memory_mb"] < requirements.rank_mb * host.slots:
+        need = f"{host.slots} rank(s) need {requirements.rank_mb * host.slots:,.0f} MB at least"
+        yield f"{reply['memory_mb']:,} MB of memory are free, and {need}"
+    if requirements.interface not in ("", reply["interface"]):
+        yield f"it has no network interface {requirements.interface} with an address"
+    if not reply["sees_shared_file"]:
         yield (
-            f"it does not see {needs.out.parent} of this machine: give --out a folder on storage that all hosts share, "
+            f"it does not see {out} of this machine: give --out a folder on storage that all hosts share, "
             "which its ranks write metrics and logs in"
         )
-    elif not answer["writes"]:
-        yield f"it cannot write in {needs.out.parent}: give --out another folder"
-    for file in answer["absent"]:
+    elif not reply["can_write"]:
+        yield f"it cannot write in {out}: give --out another folder"
+    for file in reply["missing_files"]:
         yield f"there is no {file}, which its ranks would read"
-    if several and (not answer["name_means"] or (needs.meets_by_name and answer["name_means"].startswith("127."))):
-        means = f"means {answer['name_means']}" if answer["name_means"] else "does not resolve"
-        yield f"its own name {answer['name']} {means} there: give it in /etc/hosts the address that others reach"
+    address = reply["name_address"]
+    if several and (not address or (requirements.meets_by_name and address.startswith("127."))):
+        means = f"means {address}" if address else "does not resolve"
+        yield f"its own name {reply['name']} {means} there: give it in /etc/hosts the address that others reach"
 
 
-def _namesakes(
-    host: Host, answer: dict[str, Any], hosts: Sequence[Host], answers: Sequence[dict[str, Any] | str]
+def _duplicate_name(
+    host: Host, reply: dict[str, Any], hosts: Sequence[Host], replies: Sequence[dict[str, Any] | str]
 ) -> list[str]:
-    """Starters tell hosts apart by what these call themselves."""
+    """The problem of a host whose own name other hosts have too: starters tell hosts apart by their own names."""
     others = [
         other.name
-        for other, its in zip(hosts, answers, strict=True)
-        if other != host and isinstance(its, dict) and its["name"] == answer["name"]
+        for other, other_reply in zip(hosts, replies, strict=True)
+        if other != host and isinstance(other_reply, dict) and other_reply["name"] == reply["name"]
     ]
-    return [f"it calls itself {answer['name']}, as {', '.join(others)} does: give it another name"] if others else []
+    return [f"it calls itself {reply['name']}, as {', '.join(others)} does: give it another name"] if others else []

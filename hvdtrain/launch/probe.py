@@ -1,6 +1,7 @@
-"""What a host says of itself before a job starts: `python -m hvdtrain.launch.probe`, run there by `preflight`.
+"""Describes the host that it runs on: `python -m hvdtrain.launch.probe`, which `preflight` starts on each host.
 
-It is asked twice, in lines of JSON: what is there; and, when every host listens, whom it can connect to.
+It gets two requests, as lines of JSON on stdin: to describe the host; and, once every host listens, to try to connect
+to the others.
 """
 
 import hashlib
@@ -16,24 +17,23 @@ from pathlib import Path
 from typing import Any
 
 PACKAGE = Path(__file__).parent.parent
-MARK = "hvdtrain-probe: "  # before an answer; what a shell's start-up files print has none
-CONNECT_S = 5.0
-BACKLOG = 1024  # nobody accepts: the kernel answers so many
+REPLY_PREFIX = "hvdtrain-probe: "  # tells replies from what the shell's start-up files print
+CONNECT_TIMEOUT_S = 5.0
+BACKLOG = 1024  # connections that the kernel completes by itself: the probe never accepts any
 
 
 def main() -> None:
-    question = json.loads(sys.stdin.readline())
-    interfaces = own_addresses()
-    interface, address = choose(question["address"], interfaces, question["interface"])
+    request = json.loads(sys.stdin.readline())
+    interface, address = choose_interface(request["address"], own_addresses(), request["interface"])
     with socket.create_server((address, 0), backlog=BACKLOG) as listener:
         listening = {"interface": interface, "address": address, "port": listener.getsockname()[1]}
-        _say(software() | place(question) | listening)
-        _say(unreachable(json.loads(sys.stdin.readline())))
-        sys.stdin.readline()  # until the others have tried
+        _reply(software() | describe(request) | listening)
+        _reply(unreachable(json.loads(sys.stdin.readline())))
+        sys.stdin.readline()  # go on listening until preflight closes stdin: the others try to connect
 
 
-def _say(answer: dict[str, Any]) -> None:
-    print(MARK + json.dumps(answer), flush=True)
+def _reply(reply: dict[str, Any]) -> None:
+    print(REPLY_PREFIX + json.dumps(reply), flush=True)
 
 
 def software() -> dict[str, Any]:
@@ -45,77 +45,78 @@ def software() -> dict[str, Any]:
     return {"Python": sys.version.split()[0], **versions, "hvdtrain": f"{version('hvdtrain')} ({digest.hexdigest()})"}
 
 
-def place(question: dict[str, Any]) -> dict[str, Any]:
-    """What this host is called and has.
+def describe(request: dict[str, Any]) -> dict[str, Any]:
+    """This host's name, clock, memory and files.
 
     Args:
-        question: `shared`, a file beside the run folder that was just made elsewhere; `files` that ranks read.
+        request: `shared`, a file near the run folder that the launching machine has just made; `files` that ranks read.
     """
     import psutil
 
-    from hvdtrain.doctor.machine import memory_limit
+    from hvdtrain.world.cgroups import memory_limit
 
-    shared = Path(question["shared"])
+    shared = Path(request["shared"])
     name = socket.gethostname()
     return {
         "time": time.time(),
         "memory_mb": int(min(psutil.virtual_memory().available, memory_limit())) // 2**20,
         "name": name,
-        "name_means": _resolved(name),
-        "absent": [file for file in question["files"] if not Path(file).exists()],
-        "shares": shared.is_file(),
-        "writes": _can_write(shared.parent),
-        "where": str(PACKAGE),
+        "name_address": _resolve(name),
+        "missing_files": [file for file in request["files"] if not Path(file).exists()],
+        "sees_shared_file": shared.is_file(),
+        "can_write": _can_write(shared.parent),
+        "package": str(PACKAGE),
     }
 
 
 def own_addresses() -> dict[str, str]:
-    """This host's IPv4 addresses, each with its interface's name."""
+    """The interface of each of this host's IPv4 addresses."""
     import psutil
 
     addresses = psutil.net_if_addrs().items()
     return {a.address: name for name, own in addresses for a in own if a.family == socket.AF_INET}
 
 
-def choose(known: str, interfaces: dict[str, str], named: str = "") -> tuple[str, str]:
-    """The interface, and the address on it, that others reach this host by: loopback where there is no other.
+def choose_interface(preferred: str, interfaces: dict[str, str], required: str = "") -> tuple[str, str]:
+    """The interface, and the address on it, by which other hosts reach this one; loopback where there is no other.
 
     Args:
-        known: the address that the launcher has for this host; it may be loopback, if this is the launcher's.
-        interfaces: each address's.
-        named: the interface that it must be, if any.
+        preferred: the address that the launching machine has for this host; loopback if it is the same machine.
+        interfaces: the interface of each address.
+        required: the interface that it must be, if any.
     """
-    others = [a for a, interface in interfaces.items() if not a.startswith("127.") and named in ("", interface)]
-    for address in (known, _resolved(socket.gethostname()), *others):
-        if address in others:
+    usable = [a for a, interface in interfaces.items() if not a.startswith("127.") and required in ("", interface)]
+    for address in (preferred, _resolve(socket.gethostname()), *usable):
+        if address in usable:
             return interfaces[address], address
     return "lo", "127.0.0.1"
 
 
-def unreachable(question: dict[str, Any]) -> dict[str, str]:
-    """Whom this host cannot connect to, and why.
+def unreachable(request: dict[str, Any]) -> dict[str, str]:
+    """The hosts that this one cannot connect to, each with the error.
 
     Args:
-        question: `hosts`, address and port by name; `launcher`, the port there, 0 where that is this host.
+        request: `hosts`, address and port by name; `launcher`, a port of the launching machine, 0 where that is this
+            host.
     """
-    targets = {name: (address, port) for name, (address, port) in question["hosts"].items()}
+    targets = {name: (address, port) for name, (address, port) in request["hosts"].items()}
     client = os.environ.get("SSH_CONNECTION", "").split(" ")[0]
-    if question["launcher"] and client and ":" not in client:
-        targets["this machine"] = (client, question["launcher"])
+    if request["launcher"] and client and ":" not in client:
+        targets["this machine"] = (client, request["launcher"])
     with ThreadPoolExecutor(64) as pool:
-        errors = pool.map(_try, targets.values())
+        errors = pool.map(_connection_error, targets.values())
         return {name: error for name, error in zip(targets, errors, strict=True) if error}
 
 
-def _try(target: tuple[str, int]) -> str:
+def _connection_error(target: tuple[str, int]) -> str:
     try:
-        socket.create_connection(target, timeout=CONNECT_S).close()
+        socket.create_connection(target, timeout=CONNECT_TIMEOUT_S).close()
     except OSError as error:
         return f"{target[0]}: {error.strerror or error}"
     return ""
 
 
-def _resolved(name: str) -> str:
+def _resolve(name: str) -> str:
     try:
         return socket.gethostbyname(name)
     except OSError:

@@ -9,9 +9,9 @@ from hvdtrain.launch.probe import own_addresses
 SSH = ["ssh", "-o", "BatchMode=yes", "-o", "ConnectTimeout=10"]
 
 
-def on(host: str, command: Sequence[str]) -> list[str]:
-    """The words that run a command on a host, quoted for the shell there."""
-    return ["sh", "-c", shlex.join(command)] if is_here(host) else [*SSH, host, shlex.join(command)]
+def command_on(host: str, command: Sequence[str]) -> list[str]:
+    """The command line that runs a command on a host; the command is quoted for the shell there."""
+    return ["sh", "-c", shlex.join(command)] if is_local(host) else [*SSH, host, shlex.join(command)]
 
 
 def in_folder(folder: str, command: Sequence[str]) -> list[str]:
@@ -19,14 +19,14 @@ def in_folder(folder: str, command: Sequence[str]) -> list[str]:
     return ["sh", "-c", 'cd "$0" && exec "$@"', folder, *command]
 
 
-def is_here(host: str) -> bool:
-    """Whether the name is this machine's: starters use no ssh for it either."""
-    address = address_of(host)
+def is_local(host: str) -> bool:
+    """Whether the name is this machine's: mpirun and horovodrun use no ssh for it either."""
+    address = resolve(host)
     return address.startswith("127.") or address in own_addresses()
 
 
-def address_of(host: str) -> str:
-    """The IPv4 address that a name means here, or nothing."""
+def resolve(host: str) -> str:
+    """The IPv4 address that this machine has for a name, or an empty string."""
     try:
         return socket.gethostbyname(host)
     except OSError:

@@ -1,8 +1,8 @@
-"""Hosts on one machine, to see a slow network from a laptop: network namespaces with a name and an sshd each.
+"""Virtual hosts on this machine with a network as slow as wanted: network namespaces with a name and an sshd each.
 
-node1 … nodeN hang on a bridge that has an address of this machine's, so that `ssh node1` works from here as it does
-from node2. Their links are limited with a token bucket (tbf) in both directions. All of it is under /run, in /etc/hosts
-between two marks, and in one file for ssh; `down` removes it, whoever made it.
+node1 … nodeN are connected by a bridge, on which this machine has an address too, so that `ssh node1` works from here
+as it does from node2. A token bucket (tbf) limits their links in both directions. Their state is in /run, in /etc/hosts
+between two marker lines, and in one file for ssh; `down` removes all of it, whichever process made it.
 """
 
 import contextlib
@@ -18,40 +18,40 @@ from pathlib import Path
 from hvdtrain.errors import Failure, UsageError
 
 STATE = Path("/run/hvdtrain-hosts")
-LINK = "hvdtrain0"  # the interface, under one name on the nodes and here: what Horovod asks of hosts
+INTERFACE = "hvdtrain0"  # has the same name on the nodes and here, as Horovod requires
 NETWORK = "10.77.77"
-HERE = 254  # this machine's address in it
-NAMES = Path("/etc/hosts")
-SSH = Path("/etc/ssh/ssh_config.d/hvdtrain-hosts.conf")
+OWN_HOST_NUMBER = 254  # the last byte of this machine's address in that network
+HOSTS_FILE = Path("/etc/hosts")
+SSH_CONFIG = Path("/etc/ssh/ssh_config.d/hvdtrain-hosts.conf")
 BEGIN, END = "# hvdtrain hosts: begin", "# hvdtrain hosts: end"
-MOST = 64
+MAX_NODES = 64
 TOOLS = ("ip", "tc", "ssh", "ssh-keygen", "unshare")
 SSHD = "/usr/sbin/sshd"
-READY_S = 10.0
+START_TIMEOUT_S = 10.0
 
 
-def name(number: int) -> str:
+def node_name(number: int) -> str:
     return f"node{number}"
 
 
-def nodes() -> list[str]:
-    """The nodes that are up."""
+def running_nodes() -> list[str]:
+    """The names of the nodes that are up."""
     return sorted((path.stem for path in STATE.glob("node*.pid")), key=lambda node: int(node[4:]))
 
 
 def up(count: int, rate: str) -> None:
-    """Make node1 … nodeN; what there was before is removed.
+    """Make node1 … nodeN in place of earlier ones.
 
     Args:
-        rate: of every node's link, each way, in tc's words: `1gbit`, `100mbit`.
+        rate: of every node's link, each way, as tc writes it: `1gbit`, `100mbit`.
 
     Raises:
-        UsageError: this cannot be done here, and why.
-        Failure: a step failed; nothing of it is left.
+        UsageError: this cannot be done here; it says why.
+        Failure: a step failed; what had been made is removed.
     """
-    _check()
-    if not 1 <= count <= MOST:
-        raise UsageError(f"--count {count} is not from 1 to {MOST}")
+    _check_possible()
+    if not 1 <= count <= MAX_NODES:
+        raise UsageError(f"--count {count} is not from 1 to {MAX_NODES}")
     down()
     try:
         _make(count, rate)
@@ -61,32 +61,32 @@ def up(count: int, rate: str) -> None:
 
 
 def down() -> None:
-    """Remove the nodes, and end whatever runs on them; nothing happens where there are none."""
-    _check()
-    spaces = [s for s in _output("ip", "netns", "list").split() if s.startswith("hvdtrain-node")]
+    """End what runs on the nodes and remove them; does nothing where there are none."""
+    _check_possible()
+    namespaces = [s for s in _output("ip", "netns", "list").split() if s.startswith("hvdtrain-node")]
     for signals in (signal.SIGTERM, signal.SIGKILL):
-        pids = [int(pid) for space in spaces for pid in _output("ip", "netns", "pids", space).split()]
+        pids = [int(pid) for namespace in namespaces for pid in _output("ip", "netns", "pids", namespace).split()]
         for pid in pids:
             with contextlib.suppress(ProcessLookupError):
                 os.kill(pid, signals)
         deadline = time.monotonic() + 3
         while pids and time.monotonic() < deadline and any(Path(f"/proc/{pid}").exists() for pid in pids):
             time.sleep(0.05)
-    for space in spaces:
-        subprocess.run(["ip", "netns", "del", space], check=False)
+    for namespace in namespaces:
+        subprocess.run(["ip", "netns", "del", namespace], check=False)
     for link in _output("ip", "-o", "link", "show").splitlines():
-        made = link.split(": ")[1].split("@")[0]
-        if made == LINK or made.startswith("hvdtrain-n"):
-            subprocess.run(["ip", "link", "del", made], check=False, stderr=subprocess.DEVNULL)
-    text = NAMES.read_text()
+        interface = link.split(": ")[1].split("@")[0]
+        if interface == INTERFACE or interface.startswith("hvdtrain-n"):
+            subprocess.run(["ip", "link", "del", interface], check=False, stderr=subprocess.DEVNULL)
+    text = HOSTS_FILE.read_text()
     if BEGIN in text:
         before, _, rest = text.partition(BEGIN)
-        NAMES.write_text(before + rest.partition(END)[2].removeprefix("\n"))
-    SSH.unlink(missing_ok=True)
+        HOSTS_FILE.write_text(before + rest.partition(END)[2].removeprefix("\n"))
+    SSH_CONFIG.unlink(missing_ok=True)
     shutil.rmtree(STATE, ignore_errors=True)
 
 
-def _check() -> None:
+def _check_possible() -> None:
     if sys.platform != "linux":
         raise UsageError("`hvdtrain hosts` needs Linux's network namespaces")
     if os.geteuid():
@@ -103,36 +103,36 @@ def _make(count: int, rate: str) -> None:
     for key in ("key", "host_key"):
         _run("ssh-keygen", "-q", "-t", "ed25519", "-N", "", "-C", "hvdtrain hosts", "-f", str(STATE / key))
     shutil.copy(STATE / "key.pub", STATE / "authorized_keys")
-    addresses = {name(n): f"{NETWORK}.{n}" for n in range(1, count + 1)}
+    addresses = {node_name(n): f"{NETWORK}.{n}" for n in range(1, count + 1)}
     lines = [f"{address} {node}" for node, address in addresses.items()]
-    text = NAMES.read_text()
+    text = HOSTS_FILE.read_text()
     gap = "" if text.endswith("\n") or not text else "\n"
-    NAMES.write_text(text + gap + "\n".join([BEGIN, *lines, END]) + "\n")
-    SSH.parent.mkdir(parents=True, exist_ok=True)
-    SSH.write_text(
+    HOSTS_FILE.write_text(text + gap + "\n".join([BEGIN, *lines, END]) + "\n")
+    SSH_CONFIG.parent.mkdir(parents=True, exist_ok=True)
+    SSH_CONFIG.write_text(
         f"Host {' '.join(addresses)}\n  User root\n  IdentityFile {STATE}/key\n  IdentitiesOnly yes\n"
         "  StrictHostKeyChecking no\n  UserKnownHostsFile /dev/null\n  LogLevel ERROR\n"
     )
-    _run("ip", "link", "add", LINK, "type", "bridge")
-    _run("ip", "addr", "add", f"{NETWORK}.{HERE}/24", "dev", LINK)
-    _run("ip", "link", "set", LINK, "up")
+    _run("ip", "link", "add", INTERFACE, "type", "bridge")
+    _run("ip", "addr", "add", f"{NETWORK}.{OWN_HOST_NUMBER}/24", "dev", INTERFACE)
+    _run("ip", "link", "set", INTERFACE, "up")
     for number, (node, address) in enumerate(addresses.items(), 1):
-        space, end = f"hvdtrain-{node}", f"hvdtrain-n{number}"
-        _run("ip", "netns", "add", space)
-        _run("ip", "link", "add", end, "type", "veth", "peer", "name", LINK, "netns", space)
-        _run("ip", "link", "set", end, "master", LINK, "up")
-        _run("ip", "-n", space, "addr", "add", f"{address}/24", "dev", LINK)
-        _run("ip", "-n", space, "link", "set", "lo", "up")
-        _run("ip", "-n", space, "link", "set", LINK, "up")
-        for where in (["-n", space, "qdisc", "add", "dev", LINK], ["qdisc", "add", "dev", end]):
-            _run("tc", *where, "root", "tbf", "rate", rate, "burst", "256kb", "latency", "50ms")
+        namespace, bridge_end = f"hvdtrain-{node}", f"hvdtrain-n{number}"
+        _run("ip", "netns", "add", namespace)
+        _run("ip", "link", "add", bridge_end, "type", "veth", "peer", "name", INTERFACE, "netns", namespace)
+        _run("ip", "link", "set", bridge_end, "master", INTERFACE, "up")
+        _run("ip", "-n", namespace, "addr", "add", f"{address}/24", "dev", INTERFACE)
+        _run("ip", "-n", namespace, "link", "set", "lo", "up")
+        _run("ip", "-n", namespace, "link", "set", INTERFACE, "up")
+        for device in (["-n", namespace, "qdisc", "add", "dev", INTERFACE], ["qdisc", "add", "dev", bridge_end]):
+            _run("tc", *device, "root", "tbf", "rate", rate, "burst", "256kb", "latency", "50ms")
         _start_sshd(node, address)
     for node, address in addresses.items():
         _wait_for(node, address)
 
 
 def _start_sshd(node: str, address: str) -> None:
-    """An sshd of the node's own, which believes to be on a host of that name."""
+    """Start an sshd in the node's namespaces, in which the host name is the node's too."""
     Path("/run/sshd").mkdir(exist_ok=True)
     settings = {
         "ListenAddress": address, "HostKey": f"{STATE}/host_key", "AuthorizedKeysFile": f"{STATE}/authorized_keys",
@@ -141,15 +141,15 @@ def _start_sshd(node: str, address: str) -> None:
     }  # fmt: skip
     config = STATE / f"{node}.conf"
     config.write_text("".join(f"{key} {value}\n" for key, value in settings.items()))
-    named = f'hostname {node} && exec {SSHD} -f "{config}" -E "{STATE}/{node}.log"'
-    _run("ip", "netns", "exec", f"hvdtrain-{node}", "unshare", "--uts", "sh", "-c", named)
+    script = f'hostname {node} && exec {SSHD} -f "{config}" -E "{STATE}/{node}.log"'
+    _run("ip", "netns", "exec", f"hvdtrain-{node}", "unshare", "--uts", "sh", "-c", script)
 
 
 def _wait_for(node: str, address: str) -> None:
-    deadline = time.monotonic() + READY_S
+    deadline = time.monotonic() + START_TIMEOUT_S
     while time.monotonic() < deadline:
         with contextlib.suppress(OSError), socket.create_connection((address, 22), timeout=1):
-            if (STATE / f"{node}.pid").exists():  # which sshd writes a moment after it listens
+            if (STATE / f"{node}.pid").exists():  # sshd writes it a moment after it begins to listen
                 return
         time.sleep(0.05)
     log = STATE / f"{node}.log"
@@ -159,8 +159,8 @@ def _wait_for(node: str, address: str) -> None:
 def _run(*words: str) -> None:
     done = subprocess.run(words, capture_output=True, text=True)
     if done.returncode:
-        said = (done.stderr or done.stdout).strip().splitlines()
-        raise Failure(f"`{' '.join(words[:6])} …` failed: {said[-1] if said else done.returncode}")
+        output = (done.stderr or done.stdout).strip().splitlines()
+        raise Failure(f"`{' '.join(words[:6])} …` failed: {output[-1] if output else done.returncode}")
 
 
 def _output(*words: str) -> str:

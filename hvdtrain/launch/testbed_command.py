@@ -1,4 +1,4 @@
-"""`hvdtrain hosts`."""
+"""`hvdtrain hosts`: makes and removes the virtual hosts of `testbed.py`."""
 
 import re
 import shlex
@@ -35,7 +35,7 @@ def up(count: int, rate: str) -> None:
     if not re.fullmatch(r"\d+(\.\d+)?([kmgt]?bit|[kmgt]?bps)", rate):
         raise UsageError(f"--rate {rate} is not a rate such as 1gbit or 100mbit")
     testbed.up(count, rate)
-    click.echo(f"{', '.join(testbed.nodes())} are up, {rate} each way; `hvdtrain hosts down` removes them")
+    click.echo(f"{', '.join(testbed.running_nodes())} are up, {rate} each way; `hvdtrain hosts down` removes them")
 
 
 @hosts.command()
@@ -47,12 +47,12 @@ def down() -> None:
 
 @hosts.command(context_settings={"ignore_unknown_options": True})
 @click.argument("node")
-@click.argument("words", nargs=-1, required=True, type=click.UNPROCESSED, metavar="COMMAND…")
+@click.argument("command", nargs=-1, required=True, type=click.UNPROCESSED, metavar="COMMAND…")
 @click.pass_context
-def run(ctx: click.Context, node: str, words: tuple[str, ...]) -> None:
+def run(ctx: click.Context, node: str, command: tuple[str, ...]) -> None:
     """Run a command on a host, in this folder; the exit code is the command's."""
-    if node not in testbed.nodes():
-        if not testbed.nodes():
+    if node not in testbed.running_nodes():
+        if not testbed.running_nodes():
             raise UsageError("no hosts are up: see `hvdtrain hosts up --help`")
-        raise unknown("host", node, testbed.nodes())
-    ctx.exit(subprocess.run([*SSH, node, f"cd {shlex.quote(str(Path.cwd()))} && {shlex.join(words)}"]).returncode)
+        raise unknown("host", node, testbed.running_nodes())
+    ctx.exit(subprocess.run([*SSH, node, f"cd {shlex.quote(str(Path.cwd()))} && {shlex.join(command)}"]).returncode)

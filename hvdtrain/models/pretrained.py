@@ -1,4 +1,4 @@
-"""Weights to start from: torchvision's, or a file's."""
+"""Loads pretrained weights: torchvision's, or a file's."""
 
 from pathlib import Path
 from typing import Any
@@ -18,38 +18,38 @@ def load_pretrained(model: Network, name: str, source: str) -> list[str]:
         source: `imagenet` (torchvision's IMAGENET1K_V1, downloaded once) or a .pth, .pt or .safetensors file.
 
     Returns:
-        What was left as it was, a line each; empty when every parameter was loaded.
+        The parameters that were not loaded, and why, a line each.
 
     Raises:
         UsageError: the file is missing, is no file of weights, or nothing in it fits.
         Failure: the download failed, or left a broken file.
     """
-    given = _imagenet(name) if source == "imagenet" else _read_weights(Path(source))
-    own = model.state_dict()
-    fits = {k: v for k, v in given.items() if k in own and v.shape == own[k].shape}
+    loaded = _imagenet(name) if source == "imagenet" else _read_weights(Path(source))
+    current = model.state_dict()
+    fits = {k: v for k, v in loaded.items() if k in current and v.shape == current[k].shape}
     if not fits:
         raise UsageError(f"--pretrained {source}: nothing in it fits {name} at this width")
     model.load_state_dict(fits, strict=False)
     skipped = []
-    for k, v in own.items():
-        if k not in given:
+    for k, v in current.items():
+        if k not in loaded:
             skipped.append(f"{k}: not in {source}")
         elif k not in fits:
-            skipped.append(f"{k}: {tuple(given[k].shape)} in {source}, {tuple(v.shape)} here")
+            skipped.append(f"{k}: {tuple(loaded[k].shape)} in {source}, {tuple(v.shape)} here")
     return skipped
 
 
 def _imagenet(name: str) -> dict[str, torch.Tensor]:
     from torchvision.models import get_model_weights
 
-    weights = get_model_weights(models.family(name).IMAGENET[name]).IMAGENET1K_V1
+    weights = get_model_weights(models.family(name).IMAGENET_WEIGHTS[name]).IMAGENET1K_V1
     try:
         return weights.get_state_dict(progress=False, check_hash=True, weights_only=True)
     except OSError as error:
         raise Failure(f"cannot download {weights.url} ({error}): fetch it elsewhere, give --pretrained FILE") from None
-    except Exception:  # a copy cut short, or not what its name says
-        kept = Path(torch.hub.get_dir(), "checkpoints", weights.url.rsplit("/", 1)[1])
-        raise Failure(f"the downloaded weights are broken: remove {kept} and try again") from None
+    except Exception:  # the file in torch's cache is truncated, or is something else
+        cached = Path(torch.hub.get_dir(), "checkpoints", weights.url.rsplit("/", 1)[1])
+        raise Failure(f"the downloaded weights are broken: remove {cached} and try again") from None
 
 
 def _read_weights(path: Path) -> dict[str, torch.Tensor]:
@@ -61,7 +61,7 @@ def _read_weights(path: Path) -> dict[str, torch.Tensor]:
             state = load_file(path)
         else:
             state = torch.load(path, map_location="cpu", weights_only=True)
-    except Exception as error:  # whatever a hostile or broken file provokes, it is the file that is at fault
+    except Exception as error:  # a malicious or damaged file may cause any: each is the file's fault
         reason = str(error).strip().split("\n")[0][:120]
         raise UsageError(f"--pretrained {path}: not a file of plain weights: {type(error).__name__} {reason}") from None
     if isinstance(state, dict):
@@ -72,7 +72,7 @@ def _read_weights(path: Path) -> dict[str, torch.Tensor]:
 
 
 def _is_plain(value: Any) -> bool:
-    """Whether this is a tensor that a parameter can be a copy of."""
+    """Whether this is a tensor that can be copied into a parameter."""
     if not isinstance(value, torch.Tensor) or value.is_quantized or value.is_complex():
         return False
     return value.layout == torch.strided and value.device.type == "cpu"

@@ -11,26 +11,26 @@ if TYPE_CHECKING:
     from hvdtrain.models.layers import Network
 
 NAMES = [f"resnet{6 * n + 2}" for n in range(1, 201)]  # 1202 layers are the most in the paper
-WORDS = "resnet8, resnet14, resnet20 … resnet1202 (6n + 2)"
-LEAST_SIDE = 28
+NAME_LIST = "resnet8, resnet14, resnet20 … resnet1202 (6n + 2)"
+MIN_IMAGE_SIZE = 28
 HAS_DROPOUT = False
-IMAGENET: dict[str, str] = {}
+IMAGENET_WEIGHTS: dict[str, str] = {}
 
 CHANNELS = (16, 32, 64)  # of the stages; each but the first halves the image
 
 
-def build(name: str, classes: int, scaled: Callable[[int], int], dropout: float) -> "Network":
+def build(name: str, classes: int, scale: Callable[[int], int], dropout: float) -> "Network":
     from torch import nn
 
-    from hvdtrain.models.layers import Network, Residual, he_weights
+    from hvdtrain.models.layers import Network, ResidualBlock, he_weights
 
     blocks = (int(name.removeprefix("resnet")) - 2) // 6
-    inputs = scaled(CHANNELS[0])
+    inputs = scale(CHANNELS[0])
     features: list[nn.Module] = [
         nn.Conv2d(3, inputs, kernel_size=3, padding=1, bias=False), nn.BatchNorm2d(inputs), nn.ReLU(inplace=True),
     ]  # fmt: skip
-    for stage, channels in enumerate(map(scaled, CHANNELS)):
+    for stage, channels in enumerate(map(scale, CHANNELS)):
         for block in range(blocks):
-            features.append(Residual(inputs, channels, stride=2 if stage and not block else 1))
+            features.append(ResidualBlock(inputs, channels, stride=2 if stage and not block else 1))
             inputs = channels
     return he_weights(Network(features, 1, [nn.Linear(inputs, classes)]))

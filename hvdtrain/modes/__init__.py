@@ -1,148 +1,79 @@
 """One module a mode: `ps_async.py` is `--mode ps-async`, and adding a mode is adding a file.
 
-A mode's module holds `connect(job) -> Sync`, called once by every worker, and where its ranks are split into
-workers and servers `serve(job, say)`, called once by every server, and `policy(workers, config)`, which decides when
-that applies a push. Its docstring's first line is the mode's help. `ps-` in its name means that it has servers; unless
-`-sync` ends it, the job goes on without a worker that dies.
+A mode's module says what it is in plain constants, read here without importing it (see Mode), and its docstring's
+first line is the mode's help. It holds `connect(job) -> Synchroniser`, called once by every worker, and where it has
+servers `serve(job, report)`, called once by every server, and `make_policy(workers, config)`, which decides when a
+server applies a push. Shared modules, which are no modes, begin with an underscore.
 """
 
 import ast
+import dataclasses
 import importlib
-from collections.abc import Mapping
+from dataclasses import dataclass
+from functools import cache
 from pathlib import Path
 from types import ModuleType
-from typing import TYPE_CHECKING, Protocol
 
 from hvdtrain.errors import unknown
-
-if TYPE_CHECKING:
-    import torch
-    from torch import nn
-
-    from hvdtrain.precision import LossScale
 
 _FOLDER = Path(__file__).parent
 
 
-class Pushed:
-    """What is known of the push of one step: complete when every bucket's answer is there.
+@dataclass(frozen=True)
+class Mode:
+    """What a mode's module declares: each field but the first two is a constant of that name in capitals.
 
     Attributes:
-        waiting: answers still to come.
-        version_read: the oldest version that the gradients were computed from.
-        staleness: the largest number of updates that the weights saw in between.
+        has_servers: the first ranks are parameter servers, the others workers.
+        lockstep: all workers are at the same step at the same time.
+        survives_lost_worker: the others go on when a worker dies.
+        options: those of RunConfig's fields that not every mode uses and this one does.
+        compressions: the codecs that it can send gradients with; ("any",) for all.
+        max_workers: None for any number.
+        shares: how the samples of a global batch can be shared out, the default first: `static`, `leased`.
     """
 
-    def __init__(self, buckets: int) -> None:
-        self.waiting = buckets
-        self.version_read: int | None = None
-        self.staleness = 0
+    name: str
+    help: str
+    has_servers: bool = False
+    lockstep: bool = True
+    survives_lost_worker: bool = False
+    options: tuple[str, ...] = ()
+    compressions: tuple[str, ...] = ("none",)
+    max_workers: int | None = None
+    shares: tuple[str, ...] = ("static",)
 
-    def read(self, version: int) -> None:
-        """A bucket is pushed that was computed from this version."""
-        self.version_read = version if self.version_read is None else min(version, self.version_read)
-
-    def answered(self, staleness: int) -> None:
-        """A bucket's answer is there."""
-        self.waiting -= 1
-        self.staleness = max(self.staleness, staleness)
-
-
-class Sync(Protocol):
-    """What a mode does for one worker: keep its model in step with the others'.
-
-    Attributes:
-        backend: what carries the bytes, for the manifest: `none`, `horovod-mpi`, `gloo`, `rpc` …
-        lockstep: whether all workers are at the same step at the same time.
-        bytes_per_step: payload bytes sent in one step by all processes of the job together.
-        pushed: what is known of this step's push, now or later; None where nothing is pushed.
-        waited_s: seconds that forward waited for weights in this step.
-    """
-
-    backend: str
-    lockstep: bool
-
-    @property
-    def bytes_per_step(self) -> float: ...
-
-    @property
-    def pushed(self) -> Pushed | None: ...
-
-    @property
-    def waited_s(self) -> float: ...
-
-    def prepare(self, model: "nn.Module") -> "nn.Module":
-        """Give every worker the first worker's weights, and return the module to call forward on."""
-
-    def restore(self, step: int, state: "Mapping[str, torch.Tensor]") -> None:
-        """Go on after this step of a snapshot, with the optimizer's state: see optimizer_state. Called by every worker
-        after prepare, with what the same snapshot holds.
-        """
-
-    def optimizer_state(self) -> "dict[str, torch.Tensor]":
-        """What the optimizer remembers of all trained parameters, as optim.state_of gives it, while nobody trains."""
-
-    def more_to_come(self, more: bool) -> None:
-        """Before forward: whether another pass belongs to the same step, so that nothing is sent after this one's."""
-
-    def begin(self, step: int, lr: float) -> None:
-        """Before forward: the number of the step, from 1, and its learning rate."""
-
-    def wait(self) -> None:
-        """After backward: return when this worker may go on. Exposed communication, as forward's waiting is."""
-
-    def update(self, loss_scale: "LossScale") -> None:
-        """Apply the optimizer, where it runs on the worker; what the gradients overflowed in is left out."""
-
-    def refresh(self) -> None:
-        """Hold the newest weights (before an evaluation or a snapshot). All workers call it together."""
-
-    def rest(self) -> None:
-        """Where workers are not in lockstep: let nobody wait for this one until it pushes again."""
-
-    def call(self, meeting: int) -> None:
-        """Where workers are not in lockstep: ask all of them to the meeting of this number."""
-
-    def is_called(self, meeting: int) -> bool:
-        """Whether a worker did."""
-
-    def sum(self, values: "torch.Tensor") -> "torch.Tensor":
-        """The elementwise sum over the workers of a small CPU tensor, on every worker. A barrier too."""
-
-    def servers_rss_mb(self) -> float:
-        """The servers' peak resident memory in MiB, added up."""
-
-    def server_hosts(self) -> list[str]:
-        """The names of the servers' hosts."""
-
-    def close(self) -> None:
-        """Part from the others in order. Called once, when all went well."""
+    def can_send(self, codec: str) -> bool:
+        return codec in self.compressions or "any" in self.compressions
 
 
 def names() -> list[str]:
     """Every mode's name, the baseline first."""
-    found = sorted(p.stem.replace("_", "-") for p in _FOLDER.glob("*.py") if p.stem != "__init__")
+    found = sorted(p.stem.replace("_", "-") for p in _FOLDER.glob("[!_]*.py"))
     return sorted(found, key=lambda name: name != "single")
 
 
-def help_line(mode: str) -> str:
-    """The first line of the mode's docstring, read without importing it."""
-    tree = ast.parse((_FOLDER / f"{mode.replace('-', '_')}.py").read_text())
-    return (ast.get_docstring(tree) or "").split("\n")[0]
+@cache
+def declared(name: str) -> Mode:
+    """What the mode's module says that it is, without importing it. UsageError where there is no such mode."""
+    if name not in names():
+        raise unknown("mode", name, names())
+    tree = ast.parse(_file(name).read_text())
+    constants = {
+        node.targets[0].id.lower(): ast.literal_eval(node.value)
+        for node in tree.body
+        if isinstance(node, ast.Assign) and isinstance(node.targets[0], ast.Name) and node.targets[0].id.isupper()
+    }
+    fields = {field.name for field in dataclasses.fields(Mode)}
+    if others := constants.keys() - fields:
+        raise ValueError(f"{_file(name)} declares {', '.join(sorted(others))}, of which nobody knows")
+    return Mode(name, help=(ast.get_docstring(tree) or "").split("\n")[0], **constants)
 
 
-def has_servers(mode: str) -> bool:
-    """Whether the mode splits its ranks into workers and parameter servers."""
-    return mode.startswith("ps-")
-
-
-def survives(mode: str) -> bool:
-    """Whether the job goes on when a worker dies."""
-    return has_servers(mode) and not mode.endswith("-sync")
-
-
-def load(mode: str) -> ModuleType:
+def load(name: str) -> ModuleType:
     """The mode's module. UsageError, listing the modes, where there is none of that name."""
-    if mode not in names():
-        raise unknown("mode", mode, names())
-    return importlib.import_module(f"hvdtrain.modes.{mode.replace('-', '_')}")
+    return importlib.import_module(f"hvdtrain.modes.{_file(declared(name).name).stem}")
+
+
+def _file(name: str) -> Path:
+    return _FOLDER / f"{name.replace('-', '_')}.py"

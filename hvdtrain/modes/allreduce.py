@@ -4,37 +4,42 @@ import contextlib
 from typing import Any
 
 import horovod.torch as hvd
-import torch
 from torch import nn
 
-from hvdtrain import ring
-from hvdtrain.flat import payload_bytes
-from hvdtrain.job import Job
-from hvdtrain.modes.single import LocalUpdate
-from hvdtrain.precision import LossScale
-from hvdtrain.rendezvous import open_store
+from hvdtrain.modes._synchroniser import LocalUpdate
+from hvdtrain.numerics.flat import FlatGradients, payload_bytes
+from hvdtrain.numerics.precision import LossScale
+from hvdtrain.world.horovod import HorovodGroup
+from hvdtrain.world.job import Job
+from hvdtrain.world.rendezvous import open_store
+
+HAS_SERVERS = False
+LOCKSTEP = True
+SURVIVES_LOST_WORKER = False
+OPTIONS = ()
+COMPRESSIONS = ("none", "fp16")  # what Horovod 0.28.1 can send
 
 
 class AllReduce(LocalUpdate):
+    """
+    Attributes:
+        staged: gradients go through CPU memory: they are on a GPU, and Horovod has no NCCL or cannot use it.
+    """
+
     optimizer: Any  # torch's, or Horovod's around it
 
-    def __init__(self, job: Job) -> None:
-        self.config, self.world = job.config, job.world
-        knows_horovod = job.world.size == 1 or job.world.starter in ("horovodrun", "mpirun", "pmi")
-        self.store = None if knows_horovod else open_store(job.world, job.config.timeout)
-        self.backend = ring.join(job.world, self.store)
+    def __init__(self, job: Job, group: HorovodGroup) -> None:
+        super().__init__(job, group)
         on_gpu = job.device.type == "cuda"
         self.staged = on_gpu and (job.config.share_gpu or not hvd.nccl_built())
-        if on_gpu and not self.staged:
-            self.backend = "horovod-nccl"
+        self.backend = "horovod-nccl" if on_gpu and not self.staged else group.backend
 
     def prepare(self, model: nn.Module) -> nn.Module:
         # A ring of n ranks sends 2(n-1)/n of the message from each: 2(n-1) messages in all.
         half = self.config.compression == "fp16"
         self.compression = hvd.Compression.fp16 if half else hvd.Compression.none
         self.bytes_per_step = 2.0 * (self.world.size - 1) * payload_bytes(model) / (1 + half)
-        self.model = model
-        self.optimizer = self._make_optimizer(model)
+        self.optimizer = self.make_optimizer(model)
         if self.staged:
             self._prepare_staged(model)
         else:
@@ -46,9 +51,7 @@ class AllReduce(LocalUpdate):
         return model
 
     def _prepare_staged(self, model: nn.Module) -> None:
-        """Where NCCL is not in Horovod, or cannot be used, gradients on a GPU go through one pinned buffer."""
-        from hvdtrain.flat import FlatGradients
-
+        """Gradients go through one pinned buffer."""
         for tensor in model.state_dict().values():
             tensor.copy_(hvd.broadcast(tensor.cpu(), root_rank=0))
         self.gradients = FlatGradients(model)
@@ -67,11 +70,8 @@ class AllReduce(LocalUpdate):
         with contextlib.nullcontext() if self.staged or self.world.size == 1 else self.optimizer.skip_synchronize():
             loss_scale.step(self.optimizer.step)
 
-    def sum(self, values: torch.Tensor) -> torch.Tensor:
-        return hvd.allreduce(values, op=hvd.Sum, name="sum")
 
-    def close(self) -> None:
-        ring.leave()
-
-
-connect = AllReduce
+def connect(job: Job) -> AllReduce:
+    knows_horovod = job.world.size == 1 or job.world.starter in ("horovodrun", "mpirun", "pmi")
+    store = None if knows_horovod else open_store(job.world, job.config.timeout)
+    return AllReduce(job, HorovodGroup(job.world, store))

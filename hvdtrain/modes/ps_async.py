@@ -3,8 +3,16 @@
 from functools import partial
 
 from hvdtrain.modes.ps_ssp import StaleSynchronous
-from hvdtrain.ps import client
+from hvdtrain.ps.serve import serve as serve_with
+from hvdtrain.ps.worker import PushPull
 
-connect = partial(client.connect, lockstep=False)
-policy = partial(StaleSynchronous, staleness=None)
-serve = partial(client.serve, make_policy=policy)
+HAS_SERVERS = True
+LOCKSTEP = False
+SURVIVES_LOST_WORKER = True
+OPTIONS = ("push_scale", "delay_compensation", "staleness_lr", "bucket_mb", "record")
+COMPRESSIONS = ("any",)
+SHARES = ("leased", "static")
+
+connect = PushPull
+make_policy = partial(StaleSynchronous, staleness=None)
+serve = partial(serve_with, make_policy=make_policy)

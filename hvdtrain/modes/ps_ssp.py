@@ -5,9 +5,18 @@ from functools import partial
 
 import torch
 
-from hvdtrain.config import RunConfig
-from hvdtrain.ps import client
-from hvdtrain.ps.server import Bucket, Push
+from hvdtrain.config.run_config import RunConfig
+from hvdtrain.ps.bucket import Bucket, Reply
+from hvdtrain.ps.messages import Push
+from hvdtrain.ps.serve import serve as serve_with
+from hvdtrain.ps.worker import PushPull
+
+HAS_SERVERS = True
+LOCKSTEP = False
+SURVIVES_LOST_WORKER = True
+OPTIONS = ("push_scale", "staleness", "delay_compensation", "staleness_lr", "bucket_mb", "record")
+COMPRESSIONS = ("any",)
+SHARES = ("leased", "static")
 
 
 class StaleSynchronous:
@@ -31,62 +40,61 @@ class StaleSynchronous:
         self.scale = 1 / workers if config.push_scale == "mean" else 1.0
         self.compensation, self.divides = config.delay_compensation, config.staleness_lr
         self.staleness = staleness
-        self.rests: dict[int, int] = {}  # worker -> the step after which it pushes nothing for now
-        self.waiting: list[tuple[Push, int]] = []  # with the staleness of the push
-        self.held: dict[int, torch.Tensor] = {}  # worker -> the weights it works with, where they are compensated for
+        self.idle_after: dict[int, int] = {}  # worker -> the step after which it pushes nothing for now
+        self.waiting: list[tuple[Push, int]] = []  # pushes whose workers wait, with the staleness of each
+        self.weights_of: dict[int, torch.Tensor] = {}  # worker -> the weights it works with, for delay compensation
 
     def begin(self, step: int) -> None:
         self.clocks = dict.fromkeys(self.clocks, step)
 
-    def accept(self, bucket: Bucket, push: Push) -> None:
+    def accept(self, bucket: Bucket, push: Push) -> list[Reply]:
         staleness = bucket.version - push.version_read
         if self.compensation:
             if not bucket.version:  # nothing is applied yet: all began with these
-                self.held = dict.fromkeys(self.clocks, bucket.weights.clone()) | self.held
+                self.weights_of = dict.fromkeys(self.clocks, bucket.weights.clone()) | self.weights_of
             if push.gradient is not None:
-                moved = bucket.weights - self.held[push.worker]
+                moved = bucket.weights - self.weights_of[push.worker]
                 push.gradient.addcmul_(moved.mul_(push.gradient), push.gradient, value=self.compensation)
         lr = push.lr * self.scale / (max(1, staleness) if self.divides else 1)
         bucket.apply(push.gradient, lr, push)
-        if len(self._resting()) == len(self.clocks):  # they rested together, and go on together
-            self.rests = {}
+        if len(self._idle()) == len(self.clocks):  # they were idle together, and go on together
+            self.idle_after = {}
         self.clocks[push.worker] = push.step
         self.waiting.append((push, staleness))
-        self._let_go(bucket)
+        return self._let_go(bucket)
 
-    def rest(self, bucket: Bucket, worker: int, step: int) -> None:
-        self.rests[worker] = step
-        self._let_go(bucket)
+    def idle(self, bucket: Bucket, worker: int, step: int) -> list[Reply]:
+        self.idle_after[worker] = step
+        return self._let_go(bucket)
 
-    def gave(self, bucket: Bucket, worker: int) -> None:
+    def pulled(self, bucket: Bucket, worker: int) -> None:
         if self.compensation:
-            self.held[worker] = bucket.weights.clone()
+            self.weights_of[worker] = bucket.weights.clone()
 
-    def lose(self, bucket: Bucket, worker: int) -> None:
+    def lose(self, bucket: Bucket, worker: int) -> list[Reply]:
         del self.clocks[worker]
-        self.rests.pop(worker, None)
-        self.held.pop(worker, None)
+        self.idle_after.pop(worker, None)
+        self.weights_of.pop(worker, None)
         self.waiting = [(push, stale) for push, stale in self.waiting if push.worker != worker]
-        self._let_go(bucket)
+        return self._let_go(bucket)
 
-    def _let_go(self, bucket: Bucket) -> None:
-        waiting, self.waiting = self.waiting, []
-        busy = self.clocks.keys() - self._resting()
+    def _let_go(self, bucket: Bucket) -> list[Reply]:
+        """The replies to workers that are no more than `staleness` ahead of the slowest that is not idle."""
+        busy = self.clocks.keys() - self._idle()
         slowest = min((self.clocks[worker] for worker in busy), default=math.inf)
-        for own, stale in waiting:
-            if self.staleness is not None and own.step - slowest > self.staleness:
-                self.waiting.append((own, stale))
-                continue
-            bucket.reply(own, stale)
+        limit = math.inf if self.staleness is None else slowest + self.staleness
+        free = [(push, stale) for push, stale in self.waiting if push.step <= limit]
+        self.waiting = [(push, stale) for push, stale in self.waiting if push.step > limit]
+        return [bucket.reply(push, stale) for push, stale in free]
 
-    def _resting(self) -> set[int]:
-        return {worker for worker, step in self.rests.items() if self.clocks[worker] == step}
+    def _idle(self) -> set[int]:
+        return {worker for worker, step in self.idle_after.items() if self.clocks[worker] == step}
 
 
-def policy(workers: int, config: RunConfig) -> StaleSynchronous:
+def make_policy(workers: int, config: RunConfig) -> StaleSynchronous:
     """The server's policy as the job's configuration has it."""
     return StaleSynchronous(workers, config, config.staleness)
 
 
-connect = partial(client.connect, lockstep=False)
-serve = partial(client.serve, make_policy=policy)
+connect = PushPull
+serve = partial(serve_with, make_policy=make_policy)

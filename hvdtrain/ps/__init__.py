@@ -1,6 +1,8 @@
-"""The parameter server: flat weights cut over servers into buckets, which travel over torch.distributed.rpc.
+"""The parameter server: flat weights, cut over servers into buckets, which travel over torch.distributed.rpc.
 
-`plan.py` cuts; `server.py` is one bucket with its optimizer; the policies that say when a push is applied live with
-their modes. `exchange.py` is a worker's buckets on their way, `client.py` both ends' lives, `ledger.py` what a server
-writes down, `rpc.py` the only module that knows about rpc.
+A gradient's way: `worker` (a parameter's gradient is ready) → `exchange` (a bucket is complete: a Push) → `rpc` (the
+wire) → `server` (the handle) → `bucket` with its mode's policy → an Answer, back the same way. `serve` is a server's
+life; `leases` says who trains on which share of the epoch, `membership` knows who is still there, `group` is the
+workers' sums over them; `ledger` writes down what was applied, `partition` cuts, `staging` is a gradient's way off a
+GPU and back, `messages` what both ends know.
 """

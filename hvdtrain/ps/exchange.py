@@ -9,15 +9,15 @@ from typing import Any
 
 import torch
 
-from hvdtrain.clock import Stopwatch
-from hvdtrain.compression import Compressor
 from hvdtrain.errors import Failure
-from hvdtrain.modes import Pushed
+from hvdtrain.numerics.clock import Stopwatch
+from hvdtrain.numerics.compression import Compressor
 from hvdtrain.ps import rpc
-from hvdtrain.ps.plan import Piece
+from hvdtrain.ps.messages import Answer, Push, PushStatus
+from hvdtrain.ps.partition import Piece
 from hvdtrain.ps.staging import Staging
 
-Announced = tuple[int, float, Pushed]  # step, learning rate, and what is to be known of it
+Announced = tuple[int, float, PushStatus]  # step, learning rate, and the status of the step's push
 
 # Bytes of gradients under way at once. Enough to fill a link while answers travel back; little enough that a bucket
 # that forward needs soon, ready late, does not queue behind all others (Jayarajan et al., 2019, arXiv:1905.03960).
@@ -37,7 +37,7 @@ class Exchange:
         staged: whether the weights are on a GPU, with CPU memory on the way to the servers.
 
     Attributes:
-        pushed: what is known of the current step's push.
+        push_status: of the current step.
         waited_s: seconds that wait_for took since the current step began; of a GPU, those that have come.
         bytes_moved: bytes of tensors sent and received in all.
     """
@@ -57,9 +57,9 @@ class Exchange:
         self.compressors = [Compressor(compression) for _ in pieces]  # each with the error it has yet to send
         self.versions = [0] * len(pieces)
         self.step, self.lr = 0, 0.0
-        self.pushed = Pushed(0)
+        self.push_status = PushStatus(0)
         self.bytes_moved = 0
-        self._watch = Stopwatch(weights.device)
+        self._stopwatch = Stopwatch(weights.device)
         self._waits: list[tuple[Any, Any]] = []  # when each wait of this step began and ended
         self._starts = list(accumulate(sizes, initial=0))
         self._of_parameter: list[list[int]] = [[] for _ in sizes]
@@ -67,17 +67,19 @@ class Exchange:
             for parameter in piece.parameters:
                 self._of_parameter[parameter].append(number)
         self._missing = [0] * len(pieces)  # gradients that a bucket waits for
+        self._numbers = {(piece.server, piece.number): number for number, piece in enumerate(pieces)}
         self._changed = threading.Condition()  # guards all below, which rpc's threads change too
         self._fresh = [True] * len(pieces)
-        # A heap by number, one of each at most; the rest is as _push has it.
-        self._queue: list[tuple[int, torch.Tensor | None, int, float, Pushed]] = []
+        # A heap by number, one of each at most; the rest is as _push puts it there.
+        self._queue: list[tuple[int, torch.Tensor | None, int, float, PushStatus]] = []
+        self._sent: dict[int, PushStatus] = {}  # bucket -> of its last push
         self._under_way = 0
         self._error: BaseException | None = None
 
     def begin(self, step: int, lr: float) -> None:
         """The step whose gradients come next."""
         self.step, self.lr, self._waits = step, lr, []
-        self.pushed = Pushed(len(self.pieces))
+        self.push_status = PushStatus(len(self.pieces))
         self._missing = [len(piece.parameters) for piece in self.pieces]
 
     def put(self, parameter: int, gradient: torch.Tensor) -> None:
@@ -107,7 +109,7 @@ class Exchange:
 
     @property
     def waited_s(self) -> float:
-        return sum(self._watch.seconds(began, ended) for began, ended in self._waits)
+        return sum(self._stopwatch.seconds(began, ended) for began, ended in self._waits)
 
     def wait_for(self, parameters: Iterable[int]) -> None:
         """Return when these parameters are as the answers to the last push have them.
@@ -121,26 +123,26 @@ class Exchange:
         """wait_for every parameter."""
         self._wait(range(len(self.pieces)))
 
-    def read(self) -> None:
+    def pull(self) -> None:
         """Take every bucket as it is on its server."""
-        answers = [rpc.read(piece.server, piece.number, self.worker) for piece in self.pieces]
+        answers = [rpc.call(piece.server, "pull", piece.number, self.worker) for piece in self.pieces]
         if self._staging:
             self._staging.settle()
         for number, answer in enumerate(answers):
-            self._write(number, *rpc.result(self.pieces[number].server, answer))
+            self._write(number, rpc.result(self.pieces[number].server, answer))
         if self._staging:
             self._staging.wait_for(range(len(self.pieces)))
 
     def _wait(self, numbers: Iterable[int]) -> None:
         numbers = list(numbers)
-        began = self._watch.now()
+        began = self._stopwatch.now()
         with self._changed:
             came = self._changed.wait_for(
                 lambda: self._error or all(self._fresh[number] for number in numbers), self.timeout
             )
         if self._staging:
             self._staging.wait_for(numbers)
-        self._waits.append((began, self._watch.now()))
+        self._waits.append((began, self._stopwatch.now()))
         if self._error:
             raise Failure(str(self._error)) from self._error
         if not came:
@@ -151,7 +153,7 @@ class Exchange:
         """A bucket is to be pushed: its weights are old now. Returns its step, which may be over when it is sent."""
         with self._changed:
             self._fresh[number] = False
-        return self.step, self.lr, self.pushed
+        return self.step, self.lr, self.push_status
 
     def _push(self, number: int, announced: Announced, gradient: torch.Tensor | None) -> None:
         with self._changed:
@@ -164,52 +166,60 @@ class Exchange:
             with self._changed:
                 if not self._queue or self._under_way > UNDER_WAY:
                     return
-                number, gradient, step, lr, pushed = heapq.heappop(self._queue)
+                number, gradient, step, lr, status = heapq.heappop(self._queue)
                 size = 0 if gradient is None else gradient.nbytes
                 self._under_way += size
+                self._sent[number] = status
                 piece, version = self.pieces[number], self.versions[number]
-                pushed.read(version)
-            parts = [] if gradient is None else self.compressors[number].encode(gradient)
+                status.sent(version)
+            encoded = None if gradient is None else self.compressors[number].encode(gradient)
             with self._changed:
-                self.bytes_moved += sum(part.nbytes for part in parts)
-            delivered = rpc.push(piece.server, piece.number, self.worker, step, version, lr, parts)
-            delivered.add_done_callback(partial(self._delivered, number, pushed, size))
+                self.bytes_moved += sum(tensor.nbytes for tensor in encoded or ())
+            delivered = rpc.call(piece.server, "push", piece.number, Push(self.worker, step, version, lr, encoded))
+            delivered.add_done_callback(partial(self._delivered, number, size))
 
-    def _delivered(self, number: int, pushed: Pushed, size: int, done: Any) -> None:
-        """The gradient is on its server; the answer may be here too."""
+    def _delivered(self, number: int, size: int, future: Any) -> None:
+        """The gradient is on its server; the answer may have come back with it."""
         with self._changed:
             self._under_way -= size
         self._guarded(self._send)
-        self._guarded(self._take, number, pushed, done)
+        self._guarded(self._take_result, number, future)
 
-    def _take(self, number: int, pushed: Pushed, done: Any) -> None:
-        piece = self.pieces[number]
-        wire = rpc.result(piece.server, done)
-        if wire is None:
-            answer = rpc.answer(piece.server, piece.number, self.worker)
-            answer.add_done_callback(partial(self._guarded, self._take, number, pushed))
-            return
-        self._write(number, *wire)
+    def _take_result(self, number: int, future: Any) -> None:
+        answer = rpc.result(self.pieces[number].server, future)
+        if answer is not None:
+            self._take(number, answer)
+
+    def take_answer(self, server: int, bucket: int, answer: Answer) -> None:
+        """A server's answer to a push that had to wait; servers call this."""
+        self._guarded(self._take, self._numbers[server, bucket], answer)
+
+    def _take(self, number: int, answer: Answer) -> None:
+        self._write(number, answer)
         with self._changed:
-            pushed.answered(wire[1])
+            self._sent[number].answered(answer.staleness)
             self._fresh[number] = True
             self._changed.notify_all()
 
-    def _write(self, number: int, version: int, staleness: int, weights: torch.Tensor) -> None:
+    def _write(self, number: int, answer: Answer) -> None:
         piece = self.pieces[number]
         if self._staging:
-            self._staging.copy_in(number, weights)
+            self._staging.copy_in(number, answer.weights)
         else:
-            self.weights[piece.start : piece.stop].copy_(weights)
-        self.versions[number] = version
+            self.weights[piece.start : piece.stop].copy_(answer.weights)
+        self.versions[number] = answer.version
         with self._changed:
-            self.bytes_moved += weights.nbytes
+            self.bytes_moved += answer.weights.nbytes
+
+    def fail(self, problem: BaseException) -> None:
+        """Have this raised where the worker waits, or will."""
+        with self._changed:
+            self._error = self._error or problem
+            self._changed.notify_all()
 
     def _guarded(self, act: Any, *args: Any) -> None:
         """What goes wrong in one of rpc's threads is raised where the worker waits."""
         try:
             act(*args)
         except BaseException as error:
-            with self._changed:
-                self._error = self._error or error
-                self._changed.notify_all()
+            self.fail(error)

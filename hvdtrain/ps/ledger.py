@@ -5,7 +5,7 @@ import threading
 from collections.abc import Callable
 from pathlib import Path
 
-from hvdtrain.ps.server import Applied
+from hvdtrain.ps.messages import Applied
 
 COLUMNS = ("bucket", "worker", "step", "version_read", "version")
 
@@ -18,19 +18,41 @@ class Ledger:
     """A line for each bucket of each push that was applied; the lines of one bucket are in the order of application."""
 
     def __init__(self, folder: Path, server: int) -> None:
-        self.file = ledger_file(folder, server).open("x", newline="")
+        self.file = ledger_file(folder, server).open("w", newline="")
         self.writer = csv.writer(self.file, lineterminator="\n")
         self.writer.writerow(COLUMNS)
         self.lock = threading.Lock()  # buckets are updated by several threads
 
     def of_bucket(self, number: int) -> Callable[[Applied], None]:
-        """What is to be told of every push applied to this bucket."""
+        """What writes down a push that was applied to this bucket."""
 
-        def tell(applied: Applied) -> None:
+        def write(applied: Applied) -> None:
             with self.lock:
                 self.writer.writerow((number, applied.worker, applied.step, applied.version_read, applied.version))
 
-        return tell
+        return write
+
+    def close(self) -> None:
+        self.file.close()
+
+
+LEASE_COLUMNS = ("worker", "step", "share")
+
+
+def lease_file(folder: Path) -> Path:
+    return folder / "leases.csv"
+
+
+class LeaseLedger:
+    """A line for each share that was leased: to whom, and at which step of its own it trains on that."""
+
+    def __init__(self, folder: Path) -> None:
+        self.file = lease_file(folder).open("w", newline="")
+        self.writer = csv.writer(self.file, lineterminator="\n")
+        self.writer.writerow(LEASE_COLUMNS)
+
+    def write(self, worker: int, step: int, share: int) -> None:
+        self.writer.writerow((worker, step, share))
 
     def close(self) -> None:
         self.file.close()

@@ -1,59 +1,54 @@
-"""The only module that knows about torch.distributed.rpc. Its traps, and what is done about each:
+"""The wire: the only module of the parameter server that knows torch.distributed.rpc.
 
-- A handler that blocks takes one of a few threads: handlers return at once, or a future.
-- Tensors in flight are not copied: whoever sends one leaves it alone until the answer is there.
+Each process has an endpoint, an object whose methods its peers call by name: `ps.server.Server` on servers,
+`ps.exchange.Exchange` on workers. The traps of rpc, and what is done about each:
+
+- A handler that blocks takes one of a few threads: methods return at once, or return a future.
+- Tensors in flight are not copied: whoever sends one leaves it alone until it is answered.
 - Every message is received into new memory, and what costs time there is the page faults of touching it first: memory
   is kept by the process, and messages are small enough to be taken from what is kept (see keep_memory).
-- Nobody is told that a peer has died: a server keeps a call open at every worker, which breaks with the worker.
-- A graceful shutdown waits without limit for every peer: we part at a barrier of our own, bounded, and shut down hard.
+- Nobody learns that a peer has died: servers keep a call open at every worker and workers at every server, which
+  breaks with the peer (see watch).
+- A graceful shutdown waits without limit for every peer: ranks leave at a barrier of their own, bounded, and shut down
+  hard.
 - No authentication, pickle on the wire: whoever reaches the port runs code. Local jobs listen on loopback alone.
 """
 
 import ctypes
 import os
 import re
-import resource
-import socket
 import threading
-from collections.abc import Callable, Mapping, Sequence
-from concurrent.futures import Future as LocalFuture
-from typing import TYPE_CHECKING, Any, TypeVar
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any
 
-import torch
 import torch.distributed.rpc as rpc
 from torch.distributed import PrefixStore
 from torch.distributed.rendezvous import register_rendezvous_handler
+from torch.distributed.rpc.constants import UNSET_RPC_TIMEOUT
 from torch.futures import Future
 
 from hvdtrain.errors import Failure
-from hvdtrain.ps.roll import Roll
-from hvdtrain.ps.server import Answer, Bucket, Push
-from hvdtrain.rendezvous import part
-from hvdtrain.world import World
+from hvdtrain.world.place import World
+from hvdtrain.world.rendezvous import leave
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
     from torch.distributed import Store
 
-S = TypeVar("S")
-T = TypeVar("T")
-Wire = tuple[int, int, torch.Tensor]  # version, staleness, weights
-Decode = Callable[[Sequence[torch.Tensor]], torch.Tensor]
 # TensorPipe takes shared memory wherever two processes share a machine, network namespaces or not.
 OVER_TCP: dict[str, Any] = {"_transports": ["uv"], "_channels": ["basic"]}
 # Times the timeout that waits may take: whoever keeps the others waiting is found to be lost before that.
 PATIENCE = 1.5
-QUESTION_S = 5.0  # the longest wait for a reason, when something has failed already
-LARGEST_KEPT = 32 * 2**20  # bytes: glibc gives what is larger back to the system, whatever it is told
+# How often a watch is answered. Over shared memory TensorPipe sometimes delivers a message only when the next one comes
+# (seen where a process is stopped again and again): a second at most passes until then.
+HEARTBEAT_S = 0.25
+LARGEST_KEPT = 32 * 2**20  # bytes: glibc gives what is larger back to the system in any case
 
-# Of this process, where it is a server: handlers are called by name, without an object.
-_buckets: dict[int, Bucket] = {}
-_make_bucket: Callable[[int, torch.Tensor], Bucket] | None = None
-_decode: Decode | None = None
-_roll = Roll(0)
-# Of this process, where it is a worker.
+_endpoint: Any = None  # of this process: handlers are called by name, without an object
 _leaving = threading.Event()
+_watched: "list[Future[bool]]" = []  # by peers: open until this process leaves, or for a while
+_watched_lock = threading.Lock()
 
 
 def keep_memory() -> None:
@@ -66,139 +61,86 @@ def keep_memory() -> None:
         mallopt(m_arena_max, 1)  # what one thread frees is for all
 
 
-def start(world: World, store: "Store", timeout: float) -> None:
-    """Join the rpc group as `rank{r}`."""
+def start(world: World, store: "Store", timeout: float, endpoint: object = None) -> None:
+    """Join the rpc group as `rank{r}`.
+
+    Args:
+        timeout: seconds after which a silent peer is lost.
+        endpoint: the object whose methods peers can call; a worker may give it later, with set_endpoint.
+    """
 
     def find(url: str, **_: object) -> "Iterator[tuple[Store, int, int]]":
         yield PrefixStore("rpc", store), world.rank, world.size
 
     keep_memory()
+    set_endpoint(endpoint)
     register_rendezvous_handler("hvdtrain", find)
-    wires = OVER_TCP if os.environ.get("HVDTRAIN_OVER_TCP") else {}
-    options = rpc.TensorPipeRpcBackendOptions(init_method="hvdtrain://", rpc_timeout=PATIENCE * timeout, **wires)
+    transport = OVER_TCP if os.environ.get("HVDTRAIN_OVER_TCP") else {}
+    options = rpc.TensorPipeRpcBackendOptions(init_method="hvdtrain://", rpc_timeout=PATIENCE * timeout, **transport)
     rpc.init_rpc(f"rank{world.rank}", rank=world.rank, world_size=world.size, rpc_backend_options=options)
+    threading.Thread(target=_answer_watches, args=(HEARTBEAT_S,), daemon=True, name="answers watches").start()
 
 
-def serve(make_bucket: Callable[[int, torch.Tensor], Bucket], decode: Decode, roll: Roll) -> dict[int, Bucket]:
-    """Make this process a server, and return its buckets, by number. Call it before start: a worker may be faster.
-
-    Args:
-        make_bucket: a bucket from its number and the weights it is given.
-        decode: a gradient, [bucket] float32, from the tensors that were sent.
-        roll: the workers; what they send after they were lost is refused.
-    """
-    global _make_bucket, _decode, _roll
-    _make_bucket, _decode, _roll = make_bucket, decode, roll
-    return _buckets
+def set_endpoint(endpoint: object) -> None:
+    """Have peers call this object's methods."""
+    global _endpoint
+    _endpoint = endpoint
 
 
-def watch(worker: int, timeout: float, ended: Callable[[str], None]) -> None:
-    """Have `ended` called, by another thread, when the worker of this rank is done, with nothing, or lost, with why.
+def call(rank: int, method: str, *arguments: object, timeout: float = UNSET_RPC_TIMEOUT) -> "Future[Any]":
+    """Call a method of a rank's endpoint; the future holds what it returns. Leave tensors unchanged until then."""
+    return rpc.rpc_async(f"rank{rank}", _handle, args=(method, *arguments), timeout=timeout)
 
-    A worker whose process dies is lost at once; one that does not answer for as long as the timeout is lost then.
+
+def call_later(rank: int, method: str, *arguments: object) -> "Future[Any]":
+    """The same for a method that returns a future, whose result it is."""
+    return rpc.rpc_async(f"rank{rank}", _handle_later, args=(method, *arguments))
+
+
+def result(rank: int, future: "Future[Any]") -> Any:
+    """What a server answered, when it has. Failure, with its rank, where it broke off, raised, or took too long."""
+    try:
+        return future.wait()
+    except Exception as error:  # a RuntimeError of rpc's, or what the method raised, as its own type
+        raise Failure(f"parameter server rank {rank} failed: {_reason(error)}") from error
+
+
+def ask(server: int, method: str, *arguments: object, timeout: float = UNSET_RPC_TIMEOUT) -> Any:
+    """Call a method of a server and wait for what it returns: see result."""
+    return result(server, call(server, method, *arguments, timeout=timeout))
+
+
+def watch(rank: int, timeout: float, ended: Callable[[str], None]) -> None:
+    """Have `ended` called, by another thread, when the rank leaves, with nothing, or is lost, with the reason.
+
+    A rank whose process dies is lost at once; one that does not answer for as long as the timeout is lost then.
     """
 
     def look() -> None:
-        rpc.rpc_async(f"rank{worker}", _stay, args=(timeout / 4,), timeout=timeout).add_done_callback(seen)
+        rpc.rpc_async(f"rank{rank}", _handle_watch, timeout=timeout).add_done_callback(answered)
 
-    def seen(answer: "Future[bool]") -> None:
+    def answered(future: "Future[bool]") -> None:
         try:
-            leaving = answer.value()
+            is_leaving = future.value()
         except Exception as error:
-            ended(_line(error))
+            ended(_reason(error))
             return
-        ended("") if leaving else look()
+        ended("") if is_leaving else look()
 
     look()
 
 
 def stop(world: World, store: "Store", timeout: float) -> None:
-    """Part from the others in order, then shut down without waiting again."""
+    """Leave the others in order, then shut down without waiting again."""
     _leaving.set()
-    part(world, store, timeout)
+    leave(world, store, timeout)
     rpc.shutdown(graceful=False)
 
 
-def install(server: int, bucket: int, weights: torch.Tensor) -> None:
-    """Give a server a bucket's weights, [bucket] float32."""
-    result(server, rpc.rpc_async(f"rank{server}", _install, args=(bucket, weights)))
-
-
-def restore(server: int, bucket: int, step: int, state: Mapping[str, torch.Tensor]) -> "Future[None]":
-    """Have a bucket go on after this step of every worker, its optimizer with this state: see Bucket.restore."""
-    return rpc.rpc_async(f"rank{server}", _restore, args=(bucket, step, _own_storage(state)))
-
-
-def state(server: int, bucket: int) -> "Future[dict[str, torch.Tensor]]":
-    """What a bucket's optimizer remembers: see Bucket.optimizer_state."""
-    return rpc.rpc_async(f"rank{server}", _state, args=(bucket,))
-
-
-def push(
-    server: int, bucket: int, worker: int, step: int, version: int, lr: float, parts: Sequence[torch.Tensor]
-) -> "Future[Wire | None]":
-    """Send an encoded gradient, or none; leave it unchanged until the future is done. See server.Push.
-
-    The future holds the answer if the worker may go on at once, else None: then ask with `answer`.
-    """
-    return rpc.rpc_async(f"rank{server}", _push, args=(bucket, worker, step, version, lr, list(parts)))
-
-
-def answer(server: int, bucket: int, worker: int) -> "Future[Wire]":
-    """The answer to this worker's last push, as soon as it may go on."""
-    return rpc.rpc_async(f"rank{server}", _answer, args=(bucket, worker))
-
-
-def read(server: int, bucket: int, worker: int) -> "Future[Wire]":
-    """A bucket's version, 0, and weights, as they are. The worker pushes nothing before it has them."""
-    return rpc.rpc_async(f"rank{server}", _read, args=(bucket, worker))
-
-
-def rest(server: int, worker: int, step: int) -> None:
-    """Tell a server that this worker pushes nothing for now, after this step: see server.Policy."""
-    result(server, rpc.rpc_async(f"rank{server}", _rest, args=(worker, step)))
-
-
-def sum_up(world: World, number: int, part: torch.Tensor) -> torch.Tensor:
-    """The sum of a small tensor over all workers that are there, each of which calls this with the same number.
-
-    Raises:
-        Failure: a worker that is there neither came nor pushed anything for the time that waits may take.
-    """
-    while True:
-        total = rpc.rpc_async("rank0", _sum, args=(world.worker, number, part))
-        try:
-            return result(0, total)
-        except Failure:
-            missing, silent = result(0, rpc.rpc_async("rank0", _missing, args=(number,), timeout=QUESTION_S))
-            if not missing:
-                raise
-            if silent:
-                ranks = [world.servers + worker for worker in silent]
-                raise Failure(f"ranks {ranks} hang: they did not come to where the others wait for them") from None
-
-
-def rss_mb(server: int) -> float:
-    """A server's peak resident memory in MiB."""
-    return result(server, rpc.rpc_async(f"rank{server}", _rss_mb))
-
-
-def host(server: int) -> str:
-    """The name of a server's host."""
-    return result(server, rpc.rpc_async(f"rank{server}", socket.gethostname))
-
-
-def result(server: int, done: "Future[T]") -> T:
-    """What a server answered, when it has. Failure, with its rank, where it broke off, raised, or took too long."""
-    try:
-        return done.wait()
-    except Exception as error:  # a RuntimeError of rpc's, or what the handler raised, as its own type
-        raise Failure(f"parameter server rank {server} failed: {_line(error)}") from error
-
-
-def _line(error: BaseException) -> str:
+def _reason(error: BaseException) -> str:
     """What rpc means, in a few words."""
-    line = str(error).strip().splitlines()[-1].split(" (this error originated at")[0]
+    text = str(error).split("\n\nAt:\n")[0]  # where in rpc itself an answer that is a future went wrong
+    line = text.strip().splitlines()[-1].split(" (this error originated at")[0]
     if line.startswith(("eof", "process_vm_readv")):
         return "its connection ended"
     if late := re.search(r"set timeout \((\d+) ms\)", line):
@@ -206,73 +148,34 @@ def _line(error: BaseException) -> str:
     return line
 
 
-@rpc.functions.async_execution
-def _stay(seconds: float) -> "Future[bool]":
-    """Whether this worker is about to leave: the answer comes then, or after so many seconds."""
-    answer: Future[bool] = Future()
-    threading.Thread(target=lambda: answer.set_result(_leaving.wait(seconds)), daemon=True).start()
-    return answer
+def _handle(method: str, *arguments: object) -> Any:
+    return getattr(_endpoint, method)(*arguments)
 
 
 @rpc.functions.async_execution
-def _sum(worker: int, number: int, part: torch.Tensor) -> "Future[torch.Tensor]":
-    return _wired(_roll.add(worker, number, part), lambda total: total)
-
-
-def _missing(number: int) -> tuple[list[int], list[int]]:
-    missing = _roll.missing(number)
-    return missing, _roll.silent(missing, rpc.get_rpc_timeout())
-
-
-def _rss_mb() -> float:
-    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024 / 2**20
-
-
-def _install(bucket: int, weights: torch.Tensor) -> None:
-    assert _make_bucket is not None
-    _buckets[bucket] = _make_bucket(bucket, weights)
-
-
-def _restore(bucket: int, step: int, state: dict[str, torch.Tensor]) -> None:
-    _buckets[bucket].restore(step, state)
-
-
-def _state(bucket: int) -> dict[str, torch.Tensor]:
-    return _buckets[bucket].optimizer_state()
-
-
-def _own_storage(state: Mapping[str, torch.Tensor]) -> dict[str, torch.Tensor]:
-    """The parts of larger tensors alone: rpc would send the whole."""
-    return {name: tensor.clone() for name, tensor in state.items()}
-
-
-def _push(bucket: int, worker: int, step: int, version: int, lr: float, parts: list[torch.Tensor]) -> Wire | None:
-    assert _decode is not None
-    _roll.heard(worker)
-    done = _buckets[bucket].push(Push(worker, step, version, lr, _decode(parts) if parts else None))
-    return _on_wire(done.result()) if done.done() else None
+def _handle_later(method: str, *arguments: object) -> "Future[Any]":
+    return getattr(_endpoint, method)(*arguments)
 
 
 @rpc.functions.async_execution
-def _answer(bucket: int, worker: int) -> "Future[Wire]":
-    return _wired(_buckets[bucket].answer(worker), _on_wire)
+def _handle_watch() -> "Future[bool]":
+    """Whether this process is about to leave: the answer comes then, or after a while."""
+    future: Future[bool] = Future()
+    with _watched_lock:
+        if _leaving.is_set():
+            future.set_result(True)
+        else:
+            _watched.append(future)
+    return future
 
 
-def _read(bucket: int, worker: int) -> Wire:
-    return _on_wire(_buckets[bucket].read(worker))
-
-
-def _rest(worker: int, step: int) -> None:
-    for bucket in _buckets.values():
-        bucket.rest(worker, step)
-
-
-def _on_wire(fresh: Answer) -> Wire:
-    return fresh.version, fresh.staleness, fresh.weights
-
-
-def _wired(done: "LocalFuture[S]", change: Callable[[S], T]) -> "Future[T]":
-    """A future of this process as one that rpc can wait for, its result changed."""
-    wired: Future[T] = Future()
-    done.add_done_callback(lambda done: wired.set_result(change(done.result())))
-    return wired
+def _answer_watches(seconds: float) -> None:
+    """Answer open watches now and then, and when this process leaves."""
+    is_leaving = False
+    while not is_leaving:
+        is_leaving = _leaving.wait(seconds)
+        with _watched_lock:
+            open_now = _watched[:]
+            _watched.clear()
+        for future in open_now:
+            future.set_result(is_leaving)

@@ -1,209 +1,107 @@
-"""One bucket of the weights on its server. It knows nothing of processes or networks: drive it with plain calls."""
+"""What a server process holds, and what workers can ask of it: a message, a method, an answer."""
 
-import threading
-from collections.abc import Callable, Mapping
-from concurrent.futures import Future
-from dataclasses import dataclass, field
-from typing import Protocol
+import resource
+import socket
+from collections.abc import Callable, Mapping, Sequence
 
 import torch
+from torch.futures import Future
 
-from hvdtrain.errors import Failure
-from hvdtrain.optim import restore_state, set_lr, state_of
-from hvdtrain.ps.roll import GIVEN_UP
-
-
-@dataclass(frozen=True)
-class Push:
-    """A worker's gradient for this bucket.
-
-    Attributes:
-        worker, step: who computed it, at which of its steps (from 1). A step is applied once, however often it comes.
-        version_read: the version of the weights it was computed from.
-        lr: the learning rate of the step.
-        gradient: [bucket] float32, the server's to overwrite; None where it overflowed (fp16).
-        answer: resolved with an Answer once the worker may go on.
-    """
-
-    worker: int
-    step: int
-    version_read: int
-    lr: float
-    gradient: torch.Tensor | None
-    answer: "Future[Answer]" = field(default_factory=Future)
+from hvdtrain.ps.bucket import Bucket, Reply
+from hvdtrain.ps.leases import Leases
+from hvdtrain.ps.membership import Membership
+from hvdtrain.ps.messages import Answer, Push
 
 
-@dataclass(frozen=True)
-class Answer:
-    """Fresh weights for a worker.
-
-    Attributes:
-        version: how many updates these weights have seen.
-        staleness: how many updates the weights saw between this push's version_read and its application.
-        weights: [bucket] float32, which nobody changes before this worker pushes again.
-    """
-
-    version: int
-    staleness: int
-    weights: torch.Tensor
-
-
-@dataclass(frozen=True)
-class Applied:
-    """One line of the ledger: whose gradient of which step made `version` of a bucket, and from which it came."""
-
-    worker: int
-    step: int
-    version_read: int
-    version: int
-
-
-def nobody(applied: Applied) -> None:
-    """The ledger of a run that is not recorded."""
-
-
-class Policy(Protocol):
-    """When pushes are applied and workers go on: the difference between the parameter-server modes."""
-
-    def begin(self, step: int) -> None:
-        """Every worker has taken this step, of a snapshot, and none has pushed here yet."""
-
-    def accept(self, bucket: "Bucket", push: Push) -> None:
-        """Take a push of a step not seen before. Called with the bucket locked; answers whom it lets go on."""
-
-    def rest(self, bucket: "Bucket", worker: int, step: int) -> None:
-        """The worker evaluates, or is done, after this step: let nobody wait for it until it pushes again.
-
-        Called as accept is; its push of that step may come later than this, on another thread.
-        """
-
-    def gave(self, bucket: "Bucket", worker: int) -> None:
-        """The worker is given the weights as they are."""
-
-    def lose(self, bucket: "Bucket", worker: int) -> None:
-        """The worker is gone for good: let nobody wait for it ever. Called as accept is.
-
-        Raises:
-            Failure: the others cannot go on without it.
-        """
-
-
-class Bucket:
-    """A contiguous range of the flat weights with its optimizer's state.
+class Server:
+    """The buckets of one server. Workers call its methods through ps.rpc, which knows them by name.
 
     Args:
-        weights: [bucket] float32; kept, not copied.
-        make_optimizer: given the one parameter, its optimizer.
-        policy: when pushes are applied.
-        ledger: told of every push that was applied, in order.
+        make_bucket: a bucket from its number and the weights it is given.
+        decode: a gradient, [bucket] float32, from the tensors that were sent.
+        membership: the workers that are there.
+        leases: which worker has which share, on the first server.
+        send: takes a worker, a bucket's number and an answer to that worker, and returns at once.
     """
 
     def __init__(
         self,
-        weights: torch.Tensor,
-        make_optimizer: Callable[[list[torch.Tensor]], torch.optim.Optimizer],
-        policy: Policy,
-        ledger: Callable[[Applied], None] = nobody,
+        make_bucket: Callable[[int, torch.Tensor], Bucket],
+        decode: Callable[[Sequence[torch.Tensor]], torch.Tensor],
+        membership: Membership,
+        leases: Leases,
+        send: Callable[[int, int, Answer], None],
     ) -> None:
-        self.weights = weights
-        self.optimizer = make_optimizer([self.weights])
-        self.policy = policy
-        self.ledger = ledger
-        self.version = 0
-        self._last: dict[int, int] = {}  # worker -> the step of its last push
-        self._open: dict[int, Future[Answer]] = {}  # worker -> the answer that it waits for
-        self._lent: set[int] = set()  # workers whose answer is this memory, and may be on its way still
-        self._gone: set[int] = set()  # workers that were lost
-        self._lock = threading.Lock()
+        self.make_bucket, self.decode, self.send = make_bucket, decode, send
+        self.membership, self.leases = membership, leases
+        self.buckets: dict[int, Bucket] = {}
 
-    def restore(self, step: int, state: Mapping[str, torch.Tensor]) -> None:
-        """Go on as after this step of every worker, with the state of the optimizer, as optim.state_of gives it."""
-        with self._lock:
-            restore_state(self.optimizer, [self.weights], state)
-            self.policy.begin(step)
+    def push(self, bucket: int, push: Push) -> Answer | None:
+        """Take a worker's encoded gradient. Its answer, or None where it has to wait: then `send` takes it later."""
+        self.membership.heard(push.worker)
+        decoded = push if push.gradient is None else push._replace(gradient=self.decode(push.gradient))
+        own = None
+        for worker, answer in self.buckets[bucket].push(decoded):
+            if worker == push.worker:
+                own = answer
+            else:
+                self.send(worker, bucket, answer)
+        if bucket == 0:  # the one that backward completes last; of a push that its worker's death cuts short, it counts
+            self.leases.finished(push.worker, push.step)
+        return own
 
-    def optimizer_state(self) -> dict[str, torch.Tensor]:
-        """What the optimizer remembers of this bucket: as restore takes it."""
-        with self._lock:
-            return state_of(self.optimizer, [self.weights])
+    def pull(self, bucket: int, worker: int) -> Answer:
+        """A bucket as it is. The worker pushes nothing before it has it."""
+        return self.buckets[bucket].pull(worker)
 
-    def push(self, push: Push) -> "Future[Answer]":
-        """Hand in a gradient; the future holds fresh weights once the policy lets the worker go on.
-
-        A push that comes again is not applied again; it is answered as the first is, or was.
-
-        Raises:
-            Failure: the worker had been given up.
-        """
-        with self._lock:
-            self._refuse_the_gone(push.worker)
-            if push.step > self._last.get(push.worker, 0):
-                self._last[push.worker] = push.step
-                self._lent.discard(push.worker)  # it has its answer, or it could not have gone on
-                self._open[push.worker] = push.answer
-                self.policy.accept(self, push)
-            return self._answer(push.worker)
-
-    def answer(self, worker: int) -> "Future[Answer]":
-        """The answer to the worker's last push."""
-        with self._lock:
-            return self._answer(worker)
-
-    def _answer(self, worker: int) -> "Future[Answer]":
-        answer = self._open.get(worker)
-        if answer is None:  # it was given, and not kept: what has come since is welcome too
-            answer = Future()
-            answer.set_result(self._lend(worker, staleness=0))
-        elif answer.done():
-            del self._open[worker]
-        return answer
-
-    def _lend(self, worker: int, staleness: int) -> Answer:
-        self._lent.add(worker)
-        self.policy.gave(self, worker)
-        return Answer(self.version, staleness, self.weights.detach())
-
-    def rest(self, worker: int, step: int) -> None:
-        """The worker pushes nothing for now, after this step."""
-        with self._lock:
-            self._refuse_the_gone(worker)
-            self.policy.rest(self, worker, step)
+    def idle(self, worker: int, step: int) -> None:
+        """The worker pushes nothing for now, after this step: see bucket.Policy."""
+        for number, bucket in self.buckets.items():
+            self._send_all(number, bucket.idle(worker, step))
 
     def lose(self, worker: int) -> None:
-        """The worker is gone for good. Failure where the others cannot go on without it."""
-        with self._lock:
-            self._gone.add(worker)
-            self._lent.discard(worker)
-            self._open.pop(worker, None)
-            self.policy.lose(self, worker)
+        """Go on without a worker. Failure where the others cannot."""
+        for number, bucket in self.buckets.items():
+            self._send_all(number, bucket.lose(worker))
+        self.leases.lose(worker)
+        self.membership.lose(worker)
 
-    def read(self, worker: int) -> Answer:
-        """The weights as they are, for a worker that pushes nothing before it has them."""
-        with self._lock:
-            self._refuse_the_gone(worker)
-            return self._lend(worker, staleness=0)
+    def _send_all(self, number: int, replies: list[Reply]) -> None:
+        for worker, answer in replies:
+            self.send(worker, number, answer)
 
-    def _refuse_the_gone(self, worker: int) -> None:
-        if worker in self._gone:
-            raise Failure(GIVEN_UP)
+    def sum(self, worker: int, number: int, values: torch.Tensor) -> "Future[torch.Tensor]":
+        """A worker's summand of a sum over the workers: see Membership.add."""
+        return self.membership.add(worker, number, values)
 
-    # For policies, which hold the lock.
+    def missing(self, number: int, seconds: float) -> tuple[list[int], list[int]]:
+        """The workers that a sum still waits for, and those of them that were not heard for so long."""
+        missing = self.membership.missing(number)
+        return missing, self.membership.silent(missing, seconds)
 
-    def apply(self, gradient: torch.Tensor | None, lr: float, *made_of: Push) -> None:
-        """One optimizer step with a gradient that was made of these pushes; none where one of them overflowed."""
-        if gradient is None:
-            return
-        if self._lent:  # leave them what they are reading
-            self.weights.data = self.weights.clone()
-            self._lent = set()
-        set_lr(self.optimizer, lr)
-        self.weights.grad = gradient
-        self.optimizer.step()
-        self.weights.grad = None
-        self.version += 1
-        for push in made_of:
-            self.ledger(Applied(push.worker, push.step, push.version_read, self.version))
+    def lease(self, worker: int, step: int, begin: int, end: int) -> int:
+        """The worker's next share: see Leases."""
+        return self.leases.lease(worker, step, begin, end)
 
-    def reply(self, push: Push, staleness: int) -> None:
-        """Let the worker go on with the weights as they are."""
-        push.answer.set_result(self._lend(push.worker, staleness))
+    def await_lease(self, worker: int, step: int) -> "Future[tuple[int, int]]":
+        """See Leases.wait."""
+        return self.leases.wait(worker, step)
+
+    def pause_leases(self) -> None:
+        """See Leases.pause."""
+        self.leases.pause(self.membership.workers)
+
+    def install(self, bucket: int, weights: torch.Tensor) -> None:
+        """Begin with these weights, [bucket] float32."""
+        self.buckets[bucket] = self.make_bucket(bucket, weights)
+
+    def restore(self, bucket: int, step: int, state: Mapping[str, torch.Tensor]) -> None:
+        """Have a bucket go on after a snapshot: see Bucket.restore."""
+        self.buckets[bucket].restore(step, state)
+
+    def optimizer_state(self, bucket: int) -> dict[str, torch.Tensor]:
+        return self.buckets[bucket].optimizer_state()
+
+    def host_and_memory(self) -> tuple[str, float]:
+        """The name of this host, and this process's peak resident memory in MiB."""
+        return socket.gethostname(), resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024

@@ -11,7 +11,7 @@ from typing import Any
 
 import torch
 
-from hvdtrain.ps.plan import Piece
+from hvdtrain.ps.partition import Piece
 
 
 class Staging:

@@ -1,4 +1,13 @@
-"""From run folders to a report: what was equal, tables, plots, and what they say."""
+"""From run folders to a report: what was equal, tables, plots and a verdict.
+
+- `runs.py` and `run_files.py` read run folders, `comparisons.py` splits a grid's runs into comparable ones, and
+  `fairness.py` refuses those that may not be compared.
+- `results.py` computes figures, `formatting.py` makes text of them; `loss_curve.py` thins training losses for plots.
+- `verdict.py` and `caveats.py` say what follows; `content.py` (one comparison) and `grid.py` (several) collect it all.
+- `pages.py` writes HTML and Markdown, `table.py` CSV and LaTeX, `terminal.py` prints; `reference_tables.py` puts
+  published figures beside ours.
+- `plots.py` draws with `plot_learning.py`, `plot_cost.py`, `plot_grid.py` and `style.py`.
+"""
 
 import os
 import tempfile
@@ -17,23 +26,23 @@ Files = dict[str, str | bytes]  # content by path below the report's folder
 
 
 def write_report(runs: "Sequence[Run]", out: Path, reference: str = "") -> None:
-    """Write results.csv, report.md, report.html and plots/ into `out`, replacing an earlier report's files alone.
+    """Write results.csv, report.md, report.html and plots/ into `out`. Only an earlier report's files are replaced.
 
-    Runs of a grid, which differ in model, global batch or learning rate, get a report across them, and one for each
-    part that may be compared in groups/. Everything is computed before the first file is touched, and each file
-    appears complete.
+    The runs of a grid, which differ in model, global batch or learning rate, get a report across them, and in groups/
+    one for each comparison. Everything is computed before the first file is written, and each file appears complete.
 
     Args:
-        reference: the preset whose experiment's table is made too, as reference.csv and reference.tex and in the pages.
+        reference: the preset of an experiment whose table is added to the pages, and as reference.csv and
+            reference.tex.
 
     Raises:
         UsageError: none of the runs finished, they differ in what should be equal (the field is named), or
             `out` cannot be written to.
     """
-    from hvdtrain.report import references
+    from hvdtrain.report.reference_tables import build_table, load_layout
 
-    beside = [references.build(references.layout(reference), runs)] if reference else []
-    files = _files(runs, beside)
+    reference_tables = [build_table(load_layout(reference), runs)] if reference else []
+    files = _report_files(runs, reference_tables)
     try:
         out.mkdir(parents=True, exist_ok=True)
         with tempfile.TemporaryDirectory(prefix=".report-", dir=out) as temporary:
@@ -49,57 +58,59 @@ def write_report(runs: "Sequence[Run]", out: Path, reference: str = "") -> None:
         raise UsageError(f"cannot write the report to {out}: {error}") from None
 
 
-def _files(runs: "Sequence[Run]", beside: "Sequence[Table]") -> Files:
-    """All files of a report."""
-    from hvdtrain.report import grid, plots, table, tables
-    from hvdtrain.report.parts import parted
+def _report_files(runs: "Sequence[Run]", reference_tables: "Sequence[Table]") -> Files:
+    from hvdtrain.report import grid, plots, results, table
+    from hvdtrain.report.comparisons import split_into_comparisons
 
-    parts = parted(runs)
-    if len(parts) < 2:
-        files = _one(runs, beside, ())
+    comparisons = split_into_comparisons(runs)
+    if len(comparisons) < 2:
+        files = _comparison_files(runs, reference_tables)
     else:
-        collected = grid.collect_grid(parts, runs)
-        done = [run for part in parts for run in part.runs]
-        drawn = plots.draw_grid(done)
-        files = _of_plots(drawn) | {
-            "results.csv": tables.csv_text(tables.results(done)),
-            "report.md": grid.markdown(collected, drawn, beside),
-            "report.html": grid.html(collected, drawn, beside),
+        collected = grid.collect_grid(comparisons, runs)
+        finished = [run for comparison in comparisons for run in comparison.runs]
+        drawn = plots.draw_grid(finished)
+        files = _plot_files(drawn) | {
+            "results.csv": results.csv_text(results.result_rows(finished)),
+            "report.md": grid.markdown(collected, drawn, reference_tables),
+            "report.html": grid.html(collected, drawn, reference_tables),
         }
-        for part in parts:
-            files |= {f"groups/{part.name}/{name}": text for name, text in _one(part.runs, (), done).items()}
-    for each in beside:
-        files |= {"reference.csv": table.csv_text(each), "reference.tex": table.latex(each)}
+        for comparison in comparisons:
+            own_files = _comparison_files(comparison.runs, others=finished)
+            files |= {f"groups/{comparison.name}/{name}": content for name, content in own_files.items()}
+    for reference_table in reference_tables:
+        files |= {"reference.csv": table.csv_text(reference_table), "reference.tex": table.latex(reference_table)}
     return files
 
 
-def _one(runs: "Sequence[Run]", beside: "Sequence[Table]", others: "Sequence[Run]") -> Files:
-    """The files of a report of runs that may all be compared."""
-    from hvdtrain.report import document, plots, tables
+def _comparison_files(
+    runs: "Sequence[Run]", reference_tables: "Sequence[Table]" = (), others: "Sequence[Run]" = ()
+) -> Files:
+    """The report of one comparison; others: further runs that may hold the baseline of scaling efficiency."""
+    from hvdtrain.report import content, pages, plots, results
 
-    content = document.collect(runs, others)
+    collected = content.collect(runs, others)
     drawn, notes = plots.draw(runs)
-    content.omitted.extend(notes)
-    return _of_plots(drawn) | {
-        "results.csv": tables.csv_text(content.rows),
-        "report.md": document.markdown(content, drawn, beside),
-        "report.html": document.html(content, drawn, beside),
+    collected.omitted.extend(notes)
+    return _plot_files(drawn) | {
+        "results.csv": results.csv_text(collected.rows),
+        "report.md": pages.markdown(collected, drawn, reference_tables),
+        "report.html": pages.html(collected, drawn, reference_tables),
     }
 
 
-def _of_plots(drawn: "Sequence[Plot]") -> Files:
+def _plot_files(drawn: "Sequence[Plot]") -> Files:
     return {f"plots/{plot.name}.{kind}": getattr(plot, kind) for plot in drawn for kind in ("svg", "png")}
 
 
 def _remove_stale(out: Path, files: Files) -> None:
-    """Remove what an earlier report had and this one has not, and nothing else."""
+    """Remove the files that an earlier report had and this one has not, and nothing else."""
     from hvdtrain.report import plots
 
-    drawn = [f"plots/{name}.{kind}" for name in (*plots.NAMES, *plots.GRID_NAMES) for kind in ("svg", "png")]
-    ours = ("results.csv", "report.md", "report.html", *drawn)
-    old = [out / name for name in ("reference.csv", "reference.tex", *drawn)]
-    old += [group / name for group in out.glob("groups/*") for name in ours]
-    for path in old:
+    plot_files = [f"plots/{name}.{kind}" for name in (*plots.NAMES, *plots.GRID_NAMES) for kind in ("svg", "png")]
+    group_files = ("results.csv", "report.md", "report.html", *plot_files)
+    former = [out / name for name in ("reference.csv", "reference.tex", *plot_files)]
+    former += [group / name for group in out.glob("groups/*") for name in group_files]
+    for path in former:
         if str(path.relative_to(out)) not in files:
             path.unlink(missing_ok=True)
     for folder in (*out.glob("groups/*/plots"), *out.glob("groups/*"), out / "groups"):
@@ -108,8 +119,8 @@ def _remove_stale(out: Path, files: Files) -> None:
 
 
 def check_out(out: Path) -> None:
-    """UsageError where `out` holds something that is no earlier report."""
-    from hvdtrain.report.document import GENERATOR
+    """UsageError where `out` is neither free nor holds an earlier report."""
+    from hvdtrain.report.pages import GENERATOR
 
     if out.exists() and not out.is_dir():
         raise UsageError(f"{out} is not a folder: give --out a new one")

@@ -1,4 +1,4 @@
-"""What has to be equal for a comparison to be fair, why, and the check that refuses where it is not."""
+"""What has to be equal for a comparison to be fair, and why; the check refuses runs where it is not."""
 
 import math
 import re
@@ -7,11 +7,12 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from hvdtrain.errors import UsageError
-from hvdtrain.report.runs import Run, names
-from hvdtrain.report.tables import results, scales_weakly
+from hvdtrain.report.results import result_rows, scales_weakly
+from hvdtrain.report.runs import Run, display_names
 
-# Every run of a report has these in common. Fields of manifest.json, but for target_accuracy of summary.json.
-EVERYWHERE = {
+# Fields that are equal in all runs of a comparison, each with the reason. They are manifest.json's, except for
+# target_accuracy, which is summary.json's.
+EQUAL_EVERYWHERE = {
     "hvdtrain": "another version may train or measure differently",
     "model": "the same network is trained",
     "parameters": "the same number of weights is computed and sent",
@@ -45,17 +46,18 @@ EVERYWHERE = {
     "hardware.cores": "processes share the cores of a host",
     "hardware.gpus": "another GPU computes at another speed (compared by model, where GPUs were used)",
 }
-# Runs of one repeat start from the same point and see the same samples.
-IN_A_REPEAT = {
+# Fields that are equal in all runs of one repeat: they start from the same weights and see the same samples.
+EQUAL_IN_REPEAT = {
     "seed": "it decides initial weights and the order of samples; --repeat tells runs with other seeds apart",
     "initial_weights": "training starts from the same point",
     "samples_digest": "exactly the same samples were trained on (compared among runs of equally many)",
 }
-# Runs of one kind are repeats of one measurement: their median is taken.
-IN_A_KIND = {
+# Fields that are equal in all runs of one kind: they repeat one measurement, and their median is taken.
+EQUAL_IN_KIND = {
     "processes": "a median is over repeats of the same thing",
     "backend": "another transport is another measurement; compare transports in two reports",
     "starter": "starters place and bind processes differently",
+    "shares": "with static shares an epoch lasts as long as its slowest worker",
     "push_scale": "it decides how far one push moves the weights",
     "effective_lr": "it decides how far one push moves the weights",
     "staleness_bound": "it decides how far workers drift apart, and how long they wait",
@@ -65,22 +67,23 @@ IN_A_KIND = {
     "bucket_mb": "the size of messages decides how fast they travel",
     "hardware.hosts": "memory is faster than a network (the number of hosts is compared)",
 }
-# What a grid spans: runs that differ here may be in one report, in tables of their own.
-SPANNED = ("model", "global_batch", "lr")
-_NOT_IN_A_GRID = {*SPANNED, "parameters", "schedule"}  # a model's weights, and the steps to the last, follow
-# How learning rates may go with the number of workers, where the global batch grows with it: exponent and words.
+# What a grid varies: runs that differ here may be in one report, in tables of their own.
+GRID_FIELDS = ("model", "global_batch", "lr")
+# The number of weights follows from the model, and the schedule's number of steps from the batch.
+_MAY_DIFFER_IN_GRID = {*GRID_FIELDS, "parameters", "schedule"}
+# How learning rates may depend on the number of workers, where the global batch grows with it: exponent and words.
 LR_RULES = {
     0.0: "the same",
     0.5: "grows with the root of the number of workers",
     1.0: "grows with the number of workers",
 }
-# All else may differ: mode, workers, servers and what follows from them are what is compared; repeat,
-# command, started and host names identify a run; dataset is a name, and dataset_hash is what it stands for.
+# All other fields may differ: mode, workers, servers and what follows from them are compared; repeat, command,
+# started and host names identify a run; dataset is a name, and dataset_hash is checked in its place.
 
 
 @dataclass(frozen=True)
-class Equal:
-    """A field that was found equal: its value as text, among which runs, and why it has to be."""
+class EqualField:
+    """A field that was found equal: its value as text, among which runs, and why it has to be equal."""
 
     field: str
     value: str
@@ -88,83 +91,89 @@ class Equal:
     why: str
 
 
-def check(runs: Sequence[Run]) -> list[Equal]:
-    """What the finished runs have in common, one entry for each field above.
+def check(runs: Sequence[Run]) -> list[EqualField]:
+    """What the finished runs of a comparison have in common, one entry for each field above.
 
     Raises:
         UsageError: runs differ in what should be equal; it names the field, the values and the runs.
     """
-    called = names(runs)
-    done = [(called[run.folder], run) for run in runs if run.done]
-    equal = [_everywhere(field, why, done) for field, why in EVERYWHERE.items()]
-    equal += [_in_parts(field, why, done, "repeat", _same_start(field)) for field, why in IN_A_REPEAT.items()]
-    if len({run.kind for _, run in done}) < len(done):
-        equal += [_in_parts(field, why, done, _KIND, lambda run: run.kind) for field, why in IN_A_KIND.items()]
+    finished = _finished_with_names(runs)
+    equal = [_equal_everywhere(field, why, finished) for field, why in EQUAL_EVERYWHERE.items()]
+    equal += [
+        _equal_in_groups(field, why, finished, "repeat", _repeat_key(field)) for field, why in EQUAL_IN_REPEAT.items()
+    ]
+    if len({run.kind for _, run in finished}) < len(finished):
+        equal += [_equal_in_kinds(field, finished) for field in EQUAL_IN_KIND]
     return equal
 
 
-def check_grid(runs: Sequence[Run]) -> list[Equal]:
-    """What the finished runs of a grid have in common: all but SPANNED, and what follows from it.
+def check_grid(runs: Sequence[Run]) -> list[EqualField]:
+    """What the finished runs of a grid have in common: all but GRID_FIELDS and what follows from them.
 
     Raises:
         UsageError: they differ in something else, or their learning rates follow none of LR_RULES.
     """
-    called = names(runs)
-    done = [(called[run.folder], run) for run in runs if run.done]
-    equal = [_everywhere(field, why, done) for field, why in EVERYWHERE.items() if field not in _NOT_IN_A_GRID]
-    equal.append(replace(_everywhere("schedule.form", EVERYWHERE["schedule"], done), field="schedule"))
-    equal.append(_in_parts("seed", IN_A_REPEAT["seed"], done, "repeat", lambda run: run.repeat))
-    start = IN_A_REPEAT["initial_weights"]
-    equal.append(_in_parts("initial_weights", start, done, "repeat and model", lambda r: (r.repeat, value(r, "model"))))
-    kinds = {field: why for field, why in IN_A_KIND.items() if field != "effective_lr"}
-    equal += [_in_parts(field, why, done, _KIND, lambda run: run.kind) for field, why in kinds.items()]
-    return [*equal, _lr_rule(done)]
+    finished = _finished_with_names(runs)
+    fields = {field: why for field, why in EQUAL_EVERYWHERE.items() if field not in _MAY_DIFFER_IN_GRID}
+    equal = [_equal_everywhere(field, why, finished) for field, why in fields.items()]
+    equal.append(replace(_equal_everywhere("schedule.form", EQUAL_EVERYWHERE["schedule"], finished), field="schedule"))
+    equal.append(_equal_in_groups("seed", EQUAL_IN_REPEAT["seed"], finished, "repeat", lambda run: run.repeat))
+    equal.append(
+        _equal_in_groups(
+            "initial_weights", EQUAL_IN_REPEAT["initial_weights"], finished, "repeat and model",
+            lambda run: (run.repeat, field_value(run, "model")),
+        )
+    )  # fmt: skip
+    equal += [_equal_in_kinds(field, finished) for field in EQUAL_IN_KIND if field != "effective_lr"]
+    return [*equal, _lr_rule(finished)]
 
 
-def _lr_rule(done: Sequence[tuple[str, Run]]) -> Equal:
-    """How learning rates go with the workers. UsageError where they follow no rule."""
-    why = EVERYWHERE["lr"]
-    rules = LR_RULES if scales_weakly(results([run for _, run in done])) else {0.0: LR_RULES[0.0]}
+def _finished_with_names(runs: Sequence[Run]) -> list[tuple[str, Run]]:
+    names = display_names(runs)
+    return [(names[run.folder], run) for run in runs if run.is_finished]
+
+
+def _lr_rule(finished: Sequence[tuple[str, Run]]) -> EqualField:
+    """How learning rates depend on the number of workers. UsageError where they follow no rule."""
+    why = EQUAL_EVERYWHERE["lr"]
+    rules = LR_RULES if scales_weakly(result_rows([run for _, run in finished])) else {0.0: LR_RULES[0.0]}
     for exponent, words in rules.items():
-        bases = [(run.manifest.get("lr") or 0.0) / run.kind.workers**exponent for _, run in done]
+        bases = [(run.manifest.get("lr") or 0.0) / run.kind.workers**exponent for _, run in finished]
         if all(math.isclose(base, bases[0], rel_tol=1e-6) for base in bases):
-            return Equal("lr", words, "all runs", why)
+            return EqualField("lr", words, "all runs", why)
     ways = "the root of the number of workers, or with it, where the global batch grows with them"
-    raise UsageError(f"{_differing('lr', why, done, '')}; it may grow with {ways}")
+    raise UsageError(f"{_difference_message('lr', why, finished, '')}; it may grow with {ways}")
 
 
-_KIND = "mode, workers and servers"
-
-
-def _same_start(field: str) -> Callable[[Run], Hashable]:
-    """What runs share that share this field too: those that trained for longer saw more samples."""
+def _repeat_key(field: str) -> Callable[[Run], Hashable]:
+    """What runs have to share for the field to be equal: the repeat, and for the samples seen their number too."""
     length = ("steps", "samples") if field == "samples_digest" else ()
     return lambda run: (run.repeat, *map(run.summary.get, length))
 
 
-def value(run: Run, field: str) -> Any:
+def field_value(run: Run, field: str) -> Any:
     """A field of the run's manifest or summary as it is compared; None where it was not recorded."""
-    at: Any = run.summary | run.manifest
+    value: Any = run.summary | run.manifest
     if field == "schedule.form":  # without the number of steps, which follows from the batch
-        return re.sub(r"over \d+ steps", "to the last step", str(at.get("schedule")))
-    for part in field.split("."):
-        at = at.get(part) if isinstance(at, dict) else None
+        return re.sub(r"over \d+ steps", "to the last step", str(value.get("schedule")))
+    for key in field.split("."):
+        value = value.get(key) if isinstance(value, dict) else None
     if field == "hardware.hosts":
-        return len(at) if isinstance(at, list) else None
-    if field == "hardware.gpus":  # one worker sees one GPU of four: the models count, not how many
-        used = str(run.manifest.get("device")).startswith("cuda") and isinstance(at, list)
-        return sorted(set(map(str, at))) if used else []
-    return at
+        return len(value) if isinstance(value, list) else None
+    if field == "hardware.gpus":  # models are compared, not numbers: one worker may see one GPU of four
+        used = str(run.manifest.get("device")).startswith("cuda") and isinstance(value, list)
+        return sorted(set(map(str, value))) if used else []
+    return value
 
 
-def show(value: Any) -> str:
-    """A value for a reader: hashes shortened, None as `not recorded`."""
+def format_value(value: Any) -> str:
+    """A value for people: hashes shortened, None as `not recorded`."""
     if value is None:
         return "not recorded"
     if isinstance(value, dict):
-        return ", ".join(f"{key} {show(value[key])}" for key in sorted(value)) or "none"
+        return ", ".join(f"{key} {format_value(value[key])}" for key in sorted(value)) or "none"
     if isinstance(value, list):
-        return ", ".join(map(show, value)) or "none"
+        return ", ".join(map(format_value, value)) or "none"
     if isinstance(value, bool):
         return "yes" if value else "no"
     if isinstance(value, int):
@@ -173,51 +182,59 @@ def show(value: Any) -> str:
     return text[:12] + "…" if len(text) >= 32 and text.isalnum() else text
 
 
-def _everywhere(field: str, why: str, done: Sequence[tuple[str, Run]]) -> Equal:
-    if field == "versions":  # name the library, not the whole list
-        for library in sorted({name for _, run in done for name in run.manifest.get("versions", {})}):
-            _same(f"versions.{library}", why, done, "")
-    return Equal(field, show(_same(field, why, done, "")), "all runs", why)
+def _equal_everywhere(field: str, why: str, finished: Sequence[tuple[str, Run]]) -> EqualField:
+    if field == "versions":  # so that the message names the library, not the whole list
+        for library in sorted({name for _, run in finished for name in run.manifest.get("versions", {})}):
+            _common_value(f"versions.{library}", why, finished, "")
+    return EqualField(field, format_value(_common_value(field, why, finished, "")), "all runs", why)
 
 
-def _in_parts(
-    field: str, why: str, done: Sequence[tuple[str, Run]], common: str, part: Callable[[Run], Hashable]
-) -> Equal:
-    parts: dict[Hashable, list[tuple[str, Run]]] = {}
-    for called, run in done:
-        parts.setdefault(part(run), []).append((called, run))
-    values = [show(_same(field, why, members, f" among runs of the same {common}")) for members in parts.values()]
-    compared = sum(len(members) for members in parts.values() if len(members) > 1)
-    among = f"runs of the same {common} ({compared} of {len(done)} had another to compare with)"
-    return Equal(field, values[0] if len(set(values)) == 1 else "another in each such group", among, why)
+def _equal_in_kinds(field: str, finished: Sequence[tuple[str, Run]]) -> EqualField:
+    why = EQUAL_IN_KIND[field]
+    return _equal_in_groups(field, why, finished, "mode, workers and servers", lambda run: run.kind)
 
 
-def _same(field: str, why: str, members: Sequence[tuple[str, Run]], where: str) -> Any:
+def _equal_in_groups(
+    field: str, why: str, finished: Sequence[tuple[str, Run]], shared: str, key: Callable[[Run], Hashable]
+) -> EqualField:
+    """Check a field within groups of runs that have the same key, which the words `shared` describe."""
+    groups: dict[Hashable, list[tuple[str, Run]]] = {}
+    for name, run in finished:
+        groups.setdefault(key(run), []).append((name, run))
+    where = f" among runs of the same {shared}"
+    values = [format_value(_common_value(field, why, members, where)) for members in groups.values()]
+    compared = sum(len(members) for members in groups.values() if len(members) > 1)
+    among = f"runs of the same {shared} ({compared} of {len(finished)} had another to compare with)"
+    return EqualField(field, values[0] if len(set(values)) == 1 else "another in each such group", among, why)
+
+
+def _common_value(field: str, why: str, members: Sequence[tuple[str, Run]], where: str) -> Any:
     """The one value that all these runs have. UsageError where they have several."""
-    found = _values(field, members)
+    found = _distinct_values(field, members)
     if len(found) > 1:
-        raise UsageError(_differing(field, why, members, where))
+        raise UsageError(_difference_message(field, why, members, where))
     return found[0][0] if found else None
 
 
-def _differing(field: str, why: str, members: Sequence[tuple[str, Run]], where: str) -> str:
-    values = "; ".join(f"{show(this)!r} in {_list(runs)}" for this, runs in _values(field, members))
+def _difference_message(field: str, why: str, members: Sequence[tuple[str, Run]], where: str) -> str:
+    found = _distinct_values(field, members)
+    values = "; ".join(f"{format_value(value)!r} in {_name_some(names)}" for value, names in found)
     return f"these runs cannot share a table: {field} differs{where}: {values} ({why})"
 
 
-def _values(field: str, members: Sequence[tuple[str, Run]]) -> list[tuple[Any, list[str]]]:
-    """The different values of a field, each with the runs that have it."""
+def _distinct_values(field: str, members: Sequence[tuple[str, Run]]) -> list[tuple[Any, list[str]]]:
+    """The different values of a field, each with the names of the runs that have it."""
     found: list[tuple[Any, list[str]]] = []
-    for called, run in members:
-        this = value(run, field)
-        for other, runs in found:
-            if other == this:
-                runs.append(called)
+    for name, run in members:
+        value = field_value(run, field)
+        for other, names in found:
+            if other == value:
+                names.append(name)
                 break
         else:
-            found.append((this, [called]))
+            found.append((value, [name]))
     return found
 
 
-def _list(runs: list[str]) -> str:
-    return ", ".join(runs[:3]) + (f" and {len(runs) - 3} more" if len(runs) > 3 else "")
+def _name_some(names: list[str]) -> str:
+    return ", ".join(names[:3]) + (f" and {len(names) - 3} more" if len(names) > 3 else "")

@@ -1,66 +1,92 @@
-"""The report of a grid: what each part says, a table across them, and what all have in common."""
+"""The report of a grid: what each comparison says, a table of all runs, and what all runs have in common."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
-from hvdtrain.report import cells, fairness, style
-from hvdtrain.report.document import Content, collect, left_out, machine, page, text
-from hvdtrain.report.parts import Part
-from hvdtrain.report.references import OVERVIEW, build
+from hvdtrain.report import fairness, style
+from hvdtrain.report.comparisons import Comparison
+from hvdtrain.report.content import Content, collect, machine, omitted_runs
+from hvdtrain.report.formatting import summary_columns
+from hvdtrain.report.pages import render_html, render_markdown
+from hvdtrain.report.reference_tables import OVERVIEW, build_table
+from hvdtrain.report.results import result_rows, scales_weakly
 from hvdtrain.report.runs import Run
 from hvdtrain.report.table import Table
-from hvdtrain.report.tables import results, scales_weakly
 
 if TYPE_CHECKING:
     from hvdtrain.report.plots import Plot
 
 
+class Section(NamedTuple):
+    """A comparison, what it says, and the columns of its summary with their headings."""
+
+    comparison: Comparison
+    content: Content
+    columns: dict[str, str]
+
+
 @dataclass(frozen=True)
 class Grid:
-    """What a report of several parts says, but for its plots.
+    """What a report of several comparisons says, without its plots.
 
     Attributes:
-        spanned: what the parts differ in, in words.
-        parts: each with its content, and the columns of its summary.
+        varied: what the comparisons differ in, in words.
+        sections: one for each comparison.
         overview: all runs in one table.
         equal: what was found equal in all runs.
-        omitted: runs that are not in the tables, one line each.
-        machine: hardware and versions, name and value.
+        omitted: runs that are not in the tables, and why, a line each.
+        machine: hardware and versions by name.
     """
 
-    spanned: str
-    parts: list[tuple[Part, Content, dict[str, str]]]
+    varied: str
+    sections: list[Section]
     overview: Table
-    equal: list[fairness.Equal]
+    equal: list[fairness.EqualField]
     omitted: list[str]
     machine: dict[str, str]
 
 
-def collect_grid(parts: Sequence[Part], runs: Sequence[Run]) -> Grid:
-    """All that there is to say about a grid of at least two parts. UsageError where runs may not be compared."""
-    done = [run for part in parts for run in part.runs]
-    contents = [collect(part.runs, done) for part in parts]
-    equal = fairness.check_grid(done)
+def collect_grid(comparisons: Sequence[Comparison], runs: Sequence[Run]) -> Grid:
+    """Collect what there is to say about a grid of at least two comparisons.
+
+    Args:
+        runs: all runs, unfinished ones too.
+
+    Raises:
+        UsageError: runs differ in what should be equal.
+    """
+    finished = [run for comparison in comparisons for run in comparison.runs]
+    contents = [collect(comparison.runs, finished) for comparison in comparisons]
+    equal = fairness.check_grid(finished)
     rule = next(item.value for item in equal if item.field == "lr")
     words = {"model": "model", "global_batch": "global batch", "lr": f"learning rate ({rule})"}
-    if scales_weakly(results(done)):
+    if scales_weakly(result_rows(finished)):
         words["global_batch"] += " (grows with the workers)"
-    spanned = [words[f] for f in fairness.SPANNED if len({fairness.value(run, f) for run in done}) > 1]
-    return Grid(
-        " and ".join(spanned),
-        [(p, c, cells.summary_columns(c.groups)) for p, c in zip(parts, contents, strict=True)],
-        build(OVERVIEW, done), equal, left_out(runs), machine(done),
-    )  # fmt: skip
+    varied = [
+        words[field]
+        for field in fairness.GRID_FIELDS
+        if len({fairness.field_value(run, field) for run in finished}) > 1
+    ]
+    sections = [
+        Section(comparison, content, summary_columns(content.groups))
+        for comparison, content in zip(comparisons, contents, strict=True)
+    ]
+    overview = build_table(OVERVIEW, finished)
+    return Grid(" and ".join(varied), sections, overview, equal, omitted_runs(runs), machine(finished))
 
 
-def html(grid: Grid, plots: Sequence["Plot"], beside: Sequence[Table]) -> str:
-    """report.html of a grid: one file; the reports of its parts are linked."""
-    kinds = {group.kind for _, content, _ in grid.parts for group in content.groups}
+def html(grid: Grid, plots: Sequence["Plot"], tables: Sequence[Table]) -> str:
+    """report.html of a grid: one file, with links to the reports of its comparisons.
+
+    Args:
+        tables: shown above the overview.
+    """
+    kinds = {group.kind for section in grid.sections for group in section.content.groups}
     colours = {kind: style.colour(kind) for kind in kinds}
-    return page("grid.html.jinja", plots, grid=grid, tables=[*beside, grid.overview], colours=colours)
+    return render_html("grid.html.jinja", plots, grid=grid, tables=[*tables, grid.overview], colours=colours)
 
 
-def markdown(grid: Grid, plots: Sequence["Plot"], beside: Sequence[Table]) -> str:
+def markdown(grid: Grid, plots: Sequence["Plot"], tables: Sequence[Table]) -> str:
     """report.md of a grid."""
-    return text("grid.md.jinja", plots, grid=grid, tables=[*beside, grid.overview])
+    return render_markdown("grid.md.jinja", plots, grid=grid, tables=[*tables, grid.overview])

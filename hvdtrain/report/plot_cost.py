@@ -4,9 +4,9 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 from hvdtrain.report import style
-from hvdtrain.report.cells import cell, digits
+from hvdtrain.report.formatting import format_cell, three_digits
+from hvdtrain.report.results import Group, spread
 from hvdtrain.report.runs import Kind, Run
-from hvdtrain.report.tables import Group, spread
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -21,7 +21,7 @@ THROUGHPUT = (
 def throughput(groups: Sequence[Group]) -> "Figure | None":
     if not any(group["samples_per_s"] for group in groups):
         return None
-    figure, (left, right) = style.new(_height(len(groups)), columns=2, sharey=True)
+    figure, (left, right) = style.new_figure(_height(len(groups)), columns=2, sharey=True)
     for row, group in enumerate(groups):
         if (speed := group["samples_per_s"]) and (share := group["scaling_efficiency"]) and share.median:
             ideal = speed.median / share.median
@@ -45,7 +45,7 @@ def traffic(groups: Sequence[Group]) -> "Figure | None":
         return None
     from matplotlib.ticker import EngFormatter
 
-    figure, (left, right) = style.new(_height(len(groups)), columns=2, sharey=True)
+    figure, (left, right) = style.new_figure(_height(len(groups)), columns=2, sharey=True)
     _bars(left, groups, "bytes_sent_per_step")
     left.set(title="sent per step")
     left.xaxis.set_major_formatter(EngFormatter("B"))
@@ -59,16 +59,16 @@ def _height(rows: int) -> float:
 
 
 def _bars(axes: "Axes", groups: Sequence[Group], name: str) -> None:
-    """A bar for each group, the first on top, with its range; both in words beside the panel."""
+    """A bar for each group, the first on top, with its range; beside the panel both as text."""
     for row, group in enumerate(groups):
-        found = group[name]
-        if not found:
+        spread = group[name]
+        if not spread:
             continue
-        axes.barh(row, found.median, height=0.62, color=style.colour(group.kind))
-        if found.low < found.high:
-            axes.plot([found.low, found.high], [row, row], "|-", color=style.INK, linewidth=1.2, markersize=7)
-        main, detail = cell(group, name)
-        text = f"{main} ({detail})" if detail else main
+        axes.barh(row, spread.median, height=0.62, color=style.colour(group.kind))
+        if spread.low < spread.high:
+            axes.plot([spread.low, spread.high], [row, row], "|-", color=style.INK, linewidth=1.2, markersize=7)
+        median, detail = format_cell(group, name)
+        text = f"{median} ({detail})" if detail else median
         axes.annotate(
             text, (1, row), (6, 0), xycoords=("axes fraction", "data"), textcoords="offset points",
             va="center", fontsize=8,
@@ -88,22 +88,23 @@ STEP_TIME = (
 )
 
 
-def step_time(members: dict[Kind, list[Run]]) -> "Figure | None":
-    rows = {kind: _parts(runs) for kind, runs in members.items()}
-    rows = {kind: parts for kind, parts in rows.items() if any(parts.values())}
+def step_time(by_kind: dict[Kind, list[Run]]) -> "Figure | None":
+    rows = {kind: _phase_ms(runs) for kind, runs in by_kind.items()}
+    rows = {kind: phases for kind, phases in rows.items() if any(phases.values())}
     if not rows:
         return None
-    figure, (axes,) = style.new(_height(len(rows)) + 0.45)
-    longest = max(sum(parts.values()) for parts in rows.values())
-    for row, parts in enumerate(rows.values()):
+    figure, (axes,) = style.new_figure(_height(len(rows)) + 0.45)
+    longest = max(sum(phases.values()) for phases in rows.values())
+    for row, phases in enumerate(rows.values()):
         left = 0.0
-        for part, ms in parts.items():
-            label, colour, text = style.PARTS[part]
+        for phase, ms in phases.items():
+            label, colour, text_colour = style.STEP_PHASES[phase]
             axes.barh(row, ms, left=left, height=0.62, color=colour, label=None if row else label)
             if ms > 0.05 * longest:
-                axes.text(left + ms / 2, row, digits(ms), ha="center", va="center", color=text, fontsize=8)
+                axes.text(left + ms / 2, row, three_digits(ms), ha="center", va="center", color=text_colour, fontsize=8)
             left += ms
-        axes.annotate(f"{digits(left)} ms", (left, row), (6, 0), textcoords="offset points", va="center", weight="bold")
+        total = f"{three_digits(left)} ms"
+        axes.annotate(total, (left, row), (6, 0), textcoords="offset points", va="center", weight="bold")
     axes.set_yticks(range(len(rows)), [kind.label for kind in rows])
     axes.set_ylim(len(rows) - 0.4, -0.6)
     axes.set_xlim(0, longest * 1.12)
@@ -114,7 +115,10 @@ def step_time(members: dict[Kind, list[Run]]) -> "Figure | None":
     return figure
 
 
-def _parts(runs: Sequence[Run]) -> dict[str, float]:
-    """Milliseconds of each part of a step, the median over these runs."""
-    found = {part: spread([(run.summary.get("step_seconds") or {}).get(part) for run in runs]) for part in style.PARTS}
-    return {part: 1000 * value.median if value else 0.0 for part, value in found.items()}
+def _phase_ms(runs: Sequence[Run]) -> dict[str, float]:
+    """Milliseconds of each phase of a step, the median over these runs."""
+    seconds = {
+        phase: spread([(run.summary.get("step_seconds") or {}).get(phase) for run in runs])
+        for phase in style.STEP_PHASES
+    }
+    return {phase: 1000 * found.median if found else 0.0 for phase, found in seconds.items()}

@@ -1,6 +1,4 @@
-"""Plots across the parts of a grid: loss against time, a panel for each mode, a line for each batch and number of
-workers.
-"""
+"""Plots of all runs of a grid: loss against time, with a panel for each mode and a line for each batch and size."""
 
 import math
 from collections.abc import Callable, Mapping, Sequence
@@ -8,25 +6,25 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from hvdtrain.report import style
-from hvdtrain.report.cells import count
-from hvdtrain.report.curves import Curve
-from hvdtrain.report.runs import Run, grouped
+from hvdtrain.report.formatting import with_noun
+from hvdtrain.report.loss_curve import LossCurve
+from hvdtrain.report.runs import Run, finished_by_kind
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
-_READ = "The lower and the further left, the better. The baseline of one process stands in every panel."
+_HOW_TO_READ = "The lower and the further left, the better. The baseline of one process stands in every panel."
 TRAINING = (
     "Cross-entropy on the training batches, all workers together, each point the mean of about a fiftieth of the run, "
-    f"against seconds of training; one line for each repeat. {_READ}"
+    f"against seconds of training; one line for each repeat. {_HOW_TO_READ}"
 )
-VALIDATION = f"Cross-entropy on the validation images against seconds of training. {_READ}"
+VALIDATION = f"Cross-entropy on the validation images against seconds of training. {_HOW_TO_READ}"
 
-_LINES = ("-", "--", "-.", (0, (5, 1, 1, 1, 1, 1)))
+_DASHES = ("-", "--", "-.", (0, (5, 1, 1, 1, 1, 1)))
 Points = tuple[Sequence[float], Sequence[float]]
 
 
-def training(runs: Sequence[Run], curves: Mapping[Path, Curve]) -> "Figure | None":
+def training(runs: Sequence[Run], curves: Mapping[Path, LossCurve]) -> "Figure | None":
     return _against_time(runs, lambda run: (curves[run.folder].seconds, curves[run.folder].loss), "training loss")
 
 
@@ -39,20 +37,22 @@ def validation(runs: Sequence[Run]) -> "Figure | None":
 
 
 def _against_time(runs: Sequence[Run], points: Callable[[Run], Points], what: str) -> "Figure | None":
-    done = [run for members in grouped(runs).values() for run in members]
-    found = {run.folder: points(run) for run in done}
+    finished = [run for members in finished_by_kind(runs).values() for run in members]
+    found = {run.folder: points(run) for run in finished}
     losses = [y for _, ys in found.values() for y in ys if math.isfinite(y)]
     if not losses:
         return None
-    panels = _panels(done)
+    panels = _panels(finished)
     columns = min(len(panels), 3)
     rows = -(-len(panels) // columns)
-    looks = _looks(done)
-    figure, axes = style.new(0.4 + 0.2 * -(-len(looks) // 4) + 2.9 * rows, columns=columns, rows=rows, sharey=True)
-    for (title, shown), panel in zip(panels.items(), axes, strict=False):
-        for run in sorted(shown, key=_size):
+    line_styles = _line_styles(finished)
+    legend_height = 0.2 * -(-len(line_styles) // 4)
+    figure, axes = style.new_figure(0.4 + legend_height + 2.9 * rows, columns=columns, rows=rows, sharey=True)
+    for (title, drawn), panel in zip(panels.items(), axes, strict=False):
+        for run in sorted(drawn, key=_line_key):
             seconds, values = found[run.folder]
-            panel.plot(seconds, values, **looks[_size(run)], marker="." if len(values) < 30 else "", markersize=4)
+            marker = "." if len(values) < 30 else ""
+            panel.plot(seconds, values, **line_styles[_line_key(run)], marker=marker, markersize=4)
         panel.set(xlabel="seconds of training", title=title)
         panel.set_xlim(left=0)
         panel.grid(True)
@@ -67,7 +67,7 @@ def _against_time(runs: Sequence[Run], points: Callable[[Run], Points], what: st
 
 
 def _panels(runs: Sequence[Run]) -> dict[str, list[Run]]:
-    """What is drawn together: the runs of a mode on a model, and the baseline with each."""
+    """The runs of each panel by its title: a mode on a model, with the baseline of that model."""
     models = sorted({_model(run) for run in runs})
     panels = {}
     for model in models:
@@ -82,8 +82,8 @@ def _model(run: Run) -> str:
     return run.manifest.get("model") or ""
 
 
-class _Size(NamedTuple):
-    """What a line is of: the runs of one look."""
+class _LineKey(NamedTuple):
+    """What the runs drawn in one line style have in common."""
 
     batch: int
     is_baseline: bool
@@ -91,29 +91,29 @@ class _Size(NamedTuple):
     servers: int
 
 
-def _size(run: Run) -> _Size:
+def _line_key(run: Run) -> _LineKey:
     kind = run.kind
-    return _Size(run.manifest.get("global_batch") or 0, kind.mode == "single", kind.workers, kind.servers)
+    return _LineKey(run.manifest.get("global_batch") or 0, kind.mode == "single", kind.workers, kind.servers)
 
 
-def _looks(runs: Sequence[Run]) -> dict[_Size, dict[str, Any]]:
-    """Colour by batch; dots are the baseline, other lines tell numbers of workers; servers are told where they vary."""
+def _line_styles(runs: Sequence[Run]) -> dict[_LineKey, dict[str, Any]]:
+    """Colour by batch, dashes by number of workers (dots: the baseline); servers are labelled where they vary."""
     from matplotlib.colors import LinearSegmentedColormap
 
     ramp = LinearSegmentedColormap.from_list("batches", style.RAMP)
-    sizes = sorted({_size(run) for run in runs})
-    batches = sorted({size.batch for size in sizes})
-    workers = sorted({size.workers for size in sizes if not size.is_baseline})
-    servers = {size.servers for size in sizes} - {0}
-    looks = {}
-    for size in sizes:
-        who = "single" if size.is_baseline else count(size.workers, "worker")
-        who += f", {count(size.servers, 'server')}" if size.servers and len(servers) > 1 else ""
-        line = ":" if size.is_baseline else _LINES[workers.index(size.workers) % len(_LINES)]
-        looks[size] = {
-            "color": ramp(batches.index(size.batch) / max(1, len(batches) - 1)),
-            "linestyle": line,
+    keys = sorted({_line_key(run) for run in runs})
+    batches = sorted({key.batch for key in keys})
+    workers = sorted({key.workers for key in keys if not key.is_baseline})
+    servers = {key.servers for key in keys} - {0}
+    line_styles = {}
+    for key in keys:
+        who = "single" if key.is_baseline else with_noun(key.workers, "worker")
+        who += f", {with_noun(key.servers, 'server')}" if key.servers and len(servers) > 1 else ""
+        dashes = ":" if key.is_baseline else _DASHES[workers.index(key.workers) % len(_DASHES)]
+        line_styles[key] = {
+            "color": ramp(batches.index(key.batch) / max(1, len(batches) - 1)),
+            "linestyle": dashes,
             "linewidth": 1.4,
-            "label": f"{who}, batch {size.batch}",
+            "label": f"{who}, batch {key.batch}",
         }
-    return looks
+    return line_styles

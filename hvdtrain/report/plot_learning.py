@@ -7,14 +7,14 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from hvdtrain.report import style
-from hvdtrain.report.cells import count
-from hvdtrain.report.curves import Curve
+from hvdtrain.report.formatting import with_noun
+from hvdtrain.report.loss_curve import LossCurve
 from hvdtrain.report.runs import Kind, Run
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
-Members = dict[Kind, list[Run]]
+RunsByKind = dict[Kind, list[Run]]
 
 LOSS = (
     "Lines: cross-entropy on the training batches, all workers together, each point the mean of about a "
@@ -24,29 +24,29 @@ LOSS = (
 )
 
 
-def loss(members: Members, curves: Mapping[Path, Curve]) -> "Figure | None":
-    if not any(curve.loss for curve in curves.values()) and not _evaluated(members):
+def loss(by_kind: RunsByKind, curves: Mapping[Path, LossCurve]) -> "Figure | None":
+    if not any(curve.loss for curve in curves.values()) and not _has_evaluations(by_kind):
         return None
-    panels = _panels(members)
-    figure, axes = style.new(0.6 + 2.9 * len(panels), columns=2, rows=len(panels), sharey=True)
-    looks = _looks(members)
-    for (workers, shown), left, right in zip(panels.items(), axes[::2], axes[1::2], strict=True):
-        for kind, runs in shown.items():
-            left.plot([], [], **looks[kind], **_mark(kind))  # for the legend
+    panels = _panels(by_kind)
+    figure, axes = style.new_figure(0.6 + 2.9 * len(panels), columns=2, rows=len(panels), sharey=True)
+    line_styles = _line_styles(by_kind)
+    for (workers, drawn), left, right in zip(panels.items(), axes[::2], axes[1::2], strict=True):
+        for kind, runs in drawn.items():
+            left.plot([], [], **line_styles[kind], **_marker_style(kind))  # for the legend
             for run in runs:
                 curve, evaluations = curves[run.folder], run.summary.get("evaluations") or []
                 validation = [e["val_loss"] for e in evaluations]
-                for panel, x, at in (
+                for panel, x, validation_x in (
                     (left, curve.seconds, [e["train_s"] for e in evaluations]),
                     (right, curve.samples, [e["samples"] for e in evaluations]),
                 ):
-                    panel.plot(x, curve.loss, **looks[kind] | {"label": None})
-                    panel.plot(at, validation, linestyle="", alpha=0.9, **_mark(kind))
+                    panel.plot(x, curve.loss, **line_styles[kind] | {"label": None})
+                    panel.plot(validation_x, validation, linestyle="", alpha=0.9, **_marker_style(kind))
         left.set(xlabel="seconds of training", ylabel="cross-entropy", title=f"{workers}, against time")
         right.set(xlabel="samples trained on", title=f"{workers}, against samples")
         right.xaxis.set_major_formatter("{x:,.0f}")
     validations = [
-        e["val_loss"] for runs in members.values() for run in runs for e in run.summary.get("evaluations") or []
+        e["val_loss"] for runs in by_kind.values() for run in runs for e in run.summary.get("evaluations") or []
     ]
     losses = [y for curve in curves.values() for y in curve.loss] + validations
     losses = [y for y in losses if math.isfinite(y)] or [0.0]
@@ -60,40 +60,40 @@ def loss(members: Members, curves: Mapping[Path, Curve]) -> "Figure | None":
     return figure
 
 
-def _panels(members: Members) -> dict[str, Members]:
-    """What is drawn together: the runs on one number of workers, and the baseline with each."""
-    sizes = sorted({kind.workers for kind in members if kind.mode != "single"}) or [1]
+def _panels(by_kind: RunsByKind) -> dict[str, RunsByKind]:
+    """The runs of each panel by its title: those on one number of workers, with the baseline."""
+    sizes = sorted({kind.workers for kind in by_kind if kind.mode != "single"}) or [1]
     return {
-        count(size, "worker"): {
-            kind: runs for kind, runs in members.items() if kind.workers == size or kind.mode == "single"
+        with_noun(size, "worker"): {
+            kind: runs for kind, runs in by_kind.items() if kind.workers == size or kind.mode == "single"
         }
         for size in sizes
     }
 
 
-def _looks(members: Members) -> dict[Kind, dict[str, Any]]:
+def _line_styles(by_kind: RunsByKind) -> dict[Kind, dict[str, Any]]:
     """Colour by mode; where a mode ran with several numbers of servers, a line style and a label for each."""
-    looks = {}
-    for kind, runs in members.items():
-        servers = sorted({other.servers for other in members if other.mode == kind.mode})
-        looks[kind] = {
+    line_styles = {}
+    for kind, runs in by_kind.items():
+        servers = sorted({other.servers for other in by_kind if other.mode == kind.mode})
+        line_styles[kind] = {
             "color": style.colour(kind),
             "linestyle": style.LINES[servers.index(kind.servers) % len(style.LINES)],
             "linewidth": 1.6 if len(runs) == 1 else 1.0,
-            "label": kind.mode if len(servers) == 1 else f"{kind.mode}, {count(kind.servers, 'server')}",
+            "label": kind.mode if len(servers) == 1 else f"{kind.mode}, {with_noun(kind.servers, 'server')}",
         }
-    return looks
+    return line_styles
 
 
-def _mark(kind: Kind) -> dict[str, Any]:
+def _marker_style(kind: Kind) -> dict[str, Any]:
     return {
         "marker": style.marker(kind), "markersize": 3.6, "markerfacecolor": "none",
         "markeredgecolor": style.colour(kind), "markeredgewidth": 0.9,
     }  # fmt: skip
 
 
-def _evaluated(members: Members) -> bool:
-    return any(run.summary.get("evaluations") for runs in members.values() for run in runs)
+def _has_evaluations(by_kind: RunsByKind) -> bool:
+    return any(run.summary.get("evaluations") for runs in by_kind.values() for run in runs)
 
 
 ACCURACY = (
@@ -103,20 +103,20 @@ ACCURACY = (
 )
 
 
-def accuracy(members: Members) -> "Figure | None":
-    if not _evaluated(members):
+def accuracy(by_kind: RunsByKind) -> "Figure | None":
+    if not _has_evaluations(by_kind):
         return None
-    panels, looks = _panels(members), _looks(members)
+    panels, line_styles = _panels(by_kind), _line_styles(by_kind)
     columns = min(len(panels), 3)
     rows = -(-len(panels) // columns)
-    figure, axes = style.new(0.5 + 2.9 * rows, columns=columns, rows=rows, sharey=True)
-    target = next((run.summary.get("target_accuracy") for runs in members.values() for run in runs), None)
-    for (workers, shown), panel in zip(panels.items(), axes, strict=False):
-        for kind, runs in shown.items():
-            panel.plot([], [], **looks[kind], **_mark(kind))  # for the legend, though a kind has no evaluation
+    figure, axes = style.new_figure(0.5 + 2.9 * rows, columns=columns, rows=rows, sharey=True)
+    target = next((run.summary.get("target_accuracy") for runs in by_kind.values() for run in runs), None)
+    for (workers, drawn), panel in zip(panels.items(), axes, strict=False):
+        for kind, runs in drawn.items():
+            panel.plot([], [], **line_styles[kind], **_marker_style(kind))  # for the legend, even without evaluations
             for evaluations in (run.summary.get("evaluations") or [] for run in runs):
                 seconds, reached = ([e[name] for e in evaluations] for name in ("train_s", "val_accuracy"))
-                panel.plot(seconds, reached, **looks[kind] | {"label": None}, **_mark(kind))
+                panel.plot(seconds, reached, **line_styles[kind] | {"label": None}, **_marker_style(kind))
         if target:
             panel.axhline(target, color=style.INK, linewidth=0.9, linestyle=":")
             panel.annotate(
@@ -142,14 +142,14 @@ STALENESS = (
 _MOST_BARS = 40
 
 
-def staleness(members: Members) -> "Figure | None":
-    histograms = {kind: _histogram(runs) for kind, runs in members.items()}
+def staleness(by_kind: RunsByKind) -> "Figure | None":
+    histograms = {kind: _histogram(runs) for kind, runs in by_kind.items()}
     histograms = {kind: histogram for kind, histogram in histograms.items() if histogram}
     if not histograms:
         return None
     columns = min(len(histograms), 3)
     rows = -(-len(histograms) // columns)
-    figure, panels = style.new(2.4 * rows, columns=columns, rows=rows, sharey=True)
+    figure, panels = style.new_figure(2.4 * rows, columns=columns, rows=rows, sharey=True)
     for axes, (kind, histogram) in zip(panels, histograms.items(), strict=False):
         width = -(-(max(histogram) + 1) // _MOST_BARS)  # updates to a bar
         total, bars = sum(histogram.values()), dict[int, float]()

@@ -1,4 +1,4 @@
-"""How plots look: colours, lines, and the way an SVG becomes part of a page that may be light or dark."""
+"""The style of plots: colours, lines, and how an SVG adapts to a page in a light or a dark theme."""
 
 import re
 from collections.abc import Mapping, Sequence
@@ -12,8 +12,8 @@ if TYPE_CHECKING:
 
 WIDTH = 9.0  # inches of every figure; 72 SVG units each
 
-# Ink and paper change with the page's theme (light, dark); the colours below do for both (contrast 2.7:1 or
-# more).
+# (light, dark). These colours change with the page's theme; all others have a contrast of at least 2.7:1 to both
+# papers.
 THEME = {
     "ink": ("#1d2430", "#e7eaf0"),
     "muted": ("#5a6474", "#a3adbd"),
@@ -22,9 +22,8 @@ THEME = {
 }
 INK, MUTED, GRID, PAPER = (light for light, _ in THEME.values())
 
-# Blues for rings, the others for servers. Found by search: with protanopia, deuteranopia or tritanopia
-# (simulated after Machado et al., 2009) any two are at least 20 CIE76 units apart. Shapes repeat what colours
-# say.
+# Colour and marker of each mode: blues for rings, the others for servers. Any two colours are at least 20 CIE76 units
+# apart, also with protanopia, deuteranopia or tritanopia (simulated after Machado et al., 2009).
 MODES = {
     "single": ("#929498", "o"),
     "allreduce": ("#0456c3", "s"),
@@ -33,13 +32,13 @@ MODES = {
     "ps-ssp": ("#49672a", "v"),
     "ps-async": ("#893e88", "P"),
 }
-_OTHER = ("#b0404c", "X")
-# For global batches, small to large; what lies between is mixed. As above, seen on either paper.
+_UNKNOWN_MODE = ("#b0404c", "X")
+# For global batches, from small to large, with mixtures between. Readable on both papers.
 RAMP = ("#3b6fd4", "#1f9a8a", "#c07a00", "#c8402f")
 LINES = ("-", "--", "-.", ":")
 
-# The parts of a step, in their order, with the colour of the text on them. What is waited for stands out.
-PARTS = {
+# The phases of a step in their order: label, colour, colour of text on it. Waiting has the colour that stands out.
+STEP_PHASES = {
     "data": ("data", "#aab3c0", "#101010"),
     "forward": ("forward", "#7db7dd", "#101010"),
     "backward": ("backward", "#2b6ea6", "#fdfdfd"),
@@ -56,7 +55,7 @@ RC: Any = {
         "Verdana",
         "Arial",
         "sans-serif",
-    ],  # none wider than the one measured with
+    ],  # layouts are computed with the first, and the others are not wider
     "font.size": 9,
     "axes.titlesize": 9.5,
     "axes.titlelocation": "left",
@@ -81,15 +80,15 @@ RC: Any = {
 
 
 def colour(kind: Kind) -> str:
-    return MODES.get(kind.mode, _OTHER)[0]
+    return MODES.get(kind.mode, _UNKNOWN_MODE)[0]
 
 
 def marker(kind: Kind) -> str:
-    return MODES.get(kind.mode, _OTHER)[1]
+    return MODES.get(kind.mode, _UNKNOWN_MODE)[1]
 
 
-def new(height: float, columns: int = 1, rows: int = 1, sharey: bool = False) -> "tuple[Figure, list[Axes]]":
-    """A figure of that many inches in height, and its panels row by row."""
+def new_figure(height: float, columns: int = 1, rows: int = 1, sharey: bool = False) -> "tuple[Figure, list[Axes]]":
+    """A figure of this height in inches, and its panels row by row."""
     from matplotlib.figure import Figure
 
     figure = Figure(figsize=(WIDTH, height), layout="constrained")
@@ -97,7 +96,7 @@ def new(height: float, columns: int = 1, rows: int = 1, sharey: bool = False) ->
 
 
 def legend(figure: "Figure", panels: "Sequence[Axes]", columns: int = 6) -> None:
-    """One legend for all panels, above them; a label that several panels share stands once."""
+    """One legend for all panels, above them; a label that several panels share appears once."""
     handles: dict[Any, Any] = {}
     for axes in panels:
         handles |= dict(zip(*reversed(axes.get_legend_handles_labels()), strict=True))
@@ -117,7 +116,7 @@ def log_scale(axes: "Axes") -> None:
 
 
 def svg(figure: "Figure") -> str:
-    """The figure as an SVG file, the same to the byte each time; drawn for a light page."""
+    """The figure as an SVG file for a light page; the same figure gives the same bytes."""
     import io
 
     file = io.StringIO()
@@ -126,7 +125,7 @@ def svg(figure: "Figure") -> str:
 
 
 def png(figure: "Figure") -> bytes:
-    """The same as a PNG file, 1,350 pixels wide."""
+    """The figure as a PNG file, 1,350 pixels wide."""
     import io
 
     file = io.BytesIO()
@@ -135,7 +134,7 @@ def png(figure: "Figure") -> bytes:
 
 
 def inline(file: str, name: str, title: str) -> str:
-    """An SVG file as an element of an HTML page: ids of its own, the page's ink, a title to read aloud."""
+    """An SVG file as an element of an HTML page, with unique ids, the theme's colours, and a title to read aloud."""
     element = file[file.index("<svg") :]
     element = re.sub(r"<metadata>.*?</metadata>|<style.*?</style>", "", element, flags=re.DOTALL)
     element = re.sub(r'(\bid="|href="#|url\(#)', rf"\g<1>{name}-", element).replace("xlink:href", "href")
@@ -147,5 +146,5 @@ def inline(file: str, name: str, title: str) -> str:
 
 
 def css(theme: int) -> Mapping[str, str]:
-    """The page's variables in the light (0) or dark (1) theme."""
+    """The page's CSS variables in the light (0) or dark (1) theme."""
     return {role: values[theme] for role, values in THEME.items()}

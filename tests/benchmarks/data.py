@@ -22,13 +22,13 @@ from pathlib import Path
 import numpy as np
 from PIL import Image
 
+from hvdtrain.config.recipes import load
 from hvdtrain.data import loader as loaders
 from hvdtrain.data.build import build
-from hvdtrain.data.find import find
+from hvdtrain.data.find import find_dataset
 from hvdtrain.data.folder import scan
-from hvdtrain.data.sampling import Plan
+from hvdtrain.data.sampling import BatchSampler
 from hvdtrain.data.shards import pack
-from hvdtrain.recipes import load
 
 CORES = sorted(os.sched_getaffinity(0))
 
@@ -76,7 +76,7 @@ def coil(folder: Path) -> dict[str, Callable[[], float]]:
 
     def ours() -> float:
         began = time.perf_counter()
-        build("coil100", folder / "ours", place=archive)
+        build("coil100", folder / "ours", images_from=archive)
         took = time.perf_counter() - began
         shutil.rmtree(folder / "ours")
         return 7200 / took
@@ -114,7 +114,7 @@ def slice_(folder: Path) -> dict[str, Callable[[], float]]:
     def on(cores: list[int]) -> float:
         os.sched_setaffinity(0, cores)
         began = time.perf_counter()
-        build("imagenet-slice", folder / "out", place=source, resize=256)
+        build("imagenet-slice", folder / "out", images_from=source, resize=256)
         took = time.perf_counter() - began
         os.sched_setaffinity(0, CORES)
         shutil.rmtree(folder / "out")
@@ -130,15 +130,15 @@ def loader(folder: Path) -> dict[str, Callable[[], float]]:
 
     loaders.CACHE_BYTES = 0
     images, side, batch = 1200, 224, 32
-    built = build("imagenet-slice", folder / "built", place=photographs(folder, images), resize=256)
+    built = build("imagenet-slice", folder / "built", images_from=photographs(folder, images), resize=256)
     pack(scan(built), f"file://{folder}/packed", 128 * 2**20, False, lambda *_: None)
     torch.set_num_threads(1)
 
     def ours(dataset: str) -> float:
-        data = find(dataset)
+        data = find_dataset(dataset)
         loaded = loaders.Loader(data.train, side, len(CORES))
         began = time.perf_counter()
-        for _ in loaded.batches(Plan(len(data.train), batch, 0, 0, 1).epoch(1)):
+        for _ in loaded.batches(BatchSampler(len(data.train), batch, 0, 0, 1).epoch(1)):
             pass
         return len(data.train) / (time.perf_counter() - began)
 

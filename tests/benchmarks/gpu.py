@@ -26,15 +26,16 @@ import torch.nn.functional as F
 from data import photograph
 
 from hvdtrain import models
-from hvdtrain.config import RunConfig
+from hvdtrain.config.run_config import RunConfig
 from hvdtrain.data.augment import Augment
-from hvdtrain.data.find import find
+from hvdtrain.data.find import find_dataset
 from hvdtrain.data.loader import Loader
-from hvdtrain.data.sampling import Plan
-from hvdtrain.device import memory_format, set_up
-from hvdtrain.feed import MEAN, feed
+from hvdtrain.data.sampling import BatchSampler
 from hvdtrain.launch.recipe import train_program
-from hvdtrain.precision import autocast
+from hvdtrain.numerics.precision import autocast
+from hvdtrain.runs.request import check
+from hvdtrain.training.device import memory_format, set_up
+from hvdtrain.training.feed import MEAN, feed
 
 GFLOP = {("vgg16", 1.0, 224): 3 * 30.9}  # an image's training: forward (two per multiply-add), and twice that backward
 WARM_UP = 10  # steps not counted: cuDNN tries its algorithms
@@ -47,7 +48,7 @@ def configuration(args: argparse.Namespace, **others: object) -> RunConfig:
         "steps": args.steps, "precision": args.precision, "device": args.device, "dataset": args.dataset,
         "optimizer": "sgd", "lr": 0.001, "schedule": "constant", "snapshot_every": "never",
     }  # fmt: skip
-    return RunConfig(**(given | others)).check()
+    return check(RunConfig(**(given | others)))
 
 
 def ran(config: RunConfig, folder: Path, ranks: int = 1) -> Path:
@@ -78,7 +79,7 @@ def plain(args: argparse.Namespace) -> None:
     """The loop that people write for a GPU: same model, images and settings; prints when each step was over."""
     config, device = configuration(args), torch.device(args.device)
     set_up(config)
-    data = find(args.dataset)
+    data = find_dataset(args.dataset)
     loader = Loader(data.train, args.image_size, 1)
     assert loader.cache is not None
     model = models.make(args.model, len(data.classes), args.width).to(
@@ -164,7 +165,7 @@ def decode(args: argparse.Namespace) -> None:
             photograph(rng, 500, 375).save(file, quality=90)
             samples.append((file, number % 10))
         loader = Loader(samples, args.image_size, cores, Augment("crop-flip", 0))
-        plan = Plan(len(samples), min(args.batch_size, len(samples)), 0, 0, 1)
+        plan = BatchSampler(len(samples), min(args.batch_size, len(samples)), 0, 0, 1)
         found = []
         for epoch in range(1, args.rounds + 1):
             began = time.perf_counter()

@@ -12,11 +12,11 @@ from pathlib import Path
 
 import torch
 
-from hvdtrain.config import RunConfig
-from hvdtrain.flat import trained
-from hvdtrain.optim import make_optimizer, restore_state, state_of
-from hvdtrain.snapshot import latest, save
-from hvdtrain.work import initial_model
+from hvdtrain.config.run_config import RunConfig
+from hvdtrain.numerics.flat import trained
+from hvdtrain.numerics.optimizers import make_optimizer, restore_state, state_of
+from hvdtrain.rank.work import initial_model
+from hvdtrain.runs.snapshot import latest, save
 
 
 def main() -> None:

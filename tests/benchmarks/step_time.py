@@ -20,8 +20,9 @@ import tempfile
 import time
 from pathlib import Path
 
-from hvdtrain.config import RunConfig
-from hvdtrain.launch.processes import printed, reason, running
+from hvdtrain.config.run_config import RunConfig
+from hvdtrain.launch.job_log import failure_reason, log_lines
+from hvdtrain.launch.processes import local_job
 from hvdtrain.launch.recipe import train_program
 from hvdtrain.modes import has_servers
 
@@ -62,10 +63,10 @@ def measure(ranks: int, what: list[str] | RunConfig, folder: Path) -> tuple[floa
     # What a rank of ours sets for itself, the peers are given.
     program = train_program(what, out) if isinstance(what, RunConfig) else what
     tuned = {} if isinstance(what, RunConfig) else {"OMP_NUM_THREADS": "1", "THP_MEM_ALLOC_ENABLE": "1"}
-    with running("local", ranks, program, log, tuned) as job:
+    with local_job("local", ranks, program, log, tuned) as job:
         code = job.wait()
     if code:
-        sys.exit(reason(log, code))
+        sys.exit(failure_reason(log, code))
     exposed = None
     if isinstance(what, RunConfig):
         workers = [
@@ -75,7 +76,7 @@ def measure(ranks: int, what: list[str] | RunConfig, folder: Path) -> tuple[floa
         times = [row["time"] for row in workers[0]]
         exposed = statistics.mean(statistics.median(row["comm_s"] for row in rows[WARM_UP:]) for rows in workers)
     else:
-        times = json.loads(printed(log)[-1][1])
+        times = json.loads(log_lines(log)[-1][1])
     laps = [after - before for before, after in itertools.pairwise(times)]
     return statistics.median(laps[WARM_UP:]), exposed
 
@@ -86,13 +87,13 @@ def peer(kind: str, args: argparse.Namespace) -> None:
     import torch.nn.functional as F
 
     from hvdtrain import models
-    from hvdtrain.data.find import find
+    from hvdtrain.data.find import find_dataset
     from hvdtrain.data.loader import Loader
 
     rank, ranks = int(os.environ["OMPI_COMM_WORLD_RANK"]), int(os.environ["OMPI_COMM_WORLD_SIZE"])
     torch.set_num_threads(1)
     torch.manual_seed(0)
-    data = find("digits")
+    data = find_dataset("digits")
     loader = Loader(data.train, args.image_size, 1)
     mean = torch.tensor([0.485, 0.456, 0.406]).view(1, 3, 1, 1) * 255
     deviation = torch.tensor([0.229, 0.224, 0.225]).view(1, 3, 1, 1) * 255

@@ -24,10 +24,10 @@ def measure(kind: str, repeats: int, size: int) -> list[float]:
     program = [sys.executable, "-m", "hvdtrain.bench.ranks", backend, str(servers), str(repeats), str(size)]
     starter = [str(Path(sys.executable).parent / "horovodrun"), "--gloo", "-np", "2", "-H", "node1:1,node2:1"]
     env = os.environ | {
-        "HVDTRAIN_OVER_TCP": "1", "TP_SOCKET_IFNAME": testbed.LINK, "GLOO_SOCKET_IFNAME": testbed.LINK,
+        "HVDTRAIN_OVER_TCP": "1", "TP_SOCKET_IFNAME": testbed.INTERFACE, "GLOO_SOCKET_IFNAME": testbed.INTERFACE,
         "OMP_NUM_THREADS": "1",
     }  # fmt: skip
-    words = [*starter, "--network-interfaces", testbed.LINK, *program]
+    words = [*starter, "--network-interfaces", testbed.INTERFACE, *program]
     printed = subprocess.run(words, env=env, check=True, stdout=subprocess.PIPE, text=True, timeout=600).stdout
     [seconds] = json.loads(printed[printed.index("[[") : printed.index("]]") + 2])
     return seconds

@@ -1,6 +1,7 @@
-"""Where images come from: a module a kind of source, named by a recipe's `source`.
+"""Where images come from: a module for each kind of source, named by a recipe's `source`.
 
-Each has `open_source(recipe, options, place) -> Source`; `place` is the archive or folder that was given, or None.
+Each has `open_source(recipe, options, images_from) -> Source`; `images_from` is the user's archive or folder, or None.
+Modules whose names begin with _ are parts of others.
 """
 
 import importlib
@@ -8,7 +9,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol
 
-from hvdtrain.data.select import Item
+from hvdtrain.data.selection import Item
 
 if TYPE_CHECKING:
     from hvdtrain.data.archive import Member
@@ -16,12 +17,12 @@ if TYPE_CHECKING:
 
 
 class Source(Protocol):
-    """What can be taken from.
+    """The images of a source.
 
     Attributes:
-        labels: every class there is.
-        titles: names for people, by label, where there are any.
-        identity: text that differs where the images may; empty where the recipe says it all.
+        labels: of all classes.
+        titles: names of classes for people, by label, where there are any.
+        identity: text that changes when the images do; empty where the recipe determines them.
     """
 
     @property
@@ -34,15 +35,15 @@ class Source(Protocol):
     def identity(self) -> str: ...
 
     def items(self, labels: Sequence[str]) -> list[Item]:
-        """Every image of these classes, in the order in which they are best read."""
+        """Every image of these classes, in the order in which reading is fastest."""
 
     def contents(self, items: Sequence[Item]) -> Iterator["bytes | Member"]:
-        """The encoded images of items, which are in the order that `items` gave them, or where to read them.
+        """The encoded images of items, which are in the order of `items`, as bytes or as members to read.
 
-        Failure where one is broken.
+        Failure where one is damaged.
         """
 
 
-def open_source(recipe: "Recipe", options: Mapping[str, Any], place: Path | None) -> Source:
-    """The source of a recipe. UsageError for options out of range, or where it needs a place and has none."""
-    return importlib.import_module(f"hvdtrain.data.sources.{recipe.source}").open_source(recipe, options, place)
+def open_source(recipe: "Recipe", options: Mapping[str, Any], images_from: Path | None) -> Source:
+    """The source of a recipe. UsageError for options out of range, or if it needs `images_from` and has none."""
+    return importlib.import_module(f"hvdtrain.data.sources.{recipe.source}").open_source(recipe, options, images_from)

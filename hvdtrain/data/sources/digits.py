@@ -1,11 +1,11 @@
-"""Real handwritten digits that need no download: scikit-learn carries them."""
+"""Real handwritten digits that need no download: scikit-learn includes them."""
 
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from hvdtrain.data.image import png
-from hvdtrain.data.select import Item
+from hvdtrain.data.selection import Item
 from hvdtrain.errors import UsageError
 
 if TYPE_CHECKING:
@@ -17,7 +17,7 @@ SIDE = 32  # pixels; the smallest image that a VGG can halve five times
 class Digits:
     """1,797 images `0000.png` …, 32x32 grey.
 
-    The originals are 8x8 with 17 levels; bicubic upscaling, in Pillow's integer arithmetic, adds no information.
+    The originals are 8x8 with 17 levels; bicubic upscaling, which Pillow does in integers, adds no information.
     """
 
     labels = tuple("0123456789")
@@ -46,7 +46,7 @@ class Digits:
             yield png(np.asarray(large))
 
 
-def open_source(recipe: "Recipe", options: Mapping[str, Any], place: Path | None) -> Digits:
-    if place:
+def open_source(recipe: "Recipe", options: Mapping[str, Any], images_from: Path | None) -> Digits:
+    if images_from:
         raise UsageError(f"{recipe.name} takes no images from elsewhere: drop --archive or --source")
     return Digits()

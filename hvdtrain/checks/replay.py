@@ -1,0 +1,311 @@
+"""`hvdtrain replay`: a recorded parameter-server run again, on one process, push by push in the order it had."""
+
+import csv
+import json
+from collections import deque
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import click
+
+from hvdtrain import modes
+from hvdtrain.config.run_config import RunConfig
+from hvdtrain.errors import Failure, UsageError
+from hvdtrain.runs.request import config_of, shares_of
+
+if TYPE_CHECKING:
+    import torch
+
+    from hvdtrain.data.loader import Loader
+    from hvdtrain.data.sampling import Share
+    from hvdtrain.models.layers import Network
+    from hvdtrain.numerics.compression import Compressor
+    from hvdtrain.ps.bucket import Bucket
+    from hvdtrain.ps.messages import Answer
+    from hvdtrain.ps.partition import Piece
+
+
+@click.command()
+@click.argument("run", type=click.Path(path_type=Path))
+def replay(run: Path) -> None:
+    """Repeat a recorded parameter-server run to the same bits, on one process.
+
+    \b
+    mpirun --bind-to none --oversubscribe -np 3 hvdtrain train --mode ps-async --servers 1 --record --out runs/ps
+    hvdtrain replay runs/ps
+
+    An asynchronous run depends on which push came first. With --record its servers write that down, and here every
+    gradient is computed again on the weights that its worker had, and applied in the recorded order. Exit code 1
+    where the final weights are not those that the run saved, bit for bit.
+    """
+    config, workers, threads = _read(run)
+    from hvdtrain.rank.work import WEIGHTS
+
+    if not (run / WEIGHTS).is_file():
+        raise UsageError(f"{run} has no {WEIGHTS} to compare with: did it finish?")
+    lines = _read_ledgers(run, config.servers, workers)
+    leases = _read_leases(run, workers) if shares_of(config) == "leased" else None
+    weights, pushes = _replay(config, workers, threads, lines, leases)
+    total = sum(tensor.numel() for tensor in weights.values())
+    if different := _different(weights, run / WEIGHTS):
+        raise Failure(f"{different:,} of {total:,} weights differ from those that {run} saved")
+    click.echo(f"{pushes:,} pushes of {workers} worker(s) replayed: the same {total:,} weights, bit for bit")
+
+
+def _read(run: Path) -> tuple[RunConfig, int, int]:
+    """What was run, its number of workers, and threads of each."""
+    config = config_of(run)
+    if not modes.declared(config.mode).has_servers or not config.record:
+        raise UsageError(f"{run} is not a recorded run: train with a ps- mode and --record")
+    try:
+        if lost := json.loads((run / "summary.json").read_text())["lost_workers"]:
+            raise UsageError(f"{run} lost ranks {lost} on its way: which of their last pushes counted is not recorded")
+        manifest = json.loads((run / "manifest.json").read_text())
+        workers, threads = int(manifest["workers"]), int(manifest["threads_per_worker"])
+        if not (0 < workers < 10_000 and 0 < threads < 10_000):
+            raise ValueError(f"{workers} workers with {threads} threads")
+        return config, workers, threads
+    except (OSError, ValueError, KeyError, TypeError) as error:
+        raise UsageError(f"{run}: its summary.json or manifest.json cannot be read: {error}") from None
+
+
+Line = tuple[int, int, int, int]  # worker, step, version read, version made
+Lines = dict[tuple[int, int], list[Line]]  # (server, bucket) -> its pushes, in order
+Leases = dict[tuple[int, int], int]  # (worker, step) -> the number of its share
+
+
+def _read_ledgers(run: Path, servers: int, workers: int) -> Lines:
+    """What the ledgers say. UsageError, with file and line, where one cannot be read or contradicts itself."""
+    from hvdtrain.ps.ledger import ledger_file
+
+    lines: Lines = {}
+    seen = set()
+    for server in range(servers):
+        path = ledger_file(run, server)
+        try:
+            with path.open(newline="") as file:
+                for number, row in enumerate(csv.DictReader(file), 2):
+                    bucket, worker, step = (int(row[name]) for name in ("bucket", "worker", "step"))
+                    read, made = int(row["version_read"]), int(row["version"])
+                    if not (0 <= worker < workers and step > 0 and 0 <= read < made):
+                        raise UsageError(f"{path}, line {number}: no push of {workers} worker(s) reads like this")
+                    if (server, bucket, worker, step) in seen:
+                        raise UsageError(f"{path}, line {number}: step {step} of worker {worker} was applied before")
+                    seen.add((server, bucket, worker, step))
+                    lines.setdefault((server, bucket), []).append((worker, step, read, made))
+        except (OSError, ValueError, KeyError, TypeError, csv.Error) as error:
+            raise UsageError(f"{path} cannot be read: {error}") from None
+    return lines
+
+
+def _read_leases(run: Path, workers: int) -> Leases:
+    """Which share each worker had at each of its steps. UsageError, with file and line, where that cannot be read."""
+    from hvdtrain.ps.ledger import lease_file
+
+    path, leases = lease_file(run), Leases()
+    try:
+        with path.open(newline="") as file:
+            for number, row in enumerate(csv.DictReader(file), 2):
+                worker, step, share = (int(row[name]) for name in ("worker", "step", "share"))
+                if not (0 <= worker < workers and step > 0 and share >= 0) or (worker, step) in leases:
+                    raise UsageError(f"{path}, line {number}: no lease of {workers} worker(s) reads like this")
+                leases[worker, step] = share
+    except (OSError, ValueError, KeyError, TypeError, csv.Error) as error:
+        raise UsageError(f"{path} cannot be read: {error}") from None
+    return leases
+
+
+def _different(weights: dict[str, "torch.Tensor"], saved: Path) -> int:
+    """How many weights are not, bit for bit, those in the file."""
+    from safetensors import SafetensorError
+    from safetensors.torch import load_file
+
+    try:
+        there = load_file(saved)
+        return sum(int((there[name] != tensor).sum()) for name, tensor in weights.items())
+    except (OSError, SafetensorError, KeyError, RuntimeError) as error:
+        raise Failure(f"{saved} cannot be read as this model's weights: {error}") from None
+
+
+@dataclass
+class Replica:
+    """One worker of the run, as far as it has been replayed.
+
+    Attributes:
+        weights: the flat vector that the model's parameters are views of.
+        shares: of this epoch, still to be trained on, each with the worker's own step.
+        share: the one that `encoded` is the gradient of.
+        step: the step whose gradient `encoded` holds, for each piece; 0 before the first.
+        pushed: the pieces that it has pushed of this step; None where it has no gradient to push.
+        answers: to these, by piece, as far as they have come.
+    """
+
+    number: int
+    model: "Network"
+    weights: "torch.Tensor"
+    shares: deque[tuple[int, "Share"]]
+    compressors: list["Compressor"]
+    versions: list[int]
+    step: int = 0
+    share: "Share | None" = None
+    encoded: list[list["torch.Tensor"]] = field(default_factory=list)
+    pushed: set[int] | None = None
+    answers: dict[int, "Answer"] = field(default_factory=dict)
+
+
+def _replay(
+    config: RunConfig, workers: int, threads: int, lines: Lines, leases: Leases | None
+) -> tuple[dict[str, "torch.Tensor"], int]:
+    """The final weights by name, and how many pushes there were."""
+    import torch
+
+    from hvdtrain.data.augment import Augment
+    from hvdtrain.data.find import find_dataset
+    from hvdtrain.data.loader import Loader
+    from hvdtrain.data.sampling import BatchSampler, Share
+    from hvdtrain.models.pretrained import load_pretrained
+    from hvdtrain.numerics.compression import Compressor
+    from hvdtrain.numerics.flat import flatten_weights, trained
+    from hvdtrain.numerics.optimizers import make_optimizer
+    from hvdtrain.ps.bucket import Bucket
+    from hvdtrain.ps.partition import cut
+    from hvdtrain.rank.work import image_side, initial_model
+    from hvdtrain.training.device import set_up
+
+    torch.set_num_threads(threads)
+    set_up(config)
+    data = find_dataset(config.dataset)
+    loader = Loader(data.train, image_side(config, data), threads, Augment(config.augment, config.seed))
+    # Who waited for whom is in the ledgers, so that of the modes that apply each push at once any will do.
+    make_policy = modes.load(config.mode if modes.declared(config.mode).lockstep else "ps-async").make_policy
+    replicas = []
+    for number in range(workers):
+        model = initial_model(config, len(data.classes))
+        if config.pretrained:
+            load_pretrained(model, config.model, config.pretrained)
+        model.train()
+        weights = flatten_weights(model)
+        replicas.append(Replica(number, model, weights, deque(), [], []))
+    sizes = [p.numel() for p in trained(replicas[0].model)]
+    pieces = cut(sizes, config.servers, config.bucket_elements)
+    if set(lines) != {(piece.server, piece.number) for piece in pieces}:
+        raise Failure("the ledgers are not of this model: their buckets are others")
+    buckets = [
+        Bucket(
+            replicas[0].weights[p.start : p.stop].clone(),
+            lambda q: make_optimizer(config, q),
+            make_policy(workers, config),
+        )
+        for p in pieces
+    ]
+    orders = [deque(lines[piece.server, piece.number]) for piece in pieces]
+    reads: list[list[deque[int]]] = [
+        [deque(read for who, _, read, _ in order if who == worker) for worker in range(workers)] for order in orders
+    ]
+    total = config.total_steps(len(data.train))
+    for worker in replicas:
+        worker.compressors = [Compressor(config.compression) for _ in pieces]
+        worker.versions = [0] * len(pieces)
+    sampler = BatchSampler(len(data.train), config.batch_size, config.seed, 0, workers)
+    shares: list[deque[tuple[int, Share]]] = [deque() for _ in range(workers)]
+    for n, step, _, _ in orders[0]:
+        number = leases[n, step] if leases else (step - 1) * workers + n
+        shares[n].append((step, sampler.share(number)))
+    pushes, epoch = len(orders[0]), 0
+    while left := sum(map(len, orders)):
+        epoch += 1
+        for worker in replicas:
+            own = shares[worker.number]
+            worker.shares = deque(own.popleft() for _ in range(sum(share.epoch == epoch for _, share in own)))
+            worker.pushed, worker.answers = None, {}
+        _epoch(config, total, loader, pieces, buckets, orders, reads, replicas)
+        if sum(map(len, orders)) == left:
+            raise Failure(f"the ledgers have no push of epoch {epoch}, but of later ones")
+        for bucket in buckets:
+            for worker in replicas:
+                bucket.idle(worker.number, worker.step)
+        for worker in replicas:  # evaluation begins with everybody reading the newest weights
+            for number, (piece, bucket) in enumerate(zip(pieces, buckets, strict=True)):
+                worker.weights[piece.start : piece.stop].copy_(bucket.pull(worker.number).weights)
+                worker.versions[number] = bucket.version
+    return {name: p.detach() for name, p in replicas[0].model.named_parameters() if p.requires_grad}, pushes
+
+
+def _epoch(
+    config: RunConfig, total: int | None, loader: "Loader", pieces: list["Piece"], buckets: list["Bucket"],
+    orders: list[deque[Line]], reads: list[list[deque[int]]], replicas: list[Replica],
+) -> None:  # fmt: skip
+    """Replay until every worker has no share left and every gradient is applied."""
+    from hvdtrain.numerics.optimizers import lr_at
+    from hvdtrain.ps.messages import Push
+
+    lockstep = modes.declared(config.mode).lockstep
+    while True:
+        moved = False
+        for worker in replicas:
+            if _may_compute(worker, pieces):
+                _compute(config, worker, loader, pieces)
+                moved = True
+        for number, order in enumerate(orders):
+            while order:
+                who, step, read, made = order[0]
+                worker = replicas[who]
+                if worker.step != step or worker.pushed is None or number in worker.pushed:
+                    break
+                order.popleft()
+                worker.pushed.add(number)
+                gradient = worker.compressors[number].decode(worker.encoded[number])
+                assert worker.share is not None
+                lr = lr_at(config, worker.share.step, worker.share.epoch, total)
+                buckets[number].push(Push(who, step, worker.versions[number], lr, gradient))
+                reads[number][who].popleft()
+                for other in replicas:  # each gets the version that its next push is to have read
+                    due = reads[number][other.number]
+                    if due and due[0] == buckets[number].version and number in (other.pushed or ()):
+                        if number not in other.answers:
+                            other.answers[number] = buckets[number].pull(other.number)
+                waits = lockstep and number not in worker.answers  # the step's last push makes the version
+                if read != worker.versions[number] or (made != buckets[number].version and not waits):
+                    raise Failure(
+                        f"the ledger of server {pieces[number].server} has push {step} of worker {who} read version "
+                        f"{read} of bucket {number} and make {made}; it read {worker.versions[number]} and made "
+                        f"{buckets[number].version}"
+                    )
+                moved = True
+        if not moved:
+            break
+    steps = {worker.number: worker.step for worker in replicas}
+    if any(worker.shares for worker in replicas) or any(
+        order and order[0][1] <= steps[order[0][0]] for order in orders
+    ):
+        raise Failure("the ledgers do not fit together: a push comes before the one that its worker waited for")
+
+
+def _may_compute(worker: Replica, pieces: list["Piece"]) -> bool:
+    if not worker.shares:
+        return False
+    return worker.pushed is None or len(worker.answers) == len(pieces)
+
+
+def _compute(config: RunConfig, worker: Replica, loader: "Loader", pieces: list["Piece"]) -> None:
+    """The worker takes its answers, and computes and encodes its next gradient."""
+    import torch
+
+    from hvdtrain.training.feed import Normalise
+    from hvdtrain.training.step import backward
+
+    for number, answer in worker.answers.items():
+        worker.weights[pieces[number].start : pieces[number].stop].copy_(answer.weights)
+        worker.versions[number] = answer.version
+    step, share = worker.shares.popleft()
+    [(_, (images, labels))] = loader.batches([share])
+    inputs = Normalise(config, torch.device("cpu"))(images)
+    backward(config, worker.model, share, inputs, labels, lambda loss: loss, lambda more: None)
+    flat = torch.cat([p.grad.flatten() for p in worker.model.parameters() if p.grad is not None])
+    worker.model.zero_grad(set_to_none=True)
+    worker.encoded = [
+        compressor.encode(flat[piece.start : piece.stop].clone())
+        for compressor, piece in zip(worker.compressors, pieces, strict=True)
+    ]
+    worker.step, worker.share, worker.pushed, worker.answers = step, share, set(), {}

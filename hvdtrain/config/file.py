@@ -1,0 +1,53 @@
+"""A run's config.toml, read again."""
+
+import dataclasses
+import tomllib
+from pathlib import Path
+from typing import Any
+
+import click
+
+from hvdtrain.config.run_config import RunConfig
+from hvdtrain.errors import UsageError, unknown
+
+
+def read_config(path: Path) -> dict[str, Any]:
+    """The options in a config.toml, by field name.
+
+    Raises:
+        UsageError: the file cannot be read, or names an option that there is not, or a value that the command line
+            would refuse too.
+    """
+    try:
+        values = tomllib.loads(path.read_text(encoding="utf-8"))
+    except RecursionError:
+        raise UsageError(f"cannot read the configuration {path}: it is nested too deeply") from None
+    except (OSError, ValueError) as error:  # ValueError: not UTF-8, not TOML, a number of too many digits
+        raise UsageError(f"cannot read the configuration {path}: {error}") from None
+    known = {f.name: f for f in dataclasses.fields(RunConfig)}
+    read = {}
+    for name, value in values.items():
+        if name in ("workers", "job"):  # remembered for the reader; the starter decides them
+            continue
+        if name not in known:
+            raise unknown("option in the configuration", name, list(known))
+        expected = type(known[name].default)
+        if type(value) is not expected and not (expected is float and type(value) is int):
+            raise UsageError(f"{path}: {name} = {value!r} should be of type {expected.__name__}")
+        try:
+            read[name] = expected(value)
+            kind = known[name].metadata["type"]
+            if isinstance(kind, click.ParamType) and read[name] != known[name].default:
+                kind.convert(str(read[name]), None, None)
+        except (click.BadParameter, OverflowError) as error:
+            raise UsageError(f"{path}: {name}: {error}") from None
+    return read
+
+
+def started_workers(file: Path) -> int | None:
+    """How many workers the run of a config.toml had when it was last started; None where it does not say."""
+    try:
+        found = tomllib.loads(file.read_text(encoding="utf-8")).get("workers")
+    except (OSError, ValueError):
+        return None
+    return found if isinstance(found, int) and found > 0 else None

@@ -1,0 +1,232 @@
+"""What a job is asked to do, as one frozen value. It knows its own fields and how they contradict each other; whether
+there is such a mode, model or codec is asked in runs/request.py.
+"""
+
+import dataclasses
+import math
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import click
+
+from hvdtrain.config.option_types import Count, Duration, SnapshotEvery, option
+from hvdtrain.errors import UsageError
+
+DEVICES = ["auto", "cpu", "cuda"]
+DEFAULT_EPOCHS = 15
+LENGTHS = {"epochs", "steps", "time_budget"}  # how long to train: they exclude each other
+
+
+@dataclass(frozen=True)
+class RunConfig:
+    """Everything that decides what a job computes. Equal configurations train on equal samples.
+
+    The number of workers is not here: the starter decides it, and the same global batch is cut accordingly.
+    """
+
+    mode: str = option("single", "How workers are kept in step; see `hvdtrain modes`.", str)
+    servers: int = option(0, "Parameter servers: the first S ranks serve, the rest work.", click.IntRange(0), ("-s",))
+    dataset: str = option(
+        "digits", "A data set's name, a folder with TrainData/ and ValidationData/, or the URL of packed shards.", str
+    )
+    image_size: int = option(
+        0, "Side in pixels, at least 32 for a VGG; 0 takes the first image's, within 32 to 224.", click.IntRange(0)
+    )
+    model: str = option("vggf", "One of {model}.", str)
+    width: float = option(0.125, "Scales channels and head; 1 is the published model.", click.FloatRange(0, 4, True))
+    dropout: float = option(0.0, "Dropout in the head (the VGG paper has 0.5).", click.FloatRange(0, 1, False, True))
+    augment: str = option("none", "Random changes to training images: {augment}; see `hvdtrain data show`.", str)
+    pretrained: str = option("", "`imagenet` (VGG) or a file of weights; what does not fit is skipped and named.", str)
+    freeze: str = option(
+        "none",
+        "`features` trains the head alone, on what the layers before it say.",
+        click.Choice(["none", "features"]),
+    )
+    batch_size: int = option(32, "Global batch: the samples of one step, over all workers.", click.IntRange(1), ("-b",))
+    per_worker: bool = option(
+        False, "--batch-size is each worker's, as MXNet's dist_sync and torch's DDP count: the global batch is that "
+        "times the workers.", bool,
+    )  # fmt: skip
+    accumulate: int = option(
+        1, "Passes in which a worker computes its part of a batch, one after the other: less memory.", click.IntRange(1)
+    )
+    precision: str = option(
+        "fp32", "`bf16` and `fp16` compute layers in 16 bits; weights, gradients and optimizer stay float32, and fp16 "
+        "scales the loss (slow on CPUs). `tf32`, on GPUs, rounds what is multiplied to 11 bits.",
+        click.Choice(["fp32", "tf32", "bf16", "fp16"]),
+    )  # fmt: skip
+    compile: bool = option(
+        False, "Compile the model with torch.compile first: a minute or more, then faster steps. Servers then wait for "
+        "all of backward.", bool,
+    )  # fmt: skip
+    epochs: int = option(0, f"Passes over the training data  [default: {DEFAULT_EPOCHS}].", Count())
+    steps: int = option(0, "Stop after so many steps instead.", Count())
+    time_budget: float = option(0.0, "Stop after so much training time instead: 90s, 30m, 2h.", Duration())
+    optimizer: str = option("adam", "One of {optimizer}.", str)
+    lr: float = option(3e-4, "Learning rate for the global batch.", click.FloatRange(0, min_open=True))
+    lr_scaling: str = option(
+        "none", "With --per-worker: --lr is for one worker, and is multiplied by N (`linear`) or √N (`sqrt`) for N.",
+        click.Choice(["none", "sqrt", "linear"]),
+    )  # fmt: skip
+    schedule: str = option(
+        "cosine",
+        "How the learning rate goes on: `constant`; `cosine` down to nearly 0 at the last step (with --time-budget "
+        "nobody knows that, and it is constant); `step` multiplies it by --step-factor every --step-epochs.",
+        click.Choice(["cosine", "constant", "step"]),
+    )
+    step_epochs: int = option(30, "For --schedule step: epochs between its steps.", click.IntRange(1))
+    step_factor: float = option(
+        0.1, "For --schedule step: what the learning rate is multiplied by.", click.FloatRange(0, 1, True)
+    )
+    warmup: int = option(0, "Steps in which the learning rate rises evenly to what it is then.", click.IntRange(0))
+    momentum: float = option(0.9, "Momentum of sgd.", click.FloatRange(0, 1, False, True))
+    nesterov: bool = option(False, "Nesterov's momentum for sgd.", bool)
+    weight_decay: float = option(0.0, "Weight decay.", click.FloatRange(0))
+    push_scale: str = option(
+        "mean",
+        "In ps-async and ps-ssp: `mean` lets each push count 1/N, so that N pushes move as far as one averaged step; "
+        "`none` lets it count whole, as MXNet does.",
+        click.Choice(["mean", "none"]),
+    )
+    staleness: int = option(
+        2, "In ps-ssp: how many steps a worker may be ahead of the slowest before it waits.", click.IntRange(0)
+    )
+    delay_compensation: float = option(
+        0.0, "In ps-async and ps-ssp: λ of DC-ASGD, 0.04 in its paper; 0 is off. Servers keep a copy of the weights "
+        "for each worker.", click.FloatRange(0),
+    )  # fmt: skip
+    staleness_lr: bool = option(
+        False, "In ps-async and ps-ssp: divide the learning rate of a push by its staleness.", bool
+    )
+    shares: str = option(
+        "auto", "How a global batch is shared out: `static`, a fixed share for each worker; `leased`, in ps-async and "
+        "ps-ssp: a worker takes its next share when it is ready, so that a fast one does more. `auto` leases where it "
+        "can.", click.Choice(["auto", "static", "leased"]),
+    )  # fmt: skip
+    compression: str = option(
+        "none", "How gradients are sent: {compression}. In allreduce none or fp16. What int8, topk and 2bit leave "
+        "out of a push goes into the next.", str,
+    )  # fmt: skip
+    bucket_mb: float = option(
+        4.0, "MiB of weights that travel as one message to or from a server.", click.FloatRange(0, 32, True)
+    )
+    record: bool = option(False, "Servers write down which push was applied when, for `hvdtrain replay`.", bool)
+    seed: int = option(0, "Decides initial weights and sample order.", click.IntRange(0, 2**32 - 1))
+    repeat: int = option(
+        1, "Which repeat of a measurement this is: a report takes medians over them.", click.IntRange(1, 10**6)
+    )
+    threads: int = option(0, "Threads a worker computes with; 0 shares the host's cores.", click.IntRange(0, 1024))
+    device: str = option(
+        "auto", "`cuda`: a worker takes the GPU of its place on its host; `auto`: that, where there are GPUs.",
+        click.Choice(DEVICES),
+    )  # fmt: skip
+    share_gpu: bool = option(
+        False, "Workers may share a GPU: for trying things out. Gradients then go through CPU memory, since NCCL needs "
+        "a GPU for each.", bool,
+    )  # fmt: skip
+    deterministic: bool = option(False, "Use only algorithms that repeat to the bit.", bool)
+    target_accuracy: float = option(0.95, "Validation accuracy whose time is reported.", click.FloatRange(0, 1))
+    stop_at_target: bool = option(False, "Stop after the first evaluation that reaches --target-accuracy.", bool)
+    snapshot_every: str = option(
+        "epoch", "When to save all that --resume needs: `epoch`, `never`, or a time such as 10m. SIGTERM saves too.",
+        SnapshotEvery(),
+    )  # fmt: skip
+    keep_snapshots: int = option(2, "How many of the latest snapshots are kept.", click.IntRange(1))
+    log_every: int = option(0, "Tell samples/s and accuracy every so many steps too.", click.IntRange(0))
+    timeout: float = option(300.0, "Give up when another rank has been silent for so long.", Duration())
+
+    def check_values(self) -> None:
+        """UsageError where fields hold what no job can use, or contradict each other."""
+        for f in dataclasses.fields(self):
+            value = getattr(self, f.name)
+            if isinstance(value, float) and not math.isfinite(value):
+                raise UsageError(f"{flag(f.name)} {value} is not a finite number")
+            # Undecodable bytes of a file name: no TOML or JSON can hold them.
+            if isinstance(value, str) and any("\ud800" <= c <= "\udfff" for c in value):
+                raise UsageError(f"{flag(f.name)} {value!a} is not valid UTF-8: rename it")
+        if sum(bool(getattr(self, name)) for name in LENGTHS) > 1:
+            raise UsageError("--epochs, --steps and --time-budget exclude each other: give one")
+        if self.lr_scaling != "none" and not self.per_worker:
+            raise UsageError("--lr-scaling is for --per-worker: without it, workers share one batch")
+        if self.record and self.snapshot_every not in ("epoch", "never"):
+            raise UsageError("--record needs --snapshot-every epoch or never: a snapshot has all read new weights")
+        if self.record and (self.precision == "fp16" or self.compile or self.share_gpu):
+            raise UsageError("--record is not for --precision fp16, --compile or --share-gpu: replay has none of it")
+        if self.share_gpu and self.device == "cpu":
+            raise UsageError("--share-gpu does nothing with --device cpu")
+        if self.schedule != "step" and (self.step_epochs, self.step_factor) != (
+            RunConfig.step_epochs,
+            RunConfig.step_factor,
+        ):
+            raise UsageError("--step-epochs and --step-factor are for --schedule step")
+        if self.nesterov and not (self.optimizer == "sgd" and self.momentum):
+            raise UsageError("--nesterov is for --optimizer sgd with --momentum above 0")
+        if self.bucket_mb < 2**-4:
+            raise UsageError(f"--bucket-mb {self.bucket_mb} is less than 64 KiB, 0.0625: messages would be too many")
+
+    def for_workers(self, workers: int) -> "RunConfig":
+        """The same as a plain global batch and its learning rate.
+
+        With --per-worker, N workers take N batches at once; scaled linearly, N steps move as far as one
+        (Goyal et al., 2017, arXiv:1706.02677, section 2.1), and by the root, gradients' noise stays the same
+        (Krizhevsky, 2014, arXiv:1404.5997, section 5).
+        """
+        if not self.per_worker:
+            return self
+        lr = self.lr * lr_factor(self.lr_scaling, workers)
+        return dataclasses.replace(
+            self, batch_size=self.batch_size * workers, lr=lr, per_worker=False, lr_scaling="none"
+        )  # fmt: skip
+
+    @property
+    def snapshot_s(self) -> float:
+        """Seconds of training between snapshots, or 0 where time does not decide."""
+        return 0.0 if self.snapshot_every in ("epoch", "never") else Duration().convert(self.snapshot_every, None, None)
+
+    @property
+    def bucket_elements(self) -> int:
+        """Weights, float32, that travel as one message at most."""
+        return int(self.bucket_mb * 2**20 / 4)
+
+    def check_length(self, samples: int) -> None:
+        """UsageError where training on so many samples would be over before the warm-up is."""
+        total = self.total_steps(samples)
+        if total is not None and self.warmup >= total:
+            raise UsageError(f"--warmup {self.warmup} is not over before training is, which has {total} steps")
+
+    def total_steps(self, samples: int) -> int | None:
+        """How many steps training on so many samples takes, or None where a time budget decides."""
+        if self.time_budget:
+            return None
+        return self.steps or (self.epochs or DEFAULT_EPOCHS) * -(-samples // self.batch_size)
+
+    def to_args(self, whole: bool = False) -> list[str]:
+        """The command-line options that give this configuration; what equals its default is left out.
+
+        Args:
+            whole: name it too, but for lengths, of which there is one.
+        """
+        args: list[str] = []
+        for f in dataclasses.fields(self):
+            value = getattr(self, f.name)
+            if isinstance(value, bool):
+                args += [flag(f.name) if value else f"--no-{flag(f.name)[2:]}"] if whole or value else []
+            elif value != f.default or (whole and f.name not in LENGTHS):
+                args += [flag(f.name), str(value)]
+        return args
+
+    def save(self, path: Path, **also: Any) -> None:
+        """Write the configuration, and what else is to be remembered with it, as TOML."""
+        import tomli_w
+
+        path.write_text(tomli_w.dumps(dataclasses.asdict(self) | also), encoding="utf-8")
+
+
+def lr_factor(scaling: str, workers: int) -> float:
+    """What --lr-scaling multiplies one worker's learning rate by."""
+    return {"none": 1.0, "sqrt": workers**0.5, "linear": float(workers)}[scaling]
+
+
+def flag(name: str) -> str:
+    return "--" + name.replace("_", "-")

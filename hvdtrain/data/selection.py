@@ -1,0 +1,225 @@
+"""Chooses a data set's classes and images, and splits them into parts: pure functions of names and a seed."""
+
+import hashlib
+import re
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from hvdtrain.errors import Failure, UsageError, unknown
+
+SPLIT_METHODS = ["random", "by-angle", "by-object"]
+PARTS = ("train", "validation", "test")
+
+
+@dataclass(frozen=True)
+class Item:
+    """One image of a source.
+
+    Attributes:
+        label: its class in the source.
+        name: its file name.
+        part: `train`, `validation` or `test` where the source decides; else empty, and it is drawn.
+        group, angle: the object that it is a view of, and the angle in degrees, where known.
+        handle: by which the source finds its contents.
+    """
+
+    label: str
+    name: str
+    part: str = ""
+    group: str = ""
+    angle: int = 0
+    handle: Any = None
+
+
+def choose_labels(
+    labels: Sequence[str], titles: Mapping[str, str], wanted: Sequence[str], number: int, seed: int
+) -> list[str]:
+    """The labels of the wanted classes, or `number` of them drawn by seed, or all.
+
+    Args:
+        titles: names for people by label, comma-separated; may be empty.
+        wanted: labels, or names in a title.
+
+    Raises:
+        UsageError: there is no such class, a name fits several labels, or `number` is larger than there are classes.
+    """
+    if wanted:
+        return sorted({_label_of(name.strip(), labels, titles) for name in wanted})
+    if not number:
+        return sorted(labels)
+    if number > len(labels):
+        raise UsageError(f"{number} classes were asked for, and there are {len(labels)}")
+    return sorted(sorted(labels, key=lambda label: _draw(seed, label))[:number])
+
+
+def _label_of(wanted: str, labels: Sequence[str], titles: Mapping[str, str]) -> str:
+    if wanted in labels:
+        return wanted
+    known = set(labels)
+    matches = [
+        label
+        for label, title in titles.items()
+        if label in known and wanted.lower() in [name.strip().lower() for name in title.split(",")]
+    ]
+    if len(matches) > 1:
+        raise UsageError(f"'{wanted}' may be {' or '.join(sorted(matches))}: name the one you mean")
+    if not matches:
+        valid = sorted(labels)
+        raise unknown("class", wanted, valid if len(valid) <= 12 else [*valid[:12], f"… {len(valid)} in all"])
+    return matches[0]
+
+
+def by_class(items: Iterable[Item], classes: Mapping[str, Any] | None) -> dict[str, list[Item]]:
+    """Items by class.
+
+    Args:
+        classes: the labels of each class, or "rest" for all other labels; or {"each": "obj{label}"}: every label is a
+            class of that name. None: every label is a class.
+
+    Raises:
+        UsageError: a label is in two classes or does not exist, or a class cannot have its name.
+        Failure: two classes' names differ in case only.
+    """
+    found: dict[str, list[Item]] = {}
+    each = "{label}" if classes is None else classes.get("each")
+    is_each_alone = isinstance(each, str) and len(classes or {}) < 2
+    class_of, rest = ({}, "") if is_each_alone else _labels_to_classes(classes or {})
+    for item in items:
+        name = each.replace("{label}", item.label) if isinstance(each, str) else class_of.get(item.label, rest)
+        if name:
+            found.setdefault(name, []).append(item)
+    if missing := set(class_of) - {item.label for own in found.values() for item in own}:
+        raise UsageError(f"classes name what there is no image of: {', '.join(sorted(missing)[:5])}")
+    for name in found:
+        check_class_name(name)
+    folded: dict[str, str] = {}
+    for name in found:
+        if (other := folded.setdefault(name.casefold(), name)) != name:
+            raise Failure(f"classes '{other}' and '{name}' are one folder where case does not count")
+    return {name: found[name] for name in sorted(found)}
+
+
+def _labels_to_classes(classes: Mapping[str, Any]) -> tuple[dict[str, str], str]:
+    """The class of each label, and the class of all other labels (empty: none)."""
+    class_of: dict[str, str] = {}
+    rest = ""
+    if isinstance(classes.get("each"), str):
+        raise UsageError("`each = …` makes a class of every label: nothing goes beside it")
+    for name, labels in classes.items():
+        check_class_name(name)
+        if not labels:
+            raise UsageError(f"class '{name}' has no labels")
+        if labels == "rest":
+            if rest:
+                raise UsageError(f"classes '{rest}' and '{name}' cannot both be the rest")
+            rest = name
+            continue
+        if not isinstance(labels, list) or not all(isinstance(label, int | str) for label in labels):
+            raise UsageError(f"class '{name}' should be a list of labels, or \"rest\"")
+        for label in map(str, labels):
+            if other := class_of.get(label):
+                raise UsageError(f"'{label}' is in two classes, '{other}' and '{name}'")
+            class_of[label] = name
+    return class_of, rest
+
+
+def check_class_name(name: str) -> None:
+    """UsageError where a folder cannot have this name on every system."""
+    undecodable = any("\ud800" <= letter <= "\udfff" for letter in name)
+    if (
+        not name
+        or undecodable
+        or name[0] == "."
+        or len(name.encode(errors="replace")) > 200
+        or re.search(r"[/\\\x00-\x1f\x7f]", name)
+    ):
+        raise UsageError(f"{name!a} cannot be a class: its name is to be the name of a folder")
+
+
+def split_class(
+    name: str, items: Sequence[Item], *, method: str, validation: float, test: float, seed: int,
+    limits: Mapping[str, int] | None = None,
+) -> dict[str, list[Item]]:  # fmt: skip
+    """A class's images by part, each sorted by file name.
+
+    The source's validation and test images stay what they are. Of its training images and those without a part, the
+    fraction `test` is held out for testing first; then, where the source has no validation images, the fraction
+    `validation`. Which images these are depends on seed, class and file names alone.
+
+    Args:
+        method: one of SPLIT_METHODS: `random` holds out single images, `by-angle` an arc of neighbouring views of every
+            object, `by-object` whole objects.
+        limits: how many images a part keeps at most, by part; 0 is all.
+
+    Raises:
+        Failure: two files have the same name, or a part would be empty.
+        UsageError: the images have no angles or objects to split by.
+    """
+    own = sorted((item for item in items if item.part in ("", "train")), key=lambda item: item.name)
+    _check_names(name, own)
+    parts = {part: [item for item in items if item.part == part] for part in ("validation", "test")}
+    if test:
+        held, own = _hold_out(name, own, method, test, seed, "/test")
+        parts["test"] += held
+    if not parts["validation"]:
+        parts["validation"], own = _hold_out(name, own, method, validation, seed, "")
+    if not own:
+        raise Failure(f"class '{name}' has no training images")
+    parts = {"train": own} | parts
+    for files in parts.values():
+        _check_names(name, files)
+    for part, limit in (limits or {}).items():
+        if limit and len(parts[part]) > limit:
+            parts[part] = sorted(parts[part], key=lambda item: _draw(seed, f"{name}/{item.name}"))[:limit]
+    return {part: sorted(parts[part], key=lambda item: item.name) for part in PARTS}
+
+
+def _check_names(name: str, items: Iterable[Item]) -> None:
+    """Failure where two files have the same name, or would have on a system that ignores case."""
+    folded: set[str] = set()
+    for item in items:
+        if item.name.casefold() in folded:
+            raise Failure(f"class '{name}' has two files that are one where case does not count: '{item.name}'")
+        folded.add(item.name.casefold())
+
+
+def _hold_out(
+    name: str, items: Sequence[Item], method: str, fraction: float, seed: int, salt: str
+) -> tuple[list[Item], list[Item]]:
+    """(held out, left): round(fraction * n) of n are held out, and at least one is in each."""
+    if method == "random":
+        if len(items) < 2:
+            raise Failure(f"class '{name}' has {len(items)} image: a split needs at least two")
+        drawn = sorted(items, key=lambda item: _draw(seed, f"{name}/{item.name}{salt}"))
+        count = _held_out_count(fraction, len(items))
+        return drawn[:count], drawn[count:]
+    objects: dict[str, list[Item]] = {}
+    for item in items:
+        objects.setdefault(item.group, []).append(item)
+    if "" in objects:
+        raise UsageError(f"--split {method} needs images that are views of objects, and these are not")
+    if method == "by-object":
+        if len(objects) < 2:
+            raise UsageError(f"--split by-object: class '{name}' has one object only; use classes of several")
+        drawn_objects = sorted(objects, key=lambda group: _draw(seed, f"{name}/{group}{salt}"))
+        held = set(drawn_objects[: _held_out_count(fraction, len(objects))])
+        return [i for i in items if i.group in held], [i for i in items if i.group not in held]
+    arcs: list[Item] = []
+    for group, views in objects.items():
+        if len(views) < 2:
+            raise Failure(f"class '{name}' has one view of '{group}': a split by angle needs at least two")
+        around = sorted(views, key=lambda item: (item.angle, item.name))
+        first = int.from_bytes(_draw(seed, f"{name}/{group}{salt}")[:8]) % len(around)
+        arcs += [around[(first + k) % len(around)] for k in range(_held_out_count(fraction, len(around)))]
+    held_names = {item.name for item in arcs}
+    return arcs, [item for item in items if item.name not in held_names]
+
+
+def _held_out_count(fraction: float, total: int) -> int:
+    return min(max(round(fraction * total), 1), total - 1)
+
+
+def _draw(seed: int, name: str) -> bytes:
+    """A random sort key. It depends on seed and name alone, not on the order of names or a library's generator."""
+    return hashlib.sha256(f"{seed}/{name}".encode(errors="surrogatepass")).digest()

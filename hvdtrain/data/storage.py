@@ -1,0 +1,62 @@
+"""The user's cache, and folders that only one process at a time makes and that appear complete or not at all."""
+
+import fcntl
+import os
+import shutil
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+from hvdtrain.errors import UsageError
+
+
+def cache_root() -> Path:
+    """Where built-in data sets and downloads are kept; it need not exist. HVDTRAIN_CACHE moves it."""
+    import platformdirs
+
+    return Path(os.environ.get("HVDTRAIN_CACHE") or platformdirs.user_cache_dir("hvdtrain"))
+
+
+@contextmanager
+def locked(out: Path) -> Iterator[None]:
+    """Keep other processes from making the same file or folder. The lock of a process that dies is released."""
+    path = out.with_name(f".{out.name}.hvdtrain-lock")
+    file = _lock(path)
+    try:
+        yield
+    finally:
+        path.unlink(missing_ok=True)
+        os.close(file)
+
+
+def _lock(path: Path) -> int:
+    while True:
+        try:
+            path.parent.mkdir(parents=True, exist_ok=True)
+            file = os.open(path, os.O_RDWR | os.O_CREAT, 0o666)
+        except OSError as error:
+            raise UsageError(f"cannot write in '{path.parent}': {error.strerror}") from None
+        fcntl.flock(file, fcntl.LOCK_EX)
+        # The process that held the lock before has removed the file, and a lock on a removed file excludes nobody: a
+        # third process would create the file anew and lock that.
+        if os.fstat(file).st_nlink:
+            return file
+        os.close(file)
+
+
+@contextmanager
+def atomic_folder(out: Path) -> Iterator[Path]:
+    """A folder to fill, which becomes `out` when the block ends without an exception. Needs the lock on `out`."""
+    partial, replaced = (out.with_name(f".{out.name}.hvdtrain-{what}") for what in ("partial", "replaced"))
+    leftovers = [partial, replaced]
+    try:
+        for leftover in leftovers:  # of a process that was killed
+            shutil.rmtree(leftover, ignore_errors=True)
+        partial.mkdir()
+        yield partial
+        if out.is_dir() and any(out.iterdir()):
+            out.rename(replaced)
+        partial.rename(out)
+    finally:
+        for leftover in leftovers:
+            shutil.rmtree(leftover, ignore_errors=True)

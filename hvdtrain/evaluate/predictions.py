@@ -1,0 +1,136 @@
+"""A trained model's predictions for every image of one part of a data set."""
+
+import dataclasses
+import os
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import cached_property
+from pathlib import Path
+
+import numpy as np
+import torch
+import torch.nn.functional as F
+from safetensors import SafetensorError
+from safetensors.torch import load_file
+
+from hvdtrain.config.run_config import RunConfig
+from hvdtrain.data.folder import ImageFolder, Samples
+from hvdtrain.data.loader import Loader
+from hvdtrain.errors import UsageError
+from hvdtrain.models.layers import Network
+from hvdtrain.numerics.precision import autocast
+from hvdtrain.rank.work import image_side, initial_model
+from hvdtrain.training.device import choose_device, set_up
+from hvdtrain.training.evaluation import in_batches
+from hvdtrain.training.feed import Normalise, feed
+from hvdtrain.world.place import World
+
+
+@dataclass(frozen=True)
+class Predictions:
+    """A row for each image, in the order of the data set.
+
+    Attributes:
+        classes: names of the classes.
+        samples: the images.
+        side: of the images as the model saw them, in pixels.
+        labels, predicted: [images] int64, the true class, and the class with the highest score.
+        confidence: [images] float64, the probability of the predicted class.
+        losses: [images] float64, cross-entropy.
+        in_top5: [images] bool, whether the true class is among the five with the highest scores.
+    """
+
+    classes: tuple[str, ...]
+    samples: Samples
+    side: int
+    labels: np.ndarray
+    predicted: np.ndarray
+    confidence: np.ndarray
+    losses: np.ndarray
+    in_top5: np.ndarray
+
+    @property
+    def loss(self) -> float:
+        return float(self.losses.mean())
+
+    @property
+    def top1(self) -> float:
+        return float((self.labels == self.predicted).mean())
+
+    @property
+    def top5(self) -> float | None:
+        """None with fewer than six classes, where it would always be 1."""
+        return float(self.in_top5.mean()) if len(self.classes) > 5 else None
+
+    @cached_property
+    def confusion(self) -> np.ndarray:
+        """How many images of a true class (row) have each predicted class (column): [classes, classes] int64."""
+        counts = np.zeros((len(self.classes), len(self.classes)), np.int64)
+        np.add.at(counts, (self.labels, self.predicted), 1)
+        return counts
+
+    @cached_property
+    def mistakes(self) -> list[int]:
+        """The images with a wrong prediction, the most confident first."""
+        wrong = np.flatnonzero(self.labels != self.predicted)
+        return wrong[np.argsort(-self.confidence[wrong], kind="stable")].tolist()
+
+    def name(self, image: int) -> str:
+        """The image's path in its part of the data set, `class/file`."""
+        return f"{self.classes[self.labels[image]]}/{_printable(self.samples[image][0].name)}"
+
+
+def predict(
+    config: RunConfig, weights: Path, trained_on: ImageFolder, samples: Samples, progress: Callable[[int, int], None]
+) -> Predictions:
+    """Predict the class of every sample.
+
+    Args:
+        weights: a safetensors file of the model's weights.
+        trained_on: the data set that the model was trained on, which determines its classes and the side of images.
+        progress: called with the number of images that are done, and of all images.
+
+    Raises:
+        UsageError: the file is missing, or has no weights of this model.
+    """
+    threads = config.threads or len(os.sched_getaffinity(0))
+    torch.set_num_threads(threads)
+    if config.precision == "tf32" and not torch.cuda.is_available():  # it was trained on another machine
+        config = dataclasses.replace(config, precision="fp32")
+    device = choose_device(config, World())
+    set_up(config)
+    model = _load_model(config, weights, len(trained_on.classes), device)
+    side = image_side(config, trained_on)
+    loader, normalise = Loader(samples, side, threads), Normalise(config, device)
+    batches = []
+    with torch.inference_mode():
+        for share, (images, labels) in feed(loader.batches(in_batches(range(len(samples)))), device):
+            with autocast(config.precision, device):
+                scores = model(normalise(images)).float()
+            confidence, predicted = F.softmax(scores.double(), 1).max(1)
+            losses = F.cross_entropy(scores, labels, reduction="none").double()
+            top5 = scores.topk(min(5, scores.shape[1])).indices
+            columns = (labels, predicted, confidence, losses, (top5 == labels[:, None]).any(1))
+            batches.append([column.cpu().numpy() for column in columns])
+            for index in share.indices:
+                progress(index + 1, len(samples))
+    classes = tuple(map(_printable, trained_on.classes))
+    return Predictions(classes, samples, side, *map(np.concatenate, zip(*batches, strict=True)))
+
+
+def _printable(name: str) -> str:
+    """A file's name that can be printed and written: bytes that are no UTF-8 become escape sequences."""
+    return name.encode(errors="backslashreplace").decode()
+
+
+def _load_model(config: RunConfig, weights: Path, classes: int, device: torch.device) -> Network:
+    """The model in evaluation mode."""
+    model = initial_model(config, classes).to(device)
+    try:
+        model.load_state_dict(load_file(weights, device=str(device)))
+    except (OSError, SafetensorError, RuntimeError) as error:
+        reason = " ".join(str(error).split())[:200]
+        if not weights.exists():
+            reason = "it is not there: a run that has not finished has none yet, and goes on with --resume"
+        raise UsageError(f"{weights} cannot be read as the weights of {config.model}: {reason}") from None
+    return model.eval()

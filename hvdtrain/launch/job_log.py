@@ -1,0 +1,78 @@
+"""Reads the log of a job, which has what its starter and its ranks printed: lines by rank, and why the job failed."""
+
+import contextlib
+import re
+import signal
+from collections.abc import Callable
+from pathlib import Path
+
+_LINE = re.compile(r"(?:\[(\d+)\]<std(?:out|err)>: ?)?(.*)")  # starters put `[RANK]<stdout>: ` before a rank's lines
+# What mpirun and horovodrun print about the first process that fails: its exit code, or (mpirun) a signal.
+_FIRST_EXIT = re.compile(r"Process name: (?:\[.*,)?(\d+)\]?\s+Exit code: +(\d+)")
+_FIRST_SIGNAL = re.compile(r"process rank (\d+) with PID \d+ on node \S+ exited on\s+signal (\d+)")
+# What MPI prints in a process that it ends because a peer is gone. The starter may report that process before the
+# peer, or instead of it: the peer's rank is unknown then.
+_PEER_LOST = re.compile(r"\[(\d+)\]<stderr>: +Peer host: +(\S+)")
+_SOCKET_CLOSED = re.compile(r"\[(\d+)\]<stderr>: .*An error occurred in Socket closed")
+
+
+def log_lines(log: Path) -> list[tuple[int | None, str]]:
+    """The lines of a job's log as (process that printed it, text); None where the starter printed it."""
+    lines = log.read_text(errors="replace").splitlines()
+    matches = [match for line in lines if (match := _LINE.fullmatch(line))]
+    return [(None if match[1] is None else int(match[1]), match[2]) for match in matches]
+
+
+def first_failed(log: Path) -> tuple[int, int] | None:
+    """The process that failed first, by the starter's number, and its exit code; None where the log does not say.
+
+    The code of a process that a signal ended is 128 plus the signal's number, as in a shell.
+    """
+    text = log.read_text(errors="replace")
+    if match := _FIRST_EXIT.search(text):
+        return int(match[1]), int(match[2])
+    if match := _FIRST_SIGNAL.search(text):
+        return int(match[1]), 128 + int(match[2])
+    return None
+
+
+def failure_reason(log: Path, exit_code: int, rank_of: Callable[[int], int] | None = None) -> str:
+    """Why a job failed, in one line, from what its ranks and their starter printed.
+
+    Args:
+        exit_code: the starter's.
+        rank_of: the rank of a process that the starter numbers; without it, that number is named.
+    """
+    lines = [(process, line.strip()) for process, line in log_lines(log) if re.search(r"\w", line)]
+    messages = [(process, line.removeprefix("hvdtrain: ")) for process, line in lines if line.startswith("hvdtrain: ")]
+    first = first_failed(log)
+    if first is None:
+        if messages:
+            return messages[0][1]
+        text = log.read_text(errors="replace")
+        if match := _PEER_LOST.search(text):
+            return (
+                f"a rank on {match[2]} is gone: {_process_name(int(match[1]), rank_of)} lost its connection (see {log})"
+            )
+        if match := _SOCKET_CLOSED.search(text):
+            return f"another rank is gone: {_process_name(int(match[1]), rank_of)} lost its connection (see {log})"
+        return f"exit code {exit_code}: {lines[-1][1] if lines else 'no output'} (see {log})"
+    failed, failed_code = first
+    if own_messages := [line for process, line in messages if process == failed]:
+        return own_messages[0]
+    own_lines = [line for process, line in lines if process == failed]
+    ending = f"{_process_name(failed, rank_of)} {_describe_exit(failed_code)}"
+    ending += f": {own_lines[-1]}" if own_lines else ""
+    return f"{ending}; {messages[0][1]}" if messages else f"{ending} (see {log})"
+
+
+def _process_name(process: int, rank_of: Callable[[int], int] | None) -> str:
+    return f"rank {rank_of(process)}" if rank_of else f"process {process}"
+
+
+def _describe_exit(code: int) -> str:
+    if code == 255:  # what ssh ends with in both cases
+        return "was ended by a signal, or the ssh connection to its host broke"
+    with contextlib.suppress(ValueError):
+        return f"was ended by {signal.Signals(code - 128).name}"
+    return f"ended with exit code {code}"

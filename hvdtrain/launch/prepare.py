@@ -1,0 +1,53 @@
+"""From the options of a training job to the command that starts it, with its hosts checked."""
+
+from collections.abc import Sequence
+from pathlib import Path
+
+from hvdtrain import modes
+from hvdtrain.config import recipes
+from hvdtrain.config.run_config import RunConfig
+from hvdtrain.launch import testbed
+from hvdtrain.launch.hosts import Host
+from hvdtrain.launch.memory import rank_mb
+from hvdtrain.launch.preflight import Requirements, check_hosts
+from hvdtrain.launch.recipe import JobSpec, LaunchCommand, expand, train_program
+from hvdtrain.runs.request import with_absolute_paths
+
+
+def prepare(
+    launcher: str, config: RunConfig, workers: int, hosts: Sequence[Host], out: Path, check: bool = True,
+    working_folder: str = "", interface: str = "", resume: bool = False, all_options: bool = False,
+) -> LaunchCommand:  # fmt: skip
+    """The command that starts a training job.
+
+    Args:
+        hosts: each with the slots that the job uses; empty where the launcher finds hosts itself.
+        check: check the hosts first, if the launcher needs them: a scheduler knows its own.
+        working_folder: where ranks start on the hosts; by default the current folder.
+        interface: the network interface by which hosts reach each other; by default one is chosen.
+        resume: go on with what is in the run folder: also where the job is started again after a failure.
+        all_options: name every option to the ranks, since the run folder may have other values.
+
+    Raises:
+        UsageError: a host cannot run it, or the launcher needs hosts.
+    """
+    config = with_absolute_paths(config)
+    environment = {}
+    if set(testbed.running_nodes()) & {host.name for host in hosts}:
+        interface = interface or testbed.INTERFACE
+        environment["HVDTRAIN_OVER_TCP"] = "1"  # these hosts share memory, which rpc would find and use
+    if hosts and check and recipes.load("launchers", launcher).get("hosts") == "needed":
+        files = [path for path in (config.dataset, config.pretrained) if path.startswith("/")]
+        by_name = config.mode != "allreduce"  # Horovod gets addresses from its starter
+        requirements = Requirements(
+            working_folder or str(Path.cwd()), out, files, rank_mb(config, workers), by_name, interface
+        )
+        interface = check_hosts(hosts, requirements) or interface
+    if interface:  # torch's processes listen on this interface alone then
+        environment |= {"TP_SOCKET_IFNAME": interface, "GLOO_SOCKET_IFNAME": interface}
+    if config.servers and hosts:  # horovodrun numbers ranks host by host: ranks spread the servers with this
+        environment["HVDTRAIN_SLOTS"] = ",".join(str(host.slots) for host in hosts)
+    program = [*train_program(config, out, all_options), *(["--resume"] if resume else [])]
+    ranks, survives = workers + config.servers, modes.declared(config.mode).survives_lost_worker
+    spec = JobSpec(ranks, program, config.servers, hosts, out, interface, working_folder, survives, environment)
+    return expand(launcher, spec)

@@ -1,0 +1,126 @@
+"""Runs a launched job to its end: shows its output, passes on a request to stop, and starts it again after failures."""
+
+import signal
+import sys
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from functools import partial
+from pathlib import Path
+
+import click
+
+from hvdtrain.launch.failure import job_failure, rank_of_process
+from hvdtrain.launch.processes import launched_job, sigterm_unwinds
+from hvdtrain.launch.recipe import LaunchCommand
+from hvdtrain.world.preempt import EXIT_CODE, leave_file
+
+STOP_TIMEOUT_S = 60.0  # how long ranks may take to save and leave, after SIGTERM
+USAGE_EXIT_CODE = 2
+
+
+def log_file(out: Path) -> Path:
+    """The log, beside the run folder, of what a job's starter and ranks print."""
+    return out.with_name(f"{out.name}.launch") / "log"
+
+
+def job_record_file(out: Path) -> Path:
+    """The file by which `hvdtrain stop` finds a job: it exists while the job runs or a scheduler has it."""
+    return log_file(out).with_name("running.json")
+
+
+def supervise(
+    command: LaunchCommand, out: Path, workers: int, servers: int, retries: int, expects_summary: bool
+) -> None:
+    """Run a job. After a failure start it again, up to `retries` times: it goes on after its last snapshot.
+
+    Args:
+        expects_summary: whether the run is complete once the command has ended; a scheduler's has only begun.
+
+    Raises:
+        Failure: it failed, the last time too; with the exit code of the rank that failed first.
+        SystemExit: it was stopped by SIGTERM.
+    """
+    log = log_file(out)
+    for attempt in range(1, retries + 2):
+        exit_code, was_stopped = _run_once(command, log, leave_file(out))
+        # An mpirun that has lost all its hosts ends with exit code 0: only the summary proves success.
+        if exit_code == 0 and (not expects_summary or (out / "summary.json").is_file()):
+            return
+        if was_stopped:
+            click.echo(f"hvdtrain: the job was asked to leave: {_how_to_resume(out)}", err=True)
+            raise SystemExit(EXIT_CODE)
+        failure = job_failure(out, log, exit_code, partial(rank_of_process, command, workers, servers))
+        if attempt > retries or failure.exit_code == USAGE_EXIT_CODE:
+            raise failure
+        click.echo(f"hvdtrain: {failure}; starting again, {attempt} of {retries} times", err=True)
+        log.rename(log.with_name(f"log.{attempt}"))
+
+
+def _how_to_resume(out: Path) -> str:
+    if snapshots := sorted(path.name for path in (out / "snapshots").glob("step-*[0-9]")):
+        return f"`hvdtrain launch --resume --out {out}` goes on after step {int(snapshots[-1][5:])}"
+    return "nothing had been saved"
+
+
+def _run_once(command: LaunchCommand, log: Path, stop_request: Path) -> tuple[int, bool]:
+    """Run a job to its end and show its output; return its exit code, and whether it was asked to stop.
+
+    SIGTERM asks the ranks to save and leave. Ctrl-C, a second SIGTERM, or STOP_TIMEOUT_S of waiting end the job on all
+    hosts.
+
+    Args:
+        stop_request: the file that asks the ranks to stop where the starter passes no signal on.
+    """
+
+    def request_stop() -> None:
+        if command.stop_signal is None:
+            stop_request.touch()
+        else:
+            process.send_signal(command.stop_signal)
+
+    with (
+        sigterm_unwinds(),
+        _removed_before_and_after(stop_request),
+        launched_job(command, log) as process,
+        log.open("rb") as output,
+        _on_first_sigterm(request_stop) as requested_at,
+    ):
+        last_byte = b"\n"
+        while True:
+            has_ended = process.poll() is not None
+            text = output.read()
+            last_byte = text[-1:] or last_byte
+            sys.stdout.buffer.write(text if not has_ended or last_byte == b"\n" else text + b"\n")
+            sys.stdout.flush()
+            if has_ended:
+                return process.returncode, bool(requested_at)
+            if requested_at and time.monotonic() - requested_at[0] > STOP_TIMEOUT_S:
+                raise SystemExit(EXIT_CODE)
+            time.sleep(0.1)
+
+
+@contextmanager
+def _removed_before_and_after(file: Path) -> Iterator[None]:
+    file.unlink(missing_ok=True)
+    try:
+        yield
+    finally:
+        file.unlink(missing_ok=True)
+
+
+@contextmanager
+def _on_first_sigterm(action: Callable[[], None]) -> Iterator[list[float]]:
+    """Call `action` at the first SIGTERM, whose time is put into the list; a second one has the former handler."""
+    received_at: list[float] = []
+
+    def handle(*_: object) -> None:
+        received_at.append(time.monotonic())
+        signal.signal(signal.SIGTERM, former)
+        action()
+
+    former = signal.signal(signal.SIGTERM, handle)
+    try:
+        yield received_at
+    finally:
+        signal.signal(signal.SIGTERM, former)

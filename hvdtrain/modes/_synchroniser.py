@@ -1,0 +1,122 @@
+"""What a mode does for one worker, and what the modes share whose workers each apply the update themselves."""
+
+from collections.abc import Mapping
+from typing import Protocol
+
+import torch
+from torch import nn
+
+from hvdtrain.numerics.flat import trained
+from hvdtrain.numerics.optimizers import make_optimizer, restore_state, set_lr, state_of
+from hvdtrain.numerics.precision import LossScale
+from hvdtrain.ps.messages import PushStatus
+from hvdtrain.world.group import Group
+from hvdtrain.world.job import Job
+
+
+class Synchroniser(Protocol):
+    """Keeps a worker's model in step with the others', from its gradients.
+
+    Attributes:
+        group: this worker and the others.
+        backend: what carries the gradients, for the manifest: `none`, `horovod-mpi`, `gloo`, `rpc` …
+        bytes_per_step: payload bytes sent in one step by all processes of the job together.
+        push_status: what is known of this step's push, now or later; None where nothing is pushed.
+        waited_s: seconds that forward waited for weights in this step.
+    """
+
+    group: Group
+    backend: str
+
+    @property
+    def bytes_per_step(self) -> float: ...
+
+    @property
+    def push_status(self) -> PushStatus | None: ...
+
+    @property
+    def waited_s(self) -> float: ...
+
+    def prepare(self, model: nn.Module) -> nn.Module:
+        """Give every worker the first worker's weights, and return the module to call forward on."""
+
+    def restore(self, step: int, state: Mapping[str, torch.Tensor]) -> None:
+        """Go on after this step of a snapshot, with the optimizer's state that it holds. All workers call it, after
+        prepare.
+        """
+
+    def optimizer_state(self) -> dict[str, torch.Tensor]:
+        """The optimizer's state of all trained parameters as numerics.optimizers.state_of gives it, while no worker
+        trains.
+        """
+
+    def set_accumulating(self, accumulating: bool) -> None:
+        """Before forward: whether another pass of the same step follows, so that nothing is sent after this one's."""
+
+    def begin(self, step: int, lr: float) -> None:
+        """Before forward: the number of the step, from 1, and its learning rate."""
+
+    def wait(self) -> None:
+        """After backward: return when this worker may go on. Exposed communication, as forward's waiting is."""
+
+    def update(self, loss_scale: LossScale) -> None:
+        """Apply the optimizer, where it runs on the worker, unless a gradient overflowed."""
+
+    def refresh(self) -> None:
+        """Take the newest weights, before an evaluation or a snapshot. All workers call it together."""
+
+    def idle(self) -> None:
+        """Where workers are not in lockstep: let no other wait for this one until it pushes again."""
+
+    def servers(self) -> list[tuple[str, float]]:
+        """Of each server, the name of its host and its peak resident memory in MiB."""
+
+
+class LocalUpdate:
+    """What modes share whose workers all apply the same update to their own weights.
+
+    Such a mode adds `group` and `prepare`, which makes `optimizer`, and as far as gradients are not averaged in
+    backward itself, `wait` and `update`.
+    """
+
+    group: Group
+    backend = "none"
+    bytes_per_step = 0.0
+    push_status = None
+    waited_s = 0.0
+    optimizer: torch.optim.Optimizer
+    parameters: list[nn.Parameter]
+
+    def __init__(self, job: Job, group: Group) -> None:
+        self.config, self.world, self.group = job.config, job.world, group
+
+    def make_optimizer(self, model: nn.Module) -> torch.optim.Optimizer:
+        self.parameters = trained(model)
+        return make_optimizer(self.config, self.parameters)
+
+    def restore(self, step: int, state: Mapping[str, torch.Tensor]) -> None:
+        restore_state(self.optimizer, self.parameters, state)
+
+    def optimizer_state(self) -> dict[str, torch.Tensor]:
+        return state_of(self.optimizer, self.parameters)
+
+    def set_accumulating(self, accumulating: bool) -> None:
+        pass
+
+    def begin(self, step: int, lr: float) -> None:
+        set_lr(self.optimizer, lr)
+
+    def wait(self) -> None:
+        pass
+
+    def update(self, loss_scale: LossScale) -> None:
+        loss_scale.step(self.optimizer.step)
+
+    def refresh(self) -> None:
+        pass
+
+    def idle(self) -> None:
+        pass
+
+    def servers(self) -> list[tuple[str, float]]:
+        return []

@@ -1,0 +1,1 @@
+"""Arithmetic on tensors that knows nothing of processes: flat vectors, optimizers, precision, codecs, timing."""

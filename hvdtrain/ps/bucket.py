@@ -1,0 +1,157 @@
+"""One bucket of the weights on its server. It knows nothing of processes or networks: drive it with plain calls."""
+
+import threading
+from collections.abc import Callable, Mapping
+from typing import Protocol
+
+import torch
+
+from hvdtrain.errors import Failure
+from hvdtrain.numerics.optimizers import restore_state, set_lr, state_of
+from hvdtrain.ps.membership import GIVEN_UP
+from hvdtrain.ps.messages import Answer, Applied, Push
+
+Reply = tuple[int, Answer]  # the worker, and its answer
+
+
+def no_ledger(applied: Applied) -> None:
+    """The ledger of a run that is not recorded."""
+
+
+class Policy(Protocol):
+    """When pushes are applied and workers go on: the difference between the parameter-server modes.
+
+    A policy is of one bucket, which calls it while it is locked.
+    """
+
+    def begin(self, step: int) -> None:
+        """Every worker has taken this step, of a snapshot, and none has pushed here yet."""
+
+    def accept(self, bucket: "Bucket", push: Push) -> list[Reply]:
+        """Take a push of a step not seen before; return the replies to all workers that may go on now."""
+
+    def idle(self, bucket: "Bucket", worker: int, step: int) -> list[Reply]:
+        """The worker evaluates, or is done, after this step: no other waits for it until it pushes again.
+
+        Its push of that step may come later than this, on another thread.
+        """
+
+    def pulled(self, bucket: "Bucket", worker: int) -> None:
+        """The worker is given the weights as they are."""
+
+    def lose(self, bucket: "Bucket", worker: int) -> list[Reply]:
+        """The worker is gone for good: no other waits for it any more.
+
+        Raises:
+            Failure: the others cannot go on without it.
+        """
+
+
+class Bucket:
+    """A contiguous range of the flat weights with its optimizer's state.
+
+    Args:
+        weights: [bucket] float32; kept, not copied.
+        make_optimizer: given the one parameter, its optimizer.
+        policy: when pushes are applied.
+        ledger: called with every push that was applied, in order.
+    """
+
+    def __init__(
+        self,
+        weights: torch.Tensor,
+        make_optimizer: Callable[[list[torch.Tensor]], torch.optim.Optimizer],
+        policy: Policy,
+        ledger: Callable[[Applied], None] = no_ledger,
+    ) -> None:
+        self.weights = weights
+        self.optimizer = make_optimizer([self.weights])
+        self.policy = policy
+        self.ledger = ledger
+        self.version = 0
+        self._last: dict[int, int] = {}  # worker -> the step of its last push
+        self._reading: set[int] = set()  # workers that were sent this memory, which may still be on its way
+        self._lost: set[int] = set()  # workers
+        self._lock = threading.Lock()
+
+    def push(self, push: Push) -> list[Reply]:
+        """Hand in a gradient; returns the replies to all workers that may go on now, its own among them or later.
+
+        A push of a step that was pushed before is dropped: that one is applied, and answered.
+
+        Raises:
+            Failure: the worker had been given up.
+        """
+        with self._lock:
+            self._refuse_lost(push.worker)
+            if push.step <= self._last.get(push.worker, 0):
+                return []
+            self._last[push.worker] = push.step
+            self._reading.discard(push.worker)  # it has had its answer, or it could not have computed this
+            return self.policy.accept(self, push)
+
+    def pull(self, worker: int) -> Answer:
+        """The weights as they are, for a worker that pushes nothing before it has them."""
+        with self._lock:
+            self._refuse_lost(worker)
+            return self._answer(worker, staleness=0)
+
+    def idle(self, worker: int, step: int) -> list[Reply]:
+        """The worker pushes nothing for now, after this step; returns the replies to workers that waited for it."""
+        with self._lock:
+            self._refuse_lost(worker)
+            return self.policy.idle(self, worker, step)
+
+    def lose(self, worker: int) -> list[Reply]:
+        """The worker is gone for good; returns the replies to workers that waited for it.
+
+        Raises:
+            Failure: the others cannot go on without it.
+        """
+        with self._lock:
+            self._lost.add(worker)
+            self._reading.discard(worker)
+            return self.policy.lose(self, worker)
+
+    def restore(self, step: int, state: Mapping[str, torch.Tensor]) -> None:
+        """Go on as after this step of every worker, with the optimizer's state as numerics.optimizers.state_of gives
+        it.
+        """
+        with self._lock:
+            restore_state(self.optimizer, [self.weights], state)
+            self.policy.begin(step)
+
+    def optimizer_state(self) -> dict[str, torch.Tensor]:
+        """The optimizer's state of this bucket, as restore takes it."""
+        with self._lock:
+            return state_of(self.optimizer, [self.weights])
+
+    def _answer(self, worker: int, staleness: int) -> Answer:
+        self._reading.add(worker)
+        self.policy.pulled(self, worker)
+        return Answer(self.version, staleness, self.weights.detach())
+
+    def _refuse_lost(self, worker: int) -> None:
+        if worker in self._lost:
+            raise Failure(GIVEN_UP)
+
+    # For policies, while the bucket is locked.
+
+    def apply(self, gradient: torch.Tensor | None, lr: float, *made_of: Push) -> None:
+        """One optimizer step with a gradient that was made of these pushes; none where one of them overflowed."""
+        if gradient is None:
+            return
+        if self._reading:  # leave them the memory that they are reading
+            self.weights.data = self.weights.clone()
+            self._reading = set()
+        set_lr(self.optimizer, lr)
+        self.weights.grad = gradient
+        self.optimizer.step()
+        self.weights.grad = None
+        self.version += 1
+        for push in made_of:
+            self.ledger(Applied(push.worker, push.step, push.version_read, self.version))
+
+    def reply(self, push: Push, staleness: int) -> Reply:
+        """Let the push's worker go on with the weights as they are."""
+        return push.worker, self._answer(push.worker, staleness)

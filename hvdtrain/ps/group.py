@@ -1,0 +1,65 @@
+"""The workers of a job with parameter servers as a group: rank 0, a server, adds up what they agree on."""
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+import torch
+from torch.distributed import Store
+
+from hvdtrain.errors import Failure
+from hvdtrain.ps import rpc
+from hvdtrain.world.group import Group
+from hvdtrain.world.place import World
+
+QUESTION_S = 5.0  # the longest wait for a reason, when something has failed already
+
+
+class ServerGroup(Group):
+    """Sums are over the workers that are there: one that is lost is not waited for. Start rpc first.
+
+    Args:
+        timeout: seconds after which a silent rank is lost.
+    """
+
+    def __init__(self, world: World, store: Store, timeout: float) -> None:
+        super().__init__(world)
+        self.world, self.store, self.timeout = world, store, timeout
+        self._sums = 0
+
+    def sum(self, values: torch.Tensor) -> torch.Tensor:
+        """As in Group.
+
+        Raises:
+            Failure: a worker that is there neither came nor pushed anything for as long as waits may take.
+        """
+        self._sums += 1
+        while True:
+            try:
+                return rpc.result(0, rpc.call_later(0, "sum", self.worker, self._sums, values))
+            except Failure:
+                missing, silent = rpc.ask(0, "missing", self._sums, rpc.PATIENCE * self.timeout, timeout=QUESTION_S)
+                if not missing:
+                    raise
+                if silent:
+                    ranks = [self.world.servers + worker for worker in silent]
+                    raise Failure(f"ranks {ranks} hang: they did not come to where the others wait for them") from None
+
+    def request_barrier(self, number: int) -> None:
+        with _store_of_rank_0():
+            self.store.set(f"barrier/{number}", "")
+
+    def is_barrier_requested(self, number: int) -> bool:
+        with _store_of_rank_0():
+            return self.store.check([f"barrier/{number}"])
+
+    def close(self) -> None:
+        rpc.stop(self.world, self.store, self.timeout)
+
+
+@contextmanager
+def _store_of_rank_0() -> Iterator[None]:
+    """What goes wrong with the store is the end of rank 0, which serves it."""
+    try:
+        yield
+    except RuntimeError as error:
+        raise Failure(f"parameter server rank 0 failed: {str(error).strip().splitlines()[0]}") from error

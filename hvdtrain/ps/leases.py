@@ -1,0 +1,107 @@
+"""Shares of an epoch, handed to workers as they are ready: a fast worker does more of them.
+
+It knows nothing of networks. Shares are numbered over the whole job: see data.sampling.BatchSampler.share.
+"""
+
+import heapq
+import threading
+from collections.abc import Callable
+
+from torch.futures import Future
+
+from hvdtrain.errors import Failure
+from hvdtrain.ps.membership import GIVEN_UP
+
+NONE_NOW = -1  # in place of a share's number
+
+
+class Leases:
+    """Which worker has which share. Only the first server has any to lease.
+
+    Shares are leased in rounds: from one number to another, an epoch as a rule, each share once. A lease is finished
+    when its gradient has been pushed; that of a worker that is lost before goes to another.
+
+    Args:
+        ledger: called with worker, its step, and the share of every lease.
+    """
+
+    def __init__(self, ledger: Callable[[int, int, int], None] = lambda worker, step, share: None) -> None:
+        self.ledger = ledger
+        self.begin, self.end, self.next = -1, 0, 0
+        self._returned: list[int] = []  # a heap of shares whose workers were lost
+        self._lost: set[int] = set()  # workers
+        self._open: dict[int, tuple[int, int]] = {}  # share -> the worker that has it, and at which of its steps
+        self._waiting: list[tuple[int, int, Future[tuple[int, int]]]] = []  # worker, its step, what it waits for
+        self._lock = threading.Lock()
+
+    def lease(self, worker: int, step: int, begin: int, end: int) -> int:
+        """The share that the worker takes at this step of its own, or NONE_NOW.
+
+        Args:
+            begin, end: the round's shares, the last one excluded; a new `begin` begins a new round.
+
+        Raises:
+            Failure: the worker had been given up.
+        """
+        with self._lock:
+            self._refuse_lost(worker)
+            if begin != self.begin:
+                self.begin, self.end, self.next = begin, end, begin
+            return self._give(worker, step)
+
+    def wait(self, worker: int, step: int) -> "Future[tuple[int, int]]":
+        """For a worker that got none: a share that another lost, or NONE_NOW when all are finished; and the number of
+        the first share that was not leased.
+
+        Raises:
+            Failure: the worker had been given up.
+        """
+        with self._lock:
+            self._refuse_lost(worker)
+            self._waiting = [waiting for waiting in self._waiting if waiting[0] != worker]
+            future: Future[tuple[int, int]] = Future()
+            self._waiting.append((worker, step, future))
+            self._serve_waiting()
+            return future
+
+    def pause(self, workers: int) -> None:
+        """End the round early: after the shares, as many as workers, of the global batch that has been begun."""
+        with self._lock:
+            whole = -(-self.next // workers) * workers
+            self.end = min(self.end, max(whole, self.begin + workers))
+
+    def finished(self, worker: int, step: int) -> None:
+        """The worker has pushed this step of its own."""
+        with self._lock:
+            self._open = {share: who for share, who in self._open.items() if who[0] != worker or who[1] > step}
+            self._serve_waiting()
+
+    def lose(self, worker: int) -> None:
+        """The worker is gone for good: others take the shares that it had."""
+        with self._lock:
+            self._lost.add(worker)
+            for share in [share for share, (holder, _) in self._open.items() if holder == worker]:
+                del self._open[share]
+                heapq.heappush(self._returned, share)
+            self._waiting = [waiting for waiting in self._waiting if waiting[0] != worker]
+            self._serve_waiting()
+
+    def _refuse_lost(self, worker: int) -> None:
+        if worker in self._lost:
+            raise Failure(GIVEN_UP)
+
+    def _give(self, worker: int, step: int) -> int:
+        if self._returned:
+            share = heapq.heappop(self._returned)
+        elif self.next < self.end:
+            share, self.next = self.next, self.next + 1
+        else:
+            return NONE_NOW
+        self._open[share] = worker, step
+        self.ledger(worker, step, share)
+        return share
+
+    def _serve_waiting(self) -> None:
+        while self._waiting and (self._returned or self.next < self.end or not self._open):
+            worker, step, future = self._waiting.pop(0)
+            future.set_result((self._give(worker, step), self.next))

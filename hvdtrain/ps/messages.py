@@ -1,0 +1,70 @@
+"""What workers and servers tell each other, and what each of them remembers of it."""
+
+from typing import Any, NamedTuple
+
+import torch
+
+
+class Push(NamedTuple):
+    """A worker's gradient for one bucket.
+
+    Attributes:
+        worker, step: who computed it, at which of its steps (from 1). A step is applied at most once.
+        version_read: the version of the weights it was computed from.
+        lr: the learning rate of the step.
+        gradient: on the wire, the tensors that the codec made of it; on the server [bucket] float32, its own to
+            overwrite. None where it overflowed (fp16).
+    """
+
+    worker: int
+    step: int
+    version_read: int
+    lr: float
+    gradient: Any
+
+
+class Answer(NamedTuple):
+    """Fresh weights for a worker.
+
+    Attributes:
+        version: how many updates these weights have seen.
+        staleness: how many updates the weights saw between the push's version_read and its application.
+        weights: [bucket] float32, which nobody changes before this worker pushes again.
+    """
+
+    version: int
+    staleness: int
+    weights: torch.Tensor
+
+
+class Applied(NamedTuple):
+    """One line of the ledger: whose gradient of which step made `version` of a bucket, and from which it came."""
+
+    worker: int
+    step: int
+    version_read: int
+    version: int
+
+
+class PushStatus:
+    """What a worker knows of its push of one step: complete when every bucket has been answered.
+
+    Attributes:
+        pending: buckets still to be answered.
+        version_read: the oldest version that the gradients were computed from.
+        staleness: the largest number of updates that the weights saw in between.
+    """
+
+    def __init__(self, buckets: int) -> None:
+        self.pending = buckets
+        self.version_read: int | None = None
+        self.staleness = 0
+
+    def sent(self, version: int) -> None:
+        """A bucket is pushed that was computed from this version."""
+        self.version_read = version if self.version_read is None else min(version, self.version_read)
+
+    def answered(self, staleness: int) -> None:
+        """A bucket is answered."""
+        self.pending -= 1
+        self.staleness = max(self.staleness, staleness)

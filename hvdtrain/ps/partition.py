@@ -1,0 +1,44 @@
+"""How the flat weights are cut: equal ranges for the servers, and each of them into buckets that travel alone."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from itertools import accumulate
+
+from hvdtrain.numerics.split import even_range
+
+
+@dataclass(frozen=True)
+class Piece:
+    """A bucket's place.
+
+    Attributes:
+        server: the rank that holds it.
+        number: which of that server's buckets it is, from 0.
+        start, stop: its range of the flat vector.
+        parameters: indices of the parameters that lie in it, wholly or partly, in the order of model.parameters().
+    """
+
+    server: int
+    number: int
+    start: int
+    stop: int
+    parameters: tuple[int, ...]
+
+
+def cut(sizes: Sequence[int], servers: int, most: int) -> list[Piece]:
+    """Cut a vector of sum(sizes) elements over the servers, and over buckets of at most `most` elements.
+
+    Servers hold contiguous ranges that differ by one element at most, whatever the parameters' sizes, and so do the
+    buckets of a server. Empty buckets are left out: more servers than elements leave some without any.
+    """
+    ends = list(accumulate(sizes, initial=0))
+    pieces = []
+    for server in range(servers):
+        shard = even_range(ends[-1], server, servers)
+        buckets = -(-len(shard) // most)
+        for number in range(buckets):
+            own = even_range(len(shard), number, buckets)
+            start, stop = shard.start + own.start, shard.start + own.stop
+            inside = tuple(i for i in range(len(sizes)) if ends[i] < stop and start < ends[i + 1])
+            pieces.append(Piece(server, number, start, stop, inside))
+    return pieces

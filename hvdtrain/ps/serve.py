@@ -1,0 +1,90 @@
+"""What a server does with its life: it serves until every worker is done or lost."""
+
+from collections.abc import Callable
+from functools import partial
+from queue import SimpleQueue
+from typing import Protocol
+
+import torch
+from torch.distributed import Store
+
+from hvdtrain.config.run_config import RunConfig
+from hvdtrain.errors import Failure
+from hvdtrain.numerics.compression import Compressor
+from hvdtrain.numerics.optimizers import make_optimizer
+from hvdtrain.ps import rpc
+from hvdtrain.ps.bucket import Bucket, Policy, no_ledger
+from hvdtrain.ps.leases import Leases
+from hvdtrain.ps.ledger import LeaseLedger, Ledger
+from hvdtrain.ps.membership import Membership
+from hvdtrain.ps.messages import Answer
+from hvdtrain.ps.server import Server
+from hvdtrain.world.job import Job
+from hvdtrain.world.place import World
+from hvdtrain.world.preempt import deferred_sigterm
+from hvdtrain.world.rendezvous import mark_left, open_store
+
+INSTALLED = "installed"  # in the store, once every server has its weights
+
+
+class MakePolicy(Protocol):
+    def __call__(self, workers: int, config: RunConfig) -> Policy: ...
+
+
+def serve(job: Job, report: Callable[[str], None], make_policy: MakePolicy) -> None:
+    """Be a server until every worker is done or lost. It starts from the weights that the first worker installs.
+
+    Args:
+        report: shows the user a line.
+
+    Raises:
+        Failure: a worker was lost, and the others cannot go on: in ps-sync; before training; or it was the first one,
+            which saves the results.
+    """
+    config, world = job.config, job.world
+    ledger = Ledger(job.folder, world.rank) if config.record else None
+    lease_ledger = LeaseLedger(job.folder) if config.record and world.rank == 0 else None
+
+    def make_bucket(number: int, weights: torch.Tensor) -> Bucket:
+        policy = make_policy(world.workers, config)
+        return Bucket(
+            weights, lambda p: make_optimizer(config, p), policy, ledger.of_bucket(number) if ledger else no_ledger
+        )
+
+    def send(worker: int, bucket: int, answer: Answer) -> None:
+        rpc.call(world.servers + worker, "take_answer", world.rank, bucket, answer)  # a lost worker is noticed below
+
+    leases = Leases(lease_ledger.write) if lease_ledger else Leases()
+    server = Server(make_bucket, Compressor(config.compression).decode, Membership(world.workers), leases, send)
+    store = open_store(world, config.timeout)
+    rpc.start(world, store, config.timeout, server)  # with the server: a worker may call as soon as it has started
+    ended: SimpleQueue[tuple[int, str]] = SimpleQueue()
+    for rank in range(world.servers, world.size):
+        rpc.watch(rank, config.timeout, partial(lambda rank, why: ended.put((rank, why)), rank))
+    with deferred_sigterm():  # the workers get it too, and need this server to save
+        for _ in range(world.workers):
+            rank, why = ended.get()
+            if why:
+                _lose(rank, why, world, store, server)
+                if world.rank == 0:
+                    report(f"hvdtrain: rank {rank} is lost, and the others go on without it: {why}")
+        if ledger:
+            ledger.close()
+        if lease_ledger:
+            lease_ledger.close()
+        rpc.stop(world, store, config.timeout)
+
+
+def _lose(rank: int, why: str, world: World, store: Store, server: Server) -> None:
+    """Go on without a worker. Failure where that cannot be."""
+    worker = rank - world.servers
+    if worker == 0:
+        raise Failure(f"rank {rank}, the first worker, is lost: {why}")
+    if not store.check([INSTALLED]):
+        raise Failure(f"rank {rank} was lost before training began: {why}")
+    try:
+        server.lose(worker)
+    except Failure as reason:
+        raise Failure(f"rank {rank} is lost, and {reason}: {why}") from None
+    if world.rank == 0:
+        mark_left(rank, store)

@@ -1,0 +1,188 @@
+"""A worker's end of the parameter server: what a synchroniser does, with gradients pushed and weights pulled."""
+
+from collections.abc import Mapping
+from datetime import timedelta
+from functools import partial
+from queue import SimpleQueue
+from typing import Any
+
+import torch
+from torch import nn
+
+from hvdtrain.errors import Failure
+from hvdtrain.numerics.flat import flatten_weights, trained
+from hvdtrain.numerics.optimizers import COUNT
+from hvdtrain.numerics.precision import LossScale
+from hvdtrain.ps import rpc
+from hvdtrain.ps.exchange import Exchange
+from hvdtrain.ps.group import ServerGroup
+from hvdtrain.ps.leases import NONE_NOW
+from hvdtrain.ps.messages import PushStatus
+from hvdtrain.ps.partition import cut
+from hvdtrain.ps.serve import INSTALLED
+from hvdtrain.world.job import Job
+from hvdtrain.world.rendezvous import open_store
+
+
+class PushPull:
+    """Pushes gradients to the servers while backward goes on, and takes weights back until forward needs them."""
+
+    backend = "rpc"
+
+    def __init__(self, job: Job) -> None:
+        self.config, self.world, self.timeout = job.config, job.world, job.config.timeout
+        self.store = open_store(job.world, self.timeout)
+        self.accumulating = False
+        rpc.start(job.world, self.store, self.timeout)
+        self.group = ServerGroup(job.world, self.store, self.timeout)
+        self._restored = 0  # the step of the snapshot that training goes on from
+        self._round: tuple[int, int] | None = None  # of shares that are leased: its begin and end
+        self._requests: SimpleQueue[Any] = SimpleQueue()  # the answer to the request for the next share
+        self._requested = False  # in this step
+
+    def prepare(self, model: nn.Module) -> nn.Module:
+        self.parameters = parameters = trained(model)
+        sizes = [p.numel() for p in parameters]
+        pieces = cut(sizes, self.world.servers, self.config.bucket_elements)
+        weights = flatten_weights(model)
+        self.exchange = Exchange(
+            self.world.worker, pieces, sizes, weights, self.config.compression, rpc.PATIENCE * self.timeout,
+            staged=weights.is_cuda,
+        )  # fmt: skip
+        rpc.set_endpoint(self.exchange)
+        for server in range(self.world.servers):
+            rpc.watch(server, self.timeout, partial(self._server_ended, server))
+        if self.world.is_chief:
+            for piece in pieces:
+                rpc.ask(piece.server, "install", piece.number, weights[piece.start : piece.stop].cpu())
+            self.store.set(INSTALLED, "")
+        self.store.wait([INSTALLED], timedelta(seconds=self.timeout))
+        self.refresh()
+        for index, parameter in enumerate(parameters):
+            parameter.register_post_accumulate_grad_hook(partial(self._push, index))
+        numbers = {p: index for index, p in enumerate(parameters)}
+        for module in model.modules() if not self.config.compile else ():
+            if own := [numbers[p] for p in module.parameters(recurse=False) if p in numbers]:
+                module.register_forward_pre_hook(lambda module, inputs, own=own: self.exchange.wait_for(own))
+        return model
+
+    def _server_ended(self, server: int, why: str) -> None:
+        if why:
+            self.exchange.fail(Failure(f"parameter server rank {server} failed: {why}"))
+
+    def _push(self, index: int, parameter: nn.Parameter) -> None:
+        """A gradient is complete, and the weights it belongs to are not needed any more in this backward pass."""
+        self._request_share()
+        if self.accumulating or self.config.precision == "fp16":  # which may have overflowed: known after backward
+            return
+        assert parameter.grad is not None
+        self.exchange.put(index, parameter.grad)
+        parameter.grad = None
+
+    def restore(self, step: int, state: Mapping[str, torch.Tensor]) -> None:
+        self.exchange.step = self._restored = step
+        if self.world.is_chief:
+            restored = []
+            for piece in self.exchange.pieces:
+                # Copies, since of parts of larger tensors rpc would send the whole.
+                own = {n: v.clone() if n == COUNT else v[piece.start : piece.stop].clone() for n, v in state.items()}
+                restored.append((piece.server, rpc.call(piece.server, "restore", piece.number, step, own)))
+            for server, done in restored:
+                rpc.result(server, done)
+        self.group.barrier()  # nobody pushes before every server is ready
+
+    def optimizer_state(self) -> dict[str, torch.Tensor]:
+        if not self.world.is_chief:
+            return {}
+        calls = [(p.server, rpc.call(p.server, "optimizer_state", p.number)) for p in self.exchange.pieces]
+        states = [rpc.result(server, call) for server, call in calls]
+        found = {name: torch.cat([state[name] for state in states]) for name in states[0]}
+        if COUNT in found:
+            found[COUNT] = found[COUNT].max()[None]
+        return found
+
+    def set_accumulating(self, accumulating: bool) -> None:
+        self.accumulating = accumulating
+
+    def begin(self, step: int, lr: float) -> None:
+        self._requested = False
+        self.exchange.begin(self.exchange.step + 1, lr)
+        if self.config.compile:  # a compiled model has no layers to wait before
+            self.exchange.wait_for_all()
+
+    def wait(self) -> None:
+        """Nothing to wait for: forward waits for each layer's weights when it needs them. Where no gradient was pushed
+        in backward (fp16), the next share is requested here.
+        """
+        self._request_share()
+
+    def begin_round(self, begin: int, end: int) -> None:
+        """Lease shares from `begin` to `end`, the last one excluded, which all workers say together. From now on each
+        backward pass requests the next one, so that its answer is there when the step is over.
+        """
+        self._round, self._requested = (begin, end), False
+        self._request_share()
+
+    def next_share(self) -> tuple[int | None, int]:
+        """The number of the share to train on next; None when all of the round are finished, and the number of the
+        first that was not leased.
+
+        Called by the thread that makes the next batch, while the main thread trains on this one: hence the queue.
+        """
+        assert self._round is not None
+        share = rpc.result(0, self._requests.get())
+        step, after = self.exchange.step + 1, 0  # main has begun the step in whose backward pass it was requested
+        if share == NONE_NOW:
+            self.idle()  # another's share may come back, and it must not wait for this worker until then
+            share, after = rpc.result(0, rpc.call_later(0, "await_lease", self.world.worker, step))
+        if share == NONE_NOW:
+            self._round = None
+            return None, after
+        return share, after
+
+    def pause_leases(self) -> None:
+        """End the round early, for all workers."""
+        rpc.ask(0, "pause_leases")
+
+    def _request_share(self) -> None:
+        if self._round and not self._requested:
+            self._requested = True
+            step = self.exchange.step + 1
+            self._requests.put(rpc.call(0, "lease", self.world.worker, step, *self._round))
+
+    def update(self, loss_scale: LossScale) -> None:
+        """Nothing, since the optimizer runs on the servers. With fp16: push all gradients, unless one overflowed."""
+        if loss_scale.enabled:
+            loss_scale.step(self._push_all)
+            if not loss_scale.acted:
+                self.exchange.skip()
+
+    def _push_all(self) -> None:
+        for index, parameter in enumerate(self.parameters):
+            assert parameter.grad is not None
+            self.exchange.put(index, parameter.grad)
+
+    def refresh(self) -> None:
+        self.idle()
+        self.exchange.wait_for_all()
+        self.group.barrier()  # no worker pushes any more: all pull the same weights
+        self.exchange.pull()
+
+    def idle(self) -> None:
+        for server in range(self.world.servers):
+            rpc.ask(server, "idle", self.world.worker, self.exchange.step)
+
+    @property
+    def push_status(self) -> PushStatus:
+        return self.exchange.push_status
+
+    @property
+    def waited_s(self) -> float:
+        return self.exchange.waited_s
+
+    @property
+    def bytes_per_step(self) -> float:
+        return self.world.workers * self.exchange.bytes_moved / max(1, self.exchange.step - self._restored)
+
+    def servers(self) -> list[tuple[str, float]]:
+        return [rpc.ask(server, "host_and_memory") for server in range(self.world.servers)]

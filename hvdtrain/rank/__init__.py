@@ -1,0 +1,1 @@
+"""One rank of a job, from its options to its exit code."""

@@ -1,0 +1,109 @@
+"""One rank of a job, from its configuration to its exit code. Torch is imported when all that can be checked is."""
+
+import contextlib
+import os
+import time
+import traceback
+from pathlib import Path
+
+from hvdtrain.config.run_config import RunConfig
+from hvdtrain.errors import UsageError
+from hvdtrain.runs.folder import CONFIG, check_free, claim, is_begun, wait_for_claim
+from hvdtrain.runs.request import check, check_workers, with_absolute_paths
+from hvdtrain.world.parent import end_with_starter
+from hvdtrain.world.place import World, read_world
+from hvdtrain.world.preempt import EXIT_CODE, Terminated
+from hvdtrain.world.terminal import open_logs
+
+
+def run_rank(config: RunConfig, out: str, resuming: bool = False) -> None:
+    """Train as the rank that the environment says, and leave a run folder.
+
+    Args:
+        out: the run folder; by default one under runs/, named after the mode and the job.
+        resuming: go on with the run that is there, or begin it where there is none.
+
+    Raises:
+        UsageError: before anything was touched.
+    """
+    here = read_world()
+    if here.starter != "alone":
+        end_with_starter()
+    try:
+        world = read_world(check(config).servers)
+        config = config.for_workers(world.workers)
+        check_workers(config, world.workers)
+        threads = config.threads or _share_of_cores(world)
+        # Torch reads these when it is imported.
+        os.environ["OMP_NUM_THREADS"] = os.environ["MKL_NUM_THREADS"] = str(threads)
+        if not world.is_server:  # it has large tensors; a server has buckets, which huge pages would leave gaps between
+            os.environ.setdefault("THP_MEM_ALLOC_ENABLE", "1")
+        os.environ.setdefault("TORCH_CPP_LOG_LEVEL", "ERROR")
+        job = _job_id(world)
+        folder = Path(out or f"runs/{config.mode}-{job}")
+        asked, resuming = resuming, resuming and is_begun(folder)
+        if world.is_chief and not resuming:
+            try:
+                check_free(folder, others_log=not world.is_local)
+            except UsageError:
+                if asked and folder.is_dir():
+                    raise UsageError(f"--out {folder} is not a run to go on with: it has no {CONFIG}") from None
+                raise
+        from hvdtrain.rank import work  # imports torch
+        from hvdtrain.training import resume
+
+        prepared = work.prepare(config, world, folder, threads, resuming)
+        if prepared.finished:
+            if world.is_chief:
+                print(f"{folder} has finished: there is nothing left to do")
+            return
+        if world.is_chief:  # which finds every fault there is, and writes the results
+            claim(folder, with_absolute_paths(config), world.workers, job, not world.is_local, resuming)
+            if resuming:
+                resume.prepare_folder(folder, prepared.resumed, range(world.servers, world.size))
+        elif world.is_local:
+            wait_for_claim(folder, job, config.timeout)
+    except UsageError:
+        # Every rank on a host finds the same fault, and one line is enough: the first rank's, whose end is the end
+        # of the others. Servers need less than workers do; what they do not miss, the first worker reports.
+        if here.is_local:
+            time.sleep((here.rank > 0) + (here.rank > config.servers))
+        raise
+    terminal = open_logs(folder, world.rank)
+    try:
+        prepared.run(terminal)
+    except Terminated:
+        os._exit(EXIT_CODE)
+    except BaseException as error:
+        with contextlib.suppress(OSError):  # a full disk, which may be what went wrong
+            traceback.print_exc()
+        line = str(error).strip().split("\n")[0] or type(error).__name__
+        log = folder / "logs" / f"rank.{world.rank}.err"
+        message = f"rank {world.rank} failed: {line} (see {log})"
+        if isinstance(error, KeyboardInterrupt):
+            message = "interrupted"
+        elif isinstance(error, SystemExit):  # rich's, when it cannot print
+            message = f"rank {world.rank} ended: nobody reads what it prints"
+        with contextlib.suppress(OSError):
+            print(f"hvdtrain: {message}", file=terminal.err, flush=True)
+        # Not sys.exit: leaving politely means waiting for ranks that may never come.
+        os._exit(130 if isinstance(error, KeyboardInterrupt) else getattr(error, "exit_code", 1))
+
+
+def _share_of_cores(world: World) -> int:
+    """As many threads as let all workers of this host have their own cores."""
+    workers_here = world.local_size - (world.servers if world.is_local else 0)
+    return max(1, len(os.sched_getaffinity(0)) // max(1, workers_here))
+
+
+def _job_id(world: World) -> str:
+    """A name for the job that all its ranks know without having met."""
+    env = os.environ.get
+    if world.starter == "alone":
+        return time.strftime("%Y%m%d-%H%M%S")
+    return {
+        "mpirun": env("PMIX_NAMESPACE", "").split("@")[0].split("-")[-1],
+        "horovodrun": env("HOROVOD_GLOO_RENDEZVOUS_PORT", ""),
+        "srun": f"{env('SLURM_JOB_ID')}.{env('SLURM_STEP_ID')}",
+        "env": env("MASTER_PORT", ""),
+    }.get(world.starter, str(os.getppid()))

@@ -1,0 +1,233 @@
+"""What a rank does once it knows where it is: serve, or build the model, train it and write down the results."""
+
+import dataclasses
+import math
+import os
+import shutil
+import socket
+from collections.abc import Callable
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import torch
+from safetensors.torch import load_file
+from torch import nn
+
+from hvdtrain import models, modes
+from hvdtrain.config.run_config import RunConfig
+from hvdtrain.data.augment import Augment
+from hvdtrain.data.find import find_dataset
+from hvdtrain.data.folder import ImageFolder, content_hash
+from hvdtrain.data.loader import Loader, native_side
+from hvdtrain.errors import Failure, UsageError
+from hvdtrain.models.layers import Network
+from hvdtrain.models.pretrained import load_pretrained
+from hvdtrain.modes._synchroniser import Synchroniser
+from hvdtrain.rank.summary import summarise
+from hvdtrain.runs.manifest import manifest, weights_hash
+from hvdtrain.runs.metrics import Recorder, Tally, write_json
+from hvdtrain.runs.snapshot import BEST, Snapshot, write_tensors
+from hvdtrain.training import device, resume
+from hvdtrain.training.evaluation import evaluate
+from hvdtrain.training.history import History
+from hvdtrain.training.loop import Training, train
+from hvdtrain.training.progress import TrainingProgress
+from hvdtrain.training.saver import Saver
+from hvdtrain.world.group import Group
+from hvdtrain.world.job import Job
+from hvdtrain.world.place import World
+from hvdtrain.world.preempt import Terminated, deferred_sigterm, leave_file
+from hvdtrain.world.terminal import Terminal
+
+WEIGHTS = "snapshots/final.safetensors"
+HOST_LETTERS = 64  # of a host's name, in bytes: what Linux allows
+
+
+@dataclasses.dataclass(frozen=True)
+class Prepared:
+    """A rank that is ready to begin: every fault that could be found has been.
+
+    Attributes:
+        run: serve or train, until that is done.
+        resumed: the snapshot that it goes on from.
+        finished: there is nothing left to do.
+    """
+
+    run: Callable[[Terminal], None]
+    resumed: Snapshot | None = None
+    finished: bool = False
+
+
+def prepare(config: RunConfig, world: World, folder: Path, threads: int, resuming: bool) -> Prepared:
+    """Find every fault that can be found before anything starts.
+
+    Args:
+        resuming: go on with the run in the folder, if there is one.
+
+    Raises:
+        UsageError: the data set, the device, the pretrained weights or the snapshot cannot be used.
+    """
+    data = find_dataset(config.dataset)
+    if len(data.train) < world.workers:
+        raise UsageError(f"{len(data.train)} training images are too few for {world.workers} workers")
+    config.check_length(len(data.train))
+    if resuming and resume.is_finished(folder, config, len(data.train)):
+        return Prepared(lambda terminal: None, finished=True)
+    torch.set_num_threads(threads)
+    device.set_up(config)
+    chosen = device.choose_device(config, world)
+    if config.record and chosen.type == "cuda":
+        raise UsageError("--record is for --device cpu: replay computes there, and a GPU rounds otherwise")
+    if config.compile and not world.is_server and not shutil.which(os.environ.get("CXX") or "g++"):
+        raise UsageError("--compile needs a C++ compiler: install g++, or let CXX name one")
+    job = Job(config, world, folder, chosen, threads)
+    if world.is_server:
+        return Prepared(lambda terminal: modes.load(config.mode).serve(job, partial(print, file=terminal.out)))
+    model = initial_model(config, len(data.classes))
+    skipped = None
+    if config.pretrained:  # on every worker: what is sent around later need not include batch-norm statistics
+        skipped = load_pretrained(model, config.model, config.pretrained)
+    resumed = resume.find(folder, config, data, world.is_chief) if resuming else None
+    if resumed:
+        model.load_state_dict(resumed.weights)
+    return Prepared(lambda terminal: train_as_worker(job, data, model, skipped, resumed, terminal), resumed)
+
+
+def initial_model(config: RunConfig, classes: int) -> Network:
+    """The model as training finds it: its weights depend on the seed alone."""
+    torch.manual_seed(config.seed)
+    model = models.make(config.model, classes, config.width, config.dropout)
+    if config.freeze == "features":
+        model.features.requires_grad_(False)
+    return model
+
+
+def image_side(config: RunConfig, data: ImageFolder) -> int:
+    """The side, in pixels, of the images that a job trains on."""
+    return config.image_size or native_side(data.train[0][0])
+
+
+def train_as_worker(
+    job: Job, data: ImageFolder, model: Network, skipped: list[str] | None, resumed: Snapshot | None, terminal: Terminal
+) -> None:
+    """Train as a worker; the first worker writes the manifest, the snapshots, the summary and the weights."""
+    config, world = job.config, job.world
+    sync: Synchroniser = modes.load(config.mode).connect(job)
+    job = dataclasses.replace(job, device=device.take_gpu(job, sync.group))
+    module: Any = sync.prepare(model.to(job.device))
+    if config.compile:
+        module = torch.compile(module, dynamic=False)  # for each shape, of which there are two or three
+    if resumed:
+        sync.restore(resumed.step, resumed.optimizer)
+    side = image_side(config, data)
+    facts = _begin(job, data, side, model, sync, resumed)
+    loader = Loader(data.train, side, job.threads, Augment(config.augment, config.seed))
+    validation = Loader(data.validation, side, job.threads)
+    progress = TrainingProgress(
+        terminal.out, config.total_steps(len(data.train)), world.is_chief, config.log_every, world.workers,
+        first_step=resumed.step if resumed else 0,
+    )  # fmt: skip
+    allowed, starters = os.sched_getaffinity(0), os.sched_getaffinity(os.getppid())
+    if allowed < starters:
+        progress.print(f"this worker may use {len(allowed)} of {len(starters)} cores: with mpirun, add --bind-to none")
+    if job.device.type == "cuda":
+        print(f"rank {world.rank} computes on {device.describe(job.device)}", file=terminal.out, flush=True)
+    if resumed:
+        was = resumed.state["parts"][-1]
+        until = f"until then {was['mode']} with {was['workers']} worker(s) and {was['servers']} server(s)"
+        progress.print(f"going on after step {resumed.step}, from {resumed.folder}; {until}")
+    else:
+        for line in skipped or []:
+            progress.print(f"--pretrained skipped {line}")
+    before, after = (resumed.state, resumed.step) if resumed else ({}, 0)
+    tally = Tally(**before["tally"]) if resumed and world.is_chief else None
+    recorder = Recorder(job.folder, world.rank, world.is_chief, after, tally)
+    history = History(**before.get("history", {}))
+    saver = Saver(job, model, sync, recorder, facts, after, progress.print)
+    training = Training(job, model, module, sync, recorder, progress, saver, history)
+    with deferred_sigterm(leave_file(job.folder) if world.is_chief else None):
+        try:
+            train(training, loader, validation)
+        except Terminated:
+            last = f"the last snapshot is of step {saver.last}" if saver.last else "no snapshot could be saved"
+            progress.print(f"ended by SIGTERM at step {history.step}; {last}: go on with --resume --out {job.folder}")
+            sync.group.close()
+            raise
+        finally:
+            progress.close()
+            recorder.close()
+        _finish(training, data, side)  # a SIGTERM that comes now has nothing left to end
+
+
+def _finish(training: Training, data: ImageFolder, side: int) -> None:
+    """Write the results of training that is over, and leave the others. All workers call it together."""
+    job, sync, progress = training.job, training.sync, training.progress
+    summary = summarise(job, sync, training.recorder, training.history)
+    if job.world.is_chief:
+        write_tensors(job.folder / WEIGHTS, training.model.state_dict())
+    if data.test:
+        summary |= _test_best(job, sync.group, training.model, Loader(data.test, side, job.threads), progress)
+    if job.world.is_chief:
+        write_json(job.folder / "summary.json", summary)
+        if share := summary["left_out_share"]:
+            progress.print(f"{share:.1%} of the steps overflowed fp16, and were left out")
+        if not math.isfinite(summary["val_loss"]):
+            progress.print(f"training diverged: the validation loss is {summary['val_loss']}; try a lower --lr")
+        progress.print(f"wrote {job.folder}")
+    sync.group.close()
+
+
+def _begin(
+    job: Job, data: ImageFolder, side: int, model: Network, sync: Synchroniser, resumed: Snapshot | None
+) -> dict[str, Any]:
+    """Check that all workers start from the same weights; the first writes the manifest. They call it together.
+
+    Returns:
+        What a snapshot holds of it, on the first worker; on the others nothing.
+
+    Raises:
+        Failure: they do not.
+    """
+    world, before = job.world, resumed.state if resumed else {}
+    start = weights_hash(model)
+    there, starts = sync.group.gather([int(start[:12], 16)])  # as much of it as a float64 holds
+    differs = (starts != starts[0]).flatten().tolist()
+    if different := [world.servers + worker for worker, its in zip(there, differs, strict=True) if its]:
+        raise Failure(f"ranks {different} do not start from the weights of rank {world.servers}")
+    hosts = _hosts(sync)
+    if not world.is_chief:
+        return {}
+    facts = manifest(job, sync.backend, model, hosts, {
+        "dataset_hash": before.get("dataset_hash") or content_hash(data), "image_size": side,
+        "classes": len(data.classes), "train_samples": len(data.train), "validation_samples": len(data.validation),
+        "initial_weights": before.get("initial_weights", f"blake2b:{start}"),
+    })  # fmt: skip
+    part = {name: facts[name] for name in ("mode", "workers", "servers", "threads_per_worker", "device", "started")}
+    facts["parts"] = [*before.get("parts", []), {"after_step": resumed.step if resumed else 0, **part}]
+    write_json(job.folder / "manifest.json", facts)
+    return {name: facts[name] for name in ("dataset_hash", "initial_weights", "parts")}
+
+
+def _test_best(
+    job: Job, group: Group, model: nn.Module, loader: Loader, progress: TrainingProgress
+) -> dict[str, float]:
+    """Loss and accuracy of the best model over the test images; all workers call it together. The model changes."""
+    best = job.folder / "snapshots" / BEST
+    _, has_it = group.gather([best.is_file()])
+    if not has_it.all():
+        progress.print(
+            f"{best} is not on storage that all workers share: `hvdtrain evaluate --split test` does it later"
+        )
+        return {}
+    model.load_state_dict(load_file(best, device=str(job.device)))
+    loss, accuracy = evaluate(job, model, group, loader)
+    return {"test_loss": loss, "test_accuracy": accuracy}
+
+
+def _hosts(sync: Synchroniser) -> list[str]:
+    """The names of all hosts that have a rank, sorted; workers exchange them letter by letter."""
+    own = socket.gethostname().encode()[:HOST_LETTERS]
+    _, rows = sync.group.gather([*own.ljust(HOST_LETTERS, b"\0")])
+    names = {bytes(map(int, row)).rstrip(b"\0").decode(errors="replace") for row in rows.tolist()}
+    return sorted(names | {host for host, _ in sync.servers()})

@@ -1,0 +1,65 @@
+"""Splits the runs of a grid into comparisons.
+
+Runs of one comparison may be compared with each other; between comparisons differs what a grid varies, and no more.
+"""
+
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from hvdtrain.report.fairness import GRID_FIELDS, check_grid, field_value, format_value
+from hvdtrain.report.runs import Run
+
+_TITLES = {"model": "{}", "global_batch": "global batch {}", "lr": "learning rate {}"}
+_NAMES = {"model": "{}", "global_batch": "b{}", "lr": "lr{}"}
+
+
+@dataclass(frozen=True)
+class Comparison:
+    """Finished runs of one model, global batch and learning rate.
+
+    Attributes:
+        title: what distinguishes it from the other comparisons, for people: `vgg16, global batch 64`.
+        name: the same for a folder, `vgg16-b64`; empty where there is only one comparison.
+    """
+
+    title: str
+    name: str
+    runs: list[Run]
+
+
+def split_into_comparisons(runs: Sequence[Run]) -> list[Comparison]:
+    """The finished runs by model, then by global batch, then by learning rate.
+
+    Raises:
+        UsageError: they differ in more than a grid varies; the field is named.
+    """
+    groups: dict[tuple[Any, ...], list[Run]] = {}
+    for run in runs:
+        if run.is_finished:
+            groups.setdefault(tuple(_rounded(field_value(run, field)) for field in GRID_FIELDS), []).append(run)
+    if len(groups) < 2:
+        return [Comparison("", "", members) for members in groups.values()]
+    check_grid(runs)
+    keys = sorted(groups, key=lambda key: (key[0] or "", key[1] or 0, key[2] or 0))
+    with_same_batch = Counter(key[:2] for key in keys)
+    comparisons = []
+    for key in keys:
+        varying = [
+            (field, format_value(value))
+            for i, (field, value) in enumerate(zip(GRID_FIELDS, key, strict=True))
+            if len({other[i] for other in keys}) > 1
+        ]
+        title = ", ".join(_TITLES[field].format(text) for field, text in varying)
+        # The learning rate follows from the batch, unless two comparisons have the same batch.
+        short = [(field, text) for field, text in varying if field != "lr" or with_same_batch[key[:2]] > 1]
+        name = "-".join(_NAMES[field].format(text.replace(",", "")) for field, text in short)
+        name = "".join(c if c.isalnum() or c in "-._" else "_" for c in name).strip(".")  # no path, and not hidden
+        comparisons.append(Comparison(title, name or "_", groups[key]))
+    return comparisons
+
+
+def _rounded(value: Any) -> Any:
+    """A learning rate to four digits, as it is written: rates that read the same are of one comparison."""
+    return float(f"{value:.4g}") if isinstance(value, float) else value

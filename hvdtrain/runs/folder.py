@@ -1,0 +1,67 @@
+"""The run folder: claiming it, so that nothing is overwritten."""
+
+import contextlib
+import fcntl
+import os
+import time
+import tomllib
+from pathlib import Path
+
+from hvdtrain.config.run_config import RunConfig
+from hvdtrain.errors import Failure, UsageError
+
+CONFIG = "config.toml"
+
+
+def check_free(folder: Path, others_log: bool = False) -> None:
+    """UsageError where the folder holds anything already, or cannot be looked at.
+
+    Args:
+        others_log: the job's ranks on other hosts, which do not wait for the claim, may have begun logs/ in it.
+    """
+    try:
+        is_folder = folder.is_dir()
+        is_file = folder.exists() and not is_folder
+        is_used = is_folder and any(not (others_log and entry.name == "logs") for entry in folder.iterdir())
+    except OSError as error:
+        raise UsageError(f"--out {folder} cannot be used: {error.strerror}") from None
+    if is_file:
+        raise UsageError(f"--out {folder} is a file: choose a folder")
+    if is_used:
+        raise UsageError(f"--out {folder} is in use: choose another folder, or remove it yourself")
+
+
+def is_begun(folder: Path) -> bool:
+    """Whether a run was begun in the folder."""
+    return (folder / CONFIG).is_file()
+
+
+def claim(folder: Path, config: RunConfig, workers: int, job: str, others_log: bool, resuming: bool) -> None:
+    """Make the run folder this job's, as long as this process lives. Of two jobs that want it, one gets a UsageError.
+
+    Args:
+        resuming: go on with the run that is there.
+    """
+    if not resuming:
+        check_free(folder, others_log)
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        lock = os.open(folder / CONFIG, os.O_WRONLY | os.O_CREAT | (0 if resuming else os.O_EXCL), 0o666)
+        fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)  # open until this process ends, however it does
+    except (FileExistsError, BlockingIOError):
+        raise UsageError(f"--out {folder} is in use: another job has claimed it, and is at work there") from None
+    except OSError as error:
+        raise UsageError(f"--out {folder} cannot be written: {error.strerror}") from None
+    (folder / "snapshots").mkdir(exist_ok=True)
+    config.save(folder / CONFIG, workers=workers, job=job)
+
+
+def wait_for_claim(folder: Path, job: str, seconds: float) -> None:
+    """Return when the job's first worker has claimed the folder; Failure if it does not within the time."""
+    deadline = time.monotonic() + seconds
+    while time.monotonic() < deadline:
+        with contextlib.suppress(OSError, tomllib.TOMLDecodeError):
+            if tomllib.loads((folder / CONFIG).read_text()).get("job") == job:
+                return
+        time.sleep(0.05)
+    raise Failure(f"the first worker did not claim {folder} within {seconds:.0f} s")

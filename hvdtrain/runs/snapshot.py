@@ -1,0 +1,178 @@
+"""Snapshots: all that a run needs to go on as if it had never stopped, in a folder that is complete or not there.
+
+`snapshots/step-00000120/` holds `weights.safetensors`, `optimizer.safetensors` and `state.json`, which has the step,
+the history, what the configuration was, and checksums of the other two. Random numbers need no place in it: what
+happens at a step depends on the seed, the step and the worker alone.
+"""
+
+import contextlib
+import json
+import os
+import shutil
+import zlib
+from collections.abc import Callable, Mapping
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from safetensors import SafetensorError
+from safetensors.torch import load_file, save_file
+
+from hvdtrain.errors import UsageError
+
+Tensors = Mapping[str, torch.Tensor]
+WEIGHTS, OPTIMIZER, STATE = "weights.safetensors", "optimizer.safetensors", "state.json"
+BEST = "best.safetensors"  # in snapshots/, and as it was then in each snapshot
+FORMAT = 1
+CHUNK = 2**22  # bytes read at a time
+
+
+@dataclass(frozen=True)
+class Snapshot:
+    """A snapshot that was read and found whole.
+
+    Attributes:
+        step: the last that is in it.
+        weights: the model's state_dict.
+        optimizer: flat float32 vectors over the trained parameters, in their order, and one-element counts.
+        state: what else was saved, as `save` was given it.
+    """
+
+    folder: Path
+    step: int
+    weights: Tensors
+    optimizer: Tensors
+    state: dict[str, Any]
+
+
+def save(run: Path, step: int, weights: Tensors, optimizer: Tensors, state: dict[str, Any], keep: int) -> None:
+    """Write a snapshot, and remove all but the last `keep`; on disk when this returns.
+
+    Raises:
+        OSError: it cannot be written; nothing of it is left, and those before it are as they were.
+    """
+    snapshots = run / "snapshots"
+    folder = snapshots / f"step-{step:08}"
+    unfinished = folder.with_suffix(".part")
+    try:
+        shutil.rmtree(unfinished, ignore_errors=True)
+        unfinished.mkdir()
+        with ThreadPoolExecutor(2) as pool:  # the disk writes the one while the other is made, and while both are read
+            flushed = []
+            for name, tensors in ((WEIGHTS, weights), (OPTIMIZER, optimizer)):
+                write_tensors(unfinished / name, tensors)
+                flushed.append(pool.submit(_flush, unfinished / name))
+            sums = {name: _checksum(unfinished / name) for name in (WEIGHTS, OPTIMIZER)}
+            for done in flushed:
+                done.result()
+        if (snapshots / BEST).exists():
+            with contextlib.suppress(OSError):  # a file system without links: the best model is not part of it then
+                os.link(snapshots / BEST, unfinished / BEST)
+        text = json.dumps({"format": FORMAT, "step": step, "checksums": sums, **state})
+        with (unfinished / STATE).open("w") as file:
+            file.write(f"{text}\n{_crc(text.encode())}\n")
+            file.flush()
+            os.fsync(file.fileno())
+        if folder.exists():  # of a run that was resumed from an earlier one
+            shutil.rmtree(folder)
+        unfinished.rename(folder)
+        _sync_folder(snapshots)
+    except OSError:
+        shutil.rmtree(unfinished, ignore_errors=True)
+        raise
+    for old in _found(run)[keep:]:
+        shutil.rmtree(old, ignore_errors=True)
+
+
+def _flush(path: Path) -> None:
+    with path.open("rb") as file:
+        os.fsync(file.fileno())
+
+
+def write_tensors(path: Path, tensors: Tensors) -> None:
+    """Write a safetensors file, whole or not at all. OSError where it cannot be."""
+    unfinished = path.with_suffix(".writing")
+    try:
+        save_file({name: tensor.detach().cpu().contiguous() for name, tensor in tensors.items()}, unfinished)
+    except SafetensorError as error:  # which it raises for a full disk too
+        unfinished.unlink(missing_ok=True)
+        raise OSError(None, str(error), str(path)) from None
+    unfinished.chmod(path.parent.stat().st_mode & 0o666)  # safetensors lets nobody else read it
+    unfinished.rename(path)
+
+
+def latest(run: Path, report: Callable[[str], None]) -> Snapshot | None:
+    """The last snapshot that is whole, or None where there is none; `report` gets a line for each that is not.
+
+    Raises:
+        UsageError: there are snapshots, and not one is whole.
+    """
+    found = _found(run)
+    for folder in found:
+        try:
+            return _read(folder)
+        except (OSError, ValueError, KeyError, TypeError, AttributeError, SafetensorError) as error:
+            reason = getattr(error, "strerror", None) or str(error)
+            report(f"{folder} is damaged, and passed over: {reason}")
+    if found:
+        raise UsageError(f"none of the {len(found)} snapshots in {run / 'snapshots'} is whole: train anew elsewhere")
+    return None
+
+
+def roll_back(run: Path, snapshot: Snapshot) -> None:
+    """Make a run folder as it was at a snapshot: what came later is removed, and the best model is that of then."""
+    for folder in _found(run):
+        if folder.name > snapshot.folder.name:
+            shutil.rmtree(folder)
+    for unfinished in (run / "snapshots").glob("step-*.part"):
+        shutil.rmtree(unfinished, ignore_errors=True)
+    if (snapshot.folder / BEST).exists():
+        best = run / "snapshots" / BEST
+        best.unlink(missing_ok=True)
+        os.link(snapshot.folder / BEST, best)
+
+
+def _found(run: Path) -> list[Path]:
+    """The snapshots' folders, the latest first."""
+    return sorted((p for p in (run / "snapshots").glob("step-*") if p.suffix != ".part" and p.is_dir()), reverse=True)
+
+
+def _read(folder: Path) -> Snapshot:
+    text, checksum, *_ = [*(folder / STATE).read_text().splitlines(), "", ""]
+    if _crc(text.encode()) != checksum:
+        raise ValueError(f"{STATE} is not what was written")
+    state = json.loads(text)
+    if state["format"] != FORMAT:
+        raise ValueError(f"it is of format {state['format']}, which this version does not read")
+    for name, expected in state["checksums"].items():
+        if _checksum(folder / name) != expected:
+            raise ValueError(f"{name} is not what was written")
+    return Snapshot(folder, state["step"], load_file(folder / WEIGHTS), load_file(folder / OPTIMIZER), state)
+
+
+def _checksum(path: Path) -> str:
+    """The file's CRC-32: against damage, not against forgery, and faster than a disk."""
+    total = 0
+    with path.open("rb") as file:
+        while chunk := file.read(CHUNK):
+            total = zlib.crc32(chunk, total)
+    return _labelled(total)
+
+
+def _crc(content: bytes) -> str:
+    return _labelled(zlib.crc32(content))
+
+
+def _labelled(crc: int) -> str:
+    return f"crc32:{crc:08x}"
+
+
+def _sync_folder(folder: Path) -> None:
+    """Have a rename in it survive a crash of the machine."""
+    descriptor = os.open(folder, os.O_RDONLY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)

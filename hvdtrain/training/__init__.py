@@ -1,0 +1,1 @@
+"""The training loop of a worker, and what it needs: batches, evaluation, decisions between steps, saving."""

@@ -1,0 +1,131 @@
+"""When all workers come to the same step, between two steps, and what they decide there."""
+
+import time
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+
+from hvdtrain import modes
+from hvdtrain.config.run_config import RunConfig
+from hvdtrain.world.preempt import termination_requested
+
+LOCKSTEP_EVERY_S = 1.0  # how often the workers of a lockstep mode come together
+LOOK_EVERY_S = 0.2  # how often a worker of the other modes looks whether a barrier is requested
+
+
+@dataclass(frozen=True)
+class Decision:
+    """What all workers do after the step they have just taken, the same on each.
+
+    Attributes:
+        over: training ends here.
+        terminated: a worker was sent SIGTERM: save a snapshot, and leave.
+        snapshot: it is time for one.
+    """
+
+    over: bool = False
+    terminated: bool = False
+    snapshot: bool = False
+
+    def __bool__(self) -> bool:
+        return self.over or self.terminated or self.snapshot
+
+
+GO_ON = Decision()
+
+
+class StepBarrier:
+    """Brings all workers to the same step when there is something to decide. Called after every step.
+
+    Workers in lockstep come together every second or so, at steps that all of them compute from the same sums. Of the
+    others, the one that wants a decision requests a barrier; when all have come, they go on to the step of the one
+    furthest ahead, and decide there.
+
+    Args:
+        sync: a Synchroniser; where shares are leased a PushPull.
+        steps: how many there are in all, or None where time decides.
+        elapsed: seconds of training before this process began, at the last snapshot.
+    """
+
+    def __init__(self, config: RunConfig, sync: Any, steps: int | None, elapsed: float) -> None:
+        self.sync, self.group, self.steps = sync, sync.group, steps
+        self.lockstep = modes.declared(config.mode).lockstep
+        self.time_budget, self.snapshot_s = config.time_budget, config.snapshot_s
+        self.saved_at = elapsed
+        self.next_step = 0  # of the next barrier, in lockstep
+        self.passed = 0  # barriers so far
+        self.target: int | None = None  # the step to go on to, since a barrier was requested
+        self.looked_at = time.monotonic()
+        self.paused = False  # this round of leased shares, by this worker
+
+    def after(self, step: int, elapsed: float, is_last: bool) -> Decision:
+        """What to do after this step.
+
+        Args:
+            elapsed: seconds of training up to here.
+            is_last: whether it is its epoch's last: then, in every mode, all workers are at it when this returns.
+        """
+        at_end = self.steps is not None and step >= self.steps
+        if self.lockstep:
+            return self._in_lockstep(step, elapsed, at_end)
+        wants = self._wants(elapsed)
+        must_stop = is_last or at_end
+        if not must_stop and self.target != step:
+            if self.target is not None or not (any(wants) or self._is_requested()):
+                return GO_ON
+            self.group.request_barrier(self.passed)
+        while True:
+            self.sync.idle()
+            self.passed += 1
+            _, rows = self.group.gather([step, elapsed, *wants])
+            furthest = int(rows[:, 0].max())
+            if rows[:, 0].eq(furthest).all():
+                self.target = None
+                return self._decide(rows[:, 1:], at_end)
+            self.target = furthest
+            if step < furthest:
+                return GO_ON
+
+    def in_round(self, elapsed: float) -> None:
+        """After each step where shares are leased: end the round early if this worker wants a decision."""
+        if not self.paused and any(self._wants(elapsed)):
+            self.paused = True
+            self.sync.pause_leases()
+
+    def after_round(self, step: int, elapsed: float) -> Decision:
+        """What to do after a round of leased shares, whose last step this is."""
+        self.paused = False
+        _, rows = self.group.gather([elapsed, *self._wants(elapsed)])
+        return self._decide(rows, self.steps is not None and step >= self.steps)
+
+    def _in_lockstep(self, step: int, elapsed: float, at_end: bool) -> Decision:
+        if not at_end and step < self.next_step:
+            return GO_ON
+        _, rows = self.group.gather([elapsed, *self._wants(elapsed)])
+        mean = rows[:, 0].mean().item()
+        wait = LOCKSTEP_EVERY_S
+        if self.time_budget:  # half the remaining way: few barriers, and none but the last step overruns the budget
+            wait = min(wait, (self.time_budget - mean) / 2)
+        alone = self.group.workers == 1
+        self.next_step = step + (1 if alone else max(1, int(wait / (mean / step))))
+        return self._decide(rows, at_end)
+
+    def _wants(self, elapsed: float) -> tuple[bool, bool, bool]:
+        over = bool(self.time_budget) and elapsed >= self.time_budget
+        snapshot = bool(self.snapshot_s) and self.group.worker == 0 and elapsed - self.saved_at >= self.snapshot_s
+        return over, termination_requested(), snapshot
+
+    def _decide(self, rows: torch.Tensor, at_end: bool) -> Decision:
+        """What any worker wants, all do; rows of elapsed and _wants."""
+        over, stop, snapshot = rows[:, 1:].any(0).tolist()
+        if snapshot:
+            self.saved_at = rows[:, 0].max().item()
+        return Decision(over or at_end, stop, snapshot)
+
+    def _is_requested(self) -> bool:
+        now = time.monotonic()
+        if now - self.looked_at < LOOK_EVERY_S:
+            return False
+        self.looked_at = now
+        return self.group.is_barrier_requested(self.passed)

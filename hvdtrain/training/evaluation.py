@@ -1,0 +1,74 @@
+"""Measuring a model on images it is not trained on, together: every sample once, whatever the number of workers."""
+
+from collections.abc import Sequence
+
+import torch
+import torch.nn.functional as F
+from torch import nn
+
+from hvdtrain.data.loader import Loader
+from hvdtrain.data.sampling import Share
+from hvdtrain.errors import Failure
+from hvdtrain.numerics.precision import autocast
+from hvdtrain.numerics.split import even_range
+from hvdtrain.training.feed import Normalise, feed
+from hvdtrain.world.group import Group
+from hvdtrain.world.job import Job
+
+EVALUATION_BATCH = 128
+
+
+def evaluate(job: Job, model: nn.Module, group: Group, loader: Loader) -> tuple[float, float]:
+    """Mean loss and accuracy over every sample once, the same on all workers.
+
+    Each worker that is there takes a contiguous part. If one is lost meanwhile, the others begin again.
+
+    Raises:
+        Failure: the workers together did not count every sample once.
+    """
+    average_buffers(model, group)
+    model.eval()
+    me = F.one_hot(torch.tensor(job.world.worker), job.world.workers).double()
+    there, counted = torch.zeros(0), group.sum(me)
+    while not counted.equal(there):
+        there = counted
+        own = even_range(len(loader.samples), int(there[: job.world.worker].sum()), int(there.sum()))
+        totals = group.sum(torch.cat([_totals(job, model, loader, own), me]))
+        counted = totals[3:]
+    model.train()
+    loss, correct, samples = totals[:3].tolist()
+    if samples != len(loader.samples):
+        raise Failure(f"evaluation counted {samples:.0f} of {len(loader.samples)} samples")
+    return loss / samples, correct / samples
+
+
+def in_batches(own: Sequence[int]) -> list[Share]:
+    """Samples in batches of EVALUATION_BATCH, in order."""
+    batches = [list(own[start : start + EVALUATION_BATCH]) for start in range(0, len(own), EVALUATION_BATCH)]
+    return [Share(0, 0, batch, 1.0, len(batch)) for batch in batches]
+
+
+def _totals(job: Job, model: nn.Module, loader: Loader, own: Sequence[int]) -> torch.Tensor:
+    """Sum of losses, number of correct answers and of samples over `own` samples: [3] float64."""
+    totals = torch.zeros(3, dtype=torch.float64)
+    normalise = Normalise(job.config, job.device)
+    with torch.inference_mode():
+        for _, (images, labels) in feed(loader.batches(in_batches(own)), job.device):
+            with autocast(job.config.precision, job.device):
+                scores = model(normalise(images)).float()
+            loss = F.cross_entropy(scores, labels, reduction="sum")
+            correct = (scores.argmax(1) == labels).sum()
+            totals += torch.tensor([loss.item(), correct.item(), len(labels)], dtype=torch.float64)
+    return totals
+
+
+def average_buffers(model: nn.Module, group: Group) -> None:
+    """Give every worker the mean of all workers' batch-norm statistics, so that one model is measured and saved."""
+    buffers = [b for b in model.buffers() if b.is_floating_point()]
+    if not buffers:
+        return
+    *sums, workers = group.sum(torch.cat([*(b.flatten().cpu() for b in buffers), torch.ones(1)])).split(
+        [*(b.numel() for b in buffers), 1]
+    )
+    for buffer, values in zip(buffers, sums, strict=True):
+        buffer.copy_((values / workers).view_as(buffer))

@@ -1,0 +1,152 @@
+"""The training loop, the same in every mode but for leased shares: gradients go through the synchroniser."""
+
+import time
+from dataclasses import dataclass
+from typing import Any, cast
+
+import torch
+from torch import nn
+
+from hvdtrain.data.loader import Loader
+from hvdtrain.data.sampling import BatchSampler
+from hvdtrain.modes._synchroniser import Synchroniser
+from hvdtrain.numerics.clock import Timer
+from hvdtrain.ps.worker import PushPull
+from hvdtrain.runs.metrics import Recorder
+from hvdtrain.runs.request import shares_of
+from hvdtrain.training.barrier import Decision, StepBarrier
+from hvdtrain.training.evaluation import average_buffers, evaluate
+from hvdtrain.training.feed import feed
+from hvdtrain.training.history import History, is_over
+from hvdtrain.training.progress import TrainingProgress
+from hvdtrain.training.saver import Saver
+from hvdtrain.training.shares import LeasedShares, StaticShares
+from hvdtrain.training.step import Stepper, digest
+from hvdtrain.world.job import Job
+from hvdtrain.world.preempt import Terminated, immediate_sigterm
+
+
+@dataclass(frozen=True)
+class Training:
+    """All that one worker trains with, and what it has come to.
+
+    Attributes:
+        model: the model itself; `module` is what the mode wants called in its place.
+        progress: shows steps and evaluations to a person.
+        history: what there was before, where this is not the beginning; it is continued.
+    """
+
+    job: Job
+    model: nn.Module
+    module: nn.Module
+    sync: Synchroniser
+    recorder: Recorder
+    progress: TrainingProgress
+    saver: Saver
+    history: History
+
+
+def train(training: Training, loader: Loader, validation: Loader) -> None:
+    """Train until the epochs, steps or time are over; evaluate after every epoch and at the end.
+
+    Raises:
+        Terminated: after SIGTERM, when a snapshot has been saved.
+    """
+    job, sync, history = training.job, training.sync, training.history
+    config, world = job.config, job.world
+    sampler = BatchSampler(len(loader.samples), config.batch_size, config.seed, world.worker, world.workers)
+    steps = config.total_steps(sampler.samples)
+    leased = shares_of(config) == "leased"
+    shares: Any = LeasedShares(sampler, cast(PushPull, sync), steps) if leased else StaticShares(sampler)
+    barrier = StepBarrier(config, sync, steps, history.wall_s)
+    stepper = _stepper(training, sampler, loader.side, steps)
+    sync.group.barrier()  # the clock starts when every worker is ready
+    timer = Timer(history.wall_s)
+    decision = Decision(over=is_over(config, sampler.samples, history.step, history.wall_s, history.evaluations))
+    if decision.over and not history.is_evaluated():
+        _evaluate(training, validation, -(-history.step // sampler.steps_per_epoch))
+    while not decision.over:
+        epoch = history.step // sampler.steps_per_epoch + 1
+        stepper.clock.start()  # what was not training is no wait for data
+        batches = loader.batches(shares.after(history.step), look_ahead=not leased)
+        for share, (images, labels) in feed(batches, job.device, leased):
+            row, seconds = stepper.take(share, images, labels)
+            elapsed = timer.seconds()
+            history.step = share.step
+            training.recorder.step(row | {"time": round(elapsed, 6)}, seconds, digest(share), sync.push_status)
+            training.progress.step(row)
+            if leased:
+                barrier.in_round(elapsed)
+            elif decision := barrier.after(share.step, elapsed, share.step % sampler.steps_per_epoch == 0):
+                break
+            stepper.clock.start()
+        if leased:
+            history.step = shares.reached
+            decision = barrier.after_round(history.step, timer.seconds())
+        sync.refresh()
+        history.wall_s = timer.seconds()
+        with timer.paused():
+            if not decision.over and history.step % sampler.steps_per_epoch:  # amid an epoch
+                average_buffers(training.model, sync.group)
+                _save(training, stepper, decision)
+                continue
+            reached = _evaluate(training, validation, epoch)
+            if config.stop_at_target and reached:
+                decision = Decision(over=True)
+            if decision.terminated or decision.snapshot or config.snapshot_every == "epoch":
+                _save(training, stepper, decision)
+
+
+def _stepper(training: Training, sampler: BatchSampler, side: int, steps: int | None) -> Stepper:
+    """What takes the steps, ready to: compiled, if that is asked for.
+
+    Args:
+        side: of the images, in pixels.
+        steps: how many there will be, or None where nobody knows.
+    """
+    stepper = Stepper(training.job, training.model, training.sync, training.module, steps)
+    stepper.loss_scale.restore(training.history.loss_scale)
+    training.model.train()
+    if training.job.config.compile:
+        began = time.perf_counter()
+        with immediate_sigterm():
+            stepper.compile({len(share.indices) for share in sampler.epoch(1)}, side)
+        training.progress.print(f"compiled the model in {time.perf_counter() - began:.0f} s")
+    return stepper
+
+
+def _evaluate(training: Training, validation: Loader, epoch: int) -> bool:
+    """Evaluate, and write it down; whether the target accuracy is reached. All workers call it together."""
+    job, recorder, history = training.job, training.recorder, training.history
+    recorder.flush()
+    tally = recorder.tally
+    own = torch.tensor([tally.samples, tally.loss, tally.correct], dtype=torch.float64)
+    samples, loss, correct = training.sync.group.sum(own).tolist()
+    recorder.counted()
+    history.samples += int(samples)  # of a worker that was lost meanwhile, up to here
+    val_loss, val_accuracy = evaluate(job, training.model, training.sync.group, validation)
+    before = history.best
+    row = {
+        "step": history.step, "epoch": epoch, "samples": history.samples, "train_s": history.wall_s,
+        "train_loss": loss / samples, "train_accuracy": correct / samples,
+        "val_loss": val_loss, "val_accuracy": val_accuracy,
+    }  # fmt: skip
+    history.evaluations.append(row)
+    if before is None or val_loss < before["val_loss"]:
+        training.saver.best()
+    recorder.evaluation(history.step, val_loss, val_accuracy, history.samples / history.wall_s)
+    training.progress.evaluation(row)
+    return val_accuracy >= job.config.target_accuracy
+
+
+def _save(training: Training, stepper: Stepper, decision: Decision) -> None:
+    """Save a snapshot of the model, which all workers have as one; they wait until it is there."""
+    began, history = time.perf_counter(), training.history
+    training.recorder.flush()
+    history.loss_scale = stepper.loss_scale.state()
+    training.saver.snapshot(history)
+    training.sync.group.barrier()
+    history.snapshots += 1
+    history.snapshot_s += time.perf_counter() - began
+    if decision.terminated:
+        raise Terminated

@@ -1,0 +1,88 @@
+"""Going on with a run: which of its snapshots, whether it may be taken, and what is to be made of the folder."""
+
+import dataclasses
+import json
+from pathlib import Path
+from typing import Any
+
+from hvdtrain.config.file import read_config
+from hvdtrain.config.run_config import RunConfig
+from hvdtrain.data.folder import ImageFolder, content_hash
+from hvdtrain.errors import UsageError
+from hvdtrain.runs.folder import CONFIG
+from hvdtrain.runs.metrics import cut_after
+from hvdtrain.runs.snapshot import Snapshot, latest, roll_back
+from hvdtrain.training.history import is_over
+
+# What may change on the way: how the work is shared out, how long it goes on, what is shown of it. All else decides
+# what the weights become, and has to stay.
+MAY_CHANGE = {
+    "mode", "servers", "threads", "device", "share_gpu", "compile",
+    "push_scale", "shares", "staleness", "delay_compensation", "staleness_lr", "compression", "bucket_mb",
+    "record", "accumulate", "epochs", "steps", "time_budget", "repeat", "deterministic",
+    "target_accuracy", "stop_at_target", "snapshot_every", "keep_snapshots", "log_every", "timeout",
+    "dataset", "pretrained",  # names of what is compared by its content
+}  # fmt: skip
+
+
+def find(run: Path, config: RunConfig, data: ImageFolder, is_chief: bool) -> Snapshot | None:
+    """The snapshot that the run goes on from, or None where there is none yet.
+
+    Args:
+        is_chief: the first worker reports damaged snapshots, and reads all images to see that they are the same.
+
+    Raises:
+        UsageError: it is of another model, data set, order or optimizer, each difference named, or not one is whole.
+    """
+    snapshot = latest(run, print if is_chief else lambda line: None)
+    if not snapshot:
+        if kept := [name for name in ("summary.json", "snapshots/final.safetensors") if (run / name).exists()]:
+            raise UsageError(
+                f"{run} has no snapshot to go on from, and {kept[0]} would be lost: train anew, elsewhere "
+                "(--snapshot-every epoch lets a run go on)"
+            )
+        return None
+    if config.record:
+        raise UsageError("--record does not go with --resume: replay begins at the first step")
+    saved = snapshot.state["config"]
+    different = _differences(saved, config)
+    if is_chief and snapshot.state["dataset_hash"] != content_hash(data):
+        different.append(f"{config.dataset} holds other images than {saved['dataset']} did")
+    if different:
+        raise UsageError(f"{snapshot.folder} is of another job: {'; '.join(different)}")
+    return snapshot
+
+
+def _differences(before: dict[str, Any], config: RunConfig) -> list[str]:
+    """What has to stay and did not, a phrase each; `before` may lack what an older version did not have."""
+    before = dataclasses.asdict(RunConfig()) | before
+    return [
+        f"{name} was {before[name]!r}, not {value!r}"
+        for name, value in dataclasses.asdict(config).items()
+        if name not in MAY_CHANGE and before[name] != value
+    ]
+
+
+def is_finished(run: Path, config: RunConfig, samples: int) -> bool:
+    """Whether the run has trained for as long as is asked. UsageError where something else is asked of it."""
+    if (run / "summary.json").is_file() and (different := _differences(read_config(run / CONFIG), config)):
+        raise UsageError(f"{run} is of another job: {'; '.join(different)}")
+    try:
+        summary = json.loads((run / "summary.json").read_text())
+        return is_over(config, samples, summary["steps"], summary["wall_s"], summary["evaluations"])
+    except (OSError, ValueError, KeyError, TypeError):  # there is none, or one that nobody can read
+        return False
+
+
+def prepare_folder(run: Path, snapshot: Snapshot | None, ranks: range) -> None:
+    """Make a run folder as it was at the snapshot, or at the beginning.
+
+    Args:
+        ranks: those that will write metrics of their own, and cut them themselves.
+    """
+    (run / "summary.json").unlink(missing_ok=True)
+    if snapshot:
+        roll_back(run, snapshot)
+    for path in run.glob("metrics.rank*.jsonl"):
+        if path.name not in {f"metrics.rank{rank}.jsonl" for rank in ranks}:
+            cut_after(path, snapshot.step if snapshot else 0)

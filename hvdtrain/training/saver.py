@@ -1,0 +1,52 @@
+"""What a worker saves while it trains: snapshots to go on from, and the best model so far. The first one writes."""
+
+import dataclasses
+from collections.abc import Callable, Mapping
+from typing import Any
+
+from torch import nn
+
+from hvdtrain.modes._synchroniser import Synchroniser
+from hvdtrain.runs.metrics import Recorder, Tally
+from hvdtrain.runs.snapshot import BEST, save, write_tensors
+from hvdtrain.training.history import History
+from hvdtrain.world.job import Job
+
+
+class Saver:
+    """Saves into the run folder.
+
+    Args:
+        facts: what each snapshot holds beside what changes: dataset_hash, initial_weights, parts.
+        last: the step of the snapshot that training goes on from, or 0.
+        report: called with a line where a snapshot could not be saved.
+    """
+
+    def __init__(
+        self, job: Job, model: nn.Module, sync: Synchroniser, recorder: Recorder, facts: Mapping[str, Any], last: int,
+        report: Callable[[str], None],
+    ) -> None:  # fmt: skip
+        self.job, self.model, self.sync, self.recorder = job, model, sync, recorder
+        self.facts, self.last, self.report = facts, last, report
+
+    def snapshot(self, history: History) -> None:
+        """Save a snapshot; all workers call it together, between two steps."""
+        config, world = self.job.config, self.job.world
+        tally = Tally.of(self.sync.group.gather(self.recorder.tally.row())[1].tolist())
+        if not world.is_chief:
+            return
+        state = {
+            "config": dataclasses.asdict(config), "workers": world.workers, "history": dataclasses.asdict(history),
+            "tally": dataclasses.asdict(tally), **self.facts,
+        }  # fmt: skip
+        try:
+            optimizer = self.sync.optimizer_state()
+            save(self.job.folder, history.step, self.model.state_dict(), optimizer, state, config.keep_snapshots)
+            self.last = history.step
+        except OSError as error:
+            self.report(f"the snapshot of step {history.step} could not be saved: {error.strerror or error}")
+
+    def best(self) -> None:
+        """Save the model as the best so far."""
+        if self.job.world.is_chief:
+            write_tensors(self.job.folder / "snapshots" / BEST, self.model.state_dict())

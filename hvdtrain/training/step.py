@@ -1,0 +1,134 @@
+"""One step of a worker: forward, backward, exchange, update."""
+
+from collections.abc import Callable, Collection
+from typing import Any
+
+import numpy as np
+import torch
+import torch.nn.functional as F
+from torch import nn
+
+from hvdtrain.config.run_config import RunConfig
+from hvdtrain.data.sampling import Share
+from hvdtrain.modes._synchroniser import Synchroniser
+from hvdtrain.numerics.clock import Clock
+from hvdtrain.numerics.flat import trained
+from hvdtrain.numerics.optimizers import lr_at
+from hvdtrain.numerics.precision import LossScale, autocast
+from hvdtrain.numerics.split import even_range
+from hvdtrain.training.feed import Normalise
+from hvdtrain.world.job import Job
+
+
+class Stepper:
+    """Takes one step after the other: forward, backward, and what the mode does with the gradients.
+
+    Args:
+        steps: how many there will be, for the learning rate, or None where nobody knows.
+    """
+
+    def __init__(self, job: Job, model: nn.Module, sync: Synchroniser, module: nn.Module, steps: int | None) -> None:
+        self.config, self.device, self.steps = job.config, job.device, steps
+        self.model, self.sync, self.module = model, sync, module
+        self.alone = job.world.size == 1
+        self.normalise = Normalise(job.config, job.device)
+        self.loss_scale = LossScale(job.config.precision, trained(model), job.device)
+        self.clock = Clock(model, job.device)
+        self.clock.start()
+
+    def compile(self, sizes: Collection[int], side: int) -> None:
+        """Have torch compile for each number of images that a step can have, by going forward and backward with so
+        many: it compiles for a shape when that first comes. Weights and statistics stay as they are.
+        """
+        before = [buffer.clone() for buffer in self.model.buffers()]
+        passes = self.config.accumulate
+        counts = {max(1, len(even_range(size, number, passes))) for size in sizes for number in range(passes)}
+        self.sync.set_accumulating(True)
+        for count in sorted(counts):
+            inputs = self.normalise(torch.zeros(count, 3, side, side, dtype=torch.uint8, device=self.device))
+            with autocast(self.config.precision, self.device):
+                scores = self.module(inputs)
+            torch.autograd.grad(scores.float().sum(), trained(self.model))  # not backward(), which modes listen to
+        for buffer, values in zip(self.model.buffers(), before, strict=True):
+            buffer.copy_(values)
+
+    def take(self, share: Share, images: torch.Tensor, labels: torch.Tensor) -> tuple[dict[str, Any], dict[str, float]]:
+        """Take one step; returns its row of metrics, and the seconds of each of PHASES."""
+        clock, sync = self.clock, self.sync
+        inputs = self.normalise(images)
+        clock.mark("data")
+        sync.begin(share.step, lr_at(self.config, share.step, share.epoch, self.steps))
+        loss, correct = backward(
+            self.config, self.module, share, inputs, labels, self.loss_scale.scaled, sync.set_accumulating,
+            clock,
+        )  # fmt: skip
+        sync.wait()
+        clock.mark("comm")
+        sync.update(self.loss_scale)
+        self.model.zero_grad(set_to_none=True)
+        clock.mark("optimizer")
+        seconds = clock.lap()
+        seconds |= {"forward": seconds["forward"] - sync.waited_s, "comm": seconds["comm"] + sync.waited_s}
+        if self.alone:  # what comes after the last gradient is no wait for others
+            seconds |= {"backward": seconds["backward"] + seconds["comm"], "comm": 0.0}
+        row = {
+            "step": share.step, "epoch": share.epoch, "samples": share.counted,
+            "loss": loss.item() if share.counted else None,
+            "accuracy": correct.item() / len(labels) if share.counted else None,
+        }  # fmt: skip
+        if self.loss_scale.enabled:
+            row["left_out"] = not self.loss_scale.acted
+        return row, seconds
+
+
+def backward(
+    config: RunConfig, module: nn.Module, share: Share, inputs: torch.Tensor, labels: torch.Tensor,
+    scaled: Callable[[torch.Tensor], torch.Tensor], set_accumulating: Callable[[bool], None],
+    clock: Clock | None = None,
+) -> tuple[torch.Tensor, torch.Tensor]:  # fmt: skip
+    """Forward and backward of a worker's share: the mean loss, and the number of correct answers.
+
+    Gradients are those of the weighted loss of the share, in --accumulate passes.
+
+    Args:
+        scaled: the loss to call backward on.
+        set_accumulating: called before each pass with whether another follows.
+    """
+    if config.dropout:
+        torch.manual_seed(random_seed(config, share))
+    loss, correct = torch.zeros((), device=inputs.device), torch.zeros((), device=inputs.device)
+    for number in range(config.accumulate):
+        own = even_range(len(labels), number, config.accumulate)
+        taken = slice(own.start, own.stop) if own else slice(1)  # a pass without a sample takes one that does not count
+        set_accumulating(number < config.accumulate - 1)
+        with autocast(config.precision, inputs.device):
+            scores = module(inputs[taken])
+        mean = F.cross_entropy(scores.float(), labels[taken])
+        if clock:
+            clock.mark("forward")
+        counts = len(own) / len(labels)
+        scaled(mean * (share.weight * counts)).backward()
+        if clock:
+            clock.mark_last_gradient("backward")
+        loss += counts * mean.detach()
+        if own:
+            correct += (scores.argmax(1) == labels[taken]).sum()
+    return loss, correct
+
+
+def random_seed(config: RunConfig, share: Share) -> int:
+    """The seed of the random numbers of a share, 64 bits. They depend on nothing else: dropout differs between the
+    shares of a batch, and is the same after a restart, and whichever worker trains on the share.
+    """
+    words = np.random.SeedSequence([config.seed, share.slot, share.step]).generate_state(2, np.uint32).tolist()
+    return words[0] << 32 | words[1]
+
+
+def digest(share: Share) -> int:
+    """A number for which samples were seen at which step, that adds up over the parts of a batch."""
+    x = np.array(share.indices[: share.counted], dtype=np.uint64) + np.uint64(share.step << 32)
+    # The finaliser of splitmix64 (Steele, Lea & Flood, 2014, doi:10.1145/2660193.2660195). A product alone would be
+    # linear: sums would stay the same when samples change places.
+    x = (x ^ x >> np.uint64(30)) * np.uint64(0xBF58476D1CE4E5B9)
+    x = (x ^ x >> np.uint64(27)) * np.uint64(0x94D049BB133111EB)
+    return int(((x ^ x >> np.uint64(31)) >> np.uint64(16)).sum()) % 2**48

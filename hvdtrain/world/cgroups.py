@@ -1,0 +1,40 @@
+"""What this process may use of its host: the limits of its control groups, versions 1 and 2."""
+
+import contextlib
+from collections.abc import Iterator
+from pathlib import Path
+
+CGROUPS, OWN_CGROUP = Path("/sys/fs/cgroup"), Path("/proc/self/cgroup")
+
+
+def cpu_quota(root: Path = CGROUPS, own: Path = OWN_CGROUP) -> float:
+    """Cores' worth of time that this process's control groups (version 1 or 2) allow; infinite without a limit."""
+    limits = [float("inf")]
+    for group in _control_groups("cpu", root, own):
+        with contextlib.suppress(OSError, ValueError):  # no such file in this version; "max" is no number
+            quota, period = (group / "cpu.max").read_text().split()
+            limits.append(int(quota) / int(period))
+        with contextlib.suppress(OSError):
+            quota, period = ((group / f"cpu.cfs_{what}_us").read_text() for what in ("quota", "period"))
+            limits += [int(quota) / int(period)] if int(quota) > 0 else []
+    return min(limits)
+
+
+def memory_limit(root: Path = CGROUPS, own: Path = OWN_CGROUP) -> float:
+    """Bytes that this process's control groups (version 1 or 2) allow; infinite without a limit."""
+    limits = [float("inf")]
+    for group in _control_groups("memory", root, own):
+        for name in ("memory.max", "memory.limit_in_bytes"):
+            with contextlib.suppress(OSError, ValueError):
+                limits.append(int((group / name).read_text()))
+    return min(limits)
+
+
+def _control_groups(controller: str, root: Path, own: Path) -> Iterator[Path]:
+    """The folders of this process's control group and of all above it: each of them limits it."""
+    for line in own.read_text().splitlines() if own.exists() else []:
+        _, controllers, path = line.split(":", 2)
+        if controllers == "" or controller in controllers.split(","):
+            top = root / controller if controllers else root
+            group = top / path.lstrip("/")  # a container may see its own group as the top: absent folders are no harm
+            yield from [group, *group.parents][: len(group.relative_to(top).parts) + 1]

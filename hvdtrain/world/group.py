@@ -1,0 +1,57 @@
+"""The workers of a job as one of them sees them: small sums, barriers, and leaving together."""
+
+from abc import ABC, abstractmethod
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
+
+from hvdtrain.world.place import World
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+
+class Group(ABC):
+    """What workers agree on between steps goes through here; gradients do not.
+
+    Every worker calls `sum`, `gather` and `barrier` in the same order.
+    """
+
+    def __init__(self, world: World) -> None:
+        self.worker, self.workers = world.worker, world.workers
+
+    @abstractmethod
+    def sum(self, values: "Tensor") -> "Tensor":
+        """The elementwise sum over the workers of a small CPU tensor, on every worker. It is a barrier too."""
+
+    def barrier(self) -> None:
+        """Return when every worker has come here."""
+        import torch
+
+        self.sum(torch.zeros(1))
+
+    def gather(self, row: Sequence[float]) -> tuple[list[int], "Tensor"]:
+        """The workers that are there, and their rows, [those workers, len(row)] float64, on every worker."""
+        import torch
+
+        rows = torch.zeros(self.workers, 1 + len(row), dtype=torch.float64)
+        rows[self.worker] = torch.tensor([1.0, *row], dtype=torch.float64)
+        rows = self.sum(rows)
+        there = rows[:, 0].nonzero().flatten().tolist()
+        return there, rows[there, 1:]
+
+    def request_barrier(self, number: int) -> None:  # noqa: B027  # only workers that are not in lockstep need it
+        """Ask all workers to come to the barrier of this number."""
+
+    def is_barrier_requested(self, number: int) -> bool:
+        """Whether a worker did."""
+        return False
+
+    def close(self) -> None:  # noqa: B027  # nobody to leave, by default
+        """Leave the others in order. Called once, when all went well."""
+
+
+class Alone(Group):
+    """The group of the one worker of a job."""
+
+    def sum(self, values: "Tensor") -> "Tensor":
+        return values

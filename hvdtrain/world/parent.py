@@ -1,0 +1,59 @@
+"""Ends a rank whose starter is gone: mpirun and horovodrun, when they are killed, cannot end their ranks themselves."""
+
+import os
+import sys
+import threading
+import time
+from pathlib import Path
+
+import psutil
+
+_STARTERS = {"horovodrun", "mpirun", "mpiexec", "prterun", "torchrun", "torch.distributed.run"}
+_SSHD = {"sshd", "sshd-session"}
+_EVERY_S = 1.0
+
+
+def end_with_starter() -> None:
+    """From now on, end this process (exit code 143) within a few seconds of its starter's end, however that comes."""
+    if starter := _starter():
+        threading.Thread(target=_watch, args=(starter,), daemon=True, name="starter's end").start()
+
+
+def _starter() -> psutil.Process | None:
+    """The outermost ancestor that starts ranks: horovodrun starts mpirun.
+
+    Where it is on another host, the sshd that serves its connection, which ends with that. None where there is neither.
+    """
+    found = session = None
+    for ancestor in psutil.Process().parents():
+        if session is None and _name(ancestor) in _SSHD:
+            session = ancestor
+        try:
+            words = {Path(word).name for word in ancestor.cmdline()[:3]}  # `python -m torch.distributed.run`
+        except psutil.Error:
+            continue
+        if words & _STARTERS:
+            found = ancestor
+    return found or session
+
+
+def _name(process: psutil.Process) -> str:
+    try:
+        return process.name()
+    except psutil.Error:
+        return ""
+
+
+def is_alive(process: psutil.Process) -> bool:
+    """Whether it runs, and is no zombie: in containers there may be no process that reaps those."""
+    try:
+        return process.is_running() and process.status() != psutil.STATUS_ZOMBIE
+    except psutil.NoSuchProcess:  # it ended between the two questions
+        return False
+
+
+def _watch(starter: psutil.Process) -> None:
+    while is_alive(starter):
+        time.sleep(_EVERY_S)
+    print("hvdtrain: what started this rank has ended, and so does it", file=sys.stderr, flush=True)
+    os._exit(143)

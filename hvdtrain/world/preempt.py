@@ -1,0 +1,77 @@
+"""SIGTERM: a request to save and leave, which the training loop looks at between steps.
+
+SIGUSR1 asks for the same: mpirun passes it on to its ranks, while it kills them half a second after a SIGTERM. Where a
+starter passes nothing on, a file beside the run folder asks the first worker, and all workers do what one is asked.
+"""
+
+import contextlib
+import os
+import signal
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+EXIT_CODE = 143  # 128 + SIGTERM, as a shell would have it
+SIGNALS = (signal.SIGTERM, signal.SIGUSR1)
+LOOK_EVERY_S = 0.5  # for the file
+_terminated = False
+_file: Path | None = None
+_looked_at = 0.0
+
+
+class Terminated(SystemExit):
+    """Training was ended by SIGTERM, and all is saved."""
+
+    def __init__(self) -> None:
+        super().__init__(EXIT_CODE)
+
+
+def leave_file(run: Path) -> Path:
+    """The file that asks a run's first worker to leave."""
+    return run.with_name(f"{run.name}.launch") / "leave"
+
+
+def termination_requested() -> bool:
+    """Whether this process was asked to leave."""
+    global _terminated, _looked_at
+    if not _terminated and _file and time.monotonic() - _looked_at > LOOK_EVERY_S:
+        _looked_at = time.monotonic()
+        _terminated = _file.exists()
+    return _terminated
+
+
+@contextlib.contextmanager
+def deferred_sigterm(file: Path | None = None) -> Iterator[None]:
+    """Let SIGTERM only be remembered, for termination_requested; a second one ends this process at once.
+
+    Args:
+        file: counts as a SIGTERM when it is there.
+    """
+    global _terminated, _file
+
+    def note(*_: object) -> None:
+        global _terminated
+        if _terminated:
+            os._exit(EXIT_CODE)
+        _terminated = True
+
+    _terminated, _file = False, file
+    with _handled_by(note):
+        yield
+
+
+@contextlib.contextmanager
+def immediate_sigterm() -> Iterator[None]:
+    """Within deferred_sigterm, where there is nothing to save yet: SIGTERM ends this process at once."""
+    with _handled_by(lambda *_: os._exit(EXIT_CODE)):
+        yield
+
+
+@contextlib.contextmanager
+def _handled_by(handler: Callable[..., None]) -> Iterator[None]:
+    before = [signal.signal(number, handler) for number in SIGNALS]
+    try:
+        yield
+    finally:
+        for number, former in zip(SIGNALS, before, strict=True):
+            signal.signal(number, former)

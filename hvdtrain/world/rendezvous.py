@@ -1,0 +1,72 @@
+"""How the ranks of a job find each other where torch.distributed, not Horovod, carries the bytes."""
+
+import os
+import socket
+from datetime import timedelta
+from typing import TYPE_CHECKING
+
+from hvdtrain.errors import Failure
+from hvdtrain.world import horovod
+from hvdtrain.world.deadline import or_exit
+from hvdtrain.world.place import World
+
+if TYPE_CHECKING:
+    from torch.distributed import Store, TCPStore
+
+
+def open_store(world: World, timeout: float) -> "Store":
+    """A key-value store that all ranks share.
+
+    Under torchrun it is torchrun's own, or at MASTER_ADDR and MASTER_PORT. Elsewhere the first rank listens on a port
+    that the system chooses and tells the others through Horovod, which every other starter can start.
+    """
+    if world.is_local:
+        # Before any backend opens a socket: TensorPipe and Gloo listen where these say.
+        os.environ.update(TP_SOCKET_IFNAME="lo", GLOO_SOCKET_IFNAME="lo")
+    from torch.distributed import TCPStore
+
+    limit = timedelta(seconds=timeout)
+    if "MASTER_ADDR" in os.environ and world.starter in ("torchrun", "env", "srun"):
+        host, port = os.environ["MASTER_ADDR"], int(os.environ["MASTER_PORT"])
+        if world.rank > 0 or os.environ.get("TORCHELASTIC_USE_AGENT_STORE") == "True":
+            return TCPStore(host, port, is_master=False, timeout=limit)
+        return _listen(host, port, limit)
+    if world.size == 1:
+        return _listen("127.0.0.1", 0, limit)
+    if world.starter in ("env", "srun"):
+        raise Failure(f"ranks started by {world.starter} need MASTER_ADDR and MASTER_PORT to find each other")
+    with or_exit(timeout, f"rank {world.rank} did not find all {world.size} ranks"):
+        horovod.join(world)
+        store = _listen(world.own_address(), 0, limit) if world.rank == 0 else None
+        host, port = horovod.broadcast((world.own_address(), store.port) if store else None)
+        horovod.leave()
+    return store or TCPStore(host, port, is_master=False, timeout=limit)
+
+
+def _listen(host: str, port: int, limit: timedelta) -> "TCPStore":
+    from torch.distributed import TCPStore
+
+    # A TCPStore that opens its own socket listens on every interface; this one listens where it is told.
+    listener = socket.create_server((host, port))
+    port = listener.getsockname()[1]
+    return TCPStore(
+        host, port, is_master=True, wait_for_workers=False, timeout=limit, master_listen_fd=listener.detach()
+    )
+
+
+def mark_left(rank: int, store: "Store") -> None:
+    """Let no rank wait in `leave` for one that is lost."""
+    store.set(f"done/{rank}", "")
+    store.set(f"left/{rank}", "")
+
+
+def leave(world: World, store: "Store", timeout: float) -> None:
+    """Wait, for as long as the timeout at most, until every rank has called this. The first rank, which serves the
+    store, leaves last.
+    """
+    limit = timedelta(seconds=timeout)
+    store.set(f"done/{world.rank}", "")
+    store.wait([f"done/{rank}" for rank in range(world.size)], limit)
+    store.set(f"left/{world.rank}", "")
+    if world.rank == 0:
+        store.wait([f"left/{rank}" for rank in range(world.size)], limit)

@@ -1,0 +1,34 @@
+"""What a rank prints: to the user's terminal, and into logs of its own."""
+
+import faulthandler
+import os
+import sys
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TextIO
+
+
+@dataclass(frozen=True)
+class Terminal:
+    """What the user sees, kept apart from the logs."""
+
+    out: TextIO
+    err: TextIO
+
+
+current: Terminal | None = None  # since open_logs
+
+
+def open_logs(folder: Path, rank: int) -> Terminal:
+    """Send all that this process prints, C libraries included, to logs/rank.{r}.{out,err}; return the terminal."""
+    global current
+    current = Terminal(os.fdopen(os.dup(1), "w", buffering=1), os.fdopen(os.dup(2), "w", buffering=1))
+    logs = folder / "logs"
+    logs.mkdir(parents=True, exist_ok=True)
+    for stream, suffix in ((sys.stdout, "out"), (sys.stderr, "err")):
+        stream.flush()
+        log = os.open(logs / f"rank.{rank}.{suffix}", os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o644)
+        os.dup2(log, stream.fileno())
+        os.close(log)
+    faulthandler.enable()
+    return current

@@ -1,0 +1,36 @@
+"""The workers of a job as a process group of torch.distributed."""
+
+from datetime import timedelta
+
+import torch
+import torch.distributed as dist
+
+from hvdtrain.world.group import Group
+from hvdtrain.world.place import World
+from hvdtrain.world.rendezvous import leave, open_store
+
+
+class TorchGroup(Group):
+    """Joins torch's default process group, which DistributedDataParallel uses too.
+
+    Args:
+        backend: as torch names it: `gloo`, or `cpu:gloo,cuda:nccl`.
+        timeout: seconds after which a wait for another rank fails.
+    """
+
+    def __init__(self, world: World, backend: str, timeout: float) -> None:
+        super().__init__(world)
+        self.world, self.timeout = world, timeout
+        self.store = open_store(world, timeout)
+        dist.init_process_group(
+            backend, store=self.store, rank=world.rank, world_size=world.size, timeout=timedelta(seconds=timeout)
+        )
+
+    def sum(self, values: torch.Tensor) -> torch.Tensor:
+        total = values.clone()
+        dist.all_reduce(total)
+        return total
+
+    def close(self) -> None:
+        leave(self.world, self.store, self.timeout)
+        dist.destroy_process_group()

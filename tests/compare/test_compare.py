@@ -1,0 +1,213 @@
+"""The grid that `hvdtrain compare` runs, presets, and `--dry-run`."""
+
+import csv
+import shlex
+import subprocess
+import sys
+
+import click
+import pytest
+from click.testing import CliRunner
+
+from hvdtrain.compare.command import choose_for_all, compare
+from hvdtrain.compare.grid import Axes, plan
+from hvdtrain.config import recipes
+from hvdtrain.config.run_config import RunConfig
+from hvdtrain.errors import UsageError
+from hvdtrain.launch.hosts import Host
+from hvdtrain.rank.command import train
+
+PRESETS = recipes.names("presets")
+
+
+def invoke(*words):
+    result = CliRunner().invoke(compare, list(words))
+    if isinstance(result.exception, UsageError):
+        raise result.exception
+    assert result.exit_code == 0, result.output
+    return result.output
+
+
+def dry(*words):
+    """The lines of --dry-run: those that tell runs, and the commands."""
+    lines = invoke(*words, "--dry-run").splitlines()
+    return [line for line in lines if line.startswith("[")], [line.strip() for line in lines if line.startswith(" ")]
+
+
+# The grid
+
+
+def test_each_number_of_servers_is_a_run_in_the_modes_that_have_servers():
+    runs = plan(RunConfig(), Axes(["single", "allreduce", "ps-async"], [1, 2], [1, 3]))
+    assert [run.name for run in runs] == [
+        "single-w1-r1", "allreduce-w1-r1", "allreduce-w2-r1",
+        "ps-async-w1-s1-r1", "ps-async-w1-s3-r1", "ps-async-w2-s1-r1", "ps-async-w2-s3-r1",
+    ]  # fmt: skip
+    assert [run.config.servers for run in runs] == [0, 0, 0, 1, 3, 1, 3]
+
+
+def test_models_and_batches_are_runs_of_their_own_in_each_repeat():
+    runs = plan(RunConfig(), Axes(["single"], models=["vggf", "vgg11"], batches=[16, 32], repeats=2))
+    assert [run.name for run in runs[:4]] == [
+        "vggf-b16-single-w1-r1", "vggf-b32-single-w1-r1", "vgg11-b16-single-w1-r1", "vgg11-b32-single-w1-r1",
+    ]  # fmt: skip
+    assert [(run.config.model, run.config.batch_size, run.config.seed) for run in runs[4:6]] == [
+        ("vggf", 16, 1), ("vggf", 32, 1),
+    ]  # fmt: skip
+    assert len({run.name for run in runs}) == len(runs) == 8
+
+
+def test_with_batches_per_worker_each_run_has_its_own_global_batch_and_rate():
+    config = RunConfig(per_worker=True, lr=1e-4, lr_scaling="sqrt")
+    runs = plan(config, Axes(["single", "allreduce"], [2, 4], batches=[32]))
+    assert [(run.config.batch_size, run.config.lr) for run in runs] == [(32, 1e-4), (64, 1e-4 * 2**0.5), (128, 2e-4)]
+    assert not any(run.config.per_worker for run in runs)
+
+
+def test_a_run_that_could_not_be_carried_out_stops_the_grid_before_it_begins():
+    with pytest.raises(UsageError, match="global batch of 3 leaves 4 workers without a sample each"):
+        plan(RunConfig(), Axes(["single", "allreduce"], [4], batches=[32, 3]))
+    with pytest.raises(UsageError, match="--launcher is for hosts: give -H or --hostfile"):
+        invoke("--launcher", "mpi", "--dry-run")
+    with pytest.raises(UsageError, match="--lr-scaling is for --per-worker"):
+        plan(RunConfig(lr_scaling="linear"), Axes(["single"]))
+
+
+# --dry-run
+
+
+def test_a_dry_run_tells_what_differs_and_the_command_that_repeats_each_run():
+    told, commands = dry("--modes", "single,ps-sync", "--workers", "2", "--batch-size", "16,32", "--threads", "1")
+    assert told == [
+        "[1/4] b16-single-w1-r1: mode single, workers 1, batch size 16",
+        "[2/4] b16-ps-sync-w2-s1-r1: mode ps-sync, workers 2, servers 1, batch size 16",
+        "[3/4] b32-single-w1-r1: mode single, workers 1, batch size 32",
+        "[4/4] b32-ps-sync-w2-s1-r1: mode ps-sync, workers 2, servers 1, batch size 32",
+    ]
+    assert commands[:2] == [
+        "hvdtrain train --batch-size 16 --threads 1 --snapshot-every never --out runs/compare/runs/b16-single-w1-r1",
+        "hvdtrain launch -n 2 -s 1 --out runs/compare/runs/b16-ps-sync-w2-s1-r1 -- "
+        "--mode ps-sync --batch-size 16 --threads 1 --snapshot-every never",
+    ]
+
+
+def test_a_command_names_hosts_and_quotes_what_a_shell_would_read():
+    [run] = plan(RunConfig(dataset="my images"), Axes(["allreduce"]), [Host("a", 1), Host("b", 1)], "mpi")
+    words = shlex.split(run.command(recipes.PACKAGE))
+    assert words[2:8] == ["-n", "2", "--launcher", "mpi", "-H", "a:1,b:1"]
+    assert words[words.index("--dataset") + 1] == "my images"
+
+
+def test_a_dry_run_needs_neither_data_nor_torch_and_leaves_nothing_behind(tmp_path):
+    code = (
+        "import sys; from hvdtrain.compare.command import compare\n"
+        "compare.main(['--dataset', './nosuch', '--dry-run', '--out', 'out'], standalone_mode=False)\n"
+        "print({'torch', 'numpy', 'matplotlib', 'rich'} & set(sys.modules))"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", code], cwd=tmp_path, capture_output=True, text=True, timeout=60, check=False
+    )
+    assert (done.returncode, done.stdout.splitlines()[-1]) == (0, "set()"), done.stderr
+    assert list(tmp_path.iterdir()) == []
+
+
+# Presets
+
+
+@pytest.mark.parametrize("name", PRESETS)
+def test_a_preset_is_nothing_but_defaults_of_options_and_its_commands_are_whole(name):
+    options = recipes.load("presets", name)["options"]
+    assert set(options) <= {parameter.name for parameter in compare.params}
+    told, commands = dry("--preset", name)
+    assert len(told) == len(commands) > 2
+    for command in commands:  # each is what `hvdtrain train` takes
+        words = shlex.split(command)
+        arguments = words[words.index("--") + 1 :] if "--" in words else words[2:]
+        with click.Context(train) as context:
+            train.parse_args(context, arguments)
+            values = {key: value for key, value in context.params.items() if key not in ("file", "out", "resume")}
+        assert values["dataset"] == options["dataset"] and values["lr"] >= options["lr"]
+        assert values["model"] in options["model"]
+
+
+def test_what_presets_stand_for():
+    """The figures of the experiments that they repeat."""
+    told, coil = dry("--preset", "vggf-coil100")
+    assert [line.split("batch size ")[1] for line in told if "mode single," in line] == ["16", "32", "64", "96"]
+    assert all("--epochs 5" in command and "--lr 1e-05" in command for command in coil)
+    vgg19, commands = dry("--preset", "vgg19-imagenet20", "--modes", "single,ddp")
+    assert len(vgg19) == 4 and vgg19[3].endswith("workers 8, batch size 256, lr 0.000282842712474619")
+    assert all("--time-budget 7200.0" in command for command in commands)
+    resnet, commands = dry("--preset", "resnet-cifar10")
+    modes = {"single", "ps-sync", "ps-async"}  # local, dist_sync, dist_async
+    assert modes <= {line.split("mode ")[1].split(",")[0] for line in resnet}
+    assert all("--push-scale none" in command for command in commands if "ps-async" in command)
+    cnn, commands = dry("--preset", "cnn-mnist")
+    assert cnn[:2] == [
+        "[1/3] single-w1-r1: mode single, workers 1, batch size 64",
+        "[2/3] allreduce-w4-r1: mode allreduce, workers 4, batch size 256",
+    ]
+    assert "--optimizer sgd --lr 0.005" in commands[0] and "--weight-decay 1e-05" in commands[0]
+
+
+def test_what_is_given_on_the_command_line_wins_over_the_preset():
+    told, commands = dry(
+        "--preset", "cnn-mnist", "--modes", "allreduce", "--workers", "2", "--no-per-worker", "--steps", "6",
+        "--dataset", "digits", "--model", "vggf", "--width", "0.1", "--image-size", "0",
+    )  # fmt: skip
+    assert told == ["[1/1] allreduce-w2-r1: the only run"]
+    assert "--batch-size 64" in commands[0] and "--steps 6" in commands[0] and "--epochs" not in commands[0]
+    assert "--dataset" not in commands[0] and "--model" not in commands[0] and "--width 0.1" in commands[0]
+
+
+def test_an_unknown_preset_lists_the_valid_ones_and_help_lists_them_too():
+    with pytest.raises(UsageError, match=f"unknown preset 'nosuch': choose from {', '.join(PRESETS)}"):
+        invoke("--preset", "nosuch", "--dry-run")
+    shown = invoke("--help")
+    for name in PRESETS:
+        assert f"{name} " in shown and recipes.load("presets", name)["title"] in shown
+
+
+# A grid, run
+
+
+@pytest.mark.timeout(110)
+def test_a_preset_at_a_small_size_runs_and_ends_with_the_references_table(tmp_path):
+    out = tmp_path / "out"
+    words = ["--preset", "cnn-mnist", "--dataset", "digits", "--modes", "single,allreduce", "--workers", "2"]
+    done = subprocess.run(
+        [sys.executable, "-m", "hvdtrain", "compare", *words, "--steps", "4", "--out", str(out)],
+        capture_output=True, text=True, timeout=100, check=False,
+    )  # fmt: skip
+    assert done.returncode == 0, done.stdout + done.stderr
+    with (out / "results.csv").open() as file:
+        rows = list(csv.DictReader(file))
+    assert [(row["mode"], row["global_batch"], row["steps"]) for row in rows] == [
+        ("single", "64", "4"), ("allreduce", "128", "4"),
+    ]  # fmt: skip
+    with (out / "reference.csv").open() as file:
+        first = next(csv.DictReader(file))
+    assert float(first["single, training loss"]) > 0 and 0 < float(first["allreduce ×2, training accuracy"]) < 1
+    assert first["reference: 4 GPUs, training loss"] == "0.7193"
+    assert "reference: 1 GPU" in (out / "report.html").read_text()
+
+
+# Where runs compute. This machine need not have a GPU: how many torch sees is what decides.
+
+
+@pytest.mark.parametrize(
+    ("gpus", "workers", "options", "device"),
+    [(0, 2, {}, "auto"), (2, 2, {}, "auto"), (1, 2, {}, "cpu"), (1, 2, {"share_gpu": True}, "auto"),
+     (1, 2, {"device": "cpu"}, "cpu"), (4, 3, {"device": "cuda"}, "cuda")],
+)  # fmt: skip
+def test_all_runs_compute_alike_with_gpus_for_all_workers_or_none(gpus, workers, options, device, monkeypatch, capsys):
+    monkeypatch.setattr("torch.cuda.device_count", lambda: gpus)
+    assert choose_for_all(RunConfig(**options), workers) == device
+    assert ("all runs compute on the CPU: 2 workers" in capsys.readouterr().out) == (gpus == 1 and not options)
+
+
+def test_gpus_that_are_asked_for_and_are_too_few_are_an_error(monkeypatch):
+    monkeypatch.setattr("torch.cuda.device_count", lambda: 1)
+    monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
+    with pytest.raises(UsageError, match="2 workers are more than the GPUs of this host, 1"):
+        choose_for_all(RunConfig(device="cuda"), 2)

@@ -1,0 +1,174 @@
+"""Hostile and broken archives and images: a line, and nothing anywhere else."""
+
+import io
+import os
+import stat
+import tarfile
+import zipfile
+
+import pytest
+from helpers import archives
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from PIL import Image
+
+from hvdtrain.data import archive, image
+from hvdtrain.data.archive import Tree
+from hvdtrain.data.build import build
+from hvdtrain.errors import Failure, UsageError
+
+GOOD = archives.class_folders(["cat", "dog"], 4)
+
+
+def tar_with(info):
+    buffer = io.BytesIO()
+    with tarfile.open(fileobj=buffer, mode="w") as tar:
+        for name, content in GOOD.items():
+            member = tarfile.TarInfo(name)
+            member.size = len(content)
+            tar.addfile(member, io.BytesIO(content))
+        tar.addfile(info, io.BytesIO(b"x" * info.size))
+    return buffer.getvalue()
+
+
+def entry(name, kind=tarfile.REGTYPE, target=""):
+    info = tarfile.TarInfo(name)
+    info.type, info.linkname = kind, target
+    info.size = 1 if kind == tarfile.REGTYPE else 0
+    return info
+
+
+def zip_with(name, content=b"x", mode=stat.S_IFREG | 0o644, compression=zipfile.ZIP_STORED):
+    buffer = io.BytesIO()
+    with zipfile.ZipFile(buffer, "w", compression) as made:
+        for good, inside in GOOD.items():
+            made.writestr(good, inside)
+        info = zipfile.ZipInfo(name)
+        info.external_attr, info.compress_type = mode << 16, compression
+        made.writestr(info, content)
+    return buffer.getvalue()
+
+
+HOSTILE = {
+    "tar, parent": tar_with(entry("../evil.png")),
+    "tar, parent inside": tar_with(entry("cat/../../evil.png")),
+    "tar, absolute": tar_with(entry("/tmp/evil.png")),
+    "tar, class called ..": tar_with(entry("x/train/../1.png")),
+    "tar, symbolic link": tar_with(entry("cat/link.png", tarfile.SYMTYPE, "/etc/passwd")),
+    "tar, hard link": tar_with(entry("cat/link.png", tarfile.LNKTYPE, "../../evil.png")),
+    "tar, device": tar_with(entry("cat/zero.png", tarfile.CHRTYPE)),
+    "tar, pipe": tar_with(entry("cat/pipe.png", tarfile.FIFOTYPE)),
+    "zip, parent": zip_with("../evil.png"),
+    "zip, absolute": zip_with("/tmp/evil.png"),
+    "zip, drive": zip_with("C:/evil.png"),
+    "zip, backslash": zip_with("..\\evil.png"),
+    "zip, symbolic link": zip_with("cat/link.png", b"/etc/passwd", stat.S_IFLNK | 0o777),
+    "zip, device": zip_with("cat/zero.png", b"", stat.S_IFCHR | 0o666),
+    "zip, bomb": zip_with("cat/bomb.png", bytes(30_000_000), compression=zipfile.ZIP_DEFLATED),
+    "zip, no image": zip_with("cat/9.png", b"no image"),
+    "zip, no image but named so": zip_with("cat/9.png", b"\x89PNG\r\n\x1a\n" + bytes(99)),
+    "zip, two files in one": zip_with("CAT/0.png", archives.picture(5)),
+    "zip, the same name in other case": zip_with("cat/0.PNG", archives.picture(5)),
+    "tgz, bomb": archives.tarred(GOOD | {"cat/bomb.png": bytes(60_000_000)}, "w:gz"),
+}
+
+
+@pytest.mark.parametrize("content", HOSTILE.values(), ids=HOSTILE.keys())
+def test_a_hostile_archive_is_refused_in_a_line_and_leaves_nothing(content, tmp_path):
+    place = tmp_path / "place"
+    place.mkdir()
+    (place / "in").write_bytes(content)
+    with pytest.raises(Failure) as refused:
+        build("imagenet-slice", place / "out", images_from=place / "in")
+    assert "\n" not in str(refused.value) and len(str(refused.value)) < 400
+    assert [path.relative_to(tmp_path).as_posix() for path in sorted(tmp_path.rglob("*"))] == ["place", "place/in"]
+    assert not os.path.exists("/tmp/evil.png")
+
+
+WHOLE = {"zip": archives.zipped(GOOD), "tar": archives.tarred(GOOD), "tgz": archives.tarred(GOOD, "w:gz")}
+
+
+@settings(max_examples=60)
+@given(
+    kind=st.sampled_from(["zip", "tar", "tgz"]), cut=st.booleans(), at=st.floats(0, 0.999), bit=st.integers(0, 7)
+)  # fmt: skip
+def test_an_archive_that_is_cut_off_or_changed_gives_its_images_or_a_line(kind, cut, at, bit, tmp_path_factory):
+    """What is read is what was in it, wherever it has a checksum, or reading fails as it should."""
+    content = bytearray(WHOLE[kind])
+    position = int(at * len(content))
+    if cut:
+        del content[position:]
+    else:
+        content[position] ^= 1 << bit
+    place = tmp_path_factory.mktemp("cut") / "in"
+    place.write_bytes(content)
+    try:
+        tree = Tree(place)
+        for member in tree.members:
+            read = member.read()
+            if kind != "tar" and member.name in GOOD:  # a tar has checksums of headers alone
+                assert read == GOOD[member.name]
+    except (Failure, UsageError) as refused:
+        assert "\n" not in str(refused)
+
+
+def test_a_png_that_is_cut_off_is_told_without_decoding():
+    whole = archives.picture(1)
+    image.check(whole, "a.png")
+    for end in (len(whole) // 2, len(whole) - 20, 20, 0):
+        with pytest.raises(Failure, match=r"a.png is (damaged|not an image)"):
+            image.check(whole[:end], "a.png")
+
+
+def test_an_image_of_too_many_pixels_is_not_decoded(monkeypatch):
+    monkeypatch.setattr(image, "MAX_PIXELS", 100)
+    for read in (image.check, image.decode, lambda content, name: image.shrink(content, 8, name)):
+        with pytest.raises(Failure, match="a.png has 24 x 20 pixels, more than 100 in all"):
+            read(archives.picture(1), "a.png")
+
+
+def test_only_kinds_of_images_that_are_trained_on_are_opened():
+    buffer = io.BytesIO()
+    Image.new("RGB", (8, 8)).save(buffer, "TIFF")
+    with pytest.raises(Failure, match="is not an image that can be read"):
+        image.check(buffer.getvalue(), "a.png")
+
+
+def test_a_file_too_large_for_an_image_is_not_read(monkeypatch, tmp_path):
+    monkeypatch.setattr(archive, "MAX_FILE_BYTES", 10)
+    place = archives.lay_out(tmp_path / "in", GOOD)
+    with pytest.raises(Failure, match=r"cat/0.png has \d+ bytes, too many for an image"):
+        build("imagenet-slice", tmp_path / "out", images_from=place)
+
+
+def test_too_many_members_are_not_read(monkeypatch, tmp_path):
+    monkeypatch.setattr(archive, "MAX_MEMBERS", 5)
+    (tmp_path / "in").write_bytes(archives.zipped(GOOD))
+    with pytest.raises(Failure, match="more than 5 files"):
+        Tree(tmp_path / "in")
+
+
+def test_an_encrypted_zip_is_refused(tmp_path):
+    content = bytearray(archives.zipped({"cat/0.png": archives.picture(0)}))
+    for header, offset in ((b"PK\x03\x04", 6), (b"PK\x01\x02", 8)):  # the flag in both headers
+        content[content.index(header) + offset] |= 1
+    (tmp_path / "in").write_bytes(content)
+    with pytest.raises(Failure, match="damaged at cat/0.png.*encrypted"):
+        Tree(tmp_path / "in").members[0].read()
+
+
+def test_a_tar_of_tars_is_read_where_it_lies(tmp_path):
+    inner = archives.tarred({"a.JPEG": b"first", "b.JPEG": b"second"})
+    (tmp_path / "out.tar").write_bytes(archives.tarred({"n1.tar": b"no tar", "n2.tar": inner}))
+    tree = Tree(tmp_path / "out.tar")
+    assert [member.read() for member in tree.members_of_tar(tree.members[1])] == [b"first", b"second"]
+    with pytest.raises(Failure, match="damaged at n1.tar"):
+        tree.members_of_tar(tree.members[0])
+
+
+def test_what_is_no_archive_is_refused(tmp_path):
+    (tmp_path / "in").write_bytes(b"text")
+    with pytest.raises(UsageError, match="neither a folder nor a zip or tar"):
+        Tree(tmp_path / "in")
+    with pytest.raises(UsageError, match="there is no file or folder"):
+        Tree(tmp_path / "nosuch")

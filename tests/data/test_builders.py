@@ -1,0 +1,326 @@
+"""What the built-in data sets hold, and that a built folder is complete or not there."""
+
+import resource
+import signal
+import time
+import tomllib
+from collections import Counter
+from contextlib import contextmanager
+from pathlib import Path
+
+import numpy as np
+import pytest
+from helpers.processes import SMALL_TURNTABLE as SMALL
+from helpers.processes import run_python as run
+from PIL import Image
+
+from hvdtrain.config import recipes
+from hvdtrain.data.build import build
+from hvdtrain.data.find import locate_folder
+from hvdtrain.data.folder import content_hash, scan
+from hvdtrain.data.recipe import Recipe
+from hvdtrain.errors import Failure, UsageError
+
+
+@pytest.fixture(scope="module")
+def digits(tmp_path_factory):
+    return build("digits", tmp_path_factory.mktemp("built") / "digits")
+
+
+@pytest.fixture
+def cache(tmp_path, monkeypatch):
+    monkeypatch.setenv("HVDTRAIN_CACHE", str(tmp_path / "cache"))
+    return tmp_path / "cache" / "datasets"
+
+
+def files(folder):
+    return {path.relative_to(folder).as_posix(): path.read_bytes() for path in folder.rglob("*") if path.is_file()}
+
+
+# ---- digits
+
+
+def test_digits_are_1797_real_images_in_ten_classes(digits):
+    from sklearn.datasets import load_digits
+
+    found = scan(digits)
+    assert found.classes == tuple("0123456789")
+    assert len(found.train) + len(found.validation) == 1797
+    originals = load_digits()
+    for path, label in found.validation[::40]:
+        index = int(path.stem)
+        assert originals.target[index] == label
+        with Image.open(path) as image:
+            assert (image.mode, image.size, image.format) == ("L", (32, 32), "PNG")
+            small = np.asarray(image.resize((8, 8), Image.Resampling.BOX), dtype=float)
+        assert np.corrcoef(small.ravel(), originals.images[index].ravel())[0, 1] > 0.95
+
+
+def test_the_split_is_stratified_and_disjoint(digits):
+    found = scan(digits)
+    train, validation = (Counter(label for _, label in part) for part in (found.train, found.validation))
+    for label in range(10):
+        assert validation[label] == round(0.2 * (train[label] + validation[label]))
+    names = [path.name for path, _ in found.train + found.validation]
+    assert len(set(names)) == len(names)
+    pictures = [path.read_bytes() for path, _ in found.train + found.validation]
+    assert len(set(pictures)) == len(pictures)
+
+
+def test_dataset_toml_says_what_the_folder_holds(digits):
+    manifest = tomllib.loads((digits / "dataset.toml").read_text())
+    assert {
+        "name": "digits",
+        "source": "digits",
+        "licence": "CC BY 4.0",
+        "seed": 0,
+        "images": 1797,
+    }.items() <= (manifest.items())
+    assert "80 % training, 20 % validation, drawn random within each class" in manifest["split"]
+    for name, counts in manifest["classes"].items():
+        assert counts["train"] == len(list((digits / "TrainData" / name).iterdir()))
+        assert counts["validation"] == len(list((digits / "ValidationData" / name).iterdir()))
+
+
+def test_the_same_recipe_gives_the_same_bytes(digits, small, tmp_path):
+    assert files(build("digits", tmp_path / "again")) == files(digits)
+    assert files(build("turntable", tmp_path / "small", **SMALL)) == files(small)
+
+
+def test_another_seed_splits_the_same_images_otherwise(digits, tmp_path):
+    other = scan(build("digits", tmp_path / "other", seed=1))
+    first = scan(digits)
+    assert {p.name for p, _ in other.validation} != {p.name for p, _ in first.validation}
+    pictures = ({p.name: p.read_bytes() for p, _ in f.train + f.validation} for f in (first, other))
+    assert next(pictures) == next(pictures)
+
+
+# ---- complete or not at all
+
+
+def test_a_build_that_fails_half_way_leaves_nothing(tmp_path):
+    limits = resource.getrlimit(resource.RLIMIT_FSIZE)
+    written = []
+    # The system refuses to write any file above this size, as it does on a full disk.
+    resource.setrlimit(resource.RLIMIT_FSIZE, (800, limits[1]))
+    try:
+        with pytest.raises(Failure, match=r"cannot build '.*out': File too large; nothing of it is left"):
+            build("digits", tmp_path / "out", progress=lambda done, _: written.append(done))
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, limits)
+    assert len(written) > 10  # or it did not fail half way
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_an_interrupted_build_leaves_nothing(tmp_path):
+    def interrupt(done, total):
+        if done == total // 2:
+            raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        build("turntable", tmp_path / "out", progress=interrupt, **SMALL)
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_what_a_killed_build_left_is_cleaned_up_by_the_next(tmp_path):
+    out = tmp_path / "out"
+    child = run(
+        f"from hvdtrain.data.build import Path, build; build('turntable', Path({str(out)!r}), objects=100, flat=True)"
+    )
+    with child:
+        deadline = time.monotonic() + 30
+        while not list(tmp_path.glob(".out.*/obj*")) and time.monotonic() < deadline:
+            time.sleep(0.01)
+        child.send_signal(signal.SIGKILL)
+    assert list(tmp_path.glob(".out.*/obj*"))
+    assert not out.exists()
+    build("turntable", out, objects=2, views=2, flat=True)
+    assert len(list(out.glob("obj*.png"))) == 4
+    assert list(tmp_path.iterdir()) == [out]
+
+
+def test_processes_that_ask_at_once_get_one_folder(cache):
+    code = "from hvdtrain.data.find import locate_folder; p = locate_folder('digits'); print(p, p.stat().st_ino)"
+    children = [run(code) for _ in range(3)]
+    answers = {child.communicate(timeout=60)[0] for child in children}
+    assert [child.returncode for child in children] == [0, 0, 0]
+    assert len(answers) == 1
+    path, inode = answers.pop().split()  # all were given the folder that one of them built
+    assert [str(path) for path in cache.iterdir()] == [path]
+    assert cache.joinpath(path).stat().st_ino == int(inode)
+
+
+def test_a_second_build_touches_nothing(small):
+    def refuse(done, total):
+        raise AssertionError("it was built again")
+
+    before = small.stat().st_mtime_ns
+    assert build("turntable", small, progress=refuse, **SMALL) == small
+    assert small.stat().st_mtime_ns == before
+
+
+def test_a_folder_of_somebody_else_is_never_replaced(tmp_path):
+    (tmp_path / "thesis.tex").write_text("mine")
+    (tmp_path / "dataset.toml").write_text('name = "turntable"')  # not one of ours
+    for force in (False, True):
+        with pytest.raises(UsageError, match="was not built by hvdtrain"):
+            build("turntable", tmp_path, force=force, **SMALL)
+    assert (tmp_path / "thesis.tex").read_text() == "mine"
+
+
+def test_what_appears_during_the_build_is_not_replaced(tmp_path):
+    out = tmp_path / "out"
+
+    def meddle(done, total):
+        out.mkdir(exist_ok=True)
+        (out / "mine").touch()
+
+    with pytest.raises(UsageError, match="was not built by hvdtrain"):
+        build("turntable", out, force=True, progress=meddle, **SMALL)
+    assert [path.name for path in tmp_path.rglob("*")] == ["out", "mine"]
+
+
+def test_another_data_set_is_replaced_by_force_alone(tmp_path):
+    out = build("turntable", tmp_path / "out", objects=2, views=2)
+    with pytest.raises(UsageError, match=r"holds data set 'turntable'.*--force"):
+        build("turntable", out, objects=2, views=3)
+    assert len(scan(out).train) == 2
+    build("turntable", out, force=True, objects=2, views=3)
+    assert len(scan(out).train) == 4
+    assert list(tmp_path.iterdir()) == [out]
+
+
+def test_force_builds_the_same_again(tmp_path):
+    out = build("turntable", tmp_path / "out", objects=2, views=2)
+    before = content_hash(scan(out))
+    next((out / "TrainData" / "obj1").iterdir()).unlink()
+    build("turntable", out, force=True, objects=2, views=2)
+    assert content_hash(scan(out)) == before
+
+
+def test_an_empty_folder_may_be_filled(tmp_path):
+    (tmp_path / "out").mkdir()
+    assert len(scan(build("turntable", tmp_path / "out", **SMALL)).classes) == 3
+
+
+@pytest.mark.parametrize(
+    ("place", "words"),
+    [
+        ("file", "is a file"),
+        ("file/out", "cannot write in"),
+        ("/", "cannot be replaced"),
+        (".", "cannot be replaced"),
+    ],
+)
+def test_a_place_where_no_folder_can_be_is_refused(tmp_path, monkeypatch, place, words):
+    (tmp_path / "file").touch()
+    (tmp_path / "cwd").mkdir()
+    monkeypatch.chdir(tmp_path / "cwd")
+    with pytest.raises(UsageError, match=words):
+        build("turntable", Path(".") if place == "." else tmp_path / place, **SMALL)
+    assert sorted(path.name for path in tmp_path.rglob("*")) == ["cwd", "file"]
+
+
+# ---- names and options
+
+
+def test_locate_builds_into_the_cache_once(cache):
+    folder = locate_folder("digits")
+    assert folder.parent == cache
+    assert len(scan(folder).train) == 1438
+    before = folder.stat().st_mtime_ns
+    assert locate_folder("digits") == folder
+    assert folder.stat().st_mtime_ns == before
+
+
+def test_what_is_damaged_in_the_cache_is_built_anew(cache):
+    folder = locate_folder("digits")
+    whole = content_hash(scan(folder))
+    next((folder / "TrainData" / "3").iterdir()).unlink()
+    assert locate_folder("digits") == folder
+    assert content_hash(scan(folder)) == whole
+
+
+def test_locate_takes_folders(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "photos").mkdir()
+    assert (
+        locate_folder("photos")
+        == locate_folder("./photos")
+        == locate_folder(str(tmp_path / "photos"))
+        == tmp_path.resolve() / "photos"
+    )
+    assert locate_folder("not/there") == tmp_path.resolve() / "not" / "there"  # for scan to refuse
+
+
+def test_locate_lists_the_names_it_knows():
+    with pytest.raises(
+        UsageError, match=r"unknown data set 'digit': choose from .*digits.*turntable.* or give a folder"
+    ):
+        locate_folder("digit")
+
+
+@pytest.mark.parametrize(
+    ("name", "options", "words"),
+    [
+        ("digit", {}, "unknown data set 'digit': choose from .*digits.*turntable"),
+        ("digits", {"objects": 3}, "'digits' has no option 'objects': it takes seed"),
+        (
+            "turntable",
+            {"colour": 1},
+            "'turntable' has no option 'colour': it takes seed, objects, views, split, flat",
+        ),
+        ("turntable", {"objects": 1}, "at least 2"),
+        ("turntable", {"views": 361}, "from 2 to 360"),
+        ("turntable", {"views": 1}, "from 2 to 360"),
+    ],
+)
+def test_a_wrong_name_or_option_is_refused_before_anything_is_written(tmp_path, name, options, words):
+    with pytest.raises(UsageError, match=words):
+        build(name, tmp_path / "new" / "out", **options)
+    assert list(tmp_path.iterdir()) == []
+
+
+@contextmanager
+def written(folder, monkeypatch, name, text):
+    (folder / "datasets").mkdir()
+    (folder / "datasets" / f"{name}.toml").write_text(text)
+    monkeypatch.setattr(recipes, "RECIPES", folder)
+    yield
+    recipes.load.cache_clear()
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "words"),
+    [
+        ("licence", "license", "missing or unknown: licence, license"),
+        (
+            'source = "digits"',
+            'source = "telepathy"',
+            "'telepathy': choose from digits, files, imagenet, ",
+        ),
+    ],
+)
+def test_a_broken_recipe_is_named(tmp_path, monkeypatch, old, new, words):
+    text = (recipes.RECIPES / "datasets" / "digits.toml").read_text().replace(old, new)
+    with written(tmp_path, monkeypatch, "broken", text), pytest.raises(UsageError, match=words) as refusal:
+        Recipe.load("broken")
+    assert "datasets/broken.toml" in str(refusal.value)
+
+
+@pytest.mark.parametrize(
+    ("text", "words"),
+    [
+        ('title = "a"\nsize = \n', "line 2: Invalid value"),
+        ('title = "a"\ntitle = "b"', "line 2: Cannot overwrite a value"),
+        ('title = "a"\n\nsize = 1 2\n', "line 3: Expected newline"),
+        ('title = "a"\nsize = "\udce9"\n', "line 2: not UTF-8"),
+    ],
+)
+def test_a_recipe_that_cannot_be_read_is_named_with_its_line(tmp_path, monkeypatch, text, words):
+    with written(tmp_path, monkeypatch, "broken", ""):
+        file = tmp_path / "datasets" / "broken.toml"
+        file.write_bytes(text.encode(errors="surrogateescape"))
+        with pytest.raises(UsageError) as refusal:
+            Recipe.load("broken")
+    assert str(refusal.value).startswith(f"{file}, {words}")

@@ -1,0 +1,98 @@
+"""Downloads from a real server on this machine: resumed, checked, kept."""
+
+import contextlib
+import hashlib
+
+import pytest
+from helpers import archives
+from helpers.servers import serving
+
+from hvdtrain.data.build import build
+from hvdtrain.data.download import fetch
+from hvdtrain.data.folder import scan
+from hvdtrain.data.recipe import Recipe
+from hvdtrain.errors import Failure
+
+
+def recipe(content, *urls, **changed):
+    origin = {"file": "in.zip", "urls": list(urls), "bytes": len(content)}
+    origin["sha256"] = hashlib.sha256(content).hexdigest()
+    return Recipe(
+        "some", "t", "s", "imagenet", "l", "c", 1, 0, 0.2, "", {"classes": ""}, origin | changed
+    )  # fmt: skip
+
+
+@pytest.fixture
+def serve(monkeypatch, tmp_path):
+    """Starts a server of one file at the address `url`."""
+    monkeypatch.setenv("HVDTRAIN_CACHE", str(tmp_path / "cache"))
+    with contextlib.ExitStack() as stack:
+
+        def start(content, ranges=True):
+            server = stack.enter_context(serving({"/in.zip": content}, ranges))
+            server.url += "/in.zip"
+            return server
+
+        yield start
+
+
+CONTENT = archives.zipped(archives.class_folders(["cat", "dog"], 5))
+
+
+def test_a_download_goes_on_where_it_was_cut_off(serve, capsys):
+    server = serve(CONTENT)
+    server.cuts = [100, 250]
+    file = fetch(recipe(CONTENT, server.url))
+    assert file.read_bytes() == CONTENT
+    assert server.asked == [None, "bytes=100-", "bytes=350-"]
+    assert "downloading some" in capsys.readouterr().err
+    assert fetch(recipe(CONTENT, server.url)) == file  # kept
+    assert len(server.asked) == 3
+    assert [path.name for path in file.parent.iterdir()] == ["in.zip"]
+
+
+def test_a_server_that_cannot_go_on_in_the_middle_begins_again(serve):
+    server = serve(CONTENT, ranges=False)
+    server.cuts = [100]
+    assert fetch(recipe(CONTENT, server.url)).read_bytes() == CONTENT
+
+
+def test_the_next_address_is_tried(serve):
+    server = serve(CONTENT)
+    assert fetch(recipe(CONTENT, "http://127.0.0.1:1/in.zip", server.url)).read_bytes() == CONTENT
+
+
+def test_what_is_not_what_was_published_is_deleted(serve, tmp_path):
+    wrong = CONTENT[:-1] + b"?"
+    server = serve(wrong)
+    with pytest.raises(Failure, match="has the sha256 .*: deleted"):
+        fetch(recipe(CONTENT, server.url))
+    assert not [path for path in (tmp_path / "cache" / "downloads").iterdir() if "lock" not in path.name]
+    with pytest.raises(Failure, match="has the md5 "):
+        fetch(recipe(CONTENT, server.url) and Recipe(**vars(recipe(CONTENT, server.url)) | {"origin": {
+            "file": "in.zip", "urls": [server.url], "bytes": len(CONTENT), "md5": "0" * 32}}))  # fmt: skip
+
+
+def test_no_connection_is_told_and_what_came_is_kept(serve, tmp_path):
+    server = serve(CONTENT)
+    server.cuts = [100, 0, 0, 0]
+    with pytest.raises(Failure, match=r"some cannot be downloaded \(.*cut off after 100 of .*\); try --archive"):
+        fetch(recipe(CONTENT, server.url))
+    assert (tmp_path / "cache" / "downloads" / "in.zip.partial").stat().st_size == 100
+    server.cuts = []
+    assert fetch(recipe(CONTENT, server.url)).read_bytes() == CONTENT
+
+
+def test_a_server_that_sends_without_end_is_cut_off(serve):
+    server = serve(CONTENT + bytes(99))
+    with pytest.raises(Failure, match="sends more than"):
+        fetch(recipe(CONTENT, server.url))
+
+
+def test_a_recipe_with_an_address_builds_by_name(serve, tmp_path, monkeypatch):
+    server = serve(CONTENT)
+    monkeypatch.setattr(Recipe, "load", lambda name: recipe(CONTENT, server.url))
+    out = build("some", tmp_path / "out")
+    assert len(scan(out).train) == 8
+    assert build("some", tmp_path / "out") == out
+    assert len(server.asked) == 1

@@ -1,0 +1,241 @@
+"""From image files to batches of tensors."""
+
+import io
+import tempfile
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+from PIL import Image
+
+from hvdtrain.data import loader
+from hvdtrain.data.folder import scan
+from hvdtrain.data.loader import AHEAD, Loader, native_side
+from hvdtrain.data.sampling import BatchSampler, Share
+from hvdtrain.errors import Failure
+
+pytestmark = pytest.mark.usefixtures("one_thread")
+
+RED, GREEN, BLUE = (255, 0, 0), (0, 255, 0), (0, 0, 255)
+
+
+def share(*indices):
+    return Share(1, 1, list(indices), 1.0, len(indices))
+
+
+def one(path, side=32):
+    """The pixels, [3, side, side], of a single file."""
+    [(_, (images, _))] = Loader([(path, 0)], side, threads=1).batches([share(0)])
+    assert images.dtype == torch.uint8 and images.shape == (1, 3, side, side)
+    return images[0]
+
+
+@pytest.fixture(params=["cached", "decoded each time"])
+def both_ways(request, monkeypatch):
+    """Runs a test twice: with the decoded images kept, and without."""
+    if request.param != "cached":
+        monkeypatch.setattr(loader, "CACHE_BYTES", 0)
+    return request.param
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory):
+    """24 images of two classes, of many sizes and kinds; the red of sample i's middle is 10 i."""
+    root = tmp_path_factory.mktemp("images")
+    number = 0
+    for part in ("TrainData", "ValidationData"):
+        for name in ("cat", "dog"):
+            (root / part / name).mkdir(parents=True)
+            for i in range(6):
+                size = [(32, 32), (48, 32), (32, 50), (80, 70), (20, 24), (33, 33)][i]
+                suffix = ["png", "jpg", "png", "bmp", "webp", "JPEG"][i]
+                Image.new("RGB", size, (10 * number, 0, 99)).save(root / part / name / f"{i}.{suffix}")
+                number += 1
+    return scan(root)
+
+
+def reds(images):
+    return [round(image[0, 16, 16].item() / 10) for image in images]
+
+
+def test_images_and_labels_are_those_of_the_indices_in_order(folder, both_ways):
+    loaded = Loader(folder.train, 32, threads=3)
+    assert (loaded.cache is not None) == (both_ways == "cached")
+    shares = [share(11, 0, 5), share(6), share(7, 7), share(1, 2, 3, 4), share(8, 9, 10)]
+    batches = list(loaded.batches(shares))
+    assert [s for s, _ in batches] == shares
+    for s, (images, labels) in batches:
+        assert images.shape == (len(s.indices), 3, 32, 32) and images.dtype == torch.uint8
+        assert labels.dtype == torch.int64
+        assert reds(images) == s.indices
+        assert labels.tolist() == [folder.train[i][1] for i in s.indices] == [int(i >= 6) for i in s.indices]
+
+
+def test_an_epoch_of_a_plan_loads_every_image_once(folder, both_ways):
+    plan = BatchSampler(len(folder.train), 5, seed=3, worker=0, workers=1)
+    loaded = Loader(folder.train, 32, threads=2)
+    seen = [number for _, (images, _) in loaded.batches(plan.epoch(1)) for number in reds(images)]
+    assert seen == [i for s in plan.epoch(1) for i in s.indices]
+    assert sorted(seen) == list(range(12))
+
+
+@pytest.mark.parametrize("side", [32, 40])
+def test_kept_and_newly_decoded_images_are_identical(folder, side, monkeypatch):
+    noise = np.random.default_rng(0).integers(0, 256, (45, 61, 3), dtype=np.uint8)
+    path = folder.root / "noise.png"
+    Image.fromarray(noise).save(path)
+    samples = [*folder.train, (path, 1)]
+    everything = [share(*range(5)), share(*range(5, 13))]
+    kept = list(Loader(samples, side, 2).batches(everything))
+    monkeypatch.setattr(loader, "CACHE_BYTES", 0)
+    for (_, (a, b)), (_, (c, d)) in zip(kept, Loader(samples, side, 2).batches(everything), strict=True):
+        assert torch.equal(a, c) and torch.equal(b, d)
+
+
+def test_images_are_kept_only_if_all_fit(folder, monkeypatch):
+    monkeypatch.setattr(loader, "CACHE_BYTES", 12 * 3 * 32 * 32)
+    assert Loader(folder.train, 32, 1).cache is not None
+    assert Loader(folder.train, 33, 1).cache is None
+
+
+def test_few_batches_are_decoded_ahead(folder, monkeypatch):
+    """However long the epoch, memory holds the batch in hand and AHEAD more."""
+    monkeypatch.setattr(loader, "CACHE_BYTES", 0)
+    taken = []
+
+    def shares():
+        for i in range(12):
+            taken.append(i)
+            yield share(i)
+
+    batches = Loader(folder.train, 32, 2).batches(shares())
+    for done in range(1, 5):
+        next(batches)
+        assert len(taken) == done + AHEAD
+
+
+# Size
+
+
+def three_squares(size):
+    """A red, a green and a blue square beside or above one another: [3 side x side] or [side x 3 side]."""
+    image = Image.new("RGB", size)
+    wide = size[0] > size[1]
+    side = min(size)
+    for i, colour in enumerate((RED, GREEN, BLUE)):
+        image.paste(colour, (i * side, 0, (i + 1) * side, side) if wide else (0, i * side, side, (i + 1) * side))
+    return image
+
+
+@pytest.mark.parametrize("size", [(96, 32), (32, 96), (192, 64), (64, 192), (48, 16), (16, 48)])
+def test_the_middle_of_an_image_that_is_not_square_is_kept(tmp_path, size):
+    three_squares(size).save(tmp_path / "i.png")
+    pixels = one(tmp_path / "i.png")
+    inner = pixels[:, 4:-4, 4:-4]  # interpolation blends a few pixels beside the borders
+    assert (inner == torch.tensor(GREEN, dtype=torch.uint8).view(3, 1, 1)).all()
+    assert (pixels[1] > 100).all()
+
+
+def test_a_square_of_the_right_size_is_untouched(tmp_path):
+    pixels = np.random.default_rng(1).integers(0, 256, (32, 32, 3), dtype=np.uint8)
+    Image.fromarray(pixels).save(tmp_path / "i.png")
+    assert torch.equal(one(tmp_path / "i.png"), torch.from_numpy(pixels).permute(2, 0, 1))
+
+
+def test_shrinking_averages(tmp_path):
+    """Without antialiasing, a board of single black and white pixels would come out black or white."""
+    board = np.indices((96, 96)).sum(0) % 2 * 255
+    Image.fromarray(board.astype(np.uint8)).save(tmp_path / "i.png")
+    assert ((one(tmp_path / "i.png").int() - 127).abs() < 20).all()
+
+
+@pytest.mark.parametrize(("size", "side"), [((8, 8), 32), ((32, 32), 32), ((100, 60), 60), ((999, 500), 224)])
+def test_native_side(tmp_path, size, side):
+    Image.new("RGB", size).save(tmp_path / "i.png")
+    assert native_side(tmp_path / "i.png") == side
+
+
+# Kinds of pixels
+
+
+@pytest.mark.parametrize(
+    ("mode", "colour", "expected"),
+    [
+        ("L", 100, (100, 100, 100)), ("LA", (100, 7), (100, 100, 100)), ("1", 1, (255, 255, 255)),
+        ("RGBA", (10, 20, 30, 7), (10, 20, 30)), ("RGB", (10, 20, 30), (10, 20, 30)), ("I;16", 0x8000, (128,) * 3),
+    ],
+    ids=str,
+)  # fmt: skip
+def test_every_kind_of_pixel_becomes_three_channels(tmp_path, mode, colour, expected):
+    image = Image.new(mode, (32, 32), colour)
+    image.save(tmp_path / "i.png")
+    with Image.open(tmp_path / "i.png") as saved:
+        assert saved.mode == mode
+    assert one(tmp_path / "i.png")[:, 5, 5].tolist() == list(expected)
+
+
+def test_a_palette_becomes_its_colours(tmp_path):
+    three_squares((96, 32)).convert("P", palette=Image.Palette.ADAPTIVE).save(tmp_path / "i.png")
+    assert one(tmp_path / "i.png")[:, 16, 16].tolist() == list(GREEN)
+
+
+# Broken images
+
+
+def encoded(kind, colour=RED):
+    pixels = np.random.default_rng(0).integers(0, 256, (40, 36, 3), dtype=np.uint8)
+    pixels[:4] = colour
+    buffer = io.BytesIO()
+    Image.fromarray(pixels).save(buffer, kind)
+    return buffer.getvalue()
+
+
+def broken_images():
+    for kind in ("png", "jpeg"):
+        whole = encoded(kind)
+        yield f"cut.{kind}", whole[: len(whole) // 2]
+        yield f"head.{kind}", whole[:20]
+        yield f"empty.{kind}", b""
+        yield f"text.{kind}", b"this is not an image\n"
+    png = encoded("png")
+    at = png.index(b"IDAT")
+    yield "chunk.png", png[: at - 4] + (100).to_bytes(4, "big") + png[at:]  # too short: where it ends, no chunk begins
+    yield "header.png", png[:16] + bytes(4) + png[20:]
+    yield "short.png", png[:8] + bytes([0, 0, 0, 7]) + png[12:]
+    # 50,000 x 50,000 pixels in a few bytes: 7 GB if it were decoded
+    yield "bomb.bmp", encoded("bmp")[:18] + (50_000).to_bytes(4, "little") * 2 + encoded("bmp")[26:]
+
+
+@pytest.mark.parametrize(("name", "content"), list(broken_images()), ids=lambda v: v if isinstance(v, str) else "")
+def test_a_broken_image_is_a_failure_that_names_the_file(tmp_path, both_ways, name, content):
+    Image.new("RGB", (32, 32)).save(tmp_path / "good.png")
+    (tmp_path / name).write_bytes(content)
+    with pytest.raises(Failure, match=f"cannot (decode|read the image) {tmp_path / name}: "):
+        loaded = Loader([(tmp_path / "good.png", 0), (tmp_path / name, 0)], 32, 2)
+        assert both_ways != "cached"
+        list(loaded.batches([share(0), share(0, 1)]))
+
+
+def test_a_missing_image_is_a_failure_that_names_the_file(tmp_path, both_ways):
+    with pytest.raises(Failure, match=f"cannot (decode|read the image) {tmp_path / 'gone.png'}: "):
+        list(Loader([(tmp_path / "gone.png", 0)], 32, 2).batches([share(0)]))
+    with pytest.raises(Failure, match=f"cannot (decode|read the image) {tmp_path / 'gone.png'}: "):
+        native_side(tmp_path / "gone.png")
+
+
+@given(st.sampled_from(["png", "jpeg", "bmp", "webp"]), st.data())
+def test_whatever_happened_to_a_file_it_is_an_image_or_a_failure(kind, data):
+    content = bytearray(encoded(kind))
+    for _ in range(data.draw(st.integers(1, 5))):
+        content[data.draw(st.integers(0, len(content) - 1))] = data.draw(st.integers(0, 255))
+    cut = data.draw(st.integers(0, len(content)) | st.just(len(content)))
+    with tempfile.TemporaryDirectory() as folder:
+        path = Path(folder) / f"i.{kind}"
+        path.write_bytes(content[:cut])
+        try:
+            one(path)
+        except Failure as failure:
+            assert f"{path}: " in str(failure)

@@ -1,0 +1,190 @@
+"""Which classes and images a data set takes, and into which part each goes."""
+
+from collections import Counter
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from hvdtrain.data.selection import Item, by_class, choose_labels, split_class
+from hvdtrain.errors import Failure, UsageError
+
+NAMES = st.lists(st.text(min_size=1, max_size=8), min_size=2, max_size=60, unique_by=str.casefold)
+
+
+def items(names, part=""):
+    return [Item("label", name, part) for name in names]
+
+
+def views(objects, angles):
+    return [
+        Item("label", f"obj{o}__{angle}.png", group=f"obj{o}", angle=angle)
+        for o in range(objects)
+        for angle in range(0, 360, 360 // angles)
+    ]
+
+
+def cut(images, how="random", validation=0.2, test=0.0, seed=0, name="class", most=None):
+    """The names by part."""
+    parts = split_class(name, images, method=how, validation=validation, test=test, seed=seed, limits=most)
+    return {part: [item.name for item in own] for part, own in parts.items()}
+
+
+# Parts
+
+
+@given(NAMES, st.floats(0, 1), st.integers(0, 2**32), st.randoms(use_true_random=False))
+def test_a_split_keeps_every_image_once_and_leaves_no_part_empty(names, share, seed, order):
+    parts = cut(items(names), validation=share, seed=seed)
+    assert sorted(parts["train"] + parts["validation"]) == sorted(names)
+    assert len(parts["validation"]) == min(max(round(share * len(names)), 1), len(names) - 1)
+    assert parts["test"] == []
+    shuffled = list(names)
+    order.shuffle(shuffled)
+    assert cut(items(shuffled), validation=share, seed=seed) == parts
+
+
+def test_a_split_draws_differently_for_another_seed_or_class():
+    names = [f"{i:03}.png" for i in range(100)]
+    draws = {tuple(cut(items(names), seed=seed, name=name)["validation"]) for seed in range(3) for name in "ab"}
+    assert len(draws) == 6
+    # Every image has its turn: the draw does not favour a part of the names.
+    turns = Counter(name for seed in range(200) for name in cut(items(names), seed=seed)["validation"])
+    assert len(turns) == 100 and min(turns.values()) > 15 and max(turns.values()) < 70
+
+
+@pytest.mark.parametrize("names", [[], ["only.png"]])
+def test_a_class_that_cannot_be_split_is_a_failure(names):
+    with pytest.raises(Failure, match="class 'class' has"):
+        cut(items(names))
+
+
+@given(NAMES, st.integers(0, 20), st.integers(0, 9), st.integers(0, 9), st.integers(0, 99))
+def test_the_sources_own_parts_stay_and_limits_hold(names, given_validation, train_most, val_most, seed):
+    own = [f"own validation {i}" for i in range(given_validation)]
+    images = items(names, "train") + items(own, "validation") + items(["t"], "test")
+    parts = cut(images, seed=seed, most={"train": train_most, "validation": val_most})
+    assert set(parts["validation"]) <= (set(own) or set(names))
+    assert set(parts["train"]) <= set(names)
+    assert not set(parts["train"]) & set(parts["validation"])
+    assert "t" in parts["test"]
+    if own:
+        assert len(parts["train"]) == min(len(names), train_most or len(names))
+        assert len(parts["validation"]) == min(len(own), val_most or len(own))
+
+
+def test_test_images_are_held_out_of_the_training_images_before_validation_is_drawn():
+    parts = cut(items([f"{i}" for i in range(100)], "train"), test=0.2, validation=0.25)
+    assert [len(parts[part]) for part in ("train", "validation", "test")] == [60, 20, 20]
+
+
+@given(st.integers(1, 6), st.sampled_from([4, 12, 36]), st.floats(0.05, 0.9), st.integers(0, 99))
+def test_by_angle_holds_out_one_arc_of_every_object(objects, angles, share, seed):
+    parts = cut(views(objects, angles), "by-angle", validation=share, seed=seed)
+    assert len(parts["train"]) + len(parts["validation"]) == objects * angles
+    for o in range(objects):
+        held = {int(n.split("__")[1][:-4]) // (360 // angles) for n in parts["validation"] if n.startswith(f"obj{o}__")}
+        assert len(held) == min(max(round(share * angles), 1), angles - 1)
+        begins = [k for k in held if (k - 1) % angles not in held]
+        assert len(begins) == 1, "an arc begins once"
+
+
+@given(st.integers(2, 12), st.floats(0.01, 0.99), st.integers(0, 99))
+def test_by_object_keeps_the_views_of_an_object_together(objects, share, seed):
+    parts = cut(views(objects, 4), "by-object", validation=share, seed=seed)
+    seen = {part: {name.split("__")[0] for name in own} for part, own in parts.items()}
+    assert not seen["train"] & seen["validation"]
+    assert len(seen["validation"]) == min(max(round(share * objects), 1), objects - 1)
+    assert len(parts["train"]) + len(parts["validation"]) == 4 * objects
+
+
+@pytest.mark.parametrize(
+    ("images", "how", "error", "words"),
+    [
+        (items(["a", "b"]), "by-object", UsageError, "needs images that are views of objects"),
+        (views(1, 4), "by-object", UsageError, "class 'class' has one object only"),
+        (views(1, 1), "by-angle", Failure, "one view of 'obj0'"),
+        (items(["a.png", "A.png"]), "random", Failure, "one where case does not count: 'a.png'"),
+        (items(["a.png", "a.png"]), "random", Failure, "one where case does not count: 'a.png'"),
+        (items(["a"], "validation"), "random", Failure, "has no training images"),
+    ],
+)
+def test_what_cannot_be_split_is_refused(images, how, error, words):
+    with pytest.raises(error, match=words):
+        cut(images, how)
+
+
+# Classes
+
+WNIDS = {"n1": "goldfish, Carassius auratus", "n2": "great white shark, white shark", "n3": "crane", "n4": "crane"}
+
+
+@pytest.mark.parametrize(
+    ("wanted", "chosen"),
+    [(["n2", "n1"], ["n1", "n2"]), (["Goldfish"], ["n1"]), (["white shark", "n1"], ["n1", "n2"]), ([], list(WNIDS))],
+)
+def test_classes_are_chosen_by_label_or_by_name(wanted, chosen):
+    assert choose_labels(list(WNIDS), WNIDS, wanted, 0, 0) == chosen
+
+
+@pytest.mark.parametrize(
+    ("wanted", "words"), [(["crane"], "'crane' may be n3 or n4"), (["dog"], "unknown class 'dog': choose from n1, n2")]
+)
+def test_a_class_that_is_not_clear_is_refused(wanted, words):
+    with pytest.raises(UsageError, match=words):
+        choose_labels(list(WNIDS), WNIDS, wanted, 0, 0)
+
+
+@given(st.sets(st.text(min_size=1), min_size=2), st.data(), st.integers(0, 99), st.randoms(use_true_random=False))
+def test_so_many_classes_are_drawn_by_the_seed_alone(labels, data, seed, order):
+    number = data.draw(st.integers(2, len(labels)))
+    shuffled = sorted(labels)
+    order.shuffle(shuffled)
+    chosen = choose_labels(shuffled, {}, [], number, seed)
+    assert len(chosen) == len(set(chosen)) == number and set(chosen) <= labels
+    assert chosen == choose_labels(sorted(labels), {}, [], number, seed)
+
+
+def test_too_many_classes_are_refused():
+    with pytest.raises(UsageError, match="5 classes were asked for, and there are 4"):
+        choose_labels(list(WNIDS), {}, [], 5, 0)
+
+
+NUMBERS = [Item(str(n), f"{n}.png") for n in range(1, 7)]
+
+
+@pytest.mark.parametrize(
+    ("classes", "expected"),
+    [
+        ({"a": [1, "2"], "b": [3]}, {"a": ["1", "2"], "b": ["3"]}),
+        ({"a": [1], "b": "rest"}, {"a": ["1"], "b": ["2", "3", "4", "5", "6"]}),
+        ({"each": "obj{label}"}, {f"obj{n}": [str(n)] for n in range(1, 7)}),
+        (None, {str(n): [str(n)] for n in range(1, 7)}),
+    ],
+)
+def test_labels_make_classes(classes, expected):
+    found = by_class(NUMBERS, classes)
+    assert {name: [item.label for item in own] for name, own in found.items()} == expected
+
+
+@pytest.mark.parametrize(
+    ("classes", "words"),
+    [
+        ({"a": [1], "b": [1]}, "'1' is in two classes, 'a' and 'b'"),
+        ({"a": [1], "b": [99]}, "no image of: 99"),
+        ({"a": "rest", "b": "rest"}, "cannot both be the rest"),
+        ({"a": 1}, "class 'a' should be a list of labels"),
+        ({"..": [1], "b": [2]}, "'..' cannot be a class"),
+        ({"a/b": [1], "b": [2]}, "cannot be a class"),
+        ({"": [1], "b": [2]}, "cannot be a class"),
+        ({"a\n": [1], "b": [2]}, "cannot be a class"),
+    ],
+)
+def test_classes_that_make_no_sense_are_refused(classes, words):
+    with pytest.raises(UsageError, match=words):
+        by_class(NUMBERS, classes)
+
+
+def test_classes_that_are_one_folder_elsewhere_are_refused():
+    with pytest.raises(Failure, match="'Cat' and 'cat' are one folder where case does not count"):
+        by_class([Item("Cat", "1.png"), Item("cat", "2.png")], None)

@@ -1,0 +1,200 @@
+"""Data sets packed into shards, at several kinds of URL."""
+
+import io
+import json
+import tarfile
+
+import fsspec
+import pytest
+import torch
+from click.testing import CliRunner
+from helpers import archives
+from helpers.jobs import SMALL, hvdtrain
+from helpers.servers import serving
+
+from hvdtrain.data import shards
+from hvdtrain.data.commands import data
+from hvdtrain.data.find import find_dataset
+from hvdtrain.data.folder import content_hash, scan
+from hvdtrain.data.loader import Loader
+from hvdtrain.data.sampling import BatchSampler
+from hvdtrain.errors import Failure, UsageError
+
+pytestmark = pytest.mark.usefixtures("one_thread")
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory):
+    root = tmp_path_factory.mktemp("folder")
+    for part, first in (("TrainData", 0), ("ValidationData", 100)):
+        for i, name in enumerate(("cat", "dog")):
+            files = {f"{k}.{k}.png": archives.picture(first + 20 * i + k, (40, 36)) for k in range(12)}
+            archives.lay_out(root / part / name, files)
+    return root
+
+
+@pytest.fixture
+def packed(folder, tmp_path):
+    """{path: bytes} of what packing in small shards writes."""
+    assert shards.pack(scan(folder), f"file://{tmp_path}/packed", 3000, False, lambda *_: None)
+    return {f"/{path.name}": path.read_bytes() for path in (tmp_path / "packed").iterdir()}
+
+
+@pytest.fixture(params=["file", "memory", "http", "simplecache::http"])
+def url(request, packed, tmp_path, monkeypatch):
+    monkeypatch.setenv("HVDTRAIN_CACHE", str(tmp_path / "cache"))
+    if request.param == "file":
+        yield f"file://{tmp_path}/packed"
+    elif request.param == "memory":
+        memory = fsspec.filesystem("memory")
+        for name, content in packed.items():
+            memory.pipe_file(f"/packed{name}", content)
+        yield "memory://packed"
+        memory.rm("/packed", recursive=True)
+    else:
+        with serving(packed) as server:
+            yield request.param.removesuffix("http") + server.url
+
+
+def epoch(found):
+    plan = BatchSampler(len(found.train), 5, seed=3, worker=0, workers=1)
+    return list(Loader(found.train, 32, threads=2).batches(plan.epoch(1)))
+
+
+@pytest.mark.parametrize("cached", [True, False])
+def test_samples_and_their_order_are_those_of_the_folder(url, folder, cached, monkeypatch):
+    if not cached:
+        monkeypatch.setattr("hvdtrain.data.loader.CACHE_BYTES", 0)
+    there, here = find_dataset(url), scan(folder)
+    assert there.classes == here.classes
+    assert content_hash(there) == content_hash(here)
+    for (share, (images, labels)), (own_share, (own_images, own_labels)) in zip(epoch(there), epoch(here), strict=True):
+        assert share == own_share
+        assert torch.equal(images, own_images) and torch.equal(labels, own_labels)
+
+
+def test_shards_have_the_layout_of_webdataset(packed, folder):
+    assert len([name for name in packed if name.startswith("/train-")]) > 2
+    index = json.loads(packed["/index.json"])
+    seen = 0
+    for shard in index["shards"]:
+        assert len(packed[f"/{shard['name']}"]) == shard["bytes"]
+        with tarfile.open(fileobj=io.BytesIO(packed[f"/{shard['name']}"])) as tar:
+            members = tar.getmembers()
+            for image, label in zip(members[::2], members[1::2], strict=True):
+                assert image.name.split(".") == [label.name.split(".")[0], "png"]
+                path = scan(folder).train[seen][0] if seen < 24 else scan(folder).validation[seen - 24][0]
+                assert tar.extractfile(image).read() == path.read_bytes()
+                assert index["classes"][int(tar.extractfile(label).read())] == path.parent.name
+                seen += 1
+    assert seen == 48
+
+
+def test_packing_twice_gives_the_same_bytes_and_touches_nothing(folder, packed, tmp_path):
+    again = tmp_path / "packed"
+    before = {path.name: path.stat().st_mtime_ns for path in again.iterdir()}
+    assert not shards.pack(scan(folder), f"file://{again}", 3000, False, lambda *_: None)
+    assert {path.name: path.stat().st_mtime_ns for path in again.iterdir()} == before
+    assert shards.pack(scan(folder), f"file://{again}", 3000, True, lambda *_: None)
+    assert {f"/{path.name}": path.read_bytes() for path in again.iterdir()} == packed
+
+
+def test_another_data_set_is_not_replaced_unless_told_to(small, packed, tmp_path):
+    with pytest.raises(UsageError, match="holds another data set.*--force"):
+        shards.pack(scan(small), f"file://{tmp_path}/packed", 10**6, False, lambda *_: None)
+    shards.pack(scan(small), f"file://{tmp_path}/packed", 10**6, True, lambda *_: None)
+    assert content_hash(find_dataset(f"file://{tmp_path}/packed")) == content_hash(scan(small))
+
+
+def test_a_changed_shard_is_told_from_what_was_packed(packed, tmp_path):
+    shard = tmp_path / "packed" / "train-000000000.tar"
+    content = bytearray(packed[f"/{shard.name}"])
+    content[700] ^= 1
+    shard.write_bytes(content)
+    first = find_dataset(f"file://{tmp_path}/packed").train[0][0]
+    with pytest.raises(Failure, match="is not what was packed: its checksum differs"):
+        first.read_bytes()
+    shard.unlink()
+    with pytest.raises(Failure, match="cannot read TrainData/cat/0.0.png in .*train-000000000.tar"):
+        first.read_bytes()
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        lambda index: index | {"made_by": "me"}, lambda index: index | {"format": 2},
+        lambda index: {}, lambda index: [],
+        lambda index: index | {"samples": {"train": [[0, 0, 5, 5, 9, "x"]], "validation": [], "test": []}},
+        lambda index: index | {"samples": {"train": [[0, -1, 5, 5, 0, "x"]], "validation": [], "test": []}},
+        lambda index: index | {"samples": {"train": [[0, 0, 10**12, 5, 0, "x"]], "validation": [], "test": []}},
+        lambda index: index | {"shards": [{"name": "../../etc/passwd"}]},
+        lambda index: index | {"samples": {"train": 7}},
+    ],
+)  # fmt: skip
+def test_an_index_that_cannot_be_is_refused(change, packed, tmp_path):
+    (tmp_path / "packed" / "index.json").write_text(json.dumps(change(json.loads(packed["/index.json"]))))
+    with pytest.raises(UsageError, match="index.json cannot be read as a data set's") as refused:
+        find_dataset(f"file://{tmp_path}/packed")
+    assert "\n" not in str(refused.value)
+
+
+@pytest.mark.parametrize(
+    ("url", "words"),
+    [
+        ("file:///nosuch/folder", "holds no data set: there is no index.json"),
+        ("nosuch://x", "Protocol not known"),
+        ("s3://bucket/x", "s3fs"),
+        ("http://127.0.0.1:1/x", "cannot be used"),
+    ],
+)
+def test_a_url_that_leads_nowhere_is_refused_in_a_line(url, words):
+    with pytest.raises(UsageError, match=words) as refused:
+        find_dataset(url)
+    assert "\n" not in str(refused.value)
+
+
+def test_a_job_trains_from_shards_as_it_does_from_the_folder(folder, tmp_path):
+    runs = {}
+    url = f"file://{tmp_path}/packed"
+    assert CliRunner().invoke(data, ["pack", str(folder), url]).exit_code == 0
+    checked = CliRunner().invoke(data, ["check", url])
+    assert (checked.exit_code, "is in one part only" in checked.stdout) == (0, True), checked.output
+    for name, dataset in (("folder", str(folder)), ("url", url)):
+        out = tmp_path / name
+        options = [*SMALL, "--batch-size", "8", "--dataset", dataset, "--deterministic", "--out", out]
+        done = hvdtrain("train", *options)
+        assert done.returncode == 0, done.stdout
+        runs[name] = (out / "snapshots" / "final.safetensors").read_bytes()
+        hashes = json.loads((out / "manifest.json").read_text())["dataset_hash"]
+        assert hashes == content_hash(scan(folder))
+    assert runs["folder"] == runs["url"]
+
+
+def test_a_folder_is_packed_to_a_url_only(folder):
+    refused = CliRunner().invoke(data, ["pack", str(folder), "here"])
+    assert "'here' is not a URL" in str(refused.exception)
+
+
+def test_a_server_without_ranges_is_named_and_simplecache_helps(packed, tmp_path, monkeypatch):
+    monkeypatch.setenv("HVDTRAIN_CACHE", str(tmp_path / "cache"))
+    with serving(packed, ranges=False) as server:
+        with pytest.raises(Failure, match="where a server does not send parts of files, use simplecache::URL"):
+            find_dataset(server.url).train[0][0].read_bytes()
+        kept = find_dataset(f"simplecache::{server.url}").train[0][0]
+        whole = kept.read_bytes()
+        for shard in (tmp_path / "cache" / "shards").iterdir():
+            shard.write_bytes(b"damaged")
+        assert kept.read_bytes() == whole
+
+
+def test_what_was_packed_for_testing_counts_too(folder, packed, tmp_path):
+    import shutil
+
+    more = shutil.copytree(folder, tmp_path / "more")
+    for name in ("cat", "dog"):
+        archives.lay_out(more / "TestData" / name, {"1.png": archives.picture(900 + len(name))})
+    with pytest.raises(UsageError, match="holds another data set"):
+        shards.pack(scan(more), f"file://{tmp_path}/packed", 3000, False, lambda *_: None)
+    shards.pack(scan(more), f"file://{tmp_path}/packed", 10**6, True, lambda *_: None)
+    left = {path.name for path in (tmp_path / "packed").iterdir()}
+    assert left == {"index.json", *(f"{part}-000000000.tar" for part in ("train", "validation", "test"))}

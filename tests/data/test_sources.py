@@ -1,0 +1,345 @@
+"""Data sets from files that people have, in every layout that they come in."""
+
+import gzip
+import hashlib
+import pickle
+import struct
+import tomllib
+from collections import Counter
+
+import numpy as np
+import pytest
+from helpers import archives
+from PIL import Image
+
+from hvdtrain.data.build import build
+from hvdtrain.data.folder import scan
+from hvdtrain.data.recipe import Recipe
+from hvdtrain.errors import Failure, UsageError
+
+LABELS = archives.wnids(6)
+
+
+def counts(folder):
+    """{class: (training, validation, test images)}"""
+    found = scan(folder)
+    parts = [Counter(label for _, label in part) for part in (found.train, found.validation, found.test)]
+    return {name: tuple(part[label] for part in parts) for label, name in enumerate(found.classes)}
+
+
+def contents(folder):
+    return {p.relative_to(folder).as_posix(): p.read_bytes() for p in sorted(folder.rglob("*")) if p.is_file()}
+
+
+# COIL-100
+
+
+@pytest.fixture(scope="module")
+def coil(tmp_path_factory):
+    file = tmp_path_factory.mktemp("coil") / "coil-100.zip"
+    file.write_bytes(archives.zipped(archives.coil()))
+    return file
+
+
+def test_coil_has_the_three_classes_of_its_reference(coil, tmp_path):
+    out = build("coil100", tmp_path / "out", images_from=coil)
+    made = counts(out)
+    assert {name: sum(parts) for name, parts in made.items()} == {"edible": 1296, "other": 4464, "toy": 1440}
+    assert {name: parts[1] for name, parts in made.items()} == {"edible": 259, "other": 893, "toy": 288}
+    said = tomllib.loads((out / "dataset.toml").read_text())
+    assert said["input"]["sha256"] == hashlib.sha256(coil.read_bytes()).hexdigest()
+    assert "near duplicates" in said["split"]
+    assert (out / "TrainData" / "edible" / "obj2__0.png").exists() or (
+        out / "ValidationData" / "edible" / "obj2__0.png"
+    ).exists()
+
+
+def test_coil_from_a_folder_gives_the_same_images_and_can_be_linked(coil, tmp_path):
+    folder = archives.lay_out(tmp_path / "in", archives.coil())
+    zipped = build("coil100", tmp_path / "zipped", images_from=coil, classes="objects", split="by-angle")
+    linked = build(
+        "coil100", tmp_path / "linked", images_from=folder, classes="objects", split="by-angle", link="symlink"
+    )
+    assert len(scan(zipped).classes) == 100 and "obj100" in scan(zipped).classes
+    images = {name: content for name, content in contents(zipped).items() if name.endswith(".png")}
+    assert images == {name: content for name, content in contents(linked).items() if name.endswith(".png")}
+    assert all(path.is_symlink() for path in linked.rglob("*.png"))
+    assert "ends have near duplicates" in tomllib.loads((zipped / "dataset.toml").read_text())["split"]
+
+
+def test_coils_objects_are_held_out_whole(coil, tmp_path):
+    found = scan(build("coil100", tmp_path / "out", images_from=coil, split="by-object"))
+    seen, held = ({path.name.split("__")[0] for path, _ in part} for part in (found.train, found.validation))
+    assert not seen & held
+    assert len(held) == round(0.2 * 18) + round(0.2 * 20) + round(0.2 * 62)
+    with pytest.raises(UsageError, match="has one object only"):
+        build("coil100", tmp_path / "other", images_from=coil, split="by-object", classes="objects")
+    assert not (tmp_path / "other").exists()
+
+
+def test_coil_in_classes_of_ones_own(coil, tmp_path):
+    mine = tmp_path / "mine.toml"
+    mine.write_text('pair = [1, 2]\nthird = [3]\nall_others = "rest"\n')
+    made = counts(build("coil100", tmp_path / "out", images_from=coil, classes=str(mine)))
+    assert {name: sum(parts) for name, parts in made.items()} == {"pair": 144, "third": 72, "all_others": 97 * 72}
+    mine.write_text('pair = [1, 2]\nfourth = "rest"\n')  # another grouping is another data set, whatever its name
+    with pytest.raises(UsageError, match="--force"):
+        build("coil100", tmp_path / "out", images_from=coil, classes=str(mine))
+
+
+@pytest.mark.parametrize(
+    ("files", "words"),
+    [
+        (archives.coil(objects=99), "7,128 of the 7,200 images: is it whole"),
+        ({"a.txt": b"x"}, "no file with a name such as the recipe describes"),
+    ],
+)
+def test_what_is_not_coil_is_refused(files, words, tmp_path):
+    (tmp_path / "x.zip").write_bytes(archives.zipped(files))
+    with pytest.raises((Failure, UsageError), match=words):
+        build("coil100", tmp_path / "out", images_from=tmp_path / "x.zip")
+    assert [path.name for path in tmp_path.iterdir()] == ["x.zip"]
+
+
+# ImageNet
+
+
+def zip_file(tmp_path, files):
+    (tmp_path / "in.zip").write_bytes(archives.zipped(files))
+    return tmp_path / "in.zip"
+
+
+def tgz_file(tmp_path, files):
+    (tmp_path / "in.tgz").write_bytes(archives.tarred(files, "w:gz"))
+    return tmp_path / "in.tgz"
+
+
+def tar_file(tmp_path, files):
+    (tmp_path / "in.tar").write_bytes(archives.tarred(files))
+    return tmp_path / "in.tar"
+
+
+def folder(tmp_path, files):
+    return archives.lay_out(tmp_path / "in", files)
+
+
+@pytest.mark.parametrize("pack", [folder, zip_file, tar_file, tgz_file])
+@pytest.mark.parametrize("layout", [archives.imagenet100, archives.kaggle, archives.plain])
+def test_every_layout_gives_the_same_classes(layout, pack, tmp_path):
+    place = pack(tmp_path, layout(LABELS, 10, 3))
+    out = build("imagenet-slice", tmp_path / "out", images_from=place)
+    assert counts(out) == dict.fromkeys(LABELS, (10, 3, 0))
+
+
+def test_the_tars_of_ilsvrc_give_the_classes_that_are_wanted(tmp_path):
+    place = archives.ilsvrc(tmp_path / "in", LABELS, 10, 3)
+    out = build("imagenet-slice", tmp_path / "out", images_from=place, classes=f"thing 4,{LABELS[1]}")
+    assert counts(out) == dict.fromkeys([LABELS[1], LABELS[4]], (10, 3, 0))
+    for path in (out / "ValidationData" / LABELS[4]).iterdir():
+        assert path.read_bytes() in {archives.picture(4500 + k, kind="JPEG") for k in range(3)}
+    alone = build("imagenet-slice", tmp_path / "alone", images_from=place / "ILSVRC2012_img_train.tar", num_classes=2)
+    assert list(counts(alone).values()) == [(10, 3, 0)] * 2
+    (place / "ILSVRC2012_img_val.tar").unlink()
+    drawn = build("imagenet-slice", tmp_path / "drawn", images_from=place, num_classes=2)
+    assert list(counts(drawn).values()) == [(8, 2, 0)] * 2
+
+
+def test_any_class_folders_are_split(tmp_path):
+    place = folder(tmp_path, archives.class_folders(["cat", "dog"], 10))
+    assert counts(build("imagenet-slice", tmp_path / "out", images_from=place)) == {"cat": (8, 2, 0), "dog": (8, 2, 0)}
+
+
+def test_a_slice_is_chosen_limited_held_out_and_shrunk(tmp_path):
+    place = folder(tmp_path, archives.imagenet100(LABELS, 20, 5))
+    options = {
+        "num_classes": 3,
+        "seed": 1,
+        "test_fraction": 0.25,
+        "train_per_class": 9,
+        "val_per_class": 4,
+        "resize": 10,
+    }
+    out = build("imagenet-slice", tmp_path / "out", images_from=place, **options)
+    assert list(counts(out).values()) == [(9, 4, 5)] * 3
+    for path in out.rglob("*.JPEG"):
+        with Image.open(path) as image:
+            assert (image.size, image.format) == ((12, 10), "JPEG")
+    again = build("imagenet-slice", tmp_path / "again", images_from=place, **options)
+    assert contents(again) == contents(out)
+    other = build("imagenet-slice", tmp_path / "other", images_from=place, **options | {"seed": 2})
+    assert set(counts(other)) != set(counts(out)) or contents(other) != contents(out)
+
+
+def test_classes_come_from_a_file_too(tmp_path):
+    place = folder(tmp_path, archives.imagenet100(LABELS, 4, 2))
+    (tmp_path / "classes").write_text(f"# mine\n{LABELS[3]}\n\nother thing 0  # by name\n")
+    out = build("imagenet-slice", tmp_path / "out", images_from=place, classes_file=str(tmp_path / "classes"))
+    assert list(counts(out)) == [LABELS[0], LABELS[3]]
+
+
+def test_the_named_slice_has_the_sizes_of_its_reference():
+    """650 steps of 32 in an epoch: 20 classes of 1,040 training images, of the 1,300 that a class has."""
+    options = Recipe.load("imagenet20").options
+    assert 20 * (1300 - round(options["test_fraction"] * 1300)) == 650 * 32 == 20_800
+    assert (options["num_classes"], options["resize"]) == (20, 256)
+
+
+def test_links_share_the_images_of_the_source(tmp_path):
+    place = folder(tmp_path, archives.plain(LABELS[:2], 3, 1))
+    out = build("imagenet-slice", tmp_path / "out", images_from=place, link="hard")
+    assert {path.stat().st_nlink for path in out.rglob("*.JPEG")} == {2}
+
+
+@pytest.mark.parametrize(
+    ("options", "words"),
+    [
+        ({"classes": "dog"}, "unknown class 'dog': choose from n0"),
+        ({"num_classes": 7}, "7 classes were asked for, and there are 6"),
+        ({"classes": LABELS[0]}, "1 class would be left"),
+        ({"classes": LABELS[0], "num_classes": 2}, "exclude each other"),
+        ({"link": "hard", "resize": 8}, "does not go with --resize"),
+        ({"classes_file": "/nosuch"}, "/nosuch cannot be read"),
+        ({"link": "hard"}, "needs images that lie in a folder"),
+    ],
+)
+def test_what_cannot_be_done_is_refused_and_leaves_nothing(options, words, tmp_path):
+    place = zip_file(tmp_path, archives.plain(LABELS, 3, 1))
+    with pytest.raises(UsageError, match=words):
+        build("imagenet-slice", tmp_path / "out", images_from=place, **options)
+    assert [path.name for path in tmp_path.iterdir()] == ["in.zip"]
+
+
+def test_a_slice_needs_files():
+    with pytest.raises(UsageError, match="cannot be downloaded: build a folder from files you have"):
+        build("imagenet-slice", archives.Path("/nosuch/out"))
+
+
+# CIFAR-10 and MNIST, with checksums of made files in place of the published ones
+
+
+def test_cifar_is_read_by_torchvision(tmp_path, monkeypatch):
+    from torchvision.datasets import CIFAR10
+
+    rng = np.random.default_rng(0)
+    pixels = {
+        name: rng.integers(0, 256, (20, 3072), dtype=np.uint8) for name, _ in CIFAR10.train_list + CIFAR10.test_list
+    }
+    batches = {name: pickle.dumps({"data": p, "labels": [i % 10 for i in range(20)]}) for name, p in pixels.items()}
+    meta = pickle.dumps({"label_names": list("abcdefghij")})
+    inside = {f"cifar-10-batches-py/{name}": content for name, content in {**batches, "batches.meta": meta}.items()}
+    (tmp_path / "in").mkdir()
+    archive = tmp_path / "in" / "cifar-10-python.tar.gz"
+    archive.write_bytes(archives.tarred(inside, "w:gz"))
+
+    def md5(content):
+        return hashlib.md5(content).hexdigest()
+
+    monkeypatch.setattr(CIFAR10, "tgz_md5", md5(archive.read_bytes()))
+    monkeypatch.setattr(CIFAR10, "train_list", [[name, md5(batches[name])] for name, _ in CIFAR10.train_list])
+    monkeypatch.setattr(CIFAR10, "test_list", [[name, md5(batches[name])] for name, _ in CIFAR10.test_list])
+    monkeypatch.setattr(CIFAR10, "meta", CIFAR10.meta | {"md5": md5(meta)})
+    out = build("cifar10", tmp_path / "out", images_from=archive)
+    assert counts(out) == {letter: (10, 2, 0) for letter in "abcdefghij"}
+    first = CIFAR10.train_list[0][0]
+    with Image.open(out / "TrainData" / "b" / "train_00001.png") as image:
+        assert np.array_equal(np.asarray(image), pixels[first][1].reshape(3, 32, 32).transpose(1, 2, 0))
+    limited = build("cifar10", tmp_path / "few", images_from=tmp_path / "in", train_per_class=3, val_per_class=1)
+    assert set(counts(limited).values()) == {(3, 1, 0)}
+    archive.write_bytes(archive.read_bytes() + b"\0")
+    with pytest.raises(Failure, match="is not CIFAR10's cifar-10-python.tar.gz: its MD5 is not"):
+        build("cifar10", tmp_path / "wrong", images_from=archive)
+    with pytest.raises(UsageError, match="has no train-images-idx3-ubyte.gz"):
+        build("mnist", tmp_path / "wrong", images_from=tmp_path / "in")
+
+
+def test_mnist_is_read_by_torchvision(tmp_path, monkeypatch):
+    from torchvision.datasets import MNIST
+
+    place = tmp_path / "in"
+    place.mkdir()
+    resources = []
+    for file, _ in MNIST.resources:
+        n = 40 if file.startswith("train") else 20
+        head = struct.pack(">IIII", 2051, n, 28, 28) if "images" in file else struct.pack(">II", 2049, n)
+        body = bytes(i % 251 for i in range(n * 784)) if "images" in file else bytes(i % 10 for i in range(n))
+        content = gzip.compress(head + body)
+        (place / file).write_bytes(content)
+        resources.append((file, hashlib.md5(content).hexdigest()))
+    monkeypatch.setattr(MNIST, "resources", resources)
+    out = build("mnist", tmp_path / "out", images_from=place)
+    assert counts(out) == {str(digit): (4, 2, 0) for digit in range(10)}
+    with Image.open(out / "TrainData" / "0" / "train_00000.png") as image:
+        assert (image.size, image.mode, image.getpixel((1, 0))) == ((28, 28), "L", 1)
+
+
+# What a build must not do
+
+
+@pytest.mark.parametrize("out", ["in", "in/inside", "."])
+def test_a_build_never_goes_over_what_it_reads(out, tmp_path):
+    place = folder(tmp_path, archives.class_folders(["cat", "dog"], 4))
+    with pytest.raises(UsageError, match="lie in each other"):
+        build("imagenet-slice", tmp_path / out, images_from=place, force=True)
+    assert len(list(place.rglob("*.png"))) == 8
+
+
+def test_changed_images_of_unchanged_size_are_built_anew(tmp_path):
+    place = folder(tmp_path, archives.class_folders(["cat", "dog"], 4))
+    out = build("imagenet-slice", tmp_path / "out", images_from=place)
+    image = place / "cat" / "0.png"
+    image.write_bytes(image.read_bytes()[:-1] + b"?")
+    with pytest.raises(UsageError, match="other images.*--force"):
+        build("imagenet-slice", out, images_from=place)
+
+
+def test_what_has_lost_images_is_not_taken_as_whole(tmp_path):
+    place = folder(tmp_path, archives.class_folders(["cat", "dog"], 5))
+    out = build("imagenet-slice", tmp_path / "out", images_from=place)
+    next((out / "TrainData" / "cat").iterdir()).unlink()
+    with pytest.raises(UsageError, match="is not whole any more: build it again with --force"):
+        build("imagenet-slice", out, images_from=place)
+    assert counts(build("imagenet-slice", out, images_from=place, force=True)) == {"cat": (4, 1, 0), "dog": (4, 1, 0)}
+
+
+def test_what_somebody_put_into_a_built_folder_is_not_removed(tmp_path):
+    place = folder(tmp_path, archives.class_folders(["cat", "dog"], 5))
+    out = build("imagenet-slice", tmp_path / "out", images_from=place)
+    (out / "notes.txt").write_text("mine")
+    with pytest.raises(UsageError, match=r"holds what no build has put there \(notes.txt\)"):
+        build("imagenet-slice", out, images_from=place, force=True)
+    assert (out / "notes.txt").read_text() == "mine"
+
+
+@pytest.mark.parametrize(
+    ("files", "words"),
+    [
+        ({"val/cat/0.png": 0, "test/cat/1.png": 1, "val/dog/2.png": 2}, "none called train"),
+        ({"train/cat/0.png": 0, "train/dog/1.png": 1, "val/2.png": 2}, "no LOC_val_solution.csv"),
+    ],
+)
+def test_a_layout_that_cannot_be_read_whole_is_refused(files, words, tmp_path):
+    place = folder(tmp_path, {name: archives.picture(number) for name, number in files.items()})
+    with pytest.raises(UsageError, match=words):
+        build("imagenet-slice", tmp_path / "out", images_from=place)
+
+
+def test_linked_folders_are_read_and_hidden_files_are_not(tmp_path):
+    place = folder(tmp_path, archives.class_folders(["cat", "dog"], 5))
+    archives.lay_out(tmp_path / "elsewhere", {f"{k}.png": archives.picture(70 + k) for k in range(5)})
+    (place / "fox").symlink_to(tmp_path / "elsewhere")
+    assert list(counts(build("imagenet-slice", tmp_path / "linked", images_from=place))) == ["cat", "dog", "fox"]
+    (place / "dog" / "loop").symlink_to(place)
+    with pytest.raises(Failure, match="is a link to a folder that it is in"):
+        build("imagenet-slice", tmp_path / "loop", images_from=place)
+    hidden = archives.class_folders(["cat", "dog"], 5) | {
+        "__MACOSX/cat/._0.png": b"x",
+        ".cache/x.png": b"x",
+        "cat/.h.png": b"",
+    }
+    zipped = build("imagenet-slice", tmp_path / "zipped", images_from=zip_file(tmp_path, hidden))
+    assert counts(zipped) == {"cat": (4, 1, 0), "dog": (4, 1, 0)}
+
+
+def test_generated_images_come_from_nowhere_else(tmp_path):
+    with pytest.raises(UsageError, match="digits takes no images from elsewhere"):
+        build("digits", tmp_path / "out", images_from=folder(tmp_path, archives.class_folders(["a", "b"], 2)))

@@ -1,0 +1,251 @@
+"""What `hvdtrain doctor` says of an environment that is whole, and of ones that are broken for real."""
+
+import importlib.metadata
+import json
+import os
+import shutil
+import subprocess
+import sys
+import sysconfig
+from pathlib import Path
+
+import pytest
+
+from hvdtrain.config import recipes
+from hvdtrain.doctor import machine, software
+from hvdtrain.doctor.command import CHECKS, Check
+from hvdtrain.doctor.findings import MISSING, OK, WARNING, Finding
+
+
+def run(*arguments, python=sys.executable, cwd=None, **environment):
+    # Not from the checkout, where `-m` would find this very package first.
+    command = [str(python), "-m", "hvdtrain", "doctor", *arguments]
+    env = os.environ | environment
+    return subprocess.run(command, env=env, cwd=cwd or Path(python).parent, capture_output=True, text=True)
+
+
+def rows(process):
+    found = {row["check"]: row for row in json.loads(process.stdout)}
+    assert list(found) == [check.name for check in CHECKS]
+    for row in found.values():
+        assert list(row) == ["check", "needed", "status", "found", "advice"]
+        assert bool(row["advice"]) == (row["status"] != OK)
+        assert "\n" not in row["advice"]
+    return found
+
+
+def missing(found):
+    return {name for name, row in found.items() if row["status"] == MISSING}
+
+
+@pytest.fixture
+def environment(tmp_path):
+    """A copy of this environment made of links, and a function that takes something out of it."""
+    prefix, copy = Path(sys.prefix), tmp_path / "environment"
+    packages = Path(sysconfig.get_path("purelib")).relative_to(prefix)
+    for folder in (Path("bin"), packages):
+        (copy / folder).mkdir(parents=True)
+        for file in (prefix / folder).iterdir():
+            (copy / folder / file.name).symlink_to(file)
+    shutil.copy(prefix / "pyvenv.cfg", copy)
+    return copy / "bin", copy / packages
+
+
+# ---- A whole environment
+
+
+def test_here_a_comparison_can_run():
+    process = run()
+    assert process.returncode == 0, process.stdout + process.stderr
+    assert process.stdout.endswith("`hvdtrain compare`; `hvdtrain verify` checks the results.\n")
+    shown = [line.split() for line in process.stdout.splitlines()]
+    assert ["ok", "torch", importlib.metadata.version("torch")] in shown
+    assert ["ok", "Horovod:", "MPI", "built", "in"] in shown
+
+
+def test_json_has_the_rows(tmp_path):
+    process = run("--json", HVDTRAIN_CACHE=str(tmp_path / "not" / "there"))
+    found = rows(process)
+    assert process.returncode == 0 and process.stderr == ""
+    assert not [name for name in missing(found) if found[name]["needed"]]
+    assert found["horovod"]["found"] == importlib.metadata.version("horovod")
+    assert found["mpirun"]["found"] == str(Path(sys.executable).with_name("mpirun"))
+    assert found["two processes"]["found"].startswith("started and ended in")
+    assert found["data sets"]["found"] == ", ".join(recipes.names("datasets"))
+    assert list(tmp_path.iterdir()) == []  # it looked, and left nothing
+
+
+def test_it_starts_without_the_heavy_libraries():
+    heavy = ("torch", "numpy", "psutil", "rich")
+    code = f"import sys, hvdtrain.doctor.command; print([m for m in {heavy} if m in sys.modules])"
+    assert subprocess.run([sys.executable, "-c", code], capture_output=True, text=True).stdout == "[]\n"
+
+
+# ---- Broken ones
+
+
+def test_an_environment_without_torch_and_starters(environment, tmp_path):
+    programs, packages = environment
+    for name in ("mpirun", "horovodrun"):
+        (programs / name).unlink()
+    for file in [packages / "torch", *packages.glob("torch-*"), packages / "jinja2", *packages.glob("jinja2-*")]:
+        file.unlink()
+    process = run("--json", python=programs / "python", PATH=str(tmp_path), CXX="")
+    found = rows(process)
+    assert process.returncode == 1
+    needed = ["torch", "other libraries", "torch loads", "Horovod loads", "Horovod: MPI", "mpirun", "two processes"]
+    assert process.stderr.strip().endswith(f"put right: {', '.join(needed)}")
+    assert missing(found) == {
+        *needed,
+        "Horovod: Gloo",
+        "Horovod: NCCL",
+        "horovodrun",
+        "C++ compiler",
+        "GPUs",
+        "GPU driver",
+        "torch: NCCL",
+    }
+    assert found["torch"]["advice"].startswith("`uv sync` installs torch 2.")
+    assert found["other libraries"]["found"] == "not installed: jinja2"
+    assert "No module named 'torch'" in found["torch loads"]["found"]
+    assert found["mpirun"]["found"] == f"no {programs / 'mpirun'}"
+    assert found["two processes"]["found"] == "mpirun cannot be started"
+
+
+@pytest.mark.parametrize(("size", "words"), [(0, "ImportError: "), (100_000, "the process is ended by SIG")])
+def test_a_horovod_that_does_not_load(environment, size, words):
+    programs, packages = environment
+    horovod = packages / "horovod"
+    whole = horovod.resolve()
+    horovod.unlink()
+    for folder in (horovod, horovod / "torch"):
+        folder.mkdir()
+        for file in (whole / folder.relative_to(horovod)).iterdir():
+            if file.name != "torch":
+                (folder / file.name).symlink_to(file)
+    library = next((horovod / "torch").glob("mpi_lib_v2*"))
+    start = library.read_bytes()[:size]
+    library.unlink()
+    library.write_bytes(start)
+    process = run("--json", python=programs / "python")
+    found = rows(process)
+    assert process.returncode == 1
+    assert missing(found) == {"Horovod loads", "Horovod: Gloo", "Horovod: MPI", "Horovod: NCCL"}
+    assert words in found["Horovod loads"]["found"]
+    assert "uv sync --reinstall-package horovod" in found["Horovod loads"]["advice"]
+    assert found["torch loads"]["status"] == OK
+
+
+def test_a_check_that_raises_does_not_hide_the_others(tmp_path):
+    for name in ("hvdtrain", "datasets", "launchers"):
+        shutil.copytree(recipes.RECIPES / name, tmp_path / name)
+    (tmp_path / "launchers" / "local.toml").unlink()
+    (tmp_path / "datasets" / "digits.toml").write_text("title = \n")
+    (tmp_path / "file").touch()
+    process = run("--json", cwd=tmp_path, HVDTRAIN_CACHE=str(tmp_path / "file"))
+    found = rows(process)
+    assert process.returncode == 1
+    assert missing(found) == {"two processes", "data sets", "cache"}
+    assert found["two processes"]["found"].startswith("cannot be checked: UsageError: unknown launcher 'local'")
+    assert f"{tmp_path / 'datasets' / 'digits.toml'}, line 1" in found["data sets"]["found"]
+    assert found["cache"]["found"] == f"{tmp_path / 'file'} cannot be written: Not a directory"
+
+
+def test_a_machine_without_loopback_shared_memory_and_name(tmp_path):
+    namespaces = ["unshare", "--map-root-user", "--net", "--mount", "--uts"]
+    setup = f"""mount -t tmpfs -o size=8m tmpfs /dev/shm &&
+        {sys.executable} -c "import socket; socket.sethostname('nowhere.invalid')" && """
+    if subprocess.run([*namespaces, "sh", "-c", f"{setup} true"], capture_output=True).returncode:
+        pytest.skip("namespaces are not allowed here")
+    command = [*namespaces, "sh", "-c", f"{setup} exec {sys.executable} -m hvdtrain doctor"]
+    process = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True)
+    assert process.returncode == 1
+    assert process.stderr.strip().endswith("put right: two processes, /dev/shm, loopback")
+    shown = [" ".join(line.split()) for line in process.stdout.splitlines()]
+    assert "missing loopback 127.0.0.1 cannot be reached: Network is unreachable" in shown
+    assert "missing /dev/shm 8 MB, 8 MB free" in shown
+    assert [line for line in shown if line.startswith("warning host name nowhere.invalid does not resolve")]
+
+
+@pytest.mark.parametrize("place", ["file", "file/below", "/proc/nowhere"])
+def test_a_cache_that_cannot_be_written(tmp_path, monkeypatch, place):
+    (tmp_path / "file").touch()
+    monkeypatch.setenv("HVDTRAIN_CACHE", str(tmp_path / place))
+    found = machine.cache()
+    assert found.status == MISSING and "cannot be written" in found.found
+    assert "HVDTRAIN_CACHE" in found.advice
+
+
+# ---- Single checks
+
+
+def test_another_program_that_a_shell_would_take(tmp_path, monkeypatch):
+    (tmp_path / "mpirun").write_text("#!/bin/sh\n")
+    (tmp_path / "mpirun").chmod(0o755)
+    monkeypatch.setenv("PATH", str(tmp_path), prepend=os.pathsep)
+    found = software.starter("mpirun")
+    assert found.status == WARNING
+    assert f"{tmp_path / 'mpirun'} comes first in PATH" in found.found
+
+
+def test_one_core(monkeypatch):
+    allowed = os.sched_getaffinity(0)
+    os.sched_setaffinity(0, {min(allowed)})
+    try:
+        found = machine.cores()
+    finally:
+        os.sched_setaffinity(0, allowed)
+    assert (found.status, found.found) == (WARNING, f"1 of {os.cpu_count()} allowed")
+
+
+@pytest.mark.parametrize(
+    ("own", "files", "cores", "memory"),
+    [
+        ("", {}, "inf", "inf"),
+        ("0::/\n", {"cpu.max": "150000 100000\n", "memory.max": "1000000\n"}, 1.5, 1e6),
+        ("0::/\n", {"cpu.max": "max 100000\n", "memory.max": "max\n"}, "inf", "inf"),
+        # What is above limits as well: a batch system's job, then one of its steps.
+        ("0::/job/step\n", {"job/cpu.max": "200000 100000", "job/step/cpu.max": "max 100000"}, 2, "inf"),
+        ("0::/job/step\n", {"job/memory.max": "max", "job/step/memory.max": "5"}, "inf", 5),
+        # Seen from within a container: the path is the host's, the top is the container's own.
+        ("0::/docker/1\n", {"cpu.max": "50000 100000"}, 0.5, "inf"),
+        ("3:cpu,cpuacct:/a\n", {"cpu/a/cpu.cfs_quota_us": "-1\n", "cpu/a/cpu.cfs_period_us": "100000\n"}, "inf", "inf"),
+        ("3:cpu:/a\n", {"cpu/a/cpu.cfs_quota_us": "300000", "cpu/a/cpu.cfs_period_us": "100000"}, 3, "inf"),
+        ("2:cpuset:/\n4:memory:/\n0::/\n", {"memory/memory.limit_in_bytes": "7\n"}, "inf", 7),
+    ],
+)
+def test_limits_of_control_groups(tmp_path, own, files, cores, memory):
+    root, self = tmp_path / "cgroup", tmp_path / "self"
+    self.write_text(own)
+    for name, text in files.items():
+        (root / name).parent.mkdir(parents=True, exist_ok=True)
+        (root / name).write_text(text)
+    assert machine.cpu_quota(root, self) == float(cores)
+    assert machine.memory_limit(root, self) == float(memory)
+
+
+@pytest.mark.parametrize(
+    ("text", "finding"),
+    [
+        ("always [madvise] never\n", (OK, "madvise")),
+        ("[always] madvise never\n", (OK, "always")),
+        ("always madvise [never]\n", (WARNING, "never")),
+        (None, (WARNING, "none here")),
+    ],
+)
+def test_huge_pages(tmp_path, text, finding):
+    if text:
+        (tmp_path / "enabled").write_text(text)
+    found = machine.huge_pages(tmp_path / "enabled")
+    assert (found.status, found.found) == finding
+
+
+def test_a_machine_without_shared_memory_folder(tmp_path):
+    assert machine.shared_memory(tmp_path / "none").status == WARNING
+
+
+def test_a_row_has_the_finding():
+    row = Check("thing", False, lambda: Finding(WARNING, "half of it", "get the rest")).row()
+    assert row == {
+        "check": "thing", "needed": False, "status": "warning", "found": "half of it", "advice": "get the rest",
+    }  # fmt: skip

@@ -1,0 +1,227 @@
+"""`hvdtrain evaluate`: what a saved model says of held-out images, checked against training's own evaluation."""
+
+import csv
+import json
+import shutil
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from click.testing import CliRunner
+from helpers.jobs import hvdtrain
+from PIL import Image
+from safetensors.torch import load_file, save_file
+
+from hvdtrain.config.run_config import RunConfig
+from hvdtrain.data.find import find_dataset
+from hvdtrain.errors import UsageError
+from hvdtrain.evaluate import command
+from hvdtrain.evaluate.picture import draw
+from hvdtrain.evaluate.predictions import Predictions, predict
+from hvdtrain.rank.work import WEIGHTS, initial_model
+from hvdtrain.runs.request import config_of
+from hvdtrain.training.feed import Normalise
+
+FILES = {"evaluation.json", "evaluation.png", "confusion.csv", "mistakes.csv"}
+
+
+pytestmark = pytest.mark.usefixtures("one_thread")
+
+
+def evaluate(*words):
+    """What a command that succeeds prints."""
+    done = CliRunner().invoke(command.evaluate, [str(word) for word in words])
+    assert done.exception is None, done.exception
+    return done.stdout
+
+
+def refused(*words):
+    """The one line with which it refuses."""
+    done = CliRunner().invoke(command.evaluate, [str(word) for word in words])
+    assert isinstance(done.exception, UsageError) and done.stdout == ""
+    assert "\n" not in str(done.exception)
+    return str(done.exception)
+
+
+def contents(folder):
+    return {path.relative_to(folder): path.read_bytes() for path in folder.rglob("*") if path.is_file()}
+
+
+@pytest.fixture(scope="module")
+def trained(tmp_path_factory):
+    """A run of a residual network on digits that makes some mistakes. Not to be changed."""
+    out = tmp_path_factory.mktemp("runs") / "digits"
+    options = "--model resnet8 --width 0.5 --lr 3e-3 --threads 1 --steps 30"
+    done = hvdtrain("train", *options.split(), "--out", out)
+    assert done.returncode == 0, done.stdout
+    return out
+
+
+@pytest.fixture
+def run(trained, tmp_path):
+    return shutil.copytree(trained, tmp_path / "digits")
+
+
+@pytest.fixture
+def three(small, tmp_path):
+    """A run on three classes that has not learned anything."""
+    config = RunConfig(model="cnn", dataset=str(small), width=0.1, threads=1)
+    (tmp_path / "three" / "snapshots").mkdir(parents=True)
+    config.save(tmp_path / "three" / "config.toml")
+    save_file(initial_model(config, 3).state_dict(), tmp_path / "three" / WEIGHTS)
+    return tmp_path / "three"
+
+
+def test_it_agrees_with_the_evaluation_at_the_end_of_training(run):
+    shown = evaluate(run)
+    out = run / "evaluation-validation"
+    assert set(map(str, contents(out))) == FILES
+    found = json.loads((out / "evaluation.json").read_text())
+    summary = json.loads((run / "summary.json").read_text())
+    assert found["top1"] == pytest.approx(summary["val_accuracy"], abs=1e-12)
+    assert found["loss"] == pytest.approx(summary["val_loss"], rel=1e-6)
+    assert 0.2 < found["top1"] < found["top5"] <= 1  # or this run shows nothing
+    first, header, *rows = shown.splitlines()
+    assert first.startswith(f"{found['images']} validation images: loss {found['loss']:.4f}, top-1 accuracy ")
+    assert header.split() == ["true", "\\", "answer", *"0123456789"]
+    printed = [[int(cell) if cell != "·" else 0 for cell in row.split()] for row in rows[:10]]
+    assert [row[1:] for row in printed] == found["confusion"]
+    assert rows[-1].startswith(f"wrote {out}: ")
+
+
+def test_the_files_say_the_same(run):
+    evaluate(run)
+    out, data = run / "evaluation-validation", find_dataset("digits")
+    found = json.loads((out / "evaluation.json").read_text())
+    counts = np.array(found["confusion"])
+    assert counts.sum() == found["images"] == len(data.validation)
+    assert counts.sum(1).tolist() == np.bincount([label for _, label in data.validation]).tolist()
+    assert np.trace(counts) / counts.sum() == pytest.approx(found["top1"])
+    header, *rows = csv.reader((out / "confusion.csv").read_text().splitlines())
+    assert header == ["true", *found["classes"]]
+    assert [[name, *map(int, row)] for name, *row in rows] == [
+        [name, *row] for name, row in zip(found["classes"], found["confusion"], strict=True)
+    ]
+    mistakes = list(csv.DictReader((out / "mistakes.csv").read_text().splitlines()))
+    assert len(mistakes) == counts.sum() - np.trace(counts)
+    sure = [float(row["confidence"]) for row in mistakes]
+    assert sure == sorted(sure, reverse=True) and 0 < sure[-1] and sure[0] <= 1
+    for row in mistakes:
+        assert (Path(data.root) / "ValidationData" / row["image"]).is_file()
+        assert row["image"].split("/")[0] == row["true"] != row["predicted"]
+    with Image.open(out / "evaluation.png") as image:
+        assert image.format == "PNG" and image.width > 1000
+        assert len(image.convert("RGB").getcolors(2**24)) > 100
+
+
+def test_each_answer_is_that_of_the_model_on_the_image_alone(run):
+    config, data = config_of(run), find_dataset("digits")
+    samples = data.validation[::40]
+    done = []
+    answers = predict(config, run / WEIGHTS, data, samples, lambda now, of: done.append((now, of)))
+    assert done == [(n, len(samples)) for n in range(1, len(samples) + 1)]
+    model = initial_model(config, 10)
+    model.load_state_dict(load_file(run / WEIGHTS))
+    model.eval()
+    normalise = Normalise(RunConfig(), torch.device("cpu"))
+    for i, (path, label) in enumerate(samples):
+        with Image.open(path) as image:
+            pixels = torch.from_numpy(np.array(image.convert("RGB"))).permute(2, 0, 1)[None]
+        with torch.inference_mode():
+            shares = model(normalise(pixels)).softmax(1)[0]
+        order = shares.argsort(descending=True).tolist()
+        assert (answers.labels[i], answers.predicted[i]) == (label, order[0])
+        assert answers.confidence[i] == pytest.approx(shares.max().item(), rel=1e-4)
+        assert answers.losses[i] == pytest.approx(-shares[label].log().item(), rel=1e-3, abs=1e-5)
+        assert answers.in_top5[i] == (label in order[:5])
+
+
+def test_an_earlier_evaluation_is_replaced_and_json_is_the_same_figures(run):
+    out = run / "evaluation-validation"
+    first = evaluate(run, "--json")
+    before = contents(out)
+    assert evaluate(run, "--json") == first
+    assert contents(out) == before
+    assert json.loads(first) == json.loads((out / "evaluation.json").read_text())
+
+
+def test_with_few_classes_there_is_no_top5(three, tmp_path):
+    assert ", no top-5, with 3 classes\n" in evaluate(three, "--out", tmp_path / "there")
+    assert json.loads((tmp_path / "there" / "evaluation.json").read_text())["top5"] is None
+    assert not (three / "evaluation-validation").exists()
+
+
+def test_what_is_not_its_own_is_not_overwritten(three, tmp_path):
+    evaluate(three, "--out", tmp_path / "ours")
+    (tmp_path / "ours" / "notes.txt").write_text("mine")
+    (tmp_path / "theirs").mkdir()
+    (tmp_path / "theirs" / "evaluation.json").write_text('{"made_by": "me"}')
+    (tmp_path / "file").write_text("mine")
+    before = contents(tmp_path)
+    assert "holds what no evaluation has put there (notes.txt)" in refused(three, "--out", tmp_path / "ours")
+    assert "holds something else: name another folder" in refused(three, "--out", tmp_path / "theirs")
+    assert "holds something else: name another folder" in refused(three, "--out", three)
+    assert "cannot be used: Not a directory" in refused(three, "--out", tmp_path / "file")
+    assert contents(tmp_path) == before
+
+
+def test_test_images_where_the_data_set_has_some(three, small, tmp_path):
+    assert f"the data set {small} has no TestData/: use --split validation" in refused(three, "--split", "test")
+    with_test = shutil.copytree(small, tmp_path / "with test!")
+    shutil.copytree(small / "TrainData", with_test / "TestData")
+    evaluate(three, "--split", "test", "--dataset", with_test)
+    found = json.loads((three / "evaluation-test-of-with-test-" / "evaluation.json").read_text())
+    assert (found["split"], found["dataset"]) == ("test", str(with_test))
+    assert found["images"] == len(find_dataset(str(small)).train) != len(find_dataset(str(small)).validation)
+
+
+def test_other_classes_and_other_weights_are_refused(run, small):
+    assert "the model knows the classes 0, 1, 2, " in refused(run, "--dataset", small)
+    weights = load_file(run / WEIGHTS)
+    for content in ({name: tensor for name, tensor in weights.items() if "bn1" not in name}, None):
+        if content:
+            save_file(content, run / WEIGHTS)
+        else:
+            (run / WEIGHTS).write_bytes(b"not weights")
+        assert f"{WEIGHTS} cannot be read as the weights of resnet8: " in refused(run)
+    (run / WEIGHTS).unlink()
+    assert f"{WEIGHTS} cannot be read as the weights of resnet8: " in refused(run)
+    assert not (run / "evaluation-validation").exists()
+    assert "is not a run folder" in refused(run.parent)
+
+
+def test_a_model_that_diverged_has_no_loss(run):
+    save_file({name: torch.full_like(t, torch.nan) if t.is_floating_point() else t for name, t in
+               load_file(run / WEIGHTS).items()}, run / WEIGHTS)  # fmt: skip
+    assert ": loss nan, top-1 accuracy 0." in evaluate(run)
+    assert json.loads((run / "evaluation-validation" / "evaluation.json").read_text())["loss"] is None
+
+
+# Arithmetic and drawing
+
+
+def test_mistakes_and_confusion_by_hand(small):
+    data = find_dataset(str(small))  # two validation images of each of three classes
+    predicted, confidence = np.array([0, 1, 1, 0, 2, 0]), np.array([0.9, 0.5, 0.9, 0.7, 0.9, 0.5])
+    labels, losses = np.array([label for _, label in data.validation]), np.arange(6.0)
+    found = Predictions(data.classes, data.validation, 32, labels, predicted, confidence, losses, losses < 9)
+    assert found.confusion.tolist() == [[1, 1, 0], [1, 1, 0], [1, 0, 1]]
+    assert found.mistakes == [3, 1, 5]  # of equals, the first
+    assert (found.top1, found.top5, found.loss) == (0.5, None, 2.5)
+    assert found.name(1) == f"{data.classes[0]}/{data.validation[1][0].name}"
+
+
+@pytest.mark.parametrize(("classes", "wrong"), [(2, 0), (6, 1), (21, 99), (45, 99)])
+def test_any_number_of_classes_and_mistakes_can_be_drawn(classes, wrong, small, tmp_path):
+    """Warnings are errors here: labels that do not fit, divisions by zero."""
+    samples = find_dataset(str(small)).validation * 20
+    rng = np.random.default_rng(classes)
+    labels = rng.integers(0, classes, len(samples))
+    predicted = (labels + (np.arange(len(samples)) < wrong)) % classes
+    names = tuple(f"$class${i} {'long' * (i % 9)}" for i in range(classes))
+    sure = rng.random(len(samples))
+    answers = Predictions(names, samples, 40, labels, predicted, sure, sure, sure > 2)
+    draw(answers, "model: images of $x", tmp_path / "a.png")
+    with Image.open(tmp_path / "a.png") as image:
+        assert image.size == (1755, 972)

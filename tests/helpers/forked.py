@@ -1,0 +1,165 @@
+"""Jobs whose ranks are forked from a process that has torch loaded: real ranks, without two seconds of imports each.
+
+Each rank is a process of its own, which finds itself in the environment as under torchrun, and runs the command line.
+For tests of what ranks do; those of how they are started use the starters.
+"""
+
+import atexit
+import contextlib
+import ctypes
+import multiprocessing
+import os
+import random
+import signal
+import socket
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Mapping, Sequence
+from multiprocessing import connection, forkserver
+from pathlib import Path
+
+import psutil
+
+# What a rank imports on its way, whatever its mode. None of this starts a thread, which a fork would not have.
+LOADED = [
+    "hvdtrain.cli", "hvdtrain.rank.command", "hvdtrain.rank.process", "hvdtrain.rank.work", "hvdtrain.modes.single",
+    "hvdtrain.modes.allreduce", "hvdtrain.modes.ddp", "hvdtrain.modes.ps_sync", "hvdtrain.modes.ps_async",
+    "hvdtrain.modes.ps_ssp", "hvdtrain.checks.replay", "torch.utils.tensorboard", "torch._dynamo", "PIL.PngImagePlugin",
+    "PIL.JpegImagePlugin", "numpy.random", "platformdirs", "tomli_w", "rich._emoji_codes",
+]  # fmt: skip
+FORKS = multiprocessing.get_context("forkserver")
+atexit.register(forkserver._forkserver._stop)  # and wait for it: what it and its forks took is in `time`'s figures
+GRACE_S = 0.5  # between asking the others to end and making them, as mpirun has it
+PR_SET_PDEATHSIG = 1
+
+
+def load_torch_once() -> None:
+    before = os.environ.get("OMP_NUM_THREADS")
+    os.environ["OMP_NUM_THREADS"] = "1"  # as ranks have it: libraries read it when they are loaded
+    try:
+        FORKS.set_forkserver_preload(LOADED)
+        forkserver.ensure_running()
+    finally:
+        if before is None:
+            del os.environ["OMP_NUM_THREADS"]
+        else:
+            os.environ["OMP_NUM_THREADS"] = before
+
+
+class Forked:
+    """A running job of forked ranks, with what tests use of a `Popen`. One that fails ends the others, as with mpirun.
+
+    Args:
+        words: the command line, as `train --mode ddp`.
+        env: variables beside those of this process.
+        first: Python code that each rank runs before all else.
+        survive: let the others go on when one fails.
+    """
+
+    def __init__(
+        self, ranks: int, words: Sequence[str], env: Mapping[str, str] | None = None, first="", survive=False
+    ) -> None:
+        load_torch_once()
+        self.alone, self.survive = ranks == 1, survive
+        self.returncode: int | None = None
+        self.codes: list[int] = []  # in the order in which ranks ended
+        handle, printed = tempfile.mkstemp(prefix="hvdtrain-forked-")
+        os.close(handle)
+        self.printed = Path(printed)
+        port = _free_port()
+        self.processes = []
+        for rank in range(ranks):
+            place = {} if self.alone else {
+                "RANK": str(rank), "WORLD_SIZE": str(ranks), "LOCAL_RANK": str(rank), "LOCAL_WORLD_SIZE": str(ranks),
+                "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port),
+            }  # fmt: skip
+            environment = dict(os.environ) | dict(env or {}) | place
+            process = FORKS.Process(target=_rank, args=(list(words), environment, os.getcwd(), printed, first))
+            process.start()
+            self.processes.append(process)
+
+    def ranks(self) -> dict[int, psutil.Process]:
+        return {rank: psutil.Process(process.pid) for rank, process in enumerate(self.processes) if process.is_alive()}
+
+    def send_signal(self, number: int) -> None:
+        for process in self.processes:
+            if process.is_alive():
+                os.kill(process.pid, number)
+
+    def poll(self) -> int | None:
+        try:
+            return self.wait(0)
+        except subprocess.TimeoutExpired:
+            return None
+
+    def wait(self, timeout: float = 120) -> int:
+        """The exit code, where 128 + N stands for a signal: that of the first that failed.
+
+        Raises:
+            subprocess.TimeoutExpired: some rank still runs.
+        """
+        deadline = time.monotonic() + timeout
+        while self.returncode is None:
+            left = [process for process in self.processes if process.exitcode is None]
+            ended = connection.wait([process.sentinel for process in left], max(0, deadline - time.monotonic()))
+            if not ended:
+                raise subprocess.TimeoutExpired("forked ranks", timeout)
+            for process in left:
+                if process.sentinel in ended:
+                    process.join()
+                    self.codes.append(process.exitcode)
+            if any(self.codes) and not self.survive:
+                self._end_others()
+            if len(ended) == len(left) or (any(self.codes) and not self.survive):
+                failed = [code for code in self.codes if (code > 0 if self.survive else code)]
+                code = failed[0] if failed else 0
+                self.returncode = 128 - code if code < 0 and not self.alone else code
+        return self.returncode
+
+    def _end_others(self) -> None:
+        self.send_signal(signal.SIGTERM)
+        deadline = time.monotonic() + GRACE_S
+        for process in self.processes:
+            process.join(max(0, deadline - time.monotonic()))
+            process.kill()
+            process.join()
+
+    def communicate(self, timeout: float = 120) -> tuple[str, None]:
+        """What was printed on stdout and stderr, when all have ended."""
+        self.wait(timeout)
+        return self.printed.read_text(), None
+
+    def close(self) -> None:
+        """End what is left."""
+        for process in self.processes:
+            process.kill()
+            process.join()
+        self.printed.unlink(missing_ok=True)
+
+
+def _free_port() -> int:
+    """Below those that the system chooses: one of them might be another process's before the first rank listens."""
+    while True:
+        port = random.SystemRandom().randrange(20_000, 32_768)
+        with contextlib.suppress(OSError), socket.create_server(("127.0.0.1", port)):
+            return port
+
+
+def _rank(words: list[str], environment: dict[str, str], folder: str, printed: str, first: str) -> None:
+    os.setsid()
+    ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGKILL)  # the process that forked it ends with the tests
+    os.environ.clear()
+    os.environ.update(environment)
+    os.chdir(folder)
+    for path, flags, number in ((os.devnull, os.O_RDONLY, 0), (printed, os.O_WRONLY | os.O_APPEND, 1)):
+        opened = os.open(path, flags)
+        os.dup2(opened, number)
+        os.close(opened)
+    os.dup2(1, 2)
+    sys.argv = ["hvdtrain", *words]
+    exec(first, {"__name__": "__main__"})
+    from hvdtrain.cli import main
+
+    main()

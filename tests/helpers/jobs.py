@@ -1,0 +1,142 @@
+"""Starting jobs as a user would, and looking at what they leave."""
+
+import contextlib
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import psutil
+from PIL import Image
+from safetensors.torch import load_file
+
+from helpers.forked import Forked
+
+BIN = Path(sys.executable).parent
+HVDTRAIN = str(BIN / "hvdtrain")
+STARTERS = {
+    "alone": [HVDTRAIN],
+    "horovodrun": [str(BIN / "horovodrun"), "-np", "{ranks}", HVDTRAIN],
+    "mpirun": [str(BIN / "mpirun"), "--oversubscribe", "-np", "{ranks}", HVDTRAIN],
+    "torchrun": [str(BIN / "torchrun"), "--standalone", "--nproc-per-node", "{ranks}", "-m", "hvdtrain"],
+}
+SMALL = ["--width", "0.0625", "--steps", "6", "--batch-size", "32", "--threads", "1"]
+JOB = ["--width", "0.0625", "--batch-size", "32", "--steps", "6", "--threads", "1", "--snapshot-every", "never"]
+ENV = os.environ | {
+    "PATH": f"{BIN}{os.pathsep}{os.environ['PATH']}",
+    "OMPI_ALLOW_RUN_AS_ROOT": "1", "OMPI_ALLOW_RUN_AS_ROOT_CONFIRM": "1",
+}  # fmt: skip
+SETTINGS = dict(env=ENV, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
+
+
+def words(starter: str, ranks: int, *options: str) -> list[str]:
+    return [*(word.format(ranks=ranks) for word in STARTERS[starter]), "train", *options]
+
+
+def run(starter: str, ranks: int, *options: str) -> subprocess.CompletedProcess[str]:
+    """A job of `hvdtrain train`, from its start to its end."""
+    if starter == "forked":
+        return hvdtrain("train", *options, ranks=ranks)
+    return subprocess.run(words(starter, ranks, *options), **SETTINGS, timeout=120)
+
+
+def start(starter: str, ranks: int, *options: str, **more) -> "subprocess.Popen[str] | Forked":
+    """A job that goes on.
+
+    Args:
+        more: what a forked job may be given besides.
+    """
+    if starter == "forked":
+        return Forked(ranks, ["train", *options], **more)
+    return subprocess.Popen(words(starter, ranks, *options), **SETTINGS, start_new_session=True)
+
+
+def hvdtrain(*words: str, ranks: int = 1, timeout: float = 120, **more) -> subprocess.CompletedProcess[str]:
+    """A command, from its start to its end, in a forked process; see `Forked`."""
+    job = Forked(ranks, list(map(str, words)), **more)
+    try:
+        printed, _ = job.communicate(timeout)
+    finally:
+        job.close()
+    return subprocess.CompletedProcess(words, job.returncode, printed)
+
+
+def slow_evaluations(seconds: float) -> str:
+    """What a forked rank runs first, so that each evaluation takes so much longer."""
+    return f"""
+import time
+from hvdtrain.training import loop
+evaluate = loop.evaluate
+def slowly(*arguments):
+    time.sleep({seconds})
+    return evaluate(*arguments)
+loop.evaluate = slowly
+"""
+
+
+def steps(folder: Path, rank: int) -> list[dict]:
+    return [json.loads(line) for line in (folder / f"metrics.rank{rank}.jsonl").read_text().splitlines()]
+
+
+def until(condition, seconds: float = 60.0):
+    deadline = time.monotonic() + seconds
+    while time.monotonic() < deadline:
+        if found := condition():
+            return found
+        time.sleep(0.05)
+    raise AssertionError(f"not within {seconds} s")
+
+
+def family(process: subprocess.Popen) -> list[psutil.Process]:
+    return psutil.Process(process.pid).children(recursive=True)
+
+
+def ranks_of(process: "subprocess.Popen | Forked") -> dict[int, psutil.Process]:
+    if isinstance(process, Forked):
+        return process.ranks()
+    found = {}
+    for child in family(process):
+        try:
+            rank = child.environ().get("OMPI_COMM_WORLD_RANK")
+        except psutil.Error:
+            continue
+        if rank is not None:
+            found[int(rank)] = child
+    return found
+
+
+def make_images(folder: Path, train: int, validation: int, side: int) -> None:
+    """An image folder of two classes, so many images in each part of each."""
+    for part, images in (("TrainData", train), ("ValidationData", validation)):
+        for name in ("a", "b"):
+            (folder / part / name).mkdir(parents=True)
+            for n in range(images):
+                Image.new("RGB", (side, side), (n % 256, 0, 0)).save(folder / part / name / f"{n}.png")
+
+
+def finish(job: "subprocess.Popen | Forked") -> None:
+    """Whatever a test's outcome, nothing of its job is left."""
+    if isinstance(job, Forked):
+        job.close()
+        return
+    left = family(job) if job.poll() is None else []
+    if job.poll() is None:
+        job.send_signal(signal.SIGTERM)
+    _, alive = psutil.wait_procs(left, timeout=10)
+    kill(alive)
+    job.communicate(timeout=20)
+
+
+def kill(processes: list[psutil.Process]) -> None:
+    for process in processes:
+        with contextlib.suppress(psutil.NoSuchProcess):
+            process.kill()
+
+
+def final_weights(starter, ranks, out, *options):
+    done = run(starter, ranks, *JOB, *options, "--out", str(out))
+    assert done.returncode == 0, done.stdout
+    return load_file(out / "snapshots" / "final.safetensors")

@@ -1,0 +1,71 @@
+"""Jobs that `hvdtrain launch` started."""
+
+import subprocess
+from pathlib import Path
+
+import psutil
+
+from helpers.jobs import ENV, HVDTRAIN, SETTINGS, kill, steps, until
+from hvdtrain.world.parent import is_alive
+
+TINY = ["--width", "0.0625", "--threads", "1", "--epochs", "1000"]
+TOKEN = "s3cret-t0ken-of-a-user"
+PLACES = {"local": [], "ssh": ["-H", "localhost:3"], "mpi": ["-H", "localhost:3"]}
+
+
+def command_line(pid):
+    """What a process was started as; nothing, once it is gone."""
+    try:
+        return Path(f"/proc/{pid}/cmdline").read_bytes().replace(b"\0", b" ").decode()
+    except OSError:
+        return ""
+
+
+class Launched:
+    """A job that goes on until it is ended; whatever is left of it when the block ends is killed."""
+
+    def __init__(self, out, launcher, workers, servers, *options, env=None, place=None):
+        place = PLACES[launcher] if place is None else place
+        words = ["launch", "--launcher", launcher, "-n", workers, "-s", servers, *place, "--out", out, "--"]
+        self.out, self.first = out, servers
+        self.process = subprocess.Popen(
+            [HVDTRAIN, *map(str, [*words, *options])], **SETTINGS | {"env": ENV | (env or {})}, start_new_session=True
+        )
+        self.family = []
+
+    def __enter__(self):
+        return self
+
+    def __exit__(self, *_):
+        self.look()
+        kill(self.family)
+        self.process.kill()  # nothing, where it has ended
+        self.process.communicate()
+
+    def look(self):
+        if self.process.poll() is None:
+            self.family = list({*self.family, *psutil.Process(self.process.pid).children(recursive=True)})
+
+    def wait_for_steps(self, count=3):
+        until(
+            lambda: (
+                (self.out / f"metrics.rank{self.first}.jsonl").is_file() and len(steps(self.out, self.first)) > count
+            )
+        )
+        self.look()
+
+    def ranks(self):
+        """{the rank that its starter gave it: process}"""
+        found = {}
+        for process in self.family:
+            try:
+                env, words, name = process.environ(), process.cmdline(), process.name()
+            except psutil.Error:
+                continue
+            number = env.get("OMPI_COMM_WORLD_RANK", env.get("HOROVOD_RANK"))
+            if number is not None and "hvdtrain" in words and name.startswith("python"):
+                found[int(number)] = process
+        return found
+
+    def alive(self):
+        return [p for p in self.family if is_alive(p)]

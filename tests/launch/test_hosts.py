@@ -1,0 +1,77 @@
+"""Host lists and files, and which rank goes where."""
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from hvdtrain.errors import UsageError
+from hvdtrain.launch.hosts import Host, allocate, parse_hostfile, parse_hosts
+
+
+def test_hosts_on_the_command_line():
+    assert parse_hosts("a:1, b.example.org:2,10.0.0.3") == [Host("a", 1), Host("b.example.org", 2), Host("10.0.0.3", 1)]
+
+
+def test_a_file_may_have_any_of_the_usual_forms(tmp_path):
+    file = tmp_path / "hosts"
+    file.write_text("# nodes\n\nnode1 slots=2\nnode2:3   # MPICH's way\n  node3\nnode4 slots=1 max_slots=4\n")
+    assert parse_hostfile(file) == [Host("node1", 2), Host("node2", 3), Host("node3", 1), Host("node4", 1)]
+
+
+@pytest.mark.parametrize(
+    ("text", "words"),
+    [
+        ("node1 slots=x", "line 1: 'x' is not a number of slots"),
+        ("a\nnode1 cpus=2", "line 2: 'cpus=2' is not understood"),
+        ("a;rm", "line 1: 'a;rm' is not the name of a host"),
+        ("$(id)", "is not the name of a host"),
+        ("-oProxyCommand=x", "is not the name of a host"),
+        ("a:0", "'0' is not a number of slots"),
+        ("a\na", "host a is named twice"),
+        ("# nothing\n", "names no host"),
+    ],
+)
+def test_a_file_that_says_something_else_is_refused_with_its_line(text, words, tmp_path):
+    (tmp_path / "hosts").write_text(text)
+    with pytest.raises(UsageError) as refused:
+        parse_hostfile(tmp_path / "hosts")
+    assert words in str(refused.value)
+
+
+@pytest.mark.parametrize("text", ["", "a:", "a:b", "a:-1", "a,,b", "a b:1", "a\n:1", "a:99999", "a:1,a:2"])
+def test_a_list_that_is_none_is_refused(text):
+    if text == "a:":  # nothing said: one
+        assert parse_hosts(text) == [Host("a", 1)]
+        return
+    with pytest.raises(UsageError):
+        parse_hosts(text)
+
+
+@given(st.text(max_size=40))
+def test_no_name_that_a_shell_could_misread_passes(text):
+    try:
+        hosts = parse_hosts(text)
+    except UsageError:
+        return
+    for host in hosts:
+        assert not set(host.name) & set(" \t\n;&|<>$`\"'\\(){}[]*?!#~=%^")
+        assert not host.name.startswith("-")
+
+
+SLOTS = st.lists(st.integers(1, 6), min_size=1, max_size=6)
+
+
+@given(SLOTS, st.data())
+def test_ranks_fill_hosts_evenly(slots, data):
+    ranks = data.draw(st.integers(1, sum(slots)))
+    hosts = [Host(f"h{i}", n) for i, n in enumerate(slots)]
+    used = allocate(hosts, ranks)
+    assert sum(host.slots for host in used) == ranks
+    room = {host.name: host.slots for host in hosts}
+    most = max(host.slots for host in used)
+    for host in hosts:
+        taken = next((u.slots for u in used if u.name == host.name), 0)
+        assert taken <= room[host.name]
+        assert taken >= min(most - 1, room[host.name]), "a host is left aside while another is crowded"
+    with pytest.raises(UsageError, match="slots, and there are"):
+        allocate(hosts, sum(slots) + 1)

@@ -1,0 +1,257 @@
+"""Starting ranks for real, and seeing to it that none outlives its job."""
+
+import contextlib
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import psutil
+import pytest
+
+from hvdtrain.config.run_config import RunConfig
+from hvdtrain.errors import Failure, UsageError
+from hvdtrain.launch import processes
+from hvdtrain.launch.hosts import Host
+from hvdtrain.launch.job_log import failure_reason, first_failed, log_lines
+from hvdtrain.launch.processes import launched_job, local_job
+from hvdtrain.launch.recipe import JobSpec, expand, train_program
+from hvdtrain.world.parent import is_alive
+
+pytestmark = pytest.mark.timeout(60)
+
+# A rank that will not go: it ignores SIGTERM, and so does the child that it starts. Both process ids go into a file.
+STUBBORN = """
+import os, pathlib, signal, subprocess, sys, time
+signal.signal(signal.SIGTERM, signal.SIG_IGN)
+quiet = dict(stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL)
+child = subprocess.Popen([sys.executable, "-c", '''
+import os, signal, time
+signal.signal(signal.SIGTERM, signal.SIG_IGN)
+os.write(1, b"ready")
+time.sleep(60)
+'''], **quiet)
+child.stdout.read(5)
+file = pathlib.Path(sys.argv[1], os.environ["OMPI_COMM_WORLD_RANK"])
+file.with_suffix(".part").write_text(f"{os.getpid()} {child.pid}")
+file.with_suffix(".part").rename(file.with_suffix(".pids"))
+time.sleep(60 if sys.argv[2] == "stay" else 0)
+"""
+
+
+def test_a_process_that_ends_while_it_is_asked_about_does_not_run(monkeypatch):
+    child = psutil.Popen([sys.executable, "-c", ""])
+    process = psutil.Process(child.pid)
+    child.wait()
+    monkeypatch.setattr(process, "is_running", lambda: True)  # as it was, a moment ago
+    assert not is_alive(process)
+
+
+def stubborn(folder, then="stay"):
+    return [sys.executable, "-c", STUBBORN, str(folder), then]
+
+
+def ids(folder):
+    """The four process ids of two stubborn ranks, once they are all there."""
+    deadline = time.monotonic() + 20
+    while len(files := list(folder.glob("*.pids"))) < 2:
+        assert time.monotonic() < deadline, "the ranks did not start"
+        time.sleep(0.02)
+    return [int(word) for file in files for word in file.read_text().split()]
+
+
+def alive(pids):
+    """Those of the processes that still run; a zombie that nobody has buried does not."""
+    running = []
+    for pid in pids:
+        with contextlib.suppress(psutil.NoSuchProcess):
+            if psutil.Process(pid).status() != psutil.STATUS_ZOMBIE:
+                running.append(pid)
+    return running
+
+
+@pytest.fixture
+def folder(tmp_path):
+    """A new folder; stubborn processes that a failed test leaves in it do not outlive the test."""
+    yield tmp_path
+    for file in tmp_path.glob("*.pids"):
+        for pid in alive(map(int, file.read_text().split())):
+            os.kill(pid, signal.SIGKILL)
+
+
+# What is started
+
+
+def test_two_ranks_run_and_print_into_the_log(tmp_path):
+    code = (
+        "import os, sys; e = os.environ;"
+        "print('rank', e['OMPI_COMM_WORLD_RANK'], 'of', e['OMPI_COMM_WORLD_SIZE'], e['MARK'], e['OMPI_MCA_btl']);"
+        "print('aside', file=sys.stderr)"
+    )
+    log = tmp_path / "log"
+    with local_job("local", 2, [sys.executable, "-c", code], log, {"MARK": "seven"}) as job:
+        assert job.wait(timeout=30) == 0
+    assert sorted(log_lines(log)) == [
+        (0, "aside"), (0, "rank 0 of 2 seven self,sm"), (1, "aside"), (1, "rank 1 of 2 seven self,sm"),
+    ]  # fmt: skip
+    assert "[1]<stderr>: aside" in log.read_text().splitlines()  # as horovodrun has it
+
+
+def test_a_failing_rank_ends_the_job_with_its_exit_code_and_reason(tmp_path):
+    code = (
+        "import os, sys, time\n"
+        "if os.environ['OMPI_COMM_WORLD_RANK'] == '0': time.sleep(60)\n"
+        "sys.exit(print('hvdtrain: the disk is full', file=sys.stderr) or 7)"
+    )
+    log = tmp_path / "log"
+    began = time.monotonic()
+    with local_job("local", 2, [sys.executable, "-c", code], log) as job:
+        assert job.wait(timeout=30) == 7
+    assert time.monotonic() - began < 20
+    assert failure_reason(log, 7) == "the disk is full"
+
+
+def test_a_launcher_that_cannot_be_started_is_a_failure(tmp_path, monkeypatch):
+    monkeypatch.setattr(sys, "executable", str(tmp_path / "python"))  # its folder has no mpirun
+    with pytest.raises(Failure, match=f"cannot start {tmp_path}/mpirun: No such file or directory; see `hvdtrain doc"):
+        with local_job("local", 2, ["true"], tmp_path / "log"):
+            pass
+
+
+def test_an_unknown_launcher_lists_the_valid_ones():
+    with pytest.raises(UsageError, match="unknown launcher 'nosuch': choose from .*local"):
+        expand("nosuch", JobSpec(2, ["true"]))
+
+
+def test_the_local_launchers_words():
+    words = expand("local", JobSpec(3, ["prog", "{ranks}", "a b"])).argv
+    assert Path(words[0]) == Path(sys.executable).parent / "mpirun"
+    assert words[-5:] == ["-np", "3", "prog", "{ranks}", "a b"]  # the program's own words are left alone
+
+
+def test_the_program_of_a_rank_has_its_configuration_and_folder(tmp_path):
+    program = train_program(RunConfig(mode="ps-sync", servers=1), tmp_path)
+    assert program == [
+        sys.executable, "-m", "hvdtrain", "train", "--mode", "ps-sync", "--servers", "1", "--out", str(tmp_path),
+    ]  # fmt: skip
+
+
+# What is left: nothing
+
+
+@pytest.mark.parametrize("how", ["ends", "raises"])
+def test_ranks_that_ignore_sigterm_and_their_children_are_gone_after_the_block(folder, how):
+    with contextlib.suppress(KeyboardInterrupt), local_job("local", 2, stubborn(folder), folder / "log") as job:
+        pids = ids(folder)
+        assert sorted(alive([*pids, job.pid])) == sorted([*pids, job.pid])
+        if how == "raises":
+            raise KeyboardInterrupt
+    assert alive([*pids, job.pid]) == []
+
+
+def test_what_finished_ranks_have_left_behind_is_gone_after_the_block(folder, monkeypatch):
+    monkeypatch.setattr(processes, "GRACE_S", 0.5)
+    with local_job("local", 2, stubborn(folder, then="leave"), folder / "log") as job:
+        assert job.wait(timeout=30) == 0
+        assert len(alive(pids := ids(folder))) == 2
+    assert alive(pids) == []
+
+
+def test_ranks_whose_launcher_was_killed_are_gone_after_the_block(folder, monkeypatch):
+    monkeypatch.setattr(processes, "GRACE_S", 0.5)
+    with local_job("local", 2, stubborn(folder), folder / "log") as job:
+        pids = ids(folder)
+        job.kill()
+        assert job.wait(timeout=30) == -signal.SIGKILL
+        assert len(alive(pids)) == 4
+    assert alive(pids) == []
+
+
+PARENT = """
+import json, sys, time
+from pathlib import Path
+from hvdtrain.launch.processes import local_job
+with local_job("local", 2, json.loads(sys.argv[1]), Path(sys.argv[2])) as job:
+    job.wait()
+"""
+
+
+@pytest.mark.parametrize(
+    "signals",
+    [[signal.SIGKILL], [signal.SIGTERM], [signal.SIGINT, signal.SIGINT]],
+    ids=["killed", "terminated", "interrupted twice"],
+)
+def test_no_rank_outlives_its_parent(folder, signals):
+    words = [sys.executable, "-c", PARENT, json.dumps(stubborn(folder)), str(folder / "log")]
+    with subprocess.Popen(words, stderr=subprocess.DEVNULL) as parent:
+        pids = ids(folder)
+        assert len(alive(pids)) == 4
+        for number in signals:
+            parent.send_signal(number)
+            time.sleep(0.3)
+    deadline = time.monotonic() + 15
+    while (left := alive(pids)) and time.monotonic() < deadline:
+        time.sleep(0.05)
+    assert left == []
+
+
+# Why it failed
+
+
+@pytest.mark.parametrize(
+    ("text", "line"),
+    [
+        (b"noise\nhvdtrain: no such folder\nhvdtrain: also this\nmpirun noise\n", "no such folder"),
+        (b"ImportError: no such thing\n\n  \n", "exit code 3: ImportError: no such thing (see {log})"),
+        (b"", "exit code 3: no output (see {log})"),
+        (b"\xff\xfe broken \xff\n", "exit code 3: \ufffd\ufffd broken \ufffd (see {log})"),
+        (b"[0]<stderr>:   Peer host:  n2\nabort\n", "a rank on n2 is gone: process 0 lost its connection (see {log})"),
+        (
+            b"[0]<stderr>: [n1:00000] *** An error occurred in Socket closed\n[0]<stderr>: \n",
+            "another rank is gone: process 0 lost its connection (see {log})",
+        ),
+        (b"[1]<stderr>:hvdtrain: rank 1 failed: no\n[0]<stderr>: hvdtrain: x\n", "rank 1 failed: no"),
+    ],
+)
+def test_the_reason_is_our_own_line_or_the_last_one(tmp_path, text, line):
+    log = tmp_path / "log"
+    log.write_bytes(text)
+    assert failure_reason(log, 3) == line.format(log=log)
+
+
+# A process of this job fails after the others have begun to wait: by itself, by an exit code, or by a signal.
+FAILING = """
+import os, signal, sys, time
+if [v for k, v in os.environ.items() if k in ("OMPI_COMM_WORLD_RANK", "HOROVOD_RANK")][0] == "0":
+    time.sleep(1.5)
+    sys.exit("hvdtrain: the others are lost")
+time.sleep(0.5)
+what = sys.argv[1]
+if what == "signal":
+    os.kill(os.getpid(), signal.SIGKILL)
+print("hvdtrain: rank 1 has no disk" if what == "own" else "it all went wrong", file=sys.stderr)
+sys.exit(7)
+"""
+HERE = (Host("localhost", 2),)
+
+
+@pytest.mark.parametrize("launcher", ["local", "mpi", "ssh"])
+@pytest.mark.parametrize(
+    ("what", "code", "line"),
+    [
+        ("own", 7, "rank 1 has no disk"),
+        ("exit", 7, "process 1 ended with exit code 7: it all went wrong"),
+        ("signal", 137, "process 1 was ended by SIGKILL"),
+    ],
+)
+def test_the_first_that_fails_is_told_with_its_exit_code(launcher, what, code, line, tmp_path):
+    log = tmp_path / "log"
+    hosts = () if launcher == "local" else HERE
+    start = expand(launcher, JobSpec(2, [sys.executable, "-c", FAILING, what], hosts=hosts, out=tmp_path / "run"))
+    with launched_job(start, log) as job:
+        assert job.wait(timeout=30) != 0
+    assert first_failed(log) == (1, code)
+    assert failure_reason(log, 3).startswith(line)

@@ -1,0 +1,93 @@
+"""Jobs that `hvdtrain launch` starts on this machine: what they open, how they end, and that nothing is left."""
+
+import re
+import signal
+import time
+from pathlib import Path
+
+import psutil
+import pytest
+from helpers.jobs import make_images, until
+from helpers.launched import PLACES, TINY, TOKEN, Launched, command_line
+
+pytestmark = pytest.mark.timeout(120)
+
+
+LOOPBACK = {"127.0.0.1", "::1"}
+TWICE = [signal.SIGINT, signal.SIGINT]
+
+
+def listening(job):
+    """The addresses at which the job's ranks can be reached."""
+    return {
+        connection.laddr.ip
+        for rank in job.ranks().values()
+        for connection in rank.net_connections("inet")
+        if connection.status == psutil.CONN_LISTEN or (connection.type.name == "SOCK_DGRAM" and not connection.raddr)
+    }
+
+
+def ends(job, signals):
+    """The job ends by these signals, one after the other, and nothing of it is left."""
+    for number in signals:
+        job.process.send_signal(number)
+        time.sleep(0.4)
+    assert job.process.wait(timeout=30) == 128 + signals[0]
+    until(lambda: not job.alive(), 15)
+
+
+@pytest.mark.parametrize(
+    ("mode", "workers", "servers", "signals"), [("ddp", 2, 0, [signal.SIGTERM]), ("ps-async", 2, 1, TWICE)]
+)
+def test_a_local_job_listens_on_loopback_only_and_nothing_is_left_of_it(mode, workers, servers, signals, tmp_path):
+    with Launched(tmp_path / "run", "local", workers, servers, "--mode", mode, *TINY) as job:
+        job.wait_for_steps()
+        assert sorted(job.ranks()) == list(range(workers + servers))
+        assert set() < listening(job) <= LOOPBACK
+        ends(job, signals)
+
+
+@pytest.mark.parametrize("launcher", ["ssh", "mpi"])
+def test_a_token_in_the_environment_is_on_no_command_line_and_nothing_is_left_of_the_job(launcher, tmp_path):
+    env = {"AWS_SECRET_ACCESS_KEY": TOKEN, "HF_TOKEN": TOKEN}
+    with Launched(tmp_path / "run", launcher, 2, 1, "--mode", "ps-sync", *TINY, env=env) as job:
+        job.wait_for_steps()
+        assert len(job.ranks()) == 3
+        lines = [command_line(process.pid) for process in [job.process, *job.family]]
+        assert len(lines) > 3
+        assert not [line for line in lines if TOKEN in line]
+        assert TOKEN.encode() in Path(f"/proc/{job.process.pid}/environ").read_bytes()
+        ends(job, TWICE)
+
+
+@pytest.mark.parametrize("launcher", PLACES)
+def test_a_killed_rank_is_named_and_its_end_is_the_jobs_exit_code(launcher, tmp_path):
+    with Launched(tmp_path / "run", launcher, 2, 0, "--mode", "allreduce", *TINY) as job:
+        job.wait_for_steps()
+        if launcher == "local":
+            assert listening(job) <= LOOPBACK  # or nowhere: its ranks meet in shared memory
+        job.ranks()[1].send_signal(signal.SIGKILL)
+        printed, _ = job.process.communicate(timeout=40)
+        until(lambda: not job.alive(), 15)
+    code, last = job.process.returncode, printed.splitlines()[-1]
+    if (
+        launcher == "ssh" and "the job failed: rank 0 failed" in last
+    ):  # who lost its peer was faster to end than horovodrun to look
+        assert code == 1, printed
+    else:
+        assert code == 128 + signal.SIGKILL, printed
+        assert "hvdtrain: the job failed: rank 1 was ended by SIGKILL" in last
+
+
+def test_a_rank_that_raises_is_named_with_its_last_lines(tmp_path):
+    make_images(tmp_path / "data", train=8, validation=8, side=32)
+    (tmp_path / "data" / "TrainData" / "b" / "5.png").write_bytes(b"not an image")
+    options = ["--mode", "allreduce", "--batch-size", "4", "--dataset", tmp_path / "data"]
+    with Launched(tmp_path / "run", "local", 2, 0, *options, *TINY) as job:
+        printed, _ = job.process.communicate(timeout=60)
+        assert job.process.returncode == 1
+    lines = printed.splitlines()
+    rank = re.fullmatch(r"hvdtrain: the job failed: rank (\d) failed: .*5\.png.*", lines[-1])[1]
+    [at] = [n for n, line in enumerate(lines) if line.startswith(f"the last lines of rank {rank}, in {tmp_path}")]
+    assert lines[at + 1].startswith("    ") and "5.png" in lines[-2]
+    assert [line for line in lines[:at] if re.fullmatch(rf"\[{rank}\]<stderr>: hvdtrain: rank {rank} failed: .*", line)]

@@ -1,0 +1,227 @@
+"""Jobs over several hosts: network namespaces with a name and an sshd each, joined by 1 Gbit/s. Needs root."""
+
+import contextlib
+import fcntl
+import json
+import os
+import shutil
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import psutil
+import pytest
+from helpers.jobs import ENV, HVDTRAIN, SETTINGS, until
+from helpers.launched import TOKEN, Launched, command_line
+
+from hvdtrain.launch import testbed
+
+pytestmark = pytest.mark.timeout(240)
+ROOT = Path(__file__).parent.parent.parent
+TINY = ["--width", "0.0625", "--threads", "1", "--steps", "6"]
+
+
+def why_not():
+    if os.geteuid():
+        return "network namespaces need root"
+    missing = [tool for tool in testbed.TOOLS if not shutil.which(tool)]
+    if missing or not Path(testbed.SSHD).exists():
+        return f"not installed: {', '.join(missing) or 'sshd'}"
+    return ""
+
+
+@contextlib.contextmanager
+def alone():
+    """The nodes' names are this machine's: one test at a time."""
+    with open("/tmp/hvdtrain-testbed.lock", "w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        yield
+
+
+@pytest.fixture
+def nodes():
+    if reason := why_not():
+        if os.environ.get("HVDTRAIN_TESTBED") == "required":
+            pytest.fail(reason)
+        pytest.skip(reason)
+    with alone():
+        testbed.up(2, "1gbit")
+        try:
+            yield
+        finally:
+            testbed.down()
+
+
+def made():
+    """What of the testbed is on this machine."""
+    found = [
+        line for line in subprocess.check_output(["ip", "netns", "list"], text=True).split() if "hvdtrain-" in line
+    ]
+    links = subprocess.check_output(["ip", "-o", "link", "show"], text=True)
+    found += [line.split(": ")[1] for line in links.splitlines() if "hvdtrain" in line.split(": ")[1]]
+    found += [str(path) for path in (testbed.STATE, testbed.SSH_CONFIG) if path.exists()]
+    found += ["names"] if testbed.BEGIN in testbed.HOSTS_FILE.read_text() else []
+    return found
+
+
+def processes():
+    """What runs on the nodes, beside their sshds that listen."""
+    lines = {
+        pid: command_line(pid)
+        for node in testbed.running_nodes()
+        for pid in subprocess.check_output(["ip", "netns", "pids", f"hvdtrain-{node}"], text=True).split()
+    }
+    return {int(pid): line for pid, line in lines.items() if line and "[listener]" not in line}
+
+
+def ranks():
+    """{the number that its starter gave it: process} of the ranks on the nodes."""
+    found = {}
+    for pid in processes():
+        with contextlib.suppress(psutil.Error):
+            process = psutil.Process(pid)
+            env = process.environ()
+            number = env.get("OMPI_COMM_WORLD_RANK", env.get("HOROVOD_RANK"))
+            if number is not None and "hvdtrain" in process.cmdline() and process.name().startswith("python"):
+                found[int(number)] = process
+    return found
+
+
+def hvdtrain(*words, timeout=150):
+    return subprocess.run([HVDTRAIN, *map(str, words)], **SETTINGS, timeout=timeout)
+
+
+def test_nodes_come_and_go_and_leave_nothing(nodes):
+    names = testbed.HOSTS_FILE.read_text()
+    testbed.up(3, "100mbit")  # again, and others
+    assert testbed.running_nodes() == ["node1", "node2", "node3"]
+    done = hvdtrain("hosts", "run", "node3", "sh", "-c", "hostname; exit 7")
+    assert (done.stdout, done.returncode) == ("node3\n", 7)
+    done = hvdtrain("hosts", "run", "node1", "ssh", "node2", "hostname")
+    assert (done.stdout, done.returncode) == ("node2\n", 0)
+    rates = subprocess.check_output(["tc", "-n", "hvdtrain-node1", "qdisc", "show"], text=True)
+    assert "tbf" in rates and "rate 100Mbit" in rates
+    shutil.rmtree(testbed.STATE)  # as if something had failed half way
+    assert hvdtrain("hosts", "down").returncode == 0
+    assert made() == []
+    assert hvdtrain("hosts", "down").returncode == 0
+    testbed.up(2, "1gbit")
+    assert testbed.HOSTS_FILE.read_text() == names
+
+
+@pytest.mark.parametrize(
+    ("launcher", "mode", "workers", "servers"), [("ssh", "ps-sync", 2, 2), ("mpi", "ps-async", 2, 1)]
+)
+def test_a_job_runs_across_hosts(launcher, mode, workers, servers, nodes, tmp_path):
+    out = tmp_path / "run"
+    words = ["--launcher", launcher, "-n", workers, "-s", servers, "-H", "node1:2,node2:2", "--out", out]
+    done = hvdtrain("launch", *words, "--", "--mode", mode, *TINY)
+    assert done.returncode == 0, done.stdout
+    manifest, summary = (json.loads((out / f"{name}.json").read_text()) for name in ("manifest", "summary"))
+    assert manifest["hardware"]["hosts"] == ["node1", "node2"]
+    assert (manifest["workers"], manifest["servers"], summary["steps"]) == (workers, servers, 6)
+    if servers == 2:  # they are apart: each host has a server and a worker
+        hosts = [(out / "logs" / f"rank.{rank}.err").exists() for rank in range(4)]
+        assert all(hosts)
+    until(lambda: not processes(), 20)
+
+
+@pytest.mark.parametrize("launcher", ["ssh", "mpi"])
+def test_a_job_interrupted_twice_leaves_nothing_running_on_any_host_and_told_no_token(launcher, nodes, tmp_path):
+    options = ["--mode", "ps-async", *TINY[:4], "--epochs", "1000"]
+    place, env = ["-H", "node1:2,node2:1"], {"AWS_SECRET_ACCESS_KEY": TOKEN}
+    with Launched(tmp_path / "run", launcher, 2, 1, *options, place=place, env=env) as job:
+        job.wait_for_steps()
+        assert sorted(ranks()) == [0, 1, 2]
+        here = [command_line(process.pid) for process in job.family]
+        assert not [line for line in [*here, *processes().values()] if TOKEN in line]
+        for _ in range(2):
+            job.process.send_signal(signal.SIGINT)
+            time.sleep(0.5)
+        assert job.process.wait(timeout=30) == 130
+        until(lambda: not job.alive() and not processes(), 30)
+
+
+@pytest.mark.parametrize("launcher", ["ssh", "mpi"])
+@pytest.mark.parametrize("how", ["a killed rank", "a dropped connection", "stop"])
+def test_a_job_ends_on_all_hosts_and_says_why(how, launcher, nodes, tmp_path):
+    options, place = ["--mode", "allreduce", *TINY[:4], "--epochs", "1000"], ["-H", "node1:1,node2:1"]
+    with Launched(tmp_path / "run", launcher, 2, 0, *options, place=place) as job:
+        job.wait_for_steps()
+        if how == "stop":
+            stopped = hvdtrain("stop", job.out)
+            assert list((job.out / "snapshots").glob("step-*"))  # not one of an epoch: those are still running
+            assert (stopped.returncode, stopped.stdout) == (0, f"{job.out}: its job has ended\n")
+            assert hvdtrain("stop", job.out).returncode == 2
+        elif how == "a killed rank":
+            ranks()[1].kill()
+        else:  # the ssh clients of all hosts are killed, as when their network goes
+            for client in job.family:
+                with contextlib.suppress(psutil.NoSuchProcess):  # the first one's end ends others
+                    if client.name() == "ssh":
+                        client.kill()
+        printed, _ = job.process.communicate(timeout=60)
+        until(lambda: not job.alive() and not processes(), 30)
+    code, last = job.process.returncode, ["", *printed.splitlines()][-1]
+    if how == "stop":
+        assert code == 143
+    elif how == "a killed rank":
+        why = last.removeprefix("hvdtrain: the job failed: ")
+        if launcher == "ssh" and why.startswith("rank 0 failed"):  # as below
+            assert code == 1, printed
+        elif launcher == "ssh":
+            assert (code, why.startswith("rank 1 was ended by a signal, or the ssh connection")) == (255, True), printed
+        elif "rank 0" in why:  # whose MPI was faster to miss the other than its host was to tell
+            assert why.startswith(("a rank on node2", "another rank")), printed
+            assert "is gone: rank 0 lost its connection" in why
+        else:
+            assert (code, why.startswith("rank 1 was ended by SIGKILL")) == (137, True), printed
+    else:
+        assert code not in (0, 2) and last.startswith("hvdtrain: the job failed: "), printed
+
+
+@pytest.mark.parametrize("launcher", ["ssh", "mpi"])
+def test_ranks_run_the_copied_code_on_the_copied_data(launcher, nodes, small, tmp_path):
+    source, copy, out = tmp_path / "source", tmp_path / "a copy; of $HOME", tmp_path / "run"
+    for name in ("hvdtrain", "datasets", "launchers"):
+        shutil.copytree(ROOT / name, source / name, ignore=shutil.ignore_patterns("__pycache__"))
+    shutil.copytree(small, source / "images")
+    with (source / "hvdtrain/rank/command.py").open("a") as file:  # which ranks import, and `launch` does not
+        file.write("\nimport socket\nPath(f'where.{socket.gethostname()}').write_text(__file__)\n")
+    place = ["-H", "node1:1,node2:1", "--sync-dst-dir", str(copy), "--sync-data", "--out", str(out)]
+    words = [sys.executable, "-m", "hvdtrain", "launch", "--launcher", launcher, "-n", "2", *place]
+    options = ["--mode", "allreduce", *TINY[:4], "--steps", "2", "--dataset", "images"]
+    settings = SETTINGS | {"env": ENV | {"PYTHONPATH": str(source)}}
+    done = subprocess.run([*words, "--", *options], **settings, cwd=source, timeout=150)
+    assert done.returncode == 0, done.stdout
+    for node in ("node1", "node2"):
+        assert (copy / f"where.{node}").read_text() == str(copy / "hvdtrain/rank/command.py")
+    manifest, summary = (json.loads((out / f"{name}.json").read_text()) for name in ("manifest", "summary"))
+    assert (manifest["dataset"], manifest["hardware"]["hosts"]) == (str(copy / "data"), ["node1", "node2"])
+    assert (manifest["workers"], manifest["servers"], summary["steps"]) == (2, 0, 2)
+    assert not list(source.glob("where*"))
+
+
+def test_what_is_wrong_with_hosts_is_one_line_for_each(nodes, tmp_path):
+    """node2 does not share the run folder's place, nor reach node1."""
+    sshd = (testbed.STATE / "node2.pid").read_text().strip()
+    subprocess.run(["nsenter", "-t", sshd, "-m", "mount", "-t", "tmpfs", "none", tmp_path], check=True)
+    subprocess.run(["ip", "-n", "hvdtrain-node2", "route", "add", "prohibit", "10.77.77.1"], check=True)
+    words = ["--launcher", "ssh", "-n", 2, "-H", "node1:1,nosuch.invalid:1,node2:1", "--out", tmp_path / "run"]
+    done = hvdtrain("launch", *words, "-s", 1, "--", "--mode", "ps-sync")
+    assert done.returncode == 2
+    first, second, third = done.stdout.splitlines()
+    assert first.startswith("hvdtrain: node1: it cannot connect to node2 (10.77.77.2: ")
+    assert second.startswith("hvdtrain: nosuch.invalid: ")
+    assert third.startswith("hvdtrain: node2: ") and "it cannot connect to node1 (10.77.77.1: " in third
+    assert f"it does not see {tmp_path} of this machine: give --out a folder on storage that all hosts share" in third
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_comparison_over_hosts_says_that_it_crossed_a_network(nodes, tmp_path):
+    out = tmp_path / "compare"
+    done = hvdtrain("compare", "-H", "node1:1,node2:1", "--modes", "allreduce", *TINY, "--out", out)
+    assert done.returncode == 0, done.stdout
+    assert "ran on one host" not in (out / "report.md").read_text()

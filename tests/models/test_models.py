@@ -1,0 +1,349 @@
+"""VGG, what all models share, where their weights come from, and the optimizers that move them."""
+
+import itertools
+import math
+import os
+import pickle
+import warnings
+
+import pytest
+import torch
+import torchvision
+from helpers.processes import run_python
+from hypothesis import given
+from hypothesis import strategies as st
+from safetensors.torch import save_file
+from torch import nn
+
+from hvdtrain.config.run_config import RunConfig
+from hvdtrain.errors import Failure, UsageError
+from hvdtrain.models import make, vgg
+from hvdtrain.models.layers import average_pool_by_matmul
+from hvdtrain.models.pretrained import load_pretrained
+from hvdtrain.numerics.optimizers import OPTIMIZERS, lr_at, make_optimizer, set_lr
+from hvdtrain.rank.work import initial_model
+
+pytestmark = pytest.mark.usefixtures("one_thread")
+
+SOME = [*vgg.NAMES, "cnn", "resnet8", "resnet20"]
+TINY = 1 / 16
+
+
+def shapes(model):
+    return {name: tuple(tensor.shape) for name, tensor in model.state_dict().items()}
+
+
+# Layers
+
+
+@pytest.mark.parametrize("name", vgg.PUBLISHED)
+def test_width_1_is_torchvisions_model_by_name_and_shape(name):
+    with torch.device("meta"):
+        ours, theirs = make(name, 10), getattr(torchvision.models, name)(num_classes=10)
+    assert shapes(ours) == shapes(theirs)
+    assert list(ours.state_dict()) == list(theirs.state_dict())
+    assert sum(p.numel() for p in ours.parameters()) == sum(p.numel() for p in theirs.parameters())
+
+
+def test_vgg16_has_the_papers_138_million_parameters():
+    with torch.device("meta"):
+        assert sum(p.numel() for p in make("vgg16", 1000).parameters()) == 138_357_544
+
+
+def test_vggf_is_vgg16_with_a_funnel_for_a_last_layer():
+    with torch.device("meta"):
+        vggf, vgg16 = shapes(make("vggf", 3)), shapes(make("vgg16", 1000))
+    head = {name: shape for name, shape in vggf.items() if name.startswith("classifier") and "weight" in name}
+    assert list(head.values()) == [(4096, 25088), (4096, 4096), (1024, 4096), (256, 1024), (3, 256)]
+    body = {name: shape for name, shape in vgg16.items() if not name.startswith("classifier.6.")}
+    assert body.items() <= vggf.items()
+
+
+def test_width_scales_channels_and_head_but_not_the_classes():
+    with torch.device("meta"):
+        half = make("vggf", 10, width=0.5)
+        least = make("vggf", 10, width=1e-9)
+    assert half.features[0].out_channels == 32
+    assert [m.out_features for m in half.classifier if isinstance(m, nn.Linear)] == [2048, 2048, 512, 128, 10]
+    assert {m.out_channels for m in least.features if isinstance(m, nn.Conv2d)} == {1}
+    assert least.classifier[-1].out_features == 10
+
+
+@pytest.mark.parametrize("name", SOME)
+def test_every_model_trains_on_one_small_image(name):
+    """One image is what a worker may be left with; batch norm then has the pixels of one image only."""
+    model = make(name, 4, TINY)
+    scores = model(torch.randn(1, 3, 32, 32))
+    assert scores.shape == (1, 4)
+    scores.sum().backward()
+    assert all(p.grad is not None and p.grad.isfinite().all() for p in model.parameters())
+
+
+@pytest.mark.parametrize("name", ["vgg11", "vgg13_bn", "vggf"])
+@pytest.mark.parametrize("side", [32, 33, 64, 100, 224])
+def test_any_image_size_gives_scores(name, side):
+    model = make(name, 5, TINY).eval()
+    with torch.inference_mode():
+        assert model(torch.randn(2, 3, side, side)).shape == (2, 5)
+        assert model(torch.randn(1, 3, side, side + 7)).shape == (1, 5)
+
+
+@pytest.mark.parametrize("width", [TINY, 1 / 8, 1 / 4])
+@pytest.mark.parametrize("name", ["vgg11", "vgg16", "vggf"])
+def test_the_signal_survives_at_every_width(name, width):
+    torch.manual_seed(0)
+    with torch.inference_mode():
+        deviation = make(name, 100, width).eval()(torch.randn(8, 3, 64, 64)).std().item()
+    assert 0.05 < deviation < 20
+
+
+def test_dropout_is_in_the_wide_layers_of_the_head():
+    model = make("vggf", 3, TINY, dropout=0.25)
+    assert [m.p for m in model.modules() if isinstance(m, nn.Dropout)] == [0.25, 0.25]
+
+
+def test_the_seed_alone_decides_the_initial_weights():
+    config = RunConfig(model="vgg11", width=TINY, seed=5)
+    first = initial_model(config, 3).state_dict()
+    torch.rand(7)
+    again = initial_model(config, 3).state_dict()
+    assert all(torch.equal(tensor, again[name]) for name, tensor in first.items())
+    other = initial_model(RunConfig(model="vgg11", width=TINY, seed=6), 3).state_dict()
+    assert not torch.equal(first["features.0.weight"], other["features.0.weight"])
+
+
+# Weights from a file
+
+
+@pytest.fixture(scope="module")
+def trained():
+    """Weights that no fresh model has."""
+    torch.manual_seed(99)
+    return {name: torch.randn_like(t) for name, t in make("vgg11", 3, TINY).state_dict().items()}
+
+
+def fresh(classes=3, width=TINY):
+    torch.manual_seed(0)
+    return make("vgg11", classes, width)
+
+
+def loads(path, trained):
+    model = fresh()
+    assert load_pretrained(model, "vgg11", str(path)) == []
+    for name, tensor in model.state_dict().items():
+        assert torch.equal(tensor, trained[name]), name
+
+
+@pytest.mark.parametrize("suffix", [".pth", ".pt"])
+def test_a_dictionary_of_tensors_is_loaded(tmp_path, trained, suffix):
+    torch.save(trained, tmp_path / f"w{suffix}")
+    loads(tmp_path / f"w{suffix}", trained)
+
+
+def test_a_checkpoint_with_its_state_dict_is_loaded(tmp_path, trained):
+    torch.save({"epoch": 3, "state_dict": trained}, tmp_path / "w.pth")
+    loads(tmp_path / "w.pth", trained)
+
+
+def test_the_prefix_of_data_parallel_models_is_dropped(tmp_path, trained):
+    torch.save({f"module.{name}": tensor for name, tensor in trained.items()}, tmp_path / "w.pth")
+    loads(tmp_path / "w.pth", trained)
+
+
+def test_safetensors_are_loaded(tmp_path, trained):
+    save_file(trained, tmp_path / "w.safetensors")
+    loads(tmp_path / "w.safetensors", trained)
+
+
+def test_what_fits_is_loaded_and_the_rest_is_named(tmp_path, trained):
+    path = tmp_path / "w.pth"
+    torch.save({k: v for k, v in trained.items() if k != "features.0.bias"} | {"strange": torch.zeros(1)}, path)
+    model, before = fresh(classes=7), fresh(classes=7).state_dict()
+    assert load_pretrained(model, "vgg11", str(path)) == [
+        f"features.0.bias: not in {path}",
+        f"classifier.6.weight: (3, 256) in {path}, (7, 256) here",
+        f"classifier.6.bias: (3,) in {path}, (7,) here",
+    ]
+    for name, tensor in model.state_dict().items():
+        kept = name in ("features.0.bias", "classifier.6.weight", "classifier.6.bias")
+        assert torch.equal(tensor, before[name] if kept else trained[name]), name
+
+
+def test_vggf_takes_all_of_vgg16_but_its_last_layer(tmp_path):
+    torch.save(make("vgg16", 10, TINY).state_dict(), tmp_path / "w.pth")
+    skipped = load_pretrained(make("vggf", 3, TINY), "vggf", str(tmp_path / "w.pth"))
+    assert [line.split(":")[0] for line in skipped] == [
+        f"classifier.{layer}.{kind}" for layer in (6, 8, 10) for kind in ("weight", "bias")
+    ]
+
+
+class Hostile:
+    def __init__(self, victim):
+        self.victim = victim
+
+    def __reduce__(self):
+        return os.mkdir, (str(self.victim),)
+
+
+@pytest.mark.parametrize("save", [torch.save, lambda value, path: path.write_bytes(pickle.dumps(value))])
+@pytest.mark.parametrize("hide", [lambda bad: bad, lambda bad: {"state_dict": {"features.0.bias": bad}}])
+def test_code_in_a_file_is_refused_and_does_not_run(tmp_path, save, hide):
+    save(hide(Hostile(tmp_path / "ran")), tmp_path / "w.pth")
+    with pytest.raises(UsageError, match="not a file of plain weights"):
+        load_pretrained(fresh(), "vgg11", str(tmp_path / "w.pth"))
+    assert not (tmp_path / "ran").exists()
+
+
+def broken_files(folder, trained):
+    """(name, how it was made) of files that hold no weights that could be loaded."""
+    torch.save(trained, folder / "whole.pth")
+    save_file(trained, folder / "whole.safetensors")
+    whole = (folder / "whole.pth").read_bytes()
+    yield "cut.pth", whole[: len(whole) // 2]
+    yield "first.pth", whole[:100]
+    yield "empty.pth", b""
+    yield "text.pth", b"these are not the weights\n"
+    yield "cut.safetensors", (folder / "whole.safetensors").read_bytes()[:-100]
+    yield "text.safetensors", b"these are not the weights\n"
+    yield "length.safetensors", b"\xff" * 64
+    yield "pth.safetensors", whole
+
+
+def test_broken_files_are_refused_in_one_line(tmp_path, trained):
+    model, before = fresh(), fresh().state_dict()
+    for name, content in broken_files(tmp_path, trained):
+        (tmp_path / name).write_bytes(content)
+        with pytest.raises(UsageError, match=f"--pretrained .*{name}: not a file of plain weights: ") as refused:
+            load_pretrained(model, "vgg11", str(tmp_path / name))
+        assert "\n" not in str(refused.value)
+    assert all(torch.equal(tensor, before[name]) for name, tensor in model.state_dict().items())
+
+
+@pytest.mark.parametrize(
+    "value",
+    [
+        torch.zeros(3), [torch.zeros(3)], None, 7, {"epoch": 3}, {"state_dict": 3}, {1: torch.zeros(3)},
+        {"features.0.bias": torch.zeros(4, device="meta")}, {"features.0.bias": torch.zeros(4, dtype=torch.cfloat)},
+        {"features.0.bias": torch.zeros(4).to_sparse()},
+    ],
+    ids=str,
+)  # fmt: skip
+def test_what_is_no_dictionary_of_plain_tensors_is_refused(tmp_path, value):
+    torch.save(value, tmp_path / "w.pth")
+    with pytest.raises(UsageError, match="holds no dictionary of names and plain tensors"), warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # torch's, of having to look a sparse tensor through
+        load_pretrained(fresh(), "vgg11", str(tmp_path / "w.pth"))
+
+
+@pytest.mark.parametrize("value", [{}, {"other": torch.zeros(3)}, {"features.0.bias": torch.zeros(9)}], ids=str)
+def test_a_file_of_which_nothing_fits_is_refused(tmp_path, value):
+    torch.save(value, tmp_path / "w.pth")
+    with pytest.raises(UsageError, match="nothing in it fits vgg11 at this width"):
+        load_pretrained(fresh(), "vgg11", str(tmp_path / "w.pth"))
+
+
+def test_a_missing_file_and_a_folder_are_refused(tmp_path):
+    for path in (tmp_path / "nosuch.pth", tmp_path):
+        with pytest.raises(UsageError, match="no such file; give `imagenet` or a .pth, .pt or .safetensors file"):
+            load_pretrained(fresh(), "vgg11", str(path))
+
+
+def test_a_broken_download_says_which_file_to_remove(tmp_path, monkeypatch):
+    monkeypatch.setenv("TORCH_HOME", str(tmp_path))
+    kept = tmp_path / "hub" / "checkpoints" / "vgg11-8a719046.pth"
+    kept.parent.mkdir(parents=True)
+    hostile = pickle.dumps(Hostile(tmp_path / "ran"))
+    for content in (b"", b"these are not the weights\n", b"PK\x03\x04cut short", hostile):
+        kept.write_bytes(content)
+        with pytest.raises(Failure, match=f"broken: remove {kept} and try again"):
+            load_pretrained(fresh(), "vgg11", "imagenet")
+    assert not (tmp_path / "ran").exists()
+
+
+# Optimizers
+
+
+@pytest.mark.parametrize(
+    ("optimizer", "first", "second"),
+    [
+        # w = [1, -2], gradient [0.5, -4] twice, lr 0.1, decay 0.1, momentum 0.5.
+        # sgd: g + decay w = [0.6, -4.2]; then v = 0.5 [0.6, -4.2] + [0.5, -4] + 0.1 [0.94, -1.58]
+        ("sgd", [1 - 0.06, -2 + 0.42], [0.94 - 0.0894, -1.58 + 0.6258]),
+        # adam: a constant gradient moves each weight by lr; the decay hardly changes a quotient of moments.
+        ("adam", [0.9, -1.9], [0.8, -1.8]),
+        # adamw: w (1 - lr decay) - lr sign(g)
+        ("adamw", [0.99 - 0.1, -1.98 + 0.1], [0.89 * 0.99 - 0.1, -1.88 * 0.99 + 0.1]),
+    ],
+)
+def test_every_optimizer_steps_as_computed_by_hand(optimizer, first, second):
+    config = RunConfig(optimizer=optimizer, lr=9.9, momentum=0.5, weight_decay=0.1)
+    weights = torch.tensor([1.0, -2.0])
+    stepper = make_optimizer(config, [weights])
+    for expected in (first, second):
+        set_lr(stepper, 0.1)  # the schedule's, not the one the optimizer was made with
+        weights.grad = torch.tensor([0.5, -4.0])
+        stepper.step()
+        torch.testing.assert_close(weights, torch.tensor(expected), rtol=0, atol=1e-3 if optimizer == "adam" else 1e-6)
+
+
+def test_every_optimizers_name_is_tried_above():
+    assert set(OPTIMIZERS) == {"sgd", "adam", "adamw"}
+
+
+def test_cosine_by_hand():
+    config = RunConfig(lr=2.0)
+    rates = [lr_at(config, step, 1, 4) for step in (1, 2, 3, 4)]
+    assert rates == pytest.approx([2.0, 1 + math.sqrt(0.5), 1.0, 1 - math.sqrt(0.5)])
+
+
+def test_the_rate_is_constant_if_asked_or_if_nobody_knows_the_last_step():
+    assert [lr_at(RunConfig(lr=2.0, schedule="constant"), step, 1, 4) for step in (1, 4)] == [2.0, 2.0]
+    assert [lr_at(RunConfig(lr=2.0), step, 1, None) for step in (1, 10**6)] == [2.0, 2.0]
+
+
+@given(st.integers(1, 5000), st.floats(1e-6, 10))
+def test_cosine_begins_at_lr_and_falls_but_not_to_0(steps, lr):
+    rates = [lr_at(RunConfig(lr=lr), step, 1, steps) for step in range(1, steps + 1)]
+    assert rates[0] == lr
+    assert all(a > b for a, b in itertools.pairwise(rates))
+    assert rates[-1] > 0
+
+
+@pytest.mark.parametrize("side", [1, 2, 5, 7, 8, 14])
+def test_means_over_a_grid_are_those_of_torch(side):
+    maps = torch.randn(2, 3, side, side, dtype=torch.float64, requires_grad=True)
+    found, expected = average_pool_by_matmul(maps, 7), torch.nn.functional.adaptive_avg_pool2d(maps, 7)
+    torch.testing.assert_close(found, expected)
+    weights = torch.randn_like(expected)
+    ours, theirs = (torch.autograd.grad((means * weights).sum(), maps)[0] for means in (found, expected))
+    torch.testing.assert_close(ours, theirs)
+
+
+@pytest.mark.parametrize("name", OPTIMIZERS)
+def test_optimizers_step_as_torchs_own(name):
+    config = RunConfig(optimizer=name, lr=0.1, weight_decay=0.01)
+    more = {"momentum": config.momentum} if name == "sgd" else {}
+    theirs = {"sgd": torch.optim.SGD, "adam": torch.optim.Adam, "adamw": torch.optim.AdamW}[name]
+    ours, weights = (torch.nn.Parameter(torch.linspace(-1, 1, 9)) for _ in range(2))
+    own, other = make_optimizer(config, [ours]), theirs([weights], lr=0.1, weight_decay=0.01, fused=True, **more)
+    for _ in range(3):
+        for parameter, optimizer in ((ours, own), (weights, other)):
+            parameter.grad = parameter.detach() ** 3
+            optimizer.step()
+    assert ours.equal(weights)
+
+
+def test_an_optimizer_does_not_import_torchs_compiler():
+    """Every rank of every job would do so at its first step, which takes as long as importing torch."""
+    code = """
+import sys, torch
+from hvdtrain.config.run_config import RunConfig
+from hvdtrain.numerics.optimizers import make_optimizer
+weight = torch.nn.Parameter(torch.ones(3))
+optimizer = make_optimizer(RunConfig(), [weight])
+weight.grad = torch.ones(3)
+optimizer.step()
+print("torch._dynamo" in sys.modules)
+"""
+    process = run_python(code)
+    assert process.communicate(timeout=60)[0] == "False\n"

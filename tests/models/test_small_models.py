@@ -1,0 +1,100 @@
+"""The models for small images: their layers by the papers' tables, and how they take what all models take."""
+
+import pytest
+import torch
+from safetensors.torch import save_file
+from torch import nn
+
+from hvdtrain.models import make
+from hvdtrain.models.layers import ResidualBlock
+from hvdtrain.models.pretrained import load_pretrained
+
+pytestmark = pytest.mark.usefixtures("one_thread")
+
+
+def parameters(model):
+    return sum(p.numel() for p in model.parameters())
+
+
+@pytest.mark.parametrize(("depth", "millions"), [(20, 0.27), (32, 0.46), (44, 0.66), (56, 0.85), (110, 1.7)])
+def test_resnets_have_the_papers_depth_and_parameters(depth, millions):
+    """He et al., table 6."""
+    with torch.device("meta"):
+        model = make(f"resnet{depth}", 10)
+    assert sum(isinstance(m, nn.Conv2d | nn.Linear) for m in model.modules()) == depth
+    assert parameters(model) / 1e6 == pytest.approx(millions, abs=0.06 if depth == 110 else 0.006)
+
+
+def test_resnet50_is_eight_blocks_a_stage_and_halves_twice():
+    model = make("resnet50", 10, 1 / 8)
+    blocks = [m for m in model.features if isinstance(m, ResidualBlock)]
+    assert [block.conv2.out_channels for block in blocks] == [2] * 8 + [4] * 8 + [8] * 8
+    assert [block.stride for block in blocks].count(2) == 2
+    with torch.inference_mode():
+        assert model.features(torch.zeros(1, 3, 28, 28)).shape == (1, 8, 7, 7)
+        assert model.features(torch.zeros(1, 3, 33, 33)).shape == (1, 8, 9, 9)
+
+
+def test_a_block_that_adds_nothing_lets_its_input_through():
+    maps = torch.arange(1, 3 * 4 * 4 + 1.0).view(1, 3, 4, 4)
+    for block, expected in ((ResidualBlock(3, 3, 1), maps), (ResidualBlock(3, 5, 2), maps[:, :, ::2, ::2])):
+        nn.init.zeros_(block.conv2.weight)
+        found = block(maps)
+        assert torch.equal(found[:, :3], expected)
+        assert not found[:, 3:].any()
+
+
+def test_cnn_is_the_references_network_with_three_input_channels():
+    model = make("cnn", 10)
+    layers = [layer for layer in model.features if isinstance(layer, nn.Conv2d)]
+    assert [(c.in_channels, c.out_channels, c.kernel_size, c.padding) for c in layers] == [
+        (3, 20, (5, 5), (0, 0)), (20, 50, (5, 5), (0, 0)),
+    ]  # fmt: skip
+    assert [(m.in_features, m.out_features) for m in model.classifier if isinstance(m, nn.Linear)] == [
+        (4 * 4 * 50, 500), (500, 10),
+    ]  # fmt: skip
+    images = torch.randn(2, 3, 28, 28)
+    maps = model.features(images)  # averaging to the grid is nothing there
+    assert torch.equal(model(images), model.classifier(maps.flatten(1)))
+
+
+@pytest.mark.parametrize("name", ["cnn", "resnet8"])
+def test_any_image_size_gives_scores(name):
+    model = make(name, 5, 0.5).eval()
+    with torch.inference_mode():
+        for side in (28, 32, 33, 96):
+            assert model(torch.randn(2, 3, side, side)).shape == (2, 5)
+
+
+def test_width_scales_channels_but_not_the_classes():
+    half, least = make("resnet8", 10, 0.5), make("cnn", 10, 1e-9)
+    assert [m.out_channels for m in half.modules() if isinstance(m, nn.Conv2d)] == [8, 8, 8, 16, 16, 32, 32]
+    assert half.classifier[-1].out_features == 10
+    assert [m.out_channels for m in least.modules() if isinstance(m, nn.Conv2d)] == [1, 1]
+    assert least.classifier[-1].out_features == 10
+
+
+def test_dropout_is_before_the_last_layer_of_cnn():
+    head = make("cnn", 3, dropout=0.25).classifier
+    assert isinstance(head[-2], nn.Dropout) and head[-2].p == 0.25
+
+
+@pytest.mark.parametrize("name", ["vggf", "vgg11_bn", "cnn", "resnet8"])
+def test_every_parameter_is_the_bodys_or_the_heads(name):
+    model = make(name, 3, 1 / 16)
+    names = [name for name, _ in model.named_parameters()]
+    head = [name for name in names if name.startswith("classifier.")]
+    assert head and all(name.startswith("features.") for name in names if name not in head)
+    model.features.requires_grad_(False)
+    assert [name for name, p in model.named_parameters() if p.requires_grad] == head
+
+
+@pytest.mark.parametrize("name", ["cnn", "resnet8"])
+def test_weights_from_a_file_are_loaded_but_for_a_head_of_other_classes(name, tmp_path):
+    given, model = make(name, 10, 0.25), make(name, 3, 0.25)
+    save_file(given.state_dict(), tmp_path / "w.safetensors")
+    skipped = load_pretrained(model, name, str(tmp_path / "w.safetensors"))
+    last = f"classifier.{len(model.classifier) - 1}"
+    assert [line.split(":")[0] for line in skipped] == [f"{last}.weight", f"{last}.bias"]
+    body = given.features.state_dict()
+    assert all(torch.equal(tensor, body[name]) for name, tensor in model.features.state_dict().items())

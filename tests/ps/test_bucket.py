@@ -1,0 +1,224 @@
+"""The parameter server, driven with plain calls: exact sums, by hand and over any number of servers."""
+
+import pytest
+import torch
+from helpers.buckets import LR, PLAIN, READER, answered, asynchronous, holds, make, push, stale, sync
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from hvdtrain.config.run_config import RunConfig
+from hvdtrain.numerics.optimizers import make_optimizer
+from hvdtrain.numerics.split import even_range
+from hvdtrain.ps.bucket import Bucket
+from hvdtrain.ps.messages import Push
+
+pytestmark = pytest.mark.usefixtures("one_thread")
+
+# Bulk-synchronous, by hand
+
+
+def test_sync_waits_for_every_worker_and_applies_the_mean_once():
+    bucket = make(sync(2))
+    assert bucket.push(push(1, 1, [8.0, 0.0])) == []
+    holds(bucket.pull(READER), 0, 0, [1, 2])
+    replies = bucket.push(push(0, 1, [0.0, 16.0]))
+    assert [worker for worker, _ in replies] == [0, 1]
+    for _, answer in replies:
+        holds(answer, 1, 0, [1 - LR * 4, 2 - LR * 8])
+    assert bucket.push(push(0, 2, [8.0, 8.0], version=1)) == []
+    for _, answer in bucket.push(push(1, 2, [8.0, 8.0], version=1)):
+        holds(answer, 2, 0, [0.5 - LR * 8, 1 - LR * 8])
+
+
+def test_sync_with_one_worker_answers_at_once():
+    holds(answered(make(sync(1)), push(0, 1, [8.0, 8.0])), 1, 0, [0, 1])
+
+
+def test_sync_takes_the_learning_rate_of_the_step():
+    bucket = make(sync(1))
+    bucket.push(push(0, 1, [1.0, 1.0], lr=0.5))
+    holds(answered(bucket, push(0, 2, [1.0, 1.0], version=1, lr=0.25)), 2, 0, [0.25, 1.25])
+
+
+def test_a_push_that_is_sent_again_is_dropped():
+    bucket = make(sync(2))
+    assert [bucket.push(push(0, 1, [8.0, 8.0])) for _ in range(3)] == [[], [], []]
+    replies = bucket.push(push(1, 1, [0.0, 0.0]))
+    assert [worker for worker, _ in replies] == [0, 1]
+    for _, answer in replies:
+        holds(answer, 1, 0, [0.5, 1.5])
+    assert bucket.push(push(0, 1, [8.0, 8.0])) == []
+    assert bucket.push(push(0, 2, [8.0, 8.0], version=1)) == []
+    assert bucket.push(push(0, 1, [8.0, 8.0])) == []  # not even while its worker waits for its next step
+    holds(bucket.pull(READER), 1, 0, [0.5, 1.5])
+
+
+def test_sync_adds_up_in_the_order_of_workers_whoever_comes_first():
+    """Floating-point sums depend on the order: the same run twice must give the same bits."""
+    gradients = torch.randn(4, 1000, generator=torch.Generator().manual_seed(0))
+    results = []
+    for order in ([0, 1, 2, 3], [3, 1, 0, 2]):
+        bucket = make(sync(4), [0.0] * 1000)
+        for worker in order:
+            bucket.push(push(worker, 1, gradients[worker].tolist()))
+        results.append(bucket.pull(READER).weights)
+    assert torch.equal(*results)
+
+
+# Asynchronous, by hand
+
+
+def test_async_applies_each_push_when_it_comes():
+    bucket = make(asynchronous(2))
+    holds(answered(bucket, push(1, 1, [8.0, 0.0])), 1, 0, [0, 2])
+    holds(answered(bucket, push(0, 1, [0.0, 8.0])), 2, 1, [0, 1])
+    holds(answered(bucket, push(1, 2, [8.0, 8.0], version=1)), 3, 1, [-1, 0])
+    assert bucket.push(push(1, 2, [8.0, 8.0], version=1)) == []  # sent again
+    holds(bucket.pull(READER), 3, 0, [-1, 0])
+
+
+def test_async_staleness_is_the_version_applied_to_minus_the_version_read():
+    bucket = make(asynchronous(5))
+    stale = [answered(bucket, push(worker, 1, [0.0, 0.0])).staleness for worker in range(5)]
+    assert stale == [0, 1, 2, 3, 4]
+    assert answered(bucket, push(0, 2, [0.0, 0.0], version=1)).staleness == 4
+    assert answered(bucket, push(0, 3, [0.0, 0.0], version=6)).staleness == 0
+
+
+def test_async_scales_the_learning_rate():
+    holds(answered(make(asynchronous(4, 0.25)), push(0, 1, [8.0, 8.0])), 1, 0, [0.75, 1.75])
+
+
+def test_async_scales_under_adam_too():
+    """A scaled gradient would not do: Adam's step does not depend on it."""
+    bucket = make(asynchronous(4, 0.25), config=RunConfig(optimizer="adam"))
+    moved = answered(bucket, push(0, 1, [8.0, -3.0])).weights - torch.tensor([1.0, 2.0])
+    torch.testing.assert_close(moved, torch.tensor([-LR / 4, LR / 4]))
+
+
+def test_the_ledger_has_every_push_once_in_the_order_of_application():
+    written = []
+    bucket = make(asynchronous(2), ledger=written.append)
+    for worker, step, version in [(1, 1, 0), (0, 1, 0), (0, 1, 0), (1, 2, 1)]:
+        bucket.push(push(worker, step, [1.0, 1.0], version))
+    assert written == [(1, 1, 0, 1), (0, 1, 0, 2), (1, 2, 1, 3)]
+
+
+# Remedies for staleness, by hand
+
+
+def test_the_learning_rate_can_be_divided_by_the_staleness():
+    bucket = make(asynchronous(4, staleness_lr=True))
+    for worker in range(4):
+        bucket.push(push(worker, 1, [8.0, 0.0]))  # staleness 0, 1, 2, 3
+    assert bucket.pull(READER).weights.tolist() == pytest.approx([1 - (1 + 1 + 1 / 2 + 1 / 3), 2])
+
+
+def test_delay_compensation_adds_the_squared_gradient_times_how_far_the_weights_have_moved():
+    bucket = make(asynchronous(2, delay_compensation=0.5))
+    bucket.push(push(0, 1, [8.0, 0.0]))  # weights 1 -> 0
+    bucket.push(push(1, 1, [4.0, 8.0]))  # read at 1, applied at 0: 4 + 0.5 * 16 * (0 - 1) = -4
+    assert bucket.pull(READER).weights.tolist() == [0.5, 1]
+    bucket.push(push(1, 2, [4.0, 0.0], version=2))  # nobody moved them since its answer
+    assert bucket.pull(READER).weights.tolist() == [0, 1]
+
+
+# Stale-synchronous, by hand
+
+
+def workers_of(replies):
+    return [worker for worker, _ in replies]
+
+
+def test_ssp_lets_a_worker_be_so_many_steps_ahead_and_no_more():
+    bucket = make(stale(2, staleness=2))
+    for step in (1, 2):
+        assert workers_of(bucket.push(push(0, step, [0.0, 0.0], step - 1))) == [0]
+    assert bucket.push(push(0, 3, [0.0, 0.0], 2)) == []
+    replies = dict(bucket.push(push(1, 1, [0.0, 0.0])))
+    assert {worker: answer.version for worker, answer in replies.items()} == {0: 4, 1: 4}
+
+
+def test_ssp_waits_for_nobody_who_is_idle_and_again_for_those_who_were():
+    bucket = make(stale(2, staleness=0))
+    assert bucket.push(push(0, 1, [0.0, 0.0])) == []
+    assert workers_of(bucket.idle(1, 0)) == [0]
+    assert bucket.idle(0, 1) == []
+    assert bucket.push(push(0, 2, [0.0, 0.0], 1)) == []
+
+
+def test_idling_that_overtakes_the_push_before_it_counts_after_that():
+    bucket = make(stale(2, staleness=0))
+    assert bucket.idle(1, 1) == []
+    assert bucket.push(push(0, 1, [0.0, 0.0])) == []
+    assert bucket.push(push(0, 1, [0.0, 0.0])) == []  # sent again
+    assert workers_of(bucket.push(push(1, 1, [0.0, 0.0]))) == [0, 1]
+    assert workers_of(bucket.push(push(0, 2, [0.0, 0.0], 2))) == [0]
+
+
+def test_delay_compensation_is_for_what_has_changed_since_the_worker_read_the_weights():
+    bucket = make(asynchronous(2, delay_compensation=1.0), weights=[0.0, 0.0])
+    bucket.push(push(1, 1, [8.0, 8.0]))
+    version = bucket.pull(0).version
+    before = bucket.pull(READER).weights.clone()
+    bucket.push(push(0, 1, [8.0, 8.0], version))
+    assert torch.equal(bucket.pull(READER).weights, before - LR * 8.0)
+
+
+@pytest.mark.parametrize("policy", [sync, asynchronous])
+def test_an_answer_stays_as_it_is_until_its_worker_pushes_again(policy):
+    given_weights = torch.tensor([1.0, 2.0])
+    bucket = Bucket(given_weights, lambda p: make_optimizer(PLAIN, p), policy(2))
+    before = bucket.pull(READER)
+    replies = dict(reply for worker in (0, 1) for reply in bucket.push(push(worker, 1, [8.0, 8.0])))
+    first, second = replies[0], replies[1]
+    bucket.push(push(1, 2, [8.0, 8.0], version=second.version))
+    bucket.push(push(1, 3, [8.0, 8.0], version=second.version))
+    holds(before, 0, 0, [1, 2])
+    holds(first, 1, 0, [0, 1])
+
+
+def test_one_worker_needs_no_copy_of_the_weights():
+    given_weights = torch.tensor([1.0, 2.0])
+    bucket = Bucket(given_weights, lambda p: make_optimizer(PLAIN, p), asynchronous(1))
+    for step in (1, 2):
+        answer = answered(bucket, push(0, step, [8.0, 8.0], version=step - 1))
+    assert answer.weights.data_ptr() == given_weights.data_ptr()
+    assert given_weights.tolist() == [-1, 0]
+
+
+# Cut over servers
+
+
+TORCH = {
+    "nesterov": lambda p: torch.optim.SGD(p, lr=1.0, momentum=0.9, weight_decay=0.01, nesterov=True),
+    "sgd": lambda p: torch.optim.SGD(p, lr=1.0, momentum=0.9, weight_decay=0.01),
+    "adam": lambda p: torch.optim.Adam(p, lr=1.0, weight_decay=0.01),
+    "adamw": lambda p: torch.optim.AdamW(p, lr=1.0, weight_decay=0.01),
+}
+
+
+@settings(max_examples=30)
+@pytest.mark.parametrize("optimizer", TORCH)
+@given(st.integers(1, 9), st.integers(1, 3), st.integers(9, 300), st.integers(0, 99))
+def test_any_number_of_servers_gives_torchs_weights(optimizer, servers, workers, size, seed):
+    numbers = torch.Generator().manual_seed(seed)
+    whole = torch.randn(size, generator=numbers)
+    named = {"optimizer": "sgd", "nesterov": True} if optimizer == "nesterov" else {"optimizer": optimizer}
+    config = RunConfig(**named, momentum=0.9, weight_decay=0.01)
+    ranges = [even_range(size, server, servers) for server in range(servers)]
+    buckets = [
+        Bucket(whole[r.start : r.stop].clone(), lambda p: make_optimizer(config, p), sync(workers)) for r in ranges
+    ]
+    reference = whole.clone().requires_grad_()
+    torchs = TORCH[optimizer]([reference])
+    for step, lr in enumerate([0.1, 0.05, 0.02], 1):
+        gradients = torch.randn(workers, size, generator=numbers)
+        reference.grad = gradients.mean(0)
+        torchs.param_groups[0]["lr"] = lr
+        torchs.step()
+        for worker in range(workers):
+            for bucket, r in zip(buckets, ranges, strict=True):
+                bucket.push(Push(worker, step, step - 1, lr, gradients[worker, r.start : r.stop].clone()))
+    together = torch.cat([bucket.pull(READER).weights for bucket in buckets])
+    torch.testing.assert_close(together, reference.detach(), rtol=1e-5, atol=1e-6)

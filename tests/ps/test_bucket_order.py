@@ -1,0 +1,208 @@
+"""Buckets under any order of pushes, some of which come again: what each policy promises all the same."""
+
+import queue
+import sys
+import threading
+from functools import partial
+
+import pytest
+import torch
+from helpers.buckets import LR, READER, asynchronous, make, push, stale, sync
+from hypothesis import given
+from hypothesis import strategies as st
+
+from hvdtrain.errors import Failure
+
+pytestmark = pytest.mark.usefixtures("one_thread")
+
+# Each worker pushes a step when it has the answer to the one before, while old pushes come again
+
+
+def gradients_of(worker, step):
+    return [float((3 * worker + 5 * step) % 7 - 3), float((worker * step) % 5)]
+
+
+class Crowd:
+    """Workers whose messages arrive in an order that `rng` chooses, some of them more than once.
+
+    Attributes:
+        open: the workers that wait for an answer, each with the step that it has pushed.
+    """
+
+    def __init__(self, bucket, workers, steps, rng):
+        self.bucket, self.steps, self.rng = bucket, steps, rng
+        self.next = dict.fromkeys(range(workers), 1)  # worker -> its next step
+        self.read = dict.fromkeys(range(workers), 0)  # worker -> the version it holds
+        self.open = {}
+        self.answers = []  # (step, answer) as each worker got it
+        self.sent = []  # all pushes, any of which may come again
+
+    def events(self):
+        """Yields ('new' or 'again', worker, step, version read, replies) while any worker has steps to go."""
+        while self.open or any(step <= self.steps for step in self.next.values()):
+            ready = [w for w, step in self.next.items() if step <= self.steps and w not in self.open]
+            assert ready, "every worker waits for another"
+            if self.sent and self.rng.random() < 0.4:  # a duplicate
+                worker, step, version = self.rng.choice(self.sent)
+                replies = self._push(worker, step, version)
+                assert replies == []
+                yield "again", worker, step, version, replies
+                continue
+            worker = self.rng.choice(ready)
+            step, version = self.next[worker], self.read[worker]
+            self.open[worker] = step
+            self.sent.append((worker, step, version))
+            self.next[worker] += 1
+            replies = self._push(worker, step, version)
+            self.take(replies)
+            yield "new", worker, step, version, replies
+
+    def take(self, replies):
+        for worker, answer in replies:
+            self.answers.append((self.open.pop(worker), answer._replace(weights=answer.weights.clone())))
+            self.read[worker] = answer.version
+
+    def _push(self, worker, step, version):
+        return self.bucket.push(push(worker, step, gradients_of(worker, step), version))
+
+
+def mean_gradient(workers, step):
+    return torch.tensor([gradients_of(w, step) for w in range(workers)]).mean(0)
+
+
+@given(st.sampled_from([1, 2, 4]), st.integers(1, 6), st.randoms(use_true_random=False))
+def test_sync_applies_one_update_a_step_in_any_order(workers, steps, rng):
+    bucket = make(sync(workers))
+    expected = [torch.tensor([1.0, 2.0])]
+    for step in range(1, steps + 1):
+        expected.append(expected[-1] - LR * mean_gradient(workers, step))
+    arrived = dict.fromkeys(range(steps + 1), 0)
+    crowd = Crowd(bucket, workers, steps, rng)
+    for kind, _, step, _, replies in crowd.events():
+        arrived[step] += kind == "new"
+        complete = sum(n == workers for n in arrived.values())
+        assert bucket.version == complete
+        assert torch.equal(bucket.pull(READER).weights, expected[complete])
+        if kind == "new":
+            assert bool(replies) == (step <= complete)
+    assert bucket.version == steps
+    assert len(crowd.answers) == workers * steps
+    for step, answer in crowd.answers:
+        assert (answer.staleness, answer.version) == (0, step)
+        assert torch.equal(answer.weights, expected[answer.version])
+
+
+@given(st.sampled_from([1, 2, 4]), st.integers(1, 6), st.randoms(use_true_random=False))
+def test_async_applies_each_push_once_in_any_order(workers, steps, rng):
+    bucket = make(asynchronous(workers, 1 / workers))
+    history = [torch.tensor([1.0, 2.0])]
+    crowd = Crowd(bucket, workers, steps, rng)
+    for kind, worker, step, read, replies in crowd.events():
+        if kind == "new":
+            [(to, answer)] = replies
+            assert to == worker
+            assert answer.staleness == len(history) - 1 - read
+            history.append(history[-1] - LR / workers * torch.tensor(gradients_of(worker, step)))
+            assert answer.version == len(history) - 1
+        assert bucket.version == len(history) - 1
+    assert bucket.version == workers * steps
+    assert len(crowd.answers) == workers * steps
+    for _, answer in crowd.answers:
+        assert torch.equal(answer.weights, history[answer.version])
+
+
+@given(st.sampled_from([1, 2, 4]), st.integers(0, 3), st.integers(1, 8), st.randoms(use_true_random=False))
+def test_ssp_holds_back_who_is_more_than_s_ahead_and_nobody_else(workers, staleness, steps, rng):
+    bucket = make(stale(workers, staleness))
+    clocks = dict.fromkeys(range(workers), 0)
+    crowd = Crowd(bucket, workers, steps, rng)
+    for kind, worker, step, _, _ in crowd.events():
+        if kind == "new":
+            clocks[worker] = step
+        slowest = min(clocks.values())
+        for own, clock in clocks.items():
+            assert (own in crowd.open) == (clock - slowest > staleness)
+        # Who goes on computes step + 1: never more than s + 1 pushes beyond the slowest's.
+        assert max(clocks.values()) - slowest <= staleness + 1
+    assert bucket.version == workers * steps
+
+
+@given(st.integers(2, 4), st.integers(0, 3), st.integers(1, 8), st.randoms(use_true_random=False))
+def test_ssp_goes_on_without_a_worker_that_is_lost_and_waits_for_the_slowest_of_the_others(
+    workers, staleness, steps, rng
+):
+    bucket = make(stale(workers, staleness))
+    lost, when = rng.randrange(workers), rng.randrange(workers * steps)
+    crowd = Crowd(bucket, workers, steps, rng)
+    pushed = dict.fromkeys(range(workers), 0)
+    for kind, worker, step, _, _ in crowd.events():
+        if kind == "new":
+            pushed[worker] = step
+        if sum(pushed.values()) > when and lost in pushed:
+            gone = pushed.pop(lost)
+            del crowd.next[lost]
+            crowd.open.pop(lost, None)
+            crowd.sent = [sent for sent in crowd.sent if sent[0] != lost]
+            crowd.take(bucket.lose(lost))
+            with pytest.raises(Failure, match="silent for so long"):
+                bucket.push(push(lost, gone + 1, [0.0, 0.0]))
+        if lost not in pushed:
+            for own, clock in pushed.items():
+                assert (own in crowd.open) == (clock - min(pushed.values()) > staleness)
+    assert set(pushed.values()) == {steps}
+    assert bucket.version == steps * (workers - 1) + gone
+
+
+def test_sync_cannot_go_on_without_a_worker():
+    with pytest.raises(Failure, match="every step of ps-sync needs a push from every worker"):
+        make(sync(2)).lose(1)
+
+
+@given(st.sampled_from([1, 2, 4]), st.integers(1, 6), st.randoms(use_true_random=False))
+def test_ssp_without_slack_is_bulk_synchronous_for_plain_sgd(workers, steps, rng):
+    bucket = make(stale(workers, 0))
+    expected = [torch.tensor([1.0, 2.0])]
+    for step in range(1, steps + 1):
+        expected.append(expected[-1] - LR * mean_gradient(workers, step))
+    crowd = Crowd(bucket, workers, steps, rng)
+    for _ in crowd.events():
+        pass
+    for step, answer in crowd.answers:  # all workers read the same weights, and those that sync would have given them
+        assert torch.equal(answer.weights, expected[step])
+
+
+@pytest.mark.timeout(60)
+@pytest.mark.parametrize("policy", [sync, asynchronous])
+def test_real_threads_that_send_everything_twice(policy, request):
+    request.addfinalizer(partial(sys.setswitchinterval, sys.getswitchinterval()))
+    sys.setswitchinterval(1e-6)  # let threads get into each other's way as often as they can
+    workers, steps = 8, 40
+    bucket = make(policy(workers, 1 / workers), [0.0, 0.0])
+    inboxes = [queue.SimpleQueue() for _ in range(workers)]
+    versions, errors = [], []
+
+    def work(worker):
+        try:
+            version = 0
+            for step in range(1, steps + 1):
+                for _ in range(2):
+                    for to, answer in bucket.push(push(worker, step, gradients_of(worker, step), version)):
+                        inboxes[to].put(answer)
+                version = inboxes[worker].get(timeout=30).version
+                versions.append(version)
+                bucket.pull(READER)
+            assert inboxes[worker].empty()
+        except BaseException as error:
+            errors.append(error)
+
+    threads = [threading.Thread(target=work, args=[worker], daemon=True) for worker in range(workers)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(timeout=40)
+    assert not errors
+    expected = -LR * sum(mean_gradient(workers, step) for step in range(1, steps + 1))
+    assert bucket.pull(READER).weights.tolist() == expected.tolist()
+    updates, answers_each = (steps, workers) if policy is sync else (workers * steps, 1)
+    assert bucket.version == updates
+    assert sorted(versions) == [v for v in range(1, updates + 1) for _ in range(answers_each)]

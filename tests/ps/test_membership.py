@@ -1,0 +1,83 @@
+"""Sums over the workers that are still there, with plain calls."""
+
+import time
+
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+
+from hvdtrain.errors import Failure
+from hvdtrain.ps.membership import Membership
+
+
+def one_hot(worker, workers):
+    return torch.eye(workers)[worker]
+
+
+def test_a_sum_is_done_when_every_worker_has_given_its_part():
+    membership = Membership(2)
+    total = membership.add(1, 1, torch.tensor([1.0, 2.0]))
+    assert not total.done()
+    assert membership.missing(1) == [0]
+    assert membership.add(0, 1, torch.tensor([3.0, 4.0])).wait().tolist() == total.wait().tolist() == [4.0, 6.0]
+    assert membership.missing(1) == []
+
+
+def test_a_sum_does_not_wait_for_who_is_lost_and_keeps_what_it_gave():
+    membership = Membership(3)
+    first = membership.add(2, 1, one_hot(2, 3))
+    membership.lose(2)
+    membership.add(0, 1, one_hot(0, 3))
+    assert membership.add(1, 1, one_hot(1, 3)).wait().tolist() == first.wait().tolist() == [1, 1, 1]
+    second = membership.add(0, 2, one_hot(0, 3))
+    membership.lose(1)
+    assert second.wait().tolist() == [1, 0, 0]
+
+
+def test_a_summand_that_comes_again_counts_once():
+    membership = Membership(2)
+    membership.add(0, 1, torch.ones(1))
+    again = membership.add(0, 1, torch.ones(1))
+    assert membership.add(1, 1, torch.ones(1)).wait().tolist() == again.wait().tolist() == [2]
+    assert membership.add(0, 1, torch.ones(1)).wait().tolist() == [2]  # its answer was lost on the way
+
+
+def test_who_pushes_or_comes_is_not_silent():
+    membership = Membership(3)
+    time.sleep(0.05)
+    membership.heard(0)
+    membership.add(1, 1, torch.ones(1))
+    assert membership.silent([0, 1, 2], 0.04) == [2]
+
+
+def test_who_was_given_up_is_told_so():
+    membership = Membership(2)
+    membership.lose(1)
+    with pytest.raises(Failure, match="silent for so long that the others went on without it"):
+        membership.add(1, 1, torch.ones(1))
+
+
+@given(st.integers(1, 4), st.integers(1, 4), st.lists(st.integers(1, 3), max_size=2), st.randoms(use_true_random=False))
+def test_all_get_the_same_sums_in_whatever_order_they_come_or_go(workers, sums, leavers, rng):
+    """Who is counted in a sum gave its summand; who is not counted was lost; nobody waits for ever."""
+    membership = Membership(workers)
+    at = dict.fromkeys(range(workers), 0)  # worker -> its last sum
+    totals = {}
+    leavers = {worker for worker in leavers if worker < workers}
+    while any(number < sums or not totals[worker].done() for worker, number in at.items()):
+        if leavers and rng.random() < 0.3:
+            worker = leavers.pop()
+            membership.lose(worker)
+            del at[worker]
+            continue
+        ready = [w for w, n in at.items() if n < sums and (w not in totals or totals[w].done())]
+        assert ready, "all wait for each other"
+        worker = rng.choice(ready)
+        at[worker] += 1
+        totals[worker] = membership.add(worker, at[worker], one_hot(worker, workers))
+        seen = {tuple(totals[w].wait().tolist()) for w, n in at.items() if n == at[worker] and totals[w].done()}
+        assert len(seen) <= 1
+    for worker in at:
+        counted = totals[worker].wait().tolist()
+        assert all(counted[other] for other in at)

@@ -1,0 +1,231 @@
+"""Real parameter-server jobs: how far workers drift apart, what is sent, and runs that are played again."""
+
+import contextlib
+import itertools
+import json
+import re
+import subprocess
+
+import pytest
+from helpers.forked import Forked
+from helpers.jobs import BIN, HVDTRAIN, SETTINGS, SMALL, finish, hvdtrain, ranks_of, run, steps, until
+
+pytestmark = pytest.mark.timeout(180)
+
+
+def train(out, mode, servers, workers, *options):
+    done = run("forked", servers + workers, "--mode", mode, "--servers", str(servers), *options, "--out", str(out))
+    assert done.returncode == 0, done.stdout
+    return json.loads((out / "summary.json").read_text())
+
+
+def test_ssp_bounds_how_stale_weights_are(tmp_path):
+    """While a worker takes one step, another may take s + 1 more than it, and as many that it was behind."""
+    out = tmp_path / "run"
+    summary = train(out, "ps-ssp", 1, 2, *SMALL[:2], "--epochs", "1", "--batch-size", "32", "--staleness", "1")
+    assert summary["staleness_max"] <= 2 * 1 + 1
+    assert json.loads((out / "manifest.json").read_text())["staleness_bound"] == 1
+    own = [[row["step"] for row in steps(out, rank)] for rank in (1, 2)]
+    assert all(worker == sorted(worker) for worker in own)
+    assert sorted(own[0] + own[1]) == [step for step in range(1, 46) for _ in range(2)]  # each share once, by either
+
+
+def test_a_static_share_of_every_batch_is_each_workers_own(tmp_path):
+    out = tmp_path / "run"
+    train(out, "ps-async", 1, 2, *SMALL[:2], "--epochs", "1", "--batch-size", "32", "--shares", "static")
+    assert json.loads((out / "manifest.json").read_text())["shares"] == "static"
+    for rank in (1, 2):
+        assert [row["step"] for row in steps(out, rank)] == list(range(1, 46))
+
+
+def test_a_slow_worker_does_less_and_all_have_seen_what_one_process_sees(tmp_path):
+    """The digest is of each sample at its step."""
+    settings = [*SMALL[:2], "--epochs", "1", "--batch-size", "32", "--threads", "1"]
+    slow = """
+import os, time
+from hvdtrain.training import step
+if os.environ["RANK"] == "2":
+    backward = step.backward
+    step.backward = lambda *arguments: (time.sleep(0.6), backward(*arguments))[1]
+"""
+    job = Forked(
+        3, ["train", "--mode", "ps-async", "--servers", "1", *settings, "--out", str(tmp_path / "run")], first=slow
+    )
+    try:
+        said, _ = job.communicate(timeout=100)
+    finally:
+        job.close()
+    assert job.returncode == 0, said
+    fast, slowed = (len(steps(tmp_path / "run", rank)) for rank in (1, 2))
+    assert fast + slowed == 2 * 45
+    assert slowed < fast / 2
+    assert run("forked", 1, *settings, "--out", str(tmp_path / "alone")).returncode == 0
+    together, alone = (json.loads((tmp_path / name / "summary.json").read_text()) for name in ("run", "alone"))
+    assert together["samples_digest"] == alone["samples_digest"]
+    assert together["samples"] == alone["samples"]
+
+
+def test_ssp_ends_by_the_clock_without_waiting_for_who_has_ended(tmp_path):
+    summary = train(tmp_path / "run", "ps-ssp", 1, 2, *SMALL[:2], "--time-budget", "3s", "--staleness", "0")
+    assert summary["wall_s"] < 20
+
+
+@pytest.mark.parametrize(
+    ("mode", "servers", "workers", "options"),
+    [
+        ("ps-async", 2, 2, ["--compression", "int8", "--dropout", "0.2", "--bucket-mb", "0.1"]),
+        ("ps-ssp", 1, 2, ["--staleness", "1", "--delay-compensation", "0.04", "--optimizer", "sgd", "--nesterov"]),
+    ],
+)
+def test_a_recorded_run_is_replayed_to_the_same_bits(mode, servers, workers, options, tmp_path):
+    out = tmp_path / "run"
+    settings = [*SMALL[:2], "--epochs", "2", "--batch-size", "256", "--threads", "1", "--record", *options]
+    train(out, mode, servers, workers, *settings)
+    replayed = replay(out)
+    assert replayed.returncode == 0, replayed.stdout
+    assert "bit for bit" in replayed.stdout
+
+
+def test_a_replay_in_another_order_is_told_from_the_run(tmp_path):
+    out = tmp_path / "run"
+    train(out, "ps-async", 1, 2, *SMALL, "--record", "--lr", "0.01")
+    ledger = out / "ledger.server0.csv"
+    header, *whole = ledger.read_text().splitlines()
+    lines = list(whole)
+    own = [i for i, line in enumerate(lines) if line.startswith("0,")]  # of the first bucket
+    i, j = next((i, j) for i, j in itertools.pairwise(own) if lines[i].split(",")[1] != lines[j].split(",")[1])
+    lines[i], lines[j] = lines[j], lines[i]
+    ledger.write_text("\n".join([header, *lines]) + "\n")
+    replayed = replay(out)
+    assert replayed.returncode == 1, replayed.stdout
+    assert "the ledger of server 0 has push" in replayed.stdout
+    ledger.write_text("\n".join([header, *whole]) + "\n")
+    config = out / "config.toml"
+    config.write_text(config.read_text().replace("lr = 0.01", "lr = 0.011"))
+    replayed = replay(out)
+    assert replayed.returncode == 1 and "weights differ from those" in replayed.stdout
+
+
+def test_a_run_that_cannot_be_replayed_is_refused_in_a_line(tmp_path):
+    out = tmp_path / "run"
+    train(out, "ps-async", 1, 1, *SMALL, "--record")
+    ledger = out / "ledger.server0.csv"
+    whole = ledger.read_text()
+    header, first, *rest = whole.splitlines()
+    for at in (3, 4):  # version_read, version
+        row = first.split(",")
+        row[at] = str(int(row[at]) + 7) if at == 4 else "5"
+        row[4] = str(max(int(row[4]), 6)) if at == 3 else row[4]
+        ledger.write_text("\n".join([header, ",".join(row), *rest]) + "\n")
+        replayed = replay(out)
+        assert (
+            replayed.returncode == 1 and "the ledger of server 0 has push 1 of worker 0 read version" in replayed.stdout
+        )
+    for more, words in [("0,9,1,0,1\n", "no push of 1 worker"), (whole.splitlines()[1] + "\n", "was applied before")]:
+        ledger.write_text(whole + more)
+        assert f"line {len(whole.splitlines()) + 1}: " in (said := refusal(out))
+        assert words in said
+    ledger.unlink()
+    assert "ledger.server0.csv cannot be read" in refusal(out)
+    config = out / "config.toml"
+    config.write_text(config.read_text().replace("record = true", "record = false"))
+    assert "not a recorded run" in refusal(out)
+    assert "is not a run folder" in refusal(tmp_path)
+
+
+def replay(out):
+    return hvdtrain("replay", out)
+
+
+def refusal(out):
+    done = replay(out)
+    assert done.returncode == 2, done.stdout
+    assert done.stdout.startswith("hvdtrain: ") and done.stdout.count("\n") == 1
+    return done.stdout
+
+
+def test_what_is_sent_is_counted_as_it_is_sent(tmp_path):
+    """Gradients are compressed, weights are not: a byte an element out, four in."""
+    out = tmp_path / "run"
+    summary = train(out, "ps-sync", 1, 1, *SMALL, "--compression", "int8")
+    weights = 4 * json.loads((out / "manifest.json").read_text())["parameters"]
+    assert summary["bytes_sent_per_step"] == pytest.approx(weights * (1 + 1 / 4 + 2 / 6), rel=0.01)  # read twice whole
+
+
+LONG = [*SMALL[:2], "--threads", "1", "--batch-size", "48", "--servers", "1"]
+
+
+@contextlib.contextmanager
+def four_ranks(out, *options):
+    """A job of a server and three workers that are let live when one fails, once each worker has taken some steps."""
+    job = Forked(4, ["train", *LONG, *options, "--out", str(out)], survive=True)
+    try:
+        until(lambda: all((out / f"metrics.rank{r}.jsonl").is_file() and len(steps(out, r)) > 5 for r in (1, 2, 3)))
+        yield job
+    finally:
+        finish(job)
+
+
+@pytest.mark.parametrize(("mode", "options"), [("ps-async", []), ("ps-ssp", ["--staleness", "1"])])
+def test_an_asynchronous_job_goes_on_without_a_worker_that_is_killed(mode, options, tmp_path):
+    """Evaluations count every image once, or the job would fail."""
+    out = tmp_path / "run"
+    with four_ranks(out, "--mode", mode, *options, "--epochs", "3", "--record") as job:
+        ranks_of(job)[2].kill()
+        said, _ = job.communicate(timeout=100)
+    assert job.returncode == 0, said
+    assert said.count("hvdtrain: rank 2 is lost, and the others go on without it") == 1
+    summary = json.loads((out / "summary.json").read_text())
+    assert (summary["status"], summary["steps"], summary["lost_workers"]) == ("done", 3 * 30, [2])
+    assert len(summary["evaluations"]) == 3
+    assert len(steps(out, 2)) < 3 * 30
+    shares = sum(len(steps(out, rank)) for rank in (1, 2, 3))
+    assert 0 <= 3 * 3 * 30 - shares <= 1  # what the lost worker had pushed last it may not have written down
+    assert "lost ranks [2] on its way" in refusal(out)
+
+
+def test_a_worker_that_hangs_is_given_up_after_the_timeout(tmp_path):
+    out = tmp_path / "run"
+    with four_ranks(out, "--mode", "ps-ssp", "--staleness", "1", "--epochs", "4", "--timeout", "8s") as job:
+        hanging = ranks_of(job)[3]
+        hanging.suspend()
+        until((out / "summary.json").is_file)
+        hanging.resume()
+        said, _ = job.communicate(timeout=60)
+    assert json.loads((out / "summary.json").read_text())["lost_workers"] == [3]
+    assert "rank 3 is lost, and the others go on without it: no answer within 8 s (see --timeout)" in said
+    assert re.search("^hvdtrain: rank 3 failed: ", said, re.MULTILINE), said
+
+
+@pytest.mark.parametrize(
+    ("mode", "victim", "says"),
+    [
+        ("ps-async", 0, r"rank \d failed: parameter server rank 0 failed: "),
+        ("ps-async", 1, "rank 0 failed: rank 1, the first worker, is lost: "),
+        ("ps-sync", 2, "rank 0 failed: rank 2 is lost, and every step of ps-sync needs a push from every worker: "),
+    ],
+)
+def test_a_rank_that_the_others_need_ends_the_job_whatever_its_starter_does(mode, victim, says, tmp_path):
+    out = tmp_path / "run"
+    with four_ranks(out, "--mode", mode, "--epochs", "1000") as job:
+        ranks_of(job)[victim].kill()
+        said, _ = job.communicate(timeout=30)
+    assert job.returncode == 1
+    first = next(line for line in said.splitlines() if line.startswith("hvdtrain: "))  # an epoch may be over before
+    assert re.match("hvdtrain: " + says, first), said
+
+
+def test_a_rank_that_dies_before_the_others_have_met_ends_the_job_in_time(tmp_path):
+    """No rank can wait for it in Horovod without limit."""
+    survivors = ["--bind-to", "none", "--runtime-options", "recoverable"]
+    words = [str(BIN / "mpirun"), "--oversubscribe", *survivors, "-np", "3", HVDTRAIN, "train"]
+    options = [*LONG, "--mode", "ps-async", "--timeout", "6s", "--out", str(tmp_path / "run")]
+    job = subprocess.Popen([*words, *options], **SETTINGS, start_new_session=True)
+    try:
+        until(lambda: len(ranks_of(job)) == 3)
+        ranks_of(job)[2].kill()
+        said, _ = job.communicate(timeout=60)
+    finally:
+        finish(job)
+    assert job.returncode == 1
+    assert "did not find all 3 ranks within 6 s (see --timeout)" in said, said

@@ -1,0 +1,79 @@
+"""What goes between a GPU and servers by way of CPU memory, on a machine without a GPU: the CPU stands in for it.
+
+torch.cpu has the streams and events of torch.cuda, in which nothing is ever late. Here what is copied out is.
+"""
+
+import json
+import random
+
+import pytest
+import torch
+from helpers.jobs import hvdtrain
+from safetensors.torch import load_file
+
+from hvdtrain.ps.partition import cut
+from hvdtrain.ps.staging import Staging
+
+LATE = """
+import functools, random, time, torch
+from hvdtrain.ps import exchange, worker
+class Event(torch.cpu.Event):
+    def synchronize(self):
+        time.sleep(random.random() / 50)
+torch.cpu.Event = Event
+worker.Exchange = lambda *arguments, staged: exchange.Exchange(*arguments, staged=True)
+"""
+JOB = ["--width", "0.0625", "--steps", "6", "--threads", "1", "--snapshot-every", "never", "--bucket-mb", "0.0625"]
+
+
+@pytest.mark.timeout(180)
+def test_gradients_that_arrive_late_give_the_same_weights(tmp_path):
+    options = ["train", *JOB, "--mode", "ps-sync", "--servers", "1"]
+    for name, first in (("direct", ""), ("staged", LATE)):
+        done = hvdtrain(*options, "--out", tmp_path / name, ranks=3, first=first)
+        assert done.returncode == 0, done.stdout
+    direct, staged = (load_file(tmp_path / name / "snapshots" / "final.safetensors") for name in ("direct", "staged"))
+    assert all(tensor.equal(direct[name]) for name, tensor in staged.items())
+    summary = json.loads((tmp_path / "staged" / "summary.json").read_text())
+    assert summary["exposed_comm_fraction"] > 0.1  # half a second of 26 buckets, each 10 ms late
+
+
+def test_parts_come_together_at_their_places_and_weights_where_they_belong():
+    sizes = [5, 40, 3, 80]
+    pieces = cut(sizes, 2, 30)
+    weights = torch.zeros(sum(sizes))
+    staging, found = Staging(weights, pieces), {}
+    gradient = torch.arange(float(sum(sizes)))
+    for number in random.sample(range(len(pieces)), len(pieces)):
+        piece = pieces[number]
+        middle = (piece.start + piece.stop) // 2
+        staging.copy_out(number, middle - piece.start, gradient[middle : piece.stop])
+        staging.copy_out(number, 0, gradient[piece.start : middle])
+        staging.when_out(number, lambda values, number=number: found.update({number: values.clone()}))
+    staging.sender.shutdown()
+    assert torch.cat([found[number] for number in range(len(pieces))]).equal(gradient)
+    for number, values in found.items():
+        staging.copy_in(number, -values)
+    staging.wait_for(range(len(pieces)))
+    assert weights.equal(-gradient)
+
+
+STAGED_RING = """
+from hvdtrain.modes import allreduce
+connect = allreduce.connect
+def staged(job):
+    sync = connect(job)
+    sync.staged = True
+    return sync
+allreduce.connect = staged
+"""
+
+
+def test_a_ring_by_way_of_cpu_memory_gives_the_same_weights(tmp_path):
+    options = [*JOB[:-2], "--mode", "allreduce", "--accumulate", "2", "--model", "vgg11_bn"]
+    for name, first in (("direct", ""), ("staged", STAGED_RING)):
+        done = hvdtrain("train", *options, "--out", tmp_path / name, ranks=2, first=first)
+        assert done.returncode == 0, done.stdout
+    direct, staged = (load_file(tmp_path / name / "snapshots" / "final.safetensors") for name in ("direct", "staged"))
+    for name, tensor in staged.items():
+        torch.testing.assert_close(tensor, direct[name], rtol=1e-5, atol=1e-7)

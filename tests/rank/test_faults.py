@@ -1,0 +1,39 @@
+"""What goes wrong in the numbers or in the data goes wrong for all ranks alike."""
+
+import json
+import math
+import shutil
+
+import pytest
+import torch
+from helpers.jobs import run, steps
+from safetensors.torch import load_file
+
+pytestmark = pytest.mark.timeout(180)
+
+
+@pytest.mark.parametrize(("mode", "servers"), [("allreduce", 0), ("ps-sync", 1)])
+def test_a_loss_that_becomes_nan_ends_all_ranks_at_the_same_step_and_is_said(mode, servers, tmp_path):
+    out = tmp_path / "run"
+    options = ["--width", "0.0625", "--steps", "6", "--threads", "1", "--optimizer", "sgd", "--lr", "1e30"]
+    done = run("forked", 2 + servers, "--mode", mode, "--servers", str(servers), *options, "--out", str(out))
+    assert done.returncode == 0 and "training diverged" in done.stdout, done.stdout
+    for rank in (servers, servers + 1):
+        rows = steps(out, rank)
+        assert [row["step"] for row in rows] == [1, 2, 3, 4, 5, 6]
+        assert not math.isfinite(rows[-1]["loss"])
+    assert not math.isfinite(json.loads((out / "summary.json").read_text())["val_loss"])
+    weights = load_file(out / "snapshots" / "final.safetensors").values()
+    assert any(not torch.isfinite(tensor).all() for tensor in weights)
+
+
+def test_a_broken_image_ends_the_job_with_its_name(small, tmp_path):
+    data, out = tmp_path / "data", tmp_path / "run"
+    shutil.copytree(small, data)
+    broken = min((data / "TrainData").rglob("*.png"))
+    broken.write_bytes(broken.read_bytes()[:200])
+    options = ["--dataset", str(data), "--width", "0.0625", "--epochs", "1", "--threads", "1", "--batch-size", "8"]
+    done = run("forked", 2, "--mode", "allreduce", *options, "--out", str(out))
+    assert done.returncode == 1
+    assert broken.name in done.stdout
+    assert not (out / "summary.json").exists()

@@ -1,0 +1,152 @@
+"""Real jobs under real starters: what a rank finds, what it leaves, and what happens when it goes wrong."""
+
+import json
+import re
+import signal
+import tomllib
+from pathlib import Path
+
+import psutil
+import pytest
+import torch
+from helpers.jobs import SMALL, family, finish, hvdtrain, kill, make_images, run, slow_evaluations, start, steps, until
+
+from hvdtrain.world.parent import is_alive
+
+pytestmark = pytest.mark.timeout(180)
+
+
+@pytest.mark.parametrize(
+    ("starter", "ranks", "mode", "servers"),
+    [
+        ("alone", 1, "single", 0),
+        ("forked", 1, "allreduce", 0),
+        ("horovodrun", 2, "allreduce", 0),
+        ("mpirun", 2, "allreduce", 0),
+        ("torchrun", 2, "allreduce", 0),
+        ("torchrun", 2, "ddp", 0),
+        ("forked", 2, "ddp", 0),
+        ("mpirun", 3, "ps-sync", 1),
+        ("horovodrun", 3, "ps-async", 1),
+        ("forked", 4, "ps-async", 2),
+    ],
+)
+def test_every_starter_runs_every_kind_of_mode(starter, ranks, mode, servers, tmp_path):
+    out = tmp_path / "run"
+    done = run(
+        starter, ranks, "--mode", mode, "--servers", str(servers), *SMALL, "--shares", "static", "--out", str(out)
+    )
+    assert done.returncode == 0, done.stdout
+    manifest, summary = (json.loads((out / f"{name}.json").read_text()) for name in ("manifest", "summary"))
+    assert (manifest["workers"], manifest["servers"], manifest["processes"]) == (ranks - servers, servers, ranks)
+    assert (summary["status"], summary["steps"], summary["samples"]) == ("done", 6, 6 * 32)
+    for rank in range(servers, ranks):
+        assert [row["step"] for row in steps(out, rank)] == [1, 2, 3, 4, 5, 6]
+        assert {row["samples"] for row in steps(out, rank)} == {32 // (ranks - servers)}
+        assert ("staleness" in steps(out, rank)[0]) == (servers > 0)
+        assert any(row["comm_s"] for row in steps(out, rank)) == (ranks > 1)
+    for rank in range(ranks):
+        assert (out / "logs" / f"rank.{rank}.out").is_file()
+        assert (out / "logs" / f"rank.{rank}.err").is_file()
+    assert (out / "snapshots" / "final.safetensors").is_file()
+    assert list(out.glob("events.out.tfevents.*"))
+    assert tomllib.loads((out / "config.toml").read_text())["mode"] == mode
+
+
+def test_the_length_given_beside_a_configuration_wins(tmp_path):
+    first, again = tmp_path / "first", tmp_path / "again"
+    assert run("forked", 1, *SMALL, "--out", str(first)).returncode == 0
+    options = ["--config", str(first / "config.toml"), "--time-budget", "1s", "--repeat", "2"]
+    assert run("forked", 1, *options, "--out", str(again)).returncode == 0
+    before, after = (json.loads((out / "manifest.json").read_text()) for out in (first, again))
+    assert (before["schedule"], after["schedule"]) == ("cosine over 6 steps", "constant")
+    assert (before["repeat"], after["repeat"]) == (1, 2)
+
+
+def test_a_run_can_be_repeated_from_its_configuration_to_the_same_bits(tmp_path):
+    first, again = tmp_path / "first", tmp_path / "again"
+    assert run("forked", 1, *SMALL, "--seed", "3", "--deterministic", "--out", str(first)).returncode == 0
+    assert run("forked", 1, "--config", str(first / "config.toml"), "--out", str(again)).returncode == 0
+    name = Path("snapshots") / "final.safetensors"
+    assert (first / name).read_bytes() == (again / name).read_bytes()
+
+
+@pytest.mark.parametrize(("mode", "servers"), [("allreduce", 0), ("ps-sync", 1)])
+def test_every_worker_starts_from_pretrained_weights_and_statistics(mode, servers, tmp_path):
+    """The job itself checks that all workers start from the same tensors; here: from those of the file."""
+    from safetensors.torch import load_file, save_file
+
+    given, out = tmp_path / "given", tmp_path / "run"
+    options = ["--model", "vgg11_bn", *SMALL[:2], "--batch-size", "32", "--threads", "1", "--steps", "1"]
+    assert run("forked", 1, *options, "--out", str(given)).returncode == 0
+    file = tmp_path / "given.safetensors"
+    weights = load_file(given / "snapshots" / "final.safetensors")
+    weights |= {name: tensor + 5 for name, tensor in weights.items() if name.endswith("running_mean")}
+    save_file(weights, file)
+    job = ["--mode", mode, "--servers", str(servers), *options, "--lr", "1e-20"]
+    done = run("forked", 2 + servers, *job, "--pretrained", str(file), "--out", str(out))
+    assert done.returncode == 0, done.stdout
+    final = load_file(out / "snapshots" / "final.safetensors")
+    for name in (name for name in weights if name.endswith("weight")):
+        assert torch.allclose(final[name], weights[name]), name
+    # One step mixes in a tenth of the batch's own mean. A worker that began with means of 0 would pull the average.
+    for name in (name for name in weights if name.endswith("running_mean")):
+        assert final[name].mean() > 4, name
+
+
+@pytest.mark.parametrize(("mode", "servers"), [("allreduce", 0), ("ps-sync", 1)])
+def test_batch_norm_gives_one_model_whatever_the_rank(mode, servers, tmp_path):
+    """Statistics differ between workers; what is evaluated and saved is their average."""
+    out = tmp_path / "run"
+    options = ["--mode", mode, "--servers", str(servers), "--model", "resnet8", *SMALL, "--out", str(out)]
+    done = run("forked", 2 + servers, *options)
+    assert done.returncode == 0, done.stdout
+    assert json.loads((out / "summary.json").read_text())["evaluations"][-1]["step"] == 6
+
+
+@pytest.mark.parametrize(
+    ("starter", "end"), [("mpirun", "SIGKILL"), ("horovodrun", "SIGKILL"), ("horovodrun", "SIGTERM")]
+)
+def test_ranks_end_when_their_starter_is_killed(starter, end, tmp_path):
+    out = tmp_path / "run"
+    job = start(starter, 2, "--mode", "allreduce", "--width", "0.0625", "--epochs", "1000", "--out", str(out))
+    everyone = []
+    try:
+        until(lambda: (out / "metrics.rank0.jsonl").is_file())
+        everyone = family(job)
+        job.send_signal(getattr(signal, end))
+        psutil.wait_procs(everyone, timeout=30)
+        assert not [p for p in everyone if is_alive(p)]
+    finally:
+        kill(everyone)
+        finish(job)
+    assert len(everyone) >= 2
+
+
+def test_servers_wait_for_workers_that_evaluate_for_longer_than_their_timeout(tmp_path):
+    """While they do, nobody pushes or pulls."""
+    options = ["--mode", "ps-sync", "--servers", "1", *SMALL, "--timeout", "4s", "--out", tmp_path / "run"]
+    done = hvdtrain("train", *options, ranks=2, first=slow_evaluations(7))
+    assert done.returncode == 0, done.stdout
+
+
+def test_a_rank_that_raises_says_so_in_one_line_and_the_log_has_the_traceback(tmp_path):
+    """An image that cannot be decoded is found when the work has begun."""
+    data, out = tmp_path / "data", tmp_path / "run"
+    make_images(data, train=8, validation=8, side=32)
+    (data / "TrainData" / "b" / "5.png").write_bytes(b"not an image")
+    done = run("forked", 2, "--mode", "allreduce", "--dataset", str(data), "--batch-size", "4", "--out", str(out))
+    assert done.returncode == 1
+    assert re.search(r"^hvdtrain: rank \d failed: .*5\.png.* \(see .*rank\.\d\.err\)$", done.stdout, re.MULTILINE)
+    assert "Traceback" not in done.stdout
+    assert "Traceback" in "".join(path.read_text() for path in (out / "logs").glob("*.err"))
+
+
+def test_of_two_jobs_in_one_folder_the_second_is_refused(tmp_path):
+    out = tmp_path / "run"
+    assert run("forked", 1, *SMALL, "--out", str(out)).returncode == 0
+    before = {path: path.read_bytes() for path in out.rglob("*") if path.is_file()}
+    second = run("forked", 2, "--mode", "allreduce", *SMALL, "--out", str(out))
+    assert second.returncode == 2
+    assert f"hvdtrain: --out {out} is in use" in second.stdout
+    assert {path: path.read_bytes() for path in out.rglob("*") if path.is_file()} == before

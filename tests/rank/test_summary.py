@@ -1,0 +1,65 @@
+"""What a run's summary says of all workers together."""
+
+import threading
+
+import pytest
+import torch
+
+from hvdtrain.config.run_config import RunConfig
+from hvdtrain.data.sampling import BatchSampler
+from hvdtrain.modes._synchroniser import LocalUpdate
+from hvdtrain.numerics.clock import PHASES
+from hvdtrain.ps.membership import Membership
+from hvdtrain.rank.summary import summarise
+from hvdtrain.runs.metrics import Recorder
+from hvdtrain.training.history import History
+from hvdtrain.training.step import digest
+from hvdtrain.world.group import Group
+from hvdtrain.world.job import Job
+from hvdtrain.world.place import World
+
+
+class Threads(Group):
+    """A worker that is a thread of this process: its sum waits for every other's, as between real ranks."""
+
+    def __init__(self, world, membership):
+        super().__init__(world)
+        self.membership, self.sums = membership, 0
+
+    def sum(self, values):
+        self.sums += 1
+        return self.membership.add(self.worker, self.sums, values).wait()
+
+
+@pytest.mark.timeout(60)
+def test_the_summary_of_176_workers_has_the_digest_of_one(tmp_path):
+    """2**48 times 176 is more than a float64 counts in whole numbers."""
+    row = {"samples": 704, "loss": 1.0, "accuracy": 0.5}
+
+    def summaries(workers):
+        membership, found = Membership(workers), {}
+
+        def run(worker):
+            world = World("mpirun", worker, workers, worker, workers)
+            job = Job(RunConfig(mode="ddp", batch_size=704), world, tmp_path, torch.device("cpu"), 1)
+            recorder = Recorder(tmp_path / str(workers), worker, is_chief=False)
+            seen = sum(digest(share) for share in BatchSampler(7_200, 704, 3, worker, workers).epoch(1)) % 2**48
+            recorder.step(row | {"samples": 704 // workers}, dict.fromkeys(PHASES, 1.0), seen, None)
+            last = {"step": 1, "train_s": 2.0, "val_accuracy": 0.9, "val_loss": 0.1}
+            history = History([last], step=1, samples=704, wall_s=2.0)
+            sync = LocalUpdate(job, Threads(world, membership))
+            found[worker] = summarise(job, sync, recorder, history)
+            recorder.close()
+
+        (tmp_path / str(workers)).mkdir()
+        threads = [threading.Thread(target=run, args=[worker]) for worker in range(workers)]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join()
+        return list(found.values())
+
+    [alone] = summaries(1)
+    assert {s["samples_digest"] for s in summaries(176)} == {alone["samples_digest"]}
+    assert (alone["samples"], alone["samples_per_s"], alone["steps"]) == (704, 352.0, 1)
+    assert alone["time_to_target_s"] is None

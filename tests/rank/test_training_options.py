@@ -1,0 +1,120 @@
+"""Options that change how a step is computed: what they promise, in every kind of mode."""
+
+import json
+import signal
+import time
+
+import pytest
+import torch
+from helpers.jobs import JOB, final_weights, finish, hvdtrain, run, start, steps, until
+
+from hvdtrain.config.run_config import RunConfig
+from hvdtrain.errors import UsageError
+from hvdtrain.numerics.optimizers import lr_at
+from hvdtrain.runs.request import check
+
+pytestmark = pytest.mark.timeout(180)
+
+
+@pytest.fixture(scope="module")
+def once(tmp_path_factory):
+    """The weights of six steps of SGD, each in one pass."""
+    return final_weights("forked", 1, tmp_path_factory.mktemp("once") / "run", "--optimizer", "sgd", "--lr", "0.01")
+
+
+@pytest.fixture(scope="module")
+def begun(tmp_path_factory):
+    """The weights that a run begins with."""
+    return final_weights("forked", 1, tmp_path_factory.mktemp("begun") / "run", "--lr", "1e-12")
+
+
+@pytest.mark.parametrize(
+    ("ranks", "mode"),
+    [(1, ["single"]), (2, ["allreduce"]), (2, ["ddp"]), (3, ["ps-sync", "--servers", "1"])],
+)
+def test_accumulated_passes_give_the_step_of_one(ranks, mode, once, tmp_path):
+    options = ["--optimizer", "sgd", "--lr", "0.01", "--accumulate", "3", "--mode", *mode]
+    several = final_weights("forked", ranks, tmp_path / "several", *options)
+    for name, tensor in once.items():
+        torch.testing.assert_close(several[name], tensor, rtol=1e-4, atol=1e-6)
+    losses = [[row["loss"] for row in steps(tmp_path / "several", int("ps-sync" in mode))]]
+    assert all(len(found) == 6 for found in losses)
+
+
+@pytest.mark.parametrize(
+    ("ranks", "mode"),
+    [(1, ["single"]), (2, ["allreduce"]), (3, ["ps-async", "--servers", "1"])],
+)
+def test_frozen_features_stay_and_the_head_learns(ranks, mode, begun, tmp_path):
+    after = final_weights("forked", ranks, tmp_path / "after", "--freeze", "features", "--lr", "0.01", "--mode", *mode)
+    for name, tensor in after.items():
+        moved = (tensor - begun[name]).abs().max().item()
+        assert moved < 1e-9 if name.startswith("features") else moved > 1e-3, name
+    manifest = json.loads((tmp_path / "after" / "manifest.json").read_text())
+    head = sum(t.numel() for name, t in after.items() if not name.startswith("features"))
+    assert manifest["trained_parameters"] == head < manifest["parameters"]
+
+
+def test_bfloat16_learns_as_float32_does(tmp_path):
+    longer = ["--steps", "46", "--batch-size", "64"]
+    kinds = {}
+    for precision in ("fp32", "bf16"):
+        final_weights("forked", 1, tmp_path / precision, *longer, "--precision", precision)
+        kinds[precision] = json.loads((tmp_path / precision / "summary.json").read_text())["val_loss"]
+    assert kinds["bf16"] != kinds["fp32"]
+    assert kinds["bf16"] == pytest.approx(kinds["fp32"], rel=0.05)
+
+
+@pytest.mark.timeout(300)
+def test_a_compiled_model_learns_the_same_and_its_compiling_is_not_training(tmp_path):
+    options = ["--model", "cnn", "--width", "0.25"]
+    plain = final_weights("forked", 1, tmp_path / "plain", *options)
+    served = ["--mode", "ps-sync", "--servers", "1"]
+    compiled = final_weights("forked", 2, tmp_path / "compiled", *options, *served, "--compile")
+    for name, tensor in plain.items():
+        torch.testing.assert_close(compiled[name], tensor, rtol=1e-4, atol=1e-6)
+    assert json.loads((tmp_path / "compiled" / "summary.json").read_text())["wall_s"] < 2
+
+
+def test_compiling_needs_a_compiler_and_sigterm_does_not_wait_for_it(tmp_path):
+    options = [*JOB, "--compile", "--out", str(tmp_path / "run")]
+    without = hvdtrain("train", *options, env={"CXX": "nosuch"})
+    assert without.returncode == 2 and "--compile needs a C++ compiler" in without.stdout
+    job = start("forked", 1, *options)
+    try:
+        until(lambda: (tmp_path / "run" / "manifest.json").is_file())
+        time.sleep(1)
+        job.send_signal(signal.SIGTERM)
+        assert job.wait(5) == 143
+    finally:
+        finish(job)
+
+
+def test_the_learning_rate_steps_down_by_epoch():
+    config = RunConfig(lr=0.1, schedule="step", step_epochs=2, step_factor=0.5, warmup=2)
+    rates = [lr_at(config, step, epoch, None) for step, epoch in [(1, 1), (2, 1), (3, 2), (5, 3), (9, 5)]]
+    assert rates == pytest.approx([0.05, 0.1, 0.1, 0.05, 0.025])
+
+
+@pytest.mark.parametrize(("scaling", "lr"), [("none", 0.1), ("sqrt", 0.2), ("linear", 0.4)])
+def test_a_batch_for_each_worker_and_its_learning_rate(scaling, lr):
+    config = RunConfig(batch_size=16, per_worker=True, lr=0.1, lr_scaling=scaling).for_workers(4)
+    assert (config.batch_size, config.lr, config.per_worker) == (64, pytest.approx(lr), False)
+    assert config.for_workers(2) == config
+
+
+def test_scaling_without_a_batch_for_each_worker_is_refused():
+    with pytest.raises(UsageError, match="--lr-scaling is for --per-worker"):
+        check(RunConfig(lr_scaling="sqrt"))
+
+
+def test_per_worker_batches_train_and_say_what_they_come_to(tmp_path):
+    done = run("forked", 2, *JOB, "--mode", "allreduce", "--per-worker", "--lr", "0.001", "--lr-scaling", "linear",
+               "--log-every", "2", "--out", str(tmp_path / "run"))  # fmt: skip
+    assert done.returncode == 0, done.stdout
+    manifest = json.loads((tmp_path / "run" / "manifest.json").read_text())
+    assert (manifest["global_batch"], manifest["lr"]) == (64, 0.002)
+    assert {row["samples"] for row in steps(tmp_path / "run", 0)} == {32}
+    assert (
+        sum("accuracy" in line and "samples/s" in line and "val" not in line for line in done.stdout.splitlines()) == 3
+    )

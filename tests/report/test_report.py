@@ -1,0 +1,317 @@
+"""The report's files: what is read, what is written, and the command."""
+
+import csv
+import json
+import math
+import re
+import subprocess
+import sys
+
+import pytest
+from click.testing import CliRunner
+from helpers.page import Page
+from helpers.report_runs import manifest, steps, summary, write, write_comparison
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from hvdtrain.errors import UsageError
+from hvdtrain.report import check_out, pages, plots, write_report
+from hvdtrain.report.caveats import caveats
+from hvdtrain.report.command import report
+from hvdtrain.report.content import collect
+from hvdtrain.report.loss_curve import loss_curve
+from hvdtrain.report.results import COLUMNS
+from hvdtrain.report.runs import find_runs, load_run
+from hvdtrain.report.terminal import summary_table
+
+
+@pytest.fixture(scope="module")
+def written(tmp_path_factory):
+    """A comparison of three repeats, one failed run and one killed one, with its report beside the runs."""
+    root = write_comparison(tmp_path_factory.mktemp("comparison"))
+    write(root / "runs", "allreduce", 4, status="failed")
+    (write(root / "runs", "ps-sync", 4, 1) / "summary.json").unlink()
+    write_report(find_runs([root]), root)
+    return root
+
+
+# What is read
+
+
+def test_finds_a_run_a_folder_of_runs_and_a_comparison_each_run_once(tmp_path):
+    write_comparison(tmp_path, repeats=[1])
+    (tmp_path / "runs" / ".unfinished").mkdir()
+    (tmp_path / "runs" / "notes").mkdir()
+    one = tmp_path / "runs" / "single-w1-s0-r1"
+    assert [r.name for r in find_runs([one])] == ["single-w1-s0-r1"]
+    kinds = ["single", "allreduce ×2", "ps-sync ×2+1", "ps-async ×2+1"]
+    assert [r.kind.label for r in find_runs([tmp_path / "runs"])] == kinds
+    assert [r.kind.label for r in find_runs([tmp_path, one / ".." / one.name])] == kinds
+
+
+@pytest.mark.parametrize(
+    "spoil, said",
+    [
+        (lambda f: (f / "manifest.json").unlink(), "it has no manifest.json"),
+        (lambda f: (f / "manifest.json").write_text('{"mode": "sin'), "its manifest.json cannot be read"),
+        (lambda f: (f / "manifest.json").write_bytes(b"\xff\xfe\x00"), "its manifest.json cannot be read"),
+        (lambda f: (f / "manifest.json").write_text("[]"), "its manifest.json holds no object"),
+        (
+            lambda f: (f / "manifest.json").write_text(json.dumps(manifest() | {"workers": "two"})),
+            "workers .* 'two'",
+        ),
+        (
+            lambda f: (f / "manifest.json").write_text(json.dumps(manifest(mode="\x1b[2J"))),
+            "mode .* not the name",
+        ),
+    ],
+)
+def test_a_run_that_cannot_be_told_is_refused_by_itself_and_noted_among_others(tmp_path, spoil, said):
+    write(tmp_path, "allreduce", 2)
+    folder = write(tmp_path, "single")
+    spoil(folder)
+    with pytest.raises(UsageError, match=said):
+        load_run(folder)
+    content = collect(find_runs([tmp_path]))
+    assert len(content.rows) == 1
+    assert re.search(said, content.omitted[0])
+
+
+def test_paths_without_a_run_are_refused(tmp_path):
+    with pytest.raises(UsageError, match="there is no folder"):
+        find_runs([tmp_path / "nowhere"])
+    with pytest.raises(UsageError, match="no run in"):
+        find_runs([tmp_path])
+    (tmp_path / "file").write_text("")
+    with pytest.raises(UsageError, match="is not a folder"):
+        find_runs([tmp_path / "file"])
+
+
+@pytest.mark.parametrize("broken", ['{"status": "done", "wall', '{"status": "done", "wall_s": "long"}', "null"])
+def test_a_broken_summary_is_a_run_with_a_problem(tmp_path, broken):
+    folder = write(tmp_path)
+    (folder / "summary.json").write_text(broken)
+    assert "has not finished" in load_run(folder).problem
+
+
+def test_failed_and_killed_runs_are_noted_and_not_in_the_tables(written):
+    rows = list(csv.DictReader((written / "results.csv").read_text().splitlines()))
+    assert {row["workers"] for row in rows} == {"1", "2"}
+    for name in ("report.md", "report.html"):
+        text = (written / name).read_text()
+        assert "allreduce-w4-s0-r1: left out, the run ended with status" in text
+        assert "ps-sync-w4-s1-r1: left out, the run has not finished: it has no summary.json" in text
+
+
+def test_without_a_finished_run_there_is_no_report(tmp_path):
+    write(tmp_path, status="failed")
+    with pytest.raises(UsageError, match="no finished run to report: single-w1-s0-r1: left out"):
+        write_report(find_runs([tmp_path]), tmp_path / "out")
+    assert not (tmp_path / "out").exists()
+
+
+def test_half_a_line_of_a_killed_rank_is_left_out_and_noted(tmp_path):
+    folder = write(tmp_path, "allreduce", 2)
+    broken = folder / "metrics.rank1.jsonl"
+    broken.write_text(broken.read_text()[:-40])
+    ranks, notes = load_run(folder).read_steps()
+    assert [len(ranks["rank0"]), len(ranks["rank1"])] == [30, 29]
+    assert notes == [f"{folder.name}: unreadable lines of metrics.rank1.jsonl left out: 1"]
+    broken.unlink()
+    _, notes = load_run(folder).read_steps()
+    assert notes == [f"{folder.name}: the steps of 1 of 2 workers were found"]
+
+
+def test_a_step_without_samples_has_no_loss_and_counts_as_nothing(tmp_path):
+    folder = write(tmp_path)
+    with (folder / "metrics.rank0.jsonl").open("a") as file:
+        file.write(json.dumps({"step": 31, "time": 99.0, "samples": 0, "loss": None}) + "\n")
+    ranks, notes = load_run(folder).read_steps()
+    assert (len(ranks["rank0"]), notes) == (31, [])
+    assert loss_curve(ranks).seconds[-1] < 99
+
+
+# The files
+
+
+def test_the_page_is_well_formed_and_needs_no_other_file(written):
+    text = (written / "report.html").read_text()
+    page = Page(text)
+    assert page.fetched == []
+    assert not re.search(r"https?:|@import|url\((?!#)", text)
+    assert len(page.ids) == len(set(page.ids))
+    for reference in re.findall(r'(?:href="#|url\(#)([^")]+)', text):
+        assert reference in page.ids
+    assert "script" not in page.elements
+    assert page.elements.count("svg") == len(plots.NAMES)
+    assert "Ring all-reduce was faster here: allreduce ×2 did" in page.text
+    assert "prefers-color-scheme: dark" in text and "@media print" in text
+
+
+def test_the_report_writes_each_plot_and_both_texts_name_all_columns(written):
+    assert {p.stem for p in (written / "plots").iterdir()} == set(plots.NAMES)
+    for name in ("report.md", "report.html"):
+        text = (written / name).read_text()
+        assert all(column in text for column in COLUMNS)
+        assert "hvdtrain train --mode ps-async" in text
+        assert "# 3 ranks, starter: mpirun" in text
+    markdown = (written / "report.md").read_text()
+    for link in re.findall(r"\]\(([^)]+)\)", markdown):
+        assert (written / link).is_file()
+    for table in re.findall(r"(?:^\|.*\n)+", markdown, re.MULTILINE):
+        assert len({len(re.findall(r"(?<!\\)\|", line)) for line in table.splitlines()}) == 1
+
+
+HOSTILE = "<script>alert(1)</script>"
+
+
+def test_text_from_files_is_escaped_everywhere(tmp_path):
+    change = {
+        "dataset": HOSTILE, "model": '"><img src=x onerror=alert(1)>', "starter": "x\nrm -rf ~ `y` ```",
+        "backend": "|a|", "command": ["hvdtrain", HOSTILE, "\n```\n# heading"],
+        "versions": {HOSTILE: HOSTILE}, "hardware": {"cpu": HOSTILE, "hosts": [HOSTILE], "gpus": []},
+    }  # fmt: skip
+    for kind in (("single",), ("allreduce", 2)):
+        write(tmp_path, *kind, change=change)
+    write_report(find_runs([tmp_path]), tmp_path / "out")
+    page = Page((tmp_path / "out" / "report.html").read_text())
+    assert not {"script", "img"} & set(page.elements)
+    assert HOSTILE in page.text
+    markdown = (tmp_path / "out" / "report.md").read_text()
+    outside = re.sub(r"^(`{3,})sh\n.*?\n\1$", "", markdown, flags=re.MULTILINE | re.DOTALL)
+    assert "<" not in outside and "\nrm" not in markdown
+    assert "# heading" in markdown and "# heading" not in outside
+
+
+def test_a_report_is_the_same_to_the_byte_and_touches_only_its_own_files(tmp_path):
+    root = write_comparison(tmp_path / "a", repeats=[1])
+    out = tmp_path / "out"
+    write_report(find_runs([root]), out)
+    before = {p: p.read_bytes() for p in out.rglob("*") if p.is_file()}
+    (out / "mine.txt").write_text("kept")
+    write_report(find_runs([root]), out)
+    assert {p: p.read_bytes() for p in out.rglob("*") if p.is_file()} == before | {out / "mine.txt": b"kept"}
+    # Runs without staleness leave no plot of it behind.
+    write_report(find_runs([root / "runs" / "single-w1-s0-r1"]), out)
+    assert not (out / "plots" / "staleness.svg").exists()
+    assert "staleness.svg" not in (out / "report.md").read_text()
+
+
+def test_unfair_runs_leave_an_earlier_report_as_it_was(tmp_path):
+    root = write_comparison(tmp_path / "a", repeats=[1])
+    write_report(find_runs([root]), tmp_path / "out")
+    before = (tmp_path / "out" / "results.csv").read_bytes()
+    write(root / "runs", "ddp", 2, change={"lr": 0.1})
+    with pytest.raises(UsageError, match="lr differs"):
+        write_report(find_runs([root]), tmp_path / "out")
+    assert (tmp_path / "out" / "results.csv").read_bytes() == before
+
+
+def test_runs_without_steps_or_with_nan_make_a_report_all_the_same(tmp_path):
+    bare = {"evaluations": [], "step_seconds": {}, "time_to_target_s": None, "bytes_sent_per_step": None}
+    folder = write(tmp_path, "allreduce", 2, val_loss=math.nan, val_accuracy=None, **bare)
+    for path in folder.glob("metrics.*"):
+        path.unlink()
+    write_report(find_runs([tmp_path]), tmp_path / "out")
+    text = (tmp_path / "out" / "report.md").read_text()
+    assert "diverged" in text
+    assert "the steps of 0 of 2 workers were found" in text
+    assert {p.stem for p in (tmp_path / "out" / "plots").iterdir()} == {"throughput", "traffic"}
+
+
+def test_a_loss_that_became_nan_or_infinite_is_drawn_as_far_as_it_goes(tmp_path):
+    folder = write(tmp_path, val_loss=math.nan)
+    lines = [step | {"loss": [math.nan, math.inf][n % 2]} for n, step in enumerate(steps(manifest(), 30, 100.0))]
+    (folder / "metrics.rank0.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
+    drawn, _ = plots.draw(find_runs([folder]))
+    assert "loss" in {plot.name for plot in drawn}
+
+
+json_values = st.recursive(
+    st.none() | st.booleans() | st.integers() | st.floats() | st.text(max_size=8),
+    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.text(max_size=4), inner, max_size=3),
+    max_leaves=5,
+)
+
+
+@settings(max_examples=100, deadline=None)
+@given(st.data())
+def test_whatever_stands_in_a_run_folder_there_is_a_report_or_one_line(tmp_path_factory, data):
+    root = tmp_path_factory.mktemp("any")
+    of, kept = manifest("ps-async", 2, 1), summary(manifest("ps-async", 2, 1), histogram={"0": 1})
+    changed = data.draw(
+        st.dictionaries(st.sampled_from(sorted(of) + sorted(kept)), json_values, min_size=1, max_size=3)
+    )
+    for mode in ("ps-async", "ps-sync"):
+        folder = root / mode
+        folder.mkdir()
+        for name, values in (("manifest", of | {"mode": mode}), ("summary", kept)):
+            values = values | {k: v for k, v in changed.items() if k in values}
+            (folder / f"{name}.json").write_text(json.dumps(values))
+    try:
+        content = collect(find_runs([root]))
+        Page(pages.html(content, []))
+        pages.markdown(content, [])
+        summary_table(content.groups)
+    except UsageError as error:
+        assert str(error)
+
+
+# The command
+
+
+def invoke(*arguments):
+    result = CliRunner().invoke(report, list(map(str, arguments)))
+    if isinstance(result.exception, UsageError):
+        raise result.exception
+    assert result.exit_code == 0, result.output
+    return result.output
+
+
+def test_report_prints_the_table_and_writes_with_out(tmp_path):
+    root = write_comparison(tmp_path / "a", repeats=[1])
+    assert "ps-async ×2+1" in invoke(root)
+    assert "report.html" in invoke(root, "--out", tmp_path / "out")
+    assert (tmp_path / "out" / "report.html").is_file()
+    invoke(root, "--out", tmp_path / "out")  # replaces its own
+
+
+def test_report_refuses_a_folder_that_holds_something_else(tmp_path):
+    root = write_comparison(tmp_path / "a", repeats=[1])
+    mine = tmp_path / "mine"
+    mine.mkdir()
+    (mine / "report.html").write_text("<p>my own</p>")
+    with pytest.raises(UsageError, match="holds no earlier report"):
+        invoke(root, "--out", mine)
+    assert [p.name for p in mine.iterdir()] == ["report.html"]
+    with pytest.raises(UsageError, match="is not a folder"):
+        check_out(mine / "report.html")
+    with pytest.raises(UsageError, match="cannot write the report"):
+        write_report(find_runs([root]), mine / "report.html" / "below")
+
+
+def test_the_table_needs_neither_torch_nor_matplotlib(tmp_path):
+    root = write_comparison(tmp_path, repeats=[1])
+    code = (
+        "import sys; from hvdtrain.report.command import report\n"
+        f"report.main([{str(root)!r}], standalone_mode=False)\n"
+        "print({'torch', 'matplotlib', 'numpy'} & set(sys.modules))"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60, check=False)
+    assert (done.returncode, done.stdout.splitlines()[-1]) == (0, "set()"), done.stderr
+
+
+def test_a_resumed_run_is_told_and_one_that_changed_on_the_way_is_left_out(tmp_path):
+    part = {"after_step": 0, "mode": "single", "workers": 1, "servers": 0}
+    write(tmp_path, change={"parts": [part, part | {"after_step": 10}]})
+    write(tmp_path, "allreduce", 2, change={"parts": [part, part | {"mode": "allreduce", "workers": 2}]})
+    runs = find_runs([tmp_path])
+    assert [run.problem for run in runs if not run.is_finished] == [
+        "it was resumed in another way: single on 1 worker(s) and 0 server(s), then allreduce on 2 worker(s) and 0 "
+        "server(s)"
+    ]
+    part |= {"threads_per_worker": 1, "device": "cpu"}
+    write(tmp_path / "more", change={"parts": [part, part | {"after_step": 10, "threads_per_worker": 2}]})
+    [other] = find_runs([tmp_path / "more"])
+    assert "1 thread(s) each, on cpu, then single on 1 worker(s) and 0 server(s), 2 thread(s) each" in other.problem
+    assert any("Stopped and resumed: single" in line for line in caveats([run for run in runs if run.is_finished]))

@@ -1,0 +1,312 @@
+"""The report's content: which runs are refused, and that its figures and words follow from the runs."""
+
+import csv
+import io
+import math
+import re
+
+import pytest
+from helpers.report_runs import BATCH, EPOCHS, IMAGES, PER_EPOCH, run
+from hypothesis import given
+from hypothesis import strategies as st
+from rich.console import Console
+
+from hvdtrain.errors import UsageError
+from hvdtrain.report import fairness, results
+from hvdtrain.report.caveats import caveats
+from hvdtrain.report.formatting import format_bytes, format_cell, format_figure
+from hvdtrain.report.loss_curve import MAX_POINTS, loss_curve
+from hvdtrain.report.terminal import summary_table
+from hvdtrain.report.verdict import reach_verdict
+
+COLUMNS = """
+    mode workers servers model parameters global_batch lr steps_per_epoch steps samples epochs wall_s epoch_s
+    samples_per_s worker_samples_per_s scaling_efficiency val_accuracy val_loss best_val_loss test_loss test_accuracy
+    time_to_target_s exposed_comm_fraction bytes_sent_per_step staleness_mean staleness_max peak_rss_mb repeat
+"""
+
+
+# What is refused
+
+
+@pytest.mark.parametrize(
+    "field, other",
+    [
+        ("hvdtrain", "0.2.0"), ("model", "vgg16"), ("parameters", 1), ("width", 0.5), ("image_size", 64),
+        ("dropout", 0.5), ("dataset_hash", "f00d" * 8), ("train_samples", 1), ("validation_samples", 1),
+        ("classes", 2), ("global_batch", 32), ("lr", 0.01), ("optimizer", "sgd"), ("momentum", 0.0),
+        ("weight_decay", 0.1), ("threads_per_worker", 2), ("device", "cuda"), ("deterministic", True),
+        ("seed", 7), ("initial_weights", "others"),
+    ],
+)  # fmt: skip
+def test_runs_that_differ_in_what_should_be_equal_are_refused(field, other):
+    with pytest.raises(UsageError) as refused:
+        fairness.check([run(), run("allreduce", 2), run("ps-sync", 2, 1, change={field: other})])
+    said = str(refused.value)
+    assert f": {field} differs" in said
+    assert "in single-w1-s0-r1, allreduce-w2-s0-r1;" in said and "in ps-sync-w2-s1-r1 (" in said
+    assert "\n" not in said
+
+
+@pytest.mark.parametrize(
+    "change, field",
+    [
+        ({"versions": {"python": "3.11.2", "torch": "2.14.0", "horovod": "0.28.1"}}, "versions.torch"),
+        ({"versions": {"python": "3.11.2", "torch": "2.15.0"}}, "versions.horovod"),
+        ({"hardware": {"cpu": "B", "cores": 2, "hosts": ["one"], "gpus": []}}, "hardware.cpu"),
+        ({"hardware": {"cpu": "A CPU", "cores": 4, "hosts": ["one"], "gpus": []}}, "hardware.cores"),
+    ],
+)
+def test_versions_and_hardware_are_compared_part_by_part(change, field):
+    with pytest.raises(UsageError, match=f": {re.escape(field)} differs"):
+        fairness.check([run(), run("allreduce", 2, change=change)])
+
+
+def test_gpus_are_compared_by_model_and_only_where_they_are_used():
+    def on(device, gpus):
+        return {"device": device, "hardware": {"cpu": "A CPU", "cores": 2, "hosts": ["one"], "gpus": gpus}}
+
+    fairness.check([run(change=on("cuda", ["H100"])), run("allreduce", 2, change=on("cuda", ["H100", "H100"]))])
+    fairness.check([run(change=on("cpu", ["H100"])), run("allreduce", 2, change=on("cpu", []))])
+    with pytest.raises(UsageError, match="hardware.gpus differs"):
+        fairness.check([run(change=on("cuda", ["H100"])), run("allreduce", 2, change=on("cuda", ["K80"]))])
+
+
+def test_the_target_and_the_samples_of_a_repeat_have_to_be_equal():
+    with pytest.raises(UsageError, match="target_accuracy differs"):
+        fairness.check([run(), run("allreduce", 2, target_accuracy=0.9)])
+    with pytest.raises(UsageError, match="samples_digest differs among runs of the same repeat"):
+        fairness.check([run(), run("allreduce", 2, samples_digest="others")])
+    # More steps are more samples; another repeat has another order.
+    fairness.check([run(), run("allreduce", 2, samples_digest="others", steps=31)])
+    fairness.check([run(), run("allreduce", 2, repeat=2)])
+
+
+@pytest.mark.parametrize("field", ["backend", "starter", "push_scale", "effective_lr"])
+def test_repeats_of_one_kind_are_the_same_measurement(field):
+    other = {field: "other"}
+    fairness.check([run(), run("allreduce", 2, change=other)])
+    with pytest.raises(UsageError, match=f"{field} differs among runs of the same mode, workers and servers"):
+        fairness.check([run("allreduce", 2), run("allreduce", 2, repeat=2, change=other)])
+
+
+def test_what_is_compared_may_differ():
+    found = fairness.check([run(), run("allreduce", 4), run("ps-async", 2, 2, change={"dataset": "./digits"})])
+    fields = {equal.field for equal in found}
+    assert not fields & {"mode", "workers", "servers", "dataset", "repeat", "command"}
+    assert {"model", "lr", "samples_digest"} <= fields
+    assert all(equal.why for equal in found)
+
+
+def test_a_field_that_no_run_recorded_is_not_called_equal():
+    nothing = {"initial_weights": None}
+    found = fairness.check([run(change=nothing), run("allreduce", 2, change=nothing)])
+    assert next(equal.value for equal in found if equal.field == "initial_weights") == "not recorded"
+
+
+# The figures
+
+
+def test_results_csv_has_exactly_its_columns_and_empty_cells_for_what_is_not_there():
+    text = results.csv_text(results.result_rows([run(accuracy=0.5), run("allreduce", 2, speed=150.0)]))
+    header, single, ring = csv.reader(text.splitlines())
+    assert header == COLUMNS.split() == list(results.COLUMNS)
+    single = dict(zip(header, single, strict=True))
+    assert single["mode"] == "single" and single["samples"] == str(BATCH * PER_EPOCH * EPOCHS)
+    assert single["time_to_target_s"] == single["staleness_mean"] == single["staleness_max"] == ""
+    assert dict(zip(header, ring, strict=True))["time_to_target_s"] == repr(BATCH * PER_EPOCH * 6 / 150.0)
+
+
+def efficiencies(*runs):
+    return [row["scaling_efficiency"] for row in results.result_rows(runs)]
+
+
+def test_scaling_efficiency_is_over_the_single_run_of_the_repeat():
+    found = efficiencies(
+        run(speed=100.0), run(repeat=2, speed=110.0), run("allreduce", 2, speed=150.0),
+        run("allreduce", 2, repeat=2, speed=176.0), run("allreduce", 2, repeat=3, speed=168.0),
+    )  # fmt: skip
+    # 150/(2·100), 176/(2·110); the third repeat has no single run, so the median 105: 168/(2·105)
+    assert found == pytest.approx([1.0, 1.0, 0.75, 0.8, 0.8])
+
+
+def test_without_single_runs_the_mode_on_one_worker_is_the_baseline():
+    ps = ("ps-sync", 1, 1)
+    found = efficiencies(run(*ps, speed=80.0), run("ps-sync", 2, 1, speed=120.0), run("allreduce", 2, speed=120.0))
+    assert found == [None, 1.0, 0.75]  # of allreduce there is none
+    two_servers = efficiencies(
+        run(*ps, speed=80.0), run("ps-sync", 1, 2, speed=100.0), run("ps-sync", 2, 2, speed=120.0)
+    )
+    assert two_servers == [1.0, 1.0, 0.6]  # 120/(2·100)
+
+
+def test_repeats_are_summarised_by_median_and_range():
+    speeds = {1: 150.0, 2: 170.0, 3: 180.0}
+    rows = results.result_rows([run("allreduce", 2, repeat=r, speed=s) for r, s in speeds.items()] + [run()])
+    rows[1]["time_to_target_s"] = None
+    single, ring = results.summarise(rows)
+    assert (single.kind.mode, single.n, ring.n) == ("single", 1, 3)
+    assert ring["samples_per_s"] == results.Spread(170.0, 150.0, 180.0, 3)
+    assert ring["staleness_mean"] is None
+    assert format_cell(ring, "samples_per_s") == ("170", "150–180")
+    assert format_cell(ring, "time_to_target_s") == ("11.0 s", "10.7–11.3, 2 of 3 runs")
+    assert format_cell(single, "samples_per_s") == ("100", "")
+
+
+@given(st.lists(st.floats(-1e12, 1e12), min_size=1), st.integers(0, 3))
+def test_a_spread_holds_its_median(values, missing):
+    found = results.spread([*values, *[None] * missing])
+    assert found.low <= found.median <= found.high
+    assert found.n == len(values)
+
+
+def test_figures_have_units_and_three_digits():
+    assert format_figure("samples_per_s", 1234.4) == "1,234"
+    assert format_figure("time_to_target_s", 4.9) == "4.90 s"
+    assert format_figure("exposed_comm_fraction", 0.314) == "31%"
+    assert format_figure("val_loss", math.nan) == "diverged"
+    assert [format_bytes(b) for b in (0, 999, 1000, 53_248_000)] == ["0 B", "999 B", "1.00 kB", "53.2 MB"]
+
+
+@given(
+    st.lists(st.tuples(st.floats(0, 1e3), st.integers(0, 64), st.floats(0, 5)), max_size=300),
+    st.integers(1, 4),
+)
+def test_a_loss_curve_keeps_the_mean_over_samples(rows, workers):
+    ranks = {f"rank{r}": [] for r in range(workers)}
+    for n, (time, samples, loss) in enumerate(rows):
+        ranks[f"rank{n % workers}"].append({"time": time, "samples": samples, "loss": loss})
+    curve = loss_curve(ranks)
+    assert len(curve.loss) <= MAX_POINTS
+    assert curve.seconds == sorted(curve.seconds) and curve.samples == sorted(curve.samples)
+    seen, total = 0.0, 0.0
+    for middle, loss in zip(curve.samples, curve.loss, strict=True):
+        weight = 2 * (middle - seen)  # a point stands in the middle of its samples
+        seen, total = seen + weight, total + weight * loss
+    assert seen == pytest.approx(sum(samples for _, samples, _ in rows))
+    assert total == pytest.approx(sum(samples * loss for _, samples, loss in rows), abs=1e-6)
+
+
+def test_the_terminal_table_fits_100_columns():
+    runs = [
+        run(mode, workers, servers, repeat, 120.0 * workers + 99 * repeat, histogram={"0": 1, "63": 1})
+        for mode, workers, servers in (("single", 1, 0), ("ps-async", 16, 4), ("allreduce", 16, 0))
+        for repeat in (1, 2, 3)
+    ]
+    console = Console(width=100, file=io.StringIO())
+    with console.capture() as captured:
+        console.print(summary_table(results.summarise(results.result_rows(runs))))
+    lines = captured.get().splitlines()
+    # A heading of two lines, a rule, each kind's medians and ranges, a legend: nothing was folded or cut.
+    assert len(lines) == 3 + 2 * 3 + 1
+    assert "2,019–2,217" in lines[8] and "ps-async ×16+4 3" in lines[7]
+
+
+# The words
+
+
+def answered(*runs):
+    return reach_verdict(results.summarise(results.result_rows(runs)), 0.95, IMAGES)
+
+
+def three(*args, speeds, **more):
+    return [run(*args, repeat=r, speed=s, **more) for r, s in enumerate(speeds, 1)]
+
+
+def test_the_answer_names_the_faster_side_its_lead_and_how_sure_it_is():
+    said = answered(
+        *three(speeds=(100, 100, 100)), *three("allreduce", 2, speeds=(180, 190, 200)),
+        *three("ps-sync", 2, 1, speeds=(140, 150, 152)),
+    )  # fmt: skip
+    # 190/150; extremes 180/152 and 200/140; of C(6,3) = 20 orders two are clean, so one in ten
+    assert (
+        said.headline == "Ring all-reduce was faster here: allreduce ×2 did 1.27 times the samples/s of ps-sync ×2+1."
+    )
+    text = " ".join(said.sentences)
+    assert "190 (180–200) with allreduce ×2, 150 (140–152) with ps-sync ×2+1; medians of 3 repeats" in text
+    assert "(1.18 to 1.43 times, run against run)" in text and "by chance once in 10 times" in text
+    assert (
+        "allreduce ×2 was 1.90 times as fast as one worker (single, 100 samples/s): a scaling efficiency of "
+        "0.95" in text
+    )
+
+
+def test_the_answer_can_be_the_parameter_server_or_nobody():
+    ring = three("allreduce", 2, speeds=(150, 160, 170))
+    assert answered(*ring, *three("ps-sync", 2, 1, speeds=(180, 190, 200))).headline.startswith(
+        "The parameter server was faster here: ps-sync ×2+1 did 1.19 times"
+    )
+    drawn = answered(*ring, *three("ps-sync", 2, 1, speeds=(155, 165, 175)))
+    assert drawn.headline.startswith("No clear winner")
+    assert "overlap" in drawn.sentences[1]
+
+
+def test_one_run_each_is_said_to_prove_little():
+    said = answered(run(), run("allreduce", 2, speed=150.0), run("ps-sync", 2, 1, speed=140.0))
+    assert said.headline.startswith("No winner yet: allreduce ×2 did 1.07 times")
+    assert "in one run each" in said.headline
+    assert "One run cannot tell a difference from chance" in said.sentences[1]
+    close = answered(run("allreduce", 2, speed=143.0), run("ps-sync", 2, 1, speed=140.0))
+    assert close.headline.startswith("No winner yet: allreduce ×2 did 1.02 times")
+    half = answered(run("allreduce", 2, speed=150.0), *three("ps-sync", 2, 1, speeds=(140, 141, 142)))
+    assert "with one run of allreduce ×2" in half.headline
+
+
+def test_more_samples_a_second_are_not_called_better_where_the_target_is_reached_later():
+    later = {"time_to_target_s": 99.0}
+    said = answered(run("allreduce", 2, speed=150.0), run("ps-async", 2, 1, speed=170.0, **later))
+    assert said.headline.endswith("But allreduce ×2 reached the target accuracy sooner.")
+
+
+def test_sides_are_compared_on_equally_many_workers():
+    said = answered(
+        run("allreduce", 2, speed=150.0), run("allreduce", 4, speed=250.0), run("ps-sync", 2, 1, speed=140.0)
+    )
+    assert "allreduce ×2 did 1.07 times the samples/s of ps-sync ×2+1" in said.headline
+
+
+def test_accuracy_is_called_equal_only_within_noise():
+    # 400 images, mean accuracy 0.955: centre (382 + 2)/404, two standard errors 2·√(2·0.9505·0.0495/400) =
+    # 0.031
+    near = answered(run(accuracy=0.97), run("allreduce", 2, speed=150.0, accuracy=0.94)).sentences[-1]
+    assert "is the same within noise: from 0.940 (allreduce ×2) to 0.970 (single)" in near and "0.031" in near
+    far = answered(run(accuracy=0.98), run("allreduce", 2, speed=150.0, accuracy=0.93)).sentences[-1]
+    assert "accuracy differs: from 0.930 (allreduce ×2) to 0.980 (single)" in far
+
+
+def test_an_answer_without_a_comparison_or_a_target():
+    assert answered(run()).headline == "Nothing to compare yet: 100 samples/s with single."
+    never = answered(run(accuracy=0.9), run("allreduce", 2, speed=150.0, accuracy=0.9))
+    assert "No run reached the target accuracy of 0.95." in never.sentences
+    slow = answered(*three(speeds=(299, 300, 301)), *three("allreduce", 2, speeds=(149, 150, 151)))
+    assert slow.headline.startswith("single was fastest")
+
+
+@pytest.mark.parametrize(
+    "said, runs, silent",
+    [
+        ("slows these runs: ps-sync ×2+1: 2 workers × 1 thread and 1 server on 2 cores.",
+         [run("ps-sync", 2, 1)], []),
+        ("More busy threads", [run("allreduce", 4)], [run("allreduce", 2), run("ps-sync", 1, 1)]),
+        ("ran on one host", [run("allreduce", 2)], [run()]),
+        ("newer than those", [run("ps-async", 2, 1, histogram={"0": 1, "1": 1})],
+         [run("ps-sync", 2, 1, histogram={"0": 2})]),
+        ("One run only", [run()], three(speeds=(1, 2))),
+        ("Different software", [run("allreduce", 2), run("ps-sync", 2, 1)], [run(), run("allreduce", 2)]),
+        ("equally many samples", [run(), run("allreduce", 2, samples=5)], [run(), run("allreduce", 2)]),
+        ("counts whole", [run("ps-async", 2, 1, change={"push_scale": "none"})],
+         [run("ps-sync", 2, 1, change={"push_scale": "none"})]),
+        ("learning rate", [run(), run("ps-async", 2, 1, change={"effective_lr": 0.0005})],
+         [run(), run("allreduce", 2)]),
+        ("share a seed", [run(), run(repeat=2, change={"seed": 1})], three(speeds=(1, 2))),
+        ("Dropout is on", [run(change={"dropout": 0.5})], [run()]),
+        ("Batch norm", [run(change={"model": "vgg11_bn"})], [run()]),
+        ("became NaN: single", [run(val_loss=math.nan)], [run()]),
+        ("does not charge", [run(), run("ps-sync", 2, 1)], [run(), run("allreduce", 2)]),
+        ("48 hours apart", [run(), run(repeat=2, change={"started": "2026-11-23T10:01:00+00:00"})],
+         three(speeds=(1, 2))),
+    ],
+)  # fmt: skip
+def test_a_caveat_is_said_only_where_it_is_true(said, runs, silent):
+    assert any(said in line for line in caveats(runs))
+    assert not any(said in line for line in caveats(silent))

@@ -1,0 +1,368 @@
+"""Reports of grids: runs that differ in model, global batch or learning rate, and tables laid out as a reference's."""
+
+import csv
+import io
+import math
+import re
+
+import pytest
+from click.testing import CliRunner
+from helpers.page import Page
+from helpers.report_runs import BATCH, EPOCHS, PER_EPOCH, run, write
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from hvdtrain.config import recipes
+from hvdtrain.errors import UsageError
+from hvdtrain.report import plots, reference_tables, results, write_report
+from hvdtrain.report.command import report
+from hvdtrain.report.comparisons import split_into_comparisons
+from hvdtrain.report.grid import collect_grid, html, markdown
+from hvdtrain.report.runs import find_runs, load_run
+from hvdtrain.report.table import Cell, Table, csv_text, latex
+from hvdtrain.report.terminal import terminal_tables
+
+SAMPLES = BATCH * PER_EPOCH
+
+
+def of_batch(batch, *kind, **more):
+    change = {"global_batch": batch} | more.pop("change", {})
+    return run(*kind, change=change, **more)
+
+
+def weak(lr=lambda workers: 0.001, **change):
+    """Three numbers of workers, 32 samples each a step."""
+    kinds = [("single", 1), ("allreduce", 2), ("ps-sync", 2, 1), ("allreduce", 4)]
+    return [of_batch(32 * kind[1], *kind, change={"lr": lr(kind[1])} | change, speed=90.0 * kind[1]) for kind in kinds]
+
+
+# Which runs may be in one report, and in one table
+
+
+def test_runs_of_each_batch_are_a_part():
+    batches = [of_batch(batch, *kind) for batch in (64, 16) for kind in (("single",), ("allreduce", 2))]
+    parts = split_into_comparisons(batches)
+    assert [(part.title, part.name) for part in parts] == [("global batch 16", "b16"), ("global batch 64", "b64")]
+    assert [[r.kind.mode for r in part.runs] for part in parts] == [["single", "allreduce"]] * 2
+    [one] = split_into_comparisons(batches[:2])
+    assert (one.title, one.name, one.runs) == ("", "", batches[:2])
+
+
+def test_models_are_parts_of_their_own_with_weights_of_their_own():
+    other = {"model": "vgg16", "parameters": 7, "initial_weights": "others"}
+    parts = split_into_comparisons([run(), run("allreduce", 2), run(change=other), run("allreduce", 2, change=other)])
+    assert [part.name for part in parts] == ["vgg16", "vggf"]
+    with pytest.raises(UsageError, match="initial_weights differs among runs of the same repeat and model"):
+        split_into_comparisons([run(), of_batch(32, "allreduce", 2, change={"initial_weights": "others"})])
+
+
+def test_the_name_of_a_part_is_no_path():
+    names = [
+        part.name
+        for part in split_into_comparisons([run(), *(run(change={"model": m, "parameters": 7}) for m in ("..", "a/b"))])
+    ]
+    assert names == ["_", "a_b", "vggf"]
+
+
+@pytest.mark.parametrize(
+    "change, said",
+    [
+        ({"width": 0.5}, "width differs"),
+        ({"precision": "bf16"}, "precision differs"),
+        ({"hardware": {"cpu": "B", "cores": 2, "hosts": ["one"], "gpus": []}}, "hardware.cpu differs"),
+        ({"seed": 7}, "seed differs among runs of the same repeat"),
+        ({"schedule": "cosine over 30 steps"}, "schedule.form differs"),
+        ({"lr": 0.002}, "lr differs: '0.001' in .* '0.002' in"),
+    ],
+)
+def test_in_a_grid_nothing_else_may_differ(change, said):
+    with pytest.raises(UsageError, match=said):
+        split_into_comparisons([of_batch(32), of_batch(32, "allreduce", 2), of_batch(64, change=change)])
+
+
+def test_how_one_kind_is_measured_is_the_same_in_all_parts():
+    with pytest.raises(UsageError, match="compression differs among runs of the same mode, workers and servers"):
+        split_into_comparisons(
+            [of_batch(32, "allreduce", 2), of_batch(64, "allreduce", 2, change={"compression": "fp16"})]
+        )
+
+
+def test_a_cosine_may_end_at_another_step():
+    spans = [of_batch(batch, change={"schedule": f"cosine over {960 // batch} steps"}) for batch in (32, 64)]
+    assert len(split_into_comparisons(spans)) == 2
+
+
+@pytest.mark.parametrize("rule", [lambda n: 0.1, lambda n: 0.1 * math.sqrt(n), lambda n: 0.1 * n])
+def test_learning_rates_may_grow_with_the_workers_where_batches_do(rule):
+    assert len(split_into_comparisons(weak(rule))) == 3
+
+
+def test_learning_rates_that_follow_no_rule_are_refused():
+    with pytest.raises(UsageError, match="lr differs.*may grow with the root of the number of workers"):
+        split_into_comparisons(weak(lambda n: 0.1 * n**0.7))
+    scaled = [of_batch(64), of_batch(64, "allreduce", 2, change={"lr": 0.002}), of_batch(32)]
+    with pytest.raises(UsageError, match="lr differs"):  # the batch does not grow
+        split_into_comparisons(scaled)
+
+
+def test_scaling_is_weak_where_the_batch_grows_with_the_workers():
+    found = {(r["mode"], r["workers"]): r["scaling_efficiency"] for r in results.result_rows(weak())}
+    assert found == {("single", 1): 1.0, ("allreduce", 2): 1.0, ("ps-sync", 2): 1.0, ("allreduce", 4): 1.0}
+
+
+def test_scaling_is_strong_within_each_batch_of_a_grid():
+    runs = [
+        of_batch(batch, *kind, speed=speed * batch)
+        for batch in (16, 32, 64)
+        for kind, speed in ((("single",), 1.0), (("allreduce", 2), 1.5))
+    ]
+    assert [r["scaling_efficiency"] for r in results.result_rows(runs)] == [1.0] * 3 + [0.75] * 3
+    part = split_into_comparisons(runs)[2]
+    assert [r["scaling_efficiency"] for r in results.result_rows(part.runs)] == [1.0, 0.75]
+
+
+# Figures
+
+
+def test_figures_of_epochs_follow_from_samples_and_time():
+    [row] = results.result_rows([of_batch(50, speed=80.0, test_loss=0.3, test_accuracy=0.9)])
+    assert row["epochs"] == EPOCHS and row["steps_per_epoch"] == 7  # 320 samples in batches of 50
+    assert row["epoch_s"] == SAMPLES / 80.0
+    assert row["best_val_loss"] == pytest.approx(2.3 * math.exp(-EPOCHS))
+    assert (row["test_loss"], row["test_accuracy"]) == (0.3, 0.9)
+    [row] = results.result_rows([run("allreduce", 4, speed=80.0)])
+    assert row["worker_samples_per_s"] == 20.0
+
+
+@pytest.mark.parametrize(
+    "change, said",
+    [({"test_accuracy": 2}, "test_accuracy"), ({"test_loss": "low"}, "test_loss"), ({"evaluations": [{}]}, "evaluat")],
+)
+def test_figures_that_no_run_can_have_are_refused(tmp_path, change, said):
+    assert said in load_run(write(tmp_path, **change)).problem
+    with pytest.raises(UsageError, match="lr in its manifest.json is 'high'"):
+        load_run(write(tmp_path, "allreduce", 2, change={"lr": "high"}))
+
+
+# Tables as a reference has them
+
+
+def made(down, figures, runs, **reference):
+    return reference_tables.build_table(reference_tables.Layout("x", "X", down, figures, reference=reference), runs)
+
+
+def texts(table):
+    return [(label, [cell.text for cell in cells]) for label, cells in table.rows]
+
+
+def test_a_table_by_batch_has_the_runs_and_the_reference_side_by_side():
+    runs = [of_batch(b, *kind, speed=b * 1.0) for b in (16, 32) for kind in (("single",), ("allreduce", 2))]
+    theirs = [{"global_batch": 32, "wall_s": 980, "val_accuracy": 0.9819}]
+    table = made("global_batch", ["wall_s", "val_accuracy"], runs, **{"1 VM": theirs})
+    assert table.column_groups == [("single", 2), ("allreduce ×2", 2), ("reference: 1 VM", 2)]
+    assert table.headings[0] == "single, training time"
+    assert texts(table) == [
+        ("16", ["120 s", "98.00%", "120 s", "98.00%", "", ""]),
+        ("32", ["60.0 s", "98.00%", "60.0 s", "98.00%", "980 s", "98.19%"]),
+    ]
+
+
+def test_a_table_of_figures_has_a_column_for_each_number_of_workers():
+    table = made("figure", ["global_batch", "scaling_efficiency"], weak(), two=[{"scaling_efficiency": 0.81}])
+    assert table.headings == ["single", "allreduce ×2", "ps-sync ×2+1", "allreduce ×4", "reference: two"]
+    assert texts(table) == [
+        ("global batch", ["32", "64", "64", "128", ""]),
+        ("scaling efficiency", ["1.00", "1.00", "1.00", "1.00", "0.81"]),
+    ]
+
+
+def test_a_table_of_runs_names_the_model_where_there_are_several():
+    other = {"model": "resnet8", "parameters": 7, "initial_weights": "others"}
+    table = made("run", ["worker_samples_per_s"], [run(speed=10.0), run("ps-sync", 2, 1, speed=30.0, change=other)])
+    assert texts(table) == [("resnet8, ps-sync ×2+1", ["15.0"]), ("vggf, single", ["10.0"])]
+
+
+def test_a_table_of_epochs_reads_every_evaluation():
+    evaluations = [
+        {"epoch": n, "samples": 320 * n, "train_s": 3.0 * n, "val_loss": 1, "val_accuracy": 0.5, "train_loss": 2.0 / n}
+        for n in (1, 2)
+    ]
+    evaluations.append(evaluations[1] | {"epoch": 3, "samples": 720, "train_s": 7.0})  # a quarter of an epoch more
+    theirs = [{"epoch": 3, "train_loss": 0.0798, "epoch_s": 0.718}]
+    figures = ["train_loss", "train_accuracy", "epoch_s"]
+    table = made("epoch", figures, [run(evaluations=evaluations)], **{"4 GPUs": theirs})
+    assert [heading for over, heading in table.columns if over == "single"] == ["training loss", "time of an epoch"]
+    assert texts(table) == [
+        ("1", ["2.0000", "3.00 s", "", ""]), ("2", ["1.0000", "3.00 s", "", ""]),
+        ("3", ["1.0000", "4.00 s", "0.0798", "0.718 s"]),
+    ]  # fmt: skip
+
+
+def test_repeats_are_a_median_and_a_range():
+    table = made("run", ["wall_s"], [run(repeat=r, speed=s) for r, s in ((1, 100.0), (2, 200.0), (3, 160.0))])
+    [(_, [cell])] = table.rows
+    assert (cell.text, cell.value, cell.detail) == ("12.0 s", 12.0, "9.60–19.2")
+    assert table.notes == ["Medians of 3 runs each, with their range."]
+
+
+def test_what_is_not_as_in_the_preset_is_said():
+    table = reference_tables.build_table(
+        reference_tables.load_layout("vggf-coil100"), [run(change={"pretrained": "imagenet"})]
+    )
+    [told] = [note for note in table.notes if "brackets" in note]
+    assert "dataset digits (coil100)" in told and "width 0.25 (1.0)" in told
+    assert "pretrained" not in told and "model" not in told
+    assert "lr 0.001 (1e-05)" in told and "workers" not in told
+
+
+@pytest.mark.parametrize("name", recipes.names("presets"))
+def test_every_preset_has_a_table_that_runs_can_stand_in(name):
+    layout = reference_tables.load_layout(name)
+    table = reference_tables.build_table(layout, weak())
+    assert any(label.startswith("reference: ") for label in (*(o or h for o, h in table.columns), *dict(table.rows)))
+    assert texts(table) and table.notes[0].startswith("The reference")
+    figures = {figure for records in layout.reference.values() for record in records for figure in record}
+    assert figures - {layout.row_is} <= set(layout.figures)
+
+
+TABLE = Table(
+    "t", "100 % of it", ["A note,\nin two lines."], "run", [("a_b", "acc"), ("a_b", "time"), ("c", "acc")],
+    [("ps ×2", [Cell("98.1%", 0.98123, "97–99%"), Cell("3 s", 3), Cell()])],
+)  # fmt: skip
+
+
+def test_csv_has_all_digits_and_latex_no_bare_special_character():
+    assert list(csv.reader(io.StringIO(csv_text(TABLE)))) == [
+        ["run", "a_b, acc", "a_b, time", "c, acc"],
+        ["ps ×2", "0.98123", "3", ""],
+    ]
+    lines = latex(TABLE).splitlines()
+    assert lines[:2] == ["% 100 % of it", "% A note, in two lines."]
+    assert r" & \multicolumn{2}{c}{a\_b} & \multicolumn{1}{c}{c} \\" in lines
+    assert r"ps $\times$2 & 98.1\% (97--99\%) & 3 s &  \\" in lines
+    body = [line for line in lines if not line.startswith("%")]
+    assert not re.search(r"(?<!\\)[%_#×]", "\n".join(body))
+    assert latex(TABLE).count("{") == latex(TABLE).count("}")
+
+
+def test_a_wide_table_is_told_in_narrow_ones():
+    assert [str(narrow.title) for narrow in terminal_tables(TABLE)] == ["100 % of it: acc", "100 % of it: time"]
+
+
+json_values = st.none() | st.integers() | st.floats() | st.text(max_size=8) | st.lists(st.integers(), max_size=2)
+
+
+@settings(max_examples=60, deadline=None)
+@given(st.data())
+def test_whatever_stands_in_runs_of_a_grid_there_is_a_page_or_one_line(tmp_path_factory, data):
+    root = tmp_path_factory.mktemp("any")
+    fields = st.sampled_from(["model", "global_batch", "lr", "train_samples", "schedule", "seed", "width"])
+    for kind in (("single",), ("ps-async", 2, 1)):
+        write(root, *kind)
+        change = data.draw(st.dictionaries(fields, json_values | st.sampled_from([32, 0.5]), max_size=2))
+        # Both batches are there: what else stands in them decides whether they may be in one report.
+        write(root / "b32", *kind, change={"global_batch": 32} | change)
+        (root / "b32" / f"{kind[0]}-w{len(kind) - 1 or 1}-s{len(kind) // 3}-r1").rename(root / f"32-{kind[0]}")
+    (root / "b32").rmdir()
+    try:
+        runs = find_runs([root])
+        beside = [
+            reference_tables.build_table(reference_tables.load_layout(name), runs) for name in recipes.names("presets")
+        ]
+        parts = split_into_comparisons(runs)
+        assert len({part.name for part in parts}) == len(parts)
+        if len(parts) > 1:
+            collected = collect_grid(parts, runs)
+            Page(html(collected, [], beside))
+            markdown(collected, [], beside)
+        for table in beside:
+            assert csv_text(table) and latex(table) and terminal_tables(table)
+    except UsageError as error:
+        assert str(error) and "\n" not in str(error)
+
+
+# The files
+
+
+@pytest.fixture(scope="module")
+def grid(tmp_path_factory):
+    """A weak-scaling grid of three batches, with its report and the table of a reference; one run failed."""
+    root = tmp_path_factory.mktemp("grid")
+    for kind, speed in ((("single", 1), 100.0), (("allreduce", 2), 170.0), (("ps-sync", 2, 1), 150.0)):
+        change = {"global_batch": 32 * kind[1], "lr": 0.001 * math.sqrt(kind[1])}
+        write(root / "runs", *kind, speed=speed, change=change)
+    write(root / "runs", "allreduce", 4, change={"global_batch": 128, "lr": 0.002}, status="failed")
+    write_report(find_runs([root]), root, "vgg19-imagenet20")
+    return root
+
+
+def test_a_grid_has_a_report_across_its_parts_and_one_of_each(grid):
+    assert {p.name for p in (grid / "groups").iterdir()} == {"b32", "b64"}
+    assert {p.name for p in (grid / "plots").iterdir()} == {
+        f"{n}.{k}" for n in plots.GRID_NAMES for k in ("svg", "png")
+    }
+    for picture in grid.glob("plots/*.png"):
+        assert picture.read_bytes().startswith(b"\x89PNG\r\n")
+    rows = list(csv.DictReader((grid / "results.csv").read_text().splitlines()))
+    assert [(row["mode"], row["global_batch"]) for row in rows] == [
+        ("single", "32"), ("allreduce", "64"), ("ps-sync", "64"),
+    ]  # fmt: skip
+    part = list(csv.DictReader((grid / "groups" / "b64" / "results.csv").read_text().splitlines()))
+    assert [float(row["scaling_efficiency"]) for row in part] == [0.85, 0.75]  # of the baseline in another part
+
+
+def test_pages_of_a_grid_say_what_differs_and_link_each_part(grid):
+    text = (grid / "report.html").read_text()
+    page = Page(text)
+    differing = "global batch (grows with the workers) and learning rate (grows with the root of the number of workers)"
+    links = [link for link in page.fetched if not link.startswith("#")]
+    assert links == ["groups/b32/report.html", "groups/b64/report.html"]
+    assert len(page.ids) == len(set(page.ids)) and page.elements.count("svg") == 2
+    markdown = (grid / "report.md").read_text()
+    for link in [*links, *re.findall(r"\]\(([^)]+)\)", markdown)]:
+        assert (grid / link).is_file()
+    for said in (page.text, markdown):
+        assert f"what differs between them is {differing}, and nothing else" in said
+        assert "allreduce-w4-s0-r1: left out, the run ended with status" in said
+        assert "reference: 8 nodes" in said and "87.50%" in said
+        assert "allreduce ×2 did 1.13 times the samples/s of ps-sync ×2+1" in said
+    for table in re.findall(r"(?:^\|.*\n)+", markdown, re.MULTILINE):
+        assert len({len(re.findall(r"(?<!\\)\|", line)) for line in table.splitlines()}) == 1
+
+
+def test_the_reference_is_written_as_csv_and_latex(grid):
+    rows = {row[0]: row for row in csv.reader((grid / "reference.csv").read_text().splitlines())}
+    assert rows[""][1:] == [
+        "single", "allreduce ×2", "ps-sync ×2+1",
+        "reference: 1 node", "reference: 2 nodes", "reference: 4 nodes", "reference: 8 nodes",
+    ]  # fmt: skip
+    assert rows["scaling efficiency"][1:5] == ["1.0", "0.85", "0.75", "1.0"]
+    assert rows["test accuracy (top-1)"][-1] == "0.875"
+    assert r"\begin{tabular}{lrrrrrrr}" in (grid / "reference.tex").read_text()
+
+
+def test_the_next_report_leaves_nothing_of_a_grid_behind(grid, tmp_path):
+    out = tmp_path / "out"
+    write_report(find_runs([grid]), out, "cnn-mnist")
+    (out / "groups" / "b32" / "mine.txt").write_text("kept")
+    write_report(find_runs([grid / "runs" / "single-w1-s0-r1"]), out)
+    left = {str(p.relative_to(out)) for p in out.rglob("*") if p.is_file()}
+    assert "groups/b32/mine.txt" in left and "plots/loss.png" in left
+    assert not [name for name in left if "b64" in name or "reference" in name or "training-loss" in name]
+
+
+def test_a_single_comparison_has_the_reference_in_its_own_page(tmp_path):
+    write(tmp_path, "allreduce", 2)
+    write_report(find_runs([tmp_path]), tmp_path / "out", "cnn-mnist")
+    assert "4 GPUs" in Page((tmp_path / "out" / "report.html").read_text()).text
+    assert "| 10 |" in (tmp_path / "out" / "report.md").read_text()
+
+
+def test_the_command_prints_the_grid_and_the_reference(grid, tmp_path):
+    done = CliRunner().invoke(report, [str(grid), "--reference", "vgg19-imagenet20", "--out", str(tmp_path / "out")])
+    assert done.exit_code == 0, done.output
+    assert "All runs" in done.output and "global batch 64, learning rate 0.001414: No winner yet" in done.output
+    assert "reference: 1 node" in done.output and "These runs are not as the preset has them" in done.output
+    assert (tmp_path / "out" / "reference.tex").is_file()
+    refused = CliRunner().invoke(report, [str(grid), "--reference", "nosuch"])
+    assert "unknown preset 'nosuch': choose from cnn-mnist, " in str(refused.exception)

@@ -1,0 +1,175 @@
+"""Snapshots on disk: what is saved comes back, what is damaged is not believed, and what was there is not lost."""
+
+import json
+import signal
+import time
+from pathlib import Path
+
+import pytest
+import torch
+from helpers.forked import Forked
+from helpers.jobs import hvdtrain, until
+from hypothesis import given
+from hypothesis import strategies as st
+from torch import nn
+
+from hvdtrain.config.run_config import RunConfig
+from hvdtrain.errors import UsageError
+from hvdtrain.numerics.optimizers import make_optimizer, restore_state, state_of
+from hvdtrain.runs.snapshot import BEST, latest, roll_back, save, write_tensors
+
+
+def make(run: Path, step: int, keep: int = 3) -> None:
+    (run / "snapshots").mkdir(exist_ok=True)
+    weights = {"layer.weight": torch.full((3, 4), float(step)), "layer.bias": torch.arange(3.0)}
+    save(run, step, weights, {"exp_avg": torch.ones(15) * step, "step": torch.tensor([2.0])}, {"history": {}}, keep)
+
+
+def test_what_is_saved_comes_back_and_the_last_few_are_kept(tmp_path):
+    for step in (5, 40, 300, 2000):
+        make(tmp_path, step)
+    assert sorted(p.name for p in (tmp_path / "snapshots").iterdir()) == [
+        "step-00000040", "step-00000300", "step-00002000",
+    ]  # fmt: skip
+    found = latest(tmp_path, pytest.fail)
+    assert (found.step, found.state["history"]) == (2000, {})
+    assert found.weights["layer.weight"].eq(2000).all() and found.weights["layer.bias"].tolist() == [0, 1, 2]
+    assert found.optimizer["exp_avg"].eq(2000).all() and found.optimizer["step"].tolist() == [2.0]
+
+
+def test_a_run_without_snapshots_has_none(tmp_path):
+    assert latest(tmp_path, pytest.fail) is None
+
+
+@pytest.mark.parametrize("name", ["weights.safetensors", "optimizer.safetensors", "state.json"])
+@pytest.mark.parametrize("damage", ["cut", "flip", "remove"])
+def test_a_damaged_snapshot_is_told_and_the_one_before_it_is_used(name, damage, tmp_path):
+    make(tmp_path, 1)
+    make(tmp_path, 2)
+    file = tmp_path / "snapshots/step-00000002" / name
+    content = bytearray(file.read_bytes())
+    if damage == "remove":
+        file.unlink()
+    elif damage == "cut":
+        file.write_bytes(content[: len(content) // 2])
+    else:
+        content[len(content) // 2] ^= 1 if name != "state.json" else 0x80  # a flipped digit of a text may stay a text
+        file.write_bytes(content)
+    told = []
+    assert latest(tmp_path, told.append).step == 1
+    assert len(told) == 1 and "step-00000002 is damaged" in told[0]
+
+
+def test_where_none_is_whole_nothing_is_guessed(tmp_path):
+    make(tmp_path, 7)
+    (tmp_path / "snapshots/step-00000007/weights.safetensors").write_bytes(b"")
+    with pytest.raises(UsageError, match="none of the 1 snapshots"):
+        latest(tmp_path, lambda line: None)
+
+
+def test_a_full_disk_leaves_what_was_there(tmp_path):
+    """A process that may write no file beyond 256 KiB, as on a disk that is full then."""
+    make(tmp_path, 1)
+    code = """if True:
+        import resource, signal, sys, torch
+        from pathlib import Path
+        from hvdtrain.runs.snapshot import save
+        signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
+        resource.setrlimit(resource.RLIMIT_FSIZE, (2**18, 2**18))
+        try:
+            save(Path(sys.argv[1]), 2, {"w": torch.zeros(2**20)}, {}, {}, 3)
+        except OSError as error:
+            print("refused:", error, flush=True)
+        sys.exit()
+    """
+    done = hvdtrain(tmp_path, first=code)
+    assert done.stdout.startswith("refused:"), done.stdout
+    assert [p.name for p in (tmp_path / "snapshots").iterdir()] == ["step-00000001"]
+    assert latest(tmp_path, pytest.fail).step == 1
+
+
+@pytest.mark.timeout(90)
+def test_a_process_killed_while_saving_leaves_a_whole_snapshot(tmp_path):
+    """Killed at any moment of one save after the other: there is always one that can be read."""
+    code = """if True:
+        import sys, torch
+        from pathlib import Path
+        from hvdtrain.runs.snapshot import save
+        run = Path(sys.argv[1])
+        (run / "snapshots").mkdir(parents=True)
+        for step in range(1, 10**6):
+            save(run, step, {"w": torch.full((2**18,), float(step))}, {"m": torch.zeros(2**18)}, {}, 2)
+            print(step, flush=True)
+    """
+    for number in range(4):
+        run = tmp_path / str(number)
+        process = Forked(1, [str(run)], first=code)
+        try:
+            until(lambda process=process: len(process.printed.read_text().splitlines()) > 2)
+            time.sleep(0.003 * number)
+            process.send_signal(signal.SIGKILL)
+            *_, last = map(int, process.communicate()[0].split())
+        finally:
+            process.close()
+        found = latest(run, pytest.fail)
+        assert found.step >= last
+        assert found.weights["w"].eq(found.step).all()
+        roll_back(run, found)
+        assert not list((run / "snapshots").glob("*.part"))
+
+
+def test_going_back_takes_the_best_model_of_then(tmp_path):
+    (tmp_path / "snapshots").mkdir()
+    best = tmp_path / "snapshots" / BEST
+    write_tensors(best, {"w": torch.ones(1)})
+    make(tmp_path, 1)
+    write_tensors(best, {"w": torch.ones(1) * 2})
+    make(tmp_path, 2)
+    (tmp_path / "snapshots/step-00000002/state.json").unlink()
+    roll_back(tmp_path, latest(tmp_path, lambda line: None))
+    from safetensors.torch import load_file
+
+    assert load_file(best)["w"].item() == 1
+    assert [p.name for p in (tmp_path / "snapshots").glob("step-*")] == ["step-00000001"]
+
+
+OPTIMIZERS = [
+    RunConfig(optimizer="sgd", momentum=0.9), RunConfig(optimizer="sgd", momentum=0.0),
+    RunConfig(optimizer="adam"), RunConfig(optimizer="adamw", weight_decay=0.1),
+]  # fmt: skip
+
+
+@given(st.sampled_from(OPTIMIZERS), st.lists(st.integers(1, 5), min_size=1, max_size=4), st.data())
+def test_an_optimizer_goes_on_however_its_weights_are_cut(config, sizes, data):
+    """Parameters of these sizes, then the same elements cut elsewhere, as servers hold them: the same updates."""
+    total = sum(sizes)
+    cuts = sorted(data.draw(st.sets(st.integers(1, total), max_size=3)) | {total})
+    other = [b - a for a, b in zip([0, *cuts], cuts, strict=False)]
+    generator = torch.Generator().manual_seed(total)
+    gradients = torch.randn(4, total, generator=generator)
+    whole = [nn.Parameter(part.clone()) for part in torch.zeros(total).split(sizes)]
+    optimizer = make_optimizer(config, whole)
+
+    def step(optimizer, parameters, gradient):
+        for p, g in zip(parameters, gradient.split([p.numel() for p in parameters]), strict=True):
+            p.grad = g.clone()
+        optimizer.step()
+
+    for gradient in gradients[:2]:
+        step(optimizer, whole, gradient)
+    state = json.loads(json.dumps({name: t.tolist() for name, t in state_of(optimizer, whole).items()}))
+    weights = torch.cat([p.detach() for p in whole])
+    moved = [nn.Parameter(part.clone()) for part in weights.split(other)]
+    resumed = make_optimizer(config, moved)
+    restore_state(resumed, moved, {name: torch.tensor(values) for name, values in state.items()})
+    for gradient in gradients[2:]:
+        step(optimizer, whole, gradient)
+        step(resumed, moved, gradient)
+    # To rounding: a kernel takes what does not fill a vector register another way.
+    torch.testing.assert_close(torch.cat([p.detach() for p in whole]), torch.cat([p.detach() for p in moved]))
+
+
+def test_the_state_of_another_model_is_refused():
+    parameters = [nn.Parameter(torch.zeros(3))]
+    with pytest.raises(ValueError, match="exp_avg has 4 elements for 3 weights"):
+        restore_state(make_optimizer(RunConfig(), parameters), parameters, {"exp_avg": torch.zeros(4)})

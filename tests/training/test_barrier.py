@@ -1,0 +1,102 @@
+"""Workers at different speeds come together at one step, whoever asks for it and whenever."""
+
+import threading
+import time
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from hvdtrain.config.run_config import RunConfig
+from hvdtrain.ps.membership import Membership
+from hvdtrain.training.barrier import StepBarrier
+from hvdtrain.world.group import Group
+from hvdtrain.world.place import World
+
+
+class InOneProcess(Group):
+    """Workers that are threads: sums go through a server's own membership."""
+
+    def __init__(self, world, membership, requested):
+        super().__init__(world)
+        self.membership, self.requested, self.sums = membership, requested, 0
+
+    def sum(self, values):
+        self.sums += 1
+        return self.membership.add(self.worker, self.sums, values).wait()
+
+    def request_barrier(self, number):
+        self.requested.add(number)
+
+    def is_barrier_requested(self, number):
+        return number in self.requested
+
+
+class Sync:
+    def __init__(self, group):
+        self.group = group
+
+    def idle(self):
+        pass
+
+
+def ends(config, workers, steps_per_epoch, seconds_a_step):
+    """Each worker's last step and the steps at which something was decided, trained until all are over."""
+    membership, requested = Membership(workers), set()
+    found = {}
+
+    def work(worker):
+        sync = Sync(InOneProcess(World("mpirun", worker, workers, worker, workers), membership, requested))
+        barrier = StepBarrier(config, sync, config.steps or None, 0.0)
+        step, began, decided = 0, time.perf_counter(), []
+        while True:
+            step += 1
+            time.sleep(seconds_a_step[worker])
+            decision = barrier.after(step, time.perf_counter() - began, step % steps_per_epoch == 0)
+            if decision:
+                decided.append((step, decision))
+            if decision.over:
+                break
+        found[worker] = decided
+
+    threads = [threading.Thread(target=work, args=[worker]) for worker in range(workers)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(30)
+    assert len(found) == workers
+    return found
+
+
+@pytest.mark.timeout(180)
+@settings(max_examples=15)
+@given(
+    st.lists(st.sampled_from([0.001, 0.004, 0.02]), min_size=1, max_size=4),
+    st.integers(3, 50),
+    st.booleans(),
+)
+def test_a_time_budget_ends_all_workers_at_the_same_step(speeds, steps_per_epoch, lockstep):
+    mode = "ps-sync" if lockstep else "ps-async"
+    config = RunConfig(mode=mode, servers=1, time_budget=0.4, snapshot_every="0.15s")
+    if lockstep:
+        speeds = [0.004] * len(speeds)
+    found = ends(config, len(speeds), steps_per_epoch, speeds)
+    assert len({tuple(decided) for decided in found.values()}) == 1
+    *before, (_, decision) = found[0]
+    assert decision.over and all(d.snapshot and not d.over for _, d in before)
+
+
+def test_steps_end_all_workers_though_the_epoch_goes_on():
+    found = ends(RunConfig(mode="ps-async", servers=1, steps=7), 3, 50, [0.001, 0.01, 0.003])
+    assert {worker: [step for step, _ in decided] for worker, decided in found.items()} == {0: [7], 1: [7], 2: [7]}
+
+
+def test_a_row_of_a_worker_that_is_gone_is_not_waited_for():
+    membership = Membership(2)
+    membership.lose(1)
+    sync = Sync(InOneProcess(World("mpirun", 1, 3, 1, 3, 1), membership, set()))
+    barrier = StepBarrier(RunConfig(mode="ps-async", servers=1), sync, 3, 0.0)
+    assert not barrier.after(1, 0.1, is_last=False)
+    assert barrier.after(3, 0.3, is_last=False).over
+    assert torch.equal(sync.group.sum(torch.ones(2)), torch.ones(2))

@@ -1,0 +1,89 @@
+"""Which GPU a worker takes, told from what each of them sees. The machines of these tests need not have one."""
+
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+
+from hvdtrain.config.run_config import RunConfig
+from hvdtrain.errors import UsageError
+from hvdtrain.training.device import assign_gpus, choose_device, memory_format
+from hvdtrain.world.place import World
+
+
+@given(st.lists(st.integers(1, 8), min_size=1, max_size=5), st.booleans())
+def test_every_worker_has_a_gpu_of_its_own_that_it_sees(hosts, share):
+    """Hosts with as many workers as GPUs, or one fewer; a worker sees all GPUs of its host."""
+    visible = [[100 * host + n for n in range(gpus)] for host, gpus in enumerate(hosts) for _ in range(gpus)]
+    places = assign_gpus(visible, share)
+    assert places == [n for gpus in hosts for n in range(gpus)]
+    assert len({gpus[place] for gpus, place in zip(visible, places, strict=True)}) == len(visible)
+
+
+def test_workers_that_were_given_a_gpu_each_take_it():
+    assert assign_gpus([[7], [8], [9]], share=False) == [0, 0, 0]
+
+
+def test_workers_of_several_hosts_may_be_in_any_order():
+    here, there = [1, 2], [3, 4]
+    assert assign_gpus([here, there, here, there], share=False) == [0, 0, 1, 1]
+
+
+def test_more_workers_than_gpus_is_an_error_that_says_what_to_do():
+    with pytest.raises(UsageError, match="worker 2 of 3 finds no GPU .* each needs its own"):
+        assign_gpus([[1, 2]] * 3, share=False)
+    with pytest.raises(UsageError, match="worker 2 of 3 finds no GPU .* --share-gpu"):
+        assign_gpus([[1], [5], [1]], share=False)
+
+
+@given(st.integers(1, 4), st.integers(1, 12))
+def test_shared_gpus_have_workers_that_differ_by_one_at_most(gpus, workers):
+    places = assign_gpus([list(range(gpus))] * workers, share=True)
+    counts = [places.count(n) for n in range(gpus)]
+    assert max(counts) - min(counts) <= 1
+
+
+@pytest.fixture
+def with_gpus(monkeypatch):
+    def count(gpus):
+        monkeypatch.setattr(torch.cuda, "device_count", lambda: gpus)
+        monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
+
+    return count
+
+
+def local(workers, servers=0, rank=None):
+    size = workers + servers
+    rank = servers if rank is None else rank
+    return World("mpirun", rank, size, rank, size, servers)
+
+
+def test_too_few_gpus_on_one_host_are_found_before_anything_starts(with_gpus, monkeypatch):
+    with_gpus(2)
+    assert choose_device(RunConfig(), local(2, servers=3)).type == "cuda"
+    with pytest.raises(UsageError, match="3 workers are more than the GPUs of this host, 2"):
+        choose_device(RunConfig(), local(3))
+    assert choose_device(RunConfig(share_gpu=True), local(3)).type == "cuda"
+    assert choose_device(RunConfig(device="cpu"), local(3)).type == "cpu"
+    with_gpus(1)
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "3")  # one each, as a scheduler gives them: they will tell each other
+    assert choose_device(RunConfig(), local(3)).type == "cuda"
+
+
+def test_servers_and_machines_without_a_gpu_use_the_cpu(with_gpus):
+    with_gpus(8)
+    assert choose_device(RunConfig(device="cuda"), local(1, servers=1, rank=0)).type == "cpu"
+    with_gpus(0)
+    assert choose_device(RunConfig(), local(4)).type == "cpu"
+    with pytest.raises(UsageError, match="--device cuda: torch sees no GPU here"):
+        choose_device(RunConfig(device="cuda"), local(1))
+    with pytest.raises(UsageError, match="--precision tf32 is for GPUs"):
+        choose_device(RunConfig(precision="tf32"), local(1))
+
+
+def test_images_lie_channels_last_where_tensor_cores_compute():
+    def layout(precision, device):
+        return memory_format(RunConfig(precision=precision), torch.device(device))
+
+    assert [layout(p, "cuda") for p in ("tf32", "bf16", "fp16")] == [torch.channels_last] * 3
+    assert layout("fp32", "cuda") == layout("bf16", "cpu") == torch.contiguous_format

@@ -1,0 +1,357 @@
+"""Real jobs that are stopped and go on: as if they had never stopped, on other workers, in another mode."""
+
+import json
+import shutil
+import signal
+import subprocess
+import time
+
+import psutil
+import pytest
+from helpers.jobs import (
+    HVDTRAIN,
+    SETTINGS,
+    family,
+    finish,
+    hvdtrain,
+    make_images,
+    ranks_of,
+    run,
+    slow_evaluations,
+    start,
+    steps,
+    until,
+)
+
+from hvdtrain.world.parent import is_alive
+
+pytestmark = pytest.mark.timeout(240)
+
+# 12 steps an epoch, 30 in all; dropout and momentum are what a careless restart would lose.
+JOB = ["--width", "0.0625", "--batch-size", "128", "--steps", "30", "--threads", "1", "--seed", "5", "--deterministic"]
+ENDLESS = ["--steps", "4000"]
+RANDOM = ["--dropout", "0.3", "--augment", "shift-flip"]
+
+
+def losses(out, rank=0):
+    return {row["step"]: row["loss"] for row in steps(out, rank)}
+
+
+def summary(out):
+    return json.loads((out / "summary.json").read_text())
+
+
+def interrupted(starter, ranks, out, first_worker, *options, after=15):
+    """Train until so many steps are written, then ask the job to leave; what it printed."""
+    job = start(starter, ranks, *JOB, *options, "--out", str(out))
+    try:
+        metrics = out / f"metrics.rank{first_worker}.jsonl"
+        until(lambda: metrics.is_file() and metrics.read_text().count("\n") >= after)
+        job.send_signal(signal.SIGTERM if ranks == 1 else signal.SIGUSR1)
+        printed, _ = job.communicate(timeout=60)
+    finally:
+        finish(job)
+    assert job.returncode == 143, printed
+    assert not (out / "summary.json").exists()
+    return printed
+
+
+@pytest.mark.parametrize(("starter", "ranks", "mode"), [("forked", 1, "single"), ("mpirun", 2, "allreduce")])
+def test_a_stopped_run_goes_on_to_the_same_bits(starter, ranks, mode, tmp_path):
+    """Whoever starts its ranks: of two numbers there is one sum."""
+    whole, cut = tmp_path / "whole", tmp_path / "cut"
+    done = run("forked", ranks, *JOB, *RANDOM, "--mode", mode, "--out", str(whole))
+    assert done.returncode == 0, done.stdout
+    printed = interrupted(starter, ranks, cut, 0, *RANDOM, "--mode", mode)
+    assert f"go on with --resume --out {cut}" in printed and "the last snapshot is of step" in printed
+    assert len(steps(cut, 0)) < 30
+    done = run("forked", ranks, "--resume", "--out", str(cut))  # its own options hold
+    assert done.returncode == 0, done.stdout
+    for rank in range(ranks):
+        assert losses(cut, rank) == losses(whole, rank)
+        assert [row["step"] for row in steps(cut, rank)] == list(range(1, 31))
+    ours, theirs = summary(cut), summary(whole)
+    for same in ("samples_digest", "samples", "steps", "val_loss", "val_accuracy", "best_val_loss", "best_step"):
+        assert ours[same] == theirs[same], same
+    evaluations = [[row[key] for key in ("step", "train_loss", "train_accuracy", "val_loss")]
+                   for row in ours["evaluations"]]  # fmt: skip
+    assert evaluations == [[row[key] for key in ("step", "train_loss", "train_accuracy", "val_loss")]
+                           for row in theirs["evaluations"]]  # fmt: skip
+
+
+@pytest.fixture(scope="module")
+def whole(tmp_path_factory):
+    """JOB as one process runs it, never stopped. Not to be changed."""
+    out = tmp_path_factory.mktemp("whole") / "run"
+    done = run("forked", 1, *JOB, "--mode", "single", "--out", str(out))
+    assert done.returncode == 0, done.stdout
+    return out
+
+
+SINGLE = ("forked", 1, ["--mode", "single", "--servers", "0"])
+RING = ("forked", 3, ["--mode", "allreduce", "--servers", "0"])
+
+
+def served(mode, ranks, servers):
+    return "forked", ranks, ["--mode", mode, "--servers", str(servers)]
+
+
+@pytest.mark.parametrize(
+    ("first", "then"),
+    [(served("ps-sync", 3, 1), SINGLE), (SINGLE, served("ps-sync", 4, 2)), (served("ps-async", 3, 1), RING)],
+)
+def test_a_run_goes_on_with_other_workers_in_another_mode(first, then, whole, tmp_path):
+    """No sample is lost or seen twice; synchronous modes end with the loss of a run that never stopped."""
+    cut = tmp_path / "cut"
+    starter, ranks, options = first
+    interrupted(starter, ranks, cut, int(options[3] != "0"), *options)
+    starter, ranks, options = then
+    done = run(starter, ranks, "--resume", *options, "--out", str(cut))
+    assert done.returncode == 0, done.stdout
+    assert summary(cut)["samples_digest"] == summary(whole)["samples_digest"]
+    assert summary(cut)["samples"] == summary(whole)["samples"]
+    if "ps-async" not in first[2]:
+        assert summary(cut)["val_loss"] == pytest.approx(summary(whole)["val_loss"], rel=1e-4)
+    parts = json.loads((cut / "manifest.json").read_text())["parts"]
+    assert [part["mode"] for part in parts] == [first[2][1], then[2][1]]
+
+
+def test_a_killed_run_goes_on_after_its_last_snapshot(tmp_path):
+    out = tmp_path / "run"
+    job = start("mpirun", 2, *JOB, "--mode", "allreduce", "--out", str(out))
+    try:
+        until(lambda: (out / "metrics.rank0.jsonl").is_file() and len(steps(out, 0)) >= 16)
+        everyone = family(job)
+        ranks_of(job)[1].kill()
+        assert job.wait(60) != 0
+        psutil.wait_procs(everyone, timeout=20)
+        assert not [p for p in everyone if is_alive(p)]
+    finally:
+        finish(job)
+    assert [p.name for p in (out / "snapshots").glob("step-*")] == ["step-00000012"]
+    shutil.copytree(out / "snapshots/step-00000012", out / "snapshots/step-00000014")  # a later one, damaged
+    (out / "snapshots/step-00000014/weights.safetensors").write_bytes(b"half of it")
+    done = run("forked", 2, "--resume", "--out", str(out))
+    assert done.returncode == 0, done.stdout
+    assert "step-00000014 is damaged" in done.stdout and "going on after step 12" in done.stdout
+    assert [row["step"] for row in steps(out, 0)] == list(range(1, 31))
+
+
+def test_a_snapshot_of_another_job_is_refused_with_the_difference(tmp_path):
+    out = tmp_path / "run"
+    interrupted("forked", 1, out, 0)
+    refused = run("forked", 1, "--resume", "--lr", "0.01", "--width", "0.125", "--out", str(out))
+    assert refused.returncode == 2
+    assert "width was 0.0625, not 0.125; lr was 0.0003, not 0.01" in refused.stdout
+    again = run("forked", 1, *JOB, "--out", str(out))  # without --resume nothing is touched
+    assert again.returncode == 2 and "is in use" in again.stdout
+    assert (out / "snapshots").is_dir() and not (out / "summary.json").exists()
+
+
+def test_resume_of_what_has_finished_or_not_begun(tmp_path):
+    out = tmp_path / "run"
+    short = ["--width", "0.0625", "--steps", "4", "--threads", "1"]
+    first = run("forked", 1, *short, "--resume", "--out", str(out))  # as a job that is put back in a queue is started
+    assert first.returncode == 0 and summary(out)["steps"] == 4
+    again = run("forked", 1, *short, "--resume", "--out", str(out))
+    assert again.returncode == 0 and "there is nothing left to do" in again.stdout
+    longer = run("forked", 1, "--resume", "--steps", "6", "--schedule", "constant", "--out", str(out))
+    assert longer.returncode == 2 and "schedule was 'cosine', not 'constant'" in longer.stdout
+    longer = run("forked", 1, "--resume", "--steps", "6", "--out", str(out))
+    assert longer.returncode == 0 and summary(out)["steps"] == 6
+    nowhere = run("forked", 1, "--resume")
+    assert nowhere.returncode == 2 and "--resume needs --out" in nowhere.stdout
+
+
+def test_a_result_is_not_begun_again(tmp_path):
+    out, other = tmp_path / "run", tmp_path / "other"
+    short = ["--width", "0.0625", "--steps", "4", "--threads", "1"]
+    assert run("forked", 1, *short, "--snapshot-every", "never", "--out", str(out)).returncode == 0
+    before = {path: path.read_bytes() for path in out.rglob("*") if path.is_file()}
+    longer = run("forked", 1, "--resume", "--steps", "6", "--out", str(out))
+    assert longer.returncode == 2 and "has no snapshot to go on from, and summary.json would be lost" in longer.stdout
+    changed = run("forked", 1, "--resume", "--lr", "0.5", "--out", str(out))
+    assert changed.returncode == 2 and "is of another job: lr was 0.0003, not 0.5" in changed.stdout
+    assert {path: path.read_bytes() for path in out.rglob("*") if path.is_file()} == before
+    other.mkdir()
+    (other / "mine").write_text("precious")
+    nothing = run("forked", 1, "--resume", "--out", str(other))
+    assert nothing.returncode == 2 and "is not a run to go on with: it has no config.toml" in nothing.stdout
+
+
+def test_two_jobs_do_not_go_on_with_one_run(tmp_path):
+    out = tmp_path / "run"
+    interrupted("forked", 1, out, 0)
+    job = start("forked", 1, "--resume", "--steps", "3000", "--out", str(out))
+    try:
+        until(lambda: len(steps(out, 0)) > 25)
+        other = run("forked", 1, "--resume", "--steps", "3000", "--out", str(out))
+        assert other.returncode == 2 and "another job has claimed it" in other.stdout
+        assert job.poll() is None
+    finally:
+        finish(job)
+
+
+@pytest.mark.parametrize("mode", ["allreduce", "ps-async"])
+def test_a_time_budget_ends_at_one_step_for_all_and_snapshots_come_by_the_clock(mode, tmp_path):
+    out = tmp_path / "run"
+    servers = 1 if mode == "ps-async" else 0
+    options = ["--width", "0.0625", "--threads", "1", "--batch-size", "32", "--mode", mode, "--servers", str(servers),
+               "--time-budget", "6s", "--snapshot-every", "2s", "--keep-snapshots", "9"]  # fmt: skip
+    done = run("forked", 2 + servers, *options, "--out", str(out))
+    assert done.returncode == 0, done.stdout
+    last = {steps(out, rank)[-1]["step"] for rank in range(servers, servers + 2)}
+    assert len(last) == 1
+    saved = sorted(int(p.name[5:]) for p in (out / "snapshots").glob("step-*"))
+    assert len(saved) >= 2 and summary(out)["snapshots"] == len(saved)
+    assert 5 < summary(out)["wall_s"] < 12
+
+
+def test_a_second_sigterm_ends_at_once(tmp_path):
+    """The first one waits, here for the end of an evaluation that takes a minute."""
+    out = tmp_path / "run"
+    job = start("forked", 1, *JOB[:4], "--epochs", "9", "--threads", "1", "--out", str(out), first=slow_evaluations(60))
+    try:
+        until(lambda: (out / "metrics.rank0.jsonl").is_file() and len(steps(out, 0)) == 12)
+        job.send_signal(signal.SIGTERM)
+        time.sleep(0.5)
+        assert job.poll() is None
+        job.send_signal(signal.SIGTERM)
+        assert job.wait(5) == 143
+        assert not list((out / "snapshots").glob("step-*"))
+    finally:
+        finish(job)
+
+
+def test_sigterm_after_the_last_step_lets_the_results_be_written(tmp_path):
+    """While the test images are evaluated, which takes a while."""
+    data, out = tmp_path / "data", tmp_path / "run"
+    make_images(data, train=8, validation=8, side=64)
+    for name in ("a", "b"):
+        (data / "TestData" / name).mkdir(parents=True)
+        for n in range(400):
+            shutil.copy(data / "ValidationData" / name / "0.png", data / "TestData" / name / f"{n}.png")
+    options = ["--dataset", str(data), "--width", "0.25", "--batch-size", "8", "--steps", "2", "--threads", "1"]
+    job = start("forked", 1, *options, "--out", str(out))
+    try:
+        until((out / "snapshots" / "final.safetensors").is_file)
+        assert not (out / "summary.json").exists()
+        job.send_signal(signal.SIGTERM)
+        printed, _ = job.communicate(timeout=60)
+    finally:
+        finish(job)
+    assert job.returncode == 0, printed
+    assert "test_accuracy" in summary(out)
+
+
+def test_stop_at_target_stops_there(tmp_path):
+    out = tmp_path / "run"
+    done = run("forked", 1, "--width", "0.0625", "--threads", "1", "--epochs", "9", "--target-accuracy", "0.3",
+               "--stop-at-target", "--snapshot-every", "never", "--out", str(out))  # fmt: skip
+    assert done.returncode == 0, done.stdout
+    rows = summary(out)["evaluations"]
+    assert len(rows) < 9 and rows[-1]["val_accuracy"] >= 0.3 and all(r["val_accuracy"] < 0.3 for r in rows[:-1])
+    assert not list((out / "snapshots").glob("step-*"))
+    assert f"accuracy {rows[-1]['val_accuracy']:.4f}" in hvdtrain("evaluate", out).stdout
+
+
+def launched(out, *options, ranks=("-n", "2"), train=("--mode", "allreduce")):
+    words = [HVDTRAIN, "launch", *ranks, "--out", str(out), *options, "--", *JOB, *train]
+    return subprocess.Popen(words, **SETTINGS, start_new_session=True)
+
+
+def refusal(job):
+    """What a job says that does not begin."""
+    printed, _ = job.communicate(timeout=60)
+    assert job.returncode == 2, printed
+    return printed
+
+
+def test_a_launched_job_is_left_alone_while_it_runs_and_goes_on_later(tmp_path):
+    """With its own options but for those given."""
+    out = tmp_path / "run"
+    job = launched(out, ranks=("-n", "2", "-s", "1"), train=("--mode", "ps-sync", "--compression", "fp16", *ENDLESS))
+    try:
+        until(lambda: (out / "metrics.rank1.jsonl").is_file() and len(steps(out, 1)) >= 5)
+        assert "its job is still running" in refusal(launched(out, "--resume"))
+        stopped = subprocess.run([HVDTRAIN, "stop", str(out)], **SETTINGS, timeout=90)  # by SIGTERM
+        assert stopped.returncode == 0, stopped.stdout
+        printed, _ = job.communicate(timeout=60)
+    finally:
+        finish(job)
+    assert job.returncode == 143 and list((out / "snapshots").glob("step-*")), printed
+    assert "go on with --resume" in printed
+    assert "the job was asked to leave: `hvdtrain launch --resume --out" in printed.splitlines()[-1]
+    assert not (tmp_path / "run.launch/running.json").exists()
+    assert "is in use" in refusal(launched(out))
+    words, last = [HVDTRAIN, "launch", "--resume", "--out", str(out)], len(steps(out, 1))
+    same = subprocess.run([*words, "--", "--steps", str(last + 4)], **SETTINGS, timeout=90)
+    assert same.returncode == 0, same.stdout
+    assert "until then ps-sync with 2 worker(s) and 1 server(s)" in same.stdout
+    manifest = json.loads((out / "manifest.json").read_text())
+    assert (manifest["mode"], manifest["compression"], summary(out)["steps"]) == ("ps-sync", "fp16", last + 4)
+    assert [row["step"] for row in steps(out, 2)] == list(range(1, last + 5))
+    options = ["--mode", "allreduce", "--compression", "none", "--steps", str(last + 6)]
+    other = subprocess.run([*words, "-n", "2", "--", *options], **SETTINGS, timeout=90)
+    assert other.returncode == 0, other.stdout
+    manifest = json.loads((out / "manifest.json").read_text())
+    assert (manifest["mode"], manifest["compression"], summary(out)["steps"]) == ("allreduce", "none", last + 6)
+
+
+def test_launch_starts_a_crashed_job_again_after_its_last_snapshot(tmp_path):
+    out = tmp_path / "run"
+    job = launched(out, "--retries", "1", ranks=("-n", "2", "-s", "1"), train=("--mode", "ps-sync"))
+    try:
+        until(lambda: (out / "metrics.rank1.jsonl").is_file() and len(steps(out, 1)) >= 14)
+        ranks_of(job)[2].kill()
+        printed, _ = job.communicate(timeout=120)
+        assert job.returncode == 0, printed
+        assert "starting again, 1 of 1 times" in printed and "going on after step 12" in printed
+        assert [row["step"] for row in steps(out, 2)] == list(range(1, 31))
+        assert (tmp_path / "run.launch" / "log.1").is_file()
+    finally:
+        finish(job)
+
+
+def test_a_usage_error_is_not_tried_again(tmp_path):
+    job = launched(tmp_path / "run", "--retries", "3", train=("--mode", "allreduce", "--dataset", "nowhere"))
+    printed, _ = job.communicate(timeout=60)
+    assert job.returncode == 2 and "starting again" not in printed
+
+
+def test_a_batch_for_each_worker_is_the_same_after_a_restart(tmp_path):
+    out = tmp_path / "run"
+    weak = ["--per-worker", "--lr-scaling", "sqrt", "--mode", "allreduce", "--batch-size", "64"]
+    interrupted("forked", 2, out, 0, *weak)
+    done = run("forked", 2, *JOB, *weak, "--resume", "--out", str(out))
+    assert done.returncode == 0, done.stdout
+    assert json.loads((out / "manifest.json").read_text())["global_batch"] == 128
+
+
+def test_a_run_that_was_killed_between_its_last_step_and_its_summary_takes_no_step_more(whole, tmp_path):
+    out = tmp_path / "run"
+    shutil.copytree(whole, out)
+    before = summary(out)
+    (out / "summary.json").write_text("{}")
+    done = run("forked", 1, "--resume", "--out", str(out))
+    assert done.returncode == 0, done.stdout
+    after = summary(out)
+    for same in ("steps", "samples", "samples_digest", "val_loss", "evaluations"):
+        assert after[same] == before[same], same
+
+
+def test_a_snapshot_that_could_not_be_saved_is_not_said_to_be(tmp_path):
+    out = tmp_path / "run"
+    job = start(
+        "forked", 1, *JOB[:4], "--threads", "1", "--snapshot-every", "never", "--steps", "3000", "--out", str(out)
+    )
+    try:
+        until(lambda: (out / "metrics.rank0.jsonl").is_file() and len(steps(out, 0)) > 3)
+        shutil.rmtree(out / "snapshots")
+        (out / "snapshots").write_text("in the way")
+        job.send_signal(signal.SIGTERM)
+        printed, _ = job.communicate(timeout=60)
+    finally:
+        finish(job)
+    assert job.returncode == 143
+    assert "could not be saved" in printed and "no snapshot could be saved" in printed
