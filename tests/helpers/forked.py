@@ -7,6 +7,7 @@ For tests of what ranks do; those of how they are started use the starters.
 import atexit
 import contextlib
 import ctypes
+import faulthandler
 import multiprocessing
 import os
 import random
@@ -79,6 +80,7 @@ class Forked:
             process = FORKS.Process(target=_rank, args=(list(words), environment, os.getcwd(), printed, first))
             process.start()
             self.processes.append(process)
+        self.left = list(self.processes)  # whose end `wait` has not seen
 
     def ranks(self) -> dict[int, psutil.Process]:
         return {rank: psutil.Process(process.pid) for rank, process in enumerate(self.processes) if process.is_alive()}
@@ -102,17 +104,16 @@ class Forked:
         """
         deadline = time.monotonic() + timeout
         while self.returncode is None:
-            left = [process for process in self.processes if process.exitcode is None]
-            ended = connection.wait([process.sentinel for process in left], max(0, deadline - time.monotonic()))
+            ended = connection.wait([process.sentinel for process in self.left], max(0, deadline - time.monotonic()))
             if not ended:
                 raise subprocess.TimeoutExpired("forked ranks", timeout)
-            for process in left:
-                if process.sentinel in ended:
-                    process.join()
-                    self.codes.append(process.exitcode)
+            for process in [process for process in self.left if process.sentinel in ended]:
+                process.join()
+                self.codes.append(process.exitcode)
+                self.left.remove(process)
             if any(self.codes) and not self.survive:
                 self._end_others()
-            if len(ended) == len(left) or (any(self.codes) and not self.survive):
+            if not self.left or (any(self.codes) and not self.survive):
                 failed = [code for code in self.codes if (code > 0 if self.survive else code)]
                 code = failed[0] if failed else 0
                 self.returncode = 128 - code if code < 0 and not self.alone else code
@@ -127,8 +128,18 @@ class Forked:
             process.join()
 
     def communicate(self, timeout: float = 120) -> tuple[str, None]:
-        """What was printed on stdout and stderr, when all have ended."""
-        self.wait(timeout)
+        """What was printed on stdout and stderr, when all have ended.
+
+        Raises:
+            subprocess.TimeoutExpired: some rank still runs; with what was printed, and where each thread is.
+        """
+        try:
+            self.wait(timeout)
+        except subprocess.TimeoutExpired as error:
+            self.send_signal(signal.SIGUSR2)
+            time.sleep(1)
+            error.add_note(self.printed.read_text())
+            raise
         return self.printed.read_text(), None
 
     def close(self) -> None:
@@ -158,6 +169,7 @@ def _rank(words: list[str], environment: dict[str, str], folder: str, printed: s
         os.dup2(opened, number)
         os.close(opened)
     os.dup2(1, 2)
+    faulthandler.register(signal.SIGUSR2)
     sys.argv = ["hvdtrain", *words]
     exec(first, {"__name__": "__main__"})
     from hvdtrain.cli import main
