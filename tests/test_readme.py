@@ -1,6 +1,7 @@
 """Every command in every README runs; those that need more than this machine have options that exist."""
 
 import csv
+import json
 import os
 import re
 import shlex
@@ -11,6 +12,7 @@ from pathlib import Path
 
 import click
 import pytest
+from helpers.jobs import check_run_folder
 
 from hvdtrain import modes
 from hvdtrain.cli import cli
@@ -27,6 +29,11 @@ ELSEWHERE = {
     "uv run pytest": "this is it",
     "ruff check . && mypy && lint-imports": "run before the tests, by .ci/run",
 }
+# Runs of 20 steps in README.md: of each starter, in each kind of mode.
+STARTED = [
+    ("single", "single", 1, 0), ("ring", "allreduce", 2, 0), ("ring-mpi", "allreduce", 2, 0), ("ddp", "ddp", 2, 0),
+    ("launched", "ps-async", 2, 1), ("ps-sync", "ps-sync", 2, 1), ("ps-async", "ps-async", 2, 2),
+]  # fmt: skip
 # Options that READMEs name in their text and that are not hvdtrain's.
 FOREIGN = {
     "--check-build": "horovodrun", "--disp-batches": "MXNet", "--gloo": "horovodrun", "--help": "every command",
@@ -90,6 +97,10 @@ def test_every_command_runs(name, tmp_path):
         assert "Traceback" not in done.stdout, f"{command}\n{done.stdout}"
     if name == "README.md":
         check_the_main_job(next((tmp_path / "runs").glob("compare-*")))
+        for folder, mode, workers, servers in STARTED:
+            check_run_folder(tmp_path / "runs" / folder, mode, workers, servers, 20)
+        check_bench_rows(json.loads((tmp_path / "rows.json").read_text()))
+        assert (tmp_path / "rows.svg").read_text().startswith("<?xml")
 
 
 def check_the_main_job(out: Path) -> None:
@@ -105,6 +116,13 @@ def check_the_main_job(out: Path) -> None:
     assert len({row["samples"] for row in rows}) == 1
     for name in ("report.md", "report.html", "plots/loss.svg"):
         assert (out / name).stat().st_size > 1000
+
+
+def check_bench_rows(rows: list[dict]) -> None:
+    assert {(row["op"], row["backend"]) for row in rows} >= {("allreduce", "horovod"), ("pushpull", "rpc")}
+    for row in rows:
+        assert 0 < row["seconds_min"] <= row["seconds_median"] <= row["seconds_max"]
+        assert row["gb_per_s"] == pytest.approx(row["bytes"] / row["seconds_median"] / 1e9)
 
 
 def test_no_command_is_missed():

@@ -1,6 +1,4 @@
-"""`hvdtrain bench`: what it takes, what it refuses, and that its rows are of what was asked for."""
-
-import json
+"""`hvdtrain bench`: what it takes and what it refuses. The README's command shows that it measures."""
 
 import click
 import pytest
@@ -36,21 +34,3 @@ def test_what_cannot_be_timed_is_refused(arguments, words):
     result = CliRunner().invoke(bench, arguments.split())
     assert isinstance(result.exception, UsageError)
     assert words in str(result.exception)
-
-
-@pytest.mark.timeout(120)
-def test_rows_say_what_was_timed(tmp_path):
-    arguments = "--op pushpull --backend rpc --bytes 64K,1M -n 2 -s 2 --repeats 3"
-    file, plot = tmp_path / "rows.json", tmp_path / "rows.svg"
-    result = CliRunner().invoke(bench, [*arguments.split(), "--json", str(file), "--plot", str(plot)])
-    assert result.exit_code == 0, result.output
-    rows = json.loads(file.read_text())
-    assert [(row["op"], row["backend"], row["workers"], row["servers"]) for row in rows] == [
-        ("pushpull", "rpc", 2, 2)
-    ] * 2
-    assert [row["bytes"] for row in rows] == [2**16, 2**20]
-    for row in rows:
-        assert row["repeats"] == 3
-        assert 0 < row["seconds_min"] <= row["seconds_median"] <= row["seconds_max"]
-        assert row["gb_per_s"] == pytest.approx(row["bytes"] / row["seconds_median"] / 1e9)
-    assert plot.read_text().startswith("<?xml")

@@ -11,7 +11,7 @@ from hvdtrain.checks.verify import SYNCHRONOUS, compare_with_single
 
 @pytest.fixture
 def forked(monkeypatch):
-    """Ranks are forked, not launched."""
+    """Ranks are forked; the README's command launches them."""
 
     @contextlib.contextmanager
     def running(launcher, ranks, program, log):
@@ -32,13 +32,6 @@ def test_synchronous_modes_give_the_weights_of_one_process_on_the_global_batch(o
     results = list(compare_with_single(SYNCHRONOUS, workers, [optimizer]))
     assert len(results) == 3 * len(workers)
     assert not [result.line for result in results if not result.same]
-
-
-@pytest.mark.timeout(100)
-def test_ranks_that_are_launched_are_checked():
-    """As `hvdtrain verify` does it."""
-    [result] = compare_with_single(["allreduce"], [2], ["sgd"])
-    assert result.same and result.line.startswith("same")
 
 
 @pytest.mark.timeout(100)

@@ -7,6 +7,7 @@ import signal
 import subprocess
 import sys
 import time
+import tomllib
 from pathlib import Path
 
 import psutil
@@ -79,6 +80,25 @@ loop.evaluate = slowly
 
 def steps(folder: Path, rank: int) -> list[dict]:
     return [json.loads(line) for line in (folder / f"metrics.rank{rank}.jsonl").read_text().splitlines()]
+
+
+def check_run_folder(out: Path, mode: str, workers: int, servers: int, taken: int) -> None:
+    """What a finished job of so many steps, of 32 samples each, leaves."""
+    manifest, summary = (json.loads((out / f"{name}.json").read_text()) for name in ("manifest", "summary"))
+    assert (manifest["workers"], manifest["servers"], manifest["processes"]) == (workers, servers, workers + servers)
+    assert (summary["status"], summary["steps"], summary["samples"]) == ("done", taken, taken * 32)
+    ranks = range(servers, servers + workers)
+    rows = [row for rank in ranks for row in steps(out, rank)]
+    assert len(rows) == workers * taken
+    assert {row["samples"] for row in rows} == {32 // workers}
+    assert {"staleness" in row for row in rows} == {servers > 0}
+    assert any(row["comm_s"] for row in rows) == (workers + servers > 1)
+    for rank in range(workers + servers):
+        assert (out / "logs" / f"rank.{rank}.out").is_file()
+        assert (out / "logs" / f"rank.{rank}.err").is_file()
+    assert (out / "snapshots" / "final.safetensors").is_file()
+    assert list(out.glob("events.out.tfevents.*"))
+    assert tomllib.loads((out / "config.toml").read_text())["mode"] == mode
 
 
 def until(condition, seconds: float = 60.0):

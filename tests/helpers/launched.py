@@ -10,7 +10,6 @@ from hvdtrain.world.parent import is_alive
 
 TINY = ["--width", "0.0625", "--threads", "1", "--epochs", "1000"]
 TOKEN = "s3cret-t0ken-of-a-user"
-PLACES = {"local": [], "ssh": ["-H", "localhost:3"], "mpi": ["-H", "localhost:3"]}
 
 
 def command_line(pid):
@@ -24,8 +23,7 @@ def command_line(pid):
 class Launched:
     """A job that goes on until it is ended; whatever is left of it when the block ends is killed."""
 
-    def __init__(self, out, launcher, workers, servers, *options, env=None, place=None):
-        place = PLACES[launcher] if place is None else place
+    def __init__(self, out, launcher, workers, servers, *options, env=None, place=()):
         words = ["launch", "--launcher", launcher, "-n", workers, "-s", servers, *place, "--out", out, "--"]
         self.out, self.first = out, servers
         self.process = subprocess.Popen(

@@ -10,7 +10,7 @@ import subprocess
 import pytest
 from helpers.jobs import HVDTRAIN, SETTINGS, steps, until
 
-pytestmark = pytest.mark.timeout(240)
+pytestmark = [pytest.mark.timeout(240), pytest.mark.xdist_group("slurm")]  # one process runs them all
 TOOLS = ("slurmctld", "slurmd", "munged", "sbatch", "srun")
 TINY = ["--width", "0.0625", "--threads", "1"]
 

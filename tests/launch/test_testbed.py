@@ -1,7 +1,6 @@
 """Jobs over several hosts: network namespaces with a name and an sshd each, joined by 1 Gbit/s. Needs root."""
 
 import contextlib
-import fcntl
 import json
 import os
 import shutil
@@ -18,7 +17,8 @@ from helpers.launched import TOKEN, Launched, command_line
 
 from hvdtrain.launch import testbed
 
-pytestmark = pytest.mark.timeout(240)
+# One process runs them all: the nodes' names are this machine's.
+pytestmark = [pytest.mark.timeout(240), pytest.mark.xdist_group("testbed")]
 ROOT = Path(__file__).parent.parent.parent
 TINY = ["--width", "0.0625", "--threads", "1", "--steps", "6"]
 
@@ -32,26 +32,18 @@ def why_not():
     return ""
 
 
-@contextlib.contextmanager
-def alone():
-    """The nodes' names are this machine's: one test at a time."""
-    with open("/tmp/hvdtrain-testbed.lock", "w") as lock:
-        fcntl.flock(lock, fcntl.LOCK_EX)
-        yield
-
-
-@pytest.fixture
+@pytest.fixture(scope="module")
 def nodes():
+    """Two nodes. A test that changes them puts them up again."""
     if reason := why_not():
         if os.environ.get("HVDTRAIN_TESTBED") == "required":
             pytest.fail(reason)
         pytest.skip(reason)
-    with alone():
-        testbed.up(2, "1gbit")
-        try:
-            yield
-        finally:
-            testbed.down()
+    testbed.up(2, "1gbit")
+    try:
+        yield
+    finally:
+        testbed.down()
 
 
 def made():
@@ -182,8 +174,7 @@ def test_a_job_ends_on_all_hosts_and_says_why(how, launcher, nodes, tmp_path):
         assert code not in (0, 2) and last.startswith("hvdtrain: the job failed: "), printed
 
 
-@pytest.mark.parametrize("launcher", ["ssh", "mpi"])
-def test_ranks_run_the_copied_code_on_the_copied_data(launcher, nodes, small, tmp_path):
+def test_ranks_run_the_copied_code_on_the_copied_data(nodes, small, tmp_path):
     source, copy, out = tmp_path / "source", tmp_path / "a copy; of $HOME", tmp_path / "run"
     for name in ("hvdtrain", "datasets", "launchers"):
         shutil.copytree(ROOT / name, source / name, ignore=shutil.ignore_patterns("__pycache__"))
@@ -191,7 +182,7 @@ def test_ranks_run_the_copied_code_on_the_copied_data(launcher, nodes, small, tm
     with (source / "hvdtrain/rank/command.py").open("a") as file:  # which ranks import, and `launch` does not
         file.write("\nimport socket\nPath(f'where.{socket.gethostname()}').write_text(__file__)\n")
     place = ["-H", "node1:1,node2:1", "--sync-dst-dir", str(copy), "--sync-data", "--out", str(out)]
-    words = [sys.executable, "-m", "hvdtrain", "launch", "--launcher", launcher, "-n", "2", *place]
+    words = [sys.executable, "-m", "hvdtrain", "launch", "--launcher", "ssh", "-n", "2", *place]
     options = ["--mode", "allreduce", *TINY[:4], "--steps", "2", "--dataset", "images"]
     settings = SETTINGS | {"env": ENV | {"PYTHONPATH": str(source)}}
     done = subprocess.run([*words, "--", *options], **settings, cwd=source, timeout=150)
@@ -218,6 +209,7 @@ def test_what_is_wrong_with_hosts_is_one_line_for_each(nodes, tmp_path):
     assert third.startswith("hvdtrain: node2: ") and "it cannot connect to node1 (10.77.77.1: " in third
     assert f"it does not see {tmp_path} of this machine: give --out a folder on storage that all hosts share" in third
     assert list(tmp_path.iterdir()) == []
+    testbed.up(2, "1gbit")
 
 
 def test_a_comparison_over_hosts_says_that_it_crossed_a_network(nodes, tmp_path):
