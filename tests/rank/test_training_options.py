@@ -6,7 +6,7 @@ import time
 
 import pytest
 import torch
-from helpers.jobs import JOB, final_weights, finish, hvdtrain, run, start, steps, until
+from helpers.jobs import JOB, final_weights, finish, hvdtrain, make_images, run, start, steps, until
 
 from hvdtrain.config.run_config import RunConfig
 from hvdtrain.errors import UsageError
@@ -67,7 +67,8 @@ def test_bfloat16_learns_as_float32_does(tmp_path):
 
 @pytest.mark.timeout(300)
 def test_a_compiled_model_learns_the_same_and_its_compiling_is_not_training(tmp_path):
-    options = ["--model", "cnn", "--width", "0.25"]
+    make_images(tmp_path / "data", train=16, validation=8, side=32)  # a batch an epoch: one shape to compile
+    options = ["--model", "cnn", "--width", "0.25", "--dataset", str(tmp_path / "data")]
     plain = final_weights("forked", 1, tmp_path / "plain", *options)
     served = ["--mode", "ps-sync", "--servers", "1"]
     compiled = final_weights("forked", 2, tmp_path / "compiled", *options, *served, "--compile")
