@@ -6,6 +6,7 @@ mpirun -np 3 python -m hvdtrain.bench.ranks BACKEND SERVERS REPEATS BYTES[,BYTES
 import json
 import socket
 import sys
+import tempfile
 import time
 from collections.abc import Callable, Iterator
 from functools import partial
@@ -22,6 +23,7 @@ from hvdtrain.ps.exchange import Exchange
 from hvdtrain.ps.partition import cut
 from hvdtrain.world import horovod
 from hvdtrain.world.job import Job
+from hvdtrain.world.memory import keep_memory
 from hvdtrain.world.place import World, read_world
 from hvdtrain.world.rendezvous import open_store
 
@@ -33,6 +35,8 @@ TIMEOUT_S = UPDATE.timeout
 def main() -> None:
     backend, servers, repeats, sizes = sys.argv[1], *map(int, sys.argv[2:4]), list(map(int, sys.argv[4].split(",")))
     world = read_world(servers)
+    if backend != "naive-rpc":  # as in every process that trains
+        keep_memory()
     torch.set_num_threads(1)
     seconds = BACKENDS[backend](world, repeats, sizes)
     if world.rank == world.size - 1:
@@ -88,7 +92,8 @@ def join_workers(world: World, store: dist.Store) -> None:
 def pushpull(world: World, repeats: int, sizes: list[int]) -> list[list[float]]:
     """A gradient out and fresh weights in, as the ps- modes do it: applied with plain SGD as it comes."""
     if world.is_server:
-        ps_async.serve(Job(UPDATE, world, Path(), torch.device("cpu"), threads=1), print)
+        with tempfile.TemporaryDirectory() as folder:
+            ps_async.serve(Job(UPDATE, world, Path(folder), torch.device("cpu"), threads=1), print)
         return []
     store = open_store(world, TIMEOUT_S)
     rpc.start(world, store, TIMEOUT_S)

@@ -6,7 +6,7 @@ Each process has an endpoint, an object whose methods its peers call by name: `p
 - A handler that blocks takes one of a few threads: methods return at once, or return a future.
 - Tensors in flight are not copied: whoever sends one leaves it alone until it is answered.
 - Every message is received into new memory, and what costs time there is the page faults of touching it first: memory
-  is kept by the process, and messages are small enough to be taken from what is kept (see keep_memory).
+  is kept by the process, and messages are small enough to be taken from what is kept (see world.memory).
 - Nobody learns that a peer has died: servers keep a call open at every worker and workers at every server, which
   breaks with the peer (see watch).
 - A graceful shutdown waits without limit for every peer: ranks leave at a barrier of their own, bounded, and shut down
@@ -14,7 +14,6 @@ Each process has an endpoint, an object whose methods its peers call by name: `p
 - No authentication, pickle on the wire: whoever reaches the port runs code. Local jobs listen on loopback alone.
 """
 
-import ctypes
 import os
 import re
 import threading
@@ -43,22 +42,11 @@ PATIENCE = 1.5
 # How often a watch is answered. Over shared memory TensorPipe sometimes delivers a message only when the next one comes
 # (seen where a process is stopped again and again): a second at most passes until then.
 HEARTBEAT_S = 0.25
-LARGEST_KEPT = 32 * 2**20  # bytes: glibc gives what is larger back to the system in any case
 
 _endpoint: Any = None  # of this process: handlers are called by name, without an object
 _leaving = threading.Event()
 _watched: "list[Future[bool]]" = []  # by peers: open until this process leaves, or for a while
 _watched_lock = threading.Lock()
-
-
-def keep_memory() -> None:
-    """Keep freed memory in this process, for the next message: glibc's mallopt(3), where there is one."""
-    m_trim_threshold, m_mmap_threshold, m_arena_max = -1, -3, -8
-    mallopt = getattr(ctypes.CDLL(None), "mallopt", None)
-    if mallopt:
-        mallopt(m_mmap_threshold, LARGEST_KEPT)
-        mallopt(m_trim_threshold, 2**31 - 1)
-        mallopt(m_arena_max, 1)  # what one thread frees is for all
 
 
 def start(world: World, store: "Store", timeout: float, endpoint: object = None) -> None:
@@ -72,7 +60,6 @@ def start(world: World, store: "Store", timeout: float, endpoint: object = None)
     def find(url: str, **_: object) -> "Iterator[tuple[Store, int, int]]":
         yield PrefixStore("rpc", store), world.rank, world.size
 
-    keep_memory()
     set_endpoint(endpoint)
     register_rendezvous_handler("hvdtrain", find)
     transport = OVER_TCP if os.environ.get("HVDTRAIN_OVER_TCP") else {}

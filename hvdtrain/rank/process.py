@@ -10,6 +10,8 @@ from hvdtrain.config.run_config import RunConfig
 from hvdtrain.errors import UsageError
 from hvdtrain.runs.folder import CONFIG, check_free, claim, is_begun, wait_for_claim
 from hvdtrain.runs.request import check, check_workers, with_absolute_paths
+from hvdtrain.world.cgroups import usable_cores
+from hvdtrain.world.memory import keep_memory
 from hvdtrain.world.parent import end_with_starter
 from hvdtrain.world.place import World, read_world
 from hvdtrain.world.preempt import EXIT_CODE, Terminated
@@ -33,12 +35,14 @@ def run_rank(config: RunConfig, out: str, resuming: bool = False) -> None:
         world = read_world(check(config).servers)
         config = config.for_workers(world.workers)
         check_workers(config, world.workers)
-        threads = config.threads or _share_of_cores(world)
+        # A server answers from several threads, each of which would open an OpenMP team of its own.
+        threads = 1 if world.is_server else config.threads or _share_of_cores(world)
         # Torch reads these when it is imported.
         os.environ["OMP_NUM_THREADS"] = os.environ["MKL_NUM_THREADS"] = str(threads)
         if not world.is_server:  # it has large tensors; a server has buckets, which huge pages would leave gaps between
             os.environ.setdefault("THP_MEM_ALLOC_ENABLE", "1")
         os.environ.setdefault("TORCH_CPP_LOG_LEVEL", "ERROR")
+        keep_memory()
         job = _job_id(world)
         folder = Path(out or f"runs/{config.mode}-{job}")
         asked, resuming = resuming, resuming and is_begun(folder)
@@ -91,9 +95,11 @@ def run_rank(config: RunConfig, out: str, resuming: bool = False) -> None:
 
 
 def _share_of_cores(world: World) -> int:
-    """As many threads as let all workers of this host have their own cores."""
+    """As many threads as let all workers of this host have their own cores. On several hosts nobody knows which of the
+    ranks here are servers, and all count as workers.
+    """
     workers_here = world.local_size - (world.servers if world.is_local else 0)
-    return max(1, len(os.sched_getaffinity(0)) // max(1, workers_here))
+    return max(1, int(usable_cores() // max(1, workers_here)))
 
 
 def _job_id(world: World) -> str:

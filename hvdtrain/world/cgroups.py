@@ -1,10 +1,16 @@
 """What this process may use of its host: the limits of its control groups, versions 1 and 2."""
 
 import contextlib
+import os
 from collections.abc import Iterator
 from pathlib import Path
 
 CGROUPS, OWN_CGROUP = Path("/sys/fs/cgroup"), Path("/proc/self/cgroup")
+
+
+def usable_cores() -> float:
+    """Cores' worth of time that this process may use: those it is allowed on, within its control groups' quota."""
+    return min(len(os.sched_getaffinity(0)), cpu_quota())
 
 
 def cpu_quota(root: Path = CGROUPS, own: Path = OWN_CGROUP) -> float:
