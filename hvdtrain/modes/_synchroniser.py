@@ -1,7 +1,7 @@
 """What a mode does for one worker, and what the modes share whose workers each apply the update themselves."""
 
 from collections.abc import Mapping
-from typing import Protocol
+from typing import Any, Protocol
 
 import torch
 from torch import nn
@@ -20,16 +20,12 @@ class Synchroniser(Protocol):
     Attributes:
         group: this worker and the others.
         backend: what carries the gradients, for the manifest: `none`, `horovod-mpi`, `gloo`, `rpc` …
-        bytes_per_step: payload bytes sent in one step by all processes of the job together.
         push_status: what is known of this step's push, now or later; None where nothing is pushed.
         waited_s: seconds that forward waited for weights in this step.
     """
 
     group: Group
     backend: str
-
-    @property
-    def bytes_per_step(self) -> float: ...
 
     @property
     def push_status(self) -> PushStatus | None: ...
@@ -68,8 +64,11 @@ class Synchroniser(Protocol):
     def idle(self) -> None:
         """Where workers are not in lockstep: let no other wait for this one until it pushes again."""
 
-    def servers(self) -> list[tuple[str, float]]:
-        """Of each server, the name of its host and its peak resident memory in MiB."""
+    def traffic(self, steps: int) -> tuple[int, int]:
+        """Payload bytes of tensors that this process has sent and received, in so many steps since it began."""
+
+    def ask_servers(self, question: str) -> list[dict[str, Any]]:
+        """What each server says: of its `cost` or its `host`, methods of ps.server.Server."""
 
 
 class LocalUpdate:
@@ -77,11 +76,14 @@ class LocalUpdate:
 
     Such a mode adds `group` and `prepare`, which makes `optimizer`, and as far as gradients are not averaged in
     backward itself, `wait` and `update`.
+
+    Attributes:
+        message: payload bytes of a step's gradients, as they are averaged.
     """
 
     group: Group
     backend = "none"
-    bytes_per_step = 0.0
+    message = 0.0
     push_status = None
     waited_s = 0.0
     optimizer: torch.optim.Optimizer
@@ -118,5 +120,13 @@ class LocalUpdate:
     def idle(self) -> None:
         pass
 
-    def servers(self) -> list[tuple[str, float]]:
+    def traffic(self, steps: int) -> tuple[int, int]:
+        """By the formula: a ring of n sends and receives 2(n-1)/n of the message at each rank (Patarasuk and Yuan,
+        2009). What carries it may take another way; no all-reduce sends less at its busiest rank.
+        """
+        n = self.world.size
+        moved = round(steps * 2 * (n - 1) / n * self.message)
+        return moved, moved
+
+    def ask_servers(self, question: str) -> list[dict[str, Any]]:
         return []

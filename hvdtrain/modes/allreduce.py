@@ -35,10 +35,9 @@ class AllReduce(LocalUpdate):
         self.backend = "horovod-nccl" if on_gpu and not self.staged else group.backend
 
     def prepare(self, model: nn.Module) -> nn.Module:
-        # A ring of n ranks sends 2(n-1)/n of the message from each: 2(n-1) messages in all.
         half = self.config.compression == "fp16"
         self.compression = hvd.Compression.fp16 if half else hvd.Compression.none
-        self.bytes_per_step = 2.0 * (self.world.size - 1) * payload_bytes(model) / (1 + half)
+        self.message = payload_bytes(model) / (1 + half)
         self.optimizer = self.make_optimizer(model)
         if self.staged:
             self._prepare_staged(model)

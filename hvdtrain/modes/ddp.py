@@ -21,7 +21,7 @@ class Ddp(LocalUpdate):
     """Its wait is the end of backward(), after the last gradient, where the clock sees it."""
 
     def prepare(self, model: nn.Module) -> nn.Module:
-        self.bytes_per_step = 2.0 * (self.world.size - 1) * payload_bytes(model)
+        self.message = payload_bytes(model)
         self.optimizer = self.make_optimizer(model)
         # Buffers are averaged before an evaluation, as in every mode, not copied from one rank at every step.
         wrap: Any = nn.parallel.DistributedDataParallel

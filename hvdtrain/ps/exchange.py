@@ -39,7 +39,7 @@ class Exchange:
     Attributes:
         push_status: of the current step.
         waited_s: seconds that wait_for took since the current step began; of a GPU, those that have come.
-        bytes_moved: bytes of tensors sent and received in all.
+        bytes_sent, bytes_received: of tensors, in all.
     """
 
     def __init__(
@@ -58,7 +58,7 @@ class Exchange:
         self.versions = [0] * len(pieces)
         self.step, self.lr = 0, 0.0
         self.push_status = PushStatus(0)
-        self.bytes_moved = 0
+        self.bytes_sent = self.bytes_received = 0
         self._stopwatch = Stopwatch(weights.device)
         self._waits: list[tuple[Any, Any]] = []  # when each wait of this step began and ended
         self._starts = list(accumulate(sizes, initial=0))
@@ -174,7 +174,7 @@ class Exchange:
                 status.sent(version)
             encoded = None if gradient is None else self.compressors[number].encode(gradient)
             with self._changed:
-                self.bytes_moved += sum(tensor.nbytes for tensor in encoded or ())
+                self.bytes_sent += sum(tensor.nbytes for tensor in encoded or ())
             delivered = rpc.call(piece.server, "push", piece.number, Push(self.worker, step, version, lr, encoded))
             delivered.add_done_callback(partial(self._delivered, number, size))
 
@@ -209,7 +209,7 @@ class Exchange:
             self.weights[piece.start : piece.stop].copy_(answer.weights)
         self.versions[number] = answer.version
         with self._changed:
-            self.bytes_moved += answer.weights.nbytes
+            self.bytes_received += answer.weights.nbytes
 
     def fail(self, problem: BaseException) -> None:
         """Have this raised where the worker waits, or will."""

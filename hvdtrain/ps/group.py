@@ -2,6 +2,7 @@
 
 from collections.abc import Iterator
 from contextlib import contextmanager
+from typing import Any
 
 import torch
 from torch.distributed import Store
@@ -43,6 +44,10 @@ class ServerGroup(Group):
                 if silent:
                     ranks = [self.world.servers + worker for worker in silent]
                     raise Failure(f"ranks {ranks} hang: they did not come to where the others wait for them") from None
+
+    def collect(self, name: str, value: Any) -> dict[int, Any]:
+        with _store_of_rank_0():
+            return self.collect_in(self.store, name, value)
 
     def request_barrier(self, number: int) -> None:
         with _store_of_rank_0():

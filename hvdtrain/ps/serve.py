@@ -19,6 +19,7 @@ from hvdtrain.ps.ledger import LeaseLedger, Ledger
 from hvdtrain.ps.membership import Membership
 from hvdtrain.ps.messages import Answer
 from hvdtrain.ps.server import Server
+from hvdtrain.ps.server_metrics import Load, ServerMetrics
 from hvdtrain.world.job import Job
 from hvdtrain.world.place import World
 from hvdtrain.world.preempt import deferred_sigterm
@@ -48,16 +49,19 @@ def serve(job: Job, report: Callable[[str], None], make_policy: MakePolicy) -> N
     def make_bucket(number: int, weights: torch.Tensor) -> Bucket:
         policy = make_policy(world.workers, config)
         return Bucket(
-            weights, lambda p: make_optimizer(config, p), policy, ledger.of_bucket(number) if ledger else no_ledger
-        )
+            weights, lambda p: load.time_steps_of(make_optimizer(config, p)), policy,
+            ledger.of_bucket(number) if ledger else no_ledger,
+        )  # fmt: skip
 
     def send(worker: int, bucket: int, answer: Answer) -> None:
         rpc.call(world.servers + worker, "take_answer", world.rank, bucket, answer)  # a lost worker is noticed below
 
-    leases = Leases(lease_ledger.write) if lease_ledger else Leases()
-    server = Server(make_bucket, Compressor(config.compression).decode, Membership(world.workers), leases, send)
+    leases, load = Leases(lease_ledger.write) if lease_ledger else Leases(), Load()
+    decode = Compressor(config.compression).decode
+    server = Server(make_bucket, decode, Membership(world.workers), leases, send, load)
     store = open_store(world, config.timeout)
     rpc.start(world, store, config.timeout, server)  # with the server: a worker may call as soon as it has started
+    metrics = ServerMetrics(job.folder, world.rank, load)  # now that all have met, the first worker has the folder
     ended: SimpleQueue[tuple[int, str]] = SimpleQueue()
     for rank in range(world.servers, world.size):
         rpc.watch(rank, config.timeout, partial(lambda rank, why: ended.put((rank, why)), rank))
@@ -68,6 +72,7 @@ def serve(job: Job, report: Callable[[str], None], make_policy: MakePolicy) -> N
                 _lose(rank, why, world, store, server)
                 if world.rank == 0:
                     report(f"hvdtrain: rank {rank} is lost, and the others go on without it: {why}")
+        metrics.stop()
         if ledger:
             ledger.close()
         if lease_ledger:

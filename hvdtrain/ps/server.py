@@ -1,8 +1,7 @@
 """What a server process holds, and what workers can ask of it: a message, a method, an answer."""
 
-import resource
-import socket
 from collections.abc import Callable, Mapping, Sequence
+from typing import Any
 
 import torch
 from torch.futures import Future
@@ -11,6 +10,8 @@ from hvdtrain.ps.bucket import Bucket, Reply
 from hvdtrain.ps.leases import Leases
 from hvdtrain.ps.membership import Membership
 from hvdtrain.ps.messages import Answer, Push
+from hvdtrain.ps.server_metrics import Load
+from hvdtrain.world.host import describe
 
 
 class Server:
@@ -22,6 +23,7 @@ class Server:
         membership: the workers that are there.
         leases: which worker has which share, on the first server.
         send: takes a worker, a bucket's number and an answer to that worker, and returns at once.
+        load: counts what this server does.
     """
 
     def __init__(
@@ -31,28 +33,33 @@ class Server:
         membership: Membership,
         leases: Leases,
         send: Callable[[int, int, Answer], None],
+        load: Load,
     ) -> None:
         self.make_bucket, self.decode, self.send = make_bucket, decode, send
-        self.membership, self.leases = membership, leases
+        self.membership, self.leases, self.load = membership, leases, load
         self.buckets: dict[int, Bucket] = {}
 
     def push(self, bucket: int, push: Push) -> Answer | None:
         """Take a worker's encoded gradient. Its answer, or None where it has to wait: then `send` takes it later."""
         self.membership.heard(push.worker)
-        decoded = push if push.gradient is None else push._replace(gradient=self.decode(push.gradient))
         own = None
-        for worker, answer in self.buckets[bucket].push(decoded):
-            if worker == push.worker:
-                own = answer
-            else:
-                self.send(worker, bucket, answer)
+        with self.load.handling(bucket, push):
+            decoded = push if push.gradient is None else push._replace(gradient=self.decode(push.gradient))
+            for worker, answer in self.buckets[bucket].push(decoded):
+                self.load.answered(worker, bucket, answer)
+                if worker == push.worker:
+                    own = answer
+                else:
+                    self.send(worker, bucket, answer)
         if bucket == 0:  # the one that backward completes last; of a push that its worker's death cuts short, it counts
             self.leases.finished(push.worker, push.step)
         return own
 
     def pull(self, bucket: int, worker: int) -> Answer:
         """A bucket as it is. The worker pushes nothing before it has it."""
-        return self.buckets[bucket].pull(worker)
+        answer = self.buckets[bucket].pull(worker)
+        self.load.answered(worker, bucket, answer)
+        return answer
 
     def idle(self, worker: int, step: int) -> None:
         """The worker pushes nothing for now, after this step: see bucket.Policy."""
@@ -65,9 +72,11 @@ class Server:
             self._send_all(number, bucket.lose(worker))
         self.leases.lose(worker)
         self.membership.lose(worker)
+        self.load.lost(worker)
 
     def _send_all(self, number: int, replies: list[Reply]) -> None:
         for worker, answer in replies:
+            self.load.answered(worker, number, answer)
             self.send(worker, number, answer)
 
     def sum(self, worker: int, number: int, values: torch.Tensor) -> "Future[torch.Tensor]":
@@ -102,6 +111,10 @@ class Server:
     def optimizer_state(self, bucket: int) -> dict[str, torch.Tensor]:
         return self.buckets[bucket].optimizer_state()
 
-    def host_and_memory(self) -> tuple[str, float]:
-        """The name of this host, and this process's peak resident memory in MiB."""
-        return socket.gethostname(), resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024
+    def cost(self) -> dict[str, Any]:
+        """See Load.cost."""
+        return self.load.cost()
+
+    def host(self) -> dict[str, Any]:
+        """What this process's host has to offer: see world.host.describe."""
+        return describe()

@@ -180,9 +180,8 @@ class PushPull:
     def waited_s(self) -> float:
         return self.exchange.waited_s
 
-    @property
-    def bytes_per_step(self) -> float:
-        return self.world.workers * self.exchange.bytes_moved / max(1, self.exchange.step - self._restored)
+    def traffic(self, steps: int) -> tuple[int, int]:
+        return self.exchange.bytes_sent, self.exchange.bytes_received
 
-    def servers(self) -> list[tuple[str, float]]:
-        return [rpc.ask(server, "host_and_memory") for server in range(self.world.servers)]
+    def ask_servers(self, question: str) -> list[dict[str, Any]]:
+        return [rpc.ask(server, question) for server in range(self.world.servers)]

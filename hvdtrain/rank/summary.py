@@ -1,6 +1,7 @@
 """What a finished run came to: summary.json."""
 
-import resource
+import socket
+from collections.abc import Sequence
 from typing import Any
 
 from hvdtrain.modes._synchroniser import Synchroniser
@@ -8,15 +9,25 @@ from hvdtrain.numerics.clock import PHASES
 from hvdtrain.runs.metrics import Recorder, Tally
 from hvdtrain.training.history import History
 from hvdtrain.world.job import Job
+from hvdtrain.world.memory import peak_rss_mb
 
 
-def summarise(job: Job, sync: Synchroniser, recorder: Recorder, history: History) -> dict[str, Any]:
-    """The summary of a run over all workers; every worker calls it together, and gets the same."""
-    workers = job.world.workers
-    rss = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024
-    there, rows = sync.group.gather([rss, history.wall_s, *recorder.tally.row()])
-    rss_mb, wall = rows[:, :2].T
-    tally = Tally.of(rows[:, 2:].tolist())
+def summarise(
+    job: Job, sync: Synchroniser, recorder: Recorder, history: History, first_step: int, processor_s: Sequence[float]
+) -> dict[str, Any]:
+    """The summary of a run over all workers; every worker calls it together, and the first gets it, the others nothing.
+
+    Args:
+        first_step: the step of the snapshot that this job went on from, or 0.
+        processor_s: this process's processor seconds, then on the first worker each server's.
+    """
+    workers, steps = job.world.workers, history.step - first_step
+    processes = _processes(job, sync, recorder.samples, steps, processor_s)
+    there, rows = sync.group.gather([history.wall_s, *recorder.tally.row()])
+    if not job.world.is_chief:
+        return {}
+    wall = rows[:, 0]
+    tally = Tally.of(rows[:, 1:].tolist())
     seconds = [spent / tally.steps for spent in tally.seconds]
     counts = {str(i): n for i, n in enumerate(tally.staleness) if n}
     last, best = history.evaluations[-1], history.best
@@ -37,16 +48,43 @@ def summarise(job: Job, sync: Synchroniser, recorder: Recorder, history: History
         "target_accuracy": job.config.target_accuracy,
         "time_to_target_s": reached[0] if reached else None,
         "exposed_comm_fraction": seconds[PHASES.index("comm")] / sum(seconds),
-        "bytes_sent_per_step": sync.bytes_per_step,
+        "bytes_sent_per_step": sum(process["bytes_sent"] for process in processes) / steps if steps else None,
         "staleness_mean": tally.stale_sum / sum(counts.values()) if counts else None,
         "staleness_max": tally.stale_max if counts else None,
         "staleness_histogram": counts,
-        "peak_rss_mb": rss_mb.sum().item() + sum(memory for _, memory in sync.servers()),
+        "peak_rss_mb": sum(process["peak_rss_mb"] for process in processes),
         "samples_digest": f"{tally.digest:012x}",
         "step_seconds": dict(zip(PHASES, seconds, strict=True)),
+        "processes": processes,
         "workers": workers,
         "lost_workers": [job.world.servers + worker for worker in range(workers) if worker not in there],  # ranks
         "snapshots": history.snapshots,
         "snapshot_s": history.snapshot_s,
         "evaluations": history.evaluations,
     }
+
+
+def _processes(
+    job: Job, sync: Synchroniser, samples: int, steps: int, processor_s: Sequence[float]
+) -> list[dict[str, Any]]:
+    """What each process of the job has cost since it began, on the first worker; all workers call it together.
+
+    A row for each rank but workers that were lost: `rank`, `role`, `host`, `samples` that it trained on (None of a
+    server), `cpu_s` of training, `peak_rss_mb` of its whole life, and payload `bytes_sent` and `bytes_received`, see
+    Synchroniser.traffic. Where a run was resumed, rows are of its last start alone.
+    """
+    world = job.world
+    sent, received = sync.traffic(steps)
+    own = {
+        "host": socket.gethostname(), "samples": samples, "cpu_s": processor_s[0], "peak_rss_mb": peak_rss_mb(),
+        "bytes_sent": sent, "bytes_received": received,
+    }  # fmt: skip
+    of_workers = sync.group.collect("processes", own)
+    if not world.is_chief:
+        return []
+    rows: list[dict[str, Any]] = [
+        {"rank": rank, "role": "server", "samples": None} | cost | {"cpu_s": spent}
+        for rank, (cost, spent) in enumerate(zip(sync.ask_servers("cost"), processor_s[1:], strict=True))
+    ]
+    rows += [{"rank": world.servers + worker, "role": "worker"} | of_workers[worker] for worker in sorted(of_workers)]
+    return [row | {name: round(row[name], 3) for name in ("cpu_s", "peak_rss_mb")} for row in rows]

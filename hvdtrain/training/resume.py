@@ -78,11 +78,13 @@ def prepare_folder(run: Path, snapshot: Snapshot | None, ranks: range) -> None:
     """Make a run folder as it was at the snapshot, or at the beginning.
 
     Args:
-        ranks: those that will write metrics of their own, and cut them themselves.
+        ranks: those that will write metrics of their own, and cut them themselves. Servers go on with theirs.
     """
     (run / "summary.json").unlink(missing_ok=True)
     if snapshot:
         roll_back(run, snapshot)
+    for path in run.glob("metrics.server*.jsonl") if not snapshot else ():
+        path.unlink()
     for path in run.glob("metrics.rank*.jsonl"):
         if path.name not in {f"metrics.rank{rank}.jsonl" for rank in ranks}:
             cut_after(path, snapshot.step if snapshot else 0)

@@ -1,13 +1,15 @@
 """The workers of a job as one of them sees them: small sums, barriers, and leaving together."""
 
+import json
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from hvdtrain.world.place import World
 
 if TYPE_CHECKING:
     from torch import Tensor
+    from torch.distributed import Store
 
 
 class Group(ABC):
@@ -39,6 +41,22 @@ class Group(ABC):
         there = rows[:, 0].nonzero().flatten().tolist()
         return there, rows[there, 1:]
 
+    @abstractmethod
+    def collect(self, name: str, value: Any) -> dict[int, Any]:
+        """What each worker that is there gives, by its number, on the first worker; on the others nothing. All call it
+        together.
+
+        Args:
+            name: of what is collected; another one each time.
+            value: of plain types, as JSON holds them.
+        """
+
+    def collect_in(self, store: "Store", name: str, value: Any) -> dict[int, Any]:
+        """The same by way of a store that all workers reach."""
+        store.set(f"{name}/{self.worker}", json.dumps(value))
+        there, _ = self.gather([])
+        return {} if self.worker else {worker: json.loads(store.get(f"{name}/{worker}")) for worker in there}
+
     def request_barrier(self, number: int) -> None:  # noqa: B027  # only workers that are not in lockstep need it
         """Ask all workers to come to the barrier of this number."""
 
@@ -55,3 +73,6 @@ class Alone(Group):
 
     def sum(self, values: "Tensor") -> "Tensor":
         return values
+
+    def collect(self, name: str, value: Any) -> dict[int, Any]:
+        return {0: value}

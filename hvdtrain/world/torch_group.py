@@ -1,6 +1,7 @@
 """The workers of a job as a process group of torch.distributed."""
 
 from datetime import timedelta
+from typing import Any
 
 import torch
 import torch.distributed as dist
@@ -30,6 +31,9 @@ class TorchGroup(Group):
         total = values.clone()
         dist.all_reduce(total)
         return total
+
+    def collect(self, name: str, value: Any) -> dict[int, Any]:
+        return self.collect_in(self.store, name, value)
 
     def close(self) -> None:
         leave(self.world, self.store, self.timeout)

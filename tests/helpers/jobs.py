@@ -99,6 +99,30 @@ def check_run_folder(out: Path, mode: str, workers: int, servers: int, taken: in
     assert (out / "snapshots" / "final.safetensors").is_file()
     assert list(out.glob("events.out.tfevents.*"))
     assert tomllib.loads((out / "config.toml").read_text())["mode"] == mode
+    _check_costs(out, manifest, summary, servers)
+
+
+def _check_costs(out: Path, manifest: dict, summary: dict, servers: int) -> None:
+    """Of each process of a job on this host."""
+    rows, ranks = summary["processes"], range(manifest["processes"])
+    assert [(row["rank"], row["role"]) for row in rows] == [
+        (rank, "server" if rank < servers else "worker") for rank in ranks
+    ]
+    assert all(row["cpu_s"] > 0 and row["peak_rss_mb"] > 50 for row in rows)
+    assert sum(row["samples"] or 0 for row in rows) == summary["samples"]
+    sent, received = (sum(row[name] for row in rows) for name in ("bytes_sent", "bytes_received"))
+    assert sent == received and (sent > 0) == (len(ranks) > 1)
+    assert summary["bytes_sent_per_step"] == sent / summary["steps"]
+    [(host, known)] = manifest["hosts"].items()
+    assert {row["host"] for row in rows} == {host} and known["ranks"] == list(ranks)
+    assert known["threads_per_worker"] == manifest["threads_per_worker"]
+    assert known["versions"]["torch"] == manifest["versions"]["torch"]
+    assert manifest["environment"]["OMP_NUM_THREADS"] == str(manifest["threads_per_worker"])
+    assert ("HOROVOD_FUSION_THRESHOLD" in manifest["environment"]) == manifest["backend"].startswith("horovod")
+    assert len(list(out.glob("metrics.server*.jsonl"))) == servers
+    for row in rows[:servers]:
+        last = json.loads((out / f"metrics.server{row['rank']}.jsonl").read_text().splitlines()[-1])
+        assert (last["queue"], last["waiting"], last["bytes_sent"]) == (0, 0, row["bytes_sent"])
 
 
 def until(condition, seconds: float = 60.0):

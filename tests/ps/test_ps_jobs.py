@@ -177,6 +177,7 @@ def test_an_asynchronous_job_goes_on_without_a_worker_that_is_killed(mode, optio
     assert said.count("hvdtrain: rank 2 is lost, and the others go on without it") == 1
     summary = json.loads((out / "summary.json").read_text())
     assert (summary["status"], summary["steps"], summary["lost_workers"]) == ("done", 3 * 30, [2])
+    assert [row["rank"] for row in summary["processes"]] == [0, 1, 3]
     assert len(summary["evaluations"]) == 3
     assert len(steps(out, 2)) < 3 * 30
     shares = sum(len(steps(out, rank)) for rank in (1, 2, 3))

@@ -4,6 +4,7 @@ import threading
 
 import pytest
 import torch
+from torch.distributed import HashStore
 
 from hvdtrain.config.run_config import RunConfig
 from hvdtrain.data.sampling import BatchSampler
@@ -22,13 +23,16 @@ from hvdtrain.world.place import World
 class Threads(Group):
     """A worker that is a thread of this process: its sum waits for every other's, as between real ranks."""
 
-    def __init__(self, world, membership):
+    def __init__(self, world, membership, store):
         super().__init__(world)
-        self.membership, self.sums = membership, 0
+        self.membership, self.store, self.sums = membership, store, 0
 
     def sum(self, values):
         self.sums += 1
         return self.membership.add(self.worker, self.sums, values).wait()
+
+    def collect(self, name, value):
+        return self.collect_in(self.store, name, value)
 
 
 @pytest.mark.timeout(60)
@@ -37,7 +41,7 @@ def test_the_summary_of_176_workers_has_the_digest_of_one(tmp_path):
     row = {"samples": 704, "loss": 1.0, "accuracy": 0.5}
 
     def summaries(workers):
-        membership, found = Membership(workers), {}
+        membership, store, found = Membership(workers), HashStore(), {}
 
         def run(worker):
             world = World("mpirun", worker, workers, worker, workers)
@@ -47,8 +51,8 @@ def test_the_summary_of_176_workers_has_the_digest_of_one(tmp_path):
             recorder.step(row | {"samples": 704 // workers}, dict.fromkeys(PHASES, 1.0), seen, None)
             last = {"step": 1, "train_s": 2.0, "val_accuracy": 0.9, "val_loss": 0.1}
             history = History([last], step=1, samples=704, wall_s=2.0)
-            sync = LocalUpdate(job, Threads(world, membership))
-            found[worker] = summarise(job, sync, recorder, history)
+            sync = LocalUpdate(job, Threads(world, membership, store))
+            found[worker] = summarise(job, sync, recorder, history, 0, [1.0])
             recorder.close()
 
         (tmp_path / str(workers)).mkdir()
@@ -57,9 +61,11 @@ def test_the_summary_of_176_workers_has_the_digest_of_one(tmp_path):
             thread.start()
         for thread in threads:
             thread.join()
-        return list(found.values())
+        assert not any(found[worker] for worker in range(1, workers))
+        return found[0]
 
-    [alone] = summaries(1)
-    assert {s["samples_digest"] for s in summaries(176)} == {alone["samples_digest"]}
+    alone, many = summaries(1), summaries(176)
+    assert many["samples_digest"] == alone["samples_digest"]
+    assert [process["rank"] for process in many["processes"]] == list(range(176))
     assert (alone["samples"], alone["samples_per_s"], alone["steps"]) == (704, 352.0, 1)
     assert alone["time_to_target_s"] is None

@@ -26,6 +26,9 @@ class InOneProcess(Group):
         self.sums += 1
         return self.membership.add(self.worker, self.sums, values).wait()
 
+    def collect(self, name, value):
+        raise NotImplementedError
+
     def request_barrier(self, number):
         self.requested.add(number)
 

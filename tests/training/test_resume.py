@@ -304,6 +304,10 @@ def test_launch_starts_a_crashed_job_again_after_its_last_snapshot(tmp_path):
         assert job.returncode == 0, printed
         assert "starting again, 1 of 1 times" in printed and "going on after step 12" in printed
         assert [row["step"] for row in steps(out, 2)] == list(range(1, 31))
+        served = [json.loads(line) for line in (out / "metrics.server0.jsonl").read_text().splitlines()]
+        pushes = [line["pushes"] for line in served]
+        assert pushes != sorted(pushes)  # both servers' lines, of which the second counted anew
+        assert sum(row["samples"] or 0 for row in summary(out)["processes"]) == (30 - 12) * 32
         assert (tmp_path / "run.launch" / "log.1").is_file()
     finally:
         finish(job)

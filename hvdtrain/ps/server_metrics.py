@@ -1,0 +1,136 @@
+"""What a server has to do: counted as it happens, and written down once a second."""
+
+import json
+import socket
+import threading
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import psutil
+import torch
+
+from hvdtrain.ps.messages import Answer, Push
+from hvdtrain.world.memory import peak_rss_mb
+
+EVERY_S = 0.9  # at least once a second, on a busy host too
+
+
+def server_metrics_file(folder: Path, rank: int) -> Path:
+    return folder / f"metrics.server{rank}.jsonl"
+
+
+class Load:
+    """What a server does, counted by whichever thread does it.
+
+    Attributes:
+        pushes: taken in, each of one bucket.
+        applying_s: seconds that optimizers took, over all threads.
+        bytes_received, bytes_sent: payload of the tensors that workers pushed, and of the weights that they were given.
+    """
+
+    def __init__(self) -> None:
+        self.pushes = 0
+        self.applying_s = 0.0
+        self.bytes_received = self.bytes_sent = 0
+        self._handled: set[tuple[int, int]] = set()  # worker and bucket of pushes that a thread is at work on
+        self._unanswered: set[tuple[int, int]] = set()  # of all that have no answer yet
+        self._lock = threading.Lock()
+
+    @contextmanager
+    def handling(self, bucket: int, push: Push) -> Iterator[None]:
+        """A push is being handled in the block. Its answer may be given there, or later."""
+        key = push.worker, bucket
+        size = sum(tensor.nbytes for tensor in push.gradient or ())
+        with self._lock:
+            self.pushes += 1
+            self.bytes_received += size
+            self._handled.add(key)
+            self._unanswered.add(key)
+        try:
+            yield
+        except BaseException:
+            self._unanswered.discard(key)
+            raise
+        finally:
+            self._handled.discard(key)
+
+    def answered(self, worker: int, bucket: int, answer: Answer) -> None:
+        """The worker is given the bucket's weights."""
+        with self._lock:
+            self.bytes_sent += answer.weights.nbytes
+            self._unanswered.discard((worker, bucket))
+
+    def lost(self, worker: int) -> None:
+        """The worker is gone for good, and gets no more answers."""
+        with self._lock:
+            self._unanswered = {key for key in self._unanswered if key[0] != worker}
+
+    def time_steps_of(self, optimizer: torch.optim.Optimizer) -> torch.optim.Optimizer:
+        """Have the optimizer's steps counted; it takes one at a time."""
+        began = 0.0
+
+        def before(*_: object) -> None:
+            nonlocal began
+            began = time.perf_counter()
+
+        def after(*_: object) -> None:
+            with self._lock:
+                self.applying_s += time.perf_counter() - began
+
+        optimizer.register_step_pre_hook(before)
+        optimizer.register_step_post_hook(after)
+        return optimizer
+
+    def row(self) -> dict[str, Any]:
+        """All of it now: a line of the metrics. `queue` pushes are being handled or held; those of `waiting` workers
+        are held, for pushes of others.
+        """
+        with self._lock:
+            return {
+                "pushes": self.pushes,
+                "queue": len(self._unanswered),
+                "waiting": len({worker for worker, _ in self._unanswered - self._handled}),
+                "applying_s": round(self.applying_s, 6),
+                "bytes_received": self.bytes_received,
+                "bytes_sent": self.bytes_sent,
+            }
+
+    def cost(self) -> dict[str, Any]:
+        """What this process has cost up to now, as summary.json has it of each process."""
+        return {"host": socket.gethostname(), "cpu_s": time.process_time(), "peak_rss_mb": peak_rss_mb(),
+                "bytes_sent": self.bytes_sent, "bytes_received": self.bytes_received}  # fmt: skip
+
+
+class ServerMetrics:
+    """Appends a line to metrics.server{r}.jsonl once a second, and one when it is stopped.
+
+    `time` is in seconds since 1970, and the rest as this process has counted it since it began: where a run was
+    resumed, counts begin anew with a later time. Nothing is taken back: work that is done again was done.
+    """
+
+    def __init__(self, folder: Path, rank: int, load: Load) -> None:
+        self.load = load
+        self.file = server_metrics_file(folder, rank).open("a", buffering=1)
+        self.process = psutil.Process()
+        self.stopped = threading.Event()
+        self.thread = threading.Thread(target=self._run, daemon=True, name="server metrics")
+        self.thread.start()
+
+    def _run(self) -> None:
+        self._write()
+        while not self.stopped.wait(EVERY_S):
+            self._write()
+        self._write()
+
+    def _write(self) -> None:
+        rss_mb = self.process.memory_info().rss / 2**20
+        row = {"time": round(time.time(), 3), **self.load.row(), "cpu_s": round(time.process_time(), 3)}
+        self.file.write(json.dumps(row | {"rss_mb": round(rss_mb, 1)}) + "\n")
+
+    def stop(self) -> None:
+        self.stopped.set()
+        self.thread.join()
+        self.file.close()

@@ -1,0 +1,74 @@
+"""What a server counts, driven with plain calls, and what it writes down."""
+
+import json
+
+import pytest
+import torch
+from helpers import buckets
+
+from hvdtrain.errors import Failure
+from hvdtrain.ps.leases import Leases
+from hvdtrain.ps.membership import Membership
+from hvdtrain.ps.server import Server
+from hvdtrain.ps.server_metrics import Load, ServerMetrics, server_metrics_file
+
+
+def make_server(policy, workers=2):
+    load = Load()
+
+    def make_bucket(number, weights):
+        return buckets.Bucket(
+            weights, lambda p: load.time_steps_of(buckets.make_optimizer(buckets.PLAIN, p)), policy(workers)
+        )
+
+    server = Server(make_bucket, lambda tensors: tensors[0], Membership(workers), Leases(), lambda *answer: None, load)
+    for bucket in (0, 1):
+        server.install(bucket, torch.zeros(2))
+    return server
+
+
+def push(worker, step):
+    return buckets.push(worker, step, [1.0, 1.0])._replace(gradient=[torch.ones(2)])
+
+
+def counted(server):
+    row = server.load.row()
+    return {name: row[name] for name in ("pushes", "queue", "waiting", "bytes_received", "bytes_sent")}
+
+
+def test_a_held_push_is_in_the_queue_and_its_worker_waits_until_all_have_pushed():
+    server = make_server(buckets.sync)
+    for bucket in (0, 1):
+        assert server.push(bucket, push(0, 1)) is None
+    assert counted(server) == {"pushes": 2, "queue": 2, "waiting": 1, "bytes_received": 16, "bytes_sent": 0}
+    assert server.load.row()["applying_s"] == 0
+    for bucket in (0, 1):
+        assert server.push(bucket, push(1, 1)) is not None
+    assert counted(server) == {"pushes": 4, "queue": 0, "waiting": 0, "bytes_received": 32, "bytes_sent": 32}
+    assert server.load.row()["applying_s"] > 0
+    server.pull(0, worker=0)
+    assert counted(server)["bytes_sent"] == 40
+
+
+def test_a_worker_that_is_lost_waits_no_more():
+    server = make_server(lambda workers: buckets.stale(workers, 0))
+    server.push(0, push(0, 1))
+    assert server.push(0, push(0, 2)) is None  # more than 0 steps ahead
+    assert counted(server)["waiting"] == 1
+    server.lose(0)
+    assert (counted(server)["queue"], counted(server)["waiting"]) == (0, 0)
+    with pytest.raises(Failure):
+        server.push(0, push(0, 3))
+    assert counted(server)["queue"] == 0
+
+
+def test_lines_are_appended_and_the_last_one_has_all(tmp_path):
+    for _ in range(2):
+        server = make_server(buckets.asynchronous)
+        metrics = ServerMetrics(tmp_path, 0, server.load)
+        server.push(0, push(0, 1))
+        metrics.stop()
+    lines = [json.loads(line) for line in server_metrics_file(tmp_path, 0).read_text().splitlines()]
+    assert len(lines) >= 4 and lines[-1]["pushes"] == 1
+    assert [line["time"] for line in lines] == sorted(line["time"] for line in lines)
+    assert all(line["cpu_s"] > 0 and line["rss_mb"] > 0 for line in lines)
