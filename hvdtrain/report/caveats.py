@@ -8,6 +8,7 @@ from hvdtrain.report.fairness import field_value, format_value
 from hvdtrain.report.formatting import with_noun
 from hvdtrain.report.runs import Kind, Run, finished_by_kind
 from hvdtrain.report.verdict import RING_MODES
+from hvdtrain.world.host import differences
 
 _SHORT_S = 5
 Groups = dict[Kind, list[Run]]
@@ -61,12 +62,19 @@ def _oversubscribed_cores(groups: Groups) -> str:
         cores, threads = field_value(run, "hardware.cores"), run.manifest.get("threads_per_worker")
         if not isinstance(cores, int) or not isinstance(threads, int):
             continue
-        cores *= max(1, field_value(run, "hardware.hosts") or 1)
+        hosts = run.manifest.get("hosts") or {}
+        usable = [host["cores_usable"] for host in hosts.values() if "cores_usable" in host]
+        cores = int(sum(usable)) if usable else cores * max(1, field_value(run, "hardware.hosts") or 1)
         if kind.workers * threads + kind.servers > cores:
             servers = f" and {with_noun(kind.servers, 'server')}" if kind.servers else ""
             each = f"{with_noun(kind.workers, 'worker')} × {with_noun(threads, 'thread')}"
             listed.append(f"{kind.label}: {each}{servers} on {with_noun(cores, 'core')}")
     return f"More busy threads than cores, which slows these runs: {'; '.join(listed)}." if listed else ""
+
+
+def _different_hosts(groups: Groups) -> str:
+    listed = {line: None for runs in groups.values() for line in differences(runs[0].manifest.get("hosts") or {})}
+    return f"Hosts of one run differ: {'; '.join(listed)}." if listed else ""
 
 
 def _one_host(groups: Groups) -> str:
@@ -179,7 +187,8 @@ def _uncharged_servers(groups: Groups) -> str:
         return ""
     return (
         "Servers are processes beside the workers, with memory and computing of their own (the optimizer "
-        "runs there): scaling efficiency is per worker, and does not charge for them."
+        "runs there): scaling efficiency is per worker, and does not charge for them; samples/s of a process and "
+        "processor time do."
     )
 
 
@@ -198,7 +207,7 @@ def _spread_in_time(groups: Groups) -> str:
 
 
 _CAVEATS = (
-    _diverged, _resumed, _uneven_training, _overflowed_steps, _oversubscribed_cores, _one_host, _different_backends,
-    _stale_gradients, _unscaled_pushes, _different_effective_rates, _uncharged_servers, _single_repeats, _short_runs,
-    _restricted_cores, _shared_seeds, _batch_statistics, _dropout, _spread_in_time,
+    _diverged, _resumed, _uneven_training, _overflowed_steps, _oversubscribed_cores, _different_hosts, _one_host,
+    _different_backends, _stale_gradients, _unscaled_pushes, _different_effective_rates, _uncharged_servers,
+    _single_repeats, _short_runs, _restricted_cores, _shared_seeds, _batch_statistics, _dropout, _spread_in_time,
 )  # fmt: skip

@@ -9,6 +9,7 @@ from typing import Any
 from hvdtrain.errors import UsageError
 from hvdtrain.report.results import result_rows, scales_weakly
 from hvdtrain.report.runs import Run, display_names
+from hvdtrain.world.host import COMPUTING
 
 # Fields that are equal in all runs of a comparison, each with the reason. They are manifest.json's, except for
 # target_accuracy, which is summary.json's.
@@ -38,6 +39,7 @@ EQUAL_EVERYWHERE = {
     "target_accuracy": "the time to reach it is compared",
     "stop_at_target": "a run that stops early has trained for less",
     "threads_per_worker": "every worker, the baseline's too, computes with the same share of a machine",
+    "environment.computing": "torch, OpenMP, MKL and the C library read them, and compute and allocate accordingly",
     "deterministic": "algorithms that repeat to the bit are slower",
     "device": "a GPU is no match for a CPU",
     "share_gpu": "workers that share a GPU slow each other down, and exchange through CPU memory",
@@ -67,6 +69,13 @@ EQUAL_IN_KIND = {
     "bucket_mb": "the size of messages decides how fast they travel",
     "hardware.hosts": "memory is faster than a network (the number of hosts is compared)",
 }
+# Fields that are equal in all runs whose messages travel alike; other modes' messages do not depend on them.
+EQUAL_IN_TRANSPORT = {"environment.messages": "what carries the messages reads them, and is faster or slower"}
+# Which of the variables in world.host.MESSAGES matter where `backend` has this word in it.
+_READ_BY = {
+    "horovod": ("HOROVOD_",), "mpi": ("OMPI_MCA_", "PRTE_MCA_", "UCX_"), "gloo": ("GLOO_",), "nccl": ("NCCL_",),
+    "rpc": ("TP_", "HVDTRAIN_OVER_TCP"),
+}  # fmt: skip
 # What a grid varies: runs that differ here may be in one report, in tables of their own.
 GRID_FIELDS = ("model", "global_batch", "lr")
 # The number of weights follows from the model, and the schedule's number of steps from the batch.
@@ -104,7 +113,7 @@ def check(runs: Sequence[Run]) -> list[EqualField]:
     ]
     if len({run.kind for _, run in finished}) < len(finished):
         equal += [_equal_in_kinds(field, finished) for field in EQUAL_IN_KIND]
-    return equal
+    return equal + _equal_in_transports(finished)
 
 
 def check_grid(runs: Sequence[Run]) -> list[EqualField]:
@@ -125,7 +134,7 @@ def check_grid(runs: Sequence[Run]) -> list[EqualField]:
         )
     )  # fmt: skip
     equal += [_equal_in_kinds(field, finished) for field in EQUAL_IN_KIND if field != "effective_lr"]
-    return [*equal, _lr_rule(finished)]
+    return [*equal, *_equal_in_transports(finished), _lr_rule(finished)]
 
 
 def _finished_with_names(runs: Sequence[Run]) -> list[tuple[str, Run]]:
@@ -154,6 +163,8 @@ def _repeat_key(field: str) -> Callable[[Run], Hashable]:
 def field_value(run: Run, field: str) -> Any:
     """A field of the run's manifest or summary as it is compared; None where it was not recorded."""
     value: Any = run.summary | run.manifest
+    if field.startswith("environment."):
+        return _variables(run, field)
     if field == "schedule.form":  # without the number of steps, which follows from the batch
         return re.sub(r"over \d+ steps", "to the last step", str(value.get("schedule")))
     for key in field.split("."):
@@ -164,6 +175,19 @@ def field_value(run: Run, field: str) -> Any:
         used = str(run.manifest.get("device")).startswith("cuda") and isinstance(value, list)
         return sorted(set(map(str, value))) if used else []
     return value
+
+
+def _variables(run: Run, field: str) -> Any:
+    """`environment.computing`, `environment.messages`: the variables of these that were set; with a name, its value."""
+    environment = run.manifest.get("environment")
+    if not isinstance(environment, dict):
+        return None
+    _, which, *name = field.split(".", 2)
+    backend = str(run.manifest.get("backend"))
+    carried = tuple(prefix for word, prefixes in _READ_BY.items() if word in backend for prefix in prefixes)
+    read = COMPUTING if which == "computing" else carried
+    own = {variable: value for variable, value in environment.items() if variable.startswith(read)}
+    return own.get(name[0], "not set") if name else own
 
 
 def format_value(value: Any) -> str:
@@ -183,15 +207,23 @@ def format_value(value: Any) -> str:
 
 
 def _equal_everywhere(field: str, why: str, finished: Sequence[tuple[str, Run]]) -> EqualField:
-    if field == "versions":  # so that the message names the library, not the whole list
-        for library in sorted({name for _, run in finished for name in run.manifest.get("versions", {})}):
-            _common_value(f"versions.{library}", why, finished, "")
     return EqualField(field, format_value(_common_value(field, why, finished, "")), "all runs", why)
 
 
 def _equal_in_kinds(field: str, finished: Sequence[tuple[str, Run]]) -> EqualField:
     why = EQUAL_IN_KIND[field]
     return _equal_in_groups(field, why, finished, "mode, workers and servers", lambda run: run.kind)
+
+
+def _equal_in_transports(finished: Sequence[tuple[str, Run]]) -> list[EqualField]:
+    def transport(run: Run) -> Hashable:
+        carried = [format_value(field_value(run, field)) for field in ("backend", "starter", "hardware.hosts")]
+        return (run.kind.mode, *carried)
+
+    if len({transport(run) for _, run in finished}) == len(finished):
+        return []
+    shared = "mode, backend, starter and number of hosts"
+    return [_equal_in_groups(field, why, finished, shared, transport) for field, why in EQUAL_IN_TRANSPORT.items()]
 
 
 def _equal_in_groups(
@@ -212,8 +244,15 @@ def _common_value(field: str, why: str, members: Sequence[tuple[str, Run]], wher
     """The one value that all these runs have. UsageError where they have several."""
     found = _distinct_values(field, members)
     if len(found) > 1:
-        raise UsageError(_difference_message(field, why, members, where))
+        raise UsageError(_difference_message(_part_that_differs(field, found), why, members, where))
     return found[0][0] if found else None
+
+
+def _part_that_differs(field: str, found: Sequence[tuple[Any, Sequence[str]]]) -> str:
+    """The field, or of tables the first entry that differs: the message names the library, not the whole list."""
+    tables = [value for value, _ in found if isinstance(value, dict)]
+    names = sorted({name for table in tables for name in table}) if len(tables) == len(found) else []
+    return next((f"{field}.{name}" for name in names if any(t.get(name) != tables[0].get(name) for t in tables)), field)
 
 
 def _difference_message(field: str, why: str, members: Sequence[tuple[str, Run]], where: str) -> str:

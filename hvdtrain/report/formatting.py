@@ -8,6 +8,8 @@ from hvdtrain.report.results import Group, Spread
 # The columns of the summary with their headings. What is equal in all runs stands once, above the summary.
 HEADINGS = {
     "samples_per_s": "samples/s",
+    "process_samples_per_s": "samples/s of a process",
+    "cpu_s_per_1000_samples": "processor time of 1,000 samples",
     "scaling_efficiency": "scaling efficiency",
     "val_accuracy": "validation accuracy",
     "time_to_target_s": "time to target",
@@ -70,6 +72,7 @@ _FORMATS: dict[str, Callable[[float], str]] = {
     "wall_s": _seconds,
     "epoch_s": _seconds,
     "time_to_target_s": _seconds,
+    "cpu_s_per_1000_samples": _seconds,
     "exposed_comm_fraction": "{:.0%}".format,
     "bytes_sent_per_step": format_bytes,
     "staleness_mean": "{:.2f}".format,

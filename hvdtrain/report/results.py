@@ -31,6 +31,11 @@ COLUMNS = {
     "epoch_s": "wall_s / epochs: mean seconds of training of a pass over the training data",
     "samples_per_s": "samples / wall_s",
     "worker_samples_per_s": "samples_per_s / workers",
+    "process_samples_per_s": "samples_per_s / (workers + servers)",
+    "cpu_s_per_1000_samples": (
+        "seconds of processor time (user and system) for 1,000 samples, of all processes, servers included, while they "
+        "train; set-up and evaluation left out. A process that spins while it waits takes processor time too"
+    ),
     "scaling_efficiency": (
         "samples_per_s / (workers × samples_per_s of the baseline). The baseline is the single run of the "
         "same repeat, else the median of all single runs, else the same mode with one worker (the same "
@@ -103,8 +108,15 @@ def _row(run: Run) -> Row:
     row["epoch_s"] = wall / row["epochs"] if wall is not None and row["epochs"] else None
     speed = row["samples_per_s"]
     row["worker_samples_per_s"] = speed / row["workers"] if speed is not None else None
+    row["process_samples_per_s"] = speed / (run.kind.workers + run.kind.servers) if speed is not None else None
+    row["cpu_s_per_1000_samples"] = _cpu_s_per_1000_samples(run.summary.get("processes") or [])
     row["best_val_loss"] = min((loss for loss in losses if not math.isnan(loss)), default=None)
     return row
+
+
+def _cpu_s_per_1000_samples(processes: Sequence[dict[str, Any]]) -> float | None:
+    samples = sum(process.get("samples") or 0 for process in processes)
+    return 1000 * sum(process["cpu_s"] for process in processes) / samples if samples else None
 
 
 def csv_text(rows: Sequence[Row]) -> str:

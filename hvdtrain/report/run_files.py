@@ -47,9 +47,11 @@ def read_manifest(folder: Path) -> dict[str, Any]:
         raise UnreadableFile(f"lr in its manifest.json is {manifest['lr']!r}, not a learning rate")
     if not isinstance(manifest.get("model", ""), str):
         raise UnreadableFile(f"model in its manifest.json is {manifest['model']!r}, not a name")
-    for name in ("versions", "hardware"):
+    for name in ("versions", "hardware", "environment", "hosts"):
         if not isinstance(manifest.get(name, {}), dict):
             raise UnreadableFile(f"{name} in its manifest.json is {manifest[name]!r}, not an object")
+    if not all(map(_is_host, manifest.get("hosts", {}).values())):
+        raise UnreadableFile("hosts in its manifest.json does not tell what each host has")
     return manifest
 
 
@@ -57,7 +59,7 @@ def read_summary(folder: Path) -> dict[str, Any]:
     """The checked summary.json of a run folder."""
     summary = _read_object(folder / "summary.json")
     steps, histogram = summary.get("step_seconds") or {}, summary.get("staleness_histogram") or {}
-    evaluations = summary.get("evaluations") or []
+    evaluations, processes = summary.get("evaluations") or [], summary.get("processes") or []
     for name in _FIGURES:
         most = 1 if name.endswith("accuracy") else 1e18
         if summary.get(name) is not None and not _is_figure(summary[name], most):
@@ -69,6 +71,8 @@ def read_summary(folder: Path) -> dict[str, Any]:
         raise UnreadableFile("step_seconds in its summary.json is not a table of seconds")
     if not isinstance(histogram, dict) or not all(_is_staleness(*item) for item in histogram.items()):
         raise UnreadableFile("staleness_histogram in its summary.json does not give a count for each staleness")
+    if not isinstance(processes, list) or not all(map(_is_process, processes)):
+        raise UnreadableFile("processes in its summary.json is no list of what each process cost")
     if not isinstance(evaluations, list) or not all(map(_is_evaluation, evaluations)):
         raise UnreadableFile(f"evaluations in its summary.json is no list of {', '.join(_EVALUATION_FIELDS)}, val_loss")
     return summary
@@ -86,6 +90,16 @@ def _is_loss(value: Any) -> bool:
 
 def _is_staleness(staleness: str, pushes: Any) -> bool:
     return staleness.isdecimal() and len(staleness) < 10 and _is_figure(pushes)
+
+
+def _is_host(value: Any) -> bool:
+    return isinstance(value, dict) and all(
+        isinstance(value.get(name, {}), dict) for name in ("versions", "environment")
+    ) and all(_is_figure(value.get(name, 0)) for name in ("memory_gb", "cores_usable"))  # fmt: skip
+
+
+def _is_process(value: Any) -> bool:
+    return isinstance(value, dict) and _is_figure(value.get("cpu_s")) and _is_figure(value.get("samples") or 0)
 
 
 def _is_evaluation(value: Any) -> bool:

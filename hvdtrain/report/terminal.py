@@ -14,13 +14,13 @@ if TYPE_CHECKING:
 # The summary's columns: heading, figure, whether the range over repeats stands under the median. They fit 100 columns.
 _SUMMARY_COLUMNS = (
     ("samples\n/s", "samples_per_s", True),
+    ("CPU of\n1,000", "cpu_s_per_1000_samples", False),
     ("scaling\neffic.", "scaling_efficiency", True),
     ("validation\naccuracy", "val_accuracy", True),
     ("time to\ntarget", "time_to_target_s", True),
     ("comm.\nwait", "exposed_comm_fraction", False),
     ("sent per\nstep", "bytes_sent_per_step", False),
     ("stale-\nness", "staleness_mean", False),
-    ("\nmax.", "staleness_max", False),
     ("\nmemory", "peak_rss_mb", False),
 )
 
@@ -46,6 +46,8 @@ def summary_table(groups: Sequence[Group]) -> "RichTable":
     legend = ["n runs each" + (", median and range" if any(group.n > 1 for group in groups) else "")]
     if any(group.kind.servers for group in groups):
         legend.append("×2+1 is 2 workers and 1 server")
+    if any(group["cpu_s_per_1000_samples"] for group in groups):
+        legend.append("CPU time is of 1,000 samples")
     table.caption = "; ".join(legend)
     return table
 

@@ -24,6 +24,8 @@ def manifest(mode="single", workers=1, servers=0, repeat=1, **changed):
         "started": f"2026-11-21T10:0{repeat}:00+00:00",
         "versions": {"python": "3.11.2", "torch": "2.15.0", "horovod": "0.28.1"},
         "hardware": {"cpu": "A CPU", "cores": 2, "memory_gb": 8.0, "hosts": ["one"], "gpus": []},
+        "environment": {"OMP_NUM_THREADS": "1", "HOROVOD_CYCLE_TIME": "1"},
+        "hosts": {"one": {"ranks": list(range(workers + servers)), "cores": 2, "cores_usable": 2}},
     } | changed  # fmt: skip
 
 
@@ -57,6 +59,14 @@ def summary(of, speed=100.0, accuracy=0.98, histogram=None, **changed):
             "comm": comm * step_s, "optimizer": 0.05 * step_s,
         },
         "evaluations": evaluations,
+        "processes": [
+            {
+                "rank": rank, "role": "server" if rank < servers else "worker", "host": "one",
+                "samples": None if rank < servers else BATCH * PER_EPOCH * EPOCHS // workers,
+                "cpu_s": epoch_s * EPOCHS, "peak_rss_mb": 300.0, "bytes_sent": 0, "bytes_received": 0,
+            }
+            for rank in range(servers + workers)
+        ],
     } | changed  # fmt: skip
 
 

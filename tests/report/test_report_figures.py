@@ -21,7 +21,8 @@ from hvdtrain.report.verdict import reach_verdict
 
 COLUMNS = """
     mode workers servers model parameters global_batch lr steps_per_epoch steps samples epochs wall_s epoch_s
-    samples_per_s worker_samples_per_s scaling_efficiency val_accuracy val_loss best_val_loss test_loss test_accuracy
+    samples_per_s worker_samples_per_s process_samples_per_s cpu_s_per_1000_samples scaling_efficiency val_accuracy
+    val_loss best_val_loss test_loss test_accuracy
     time_to_target_s exposed_comm_fraction bytes_sent_per_step staleness_mean staleness_max peak_rss_mb repeat
 """
 
@@ -60,6 +61,34 @@ def test_runs_that_differ_in_what_should_be_equal_are_refused(field, other):
 def test_versions_and_hardware_are_compared_part_by_part(change, field):
     with pytest.raises(UsageError, match=f": {re.escape(field)} differs"):
         fairness.check([run(), run("allreduce", 2, change=change)])
+
+
+def with_variables(**variables):
+    return {"environment": {"OMP_NUM_THREADS": "1", "HOROVOD_CYCLE_TIME": "1"} | variables}
+
+
+def test_variables_that_change_computing_are_equal_in_all_modes():
+    with pytest.raises(UsageError, match="environment.computing.MALLOC_ARENA_MAX differs: 'not set' in single-w1"):
+        fairness.check([run(), run("allreduce", 2, change=with_variables(MALLOC_ARENA_MAX="1"))])
+
+
+@pytest.mark.parametrize(
+    "mode, servers, reads, does_not",
+    [("allreduce", 0, "HOROVOD_CYCLE_TIME", "TP_X"), ("ps-sync", 1, "TP_X", "HOROVOD_CYCLE_TIME"),
+     ("allreduce", 0, "OMPI_MCA_coll", "GLOO_X"), ("ddp", 0, "GLOO_X", "UCX_TLS")],
+)  # fmt: skip
+def test_variables_of_messages_are_equal_in_runs_whose_messages_read_them(mode, servers, reads, does_not):
+    first, other = run(mode, 2, servers), (mode, 4, servers)
+    fairness.check([run(), first, run(*other, change=with_variables(**{does_not: "7"}))])
+    with pytest.raises(UsageError, match=f"environment.messages.{reads} differs among runs of the same mode, backend"):
+        fairness.check([run(), first, run(*other, change=with_variables(**{reads: "7"}))])
+    # Other starters, or more hosts, set others.
+    fairness.check([first, run(*other, change=with_variables(**{reads: "7"}) | {"starter": "horovodrun"})])
+
+
+def test_runs_of_versions_that_recorded_no_variables_are_compared_as_before():
+    old = {"environment": None, "hosts": None}
+    fairness.check([run(change=old), run("allreduce", 2, change=old), run("allreduce", 4, change=old)])
 
 
 def test_gpus_are_compared_by_model_and_only_where_they_are_used():
@@ -115,6 +144,16 @@ def test_results_csv_has_exactly_its_columns_and_empty_cells_for_what_is_not_the
     assert single["mode"] == "single" and single["samples"] == str(BATCH * PER_EPOCH * EPOCHS)
     assert single["time_to_target_s"] == single["staleness_mean"] == single["staleness_max"] == ""
     assert dict(zip(header, ring, strict=True))["time_to_target_s"] == repr(BATCH * PER_EPOCH * 6 / 150.0)
+
+
+def test_servers_cost_as_much_as_workers_do():
+    """Ten seconds of each of three processes, for 1,920 samples."""
+    speed = BATCH * PER_EPOCH * EPOCHS / 10
+    [row] = results.result_rows([run("ps-sync", 2, 1, speed=speed)])
+    assert row["process_samples_per_s"] == speed / 3
+    assert row["cpu_s_per_1000_samples"] == pytest.approx(1000 * 30 / (BATCH * PER_EPOCH * EPOCHS))
+    [old] = results.result_rows([run("ps-sync", 2, 1, processes=None)])
+    assert old["cpu_s_per_1000_samples"] is None
 
 
 def efficiencies(*runs):
@@ -289,6 +328,8 @@ def test_an_answer_without_a_comparison_or_a_target():
          [run("ps-sync", 2, 1)], []),
         ("More busy threads", [run("allreduce", 4)], [run("allreduce", 2), run("ps-sync", 1, 1)]),
         ("ran on one host", [run("allreduce", 2)], [run()]),
+        ("Hosts of one run differ: cores 2 on a and 4 on b.",
+         [run("allreduce", 2, change={"hosts": {"a": {"cores": 2}, "b": {"cores": 4}}})], [run("allreduce", 2)]),
         ("newer than those", [run("ps-async", 2, 1, histogram={"0": 1, "1": 1})],
          [run("ps-sync", 2, 1, histogram={"0": 2})]),
         ("One run only", [run()], three(speeds=(1, 2))),
