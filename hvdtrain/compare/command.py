@@ -17,12 +17,14 @@ from hvdtrain.config.command_line import given_options
 from hvdtrain.config.option_types import Names, Numbers
 from hvdtrain.config.run_config import LENGTHS, RunConfig
 from hvdtrain.errors import Failure, UsageError
-from hvdtrain.launch.hosts import given_hosts, host_options
+from hvdtrain.launch.hosts import Host, given_hosts, host_options
 from hvdtrain.launch.job_log import failure_reason
+from hvdtrain.launch.preflight import describe_hosts
 from hvdtrain.launch.prepare import prepare
 from hvdtrain.launch.processes import launched_job, sigterm_unwinds
 from hvdtrain.runs.folder import check_free
 from hvdtrain.runs.request import train_options
+from hvdtrain.world.host import differences
 from hvdtrain.world.place import World
 
 PARTING_S = 30.0  # how long the ranks of a job may take to end after its summary is written
@@ -93,8 +95,9 @@ def compare(
     hvdtrain compare --preset cnn-mnist --dataset digits --workers 2
     hvdtrain compare -H node1:2,node2:2 --modes allreduce,ps-sync,ps-async
 
-    Every worker computes with the same number of threads in every run, the baseline too, and every mode sees the
-    same samples in the same global batches. With no options it takes a few minutes on two cores.
+    Every worker computes with the same number of threads in every run, the baseline too: as many as its share of the
+    cores is where that is least, on the fullest host. Every mode sees the same samples in the same global batches.
+    With no options it takes a few minutes on two cores.
     """
     given = given_options(ctx, LENGTHS)
     for name in LENGTHS - given if given else ():  # they exclude each other: the preset's gives way
@@ -108,7 +111,8 @@ def compare(
         return
     if not listed:
         config = dataclasses.replace(config, device=choose_for_all(config, max(workers)))
-    runs = plan(config, axes, listed, launcher)
+    cores = _look_at_hosts(listed) if listed else None
+    runs = plan(config, axes, listed, launcher, cores)
     folder = Path(out or f"runs/compare-{time.strftime('%Y%m%d-%H%M%S')}")
     samples = _look(runs, folder)
     failed = _run_all(runs, folder, samples)
@@ -116,6 +120,14 @@ def compare(
         _report(folder, preset)
     if failed:
         raise Failure(f"{len(failed)} of {len(runs)} runs failed: {', '.join(failed)}; logs are in {folder / 'logs'}")
+
+
+def _look_at_hosts(hosts: list[Host]) -> dict[str, float]:
+    """The cores that ranks may use on each host; in what hosts differ is told."""
+    found = describe_hosts(hosts, str(Path.cwd()))
+    for line in differences(found):
+        click.echo(f"hosts differ: {line}")
+    return {name: facts["cores_usable"] for name, facts in found.items()}
 
 
 def choose_for_all(config: RunConfig, most: int) -> str:

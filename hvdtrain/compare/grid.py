@@ -1,9 +1,8 @@
 """The grid of runs that `hvdtrain compare` makes: every one planned and checked before the first begins."""
 
 import dataclasses
-import os
 import shlex
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -12,6 +11,7 @@ from hvdtrain.config.run_config import RunConfig
 from hvdtrain.errors import UsageError
 from hvdtrain.launch.hosts import Host, allocate
 from hvdtrain.runs.request import check, check_workers, for_mode
+from hvdtrain.world.cgroups import usable_cores
 
 
 @dataclass(frozen=True)
@@ -59,7 +59,7 @@ class Planned:
 
     def command(self, out: Path) -> str:
         """What a shell does the same run with."""
-        if self.workers + self.config.servers == 1:
+        if self.workers + self.config.servers == 1 and not self.hosts:
             return shlex.join(["hvdtrain", "train", *self.config.to_args(), "--out", str(out)])
         words = ["hvdtrain", "launch", "-n", str(self.workers)]
         words += ["-s", str(self.config.servers)] if self.config.servers else []
@@ -67,28 +67,30 @@ class Planned:
             hosts = ",".join(f"{host.name}:{host.slots}" for host in self.hosts)
             words += ["--launcher", self.launcher, "-H", hosts]
         options = dataclasses.replace(self.config, servers=0).to_args()
-        return shlex.join([*words, "--out", str(out), "--", *options])
+        mode = ["--mode", "single"] if self.config.mode == "single" else []  # train's default, and not launch's
+        return shlex.join([*words, "--out", str(out), "--", *mode, *options])
 
 
-def plan(config: RunConfig, axes: Axes, hosts: Sequence[Host] = (), launcher: str = "local") -> list[Planned]:
+def plan(
+    config: RunConfig, axes: Axes, hosts: Sequence[Host] = (), launcher: str = "local",
+    cores: Mapping[str, float] | None = None,
+) -> list[Planned]:  # fmt: skip
     """Every run, in order: all of a repeat before the next, so that a drifting machine drifts for all modes alike.
 
     Args:
-        hosts: where runs of more than one process go; the baseline stays here.
+        hosts: where runs go, the baseline too: the launching machine may be another one.
+        cores: that ranks may use on each host. Where nobody knows them, each rank finds its own share.
 
     Raises:
         UsageError: a run that could not be carried out.
     """
-    cores = len(os.sched_getaffinity(0))
-    most = max([1, *(n for mode in axes.modes for n in _possible_workers(mode, axes.workers))])
-    threads = config.threads or max(1, cores // most)
     if config.seed + axes.repeats > 2**32:
         raise UsageError(f"--seed {config.seed} with {axes.repeats} repeats goes beyond {2**32 - 1}, the largest seed")
     runs = []
     for repeat in range(1, axes.repeats + 1):
         for model, batch, mode, workers, servers in _combinations(axes):
             run = dataclasses.replace(
-                for_mode(config, mode, servers), model=model, batch_size=batch, threads=threads,
+                for_mode(config, mode, servers), model=model, batch_size=batch,
                 seed=config.seed + repeat - 1, repeat=repeat,
             )  # fmt: skip
             run = check(run).for_workers(workers)
@@ -96,9 +98,19 @@ def plan(config: RunConfig, axes: Axes, hosts: Sequence[Host] = (), launcher: st
             where = f"{model}-" if len(axes.models) > 1 else ""
             where += f"b{batch}-" if len(axes.batches) > 1 else ""
             ranks = workers + run.servers
-            used = tuple(allocate(hosts, ranks)) if hosts and ranks > 1 else ()
+            used = tuple(allocate(hosts, ranks)) if hosts else ()
             runs.append(Planned(run, workers, where, used, launcher if used else "local"))
-    return runs
+    threads = config.threads or min(_threads(run, cores) for run in runs)
+    return [dataclasses.replace(run, config=dataclasses.replace(run.config, threads=threads)) for run in runs]
+
+
+def _threads(run: Planned, cores: Mapping[str, float] | None) -> int:
+    """How many threads each worker of a run can have to itself, 0 where nobody knows. All runs of a comparison take the
+    least of any: with more, runs of fewer workers would be faster for that alone.
+    """
+    if not run.hosts:
+        return max(1, int(usable_cores() // run.workers))
+    return min(max(1, int(cores[host.name] // host.slots)) for host in run.hosts) if cores else 0
 
 
 def _combinations(axes: Axes) -> Iterator[tuple[str, int, str, int, int]]:

@@ -86,6 +86,18 @@ def check_hosts(hosts: Sequence[Host], requirements: Requirements) -> str:
     return interfaces.pop() if len(interfaces) == 1 and interfaces <= own_interfaces else ""
 
 
+def describe_hosts(hosts: Sequence[Host], working_folder: str) -> dict[str, dict[str, Any]]:
+    """What each host has, by its name: see world.host.hardware. UsageError where one does not answer."""
+    request = {"shared": "", "files": [], "interface": ""}
+    with contextlib.ExitStack() as stack:
+        pool = stack.enter_context(ThreadPoolExecutor(len(hosts)))
+        probes = [stack.enter_context(HostProbe(host.name, working_folder)) for host in hosts]
+        replies = dict(pool.map(lambda host_probe: (host_probe.host, host_probe.describe(request)), probes))
+    if silent := [f"{name}: {reply}" for name, reply in replies.items() if isinstance(reply, str)]:
+        raise UsageError(*silent)
+    return {name: reply for name, reply in replies.items() if isinstance(reply, dict)}
+
+
 @contextlib.contextmanager
 def _new_file_near(out: Path) -> Iterator[str]:
     """The path of a temporary file in the run folder, or in its nearest parent that exists."""

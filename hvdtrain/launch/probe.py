@@ -46,7 +46,7 @@ def software() -> dict[str, Any]:
 
 
 def describe(request: dict[str, Any]) -> dict[str, Any]:
-    """This host's name, clock, memory and files.
+    """This host's name, hardware, clock, free memory and files.
 
     Args:
         request: `shared`, a file near the run folder that the launching machine has just made; `files` that ranks read.
@@ -54,10 +54,11 @@ def describe(request: dict[str, Any]) -> dict[str, Any]:
     import psutil
 
     from hvdtrain.world.cgroups import memory_limit
+    from hvdtrain.world.host import hardware
 
     shared = Path(request["shared"])
     name = socket.gethostname()
-    return {
+    return hardware() | {
         "time": time.time(),
         "memory_mb": int(min(psutil.virtual_memory().available, memory_limit())) // 2**20,
         "name": name,

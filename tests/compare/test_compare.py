@@ -57,6 +57,21 @@ def test_models_and_batches_are_runs_of_their_own_in_each_repeat():
     assert len({run.name for run in runs}) == len(runs) == 8
 
 
+def test_every_worker_has_the_threads_that_the_fullest_host_can_give(monkeypatch):
+    monkeypatch.setattr("hvdtrain.compare.grid.usable_cores", lambda: 64.0)
+    axes, hosts = Axes(["single", "allreduce", "ps-sync"], [4]), [Host("a", 4), Host("b", 2)]
+
+    def threads(given=0, hosts=hosts, cores=None):
+        [found] = {run.config.threads for run in plan(RunConfig(threads=given), axes, hosts, cores=cores)}
+        return found
+
+    assert threads(cores={"a": 8.0, "b": 64.0}) == 2  # three ranks of ps-sync are on a
+    assert threads(cores={"a": 64.0, "b": 7.5}) == 3  # two on b
+    assert threads(5, cores={"a": 8.0, "b": 64.0}) == 5
+    assert threads() == 0  # nobody has asked: each rank looks at its own host
+    assert threads(hosts=[]) == 16
+
+
 def test_with_batches_per_worker_each_run_has_its_own_global_batch_and_rate():
     config = RunConfig(per_worker=True, lr=1e-4, lr_scaling="sqrt")
     runs = plan(config, Axes(["single", "allreduce"], [2, 4], batches=[32]))
@@ -93,6 +108,8 @@ def test_a_dry_run_tells_what_differs_and_the_command_that_repeats_each_run():
 
 def test_a_command_names_hosts_and_quotes_what_a_shell_would_read():
     [run] = plan(RunConfig(dataset="my images"), Axes(["allreduce"]), [Host("a", 1), Host("b", 1)], "mpi")
+    [baseline] = plan(RunConfig(), Axes(["single"]), [Host("a", 1), Host("b", 1)], "ssh")
+    assert baseline.command("x") == "hvdtrain launch -n 1 --launcher ssh -H a:1 --out x -- --mode single"
     words = shlex.split(run.command(recipes.PACKAGE))
     assert words[2:8] == ["-n", "2", "--launcher", "mpi", "-H", "a:1,b:1"]
     assert words[words.index("--dataset") + 1] == "my images"

@@ -15,8 +15,9 @@ from hvdtrain.errors import UsageError
 from hvdtrain.launch import probe
 from hvdtrain.launch.hosts import Host
 from hvdtrain.launch.memory import BASE_MB, PARAMETERS, rank_mb
-from hvdtrain.launch.preflight import Requirements, check_hosts
+from hvdtrain.launch.preflight import Requirements, check_hosts, describe_hosts
 from hvdtrain.models import make, vgg
+from hvdtrain.world.cgroups import usable_cores
 
 pytestmark = pytest.mark.timeout(60)
 HERE = [Host("localhost", 2)]
@@ -36,6 +37,13 @@ def problems(needs, hosts=HERE):
 def test_a_host_that_can_is_let_pass_and_nothing_is_left(needs, tmp_path):
     assert check_hosts(HERE, needs) == ""
     assert list(tmp_path.iterdir()) == []
+
+
+def test_what_hosts_have_is_asked_of_each(tmp_path):
+    found = describe_hosts(HERE, str(tmp_path))["localhost"]
+    assert found["cores_usable"] == usable_cores() and found["memory_gb"] > 0
+    with pytest.raises(UsageError, match=r"^nosuch.invalid: "):
+        describe_hosts([*HERE, Host("nosuch.invalid", 1)], str(tmp_path))
 
 
 def test_all_that_is_wrong_is_one_line_a_host(needs):
