@@ -1,8 +1,6 @@
 """Where a step's time goes, and which time is training at all."""
 
-import contextlib
 import time
-from collections.abc import Iterator
 from typing import Any
 
 import torch
@@ -11,6 +9,12 @@ from torch import nn
 from hvdtrain.numerics.flat import trained
 
 PHASES = ("data", "forward", "backward", "comm", "optimizer")  # of a step, in their order
+# What else a worker's training time goes to: coming together with the others between two steps, or waiting for them
+# at the end of a round of leased shares; waiting for its next share; the newest weights before an evaluation or a
+# snapshot; writing down what the step came to.
+OTHERS = ("barrier", "lease", "refresh", "metrics")
+PARTS = PHASES + OTHERS
+WAITS = ("comm", "barrier", "lease", "refresh")  # in which a worker waits for other processes
 
 
 class Stopwatch:
@@ -36,7 +40,7 @@ class Stopwatch:
 
 
 class Clock:
-    """Splits a step into PHASES.
+    """Splits a worker's training time into PARTS, without a gap: where one ends, the next begins.
 
     Backward ends with the last gradient, before anything enters a collective: what comes after it, inside
     backward() or not, is time the step waits for others.
@@ -53,37 +57,38 @@ class Clock:
         self.last_gradient = self.watch.now()
 
     def start(self) -> None:
+        """Training begins, or goes on after what does not count."""
         self.marks = [("", self.watch.now())]
 
-    def mark(self, phase: str) -> None:
-        """The phase ends here."""
-        self.marks.append((phase, self.watch.now()))
+    def mark(self, part: str) -> None:
+        """The part ends here."""
+        self.marks.append((part, self.watch.now()))
 
-    def mark_last_gradient(self, phase: str) -> None:
-        """The phase ended when the last gradient was computed."""
-        self.marks.append((phase, self.last_gradient))
+    def mark_last_gradient(self, part: str) -> None:
+        """The part ended when the last gradient was computed."""
+        self.marks.append((part, self.last_gradient))
 
     def lap(self) -> dict[str, float]:
-        """Seconds of each phase since start."""
+        """Seconds of each part since the lap before, or since start, up to the last mark."""
         self.watch.wait_for(self.marks[-1][1])
-        spent = dict.fromkeys(PHASES, 0.0)
-        for (_, before), (phase, after) in zip(self.marks, self.marks[1:], strict=False):
-            spent[phase] += self.watch.seconds(before, after)
+        spent = dict.fromkeys(PARTS, 0.0)
+        for (_, before), (part, after) in zip(self.marks, self.marks[1:], strict=False):
+            spent[part] += self.watch.seconds(before, after)
+        self.marks = self.marks[-1:]
         return spent
 
 
+def move(seconds: dict[str, float], source: str, target: str, amount: float) -> dict[str, float]:
+    """Seconds of each part, where so many of one belong to another."""
+    amount = min(amount, seconds[source])
+    return seconds | {source: seconds[source] - amount, target: seconds[target] + amount}
+
+
 class Timer:
-    """Seconds of training, with what is not training left out."""
+    """Seconds of training, from now on and `before`."""
 
     def __init__(self, before: float) -> None:
         self._began = time.perf_counter() - before
 
     def seconds(self) -> float:
         return time.perf_counter() - self._began
-
-    @contextlib.contextmanager
-    def paused(self) -> Iterator[None]:
-        """What happens in the block does not count."""
-        began = time.perf_counter()
-        yield
-        self._began += time.perf_counter() - began

@@ -1,6 +1,6 @@
 """The workers of a job with parameter servers as a group: rank 0, a server, adds up what they agree on."""
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any
 
@@ -22,6 +22,8 @@ class ServerGroup(Group):
         timeout: seconds after which a silent rank is lost.
     """
 
+    in_background = True
+
     def __init__(self, world: World, store: Store, timeout: float) -> None:
         super().__init__(world)
         self.world, self.store, self.timeout = world, store, timeout
@@ -33,17 +35,30 @@ class ServerGroup(Group):
         Raises:
             Failure: a worker that is there neither came nor pushed anything for as long as waits may take.
         """
+        return self.sum_later(values)()
+
+    def sum_later(self, values: torch.Tensor) -> Callable[[], torch.Tensor]:
+        """As in Group; what is returned raises as sum does."""
         self._sums += 1
-        while True:
-            try:
-                return rpc.result(0, rpc.call_later(0, "sum", self.worker, self._sums, values))
-            except Failure:
-                missing, silent = rpc.ask(0, "missing", self._sums, rpc.PATIENCE * self.timeout, timeout=QUESTION_S)
-                if not missing:
-                    raise
-                if silent:
-                    ranks = [self.world.servers + worker for worker in silent]
-                    raise Failure(f"ranks {ranks} hang: they did not come to where the others wait for them") from None
+        number = self._sums
+        first = rpc.call_later(0, "sum", self.worker, number, values)
+
+        def wait() -> torch.Tensor:
+            answer = first
+            while True:
+                try:
+                    return rpc.result(0, answer)
+                except Failure:
+                    missing, silent = rpc.ask(0, "missing", number, rpc.PATIENCE * self.timeout, timeout=QUESTION_S)
+                    if not missing:
+                        raise
+                    if silent:
+                        ranks = [self.world.servers + worker for worker in silent]
+                        problem = f"ranks {ranks} hang: they did not come to where the others wait for them"
+                        raise Failure(problem) from None
+                answer = rpc.call_later(0, "sum", self.worker, number, values)
+
+        return wait
 
     def collect(self, name: str, value: Any) -> dict[int, Any]:
         with _store_of_rank_0():

@@ -52,13 +52,18 @@ class PushStatus:
     Attributes:
         pending: buckets still to be answered.
         version_read: the oldest version that the gradients were computed from.
-        staleness: the largest number of updates that the weights saw in between.
+        seen: how many updates the weights saw in between, of each bucket that has been answered.
     """
 
     def __init__(self, buckets: int) -> None:
         self.pending = buckets
         self.version_read: int | None = None
-        self.staleness = 0
+        self.seen: list[int] = []
+
+    @property
+    def staleness(self) -> int:
+        """The largest of them."""
+        return max(self.seen, default=0)
 
     def sent(self, version: int) -> None:
         """A bucket is pushed that was computed from this version."""
@@ -66,5 +71,5 @@ class PushStatus:
 
     def answered(self, staleness: int) -> None:
         """A bucket is answered."""
-        self.pending -= 1
-        self.staleness = max(self.staleness, staleness)
+        self.seen.append(staleness)
+        self.pending -= 1  # last: another thread may look

@@ -5,8 +5,9 @@ from collections.abc import Sequence
 from typing import Any
 
 from hvdtrain.modes._synchroniser import Synchroniser
-from hvdtrain.numerics.clock import PHASES
-from hvdtrain.runs.metrics import Recorder, Tally
+from hvdtrain.numerics.clock import PARTS, WAITS
+from hvdtrain.numerics.durations import percentile
+from hvdtrain.runs.metrics import WARM_UP, Recorder, Tally
 from hvdtrain.training.history import History
 from hvdtrain.world.job import Job
 from hvdtrain.world.memory import peak_rss_mb
@@ -28,7 +29,8 @@ def summarise(
         return {}
     wall = rows[:, 0]
     tally = Tally.of(rows[:, 1:].tolist())
-    seconds = [spent / tally.steps for spent in tally.seconds]
+    # The mean over the workers for one step of the job, whatever number of its own each took: it adds up to wall time.
+    seconds = {part: spent / len(there) / history.step for part, spent in zip(PARTS, tally.seconds, strict=True)}
     counts = {str(i): n for i, n in enumerate(tally.staleness) if n}
     last, best = history.evaluations[-1], history.best
     assert best is not None
@@ -47,14 +49,19 @@ def summarise(
         "best_step": best["step"],
         "target_accuracy": job.config.target_accuracy,
         "time_to_target_s": reached[0] if reached else None,
-        "exposed_comm_fraction": seconds[PHASES.index("comm")] / sum(seconds),
+        "exposed_comm_fraction": sum(seconds[part] for part in WAITS) / sum(seconds.values()),
         "bytes_sent_per_step": sum(process["bytes_sent"] for process in processes) / steps if steps else None,
         "staleness_mean": tally.stale_sum / sum(counts.values()) if counts else None,
         "staleness_max": tally.stale_max if counts else None,
         "staleness_histogram": counts,
         "peak_rss_mb": sum(process["peak_rss_mb"] for process in processes),
         "samples_digest": f"{tally.digest:012x}",
-        "step_seconds": dict(zip(PHASES, seconds, strict=True)),
+        "step_seconds": seconds,
+        "step_time": {
+            "skipped": WARM_UP,
+            "skipped_mean_s": tally.first_s / tally.first_steps if tally.first_steps else None,
+            **{f"p{share}_s": percentile(tally.durations, share / 100) for share in (50, 95, 99)},
+        },
         "processes": processes,
         "workers": workers,
         "lost_workers": [job.world.servers + worker for worker in range(workers) if worker not in there],  # ranks

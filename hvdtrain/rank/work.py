@@ -23,6 +23,7 @@ from hvdtrain.errors import Failure, UsageError
 from hvdtrain.models.layers import Network
 from hvdtrain.models.pretrained import load_pretrained
 from hvdtrain.modes._synchroniser import Synchroniser
+from hvdtrain.numerics.clock import PARTS
 from hvdtrain.rank.summary import summarise
 from hvdtrain.runs.manifest import by_host, manifest, weights_hash
 from hvdtrain.runs.metrics import Recorder, Tally, write_json
@@ -141,6 +142,8 @@ def train_as_worker(
             progress.print(f"--pretrained skipped {line}")
     before, after = (resumed.state, resumed.step) if resumed else ({}, 0)
     tally = Tally(**before["tally"]) if resumed and world.is_chief else None
+    if tally:  # in a snapshot, means over workers; of an older version, fewer parts
+        tally.seconds = [spent * world.workers for spent in tally.seconds] + [0.0] * (len(PARTS) - len(tally.seconds))
     recorder = Recorder(job.folder, world.rank, world.is_chief, after, tally)
     history = History(**before.get("history", {}))
     saver = Saver(job, model, sync, recorder, facts, after, progress.print)

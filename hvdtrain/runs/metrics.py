@@ -8,10 +8,13 @@ from pathlib import Path
 from typing import Any
 
 from hvdtrain.errors import Failure
-from hvdtrain.numerics.clock import PHASES
+from hvdtrain.numerics.clock import PARTS
+from hvdtrain.numerics.durations import BINS, bin_of
 from hvdtrain.ps.messages import PushStatus
 
 STALENESS_BINS = 64
+WARM_UP = 5  # steps of a worker after each start of a run, slower than all others: apart from the percentiles
+STEP_PARTS = tuple(part for part in PARTS if part != "refresh")  # of a step's line; no step refreshes
 
 
 def metrics_file(folder: Path, rank: int) -> Path:
@@ -27,8 +30,10 @@ class Tally:
         digest: sum over the samples of a hash of (step, index), modulo 2**48: equal sums over all workers mean equal
             samples at equal steps.
         loss, correct, samples: sums over the samples trained on since the last evaluation.
-        seconds: spent in each of PHASES.
-        staleness: how often each was seen; the last bin holds all that is staler.
+        seconds: spent in each of PARTS; of all workers together, added up.
+        durations: of steps, how many were in each bin of numerics.durations.
+        first_steps, first_s: steps of the warm-up, which are not in `durations`, and how long they took together.
+        staleness: how often each was seen by the push of a bucket; the last bin holds all that is staler.
         stale_sum, stale_max: of the staleness itself.
         left_out: steps in which fp16 overflowed.
     """
@@ -38,7 +43,10 @@ class Tally:
     loss: float = 0.0
     correct: float = 0.0
     samples: int = 0
-    seconds: list[float] = field(default_factory=lambda: [0.0] * len(PHASES))
+    seconds: list[float] = field(default_factory=lambda: [0.0] * len(PARTS))
+    durations: list[int] = field(default_factory=lambda: [0] * BINS)
+    first_steps: int = 0
+    first_s: float = 0.0
     staleness: list[int] = field(default_factory=lambda: [0] * STALENESS_BINS)
     stale_sum: int = 0
     stale_max: int = 0
@@ -47,18 +55,19 @@ class Tally:
     def row(self) -> list[float]:
         """As numbers, to be sent."""
         own = (self.steps, self.digest, self.loss, self.correct, self.samples, self.stale_sum, self.stale_max)
-        return [*own, self.left_out, *self.seconds, *self.staleness]
+        return [*own, self.left_out, self.first_steps, self.first_s, *self.seconds, *self.durations, *self.staleness]
 
     @classmethod
     def of(cls, rows: Sequence[Sequence[float]]) -> "Tally":
         """All workers together, from the row of each."""
         steps, digest, loss, correct, samples, stale_sum, stale_max, left_out, *more = zip(*rows, strict=True)
-        sums = [sum(column) for column in more]
+        first_steps, first_s, *sums = [sum(column) for column in more]
+        counts = list(map(int, sums[len(PARTS) :]))
         return cls(
             # As whole numbers: a float holds no more than 32 digests added up.
             int(sum(steps)), sum(map(int, digest)) % 2**48, sum(loss), sum(correct), int(sum(samples)),
-            sums[: len(PHASES)], list(map(int, sums[len(PHASES) :])), int(sum(stale_sum)), int(max(stale_max)),
-            int(sum(left_out)),
+            sums[: len(PARTS)], counts[:BINS], int(first_steps), first_s, counts[BINS:],
+            int(sum(stale_sum)), int(max(stale_max)), int(sum(left_out)),
         )  # fmt: skip
 
 
@@ -80,6 +89,7 @@ class Recorder:
         self.held: deque[tuple[dict[str, Any], PushStatus | None]] = deque()
         self.tally = tally or Tally()
         self.samples = 0
+        self.to_warm_up = WARM_UP
         self.events = None
         if is_chief:
             from torch.utils.tensorboard import SummaryWriter
@@ -87,30 +97,44 @@ class Recorder:
             self.events = SummaryWriter(str(folder), purge_step=after + 1 if after else None)
 
     def step(self, row: dict[str, Any], seconds: dict[str, float], digest: int, push: PushStatus | None) -> None:
-        """Record one step: its row, the seconds of each phase, and its push, which may still be on its way."""
+        """Record one step: its row, the seconds of each part since the one before, and its push, which may still be on
+        its way.
+        """
         tally, samples = self.tally, row["samples"]
         tally.steps += 1
         tally.left_out += row.get("left_out", False)
         tally.digest = (tally.digest + digest) % 2**48
-        tally.seconds = [spent + seconds[phase] for phase, spent in zip(PHASES, tally.seconds, strict=True)]
+        self.spend(seconds)
         self.samples += samples
+        duration = sum(seconds.values())
+        if self.to_warm_up:
+            self.to_warm_up -= 1
+            tally.first_steps += 1
+            tally.first_s += duration
+        else:
+            tally.durations[bin_of(duration)] += 1
         if samples:
             tally.samples += samples
             tally.loss += samples * row["loss"]
             tally.correct += samples * row["accuracy"]
-        self.held.append((row | {f"{phase}_s": round(spent, 6) for phase, spent in seconds.items()}, push))
+        self.held.append((row | {f"{part}_s": round(seconds[part], 6) for part in STEP_PARTS}, push))
         self.flush()
         if self.events and row["loss"] is not None:
             self.events.add_scalar("train/loss", row["loss"], row["step"])
             self.events.add_scalar("train/accuracy", row["accuracy"], row["step"])
+
+    def spend(self, seconds: dict[str, float]) -> None:
+        """Count these seconds of each part of training time."""
+        self.tally.seconds = [spent + seconds[part] for part, spent in zip(PARTS, self.tally.seconds, strict=True)]
 
     def flush(self) -> None:
         """Write the steps whose pushes have been answered."""
         while self.held and not (self.held[0][1] and self.held[0][1].pending):
             row, push = self.held.popleft()
             if push:
-                self.tally.staleness[min(push.staleness, STALENESS_BINS - 1)] += 1
-                self.tally.stale_sum += push.staleness
+                for updates in push.seen:
+                    self.tally.staleness[min(updates, STALENESS_BINS - 1)] += 1
+                self.tally.stale_sum += sum(push.seen)
                 self.tally.stale_max = max(self.tally.stale_max, push.staleness)
                 row |= {"version_read": push.version_read, "staleness": push.staleness}
             self.file.write(json.dumps(row) + "\n")

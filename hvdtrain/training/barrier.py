@@ -1,6 +1,7 @@
 """When all workers come to the same step, between two steps, and what they decide there."""
 
 import time
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
@@ -38,9 +39,11 @@ GO_ON = Decision()
 class StepBarrier:
     """Brings all workers to the same step when there is something to decide. Called after every step.
 
-    Workers in lockstep come together every second or so, at steps that all of them compute from the same sums. Of the
-    others, the one that wants a decision requests a barrier; when all have come, they go on to the step of the one
-    furthest ahead, and decide there.
+    Workers in lockstep come together every second or so, at steps that all of them compute from the same sums. Where
+    these can be done in the background, nobody waits for them: what they come to is decided one step later. (Behind a
+    step's weights, which share the connection with it, an answer can be as late as they are.) Of the others, the one
+    that wants a decision requests a barrier; when all have come, they go on to the step of the one furthest ahead, and
+    decide there.
 
     Args:
         sync: a Synchroniser; where shares are leased a PushPull.
@@ -54,6 +57,7 @@ class StepBarrier:
         self.time_budget, self.snapshot_s = config.time_budget, config.snapshot_s
         self.saved_at = elapsed
         self.next_step = 0  # of the next barrier, in lockstep
+        self.under_way: Callable[[], tuple[list[int], torch.Tensor]] | None = None  # rows of the last, not yet there
         self.passed = 0  # barriers so far
         self.target: int | None = None  # the step to go on to, since a barrier was requested
         self.looked_at = time.monotonic()
@@ -68,7 +72,7 @@ class StepBarrier:
         """
         at_end = self.steps is not None and step >= self.steps
         if self.lockstep:
-            return self._in_lockstep(step, elapsed, at_end)
+            return self._in_lockstep(step, elapsed, is_last, at_end)
         wants = self._wants(elapsed)
         must_stop = is_last or at_end
         if not must_stop and self.target != step:
@@ -99,15 +103,29 @@ class StepBarrier:
         _, rows = self.group.gather([elapsed, *self._wants(elapsed)])
         return self._decide(rows, self.steps is not None and step >= self.steps)
 
-    def _in_lockstep(self, step: int, elapsed: float, at_end: bool) -> Decision:
+    def _in_lockstep(self, step: int, elapsed: float, is_last: bool, at_end: bool) -> Decision:
+        if self.under_way:
+            found, self.under_way = self.under_way, None
+            if decision := self._together(step - 1, found, at_end):
+                return decision
         if not at_end and step < self.next_step:
             return GO_ON
-        _, rows = self.group.gather([elapsed, *self._wants(elapsed)])
+        later = self.group.in_background and not is_last and not at_end
+        until = elapsed + (elapsed / step if later else 0)  # when there will be a decision
+        found = self.group.gather_later([elapsed, *self._wants(until)])
+        if not later:
+            return self._together(step, found, at_end)
+        self.under_way = found
+        return GO_ON
+
+    def _together(self, step: int, found: Callable[[], tuple[list[int], torch.Tensor]], at_end: bool) -> Decision:
+        """The decision of what was gathered after this step."""
+        _, rows = found()
         mean = rows[:, 0].mean().item()
         wait = LOCKSTEP_EVERY_S
         if self.time_budget:  # half the remaining way: few barriers, and none but the last step overruns the budget
             wait = min(wait, (self.time_budget - mean) / 2)
-        alone = self.group.workers == 1
+        alone = self.group.workers == 1 and not self.group.in_background
         self.next_step = step + (1 if alone else max(1, int(wait / (mean / step))))
         return self._decide(rows, at_end)
 

@@ -65,31 +65,41 @@ def train(training: Training, loader: Loader, validation: Loader) -> list[float]
     barrier = StepBarrier(config, sync, steps, history.wall_s)
     stepper = _stepper(training, sampler, loader.side, steps)
     sync.group.barrier()  # the clock starts when every worker is ready
-    processor, timer = ProcessorTime(sync), Timer(history.wall_s)
+    processor, clock = ProcessorTime(sync), stepper.clock
     decision = Decision(over=is_over(config, sampler.samples, history.step, history.wall_s, history.evaluations))
     if decision.over and not history.is_evaluated():
         _evaluate(training, validation, -(-history.step // sampler.steps_per_epoch))
     while not decision.over:
         epoch = history.step // sampler.steps_per_epoch + 1
-        stepper.clock.start()  # what was not training is no wait for data
+        timer = Timer(history.wall_s)
+        clock.start()
+        asked = time.perf_counter()
         batches = loader.batches(shares.after(history.step), look_ahead=not leased)
         for share, (images, labels) in feed(batches, job.device, leased):
-            row, seconds = stepper.take(share, images, labels)
+            row, seconds = stepper.take(share, images, labels, shares.waited_s(asked))
             elapsed = timer.seconds()
             history.step = share.step
             training.recorder.step(row | {"time": round(elapsed, 6)}, seconds, digest(share), sync.push_status)
             training.progress.step(row)
+            clock.mark("metrics")
             if leased:
                 barrier.in_round(elapsed)
-            elif decision := barrier.after(share.step, elapsed, share.step % sampler.steps_per_epoch == 0):
+            else:
+                decision = barrier.after(share.step, elapsed, share.step % sampler.steps_per_epoch == 0)
+            clock.mark("barrier")
+            if decision and not leased:
                 break
-            stepper.clock.start()
+            asked = time.perf_counter()
         if leased:
             history.step = shares.reached
             decision = barrier.after_round(history.step, timer.seconds())
+            clock.mark("barrier")  # from this worker's last share to the last of all
+        else:
+            clock.mark("data")  # the end of what reads ahead
         sync.refresh()
-        history.wall_s = timer.seconds()
-        with timer.paused(), processor.paused():
+        clock.mark("refresh")
+        history.wall_s = _wall_time(training, clock.lap(), timer.seconds())
+        with processor.paused():  # what follows is not training: the clock stands still until all workers are through
             if not decision.over and history.step % sampler.steps_per_epoch:  # amid an epoch
                 average_buffers(training.model, sync.group)
                 _save(training, stepper, decision)
@@ -100,6 +110,19 @@ def train(training: Training, loader: Loader, validation: Loader) -> list[float]
             if decision.terminated or decision.snapshot or config.snapshot_every == "epoch":
                 _save(training, stepper, decision)
     return processor.seconds()
+
+
+def _wall_time(training: Training, spent: dict[str, float], elapsed: float) -> float:
+    """Seconds of training until all workers are here, the same on each; those before the last wait for it.
+
+    Args:
+        spent: seconds of each part since the last step.
+        elapsed: seconds of training until this worker was here.
+    """
+    _, rows = training.sync.group.gather([elapsed])
+    last = rows.max().item()
+    training.recorder.spend(spent | {"barrier": spent["barrier"] + last - elapsed})
+    return last
 
 
 def _stepper(training: Training, sampler: BatchSampler, side: int, steps: int | None) -> Stepper:
@@ -121,7 +144,10 @@ def _stepper(training: Training, sampler: BatchSampler, side: int, steps: int | 
 
 
 def _evaluate(training: Training, validation: Loader, epoch: int) -> bool:
-    """Evaluate, and write it down; whether the target accuracy is reached. All workers call it together."""
+    """Evaluate, write it down, and save the model if it is the best so far; whether the target accuracy is reached.
+
+    All workers call it together; none of it is training time.
+    """
     job, recorder, history = training.job, training.recorder, training.history
     recorder.flush()
     tally = recorder.tally
@@ -141,6 +167,7 @@ def _evaluate(training: Training, validation: Loader, epoch: int) -> bool:
         training.saver.best()
     recorder.evaluation(history.step, val_loss, val_accuracy, history.samples / history.wall_s)
     training.progress.evaluation(row)
+    training.sync.group.barrier()  # nobody trains, and waits, while the first worker writes
     return val_accuracy >= job.config.target_accuracy
 
 

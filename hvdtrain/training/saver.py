@@ -32,9 +32,11 @@ class Saver:
     def snapshot(self, history: History) -> None:
         """Save a snapshot; all workers call it together, between two steps."""
         config, world = self.job.config, self.job.world
-        tally = Tally.of(self.sync.group.gather(self.recorder.tally.row())[1].tolist())
+        there, rows = self.sync.group.gather(self.recorder.tally.row())
         if not world.is_chief:
             return
+        tally = Tally.of(rows.tolist())
+        tally.seconds = [spent / len(there) for spent in tally.seconds]  # the next start may have more or fewer
         state = {
             "config": dataclasses.asdict(config), "workers": world.workers, "history": dataclasses.asdict(history),
             "tally": dataclasses.asdict(tally), **self.facts,

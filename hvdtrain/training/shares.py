@@ -1,5 +1,6 @@
 """Which shares of an epoch a worker trains on: always its own, or whichever is next when it is ready."""
 
+import time
 from collections.abc import Iterable, Iterator
 
 from hvdtrain.data.sampling import BatchSampler, Share
@@ -19,6 +20,9 @@ class StaticShares:
         epoch, done = divmod(step, self.sampler.steps_per_epoch)
         return self.sampler.epoch(epoch + 1)[done:]
 
+    def waited_s(self, since: float) -> float:
+        return 0.0
+
 
 class LeasedShares:
     """The shares that the servers lease to this worker, each when it is ready for one.
@@ -35,6 +39,7 @@ class LeasedShares:
     def __init__(self, sampler: BatchSampler, sync: PushPull, steps: int | None) -> None:
         self.sampler, self.sync, self.steps = sampler, sync, steps
         self.reached = 0
+        self._answered_at = 0.0
 
     def after(self, step: int) -> Iterator[Share]:
         """As in StaticShares, for all workers together; it ends when all of these shares have been trained."""
@@ -45,7 +50,14 @@ class LeasedShares:
         self.sync.begin_round(step * workers, last * workers)
         while True:
             number, after = self.sync.next_share()
+            self._answered_at = time.perf_counter()
             if number is None:
                 self.reached = after // workers
                 return
             yield self.sampler.share(number)
+
+    def waited_s(self, since: float) -> float:
+        """How long after that moment of time.perf_counter the share came that is trained on now. The thread that waits
+        for shares is not the one that trains: it may have had this one long before.
+        """
+        return max(0.0, self._answered_at - since)

@@ -11,7 +11,7 @@ from torch import nn
 from hvdtrain.config.run_config import RunConfig
 from hvdtrain.data.sampling import Share
 from hvdtrain.modes._synchroniser import Synchroniser
-from hvdtrain.numerics.clock import Clock
+from hvdtrain.numerics.clock import Clock, move
 from hvdtrain.numerics.flat import trained
 from hvdtrain.numerics.optimizers import lr_at
 from hvdtrain.numerics.precision import LossScale, autocast
@@ -52,8 +52,17 @@ class Stepper:
         for buffer, values in zip(self.model.buffers(), before, strict=True):
             buffer.copy_(values)
 
-    def take(self, share: Share, images: torch.Tensor, labels: torch.Tensor) -> tuple[dict[str, Any], dict[str, float]]:
-        """Take one step; returns its row of metrics, and the seconds of each of PHASES."""
+    def take(
+        self, share: Share, images: torch.Tensor, labels: torch.Tensor, lease_s: float = 0.0
+    ) -> tuple[dict[str, Any], dict[str, float]]:
+        """Take one step.
+
+        Args:
+            lease_s: how long this worker had to wait for the share, before its images could be read.
+
+        Returns:
+            Its row of metrics, and the seconds of each of PARTS since the step before.
+        """
         clock, sync = self.clock, self.sync
         inputs = self.normalise(images)
         clock.mark("data")
@@ -67,10 +76,10 @@ class Stepper:
         sync.update(self.loss_scale)
         self.model.zero_grad(set_to_none=True)
         clock.mark("optimizer")
-        seconds = clock.lap()
-        seconds |= {"forward": seconds["forward"] - sync.waited_s, "comm": seconds["comm"] + sync.waited_s}
+        seconds = move(clock.lap(), "forward", "comm", sync.waited_s)
+        seconds = move(seconds, "data", "lease", lease_s)
         if self.alone:  # what comes after the last gradient is no wait for others
-            seconds |= {"backward": seconds["backward"] + seconds["comm"], "comm": 0.0}
+            seconds = move(seconds, "comm", "backward", seconds["comm"])
         row = {
             "step": share.step, "epoch": share.epoch, "samples": share.counted,
             "loss": loss.item() if share.counted else None,

@@ -2,7 +2,7 @@
 
 import json
 from abc import ABC, abstractmethod
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any
 
 from hvdtrain.world.place import World
@@ -16,7 +16,12 @@ class Group(ABC):
     """What workers agree on between steps goes through here; gradients do not.
 
     Every worker calls `sum`, `gather` and `barrier` in the same order.
+
+    Attributes:
+        in_background: `gather_later` does not wait for the others.
     """
+
+    in_background = False
 
     def __init__(self, world: World) -> None:
         self.worker, self.workers = world.worker, world.workers
@@ -33,13 +38,27 @@ class Group(ABC):
 
     def gather(self, row: Sequence[float]) -> tuple[list[int], "Tensor"]:
         """The workers that are there, and their rows, [those workers, len(row)] float64, on every worker."""
+        return self.gather_later(row)()
+
+    def gather_later(self, row: Sequence[float]) -> "Callable[[], tuple[list[int], Tensor]]":
+        """As gather, in two steps: what is returned waits for the others, and is called before the next sum."""
         import torch
 
         rows = torch.zeros(self.workers, 1 + len(row), dtype=torch.float64)
         rows[self.worker] = torch.tensor([1.0, *row], dtype=torch.float64)
-        rows = self.sum(rows)
-        there = rows[:, 0].nonzero().flatten().tolist()
-        return there, rows[there, 1:]
+        total = self.sum_later(rows)
+
+        def wait() -> "tuple[list[int], Tensor]":
+            rows = total()
+            there = rows[:, 0].nonzero().flatten().tolist()
+            return there, rows[there, 1:]
+
+        return wait
+
+    def sum_later(self, values: "Tensor") -> "Callable[[], Tensor]":
+        """As sum, in two steps; see gather_later."""
+        total = self.sum(values)
+        return lambda: total
 
     @abstractmethod
     def collect(self, name: str, value: Any) -> dict[int, Any]:

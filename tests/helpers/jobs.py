@@ -100,6 +100,7 @@ def check_run_folder(out: Path, mode: str, workers: int, servers: int, taken: in
     assert list(out.glob("events.out.tfevents.*"))
     assert tomllib.loads((out / "config.toml").read_text())["mode"] == mode
     _check_costs(out, manifest, summary, servers)
+    assert adds_up(summary) and 0 < summary["step_time"]["p50_s"] <= summary["step_time"]["p99_s"]
 
 
 def _check_costs(out: Path, manifest: dict, summary: dict, servers: int) -> None:
@@ -123,6 +124,11 @@ def _check_costs(out: Path, manifest: dict, summary: dict, servers: int) -> None
     for row in rows[:servers]:
         last = json.loads((out / f"metrics.server{row['rank']}.jsonl").read_text().splitlines()[-1])
         assert (last["queue"], last["waiting"], last["bytes_sent"]) == (0, 0, row["bytes_sent"])
+
+
+def adds_up(summary: dict) -> bool:
+    """Whether the parts of a step are its wall time."""
+    return abs(sum(summary["step_seconds"].values()) * summary["steps"] / summary["wall_s"] - 1) < 0.01
 
 
 def until(condition, seconds: float = 60.0):

@@ -8,7 +8,7 @@ import subprocess
 
 import pytest
 from helpers.forked import Forked
-from helpers.jobs import BIN, HVDTRAIN, SETTINGS, SMALL, finish, hvdtrain, ranks_of, run, steps, until
+from helpers.jobs import BIN, HVDTRAIN, SETTINGS, SMALL, adds_up, finish, hvdtrain, ranks_of, run, steps, until
 
 pytestmark = pytest.mark.timeout(180)
 
@@ -63,6 +63,7 @@ if os.environ["RANK"] == "2":
     together, alone = (json.loads((tmp_path / name / "summary.json").read_text()) for name in ("run", "alone"))
     assert together["samples_digest"] == alone["samples_digest"]
     assert together["samples"] == alone["samples"]
+    assert adds_up(together) and together["step_seconds"]["lease"] > 0  # one worker took far more steps than the other
 
 
 def test_ssp_ends_by_the_clock_without_waiting_for_who_has_ended(tmp_path):

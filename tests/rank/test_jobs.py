@@ -47,6 +47,8 @@ def test_every_starter_runs_every_kind_of_mode(starter, ranks, mode, servers, tm
     check_run_folder(out, mode, ranks - servers, servers, 6)
     for rank in range(servers, ranks):
         assert [row["step"] for row in steps(out, rank)] == [1, 2, 3, 4, 5, 6]
+        seconds = sum(value for row in steps(out, rank) for name, value in row.items() if name.endswith("_s"))
+        assert seconds == pytest.approx(steps(out, rank)[-1]["time"], rel=0.05)
 
 
 def test_the_length_given_beside_a_configuration_wins(tmp_path):

@@ -9,7 +9,7 @@ from torch.distributed import HashStore
 from hvdtrain.config.run_config import RunConfig
 from hvdtrain.data.sampling import BatchSampler
 from hvdtrain.modes._synchroniser import LocalUpdate
-from hvdtrain.numerics.clock import PHASES
+from hvdtrain.numerics.clock import PARTS
 from hvdtrain.ps.membership import Membership
 from hvdtrain.rank.summary import summarise
 from hvdtrain.runs.metrics import Recorder
@@ -48,7 +48,7 @@ def test_the_summary_of_176_workers_has_the_digest_of_one(tmp_path):
             job = Job(RunConfig(mode="ddp", batch_size=704), world, tmp_path, torch.device("cpu"), 1)
             recorder = Recorder(tmp_path / str(workers), worker, is_chief=False)
             seen = sum(digest(share) for share in BatchSampler(7_200, 704, 3, worker, workers).epoch(1)) % 2**48
-            recorder.step(row | {"samples": 704 // workers}, dict.fromkeys(PHASES, 1.0), seen, None)
+            recorder.step(row | {"samples": 704 // workers}, dict.fromkeys(PARTS, 1.0), seen, None)
             last = {"step": 1, "train_s": 2.0, "val_accuracy": 0.9, "val_loss": 0.1}
             history = History([last], step=1, samples=704, wall_s=2.0)
             sync = LocalUpdate(job, Threads(world, membership, store))

@@ -36,6 +36,16 @@ class InOneProcess(Group):
         return number in self.requested
 
 
+class InBackground(InOneProcess):
+    """As of workers with servers."""
+
+    in_background = True
+
+    def sum_later(self, values):
+        self.sums += 1
+        return self.membership.add(self.worker, self.sums, values).wait
+
+
 class Sync:
     def __init__(self, group):
         self.group = group
@@ -44,19 +54,22 @@ class Sync:
         pass
 
 
-def ends(config, workers, steps_per_epoch, seconds_a_step):
+def ends(config, workers, steps_per_epoch, seconds_a_step, group=InOneProcess):
     """Each worker's last step and the steps at which something was decided, trained until all are over."""
     membership, requested = Membership(workers), set()
     found = {}
 
     def work(worker):
-        sync = Sync(InOneProcess(World("mpirun", worker, workers, worker, workers), membership, requested))
+        sync = Sync(group(World("mpirun", worker, workers, worker, workers), membership, requested))
         barrier = StepBarrier(config, sync, config.steps or None, 0.0)
         step, began, decided = 0, time.perf_counter(), []
         while True:
             step += 1
             time.sleep(seconds_a_step[worker])
-            decision = barrier.after(step, time.perf_counter() - began, step % steps_per_epoch == 0)
+            is_last = step % steps_per_epoch == 0
+            decision = barrier.after(step, time.perf_counter() - began, is_last)
+            if decision or is_last:
+                sync.group.barrier()  # as an evaluation or a snapshot begins: no other sum may be under way
             if decision:
                 decided.append((step, decision))
             if decision.over:
@@ -77,17 +90,25 @@ def ends(config, workers, steps_per_epoch, seconds_a_step):
 @given(
     st.lists(st.sampled_from([0.001, 0.004, 0.02]), min_size=1, max_size=4),
     st.integers(3, 50),
-    st.booleans(),
+    st.sampled_from([("ps-async", InOneProcess), ("allreduce", InOneProcess), ("ps-sync", InBackground)]),
 )
-def test_a_time_budget_ends_all_workers_at_the_same_step(speeds, steps_per_epoch, lockstep):
-    mode = "ps-sync" if lockstep else "ps-async"
-    config = RunConfig(mode=mode, servers=1, time_budget=0.4, snapshot_every="0.15s")
-    if lockstep:
+def test_a_time_budget_ends_all_workers_at_the_same_step(speeds, steps_per_epoch, kind):
+    mode, group = kind
+    config = RunConfig(mode=mode, servers=int(mode != "allreduce"), time_budget=0.4, snapshot_every="0.15s")
+    if mode != "ps-async":
         speeds = [0.004] * len(speeds)
-    found = ends(config, len(speeds), steps_per_epoch, speeds)
+    found = ends(config, len(speeds), steps_per_epoch, speeds, group)
     assert len({tuple(decided) for decided in found.values()}) == 1
     *before, (_, decision) = found[0]
     assert decision.over and all(d.snapshot and not d.over for _, d in before)
+
+
+def test_slow_steps_in_lockstep_end_within_a_step_of_the_budget():
+    """Then workers come together at each step; where sums are done in the background, one step early."""
+    for group in (InOneProcess, InBackground):
+        found = ends(RunConfig(mode="ps-sync", servers=1, time_budget=0.25), 2, 50, [0.1, 0.1], group)
+        [(step, decision)] = found[0]
+        assert decision.over and step <= 3 and found[1] == found[0]
 
 
 def test_steps_end_all_workers_though_the_epoch_goes_on():

@@ -11,6 +11,7 @@ import pytest
 from helpers.jobs import (
     HVDTRAIN,
     SETTINGS,
+    adds_up,
     family,
     finish,
     hvdtrain,
@@ -110,6 +111,7 @@ def test_a_run_goes_on_with_other_workers_in_another_mode(first, then, whole, tm
     assert done.returncode == 0, done.stdout
     assert summary(cut)["samples_digest"] == summary(whole)["samples_digest"]
     assert summary(cut)["samples"] == summary(whole)["samples"]
+    assert adds_up(summary(cut))  # whatever the number of workers was before
     if "ps-async" not in first[2]:
         assert summary(cut)["val_loss"] == pytest.approx(summary(whole)["val_loss"], rel=1e-4)
     parts = json.loads((cut / "manifest.json").read_text())["parts"]
