@@ -14,7 +14,7 @@ if TYPE_CHECKING:
 
     from hvdtrain.evaluate.predictions import Predictions
 
-RIGHT, WRONG = style.MODES["allreduce"][0], style.STEP_PHASES["comm"][1]  # a blue and an orange
+RIGHT, WRONG = style.MODES["allreduce"][0], style.STEP_PARTS["comm"][1]  # a blue and an orange
 MAX_CLASSES_WITH_COUNTS = 20  # with more, cells of the matrix have no numbers
 MAX_CLASSES_WITH_NAMES = 40  # with more, its rows and columns have no names
 COLUMNS, ROWS = 4, 4  # of mistakes

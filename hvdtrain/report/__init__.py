@@ -2,7 +2,8 @@
 
 - `runs.py` and `run_files.py` read run folders, `comparisons.py` splits a grid's runs into comparable ones, and
   `fairness.py` refuses those that may not be compared.
-- `results.py` computes figures, `formatting.py` makes text of them; `loss_curve.py` thins training losses for plots.
+- `results.py` computes figures, `formatting.py` makes text of them; `step_parts.py` says where a step's time went, and
+  `loss_curve.py` thins training losses for plots.
 - `verdict.py` and `caveats.py` say what follows; `content.py` (one comparison) and `grid.py` (several) collect it all.
 - `pages.py` writes HTML and Markdown, `table.py` CSV and LaTeX, `terminal.py` prints; `reference_tables.py` puts
   published figures beside ours.
@@ -87,14 +88,18 @@ def _comparison_files(
 ) -> Files:
     """The report of one comparison; others: further runs that may hold the baseline of scaling efficiency."""
     from hvdtrain.report import content, pages, plots, results
+    from hvdtrain.report.runs import finished_by_kind
+    from hvdtrain.report.step_parts import parts_table
 
     collected = content.collect(runs, others)
     drawn, notes = plots.draw(runs)
     collected.omitted.extend(notes)
+    parts = parts_table(finished_by_kind(runs), collected.groups)
+    tables = [*([parts] if parts else []), *reference_tables]
     return _plot_files(drawn) | {
         "results.csv": results.csv_text(collected.rows),
-        "report.md": pages.markdown(collected, drawn, reference_tables),
-        "report.html": pages.html(collected, drawn, reference_tables),
+        "report.md": pages.markdown(collected, drawn, tables),
+        "report.html": pages.html(collected, drawn, tables),
     }
 
 

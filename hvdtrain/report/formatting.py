@@ -26,6 +26,9 @@ MORE_HEADINGS = {
     "epochs": "epochs",
     "wall_s": "training time",
     "epoch_s": "time of an epoch",
+    "step_p50_s": "median step",
+    "step_p95_s": "step, 95 %",
+    "step_p99_s": "step, 99 %",
     "worker_samples_per_s": "samples/s of a worker",
     "val_loss": "validation loss",
     "best_val_loss": "best validation loss",
@@ -61,6 +64,10 @@ def _seconds(value: float) -> str:
     return f"{three_digits(value)} s"
 
 
+def _milliseconds(value: float) -> str:
+    return f"{three_digits(1000 * value)} ms"
+
+
 _FORMATS: dict[str, Callable[[float], str]] = {
     "global_batch": "{:,.0f}".format,
     "steps_per_epoch": "{:,.0f}".format,
@@ -74,6 +81,9 @@ _FORMATS: dict[str, Callable[[float], str]] = {
     "time_to_target_s": _seconds,
     "cpu_s_per_1000_samples": _seconds,
     "exposed_comm_fraction": "{:.0%}".format,
+    "step_p50_s": _milliseconds,
+    "step_p95_s": _milliseconds,
+    "step_p99_s": _milliseconds,
     "bytes_sent_per_step": format_bytes,
     "staleness_mean": "{:.2f}".format,
     "staleness_max": "{:g}".format,

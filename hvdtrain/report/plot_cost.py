@@ -5,8 +5,9 @@ from typing import TYPE_CHECKING
 
 from hvdtrain.report import style
 from hvdtrain.report.formatting import format_cell, three_digits
-from hvdtrain.report.results import Group, spread
+from hvdtrain.report.results import Group
 from hvdtrain.report.runs import Kind, Run
+from hvdtrain.report.step_parts import shown_parts, step_parts
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -81,24 +82,18 @@ def _bars(axes: "Axes", groups: Sequence[Group], name: str) -> None:
     axes.grid(True, axis="x")
 
 
-STEP_TIME = (
-    "Milliseconds of one step of one worker on its share of the global batch, the mean over steps and "
-    "workers (and the median of repeats). Exposed communication is what a worker waits for; in the "
-    "parameter-server modes the optimizer runs on the servers and is part of that wait."
-)
-
-
 def step_time(by_kind: dict[Kind, list[Run]]) -> "Figure | None":
-    rows = {kind: _phase_ms(runs) for kind, runs in by_kind.items()}
-    rows = {kind: phases for kind, phases in rows.items() if any(phases.values())}
+    rows = {kind: parts for kind, runs in by_kind.items() if (parts := step_parts(runs))}
     if not rows:
         return None
-    figure, (axes,) = style.new_figure(_height(len(rows)) + 0.45)
-    longest = max(sum(phases.values()) for phases in rows.values())
-    for row, phases in enumerate(rows.values()):
+    shown = shown_parts(rows)
+    figure, (axes,) = style.new_figure(_height(len(rows)) + 0.45 + 0.2 * (len(shown) > 6))
+    longest = max(1000 * sum(parts.values()) for parts in rows.values())
+    for row, parts in enumerate(rows.values()):
         left = 0.0
-        for phase, ms in phases.items():
-            label, colour, text_colour = style.STEP_PHASES[phase]
+        for part in shown:
+            ms = 1000 * parts[part]
+            label, colour, text_colour = style.STEP_PARTS[part]
             axes.barh(row, ms, left=left, height=0.62, color=colour, label=None if row else label)
             if ms > 0.05 * longest:
                 axes.text(left + ms / 2, row, three_digits(ms), ha="center", va="center", color=text_colour, fontsize=8)
@@ -111,14 +106,5 @@ def step_time(by_kind: dict[Kind, list[Run]]) -> "Figure | None":
     axes.tick_params(axis="y", length=0)
     axes.set(xlabel="ms a step")
     axes.grid(True, axis="x")
-    style.legend(figure, [axes])
+    style.legend(figure, [axes], columns=5)
     return figure
-
-
-def _phase_ms(runs: Sequence[Run]) -> dict[str, float]:
-    """Milliseconds of each phase of a step, the median over these runs."""
-    seconds = {
-        phase: spread([(run.summary.get("step_seconds") or {}).get(phase) for run in runs])
-        for phase in style.STEP_PHASES
-    }
-    return {phase: 1000 * found.median if found else 0.0 for phase, found in seconds.items()}

@@ -9,6 +9,7 @@ from hvdtrain.report import plot_cost, plot_grid, plot_learning, style
 from hvdtrain.report.loss_curve import LossCurve, loss_curve
 from hvdtrain.report.results import result_rows, summarise
 from hvdtrain.report.runs import Run, finished_by_kind
+from hvdtrain.report.step_parts import NOTE
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -40,7 +41,7 @@ def draw(runs: Sequence[Run]) -> tuple[list[Plot], list[str]]:
             ("Training loss", plot_learning.LOSS, plot_learning.loss(by_kind, curves)),
             ("Validation accuracy", plot_learning.ACCURACY, plot_learning.accuracy(by_kind)),
             ("Throughput and scaling", plot_cost.THROUGHPUT, plot_cost.throughput(groups)),
-            ("Where a step's time goes", plot_cost.STEP_TIME, plot_cost.step_time(by_kind)),
+            ("Where a step's time goes", NOTE, plot_cost.step_time(by_kind)),
             ("Staleness", plot_learning.STALENESS, plot_learning.staleness(by_kind)),
             ("Traffic and memory", plot_cost.TRAFFIC, plot_cost.traffic(groups)),
         )

@@ -48,9 +48,15 @@ COLUMNS = {
     "test_loss": "mean cross-entropy of the best model on the test images, where the data set has some",
     "test_accuracy": "accuracy of the best model on the test images",
     "time_to_target_s": "seconds of training until an evaluation first reached the target accuracy",
-    "exposed_comm_fraction": "share of a worker's step in which it waits for communication",
+    "exposed_comm_fraction": (
+        "share of a worker's training time in which it waits for other processes: exposed communication, between "
+        "steps, for a share, for weights to evaluate"
+    ),
+    "step_p50_s": "median of the seconds of a worker's own step, the first ones of each start left out",
+    "step_p95_s": "what 95 % of them do not exceed",
+    "step_p99_s": "what 99 % of them do not exceed",
     "bytes_sent_per_step": "bytes of weights and gradients sent in a step by all processes, servers included",
-    "staleness_mean": "mean number of updates of the weights from a worker's pull until its push is applied",
+    "staleness_mean": "mean number of updates of a bucket of weights from a worker's pull until its push is applied",
     "staleness_max": "the largest such number",
     "peak_rss_mb": (
         "largest resident memory of all processes together, servers included, in MB of 2^20 bytes "
@@ -110,6 +116,8 @@ def _row(run: Run) -> Row:
     row["worker_samples_per_s"] = speed / row["workers"] if speed is not None else None
     row["process_samples_per_s"] = speed / (run.kind.workers + run.kind.servers) if speed is not None else None
     row["cpu_s_per_1000_samples"] = _cpu_s_per_1000_samples(run.summary.get("processes") or [])
+    own = recorded.get("step_time") or {}
+    row |= {f"step_{name}": own.get(name) for name in ("p50_s", "p95_s", "p99_s")}
     row["best_val_loss"] = min((loss for loss in losses if not math.isnan(loss)), default=None)
     return row
 

@@ -59,7 +59,8 @@ def read_summary(folder: Path) -> dict[str, Any]:
     """The checked summary.json of a run folder."""
     summary = _read_object(folder / "summary.json")
     steps, histogram = summary.get("step_seconds") or {}, summary.get("staleness_histogram") or {}
-    evaluations, processes = summary.get("evaluations") or [], summary.get("processes") or []
+    evaluations, own_steps = summary.get("evaluations") or [], summary.get("step_time") or {}
+    processes = summary.get("processes") or []
     for name in _FIGURES:
         most = 1 if name.endswith("accuracy") else 1e18
         if summary.get(name) is not None and not _is_figure(summary[name], most):
@@ -69,6 +70,8 @@ def read_summary(folder: Path) -> dict[str, Any]:
             raise UnreadableFile(f"{name} in its summary.json is {summary[name]!r}, not a number")
     if not isinstance(steps, dict) or not all(map(_is_figure, steps.values())):
         raise UnreadableFile("step_seconds in its summary.json is not a table of seconds")
+    if not isinstance(own_steps, dict) or not all(v is None or _is_figure(v) for v in own_steps.values()):
+        raise UnreadableFile("step_time in its summary.json is not a table of seconds")
     if not isinstance(histogram, dict) or not all(_is_staleness(*item) for item in histogram.items()):
         raise UnreadableFile("staleness_histogram in its summary.json does not give a count for each staleness")
     if not isinstance(processes, list) or not all(map(_is_process, processes)):

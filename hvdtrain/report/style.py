@@ -37,13 +37,18 @@ _UNKNOWN_MODE = ("#b0404c", "X")
 RAMP = ("#3b6fd4", "#1f9a8a", "#c07a00", "#c8402f")
 LINES = ("-", "--", "-.", ":")
 
-# The phases of a step in their order: label, colour, colour of text on it. Waiting has the colour that stands out.
-STEP_PHASES = {
+# Where a step's time goes, in order: label, colour, colour of text on it. Waiting has the colours that stand out.
+STEP_PARTS = {
     "data": ("data", "#aab3c0", "#101010"),
     "forward": ("forward", "#7db7dd", "#101010"),
     "backward": ("backward", "#2b6ea6", "#fdfdfd"),
     "comm": ("exposed communication", "#d55e00", "#fdfdfd"),
     "optimizer": ("optimizer", "#8c6bb1", "#fdfdfd"),
+    "barrier": ("waiting between steps", "#f0a35c", "#101010"),
+    "lease": ("waiting for a share", "#e8c63c", "#101010"),
+    "refresh": ("weights to evaluate", "#5fa796", "#101010"),
+    "metrics": ("metrics", "#6d7684", "#fdfdfd"),
+    "not_recorded": ("not recorded", "#d9c9c4", "#101010"),  # of versions before, which did not have all of these
 }
 
 RC: Any = {

@@ -16,6 +16,9 @@ from hvdtrain.report import fairness, results
 from hvdtrain.report.caveats import caveats
 from hvdtrain.report.formatting import format_bytes, format_cell, format_figure
 from hvdtrain.report.loss_curve import MAX_POINTS, loss_curve
+from hvdtrain.report.runs import finished_by_kind
+from hvdtrain.report.step_parts import parts_table, step_parts
+from hvdtrain.report.style import STEP_PARTS
 from hvdtrain.report.terminal import summary_table
 from hvdtrain.report.verdict import reach_verdict
 
@@ -23,7 +26,8 @@ COLUMNS = """
     mode workers servers model parameters global_batch lr steps_per_epoch steps samples epochs wall_s epoch_s
     samples_per_s worker_samples_per_s process_samples_per_s cpu_s_per_1000_samples scaling_efficiency val_accuracy
     val_loss best_val_loss test_loss test_accuracy
-    time_to_target_s exposed_comm_fraction bytes_sent_per_step staleness_mean staleness_max peak_rss_mb repeat
+    time_to_target_s exposed_comm_fraction step_p50_s step_p95_s step_p99_s bytes_sent_per_step staleness_mean
+    staleness_max peak_rss_mb repeat
 """
 
 
@@ -190,6 +194,37 @@ def test_repeats_are_summarised_by_median_and_range():
     assert format_cell(ring, "samples_per_s") == ("170", "150–180")
     assert format_cell(ring, "time_to_target_s") == ("11.0 s", "10.7–11.3, 2 of 3 runs")
     assert format_cell(single, "samples_per_s") == ("100", "")
+
+
+def parts_of(runs):
+    table = parts_table(finished_by_kind(runs), results.summarise(results.result_rows(runs)))
+    return {label: dict(zip((h for _, h in table.columns), cells, strict=True)) for label, cells in table.rows}
+
+
+def test_the_parts_of_a_step_are_its_wall_time_and_the_fastest_has_the_shortest_step():
+    seconds = {"data": 0.1, "forward": 0.1, "backward": 0.2, "comm": 0.1, "optimizer": 0.02, "barrier": 0.1}
+    runs = [run("allreduce", 2, repeat=r, speed=s) for r, s in ((1, 100.0), (2, 160.0), (3, 200.0))]
+    runs.append(run("ps-sync", 2, 1, speed=BATCH / 0.64, step_seconds=seconds | {"metrics": 0.02}))
+    found = parts_of(runs)
+    ring, served = found["allreduce ×2"], found["ps-sync ×2+1"]
+    assert ring["together"].value == pytest.approx(1000 * BATCH / 160.0)  # the repeat of median speed
+    assert served["together"].value == pytest.approx(640)
+    assert (served["waiting between steps"].text, served["waiting between steps"].detail) == ("100 ms", "15.6%")
+    assert "not recorded" not in served
+    headings = {heading for heading, _, _ in STEP_PARTS.values()}
+    assert sum(cell.value for name, cell in served.items() if name in headings and cell.text) == pytest.approx(640)
+
+
+def test_what_an_older_version_did_not_record_is_shown_as_that():
+    half = {"data": 0.05, "forward": 0.1, "backward": 0.1, "comm": 0.05, "optimizer": 0.02}
+    served = parts_of([run("ps-sync", 2, 1, speed=100.0, step_seconds=half)])["ps-sync ×2+1"]
+    assert (served["not recorded"].text, served["together"].text) == ("320 ms", "640 ms")
+    assert served["95 %"].text == ""
+
+
+def test_a_step_of_two_middle_repeats_is_their_mean():
+    runs = [run(repeat=r, speed=s) for r, s in ((1, 50.0), (2, 80.0), (3, 100.0), (4, 200.0))]
+    assert sum(step_parts(runs).values()) == pytest.approx((BATCH / 80 + BATCH / 100) / 2)
 
 
 @given(st.lists(st.floats(-1e12, 1e12), min_size=1), st.integers(0, 3))

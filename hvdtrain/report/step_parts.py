@@ -1,0 +1,76 @@
+"""Where the wall time of a step went: the parts that ranks recorded, and what of it nobody did."""
+
+from collections.abc import Mapping, Sequence
+
+from hvdtrain.report.formatting import format_range, three_digits
+from hvdtrain.report.results import Group
+from hvdtrain.report.runs import Kind, Run
+from hvdtrain.report.style import STEP_PARTS
+from hvdtrain.report.table import Cell, Table
+
+NOT_RECORDED = "not_recorded"
+NOTE = (
+    "Wall time over steps, each of one global batch, of the run of median speed, divided as its workers spent it on "
+    "average. Exposed communication is what a step waits for; in the parameter-server modes the optimizer runs on the "
+    "servers and is part of that wait. Between steps, workers wait for each other to decide something together, and at "
+    "the end of an epoch."
+)
+PERCENTILES = {"step_p50_s": "a worker's own step: median", "step_p95_s": "95 %", "step_p99_s": "99 %"}
+
+
+def step_parts(runs: Sequence[Run]) -> dict[str, float]:
+    """Seconds of each of STEP_PARTS in a step of the run of median speed, the mean of two where there are two such.
+
+    They add up to its wall time. Empty where nothing was recorded.
+    """
+    timed = sorted((parts for run in runs if (parts := _parts_of(run))), key=lambda parts: sum(parts.values()))
+    if not timed:
+        return {}
+    middle = timed[(len(timed) - 1) // 2 : len(timed) // 2 + 1]
+    return {part: sum(parts[part] for parts in middle) / len(middle) for part in STEP_PARTS}
+
+
+def _parts_of(run: Run) -> dict[str, float]:
+    recorded, steps, wall = (run.summary.get(name) for name in ("step_seconds", "steps", "wall_s"))
+    if not recorded or not any(recorded.values()):
+        return {}
+    parts = {part: recorded.get(part, 0.0) for part in STEP_PARTS}
+    if steps and wall:  # versions before recorded five parts alone, and not all of their time
+        parts[NOT_RECORDED] = max(0.0, wall / steps - sum(parts.values()))
+    return parts
+
+
+def parts_table(by_kind: dict[Kind, list[Run]], groups: Sequence[Group]) -> Table | None:
+    """What the plot of a step's time shows, and percentiles of the time of a worker's own steps."""
+    found = {kind: parts for kind, runs in by_kind.items() if (parts := step_parts(runs))}
+    if not found:
+        return None
+    figures = {group.kind: [(name, group[name]) for name in PERCENTILES] for group in groups}
+    shown = shown_parts(found)
+    rows = []
+    for kind, parts in found.items():
+        total = sum(parts.values())
+        cells = [_share(parts[part], total) for part in shown]
+        own = [_ms(figure.median, format_range(name, figure)) if figure else Cell() for name, figure in figures[kind]]
+        rows.append((kind.label, [*cells, _ms(total), *own]))
+    headings = [*(STEP_PARTS[part][0] for part in shown), "together", *PERCENTILES.values()]
+    return Table("step-parts", "The time of a step", [NOTE], "run", [("", heading) for heading in headings], rows)
+
+
+def _share(seconds: float, total: float) -> Cell:
+    """Empty where it is next to nothing."""
+    return _ms(seconds, f"{seconds / total:.1%}") if seconds > 0.0005 * total else Cell()
+
+
+def _ms(seconds: float, detail: str = "") -> Cell:
+    return Cell(f"{three_digits(1000 * seconds)} ms", 1000 * seconds, detail)
+
+
+def shown_parts(found: Mapping[Kind, Mapping[str, float]]) -> list[str]:
+    """The parts that some kind of run has; a rest that nobody recorded only if it is more than clocks disagree by."""
+    least = {NOT_RECORDED: 0.005}
+    return [
+        part
+        for part in STEP_PARTS
+        if any(parts[part] > least.get(part, 0) * sum(parts.values()) for parts in found.values())
+    ]
