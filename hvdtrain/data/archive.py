@@ -15,11 +15,11 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, cast
 
+from hvdtrain.data import image
 from hvdtrain.data.selection import Item
 from hvdtrain.errors import Failure, UsageError
 
 MAX_MEMBERS = 5_000_000
-MAX_FILE_BYTES = 128 * 2**20  # an image has a few MB at most
 MAX_HASHED_BYTES = 4 * 2**30  # the fingerprint of a larger tree covers names and sizes only
 MAX_EXPANSION = 200  # unpacked bytes to packed bytes: images are compressed already
 
@@ -120,7 +120,7 @@ class Tree:
         Raises:
             Failure: it cannot be read, is not as long as the archive says, or is too large.
         """
-        if member.size > MAX_FILE_BYTES:
+        if member.size > image.MAX_BYTES:
             raise Failure(f"'{self.path}': {member.name} has {member.size:,} bytes, too many for an image")
         try:
             if member.path:

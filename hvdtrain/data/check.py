@@ -45,10 +45,8 @@ def check(data: ImageFolder, threads: int, progress: Callable[[int, int], None])
     def inspect(sample: Path) -> tuple[bytes, tuple[int, int]] | str:
         """The digest and the size of an image, or what is wrong with it."""
         try:
-            content = sample.read_bytes()
+            content = image.read(sample)
             return hashlib.sha256(content).digest(), image.decode(content, str(sample)).size
-        except OSError as error:
-            return f"{sample} cannot be read: {error.strerror or error}"
         except Failure as error:
             return str(error)
 

@@ -1,12 +1,16 @@
-"""One encoded image: checking, decoding, shrinking and encoding it."""
+"""One encoded image: reading, checking, decoding, shrinking and encoding it. Builds and training open images here, so
+that both accept the same.
+"""
 
 import io
 import re
+from pathlib import Path
 from typing import Any
 
 from hvdtrain.errors import Failure
 
 MAX_PIXELS = 64_000_000  # 8,000 x 8,000; a larger image is a mistake, or an attempt to exhaust memory
+MAX_BYTES = 128 * 2**20  # of its file: an image has a few MB at most
 FORMATS = ("PNG", "JPEG", "BMP", "WEBP")
 
 
@@ -18,6 +22,23 @@ def png(pixels: Any) -> bytes:
     # Level 3 takes half the time of the default, 6, and a tenth more bytes.
     Image.fromarray(pixels).save(buffer, "PNG", compress_level=3)
     return buffer.getvalue()
+
+
+def read(sample: Any) -> bytes:
+    """An encoded image.
+
+    Args:
+        sample: a Path, or what has read_bytes as a Path does.
+
+    Raises:
+        Failure: it cannot be read, or is a file of more than MAX_BYTES.
+    """
+    try:
+        if isinstance(sample, Path) and (size := sample.stat().st_size) > MAX_BYTES:
+            raise Failure(f"{sample} has {size:,} bytes, too many for an image")
+        return sample.read_bytes()
+    except OSError as error:
+        raise Failure(f"{sample} cannot be read: {error.strerror or error}") from None
 
 
 def open_image(content: bytes, name: str) -> Any:
@@ -43,7 +64,7 @@ def check(content: bytes, name: str) -> None:
     try:
         image.verify()
     except Exception as error:
-        raise Failure(f"{name} is damaged: {_reason(error)}") from None
+        raise damaged(name, error) from None
 
 
 def decode(content: bytes, name: str) -> Any:
@@ -53,7 +74,7 @@ def decode(content: bytes, name: str) -> Any:
         image.load()
         return image
     except Exception as error:
-        raise Failure(f"{name} is damaged: {_reason(error)}") from None
+        raise damaged(name, error) from None
 
 
 def shrink(content: bytes, side: int, name: str) -> bytes:
@@ -75,8 +96,13 @@ def shrink(content: bytes, side: int, name: str) -> bytes:
         buffer = io.BytesIO()
         small.save(buffer, kind, **({"quality": 92} if kind in ("JPEG", "WEBP") else {}))
     except Exception as error:
-        raise Failure(f"{name} is damaged: {_reason(error)}") from None
+        raise damaged(name, error) from None
     return buffer.getvalue()
+
+
+def damaged(name: str, error: Exception) -> Failure:
+    """What to raise where PIL cannot decode an image of which it could read the header."""
+    return Failure(f"{name} is damaged: {_reason(error)}")
 
 
 def _reason(error: Exception) -> str:

@@ -1,6 +1,5 @@
 """Images of a data set as batches of tensors, read and decoded ahead of the training loop."""
 
-import io
 from collections import deque
 from collections.abc import Iterable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
@@ -13,8 +12,8 @@ from PIL import Image, ImageOps
 
 from hvdtrain.data.augment import Augment
 from hvdtrain.data.folder import Samples
+from hvdtrain.data.image import damaged, open_image, read
 from hvdtrain.data.sampling import Share
-from hvdtrain.errors import Failure
 
 Batch = tuple[torch.Tensor, torch.Tensor]  # images [n, 3, side, side] uint8, labels [n] int64
 
@@ -27,7 +26,7 @@ READERS = 16  # concurrent reads over a network: each waits for the server most 
 
 def native_side(sample: Any) -> int:
     """The default side of training images, in pixels: the shorter side of this one, within 32 … 224."""
-    with _open(sample, _read(sample)) as image:
+    with open_image(read(sample), str(sample)) as image:
         return max(32, min(224, *image.size))
 
 
@@ -40,7 +39,7 @@ class Loader:
         augment: random changes; by default none.
 
     Raises:
-        Failure: an image cannot be read; the message names it.
+        Failure: an image cannot be read, or is none that a build would accept (data.image); the message names it.
     """
 
     def __init__(self, samples: Samples, side: int, threads: int, augment: Augment | None = None) -> None:
@@ -86,13 +85,13 @@ class Loader:
         if not self.readers:
             return [self.pool.submit(self._decode, index, epoch, None) for index in indices]
         return [
-            self.pool.submit(self._decode, index, epoch, self.readers.submit(_read, self.samples[index][0]))
+            self.pool.submit(self._decode, index, epoch, self.readers.submit(read, self.samples[index][0]))
             for index in indices
         ]
 
-    def _decode(self, index: int, epoch: int, read: Future[bytes] | None) -> torch.Tensor:
+    def _decode(self, index: int, epoch: int, reading: Future[bytes] | None) -> torch.Tensor:
         sample = self.samples[index][0]
-        with _open(sample, read.result() if read else _read(sample)) as image:
+        with open_image(reading.result() if reading else read(sample), str(sample)) as image:
             try:
                 square = (self.side, self.side)
                 if self.augment.crops:
@@ -102,24 +101,10 @@ class Loader:
                     fitted = ImageOps.fit(_rgb(image), square, Image.Resampling.BILINEAR)
                 return torch.from_numpy(np.array(fitted)).permute(2, 0, 1).contiguous()
             except Exception as error:  # PIL's decoders raise OSError, ValueError, SyntaxError and others
-                raise Failure(f"cannot decode {sample}: {error}") from None
+                raise damaged(str(sample), error) from None
 
 
 def _rgb(image: Image.Image) -> Image.Image:
     if image.mode == "I;16":  # PIL would not scale 16-bit values, but turn all above 255 white
         image = Image.fromarray((np.asarray(image) >> 8).astype(np.uint8))
     return image.convert("RGB")
-
-
-def _read(sample: Any) -> bytes:
-    try:
-        return sample.read_bytes()
-    except OSError as error:
-        raise Failure(f"cannot read the image {sample}: {error.strerror or error}") from None
-
-
-def _open(sample: Any, content: bytes) -> Image.Image:
-    try:
-        return Image.open(io.BytesIO(content))
-    except Exception as error:  # PIL raises these for a damaged header too
-        raise Failure(f"cannot read the image {sample}: {error}") from None

@@ -19,6 +19,7 @@ from pathlib import Path
 from typing import Any
 
 from hvdtrain.data.folder import ImageFolder, Samples, content_hash
+from hvdtrain.data.image import MAX_BYTES
 from hvdtrain.data.selection import PARTS
 from hvdtrain.data.storage import cache_root, locked
 from hvdtrain.errors import Failure, UsageError
@@ -27,7 +28,6 @@ INDEX = "index.json"
 MAKER = "hvdtrain data pack"
 FORMAT = 1
 CACHED = "simplecache::"  # fsspec's prefix for URLs to cache. We do that ourselves: fsspec's is not safe with threads
-MAX_IMAGE_BYTES = 128 * 2**20  # an index with larger ones is broken
 
 Row = tuple[int, int, int, int, int, str]  # shard, offset, bytes, CRC-32, class, path in the folder
 
@@ -156,10 +156,7 @@ def read(url: str) -> ImageFolder:
             found = []
             for shard, offset, size, crc, label, name in index["samples"][part]:
                 if not (
-                    0 <= label < len(classes)
-                    and 0 <= shard < len(shards)
-                    and offset >= 0
-                    and 0 < size <= MAX_IMAGE_BYTES
+                    0 <= label < len(classes) and 0 <= shard < len(shards) and offset >= 0 and 0 < size <= MAX_BYTES
                 ):
                     raise ValueError(f"{name!a} has no class, shard or place")
                 shard_path = f"{root}/{shards[shard]}"

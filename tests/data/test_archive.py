@@ -135,7 +135,7 @@ def test_only_kinds_of_images_that_are_trained_on_are_opened():
 
 
 def test_a_file_too_large_for_an_image_is_not_read(monkeypatch, tmp_path):
-    monkeypatch.setattr(archive, "MAX_FILE_BYTES", 10)
+    monkeypatch.setattr(image, "MAX_BYTES", 10)
     place = archives.lay_out(tmp_path / "in", GOOD)
     with pytest.raises(Failure, match=r"cat/0.png has \d+ bytes, too many for an image"):
         build("imagenet-slice", tmp_path / "out", images_from=place)
