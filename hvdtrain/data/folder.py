@@ -24,7 +24,7 @@ class ImageFolder:
 
     Attributes:
         root: the folder, or the URL where its images are packed in shards.
-        known_hash: the content_hash of the folder that was packed; empty where this is a folder.
+        known_hash: the content_hash, where it is known: of the folder that was packed, or found before.
     """
 
     root: Any

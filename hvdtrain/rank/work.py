@@ -4,6 +4,7 @@ import dataclasses
 import math
 import os
 import shutil
+import zlib
 from collections.abc import Callable
 from functools import partial
 from pathlib import Path
@@ -18,6 +19,7 @@ from hvdtrain.config.run_config import RunConfig
 from hvdtrain.data.augment import Augment
 from hvdtrain.data.find import find_dataset
 from hvdtrain.data.folder import ImageFolder, content_hash
+from hvdtrain.data.kept_hash import kept_content_hash
 from hvdtrain.data.loader import Loader, native_side
 from hvdtrain.errors import Failure, UsageError
 from hvdtrain.models.layers import Network
@@ -81,6 +83,8 @@ def prepare(config: RunConfig, world: World, folder: Path, threads: int, resumin
         raise UsageError("--record is for --device cpu: replay computes there, and a GPU rounds otherwise")
     if config.compile and not world.is_server and not shutil.which(os.environ.get("CXX") or "g++"):
         raise UsageError("--compile needs a C++ compiler: install g++, or let CXX name one")
+    # On every rank, before any waits for another: the first time, all images are read, which may take an hour.
+    data = dataclasses.replace(data, known_hash=kept_content_hash(data))
     job = Job(config, world, folder, chosen, threads)
     if world.is_server:
         return Prepared(lambda terminal: modes.load(config.mode).serve(job, partial(print, file=terminal.out)))
@@ -184,8 +188,8 @@ def _begin(
     job: Job, data: ImageFolder, side: int, model: Network, sync: Synchroniser, resumed: Snapshot | None,
     terminal: Terminal,
 ) -> dict[str, Any]:  # fmt: skip
-    """Check that all workers start from the same weights; the first writes the manifest, and tells in what the hosts
-    differ. They call it together.
+    """Check that all workers start from the same weights, and have the same images; the first writes the manifest, and
+    tells in what the hosts differ. They call it together.
 
     Returns:
         What a snapshot holds of it, on the first worker; on the others nothing.
@@ -195,10 +199,12 @@ def _begin(
     """
     world, before = job.world, resumed.state if resumed else {}
     start = weights_hash(model)
-    there, starts = sync.group.gather([int(start[:12], 16)])  # as much of it as a float64 holds
-    differs = (starts != starts[0]).flatten().tolist()
-    if different := [world.servers + worker for worker, its in zip(there, differs, strict=True) if its]:
-        raise Failure(f"ranks {different} do not start from the weights of rank {world.servers}")
+    images = content_hash(data)
+    there, rows = sync.group.gather([int(start[:12], 16), zlib.crc32(images.encode())])  # what a float64 holds
+    for column, problem in ((0, "do not start from the weights"), (1, "have other images than those")):
+        differs = (rows[:, column] != rows[0, column]).tolist()
+        if different := [world.servers + worker for worker, its in zip(there, differs, strict=True) if its]:
+            raise Failure(f"ranks {different} {problem} of rank {world.servers}")
     of_workers = sync.group.collect("hosts", describe() | {
         "gpus": gpus(), "threads_per_worker": job.threads, "environment": speed_variables(),
     })  # fmt: skip
@@ -209,7 +215,7 @@ def _begin(
     for line in differences(hosts):
         print(f"hosts differ: {line}", file=terminal.out, flush=True)
     facts = manifest(job, sync.backend, model, hosts, {
-        "dataset_hash": before.get("dataset_hash") or content_hash(data), "image_size": side,
+        "dataset_hash": before.get("dataset_hash") or images, "image_size": side,
         "classes": len(data.classes), "train_samples": len(data.train), "validation_samples": len(data.validation),
         "initial_weights": before.get("initial_weights", f"blake2b:{start}"),
     })  # fmt: skip
