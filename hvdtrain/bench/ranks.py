@@ -24,6 +24,7 @@ from hvdtrain.ps.partition import cut
 from hvdtrain.world import horovod
 from hvdtrain.world.job import Job
 from hvdtrain.world.memory import keep_memory
+from hvdtrain.world.network import use_one_interface
 from hvdtrain.world.place import World, read_world
 from hvdtrain.world.rendezvous import open_store
 
@@ -35,6 +36,7 @@ TIMEOUT_S = UPDATE.timeout
 def main() -> None:
     backend, servers, repeats, sizes = sys.argv[1], *map(int, sys.argv[2:4]), list(map(int, sys.argv[4].split(",")))
     world = read_world(servers)
+    use_one_interface(world)
     if backend != "naive-rpc":  # as in every process that trains
         keep_memory()
     torch.set_num_threads(1)

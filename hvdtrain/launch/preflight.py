@@ -19,6 +19,7 @@ from hvdtrain.errors import UsageError
 from hvdtrain.launch import probe
 from hvdtrain.launch.hosts import Host
 from hvdtrain.launch.remote import command_on, in_folder, is_local, resolve
+from hvdtrain.world.network import own_addresses
 
 REPLY_TIMEOUT_S = 60.0  # the first import of torch from a network disk is slow
 MAX_CLOCK_SKEW_S = 5.0  # with more, logs and times of several hosts mislead
@@ -68,7 +69,7 @@ def check_hosts(hosts: Sequence[Host], requirements: Requirements) -> str:
         }
         connections = pool.map(lambda host_probe: host_probe.try_connections(listening, own_port), probes)
         connection_problems = list(connections)
-    own_software, own_interfaces = probe.software(), set(probe.own_addresses().values())
+    own_software, own_interfaces = probe.software(), set(own_addresses().values())
     missing = requirements.interface not in ("", *own_interfaces)
     problems = [f"this machine has no network interface {requirements.interface}"] if missing else []
     for host, reply, unreachable in zip(hosts, replies, connection_problems, strict=True):

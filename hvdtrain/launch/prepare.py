@@ -1,5 +1,6 @@
 """From the options of a training job to the command that starts it, with its hosts checked."""
 
+import os
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -12,6 +13,7 @@ from hvdtrain.launch.memory import rank_mb
 from hvdtrain.launch.preflight import Requirements, check_hosts
 from hvdtrain.launch.recipe import JobSpec, LaunchCommand, expand, train_program
 from hvdtrain.runs.request import with_absolute_paths
+from hvdtrain.world import network
 
 
 def prepare(
@@ -24,7 +26,8 @@ def prepare(
         hosts: each with the slots that the job uses; empty where the launcher finds hosts itself.
         check: check the hosts first, if the launcher needs them: a scheduler knows its own.
         working_folder: where ranks start on the hosts; by default the current folder.
-        interface: the network interface by which hosts reach each other; by default one is chosen.
+        interface: the network interface by which hosts reach each other; by default HVDTRAIN_INTERFACE, or one is
+            chosen.
         resume: go on with what is in the run folder: also where the job is started again after a failure.
         all_options: name every option to the ranks, since the run folder may have other values.
 
@@ -33,6 +36,7 @@ def prepare(
     """
     config = with_absolute_paths(config)
     environment = {}
+    interface = interface or os.environ.get(network.VARIABLE, "")
     if set(testbed.running_nodes()) & {host.name for host in hosts}:
         interface = interface or testbed.INTERFACE
         environment["HVDTRAIN_OVER_TCP"] = "1"  # these hosts share memory, which rpc would find and use
@@ -43,8 +47,8 @@ def prepare(
             working_folder or str(Path.cwd()), out, files, rank_mb(config, workers), by_name, interface
         )
         interface = check_hosts(hosts, requirements) or interface
-    if interface:  # torch's processes listen on this interface alone then
-        environment |= {"TP_SOCKET_IFNAME": interface, "GLOO_SOCKET_IFNAME": interface}
+    if interface:  # ranks have all that carries bytes use it
+        environment[network.VARIABLE] = interface
     if config.servers and hosts:  # horovodrun numbers ranks host by host: ranks spread the servers with this
         environment["HVDTRAIN_SLOTS"] = ",".join(str(host.slots) for host in hosts)
     program = [*train_program(config, out, all_options), *(["--resume"] if resume else [])]

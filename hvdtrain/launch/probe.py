@@ -16,6 +16,8 @@ from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
+from hvdtrain.world.network import own_addresses
+
 PACKAGE = Path(__file__).parent.parent
 REPLY_PREFIX = "hvdtrain-probe: "  # tells replies from what the shell's start-up files print
 CONNECT_TIMEOUT_S = 5.0
@@ -68,14 +70,6 @@ def describe(request: dict[str, Any]) -> dict[str, Any]:
         "can_write": _can_write(shared.parent),
         "package": str(PACKAGE),
     }
-
-
-def own_addresses() -> dict[str, str]:
-    """The interface of each of this host's IPv4 addresses."""
-    import psutil
-
-    addresses = psutil.net_if_addrs().items()
-    return {a.address: name for name, own in addresses for a in own if a.family == socket.AF_INET}
 
 
 def choose_interface(preferred: str, interfaces: dict[str, str], required: str = "") -> tuple[str, str]:

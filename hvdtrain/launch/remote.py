@@ -4,7 +4,7 @@ import shlex
 import socket
 from collections.abc import Sequence
 
-from hvdtrain.launch.probe import own_addresses
+from hvdtrain.world.network import own_addresses
 
 SSH = ["ssh", "-o", "BatchMode=yes", "-o", "ConnectTimeout=10"]
 

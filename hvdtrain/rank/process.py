@@ -12,6 +12,7 @@ from hvdtrain.runs.folder import CONFIG, check_free, claim, is_begun, wait_for_c
 from hvdtrain.runs.request import check, check_workers, with_absolute_paths
 from hvdtrain.world.cgroups import usable_cores
 from hvdtrain.world.memory import keep_memory
+from hvdtrain.world.network import use_one_interface
 from hvdtrain.world.parent import end_with_starter
 from hvdtrain.world.place import World, read_world
 from hvdtrain.world.preempt import EXIT_CODE, Terminated
@@ -33,6 +34,7 @@ def run_rank(config: RunConfig, out: str, resuming: bool = False) -> None:
         end_with_starter()
     try:
         world = read_world(check(config).servers)
+        use_one_interface(world)
         config = config.for_workers(world.workers)
         check_workers(config, world.workers)
         # A server answers from several threads, each of which would open an OpenMP team of its own.

@@ -43,6 +43,7 @@ EQUAL_EVERYWHERE = {
     "deterministic": "algorithms that repeat to the bit are slower",
     "device": "a GPU is no match for a CPU",
     "share_gpu": "workers that share a GPU slow each other down, and exchange through CPU memory",
+    "interface": "one network is faster than another (compared among runs over several hosts)",
     "versions": "another release of a library may be faster or slower",
     "hardware.cpu": "another processor computes at another speed",
     "hardware.cores": "processes share the cores of a host",
@@ -207,6 +208,9 @@ def format_value(value: Any) -> str:
 
 
 def _equal_everywhere(field: str, why: str, finished: Sequence[tuple[str, Run]]) -> EqualField:
+    if field == "interface":  # what stays on one host uses no network
+        networked = [(name, run) for name, run in finished if field_value(run, field) not in (None, "lo")]
+        finished = networked or finished[:1]
     return EqualField(field, format_value(_common_value(field, why, finished, "")), "all runs", why)
 
 

@@ -18,6 +18,7 @@ from hvdtrain.runs.request import shares_of
 from hvdtrain.world.horovod import DEFAULTS
 from hvdtrain.world.host import gpus, hardware, speed_variables, versions
 from hvdtrain.world.job import Job
+from hvdtrain.world.network import use_one_interface
 from hvdtrain.world.place import World
 
 
@@ -98,6 +99,7 @@ def manifest(
         "device": job.device.type,
         "share_gpu": config.share_gpu and job.device.type == "cuda",
         "backend": backend,
+        "interface": use_one_interface(world),
         "starter": world.starter,
         "command": command(world),
         "started": datetime.now(UTC).isoformat(timespec="seconds"),

@@ -1,11 +1,10 @@
 """Where am I: one frozen value, read from the environment once, whoever started the rank."""
 
 import os
-import socket
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from hvdtrain.errors import Failure, UsageError
+from hvdtrain.errors import UsageError
 
 
 @dataclass(frozen=True)
@@ -55,20 +54,6 @@ class World:
     def is_local(self) -> bool:
         """Whether all ranks are on this host, so that nothing needs to listen beyond loopback."""
         return self.size == self.local_size
-
-    def own_address(self) -> str:
-        """Where other ranks reach this one: loopback if nobody is elsewhere, else what this host's name means.
-
-        Raises:
-            Failure: the host's name does not resolve.
-        """
-        if self.is_local:
-            return "127.0.0.1"
-        try:
-            return socket.gethostbyname(socket.gethostname())
-        except OSError as error:
-            name = socket.gethostname()
-            raise Failure(f"this host's name {name} does not resolve ({error}): add it to /etc/hosts") from None
 
 
 # For each starter: the variable that shows it, then those of rank, size, local rank, local size.
@@ -139,7 +124,7 @@ def _read(starter: str, env: Mapping[str, str], variables: str) -> World:
         rank, size = int(env[rank_name]), int(env[size_name])
         # A launcher that sets no local rank is taken to run one rank a host.
         local_rank = int(env.get(local_rank_name, 0))
-        local_size = _first_int(env.get(local_size_name, "1"))
+        local_size = _tasks_here(env.get(local_size_name, "1"), int(env.get("SLURM_NODEID", "0")))
     except KeyError as missing:
         raise UsageError(f"started by {starter}, but {missing.args[0]} is not in the environment") from None
     except ValueError as bad:
@@ -153,6 +138,10 @@ def _read(starter: str, env: Mapping[str, str], variables: str) -> World:
     return World(starter, rank, size, local_rank, local_size)
 
 
-def _first_int(text: str) -> int:
-    """4 from `4`, and from Slurm's `4(x2)` or `4,2`: tasks on the first node, which is all one job needs."""
-    return int(text.split("(")[0].split(",")[0])
+def _tasks_here(text: str, node: int) -> int:
+    """4 from `4`; and from Slurm's `4(x2),2`, which is `4,4,2`, the tasks of the node with this number."""
+    counts: list[int] = []
+    for word in text.split(","):
+        count, _, times = word.partition("(x")
+        counts += [int(count)] * int(times.rstrip(")") or 1)
+    return counts[min(node, len(counts) - 1)]

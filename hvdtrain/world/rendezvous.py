@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 from hvdtrain.errors import Failure
 from hvdtrain.world import horovod
 from hvdtrain.world.deadline import or_exit
+from hvdtrain.world.network import own_address
 from hvdtrain.world.place import World
 
 if TYPE_CHECKING:
@@ -20,9 +21,6 @@ def open_store(world: World, timeout: float) -> "Store":
     Under torchrun it is torchrun's own, or at MASTER_ADDR and MASTER_PORT. Elsewhere the first rank listens on a port
     that the system chooses and tells the others through Horovod, which every other starter can start.
     """
-    if world.is_local:
-        # Before any backend opens a socket: TensorPipe and Gloo listen where these say.
-        os.environ.update(TP_SOCKET_IFNAME="lo", GLOO_SOCKET_IFNAME="lo")
     from torch.distributed import TCPStore
 
     limit = timedelta(seconds=timeout)
@@ -37,8 +35,8 @@ def open_store(world: World, timeout: float) -> "Store":
         raise Failure(f"ranks started by {world.starter} need MASTER_ADDR and MASTER_PORT to find each other")
     with or_exit(timeout, f"rank {world.rank} did not find all {world.size} ranks"):
         horovod.join(world)
-        store = _listen(world.own_address(), 0, limit) if world.rank == 0 else None
-        host, port = horovod.broadcast((world.own_address(), store.port) if store else None)
+        store = _listen(own_address(world), 0, limit) if world.rank == 0 else None
+        host, port = horovod.broadcast((own_address(world), store.port) if store else None)
         horovod.leave()
     return store or TCPStore(host, port, is_master=False, timeout=limit)
 

@@ -9,9 +9,11 @@ import yaml
 from click.testing import CliRunner
 
 from hvdtrain.config import recipes
+from hvdtrain.config.run_config import RunConfig
 from hvdtrain.errors import UsageError
 from hvdtrain.launch.commands import launch
 from hvdtrain.launch.hosts import Host
+from hvdtrain.launch.prepare import prepare
 from hvdtrain.launch.recipe import JobSpec, expand
 
 LAUNCHERS = ["kubernetes", "local", "mpi", "sge", "slurm", "ssh", "yarn"]
@@ -30,8 +32,8 @@ def start(launcher, out, hosts=None, **more):
     return expand(launcher, JobSpec(4, PROGRAM, servers=1, hosts=hosts, out=out, **more))
 
 
-def script(launcher, out, hosts=None):
-    made = start(launcher, out, hosts)
+def script(launcher, out, hosts=None, **more):
+    made = start(launcher, out, hosts, **more)
     [(path, text)] = made.files.items()
     assert made.argv[-1] == str(path)
     return made.argv, text
@@ -106,6 +108,31 @@ def test_grid_engines_job_takes_its_hosts_from_the_parallel_environment(out):
     assert "#$ -pe mpi 4" in text.splitlines()
     assert '"$PE_HOSTFILE" > "$hosts"' in text and '--hostfile "$hosts"' in text
     assert text.rstrip().endswith(f"-np 4 {shlex.join(PROGRAM)}")
+
+
+@pytest.mark.parametrize(
+    ("launcher", "line"),
+    [
+        ("slurm", "export HVDTRAIN_INTERFACE=ib0"),
+        ("sge", "export OMPI_MCA_btl_tcp_if_include=ib0 PRTE_MCA_prte_if_include=ib0"),
+        ("yarn", '"configuration": { "env": { "HVDTRAIN_INTERFACE": "ib0" } },'),
+        ("kubernetes", "env: [{ name: OMPI_MCA_btl_tcp_if_include, value: \"ib0\" }, "
+         "{ name: PRTE_MCA_prte_if_include, value: \"ib0\" }]"),
+    ],
+)  # fmt: skip
+def test_jobs_of_schedulers_are_told_the_network_interface(launcher, line, out):
+    assert line in [line.strip() for line in script(launcher, out, (), interface="ib0")[1].splitlines()]
+    assert "INTERFACE" not in script(launcher, out, ())[1] and "if_include" not in script(launcher, out, ())[1]
+
+
+def test_ranks_are_told_one_interface(tmp_path, monkeypatch):
+    """Each has all that carries bytes use it: see world/network.py."""
+    hosts = [Host("a", 1), Host("b", 1)]
+    made = prepare("mpi", RunConfig(mode="allreduce"), 2, hosts, tmp_path / "run", check=False, interface="ib0")
+    assert made.environment["HVDTRAIN_INTERFACE"] == "ib0" and "HVDTRAIN_INTERFACE" in made.argv
+    monkeypatch.setenv("HVDTRAIN_INTERFACE", "ib1")
+    made = prepare("mpi", RunConfig(mode="allreduce"), 2, hosts, tmp_path / "run", check=False)
+    assert made.environment["HVDTRAIN_INTERFACE"] == "ib1" and "prte_if_include ib1" in shlex.join(made.argv)
 
 
 @pytest.mark.parametrize("launcher", ["slurm", "sge"])

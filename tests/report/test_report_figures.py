@@ -105,6 +105,18 @@ def test_gpus_are_compared_by_model_and_only_where_they_are_used():
         fairness.check([run(change=on("cuda", ["H100"])), run("allreduce", 2, change=on("cuda", ["K80"]))])
 
 
+def test_networks_are_compared_where_runs_use_one():
+    def over(interface):
+        return {"interface": interface}
+
+    ring = run("allreduce", 2, change=over("eth0"))
+    fairness.check([run(change=over("lo")), ring, run("ps-sync", 2, 1, change=over("eth0"))])
+    fairness.check([run(change=over("lo")), run("allreduce", 2, change=over("lo"))])
+    fairness.check([run(), run("allreduce", 2, change=over("lo"))])  # of a version that did not record it
+    with pytest.raises(UsageError, match="interface differs: 'eth0' in allreduce-w2-s0-r1; 'ib0' in ps-sync-w2-s1-r1"):
+        fairness.check([run(change=over("lo")), ring, run("ps-sync", 2, 1, change=over("ib0"))])
+
+
 def test_the_target_and_the_samples_of_a_repeat_have_to_be_equal():
     with pytest.raises(UsageError, match="target_accuracy differs"):
         fairness.check([run(), run("allreduce", 2, target_accuracy=0.9)])

@@ -5,6 +5,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from hvdtrain.errors import UsageError
+from hvdtrain.world.network import own_address
 from hvdtrain.world.place import World, read_world
 
 
@@ -92,9 +93,12 @@ def test_srun_that_speaks_pmi_is_srun():
     assert world == World("srun", 3, 4, local_rank=1, local_size=2)
 
 
-@pytest.mark.parametrize(("tasks", "first"), [("4", 4), ("4(x2)", 4), ("4,2", 4), ("4(x3),2", 4)])
-def test_slurm_counts_tasks_for_each_node(tasks, first):
-    assert read_world(env=srun("0", "16", "0", tasks)).local_size == first
+@pytest.mark.parametrize(
+    ("tasks", "node", "here"),
+    [("4", "0", 4), ("4(x2)", "1", 4), ("4,2", "0", 4), ("4,2", "1", 2), ("4(x3),2", "2", 4), ("4(x3),2", "3", 2)],
+)
+def test_slurm_counts_tasks_for_each_node(tasks, node, here):
+    assert read_world(env=srun("0", "16", "0", tasks) | {"SLURM_NODEID": node}).local_size == here
 
 
 @pytest.mark.parametrize("starter", STARTERS, ids=lambda f: f.__name__)
@@ -154,4 +158,4 @@ def test_the_first_ranks_serve_and_the_rest_are_numbered_workers(size, data):
     assert [w.worker for w in worlds if not w.is_server] == list(range(size - servers))
     assert [w.rank for w in worlds if w.is_chief] == [servers]
     assert {w.workers for w in worlds} == {size - servers}
-    assert all(w.is_local and w.own_address() == "127.0.0.1" for w in worlds)
+    assert all(w.is_local and own_address(w) == "127.0.0.1" for w in worlds)

@@ -1,0 +1,72 @@
+"""By which network ranks reach each other: one interface for all that carries their bytes, whichever library does."""
+
+import os
+import re
+import socket
+
+from hvdtrain.errors import Failure, UsageError
+from hvdtrain.world.place import World
+
+VARIABLE = "HVDTRAIN_INTERFACE"
+# What each library reads: TensorPipe, which carries the servers' rpc; torch's Gloo; Horovod's Gloo; OpenMPI.
+READ_BY = ("TP_SOCKET_IFNAME", "GLOO_SOCKET_IFNAME", "HOROVOD_GLOO_IFACE", "OMPI_MCA_btl_tcp_if_include")
+LOOPBACK = "lo"
+_NAME = re.compile(r"[\w.@-]+(:\w+)?")  # not a list, and not a network such as 10.0.0.0/8
+
+
+def use_one_interface(world: World) -> str:
+    """Have every library use the same interface, before any of them opens a socket.
+
+    That is loopback where all ranks are on this host; else HVDTRAIN_INTERFACE, which `hvdtrain launch` sets; else the
+    one that a library's own variable names, as horovodrun and mpirun set theirs.
+
+    Returns:
+        its name; empty where none is named, and each library looks for itself.
+
+    Raises:
+        UsageError: two are named, or this host has none of that name with an address.
+    """
+    if world.is_local:
+        os.environ.update(dict.fromkeys(READ_BY[:3], LOOPBACK))  # MPI has shared memory
+        return LOOPBACK
+    given = {variable: os.environ[variable] for variable in READ_BY if _NAME.fullmatch(os.environ.get(variable, ""))}
+    if os.environ.get(VARIABLE):
+        given = {VARIABLE: os.environ[VARIABLE]}
+    if len(set(given.values())) > 1:
+        named = " and ".join(f"{variable}={name}" for variable, name in given.items())
+        raise UsageError(f"{named} name different networks for one job: set {VARIABLE} to the one that it is to use")
+    for variable, name in given.items():
+        if name not in own_addresses().values():
+            here, has = socket.gethostname(), ", ".join(sorted(set(own_addresses().values())))
+            raise UsageError(f"{variable}={name}: {here} has no network interface {name} with an address; it has {has}")
+        os.environ.update(dict.fromkeys(READ_BY, name) | {VARIABLE: name})
+        os.environ.setdefault("NCCL_SOCKET_IFNAME", f"={name}")
+    return os.environ.get(VARIABLE, "")
+
+
+def own_address(world: World) -> str:
+    """Where other ranks reach this one: loopback if nobody is elsewhere, else this host's address on the interface of
+    use_one_interface, or where there is none what its name means.
+
+    Raises:
+        Failure: the host's name does not resolve.
+    """
+    if world.is_local:
+        return "127.0.0.1"
+    interface, name = os.environ.get(VARIABLE), socket.gethostname()
+    on_it = [address for address, its in own_addresses().items() if its == interface]
+    try:
+        by_name = socket.gethostbyname(name)
+    except OSError as error:
+        if on_it:
+            return on_it[0]
+        raise Failure(f"this host's name {name} does not resolve ({error}): add it to /etc/hosts") from None
+    return on_it[0] if on_it and by_name not in on_it else by_name
+
+
+def own_addresses() -> dict[str, str]:
+    """The interface of each of this host's IPv4 addresses."""
+    import psutil
+
+    addresses = psutil.net_if_addrs().items()
+    return {a.address: name for name, own in addresses for a in own if a.family == socket.AF_INET}

@@ -1,0 +1,75 @@
+"""One network interface for all that carries bytes between hosts."""
+
+import os
+import socket
+
+import pytest
+
+from hvdtrain.errors import UsageError
+from hvdtrain.world import network
+from hvdtrain.world.network import READ_BY, VARIABLE, own_address, use_one_interface
+from hvdtrain.world.place import World
+
+ON_SEVERAL_HOSTS = World("srun", 1, 4, 0, 2)
+ADDRESSES = {"127.0.0.1": "lo", "10.0.0.9": "eth0", "10.1.0.9": "ib0"}
+
+
+@pytest.fixture(autouse=True)
+def host(monkeypatch):
+    """A host with two networks, whose name means its address in the first; no variable is set."""
+    monkeypatch.setattr(network, "own_addresses", lambda: ADDRESSES)
+    monkeypatch.setattr(socket, "gethostname", lambda: "node7")
+    monkeypatch.setattr(socket, "gethostbyname", lambda name: "10.0.0.9")
+    environment = {name: value for name, value in os.environ.items() if name not in (*READ_BY, VARIABLE)}
+    monkeypatch.setattr(os, "environ", environment)
+    return environment
+
+
+def test_every_library_is_given_the_interface_and_ranks_meet_on_it(host):
+    host[VARIABLE] = "ib0"
+    host["GLOO_SOCKET_IFNAME"] = "eth0"  # of a site, before anybody thought of this job
+    assert use_one_interface(ON_SEVERAL_HOSTS) == "ib0"
+    assert [host[name] for name in READ_BY] == ["ib0"] * 4
+    assert {"TP_SOCKET_IFNAME", "GLOO_SOCKET_IFNAME", "HOROVOD_GLOO_IFACE", "OMPI_MCA_btl_tcp_if_include"} == {*READ_BY}
+    assert host["NCCL_SOCKET_IFNAME"] == "=ib0"
+    assert own_address(ON_SEVERAL_HOSTS) == "10.1.0.9"
+    assert use_one_interface(ON_SEVERAL_HOSTS) == "ib0"  # again, as for the manifest
+
+
+@pytest.mark.parametrize("variable", READ_BY)
+def test_the_interface_of_one_library_is_that_of_all(variable, host):
+    """horovodrun sets Horovod's, mpirun MPI's: the servers' rpc must not take another."""
+    host[variable] = "ib0"
+    assert use_one_interface(ON_SEVERAL_HOSTS) == "ib0"
+    assert [host[name] for name in READ_BY] == ["ib0"] * 4
+
+
+def test_two_networks_for_one_job_are_refused(host):
+    host.update(HOROVOD_GLOO_IFACE="ib0", GLOO_SOCKET_IFNAME="eth0")
+    with pytest.raises(UsageError, match="^GLOO_SOCKET_IFNAME=eth0 and HOROVOD_GLOO_IFACE=ib0 name different networks.*"
+                       "set HVDTRAIN_INTERFACE"):  # fmt: skip
+        use_one_interface(ON_SEVERAL_HOSTS)
+
+
+@pytest.mark.parametrize("variable", [VARIABLE, *READ_BY])
+def test_an_interface_that_this_host_does_not_have_is_one_line(variable, host):
+    host[variable] = "ib1"
+    with pytest.raises(UsageError) as refused:
+        use_one_interface(ON_SEVERAL_HOSTS)
+    says = f"{variable}=ib1: node7 has no network interface ib1 with an address; it has eth0, ib0, lo"
+    assert str(refused.value) == says
+
+
+@pytest.mark.parametrize("value", ["eth0,ib0", "10.1.0.0/24", "=ib0", ""])
+def test_what_names_no_single_interface_is_left_to_the_library_that_reads_it(value, host):
+    host["OMPI_MCA_btl_tcp_if_include"] = value
+    assert use_one_interface(ON_SEVERAL_HOSTS) == ""
+    assert host["OMPI_MCA_btl_tcp_if_include"] == value and "TP_SOCKET_IFNAME" not in host
+    assert own_address(ON_SEVERAL_HOSTS) == "10.0.0.9"
+
+
+def test_a_job_on_one_host_stays_on_loopback_whatever_is_named(host):
+    host.update({VARIABLE: "ib0", "TP_SOCKET_IFNAME": "eth0"})
+    assert use_one_interface(World("mpirun", 0, 4, 0, 4)) == "lo"
+    assert [host[name] for name in READ_BY[:3]] == ["lo"] * 3
+    assert own_address(World("mpirun", 0, 4, 0, 4)) == "127.0.0.1"
