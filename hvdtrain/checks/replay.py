@@ -205,7 +205,7 @@ def _replay(
     ]
     total = config.total_steps(len(data.train))
     for worker in replicas:
-        worker.compressors = [Compressor(config.compression) for _ in pieces]
+        worker.compressors = [Compressor(config.compression, piece.lengths) for piece in pieces]
         worker.versions = [0] * len(pieces)
     sampler = BatchSampler(len(data.train), config.batch_size, config.seed, 0, workers)
     shares: list[deque[tuple[int, Share]]] = [deque() for _ in range(workers)]

@@ -54,7 +54,7 @@ class Exchange:
             for number, piece in enumerate(pieces)
             if len(piece.parameters) > 1 and not staged
         }
-        self.compressors = [Compressor(compression) for _ in pieces]  # each with the error it has yet to send
+        self.compressors = [Compressor(compression, piece.lengths) for piece in pieces]  # with the error yet to send
         self.versions = [0] * len(pieces)
         self.step, self.lr = 0, 0.0
         self.push_status = PushStatus(0)

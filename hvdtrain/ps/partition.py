@@ -16,6 +16,7 @@ class Piece:
         number: which of that server's buckets it is, from 0.
         start, stop: its range of the flat vector.
         parameters: indices of the parameters that lie in it, wholly or partly, in the order of model.parameters().
+        lengths: how many elements of each of them.
     """
 
     server: int
@@ -23,6 +24,7 @@ class Piece:
     start: int
     stop: int
     parameters: tuple[int, ...]
+    lengths: tuple[int, ...]
 
 
 def cut(sizes: Sequence[int], servers: int, most: int) -> list[Piece]:
@@ -40,5 +42,6 @@ def cut(sizes: Sequence[int], servers: int, most: int) -> list[Piece]:
             own = even_range(len(shard), number, buckets)
             start, stop = shard.start + own.start, shard.start + own.stop
             inside = tuple(i for i in range(len(sizes)) if ends[i] < stop and start < ends[i + 1])
-            pieces.append(Piece(server, number, start, stop, inside))
+            lengths = tuple(min(stop, ends[i + 1]) - max(start, ends[i]) for i in inside)
+            pieces.append(Piece(server, number, start, stop, inside, lengths))
     return pieces

@@ -83,6 +83,30 @@ def test_what_was_left_out_is_sent_later(name):
     assert (sent / total).mean() > 0.8
 
 
+@given(st.sampled_from(NAMES), st.lists(st.integers(1, 200), min_size=1, max_size=5), st.integers(0, 99))
+def test_a_parameter_is_sent_alike_whatever_else_is_in_its_bucket(name, lengths, seed):
+    """Of layers whose gradients are a thousand times as large, too."""
+    together, alone = Compressor(name, lengths), [Compressor(name) for _ in lengths]
+    for step in range(2):
+        own = [vector(n, seed + step + i) * 1000**i for i, n in enumerate(lengths)]
+        expected = [encoder.decode(encoder.encode(x.clone())) for encoder, x in zip(alone, own, strict=True)]
+        read = Compressor(name).decode(together.encode(torch.cat(own)))
+        assert torch.equal(read, torch.cat(expected))
+
+
+@pytest.mark.parametrize("name", NAMES)
+@pytest.mark.parametrize("value", [float("nan"), float("inf"), float("-inf")])
+def test_what_is_no_number_does_not_hide(name, value):
+    """Nor in the gradients after it, where what was not sent is kept."""
+    encoder = Compressor(name, [100, 150])
+    x = vector(250)
+    x[120] = value
+    for gradient in (x, vector(250, 1)) if name in LOSSY else (x,):
+        read = Compressor(name).decode(encoder.encode(gradient.clone()))
+        assert not read[120].isfinite()
+        assert read[:100].isfinite().all()
+
+
 def test_a_gradient_of_zeros_stays_one():
     for name in NAMES:
         assert not Compressor(name).decode(Compressor(name).encode(torch.zeros(10))).any()

@@ -27,7 +27,9 @@ def test_buckets_are_the_vector_cut_into_equal_shards_and_small_pieces(sizes, se
 def test_a_bucket_knows_whose_gradients_complete_it(sizes, servers, most):
     owner = [index for index, size in enumerate(sizes) for _ in range(size)]
     for piece in cut(sizes, servers, most):
-        assert piece.parameters == tuple(dict.fromkeys(owner[piece.start : piece.stop]))
+        own = owner[piece.start : piece.stop]
+        assert piece.parameters == tuple(dict.fromkeys(own))
+        assert piece.lengths == tuple(own.count(index) for index in piece.parameters)
 
 
 def test_vggs_largest_layer_does_not_unbalance_servers():
