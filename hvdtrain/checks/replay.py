@@ -4,6 +4,7 @@ import csv
 import json
 from collections import deque
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -22,7 +23,7 @@ if TYPE_CHECKING:
     from hvdtrain.models.layers import Network
     from hvdtrain.numerics.compression import Compressor
     from hvdtrain.ps.bucket import Bucket
-    from hvdtrain.ps.messages import Answer
+    from hvdtrain.ps.messages import Answer, Applied
     from hvdtrain.ps.partition import Piece
 
 
@@ -191,13 +192,15 @@ def _replay(
     pieces = cut(sizes, config.servers, config.bucket_elements)
     if set(lines) != {(piece.server, piece.number) for piece in pieces}:
         raise Failure("the ledgers are not of this model: their buckets are others")
+    made: list[deque[Line]] = [deque() for _ in pieces]  # what each bucket's ledger has of the pushes that it was given
     buckets = [
         Bucket(
             replicas[0].weights[p.start : p.stop].clone(),
             lambda q: make_optimizer(config, q),
             make_policy(workers, config),
+            partial(_compare, expected, p),
         )
-        for p in pieces
+        for p, expected in zip(pieces, made, strict=True)
     ]
     orders = [deque(lines[piece.server, piece.number]) for piece in pieces]
     reads: list[list[deque[int]]] = [
@@ -219,12 +222,14 @@ def _replay(
             own = shares[worker.number]
             worker.shares = deque(own.popleft() for _ in range(sum(share.epoch == epoch for _, share in own)))
             worker.pushed, worker.answers = None, {}
-        _epoch(config, total, loader, pieces, buckets, orders, reads, replicas)
+        _epoch(config, total, loader, pieces, buckets, orders, made, reads, replicas)
         if sum(map(len, orders)) == left:
             raise Failure(f"the ledgers have no push of epoch {epoch}, but of later ones")
         for bucket in buckets:
             for worker in replicas:
                 bucket.idle(worker.number, worker.step)
+        if any(made):
+            raise Failure(f"the ledgers have pushes in epoch {epoch} that no step was made of")
         for worker in replicas:  # evaluation begins with everybody reading the newest weights
             for number, (piece, bucket) in enumerate(zip(pieces, buckets, strict=True)):
                 worker.weights[piece.start : piece.stop].copy_(bucket.pull(worker.number).weights)
@@ -234,13 +239,12 @@ def _replay(
 
 def _epoch(
     config: RunConfig, total: int | None, loader: "Loader", pieces: list["Piece"], buckets: list["Bucket"],
-    orders: list[deque[Line]], reads: list[list[deque[int]]], replicas: list[Replica],
+    orders: list[deque[Line]], made: list[deque[Line]], reads: list[list[deque[int]]], replicas: list[Replica],
 ) -> None:  # fmt: skip
     """Replay until every worker has no share left and every gradient is applied."""
     from hvdtrain.numerics.optimizers import lr_at
     from hvdtrain.ps.messages import Push
 
-    lockstep = modes.declared(config.mode).lockstep
     while True:
         moved = False
         for worker in replicas:
@@ -249,11 +253,11 @@ def _epoch(
                 moved = True
         for number, order in enumerate(orders):
             while order:
-                who, step, read, made = order[0]
+                who, step, _, _ = order[0]
                 worker = replicas[who]
                 if worker.step != step or worker.pushed is None or number in worker.pushed:
                     break
-                order.popleft()
+                made[number].append(order.popleft())
                 worker.pushed.add(number)
                 gradient = worker.compressors[number].decode(worker.encoded[number])
                 assert worker.share is not None
@@ -265,13 +269,6 @@ def _epoch(
                     if due and due[0] == buckets[number].version and number in (other.pushed or ()):
                         if number not in other.answers:
                             other.answers[number] = buckets[number].pull(other.number)
-                waits = lockstep and number not in worker.answers  # the step's last push makes the version
-                if read != worker.versions[number] or (made != buckets[number].version and not waits):
-                    raise Failure(
-                        f"the ledger of server {pieces[number].server} has push {step} of worker {who} read version "
-                        f"{read} of bucket {number} and make {made}; it read {worker.versions[number]} and made "
-                        f"{buckets[number].version}"
-                    )
                 moved = True
         if not moved:
             break
@@ -280,6 +277,16 @@ def _epoch(
         order and order[0][1] <= steps[order[0][0]] for order in orders
     ):
         raise Failure("the ledgers do not fit together: a push comes before the one that its worker waited for")
+
+
+def _compare(expected: deque[Line], piece: "Piece", applied: "Applied") -> None:
+    """Failure where a push was not applied as its line of the ledger says."""
+    who, step, read, made = line = expected.popleft()
+    if applied != line:
+        raise Failure(
+            f"the ledger of server {piece.server} has push {step} of worker {who} read version {read} of bucket "
+            f"{piece.number} and make {made}; it read {applied.version_read} and made {applied.version}"
+        )
 
 
 def _may_compute(worker: Replica, pieces: list["Piece"]) -> bool:

@@ -84,11 +84,10 @@ class RunConfig:
     nesterov: bool = option(False, "Nesterov's momentum for sgd.", bool)
     weight_decay: float = option(0.0, "Weight decay.", click.FloatRange(0))
     push_scale: str = option(
-        "mean",
-        "In ps-async and ps-ssp: `mean` lets each push count 1/N, so that N pushes move as far as one averaged step; "
-        "`none` lets it count whole, as MXNet does.",
-        click.Choice(["mean", "none"]),
-    )
+        "softsync", "In ps-async and ps-ssp: `softsync` averages N pushes, whoever made them, to one step, and nobody "
+        "waits for it; `mean` makes a step of each push with 1/N of the learning rate; `none` with all of it, as MXNet "
+        "does.", click.Choice(["softsync", "mean", "none"]),
+    )  # fmt: skip
     staleness: int = option(
         2, "In ps-ssp: how many steps a worker may be ahead of the slowest before it waits.", click.IntRange(0)
     )
@@ -97,7 +96,7 @@ class RunConfig:
         "for each worker.", click.FloatRange(0),
     )  # fmt: skip
     staleness_lr: bool = option(
-        False, "In ps-async and ps-ssp: divide the learning rate of a push by its staleness.", bool
+        False, "With --push-scale none: divide the learning rate of a push by its staleness, some N - 1.", bool
     )
     shares: str = option(
         "auto", "How a global batch is shared out: `static`, a fixed share for each worker; `leased`, in ps-async and "

@@ -1,4 +1,4 @@
-"""Parameter server, asynchronous: each push is applied at once, in the order of arrival; staleness is unbounded."""
+"""Parameter server, asynchronous: pushes are taken as they come, and nobody waits; staleness is unbounded."""
 
 from functools import partial
 

@@ -1,4 +1,9 @@
-"""Parameter server, stale-synchronous: as ps-async, but a worker more than --staleness steps ahead waits."""
+"""Parameter server, stale-synchronous: as ps-async, but a worker more than --staleness steps ahead waits.
+
+Every answer carries the weights as they are then (eager pulls), and only how far workers drift apart is bounded: the
+bounded delay of Li et al. (OSDI 2014). Ho et al.'s SSP (NIPS 2013) would let a worker read a cache of its own for as
+long as that is within the bound.
+"""
 
 import math
 from functools import partial
@@ -20,26 +25,34 @@ SHARES = ("leased", "static")
 
 
 class StaleSynchronous:
-    """Applies each push when it comes, and lets its worker go on unless it is too far ahead.
+    """Applies pushes when they come, and lets their workers go on unless they are too far ahead.
 
     A worker's clock is the steps it has pushed. It waits while it is more than `staleness` ahead of the slowest
     worker's (Ho et al., NIPS 2013, section 2); without a limit nobody waits (Downpour SGD, Dean et al., 2012).
 
+    With --push-scale softsync, workers go on at once, and as many pushes as there are workers, whoever made them, are
+    averaged to one step: 1-softsync (Zhang et al., 2016, arXiv:1511.05950). The optimizer then sees what it sees in
+    ps-sync, the noise of a global batch, and its moments reach equally far back in samples. Applied one by one
+    (`mean`), N pushes with 1/N of the learning rate are as long as that for plain SGD; but Adam divides by the root of
+    the second moment of one worker's gradients, which have N times the variance, and moves up to √N less.
+
     Args:
         workers: how many push.
-        config: push_scale: with `mean`, a push has 1/workers of the learning rate, so that as many pushes as there are
-            workers move the weights as far as one averaged step, under Adam too, which a scaled gradient would not.
-            delay_compensation: λ of DC-ASGD (Zheng et al., 2017, arXiv:1609.08326, eq. 10): the gradient g of weights
-            that have moved by d since it was computed becomes g + λ g² d. staleness_lr: the learning rate is divided
-            by the staleness (Zhang et al., 2016, arXiv:1511.05950).
+        config: push_scale: `softsync` as above; with `mean` a push is a step with 1/workers of the learning rate, with
+            `none` it is a whole one. delay_compensation: λ of DC-ASGD (Zheng et al., 2017, arXiv:1609.08326, eq. 10):
+            the gradient g of weights that have moved by d since it was computed becomes g + λ g² d. staleness_lr: the
+            learning rate is divided by the staleness (Zhang et al.).
         staleness: how many steps a worker may be ahead; None: any number.
     """
 
     def __init__(self, workers: int, config: RunConfig, staleness: int | None) -> None:
         self.clocks = dict.fromkeys(range(workers), 0)
+        self.pushes_per_step = workers if config.push_scale == "softsync" else 1
         self.scale = 1 / workers if config.push_scale == "mean" else 1.0
         self.compensation, self.divides = config.delay_compensation, config.staleness_lr
         self.staleness = staleness
+        self.sum: torch.Tensor | None = None  # of the gradients of these pushes, for the next step
+        self.summed: list[Push] = []
         self.idle_after: dict[int, int] = {}  # worker -> the step after which it pushes nothing for now
         self.waiting: list[tuple[Push, int]] = []  # pushes whose workers wait, with the staleness of each
         self.weights_of: dict[int, torch.Tensor] = {}  # worker -> the weights it works with, for delay compensation
@@ -55,13 +68,28 @@ class StaleSynchronous:
             if push.gradient is not None:
                 moved = bucket.weights - self.weights_of[push.worker]
                 push.gradient.addcmul_(moved.mul_(push.gradient), push.gradient, value=self.compensation)
-        lr = push.lr * self.scale / (max(1, staleness) if self.divides else 1)
-        bucket.apply(push.gradient, lr, push)
+        if push.gradient is not None:
+            lr = push.lr * self.scale / (max(1, staleness) if self.divides else 1)
+            self._add(bucket, push, lr)
         if len(self._idle()) == len(self.clocks):  # they were idle together, and go on together
             self.idle_after = {}
         self.clocks[push.worker] = push.step
-        self.waiting.append((push, staleness))
+        self.waiting.append((push._replace(gradient=None), staleness))
         return self._let_go(bucket)
+
+    def _add(self, bucket: Bucket, push: Push, lr: float) -> None:
+        """Sum the push's gradient, in the memory of the first one's, and take a step when there are enough."""
+        self.sum = push.gradient if self.sum is None else self.sum.add_(push.gradient)
+        self.summed.append(push._replace(gradient=None, lr=lr))
+        if len(self.summed) == self.pushes_per_step:
+            self._step(bucket)
+
+    def _step(self, bucket: Bucket) -> None:
+        """Take a step with what is summed: as long as its share of a whole step, where workers came to an end first."""
+        gradient, summed, self.sum, self.summed = self.sum, self.summed, None, []
+        if gradient is not None and len(summed) > 1:
+            gradient.div_(len(summed))
+        bucket.apply(gradient, summed[-1].lr * (len(summed) / self.pushes_per_step), *summed)
 
     def idle(self, bucket: Bucket, worker: int, step: int) -> list[Reply]:
         self.idle_after[worker] = step
@@ -81,6 +109,8 @@ class StaleSynchronous:
     def _let_go(self, bucket: Bucket) -> list[Reply]:
         """The replies to workers that are no more than `staleness` ahead of the slowest that is not idle."""
         busy = self.clocks.keys() - self._idle()
+        if not busy and self.summed:  # nobody pushes what it lacks before the weights are evaluated or saved
+            self._step(bucket)
         slowest = min((self.clocks[worker] for worker in busy), default=math.inf)
         limit = math.inf if self.staleness is None else slowest + self.staleness
         free = [(push, stale) for push, stale in self.waiting if push.step <= limit]

@@ -54,7 +54,8 @@ def manifest(
     """
     config, world, mode = job.config, job.world, modes.declared(job.config.mode)
     size = sum(p.numel() for p in trained(model))
-    scales_pushes = "push_scale" in mode.options and config.push_scale == "mean"  # each counts 1/workers
+    push_scale = config.push_scale if "push_scale" in mode.options else "mean" if world.servers else ""
+    is_step = "push_scale" in mode.options and push_scale == "mean"  # each push is a step by itself
     return {
         "hvdtrain": version("hvdtrain"),
         "mode": config.mode,
@@ -80,11 +81,11 @@ def manifest(
         "optimizer": config.optimizer,
         "lr": config.lr,
         "schedule": schedule(config, config.total_steps(seen["train_samples"])),
-        "effective_lr": config.lr / world.workers if scales_pushes else config.lr,
+        "effective_lr": config.lr / world.workers if is_step else config.lr,
         "momentum": config.momentum,
         "weight_decay": config.weight_decay,
         "nesterov": config.nesterov,
-        "push_scale": config.push_scale if world.servers else "",
+        "push_scale": push_scale,
         "shares": shares_of(config),
         "staleness_bound": config.staleness if "staleness" in mode.options else None,
         "delay_compensation": config.delay_compensation,

@@ -47,6 +47,11 @@ def check(config: RunConfig) -> RunConfig:
     if unused := _unused(config, mode):
         users = ", ".join(name for name in modes.names() if unused[0] in modes.declared(name).options)
         raise UsageError(f"{flag(unused[0])} does nothing in --mode {config.mode}: it is for {users}")
+    if config.staleness_lr and config.push_scale != "none":
+        raise UsageError(
+            f"--staleness-lr is for --push-scale none: in {config.push_scale} a push counts 1/N already, and its "
+            "staleness is N - 1 on average"
+        )
     if config.shares not in ("auto", *mode.shares):
         users = ", ".join(name for name in modes.names() if config.shares in modes.declared(name).shares)
         raise UsageError(f"--shares {config.shares} is not for --mode {config.mode}, in lockstep: it is for {users}")
@@ -122,7 +127,9 @@ def config_of(run: Path) -> RunConfig:
     """What a run folder's job was asked to do. UsageError where it is no run folder, or cannot be run like this."""
     if not (run / "config.toml").is_file():
         raise UsageError(f"{run} is not a run folder: it has no config.toml")
-    return check(RunConfig(**read_config(run / "config.toml")))
+    config = RunConfig(**read_config(run / "config.toml"))
+    check(dataclasses.replace(config, staleness_lr=False))  # which older versions took with any push scale
+    return config
 
 
 def with_absolute_paths(config: RunConfig) -> RunConfig:

@@ -18,7 +18,7 @@ from hvdtrain.config.run_config import DEFAULT_EPOCHS, DEVICES, RunConfig
 from hvdtrain.data import augment
 from hvdtrain.errors import UsageError
 from hvdtrain.numerics.optimizers import OPTIMIZERS
-from hvdtrain.runs.request import check, check_workers, for_mode, train_options
+from hvdtrain.runs.request import check, check_workers, config_of, for_mode, train_options
 
 FIELDS = dataclasses.fields(RunConfig)
 TEXT = st.text(st.characters(exclude_categories=["Cs"], exclude_characters="\0"))
@@ -34,7 +34,8 @@ VALUES = {
     "width": st.floats(0, 4, exclude_min=True), "dropout": st.floats(0, 1, exclude_max=True),
     "momentum": st.floats(0, 1, exclude_max=True), "target_accuracy": st.floats(0, 1), "lr": POSITIVE,
     "weight_decay": st.floats(0, allow_infinity=False), "time_budget": st.just(0.0) | DURATION, "timeout": DURATION,
-    "schedule": st.sampled_from(["cosine", "constant", "step"]), "push_scale": st.sampled_from(["mean", "none"]),
+    "schedule": st.sampled_from(["cosine", "constant", "step"]),
+    "push_scale": st.sampled_from(["softsync", "mean", "none"]),
     "deterministic": st.booleans(), "repeat": st.integers(1, 10**6),
     "staleness": st.integers(0), "delay_compensation": st.floats(0, allow_infinity=False),
     "staleness_lr": st.booleans(), "compression": TEXT, "bucket_mb": st.floats(0, 32, exclude_min=True),
@@ -316,7 +317,7 @@ def test_how_many_steps_100_samples_take(options, steps):
         ("timeout = 0", "config.toml: timeout: '0.0' is not a duration"),
         ("timeout = nan", "config.toml: timeout: 'nan' is not a duration"),
         ('schedule = "linear"', "config.toml: schedule: 'linear' is not one of 'cosine', 'constant'"),
-        ('push_scale = "sum"', "config.toml: push_scale: 'sum' is not one of 'mean', 'none'"),
+        ('push_scale = "sum"', "config.toml: push_scale: 'sum' is not one of 'softsync', 'mean', 'none'"),
     ],
     ids=lambda value: str(value[:20]),
 )
@@ -360,6 +361,16 @@ def test_no_bytes_make_reading_fail_in_another_way(content):
         pass
 
 
+@pytest.mark.parametrize("push_scale", ["softsync", "mean"])
+def test_a_push_that_counts_one_nth_is_not_divided_by_its_staleness_too(push_scale, tmp_path):
+    config = RunConfig(mode="ps-async", servers=1, staleness_lr=True, push_scale=push_scale)
+    with pytest.raises(UsageError, match=f"^--staleness-lr is for --push-scale none: in {push_scale} a push"):
+        check(config)
+    check(dataclasses.replace(config, push_scale="none"))
+    config.save(tmp_path / "config.toml")  # by an older version
+    assert config_of(tmp_path) == config
+
+
 # What a mode has no use for
 
 
@@ -369,7 +380,6 @@ def test_no_bytes_make_reading_fail_in_another_way(content):
         ("ps-sync", "staleness", 3, "ps-ssp"),
         ("ps-sync", "delay_compensation", 0.04, "ps-async, ps-ssp"),
         ("allreduce", "push_scale", "none", "ps-async, ps-ssp"),
-        ("ps-sync", "staleness_lr", True, "ps-async, ps-ssp"),
         ("ddp", "bucket_mb", 1.0, "ps-async, ps-ssp, ps-sync"),
         ("single", "record", True, "ps-async, ps-ssp, ps-sync"),
     ],

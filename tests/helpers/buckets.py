@@ -25,6 +25,11 @@ def asynchronous(workers, scale=1.0, **options):
     return StaleSynchronous(workers, config, staleness=None)
 
 
+def softsync(workers, staleness=None, **options):
+    """As many pushes as there are workers make a step."""
+    return StaleSynchronous(workers, RunConfig(push_scale="softsync", **options), staleness)
+
+
 def stale(workers, staleness, push_scale="mean"):
     return StaleSynchronous(workers, RunConfig(push_scale=push_scale), staleness)
 

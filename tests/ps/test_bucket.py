@@ -2,7 +2,7 @@
 
 import pytest
 import torch
-from helpers.buckets import LR, PLAIN, READER, answered, asynchronous, holds, make, push, stale, sync
+from helpers.buckets import LR, PLAIN, READER, answered, asynchronous, holds, make, push, softsync, stale, sync
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -102,6 +102,80 @@ def test_the_ledger_has_every_push_once_in_the_order_of_application():
     for worker, step, version in [(1, 1, 0), (0, 1, 0), (0, 1, 0), (1, 2, 1)]:
         bucket.push(push(worker, step, [1.0, 1.0], version))
     assert written == [(1, 1, 0, 1), (0, 1, 0, 2), (1, 2, 1, 3)]
+
+
+# As many pushes as there are workers make a step, by hand
+
+
+def test_softsync_answers_at_once_and_takes_a_step_with_the_mean_of_n_pushes_whoever_made_them():
+    written = []
+    bucket = make(softsync(2), ledger=written.append)
+    holds(answered(bucket, push(1, 1, [8.0, 0.0])), 0, 0, [1, 2])
+    holds(answered(bucket, push(1, 2, [0.0, 16.0])), 1, 0, [0.5, 1])
+    holds(answered(bucket, push(0, 1, [4.0, 4.0])), 1, 1, [0.5, 1])
+    assert bucket.push(push(0, 1, [4.0, 4.0])) == []  # sent again
+    assert written == [(1, 1, 0, 1), (1, 2, 0, 1)]
+    holds(answered(bucket, push(1, 3, [4.0, 4.0], version=1)), 2, 0, [0, 0.5])
+    assert written[2:] == [(0, 1, 0, 2), (1, 3, 1, 2)]
+
+
+def test_softsync_takes_a_shorter_step_with_what_there_is_before_all_evaluate():
+    bucket = make(softsync(4))
+    bucket.push(push(0, 1, [8.0, 0.0]))
+    assert bucket.idle(0, 1) == []
+    bucket.idle(1, 0)
+    bucket.idle(2, 0)
+    holds(bucket.pull(READER), 0, 0, [1, 2])
+    bucket.idle(3, 0)
+    holds(bucket.pull(READER), 1, 0, [1 - LR * 8 / 4, 2])
+
+
+def test_softsync_waits_for_no_push_of_a_worker_that_is_lost():
+    bucket = make(softsync(2))
+    bucket.push(push(0, 1, [8.0, 0.0]))
+    bucket.idle(0, 1)
+    bucket.lose(1)
+    holds(bucket.pull(READER), 1, 0, [0.5, 2])
+    bucket.push(push(0, 2, [8.0, 0.0]))
+    holds(answered(bucket, push(0, 3, [8.0, 0.0])), 2, 1, [-0.5, 2])
+
+
+def test_softsync_makes_no_step_of_gradients_that_overflowed():
+    bucket = make(softsync(2))
+    nothing = Push(0, 1, 0, LR, None)
+    holds(answered(bucket, nothing), 0, 0, [1, 2])
+    bucket.push(push(1, 1, [8.0, 8.0]))
+    holds(answered(bucket, push(0, 2, [8.0, 8.0])), 1, 0, [0, 1])
+
+
+# How far pushes move the weights, where one worker's gradients are mostly noise
+
+
+@pytest.mark.parametrize("optimizer", ["adam", "adamw", "sgd"])
+@pytest.mark.parametrize("signal", [0.03, 0.3, 3.0])
+@pytest.mark.parametrize("workers", [2, 8])
+def test_n_pushes_move_the_weights_as_far_as_one_averaged_step_whatever_the_noise(optimizer, signal, workers):
+    synchronous = moved(sync(workers), workers, signal, optimizer)
+    assert moved(softsync(workers), workers, signal, optimizer) / synchronous == pytest.approx(1, abs=0.02)
+
+
+def test_adam_takes_one_workers_noise_for_the_whole_batchs_where_each_push_is_a_step():
+    """Its second moment is of single pushes, which have N times the noise: √N less far."""
+    ratio = moved(asynchronous(4, 1 / 4), 4, 0.03, "adam") / moved(sync(4), 4, 0.03, "adam")
+    assert ratio == pytest.approx(1 / 2, abs=0.08)
+
+
+def moved(policy, workers, signal, optimizer):
+    """How far along the signal of their gradients, 2,000 weights on average, 60 pushes of each worker move them. The
+    noise of N averaged gradients is 1."""
+    bucket = make(policy, [0.0] * 2000, RunConfig(optimizer=optimizer))
+    numbers, versions = torch.Generator().manual_seed(0), [0] * workers
+    for step in range(1, 61):
+        for worker in range(workers):
+            gradient = signal + workers**0.5 * torch.randn(2000, generator=numbers)
+            for own, answer in bucket.push(Push(worker, step, versions[worker], 1e-3, gradient)):
+                versions[own] = answer.version
+    return -bucket.pull(READER).weights.mean().item()
 
 
 # Remedies for staleness, by hand

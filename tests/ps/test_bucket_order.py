@@ -7,10 +7,11 @@ from functools import partial
 
 import pytest
 import torch
-from helpers.buckets import LR, READER, asynchronous, make, push, stale, sync
+from helpers.buckets import LR, READER, asynchronous, make, push, softsync, stale, sync
 from hypothesis import given
 from hypothesis import strategies as st
 
+from hvdtrain.config.run_config import RunConfig
 from hvdtrain.errors import Failure
 
 pytestmark = pytest.mark.usefixtures("one_thread")
@@ -169,6 +170,46 @@ def test_ssp_without_slack_is_bulk_synchronous_for_plain_sgd(workers, steps, rng
         pass
     for step, answer in crowd.answers:  # all workers read the same weights, and those that sync would have given them
         assert torch.equal(answer.weights, expected[step])
+
+
+@given(
+    st.sampled_from(["sgd", "adam", "adamw"]), st.sampled_from([1, 2, 3, 4]), st.integers(1, 6),
+    st.randoms(use_true_random=False),
+)  # fmt: skip
+def test_ssp_without_slack_is_bulk_synchronous_for_every_optimizer_where_n_pushes_make_a_step(
+    optimizer, workers, steps, rng
+):
+    config = RunConfig(optimizer=optimizer, weight_decay=0.01)
+    reference, bucket = make(sync(workers), config=config), make(softsync(workers, 0), config=config)
+    expected = [torch.tensor([1.0, 2.0])]
+    for step in range(1, steps + 1):
+        for worker in range(workers):
+            reference.push(push(worker, step, gradients_of(worker, step), step - 1))
+        expected.append(reference.pull(READER).weights)
+    crowd = Crowd(bucket, workers, steps, rng)
+    for _ in crowd.events():
+        pass
+    for step, answer in crowd.answers:
+        torch.testing.assert_close(answer.weights, expected[step])
+
+
+@given(st.sampled_from([1, 2, 4]), st.integers(1, 6), st.randoms(use_true_random=False))
+def test_softsync_counts_each_push_once_in_any_order_and_lets_its_worker_go_on(workers, steps, rng):
+    bucket = make(softsync(workers))
+    crowd = Crowd(bucket, workers, steps, rng)
+    pushes, total = 0, torch.tensor([1.0, 2.0])
+    for kind, worker, step, read, replies in crowd.events():
+        if kind == "new":
+            pushes += 1
+            total -= LR / workers * torch.tensor(gradients_of(worker, step))
+            [(to, answer)] = replies
+            assert to == worker
+            assert answer.version == pushes // workers
+            assert answer.staleness == (pushes - 1) // workers - read
+        assert bucket.version == pushes // workers
+        if pushes % workers == 0:
+            assert torch.equal(bucket.pull(READER).weights, total)
+    assert bucket.version == steps
 
 
 @pytest.mark.timeout(60)

@@ -76,6 +76,7 @@ def test_ssp_ends_by_the_clock_without_waiting_for_who_has_ended(tmp_path):
     [
         ("ps-async", 2, 2, ["--compression", "int8", "--dropout", "0.2", "--bucket-mb", "0.1"]),
         ("ps-ssp", 1, 2, ["--staleness", "1", "--delay-compensation", "0.04", "--optimizer", "sgd", "--nesterov"]),
+        ("ps-async", 1, 3, ["--push-scale", "mean"]),
     ],
 )
 def test_a_recorded_run_is_replayed_to_the_same_bits(mode, servers, workers, options, tmp_path):
@@ -89,7 +90,7 @@ def test_a_recorded_run_is_replayed_to_the_same_bits(mode, servers, workers, opt
 
 def test_a_replay_in_another_order_is_told_from_the_run(tmp_path):
     out = tmp_path / "run"
-    train(out, "ps-async", 1, 2, *SMALL, "--record", "--lr", "0.01")
+    train(out, "ps-async", 1, 2, *SMALL, "--record", "--lr", "0.01", "--push-scale", "mean")
     ledger = out / "ledger.server0.csv"
     header, *whole = ledger.read_text().splitlines()
     lines = list(whole)
