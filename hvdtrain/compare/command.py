@@ -22,6 +22,7 @@ from hvdtrain.launch.job_log import failure_reason
 from hvdtrain.launch.preflight import describe_hosts
 from hvdtrain.launch.prepare import prepare
 from hvdtrain.launch.processes import launched_job, sigterm_unwinds
+from hvdtrain.report.command import margin_options
 from hvdtrain.runs.folder import check_free
 from hvdtrain.runs.request import train_options
 from hvdtrain.world.host import differences
@@ -60,7 +61,7 @@ def _presets() -> str:
 )  # fmt: skip
 @click.option(
     "--repeats", type=click.IntRange(1), default=1, show_default=True,
-    help="Repeat everything, each time with the next seed; the report then has medians and spreads.",
+    help="Repeat everything, each time with the next seed; a winner needs five.",
 )  # fmt: skip
 @host_options
 @click.option(
@@ -77,12 +78,13 @@ def _presets() -> str:
     help="Global batches (with --per-worker each worker's), by commas: each is compared for itself.",
 )  # fmt: skip
 @train_options("mode", "servers", "repeat", "model", "batch_size", snapshot_every="never")
+@margin_options
 @click.option("--out", default="", help="Folder for runs and report, new or empty  [default: runs/compare-TIME].")
 @click.pass_context
 def compare(
     ctx: click.Context, preset: str, modes: list[str], workers: list[int], servers: list[int], repeats: int,
     hosts: str | None, hostfile: Path | None, launcher: str, dry_run: bool, model: list[str], batch_size: list[int],
-    out: str, **options: Any,
+    margin: float, accuracy_margin: float, out: str, **options: Any,
 ) -> None:  # fmt: skip
     """Train in several modes, on this machine or over hosts, and report which was faster and as good.
 
@@ -117,7 +119,7 @@ def compare(
     samples = _look(runs, folder)
     failed = _run_all(runs, folder, samples)
     if len(failed) < len(runs):
-        _report(folder, preset)
+        _report(folder, preset, margin, accuracy_margin)
     if failed:
         raise Failure(f"{len(failed)} of {len(runs)} runs failed: {', '.join(failed)}; logs are in {folder / 'logs'}")
 
@@ -233,12 +235,13 @@ def _result(folder: Path) -> str:
     return f"{summary['samples_per_s']:.0f} samples/s, {learned}"
 
 
-def _report(folder: Path, preset: str) -> None:
+def _report(folder: Path, preset: str, *margins: float) -> None:
     from hvdtrain.report import write_report
     from hvdtrain.report.command import print_report
     from hvdtrain.report.runs import find_runs
+    from hvdtrain.report.verdict import Margins
 
     runs = find_runs([folder])
-    write_report(runs, folder, preset)
-    print_report(runs, preset)
+    write_report(runs, folder, preset, Margins(*margins))
+    print_report(runs, preset, Margins(*margins))
     click.echo(f"report: {folder / 'report.html'}")

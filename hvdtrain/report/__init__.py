@@ -4,17 +4,19 @@
   `fairness.py` refuses those that may not be compared.
 - `results.py` computes figures, `formatting.py` makes text of them; `step_parts.py` says where a step's time went, and
   `loss_curve.py` thins training losses for plots.
-- `verdict.py` and `caveats.py` say what follows; `content.py` (one comparison) and `grid.py` (several) collect it all.
+- `verdict.py` decides who won on the statistics of `paired.py`, `headline.py` puts it into words and into verdict.json,
+  and `caveats.py` says what to keep in mind; `content.py` (one comparison) and `grid.py` (several) collect it all.
 - `pages.py` writes HTML and Markdown, `table.py` CSV and LaTeX, `terminal.py` prints; `reference_tables.py` puts
   published figures beside ours.
 - `plots.py` draws with `plot_learning.py`, `plot_cost.py`, `plot_grid.py` and `style.py`.
 """
 
+import json
 import os
 import tempfile
 from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from hvdtrain.errors import UsageError
 
@@ -22,12 +24,15 @@ if TYPE_CHECKING:
     from hvdtrain.report.plots import Plot
     from hvdtrain.report.runs import Run
     from hvdtrain.report.table import Table
+    from hvdtrain.report.verdict import Margins
 
 Files = dict[str, str | bytes]  # content by path below the report's folder
 
 
-def write_report(runs: "Sequence[Run]", out: Path, reference: str = "") -> None:
-    """Write results.csv, report.md, report.html and plots/ into `out`. Only an earlier report's files are replaced.
+def write_report(runs: "Sequence[Run]", out: Path, reference: str = "", margins: "Margins | None" = None) -> None:
+    """Write results.csv, verdict.json, report.md, report.html and plots/ into `out`.
+
+    Only an earlier report's files are replaced.
 
     The runs of a grid, which differ in model, global batch or learning rate, get a report across them, and in groups/
     one for each comparison. Everything is computed before the first file is written, and each file appears complete.
@@ -35,15 +40,17 @@ def write_report(runs: "Sequence[Run]", out: Path, reference: str = "") -> None:
     Args:
         reference: the preset of an experiment whose table is added to the pages, and as reference.csv and
             reference.tex.
+        margins: what the verdict counts as a difference, if not the default.
 
     Raises:
         UsageError: none of the runs finished, they differ in what should be equal (the field is named), or
             `out` cannot be written to.
     """
     from hvdtrain.report.reference_tables import build_table, load_layout
+    from hvdtrain.report.verdict import DEFAULT
 
     reference_tables = [build_table(load_layout(reference), runs)] if reference else []
-    files = _report_files(runs, reference_tables)
+    files = _report_files(runs, reference_tables, margins or DEFAULT)
     try:
         out.mkdir(parents=True, exist_ok=True)
         with tempfile.TemporaryDirectory(prefix=".report-", dir=out) as temporary:
@@ -59,24 +66,25 @@ def write_report(runs: "Sequence[Run]", out: Path, reference: str = "") -> None:
         raise UsageError(f"cannot write the report to {out}: {error}") from None
 
 
-def _report_files(runs: "Sequence[Run]", reference_tables: "Sequence[Table]") -> Files:
+def _report_files(runs: "Sequence[Run]", reference_tables: "Sequence[Table]", margins: "Margins") -> Files:
     from hvdtrain.report import grid, plots, results, table
     from hvdtrain.report.comparisons import split_into_comparisons
 
     comparisons = split_into_comparisons(runs)
     if len(comparisons) < 2:
-        files = _comparison_files(runs, reference_tables)
+        files = _comparison_files(runs, margins, reference_tables)
     else:
-        collected = grid.collect_grid(comparisons, runs)
+        collected = grid.collect_grid(comparisons, runs, margins)
         finished = [run for comparison in comparisons for run in comparison.runs]
         drawn = plots.draw_grid(finished)
         files = _plot_files(drawn) | {
             "results.csv": results.csv_text(results.result_rows(finished)),
+            "verdict.json": json_text(collected.verdicts),
             "report.md": grid.markdown(collected, drawn, reference_tables),
             "report.html": grid.html(collected, drawn, reference_tables),
         }
         for comparison in comparisons:
-            own_files = _comparison_files(comparison.runs, others=finished)
+            own_files = _comparison_files(comparison.runs, margins, others=finished)
             files |= {f"groups/{comparison.name}/{name}": content for name, content in own_files.items()}
     for reference_table in reference_tables:
         files |= {"reference.csv": table.csv_text(reference_table), "reference.tex": table.latex(reference_table)}
@@ -84,23 +92,29 @@ def _report_files(runs: "Sequence[Run]", reference_tables: "Sequence[Table]") ->
 
 
 def _comparison_files(
-    runs: "Sequence[Run]", reference_tables: "Sequence[Table]" = (), others: "Sequence[Run]" = ()
+    runs: "Sequence[Run]", margins: "Margins", reference_tables: "Sequence[Table]" = (), others: "Sequence[Run]" = ()
 ) -> Files:
     """The report of one comparison; others: further runs that may hold the baseline of scaling efficiency."""
     from hvdtrain.report import content, pages, plots, results
     from hvdtrain.report.runs import finished_by_kind
     from hvdtrain.report.step_parts import parts_table
 
-    collected = content.collect(runs, others)
+    collected = content.collect(runs, others, margins)
     drawn, notes = plots.draw(runs)
     collected.omitted.extend(notes)
     parts = parts_table(finished_by_kind(runs), collected.groups)
     tables = [*([parts] if parts else []), *reference_tables]
     return _plot_files(drawn) | {
         "results.csv": results.csv_text(collected.rows),
+        "verdict.json": json_text(collected.verdict.data),
         "report.md": pages.markdown(collected, drawn, tables),
         "report.html": pages.html(collected, drawn, tables),
     }
+
+
+def json_text(data: dict[str, Any]) -> str:
+    """verdict.json, which README.md beside this file describes."""
+    return json.dumps(data, indent=2, allow_nan=False) + "\n"
 
 
 def _plot_files(drawn: "Sequence[Plot]") -> Files:
@@ -112,7 +126,7 @@ def _remove_stale(out: Path, files: Files) -> None:
     from hvdtrain.report import plots
 
     plot_files = [f"plots/{name}.{kind}" for name in (*plots.NAMES, *plots.GRID_NAMES) for kind in ("svg", "png")]
-    group_files = ("results.csv", "report.md", "report.html", *plot_files)
+    group_files = ("results.csv", "verdict.json", "report.md", "report.html", *plot_files)
     former = [out / name for name in ("reference.csv", "reference.tex", *plot_files)]
     former += [group / name for group in out.glob("groups/*") for name in group_files]
     for path in former:

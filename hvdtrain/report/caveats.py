@@ -7,7 +7,6 @@ from datetime import datetime
 from hvdtrain.report.fairness import field_value, format_value
 from hvdtrain.report.formatting import with_noun
 from hvdtrain.report.runs import Kind, Run, finished_by_kind
-from hvdtrain.report.verdict import RING_MODES
 from hvdtrain.world.host import differences
 
 _SHORT_S = 5
@@ -183,7 +182,7 @@ def _resumed(groups: Groups) -> str:
 
 
 def _uncharged_servers(groups: Groups) -> str:
-    if not any(kind.servers for kind in groups) or not any(kind.mode in (*RING_MODES, "single") for kind in groups):
+    if len({kind.servers > 0 for kind in groups}) < 2:
         return ""
     return (
         "Servers are processes beside the workers, with memory and computing of their own (the optimizer "

@@ -4,11 +4,11 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from hvdtrain.errors import UsageError
-from hvdtrain.report.caveats import caveats
 from hvdtrain.report.fairness import EqualField, check, field_value, format_value
+from hvdtrain.report.headline import Verdict, reach_verdict
 from hvdtrain.report.results import Group, Row, result_rows, summarise
 from hvdtrain.report.runs import Run, display_names, finished_by_kind
-from hvdtrain.report.verdict import Verdict, reach_verdict
+from hvdtrain.report.verdict import DEFAULT, Margins
 
 
 @dataclass(frozen=True)
@@ -17,10 +17,9 @@ class Content:
 
     Attributes:
         subject: what was trained, in a sentence.
-        verdict: the first lines.
+        verdict: the headline, its sentences and its caveats.
         rows, groups: each run's figures, and their summary by kind.
         equal: what was found equal.
-        caveats: what to keep in mind.
         differences: the settings in which kinds of runs differ, each with a value for each group.
         omitted: runs that are not in the tables, and why, a line each.
         runs: the finished runs with their display names, in the order of rows.
@@ -32,18 +31,18 @@ class Content:
     rows: list[Row]
     groups: list[Group]
     equal: list[EqualField]
-    caveats: list[str]
     differences: dict[str, list[str]]
     omitted: list[str]
     runs: list[tuple[str, Run]]
     machine: dict[str, str]
 
 
-def collect(runs: Sequence[Run], others: Sequence[Run] = ()) -> Content:
+def collect(runs: Sequence[Run], others: Sequence[Run] = (), margins: Margins = DEFAULT) -> Content:
     """Collect what there is to say about the runs of a comparison.
 
     Args:
         others: further runs that may hold the baseline of scaling efficiency.
+        margins: what the verdict counts as a difference.
 
     Raises:
         UsageError: none of them finished, or they differ in what should be equal.
@@ -60,11 +59,10 @@ def collect(runs: Sequence[Run], others: Sequence[Run] = ()) -> Content:
     first = finished[0]
     return Content(
         subject=_subject(first),
-        verdict=reach_verdict(groups, first.summary.get("target_accuracy"), first.manifest.get("validation_samples")),
+        verdict=reach_verdict(finished, margins),
         rows=rows,
         groups=groups,
         equal=equal,
-        caveats=caveats(finished),
         differences=_differences([members[0] for members in by_kind.values()]),
         omitted=omitted,
         runs=[(names[run.folder], run) for run in finished],

@@ -55,9 +55,9 @@ EQUAL_IN_REPEAT = {
     "initial_weights": "training starts from the same point",
     "samples_digest": "exactly the same samples were trained on (compared among runs of equally many)",
 }
-# Fields that are equal in all runs of one kind: they repeat one measurement, and their median is taken.
+# Fields that are equal in all runs of one kind: they repeat one measurement, and are summarised together.
 EQUAL_IN_KIND = {
-    "processes": "a median is over repeats of the same thing",
+    "processes": "repeats are of the same thing",
     "backend": "another transport is another measurement; compare transports in two reports",
     "starter": "starters place and bind processes differently",
     "shares": "with static shares an epoch lasts as long as its slowest worker",

@@ -38,6 +38,9 @@ MORE_HEADINGS = {
     "train_accuracy": "training accuracy",
 }
 
+# How repeats of a figure are summarised; see results.spread.
+MEANS = "means, of speeds and times the geometric"
+
 
 def three_digits(value: float) -> str:
     """About three digits, thousands set apart: 0.0312, 1.20, 84.3, 843, 12,345; integers in full."""
@@ -99,7 +102,7 @@ def format_figure(name: str, value: float | None) -> str:
 
 
 def format_cell(group: Group, name: str) -> tuple[str, str]:
-    """A figure's median with its unit, and details: the range, and how many runs have it. Empty texts for none."""
+    """A figure's mean with its unit, and details: the range, and how many runs have it. Empty texts for none."""
     spread = group[name]
     if not spread:
         return "", ""
@@ -108,11 +111,11 @@ def format_cell(group: Group, name: str) -> tuple[str, str]:
         details.append(f"{spread.n} of {group.n} runs")
     if name == "staleness_mean" and (largest := group["staleness_max"]):
         details.append(f"max. {format_figure('staleness_max', largest.high)}")
-    return format_figure(name, spread.median), ", ".join(filter(None, details))
+    return format_figure(name, spread.mean), ", ".join(filter(None, details))
 
 
 def format_range(name: str, spread: Spread, format_value: Callable[[str, float], str] = format_figure) -> str:
-    """`7.6–11.2`, without a unit that both have, as the median has it too; empty where both ends read the same."""
+    """`7.6–11.2`, without a unit that both have, as the mean has it too; empty where both ends read the same."""
     low, high = format_value(name, spread.low), format_value(name, spread.high)
     if low == high:
         return ""

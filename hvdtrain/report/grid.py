@@ -2,7 +2,7 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from hvdtrain.report import fairness, style
 from hvdtrain.report.comparisons import Comparison
@@ -13,6 +13,7 @@ from hvdtrain.report.reference_tables import OVERVIEW, build_table
 from hvdtrain.report.results import result_rows, scales_weakly
 from hvdtrain.report.runs import Run
 from hvdtrain.report.table import Table
+from hvdtrain.report.verdict import DEFAULT, Margins
 
 if TYPE_CHECKING:
     from hvdtrain.report.plots import Plot
@@ -35,6 +36,7 @@ class Grid:
         sections: one for each comparison.
         overview: all runs in one table.
         equal: what was found equal in all runs.
+        caveats: of all comparisons.
         omitted: runs that are not in the tables, and why, a line each.
         machine: hardware and versions by name.
     """
@@ -43,11 +45,17 @@ class Grid:
     sections: list[Section]
     overview: Table
     equal: list[fairness.EqualField]
+    caveats: list[str]
     omitted: list[str]
     machine: dict[str, str]
 
+    @property
+    def verdicts(self) -> dict[str, Any]:
+        """The content of verdict.json."""
+        return {"comparisons": [{"comparison": s.comparison.title, **s.content.verdict.data} for s in self.sections]}
 
-def collect_grid(comparisons: Sequence[Comparison], runs: Sequence[Run]) -> Grid:
+
+def collect_grid(comparisons: Sequence[Comparison], runs: Sequence[Run], margins: Margins = DEFAULT) -> Grid:
     """Collect what there is to say about a grid of at least two comparisons.
 
     Args:
@@ -57,7 +65,7 @@ def collect_grid(comparisons: Sequence[Comparison], runs: Sequence[Run]) -> Grid
         UsageError: runs differ in what should be equal.
     """
     finished = [run for comparison in comparisons for run in comparison.runs]
-    contents = [collect(comparison.runs, finished) for comparison in comparisons]
+    contents = [collect(comparison.runs, finished, margins) for comparison in comparisons]
     equal = fairness.check_grid(finished)
     rule = next(item.value for item in equal if item.field == "lr")
     words = {"model": "model", "global_batch": "global batch", "lr": f"learning rate ({rule})"}
@@ -73,7 +81,8 @@ def collect_grid(comparisons: Sequence[Comparison], runs: Sequence[Run]) -> Grid
         for comparison, content in zip(comparisons, contents, strict=True)
     ]
     overview = build_table(OVERVIEW, finished)
-    return Grid(" and ".join(varied), sections, overview, equal, omitted_runs(runs), machine(finished))
+    caveats = list(dict.fromkeys(line for content in contents for line in content.verdict.caveats))
+    return Grid(" and ".join(varied), sections, overview, equal, caveats, omitted_runs(runs), machine(finished))
 
 
 def html(grid: Grid, plots: Sequence["Plot"], tables: Sequence[Table]) -> str:

@@ -71,6 +71,7 @@ def _template(name: str) -> "Template":
         lstrip_blocks=True, keep_trailing_newline=True, autoescape=is_html,
         finalize=None if is_html else _escape_markdown,
     )  # fmt: skip
+    environment.globals |= {"means": formatting.MEANS}
     environment.globals |= {"format_cell": formatting.format_cell, "format_figure": formatting.format_figure}
     environment.filters |= {"command": _command, "fenced": _fenced, "unbroken": _unbroken}
     return environment.get_template(name)

@@ -14,44 +14,49 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
 THROUGHPUT = (
-    "Bars are medians of the repeats, whiskers their range. The upright mark on a bar of samples/s is what "
-    "perfect scaling of the one-worker baseline would give; efficiency is how much of that was reached."
+    "Bars are geometric means of the repeats, whiskers their range. The upright mark on a bar of samples/s is what "
+    "perfect scaling of the one-worker baseline, which all modes share, would give; efficiency is how much of that "
+    "was reached."
 )
 
 
 def throughput(groups: Sequence[Group]) -> "Figure | None":
     if not any(group["samples_per_s"] for group in groups):
         return None
-    figure, (left, right) = style.new_figure(_height(len(groups)), columns=2, sharey=True)
+    has_baseline = any(group["scaling_efficiency"] for group in groups)
+    figure, (left, *right) = style.new_figure(_height(len(groups)), columns=1 + has_baseline, sharey=True)
     for row, group in enumerate(groups):
-        if (speed := group["samples_per_s"]) and (share := group["scaling_efficiency"]) and share.median:
-            ideal = speed.median / share.median
+        if (speed := group["samples_per_s"]) and (share := group["scaling_efficiency"]) and share.mean:
+            ideal = speed.mean / share.mean
             left.plot([ideal, ideal], [row - 0.36, row + 0.36], color=style.INK, linewidth=1.6, zorder=3)
     _bars(left, groups, "samples_per_s")
     left.set(title="samples/s")
-    right.axvline(1, color=style.INK, linewidth=0.9, linestyle=":")
-    _bars(right, groups, "scaling_efficiency")
-    right.set(title="scaling efficiency")
+    for panel in right:
+        panel.axvline(1, color=style.INK, linewidth=0.9, linestyle=":")
+        _bars(panel, groups, "scaling_efficiency")
+        panel.set(title="scaling efficiency")
     return figure
 
 
 TRAFFIC = (
-    "Bars are medians of the repeats, whiskers their range; all processes of a job together, servers "
+    "Bars are means of the repeats, whiskers their range; all processes of a job together, servers "
     "included. Shorter is cheaper."
 )
 
 
 def traffic(groups: Sequence[Group]) -> "Figure | None":
-    if not any(group["bytes_sent_per_step"] or group["peak_rss_mb"] for group in groups):
+    titles = {"bytes_sent_per_step": "sent per step", "peak_rss_mb": "peak memory, MB"}
+    names = [name for name in titles if any((found := group[name]) and found.high for group in groups)]
+    if not names:
         return None
     from matplotlib.ticker import EngFormatter
 
-    figure, (left, right) = style.new_figure(_height(len(groups)), columns=2, sharey=True)
-    _bars(left, groups, "bytes_sent_per_step")
-    left.set(title="sent per step")
-    left.xaxis.set_major_formatter(EngFormatter("B"))
-    _bars(right, groups, "peak_rss_mb")
-    right.set(title="peak memory, MB")
+    figure, panels = style.new_figure(_height(len(groups)), columns=len(names), sharey=True)
+    for name, panel in zip(names, panels, strict=True):
+        _bars(panel, groups, name)
+        panel.set(title=titles[name])
+        if name == "bytes_sent_per_step":
+            panel.xaxis.set_major_formatter(EngFormatter("B"))
     return figure
 
 
@@ -65,11 +70,11 @@ def _bars(axes: "Axes", groups: Sequence[Group], name: str) -> None:
         spread = group[name]
         if not spread:
             continue
-        axes.barh(row, spread.median, height=0.62, color=style.colour(group.kind))
+        axes.barh(row, spread.mean, height=0.62, color=style.colour(group.kind))
         if spread.low < spread.high:
             axes.plot([spread.low, spread.high], [row, row], "|-", color=style.INK, linewidth=1.2, markersize=7)
-        median, detail = format_cell(group, name)
-        text = f"{median} ({detail})" if detail else median
+        mean, detail = format_cell(group, name)
+        text = f"{mean} ({detail})" if detail else mean
         axes.annotate(
             text, (1, row), (6, 0), xycoords=("axes fraction", "data"), textcoords="offset points",
             va="center", fontsize=8,

@@ -13,7 +13,7 @@ from hvdtrain.config import recipes
 from hvdtrain.config.run_config import lr_factor
 from hvdtrain.errors import UsageError
 from hvdtrain.report.fairness import GRID_FIELDS, field_value, format_value
-from hvdtrain.report.formatting import HEADINGS, MORE_HEADINGS, format_figure, format_range
+from hvdtrain.report.formatting import HEADINGS, MEANS, MORE_HEADINGS, format_figure, format_range
 from hvdtrain.report.results import Row, result_rows, spread
 from hvdtrain.report.runs import Kind, Run, finished_by_kind
 from hvdtrain.report.table import Cell, Table
@@ -75,7 +75,7 @@ class _Series:
 
 
 def build_table(layout: Layout, runs: Sequence[Run]) -> Table:
-    """The table of the finished runs; repeats as medians and ranges. UsageError where none has finished."""
+    """The table of the finished runs; repeats as means and ranges. UsageError where none has finished."""
     finished = [run for members in finished_by_kind(runs).values() for run in members]
     if not finished:
         raise UsageError("no finished run to put beside the reference")
@@ -143,9 +143,9 @@ def _records(layout: Layout, row: Row, run: Run) -> Iterator[tuple[Any, dict[str
 def _cells(layout: Layout, records: Sequence[dict[str, Any]]) -> dict[str, Cell]:
     cells = {}
     for name in layout.figures:
-        found = spread([record.get(name) for record in records])
+        found = spread([record.get(name) for record in records], name)
         cells[name] = (
-            Cell(_format(name, found.median), found.median, format_range(name, found, _format)) if found else Cell()
+            Cell(_format(name, found.mean), found.mean, format_range(name, found, _format)) if found else Cell()
         )
     return cells
 
@@ -164,7 +164,7 @@ def _repeats(runs: Sequence[Run]) -> str:
     low, high = min(count.values()), max(count.values())
     if high == 1:
         return "One run each."
-    return f"Medians of {high if low == high else f'{low} to {high}'} runs each, with their range."
+    return f"{high if low == high else f'{low} to {high}'} runs each, with their range: {MEANS}."
 
 
 def _differences(layout: Layout, runs: Sequence[Run]) -> list[str]:

@@ -1,4 +1,4 @@
-"""The figures of runs: a row for each run (results.csv), and their median and range for each kind of run."""
+"""The figures of runs: a row for each run (results.csv), and their mean and range for each kind of run."""
 
 import csv
 import io
@@ -6,7 +6,7 @@ import math
 from collections.abc import Hashable, Sequence
 from dataclasses import dataclass
 from fractions import Fraction
-from statistics import median
+from statistics import geometric_mean
 from typing import Any
 
 from hvdtrain.report.runs import Kind, Run, finished_by_kind
@@ -38,8 +38,8 @@ COLUMNS = {
     ),
     "scaling_efficiency": (
         "samples_per_s / (workers × samples_per_s of the baseline). The baseline is the single run of the "
-        "same repeat, else the median of all single runs, else the same mode with one worker (the same "
-        "repeat first); empty where there is none. It has the same model and the same global batch or, where "
+        "same repeat, else the geometric mean of all single runs; without any it is another mode on one worker, the "
+        "same for all modes; empty where there is none. It has the same model and the same global batch or, where "
         "runs on more workers have larger ones, the same batch per worker (weak scaling). 1 is perfect scaling"
     ),
     "val_accuracy": "accuracy on the validation images at the last evaluation, every image counted once",
@@ -48,6 +48,7 @@ COLUMNS = {
     "test_loss": "mean cross-entropy of the best model on the test images, where the data set has some",
     "test_accuracy": "accuracy of the best model on the test images",
     "time_to_target_s": "seconds of training until an evaluation first reached the target accuracy",
+    "samples_to_target": "samples trained on until then: time_to_target_s = these × seconds a sample",
     "exposed_comm_fraction": (
         "share of a worker's training time in which it waits for other processes: exposed communication, between "
         "steps, for a share, for weights to evaluate"
@@ -64,6 +65,10 @@ COLUMNS = {
     ),
     "repeat": "number of the repeat; repeats have different seeds unless said otherwise",
 }
+# Of these the mean over repeats is the geometric one, so that a ratio of two means is the mean of the ratios in each
+# repeat: what is said of a lead, the table and scaling efficiency agree.
+_GEOMETRIC = ("samples_per_s", "worker_samples_per_s", "scaling_efficiency", "wall_s", "epoch_s", "time_to_target_s",
+              "samples_to_target")  # fmt: skip
 # What identifies a run; all other columns are figures.
 _IDENTIFYING = ("mode", "workers", "servers", "model", "parameters", "repeat")
 FIGURES = tuple(name for name in COLUMNS if name not in _IDENTIFYING)
@@ -71,9 +76,9 @@ FIGURES = tuple(name for name in COLUMNS if name not in _IDENTIFYING)
 
 @dataclass(frozen=True)
 class Spread:
-    """Median and range of a figure over the n repeats that have it; all NaN if one of them is (it diverged)."""
+    """Mean and range of a figure over the n repeats that have it; all NaN if one of them is (it diverged)."""
 
-    median: float
+    mean: float
     low: float
     high: float
     n: int
@@ -118,6 +123,7 @@ def _row(run: Run) -> Row:
     row["cpu_s_per_1000_samples"] = _cpu_s_per_1000_samples(run.summary.get("processes") or [])
     own = recorded.get("step_time") or {}
     row |= {f"step_{name}": own.get(name) for name in ("p50_s", "p95_s", "p99_s")}
+    row["samples_to_target"] = samples_to_target(run)
     row["best_val_loss"] = min((loss for loss in losses if not math.isnan(loss)), default=None)
     return row
 
@@ -125,6 +131,13 @@ def _row(run: Run) -> Row:
 def _cpu_s_per_1000_samples(processes: Sequence[dict[str, Any]]) -> float | None:
     samples = sum(process.get("samples") or 0 for process in processes)
     return 1000 * sum(process["cpu_s"] for process in processes) / samples if samples else None
+
+
+def samples_to_target(run: Run) -> float | None:
+    """Samples trained on until an evaluation first reached the target accuracy."""
+    target = run.summary.get("target_accuracy")
+    evaluations = run.summary.get("evaluations") or []
+    return next((e["samples"] for e in evaluations if target is not None and e["val_accuracy"] >= target), None)
 
 
 def csv_text(rows: Sequence[Row]) -> str:
@@ -142,19 +155,21 @@ def summarise(rows: Sequence[Row]) -> list[Group]:
     for row in rows:
         kinds.setdefault(Kind(row["mode"], row["workers"], row["servers"]), []).append(row)
     return [
-        Group(kind, len(members), {name: spread([row[name] for row in members]) for name in FIGURES})
+        Group(kind, len(members), {n: spread([row[n] for row in members], n) for n in FIGURES})
         for kind, members in kinds.items()
     ]
 
 
-def spread(values: Sequence[float | None]) -> Spread | None:
-    """Median and range of the values that are not None."""
+def spread(values: Sequence[float | None], name: str = "") -> Spread | None:
+    """Mean and range of the values that are not None: the geometric mean for figures of the names in _GEOMETRIC."""
     present = [value for value in values if value is not None]
     if not present:
         return None
     if any(map(math.isnan, present)):
         return Spread(math.nan, math.nan, math.nan, len(present))
-    return Spread(median(present), min(present), max(present), len(present))
+    low, high = min(present), max(present)
+    mean = geometric_mean(present) if name in _GEOMETRIC and low > 0 else sum(present) / len(present)
+    return Spread(min(max(mean, low), high), low, high, len(present))  # within them, whatever is rounded
 
 
 def scales_weakly(rows: Sequence[Row]) -> bool:
@@ -183,17 +198,16 @@ def _baseline_speed(row: Row, rows: Sequence[Row]) -> float | None:
     """Samples/s of the one-worker baseline of a row, chosen as COLUMNS["scaling_efficiency"] says."""
     is_weak = scales_weakly(rows)
     one_worker = [r for r in rows if r["workers"] == 1 and _scaling_key(r, is_weak) == _scaling_key(row, is_weak)]
-    single = [r for r in one_worker if r["mode"] == "single"]
-    same_mode = [r for r in one_worker if r["mode"] == row["mode"]]
-    # With the same number of servers if there is such a run.
-    same_mode = [r for r in same_mode if r["servers"] == row["servers"]] or same_mode
-    for candidates in (single, same_mode):
-        same_repeat = [r for r in candidates if r["repeat"] == row["repeat"]]
-        for chosen in (same_repeat, candidates):
-            speeds = [r["samples_per_s"] for r in chosen if r["samples_per_s"]]
-            if speeds:
-                return median(speeds)
-    return None
+    found: dict[Kind, list[Row]] = {}
+    for r in one_worker:
+        if r["samples_per_s"]:
+            found.setdefault(Kind(r["mode"], r["workers"], r["servers"]), []).append(r)
+    if not found:
+        return None
+    baseline = found[min(found, key=lambda kind: kind.order)]
+    same_repeat = [r for r in baseline if r["repeat"] == row["repeat"]]
+    speed = spread([r["samples_per_s"] for r in same_repeat or baseline], "samples_per_s")
+    return speed.mean if speed else None
 
 
 def _scaling_efficiency(row: Row, rows: Sequence[Row]) -> float | None:

@@ -1,6 +1,7 @@
 """Where the wall time of a step went: the parts that ranks recorded, and what of it nobody did."""
 
 from collections.abc import Mapping, Sequence
+from statistics import geometric_mean
 
 from hvdtrain.report.formatting import format_range, three_digits
 from hvdtrain.report.results import Group
@@ -10,7 +11,7 @@ from hvdtrain.report.table import Cell, Table
 
 NOT_RECORDED = "not_recorded"
 NOTE = (
-    "Wall time over steps, each of one global batch, of the run of median speed, divided as its workers spent it on "
+    "Wall time over steps, each of one global batch, the geometric mean of the repeats, divided as workers spent it on "
     "average. Exposed communication is what a step waits for; in the parameter-server modes the optimizer runs on the "
     "servers and is part of that wait. Between steps, workers wait for each other to decide something together, and at "
     "the end of an epoch."
@@ -19,15 +20,16 @@ PERCENTILES = {"step_p50_s": "a worker's own step: median", "step_p95_s": "95 %"
 
 
 def step_parts(runs: Sequence[Run]) -> dict[str, float]:
-    """Seconds of each of STEP_PARTS in a step of the run of median speed, the mean of two where there are two such.
+    """Seconds of each of STEP_PARTS in a step: shares of all repeats' time, of the geometric mean of their steps.
 
-    They add up to its wall time. Empty where nothing was recorded.
+    So the ratio of two such sums is that of the samples/s which the verdict compares. Empty where nothing was recorded.
     """
-    timed = sorted((parts for run in runs if (parts := _parts_of(run))), key=lambda parts: sum(parts.values()))
+    timed = [parts for run in runs if (parts := _parts_of(run))]
     if not timed:
         return {}
-    middle = timed[(len(timed) - 1) // 2 : len(timed) // 2 + 1]
-    return {part: sum(parts[part] for parts in middle) / len(middle) for part in STEP_PARTS}
+    steps = [sum(parts.values()) for parts in timed]
+    scale = geometric_mean(steps) / sum(steps)
+    return {part: scale * sum(parts[part] for parts in timed) for part in STEP_PARTS}
 
 
 def _parts_of(run: Run) -> dict[str, float]:
@@ -51,7 +53,7 @@ def parts_table(by_kind: dict[Kind, list[Run]], groups: Sequence[Group]) -> Tabl
     for kind, parts in found.items():
         total = sum(parts.values())
         cells = [_share(parts[part], total) for part in shown]
-        own = [_ms(figure.median, format_range(name, figure)) if figure else Cell() for name, figure in figures[kind]]
+        own = [_ms(figure.mean, format_range(name, figure)) if figure else Cell() for name, figure in figures[kind]]
         rows.append((kind.label, [*cells, _ms(total), *own]))
     headings = [*(STEP_PARTS[part][0] for part in shown), "together", *PERCENTILES.values()]
     return Table("step-parts", "The time of a step", [NOTE], "run", [("", heading) for heading in headings], rows)

@@ -56,7 +56,7 @@ class Table:
 
 
 def csv_text(table: Table) -> str:
-    """The medians with all their digits; a cell is empty where there is none."""
+    """The means of repeats with all their digits; a cell is empty where there is none."""
     file = io.StringIO()
     writer = csv.writer(file, lineterminator="\n")
     writer.writerow([table.corner, *table.headings])

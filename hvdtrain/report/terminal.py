@@ -4,14 +4,14 @@ from collections.abc import Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
-from hvdtrain.report.formatting import format_cell
+from hvdtrain.report.formatting import MEANS, format_cell
 from hvdtrain.report.results import Group
 from hvdtrain.report.table import Table
 
 if TYPE_CHECKING:
     from rich.table import Table as RichTable
 
-# The summary's columns: heading, figure, whether the range over repeats stands under the median. They fit 100 columns.
+# The summary's columns: heading, figure, whether the range over repeats stands below. They fit 100 columns.
 _SUMMARY_COLUMNS = (
     ("samples\n/s", "samples_per_s", True),
     ("CPU of\n1,000", "cpu_s_per_1000_samples", False),
@@ -26,7 +26,7 @@ _SUMMARY_COLUMNS = (
 
 
 def summary_table(groups: Sequence[Group]) -> "RichTable":
-    """The summary for a terminal of 100 columns: medians, with the range over repeats under them."""
+    """The summary for a terminal of 100 columns: the repeats' means, with their range below."""
     from rich import box
     from rich.table import Table as RichTable
     from rich.text import Text
@@ -40,15 +40,15 @@ def summary_table(groups: Sequence[Group]) -> "RichTable":
     for group in groups:
         cells = []
         for _, name, has_range in columns:
-            median, detail = format_cell(group, name)
-            cells.append(Text(median).append(f"\n{detail}", style="dim") if has_range and detail else Text(median))
+            mean, detail = format_cell(group, name)
+            cells.append(Text(mean).append(f"\n{detail}", style="dim") if has_range and detail else Text(mean))
         table.add_row(Text(group.kind.label), str(group.n), *cells)
-    legend = ["n runs each" + (", median and range" if any(group.n > 1 for group in groups) else "")]
+    legend = ["n runs each" + (f", with range: {MEANS}" if any(group.n > 1 for group in groups) else "")]
     if any(group.kind.servers for group in groups):
         legend.append("×2+1 is 2 workers and 1 server")
     if any(group["cpu_s_per_1000_samples"] for group in groups):
         legend.append("CPU time is of 1,000 samples")
-    table.caption = "; ".join(legend)
+    table.caption = "\n".join(legend)
     return table
 
 

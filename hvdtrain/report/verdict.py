@@ -1,181 +1,261 @@
-"""The report's verdict: which side trained faster, by how much, how sure that is, and how accurate the models are."""
+"""The report's verdict: ring all-reduce or a parameter server, on what evidence, and what that evidence lacks.
+
+It is reached as figures, which README.md beside this file describes; `headline.py` puts them into words.
+"""
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from statistics import fmean
+from typing import NamedTuple
 
-from hvdtrain.report.formatting import format_cell, format_figure, with_noun
-from hvdtrain.report.results import Group, Spread
+from hvdtrain.report.paired import (
+    CONFIDENCE,
+    LEAST_REPEATS,
+    Estimate,
+    estimate,
+    is_level,
+    leads,
+    log_ratios,
+    pairs,
+    repeats_needed,
+)
+from hvdtrain.report.results import samples_to_target
+from hvdtrain.report.runs import Kind, Run
 
-RING_MODES = ("allreduce", "ddp")
+WINNER, NO_WINNER, UNKNOWN, NOTHING = "winner", "no winner", "not yet known", "nothing to compare"
+AS_GOOD, WORSE, NOT_SHOWN = "as good", "worse", "not shown"
+ByKind = Mapping[Kind, Sequence[Run]]
+
+
+class Margins(NamedTuple):
+    """What counts as a difference: of speed as a share, of accuracy in absolute terms."""
+
+    speed: float = 0.03
+    accuracy: float = 0.01
+
+
+DEFAULT = Margins()
+
+
+class Quality(NamedTuple):
+    """How a kind's validation accuracy stands to that of the best: its difference, paired by repeat."""
+
+    accuracy: float | None
+    difference: Estimate | None
+    state: str
 
 
 @dataclass(frozen=True)
-class Verdict:
-    """A headline, and the sentences that support it."""
+class Answer:
+    """Which of two kinds of runs is faster.
 
-    headline: str
-    sentences: list[str]
-
-
-def reach_verdict(groups: Sequence[Group], target: float | None, validation_samples: int | None) -> Verdict:
-    """Ring all-reduce or a parameter server, as far as these groups show it.
-
-    Args:
-        target: the accuracy whose time to reach is compared, if any.
-        validation_samples: how many images accuracy was measured on.
-    """
-    timed = [group for group in groups if _speed(group).median > 0]
-    if len(timed) < 2:
-        speeds = [f": {format_cell(group, 'samples_per_s')[0]} samples/s with {group.kind.label}" for group in timed]
-        advice = "Add runs of another mode, or of another number of workers."
-        return Verdict(f"Nothing to compare yet{''.join(speeds)}.", [advice])
-    faster, slower = _two_sides(timed)
-    sentences = [_speeds(timed, faster), _certainty(faster, slower), _gain_over_single(timed, faster)]
-    sentences += [_times_to_target(groups, faster, target), _final_accuracies(groups, validation_samples)]
-    return Verdict(_headline(faster, slower, groups), [sentence for sentence in sentences if sentence])
-
-
-def _speed(group: Group) -> Spread:
-    return group["samples_per_s"] or Spread(0.0, 0.0, 0.0, 0)
-
-
-def _two_sides(groups: Sequence[Group]) -> tuple[Group, Group]:
-    """The two groups that the headline compares, the faster first.
-
-    They are the fastest ring mode and the fastest parameter-server mode, on the largest number of workers that both
-    have. Where there is no such pair, they are the fastest two of all groups.
-    """
-    ring = [group for group in groups if _is_ring(group)]
-    served = [group for group in groups if group.kind.servers]
-    common_sizes = {group.kind.workers for group in ring} & {group.kind.workers for group in served}
-    if common_sizes:
-        sides = [[group for group in side if group.kind.workers == max(common_sizes)] for side in (ring, served)]
-        best = [max(side, key=lambda group: _speed(group).median) for side in sides]
-        faster, slower = sorted(best, key=lambda group: -_speed(group).median)
-        return faster, slower
-    faster, slower = sorted(groups, key=lambda group: -_speed(group).median)[:2]
-    return faster, slower
-
-
-def _headline(faster: Group, slower: Group, groups: Sequence[Group]) -> str:
-    ratio = _speed(faster).median / _speed(slower).median
-    lead = f"{faster.kind.label} did {ratio:.2f} times the samples/s of {slower.kind.label}"
-    side = "Ring all-reduce" if _is_ring(faster) else "The parameter server"
-    are_opposite = _is_ring(faster) != _is_ring(slower) and bool(faster.kind.servers or slower.kind.servers)
-    winner = f"{side} was faster here" if are_opposite else f"{faster.kind.label} was fastest"
-    if not _have_repeats(faster, slower):
-        once = [group.kind.label for group in (faster, slower) if _speed(group).n < 2]
-        runs = "in one run each" if len(once) > 1 else f"with one run of {once[0]}"
-        text = f"No winner yet: {lead}, {runs}"
-    elif _speed(faster).low > _speed(slower).high:
-        text = f"{winner}: {lead}"
-    else:
-        text = f"No clear winner: {lead}, but their repeats overlap"
-    sooner = _sooner_at_target(faster, slower, groups)
-    return text + (f". But {sooner.kind.label} reached the target accuracy sooner." if sooner else ".")
-
-
-def _is_ring(group: Group) -> bool:
-    return group.kind.mode in RING_MODES
-
-
-def _have_repeats(*groups: Group) -> bool:
-    return all(_speed(group).n > 1 for group in groups)
-
-
-def _sooner_at_target(faster: Group, slower: Group, groups: Sequence[Group]) -> Group | None:
-    """The slower side's group that reaches the target first, if that is before any group of the faster side does.
-
-    Sides are ring or not, on as many workers as the two groups that the headline compares.
+    Attributes:
+        basis: what the two have as many of: workers or processes; or what speed is counted by: processor-seconds.
+        lead: of the logarithm of the ratio of their speeds; its mean is not below 0.
+        confidence: of the interval of the lead.
+        best: which kind is the most accurate of those compared, the baseline included; None if none was measured.
+        repeats_needed: in all, to settle who won; None where no reasonable number would.
     """
 
-    def time(group: Group) -> float:
-        spread = group["time_to_target_s"]
-        return spread.median if spread and spread.n == group.n else math.inf
+    basis: str
+    faster: Kind
+    slower: Kind
+    lead: Estimate
+    confidence: float
+    outcome: str
+    best: Kind | None
+    qualities: dict[Kind, Quality]
+    repeats_needed: int | None
 
-    sides = [
-        [g for g in groups if g.kind.workers == side.kind.workers and _is_ring(g) == _is_ring(side)]
-        for side in (faster, slower)
+    @property
+    def pair(self) -> tuple[Kind, Kind]:
+        return self.faster, self.slower
+
+    @property
+    def winner(self) -> Kind | None:
+        return self.faster if self.outcome == WINNER else None
+
+
+def ratio(logs: Estimate) -> tuple[float, float | None, float | None]:
+    """The geometric mean of ratios and its interval, which one repeat does not have."""
+    mean, low, high = (math.exp(min(max(x, -700.0), 700.0)) for x in (logs.mean, logs.low, logs.high))
+    return (mean, low, high) if logs.n > 1 else (mean, None, None)
+
+
+def speed(run: Run) -> float | None:
+    """Samples/s."""
+    return run.summary.get("samples_per_s")
+
+
+def processor_speed(run: Run) -> float | None:
+    """Samples per processor-second of all processes, servers included; None where that was not recorded."""
+    processes = run.summary.get("processes")
+    processes = [p for p in processes if isinstance(p, dict)] if isinstance(processes, list) else []
+    spent = [process.get("cpu_s") for process in processes]
+    if len(spent) != run.kind.workers + run.kind.servers or not all(type(s) in (int, float) and s > 0 for s in spent):
+        return None
+    samples = sum(process.get("samples") or 0 for process in processes)  # of a resumed run, those since it was
+    return (samples or run.summary.get("samples") or 0) / sum(spent)
+
+
+def reach_answers(by_kind: ByKind, margins: Margins) -> list[Answer]:
+    """What the finished runs of a comparison say: the answer that counts, then those on another basis.
+
+    The pair is Horovod's ring (DDP where there is no such run) and the fastest parameter server, on the largest number
+    of workers that both have; else of processes. Where there is no such pair, it is the two fastest modes on equally
+    many workers. A server that is shown to be less accurate is left out while there is another.
+    """
+    timed = {kind: runs for kind, runs in by_kind.items() if kind.mode != "single" and any(map(speed, runs))}
+    bases: dict[str, Callable[[Kind], int]] = {
+        "workers": lambda kind: kind.workers,
+        "processes": lambda kind: kind.workers + kind.servers,
+    }
+    answers = [
+        _decide(basis, speed, *sides, _with_single(by_kind, timed, size, sides[0][0]), margins)
+        for basis, size in bases.items()
+        if (sides := _ring_and_servers(timed, size))
     ]
-    faster_first, slower_first = (min(side, key=time) for side in sides)
-    return slower_first if time(slower_first) < time(faster_first) else None
+    if not any(answers) and (two := _two_fastest(timed)):
+        answers = [_decide("workers", speed, *two, _with_single(by_kind, timed, bases["workers"], two[0][0]), margins)]
+    found = [answer for answer in answers if answer]
+    if found and found[0].basis == "workers":
+        first = found[0]
+        of_pair = {kind: by_kind[kind] for kind in first.qualities}
+        by_time = _decide("processor-seconds", processor_speed, [first.faster], [first.slower], of_pair, margins)
+        found += [by_time] if by_time else []
+    return found
 
 
-def _with_label(group: Group, name: str) -> str:
-    median, detail = format_cell(group, name)
-    return f"{median} ({detail}) with {group.kind.label}" if detail else f"{median} with {group.kind.label}"
+def _ring_and_servers(timed: ByKind, size: Callable[[Kind], int]) -> tuple[list[Kind], list[Kind]] | None:
+    ring_mode = "allreduce" if any(kind.mode == "allreduce" for kind in timed) else "ddp"
+    for ring in sorted((kind for kind in timed if kind.mode == ring_mode), key=size, reverse=True):
+        servers = [kind for kind in timed if kind.servers and size(kind) == size(ring)]
+        servers = [kind for kind in servers if ran_alike(timed[kind], timed[ring])]
+        if servers:
+            return [ring], servers
+    return None
 
 
-def _speeds(groups: Sequence[Group], faster: Group) -> str:
-    """The speeds of all groups on as many workers as the fastest has."""
-    same_size = [group for group in groups if group.kind.workers == faster.kind.workers]
-    same_size.sort(key=lambda group: -_speed(group).median)
-    ns = sorted({group.n for group in same_size})
-    runs = f"medians of {' or '.join(map(str, ns))} repeats with their range" if ns[-1] > 1 else "one run each"
-    speeds = ", ".join(_with_label(group, "samples_per_s") for group in same_size)
-    return f"Samples/s on {with_noun(faster.kind.workers, 'worker')}: {speeds}; {runs}."
+def _two_fastest(timed: ByKind) -> tuple[list[Kind], list[Kind]] | None:
+    for workers in sorted({kind.workers for kind in timed}, reverse=True):
+        ranked = sorted((kind for kind in timed if kind.workers == workers), key=lambda kind: -_typical(timed[kind]))
+        alike = [kind for kind in ranked if ran_alike(timed[kind], timed[ranked[0]])]
+        if len(alike) > 1:
+            return alike[:1], alike[1:2]
+    return None
 
 
-def _certainty(faster: Group, slower: Group) -> str:
-    a, b = _speed(faster), _speed(slower)
-    names = f"{faster.kind.label} and {slower.kind.label}"
-    if not _have_repeats(faster, slower):
-        return "One run cannot tell a difference from chance: add --repeats 3 or more before you rely on it."
-    if a.low <= b.high:
-        return f"The ranges of {names} overlap, so these {a.n} and {b.n} runs show no sure difference."
-    # Wilcoxon's rank-sum test, exact: 2 of the C(n+m, n) orders of the runs by speed separate the two groups.
-    odds = math.comb(a.n + b.n, a.n) / 2
-    return (
-        f"Each of the {a.n} runs of {faster.kind.label} was faster than each of the {b.n} of {slower.kind.label} "
-        f"({a.low / b.high:.2f} to {a.high / b.low:.2f} times, run against run). Were the two equally fast, "
-        f"so clean a split would come by chance once in {odds:.0f} times."
-    )
+def _typical(runs: Sequence[Run]) -> float:
+    """The mean logarithm of the speeds."""
+    return fmean(math.log(value) for run in runs if (value := speed(run)))
 
 
-def _gain_over_single(groups: Sequence[Group], faster: Group) -> str:
-    single = next((group for group in groups if group.kind.mode == "single"), None)
-    if not single or single is faster:
-        return ""
-    ratio = _speed(faster).median / _speed(single).median
-    one = format_figure("samples_per_s", _speed(single).median)
-    if ratio <= 1:
-        return f"No gain over one worker: single did {one} samples/s."
-    efficiency = format_cell(faster, "scaling_efficiency")[0]
-    return (
-        f"{faster.kind.label} was {ratio:.2f} times as fast as one worker (single, {one} samples/s): "
-        f"a scaling efficiency of {efficiency}."
-    )
+def ran_alike(runs: Sequence[Run], others: Sequence[Run]) -> bool:
+    """Whether two kinds of runs were started alike, and on the same one host or on hosts of the same network.
+
+    Of several hosts one kind may use more, as n workers and a server do beside n workers.
+    """
+    hosts, other_hosts = _hosts(runs), _hosts(others)
+    if (len(hosts) > 1) != (len(other_hosts) > 1) or not (hosts <= other_hosts or other_hosts <= hosts):
+        return False
+    return {str(run.manifest.get("starter")) for run in (*runs, *others)} == {str(runs[0].manifest.get("starter"))}
 
 
-def _times_to_target(groups: Sequence[Group], faster: Group, target: float | None) -> str:
-    if not target:
-        return ""
-    if not any(group["time_to_target_s"] for group in groups):
-        return f"No run reached the target accuracy of {target:g}."
-    # Only the groups that the headline is about, and the baseline: the summary has all.
-    near = [group for group in groups if group.kind.workers == faster.kind.workers or group.kind.mode == "single"]
-    reached = sorted((time.median, _with_label(g, "time_to_target_s")) for g in near if (time := g["time_to_target_s"]))
-    never = [group.kind.label for group in near if not group["time_to_target_s"]]
-    times = [", ".join(text for _, text in reached)] if reached else []
-    times += [f"never by {', '.join(never)}"] if never else []
-    return f"Training time until {target:g} validation accuracy: {'; '.join(times)}."
+def _hosts(runs: Sequence[Run]) -> set[str]:
+    listed = [run.manifest.get("hardware", {}).get("hosts") for run in runs]
+    return {str(name) for names in listed if isinstance(names, list) for name in names}
 
 
-def _final_accuracies(groups: Sequence[Group], images: int | None) -> str:
-    measured = sorted((spread.median, group.kind.label) for group in groups if (spread := group["val_accuracy"]))
-    if len(measured) < 2 or not images:
-        return ""
-    (low, lowest), (high, highest) = measured[0], measured[-1]
-    # Two standard errors of a difference of two proportions. With Agresti and Coull's centre, it is above 0 even where
-    # all accuracies are 1.
-    centre = (fmean(value for value, _ in measured) * images + 2) / (images + 4)
-    noise = 2 * math.sqrt(2 * centre * (1 - centre) / images)
-    bounds = (
-        f"from {format_figure('val_accuracy', low)} ({lowest}) to {format_figure('val_accuracy', high)} ({highest})"
-    )
-    expected = f"on {images:,} images two equally good models differ by up to {noise:.3f} (two standard errors)"
-    if high - low <= noise:
-        return f"Final validation accuracy is the same within noise: {bounds}; {expected}."
-    return f"Final validation accuracy differs: {bounds}; {expected}, which is less."
+def _with_single(by_kind: ByKind, timed: ByKind, size: Callable[[Kind], int], one: Kind) -> ByKind:
+    """The kinds of the same size that ran as this one, and the baseline: accuracy is compared among them."""
+    chosen = {kind for kind in timed if size(kind) == size(one) and ran_alike(timed[kind], timed[one])}
+    return {kind: runs for kind, runs in by_kind.items() if kind.mode == "single" or kind in chosen}
+
+
+def _decide(
+    basis: str, figure: Callable[[Run], float | None], ring: list[Kind], servers: list[Kind], among: ByKind,
+    margins: Margins,
+) -> Answer | None:  # fmt: skip
+    """The answer for the ring and the fastest of the servers, or None where they have no repeat in common."""
+    best, qualities = compare_accuracy(among, margins.accuracy)
+    servers = [kind for kind in servers if qualities[kind].state != WORSE] or servers
+    faster, slower = ring[0], max(servers, key=lambda kind: _typical(among[kind]))
+    logs = log_ratios(among[faster], among[slower], figure)
+    if not logs:
+        return None
+    if sum(logs) < 0:
+        faster, slower, logs = slower, faster, [-log for log in logs]
+    # The fastest of m servers had m chances to look faster than the ring (Bonferroni); the ring had one against them.
+    confidence = 1 - (1 - CONFIDENCE) / (len(servers) if faster in servers else 1)
+    lead, quality = estimate(logs, confidence), qualities[faster]
+    margin = math.log1p(margins.speed)
+    needed = repeats_needed(lead, 0.0 if lead.mean >= margin else margin, confidence)
+    if quality.state == WORSE or is_level(lead, margins.speed):
+        outcome, needed = NO_WINNER, lead.n
+    elif leads(lead, margins.speed) and quality.state == AS_GOOD:
+        outcome, needed = WINNER, lead.n
+    else:
+        outcome = UNKNOWN
+        more = repeats_needed(quality.difference, -margins.accuracy) if quality.difference else None
+        needed = max(needed, more) if needed and more else None
+    return Answer(basis, faster, slower, lead, confidence, outcome, best, qualities, needed)
+
+
+def compare_accuracy(by_kind: ByKind, margin: float) -> tuple[Kind | None, dict[Kind, Quality]]:
+    """The most accurate kind, and how every kind stands to it.
+
+    A kind is as good if the interval of its difference to the best, paired by repeat, is above -margin
+    (non-inferiority), and worse if all of it is below, in LEAST_REPEATS at least. Runs keep no predictions, so images
+    are not paired.
+    """
+
+    def accuracy(run: Run) -> float | None:
+        return run.summary.get("val_accuracy")
+
+    means = {
+        kind: fmean(measured)
+        for kind, runs in by_kind.items()
+        if (measured := [value for run in runs if (value := accuracy(run)) is not None])
+    }
+    best = max(means, key=lambda kind: means[kind]) if means else None
+    qualities = {}
+    for kind, runs in by_kind.items():
+        found = pairs(runs, by_kind[best], accuracy) if best else []
+        difference = estimate([a - b for a, b in found]) if found else None
+        has_repeats, state = difference and difference.n >= LEAST_REPEATS, NOT_SHOWN
+        if kind == best or (difference and has_repeats and difference.low > -margin):
+            state = AS_GOOD
+        elif difference and has_repeats and difference.high < -margin:
+            state = WORSE
+        qualities[kind] = Quality(means.get(kind), difference, state)
+    return best, qualities
+
+
+def effects(by_kind: ByKind, answer: Answer) -> tuple[Kind, dict[Kind, Estimate]]:
+    """The ring of the answer, else its faster side, and the logarithms of the other kinds' speeds over its own."""
+    reference = answer.slower if answer.faster.servers and not answer.slower.servers else answer.faster
+    logs = {
+        kind: log_ratios(by_kind[kind], by_kind[reference], speed) for kind in answer.qualities if kind != reference
+    }
+    return reference, {kind: estimate(found) for kind, found in logs.items() if found}
+
+
+def times_to_target(runs: Sequence[Run], others: Sequence[Run]) -> dict[str, Estimate]:
+    """Logarithms of ratios of the time to the target accuracy and of its two factors; empty unless all runs got there.
+
+    Without those that never did, the others would look better than they are.
+    """
+
+    def time(run: Run) -> float | None:
+        return run.summary.get("time_to_target_s")
+
+    def seconds_per_sample(run: Run) -> float | None:
+        seconds, samples = time(run), samples_to_target(run)
+        return seconds / samples if seconds and samples else None
+
+    figures = {"seconds": time, "seconds_per_sample": seconds_per_sample, "samples": samples_to_target}
+    if not all(figure(run) for run in (*runs, *others) for figure in figures.values()):
+        return {}
+    found = {name: log_ratios(runs, others, figure) for name, figure in figures.items()}
+    return {name: estimate(logs) for name, logs in found.items() if logs}

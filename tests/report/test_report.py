@@ -144,7 +144,7 @@ def test_the_page_is_well_formed_and_needs_no_other_file(written):
         assert reference in page.ids
     assert "script" not in page.elements
     assert page.elements.count("svg") == len(plots.NAMES)
-    assert "Ring all-reduce was faster here: allreduce ×2 did" in page.text
+    assert "It is not yet known who wins: allreduce ×2 did" in page.text
     assert "prefers-color-scheme: dark" in text and "@media print" in text
 
 
@@ -276,6 +276,23 @@ def test_report_prints_the_table_and_writes_with_out(tmp_path):
     invoke(root, "--out", tmp_path / "out")  # replaces its own
 
 
+def test_the_headline_and_below_it_its_caveats_are_printed_and_written_and_are_in_verdict_json(written, tmp_path):
+    out = invoke(written, "--json", tmp_path / "v.json")
+    verdict = json.loads((tmp_path / "v.json").read_text())
+    assert verdict == json.loads((written / "verdict.json").read_text())
+    assert (verdict["winner"], verdict["n"], verdict["margin"]) == (None, 3, 0.03)
+    lines = out.splitlines()
+    below = lines.index(verdict["headline"]) + 1
+    assert lines[below : below + len(verdict["caveats"])] == [f"- {caveat}" for caveat in verdict["caveats"]]
+    for page in ("report.md", "report.html"):
+        text = (written / page).read_text()
+        assert text.index("It is not yet known") < text.index("ran on one host") < text.index("Samples/s where")
+    invoke(written, "--json", tmp_path / "v.json", "--margin", 0.5)
+    assert json.loads((tmp_path / "v.json").read_text())["margin"] == 0.5
+    with pytest.raises(UsageError, match="cannot be written"):
+        invoke(written, "--json", tmp_path / "no" / "v.json")
+
+
 def test_report_refuses_a_folder_that_holds_something_else(tmp_path):
     root = write_comparison(tmp_path / "a", repeats=[1])
     mine = tmp_path / "mine"
@@ -295,7 +312,7 @@ def test_the_table_needs_neither_torch_nor_matplotlib(tmp_path):
     code = (
         "import sys; from hvdtrain.report.command import report\n"
         f"report.main([{str(root)!r}], standalone_mode=False)\n"
-        "print({'torch', 'matplotlib', 'numpy'} & set(sys.modules))"
+        "print({'torch', 'matplotlib', 'scipy.stats'} & set(sys.modules))"
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60, check=False)
     assert (done.returncode, done.stdout.splitlines()[-1]) == (0, "set()"), done.stderr

@@ -2,6 +2,7 @@
 
 import csv
 import io
+import json
 import math
 import re
 
@@ -198,11 +199,11 @@ def test_a_table_of_epochs_reads_every_evaluation():
     ]  # fmt: skip
 
 
-def test_repeats_are_a_median_and_a_range():
+def test_repeats_are_a_mean_and_a_range():
     table = made("run", ["wall_s"], [run(repeat=r, speed=s) for r, s in ((1, 100.0), (2, 200.0), (3, 160.0))])
     [(_, [cell])] = table.rows
-    assert (cell.text, cell.value, cell.detail) == ("12.0 s", 12.0, "9.60–19.2")
-    assert table.notes == ["Medians of 3 runs each, with their range."]
+    assert (cell.text, cell.detail) == ("13.0 s", "9.60–19.2")
+    assert table.notes[0].startswith("3 runs each, with their range: means,")
 
 
 def test_what_is_not_as_in_the_preset_is_said():
@@ -311,6 +312,12 @@ def test_a_grid_has_a_report_across_its_parts_and_one_of_each(grid):
     assert [float(row["scaling_efficiency"]) for row in part] == [0.85, 0.75]  # of the baseline in another part
 
 
+def test_a_grid_has_a_verdict_for_each_comparison(grid):
+    across = json.loads((grid / "verdict.json").read_text())["comparisons"]
+    assert [part.pop("comparison").split(",")[0] for part in across] == ["global batch 32", "global batch 64"]
+    assert across[1] == json.loads((grid / "groups" / "b64" / "verdict.json").read_text())
+
+
 def test_pages_of_a_grid_say_what_differs_and_link_each_part(grid):
     text = (grid / "report.html").read_text()
     page = Page(text)
@@ -361,7 +368,7 @@ def test_a_single_comparison_has_the_reference_in_its_own_page(tmp_path):
 def test_the_command_prints_the_grid_and_the_reference(grid, tmp_path):
     done = CliRunner().invoke(report, [str(grid), "--reference", "vgg19-imagenet20", "--out", str(tmp_path / "out")])
     assert done.exit_code == 0, done.output
-    assert "All runs" in done.output and "global batch 64, learning rate 0.001414: No winner yet" in done.output
+    assert "All runs" in done.output and "global batch 64, learning rate 0.001414: It is not yet known" in done.output
     assert "reference: 1 node" in done.output and "These runs are not as the preset has them" in done.output
     assert (tmp_path / "out" / "reference.tex").is_file()
     refused = CliRunner().invoke(report, [str(grid), "--reference", "nosuch"])
