@@ -57,6 +57,11 @@ class BatchSampler:
     def steps_per_epoch(self) -> int:
         return -(-self.samples // self.batch_size)
 
+    def trained(self, step: int) -> int:
+        """How many samples all global batches up to this step have together."""
+        epochs, steps = divmod(step, self.steps_per_epoch)
+        return epochs * self.samples + steps * self.batch_size
+
     def epoch(self, epoch: int) -> list[Share]:
         """This worker's shares of one epoch (from 1), in order, where shares are static."""
         first = (epoch - 1) * self.steps_per_epoch

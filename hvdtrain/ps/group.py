@@ -49,7 +49,8 @@ class ServerGroup(Group):
                 try:
                     return rpc.result(0, answer)
                 except Failure:
-                    missing, silent = rpc.ask(0, "missing", number, rpc.PATIENCE * self.timeout, timeout=QUESTION_S)
+                    limit = rpc.PATIENCE * self.timeout
+                    missing, silent = rpc.ask(0, "missing", self.worker, number, limit, timeout=QUESTION_S)
                     if not missing:
                         raise
                     if silent:

@@ -36,8 +36,7 @@ class Membership:
             Failure: the worker had been given up.
         """
         with self._lock:
-            if worker not in self.present:
-                raise Failure(GIVEN_UP)
+            self._refuse_lost(worker)
             self.heard(worker)
             future = self._sums.setdefault(number, Future())
             self._sums.pop(number - 2, None)  # all have it, or they could not have come to the next one
@@ -61,10 +60,19 @@ class Membership:
         """Those of the workers that were not heard for so long."""
         return [worker for worker in workers if time.monotonic() - self._heard[worker] > seconds]
 
-    def missing(self, number: int) -> list[int]:
-        """The workers that a sum still waits for."""
+    def missing(self, worker: int, number: int) -> list[int]:
+        """The workers that a sum still waits for, as this worker asks.
+
+        Raises:
+            Failure: the worker had been given up: it would wait for others without end.
+        """
         with self._lock:
+            self._refuse_lost(worker)
             return sorted(self.present - set(self._summands[number])) if number in self._summands else []
+
+    def _refuse_lost(self, worker: int) -> None:
+        if worker not in self.present:
+            raise Failure(GIVEN_UP)
 
     def _finish(self, number: int) -> None:
         """Do the sum, if it waits for nobody any more."""

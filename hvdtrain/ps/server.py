@@ -83,9 +83,9 @@ class Server:
         """A worker's summand of a sum over the workers: see Membership.add."""
         return self.membership.add(worker, number, values)
 
-    def missing(self, number: int, seconds: float) -> tuple[list[int], list[int]]:
+    def missing(self, worker: int, number: int, seconds: float) -> tuple[list[int], list[int]]:
         """The workers that a sum still waits for, and those of them that were not heard for so long."""
-        missing = self.membership.missing(number)
+        missing = self.membership.missing(worker, number)
         return missing, self.membership.silent(missing, seconds)
 
     def lease(self, worker: int, step: int, begin: int, end: int) -> int:

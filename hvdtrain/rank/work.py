@@ -83,19 +83,26 @@ def prepare(config: RunConfig, world: World, folder: Path, threads: int, resumin
         raise UsageError("--record is for --device cpu: replay computes there, and a GPU rounds otherwise")
     if config.compile and not world.is_server and not shutil.which(os.environ.get("CXX") or "g++"):
         raise UsageError("--compile needs a C++ compiler: install g++, or let CXX name one")
-    # On every rank, before any waits for another: the first time, all images are read, which may take an hour.
-    data = dataclasses.replace(data, known_hash=kept_content_hash(data))
     job = Job(config, world, folder, chosen, threads)
+
+    def hashed() -> ImageFolder:
+        """On every rank, before any waits for another: the first time, all images are read, which may take an hour."""
+        return dataclasses.replace(data, known_hash=kept_content_hash(data))
+
+    def serve(terminal: Terminal) -> None:
+        hashed()
+        modes.load(config.mode).serve(job, partial(print, file=terminal.out))
+
     if world.is_server:
-        return Prepared(lambda terminal: modes.load(config.mode).serve(job, partial(print, file=terminal.out)))
+        return Prepared(serve)
     model = initial_model(config, len(data.classes))
     skipped = None
     if config.pretrained:  # on every worker: what is sent around later need not include batch-norm statistics
         skipped = load_pretrained(model, config.model, config.pretrained)
-    resumed = resume.find(folder, config, data, world.is_chief) if resuming else None
+    resumed = resume.find(folder, config, hashed(), world.is_chief) if resuming else None
     if resumed:
         model.load_state_dict(resumed.weights)
-    return Prepared(lambda terminal: train_as_worker(job, data, model, skipped, resumed, terminal), resumed)
+    return Prepared(lambda terminal: train_as_worker(job, hashed(), model, skipped, resumed, terminal), resumed)
 
 
 def initial_model(config: RunConfig, classes: int) -> Network:

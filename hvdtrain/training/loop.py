@@ -68,7 +68,7 @@ def train(training: Training, loader: Loader, validation: Loader) -> list[float]
     processor, clock = ProcessorTime(sync), stepper.clock
     decision = Decision(over=is_over(config, sampler.samples, history.step, history.wall_s, history.evaluations))
     if decision.over and not history.is_evaluated():
-        _evaluate(training, validation, -(-history.step // sampler.steps_per_epoch))
+        _evaluate(training, validation, -(-history.step // sampler.steps_per_epoch), _leased_samples(training, sampler))
     while not decision.over:
         epoch = history.step // sampler.steps_per_epoch + 1
         timer = Timer(history.wall_s)
@@ -104,7 +104,7 @@ def train(training: Training, loader: Loader, validation: Loader) -> list[float]
                 average_buffers(training.model, sync.group)
                 _save(training, stepper, decision)
                 continue
-            reached = _evaluate(training, validation, epoch)
+            reached = _evaluate(training, validation, epoch, _leased_samples(training, sampler))
             if config.stop_at_target and reached:
                 decision = Decision(over=True)
             if decision.terminated or decision.snapshot or config.snapshot_every == "epoch":
@@ -143,10 +143,24 @@ def _stepper(training: Training, sampler: BatchSampler, side: int, steps: int | 
     return stepper
 
 
-def _evaluate(training: Training, validation: Loader, epoch: int) -> bool:
+def _leased_samples(training: Training, sampler: BatchSampler) -> int | None:
+    """Samples of the shares that were leased and trained since the last evaluation; None where shares are static."""
+    if shares_of(training.job.config) != "leased":
+        return None
+    history = training.history
+    return sampler.trained(history.step) - sampler.trained(
+        history.evaluations[-1]["step"] if history.evaluations else 0
+    )
+
+
+def _evaluate(training: Training, validation: Loader, epoch: int, trained: int | None) -> bool:
     """Evaluate, write it down, and save the model if it is the best so far; whether the target accuracy is reached.
 
     All workers call it together; none of it is training time.
+
+    Args:
+        trained: samples since the last evaluation, also by workers that were lost meanwhile. Where nobody knows, those
+            count that the workers that are there have trained on.
     """
     job, recorder, history = training.job, training.recorder, training.history
     recorder.flush()
@@ -154,7 +168,7 @@ def _evaluate(training: Training, validation: Loader, epoch: int) -> bool:
     own = torch.tensor([tally.samples, tally.loss, tally.correct], dtype=torch.float64)
     samples, loss, correct = training.sync.group.sum(own).tolist()
     recorder.counted()
-    history.samples += int(samples)  # of a worker that was lost meanwhile, up to here
+    history.samples += int(samples) if trained is None else trained
     val_loss, val_accuracy = evaluate(job, training.model, training.sync.group, validation)
     before = history.best
     row = {

@@ -86,6 +86,11 @@ def test_a_share_by_hand():
     ]
 
 
+def test_so_many_samples_are_in_all_batches_up_to_a_step():
+    sampler = BatchSampler(10, 4, 0, 0, 2)  # batches of 4, 4 and 2
+    assert [sampler.trained(step) for step in range(8)] == [0, 4, 8, 10, 14, 18, 20, 24]
+
+
 def test_the_order_depends_on_seed_and_epoch_and_on_nothing_else():
     first = permutation(1000, 1, 1)
     np.random.seed(9)

@@ -19,9 +19,9 @@ def test_a_sum_is_done_when_every_worker_has_given_its_part():
     membership = Membership(2)
     total = membership.add(1, 1, torch.tensor([1.0, 2.0]))
     assert not total.done()
-    assert membership.missing(1) == [0]
+    assert membership.missing(1, 1) == [0]
     assert membership.add(0, 1, torch.tensor([3.0, 4.0])).wait().tolist() == total.wait().tolist() == [4.0, 6.0]
-    assert membership.missing(1) == []
+    assert membership.missing(1, 1) == []
 
 
 def test_a_sum_does_not_wait_for_who_is_lost_and_keeps_what_it_gave():
@@ -56,6 +56,8 @@ def test_who_was_given_up_is_told_so():
     membership.lose(1)
     with pytest.raises(Failure, match="silent for so long that the others went on without it"):
         membership.add(1, 1, torch.ones(1))
+    with pytest.raises(Failure, match="silent for so long"):  # and does not ask for whom it waits again and again
+        membership.missing(1, 1)
 
 
 @given(st.integers(1, 4), st.integers(1, 4), st.lists(st.integers(1, 3), max_size=2), st.randoms(use_true_random=False))

