@@ -71,14 +71,14 @@ def _read(run: Path) -> tuple[RunConfig, int, int]:
         raise UsageError(f"{run}: its summary.json or manifest.json cannot be read: {error}") from None
 
 
-Line = tuple[int, int, int, int]  # worker, step, version read, version made
+Line = tuple[int, int, int, int | None]  # worker, step, version read, version made; None where it was dropped
 Lines = dict[tuple[int, int], list[Line]]  # (server, bucket) -> its pushes, in order
 Leases = dict[tuple[int, int], int]  # (worker, step) -> the number of its share
 
 
 def _read_ledgers(run: Path, servers: int, workers: int) -> Lines:
     """What the ledgers say. UsageError, with file and line, where one cannot be read or contradicts itself."""
-    from hvdtrain.ps.ledger import ledger_file
+    from hvdtrain.ps.ledger import DROPPED, ledger_file
 
     lines: Lines = {}
     seen = set()
@@ -88,8 +88,9 @@ def _read_ledgers(run: Path, servers: int, workers: int) -> Lines:
             with path.open(newline="") as file:
                 for number, row in enumerate(csv.DictReader(file), 2):
                     bucket, worker, step = (int(row[name]) for name in ("bucket", "worker", "step"))
-                    read, made = int(row["version_read"]), int(row["version"])
-                    if not (0 <= worker < workers and step > 0 and 0 <= read < made):
+                    read = int(row["version_read"])
+                    made = None if row["version"] == DROPPED else int(row["version"])
+                    if not (0 <= worker < workers and step > 0 and 0 <= read and (made is None or read < made)):
                         raise UsageError(f"{path}, line {number}: no push of {workers} worker(s) reads like this")
                     if (server, bucket, worker, step) in seen:
                         raise UsageError(f"{path}, line {number}: step {step} of worker {worker} was applied before")

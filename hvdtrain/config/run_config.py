@@ -98,6 +98,10 @@ class RunConfig:
     staleness_lr: bool = option(
         False, "With --push-scale none: divide the learning rate of a push by its staleness, some N - 1.", bool
     )
+    backup: int = option(
+        0, "In ps-sync: backup workers, whose number of pushes a step does not wait for; those that come late are "
+        "dropped.", click.IntRange(0),
+    )  # fmt: skip
     shares: str = option(
         "auto", "How a global batch is shared out: `static`, a fixed share for each worker; `leased`, in ps-async and "
         "ps-ssp: a worker takes its next share when it is ready, so that a fast one does more. `auto` leases where it "

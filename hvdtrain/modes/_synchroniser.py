@@ -49,6 +49,9 @@ class Synchroniser(Protocol):
     def set_accumulating(self, accumulating: bool) -> None:
         """Before forward: whether another pass of the same step follows, so that nothing is sent after this one's."""
 
+    def overtaken(self, step: int) -> bool:
+        """Whether the others took this step without this worker, which leaves it out."""
+
     def begin(self, step: int, lr: float) -> None:
         """Before forward: the number of the step, from 1, and its learning rate."""
 
@@ -104,6 +107,9 @@ class LocalUpdate:
 
     def set_accumulating(self, accumulating: bool) -> None:
         pass
+
+    def overtaken(self, step: int) -> bool:
+        return False
 
     def begin(self, step: int, lr: float) -> None:
         set_lr(self.optimizer, lr)

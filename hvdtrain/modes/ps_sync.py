@@ -14,43 +14,62 @@ from hvdtrain.ps.worker import PushPull
 HAS_SERVERS = True
 LOCKSTEP = True
 SURVIVES_LOST_WORKER = False
-OPTIONS = ("bucket_mb", "record")
+OPTIONS = ("backup", "bucket_mb", "record")
 COMPRESSIONS = ("any",)
 
 
 class Synchronous:
-    """Holds a step's pushes until every worker's is there.
+    """Adds a step's pushes up as they come, and updates once when there are enough.
+
+    All workers' make a step, added in the order of workers, so that the sum repeats to the bit: a push that comes
+    before its predecessors is held until they have come. Workers bound what is held: see exchange.UNDER_WAY.
+
+    With --backup B the first N - B to come make a step, those that come later are dropped, and their workers go on with
+    the new weights (Chen et al., 2016, arXiv:1604.00981, section 3). The sum is in the order of arrival then, which the
+    ledger has.
 
     Args:
-        workers: how many pushes make a step.
+        workers: how many push.
     """
 
     def __init__(self, workers: int, config: RunConfig) -> None:
-        self.workers = workers
-        self.held: dict[int, Push] = {}
+        self.needed, self.in_order = workers - config.backup, not config.backup
+        self.step = 0  # the last that is over
+        self.sum: torch.Tensor | None = None  # None too where one of those added overflowed
+        self.added: list[Push] = []  # without their gradients
+        self.early: dict[int, Push] = {}  # worker -> its push, which waits for its predecessors'
 
     def begin(self, step: int) -> None:
-        """Nothing: a step is over when all have pushed it, whatever its number."""
+        self.step = step
 
     def accept(self, bucket: Bucket, push: Push) -> list[Reply]:
-        self.held[push.worker] = push
-        if len(self.held) < self.workers:
-            return []
-        pushes = [self.held[worker] for worker in sorted(self.held)]  # in one order: the same sum every time
-        self.held = {}
-        staleness = [bucket.version - push.version_read for push in pushes]
-        bucket.apply(self._mean([push.gradient for push in pushes]), pushes[0].lr, *pushes)
-        return [bucket.reply(own, stale) for own, stale in zip(pushes, staleness, strict=True)]
+        if not self.in_order:
+            if push.step <= self.step:
+                bucket.drop(push)
+                return [bucket.reply(push, bucket.version - push.version_read, dropped=self.step)]
+            self._add(push)
+        else:
+            self.early[push.worker] = push
+            while (following := self.early.pop(len(self.added), None)) is not None:
+                self._add(following)
+        return self._update(bucket) if len(self.added) == self.needed else []
 
-    def _mean(self, gradients: list[torch.Tensor | None]) -> torch.Tensor | None:
-        """In the memory of the first; none where one overflowed, as the all-reduced sum would."""
-        finite = [gradient for gradient in gradients if gradient is not None]
-        if len(finite) < len(gradients):
-            return None
-        mean = finite[0]
-        for other in finite[1:]:
-            mean.add_(other)
-        return mean.div_(self.workers)
+    def _add(self, push: Push) -> None:
+        if not self.added:
+            self.sum = push.gradient
+        elif self.sum is None or push.gradient is None:
+            self.sum = None
+        else:
+            self.sum.add_(push.gradient)
+        self.added.append(push._replace(gradient=None))
+
+    def _update(self, bucket: Bucket) -> list[Reply]:
+        pushes, total = self.added, self.sum
+        self.added, self.sum = [], None
+        self.step = pushes[0].step
+        staleness = [bucket.version - push.version_read for push in pushes]
+        bucket.apply(None if total is None else total.div_(self.needed), pushes[0].lr, *pushes)
+        return [bucket.reply(own, stale) for own, stale in zip(pushes, staleness, strict=True)]
 
     def idle(self, bucket: Bucket, worker: int, step: int) -> list[Reply]:
         return []  # all workers are at the same step

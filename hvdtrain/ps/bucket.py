@@ -54,7 +54,7 @@ class Bucket:
         weights: [bucket] float32; kept, not copied.
         make_optimizer: given the one parameter, its optimizer.
         policy: when pushes are applied.
-        ledger: called with every push that was applied, in order.
+        ledger: called with every push that was applied or dropped, in order.
     """
 
     def __init__(
@@ -126,10 +126,10 @@ class Bucket:
         with self._lock:
             return state_of(self.optimizer, [self.weights])
 
-    def _answer(self, worker: int, staleness: int) -> Answer:
+    def _answer(self, worker: int, staleness: int, dropped: int = 0) -> Answer:
         self._reading.add(worker)
         self.policy.pulled(self, worker)
-        return Answer(self.version, staleness, self.weights.detach())
+        return Answer(self.version, staleness, self.weights.detach(), dropped)
 
     def _refuse_lost(self, worker: int) -> None:
         if worker in self._lost:
@@ -152,6 +152,14 @@ class Bucket:
         for push in made_of:
             self.ledger(Applied(push.worker, push.step, push.version_read, self.version))
 
-    def reply(self, push: Push, staleness: int) -> Reply:
-        """Let the push's worker go on with the weights as they are."""
-        return push.worker, self._answer(push.worker, staleness)
+    def drop(self, push: Push) -> None:
+        """Leave out a push that came too late."""
+        self.ledger(Applied(push.worker, push.step, push.version_read, None))
+
+    def reply(self, push: Push, staleness: int, dropped: int = 0) -> Reply:
+        """Let the push's worker go on with the weights as they are.
+
+        Args:
+            dropped: see Answer.
+        """
+        return push.worker, self._answer(push.worker, staleness, dropped)

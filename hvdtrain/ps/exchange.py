@@ -1,6 +1,5 @@
 """A worker's buckets on their way: gradients out as they become ready, weights in before they are needed."""
 
-import heapq
 import threading
 from collections.abc import Iterable, Sequence
 from functools import partial
@@ -19,16 +18,22 @@ from hvdtrain.ps.staging import Staging
 
 Announced = tuple[int, float, PushStatus]  # step, learning rate, and the status of the step's push
 
-# Bytes of gradients under way at once. Enough to fill a link while answers travel back; little enough that a bucket
-# that forward needs soon, ready late, does not queue behind all others (Jayarajan et al., 2019, arXiv:1905.03960).
+# Bytes of gradients that a worker has under way at once: sent, and not answered. Enough to fill a link while answers
+# travel back; little enough that a bucket that forward needs soon, ready late, does not queue behind all others
+# (Jayarajan et al., 2019, arXiv:1905.03960). All workers together have no more than that under way for each server: so
+# much it may have to hold until others have pushed.
 UNDER_WAY = 48 * 2**20
 
 
 class Exchange:
     """Pushes each bucket when its last gradient is there; of those that wait, what forward needs first goes first.
 
+    A push may be answered only when other workers have pushed the same bucket. So that workers do not wait for each
+    other in a circle, each with other buckets under way, one more than there is room for may always be: the one that
+    was ready first. It is the same on all workers, so the one who is furthest behind there is answered.
+
     Args:
-        worker: this worker's number.
+        worker, workers: this worker's number, and of how many.
         pieces: the buckets, in the order of the flat vector: the order in which forward needs them.
         sizes: elements of each parameter.
         weights: [parameters] float32, the model's own memory: answers are written into it.
@@ -43,10 +48,11 @@ class Exchange:
     """
 
     def __init__(
-        self, worker: int, pieces: Sequence[Piece], sizes: Sequence[int], weights: torch.Tensor, compression: str,
-        timeout: float, staged: bool,
+        self, worker: int, workers: int, pieces: Sequence[Piece], sizes: Sequence[int], weights: torch.Tensor,
+        compression: str, timeout: float, staged: bool,
     ) -> None:  # fmt: skip
         self.worker, self.pieces, self.weights, self.timeout = worker, pieces, weights, timeout
+        self.room = min(UNDER_WAY, UNDER_WAY * len({piece.server for piece in pieces}) // workers)
         self._staging = Staging(weights, pieces) if staged else None
         # Where the gradients of several parameters come together; others leave as they are.
         self._gathered = {
@@ -67,13 +73,12 @@ class Exchange:
             for parameter in piece.parameters:
                 self._of_parameter[parameter].append(number)
         self._missing = [0] * len(pieces)  # gradients that a bucket waits for
-        self._numbers = {(piece.server, piece.number): number for number, piece in enumerate(pieces)}
         self._changed = threading.Condition()  # guards all below, which rpc's threads change too
         self._fresh = [True] * len(pieces)
-        # A heap by number, one of each at most; the rest is as _push puts it there.
-        self._queue: list[tuple[int, torch.Tensor | None, int, float, PushStatus]] = []
-        self._sent: dict[int, PushStatus] = {}  # bucket -> of its last push
+        self._dropped = [0] * len(pieces)  # of this step's answers: see Answer.dropped
+        self._queue: dict[int, tuple[torch.Tensor | None, Announced]] = {}  # buckets that wait, as they became ready
         self._under_way = 0
+        self._extra: int | None = None  # the bucket that is under way though there was no room
         self._error: BaseException | None = None
 
     def begin(self, step: int, lr: float) -> None:
@@ -81,6 +86,7 @@ class Exchange:
         self.step, self.lr, self._waits = step, lr, []
         self.push_status = PushStatus(len(self.pieces))
         self._missing = [len(piece.parameters) for piece in self.pieces]
+        self._dropped = [0] * len(self.pieces)
 
     def put(self, parameter: int, gradient: torch.Tensor) -> None:
         """Take a parameter's gradient, which nobody else may change any more, and push every bucket it completes."""
@@ -123,6 +129,13 @@ class Exchange:
         """wait_for every parameter."""
         self._wait(range(len(self.pieces)))
 
+    def over(self) -> int:
+        """The last step that is over in every bucket, where all of them dropped this worker's last push; else 0."""
+        if not any(self._dropped):
+            return 0
+        self.wait_for_all()
+        return min(self._dropped)
+
     def pull(self) -> None:
         """Take every bucket as it is on its server."""
         answers = [rpc.call(piece.server, "pull", piece.number, self.worker) for piece in self.pieces]
@@ -157,47 +170,52 @@ class Exchange:
 
     def _push(self, number: int, announced: Announced, gradient: torch.Tensor | None) -> None:
         with self._changed:
-            heapq.heappush(self._queue, (number, gradient, *announced))
+            self._queue[number] = gradient, announced
         self._send()
 
     def _send(self) -> None:
         """Push what is in the queue, as far as there is room."""
         while True:
             with self._changed:
-                if not self._queue or self._under_way > UNDER_WAY:
+                if (number := self._next()) is None:
                     return
-                number, gradient, step, lr, status = heapq.heappop(self._queue)
-                size = 0 if gradient is None else gradient.nbytes
+                gradient, (step, lr, status) = self._queue.pop(number)
+                size = _bytes(gradient)
                 self._under_way += size
-                self._sent[number] = status
                 piece, version = self.pieces[number], self.versions[number]
                 status.sent(version)
             encoded = None if gradient is None else self.compressors[number].encode(gradient)
             with self._changed:
                 self.bytes_sent += sum(tensor.nbytes for tensor in encoded or ())
-            delivered = rpc.call(piece.server, "push", piece.number, Push(self.worker, step, version, lr, encoded))
-            delivered.add_done_callback(partial(self._delivered, number, size))
+            push = Push(self.worker, step, version, lr, encoded)
+            answer = rpc.call_later(piece.server, "push", piece.number, push)
+            answer.add_done_callback(partial(self._answered, number, size, status))
 
-    def _delivered(self, number: int, size: int, future: Any) -> None:
-        """The gradient is on its server; the answer may have come back with it."""
+    def _next(self) -> int | None:
+        """The bucket to push now, if any."""
+        if not self._queue:
+            return None
+        if not self._under_way or self._under_way + _bytes(self._queue[min(self._queue)][0]) <= self.room:
+            return min(self._queue)
+        if self._extra is None:
+            self._extra = next(iter(self._queue))
+            return self._extra
+        return None
+
+    def _answered(self, number: int, size: int, status: PushStatus, answer: Any) -> None:
         with self._changed:
             self._under_way -= size
+            if self._extra == number:
+                self._extra = None
         self._guarded(self._send)
-        self._guarded(self._take_result, number, future)
+        self._guarded(self._take, number, status, answer)
 
-    def _take_result(self, number: int, future: Any) -> None:
-        answer = rpc.result(self.pieces[number].server, future)
-        if answer is not None:
-            self._take(number, answer)
-
-    def take_answer(self, server: int, bucket: int, answer: Answer) -> None:
-        """A server's answer to a push that had to wait; servers call this."""
-        self._guarded(self._take, self._numbers[server, bucket], answer)
-
-    def _take(self, number: int, answer: Answer) -> None:
+    def _take(self, number: int, status: PushStatus, future: Any) -> None:
+        answer: Answer = rpc.result(self.pieces[number].server, future)
         self._write(number, answer)
         with self._changed:
-            self._sent[number].answered(answer.staleness)
+            status.answered(answer.staleness, dropped=answer.dropped > 0)
+            self._dropped[number] = answer.dropped
             self._fresh[number] = True
             self._changed.notify_all()
 
@@ -223,3 +241,7 @@ class Exchange:
             act(*args)
         except BaseException as error:
             self.fail(error)
+
+
+def _bytes(gradient: torch.Tensor | None) -> int:
+    return 0 if gradient is None else gradient.nbytes

@@ -1,4 +1,4 @@
-"""What a server writes down with --record: which push was applied to which bucket, in order."""
+"""What a server writes down with --record: which push was applied to which bucket, or dropped, in order."""
 
 import csv
 import threading
@@ -8,6 +8,7 @@ from pathlib import Path
 from hvdtrain.ps.messages import Applied
 
 COLUMNS = ("bucket", "worker", "step", "version_read", "version")
+DROPPED = "dropped"  # in place of the version, of a push that came too late to be applied
 
 
 def ledger_file(folder: Path, server: int) -> Path:
@@ -15,7 +16,7 @@ def ledger_file(folder: Path, server: int) -> Path:
 
 
 class Ledger:
-    """A line for each bucket of each push that was applied; the lines of one bucket are in the order of application."""
+    """A line for each bucket of each push; the lines of one bucket are in the order of application."""
 
     def __init__(self, folder: Path, server: int) -> None:
         self.file = ledger_file(folder, server).open("w", newline="")
@@ -24,11 +25,12 @@ class Ledger:
         self.lock = threading.Lock()  # buckets are updated by several threads
 
     def of_bucket(self, number: int) -> Callable[[Applied], None]:
-        """What writes down a push that was applied to this bucket."""
+        """What writes down a push to this bucket."""
 
         def write(applied: Applied) -> None:
             with self.lock:
-                self.writer.writerow((number, applied.worker, applied.step, applied.version_read, applied.version))
+                made = DROPPED if applied.version is None else applied.version
+                self.writer.writerow((number, applied.worker, applied.step, applied.version_read, made))
 
         return write
 

@@ -30,20 +30,26 @@ class Answer(NamedTuple):
         version: how many updates these weights have seen.
         staleness: how many updates the weights saw between the push's version_read and its application.
         weights: [bucket] float32, which nobody changes before this worker pushes again.
+        dropped: where the push came too late and was dropped, the last step that is over; else 0.
     """
 
     version: int
     staleness: int
     weights: torch.Tensor
+    dropped: int = 0
 
 
 class Applied(NamedTuple):
-    """One line of the ledger: whose gradient of which step made `version` of a bucket, and from which it came."""
+    """One line of the ledger: whose gradient of which step made `version` of a bucket, and from which it came.
+
+    Attributes:
+        version: None where the gradient came too late, and was dropped.
+    """
 
     worker: int
     step: int
     version_read: int
-    version: int
+    version: int | None
 
 
 class PushStatus:
@@ -53,12 +59,14 @@ class PushStatus:
         pending: buckets still to be answered.
         version_read: the oldest version that the gradients were computed from.
         seen: how many updates the weights saw in between, of each bucket that has been answered.
+        dropped: buckets for which it came too late.
     """
 
     def __init__(self, buckets: int) -> None:
         self.pending = buckets
         self.version_read: int | None = None
         self.seen: list[int] = []
+        self.dropped = 0
 
     @property
     def staleness(self) -> int:
@@ -69,7 +77,8 @@ class PushStatus:
         """A bucket is pushed that was computed from this version."""
         self.version_read = version if self.version_read is None else min(version, self.version_read)
 
-    def answered(self, staleness: int) -> None:
+    def answered(self, staleness: int, dropped: bool) -> None:
         """A bucket is answered."""
         self.seen.append(staleness)
+        self.dropped += dropped
         self.pending -= 1  # last: another thread may look

@@ -1,7 +1,7 @@
 """The wire: the only module of the parameter server that knows torch.distributed.rpc.
 
-Each process has an endpoint, an object whose methods its peers call by name: `ps.server.Server` on servers,
-`ps.exchange.Exchange` on workers. The traps of rpc, and what is done about each:
+A server has an endpoint, a `ps.server.Server` whose methods workers call by name. The traps of rpc, and what is done
+about each:
 
 - A handler that blocks takes one of a few threads: methods return at once, or return a future.
 - Tensors in flight are not copied: whoever sends one leaves it alone until it is answered.
@@ -20,10 +20,12 @@ import threading
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
+import torch
 import torch.distributed.rpc as rpc
 from torch.distributed import PrefixStore
 from torch.distributed.rendezvous import register_rendezvous_handler
 from torch.distributed.rpc.constants import UNSET_RPC_TIMEOUT
+from torch.distributed.rpc.internal import _internal_rpc_pickler
 from torch.futures import Future
 
 from hvdtrain.errors import Failure
@@ -35,12 +37,17 @@ if TYPE_CHECKING:
 
     from torch.distributed import Store
 
-# TensorPipe takes shared memory wherever two processes share a machine, network namespaces or not.
+# TensorPipe's fastest transport between processes of a machine, `shm`, is left out: a thread of each process then polls
+# shared memory all the time, on a core that others would compute on. Tensors are copied from process to process all the
+# same (its channel `cma`), wherever two share a machine, network namespaces or not, but for OVER_TCP.
+TRANSPORTS: dict[str, Any] = {"_transports": ["ibv", "uv"]}
 OVER_TCP: dict[str, Any] = {"_transports": ["uv"], "_channels": ["basic"]}
+# Bytes of a tensor up to which it is sent within its message: each that travels beside it costs messages of its own.
+SMALL = 16 * 2**10
 # Times the timeout that waits may take: whoever keeps the others waiting is found to be lost before that.
 PATIENCE = 1.5
-# How often a watch is answered. Over shared memory TensorPipe sometimes delivers a message only when the next one comes
-# (seen where a process is stopped again and again): a second at most passes until then.
+# How often a watch is answered. TensorPipe sometimes delivers a message only when the next one comes (seen over its
+# shared memory, where a process is stopped again and again): a second at most passes until then.
 HEARTBEAT_S = 0.25
 
 _endpoint: Any = None  # of this process: handlers are called by name, without an object
@@ -54,24 +61,23 @@ def start(world: World, store: "Store", timeout: float, endpoint: object = None)
 
     Args:
         timeout: seconds after which a silent peer is lost.
-        endpoint: the object whose methods peers can call; a worker may give it later, with set_endpoint.
+        endpoint: the object whose methods peers can call, on a server.
     """
 
     def find(url: str, **_: object) -> "Iterator[tuple[Store, int, int]]":
         yield PrefixStore("rpc", store), world.rank, world.size
 
-    set_endpoint(endpoint)
-    register_rendezvous_handler("hvdtrain", find)
-    transport = OVER_TCP if os.environ.get("HVDTRAIN_OVER_TCP") else {}
-    options = rpc.TensorPipeRpcBackendOptions(init_method="hvdtrain://", rpc_timeout=PATIENCE * timeout, **transport)
-    rpc.init_rpc(f"rank{world.rank}", rank=world.rank, world_size=world.size, rpc_backend_options=options)
-    threading.Thread(target=_answer_watches, args=(HEARTBEAT_S,), daemon=True, name="answers watches").start()
-
-
-def set_endpoint(endpoint: object) -> None:
-    """Have peers call this object's methods."""
     global _endpoint
     _endpoint = endpoint
+    _internal_rpc_pickler._register_reducer(torch.Tensor, _reduce)
+    register_rendezvous_handler("hvdtrain", find)
+    options = rpc.TensorPipeRpcBackendOptions(
+        init_method="hvdtrain://", rpc_timeout=PATIENCE * timeout,
+        num_worker_threads=min(max(4, len(os.sched_getaffinity(0))), 16),  # more than cores only wake each other up
+        **(OVER_TCP if os.environ.get("HVDTRAIN_OVER_TCP") else TRANSPORTS),
+    )  # fmt: skip
+    rpc.init_rpc(f"rank{world.rank}", rank=world.rank, world_size=world.size, rpc_backend_options=options)
+    threading.Thread(target=_answer_watches, args=(HEARTBEAT_S,), daemon=True, name="answers watches").start()
 
 
 def call(rank: int, method: str, *arguments: object, timeout: float = UNSET_RPC_TIMEOUT) -> "Future[Any]":
@@ -128,11 +134,26 @@ def _reason(error: BaseException) -> str:
     """What rpc means, in a few words."""
     text = str(error).split("\n\nAt:\n")[0]  # where in rpc itself an answer that is a future went wrong
     line = text.strip().splitlines()[-1].split(" (this error originated at")[0]
-    if line.startswith(("eof", "process_vm_readv")):
+    if line.startswith(("EOF", "eof", "ECONNRESET", "EPIPE", "process_vm_readv")):
         return "its connection ended"
     if late := re.search(r"set timeout \((\d+) ms\)", line):
         return f"no answer within {int(late[1]) / 1000:g} s (see --timeout)"
     return line
+
+
+def _reduce(tensor: torch.Tensor) -> tuple[Any, ...]:
+    """What to pickle for a CPU tensor: its bytes if they are few, else its place among those sent beside the message.
+
+    rpc itself has no way to say so, but for the pickler that it uses.
+    """
+    if 0 < tensor.nbytes <= SMALL:
+        content = tensor.detach().reshape(-1).view(torch.uint8).numpy()
+        return _restore, (bytearray(content), tensor.dtype, tuple(tensor.shape))
+    return _internal_rpc_pickler._tensor_reducer(tensor)
+
+
+def _restore(content: bytearray, dtype: torch.dtype, shape: tuple[int, ...]) -> torch.Tensor:
+    return torch.frombuffer(content, dtype=dtype).view(shape)
 
 
 def _handle(method: str, *arguments: object) -> Any:

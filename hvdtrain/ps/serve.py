@@ -17,7 +17,6 @@ from hvdtrain.ps.bucket import Bucket, Policy, no_ledger
 from hvdtrain.ps.leases import Leases
 from hvdtrain.ps.ledger import LeaseLedger, Ledger
 from hvdtrain.ps.membership import Membership
-from hvdtrain.ps.messages import Answer
 from hvdtrain.ps.server import Server
 from hvdtrain.ps.server_metrics import Load, ServerMetrics
 from hvdtrain.world.job import Job
@@ -53,12 +52,9 @@ def serve(job: Job, report: Callable[[str], None], make_policy: MakePolicy) -> N
             ledger.of_bucket(number) if ledger else no_ledger,
         )  # fmt: skip
 
-    def send(worker: int, bucket: int, answer: Answer) -> None:
-        rpc.call(world.servers + worker, "take_answer", world.rank, bucket, answer)  # a lost worker is noticed below
-
     leases, load = Leases(lease_ledger.write) if lease_ledger else Leases(), Load()
     decode = Compressor(config.compression).decode
-    server = Server(make_bucket, decode, Membership(world.workers), leases, send, load)
+    server = Server(make_bucket, decode, Membership(world.workers), leases, load)
     store = open_store(world, config.timeout)
     rpc.start(world, store, config.timeout, server)  # with the server: a worker may call as soon as it has started
     metrics = ServerMetrics(job.folder, world.rank, load)  # now that all have met, the first worker has the folder

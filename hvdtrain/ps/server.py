@@ -1,6 +1,8 @@
 """What a server process holds, and what workers can ask of it: a message, a method, an answer."""
 
+import threading
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import nullcontext
 from typing import Any
 
 import torch
@@ -22,7 +24,6 @@ class Server:
         decode: a gradient, [bucket] float32, from the tensors that were sent.
         membership: the workers that are there.
         leases: which worker has which share, on the first server.
-        send: takes a worker, a bucket's number and an answer to that worker, and returns at once.
         load: counts what this server does.
     """
 
@@ -32,28 +33,29 @@ class Server:
         decode: Callable[[Sequence[torch.Tensor]], torch.Tensor],
         membership: Membership,
         leases: Leases,
-        send: Callable[[int, int, Answer], None],
         load: Load,
     ) -> None:
-        self.make_bucket, self.decode, self.send = make_bucket, decode, send
+        self.make_bucket, self.decode = make_bucket, decode
         self.membership, self.leases, self.load = membership, leases, load
         self.buckets: dict[int, Bucket] = {}
+        self._deciding = threading.Lock()  # between a push's end and its lease's: a share that counts is not lost
+        self.open: dict[tuple[int, int], Future[Answer]] = {}  # (bucket, worker) -> what its push is answered with
 
-    def push(self, bucket: int, push: Push) -> Answer | None:
-        """Take a worker's encoded gradient. Its answer, or None where it has to wait: then `send` takes it later."""
+    def push(self, bucket: int, push: Push) -> "Future[Answer]":
+        """Take a worker's encoded gradient. The future holds its answer, when it may go on."""
         self.membership.heard(push.worker)
-        own = None
-        with self.load.handling(bucket, push):
+        answer: Future[Answer] = Future()
+        self.open[bucket, push.worker] = answer
+        decides = (
+            bucket == 0
+        )  # the one that backward completes last; of a push that a worker's death cuts short, it counts
+        with self.load.handling(bucket, push), self._deciding if decides else nullcontext():
             decoded = push if push.gradient is None else push._replace(gradient=self.decode(push.gradient))
-            for worker, answer in self.buckets[bucket].push(decoded):
-                self.load.answered(worker, bucket, answer)
-                if worker == push.worker:
-                    own = answer
-                else:
-                    self.send(worker, bucket, answer)
-        if bucket == 0:  # the one that backward completes last; of a push that its worker's death cuts short, it counts
-            self.leases.finished(push.worker, push.step)
-        return own
+            replies = self.buckets[bucket].push(decoded)
+            if decides:
+                self.leases.finished(push.worker, push.step)
+        self._answer(bucket, replies)
+        return answer
 
     def pull(self, bucket: int, worker: int) -> Answer:
         """A bucket as it is. The worker pushes nothing before it has it."""
@@ -64,20 +66,21 @@ class Server:
     def idle(self, worker: int, step: int) -> None:
         """The worker pushes nothing for now, after this step: see bucket.Policy."""
         for number, bucket in self.buckets.items():
-            self._send_all(number, bucket.idle(worker, step))
+            self._answer(number, bucket.idle(worker, step))
 
     def lose(self, worker: int) -> None:
         """Go on without a worker. Failure where the others cannot."""
-        for number, bucket in self.buckets.items():
-            self._send_all(number, bucket.lose(worker))
-        self.leases.lose(worker)
+        with self._deciding:
+            for number, bucket in self.buckets.items():
+                self._answer(number, bucket.lose(worker))
+            self.leases.lose(worker)
         self.membership.lose(worker)
         self.load.lost(worker)
 
-    def _send_all(self, number: int, replies: list[Reply]) -> None:
+    def _answer(self, bucket: int, replies: list[Reply]) -> None:
         for worker, answer in replies:
-            self.load.answered(worker, number, answer)
-            self.send(worker, number, answer)
+            self.load.answered(worker, bucket, answer)
+            self.open.pop((bucket, worker)).set_result(answer)
 
     def sum(self, worker: int, number: int, values: torch.Tensor) -> "Future[torch.Tensor]":
         """A worker's summand of a sum over the workers: see Membership.add."""

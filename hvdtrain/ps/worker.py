@@ -46,10 +46,9 @@ class PushPull:
         pieces = cut(sizes, self.world.servers, self.config.bucket_elements)
         weights = flatten_weights(model)
         self.exchange = Exchange(
-            self.world.worker, pieces, sizes, weights, self.config.compression, rpc.PATIENCE * self.timeout,
-            staged=weights.is_cuda,
+            self.world.worker, self.world.workers, pieces, sizes, weights, self.config.compression,
+            rpc.PATIENCE * self.timeout, staged=weights.is_cuda,
         )  # fmt: skip
-        rpc.set_endpoint(self.exchange)
         for server in range(self.world.servers):
             rpc.watch(server, self.timeout, partial(self._server_ended, server))
         if self.world.is_chief:
@@ -109,6 +108,13 @@ class PushPull:
         self.exchange.begin(self.exchange.step + 1, lr)
         if self.config.compile:  # a compiled model has no layers to wait before
             self.exchange.wait_for_all()
+
+    def overtaken(self, step: int) -> bool:
+        """As in Synchroniser: this step came to its end without this worker while it was at an earlier one."""
+        if step > self.exchange.over():
+            return False
+        self.exchange.step = step
+        return True
 
     def wait(self) -> None:
         """Nothing to wait for: forward waits for each layer's weights when it needs them. Where no gradient was pushed

@@ -99,6 +99,7 @@ def _differences(first_of_kinds: Sequence[Run]) -> dict[str, list[str]]:
         "backend": "messages carried by", "starter": "started by",
         "push_scale": "push scale", "effective_lr": "learning rate of one gradient",
         "compression": "gradients sent as", "staleness_bound": "steps ahead at most",
+        "backup": "backup workers",
         "delay_compensation": "delay compensation", "staleness_lr": "learning rate divided by staleness",
         "server_bytes": "bytes of weights on each server",
     }  # fmt: skip

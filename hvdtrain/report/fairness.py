@@ -64,6 +64,7 @@ EQUAL_IN_KIND = {
     "push_scale": "it decides how far one push moves the weights",
     "effective_lr": "it decides how far one push moves the weights",
     "staleness_bound": "it decides how far workers drift apart, and how long they wait",
+    "backup": "it decides how many workers' gradients make a step",
     "delay_compensation": "it changes the gradients that servers apply",
     "staleness_lr": "it changes how far one push moves the weights",
     "compression": "it changes both what is sent and what is learned",

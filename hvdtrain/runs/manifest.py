@@ -88,6 +88,7 @@ def manifest(
         "push_scale": push_scale,
         "shares": shares_of(config),
         "staleness_bound": config.staleness if "staleness" in mode.options else None,
+        "backup": config.backup,
         "delay_compensation": config.delay_compensation,
         "staleness_lr": config.staleness_lr,
         "compression": config.compression,

@@ -137,6 +137,8 @@ class Recorder:
                 self.tally.stale_sum += sum(push.seen)
                 self.tally.stale_max = max(self.tally.stale_max, push.staleness)
                 row |= {"version_read": push.version_read, "staleness": push.staleness}
+                if push.dropped:
+                    row["dropped"] = push.dropped
             self.file.write(json.dumps(row) + "\n")
 
     def counted(self) -> None:

@@ -72,6 +72,8 @@ def check_workers(config: RunConfig, workers: int) -> None:
     most = modes.declared(config.mode).max_workers
     if most and workers > most:
         raise UsageError(f"--mode {config.mode} is one process, but {workers} were started")
+    if config.backup >= workers:
+        raise UsageError(f"--backup {config.backup} leaves no push of {workers} worker(s) to wait for")
     if config.per_worker:
         raise ValueError("first resolve the configuration for_workers")
     if config.batch_size // workers < config.accumulate > 1:

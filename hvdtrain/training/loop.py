@@ -76,12 +76,16 @@ def train(training: Training, loader: Loader, validation: Loader) -> list[float]
         asked = time.perf_counter()
         batches = loader.batches(shares.after(history.step), look_ahead=not leased)
         for share, (images, labels) in feed(batches, job.device, leased):
-            row, seconds = stepper.take(share, images, labels, shares.waited_s(asked))
-            elapsed = timer.seconds()
             history.step = share.step
-            training.recorder.step(row | {"time": round(elapsed, 6)}, seconds, digest(share), sync.push_status)
-            training.progress.step(row)
-            clock.mark("metrics")
+            if sync.overtaken(share.step):
+                clock.mark("data")
+            else:
+                row, seconds = stepper.take(share, images, labels, shares.waited_s(asked))
+                row["time"] = round(timer.seconds(), 6)
+                training.recorder.step(row, seconds, digest(share), sync.push_status)
+                training.progress.step(row)
+                clock.mark("metrics")
+            elapsed = timer.seconds()
             if leased:
                 barrier.in_round(elapsed)
             else:

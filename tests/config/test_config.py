@@ -46,7 +46,7 @@ VALUES = {
     "step_factor": st.floats(0, 1, exclude_min=True), "stop_at_target": st.booleans(),
     "snapshot_every": st.sampled_from(["epoch", "never", "10m", "90"]), "keep_snapshots": st.integers(1),
     "log_every": st.integers(0), "compile": st.booleans(), "share_gpu": st.booleans(),
-    "shares": st.sampled_from(["auto", "static", "leased"]),
+    "shares": st.sampled_from(["auto", "static", "leased"]), "backup": st.integers(0),
     "record": st.booleans(), "warmup": st.integers(0), "nesterov": st.booleans(),
 }  # fmt: skip
 CONFIGS = st.builds(RunConfig, **VALUES)
@@ -276,6 +276,16 @@ def test_single_is_one_process():
     check_workers(RunConfig(), 1)
     with pytest.raises(UsageError, match="--mode single is one process, but 2 were started"):
         check_workers(RunConfig(), 2)
+
+
+def test_backup_workers_leave_a_push_to_wait_for_and_are_for_ps_sync():
+    config = RunConfig(mode="ps-sync", servers=1, backup=2)
+    check_workers(check(config), 3)
+    with pytest.raises(UsageError, match=r"--backup 2 leaves no push of 2 worker\(s\) to wait for"):
+        check_workers(config, 2)
+    with pytest.raises(UsageError, match="--backup does nothing in --mode ps-ssp: it is for ps-sync"):
+        check(dataclasses.replace(config, mode="ps-ssp"))
+    assert for_mode(config, "ps-async", 1).backup == 0
 
 
 @pytest.mark.parametrize(

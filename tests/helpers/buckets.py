@@ -14,8 +14,8 @@ READER = 9  # a worker that pushes nothing
 LR = 0.125  # a power of two: with whole gradients, and 1, 2 or 4 workers, every sum below is exact in float32
 
 
-def sync(workers, scale=1.0):
-    return Synchronous(workers, RunConfig())
+def sync(workers, scale=1.0, backup=0):
+    return Synchronous(workers, RunConfig(backup=backup))
 
 
 def asynchronous(workers, scale=1.0, **options):

@@ -65,6 +65,68 @@ def test_sync_adds_up_in_the_order_of_workers_whoever_comes_first():
     assert torch.equal(*results)
 
 
+def test_sync_adds_a_push_as_soon_as_its_predecessors_are_there():
+    """So that a server holds one sum, not all gradients; what came too early has to be held."""
+    policy = sync(4)
+    bucket = make(policy)
+    bucket.push(push(0, 1, [1.0, 1.0]))
+    bucket.push(push(1, 1, [2.0, 2.0]))
+    assert (policy.sum.tolist(), policy.early) == ([3.0, 3.0], {})
+    bucket.push(push(3, 1, [8.0, 8.0]))
+    assert (policy.sum.tolist(), list(policy.early)) == ([3.0, 3.0], [3])
+    replies = bucket.push(push(2, 1, [4.0, 4.0]))
+    assert (policy.sum, policy.early, len(replies)) == (None, {}, 4)
+    holds(bucket.pull(READER), 1, 0, [1 - LR * 15 / 4, 2 - LR * 15 / 4])
+
+
+@pytest.mark.parametrize("overflowed", [0, 1, 2])
+def test_sync_leaves_a_step_out_where_any_gradient_overflowed(overflowed):
+    bucket = make(sync(3))
+    for worker in (2, 0, 1):
+        message = push(worker, 1, [8.0, 8.0])
+        replies = bucket.push(message._replace(gradient=None) if worker == overflowed else message)
+    assert [worker for worker, _ in replies] == [0, 1, 2]
+    holds(bucket.pull(READER), 0, 0, [1, 2])
+
+
+# Bulk-synchronous with backup workers, by hand
+
+
+def test_with_a_backup_worker_the_mean_is_of_the_first_to_come_and_the_last_is_dropped():
+    written = []
+    bucket = make(sync(3, backup=1), ledger=written.append)
+    assert bucket.push(push(2, 1, [8.0, 0.0])) == []
+    replies = bucket.push(push(0, 1, [0.0, 16.0]))
+    assert [worker for worker, _ in replies] == [2, 0]
+    for _, answer in replies:
+        holds(answer, 1, 0, [1 - LR * 4, 2 - LR * 8])
+        assert not answer.dropped
+    late = answered(bucket, push(1, 1, [100.0, 100.0]))
+    holds(late, 1, 1, [1 - LR * 4, 2 - LR * 8])
+    assert late.dropped == 1
+    assert written == [(2, 1, 0, 1), (0, 1, 0, 1), (1, 1, 0, None)]
+
+
+def test_a_worker_that_is_steps_behind_is_told_where_the_others_are_and_counts_again():
+    bucket = make(sync(3, backup=1))
+    for step in (1, 2, 3):
+        for worker in (0, 1):
+            bucket.push(push(worker, step, [8.0, 8.0], step - 1))
+    late = answered(bucket, push(2, 1, [8.0, 8.0]))
+    assert (late.dropped, late.version, late.staleness) == (3, 3, 3)
+    assert bucket.push(push(2, 4, [0.0, 0.0], 3)) == []
+    replies = bucket.push(push(0, 4, [8.0, 8.0], 3))
+    assert [worker for worker, _ in replies] == [2, 0]
+    holds(bucket.pull(READER), 4, 0, [1 - 3.5, 2 - 3.5])
+
+
+def test_after_a_snapshot_backup_workers_know_which_steps_are_over():
+    bucket = make(sync(2, backup=1))
+    bucket.restore(7, {})
+    assert answered(bucket, push(0, 8, [8.0, 8.0])).version == 1
+    assert answered(bucket, push(1, 8, [8.0, 8.0])).dropped == 8
+
+
 # Asynchronous, by hand
 
 

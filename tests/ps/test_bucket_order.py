@@ -93,6 +93,27 @@ def test_sync_applies_one_update_a_step_in_any_order(workers, steps, rng):
         assert torch.equal(answer.weights, expected[answer.version])
 
 
+@given(st.sampled_from([(1, 0), (2, 1), (3, 1), (4, 2)]), st.integers(1, 6), st.randoms(use_true_random=False))
+def test_with_backup_workers_every_step_is_the_mean_of_the_first_to_come_in_any_order(sizes, steps, rng):
+    """Replayed in the ledger's order, the same pushes give the same bits."""
+    workers, backup = sizes
+    needed, lines = workers - backup, []
+    bucket = make(sync(workers, backup=backup), [0.5, 0.25], ledger=lines.append)
+    crowd = Crowd(bucket, workers, steps, rng)
+    for _ in crowd.events():
+        pass
+    assert bucket.version == steps
+    for step in range(1, steps + 1):
+        made = [line for line in lines if line.version == step]
+        assert len(made) == needed and {line.step for line in made} == {step}
+    assert len(lines) == workers * steps  # nothing is forgotten: the others are lines of dropped pushes
+    again = make(sync(workers, backup=backup), [0.5, 0.25])
+    for line in lines:
+        replies = again.push(push(line.worker, line.step, gradients_of(line.worker, line.step), line.version_read))
+        assert any(answer.dropped for _, answer in replies) == (line.version is None)
+    assert torch.equal(again.pull(READER).weights, bucket.pull(READER).weights)
+
+
 @given(st.sampled_from([1, 2, 4]), st.integers(1, 6), st.randoms(use_true_random=False))
 def test_async_applies_each_push_once_in_any_order(workers, steps, rng):
     bucket = make(asynchronous(workers, 1 / workers))

@@ -88,6 +88,34 @@ def test_a_recorded_run_is_replayed_to_the_same_bits(mode, servers, workers, opt
     assert "bit for bit" in replayed.stdout
 
 
+def test_a_slow_worker_is_dropped_and_left_behind_with_a_backup_worker_and_the_run_can_be_replayed(tmp_path):
+    out = tmp_path / "run"
+    options = ["--mode", "ps-sync", "--servers", "1", "--backup", "1", "--record", "--bucket-mb", "0.1"]
+    settings = [*SMALL[:2], "--epochs", "1", "--batch-size", "48", "--threads", "1"]
+    slow = """
+import os, time
+from hvdtrain.training import step
+if os.environ["RANK"] == "3":
+    backward = step.backward
+    step.backward = lambda *arguments: (time.sleep(0.3), backward(*arguments))[1]
+"""
+    job = Forked(4, ["train", *options, *settings, "--out", str(out)], first=slow)
+    try:
+        said, _ = job.communicate(timeout=100)
+    finally:
+        job.close()
+    assert job.returncode == 0, said
+    taken = {rank: steps(out, rank) for rank in (1, 2, 3)}
+    assert len(taken[3]) < 30 == json.loads((out / "summary.json").read_text())["steps"]
+    assert any(row.get("dropped") for row in taken[3])
+    lines = (out / "ledger.server0.csv").read_text().splitlines()
+    assert any(line.split(",")[1:] == ["2", str(taken[3][0]["step"]), "0", "dropped"] for line in lines)
+    assert json.loads((out / "manifest.json").read_text())["backup"] == 1
+    replayed = replay(out)
+    assert replayed.returncode == 0, replayed.stdout
+    assert "bit for bit" in replayed.stdout
+
+
 def test_a_replay_in_another_order_is_told_from_the_run(tmp_path):
     out = tmp_path / "run"
     train(out, "ps-async", 1, 2, *SMALL, "--record", "--lr", "0.01", "--push-scale", "mean")

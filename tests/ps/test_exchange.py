@@ -1,0 +1,92 @@
+"""A worker's end of the exchange, joined to a server by plain calls in place of rpc."""
+
+import pytest
+import torch
+from helpers.buckets import LR, PLAIN, stale, sync
+
+from hvdtrain.numerics.compression import Compressor
+from hvdtrain.numerics.optimizers import make_optimizer
+from hvdtrain.ps import exchange
+from hvdtrain.ps.bucket import Bucket
+from hvdtrain.ps.exchange import Exchange
+from hvdtrain.ps.leases import Leases
+from hvdtrain.ps.membership import Membership
+from hvdtrain.ps.partition import cut
+from hvdtrain.ps.server import Server
+
+pytestmark = pytest.mark.usefixtures("one_thread")
+
+SIZES = [4] * 6  # of the parameters, each a bucket
+
+
+@pytest.fixture
+def join(monkeypatch):
+    """Workers of a server with this policy, with room for one bucket under way each; and the buckets they push."""
+    monkeypatch.setattr(exchange, "UNDER_WAY", 0)
+
+    def joined(workers, policy):
+        pieces, pushed = cut(SIZES, 1, 4), [[] for _ in range(workers)]
+        server = Server(
+            lambda number, weights: Bucket(weights, lambda p: make_optimizer(PLAIN, p), policy()),
+            Compressor("none").decode, Membership(workers), Leases(),
+        )  # fmt: skip
+        for piece in pieces:
+            server.install(piece.number, torch.zeros(4))
+
+        def call_later(rank, method, number, push):
+            pushed[push.worker].append(number)
+            return getattr(server, method)(number, push)
+
+        monkeypatch.setattr(exchange.rpc, "call_later", call_later)
+        own = [
+            Exchange(worker, workers, pieces, SIZES, torch.zeros(sum(SIZES)), "none", timeout=0.01, staged=False)
+            for worker in range(workers)
+        ]
+        return own, pushed
+
+    return joined
+
+
+def backward(worker):
+    """The last layer's gradient is there first."""
+    for parameter in reversed(range(len(SIZES))):
+        worker.put(parameter, torch.ones(4))
+
+
+@pytest.mark.parametrize("policy", [lambda: sync(2), lambda: stale(2, staleness=0)])
+def test_workers_that_are_ready_at_different_times_do_not_wait_for_each_other_in_a_circle(join, policy):
+    """The late one pushes its last bucket while the other, which has room for one more, has gone on to the first."""
+    (early, late), pushed = join(2, policy)
+    for step in (1, 2):
+        for worker in (early, late):
+            worker.begin(step, LR)
+            backward(worker)
+        for worker in (early, late):
+            worker.wait_for_all()
+            assert worker.push_status.pending == 0
+            torch.testing.assert_close(worker.weights, torch.full((24,), -LR * step))
+    assert [sorted(numbers) for numbers in pushed] == [sorted([*range(6), *range(6)])] * 2
+    assert pushed[0][:2] == [5, 4] and pushed[0][2] == 0  # what forward needs first overtakes
+
+
+def test_all_workers_together_have_so_many_bytes_under_way(join):
+    """16 bytes a bucket: two of them fit beside the one for which there is always room."""
+    (alone, _), pushed = join(2, lambda: sync(2))
+    alone.room = 32
+    alone.begin(1, LR)
+    backward(alone)
+    assert pushed[0] == [5, 4, 3]
+
+
+def test_a_worker_that_was_dropped_knows_the_last_step_that_is_over_everywhere(join):
+    (first, second, late), _ = join(3, lambda: sync(3, backup=1))
+    for step in (1, 2, 3):
+        for worker in (first, second):
+            worker.begin(step, LR)
+            backward(worker)
+            assert worker.over() == 0
+    late.begin(1, LR)
+    backward(late)
+    assert late.over() == 3
+    assert late.push_status.dropped == len(SIZES)
+    assert torch.equal(late.weights, first.weights)
