@@ -14,13 +14,21 @@ from typing import Any
 
 import click
 
-from hvdtrain.config.option_types import Names
+from hvdtrain import modes
+from hvdtrain.bench.memory import bandwidth
+from hvdtrain.config.option_types import Names, Numbers
 from hvdtrain.errors import Failure, UsageError, unknown
 from hvdtrain.launch.job_log import failure_reason, log_lines
 from hvdtrain.launch.processes import local_job
 
-BACKENDS = {"allreduce": ["horovod", "gloo"], "pushpull": ["rpc", "naive-rpc"]}
+BACKENDS = {"allreduce": ["horovod", "gloo"], "pushpull": ["rpc", "naive-rpc"], "push": ["rpc"]}
 MXNET = ["mxnet-dist_async", "mxnet-dist_sync"]
+MODES = [name for name in modes.names() if modes.declared(name).has_servers]
+PUSHES = 200  # one after the other in a repeat of `push`, which takes too little time alone
+# Bytes of memory read and written for each byte of the vector and each worker by a push and pull: copying it to the
+# server (2), plain SGD there (3), copying weights back (2). Of a ring each worker but one sends it to be added (2, 3)
+# and sends it on (2).
+TOUCHED = 7
 UNITS = {"": 1, "K": 2**10, "M": 2**20, "G": 2**30}
 Row = dict[str, Any]
 
@@ -54,25 +62,32 @@ class Sizes(click.ParamType):
     help="Time this too: MXNet 1.9.1's KVStore, in an environment of its own that uv makes.",
 )  # fmt: skip
 @click.option("--bytes", "sizes", type=Sizes(), default="1M,16M,128M", show_default=True, help="Sizes of the vector.")
-@click.option("--workers", "-n", type=click.IntRange(1, 64), default=2, show_default=True, help="Workers.")
+@click.option("--workers", "-n", "numbers", type=Numbers(), default="2", show_default=True, help="Workers: 1,2,4,8.")
 @click.option("--servers", "-s", type=click.IntRange(1, 64), default=1, show_default=True, help="Servers of a push.")
+@click.option(
+    "--mode", type=click.Choice(MODES), default="ps-async", show_default=True, help="When rpc's servers apply a push."
+)
 @click.option("--repeats", type=click.IntRange(1, 1000), default=7, show_default=True, help="Timed repeats.")
 @click.option("--json", "file", type=click.Path(dir_okay=False, path_type=Path), help="Write the rows there.")
 @click.option("--plot", type=click.Path(dir_okay=False, path_type=Path), help="Draw GB/s over size there, as SVG.")
 def bench(
-    ops: list[str], backends: list[str], peer: tuple[str, ...], sizes: list[int], workers: int, servers: int,
-    repeats: int, file: Path | None, plot: Path | None,
+    ops: list[str], backends: list[str], peer: tuple[str, ...], sizes: list[int], numbers: list[int], servers: int,
+    mode: str, repeats: int, file: Path | None, plot: Path | None,
 ) -> None:  # fmt: skip
     """Time all-reduce and push/pull on this machine, side by side.
 
     \b
     hvdtrain bench --bytes 1M,16M
     hvdtrain bench --op pushpull --bytes 528M -n 1 -s 1 --peer mxnet --json rows.json
+    hvdtrain bench --op pushpull --backend rpc --mode ps-sync --bytes 16M -n 1,2,4,8,16 -s 2
+    hvdtrain bench --op push --bytes 4K -n 1
 
     An all-reduce averages a float32 vector over the workers. A push and pull sends it from each worker to the
-    servers, which update their weights with plain SGD and send those back. Each is done twice to warm up, then
-    REPEATS times; shown are the median, the range, and GB/s: bytes of the vector over median seconds, where a
-    push and pull counts once though it moves the vector both ways.
+    servers, which update their weights with plain SGD and send those back; a push is the same, many times in a row,
+    to see what a message costs. Each is done twice to warm up, then REPEATS times; shown are the median, the range,
+    and GB/s: all workers' bytes over median seconds, where a push and pull counts once though it moves the vector
+    both ways. The floor is the time that this machine's memory needs for those bytes, as fast as it copies now. Of
+    servers: processor time for each push, and peak memory, of all together.
     """
     for op in ops:
         if op not in BACKENDS:
@@ -80,6 +95,8 @@ def bench(
     for backend in backends:
         if backend not in (known := [*BACKENDS["allreduce"], *BACKENDS["pushpull"]]):
             raise unknown("backend", backend, known)
+    if max(numbers) > 64:
+        raise UsageError(f"--workers {max(numbers)} are more than 64")
     for path in (file, plot):
         if path and not path.absolute().parent.is_dir():
             raise UsageError(f"there is no folder {path.parent} to write {path.name} in")
@@ -94,12 +111,15 @@ def bench(
     if not jobs:
         raise UsageError(f"none of {', '.join(backends)} carries {', '.join(ops)}")
     rows: list[Row] = []
-    for op, backend in jobs:
-        click.echo(f"{op} over {backend} …", err=True)
-        seconds = _measure(backend, workers, servers if op == "pushpull" else 0, repeats, sizes)
+    for (op, backend), workers in itertools.product(jobs, numbers):
+        click.echo(f"{op} over {backend} with {workers} worker(s) …", err=True)
+        its = servers if op != "allreduce" else 0
+        times = PUSHES if op == "push" else 1
+        memory = bandwidth()
+        found = _measure(backend, workers, its, repeats, sizes, [mode, str(times)])
         rows += [
-            _row(op, backend, workers, servers if op == "pushpull" else 0, size, its)
-            for size, its in zip(sizes, seconds, strict=True)
+            _row(op, backend, mode, workers, its, size, times, memory, measured)
+            for size, measured in zip(sizes, found, strict=True)
         ]
     if file:
         file.write_text(json.dumps(rows, indent=2) + "\n")
@@ -108,8 +128,10 @@ def bench(
     _show(rows)
 
 
-def _measure(backend: str, workers: int, servers: int, repeats: int, sizes: Sequence[int]) -> list[list[float]]:
-    """Seconds of each repeat for each size."""
+def _measure(
+    backend: str, workers: int, servers: int, repeats: int, sizes: Sequence[int], more: list[str]
+) -> list[dict[str, Any]]:
+    """Of each size, what ranks.Measured holds."""
     how = [str(servers), str(repeats), ",".join(map(str, sizes))]
     with tempfile.TemporaryDirectory(prefix="hvdtrain-bench-") as folder:
         log = Path(folder) / "log"
@@ -121,24 +143,36 @@ def _measure(backend: str, workers: int, servers: int, repeats: int, sizes: Sequ
                     [*words, backend.removeprefix("mxnet-"), str(workers), *how], stdout=output, stderr=output
                 )
         else:
-            program = [sys.executable, "-m", "hvdtrain.bench.ranks", backend, *how]
+            program = [sys.executable, "-m", "hvdtrain.bench.ranks", backend, *how, *more]
             # The naive peer is without what a first attempt is without: huge pages.
             tuned = {} if backend == "naive-rpc" else {"THP_MEM_ALLOC_ENABLE": "1"}
             with local_job("local", workers + servers, program, log, {"OMP_NUM_THREADS": "1"} | tuned) as job:
                 code = job.wait()
-        found = [line for _, line in log_lines(log) if line.startswith("[[")]
+        found = [line for _, line in log_lines(log) if line.startswith("[{")]
         if code or not found:
             raise Failure(f"{backend} with {workers} worker(s) did not run: {failure_reason(log, code)}")
         return json.loads(found[-1])
 
 
-def _row(op: str, backend: str, workers: int, servers: int, size: int, seconds: list[float]) -> Row:
+def _row(
+    op: str, backend: str, mode: str, workers: int, servers: int, size: int, times: int, memory: float,
+    measured: dict[str, Any],
+) -> Row:  # fmt: skip
+    seconds = [spent / times for spent in measured["seconds"]]
     median = statistics.median(seconds)
-    return {
+    row = {
         "op": op, "backend": backend, "workers": workers, "servers": servers, "bytes": size,
         "seconds_median": median, "seconds_min": min(seconds), "seconds_max": max(seconds),
-        "gb_per_s": size / median / 1e9, "repeats": len(seconds),
+        "gb_per_s": size / median / 1e9, "payload_gb_per_s": workers * size / median / 1e9,
+        "floor_s": TOUCHED * size * (workers if servers else workers - 1) / memory, "memory_gb_per_s": memory / 1e9,
+        "repeats": len(seconds),
     }  # fmt: skip
+    if "server_mb" in measured:
+        row |= {
+            "mode": mode, "server_mb": measured["server_mb"],
+            "server_cpu_ms_per_push": measured["server_cpu_s"] / times / workers * 1e3,
+        }  # fmt: skip
+    return row
 
 
 def _show(rows: Sequence[Row]) -> None:
@@ -147,15 +181,36 @@ def _show(rows: Sequence[Row]) -> None:
     from rich.table import Table
 
     table = Table(box=box.SIMPLE_HEAD, show_edge=False)
-    for heading in ("op", "backend", "workers", "servers", "MB", "median ms", "range", "GB/s"):
+    headings = (
+        "op",
+        "backend",
+        "workers",
+        "servers",
+        "MB",
+        "median ms",
+        "range",
+        "floor",
+        "GB/s",
+        "CPU ms",
+        "server MB",
+    )
+    for heading in headings:
         table.add_column(heading, justify="left" if heading in ("op", "backend") else "right", no_wrap=True)
     for row in rows:
         low, high = row["seconds_min"] * 1e3, row["seconds_max"] * 1e3
+        of_servers = (
+            (f"{row['server_cpu_ms_per_push']:,.3g}", f"{row['server_mb']:,.0f}") if "server_mb" in row else ("", "")
+        )
         table.add_row(
             row["op"], row["backend"], str(row["workers"]), str(row["servers"] or ""), f"{row['bytes'] / 1e6:,.4g}",
-            f"{row['seconds_median'] * 1e3:,.4g}", f"{low:,.4g} to {high:,.4g}", f"{row['gb_per_s']:.3f}",
+            f"{row['seconds_median'] * 1e3:,.4g}", f"{low:,.4g} to {high:,.4g}", f"{row['floor_s'] * 1e3:,.3g}",
+            f"{row['payload_gb_per_s']:.3f}", *of_servers,
         )  # fmt: skip
-    table.caption = f"n = {rows[0]['repeats']} repeats; a push and pull counts the vector once"
+    table.caption = (
+        f"n = {rows[0]['repeats']} repeats; GB/s of all workers together, a push and pull counts the vector once; "
+        "CPU is all servers' processor time of a worker's push; memory copied "
+        f"{statistics.median(row['memory_gb_per_s'] for row in rows):.1f} GB/s"
+    )
     Console(width=None if sys.stdout.isatty() else 120, highlight=False).print(table)
 
 
@@ -164,11 +219,13 @@ def _draw(rows: Sequence[Row], path: Path) -> None:
 
     figure = Figure(figsize=(7, 4), layout="constrained")
     axes = figure.subplots()
-    for (op, backend), group in itertools.groupby(rows, key=lambda row: (row["op"], row["backend"])):
+    for (op, backend, workers), group in itertools.groupby(
+        rows, key=lambda row: (row["op"], row["backend"], row["workers"])
+    ):
         own = sorted(group, key=lambda row: row["bytes"])
         axes.plot(
             [row["bytes"] / 1e6 for row in own], [row["gb_per_s"] for row in own],
-            marker="o", linestyle="-" if op == "allreduce" else "--", label=f"{op} {backend}",
+            marker="o", linestyle="-" if op == "allreduce" else "--", label=f"{op} {backend}, {workers} worker(s)",
         )  # fmt: skip
     axes.set(xscale="log", xlabel="MB of the vector", ylabel="GB/s of payload, median", ylim=(0, None))
     axes.grid(alpha=0.3)

@@ -1,23 +1,28 @@
 """What a rank of `hvdtrain bench` runs: one operation, several times, for each size. The last rank prints JSON.
 
-mpirun -np 3 python -m hvdtrain.bench.ranks BACKEND SERVERS REPEATS BYTES[,BYTES…]
+mpirun -np 3 python -m hvdtrain.bench.ranks BACKEND SERVERS REPEATS BYTES[,BYTES…] [MODE [TIMES]]
+
+MODE says when servers apply a push; TIMES how often a repeat does the operation, which is divided out.
 """
 
 import json
+import resource
 import socket
 import sys
 import tempfile
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
+from typing import Any
 
 import torch
 import torch.distributed as dist
 import torch.distributed.rpc as torch_rpc
 
+from hvdtrain import modes
 from hvdtrain.config.run_config import RunConfig
-from hvdtrain.modes import ps_async
 from hvdtrain.ps import rpc
 from hvdtrain.ps.exchange import Exchange
 from hvdtrain.ps.partition import cut
@@ -31,6 +36,7 @@ from hvdtrain.world.rendezvous import open_store
 WARM_UP = 2  # not counted: memory is touched for the first time
 UPDATE = RunConfig(mode="ps-async", servers=1, optimizer="sgd", momentum=0.0, lr=0.1)
 TIMEOUT_S = UPDATE.timeout
+Measured = dict[str, Any]  # of one size: `seconds` of each repeat and, of servers, `server_cpu_s` and `server_mb`
 
 
 def main() -> None:
@@ -40,24 +46,44 @@ def main() -> None:
     if backend != "naive-rpc":  # as in every process that trains
         keep_memory()
     torch.set_num_threads(1)
-    seconds = BACKENDS[backend](world, repeats, sizes)
+    found = BACKENDS[backend](world, repeats, sizes)
     if world.rank == world.size - 1:
-        print(json.dumps(seconds), flush=True)
+        print(json.dumps(found), flush=True)
 
 
-def measure(repeats: int, barrier: Callable[[], object], act: Callable[[], object]) -> list[float]:
-    """Seconds that this rank takes for `act`, which all workers begin together and end together."""
-    times = []
-    for _ in range(WARM_UP + repeats):
+def measure(
+    repeats: int, barrier: Callable[[], object], act: Callable[[], object], servers: Sequence[int] = ()
+) -> Measured:
+    """What it costs to `act`, which all workers begin together and end together.
+
+    Args:
+        servers: the ranks that are asked what it cost them, by one of the workers.
+    """
+    times, cpu = [], 0.0
+    for repeat in range(WARM_UP + repeats):
+        if repeat == WARM_UP:
+            cpu = sum(_ask(servers, time.process_time))
         barrier()
         began = time.perf_counter()
         act()
         barrier()
         times.append(time.perf_counter() - began)
-    return times[WARM_UP:]
+    found: Measured = {"seconds": times[WARM_UP:]}
+    if servers:
+        cpu = sum(_ask(servers, time.process_time)) - cpu
+        found |= {"server_cpu_s": cpu / repeats, "server_mb": sum(_ask(servers, _peak_mb))}
+    return found
 
 
-def horovod_allreduce(world: World, repeats: int, sizes: list[int]) -> list[list[float]]:
+def _ask(ranks: Sequence[int], what: Callable[[], float]) -> list[float]:
+    return [torch_rpc.rpc_sync(f"rank{rank}", what) for rank in ranks]
+
+
+def _peak_mb() -> float:
+    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024 / 1e6
+
+
+def horovod_allreduce(world: World, repeats: int, sizes: list[int]) -> list[Measured]:
     """Horovod's all-reduce, in place, over what it uses here."""
     import horovod.torch as hvd
 
@@ -71,7 +97,7 @@ def horovod_allreduce(world: World, repeats: int, sizes: list[int]) -> list[list
     return found
 
 
-def gloo(world: World, repeats: int, sizes: list[int]) -> list[list[float]]:
+def gloo(world: World, repeats: int, sizes: list[int]) -> list[Measured]:
     """torch.distributed's all-reduce over Gloo, in place."""
     store = open_store(world, TIMEOUT_S)
     dist.init_process_group("gloo", store=store, rank=world.rank, world_size=world.size)
@@ -91,15 +117,18 @@ def join_workers(world: World, store: dist.Store) -> None:
     )
 
 
-def pushpull(world: World, repeats: int, sizes: list[int]) -> list[list[float]]:
-    """A gradient out and fresh weights in, as the ps- modes do it: applied with plain SGD as it comes."""
+def pushpull(world: World, repeats: int, sizes: list[int]) -> list[Measured]:
+    """A gradient out and fresh weights in, as the ps- modes do it, applied with plain SGD."""
+    mode, times = sys.argv[5] if len(sys.argv) > 5 else UPDATE.mode, int(sys.argv[6]) if len(sys.argv) > 6 else 1
     if world.is_server:
         with tempfile.TemporaryDirectory() as folder:
-            ps_async.serve(Job(UPDATE, world, Path(folder), torch.device("cpu"), threads=1), print)
+            job = Job(replace(UPDATE, mode=mode), world, Path(folder), torch.device("cpu"), threads=1)
+            modes.load(mode).serve(job, print)
         return []
     store = open_store(world, TIMEOUT_S)
     rpc.start(world, store, TIMEOUT_S)
     join_workers(world, store)
+    servers = range(world.servers) if world.rank == world.size - 1 else range(0)
     found = []
     for size in sizes:
         weights, gradient = torch.zeros(size // 4), torch.ones(size // 4)
@@ -108,21 +137,23 @@ def pushpull(world: World, repeats: int, sizes: list[int]) -> list[list[float]]:
             for piece in pieces:
                 rpc.ask(piece.server, "install", piece.number, weights[piece.start : piece.stop].clone())
         dist.barrier()
-        exchange = Exchange(world.worker, pieces, [len(weights)], weights, "none", TIMEOUT_S, staged=False)
-        rpc.set_endpoint(exchange)
+        exchange = Exchange(
+            world.worker, world.workers, pieces, [len(weights)], weights, "none", TIMEOUT_S, staged=False
+        )
         steps = iter(range(1, 10**9))
 
         def act(exchange: Exchange = exchange, gradient: torch.Tensor = gradient, steps: Iterator[int] = steps) -> None:
-            exchange.begin(next(steps), UPDATE.lr)
-            exchange.put(0, gradient)
-            exchange.wait_for_all()
+            for _ in range(times):
+                exchange.begin(next(steps), UPDATE.lr)
+                exchange.put(0, gradient)
+                exchange.wait_for_all()
 
-        found.append(measure(repeats, dist.barrier, act))
+        found.append(measure(repeats, dist.barrier, act, servers))
     rpc.stop(world, store, TIMEOUT_S)
     return found
 
 
-def naive(world: World, repeats: int, sizes: list[int]) -> list[list[float]]:
+def naive(world: World, repeats: int, sizes: list[int]) -> list[Measured]:
     """What one writes first with torch.distributed.rpc: push the whole tensor, then pull the whole tensor."""
     store = open_store(world, TIMEOUT_S)
     torch_rpc.init_rpc(

@@ -24,9 +24,11 @@ def test_other_sizes_are_refused(text):
 @pytest.mark.parametrize(
     ("arguments", "words"),
     [
-        ("--op nosuch", "unknown operation 'nosuch': choose from allreduce, pushpull"),
+        ("--op nosuch", "unknown operation 'nosuch': choose from allreduce, pushpull, push"),
         ("--backend nosuch", "unknown backend 'nosuch': choose from horovod, gloo, rpc, naive-rpc"),
         ("--op pushpull --backend gloo", "none of gloo carries pushpull"),
+        ("--op push --backend naive-rpc", "none of naive-rpc carries push"),
+        ("-n 2,65", "--workers 65 are more than 64"),
         ("--json nosuch/rows.json", "there is no folder nosuch to write rows.json in"),
     ],
 )

@@ -29,8 +29,8 @@ def measure(kind: str, repeats: int, size: int) -> list[float]:
     }  # fmt: skip
     words = [*starter, "--network-interfaces", testbed.INTERFACE, *program]
     printed = subprocess.run(words, env=env, check=True, stdout=subprocess.PIPE, text=True, timeout=600).stdout
-    [seconds] = json.loads(printed[printed.index("[[") : printed.index("]]") + 2])
-    return seconds
+    [measured] = json.loads(printed[printed.index("[{") : printed.index("}]") + 2])
+    return measured["seconds"]
 
 
 def main() -> None:
