@@ -1,34 +1,43 @@
 """`hvdtrain verify`: every synchronous mode gives the weights of one process on the global batch."""
 
+import contextlib
 import dataclasses
 import json
 import tempfile
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import click
 
 from hvdtrain import modes
+from hvdtrain.config.command_line import given_options
 from hvdtrain.config.option_types import Names, Numbers
 from hvdtrain.config.run_config import RunConfig
-from hvdtrain.errors import Failure, unknown
+from hvdtrain.errors import Failure, UsageError, unknown
+from hvdtrain.launch.hosts import Host, allocate, given_hosts, host_options
 from hvdtrain.launch.job_log import failure_reason
-from hvdtrain.launch.processes import local_job
-from hvdtrain.launch.recipe import train_program
+from hvdtrain.launch.prepare import prepare
+from hvdtrain.launch.processes import launched_job
+from hvdtrain.runs.folder import check_free
 from hvdtrain.runs.request import check_workers
 
 if TYPE_CHECKING:
     from numpy import ndarray as Vector
 
 SYNCHRONOUS = [name for name in modes.names() if modes.declared(name).lockstep and name != "single"]
+# Modes that are synchronous with these options: without staleness a worker of ps-ssp waits for all others' pushes, of
+# which one step is made (--push-scale softsync).
+MADE_SYNCHRONOUS: dict[str, dict[str, Any]] = {"ps-ssp": {"staleness": 0, "shares": "static"}}
+CHECKED_MODES = [*SYNCHRONOUS, *MADE_SYNCHRONOUS]
+
+OPTIMIZERS = ("sgd", "adam")  # sgd has momentum
 
 # Distance of the weights from the reference, over the distance that training moved them. Float32 rounding, and the
 # order in which gradients are added up, leave about 4e-5. A short batch averaged by worker instead of by sample
 # leaves 8e-3, another sample or a sum in place of a mean 1e-2 and more (each was tried).
 TOLERANCE = 2e-4
-CHECKED_OPTIMIZERS = ("sgd", "adam")
 
 # Five steps of 476 over 1,438 images: the fourth batch of the epoch has ten images, which four workers cannot share
 # evenly, and the fifth step begins a new epoch. No batch norm and no dropout: both differ between workers by nature.
@@ -36,33 +45,71 @@ CHECKED = RunConfig(
     mode="single", dataset="digits", model="vggf", width=1 / 16, batch_size=476, steps=5, lr=1e-3, threads=1,
     schedule="constant", deterministic=True, snapshot_every="never", device="cpu",
 )  # fmt: skip
+# Where there are servers: two, with nine buckets each, whose borders lie within parameters.
+SERVERS: dict[str, Any] = {"servers": 2, "bucket_mb": 1 / 8}
 
 
 @click.command()
 @click.option(
-    "--modes", "names", type=Names(), default=",".join(SYNCHRONOUS), show_default=True, help="Modes to check."
-)  # fmt: skip
+    "--modes", "names", type=Names(), default=",".join(CHECKED_MODES), show_default=True, help="Modes to check."
+)
 @click.option("--workers", "-n", type=Numbers(), default="1,2,4", show_default=True, help="Numbers of workers.")
-def verify(names: list[str], workers: list[int]) -> None:
-    """Check that the synchronous modes compute the same as one process, on this machine's processor.
+@host_options
+@click.option(
+    "--launcher", type=click.Choice(["ssh", "mpi"]), default="ssh", show_default=True,
+    help="With -H or --hostfile: how ranks are started there; see `hvdtrain launch --help`.",
+)  # fmt: skip
+@click.option(
+    "--out", default="",
+    help="Keep the runs there, new or empty  [default: a temporary folder; with hosts within the current one, which "
+    "they have to share].",
+)  # fmt: skip
+@click.pass_context
+def verify(
+    ctx: click.Context, names: list[str], workers: list[int], hosts: str | None, hostfile: Path | None, launcher: str,
+    out: str,
+) -> None:  # fmt: skip
+    """Check that the synchronous modes compute the same as one process, on this machine's processor or your hosts'.
+
+    \b
+    hvdtrain verify
+    hvdtrain verify --modes allreduce,ps-sync -H node1:3,node2:3
 
     Trains a small VGG for a few steps as one process on the global batch, and in each mode on each number of
-    workers, with SGD and momentum and with Adam, and compares the final weights and the samples seen. Batches
-    that cannot be cut evenly are among them. Exit code 1 where anything differs by more than float32 rounding.
+    workers, with momentum and with Adam, and compares the final weights and the samples seen. Batches that cannot be
+    cut evenly are among them; servers are two, of many buckets. ps-ssp is checked without staleness. Exit code 1 where
+    anything differs by more than float32 rounding.
     """
+    listed = given_hosts(hosts, hostfile)
+    if given_options(ctx, ["launcher"]) and not listed:
+        raise UsageError("--launcher is for hosts: give -H or --hostfile; without them all runs are on this machine")
     for name in names:
-        if name not in SYNCHRONOUS:
-            raise unknown("synchronous mode", name, SYNCHRONOUS)
+        if name not in CHECKED_MODES:
+            raise unknown("synchronous mode", name, CHECKED_MODES)
     for n in workers:
         check_workers(dataclasses.replace(CHECKED, mode=names[0]), n)
+        for name in names if listed else ():
+            allocate(listed, n + of_mode(CHECKED, name).servers)
     results = []
-    for result in compare_with_single(names, workers):
-        results.append(result)
-        click.echo(result.line)
+    with _folder_for_runs(out, bool(listed)) as folder:
+        for result in compare_with_single(names, workers, folder, hosts=listed, launcher=launcher):
+            results.append(result)
+            click.echo(result.line)
     wrong = [result for result in results if not result.same]
     if wrong:
         raise Failure(f"{len(wrong)} of {len(results)} differ from one process")
     click.echo(f"all {len(results)} agree with one process on the global batch")
+
+
+@contextlib.contextmanager
+def _folder_for_runs(out: str, shared: bool) -> Iterator[Path]:
+    if out:
+        check_free(Path(out))
+        Path(out).mkdir(parents=True, exist_ok=True)
+        yield Path(out).absolute()
+        return
+    with tempfile.TemporaryDirectory(prefix="hvdtrain-verify-", dir="." if shared else None) as folder:
+        yield Path(folder).absolute()
 
 
 @dataclass(frozen=True)
@@ -70,12 +117,14 @@ class Result:
     """How one run compares with one process.
 
     Attributes:
+        buckets: of all servers together.
         distance: of the weights, over the distance that training moved them.
         samples: whether the same samples were seen at the same steps.
     """
 
     config: RunConfig
     workers: int
+    buckets: int
     distance: float
     samples: bool
 
@@ -85,37 +134,53 @@ class Result:
 
     @property
     def line(self) -> str:
+        mode = f"{self.config.mode}, staleness 0" if self.config.mode in MADE_SYNCHRONOUS else self.config.mode
+        servers = f"{self.buckets} buckets on {self.config.servers} servers" if self.buckets else "no servers"
         return (
-            f"{'same' if self.same else 'DIFFERS':<8} {self.config.mode:<10} {self.workers} worker(s)  "
-            f"{self.config.optimizer:<5} distance {self.distance:.1e} (at most {TOLERANCE:.0e})"
+            f"{'same' if self.same else 'DIFFERS':<8} {mode:<20} {self.workers} worker(s)  {self.config.optimizer:<4}  "
+            f"{servers:<23}  distance {self.distance:.1e} (at most {TOLERANCE:.0e})"
             f"{'' if self.samples else ', other samples'}"
         )
 
 
+def of_mode(config: RunConfig, mode: str) -> RunConfig:
+    """The same in another mode, with what makes it synchronous, and with servers if it has any."""
+    servers = SERVERS if modes.declared(mode).has_servers else {}
+    return dataclasses.replace(config, mode=mode, **servers, **MADE_SYNCHRONOUS.get(mode, {}))
+
+
 def compare_with_single(
-    names: list[str], workers: list[int], optimizers: Sequence[str] = CHECKED_OPTIMIZERS
-) -> Iterator[Result]:
-    """Run and compare, one after the other. Failure where a run fails."""
+    names: list[str], workers: list[int], folder: Path, optimizers: Sequence[str] = OPTIMIZERS,
+    hosts: Sequence[Host] = (), launcher: str = "local",
+) -> Iterator[Result]:  # fmt: skip
+    """Run and compare, one after the other. Failure where a run fails.
+
+    Args:
+        folder: for the runs.
+        hosts: where runs of several ranks go; the reference, one process, runs here.
+    """
     import numpy as np
 
-    with tempfile.TemporaryDirectory(prefix="hvdtrain-verify-") as folder:
-        for optimizer in optimizers:
-            config = dataclasses.replace(CHECKED, optimizer=optimizer)
-            alone, samples = _train(config, 1, Path(folder) / f"single-{optimizer}")
-            moved = np.linalg.norm(alone - _initial(config))
-            for mode in names:
-                run = dataclasses.replace(config, mode=mode, servers=1 if modes.declared(mode).has_servers else 0)
-                for n in workers:
-                    weights, seen = _train(run, n, Path(folder) / f"{mode}-{n}-{optimizer}")
-                    yield Result(run, n, float(np.linalg.norm(weights - alone) / moved), seen == samples)
+    for optimizer in optimizers:
+        config = dataclasses.replace(CHECKED, optimizer=optimizer)
+        alone, samples = _train(config, 1, folder / f"single-{optimizer}", (), "local")
+        moved = np.linalg.norm(alone - _initial(config))
+        for mode in names:
+            run = of_mode(config, mode)
+            for n in workers:
+                used = allocate(hosts, n + run.servers) if hosts and n + run.servers > 1 else []
+                out = folder / f"{mode}-{n}-{optimizer}"
+                weights, seen = _train(run, n, out, used, launcher if used else "local")
+                distance = float(np.linalg.norm(weights - alone) / moved)
+                yield Result(run, n, _buckets(run), distance, seen == samples)
 
 
-def _train(config: RunConfig, workers: int, out: Path) -> tuple["Vector", str]:
+def _train(config: RunConfig, workers: int, out: Path, hosts: Sequence[Host], launcher: str) -> tuple["Vector", str]:
     """The final weights as one vector [parameters] float64, and the digest of the samples seen."""
     from safetensors.numpy import load_file
 
     log = out.with_suffix(".log")
-    with local_job("local", workers + config.servers, train_program(config, out), log) as job:
+    with launched_job(prepare(launcher, config, workers, hosts, out), log) as job:
         code = job.wait()
     if code:
         raise Failure(f"{config.mode} with {workers} worker(s) did not run: {failure_reason(log, code)}")
@@ -127,6 +192,15 @@ def _initial(config: RunConfig) -> "Vector":
     from hvdtrain.rank.work import initial_model
 
     return _flat({name: tensor.numpy() for name, tensor in initial_model(config, 10).state_dict().items()})
+
+
+def _buckets(config: RunConfig) -> int:
+    """How many buckets the servers have."""
+    from hvdtrain.numerics.flat import trained
+    from hvdtrain.ps.partition import cut
+    from hvdtrain.rank.work import initial_model
+
+    return len(cut([p.numel() for p in trained(initial_model(config, 10))], config.servers, config.bucket_elements))
 
 
 def _flat(weights: dict[str, "Vector"]) -> "Vector":

@@ -23,10 +23,7 @@ def measure(kind: str, repeats: int, size: int) -> list[float]:
     backend, servers = KINDS[kind]
     program = [sys.executable, "-m", "hvdtrain.bench.ranks", backend, str(servers), str(repeats), str(size)]
     starter = [str(Path(sys.executable).parent / "horovodrun"), "--gloo", "-np", "2", "-H", "node1:1,node2:1"]
-    env = os.environ | {
-        "HVDTRAIN_OVER_TCP": "1", "TP_SOCKET_IFNAME": testbed.INTERFACE, "GLOO_SOCKET_IFNAME": testbed.INTERFACE,
-        "OMP_NUM_THREADS": "1",
-    }  # fmt: skip
+    env = os.environ | {"HVDTRAIN_OVER_TCP": "1", "OMP_NUM_THREADS": "1"}
     words = [*starter, "--network-interfaces", testbed.INTERFACE, *program]
     printed = subprocess.run(words, env=env, check=True, stdout=subprocess.PIPE, text=True, timeout=600).stdout
     [measured] = json.loads(printed[printed.index("[{") : printed.index("}]") + 2])

@@ -1,51 +1,111 @@
-"""The proof: synchronous modes compute what one process computes."""
+"""The proof: synchronous modes compute what one process computes. The README's test runs the command itself."""
 
 import contextlib
 
+import numpy as np
 import pytest
+from click.testing import CliRunner
 from helpers.forked import Forked
 
 from hvdtrain.checks import verify
 from hvdtrain.checks.verify import SYNCHRONOUS, compare_with_single
 
 
+@pytest.fixture(scope="module")
+def references():
+    """What one process came to, by configuration: tests share it."""
+    return {}
+
+
 @pytest.fixture
-def forked(monkeypatch):
-    """Ranks are forked; the README's command launches them."""
+def forked(monkeypatch, references):
+    """Ranks are forked; the README's command launches them. What is put into the list, each rank runs first."""
+    first = []
+    train = verify._train
+
+    def train_or_recall(config, *more):
+        if config.mode != "single":
+            return train(config, *more)
+        if config not in references:
+            references[config] = train(config, *more)
+        return references[config]
 
     @contextlib.contextmanager
-    def running(launcher, ranks, program, log):
-        job = Forked(ranks, program[program.index("train") :])
+    def running(command, log):
+        ranks = int(command.argv[command.argv.index("-np") + 1])
+        job = Forked(ranks, command.argv[command.argv.index("train") :], first="\n".join(first))
         try:
             yield job
         finally:
             log.write_text(job.printed.read_text())
             job.close()
 
-    monkeypatch.setattr(verify, "local_job", running)
+    monkeypatch.setattr(verify, "launched_job", running)
+    monkeypatch.setattr(verify, "_train", train_or_recall)
+    return first
 
 
 @pytest.mark.timeout(400)
 @pytest.mark.usefixtures("forked")
-@pytest.mark.parametrize(("optimizer", "workers"), [("sgd", [2, 4]), ("adam", [1])])
-def test_synchronous_modes_give_the_weights_of_one_process_on_the_global_batch(optimizer, workers):
-    results = list(compare_with_single(SYNCHRONOUS, workers, [optimizer]))
-    assert len(results) == 3 * len(workers)
+@pytest.mark.parametrize(
+    ("modes", "optimizer", "workers"),
+    [(SYNCHRONOUS, "sgd", [2, 4]), (["allreduce", "ps-sync"], "adam", [1]), (["ps-ssp"], "adam", [4])],
+)
+def test_synchronous_modes_give_the_weights_of_one_process_on_the_global_batch(modes, optimizer, workers, tmp_path):
+    results = list(compare_with_single(modes, workers, tmp_path, [optimizer]))
+    assert len(results) == len(modes) * len(workers)
     assert not [result.line for result in results if not result.same]
+    for result in results:
+        assert ("18 buckets on 2 servers" if result.config.servers else "no servers") in result.line
+
+
+# A policy that is wrong in one of the buckets of the second server: it goes twice as far.
+WRONG_IN_ONE_BUCKET = """
+import os
+from hvdtrain.modes.ps_sync import Synchronous
+accept, first = Synchronous.accept, []
+def wrong(self, bucket, push):
+    first[:] = first or [bucket]
+    return accept(self, bucket, push._replace(lr=2 * push.lr) if bucket is first[0] else push)
+if os.environ.get("RANK") == "1":
+    Synchronous.accept = wrong
+"""
+
+
+@pytest.mark.timeout(100)
+def test_a_policy_that_is_wrong_in_one_of_many_buckets_is_found(forked, tmp_path):
+    forked.append(WRONG_IN_ONE_BUCKET)
+    [result] = compare_with_single(["ps-sync"], [2], tmp_path, ["sgd"])
+    assert result.samples and not result.same
+    assert result.line.startswith("DIFFERS")
 
 
 @pytest.mark.timeout(100)
 @pytest.mark.usefixtures("forked")
-def test_a_run_that_differs_is_found(monkeypatch):
-    """Against a reference with another seed, nothing can agree."""
-    train = verify._train
-    monkeypatch.setattr(
-        verify, "_train",
-        lambda config, workers, out: train(
-            verify.dataclasses.replace(config, seed=1 if config.mode == "single" else 0), workers, out
-        ),
-    )  # fmt: skip
-    [result] = compare_with_single(["allreduce"], [2], ["sgd"])
-    assert not result.same
-    assert not result.samples
-    assert result.line.startswith("DIFFERS")
+def test_a_policy_that_lets_workers_go_on_too_early_is_found(tmp_path, monkeypatch):
+    monkeypatch.setitem(verify.MADE_SYNCHRONOUS, "ps-ssp", {"staleness": 100, "shares": "static"})
+    [result] = compare_with_single(["ps-ssp"], [4], tmp_path, ["adam"])
+    assert result.samples and not result.same
+
+
+def test_other_samples_are_found_whatever_the_weights_are(tmp_path, monkeypatch):
+    weights = np.ones(3)
+    monkeypatch.setattr(verify, "_train", lambda config, *more: (weights, config.mode))
+    monkeypatch.setattr(verify, "_initial", lambda config: np.zeros(3))
+    [result] = compare_with_single(["allreduce"], [2], tmp_path, ["sgd"])
+    assert result.distance == 0 and not result.same
+    assert result.line.startswith("DIFFERS") and result.line.endswith(", other samples")
+
+
+def refused(*words):
+    result = CliRunner().invoke(verify.verify, words)
+    return str(result.exception)
+
+
+def test_what_cannot_be_checked_is_refused_before_anything_starts(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    assert "unknown synchronous mode 'ps-async': choose from allreduce, ddp" in refused("--modes", "ps-async")
+    assert "--launcher is for hosts" in refused("--launcher", "mpi")
+    few = refused("--modes", "ps-sync", "--workers", "1,4", "-H", "a:2,b:3")
+    assert "6 ranks need 6 slots, and there are 2 on a + 3 on b" in few
+    assert list(tmp_path.iterdir()) == []
