@@ -65,7 +65,7 @@ def check_hosts(hosts: Sequence[Host], requirements: Requirements) -> str:
         listening = {
             host.name: [reply["address"], reply["port"]]
             for host, reply in zip(hosts, replies, strict=True)
-            if isinstance(reply, dict)
+            if isinstance(reply, dict) and requirements.interface in ("", reply["interface"])
         }
         connections = pool.map(lambda host_probe: host_probe.try_connections(listening, own_port), probes)
         connection_problems = list(connections)
