@@ -42,7 +42,7 @@ def summary(out):
     return json.loads((out / "summary.json").read_text())
 
 
-def interrupted(starter, ranks, out, first_worker, *options, after=15):
+def interrupted(starter, ranks, out, first_worker, *options, after=5):
     """Train until so many steps are written, then ask the job to leave; what it printed."""
     job = start(starter, ranks, *JOB, *options, "--out", str(out))
     try:
