@@ -22,7 +22,9 @@ FORWARDED = re.compile(
     r"(HVDTRAIN|HOROVOD|OMPI_MCA|OMP|MKL|NCCL|CUDA|GLOO|TP|TORCH|THP)_\w+|PYTHONPATH|LD_LIBRARY_PATH"
 )
 # Variables that the starter itself needs here.
-STARTER_NEEDS = ("PATH", "HOME", "USER", "LOGNAME", "LANG", "SSH_AUTH_SOCK", "TMPDIR", "KUBECONFIG", "HADOOP_CONF_DIR")
+STARTER_NEEDS = (
+    "PATH", "HOME", "USER", "LOGNAME", "LANG", "SSH_AUTH_SOCK", "TMPDIR", "KUBECONFIG", "HADOOP_CONF_DIR", "SLURM_CONF",
+)  # fmt: skip
 
 
 @dataclass(frozen=True)

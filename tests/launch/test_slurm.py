@@ -9,8 +9,11 @@ import subprocess
 
 import pytest
 from helpers.jobs import HVDTRAIN, SETTINGS, steps, until
+from helpers.nodes import two_nodes
 
-pytestmark = [pytest.mark.timeout(240), pytest.mark.xdist_group("slurm")]  # one process runs them all
+from hvdtrain.launch import testbed
+
+pytestmark = [pytest.mark.timeout(240), pytest.mark.xdist_group("testbed")]  # one needs its nodes
 TOOLS = ("slurmctld", "slurmd", "munged", "sbatch", "srun")
 TINY = ["--width", "0.0625", "--threads", "1"]
 
@@ -24,31 +27,55 @@ def free_ports(count):
 @pytest.fixture(scope="module")
 def slurm(tmp_path_factory):
     """The environment in which Slurm's commands find a cluster of one node with eight slots."""
+    with cluster(tmp_path_factory.mktemp("slurm"), {socket.gethostname(): ("127.0.0.1", [])}, 8) as env:
+        yield env
+
+
+@pytest.fixture
+def slurm_on_two_nodes(tmp_path):
+    """The same with two hosts of the testbed, of two slots each."""
+    with two_nodes():
+        own = f"{testbed.NETWORK}.{testbed.OWN_HOST_NUMBER}"
+        hosts = {node: (socket.gethostbyname(node), on_node(node)) for node in testbed.running_nodes()}
+        with cluster(tmp_path, hosts, 2, own) as env:
+            yield env
+
+
+def on_node(node):
+    """What runs a command in a node's network, and under its name; `ip netns exec` would hide control groups."""
+    named = f'hostname {node} && exec "$@"'
+    return ["nsenter", f"--net=/run/netns/hvdtrain-{node}", "unshare", "--uts", "sh", "-c", named, "sh"]
+
+
+@contextlib.contextmanager
+def cluster(folder, hosts, slots, controller_address="127.0.0.1"):
+    """Slurm on hosts, each with its address and what runs a command there."""
     missing = [tool for tool in TOOLS if not shutil.which(tool)] + (["root"] if os.geteuid() else [])
     if missing:
         if os.environ.get("HVDTRAIN_TESTBED") == "required":
             pytest.fail(f"not installed: {', '.join(missing)}")
         pytest.skip(f"not installed: {', '.join(missing)}")
-    folder, host = tmp_path_factory.mktemp("slurm"), socket.gethostname()
-    controller, node = free_ports(2)
+    controller, port = free_ports(2)
     (folder / "munge.key").write_bytes(os.urandom(128))
     (folder / "munge.key").chmod(0o600)
-    for name in ("state", "spool"):
-        (folder / name).mkdir()
+    for name in ("state", *(f"spool/{host}" for host in hosts)):
+        (folder / name).mkdir(parents=True)
+    cores = f"CPUs={slots} SocketsPerBoard=1 CoresPerSocket={slots} ThreadsPerCore=1 State=UNKNOWN"
+    nodes = [f"NodeName={host} NodeAddr={address} {cores}" for host, (address, _) in hosts.items()]
     (folder / "slurm.conf").write_text(f"""
 ClusterName=test
-SlurmctldHost={host}(127.0.0.1)
+SlurmctldHost={socket.gethostname()}({controller_address})
 SlurmUser=root
 SlurmdUser=root
 AuthType=auth/munge
 AuthInfo=socket={folder}/munge.socket,cred_expire=5
 CredType=cred/munge
 SlurmctldPort={controller}
-SlurmdPort={node}
+SlurmdPort={port}
 StateSaveLocation={folder}/state
-SlurmdSpoolDir={folder}/spool
+SlurmdSpoolDir={folder}/spool/%n
 SlurmctldPidFile={folder}/slurmctld.pid
-SlurmdPidFile={folder}/slurmd.pid
+SlurmdPidFile={folder}/slurmd-%n.pid
 ProctrackType=proctrack/pgid
 TaskPlugin=task/none
 MpiDefault=none
@@ -56,8 +83,8 @@ ReturnToService=2
 SelectType=select/cons_tres
 SelectTypeParameters=CR_Core
 SlurmdParameters=config_overrides
-NodeName={host} NodeAddr=127.0.0.1 CPUs=8 SocketsPerBoard=1 CoresPerSocket=8 ThreadsPerCore=1 State=UNKNOWN
-PartitionName=all Nodes={host} Default=YES MaxTime=INFINITE State=UP
+{os.linesep.join(nodes)}
+PartitionName=all Nodes={",".join(hosts)} Default=YES MaxTime=INFINITE State=UP
 """)
     env = os.environ | {"SLURM_CONF": str(folder / "slurm.conf")}
     munge = [
@@ -66,16 +93,17 @@ PartitionName=all Nodes={host} Default=YES MaxTime=INFINITE State=UP
     ]  # fmt: skip
     with contextlib.ExitStack() as stack:
 
-        def serve(*words):
-            log = stack.enter_context(open(folder / f"{words[0]}.out", "w"))
+        def serve(name, *words):
+            log = stack.enter_context(open(folder / f"{name}.out", "w"))
             process = subprocess.Popen(words, env=env, stdout=log, stderr=subprocess.STDOUT)
             stack.callback(end, process)
 
-        serve(*munge)
+        serve("munged", *munge)
         until((folder / "munge.socket").exists)
-        serve("slurmctld", "-D", "-f", str(folder / "slurm.conf"))
-        serve("slurmd", "-D", "-f", str(folder / "slurm.conf"))
-        until(lambda: output(env, "sinfo", "-h", "-o", "%T") == "idle")
+        serve("slurmctld", "slurmctld", "-D", "-f", str(folder / "slurm.conf"))
+        for host, (_, there) in hosts.items():
+            serve(f"slurmd-{host}", *there, "slurmd", "-D", "-f", str(folder / "slurm.conf"))
+        until(lambda: output(env, "sinfo", "-h", "-N", "-o", "%T").split() == ["idle"] * len(hosts))
         yield env
 
 
@@ -92,8 +120,9 @@ def output(env, *words):
     return subprocess.run(words, env=env, capture_output=True, text=True, timeout=30).stdout.strip()
 
 
-def submit(env, out, workers, servers, *options):
+def submit(env, out, workers, servers, *options, place=()):
     words = [HVDTRAIN, "launch", "--launcher", "slurm", "-n", str(workers), "-s", str(servers), "--out", str(out)]
+    words += place
     done = subprocess.run([*words, "--", *options, *TINY], **SETTINGS | {"env": env}, timeout=60, cwd=out.parent)
     assert done.returncode == 0, done.stdout
     assert done.stdout.strip().isdigit()  # the job's number
@@ -133,3 +162,17 @@ def test_a_batch_job_that_is_told_to_leave_goes_back_in_the_queue_and_goes_on(sl
     manifest = json.loads((out / "manifest.json").read_text())
     assert len(manifest["parts"]) == 2
     assert (manifest["starter"], manifest["workers"], manifest["servers"]) == ("srun", 2, 0)
+
+
+def test_ranks_that_are_dealt_out_over_two_nodes_train(slurm_on_two_nodes, tmp_path):
+    """Two tasks on each: the recipe deals them out in turn, so that the first two ranks, which serve, are apart."""
+    place = ["-H", "node1:2,node2:2", "--network-interface", testbed.INTERFACE]
+    for mode, workers, servers in (("allreduce", 4, 0), ("ps-sync", 2, 2)):
+        out = tmp_path / mode
+        job = submit(slurm_on_two_nodes, out, workers, servers, "--mode", mode, "--steps", "4", place=place)
+        until(lambda job=job: not output(slurm_on_two_nodes, "squeue", "-h", "-j", job), 90)
+        log = (tmp_path / f"{mode}.launch" / f"slurm-{job}.log").read_text()
+        assert (out / "summary.json").exists(), log
+        manifest = json.loads((out / "manifest.json").read_text())
+        assert (manifest["starter"], manifest["workers"], manifest["servers"]) == ("srun", workers, servers)
+        assert (manifest["hardware"]["hosts"], manifest["interface"]) == (["node1", "node2"], testbed.INTERFACE)

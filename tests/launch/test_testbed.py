@@ -2,7 +2,6 @@
 
 import contextlib
 import json
-import os
 import shutil
 import signal
 import subprocess
@@ -14,6 +13,7 @@ import psutil
 import pytest
 from helpers.jobs import ENV, HVDTRAIN, SETTINGS, until
 from helpers.launched import TOKEN, Launched, command_line
+from helpers.nodes import two_nodes
 
 from hvdtrain.launch import testbed
 
@@ -23,27 +23,11 @@ ROOT = Path(__file__).parent.parent.parent
 TINY = ["--width", "0.0625", "--threads", "1", "--steps", "6"]
 
 
-def why_not():
-    if os.geteuid():
-        return "network namespaces need root"
-    missing = [tool for tool in testbed.TOOLS if not shutil.which(tool)]
-    if missing or not Path(testbed.SSHD).exists():
-        return f"not installed: {', '.join(missing) or 'sshd'}"
-    return ""
-
-
 @pytest.fixture(scope="module")
 def nodes():
-    """Two nodes. A test that changes them puts them up again."""
-    if reason := why_not():
-        if os.environ.get("HVDTRAIN_TESTBED") == "required":
-            pytest.fail(reason)
-        pytest.skip(reason)
-    testbed.up(2, "1gbit")
-    try:
+    """A test that changes them puts them up again."""
+    with two_nodes():
         yield
-    finally:
-        testbed.down()
 
 
 def made():

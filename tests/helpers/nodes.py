@@ -1,0 +1,36 @@
+"""Two hosts of the testbed, for a test."""
+
+import contextlib
+import fcntl
+import os
+import shutil
+from pathlib import Path
+
+import pytest
+
+from hvdtrain.launch import testbed
+
+
+def why_not():
+    if os.geteuid():
+        return "network namespaces need root"
+    missing = [tool for tool in testbed.TOOLS if not shutil.which(tool)]
+    if missing or not Path(testbed.SSHD).exists():
+        return f"not installed: {', '.join(missing) or 'sshd'}"
+    return ""
+
+
+@contextlib.contextmanager
+def two_nodes():
+    """node1 and node2 are up, joined by 1 Gbit/s. Their names are this machine's: one test at a time."""
+    if reason := why_not():
+        if os.environ.get("HVDTRAIN_TESTBED") == "required":
+            pytest.fail(reason)
+        pytest.skip(reason)
+    with open("/tmp/hvdtrain-testbed.lock", "w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        testbed.up(2, "1gbit")
+        try:
+            yield
+        finally:
+            testbed.down()
