@@ -17,7 +17,7 @@ from hvdtrain.errors import UsageError
 from hvdtrain.launch.job_log import failure_reason
 from hvdtrain.launch.processes import local_job
 from hvdtrain.numerics.optimizers import OPTIMIZERS
-from hvdtrain.runs.folder import claim
+from hvdtrain.runs.folder import CONFIG, claim
 
 pytestmark = pytest.mark.timeout(60)
 
@@ -262,6 +262,21 @@ def test_a_folder_is_claimed_by_one_job(tmp_path):
     assert tomllib.loads((tmp_path / "run" / "config.toml").read_text())["job"] == "17"
     with pytest.raises(UsageError, match="is in use"):
         claim(tmp_path / "run", RunConfig(), 1, "18", others_log=False, resuming=False)
+
+
+def test_a_rank_that_begins_while_a_run_is_claimed_again_reads_a_whole_configuration(tmp_path, monkeypatch):
+    RunConfig(mode="ddp").save(tmp_path / CONFIG, job="17")
+    before, seen, save = (tmp_path / CONFIG).read_text(), [], RunConfig.save
+
+    def look(config, path, **also):
+        save(config, path, **also)
+        seen.append((tmp_path / CONFIG).read_text())
+
+    monkeypatch.setattr(RunConfig, "save", look)
+    claim(tmp_path, RunConfig(mode="ddp"), 1, "18", others_log=False, resuming=True)
+    assert seen == [before] and 'job = "18"' in (tmp_path / CONFIG).read_text()
+    with pytest.raises(UsageError, match="another job has claimed it"):
+        claim(tmp_path, RunConfig(), 1, "19", others_log=False, resuming=True)
 
 
 def test_logs_of_ranks_on_other_hosts_may_come_before_the_claim(tmp_path):

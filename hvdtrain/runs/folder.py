@@ -53,7 +53,11 @@ def claim(folder: Path, config: RunConfig, workers: int, job: str, others_log: b
     except OSError as error:
         raise UsageError(f"--out {folder} cannot be written: {error.strerror}") from None
     (folder / "snapshots").mkdir(exist_ok=True)
-    config.save(folder / CONFIG, workers=workers, job=job)
+    # Replaced whole, by a file that is locked too: a rank that begins now reads what was there, or this.
+    new = folder / f"{CONFIG}.part"
+    config.save(new, workers=workers, job=job)
+    fcntl.flock(os.open(new, os.O_WRONLY), fcntl.LOCK_EX)
+    new.replace(folder / CONFIG)
 
 
 def wait_for_claim(folder: Path, job: str, seconds: float) -> None:

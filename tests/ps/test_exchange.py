@@ -13,6 +13,7 @@ from hvdtrain.ps.leases import Leases
 from hvdtrain.ps.membership import Membership
 from hvdtrain.ps.partition import cut
 from hvdtrain.ps.server import Server
+from hvdtrain.ps.server_metrics import Load
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 
@@ -28,7 +29,7 @@ def join(monkeypatch):
         pieces, pushed = cut(SIZES, 1, 4), [[] for _ in range(workers)]
         server = Server(
             lambda number, weights: Bucket(weights, lambda p: make_optimizer(PLAIN, p), policy()),
-            Compressor("none").decode, Membership(workers), Leases(),
+            Compressor("none").decode, Membership(workers), Leases(), Load(),
         )  # fmt: skip
         for piece in pieces:
             server.install(piece.number, torch.zeros(4))

@@ -21,7 +21,7 @@ def make_server(policy, workers=2):
             weights, lambda p: load.time_steps_of(buckets.make_optimizer(buckets.PLAIN, p)), policy(workers)
         )
 
-    server = Server(make_bucket, lambda tensors: tensors[0], Membership(workers), Leases(), lambda *answer: None, load)
+    server = Server(make_bucket, lambda tensors: tensors[0], Membership(workers), Leases(), load)
     for bucket in (0, 1):
         server.install(bucket, torch.zeros(2))
     return server
@@ -39,11 +39,11 @@ def counted(server):
 def test_a_held_push_is_in_the_queue_and_its_worker_waits_until_all_have_pushed():
     server = make_server(buckets.sync)
     for bucket in (0, 1):
-        assert server.push(bucket, push(0, 1)) is None
+        assert not server.push(bucket, push(0, 1)).done()
     assert counted(server) == {"pushes": 2, "queue": 2, "waiting": 1, "bytes_received": 16, "bytes_sent": 0}
     assert server.load.row()["applying_s"] == 0
     for bucket in (0, 1):
-        assert server.push(bucket, push(1, 1)) is not None
+        assert server.push(bucket, push(1, 1)).done()
     assert counted(server) == {"pushes": 4, "queue": 0, "waiting": 0, "bytes_received": 32, "bytes_sent": 32}
     assert server.load.row()["applying_s"] > 0
     server.pull(0, worker=0)
@@ -53,7 +53,7 @@ def test_a_held_push_is_in_the_queue_and_its_worker_waits_until_all_have_pushed(
 def test_a_worker_that_is_lost_waits_no_more():
     server = make_server(lambda workers: buckets.stale(workers, 0))
     server.push(0, push(0, 1))
-    assert server.push(0, push(0, 2)) is None  # more than 0 steps ahead
+    assert not server.push(0, push(0, 2)).done()  # more than 0 steps ahead
     assert counted(server)["waiting"] == 1
     server.lose(0)
     assert (counted(server)["queue"], counted(server)["waiting"]) == (0, 0)
