@@ -31,6 +31,7 @@ def summarise(
     tally = Tally.of(rows[:, 1:].tolist())
     # The mean over the workers for one step of the job, whatever number of its own each took: it adds up to wall time.
     seconds = {part: spent / len(there) / history.step for part, spent in zip(PARTS, tally.seconds, strict=True)}
+    waits = sum(seconds[part] for part in WAITS) if job.world.size > 1 else 0.0
     counts = {str(i): n for i, n in enumerate(tally.staleness) if n}
     last, best = history.evaluations[-1], history.best
     assert best is not None
@@ -49,7 +50,7 @@ def summarise(
         "best_step": best["step"],
         "target_accuracy": job.config.target_accuracy,
         "time_to_target_s": reached[0] if reached else None,
-        "exposed_comm_fraction": sum(seconds[part] for part in WAITS) / sum(seconds.values()),
+        "exposed_comm_fraction": waits / sum(seconds.values()),
         "bytes_sent_per_step": sum(process["bytes_sent"] for process in processes) / steps if steps else None,
         "staleness_mean": tally.stale_sum / sum(counts.values()) if counts else None,
         "staleness_max": tally.stale_max if counts else None,

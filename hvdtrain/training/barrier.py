@@ -1,7 +1,7 @@
 """When all workers come to the same step, between two steps, and what they decide there."""
 
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -71,6 +71,8 @@ class StepBarrier:
             is_last: whether it is its epoch's last: then, in every mode, all workers are at it when this returns.
         """
         at_end = self.steps is not None and step >= self.steps
+        if self.group.workers == 1 and not self.group.in_background:  # nobody to ask: at each step, for next to nothing
+            return self._decide([[elapsed, *self._wants(elapsed)]], at_end)
         if self.lockstep:
             return self._in_lockstep(step, elapsed, is_last, at_end)
         wants = self._wants(elapsed)
@@ -86,7 +88,7 @@ class StepBarrier:
             furthest = int(rows[:, 0].max())
             if rows[:, 0].eq(furthest).all():
                 self.target = None
-                return self._decide(rows[:, 1:], at_end)
+                return self._decide(rows[:, 1:].tolist(), at_end)
             self.target = furthest
             if step < furthest:
                 return GO_ON
@@ -101,7 +103,7 @@ class StepBarrier:
         """What to do after a round of leased shares, whose last step this is."""
         self.paused = False
         _, rows = self.group.gather([elapsed, *self._wants(elapsed)])
-        return self._decide(rows, self.steps is not None and step >= self.steps)
+        return self._decide(rows.tolist(), self.steps is not None and step >= self.steps)
 
     def _in_lockstep(self, step: int, elapsed: float, is_last: bool, at_end: bool) -> Decision:
         if self.under_way:
@@ -125,21 +127,20 @@ class StepBarrier:
         wait = LOCKSTEP_EVERY_S
         if self.time_budget:  # half the remaining way: few barriers, and none but the last step overruns the budget
             wait = min(wait, (self.time_budget - mean) / 2)
-        alone = self.group.workers == 1 and not self.group.in_background
-        self.next_step = step + (1 if alone else max(1, int(wait / (mean / step))))
-        return self._decide(rows, at_end)
+        self.next_step = step + max(1, int(wait / (mean / step)))
+        return self._decide(rows.tolist(), at_end)
 
     def _wants(self, elapsed: float) -> tuple[bool, bool, bool]:
         over = bool(self.time_budget) and elapsed >= self.time_budget
         snapshot = bool(self.snapshot_s) and self.group.worker == 0 and elapsed - self.saved_at >= self.snapshot_s
         return over, termination_requested(), snapshot
 
-    def _decide(self, rows: torch.Tensor, at_end: bool) -> Decision:
+    def _decide(self, rows: Sequence[Sequence[float]], at_end: bool) -> Decision:
         """What any worker wants, all do; rows of elapsed and _wants."""
-        over, stop, snapshot = rows[:, 1:].any(0).tolist()
-        if snapshot:
-            self.saved_at = rows[:, 0].max().item()
-        return Decision(over or at_end, stop, snapshot)
+        elapsed, over, stop, snapshot = zip(*rows, strict=True)
+        if any(snapshot):
+            self.saved_at = max(elapsed)
+        return Decision(any(over) or at_end, any(stop), any(snapshot))
 
     def _is_requested(self) -> bool:
         now = time.monotonic()

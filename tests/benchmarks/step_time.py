@@ -24,7 +24,7 @@ from hvdtrain.config.run_config import RunConfig
 from hvdtrain.launch.job_log import failure_reason, log_lines
 from hvdtrain.launch.processes import local_job
 from hvdtrain.launch.recipe import train_program
-from hvdtrain.modes import has_servers
+from hvdtrain.modes import declared
 
 HOROVOD = ("horovod", "yielding")
 WARM_UP = 3  # steps not counted: memory is touched for the first time
@@ -37,7 +37,7 @@ def contenders(kind: str, args: argparse.Namespace) -> dict[str, tuple[int, list
 
     def ours(mode: str, precision: str = "fp32") -> RunConfig:
         return RunConfig(
-            mode=mode, servers=2 if has_servers(mode) else 0, model=args.model, width=args.width,
+            mode=mode, servers=2 if declared(mode).has_servers else 0, model=args.model, width=args.width,
             image_size=args.image_size, steps=args.steps, batch_size=args.batch_size, threads=1, schedule="constant",
             precision=precision, snapshot_every="never",
         )  # fmt: skip
