@@ -76,8 +76,7 @@ class Forked:
                 "RANK": str(rank), "WORLD_SIZE": str(ranks), "LOCAL_RANK": str(rank), "LOCAL_WORLD_SIZE": str(ranks),
                 "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port),
             }  # fmt: skip
-            # Over shared memory rpc polls, which takes time from what other tests compute; started jobs use it.
-            environment = os.environ | {"HVDTRAIN_OVER_TCP": "1"} | dict(env or {}) | place
+            environment = dict(os.environ) | dict(env or {}) | place
             process = FORKS.Process(target=_rank, args=(list(words), environment, os.getcwd(), printed, first))
             process.start()
             self.processes.append(process)
