@@ -43,7 +43,7 @@ def main() -> None:
     backend, servers, repeats, sizes = sys.argv[1], *map(int, sys.argv[2:4]), list(map(int, sys.argv[4].split(",")))
     world = read_world(servers)
     use_one_interface(world)
-    if backend != "naive-rpc":  # as in every process that trains
+    if backend == "rpc":  # as in jobs with servers
         keep_memory()
     torch.set_num_threads(1)
     found = BACKENDS[backend](world, repeats, sizes)

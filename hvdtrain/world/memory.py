@@ -1,4 +1,4 @@
-"""How this process takes memory from the system: the same way in every process that trains."""
+"""How this process takes memory from the system, and how much it has."""
 
 import ctypes
 import resource
@@ -7,9 +7,9 @@ LARGEST_KEPT = 32 * 2**20  # bytes: glibc gives what is larger back to the syste
 
 
 def keep_memory() -> None:
-    """Keep freed memory in this process, for the next message or batch: glibc's mallopt(3), where there is one.
+    """Keep freed memory in this process, for the next message: glibc's mallopt(3), where there is one.
 
-    What costs time in a large tensor's new memory is the page faults of touching it first. Call it before threads
+    What costs time in a message's new memory is the page faults of touching it first. Call it before threads
     begin: each that allocates earlier has taken an arena of its own.
     """
     m_trim_threshold, m_mmap_threshold, m_arena_max = -1, -3, -8
