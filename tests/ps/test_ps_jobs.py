@@ -211,7 +211,8 @@ def test_an_asynchronous_job_goes_on_without_a_worker_that_is_killed(mode, optio
     assert [row["samples"] for row in summary["evaluations"]] == [1438, 2 * 1438, 3 * 1438]  # the lost one's too
     assert len(steps(out, 2)) < 3 * 30
     shares = sum(len(steps(out, rank)) for rank in (1, 2, 3))
-    assert 0 <= 3 * 3 * 30 - shares <= 1  # what the lost worker had pushed last it may not have written down
+    # A step is written down when its push is answered, and that is seen a step later.
+    assert 0 <= 3 * 3 * 30 - shares <= 2
     assert "lost ranks [2] on its way" in refusal(out)
 
 

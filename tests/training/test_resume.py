@@ -202,7 +202,7 @@ def test_a_time_budget_ends_with_a_global_batch_and_snapshots_come_by_the_clock(
                "--time-budget", "6s", "--snapshot-every", "2s", "--keep-snapshots", "9"]  # fmt: skip
     done = run("forked", 2 + servers, *options, "--out", str(out))
     assert done.returncode == 0, done.stdout
-    taken = [steps(out, rank)[-1]["step"] for rank in range(servers, servers + 2)]
+    taken = [len(steps(out, rank)) for rank in range(servers, servers + 2)]
     assert sum(taken) == 2 * summary(out)["steps"]
     assert mode == "ps-async" or taken[0] == taken[1]
     saved = sorted(int(p.name[5:]) for p in (out / "snapshots").glob("step-*"))
