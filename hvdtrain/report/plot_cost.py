@@ -92,7 +92,7 @@ def step_time(by_kind: dict[Kind, list[Run]]) -> "Figure | None":
     if not rows:
         return None
     shown = shown_parts(rows)
-    figure, (axes,) = style.new_figure(_height(len(rows)) + 0.45 + 0.2 * (len(shown) > 6))
+    figure, (axes,) = style.new_figure(_height(len(rows)) + 0.25 + 0.2 * -(-len(shown) // 4))
     longest = max(1000 * sum(parts.values()) for parts in rows.values())
     for row, parts in enumerate(rows.values()):
         left = 0.0
@@ -111,5 +111,5 @@ def step_time(by_kind: dict[Kind, list[Run]]) -> "Figure | None":
     axes.tick_params(axis="y", length=0)
     axes.set(xlabel="ms a step")
     axes.grid(True, axis="x")
-    style.legend(figure, [axes], columns=5)
+    style.legend(figure, [axes], columns=4)
     return figure
