@@ -6,7 +6,6 @@ MODE says when servers apply a push; TIMES how often a repeat does the operation
 """
 
 import json
-import resource
 import socket
 import sys
 import tempfile
@@ -28,7 +27,7 @@ from hvdtrain.ps.exchange import Exchange
 from hvdtrain.ps.partition import cut
 from hvdtrain.world import horovod
 from hvdtrain.world.job import Job
-from hvdtrain.world.memory import keep_memory
+from hvdtrain.world.memory import keep_memory, peak_rss_mb
 from hvdtrain.world.network import use_one_interface
 from hvdtrain.world.place import World, read_world
 from hvdtrain.world.rendezvous import open_store
@@ -80,7 +79,7 @@ def _ask(ranks: Sequence[int], what: Callable[[], float]) -> list[float]:
 
 
 def _peak_mb() -> float:
-    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024 / 1e6
+    return peak_rss_mb() * 2**20 / 1e6
 
 
 def horovod_allreduce(world: World, repeats: int, sizes: list[int]) -> list[Measured]:

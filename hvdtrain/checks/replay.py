@@ -3,6 +3,8 @@
 import csv
 import json
 from collections import deque
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
@@ -84,20 +86,17 @@ def _read_ledgers(run: Path, servers: int, workers: int) -> Lines:
     seen = set()
     for server in range(servers):
         path = ledger_file(run, server)
-        try:
-            with path.open(newline="") as file:
-                for number, row in enumerate(csv.DictReader(file), 2):
-                    bucket, worker, step = (int(row[name]) for name in ("bucket", "worker", "step"))
-                    read = int(row["version_read"])
-                    made = None if row["version"] == DROPPED else int(row["version"])
-                    if not (0 <= worker < workers and step > 0 and 0 <= read and (made is None or read < made)):
-                        raise UsageError(f"{path}, line {number}: no push of {workers} worker(s) reads like this")
-                    if (server, bucket, worker, step) in seen:
-                        raise UsageError(f"{path}, line {number}: step {step} of worker {worker} was applied before")
-                    seen.add((server, bucket, worker, step))
-                    lines.setdefault((server, bucket), []).append((worker, step, read, made))
-        except (OSError, ValueError, KeyError, TypeError, csv.Error) as error:
-            raise UsageError(f"{path} cannot be read: {error}") from None
+        with _numbered_rows(path) as rows:
+            for number, row in rows:
+                bucket, worker, step = (int(row[name]) for name in ("bucket", "worker", "step"))
+                read = int(row["version_read"])
+                made = None if row["version"] == DROPPED else int(row["version"])
+                if not (0 <= worker < workers and step > 0 and 0 <= read and (made is None or read < made)):
+                    raise UsageError(f"{path}, line {number}: no push of {workers} worker(s) reads like this")
+                if (server, bucket, worker, step) in seen:
+                    raise UsageError(f"{path}, line {number}: step {step} of worker {worker} was applied before")
+                seen.add((server, bucket, worker, step))
+                lines.setdefault((server, bucket), []).append((worker, step, read, made))
     return lines
 
 
@@ -106,16 +105,23 @@ def _read_leases(run: Path, workers: int) -> Leases:
     from hvdtrain.ps.ledger import lease_file
 
     path, leases = lease_file(run), Leases()
+    with _numbered_rows(path) as rows:
+        for number, row in rows:
+            worker, step, share = (int(row[name]) for name in ("worker", "step", "share"))
+            if not (0 <= worker < workers and step > 0 and share >= 0) or (worker, step) in leases:
+                raise UsageError(f"{path}, line {number}: no lease of {workers} worker(s) reads like this")
+            leases[worker, step] = share
+    return leases
+
+
+@contextmanager
+def _numbered_rows(path: Path) -> Iterator[Iterator[tuple[int, dict[str, str]]]]:
+    """The rows of a CSV file with their lines' numbers. UsageError where it, or a row in the block, cannot be read."""
     try:
         with path.open(newline="") as file:
-            for number, row in enumerate(csv.DictReader(file), 2):
-                worker, step, share = (int(row[name]) for name in ("worker", "step", "share"))
-                if not (0 <= worker < workers and step > 0 and share >= 0) or (worker, step) in leases:
-                    raise UsageError(f"{path}, line {number}: no lease of {workers} worker(s) reads like this")
-                leases[worker, step] = share
+            yield enumerate(csv.DictReader(file), 2)
     except (OSError, ValueError, KeyError, TypeError, csv.Error) as error:
         raise UsageError(f"{path} cannot be read: {error}") from None
-    return leases
 
 
 def _different(weights: dict[str, "torch.Tensor"], saved: Path) -> int:

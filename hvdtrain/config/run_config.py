@@ -117,7 +117,7 @@ class RunConfig:
     record: bool = option(False, "Servers write down which push was applied when, for `hvdtrain replay`.", bool)
     seed: int = option(0, "Decides initial weights and sample order.", click.IntRange(0, 2**32 - 1))
     repeat: int = option(
-        1, "Which repeat of a measurement this is: a report takes medians over them.", click.IntRange(1, 10**6)
+        1, "Which repeat of a measurement this is: a report takes means over them.", click.IntRange(1, 10**6)
     )
     threads: int = option(0, "Threads a worker computes with; 0 shares the host's cores.", click.IntRange(0, 1024))
     device: str = option(

@@ -2,7 +2,7 @@
 
 import csv
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
 from hvdtrain.ps.messages import Applied
@@ -15,13 +15,23 @@ def ledger_file(folder: Path, server: int) -> Path:
     return folder / f"ledger.server{server}.csv"
 
 
-class Ledger:
+class _CsvFile:
+    """A new file with these columns, open until it is closed."""
+
+    def __init__(self, path: Path, columns: Sequence[str]) -> None:
+        self.file = path.open("w", newline="")
+        self.writer = csv.writer(self.file, lineterminator="\n")
+        self.writer.writerow(columns)
+
+    def close(self) -> None:
+        self.file.close()
+
+
+class Ledger(_CsvFile):
     """A line for each bucket of each push; the lines of one bucket are in the order of application."""
 
     def __init__(self, folder: Path, server: int) -> None:
-        self.file = ledger_file(folder, server).open("w", newline="")
-        self.writer = csv.writer(self.file, lineterminator="\n")
-        self.writer.writerow(COLUMNS)
+        super().__init__(ledger_file(folder, server), COLUMNS)
         self.lock = threading.Lock()  # buckets are updated by several threads
 
     def of_bucket(self, number: int) -> Callable[[Applied], None]:
@@ -34,9 +44,6 @@ class Ledger:
 
         return write
 
-    def close(self) -> None:
-        self.file.close()
-
 
 LEASE_COLUMNS = ("worker", "step", "share")
 
@@ -45,16 +52,11 @@ def lease_file(folder: Path) -> Path:
     return folder / "leases.csv"
 
 
-class LeaseLedger:
+class LeaseLedger(_CsvFile):
     """A line for each share that was leased: to whom, and at which step of its own it trains on that."""
 
     def __init__(self, folder: Path) -> None:
-        self.file = lease_file(folder).open("w", newline="")
-        self.writer = csv.writer(self.file, lineterminator="\n")
-        self.writer.writerow(LEASE_COLUMNS)
+        super().__init__(lease_file(folder), LEASE_COLUMNS)
 
     def write(self, worker: int, step: int, share: int) -> None:
         self.writer.writerow((worker, step, share))
-
-    def close(self) -> None:
-        self.file.close()

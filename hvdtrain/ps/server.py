@@ -46,9 +46,8 @@ class Server:
         self.membership.heard(push.worker)
         answer: Future[Answer] = Future()
         self.open[bucket, push.worker] = answer
-        decides = (
-            bucket == 0
-        )  # the one that backward completes last; of a push that a worker's death cuts short, it counts
+        # The bucket that backward completes last: of a push that a worker's death cuts short, it counts.
+        decides = bucket == 0
         with self.load.handling(bucket, push), self._deciding if decides else nullcontext():
             decoded = push if push.gradient is None else push._replace(gradient=self.decode(push.gradient))
             replies = self.buckets[bucket].push(decoded)

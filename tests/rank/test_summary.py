@@ -4,6 +4,7 @@ import threading
 
 import pytest
 import torch
+from helpers.groups import Threads
 from torch.distributed import HashStore
 
 from hvdtrain.config.run_config import RunConfig
@@ -15,24 +16,8 @@ from hvdtrain.rank.summary import summarise
 from hvdtrain.runs.metrics import Recorder
 from hvdtrain.training.history import History
 from hvdtrain.training.step import digest
-from hvdtrain.world.group import Group
 from hvdtrain.world.job import Job
 from hvdtrain.world.place import World
-
-
-class Threads(Group):
-    """A worker that is a thread of this process: its sum waits for every other's, as between real ranks."""
-
-    def __init__(self, world, membership, store):
-        super().__init__(world)
-        self.membership, self.store, self.sums = membership, store, 0
-
-    def sum(self, values):
-        self.sums += 1
-        return self.membership.add(self.worker, self.sums, values).wait()
-
-    def collect(self, name, value):
-        return self.collect_in(self.store, name, value)
 
 
 @pytest.mark.timeout(60)

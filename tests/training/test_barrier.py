@@ -5,29 +5,22 @@ import time
 
 import pytest
 import torch
+from helpers.groups import Threads
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from hvdtrain.config.run_config import RunConfig
 from hvdtrain.ps.membership import Membership
 from hvdtrain.training.barrier import StepBarrier
-from hvdtrain.world.group import Group
 from hvdtrain.world.place import World
 
 
-class InOneProcess(Group):
-    """Workers that are threads: sums go through a server's own membership."""
+class InOneProcess(Threads):
+    """They request barriers of each other in a set that all have."""
 
     def __init__(self, world, membership, requested):
-        super().__init__(world)
-        self.membership, self.requested, self.sums = membership, requested, 0
-
-    def sum(self, values):
-        self.sums += 1
-        return self.membership.add(self.worker, self.sums, values).wait()
-
-    def collect(self, name, value):
-        raise NotImplementedError
+        super().__init__(world, membership)
+        self.requested = requested
 
     def request_barrier(self, number):
         self.requested.add(number)

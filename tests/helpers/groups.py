@@ -1,0 +1,22 @@
+"""Workers that are threads of this process, as a group."""
+
+from hvdtrain.world.group import Group
+
+
+class Threads(Group):
+    """Sums go through a server's own membership: a worker's waits for every other's, as between real ranks.
+
+    Args:
+        store: see Group.collect_in; None where nothing is collected.
+    """
+
+    def __init__(self, world, membership, store=None):
+        super().__init__(world)
+        self.membership, self.store, self.sums = membership, store, 0
+
+    def sum(self, values):
+        self.sums += 1
+        return self.membership.add(self.worker, self.sums, values).wait()
+
+    def collect(self, name, value):
+        return self.collect_in(self.store, name, value)
