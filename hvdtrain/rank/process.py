@@ -2,6 +2,7 @@
 
 import contextlib
 import os
+import sys
 import time
 import traceback
 from pathlib import Path
@@ -95,6 +96,12 @@ def run_rank(config: RunConfig, out: str, resuming: bool = False) -> None:
             print(f"hvdtrain: {message}", file=terminal.err, flush=True)
         # Not sys.exit: leaving politely means waiting for ranks that may never come.
         os._exit(130 if isinstance(error, KeyboardInterrupt) else getattr(error, "exit_code", 1))
+    if world.servers:
+        # The other ranks' ends reach threads of rpc's that outlive its shutdown. One that calls into Python while Python
+        # is ending is ended inside of C++, which aborts the process: once in some hundred jobs.
+        sys.stdout.flush()
+        sys.stderr.flush()
+        os._exit(0)
 
 
 def _share_of_cores(world: World) -> int:

@@ -47,6 +47,9 @@ from hvdtrain.training import step
 if os.environ["RANK"] == "2":
     backward = step.backward
     step.backward = lambda *arguments: (time.sleep(0.6), backward(*arguments))[1]
+from hvdtrain.rank import process
+run_rank = process.run_rank
+process.run_rank = lambda *arguments: (run_rank(*arguments), print("Python ends"))
 """
     job = Forked(
         3, ["train", "--mode", "ps-async", "--servers", "1", *settings, "--out", str(tmp_path / "run")], first=slow
@@ -56,6 +59,8 @@ if os.environ["RANK"] == "2":
     finally:
         job.close()
     assert job.returncode == 0, said
+    logs = [(tmp_path / "run" / "logs" / f"rank.{rank}.out").read_text() for rank in range(3)]
+    assert "Python ends" not in "".join(logs)  # while it did, rpc's threads aborted the process now and then
     fast, slowed = (len(steps(tmp_path / "run", rank)) for rank in (1, 2))
     assert fast + slowed == 2 * 45
     assert slowed < fast / 2
