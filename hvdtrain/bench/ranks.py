@@ -31,6 +31,7 @@ from hvdtrain.world.memory import keep_memory, peak_rss_mb
 from hvdtrain.world.network import use_one_interface
 from hvdtrain.world.place import World, read_world
 from hvdtrain.world.rendezvous import open_store
+from hvdtrain.world.terminal import end_at_once
 
 WARM_UP = 2  # not counted: memory is touched for the first time
 UPDATE = RunConfig(mode="ps-async", servers=1, optimizer="sgd", momentum=0.0, lr=0.1)
@@ -48,6 +49,8 @@ def main() -> None:
     found = BACKENDS[backend](world, repeats, sizes)
     if world.rank == world.size - 1:
         print(json.dumps(found), flush=True)
+    if backend == "rpc":
+        end_at_once()
 
 
 def measure(

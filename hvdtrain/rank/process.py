@@ -2,7 +2,6 @@
 
 import contextlib
 import os
-import sys
 import time
 import traceback
 from pathlib import Path
@@ -17,7 +16,7 @@ from hvdtrain.world.network import use_one_interface
 from hvdtrain.world.parent import end_with_starter
 from hvdtrain.world.place import World, read_world
 from hvdtrain.world.preempt import EXIT_CODE, Terminated
-from hvdtrain.world.terminal import open_logs
+from hvdtrain.world.terminal import end_at_once, open_logs
 
 
 def run_rank(config: RunConfig, out: str, resuming: bool = False) -> None:
@@ -97,11 +96,7 @@ def run_rank(config: RunConfig, out: str, resuming: bool = False) -> None:
         # Not sys.exit: leaving politely means waiting for ranks that may never come.
         os._exit(130 if isinstance(error, KeyboardInterrupt) else getattr(error, "exit_code", 1))
     if world.servers:
-        # The other ranks' ends reach threads of rpc's that outlive its shutdown. One that calls into Python while Python
-        # is ending is ended inside of C++, which aborts the process: once in some hundred jobs.
-        sys.stdout.flush()
-        sys.stderr.flush()
-        os._exit(0)
+        end_at_once()
 
 
 def _share_of_cores(world: World) -> int:
