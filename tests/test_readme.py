@@ -27,6 +27,7 @@ READMES = {
 # Commands in ```bash blocks that do not run here, and why.
 ELSEWHERE = {
     "uv run pytest": "this is it",
+    "pip install uv && uv run hvdtrain compare": "the main job, of some minutes: see test_the_main_job",
     "ruff check . && mypy && lint-imports": "run before the tests, by .ci/run",
 }
 # Runs of 20 steps in README.md: of each starter, in each kind of mode.
@@ -80,31 +81,37 @@ def ours(line: str) -> list[str]:
 @pytest.mark.parametrize("name", [name for name, text in READMES.items() if run_here(text)])
 def test_every_command_runs(name, tmp_path):
     """In one folder and in order: later commands use what earlier ones made."""
-    binaries = Path(sys.executable).parent
-    env = os.environ | {
-        "PATH": f"{binaries}{os.pathsep}{os.environ['PATH']}",
-        "OMPI_ALLOW_RUN_AS_ROOT": "1", "OMPI_ALLOW_RUN_AS_ROOT_CONFIRM": "1",
-    }  # fmt: skip
     for command in run_here(READMES[name]):
-        if command in ELSEWHERE:
-            continue
-        words = shlex.split(command.removeprefix("pip install uv && ").removeprefix("uv run "))
-        done = subprocess.run(
-            words, cwd=tmp_path, env=env, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE,
-            stderr=subprocess.STDOUT, text=True, timeout=1200,
-        )  # fmt: skip
-        assert done.returncode == 0, f"{command}\n{done.stdout}"
-        assert "Traceback" not in done.stdout, f"{command}\n{done.stdout}"
+        if command not in ELSEWHERE:
+            run_in(tmp_path, command)
     if name == "README.md":
-        check_the_main_job(next((tmp_path / "runs").glob("compare-*")))
         for folder, mode, workers, servers in STARTED:
             check_run_folder(tmp_path / "runs" / folder, mode, workers, servers, 20)
         check_bench_rows(json.loads((tmp_path / "rows.json").read_text()))
         assert (tmp_path / "rows.svg").read_text().startswith("<?xml")
 
 
-def check_the_main_job(out: Path) -> None:
-    """What `hvdtrain compare` with no options promises."""
+def run_in(folder: Path, command: str) -> None:
+    binaries = Path(sys.executable).parent
+    env = os.environ | {
+        "PATH": f"{binaries}{os.pathsep}{os.environ['PATH']}",
+        "OMPI_ALLOW_RUN_AS_ROOT": "1", "OMPI_ALLOW_RUN_AS_ROOT_CONFIRM": "1",
+    }  # fmt: skip
+    done = subprocess.run(
+        shlex.split(command), cwd=folder, env=env, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT, text=True, timeout=1200,
+    )  # fmt: skip
+    assert done.returncode == 0, f"{command}\n{done.stdout}"
+    assert "Traceback" not in done.stdout, f"{command}\n{done.stdout}"
+
+
+@pytest.mark.main_job
+@pytest.mark.timeout(1200)
+def test_the_main_job(tmp_path):
+    """What README's first command promises: `hvdtrain compare` with no options."""
+    first = run_here(READMES["README.md"])[0]
+    run_in(tmp_path, first.removeprefix("pip install uv && uv run "))
+    out = next((tmp_path / "runs").glob("compare-*"))
     with (out / "results.csv").open() as file:
         rows = list(csv.DictReader(file))
     assert [row["mode"] for row in rows] == ["single", "allreduce", "ps-sync", "ps-async"]
