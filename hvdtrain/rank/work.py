@@ -1,6 +1,7 @@
 """What a rank does once it knows where it is: serve, or build the model, train it and write down the results."""
 
 import dataclasses
+import json
 import math
 import os
 import shutil
@@ -26,6 +27,7 @@ from hvdtrain.models.layers import Network
 from hvdtrain.models.pretrained import load_pretrained
 from hvdtrain.modes._synchroniser import Synchroniser
 from hvdtrain.numerics.clock import PARTS
+from hvdtrain.numerics.slowdown import Slowdown
 from hvdtrain.rank.summary import summarise
 from hvdtrain.runs.manifest import by_host, manifest, weights_hash
 from hvdtrain.runs.metrics import Recorder, Tally, write_json
@@ -44,6 +46,7 @@ from hvdtrain.world.preempt import Terminated, deferred_sigterm, leave_file
 from hvdtrain.world.terminal import Terminal
 
 WEIGHTS = "snapshots/final.safetensors"
+MANIFEST = "manifest.json"
 
 
 @dataclasses.dataclass(frozen=True)
@@ -158,7 +161,8 @@ def train_as_worker(
     recorder = Recorder(job.folder, world.rank, world.is_chief, after, tally)
     history = History(**before.get("history", {}))
     saver = Saver(job, model, sync, recorder, facts, after, progress.print)
-    training = Training(job, model, module, sync, recorder, progress, saver, history)
+    slowdown = Slowdown(config.slow, world.worker, config.seed)
+    training = Training(job, model, module, sync, recorder, progress, saver, history, slowdown)
     with deferred_sigterm(leave_file(job.folder) if world.is_chief else None):
         try:
             processor_s = train(training, loader, validation)
@@ -181,7 +185,11 @@ def _finish(training: Training, processor_s: list[float], first_step: int, data:
         write_tensors(job.folder / WEIGHTS, training.model.state_dict())
     if data.test:
         summary |= _test_best(job, sync.group, training.model, Loader(data.test, side, job.threads), progress)
+    there, factors = sync.group.gather([training.slowdown.achieved()])
     if job.world.is_chief:
+        manifest = json.loads((job.folder / MANIFEST).read_text())
+        manifest["slow"]["achieved"] = dict(zip(map(str, there), factors[:, 0].tolist(), strict=True))
+        write_json(job.folder / MANIFEST, manifest)
         write_json(job.folder / "summary.json", summary)
         if share := summary["left_out_share"]:
             progress.print(f"{share:.1%} of the steps overflowed fp16, and were left out")
@@ -228,7 +236,7 @@ def _begin(
     })  # fmt: skip
     part = {name: facts[name] for name in ("mode", "workers", "servers", "threads_per_worker", "device", "started")}
     facts["parts"] = [*before.get("parts", []), {"after_step": resumed.step if resumed else 0, **part}]
-    write_json(job.folder / "manifest.json", facts)
+    write_json(job.folder / MANIFEST, facts)
     return {name: facts[name] for name in ("dataset_hash", "initial_weights", "parts")}
 
 

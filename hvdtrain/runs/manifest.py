@@ -98,6 +98,7 @@ def manifest(
         "repeat": config.repeat,
         "deterministic": config.deterministic,
         "stop_at_target": config.stop_at_target,
+        "slow": {"asked": config.slow, "achieved": {}},  # by worker, at the end: how many times as long it computed
         "device": job.device.type,
         "share_gpu": config.share_gpu and job.device.type == "cuda",
         "backend": backend,

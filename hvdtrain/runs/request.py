@@ -15,7 +15,7 @@ from hvdtrain.config.file import read_config
 from hvdtrain.config.run_config import DEVICES, LENGTHS, RunConfig, flag
 from hvdtrain.data import augment
 from hvdtrain.errors import UsageError, unknown
-from hvdtrain.numerics import compression
+from hvdtrain.numerics import compression, slowdown
 from hvdtrain.numerics.optimizers import OPTIMIZERS
 
 
@@ -59,6 +59,7 @@ def check(config: RunConfig) -> RunConfig:
     if not mode.can_send(kind):
         takes = " or ".join(mode.compressions)
         raise UsageError(f"--compression {config.compression} is not for --mode {config.mode}, which takes {takes}")
+    slowdown.parse(config.slow)
     models.check(config.model, config.image_size, config.dropout, config.pretrained)
     if mode.has_servers and not config.servers:
         raise UsageError(f"--mode {config.mode} needs a server: add --servers 1 and one more rank")
@@ -74,6 +75,8 @@ def check_workers(config: RunConfig, workers: int) -> None:
         raise UsageError(f"--mode {config.mode} is one process, but {workers} were started")
     if config.backup >= workers:
         raise UsageError(f"--backup {config.backup} leaves no push of {workers} worker(s) to wait for")
+    if absent := sorted(worker for worker in slowdown.slowed_workers(config.slow) if worker >= workers):
+        raise UsageError(f"--slow {config.slow}: there is no worker {absent[0]}; workers are 0 to {workers - 1}")
     if config.per_worker:
         raise ValueError("first resolve the configuration for_workers")
     if config.batch_size // workers < config.accumulate > 1:

@@ -11,6 +11,7 @@ from hvdtrain.data.loader import Loader
 from hvdtrain.data.sampling import BatchSampler
 from hvdtrain.modes._synchroniser import Synchroniser
 from hvdtrain.numerics.clock import Timer
+from hvdtrain.numerics.slowdown import Slowdown
 from hvdtrain.ps.worker import PushPull
 from hvdtrain.runs.metrics import Recorder
 from hvdtrain.runs.request import shares_of
@@ -45,6 +46,7 @@ class Training:
     progress: TrainingProgress
     saver: Saver
     history: History
+    slowdown: Slowdown
 
 
 def train(training: Training, loader: Loader, validation: Loader) -> list[float]:
@@ -80,7 +82,7 @@ def train(training: Training, loader: Loader, validation: Loader) -> list[float]
             if sync.overtaken(share.step):
                 clock.mark("data")
             else:
-                row, seconds = stepper.take(share, images, labels, shares.waited_s(asked))
+                row, seconds = stepper.take(share, images, labels, timer.seconds(), shares.waited_s(asked))
                 row["time"] = round(timer.seconds(), 6)
                 training.recorder.step(row, seconds, digest(share), sync.push_status)
                 training.progress.step(row)
@@ -136,7 +138,7 @@ def _stepper(training: Training, sampler: BatchSampler, side: int, steps: int | 
         side: of the images, in pixels.
         steps: how many there will be, or None where nobody knows.
     """
-    stepper = Stepper(training.job, training.model, training.sync, training.module, steps)
+    stepper = Stepper(training.job, training.model, training.sync, training.module, steps, training.slowdown)
     stepper.loss_scale.restore(training.history.loss_scale)
     training.model.train()
     if training.job.config.compile:

@@ -15,6 +15,7 @@ from hvdtrain.numerics.clock import Clock, move
 from hvdtrain.numerics.flat import trained
 from hvdtrain.numerics.optimizers import lr_at
 from hvdtrain.numerics.precision import LossScale, autocast
+from hvdtrain.numerics.slowdown import Slowdown
 from hvdtrain.numerics.split import even_range
 from hvdtrain.training.feed import Normalise
 from hvdtrain.world.job import Job
@@ -25,10 +26,13 @@ class Stepper:
 
     Args:
         steps: how many there will be, for the learning rate, or None where nobody knows.
+        slowdown: what makes this worker slower than it is.
     """
 
-    def __init__(self, job: Job, model: nn.Module, sync: Synchroniser, module: nn.Module, steps: int | None) -> None:
-        self.config, self.device, self.steps = job.config, job.device, steps
+    def __init__(
+        self, job: Job, model: nn.Module, sync: Synchroniser, module: nn.Module, steps: int | None, slowdown: Slowdown
+    ) -> None:
+        self.config, self.device, self.steps, self.slowdown = job.config, job.device, steps, slowdown
         self.model, self.sync, self.module = model, sync, module
         self.alone = job.world.size == 1
         self.normalise = Normalise(job.config, job.device)
@@ -53,11 +57,12 @@ class Stepper:
             buffer.copy_(values)
 
     def take(
-        self, share: Share, images: torch.Tensor, labels: torch.Tensor, lease_s: float = 0.0
+        self, share: Share, images: torch.Tensor, labels: torch.Tensor, elapsed_s: float, lease_s: float = 0.0
     ) -> tuple[dict[str, Any], dict[str, float]]:
         """Take one step.
 
         Args:
+            elapsed_s: seconds of training so far.
             lease_s: how long this worker had to wait for the share, before its images could be read.
 
         Returns:
@@ -67,10 +72,12 @@ class Stepper:
         inputs = self.normalise(images)
         clock.mark("data")
         sync.begin(share.step, lr_at(self.config, share.step, share.epoch, self.steps))
+        began = clock.watch.now()
         loss, correct = backward(
             self.config, self.module, share, inputs, labels, self.loss_scale.scaled, sync.set_accumulating,
             clock,
         )  # fmt: skip
+        slept_s = self._slow_down(share.step, elapsed_s, began)
         sync.wait()
         clock.mark("comm")
         sync.update(self.loss_scale)
@@ -78,6 +85,7 @@ class Stepper:
         clock.mark("optimizer")
         seconds = move(clock.lap(), "forward", "comm", sync.waited_s)
         seconds = move(seconds, "data", "lease", lease_s)
+        seconds = move(seconds, "comm", "backward", slept_s)
         if self.alone:  # what comes after the last gradient is no wait for others
             seconds = move(seconds, "comm", "backward", seconds["comm"])
         row = {
@@ -88,6 +96,14 @@ class Stepper:
         if self.loss_scale.enabled:
             row["left_out"] = not self.loss_scale.acted
         return row, seconds
+
+    def _slow_down(self, step: int, elapsed_s: float, began: Any) -> float:
+        """Sleep as --slow asks for, by what forward and backward took since `began`; the seconds slept."""
+        if not self.slowdown.rules:
+            return 0.0
+        watch, ended = self.clock.watch, self.clock.last_gradient
+        watch.wait_for(ended)
+        return self.slowdown.slow(step, elapsed_s, watch.seconds(began, ended) - self.sync.waited_s)
 
 
 def backward(

@@ -41,19 +41,13 @@ def test_a_static_share_of_every_batch_is_each_workers_own(tmp_path):
 def test_a_slow_worker_does_less_and_all_have_seen_what_one_process_sees(tmp_path):
     """The digest is of each sample at its step."""
     settings = [*SMALL[:2], "--epochs", "1", "--batch-size", "32", "--threads", "1"]
-    slow = """
-import os, time
-from hvdtrain.training import step
-if os.environ["RANK"] == "2":
-    backward = step.backward
-    step.backward = lambda *arguments: (time.sleep(0.6), backward(*arguments))[1]
+    options = ["--mode", "ps-async", "--servers", "1", "--slow", "1:8x", *settings]
+    said_at_the_end = """
 from hvdtrain.rank import process
 run_rank = process.run_rank
 process.run_rank = lambda *arguments: (run_rank(*arguments), print("Python ends"))
 """
-    job = Forked(
-        3, ["train", "--mode", "ps-async", "--servers", "1", *settings, "--out", str(tmp_path / "run")], first=slow
-    )
+    job = Forked(3, ["train", *options, "--out", str(tmp_path / "run")], first=said_at_the_end)
     try:
         said, _ = job.communicate(timeout=100)
     finally:
@@ -64,6 +58,8 @@ process.run_rank = lambda *arguments: (run_rank(*arguments), print("Python ends"
     fast, slowed = (len(steps(tmp_path / "run", rank)) for rank in (1, 2))
     assert fast + slowed == 2 * 45
     assert slowed < fast / 2
+    achieved = json.loads((tmp_path / "run" / "manifest.json").read_text())["slow"]["achieved"]
+    assert achieved == {"0": 1, "1": pytest.approx(8, rel=0.03)}
     assert run("forked", 1, *settings, "--out", str(tmp_path / "alone")).returncode == 0
     together, alone = (json.loads((tmp_path / name / "summary.json").read_text()) for name in ("run", "alone"))
     assert together["samples_digest"] == alone["samples_digest"]
