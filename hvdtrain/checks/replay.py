@@ -1,11 +1,11 @@
 """`hvdtrain replay`: a recorded parameter-server run again, on one process, push by push in the order it had."""
 
 import csv
+import dataclasses
 import json
 from collections import deque
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -13,8 +13,10 @@ from typing import TYPE_CHECKING
 import click
 
 from hvdtrain import modes
+from hvdtrain.config.file import read_config
 from hvdtrain.config.run_config import RunConfig
 from hvdtrain.errors import Failure, UsageError
+from hvdtrain.runs.folder import CONFIG
 from hvdtrain.runs.request import config_of, shares_of
 
 if TYPE_CHECKING:
@@ -59,6 +61,8 @@ def replay(run: Path) -> None:
 def _read(run: Path) -> tuple[RunConfig, int, int]:
     """What was run, its number of workers, and threads of each."""
     config = config_of(run)
+    if "look_ahead" not in read_config(run / CONFIG):  # a version before sent the weights as they were
+        config = dataclasses.replace(config, look_ahead=0.0)
     if not modes.declared(config.mode).has_servers or not config.record:
         raise UsageError(f"{run} is not a recorded run: train with a ps- mode and --record")
     try:
@@ -136,7 +140,7 @@ def _different(weights: dict[str, "torch.Tensor"], saved: Path) -> int:
         raise Failure(f"{saved} cannot be read as this model's weights: {error}") from None
 
 
-@dataclass
+@dataclasses.dataclass
 class Replica:
     """One worker of the run, as far as it has been replayed.
 
@@ -157,9 +161,9 @@ class Replica:
     versions: list[int]
     step: int = 0
     share: "Share | None" = None
-    encoded: list[list["torch.Tensor"]] = field(default_factory=list)
+    encoded: list[list["torch.Tensor"]] = dataclasses.field(default_factory=list)
     pushed: set[int] | None = None
-    answers: dict[int, "Answer"] = field(default_factory=dict)
+    answers: dict[int, "Answer"] = dataclasses.field(default_factory=dict)
 
 
 def _replay(
@@ -275,7 +279,7 @@ def _epoch(
                     due = reads[number][other.number]
                     if due and due[0] == buckets[number].version and number in (other.pushed or ()):
                         if number not in other.answers:
-                            other.answers[number] = buckets[number].pull(other.number)
+                            other.answers[number] = buckets[number].answer(other.number)
                 moved = True
         if not moved:
             break

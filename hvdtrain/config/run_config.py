@@ -88,6 +88,10 @@ class RunConfig:
         "waits for it; `mean` makes a step of each push with 1/N of the learning rate; `none` with all of it, as MXNet "
         "does.", click.Choice(["softsync", "mean", "none"]),
     )  # fmt: skip
+    look_ahead: float = option(
+        1.0, "In ps-async and ps-ssp with softsync: how many steps like the last one ahead of the weights are what a "
+        "worker is sent, since its gradient will count then; 0 sends the weights as they are.", click.FloatRange(0, 4)
+    )  # fmt: skip
     staleness: int = option(
         2, "In ps-ssp: how many steps a worker may be ahead of the slowest before it waits.", click.IntRange(0)
     )

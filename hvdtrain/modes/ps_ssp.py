@@ -19,7 +19,7 @@ from hvdtrain.ps.worker import PushPull
 HAS_SERVERS = True
 LOCKSTEP = False
 SURVIVES_LOST_WORKER = True
-OPTIONS = ("push_scale", "staleness", "delay_compensation", "staleness_lr", "bucket_mb", "record")
+OPTIONS = ("push_scale", "look_ahead", "staleness", "delay_compensation", "staleness_lr", "bucket_mb", "record")
 COMPRESSIONS = ("any",)
 SHARES = ("leased", "static")
 
@@ -36,18 +36,25 @@ class StaleSynchronous:
     (`mean`), N pushes with 1/N of the learning rate are as long as that for plain SGD; but Adam divides by the root of
     the second moment of one worker's gradients, which have N times the variance, and moves up to √N less.
 
+    A gradient then is of weights one step behind those that it changes. So workers are sent the weights as one more
+    step like the last would make them: weight prediction, as in SpecTrain (Chen et al., 2018, arXiv:1809.02839) and
+    DANA (Hakimi et al., 2019, arXiv:1907.11612), which follow the momentum alone.
+
     Args:
         workers: how many push.
         config: push_scale: `softsync` as above; with `mean` a push is a step with 1/workers of the learning rate, with
             `none` it is a whole one. delay_compensation: λ of DC-ASGD (Zheng et al., 2017, arXiv:1609.08326, eq. 10):
             the gradient g of weights that have moved by d since it was computed becomes g + λ g² d. staleness_lr: the
-            learning rate is divided by the staleness (Zhang et al.).
+            learning rate is divided by the staleness (Zhang et al.). look_ahead: in steps; for softsync alone, without
+            delay compensation, which is another remedy for the same.
         staleness: how many steps a worker may be ahead; None: any number.
     """
 
     def __init__(self, workers: int, config: RunConfig, staleness: int | None) -> None:
         self.clocks = dict.fromkeys(range(workers), 0)
         self.pushes_per_step = workers if config.push_scale == "softsync" else 1
+        is_behind = workers > 1 and staleness != 0 and config.push_scale == "softsync" and not config.delay_compensation
+        self.look_ahead = config.look_ahead if is_behind else 0.0
         self.scale = 1 / workers if config.push_scale == "mean" else 1.0
         self.compensation, self.divides = config.delay_compensation, config.staleness_lr
         self.staleness = staleness
@@ -89,7 +96,8 @@ class StaleSynchronous:
         gradient, summed, self.sum, self.summed = self.sum, self.summed, None, []
         if gradient is not None and len(summed) > 1:
             gradient.div_(len(summed))
-        bucket.apply(gradient, summed[-1].lr * (len(summed) / self.pushes_per_step), *summed)
+        lr = summed[-1].lr * (len(summed) / self.pushes_per_step)
+        bucket.apply(gradient, lr, *summed, look_ahead=self.look_ahead)
 
     def idle(self, bucket: Bucket, worker: int, step: int) -> list[Reply]:
         self.idle_after[worker] = step

@@ -69,6 +69,7 @@ class Bucket:
         self.policy = policy
         self.ledger = ledger
         self.version = 0
+        self._ahead: torch.Tensor | None = None  # what workers are sent in place of the weights; see apply
         self._last: dict[int, int] = {}  # worker -> the step of its last push
         self._reading: set[int] = set()  # workers that were sent this memory, which may still be on its way
         self._lost: set[int] = set()  # workers
@@ -94,7 +95,17 @@ class Bucket:
         """The weights as they are, for a worker that pushes nothing before it has them."""
         with self._lock:
             self._refuse_lost(worker)
-            return self._answer(worker, staleness=0)
+            self._reading.add(worker)
+            self.policy.pulled(self, worker)
+            return Answer(self.version, 0, self.weights.detach(), 0)
+
+    def answer(self, worker: int, staleness: int = 0, dropped: int = 0) -> Answer:
+        """What a worker is sent in answer to a push, while the bucket is locked or nobody else uses it."""
+        if self._ahead is not None:
+            return Answer(self.version, staleness, self._ahead, dropped)
+        self._reading.add(worker)
+        self.policy.pulled(self, worker)
+        return Answer(self.version, staleness, self.weights.detach(), dropped)
 
     def idle(self, worker: int, step: int) -> list[Reply]:
         """The worker pushes nothing for now, after this step; returns the replies to workers that waited for it."""
@@ -119,6 +130,7 @@ class Bucket:
         """
         with self._lock:
             restore_state(self.optimizer, [self.weights], state)
+            self._ahead = None
             self.policy.begin(step)
 
     def optimizer_state(self) -> dict[str, torch.Tensor]:
@@ -126,21 +138,21 @@ class Bucket:
         with self._lock:
             return state_of(self.optimizer, [self.weights])
 
-    def _answer(self, worker: int, staleness: int, dropped: int = 0) -> Answer:
-        self._reading.add(worker)
-        self.policy.pulled(self, worker)
-        return Answer(self.version, staleness, self.weights.detach(), dropped)
-
     def _refuse_lost(self, worker: int) -> None:
         if worker in self._lost:
             raise Failure(GIVEN_UP)
 
     # For policies, while the bucket is locked.
 
-    def apply(self, gradient: torch.Tensor | None, lr: float, *made_of: Push) -> None:
-        """One optimizer step with a gradient that was made of these pushes; none where one of them overflowed."""
+    def apply(self, gradient: torch.Tensor | None, lr: float, *made_of: Push, look_ahead: float = 0.0) -> None:
+        """One optimizer step with a gradient that was made of these pushes; none where one of them overflowed.
+
+        Args:
+            look_ahead: workers are sent the weights as they would be after so many more steps like this one.
+        """
         if gradient is None:
             return
+        before = self.weights.clone() if look_ahead else None
         if self._reading:  # leave them the memory that they are reading
             self.weights.data = self.weights.clone()
             self._reading = set()
@@ -148,6 +160,7 @@ class Bucket:
         self.weights.grad = gradient
         self.optimizer.step()
         self.weights.grad = None
+        self._ahead = before.lerp_(self.weights, 1 + look_ahead) if before is not None else None
         self.version += 1
         for push in made_of:
             self.ledger(Applied(push.worker, push.step, push.version_read, self.version))
@@ -157,9 +170,9 @@ class Bucket:
         self.ledger(Applied(push.worker, push.step, push.version_read, None))
 
     def reply(self, push: Push, staleness: int, dropped: int = 0) -> Reply:
-        """Let the push's worker go on with the weights as they are.
+        """Let the push's worker go on with the weights as they are, or ahead of that: see apply.
 
         Args:
             dropped: see Answer.
         """
-        return push.worker, self._answer(push.worker, staleness, dropped)
+        return push.worker, self.answer(push.worker, staleness, dropped)

@@ -86,6 +86,7 @@ def manifest(
         "weight_decay": config.weight_decay,
         "nesterov": config.nesterov,
         "push_scale": push_scale,
+        "look_ahead": config.look_ahead if push_scale == "softsync" and not config.delay_compensation else 0.0,
         "shares": shares_of(config),
         "staleness_bound": config.staleness if "staleness" in mode.options else None,
         "backup": config.backup,

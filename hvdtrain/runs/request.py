@@ -52,6 +52,11 @@ def check(config: RunConfig) -> RunConfig:
             f"--staleness-lr is for --push-scale none: in {config.push_scale} a push counts 1/N already, and its "
             "staleness is N - 1 on average"
         )
+    if config.look_ahead != RunConfig.look_ahead and (config.push_scale != "softsync" or config.delay_compensation):
+        raise UsageError(
+            "--look-ahead is for --push-scale softsync without --delay-compensation: elsewhere workers are sent the "
+            "weights as they are"
+        )
     if config.shares not in ("auto", *mode.shares):
         users = ", ".join(name for name in modes.names() if config.shares in modes.declared(name).shares)
         raise UsageError(f"--shares {config.shares} is not for --mode {config.mode}, in lockstep: it is for {users}")

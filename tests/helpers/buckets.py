@@ -25,9 +25,9 @@ def asynchronous(workers, scale=1.0, **options):
     return StaleSynchronous(workers, config, staleness=None)
 
 
-def softsync(workers, staleness=None, **options):
+def softsync(workers, staleness=None, look_ahead=0.0, **options):
     """As many pushes as there are workers make a step."""
-    return StaleSynchronous(workers, RunConfig(push_scale="softsync", **options), staleness)
+    return StaleSynchronous(workers, RunConfig(push_scale="softsync", look_ahead=look_ahead, **options), staleness)
 
 
 def stale(workers, staleness, push_scale="mean"):

@@ -181,6 +181,28 @@ def test_softsync_answers_at_once_and_takes_a_step_with_the_mean_of_n_pushes_who
     assert written[2:] == [(0, 1, 0, 2), (1, 3, 1, 2)]
 
 
+def test_softsync_sends_workers_the_weights_one_more_step_ahead_and_evaluates_them_as_they_are():
+    bucket = make(softsync(2, look_ahead=1.0))
+    holds(answered(bucket, push(0, 1, [8.0, 0.0])), 0, 0, [1, 2])  # there was no step yet
+    ahead = answered(bucket, push(1, 1, [8.0, 8.0]))
+    holds(ahead, 1, 0, [1 - 2 * 1, 2 - 2 * 0.5])
+    holds(bucket.pull(READER), 1, 0, [0, 1.5])
+    holds(answered(bucket, push(0, 2, [0.0, 0.0])), 1, 1, [-1, 1])
+    bucket.push(push(1, 2, [0.0, 0.0], 1))
+    holds(ahead, 1, 0, [-1, 1])  # what was sent stays as it was
+    holds(bucket.pull(READER), 2, 0, [0, 1.5])
+
+
+@pytest.mark.parametrize(
+    ("workers", "staleness", "options"), [(1, None, {}), (2, 0, {}), (2, None, {"delay_compensation": 0.5})]
+)
+def test_nobody_is_sent_weights_ahead_who_is_not_behind_or_has_another_remedy(workers, staleness, options):
+    bucket = make(softsync(workers, staleness, look_ahead=1.0, **options))
+    for worker in range(workers):
+        replies = bucket.push(push(worker, 1, [8.0, 8.0]))
+    assert [answer.weights.tolist() for _, answer in replies] == [[0, 1]] * len(replies)
+
+
 def test_softsync_takes_a_shorter_step_with_what_there_is_before_all_evaluate():
     bucket = make(softsync(4))
     bucket.push(push(0, 1, [8.0, 0.0]))
