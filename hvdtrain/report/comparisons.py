@@ -9,7 +9,8 @@ from dataclasses import dataclass
 from typing import Any
 
 from hvdtrain.report.fairness import GRID_FIELDS, check_grid, field_value, format_value
-from hvdtrain.report.runs import Run
+from hvdtrain.report.results import result_rows, spread
+from hvdtrain.report.runs import Kind, Run
 
 _TITLES = {"model": "{}", "global_batch": "global batch {}", "lr": "learning rate {}"}
 _NAMES = {"model": "{}", "global_batch": "b{}", "lr": "lr{}"}
@@ -63,3 +64,50 @@ def split_into_comparisons(runs: Sequence[Run]) -> list[Comparison]:
 def _rounded(value: Any) -> Any:
     """A learning rate to four digits, as it is written: rates that read the same are of one comparison."""
     return float(f"{value:.4g}") if isinstance(value, float) else value
+
+
+def epoch_times(runs: Sequence[Run]) -> dict[tuple[str, int], dict[Kind, list[float]]]:
+    """Seconds of training of an epoch, by model and global batch, then by kind: of each repeat."""
+    found: dict[tuple[str, int], dict[Kind, list[float]]] = {}
+    for row in result_rows(runs):
+        if row["epoch_s"] and row["global_batch"]:
+            kinds = found.setdefault((row["model"] or "", row["global_batch"]), {})
+            kinds.setdefault(Kind(row["mode"], row["workers"], row["servers"]), []).append(row["epoch_s"])
+    return dict(sorted(found.items()))
+
+
+def one_worker(runs: Sequence[Run]) -> list[dict[str, Any]]:
+    """For each model that ran with several batches: which kind of run has the shortest epoch with each, on average.
+
+    `until` is the largest batch up to which that is one worker. No verdict: the repeats may be few.
+    """
+    times, found = epoch_times(runs), []
+    models = {model for model, _ in times}
+    for model in sorted(models):
+        fastest: dict[int, Kind] = {}
+        for (own, batch), kinds in times.items():
+            if own == model and len({kind.workers > 1 for kind in kinds}) == 2:
+                means = {kind: mean.mean for kind, values in kinds.items() if (mean := spread(values, "epoch_s"))}
+                fastest[batch] = min(means, key=lambda kind: means[kind])
+        if len(fastest) < 2:
+            continue
+        alone = [batch for batch, kind in fastest.items() if kind.workers == 1]
+        more = [batch for batch in fastest if batch not in alone]
+        is_step = not alone or not more or max(alone) < min(more)
+        ends = [f"{kind.label} with a global batch of {batch}" for batch, kind in fastest.items() if kind.workers > 1]
+        if not alone:
+            words = f"several workers have the shortest epochs with every global batch: {', '.join(ends)}"
+        elif not more:
+            words = f"one worker has the shortest epochs with every global batch, up to {max(alone)}"
+        elif is_step:
+            words = f"one worker has the shortest epochs up to a global batch of {max(alone)}; then {', '.join(ends)}"
+        else:
+            words = f"one worker has the shortest epochs with a global batch of {', '.join(map(str, alone))}, but "
+            words += f"{', '.join(ends)}"
+        found.append({
+            "model": model,
+            "fastest": {str(batch): kind.label for batch, kind in fastest.items()},
+            "until": max(alone) if alone and is_step else None,
+            "words": f"{f'{model}: ' if len(models) > 1 else ''}On average, {words}.",
+        })  # fmt: skip
+    return found

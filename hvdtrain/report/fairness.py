@@ -149,7 +149,7 @@ def _lr_rule(finished: Sequence[tuple[str, Run]]) -> EqualField:
     why = EQUAL_EVERYWHERE["lr"]
     rules = LR_RULES if scales_weakly(result_rows([run for _, run in finished])) else {0.0: LR_RULES[0.0]}
     for exponent, words in rules.items():
-        bases = [(run.manifest.get("lr") or 0.0) / run.kind.workers**exponent for _, run in finished]
+        bases = [(run.manifest.lr or 0.0) / run.kind.workers**exponent for _, run in finished]
         if all(math.isclose(base, bases[0], rel_tol=1e-6) for base in bases):
             return EqualField("lr", words, "all runs", why)
     ways = "the root of the number of workers, or with it, where the global batch grows with them"
@@ -159,33 +159,32 @@ def _lr_rule(finished: Sequence[tuple[str, Run]]) -> EqualField:
 def _repeat_key(field: str) -> Callable[[Run], Hashable]:
     """What runs have to share for the field to be equal: the repeat, and for the samples seen their number too."""
     length = ("steps", "samples") if field == "samples_digest" else ()
-    return lambda run: (run.repeat, *map(run.summary.get, length))
+    return lambda run: (run.repeat, *(getattr(run.summary, name) for name in length))
 
 
 def field_value(run: Run, field: str) -> Any:
     """A field of the run's manifest or summary as it is compared; None where it was not recorded."""
-    value: Any = run.summary | run.manifest
-    if field.startswith("environment."):
-        return _variables(run, field)
+    head, *rest = field.split(".")
+    if head == "environment":
+        return _variables(run, *rest)
+    value: Any = getattr(run.manifest if hasattr(run.manifest, head) else run.summary, head)
     if field == "schedule.form":  # without the number of steps, which follows from the batch
-        return re.sub(r"over \d+ steps", "to the last step", str(value.get("schedule")))
-    for key in field.split("."):
-        value = value.get(key) if isinstance(value, dict) else None
+        return re.sub(r"over \d+ steps", "to the last step", str(value))
+    for key in rest:
+        value = value.get(key) if isinstance(value, dict) else getattr(value, key)
     if field == "hardware.hosts":
-        return len(value) if isinstance(value, list) else None
+        return len(value) or None
     if field == "hardware.gpus":  # models are compared, not numbers: one worker may see one GPU of four
-        used = str(run.manifest.get("device")).startswith("cuda") and isinstance(value, list)
-        return sorted(set(map(str, value))) if used else []
+        return sorted(set(value)) if str(run.manifest.device).startswith("cuda") else []
     return value
 
 
-def _variables(run: Run, field: str) -> Any:
+def _variables(run: Run, which: str, *name: str) -> Any:
     """`environment.computing`, `environment.messages`: the variables of these that were set; with a name, its value."""
-    environment = run.manifest.get("environment")
-    if not isinstance(environment, dict):
+    environment = run.manifest.environment
+    if environment is None:
         return None
-    _, which, *name = field.split(".", 2)
-    backend = str(run.manifest.get("backend"))
+    backend = str(run.manifest.backend)
     carried = tuple(prefix for word, prefixes in _READ_BY.items() if word in backend for prefix in prefixes)
     read = COMPUTING if which == "computing" else carried
     own = {variable: value for variable, value in environment.items() if variable.startswith(read)}

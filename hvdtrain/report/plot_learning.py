@@ -1,7 +1,5 @@
 """Plots of learning: loss, accuracy, staleness."""
 
-import math
-from collections import Counter
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -27,35 +25,29 @@ LOSS = (
 def loss(by_kind: RunsByKind, curves: Mapping[Path, LossCurve]) -> "Figure | None":
     if not any(curve.loss for curve in curves.values()) and not _has_evaluations(by_kind):
         return None
-    panels = _panels(by_kind)
-    figure, axes = style.new_figure(0.6 + 2.9 * len(panels), columns=2, rows=len(panels), sharey=True)
-    line_styles = _line_styles(by_kind)
+    panels, line_styles = _panels(by_kind), _line_styles(by_kind)
+    figure, axes = style.panels(2 * len(panels), 2.9, columns=2)
+    losses = []
     for (workers, drawn), left, right in zip(panels.items(), axes[::2], axes[1::2], strict=True):
         for kind, runs in drawn.items():
             left.plot([], [], **line_styles[kind], **_marker_style(kind))  # for the legend
             for run in runs:
-                curve, evaluations = curves[run.folder], run.summary.get("evaluations") or []
-                validation = [e["val_loss"] for e in evaluations]
+                curve, evaluations = curves[run.folder], run.summary.evaluations
+                validation = [e.val_loss for e in evaluations]
+                losses += [*curve.loss, *validation]
                 for panel, x, validation_x in (
-                    (left, curve.seconds, [e["train_s"] for e in evaluations]),
-                    (right, curve.samples, [e["samples"] for e in evaluations]),
+                    (left, curve.seconds, [e.train_s for e in evaluations]),
+                    (right, curve.samples, [e.samples for e in evaluations]),
                 ):
                     panel.plot(x, curve.loss, **line_styles[kind] | {"label": None})
                     panel.plot(validation_x, validation, linestyle="", alpha=0.9, **_marker_style(kind))
         left.set(xlabel="seconds of training", ylabel="cross-entropy", title=f"{workers}, against time")
         right.set(xlabel="samples trained on", title=f"{workers}, against samples")
         right.xaxis.set_major_formatter("{x:,.0f}")
-    validations = [
-        e["val_loss"] for runs in by_kind.values() for run in runs for e in run.summary.get("evaluations") or []
-    ]
-    losses = [y for curve in curves.values() for y in curve.loss] + validations
-    losses = [y for y in losses if math.isfinite(y)] or [0.0]
     for panel in axes:
         panel.set_xlim(left=0)
         panel.locator_params(axis="x", nbins=6)
-        panel.grid(True)
-        if max(losses) > 10 * min(losses) > 0:
-            style.log_scale(panel)
+        style.log_scale_if_wide(panel, losses)
     style.legend(figure, axes)
     return figure
 
@@ -93,7 +85,7 @@ def _marker_style(kind: Kind) -> dict[str, Any]:
 
 
 def _has_evaluations(by_kind: RunsByKind) -> bool:
-    return any(run.summary.get("evaluations") for runs in by_kind.values() for run in runs)
+    return any(run.summary.evaluations for runs in by_kind.values() for run in runs)
 
 
 ACCURACY = (
@@ -107,15 +99,13 @@ def accuracy(by_kind: RunsByKind) -> "Figure | None":
     if not _has_evaluations(by_kind):
         return None
     panels, line_styles = _panels(by_kind), _line_styles(by_kind)
-    columns = min(len(panels), 3)
-    rows = -(-len(panels) // columns)
-    figure, axes = style.new_figure(0.5 + 2.9 * rows, columns=columns, rows=rows, sharey=True)
-    target = next((run.summary.get("target_accuracy") for runs in by_kind.values() for run in runs), None)
-    for (workers, drawn), panel in zip(panels.items(), axes, strict=False):
+    figure, axes = style.panels(len(panels), 2.9)
+    target = next((run.summary.target_accuracy for runs in by_kind.values() for run in runs), None)
+    for (workers, drawn), panel in zip(panels.items(), axes, strict=True):
         for kind, runs in drawn.items():
             panel.plot([], [], **line_styles[kind], **_marker_style(kind))  # for the legend, even without evaluations
-            for evaluations in (run.summary.get("evaluations") or [] for run in runs):
-                seconds, reached = ([e[name] for e in evaluations] for name in ("train_s", "val_accuracy"))
+            for evaluations in (run.summary.evaluations for run in runs):
+                seconds, reached = [e.train_s for e in evaluations], [e.val_accuracy for e in evaluations]
                 panel.plot(seconds, reached, **line_styles[kind] | {"label": None}, **_marker_style(kind))
         if target:
             panel.axhline(target, color=style.INK, linewidth=0.9, linestyle=":")
@@ -126,11 +116,7 @@ def accuracy(by_kind: RunsByKind) -> "Figure | None":
         panel.set(xlabel="seconds of training", title=workers)
         panel.set_xlim(left=0)
         panel.set_ylim(top=1.01)
-        panel.grid(True)
-    for panel in axes[len(panels) :]:
-        panel.remove()
-    for row in range(rows):
-        axes[row * columns].set_ylabel("validation accuracy")
+    axes[0].set_ylabel("validation accuracy")
     style.legend(figure, axes)
     return figure
 
@@ -143,40 +129,29 @@ _MOST_BARS = 40
 
 
 def staleness(by_kind: RunsByKind) -> "Figure | None":
-    histograms = {kind: _histogram(runs) for kind, runs in by_kind.items()}
-    histograms = {kind: histogram for kind, histogram in histograms.items() if histogram}
+    histograms = {kind: histogram for kind, runs in by_kind.items() if (histogram := _histogram(runs))}
     if not histograms:
         return None
-    columns = min(len(histograms), 3)
-    rows = -(-len(histograms) // columns)
-    figure, panels = style.new_figure(2.4 * rows, columns=columns, rows=rows, sharey=True)
-    for axes, (kind, histogram) in zip(panels, histograms.items(), strict=False):
+    figure, panels = style.panels(len(histograms), 2.4)
+    for axes, (kind, histogram) in zip(panels, histograms.items(), strict=True):
         width = -(-(max(histogram) + 1) // _MOST_BARS)  # updates to a bar
         total, bars = sum(histogram.values()), dict[int, float]()
         for staleness, pushes in histogram.items():
             start = staleness // width * width
             bars[start] = bars.get(start, 0.0) + 100 * pushes / total
-        axes.bar(
-            [b + (width - 1) / 2 for b in bars],
-            list(bars.values()),
-            width=0.8 * width,
-            color=style.colour(kind),
-        )
+        middles = [bar + (width - 1) / 2 for bar in bars]
+        axes.bar(middles, list(bars.values()), width=0.8 * width, color=style.colour(kind))
         mean = sum(staleness * pushes for staleness, pushes in histogram.items()) / total
         axes.set(title=f"{kind.label}: mean {mean:.2f}, max. {max(histogram)}", xlabel="staleness (updates)")
         axes.set_xlim(-0.6, max(max(histogram), 3) + 0.6)
         axes.locator_params(axis="x", integer=True)
-        axes.grid(True, axis="y")
-    for axes in panels[len(histograms) :]:
-        axes.remove()
-    for row in range(rows):
-        panels[row * columns].set_ylabel("% of pushes")
+    panels[0].set_ylabel("% of pushes")
     return figure
 
 
-def _histogram(runs: Sequence[Run]) -> Counter[int]:
-    histogram = Counter[int]()
+def _histogram(runs: Sequence[Run]) -> dict[int, float]:
+    histogram: dict[int, float] = {}
     for run in runs:
-        for staleness, pushes in (run.summary.get("staleness_histogram") or {}).items():
-            histogram[int(staleness)] += pushes
-    return +histogram
+        for staleness, pushes in run.summary.staleness_histogram.items():
+            histogram[staleness] = histogram.get(staleness, 0.0) + pushes
+    return {staleness: pushes for staleness, pushes in histogram.items() if pushes}

@@ -1,10 +1,19 @@
-"""A table of figures as a value, and how it is written as CSV and as LaTeX. HTML and Markdown are templates."""
+"""A table as a value, and how it is written: as CSV, LaTeX, HTML, Markdown, and on a terminal. There is no other kind."""
 
 import csv
 import io
 import re
-from dataclasses import dataclass
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
 from itertools import groupby
+from typing import TYPE_CHECKING
+
+from hvdtrain.report.runs import Kind
+from hvdtrain.report.style import colour
+from hvdtrain.report.text import html_text, markdown_text
+
+if TYPE_CHECKING:
+    from rich.table import Table as RichTable
 
 _LATEX = {
     "\\": r"\textbackslash{}", "&": r"\&", "%": r"\%", "$": r"\$", "#": r"\#", "_": r"\_", "{": r"\{", "}": r"\}",
@@ -27,21 +36,25 @@ class Table:
     """Rows of cells.
 
     Attributes:
-        name: of the files that it is written to.
+        name: of the files that it is written to, and of its class in HTML.
         title: stands above it.
         notes: stand below it, a paragraph each.
         corner: the heading of the rows' labels.
         columns: (group, heading) of each column; neighbours of the same group share a heading above theirs. The group
             is empty where columns are not grouped.
         rows: (label, a cell for each column).
+        is_text: cells are words, and stand on the left.
+        kinds: the kind of runs that each row is about, whose colour it has in HTML; or none.
     """
 
     name: str
     title: str
-    notes: list[str]
+    notes: Sequence[str]
     corner: str
-    columns: list[tuple[str, str]]
-    rows: list[tuple[str, list[Cell]]]
+    columns: Sequence[tuple[str, str]]
+    rows: Sequence[tuple[str, Sequence[Cell]]]
+    is_text: bool = False
+    kinds: Sequence[Kind] = ()
 
     @property
     def column_groups(self) -> list[tuple[str, int]]:
@@ -53,6 +66,15 @@ class Table:
     def headings(self) -> list[str]:
         """One heading for each column, with its group: `single, training time`."""
         return [f"{group}, {heading}" if group else heading for group, heading in self.columns]
+
+
+def words_table(
+    name: str, title: str, headings: Sequence[str], rows: Sequence[Sequence[str]], notes: Sequence[str] = ()
+) -> Table:
+    """A table of words."""
+    columns = [("", heading) for heading in headings[1:]]
+    cells = [(label, [Cell(text) for text in texts]) for label, *texts in rows]
+    return Table(name, title, notes, headings[0], columns, cells, is_text=True)
 
 
 def csv_text(table: Table) -> str:
@@ -74,10 +96,84 @@ def latex(table: Table) -> str:
         lines.append(" & ".join(["", *groups]) + r" \\")
     lines += [" & ".join(map(_tex, [table.corner, *(heading for _, heading in table.columns)])) + r" \\", r"\hline"]
     for label, cells in table.rows:
-        texts = [f"{cell.text} ({cell.detail})" if cell.detail else cell.text for cell in cells]
-        lines.append(" & ".join(map(_tex, [label, *texts])) + r" \\")
+        lines.append(" & ".join(map(_tex, [label, *map(_with_detail, cells)])) + r" \\")
     return "\n".join([*lines, r"\hline", r"\end{tabular}", ""])
 
 
 def _tex(text: str) -> str:
     return re.sub(r"[\\&%$#_{}~^×–<>≥√]", lambda match: _LATEX[match[0]], " ".join(text.split()))
+
+
+def _with_detail(cell: Cell) -> str:
+    return f"{cell.text} ({cell.detail})" if cell.detail else cell.text
+
+
+def markdown(table: Table) -> str:
+    """The table without its title, and its notes below it."""
+    lines = [[table.corner, *table.headings], *([label, *map(_with_detail, cells)] for label, cells in table.rows)]
+    rows = ["| " + " | ".join(map(markdown_text, line)) + " |" for line in lines]
+    rows.insert(1, "|:--" + ("|:--" if table.is_text else "|--:") * len(table.columns) + "|")
+    return "\n\n".join(["\n".join(rows), *map(markdown_text, table.notes)])
+
+
+def html(table: Table) -> str:
+    """The table without its title, and its notes below it."""
+    cell_class = "" if table.is_text else ' class="number"'
+    head = "".join(f'<th scope="col"{cell_class}>{html_text(heading)}</th>' for _, heading in table.columns)
+    head = f'<tr><th scope="col">{html_text(table.corner)}</th>{head}</tr>'
+    if table.column_groups:
+        over = (
+            f'<th scope="colgroup" colspan="{n}" class="over">{html_text(name)}</th>' for name, n in table.column_groups
+        )
+        head = f"<tr><th></th>{''.join(over)}</tr>\n{head}"
+    rows = []
+    for number, (label, cells) in enumerate(table.rows):
+        swatch = f'<span class="swatch" style="background:{colour(table.kinds[number])}"></span>' if table.kinds else ""
+        found = "".join(
+            f"<td{cell_class}>{html_text(cell.text)}{_small(cell.detail)}</td>" for cell in cells
+        )  # fmt: skip
+        rows.append(f'<tr><th scope="row">{swatch}{html_text(label)}</th>{found}</tr>')
+    body = "\n".join(rows)
+    notes = "".join(f'\n<p class="quiet">{html_text(note)}</p>' for note in table.notes)
+    return (
+        f'<div class="wide"><table class="{table.name}">\n<thead>{head}</thead>\n<tbody>\n{body}\n</tbody></table></div>'
+        + notes
+    )
+
+
+def _small(detail: str) -> str:
+    return f"<small>{html_text(detail)}</small>" if detail else ""
+
+
+def terminal_tables(table: Table) -> "list[RichTable]":
+    """The table for a terminal, without notes; where columns are grouped, a narrow table for each heading instead."""
+    if not table.column_groups:
+        return [rich_table(table)]
+    narrow = []
+    for heading in dict.fromkeys(heading for _, heading in table.columns):
+        kept = [i for i, column in enumerate(table.columns) if column[1] == heading]
+        rows = [(label, [cells[i] for i in kept]) for label, cells in table.rows]
+        columns = [("", table.columns[i][0]) for i in kept]
+        narrow.append(rich_table(replace(table, title=f"{table.title}: {heading}", columns=columns, rows=rows)))
+    return narrow
+
+
+def rich_table(table: Table, is_narrow: bool = False) -> "RichTable":
+    """The table for a terminal; if narrow, columns stand close, there is no title, and its notes are its caption."""
+    from rich import box
+    from rich.table import Table as RichTable
+    from rich.text import Text
+
+    padding = 0 if is_narrow else (0, 1, 0, 0)
+    found = RichTable(box=box.SIMPLE_HEAD, padding=padding, show_edge=False, title_justify="left")
+    found.add_column(Text(table.corner), no_wrap=True)
+    for heading in table.headings:
+        found.add_column(Text(heading), justify="right", overflow="fold")
+    for label, cells in table.rows:
+        texts = [Text(cell.text).append(f"\n{cell.detail}" if cell.detail else "", style="dim") for cell in cells]
+        found.add_row(Text(label), *texts)
+    if is_narrow:
+        found.caption, found.caption_justify = Text("\n".join(table.notes)), "left"
+    else:
+        found.title = Text(table.title)
+    return found

@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from statistics import fmean
 from typing import NamedTuple
 
+from hvdtrain.report.columns import cpu_s_per_1000_samples, samples_to_target
 from hvdtrain.report.paired import (
     CONFIDENCE,
     LEAST_REPEATS,
@@ -20,7 +21,6 @@ from hvdtrain.report.paired import (
     pairs,
     repeats_needed,
 )
-from hvdtrain.report.results import samples_to_target
 from hvdtrain.report.runs import Kind, Run
 
 WINNER, NO_WINNER, UNKNOWN, NOTHING = "winner", "no winner", "not yet known", "nothing to compare"
@@ -85,18 +85,13 @@ def ratio(logs: Estimate) -> tuple[float, float | None, float | None]:
 
 def speed(run: Run) -> float | None:
     """Samples/s."""
-    return run.summary.get("samples_per_s")
+    return run.summary.samples_per_s
 
 
 def processor_speed(run: Run) -> float | None:
     """Samples per processor-second of all processes, servers included; None where that was not recorded."""
-    processes = run.summary.get("processes")
-    processes = [p for p in processes if isinstance(p, dict)] if isinstance(processes, list) else []
-    spent = [process.get("cpu_s") for process in processes]
-    if len(spent) != run.kind.workers + run.kind.servers or not all(type(s) in (int, float) and s > 0 for s in spent):
-        return None
-    samples = sum(process.get("samples") or 0 for process in processes)  # of a resumed run, those since it was
-    return (samples or run.summary.get("samples") or 0) / sum(spent)
+    spent = cpu_s_per_1000_samples(run)
+    return 1000 / spent if spent else None
 
 
 def reach_answers(by_kind: ByKind, margins: Margins) -> list[Answer]:
@@ -159,12 +154,11 @@ def ran_alike(runs: Sequence[Run], others: Sequence[Run]) -> bool:
     hosts, other_hosts = _hosts(runs), _hosts(others)
     if (len(hosts) > 1) != (len(other_hosts) > 1) or not (hosts <= other_hosts or other_hosts <= hosts):
         return False
-    return {str(run.manifest.get("starter")) for run in (*runs, *others)} == {str(runs[0].manifest.get("starter"))}
+    return {str(run.manifest.starter) for run in (*runs, *others)} == {str(runs[0].manifest.starter)}
 
 
 def _hosts(runs: Sequence[Run]) -> set[str]:
-    listed = [run.manifest.get("hardware", {}).get("hosts") for run in runs]
-    return {str(name) for names in listed if isinstance(names, list) for name in names}
+    return {name for run in runs for name in run.manifest.hardware.hosts}
 
 
 def _with_single(by_kind: ByKind, timed: ByKind, size: Callable[[Kind], int], one: Kind) -> ByKind:
@@ -211,7 +205,7 @@ def compare_accuracy(by_kind: ByKind, margin: float) -> tuple[Kind | None, dict[
     """
 
     def accuracy(run: Run) -> float | None:
-        return run.summary.get("val_accuracy")
+        return run.summary.val_accuracy
 
     means = {
         kind: fmean(measured)
@@ -248,7 +242,7 @@ def times_to_target(runs: Sequence[Run], others: Sequence[Run]) -> dict[str, Est
     """
 
     def time(run: Run) -> float | None:
-        return run.summary.get("time_to_target_s")
+        return run.summary.time_to_target_s
 
     def seconds_per_sample(run: Run) -> float | None:
         seconds, samples = time(run), samples_to_target(run)
