@@ -2,11 +2,11 @@
 
 - `runs.py` reads run folders (their form is `hvdtrain/runs/schema.py`), `comparisons.py` splits a grid's runs into
   comparable ones, and `fairness.py` refuses those that may not be compared.
-- `columns.py` has the figures of a run, one entry each; `results.py` summarises them by kind; `step_parts.py` says where
-  a step's time went, `loss_curve.py` thins training losses for plots, `network_bound.py` says what links allow.
+- `columns.py` has the figures of a run, one entry each; `results.py` summarises them by kind; `step_parts.py` says
+  where a step's time went, `loss_curve.py` thins losses for plots, `network_bound.py` says what links allow.
 - `verdict.py` decides who won on the statistics of `paired.py`, `headline.py` puts it into words and into verdict.json,
   and `caveats.py` says what to keep in mind; `content.py` collects it all, of one comparison or of a grid.
-- `page.py` writes HTML and Markdown of the same blocks; `table.py` is every table, in any form; `reference_tables.py`
+- `page.py` writes Markdown, and HTML of it; `table.py` is every table, in any form; `reference_tables.py`
   puts published figures beside ours.
 - `plots.py` draws with `plot_effect.py`, `plot_cost.py`, `plot_learning.py`, `plot_grid.py` and `style.py`.
 """
@@ -87,13 +87,13 @@ def _files(
 ) -> Files:
     from hvdtrain.report import page, results
 
-    blocks = collected.blocks(plots, tables, notes)
+    text = page.markdown(collected.parts(plots, tables, notes))
     return {
         **{f"plots/{plot.name}.svg": plot.svg for plot in plots},
         "results.csv": results.csv_text(collected.rows),
         "verdict.json": json_text(collected.data),
-        "report.md": page.markdown(blocks),
-        "report.html": page.html(blocks, collected.title),
+        "report.md": text,
+        "report.html": page.html(text, plots, collected.colours, collected.title),
     }
 
 

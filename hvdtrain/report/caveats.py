@@ -108,9 +108,7 @@ def _different_hosts(groups: Groups) -> str:
 
 def _different_backends(groups: Groups) -> str:
     backends = {
-        kind: format_value(members[0].manifest.backend)
-        for kind, members in groups.items()
-        if kind.mode != "single"
+        kind: format_value(members[0].manifest.backend) for kind, members in groups.items() if kind.mode != "single"
     }
     if len(set(backends.values())) < 2:
         return ""

@@ -7,25 +7,24 @@ from itertools import groupby
 from typing import TYPE_CHECKING, Any
 
 from hvdtrain.errors import UsageError
-from hvdtrain.report import fairness
+from hvdtrain.report import fairness, page, style
 from hvdtrain.report.columns import COLUMNS, format_figure
 from hvdtrain.report.comparisons import Comparison, one_worker, split_into_comparisons
 from hvdtrain.report.fairness import EqualField, field_value, format_value
 from hvdtrain.report.formatting import with_noun
 from hvdtrain.report.headline import Verdict, reach_verdict
-from hvdtrain.report.page import Code, Details, Heading, Lines, Link, Text
 from hvdtrain.report.reference_tables import OVERVIEW, build_table
 from hvdtrain.report.results import Group, Row, result_rows, scales_weakly, summarise, summary_table
 from hvdtrain.report.runs import Run, display_names, finished_by_kind
 from hvdtrain.report.step_parts import parts_table
-from hvdtrain.report.table import Cell, Table, words_table
+from hvdtrain.report.table import Cell, Table, markdown, words_table
 from hvdtrain.report.verdict import DEFAULT, Margins
 
 if TYPE_CHECKING:
     from hvdtrain.report.plots import Plot
 
-Blocks = list[Any]  # page.Block
 _CHECKED = "Checked before anything was compared; runs that differ in one of these are refused."
+_CHECKED_GRID = "Checked among all runs before anything was compared, beside what each comparison has in common."
 _MEASURED = "results.csv has all columns and all digits; what is not here is the same in all runs, or was not measured."
 
 
@@ -70,31 +69,37 @@ class Content:
         lines = [self.verdict.headline, *caveats, "", *self.verdict.sentences, *self.omitted]
         return summary_table(self.groups, on_terminal=True), lines
 
-    def blocks(self, plots: Sequence["Plot"], tables: Sequence[Table] = (), notes: Sequence[str] = ()) -> Blocks:
-        """The report's page: what was found, then what it was found in, then what it rests on."""
+    @property
+    def colours(self) -> dict[str, str]:
+        """Of the rows of tables, by their label."""
+        return {group.kind.label: style.colour(group.kind) for group in self.groups}
+
+    def parts(self, plots: Sequence["Plot"], tables: Sequence[Table] = (), notes: Sequence[str] = ()) -> list[str]:
+        """The page as Markdown: what was found, then what it was found in, then what it rests on."""
         finished = [run for _, run in self.runs]
-        first, rest = [p for p in plots if p.name == "effect"], [p for p in plots if p.name != "effect"]
-        parts = parts_table(finished_by_kind(finished), self.groups)
-        differences = _differences(finished)
+        effect = [page.plot(plot) for plot in plots if plot.name == "effect"]
+        steps = parts_table(finished_by_kind(finished), self.groups)
+        commands = [text for name, run in self.runs for text in (f"{page.plain(name)}:", page.code(_command(run)))]
         return [
-            Text(self.verdict.headline, "verdict"),
-            *_notices(self.verdict.caveats, [*self.omitted, *notes]),
-            *first,
-            Lines(self.verdict.sentences),
-            Text(f"Trained: {self.subject}", "quiet"),
-            Heading("Summary"),
-            replace(self.summary, title=""),
-            *tables,
-            *([Heading("Plots")] if rest else []),
-            *rest,
-            Heading("What it rests on"),
-            *([differences] if differences else []),
-            *([Details(parts.title, [replace(parts, title="")])] if parts else []),
-            Details("Each run", [_each_run(self.rows, [name for name, _ in self.runs])]),
-            Details("What was equal", [Text(_CHECKED), *_equal_tables(self.equal)]),
-            Details("What each column means", [_meanings()]),
-            Details("Machine and versions", [_machine(finished)]),
-            Details("To repeat a run", [Code(name, _command(run)) for name, run in self.runs]),
+            f"**{page.plain(self.verdict.headline)}**",
+            page.notice(self.verdict.caveats),
+            _left_out([*self.omitted, *notes]),
+            *effect,
+            page.listed(self.verdict.sentences),
+            f"Trained: {page.plain(self.subject)}",
+            "## Summary",
+            markdown(replace(self.summary, title="")),
+            *map(markdown, tables),
+            *(["## Plots"] if len(plots) > len(effect) else []),
+            *(page.plot(plot) for plot in plots if plot.name != "effect"),
+            "## What it rests on",
+            _differences(finished),
+            *([page.details(steps.title, markdown(replace(steps, title="")))] if steps else []),
+            page.details("Each run", _each_run(self.rows, [name for name, _ in self.runs])),
+            page.details("What was equal", _CHECKED, *_equal_tables(self.equal)),
+            page.details("What each column means", _meanings()),
+            page.details("Machine and versions", _machine(finished)),
+            page.details("To repeat a run", *commands),
         ]
 
 
@@ -150,33 +155,35 @@ class Grid:
         """The table that is printed, and the lines below it."""
         return self.summary, [*self._headlines, *(f"- {line}" for line in self._caveats), *self.omitted]
 
-    def blocks(self, plots: Sequence["Plot"], tables: Sequence[Table] = (), notes: Sequence[str] = ()) -> Blocks:
-        """The page, with links to the reports of the comparisons."""
+    @property
+    def colours(self) -> dict[str, str]:
+        """Of the rows of tables, by their label."""
+        return {label: colour for _, content in self.sections for label, colour in content.colours.items()}
+
+    def parts(self, plots: Sequence["Plot"], tables: Sequence[Table] = (), notes: Sequence[str] = ()) -> list[str]:
+        """The page as Markdown, with links to the reports of the comparisons."""
         number = f"{len(self.sections)} comparisons; what differs between them is {self.varied}, and nothing else."
-        blocks: Blocks = [
-            Text(number, "verdict"),
-            Lines(self._headlines),
-            *_notices(self._caveats, [*self.omitted, *notes]),
-            *plots,
-            *tables,
-            self.summary,
-        ]
+        sections = []
         for comparison, content in self.sections:
-            blocks += [
-                Heading(comparison.title, comparison.name),
-                *([Text(content.verdict.headline)] if len(content.groups) > 1 else []),
-                replace(content.summary, title=""),
-                Text(f"Trained: {content.subject}", "quiet"),
-                Link(f"groups/{comparison.name}/report", "Its report",
-                     ", with plots and the commands to repeat its runs."),
-            ]  # fmt: skip
-        among = "Checked among all runs before anything was compared, beside what each comparison has in common."
+            sections += [
+                f"## {page.plain(comparison.title)}",
+                page.plain(content.verdict.headline) if len(content.groups) > 1 else "",
+                markdown(replace(content.summary, title="")),
+                f"Trained: {page.plain(content.subject)}",
+                f"[Its report](groups/{comparison.name}/report.md) has plots and the commands to repeat its runs.",
+            ]
         return [
-            *blocks,
-            Heading("What it rests on"),
-            Details("What was equal", [Text(among), *_equal_tables(self.equal)]),
-            Details("What each column means", [_meanings()]),
-            Details("Machine and versions", [_machine(self._finished)]),
+            f"**{page.plain(number)}**",
+            page.listed(self._headlines),
+            page.notice(self._caveats),
+            _left_out([*self.omitted, *notes]),
+            *map(page.plot, plots),
+            *map(markdown, [*tables, self.summary]),
+            *sections,
+            "## What it rests on",
+            page.details("What was equal", _CHECKED_GRID, *_equal_tables(self.equal)),
+            page.details("What each column means", _meanings()),
+            page.details("Machine and versions", _machine(self._finished)),
         ]
 
 
@@ -228,9 +235,8 @@ def collect_any(runs: Sequence[Run], margins: Margins = DEFAULT) -> Content | Gr
     return Grid(varied, sections, build_table(OVERVIEW, finished), equal, _omitted(runs), one_worker(finished))
 
 
-def _notices(caveats: Sequence[str], omitted: Sequence[str]) -> list[Lines]:
-    left_out = [f"Not in the tables and plots: {line}" for line in omitted]
-    return [Lines(lines, is_notice=True) for lines in (caveats, left_out) if lines]
+def _left_out(lines: Sequence[str]) -> str:
+    return page.notice(["Not in the tables and plots:", *lines]) if lines else ""
 
 
 def _omitted(runs: Sequence[Run]) -> list[str]:
@@ -256,7 +262,7 @@ def _subject(run: Run) -> str:
     )
 
 
-def _differences(runs: Sequence[Run]) -> Table | None:
+def _differences(runs: Sequence[Run]) -> str:
     titles = {
         "processes": "processes, servers included", "hardware.hosts": "hosts",
         "backend": "messages carried by", "starter": "started by",
@@ -269,31 +275,31 @@ def _differences(runs: Sequence[Run]) -> Table | None:
     kinds = finished_by_kind(runs)
     rows = [[title, *(format_value(field_value(run, f)) for run, *_ in kinds.values())] for f, title in titles.items()]
     rows = [row for row in rows if len(set(row[1:])) > 1]
-    return words_table("differences", "What differs", ["", *(kind.label for kind in kinds)], rows) if rows else None
+    return markdown(words_table("What differs", ["", *(kind.label for kind in kinds)], rows)) if rows else ""
 
 
-def _each_run(rows: Sequence[Row], names: Sequence[str]) -> Table:
+def _each_run(rows: Sequence[Row], names: Sequence[str]) -> str:
     """What varies between the runs, or of one run what was measured."""
     varying = [name for name in COLUMNS if any(row[name] != rows[0][name] for row in rows)]
     shown = varying if len(rows) > 1 else [name for name in COLUMNS if rows[0][name] is not None]
     cells = [[Cell(v if isinstance(v := row[name], str) else format_figure(name, v)) for name in shown] for row in rows]
     columns = [("", name) for name in shown]
-    return Table("runs", "", [_MEASURED], "run", columns, list(zip(names, cells, strict=True)))
+    return markdown(Table("", "", [_MEASURED], "run", columns, list(zip(names, cells, strict=True))))
 
 
-def _equal_tables(equal: Sequence[EqualField]) -> list[Table]:
+def _equal_tables(equal: Sequence[EqualField]) -> list[str]:
     headings = ["field", "value", "why it has to be equal"]
     return [
-        words_table("equal", f"Among {among}", headings, [(e.field, e.value, e.why) for e in members])
+        markdown(words_table(f"Among {among}", headings, [(e.field, e.value, e.why) for e in members]))
         for among, members in groupby(equal, key=lambda item: item.among)
     ]
 
 
-def _meanings() -> Table:
-    return words_table("meanings", "", ["column", "meaning"], [(c.name, c.meaning) for c in COLUMNS.values()])
+def _meanings() -> str:
+    return markdown(words_table("", ["column", "meaning"], [(c.name, c.meaning) for c in COLUMNS.values()]))
 
 
-def _machine(runs: Sequence[Run]) -> Table:
+def _machine(runs: Sequence[Run]) -> str:
     """Hardware and versions of the finished runs."""
     first = runs[0].manifest
     hosts = dict.fromkeys(host for run in runs for host in run.manifest.hardware.hosts)
@@ -308,7 +314,7 @@ def _machine(runs: Sequence[Run]) -> Table:
         **first.versions,
         "first run started": started[0] if started else "not recorded",
     }
-    return words_table("machine", "", ["", "of the first run"], list(facts.items()))
+    return markdown(words_table("", ["", "of the first run"], list(facts.items())))
 
 
 def _command(run: Run) -> str:

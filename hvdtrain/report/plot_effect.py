@@ -122,7 +122,7 @@ def _ideals(rows: Sequence[Mapping[str, Any]]) -> dict[int, float]:
 
 
 TARGET = (
-    "A dot is a repeat: how soon its validation accuracy was first {:g}, and its accuracy in the end. Higher and further "
+    "A dot is a repeat: how soon its validation accuracy was {:g}, and its accuracy in the end. Higher and further "
     "left is better.{}"
 )
 

@@ -7,8 +7,8 @@ from statistics import geometric_mean
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from hvdtrain.report import style
-from hvdtrain.report.formatting import with_noun
 from hvdtrain.report.comparisons import epoch_times
+from hvdtrain.report.formatting import with_noun
 from hvdtrain.report.loss_curve import LossCurve
 from hvdtrain.report.runs import Kind, Run, finished_by_kind
 

@@ -12,8 +12,8 @@ from typing import Any
 from hvdtrain.config import recipes
 from hvdtrain.config.run_config import lr_factor
 from hvdtrain.errors import UsageError
-from hvdtrain.report.fairness import GRID_FIELDS, field_value, format_value
 from hvdtrain.report.columns import COLUMNS, MEANS, SUMMARY, TRAINED, format_figure
+from hvdtrain.report.fairness import GRID_FIELDS, field_value, format_value
 from hvdtrain.report.results import Row, format_range, result_rows, spread
 from hvdtrain.report.runs import Kind, Run, finished_by_kind
 from hvdtrain.report.table import Cell, Table

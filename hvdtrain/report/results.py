@@ -132,7 +132,7 @@ def summary_table(groups: Sequence[Group], on_terminal: bool = False) -> Table:
         notes.append("CPU time is of 1,000 samples")
     start = "\n" if on_terminal else ""
     titles = [("", heading) for heading in (f"{start}n", *headings)]
-    return Table("summary", "Summary", notes, f"{start}run", titles, rows, kinds=[group.kind for group in groups])
+    return Table("summary", "Summary", notes, f"{start}run", titles, rows)
 
 
 def scales_weakly(rows: Sequence[Row]) -> bool:

@@ -34,7 +34,7 @@ class Kind(NamedTuple):
         return (_MODE_ORDER.index(self.mode) if is_known else len(_MODE_ORDER), *self)
 
 
-_UNREAD = Manifest(mode="unread", workers=1, servers=0, repeat=0)
+_UNREAD, _NO_SUMMARY = Manifest(mode="unread", workers=1, servers=0, repeat=0), Summary()
 
 
 @dataclass(frozen=True)
@@ -48,7 +48,7 @@ class Run:
 
     folder: Path
     manifest: Manifest = _UNREAD
-    summary: Summary = Summary()
+    summary: Summary = _NO_SUMMARY
     problem: str = ""
 
     @property

@@ -56,7 +56,7 @@ def parts_table(by_kind: dict[Kind, list[Run]], groups: Sequence[Group]) -> Tabl
         cells = [_share(parts[part], total) for part in shown]
         rows.append((kind.label, [*cells, _ms(total), *own[kind]]))
     headings = [*(STEP_PARTS[part][0] for part in shown), "together", *(column.heading for column in percentiles)]
-    return Table("step-parts", "The time of a step", [NOTE], "run", [("", h) for h in headings], rows, kinds=[*found])
+    return Table("step-parts", "The time of a step", [NOTE], "run", [("", h) for h in headings], rows)
 
 
 def _share(seconds: float, total: float) -> Cell:

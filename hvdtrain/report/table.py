@@ -1,4 +1,4 @@
-"""A table as a value, and how it is written: as CSV, LaTeX, HTML, Markdown, and on a terminal. There is no other kind."""
+"""A table as a value, and how it is written: as CSV, LaTeX, Markdown, and on a terminal. There is no other kind."""
 
 import csv
 import io
@@ -8,9 +8,7 @@ from dataclasses import dataclass, replace
 from itertools import groupby
 from typing import TYPE_CHECKING
 
-from hvdtrain.report.runs import Kind
-from hvdtrain.report.style import colour
-from hvdtrain.report.text import html_text, markdown_text
+from hvdtrain.report.page import plain
 
 if TYPE_CHECKING:
     from rich.table import Table as RichTable
@@ -36,7 +34,7 @@ class Table:
     """Rows of cells.
 
     Attributes:
-        name: of the files that it is written to, and of its class in HTML.
+        name: of the files that it is written to.
         title: stands above it.
         notes: stand below it, a paragraph each.
         corner: the heading of the rows' labels.
@@ -44,7 +42,6 @@ class Table:
             is empty where columns are not grouped.
         rows: (label, a cell for each column).
         is_text: cells are words, and stand on the left.
-        kinds: the kind of runs that each row is about, whose colour it has in HTML; or none.
     """
 
     name: str
@@ -54,7 +51,6 @@ class Table:
     columns: Sequence[tuple[str, str]]
     rows: Sequence[tuple[str, Sequence[Cell]]]
     is_text: bool = False
-    kinds: Sequence[Kind] = ()
 
     @property
     def column_groups(self) -> list[tuple[str, int]]:
@@ -68,13 +64,11 @@ class Table:
         return [f"{group}, {heading}" if group else heading for group, heading in self.columns]
 
 
-def words_table(
-    name: str, title: str, headings: Sequence[str], rows: Sequence[Sequence[str]], notes: Sequence[str] = ()
-) -> Table:
-    """A table of words."""
+def words_table(title: str, headings: Sequence[str], rows: Sequence[Sequence[str]]) -> Table:
+    """A table of words, for the pages."""
     columns = [("", heading) for heading in headings[1:]]
     cells = [(label, [Cell(text) for text in texts]) for label, *texts in rows]
-    return Table(name, title, notes, headings[0], columns, cells, is_text=True)
+    return Table("", title, [], headings[0], columns, cells, is_text=True)
 
 
 def csv_text(table: Table) -> str:
@@ -109,40 +103,12 @@ def _with_detail(cell: Cell) -> str:
 
 
 def markdown(table: Table) -> str:
-    """The table without its title, and its notes below it."""
+    """The table below its title, and its notes below it."""
     lines = [[table.corner, *table.headings], *([label, *map(_with_detail, cells)] for label, cells in table.rows)]
-    rows = ["| " + " | ".join(map(markdown_text, line)) + " |" for line in lines]
+    rows = ["| " + " | ".join(map(plain, line)) + " |" for line in lines]
     rows.insert(1, "|:--" + ("|:--" if table.is_text else "|--:") * len(table.columns) + "|")
-    return "\n\n".join(["\n".join(rows), *map(markdown_text, table.notes)])
-
-
-def html(table: Table) -> str:
-    """The table without its title, and its notes below it."""
-    cell_class = "" if table.is_text else ' class="number"'
-    head = "".join(f'<th scope="col"{cell_class}>{html_text(heading)}</th>' for _, heading in table.columns)
-    head = f'<tr><th scope="col">{html_text(table.corner)}</th>{head}</tr>'
-    if table.column_groups:
-        over = (
-            f'<th scope="colgroup" colspan="{n}" class="over">{html_text(name)}</th>' for name, n in table.column_groups
-        )
-        head = f"<tr><th></th>{''.join(over)}</tr>\n{head}"
-    rows = []
-    for number, (label, cells) in enumerate(table.rows):
-        swatch = f'<span class="swatch" style="background:{colour(table.kinds[number])}"></span>' if table.kinds else ""
-        found = "".join(
-            f"<td{cell_class}>{html_text(cell.text)}{_small(cell.detail)}</td>" for cell in cells
-        )  # fmt: skip
-        rows.append(f'<tr><th scope="row">{swatch}{html_text(label)}</th>{found}</tr>')
-    body = "\n".join(rows)
-    notes = "".join(f'\n<p class="quiet">{html_text(note)}</p>' for note in table.notes)
-    return (
-        f'<div class="wide"><table class="{table.name}">\n<thead>{head}</thead>\n<tbody>\n{body}\n</tbody></table></div>'
-        + notes
-    )
-
-
-def _small(detail: str) -> str:
-    return f"<small>{html_text(detail)}</small>" if detail else ""
+    title = [f"### {plain(table.title)}"] if table.title else []
+    return "\n\n".join([*title, "\n".join(rows), *map(plain, table.notes)])
 
 
 def terminal_tables(table: Table) -> "list[RichTable]":

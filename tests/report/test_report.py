@@ -11,6 +11,7 @@ import pytest
 from click.testing import CliRunner
 from helpers.page import Page
 from helpers.report_runs import manifest, steps, summary, write, write_comparison
+from hvdtrain.report.terminal import summary_table
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -22,7 +23,6 @@ from hvdtrain.report.content import collect
 from hvdtrain.report.loss_curve import loss_curve
 from hvdtrain.report.results import COLUMNS
 from hvdtrain.report.runs import find_runs, load_run
-from hvdtrain.report.terminal import summary_table
 
 
 @pytest.fixture(scope="module")

@@ -8,6 +8,7 @@ from statistics import geometric_mean
 
 import pytest
 from helpers.report_runs import BATCH, EPOCHS, PER_EPOCH, run
+from hvdtrain.report.terminal import summary_table
 from hypothesis import given
 from hypothesis import strategies as st
 from rich.console import Console
@@ -20,7 +21,6 @@ from hvdtrain.report.loss_curve import MAX_POINTS, loss_curve
 from hvdtrain.report.runs import finished_by_kind
 from hvdtrain.report.step_parts import parts_table
 from hvdtrain.report.style import STEP_PARTS
-from hvdtrain.report.terminal import summary_table
 
 COLUMNS = """
     mode workers servers model parameters global_batch lr steps_per_epoch steps samples epochs wall_s epoch_s

@@ -10,6 +10,8 @@ import pytest
 from click.testing import CliRunner
 from helpers.page import Page
 from helpers.report_runs import BATCH, EPOCHS, PER_EPOCH, run, write
+from hvdtrain.report.grid import collect_grid, html, markdown
+from hvdtrain.report.terminal import terminal_tables
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -18,10 +20,8 @@ from hvdtrain.errors import UsageError
 from hvdtrain.report import plots, reference_tables, results, write_report
 from hvdtrain.report.command import report
 from hvdtrain.report.comparisons import split_into_comparisons
-from hvdtrain.report.grid import collect_grid, html, markdown
 from hvdtrain.report.runs import find_runs, load_run
 from hvdtrain.report.table import Cell, Table, csv_text, latex
-from hvdtrain.report.terminal import terminal_tables
 
 SAMPLES = BATCH * PER_EPOCH
 
