@@ -159,7 +159,7 @@ class Evaluation(Struct, frozen=True, kw_only=True):
     val_loss: Loss
     val_accuracy: Share
     step: Count | None = None
-    epoch: Figure | None = None
+    epoch: Count | None = None
     train_loss: Loss | None = None
     train_accuracy: Share | None = None
 

@@ -8,7 +8,6 @@ from statistics import geometric_mean
 
 import pytest
 from helpers.report_runs import BATCH, EPOCHS, PER_EPOCH, run
-from hvdtrain.report.terminal import summary_table
 from hypothesis import given
 from hypothesis import strategies as st
 from rich.console import Console
@@ -16,18 +15,21 @@ from rich.console import Console
 from hvdtrain.errors import UsageError
 from hvdtrain.report import fairness, results
 from hvdtrain.report.caveats import caveats
-from hvdtrain.report.formatting import format_bytes, format_cell, format_figure
+from hvdtrain.report.columns import COLUMNS, format_figure
+from hvdtrain.report.formatting import format_bytes
 from hvdtrain.report.loss_curve import MAX_POINTS, loss_curve
 from hvdtrain.report.runs import finished_by_kind
 from hvdtrain.report.step_parts import parts_table
 from hvdtrain.report.style import STEP_PARTS
+from hvdtrain.report.table import rich_table
+from hvdtrain.runs.schema import Step
 
-COLUMNS = """
+NAMES = """
     mode workers servers model parameters global_batch lr steps_per_epoch steps samples epochs wall_s epoch_s
     samples_per_s worker_samples_per_s process_samples_per_s cpu_s_per_1000_samples scaling_efficiency val_accuracy
     val_loss best_val_loss test_loss test_accuracy
     time_to_target_s samples_to_target exposed_comm_fraction step_p50_s step_p95_s step_p99_s bytes_sent_per_step
-    staleness_mean staleness_max peak_rss_mb repeat
+    bytes_sent_per_1000_samples staleness_mean staleness_max peak_rss_mb repeat
 """
 
 
@@ -127,9 +129,11 @@ def test_the_target_and_the_samples_of_a_repeat_have_to_be_equal():
     fairness.check([run(), run("allreduce", 2, repeat=2)])
 
 
-@pytest.mark.parametrize("field", ["backend", "starter", "push_scale", "effective_lr"])
-def test_repeats_of_one_kind_are_the_same_measurement(field):
-    other = {field: "other"}
+@pytest.mark.parametrize(
+    "field, value", [("backend", "other"), ("starter", "other"), ("push_scale", "other"), ("effective_lr", 0.5)]
+)
+def test_repeats_of_one_kind_are_the_same_measurement(field, value):
+    other = {field: value}
     fairness.check([run(), run("allreduce", 2, change=other)])
     with pytest.raises(UsageError, match=f"{field} differs among runs of the same mode, workers and servers"):
         fairness.check([run("allreduce", 2), run("allreduce", 2, repeat=2, change=other)])
@@ -155,7 +159,7 @@ def test_a_field_that_no_run_recorded_is_not_called_equal():
 def test_results_csv_has_exactly_its_columns_and_empty_cells_for_what_is_not_there():
     text = results.csv_text(results.result_rows([run(accuracy=0.5), run("allreduce", 2, speed=150.0)]))
     header, single, ring = csv.reader(text.splitlines())
-    assert header == COLUMNS.split() == list(results.COLUMNS)
+    assert header == NAMES.split() == list(COLUMNS)
     single = dict(zip(header, single, strict=True))
     assert single["mode"] == "single" and single["samples"] == str(BATCH * PER_EPOCH * EPOCHS)
     assert single["time_to_target_s"] == single["staleness_mean"] == single["staleness_max"] == ""
@@ -218,9 +222,9 @@ def test_repeats_are_summarised_by_mean_and_range():
     assert ring["samples_per_s"] == results.Spread(pytest.approx(mean), 150.0, 180.0, 3)
     assert ring["exposed_comm_fraction"].mean == 0.25
     assert ring["staleness_mean"] is None
-    assert format_cell(ring, "samples_per_s") == ("165", "150–180")
-    assert format_cell(ring, "time_to_target_s") == ("11.1 s", "10.7–11.6, 2 of 3 runs")
-    assert format_cell(single, "samples_per_s") == ("100", "")
+    cells = [results.format_cell(*of) for of in ((ring, "samples_per_s"), (ring, "time_to_target_s"))]
+    assert [(c.text, c.detail) for c in cells] == [("165", "150–180"), ("11.1 s", "10.7–11.6, 2 of 3 runs")]
+    assert results.format_cell(single, "samples_per_s").detail == ""
 
 
 def parts_of(runs):
@@ -272,7 +276,7 @@ def test_figures_have_units_and_three_digits():
 def test_a_loss_curve_keeps_the_mean_over_samples(rows, workers):
     ranks = {f"rank{r}": [] for r in range(workers)}
     for n, (time, samples, loss) in enumerate(rows):
-        ranks[f"rank{n % workers}"].append({"time": time, "samples": samples, "loss": loss})
+        ranks[f"rank{n % workers}"].append(Step(time=time, samples=samples, loss=loss))
     curve = loss_curve(ranks)
     assert len(curve.loss) <= MAX_POINTS
     assert curve.seconds == sorted(curve.seconds) and curve.samples == sorted(curve.samples)
@@ -292,7 +296,8 @@ def test_the_terminal_table_fits_100_columns():
     ]
     console = Console(width=100, file=io.StringIO())
     with console.capture() as captured:
-        console.print(summary_table(results.summarise(results.result_rows(runs))))
+        table = results.summary_table(results.summarise(results.result_rows(runs)), on_terminal=True)
+        console.print(rich_table(table, is_narrow=True))
     lines = captured.get().splitlines()
     # A heading of two lines, a rule, each kind's means and ranges, a legend of three: nothing was folded or cut.
     assert len(lines) == 3 + 2 * 3 + 3
