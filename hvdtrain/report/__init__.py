@@ -3,7 +3,7 @@
 - `runs.py` reads run folders (their form is `hvdtrain/runs/schema.py`), `comparisons.py` splits a grid's runs into
   comparable ones, and `fairness.py` refuses those that may not be compared.
 - `columns.py` has the figures of a run, one entry each; `results.py` summarises them by kind; `step_parts.py` says
-  where a step's time went, `loss_curve.py` thins losses for plots, `network_bound.py` says what links allow.
+  where a step's time went, `curves.py` thins losses for plots, `network_bound.py` says what links allow.
 - `verdict.py` decides who won on the statistics of `paired.py`, `headline.py` puts it into words and into verdict.json,
   and `caveats.py` says what to keep in mind; `content.py` collects it all, of one comparison or of a grid.
 - `page.py` writes Markdown, and HTML of it; `table.py` is every table, in any form; `reference_tables.py`

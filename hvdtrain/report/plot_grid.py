@@ -1,15 +1,14 @@
 """Plots of all runs of a grid: an epoch's time against batch; loss against time, a line for each batch and size."""
 
-import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from statistics import geometric_mean
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from hvdtrain.report import style
 from hvdtrain.report.comparisons import epoch_times
+from hvdtrain.report.curves import Line, LossCurve, draw_curves
 from hvdtrain.report.formatting import with_noun
-from hvdtrain.report.loss_curve import LossCurve
 from hvdtrain.report.runs import Kind, Run, finished_by_kind
 
 if TYPE_CHECKING:
@@ -23,40 +22,28 @@ TRAINING = (
 VALIDATION = f"Cross-entropy on the validation images against seconds of training. {_HOW_TO_READ}"
 
 _DASHES = ("-", "--", "-.", (0, (5, 1, 1, 1, 1, 1)))
-Points = tuple[Sequence[float], Sequence[float]]
 
 
 def training(runs: Sequence[Run], curves: Mapping[Path, LossCurve]) -> "Figure | None":
-    return _against_time(runs, lambda run: (curves[run.folder].seconds, curves[run.folder].loss), "training loss")
+    points = {run.folder: (curves[run.folder].seconds, curves[run.folder].loss) for run in runs if run.is_finished}
+    return _against_time(runs, points, "training loss")
 
 
 def validation(runs: Sequence[Run]) -> "Figure | None":
-    def points(run: Run) -> Points:
-        evaluations = run.summary.evaluations
-        return [e.train_s for e in evaluations], [e.val_loss for e in evaluations]
-
+    evaluations = {run.folder: run.summary.evaluations for run in runs}
+    points = {folder: ([e.train_s for e in own], [e.val_loss for e in own]) for folder, own in evaluations.items()}
     return _against_time(runs, points, "validation loss")
 
 
-def _against_time(runs: Sequence[Run], points: Callable[[Run], Points], what: str) -> "Figure | None":
+def _against_time(
+    runs: Sequence[Run], points: Mapping[Path, tuple[Sequence[float], Sequence[float]]], what: str
+) -> "Figure | None":
     finished = [run for members in finished_by_kind(runs).values() for run in members]
-    found = {run.folder: points(run) for run in finished}
-    losses = [y for _, ys in found.values() for y in ys]
-    if not any(map(math.isfinite, losses)):
-        return None
-    panels, line_styles = _panels(finished), _line_styles(finished)
-    figure, axes = style.panels(len(panels), 2.9)
-    for (title, drawn), panel in zip(panels.items(), axes, strict=True):
-        for run in sorted(drawn, key=_line_key):
-            seconds, values = found[run.folder]
-            marker = "." if len(values) < 30 else ""
-            panel.plot(seconds, values, **line_styles[_line_key(run)], marker=marker, markersize=4)
-        panel.set(xlabel="seconds of training", title=title)
-        panel.set_xlim(left=0)
-        style.log_scale_if_wide(panel, losses)
-    axes[0].set_ylabel(what)
-    style.legend(figure, axes, columns=4)
-    return figure
+    line_styles = _line_styles(finished)
+    panels = {}
+    for title, drawn in _panels(finished).items():
+        panels[title] = [Line(*points[run.folder], line_styles[_line_key(run)]) for run in sorted(drawn, key=_line_key)]
+    return draw_curves(panels, ["seconds of training"], what)
 
 
 BATCHES = (
@@ -142,6 +129,8 @@ def _line_styles(runs: Sequence[Run]) -> dict[_LineKey, dict[str, Any]]:
             "color": ramp(batches.index(key.batch) / max(1, len(batches) - 1)),
             "linestyle": dashes,
             "linewidth": 1.4,
+            "marker": ".",
+            "markersize": 4,
             "label": f"{who}, batch {key.batch}",
         }
     return line_styles

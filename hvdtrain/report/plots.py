@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from hvdtrain.report import plot_cost, plot_effect, plot_grid, plot_learning, style
-from hvdtrain.report.loss_curve import loss_curve
+from hvdtrain.report.curves import loss_curve
 from hvdtrain.report.results import result_rows, summarise
 from hvdtrain.report.runs import Kind, Run, finished_by_kind
 from hvdtrain.report.step_parts import NOTE

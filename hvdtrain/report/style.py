@@ -1,6 +1,5 @@
 """The style of plots: colours, lines, and how an SVG adapts to a page in a light or a dark theme."""
 
-import math
 import re
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
@@ -132,13 +131,6 @@ def log_scale(axes: "Axes", axis: Any = None, digits: Sequence[float] = (1, 2, 5
     axis.set_major_locator(LogLocator(subs=digits))
     axis.set_major_formatter("{x:g}")
     axis.set_minor_locator(NullLocator())
-
-
-def log_scale_if_wide(axes: "Axes", values: Sequence[float]) -> None:
-    """A logarithmic y axis where the finite ones of these values span more than a factor of ten."""
-    finite = [value for value in values if math.isfinite(value)] or [0.0]
-    if max(finite) > 10 * min(finite) > 0:
-        log_scale(axes)
 
 
 def ratio_scale(axes: "Axes", low: float, high: float) -> None:

@@ -20,7 +20,7 @@ from hvdtrain.report.caveats import caveats
 from hvdtrain.report.columns import COLUMNS
 from hvdtrain.report.command import report
 from hvdtrain.report.content import collect
-from hvdtrain.report.loss_curve import loss_curve
+from hvdtrain.report.curves import loss_curve
 from hvdtrain.report.runs import find_runs, load_run
 from hvdtrain.report.table import rich_table
 

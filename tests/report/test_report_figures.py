@@ -16,8 +16,8 @@ from hvdtrain.errors import UsageError
 from hvdtrain.report import fairness, results
 from hvdtrain.report.caveats import caveats
 from hvdtrain.report.columns import COLUMNS, format_figure
+from hvdtrain.report.curves import MAX_POINTS, loss_curve
 from hvdtrain.report.formatting import format_bytes
-from hvdtrain.report.loss_curve import MAX_POINTS, loss_curve
 from hvdtrain.report.runs import finished_by_kind
 from hvdtrain.report.step_parts import parts_table
 from hvdtrain.report.style import STEP_PARTS

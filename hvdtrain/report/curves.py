@@ -1,9 +1,16 @@
-"""A run's training loss over time and samples, averaged to few enough points for a plot."""
+"""Curves of learning over time and samples: thinned to few enough points for a plot, and drawn panel by panel."""
 
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from itertools import cycle
+from typing import TYPE_CHECKING, Any, NamedTuple
 
+from hvdtrain.report import style
 from hvdtrain.runs.schema import Step
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
 
 MAX_POINTS = 50  # of one curve: enough to see its shape, few enough for a small file
 
@@ -35,3 +42,33 @@ def loss_curve(ranks: Mapping[str, Sequence[Step]]) -> LossCurve:
         curve.loss.append(sum((step.loss or 0.0) * step.samples for step in window) / samples)
         samples_before += samples
     return curve
+
+
+class Line(NamedTuple):
+    """A curve in a panel, and how it is drawn."""
+
+    x: Sequence[float]
+    y: Sequence[float]
+    style: dict[str, Any]
+
+
+def draw_curves(
+    panels: Mapping[str, Sequence[Line]], xlabels: Sequence[str], ylabel: str, columns: int = 3
+) -> "Figure | None":
+    """A panel for each title, with xlabels in turn. None without a finite value."""
+    values = [y for lines in panels.values() for line in lines for y in line.y if math.isfinite(y)]
+    if not values:
+        return None
+    figure, axes = style.panels(len(panels), 2.9, columns)
+    for (title, lines), panel, xlabel in zip(panels.items(), axes, cycle(xlabels), strict=False):
+        for line in lines:
+            panel.plot(line.x, line.y, **line.style)
+        panel.set(xlabel=xlabel, title=title)
+        panel.set_xlim(left=0)
+        panel.locator_params(axis="x", nbins=6)
+        panel.xaxis.set_major_formatter("{x:,.7g}")
+        if max(values) > 10 * min(values) > 0:
+            style.log_scale(panel)
+    axes[0].set_ylabel(ylabel)
+    style.legend(figure, axes, columns=5)
+    return figure
