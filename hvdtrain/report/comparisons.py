@@ -6,6 +6,7 @@ Runs of one comparison may be compared with each other; between comparisons diff
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
+from itertools import groupby
 from typing import Any
 
 from hvdtrain.report.fairness import GRID_FIELDS, check_grid, field_value, format_value
@@ -82,8 +83,8 @@ def one_worker(runs: Sequence[Run]) -> list[dict[str, Any]]:
     `until` is the largest batch up to which that is one worker. No verdict: the repeats may be few.
     """
     times, found = epoch_times(runs), []
-    models = {model for model, _ in times}
-    for model in sorted(models):
+    models = sorted({model for model, _ in times})
+    for model in models:
         fastest: dict[int, Kind] = {}
         for (own, batch), kinds in times.items():
             if own == model and len({kind.workers > 1 for kind in kinds}) == 2:
@@ -91,23 +92,16 @@ def one_worker(runs: Sequence[Run]) -> list[dict[str, Any]]:
                 fastest[batch] = min(means, key=lambda kind: means[kind])
         if len(fastest) < 2:
             continue
-        alone = [batch for batch, kind in fastest.items() if kind.workers == 1]
-        more = [batch for batch in fastest if batch not in alone]
-        is_step = not alone or not more or max(alone) < min(more)
-        ends = [f"{kind.label} with a global batch of {batch}" for batch, kind in fastest.items() if kind.workers > 1]
-        if not alone:
-            words = f"several workers have the shortest epochs with every global batch: {', '.join(ends)}"
-        elif not more:
-            words = f"one worker has the shortest epochs with every global batch, up to {max(alone)}"
-        elif is_step:
-            words = f"one worker has the shortest epochs up to a global batch of {max(alone)}; then {', '.join(ends)}"
-        else:
-            words = f"one worker has the shortest epochs with a global batch of {', '.join(map(str, alone))}, but "
-            words += f"{', '.join(ends)}"
+        phases = [(kind, [batch for batch, _ in batches]) for kind, batches in groupby(fastest.items(), lambda i: i[1])]
+        told = [
+            f"{'one worker' if kind.workers == 1 else kind.label} with a global batch of {' and '.join(map(str, own))}"
+            for kind, own in phases
+        ]
+        alone = [own for kind, own in phases if kind.workers == 1]
         found.append({
             "model": model,
             "fastest": {str(batch): kind.label for batch, kind in fastest.items()},
-            "until": max(alone) if alone and is_step else None,
-            "words": f"{f'{model}: ' if len(models) > 1 else ''}On average, {words}.",
+            "until": max(alone[0]) if len(alone) == 1 and phases[0][0].workers == 1 else None,
+            "words": f"The shortest epochs{f' of {model}' if len(models) > 1 else ''}, on average: {', '.join(told)}.",
         })  # fmt: skip
     return found

@@ -70,5 +70,5 @@ def draw_curves(
         if max(values) > 10 * min(values) > 0:
             style.log_scale(panel)
     axes[0].set_ylabel(ylabel)
-    style.legend(figure, axes, columns=5)
+    style.legend(figure, axes)
     return figure

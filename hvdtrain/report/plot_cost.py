@@ -49,14 +49,17 @@ def step_times(durations: Mapping[Kind, Sequence[Sequence[float]]]) -> "Figure |
     return figure
 
 
-COST = "A dot is a repeat; of all processes of a job together, servers included. Further left is cheaper."
+COST = (
+    "Bytes that 1,000 samples take, their processor time, and memory: of all processes of a job together, servers "
+    "included. A dot is a repeat. Further left is cheaper."
+)
 
 
 def cost(groups: Sequence[Group], rows: Sequence[dict[str, float | None]]) -> "Figure | None":
     """Bytes and processor time of 1,000 samples, and memory: of each repeat, in a row for each kind."""
     titles = {
-        "bytes_sent_per_1000_samples": "sent for 1,000 samples",
-        "cpu_s_per_1000_samples": "processor time of 1,000 samples, s",
+        "bytes_sent_per_1000_samples": "bytes sent",
+        "cpu_s_per_1000_samples": "processor time, s",
         "peak_rss_mb": "peak memory, MB",
     }
     names = [name for name in titles if any((found := group[name]) and found.high for group in groups)]
@@ -106,5 +109,5 @@ def step_time(by_kind: dict[Kind, list[Run]]) -> "Figure | None":
     style.rows(axes, [kind.label for kind in rows])
     axes.set_xlim(0, longest * 1.12)
     axes.set(xlabel="ms a step")
-    style.legend(figure, [axes], columns=4)
+    style.legend(figure, [axes])
     return figure

@@ -78,34 +78,38 @@ def throughput(by_kind: ByKind) -> "tuple[Figure | None, str]":
     lines: dict[tuple[str, int], dict[int, list[float]]] = {}
     for row in rows:
         lines.setdefault((row["mode"], row["servers"]), {}).setdefault(row["workers"], []).append(row["samples_per_s"])
+
+    def place(mode: str, servers: int, size: int) -> float:
+        """Side by side with the other modes of this size: their repeats are about as fast."""
+        there = [line for line, by_size in lines.items() if size in by_size]
+        return sizes.index(size) + 0.07 * (there.index((mode, servers)) - (len(there) - 1) / 2)
+
     figure, (axes,) = style.new_figure(3.6)
-    single = [speeds for (mode, _), by_size in lines.items() if mode == "single" for speeds in by_size.values()]
-    for place, ((mode, servers), by_size) in enumerate(lines.items()):
+    base = [speed for speeds in lines.get(("single", 0), {}).values() for speed in speeds]
+    for (mode, servers), by_size in lines.items():
         kind = Kind(mode, max(by_size), servers)
-        off = 0.05 * (place - (len(lines) - 1) / 2)  # side by side: repeats of several modes are about as fast
-        points = {sizes.index(size) + off: speeds for size, speeds in by_size.items()}
-        if mode != "single" and single and 1 not in by_size:  # every mode with one worker is the baseline
-            axes.plot([0, min(points)], [geometric_mean(single[0]), geometric_mean(points[min(points)])],
-                      color=style.colour(kind), linewidth=1, alpha=0.5)  # fmt: skip
+        points = {place(mode, servers, size): speeds for size, speeds in sorted(by_size.items())}
+        means = {x: geometric_mean(speeds) for x, speeds in points.items()}
+        if base and 1 not in by_size:  # every mode with one worker is the baseline
+            means = {0.0: geometric_mean(base)} | means
+        axes.plot(list(means), list(means.values()), color=style.colour(kind), linewidth=1.4)
         label = mode + (f", {with_noun(servers, 'server')}" if servers else "")
-        axes.plot(list(points), [geometric_mean(speeds) for speeds in points.values()], color=style.colour(kind),
-                  linewidth=1.6, label=label, marker=style.marker(kind), markersize=3)  # fmt: skip
+        axes.plot([], [], **style.dot(kind), label=label)
         for x, speeds in points.items():
             style.dots(axes, [x] * len(speeds), speeds, kind)
     if ideals := _ideals(rows):
-        axes.plot([sizes.index(size) for size in ideals], list(ideals.values()), ":", color=style.INK, linewidth=1.4,
-                  marker="_", markersize=14, label="ideal")  # fmt: skip
+        places = [sizes.index(size) for size in ideals]
+        axes.plot(places, list(ideals.values()), ":_", color=style.INK, linewidth=1.4, markersize=14, label="ideal")
     caption = SPEED
     for kind, members in by_kind.items():
         if bounds := [bound for run in members if (bound := network_bound(run))]:
-            place = list(lines).index((kind.mode, kind.servers)) if (kind.mode, kind.servers) in lines else 0
-            x, off = sizes.index(kind.workers), 0.05 * (place - (len(lines) - 1) / 2)
-            axes.plot([x + off - 0.09, x + off + 0.09], [max(bounds)] * 2, color=style.colour(kind), linewidth=4,
-                      alpha=0.7, solid_capstyle="butt", label=f"bound of {kind.mode}")  # fmt: skip
+            x = place(kind.mode, kind.servers, kind.workers)
+            axes.plot([x - 0.05, x + 0.05], [max(bounds)] * 2, color=style.colour(kind), linewidth=4, alpha=0.7,
+                      solid_capstyle="butt", label=f"bound of {kind.mode}")  # fmt: skip
             caption = SPEED + BOUND
     axes.set_xticks(range(len(sizes)), [with_noun(size, "worker") for size in sizes])
     axes.set_xlim(-0.5, len(sizes) - 0.5)
-    axes.set_ylim(bottom=0)
+    axes.set_ylim(0, 1.04 * axes.get_ylim()[1])
     axes.set(ylabel="samples/s")
     axes.grid(True, axis="y")
     style.legend(figure, [axes])
@@ -143,11 +147,11 @@ def target(by_kind: Mapping[Kind, Sequence[Run]]) -> "tuple[Figure | None, str]"
             if accuracy is None:
                 continue
             never |= seconds is None
-            style.dots(axes, [seconds if seconds is not None else 1.12 * longest], [accuracy], kind, seconds is None)
+            style.dots(axes, [1.12 * longest if seconds is None else seconds], [accuracy], kind, seconds is None)
     axes.axhline(aim, color=style.INK, linewidth=0.9, linestyle=":")
     if never:
         axes.axvline(1.06 * longest, color=style.MUTED, linewidth=0.9)
-        axes.annotate("never", (1.12 * longest, 0), (0, 4), xycoords=("data", "axes fraction"),
+        axes.annotate("never", (1.12 * longest, 1), (0, 2), xycoords=("data", "axes fraction"),
                       textcoords="offset points", ha="center")  # fmt: skip
     axes.set(xlabel=f"seconds of training to {aim:g}", ylabel="validation accuracy")
     axes.set_xlim(0, 1.18 * longest if never else 1.05 * longest)

@@ -70,7 +70,7 @@ def batches(runs: Sequence[Run]) -> "Figure | None":
             panel.plot(list(line), means, color=style.colour(kind), linestyle=dashes, linewidth=1.4, label=kind.label)
             for batch, seconds in line.items():
                 style.dots(panel, [batch] * len(seconds), seconds, kind)
-        style.log_scale(panel)
+        style.log_scale(panel, digits=(1, 1.5, 2, 3, 5, 7))
         panel.set_xscale("log", base=2)
         panel.set_xticks(sorted({batch for own, batch in times if own == model}))
         panel.xaxis.set_major_formatter("{x:.0f}")

@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 NAMES = ("effect", "throughput", "target", "step-times", "step-time", "cost", "loss", "accuracy", "staleness")
 GRID_NAMES = ("batches", "training-loss", "validation-loss")
 FORMER_NAMES = ("traffic",)  # what versions before wrote: a report replaces it
-_WARM_UP = 5  # steps of each worker that are slower than all others: see runs.metrics
+WARM_UP = 5  # steps of each worker that are slower than all others: see runs.metrics
 
 
 @dataclass(frozen=True)
@@ -101,7 +101,7 @@ def _read_steps(by_kind: Mapping[Kind, Sequence[Run]]) -> tuple[Steps, list[str]
 def _durations(by_kind: Mapping[Kind, Sequence[Run]], steps: Steps) -> dict[Kind, list[list[float]]]:
     """The seconds of each repeat's steps, all its workers' together."""
     return {
-        kind: [[s.seconds for own in steps[run.folder].values() for s in own[_WARM_UP:] if s.seconds] for run in runs]
+        kind: [[s.seconds for own in steps[run.folder].values() for s in own[WARM_UP:] if s.seconds] for run in runs]
         for kind, runs in by_kind.items()
     }
 

@@ -112,11 +112,12 @@ def panels(count: int, height: float, columns: int = 3) -> "tuple[Figure, list[A
     return figure, axes[:count]
 
 
-def legend(figure: "Figure", panels: "Sequence[Axes]", columns: int = 6) -> None:
+def legend(figure: "Figure", panels: "Sequence[Axes]") -> None:
     """One legend for all panels, above them; a label that several panels share appears once."""
     handles: dict[Any, Any] = {}
     for axes in panels:
         handles |= dict(zip(*reversed(axes.get_legend_handles_labels()), strict=True))
+    columns = max(1, int(len(handles) * 115 / sum(len(label) + 9 for label in handles))) if handles else 1
     figure.legend(
         handles.values(), handles, loc="outside upper left", ncols=columns, handlelength=2.6, columnspacing=1.6
     )

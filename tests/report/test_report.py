@@ -6,6 +6,7 @@ import math
 import re
 import subprocess
 import sys
+from pathlib import Path
 
 import pytest
 from click.testing import CliRunner
@@ -33,6 +34,13 @@ def written(tmp_path_factory):
     (write(root / "runs", "ps-sync", 4, 1) / "summary.json").unlink()
     write_report(find_runs([root]), root)
     return root
+
+
+@pytest.fixture
+def undrawn(monkeypatch):
+    """Reports without plots, for tests of what is beside them: to draw takes most of a report's time."""
+    monkeypatch.setattr(plots, "draw", lambda runs, margins: ([], []))
+    monkeypatch.setattr(plots, "draw_grid", lambda runs: ([], []))
 
 
 # What is read
@@ -184,21 +192,21 @@ def test_text_from_files_is_escaped_everywhere(tmp_path):
     assert "# heading" in markdown and "# heading" not in outside
 
 
-def test_a_report_is_the_same_to_the_byte_and_touches_only_its_own_files(tmp_path):
-    root = write_comparison(tmp_path / "a", repeats=[1])
-    out = tmp_path / "out"
-    write_report(find_runs([root]), out)
-    before = {p: p.read_bytes() for p in out.rglob("*") if p.is_file()}
-    (out / "mine.txt").write_text("kept")
-    write_report(find_runs([root]), out)
-    assert {p: p.read_bytes() for p in out.rglob("*") if p.is_file()} == before | {out / "mine.txt": b"kept"}
+def test_a_report_is_the_same_to_the_byte_and_touches_only_its_own_files(written, tmp_path):
+    (tmp_path / "mine.txt").write_text("kept")
+    write_report(find_runs([written]), tmp_path)
+    files = {path.relative_to(tmp_path) for path in tmp_path.rglob("*") if path.is_file()}
+    assert len(files) == 5 + len(plots.NAMES)
+    for path in files - {Path("mine.txt")}:
+        assert (tmp_path / path).read_bytes() == (written / path).read_bytes()
     # Runs without staleness leave no plot of it behind.
-    write_report(find_runs([root / "runs" / "single-w1-s0-r1"]), out)
-    assert not (out / "plots" / "staleness.svg").exists()
-    assert "staleness.svg" not in (out / "report.md").read_text()
+    write_report(find_runs([written / "runs" / "single-w1-s0-r1"]), tmp_path)
+    assert not (tmp_path / "plots" / "staleness.svg").exists()
+    assert "staleness.svg" not in (tmp_path / "report.md").read_text()
+    assert (tmp_path / "mine.txt").read_text() == "kept"
 
 
-def test_unfair_runs_leave_an_earlier_report_as_it_was(tmp_path):
+def test_unfair_runs_leave_an_earlier_report_as_it_was(tmp_path, undrawn):
     root = write_comparison(tmp_path / "a", repeats=[1])
     write_report(find_runs([root]), tmp_path / "out")
     before = (tmp_path / "out" / "results.csv").read_bytes()
@@ -269,12 +277,34 @@ def invoke(*arguments):
     return result.output
 
 
-def test_report_prints_the_table_and_writes_with_out(tmp_path):
+def test_report_prints_the_table_and_writes_with_out(tmp_path, undrawn):
     root = write_comparison(tmp_path / "a", repeats=[1])
     assert "ps-async ×2+1" in invoke(root)
     assert "report.html" in invoke(root, "--out", tmp_path / "out")
     assert (tmp_path / "out" / "report.html").is_file()
     invoke(root, "--out", tmp_path / "out")  # replaces its own
+
+
+def test_pictures_and_latex_are_written_on_request(tmp_path):
+    root = write_comparison(tmp_path / "a", repeats=[1])
+    invoke(root, "--png", tmp_path / "png", "--latex", tmp_path / "t.tex")
+    pictures = {path.stem: path.read_bytes()[:4] for path in (tmp_path / "png").iterdir()}
+    assert set(pictures) == set(plots.NAMES) and set(pictures.values()) == {b"\x89PNG"}
+    table = (tmp_path / "t.tex").read_text()
+    assert r"ps-sync $\times$2+1 & 1 & 151" in table and "validation accuracy" in table
+    with pytest.raises(UsageError, match="--latex .* cannot be written"):
+        invoke(root, "--latex", tmp_path / "no" / "t.tex")
+    with pytest.raises(UsageError, match="cannot write pictures to --png"):
+        invoke(root, "--png", tmp_path / "t.tex" / "below")
+
+
+def test_the_first_page_has_the_effect_below_its_caveats_and_folds_away_what_it_rests_on(written):
+    text = (written / "report.md").read_text()
+    order = ["It is not yet known", "> ", "### The effect", "Samples/s where", "## Summary", "### Samples/s against",
+             "### Time to target", "### How long steps", "### Where a step's", "### What it costs",
+             "<summary>What was equal", "<summary>What each column means"]  # fmt: skip
+    places = [text.index(part) for part in order]
+    assert places == sorted(places)
 
 
 def test_the_headline_and_below_it_its_caveats_are_printed_and_written_and_are_in_verdict_json(written, tmp_path):
@@ -294,7 +324,7 @@ def test_the_headline_and_below_it_its_caveats_are_printed_and_written_and_are_i
         invoke(written, "--json", tmp_path / "no" / "v.json")
 
 
-def test_report_refuses_a_folder_that_holds_something_else(tmp_path):
+def test_report_refuses_a_folder_that_holds_something_else(tmp_path, undrawn):
     root = write_comparison(tmp_path / "a", repeats=[1])
     mine = tmp_path / "mine"
     mine.mkdir()

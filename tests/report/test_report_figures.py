@@ -15,9 +15,10 @@ from rich.console import Console
 from hvdtrain.errors import UsageError
 from hvdtrain.report import fairness, results
 from hvdtrain.report.caveats import caveats
-from hvdtrain.report.columns import COLUMNS, format_figure
+from hvdtrain.report.columns import COLUMNS, SUMMARY, TERMINAL, TERMINAL_RANGE, format_figure
 from hvdtrain.report.curves import MAX_POINTS, loss_curve
 from hvdtrain.report.formatting import format_bytes
+from hvdtrain.report.network_bound import network_bound
 from hvdtrain.report.runs import finished_by_kind
 from hvdtrain.report.step_parts import parts_table
 from hvdtrain.report.style import STEP_PARTS
@@ -174,6 +175,47 @@ def test_servers_cost_as_much_as_workers_do():
     assert row["cpu_s_per_1000_samples"] == pytest.approx(1000 * 30 / (BATCH * PER_EPOCH * EPOCHS))
     [old] = results.result_rows([run("ps-sync", 2, 1, processes=None)])
     assert old["cpu_s_per_1000_samples"] is None
+
+
+def test_a_figure_stands_in_every_table_that_its_column_names():
+    groups = results.summarise(results.result_rows([run("ps-async", 2, 1, histogram={"0": 1})]))
+    for on_terminal, places in ((False, {SUMMARY}), (True, {TERMINAL, TERMINAL_RANGE})):
+        shown = [c for c in COLUMNS.values() if places & set(c.shown) and groups[0][c.name]]
+        headings = [(c.short if on_terminal else "") or c.heading for c in shown]
+        assert [heading for _, heading in results.summary_table(groups, on_terminal).columns[1:]] == headings
+    assert all(column.meaning for column in COLUMNS.values())
+
+
+def over(hosts, gbit_s, **more):
+    pairs = [{"from": a, "to": b, "gbit_s": gbit_s} for a in hosts for b in hosts if a != b]
+    placed = {host: {"ranks": ranks} for host, ranks in hosts.items()}
+    return {"hosts": placed, "network": {"pairs": pairs}, "parameters": 2_500_000} | more  # 10 MB
+
+
+@pytest.mark.parametrize(
+    "kind, hosts, crossing",
+    [
+        (("allreduce", 2), {"a": [0], "b": [1]}, 10),  # 2(n - 1)/n of the weights
+        (("allreduce", 4), {"a": [0, 1], "b": [2, 3]}, 15),
+        (("ddp", 4), {"a": [0], "b": [1], "c": [2], "d": [3]}, 15),
+        (("ps-sync", 4, 1), {"s": [0], "a": [1, 2], "b": [3, 4]}, 40),  # n of them to the server
+        (("ps-sync", 2, 2), {"a": [0, 2], "b": [1, 3]}, 10),  # beside the workers: (n + k - 2)/k
+        (("ps-sync", 3, 3), {"a": [0, 3], "b": [1, 4], "c": [2, 5]}, 40 / 3),
+    ],
+)
+def test_a_network_bounds_samples_per_second_by_what_crosses_a_hosts_link(kind, hosts, crossing):
+    bound = network_bound(run(*kind, change=over(hosts, 0.8)))  # 100 MB/s
+    assert bound == pytest.approx(BATCH / (crossing / 100))
+
+
+def test_without_a_measured_link_or_a_crossing_there_is_no_bound():
+    two = {"a": [0], "b": [1]}
+    assert network_bound(run("allreduce", 2)) is None
+    assert network_bound(run("allreduce", 2, change=over({"a": [0, 1], "b": []}, 0.8))) is None
+    assert network_bound(run("allreduce", 2, change=over(two, 0.0))) is None
+    assert network_bound(run("allreduce", 2, change=over(two, 0.8, compression="topk"))) is None
+    half = network_bound(run("allreduce", 2, change=over(two, 0.8, compression="fp16")))
+    assert half == 2 * network_bound(run("allreduce", 2, change=over(two, 0.8)))
 
 
 def efficiencies(*runs):

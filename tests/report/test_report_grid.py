@@ -17,7 +17,7 @@ from hvdtrain.config import recipes
 from hvdtrain.errors import UsageError
 from hvdtrain.report import page, plots, reference_tables, results, write_report
 from hvdtrain.report.command import report
-from hvdtrain.report.comparisons import split_into_comparisons
+from hvdtrain.report.comparisons import one_worker, split_into_comparisons
 from hvdtrain.report.content import collect_any
 from hvdtrain.report.runs import find_runs, load_run
 from hvdtrain.report.table import Cell, Table, csv_text, latex, terminal_tables
@@ -142,6 +142,24 @@ def test_figures_that_no_run_can_have_are_refused(tmp_path, change, said):
     assert said in load_run(write(tmp_path, **change)).problem
     with pytest.raises(UsageError, match=r"its manifest.json is not as a run writes it: Expected .* - at `\$.lr`$"):
         load_run(write(tmp_path, "allreduce", 2, change={"lr": "high"}))
+
+
+def test_a_grid_says_up_to_which_batch_one_worker_is_best():
+    speeds = {16: (100, 70), 32: (120, 110), 64: (130, 180), 128: (130, 220)}
+    runs = [
+        of_batch(batch, *kind, speed=speed)
+        for batch, both in speeds.items()
+        for kind, speed in zip((("single",), ("allreduce", 2)), both, strict=True)
+    ]
+    [told] = one_worker(runs)
+    assert (told["until"], told["fastest"]["64"]) == (32, "allreduce ×2")
+    assert told["words"] == (
+        "The shortest epochs, on average: one worker with a global batch of 16 and 32, allreduce ×2 with a global "
+        "batch of 64 and 128."
+    )
+    assert collect_any(runs).data["one_worker"] == [told]
+    assert "batches" in {plot.name for plot in plots.draw_grid(runs)[0]}
+    assert one_worker(weak()) == []  # no batch has both
 
 
 # Tables as a reference has them
@@ -353,14 +371,17 @@ def test_the_next_report_leaves_nothing_of_a_grid_behind(grid, tmp_path):
     assert not [name for name in left if "b64" in name or "reference" in name or "training-loss" in name]
 
 
-def test_a_single_comparison_has_the_reference_in_its_own_page(tmp_path):
+def test_a_single_comparison_has_the_reference_in_its_own_page(tmp_path, monkeypatch):
+    monkeypatch.setattr(plots, "draw", lambda runs, margins: ([], []))
     write(tmp_path, "allreduce", 2)
     write_report(find_runs([tmp_path]), tmp_path / "out", "cnn-mnist")
     assert "4 GPUs" in Page((tmp_path / "out" / "report.html").read_text()).text
     assert "| 10 |" in (tmp_path / "out" / "report.md").read_text()
 
 
-def test_the_command_prints_the_grid_and_the_reference(grid, tmp_path):
+def test_the_command_prints_the_grid_and_the_reference(grid, tmp_path, monkeypatch):
+    monkeypatch.setattr(plots, "draw", lambda runs, margins: ([], []))
+    monkeypatch.setattr(plots, "draw_grid", lambda runs: ([], []))
     done = CliRunner().invoke(report, [str(grid), "--reference", "vgg19-imagenet20", "--out", str(tmp_path / "out")])
     assert done.exit_code == 0, done.output
     assert "All runs" in done.output and "global batch 64, learning rate 0.001414: It is not yet known" in done.output
