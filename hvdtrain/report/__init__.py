@@ -28,6 +28,7 @@ if TYPE_CHECKING:
     from hvdtrain.report.verdict import Margins
 
 Files = dict[str, str | bytes]  # content by path below the report's folder
+Drawing = tuple[list["Plot"], list[str]]
 
 
 def write_report(
@@ -51,26 +52,38 @@ def write_report(
         UsageError: none of the runs finished, they differ in what should be equal (the field is named), or
             `out` cannot be written to.
     """
-    from hvdtrain.report import table
-    from hvdtrain.report.content import collect_any
+    from hvdtrain.report import page, plots, results, table
+    from hvdtrain.report.content import Grid, collect_any
     from hvdtrain.report.reference_tables import build_table, load_layout
     from hvdtrain.report.verdict import DEFAULT
 
     margins = margins or DEFAULT
+    files: Files = {}
+
+    def add(folder: str, own: "Content | Grid", drawing: "Drawing", tables: "Sequence[Table]" = ()) -> None:
+        drawn, notes = drawing
+        text = page.markdown(own.parts(drawn, tables, notes))
+        files.update({f"{folder}plots/{plot.name}.svg": plot.svg for plot in drawn})
+        files[f"{folder}results.csv"] = results.csv_text(own.rows)
+        files[f"{folder}verdict.json"] = json_text(own.data)
+        files[f"{folder}report.md"] = text
+        files[f"{folder}report.html"] = page.html(text, drawn, own.colours, own.title)
+
     tables = [build_table(load_layout(reference), runs)] if reference else []
     collected = collect_any(runs, margins)
-    plots, notes = draw(runs, margins, collected)
-    files = _files(collected, plots, notes, tables)
-    files |= _group_files(collected, margins)
-    for own in tables:
-        files |= {"reference.csv": table.csv_text(own), "reference.tex": table.latex(own)}
+    drawing = draw(runs, margins, collected)
+    add("", collected, drawing, tables)
+    for comparison, own in collected.sections if isinstance(collected, Grid) else []:
+        add(f"groups/{comparison.name}/", own, plots.draw(comparison.runs, margins))
+    for own_table in tables:
+        files |= {"reference.csv": table.csv_text(own_table), "reference.tex": table.latex(own_table)}
     _write_files(files, out, f"the report to {out}")
     _remove_stale(out, files)
     if png:
-        write_png(plots, png)
+        write_png(drawing[0], png)
 
 
-def draw(runs: "Sequence[Run]", margins: "Margins", collected: "Content | Grid") -> "tuple[list[Plot], list[str]]":
+def draw(runs: "Sequence[Run]", margins: "Margins", collected: "Content | Grid") -> "Drawing":
     """The plots of a report, and notes on what is missing in them, a line each."""
     from hvdtrain.report import content, plots
 
@@ -80,32 +93,6 @@ def draw(runs: "Sequence[Run]", margins: "Margins", collected: "Content | Grid")
 def write_png(plots: "Sequence[Plot]", folder: Path) -> None:
     """Write the plots as pictures."""
     _write_files({f"{plot.name}.png": plot.png for plot in plots}, folder, f"pictures to --png {folder}")
-
-
-def _files(
-    collected: "Content | Grid", plots: "Sequence[Plot]", notes: Sequence[str] = (), tables: "Sequence[Table]" = ()
-) -> Files:
-    from hvdtrain.report import page, results
-
-    text = page.markdown(collected.parts(plots, tables, notes))
-    return {
-        **{f"plots/{plot.name}.svg": plot.svg for plot in plots},
-        "results.csv": results.csv_text(collected.rows),
-        "verdict.json": json_text(collected.data),
-        "report.md": text,
-        "report.html": page.html(text, plots, collected.colours, collected.title),
-    }
-
-
-def _group_files(collected: "Content | Grid", margins: "Margins") -> Files:
-    """The report of each comparison of a grid, if it is one."""
-    from hvdtrain.report import content, plots
-
-    files: Files = {}
-    for comparison, own in collected.sections if isinstance(collected, content.Grid) else []:
-        drawn, notes = plots.draw(comparison.runs, margins)
-        files |= {f"groups/{comparison.name}/{name}": text for name, text in _files(own, drawn, notes).items()}
-    return files
 
 
 def json_text(data: dict[str, Any]) -> str:

@@ -2,7 +2,7 @@
 
 import math
 import re
-from collections.abc import Callable, Hashable, Sequence
+from collections.abc import Callable, Hashable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -109,13 +109,9 @@ def check(runs: Sequence[Run]) -> list[EqualField]:
         UsageError: runs differ in what should be equal; it names the field, the values and the runs.
     """
     finished = _finished_with_names(runs)
-    equal = [_equal_everywhere(field, why, finished) for field, why in EQUAL_EVERYWHERE.items()]
-    equal += [
-        _equal_in_groups(field, why, finished, "repeat", _repeat_key(field)) for field, why in EQUAL_IN_REPEAT.items()
-    ]
-    if len({run.kind for _, run in finished}) < len(finished):
-        equal += [_equal_in_kinds(field, finished) for field in EQUAL_IN_KIND]
-    return equal + _equal_in_transports(finished)
+    equal = [_equal(field, why, finished) for field, why in EQUAL_EVERYWHERE.items()]
+    equal += [_equal(field, why, finished, "repeat", _repeat_key(field)) for field, why in EQUAL_IN_REPEAT.items()]
+    return equal + _measured_alike(finished, EQUAL_IN_KIND)
 
 
 def check_grid(runs: Sequence[Run]) -> list[EqualField]:
@@ -125,18 +121,15 @@ def check_grid(runs: Sequence[Run]) -> list[EqualField]:
         UsageError: they differ in something else, or their learning rates follow none of LR_RULES.
     """
     finished = _finished_with_names(runs)
-    fields = {field: why for field, why in EQUAL_EVERYWHERE.items() if field not in _MAY_DIFFER_IN_GRID}
-    equal = [_equal_everywhere(field, why, finished) for field, why in fields.items()]
-    equal.append(replace(_equal_everywhere("schedule.form", EQUAL_EVERYWHERE["schedule"], finished), field="schedule"))
-    equal.append(_equal_in_groups("seed", EQUAL_IN_REPEAT["seed"], finished, "repeat", lambda run: run.repeat))
-    equal.append(
-        _equal_in_groups(
-            "initial_weights", EQUAL_IN_REPEAT["initial_weights"], finished, "repeat and model",
-            lambda run: (run.repeat, field_value(run, "model")),
-        )
-    )  # fmt: skip
-    equal += [_equal_in_kinds(field, finished) for field in EQUAL_IN_KIND if field != "effective_lr"]
-    return [*equal, *_equal_in_transports(finished), _lr_rule(finished)]
+    equal = [_equal(f, why, finished) for f, why in EQUAL_EVERYWHERE.items() if f not in _MAY_DIFFER_IN_GRID]
+    equal.append(replace(_equal("schedule.form", EQUAL_EVERYWHERE["schedule"], finished), field="schedule"))
+    for field, among, key in (
+        ("seed", "repeat", lambda run: run.repeat),
+        ("initial_weights", "repeat and model", lambda run: (run.repeat, run.manifest.model)),
+    ):
+        equal.append(_equal(field, EQUAL_IN_REPEAT[field], finished, among, key))
+    in_kind = {field: why for field, why in EQUAL_IN_KIND.items() if field != "effective_lr"}
+    return [*equal, *_measured_alike(finished, in_kind), _lr_rule(finished)]
 
 
 def _finished_with_names(runs: Sequence[Run]) -> list[tuple[str, Run]]:
@@ -207,41 +200,38 @@ def format_value(value: Any) -> str:
     return text[:12] + "…" if len(text) >= 32 and text.isalnum() else text
 
 
-def _equal_everywhere(field: str, why: str, finished: Sequence[tuple[str, Run]]) -> EqualField:
-    if field == "interface":  # what stays on one host uses no network
-        networked = [(name, run) for name, run in finished if field_value(run, field) not in (None, "lo")]
-        finished = networked or finished[:1]
-    return EqualField(field, format_value(_common_value(field, why, finished, "")), "all runs", why)
+def _measured_alike(finished: Sequence[tuple[str, Run]], in_kind: Mapping[str, str]) -> list[EqualField]:
+    """What is equal in runs of one kind, and in those whose messages travel alike, where there are several."""
 
-
-def _equal_in_kinds(field: str, finished: Sequence[tuple[str, Run]]) -> EqualField:
-    why = EQUAL_IN_KIND[field]
-    return _equal_in_groups(field, why, finished, "mode, workers and servers", lambda run: run.kind)
-
-
-def _equal_in_transports(finished: Sequence[tuple[str, Run]]) -> list[EqualField]:
     def transport(run: Run) -> Hashable:
-        carried = [format_value(field_value(run, field)) for field in ("backend", "starter", "hardware.hosts")]
-        return (run.kind.mode, *carried)
+        return run.kind.mode, run.manifest.backend, run.manifest.starter, field_value(run, "hardware.hosts")
 
-    if len({transport(run) for _, run in finished}) == len(finished):
-        return []
-    shared = "mode, backend, starter and number of hosts"
-    return [_equal_in_groups(field, why, finished, shared, transport) for field, why in EQUAL_IN_TRANSPORT.items()]
+    equal: list[EqualField] = []
+    for fields, shared, key in (
+        (in_kind, "mode, workers and servers", lambda run: run.kind),
+        (EQUAL_IN_TRANSPORT, "mode, backend, starter and number of hosts", transport),
+    ):
+        if len({key(run) for _, run in finished}) < len(finished):
+            equal += [_equal(field, why, finished, shared, key) for field, why in fields.items()]
+    return equal
 
 
-def _equal_in_groups(
-    field: str, why: str, finished: Sequence[tuple[str, Run]], shared: str, key: Callable[[Run], Hashable]
-) -> EqualField:
-    """Check a field within groups of runs that have the same key, which the words `shared` describe."""
+def _equal(
+    field: str, why: str, finished: Sequence[tuple[str, Run]], shared: str = "",
+    key: Callable[[Run], Hashable] = lambda run: None,
+) -> EqualField:  # fmt: skip
+    """Check a field within groups of runs that have the same key, which the words `shared` describe; or in all runs."""
+    if field == "interface":  # what stays on one host uses no network
+        finished = [item for item in finished if field_value(item[1], field) not in (None, "lo")] or finished[:1]
     groups: dict[Hashable, list[tuple[str, Run]]] = {}
     for name, run in finished:
         groups.setdefault(key(run), []).append((name, run))
-    where = f" among runs of the same {shared}"
+    where = f" among runs of the same {shared}" if shared else ""
     values = [format_value(_common_value(field, why, members, where)) for members in groups.values()]
     compared = sum(len(members) for members in groups.values() if len(members) > 1)
     among = f"runs of the same {shared} ({compared} of {len(finished)} had another to compare with)"
-    return EqualField(field, values[0] if len(set(values)) == 1 else "another in each such group", among, why)
+    value = values[0] if len(set(values)) == 1 else "another in each such group"
+    return EqualField(field, value, among if shared else "all runs", why)
 
 
 def _common_value(field: str, why: str, members: Sequence[tuple[str, Run]], where: str) -> Any:
@@ -270,12 +260,10 @@ def _distinct_values(field: str, members: Sequence[tuple[str, Run]]) -> list[tup
     found: list[tuple[Any, list[str]]] = []
     for name, run in members:
         value = field_value(run, field)
-        for other, names in found:
-            if other == value:
-                names.append(name)
-                break
-        else:
-            found.append((value, [name]))
+        names = next((names for other, names in found if other == value), None)
+        if names is None:
+            found.append((value, names := []))
+        names.append(name)
     return found
 
 
