@@ -7,6 +7,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from hvdtrain.errors import UsageError
+from hvdtrain.report.formatting import with_noun
 from hvdtrain.report.results import result_rows, scales_weakly
 from hvdtrain.report.runs import Run, display_names
 from hvdtrain.world.host import COMPUTING
@@ -70,6 +71,7 @@ EQUAL_IN_KIND = {
     "compression": "it changes both what is sent and what is learned",
     "bucket_mb": "the size of messages decides how fast they travel",
     "hardware.hosts": "memory is faster than a network (the number of hosts is compared)",
+    "placement": "what processes of one host tell each other crosses no network",
 }
 # Fields that are equal in all runs whose messages travel alike; other modes' messages do not depend on them.
 EQUAL_IN_TRANSPORT = {"environment.messages": "what carries the messages reads them, and is faster or slower"}
@@ -160,6 +162,8 @@ def field_value(run: Run, field: str) -> Any:
     head, *rest = field.split(".")
     if head == "environment":
         return _variables(run, *rest)
+    if head == "placement":
+        return placement(run)
     value: Any = getattr(run.manifest if hasattr(run.manifest, head) else run.summary, head)
     if field == "schedule.form":  # without the number of steps, which follows from the batch
         return re.sub(r"over \d+ steps", "to the last step", str(value))
@@ -170,6 +174,17 @@ def field_value(run: Run, field: str) -> Any:
     if field == "hardware.gpus":  # models are compared, not numbers: one worker may see one GPU of four
         return sorted(set(value)) if str(run.manifest.device).startswith("cuda") else []
     return value
+
+
+def placement(run: Run) -> str | None:
+    """Which ranks share a host, whatever the hosts' names: `1 server + 1 worker | 1 worker`."""
+    servers, hosts = run.kind.servers, [host.ranks for host in run.manifest.hosts.values() if host.ranks]
+    counts = [(sum(rank < servers for rank in own), sum(rank >= servers for rank in own)) for own in hosts]
+    words = [
+        " + ".join(with_noun(count, noun) for count, noun in zip(both, ("server", "worker"), strict=True) if count)
+        for both in sorted(counts, reverse=True)
+    ]
+    return " | ".join(words) or None
 
 
 def _variables(run: Run, which: str, *name: str) -> Any:

@@ -41,6 +41,7 @@ def network_bound(run: Run) -> float | None:
     for sender, receiver, much in flows:
         sent[home[sender]] += much
         received[home[receiver]] += much
-    seconds = [max(sent[h], received[h]) / bandwidth[h] for h in sent if bandwidth.get(h)]
+    fastest = max(bandwidth.values(), default=0.0)  # for a host that the measurement knew by another name
+    seconds = [max(sent[host], received[host]) / speed for host in sent if (speed := bandwidth.get(host, fastest))]
     longest = max(seconds, default=0.0)
     return manifest.global_batch / longest if longest else None

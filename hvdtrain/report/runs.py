@@ -111,6 +111,10 @@ def _describe_start(part: Part) -> str:
     words = [f"{part.mode} on {part.workers} worker(s) and {part.servers} server(s)"]
     words += [f"{part.threads_per_worker} thread(s) each"] if part.threads_per_worker else []
     words += [f"on {part.device}"] if part.device else []
+    words += [f"messages by {part.backend}"] if part.backend else []
+    placed = [f"{name} (ranks {' '.join(map(str, ranks))})" for name, ranks in (part.hosts or {}).items()]
+    words += [f"on {', '.join(placed)}"] if placed else []
+    words += [f"over {part.interface}"] if part.interface not in (None, "", "lo") else []
     return ", ".join(words)
 
 

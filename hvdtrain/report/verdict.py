@@ -6,7 +6,7 @@ It is reached as figures, which README.md beside this file describes; `headline.
 import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from statistics import fmean
+from statistics import fmean, median
 from typing import NamedTuple
 
 from hvdtrain.report.columns import cpu_s_per_1000_samples, samples_to_target
@@ -25,6 +25,7 @@ from hvdtrain.report.runs import Kind, Run
 
 WINNER, NO_WINNER, UNKNOWN, NOTHING = "winner", "no winner", "not yet known", "nothing to compare"
 AS_GOOD, WORSE, NOT_SHOWN = "as good", "worse", "not shown"
+NETWORK_DIFFERS = 1.5  # times: what is measured of one network varies less
 ByKind = Mapping[Kind, Sequence[Run]]
 
 
@@ -147,14 +148,35 @@ def _typical(runs: Sequence[Run]) -> float:
 
 
 def ran_alike(runs: Sequence[Run], others: Sequence[Run]) -> bool:
-    """Whether two kinds of runs were started alike, and on the same one host or on hosts of the same network.
+    """Whether two kinds of runs were started alike, and on the same one host or on hosts of the same network, over
+    which their workers were spread alike.
 
     Of several hosts one kind may use more, as n workers and a server do beside n workers.
     """
     hosts, other_hosts = _hosts(runs), _hosts(others)
     if (len(hosts) > 1) != (len(other_hosts) > 1) or not (hosts <= other_hosts or other_hosts <= hosts):
         return False
-    return {str(run.manifest.starter) for run in (*runs, *others)} == {str(runs[0].manifest.starter)}
+    if len(hosts) > 1 and not (_spread_alike(runs[0], others[0]) and _same_network([*runs, *others])):
+        return False
+    return len({run.manifest.starter for run in (*runs, *others)}) == 1
+
+
+def _spread_alike(run: Run, other: Run) -> bool:
+    """Whether hosts have as many workers, or as many ranks, in both; true where that was not recorded."""
+
+    def counts(of: Run, first: int) -> list[int]:
+        found = (sum(rank >= first for rank in host.ranks) for host in of.manifest.hosts.values())
+        return sorted(filter(None, found))
+
+    pairs = [(counts(run, run.kind.servers), counts(other, other.kind.servers)), (counts(run, 0), counts(other, 0))]
+    return any(not one or not two or one == two for one, two in pairs)
+
+
+def _same_network(runs: Sequence[Run]) -> bool:
+    """Whether all that was measured of the hosts' network is alike, whatever its interface is called."""
+    measured = [[link.gbit_s for link in run.manifest.network.pairs if link.gbit_s] for run in runs]
+    speeds = [median(found) for found in measured if found]
+    return not speeds or max(speeds) <= NETWORK_DIFFERS * min(speeds)
 
 
 def _hosts(runs: Sequence[Run]) -> set[str]:

@@ -49,13 +49,25 @@ class Host(Struct, frozen=True, kw_only=True, omit_defaults=True):
 
 
 class Part(Struct, frozen=True, kw_only=True):
-    """How the run was computed after one of its starts; versions before did not record threads and device."""
+    """How and where the run was computed after one of its starts; versions before did not record all of it."""
 
     mode: str | None = None
     workers: Count | None = None
     servers: Count | None = None
     threads_per_worker: Count | None = None
     device: str | None = None
+    backend: str | None = None
+    interface: str | None = None
+    hosts: dict[str, list[Count]] | None = None  # the ranks on each
+
+
+class Launch(Struct, frozen=True, kw_only=True):
+    """How `hvdtrain launch` or `compare` started the job."""
+
+    launcher: str | None = None
+    hosts: list[str] = []
+    interface: str | None = None
+    folder: str | None = None
 
 
 class Link(Struct, frozen=True, kw_only=True):
@@ -136,6 +148,7 @@ class Manifest(Struct, frozen=True, kw_only=True):
     hosts: dict[str, Host] = {}
     parts: list[Part] = []
     network: Network = Network()
+    launch: Launch | None = None
 
 
 class Process(Struct, frozen=True, kw_only=True):
@@ -162,6 +175,18 @@ class Evaluation(Struct, frozen=True, kw_only=True):
     epoch: Count | None = None
     train_loss: Loss | None = None
     train_accuracy: Share | None = None
+
+
+class Load(Struct, frozen=True, kw_only=True):
+    """What else a host did beside the run: how many cores were busy with it, and which share of time was stolen."""
+
+    cores: Count | None = None
+    others_cores: Figure | None = None
+    stolen_share: Figure | None = None
+    load_before: Figure | None = None
+    load_after: Figure | None = None
+    governor: str | None = None
+    temperature_c: float | None = None
 
 
 class StepTime(Struct, frozen=True, kw_only=True):
@@ -202,6 +227,7 @@ class Summary(Struct, frozen=True, kw_only=True):
     step_seconds: dict[str, Figure] = {}
     step_time: StepTime = StepTime()
     processes: list[Process] = []
+    load: dict[str, Load] = {}  # by host
     workers: Count | None = None
     lost_workers: list[Count] = []
     snapshots: Count | None = None
