@@ -1,14 +1,14 @@
 """From run folders to a report: what was equal, tables, plots and a verdict.
 
-- `runs.py` and `run_files.py` read run folders, `comparisons.py` splits a grid's runs into comparable ones, and
-  `fairness.py` refuses those that may not be compared.
-- `results.py` computes figures, `formatting.py` makes text of them; `step_parts.py` says where a step's time went, and
-  `loss_curve.py` thins training losses for plots.
+- `runs.py` reads run folders (their form is `hvdtrain/runs/schema.py`), `comparisons.py` splits a grid's runs into
+  comparable ones, and `fairness.py` refuses those that may not be compared.
+- `columns.py` has the figures of a run, one entry each; `results.py` summarises them by kind; `step_parts.py` says
+  where a step's time went, `curves.py` thins losses for plots, `network_bound.py` says what links allow.
 - `verdict.py` decides who won on the statistics of `paired.py`, `headline.py` puts it into words and into verdict.json,
-  and `caveats.py` says what to keep in mind; `content.py` (one comparison) and `grid.py` (several) collect it all.
-- `pages.py` writes HTML and Markdown, `table.py` CSV and LaTeX, `terminal.py` prints; `reference_tables.py` puts
-  published figures beside ours.
-- `plots.py` draws with `plot_learning.py`, `plot_cost.py`, `plot_grid.py` and `style.py`.
+  and `caveats.py` says what to keep in mind; `content.py` collects it all, of one comparison or of a grid.
+- `page.py` writes Markdown, and HTML of it; `table.py` is every table, in any form; `reference_tables.py`
+  puts published figures beside ours.
+- `plots.py` draws with `plot_effect.py`, `plot_cost.py`, `plot_learning.py`, `plot_grid.py` and `style.py`.
 """
 
 import json
@@ -21,15 +21,20 @@ from typing import TYPE_CHECKING, Any
 from hvdtrain.errors import UsageError
 
 if TYPE_CHECKING:
+    from hvdtrain.report.content import Content, Grid
     from hvdtrain.report.plots import Plot
     from hvdtrain.report.runs import Run
     from hvdtrain.report.table import Table
     from hvdtrain.report.verdict import Margins
 
 Files = dict[str, str | bytes]  # content by path below the report's folder
+Drawing = tuple[list["Plot"], list[str]]
 
 
-def write_report(runs: "Sequence[Run]", out: Path, reference: str = "", margins: "Margins | None" = None) -> None:
+def write_report(
+    runs: "Sequence[Run]", out: Path, reference: str = "", margins: "Margins | None" = None,
+    png: Path | None = None,
+) -> None:  # fmt: skip
     """Write results.csv, verdict.json, report.md, report.html and plots/ into `out`.
 
     Only an earlier report's files are replaced.
@@ -41,16 +46,62 @@ def write_report(runs: "Sequence[Run]", out: Path, reference: str = "", margins:
         reference: the preset of an experiment whose table is added to the pages, and as reference.csv and
             reference.tex.
         margins: what the verdict counts as a difference, if not the default.
+        png: a folder for PNG pictures of the plots, of a grid those across all runs.
 
     Raises:
         UsageError: none of the runs finished, they differ in what should be equal (the field is named), or
             `out` cannot be written to.
     """
+    from hvdtrain.report import page, plots, results, table
+    from hvdtrain.report.content import Grid, collect_any
     from hvdtrain.report.reference_tables import build_table, load_layout
     from hvdtrain.report.verdict import DEFAULT
 
-    reference_tables = [build_table(load_layout(reference), runs)] if reference else []
-    files = _report_files(runs, reference_tables, margins or DEFAULT)
+    margins = margins or DEFAULT
+    files: Files = {}
+
+    def add(folder: str, own: "Content | Grid", drawing: "Drawing", tables: "Sequence[Table]" = ()) -> None:
+        drawn, notes = drawing
+        text = page.markdown(own.parts(drawn, tables, notes))
+        files.update({f"{folder}plots/{plot.name}.svg": plot.svg for plot in drawn})
+        files[f"{folder}results.csv"] = results.csv_text(own.rows)
+        files[f"{folder}verdict.json"] = json_text(own.data)
+        files[f"{folder}report.md"] = text
+        files[f"{folder}report.html"] = page.html(text, drawn, own.colours, own.title)
+
+    tables = [build_table(load_layout(reference), runs)] if reference else []
+    collected = collect_any(runs, margins)
+    drawing = draw(runs, margins, collected)
+    add("", collected, drawing, tables)
+    for comparison, own in collected.sections if isinstance(collected, Grid) else []:
+        add(f"groups/{comparison.name}/", own, plots.draw(comparison.runs, margins))
+    for own_table in tables:
+        files |= {"reference.csv": table.csv_text(own_table), "reference.tex": table.latex(own_table)}
+    _write_files(files, out, f"the report to {out}")
+    _remove_stale(out, files)
+    if png:
+        write_png(drawing[0], png)
+
+
+def draw(runs: "Sequence[Run]", margins: "Margins", collected: "Content | Grid") -> "Drawing":
+    """The plots of a report, and notes on what is missing in them, a line each."""
+    from hvdtrain.report import content, plots
+
+    return plots.draw_grid(runs) if isinstance(collected, content.Grid) else plots.draw(runs, margins)
+
+
+def write_png(plots: "Sequence[Plot]", folder: Path) -> None:
+    """Write the plots as pictures."""
+    _write_files({f"{plot.name}.png": plot.png for plot in plots}, folder, f"pictures to --png {folder}")
+
+
+def json_text(data: dict[str, Any]) -> str:
+    """verdict.json, which README.md beside this file describes."""
+    return json.dumps(data, indent=2, allow_nan=False) + "\n"
+
+
+def _write_files(files: Files, out: Path, what: str) -> None:
+    """Write them into the folder, each of them whole or not at all."""
     try:
         out.mkdir(parents=True, exist_ok=True)
         with tempfile.TemporaryDirectory(prefix=".report-", dir=out) as temporary:
@@ -61,71 +112,16 @@ def write_report(runs: "Sequence[Run]", out: Path, reference: str = "", margins:
             for name in files:
                 (out / name).parent.mkdir(parents=True, exist_ok=True)
                 os.replace(Path(temporary, name), out / name)
-        _remove_stale(out, files)
     except OSError as error:
-        raise UsageError(f"cannot write the report to {out}: {error}") from None
-
-
-def _report_files(runs: "Sequence[Run]", reference_tables: "Sequence[Table]", margins: "Margins") -> Files:
-    from hvdtrain.report import grid, plots, results, table
-    from hvdtrain.report.comparisons import split_into_comparisons
-
-    comparisons = split_into_comparisons(runs)
-    if len(comparisons) < 2:
-        files = _comparison_files(runs, margins, reference_tables)
-    else:
-        collected = grid.collect_grid(comparisons, runs, margins)
-        finished = [run for comparison in comparisons for run in comparison.runs]
-        drawn = plots.draw_grid(finished)
-        files = _plot_files(drawn) | {
-            "results.csv": results.csv_text(results.result_rows(finished)),
-            "verdict.json": json_text(collected.verdicts),
-            "report.md": grid.markdown(collected, drawn, reference_tables),
-            "report.html": grid.html(collected, drawn, reference_tables),
-        }
-        for comparison in comparisons:
-            own_files = _comparison_files(comparison.runs, margins, others=finished)
-            files |= {f"groups/{comparison.name}/{name}": content for name, content in own_files.items()}
-    for reference_table in reference_tables:
-        files |= {"reference.csv": table.csv_text(reference_table), "reference.tex": table.latex(reference_table)}
-    return files
-
-
-def _comparison_files(
-    runs: "Sequence[Run]", margins: "Margins", reference_tables: "Sequence[Table]" = (), others: "Sequence[Run]" = ()
-) -> Files:
-    """The report of one comparison; others: further runs that may hold the baseline of scaling efficiency."""
-    from hvdtrain.report import content, pages, plots, results
-    from hvdtrain.report.runs import finished_by_kind
-    from hvdtrain.report.step_parts import parts_table
-
-    collected = content.collect(runs, others, margins)
-    drawn, notes = plots.draw(runs)
-    collected.omitted.extend(notes)
-    parts = parts_table(finished_by_kind(runs), collected.groups)
-    tables = [*([parts] if parts else []), *reference_tables]
-    return _plot_files(drawn) | {
-        "results.csv": results.csv_text(collected.rows),
-        "verdict.json": json_text(collected.verdict.data),
-        "report.md": pages.markdown(collected, drawn, tables),
-        "report.html": pages.html(collected, drawn, tables),
-    }
-
-
-def json_text(data: dict[str, Any]) -> str:
-    """verdict.json, which README.md beside this file describes."""
-    return json.dumps(data, indent=2, allow_nan=False) + "\n"
-
-
-def _plot_files(drawn: "Sequence[Plot]") -> Files:
-    return {f"plots/{plot.name}.{kind}": getattr(plot, kind) for plot in drawn for kind in ("svg", "png")}
+        raise UsageError(f"cannot write {what}: {error}") from None
 
 
 def _remove_stale(out: Path, files: Files) -> None:
     """Remove the files that an earlier report had and this one has not, and nothing else."""
     from hvdtrain.report import plots
 
-    plot_files = [f"plots/{name}.{kind}" for name in (*plots.NAMES, *plots.GRID_NAMES) for kind in ("svg", "png")]
+    names = (*plots.NAMES, *plots.GRID_NAMES, *plots.FORMER_NAMES)
+    plot_files = [f"plots/{name}.{kind}" for name in names for kind in ("svg", "png")]
     group_files = ("results.csv", "verdict.json", "report.md", "report.html", *plot_files)
     former = [out / name for name in ("reference.csv", "reference.tex", *plot_files)]
     former += [group / name for group in out.glob("groups/*") for name in group_files]
@@ -139,7 +135,7 @@ def _remove_stale(out: Path, files: Files) -> None:
 
 def check_out(out: Path) -> None:
     """UsageError where `out` is neither free nor holds an earlier report."""
-    from hvdtrain.report.pages import GENERATOR
+    from hvdtrain.report.page import GENERATOR
 
     if out.exists() and not out.is_dir():
         raise UsageError(f"{out} is not a folder: give --out a new one")

@@ -10,6 +10,7 @@ import click
 from hvdtrain.errors import UsageError
 
 if TYPE_CHECKING:
+    from hvdtrain.report.content import Content, Grid
     from hvdtrain.report.runs import Run
     from hvdtrain.report.verdict import Margins
 
@@ -36,8 +37,17 @@ def margin_options(command: _Command) -> _Command:
 @click.argument("runs", nargs=-1, required=True, metavar="RUN...", type=click.Path(path_type=Path))
 @click.option(
     "--out", metavar="DIR", type=click.Path(path_type=Path),
-    help="Also write results.csv, verdict.json, report.md, report.html and plots/ (SVG and PNG) there: a new or empty "
-    "folder, or one with an earlier report, which is replaced.",
+    help="Also write results.csv, verdict.json, report.md, report.html and plots/ (SVG) there: a new or empty folder, "
+    "or one with an earlier report, which is replaced.",
+)  # fmt: skip
+@click.option(
+    "--png", metavar="DIR", type=click.Path(path_type=Path, file_okay=False),
+    help="Also write the plots there as pictures, 1,350 pixels wide.",
+)  # fmt: skip
+@click.option(
+    "--latex", metavar="FILE", type=click.Path(path_type=Path, dir_okay=False),
+    help="Also write the summary there, of several batches or models the table of all runs, as a LaTeX tabular for "
+    "\\input.",
 )  # fmt: skip
 @click.option(
     "--reference", metavar="PRESET", default="",
@@ -50,8 +60,8 @@ def margin_options(command: _Command) -> _Command:
 )  # fmt: skip
 @margin_options
 def report(
-    runs: tuple[Path, ...], out: Path | None, reference: str, json_file: Path | None, margin: float,
-    accuracy_margin: float,
+    runs: tuple[Path, ...], out: Path | None, png: Path | None, latex: Path | None, reference: str,
+    json_file: Path | None, margin: float, accuracy_margin: float,
 ) -> None:  # fmt: skip
     """Compare finished runs: a table here, with --out also a report with plots.
 
@@ -67,9 +77,10 @@ def report(
     \b
     hvdtrain report comparison                       print the table of a comparison again
     hvdtrain report a/runs/ps-sync b --out both      put single runs side by side
+    hvdtrain report comparison --png pictures --latex table.tex
     hvdtrain report comparison --reference cnn-mnist --out beside
     """
-    from hvdtrain.report import check_out, json_text, write_report
+    from hvdtrain.report import check_out, draw, json_text, table, write_png, write_report
     from hvdtrain.report.runs import find_runs
     from hvdtrain.report.verdict import Margins
 
@@ -77,15 +88,23 @@ def report(
         check_out(out)
     found = find_runs(runs)
     margins = Margins(margin, accuracy_margin)
-    verdict = print_report(found, reference, margins)
+    collected = _print(found, reference, margins)
     if json_file:
-        try:
-            json_file.write_text(json_text(verdict))
-        except OSError as error:
-            raise UsageError(f"--json {json_file} cannot be written: {error.strerror}") from None
+        _write("--json", json_file, json_text(collected.data))
+    if latex:
+        _write("--latex", latex, table.latex(collected.summary))
     if out:
-        write_report(found, out, reference, margins)
+        write_report(found, out, reference, margins, png)
         click.echo(f"report: {out / 'report.html'}")
+    elif png:
+        write_png(draw(found, margins, collected)[0], png)
+
+
+def _write(option: str, path: Path, text: str) -> None:
+    try:
+        path.write_text(text)
+    except OSError as error:
+        raise UsageError(f"{option} {path} cannot be written: {error.strerror}") from None
 
 
 def print_report(runs: "list[Run]", reference: str = "", margins: "Margins | None" = None) -> dict[str, Any]:
@@ -94,34 +113,23 @@ def print_report(runs: "list[Run]", reference: str = "", margins: "Margins | Non
     Raises:
         UsageError: the runs may not be compared.
     """
+    return _print(runs, reference, margins).data
+
+
+def _print(runs: "list[Run]", reference: str, margins: "Margins | None") -> "Content | Grid":
     from rich.console import Console
 
-    from hvdtrain.report.comparisons import split_into_comparisons
-    from hvdtrain.report.content import collect
-    from hvdtrain.report.grid import collect_grid
+    from hvdtrain.report.content import collect_any
     from hvdtrain.report.reference_tables import build_table, load_layout
-    from hvdtrain.report.terminal import summary_table, terminal_tables
+    from hvdtrain.report.table import rich_table, terminal_tables
     from hvdtrain.report.verdict import DEFAULT
 
     reference_tables = [build_table(load_layout(reference), runs)] if reference else []
-    comparisons = split_into_comparisons(runs)
-    if len(comparisons) < 2:
-        content = collect(runs, margins=margins or DEFAULT)
-        verdict = content.verdict.data
-        tables = [summary_table(content.groups)]
-        lines = [content.verdict.headline, *(f"- {line}" for line in content.verdict.caveats)]
-        lines += ["", *content.verdict.sentences, *content.omitted]
-    else:
-        grid = collect_grid(comparisons, runs, margins or DEFAULT)
-        verdict = grid.verdicts
-        tables = terminal_tables(grid.overview)
-        compared = [section for section in grid.sections if len(section.content.groups) > 1]
-        lines = [f"{section.comparison.title}: {section.content.verdict.headline}" for section in compared]
-        lines += [*(f"- {line}" for line in grid.caveats), *grid.omitted]
+    collected = collect_any(runs, margins or DEFAULT)
+    main, lines = collected.terminal()
     # Where the output is no terminal, it has no width: nothing is wrapped then.
     console = Console(width=None if sys.stdout.isatty() else 200, highlight=False)
-    for table in tables:
-        console.print(table)
+    console.print(rich_table(main, is_narrow=main.name == "summary"))
     for line in lines:
         console.print(line, markup=False, soft_wrap=not sys.stdout.isatty())
     for reference_table in reference_tables:
@@ -130,4 +138,4 @@ def print_report(runs: "list[Run]", reference: str = "", margins: "Margins | Non
             console.print(table)
         for note in reference_table.notes:
             console.print(note, markup=False, soft_wrap=not sys.stdout.isatty())
-    return verdict
+    return collected

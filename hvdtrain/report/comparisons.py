@@ -6,10 +6,12 @@ Runs of one comparison may be compared with each other; between comparisons diff
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
+from itertools import groupby
 from typing import Any
 
 from hvdtrain.report.fairness import GRID_FIELDS, check_grid, field_value, format_value
-from hvdtrain.report.runs import Run
+from hvdtrain.report.results import result_rows, spread
+from hvdtrain.report.runs import Kind, Run
 
 _TITLES = {"model": "{}", "global_batch": "global batch {}", "lr": "learning rate {}"}
 _NAMES = {"model": "{}", "global_batch": "b{}", "lr": "lr{}"}
@@ -63,3 +65,43 @@ def split_into_comparisons(runs: Sequence[Run]) -> list[Comparison]:
 def _rounded(value: Any) -> Any:
     """A learning rate to four digits, as it is written: rates that read the same are of one comparison."""
     return float(f"{value:.4g}") if isinstance(value, float) else value
+
+
+def epoch_times(runs: Sequence[Run]) -> dict[tuple[str, int], dict[Kind, list[float]]]:
+    """Seconds of training of an epoch, by model and global batch, then by kind: of each repeat."""
+    found: dict[tuple[str, int], dict[Kind, list[float]]] = {}
+    for row in result_rows(runs):
+        if row["epoch_s"] and row["global_batch"]:
+            kinds = found.setdefault((row["model"] or "", row["global_batch"]), {})
+            kinds.setdefault(Kind(row["mode"], row["workers"], row["servers"]), []).append(row["epoch_s"])
+    return dict(sorted(found.items()))
+
+
+def one_worker(runs: Sequence[Run]) -> list[dict[str, Any]]:
+    """For each model that ran with several batches: which kind of run has the shortest epoch with each, on average.
+
+    `until` is the largest batch up to which that is one worker. No verdict: the repeats may be few.
+    """
+    times, found = epoch_times(runs), []
+    models = sorted({model for model, _ in times})
+    for model in models:
+        fastest: dict[int, Kind] = {}
+        for (own, batch), kinds in times.items():
+            if own == model and len({kind.workers > 1 for kind in kinds}) == 2:
+                means = {kind: mean.mean for kind, values in kinds.items() if (mean := spread(values, "epoch_s"))}
+                fastest[batch] = min(means, key=lambda kind: means[kind])
+        if len(fastest) < 2:
+            continue
+        phases = [(kind, [batch for batch, _ in batches]) for kind, batches in groupby(fastest.items(), lambda i: i[1])]
+        told = [
+            f"{'one worker' if kind.workers == 1 else kind.label} with a global batch of {' and '.join(map(str, own))}"
+            for kind, own in phases
+        ]
+        alone = [own for kind, own in phases if kind.workers == 1]
+        found.append({
+            "model": model,
+            "fastest": {str(batch): kind.label for batch, kind in fastest.items()},
+            "until": max(alone[0]) if len(alone) == 1 and phases[0][0].workers == 1 else None,
+            "words": f"The shortest epochs{f' of {model}' if len(models) > 1 else ''}, on average: {', '.join(told)}.",
+        })  # fmt: skip
+    return found

@@ -1,29 +1,44 @@
-"""All that the report of a comparison says, collected from its runs; `pages.py` writes it."""
+"""What a report says: of one comparison, and across those of a grid. `page.py` writes it, a terminal prints it."""
 
+import shlex
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from itertools import groupby
+from typing import TYPE_CHECKING, Any
 
 from hvdtrain.errors import UsageError
-from hvdtrain.report.fairness import EqualField, check, field_value, format_value
+from hvdtrain.report import fairness, page, style
+from hvdtrain.report.columns import COLUMNS, format_figure
+from hvdtrain.report.comparisons import Comparison, one_worker, split_into_comparisons
+from hvdtrain.report.fairness import EqualField, field_value, format_value
+from hvdtrain.report.formatting import with_noun
 from hvdtrain.report.headline import Verdict, reach_verdict
-from hvdtrain.report.results import Group, Row, result_rows, summarise
+from hvdtrain.report.reference_tables import OVERVIEW, build_table
+from hvdtrain.report.results import Group, Row, result_rows, scales_weakly, summarise, summary_table
 from hvdtrain.report.runs import Run, display_names, finished_by_kind
+from hvdtrain.report.step_parts import parts_table
+from hvdtrain.report.table import Cell, Table, markdown, words_table
 from hvdtrain.report.verdict import DEFAULT, Margins
+
+if TYPE_CHECKING:
+    from hvdtrain.report.plots import Plot
+
+_CHECKED = "Checked before anything was compared; runs that differ in one of these are refused."
+_CHECKED_GRID = "Checked among all runs before anything was compared, beside what each comparison has in common."
+_MEASURED = "results.csv has all columns and all digits; what is not here is the same in all runs, or was not measured."
 
 
 @dataclass(frozen=True)
 class Content:
-    """What a report says, without its plots.
+    """What a report of one comparison says, without its plots.
 
     Attributes:
         subject: what was trained, in a sentence.
         verdict: the headline, its sentences and its caveats.
         rows, groups: each run's figures, and their summary by kind.
         equal: what was found equal.
-        differences: the settings in which kinds of runs differ, each with a value for each group.
         omitted: runs that are not in the tables, and why, a line each.
         runs: the finished runs with their display names, in the order of rows.
-        machine: hardware and versions by name.
     """
 
     subject: str
@@ -31,10 +46,145 @@ class Content:
     rows: list[Row]
     groups: list[Group]
     equal: list[EqualField]
-    differences: dict[str, list[str]]
     omitted: list[str]
     runs: list[tuple[str, Run]]
-    machine: dict[str, str]
+
+    @property
+    def data(self) -> dict[str, Any]:
+        """The content of verdict.json."""
+        return self.verdict.data
+
+    @property
+    def title(self) -> str:
+        return self.verdict.headline
+
+    @property
+    def summary(self) -> Table:
+        """A row for each kind of runs."""
+        return summary_table(self.groups)
+
+    def terminal(self) -> tuple[Table, list[str]]:
+        """The table that is printed, and the lines below it."""
+        caveats = [f"- {line}" for line in self.verdict.caveats]
+        lines = [self.verdict.headline, *caveats, "", *self.verdict.sentences, *self.omitted]
+        return summary_table(self.groups, on_terminal=True), lines
+
+    @property
+    def colours(self) -> dict[str, str]:
+        """Of the rows of tables, by their label."""
+        return {group.kind.label: style.colour(group.kind) for group in self.groups}
+
+    def parts(self, plots: Sequence["Plot"], tables: Sequence[Table] = (), notes: Sequence[str] = ()) -> list[str]:
+        """The page as Markdown: what was found, then what it was found in, then what it rests on."""
+        finished = [run for _, run in self.runs]
+        effect = [page.plot(plot) for plot in plots if plot.name == "effect"]
+        steps = parts_table(finished_by_kind(finished), self.groups)
+        commands = [text for name, run in self.runs for text in (f"{page.plain(name)}:", page.code(_command(run)))]
+        return [
+            f"**{page.plain(self.verdict.headline)}**",
+            page.notice(self.verdict.caveats),
+            _left_out([*self.omitted, *notes]),
+            *effect,
+            page.listed(self.verdict.sentences),
+            f"Trained: {page.plain(self.subject)}",
+            "## Summary",
+            markdown(replace(self.summary, title="")),
+            *map(markdown, tables),
+            *(["## Plots"] if len(plots) > len(effect) else []),
+            *(page.plot(plot) for plot in plots if plot.name != "effect"),
+            "## What it rests on",
+            _differences(finished),
+            *([page.details(steps.title, markdown(replace(steps, title="")))] if steps else []),
+            page.details("Each run", _each_run(self.rows, [name for name, _ in self.runs])),
+            page.details("What was equal", _CHECKED, *_equal_tables(self.equal)),
+            page.details("What each column means", _meanings()),
+            page.details("Machine and versions", _machine(finished)),
+            page.details("To repeat a run", *commands),
+        ]
+
+
+@dataclass(frozen=True)
+class Grid:
+    """What a report of several comparisons says, without its plots.
+
+    Attributes:
+        varied: what the comparisons differ in, in words.
+        sections: each comparison, and what it says.
+        summary: all runs in one table.
+        equal: what was found equal in all runs.
+        omitted: runs that are not in the tables, and why, a line each.
+        alone: where one worker is faster than several; see comparisons.one_worker.
+    """
+
+    varied: str
+    sections: list[tuple[Comparison, Content]]
+    summary: Table
+    equal: list[EqualField]
+    omitted: list[str]
+    alone: list[dict[str, Any]]
+
+    @property
+    def data(self) -> dict[str, Any]:
+        """The content of verdict.json."""
+        listed = [{"comparison": comparison.title, **content.data} for comparison, content in self.sections]
+        return {"comparisons": listed, "one_worker": self.alone}
+
+    @property
+    def title(self) -> str:
+        return "A grid of runs"
+
+    @property
+    def rows(self) -> list[Row]:
+        """The figures of all runs."""
+        return result_rows(self._finished)
+
+    @property
+    def _finished(self) -> list[Run]:
+        return [run for _, content in self.sections for _, run in content.runs]
+
+    @property
+    def _headlines(self) -> list[str]:
+        compared = [(c.title, content.verdict.headline) for c, content in self.sections if len(content.groups) > 1]
+        return [line["words"] for line in self.alone] + [f"{title}: {headline}" for title, headline in compared]
+
+    @property
+    def _caveats(self) -> list[str]:
+        return list(dict.fromkeys(line for _, content in self.sections for line in content.verdict.caveats))
+
+    def terminal(self) -> tuple[Table, list[str]]:
+        """The table that is printed, and the lines below it."""
+        return self.summary, [*self._headlines, *(f"- {line}" for line in self._caveats), *self.omitted]
+
+    @property
+    def colours(self) -> dict[str, str]:
+        """Of the rows of tables, by their label."""
+        return {label: colour for _, content in self.sections for label, colour in content.colours.items()}
+
+    def parts(self, plots: Sequence["Plot"], tables: Sequence[Table] = (), notes: Sequence[str] = ()) -> list[str]:
+        """The page as Markdown, with links to the reports of the comparisons."""
+        number = f"{len(self.sections)} comparisons; what differs between them is {self.varied}, and nothing else."
+        sections = []
+        for comparison, content in self.sections:
+            sections += [
+                f"## {page.plain(comparison.title)}",
+                page.plain(content.verdict.headline) if len(content.groups) > 1 else "",
+                markdown(replace(content.summary, title="")),
+                f"Trained: {page.plain(content.subject)}",
+                f"[Its report](groups/{comparison.name}/report.md) has plots and the commands to repeat its runs.",
+            ]
+        return [
+            f"**{page.plain(number)}**",
+            page.listed(self._headlines),
+            page.notice(self._caveats),
+            _left_out([*self.omitted, *notes]),
+            *map(page.plot, plots),
+            *map(markdown, [*tables, self.summary]),
+            *sections,
+            "## What it rests on",
+            page.details("What was equal", _CHECKED_GRID, *_equal_tables(self.equal)),
+            page.details("What each column means", _meanings()),
+            page.details("Machine and versions", _machine(self._finished)),
+        ]
 
 
 def collect(runs: Sequence[Run], others: Sequence[Run] = (), margins: Margins = DEFAULT) -> Content:
@@ -47,30 +197,49 @@ def collect(runs: Sequence[Run], others: Sequence[Run] = (), margins: Margins = 
     Raises:
         UsageError: none of them finished, or they differ in what should be equal.
     """
-    names = display_names(runs)
-    omitted = omitted_runs(runs)
-    by_kind = finished_by_kind(runs)
-    finished = [run for members in by_kind.values() for run in members]
+    names, omitted = display_names(runs), _omitted(runs)
+    finished = [run for members in finished_by_kind(runs).values() for run in members]
     if not finished:
         raise UsageError(f"no finished run to report: {'; '.join(omitted) or 'no runs were given'}")
-    equal = check(finished)
+    equal = fairness.check(finished)
     rows = result_rows(finished, others)
-    groups = summarise(rows)
-    first = finished[0]
     return Content(
-        subject=_subject(first),
+        subject=_subject(finished[0]),
         verdict=reach_verdict(finished, margins),
         rows=rows,
-        groups=groups,
+        groups=summarise(rows),
         equal=equal,
-        differences=_differences([members[0] for members in by_kind.values()]),
         omitted=omitted,
         runs=[(names[run.folder], run) for run in finished],
-        machine=machine(finished),
     )
 
 
-def omitted_runs(runs: Sequence[Run]) -> list[str]:
+def collect_any(runs: Sequence[Run], margins: Margins = DEFAULT) -> Content | Grid:
+    """Collect what there is to say: of one comparison, or of a grid of several.
+
+    Raises:
+        UsageError: runs differ in what should be equal, or none finished.
+    """
+    comparisons = split_into_comparisons(runs)
+    if len(comparisons) < 2:
+        return collect(runs, margins=margins)
+    finished = [run for comparison in comparisons for run in comparison.runs]
+    sections = [(comparison, collect(comparison.runs, finished, margins)) for comparison in comparisons]
+    equal = fairness.check_grid(finished)
+    rule = next(item.value for item in equal if item.field == "lr")
+    words = {"model": "model", "global_batch": "global batch", "lr": f"learning rate ({rule})"}
+    if scales_weakly(result_rows(finished)):
+        words["global_batch"] += " (grows with the workers)"
+    fields = [f for f in fairness.GRID_FIELDS if len({field_value(run, f) for run in finished}) > 1]
+    varied = " and ".join(words[field] for field in fields)
+    return Grid(varied, sections, build_table(OVERVIEW, finished), equal, _omitted(runs), one_worker(finished))
+
+
+def _left_out(lines: Sequence[str]) -> str:
+    return page.notice(["Not in the tables and plots:", *lines]) if lines else ""
+
+
+def _omitted(runs: Sequence[Run]) -> list[str]:
     """The runs that are left out of the tables, and why, a line each."""
     names = display_names(runs)
     return [f"{names[run.folder]}: left out, {run.problem}{_see_logs(run)}" for run in runs if not run.is_finished]
@@ -93,7 +262,7 @@ def _subject(run: Run) -> str:
     )
 
 
-def _differences(first_of_kinds: Sequence[Run]) -> dict[str, list[str]]:
+def _differences(runs: Sequence[Run]) -> str:
     titles = {
         "processes": "processes, servers included", "hardware.hosts": "hosts",
         "backend": "messages carried by", "starter": "started by",
@@ -103,25 +272,57 @@ def _differences(first_of_kinds: Sequence[Run]) -> dict[str, list[str]]:
         "delay_compensation": "delay compensation", "staleness_lr": "learning rate divided by staleness",
         "server_bytes": "bytes of weights on each server",
     }  # fmt: skip
-    rows = {title: [format_value(field_value(run, field)) for run in first_of_kinds] for field, title in titles.items()}
-    return {title: values for title, values in rows.items() if len(set(values)) > 1}
+    kinds = finished_by_kind(runs)
+    rows = [[title, *(format_value(field_value(run, f)) for run, *_ in kinds.values())] for f, title in titles.items()]
+    rows = [row for row in rows if len(set(row[1:])) > 1]
+    return markdown(words_table("What differs", ["", *(kind.label for kind in kinds)], rows)) if rows else ""
 
 
-def machine(runs: Sequence[Run]) -> dict[str, str]:
-    """Hardware and versions of the finished runs by name."""
-    hardware, versions = runs[0].manifest.get("hardware", {}), runs[0].manifest.get("versions", {})
-    hosts: dict[str, None] = {}
-    for run in runs:
-        listed = run.manifest.get("hardware", {}).get("hosts")
-        hosts |= dict.fromkeys(map(str, listed if isinstance(listed, list) else []))
-    started = sorted(str(run.manifest["started"]) for run in runs if run.manifest.get("started"))
-    return {
-        "processor": format_value(hardware.get("cpu")),
-        "cores": format_value(hardware.get("cores")),
-        "memory": f"{format_value(hardware.get('memory_gb'))} GB",
-        "GPUs": format_value(hardware.get("gpus")),
+def _each_run(rows: Sequence[Row], names: Sequence[str]) -> str:
+    """What varies between the runs, or of one run what was measured."""
+    varying = [name for name in COLUMNS if any(row[name] != rows[0][name] for row in rows)]
+    shown = varying if len(rows) > 1 else [name for name in COLUMNS if rows[0][name] is not None]
+    cells = [[Cell(v if isinstance(v := row[name], str) else format_figure(name, v)) for name in shown] for row in rows]
+    columns = [("", name) for name in shown]
+    return markdown(Table("", "", [_MEASURED], "run", columns, list(zip(names, cells, strict=True))))
+
+
+def _equal_tables(equal: Sequence[EqualField]) -> list[str]:
+    headings = ["field", "value", "why it has to be equal"]
+    return [
+        markdown(words_table(f"Among {among}", headings, [(e.field, e.value, e.why) for e in members]))
+        for among, members in groupby(equal, key=lambda item: item.among)
+    ]
+
+
+def _meanings() -> str:
+    return markdown(words_table("", ["column", "meaning"], [(c.name, c.meaning) for c in COLUMNS.values()]))
+
+
+def _machine(runs: Sequence[Run]) -> str:
+    """Hardware and versions of the finished runs."""
+    first = runs[0].manifest
+    hosts = dict.fromkeys(host for run in runs for host in run.manifest.hardware.hosts)
+    started = sorted(run.manifest.started for run in runs if run.manifest.started)
+    facts = {
+        "processor": format_value(first.hardware.cpu),
+        "cores": format_value(first.hardware.cores),
+        "memory": f"{format_value(first.hardware.memory_gb)} GB",
+        "GPUs": format_value(first.hardware.gpus),
         "hosts": ", ".join(hosts) or "not recorded",
-        "hvdtrain": format_value(runs[0].manifest.get("hvdtrain")),
-        **{str(name): format_value(version) for name, version in versions.items()},
+        "hvdtrain": format_value(first.hvdtrain),
+        **first.versions,
         "first run started": started[0] if started else "not recorded",
     }
+    return markdown(words_table("", ["", "of the first run"], list(facts.items())))
+
+
+def _command(run: Run) -> str:
+    """The run's command for a shell, below a comment that says how many ranks were started by what."""
+    ranks = with_noun(run.kind.workers + run.kind.servers, "rank")
+    # The comment has to be one line: a shell would run what follows a line break in the starter's name.
+    comment = " ".join(f"# {ranks}, starter: {format_value(run.manifest.starter)}".split())
+    words = list(run.manifest.command)
+    if "--out" in words[:-1]:  # the run itself is in that folder
+        words[words.index("--out") + 1] += "-again"
+    return f"{comment}\n{shlex.join(words) if words else '# not recorded'}"

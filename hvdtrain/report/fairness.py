@@ -2,11 +2,12 @@
 
 import math
 import re
-from collections.abc import Callable, Hashable, Sequence
+from collections.abc import Callable, Hashable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
 from hvdtrain.errors import UsageError
+from hvdtrain.report.formatting import with_noun
 from hvdtrain.report.results import result_rows, scales_weakly
 from hvdtrain.report.runs import Run, display_names
 from hvdtrain.world.host import COMPUTING
@@ -70,6 +71,7 @@ EQUAL_IN_KIND = {
     "compression": "it changes both what is sent and what is learned",
     "bucket_mb": "the size of messages decides how fast they travel",
     "hardware.hosts": "memory is faster than a network (the number of hosts is compared)",
+    "placement": "what processes of one host tell each other crosses no network",
 }
 # Fields that are equal in all runs whose messages travel alike; other modes' messages do not depend on them.
 EQUAL_IN_TRANSPORT = {"environment.messages": "what carries the messages reads them, and is faster or slower"}
@@ -109,13 +111,9 @@ def check(runs: Sequence[Run]) -> list[EqualField]:
         UsageError: runs differ in what should be equal; it names the field, the values and the runs.
     """
     finished = _finished_with_names(runs)
-    equal = [_equal_everywhere(field, why, finished) for field, why in EQUAL_EVERYWHERE.items()]
-    equal += [
-        _equal_in_groups(field, why, finished, "repeat", _repeat_key(field)) for field, why in EQUAL_IN_REPEAT.items()
-    ]
-    if len({run.kind for _, run in finished}) < len(finished):
-        equal += [_equal_in_kinds(field, finished) for field in EQUAL_IN_KIND]
-    return equal + _equal_in_transports(finished)
+    equal = [_equal(field, why, finished) for field, why in EQUAL_EVERYWHERE.items()]
+    equal += [_equal(field, why, finished, "repeat", _repeat_key(field)) for field, why in EQUAL_IN_REPEAT.items()]
+    return equal + _measured_alike(finished, EQUAL_IN_KIND)
 
 
 def check_grid(runs: Sequence[Run]) -> list[EqualField]:
@@ -125,18 +123,15 @@ def check_grid(runs: Sequence[Run]) -> list[EqualField]:
         UsageError: they differ in something else, or their learning rates follow none of LR_RULES.
     """
     finished = _finished_with_names(runs)
-    fields = {field: why for field, why in EQUAL_EVERYWHERE.items() if field not in _MAY_DIFFER_IN_GRID}
-    equal = [_equal_everywhere(field, why, finished) for field, why in fields.items()]
-    equal.append(replace(_equal_everywhere("schedule.form", EQUAL_EVERYWHERE["schedule"], finished), field="schedule"))
-    equal.append(_equal_in_groups("seed", EQUAL_IN_REPEAT["seed"], finished, "repeat", lambda run: run.repeat))
-    equal.append(
-        _equal_in_groups(
-            "initial_weights", EQUAL_IN_REPEAT["initial_weights"], finished, "repeat and model",
-            lambda run: (run.repeat, field_value(run, "model")),
-        )
-    )  # fmt: skip
-    equal += [_equal_in_kinds(field, finished) for field in EQUAL_IN_KIND if field != "effective_lr"]
-    return [*equal, *_equal_in_transports(finished), _lr_rule(finished)]
+    equal = [_equal(f, why, finished) for f, why in EQUAL_EVERYWHERE.items() if f not in _MAY_DIFFER_IN_GRID]
+    equal.append(replace(_equal("schedule.form", EQUAL_EVERYWHERE["schedule"], finished), field="schedule"))
+    for field, among, key in (
+        ("seed", "repeat", lambda run: run.repeat),
+        ("initial_weights", "repeat and model", lambda run: (run.repeat, run.manifest.model)),
+    ):
+        equal.append(_equal(field, EQUAL_IN_REPEAT[field], finished, among, key))
+    in_kind = {field: why for field, why in EQUAL_IN_KIND.items() if field != "effective_lr"}
+    return [*equal, *_measured_alike(finished, in_kind), _lr_rule(finished)]
 
 
 def _finished_with_names(runs: Sequence[Run]) -> list[tuple[str, Run]]:
@@ -149,7 +144,7 @@ def _lr_rule(finished: Sequence[tuple[str, Run]]) -> EqualField:
     why = EQUAL_EVERYWHERE["lr"]
     rules = LR_RULES if scales_weakly(result_rows([run for _, run in finished])) else {0.0: LR_RULES[0.0]}
     for exponent, words in rules.items():
-        bases = [(run.manifest.get("lr") or 0.0) / run.kind.workers**exponent for _, run in finished]
+        bases = [(run.manifest.lr or 0.0) / run.kind.workers**exponent for _, run in finished]
         if all(math.isclose(base, bases[0], rel_tol=1e-6) for base in bases):
             return EqualField("lr", words, "all runs", why)
     ways = "the root of the number of workers, or with it, where the global batch grows with them"
@@ -159,33 +154,45 @@ def _lr_rule(finished: Sequence[tuple[str, Run]]) -> EqualField:
 def _repeat_key(field: str) -> Callable[[Run], Hashable]:
     """What runs have to share for the field to be equal: the repeat, and for the samples seen their number too."""
     length = ("steps", "samples") if field == "samples_digest" else ()
-    return lambda run: (run.repeat, *map(run.summary.get, length))
+    return lambda run: (run.repeat, *(getattr(run.summary, name) for name in length))
 
 
 def field_value(run: Run, field: str) -> Any:
     """A field of the run's manifest or summary as it is compared; None where it was not recorded."""
-    value: Any = run.summary | run.manifest
-    if field.startswith("environment."):
-        return _variables(run, field)
+    head, *rest = field.split(".")
+    if head == "environment":
+        return _variables(run, *rest)
+    if head == "placement":
+        return placement(run)
+    value: Any = getattr(run.manifest if hasattr(run.manifest, head) else run.summary, head)
     if field == "schedule.form":  # without the number of steps, which follows from the batch
-        return re.sub(r"over \d+ steps", "to the last step", str(value.get("schedule")))
-    for key in field.split("."):
-        value = value.get(key) if isinstance(value, dict) else None
+        return re.sub(r"over \d+ steps", "to the last step", str(value))
+    for key in rest:
+        value = value.get(key) if isinstance(value, dict) else getattr(value, key)
     if field == "hardware.hosts":
-        return len(value) if isinstance(value, list) else None
+        return len(value) or None
     if field == "hardware.gpus":  # models are compared, not numbers: one worker may see one GPU of four
-        used = str(run.manifest.get("device")).startswith("cuda") and isinstance(value, list)
-        return sorted(set(map(str, value))) if used else []
+        return sorted(set(value)) if str(run.manifest.device).startswith("cuda") else []
     return value
 
 
-def _variables(run: Run, field: str) -> Any:
+def placement(run: Run) -> str | None:
+    """Which ranks share a host, whatever the hosts' names: `1 server + 1 worker | 1 worker`."""
+    servers, hosts = run.kind.servers, [host.ranks for host in run.manifest.hosts.values() if host.ranks]
+    counts = [(sum(rank < servers for rank in own), sum(rank >= servers for rank in own)) for own in hosts]
+    words = [
+        " + ".join(with_noun(count, noun) for count, noun in zip(both, ("server", "worker"), strict=True) if count)
+        for both in sorted(counts, reverse=True)
+    ]
+    return " | ".join(words) or None
+
+
+def _variables(run: Run, which: str, *name: str) -> Any:
     """`environment.computing`, `environment.messages`: the variables of these that were set; with a name, its value."""
-    environment = run.manifest.get("environment")
-    if not isinstance(environment, dict):
+    environment = run.manifest.environment
+    if environment is None:
         return None
-    _, which, *name = field.split(".", 2)
-    backend = str(run.manifest.get("backend"))
+    backend = str(run.manifest.backend)
     carried = tuple(prefix for word, prefixes in _READ_BY.items() if word in backend for prefix in prefixes)
     read = COMPUTING if which == "computing" else carried
     own = {variable: value for variable, value in environment.items() if variable.startswith(read)}
@@ -208,41 +215,38 @@ def format_value(value: Any) -> str:
     return text[:12] + "…" if len(text) >= 32 and text.isalnum() else text
 
 
-def _equal_everywhere(field: str, why: str, finished: Sequence[tuple[str, Run]]) -> EqualField:
-    if field == "interface":  # what stays on one host uses no network
-        networked = [(name, run) for name, run in finished if field_value(run, field) not in (None, "lo")]
-        finished = networked or finished[:1]
-    return EqualField(field, format_value(_common_value(field, why, finished, "")), "all runs", why)
+def _measured_alike(finished: Sequence[tuple[str, Run]], in_kind: Mapping[str, str]) -> list[EqualField]:
+    """What is equal in runs of one kind, and in those whose messages travel alike, where there are several."""
 
-
-def _equal_in_kinds(field: str, finished: Sequence[tuple[str, Run]]) -> EqualField:
-    why = EQUAL_IN_KIND[field]
-    return _equal_in_groups(field, why, finished, "mode, workers and servers", lambda run: run.kind)
-
-
-def _equal_in_transports(finished: Sequence[tuple[str, Run]]) -> list[EqualField]:
     def transport(run: Run) -> Hashable:
-        carried = [format_value(field_value(run, field)) for field in ("backend", "starter", "hardware.hosts")]
-        return (run.kind.mode, *carried)
+        return run.kind.mode, run.manifest.backend, run.manifest.starter, field_value(run, "hardware.hosts")
 
-    if len({transport(run) for _, run in finished}) == len(finished):
-        return []
-    shared = "mode, backend, starter and number of hosts"
-    return [_equal_in_groups(field, why, finished, shared, transport) for field, why in EQUAL_IN_TRANSPORT.items()]
+    equal: list[EqualField] = []
+    for fields, shared, key in (
+        (in_kind, "mode, workers and servers", lambda run: run.kind),
+        (EQUAL_IN_TRANSPORT, "mode, backend, starter and number of hosts", transport),
+    ):
+        if len({key(run) for _, run in finished}) < len(finished):
+            equal += [_equal(field, why, finished, shared, key) for field, why in fields.items()]
+    return equal
 
 
-def _equal_in_groups(
-    field: str, why: str, finished: Sequence[tuple[str, Run]], shared: str, key: Callable[[Run], Hashable]
-) -> EqualField:
-    """Check a field within groups of runs that have the same key, which the words `shared` describe."""
+def _equal(
+    field: str, why: str, finished: Sequence[tuple[str, Run]], shared: str = "",
+    key: Callable[[Run], Hashable] = lambda run: None,
+) -> EqualField:  # fmt: skip
+    """Check a field within groups of runs that have the same key, which the words `shared` describe; or in all runs."""
+    if field == "interface":  # what stays on one host uses no network
+        finished = [item for item in finished if field_value(item[1], field) not in (None, "lo")] or finished[:1]
     groups: dict[Hashable, list[tuple[str, Run]]] = {}
     for name, run in finished:
         groups.setdefault(key(run), []).append((name, run))
-    where = f" among runs of the same {shared}"
+    where = f" among runs of the same {shared}" if shared else ""
     values = [format_value(_common_value(field, why, members, where)) for members in groups.values()]
     compared = sum(len(members) for members in groups.values() if len(members) > 1)
     among = f"runs of the same {shared} ({compared} of {len(finished)} had another to compare with)"
-    return EqualField(field, values[0] if len(set(values)) == 1 else "another in each such group", among, why)
+    value = values[0] if len(set(values)) == 1 else "another in each such group"
+    return EqualField(field, value, among if shared else "all runs", why)
 
 
 def _common_value(field: str, why: str, members: Sequence[tuple[str, Run]], where: str) -> Any:
@@ -271,12 +275,10 @@ def _distinct_values(field: str, members: Sequence[tuple[str, Run]]) -> list[tup
     found: list[tuple[Any, list[str]]] = []
     for name, run in members:
         value = field_value(run, field)
-        for other, names in found:
-            if other == value:
-                names.append(name)
-                break
-        else:
-            found.append((value, [name]))
+        names = next((names for other, names in found if other == value), None)
+        if names is None:
+            found.append((value, names := []))
+        names.append(name)
     return found
 
 

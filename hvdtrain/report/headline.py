@@ -7,7 +7,7 @@ from typing import Any
 
 from hvdtrain.report import verdict as v
 from hvdtrain.report.caveats import caveats
-from hvdtrain.report.formatting import format_figure
+from hvdtrain.report.columns import format_figure
 from hvdtrain.report.paired import CONFIDENCE, LEAST_REPEATS, MOST_REPEATS, Estimate
 from hvdtrain.report.runs import Kind, Run, finished_by_kind
 
@@ -36,7 +36,7 @@ def reach_verdict(runs: Sequence[Run], margins: v.Margins = v.DEFAULT) -> Verdic
     """Ring all-reduce or a parameter server, as far as the finished runs of a comparison show it."""
     by_kind = finished_by_kind(runs)
     answers = v.reach_answers(by_kind, margins)
-    images, target = runs[0].manifest.get("validation_samples"), runs[0].summary.get("target_accuracy")
+    images, target = runs[0].manifest.validation_samples, runs[0].summary.target_accuracy
     reference, effects, times = None, Effects(), Times()
     if answers:
         first = answers[0]
@@ -189,7 +189,7 @@ def _times(answer: v.Answer, times: Times, target: float | None, by_kind: v.ByKi
     if not target:
         return ""
     if not times:
-        sides = [(kind.label, [run.summary.get("time_to_target_s") for run in by_kind[kind]]) for kind in answer.pair]
+        sides = [(kind.label, [run.summary.time_to_target_s for run in by_kind[kind]]) for kind in answer.pair]
         reached = [f"{len(list(filter(None, found)))} of {len(found)} runs of {label}" for label, found in sides]
         return f"{target:g} validation accuracy was reached by {' and '.join(reached)}."
     total, each, samples = (_times_with_interval(times[name]) for name in ("seconds", "seconds_per_sample", "samples"))
@@ -236,7 +236,7 @@ def _times_data(times: Times, target: float | None, by_kind: v.ByKind) -> dict[s
     runs = [
         {
             "run": kind.label,
-            "seconds": [run.summary.get("time_to_target_s") for run in members],
+            "seconds": [run.summary.time_to_target_s for run in members],
             "samples": [v.samples_to_target(run) for run in members],
         }
         for kind, members in by_kind.items()

@@ -1,90 +1,91 @@
-"""Plots of cost: throughput, traffic and memory, and where a step's time goes."""
+"""Plots of cost: how long steps take, where a step's time goes, and what 1,000 samples cost."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING
 
 from hvdtrain.report import style
-from hvdtrain.report.formatting import format_cell, three_digits
-from hvdtrain.report.results import Group
+from hvdtrain.report.columns import COLUMNS
+from hvdtrain.report.formatting import three_digits
+from hvdtrain.report.results import Group, format_cell
 from hvdtrain.report.runs import Kind, Run
 from hvdtrain.report.step_parts import shown_parts, step_parts
 
 if TYPE_CHECKING:
-    from matplotlib.axes import Axes
     from matplotlib.figure import Figure
 
-THROUGHPUT = (
-    "Bars are geometric means of the repeats, whiskers their range. The upright mark on a bar of samples/s is what "
-    "perfect scaling of the one-worker baseline, which all modes share, would give; efficiency is how much of that "
-    "was reached."
+STEP_TIMES = (
+    "Of a worker's own steps, the share that took longer than so many ms; a line is a repeat, the first steps of each "
+    "worker left out. Further left is faster, steeper is steadier; the tails are what the others wait for."
 )
 
 
-def throughput(groups: Sequence[Group]) -> "Figure | None":
-    if not any(group["samples_per_s"] for group in groups):
+def step_times(durations: Mapping[Kind, Sequence[Sequence[float]]]) -> "Figure | None":
+    """durations: for each kind, of each repeat its workers' steps in seconds, sorted."""
+    if not any(steps for repeats in durations.values() for steps in repeats):
         return None
-    has_baseline = any(group["scaling_efficiency"] for group in groups)
-    figure, (left, *right) = style.new_figure(_height(len(groups)), columns=1 + has_baseline, sharey=True)
-    for row, group in enumerate(groups):
-        if (speed := group["samples_per_s"]) and (share := group["scaling_efficiency"]) and share.mean:
-            ideal = speed.mean / share.mean
-            left.plot([ideal, ideal], [row - 0.36, row + 0.36], color=style.INK, linewidth=1.6, zorder=3)
-    _bars(left, groups, "samples_per_s")
-    left.set(title="samples/s")
-    for panel in right:
-        panel.axvline(1, color=style.INK, linewidth=0.9, linestyle=":")
-        _bars(panel, groups, "scaling_efficiency")
-        panel.set(title="scaling efficiency")
+    import numpy as np
+    from matplotlib.ticker import PercentFormatter
+
+    figure, (axes,) = style.new_figure(3.2)
+    ends = []
+    for kind, repeats in durations.items():
+        axes.plot([], [], color=style.colour(kind), label=kind.label)
+        for steps in filter(None, repeats):
+            shares = np.linspace(0, 1, min(len(steps), 200), endpoint=False)
+            ms = 1000 * np.quantile(steps, shares)
+            axes.plot(ms, 100 * (1 - shares), color=style.colour(kind), linewidth=1.1)
+            ends += [ms[0], 1000 * float(np.quantile(steps, 0.995))]
+    for share in (50, 5, 1):
+        axes.axhline(share, color=style.MUTED, linewidth=0.7, linestyle=":")
+    style.log_scale(axes, axes.xaxis, (1, 1.5, 2, 3, 5, 7))
+    axes.set_xlim(0.95 * min(ends), 1.1 * max(ends))
+    axes.set_yscale("log")
+    axes.set_ylim(0.8, 100)
+    axes.set_yticks([1, 5, 10, 50, 100], [])
+    axes.yaxis.set_major_formatter(PercentFormatter(decimals=0))
+    axes.set(xlabel="ms a step", ylabel="longer than that")
+    axes.grid(True, axis="x")
+    style.legend(figure, [axes])
     return figure
 
 
-TRAFFIC = (
-    "Bars are means of the repeats, whiskers their range; all processes of a job together, servers "
-    "included. Shorter is cheaper."
+COST = (
+    "Bytes that 1,000 samples take, their processor time, and memory: of all processes of a job together, servers "
+    "included. A dot is a repeat. Further left is cheaper."
 )
 
 
-def traffic(groups: Sequence[Group]) -> "Figure | None":
-    titles = {"bytes_sent_per_step": "sent per step", "peak_rss_mb": "peak memory, MB"}
+def cost(groups: Sequence[Group], rows: Sequence[dict[str, float | None]]) -> "Figure | None":
+    """Bytes and processor time of 1,000 samples, and memory: of each repeat, in a row for each kind."""
+    titles = {
+        "bytes_sent_per_1000_samples": "bytes sent",
+        "cpu_s_per_1000_samples": "processor time, s",
+        "peak_rss_mb": "peak memory, MB",
+    }
     names = [name for name in titles if any((found := group[name]) and found.high for group in groups)]
     if not names:
         return None
     from matplotlib.ticker import EngFormatter
 
-    figure, panels = style.new_figure(_height(len(groups)), columns=len(names), sharey=True)
+    figure, panels = style.new_figure(0.75 + 0.34 * max(len(groups), 2), columns=len(names), sharey=True)
     for name, panel in zip(names, panels, strict=True):
-        _bars(panel, groups, name)
+        for place, group in enumerate(groups):
+            kind = group.kind
+            own = [row[name] for row in rows if (row["mode"], row["workers"], row["servers"]) == kind]
+            values = [value for value in own if value is not None]
+            style.dots(panel, values, [place] * len(values), kind)
+            panel.annotate(
+                format_cell(group, name).text, (1, place), (4, 0), xycoords=("axes fraction", "data"),
+                textcoords="offset points", va="center", fontsize=8,
+            )  # fmt: skip
+        style.rows(panel, [group.kind.label for group in groups])
         panel.set(title=titles[name])
-        if name == "bytes_sent_per_step":
+        panel.set_xlim(left=0)
+        panel.margins(x=0.08)
+        panel.locator_params(axis="x", nbins=4)
+        if COLUMNS[name].unit == "B":
             panel.xaxis.set_major_formatter(EngFormatter("B"))
     return figure
-
-
-def _height(rows: int) -> float:
-    return 0.75 + 0.34 * max(rows, 2)
-
-
-def _bars(axes: "Axes", groups: Sequence[Group], name: str) -> None:
-    """A bar for each group, the first on top, with its range; beside the panel both as text."""
-    for row, group in enumerate(groups):
-        spread = group[name]
-        if not spread:
-            continue
-        axes.barh(row, spread.mean, height=0.62, color=style.colour(group.kind))
-        if spread.low < spread.high:
-            axes.plot([spread.low, spread.high], [row, row], "|-", color=style.INK, linewidth=1.2, markersize=7)
-        mean, detail = format_cell(group, name)
-        text = f"{mean} ({detail})" if detail else mean
-        axes.annotate(
-            text, (1, row), (6, 0), xycoords=("axes fraction", "data"), textcoords="offset points",
-            va="center", fontsize=8,
-        )  # fmt: skip
-    axes.set_yticks(range(len(groups)), [group.kind.label for group in groups])
-    axes.set_ylim(len(groups) - 0.4, -0.6)
-    axes.tick_params(axis="y", length=0)
-    axes.set_xlim(left=0)
-    axes.locator_params(axis="x", nbins=4)
-    axes.grid(True, axis="x")
 
 
 def step_time(by_kind: dict[Kind, list[Run]]) -> "Figure | None":
@@ -92,7 +93,7 @@ def step_time(by_kind: dict[Kind, list[Run]]) -> "Figure | None":
     if not rows:
         return None
     shown = shown_parts(rows)
-    figure, (axes,) = style.new_figure(_height(len(rows)) + 0.25 + 0.2 * -(-len(shown) // 4))
+    figure, (axes,) = style.new_figure(1.0 + 0.34 * max(len(rows), 2) + 0.2 * -(-len(shown) // 4))
     longest = max(1000 * sum(parts.values()) for parts in rows.values())
     for row, parts in enumerate(rows.values()):
         left = 0.0
@@ -105,11 +106,8 @@ def step_time(by_kind: dict[Kind, list[Run]]) -> "Figure | None":
             left += ms
         total = f"{three_digits(left)} ms"
         axes.annotate(total, (left, row), (6, 0), textcoords="offset points", va="center", weight="bold")
-    axes.set_yticks(range(len(rows)), [kind.label for kind in rows])
-    axes.set_ylim(len(rows) - 0.4, -0.6)
+    style.rows(axes, [kind.label for kind in rows])
     axes.set_xlim(0, longest * 1.12)
-    axes.tick_params(axis="y", length=0)
     axes.set(xlabel="ms a step")
-    axes.grid(True, axis="x")
-    style.legend(figure, [axes], columns=4)
+    style.legend(figure, [axes])
     return figure

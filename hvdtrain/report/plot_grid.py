@@ -1,14 +1,15 @@
-"""Plots of all runs of a grid: loss against time, with a panel for each mode and a line for each batch and size."""
+"""Plots of all runs of a grid: an epoch's time against batch; loss against time, a line for each batch and size."""
 
-import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
+from statistics import geometric_mean
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from hvdtrain.report import style
+from hvdtrain.report.comparisons import epoch_times
+from hvdtrain.report.curves import Line, LossCurve, draw_curves
 from hvdtrain.report.formatting import with_noun
-from hvdtrain.report.loss_curve import LossCurve
-from hvdtrain.report.runs import Run, finished_by_kind
+from hvdtrain.report.runs import Kind, Run, finished_by_kind
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -21,48 +22,62 @@ TRAINING = (
 VALIDATION = f"Cross-entropy on the validation images against seconds of training. {_HOW_TO_READ}"
 
 _DASHES = ("-", "--", "-.", (0, (5, 1, 1, 1, 1, 1)))
-Points = tuple[Sequence[float], Sequence[float]]
 
 
 def training(runs: Sequence[Run], curves: Mapping[Path, LossCurve]) -> "Figure | None":
-    return _against_time(runs, lambda run: (curves[run.folder].seconds, curves[run.folder].loss), "training loss")
+    points = {run.folder: (curves[run.folder].seconds, curves[run.folder].loss) for run in runs if run.is_finished}
+    return _against_time(runs, points, "training loss")
 
 
 def validation(runs: Sequence[Run]) -> "Figure | None":
-    def points(run: Run) -> Points:
-        evaluations = run.summary.get("evaluations") or []
-        return [e["train_s"] for e in evaluations], [e["val_loss"] for e in evaluations]
-
+    evaluations = {run.folder: run.summary.evaluations for run in runs}
+    points = {folder: ([e.train_s for e in own], [e.val_loss for e in own]) for folder, own in evaluations.items()}
     return _against_time(runs, points, "validation loss")
 
 
-def _against_time(runs: Sequence[Run], points: Callable[[Run], Points], what: str) -> "Figure | None":
+def _against_time(
+    runs: Sequence[Run], points: Mapping[Path, tuple[Sequence[float], Sequence[float]]], what: str
+) -> "Figure | None":
     finished = [run for members in finished_by_kind(runs).values() for run in members]
-    found = {run.folder: points(run) for run in finished}
-    losses = [y for _, ys in found.values() for y in ys if math.isfinite(y)]
-    if not losses:
-        return None
-    panels = _panels(finished)
-    columns = min(len(panels), 3)
-    rows = -(-len(panels) // columns)
     line_styles = _line_styles(finished)
-    legend_height = 0.2 * -(-len(line_styles) // 4)
-    figure, axes = style.new_figure(0.4 + legend_height + 2.9 * rows, columns=columns, rows=rows, sharey=True)
-    for (title, drawn), panel in zip(panels.items(), axes, strict=False):
-        for run in sorted(drawn, key=_line_key):
-            seconds, values = found[run.folder]
-            marker = "." if len(values) < 30 else ""
-            panel.plot(seconds, values, **line_styles[_line_key(run)], marker=marker, markersize=4)
-        panel.set(xlabel="seconds of training", title=title)
-        panel.set_xlim(left=0)
-        panel.grid(True)
-        if max(losses) > 10 * min(losses) > 0:
-            style.log_scale(panel)
-    for panel in axes[len(panels) :]:
-        panel.remove()
-    for row in range(rows):
-        axes[row * columns].set_ylabel(what)
-    style.legend(figure, axes[: len(panels)], columns=4)
+    panels = {}
+    for title, drawn in _panels(finished).items():
+        panels[title] = [Line(*points[run.folder], line_styles[_line_key(run)]) for run in sorted(drawn, key=_line_key)]
+    return draw_curves(panels, ["seconds of training"], what)
+
+
+BATCHES = (
+    "Seconds of training of an epoch against the global batch: a dot is a repeat, lines go through geometric means. "
+    "Where the grey line of one worker is the lowest, more workers only cost."
+)
+
+
+def batches(runs: Sequence[Run]) -> "Figure | None":
+    """Time of an epoch against batch, a panel for each model; None unless some kind ran with several batches."""
+    times = epoch_times(runs)
+    models = sorted({model for model, _ in times})
+    lines: dict[tuple[str, Kind], dict[int, list[float]]] = {}
+    for (model, batch), kinds in times.items():
+        for kind, seconds in kinds.items():
+            lines.setdefault((model, kind), {})[batch] = seconds
+    if not any(len(line) > 1 for line in lines.values()):
+        return None
+    figure, axes = style.panels(len(models), 2.9)
+    for model, panel in zip(models, axes, strict=True):
+        for (_, kind), line in sorted((item for item in lines.items() if item[0][0] == model), key=lambda i: i[0][1]):
+            dashes = style.LINES[(kind.workers > 2) + (kind.servers > 1)]
+            means = [geometric_mean(seconds) for seconds in line.values()]
+            panel.plot(list(line), means, color=style.colour(kind), linestyle=dashes, linewidth=1.4, label=kind.label)
+            for batch, seconds in line.items():
+                style.dots(panel, [batch] * len(seconds), seconds, kind)
+        style.log_scale(panel, digits=(1, 1.5, 2, 3, 5, 7))
+        panel.set_xscale("log", base=2)
+        panel.set_xticks(sorted({batch for own, batch in times if own == model}))
+        panel.xaxis.set_major_formatter("{x:.0f}")
+        panel.minorticks_off()
+        panel.set(xlabel="global batch", title=model)
+    axes[0].set_ylabel("seconds an epoch")
+    style.legend(figure, axes)
     return figure
 
 
@@ -79,7 +94,7 @@ def _panels(runs: Sequence[Run]) -> dict[str, list[Run]]:
 
 
 def _model(run: Run) -> str:
-    return run.manifest.get("model") or ""
+    return run.manifest.model or ""
 
 
 class _LineKey(NamedTuple):
@@ -93,7 +108,7 @@ class _LineKey(NamedTuple):
 
 def _line_key(run: Run) -> _LineKey:
     kind = run.kind
-    return _LineKey(run.manifest.get("global_batch") or 0, kind.mode == "single", kind.workers, kind.servers)
+    return _LineKey(run.manifest.global_batch or 0, kind.mode == "single", kind.workers, kind.servers)
 
 
 def _line_styles(runs: Sequence[Run]) -> dict[_LineKey, dict[str, Any]]:
@@ -114,6 +129,8 @@ def _line_styles(runs: Sequence[Run]) -> dict[_LineKey, dict[str, Any]]:
             "color": ramp(batches.index(key.batch) / max(1, len(batches) - 1)),
             "linestyle": dashes,
             "linewidth": 1.4,
+            "marker": ".",
+            "markersize": 4,
             "label": f"{who}, batch {key.batch}",
         }
     return line_styles

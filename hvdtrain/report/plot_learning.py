@@ -1,14 +1,12 @@
 """Plots of learning: loss, accuracy, staleness."""
 
-import math
-from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from hvdtrain.report import style
+from hvdtrain.report.curves import Line, LossCurve, draw_curves
 from hvdtrain.report.formatting import with_noun
-from hvdtrain.report.loss_curve import LossCurve
 from hvdtrain.report.runs import Kind, Run
 
 if TYPE_CHECKING:
@@ -25,64 +23,35 @@ LOSS = (
 
 
 def loss(by_kind: RunsByKind, curves: Mapping[Path, LossCurve]) -> "Figure | None":
-    if not any(curve.loss for curve in curves.values()) and not _has_evaluations(by_kind):
-        return None
-    panels = _panels(by_kind)
-    figure, axes = style.new_figure(0.6 + 2.9 * len(panels), columns=2, rows=len(panels), sharey=True)
-    line_styles = _line_styles(by_kind)
-    for (workers, drawn), left, right in zip(panels.items(), axes[::2], axes[1::2], strict=True):
-        for kind, runs in drawn.items():
-            left.plot([], [], **line_styles[kind], **_marker_style(kind))  # for the legend
-            for run in runs:
-                curve, evaluations = curves[run.folder], run.summary.get("evaluations") or []
-                validation = [e["val_loss"] for e in evaluations]
-                for panel, x, validation_x in (
-                    (left, curve.seconds, [e["train_s"] for e in evaluations]),
-                    (right, curve.samples, [e["samples"] for e in evaluations]),
-                ):
-                    panel.plot(x, curve.loss, **line_styles[kind] | {"label": None})
-                    panel.plot(validation_x, validation, linestyle="", alpha=0.9, **_marker_style(kind))
-        left.set(xlabel="seconds of training", ylabel="cross-entropy", title=f"{workers}, against time")
-        right.set(xlabel="samples trained on", title=f"{workers}, against samples")
-        right.xaxis.set_major_formatter("{x:,.0f}")
-    validations = [
-        e["val_loss"] for runs in by_kind.values() for run in runs for e in run.summary.get("evaluations") or []
-    ]
-    losses = [y for curve in curves.values() for y in curve.loss] + validations
-    losses = [y for y in losses if math.isfinite(y)] or [0.0]
-    for panel in axes:
-        panel.set_xlim(left=0)
-        panel.locator_params(axis="x", nbins=6)
-        panel.grid(True)
-        if max(losses) > 10 * min(losses) > 0:
-            style.log_scale(panel)
-    style.legend(figure, axes)
-    return figure
+    panels: dict[str, list[Line]] = {}
+    for workers, runs in _panels(by_kind):
+        time, samples = (panels.setdefault(f"{workers}, against {what}", []) for what in ("time", "samples"))
+        for run in runs:
+            curve, evaluations, drawn = curves[run.folder], run.summary.evaluations, _line_style(run.kind, by_kind)
+            time.append(Line(curve.seconds, curve.loss, drawn))
+            samples.append(Line(curve.samples, curve.loss, drawn))
+            losses, marks = [e.val_loss for e in evaluations], _marker_style(run.kind) | {"linestyle": ""}
+            time.append(Line([e.train_s for e in evaluations], losses, marks))
+            samples.append(Line([e.samples for e in evaluations], losses, marks))
+    return draw_curves(panels, ["seconds of training", "samples trained on"], "cross-entropy", columns=2)
 
 
-def _panels(by_kind: RunsByKind) -> dict[str, RunsByKind]:
-    """The runs of each panel by its title: those on one number of workers, with the baseline."""
-    sizes = sorted({kind.workers for kind in by_kind if kind.mode != "single"}) or [1]
-    return {
-        with_noun(size, "worker"): {
-            kind: runs for kind, runs in by_kind.items() if kind.workers == size or kind.mode == "single"
-        }
-        for size in sizes
-    }
+def _panels(by_kind: RunsByKind) -> Iterable[tuple[str, list[Run]]]:
+    """The runs of each panel and its title: those on one number of workers, with the baseline."""
+    for size in sorted({kind.workers for kind in by_kind if kind.mode != "single"}) or [1]:
+        kinds = [kind for kind in by_kind if kind.workers == size or kind.mode == "single"]
+        yield with_noun(size, "worker"), [run for kind in kinds for run in by_kind[kind]]
 
 
-def _line_styles(by_kind: RunsByKind) -> dict[Kind, dict[str, Any]]:
+def _line_style(kind: Kind, by_kind: RunsByKind) -> dict[str, Any]:
     """Colour by mode; where a mode ran with several numbers of servers, a line style and a label for each."""
-    line_styles = {}
-    for kind, runs in by_kind.items():
-        servers = sorted({other.servers for other in by_kind if other.mode == kind.mode})
-        line_styles[kind] = {
-            "color": style.colour(kind),
-            "linestyle": style.LINES[servers.index(kind.servers) % len(style.LINES)],
-            "linewidth": 1.6 if len(runs) == 1 else 1.0,
-            "label": kind.mode if len(servers) == 1 else f"{kind.mode}, {with_noun(kind.servers, 'server')}",
-        }
-    return line_styles
+    servers = sorted({other.servers for other in by_kind if other.mode == kind.mode})
+    return {
+        "color": style.colour(kind),
+        "linestyle": style.LINES[servers.index(kind.servers) % len(style.LINES)],
+        "linewidth": 1.6 if len(by_kind[kind]) == 1 else 1.0,
+        "label": kind.mode if len(servers) == 1 else f"{kind.mode}, {with_noun(kind.servers, 'server')}",
+    }
 
 
 def _marker_style(kind: Kind) -> dict[str, Any]:
@@ -90,10 +59,6 @@ def _marker_style(kind: Kind) -> dict[str, Any]:
         "marker": style.marker(kind), "markersize": 3.6, "markerfacecolor": "none",
         "markeredgecolor": style.colour(kind), "markeredgewidth": 0.9,
     }  # fmt: skip
-
-
-def _has_evaluations(by_kind: RunsByKind) -> bool:
-    return any(run.summary.get("evaluations") for runs in by_kind.values() for run in runs)
 
 
 ACCURACY = (
@@ -104,35 +69,20 @@ ACCURACY = (
 
 
 def accuracy(by_kind: RunsByKind) -> "Figure | None":
-    if not _has_evaluations(by_kind):
-        return None
-    panels, line_styles = _panels(by_kind), _line_styles(by_kind)
-    columns = min(len(panels), 3)
-    rows = -(-len(panels) // columns)
-    figure, axes = style.new_figure(0.5 + 2.9 * rows, columns=columns, rows=rows, sharey=True)
-    target = next((run.summary.get("target_accuracy") for runs in by_kind.values() for run in runs), None)
-    for (workers, drawn), panel in zip(panels.items(), axes, strict=False):
-        for kind, runs in drawn.items():
-            panel.plot([], [], **line_styles[kind], **_marker_style(kind))  # for the legend, even without evaluations
-            for evaluations in (run.summary.get("evaluations") or [] for run in runs):
-                seconds, reached = ([e[name] for e in evaluations] for name in ("train_s", "val_accuracy"))
-                panel.plot(seconds, reached, **line_styles[kind] | {"label": None}, **_marker_style(kind))
-        if target:
-            panel.axhline(target, color=style.INK, linewidth=0.9, linestyle=":")
-            panel.annotate(
-                f"target {target:g}", (1, target), (-4, -3), xycoords=("axes fraction", "data"), va="top",
-                ha="right", textcoords="offset points",
-            )  # fmt: skip
-        panel.set(xlabel="seconds of training", title=workers)
-        panel.set_xlim(left=0)
-        panel.set_ylim(top=1.01)
-        panel.grid(True)
-    for panel in axes[len(panels) :]:
-        panel.remove()
-    for row in range(rows):
-        axes[row * columns].set_ylabel("validation accuracy")
-    style.legend(figure, axes)
-    return figure
+    panels = {}
+    for workers, runs in _panels(by_kind):
+        panels[workers] = [
+            Line(
+                [e.train_s for e in run.summary.evaluations], [e.val_accuracy for e in run.summary.evaluations],
+                _line_style(run.kind, by_kind) | _marker_style(run.kind),
+            )
+            for run in runs
+        ]  # fmt: skip
+        if target := next((run.summary.target_accuracy for run in runs), None):
+            ends = [e.train_s for run in runs for e in run.summary.evaluations]
+            dotted = {"color": style.INK, "linewidth": 0.9, "linestyle": ":", "label": f"target {target:g}"}
+            panels[workers] += [Line([0, max(ends)], [target] * 2, dotted)] if ends else []
+    return draw_curves(panels, ["seconds of training"], "validation accuracy")
 
 
 STALENESS = (
@@ -143,40 +93,29 @@ _MOST_BARS = 40
 
 
 def staleness(by_kind: RunsByKind) -> "Figure | None":
-    histograms = {kind: _histogram(runs) for kind, runs in by_kind.items()}
-    histograms = {kind: histogram for kind, histogram in histograms.items() if histogram}
+    histograms = {kind: histogram for kind, runs in by_kind.items() if (histogram := _histogram(runs))}
     if not histograms:
         return None
-    columns = min(len(histograms), 3)
-    rows = -(-len(histograms) // columns)
-    figure, panels = style.new_figure(2.4 * rows, columns=columns, rows=rows, sharey=True)
-    for axes, (kind, histogram) in zip(panels, histograms.items(), strict=False):
+    figure, panels = style.panels(len(histograms), 2.4)
+    for axes, (kind, histogram) in zip(panels, histograms.items(), strict=True):
         width = -(-(max(histogram) + 1) // _MOST_BARS)  # updates to a bar
         total, bars = sum(histogram.values()), dict[int, float]()
         for staleness, pushes in histogram.items():
             start = staleness // width * width
             bars[start] = bars.get(start, 0.0) + 100 * pushes / total
-        axes.bar(
-            [b + (width - 1) / 2 for b in bars],
-            list(bars.values()),
-            width=0.8 * width,
-            color=style.colour(kind),
-        )
+        middles = [bar + (width - 1) / 2 for bar in bars]
+        axes.bar(middles, list(bars.values()), width=0.8 * width, color=style.colour(kind))
         mean = sum(staleness * pushes for staleness, pushes in histogram.items()) / total
         axes.set(title=f"{kind.label}: mean {mean:.2f}, max. {max(histogram)}", xlabel="staleness (updates)")
         axes.set_xlim(-0.6, max(max(histogram), 3) + 0.6)
         axes.locator_params(axis="x", integer=True)
-        axes.grid(True, axis="y")
-    for axes in panels[len(histograms) :]:
-        axes.remove()
-    for row in range(rows):
-        panels[row * columns].set_ylabel("% of pushes")
+    panels[0].set_ylabel("% of pushes")
     return figure
 
 
-def _histogram(runs: Sequence[Run]) -> Counter[int]:
-    histogram = Counter[int]()
+def _histogram(runs: Sequence[Run]) -> dict[int, float]:
+    histogram: dict[int, float] = {}
     for run in runs:
-        for staleness, pushes in (run.summary.get("staleness_histogram") or {}).items():
-            histogram[int(staleness)] += pushes
-    return +histogram
+        for staleness, pushes in run.summary.staleness_histogram.items():
+            histogram[staleness] = histogram.get(staleness, 0.0) + pushes
+    return {staleness: pushes for staleness, pushes in histogram.items() if pushes}

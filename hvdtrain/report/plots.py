@@ -1,79 +1,114 @@
 """The report's plots, each with a caption that says how to read it."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from hvdtrain.report import plot_cost, plot_grid, plot_learning, style
-from hvdtrain.report.loss_curve import LossCurve, loss_curve
+from hvdtrain.report import plot_cost, plot_effect, plot_grid, plot_learning, style
+from hvdtrain.report.curves import loss_curve
 from hvdtrain.report.results import result_rows, summarise
-from hvdtrain.report.runs import Run, finished_by_kind
+from hvdtrain.report.runs import Kind, Run, finished_by_kind
 from hvdtrain.report.step_parts import NOTE
+from hvdtrain.report.verdict import DEFAULT, Margins
+from hvdtrain.runs.schema import Step
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
-NAMES = ("loss", "accuracy", "throughput", "step-time", "staleness", "traffic")
-GRID_NAMES = ("training-loss", "validation-loss")
+# In the order of the page. `loss` and `step-time` are shown in README.md.
+NAMES = ("effect", "throughput", "target", "step-times", "step-time", "cost", "loss", "accuracy", "staleness")
+GRID_NAMES = ("batches", "training-loss", "validation-loss")
+FORMER_NAMES = ("traffic",)  # what versions before wrote: a report replaces it
+WARM_UP = 5  # steps of each worker that are slower than all others: see runs.metrics
 
 
 @dataclass(frozen=True)
 class Plot:
-    """A plot: the name of its files, its title, its caption, the SVG file's text, the PNG file's bytes."""
+    """A plot: the name of its files, its title and its caption."""
 
     name: str
     title: str
     caption: str
-    svg: str
-    png: bytes
+    figure: "Figure"
+
+    @cached_property
+    def svg(self) -> str:
+        """The SVG file's text."""
+        return style.svg(self.figure)
+
+    @property
+    def png(self) -> bytes:
+        """The PNG file's bytes."""
+        return style.png(self.figure)
 
 
-def draw(runs: Sequence[Run]) -> tuple[list[Plot], list[str]]:
+def draw(runs: Sequence[Run], margins: Margins = DEFAULT) -> tuple[list[Plot], list[str]]:
     """Every plot that the finished runs have data for, and notes on steps that are missing in them, a line each."""
     from matplotlib import rc_context
 
     by_kind = finished_by_kind(runs)
-    groups = summarise(result_rows(runs))
-    curves, notes = _loss_curves(runs)
+    rows = result_rows(runs)
+    groups = summarise(rows)
+    steps, notes = _read_steps(by_kind)
+    curves = {folder: loss_curve(ranks) for folder, ranks in steps.items()}
     with rc_context(style.RC):
+        effect, about_effect = plot_effect.effect(by_kind, margins)
+        throughput, about_throughput = plot_effect.throughput(by_kind)
+        target, about_target = plot_effect.target(by_kind)
         figures = (
+            ("The effect", about_effect, effect),
+            ("Samples/s against workers", about_throughput, throughput),
+            ("Time to target, and accuracy", about_target, target),
+            ("How long steps take", plot_cost.STEP_TIMES, plot_cost.step_times(_durations(by_kind, steps))),
+            ("Where a step's time goes", NOTE, plot_cost.step_time(by_kind)),
+            ("What it costs", plot_cost.COST, plot_cost.cost(groups, rows)),
             ("Training loss", plot_learning.LOSS, plot_learning.loss(by_kind, curves)),
             ("Validation accuracy", plot_learning.ACCURACY, plot_learning.accuracy(by_kind)),
-            ("Throughput and scaling", plot_cost.THROUGHPUT, plot_cost.throughput(groups)),
-            ("Where a step's time goes", NOTE, plot_cost.step_time(by_kind)),
             ("Staleness", plot_learning.STALENESS, plot_learning.staleness(by_kind)),
-            ("Traffic and memory", plot_cost.TRAFFIC, plot_cost.traffic(groups)),
         )
-        return _render(NAMES, figures), notes
+    return _plots(NAMES, figures), notes
 
 
-def draw_grid(runs: Sequence[Run]) -> list[Plot]:
-    """Loss against time for all runs of a grid, where losses were recorded."""
+def draw_grid(runs: Sequence[Run]) -> tuple[list[Plot], list[str]]:
+    """An epoch's time against batch, and loss against time, for all runs of a grid; and notes as draw has them."""
     from matplotlib import rc_context
 
-    curves, _ = _loss_curves(runs)
+    steps, notes = _read_steps(finished_by_kind(runs))
+    curves = {folder: loss_curve(ranks) for folder, ranks in steps.items()}
     with rc_context(style.RC):
         figures = (
+            ("Time of an epoch against batch", plot_grid.BATCHES, plot_grid.batches(runs)),
             ("Training loss against time", plot_grid.TRAINING, plot_grid.training(runs, curves)),
             ("Validation loss against time", plot_grid.VALIDATION, plot_grid.validation(runs)),
         )
-        return _render(GRID_NAMES, figures)
+    return _plots(GRID_NAMES, figures), notes
 
 
-def _loss_curves(runs: Sequence[Run]) -> tuple[dict[Path, LossCurve], list[str]]:
-    """The training loss of each finished run, by its folder, and notes on missing steps, a line each."""
-    curves, notes = {}, []
-    for run in (run for members in finished_by_kind(runs).values() for run in members):
-        ranks, run_notes = run.read_steps()
-        curves[run.folder] = loss_curve(ranks)
-        notes += run_notes
-    return curves, notes
+Steps = dict[Path, dict[str, list[Step]]]
 
 
-def _render(names: Sequence[str], figures: Sequence[tuple[str, str, "Figure | None"]]) -> list[Plot]:
+def _read_steps(by_kind: Mapping[Kind, Sequence[Run]]) -> tuple[Steps, list[str]]:
+    """The steps of each run, by its folder, then by rank; and notes on those that are missing, a line each."""
+    steps, notes = Steps(), []
+    for run in (run for members in by_kind.values() for run in members):
+        steps[run.folder], of_run = run.read_steps()
+        notes += of_run
+    return steps, notes
+
+
+def _durations(by_kind: Mapping[Kind, Sequence[Run]], steps: Steps) -> dict[Kind, list[list[float]]]:
+    """The seconds of each repeat's steps, all its workers' together."""
+    return {
+        kind: [[s.seconds for own in steps[run.folder].values() for s in own[WARM_UP:] if s.seconds] for run in runs]
+        for kind, runs in by_kind.items()
+    }
+
+
+def _plots(names: Sequence[str], figures: "Sequence[tuple[str, str, Figure | None]]") -> list[Plot]:
     return [
-        Plot(name, title, caption, style.svg(figure), style.png(figure))
+        Plot(name, title, caption, figure)
         for name, (title, caption, figure) in zip(names, figures, strict=True)
         if figure
     ]

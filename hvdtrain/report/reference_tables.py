@@ -12,9 +12,9 @@ from typing import Any
 from hvdtrain.config import recipes
 from hvdtrain.config.run_config import lr_factor
 from hvdtrain.errors import UsageError
+from hvdtrain.report.columns import COLUMNS, MEANS, SUMMARY, TRAINED, format_figure
 from hvdtrain.report.fairness import GRID_FIELDS, field_value, format_value
-from hvdtrain.report.formatting import HEADINGS, MEANS, MORE_HEADINGS, format_figure, format_range
-from hvdtrain.report.results import Row, result_rows, spread
+from hvdtrain.report.results import Row, format_range, result_rows, spread
 from hvdtrain.report.runs import Kind, Run, finished_by_kind
 from hvdtrain.report.table import Cell, Table
 
@@ -50,7 +50,8 @@ class Layout:
     options: dict[str, Any] = field(default_factory=dict)
 
 
-OVERVIEW = Layout("overview", "All runs", "run", ("global_batch", "lr", *HEADINGS))
+_IN_SUMMARY = [column.name for column in COLUMNS.values() if SUMMARY in column.shown]
+OVERVIEW = Layout("overview", "All runs", "run", ["global_batch", "lr", *_IN_SUMMARY])
 
 
 def load_layout(preset_name: str) -> Layout:
@@ -86,7 +87,7 @@ def build_table(layout: Layout, runs: Sequence[Run]) -> Table:
     ]
     series = ours + theirs
     figures = [f for f in layout.figures if any(cells[f].text for s in series for cells in s.cells.values())]
-    headings = {name: (HEADINGS | MORE_HEADINGS)[name] for name in figures}
+    headings = {name: (COLUMNS | TRAINED)[name].heading for name in figures}
     notes = [*layout.notes, *_differences(layout, finished), _repeats(finished)]
     columns: list[tuple[str, str]]
     if layout.row_is == "figure":
@@ -100,7 +101,8 @@ def build_table(layout: Layout, runs: Sequence[Run]) -> Table:
     columns = [(s.label, headings[f]) for s in series for f in figures]
     keys = sorted({key for s in series for key in s.cells if key is not None})
     rows = [(format_value(key), [s.cells.get(key, {}).get(f, Cell()) for s in series for f in figures]) for key in keys]
-    return Table(layout.name, layout.title, notes, MORE_HEADINGS.get(layout.row_is, layout.row_is), columns, rows)
+    corner = COLUMNS[layout.row_is].heading if layout.row_is in COLUMNS else layout.row_is
+    return Table(layout.name, layout.title, notes, corner, columns, rows)
 
 
 def _own_series(layout: Layout, runs: Sequence[Run]) -> list[_Series]:
@@ -131,13 +133,13 @@ def _records(layout: Layout, row: Row, run: Run) -> Iterator[tuple[Any, dict[str
         return
     seconds_before = samples_before = 0.0
     train_samples = field_value(run, "train_samples")
-    for evaluation in run.summary.get("evaluations") or []:
-        figures = {name: evaluation.get(name) for name in _EVALUATION_FIGURES}
+    for evaluation in run.summary.evaluations:
+        figures = {name: getattr(evaluation, name) for name in _EVALUATION_FIGURES}
         # The last epoch may have ended midway: its time is that of a whole one.
-        epochs = (evaluation["samples"] - samples_before) / train_samples if train_samples else None
-        epoch_s = (evaluation["train_s"] - seconds_before) / epochs if epochs else None
-        yield evaluation.get("epoch"), figures | {"epoch_s": epoch_s}
-        seconds_before, samples_before = evaluation["train_s"], evaluation["samples"]
+        epochs = (evaluation.samples - samples_before) / train_samples if train_samples else None
+        epoch_s = (evaluation.train_s - seconds_before) / epochs if epochs else None
+        yield evaluation.epoch, figures | {"epoch_s": epoch_s}
+        seconds_before, samples_before = evaluation.train_s, evaluation.samples
 
 
 def _cells(layout: Layout, records: Sequence[dict[str, Any]]) -> dict[str, Cell]:

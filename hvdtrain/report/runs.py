@@ -2,12 +2,12 @@
 
 from collections import Counter
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 from hvdtrain.errors import UsageError
-from hvdtrain.report.run_files import UnreadableFile, read_manifest, read_steps, read_summary
+from hvdtrain.runs.schema import Manifest, Part, Step, Summary, UnreadableFile, read, read_steps
 
 _RUN_FILES = ("manifest.json", "summary.json", "config.toml")
 _MODE_ORDER = ("single", "allreduce", "ddp", "ps-sync", "ps-ssp", "ps-async")  # others follow by name
@@ -34,18 +34,21 @@ class Kind(NamedTuple):
         return (_MODE_ORDER.index(self.mode) if is_known else len(_MODE_ORDER), *self)
 
 
+_UNREAD, _NO_SUMMARY = Manifest(mode="unread", workers=1, servers=0, repeat=0), Summary()
+
+
 @dataclass(frozen=True)
 class Run:
     """One job's folder.
 
     Attributes:
-        manifest, summary: the parsed files; empty where they could not be read.
+        manifest, summary: its files; without a figure where they could not be read.
         problem: why the run is left out of tables (it failed, it was killed), or empty.
     """
 
     folder: Path
-    manifest: dict[str, Any] = field(default_factory=dict)
-    summary: dict[str, Any] = field(default_factory=dict)
+    manifest: Manifest = _UNREAD
+    summary: Summary = _NO_SUMMARY
     problem: str = ""
 
     @property
@@ -58,33 +61,23 @@ class Run:
 
     @property
     def kind(self) -> Kind:
-        return Kind(self.manifest["mode"], self.manifest["workers"], self.manifest["servers"])
+        return Kind(self.manifest.mode, self.manifest.workers, self.manifest.servers)
 
     @property
     def repeat(self) -> int:
-        return self.manifest["repeat"]
+        return self.manifest.repeat
 
-    @property
-    def starts(self) -> list[dict[str, Any]]:
-        """How the run was computed each time it was started: once, and again whenever it was resumed."""
-        parts = self.manifest.get("parts")
-        return [part for part in parts if isinstance(part, dict)] if isinstance(parts, list) else []
-
-    def read_steps(self) -> tuple[dict[str, list[dict[str, Any]]], list[str]]:
-        """The steps of each `rankN` from its metrics, and what is missing or was left out, a line each.
-
-        A step has at least `time` (seconds), `samples` (this rank's in this step) and `loss` (None where there
-        were no samples).
-        """
-        ranks: dict[str, list[dict[str, Any]]] = {}
+    def read_steps(self) -> tuple[dict[str, list[Step]], list[str]]:
+        """The steps of each `rankN` from its metrics, and what is missing or was left out, a line each."""
+        ranks: dict[str, list[Step]] = {}
         notes = []
         for path in sorted(self.folder.glob("metrics.rank*.jsonl")):
             steps, unreadable = read_steps(path)
             ranks[path.name.split(".")[1]] = steps
             if unreadable:
                 notes.append(f"{self.name}: unreadable lines of {path.name} left out: {unreadable}")
-        if len(ranks) < self.manifest["workers"]:
-            notes.append(f"{self.name}: the steps of {len(ranks)} of {self.manifest['workers']} workers were found")
+        if len(ranks) < self.kind.workers:
+            notes.append(f"{self.name}: the steps of {len(ranks)} of {self.kind.workers} workers were found")
         return ranks, notes
 
 
@@ -97,29 +90,31 @@ def load_run(folder: Path) -> Run:
     if not folder.is_dir():
         raise UsageError(f"{folder} is not a folder" if folder.exists() else f"there is no folder {folder}")
     try:
-        manifest = read_manifest(folder)
+        manifest = read(folder, Manifest)
     except UnreadableFile as error:
         raise UsageError(f"{folder} is no readable run folder: {error}") from None
     try:
-        summary = read_summary(folder)
+        summary = read(folder, Summary)
     except UnreadableFile as error:
         return Run(folder, manifest, problem=f"the run has not finished: {error}")
-    if summary.get("status") != "done":
-        return Run(folder, manifest, summary, f"the run ended with status {summary.get('status')!r}")
-    if lost := summary.get("lost_workers"):
-        return Run(folder, manifest, summary, f"it finished without ranks {lost}, which died on the way")
-    run = Run(folder, manifest, summary)
-    setups = [_describe_start(start) for start in run.starts]
-    if len(set(setups)) > 1:
-        return Run(folder, manifest, summary, f"it was resumed in another way: {', then '.join(setups)}")
-    return run
+    problem = ""
+    if summary.status != "done":
+        problem = f"the run ended with status {summary.status!r}"
+    elif lost := summary.lost_workers:
+        problem = f"it finished without ranks {lost}, which died on the way"
+    elif len(set(starts := [_describe_start(part) for part in manifest.parts])) > 1:
+        problem = f"it was resumed in another way: {', then '.join(starts)}"
+    return Run(folder, manifest, summary, problem)
 
 
-def _describe_start(start: dict[str, Any]) -> str:
-    """How a run was computed after one of its starts; older versions did not record threads and device."""
-    words = [f"{start.get('mode')} on {start.get('workers')} worker(s) and {start.get('servers')} server(s)"]
-    words += [f"{start['threads_per_worker']} thread(s) each"] if "threads_per_worker" in start else []
-    words += [f"on {start['device']}"] if "device" in start else []
+def _describe_start(part: Part) -> str:
+    words = [f"{part.mode} on {part.workers} worker(s) and {part.servers} server(s)"]
+    words += [f"{part.threads_per_worker} thread(s) each"] if part.threads_per_worker else []
+    words += [f"on {part.device}"] if part.device else []
+    words += [f"messages by {part.backend}"] if part.backend else []
+    placed = [f"{name} (ranks {' '.join(map(str, ranks))})" for name, ranks in (part.hosts or {}).items()]
+    words += [f"on {', '.join(placed)}"] if placed else []
+    words += [f"over {part.interface}"] if part.interface not in (None, "", "lo") else []
     return ", ".join(words)
 
 
@@ -144,10 +139,7 @@ def find_runs(paths: Iterable[Path]) -> list[Run]:
             raise UsageError(f"no run in {path}: a run folder holds {files} and metrics.rank0.jsonl")
         for folder in folders:
             found.setdefault(folder.resolve(), _load_or_note_problem(folder))
-    return sorted(found.values(), key=lambda run: (run.kind.order, run.repeat) if run.manifest else _LAST)
-
-
-_LAST = (Kind("", 0, 0).order, 0)
+    return sorted(found.values(), key=lambda run: (run.manifest is _UNREAD, run.kind.order, run.repeat))
 
 
 def finished_by_kind(runs: Sequence[Run]) -> dict[Kind, list[Run]]:

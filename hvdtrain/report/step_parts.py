@@ -3,8 +3,9 @@
 from collections.abc import Mapping, Sequence
 from statistics import geometric_mean
 
-from hvdtrain.report.formatting import format_range, three_digits
-from hvdtrain.report.results import Group
+from hvdtrain.report.columns import COLUMNS, STEP
+from hvdtrain.report.formatting import with_unit
+from hvdtrain.report.results import Group, format_cell
 from hvdtrain.report.runs import Kind, Run
 from hvdtrain.report.style import STEP_PARTS
 from hvdtrain.report.table import Cell, Table
@@ -16,7 +17,6 @@ NOTE = (
     "servers and is part of that wait. Between steps, workers wait for each other to decide something together, and at "
     "the end of an epoch."
 )
-PERCENTILES = {"step_p50_s": "a worker's own step: median", "step_p95_s": "95 %", "step_p99_s": "99 %"}
 
 
 def step_parts(runs: Sequence[Run]) -> dict[str, float]:
@@ -33,8 +33,8 @@ def step_parts(runs: Sequence[Run]) -> dict[str, float]:
 
 
 def _parts_of(run: Run) -> dict[str, float]:
-    recorded, steps, wall = (run.summary.get(name) for name in ("step_seconds", "steps", "wall_s"))
-    if not recorded or not any(recorded.values()):
+    recorded, steps, wall = run.summary.step_seconds, run.summary.steps, run.summary.wall_s
+    if not any(recorded.values()):
         return {}
     parts = {part: recorded.get(part, 0.0) for part in STEP_PARTS}
     if steps and wall:  # versions before recorded five parts alone, and not all of their time
@@ -47,16 +47,16 @@ def parts_table(by_kind: dict[Kind, list[Run]], groups: Sequence[Group]) -> Tabl
     found = {kind: parts for kind, runs in by_kind.items() if (parts := step_parts(runs))}
     if not found:
         return None
-    figures = {group.kind: [(name, group[name]) for name in PERCENTILES] for group in groups}
+    percentiles = [column for column in COLUMNS.values() if STEP in column.shown]
+    own = {group.kind: [format_cell(group, column.name) for column in percentiles] for group in groups}
     shown = shown_parts(found)
     rows = []
     for kind, parts in found.items():
         total = sum(parts.values())
         cells = [_share(parts[part], total) for part in shown]
-        own = [_ms(figure.mean, format_range(name, figure)) if figure else Cell() for name, figure in figures[kind]]
-        rows.append((kind.label, [*cells, _ms(total), *own]))
-    headings = [*(STEP_PARTS[part][0] for part in shown), "together", *PERCENTILES.values()]
-    return Table("step-parts", "The time of a step", [NOTE], "run", [("", heading) for heading in headings], rows)
+        rows.append((kind.label, [*cells, _ms(total), *own[kind]]))
+    headings = [*(STEP_PARTS[part][0] for part in shown), "together", *(column.heading for column in percentiles)]
+    return Table("step-parts", "The time of a step", [NOTE], "run", [("", h) for h in headings], rows)
 
 
 def _share(seconds: float, total: float) -> Cell:
@@ -65,7 +65,7 @@ def _share(seconds: float, total: float) -> Cell:
 
 
 def _ms(seconds: float, detail: str = "") -> Cell:
-    return Cell(f"{three_digits(1000 * seconds)} ms", 1000 * seconds, detail)
+    return Cell(with_unit(seconds, "ms"), 1000 * seconds, detail)
 
 
 def shown_parts(found: Mapping[Kind, Mapping[str, float]]) -> list[str]:

@@ -19,8 +19,9 @@ THEME = {
     "muted": ("#5a6474", "#a3adbd"),
     "grid": ("#dde2ea", "#343c4a"),
     "paper": ("#fefefe", "#12151b"),
+    "wash": ("#f3f5f8", "#1b2028"),
 }
-INK, MUTED, GRID, PAPER = (light for light, _ in THEME.values())
+INK, MUTED, GRID, PAPER, _ = (light for light, _ in THEME.values())
 
 # Colour and marker of each mode: blues for rings, the others for servers. Any two colours are at least 20 CIE76 units
 # apart, also with protanopia, deuteranopia or tritanopia (simulated after Machado et al., 2009).
@@ -100,32 +101,83 @@ def new_figure(height: float, columns: int = 1, rows: int = 1, sharey: bool = Fa
     return figure, list(figure.subplots(rows, columns, squeeze=False, sharey=sharey).flat)
 
 
-def legend(figure: "Figure", panels: "Sequence[Axes]", columns: int = 6) -> None:
+def panels(count: int, height: float, columns: int = 3) -> "tuple[Figure, list[Axes]]":
+    """A figure of so many panels with the same y axis, each of this height."""
+    columns = min(count, columns)
+    figure, axes = new_figure(0.6 + height * -(-count // columns), columns, -(-count // columns), sharey=True)
+    for panel in axes[count:]:
+        panel.remove()
+    for panel in axes[:count]:
+        panel.grid(True)
+    return figure, axes[:count]
+
+
+def legend(figure: "Figure", panels: "Sequence[Axes]") -> None:
     """One legend for all panels, above them; a label that several panels share appears once."""
     handles: dict[Any, Any] = {}
     for axes in panels:
         handles |= dict(zip(*reversed(axes.get_legend_handles_labels()), strict=True))
+    columns = max(1, int(len(handles) * 115 / sum(len(label) + 9 for label in handles))) if handles else 1
     figure.legend(
         handles.values(), handles, loc="outside upper left", ncols=columns, handlelength=2.6, columnspacing=1.6
     )
 
 
-def log_scale(axes: "Axes") -> None:
-    """A logarithmic y axis with plain numbers: 0.1, 0.2, 0.5, 1, 2, 5."""
+def log_scale(axes: "Axes", axis: Any = None, digits: Sequence[float] = (1, 2, 5)) -> None:
+    """A logarithmic axis, the y axis if none is given, with plain numbers: 0.1, 0.2, 0.5, 1, 2, 5."""
     from matplotlib.ticker import LogLocator, NullLocator
 
-    axes.set_yscale("log")
-    axes.yaxis.set_major_locator(LogLocator(subs=(1, 2, 5)))
-    axes.yaxis.set_major_formatter("{x:g}")
-    axes.yaxis.set_minor_locator(NullLocator())
+    axis = axis or axes.yaxis
+    axes.set(**{f"{axis.axis_name}scale": "log"})
+    axis.set_major_locator(LogLocator(subs=digits))
+    axis.set_major_formatter("{x:g}")
+    axis.set_minor_locator(NullLocator())
+
+
+def ratio_scale(axes: "Axes", low: float, high: float) -> None:
+    """A logarithmic x axis for ratios, from below `low` to above `high`: twice and half are equally far from 1."""
+    from matplotlib.ticker import FixedLocator, NullLocator
+
+    low, high = max(low, 0.02), min(high, 50.0)
+    wide = max(1.04, (high / low) ** 0.06)
+    fine = [0.8, 0.85, 0.9, 0.95, 1, 1.05, 1.1, 1.15, 1.2, 1.3]
+    coarse = [0.02, 0.05, 0.1, 0.2, 0.3, 0.5, 0.7, 1, 1.5, 2, 3, 5, 10, 20, 50]
+    axes.set_xscale("log")
+    axes.set_xlim(low / wide, high * wide)
+    axes.xaxis.set_major_locator(FixedLocator(fine if high / low < 1.7 else coarse))
+    axes.xaxis.set_major_formatter("{x:g}")
+    axes.xaxis.set_minor_locator(NullLocator())
+
+
+def rows(axes: "Axes", labels: Sequence[str]) -> None:
+    """A row for each label, the first on top."""
+    axes.set_yticks(range(len(labels)), labels)
+    axes.set_ylim(len(labels) - 0.4, -0.6)
+    axes.tick_params(axis="y", length=0)
+    axes.grid(True, axis="x")
+
+
+def dot(kind: Kind, is_hollow: bool = False) -> dict[str, Any]:
+    """How one repeat is drawn: repeats that lie on each other are still seen."""
+    return {
+        "marker": marker(kind), "linestyle": "", "markersize": 6, "markeredgecolor": colour(kind), "alpha": 0.75,
+        "markerfacecolor": "none" if is_hollow else colour(kind), "markeredgewidth": 1.1,
+    }  # fmt: skip
+
+
+def dots(axes: "Axes", x: Sequence[float], y: Sequence[float], kind: Kind, is_hollow: bool = False) -> None:
+    axes.plot(x, y, **dot(kind, is_hollow))
 
 
 def svg(figure: "Figure") -> str:
     """The figure as an SVG file for a light page; the same figure gives the same bytes."""
     import io
 
+    from matplotlib import rc_context
+
     file = io.StringIO()
-    figure.savefig(file, format="svg", metadata={"Date": None, "Creator": None, "Format": None, "Type": None})
+    with rc_context(RC):
+        figure.savefig(file, format="svg", metadata={"Date": None, "Creator": None, "Format": None, "Type": None})
     return file.getvalue()
 
 
@@ -133,8 +185,11 @@ def png(figure: "Figure") -> bytes:
     """The figure as a PNG file, 1,350 pixels wide."""
     import io
 
+    from matplotlib import rc_context
+
     file = io.BytesIO()
-    figure.savefig(file, format="png", dpi=150, metadata={"Software": None})
+    with rc_context(RC):
+        figure.savefig(file, format="png", dpi=150, metadata={"Software": None})
     return file.getvalue()
 
 

@@ -1,10 +1,17 @@
-"""A table of figures as a value, and how it is written as CSV and as LaTeX. HTML and Markdown are templates."""
+"""A table as a value, and how it is written: as CSV, LaTeX, Markdown, and on a terminal. There is no other kind."""
 
 import csv
 import io
 import re
-from dataclasses import dataclass
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
 from itertools import groupby
+from typing import TYPE_CHECKING
+
+from hvdtrain.report.page import plain
+
+if TYPE_CHECKING:
+    from rich.table import Table as RichTable
 
 _LATEX = {
     "\\": r"\textbackslash{}", "&": r"\&", "%": r"\%", "$": r"\$", "#": r"\#", "_": r"\_", "{": r"\{", "}": r"\}",
@@ -34,14 +41,16 @@ class Table:
         columns: (group, heading) of each column; neighbours of the same group share a heading above theirs. The group
             is empty where columns are not grouped.
         rows: (label, a cell for each column).
+        is_text: cells are words, and stand on the left.
     """
 
     name: str
     title: str
-    notes: list[str]
+    notes: Sequence[str]
     corner: str
-    columns: list[tuple[str, str]]
-    rows: list[tuple[str, list[Cell]]]
+    columns: Sequence[tuple[str, str]]
+    rows: Sequence[tuple[str, Sequence[Cell]]]
+    is_text: bool = False
 
     @property
     def column_groups(self) -> list[tuple[str, int]]:
@@ -53,6 +62,13 @@ class Table:
     def headings(self) -> list[str]:
         """One heading for each column, with its group: `single, training time`."""
         return [f"{group}, {heading}" if group else heading for group, heading in self.columns]
+
+
+def words_table(title: str, headings: Sequence[str], rows: Sequence[Sequence[str]]) -> Table:
+    """A table of words, for the pages."""
+    columns = [("", heading) for heading in headings[1:]]
+    cells = [(label, [Cell(text) for text in texts]) for label, *texts in rows]
+    return Table("", title, [], headings[0], columns, cells, is_text=True)
 
 
 def csv_text(table: Table) -> str:
@@ -74,10 +90,56 @@ def latex(table: Table) -> str:
         lines.append(" & ".join(["", *groups]) + r" \\")
     lines += [" & ".join(map(_tex, [table.corner, *(heading for _, heading in table.columns)])) + r" \\", r"\hline"]
     for label, cells in table.rows:
-        texts = [f"{cell.text} ({cell.detail})" if cell.detail else cell.text for cell in cells]
-        lines.append(" & ".join(map(_tex, [label, *texts])) + r" \\")
+        lines.append(" & ".join(map(_tex, [label, *map(_with_detail, cells)])) + r" \\")
     return "\n".join([*lines, r"\hline", r"\end{tabular}", ""])
 
 
 def _tex(text: str) -> str:
     return re.sub(r"[\\&%$#_{}~^×–<>≥√]", lambda match: _LATEX[match[0]], " ".join(text.split()))
+
+
+def _with_detail(cell: Cell) -> str:
+    return f"{cell.text} ({cell.detail})" if cell.detail else cell.text
+
+
+def markdown(table: Table) -> str:
+    """The table below its title, and its notes below it."""
+    lines = [[table.corner, *table.headings], *([label, *map(_with_detail, cells)] for label, cells in table.rows)]
+    rows = ["| " + " | ".join(map(plain, line)) + " |" for line in lines]
+    rows.insert(1, "|:--" + ("|:--" if table.is_text else "|--:") * len(table.columns) + "|")
+    title = [f"### {plain(table.title)}"] if table.title else []
+    return "\n\n".join([*title, "\n".join(rows), *map(plain, table.notes)])
+
+
+def terminal_tables(table: Table) -> "list[RichTable]":
+    """The table for a terminal, without notes; where columns are grouped, a narrow table for each heading instead."""
+    if not table.column_groups:
+        return [rich_table(table)]
+    narrow = []
+    for heading in dict.fromkeys(heading for _, heading in table.columns):
+        kept = [i for i, column in enumerate(table.columns) if column[1] == heading]
+        rows = [(label, [cells[i] for i in kept]) for label, cells in table.rows]
+        columns = [("", table.columns[i][0]) for i in kept]
+        narrow.append(rich_table(replace(table, title=f"{table.title}: {heading}", columns=columns, rows=rows)))
+    return narrow
+
+
+def rich_table(table: Table, is_narrow: bool = False) -> "RichTable":
+    """The table for a terminal; if narrow, columns stand close, there is no title, and its notes are its caption."""
+    from rich import box
+    from rich.table import Table as RichTable
+    from rich.text import Text
+
+    padding = 0 if is_narrow else (0, 1, 0, 0)
+    found = RichTable(box=box.SIMPLE_HEAD, padding=padding, show_edge=False, title_justify="left")
+    found.add_column(Text(table.corner), no_wrap=True)
+    for heading in table.headings:
+        found.add_column(Text(heading), justify="right", overflow="fold")
+    for label, cells in table.rows:
+        texts = [Text(cell.text).append(f"\n{cell.detail}" if cell.detail else "", style="dim") for cell in cells]
+        found.add_row(Text(label), *texts)
+    if is_narrow:
+        found.caption, found.caption_justify = Text("\n".join(table.notes)), "left"
+    else:
+        found.title = Text(table.title)
+    return found

@@ -6,9 +6,10 @@ It is reached as figures, which README.md beside this file describes; `headline.
 import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from statistics import fmean
+from statistics import fmean, median
 from typing import NamedTuple
 
+from hvdtrain.report.columns import cpu_s_per_1000_samples, samples_to_target
 from hvdtrain.report.paired import (
     CONFIDENCE,
     LEAST_REPEATS,
@@ -20,11 +21,11 @@ from hvdtrain.report.paired import (
     pairs,
     repeats_needed,
 )
-from hvdtrain.report.results import samples_to_target
 from hvdtrain.report.runs import Kind, Run
 
 WINNER, NO_WINNER, UNKNOWN, NOTHING = "winner", "no winner", "not yet known", "nothing to compare"
 AS_GOOD, WORSE, NOT_SHOWN = "as good", "worse", "not shown"
+NETWORK_DIFFERS = 1.5  # times: what is measured of one network varies less
 ByKind = Mapping[Kind, Sequence[Run]]
 
 
@@ -85,18 +86,13 @@ def ratio(logs: Estimate) -> tuple[float, float | None, float | None]:
 
 def speed(run: Run) -> float | None:
     """Samples/s."""
-    return run.summary.get("samples_per_s")
+    return run.summary.samples_per_s
 
 
 def processor_speed(run: Run) -> float | None:
     """Samples per processor-second of all processes, servers included; None where that was not recorded."""
-    processes = run.summary.get("processes")
-    processes = [p for p in processes if isinstance(p, dict)] if isinstance(processes, list) else []
-    spent = [process.get("cpu_s") for process in processes]
-    if len(spent) != run.kind.workers + run.kind.servers or not all(type(s) in (int, float) and s > 0 for s in spent):
-        return None
-    samples = sum(process.get("samples") or 0 for process in processes)  # of a resumed run, those since it was
-    return (samples or run.summary.get("samples") or 0) / sum(spent)
+    spent = cpu_s_per_1000_samples(run)
+    return 1000 / spent if spent else None
 
 
 def reach_answers(by_kind: ByKind, margins: Margins) -> list[Answer]:
@@ -152,19 +148,39 @@ def _typical(runs: Sequence[Run]) -> float:
 
 
 def ran_alike(runs: Sequence[Run], others: Sequence[Run]) -> bool:
-    """Whether two kinds of runs were started alike, and on the same one host or on hosts of the same network.
+    """Whether two kinds of runs were started alike, and on the same one host or on hosts of the same network, over
+    which their workers were spread alike.
 
     Of several hosts one kind may use more, as n workers and a server do beside n workers.
     """
     hosts, other_hosts = _hosts(runs), _hosts(others)
     if (len(hosts) > 1) != (len(other_hosts) > 1) or not (hosts <= other_hosts or other_hosts <= hosts):
         return False
-    return {str(run.manifest.get("starter")) for run in (*runs, *others)} == {str(runs[0].manifest.get("starter"))}
+    if len(hosts) > 1 and not (_spread_alike(runs[0], others[0]) and _same_network([*runs, *others])):
+        return False
+    return len({run.manifest.starter for run in (*runs, *others)}) == 1
+
+
+def _spread_alike(run: Run, other: Run) -> bool:
+    """Whether hosts have as many workers, or as many ranks, in both; true where that was not recorded."""
+
+    def counts(of: Run, first: int) -> list[int]:
+        found = (sum(rank >= first for rank in host.ranks) for host in of.manifest.hosts.values())
+        return sorted(filter(None, found))
+
+    pairs = [(counts(run, run.kind.servers), counts(other, other.kind.servers)), (counts(run, 0), counts(other, 0))]
+    return any(not one or not two or one == two for one, two in pairs)
+
+
+def _same_network(runs: Sequence[Run]) -> bool:
+    """Whether all that was measured of the hosts' network is alike, whatever its interface is called."""
+    measured = [[link.gbit_s for link in run.manifest.network.pairs if link.gbit_s] for run in runs]
+    speeds = [median(found) for found in measured if found]
+    return not speeds or max(speeds) <= NETWORK_DIFFERS * min(speeds)
 
 
 def _hosts(runs: Sequence[Run]) -> set[str]:
-    listed = [run.manifest.get("hardware", {}).get("hosts") for run in runs]
-    return {str(name) for names in listed if isinstance(names, list) for name in names}
+    return {name for run in runs for name in run.manifest.hardware.hosts}
 
 
 def _with_single(by_kind: ByKind, timed: ByKind, size: Callable[[Kind], int], one: Kind) -> ByKind:
@@ -211,7 +227,7 @@ def compare_accuracy(by_kind: ByKind, margin: float) -> tuple[Kind | None, dict[
     """
 
     def accuracy(run: Run) -> float | None:
-        return run.summary.get("val_accuracy")
+        return run.summary.val_accuracy
 
     means = {
         kind: fmean(measured)
@@ -248,7 +264,7 @@ def times_to_target(runs: Sequence[Run], others: Sequence[Run]) -> dict[str, Est
     """
 
     def time(run: Run) -> float | None:
-        return run.summary.get("time_to_target_s")
+        return run.summary.time_to_target_s
 
     def seconds_per_sample(run: Run) -> float | None:
         seconds, samples = time(run), samples_to_target(run)

@@ -32,4 +32,4 @@ class Page(HTMLParser):
             assert self.open.pop() == tag
 
     def handle_data(self, data):
-        self.text += data
+        self.text += data.replace("\xa0", " ")

@@ -5,6 +5,7 @@ import math
 from pathlib import Path
 
 from hvdtrain.report.runs import Run
+from hvdtrain.runs.schema import Manifest, Summary, from_json
 
 BATCH, PER_EPOCH, EPOCHS, IMAGES = 64, 5, 6, 400
 
@@ -98,7 +99,8 @@ def write(root, mode="single", workers=1, servers=0, repeat=1, speed=100.0, chan
 def run(mode="single", workers=1, servers=0, repeat=1, speed=100.0, change=None, **summarised):
     """The same without a folder's files."""
     of = manifest(mode, workers, servers, repeat, **(change or {}))
-    return Run(Path(f"{mode}-w{workers}-s{servers}-r{repeat}"), of, summary(of, speed, **summarised))
+    folder = Path(f"{mode}-w{workers}-s{servers}-r{repeat}")
+    return Run(folder, from_json(of, Manifest), from_json(summary(of, speed, **summarised), Summary))
 
 
 def write_comparison(root, repeats=(1, 2, 3)):

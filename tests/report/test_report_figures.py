@@ -15,19 +15,22 @@ from rich.console import Console
 from hvdtrain.errors import UsageError
 from hvdtrain.report import fairness, results
 from hvdtrain.report.caveats import caveats
-from hvdtrain.report.formatting import format_bytes, format_cell, format_figure
-from hvdtrain.report.loss_curve import MAX_POINTS, loss_curve
+from hvdtrain.report.columns import COLUMNS, SUMMARY, TERMINAL, TERMINAL_RANGE, format_figure
+from hvdtrain.report.curves import MAX_POINTS, loss_curve
+from hvdtrain.report.formatting import format_bytes
+from hvdtrain.report.network_bound import network_bound
 from hvdtrain.report.runs import finished_by_kind
 from hvdtrain.report.step_parts import parts_table
 from hvdtrain.report.style import STEP_PARTS
-from hvdtrain.report.terminal import summary_table
+from hvdtrain.report.table import rich_table
+from hvdtrain.runs.schema import Step
 
-COLUMNS = """
+NAMES = """
     mode workers servers model parameters global_batch lr steps_per_epoch steps samples epochs wall_s epoch_s
     samples_per_s worker_samples_per_s process_samples_per_s cpu_s_per_1000_samples scaling_efficiency val_accuracy
     val_loss best_val_loss test_loss test_accuracy
     time_to_target_s samples_to_target exposed_comm_fraction step_p50_s step_p95_s step_p99_s bytes_sent_per_step
-    staleness_mean staleness_max peak_rss_mb repeat
+    bytes_sent_per_1000_samples staleness_mean staleness_max peak_rss_mb repeat
 """
 
 
@@ -127,9 +130,11 @@ def test_the_target_and_the_samples_of_a_repeat_have_to_be_equal():
     fairness.check([run(), run("allreduce", 2, repeat=2)])
 
 
-@pytest.mark.parametrize("field", ["backend", "starter", "push_scale", "effective_lr"])
-def test_repeats_of_one_kind_are_the_same_measurement(field):
-    other = {field: "other"}
+@pytest.mark.parametrize(
+    "field, value", [("backend", "other"), ("starter", "other"), ("push_scale", "other"), ("effective_lr", 0.5)]
+)
+def test_repeats_of_one_kind_are_the_same_measurement(field, value):
+    other = {field: value}
     fairness.check([run(), run("allreduce", 2, change=other)])
     with pytest.raises(UsageError, match=f"{field} differs among runs of the same mode, workers and servers"):
         fairness.check([run("allreduce", 2), run("allreduce", 2, repeat=2, change=other)])
@@ -155,7 +160,7 @@ def test_a_field_that_no_run_recorded_is_not_called_equal():
 def test_results_csv_has_exactly_its_columns_and_empty_cells_for_what_is_not_there():
     text = results.csv_text(results.result_rows([run(accuracy=0.5), run("allreduce", 2, speed=150.0)]))
     header, single, ring = csv.reader(text.splitlines())
-    assert header == COLUMNS.split() == list(results.COLUMNS)
+    assert header == NAMES.split() == list(COLUMNS)
     single = dict(zip(header, single, strict=True))
     assert single["mode"] == "single" and single["samples"] == str(BATCH * PER_EPOCH * EPOCHS)
     assert single["time_to_target_s"] == single["staleness_mean"] == single["staleness_max"] == ""
@@ -170,6 +175,47 @@ def test_servers_cost_as_much_as_workers_do():
     assert row["cpu_s_per_1000_samples"] == pytest.approx(1000 * 30 / (BATCH * PER_EPOCH * EPOCHS))
     [old] = results.result_rows([run("ps-sync", 2, 1, processes=None)])
     assert old["cpu_s_per_1000_samples"] is None
+
+
+def test_a_figure_stands_in_every_table_that_its_column_names():
+    groups = results.summarise(results.result_rows([run("ps-async", 2, 1, histogram={"0": 1})]))
+    for on_terminal, places in ((False, {SUMMARY}), (True, {TERMINAL, TERMINAL_RANGE})):
+        shown = [c for c in COLUMNS.values() if places & set(c.shown) and groups[0][c.name]]
+        headings = [(c.short if on_terminal else "") or c.heading for c in shown]
+        assert [heading for _, heading in results.summary_table(groups, on_terminal).columns[1:]] == headings
+    assert all(column.meaning for column in COLUMNS.values())
+
+
+def over(hosts, gbit_s, **more):
+    pairs = [{"from": a, "to": b, "gbit_s": gbit_s} for a in hosts for b in hosts if a != b]
+    placed = {host: {"ranks": ranks} for host, ranks in hosts.items()}
+    return {"hosts": placed, "network": {"pairs": pairs}, "parameters": 2_500_000} | more  # 10 MB
+
+
+@pytest.mark.parametrize(
+    "kind, hosts, crossing",
+    [
+        (("allreduce", 2), {"a": [0], "b": [1]}, 10),  # 2(n - 1)/n of the weights
+        (("allreduce", 4), {"a": [0, 1], "b": [2, 3]}, 15),
+        (("ddp", 4), {"a": [0], "b": [1], "c": [2], "d": [3]}, 15),
+        (("ps-sync", 4, 1), {"s": [0], "a": [1, 2], "b": [3, 4]}, 40),  # n of them to the server
+        (("ps-sync", 2, 2), {"a": [0, 2], "b": [1, 3]}, 10),  # beside the workers: (n + k - 2)/k
+        (("ps-sync", 3, 3), {"a": [0, 3], "b": [1, 4], "c": [2, 5]}, 40 / 3),
+    ],
+)
+def test_a_network_bounds_samples_per_second_by_what_crosses_a_hosts_link(kind, hosts, crossing):
+    bound = network_bound(run(*kind, change=over(hosts, 0.8)))  # 100 MB/s
+    assert bound == pytest.approx(BATCH / (crossing / 100))
+
+
+def test_without_a_measured_link_or_a_crossing_there_is_no_bound():
+    two = {"a": [0], "b": [1]}
+    assert network_bound(run("allreduce", 2)) is None
+    assert network_bound(run("allreduce", 2, change=over({"a": [0, 1], "b": []}, 0.8))) is None
+    assert network_bound(run("allreduce", 2, change=over(two, 0.0))) is None
+    assert network_bound(run("allreduce", 2, change=over(two, 0.8, compression="topk"))) is None
+    half = network_bound(run("allreduce", 2, change=over(two, 0.8, compression="fp16")))
+    assert half == 2 * network_bound(run("allreduce", 2, change=over(two, 0.8)))
 
 
 def efficiencies(*runs):
@@ -218,9 +264,9 @@ def test_repeats_are_summarised_by_mean_and_range():
     assert ring["samples_per_s"] == results.Spread(pytest.approx(mean), 150.0, 180.0, 3)
     assert ring["exposed_comm_fraction"].mean == 0.25
     assert ring["staleness_mean"] is None
-    assert format_cell(ring, "samples_per_s") == ("165", "150–180")
-    assert format_cell(ring, "time_to_target_s") == ("11.1 s", "10.7–11.6, 2 of 3 runs")
-    assert format_cell(single, "samples_per_s") == ("100", "")
+    cells = [results.format_cell(*of) for of in ((ring, "samples_per_s"), (ring, "time_to_target_s"))]
+    assert [(c.text, c.detail) for c in cells] == [("165", "150–180"), ("11.1 s", "10.7–11.6, 2 of 3 runs")]
+    assert results.format_cell(single, "samples_per_s").detail == ""
 
 
 def parts_of(runs):
@@ -272,7 +318,7 @@ def test_figures_have_units_and_three_digits():
 def test_a_loss_curve_keeps_the_mean_over_samples(rows, workers):
     ranks = {f"rank{r}": [] for r in range(workers)}
     for n, (time, samples, loss) in enumerate(rows):
-        ranks[f"rank{n % workers}"].append({"time": time, "samples": samples, "loss": loss})
+        ranks[f"rank{n % workers}"].append(Step(time=time, samples=samples, loss=loss))
     curve = loss_curve(ranks)
     assert len(curve.loss) <= MAX_POINTS
     assert curve.seconds == sorted(curve.seconds) and curve.samples == sorted(curve.samples)
@@ -292,7 +338,8 @@ def test_the_terminal_table_fits_100_columns():
     ]
     console = Console(width=100, file=io.StringIO())
     with console.capture() as captured:
-        console.print(summary_table(results.summarise(results.result_rows(runs))))
+        table = results.summary_table(results.summarise(results.result_rows(runs)), on_terminal=True)
+        console.print(rich_table(table, is_narrow=True))
     lines = captured.get().splitlines()
     # A heading of two lines, a rule, each kind's means and ranges, a legend of three: nothing was folded or cut.
     assert len(lines) == 3 + 2 * 3 + 3

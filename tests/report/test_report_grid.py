@@ -15,13 +15,12 @@ from hypothesis import strategies as st
 
 from hvdtrain.config import recipes
 from hvdtrain.errors import UsageError
-from hvdtrain.report import plots, reference_tables, results, write_report
+from hvdtrain.report import page, plots, reference_tables, results, write_report
 from hvdtrain.report.command import report
-from hvdtrain.report.comparisons import split_into_comparisons
-from hvdtrain.report.grid import collect_grid, html, markdown
+from hvdtrain.report.comparisons import one_worker, split_into_comparisons
+from hvdtrain.report.content import collect_any
 from hvdtrain.report.runs import find_runs, load_run
-from hvdtrain.report.table import Cell, Table, csv_text, latex
-from hvdtrain.report.terminal import terminal_tables
+from hvdtrain.report.table import Cell, Table, csv_text, latex, terminal_tables
 
 SAMPLES = BATCH * PER_EPOCH
 
@@ -141,8 +140,26 @@ def test_figures_of_epochs_follow_from_samples_and_time():
 )
 def test_figures_that_no_run_can_have_are_refused(tmp_path, change, said):
     assert said in load_run(write(tmp_path, **change)).problem
-    with pytest.raises(UsageError, match="lr in its manifest.json is 'high'"):
+    with pytest.raises(UsageError, match=r"its manifest.json is not as a run writes it: Expected .* - at `\$.lr`$"):
         load_run(write(tmp_path, "allreduce", 2, change={"lr": "high"}))
+
+
+def test_a_grid_says_up_to_which_batch_one_worker_is_best():
+    speeds = {16: (100, 70), 32: (120, 110), 64: (130, 180), 128: (130, 220)}
+    runs = [
+        of_batch(batch, *kind, speed=speed)
+        for batch, both in speeds.items()
+        for kind, speed in zip((("single",), ("allreduce", 2)), both, strict=True)
+    ]
+    [told] = one_worker(runs)
+    assert (told["until"], told["fastest"]["64"]) == (32, "allreduce ×2")
+    assert told["words"] == (
+        "The shortest epochs, on average: one worker with a global batch of 16 and 32, allreduce ×2 with a global "
+        "batch of 64 and 128."
+    )
+    assert collect_any(runs).data["one_worker"] == [told]
+    assert "batches" in {plot.name for plot in plots.draw_grid(runs)[0]}
+    assert one_worker(weak()) == []  # no batch has both
 
 
 # Tables as a reference has them
@@ -273,9 +290,9 @@ def test_whatever_stands_in_runs_of_a_grid_there_is_a_page_or_one_line(tmp_path_
         parts = split_into_comparisons(runs)
         assert len({part.name for part in parts}) == len(parts)
         if len(parts) > 1:
-            collected = collect_grid(parts, runs)
-            Page(html(collected, [], beside))
-            markdown(collected, [], beside)
+            collected = collect_any(runs)
+            text = page.markdown(collected.parts([], beside))
+            Page(page.html(text, [], collected.colours, collected.title))
         for table in beside:
             assert csv_text(table) and latex(table) and terminal_tables(table)
     except UsageError as error:
@@ -299,11 +316,7 @@ def grid(tmp_path_factory):
 
 def test_a_grid_has_a_report_across_its_parts_and_one_of_each(grid):
     assert {p.name for p in (grid / "groups").iterdir()} == {"b32", "b64"}
-    assert {p.name for p in (grid / "plots").iterdir()} == {
-        f"{n}.{k}" for n in plots.GRID_NAMES for k in ("svg", "png")
-    }
-    for picture in grid.glob("plots/*.png"):
-        assert picture.read_bytes().startswith(b"\x89PNG\r\n")
+    assert {p.name for p in (grid / "plots").iterdir()} == {f"{name}.svg" for name in plots.GRID_NAMES[1:]}
     rows = list(csv.DictReader((grid / "results.csv").read_text().splitlines()))
     assert [(row["mode"], row["global_batch"]) for row in rows] == [
         ("single", "32"), ("allreduce", "64"), ("ps-sync", "64"),
@@ -320,15 +333,15 @@ def test_a_grid_has_a_verdict_for_each_comparison(grid):
 
 def test_pages_of_a_grid_say_what_differs_and_link_each_part(grid):
     text = (grid / "report.html").read_text()
-    page = Page(text)
+    parsed = Page(text)
     differing = "global batch (grows with the workers) and learning rate (grows with the root of the number of workers)"
-    links = [link for link in page.fetched if not link.startswith("#")]
+    links = [link for link in parsed.fetched if not link.startswith("#")]
     assert links == ["groups/b32/report.html", "groups/b64/report.html"]
-    assert len(page.ids) == len(set(page.ids)) and page.elements.count("svg") == 2
+    assert len(parsed.ids) == len(set(parsed.ids)) and parsed.elements.count("svg") == 2
     markdown = (grid / "report.md").read_text()
     for link in [*links, *re.findall(r"\]\(([^)]+)\)", markdown)]:
         assert (grid / link).is_file()
-    for said in (page.text, markdown):
+    for said in (parsed.text, markdown):
         assert f"what differs between them is {differing}, and nothing else" in said
         assert "allreduce-w4-s0-r1: left out, the run ended with status" in said
         assert "reference: 8 nodes" in said and "87.50%" in said
@@ -354,18 +367,21 @@ def test_the_next_report_leaves_nothing_of_a_grid_behind(grid, tmp_path):
     (out / "groups" / "b32" / "mine.txt").write_text("kept")
     write_report(find_runs([grid / "runs" / "single-w1-s0-r1"]), out)
     left = {str(p.relative_to(out)) for p in out.rglob("*") if p.is_file()}
-    assert "groups/b32/mine.txt" in left and "plots/loss.png" in left
+    assert "groups/b32/mine.txt" in left and "plots/loss.svg" in left
     assert not [name for name in left if "b64" in name or "reference" in name or "training-loss" in name]
 
 
-def test_a_single_comparison_has_the_reference_in_its_own_page(tmp_path):
+def test_a_single_comparison_has_the_reference_in_its_own_page(tmp_path, monkeypatch):
+    monkeypatch.setattr(plots, "draw", lambda runs, margins: ([], []))
     write(tmp_path, "allreduce", 2)
     write_report(find_runs([tmp_path]), tmp_path / "out", "cnn-mnist")
     assert "4 GPUs" in Page((tmp_path / "out" / "report.html").read_text()).text
     assert "| 10 |" in (tmp_path / "out" / "report.md").read_text()
 
 
-def test_the_command_prints_the_grid_and_the_reference(grid, tmp_path):
+def test_the_command_prints_the_grid_and_the_reference(grid, tmp_path, monkeypatch):
+    monkeypatch.setattr(plots, "draw", lambda runs, margins: ([], []))
+    monkeypatch.setattr(plots, "draw_grid", lambda runs: ([], []))
     done = CliRunner().invoke(report, [str(grid), "--reference", "vgg19-imagenet20", "--out", str(tmp_path / "out")])
     assert done.exit_code == 0, done.output
     assert "All runs" in done.output and "global batch 64, learning rate 0.001414: It is not yet known" in done.output

@@ -1,17 +1,18 @@
 """The verdict: who is named a winner on what evidence, how often by chance, and what is written of it."""
 
 import math
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
 import pytest
-from helpers.report_runs import run, write
+from helpers.report_runs import run
 from hypothesis import given
 from hypothesis import strategies as st
+from msgspec import structs
 
 from hvdtrain.report import paired, plots
 from hvdtrain.report.headline import reach_verdict
-from hvdtrain.report.runs import find_runs
 from hvdtrain.report.verdict import DEFAULT, Margins
 
 SPREAD = (1.0, 1.02, 0.98, 1.01, 0.99)  # of five repeats
@@ -250,7 +251,7 @@ def test_time_to_target_is_seconds_a_sample_times_samples():
         ratios["seconds_per_sample"]["ratio"] * ratios["samples"]["ratio"]
     )
     assert any("took 0.67 times as long as ps-sync ×2+1" in s and "1.00 times the samples" in s for s in said.sentences)
-    slow[0].summary["time_to_target_s"] = None
+    slow[0] = replace(slow[0], summary=structs.replace(slow[0].summary, time_to_target_s=None))
     told = verdict(repeats("allreduce", 2, speed=150), slow)
     assert "0.95 validation accuracy was reached by 5 of 5 runs of allreduce ×2 and 4 of 5 runs of ps-sync ×2+1." in \
         told.sentences  # fmt: skip
@@ -269,9 +270,10 @@ def test_every_key_of_verdict_json_is_described():
     assert set(said.data) == set(verdict(repeats()).data)  # where nothing is compared too
 
 
-def test_no_panel_is_drawn_for_what_no_run_has(tmp_path):
-    write(tmp_path, "allreduce", 2, bytes_sent_per_step=None)
-    drawn, _ = plots.draw(find_runs([tmp_path]))
-    titles = {plot.name: plot.svg for plot in drawn}
-    assert "scaling efficiency" not in titles["throughput"] and "samples/s" in titles["throughput"]
-    assert "sent per step" not in titles["traffic"] and "peak memory" in titles["traffic"]
+def test_no_panel_and_no_plot_is_drawn_for_what_no_run_has():
+    alone = [run("allreduce", 2, bytes_sent_per_step=None, processes=[], time_to_target_s=None, step_seconds={})]
+    drawn, _ = plots.draw(alone)
+    shown = {plot.name: plot.svg for plot in drawn}
+    assert set(shown) == {"throughput", "cost", "loss", "accuracy"}
+    assert "ideal" not in shown["throughput"] and "peak memory" in shown["cost"]
+    assert "sent" not in shown["cost"] and "processor time" not in shown["cost"]

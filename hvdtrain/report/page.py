@@ -1,0 +1,93 @@
+"""A report's page is Markdown, and report.html is made of it. Text from run folders is escaped, and shown as it is."""
+
+import re
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from hvdtrain.report import style
+
+if TYPE_CHECKING:
+    from hvdtrain.report.plots import Plot
+
+TITLE = "Ring all-reduce or a parameter server?"
+# Marks every report.html as ours: a later report may replace it.
+GENERATOR = '<meta name="generator" content="hvdtrain report">'
+
+
+def plain(text: str) -> str:
+    """One line that Markdown, and the HTML inside it, show unchanged."""
+    line = " ".join(text.replace("&", "&amp;").replace("<", "&lt;").split())
+    return re.sub(r"^([#>+-])", r"\\\1", re.sub(r"([\\`*\[\]|])", r"\\\1", line))
+
+
+def listed(lines: Sequence[str]) -> str:
+    return "\n".join(f"- {plain(line)}" for line in lines)
+
+
+def notice(lines: Sequence[str]) -> str:
+    """What nobody should miss."""
+    return "\n>\n".join(f"> {plain(line)}" for line in lines)
+
+
+def code(text: str) -> str:
+    """A code block whose fence is longer than any in the text."""
+    fence = "`" * max(3, 1 + max((len(ticks) for ticks in re.findall("`+", text)), default=0))
+    return f"{fence}sh\n{text}\n{fence}"
+
+
+def details(title: str, *parts: str) -> str:
+    """What is folded away until somebody asks for it."""
+    return "\n\n".join([f"<details>\n<summary>{plain(title)}</summary>", *parts, "</details>"])
+
+
+def plot(shown: "Plot") -> str:
+    return f"### {shown.title}\n\n{plain(shown.caption)}\n\n![{shown.title}](plots/{shown.name}.svg)"
+
+
+def markdown(parts: Sequence[str]) -> str:
+    """report.md, which shows the plots from the folder plots/ beside it."""
+    return f"# {TITLE}\n\n" + "\n\n".join(filter(None, parts)) + "\n"
+
+
+def html(page: str, plots: "Sequence[Plot]", colours: Mapping[str, str], title: str) -> str:
+    """report.html: one file that needs no other, and follows the reader's light or dark theme.
+
+    Args:
+        page: the same as Markdown.
+        colours: of rows of tables, by their label.
+    """
+    from markdown_it import MarkdownIt
+    from markdown_it.common.utils import escapeHtml
+
+    body = MarkdownIt("commonmark").enable("table").render(page)
+    body = body.replace(' style="text-align:right"', ' class="number"').replace(' style="text-align:left"', "")
+    body = re.sub(r'(<td class="number">[^<]*) \(([^()<]*)\)</td>', r"\1<small>\2</small></td>", body)
+    body = re.sub(r'(<a href="groups/[^"]*\.)md"', r'\1html"', body)
+    for label, colour in colours.items():
+        swatch = f'<span class="swatch" style="background:{colour}"></span>'
+        body = body.replace(f"<td>{escapeHtml(label)}</td>", f'<td class="run">{swatch}{escapeHtml(label)}</td>')
+    body = re.sub(r"([\w-]) (×\d)", r"\1&nbsp;\2", body)
+    for shown in plots:
+        image = f'<p><img src="plots/{shown.name}.svg" alt="{escapeHtml(shown.title)}" /></p>'
+        picture = style.inline(shown.svg, shown.name, escapeHtml(shown.title))
+        body = body.replace(image, f'<div class="wide">{picture}</div>')
+    body = body.replace("<table>", '<div class="wide"><table>').replace("</table>", "</table></div>")
+    light, dark = (" ".join(f"--{role}: {value};" for role, value in style.css(theme).items()) for theme in (0, 1))
+    return f"""<!doctype html>
+<html lang="en">
+<head>
+<meta charset="utf-8">
+<meta name="viewport" content="width=device-width, initial-scale=1">
+<meta name="color-scheme" content="light dark">
+{GENERATOR}
+<title>{escapeHtml(f"{TITLE} {title}")}</title>
+<style>
+:root {{ {light} color-scheme: light; }}
+@media screen and (prefers-color-scheme: dark) {{ :root {{ {dark} color-scheme: dark; }} }}
+{Path(__file__).with_name("page.css").read_text(encoding="utf-8")}</style>
+</head>
+<body>
+{body}</body>
+</html>
+"""

@@ -1,0 +1,309 @@
+"""What stands in the files of a run folder, as types: manifest.json, summary.json and the lines of metrics.rank*.jsonl.
+
+Any program may have written them, and versions before recorded less: a field that is not there, or null, has its
+default, and one of another type is an UnreadableFile. A test holds the writers, `runs/manifest.py` and
+`rank/summary.py`, to these fields.
+"""
+
+import json
+from pathlib import Path
+from typing import Annotated, Any, TypeVar
+
+from msgspec import Meta, Struct, ValidationError, convert, field
+from msgspec import json as fast_json
+
+Count = Annotated[int, Meta(ge=0, lt=10**12)]
+Figure = Annotated[float, Meta(ge=0, le=1e18)]  # finite
+Share = Annotated[float, Meta(ge=0, le=1)]
+Staleness = Annotated[int, Meta(ge=0, lt=10**9)]
+Loss = float  # NaN and infinity are losses: training diverged, and the file is not at fault
+
+
+class UnreadableFile(Exception):
+    """What is wrong with a file of a run folder."""
+
+
+class Hardware(Struct, frozen=True, kw_only=True):
+    """What the first worker's host has; `hosts` are the names of all of the job's."""
+
+    cpu: str | None = None
+    cores: Count | None = None
+    cores_usable: Figure | None = None
+    memory_gb: Figure | None = None
+    gpus: list[str] = []
+    hosts: list[str] = []
+
+
+class Host(Struct, frozen=True, kw_only=True, omit_defaults=True):
+    """What is known of one host of the job; see world.host.describe."""
+
+    ranks: list[Count] = []
+    cpu: str | None = None
+    cores: Count | None = None
+    cores_usable: Figure | None = None
+    memory_gb: Figure | None = None
+    gpus: list[str] = []
+    threads_per_worker: Count | None = None
+    versions: dict[str, str] = {}
+    environment: dict[str, str] = {}
+
+
+class Part(Struct, frozen=True, kw_only=True):
+    """How and where the run was computed after one of its starts; versions before did not record all of it."""
+
+    mode: str | None = None
+    workers: Count | None = None
+    servers: Count | None = None
+    threads_per_worker: Count | None = None
+    device: str | None = None
+    backend: str | None = None
+    interface: str | None = None
+    hosts: dict[str, list[Count]] | None = None  # the ranks on each
+
+
+class Launch(Struct, frozen=True, kw_only=True):
+    """How `hvdtrain launch` or `compare` started the job."""
+
+    launcher: str | None = None
+    hosts: list[str] = []
+    interface: str | None = None
+    folder: str | None = None
+
+
+class Link(Struct, frozen=True, kw_only=True):
+    """What was measured between two hosts before training."""
+
+    sender: str = field(name="from")
+    receiver: str = field(name="to")
+    gbit_s: Figure
+    round_trip_us: Figure | None = None
+
+
+class Network(Struct, frozen=True, kw_only=True):
+    """The links between the job's hosts, both ways."""
+
+    pairs: list[Link] = []
+
+
+class Manifest(Struct, frozen=True, kw_only=True):
+    """Everything needed to repeat a run, and to tell whether two runs may be compared: manifest.json."""
+
+    # A mode's name goes to the terminal, where control characters would be obeyed.
+    mode: Annotated[str, Meta(pattern=r"\A[\w-]+\Z")]
+    workers: Annotated[int, Meta(ge=1, lt=10**12)]
+    servers: Count
+    repeat: Count
+    hvdtrain: str | None = None
+    processes: Count | None = None
+    threads_per_worker: Count | None = None
+    cores_allowed: list[Count] | None = None
+    model: str | None = None
+    parameters: Count | None = None
+    trained_parameters: Count | None = None
+    width: float | None = None
+    image_size: Count | None = None
+    dropout: float | None = None
+    augment: str | None = None
+    pretrained: str | None = None
+    freeze: str | None = None
+    precision: str | None = None
+    compile: bool | None = None
+    accumulate: Count | None = None
+    dataset: str | None = None
+    dataset_hash: str | None = None
+    train_samples: Count | None = None
+    validation_samples: Count | None = None
+    classes: Count | None = None
+    initial_weights: str | None = None
+    global_batch: Count | None = None
+    optimizer: str | None = None
+    lr: Figure | None = None
+    effective_lr: Figure | None = None
+    schedule: str | None = None
+    momentum: float | None = None
+    weight_decay: float | None = None
+    nesterov: bool | None = None
+    push_scale: str | None = None
+    shares: str | None = None
+    staleness_bound: Count | None = None
+    backup: Count | None = None
+    delay_compensation: float | None = None
+    staleness_lr: bool | None = None
+    compression: str | None = None
+    server_bytes: list[Count] | None = None
+    bucket_mb: float | None = None
+    seed: int | None = None
+    deterministic: bool | None = None
+    stop_at_target: bool | None = None
+    device: str | None = None
+    share_gpu: bool | None = None
+    backend: str | None = None
+    interface: str | None = None
+    starter: str | None = None
+    command: list[str] = []
+    started: str | None = None
+    versions: dict[str, str] = {}
+    environment: dict[str, str] | None = None
+    hardware: Hardware = Hardware()
+    hosts: dict[str, Host] = {}
+    parts: list[Part] = []
+    network: Network = Network()
+    launch: Launch | None = None
+
+
+class Process(Struct, frozen=True, kw_only=True):
+    """What one process of the job cost while it trained; `samples` is None of a server."""
+
+    cpu_s: Figure
+    rank: Count | None = None
+    role: str | None = None
+    host: str | None = None
+    samples: Figure | None = None
+    peak_rss_mb: Figure | None = None
+    bytes_sent: Figure | None = None
+    bytes_received: Figure | None = None
+
+
+class Evaluation(Struct, frozen=True, kw_only=True):
+    """What the model had learned after so many samples and seconds of training."""
+
+    samples: Figure
+    train_s: Figure
+    val_loss: Loss
+    val_accuracy: Share
+    step: Count | None = None
+    epoch: Count | None = None
+    train_loss: Loss | None = None
+    train_accuracy: Share | None = None
+
+
+class Load(Struct, frozen=True, kw_only=True):
+    """What else a host did beside the run: how many cores were busy with it, and which share of time was stolen."""
+
+    cores: Count | None = None
+    others_cores: Figure | None = None
+    stolen_share: Figure | None = None
+    load_before: Figure | None = None
+    load_after: Figure | None = None
+    governor: str | None = None
+    temperature_c: float | None = None
+
+
+class StepTime(Struct, frozen=True, kw_only=True):
+    """Percentiles of the seconds of a worker's own steps, the `skipped` first ones of each start left out."""
+
+    skipped: Count | None = None
+    skipped_mean_s: Figure | None = None
+    p50_s: Figure | None = None
+    p95_s: Figure | None = None
+    p99_s: Figure | None = None
+
+
+class Summary(Struct, frozen=True, kw_only=True):
+    """What a finished run came to: summary.json."""
+
+    status: str | None = None
+    steps: Count | None = None
+    left_out_share: Share | None = None
+    samples: Count | None = None
+    wall_s: Figure | None = None
+    samples_per_s: Figure | None = None
+    val_accuracy: Share | None = None
+    val_loss: Loss | None = None
+    best_val_loss: Loss | None = None
+    best_val_accuracy: Share | None = None
+    best_step: Count | None = None
+    test_loss: Loss | None = None
+    test_accuracy: Share | None = None
+    target_accuracy: Share | None = None
+    time_to_target_s: Figure | None = None
+    exposed_comm_fraction: Figure | None = None
+    bytes_sent_per_step: Figure | None = None
+    staleness_mean: Figure | None = None
+    staleness_max: Figure | None = None
+    staleness_histogram: dict[Staleness, Figure] = {}
+    peak_rss_mb: Figure | None = None
+    samples_digest: str | None = None
+    step_seconds: dict[str, Figure] = {}
+    step_time: StepTime = StepTime()
+    processes: list[Process] = []
+    load: dict[str, Load] = {}  # by host
+    workers: Count | None = None
+    lost_workers: list[Count] = []
+    snapshots: Count | None = None
+    snapshot_s: Figure | None = None
+    setup_s: Figure | None = None
+    evaluations: list[Evaluation] = []
+
+
+class Step(Struct, frozen=True, kw_only=True):
+    """One worker's step; `time` is in seconds of training since it began, `loss` None where there were no samples."""
+
+    time: Figure
+    samples: Figure
+    loss: Loss | None
+    data_s: Figure = 0.0
+    forward_s: Figure = 0.0
+    backward_s: Figure = 0.0
+    comm_s: Figure = 0.0
+    optimizer_s: Figure = 0.0
+    barrier_s: Figure = 0.0
+    lease_s: Figure = 0.0
+    metrics_s: Figure = 0.0
+
+    @property
+    def seconds(self) -> float:
+        """How long it took, from the end of the step before."""
+        phases = self.data_s + self.forward_s + self.backward_s + self.comm_s + self.optimizer_s
+        return phases + self.barrier_s + self.lease_s + self.metrics_s
+
+
+_T = TypeVar("_T", Manifest, Summary)
+
+
+def from_json(values: dict[str, Any], kind: type[_T]) -> _T:
+    """The parsed file as a value. ValidationError where a field is not of its type; unknown fields are left out."""
+    known = {name: value for name, value in values.items() if value is not None}
+    return convert(known, kind, str_keys=True)
+
+
+def read(folder: Path, kind: type[_T]) -> _T:
+    """The checked manifest.json or summary.json of a run folder."""
+    name = f"{kind.__name__.lower()}.json"
+    try:
+        value = json.loads((folder / name).read_bytes())
+    except FileNotFoundError:
+        raise UnreadableFile(f"it has no {name}") from None
+    except (OSError, ValueError, RecursionError) as error:
+        raise UnreadableFile(f"its {name} cannot be read ({error})") from None
+    if not isinstance(value, dict):
+        raise UnreadableFile(f"its {name} holds no object")
+    try:
+        return from_json(value, kind)
+    except ValidationError as error:
+        raise UnreadableFile(f"its {name} is not as a run writes it: {error}") from None
+
+
+_decoder = fast_json.Decoder(Step)
+
+
+def read_steps(path: Path) -> tuple[list[Step], int]:
+    """The steps in a rank's metrics, and how many lines are no such step: a killed rank leaves half a line behind."""
+    try:
+        lines = path.read_bytes().splitlines()
+    except OSError:
+        return [], 1
+    steps, unreadable = [], 0
+    for line in lines:
+        try:
+            steps.append(_decode_step(line))
+        except (ValueError, RecursionError):  # ValidationError is a ValueError
+            unreadable += 1
+    return steps, unreadable
+
+
+def _decode_step(line: bytes) -> Step:
+    try:
+        return _decoder.decode(line)
+    except ValueError:
+        return convert(json.loads(line), Step)  # which reads NaN too
