@@ -85,6 +85,13 @@ class Network(Struct, frozen=True, kw_only=True):
     pairs: list[Link] = []
 
 
+class Slow(Struct, frozen=True, kw_only=True):
+    """How workers were made slow: what was asked for, and by worker how many times as long each computed."""
+
+    asked: str = "none"
+    achieved: dict[str, Figure] = {}
+
+
 class Manifest(Struct, frozen=True, kw_only=True):
     """Everything needed to repeat a run, and to tell whether two runs may be compared: manifest.json."""
 
@@ -135,6 +142,7 @@ class Manifest(Struct, frozen=True, kw_only=True):
     seed: int | None = None
     deterministic: bool | None = None
     stop_at_target: bool | None = None
+    slow: Slow | None = None
     device: str | None = None
     share_gpu: bool | None = None
     backend: str | None = None
@@ -258,6 +266,13 @@ class Step(Struct, frozen=True, kw_only=True):
         return phases + self.barrier_s + self.lease_s + self.metrics_s
 
 
+class ServerLoad(Struct, frozen=True, kw_only=True):
+    """A line of a server's metrics: what it has counted since it began."""
+
+    applying_s: Figure = 0.0
+    pushes: Count = 0
+
+
 _T = TypeVar("_T", Manifest, Summary)
 
 
@@ -307,3 +322,17 @@ def _decode_step(line: bytes) -> Step:
         return _decoder.decode(line)
     except ValueError:
         return convert(json.loads(line), Step)  # which reads NaN too
+
+
+def read_server_load(run: Path, rank: int) -> ServerLoad | None:
+    """The last whole line of a server's metrics, or None where there is none."""
+    try:
+        lines = (run / f"metrics.server{rank}.jsonl").read_bytes().splitlines()
+    except OSError:
+        return None
+    for line in reversed(lines):
+        try:
+            return fast_json.decode(line, type=ServerLoad)
+        except (ValueError, RecursionError):  # a server that was killed leaves half a line behind
+            continue
+    return None

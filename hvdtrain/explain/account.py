@@ -1,0 +1,120 @@
+"""Where the time of a worker's step went, and what the run would have been without this or that."""
+
+from dataclasses import dataclass
+
+import numpy as np
+
+from hvdtrain.explain.straggler import Straggler
+from hvdtrain.explain.timeline import Timeline
+from hvdtrain.report.network_bound import network_bound
+from hvdtrain.report.runs import Run
+from hvdtrain.runs.schema import read_server_load
+
+# The parts of a step, in the order in which they are told from each other, and what each is.
+PARTS = {
+    "computing": "data, forward, backward, optimizer and writing down what the step came to",
+    "waiting_for_slowest": "until the slowest worker of the step had computed too",
+    "wire": "what the bytes of a step take on the measured links, as far as a step waited for them",
+    "server": "what the busiest server's optimizer takes for the pushes of a step, as far as a step waited for it",
+    "messages": "processor time of sending and receiving, beyond computing, as far as a step waited for it",
+    "other_waiting": "latency, queues, and communication that was not hidden behind computing",
+}
+
+
+@dataclass(frozen=True)
+class Account:
+    """
+    Attributes:
+        step_s: mean seconds of a worker's step; the sum of the parts.
+        parts: seconds of each of PARTS.
+        unknown: parts that this run does not tell, which are 0, and why.
+    """
+
+    step_s: float
+    parts: dict[str, float]
+    unknown: dict[str, str]
+
+
+def account(run: Run, timeline: Timeline) -> Account:
+    """Divide a worker's mean step. What it waited is given to the causes that are known, as far as it goes."""
+    own, waited = (float(values.mean()) for values in (timeline.own_s, timeline.waited_s))
+    unknown: dict[str, str] = {}
+    slowest = 0.0
+    if timeline.in_step:
+        behind = (timeline.own_s.max(0) - timeline.own_s).mean(1)
+        slowest = float(np.minimum(behind, timeline.waited_s.mean(1)).mean())
+    parts = {"computing": own, "waiting_for_slowest": slowest}
+    left = max(0.0, waited - slowest)
+    for name, seconds in (("wire", _wire(run)), ("server", _server(run)), ("messages", _messages(run, own))):
+        if isinstance(seconds, str):
+            unknown[name], seconds = seconds, 0.0
+        parts[name] = min(left, seconds)
+        left -= parts[name]
+    parts["other_waiting"] = left
+    return Account(sum(parts.values()), parts, unknown)
+
+
+def _wire(run: Run) -> float | str:
+    if run.kind.workers == 1 and not run.kind.servers:
+        return 0.0
+    bound = network_bound(run)
+    if not bound:
+        one_host = len(run.manifest.hosts) == 1
+        return 0.0 if one_host else "the network between the hosts was not measured"
+    return (run.manifest.global_batch or 0) / bound
+
+
+def _server(run: Run) -> float | str:
+    if not run.kind.servers:
+        return 0.0
+    load = [read_server_load(run.folder, rank) for rank in range(run.kind.servers)]
+    known = [last.applying_s for last in load if last]
+    if not known or not run.summary.steps:
+        return "there are no metrics of servers"
+    return max(known) / run.summary.steps
+
+
+def _messages(run: Run, computing_s: float) -> float | str:
+    threads, steps = run.manifest.threads_per_worker, run.summary.steps
+    workers = [process for process in run.summary.processes if process.role == "worker"]
+    if threads != 1 or not workers or not steps:
+        return "processor time tells computing from messages only where a worker computes with one thread"
+    if run.manifest.slow and run.manifest.slow.asked not in ("", "none"):
+        return "a worker that is made slow by --slow sleeps, and its processor time tells nothing"
+    spent = sum(process.cpu_s for process in workers) / run.kind.workers / steps
+    return max(0.0, spent - computing_s)
+
+
+def what_if(run: Run, timeline: Timeline, straggler: Straggler | None, found: Account) -> dict[str, float | None]:
+    """Samples/s of all workers as they would have been, from the recorded steps; None where this run does not tell.
+
+    Without the straggler: it computes like the median of the others, and all else stays (the method of Lin et al.,
+    OSDI 2025, with recorded steps in place of operators). With twice the bandwidth, the wire's part of a step is half
+    as long; with one server more, the wire's and the server's are as much shorter as its share of the weights is.
+    """
+    rate = run.summary.samples_per_s
+    if not rate:
+        return dict.fromkeys(("without_straggler", "double_bandwidth", "one_more_server"))
+    step, parts, servers = found.step_s, found.parts, run.kind.servers
+    spared = {
+        "double_bandwidth": parts["wire"] / 2 if parts["wire"] else None,
+        "one_more_server": (parts["wire"] + parts["server"]) / (servers + 1) if servers else None,
+    }
+    return {"without_straggler": rate * _speed_without(timeline, straggler)} | {
+        name: rate * step / (step - seconds) if seconds is not None else None for name, seconds in spared.items()
+    }
+
+
+def _speed_without(timeline: Timeline, straggler: Straggler | None) -> float:
+    """How many times as fast all workers together would be."""
+    if not straggler:
+        return 1.0
+    worker = timeline.ranks.index(straggler.rank)
+    others = np.delete(timeline.own_s, worker, 0)
+    if timeline.in_step:
+        replaced = np.vstack([others, np.median(others, axis=0)])
+        step = timeline.own_s.mean() + timeline.waited_s.mean()
+        return float(step / (step - (timeline.own_s.max(0) - replaced.max(0)).mean()))
+    rates = np.mean(timeline.samples / (timeline.own_s + timeline.waited_s), axis=1)
+    healthy = np.delete(rates, worker)
+    return float((healthy.sum() + np.median(healthy)) / rates.sum())

@@ -1,0 +1,132 @@
+"""`hvdtrain explain`: from the run folder alone."""
+
+import json
+import sys
+from collections.abc import Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import click
+
+from hvdtrain.errors import UsageError
+
+if TYPE_CHECKING:
+    from hvdtrain.explain.account import Account
+    from hvdtrain.explain.straggler import Straggler
+    from hvdtrain.explain.timeline import Timeline
+    from hvdtrain.report.runs import Run
+
+WHAT_IF = {
+    "without_straggler": "without the straggler", "double_bandwidth": "with twice the bandwidth",
+    "one_more_server": "with one more server",
+}  # fmt: skip
+
+
+@click.command()
+@click.argument("runs", nargs=-1, required=True, metavar="RUN…", type=click.Path(path_type=Path))
+@click.option("--json", "json_file", type=click.Path(path_type=Path, dir_okay=False), help="Write the figures there.")
+@click.option(
+    "--plot", type=click.Path(path_type=Path, dir_okay=False),
+    help="Draw every rank's steps there: .png, .svg or .pdf. For one run.",
+)  # fmt: skip
+def explain(runs: tuple[Path, ...], json_file: Path | None, plot: Path | None) -> None:
+    """Say who was waited for in a run, where its steps' time went, and what would have made it faster.
+
+    \b
+    hvdtrain explain runs/ring
+    hvdtrain explain runs/ring --plot steps.png
+    hvdtrain explain runs/ring runs/ps-async --json explained.json
+
+    Everything comes from the recorded steps in the run folder. A straggler is a worker whose steps took it half as
+    long again as the others theirs, or more, for a fifth of the run, and that the others waited for, or would have if
+    they had been in step, three times as long as for any other. The file of --json has an
+    object, or a list where there are several runs: `straggler` (a rank, or null), `waited_s` by rank, `parts` of a
+    step in seconds, and `what_if`: samples/s of all workers.
+    """
+    from hvdtrain.explain.account import account, what_if
+    from hvdtrain.explain.heatmap import draw_heatmap
+    from hvdtrain.explain.straggler import find_straggler, waited_for
+    from hvdtrain.explain.timeline import read_timeline
+    from hvdtrain.report.runs import load_run
+
+    if plot and len(runs) > 1:
+        raise UsageError("--plot draws one run: name one")
+    if plot and plot.suffix not in (".png", ".svg", ".pdf"):
+        raise UsageError(f"--plot {plot}: end its name in .png, .svg or .pdf")
+    explained = []
+    for folder in runs:
+        run = load_run(folder)
+        if not run.summary.steps:
+            raise UsageError(f"{folder} cannot be explained: {run.problem}")
+        timeline = read_timeline(run)
+        straggler, found = find_straggler(timeline), account(run, timeline)
+        waited = dict(zip(timeline.ranks, waited_for(timeline).sum(1).tolist(), strict=True))
+        if not timeline.in_step:  # nobody waits for another
+            waited = dict.fromkeys(waited, 0.0)
+        rates = what_if(run, timeline, straggler, found)
+        _show(run, timeline, straggler, waited, found, rates)
+        explained.append({
+            "run": str(folder), "mode": run.kind.mode, "workers": run.kind.workers, "servers": run.kind.servers,
+            "straggler": straggler.rank if straggler else None,
+            "factor": straggler.factor if straggler else None,
+            "slow_from_s": straggler.since_s if straggler else None,
+            "slow_until_s": straggler.until_s if straggler else None,
+            "waited_s": {str(rank): seconds for rank, seconds in waited.items()},
+            "step_s": found.step_s, "parts": found.parts, "unknown": found.unknown,
+            "samples_per_s": run.summary.samples_per_s,
+            "what_if": {name: {"samples_per_s": rate} for name, rate in rates.items()},
+        })  # fmt: skip
+        if plot:
+            draw_heatmap(timeline, f"{run.kind.label}: what each step took a worker on its own", plot)
+    if json_file:
+        text = json.dumps(explained[0] if len(explained) == 1 else explained, indent=2)
+        if str(json_file) == "-":
+            sys.stdout.write(text + "\n")
+        else:
+            json_file.write_text(text + "\n")
+
+
+def _show(
+    run: "Run", timeline: "Timeline", straggler: "Straggler | None", waited: Mapping[int, float], found: "Account",
+    rates: Mapping[str, float | None],
+) -> None:  # fmt: skip
+    from rich.console import Console
+    from rich.table import Table
+
+    from hvdtrain.explain.account import PARTS
+    from hvdtrain.explain.heatmap import shade
+
+    console = Console(highlight=False)
+    console.print(f"[bold]{run.name}[/bold]: {run.kind.label}, {run.summary.samples_per_s:,.0f} samples/s")
+    if straggler:
+        others = "the others waited for it" if timeline.in_step else "nobody waited for it"
+        console.print(
+            f"Rank {straggler.rank} was slow, from {straggler.since_s:.0f} to {straggler.until_s:.0f} s of training: "
+            f"its steps took {straggler.factor:.1f} times as long as the others', and {others}"
+            + (f" for {waited[straggler.rank]:.1f} s." if timeline.in_step else ".")
+        )
+    elif len(timeline.ranks) > 1:
+        console.print("No worker was slower than the others all the time, or for a fifth of it.")
+    ranks = Table()
+    for heading in ("rank", "own time of a step", "waited for it", "darker: longer steps of its own"):
+        ranks.add_column(heading, justify="left" if "darker" in heading else "right")
+    for row, (rank, line) in enumerate(zip(timeline.ranks, shade(timeline), strict=True)):
+        ranks.add_row(str(rank), f"{1000 * timeline.own_s[row].mean():,.1f} ms", f"{waited[rank]:,.1f} s", line)
+    console.print(ranks)
+    parts = Table()
+    for heading in ("part of a step", "ms", "share", "what it is"):
+        parts.add_column(heading, justify="right" if heading in ("ms", "share") else "left")
+    for name, seconds in found.parts.items():
+        figures = (f"{1000 * seconds:,.1f}", f"{seconds / found.step_s:.1%}")
+        parts.add_row(
+            name.replace("_", " "),
+            *(("", "") if name in found.unknown else figures),
+            found.unknown.get(name, PARTS[name]),
+        )
+    parts.add_section()
+    parts.add_row("together", f"{1000 * found.step_s:,.1f}", "100%", "the mean step of a worker")
+    console.print(parts)
+    for name, rate in rates.items():
+        if rate and (name != "without_straggler" or straggler):
+            gain = rate / (run.summary.samples_per_s or rate)
+            console.print(f"{WHAT_IF[name]}: {rate:,.0f} samples/s, {gain:.2f} times as many")

@@ -1,0 +1,73 @@
+"""Which worker the others waited for: how long, and since when."""
+
+from dataclasses import dataclass
+
+import numpy as np
+from scipy import stats
+
+from hvdtrain.explain.timeline import BLOCKS, Timeline
+
+LEAST_SHARE = 0.1  # of the run's time that others have to wait for a straggler, or by which its steps are longer
+# Times as long as the others' that its steps are while it is slow. Equal ranks on busy cores differ by up to 1.4: the
+# first one's thread for messages coordinates the ring's, and the first worker writes the results.
+LEAST_FACTOR = 1.5
+LEAST_RATIO = 3.0  # of the time waited for it over that for the next one: among equals the slowest of a step changes
+# Of a t-test over blocks of the run: how likely chance would make a straggler of one among equals. One that is slow for
+# less than a fifth of the run is not found.
+LARGEST_P = 0.01
+
+
+@dataclass(frozen=True)
+class Straggler:
+    """The worker that was slower than the others.
+
+    Attributes:
+        factor: how many times as long its steps took it as the others theirs, while it was slow.
+        since_s, until_s: seconds of training between which it was slow.
+    """
+
+    rank: int
+    factor: float
+    since_s: float
+    until_s: float
+
+
+def waited_for(timeline: Timeline) -> np.ndarray:
+    """[workers, columns] seconds that the second slowest waited for a worker that was the slowest of its step.
+
+    Workers that are not in step do not wait for the slowest: what is counted then is by how much a worker's steps were
+    longer than those of the second slowest.
+    """
+    own = timeline.own_s
+    if len(own) < 2:
+        return np.zeros_like(own)
+    order = np.sort(own, axis=0)
+    slowest = own == order[-1]
+    return np.where(slowest, order[-1] - order[-2], 0.0)
+
+
+def find_straggler(timeline: Timeline) -> Straggler | None:
+    """The straggler, if there is one: nobody else is waited for nearly as long, and chance does not explain it."""
+    waits = waited_for(timeline)
+    if len(waits) < 2:
+        return None
+    total = waits.sum(1)
+    worker = int(total.argmax())
+    typical = np.median(np.delete(timeline.own_s, worker, 0), axis=0)
+    if total[worker] < LEAST_RATIO * np.delete(total, worker).max():
+        return None
+    lead = waits[worker] - np.delete(waits, worker, 0).max(0)
+    columns = np.array_split(np.arange(len(lead)), BLOCKS)
+    blocks = np.array([np.median(lead[block]) for block in columns])  # medians: any process is held up now and then
+    if blocks.mean() < LEAST_SHARE * timeline.own_s.max(0).mean():
+        return None
+    if stats.ttest_1samp(blocks, 0, alternative="greater").pvalue > LARGEST_P:
+        return None
+    slow = np.flatnonzero(blocks > blocks.max() / 2)
+    first, last = int(columns[slow[0]][0]), int(columns[slow[-1]][-1])
+    held = slice(first, last + 1)
+    factor = float(np.sum(timeline.own_s[worker, held]) / np.sum(typical[held]))
+    if factor < LEAST_FACTOR:
+        return None
+    begin = timeline.ends_s[first - 1] if first else 0.0
+    return Straggler(timeline.ranks[worker], factor, float(begin), float(timeline.ends_s[last]))

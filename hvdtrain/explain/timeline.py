@@ -1,0 +1,93 @@
+"""What each worker of a run did when: its recorded steps, side by side."""
+
+from dataclasses import dataclass
+
+import numpy as np
+
+from hvdtrain import modes
+from hvdtrain.errors import UsageError
+from hvdtrain.report.runs import Run
+from hvdtrain.runs.metrics import WARM_UP
+
+BLOCKS = 20  # into which a run is divided, to see how steady something is, and since when
+FEWEST_STEPS = 2 * BLOCKS  # of workers in step; of others fewer do, since a slow one takes few
+FEWEST_OF_ITS_OWN = 5
+
+
+@dataclass(frozen=True)
+class Timeline:
+    """A run's steps after warm-up, a row a worker.
+
+    Attributes:
+        ranks: of the workers.
+        in_step: workers took the same steps, and column i is the same step of all. Otherwise each column is a stretch
+            of the run's time, equal for all, with what a worker spent in it for each of its steps there.
+        ends_s: [columns] seconds of training at the end of each column, of the last worker.
+        own_s: [workers, columns] seconds of a step that a worker spent on its own: data, forward, backward, optimizer,
+            and writing down what the step came to. Where no step of its ended, those of the step it was at.
+        waited_s: [workers, columns] seconds of a step in which it waited: for messages, for others, for a share.
+        samples: [workers, columns] of a step.
+        steps: [workers] that each took.
+    """
+
+    ranks: list[int]
+    in_step: bool
+    ends_s: np.ndarray
+    own_s: np.ndarray
+    waited_s: np.ndarray
+    samples: np.ndarray
+    steps: np.ndarray
+
+
+def read_timeline(run: Run) -> Timeline:
+    """The recorded steps of a run.
+
+    Raises:
+        UsageError: there are no steps of some worker, or too few to tell anything.
+    """
+    kind = run.kind
+    of_rank, _ = run.read_steps()
+    ranks = list(range(kind.servers, kind.servers + kind.workers))
+    rows = [of_rank.get(f"rank{rank}", []) for rank in ranks]
+    in_step = kind.mode in modes.names() and modes.declared(kind.mode).lockstep
+    needed = WARM_UP + (FEWEST_STEPS if in_step else FEWEST_OF_ITS_OWN)
+    fewest = min(map(len, rows))
+    if fewest < needed:
+        raise UsageError(
+            f"{run.folder} has {fewest} recorded steps of some worker, too few to explain: train for {needed} or more"
+        )
+    per_worker = [
+        np.array([
+            (
+                step.time, step.data_s + step.forward_s + step.backward_s + step.optimizer_s + step.metrics_s,
+                step.comm_s + step.barrier_s + step.lease_s, step.samples,
+            )
+            for step in steps[WARM_UP:]
+        ])
+        for steps in rows
+    ]  # fmt: skip
+    counts = np.array([len(values) for values in per_worker])
+    if in_step:
+        table = np.stack([values[: counts.min()] for values in per_worker])  # [workers, steps, 4]
+        return Timeline(ranks, True, table[:, :, 0].max(0), *_figures(table), counts)
+    end = max(values[-1, 0] for values in per_worker)
+    begin = min(values[0, 0] for values in per_worker)
+    edges = np.linspace(begin, end, BLOCKS + 1)
+    table = np.stack([_means(values, edges) for values in per_worker])
+    return Timeline(ranks, False, edges[1:], *_figures(table), counts)
+
+
+def _figures(table: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    return table[:, :, 1], table[:, :, 2], table[:, :, 3]
+
+
+def _means(values: np.ndarray, edges: np.ndarray) -> np.ndarray:
+    """[steps, 4] of a worker as means over stretches of time, [stretches, 4]."""
+    stretch = np.clip(np.searchsorted(edges, values[:, 0], side="left") - 1, 0, len(edges) - 2)
+    count = np.bincount(stretch, minlength=len(edges) - 1)
+    sums = [np.bincount(stretch, weights=column, minlength=len(edges) - 1) for column in values.T]
+    with np.errstate(invalid="ignore"):
+        means = np.stack(sums, 1) / count[:, None]
+    ended = np.flatnonzero(count)
+    at = np.minimum(np.searchsorted(ended, np.arange(len(means))), len(ended) - 1)  # the step that ended then, or next
+    return means[ended[at]]

@@ -1,0 +1,128 @@
+"""Who was waited for, where a step went, and what would have been: from run folders made up to have known answers."""
+
+import json
+
+import numpy as np
+import pytest
+from click.testing import CliRunner
+from PIL import Image
+
+from hvdtrain.errors import UsageError
+from hvdtrain.explain.account import PARTS
+from hvdtrain.explain.command import explain
+
+COMPUTE_S, LATENCY_S = 0.040, 0.004
+
+
+def make_run(folder, factors, mode="allreduce", steps=200, slow=slice(None), noise=0.05, servers=0, seed=0):
+    """A run whose worker w computes factors[w] times as long as the others in the steps `slow`."""
+    folder.mkdir(parents=True)
+    random, workers = np.random.default_rng(seed), len(factors)
+    own = COMPUTE_S * random.lognormal(0, noise, (workers, steps))
+    own[:, slow] *= np.array(factors)[:, None]
+    in_step = mode in ("allreduce", "ps-sync")
+    if in_step:
+        waits = own.max(0) - own + LATENCY_S
+        ends = np.broadcast_to(np.cumsum(own.max(0) + LATENCY_S), own.shape)
+    else:
+        waits = np.full_like(own, LATENCY_S)
+        ends = np.cumsum(own + waits, 1)
+    end = ends.max() if in_step else ends[:, -1].min()
+    samples = 0
+    for worker in range(workers):
+        lines = []
+        for step in range(steps):
+            if ends[worker, step] > end:
+                break
+            lines.append(json.dumps({
+                "step": step + 1, "epoch": 1, "samples": 16, "loss": 1.0, "accuracy": 0.5, "time": ends[worker, step],
+                "data_s": 0.0, "forward_s": own[worker, step] / 3, "backward_s": 2 * own[worker, step] / 3,
+                "comm_s": waits[worker, step], "optimizer_s": 0.0,
+            }))  # fmt: skip
+            samples += 16
+        (folder / f"metrics.rank{servers + worker}.jsonl").write_text("\n".join(lines) + "\n")
+    (folder / "manifest.json").write_text(json.dumps({
+        "mode": mode, "workers": workers, "servers": servers, "repeat": 1, "global_batch": 16 * workers,
+        "threads_per_worker": 1, "hosts": {"one": {"ranks": list(range(servers + workers))}},
+    }))  # fmt: skip
+    (folder / "summary.json").write_text(json.dumps({
+        "status": "done", "steps": steps, "samples": samples, "wall_s": end, "samples_per_s": samples / end,
+    }))  # fmt: skip
+    return folder
+
+
+def explained(tmp_path, *factors, **more):
+    run = make_run(tmp_path / "run", factors, **more)
+    result = CliRunner().invoke(explain, [str(run), "--json", str(tmp_path / "e.json")], catch_exceptions=False)
+    assert result.exit_code == 0, result.output
+    return json.loads((tmp_path / "e.json").read_text()), result.output
+
+
+@pytest.mark.parametrize(("mode", "servers"), [("allreduce", 0), ("ps-sync", 1), ("ps-async", 1)])
+@pytest.mark.parametrize("seed", range(10))
+def test_the_slow_rank_is_named_and_equal_ones_are_not(tmp_path, mode, servers, seed):
+    found, printed = explained(tmp_path / "slow", 1, 1, 4, 1, mode=mode, servers=servers, seed=seed)
+    assert found["straggler"] == servers + 2
+    assert found["factor"] == pytest.approx(4, rel=0.05)
+    assert f"Rank {servers + 2} was slow" in printed
+    clean, printed = explained(tmp_path / "clean", 1, 1, 1, 1, mode=mode, servers=servers, seed=seed, noise=0.3)
+    assert clean["straggler"] is None
+    assert "No worker was slower" in printed
+
+
+def test_it_is_said_since_when_and_until_when_it_was_slow(tmp_path):
+    found, _ = explained(tmp_path, 1, 4, slow=slice(50, 120), steps=200)
+    fast, slow = COMPUTE_S + LATENCY_S, 4 * COMPUTE_S + LATENCY_S
+    assert found["slow_from_s"] == pytest.approx(50 * fast, abs=10 * slow)  # to a block of steps
+    assert found["slow_until_s"] == pytest.approx(50 * fast + 70 * slow, abs=10 * slow)
+
+
+def test_the_others_waited_for_it_as_long_as_its_steps_were_longer(tmp_path):
+    found, _ = explained(tmp_path, 1, 4, noise=0.01)
+    assert found["waited_s"]["1"] == pytest.approx(195 * 3 * COMPUTE_S, rel=0.05)
+    assert found["waited_s"]["0"] == 0
+
+
+@pytest.mark.parametrize("mode", ["allreduce", "ps-async"])
+def test_the_parts_of_a_step_add_up_to_it(tmp_path, mode):
+    found, _ = explained(tmp_path, 1, 4, mode=mode, servers=int(mode == "ps-async"))
+    assert list(found["parts"]) == list(PARTS)
+    assert sum(found["parts"].values()) == pytest.approx(found["step_s"], rel=0.02)
+    if mode == "allreduce":
+        assert found["step_s"] == pytest.approx(4 * COMPUTE_S + LATENCY_S, rel=0.05)
+        assert found["parts"]["other_waiting"] == pytest.approx(LATENCY_S, rel=0.05)
+
+
+@pytest.mark.parametrize(("mode", "servers"), [("allreduce", 0), ("ps-async", 1)])
+def test_without_the_straggler_it_is_as_fast_as_a_run_that_had_none(tmp_path, mode, servers):
+    found, _ = explained(tmp_path / "slow", 1, 1, 1, 4, mode=mode, servers=servers)
+    clean, _ = explained(tmp_path / "clean", 1, 1, 1, 1, mode=mode, servers=servers)
+    assert found["what_if"]["without_straggler"]["samples_per_s"] == pytest.approx(clean["samples_per_s"], rel=0.07)
+
+
+def test_what_a_run_does_not_tell_is_null(tmp_path):
+    found, _ = explained(tmp_path, 1, 1)
+    assert found["what_if"]["double_bandwidth"]["samples_per_s"] is None
+    assert found["what_if"]["one_more_server"]["samples_per_s"] is None
+
+
+def test_the_heatmap_is_a_picture(tmp_path):
+    run = make_run(tmp_path / "run", (1, 4))
+    result = CliRunner().invoke(explain, [str(run), "--plot", str(tmp_path / "steps.png")], catch_exceptions=False)
+    assert result.exit_code == 0
+    with Image.open(tmp_path / "steps.png") as image:
+        assert image.width > 800 and len(image.convert("RGB").getcolors(2**24)) > 10
+
+
+def test_what_cannot_be_explained_is_refused_in_a_line(tmp_path):
+    def refused(*words):
+        return str(CliRunner().invoke(explain, [str(word) for word in words]).exception)
+
+    short = make_run(tmp_path / "short", (1, 1), steps=20)
+    assert "20 recorded steps of some worker, too few" in refused(short)
+    assert "there is no folder" in refused(tmp_path / "none")
+    assert "name one" in refused(short, short, "--plot", "a.png")
+    assert "end its name in .png" in refused(short, "--plot", "a.gif")
+    (short / "summary.json").unlink()
+    with pytest.raises(UsageError, match="cannot be explained: the run has not finished"):
+        explain.main([str(short)], standalone_mode=False)
