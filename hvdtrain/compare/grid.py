@@ -75,7 +75,8 @@ def plan(
     config: RunConfig, axes: Axes, hosts: Sequence[Host] = (), launcher: str = "local",
     cores: Mapping[str, float] | None = None,
 ) -> list[Planned]:  # fmt: skip
-    """Every run, in order: all of a repeat before the next, so that a drifting machine drifts for all modes alike.
+    """Every run, in order: all of a repeat before the next, so that a drifting machine drifts for all modes alike, and
+    each repeat begins with another mode, so that none is always the first.
 
     Args:
         hosts: where runs go, the baseline too: the launching machine may be another one.
@@ -88,7 +89,9 @@ def plan(
         raise UsageError(f"--seed {config.seed} with {axes.repeats} repeats goes beyond {2**32 - 1}, the largest seed")
     runs = []
     for repeat in range(1, axes.repeats + 1):
-        for model, batch, mode, workers, servers in _combinations(axes):
+        turn = (repeat - 1) % len(axes.modes)
+        rotated = dataclasses.replace(axes, modes=[*axes.modes[turn:], *axes.modes[:turn]])
+        for model, batch, mode, workers, servers in _combinations(rotated):
             run = dataclasses.replace(
                 for_mode(config, mode, servers), model=model, batch_size=batch,
                 seed=config.seed + repeat - 1, repeat=repeat,
