@@ -10,6 +10,7 @@ from hvdtrain import modes
 from hvdtrain.config.run_config import RunConfig
 from hvdtrain.errors import UsageError
 from hvdtrain.launch.hosts import Host, allocate
+from hvdtrain.runs.launched import Launched, launch_command
 from hvdtrain.runs.request import check, check_workers, for_mode
 from hvdtrain.world.cgroups import usable_cores
 
@@ -61,14 +62,8 @@ class Planned:
         """What a shell does the same run with."""
         if self.workers + self.config.servers == 1 and not self.hosts:
             return shlex.join(["hvdtrain", "train", *self.config.to_args(), "--out", str(out)])
-        words = ["hvdtrain", "launch", "-n", str(self.workers)]
-        words += ["-s", str(self.config.servers)] if self.config.servers else []
-        if self.hosts:
-            hosts = ",".join(f"{host.name}:{host.slots}" for host in self.hosts)
-            words += ["--launcher", self.launcher, "-H", hosts]
-        options = dataclasses.replace(self.config, servers=0).to_args()
-        mode = ["--mode", "single"] if self.config.mode == "single" else []  # train's default, and not launch's
-        return shlex.join([*words, "--out", str(out), "--", *mode, *options])
+        launched = Launched(self.launcher, tuple(map(str, self.hosts)))
+        return shlex.join(launch_command(self.config, self.workers, launched, out))
 
 
 def plan(

@@ -92,7 +92,7 @@ def _follow(run: Planned, folder: Path, look: bool) -> Iterator[list[dict[str, A
     """
     out, log = (folder / "runs" / run.name).absolute(), folder / "logs" / f"{run.name}.log"
     metrics, summary = metrics_file(out, run.config.servers), out / "summary.json"
-    command = prepare(run.launcher, run.config, run.workers, run.hosts, out)
+    command = prepare(run.launcher, run.config, run.workers, run.hosts, out, measure=True)
     with launched_job(command, log) as job:
         # A worker that hangs and was given up by the others would let its starter wait for ever.
         while job.poll() is None and not (summary.is_file() and time.time() - summary.stat().st_mtime > PARTING_S):

@@ -27,7 +27,7 @@ from hvdtrain.models.pretrained import load_pretrained
 from hvdtrain.modes._synchroniser import Synchroniser
 from hvdtrain.numerics.clock import PARTS
 from hvdtrain.rank.summary import summarise
-from hvdtrain.runs.manifest import by_host, manifest, weights_hash
+from hvdtrain.runs.manifest import by_host, manifest, part, weights_hash
 from hvdtrain.runs.metrics import Recorder, Tally, write_json
 from hvdtrain.runs.snapshot import BEST, Snapshot, write_tensors
 from hvdtrain.training import device, resume
@@ -226,8 +226,7 @@ def _begin(
         "classes": len(data.classes), "train_samples": len(data.train), "validation_samples": len(data.validation),
         "initial_weights": before.get("initial_weights", f"blake2b:{start}"),
     })  # fmt: skip
-    part = {name: facts[name] for name in ("mode", "workers", "servers", "threads_per_worker", "device", "started")}
-    facts["parts"] = [*before.get("parts", []), {"after_step": resumed.step if resumed else 0, **part}]
+    facts["parts"] = [*before.get("parts", []), part(facts, resumed.step if resumed else 0)]
     write_json(job.folder / "manifest.json", facts)
     return {name: facts[name] for name in ("dataset_hash", "initial_weights", "parts")}
 
