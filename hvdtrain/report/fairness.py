@@ -7,6 +7,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from hvdtrain.errors import UsageError
+from hvdtrain.report.formatting import with_noun
 from hvdtrain.report.results import result_rows, scales_weakly
 from hvdtrain.report.runs import Run, display_names
 from hvdtrain.world.host import COMPUTING
@@ -70,6 +71,7 @@ EQUAL_IN_KIND = {
     "compression": "it changes both what is sent and what is learned",
     "bucket_mb": "the size of messages decides how fast they travel",
     "hardware.hosts": "memory is faster than a network (the number of hosts is compared)",
+    "placement": "what processes of one host tell each other crosses no network",
 }
 # Fields that are equal in all runs whose messages travel alike; other modes' messages do not depend on them.
 EQUAL_IN_TRANSPORT = {"environment.messages": "what carries the messages reads them, and is faster or slower"}
@@ -169,6 +171,8 @@ def field_value(run: Run, field: str) -> Any:
         return _variables(run, field)
     if field == "schedule.form":  # without the number of steps, which follows from the batch
         return re.sub(r"over \d+ steps", "to the last step", str(value.get("schedule")))
+    if field == "placement":
+        return placement(run)
     for key in field.split("."):
         value = value.get(key) if isinstance(value, dict) else None
     if field == "hardware.hosts":
@@ -177,6 +181,20 @@ def field_value(run: Run, field: str) -> Any:
         used = str(run.manifest.get("device")).startswith("cuda") and isinstance(value, list)
         return sorted(set(map(str, value))) if used else []
     return value
+
+
+def placement(run: Run) -> str | None:
+    """Which ranks share a host, whatever the hosts' names: `1 server + 1 worker | 1 worker`."""
+    hosts, servers = run.manifest.get("hosts"), run.kind.servers
+    ranks = [host.get("ranks") for host in hosts.values()] if isinstance(hosts, dict) else []
+    if not ranks or not all(isinstance(own, list) for own in ranks):
+        return None
+    counts = [(sum(rank < servers for rank in own), sum(rank >= servers for rank in own)) for own in ranks]
+    words = [
+        " + ".join(with_noun(count, noun) for count, noun in zip(both, ("server", "worker"), strict=True) if count)
+        for both in sorted(counts, reverse=True)
+    ]
+    return " | ".join(words)
 
 
 def _variables(run: Run, field: str) -> Any:

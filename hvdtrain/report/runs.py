@@ -116,11 +116,19 @@ def load_run(folder: Path) -> Run:
 
 
 def _describe_start(start: dict[str, Any]) -> str:
-    """How a run was computed after one of its starts; older versions did not record threads and device."""
+    """How and where a run was computed after one of its starts; older versions did not record all of it."""
     words = [f"{start.get('mode')} on {start.get('workers')} worker(s) and {start.get('servers')} server(s)"]
     words += [f"{start['threads_per_worker']} thread(s) each"] if "threads_per_worker" in start else []
     words += [f"on {start['device']}"] if "device" in start else []
+    words += [f"messages by {start['backend']}"] if "backend" in start else []
+    if isinstance(hosts := start.get("hosts"), dict):
+        words += [f"on {', '.join(f'{name} (ranks {format_ranks(ranks)})' for name, ranks in hosts.items())}"]
+    words += [f"over {start['interface']}"] if start.get("interface") not in (None, "", "lo") else []
     return ", ".join(words)
+
+
+def format_ranks(ranks: Any) -> str:
+    return " ".join(map(str, ranks)) if isinstance(ranks, list) else str(ranks)
 
 
 def find_runs(paths: Iterable[Path]) -> list[Run]:

@@ -6,7 +6,7 @@ It is reached as figures, which README.md beside this file describes; `headline.
 import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from statistics import fmean
+from statistics import fmean, median
 from typing import NamedTuple
 
 from hvdtrain.report.paired import (
@@ -25,6 +25,7 @@ from hvdtrain.report.runs import Kind, Run
 
 WINNER, NO_WINNER, UNKNOWN, NOTHING = "winner", "no winner", "not yet known", "nothing to compare"
 AS_GOOD, WORSE, NOT_SHOWN = "as good", "worse", "not shown"
+NETWORK_DIFFERS = 1.5  # times: what is measured of one network varies less
 ByKind = Mapping[Kind, Sequence[Run]]
 
 
@@ -152,14 +153,42 @@ def _typical(runs: Sequence[Run]) -> float:
 
 
 def ran_alike(runs: Sequence[Run], others: Sequence[Run]) -> bool:
-    """Whether two kinds of runs were started alike, and on the same one host or on hosts of the same network.
+    """Whether two kinds of runs were started alike, and on the same one host or on hosts of the same network, over
+    which their workers were spread alike.
 
     Of several hosts one kind may use more, as n workers and a server do beside n workers.
     """
     hosts, other_hosts = _hosts(runs), _hosts(others)
     if (len(hosts) > 1) != (len(other_hosts) > 1) or not (hosts <= other_hosts or other_hosts <= hosts):
         return False
+    if len(hosts) > 1 and not (_spread_alike(runs[0], others[0]) and _same_network([*runs, *others])):
+        return False
     return {str(run.manifest.get("starter")) for run in (*runs, *others)} == {str(runs[0].manifest.get("starter"))}
+
+
+def _spread_alike(run: Run, other: Run) -> bool:
+    """Whether hosts have as many workers, or as many ranks, in both; true where that was not recorded."""
+
+    def counts(of: Run, first: int) -> list[int]:
+        placed = of.manifest.get("hosts") or {}
+        return sorted(
+            (n for host in placed.values() if (n := sum(rank >= first for rank in host.get("ranks") or []))),
+            reverse=True,
+        )
+
+    pairs = [(counts(run, run.kind.servers), counts(other, other.kind.servers)), (counts(run, 0), counts(other, 0))]
+    return any(not one or not two or one == two for one, two in pairs)
+
+
+def _same_network(runs: Sequence[Run]) -> bool:
+    """Whether all that was measured of the hosts' network is alike, whatever its interface is called."""
+    speeds = []
+    for run in runs:
+        measured = run.manifest.get("network")
+        listed = measured.get("pairs") if isinstance(measured, dict) else None
+        found = [pair.get("gbit_s") for pair in listed if isinstance(pair, dict)] if isinstance(listed, list) else []
+        speeds += [median(speed for speed in found if speed)] if any(found) else []
+    return not speeds or max(speeds) <= NETWORK_DIFFERS * min(speeds)
 
 
 def _hosts(runs: Sequence[Run]) -> set[str]:
