@@ -26,7 +26,7 @@ from hvdtrain.models.layers import Network
 from hvdtrain.models.pretrained import load_pretrained
 from hvdtrain.modes._synchroniser import Synchroniser
 from hvdtrain.numerics.clock import PARTS
-from hvdtrain.rank.summary import summarise
+from hvdtrain.rank.summary import Beside, summarise
 from hvdtrain.runs.manifest import by_host, manifest, part, weights_hash
 from hvdtrain.runs.metrics import Recorder, Tally, write_json
 from hvdtrain.runs.snapshot import BEST, Snapshot, write_tensors
@@ -161,6 +161,7 @@ def train_as_worker(
     training = Training(job, model, module, sync, recorder, progress, saver, history)
     with deferred_sigterm(leave_file(job.folder) if world.is_chief else None):
         try:
+            beside = Beside(sync)
             processor_s = train(training, loader, validation)
         except Terminated:
             last = f"the last snapshot is of step {saver.last}" if saver.last else "no snapshot could be saved"
@@ -170,13 +171,15 @@ def train_as_worker(
         finally:
             progress.close()
             recorder.close()
-        _finish(training, processor_s, after, data, side)  # a SIGTERM that comes now has nothing left to end
+        _finish(training, processor_s, beside, after, data, side)  # a SIGTERM that comes now has nothing left to end
 
 
-def _finish(training: Training, processor_s: list[float], first_step: int, data: ImageFolder, side: int) -> None:
+def _finish(
+    training: Training, processor_s: list[float], beside: Beside, first_step: int, data: ImageFolder, side: int
+) -> None:
     """Write the results of training that is over, and leave the others. All workers call it together."""
     job, sync, progress = training.job, training.sync, training.progress
-    summary = summarise(job, sync, training.recorder, training.history, first_step, processor_s)
+    summary = summarise(job, sync, training.recorder, training.history, first_step, processor_s, beside)
     if job.world.is_chief:
         write_tensors(job.folder / WEIGHTS, training.model.state_dict())
     if data.test:

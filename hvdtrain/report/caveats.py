@@ -8,6 +8,7 @@ from hvdtrain.report.fairness import field_value, format_value
 from hvdtrain.report.formatting import with_noun
 from hvdtrain.report.runs import Kind, Run, finished_by_kind
 from hvdtrain.world.host import differences
+from hvdtrain.world.load import beside_others
 
 _SHORT_S = 5
 Groups = dict[Kind, list[Run]]
@@ -69,6 +70,17 @@ def _oversubscribed_cores(groups: Groups) -> str:
             each = f"{with_noun(kind.workers, 'worker')} × {with_noun(threads, 'thread')}"
             listed.append(f"{kind.label}: {each}{servers} on {with_noun(cores, 'core')}")
     return f"More busy threads than cores, which slows these runs: {'; '.join(listed)}." if listed else ""
+
+
+def _foreign_load(groups: Groups) -> str:
+    def beside(run: Run) -> list[str]:
+        load = run.summary.get("load")
+        return beside_others(load) if isinstance(load, dict) else []
+
+    busy = [(kind, sum(bool(beside(run)) for run in runs), len(runs)) for kind, runs in groups.items()]
+    listed = [f"{kind.label} (in {count} of {n})" for kind, count, n in busy if count]
+    worst = next((lines[0] for runs in groups.values() for run in runs if (lines := beside(run))), "")
+    return f"Hosts were busy with other work beside these runs: {', '.join(listed)}; {worst}." if listed else ""
 
 
 def _different_hosts(groups: Groups) -> str:
@@ -206,7 +218,7 @@ def _spread_in_time(groups: Groups) -> str:
 
 
 _CAVEATS = (
-    _diverged, _resumed, _uneven_training, _overflowed_steps, _oversubscribed_cores, _different_hosts, _one_host,
-    _different_backends, _stale_gradients, _unscaled_pushes, _different_effective_rates, _uncharged_servers,
+    _diverged, _resumed, _uneven_training, _overflowed_steps, _foreign_load, _oversubscribed_cores, _different_hosts,
+    _one_host, _different_backends, _stale_gradients, _unscaled_pushes, _different_effective_rates, _uncharged_servers,
     _single_repeats, _short_runs, _restricted_cores, _shared_seeds, _batch_statistics, _dropout, _spread_in_time,
 )  # fmt: skip

@@ -122,12 +122,12 @@ def _describe_start(start: dict[str, Any]) -> str:
     words += [f"on {start['device']}"] if "device" in start else []
     words += [f"messages by {start['backend']}"] if "backend" in start else []
     if isinstance(hosts := start.get("hosts"), dict):
-        words += [f"on {', '.join(f'{name} (ranks {format_ranks(ranks)})' for name, ranks in hosts.items())}"]
+        words += [f"on {', '.join(f'{name} (ranks {_format_ranks(ranks)})' for name, ranks in hosts.items())}"]
     words += [f"over {start['interface']}"] if start.get("interface") not in (None, "", "lo") else []
     return ", ".join(words)
 
 
-def format_ranks(ranks: Any) -> str:
+def _format_ranks(ranks: Any) -> str:
     return " ".join(map(str, ranks)) if isinstance(ranks, list) else str(ranks)
 
 
