@@ -20,7 +20,7 @@ from hvdtrain.launch import copies
 from hvdtrain.launch.hosts import allocate, given_hosts, host_options, parse_hosts
 from hvdtrain.launch.prepare import prepare
 from hvdtrain.launch.processes import end_process, is_running, own_identity
-from hvdtrain.launch.supervise import STOP_TIMEOUT_S, job_record_file, log_file, supervise
+from hvdtrain.launch.supervise import STOP_TIMEOUT_S, job_record_file, log_file, read_record, supervise
 from hvdtrain.runs.folder import CONFIG, check_free
 from hvdtrain.runs.launched import remembered
 from hvdtrain.runs.request import check, check_workers, resumed_options, train_options
@@ -129,7 +129,7 @@ def launch(
     log = log_file(folder)
     log.parent.mkdir(parents=True, exist_ok=True)
     record = job_record_file(folder)
-    if is_running(_read_record(record)):
+    if is_running(read_record(folder)):
         raise UsageError(f"--out {folder}: its job is still running; `hvdtrain stop {out}` ends it")
     record.write_text(json.dumps({"launcher": launcher, **own_identity()}))
     try:
@@ -172,18 +172,6 @@ def _train_config(arguments: tuple[str, ...], servers: int | None, resumed: Path
     return config
 
 
-def _read_record(file: Path) -> dict[str, Any]:
-    """What `launch` recorded of a running job; empty where there is no record, or a broken one."""
-    try:
-        record = json.loads(file.read_text())
-    except (OSError, ValueError):
-        return {}
-    if not isinstance(record, dict):
-        return {}
-    types = {"launcher": str, "job": str} if "job" in record else {"launcher": str, "pid": int, "host": str}
-    return record if all(isinstance(record.get(name), type_) for name, type_ in types.items()) else {}
-
-
 @click.command()
 @click.argument("out", metavar="RUN", type=click.Path(path_type=Path))
 def stop(out: Path) -> None:
@@ -193,7 +181,7 @@ def stop(out: Path) -> None:
     it handed to a scheduler. `hvdtrain launch --resume --out RUN` goes on with it.
     """
     file = job_record_file(out.absolute())
-    record = _read_record(file)
+    record = read_record(out.absolute())
     if not record:
         raise UsageError(f"{out}: no job that `hvdtrain launch` started is running there")
     if "job" in record:
