@@ -9,6 +9,7 @@ from typing import Any
 import click
 
 from hvdtrain.compare.earlier import Earlier, check_images, claimed, find_finished, keep_threads, match
+from hvdtrain.compare.forecast import forecast_lines
 from hvdtrain.compare.grid import Axes, Planned, dry_run_lines, plan
 from hvdtrain.compare.running import run_all
 from hvdtrain.compare.settled import MOST_REPEATS, is_settled
@@ -68,7 +69,10 @@ def _presets() -> str:
     "--launcher", type=click.Choice(["ssh", "mpi"]), default="ssh", show_default=True,
     help="With -H or --hostfile: how ranks are started there; see `hvdtrain launch --help`.",
 )  # fmt: skip
-@click.option("--dry-run", is_flag=True, help="Print the runs and the command that repeats each; run nothing.")
+@click.option(
+    "--dry-run", is_flag=True,
+    help="Print the runs, the command that repeats each, and what they will take; run nothing.",
+)  # fmt: skip
 @click.option(
     "--model", type=Names(), default=RunConfig.model, show_default=True,
     help="Models, by commas: each is compared for itself. See `hvdtrain train --help`.",
@@ -120,7 +124,10 @@ def compare(
     config, axes = RunConfig(**options), Axes(modes, workers, servers, model, batch_size, repeats)
     earlier = find_finished(folder)
     if dry_run:
-        click.echo("\n".join(dry_run_lines(plan(config, axes, listed, launcher), folder)))
+        runs = plan(config, axes, listed, launcher)
+        runs = runs if config.threads else keep_threads(earlier, runs, folder)
+        lines = [*dry_run_lines(runs, folder), *forecast_lines(runs, match(earlier, runs, folder), folder)]
+        click.echo("\n".join(lines))
         return
     if not listed:
         config = dataclasses.replace(config, device=choose_for_all(config, max(workers)))
