@@ -18,6 +18,7 @@ from hvdtrain.config.command_line import given_options
 from hvdtrain.config.option_types import Names, Numbers
 from hvdtrain.config.run_config import LENGTHS, RunConfig
 from hvdtrain.errors import Failure, UsageError
+from hvdtrain.launch.allocation import allocated_cores, allocated_hosts
 from hvdtrain.launch.hosts import Host, given_hosts, host_options
 from hvdtrain.launch.preflight import describe_hosts
 from hvdtrain.report.command import margin_options
@@ -66,8 +67,9 @@ def _presets() -> str:
 )  # fmt: skip
 @host_options
 @click.option(
-    "--launcher", type=click.Choice(["ssh", "mpi"]), default="ssh", show_default=True,
-    help="With -H or --hostfile: how ranks are started there; see `hvdtrain launch --help`.",
+    "--launcher", type=click.Choice(["ssh", "mpi", "srun"]), default="ssh", show_default=True,
+    help="With -H or --hostfile: how ranks are started there; see `hvdtrain launch --help`. `srun` inside a Slurm "
+    "allocation, and `mpi` in the launcher pod of a Kubernetes MPIJob, find the hosts themselves.",
 )  # fmt: skip
 @click.option(
     "--dry-run", is_flag=True,
@@ -115,6 +117,8 @@ def compare(
         options[name] = getattr(RunConfig, name)
     listed = given_hosts(hosts, hostfile)
     if given_options(ctx, ["launcher"]) and not listed:
+        listed = allocated_hosts(launcher)
+    if given_options(ctx, ["launcher"]) and not listed:
         raise UsageError("--launcher is for hosts: give -H or --hostfile; without them all runs are on this machine")
     if until_sure and not given_options(ctx, ["repeats"]):
         repeats = MOST_REPEATS
@@ -131,7 +135,7 @@ def compare(
         return
     if not listed:
         config = dataclasses.replace(config, device=choose_for_all(config, max(workers)))
-    cores = _look_at_hosts(listed) if listed else None
+    cores = None if not listed else allocated_cores() if launcher == "srun" else _look_at_hosts(listed)
     runs = plan(config, axes, listed, launcher, cores)
     runs = runs if config.threads else keep_threads(earlier, runs, folder)
     kept = match(earlier, runs, folder)

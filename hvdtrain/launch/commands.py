@@ -17,6 +17,7 @@ from hvdtrain.config.file import started_workers
 from hvdtrain.config.run_config import RunConfig
 from hvdtrain.errors import Failure, UsageError, unknown
 from hvdtrain.launch import copies
+from hvdtrain.launch.allocation import allocated_hosts
 from hvdtrain.launch.hosts import allocate, given_hosts, host_options, parse_hosts
 from hvdtrain.launch.prepare import prepare
 from hvdtrain.launch.processes import end_process, is_running, own_identity
@@ -32,8 +33,8 @@ _LAUNCH_OPTIONS = set("--out --resume --servers -s -n -H --hosts --hostfile --la
 @click.command(context_settings={"ignore_unknown_options": True})
 @click.option(
     "--launcher", metavar="NAME",
-    help="How ranks are started: local, ssh, mpi, slurm, sge, yarn, kubernetes, or a recipe of your own in launchers/  "
-    "[default: local; with --resume as before].",
+    help="How ranks are started: local, ssh, mpi, srun, slurm, sge, yarn, kubernetes, or a recipe of your own in "
+    "launchers/  [default: local; with --resume as before].",
 )  # fmt: skip
 @click.option(
     "--num-workers", "-n", "workers", type=click.IntRange(1), help="Workers; with --resume, by default as before."
@@ -88,6 +89,7 @@ def launch(
     stays = before if before and before.hosts and before.launcher == launcher and not listed else None
     if stays:
         listed, interface = parse_hosts(",".join(stays.hosts)), interface or stays.interface
+    listed = listed or allocated_hosts(launcher)
     resumed = Path(out) / CONFIG if resume and (Path(out) / CONFIG).is_file() else None
     config = _train_config(train_options, servers, resumed)
     servers = config.servers
