@@ -14,6 +14,7 @@ from hvdtrain.launch.job_log import failure_reason
 from hvdtrain.launch.prepare import prepare
 from hvdtrain.launch.processes import launched_job, sigterm_unwinds
 from hvdtrain.runs.live import last_steps, metrics_file, samples_per_s
+from hvdtrain.world.load import beside_others
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -110,4 +111,5 @@ def _result(folder: Path) -> str:
     summary = json.loads((folder / "summary.json").read_text())
     loss, accuracy = summary["val_loss"], summary["val_accuracy"]
     learned = f"validation accuracy {accuracy:.4f}" if math.isfinite(loss) else f"DIVERGED: validation loss {loss}"
-    return f"{summary['samples_per_s']:.0f} samples/s, {learned}"
+    beside = "".join(f", beside other work: {line}" for line in beside_others(summary.get("load") or {}))
+    return f"{summary['samples_per_s']:.0f} samples/s, {learned}{beside}"

@@ -2,6 +2,7 @@
 
 from pathlib import Path
 
+from hvdtrain.errors import UsageError
 from hvdtrain.report.comparisons import split_into_comparisons
 from hvdtrain.report.paired import LEAST_REPEATS, estimate, log_ratios
 from hvdtrain.report.runs import Run, find_runs, finished_by_kind
@@ -20,7 +21,11 @@ def is_settled(folder: Path, repeat: int, most: int, margins: Margins) -> bool:
     if repeat < LEAST_REPEATS:
         return False
     looks = most - LEAST_REPEATS + 1
-    return all(_is_known(one.runs, margins, looks) for one in split_into_comparisons(find_runs([folder])))
+    try:
+        comparisons = split_into_comparisons(find_runs([folder]))
+    except UsageError:  # none has finished; or they cannot be compared, and the report will say why
+        return False
+    return bool(comparisons) and all(_is_known(one.runs, margins, looks) for one in comparisons)
 
 
 def _is_known(runs: list[Run], margins: Margins, looks: int) -> bool:

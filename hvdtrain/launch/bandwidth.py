@@ -15,8 +15,8 @@ from typing import Any
 ROUNDS = 4  # at most
 SECONDS = 0.5  # of sending, in a round
 WARM_UP_S = 0.15  # of these: a connection that begins is slow, and a limited link may have saved up a burst
-ROUND_TRIPS, WARM_UP_TRIPS = 40, 5
-CHUNK = bytes(2**20)
+ROUND_TRIPS, WARM_UP_TRIPS = 40, 5  # the first at most, as far as SECONDS allow
+CHUNK = bytes(2**18)
 PATIENCE_S = 5.0  # for whoever does not answer
 _ECHO, _COUNT = b"e", b"c"
 _RATE = struct.Struct("!d")
@@ -77,8 +77,10 @@ def _received_bytes_per_s(connection: socket.socket) -> float:
 def round_trip_us(to: Address) -> float:
     """The median time, in microseconds, until a byte comes back over a TCP connection."""
     with _connect(to, _ECHO) as connection:
-        times = []
-        for _ in range(WARM_UP_TRIPS + ROUND_TRIPS):
+        times: list[float] = []
+        began = time.perf_counter()
+        until = began + SECONDS
+        while len(times) <= WARM_UP_TRIPS or (len(times) < WARM_UP_TRIPS + ROUND_TRIPS and times[-1] + began < until):
             began = time.perf_counter()
             connection.sendall(b"x")
             connection.recv(1)

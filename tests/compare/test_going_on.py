@@ -9,16 +9,18 @@ import subprocess
 
 import numpy as np
 import pytest
+from click.testing import CliRunner
 from helpers import report_runs
 from helpers.jobs import HVDTRAIN, SETTINGS, until
 
-from hvdtrain.compare import earlier, settled
+from hvdtrain.compare import earlier, running, settled
+from hvdtrain.compare.command import compare
 from hvdtrain.compare.earlier import check_images, claimed, find_finished, keep_threads, match, set_aside
 from hvdtrain.compare.grid import Axes, plan
 from hvdtrain.config.run_config import RunConfig
 from hvdtrain.errors import UsageError
 from hvdtrain.launch.hosts import Host
-from hvdtrain.report.paired import LEAST_REPEATS
+from hvdtrain.report.paired import LEAST_REPEATS, estimate, leads
 from hvdtrain.report.verdict import DEFAULT
 from hvdtrain.runs.request import with_absolute_paths
 from hvdtrain.world.host import versions
@@ -164,6 +166,36 @@ def test_a_killed_comparison_goes_on_where_it_stopped(tmp_path):
 
 
 # --until-sure
+
+
+@pytest.mark.parametrize(("enough", "done"), [(None, 6), (2, 4), (1, 2), (9, 6)])
+def test_repeats_end_between_repeats(enough, done, tmp_path, monkeypatch):
+    made = []
+    monkeypatch.setattr(running, "_run_one", lambda run, *_: made.append(run.name) or "")
+    runs = planned(repeats=3)
+    kept = {runs[0].name: tmp_path}
+    is_settled = (lambda repeat: repeat >= enough) if enough else None
+    assert running.run_all(runs, kept, tmp_path, 100, is_settled) == []
+    assert made == [run.name for run in runs[1:done]]
+
+
+def test_until_sure_needs_as_many_repeats_as_a_verdict():
+    result = CliRunner().invoke(compare, ["--until-sure", "--repeats", "4"])
+    assert str(result.exception) == "--until-sure with --repeats 4: no verdict is known before 5"
+
+
+def test_looking_after_every_repeat_names_a_winner_by_chance_no_more_often_than_looking_once():
+    """2,000 comparisons of modes that are equally fast, with 10 % of spread, of 5 to 20 repeats."""
+    looks, logs = settled.MOST_REPEATS - LEAST_REPEATS + 1, np.random.default_rng(0).normal(0, 0.1, [2000, 20])
+    settled_at, every_look = np.zeros(2000, bool), np.zeros(2000, bool)
+    for n in range(LEAST_REPEATS, 21):
+        found = estimate(logs[:, :n])
+        clear = estimate(logs[:, :n], 1 - 0.05 / looks)
+        shown = np.maximum(leads(found, 0.03), leads(estimate(-logs[:, :n]), 0.03))
+        every_look |= shown
+        settled_at |= shown & ((clear.low > 0) | (clear.high < 0))
+        settled_at |= shown if n == 20 else False  # the report's own rule is the last word
+    assert every_look.mean() > 0.1 and settled_at.mean() < 0.06
 
 
 def comparison(folder, speeds):
