@@ -16,6 +16,7 @@ COMMANDS = {
     "compare": "hvdtrain.compare.command:compare",
     "train": "hvdtrain.rank.command:train",
     "launch": "hvdtrain.launch.commands:launch",
+    "status": "hvdtrain.launch.status:status",
     "stop": "hvdtrain.launch.commands:stop",
     "hosts": "hvdtrain.launch.testbed_command:hosts",
     "evaluate": "hvdtrain.evaluate.command:evaluate",

@@ -1,34 +1,32 @@
 """`hvdtrain compare`: the same model on the same samples under several modes, one after the other, and a report."""
 
-import contextlib
 import dataclasses
-import json
-import math
 import time
-from collections.abc import Iterator
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import click
 
+from hvdtrain.compare.earlier import Earlier, check_images, claimed, find_finished, keep_threads, match
+from hvdtrain.compare.forecast import forecast_lines
 from hvdtrain.compare.grid import Axes, Planned, dry_run_lines, plan
+from hvdtrain.compare.running import run_all
+from hvdtrain.compare.settled import MOST_REPEATS, is_settled
 from hvdtrain.config import recipes
 from hvdtrain.config.command_line import given_options
 from hvdtrain.config.option_types import Names, Numbers
 from hvdtrain.config.run_config import LENGTHS, RunConfig
 from hvdtrain.errors import Failure, UsageError
+from hvdtrain.launch.allocation import allocated_cores, allocated_hosts
 from hvdtrain.launch.hosts import Host, given_hosts, host_options
-from hvdtrain.launch.job_log import failure_reason
 from hvdtrain.launch.preflight import describe_hosts
-from hvdtrain.launch.prepare import prepare
-from hvdtrain.launch.processes import launched_job, sigterm_unwinds
 from hvdtrain.report.command import margin_options
-from hvdtrain.runs.folder import check_free
+from hvdtrain.report.paired import LEAST_REPEATS
+from hvdtrain.report.verdict import Margins
 from hvdtrain.runs.request import train_options
 from hvdtrain.world.host import differences
 from hvdtrain.world.place import World
-
-PARTING_S = 30.0  # how long the ranks of a job may take to end after its summary is written
 
 
 def _use_preset(ctx: click.Context, param: click.Parameter, name: str) -> str:
@@ -63,12 +61,20 @@ def _presets() -> str:
     "--repeats", type=click.IntRange(1), default=1, show_default=True,
     help="Repeat everything, each time with the next seed; a winner needs five.",
 )  # fmt: skip
+@click.option(
+    "--until-sure", is_flag=True,
+    help=f"Repeat until the verdict is known, at most --repeats times (here {MOST_REPEATS} by default).",
+)  # fmt: skip
 @host_options
 @click.option(
-    "--launcher", type=click.Choice(["ssh", "mpi"]), default="ssh", show_default=True,
-    help="With -H or --hostfile: how ranks are started there; see `hvdtrain launch --help`.",
+    "--launcher", type=click.Choice(["ssh", "mpi", "srun"]), default="ssh", show_default=True,
+    help="With -H or --hostfile: how ranks are started there; see `hvdtrain launch --help`. `srun` inside a Slurm "
+    "allocation, and `mpi` in the launcher pod of a Kubernetes MPIJob, find the hosts themselves.",
 )  # fmt: skip
-@click.option("--dry-run", is_flag=True, help="Print the runs and the command that repeats each; run nothing.")
+@click.option(
+    "--dry-run", is_flag=True,
+    help="Print the runs, the command that repeats each, and what they will take; run nothing.",
+)  # fmt: skip
 @click.option(
     "--model", type=Names(), default=RunConfig.model, show_default=True,
     help="Models, by commas: each is compared for itself. See `hvdtrain train --help`.",
@@ -79,12 +85,16 @@ def _presets() -> str:
 )  # fmt: skip
 @train_options("mode", "servers", "repeat", "model", "batch_size", snapshot_every="never")
 @margin_options
-@click.option("--out", default="", help="Folder for runs and report, new or empty  [default: runs/compare-TIME].")
+@click.option(
+    "--out", default="",
+    help="Folder for runs and report: new or empty, or that of an earlier comparison of the same experiment, whose "
+    "finished runs stay and count  [default: runs/compare-TIME].",
+)  # fmt: skip
 @click.pass_context
 def compare(
     ctx: click.Context, preset: str, modes: list[str], workers: list[int], servers: list[int], repeats: int,
-    hosts: str | None, hostfile: Path | None, launcher: str, dry_run: bool, model: list[str], batch_size: list[int],
-    margin: float, accuracy_margin: float, out: str, **options: Any,
+    until_sure: bool, hosts: str | None, hostfile: Path | None, launcher: str, dry_run: bool, model: list[str],
+    batch_size: list[int], margin: float, accuracy_margin: float, out: str, **options: Any,
 ) -> None:  # fmt: skip
     """Train in several modes, on this machine or over hosts, and report which was faster and as good.
 
@@ -99,27 +109,43 @@ def compare(
 
     Every worker computes with the same number of threads in every run, the baseline too: as many as its share of the
     cores is where that is least, on the fullest host. Every mode sees the same samples in the same global batches.
-    With no options it takes a few minutes on two cores.
+    With no options it takes a few minutes on two cores. A comparison that was interrupted goes on with the same command
+    and --out, and so more repeats or another mode are added.
     """
     given = given_options(ctx, LENGTHS)
     for name in LENGTHS - given if given else ():  # they exclude each other: the preset's gives way
         options[name] = getattr(RunConfig, name)
     listed = given_hosts(hosts, hostfile)
     if given_options(ctx, ["launcher"]) and not listed:
+        listed = allocated_hosts(launcher)
+    if given_options(ctx, ["launcher"]) and not listed:
         raise UsageError("--launcher is for hosts: give -H or --hostfile; without them all runs are on this machine")
+    if until_sure and not given_options(ctx, ["repeats"]):
+        repeats = MOST_REPEATS
+    if until_sure and repeats < LEAST_REPEATS:
+        raise UsageError(f"--until-sure with --repeats {repeats}: no verdict is known before {LEAST_REPEATS}")
+    folder = Path(out or (f"runs/compare-{time.strftime('%Y%m%d-%H%M%S')}" if not dry_run else "runs/compare"))
     config, axes = RunConfig(**options), Axes(modes, workers, servers, model, batch_size, repeats)
+    earlier = find_finished(folder)
     if dry_run:
-        click.echo("\n".join(dry_run_lines(plan(config, axes, listed, launcher), Path(out or "runs/compare"))))
+        runs = plan(config, axes, listed, launcher)
+        runs = runs if config.threads else keep_threads(earlier, runs, folder)
+        lines = [*dry_run_lines(runs, folder), *forecast_lines(runs, match(earlier, runs, folder), folder)]
+        click.echo("\n".join(lines))
         return
     if not listed:
         config = dataclasses.replace(config, device=choose_for_all(config, max(workers)))
-    cores = _look_at_hosts(listed) if listed else None
+    cores = None if not listed else allocated_cores() if launcher == "srun" else _look_at_hosts(listed)
     runs = plan(config, axes, listed, launcher, cores)
-    folder = Path(out or f"runs/compare-{time.strftime('%Y%m%d-%H%M%S')}")
-    samples = _look(runs, folder)
-    failed = _run_all(runs, folder, samples)
-    if len(failed) < len(runs):
-        _report(folder, preset, margin, accuracy_margin)
+    runs = runs if config.threads else keep_threads(earlier, runs, folder)
+    kept = match(earlier, runs, folder)
+    samples = _look(runs, earlier)
+    margins = Margins(margin, accuracy_margin)
+    enough = partial(is_settled, folder, most=repeats, margins=margins) if until_sure else None
+    with claimed(folder):
+        failed = run_all(runs, kept, folder, samples, enough)
+        if earlier or len(failed) < len(runs):
+            _report(folder, preset, margins)
     if failed:
         raise Failure(f"{len(failed)} of {len(runs)} runs failed: {', '.join(failed)}; logs are in {folder / 'logs'}")
 
@@ -154,94 +180,28 @@ def choose_for_all(config: RunConfig, most: int) -> str:
     return config.device
 
 
-def _look(runs: list[Planned], folder: Path) -> int:
-    """Find what would fail later, and make the folder; return how many training images there are."""
+def _look(runs: list[Planned], earlier: list[Earlier]) -> int:
+    """Find what would fail later; return how many training images there are."""
     from hvdtrain.data.find import find_dataset
+    from hvdtrain.data.kept_hash import kept_content_hash
 
-    check_free(folder)
     first = runs[0].config
     if first.pretrained not in ("", "imagenet") and not Path(first.pretrained).is_file():
         raise UsageError(f"--pretrained {first.pretrained}: no such file")
     data = find_dataset(first.dataset)
     for run in runs:
         run.config.check_length(len(data.train))
-    try:
-        (folder / "runs").mkdir(parents=True)
-        (folder / "logs").mkdir()
-    except OSError as error:
-        raise UsageError(f"--out {folder} cannot be written: {error.strerror}") from None
+    if earlier:
+        check_images(earlier, kept_content_hash(data), first.dataset)
     return len(data.train)
 
 
-def _run_all(runs: list[Planned], folder: Path, samples: int) -> list[str]:
-    """Run one after the other; return the names of those that failed."""
-    from rich.console import Console
-
-    from hvdtrain.progress_bars import bar
-
-    console = Console(highlight=False)
-    failed = []
-    with bar(console) if console.is_terminal else contextlib.nullcontext() as progress, sigterm_unwinds():
-        for number, run in enumerate(runs, 1):
-            label = f"[{number}/{len(runs)}] {run.title}"
-            task = progress.add_task(label, total=run.config.total_steps(samples)) if progress else None
-            began = time.monotonic()
-            problem = None
-            for step in _follow(run, folder):
-                if isinstance(step, str):
-                    problem = step
-                elif progress and task is not None:
-                    progress.update(task, completed=step)
-            if progress and task is not None:
-                progress.remove_task(task)
-            if problem:
-                failed.append(run.name)
-                console.print(f"{label}: FAILED: {problem}", markup=False, soft_wrap=True)
-            else:
-                took = time.monotonic() - began
-                console.print(f"{label}: {_result(folder / 'runs' / run.name)}, {took:.0f} s in all", soft_wrap=True)
-    return failed
-
-
-def _follow(run: Planned, folder: Path) -> Iterator[int | str]:
-    """Start a run and yield its steps as they come; at the end, if it failed, the reason."""
-
-    out, log = (folder / "runs" / run.name).absolute(), folder / "logs" / f"{run.name}.log"
-    metrics, summary = out / f"metrics.rank{run.config.servers}.jsonl", out / "summary.json"
-    command = prepare(run.launcher, run.config, run.workers, run.hosts, out)
-    steps = position = 0
-    with launched_job(command, log) as job:
-        # A worker that hangs and was given up by the others would let its starter wait for ever.
-        while job.poll() is None and not (summary.is_file() and time.time() - summary.stat().st_mtime > PARTING_S):
-            time.sleep(0.2)
-            if metrics.is_file():
-                with metrics.open("rb") as lines:
-                    lines.seek(position)
-                    new = lines.read()
-                position += len(new)
-                steps += new.count(b"\n")
-                yield steps
-        code = job.returncode or 0
-    if code or not summary.is_file():
-        yield failure_reason(log, code)
-    elif lost := json.loads(summary.read_text())["lost_workers"]:
-        yield f"it finished without ranks {lost}, which died on the way: the report leaves it out"
-
-
-def _result(folder: Path) -> str:
-    summary = json.loads((folder / "summary.json").read_text())
-    loss, accuracy = summary["val_loss"], summary["val_accuracy"]
-    learned = f"validation accuracy {accuracy:.4f}" if math.isfinite(loss) else f"DIVERGED: validation loss {loss}"
-    return f"{summary['samples_per_s']:.0f} samples/s, {learned}"
-
-
-def _report(folder: Path, preset: str, *margins: float) -> None:
+def _report(folder: Path, preset: str, margins: Margins) -> None:
     from hvdtrain.report import write_report
     from hvdtrain.report.command import print_report
     from hvdtrain.report.runs import find_runs
-    from hvdtrain.report.verdict import Margins
 
     runs = find_runs([folder])
-    write_report(runs, folder, preset, Margins(*margins))
-    print_report(runs, preset, Margins(*margins))
+    write_report(runs, folder, preset, margins)
+    print_report(runs, preset, margins)
     click.echo(f"report: {folder / 'report.html'}")

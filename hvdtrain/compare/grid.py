@@ -10,6 +10,7 @@ from hvdtrain import modes
 from hvdtrain.config.run_config import RunConfig
 from hvdtrain.errors import UsageError
 from hvdtrain.launch.hosts import Host, allocate
+from hvdtrain.runs.launched import Launched, launch_command
 from hvdtrain.runs.request import check, check_workers, for_mode
 from hvdtrain.world.cgroups import usable_cores
 
@@ -61,21 +62,16 @@ class Planned:
         """What a shell does the same run with."""
         if self.workers + self.config.servers == 1 and not self.hosts:
             return shlex.join(["hvdtrain", "train", *self.config.to_args(), "--out", str(out)])
-        words = ["hvdtrain", "launch", "-n", str(self.workers)]
-        words += ["-s", str(self.config.servers)] if self.config.servers else []
-        if self.hosts:
-            hosts = ",".join(f"{host.name}:{host.slots}" for host in self.hosts)
-            words += ["--launcher", self.launcher, "-H", hosts]
-        options = dataclasses.replace(self.config, servers=0).to_args()
-        mode = ["--mode", "single"] if self.config.mode == "single" else []  # train's default, and not launch's
-        return shlex.join([*words, "--out", str(out), "--", *mode, *options])
+        launched = Launched(self.launcher, tuple(map(str, self.hosts)))
+        return shlex.join(launch_command(self.config, self.workers, launched, out))
 
 
 def plan(
     config: RunConfig, axes: Axes, hosts: Sequence[Host] = (), launcher: str = "local",
     cores: Mapping[str, float] | None = None,
 ) -> list[Planned]:  # fmt: skip
-    """Every run, in order: all of a repeat before the next, so that a drifting machine drifts for all modes alike.
+    """Every run, in order: all of a repeat before the next, so that a drifting machine drifts for all modes alike, and
+    each repeat begins with another mode, so that none is always the first.
 
     Args:
         hosts: where runs go, the baseline too: the launching machine may be another one.
@@ -88,7 +84,9 @@ def plan(
         raise UsageError(f"--seed {config.seed} with {axes.repeats} repeats goes beyond {2**32 - 1}, the largest seed")
     runs = []
     for repeat in range(1, axes.repeats + 1):
-        for model, batch, mode, workers, servers in _combinations(axes):
+        turn = (repeat - 1) % len(axes.modes)
+        rotated = dataclasses.replace(axes, modes=[*axes.modes[turn:], *axes.modes[:turn]])
+        for model, batch, mode, workers, servers in _combinations(rotated):
             run = dataclasses.replace(
                 for_mode(config, mode, servers), model=model, batch_size=batch,
                 seed=config.seed + repeat - 1, repeat=repeat,

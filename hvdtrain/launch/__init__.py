@@ -1,10 +1,12 @@
 """Starting jobs: on this machine, over hosts, or through a cluster's scheduler.
 
-- `commands.py` is `hvdtrain launch` and `hvdtrain stop`, `testbed_command.py` is `hvdtrain hosts`.
+- `commands.py` is `hvdtrain launch` and `hvdtrain stop`, `status.py` is `hvdtrain status`, `testbed_command.py` is
+  `hvdtrain hosts`.
 - `prepare.py` turns a training job's options into a `LaunchCommand`, with `recipe.py`, which reads `launchers/`.
 - `processes.py` starts a job's processes and ends them; `supervise.py` runs a job to its end, with retries.
 - `job_log.py` reads what a job printed, and `failure.py` says which rank failed and why.
 - `hosts.py` reads host lists, `remote.py` runs a command on a host, `copies.py` copies code and data there.
-- `preflight.py` checks hosts before a job starts: it runs `probe.py` on each; `memory.py` estimates what a rank needs.
+- `preflight.py` checks hosts before a job starts: it runs `probe.py` on each, and `bandwidth.py` there measures the
+  network; `memory.py` estimates what a rank needs.
 - `testbed.py` makes virtual hosts on this machine to try all this on.
 """

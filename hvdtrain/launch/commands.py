@@ -17,11 +17,13 @@ from hvdtrain.config.file import started_workers
 from hvdtrain.config.run_config import RunConfig
 from hvdtrain.errors import Failure, UsageError, unknown
 from hvdtrain.launch import copies
-from hvdtrain.launch.hosts import allocate, given_hosts, host_options
+from hvdtrain.launch.allocation import allocated_hosts
+from hvdtrain.launch.hosts import allocate, given_hosts, host_options, parse_hosts
 from hvdtrain.launch.prepare import prepare
 from hvdtrain.launch.processes import end_process, is_running, own_identity
-from hvdtrain.launch.supervise import STOP_TIMEOUT_S, job_record_file, log_file, supervise
+from hvdtrain.launch.supervise import STOP_TIMEOUT_S, job_record_file, log_file, read_record, supervise
 from hvdtrain.runs.folder import CONFIG, check_free
+from hvdtrain.runs.launched import remembered
 from hvdtrain.runs.request import check, check_workers, resumed_options, train_options
 
 # Options of `launch` that users give after -- by mistake.
@@ -30,8 +32,9 @@ _LAUNCH_OPTIONS = set("--out --resume --servers -s -n -H --hosts --hostfile --la
 
 @click.command(context_settings={"ignore_unknown_options": True})
 @click.option(
-    "--launcher", default="local", show_default=True, metavar="NAME",
-    help="How ranks are started: local, ssh, mpi, slurm, sge, yarn, kubernetes, or a recipe of your own in launchers/.",
+    "--launcher", metavar="NAME",
+    help="How ranks are started: local, ssh, mpi, srun, slurm, sge, yarn, kubernetes, or a recipe of your own in "
+    "launchers/  [default: local; with --resume as before].",
 )  # fmt: skip
 @click.option(
     "--num-workers", "-n", "workers", type=click.IntRange(1), help="Workers; with --resume, by default as before."
@@ -59,7 +62,7 @@ _LAUNCH_OPTIONS = set("--out --resume --servers -s -n -H --hosts --hostfile --la
 @click.option("--dry-run", is_flag=True, help="Print what would run, and run nothing.")
 @click.argument("train_options", nargs=-1, type=click.UNPROCESSED, metavar="-- TRAIN OPTIONS")
 def launch(
-    launcher: str, workers: int | None, servers: int | None, hosts: str | None, hostfile: Path | None,
+    launcher: str | None, workers: int | None, servers: int | None, hosts: str | None, hostfile: Path | None,
     sync_dst_dir: str | None, sync_data: bool, interface: str, out: str, resume: bool, retries: int, dry_run: bool,
     train_options: tuple[str, ...],
 ) -> None:  # fmt: skip
@@ -75,10 +78,18 @@ def launch(
     clocks, memory, the run folder on storage that they share, and connections between them. SIGTERM, and `hvdtrain
     stop`, let the ranks save a snapshot before they leave.
     """
-    if launcher not in recipes.names("launchers"):
+    if launcher and launcher not in recipes.names("launchers"):
         raise unknown("launcher", launcher, recipes.names("launchers"))
     if resume and not out:
         raise UsageError("--resume needs --out: the folder of the run to go on with")
+    listed = given_hosts(hosts, hostfile)
+    before = remembered(Path(out)) if resume else None
+    launcher = launcher or (before.launcher if before else "local")
+    # A job goes on where it was, unless it is told otherwise.
+    stays = before if before and before.hosts and before.launcher == launcher and not listed else None
+    if stays:
+        listed, interface = parse_hosts(",".join(stays.hosts)), interface or stays.interface
+    listed = listed or allocated_hosts(launcher)
     resumed = Path(out) / CONFIG if resume and (Path(out) / CONFIG).is_file() else None
     config = _train_config(train_options, servers, resumed)
     servers = config.servers
@@ -90,7 +101,6 @@ def launch(
     if retries and to_scheduler:
         raise UsageError(f"--retries is for jobs that `launch` sees to their end: {launcher} takes them over")
     check_workers(config.for_workers(workers), workers)
-    listed = given_hosts(hosts, hostfile)
     if sync_dst_dir and not listed:
         raise UsageError("--sync-dst-dir copies to hosts: give -H or --hostfile")
     if sync_data and not sync_dst_dir:
@@ -99,6 +109,8 @@ def launch(
     names = [host.name for host in used]
     destination = copies.check_destination(sync_dst_dir) if sync_dst_dir else ""
     to_copy = [copies.Copy(Path.cwd(), destination, copies.CODE_OPTIONS)] if destination else []
+    if stays and not destination:  # what an earlier start has copied is there still
+        destination = stays.folder
     if sync_data:
         to_copy.append(copies.Copy(copies.data_folder(config), f"{destination}/data", copies.DATA_OPTIONS))
         config = dataclasses.replace(config, dataset=to_copy[-1].destination)
@@ -110,7 +122,7 @@ def launch(
             copy.make(names)
     command = prepare(
         launcher, config, workers, used, folder, check=not dry_run, working_folder=destination,
-        interface=interface, resume=True, all_options=resumed is not None,
+        interface=interface, resume=True, all_options=resumed is not None, measure=True,
     )  # fmt: skip
     if dry_run:
         copying = [line for copy in to_copy for line in copy.shell_commands(names)]
@@ -119,7 +131,7 @@ def launch(
     log = log_file(folder)
     log.parent.mkdir(parents=True, exist_ok=True)
     record = job_record_file(folder)
-    if is_running(_read_record(record)):
+    if is_running(read_record(folder)):
         raise UsageError(f"--out {folder}: its job is still running; `hvdtrain stop {out}` ends it")
     record.write_text(json.dumps({"launcher": launcher, **own_identity()}))
     try:
@@ -162,18 +174,6 @@ def _train_config(arguments: tuple[str, ...], servers: int | None, resumed: Path
     return config
 
 
-def _read_record(file: Path) -> dict[str, Any]:
-    """What `launch` recorded of a running job; empty where there is no record, or a broken one."""
-    try:
-        record = json.loads(file.read_text())
-    except (OSError, ValueError):
-        return {}
-    if not isinstance(record, dict):
-        return {}
-    types = {"launcher": str, "job": str} if "job" in record else {"launcher": str, "pid": int, "host": str}
-    return record if all(isinstance(record.get(name), type_) for name, type_ in types.items()) else {}
-
-
 @click.command()
 @click.argument("out", metavar="RUN", type=click.Path(path_type=Path))
 def stop(out: Path) -> None:
@@ -183,7 +183,7 @@ def stop(out: Path) -> None:
     it handed to a scheduler. `hvdtrain launch --resume --out RUN` goes on with it.
     """
     file = job_record_file(out.absolute())
-    record = _read_record(file)
+    record = read_record(out.absolute())
     if not record:
         raise UsageError(f"{out}: no job that `hvdtrain launch` started is running there")
     if "job" in record:

@@ -21,6 +21,10 @@ class Host:
     name: str
     slots: int
 
+    def __str__(self) -> str:
+        """As -H takes it."""
+        return f"{self.name}:{self.slots}"
+
 
 def host_options(command: Callable) -> Callable:
     """Decorator: adds -H and --hostfile to a command."""

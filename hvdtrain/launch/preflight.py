@@ -8,17 +8,19 @@ import sys
 import tempfile
 import time
 from collections.abc import Iterator, Sequence
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import Executor, ThreadPoolExecutor
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from socket import create_server
 from threading import Timer
-from typing import Any
+from typing import Any, NamedTuple
 
 from hvdtrain.errors import UsageError
-from hvdtrain.launch import probe
+from hvdtrain.launch import bandwidth, probe
 from hvdtrain.launch.hosts import Host
 from hvdtrain.launch.remote import command_on, in_folder, is_local, resolve
+from hvdtrain.runs.launched import Pair
 from hvdtrain.world.network import own_addresses
 
 REPLY_TIMEOUT_S = 60.0  # the first import of torch from a network disk is slow
@@ -46,11 +48,20 @@ class Requirements:
     interface: str = ""
 
 
-def check_hosts(hosts: Sequence[Host], requirements: Requirements) -> str:
-    """Check that the hosts can run a job.
+class Checked(NamedTuple):
+    """What was found of hosts that can run a job.
 
-    Returns:
-        the interface by which they reach each other; empty where loopback is enough, or their names for it differ.
+    Attributes:
+        interface: by which they reach each other; empty where loopback is enough, or their names for it differ.
+        network: what was measured of it.
+    """
+
+    interface: str = ""
+    network: tuple[Pair, ...] = ()
+
+
+def check_hosts(hosts: Sequence[Host], requirements: Requirements, measure: bool = False) -> Checked:
+    """Check that the hosts can run a job, and if asked to, measure the network between them.
 
     Raises:
         UsageError: with a line for each host that cannot run the job, and why.
@@ -69,6 +80,8 @@ def check_hosts(hosts: Sequence[Host], requirements: Requirements) -> str:
         }
         connections = pool.map(lambda host_probe: host_probe.try_connections(listening, own_port), probes)
         connection_problems = list(connections)
+        can_measure = measure and len(listening) == len(hosts) > 1 and not any(connection_problems)
+        network = _measure(probes, listening, pool) if can_measure else ()
     own_software, own_interfaces = probe.software(), set(own_addresses().values())
     missing = requirements.interface not in ("", *own_interfaces)
     problems = [f"this machine has no network interface {requirements.interface}"] if missing else []
@@ -82,9 +95,31 @@ def check_hosts(hosts: Sequence[Host], requirements: Requirements) -> str:
     if problems:
         raise UsageError(*problems)
     if all(is_local(host.name) for host in hosts):  # starters use loopback
-        return ""
+        return Checked("", network)
     interfaces = {reply["interface"] for reply in replies if isinstance(reply, dict)}
-    return interfaces.pop() if len(interfaces) == 1 and interfaces <= own_interfaces else ""
+    return Checked(interfaces.pop() if len(interfaces) == 1 and interfaces <= own_interfaces else "", network)
+
+
+def _measure(probes: Sequence["HostProbe"], listening: dict[str, Any], pool: Executor) -> tuple[Pair, ...]:
+    """Bandwidth and round trip from host to host; a pair that does not answer is left out."""
+    by_name = {host_probe.host: host_probe for host_probe in probes}
+    ports = dict(zip(by_name, pool.map(lambda host_probe: host_probe.request({"serve": True}), probes), strict=True))
+    at = {name: [listening[name][0], reply["port"]] for name, reply in ports.items() if isinstance(reply, dict)}
+    if len(at) < len(by_name):
+        return ()
+
+    def ask(what: str, pair: tuple[str, str]) -> float | None:
+        reply = by_name[pair[0]].request({what: at[pair[1]]})
+        return reply["measured"] if isinstance(reply, dict) else None
+
+    found = []
+    for pairs in bandwidth.rounds(list(by_name)):
+        trips = list(pool.map(partial(ask, "round_trip"), pairs))  # before anything fills the queues
+        speeds = list(pool.map(partial(ask, "send"), pairs))
+        for (one, other), trip, speed in zip(pairs, trips, speeds, strict=True):
+            if trip and speed:
+                found.append({"from": one, "to": other, "gbit_s": speed, "round_trip_us": trip})
+    return tuple(found)
 
 
 def describe_hosts(hosts: Sequence[Host], working_folder: str) -> dict[str, dict[str, Any]]:
@@ -134,7 +169,7 @@ class HostProbe:
 
     def describe(self, request: dict[str, Any]) -> dict[str, Any] | str:
         """What the host has, or why it does not answer."""
-        reply = self._request(request | {"address": resolve(self.host)})
+        reply = self.request(request | {"address": resolve(self.host)})
         if isinstance(reply, str):
             return reply
         elapsed = time.time() - self.began
@@ -145,14 +180,14 @@ class HostProbe:
         if self.host not in listening:
             return []
         others = {name: address for name, address in listening.items() if name != self.host}
-        reply = self._request({"hosts": others, "launcher": 0 if is_local(self.host) else own_port})
+        reply = self.request({"hosts": others, "launcher": 0 if is_local(self.host) else own_port})
         if isinstance(reply, str):
             return [reply]
         errors = ", ".join(f"{name} ({error})" for name, error in reply.items())
         hint = "ranks listen on ports that the system chooses: does a firewall close them?"
         return [f"it cannot connect to {errors}; {hint}"] if errors else []
 
-    def _request(self, request: dict[str, Any]) -> dict[str, Any] | str:
+    def request(self, request: dict[str, Any]) -> dict[str, Any] | str:
         """Send a request and wait for its reply; return why there is none, if so."""
         assert self.process.stdin and self.process.stdout
         timeout = Timer(REPLY_TIMEOUT_S, self.process.kill)

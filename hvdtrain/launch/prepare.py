@@ -12,6 +12,7 @@ from hvdtrain.launch.hosts import Host
 from hvdtrain.launch.memory import rank_mb
 from hvdtrain.launch.preflight import Requirements, check_hosts
 from hvdtrain.launch.recipe import JobSpec, LaunchCommand, expand, train_program
+from hvdtrain.runs.launched import LAUNCHER, Launched, Pair
 from hvdtrain.runs.request import with_absolute_paths
 from hvdtrain.world import network
 
@@ -19,6 +20,7 @@ from hvdtrain.world import network
 def prepare(
     launcher: str, config: RunConfig, workers: int, hosts: Sequence[Host], out: Path, check: bool = True,
     working_folder: str = "", interface: str = "", resume: bool = False, all_options: bool = False,
+    measure: bool = False,
 ) -> LaunchCommand:  # fmt: skip
     """The command that starts a training job.
 
@@ -30,28 +32,34 @@ def prepare(
             chosen.
         resume: go on with what is in the run folder: also where the job is started again after a failure.
         all_options: name every option to the ranks, since the run folder may have other values.
+        measure: where hosts are checked, measure the network between them too, for the manifest.
 
     Raises:
         UsageError: a host cannot run it, or the launcher needs hosts.
     """
     config = with_absolute_paths(config)
-    environment = {}
+    environment: dict[str, str] = {}
+    network_pairs: tuple[Pair, ...] = ()
     interface = interface or os.environ.get(network.VARIABLE, "")
     if set(testbed.running_nodes()) & {host.name for host in hosts}:
         interface = interface or testbed.INTERFACE
         environment["HVDTRAIN_OVER_TCP"] = "1"  # these hosts share memory, which rpc would find and use
-    if hosts and check and recipes.load("launchers", launcher).get("hosts") == "needed":
+    recipe = recipes.load("launchers", launcher)
+    if hosts and check and recipe.get("hosts") == "needed":
         files = [path for path in (config.dataset, config.pretrained) if path.startswith("/")]
         by_name = config.mode != "allreduce"  # Horovod gets addresses from its starter
         requirements = Requirements(
             working_folder or str(Path.cwd()), out, files, rank_mb(config, workers), by_name, interface
         )
-        interface = check_hosts(hosts, requirements) or interface
-    if interface:  # ranks have all that carries bytes use it
-        environment[network.VARIABLE] = interface
+        checked = check_hosts(hosts, requirements, measure)
+        interface, network_pairs = checked.interface or interface, checked.network
+    launched = Launched(launcher, tuple(map(str, hosts)), interface, working_folder, network_pairs)
+    environment |= launched.variables()  # ranks have all that carries bytes use the interface
     if config.servers and hosts:  # horovodrun numbers ranks host by host: ranks spread the servers with this
         environment["HVDTRAIN_SLOTS"] = ",".join(str(host.slots) for host in hosts)
     program = [*train_program(config, out, all_options), *(["--resume"] if resume else [])]
+    if "script" in recipe:  # not every scheduler passes the environment on
+        program = ["env", f"{LAUNCHER}={launcher}", *program]
     ranks, survives = workers + config.servers, modes.declared(config.mode).survives_lost_worker
     spec = JobSpec(ranks, program, config.servers, hosts, out, interface, working_folder, survives, environment)
     return expand(launcher, spec)

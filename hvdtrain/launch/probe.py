@@ -1,7 +1,7 @@
 """Describes the host that it runs on: `python -m hvdtrain.launch.probe`, which `preflight` starts on each host.
 
-It gets two requests, as lines of JSON on stdin: to describe the host; and, once every host listens, to try to connect
-to the others.
+It gets requests, as lines of JSON on stdin: to describe the host; once every host listens, to try to connect to the
+others; and, where the network is measured, what `bandwidth.asked` takes.
 """
 
 import hashlib
@@ -16,6 +16,7 @@ from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
+from hvdtrain.launch import bandwidth
 from hvdtrain.world.network import own_addresses
 
 PACKAGE = Path(__file__).parent.parent
@@ -31,7 +32,9 @@ def main() -> None:
         listening = {"interface": interface, "address": address, "port": listener.getsockname()[1]}
         _reply(software() | describe(request) | listening)
         _reply(unreachable(json.loads(sys.stdin.readline())))
-        sys.stdin.readline()  # go on listening until preflight closes stdin: the others try to connect
+        for line in sys.stdin:  # go on listening until preflight closes it: the others try to connect
+            measurement = json.loads(line)
+            _reply({"port": bandwidth.serve(address)} if "serve" in measurement else bandwidth.asked(measurement))
 
 
 def _reply(reply: dict[str, Any]) -> None:

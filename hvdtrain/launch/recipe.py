@@ -89,7 +89,7 @@ def expand(launcher: str, spec: JobSpec) -> LaunchCommand:
         raise UsageError(f"--launcher {launcher} finds hosts itself: drop -H or --hostfile, or choose ssh or mpi")
     job_variables = dict(recipe.get("environment", {})) | dict(spec.environment)
     launch_folder = spec.out.with_name(f"{spec.out.name}.launch")
-    environment = _starter_environment(job_variables, pass_all=not spec.hosts)
+    environment = _starter_environment(job_variables, pass_all=recipe.get("hosts") != "needed")
     hostfile, script = launch_folder / "hosts", launch_folder / str(recipe.get("script_name", "job"))
     values: dict[str, Any] = {
         "bin": str(Path(sys.executable).parent), "prefix": str(Path(sys.executable).parent.parent),

@@ -8,20 +8,25 @@ from hvdtrain.modes._synchroniser import Synchroniser
 from hvdtrain.numerics.clock import PARTS, WAITS
 from hvdtrain.numerics.durations import percentile
 from hvdtrain.runs.metrics import WARM_UP, Recorder, Tally
+from hvdtrain.training.cost import ProcessorTime
 from hvdtrain.training.history import History
 from hvdtrain.world.job import Job
+from hvdtrain.world.load import HostLoad, by_host, spent_by_host
 from hvdtrain.world.memory import peak_rss_mb
 
 
 def summarise(
-    job: Job, sync: Synchroniser, recorder: Recorder, history: History, first_step: int, processor_s: Sequence[float]
-) -> dict[str, Any]:
+    job: Job, sync: Synchroniser, recorder: Recorder, history: History, first_step: int, processor_s: Sequence[float],
+    beside: "Beside",
+) -> dict[str, Any]:  # fmt: skip
     """The summary of a run over all workers; every worker calls it together, and the first gets it, the others nothing.
 
     Args:
         first_step: the step of the snapshot that this job went on from, or 0.
+        beside: begun before training.
         processor_s: this process's processor seconds, then on the first worker each server's.
     """
+    load = beside.collect()
     workers, steps = job.world.workers, history.step - first_step
     processes = _processes(job, sync, recorder.samples, steps, processor_s)
     there, rows = sync.group.gather([history.wall_s, *recorder.tally.row()])
@@ -64,12 +69,33 @@ def summarise(
             **{f"p{share}_s": percentile(tally.durations, share / 100) for share in (50, 95, 99)},
         },
         "processes": processes,
+        "load": load,
         "workers": workers,
         "lost_workers": [job.world.servers + worker for worker in range(workers) if worker not in there],  # ranks
         "snapshots": history.snapshots,
         "snapshot_s": history.snapshot_s,
         "evaluations": history.evaluations,
     }
+
+
+class Beside:
+    """What the hosts of a job do while it trains, evaluations included, beside its own processes."""
+
+    def __init__(self, sync: Synchroniser) -> None:
+        self.sync, self.host, self.processor = sync, HostLoad(), ProcessorTime(sync)
+
+    def collect(self) -> dict[str, dict[str, Any]]:
+        """By host, see world.load.by_host; on the first worker. All workers call it together, and wait for nobody in
+        between: who waits spends processor time that others' windows do not have.
+        """
+        own = {"host": socket.gethostname(), "load": self.host.since(), "spent": self.processor.seconds()}
+        workers = self.sync.group.collect("load", own)
+        if not workers:
+            return {}
+        rows = [*self.sync.ask_servers("cost"), *workers.values()]
+        first = workers[min(workers)]["spent"]  # the first worker's, then each server's
+        seconds = [*first[1:], *(row["spent"][0] for row in workers.values())]
+        return by_host({row["host"]: row["load"] for row in workers.values()}, spent_by_host(rows, seconds))
 
 
 def _processes(

@@ -28,8 +28,8 @@ from hvdtrain.models.pretrained import load_pretrained
 from hvdtrain.modes._synchroniser import Synchroniser
 from hvdtrain.numerics.clock import PARTS
 from hvdtrain.numerics.slowdown import Slowdown
-from hvdtrain.rank.summary import summarise
-from hvdtrain.runs.manifest import by_host, manifest, weights_hash
+from hvdtrain.rank.summary import Beside, summarise
+from hvdtrain.runs.manifest import by_host, manifest, part, weights_hash
 from hvdtrain.runs.metrics import Recorder, Tally, write_json
 from hvdtrain.runs.snapshot import BEST, Snapshot, write_tensors
 from hvdtrain.training import device, resume
@@ -165,6 +165,7 @@ def train_as_worker(
     training = Training(job, model, module, sync, recorder, progress, saver, history, slowdown)
     with deferred_sigterm(leave_file(job.folder) if world.is_chief else None):
         try:
+            beside = Beside(sync)
             processor_s = train(training, loader, validation)
         except Terminated:
             last = f"the last snapshot is of step {saver.last}" if saver.last else "no snapshot could be saved"
@@ -174,13 +175,15 @@ def train_as_worker(
         finally:
             progress.close()
             recorder.close()
-        _finish(training, processor_s, after, data, side)  # a SIGTERM that comes now has nothing left to end
+        _finish(training, processor_s, beside, after, data, side)  # a SIGTERM that comes now has nothing left to end
 
 
-def _finish(training: Training, processor_s: list[float], first_step: int, data: ImageFolder, side: int) -> None:
+def _finish(
+    training: Training, processor_s: list[float], beside: Beside, first_step: int, data: ImageFolder, side: int
+) -> None:
     """Write the results of training that is over, and leave the others. All workers call it together."""
     job, sync, progress = training.job, training.sync, training.progress
-    summary = summarise(job, sync, training.recorder, training.history, first_step, processor_s)
+    summary = summarise(job, sync, training.recorder, training.history, first_step, processor_s, beside)
     if job.world.is_chief:
         write_tensors(job.folder / WEIGHTS, training.model.state_dict())
     if data.test:
@@ -234,8 +237,7 @@ def _begin(
         "classes": len(data.classes), "train_samples": len(data.train), "validation_samples": len(data.validation),
         "initial_weights": before.get("initial_weights", f"blake2b:{start}"),
     })  # fmt: skip
-    part = {name: facts[name] for name in ("mode", "workers", "servers", "threads_per_worker", "device", "started")}
-    facts["parts"] = [*before.get("parts", []), {"after_step": resumed.step if resumed else 0, **part}]
+    facts["parts"] = [*before.get("parts", []), part(facts, resumed.step if resumed else 0)]
     write_json(job.folder / MANIFEST, facts)
     return {name: facts[name] for name in ("dataset_hash", "initial_weights", "parts")}
 

@@ -11,6 +11,7 @@ from hvdtrain.report.fairness import field_value, format_value
 from hvdtrain.report.formatting import with_noun
 from hvdtrain.report.runs import Kind, Run, finished_by_kind
 from hvdtrain.world.host import differences
+from hvdtrain.world.load import beside_others
 
 _SHORT_S = 5
 Groups = dict[Kind, list[Run]]
@@ -101,6 +102,16 @@ def _oversubscribed_cores(groups: Groups) -> str:
     return f"More busy threads than cores, which slows these runs: {'; '.join(listed)}." if listed else ""
 
 
+def _foreign_load(groups: Groups) -> str:
+    def beside(run: Run) -> list[str]:
+        return beside_others(to_builtins(run.summary.load))
+
+    busy = [(kind, sum(bool(beside(run)) for run in runs), len(runs)) for kind, runs in groups.items()]
+    listed = [f"{kind.label} (in {count} of {n})" for kind, count, n in busy if count]
+    worst = next((lines[0] for runs in groups.values() for run in runs if (lines := beside(run))), "")
+    return f"Hosts were busy with other work beside these runs: {', '.join(listed)}; {worst}." if listed else ""
+
+
 def _different_hosts(groups: Groups) -> str:
     listed = {line: None for runs in groups.values() for line in differences(to_builtins(runs[0].manifest.hosts))}
     return f"Hosts of one run differ: {'; '.join(listed)}." if listed else ""
@@ -165,7 +176,7 @@ def _spread_in_time(groups: Groups) -> str:
 
 
 _CAVEATS = (
-    _diverged, _resumed, _uneven_training, _overflowed_steps, _oversubscribed_cores, _different_hosts, _one_host,
-    _different_backends, _stale_gradients, _unscaled_pushes, _different_effective_rates, _uncharged_servers,
+    _diverged, _resumed, _uneven_training, _overflowed_steps, _foreign_load, _oversubscribed_cores, _different_hosts,
+    _one_host, _different_backends, _stale_gradients, _unscaled_pushes, _different_effective_rates, _uncharged_servers,
     _single_repeats, _short_runs, _restricted_cores, _shared_seeds, _batch_statistics, _dropout, _spread_in_time,
 )  # fmt: skip

@@ -5,6 +5,7 @@ import fcntl
 import os
 import time
 import tomllib
+from collections.abc import Iterator
 from pathlib import Path
 
 from hvdtrain.config.run_config import RunConfig
@@ -58,6 +59,28 @@ def claim(folder: Path, config: RunConfig, workers: int, job: str, others_log: b
     config.save(new, workers=workers, job=job)
     fcntl.flock(os.open(new, os.O_WRONLY), fcntl.LOCK_EX)
     new.replace(folder / CONFIG)
+
+
+def is_claimed(folder: Path) -> bool:
+    """Whether a job is at work in the folder, as far as this host's locks tell."""
+    try:
+        with locked(folder / CONFIG, create=False):
+            return False
+    except BlockingIOError:
+        return True
+    except OSError:  # there is none, or one that nobody may open
+        return False
+
+
+@contextlib.contextmanager
+def locked(file: Path, create: bool = True) -> Iterator[None]:
+    """Hold the file's lock. BlockingIOError where another process does."""
+    descriptor = os.open(file, os.O_WRONLY | (os.O_CREAT if create else 0), 0o666)
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        yield
+    finally:
+        os.close(descriptor)
 
 
 def wait_for_claim(folder: Path, job: str, seconds: float) -> None:

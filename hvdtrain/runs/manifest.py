@@ -14,12 +14,12 @@ from hvdtrain import modes
 from hvdtrain.numerics.flat import trained
 from hvdtrain.numerics.optimizers import schedule
 from hvdtrain.numerics.split import even_range
+from hvdtrain.runs.launched import Launched, launch_command, read_launched
 from hvdtrain.runs.request import shares_of
 from hvdtrain.world.horovod import DEFAULTS
 from hvdtrain.world.host import gpus, hardware, speed_variables, versions
 from hvdtrain.world.job import Job
 from hvdtrain.world.network import use_one_interface
-from hvdtrain.world.place import World
 
 
 def weights_hash(model: nn.Module) -> str:
@@ -55,6 +55,7 @@ def manifest(
     config, world, mode = job.config, job.world, modes.declared(job.config.mode)
     size = sum(p.numel() for p in trained(model))
     push_scale = config.push_scale if "push_scale" in mode.options else "mean" if world.servers else ""
+    launched = read_launched()
     is_step = "push_scale" in mode.options and push_scale == "mean"  # each push is a step by itself
     return {
         "hvdtrain": version("hvdtrain"),
@@ -105,7 +106,9 @@ def manifest(
         "backend": backend,
         "interface": use_one_interface(world),
         "starter": world.starter,
-        "command": command(world),
+        "launch": _how(launched),
+        "network": {"pairs": list(launched.network)} if launched and launched.network else None,
+        "command": command(job, launched),
         "started": datetime.now(UTC).isoformat(timespec="seconds"),
         "versions": versions(),
         "environment": (DEFAULTS if "horovod" in backend else {}) | speed_variables(),
@@ -114,8 +117,22 @@ def manifest(
     }
 
 
-def command(world: World) -> list[str]:
+def _how(launched: Launched | None) -> dict[str, Any] | None:
+    if not launched:
+        return None
+    return {
+        "launcher": launched.launcher, "hosts": list(launched.hosts), "interface": launched.interface,
+        "folder": launched.folder,
+    }  # fmt: skip
+
+
+def command(job: Job, launched: Launched | None) -> list[str]:
     """What starts a job like this one again."""
+    world = job.world
+    if launched and (world.size > 1 or launched.hosts):
+        return launch_command(job.config, world.workers, launched, job.folder)
+    if launched:
+        return ["hvdtrain", "train", *job.config.to_args(), "--out", str(job.folder)]
     starter = {
         "alone": [],
         "mpirun": ["mpirun", "--oversubscribe", "--bind-to", "none", "-np", str(world.size)],
@@ -123,3 +140,13 @@ def command(world: World) -> list[str]:
         "torchrun": ["torchrun", "--nproc-per-node", str(world.local_size), "--module"],
     }.get(world.starter, [world.starter])
     return [*starter, "hvdtrain", *sys.argv[1:]]
+
+
+# Of the manifest, what each start of a run is remembered by.
+PART = ("mode", "workers", "servers", "threads_per_worker", "device", "backend", "interface", "started")
+
+
+def part(facts: dict[str, Any], after_step: int) -> dict[str, Any]:
+    """What the manifest says of this start of the run; `ranks` are those of each host."""
+    ranks = {name: host["ranks"] for name, host in facts["hosts"].items()}
+    return {"after_step": after_step, **{name: facts[name] for name in PART}, "hosts": ranks}

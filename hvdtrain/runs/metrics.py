@@ -11,14 +11,11 @@ from hvdtrain.errors import Failure
 from hvdtrain.numerics.clock import PARTS
 from hvdtrain.numerics.durations import BINS, bin_of
 from hvdtrain.ps.messages import PushStatus
+from hvdtrain.runs.live import metrics_file
 
 STALENESS_BINS = 64
 WARM_UP = 5  # steps of a worker after each start of a run, slower than all others: apart from the percentiles
 STEP_PARTS = tuple(part for part in PARTS if part != "refresh")  # of a step's line; no step refreshes
-
-
-def metrics_file(folder: Path, rank: int) -> Path:
-    return folder / f"metrics.rank{rank}.jsonl"
 
 
 @dataclass

@@ -131,6 +131,7 @@ class Manifest(Struct, frozen=True, kw_only=True):
     weight_decay: float | None = None
     nesterov: bool | None = None
     push_scale: str | None = None
+    look_ahead: Figure | None = None
     shares: str | None = None
     staleness_bound: Count | None = None
     backup: Count | None = None

@@ -139,9 +139,15 @@ def _read(starter: str, env: Mapping[str, str], variables: str) -> World:
 
 
 def _tasks_here(text: str, node: int) -> int:
-    """4 from `4`; and from Slurm's `4(x2),2`, which is `4,4,2`, the tasks of the node with this number."""
+    """4 from `4`; and from Slurm's `4(x2),2` the tasks of the node with this number."""
+    counts = tasks_by_node(text)
+    return counts[min(node, len(counts) - 1)]
+
+
+def tasks_by_node(text: str) -> list[int]:
+    """4, 4, 2 from Slurm's `4(x2),2`."""
     counts: list[int] = []
     for word in text.split(","):
         count, _, times = word.partition("(x")
         counts += [int(count)] * int(times.rstrip(")") or 1)
-    return counts[min(node, len(counts) - 1)]
+    return counts

@@ -8,8 +8,11 @@ import time
 
 import psutil
 import pytest
+from click.testing import CliRunner
 from helpers.jobs import make_images, until
 from helpers.launched import TINY, Launched
+
+from hvdtrain.launch.status import status
 
 pytestmark = pytest.mark.timeout(120)
 
@@ -45,7 +48,12 @@ def test_a_local_job_listens_on_loopback_only_and_nothing_is_left_of_it(mode, wo
         job.wait_for_steps()
         assert sorted(job.ranks()) == list(range(workers + servers))
         assert set() < listening(job) <= LOOPBACK
+        shown = CliRunner().invoke(status, [str(tmp_path / "run")]).output
+        assert re.match(
+            rf".*run: training since .* \({mode} with 2 worker\(s\).*, by local\)\nstep \d+ of \d+, ", shown
+        )
         ends(job, signals)
+        assert "run: not running, and not finished; " in CliRunner().invoke(status, [str(tmp_path / "run")]).output
 
 
 def test_a_killed_rank_is_named_and_its_end_is_the_jobs_exit_code(tmp_path):

@@ -16,9 +16,9 @@ from hvdtrain.launch.hosts import Host
 from hvdtrain.launch.prepare import prepare
 from hvdtrain.launch.recipe import JobSpec, expand
 
-LAUNCHERS = ["kubernetes", "local", "mpi", "sge", "slurm", "ssh", "yarn"]
+LAUNCHERS = ["kubernetes", "local", "mpi", "sge", "slurm", "srun", "ssh", "yarn"]
 HOSTS = (Host("node1", 2), Host("node2", 2))
-TAKE_HOSTS = ("mpi", "slurm", "ssh")
+TAKE_HOSTS = ("mpi", "slurm", "srun", "ssh")
 PROGRAM = ["python", "-m", "hvdtrain", "train", "--out", "a b"]
 
 
@@ -65,6 +65,8 @@ def test_a_dry_run_prints_what_would_run_and_writes_nothing(launcher, given, tmp
     result = CliRunner().invoke(launch, words)
     if launcher in ("ssh", "mpi") and not given:
         assert "needs hosts: give -H a:1,b:1 or --hostfile FILE" in str(result.exception)
+    elif launcher == "srun" and not given:
+        assert "is for use inside a Slurm allocation" in str(result.exception)
     elif launcher not in TAKE_HOSTS and given:
         assert "finds hosts itself: drop -H" in str(result.exception)
     else:
@@ -100,6 +102,14 @@ def test_slurms_job_is_a_shell_script_with_a_step(out):
     assert "#SBATCH --distribution=cyclic" in settings
     assert f"srun --kill-on-bad-exit=1 {shlex.join(PROGRAM)} || code=$?" in lines
     assert not [line for line in script("slurm", out, ())[1].splitlines() if "--nodes" in line or "--nodelist" in line]
+
+
+def test_srun_starts_a_step_of_the_allocation_on_its_nodes(out):
+    words = start("srun", out).argv
+    assert words[:2] == ["sh", "-c"] and words[3:5] == ["node1,node2", "srun"]
+    assert {"--ntasks=4", "--nodes=2", "--nodelist=node1,node2", "--distribution=cyclic", "--overlap"} < set(words)
+    assert words[-len(PROGRAM) :] == PROGRAM
+    assert subprocess.run(["sh", "-n", "-c", words[2]]).returncode == 0
 
 
 def test_grid_engines_job_takes_its_hosts_from_the_parallel_environment(out):

@@ -35,7 +35,7 @@ def problems(needs, hosts=HERE):
 
 
 def test_a_host_that_can_is_let_pass_and_nothing_is_left(needs, tmp_path):
-    assert check_hosts(HERE, needs) == ""
+    assert check_hosts(HERE, needs, measure=True) == ("", ())
     assert list(tmp_path.iterdir()) == []
 
 
@@ -62,7 +62,7 @@ def test_ranks_cannot_start_in_a_folder_that_is_not_there(needs):
 
 def test_other_code_of_the_same_version_is_told_from_ours(needs, tmp_path):
     shutil.copytree(Path(hvdtrain.__file__).parent, tmp_path / "hvdtrain", ignore=shutil.ignore_patterns("*.pyc"))
-    assert check_hosts(HERE, needs) == ""
+    assert check_hosts(HERE, needs, measure=True) == ("", ())
     (tmp_path / "hvdtrain" / "train.py").write_text("# changed\n")
     [line] = problems(needs)
     assert "hvdtrain 0." in line and f"in {tmp_path}/hvdtrain, here 0." in line

@@ -176,3 +176,21 @@ def test_ranks_that_are_dealt_out_over_two_nodes_train(slurm_on_two_nodes, tmp_p
         manifest = json.loads((out / "manifest.json").read_text())
         assert (manifest["starter"], manifest["workers"], manifest["servers"]) == ("srun", workers, servers)
         assert (manifest["hardware"]["hosts"], manifest["interface"]) == (["node1", "node2"], testbed.INTERFACE)
+
+
+def test_a_comparison_runs_inside_an_allocation(slurm, tmp_path):
+    """Its threads are those of the allocation, and runs follow each other as steps of one job."""
+    out = tmp_path / "c"
+    words = ["compare", "--launcher", "srun", "--modes", "ddp,ps-sync", *TINY, "--steps", "4", "--out", str(out)]
+    command = ["salloc", "--quiet", "--ntasks=3", HVDTRAIN, *words]
+    done = subprocess.run(command, **SETTINGS | {"env": slurm}, timeout=150, cwd=tmp_path)
+    assert done.returncode == 0, done.stdout
+    host = socket.gethostname()
+    for name, ranks in (("ddp-w2-r1", 2), ("ps-sync-w2-s1-r1", 3)):
+        manifest = json.loads((out / "runs" / name / "manifest.json").read_text())
+        assert (manifest["starter"], manifest["processes"]) == ("srun", ranks)
+        assert (manifest["launch"]["launcher"], manifest["launch"]["hosts"]) == ("srun", [f"{host}:{ranks}"])
+    outside = subprocess.run([HVDTRAIN, *words], **SETTINGS | {"env": slurm}, timeout=30)
+    assert (outside.returncode, outside.stdout.strip()) == (
+        2, "hvdtrain: --launcher srun is for use inside a Slurm allocation: start this in salloc or sbatch",
+    )  # fmt: skip

@@ -98,6 +98,26 @@ def test_a_job_runs_across_hosts(launcher, mode, workers, servers, nodes, tmp_pa
     manifest, summary = (json.loads((out / f"{name}.json").read_text()) for name in ("manifest", "summary"))
     assert manifest["hardware"]["hosts"] == ["node1", "node2"]
     assert (manifest["workers"], manifest["servers"], summary["steps"]) == (workers, servers, 6)
+    slots = ["node1:2", f"node2:{servers}"]
+    assert manifest["launch"] == {
+        "launcher": launcher, "hosts": slots, "interface": testbed.INTERFACE, "folder": "",
+    }  # fmt: skip
+    again = [
+        "hvdtrain",
+        "launch",
+        "-n",
+        str(workers),
+        "-s",
+        str(servers),
+        "--launcher",
+        launcher,
+        "-H",
+        ",".join(slots),
+    ]
+    assert manifest["command"][: len(again)] == again
+    pairs = manifest["network"]["pairs"]
+    assert [(pair["from"], pair["to"]) for pair in pairs] == [("node1", "node2"), ("node2", "node1")]
+    assert all(0.3 < pair["gbit_s"] < 1.05 and pair["round_trip_us"] > 1 for pair in pairs), pairs
     if servers == 2:  # they are apart: each host has a server and a worker
         hosts = [(out / "logs" / f"rank.{rank}.err").exists() for rank in range(4)]
         assert all(hosts)
@@ -131,6 +151,8 @@ def test_a_job_ends_on_all_hosts_and_says_why(how, launcher, nodes, tmp_path):
             assert list((job.out / "snapshots").glob("step-*"))  # not one of an epoch: those are still running
             assert (stopped.returncode, stopped.stdout) == (0, f"{job.out}: its job has ended\n")
             assert hvdtrain("stop", job.out).returncode == 2
+            again = hvdtrain("launch", "--resume", "--out", job.out, "--dry-run").stdout  # where it was, and by what
+            assert ("horovodrun" if launcher == "ssh" else "--prefix") in again and testbed.INTERFACE in again
         elif how == "a killed rank":
             ranks()[1].kill()
         else:  # the ssh clients of all hosts are killed, as when their network goes

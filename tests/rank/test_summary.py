@@ -12,7 +12,7 @@ from hvdtrain.data.sampling import BatchSampler
 from hvdtrain.modes._synchroniser import LocalUpdate
 from hvdtrain.numerics.clock import PARTS
 from hvdtrain.ps.membership import Membership
-from hvdtrain.rank.summary import summarise
+from hvdtrain.rank.summary import Beside, summarise
 from hvdtrain.runs.metrics import Recorder
 from hvdtrain.training.history import History
 from hvdtrain.training.step import digest
@@ -37,7 +37,7 @@ def test_the_summary_of_176_workers_has_the_digest_of_one(tmp_path):
             last = {"step": 1, "train_s": 2.0, "val_accuracy": 0.9, "val_loss": 0.1}
             history = History([last], step=1, samples=704, wall_s=2.0)
             sync = LocalUpdate(job, Threads(world, membership, store))
-            found[worker] = summarise(job, sync, recorder, history, 0, [1.0])
+            found[worker] = summarise(job, sync, recorder, history, 0, [1.0], Beside(sync))
             recorder.close()
 
         (tmp_path / str(workers)).mkdir()
@@ -54,3 +54,5 @@ def test_the_summary_of_176_workers_has_the_digest_of_one(tmp_path):
     assert [process["rank"] for process in many["processes"]] == list(range(176))
     assert (alone["samples"], alone["samples_per_s"], alone["steps"]) == (704, 352.0, 1)
     assert alone["time_to_target_s"] is None
+    [load] = many["load"].values()  # of the one host that they all have
+    assert load["cores"] > 0 and load["others_cores"] >= 0

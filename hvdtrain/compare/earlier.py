@@ -1,0 +1,206 @@
+"""What an earlier `hvdtrain compare` left in its folder: finished runs stay, if they are of the same experiment."""
+
+import contextlib
+import dataclasses
+import os
+import time
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from hvdtrain import modes
+from hvdtrain.compare.grid import Planned
+from hvdtrain.config.file import read_config
+from hvdtrain.config.run_config import RunConfig, flag
+from hvdtrain.errors import UsageError
+from hvdtrain.report import check_out
+from hvdtrain.report.runs import Run, load_run
+from hvdtrain.runs.folder import CONFIG, check_free, is_claimed, locked
+from hvdtrain.runs.request import with_absolute_paths
+from hvdtrain.world.host import versions
+
+LAST_BREATH_S = 30.0  # how long the ranks of a comparison that was killed may take to end
+_REPORT = ("report.html", "report.md", "results.csv", "verdict.json")
+# Fields that tell the runs of a comparison apart, and fields that change nothing about a run.
+_AXES = {"mode", "servers", "model", "batch_size", "repeat", "seed", "shares"}
+_NO_MATTER = {"log_every", "timeout"}
+
+
+@dataclass(frozen=True)
+class Earlier:
+    """A finished run of an earlier comparison in the same folder."""
+
+    run: Run
+    config: RunConfig
+
+    @property
+    def key(self) -> tuple[Any, ...]:
+        return _key(self.config, self.run.kind.workers)
+
+
+def _key(config: RunConfig, workers: int) -> tuple[Any, ...]:
+    """What no two runs of a comparison have in common."""
+    return (config.mode, workers, config.servers, config.model, config.batch_size, config.repeat)
+
+
+def find_finished(folder: Path) -> list[Earlier]:
+    """The finished runs of the comparison in this folder, none where the folder is new.
+
+    Raises:
+        UsageError: the folder holds something else.
+    """
+    if not (folder / "runs").is_dir() or not (folder / "logs").is_dir() or (folder / CONFIG).exists():
+        check_free(folder)
+        return []
+    if any((folder / name).exists() for name in _REPORT):
+        check_out(folder)
+    found = []
+    for run_folder in sorted((folder / "runs").iterdir()):
+        with contextlib.suppress(UsageError):  # of a run that had only begun, it cannot be read: that is made again
+            if (run := load_run(run_folder)).is_finished:
+                found.append(Earlier(run, RunConfig(**read_config(run_folder / CONFIG))))
+    return found
+
+
+def keep_threads(earlier: Sequence[Earlier], runs: Sequence[Planned], folder: Path) -> list[Planned]:
+    """The runs with as many threads a worker as those have that are there.
+
+    Args:
+        runs: with as many as there is room for.
+    """
+    threads, room = (found[0].config.threads if found else 0 for found in (earlier, runs))
+    if not threads:
+        return list(runs)
+    if 0 < room < threads:
+        raise UsageError(
+            f"--out {folder} has runs of {threads} threads a worker, and these have room for {room}: name another "
+            f"folder, or give --threads {threads}"
+        )
+    return [dataclasses.replace(run, config=dataclasses.replace(run.config, threads=threads)) for run in runs]
+
+
+def match(earlier: Sequence[Earlier], runs: Sequence[Planned], folder: Path) -> dict[str, Path]:
+    """The folders of those planned runs that are finished, by their names.
+
+    Raises:
+        UsageError: the runs that are there were made with other options, on other hosts or with other versions, so that
+            they could not be compared with those that are planned.
+    """
+    by_key, by_name = {one.key: one for one in earlier}, {one.run.name: one for one in earlier}
+    kept = {}
+    for run in runs:
+        asked = with_absolute_paths(run.config)
+        one = by_key.get(_key(asked, run.workers))
+        if one:
+            kept[run.name] = one.run.folder
+        elif other := by_name.get(run.name):  # a run's name does not have what all runs of its comparison share
+            were, are = (f"--model {config.model} --batch-size {config.batch_size}" for config in (other.config, asked))
+            raise UsageError(
+                f"--out {folder}: {run.name} is there already, with {were} in place of {are}: name both, by commas, or "
+                "another folder"
+            )
+        others = [one] if one else [*earlier[:1], *[other for other in earlier if other.config.mode == asked.mode][:1]]
+        for other in others:
+            if different := [*_other_options(other, asked), *_otherwise_made(other, run, is_same=other is one)]:
+                raise UsageError(
+                    f"--out {folder} has runs that could not be compared: {other.run.name} was made with "
+                    f"{'; '.join(different)}: name another folder, or repeat what it was made with"
+                )
+    return kept
+
+
+def _other_options(earlier: Earlier, asked: RunConfig) -> list[str]:
+    """In what its options differ from those asked, a phrase each."""
+    before = earlier.config
+    own = {name for mode in modes.names() for name in modes.declared(mode).options}
+    skipped = _AXES | _NO_MATTER | (own if before.mode != asked.mode else set())
+    found = [
+        f"{flag(f.name)} {getattr(before, f.name) or 'none'}, not {getattr(asked, f.name) or 'none'}"
+        for f in dataclasses.fields(RunConfig)
+        if f.name not in skipped and not _is_same(f.name, before, asked)
+    ]
+    if before.seed - before.repeat != asked.seed - asked.repeat:
+        seeds = [config.seed - config.repeat + 1 for config in (before, asked)]
+        found.append(f"--seed {seeds[0]}, not {seeds[1]}")
+    return found
+
+
+def _is_same(name: str, before: RunConfig, asked: RunConfig) -> bool:
+    if name == "lr" and before.batch_size != asked.batch_size:  # with --lr-scaling it follows from the batch
+        return True
+    return getattr(before, name) == getattr(asked, name)
+
+
+def _otherwise_made(earlier: Earlier, run: Planned, is_same: bool) -> list[str]:
+    """In what it was launched otherwise, or by other software; is_same: it is this very run."""
+    manifest = earlier.run.manifest
+    found = [
+        f"{name} {version}, not {versions().get(name)}"
+        for name, version in manifest.versions.items()
+        if version != versions().get(name)
+    ]
+    launched = manifest.launch
+    if launched and launched.launcher not in (None, run.launcher):
+        found.append(f"--launcher {launched.launcher}, not {run.launcher}")
+    hosts = [f"{host.name}:{host.slots}" for host in run.hosts]
+    if is_same and launched and launched.hosts != hosts:
+        found.append(f"hosts {','.join(launched.hosts) or 'none'}, not {','.join(hosts) or 'none'}")
+    return found
+
+
+def check_images(earlier: Sequence[Earlier], images: str, dataset: str) -> None:
+    """UsageError where the data set is not what the runs that are there were trained on.
+
+    Args:
+        images: the hash of its content.
+    """
+    for one in earlier:
+        if one.run.manifest.dataset_hash != images:
+            raise UsageError(
+                f"--dataset {dataset} is not what {one.run.folder} was trained on: name another folder with --out"
+            )
+
+
+def set_aside(folder: Path, name: str) -> Path | None:
+    """Move what is left of a run that was begun out of the way of its next start; where to, or None if there is none.
+
+    Raises:
+        UsageError: its job still runs.
+    """
+    begun = folder / "runs" / name
+    if not begun.exists():
+        return None
+    deadline = time.monotonic() + LAST_BREATH_S
+    while is_claimed(begun):
+        if time.monotonic() > deadline:
+            raise UsageError(f"{begun}: its job is still at work there: end it, or wait for it")
+        time.sleep(0.2)
+    unfinished = folder / "unfinished"
+    unfinished.mkdir(exist_ok=True)
+    places = (unfinished / f"{name}-{number}" for number in range(1, 10**6))
+    place = next(place for place in places if not place.exists())
+    begun.rename(place)
+    log = folder / "logs" / f"{name}.log"
+    if log.is_file():
+        os.replace(log, place / "compare.log")
+    return place
+
+
+@contextlib.contextmanager
+def claimed(folder: Path) -> Iterator[None]:
+    """Make the folder, and be the one comparison at work there.
+
+    Raises:
+        UsageError: another one is, or the folder cannot be written.
+    """
+    with contextlib.ExitStack() as stack:
+        try:
+            (folder / "runs").mkdir(parents=True, exist_ok=True)
+            (folder / "logs").mkdir(exist_ok=True)
+            stack.enter_context(locked(folder / "logs" / ".lock"))
+        except BlockingIOError:
+            raise UsageError(f"--out {folder} is in use: another comparison is at work there") from None
+        except OSError as error:
+            raise UsageError(f"--out {folder} cannot be written: {error.strerror}") from None
+        yield

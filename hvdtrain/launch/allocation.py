@@ -1,0 +1,45 @@
+"""The hosts that a cluster has given to the job in which this process runs: Slurm's nodes, Kubernetes' worker pods."""
+
+import os
+import subprocess
+from collections.abc import Mapping
+from pathlib import Path
+
+from hvdtrain.errors import UsageError
+from hvdtrain.launch.hosts import Host, parse_hostfile
+from hvdtrain.world.place import tasks_by_node
+
+# What the MPI operator tells mpirun in the launcher's pod, by OpenMPI's version, and where the file lies.
+HOSTFILE_VARIABLES = ("PRTE_MCA_prte_default_hostfile", "OMPI_MCA_orte_default_hostfile")
+POD_HOSTFILE = Path("/etc/mpi/hostfile")
+
+
+def allocated_hosts(launcher: str, env: Mapping[str, str] = os.environ) -> list[Host]:
+    """The hosts of the allocation that a launcher uses, each with its slots; none of one that needs them named.
+
+    Raises:
+        UsageError: this process runs in no allocation.
+    """
+    if launcher == "srun":
+        nodes = _slurm_nodes(env)
+        tasks = tasks_by_node(env.get("SLURM_TASKS_PER_NODE") or env["SLURM_JOB_CPUS_PER_NODE"])
+        return [Host(node, count) for node, count in zip(nodes, tasks, strict=True)]
+    files = [Path(env[variable]) for variable in HOSTFILE_VARIABLES if env.get(variable)]
+    files += [POD_HOSTFILE] if POD_HOSTFILE.is_file() else []
+    return parse_hostfile(files[0]) if launcher == "mpi" and files else []
+
+
+def allocated_cores(env: Mapping[str, str] = os.environ) -> dict[str, float]:
+    """How many cores the Slurm allocation has on each of its nodes."""
+    counts = tasks_by_node(env["SLURM_JOB_CPUS_PER_NODE"])
+    return dict(zip(_slurm_nodes(env), map(float, counts), strict=True))
+
+
+def _slurm_nodes(env: Mapping[str, str]) -> list[str]:
+    if not env.get("SLURM_JOB_NODELIST") or not env.get("SLURM_JOB_CPUS_PER_NODE"):
+        raise UsageError("--launcher srun is for use inside a Slurm allocation: start this in salloc or sbatch")
+    try:
+        command = ["scontrol", "show", "hostnames", env["SLURM_JOB_NODELIST"]]
+        return subprocess.run(command, capture_output=True, text=True, check=True, env=dict(env)).stdout.split()
+    except (OSError, subprocess.CalledProcessError) as error:
+        raise UsageError(f"scontrol does not say which nodes this allocation has: {error}") from None

@@ -1,0 +1,136 @@
+"""`hvdtrain status`: how far a job is, from what it has written so far."""
+
+import json
+import re
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import click
+
+from hvdtrain.errors import UsageError
+from hvdtrain.launch.processes import is_running
+from hvdtrain.launch.supervise import log_file, read_record
+from hvdtrain.runs.folder import CONFIG, is_claimed
+from hvdtrain.runs.live import last_steps, samples_per_s
+from hvdtrain.runs.request import config_of
+
+LINE_LENGTH = 160  # shown of the last line
+LOG_TAIL = 2**14  # bytes at the end of the log that are looked at
+
+
+@click.command()
+@click.argument("out", metavar="RUN", type=click.Path(path_type=Path))
+def status(out: Path) -> None:
+    """Tell how far the job with run folder RUN is: state, step, epoch, samples/s and its last line.
+
+    It reads what the job has written, so it works on any host that sees the folder, and for any starter.
+    """
+    for line in status_lines(out.absolute(), out):
+        click.echo(line)
+
+
+def status_lines(run: Path, shown: Path) -> Iterator[str]:
+    """What is known of a run, a line each. UsageError where there is no run.
+
+    Args:
+        shown: the run folder as the user calls it.
+    """
+    if not (run / CONFIG).is_file() and not log_file(run).parent.is_dir():
+        raise UsageError(f"{shown}: no run was begun there")
+    manifest, summary, record = _read(run / "manifest.json"), _read(run / "summary.json"), read_record(run)
+    files = sorted(run.glob("metrics.rank*.jsonl"))
+    workers = {file: steps for file in files if (steps := last_steps(file))}
+    yield f"{shown}: {_state(run, shown, summary, record)}{_how(manifest)}"
+    if summary.get("status") == "done":
+        yield (
+            f"{summary['steps']} steps in {_duration(summary['wall_s'])} of training, "
+            f"{summary['samples_per_s']:.0f} samples/s, validation accuracy {summary['val_accuracy']:.4f}"
+        )
+    elif workers:
+        first = next(iter(workers.values()))
+        row, rate = first[-1], samples_per_s(workers.values())
+        total = _total_steps(run, manifest)
+        speed = f", {rate:.0f} samples/s lately" if rate else ""
+        loss = f", loss {row['loss']:.4f}" if isinstance(row.get("loss"), float) else ""
+        yield f"step {row['step']}{f' of {total}' if total else ''}, epoch {row['epoch']}{speed}{loss}"
+        newest = max(file.stat().st_mtime for file in workers)
+        yield f"last step {_duration(time.time() - newest)} ago, after {_duration(row['time'])} of training"
+    if snapshots := sorted(path.name for path in (run / "snapshots").glob("step-*[0-9]")):
+        yield f"last snapshot after step {int(snapshots[-1][5:])}"
+    if last := _last_line(run):
+        yield f"last line: {last}"
+
+
+def _state(run: Path, shown: Path, summary: dict[str, Any], record: dict[str, Any]) -> str:
+    if summary.get("status") == "done":
+        return "finished"
+    since = f" since {_clock(started)}" if (started := _began(run)) else ""
+    if "job" in record:
+        return f"handed to {record['launcher']} as job {record['job']}{since}"
+    if is_claimed(run) or is_running(record):
+        has_steps = any(run.glob("metrics.rank*.jsonl"))
+        return f"{'training' if has_steps else 'starting'}{since}"
+    if record:
+        return f"launched on {record['host']}{since}: ask there whether it still runs"
+    again = f"; `hvdtrain launch --resume --out {shown}` goes on with it" if (run / CONFIG).is_file() else ""
+    return f"not running, and not finished{again}"
+
+
+def _how(manifest: dict[str, Any]) -> str:
+    """` (ps-sync with 2 worker(s) and 1 server(s), by ssh on a:2, b:1)`, as far as it is known yet."""
+    if not manifest:
+        return ""
+    servers = f" and {manifest['servers']} server(s)" if manifest.get("servers") else ""
+    launched = manifest.get("launch") or {}
+    by = f", by {launched['launcher']}" if launched else f", by {manifest.get('starter')}"
+    on = f" on {', '.join(launched['hosts'])}" if launched.get("hosts") else ""
+    return f" ({manifest.get('mode')} with {manifest.get('workers')} worker(s){servers}{by}{on})"
+
+
+def _began(run: Path) -> float | None:
+    """When the job was last started, in seconds since 1970."""
+    for file in (run / CONFIG, log_file(run)):
+        if file.is_file():
+            return file.stat().st_mtime
+    return None
+
+
+def _clock(then: float) -> str:
+    """`14:03:22`, with the date if that was another day."""
+    is_today = time.strftime("%F", time.localtime(then)) == time.strftime("%F")
+    return time.strftime("%T" if is_today else "%F %T", time.localtime(then))
+
+
+def _total_steps(run: Path, manifest: dict[str, Any]) -> int | None:
+    try:
+        return config_of(run).total_steps(manifest["train_samples"])
+    except (UsageError, KeyError, TypeError):
+        return None
+
+
+def _last_line(run: Path) -> str:
+    """What the job has printed last; nothing where another starter printed it elsewhere."""
+    try:
+        with log_file(run).open("rb") as log:
+            log.seek(max(0, log.seek(0, 2) - LOG_TAIL))
+            lines = log.read().decode(errors="replace").splitlines()
+    except OSError:
+        return ""
+    return next((line.strip()[:LINE_LENGTH] for line in reversed(lines) if re.search(r"\w", line)), "")
+
+
+def _duration(seconds: float) -> str:
+    """`0.4 s`, `52 s`, `3.5 min`, `2.0 h`"""
+    if seconds < 100:
+        return f"{seconds:.{1 if seconds < 10 else 0}f} s"
+    return f"{seconds / 60:.1f} min" if seconds < 6000 else f"{seconds / 3600:.1f} h"
+
+
+def _read(file: Path) -> dict[str, Any]:
+    try:
+        found = json.loads(file.read_text())
+    except (OSError, ValueError):
+        return {}
+    return found if isinstance(found, dict) else {}

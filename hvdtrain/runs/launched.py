@@ -1,0 +1,81 @@
+"""How a job was launched: `launch` and `compare` tell its ranks in variables, and the run's manifest remembers it."""
+
+import dataclasses
+import json
+import os
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from hvdtrain.config.run_config import RunConfig
+from hvdtrain.world.network import VARIABLE as INTERFACE
+
+LAUNCHER, HOSTS, FOLDER, NETWORK = (f"HVDTRAIN_{name}" for name in ("LAUNCHER", "HOSTS", "FOLDER", "NETWORK"))
+Pair = dict[str, Any]  # from, to, gbit_s, round_trip_us
+
+
+@dataclass(frozen=True)
+class Launched:
+    """How a job was launched.
+
+    Attributes:
+        launcher: the recipe's name.
+        hosts: as `a:2`, each with its ranks; empty where the launcher found them itself.
+        interface: the network interface by which they reach each other, or empty.
+        folder: where the ranks were started on the hosts, if not where the launcher was.
+        network: what was measured between the hosts, in each direction: see launch.bandwidth.
+    """
+
+    launcher: str
+    hosts: tuple[str, ...] = ()
+    interface: str = ""
+    folder: str = ""
+    network: tuple[Pair, ...] = ()
+
+    def variables(self) -> dict[str, str]:
+        """For the environment of every rank; nothing in them needs quoting, wherever they are written."""
+        pairs = [f"{p['from']},{p['to']},{p['gbit_s']},{p['round_trip_us']}" for p in self.network]
+        values = {
+            LAUNCHER: self.launcher, HOSTS: ",".join(self.hosts), FOLDER: self.folder, NETWORK: "/".join(pairs),
+            INTERFACE: self.interface,
+        }  # fmt: skip
+        return {name: value for name, value in values.items() if value}
+
+
+def read_launched(env: Mapping[str, str] = os.environ) -> Launched | None:
+    """How this rank's job was launched; None where another starter did it."""
+    if LAUNCHER not in env:
+        return None
+    hosts = tuple(env[HOSTS].split(",")) if env.get(HOSTS) else ()
+    pairs = [pair.split(",") for pair in env.get(NETWORK, "").split("/") if pair]
+    network = tuple(
+        {"from": one, "to": other, "gbit_s": float(speed), "round_trip_us": float(trip)}
+        for one, other, speed, trip in pairs
+    )
+    return Launched(env[LAUNCHER], hosts, env.get(INTERFACE, ""), env.get(FOLDER, ""), network)
+
+
+def remembered(run: Path) -> Launched | None:
+    """How the job of a run folder was launched last, from its manifest; None where that does not say."""
+    try:
+        found = json.loads((run / "manifest.json").read_text())["launch"]
+        fields = {name: found[name] for name in ("launcher", "interface", "folder")}
+        return Launched(**fields, hosts=tuple(map(str, found["hosts"])))
+    except (OSError, ValueError, KeyError, TypeError):
+        return None
+
+
+def launch_command(config: RunConfig, workers: int, launched: Launched, out: Path | str) -> list[str]:
+    """The words with which a shell launches such a job."""
+    words = ["hvdtrain", "launch", "-n", str(workers)]
+    words += ["-s", str(config.servers)] if config.servers else []
+    if launched.launcher != "local":
+        words += ["--launcher", launched.launcher]
+    words += ["-H", ",".join(launched.hosts)] if launched.hosts else []
+    words += ["--sync-dst-dir", launched.folder] if launched.folder else []
+    if len(launched.hosts) > 1 and launched.interface:
+        words += ["--network-interface", launched.interface]
+    options = dataclasses.replace(config, servers=0).to_args()
+    mode = ["--mode", "single"] if config.mode == "single" else []  # train's default, and not launch's
+    return [*words, "--out", str(out), "--", *mode, *options]

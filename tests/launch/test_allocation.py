@@ -1,0 +1,45 @@
+"""The hosts that a cluster has given to a job; those of a real Slurm in test_slurm."""
+
+import pytest
+
+from hvdtrain.errors import UsageError
+from hvdtrain.launch import allocation
+from hvdtrain.launch.allocation import allocated_cores, allocated_hosts
+from hvdtrain.launch.hosts import Host
+
+
+@pytest.fixture
+def slurm(tmp_path):
+    """The environment of an allocation of three nodes; its scontrol answers as Slurm's does."""
+    scontrol = tmp_path / "scontrol"
+    scontrol.write_text('#!/bin/sh\n[ "$*" = "show hostnames node[1-2],n7" ] && printf "node1\\nnode2\\nn7\\n"\n')
+    scontrol.chmod(0o755)
+    return {"PATH": f"{tmp_path}:/usr/bin:/bin", "SLURM_JOB_NODELIST": "node[1-2],n7",
+            "SLURM_JOB_CPUS_PER_NODE": "8(x2),4", "SLURM_TASKS_PER_NODE": "2(x2),1"}  # fmt: skip
+
+
+def test_slurms_nodes_have_as_many_slots_as_tasks_were_asked_for(slurm, monkeypatch):
+    monkeypatch.setenv("PATH", slurm["PATH"])
+    assert allocated_hosts("srun", slurm) == [Host("node1", 2), Host("node2", 2), Host("n7", 1)]
+    assert allocated_cores(slurm) == {"node1": 8.0, "node2": 8.0, "n7": 4.0}
+    del slurm["SLURM_TASKS_PER_NODE"]
+    assert [host.slots for host in allocated_hosts("srun", slurm)] == [8, 8, 4]
+
+
+def test_outside_an_allocation_it_is_one_line(slurm, monkeypatch):
+    with pytest.raises(UsageError, match="^--launcher srun is for use inside a Slurm allocation: start this in salloc"):
+        allocated_hosts("srun", {})
+    monkeypatch.setenv("PATH", slurm["PATH"])
+    with pytest.raises(UsageError, match="scontrol does not say which nodes this allocation has"):
+        allocated_hosts("srun", slurm | {"SLURM_JOB_NODELIST": "other"})
+
+
+def test_in_the_launcher_pod_of_an_mpi_job_its_host_file_names_the_workers(tmp_path, monkeypatch):
+    monkeypatch.setattr(allocation, "POD_HOSTFILE", tmp_path / "hostfile")
+    assert allocated_hosts("mpi", {}) == []
+    (tmp_path / "hostfile").write_text("job-worker-0.job.default.svc slots=2\njob-worker-1.job.default.svc slots=2\n")
+    workers = [Host(f"job-worker-{n}.job.default.svc", 2) for n in range(2)]
+    assert allocated_hosts("mpi", {}) == workers
+    (tmp_path / "other").write_text("a slots=1\n")
+    assert allocated_hosts("mpi", {"OMPI_MCA_orte_default_hostfile": str(tmp_path / "other")}) == [Host("a", 1)]
+    assert allocated_hosts("ssh", {}) == allocated_hosts("local", {}) == []

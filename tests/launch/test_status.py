@@ -1,0 +1,79 @@
+"""`hvdtrain status`: how far a job is; of one that runs, in test_launch_jobs."""
+
+import fcntl
+import json
+import os
+import re
+
+import pytest
+from helpers import report_runs
+
+from hvdtrain.config.run_config import RunConfig
+from hvdtrain.errors import UsageError
+from hvdtrain.launch.status import status_lines
+from hvdtrain.runs.live import last_steps, samples_per_s
+
+
+@pytest.fixture
+def run(tmp_path):
+    """A run folder of 30 steps, 100 samples/s, and nothing that works there."""
+    folder = report_runs.write(tmp_path, "ps-sync", 2, 1)
+    RunConfig(mode="ps-sync", servers=1, steps=90).save(folder / "config.toml", workers=2, job="1")
+    (folder / "snapshots" / "step-00000012").mkdir(parents=True)
+    return folder
+
+
+def lines(run):
+    return list(status_lines(run, run.name))
+
+
+def test_a_finished_run(run):
+    finished, figures, *_ = lines(run)
+    assert finished == "ps-sync-w2-s1-r1: finished (ps-sync with 2 worker(s) and 1 server(s), by mpirun)".replace(
+        "ps-sync-w2-s1-r1", run.name
+    )
+    assert figures == "30 steps in 19 s of training, 100 samples/s, validation accuracy 0.9800"
+
+
+def test_a_run_that_stopped_says_how_it_goes_on(run):
+    (run / "summary.json").unlink()
+    state, step, last, snapshot = lines(run)
+    again = f"`hvdtrain launch --resume --out {run.name}` goes on with it"
+    assert state.startswith(f"{run.name}: not running, and not finished; {again} (ps-sync with 2")
+    assert re.fullmatch(r"step 30 of 90, epoch 6, 100 samples/s lately, loss 0\.\d{4}", step)
+    assert re.fullmatch(r"last step \d\.\d s ago, after 19 s of training", last)
+    assert snapshot == "last snapshot after step 12"
+
+
+def test_a_run_whose_first_worker_holds_it_trains_and_a_schedulers_job_is_named(run):
+    (run / "summary.json").unlink()
+    (run.with_name(f"{run.name}.launch")).mkdir()
+    log, record = (run.with_name(f"{run.name}.launch") / name for name in ("log", "running.json"))
+    log.write_text("[1]<stdout>: epoch 3\n----\n")
+    manifest = json.loads((run / "manifest.json").read_text())
+    launch = {"launcher": "ssh", "hosts": ["a:2", "b:1"], "interface": "eth0", "folder": ""}
+    (run / "manifest.json").write_text(json.dumps(manifest | {"launch": launch}))
+    with (run / "config.toml").open() as file:
+        fcntl.flock(file, fcntl.LOCK_EX)
+        state, *_, last = lines(run)
+    assert re.search(r": training since [\d: -]+ \(.*, by ssh on a:2, b:1\)$", state)
+    assert last == "last line: [1]<stdout>: epoch 3"
+    record.write_text(json.dumps({"launcher": "slurm", "job": "17"}))
+    assert ": handed to slurm as job 17 since " in lines(run)[0]
+    record.write_text(json.dumps({"launcher": "ssh", "pid": os.getpid(), "host": "elsewhere"}))
+    assert ": launched on elsewhere since " in lines(run)[0]
+
+
+def test_where_there_is_no_run(tmp_path):
+    with pytest.raises(UsageError, match="nosuch: no run was begun there"):
+        lines(tmp_path / "nosuch")
+
+
+def test_half_a_line_and_what_is_no_step_are_left_out(tmp_path):
+    file = tmp_path / "metrics.rank0.jsonl"
+    assert last_steps(file) == [] and samples_per_s([]) is None
+    rows = [{"step": n, "epoch": 1, "time": n / 10, "samples": 16} for n in range(1, 4)]
+    file.write_text("".join(json.dumps(row) + "\n" for row in rows) + 'null\nx\n{"step": 4, "epo')
+    assert last_steps(file) == rows
+    assert last_steps(file, tail=len(json.dumps(rows[2])) + 30) == rows[2:]
+    assert samples_per_s([rows, rows, rows[:1]]) == pytest.approx(320)

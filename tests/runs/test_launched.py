@@ -1,0 +1,55 @@
+"""What a run remembers of its launch: from the launcher to the ranks, into the manifest, and back."""
+
+import json
+
+import pytest
+
+from hvdtrain.config.run_config import RunConfig
+from hvdtrain.launch.hosts import Host
+from hvdtrain.launch.prepare import prepare
+from hvdtrain.runs.launched import Launched, launch_command, read_launched, remembered
+
+PAIR = {"from": "a", "to": "b.example", "gbit_s": 0.9551, "round_trip_us": 31.6}
+
+
+@pytest.mark.parametrize(
+    "launched",
+    [Launched("local"), Launched("ssh", ("a:2", "b.example:1"), "eth0", "/tmp/a copy", (PAIR, PAIR | {"from": "c"}))],
+)
+def test_ranks_read_what_the_launcher_told(launched):
+    assert read_launched(launched.variables()) == launched
+    assert read_launched({"PATH": "/bin"}) is None
+
+
+@pytest.mark.parametrize("launcher", ["mpi", "ssh", "local"])
+def test_ranks_are_told_in_their_environment(launcher, tmp_path):
+    hosts = [] if launcher == "local" else [Host("a", 1), Host("b", 1)]
+    command = prepare(launcher, RunConfig(mode="allreduce"), 2, hosts, tmp_path / "run", check=False, interface="ib0")
+    told = read_launched(command.environment)
+    assert told == Launched(launcher, tuple(map(str, hosts)), "ib0")
+    assert launcher != "mpi" or {"HVDTRAIN_LAUNCHER", "HVDTRAIN_HOSTS"} < set(command.argv)
+
+
+@pytest.mark.parametrize("launcher", ["sge", "yarn", "kubernetes", "slurm"])
+def test_a_schedulers_ranks_are_told_where_it_passes_no_environment_on(launcher, tmp_path):
+    [text] = prepare(launcher, RunConfig(mode="allreduce"), 2, [], tmp_path / "run").files.values()
+    assert f"HVDTRAIN_LAUNCHER={launcher}" in text
+
+
+def test_the_command_that_repeats_a_run_has_its_launcher_and_hosts():
+    config = RunConfig(mode="ps-sync", servers=1, steps=5)
+    words = launch_command(config, 2, Launched("ssh", ("a:2", "b:1"), "eth0"), "x")
+    place = "hvdtrain launch -n 2 -s 1 --launcher ssh -H a:2,b:1 --network-interface eth0 --out x"
+    assert words == [*place.split(), "--", "--mode", "ps-sync", "--steps", "5"]
+    alone = launch_command(RunConfig(), 1, Launched("local"), "x")
+    assert alone == "hvdtrain launch -n 1 --out x -- --mode single".split()
+
+
+def test_a_manifest_that_does_not_say_is_none(tmp_path):
+    assert remembered(tmp_path) is None
+    for text in ("{", "[]", "{}", '{"launch": null}', '{"launch": {"launcher": "ssh"}}'):
+        (tmp_path / "manifest.json").write_text(text)
+        assert remembered(tmp_path) is None
+    launch = {"launcher": "mpi", "hosts": ["a:1"], "interface": "ib0", "folder": ""}
+    (tmp_path / "manifest.json").write_text(json.dumps({"launch": launch}))
+    assert remembered(tmp_path) == Launched("mpi", ("a:1",), "ib0")
