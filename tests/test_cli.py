@@ -1,17 +1,21 @@
 """The command line as a person meets it: help that costs nothing, and bad input that ends in one line."""
 
+import dataclasses
 import os
+import re
 import subprocess
 import sys
 import tomllib
 from pathlib import Path
 
+import click
 import pytest
 import torch
 from PIL import Image
 
 from hvdtrain import models, modes
-from hvdtrain.cli import COMMANDS, main
+from hvdtrain.cli import COMMANDS, cli, main
+from hvdtrain.config.command_line import FIRST, GROUPS
 from hvdtrain.config.run_config import RunConfig
 from hvdtrain.errors import UsageError
 from hvdtrain.launch.job_log import failure_reason
@@ -99,6 +103,50 @@ def test_every_commands_help_works_and_imports_nothing_heavy():
     assert all(line.startswith("EXIT 0") for line in ends)
     assert lines[-1] == "HEAVY"
     assert done.stdout.count("Usage:") == len(ends)
+
+
+@pytest.mark.parametrize("name", ["train", "compare", "launch"])
+def test_help_groups_options_and_loses_none(name, monkeypatch, capfd):
+    code, out, _ = run([name, "--help"], monkeypatch, capfd)
+    command = cli.get_command(click.Context(cli), name)
+    shown = re.findall(r"^  (?:-\w, )?(--[\w-]+)", out, re.MULTILINE)
+    assert code == 0 and sorted(shown) == sorted([*(next(o for o in p.opts if o.startswith("--"))
+        for p in command.params if isinstance(p, click.Option)), "--help"])  # fmt: skip
+    titles = re.findall(r"^([A-Z][\w ]+):$", out, re.MULTILINE)
+    assert titles == [title for title in GROUPS if title in titles] and titles[0] == FIRST
+    if name == "train":
+        assert titles == [title for title in GROUPS if title != "Hosts"]
+
+
+def test_every_option_of_a_job_is_under_a_heading():
+    listed = [name for names in GROUPS.values() for name in names]
+    assert len(listed) == len(set(listed))
+    assert {field.name for field in dataclasses.fields(RunConfig)} <= set(listed)
+
+
+def test_no_line_of_the_help_is_cut_off(monkeypatch, capfd):
+    for words in ([], ["data"], ["hosts"]):
+        assert "..." not in run([*words, "--help"], monkeypatch, capfd)[1].partition("Commands:")[2]
+
+
+@pytest.mark.parametrize(
+    ("name", "flags"),
+    [
+        ("workers", {"--num-workers", "-n", "--workers"}),
+        ("servers", {"--num-servers", "-s", "--servers"}),
+        ("batch_size", {"--batch-size", "-b"}),
+        ("hosts", {"--hosts", "-H"}),
+        ("hostfile", {"--hostfile"}),
+    ],
+)
+def test_a_flag_means_the_same_in_every_command(name, flags):
+    having = 0
+    for command in (cli.get_command(click.Context(cli), name) for name in COMMANDS):
+        for parameter in command.params:
+            if parameter.name == name or flags & set(parameter.opts):
+                assert (parameter.name, set(parameter.opts)) == (name, flags), command.name
+                having += 1
+    assert having >= 2
 
 
 SCRIPT = str(Path(sys.executable).with_name("hvdtrain"))
@@ -193,7 +241,6 @@ REFUSED = [
     ("compare", "--out used", "--out used is in use: choose another folder"),
     ("compare", "--out file/run", "--out file/run cannot be "),
     ("compare", f"--out {LONG}", "cannot be used: File name too long"),
-    ("compare", "--mode single", "No such option '--mode'"),
     ("compare", f"--seed {2**32 - 1} --repeats 2", "goes beyond 4294967295, the largest seed"),
 ]
 

@@ -16,6 +16,7 @@ import click
 
 from hvdtrain import modes
 from hvdtrain.bench.memory import bandwidth
+from hvdtrain.config.command_line import NUM_SERVERS, NUM_WORKERS, GroupedCommand
 from hvdtrain.config.option_types import Names, Numbers
 from hvdtrain.errors import Failure, UsageError, unknown
 from hvdtrain.launch.job_log import failure_reason, log_lines
@@ -51,7 +52,7 @@ class Sizes(click.ParamType):
         return sizes
 
 
-@click.command()
+@click.command(cls=GroupedCommand)
 @click.option("--op", "ops", type=Names(), default="allreduce,pushpull", show_default=True, help="What to time.")
 @click.option(
     "--backend", "backends", type=Names(), default="horovod,gloo,rpc,naive-rpc", show_default=True,
@@ -62,8 +63,8 @@ class Sizes(click.ParamType):
     help="Time this too: MXNet 1.9.1's KVStore, in an environment of its own that uv makes.",
 )  # fmt: skip
 @click.option("--bytes", "sizes", type=Sizes(), default="1M,16M,128M", show_default=True, help="Sizes of the vector.")
-@click.option("--workers", "-n", "numbers", type=Numbers(), default="2", show_default=True, help="Workers: 1,2,4,8.")
-@click.option("--servers", "-s", type=click.IntRange(1, 64), default=1, show_default=True, help="Servers of a push.")
+@click.option(*NUM_WORKERS, type=Numbers(), default="2", show_default=True, help="Workers: 1,2,4,8.")
+@click.option(*NUM_SERVERS, type=click.IntRange(1, 64), default=1, show_default=True, help="Servers of a push.")
 @click.option(
     "--mode", type=click.Choice(MODES), default="ps-async", show_default=True, help="When rpc's servers apply a push."
 )
@@ -71,7 +72,7 @@ class Sizes(click.ParamType):
 @click.option("--json", "file", type=click.Path(dir_okay=False, path_type=Path), help="Write the rows there.")
 @click.option("--plot", type=click.Path(dir_okay=False, path_type=Path), help="Draw GB/s over size there, as SVG.")
 def bench(
-    ops: list[str], backends: list[str], peer: tuple[str, ...], sizes: list[int], numbers: list[int], servers: int,
+    ops: list[str], backends: list[str], peer: tuple[str, ...], sizes: list[int], workers: list[int], servers: int,
     mode: str, repeats: int, file: Path | None, plot: Path | None,
 ) -> None:  # fmt: skip
     """Time all-reduce and push/pull on this machine, side by side.
@@ -95,8 +96,8 @@ def bench(
     for backend in backends:
         if backend not in (known := [*BACKENDS["allreduce"], *BACKENDS["pushpull"]]):
             raise unknown("backend", backend, known)
-    if max(numbers) > 64:
-        raise UsageError(f"--workers {max(numbers)} are more than 64")
+    if max(workers) > 64:
+        raise UsageError(f"--num-workers {max(workers)} are more than 64")
     for path in (file, plot):
         if path and not path.absolute().parent.is_dir():
             raise UsageError(f"there is no folder {path.parent} to write {path.name} in")
@@ -111,14 +112,14 @@ def bench(
     if not jobs:
         raise UsageError(f"none of {', '.join(backends)} carries {', '.join(ops)}")
     rows: list[Row] = []
-    for (op, backend), workers in itertools.product(jobs, numbers):
-        click.echo(f"{op} over {backend} with {workers} worker(s) …", err=True)
+    for (op, backend), number in itertools.product(jobs, workers):
+        click.echo(f"{op} over {backend} with {number} worker(s) …", err=True)
         its = servers if op != "allreduce" else 0
         times = PUSHES if op == "push" else 1
         memory = bandwidth()
-        found = _measure(backend, workers, its, repeats, sizes, [mode, str(times)])
+        found = _measure(backend, number, its, repeats, sizes, [mode, str(times)])
         rows += [
-            _row(op, backend, mode, workers, its, size, times, memory, measured)
+            _row(op, backend, mode, number, its, size, times, memory, measured)
             for size, measured in zip(sizes, found, strict=True)
         ]
     if file:

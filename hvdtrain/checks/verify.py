@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from hvdtrain import modes
-from hvdtrain.config.command_line import given_options
+from hvdtrain.config.command_line import MODES, NUM_WORKERS, GroupedCommand, given_options
 from hvdtrain.config.option_types import Names, Numbers
 from hvdtrain.config.run_config import RunConfig
 from hvdtrain.errors import Failure, UsageError, unknown
@@ -49,11 +49,11 @@ CHECKED = RunConfig(
 SERVERS: dict[str, Any] = {"servers": 2, "bucket_mb": 1 / 8}
 
 
-@click.command()
+@click.command(cls=GroupedCommand)
 @click.option(
-    "--modes", "names", type=Names(), default=",".join(CHECKED_MODES), show_default=True, help="Modes to check."
+    *MODES[:2], "names", type=Names(), default=",".join(CHECKED_MODES), show_default=True, help="Modes to check."
 )
-@click.option("--workers", "-n", type=Numbers(), default="1,2,4", show_default=True, help="Numbers of workers.")
+@click.option(*NUM_WORKERS, type=Numbers(), default="1,2,4", show_default=True, help="Numbers of workers.")
 @host_options
 @click.option(
     "--launcher", type=click.Choice(["ssh", "mpi"]), default="ssh", show_default=True,

@@ -13,7 +13,7 @@ import click
 
 from hvdtrain.compare.grid import Axes, Planned, dry_run_lines, plan
 from hvdtrain.config import recipes
-from hvdtrain.config.command_line import given_options
+from hvdtrain.config.command_line import MODES, NUM_SERVERS, NUM_WORKERS, GroupedCommand, given_options
 from hvdtrain.config.option_types import Names, Numbers
 from hvdtrain.config.run_config import LENGTHS, RunConfig
 from hvdtrain.errors import Failure, UsageError
@@ -44,19 +44,19 @@ def _presets() -> str:
     return "\b\nPresets:\n" + "\n".join(f"  {name:<18}{title}" for name, title in titles.items())
 
 
-@click.command(epilog=_presets())
+@click.command(cls=GroupedCommand, epilog=_presets())
 @click.option(
     "--preset", default="", is_eager=True, callback=_use_preset, metavar="NAME",
     help="Repeat a published experiment, at its size: its options are the defaults of all others here, and the report "
     "has its authors' table with their figures. The names are below.",
 )  # fmt: skip
 @click.option(
-    "--modes", type=Names(), default="single,allreduce,ps-sync,ps-async", show_default=True,
+    *MODES, type=Names(), default="single,allreduce,ps-sync,ps-async", show_default=True,
     help="Modes to compare, by commas; see `hvdtrain modes`.",
 )  # fmt: skip
-@click.option("--workers", "-n", type=Numbers(), default="2", show_default=True, help="Numbers of workers, by commas.")
+@click.option(*NUM_WORKERS, type=Numbers(), default="2", show_default=True, help="Numbers of workers, by commas.")
 @click.option(
-    "--servers", "-s", type=Numbers(), default="1", show_default=True,
+    *NUM_SERVERS, type=Numbers(), default="1", show_default=True,
     help="Numbers of servers of the ps- modes, by commas.",
 )  # fmt: skip
 @click.option(

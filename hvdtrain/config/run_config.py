@@ -26,7 +26,12 @@ class RunConfig:
     """
 
     mode: str = option("single", "How workers are kept in step; see `hvdtrain modes`.", str)
-    servers: int = option(0, "Parameter servers: the first S ranks serve, the rest work.", click.IntRange(0), ("-s",))
+    servers: int = option(
+        0,
+        "Parameter servers: the first S ranks serve, the rest work.",
+        click.IntRange(0),
+        ("--num-servers", "-s"),
+    )
     dataset: str = option(
         "digits", "A data set's name, a folder with TrainData/ and ValidationData/, or the URL of packed shards.", str
     )

@@ -12,12 +12,12 @@ import click
 
 from hvdtrain import modes
 from hvdtrain.config import recipes
-from hvdtrain.config.command_line import given_options
+from hvdtrain.config.command_line import NUM_SERVERS, NUM_WORKERS, GroupedCommand, given_options
 from hvdtrain.config.file import started_workers
 from hvdtrain.config.run_config import RunConfig
 from hvdtrain.errors import Failure, UsageError, unknown
 from hvdtrain.launch import copies
-from hvdtrain.launch.hosts import allocate, given_hosts, host_options
+from hvdtrain.launch.hosts import HOSTS, allocate, given_hosts, host_options
 from hvdtrain.launch.prepare import prepare
 from hvdtrain.launch.processes import end_process, is_running, own_identity
 from hvdtrain.launch.supervise import STOP_TIMEOUT_S, job_record_file, log_file, supervise
@@ -25,20 +25,25 @@ from hvdtrain.runs.folder import CONFIG, check_free
 from hvdtrain.runs.request import check, check_workers, resumed_options, train_options
 
 # Options of `launch` that users give after -- by mistake.
-_LAUNCH_OPTIONS = set("--out --resume --servers -s -n -H --hosts --hostfile --launcher --dry-run --retries".split())
+_LAUNCH_OPTIONS = {
+    "--out",
+    "--resume",
+    *NUM_WORKERS[:-1],
+    *NUM_SERVERS[:-1],
+    *HOSTS,
+    "--launcher",
+    "--dry-run",
+    "--retries",
+}
 
 
-@click.command(context_settings={"ignore_unknown_options": True})
+@click.command(cls=GroupedCommand, context_settings={"ignore_unknown_options": True})
 @click.option(
     "--launcher", default="local", show_default=True, metavar="NAME",
     help="How ranks are started: local, ssh, mpi, slurm, sge, yarn, kubernetes, or a recipe of your own in launchers/.",
 )  # fmt: skip
-@click.option(
-    "--num-workers", "-n", "workers", type=click.IntRange(1), help="Workers; with --resume, by default as before."
-)
-@click.option(
-    "--num-servers", "-s", "servers", type=click.IntRange(0), help="Parameter servers, beside the workers; likewise."
-)
+@click.option(*NUM_WORKERS, type=click.IntRange(1), help="Workers; with --resume, by default as before.")
+@click.option(*NUM_SERVERS, type=click.IntRange(0), help="Parameter servers, beside the workers; likewise.")
 @host_options
 @click.option(
     "--sync-dst-dir", metavar="DIR",
@@ -142,9 +147,9 @@ def _train_config(arguments: tuple[str, ...], servers: int | None, resumed: Path
     """
     for name in (argument.split("=")[0] for argument in arguments):
         if name in _LAUNCH_OPTIONS:
-            raise UsageError(f"{name} is for launch: give {'-s' if name == '--servers' else name} before --")
+            raise UsageError(f"{name} is for launch: give {'-s' if name in NUM_SERVERS else name} before --")
 
-    @click.command("train")
+    @click.command("train", cls=GroupedCommand)
     @train_options("servers", mode="ps-sync" if servers else "allreduce")
     @click.pass_context
     def train(ctx: click.Context, **options: Any) -> RunConfig:

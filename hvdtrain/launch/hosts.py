@@ -1,5 +1,6 @@
 """The hosts of a job: the options that name them, the forms of host files, and how many ranks each host gets."""
 
+import os
 import re
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -12,6 +13,7 @@ from hvdtrain.errors import UsageError
 # Host names go into command lines, not all of which are quoted: nothing that a shell would interpret is allowed.
 _NAME = re.compile(r"[A-Za-z0-9]([A-Za-z0-9._-]*[A-Za-z0-9])?")
 MAX_SLOTS = 4096
+HOSTS = ("--hosts", "-H", "--hostfile")
 
 
 @dataclass(frozen=True)
@@ -28,14 +30,18 @@ def host_options(command: Callable) -> Callable:
         "--hostfile", type=click.Path(path_type=Path), metavar="FILE",
         help="Hosts from a file: `name slots=2` or `name:2` a line.",
     )(command)  # fmt: skip
-    return click.option("--hosts", "-H", metavar="A:1,B:1", help="Hosts, each with how many ranks it takes.")(command)
+    return click.option(
+        "--hosts", "-H", metavar="A:1,B:1", help="Hosts, each with how many ranks it takes; or a host file's name."
+    )(command)
 
 
 def given_hosts(hosts: str | None, hostfile: Path | None) -> list[Host]:
-    """The hosts of -H or --hostfile; none where neither is given."""
+    """The hosts of -H, which may name a host file too, or --hostfile; none where neither is given."""
     if hosts and hostfile:
         raise UsageError("-H and --hostfile exclude each other: give one")
-    return parse_hosts(hosts) if hosts else parse_hostfile(hostfile) if hostfile else []
+    if hosts and os.path.isfile(hosts):  # Path.is_file would raise where a list of hosts is too long for a name
+        hostfile = Path(hosts)
+    return parse_hostfile(hostfile) if hostfile else parse_hosts(hosts) if hosts else []
 
 
 def parse_hosts(text: str) -> list[Host]:

@@ -6,7 +6,7 @@ from typing import Any
 import click
 
 from hvdtrain import modes
-from hvdtrain.config.command_line import given_options
+from hvdtrain.config.command_line import GroupedCommand, given_options
 from hvdtrain.config.file import read_config
 from hvdtrain.config.run_config import LENGTHS, RunConfig
 from hvdtrain.errors import UsageError
@@ -14,7 +14,7 @@ from hvdtrain.runs.folder import CONFIG
 from hvdtrain.runs.request import resumed_options, train_options
 
 
-@click.command()
+@click.command(cls=GroupedCommand)
 @train_options()
 @click.option(
     "--config", "file", type=click.Path(dir_okay=False, path_type=Path),

@@ -28,7 +28,7 @@ def test_other_sizes_are_refused(text):
         ("--backend nosuch", "unknown backend 'nosuch': choose from horovod, gloo, rpc, naive-rpc"),
         ("--op pushpull --backend gloo", "none of gloo carries pushpull"),
         ("--op push --backend naive-rpc", "none of naive-rpc carries push"),
-        ("-n 2,65", "--workers 65 are more than 64"),
+        ("-n 2,65", "--num-workers 65 are more than 64"),
         ("--json nosuch/rows.json", "there is no folder nosuch to write rows.json in"),
     ],
 )
