@@ -12,11 +12,11 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from hvdtrain import modes
-from hvdtrain.config.command_line import MODES, NUM_WORKERS, GroupedCommand, given_options
+from hvdtrain.config.command_line import MODES, NUM_WORKERS, GroupedCommand
 from hvdtrain.config.option_types import Names, Numbers
 from hvdtrain.config.run_config import RunConfig
-from hvdtrain.errors import Failure, UsageError, unknown
-from hvdtrain.launch.hosts import Host, allocate, given_hosts, host_options
+from hvdtrain.errors import Failure, unknown
+from hvdtrain.launch.hosts import Host, allocate, host_options, hosts_or_here, launcher_option
 from hvdtrain.launch.job_log import failure_reason
 from hvdtrain.launch.prepare import prepare
 from hvdtrain.launch.processes import launched_job
@@ -55,10 +55,7 @@ SERVERS: dict[str, Any] = {"servers": 2, "bucket_mb": 1 / 8}
 )
 @click.option(*NUM_WORKERS, type=Numbers(), default="1,2,4", show_default=True, help="Numbers of workers.")
 @host_options
-@click.option(
-    "--launcher", type=click.Choice(["ssh", "mpi"]), default="ssh", show_default=True,
-    help="With -H or --hostfile: how ranks are started there; see `hvdtrain launch --help`.",
-)  # fmt: skip
+@launcher_option
 @click.option(
     "--out", default="",
     help="Keep the runs there, new or empty  [default: a temporary folder; with hosts within the current one, which "
@@ -80,9 +77,7 @@ def verify(
     cut evenly are among them; servers are two, of many buckets. ps-ssp is checked without staleness. Exit code 1 where
     anything differs by more than float32 rounding.
     """
-    listed = given_hosts(hosts, hostfile)
-    if given_options(ctx, ["launcher"]) and not listed:
-        raise UsageError("--launcher is for hosts: give -H or --hostfile; without them all runs are on this machine")
+    listed = hosts_or_here(ctx)
     for name in names:
         if name not in CHECKED_MODES:
             raise unknown("synchronous mode", name, CHECKED_MODES)

@@ -17,7 +17,7 @@ from hvdtrain.config.command_line import MODES, NUM_SERVERS, NUM_WORKERS, Groupe
 from hvdtrain.config.option_types import Names, Numbers
 from hvdtrain.config.run_config import LENGTHS, RunConfig
 from hvdtrain.errors import Failure, UsageError
-from hvdtrain.launch.hosts import Host, given_hosts, host_options
+from hvdtrain.launch.hosts import Host, host_options, hosts_or_here, launcher_option
 from hvdtrain.launch.job_log import failure_reason
 from hvdtrain.launch.preflight import describe_hosts
 from hvdtrain.launch.prepare import prepare
@@ -64,10 +64,7 @@ def _presets() -> str:
     help="Repeat everything, each time with the next seed; a winner needs five.",
 )  # fmt: skip
 @host_options
-@click.option(
-    "--launcher", type=click.Choice(["ssh", "mpi"]), default="ssh", show_default=True,
-    help="With -H or --hostfile: how ranks are started there; see `hvdtrain launch --help`.",
-)  # fmt: skip
+@launcher_option
 @click.option("--dry-run", is_flag=True, help="Print the runs and the command that repeats each; run nothing.")
 @click.option(
     "--model", type=Names(), default=RunConfig.model, show_default=True,
@@ -104,9 +101,7 @@ def compare(
     given = given_options(ctx, LENGTHS)
     for name in LENGTHS - given if given else ():  # they exclude each other: the preset's gives way
         options[name] = getattr(RunConfig, name)
-    listed = given_hosts(hosts, hostfile)
-    if given_options(ctx, ["launcher"]) and not listed:
-        raise UsageError("--launcher is for hosts: give -H or --hostfile; without them all runs are on this machine")
+    listed = hosts_or_here(ctx)
     config, axes = RunConfig(**options), Axes(modes, workers, servers, model, batch_size, repeats)
     if dry_run:
         click.echo("\n".join(dry_run_lines(plan(config, axes, listed, launcher), Path(out or "runs/compare"))))

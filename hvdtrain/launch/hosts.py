@@ -8,6 +8,7 @@ from pathlib import Path
 
 import click
 
+from hvdtrain.config.command_line import given_options
 from hvdtrain.errors import UsageError
 
 # Host names go into command lines, not all of which are quoted: nothing that a shell would interpret is allowed.
@@ -33,6 +34,22 @@ def host_options(command: Callable) -> Callable:
     return click.option(
         "--hosts", "-H", metavar="A:1,B:1", help="Hosts, each with how many ranks it takes; or a host file's name."
     )(command)
+
+
+def launcher_option(command: Callable) -> Callable:
+    """Decorator: adds --launcher to a command that runs here, or with -H on hosts; see hosts_or_here."""
+    return click.option(
+        "--launcher", type=click.Choice(["ssh", "mpi"]), default="ssh", show_default=True,
+        help="With -H or --hostfile: how ranks are started there; see `hvdtrain launch --help`.",
+    )(command)  # fmt: skip
+
+
+def hosts_or_here(ctx: click.Context) -> list[Host]:
+    """The hosts that a command with host_options and launcher_option was given; none for this machine."""
+    listed = given_hosts(ctx.params["hosts"], ctx.params["hostfile"])
+    if given_options(ctx, ["launcher"]) and not listed:
+        raise UsageError("--launcher is for hosts: give -H or --hostfile; without them all runs are on this machine")
+    return listed
 
 
 def given_hosts(hosts: str | None, hostfile: Path | None) -> list[Host]:
