@@ -126,7 +126,7 @@ def bench(
     if "p2p" in ops and min(workers) < 2:
         raise UsageError("--op p2p is from one worker to another: give -n 2")
     for number in workers if listed else ():
-        allocate(listed, number + (servers if {"pushpull", "push"} & set(ops) else 0))
+        allocate(listed, number)
     jobs += [("pushpull", kind) for kind in MXNET] if peer and "pushpull" in ops else []
     if not jobs:
         raise UsageError(f"none of {', '.join(backends)} carries {', '.join(ops)}")
@@ -136,7 +136,7 @@ def bench(
         its = 0 if op in ("allreduce", "p2p") else servers
         times = TIMES.get(op, 1)
         memory = None if listed else bandwidth()
-        used = allocate(listed, number + its) if listed else []
+        used = allocate(listed, number, its) if listed else []
         found = _measure(backend, number, its, repeats, sizes, [mode, str(times), op], used, launcher)
         rows += [
             _row(op, backend, mode, number, its, size, times, memory, measured, used)

@@ -84,7 +84,7 @@ def verify(
     for n in workers:
         check_workers(dataclasses.replace(CHECKED, mode=names[0]), n)
         for name in names if listed else ():
-            allocate(listed, n + of_mode(CHECKED, name).servers)
+            allocate(listed, n, of_mode(CHECKED, name).servers)
     results = []
     with _folder_for_runs(out, bool(listed)) as folder:
         for result in compare_with_single(names, workers, folder, hosts=listed, launcher=launcher):
@@ -163,7 +163,7 @@ def compare_with_single(
         for mode in names:
             run = of_mode(config, mode)
             for n in workers:
-                used = allocate(hosts, n + run.servers) if hosts and n + run.servers > 1 else []
+                used = allocate(hosts, n, run.servers) if hosts and n + run.servers > 1 else []
                 out = folder / f"{mode}-{n}-{optimizer}"
                 weights, seen = _train(run, n, out, used, launcher if used else "local")
                 distance = float(np.linalg.norm(weights - alone) / moved)

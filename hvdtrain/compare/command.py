@@ -14,7 +14,7 @@ import click
 from hvdtrain.compare.grid import Axes, Planned, dry_run_lines, plan
 from hvdtrain.config import recipes
 from hvdtrain.config.command_line import MODES, NUM_SERVERS, NUM_WORKERS, GroupedCommand, given_options
-from hvdtrain.config.option_types import Names, Numbers
+from hvdtrain.config.option_types import Names, Numbers, ServerNumbers
 from hvdtrain.config.run_config import LENGTHS, RunConfig
 from hvdtrain.errors import Failure, UsageError
 from hvdtrain.launch.hosts import Host, host_options, hosts_or_here, launcher_option
@@ -56,8 +56,8 @@ def _presets() -> str:
 )  # fmt: skip
 @click.option(*NUM_WORKERS, type=Numbers(), default="2", show_default=True, help="Numbers of workers, by commas.")
 @click.option(
-    *NUM_SERVERS, type=Numbers(), default="1", show_default=True,
-    help="Numbers of servers of the ps- modes, by commas.",
+    *NUM_SERVERS, type=ServerNumbers(), default="1", show_default=True,
+    help="Numbers of servers of the ps- modes, by commas; `equal` is as many as workers.",
 )  # fmt: skip
 @click.option(
     "--repeats", type=click.IntRange(1), default=1, show_default=True,
@@ -79,7 +79,7 @@ def _presets() -> str:
 @click.option("--out", default="", help="Folder for runs and report, new or empty  [default: runs/compare-TIME].")
 @click.pass_context
 def compare(
-    ctx: click.Context, preset: str, modes: list[str], workers: list[int], servers: list[int], repeats: int,
+    ctx: click.Context, preset: str, modes: list[str], workers: list[int], servers: list[int | str], repeats: int,
     hosts: str | None, hostfile: Path | None, launcher: str, dry_run: bool, model: list[str], batch_size: list[int],
     margin: float, accuracy_margin: float, out: str, **options: Any,
 ) -> None:  # fmt: skip

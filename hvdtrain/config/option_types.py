@@ -61,6 +61,29 @@ class Numbers(click.ParamType):
         return list(dict.fromkeys(numbers))
 
 
+EQUAL = "equal"  # as many servers as workers
+
+
+class ServerNumbers(Numbers):
+    """`1,2,equal` as a list of whole numbers of at least 1 and EQUAL."""
+
+    name = "numbers|equal"
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> list[Any]:
+        words = value if isinstance(value, list) else value.split(",")
+        found = [word if word == EQUAL else super(ServerNumbers, self).convert(str(word), param, ctx) for word in words]
+        return list(dict.fromkeys(each for one in found for each in ([one] if one == EQUAL else one)))
+
+
+class ServerNumber(click.ParamType):
+    """A whole number, or EQUAL."""
+
+    name = "N|equal"
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
+        return value if value == EQUAL else click.IntRange(0).convert(value, param, ctx)
+
+
 class Names(click.ParamType):
     """`single,ddp` as a list of different words."""
 

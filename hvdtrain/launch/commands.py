@@ -14,6 +14,7 @@ from hvdtrain import modes
 from hvdtrain.config import recipes
 from hvdtrain.config.command_line import NUM_SERVERS, NUM_WORKERS, GroupedCommand, given_options
 from hvdtrain.config.file import started_workers
+from hvdtrain.config.option_types import EQUAL, ServerNumber
 from hvdtrain.config.run_config import RunConfig
 from hvdtrain.errors import Failure, UsageError, unknown
 from hvdtrain.launch import copies
@@ -43,7 +44,7 @@ _LAUNCH_OPTIONS = {
     help="How ranks are started: local, ssh, mpi, slurm, sge, yarn, kubernetes, or a recipe of your own in launchers/.",
 )  # fmt: skip
 @click.option(*NUM_WORKERS, type=click.IntRange(1), help="Workers; with --resume, by default as before.")
-@click.option(*NUM_SERVERS, type=click.IntRange(0), help="Parameter servers, beside the workers; likewise.")
+@click.option(*NUM_SERVERS, type=ServerNumber(), help="Parameter servers, or `equal` to the workers; likewise.")
 @host_options
 @click.option(
     "--sync-dst-dir", metavar="DIR",
@@ -64,7 +65,7 @@ _LAUNCH_OPTIONS = {
 @click.option("--dry-run", is_flag=True, help="Print what would run, and run nothing.")
 @click.argument("train_options", nargs=-1, type=click.UNPROCESSED, metavar="-- TRAIN OPTIONS")
 def launch(
-    launcher: str, workers: int | None, servers: int | None, hosts: str | None, hostfile: Path | None,
+    launcher: str, workers: int | None, servers: Any, hosts: str | None, hostfile: Path | None,
     sync_dst_dir: str | None, sync_data: bool, interface: str, out: str, resume: bool, retries: int, dry_run: bool,
     train_options: tuple[str, ...],
 ) -> None:  # fmt: skip
@@ -85,9 +86,9 @@ def launch(
     if resume and not out:
         raise UsageError("--resume needs --out: the folder of the run to go on with")
     resumed = Path(out) / CONFIG if resume and (Path(out) / CONFIG).is_file() else None
-    config = _train_config(train_options, servers, resumed)
-    servers = config.servers
     workers = workers or (started_workers(resumed) if resumed else None)
+    config = _train_config(train_options, workers if servers == EQUAL else servers, resumed)
+    servers = config.servers
     if not workers:
         raise UsageError("-n is missing: how many workers?")
     recipe = recipes.load("launchers", launcher)
@@ -100,7 +101,7 @@ def launch(
         raise UsageError("--sync-dst-dir copies to hosts: give -H or --hostfile")
     if sync_data and not sync_dst_dir:
         raise UsageError("--sync-data copies to DIR/data on every host: give --sync-dst-dir DIR")
-    used = allocate(listed, workers + servers) if listed else []
+    used = allocate(listed, workers, servers) if listed else []
     names = [host.name for host in used]
     destination = copies.check_destination(sync_dst_dir) if sync_dst_dir else ""
     to_copy = [copies.Copy(Path.cwd(), destination, copies.CODE_OPTIONS)] if destination else []

@@ -19,7 +19,7 @@ HOSTS = ("--hosts", "-H", "--hostfile")
 
 @dataclass(frozen=True)
 class Host:
-    """A machine, and how many ranks it takes."""
+    """A machine, and how many ranks it takes: of those given, workers at least."""
 
     name: str
     slots: int
@@ -32,7 +32,10 @@ def host_options(command: Callable) -> Callable:
         help="Hosts from a file: `name slots=2` or `name:2` a line.",
     )(command)  # fmt: skip
     return click.option(
-        "--hosts", "-H", metavar="A:1,B:1", help="Hosts, each with how many ranks it takes; or a host file's name."
+        "--hosts",
+        "-H",
+        metavar="A:1,B:1",
+        help="Hosts, each with how many workers it takes; servers go to what is left, or beside them. Or a host file.",
     )(command)
 
 
@@ -111,17 +114,24 @@ def _checked_unique(hosts: list[Host]) -> list[Host]:
     return hosts
 
 
-def allocate(hosts: Sequence[Host], ranks: int) -> list[Host]:
-    """The hosts that a job of so many ranks uses, each with as many slots as it gets ranks.
+def allocate(hosts: Sequence[Host], workers: int, servers: int = 0) -> list[Host]:
+    """The hosts that a job uses, each with as many slots as it gets ranks.
 
-    Ranks are dealt out in rounds, one to each host that has a free slot, so that servers, the first ranks, are spread.
+    Slots are for workers. Servers take those that are left over, and where none are go beside workers, to one host
+    after the other: so `a:1,b:1` is enough for two workers in every mode. Ranks are dealt out in rounds, one to each
+    host that has a free slot, so that servers, the first ranks, are spread.
 
     Raises:
-        UsageError: there are too few slots.
+        UsageError: there are too few slots for the workers.
     """
-    if sum(host.slots for host in hosts) < ranks:
+    ranks, slots = workers + servers, sum(host.slots for host in hosts)
+    if slots < workers:
         available = " + ".join(f"{host.slots} on {host.name}" for host in hosts)
-        raise UsageError(f"{ranks} ranks need {ranks} slots, and there are {available}: name more hosts, or more slots")
+        raise UsageError(
+            f"{workers} workers need {workers} slots, and there are {available}: name more hosts, or more slots"
+        )
+    beside = max(0, ranks - slots)
+    hosts = [Host(host.name, host.slots + len(range(i, beside, len(hosts)))) for i, host in enumerate(hosts)]
     used = [0] * len(hosts)
     for _ in range(ranks):
         emptiest = min((i for i, host in enumerate(hosts) if used[i] < host.slots), key=lambda i: (used[i], i))

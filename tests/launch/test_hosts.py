@@ -87,3 +87,14 @@ def test_ranks_fill_hosts_evenly(slots, data):
         assert taken >= min(most - 1, room[host.name]), "a host is left aside while another is crowded"
     with pytest.raises(UsageError, match="slots, and there are"):
         allocate(hosts, sum(slots) + 1)
+
+
+def test_servers_without_a_slot_go_beside_the_workers():
+    a_and_b = [Host("a", 1), Host("b", 1)]
+    assert allocate(a_and_b, 2, 1) == [Host("a", 2), Host("b", 1)]
+    assert allocate(a_and_b, 2, 2) == [Host("a", 2), Host("b", 2)]
+    assert allocate(a_and_b, 2, 3) == [Host("a", 3), Host("b", 2)]
+    assert allocate([Host("a", 2), Host("b", 2)], 3, 1) == [Host("a", 2), Host("b", 2)]
+    assert allocate([Host("a", 3), Host("b", 1)], 2, 1) == [Host("a", 2), Host("b", 1)]
+    with pytest.raises(UsageError, match="3 workers need 3 slots, and there are 1 on a"):
+        allocate(a_and_b, 3, 1)

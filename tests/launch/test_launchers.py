@@ -204,7 +204,7 @@ def test_no_token_of_this_environment_reaches_a_command_line_of_another_host(out
     [
         (["--launcher", "nosuch", "-n", "1"], "unknown launcher 'nosuch': choose from kubernetes, local, mpi"),
         (["-n", "2", "-H", "a:1,b:1", "--hostfile", "x"], "exclude each other"),
-        (["--launcher", "ssh", "-n", "3", "-H", "a:1,b:1"], "3 ranks need 3 slots, and there are 1 on a + 1 on b"),
+        (["--launcher", "ssh", "-n", "3", "-H", "a:1,b:1"], "3 workers need 3 slots, and there are 1 on a + 1 on b"),
         (["-n", "1", "--sync-dst-dir", "/x"], "copies to hosts"),
         (
             ["-n", "3", "--", "--mode", "allreduce", "--batch-size", "2"],
