@@ -232,7 +232,7 @@ REFUSED = [
     ("compare", "--workers 0", "'0' is not a list of whole numbers such as 1,2,4"),
     ("compare", "--workers two", "'two' is not a list of whole numbers such as 1,2,4"),
     ("compare", "--workers 33", "a global batch of 32 leaves 33 workers without a sample each"),
-    ("compare", "--servers 1,0", "'1,0' is not a list of whole numbers such as 1,2,4"),
+    ("compare", "--servers 1,0", "'0' is not a list of whole numbers such as 1,2,4"),
     ("compare", "--repeats 0", "Invalid value for '--repeats'"),
     ("compare", "--model nosuch", f"unknown model 'nosuch': choose from {', '.join(models.name_lists())}"),
     ("compare", "--dataset ./nosuch", "there is no folder"),

@@ -88,7 +88,7 @@ def compare(
     \b
     hvdtrain compare
     hvdtrain compare --modes single,allreduce,ddp,ps-sync --workers 1,2 --repeats 3
-    hvdtrain compare --dataset FOLDER --model vgg16 --width 1 --batch-size 64 --time-budget 10m
+    hvdtrain compare --dataset FOLDER --model vgg16 --batch-size 64 --time-budget 10m
     hvdtrain compare --modes ps-sync,ps-async --workers 2 --servers 1,2
     hvdtrain compare --model vgg11,vgg16 --batch-size 16,64 --dry-run
     hvdtrain compare --preset cnn-mnist --dataset digits --workers 2

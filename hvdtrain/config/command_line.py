@@ -7,7 +7,7 @@ from typing import Any
 import click
 from click.core import ParameterSource
 
-from hvdtrain.config.run_config import RunConfig, flag
+from hvdtrain.config.run_config import RunConfig, flag, in_words
 
 # The first two of each are what the field calls it; the last is what it was called here before.
 NUM_WORKERS = ("--num-workers", "-n", "--workers", "workers")
@@ -64,7 +64,7 @@ def config_options(
         for f in reversed(dataclasses.fields(RunConfig)):
             if f.name in without:
                 continue
-            default = defaults.get(f.name, f.default)
+            default = in_words(f, defaults.get(f.name, f.default))
             kind = f.metadata["type"]
             name = f"{flag(f.name)}/--no-{flag(f.name)[2:]}" if kind is bool else flag(f.name)
             number = {click.IntRange: "N", click.FloatRange: "X"}.get(type(kind))

@@ -21,5 +21,5 @@ def rank_mb(config: RunConfig, workers: int) -> float:
     states = vectors_kept(config)
     weight_copies = workers * 2 + 2 + states if config.servers else workers * (2 + states)
     parameters = PARAMETERS if config.model.startswith("vgg") else 0  # other models have less than 2 million
-    weights_mb = parameters * config.width**2 * 4 / 2**20
+    weights_mb = parameters * config.taken_width**2 * 4 / 2**20
     return BASE_MB + weight_copies * weights_mb / (workers + config.servers)

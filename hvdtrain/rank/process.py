@@ -1,6 +1,7 @@
 """One rank of a job, from its configuration to its exit code. Torch is imported when all that can be checked is."""
 
 import contextlib
+import dataclasses
 import os
 import time
 import traceback
@@ -35,7 +36,7 @@ def run_rank(config: RunConfig, out: str, resuming: bool = False) -> None:
     try:
         world = read_world(check(config).servers)
         use_one_interface(world)
-        config = config.for_workers(world.workers)
+        config = dataclasses.replace(config.for_workers(world.workers), width=config.taken_width)  # which is recorded
         check_workers(config, world.workers)
         # A server answers from several threads, each of which would open an OpenMP team of its own.
         threads = 1 if world.is_server else config.threads or _share_of_cores(world)

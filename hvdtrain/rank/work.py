@@ -108,7 +108,7 @@ def prepare(config: RunConfig, world: World, folder: Path, threads: int, resumin
 def initial_model(config: RunConfig, classes: int) -> Network:
     """The model as training finds it: its weights depend on the seed alone."""
     torch.manual_seed(config.seed)
-    model = models.make(config.model, classes, config.width, config.dropout)
+    model = models.make(config.model, classes, config.taken_width, config.dropout)
     if config.freeze == "features":
         model.features.requires_grad_(False)
     return model
