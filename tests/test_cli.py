@@ -312,14 +312,14 @@ def test_a_folder_is_claimed_by_one_job(tmp_path):
 
 
 def test_a_rank_that_begins_while_a_run_is_claimed_again_reads_a_whole_configuration(tmp_path, monkeypatch):
-    RunConfig(mode="ddp").save(tmp_path / CONFIG, job="17")
-    before, seen, save = (tmp_path / CONFIG).read_text(), [], RunConfig.save
+    RunConfig(mode="ddp").write(tmp_path / CONFIG, job="17")
+    before, seen, write = (tmp_path / CONFIG).read_text(), [], RunConfig.write
 
     def look(config, path, **also):
-        save(config, path, **also)
+        write(config, path, **also)
         seen.append((tmp_path / CONFIG).read_text())
 
-    monkeypatch.setattr(RunConfig, "save", look)
+    monkeypatch.setattr(RunConfig, "write", look)
     claim(tmp_path, RunConfig(mode="ddp"), 1, "18", others_log=False, resuming=True)
     assert seen == [before] and 'job = "18"' in (tmp_path / CONFIG).read_text()
     with pytest.raises(UsageError, match="another job has claimed it"):

@@ -14,6 +14,7 @@ from hvdtrain.config.option_types import Duration, SnapshotEvery, WordOr, option
 from hvdtrain.errors import UsageError
 
 DEVICES = ["auto", "cpu", "cuda"]
+SAVES = ["none", "best", "final", "all"]
 DEFAULT_EPOCHS = 15
 DEFAULT_WIDTH = 0.125  # of the default model, which is there to be trained in a minute
 LENGTHS = {"epochs", "steps", "time_budget"}  # how long to train: they exclude each other
@@ -152,6 +153,10 @@ class RunConfig:
     deterministic: bool = option(False, "Use only algorithms that repeat to the bit.", bool)
     target_accuracy: float = option(0.95, "Validation accuracy whose time is reported.", click.FloatRange(0, 1))
     stop_at_target: bool = option(False, "Stop after the first evaluation that reaches --target-accuracy.", bool)
+    save: str = option(
+        "all", "Which models to keep: the `best` by validation loss, the `final` one, `all` of both, or `none`.",
+        click.Choice(SAVES),
+    )  # fmt: skip
     snapshot_every: str = option(
         "epoch", "When to save all that --resume needs: `epoch`, `never`, or a time such as 10m. SIGTERM saves too.",
         SnapshotEvery(),
@@ -179,6 +184,8 @@ class RunConfig:
             raise UsageError("--record needs --snapshot-every epoch or never: a snapshot has all read new weights")
         if self.record and (self.precision == "fp16" or self.compile or self.share_gpu):
             raise UsageError("--record is not for --precision fp16, --compile or --share-gpu: replay has none of it")
+        if self.record and not self.saves("final"):
+            raise UsageError(f"--record does not go with --save {self.save}: replay compares with the final weights")
         if self.share_gpu and self.device == "cpu":
             raise UsageError("--share-gpu does nothing with --device cpu")
         if self.schedule != "step" and (self.step_epochs, self.step_factor) != (
@@ -204,6 +211,10 @@ class RunConfig:
         return dataclasses.replace(
             self, batch_size=self.batch_size * workers, lr=lr, per_worker=False, lr_scaling="none"
         )  # fmt: skip
+
+    def saves(self, model: str) -> bool:
+        """Whether the `best` or the `final` model is kept."""
+        return self.save in (model, "all")
 
     @property
     def taken_width(self) -> float:
@@ -247,7 +258,7 @@ class RunConfig:
                 args += [flag(f.name), str(in_words(f, value))]
         return args
 
-    def save(self, path: Path, **also: Any) -> None:
+    def write(self, path: Path, **also: Any) -> None:
         """Write the configuration, and what else is to be remembered with it, as TOML."""
         import tomli_w
 

@@ -157,7 +157,8 @@ def train_as_worker(
         tally.seconds = [spent * world.workers for spent in tally.seconds] + [0.0] * (len(PARTS) - len(tally.seconds))
     recorder = Recorder(job.folder, world.rank, world.is_chief, after, tally)
     history = History(**before.get("history", {}))
-    saver = Saver(job, model, sync, recorder, facts, after, progress.print)
+    keeps_best = config.saves("best") or bool(data.test)  # with which test images are tested
+    saver = Saver(job, model, sync, recorder, facts, after, keeps_best, progress.print)
     training = Training(job, model, module, sync, recorder, progress, saver, history)
     with deferred_sigterm(leave_file(job.folder) if world.is_chief else None):
         try:
@@ -177,11 +178,13 @@ def _finish(training: Training, processor_s: list[float], first_step: int, data:
     """Write the results of training that is over, and leave the others. All workers call it together."""
     job, sync, progress = training.job, training.sync, training.progress
     summary = summarise(job, sync, training.recorder, training.history, first_step, processor_s)
-    if job.world.is_chief:
+    if job.world.is_chief and job.config.saves("final"):
         write_tensors(job.folder / WEIGHTS, training.model.state_dict())
     if data.test:
         summary |= _test_best(job, sync.group, training.model, Loader(data.test, side, job.threads), progress)
     if job.world.is_chief:
+        if not job.config.saves("best"):
+            (job.folder / "snapshots" / BEST).unlink(missing_ok=True)
         write_json(job.folder / "summary.json", summary)
         if share := summary["left_out_share"]:
             progress.print(f"{share:.1%} of the steps overflowed fp16, and were left out")

@@ -55,7 +55,7 @@ def claim(folder: Path, config: RunConfig, workers: int, job: str, others_log: b
     (folder / "snapshots").mkdir(exist_ok=True)
     # Replaced whole, by a file that is locked too: a rank that begins now reads what was there, or this.
     new = folder / f"{CONFIG}.part"
-    config.save(new, workers=workers, job=job)
+    config.write(new, workers=workers, job=job)
     fcntl.flock(os.open(new, os.O_WRONLY), fcntl.LOCK_EX)
     new.replace(folder / CONFIG)
 

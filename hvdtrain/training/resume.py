@@ -20,7 +20,7 @@ MAY_CHANGE = {
     "mode", "servers", "threads", "device", "share_gpu", "compile",
     "push_scale", "shares", "staleness", "backup", "delay_compensation", "staleness_lr", "compression", "bucket_mb",
     "record", "accumulate", "epochs", "steps", "time_budget", "repeat", "deterministic",
-    "target_accuracy", "stop_at_target", "snapshot_every", "keep_snapshots", "log_every", "timeout",
+    "target_accuracy", "stop_at_target", "save", "snapshot_every", "keep_snapshots", "log_every", "timeout",
     "dataset", "pretrained",  # names of what is compared by its content
 }  # fmt: skip
 

@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from hvdtrain import models, modes
 from hvdtrain.config.file import read_config
 from hvdtrain.config.option_types import LONGEST_S, Duration, Names, Numbers
-from hvdtrain.config.run_config import DEFAULT_EPOCHS, DEVICES, LENGTHS, RunConfig
+from hvdtrain.config.run_config import DEFAULT_EPOCHS, DEVICES, LENGTHS, SAVES, RunConfig
 from hvdtrain.data import augment
 from hvdtrain.errors import UsageError
 from hvdtrain.numerics.optimizers import OPTIMIZERS
@@ -47,7 +47,7 @@ VALUES = {
     "snapshot_every": st.sampled_from(["epoch", "never", "10m", "90"]), "keep_snapshots": st.integers(1),
     "log_every": st.integers(0), "compile": st.booleans(), "share_gpu": st.booleans(),
     "shares": st.sampled_from(["auto", "static", "leased"]), "backup": st.integers(0),
-    "record": st.booleans(), "warmup": st.integers(0), "nesterov": st.booleans(),
+    "save": st.sampled_from(SAVES), "record": st.booleans(), "warmup": st.integers(0), "nesterov": st.booleans(),
 }  # fmt: skip
 CONFIGS = st.builds(RunConfig, **VALUES)
 
@@ -88,7 +88,7 @@ def test_to_the_command_line_and_back(config):
 def test_to_a_file_and_back(config):
     with tempfile.TemporaryDirectory() as folder:
         path = Path(folder) / "config.toml"
-        config.save(path, workers=4, job="17")
+        config.write(path, workers=4, job="17")
         assert RunConfig(**read_config(path)) == config
 
 
@@ -105,6 +105,7 @@ def test_one_option_alone_is_all_that_the_command_line_says(f):
         "lr_scaling": "sqrt",
         "snapshot_every": "10m",
         "shares": "static",
+        "save": "best",
     }.get(f.name, {str: "other", int: 7, float: 0.5, bool: True}[type(f.default)])
     config = RunConfig(**{f.name: value})
     flag = "--" + f.name.replace("_", "-")
@@ -123,7 +124,7 @@ def test_a_word_stands_where_a_number_used_to(name, word, meaning, value, tmp_pa
     assert from_args([flag, word]) == RunConfig() == RunConfig(**in_file(tomli_w.dumps({name: meaning})))
     whole = RunConfig().to_args(whole=True)
     assert (flag in whole) == (name not in LENGTHS) and (flag not in whole or whole[whole.index(flag) + 1] == word)
-    RunConfig().save(tmp_path / "config.toml")
+    RunConfig().write(tmp_path / "config.toml")
     assert f'{name} = "{word}"' in (tmp_path / "config.toml").read_text().splitlines()
     assert read_config(tmp_path / "config.toml")[name] == meaning
     assert in_file(tomli_w.dumps({name: value})) == {name: value}
@@ -403,7 +404,7 @@ def test_a_push_that_counts_one_nth_is_not_divided_by_its_staleness_too(push_sca
     with pytest.raises(UsageError, match=f"^--staleness-lr is for --push-scale none: in {push_scale} a push"):
         check(config)
     check(dataclasses.replace(config, push_scale="none"))
-    config.save(tmp_path / "config.toml")  # by an older version
+    config.write(tmp_path / "config.toml")  # by an older version
     assert config_of(tmp_path) == config
 
 

@@ -1,6 +1,7 @@
 """Options that change how a step is computed: what they promise, in every kind of mode."""
 
 import json
+import shutil
 import signal
 import time
 
@@ -119,3 +120,19 @@ def test_per_worker_batches_train_and_say_what_they_come_to(tmp_path):
     assert (
         sum("accuracy" in line and "samples/s" in line and "val" not in line for line in done.stdout.splitlines()) == 3
     )
+
+
+@pytest.mark.parametrize(
+    ("save", "has_test", "kept"), [("none", True, set()), ("best", False, {"best"}), ("final", False, {"final"})]
+)
+def test_only_the_models_that_are_wanted_are_kept(save, has_test, kept, tmp_path):
+    make_images(tmp_path / "data", 4, 2, 28)
+    if has_test:
+        shutil.copytree(tmp_path / "data" / "ValidationData", tmp_path / "data" / "TestData")
+    options = ["--model", "cnn", "--width", "0.1", "--dataset", str(tmp_path / "data"), "--image-size", "28"]
+    options += ["--steps", "1", "--batch-size", "4", "--snapshot-every", "never", "--save", save]
+    done = run("forked", 1, *options, "--out", str(tmp_path / "run"))
+    assert done.returncode == 0, done.stdout
+    assert {file.stem for file in (tmp_path / "run" / "snapshots").glob("*")} == kept
+    # The best model is there until test images are tested with it.
+    assert ("test_loss" in json.loads((tmp_path / "run" / "summary.json").read_text())) == has_test
