@@ -9,6 +9,7 @@ from typing import NoReturn
 
 import click
 
+from hvdtrain.config.option_types import Names, Numbers
 from hvdtrain.errors import Failure, UsageError
 
 # Where each command lives, and what it does: `hvdtrain --help` shows that without importing any of them, of which those
@@ -76,7 +77,7 @@ def main() -> NoReturn:
     except click.ClickException as error:
         context = getattr(error, "ctx", None)
         hint = f" (see `{context.command_path} --help`)" if context else ""
-        _fail([error.format_message() + hint], error.exit_code)
+        _fail([_clearer(error.format_message(), context) + hint], error.exit_code)
     except UsageError as error:
         _fail(error.args, error.exit_code)
     except Failure as error:
@@ -90,6 +91,18 @@ def main() -> NoReturn:
     except (KeyboardInterrupt, click.Abort):
         signal.signal(signal.SIGINT, signal.SIG_IGN)  # another one would change the exit code
         _fail(["interrupted"], 130)
+
+
+def _clearer(message: str, context: click.Context | None) -> str:
+    """What click says, in words that name what to do."""
+    message = message.replace("is not a valid float range.", "is not a number.")
+    message = message.replace("is not a valid integer range.", "is not a whole number.")
+    lists = context and any(isinstance(param.type, Numbers | Names) for param in context.command.params)
+    return (
+        f"{message}: numbers and names are listed by commas, `2,4`"
+        if lists and "extra argument" in message
+        else message
+    )
 
 
 def _drop_output() -> None:

@@ -48,6 +48,10 @@ def here(tmp_path, monkeypatch):
     (tmp_path / "worse.toml").write_text('model = "written"\nimage_size = 16\nservers = 1\n')
     (tmp_path / "used").mkdir()
     (tmp_path / "used" / "thesis.txt").write_text("mine")
+    (tmp_path / "manifest.json").write_text('{"mode": "single"}')
+    (tmp_path / "run").mkdir()
+    (tmp_path / "run" / "config.toml").write_text("")
+    (tmp_path / "comparison" / "runs").mkdir(parents=True)
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("HVDTRAIN_CACHE", str(tmp_path / "cache"))
     # What a rank sets for itself is not meant for the next test.
@@ -220,7 +224,20 @@ REFUSED = [
     ("train", "--config worse.toml --model vggf --image-size 0", "--mode single has no servers"),
     ("train", "--config nosuch.toml", "cannot read the configuration nosuch.toml"),
     ("train", "--config empty", "is a directory"),
-    ("train", "--out used", "--out used is in use: choose another folder"),
+    ("train", "--out used", "--out used is not empty: choose another folder"),
+    ("train", "--out run", "--out run holds a run, which --resume goes on with: choose another folder"),
+    ("train", "--out comparison", "--out comparison holds a comparison, which `hvdtrain report comparison` shows"),
+    ("train", "--lr 1e-5x", "'1e-5x' is not a number"),
+    ("train", "--steps 2.5", "'2.5' is not a whole number"),
+    ("train", "--model VGG16", "did you mean vgg16?"),
+    ("train", "--config manifest.json", "--config takes the config.toml of a run folder"),
+    (
+        "train",
+        "--freeze features",
+        "--freeze features trains the head on layers that have learned nothing: add --pretrained",
+    ),
+    ("train", "--pretrained imagenet", "nothing in it fits vggf at width 0.125: add --width 1"),
+    ("compare", "--workers 2 4", "extra argument (4): numbers and names are listed by commas, `2,4`"),
     ("train", "--out file", "--out file is a file"),
     ("train", "--out file/run", "--out file/run cannot be "),
     ("train", f"--out {LONG}", "cannot be used: File name too long"),
@@ -238,7 +255,7 @@ REFUSED = [
     ("compare", "--dataset ./nosuch", "there is no folder"),
     ("compare", "--dataset ./one", "has one class only, 'cat'"),
     ("compare", "--pretrained nosuch.pth", "--pretrained nosuch.pth: no such file"),
-    ("compare", "--out used", "--out used is in use: choose another folder"),
+    ("compare", "--out used", "--out used is not empty: choose another folder"),
     ("compare", "--out file/run", "--out file/run cannot be "),
     ("compare", f"--out {LONG}", "cannot be used: File name too long"),
     ("compare", f"--seed {2**32 - 1} --repeats 2", "goes beyond 4294967295, the largest seed"),
@@ -286,7 +303,7 @@ def test_output_that_cannot_be_written_ends_it_quietly(output, line):
     [
         (3, "--mode allreduce --batch-size 2 --out new", "a global batch of 2 leaves 3 workers without a sample each"),
         # The first rank is a server: it does not look at what the first worker claims, and finds no fault.
-        (3, "--mode ps-sync --servers 1 --out used", "--out used is in use: choose another folder"),
+        (3, "--mode ps-sync --servers 1 --out used", "--out used is not empty: choose another folder"),
     ],
 )
 def test_what_is_wrong_for_all_ranks_is_said_once(here, ranks, args, line):
@@ -307,7 +324,7 @@ def test_what_is_wrong_for_all_ranks_is_said_once(here, ranks, args, line):
 def test_a_folder_is_claimed_by_one_job(tmp_path):
     claim(tmp_path / "run", RunConfig(), 1, "17", others_log=False, resuming=False)
     assert tomllib.loads((tmp_path / "run" / "config.toml").read_text())["job"] == "17"
-    with pytest.raises(UsageError, match="is in use"):
+    with pytest.raises(UsageError, match="holds a run, which --resume goes on with"):
         claim(tmp_path / "run", RunConfig(), 1, "18", others_log=False, resuming=False)
 
 
@@ -329,12 +346,12 @@ def test_a_rank_that_begins_while_a_run_is_claimed_again_reads_a_whole_configura
 def test_logs_of_ranks_on_other_hosts_may_come_before_the_claim(tmp_path):
     """On a file system that hosts share, a rank there may be faster than the first worker."""
     (tmp_path / "run" / "logs").mkdir(parents=True)
-    with pytest.raises(UsageError, match="is in use"):
+    with pytest.raises(UsageError, match="is not empty"):
         claim(tmp_path / "run", RunConfig(), 2, "17", others_log=False, resuming=False)
     claim(tmp_path / "run", RunConfig(), 2, "17", others_log=True, resuming=False)
     (tmp_path / "used").mkdir()
     (tmp_path / "used" / "thesis.txt").write_text("mine")
-    with pytest.raises(UsageError, match="is in use"):
+    with pytest.raises(UsageError, match="is not empty"):
         claim(tmp_path / "used", RunConfig(), 2, "17", others_log=True, resuming=False)
 
 

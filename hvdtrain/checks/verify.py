@@ -73,7 +73,8 @@ def verify(
     hvdtrain verify --modes allreduce,ps-sync -H node1:3,node2:3
 
     Trains a small VGG for a few steps as one process on the global batch, and in each mode on each number of
-    workers, with momentum and with Adam, and compares the final weights and the samples seen. Batches that cannot be
+    workers, with momentum and with Adam, and compares the final weights and the samples seen: how far apart they are,
+    as a part of the way that training moved them, and in roundings of each weight to float32. Batches that cannot be
     cut evenly are among them; servers are two, of many buckets. ps-ssp is checked without staleness. Exit code 1 where
     anything differs by more than float32 rounding.
     """
@@ -114,6 +115,7 @@ class Result:
     Attributes:
         buckets: of all servers together.
         distance: of the weights, over the distance that training moved them.
+        rounding: the same of rounding each weight once more to float32.
         samples: whether the same samples were seen at the same steps.
     """
 
@@ -121,6 +123,7 @@ class Result:
     workers: int
     buckets: int
     distance: float
+    rounding: float
     samples: bool
 
     @property
@@ -133,7 +136,8 @@ class Result:
         servers = f"{self.buckets} buckets on {self.config.servers} servers" if self.buckets else "no servers"
         return (
             f"{'same' if self.same else 'DIFFERS':<8} {mode:<20} {self.workers} worker(s)  {self.config.optimizer:<4}  "
-            f"{servers:<23}  distance {self.distance:.1e} (at most {TOLERANCE:.0e})"
+            f"{servers:<23}  {self.distance:.1e} of the way trained (at most {TOLERANCE:.0e}), "
+            f"{self.distance / self.rounding:.1f} roundings to float32"
             f"{'' if self.samples else ', other samples'}"
         )
 
@@ -159,7 +163,8 @@ def compare_with_single(
     for optimizer in optimizers:
         config = dataclasses.replace(CHECKED, optimizer=optimizer)
         alone, samples = _train(config, 1, folder / f"single-{optimizer}", (), "local")
-        moved = np.linalg.norm(alone - _initial(config))
+        moved = float(np.linalg.norm(alone - _initial(config)))
+        rounding = float(np.linalg.norm(np.spacing(np.abs(alone).astype(np.float32)) / 2)) / moved
         for mode in names:
             run = of_mode(config, mode)
             for n in workers:
@@ -167,7 +172,7 @@ def compare_with_single(
                 out = folder / f"{mode}-{n}-{optimizer}"
                 weights, seen = _train(run, n, out, used, launcher if used else "local")
                 distance = float(np.linalg.norm(weights - alone) / moved)
-                yield Result(run, n, _buckets(run), distance, seen == samples)
+                yield Result(run, n, _buckets(run), distance, rounding, seen == samples)
 
 
 def _train(config: RunConfig, workers: int, out: Path, hosts: Sequence[Host], launcher: str) -> tuple["Vector", str]:

@@ -164,7 +164,7 @@ def _look(runs: list[Planned], folder: Path) -> int:
         (folder / "runs").mkdir(parents=True)
         (folder / "logs").mkdir()
     except OSError as error:
-        raise UsageError(f"--out {folder} cannot be written: {error.strerror}") from None
+        raise UsageError(f"--out {folder} cannot be written: {error.strerror}; choose another folder") from None
     return len(data.train)
 
 

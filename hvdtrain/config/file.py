@@ -24,7 +24,8 @@ def read_config(path: Path) -> dict[str, Any]:
     except RecursionError:
         raise UsageError(f"cannot read the configuration {path}: it is nested too deeply") from None
     except (OSError, ValueError) as error:  # ValueError: not UTF-8, not TOML, a number of too many digits
-        raise UsageError(f"cannot read the configuration {path}: {error}") from None
+        takes = "--config takes the config.toml of a run folder"
+        raise UsageError(f"cannot read the configuration {path}: {error}; {takes}") from None
     known = {f.name: f for f in dataclasses.fields(RunConfig)}
     read = {}
     for name, value in values.items():

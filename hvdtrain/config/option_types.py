@@ -67,7 +67,7 @@ class Numbers(click.ParamType):
         except ValueError:
             numbers = [0]
         if min(numbers) < 1:
-            self.fail(f"'{value}' is not a list of whole numbers such as 1,2,4", param, ctx)
+            self.fail(f"'{value}' is not a list of whole numbers such as 1,2,4, each at least 1", param, ctx)
         return list(dict.fromkeys(numbers))
 
 

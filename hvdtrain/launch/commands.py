@@ -123,7 +123,10 @@ def launch(
         click.echo("\n".join([*copying, command.dry_run_text()]))
         return
     log = log_file(folder)
-    log.parent.mkdir(parents=True, exist_ok=True)
+    try:
+        log.parent.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise UsageError(f"--out {folder} cannot be written: {error.strerror}; choose another folder") from None
     record = job_record_file(folder)
     if is_running(_read_record(record)):
         raise UsageError(f"--out {folder}: its job is still running; `hvdtrain stop {out}` ends it")

@@ -37,6 +37,9 @@ def train(ctx: click.Context, file: Path | None, out: str, resume: bool, **optio
     mpirun --bind-to none -np 3 hvdtrain train --mode ps-sync --servers 1 --out runs/ps
     torchrun --nproc-per-node 2 -m hvdtrain train --mode ddp --out runs/ddp
 
+    As root, give mpirun --allow-run-as-root, or set OMPI_ALLOW_RUN_AS_ROOT=1 and OMPI_ALLOW_RUN_AS_ROOT_CONFIRM=1.
+    horovodrun takes MPI, slower over TCP than Gloo, unless it is given --gloo.
+
     The global batch is cut as evenly as can be for however many workers there are, so one worker with
     --batch-size 64 and four with --batch-size 64 train on the same batches.
     """

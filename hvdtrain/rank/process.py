@@ -77,6 +77,13 @@ def run_rank(config: RunConfig, out: str, resuming: bool = False) -> None:
         if here.is_local:
             time.sleep((here.rank > 0) + (here.rank > config.servers))
         raise
+    if here.starter == "alone":
+        if asked and not resuming:
+            print(f"{folder} has no run to go on with: this begins one", flush=True)
+        if config.mode != "single":
+            print(
+                f"one worker: `hvdtrain launch -n 2 -- --mode {config.mode} …` and horovodrun start several", flush=True
+            )
     terminal = open_logs(folder, world.rank)
     try:
         prepared.run(terminal)

@@ -263,7 +263,7 @@ def test_what_a_model_can_do_nothing_with_is_refused(options, words):
     with pytest.raises(UsageError, match=words):
         check(RunConfig(**options))
     check(RunConfig(model="cnn", dropout=0.5, pretrained="file.pth"))
-    check(RunConfig(model="vggf", dropout=0.5, pretrained="imagenet"))
+    check(RunConfig(model="vggf", width=1.0, dropout=0.5, pretrained="imagenet"))
 
 
 @pytest.mark.parametrize("mode", modes.names())

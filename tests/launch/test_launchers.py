@@ -235,7 +235,7 @@ def test_help_on_what_follows_the_dashes_is_help_on_train():
 def test_a_dry_run_is_refused_where_the_job_would_be(tmp_path):
     (tmp_path / "mine").write_text("")
     result = CliRunner().invoke(launch, ["-n", "2", "--out", str(tmp_path), "--dry-run"])
-    assert "is in use: choose another folder" in str(result.exception)
+    assert "is not empty: choose another folder" in str(result.exception)
 
 
 @pytest.mark.parametrize(("run", "name"), [("My Run_1", "hvdtrain-my-run-1"), ("x" * 99, f"hvdtrain-{'x' * 54}")])

@@ -25,8 +25,9 @@ def once(tmp_path_factory):
 
 @pytest.fixture(scope="module")
 def begun(tmp_path_factory):
-    """The weights that a run begins with."""
-    return final_weights("forked", 1, tmp_path_factory.mktemp("begun") / "run", "--lr", "1e-12")
+    """The weights that a run begins with, and their file."""
+    out = tmp_path_factory.mktemp("begun") / "run"
+    return final_weights("forked", 1, out, "--lr", "1e-12"), str(out / "snapshots" / "final.safetensors")
 
 
 @pytest.mark.parametrize(
@@ -47,9 +48,11 @@ def test_accumulated_passes_give_the_step_of_one(ranks, mode, once, tmp_path):
     [(1, ["single"]), (2, ["allreduce"]), (3, ["ps-async", "--servers", "1"])],
 )
 def test_frozen_features_stay_and_the_head_learns(ranks, mode, begun, tmp_path):
-    after = final_weights("forked", ranks, tmp_path / "after", "--freeze", "features", "--lr", "0.01", "--mode", *mode)
+    before, file = begun
+    options = ["--lr", "0.01", "--mode", *mode]
+    after = final_weights("forked", ranks, tmp_path / "after", "--freeze", "features", "--pretrained", file, *options)
     for name, tensor in after.items():
-        moved = (tensor - begun[name]).abs().max().item()
+        moved = (tensor - before[name]).abs().max().item()
         assert moved < 1e-9 if name.startswith("features") else moved > 1e-3, name
     manifest = json.loads((tmp_path / "after" / "manifest.json").read_text())
     head = sum(t.numel() for name, t in after.items() if not name.startswith("features"))
