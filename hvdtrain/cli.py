@@ -9,25 +9,27 @@ from typing import NoReturn
 
 import click
 
+from hvdtrain.config.option_types import Names, Numbers
 from hvdtrain.errors import Failure, UsageError
 
-# Where each command lives. Those that compute with torch start by importing it: not to show a help page.
+# Where each command lives, and what it does: `hvdtrain --help` shows that without importing any of them, of which those
+# that compute start with torch.
 COMMANDS = {
-    "compare": "hvdtrain.compare.command:compare",
-    "train": "hvdtrain.rank.command:train",
-    "launch": "hvdtrain.launch.commands:launch",
-    "status": "hvdtrain.launch.status:status",
-    "stop": "hvdtrain.launch.commands:stop",
-    "hosts": "hvdtrain.launch.testbed_command:hosts",
-    "evaluate": "hvdtrain.evaluate.command:evaluate",
-    "report": "hvdtrain.report.command:report",
-    "bench": "hvdtrain.bench.command:bench",
-    "explain": "hvdtrain.explain.command:explain",
-    "replay": "hvdtrain.checks.replay:replay",
-    "verify": "hvdtrain.checks.verify:verify",
-    "data": "hvdtrain.data.commands:data",
-    "modes": "hvdtrain.rank.command:list_modes",
-    "doctor": "hvdtrain.doctor.command:doctor",
+    "compare": ("hvdtrain.compare.command:compare", "Train in several modes, and report which is faster."),
+    "train": ("hvdtrain.rank.command:train", "Train one job, or be one rank of it under a starter."),
+    "launch": ("hvdtrain.launch.commands:launch", "Start workers and servers, here or on hosts."),
+    "status": ("hvdtrain.launch.status:status", "Say how far a job is."),
+    "stop": ("hvdtrain.launch.commands:stop", "End a launched job, which saves a snapshot."),
+    "hosts": ("hvdtrain.launch.testbed_command:hosts", "Make hosts on this machine, with slow links."),
+    "evaluate": ("hvdtrain.evaluate.command:evaluate", "Test the model that a run saved."),
+    "report": ("hvdtrain.report.command:report", "Compare finished runs: tables, plots, a verdict."),
+    "bench": ("hvdtrain.bench.command:bench", "Time all-reduce, push and pull by themselves."),
+    "explain": ("hvdtrain.explain.command:explain", "Say who was waited for, and where time went."),
+    "replay": ("hvdtrain.checks.replay:replay", "Repeat a recorded ps- run to the same bits."),
+    "verify": ("hvdtrain.checks.verify:verify", "Check that the modes compute the same weights."),
+    "data": ("hvdtrain.data.commands:data", "Build, check and pack image folders."),
+    "modes": ("hvdtrain.rank.command:list_modes", "List the modes, and what each does."),
+    "doctor": ("hvdtrain.doctor.command:doctor", "Say what is here, what is missing, what to do."),
 }
 
 
@@ -40,8 +42,12 @@ class Commands(click.Group):
     def get_command(self, ctx: click.Context, name: str) -> click.Command | None:
         if name not in COMMANDS:
             return None
-        module, attribute = COMMANDS[name].split(":")
+        module, attribute = COMMANDS[name][0].split(":")
         return getattr(importlib.import_module(module), attribute)
+
+    def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
+        with formatter.section("Commands"):
+            formatter.write_dl([(name, what) for name, (_, what) in COMMANDS.items()])
 
 
 @click.group(cls=Commands, context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 100})
@@ -53,10 +59,11 @@ def cli() -> None:
     Start here:      hvdtrain compare
     One job:         hvdtrain train --mode single --out runs/one
     Several ranks:   mpirun --bind-to none -np 2 hvdtrain train --mode allreduce --out runs/ring
-    With a server:   mpirun --bind-to none -np 3 hvdtrain train --mode ps-async --servers 1 --out runs/ps
+    With a server:   mpirun --bind-to none -np 3 hvdtrain train --mode ps-async -s 1 --out runs/ps
 
     In the parameter-server modes the first S ranks serve and the others work. horovodrun, mpirun and
-    torchrun all start ranks; `hvdtrain doctor` says what is there.
+    torchrun all start ranks; `hvdtrain doctor` says what is there. As root, give mpirun --allow-run-as-root, or set
+    OMPI_ALLOW_RUN_AS_ROOT=1 and OMPI_ALLOW_RUN_AS_ROOT_CONFIRM=1; `hvdtrain launch -n 2` does it for you.
     """
 
 
@@ -72,7 +79,7 @@ def main() -> NoReturn:
     except click.ClickException as error:
         context = getattr(error, "ctx", None)
         hint = f" (see `{context.command_path} --help`)" if context else ""
-        _fail([error.format_message() + hint], error.exit_code)
+        _fail([_clearer(error.format_message(), context) + hint], error.exit_code)
     except UsageError as error:
         _fail(error.args, error.exit_code)
     except Failure as error:
@@ -86,6 +93,18 @@ def main() -> NoReturn:
     except (KeyboardInterrupt, click.Abort):
         signal.signal(signal.SIGINT, signal.SIG_IGN)  # another one would change the exit code
         _fail(["interrupted"], 130)
+
+
+def _clearer(message: str, context: click.Context | None) -> str:
+    """What click says, in words that name what to do."""
+    message = message.replace("is not a valid float range.", "is not a number.")
+    message = message.replace("is not a valid integer range.", "is not a whole number.")
+    lists = context and any(isinstance(param.type, Numbers | Names) for param in context.command.params)
+    return (
+        f"{message}: numbers and names are listed by commas, `2,4`"
+        if lists and "extra argument" in message
+        else message
+    )
 
 
 def _drop_output() -> None:

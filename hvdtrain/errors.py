@@ -1,5 +1,7 @@
 """The two ways in which hvdtrain refuses: each is one line for a person and an exit code for a script."""
 
+import difflib
+
 
 class UsageError(Exception):
     """The request cannot be carried out as asked; nothing was touched. Exit code 2.
@@ -20,5 +22,8 @@ class Failure(Exception):
 
 
 def unknown(what: str, name: str, valid: list[str]) -> UsageError:
-    """The error for a name that is not among the valid ones; it lists those."""
-    return UsageError(f"unknown {what} '{name}': choose from {', '.join(valid)}")
+    """The error for a name that is not among the valid ones; it lists those, and the one that may be meant."""
+    names = " ".join(valid).replace(",", " ").split()
+    near = difflib.get_close_matches(name.lower(), names, n=1, cutoff=0.8)
+    meant = f"; did you mean {near[0]}?" if near else ""
+    return UsageError(f"unknown {what} '{name}': choose from {', '.join(valid)}{meant}")

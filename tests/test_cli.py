@@ -1,17 +1,21 @@
 """The command line as a person meets it: help that costs nothing, and bad input that ends in one line."""
 
+import dataclasses
 import os
+import re
 import subprocess
 import sys
 import tomllib
 from pathlib import Path
 
+import click
 import pytest
 import torch
 from PIL import Image
 
 from hvdtrain import models, modes
-from hvdtrain.cli import COMMANDS, main
+from hvdtrain.cli import COMMANDS, cli, main
+from hvdtrain.config.command_line import FIRST, GROUPS
 from hvdtrain.config.run_config import RunConfig
 from hvdtrain.errors import UsageError
 from hvdtrain.launch.job_log import failure_reason
@@ -44,6 +48,10 @@ def here(tmp_path, monkeypatch):
     (tmp_path / "worse.toml").write_text('model = "written"\nimage_size = 16\nservers = 1\n')
     (tmp_path / "used").mkdir()
     (tmp_path / "used" / "thesis.txt").write_text("mine")
+    (tmp_path / "manifest.json").write_text('{"mode": "single"}')
+    (tmp_path / "run").mkdir()
+    (tmp_path / "run" / "config.toml").write_text("")
+    (tmp_path / "comparison" / "runs").mkdir(parents=True)
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("HVDTRAIN_CACHE", str(tmp_path / "cache"))
     # What a rank sets for itself is not meant for the next test.
@@ -99,6 +107,50 @@ def test_every_commands_help_works_and_imports_nothing_heavy():
     assert all(line.startswith("EXIT 0") for line in ends)
     assert lines[-1] == "HEAVY"
     assert done.stdout.count("Usage:") == len(ends)
+
+
+@pytest.mark.parametrize("name", ["train", "compare", "launch"])
+def test_help_groups_options_and_loses_none(name, monkeypatch, capfd):
+    code, out, _ = run([name, "--help"], monkeypatch, capfd)
+    command = cli.get_command(click.Context(cli), name)
+    shown = re.findall(r"^  (?:-\w, )?(--[\w-]+)", out, re.MULTILINE)
+    assert code == 0 and sorted(shown) == sorted([*(next(o for o in p.opts if o.startswith("--"))
+        for p in command.params if isinstance(p, click.Option)), "--help"])  # fmt: skip
+    titles = re.findall(r"^([A-Z][\w ]+):$", out, re.MULTILINE)
+    assert titles == [title for title in GROUPS if title in titles] and titles[0] == FIRST
+    if name == "train":
+        assert titles == [title for title in GROUPS if title != "Hosts"]
+
+
+def test_every_option_of_a_job_is_under_a_heading():
+    listed = [name for names in GROUPS.values() for name in names]
+    assert len(listed) == len(set(listed))
+    assert {field.name for field in dataclasses.fields(RunConfig)} <= set(listed)
+
+
+def test_no_line_of_the_help_is_cut_off(monkeypatch, capfd):
+    for words in ([], ["data"], ["hosts"]):
+        assert "..." not in run([*words, "--help"], monkeypatch, capfd)[1].partition("Commands:")[2]
+
+
+@pytest.mark.parametrize(
+    ("name", "flags"),
+    [
+        ("workers", {"--num-workers", "-n", "--workers"}),
+        ("servers", {"--num-servers", "-s", "--servers"}),
+        ("batch_size", {"--batch-size", "-b"}),
+        ("hosts", {"--hosts", "-H"}),
+        ("hostfile", {"--hostfile"}),
+    ],
+)
+def test_a_flag_means_the_same_in_every_command(name, flags):
+    having = 0
+    for command in (cli.get_command(click.Context(cli), name) for name in COMMANDS):
+        for parameter in command.params:
+            if parameter.name == name or flags & set(parameter.opts):
+                assert (parameter.name, set(parameter.opts)) == (name, flags), command.name
+                having += 1
+    assert having >= 2
 
 
 SCRIPT = str(Path(sys.executable).with_name("hvdtrain"))
@@ -172,7 +224,20 @@ REFUSED = [
     ("train", "--config worse.toml --model vggf --image-size 0", "--mode single has no servers"),
     ("train", "--config nosuch.toml", "cannot read the configuration nosuch.toml"),
     ("train", "--config empty", "is a directory"),
-    ("train", "--out used", "--out used is in use: choose another folder"),
+    ("train", "--out used", "--out used is not empty: choose another folder"),
+    ("train", "--out run", "--out run holds a run, which --resume goes on with: choose another folder"),
+    ("train", "--out comparison", "--out comparison holds a comparison, which `hvdtrain report comparison` shows"),
+    ("train", "--lr 1e-5x", "'1e-5x' is not a number"),
+    ("train", "--steps 2.5", "'2.5' is not a whole number"),
+    ("train", "--model VGG16", "did you mean vgg16?"),
+    ("train", "--config manifest.json", "--config takes the config.toml of a run folder"),
+    (
+        "train",
+        "--freeze features",
+        "--freeze features trains the head on layers that have learned nothing: add --pretrained",
+    ),
+    ("train", "--pretrained imagenet", "nothing in it fits vggf at width 0.125: add --width 1"),
+    ("compare", "--workers 2 4", "extra argument (4): numbers and names are listed by commas, `2,4`"),
     ("train", "--out file", "--out file is a file"),
     ("train", "--out file/run", "--out file/run cannot be "),
     ("train", f"--out {LONG}", "cannot be used: File name too long"),
@@ -184,16 +249,15 @@ REFUSED = [
     ("compare", "--workers 0", "'0' is not a list of whole numbers such as 1,2,4"),
     ("compare", "--workers two", "'two' is not a list of whole numbers such as 1,2,4"),
     ("compare", "--workers 33", "a global batch of 32 leaves 33 workers without a sample each"),
-    ("compare", "--servers 1,0", "'1,0' is not a list of whole numbers such as 1,2,4"),
+    ("compare", "--servers 1,0", "'0' is not a list of whole numbers such as 1,2,4"),
     ("compare", "--repeats 0", "Invalid value for '--repeats'"),
     ("compare", "--model nosuch", f"unknown model 'nosuch': choose from {', '.join(models.name_lists())}"),
     ("compare", "--dataset ./nosuch", "there is no folder"),
     ("compare", "--dataset ./one", "has one class only, 'cat'"),
     ("compare", "--pretrained nosuch.pth", "--pretrained nosuch.pth: no such file"),
-    ("compare", "--out used", "--out used is in use: choose another folder"),
+    ("compare", "--out used", "--out used is not empty: choose another folder"),
     ("compare", "--out file/run", "--out file/run cannot be "),
     ("compare", f"--out {LONG}", "cannot be used: File name too long"),
-    ("compare", "--mode single", "No such option '--mode'"),
     ("compare", f"--seed {2**32 - 1} --repeats 2", "goes beyond 4294967295, the largest seed"),
 ]
 
@@ -239,7 +303,7 @@ def test_output_that_cannot_be_written_ends_it_quietly(output, line):
     [
         (3, "--mode allreduce --batch-size 2 --out new", "a global batch of 2 leaves 3 workers without a sample each"),
         # The first rank is a server: it does not look at what the first worker claims, and finds no fault.
-        (3, "--mode ps-sync --servers 1 --out used", "--out used is in use: choose another folder"),
+        (3, "--mode ps-sync --servers 1 --out used", "--out used is not empty: choose another folder"),
     ],
 )
 def test_what_is_wrong_for_all_ranks_is_said_once(here, ranks, args, line):
@@ -260,19 +324,19 @@ def test_what_is_wrong_for_all_ranks_is_said_once(here, ranks, args, line):
 def test_a_folder_is_claimed_by_one_job(tmp_path):
     claim(tmp_path / "run", RunConfig(), 1, "17", others_log=False, resuming=False)
     assert tomllib.loads((tmp_path / "run" / "config.toml").read_text())["job"] == "17"
-    with pytest.raises(UsageError, match="is in use"):
+    with pytest.raises(UsageError, match="holds a run, which --resume goes on with"):
         claim(tmp_path / "run", RunConfig(), 1, "18", others_log=False, resuming=False)
 
 
 def test_a_rank_that_begins_while_a_run_is_claimed_again_reads_a_whole_configuration(tmp_path, monkeypatch):
-    RunConfig(mode="ddp").save(tmp_path / CONFIG, job="17")
-    before, seen, save = (tmp_path / CONFIG).read_text(), [], RunConfig.save
+    RunConfig(mode="ddp").write(tmp_path / CONFIG, job="17")
+    before, seen, write = (tmp_path / CONFIG).read_text(), [], RunConfig.write
 
     def look(config, path, **also):
-        save(config, path, **also)
+        write(config, path, **also)
         seen.append((tmp_path / CONFIG).read_text())
 
-    monkeypatch.setattr(RunConfig, "save", look)
+    monkeypatch.setattr(RunConfig, "write", look)
     claim(tmp_path, RunConfig(mode="ddp"), 1, "18", others_log=False, resuming=True)
     assert seen == [before] and 'job = "18"' in (tmp_path / CONFIG).read_text()
     with pytest.raises(UsageError, match="another job has claimed it"):
@@ -282,12 +346,12 @@ def test_a_rank_that_begins_while_a_run_is_claimed_again_reads_a_whole_configura
 def test_logs_of_ranks_on_other_hosts_may_come_before_the_claim(tmp_path):
     """On a file system that hosts share, a rank there may be faster than the first worker."""
     (tmp_path / "run" / "logs").mkdir(parents=True)
-    with pytest.raises(UsageError, match="is in use"):
+    with pytest.raises(UsageError, match="is not empty"):
         claim(tmp_path / "run", RunConfig(), 2, "17", others_log=False, resuming=False)
     claim(tmp_path / "run", RunConfig(), 2, "17", others_log=True, resuming=False)
     (tmp_path / "used").mkdir()
     (tmp_path / "used" / "thesis.txt").write_text("mine")
-    with pytest.raises(UsageError, match="is in use"):
+    with pytest.raises(UsageError, match="is not empty"):
         claim(tmp_path / "used", RunConfig(), 2, "17", others_log=True, resuming=False)
 
 

@@ -12,6 +12,7 @@ from pathlib import Path
 
 import click
 import pytest
+from click.testing import CliRunner
 from helpers.jobs import check_run_folder
 
 from hvdtrain import modes
@@ -238,3 +239,25 @@ def test_every_link_leads_somewhere(name):
         if heading:
             titles = re.findall(r"^#+ (.*)", target.read_text(), re.MULTILINE)
             assert heading in [re.sub(r"[^\w\- ]", "", title).lower().replace(" ", "-") for title in titles]
+
+
+def over_hosts(text: str) -> list[str]:
+    """The commands that would run on other machines: they can be tried dry, each with its own hosts."""
+    lines = dict.fromkeys([*run_here(text), *shown(text), *quoted(text)])
+    return [
+        line for line in lines if ours(line)[:1] in (["compare"], ["launch"]) and {"-H", "--hostfile"} & {*ours(line)}
+    ]
+
+
+@pytest.mark.parametrize("line", [line for text in READMES.values() for line in over_hosts(text)])
+def test_a_command_for_several_hosts_fits_them(line, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    for folder in ("coil", "slice"):
+        Path(folder).mkdir()
+    for file in ("hosts", "host_file"):
+        Path(file).write_text("".join(f"node{number} slots=2\n" for number in range(4)))
+    words = ours(line)
+    at = words.index("--") if "--" in words else len(words)
+    done = CliRunner().invoke(cli, [*words[:at], "--dry-run", *words[at:]])
+    assert done.exit_code == 0, f"{line}\n{done.output}{done.exception}"
+    assert "hvdtrain" in done.output

@@ -16,19 +16,27 @@ import click
 
 from hvdtrain import modes
 from hvdtrain.bench.memory import bandwidth
+from hvdtrain.config.command_line import NUM_SERVERS, NUM_WORKERS, GroupedCommand
 from hvdtrain.config.option_types import Names, Numbers
 from hvdtrain.errors import Failure, UsageError, unknown
+from hvdtrain.launch.allocation import hosts_or_here
+from hvdtrain.launch.hosts import Host, allocate, host_options, launcher_option
 from hvdtrain.launch.job_log import failure_reason, log_lines
-from hvdtrain.launch.processes import local_job
+from hvdtrain.launch.memory import BASE_MB
+from hvdtrain.launch.preflight import Requirements
+from hvdtrain.launch.prepare import prepare_program
+from hvdtrain.launch.processes import launched_job
+from hvdtrain.launch.recipe import JobSpec
 
-BACKENDS = {"allreduce": ["horovod", "gloo"], "pushpull": ["rpc", "naive-rpc"], "push": ["rpc"]}
+BACKENDS = {"allreduce": ["horovod", "gloo"], "pushpull": ["rpc", "naive-rpc"], "push": ["rpc"], "p2p": ["gloo"]}
 MXNET = ["mxnet-dist_async", "mxnet-dist_sync"]
 MODES = [name for name in modes.names() if modes.declared(name).has_servers]
-PUSHES = 200  # one after the other in a repeat of `push`, which takes too little time alone
+# How often a repeat does it, which is divided out: a push takes too little time alone, and a message goes out and back.
+TIMES = {"push": 200, "p2p": 2}
 # Bytes of memory read and written for each byte of the vector and each worker by a push and pull: copying it to the
 # server (2), plain SGD there (3), copying weights back (2). Of a ring each worker but one sends it to be added (2, 3)
-# and sends it on (2).
-TOUCHED = 7
+# and sends it on (2). From one worker to another it is copied out and in.
+TOUCHED = {"allreduce": 7, "pushpull": 7, "push": 7, "p2p": 4}
 UNITS = {"": 1, "K": 2**10, "M": 2**20, "G": 2**30}
 Row = dict[str, Any]
 
@@ -51,7 +59,7 @@ class Sizes(click.ParamType):
         return sizes
 
 
-@click.command()
+@click.command(cls=GroupedCommand)
 @click.option("--op", "ops", type=Names(), default="allreduce,pushpull", show_default=True, help="What to time.")
 @click.option(
     "--backend", "backends", type=Names(), default="horovod,gloo,rpc,naive-rpc", show_default=True,
@@ -62,32 +70,38 @@ class Sizes(click.ParamType):
     help="Time this too: MXNet 1.9.1's KVStore, in an environment of its own that uv makes.",
 )  # fmt: skip
 @click.option("--bytes", "sizes", type=Sizes(), default="1M,16M,128M", show_default=True, help="Sizes of the vector.")
-@click.option("--workers", "-n", "numbers", type=Numbers(), default="2", show_default=True, help="Workers: 1,2,4,8.")
-@click.option("--servers", "-s", type=click.IntRange(1, 64), default=1, show_default=True, help="Servers of a push.")
+@click.option(*NUM_WORKERS, type=Numbers(), default="2", show_default=True, help="Workers: 1,2,4,8.")
+@click.option(*NUM_SERVERS, type=click.IntRange(1, 64), default=1, show_default=True, help="Servers of a push.")
 @click.option(
     "--mode", type=click.Choice(MODES), default="ps-async", show_default=True, help="When rpc's servers apply a push."
 )
+@host_options
+@launcher_option
 @click.option("--repeats", type=click.IntRange(1, 1000), default=7, show_default=True, help="Timed repeats.")
 @click.option("--json", "file", type=click.Path(dir_okay=False, path_type=Path), help="Write the rows there.")
 @click.option("--plot", type=click.Path(dir_okay=False, path_type=Path), help="Draw GB/s over size there, as SVG.")
+@click.pass_context
 def bench(
-    ops: list[str], backends: list[str], peer: tuple[str, ...], sizes: list[int], numbers: list[int], servers: int,
-    mode: str, repeats: int, file: Path | None, plot: Path | None,
+    ctx: click.Context, ops: list[str], backends: list[str], peer: tuple[str, ...], sizes: list[int],
+    workers: list[int], servers: int, mode: str, hosts: str | None, hostfile: Path | None, launcher: str, repeats: int,
+    file: Path | None, plot: Path | None,
 ) -> None:  # fmt: skip
-    """Time all-reduce and push/pull on this machine, side by side.
+    """Time all-reduce, push and pull, side by side, on this machine or over hosts.
 
     \b
     hvdtrain bench --bytes 1M,16M
     hvdtrain bench --op pushpull --bytes 528M -n 1 -s 1 --peer mxnet --json rows.json
     hvdtrain bench --op pushpull --backend rpc --mode ps-sync --bytes 16M -n 1,2,4,8,16 -s 2
     hvdtrain bench --op push --bytes 4K -n 1
+    hvdtrain bench --op allreduce,pushpull,p2p --bytes 1M,64M -H node1:2,node2:2
 
     An all-reduce averages a float32 vector over the workers. A push and pull sends it from each worker to the
     servers, which update their weights with plain SGD and send those back; a push is the same, many times in a row,
-    to see what a message costs. Each is done twice to warm up, then REPEATS times; shown are the median, the range,
-    and GB/s: all workers' bytes over median seconds, where a push and pull counts once though it moves the vector
-    both ways. The floor is the time that this machine's memory needs for those bytes, as fast as it copies now. Of
-    servers: processor time for each push, and peak memory, of all together.
+    to see what a message costs; p2p is a plain message from the first worker to the last, half of the way there and
+    back. Each is done twice to warm up, then REPEATS times; shown are the median, the range, and GB/s: all workers'
+    bytes over median seconds, where a push and pull counts once though it moves the vector both ways. On one machine,
+    the floor is the time that its memory needs for those bytes, as fast as it copies now. Of servers: processor time
+    for each push, and peak memory, of all together.
     """
     for op in ops:
         if op not in BACKENDS:
@@ -95,8 +109,8 @@ def bench(
     for backend in backends:
         if backend not in (known := [*BACKENDS["allreduce"], *BACKENDS["pushpull"]]):
             raise unknown("backend", backend, known)
-    if max(numbers) > 64:
-        raise UsageError(f"--workers {max(numbers)} are more than 64")
+    if max(workers) > 64:
+        raise UsageError(f"--num-workers {max(workers)} are more than 64")
     for path in (file, plot):
         if path and not path.absolute().parent.is_dir():
             raise UsageError(f"there is no folder {path.parent} to write {path.name} in")
@@ -107,18 +121,26 @@ def bench(
     if peer and not shutil.which("uv"):
         raise UsageError("--peer mxnet needs uv, which makes MXNet's environment: pip install uv")
     jobs = [(op, backend) for op in ops for backend in BACKENDS[op] if backend in backends]
+    listed = hosts_or_here(ctx)
+    if listed and peer:
+        raise UsageError("--peer mxnet is for one machine: drop it, or -H and --hostfile")
+    if "p2p" in ops and min(workers) < 2:
+        raise UsageError("--op p2p is from one worker to another: give -n 2")
+    for number in workers if listed else ():
+        allocate(listed, number)
     jobs += [("pushpull", kind) for kind in MXNET] if peer and "pushpull" in ops else []
     if not jobs:
         raise UsageError(f"none of {', '.join(backends)} carries {', '.join(ops)}")
     rows: list[Row] = []
-    for (op, backend), workers in itertools.product(jobs, numbers):
-        click.echo(f"{op} over {backend} with {workers} worker(s) …", err=True)
-        its = servers if op != "allreduce" else 0
-        times = PUSHES if op == "push" else 1
-        memory = bandwidth()
-        found = _measure(backend, workers, its, repeats, sizes, [mode, str(times)])
+    for (op, backend), number in itertools.product(jobs, workers):
+        click.echo(f"{op} over {backend} with {number} worker(s) …", err=True)
+        its = 0 if op in ("allreduce", "p2p") else servers
+        times = TIMES.get(op, 1)
+        memory = None if listed else bandwidth()
+        used = allocate(listed, number, its) if listed else []
+        found = _measure(backend, number, its, repeats, sizes, [mode, str(times), op], used, launcher)
         rows += [
-            _row(op, backend, mode, workers, its, size, times, memory, measured)
+            _row(op, backend, mode, number, its, size, times, memory, measured, used)
             for size, measured in zip(sizes, found, strict=True)
         ]
     if file:
@@ -129,9 +151,14 @@ def bench(
 
 
 def _measure(
-    backend: str, workers: int, servers: int, repeats: int, sizes: Sequence[int], more: list[str]
-) -> list[dict[str, Any]]:
-    """Of each size, what ranks.Measured holds."""
+    backend: str, workers: int, servers: int, repeats: int, sizes: Sequence[int], more: list[str],
+    hosts: Sequence[Host], launcher: str,
+) -> list[dict[str, Any]]:  # fmt: skip
+    """Of each size, what ranks.Measured holds.
+
+    Args:
+        hosts: each with its slots; none for this machine.
+    """
     how = [str(servers), str(repeats), ",".join(map(str, sizes))]
     with tempfile.TemporaryDirectory(prefix="hvdtrain-bench-") as folder:
         log = Path(folder) / "log"
@@ -146,7 +173,12 @@ def _measure(
             program = [sys.executable, "-m", "hvdtrain.bench.ranks", backend, *how, *more]
             # The naive peer is without what a first attempt is without: huge pages.
             tuned = {} if backend == "naive-rpc" else {"THP_MEM_ALLOC_ENABLE": "1"}
-            with local_job("local", workers + servers, program, log, {"OMP_NUM_THREADS": "1"} | tuned) as job:
+            needs = Requirements(str(Path.cwd()), None, [], BASE_MB + 4 * max(sizes) / 2**20, meets_by_name=True)
+            spec = JobSpec(
+                workers + servers, program, servers, hosts, Path(folder, "job"),
+                environment={"OMP_NUM_THREADS": "1"} | tuned,
+            )  # fmt: skip
+            with launched_job(prepare_program(launcher if hosts else "local", spec, needs), log) as job:
                 code = job.wait()
         found = [line for _, line in log_lines(log) if line.startswith("[{")]
         if code or not found:
@@ -155,18 +187,20 @@ def _measure(
 
 
 def _row(
-    op: str, backend: str, mode: str, workers: int, servers: int, size: int, times: int, memory: float,
-    measured: dict[str, Any],
+    op: str, backend: str, mode: str, workers: int, servers: int, size: int, times: int, memory: float | None,
+    measured: dict[str, Any], hosts: Sequence[Host],
 ) -> Row:  # fmt: skip
     seconds = [spent / times for spent in measured["seconds"]]
     median = statistics.median(seconds)
     row = {
         "op": op, "backend": backend, "workers": workers, "servers": servers, "bytes": size,
         "seconds_median": median, "seconds_min": min(seconds), "seconds_max": max(seconds),
-        "gb_per_s": size / median / 1e9, "payload_gb_per_s": workers * size / median / 1e9,
-        "floor_s": TOUCHED * size * (workers if servers else workers - 1) / memory, "memory_gb_per_s": memory / 1e9,
-        "repeats": len(seconds),
+        "gb_per_s": size / median / 1e9, "payload_gb_per_s": (1 if op == "p2p" else workers) * size / median / 1e9,
+        "repeats": len(seconds), "hosts": [f"{host.name}:{host.slots}" for host in hosts],
     }  # fmt: skip
+    if memory:
+        moving = 1 if op == "p2p" else workers if servers else workers - 1
+        row |= {"floor_s": TOUCHED[op] * size * moving / memory, "memory_gb_per_s": memory / 1e9}
     if "server_mb" in measured:
         row |= {
             "mode": mode, "server_mb": measured["server_mb"],
@@ -201,16 +235,20 @@ def _show(rows: Sequence[Row]) -> None:
         of_servers = (
             (f"{row['server_cpu_ms_per_push']:,.3g}", f"{row['server_mb']:,.0f}") if "server_mb" in row else ("", "")
         )
+        floor = f"{row['floor_s'] * 1e3:,.3g}" if "floor_s" in row else ""
         table.add_row(
             row["op"], row["backend"], str(row["workers"]), str(row["servers"] or ""), f"{row['bytes'] / 1e6:,.4g}",
-            f"{row['seconds_median'] * 1e3:,.4g}", f"{low:,.4g} to {high:,.4g}", f"{row['floor_s'] * 1e3:,.3g}",
+            f"{row['seconds_median'] * 1e3:,.4g}", f"{low:,.4g} to {high:,.4g}", floor,
             f"{row['payload_gb_per_s']:.3f}", *of_servers,
         )  # fmt: skip
+    if hosts := sorted({host.split(":")[0] for row in rows for host in row["hosts"]}):
+        where = f"on {', '.join(hosts)}"
+    else:
+        where = f"memory copied {statistics.median(row['memory_gb_per_s'] for row in rows):.1f} GB/s"
     table.caption = (
         f"n = {rows[0]['repeats']} repeats; GB/s of all workers together, a push and pull counts the vector once; "
-        "CPU is all servers' processor time of a worker's push; memory copied "
-        f"{statistics.median(row['memory_gb_per_s'] for row in rows):.1f} GB/s"
-    )
+        "CPU is all servers' processor time of a worker's push; "
+    ) + where
     Console(width=None if sys.stdout.isatty() else 120, highlight=False).print(table)
 
 

@@ -1,8 +1,9 @@
 """What a rank of `hvdtrain bench` runs: one operation, several times, for each size. The last rank prints JSON.
 
-mpirun -np 3 python -m hvdtrain.bench.ranks BACKEND SERVERS REPEATS BYTES[,BYTES…] [MODE [TIMES]]
+mpirun -np 3 python -m hvdtrain.bench.ranks BACKEND SERVERS REPEATS BYTES[,BYTES…] [MODE [TIMES [OP]]]
 
-MODE says when servers apply a push; TIMES how often a repeat does the operation, which is divided out.
+MODE says when servers apply a push; TIMES how often a repeat does the operation, which is divided out;
+OP is p2p where Gloo is to carry that and not an all-reduce.
 """
 
 import json
@@ -28,7 +29,7 @@ from hvdtrain.ps.partition import cut
 from hvdtrain.world import horovod
 from hvdtrain.world.job import Job
 from hvdtrain.world.memory import keep_memory, peak_rss_mb
-from hvdtrain.world.network import use_one_interface
+from hvdtrain.world.network import own_address, use_one_interface
 from hvdtrain.world.place import World, read_world
 from hvdtrain.world.rendezvous import open_store
 from hvdtrain.world.terminal import end_at_once
@@ -100,16 +101,27 @@ def horovod_allreduce(world: World, repeats: int, sizes: list[int]) -> list[Meas
 
 
 def gloo(world: World, repeats: int, sizes: list[int]) -> list[Measured]:
-    """torch.distributed's all-reduce over Gloo, in place."""
+    """torch.distributed's all-reduce over Gloo, in place, or a message from the first rank to the last and back."""
     store = open_store(world, TIMEOUT_S)
     dist.init_process_group("gloo", store=store, rank=world.rank, world_size=world.size)
     found = []
     for size in sizes:
         x = torch.ones(size // 4)
-        found.append(measure(repeats, dist.barrier, partial(dist.all_reduce, x)))
+        act = partial(_ping_pong, x, world) if sys.argv[7:] == ["p2p"] else partial(dist.all_reduce, x)
+        found.append(measure(repeats, dist.barrier, act))
     dist.barrier()
     dist.destroy_process_group()
     return found
+
+
+def _ping_pong(x: torch.Tensor, world: World) -> None:
+    last = world.size - 1
+    if world.rank == 0:
+        dist.send(x, last)
+        dist.recv(x, last)
+    elif world.rank == last:
+        dist.recv(x, 0)
+        dist.send(x, 0)
 
 
 def join_workers(world: World, store: dist.Store) -> None:
@@ -202,8 +214,9 @@ def _pull() -> torch.Tensor:
 
 def _address(world: World, store: dist.Store) -> str:
     if world.rank == 0:
-        with socket.create_server(("127.0.0.1", 0)) as free:
-            store.set("naive", f"127.0.0.1:{free.getsockname()[1]}")
+        address = own_address(world)
+        with socket.create_server((address, 0)) as free:
+            store.set("naive", f"{address}:{free.getsockname()[1]}")
     return store.get("naive").decode()
 
 

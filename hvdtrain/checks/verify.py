@@ -12,11 +12,12 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from hvdtrain import modes
-from hvdtrain.config.command_line import given_options
+from hvdtrain.config.command_line import MODES, NUM_WORKERS, GroupedCommand
 from hvdtrain.config.option_types import Names, Numbers
 from hvdtrain.config.run_config import RunConfig
-from hvdtrain.errors import Failure, UsageError, unknown
-from hvdtrain.launch.hosts import Host, allocate, given_hosts, host_options
+from hvdtrain.errors import Failure, unknown
+from hvdtrain.launch.allocation import hosts_or_here
+from hvdtrain.launch.hosts import Host, allocate, host_options, launcher_option
 from hvdtrain.launch.job_log import failure_reason
 from hvdtrain.launch.prepare import prepare
 from hvdtrain.launch.processes import launched_job
@@ -49,16 +50,13 @@ CHECKED = RunConfig(
 SERVERS: dict[str, Any] = {"servers": 2, "bucket_mb": 1 / 8}
 
 
-@click.command()
+@click.command(cls=GroupedCommand)
 @click.option(
-    "--modes", "names", type=Names(), default=",".join(CHECKED_MODES), show_default=True, help="Modes to check."
+    *MODES[:2], "names", type=Names(), default=",".join(CHECKED_MODES), show_default=True, help="Modes to check."
 )
-@click.option("--workers", "-n", type=Numbers(), default="1,2,4", show_default=True, help="Numbers of workers.")
+@click.option(*NUM_WORKERS, type=Numbers(), default="1,2,4", show_default=True, help="Numbers of workers.")
 @host_options
-@click.option(
-    "--launcher", type=click.Choice(["ssh", "mpi"]), default="ssh", show_default=True,
-    help="With -H or --hostfile: how ranks are started there; see `hvdtrain launch --help`.",
-)  # fmt: skip
+@launcher_option
 @click.option(
     "--out", default="",
     help="Keep the runs there, new or empty  [default: a temporary folder; with hosts within the current one, which "
@@ -76,20 +74,19 @@ def verify(
     hvdtrain verify --modes allreduce,ps-sync -H node1:3,node2:3
 
     Trains a small VGG for a few steps as one process on the global batch, and in each mode on each number of
-    workers, with momentum and with Adam, and compares the final weights and the samples seen. Batches that cannot be
+    workers, with momentum and with Adam, and compares the final weights and the samples seen: how far apart they are,
+    as a part of the way that training moved them, and in roundings of each weight to float32. Batches that cannot be
     cut evenly are among them; servers are two, of many buckets. ps-ssp is checked without staleness. Exit code 1 where
     anything differs by more than float32 rounding.
     """
-    listed = given_hosts(hosts, hostfile)
-    if given_options(ctx, ["launcher"]) and not listed:
-        raise UsageError("--launcher is for hosts: give -H or --hostfile; without them all runs are on this machine")
+    listed = hosts_or_here(ctx)
     for name in names:
         if name not in CHECKED_MODES:
             raise unknown("synchronous mode", name, CHECKED_MODES)
     for n in workers:
         check_workers(dataclasses.replace(CHECKED, mode=names[0]), n)
         for name in names if listed else ():
-            allocate(listed, n + of_mode(CHECKED, name).servers)
+            allocate(listed, n, of_mode(CHECKED, name).servers)
     results = []
     with _folder_for_runs(out, bool(listed)) as folder:
         for result in compare_with_single(names, workers, folder, hosts=listed, launcher=launcher):
@@ -119,6 +116,7 @@ class Result:
     Attributes:
         buckets: of all servers together.
         distance: of the weights, over the distance that training moved them.
+        rounding: the same of rounding each weight once more to float32.
         samples: whether the same samples were seen at the same steps.
     """
 
@@ -126,6 +124,7 @@ class Result:
     workers: int
     buckets: int
     distance: float
+    rounding: float
     samples: bool
 
     @property
@@ -138,7 +137,8 @@ class Result:
         servers = f"{self.buckets} buckets on {self.config.servers} servers" if self.buckets else "no servers"
         return (
             f"{'same' if self.same else 'DIFFERS':<8} {mode:<20} {self.workers} worker(s)  {self.config.optimizer:<4}  "
-            f"{servers:<23}  distance {self.distance:.1e} (at most {TOLERANCE:.0e})"
+            f"{servers:<23}  {self.distance:.1e} of the way trained (at most {TOLERANCE:.0e}), "
+            f"{self.distance / self.rounding:.1f} roundings to float32"
             f"{'' if self.samples else ', other samples'}"
         )
 
@@ -164,15 +164,16 @@ def compare_with_single(
     for optimizer in optimizers:
         config = dataclasses.replace(CHECKED, optimizer=optimizer)
         alone, samples = _train(config, 1, folder / f"single-{optimizer}", (), "local")
-        moved = np.linalg.norm(alone - _initial(config))
+        moved = float(np.linalg.norm(alone - _initial(config)))
+        rounding = float(np.linalg.norm(np.spacing(np.abs(alone).astype(np.float32)) / 2)) / moved
         for mode in names:
             run = of_mode(config, mode)
             for n in workers:
-                used = allocate(hosts, n + run.servers) if hosts and n + run.servers > 1 else []
+                used = allocate(hosts, n, run.servers) if hosts and n + run.servers > 1 else []
                 out = folder / f"{mode}-{n}-{optimizer}"
                 weights, seen = _train(run, n, out, used, launcher if used else "local")
                 distance = float(np.linalg.norm(weights - alone) / moved)
-                yield Result(run, n, _buckets(run), distance, seen == samples)
+                yield Result(run, n, _buckets(run), distance, rounding, seen == samples)
 
 
 def _train(config: RunConfig, workers: int, out: Path, hosts: Sequence[Host], launcher: str) -> tuple["Vector", str]:

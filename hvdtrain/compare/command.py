@@ -14,12 +14,12 @@ from hvdtrain.compare.grid import Axes, Planned, dry_run_lines, plan
 from hvdtrain.compare.running import run_all
 from hvdtrain.compare.settled import MOST_REPEATS, is_settled
 from hvdtrain.config import recipes
-from hvdtrain.config.command_line import given_options
-from hvdtrain.config.option_types import Names, Numbers
+from hvdtrain.config.command_line import MODES, NUM_SERVERS, NUM_WORKERS, GroupedCommand, given_options
+from hvdtrain.config.option_types import Names, Numbers, ServerNumbers
 from hvdtrain.config.run_config import LENGTHS, RunConfig
 from hvdtrain.errors import Failure, UsageError
-from hvdtrain.launch.allocation import allocated_cores, allocated_hosts
-from hvdtrain.launch.hosts import Host, given_hosts, host_options
+from hvdtrain.launch.allocation import allocated_cores, hosts_or_here
+from hvdtrain.launch.hosts import Host, host_options, launcher_option
 from hvdtrain.launch.preflight import describe_hosts
 from hvdtrain.report.command import margin_options
 from hvdtrain.report.paired import LEAST_REPEATS
@@ -42,20 +42,20 @@ def _presets() -> str:
     return "\b\nPresets:\n" + "\n".join(f"  {name:<18}{title}" for name, title in titles.items())
 
 
-@click.command(epilog=_presets())
+@click.command(cls=GroupedCommand, epilog=_presets())
 @click.option(
     "--preset", default="", is_eager=True, callback=_use_preset, metavar="NAME",
     help="Repeat a published experiment, at its size: its options are the defaults of all others here, and the report "
     "has its authors' table with their figures. The names are below.",
 )  # fmt: skip
 @click.option(
-    "--modes", type=Names(), default="single,allreduce,ps-sync,ps-async", show_default=True,
+    *MODES, type=Names(), default="single,allreduce,ps-sync,ps-async", show_default=True,
     help="Modes to compare, by commas; see `hvdtrain modes`.",
 )  # fmt: skip
-@click.option("--workers", "-n", type=Numbers(), default="2", show_default=True, help="Numbers of workers, by commas.")
+@click.option(*NUM_WORKERS, type=Numbers(), default="2", show_default=True, help="Numbers of workers, by commas.")
 @click.option(
-    "--servers", "-s", type=Numbers(), default="1", show_default=True,
-    help="Numbers of servers of the ps- modes, by commas.",
+    *NUM_SERVERS, type=ServerNumbers(), default="1", show_default=True,
+    help="Numbers of servers of the ps- modes, by commas; `equal` is as many as workers.",
 )  # fmt: skip
 @click.option(
     "--repeats", type=click.IntRange(1), default=1, show_default=True,
@@ -66,11 +66,7 @@ def _presets() -> str:
     help=f"Repeat until the verdict is known, at most --repeats times (here {MOST_REPEATS} by default).",
 )  # fmt: skip
 @host_options
-@click.option(
-    "--launcher", type=click.Choice(["ssh", "mpi", "srun"]), default="ssh", show_default=True,
-    help="With -H or --hostfile: how ranks are started there; see `hvdtrain launch --help`. `srun` inside a Slurm "
-    "allocation, and `mpi` in the launcher pod of a Kubernetes MPIJob, find the hosts themselves.",
-)  # fmt: skip
+@launcher_option
 @click.option(
     "--dry-run", is_flag=True,
     help="Print the runs, the command that repeats each, and what they will take; run nothing.",
@@ -92,7 +88,7 @@ def _presets() -> str:
 )  # fmt: skip
 @click.pass_context
 def compare(
-    ctx: click.Context, preset: str, modes: list[str], workers: list[int], servers: list[int], repeats: int,
+    ctx: click.Context, preset: str, modes: list[str], workers: list[int], servers: list[int | str], repeats: int,
     until_sure: bool, hosts: str | None, hostfile: Path | None, launcher: str, dry_run: bool, model: list[str],
     batch_size: list[int], margin: float, accuracy_margin: float, out: str, **options: Any,
 ) -> None:  # fmt: skip
@@ -101,7 +97,7 @@ def compare(
     \b
     hvdtrain compare
     hvdtrain compare --modes single,allreduce,ddp,ps-sync --workers 1,2 --repeats 3
-    hvdtrain compare --dataset FOLDER --model vgg16 --width 1 --batch-size 64 --time-budget 10m
+    hvdtrain compare --dataset FOLDER --model vgg16 --batch-size 64 --time-budget 10m
     hvdtrain compare --modes ps-sync,ps-async --workers 2 --servers 1,2
     hvdtrain compare --model vgg11,vgg16 --batch-size 16,64 --dry-run
     hvdtrain compare --preset cnn-mnist --dataset digits --workers 2
@@ -115,11 +111,7 @@ def compare(
     given = given_options(ctx, LENGTHS)
     for name in LENGTHS - given if given else ():  # they exclude each other: the preset's gives way
         options[name] = getattr(RunConfig, name)
-    listed = given_hosts(hosts, hostfile)
-    if given_options(ctx, ["launcher"]) and not listed:
-        listed = allocated_hosts(launcher)
-    if given_options(ctx, ["launcher"]) and not listed:
-        raise UsageError("--launcher is for hosts: give -H or --hostfile; without them all runs are on this machine")
+    listed = hosts_or_here(ctx)
     if until_sure and not given_options(ctx, ["repeats"]):
         repeats = MOST_REPEATS
     if until_sure and repeats < LEAST_REPEATS:

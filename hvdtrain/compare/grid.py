@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from hvdtrain import modes
+from hvdtrain.config.option_types import EQUAL
 from hvdtrain.config.run_config import RunConfig
 from hvdtrain.errors import UsageError
 from hvdtrain.launch.hosts import Host, allocate
@@ -20,12 +21,13 @@ class Axes:
     """What a grid spans; every combination is a run, but that `single` has one worker, and that rings have no servers.
 
     Attributes:
+        servers: EQUAL stands for as many as there are workers.
         batches: each as --batch-size, so of a worker with --per-worker.
     """
 
     modes: Sequence[str]
     workers: Sequence[int] = (2,)
-    servers: Sequence[int] = (1,)
+    servers: Sequence[int | str] = (1,)
     models: Sequence[str] = (RunConfig.model,)
     batches: Sequence[int] = (RunConfig.batch_size,)
     repeats: int = 1
@@ -95,8 +97,7 @@ def plan(
             check_workers(run, workers)
             where = f"{model}-" if len(axes.models) > 1 else ""
             where += f"b{batch}-" if len(axes.batches) > 1 else ""
-            ranks = workers + run.servers
-            used = tuple(allocate(hosts, ranks)) if hosts else ()
+            used = tuple(allocate(hosts, workers, run.servers)) if hosts else ()
             runs.append(Planned(run, workers, where, used, launcher if used else "local"))
     threads = config.threads or min(_threads(run, cores) for run in runs)
     return [dataclasses.replace(run, config=dataclasses.replace(run.config, threads=threads)) for run in runs]
@@ -117,8 +118,12 @@ def _combinations(axes: Axes) -> Iterator[tuple[str, int, str, int, int]]:
         for batch in axes.batches:
             for mode in axes.modes:
                 for workers in _possible_workers(mode, axes.workers):
-                    for servers in axes.servers if modes.declared(mode).has_servers else [0]:
+                    for servers in _servers(axes, workers) if modes.declared(mode).has_servers else [0]:
                         yield model, batch, mode, workers, servers
+
+
+def _servers(axes: Axes, workers: int) -> list[int]:
+    return list(dict.fromkeys(workers if servers == EQUAL else int(servers) for servers in axes.servers))
 
 
 def _possible_workers(mode: str, workers: Sequence[int]) -> Sequence[int]:

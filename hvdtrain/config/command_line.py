@@ -1,4 +1,4 @@
-"""The fields of RunConfig as command-line options."""
+"""The fields of RunConfig as command-line options, flags that several commands share, and help that groups options."""
 
 import dataclasses
 from collections.abc import Callable, Iterable, Mapping
@@ -7,7 +7,47 @@ from typing import Any
 import click
 from click.core import ParameterSource
 
-from hvdtrain.config.run_config import RunConfig, flag
+from hvdtrain.config.run_config import RunConfig, flag, in_words
+
+# The first two of each are what the field calls it; the last is what it was called here before.
+NUM_WORKERS = ("--num-workers", "-n", "--workers", "workers")
+NUM_SERVERS = ("--num-servers", "-s", "--servers", "servers")
+MODES = ("--modes", "--mode", "modes")
+
+# What `--help` shows under which heading, most used first. What is nowhere here comes last under the first.
+FIRST = "What to run"
+GROUPS = {
+    FIRST: ("preset", "mode", "modes", "ops", "workers", "servers", "repeats", "out", "dry_run", "resume", "file"),
+    "Data": ("dataset", "image_size", "augment"),
+    "Model": ("model", "width", "pretrained", "freeze", "dropout"),
+    "Optimisation": (
+        "batch_size", "epochs", "steps", "time_budget", "lr", "optimizer", "schedule", "warmup", "weight_decay",
+        "momentum", "nesterov", "per_worker", "lr_scaling", "accumulate", "step_epochs", "step_factor", "seed",
+    ),
+    "Parameter server": (
+        "compression", "staleness", "push_scale", "look_ahead", "shares", "backup", "staleness_lr",
+        "delay_compensation", "bucket_mb", "record",
+    ),
+    "Hosts": ("hosts", "hostfile", "launcher", "interface", "sync_dst_dir", "sync_data"),
+    "Devices": ("device", "threads", "precision", "share_gpu", "compile", "deterministic"),
+    "Measuring": ("target_accuracy", "stop_at_target", "margin", "accuracy_margin", "slow", "log_every", "repeat"),
+    "Saving and faults": ("save", "snapshot_every", "keep_snapshots", "retries", "timeout"),
+}  # fmt: skip
+
+
+class GroupedCommand(click.Command):
+    """A command whose help has its options in GROUPS."""
+
+    def format_options(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
+        options = {param.name: param for param in self.get_params(ctx) if isinstance(param, click.Option)}
+        elsewhere = {name for title, names in GROUPS.items() if title != FIRST for name in names}
+        for title, listed in GROUPS.items():
+            names = [name for name in listed if name in options]
+            names += [name for name in options if title == FIRST and name not in {*elsewhere, *listed}]
+            records = [record for name in names if (record := options[name].get_help_record(ctx))]
+            if records:
+                with formatter.section(title):
+                    formatter.write_dl(records)
 
 
 def config_options(
@@ -24,13 +64,14 @@ def config_options(
         for f in reversed(dataclasses.fields(RunConfig)):
             if f.name in without:
                 continue
-            default = defaults.get(f.name, f.default)
+            default = in_words(f, defaults.get(f.name, f.default))
             kind = f.metadata["type"]
             name = f"{flag(f.name)}/--no-{flag(f.name)[2:]}" if kind is bool else flag(f.name)
+            number = {click.IntRange: "N", click.FloatRange: "X"}.get(type(kind))
             command = click.option(
-                name, *f.metadata["flags"], f.name, default=default, help=f.metadata["help"].format_map(listed),
+                *f.metadata["flags"], name, f.name, default=default, help=f.metadata["help"].format_map(listed),
                 is_flag=kind is bool, type=None if kind is bool else kind,
-                show_default=default not in (0, 0.0, "", False),
+                show_default=default not in (0, 0.0, "", False), metavar=number,
             )(command)  # fmt: skip
         return command
 

@@ -7,6 +7,7 @@ from typing import Any
 
 import click
 
+from hvdtrain.config.option_types import WordOr
 from hvdtrain.config.run_config import RunConfig
 from hvdtrain.errors import UsageError, unknown
 
@@ -23,7 +24,8 @@ def read_config(path: Path) -> dict[str, Any]:
     except RecursionError:
         raise UsageError(f"cannot read the configuration {path}: it is nested too deeply") from None
     except (OSError, ValueError) as error:  # ValueError: not UTF-8, not TOML, a number of too many digits
-        raise UsageError(f"cannot read the configuration {path}: {error}") from None
+        takes = "--config takes the config.toml of a run folder"
+        raise UsageError(f"cannot read the configuration {path}: {error}; {takes}") from None
     known = {f.name: f for f in dataclasses.fields(RunConfig)}
     read = {}
     for name, value in values.items():
@@ -31,12 +33,14 @@ def read_config(path: Path) -> dict[str, Any]:
             continue
         if name not in known:
             raise unknown("option in the configuration", name, list(known))
-        expected = type(known[name].default)
+        expected, kind = type(known[name].default), known[name].metadata["type"]
+        if isinstance(kind, WordOr) and value == kind.word:
+            read[name] = kind.meaning
+            continue
         if type(value) is not expected and not (expected is float and type(value) is int):
             raise UsageError(f"{path}: {name} = {value!r} should be of type {expected.__name__}")
         try:
             read[name] = expected(value)
-            kind = known[name].metadata["type"]
             if isinstance(kind, click.ParamType) and read[name] != known[name].default:
                 kind.convert(str(read[name]), None, None)
         except (click.BadParameter, OverflowError) as error:

@@ -15,8 +15,6 @@ class Duration(click.ParamType):
     name = "duration"
 
     def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> float:
-        if value == 0:  # a default: no limit
-            return 0.0
         match = re.fullmatch(r"(\d+(?:\.\d+)?(?:e[+-]?\d+)?)\s*([smh]?)", str(value).strip())
         seconds = float(match[1]) * {"": 1, "s": 1, "m": 60, "h": 3600}[match[2]] if match else 0.0
         if not 0 < seconds <= LONGEST_S:
@@ -24,13 +22,25 @@ class Duration(click.ParamType):
         return seconds
 
 
-class Count(click.ParamType):
-    """A whole number of at least 1. 0, as a default, means that there is none."""
+class WordOr(click.ParamType):
+    """A word such as `auto`, or a value of another type.
 
-    name = "integer"
+    Args:
+        word: on the command line and in files.
+        meaning: what stands for it in RunConfig, and stood for it in files before there was a word.
+        other: the type of other values.
+    """
 
-    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> int:
-        return value if value == 0 else click.IntRange(1).convert(value, param, ctx)
+    def __init__(self, word: str, meaning: Any, other: click.ParamType) -> None:
+        self.word, self.meaning, self.other = word, meaning, other
+        name = {click.IntRange: "N", click.FloatRange: "X"}.get(type(other), other.name)
+        self.name = f"{word}|{name.upper()}"
+
+    def get_metavar(self, param: click.Parameter, ctx: click.Context) -> str:
+        return self.name
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
+        return self.meaning if value in (self.word, self.meaning) else self.other.convert(value, param, ctx)
 
 
 class SnapshotEvery(click.ParamType):
@@ -57,8 +67,31 @@ class Numbers(click.ParamType):
         except ValueError:
             numbers = [0]
         if min(numbers) < 1:
-            self.fail(f"'{value}' is not a list of whole numbers such as 1,2,4", param, ctx)
+            self.fail(f"'{value}' is not a list of whole numbers such as 1,2,4, each at least 1", param, ctx)
         return list(dict.fromkeys(numbers))
+
+
+EQUAL = "equal"  # as many servers as workers
+
+
+class ServerNumbers(Numbers):
+    """`1,2,equal` as a list of whole numbers of at least 1 and EQUAL."""
+
+    name = "numbers|equal"
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> list[Any]:
+        words = value if isinstance(value, list) else value.split(",")
+        found = [word if word == EQUAL else super(ServerNumbers, self).convert(str(word), param, ctx) for word in words]
+        return list(dict.fromkeys(each for one in found for each in ([one] if one == EQUAL else one)))
+
+
+class ServerNumber(click.ParamType):
+    """A whole number, or EQUAL."""
+
+    name = "N|equal"
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
+        return value if value == EQUAL else click.IntRange(0).convert(value, param, ctx)
 
 
 class Names(click.ParamType):

@@ -10,11 +10,13 @@ from typing import Any
 
 import click
 
-from hvdtrain.config.option_types import Count, Duration, SnapshotEvery, option
+from hvdtrain.config.option_types import Duration, SnapshotEvery, WordOr, option
 from hvdtrain.errors import UsageError
 
 DEVICES = ["auto", "cpu", "cuda"]
+SAVES = ["none", "best", "final", "all"]
 DEFAULT_EPOCHS = 15
+DEFAULT_WIDTH = 0.125  # of the default model, which is there to be trained in a minute
 LENGTHS = {"epochs", "steps", "time_budget"}  # how long to train: they exclude each other
 
 
@@ -26,18 +28,31 @@ class RunConfig:
     """
 
     mode: str = option("single", "How workers are kept in step; see `hvdtrain modes`.", str)
-    servers: int = option(0, "Parameter servers: the first S ranks serve, the rest work.", click.IntRange(0), ("-s",))
+    servers: int = option(
+        0,
+        "Parameter servers: the first S ranks serve, the rest work.",
+        click.IntRange(0),
+        ("--num-servers", "-s"),
+    )
     dataset: str = option(
         "digits", "A data set's name, a folder with TrainData/ and ValidationData/, or the URL of packed shards.", str
     )
     image_size: int = option(
-        0, "Side in pixels, at least 32 for a VGG; 0 takes the first image's, within 32 to 224.", click.IntRange(0)
-    )
+        0, "Side in pixels, at least 32 for a VGG; `auto` takes the first image's, within 32 to 224.",
+        WordOr("auto", 0, click.IntRange(0)),
+    )  # fmt: skip
     model: str = option("vggf", "One of {model}.", str)
-    width: float = option(0.125, "Scales channels and head; 1 is the published model.", click.FloatRange(0, 4, True))
+    width: float = option(
+        0.0, f"Scales channels and head; 1 is the published model. `auto` is {DEFAULT_WIDTH} for vggf and 1 for "
+        "others.", WordOr("auto", 0.0, click.FloatRange(0, 4, True)),
+    )  # fmt: skip
     dropout: float = option(0.0, "Dropout in the head (the VGG paper has 0.5).", click.FloatRange(0, 1, False, True))
     augment: str = option("none", "Random changes to training images: {augment}; see `hvdtrain data show`.", str)
-    pretrained: str = option("", "`imagenet` (VGG) or a file of weights; what does not fit is skipped and named.", str)
+    pretrained: str = option(
+        "",
+        "`imagenet` (VGG) or a file of weights; what does not fit is skipped and named.",
+        WordOr("none", "", click.STRING),
+    )
     freeze: str = option(
         "none",
         "`features` trains the head alone, on what the layers before it say.",
@@ -60,9 +75,14 @@ class RunConfig:
         False, "Compile the model with torch.compile first: a minute or more, then faster steps. Servers then wait for "
         "all of backward.", bool,
     )  # fmt: skip
-    epochs: int = option(0, f"Passes over the training data  [default: {DEFAULT_EPOCHS}].", Count())
-    steps: int = option(0, "Stop after so many steps instead.", Count())
-    time_budget: float = option(0.0, "Stop after so much training time instead: 90s, 30m, 2h.", Duration())
+    epochs: int = option(
+        0, f"Passes over the training data; `auto` is {DEFAULT_EPOCHS} where neither steps nor time are given.",
+        WordOr("auto", 0, click.IntRange(1)),
+    )  # fmt: skip
+    steps: int = option(0, "Stop after so many steps instead.", WordOr("none", 0, click.IntRange(1)))
+    time_budget: float = option(
+        0.0, "Stop after so much training time instead: 90s, 30m, 2h.", WordOr("none", 0.0, Duration())
+    )
     optimizer: str = option("adam", "One of {optimizer}.", str)
     lr: float = option(3e-4, "Learning rate for the global batch.", click.FloatRange(0, min_open=True))
     lr_scaling: str = option(
@@ -123,7 +143,9 @@ class RunConfig:
     repeat: int = option(
         1, "Which repeat of a measurement this is: a report takes means over them.", click.IntRange(1, 10**6)
     )
-    threads: int = option(0, "Threads a worker computes with; 0 shares the host's cores.", click.IntRange(0, 1024))
+    threads: int = option(
+        0, "Threads a worker computes with; `auto` shares the host's cores.", WordOr("auto", 0, click.IntRange(0, 1024))
+    )
     slow: str = option(
         "none", "Make workers slower than they are, by sleeping in proportion to what they compute: `1:4x`, worker 1 "
         "computes four times as long; `1:4x@20s-40s` or `@step200-400`, for a while; `random:6x:p=0.1`, any worker at "
@@ -140,12 +162,18 @@ class RunConfig:
     deterministic: bool = option(False, "Use only algorithms that repeat to the bit.", bool)
     target_accuracy: float = option(0.95, "Validation accuracy whose time is reported.", click.FloatRange(0, 1))
     stop_at_target: bool = option(False, "Stop after the first evaluation that reaches --target-accuracy.", bool)
+    save: str = option(
+        "all", "Which models to keep: the `best` by validation loss, the `final` one, `all` of both, or `none`.",
+        click.Choice(SAVES),
+    )  # fmt: skip
     snapshot_every: str = option(
         "epoch", "When to save all that --resume needs: `epoch`, `never`, or a time such as 10m. SIGTERM saves too.",
         SnapshotEvery(),
     )  # fmt: skip
     keep_snapshots: int = option(2, "How many of the latest snapshots are kept.", click.IntRange(1))
-    log_every: int = option(0, "Tell samples/s and accuracy every so many steps too.", click.IntRange(0))
+    log_every: int = option(
+        0, "Tell samples/s and accuracy every so many steps too.", WordOr("never", 0, click.IntRange(0))
+    )
     timeout: float = option(300.0, "Give up when another rank has been silent for so long.", Duration())
 
     def check_values(self) -> None:
@@ -165,6 +193,8 @@ class RunConfig:
             raise UsageError("--record needs --snapshot-every epoch or never: a snapshot has all read new weights")
         if self.record and (self.precision == "fp16" or self.compile or self.share_gpu):
             raise UsageError("--record is not for --precision fp16, --compile or --share-gpu: replay has none of it")
+        if self.record and not self.saves("final"):
+            raise UsageError(f"--record does not go with --save {self.save}: replay compares with the final weights")
         if self.share_gpu and self.device == "cpu":
             raise UsageError("--share-gpu does nothing with --device cpu")
         if self.schedule != "step" and (self.step_epochs, self.step_factor) != (
@@ -190,6 +220,15 @@ class RunConfig:
         return dataclasses.replace(
             self, batch_size=self.batch_size * workers, lr=lr, per_worker=False, lr_scaling="none"
         )  # fmt: skip
+
+    def saves(self, model: str) -> bool:
+        """Whether the `best` or the `final` model is kept."""
+        return self.save in (model, "all")
+
+    @property
+    def taken_width(self) -> float:
+        """The width that the model has: `auto` is decided."""
+        return self.width or (DEFAULT_WIDTH if self.model == RunConfig.model else 1.0)
 
     @property
     def snapshot_s(self) -> float:
@@ -225,14 +264,21 @@ class RunConfig:
             if isinstance(value, bool):
                 args += [flag(f.name) if value else f"--no-{flag(f.name)[2:]}"] if whole or value else []
             elif value != f.default or (whole and f.name not in LENGTHS):
-                args += [flag(f.name), str(value)]
+                args += [flag(f.name), str(in_words(f, value))]
         return args
 
-    def save(self, path: Path, **also: Any) -> None:
+    def write(self, path: Path, **also: Any) -> None:
         """Write the configuration, and what else is to be remembered with it, as TOML."""
         import tomli_w
 
-        path.write_text(tomli_w.dumps(dataclasses.asdict(self) | also), encoding="utf-8")
+        values = {f.name: in_words(f, getattr(self, f.name)) for f in dataclasses.fields(self)}
+        path.write_text(tomli_w.dumps(values | also), encoding="utf-8")
+
+
+def in_words(field: dataclasses.Field, value: Any) -> Any:
+    """A field's value as a person writes it: `auto` for what stands for it."""
+    kind = field.metadata["type"]
+    return kind.word if isinstance(kind, WordOr) and value == kind.meaning else value
 
 
 def lr_factor(scaling: str, workers: int) -> float:

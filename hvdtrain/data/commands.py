@@ -29,7 +29,7 @@ def data() -> None:
     """
 
 
-@data.command("list")
+@data.command("list", short_help="List the built-in data sets.")
 def list_() -> None:
     """List the built-in data sets: what `--dataset` and `hvdtrain data build` take by name."""
     from rich.console import Console
@@ -42,7 +42,7 @@ def list_() -> None:
     Console().print(table)
 
 
-@data.command("build")
+@data.command("build", short_help="Build a data set into a folder of your own.")
 @click.argument("name")
 @click.option("--out", required=True, type=click.Path(path_type=Path), metavar="FOLDER", help="Where it goes.")
 @click.option("--archive", type=click.Path(path_type=Path), metavar="FILE", help="Take the images from this archive.")
@@ -133,7 +133,7 @@ def _build_time(out: Path) -> float:
         return 0
 
 
-@data.command("check")
+@data.command("check", short_help="Decode and hash every image.")
 @click.argument("dataset", metavar="FOLDER")
 def check_(dataset: str) -> None:
     """Decode and hash every image of FOLDER (or of a data set's name, or of packed shards' URL).
@@ -166,7 +166,7 @@ def check_(dataset: str) -> None:
     click.echo("every image can be decoded, and is in one part only")
 
 
-@data.command("show")
+@data.command("show", short_help="Draw a contact sheet.")
 @click.argument("dataset", metavar="FOLDER")
 @click.option("--out", type=click.Path(path_type=Path), default="sheet.png", show_default=True, help="A new PNG file.")
 @click.option("--images", "-k", type=click.IntRange(2, 20), default=8, show_default=True, help="Images of each class.")
@@ -191,7 +191,7 @@ def show_(dataset: str, out: Path, images: int) -> None:
     click.echo(f"wrote {out}")
 
 
-@data.command("pack")
+@data.command("pack", short_help="Pack a folder into shards at a URL.")
 @click.argument("folder", type=click.Path(path_type=Path))
 @click.argument("url")
 @click.option(

@@ -47,11 +47,14 @@ def evaluate(run: Path, dataset: str, split: str, out: Path | None, device: str,
     hvdtrain evaluate runs/single --split test
     hvdtrain evaluate runs/single --dataset FOLDER --out there
 
-    The true class of an image counts for top-5 accuracy if it is among the five that the model finds likeliest.
-    The folder then holds evaluation.png (a confusion matrix and the worst mistakes), confusion.csv (a row a true
-    class, a column an answer), mistakes.csv (the most confident first) and evaluation.json (the figures).
+    It is the final model, or of a run with --save best the best one. The true class of an image counts for top-5
+    accuracy if it is among the five that the model finds likeliest. The folder then holds evaluation.png (a
+    confusion matrix and the worst mistakes), confusion.csv (a row a true class, a column an answer), mistakes.csv
+    (the most confident first) and evaluation.json (the figures).
     """
     config = config_of(run)
+    if config.save == "none":
+        raise UsageError(f"{run} was trained with --save none: there is no model to test; its summary.json has figures")
     if out is None:
         other = re.sub(r"[^\w.-]", "-", Path(dataset).name)
         out = run / (f"evaluation-{split}-of-{other}" if dataset else f"evaluation-{split}")
@@ -71,8 +74,9 @@ def evaluate(run: Path, dataset: str, split: str, out: Path | None, device: str,
     from hvdtrain.evaluate.predictions import predict
     from hvdtrain.progress_bars import count_bar
     from hvdtrain.rank.work import WEIGHTS
+    from hvdtrain.runs.snapshot import BEST
 
-    weights = run / WEIGHTS
+    weights = run / "snapshots" / BEST if config.save == "best" else run / WEIGHTS
     with count_bar("evaluating") as progress:
         predictions = predict(config, weights, trained_on, samples, progress)
     figures = files.figures(predictions, run=str(run), weights=str(weights), dataset=name, split=split)

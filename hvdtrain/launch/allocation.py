@@ -5,13 +5,28 @@ import subprocess
 from collections.abc import Mapping
 from pathlib import Path
 
+import click
+
+from hvdtrain.config.command_line import given_options
 from hvdtrain.errors import UsageError
-from hvdtrain.launch.hosts import Host, parse_hostfile
+from hvdtrain.launch.hosts import Host, given_hosts, parse_hostfile
 from hvdtrain.world.place import tasks_by_node
 
 # What the MPI operator tells mpirun in the launcher's pod, by OpenMPI's version, and where the file lies.
 HOSTFILE_VARIABLES = ("PRTE_MCA_prte_default_hostfile", "OMPI_MCA_orte_default_hostfile")
 POD_HOSTFILE = Path("/etc/mpi/hostfile")
+
+
+def hosts_or_here(ctx: click.Context) -> list[Host]:
+    """The hosts that a command with host_options and launcher_option was given, or those of the allocation that its
+    launcher uses; none for this machine.
+    """
+    listed, is_given = given_hosts(ctx.params["hosts"], ctx.params["hostfile"]), given_options(ctx, ["launcher"])
+    if is_given and not listed:
+        listed = allocated_hosts(ctx.params["launcher"])
+    if is_given and not listed:
+        raise UsageError("--launcher is for hosts: give -H or --hostfile; without them all runs are on this machine")
+    return listed
 
 
 def allocated_hosts(launcher: str, env: Mapping[str, str] = os.environ) -> list[Host]:

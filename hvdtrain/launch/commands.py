@@ -12,13 +12,14 @@ import click
 
 from hvdtrain import modes
 from hvdtrain.config import recipes
-from hvdtrain.config.command_line import given_options
+from hvdtrain.config.command_line import NUM_SERVERS, NUM_WORKERS, GroupedCommand, given_options
 from hvdtrain.config.file import started_workers
+from hvdtrain.config.option_types import EQUAL, ServerNumber
 from hvdtrain.config.run_config import RunConfig
 from hvdtrain.errors import Failure, UsageError, unknown
 from hvdtrain.launch import copies
 from hvdtrain.launch.allocation import allocated_hosts
-from hvdtrain.launch.hosts import allocate, given_hosts, host_options, parse_hosts
+from hvdtrain.launch.hosts import HOSTS, allocate, given_hosts, host_options, parse_hosts
 from hvdtrain.launch.prepare import prepare
 from hvdtrain.launch.processes import end_process, is_running, own_identity
 from hvdtrain.launch.supervise import STOP_TIMEOUT_S, job_record_file, log_file, read_record, supervise
@@ -27,21 +28,26 @@ from hvdtrain.runs.launched import remembered
 from hvdtrain.runs.request import check, check_workers, resumed_options, train_options
 
 # Options of `launch` that users give after -- by mistake.
-_LAUNCH_OPTIONS = set("--out --resume --servers -s -n -H --hosts --hostfile --launcher --dry-run --retries".split())
+_LAUNCH_OPTIONS = {
+    "--out",
+    "--resume",
+    *NUM_WORKERS[:-1],
+    *NUM_SERVERS[:-1],
+    *HOSTS,
+    "--launcher",
+    "--dry-run",
+    "--retries",
+}
 
 
-@click.command(context_settings={"ignore_unknown_options": True})
+@click.command(cls=GroupedCommand, context_settings={"ignore_unknown_options": True})
 @click.option(
     "--launcher", metavar="NAME",
     help="How ranks are started: local, ssh, mpi, srun, slurm, sge, yarn, kubernetes, or a recipe of your own in "
     "launchers/  [default: local; with --resume as before].",
 )  # fmt: skip
-@click.option(
-    "--num-workers", "-n", "workers", type=click.IntRange(1), help="Workers; with --resume, by default as before."
-)
-@click.option(
-    "--num-servers", "-s", "servers", type=click.IntRange(0), help="Parameter servers, beside the workers; likewise."
-)
+@click.option(*NUM_WORKERS, type=click.IntRange(1), help="Workers; with --resume, by default as before.")
+@click.option(*NUM_SERVERS, type=ServerNumber(), help="Parameter servers, or `equal` to the workers; likewise.")
 @host_options
 @click.option(
     "--sync-dst-dir", metavar="DIR",
@@ -62,7 +68,7 @@ _LAUNCH_OPTIONS = set("--out --resume --servers -s -n -H --hosts --hostfile --la
 @click.option("--dry-run", is_flag=True, help="Print what would run, and run nothing.")
 @click.argument("train_options", nargs=-1, type=click.UNPROCESSED, metavar="-- TRAIN OPTIONS")
 def launch(
-    launcher: str | None, workers: int | None, servers: int | None, hosts: str | None, hostfile: Path | None,
+    launcher: str | None, workers: int | None, servers: Any, hosts: str | None, hostfile: Path | None,
     sync_dst_dir: str | None, sync_data: bool, interface: str, out: str, resume: bool, retries: int, dry_run: bool,
     train_options: tuple[str, ...],
 ) -> None:  # fmt: skip
@@ -91,9 +97,9 @@ def launch(
         listed, interface = parse_hosts(",".join(stays.hosts)), interface or stays.interface
     listed = listed or allocated_hosts(launcher)
     resumed = Path(out) / CONFIG if resume and (Path(out) / CONFIG).is_file() else None
-    config = _train_config(train_options, servers, resumed)
-    servers = config.servers
     workers = workers or (started_workers(resumed) if resumed else None)
+    config = _train_config(train_options, workers if servers == EQUAL else servers, resumed)
+    servers = config.servers
     if not workers:
         raise UsageError("-n is missing: how many workers?")
     recipe = recipes.load("launchers", launcher)
@@ -105,7 +111,7 @@ def launch(
         raise UsageError("--sync-dst-dir copies to hosts: give -H or --hostfile")
     if sync_data and not sync_dst_dir:
         raise UsageError("--sync-data copies to DIR/data on every host: give --sync-dst-dir DIR")
-    used = allocate(listed, workers + servers) if listed else []
+    used = allocate(listed, workers, servers) if listed else []
     names = [host.name for host in used]
     destination = copies.check_destination(sync_dst_dir) if sync_dst_dir else ""
     to_copy = [copies.Copy(Path.cwd(), destination, copies.CODE_OPTIONS)] if destination else []
@@ -129,7 +135,10 @@ def launch(
         click.echo("\n".join([*copying, command.dry_run_text()]))
         return
     log = log_file(folder)
-    log.parent.mkdir(parents=True, exist_ok=True)
+    try:
+        log.parent.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise UsageError(f"--out {folder} cannot be written: {error.strerror}; choose another folder") from None
     record = job_record_file(folder)
     if is_running(read_record(folder)):
         raise UsageError(f"--out {folder}: its job is still running; `hvdtrain stop {out}` ends it")
@@ -154,9 +163,9 @@ def _train_config(arguments: tuple[str, ...], servers: int | None, resumed: Path
     """
     for name in (argument.split("=")[0] for argument in arguments):
         if name in _LAUNCH_OPTIONS:
-            raise UsageError(f"{name} is for launch: give {'-s' if name == '--servers' else name} before --")
+            raise UsageError(f"{name} is for launch: give {'-s' if name in NUM_SERVERS else name} before --")
 
-    @click.command("train")
+    @click.command("train", cls=GroupedCommand)
     @train_options("servers", mode="ps-sync" if servers else "allreduce")
     @click.pass_context
     def train(ctx: click.Context, **options: Any) -> RunConfig:

@@ -1,5 +1,6 @@
 """The hosts of a job: the options that name them, the forms of host files, and how many ranks each host gets."""
 
+import os
 import re
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -12,11 +13,12 @@ from hvdtrain.errors import UsageError
 # Host names go into command lines, not all of which are quoted: nothing that a shell would interpret is allowed.
 _NAME = re.compile(r"[A-Za-z0-9]([A-Za-z0-9._-]*[A-Za-z0-9])?")
 MAX_SLOTS = 4096
+HOSTS = ("--hosts", "-H", "--hostfile")
 
 
 @dataclass(frozen=True)
 class Host:
-    """A machine, and how many ranks it takes."""
+    """A machine, and how many ranks it takes: of those given, workers at least."""
 
     name: str
     slots: int
@@ -32,14 +34,30 @@ def host_options(command: Callable) -> Callable:
         "--hostfile", type=click.Path(path_type=Path), metavar="FILE",
         help="Hosts from a file: `name slots=2` or `name:2` a line.",
     )(command)  # fmt: skip
-    return click.option("--hosts", "-H", metavar="A:1,B:1", help="Hosts, each with how many ranks it takes.")(command)
+    return click.option(
+        "--hosts",
+        "-H",
+        metavar="A:1,B:1",
+        help="Hosts, each with how many workers it takes; servers go to what is left, or beside them. Or a host file.",
+    )(command)
+
+
+def launcher_option(command: Callable) -> Callable:
+    """Decorator: adds --launcher to a command that runs here, or with -H on hosts; see allocation.hosts_or_here."""
+    return click.option(
+        "--launcher", type=click.Choice(["ssh", "mpi", "srun"]), default="ssh", show_default=True,
+        help="With -H or --hostfile: how ranks are started there; see `hvdtrain launch --help`. `srun` inside a Slurm "
+        "allocation, and `mpi` in the launcher pod of a Kubernetes MPIJob, find the hosts themselves.",
+    )(command)  # fmt: skip
 
 
 def given_hosts(hosts: str | None, hostfile: Path | None) -> list[Host]:
-    """The hosts of -H or --hostfile; none where neither is given."""
+    """The hosts of -H, which may name a host file too, or --hostfile; none where neither is given."""
     if hosts and hostfile:
         raise UsageError("-H and --hostfile exclude each other: give one")
-    return parse_hosts(hosts) if hosts else parse_hostfile(hostfile) if hostfile else []
+    if hosts and os.path.isfile(hosts):  # Path.is_file would raise where a list of hosts is too long for a name
+        hostfile = Path(hosts)
+    return parse_hostfile(hostfile) if hostfile else parse_hosts(hosts) if hosts else []
 
 
 def parse_hosts(text: str) -> list[Host]:
@@ -92,17 +110,24 @@ def _checked_unique(hosts: list[Host]) -> list[Host]:
     return hosts
 
 
-def allocate(hosts: Sequence[Host], ranks: int) -> list[Host]:
-    """The hosts that a job of so many ranks uses, each with as many slots as it gets ranks.
+def allocate(hosts: Sequence[Host], workers: int, servers: int = 0) -> list[Host]:
+    """The hosts that a job uses, each with as many slots as it gets ranks.
 
-    Ranks are dealt out in rounds, one to each host that has a free slot, so that servers, the first ranks, are spread.
+    Slots are for workers. Servers take those that are left over, and where none are go beside workers, to one host
+    after the other: so `a:1,b:1` is enough for two workers in every mode. Ranks are dealt out in rounds, one to each
+    host that has a free slot, so that servers, the first ranks, are spread.
 
     Raises:
-        UsageError: there are too few slots.
+        UsageError: there are too few slots for the workers.
     """
-    if sum(host.slots for host in hosts) < ranks:
+    ranks, slots = workers + servers, sum(host.slots for host in hosts)
+    if slots < workers:
         available = " + ".join(f"{host.slots} on {host.name}" for host in hosts)
-        raise UsageError(f"{ranks} ranks need {ranks} slots, and there are {available}: name more hosts, or more slots")
+        raise UsageError(
+            f"{workers} workers need {workers} slots, and there are {available}: name more hosts, or more slots"
+        )
+    beside = max(0, ranks - slots)
+    hosts = [Host(host.name, host.slots + len(range(i, beside, len(hosts)))) for i, host in enumerate(hosts)]
     used = [0] * len(hosts)
     for _ in range(ranks):
         emptiest = min((i for i, host in enumerate(hosts) if used[i] < host.slots), key=lambda i: (used[i], i))

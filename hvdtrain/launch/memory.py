@@ -31,5 +31,7 @@ def is_vgg(config: RunConfig) -> bool:
 
 def most_weights_mb(config: RunConfig) -> float:
     """MiB of the weights: of a VGG about, of another model at most."""
-    parameters = PARAMETERS * config.width**2 if is_vgg(config) else OTHER_PARAMETERS * max(1.0, config.width**2)
+    parameters = (
+        PARAMETERS * config.taken_width**2 if is_vgg(config) else OTHER_PARAMETERS * max(1.0, config.taken_width**2)
+    )
     return parameters * 4 / 2**20

@@ -33,7 +33,7 @@ class Requirements:
 
     Attributes:
         working_folder: where its ranks start.
-        out: the run folder, which ranks on all hosts write in and this machine reads.
+        out: the run folder, which ranks on all hosts write in and this machine reads; None where there is none.
         files: what the ranks read.
         rank_mb: memory of a rank, in MiB.
         meets_by_name: whether ranks find each other by the addresses of their hosts' own names.
@@ -41,7 +41,7 @@ class Requirements:
     """
 
     working_folder: str
-    out: Path
+    out: Path | None
     files: Sequence[str]
     rank_mb: float
     meets_by_name: bool
@@ -67,7 +67,8 @@ def check_hosts(hosts: Sequence[Host], requirements: Requirements, measure: bool
         UsageError: with a line for each host that cannot run the job, and why.
     """
     with contextlib.ExitStack() as stack:
-        shared_file = stack.enter_context(_new_file_near(requirements.out))
+        out = requirements.out
+        shared_file = stack.enter_context(_new_file_near(out)) if out else ""
         own_port = stack.enter_context(create_server(("", 0), backlog=probe.BACKLOG)).getsockname()[1]
         pool = stack.enter_context(ThreadPoolExecutor(len(hosts)))
         probes = [stack.enter_context(HostProbe(host.name, requirements.working_folder)) for host in hosts]
@@ -224,7 +225,6 @@ def _problems(
         own_software: what this machine has.
         several: whether the job uses more hosts than this one.
     """
-    out = requirements.out.parent
     for name, own in own_software.items():
         if reply[name] != own:
             package = f" in {reply['package']}" if name == "hvdtrain" else ""
@@ -236,13 +236,13 @@ def _problems(
         yield f"{reply['memory_mb']:,} MB of memory are free, and {need}"
     if requirements.interface not in ("", reply["interface"]):
         yield f"it has no network interface {requirements.interface} with an address"
-    if not reply["sees_shared_file"]:
+    if requirements.out and not reply["sees_shared_file"]:
         yield (
-            f"it does not see {out} of this machine: give --out a folder on storage that all hosts share, "
-            "which its ranks write metrics and logs in"
+            f"it does not see {requirements.out.parent} of this machine: give --out a folder on storage that all "
+            "hosts share, which its ranks write metrics and logs in"
         )
-    elif not reply["can_write"]:
-        yield f"it cannot write in {out}: give --out another folder"
+    elif requirements.out and not reply["can_write"]:
+        yield f"it cannot write in {requirements.out.parent}: give --out another folder"
     for file in reply["missing_files"]:
         yield f"there is no {file}, which its ranks would read"
     address = reply["name_address"]

@@ -1,5 +1,6 @@
-"""From the options of a training job to the command that starts it, with its hosts checked."""
+"""From the options of a training job, or from a program, to the command that starts it, with its hosts checked."""
 
+import dataclasses
 import os
 from collections.abc import Sequence
 from pathlib import Path
@@ -12,7 +13,7 @@ from hvdtrain.launch.hosts import Host
 from hvdtrain.launch.memory import rank_mb
 from hvdtrain.launch.preflight import Requirements, check_hosts
 from hvdtrain.launch.recipe import JobSpec, LaunchCommand, expand, train_program
-from hvdtrain.runs.launched import LAUNCHER, Launched, Pair
+from hvdtrain.runs.launched import LAUNCHER, Launched
 from hvdtrain.runs.request import with_absolute_paths
 from hvdtrain.world import network
 
@@ -38,28 +39,39 @@ def prepare(
         UsageError: a host cannot run it, or the launcher needs hosts.
     """
     config = with_absolute_paths(config)
-    environment: dict[str, str] = {}
-    network_pairs: tuple[Pair, ...] = ()
-    interface = interface or os.environ.get(network.VARIABLE, "")
-    if set(testbed.running_nodes()) & {host.name for host in hosts}:
-        interface = interface or testbed.INTERFACE
-        environment["HVDTRAIN_OVER_TCP"] = "1"  # these hosts share memory, which rpc would find and use
-    recipe = recipes.load("launchers", launcher)
-    if hosts and check and recipe.get("hosts") == "needed":
-        files = [path for path in (config.dataset, config.pretrained) if path.startswith("/")]
-        by_name = config.mode != "allreduce"  # Horovod gets addresses from its starter
-        requirements = Requirements(
-            working_folder or str(Path.cwd()), out, files, rank_mb(config, workers), by_name, interface
-        )
-        checked = check_hosts(hosts, requirements, measure)
-        interface, network_pairs = checked.interface or interface, checked.network
-    launched = Launched(launcher, tuple(map(str, hosts)), interface, working_folder, network_pairs)
-    environment |= launched.variables()  # ranks have all that carries bytes use the interface
-    if config.servers and hosts:  # horovodrun numbers ranks host by host: ranks spread the servers with this
-        environment["HVDTRAIN_SLOTS"] = ",".join(str(host.slots) for host in hosts)
+    files = [path for path in (config.dataset, config.pretrained) if path.startswith("/")]
+    by_name = config.mode != "allreduce"  # Horovod gets addresses from its starter
+    requirements = Requirements(working_folder or str(Path.cwd()), out, files, rank_mb(config, workers), by_name)
     program = [*train_program(config, out, all_options), *(["--resume"] if resume else [])]
     if "script" in recipe:  # not every scheduler passes the environment on
         program = ["env", f"{LAUNCHER}={launcher}", *program]
     ranks, survives = workers + config.servers, modes.declared(config.mode).survives_lost_worker
-    spec = JobSpec(ranks, program, config.servers, hosts, out, interface, working_folder, survives, environment)
-    return expand(launcher, spec)
+    spec = JobSpec(ranks, program, config.servers, hosts, out, interface, working_folder, survives)
+    return prepare_program(launcher, spec, requirements, check, measure)
+
+
+def prepare_program(
+    launcher: str, spec: JobSpec, requirements: Requirements, check: bool = True, measure: bool = False
+) -> LaunchCommand:
+    """The command that starts a job of any program of ours; its `interface` and `environment` are completed.
+
+    Args:
+        requirements: what its hosts are asked for, where there are any and `check` is true.
+        measure: as prepare.
+
+    Raises:
+        UsageError: as prepare.
+    """
+    environment = dict(spec.environment)
+    interface, network_pairs = spec.interface or os.environ.get(network.VARIABLE, ""), ()
+    if set(testbed.running_nodes()) & {host.name for host in spec.hosts}:
+        interface = interface or testbed.INTERFACE
+        environment["HVDTRAIN_OVER_TCP"] = "1"  # these hosts share memory, which rpc would find and use
+    if spec.hosts and check and recipes.load("launchers", launcher).get("hosts") == "needed":
+        checked = check_hosts(spec.hosts, dataclasses.replace(requirements, interface=interface), measure)
+        interface, network_pairs = checked.interface or interface, checked.network
+    launched = Launched(launcher, tuple(map(str, spec.hosts)), interface, spec.working_folder, network_pairs)
+    environment |= launched.variables()  # ranks have all that carries bytes use the interface
+    if spec.servers and spec.hosts:  # horovodrun numbers ranks host by host: ranks spread the servers with this
+        environment["HVDTRAIN_SLOTS"] = ",".join(str(host.slots) for host in spec.hosts)
+    return expand(launcher, dataclasses.replace(spec, interface=interface, environment=environment))

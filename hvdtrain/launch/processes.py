@@ -48,6 +48,10 @@ def launched_job(command: LaunchCommand, log: Path) -> Iterator[subprocess.Popen
                 command.argv, env=command.environment, stdin=subprocess.DEVNULL, stdout=output,
                 stderr=subprocess.STDOUT, start_new_session=True, preexec_fn=_die_with_parent,
             )  # fmt: skip
+        except FileNotFoundError:
+            raise Failure(
+                f"{command.argv[0]} is not on this machine: start the job where it is, or choose another --launcher"
+            ) from None
         except OSError as error:
             raise Failure(f"cannot start {command.argv[0]}: {error.strerror}; see `hvdtrain doctor`") from None
         try:

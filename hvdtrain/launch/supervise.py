@@ -12,7 +12,9 @@ from typing import Any
 
 import click
 
+from hvdtrain.errors import Failure
 from hvdtrain.launch.failure import job_failure, rank_of_process
+from hvdtrain.launch.job_log import failure_reason
 from hvdtrain.launch.processes import launched_job, sigterm_unwinds
 from hvdtrain.launch.recipe import LaunchCommand
 from hvdtrain.world.preempt import EXIT_CODE, leave_file
@@ -64,6 +66,11 @@ def supervise(
         if was_stopped:
             click.echo(f"hvdtrain: the job was asked to leave: {_how_to_resume(out)}", err=True)
             raise SystemExit(EXIT_CODE)
+        if not expects_summary:
+            raise Failure(
+                f"{command.argv[0]} did not take the job: {failure_reason(log, exit_code)}; submit it on a machine of "
+                "the cluster, or choose --launcher local, ssh or mpi"
+            )
         failure = job_failure(out, log, exit_code, partial(rank_of_process, command, workers, servers))
         if attempt > retries or failure.exit_code == USAGE_EXIT_CODE:
             raise failure

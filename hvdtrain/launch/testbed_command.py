@@ -45,7 +45,7 @@ def down() -> None:
     click.echo("no hosts are left")
 
 
-@hosts.command(context_settings={"ignore_unknown_options": True})
+@hosts.command(short_help="Run a command on a host.", context_settings={"ignore_unknown_options": True})
 @click.argument("node")
 @click.argument("command", nargs=-1, required=True, type=click.UNPROCESSED, metavar="COMMAND…")
 @click.pass_context

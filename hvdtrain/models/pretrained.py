@@ -28,7 +28,10 @@ def load_pretrained(model: Network, name: str, source: str) -> list[str]:
     current = model.state_dict()
     fits = {k: v for k, v in loaded.items() if k in current and v.shape == current[k].shape}
     if not fits:
-        raise UsageError(f"--pretrained {source}: nothing in it fits {name} at this width")
+        raise UsageError(
+            f"--pretrained {source}: nothing in it fits {name} at this width, by name and shape: published weights "
+            "need --width 1"
+        )
     model.load_state_dict(fits, strict=False)
     skipped = []
     for k, v in current.items():

@@ -6,7 +6,7 @@ from typing import Any
 import click
 
 from hvdtrain import modes
-from hvdtrain.config.command_line import given_options
+from hvdtrain.config.command_line import GroupedCommand, given_options
 from hvdtrain.config.file import read_config
 from hvdtrain.config.run_config import LENGTHS, RunConfig
 from hvdtrain.errors import UsageError
@@ -14,7 +14,7 @@ from hvdtrain.runs.folder import CONFIG
 from hvdtrain.runs.request import resumed_options, train_options
 
 
-@click.command()
+@click.command(cls=GroupedCommand)
 @train_options()
 @click.option(
     "--config", "file", type=click.Path(dir_okay=False, path_type=Path),
@@ -36,6 +36,9 @@ def train(ctx: click.Context, file: Path | None, out: str, resume: bool, **optio
     horovodrun -np 2 hvdtrain train --mode allreduce --out runs/ring
     mpirun --bind-to none -np 3 hvdtrain train --mode ps-sync --servers 1 --out runs/ps
     torchrun --nproc-per-node 2 -m hvdtrain train --mode ddp --out runs/ddp
+
+    As root, give mpirun --allow-run-as-root, or set OMPI_ALLOW_RUN_AS_ROOT=1 and OMPI_ALLOW_RUN_AS_ROOT_CONFIRM=1.
+    horovodrun takes MPI, slower over TCP than Gloo, unless it is given --gloo.
 
     The global batch is cut as evenly as can be for however many workers there are, so one worker with
     --batch-size 64 and four with --batch-size 64 train on the same batches.

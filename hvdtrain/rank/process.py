@@ -1,6 +1,7 @@
 """One rank of a job, from its configuration to its exit code. Torch is imported when all that can be checked is."""
 
 import contextlib
+import dataclasses
 import os
 import time
 import traceback
@@ -35,7 +36,7 @@ def run_rank(config: RunConfig, out: str, resuming: bool = False) -> None:
     try:
         world = read_world(check(config).servers)
         use_one_interface(world)
-        config = config.for_workers(world.workers)
+        config = dataclasses.replace(config.for_workers(world.workers), width=config.taken_width)  # which is recorded
         check_workers(config, world.workers)
         # A server answers from several threads, each of which would open an OpenMP team of its own.
         threads = 1 if world.is_server else config.threads or _share_of_cores(world)
@@ -76,6 +77,13 @@ def run_rank(config: RunConfig, out: str, resuming: bool = False) -> None:
         if here.is_local:
             time.sleep((here.rank > 0) + (here.rank > config.servers))
         raise
+    if here.starter == "alone":
+        if asked and not resuming:
+            print(f"{folder} has no run to go on with: this begins one", flush=True)
+        if config.mode != "single":
+            print(
+                f"one worker: `hvdtrain launch -n 2 -- --mode {config.mode} …` and horovodrun start several", flush=True
+            )
     terminal = open_logs(folder, world.rank)
     try:
         prepared.run(terminal)

@@ -111,7 +111,7 @@ def prepare(config: RunConfig, world: World, folder: Path, threads: int, resumin
 def initial_model(config: RunConfig, classes: int) -> Network:
     """The model as training finds it: its weights depend on the seed alone."""
     torch.manual_seed(config.seed)
-    model = models.make(config.model, classes, config.width, config.dropout)
+    model = models.make(config.model, classes, config.taken_width, config.dropout)
     if config.freeze == "features":
         model.features.requires_grad_(False)
     return model
@@ -160,7 +160,8 @@ def train_as_worker(
         tally.seconds = [spent * world.workers for spent in tally.seconds] + [0.0] * (len(PARTS) - len(tally.seconds))
     recorder = Recorder(job.folder, world.rank, world.is_chief, after, tally)
     history = History(**before.get("history", {}))
-    saver = Saver(job, model, sync, recorder, facts, after, progress.print)
+    keeps_best = config.saves("best") or bool(data.test)  # with which test images are tested
+    saver = Saver(job, model, sync, recorder, facts, after, keeps_best, progress.print)
     slowdown = Slowdown(config.slow, world.worker, config.seed)
     training = Training(job, model, module, sync, recorder, progress, saver, history, slowdown)
     with deferred_sigterm(leave_file(job.folder) if world.is_chief else None):
@@ -184,7 +185,7 @@ def _finish(
     """Write the results of training that is over, and leave the others. All workers call it together."""
     job, sync, progress = training.job, training.sync, training.progress
     summary = summarise(job, sync, training.recorder, training.history, first_step, processor_s, beside)
-    if job.world.is_chief:
+    if job.world.is_chief and job.config.saves("final"):
         write_tensors(job.folder / WEIGHTS, training.model.state_dict())
     if data.test:
         summary |= _test_best(job, sync.group, training.model, Loader(data.test, side, job.threads), progress)
@@ -193,6 +194,8 @@ def _finish(
         manifest = json.loads((job.folder / MANIFEST).read_text())
         manifest["slow"]["achieved"] = dict(zip(map(str, there), factors[:, 0].tolist(), strict=True))
         write_json(job.folder / MANIFEST, manifest)
+        if not job.config.saves("best"):
+            (job.folder / "snapshots" / BEST).unlink(missing_ok=True)
         write_json(job.folder / "summary.json", summary)
         if share := summary["left_out_share"]:
             progress.print(f"{share:.1%} of the steps overflowed fp16, and were left out")

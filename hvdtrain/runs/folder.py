@@ -29,7 +29,15 @@ def check_free(folder: Path, others_log: bool = False) -> None:
     if is_file:
         raise UsageError(f"--out {folder} is a file: choose a folder")
     if is_used:
-        raise UsageError(f"--out {folder} is in use: choose another folder, or remove it yourself")
+        raise UsageError(f"--out {folder} {_what_is_in(folder)}: choose another folder, or remove it yourself")
+
+
+def _what_is_in(folder: Path) -> str:
+    if is_begun(folder):
+        return "holds a run, which --resume goes on with"
+    if (folder / "runs").is_dir():
+        return f"holds a comparison, which `hvdtrain report {folder}` shows"
+    return "is not empty"
 
 
 def is_begun(folder: Path) -> bool:
@@ -52,11 +60,11 @@ def claim(folder: Path, config: RunConfig, workers: int, job: str, others_log: b
     except (FileExistsError, BlockingIOError):
         raise UsageError(f"--out {folder} is in use: another job has claimed it, and is at work there") from None
     except OSError as error:
-        raise UsageError(f"--out {folder} cannot be written: {error.strerror}") from None
+        raise UsageError(f"--out {folder} cannot be written: {error.strerror}; choose another folder") from None
     (folder / "snapshots").mkdir(exist_ok=True)
     # Replaced whole, by a file that is locked too: a rank that begins now reads what was there, or this.
     new = folder / f"{CONFIG}.part"
-    config.save(new, workers=workers, job=job)
+    config.write(new, workers=workers, job=job)
     fcntl.flock(os.open(new, os.O_WRONLY), fcntl.LOCK_EX)
     new.replace(folder / CONFIG)
 

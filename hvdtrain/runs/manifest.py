@@ -68,7 +68,7 @@ def manifest(
         "model": config.model,
         "parameters": sum(p.numel() for p in model.parameters()),
         "trained_parameters": size,
-        "width": config.width,
+        "width": config.taken_width,
         "dropout": config.dropout,
         "augment": config.augment,
         "pretrained": config.pretrained,

@@ -43,6 +43,8 @@ def check(config: RunConfig) -> RunConfig:
         if name not in valid:
             raise unknown(what, name, valid)
     config.check_values()
+    if config.freeze == "features" and not config.pretrained:
+        raise UsageError("--freeze features trains the head on layers that have learned nothing: add --pretrained")
     mode = modes.declared(config.mode)
     if unused := _unused(config, mode):
         users = ", ".join(name for name in modes.names() if unused[0] in modes.declared(name).options)
@@ -66,6 +68,10 @@ def check(config: RunConfig) -> RunConfig:
         raise UsageError(f"--compression {config.compression} is not for --mode {config.mode}, which takes {takes}")
     slowdown.parse(config.slow)
     models.check(config.model, config.image_size, config.dropout, config.pretrained)
+    if config.pretrained == "imagenet" and config.taken_width != 1:
+        raise UsageError(
+            f"--pretrained imagenet: nothing in it fits {config.model} at width {config.taken_width}: add --width 1"
+        )
     if mode.has_servers and not config.servers:
         raise UsageError(f"--mode {config.mode} needs a server: add --servers 1 and one more rank")
     if config.servers and not mode.has_servers:
@@ -136,9 +142,12 @@ def resumed_options(file: Path, options: dict[str, Any], given: set[str]) -> dic
 def config_of(run: Path) -> RunConfig:
     """What a run folder's job was asked to do. UsageError where it is no run folder, or cannot be run like this."""
     if not (run / "config.toml").is_file():
-        raise UsageError(f"{run} is not a run folder: it has no config.toml")
+        within = sorted(file.parent for file in [*run.glob("*/config.toml"), *run.glob("runs/*/config.toml")])
+        hint = f"; name one of the runs in it, such as {within[0]}" if within else ""
+        raise UsageError(f"{run} is not a run folder: it has no config.toml{hint}")
     config = RunConfig(**read_config(run / "config.toml"))
-    check(dataclasses.replace(config, staleness_lr=False))  # which older versions took with any push scale
+    # Older versions took these with any push scale, and without weights to begin with.
+    check(dataclasses.replace(config, staleness_lr=False, freeze="none"))
     return config
 
 

@@ -19,15 +19,16 @@ class Saver:
     Args:
         facts: what each snapshot holds beside what changes: dataset_hash, initial_weights, parts.
         last: the step of the snapshot that training goes on from, or 0.
+        keeps_best: whether the best model so far is to be there.
         report: called with a line where a snapshot could not be saved.
     """
 
     def __init__(
         self, job: Job, model: nn.Module, sync: Synchroniser, recorder: Recorder, facts: Mapping[str, Any], last: int,
-        report: Callable[[str], None],
+        keeps_best: bool, report: Callable[[str], None],
     ) -> None:  # fmt: skip
         self.job, self.model, self.sync, self.recorder = job, model, sync, recorder
-        self.facts, self.last, self.report = facts, last, report
+        self.facts, self.last, self.keeps_best, self.report = facts, last, keeps_best, report
 
     def snapshot(self, history: History) -> None:
         """Save a snapshot; all workers call it together, between two steps."""
@@ -49,6 +50,6 @@ class Saver:
             self.report(f"the snapshot of step {history.step} could not be saved: {error.strerror or error}")
 
     def best(self) -> None:
-        """Save the model as the best so far."""
-        if self.job.world.is_chief:
+        """Save the model as the best so far, where that is wanted."""
+        if self.keeps_best and self.job.world.is_chief:
             write_tensors(self.job.folder / "snapshots" / BEST, self.model.state_dict())

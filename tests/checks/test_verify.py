@@ -106,6 +106,6 @@ def test_what_cannot_be_checked_is_refused_before_anything_starts(tmp_path, monk
     monkeypatch.chdir(tmp_path)
     assert "unknown synchronous mode 'ps-async': choose from allreduce, ddp" in refused("--modes", "ps-async")
     assert "--launcher is for hosts" in refused("--launcher", "mpi")
-    few = refused("--modes", "ps-sync", "--workers", "1,4", "-H", "a:2,b:3")
-    assert "6 ranks need 6 slots, and there are 2 on a + 3 on b" in few
+    few = refused("--modes", "ps-sync", "--workers", "1,4", "-H", "a:1,b:2")
+    assert "4 workers need 4 slots, and there are 1 on a + 2 on b" in few
     assert list(tmp_path.iterdir()) == []

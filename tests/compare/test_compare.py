@@ -228,3 +228,15 @@ def test_gpus_that_are_asked_for_and_are_too_few_are_an_error(monkeypatch):
     monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
     with pytest.raises(UsageError, match="2 workers are more than the GPUs of this host, 1"):
         choose_for_all(RunConfig(device="cuda"), 2)
+
+
+def test_as_many_servers_as_workers():
+    runs = plan(RunConfig(), Axes(["single", "ps-sync"], [1, 2, 4], ["equal", 1]))
+    assert [(run.workers, run.config.servers) for run in runs] == [(1, 0), (1, 1), (2, 2), (2, 1), (4, 4), (4, 1)]
+    _, commands = dry("--modes", "ps-sync", "-n", "3", "-s", "equal", "-H", "a:2,b:1")
+    assert commands[0].startswith("hvdtrain launch -n 3 -s 3 --launcher ssh -H a:4,b:2 --out ")
+
+
+def test_flags_of_the_field_are_the_same_as_ours():
+    words = ["--mode", "ps-sync,allreduce", "--num-workers", "2,4", "--num-servers", "2"]
+    assert dry(*words) == dry("--modes", "ps-sync,allreduce", "--workers", "2,4", "--servers", "2")

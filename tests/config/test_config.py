@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from hvdtrain import models, modes
 from hvdtrain.config.file import read_config
 from hvdtrain.config.option_types import LONGEST_S, Duration, Names, Numbers
-from hvdtrain.config.run_config import DEFAULT_EPOCHS, DEVICES, RunConfig
+from hvdtrain.config.run_config import DEFAULT_EPOCHS, DEVICES, LENGTHS, SAVES, RunConfig
 from hvdtrain.data import augment
 from hvdtrain.errors import UsageError
 from hvdtrain.numerics.optimizers import OPTIMIZERS
@@ -31,7 +31,7 @@ VALUES = {
     "device": st.sampled_from(DEVICES),
     "servers": st.integers(0), "image_size": st.integers(0), "batch_size": st.integers(1), "epochs": st.integers(0),
     "steps": st.integers(0), "threads": st.integers(0, 1024), "seed": st.integers(0, 2**32 - 1),
-    "width": st.floats(0, 4, exclude_min=True), "dropout": st.floats(0, 1, exclude_max=True),
+    "width": st.floats(0, 4), "dropout": st.floats(0, 1, exclude_max=True),
     "momentum": st.floats(0, 1, exclude_max=True), "target_accuracy": st.floats(0, 1), "lr": POSITIVE,
     "weight_decay": st.floats(0, allow_infinity=False), "time_budget": st.just(0.0) | DURATION, "timeout": DURATION,
     "schedule": st.sampled_from(["cosine", "constant", "step"]),
@@ -48,7 +48,7 @@ VALUES = {
     "snapshot_every": st.sampled_from(["epoch", "never", "10m", "90"]), "keep_snapshots": st.integers(1),
     "log_every": st.integers(0), "compile": st.booleans(), "share_gpu": st.booleans(),
     "shares": st.sampled_from(["auto", "static", "leased"]), "backup": st.integers(0),
-    "record": st.booleans(), "warmup": st.integers(0), "nesterov": st.booleans(),
+    "save": st.sampled_from(SAVES), "record": st.booleans(), "warmup": st.integers(0), "nesterov": st.booleans(),
 }  # fmt: skip
 CONFIGS = st.builds(RunConfig, **VALUES)
 
@@ -89,7 +89,7 @@ def test_to_the_command_line_and_back(config):
 def test_to_a_file_and_back(config):
     with tempfile.TemporaryDirectory() as folder:
         path = Path(folder) / "config.toml"
-        config.save(path, workers=4, job="17")
+        config.write(path, workers=4, job="17")
         assert RunConfig(**read_config(path)) == config
 
 
@@ -106,11 +106,38 @@ def test_one_option_alone_is_all_that_the_command_line_says(f):
         "lr_scaling": "sqrt",
         "snapshot_every": "10m",
         "shares": "static",
+        "save": "best",
     }.get(f.name, {str: "other", int: 7, float: 0.5, bool: True}[type(f.default)])
     config = RunConfig(**{f.name: value})
     flag = "--" + f.name.replace("_", "-")
     assert config.to_args() == [flag] if value is True else [flag, str(value)]
     assert from_args(config.to_args()) == config
+
+
+@pytest.mark.parametrize(
+    ("name", "word", "meaning", "value"),
+    [("threads", "auto", 0, 3), ("epochs", "auto", 0, 2), ("image_size", "auto", 0, 48), ("width", "auto", 0.0, 0.5),
+     ("steps", "none", 0, 9), ("time_budget", "none", 0.0, 60.0), ("log_every", "never", 0, 20),
+     ("pretrained", "none", "", "file.pth")],
+)  # fmt: skip
+def test_a_word_stands_where_a_number_used_to(name, word, meaning, value, tmp_path):
+    flag = "--" + name.replace("_", "-")
+    assert from_args([flag, word]) == RunConfig() == RunConfig(**in_file(tomli_w.dumps({name: meaning})))
+    whole = RunConfig().to_args(whole=True)
+    assert (flag in whole) == (name not in LENGTHS) and (flag not in whole or whole[whole.index(flag) + 1] == word)
+    RunConfig().write(tmp_path / "config.toml")
+    assert f'{name} = "{word}"' in (tmp_path / "config.toml").read_text().splitlines()
+    assert read_config(tmp_path / "config.toml")[name] == meaning
+    assert in_file(tomli_w.dumps({name: value})) == {name: value}
+    if name != "pretrained":  # a file of weights may have any name
+        with pytest.raises(UsageError, match=f"{name} = 'other' should be of type"):
+            in_file(f'{name} = "other"')
+
+
+def test_only_the_default_model_is_narrow_by_default(tmp_path):
+    assert RunConfig().taken_width == 1 / 8 and RunConfig(width=0.5).taken_width == 0.5
+    assert {RunConfig(model=name).taken_width for name in ("vgg16", "vgg11_bn", "resnet8", "cnn")} == {1.0}
+    assert RunConfig(**in_file('model = "vgg16"\nwidth = 0.125')).taken_width == 1 / 8  # a run of before
 
 
 def test_a_default_configuration_needs_no_options():
@@ -237,7 +264,7 @@ def test_what_a_model_can_do_nothing_with_is_refused(options, words):
     with pytest.raises(UsageError, match=words):
         check(RunConfig(**options))
     check(RunConfig(model="cnn", dropout=0.5, pretrained="file.pth"))
-    check(RunConfig(model="vggf", dropout=0.5, pretrained="imagenet"))
+    check(RunConfig(model="vggf", width=1.0, dropout=0.5, pretrained="imagenet"))
 
 
 @pytest.mark.parametrize("mode", modes.names())
@@ -378,7 +405,7 @@ def test_a_push_that_counts_one_nth_is_not_divided_by_its_staleness_too(push_sca
     with pytest.raises(UsageError, match=f"^--staleness-lr is for --push-scale none: in {push_scale} a push"):
         check(config)
     check(dataclasses.replace(config, push_scale="none"))
-    config.save(tmp_path / "config.toml")  # by an older version
+    config.write(tmp_path / "config.toml")  # by an older version
     assert config_of(tmp_path) == config
 
 

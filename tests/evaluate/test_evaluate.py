@@ -68,7 +68,7 @@ def three(small, tmp_path):
     """A run on three classes that has not learned anything."""
     config = RunConfig(model="cnn", dataset=str(small), width=0.1, threads=1)
     (tmp_path / "three" / "snapshots").mkdir(parents=True)
-    config.save(tmp_path / "three" / "config.toml")
+    config.write(tmp_path / "three" / "config.toml")
     save_file(initial_model(config, 3).state_dict(), tmp_path / "three" / WEIGHTS)
     return tmp_path / "three"
 

@@ -1,15 +1,27 @@
 """Host lists and files, and which rank goes where."""
 
+from pathlib import Path
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from hvdtrain.errors import UsageError
-from hvdtrain.launch.hosts import Host, allocate, parse_hostfile, parse_hosts
+from hvdtrain.launch.hosts import Host, allocate, given_hosts, parse_hostfile, parse_hosts
 
 
 def test_hosts_on_the_command_line():
     assert parse_hosts("a:1, b.example.org:2,10.0.0.3") == [Host("a", 1), Host("b.example.org", 2), Host("10.0.0.3", 1)]
+
+
+def test_a_file_is_read_whichever_option_names_it(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    Path("hosts").write_text("a slots=2\nb\n")
+    assert given_hosts("hosts", None) == given_hosts(None, Path("hosts")) == [Host("a", 2), Host("b", 1)]
+    assert given_hosts("other", None) == [Host("other", 1)]
+    assert len(given_hosts(",".join(f"node{number}" for number in range(99)), None)) == 99
+    with pytest.raises(UsageError, match="exclude each other"):
+        given_hosts("hosts", Path("hosts"))
 
 
 def test_a_file_may_have_any_of_the_usual_forms(tmp_path):
@@ -75,3 +87,14 @@ def test_ranks_fill_hosts_evenly(slots, data):
         assert taken >= min(most - 1, room[host.name]), "a host is left aside while another is crowded"
     with pytest.raises(UsageError, match="slots, and there are"):
         allocate(hosts, sum(slots) + 1)
+
+
+def test_servers_without_a_slot_go_beside_the_workers():
+    a_and_b = [Host("a", 1), Host("b", 1)]
+    assert allocate(a_and_b, 2, 1) == [Host("a", 2), Host("b", 1)]
+    assert allocate(a_and_b, 2, 2) == [Host("a", 2), Host("b", 2)]
+    assert allocate(a_and_b, 2, 3) == [Host("a", 3), Host("b", 2)]
+    assert allocate([Host("a", 2), Host("b", 2)], 3, 1) == [Host("a", 2), Host("b", 2)]
+    assert allocate([Host("a", 3), Host("b", 1)], 2, 1) == [Host("a", 2), Host("b", 1)]
+    with pytest.raises(UsageError, match="3 workers need 3 slots, and there are 1 on a"):
+        allocate(a_and_b, 3, 1)

@@ -214,7 +214,7 @@ def test_no_token_of_this_environment_reaches_a_command_line_of_another_host(out
     [
         (["--launcher", "nosuch", "-n", "1"], "unknown launcher 'nosuch': choose from kubernetes, local, mpi"),
         (["-n", "2", "-H", "a:1,b:1", "--hostfile", "x"], "exclude each other"),
-        (["--launcher", "ssh", "-n", "3", "-H", "a:1,b:1"], "3 ranks need 3 slots, and there are 1 on a + 1 on b"),
+        (["--launcher", "ssh", "-n", "3", "-H", "a:1,b:1"], "3 workers need 3 slots, and there are 1 on a + 1 on b"),
         (["-n", "1", "--sync-dst-dir", "/x"], "copies to hosts"),
         (
             ["-n", "3", "--", "--mode", "allreduce", "--batch-size", "2"],
@@ -245,7 +245,7 @@ def test_help_on_what_follows_the_dashes_is_help_on_train():
 def test_a_dry_run_is_refused_where_the_job_would_be(tmp_path):
     (tmp_path / "mine").write_text("")
     result = CliRunner().invoke(launch, ["-n", "2", "--out", str(tmp_path), "--dry-run"])
-    assert "is in use: choose another folder" in str(result.exception)
+    assert "is not empty: choose another folder" in str(result.exception)
 
 
 @pytest.mark.parametrize(("run", "name"), [("My Run_1", "hvdtrain-my-run-1"), ("x" * 99, f"hvdtrain-{'x' * 54}")])

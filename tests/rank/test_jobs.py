@@ -146,5 +146,5 @@ def test_of_two_jobs_in_one_folder_the_second_is_refused(tmp_path):
     before = {path: path.read_bytes() for path in out.rglob("*") if path.is_file()}
     second = run("forked", 2, "--mode", "allreduce", *SMALL, "--out", str(out))
     assert second.returncode == 2
-    assert f"hvdtrain: --out {out} is in use" in second.stdout
+    assert f"hvdtrain: --out {out} holds a run" in second.stdout
     assert {path: path.read_bytes() for path in out.rglob("*") if path.is_file()} == before

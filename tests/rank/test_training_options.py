@@ -1,6 +1,7 @@
 """Options that change how a step is computed: what they promise, in every kind of mode."""
 
 import json
+import shutil
 import signal
 import time
 
@@ -24,8 +25,9 @@ def once(tmp_path_factory):
 
 @pytest.fixture(scope="module")
 def begun(tmp_path_factory):
-    """The weights that a run begins with."""
-    return final_weights("forked", 1, tmp_path_factory.mktemp("begun") / "run", "--lr", "1e-12")
+    """The weights that a run begins with, and their file."""
+    out = tmp_path_factory.mktemp("begun") / "run"
+    return final_weights("forked", 1, out, "--lr", "1e-12"), str(out / "snapshots" / "final.safetensors")
 
 
 @pytest.mark.parametrize(
@@ -46,9 +48,11 @@ def test_accumulated_passes_give_the_step_of_one(ranks, mode, once, tmp_path):
     [(1, ["single"]), (2, ["allreduce"]), (3, ["ps-async", "--servers", "1"])],
 )
 def test_frozen_features_stay_and_the_head_learns(ranks, mode, begun, tmp_path):
-    after = final_weights("forked", ranks, tmp_path / "after", "--freeze", "features", "--lr", "0.01", "--mode", *mode)
+    before, file = begun
+    options = ["--lr", "0.01", "--mode", *mode]
+    after = final_weights("forked", ranks, tmp_path / "after", "--freeze", "features", "--pretrained", file, *options)
     for name, tensor in after.items():
-        moved = (tensor - begun[name]).abs().max().item()
+        moved = (tensor - before[name]).abs().max().item()
         assert moved < 1e-9 if name.startswith("features") else moved > 1e-3, name
     manifest = json.loads((tmp_path / "after" / "manifest.json").read_text())
     head = sum(t.numel() for name, t in after.items() if not name.startswith("features"))
@@ -119,3 +123,19 @@ def test_per_worker_batches_train_and_say_what_they_come_to(tmp_path):
     assert (
         sum("accuracy" in line and "samples/s" in line and "val" not in line for line in done.stdout.splitlines()) == 3
     )
+
+
+@pytest.mark.parametrize(
+    ("save", "has_test", "kept"), [("none", True, set()), ("best", False, {"best"}), ("final", False, {"final"})]
+)
+def test_only_the_models_that_are_wanted_are_kept(save, has_test, kept, tmp_path):
+    make_images(tmp_path / "data", 4, 2, 28)
+    if has_test:
+        shutil.copytree(tmp_path / "data" / "ValidationData", tmp_path / "data" / "TestData")
+    options = ["--model", "cnn", "--width", "0.1", "--dataset", str(tmp_path / "data"), "--image-size", "28"]
+    options += ["--steps", "1", "--batch-size", "4", "--snapshot-every", "never", "--save", save]
+    done = run("forked", 1, *options, "--out", str(tmp_path / "run"))
+    assert done.returncode == 0, done.stdout
+    assert {file.stem for file in (tmp_path / "run" / "snapshots").glob("*")} == kept
+    # The best model is there until test images are tested with it.
+    assert ("test_loss" in json.loads((tmp_path / "run" / "summary.json").read_text())) == has_test

@@ -146,7 +146,7 @@ def test_a_snapshot_of_another_job_is_refused_with_the_difference(tmp_path):
     assert refused.returncode == 2
     assert "width was 0.0625, not 0.125; lr was 0.0003, not 0.01" in refused.stdout
     again = run("forked", 1, *JOB, "--out", str(out))  # without --resume nothing is touched
-    assert again.returncode == 2 and "is in use" in again.stdout
+    assert again.returncode == 2 and "holds a run" in again.stdout
     assert (out / "snapshots").is_dir() and not (out / "summary.json").exists()
 
 
@@ -286,7 +286,7 @@ def test_a_launched_job_is_left_alone_while_it_runs_and_goes_on_later(tmp_path):
     assert "go on with --resume" in printed
     assert "the job was asked to leave: `hvdtrain launch --resume --out" in printed.splitlines()[-1]
     assert not (tmp_path / "run.launch/running.json").exists()
-    assert "is in use" in refusal(launched(out))
+    assert "holds a run" in refusal(launched(out))
     words, last = [HVDTRAIN, "launch", "--resume", "--out", str(out)], len(steps(out, 1))
     same = subprocess.run([*words, "--", "--steps", str(last + 4)], **SETTINGS, timeout=90)
     assert same.returncode == 0, same.stdout

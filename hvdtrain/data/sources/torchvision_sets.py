@@ -61,7 +61,10 @@ def open_source(recipe: "Recipe", options: Mapping[str, Any], images_from: Path 
             dataset(folder, download=True)  # files that are there with the right checksum are only unpacked
             return TorchvisionSet(name, root)
         except (RuntimeError, OSError, EOFError, ValueError) as error:
-            raise Failure(f"{name} cannot be had: {error}; give its files with --archive or --source") from None
+            raise Failure(
+                f"{name} cannot be had: {error}; fetch it elsewhere, and `hvdtrain data build {recipe.name} --archive "
+                f"FILE --out {recipe.name}` makes --dataset ./{recipe.name} of it"
+            ) from None
 
 
 def _copy_files(name: str, dataset: Any, images_from: Path, root: Path) -> None:
