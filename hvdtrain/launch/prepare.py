@@ -43,7 +43,7 @@ def prepare(
     by_name = config.mode != "allreduce"  # Horovod gets addresses from its starter
     requirements = Requirements(working_folder or str(Path.cwd()), out, files, rank_mb(config, workers), by_name)
     program = [*train_program(config, out, all_options), *(["--resume"] if resume else [])]
-    if "script" in recipe:  # not every scheduler passes the environment on
+    if "script" in recipes.load("launchers", launcher):  # not every scheduler passes the environment on
         program = ["env", f"{LAUNCHER}={launcher}", *program]
     ranks, survives = workers + config.servers, modes.declared(config.mode).survives_lost_worker
     spec = JobSpec(ranks, program, config.servers, hosts, out, interface, working_folder, survives)
@@ -63,7 +63,8 @@ def prepare_program(
         UsageError: as prepare.
     """
     environment = dict(spec.environment)
-    interface, network_pairs = spec.interface or os.environ.get(network.VARIABLE, ""), ()
+    interface = spec.interface or os.environ.get(network.VARIABLE, "")
+    network_pairs: tuple[Pair, ...] = ()
     if set(testbed.running_nodes()) & {host.name for host in spec.hosts}:
         interface = interface or testbed.INTERFACE
         environment["HVDTRAIN_OVER_TCP"] = "1"  # these hosts share memory, which rpc would find and use
