@@ -88,7 +88,7 @@ def report(
         check_out(out)
     found = find_runs(runs)
     margins = Margins(margin, accuracy_margin)
-    collected = _print(found, reference, margins)
+    collected = print_report(found, reference, margins)
     if json_file:
         _write("--json", json_file, json_text(collected.data))
     if latex:
@@ -107,16 +107,12 @@ def _write(option: str, path: Path, text: str) -> None:
         raise UsageError(f"{option} {path} cannot be written: {error.strerror}") from None
 
 
-def print_report(runs: "list[Run]", reference: str = "", margins: "Margins | None" = None) -> dict[str, Any]:
-    """Print the table of these runs and the verdict, and return what verdict.json has of it.
+def print_report(runs: "list[Run]", reference: str = "", margins: "Margins | None" = None) -> "Content | Grid":
+    """Print the table of these runs, the verdict and what limits it, and return all that a report says.
 
     Raises:
         UsageError: the runs may not be compared.
     """
-    return _print(runs, reference, margins).data
-
-
-def _print(runs: "list[Run]", reference: str, margins: "Margins | None") -> "Content | Grid":
     from rich.console import Console
 
     from hvdtrain.report.content import collect_any
