@@ -116,6 +116,7 @@ def print_report(runs: "list[Run]", reference: str = "", margins: "Margins | Non
     from rich.console import Console
 
     from hvdtrain.report.content import collect_any
+    from hvdtrain.report.formatting import printable
     from hvdtrain.report.reference_tables import build_table, load_layout
     from hvdtrain.report.table import rich_table, terminal_tables
     from hvdtrain.report.verdict import DEFAULT
@@ -127,7 +128,7 @@ def print_report(runs: "list[Run]", reference: str = "", margins: "Margins | Non
     console = Console(width=None if sys.stdout.isatty() else 200, highlight=False)
     console.print(rich_table(main, is_narrow=main.name == "summary"))
     for line in lines:
-        console.print(line, markup=False, soft_wrap=not sys.stdout.isatty())
+        console.print(printable(line), markup=False, soft_wrap=not sys.stdout.isatty())
     for reference_table in reference_tables:
         for table in terminal_tables(reference_table):
             console.print()

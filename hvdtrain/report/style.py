@@ -56,6 +56,7 @@ STEP_PARTS = {
 RC: Any = {
     "svg.fonttype": "none",  # text stays text: small, sharp, selectable, read aloud
     "svg.hashsalt": "hvdtrain",  # the same figures give the same file
+    "text.parse_math": False,  # a dollar in a model's name is a dollar
     # Layouts are computed with the first font, and the others are not wider.
     "font.family": "sans-serif", "font.sans-serif": ["DejaVu Sans", "Verdana", "Arial", "sans-serif"], "font.size": 9,
     "axes.titlesize": 9.5, "axes.titlelocation": "left", "axes.titleweight": "bold",
