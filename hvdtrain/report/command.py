@@ -88,7 +88,7 @@ def report(
         check_out(out)
     found = find_runs(runs)
     margins = Margins(margin, accuracy_margin)
-    collected = _print(found, reference, margins)
+    collected = print_report(found, reference, margins)
     if json_file:
         _write("--json", json_file, json_text(collected.data))
     if latex:
@@ -107,19 +107,16 @@ def _write(option: str, path: Path, text: str) -> None:
         raise UsageError(f"{option} {path} cannot be written: {error.strerror}") from None
 
 
-def print_report(runs: "list[Run]", reference: str = "", margins: "Margins | None" = None) -> dict[str, Any]:
-    """Print the table of these runs and the verdict, and return what verdict.json has of it.
+def print_report(runs: "list[Run]", reference: str = "", margins: "Margins | None" = None) -> "Content | Grid":
+    """Print the table of these runs, the verdict and what limits it, and return all that a report says.
 
     Raises:
         UsageError: the runs may not be compared.
     """
-    return _print(runs, reference, margins).data
-
-
-def _print(runs: "list[Run]", reference: str, margins: "Margins | None") -> "Content | Grid":
     from rich.console import Console
 
     from hvdtrain.report.content import collect_any
+    from hvdtrain.report.formatting import printable
     from hvdtrain.report.reference_tables import build_table, load_layout
     from hvdtrain.report.table import rich_table, terminal_tables
     from hvdtrain.report.verdict import DEFAULT
@@ -131,7 +128,7 @@ def _print(runs: "list[Run]", reference: str, margins: "Margins | None") -> "Con
     console = Console(width=None if sys.stdout.isatty() else 200, highlight=False)
     console.print(rich_table(main, is_narrow=main.name == "summary"))
     for line in lines:
-        console.print(line, markup=False, soft_wrap=not sys.stdout.isatty())
+        console.print(printable(line), markup=False, soft_wrap=not sys.stdout.isatty())
     for reference_table in reference_tables:
         for table in terminal_tables(reference_table):
             console.print()

@@ -8,6 +8,11 @@ def three_digits(value: float) -> str:
     return f"{value:,.0f}" if abs(value) >= 99.95 or isinstance(value, int) else f"{value:#.3g}"
 
 
+def printable(text: str) -> str:
+    """Text for a terminal, which would obey control characters."""
+    return "".join(c if c.isprintable() or c == "\n" else "?" for c in text)
+
+
 def with_noun(number: int, noun: str) -> str:
     """`1 worker`, `2 workers`."""
     return f"{number} {noun}" + ("" if number == 1 else "s")

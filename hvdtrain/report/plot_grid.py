@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 from hvdtrain.report import style
 from hvdtrain.report.comparisons import epoch_times
 from hvdtrain.report.curves import Line, LossCurve, draw_curves
-from hvdtrain.report.formatting import with_noun
+from hvdtrain.report.formatting import printable, with_noun
 from hvdtrain.report.runs import Kind, Run, finished_by_kind
 
 if TYPE_CHECKING:
@@ -75,7 +75,7 @@ def batches(runs: Sequence[Run]) -> "Figure | None":
         panel.set_xticks(sorted({batch for own, batch in times if own == model}))
         panel.xaxis.set_major_formatter("{x:.0f}")
         panel.minorticks_off()
-        panel.set(xlabel="global batch", title=model)
+        panel.set(xlabel="global batch", title=printable(model))
     axes[0].set_ylabel("seconds an epoch")
     style.legend(figure, axes)
     return figure
@@ -94,7 +94,7 @@ def _panels(runs: Sequence[Run]) -> dict[str, list[Run]]:
 
 
 def _model(run: Run) -> str:
-    return run.manifest.model or ""
+    return printable(run.manifest.model or "")
 
 
 class _LineKey(NamedTuple):

@@ -1,5 +1,6 @@
 """The style of plots: colours, lines, and how an SVG adapts to a page in a light or a dark theme."""
 
+import io
 import re
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
@@ -55,34 +56,15 @@ STEP_PARTS = {
 RC: Any = {
     "svg.fonttype": "none",  # text stays text: small, sharp, selectable, read aloud
     "svg.hashsalt": "hvdtrain",  # the same figures give the same file
-    "font.family": "sans-serif",
-    "font.sans-serif": [
-        "DejaVu Sans",
-        "Verdana",
-        "Arial",
-        "sans-serif",
-    ],  # layouts are computed with the first, and the others are not wider
-    "font.size": 9,
-    "axes.titlesize": 9.5,
-    "axes.titlelocation": "left",
-    "axes.titleweight": "bold",
-    "axes.spines.top": False,
-    "axes.spines.right": False,
-    "axes.edgecolor": MUTED,
-    "axes.axisbelow": True,
-    "grid.color": GRID,
-    "grid.linewidth": 0.7,
-    "text.color": INK,
-    "axes.labelcolor": INK,
-    "xtick.color": MUTED,
-    "ytick.color": MUTED,
-    "xtick.labelcolor": INK,
-    "ytick.labelcolor": INK,
-    "figure.facecolor": PAPER,
-    "axes.facecolor": "none",
-    "savefig.facecolor": PAPER,
-    "legend.frameon": False,
-}
+    "text.parse_math": False,  # a dollar in a model's name is a dollar
+    # Layouts are computed with the first font, and the others are not wider.
+    "font.family": "sans-serif", "font.sans-serif": ["DejaVu Sans", "Verdana", "Arial", "sans-serif"], "font.size": 9,
+    "axes.titlesize": 9.5, "axes.titlelocation": "left", "axes.titleweight": "bold",
+    "axes.spines.top": False, "axes.spines.right": False, "axes.edgecolor": MUTED, "axes.axisbelow": True,
+    "grid.color": GRID, "grid.linewidth": 0.7, "text.color": INK, "axes.labelcolor": INK,
+    "xtick.color": MUTED, "ytick.color": MUTED, "xtick.labelcolor": INK, "ytick.labelcolor": INK,
+    "figure.facecolor": PAPER, "axes.facecolor": "none", "savefig.facecolor": PAPER, "legend.frameon": False,
+}  # fmt: skip
 
 
 def colour(kind: Kind) -> str:
@@ -171,8 +153,6 @@ def dots(axes: "Axes", x: Sequence[float], y: Sequence[float], kind: Kind, is_ho
 
 def svg(figure: "Figure") -> str:
     """The figure as an SVG file for a light page; the same figure gives the same bytes."""
-    import io
-
     from matplotlib import rc_context
 
     file = io.StringIO()
@@ -183,8 +163,6 @@ def svg(figure: "Figure") -> str:
 
 def png(figure: "Figure") -> bytes:
     """The figure as a PNG file, 1,350 pixels wide."""
-    import io
-
     from matplotlib import rc_context
 
     file = io.BytesIO()

@@ -8,6 +8,7 @@ from dataclasses import dataclass, replace
 from itertools import groupby
 from typing import TYPE_CHECKING
 
+from hvdtrain.report.formatting import printable
 from hvdtrain.report.page import plain
 
 if TYPE_CHECKING:
@@ -134,12 +135,12 @@ def rich_table(table: Table, is_narrow: bool = False) -> "RichTable":
     found = RichTable(box=box.SIMPLE_HEAD, padding=padding, show_edge=False, title_justify="left")
     found.add_column(Text(table.corner), no_wrap=True)
     for heading in table.headings:
-        found.add_column(Text(heading), justify="right", overflow="fold")
+        found.add_column(Text(printable(heading)), justify="right", overflow="fold")
     for label, cells in table.rows:
         texts = [Text(cell.text).append(f"\n{cell.detail}" if cell.detail else "", style="dim") for cell in cells]
-        found.add_row(Text(label), *texts)
+        found.add_row(Text(printable(label)), *texts)
     if is_narrow:
         found.caption, found.caption_justify = Text("\n".join(table.notes)), "left"
     else:
-        found.title = Text(table.title)
+        found.title = Text(printable(table.title))
     return found

@@ -5,6 +5,7 @@ import io
 import json
 import math
 import re
+import shutil
 
 import pytest
 from click.testing import CliRunner
@@ -350,6 +351,17 @@ def test_pages_of_a_grid_say_what_differs_and_link_each_part(grid):
         assert len({len(re.findall(r"(?<!\\)\|", line)) for line in table.splitlines()}) == 1
 
 
+def test_names_from_files_are_neither_mathematics_nor_orders_to_a_terminal(tmp_path):
+    for model in ("$\\frac{\x1b[2J", "vggf"):
+        for kind in (("single",), ("allreduce", 2)):
+            change = {"model": model, "initial_weights": model, "backend": "\x1b[31m"}
+            write(tmp_path / "x", *kind, change=change).rename(tmp_path / f"{kind[0]}-{model[:3]}")
+    (tmp_path / "x").rmdir()
+    done = CliRunner().invoke(report, [str(tmp_path)])
+    assert done.exit_code == 0 and "\x1b" not in done.output and "$\\frac{?[2J" in done.output
+    assert all(plot.svg for plot in plots.draw_grid(find_runs([tmp_path]))[0])
+
+
 def test_the_reference_is_written_as_csv_and_latex(grid):
     rows = {row[0]: row for row in csv.reader((grid / "reference.csv").read_text().splitlines())}
     assert rows[""][1:] == [
@@ -363,7 +375,7 @@ def test_the_reference_is_written_as_csv_and_latex(grid):
 
 def test_the_next_report_leaves_nothing_of_a_grid_behind(grid, tmp_path):
     out = tmp_path / "out"
-    write_report(find_runs([grid]), out, "cnn-mnist")
+    shutil.copytree(grid, out, ignore=shutil.ignore_patterns("runs"))
     (out / "groups" / "b32" / "mine.txt").write_text("kept")
     write_report(find_runs([grid / "runs" / "single-w1-s0-r1"]), out)
     left = {str(p.relative_to(out)) for p in out.rglob("*") if p.is_file()}
