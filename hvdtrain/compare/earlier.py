@@ -50,7 +50,11 @@ def find_finished(folder: Path) -> list[Earlier]:
     Raises:
         UsageError: the folder holds something else.
     """
-    if not (folder / "runs").is_dir() or not (folder / "logs").is_dir() or (folder / CONFIG).exists():
+    try:
+        is_comparison = (folder / "runs").is_dir() and (folder / "logs").is_dir() and not (folder / CONFIG).exists()
+    except OSError:
+        is_comparison = False
+    if not is_comparison:
         check_free(folder)
         return []
     if any((folder / name).exists() for name in _REPORT):
@@ -202,5 +206,5 @@ def claimed(folder: Path) -> Iterator[None]:
         except BlockingIOError:
             raise UsageError(f"--out {folder} is in use: another comparison is at work there") from None
         except OSError as error:
-            raise UsageError(f"--out {folder} cannot be written: {error.strerror}") from None
+            raise UsageError(f"--out {folder} cannot be written: {error.strerror}; choose another folder") from None
         yield

@@ -13,7 +13,7 @@ from hvdtrain.launch.hosts import Host
 from hvdtrain.launch.memory import rank_mb
 from hvdtrain.launch.preflight import Requirements, check_hosts
 from hvdtrain.launch.recipe import JobSpec, LaunchCommand, expand, train_program
-from hvdtrain.runs.launched import LAUNCHER, Launched
+from hvdtrain.runs.launched import LAUNCHER, Launched, Pair
 from hvdtrain.runs.request import with_absolute_paths
 from hvdtrain.world import network
 

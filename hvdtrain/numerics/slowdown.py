@@ -6,12 +6,11 @@ carry its messages stay as fast as they were.
 """
 
 import math
+import random
 import re
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
-
-import numpy as np
 
 from hvdtrain.errors import UsageError
 
@@ -108,13 +107,12 @@ class Slowdown:
             elapsed_s: seconds of training so far.
         """
         factor = 1.0
-        words = [self.seed, self.worker, self.taken]
-        random = np.random.default_rng(words) if any(r.sigma or r.probability < 1 for r in self.rules) else None
+        numbers = random.Random(f"{self.seed} {self.worker} {self.taken}")
         self.taken += 1
         for rule in self.rules:
-            holds = random is None or rule.probability == 1 or random.random() < rule.probability
-            if random is not None and rule.sigma:
-                factor *= math.exp(rule.sigma * abs(random.standard_normal()))
+            holds = rule.probability == 1 or numbers.random() < rule.probability
+            if rule.sigma:
+                factor *= math.exp(rule.sigma * abs(numbers.gauss(0, 1)))
             if holds and rule.steps[0] <= step <= rule.steps[1] and rule.seconds[0] <= elapsed_s < rule.seconds[1]:
                 factor *= rule.factor
         return factor
