@@ -50,7 +50,11 @@ class Commands(click.Group):
             formatter.write_dl([(name, what) for name, (_, what) in COMMANDS.items()])
 
 
-@click.group(cls=Commands, context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 100})
+@click.group(
+    cls=Commands,
+    subcommand_metavar="COMMAND [ARGS]",
+    context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 100},
+)
 @click.version_option(package_name="hvdtrain")
 def cli() -> None:
     """Ring all-reduce or a parameter server? Train the same VGG on the same samples under both, and see.

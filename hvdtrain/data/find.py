@@ -9,6 +9,7 @@ from hvdtrain.data.build import build, is_built
 from hvdtrain.data.folder import ImageFolder, scan
 from hvdtrain.data.recipe import Recipe
 from hvdtrain.data.storage import cache_root, locked
+from hvdtrain.data.synthetic import NAME, synthetic
 from hvdtrain.errors import UsageError, unknown
 
 
@@ -18,7 +19,14 @@ def find_dataset(dataset: str) -> ImageFolder:
         from hvdtrain.data import shards
 
         return shards.read(dataset)
+    if dataset == NAME:
+        return synthetic()
     return scan(locate_folder(dataset))
+
+
+def is_name(dataset: str) -> bool:
+    """Whether `--dataset` is a recipe's name, or `synthetic`: not a path, and not a URL."""
+    return dataset == NAME or dataset in recipes.names("datasets")
 
 
 def is_url(dataset: str) -> bool:
@@ -50,4 +58,5 @@ def locate_folder(dataset: str) -> Path:
             return folder.resolve()
     except (OSError, RuntimeError) as error:  # a name too long, a home that nobody has, links in a circle
         raise UsageError(f"--dataset {dataset[:80]} cannot be looked at: {error}") from None
-    raise UsageError(f"{unknown('data set', dataset, recipes.names('datasets'))}, or give a folder such as ./{dataset}")
+    valid = sorted([*recipes.names("datasets"), NAME])
+    raise UsageError(f"{unknown('data set', dataset, valid)}, or give a folder such as ./{dataset}")

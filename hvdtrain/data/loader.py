@@ -14,6 +14,7 @@ from hvdtrain.data.augment import Augment
 from hvdtrain.data.folder import Samples
 from hvdtrain.data.image import damaged, open_image, read
 from hvdtrain.data.sampling import Share
+from hvdtrain.data.synthetic import SyntheticImage
 
 Batch = tuple[torch.Tensor, torch.Tensor]  # images [n, 3, side, side] uint8, labels [n] int64
 
@@ -45,7 +46,7 @@ class Loader:
     def __init__(self, samples: Samples, side: int, threads: int, augment: Augment | None = None) -> None:
         self.samples, self.side, self.augment = samples, side, augment or Augment("none", 0)
         self.pool = ThreadPoolExecutor(threads, thread_name_prefix="decode")
-        remote = not isinstance(samples[0][0], Path)
+        remote = not isinstance(samples[0][0], Path | SyntheticImage)
         self.readers = ThreadPoolExecutor(READERS, thread_name_prefix="read") if remote else None
         self.ahead = AHEAD + (READ_AHEAD if remote else 0)
         self.labels = torch.tensor([label for _, label in samples])
@@ -91,6 +92,8 @@ class Loader:
 
     def _decode(self, index: int, epoch: int, reading: Future[bytes] | None) -> torch.Tensor:
         sample = self.samples[index][0]
+        if isinstance(sample, SyntheticImage):  # nothing to decode, and no part of noise to prefer
+            return sample.pixels(self.side)
         with open_image(reading.result() if reading else read(sample), str(sample)) as image:
             try:
                 square = (self.side, self.side)

@@ -10,9 +10,8 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
 
-from hvdtrain.config import recipes
 from hvdtrain.config.run_config import RunConfig
-from hvdtrain.data.find import is_url
+from hvdtrain.data.find import is_name, is_url
 from hvdtrain.errors import UsageError
 from hvdtrain.launch.remote import SSH, command_on, is_local
 
@@ -46,7 +45,7 @@ def data_folder(config: RunConfig) -> Path:
     """The folder that --dataset names. UsageError where it names something else."""
     if is_url(config.dataset):
         raise UsageError(f"--sync-data copies a folder: {config.dataset} is a URL, which every host reads itself")
-    if config.dataset in recipes.names("datasets"):
+    if is_name(config.dataset):
         raise UsageError(f"--sync-data copies a folder: {config.dataset} is a name, which every host builds itself")
     folder = Path(config.dataset).expanduser().absolute()
     if not folder.is_dir():

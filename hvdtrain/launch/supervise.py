@@ -1,6 +1,7 @@
 """Runs a launched job to its end: shows its output, passes on a request to stop, and starts it again after failures."""
 
 import json
+import re
 import signal
 import sys
 import time
@@ -110,7 +111,7 @@ def _run_once(command: LaunchCommand, log: Path, stop_request: Path) -> tuple[in
         last_byte = b"\n"
         while True:
             has_ended = process.poll() is not None
-            text = output.read()
+            text = output.read() if not requested_at else _lines_of_ranks(output.read())
             last_byte = text[-1:] or last_byte
             sys.stdout.buffer.write(text if not has_ended or last_byte == b"\n" else text + b"\n")
             sys.stdout.flush()
@@ -119,6 +120,11 @@ def _run_once(command: LaunchCommand, log: Path, stop_request: Path) -> tuple[in
             if requested_at and time.monotonic() - requested_at[0] > STOP_TIMEOUT_S:
                 raise SystemExit(EXIT_CODE)
             time.sleep(0.1)
+
+
+def _lines_of_ranks(text: bytes) -> bytes:
+    """Without the starter's own lines: ranks that leave as they were asked are a failure to it, with a traceback."""
+    return b"".join(line for line in text.splitlines(keepends=True) if re.match(rb"\[\d+\]<std", line))
 
 
 @contextmanager

@@ -9,7 +9,6 @@ from pathlib import Path
 from typing import Any
 
 from hvdtrain import models, modes
-from hvdtrain.config import recipes
 from hvdtrain.config.command_line import config_options
 from hvdtrain.config.file import read_config
 from hvdtrain.config.run_config import DEVICES, LENGTHS, RunConfig, flag
@@ -154,12 +153,12 @@ def config_of(run: Path) -> RunConfig:
 def with_absolute_paths(config: RunConfig) -> RunConfig:
     """The same with absolute paths, so that it means the same from any folder."""
 
-    from hvdtrain.data.find import is_url  # with what builds data sets
+    from hvdtrain.data.find import is_name, is_url  # with what builds data sets
 
     def absolute(path: str) -> str:
         return str(Path(path).expanduser().absolute())
 
-    known = config.dataset in recipes.names("datasets") or is_url(config.dataset)
+    known = is_name(config.dataset) or is_url(config.dataset)
     return dataclasses.replace(
         config, dataset=config.dataset if known else absolute(config.dataset),
         pretrained=config.pretrained if config.pretrained in ("", "imagenet") else absolute(config.pretrained),
