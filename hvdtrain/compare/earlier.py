@@ -2,6 +2,7 @@
 
 import contextlib
 import dataclasses
+import json
 import os
 import time
 from collections.abc import Iterator, Sequence
@@ -33,6 +34,7 @@ class Earlier:
 
     run: Run
     config: RunConfig
+    manifest: dict[str, Any]
 
     @property
     def key(self) -> tuple[Any, ...]:
@@ -59,7 +61,8 @@ def find_finished(folder: Path) -> list[Earlier]:
     for run_folder in sorted((folder / "runs").iterdir()):
         with contextlib.suppress(UsageError):  # of a run that had only begun, it cannot be read: that is made again
             if (run := load_run(run_folder)).is_finished:
-                found.append(Earlier(run, RunConfig(**read_config(run_folder / CONFIG))))
+                manifest = json.loads((run_folder / "manifest.json").read_text())
+                found.append(Earlier(run, RunConfig(**read_config(run_folder / CONFIG)), manifest))
     return found
 
 
@@ -134,7 +137,7 @@ def _is_same(name: str, before: RunConfig, asked: RunConfig) -> bool:
 
 def _otherwise_made(earlier: Earlier, run: Planned, is_same: bool) -> list[str]:
     """In what it was launched otherwise, or by other software; is_same: it is this very run."""
-    manifest = earlier.run.manifest
+    manifest = earlier.manifest
     found = [
         f"{name} {version}, not {versions().get(name)}"
         for name, version in (manifest.get("versions") or {}).items()
@@ -156,7 +159,7 @@ def check_images(earlier: Sequence[Earlier], images: str, dataset: str) -> None:
         images: the hash of its content.
     """
     for one in earlier:
-        if one.run.manifest.get("dataset_hash") != images:
+        if one.manifest.get("dataset_hash") != images:
             raise UsageError(
                 f"--dataset {dataset} is not what {one.run.folder} was trained on: name another folder with --out"
             )

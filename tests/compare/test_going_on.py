@@ -99,7 +99,7 @@ def test_hosts_launcher_versions_and_images_are_looked_at(tmp_path):
     over_hosts = plan(ASKED, Axes(["allreduce"]), [Host("a", 1), Host("b", 1)], "ssh")
     with pytest.raises(UsageError, match="made with --launcher local, not ssh; hosts none, not a:1,b:1"):
         match(there, over_hosts, tmp_path)
-    there[0].run.manifest["versions"]["torch"] = "1.0"
+    there[0].manifest["versions"]["torch"] = "1.0"
     with pytest.raises(UsageError, match=f"made with torch 1.0, not {versions()['torch']}"):
         match(there, [run], tmp_path)
     check_images(there, "abc", "digits")
