@@ -50,7 +50,7 @@ def find_finished(folder: Path) -> list[Earlier]:
     """The finished runs of the comparison in this folder, none where the folder is new.
 
     Raises:
-        UsageError: the folder holds something else.
+        UsageError: the folder holds something else, or runs of a version with other options.
     """
     if not (folder / "runs").is_dir() or not (folder / "logs").is_dir() or (folder / CONFIG).exists():
         check_free(folder)
@@ -59,10 +59,13 @@ def find_finished(folder: Path) -> list[Earlier]:
         check_out(folder)
     found = []
     for run_folder in sorted((folder / "runs").iterdir()):
-        with contextlib.suppress(UsageError):  # of a run that had only begun, it cannot be read: that is made again
-            if (run := load_run(run_folder)).is_finished:
-                manifest = json.loads((run_folder / "manifest.json").read_text())
-                found.append(Earlier(run, RunConfig(**read_config(run_folder / CONFIG)), manifest))
+        try:
+            run = load_run(run_folder)
+        except UsageError:  # it had only begun, and is made again
+            continue
+        if run.is_finished:
+            manifest = json.loads((run_folder / "manifest.json").read_text())
+            found.append(Earlier(run, RunConfig(**read_config(run_folder / CONFIG)), manifest))
     return found
 
 

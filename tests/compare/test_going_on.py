@@ -118,6 +118,15 @@ def test_workers_have_the_threads_of_the_runs_that_are_there(tmp_path):
         keep_threads(there, narrow, tmp_path)
 
 
+def test_runs_of_a_version_with_other_options_are_told_and_left(tmp_path):
+    [run] = planned("allreduce", 1)
+    finish(tmp_path, [run])
+    with (tmp_path / "runs" / run.name / "config.toml").open("a") as file:
+        file.write("frob = 1\n")
+    with pytest.raises(UsageError, match="unknown option in the configuration 'frob'"):
+        find_finished(tmp_path)
+
+
 def test_a_folder_of_something_else_is_left_alone(tmp_path):
     (tmp_path / "runs").mkdir()
     with pytest.raises(UsageError, match="is in use: choose another folder"):
