@@ -12,7 +12,7 @@ from typing import Any
 from hvdtrain import modes
 from hvdtrain.compare.grid import Planned
 from hvdtrain.config.file import read_config
-from hvdtrain.config.run_config import RunConfig, flag
+from hvdtrain.config.run_config import RunConfig, flag, in_words
 from hvdtrain.errors import UsageError
 from hvdtrain.report import check_out
 from hvdtrain.report.runs import Run, load_run
@@ -48,7 +48,7 @@ def find_finished(folder: Path) -> list[Earlier]:
     """The finished runs of the comparison in this folder, none where the folder is new.
 
     Raises:
-        UsageError: the folder holds something else.
+        UsageError: the folder holds something else, or runs of a version with other options.
     """
     try:
         is_comparison = (folder / "runs").is_dir() and (folder / "logs").is_dir() and not (folder / CONFIG).exists()
@@ -61,9 +61,12 @@ def find_finished(folder: Path) -> list[Earlier]:
         check_out(folder)
     found = []
     for run_folder in sorted((folder / "runs").iterdir()):
-        with contextlib.suppress(UsageError):  # of a run that had only begun, it cannot be read: that is made again
-            if (run := load_run(run_folder)).is_finished:
-                found.append(Earlier(run, RunConfig(**read_config(run_folder / CONFIG))))
+        try:
+            run = load_run(run_folder)
+        except UsageError:  # it had only begun, and is made again
+            continue
+        if run.is_finished:
+            found.append(Earlier(run, RunConfig(**read_config(run_folder / CONFIG))))
     return found
 
 
@@ -120,7 +123,7 @@ def _other_options(earlier: Earlier, asked: RunConfig) -> list[str]:
     own = {name for mode in modes.names() for name in modes.declared(mode).options}
     skipped = _AXES | _NO_MATTER | (own if before.mode != asked.mode else set())
     found = [
-        f"{flag(f.name)} {getattr(before, f.name) or 'none'}, not {getattr(asked, f.name) or 'none'}"
+        f"{flag(f.name)} {in_words(f, getattr(before, f.name))}, not {in_words(f, getattr(asked, f.name))}"
         for f in dataclasses.fields(RunConfig)
         if f.name not in skipped and not _is_same(f.name, before, asked)
     ]

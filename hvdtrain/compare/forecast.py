@@ -29,7 +29,7 @@ def memory_bytes(run: Planned) -> float:
 def disk_bytes(config: RunConfig) -> float:
     """What a run leaves: the final and the best weights, and its snapshots, with the optimizer's states."""
     snapshots = 0 if config.snapshot_every == "never" else config.keep_snapshots * (1 + vectors_kept(config))
-    return (2 + snapshots) * most_weights_mb(config) * MB
+    return (config.saves("final") + config.saves("best") + snapshots) * most_weights_mb(config) * MB
 
 
 def forecast_lines(runs: Sequence[Planned], kept: Mapping[str, Path], folder: Path) -> Iterator[str]:

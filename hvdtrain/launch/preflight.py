@@ -82,7 +82,10 @@ def check_hosts(hosts: Sequence[Host], requirements: Requirements, measure: bool
         connections = pool.map(lambda host_probe: host_probe.try_connections(listening, own_port), probes)
         connection_problems = list(connections)
         can_measure = measure and len(listening) == len(hosts) > 1 and not any(connection_problems)
-        network = _measure(probes, listening, pool) if can_measure else ()
+        own_names = {
+            host.name: reply["name"] for host, reply in zip(hosts, replies, strict=True) if isinstance(reply, dict)
+        }
+        network = _measure(probes, listening, own_names, pool) if can_measure else ()
     own_software, own_interfaces = probe.software(), set(own_addresses().values())
     missing = requirements.interface not in ("", *own_interfaces)
     problems = [f"this machine has no network interface {requirements.interface}"] if missing else []
@@ -101,8 +104,14 @@ def check_hosts(hosts: Sequence[Host], requirements: Requirements, measure: bool
     return Checked(interfaces.pop() if len(interfaces) == 1 and interfaces <= own_interfaces else "", network)
 
 
-def _measure(probes: Sequence["HostProbe"], listening: dict[str, Any], pool: Executor) -> tuple[Pair, ...]:
-    """Bandwidth and round trip from host to host; a pair that does not answer is left out."""
+def _measure(
+    probes: Sequence["HostProbe"], listening: dict[str, Any], own_names: dict[str, str], pool: Executor
+) -> tuple[Pair, ...]:
+    """Bandwidth and round trip from host to host; a pair that does not answer is left out.
+
+    Args:
+        own_names: what each host calls itself, as its ranks do in the manifest.
+    """
     by_name = {host_probe.host: host_probe for host_probe in probes}
     ports = dict(zip(by_name, pool.map(lambda host_probe: host_probe.request({"serve": True}), probes), strict=True))
     at = {name: [listening[name][0], reply["port"]] for name, reply in ports.items() if isinstance(reply, dict)}
@@ -113,13 +122,13 @@ def _measure(probes: Sequence["HostProbe"], listening: dict[str, Any], pool: Exe
         reply = by_name[pair[0]].request({what: at[pair[1]]})
         return reply["measured"] if isinstance(reply, dict) else None
 
-    found = []
+    found: list[Pair] = []
     for pairs in bandwidth.rounds(list(by_name)):
         trips = list(pool.map(partial(ask, "round_trip"), pairs))  # before anything fills the queues
         speeds = list(pool.map(partial(ask, "send"), pairs))
         for (one, other), trip, speed in zip(pairs, trips, speeds, strict=True):
             if trip and speed:
-                found.append({"from": one, "to": other, "gbit_s": speed, "round_trip_us": trip})
+                found.append({"from": own_names[one], "to": own_names[other], "gbit_s": speed, "round_trip_us": trip})
     return tuple(found)
 
 

@@ -99,7 +99,7 @@ def beside_others(hosts: Mapping[str, Any]) -> list[str]:
 
 
 def _number(load: Any, key: str) -> float:
-    value = load.get(key) if isinstance(load, Mapping) else None
+    value = load.get(key) if isinstance(load, Mapping) else getattr(load, key, None)
     return float(value) if isinstance(value, (int, float)) else 0.0
 
 

@@ -57,6 +57,16 @@ def test_models_and_batches_are_runs_of_their_own_in_each_repeat():
     assert len({run.name for run in runs}) == len(runs) == 8
 
 
+def test_each_repeat_begins_with_another_mode():
+    runs = plan(RunConfig(), Axes(["single", "ddp", "ps-sync"], repeats=4))
+    order = [[run.config.mode for run in runs if run.config.repeat == repeat] for repeat in (1, 2, 3, 4)]
+    assert order == [
+        ["single", "ddp", "ps-sync"], ["ddp", "ps-sync", "single"], ["ps-sync", "single", "ddp"],
+        ["single", "ddp", "ps-sync"],
+    ]  # fmt: skip
+    assert [run.config.repeat for run in runs] == sorted(run.config.repeat for run in runs)
+
+
 def test_every_worker_has_the_threads_that_the_fullest_host_can_give(monkeypatch):
     monkeypatch.setattr("hvdtrain.compare.grid.usable_cores", lambda: 64.0)
     axes, hosts = Axes(["single", "allreduce", "ps-sync"], [4]), [Host("a", 4), Host("b", 2)]

@@ -38,7 +38,7 @@ def finish(folder, runs, speeds=None, **changed):
     for number, run in enumerate(runs):
         made = folder / "runs" / run.name
         made.mkdir(parents=True)
-        with_absolute_paths(run.config).save(made / "config.toml", workers=run.workers, job="1")
+        with_absolute_paths(run.config).write(made / "config.toml", workers=run.workers, job="1")
         config = run.config
         of = report_runs.manifest(
             config.mode, run.workers, config.servers, config.repeat, versions=versions(), **changed
@@ -67,7 +67,7 @@ def test_finished_runs_stay_and_more_repeats_and_modes_join_them(tmp_path):
     [
         ({"steps": 30}, "allreduce-w2-r1 was made with --steps 20, not 30: name another folder"),
         ({"lr": 0.01, "seed": 5}, "was made with --lr 0.0003, not 0.01; --seed 0, not 5"),
-        ({"steps": 0, "epochs": 2}, "was made with --epochs none, not 2; --steps 20, not none"),
+        ({"steps": 0, "epochs": 2}, "was made with --epochs auto, not 2; --steps 20, not none"),
         ({"dataset": "./mine"}, "was made with --dataset digits, not /"),
     ],
 )
@@ -116,6 +116,15 @@ def test_workers_have_the_threads_of_the_runs_that_are_there(tmp_path):
     there = [dataclasses.replace(there[0], config=dataclasses.replace(there[0].config, threads=2))]
     with pytest.raises(UsageError, match="has runs of 2 threads a worker, and these have room for 1: .* --threads 2"):
         keep_threads(there, narrow, tmp_path)
+
+
+def test_runs_of_a_version_with_other_options_are_told_and_left(tmp_path):
+    [run] = planned("allreduce", 1)
+    finish(tmp_path, [run])
+    with (tmp_path / "runs" / run.name / "config.toml").open("a") as file:
+        file.write("frob = 1\n")
+    with pytest.raises(UsageError, match="unknown option in the configuration 'frob'"):
+        find_finished(tmp_path)
 
 
 def test_a_folder_of_something_else_is_left_alone(tmp_path):

@@ -18,7 +18,7 @@ from hvdtrain.runs.live import last_steps, samples_per_s
 def run(tmp_path):
     """A run folder of 30 steps, 100 samples/s, and nothing that works there."""
     folder = report_runs.write(tmp_path, "ps-sync", 2, 1)
-    RunConfig(mode="ps-sync", servers=1, steps=90).save(folder / "config.toml", workers=2, job="1")
+    RunConfig(mode="ps-sync", servers=1, steps=90).write(folder / "config.toml", workers=2, job="1")
     (folder / "snapshots" / "step-00000012").mkdir(parents=True)
     return folder
 
