@@ -50,7 +50,8 @@ def launched_job(command: LaunchCommand, log: Path) -> Iterator[subprocess.Popen
             )  # fmt: skip
         except FileNotFoundError:
             raise Failure(
-                f"{command.argv[0]} is not on this machine: start the job where it is, or choose another --launcher"
+                f"{command.argv[0]} is not on this machine: start the job where it is, or choose another --launcher; "
+                "`hvdtrain doctor` says what is here"
             ) from None
         except OSError as error:
             raise Failure(f"cannot start {command.argv[0]}: {error.strerror}; see `hvdtrain doctor`") from None

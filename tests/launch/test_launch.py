@@ -116,7 +116,9 @@ def test_a_failing_rank_ends_the_job_with_its_exit_code_and_reason(tmp_path):
 
 def test_a_launcher_that_cannot_be_started_is_a_failure(tmp_path, monkeypatch):
     monkeypatch.setattr(sys, "executable", str(tmp_path / "python"))  # its folder has no mpirun
-    with pytest.raises(Failure, match=f"{tmp_path}/mpirun is not on this machine: start the job where it is"):
+    with pytest.raises(
+        Failure, match=f"{tmp_path}/mpirun is not on this machine: .*; `hvdtrain doctor` says what is here"
+    ):
         with local_job("local", 2, ["true"], tmp_path / "log"):
             pass
 
