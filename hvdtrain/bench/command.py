@@ -215,6 +215,7 @@ def _show(rows: Sequence[Row]) -> None:
     from rich.table import Table
 
     table = Table(box=box.SIMPLE_HEAD, show_edge=False)
+    hosts = sorted({host.split(":")[0] for row in rows for host in row["hosts"]})
     headings = (
         "op",
         "backend",
@@ -223,7 +224,7 @@ def _show(rows: Sequence[Row]) -> None:
         "MB",
         "median ms",
         "range",
-        "floor",
+        "" if hosts else "floor",
         "GB/s",
         "CPU ms",
         "server MB",
@@ -241,7 +242,7 @@ def _show(rows: Sequence[Row]) -> None:
             f"{row['seconds_median'] * 1e3:,.4g}", f"{low:,.4g} to {high:,.4g}", floor,
             f"{row['payload_gb_per_s']:.3f}", *of_servers,
         )  # fmt: skip
-    if hosts := sorted({host.split(":")[0] for row in rows for host in row["hosts"]}):
+    if hosts:
         where = f"on {', '.join(hosts)}"
     else:
         where = f"memory copied {statistics.median(row['memory_gb_per_s'] for row in rows):.1f} GB/s"

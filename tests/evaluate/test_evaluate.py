@@ -1,6 +1,7 @@
 """`hvdtrain evaluate`: what a saved model says of held-out images, checked against training's own evaluation."""
 
 import csv
+import dataclasses
 import json
 import shutil
 from pathlib import Path
@@ -21,6 +22,7 @@ from hvdtrain.evaluate.picture import draw
 from hvdtrain.evaluate.predictions import Predictions, predict
 from hvdtrain.rank.work import WEIGHTS, initial_model
 from hvdtrain.runs.request import config_of
+from hvdtrain.runs.snapshot import BEST
 from hvdtrain.training.feed import Normalise
 
 FILES = {"evaluation.json", "evaluation.png", "confusion.csv", "mistakes.csv"}
@@ -225,3 +227,16 @@ def test_any_number_of_classes_and_mistakes_can_be_drawn(classes, wrong, small, 
     draw(answers, "model: images of $x", tmp_path / "a.png")
     with Image.open(tmp_path / "a.png") as image:
         assert image.size == (1755, 972)
+
+
+def test_what_a_run_did_not_keep_is_said_and_its_best_model_stands_in(three):
+    config = dataclasses.replace(config_of(three), save="best")
+    (three / WEIGHTS).rename(three / "snapshots" / BEST)
+    config.write(three / "config.toml")
+    assert json.loads(evaluate(three, "--json"))["weights"].endswith(BEST)
+    dataclasses.replace(config, save="none").write(three / "config.toml")
+    assert "was trained with --save none: there is no model to test" in refused(three)
+    comparison = three.with_name("comparison")
+    (comparison / "runs").mkdir(parents=True)
+    three.rename(comparison / "runs" / "three")
+    assert f"name one of the runs in it, such as {comparison / 'runs' / 'three'}" in refused(comparison)
