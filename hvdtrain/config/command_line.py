@@ -30,7 +30,10 @@ GROUPS = {
     ),
     "Hosts": ("hosts", "hostfile", "launcher", "interface", "sync_dst_dir", "sync_data"),
     "Devices": ("device", "threads", "precision", "share_gpu", "compile", "deterministic"),
-    "Measuring": ("target_accuracy", "stop_at_target", "margin", "accuracy_margin", "slow", "log_every", "repeat"),
+    "Measuring": (
+        "target_accuracy", "stop_at_target", "margin", "accuracy_margin", "slow", "trace", "trace_steps", "log_every",
+        "repeat",
+    ),
     "Saving and faults": ("save", "snapshot_every", "keep_snapshots", "retries", "timeout"),
 }  # fmt: skip
 

@@ -172,6 +172,8 @@ class RunConfig:
         SnapshotEvery(),
     )  # fmt: skip
     keep_snapshots: int = option(2, "How many of the latest snapshots are kept.", click.IntRange(1))
+    trace: bool = option(False, "Write what every rank did when to trace.pftrace, which the Perfetto UI opens.", bool)
+    trace_steps: str = option("all", "With --trace: the first and the last step to write down, as 100-150.", str)
     log_every: int = option(
         0, "Tell samples/s and accuracy every so many steps too.", WordOr("never", 0, click.IntRange(0))
     )

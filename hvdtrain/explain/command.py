@@ -29,7 +29,11 @@ WHAT_IF = {
     "--plot", type=click.Path(path_type=Path, dir_okay=False),
     help="Draw every rank's steps there: .png, .svg or .pdf. For one run.",
 )  # fmt: skip
-def explain(runs: tuple[Path, ...], json_file: Path | None, plot: Path | None) -> None:
+@click.option(
+    "--timeline", type=click.Path(path_type=Path, dir_okay=False),
+    help="Draw one step across all ranks there, from the trace of a run with --trace. For one run.",
+)  # fmt: skip
+def explain(runs: tuple[Path, ...], json_file: Path | None, plot: Path | None, timeline: Path | None) -> None:
     """Say who was waited for in a run, where its steps' time went, and what would have made it faster.
 
     \b
@@ -45,26 +49,30 @@ def explain(runs: tuple[Path, ...], json_file: Path | None, plot: Path | None) -
     """
     from hvdtrain.explain.account import account, what_if
     from hvdtrain.explain.heatmap import draw_heatmap
+    from hvdtrain.explain.step_picture import draw_step
     from hvdtrain.explain.straggler import find_straggler, waited_for
     from hvdtrain.explain.timeline import read_timeline
     from hvdtrain.report.runs import load_run
 
-    if plot and len(runs) > 1:
-        raise UsageError("--plot draws one run: name one")
-    if plot and plot.suffix not in (".png", ".svg", ".pdf"):
-        raise UsageError(f"--plot {plot}: end its name in .png, .svg or .pdf")
+    for option, file in (("--plot", plot), ("--timeline", timeline)):
+        if file and len(runs) > 1:
+            raise UsageError(f"{option} draws one run: name one")
+        if file and file.suffix not in (".png", ".svg", ".pdf"):
+            raise UsageError(f"{option} {file}: end its name in .png, .svg or .pdf")
+    if timeline:
+        draw_step(runs[0], timeline)
     explained = []
     for folder in runs:
         run = load_run(folder)
         if not run.summary.steps:
             raise UsageError(f"{folder} cannot be explained: {run.problem}")
-        timeline = read_timeline(run)
-        straggler, found = find_straggler(timeline), account(run, timeline)
-        waited = dict(zip(timeline.ranks, waited_for(timeline).sum(1).tolist(), strict=True))
-        if not timeline.in_step:  # nobody waits for another
+        steps = read_timeline(run)
+        straggler, found = find_straggler(steps), account(run, steps)
+        waited = dict(zip(steps.ranks, waited_for(steps).sum(1).tolist(), strict=True))
+        if not steps.in_step:  # nobody waits for another
             waited = dict.fromkeys(waited, 0.0)
-        rates = what_if(run, timeline, straggler, found)
-        _show(run, timeline, straggler, waited, found, rates)
+        rates = what_if(run, steps, straggler, found)
+        _show(run, steps, straggler, waited, found, rates)
         explained.append({
             "run": str(folder), "mode": run.kind.mode, "workers": run.kind.workers, "servers": run.kind.servers,
             "straggler": straggler.rank if straggler else None,
@@ -77,7 +85,7 @@ def explain(runs: tuple[Path, ...], json_file: Path | None, plot: Path | None) -
             "what_if": {name: {"samples_per_s": rate} for name, rate in rates.items()},
         })  # fmt: skip
         if plot:
-            draw_heatmap(timeline, f"{run.kind.label}: what each step took a worker on its own", plot)
+            draw_heatmap(steps, f"{run.kind.label}: what each step took a worker on its own", plot)
     if json_file:
         text = json.dumps(explained[0] if len(explained) == 1 else explained, indent=2)
         if str(json_file) == "-":

@@ -70,8 +70,8 @@ class Synchroniser(Protocol):
     def traffic(self, steps: int) -> tuple[int, int]:
         """Payload bytes of tensors that this process has sent and received, in so many steps since it began."""
 
-    def ask_servers(self, question: str) -> list[dict[str, Any]]:
-        """What each server says: of its `cost` or its `host`, methods of ps.server.Server."""
+    def ask_servers(self, question: str) -> list[Any]:
+        """What each server says: of its `cost`, its `host`, the time `now`, or what it `traced`: see ps.server."""
 
 
 class LocalUpdate:
@@ -134,5 +134,5 @@ class LocalUpdate:
         moved = round(steps * 2 * (n - 1) / n * self.message)
         return moved, moved
 
-    def ask_servers(self, question: str) -> list[dict[str, Any]]:
+    def ask_servers(self, question: str) -> list[Any]:
         return []

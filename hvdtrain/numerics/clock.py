@@ -1,12 +1,14 @@
 """Where a step's time goes, and which time is training at all."""
 
 import time
+from functools import partial
 from typing import Any
 
 import torch
 from torch import nn
 
 from hvdtrain.numerics.flat import trained
+from hvdtrain.world import trace
 
 PHASES = ("data", "forward", "backward", "comm", "optimizer")  # of a step, in their order
 # What else a worker's training time goes to: coming together with the others between two steps, or waiting for them
@@ -50,11 +52,38 @@ class Clock:
         self.watch = Stopwatch(device)
         self.marks: list[tuple[str, Any]] = []
         self.last_gradient: Any = None
+        self._before: Any = None  # when what a layer does began, as far as layers are traced
         for p in trained(model):
             p.register_hook(self._stamp)
+        if trace.is_on and not self.watch.on_gpu:
+            self._trace_layers(model)
 
     def _stamp(self, gradient: torch.Tensor) -> None:
         self.last_gradient = self.watch.now()
+
+    def _trace_layers(self, model: nn.Module) -> None:
+        """Have each layer's forward, and each gradient since the one before, written down."""
+        began: dict[nn.Module, float] = {}
+
+        def enter(layer: nn.Module, inputs: Any) -> None:
+            began[layer] = time.perf_counter()
+
+        def leave(layer: nn.Module, inputs: Any, outputs: Any, name: str) -> None:
+            if trace.is_recording():
+                trace.span(trace.STEP, f"forward {name}", began[layer], time.perf_counter())
+
+        def reach(gradient: torch.Tensor, name: str) -> None:
+            before, self._before = self._before, self.last_gradient  # of which backward's end is the last
+            if trace.is_recording():
+                trace.span(trace.STEP, f"gradient of {name}", before, self._before)
+
+        for name, layer in model.named_modules():
+            if any(True for _ in layer.parameters(recurse=False)):
+                layer.register_forward_pre_hook(enter)
+                layer.register_forward_hook(partial(leave, name=name))
+        for name, p in model.named_parameters():
+            if p.requires_grad:
+                p.register_hook(partial(reach, name=name))
 
     def start(self) -> None:
         """Training begins, or goes on after what does not count."""
@@ -63,6 +92,7 @@ class Clock:
     def mark(self, part: str) -> None:
         """The part ends here."""
         self.marks.append((part, self.watch.now()))
+        self._before = self.marks[-1][1]
 
     def mark_last_gradient(self, part: str) -> None:
         """The part ended when the last gradient was computed."""
@@ -74,8 +104,17 @@ class Clock:
         spent = dict.fromkeys(PARTS, 0.0)
         for (_, before), (part, after) in zip(self.marks, self.marks[1:], strict=False):
             spent[part] += self.watch.seconds(before, after)
+        if trace.is_recording():
+            self._trace()
         self.marks = self.marks[-1:]
         return spent
+
+    def _trace(self) -> None:
+        """Write down the parts of this lap."""
+        now, last = time.perf_counter(), self.marks[-1][1]
+        moments = [now - self.watch.seconds(moment, last) if self.watch.on_gpu else moment for _, moment in self.marks]
+        for before, after, (part, _) in zip(moments, moments[1:], self.marks[1:], strict=False):
+            trace.span(trace.STEP, part, before, after)
 
 
 def move(seconds: dict[str, float], source: str, target: str, amount: float) -> dict[str, float]:

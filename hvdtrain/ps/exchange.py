@@ -1,6 +1,7 @@
 """A worker's buckets on their way: gradients out as they become ready, weights in before they are needed."""
 
 import threading
+import time
 from collections.abc import Iterable, Sequence
 from functools import partial
 from itertools import accumulate
@@ -15,6 +16,7 @@ from hvdtrain.ps import rpc
 from hvdtrain.ps.messages import Answer, Push, PushStatus
 from hvdtrain.ps.partition import Piece
 from hvdtrain.ps.staging import Staging
+from hvdtrain.world import trace
 
 Announced = tuple[int, float, PushStatus]  # step, learning rate, and the status of the step's push
 
@@ -184,12 +186,17 @@ class Exchange:
                 self._under_way += size
                 piece, version = self.pieces[number], self.versions[number]
                 status.sent(version)
+            began = time.perf_counter()
             encoded = None if gradient is None else self.compressors[number].encode(gradient)
             with self._changed:
                 self.bytes_sent += sum(tensor.nbytes for tensor in encoded or ())
             push = Push(self.worker, step, version, lr, encoded)
             answer = rpc.call_later(piece.server, "push", piece.number, push)
-            answer.add_done_callback(partial(self._answered, number, size, status))
+            if trace.records(step):
+                flow = trace.flow_of(step, self.worker, piece.server, piece.number)
+                trace.span(trace.PUSH, f"push bucket {number}", began, time.perf_counter(), flow)
+                trace.count("bytes under way", self._under_way)
+            answer.add_done_callback(partial(self._answered, number, size, status, step, began))
 
     def _next(self) -> int | None:
         """The bucket to push now, if any."""
@@ -202,13 +209,21 @@ class Exchange:
             return self._extra
         return None
 
-    def _answered(self, number: int, size: int, status: PushStatus, answer: Any) -> None:
+    def _answered(self, number: int, size: int, status: PushStatus, step: int, began: float, answer: Any) -> None:
+        came = time.perf_counter()
         with self._changed:
             self._under_way -= size
             if self._extra == number:
                 self._extra = None
         self._guarded(self._send)
         self._guarded(self._take, number, status, answer)
+        if trace.records(step):
+            piece = self.pieces[number]
+            flow = trace.flow_of(step, self.worker, piece.server, piece.number)
+            trace.span(trace.UNDER_WAY, f"bucket {number}", began, came)
+            trace.span(trace.PULL, f"pull bucket {number}", came, time.perf_counter(), flow)
+            trace.count("bytes under way", self._under_way)
+            trace.count("staleness", status.staleness)
 
     def _take(self, number: int, status: PushStatus, future: Any) -> None:
         answer: Answer = rpc.result(self.pieces[number].server, future)

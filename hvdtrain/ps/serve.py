@@ -54,7 +54,7 @@ def serve(job: Job, report: Callable[[str], None], make_policy: MakePolicy) -> N
 
     leases, load = Leases(lease_ledger.write) if lease_ledger else Leases(), Load()
     decode = Compressor(config.compression).decode
-    server = Server(make_bucket, decode, Membership(world.workers), leases, load)
+    server = Server(make_bucket, decode, Membership(world.workers), leases, load, world.rank)
     store = open_store(world, config.timeout)
     rpc.start(world, store, config.timeout, server)  # with the server: a worker may call as soon as it has started
     metrics = ServerMetrics(job.folder, world.rank, load)  # now that all have met, the first worker has the folder

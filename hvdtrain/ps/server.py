@@ -1,6 +1,7 @@
 """What a server process holds, and what workers can ask of it: a message, a method, an answer."""
 
 import threading
+import time
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import nullcontext
 from typing import Any
@@ -13,7 +14,8 @@ from hvdtrain.ps.leases import Leases
 from hvdtrain.ps.membership import Membership
 from hvdtrain.ps.messages import Answer, Push
 from hvdtrain.ps.server_metrics import Load
-from hvdtrain.world.host import describe
+from hvdtrain.world import trace
+from hvdtrain.world.host import describe, own_clock
 
 
 class Server:
@@ -25,6 +27,7 @@ class Server:
         membership: the workers that are there.
         leases: which worker has which share, on the first server.
         load: counts what this server does.
+        rank: this process's.
     """
 
     def __init__(
@@ -34,9 +37,10 @@ class Server:
         membership: Membership,
         leases: Leases,
         load: Load,
+        rank: int = 0,
     ) -> None:
         self.make_bucket, self.decode = make_bucket, decode
-        self.membership, self.leases, self.load = membership, leases, load
+        self.membership, self.leases, self.load, self.rank = membership, leases, load, rank
         self.buckets: dict[int, Bucket] = {}
         self._deciding = threading.Lock()  # between a push's end and its lease's: a share that counts is not lost
         self.open: dict[tuple[int, int], Future[Answer]] = {}  # (bucket, worker) -> what its push is answered with
@@ -48,11 +52,17 @@ class Server:
         self.open[bucket, push.worker] = answer
         # The bucket that backward completes last: of a push that a worker's death cuts short, it counts.
         decides = bucket == 0
+        began = time.perf_counter()
         with self.load.handling(bucket, push), self._deciding if decides else nullcontext():
             decoded = push if push.gradient is None else push._replace(gradient=self.decode(push.gradient))
             replies = self.buckets[bucket].push(decoded)
             if decides:
                 self.leases.finished(push.worker, push.step)
+        if trace.records(push.step):
+            flow = trace.flow_of(push.step, push.worker, self.rank, bucket)
+            name = f"apply bucket {bucket} of worker {push.worker}"
+            trace.span(trace.APPLY, name, began, time.perf_counter(), flow)
+            trace.count("queue", len(self.open))
         self._answer(bucket, replies)
         return answer
 
@@ -116,6 +126,14 @@ class Server:
     def cost(self) -> dict[str, Any]:
         """See Load.cost."""
         return self.load.cost()
+
+    def now(self) -> tuple[int, float]:
+        """Which clock this process reads, and what it says: time.perf_counter."""
+        return own_clock(), time.perf_counter()
+
+    def traced(self) -> dict[str, Any]:
+        """What this process has recorded: see world.trace."""
+        return {"spans": trace.spans, "counts": trace.counts}
 
     def host(self) -> dict[str, Any]:
         """What this process's host has to offer: see world.host.describe."""

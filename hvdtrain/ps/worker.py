@@ -189,5 +189,5 @@ class PushPull:
     def traffic(self, steps: int) -> tuple[int, int]:
         return self.exchange.bytes_sent, self.exchange.bytes_received
 
-    def ask_servers(self, question: str) -> list[dict[str, Any]]:
+    def ask_servers(self, question: str) -> list[Any]:
         return [rpc.ask(server, question) for server in range(self.world.servers)]

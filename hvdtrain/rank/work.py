@@ -32,12 +32,15 @@ from hvdtrain.rank.summary import Beside, summarise
 from hvdtrain.runs.manifest import by_host, manifest, part, weights_hash
 from hvdtrain.runs.metrics import Recorder, Tally, write_json
 from hvdtrain.runs.snapshot import BEST, Snapshot, write_tensors
+from hvdtrain.runs.trace_file import RankTrace, merge_traces, write_rank_trace
 from hvdtrain.training import device, resume
+from hvdtrain.training.clocks import compare_clocks
 from hvdtrain.training.evaluation import evaluate
 from hvdtrain.training.history import History
 from hvdtrain.training.loop import Training, train
 from hvdtrain.training.progress import TrainingProgress
 from hvdtrain.training.saver import Saver
+from hvdtrain.world import trace
 from hvdtrain.world.group import Group
 from hvdtrain.world.host import describe, differences, gpus, speed_variables
 from hvdtrain.world.job import Job
@@ -81,6 +84,8 @@ def prepare(config: RunConfig, world: World, folder: Path, threads: int, resumin
         return Prepared(lambda terminal: None, finished=True)
     torch.set_num_threads(threads)
     device.set_up(config)
+    if config.trace:
+        trace.begin(config.trace_steps)
     chosen = device.choose_device(config, world)
     if config.record and chosen.type == "cuda":
         raise UsageError("--record is for --device cpu: replay computes there, and a GPU rounds otherwise")
@@ -190,9 +195,11 @@ def _finish(
     if data.test:
         summary |= _test_best(job, sync.group, training.model, Loader(data.test, side, job.threads), progress)
     there, factors = sync.group.gather([training.slowdown.achieved()])
+    clocks = _finish_trace(job, sync) if job.config.trace else {}
     if job.world.is_chief:
         manifest = json.loads((job.folder / MANIFEST).read_text())
         manifest["slow"]["achieved"] = dict(zip(map(str, there), factors[:, 0].tolist(), strict=True))
+        manifest["clocks"] = clocks
         write_json(job.folder / MANIFEST, manifest)
         if not job.config.saves("best"):
             (job.folder / "snapshots" / BEST).unlink(missing_ok=True)
@@ -203,6 +210,28 @@ def _finish(
             progress.print(f"training diverged: the validation loss is {summary['val_loss']}; try a lower --lr")
         progress.print(f"wrote {job.folder}")
     sync.group.close()
+
+
+def _finish_trace(job: Job, sync: Synchroniser) -> dict[str, Any]:
+    """Put what all ranks recorded into one file, on the first worker; all workers call it together.
+
+    Returns:
+        What the manifest has of it there: by rank, how far its clock was ahead, and how far that may be off.
+    """
+    world = job.world
+    clocks = compare_clocks(job, sync)
+    write_rank_trace(job.folder, RankTrace(world.rank, "worker", trace.spans, trace.counts))
+    if world.is_chief:
+        for rank, recorded in enumerate(sync.ask_servers("traced")):
+            write_rank_trace(job.folder, RankTrace(rank, "server", **recorded))
+    sync.group.barrier()
+    if not world.is_chief:
+        return {}
+    merge_traces(job.folder, {rank: offset for rank, (offset, _) in clocks.items()})
+    return {
+        str(rank): {"ahead_us": 1e6 * offset, "uncertainty_us": 1e6 * uncertainty}
+        for rank, (offset, uncertainty) in sorted(clocks.items())
+    }
 
 
 def _begin(

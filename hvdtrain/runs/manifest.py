@@ -100,6 +100,7 @@ def manifest(
         "repeat": config.repeat,
         "deterministic": config.deterministic,
         "stop_at_target": config.stop_at_target,
+        "clocks": {},  # of --trace, at the end
         "slow": {"asked": config.slow, "achieved": {}},  # by worker, at the end: how many times as long it computed
         "device": job.device.type,
         "share_gpu": config.share_gpu and job.device.type == "cuda",

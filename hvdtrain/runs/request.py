@@ -16,6 +16,7 @@ from hvdtrain.data import augment
 from hvdtrain.errors import UsageError, unknown
 from hvdtrain.numerics import compression, slowdown
 from hvdtrain.numerics.optimizers import OPTIMIZERS
+from hvdtrain.world import trace
 
 
 def train_options(*without: str, **defaults: Any) -> Callable[[Callable], Callable]:
@@ -66,6 +67,9 @@ def check(config: RunConfig) -> RunConfig:
         takes = " or ".join(mode.compressions)
         raise UsageError(f"--compression {config.compression} is not for --mode {config.mode}, which takes {takes}")
     slowdown.parse(config.slow)
+    trace.parse_steps(config.trace_steps)
+    if config.trace_steps != RunConfig.trace_steps and not config.trace:
+        raise UsageError(f"--trace-steps {config.trace_steps} is for --trace: add it")
     models.check(config.model, config.image_size, config.dropout, config.pretrained)
     if config.pretrained == "imagenet" and config.taken_width != 1:
         raise UsageError(

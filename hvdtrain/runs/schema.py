@@ -92,6 +92,13 @@ class Slow(Struct, frozen=True, kw_only=True):
     achieved: dict[str, Figure] = {}
 
 
+class ClockOffset(Struct, frozen=True, kw_only=True):
+    """How far a rank's clock was ahead of the first worker's, and how far that may be off, in a traced run."""
+
+    ahead_us: float
+    uncertainty_us: Figure
+
+
 class Manifest(Struct, frozen=True, kw_only=True):
     """Everything needed to repeat a run, and to tell whether two runs may be compared: manifest.json."""
 
@@ -144,6 +151,7 @@ class Manifest(Struct, frozen=True, kw_only=True):
     deterministic: bool | None = None
     stop_at_target: bool | None = None
     slow: Slow | None = None
+    clocks: dict[str, ClockOffset] = {}
     device: str | None = None
     share_gpu: bool | None = None
     backend: str | None = None

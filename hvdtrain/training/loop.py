@@ -24,6 +24,7 @@ from hvdtrain.training.progress import TrainingProgress
 from hvdtrain.training.saver import Saver
 from hvdtrain.training.shares import LeasedShares, StaticShares
 from hvdtrain.training.step import Stepper, digest
+from hvdtrain.world import trace
 from hvdtrain.world.job import Job
 from hvdtrain.world.preempt import Terminated, immediate_sigterm
 
@@ -79,6 +80,7 @@ def train(training: Training, loader: Loader, validation: Loader) -> list[float]
         batches = loader.batches(shares.after(history.step), look_ahead=not leased)
         for share, (images, labels) in feed(batches, job.device, leased):
             history.step = share.step
+            trace.at_step(share.step)
             if sync.overtaken(share.step):
                 clock.mark("data")
             else:
@@ -108,13 +110,16 @@ def train(training: Training, loader: Loader, validation: Loader) -> list[float]
         with processor.paused():  # what follows is not training: the clock stands still until all workers are through
             if not decision.over and history.step % sampler.steps_per_epoch:  # amid an epoch
                 average_buffers(training.model, sync.group)
-                _save(training, stepper, decision)
+                with trace.spanning("snapshot"):
+                    _save(training, stepper, decision)
                 continue
-            reached = _evaluate(training, validation, epoch, _leased_samples(training, sampler))
+            with trace.spanning("evaluation"):
+                reached = _evaluate(training, validation, epoch, _leased_samples(training, sampler))
             if config.stop_at_target and reached:
                 decision = Decision(over=True)
             if decision.terminated or decision.snapshot or config.snapshot_every == "epoch":
-                _save(training, stepper, decision)
+                with trace.spanning("snapshot"):
+                    _save(training, stepper, decision)
     return processor.seconds()
 
 

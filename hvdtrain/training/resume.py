@@ -17,7 +17,7 @@ from hvdtrain.training.history import is_over
 # What may change on the way: how the work is shared out, how long it goes on, what is shown of it. All else decides
 # what the weights become, and has to stay.
 MAY_CHANGE = {
-    "mode", "servers", "threads", "slow", "device", "share_gpu", "compile",
+    "mode", "servers", "threads", "slow", "trace", "trace_steps", "device", "share_gpu", "compile",
     "push_scale", "look_ahead", "shares", "staleness", "backup", "delay_compensation", "staleness_lr", "compression",
     "bucket_mb", "record", "accumulate", "epochs", "steps", "time_budget", "repeat", "deterministic", "save",
     "target_accuracy", "stop_at_target", "snapshot_every", "keep_snapshots", "log_every", "timeout",

@@ -37,7 +37,7 @@ VALUES = {
     "schedule": st.sampled_from(["cosine", "constant", "step"]),
     "push_scale": st.sampled_from(["softsync", "mean", "none"]),
     "deterministic": st.booleans(), "repeat": st.integers(1, 10**6),
-    "look_ahead": st.floats(0, 4), "slow": TEXT,
+    "look_ahead": st.floats(0, 4), "slow": TEXT, "trace": st.booleans(), "trace_steps": TEXT,
     "staleness": st.integers(0), "delay_compensation": st.floats(0, allow_infinity=False),
     "staleness_lr": st.booleans(), "compression": TEXT, "bucket_mb": st.floats(0, 32, exclude_min=True),
     "augment": st.sampled_from(augment.KINDS), "freeze": st.sampled_from(["none", "features"]),

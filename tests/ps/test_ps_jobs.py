@@ -10,6 +10,8 @@ import pytest
 from helpers.forked import Forked
 from helpers.jobs import BIN, HVDTRAIN, SETTINGS, SMALL, adds_up, finish, hvdtrain, ranks_of, run, steps, until
 
+from hvdtrain.explain.step_picture import draw_step, read_slices
+
 pytestmark = pytest.mark.timeout(180)
 
 
@@ -32,10 +34,21 @@ def test_ssp_bounds_how_stale_weights_are(tmp_path):
 
 def test_a_static_share_of_every_batch_is_each_workers_own(tmp_path):
     out = tmp_path / "run"
-    train(out, "ps-async", 1, 2, *SMALL[:2], "--epochs", "1", "--batch-size", "32", "--shares", "static")
+    options = ["--epochs", "1", "--batch-size", "32", "--shares", "static", "--trace", "--trace-steps", "10-20"]
+    train(out, "ps-async", 1, 2, *SMALL[:2], *options)
     assert json.loads((out / "manifest.json").read_text())["shares"] == "static"
     for rank in (1, 2):
         assert [row["step"] for row in steps(out, rank)] == list(range(1, 46))
+    slices = read_slices(out)
+    assert {s.process for s in slices} == {"rank 0 (server)", "rank 1 (worker)", "rank 2 (worker)"}
+    assert sum(s.name == "forward" and s.process == "rank 1 (worker)" for s in slices) == 11
+    assert {"backward", "comm", "optimizer"} <= {s.name for s in slices}
+    by_flow = {flow: [s for s in slices if s.flow == flow] for flow in {s.flow for s in slices} - {0}}
+    assert len(by_flow) >= 2 * 11
+    for pushed, applied, pulled in (sorted(flow, key=lambda s: s.began) for flow in by_flow.values()):
+        assert [s.name.split()[0] for s in (pushed, applied, pulled)] == ["push", "apply", "pull"]
+    draw_step(out, tmp_path / "step.png")
+    assert (tmp_path / "step.png").stat().st_size > 10_000
 
 
 def test_a_slow_worker_does_less_and_all_have_seen_what_one_process_sees(tmp_path):

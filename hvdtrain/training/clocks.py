@@ -1,0 +1,49 @@
+"""How far the clocks of ranks are apart, without trusting any of them."""
+
+import math
+import time
+
+from hvdtrain.modes._synchroniser import Synchroniser
+from hvdtrain.world.host import own_clock
+from hvdtrain.world.job import Job
+
+ROUNDS = 20
+
+
+def compare_clocks(job: Job, sync: Synchroniser) -> dict[int, tuple[float, float]]:
+    """By rank, the seconds that its clock is ahead of the first worker's, and how far that may be off; on the first
+    worker, elsewhere nothing. All workers call it together.
+
+    At a barrier nobody leaves before all have come. So another's clock, when it leaves, is not before this one's when
+    it came, and the other way round; of many barriers the narrowest such bounds count. A server's clock, in its answer,
+    is between the question and the answer. (The bounds of Marzullo & Owicki, 1983, on intervals that must overlap.)
+    Processes of one machine read the same clock.
+    """
+    group, servers = sync.group, job.world.servers
+    came, left = [], []
+    for _ in range(ROUNDS):
+        came.append(time.perf_counter())
+        group.barrier()
+        left.append(time.perf_counter())
+    there, rows = group.gather([*came, *left, own_clock()])
+    if not job.world.is_chief:
+        return {}
+    found = {}
+    own_came, own_left = rows[there.index(0), :ROUNDS], rows[there.index(0), ROUNDS:-1]
+    for row, worker in enumerate(there):
+        low = (rows[row, :ROUNDS] - own_left).max().item()
+        high = (rows[row, ROUNDS:-1] - own_came).min().item()
+        is_same = rows[row, -1] == own_clock() > 0
+        found[servers + worker] = (0.0, 0.0) if is_same or not worker else ((low + high) / 2, (high - low) / 2)
+    for _ in range(ROUNDS if servers else 0):
+        asked = time.perf_counter()
+        answers = sync.ask_servers("now")
+        answered = time.perf_counter()
+        for rank, (clock, now) in enumerate(answers):
+            offset, uncertainty = found.get(rank, (0.0, 0.0 if clock == own_clock() > 0 else math.inf))
+            if not uncertainty:
+                found[rank] = 0.0, 0.0
+                continue
+            low, high = max(offset - uncertainty, now - answered), min(offset + uncertainty, now - asked)
+            found[rank] = ((low + high) / 2, (high - low) / 2)
+    return found
