@@ -79,7 +79,12 @@ def _presets() -> str:
     "--batch-size", "-b", type=Numbers(), default=str(RunConfig.batch_size), show_default=True,
     help="Global batches (with --per-worker each worker's), by commas: each is compared for itself.",
 )  # fmt: skip
-@train_options("mode", "servers", "repeat", "model", "batch_size", snapshot_every="never")
+@click.option(
+    "--slow", type=Names(), default=RunConfig.slow, show_default=True,
+    help="Make workers slower than they are, as `hvdtrain train --slow` says; several, by commas, are compared each "
+    "for itself: `none,1:2x,1:4x`.",
+)  # fmt: skip
+@train_options("mode", "servers", "repeat", "model", "batch_size", "slow", snapshot_every="never")
 @margin_options
 @click.option(
     "--out", default="",
@@ -90,7 +95,7 @@ def _presets() -> str:
 def compare(
     ctx: click.Context, preset: str, modes: list[str], workers: list[int], servers: list[int | str], repeats: int,
     until_sure: bool, hosts: str | None, hostfile: Path | None, launcher: str, dry_run: bool, model: list[str],
-    batch_size: list[int], margin: float, accuracy_margin: float, out: str, **options: Any,
+    batch_size: list[int], slow: list[str], margin: float, accuracy_margin: float, out: str, **options: Any,
 ) -> None:  # fmt: skip
     """Train in several modes, on this machine or over hosts, and report which was faster and as good.
 
@@ -117,7 +122,7 @@ def compare(
     if until_sure and repeats < LEAST_REPEATS:
         raise UsageError(f"--until-sure with --repeats {repeats}: no verdict is known before {LEAST_REPEATS}")
     folder = Path(out or (f"runs/compare-{time.strftime('%Y%m%d-%H%M%S')}" if not dry_run else "runs/compare"))
-    config, axes = RunConfig(**options), Axes(modes, workers, servers, model, batch_size, repeats)
+    config, axes = RunConfig(**options), Axes(modes, workers, servers, model, batch_size, repeats, slow)
     earlier = find_finished(folder)
     if dry_run:
         runs = plan(config, axes, listed, launcher)

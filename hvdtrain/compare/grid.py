@@ -1,6 +1,8 @@
 """The grid of runs that `hvdtrain compare` makes: every one planned and checked before the first begins."""
 
 import dataclasses
+import itertools
+import re
 import shlex
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -11,6 +13,7 @@ from hvdtrain.config.option_types import EQUAL
 from hvdtrain.config.run_config import RunConfig
 from hvdtrain.errors import UsageError
 from hvdtrain.launch.hosts import Host, allocate
+from hvdtrain.numerics.slowdown import slowed_workers
 from hvdtrain.runs.launched import Launched, launch_command
 from hvdtrain.runs.request import check, check_workers, for_mode
 from hvdtrain.world.cgroups import usable_cores
@@ -23,6 +26,7 @@ class Axes:
     Attributes:
         servers: EQUAL stands for as many as there are workers.
         batches: each as --batch-size, so of a worker with --per-worker.
+        slows: each as --slow; one process is made slow where that names no other worker than its own.
     """
 
     modes: Sequence[str]
@@ -31,6 +35,7 @@ class Axes:
     models: Sequence[str] = (RunConfig.model,)
     batches: Sequence[int] = (RunConfig.batch_size,)
     repeats: int = 1
+    slows: Sequence[str] = (RunConfig.slow,)
 
 
 @dataclass(frozen=True)
@@ -88,15 +93,16 @@ def plan(
     for repeat in range(1, axes.repeats + 1):
         turn = (repeat - 1) % len(axes.modes)
         rotated = dataclasses.replace(axes, modes=[*axes.modes[turn:], *axes.modes[:turn]])
-        for model, batch, mode, workers, servers in _combinations(rotated):
+        for model, batch, slow, mode, workers, servers in _combinations(rotated):
             run = dataclasses.replace(
-                for_mode(config, mode, servers), model=model, batch_size=batch,
+                for_mode(config, mode, servers), model=model, batch_size=batch, slow=slow,
                 seed=config.seed + repeat - 1, repeat=repeat,
             )  # fmt: skip
             run = check(run).for_workers(workers)
             check_workers(run, workers)
             where = f"{model}-" if len(axes.models) > 1 else ""
             where += f"b{batch}-" if len(axes.batches) > 1 else ""
+            where += f"slow-{re.sub('[^0-9a-z.]+', '_', slow)}-" if len(axes.slows) > 1 else ""
             used = tuple(allocate(hosts, workers, run.servers)) if hosts else ()
             runs.append(Planned(run, workers, where, used, launcher if used else "local"))
     threads = config.threads or min(_threads(run, cores) for run in runs)
@@ -112,14 +118,18 @@ def _threads(run: Planned, cores: Mapping[str, float] | None) -> int:
     return min(max(1, int(cores[host.name] // host.slots)) for host in run.hosts) if cores else 0
 
 
-def _combinations(axes: Axes) -> Iterator[tuple[str, int, str, int, int]]:
-    """Model, batch, mode, workers, servers."""
-    for model in axes.models:
-        for batch in axes.batches:
-            for mode in axes.modes:
-                for workers in _possible_workers(mode, axes.workers):
-                    for servers in _servers(axes, workers) if modes.declared(mode).has_servers else [0]:
-                        yield model, batch, mode, workers, servers
+def _combinations(axes: Axes) -> Iterator[tuple[str, int, str, str, int, int]]:
+    """Model, batch, slow, mode, workers, servers; each once."""
+    seen = set()
+    for model, batch, slow, mode in itertools.product(axes.models, axes.batches, axes.slows, axes.modes):
+        for workers in _possible_workers(mode, axes.workers):
+            is_baseline = modes.declared(mode).max_workers == 1
+            own = RunConfig.slow if is_baseline and max(slowed_workers(slow), default=0) else slow
+            for servers in _servers(axes, workers) if modes.declared(mode).has_servers else [0]:
+                run = model, batch, own, mode, workers, servers
+                if run not in seen:
+                    yield run
+                seen.add(run)
 
 
 def _servers(axes: Axes, workers: int) -> list[int]:

@@ -13,13 +13,13 @@ from hvdtrain.report.fairness import GRID_FIELDS, check_grid, field_value, forma
 from hvdtrain.report.results import result_rows, spread
 from hvdtrain.report.runs import Kind, Run
 
-_TITLES = {"model": "{}", "global_batch": "global batch {}", "lr": "learning rate {}"}
-_NAMES = {"model": "{}", "global_batch": "b{}", "lr": "lr{}"}
+_TITLES = {"model": "{}", "global_batch": "global batch {}", "lr": "learning rate {}", "slow.asked": "slow: {}"}
+_NAMES = {"model": "{}", "global_batch": "b{}", "lr": "lr{}", "slow.asked": "slow-{}"}
 
 
 @dataclass(frozen=True)
 class Comparison:
-    """Finished runs of one model, global batch and learning rate.
+    """Finished runs of one model, global batch, learning rate and --slow.
 
     Attributes:
         title: what distinguishes it from the other comparisons, for people: `vgg16, global batch 64`.
@@ -32,7 +32,7 @@ class Comparison:
 
 
 def split_into_comparisons(runs: Sequence[Run]) -> list[Comparison]:
-    """The finished runs by model, then by global batch, then by learning rate.
+    """The finished runs by model, then by global batch, then by learning rate, then by who was made slow.
 
     Raises:
         UsageError: they differ in more than a grid varies; the field is named.
@@ -44,8 +44,8 @@ def split_into_comparisons(runs: Sequence[Run]) -> list[Comparison]:
     if len(groups) < 2:
         return [Comparison("", "", members) for members in groups.values()]
     check_grid(runs)
-    keys = sorted(groups, key=lambda key: (key[0] or "", key[1] or 0, key[2] or 0))
-    with_same_batch = Counter(key[:2] for key in keys)
+    keys = sorted(groups, key=lambda key: (key[0] or "", key[1] or 0, key[2] or 0, key[3] != "none", key[3]))
+    with_same_batch = Counter(key[:2] for key in {key[:3] for key in keys})
     comparisons = []
     for key in keys:
         varying = [

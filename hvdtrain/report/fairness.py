@@ -41,6 +41,7 @@ EQUAL_EVERYWHERE = {
     "stop_at_target": "a run that stops early has trained for less",
     "threads_per_worker": "every worker, the baseline's too, computes with the same share of a machine",
     "environment.computing": "torch, OpenMP, MKL and the C library read them, and compute and allocate accordingly",
+    "slow.asked": "a worker that is made slow holds the others up, or leaves them its share",
     "deterministic": "algorithms that repeat to the bit are slower",
     "device": "a GPU is no match for a CPU",
     "share_gpu": "workers that share a GPU slow each other down, and exchange through CPU memory",
@@ -81,7 +82,7 @@ _READ_BY = {
     "rpc": ("TP_", "HVDTRAIN_OVER_TCP"),
 }  # fmt: skip
 # What a grid varies: runs that differ here may be in one report, in tables of their own.
-GRID_FIELDS = ("model", "global_batch", "lr")
+GRID_FIELDS = ("model", "global_batch", "lr", "slow.asked")
 # The number of weights follows from the model, and the schedule's number of steps from the batch.
 _MAY_DIFFER_IN_GRID = {*GRID_FIELDS, "parameters", "schedule"}
 # How learning rates may depend on the number of workers, where the global batch grows with it: exponent and words.
@@ -164,6 +165,8 @@ def field_value(run: Run, field: str) -> Any:
         return _variables(run, *rest)
     if head == "placement":
         return placement(run)
+    if head == "slow":  # which versions before could not make anybody
+        return run.manifest.slow.asked if run.manifest.slow else "none"
     value: Any = getattr(run.manifest if hasattr(run.manifest, head) else run.summary, head)
     if field == "schedule.form":  # without the number of steps, which follows from the batch
         return re.sub(r"over \d+ steps", "to the last step", str(value))

@@ -80,7 +80,7 @@ def test_what_could_not_be_compared_is_one_line(changed, says, tmp_path):
 def test_runs_that_would_have_the_same_names_are_not_made_again(tmp_path):
     finish(tmp_path, planned(repeats=1))
     with pytest.raises(
-        UsageError, match="allreduce-w2-r1 is there already, with --model vggf --batch-size 32 in place"
+        UsageError, match="allreduce-w2-r1 is there already, with --model vggf --batch-size 32 --slow none in place"
     ):
         kept(tmp_path, planned(batches=[64]))
 
