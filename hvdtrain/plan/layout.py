@@ -1,0 +1,103 @@
+"""Who is where: hosts in groups of equal ones, each simulated once, and the pieces that weights are cut into."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from itertools import accumulate, groupby
+
+from hvdtrain.plan.scenario import Scenario
+
+# Workers in lockstep that are alike do the same at the same time: one of each kind is simulated, exactly. Groups of
+# servers, and of workers that are not in lockstep, are approximate where they hold several: their messages interleave
+# evenly then.
+MOST_SERVER_GROUPS = 16
+MOST_ASYNCHRONOUS_GROUPS = 24
+
+
+@dataclass(frozen=True)
+class HostGroup:
+    """Hosts that are alike.
+
+    Attributes:
+        hosts: how many.
+        servers: of each host; the first group with servers has the first range of the weights.
+        workers: of each host, by how much slower than others they compute: ((factor, count), …).
+    """
+
+    hosts: int
+    servers: int
+    workers: tuple[tuple[float, int], ...]
+
+
+@dataclass(frozen=True)
+class Piece:
+    """A range of the weights that travels as one.
+
+    Attributes:
+        owner: the number of the group whose servers hold it.
+        bytes: of weights.
+        messages: how many it really is.
+        layers: the numbers of the layers that lie in it, wholly or partly.
+    """
+
+    owner: int
+    bytes: int
+    messages: float
+    layers: tuple[int, ...]
+
+
+def host_groups(scenario: Scenario) -> list[HostGroup]:
+    """The hosts of a job with servers, in order: alike and beside each other in one group, as far as that may be."""
+    per_host, slow = scenario.workers_per_host, scenario.slow.workers
+    hosts: list[tuple[int, tuple[tuple[float, int], ...]]] = []
+    for first in range(0, scenario.workers, per_host):
+        factors = sorted(slow.get(worker, 1.0) for worker in range(first, min(first + per_host, scenario.workers)))
+        hosts.append((0, tuple((factor, len(list(alike))) for factor, alike in groupby(factors))))
+    if scenario.placement == "shared":
+        own = [0] * len(hosts)
+        for server in range(scenario.servers):
+            own[server % len(hosts)] += 1
+        hosts = [(servers, workers) for servers, (_, workers) in zip(own, hosts, strict=True)]
+    else:
+        hosts = [(1, ())] * scenario.servers + hosts
+    lockstep = scenario.mode == "ps-sync"
+    found = []
+    for (servers, workers), alike in groupby(hosts):
+        number = len(list(alike))
+        most = MOST_SERVER_GROUPS if servers else (1 if lockstep else MOST_ASYNCHRONOUS_GROUPS)
+        parts = min(number, most)
+        found += [HostGroup(number * (i + 1) // parts - number * i // parts, servers, workers) for i in range(parts)]
+    return found
+
+
+def cut(scenario: Scenario, groups: Sequence[HostGroup], most_pieces: int) -> list[Piece]:
+    """The weights as pieces, in forward order: as ps.partition cuts them, but that the servers of a group are one.
+
+    Args:
+        most_pieces: about as many at most; larger ones stand for several messages.
+    """
+    ends = list(accumulate((4 * layer.parameters for layer in scenario.layers), initial=0))
+    if scenario.partition == "tensor":
+        return _whole_tensors(scenario, groups, ends)
+    total, servers, first, pieces = ends[-1], scenario.servers, 0, []
+    for owner, group in enumerate(groups):
+        if not (own := group.hosts * group.servers):
+            continue
+        begin, end = total * first // servers, total * (first + own) // servers
+        first += own
+        size = end - begin
+        messages = own * max(1, -(-size // own // scenario.bucket_bytes))
+        largest = max(scenario.bucket_bytes, total / most_pieces)
+        number = max(1, min(messages, round(size / largest + 0.49)))
+        for i in range(number):
+            start, stop = begin + size * i // number, begin + size * (i + 1) // number
+            if start < stop:
+                inside = tuple(n for n in range(len(scenario.layers)) if ends[n] < stop and start < ends[n + 1])
+                pieces.append(Piece(owner, stop - start, messages / number, inside))
+    return pieces
+
+
+def _whole_tensors(scenario: Scenario, groups: Sequence[HostGroup], ends: Sequence[int]) -> list[Piece]:
+    """Whole tensors dealt out to servers one after the other, as TensorFlow 1's replica_device_setter does."""
+    owners = [owner for owner, group in enumerate(groups) for _ in range(group.hosts * group.servers)]
+    held = [n for n, layer in enumerate(scenario.layers) if layer.parameters]
+    return [Piece(owners[place % len(owners)], ends[n + 1] - ends[n], 1, (n,)) for place, n in enumerate(held)]
