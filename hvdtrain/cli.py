@@ -21,6 +21,7 @@ COMMANDS = {
     "evaluate": "hvdtrain.evaluate.command:evaluate",
     "report": "hvdtrain.report.command:report",
     "bench": "hvdtrain.bench.command:bench",
+    "plan": "hvdtrain.plan.command:plan",
     "replay": "hvdtrain.checks.replay:replay",
     "verify": "hvdtrain.checks.verify:verify",
     "data": "hvdtrain.data.commands:data",

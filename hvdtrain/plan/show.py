@@ -1,0 +1,71 @@
+"""Tables on the terminal."""
+
+import sys
+from collections.abc import Sequence
+from typing import Any
+
+Row = dict[str, Any]
+
+
+def _console() -> Any:
+    from rich.console import Console
+
+    return Console(width=None if sys.stdout.isatty() else 130, highlight=False)
+
+
+def _table(headings: Sequence[str], left: int = 1) -> Any:
+    from rich import box
+    from rich.table import Table
+
+    table = Table(box=box.SIMPLE_HEAD, show_edge=False)
+    for number, heading in enumerate(headings):
+        table.add_column(heading, justify="left" if number < left else "right", no_wrap=True)
+    return table
+
+
+def seconds(value: float) -> str:
+    return f"{value * 1e3:,.3g} ms" if value < 1 else f"{value:,.4g} s"
+
+
+def rate(gbit: float) -> str:
+    return f"{gbit:g} Gbit/s" if gbit >= 1 else f"{gbit * 1e3:g} Mbit/s"
+
+
+def table(rows: Sequence[Row]) -> None:
+    """Predictions, a line each."""
+    made = _table(
+        ("mode", "workers", "servers", "link", "step", "interval", "samples/s", "exposed", "staleness", "sent/worker")
+    )
+    for row in rows:
+        made.add_row(
+            row["mode"], str(row["workers"]), str(row["servers"] or ""), rate(row["bandwidth_gbit"]),
+            seconds(row["step_s"]), f"{seconds(row['step_s_low'])} to {seconds(row['step_s_high'])}",
+            f"{row['samples_per_s']:,.4g}", seconds(row["exposed_comm_s"]),
+            f"{row['staleness_mean']:.2f}" if row["servers"] else "", f"{row['bytes_sent_per_worker'] / 1e6:,.4g} MB",
+        )  # fmt: skip
+    _console().print(made)
+
+
+def label(mode: str, servers: int) -> str:
+    return f"{mode} +{servers}" if servers else mode
+
+
+def crossover(found: Sequence[Row]) -> None:
+    """Who wins: a line for each number of workers, a column for each bandwidth."""
+    if not found:
+        return
+    bandwidths = sorted({row["bandwidth_gbit"] for row in found})
+    made = _table(["workers", *map(rate, bandwidths)], left=0)
+    at = {(row["workers"], row["bandwidth_gbit"]): row for row in found}
+    for workers in sorted({row["workers"] for row in found}):
+        cells = []
+        for bandwidth in bandwidths:
+            if row := at.get((workers, bandwidth)):
+                name = label(row["winner"], row["servers"])
+                gap = f"{row['times_as_fast']:.2f}×"
+                cells.append(f"either ({name} {gap})" if row["either"] else f"{name} {gap}")
+            else:
+                cells.append("")
+        made.add_row(str(workers), *cells)
+    made.title = "Ring or servers: the faster, and how many times as fast as the best of the other"
+    _console().print(made)
