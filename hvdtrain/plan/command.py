@@ -117,6 +117,21 @@ def predict(
         click.echo(line)
 
 
+@plan.command()
+@click.argument("case", type=FILE)
+@click.option("--json", "file", type=FILE, help="Write the cells there.")
+def case(case: Path, file: Path | None) -> None:
+    """Predict a published table: fit what is unknown on some of its cells, and say how far off the others are."""
+    from hvdtrain.plan import cases, show
+
+    of = cases.load(case)
+    _writable(file)
+    rows, fitted = cases.predict(of)
+    if file:
+        _write(file, {"title": of.title, "source": of.source, "fitted": fitted, "cells": rows})
+    show.case(of.title, of.source, rows, fitted)
+
+
 def _warnings(found: calibrations.Calibration, rows: Sequence[dict[str, Any]]) -> list[str]:
     """What the calibration says little about."""
     most_servers, most_workers = max(row["servers"] for row in rows), max(row["workers"] for row in rows)

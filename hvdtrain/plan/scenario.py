@@ -78,7 +78,8 @@ class Scenario:
         workers_per_host: hosts are filled one after the other.
         placement: servers on hosts of their own, `dedicated`, or beside workers, `shared`.
         partition: weights are cut over servers in `even` ranges, or go there as whole tensors in turn (`tensor`).
-        overlap: what communication overlaps with: `none`, `backward`, or `both` it and the next forward.
+        overlap: what communication overlaps with: `none`, `backward`, or `both` it and the next forward. Without the
+            latter, weights are read when all gradients are in.
         staleness: the bound of ps-ssp.
         under_way_bytes: bound of all workers' pushes under way to a server (ps.exchange bounds a worker's pushes to all
             servers together; measured hosts behave as if each server had its own bound).

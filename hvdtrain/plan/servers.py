@@ -51,6 +51,7 @@ class _Workers:
         self.queues: list[dict[int, None]] = [{} for _ in range(windows)]
         self.under_way, self.extra = [0.0] * windows, [-1] * windows
         self.read = [0] * len(job.pieces)  # version of each piece
+        self.given: list[int] = []  # answers that wait for the others, where weights are read all at once
         self.waits_for = -1
         self.waits_since = 0.0
         self.ends: list[float] = []
@@ -323,19 +324,31 @@ class ServerJob:
             self.held[number] = [(worker, step) for worker, step in held if step > limit]
         else:
             free, self.held[number] = held, []
+        for worker, _ in free:
+            self._give(worker, number)
+
+    def _give(self, worker: _Workers, number: int) -> None:
+        """Answer a push, at once or, where weights are read only when all gradients are in, with all others."""
+        if self.scenario.overlap == "both":
+            self._send(worker, number)
+            return
+        worker.given.append(number)
+        if len(worker.given) == len(self.pieces):
+            given, worker.given = sorted(worker.given), []
+            for own in given:
+                self._send(worker, own)
+
+    def _send(self, worker: _Workers, number: int) -> None:
         piece, transport = self.pieces[number], self.scenario.transport
         hosts, version = self.hosts[piece.owner], self.version[number]
         size = piece.bytes / 1e9
-        for worker, _ in free:
-            given = piece.messages * transport.message_s + size * transport.server_send_s_per_gb
-            taken = piece.messages * transport.message_s + size * transport.receive_s_per_gb
+        given = piece.messages * transport.message_s + size * transport.server_send_s_per_gb
+        taken = piece.messages * transport.message_s + size * transport.receive_s_per_gb
 
-            def came(worker: _Workers = worker, taken: float = taken) -> None:
-                worker.io.do(taken, lambda: worker.answered(number, version))
+        def came() -> None:
+            worker.io.do(taken, lambda: worker.answered(number, version))
 
-            self._carry(
-                worker, hosts, worker.hosts, worker.times * piece.bytes, "answer", given, first=_nothing, last=came
-            )
+        self._carry(worker, hosts, worker.hosts, worker.times * piece.bytes, "answer", given, first=_nothing, last=came)
 
 
 class _Join:

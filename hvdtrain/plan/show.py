@@ -1,5 +1,6 @@
 """Tables on the terminal."""
 
+import statistics
 import sys
 from collections.abc import Sequence
 from typing import Any
@@ -69,3 +70,21 @@ def crossover(found: Sequence[Row]) -> None:
         made.add_row(str(workers), *cells)
     made.title = "Ring or servers: the faster, and how many times as fast as the best of the other"
     _console().print(made)
+
+
+def case(title: str, source: str, rows: Sequence[Row], fitted: dict[str, float]) -> None:
+    """A published table beside its prediction."""
+    console = _console()
+    console.print(title, markup=False)
+    console.print(source, markup=False)
+    made = _table(("mode", "workers", "servers", "published", "predicted", "interval", "error"))
+    for row in rows:
+        error = "fitted" if row.get("calibrate") else f"{row['error']:+.1%}"
+        made.add_row(
+            row["mode"], str(row["workers"]), str(row.get("servers") or ""), f"{row['samples_per_s']:,.5g}",
+            f"{row['predicted']:,.4g}", f"{row['low']:,.4g} to {row['high']:,.4g}", error,
+        )  # fmt: skip
+    console.print(made)
+    console.print("fitted: " + ", ".join(f"{name} {value:.3g}" for name, value in fitted.items()))
+    if off := sorted(abs(row["error"]) for row in rows if not row.get("calibrate")):
+        console.print(f"{len(off)} blind cells: median error {statistics.median(off):.1%}, largest {off[-1]:.1%}")
