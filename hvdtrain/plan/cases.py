@@ -15,9 +15,9 @@ from hvdtrain.plan.simulate import simulate
 # What is not known of another system: the likely value, and the standard deviation of its logarithm before any cell was
 # looked at. Cells move them, and as far as they do not, the interval is as wide as these say.
 UNKNOWNS = {
-    "efficiency": (0.8, 0.6),  # share of the wire that payload reaches
+    "efficiency": (0.7, 0.8),  # share of the wire that payload reaches
     "processor_s_per_gb": (0.2, 1.0),  # at each end of a message
-    "jitter": (0.03, 0.7),  # standard deviation of the logarithm of a step's computing
+    "jitter": (0.03, 0.4),  # standard deviation of the logarithm of a step's computing
     "host_gb_per_s": (10.0, 0.7),  # between the workers of a host, shared by them
 }
 CELL_ERROR = 0.03  # of a published figure: to about so much it is fitted
@@ -231,7 +231,11 @@ def _fit(case: Case, names: list[str]) -> tuple[list[float], list[list[float]]]:
         off = [math.log(samples_per_s(case, cell, values) / cell["samples_per_s"]) / CELL_ERROR for cell in known]
         return np.array([*off, *scaled])
 
-    found = least_squares(residuals, np.zeros(len(names)), diff_step=0.05, x_scale=1.0, max_nfev=25)
+    # Where the wire hides behind computing nothing shows which way to go: begin where one unknown far off fits best.
+    starts = [np.zeros(len(names))]
+    starts += [step * row for row in np.eye(len(names)) for step in (-3.0, -2.0, -1.0, 1.0, 2.0, 3.0)]
+    best = min(starts, key=lambda start: float(np.sum(residuals(start) ** 2)))
+    found = least_squares(residuals, best, diff_step=0.05, x_scale=1.0, max_nfev=8)
     covariance = np.linalg.inv(found.jac.T @ found.jac + 1e-9 * np.eye(len(names)))
     root = np.linalg.cholesky(covariance) * spread[:, None]
     return list(centre + spread * found.x), root.tolist()

@@ -1,5 +1,6 @@
 """Who is where: hosts in groups of equal ones, each simulated once, and the pieces that weights are cut into."""
 
+import heapq
 from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import accumulate, groupby
@@ -11,6 +12,8 @@ from hvdtrain.plan.scenario import Scenario
 # evenly then.
 MOST_SERVER_GROUPS = 16
 MOST_ASYNCHRONOUS_GROUPS = 24
+# Where servers hold whole tensors, those with most bytes are simulated one by one, and the others in so many groups.
+HOT_SERVERS, OTHER_SERVER_GROUPS = 4, 4
 
 
 @dataclass(frozen=True)
@@ -48,25 +51,52 @@ class Piece:
 def host_groups(scenario: Scenario) -> list[HostGroup]:
     """The hosts of a job with servers, in order: alike and beside each other in one group, as far as that may be."""
     per_host, slow = scenario.workers_per_host, scenario.slow.workers
-    hosts: list[tuple[int, tuple[tuple[float, int], ...]]] = []
+    hosts: list[tuple[int, tuple[tuple[float, int], ...], int]] = []  # and a number where it is like no other
     for first in range(0, scenario.workers, per_host):
         factors = sorted(slow.get(worker, 1.0) for worker in range(first, min(first + per_host, scenario.workers)))
-        hosts.append((0, tuple((factor, len(list(alike))) for factor, alike in groupby(factors))))
+        hosts.append((0, tuple((factor, len(list(alike))) for factor, alike in groupby(factors)), 0))
+    hot = _hottest(scenario)
     if scenario.placement == "shared":
-        own = [0] * len(hosts)
+        own: list[list[int]] = [[] for _ in hosts]
         for server in range(scenario.servers):
-            own[server % len(hosts)] += 1
-        hosts = [(servers, workers) for servers, (_, workers) in zip(own, hosts, strict=True)]
+            own[server % len(hosts)].append(server)
+        hosts = [
+            (len(servers), workers, next((server + 1 for server in servers if server in hot), 0))
+            for servers, (_, workers, _) in zip(own, hosts, strict=True)
+        ]
     else:
-        hosts = [(1, ())] * scenario.servers + hosts
-    lockstep = scenario.mode == "ps-sync"
+        hosts = [(1, (), server + 1 if server in hot else 0) for server in range(scenario.servers)] + hosts
+    of_servers = MOST_SERVER_GROUPS if scenario.partition == "even" else OTHER_SERVER_GROUPS
     found = []
-    for (servers, workers), alike in groupby(hosts):
+    for (servers, workers, _), alike in groupby(hosts):
         number = len(list(alike))
-        most = MOST_SERVER_GROUPS if servers else (1 if lockstep else MOST_ASYNCHRONOUS_GROUPS)
+        most = of_servers if servers else (1 if scenario.mode == "ps-sync" else MOST_ASYNCHRONOUS_GROUPS)
         parts = min(number, most)
         found += [HostGroup(number * (i + 1) // parts - number * i // parts, servers, workers) for i in range(parts)]
     return found
+
+
+def _tensor_owners(scenario: Scenario) -> dict[int, int]:
+    """The server of each layer where whole tensors are dealt out: in order, to the one with fewest bytes so far, as
+    TensorFlow 1's GreedyLoadBalancingStrategy does.
+    """
+    load = [(0, server) for server in range(scenario.servers)]
+    found = {}
+    for number, layer in enumerate(scenario.layers):
+        if layer.parameters:
+            held, found[number] = heapq.heappop(load)
+            heapq.heappush(load, (held + layer.parameters, found[number]))
+    return found
+
+
+def _hottest(scenario: Scenario) -> set[int]:
+    """The servers with most bytes, where whole tensors are dealt out."""
+    if scenario.partition == "even":
+        return set()
+    load = [0] * scenario.servers
+    for layer, server in _tensor_owners(scenario).items():
+        load[server] += scenario.layers[layer].parameters
+    return set(sorted(range(scenario.servers), key=lambda server: -load[server])[:HOT_SERVERS])
 
 
 def cut(scenario: Scenario, groups: Sequence[HostGroup], most_pieces: int) -> list[Piece]:
@@ -97,7 +127,5 @@ def cut(scenario: Scenario, groups: Sequence[HostGroup], most_pieces: int) -> li
 
 
 def _whole_tensors(scenario: Scenario, groups: Sequence[HostGroup], ends: Sequence[int]) -> list[Piece]:
-    """Whole tensors dealt out to servers one after the other, as TensorFlow 1's replica_device_setter does."""
     owners = [owner for owner, group in enumerate(groups) for _ in range(group.hosts * group.servers)]
-    held = [n for n, layer in enumerate(scenario.layers) if layer.parameters]
-    return [Piece(owners[place % len(owners)], ends[n + 1] - ends[n], 1, (n,)) for place, n in enumerate(held)]
+    return [Piece(owners[server], ends[n + 1] - ends[n], 1, (n,)) for n, server in _tensor_owners(scenario).items()]

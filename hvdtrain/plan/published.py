@@ -8,7 +8,8 @@ SIDE = {"inception_v3": 299}  # pixels; 224 for the others
 
 
 def layers_of(name: str) -> list[tuple[str, float, float]]:
-    """(name, megabytes of float32, share of computing) of each layer with weights, in the order of forward.
+    """(name, megabytes of float32, share of computing) of each layer with weights, in the order of forward; batch norm
+    is counted to the layer before it.
 
     As torchvision has the network for ImageNet's 1,000 classes, without auxiliary heads. A share is the layer's part of
     all multiplications: a coarse guess, since small layers take longer than these say.
@@ -32,7 +33,11 @@ def layers_of(name: str) -> list[tuple[str, float, float]]:
         parameters = sum(p.numel() for p in module.parameters(recurse=False))
         weights = sum(p.numel() for p in module.parameters(recurse=False) if p.dim() > 1)
         positions = output.numel() / output.shape[1]
-        found.append((label, parameters * 4e-6, weights * positions))
+        if not weights and found:
+            before = found.pop()
+            found.append((before[0], before[1] + parameters * 4e-6, before[2]))
+        else:
+            found.append((label, parameters * 4e-6, weights * positions))
 
     with torch.device("meta"):
         model = torchvision.models.get_model(real, weights=None, **more).eval()

@@ -77,7 +77,7 @@ class Scenario:
         one_machine: all hosts share the same cores, as namespaces on one machine do.
         workers_per_host: hosts are filled one after the other.
         placement: servers on hosts of their own, `dedicated`, or beside workers, `shared`.
-        partition: weights are cut over servers in `even` ranges, or go there as whole tensors in turn (`tensor`).
+        partition: weights are cut over servers in `even` ranges, or go there as whole tensors (`tensor`).
         overlap: what communication overlaps with: `none`, `backward`, or `both` it and the next forward. Without the
             latter, weights are read when all gradients are in.
         staleness: the bound of ps-ssp.
