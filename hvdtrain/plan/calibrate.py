@@ -2,18 +2,25 @@
 
 import os
 import socket
+import subprocess
+import sys
+import tempfile
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from datetime import UTC, datetime
+from pathlib import Path
 from typing import Any
 
 from hvdtrain.config.run_config import RunConfig
+from hvdtrain.errors import Failure
 from hvdtrain.plan import probe
 from hvdtrain.plan.calibration import Calibration, Quantity
 from hvdtrain.world.cgroups import usable_cores
 
 BUDGET_S = 50.0  # of a calibration that is to take 60 s at most
 PROFILE_S = 8.0
+HOSTS_S = 30.0  # of it, where jobs run on hosts too
+LEAST_RUN_S, GRACE_S = 8.0, 10.0  # a job is not begun with less time, and is ended so long after it
 # Share of a link's bandwidth that payload reaches: 0.94 and 0.95 of 1 Gbit/s were measured of both kinds of transport
 # (tests/benchmarks/README.md), of 100 Mbit/s less.
 EFFICIENCY = Quantity(0.94, 0.85, 0.96)
@@ -27,14 +34,17 @@ FLOOR = 1e-9  # of a cost that noise hides
 
 
 def calibrate(
-    config: RunConfig, batch: int, dataset_facts: Callable[[], tuple[int, int]], say: Callable[[str], None]
-) -> Calibration:
+    config: RunConfig, batch: int, dataset_facts: Callable[[], tuple[int, int]], say: Callable[[str], None],
+    hosts: str = "", runs: Sequence[Path] = (), bandwidth: float | None = None, one_machine: bool = False,
+) -> Calibration:  # fmt: skip
     """Measure the model and the modes on this machine.
 
     Args:
         config: model, width, optimizer, image_size.
         dataset_facts: classes and image side; called when torch may be imported.
         say: shows the user a line.
+        hosts: run a short job of each kind there too, as far as there is time.
+        runs, bandwidth, one_machine: see from_runs.
     """
     deadline = time.monotonic() + BUDGET_S
     os.environ |= probe.ENVIRONMENT
@@ -42,7 +52,7 @@ def calibrate(
 
     torch.set_num_threads(1)
     say("messages: two workers and a server here, over TCP …")
-    measured = probe.measure(deadline - PROFILE_S)
+    measured = probe.measure(deadline - (PROFILE_S + HOSTS_S if hosts else PROFILE_S))
     say("layers: forward and backward …")
     from hvdtrain.plan import profile
 
@@ -53,7 +63,7 @@ def calibrate(
     missing = [kind for kind in probe.OF_KIND if (kind, probe.LARGE) not in measured]
     for kind in missing:
         say(f"{kind} could not be measured in time: its costs are guesses, with wide ranges")
-    return Calibration(
+    made = Calibration(
         model={
             "name": config.model, "width": config.width, "classes": classes, "image_size": side,
             "optimizer": config.optimizer, "parameters": round(sum(size for _, size, _, _ in found.layers) * 250_000),
@@ -66,6 +76,52 @@ def calibrate(
             "load_average": [round(load, 2) for load in os.getloadavg()], "guessed": missing,
         },
     )  # fmt: skip
+    if hosts or runs:
+        from hvdtrain.plan.from_runs import from_runs
+
+        with tempfile.TemporaryDirectory(prefix="hvdtrain-plan-") as folder:
+            short = _short_runs(config, batch, hosts, Path(folder), deadline, say) if hosts else []
+            made = from_runs(made, [*runs, *short], bandwidth, one_machine)
+    return made
+
+
+def _short_runs(
+    config: RunConfig, batch: int, hosts: str, folder: Path, deadline: float, say: Callable[[str], None]
+) -> list[Path]:
+    """Real jobs of a few steps on these hosts, a worker on each and one server."""
+    names = [word.split(":")[0] for word in hosts.split(",")]
+    found: list[Path] = []
+    for mode, servers in (("ps-sync", 1), ("allreduce", 0), ("ddp", 0)):
+        left = deadline - time.monotonic()
+        if left < LEAST_RUN_S:
+            say(f"no time is left to run {mode} on {hosts}")
+            continue
+        say(f"{mode} on {hosts} …")
+        out = folder / mode
+        slots = ",".join(f"{name}:{2 if servers and not number else 1}" for number, name in enumerate(names))
+        command = [
+            sys.executable, "-m", "hvdtrain", "launch", "--launcher", "ssh", "-n", str(len(names)), "-s", str(servers),
+            "-H", slots, "--out", str(out), "--", "--mode", mode, *_options(config, batch * len(names)),
+        ]  # fmt: skip
+        try:
+            done = subprocess.run(
+                command, stdin=subprocess.DEVNULL, capture_output=True, text=True, timeout=left + GRACE_S
+            )
+        except subprocess.TimeoutExpired:
+            say(f"{mode} on {hosts} took too long and was ended")
+            continue
+        if done.returncode:
+            raise Failure(f"{mode} on {hosts} failed: {(done.stderr.strip().splitlines() or ['no output'])[-1]}")
+        found.append(out)
+    return found
+
+
+def _options(config: RunConfig, batch: int) -> list[str]:
+    return [
+        "--model", config.model, "--width", str(config.width), "--dataset", config.dataset,
+        "--image-size", str(config.image_size), "--optimizer", config.optimizer, "--batch-size", str(batch),
+        "--steps", "8", "--snapshot-every", "never", "--threads", "1", "--schedule", "constant",
+    ]  # fmt: skip
 
 
 def transports(measured: Mapping[tuple[str, int], probe.Measured]) -> dict[str, dict[str, Quantity]]:

@@ -14,6 +14,7 @@ from hvdtrain.plan import calibration as calibrations
 from hvdtrain.plan.scenario import MODES, SERVER_MODES, Slow
 from hvdtrain.plan.units import Bandwidths, Counts, Latency, Stragglers
 
+FOLDER = click.Path(path_type=Path)
 FILE = click.Path(dir_okay=False, path_type=Path)
 MOST_ROWS = 4000
 
@@ -46,20 +47,35 @@ def _writable(path: Path | None) -> None:
 @click.option("--dataset", default="digits", show_default=True, help="Says how many classes, and how large images are.")
 @click.option("--image-size", type=click.IntRange(0, 1024), default=0, help="Side in pixels; 0 for the data set's.")
 @click.option("--optimizer", default="adam", show_default=True)
+@click.option("--hosts", "-H", default="", help="`a:2,b:2`: also run a short job of each kind there.")
+@click.option("--from", "runs", multiple=True, type=FOLDER, help="Finished runs of this model, to correct it by.")
+@click.option("--bandwidth", type=Bandwidths(), help="Of the links of those hosts, or runs.")
+@click.option("--one-machine", is_flag=True, help="Those hosts share one machine's cores, as `hvdtrain hosts` do.")
 @click.option("--out", type=FILE, required=True, help="Write the calibration there, JSON with units in its names.")
 def calibrate(
-    model: str, width: float, batch_size: int, dataset: str, image_size: int, optimizer: str, out: Path
-) -> None:
-    """Measure, for a minute at most, what a step and its messages cost here."""
+    model: str, width: float, batch_size: int, dataset: str, image_size: int, optimizer: str, hosts: str,
+    runs: tuple[Path, ...], bandwidth: list[float] | None, one_machine: bool, out: Path,
+) -> None:  # fmt: skip
+    """Measure, for a minute at most, what a step and its messages cost here.
+
+    \b
+    hvdtrain plan calibrate --model vgg16 --width 0.5 --out cal.json
+    hvdtrain plan calibrate --model vgg16 --width 0.5 -H node1:2,node2:2 --bandwidth 1gbit --out cal.json
+    hvdtrain plan calibrate --model vgg16 --width 0.5 --from runs/ring --bandwidth 1gbit --out cal.json
+    """
     from hvdtrain.plan import calibrate as measuring
     from hvdtrain.runs.request import check
 
     _writable(out)
+    if bandwidth and len(bandwidth) > 1:
+        raise UsageError("--bandwidth of a calibration is one: that of the links that there are")
+    rate = bandwidth[0] if bandwidth else None
     config = RunConfig(model=model, width=width, dataset=dataset, image_size=image_size, optimizer=optimizer)
     check(config)
     found = measuring.calibrate(
-        config, batch_size, measuring.dataset_facts(dataset, image_size), lambda line: click.echo(line, err=True)
-    )
+        config, batch_size, measuring.dataset_facts(dataset, image_size), lambda line: click.echo(line, err=True),
+        hosts, list(runs), rate, one_machine,
+    )  # fmt: skip
     found.save(out)
     for name, value in measuring.facts_of(found).items():
         click.echo(f"{name}: {value:,}")
@@ -115,6 +131,28 @@ def predict(
     show.crossover(map_)
     for line in _warnings(found, rows):
         click.echo(line)
+
+
+@plan.command()
+@click.argument("runs", nargs=-1, required=True, type=FOLDER)
+@click.option("--calibration", "-c", type=FILE, required=True, help="Of the same model, on the same kind of machine.")
+@click.option("--bandwidth", type=Bandwidths(), help="Of the hosts' links, if not the calibration's.")
+@click.option("--json", "file", type=FILE, help="Write the rows there.")
+def check(runs: tuple[Path, ...], calibration: Path, bandwidth: list[float] | None, file: Path | None) -> None:
+    """Predictions beside measurements: run folders, and what they should have taken."""
+    from hvdtrain.plan import check as checking
+    from hvdtrain.plan import show
+
+    if bandwidth and len(bandwidth) > 1:
+        raise UsageError("--bandwidth of a check is one: that of the links that the runs had")
+    found = calibrations.load(calibration)
+    _writable(file)
+    rows = checking.compare(found, runs, bandwidth[0] if bandwidth else None)
+    errors = checking.errors_by_mode(rows)
+    if file:
+        by_mode = {mode: {"median": e[0], "largest": e[1], "runs": e[2]} for mode, e in errors.items()}
+        _write(file, {"rows": rows, "errors": by_mode})
+    show.check(rows, errors)
 
 
 @plan.command()

@@ -88,3 +88,18 @@ def case(title: str, source: str, rows: Sequence[Row], fitted: dict[str, float])
     console.print("fitted: " + ", ".join(f"{name} {value:.3g}" for name, value in fitted.items()))
     if off := sorted(abs(row["error"]) for row in rows if not row.get("calibrate")):
         console.print(f"{len(off)} blind cells: median error {statistics.median(off):.1%}, largest {off[-1]:.1%}")
+
+
+def check(rows: Sequence[Row], errors: dict[str, tuple[float, float, int]]) -> None:
+    """Runs beside their predictions."""
+    made = _table(("run", "mode", "workers", "servers", "measured", "predicted", "interval", "error"), left=2)
+    for row in rows:
+        made.add_row(
+            row["run"][-40:], row["mode"], str(row["workers"]), str(row["servers"] or ""),
+            seconds(row["measured_step_s"]), seconds(row["predicted_step_s"]),
+            f"{seconds(row['low'])} to {seconds(row['high'])}", f"{row['error']:+.1%}",
+        )  # fmt: skip
+    console = _console()
+    console.print(made)
+    for mode, (middle, largest, runs) in errors.items():
+        console.print(f"{mode}: median error {middle:.1%}, largest {largest:.1%}, of {runs} run(s)")
