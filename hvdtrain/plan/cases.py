@@ -21,7 +21,7 @@ UNKNOWNS = {
     "host_gb_per_s": (10.0, 0.7),  # between the workers of a host, shared by them
 }
 CELL_ERROR = 0.03  # of a published figure: to about so much it is fitted
-DRAWS, WIDER = 12, 1.1
+DRAWS, WIDER = 8, 1.1
 NO_WINDOW = 2**50
 CHOICES = {"partition": ("even", "tensor"), "overlap": ("none", "backward", "both")}
 PLACEMENTS = ("dedicated", "shared")

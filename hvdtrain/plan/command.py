@@ -102,21 +102,37 @@ def calibrate(
 @click.option("--slow", type=Stragglers(), default="none", help="`1:4x`, `random:6x:p=0.1`, joined by `+`.")
 @click.option("--seed", type=click.IntRange(0, 2**32 - 1), default=0, show_default=True)
 @click.option("--json", "file", type=FILE, help="Write all rows there.")
+@click.option("--plot", type=FILE, help="Draw samples/s over workers and who wins where, as SVG.")
+@click.option("--trace", type=FILE, help="Of one prediction: a Perfetto trace of its steps, for ui.perfetto.dev.")
+@click.option("--hosts", type=click.IntRange(2, 1024), help="Instead: the best use of so many hosts.")
+@click.option("--price-host", type=click.FloatRange(0, 1e6, True), default=1.0, help="Of a worker's host, an hour.")
+@click.option("--price-server", type=click.FloatRange(0, 1e6, True), help="Of a server's host  [default: the same].")
 def predict(
     calibration: Path, workers: list[Any], servers: list[Any], bandwidth: list[float], latency: float | None,
     modes: list[str], compression: str, batch_size: int, placement: str, gpus_per_host: int, staleness: int,
-    slow: Slow, seed: int, file: Path | None,
+    slow: Slow, seed: int, file: Path | None, plot: Path | None, trace: Path | None, hosts: int | None,
+    price_host: float, price_server: float | None,
 ) -> None:  # fmt: skip
-    """Predict seconds a step for every mode, number of workers and servers, and bandwidth."""
+    """Predict seconds a step for every mode, number of workers and servers, and bandwidth.
+
+    \b
+    hvdtrain plan predict cal.json --workers 1-64 --servers 1,equal --bandwidth 1gbit,10gbit --plot plan.svg
+    hvdtrain plan predict cal.json --workers 4 --servers 2 --modes ps-sync --bandwidth 1gbit --trace step.pftrace
+    hvdtrain plan predict cal.json --hosts 16 --price-host 3 --price-server 0.5 --bandwidth 10gbit
+    """
     from hvdtrain.plan import predict as prediction
     from hvdtrain.plan import show
 
     found = calibrations.load(calibration)
-    _writable(file)
+    for path in (file, plot, trace):
+        _writable(path)
     prediction.check_modes(modes)
     question = prediction.Question(
         modes, compression, batch_size, placement, gpus_per_host, latency, slow, staleness, seed
     )
+    if hosts:
+        _best_use(found, question, hosts, bandwidth, price_host, price_server or price_host, file)
+        return
     prediction.check_slow(question, workers)
     most = len(workers) * len(bandwidth) * sum(len(servers) if mode in SERVER_MODES else 1 for mode in modes)
     if most > MOST_ROWS:
@@ -127,10 +143,49 @@ def predict(
     map_ = prediction.winners(rows)
     if file:
         _write(file, {"calibration": str(calibration), "model": found.model, "rows": rows, "crossover": map_})
+    if trace and len(rows) != 1:
+        raise UsageError(
+            f"--trace is of one prediction, and these are {len(rows)}: name one mode, --workers, --servers, …"
+        )
+    if plot:
+        from hvdtrain.plan import plots
+
+        plots.save(plot, rows, map_)
+    if trace:
+        _trace(trace, found, question, rows[0])
     show.table(rows)
     show.crossover(map_)
     for line in _warnings(found, rows):
         click.echo(line)
+
+
+def _trace(path: Path, found: calibrations.Calibration, question: Any, row: dict[str, Any]) -> None:
+    from hvdtrain.plan import trace
+    from hvdtrain.plan.predict import scenario
+    from hvdtrain.plan.simulate import make_job
+
+    job = make_job(
+        scenario(found, question, row["mode"], row["workers"], row["servers"], row["bandwidth_gbit"]),
+        seed=question.seed, trace=True,
+    )  # fmt: skip
+    job.run()
+    trace.write(path, job.clock.spans or [], f"{row['mode']} x{row['workers']}+{row['servers']}, predicted")
+
+
+def _best_use(
+    found: calibrations.Calibration, question: Any, hosts: int, bandwidth: list[float], price_host: float,
+    price_server: float, file: Path | None,
+) -> None:  # fmt: skip
+    """The best split of a number of hosts, and what the ring does with the same money."""
+    from hvdtrain.plan import show, split
+
+    if len(bandwidth) != 1:
+        raise UsageError("--hosts asks about one network: give one --bandwidth")
+    codecs = split.COMPRESSIONS if question.compression == "none" else ("none", question.compression)
+    rows = split.splits(found, question, hosts, bandwidth[0], price_host, price_server, codecs)
+    if file:
+        _write(file, {"rows": rows, "best": rows[0] if rows else None})
+    show.splits(rows, hosts, hosts * price_host)
 
 
 @plan.command()

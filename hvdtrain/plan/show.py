@@ -103,3 +103,25 @@ def check(rows: Sequence[Row], errors: dict[str, tuple[float, float, int]]) -> N
     console.print(made)
     for mode, (middle, largest, runs) in errors.items():
         console.print(f"{mode}: median error {middle:.1%}, largest {largest:.1%}, of {runs} run(s)")
+
+
+def splits(rows: Sequence[Row], hosts: int, budget: float) -> None:
+    """The best uses of some hosts, and the best ring among them."""
+    made = _table(("mode", "workers", "servers", "where", "sends", "step", "samples/s", "interval", "price/h"))
+    rings = [row for row in rows if not row["servers"]]
+    for row in [*rows[:8], *(row for row in rings[:1] if row not in rows[:8])]:
+        made.add_row(
+            row["mode"], str(row["workers"]), str(row["servers"] or ""), row["placement"] or "", row["compression"],
+            seconds(row["step_s"]), f"{row['samples_per_s']:,.4g}",
+            f"{row['samples_per_s_low']:,.4g} to {row['samples_per_s_high']:,.4g}", f"{row['price']:,.4g}",
+        )  # fmt: skip
+    console = _console()
+    console.print(f"Best use of {hosts} hosts, or of {budget:,.4g} an hour:")
+    console.print(made)
+    servers = [row for row in rows if row["servers"]]
+    if rings and servers:
+        ratio = rows[0]["samples_per_s"] / (servers if rows[0] is rings[0] else rings)[0]["samples_per_s"]
+        other = "servers do" if rows[0] is rings[0] else "the ring does"
+        console.print(
+            f"{label(rows[0]['mode'], rows[0]['servers'])}: {ratio:.2f} times what {other} with the same money."
+        )
