@@ -19,7 +19,6 @@ from hvdtrain.world.cgroups import usable_cores
 
 BUDGET_S = 50.0  # of a calibration that is to take 60 s at most
 PROFILE_S = 8.0
-HOSTS_S = 30.0  # of it, where jobs run on hosts too
 LEAST_RUN_S, GRACE_S = 8.0, 10.0  # a job is not begun with less time, and is ended so long after it
 # Share of a link's bandwidth that payload reaches: 0.94 and 0.95 of 1 Gbit/s were measured of both kinds of transport
 # (tests/benchmarks/README.md), of 100 Mbit/s less.
@@ -51,8 +50,10 @@ def calibrate(
     import torch
 
     torch.set_num_threads(1)
-    say("messages: two workers and a server here, over TCP …")
-    measured = probe.measure(deadline - (PROFILE_S + HOSTS_S if hosts else PROFILE_S))
+    measured: dict[tuple[str, int], probe.Measured] = {}
+    if not hosts:  # there, real jobs say it
+        say("messages: two workers and a server here, over TCP …")
+        measured = probe.measure(deadline - PROFILE_S)
     say("layers: forward and backward …")
     from hvdtrain.plan import profile
 
@@ -61,8 +62,6 @@ def calibrate(
     codecs = profile.codec_costs()
     found = profile.profile(config, batch, classes, side, PROFILE_S)
     missing = [kind for kind in probe.OF_KIND if (kind, probe.LARGE) not in measured]
-    for kind in missing:
-        say(f"{kind} could not be measured in time: its costs are guesses, with wide ranges")
     made = Calibration(
         model={
             "name": config.model, "width": config.width, "classes": classes, "image_size": side,
@@ -82,6 +81,8 @@ def calibrate(
         with tempfile.TemporaryDirectory(prefix="hvdtrain-plan-") as folder:
             short = _short_runs(config, batch, hosts, Path(folder), deadline, say) if hosts else []
             made = from_runs(made, [*runs, *short], bandwidth, one_machine)
+    for kind in made.made["guessed"]:
+        say(f"{kind} could not be measured in time: its costs are guesses, with wide ranges")
     return made
 
 

@@ -19,6 +19,7 @@ COSTS = (
     "message_us", "operation_us",
 )  # fmt: skip
 MOST_CHANGE = 5.0  # of costs, by what runs say: more is not believed
+SPREAD = 1.25  # of costs that runs gave: what one run may be off by
 EFFICIENCIES = [0.2 + 0.02 * number for number in range(41)]
 
 
@@ -50,7 +51,10 @@ def from_runs(base: Calibration, folders: Sequence[Path], bandwidth: float | Non
     return replace(
         found, most_workers=max([base.most_workers, *(run.kind.workers for run in runs)]),
         most_servers=max([base.most_servers, *(run.kind.servers for run in runs)]),
-        made=base.made | {"runs": [str(run.folder) for run in runs]},
+        made=base.made | {
+            "runs": [run.name for run in runs],
+            "guessed": [kind for kind in base.made.get("guessed", []) if kind not in map(_kind, runs)],
+        },
     )  # fmt: skip
 
 
@@ -99,7 +103,12 @@ def _with_costs(base: Calibration, runs: Sequence[Run], kind: str, bandwidth: fl
     if not factors:
         return base
     factor = statistics.median(factors)
-    moved = {name: q.times(factor) if name in COSTS else q for name, q in base.transports[kind].items()}
+
+    def moved_by(q: Quantity) -> Quantity:
+        ends = min([*factors, factor / SPREAD]), max([*factors, factor * SPREAD])
+        return Quantity(q.value * factor, q.value * ends[0], q.value * ends[1])
+
+    moved = {name: moved_by(q) if name in COSTS else q for name, q in base.transports[kind].items()}
     return replace(base, transports=base.transports | {kind: moved})
 
 
