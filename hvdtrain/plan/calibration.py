@@ -27,6 +27,7 @@ TRANSPORT_FIELDS = {  # key of the file -> field of Transport, and how many of t
 # What the simulation itself leaves out, as a share of a step: an interval is never narrower.
 MODEL_ERROR = 0.1
 _Z90 = 1.645  # of 90 % of a normal distribution
+_MOST_SPREAD = 0.5  # standard deviation of the logarithm of a figure
 
 
 @dataclass(frozen=True)
@@ -49,10 +50,12 @@ class Quantity:
 
     def drawn(self, draw: random.Random | None) -> float:
         """The median, or with a generator a value as measurements might have given it."""
-        z = draw.gauss(0, 1) if draw else 0.0
-        if not draw or self.low <= 0 or self.high <= self.low:
+        z = max(-2.0, min(2.0, draw.gauss(0, 1))) if draw else 0.0
+        if not draw or self.high <= self.low:
             return self.value
-        return self.value * math.exp(z * math.log(self.high / self.low) / (2 * _Z90))
+        # A range down to almost nothing is noise around a small figure, and no reason to draw a huge one.
+        spread = math.log(self.high / max(self.low, self.high * 1e-9)) / (2 * _Z90)
+        return self.value * math.exp(z * min(spread, _MOST_SPREAD))
 
     def to_json(self) -> dict[str, float]:
         return {name: float(f"{getattr(self, name):.5g}") for name in ("value", "low", "high")}
