@@ -50,6 +50,7 @@ def calibrate(
     import torch
 
     torch.set_num_threads(1)
+    classes, side = dataset_facts()
     measured: dict[tuple[str, int], probe.Measured] = {}
     if not hosts:  # there, real jobs say it
         say("messages: two workers and a server here, over TCP …")
@@ -57,7 +58,6 @@ def calibrate(
     say("layers: forward and backward …")
     from hvdtrain.plan import profile
 
-    classes, side = dataset_facts()
     optimizer = profile.optimizer_ms_per_mb(config)
     codecs = profile.codec_costs()
     found = profile.profile(config, batch, classes, side, PROFILE_S)

@@ -64,12 +64,16 @@ def calibrate(
     hvdtrain plan calibrate --model vgg16 --width 0.5 --from runs/ring --bandwidth 1gbit --out cal.json
     """
     from hvdtrain.plan import calibrate as measuring
+    from hvdtrain.report.runs import load_run
     from hvdtrain.runs.request import check
 
     _writable(out)
     if bandwidth and len(bandwidth) > 1:
         raise UsageError("--bandwidth of a calibration is one: that of the links that there are")
     rate = bandwidth[0] if bandwidth else None
+    for run in runs:
+        if problem := load_run(run).problem:
+            raise UsageError(f"{run}: {problem}")
     config = RunConfig(model=model, width=width, dataset=dataset, image_size=image_size, optimizer=optimizer)
     check(config)
     found = measuring.calibrate(
