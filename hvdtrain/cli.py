@@ -25,6 +25,7 @@ COMMANDS = {
     "report": ("hvdtrain.report.command:report", "Compare finished runs: tables, plots, a verdict."),
     "bench": ("hvdtrain.bench.command:bench", "Time all-reduce, push and pull by themselves."),
     "explain": ("hvdtrain.explain.command:explain", "Say who was waited for, and where time went."),
+    "plan": ("hvdtrain.plan.command:plan", "Predict runs on clusters that are not here."),
     "replay": ("hvdtrain.checks.replay:replay", "Repeat a recorded ps- run to the same bits."),
     "verify": ("hvdtrain.checks.verify:verify", "Check that the modes compute the same weights."),
     "data": ("hvdtrain.data.commands:data", "Build, check and pack image folders."),

@@ -1,0 +1,247 @@
+"""`hvdtrain plan`: its commands."""
+
+import json
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import click
+
+from hvdtrain.config.option_types import Names
+from hvdtrain.config.run_config import RunConfig
+from hvdtrain.errors import UsageError
+from hvdtrain.plan import calibration as calibrations
+from hvdtrain.plan.scenario import MODES, SERVER_MODES, Slow
+from hvdtrain.plan.units import Bandwidths, Counts, Latency, Stragglers
+
+FOLDER = click.Path(path_type=Path)
+FILE = click.Path(dir_okay=False, path_type=Path)
+MOST_ROWS = 4000
+
+
+@click.group(context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 100})
+def plan() -> None:
+    """The answer for a cluster you do not have yet.
+
+    \b
+    hvdtrain plan calibrate --model vgg16 --batch-size 16 --out cal.json
+    hvdtrain plan predict cal.json --workers 1-64 --servers 1,2,equal --bandwidth 1gbit,10gbit
+
+    A minute of measuring here; then a simulation of layers, links and processors says what a step would take
+    elsewhere, in which mode, with an interval.
+    """
+
+
+def _writable(path: Path | None) -> None:
+    if path and not path.absolute().parent.is_dir():
+        raise UsageError(f"there is no folder {path.parent} to write {path.name} in")
+
+
+@plan.command()
+@click.option("--model", default="vggf", show_default=True, help="As in `hvdtrain train`.")
+@click.option("--width", type=click.FloatRange(0, 4, True), default=RunConfig.width, show_default=True)
+@click.option(
+    "--batch-size", "-b", type=click.IntRange(1, 65536), default=16, show_default=True,
+    help="Samples of a step of each worker.",
+)  # fmt: skip
+@click.option("--dataset", default="digits", show_default=True, help="Says how many classes, and how large images are.")
+@click.option("--image-size", type=click.IntRange(0, 1024), default=0, help="Side in pixels; 0 for the data set's.")
+@click.option("--optimizer", default="adam", show_default=True)
+@click.option("--hosts", "-H", default="", help="`a:2,b:2`: also run a short job of each kind there.")
+@click.option("--from", "runs", multiple=True, type=FOLDER, help="Finished runs of this model, to correct it by.")
+@click.option("--bandwidth", type=Bandwidths(), help="Of the links of those hosts, or runs.")
+@click.option("--one-machine", is_flag=True, help="Those hosts share one machine's cores, as `hvdtrain hosts` do.")
+@click.option("--out", type=FILE, required=True, help="Write the calibration there, JSON with units in its names.")
+def calibrate(
+    model: str, width: float, batch_size: int, dataset: str, image_size: int, optimizer: str, hosts: str,
+    runs: tuple[Path, ...], bandwidth: list[float] | None, one_machine: bool, out: Path,
+) -> None:  # fmt: skip
+    """Measure, for a minute at most, what a step and its messages cost here.
+
+    \b
+    hvdtrain plan calibrate --model vgg16 --width 0.5 --out cal.json
+    hvdtrain plan calibrate --model vgg16 --width 0.5 -H node1:2,node2:2 --bandwidth 1gbit --out cal.json
+    hvdtrain plan calibrate --model vgg16 --width 0.5 --from runs/ring --bandwidth 1gbit --out cal.json
+    """
+    from hvdtrain.plan import calibrate as measuring
+    from hvdtrain.report.runs import load_run
+    from hvdtrain.runs.request import check
+
+    _writable(out)
+    if bandwidth and len(bandwidth) > 1:
+        raise UsageError("--bandwidth of a calibration is one: that of the links that there are")
+    rate = bandwidth[0] if bandwidth else None
+    for run in runs:
+        if problem := load_run(run).problem:
+            raise UsageError(f"{run}: {problem}")
+    config = RunConfig(model=model, width=width, dataset=dataset, image_size=image_size, optimizer=optimizer)
+    check(config)
+    found = measuring.calibrate(
+        config, batch_size, measuring.dataset_facts(dataset, image_size), lambda line: click.echo(line, err=True),
+        hosts, list(runs), rate, one_machine,
+    )  # fmt: skip
+    found.save(out)
+    for name, value in measuring.facts_of(found).items():
+        click.echo(f"{name}: {value:,}")
+    click.echo(f"wrote {out}")
+
+
+@plan.command()
+@click.argument("calibration", type=FILE)
+@click.option("--workers", "-n", type=Counts(), default="1-64", show_default=True, help="`2,8` or `1-1024`.")
+@click.option(
+    "--servers", "-s", type=Counts(equal=True), default="1,equal", show_default=True, help="`1,2,equal`: as workers."
+)
+@click.option("--bandwidth", type=Bandwidths(), default="1gbit,10gbit", show_default=True, help="Of each host's link.")
+@click.option("--latency", type=Latency(), help="One way, `50us`  [default: the calibration's].")
+@click.option("--modes", type=Names(), default=",".join(MODES), show_default=True)
+@click.option("--compression", default="none", show_default=True, help="Of gradients: a codec of the calibration.")
+@click.option("--batch-size", "-b", type=click.IntRange(0, 65536), default=0, help="Of each worker, if not the same.")
+@click.option(
+    "--placement", type=click.Choice(["dedicated", "shared"]), default="dedicated", show_default=True,
+    help="Servers on hosts of their own, or beside workers.",
+)  # fmt: skip
+@click.option("--gpus-per-host", type=click.IntRange(1, 64), default=1, show_default=True, help="Workers on a host.")
+@click.option("--staleness", type=click.IntRange(0, 1000), default=2, show_default=True, help="Bound of ps-ssp.")
+@click.option("--slow", type=Stragglers(), default="none", help="`1:4x`, `random:6x:p=0.1`, joined by `+`.")
+@click.option("--seed", type=click.IntRange(0, 2**32 - 1), default=0, show_default=True)
+@click.option("--json", "file", type=FILE, help="Write all rows there.")
+@click.option("--plot", type=FILE, help="Draw samples/s over workers and who wins where, as SVG.")
+@click.option("--trace", type=FILE, help="Of one prediction: a Perfetto trace of its steps, for ui.perfetto.dev.")
+@click.option("--hosts", type=click.IntRange(2, 1024), help="Instead: the best use of so many hosts.")
+@click.option("--price-host", type=click.FloatRange(0, 1e6, True), default=1.0, help="Of a worker's host, an hour.")
+@click.option("--price-server", type=click.FloatRange(0, 1e6, True), help="Of a server's host  [default: the same].")
+def predict(
+    calibration: Path, workers: list[Any], servers: list[Any], bandwidth: list[float], latency: float | None,
+    modes: list[str], compression: str, batch_size: int, placement: str, gpus_per_host: int, staleness: int,
+    slow: Slow, seed: int, file: Path | None, plot: Path | None, trace: Path | None, hosts: int | None,
+    price_host: float, price_server: float | None,
+) -> None:  # fmt: skip
+    """Predict seconds a step for every mode, number of workers and servers, and bandwidth.
+
+    \b
+    hvdtrain plan predict cal.json --workers 1-64 --servers 1,equal --bandwidth 1gbit,10gbit --plot plan.svg
+    hvdtrain plan predict cal.json --workers 4 --servers 2 --modes ps-sync --bandwidth 1gbit --trace step.pftrace
+    hvdtrain plan predict cal.json --hosts 16 --price-host 3 --price-server 0.5 --bandwidth 10gbit
+    """
+    from hvdtrain.plan import predict as prediction
+    from hvdtrain.plan import show
+
+    found = calibrations.load(calibration)
+    for path in (file, plot, trace):
+        _writable(path)
+    prediction.check_modes(modes)
+    question = prediction.Question(
+        modes, compression, batch_size, placement, gpus_per_host, latency, slow, staleness, seed
+    )
+    if hosts:
+        _best_use(found, question, hosts, bandwidth, price_host, price_server or price_host, file)
+        return
+    prediction.check_slow(question, workers)
+    most = len(workers) * len(bandwidth) * sum(len(servers) if mode in SERVER_MODES else 1 for mode in modes)
+    if most > MOST_ROWS:
+        raise UsageError(f"that is a table of {most} rows, more than {MOST_ROWS}: ask for fewer workers or rates")
+    rows = prediction.rows(found, question, workers, servers, bandwidth)
+    if not rows:
+        raise UsageError("there is nothing to predict: single has one worker, all others take any number")
+    map_ = prediction.winners(rows)
+    if file:
+        _write(file, {"calibration": str(calibration), "model": found.model, "rows": rows, "crossover": map_})
+    if trace and len(rows) != 1:
+        raise UsageError(
+            f"--trace is of one prediction, and these are {len(rows)}: name one mode, --workers, --servers, …"
+        )
+    if plot:
+        from hvdtrain.plan import plots
+
+        plots.save(plot, rows, map_)
+    if trace:
+        _trace(trace, found, question, rows[0])
+    show.table(rows)
+    show.crossover(map_)
+    for line in _warnings(found, rows):
+        click.echo(line)
+
+
+def _trace(path: Path, found: calibrations.Calibration, question: Any, row: dict[str, Any]) -> None:
+    from hvdtrain.plan import trace
+    from hvdtrain.plan.predict import scenario
+    from hvdtrain.plan.simulate import make_job
+
+    job = make_job(
+        scenario(found, question, row["mode"], row["workers"], row["servers"], row["bandwidth_gbit"]),
+        seed=question.seed, trace=True,
+    )  # fmt: skip
+    job.run()
+    trace.write(path, job.clock.spans or [], f"{row['mode']} x{row['workers']}+{row['servers']}, predicted")
+
+
+def _best_use(
+    found: calibrations.Calibration, question: Any, hosts: int, bandwidth: list[float], price_host: float,
+    price_server: float, file: Path | None,
+) -> None:  # fmt: skip
+    """The best split of a number of hosts, and what the ring does with the same money."""
+    from hvdtrain.plan import show, split
+
+    if len(bandwidth) != 1:
+        raise UsageError("--hosts asks about one network: give one --bandwidth")
+    codecs = split.COMPRESSIONS if question.compression == "none" else ("none", question.compression)
+    rows = split.splits(found, question, hosts, bandwidth[0], price_host, price_server, codecs)
+    if file:
+        _write(file, {"rows": rows, "best": rows[0] if rows else None})
+    show.splits(rows, hosts, hosts * price_host)
+
+
+@plan.command()
+@click.argument("runs", nargs=-1, required=True, type=FOLDER)
+@click.option("--calibration", "-c", type=FILE, required=True, help="Of the same model, on the same kind of machine.")
+@click.option("--bandwidth", type=Bandwidths(), help="Of the hosts' links, if not the calibration's.")
+@click.option("--json", "file", type=FILE, help="Write the rows there.")
+def check(runs: tuple[Path, ...], calibration: Path, bandwidth: list[float] | None, file: Path | None) -> None:
+    """Predictions beside measurements: run folders, and what they should have taken."""
+    from hvdtrain.plan import check as checking
+    from hvdtrain.plan import show
+
+    if bandwidth and len(bandwidth) > 1:
+        raise UsageError("--bandwidth of a check is one: that of the links that the runs had")
+    found = calibrations.load(calibration)
+    _writable(file)
+    rows = checking.compare(found, runs, bandwidth[0] if bandwidth else None)
+    errors = checking.errors_by_mode(rows)
+    if file:
+        by_mode = {mode: {"median": e[0], "largest": e[1], "runs": e[2]} for mode, e in errors.items()}
+        _write(file, {"rows": rows, "errors": by_mode})
+    show.check(rows, errors)
+
+
+@plan.command()
+@click.argument("case", type=FILE)
+@click.option("--json", "file", type=FILE, help="Write the cells there.")
+def case(case: Path, file: Path | None) -> None:
+    """Predict a published table: fit what is unknown on some of its cells, and say how far off the others are."""
+    from hvdtrain.plan import cases, show
+
+    of = cases.load(case)
+    _writable(file)
+    rows, fitted = cases.predict(of)
+    if file:
+        _write(file, {"title": of.title, "source": of.source, "fitted": fitted, "cells": rows})
+    show.case(of.title, of.source, rows, fitted)
+
+
+def _warnings(found: calibrations.Calibration, rows: Sequence[dict[str, Any]]) -> list[str]:
+    """What the calibration says little about."""
+    most_servers, most_workers = max(row["servers"] for row in rows), max(row["workers"] for row in rows)
+    lines = []
+    if most_servers > found.most_servers or most_workers > found.most_workers:
+        lines.append(
+            f"The calibration was made with {found.most_workers} workers and {found.most_servers} server(s); intervals "
+            "beyond are wider by 2 % for each doubling, which is a guess."
+        )
+    if found.hosts_share_cores:
+        lines.append("The calibration's hosts share one machine's cores, and so do those of the prediction.")
+    return lines
+
+
+def _write(path: Path, content: Any) -> None:
+    path.write_text(json.dumps(content, indent=1) + "\n")

@@ -1,0 +1,131 @@
+"""Who is where: hosts in groups of equal ones, each simulated once, and the pieces that weights are cut into."""
+
+import heapq
+from collections.abc import Sequence
+from dataclasses import dataclass
+from itertools import accumulate, groupby
+
+from hvdtrain.plan.scenario import Scenario
+
+# Workers in lockstep that are alike do the same at the same time: one of each kind is simulated, exactly. Groups of
+# servers, and of workers that are not in lockstep, are approximate where they hold several: their messages interleave
+# evenly then.
+MOST_SERVER_GROUPS = 16
+MOST_ASYNCHRONOUS_GROUPS = 24
+# Where servers hold whole tensors, those with most bytes are simulated one by one, and the others in so many groups.
+HOT_SERVERS, OTHER_SERVER_GROUPS = 4, 4
+
+
+@dataclass(frozen=True)
+class HostGroup:
+    """Hosts that are alike.
+
+    Attributes:
+        hosts: how many.
+        servers: of each host; the first group with servers has the first range of the weights.
+        workers: of each host, by how much slower than others they compute: ((factor, count), …).
+    """
+
+    hosts: int
+    servers: int
+    workers: tuple[tuple[float, int], ...]
+
+
+@dataclass(frozen=True)
+class Piece:
+    """A range of the weights that travels as one.
+
+    Attributes:
+        owner: the number of the group whose servers hold it.
+        bytes: of weights.
+        messages: how many it really is.
+        layers: the numbers of the layers that lie in it, wholly or partly.
+    """
+
+    owner: int
+    bytes: int
+    messages: float
+    layers: tuple[int, ...]
+
+
+def host_groups(scenario: Scenario) -> list[HostGroup]:
+    """The hosts of a job with servers, in order: alike and beside each other in one group, as far as that may be."""
+    per_host, slow = scenario.workers_per_host, scenario.slow.workers
+    hosts: list[tuple[int, tuple[tuple[float, int], ...], int]] = []  # and a number where it is like no other
+    for first in range(0, scenario.workers, per_host):
+        factors = sorted(slow.get(worker, 1.0) for worker in range(first, min(first + per_host, scenario.workers)))
+        hosts.append((0, tuple((factor, len(list(alike))) for factor, alike in groupby(factors)), 0))
+    hot = _hottest(scenario)
+    if scenario.placement == "shared":
+        own: list[list[int]] = [[] for _ in hosts]
+        for server in range(scenario.servers):
+            own[server % len(hosts)].append(server)
+        hosts = [
+            (len(servers), workers, next((server + 1 for server in servers if server in hot), 0))
+            for servers, (_, workers, _) in zip(own, hosts, strict=True)
+        ]
+    else:
+        hosts = [(1, (), server + 1 if server in hot else 0) for server in range(scenario.servers)] + hosts
+    of_servers = MOST_SERVER_GROUPS if scenario.partition == "even" else OTHER_SERVER_GROUPS
+    found = []
+    for (servers, workers, _), alike in groupby(hosts):
+        number = len(list(alike))
+        most = of_servers if servers else (1 if scenario.mode == "ps-sync" else MOST_ASYNCHRONOUS_GROUPS)
+        parts = min(number, most)
+        found += [HostGroup(number * (i + 1) // parts - number * i // parts, servers, workers) for i in range(parts)]
+    return found
+
+
+def _tensor_owners(scenario: Scenario) -> dict[int, int]:
+    """The server of each layer where whole tensors are dealt out: in order, to the one with fewest bytes so far, as
+    TensorFlow 1's GreedyLoadBalancingStrategy does.
+    """
+    load = [(0, server) for server in range(scenario.servers)]
+    found = {}
+    for number, layer in enumerate(scenario.layers):
+        if layer.parameters:
+            held, found[number] = heapq.heappop(load)
+            heapq.heappush(load, (held + layer.parameters, found[number]))
+    return found
+
+
+def _hottest(scenario: Scenario) -> set[int]:
+    """The servers with most bytes, where whole tensors are dealt out."""
+    if scenario.partition == "even":
+        return set()
+    load = [0] * scenario.servers
+    for layer, server in _tensor_owners(scenario).items():
+        load[server] += scenario.layers[layer].parameters
+    return set(sorted(range(scenario.servers), key=lambda server: -load[server])[:HOT_SERVERS])
+
+
+def cut(scenario: Scenario, groups: Sequence[HostGroup], most_pieces: int) -> list[Piece]:
+    """The weights as pieces, in forward order: as ps.partition cuts them, but that the servers of a group are one.
+
+    Args:
+        most_pieces: about as many at most; larger ones stand for several messages.
+    """
+    ends = list(accumulate((4 * layer.parameters for layer in scenario.layers), initial=0))
+    if scenario.partition == "tensor":
+        return _whole_tensors(scenario, groups, ends)
+    total, servers, first, pieces = ends[-1], scenario.servers, 0, []
+    for owner, group in enumerate(groups):
+        if not (own := group.hosts * group.servers):
+            continue
+        begin, end = total * first // servers, total * (first + own) // servers
+        first += own
+        size = end - begin
+        messages = own * max(1, -(-size // own // scenario.bucket_bytes))
+        largest = max(scenario.bucket_bytes, total / most_pieces)
+        number = max(1, min(messages, round(size / largest + 0.49)))
+        for i in range(number):
+            start, stop = begin + size * i // number, begin + size * (i + 1) // number
+            if start < stop:
+                inside = tuple(n for n in range(len(scenario.layers)) if ends[n] < stop and start < ends[n + 1])
+                pieces.append(Piece(owner, stop - start, messages / number, inside))
+    return pieces
+
+
+def _whole_tensors(scenario: Scenario, groups: Sequence[HostGroup], ends: Sequence[int]) -> list[Piece]:
+    owners = [owner for owner, group in enumerate(groups) for _ in range(group.hosts * group.servers)]
+    return [Piece(owners[server], ends[n + 1] - ends[n], 1, (n,)) for n, server in _tensor_owners(scenario).items()]

@@ -1,0 +1,91 @@
+"""Plots of predictions: samples a second over workers, and who wins where."""
+
+import math
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from hvdtrain.report import style
+
+Row = dict[str, Any]
+
+
+def _rate(gbit: float) -> str:
+    return f"{gbit:g} Gbit/s" if gbit >= 1 else f"{gbit * 1e3:g} Mbit/s"
+
+
+def save(path: Path, rows: Sequence[Row], map_: Sequence[Row]) -> None:
+    """An SVG: for each bandwidth samples/s over workers, the best number of servers of each mode; below, the map."""
+    from matplotlib import rc_context
+    from matplotlib.gridspec import GridSpec
+
+    bandwidths = sorted({row["bandwidth_gbit"] for row in rows})
+    with rc_context(style.RC):
+        from matplotlib.figure import Figure
+
+        height = 3.2 + (0.9 + 0.3 * len({row["workers"] for row in map_}) if map_ else 0)
+        figure = Figure(figsize=(style.WIDTH, height), layout="constrained")
+        grid = GridSpec(
+            2 if map_ else 1, len(bandwidths), figure=figure, height_ratios=[3.2, height - 3.2][: 1 + bool(map_)]
+        )
+        panels: list[Any] = []
+        for column, bandwidth in enumerate(bandwidths):
+            panel = figure.add_subplot(grid[0, column], sharey=panels[0] if panels else None)
+            _throughput(panel, [row for row in rows if row["bandwidth_gbit"] == bandwidth])
+            panel.set(title=_rate(bandwidth), xlabel="workers")
+            panels.append(panel)
+        panels[0].set_ylabel("samples/s")
+        style.legend(figure, panels)
+        if map_:
+            _map(figure.add_subplot(grid[1, :]), map_)
+        path.write_text(style.svg(figure))
+
+
+def _throughput(panel: Any, rows: Sequence[Row]) -> None:
+    for mode in dict.fromkeys(row["mode"] for row in rows):
+        best: dict[int, Row] = {}
+        for row in rows:
+            known = best.get(row["workers"])
+            if row["mode"] == mode and (not known or row["step_s"] < known["step_s"]):
+                best[row["workers"]] = row
+        workers = sorted(best)
+        colour, marker = style.MODES.get(mode, ("#888888", "o"))
+        panel.plot(
+            workers, [best[n]["samples_per_s"] for n in workers], marker=marker, markersize=4, color=colour, label=mode
+        )
+        panel.fill_between(
+            workers, [best[n]["samples_per_s_low"] for n in workers], [best[n]["samples_per_s_high"] for n in workers],
+            color=colour, alpha=0.12, linewidth=0,
+        )  # fmt: skip
+    panel.set_xscale("log", base=2)
+    panel.set_yscale("log")
+    panel.xaxis.set_major_formatter("{x:g}")
+    panel.grid(True)
+
+
+def _map(panel: Any, found: Sequence[Row]) -> None:
+    """Workers by bandwidth: the colour says who wins, its strength by how much; grey where it may be either."""
+    bandwidths, numbers = (sorted({row[key] for row in found}) for key in ("bandwidth_gbit", "workers"))
+    for row in found:
+        x, y = bandwidths.index(row["bandwidth_gbit"]), numbers.index(row["workers"])
+        strength = min(1.0, 0.25 + math.log2(max(1.0, row["times_as_fast"])) / 3)
+        colour = style.GRID if row["either"] else style.MODES.get(row["winner"], ("#888888", "o"))[0]
+        panel.add_patch(_cell(x, y, colour, 1.0 if row["either"] else strength))
+        name = row["winner"] + (f" +{row['servers']}" if row["servers"] else "")
+        text = (
+            f"{name} {row['times_as_fast']:.2f}×"
+            if not row["either"]
+            else f"either ({name} {row['times_as_fast']:.2f}×)"
+        )
+        panel.text(x, y, text, ha="center", va="center", fontsize=8, color="#101010")
+    panel.set(xlim=(-0.5, len(bandwidths) - 0.5), ylim=(-0.5, len(numbers) - 0.5), ylabel="workers")
+    panel.set_xticks(range(len(bandwidths)), [_rate(b) for b in bandwidths])
+    panel.set_yticks(range(len(numbers)), [str(n) for n in numbers])
+    panel.set_title("Ring or servers: the faster, and how many times as fast as the best of the other")
+    panel.tick_params(length=0)
+
+
+def _cell(x: int, y: int, colour: str, alpha: float) -> Any:
+    from matplotlib.patches import Rectangle
+
+    return Rectangle((x - 0.48, y - 0.46), 0.96, 0.92, color=colour, alpha=alpha, linewidth=0)

@@ -1,0 +1,173 @@
+"""Predictions with intervals: a calibration and a cluster that may not exist to seconds a step."""
+
+import random
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from hvdtrain.errors import UsageError, unknown
+from hvdtrain.plan.calibration import Calibration
+from hvdtrain.plan.scenario import RING_MODES, SERVER_MODES, Scenario, Slow
+from hvdtrain.plan.simulate import simulate
+
+DRAWS = 12  # of a calibration, for an interval; as many for asynchronous modes with fewer pieces
+COARSE = 24  # pieces of such a simulation
+STEPS_ASYNCHRONOUS = 4
+# For each doubling of servers or workers beyond what a calibration was made with, the interval is so much wider.
+WIDER_PER_DOUBLING = 0.02
+Row = dict[str, Any]
+
+
+@dataclass(frozen=True)
+class Question:
+    """What is asked for, beside a scenario's workers, servers and bandwidth.
+
+    Attributes:
+        bandwidth_gbit: inf where hosts are as one.
+        batch: of each worker; 0 for the calibration's.
+    """
+
+    modes: Sequence[str]
+    compression: str = "none"
+    batch: int = 0
+    placement: str = "dedicated"
+    per_host: int = 1
+    latency_us: float | None = None
+    slow: Slow = field(default_factory=Slow)
+    staleness: int = 2
+    seed: int = 0
+
+
+def rows(
+    calibration: Calibration, question: Question, workers: Iterable[int], servers: Sequence[int | str],
+    bandwidths: Sequence[float],
+) -> list[Row]:  # fmt: skip
+    """A row for every mode, number of workers and of servers, and bandwidth in Gbit/s."""
+    found = []
+    for n in workers:
+        for mode in question.modes:
+            of_servers = sorted({n if k == "equal" else int(k) for k in servers}) if mode in SERVER_MODES else [0]
+            for k in of_servers if mode != "single" or n == 1 else []:
+                found += [row(calibration, question, mode, n, k, bandwidth) for bandwidth in bandwidths]
+    return found
+
+
+def row(calibration: Calibration, question: Question, mode: str, workers: int, servers: int, bandwidth: float) -> Row:
+    """One prediction with its interval."""
+    job = scenario(calibration, question, mode, workers, servers, bandwidth)
+    asynchronous = mode in SERVER_MODES and mode != "ps-sync"
+    steps = STEPS_ASYNCHRONOUS if asynchronous else 3
+    outcome = simulate(job, steps, question.seed)
+    low, high = _interval(calibration, question, job, outcome.step_s, steps, asynchronous)
+    batch = question.batch or calibration.batch_per_worker
+    return {
+        "mode": mode, "workers": workers, "servers": servers, "bandwidth_gbit": bandwidth,
+        "hosts": job.hosts, "placement": question.placement if servers else None,
+        "compression": question.compression, "batch_per_worker": batch,
+        "step_s": outcome.step_s, "step_s_low": low, "step_s_high": high,
+        "samples_per_s": workers * batch / outcome.step_s, "samples_per_s_low": workers * batch / high,
+        "samples_per_s_high": workers * batch / low,
+        "exposed_comm_s": outcome.exposed_comm_s, "exposed_comm_s_low": outcome.exposed_comm_s * low / outcome.step_s,
+        "exposed_comm_s_high": outcome.exposed_comm_s * high / outcome.step_s,
+        "staleness_mean": outcome.staleness_mean, "bytes_sent_per_worker": outcome.bytes_sent,
+        "bytes_sent_per_server": outcome.server_bytes_sent,
+    }  # fmt: skip
+
+
+def scenario(
+    calibration: Calibration, question: Question, mode: str, workers: int, servers: int, bandwidth: float,
+    draw: random.Random | None = None,
+) -> Scenario:  # fmt: skip
+    """The scenario at the calibration's medians or, with a generator, as its measurements might have come out."""
+    codec = _codec(calibration, question.compression, mode, draw)
+    latency = calibration.latency_us.drawn(draw) if question.latency_us is None else question.latency_us
+    return Scenario(
+        mode, calibration.scenario_layers(draw, question.batch), workers, servers,
+        bandwidth=bandwidth * 1e9 / 8, latency_s=latency * 1e-6, transport=calibration.transport(mode, draw),
+        fixed_s=calibration.fixed_ms.drawn(draw) / 1e3 * calibration.batch_factor(question.batch),
+        optimizer_s_per_mb=calibration.optimizer_ms_per_mb.drawn(draw) / 1e3, jitter=calibration.step_jitter,
+        cores=calibration.cores_per_host, threads=calibration.threads_per_worker,
+        on_processor=calibration.device == "cpu", one_machine=calibration.hosts_share_cores,
+        workers_per_host=question.per_host, placement=question.placement, staleness=question.staleness,
+        slow=question.slow, **codec,
+    )  # fmt: skip
+
+
+def _codec(calibration: Calibration, name: str, mode: str, draw: random.Random | None) -> dict[str, Any]:
+    """What a codec adds to a scenario. Rings send plain gradients, or Horovod's fp16."""
+    if name == "none" or mode in ("single", "ddp") or (mode == "allreduce" and name != "fp16"):
+        return {}
+    if name not in calibration.codecs:
+        raise unknown("compression of this calibration", name, ["none", *calibration.codecs])
+    costs = calibration.codecs[name]
+    return {
+        "encode_s_per_mb": costs["encode_ms_per_mb"].drawn(draw) / 1e3,
+        "decode_s_per_mb": costs["decode_ms_per_mb"].drawn(draw) / 1e3, "wire_share": costs["wire_share"].value,
+    }  # fmt: skip
+
+
+def _interval(
+    calibration: Calibration, question: Question, job: Scenario, step_s: float, steps: int, asynchronous: bool
+) -> tuple[float, float]:
+    """Where nine of ten steps' medians should lie: the calibration drawn anew, and what the simulation leaves out.
+
+    Asynchronous modes, whose workers are simulated one by one, are drawn with larger pieces: of these only the ratio to
+    such a simulation at the medians is used.
+    """
+    pieces = COARSE if asynchronous else 160
+    middle = simulate(job, steps, question.seed, pieces).step_s if asynchronous else step_s
+    draw = random.Random(f"{question.seed} {job.mode}")
+    ratios = []
+    for number in range(DRAWS):
+        drawn = scenario(
+            calibration, question, job.mode, job.workers, job.servers, job.bandwidth * 8 / 1e9, draw
+        )  # fmt: skip
+        ratios.append(simulate(drawn, steps, question.seed + 1 + number, pieces).step_s / middle)
+    ratios.sort()
+    wider = 1 + calibration.model_error + WIDER_PER_DOUBLING * beyond(calibration, job.workers, job.servers)
+    return step_s * min(1.0, ratios[0]) / wider, step_s * max(1.0, ratios[-1]) * wider
+
+
+def beyond(calibration: Calibration, workers: int, servers: int) -> int:
+    """Doublings of workers and of servers beyond what the calibration was made with."""
+    found = 0
+    for asked, known in ((workers, calibration.most_workers), (servers, calibration.most_servers)):
+        found += max(0, -(-asked // max(1, known)) - 1).bit_length()
+    return found
+
+
+def check_modes(modes: Sequence[str]) -> None:
+    known = ["single", *RING_MODES, *SERVER_MODES]
+    for mode in modes:
+        if mode not in known:
+            raise unknown("mode", mode, known)
+
+
+def check_slow(question: Question, workers: Sequence[int]) -> None:
+    """UsageError where --slow names a worker that none of the clusters has."""
+    for worker in question.slow.workers:
+        if worker >= max(workers):
+            raise UsageError(f"--slow names worker {worker}, and there are at most {max(workers)}: they count from 0")
+
+
+def winners(found: Sequence[Row]) -> list[Row]:
+    """For each number of workers and bandwidth: ring or servers, the best of each, over all numbers of servers.
+
+    `either` where the other's interval reaches into the winner's.
+    """
+    best = []
+    places = sorted({(row["workers"], row["bandwidth_gbit"]) for row in found if row["workers"] > 1})
+    for workers, bandwidth in places:
+        own = [row for row in found if (row["workers"], row["bandwidth_gbit"]) == (workers, bandwidth)]
+        first = min(own, key=lambda row: row["step_s"])
+        others = [row for row in own if (row["servers"] > 0) != (first["servers"] > 0)]
+        if not others:
+            continue
+        second = min(others, key=lambda row: row["step_s"])
+        best.append({
+            "workers": workers, "bandwidth_gbit": bandwidth, "winner": first["mode"], "servers": first["servers"],
+            "second": second["mode"], "second_servers": second["servers"],
+            "times_as_fast": second["step_s"] / first["step_s"],
+            "either": second["step_s_low"] < first["step_s_high"],
+        })  # fmt: skip
+    return best

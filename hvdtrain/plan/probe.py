@@ -1,0 +1,170 @@
+"""The real thing in its smallest form: two workers and a server exchange gradients of a few blocks, over TCP.
+
+Ranks are forked from this process, which has torch loaded and no thread of it running yet. Modes are used as training
+uses them: a `Synchroniser` on workers, `serve` on servers.
+"""
+
+import contextlib
+import multiprocessing
+import os
+import random
+import resource
+import signal
+import socket
+import tempfile
+import time
+from pathlib import Path
+from typing import Any
+
+WORKERS = 2
+SMALL, LARGE = 16 * 2**10, 8 * 2**20  # bytes of a block
+BLOCKS = 4
+SAMPLES = 4  # measurements of each
+OF_KIND = {"allreduce": ("allreduce", 0), "ddp": ("ddp", 0), "ps": ("ps-sync", 1)}
+TIMEOUT_S = 20.0
+# Set before torch is imported: one thread computes; huge pages, as workers have them; TCP as between hosts.
+ENVIRONMENT = {
+    "OMP_NUM_THREADS": "1", "MKL_NUM_THREADS": "1", "THP_MEM_ALLOC_ENABLE": "1", "HVDTRAIN_OVER_TCP": "1",
+    "TORCH_CPP_LOG_LEVEL": "ERROR",
+}  # fmt: skip
+Measured = dict[str, dict[str, list[float]]]  # `alone` and `together`: wall_s, cpu_s, server_cpu_s of a step
+
+
+def measure(deadline: float) -> dict[tuple[str, int], Measured]:
+    """What a step costs of each kind of mode and each size of block, as far as there is time.
+
+    Args:
+        deadline: of time.monotonic.
+    """
+    import hvdtrain.modes.ddp
+    import hvdtrain.modes.ps_sync  # noqa: F401
+
+    found = {}
+    for block in (LARGE, SMALL):
+        for kind in ("ps", "allreduce", "ddp"):
+            left = deadline - time.monotonic()
+            if left > 0 and (result := _job(kind, block, min(left, TIMEOUT_S))):
+                found[kind, block] = result
+    return found
+
+
+def _job(kind: str, block: int, limit_s: float) -> Measured | None:
+    """What the first worker found; None where the job failed or took too long."""
+    mode, servers = OF_KIND[kind]
+    ranks = WORKERS + servers
+    context = multiprocessing.get_context("fork")
+    found = context.SimpleQueue()
+    port = _free_port()
+    with tempfile.TemporaryDirectory(prefix="hvdtrain-plan-") as folder:
+        processes = [
+            context.Process(target=_rank, args=(rank, ranks, port, mode, servers, block, folder, found))
+            for rank in range(ranks)
+        ]
+        for process in processes:
+            process.start()
+        deadline = time.monotonic() + limit_s
+        while found.empty() and time.monotonic() < deadline and not any(p.exitcode for p in processes):
+            time.sleep(0.02)
+        result = None if found.empty() else found.get()
+        for process in processes:
+            process.kill()
+            process.join()
+        return result
+
+
+def _rank(rank: int, ranks: int, port: int, mode: str, servers: int, block: int, folder: str, found: Any) -> None:
+    signal.alarm(int(TIMEOUT_S))  # whatever becomes of the process that forked it
+    nowhere = os.open(os.devnull, os.O_WRONLY)
+    os.dup2(nowhere, 1)
+    os.dup2(nowhere, 2)
+    os.environ |= {
+        "RANK": str(rank), "WORLD_SIZE": str(ranks), "LOCAL_RANK": str(rank), "LOCAL_WORLD_SIZE": str(ranks),
+        "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port),
+    }  # fmt: skip
+    import torch
+
+    from hvdtrain import modes
+    from hvdtrain.config.run_config import RunConfig
+    from hvdtrain.world.job import Job
+    from hvdtrain.world.memory import keep_memory
+    from hvdtrain.world.network import use_one_interface
+    from hvdtrain.world.place import read_world
+
+    torch.set_num_threads(1)
+    world = read_world(servers)
+    use_one_interface(world)
+    if servers:
+        keep_memory()
+    config = RunConfig(mode=mode, servers=servers, optimizer="sgd", momentum=0.0, timeout=TIMEOUT_S)
+    job = Job(config, world, Path(folder), torch.device("cpu"), threads=1)
+    if world.is_server:
+        modes.load(mode).serve(job, print)
+        os._exit(0)
+    alone = _measure(None, block)
+    sync = modes.load(mode).connect(job)
+    measured = _measure(sync, block)
+    if world.is_chief:
+        found.put({"alone": alone, "together": measured})
+    time.sleep(TIMEOUT_S)  # until it is ended: one that leaves would have others complain
+
+
+def _measure(sync: Any, block: int) -> dict[str, list[float]]:
+    """Seconds of a step, and processor seconds of this worker and of the servers, of a model of equal blocks."""
+    import torch
+    from torch import nn
+
+    from hvdtrain.numerics.precision import LossScale
+
+    class Block(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.weights = nn.Parameter(torch.zeros(block // 4))
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            return x + self.weights[:1].sum() + 0 * self.weights.sum()
+
+    model = nn.Sequential(*(Block() for _ in range(BLOCKS)))
+    module = sync.prepare(model) if sync else model
+    scale = LossScale("fp32", list(model.parameters()), torch.device("cpu"))
+    each = 1 if block >= LARGE else 8
+    rows: dict[str, list[float]] = {"wall_s": [], "cpu_s": [], "server_cpu_s": []}
+    step = 0
+    for sample in range(-1, SAMPLES):
+        if sync:
+            sync.group.barrier()
+        servers, used, began = _servers(sync), _processor_s(), time.perf_counter()
+        for _ in range(each):
+            step += 1
+            if sync:
+                sync.begin(step, 1e-3)
+            module(torch.zeros(1)).sum().backward()
+            if sync:
+                sync.wait()
+                sync.update(scale)
+            model.zero_grad(set_to_none=True)
+        with torch.no_grad():
+            module(torch.zeros(1))  # waits for the last answers
+        wall, own, theirs = time.perf_counter() - began, _processor_s() - used, _servers(sync) - servers
+        if sample >= 0:
+            for name, value in (("wall_s", wall), ("cpu_s", own), ("server_cpu_s", theirs)):
+                rows[name].append(value / each)
+    return rows
+
+
+def _servers(sync: Any) -> float:
+    if not sync or sync.group.worker:
+        return 0.0
+    return sum(server["cpu_s"] for server in sync.ask_servers("cost"))
+
+
+def _processor_s() -> float:
+    used = resource.getrusage(resource.RUSAGE_SELF)
+    return used.ru_utime + used.ru_stime
+
+
+def _free_port() -> int:
+    """Below those that the system chooses: one of them might be another process's before the first rank listens."""
+    while True:
+        port = random.SystemRandom().randrange(20_000, 32_768)
+        with contextlib.suppress(OSError), socket.create_server(("127.0.0.1", port)):
+            return port

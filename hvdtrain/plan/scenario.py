@@ -1,0 +1,162 @@
+"""What is simulated: a model's layers, what messages cost, and a cluster."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
+
+SERVER_MODES = ("ps-sync", "ps-ssp", "ps-async")
+RING_MODES = ("allreduce", "ddp")
+MODES = ("single", *RING_MODES, *SERVER_MODES)
+MIB = 2**20
+
+
+@dataclass(frozen=True)
+class Layer:
+    """A module with parameters, with the activations and poolings that follow it.
+
+    Attributes:
+        parameters: elements, float32.
+        forward_s, backward_s: seconds of computing for a worker's batch.
+    """
+
+    name: str
+    parameters: int
+    forward_s: float
+    backward_s: float
+
+
+@dataclass(frozen=True)
+class Transport:
+    """What carrying bytes costs the processors, beside the time on the wire.
+
+    Attributes:
+        message_s: processor seconds of a message at each of its ends; in a ring, of each of its 2(n-1) hops.
+        operation_s: processor seconds of beginning a collective: agreeing on what is reduced.
+        send_s_per_gb, receive_s_per_gb: of a worker; in a ring receiving includes adding.
+        server_send_s_per_gb, server_receive_s_per_gb: of a server, adding up included.
+        efficiency: share of the link's bandwidth that payload reaches.
+    """
+
+    message_s: float = 0.0
+    operation_s: float = 0.0
+    send_s_per_gb: float = 0.0
+    receive_s_per_gb: float = 0.0
+    server_send_s_per_gb: float = 0.0
+    server_receive_s_per_gb: float = 0.0
+    efficiency: float = 1.0
+
+
+@dataclass(frozen=True)
+class Slow:
+    """Stragglers.
+
+    Attributes:
+        workers: factor of computing of each slow worker, by number.
+        random_factor, random_share: any worker is so much slower at a step, with this probability.
+    """
+
+    workers: Mapping[int, float] = field(default_factory=dict)
+    random_factor: float = 1.0
+    random_share: float = 0.0
+
+
+@dataclass(frozen=True)
+class Scenario:
+    """One job on one cluster.
+
+    Attributes:
+        layers: in forward order.
+        bandwidth: bytes a second of each host's link, each way.
+        latency_s: one way.
+        fixed_s: seconds of a step's computing that belong to no layer: data, loss, bookkeeping.
+        optimizer_s_per_mb: processor seconds for each MB (10^6 bytes) of weights, on workers or servers.
+        encode_s_per_mb, decode_s_per_mb: of the codec, for each MB of gradients before it.
+        wire_share: bytes of a gradient as it is sent, over its bytes as float32.
+        jitter: standard deviation of the logarithm of a step's computing time.
+        cores: of a host; threads: that a worker computes with.
+        on_processor: computing takes cores, as communication does; false of a GPU.
+        one_machine: all hosts share the same cores, as namespaces on one machine do.
+        workers_per_host: hosts are filled one after the other.
+        placement: servers on hosts of their own, `dedicated`, or beside workers, `shared`.
+        partition: weights are cut over servers in `even` ranges, or go there as whole tensors (`tensor`).
+        overlap: what communication overlaps with: `none`, `backward`, or `both` it and the next forward. Without the
+            latter, weights are read when all gradients are in.
+        staleness: the bound of ps-ssp.
+        under_way_bytes: bound of all workers' pushes under way to a server (ps.exchange bounds a worker's pushes to all
+            servers together; measured hosts behave as if each server had its own bound).
+        softsync: in ps-ssp and ps-async, N pushes make one update.
+    """
+
+    mode: str
+    layers: tuple[Layer, ...]
+    workers: int = 1
+    servers: int = 0
+    bandwidth: float = 125e6
+    latency_s: float = 50e-6
+    transport: Transport = Transport()
+    fixed_s: float = 0.0
+    optimizer_s_per_mb: float = 0.0
+    encode_s_per_mb: float = 0.0
+    decode_s_per_mb: float = 0.0
+    wire_share: float = 1.0
+    jitter: float = 0.0
+    cores: int = 1
+    threads: int = 1
+    on_processor: bool = True
+    one_machine: bool = False
+    workers_per_host: int = 1
+    placement: str = "dedicated"
+    partition: str = "even"
+    overlap: str = "both"
+    staleness: int = 2
+    softsync: bool = True
+    bucket_bytes: int = 4 * MIB
+    under_way_bytes: int = 48 * MIB
+    fusion_bytes: int = 128 * MIB
+    slow: Slow = Slow()
+
+    @property
+    def bytes(self) -> int:
+        """Of the weights, and of the gradients before a codec."""
+        return 4 * sum(layer.parameters for layer in self.layers)
+
+    @property
+    def computing_s(self) -> float:
+        """Of one worker's step, alone and undisturbed."""
+        return self.fixed_s + sum(layer.forward_s + layer.backward_s for layer in self.layers)
+
+    @property
+    def optimizer_s(self) -> float:
+        return self.optimizer_s_per_mb * self.bytes / 1e6
+
+    @property
+    def hosts(self) -> int:
+        """How many hosts it takes."""
+        own = -(-self.workers // self.workers_per_host)
+        return own + (self.servers if self.placement == "dedicated" else 0)
+
+    def scaled(self, factor: float) -> "Scenario":
+        """With so many times the computing."""
+        layers = tuple(
+            replace(layer, forward_s=layer.forward_s * factor, backward_s=layer.backward_s * factor)
+            for layer in self.layers
+        )
+        return replace(self, layers=layers, fixed_s=self.fixed_s * factor)
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """What a simulation came to.
+
+    Attributes:
+        step_s: seconds between two steps of a worker, their mean over workers.
+        exposed_comm_s: of them, waiting for messages.
+        staleness_mean: updates between reading weights and a push's use; 0 in lockstep.
+        bytes_sent: of a worker in a step, payload.
+        server_bytes_sent: of a server in a step of all workers.
+    """
+
+    step_s: float
+    exposed_comm_s: float
+    staleness_mean: float = 0.0
+    bytes_sent: float = 0.0
+    server_bytes_sent: float = 0.0

@@ -1,0 +1,378 @@
+"""A job with parameter servers, simulated: pushes and answers, piece by piece, as `hvdtrain.ps` does it.
+
+A push costs the worker's io thread processor time, takes its host's link and the server's, costs the server's io
+thread, and is added up there. When the mode has it so, the server updates and answers, back the same way. Forward of a
+layer waits for the answers to all of its pieces. Of pieces that wait to be pushed, what forward needs first goes first,
+as far as there is room under way (see ps.exchange).
+"""
+
+import math
+import random
+from collections.abc import Iterable
+from statistics import NormalDist, fmean
+
+from hvdtrain.plan.engine import Clock, Link, Processors, Then, Thread
+from hvdtrain.plan.layout import HostGroup, cut, host_groups
+from hvdtrain.plan.scenario import Outcome, Scenario
+
+MOST_PIECES = 160
+WARM_UP = 1  # steps that are not counted
+
+
+class _Hosts:
+    """A group of hosts: their links, cores and server processes."""
+
+    def __init__(self, number: int, group: HostGroup, scenario: Scenario, clock: Clock, cores: Processors) -> None:
+        self.number, self.group = number, group
+        self.up, self.down = Link(), Link()
+        self.rate = group.hosts * scenario.bandwidth * scenario.transport.efficiency
+        self.cores = cores
+        self.servers = group.hosts * group.servers
+        self.io = Thread(cores, max(1, self.servers))
+
+
+class _Workers:
+    """Workers of a group that do the same at the same time.
+
+    Args:
+        times: how many.
+        factor: of their computing.
+    """
+
+    def __init__(self, job: "ServerJob", hosts: _Hosts, times: int, factor: float, name: str) -> None:
+        self.job, self.hosts, self.times, self.factor, self.name = job, hosts, times, factor, name
+        self.io = Thread(hosts.cores, times)
+        self.step = 0
+        self.missing = [0] * len(job.scenario.layers)  # pieces of each layer that are not fresh
+        self.lacking = [0] * len(job.pieces)  # layers whose gradients each piece waits for
+        # What waits to be pushed, as it became ready; what is under way; the piece that is under way though there
+        # was no room: for each group of hosts with servers.
+        windows = len(job.rooms)
+        self.queues: list[dict[int, None]] = [{} for _ in range(windows)]
+        self.under_way, self.extra = [0.0] * windows, [-1] * windows
+        self.read = [0] * len(job.pieces)  # version of each piece
+        self.given: list[int] = []  # answers that wait for the others, where weights are read all at once
+        self.waits_for = -1
+        self.waits_since = 0.0
+        self.ends: list[float] = []
+        self.waited: list[float] = []
+        self.pace = 1.0
+
+    def begin(self) -> None:
+        self.step += 1
+        self.pace = self.factor * self.job.pace(self.times)
+        self.waited.append(0.0)
+        scenario = self.job.scenario
+        self.lacking = [len(piece.layers) for piece in self.job.pieces]
+        self._compute("other", scenario.fixed_s, lambda: self._forward(0))
+
+    def _compute(self, name: str, seconds: float, then: Then) -> None:
+        job, seconds = self.job, seconds * self.pace
+        if job.clock.spans is not None and seconds:
+            then = job.clock.traced(f"{self.name} compute", name, job.clock.now, then)
+        if job.scenario.on_processor:
+            self.hosts.cores.work(seconds, self.times * job.scenario.threads, then)
+        else:
+            job.clock.at(job.clock.now + seconds, then)
+
+    def _forward(self, layer: int) -> None:
+        layers = self.job.scenario.layers
+        if layer == len(layers):
+            self._backward(layer - 1)
+            return
+        late = self.missing[layer] if self.job.scenario.overlap == "both" else sum(self.missing)
+        if late:
+            self.waits_for, self.waits_since = layer, self.job.clock.now
+            return
+        self._compute(f"forward {layers[layer].name}", layers[layer].forward_s, lambda: self._forward(layer + 1))
+
+    def _backward(self, layer: int) -> None:
+        if layer < 0:
+            if self.job.scenario.overlap == "none":
+                self._push_layers(range(len(self.missing) - 1, -1, -1))
+            self.ends.append(self.job.clock.now)
+            self.job.ended(self)
+            self.begin()
+            return
+
+        def done() -> None:
+            if self.job.scenario.overlap != "none":
+                self._push_layers((layer,))
+            self._backward(layer - 1)
+
+        own = self.job.scenario.layers[layer]
+        self._compute(f"backward {own.name}", own.backward_s, done)
+
+    def _push_layers(self, layers: Iterable[int]) -> None:
+        for layer in layers:
+            for number in self.job.pieces_of[layer]:
+                self.lacking[number] -= 1
+                if not self.lacking[number]:
+                    for own in self.job.pieces[number].layers:
+                        self.missing[own] += 1
+                    self.queues[self.job.pieces[number].owner][number] = None
+        for window in range(len(self.queues)):
+            self.send(window)
+
+    def send(self, window: int) -> None:
+        """Push what waits, as far as there is room."""
+        queue, room = self.queues[window], self.job.rooms[window]
+        while queue:
+            first = min(queue)
+            if not self.under_way[window] or self.under_way[window] + self.job.pieces[first].bytes <= room:
+                number = first
+            elif self.extra[window] < 0:
+                number = self.extra[window] = next(iter(queue))
+            else:
+                return
+            del queue[number]
+            self.under_way[window] += self.job.pieces[number].bytes
+            self.job.push(self, number, self.step)
+
+    def answered(self, number: int, version: int) -> None:
+        piece = self.job.pieces[number]
+        window = self.job.pieces[number].owner
+        self.under_way[window] -= piece.bytes
+        if self.extra[window] == number:
+            self.extra[window] = -1
+        self.read[number] = version
+        for layer in piece.layers:
+            self.missing[layer] -= 1
+        self.send(window)
+        layer = self.waits_for
+        if layer >= 0:
+            late = self.missing[layer] if self.job.scenario.overlap == "both" else sum(self.missing)
+            if not late:
+                waited = self.job.clock.now - self.waits_since
+                self.waited[-1] += waited
+                self.waits_for = -1
+                if self.job.clock.spans is not None and waited:
+                    self.job.clock.spans.append((f"{self.name} compute", "wait", self.waits_since, self.job.clock.now))
+                self._forward(layer)
+
+
+class ServerJob:
+    """Simulates `steps` steps of each worker after a first one.
+
+    Args:
+        seed: of the jitter of computing.
+        trace: keep what was done in clock.spans.
+    """
+
+    def __init__(
+        self, scenario: Scenario, steps: int = 3, seed: int = 0, most_pieces: int = MOST_PIECES, trace: bool = False
+    ) -> None:
+        self.scenario, self.steps, self.clock, self.random = scenario, steps, Clock(), random.Random(seed)
+        if trace:
+            self.clock.spans = []
+        groups = host_groups(scenario)
+        cores = scenario.cores * (1 if scenario.one_machine else 0)
+        machine = Processors(self.clock, cores)
+        self.hosts = [
+            _Hosts(
+                number, group, scenario, self.clock,
+                machine if scenario.one_machine else Processors(self.clock, scenario.cores * group.hosts),
+            )
+            for number, group in enumerate(groups)
+        ]  # fmt: skip
+        self.pieces = cut(scenario, groups, most_pieces)
+        self.pieces_of: list[list[int]] = [[] for _ in scenario.layers]
+        for number, piece in enumerate(self.pieces):
+            for layer in piece.layers:
+                self.pieces_of[layer].append(number)
+        most = scenario.under_way_bytes
+        self.rooms = [min(most * max(1, h.servers), most * h.servers / scenario.workers) for h in self.hosts]
+        self.workers = [
+            _Workers(self, hosts, hosts.group.hosts * count, factor, f"worker group {hosts.number}")
+            for hosts in self.hosts
+            for factor, count in hosts.group.workers
+        ]
+        self.pushed = [[0] * len(self.workers) for _ in self.pieces]  # the step of each group's last push
+        self.came = [0] * len(self.pieces)  # pushes that wait to be an update
+        self.version = [0] * len(self.pieces)
+        self.held: list[list[tuple[_Workers, int]]] = [[] for _ in self.pieces]
+        self.staleness_sum = self.pushes = 0.0
+        self._left = len(self.workers)
+
+    def run(self) -> Outcome:
+        for worker in self.workers:
+            worker.begin()
+        self.clock.run(lambda: self._left == 0)
+        total = sum(worker.times for worker in self.workers)
+        rate, waited = 0.0, 0.0
+        for worker in self.workers:
+            ends = worker.ends[WARM_UP - 1 :]
+            rate += worker.times * (len(ends) - 1) / (ends[-1] - ends[0])
+            waited += worker.times * fmean(worker.waited[WARM_UP : len(worker.ends)]) / total
+        sent = self.scenario.bytes * self.scenario.wire_share
+        return Outcome(
+            step_s=total / rate, exposed_comm_s=waited,
+            staleness_mean=self.staleness_sum / self.pushes if self.pushes else 0.0,
+            bytes_sent=sent, server_bytes_sent=self.scenario.bytes * total / self.scenario.servers,
+        )  # fmt: skip
+
+    def ended(self, worker: _Workers) -> None:
+        """A group has taken a step: the job is over when each has enough, those that are faster more."""
+        if len(worker.ends) == WARM_UP + self.steps:
+            self._left -= 1
+
+    def pace(self, times: int) -> float:
+        """How much longer than usual a step's computing takes: of the slowest where all wait for it."""
+        return step_pace(self.scenario, self.random, times if self.scenario.mode == "ps-sync" else 1)
+
+    def push(self, worker: _Workers, number: int, step: int) -> None:
+        piece, transport, times = self.pieces[number], self.scenario.transport, worker.times
+        size = piece.bytes * self.scenario.wire_share
+        server = self.hosts[piece.owner]
+        cost = piece.messages * transport.message_s + size / 1e9 * transport.send_s_per_gb
+        cost += piece.bytes / 1e6 * self.scenario.encode_s_per_mb
+        taken = piece.messages * transport.message_s + size / 1e9 * transport.server_receive_s_per_gb
+        taken += piece.bytes / 1e6 * self.scenario.decode_s_per_mb
+        read = worker.read[number]
+        both = _Join(2, lambda: self._accept(worker, number, step, read))
+        # The server takes the first while others are still on the wire, and the last after all of them.
+        self._carry(
+            worker, worker.hosts, server, times * size, "push", cost,
+            first=lambda: server.io.do((times - 1) * taken / server.servers, both),
+            last=lambda: server.io.do(taken / server.servers, both),
+        )  # fmt: skip
+
+    def _carry(
+        self, worker: _Workers, source: _Hosts, target: _Hosts, size: float, name: str, cost: float,
+        first: Then, last: Then,
+    ) -> None:  # fmt: skip
+        """Take a message of each of a group's workers from hosts to others: not over a link where they are the same.
+
+        Args:
+            size: bytes of all of them together.
+            cost: processor seconds of sending one.
+            first, last: called when the first of them is there, and the last.
+        """
+        clock, times, latency = self.clock, worker.times, self.scenario.latency_s
+        from_worker = source is worker.hosts and name == "push"
+        io = worker.io if from_worker else source.io
+        share = cost if from_worker else cost / source.servers  # seconds until one is sent
+        remote = 1.0 if source is not target else 1 - 1 / source.group.hosts
+
+        def leaves() -> None:
+            if not remote:
+                first()
+                sent(last)
+                return
+            begins = max(clock.now, source.up.free_at)
+            through = source.up.take(clock.now, remote * size / source.rate)
+            if clock.spans is not None:
+                clock.spans.append((f"host group {source.number} up", name, begins, through))
+            arrived = _Join(2, last)
+
+            def reached() -> None:  # its first byte: from then on it has a place at the other end
+                end = max(through + latency, target.down.take(clock.now, remote * size / target.rate))
+                clock.at(clock.now + (end - clock.now) / times, first)
+                clock.at(end, arrived)
+
+            clock.at(begins + latency, reached)
+            sent(lambda: clock.at(clock.now + latency, arrived))
+
+        def sent(then: Then) -> None:
+            """The rest of them are sent one after the other, while the first are on the wire."""
+            if from_worker or times == 1:
+                then()
+            else:
+                io.do((times - 1) * share, then)
+
+        io.do(share, leaves)
+
+    def _accept(self, worker: _Workers, number: int, step: int, read: int) -> None:
+        """A server has a push: who is answered now, and whether the weights are updated before."""
+        index, mode, workers = self.workers.index(worker), self.scenario.mode, self.scenario.workers
+        self.pushed[number][index] = step
+        if len(worker.ends) >= WARM_UP and mode != "ps-sync":
+            ahead = (
+                (self.came[number] + (worker.times - 1) / 2) / workers
+                if self.scenario.softsync
+                else (worker.times - 1) / 2
+            )
+            self.staleness_sum += worker.times * (
+                self.version[number] - read + (0 if self.scenario.softsync else ahead)
+            )
+            self.pushes += worker.times
+        self.came[number] += worker.times
+        self.held[number].append((worker, step))
+        updates = self.came[number] // workers if self._averages else self.came[number]
+        if not updates:
+            self._answer(number)
+            return
+        self.came[number] -= updates * (workers if self._averages else 1)
+        self.version[number] += updates
+        piece, hosts = self.pieces[number], self.hosts[self.pieces[number].owner]
+        seconds = updates * piece.bytes / 1e6 * self.scenario.optimizer_s_per_mb / hosts.servers
+        hosts.cores.work(seconds, hosts.servers, lambda: self._answer(number))
+
+    @property
+    def _averages(self) -> bool:
+        return self.scenario.mode == "ps-sync" or self.scenario.softsync
+
+    def _answer(self, number: int) -> None:
+        held = self.held[number]
+        if self.scenario.mode == "ps-sync":
+            if self.came[number]:
+                return
+            free, self.held[number] = held, []
+        elif self.scenario.mode == "ps-ssp":
+            limit = min(self.pushed[number]) + self.scenario.staleness
+            free = [(worker, step) for worker, step in held if step <= limit]
+            self.held[number] = [(worker, step) for worker, step in held if step > limit]
+        else:
+            free, self.held[number] = held, []
+        for worker, _ in free:
+            self._give(worker, number)
+
+    def _give(self, worker: _Workers, number: int) -> None:
+        """Answer a push, at once or, where weights are read only when all gradients are in, with all others."""
+        if self.scenario.overlap == "both":
+            self._send(worker, number)
+            return
+        worker.given.append(number)
+        if len(worker.given) == len(self.pieces):
+            given, worker.given = sorted(worker.given), []
+            for own in given:
+                self._send(worker, own)
+
+    def _send(self, worker: _Workers, number: int) -> None:
+        piece, transport = self.pieces[number], self.scenario.transport
+        hosts, version = self.hosts[piece.owner], self.version[number]
+        size = piece.bytes / 1e9
+        given = piece.messages * transport.message_s + size * transport.server_send_s_per_gb
+        taken = piece.messages * transport.message_s + size * transport.receive_s_per_gb
+
+        def came() -> None:
+            worker.io.do(taken, lambda: worker.answered(number, version))
+
+        self._carry(worker, hosts, worker.hosts, worker.times * piece.bytes, "answer", given, first=_nothing, last=came)
+
+
+class _Join:
+    """Goes on when it has been called so many times."""
+
+    def __init__(self, calls: int, then: Then) -> None:
+        self.calls, self.then = calls, then
+
+    def __call__(self) -> None:
+        self.calls -= 1
+        if not self.calls:
+            self.then()
+
+
+def _nothing() -> None:
+    pass
+
+
+def step_pace(scenario: Scenario, draw: random.Random, times: int) -> float:
+    """A factor of computing, drawn: of the slowest of so many workers. Jitter is lognormal."""
+    u = draw.random() or 0.5
+    slowest = u ** (1 / times)
+    pace = math.exp(scenario.jitter * NormalDist().inv_cdf(min(max(slowest, 1e-9), 1 - 1e-9))) if scenario.jitter else 1
+    slow = scenario.slow
+    if slow.random_share and draw.random() < 1 - (1 - slow.random_share) ** times:
+        pace *= slow.random_factor
+    return pace

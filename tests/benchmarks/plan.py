@@ -1,0 +1,153 @@
+"""Predictions against measurements: `hvdtrain plan` calibrated at one rate on two hosts, and asked about others.
+
+    sudo python tests/benchmarks/plan.py --out plan-check
+
+For each model: two hosts of `hvdtrain hosts` at 300 Mbit/s, a run of the ring and one of a server there, and `plan
+calibrate --from` these; then other rates, numbers of hosts and of servers, which really run, a worker on each host and
+servers beside them. Prints each error, the median
+and the largest, and how often the faster of ring and servers was foretold where they differ by more than a tenth;
+writes rows.json and predicted.svg. The calibration never sees a run that is predicted. Needs what `hvdtrain hosts up`
+needs. All hosts share this machine's cores, which the calibration is told.
+"""
+
+import argparse
+import itertools
+import json
+import statistics
+import subprocess
+import sys
+from pathlib import Path
+
+CALIBRATED_AT = "300mbit"
+MODELS = {"vggf": "0.25", "vgg16": "0.5"}
+BATCH = 4  # of each worker
+STEPS = 7
+CELLS = {  # (hosts, rate) to servers; 0 is the ring
+    "vggf": {(2, "100mbit"): (0, 1, 2), (3, "1gbit"): (0, 1, 3), (4, "200mbit"): (0, 1, 3)},
+    "vgg16": {(2, "1gbit"): (0, 1, 2), (4, "1gbit"): (0, 2, 3)},
+}
+
+
+def hvdtrain(*words: str) -> None:
+    done = subprocess.run([sys.executable, "-m", "hvdtrain", *words], capture_output=True, text=True)
+    if done.returncode:
+        sys.exit(f"hvdtrain {' '.join(words)}: {(done.stderr or done.stdout).strip()[-2000:]}")
+
+
+def hosts(count: int, servers: int) -> str:
+    return ",".join(f"node{n}:{2 if n <= servers else 1}" for n in range(1, count + 1))
+
+
+def run(model: str, count: int, servers: int, out: Path) -> None:
+    mode = "ps-sync" if servers else "allreduce"
+    hvdtrain(
+        "launch", "--launcher", "ssh", "-n", str(count), "-s", str(servers), "-H", hosts(count, servers),
+        "--out", str(out), "--", "--mode", mode, "--model", model, "--width", MODELS[model], "--optimizer", "sgd",
+        "--batch-size", str(BATCH * count), "--steps", str(STEPS), "--threads", "1", "--snapshot-every", "never",
+        "--timeout", "10m",
+    )  # fmt: skip
+
+
+def measure(model: str, out: Path) -> list[dict]:
+    calibration = out / f"{model}.json"
+    if not calibration.exists():
+        hvdtrain("hosts", "up", "--count", "2", "--rate", CALIBRATED_AT)
+        known = [out / f"{model}-calibration-{servers}" for servers in (0, 1)]
+        for servers, folder in enumerate(known):
+            if not (folder / "summary.json").exists():
+                run(model, 2, servers, folder)
+        hvdtrain(
+            "plan", "calibrate", "--model", model, "--width", MODELS[model], "--batch-size", str(BATCH), "--optimizer",
+            "sgd", *(word for folder in known for word in ("--from", str(folder))), "--bandwidth", CALIBRATED_AT,
+            "--one-machine", "--out", str(calibration),
+        )  # fmt: skip
+    rows = []
+    for (count, rate), numbers in CELLS[model].items():
+        folders = [out / f"{model}-{count}-{rate}-{servers}" for servers in numbers]
+        if not all((folder / "summary.json").exists() for folder in folders):
+            hvdtrain("hosts", "up", "--count", str(count), "--rate", rate)
+        for servers, folder in zip(numbers, folders, strict=True):
+            if not (folder / "summary.json").exists():
+                run(model, count, servers, folder)
+        checked = out / "checked.json"
+        hvdtrain(
+            "plan", "check", "-c", str(calibration), "--bandwidth", rate, "--json", str(checked), *map(str, folders)
+        )
+        found = json.loads(checked.read_text())["rows"]
+        rows += [row | {"model": model, "rate": rate} for row in found]
+        for row in found:
+            print(
+                f"{model:6} {row['mode']:9} x{row['workers']}+{row['servers']} {rate:8} measured "
+                f"{row['measured_step_s']:7.3f} s, predicted {row['predicted_step_s']:7.3f} s "
+                f"({row['low']:.3g} to {row['high']:.3g}), {row['error']:+.1%}",
+                flush=True,
+            )
+    return rows
+
+
+def winners(rows: list[dict]) -> tuple[int, int]:
+    """Pairs of runs on the same hosts that differ by more than a tenth, and of them, those foretold right."""
+    pairs = right = 0
+    for a, b in itertools.combinations(rows, 2):
+        same = all(a[key] == b[key] for key in ("model", "rate", "workers"))
+        if same and abs(a["measured_step_s"] / b["measured_step_s"] - 1) > 0.1:
+            pairs += 1
+            right += (a["measured_step_s"] < b["measured_step_s"]) == (a["predicted_step_s"] < b["predicted_step_s"])
+    return pairs, right
+
+
+def draw(rows: list[dict], path: Path) -> None:
+    from matplotlib import rc_context
+
+    from hvdtrain.report import style
+
+    with rc_context(style.RC):
+        figure, (axes,) = style.new_figure(4.2)
+        seconds = [row["measured_step_s"] for row in rows]
+        ends = [min(seconds) * 0.7, max(seconds) * 1.4]
+        axes.plot(ends, ends, color=style.INK, linewidth=1)
+        axes.fill_between(
+            ends,
+            [0.75 * end for end in ends],
+            [1.25 * end for end in ends],
+            color=style.GRID,
+            label="within 25 %",
+        )
+        for mode in dict.fromkeys(row["mode"] for row in rows):
+            own = [row for row in rows if row["mode"] == mode]
+            colour, marker = style.MODES[mode]
+            middle = [row["predicted_step_s"] for row in own]
+            below = [row["predicted_step_s"] - row["low"] for row in own]
+            above = [row["high"] - row["predicted_step_s"] for row in own]
+            axes.errorbar(
+                [row["measured_step_s"] for row in own], middle, [below, above], fmt=marker, color=colour, label=mode,
+                elinewidth=0.8,
+            )  # fmt: skip
+        axes.set(xscale="log", yscale="log", xlabel="seconds a step, measured", ylabel="predicted", xlim=ends)
+        axes.grid(True)
+        axes.legend()
+        path.write_text(style.svg(figure))
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--models", default=",".join(MODELS))
+    parser.add_argument("--out", type=Path, default=Path("plan-check"))
+    args = parser.parse_args()
+    args.out.mkdir(parents=True, exist_ok=True)
+    rows = []
+    try:
+        for model in args.models.split(","):
+            rows += measure(model, args.out.absolute())
+    finally:
+        hvdtrain("hosts", "down")
+    (args.out / "rows.json").write_text(json.dumps(rows, indent=1) + "\n")
+    draw(rows, args.out / "predicted.svg")
+    errors = sorted(abs(row["error"]) for row in rows)
+    pairs, right = winners(rows)
+    print(f"{len(errors)} runs: median error {statistics.median(errors):.1%}, largest {errors[-1]:.1%}")
+    print(f"the faster of two that differ by more than a tenth: right in {right} of {pairs}")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,251 @@
+"""The file of a calibration, predictions from it, runs beside them: pure arithmetic, no process."""
+
+import json
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+from helpers import report_runs
+
+from hvdtrain.errors import UsageError
+from hvdtrain.plan import calibration, check, from_runs, predict, split, trace
+from hvdtrain.plan.calibrate import transports
+from hvdtrain.plan.calibration import Calibration, Quantity
+from hvdtrain.plan.probe import BLOCKS, LARGE, SMALL
+
+BATCH = 32
+
+
+def make(**changed):
+    """A calibration of a model of 25 MB that computes 0.1 s a step of 32."""
+    layers = tuple((f"layer{i}", 5.0, Quantity(6, 5.5, 6.5), Quantity(12, 11, 13)) for i in range(5))
+    costs = {
+        "message_us": Quantity(200, 100, 400), "operation_us": Quantity(1000, 500, 2000),
+        "send_s_per_gb": Quantity(0.5, 0.4, 0.6), "receive_s_per_gb": Quantity(0.5, 0.4, 0.6),
+        "server_send_s_per_gb": Quantity(0.4, 0.3, 0.5), "server_receive_s_per_gb": Quantity(0.4, 0.3, 0.5),
+        "efficiency": Quantity(0.94, 0.9, 0.96),
+    }  # fmt: skip
+    codec = {"encode_ms_per_mb": Quantity(0.6, 0.5, 0.7), "decode_ms_per_mb": Quantity(0.1, 0.1, 0.1)}
+    return replace(
+        Calibration(
+            {"name": "vggf", "parameters": 6_250_000}, BATCH, layers, Quantity(10, 9, 11), Quantity(0.2, 0.19, 0.22),
+            {name: dict(costs) for name in calibration.TRANSPORTS},
+            {"int8": codec | {"wire_share": Quantity(0.25, 0.25, 0.25)}}, cores_per_host=2, step_jitter=0.02,
+        ),
+        **changed,
+    )  # fmt: skip
+
+
+def rows(made, modes=("allreduce", "ps-sync"), workers=(4,), servers=(2,), bandwidths=(1.0,), **question):
+    return predict.rows(made, predict.Question(list(modes), **question), workers, servers, bandwidths)
+
+
+def test_what_is_written_is_read(tmp_path):
+    path = tmp_path / "cal.json"
+    made = make(hosts_share_cores=True, bandwidth_gbit=0.3)
+    made.save(path)
+    assert calibration.load(path) == made
+
+
+def test_a_plain_number_will_do_where_somebody_edits_it_by_hand(tmp_path):
+    path = tmp_path / "cal.json"
+    make().save(path)
+    found = json.loads(path.read_text())
+    found["transports"]["ps"]["message_us"] = 50
+    path.write_text(json.dumps(found))
+    assert calibration.load(path).transports["ps"]["message_us"] == Quantity(50, 50, 50)
+
+
+def spoilt(change):
+    def spoil(found):
+        change(found)
+        return json.dumps(found)
+
+    return spoil
+
+
+@pytest.mark.parametrize(
+    ("spoil", "words"),
+    [
+        (lambda found: "{", "no readable calibration"),
+        (lambda found: "[]", "is no calibration"),
+        (lambda found: json.dumps({"format": "hvdtrain-calibration"}), "of version None"),
+        (spoilt(lambda c: c.update(version=2)), "calibrate again"),
+        (spoilt(lambda c: c.update(layers=[])), "layers is no list"),
+        (spoilt(lambda c: c["layers"][1].update(forward_ms=-1)), r"layers\[1\].forward_ms is -1"),
+        (spoilt(lambda c: c["layers"][0].update(gradient_megabytes="5")), "gradient_megabytes is '5'"),
+        (spoilt(lambda c: c["transports"].pop("ps")), "has not all of"),
+        (spoilt(lambda c: c["transports"]["ps"].pop("efficiency")), "transports.ps.efficiency is None"),
+        (spoilt(lambda c: c["fixed_ms"].update(low=99)), "low <= value <= high"),
+        (spoilt(lambda c: c.update(cores_per_host=0)), "cores_per_host is 0"),
+        (spoilt(lambda c: c.update(batch_per_worker=True)), "batch_per_worker is True"),
+        (spoilt(lambda c: c.update(step_jitter=float("nan"))), "step_jitter is nan"),
+    ],
+)
+def test_a_damaged_file_is_a_line(tmp_path, spoil, words):
+    path = tmp_path / "cal.json"
+    make().save(path)
+    path.write_text(spoil(json.loads(path.read_text())))
+    with pytest.raises(UsageError, match=words) as refused:
+        calibration.load(path)
+    assert "\n" not in str(refused.value)
+
+
+def test_predictions_lie_in_their_intervals_and_repeat():
+    found = rows(make(), ("allreduce", "ddp", "ps-sync", "ps-async"), (1, 4), (1, "equal"), (0.1, 10.0))
+    assert len(found) == 2 * 2 * 2 + (1 + 2) * 2 * 2
+    assert all(row["step_s_low"] < row["step_s"] < row["step_s_high"] for row in found)
+    assert found == rows(make(), ("allreduce", "ddp", "ps-sync", "ps-async"), (1, 4), (1, "equal"), (0.1, 10.0))
+
+
+def test_a_wider_calibration_gives_wider_intervals():
+    def width(made):
+        (row,) = rows(made, ["ps-sync"])
+        return row["step_s_high"] / row["step_s_low"]
+
+    wide = {"ps": make().transports["ps"] | {"efficiency": Quantity(0.94, 0.5, 1.0)}}
+    assert width(make(transports=make().transports | wide)) > 1.2 * width(make())
+
+
+def test_beyond_the_calibration_it_says_so_and_widens():
+    made = make()
+    assert predict.beyond(made, 2, 1) == 0
+    assert predict.beyond(made, 4, 1) == 1
+    assert predict.beyond(made, 1024, 8) == 9 + 3
+    known, beyond = (rows(make(most_servers=k, most_workers=64), workers=(64,), servers=(8,)) for k in (8, 1))
+    for a, b in zip(known[1:], beyond[1:], strict=True):
+        assert b["step_s_high"] / b["step_s"] > a["step_s_high"] / a["step_s"]
+
+
+def test_batch_compression_and_stragglers_count():
+    (plain,) = rows(make(), ["ps-sync"], bandwidths=(0.1,))
+    (small,) = rows(make(), ["ps-sync"], bandwidths=(0.1,), compression="int8")
+    assert small["bytes_sent_per_worker"] == plain["bytes_sent_per_worker"] / 4
+    assert small["step_s"] < plain["step_s"]
+    (single,) = rows(make(), ["single"], [1], bandwidths=(1.0,))
+    (double,) = rows(make(), ["single"], [1], bandwidths=(1.0,), batch=2 * BATCH)
+    assert double["step_s"] == pytest.approx(single["step_s"] + 0.1, rel=0.15)
+    with pytest.raises(UsageError, match="unknown compression of this calibration 'fp16': choose from none, int8"):
+        rows(make(), ["ps-sync"], compression="fp16")
+    question = predict.Question(["ps-sync"], slow=predict.Slow({9: 2.0}))
+    with pytest.raises(UsageError, match="worker 9"):
+        predict.check_slow(question, [4])
+
+
+def test_the_map_names_a_winner_or_either():
+    found = rows(make(), workers=(2, 16), servers=(1,), bandwidths=(0.1, 10.0))
+    map_ = {(row["workers"], row["bandwidth_gbit"]): row for row in predict.winners(found)}
+    assert len(map_) == 4
+    for row in map_.values():
+        assert row["times_as_fast"] >= 1
+        assert bool(row["servers"]) != bool(row["second_servers"])
+    # One server for two workers on a slow network takes twice the ring's time.
+    assert (map_[2, 0.1]["winner"], map_[2, 0.1]["either"]) == ("allreduce", False)
+
+
+def test_cheap_servers_are_bought_and_dear_ones_are_not():
+    """Servers at a tenth of the price: a ring cannot have them, and for the same money there are more workers."""
+    question = predict.Question(["allreduce", "ps-sync"])
+    cheap = split.splits(make(), question, 4, 1.0, 1.0, 0.1, ["none"])
+    assert all(row["price"] <= 4.0 + 1e-9 for row in cheap)
+    assert [row["samples_per_s"] for row in cheap] == sorted((r["samples_per_s"] for r in cheap), reverse=True)
+    dedicated = [row["servers"] for row in cheap if row["placement"] == "dedicated" and row["worker_hosts"] == 3]
+    assert dedicated == [10]
+
+
+def test_costs_of_messages_from_measured_steps():
+    """Two workers: each sends and receives the blocks; a server both workers'."""
+    gigabytes = BLOCKS * LARGE / 1e9
+    message, per_gb, of_server = 1e-3, 0.5, 0.4
+
+    def measured(messages, size):
+        own = 0.01 + messages * message + 2 * size * per_gb
+        theirs = 2 * (messages * message + 2 * size * of_server)
+        return {
+            "alone": {"wall_s": [1.0], "cpu_s": [0.01], "server_cpu_s": [0.0]},
+            "together": {"wall_s": [1.0] * 3, "cpu_s": [own] * 3, "server_cpu_s": [theirs] * 3},
+        }
+
+    found = transports({("ps", SMALL): measured(2, 0), ("ps", LARGE): measured(16, gigabytes)})
+    assert found["ps"]["message_us"].value == pytest.approx(1000, rel=0.01)
+    assert found["ps"]["send_s_per_gb"].value == pytest.approx(per_gb, rel=0.01)
+    assert found["ps"]["server_receive_s_per_gb"].value == pytest.approx(of_server, rel=0.01)
+    guessed = found["allreduce"]["send_s_per_gb"]
+    assert guessed.high > 3 * guessed.low  # it was not measured
+
+
+def written(root, made, mode, workers, servers, bandwidth, cpu_factor=1.0):
+    """A run on hosts of its own, as long as predicted."""
+    question = predict.Question([mode], placement="shared")
+    job = predict.scenario(made, question, mode, workers, servers, bandwidth)
+    step = predict.simulate(job).step_s
+    hosts = {f"host{n}": {"ranks": [n, servers + n] if n < servers else [servers + n]} for n in range(workers)}
+    change = {"parameters": 6_250_000, "global_batch": workers * BATCH, "hosts": hosts}
+    folder = report_runs.write(root, mode, workers, servers, speed=report_runs.BATCH / step, change=change)
+    summary = json.loads((folder / "summary.json").read_text())
+    used = (
+        from_runs.message_s(job) * cpu_factor
+        + workers * job.computing_s
+        + job.optimizer_s * (1 if servers else workers)
+    )
+    for process in summary["processes"]:
+        process["cpu_s"] = used * summary["steps"] / len(summary["processes"])
+    (folder / "summary.json").write_text(json.dumps(summary))
+    return folder
+
+
+def test_runs_as_long_as_predicted_have_no_error(tmp_path):
+    made = make()
+    folders = [written(tmp_path, made, mode, 3, k, 0.5) for mode, k in (("allreduce", 0), ("ps-sync", 2))]
+    found = check.compare(made, folders, 0.5)
+    assert [(row["mode"], row["workers"], row["servers"], row["hosts"]) for row in found] == [
+        ("allreduce", 3, 0, 3), ("ps-sync", 3, 2, 3),
+    ]  # fmt: skip
+    assert all(abs(row["error"]) < 0.02 for row in found)
+    assert check.errors_by_mode(found)["ps-sync"][2] == 1
+    slower = check.compare(made, folders, 1.0)
+    assert all(row["error"] < -0.2 for row in slower)  # said to be on a faster network than it was
+
+
+def test_a_run_of_another_model_or_unknown_links_is_refused(tmp_path):
+    folder = written(tmp_path, make(), "allreduce", 2, 0, 1.0)
+    with pytest.raises(UsageError, match="say how fast their links are"):
+        check.compare(make(), [folder], None)
+    with pytest.raises(UsageError, match="6,250,000 parameters, the calibration one of 1,000"):
+        check.compare(make(model={"parameters": 1000}), [folder], 1.0)
+    (folder / "summary.json").unlink()
+    with pytest.raises(UsageError, match="has not finished"):
+        check.compare(make(), [folder], 1.0)
+
+
+def test_runs_correct_a_calibration(tmp_path):
+    """Of a wire that reaches 0.7 and messages that cost twice as much, runs tell both."""
+    poor = make().transports["ps"] | {"efficiency": Quantity(0.7, 0.7, 0.7)}
+    real = make(transports=make().transports | {"ps": poor})
+    folder = written(tmp_path, real, "ps-sync", 3, 1, 0.2, cpu_factor=2.0)
+    found = from_runs.from_runs(make(), [folder], 0.2, one_machine=False)
+    assert found.transports["ps"]["send_s_per_gb"].value == pytest.approx(1.0, rel=0.1)
+    assert found.transports["ps"]["efficiency"].value == pytest.approx(0.7, abs=0.03)
+    assert found.transports["allreduce"] == make().transports["allreduce"]
+    assert (found.most_workers, found.bandwidth_gbit) == (3, 0.2)
+
+
+def test_a_trace_is_a_protobuf_of_packets(tmp_path):
+    path = tmp_path / "t.pftrace"
+    trace.write(path, [("worker", "forward", 0.0, 0.5), ("link", "push", 0.25, 1.0)], "two")
+    content, packets, at = path.read_bytes(), 0, 0
+    while at < len(content):
+        assert content[at] == 0x0A  # field 1, as long as the next number says
+        size, shift, at = 0, 0, at + 1
+        while True:
+            size |= (content[at] & 127) << shift
+            shift, at = shift + 7, at + 1
+            if content[at - 1] < 128:
+                break
+        packets, at = packets + 1, at + size
+    assert (packets, at) == (3 + 4, len(content))  # a process and two tracks; two begins and two ends
+
+
+def test_the_path_of_a_calibration_is_in_the_refusal(tmp_path):
+    with pytest.raises(UsageError, match=r"no calibration .*gone\.json: make one with `hvdtrain plan calibrate`"):
+        calibration.load(Path(tmp_path / "gone.json"))

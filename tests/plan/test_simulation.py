@@ -1,0 +1,137 @@
+"""The simulation agrees with closed forms where one thing decides, and with what physics says everywhere."""
+
+import itertools
+import time
+from dataclasses import replace
+
+import pytest
+
+from hvdtrain.plan import closed_forms
+from hvdtrain.plan.scenario import Layer, Scenario, Slow, Transport
+from hvdtrain.plan.simulate import simulate
+
+# Parameters of VGG-16's layers for 1,000 classes: 553 MB, of which the first linear layer has 411.
+VGG16 = (
+    1_792, 36_928, 73_856, 147_584, 295_168, 590_080, 590_080, 1_180_160, 2_359_808, 2_359_808, 2_359_808, 2_359_808,
+    2_359_808, 102_764_544, 16_781_312, 4_097_000,
+)  # fmt: skip
+GBIT = 125e6
+EVERY = [("allreduce", 0), ("ddp", 0), ("ps-sync", 1), ("ps-sync", 8), ("ps-async", 2), ("ps-ssp", 2)]
+
+
+def layers(seconds, parameters=VGG16):
+    one = seconds / 3 / len(parameters)
+    return tuple(Layer(f"layer{i}", size, one, 2 * one) for i, size in enumerate(parameters))
+
+
+def scenario(mode="ps-sync", workers=4, servers=0, computing=0.3, **more):
+    return Scenario(mode, layers(computing), workers, servers, **more)
+
+
+def test_alone_a_step_is_computing_and_optimizer():
+    one = scenario("single", 1, optimizer_s_per_mb=1e-3, fixed_s=0.1)
+    assert simulate(one).step_s == pytest.approx(0.3 + 0.1 + 0.553, rel=0.01)
+
+
+@pytest.mark.parametrize("workers", [2, 8, 64, 1024])
+@pytest.mark.parametrize("mode", ["allreduce", "ddp"])
+def test_a_ring_that_only_sends_is_the_closed_form(mode, workers):
+    job = scenario(mode, workers, computing=1e-6, latency_s=0.0, bandwidth=GBIT)
+    assert simulate(job).step_s == pytest.approx(closed_forms.wire_s(job), rel=0.01)
+
+
+@pytest.mark.parametrize(("workers", "servers"), [(1, 1), (2, 1), (4, 1), (8, 8), (4, 2), (16, 4)])
+def test_dedicated_servers_that_only_carry_are_the_closed_form(workers, servers):
+    """Pushes and answers go both ways at once, but for a step's first and last messages."""
+    job = scenario("ps-async", workers, servers, computing=1e-6, latency_s=0.0, bandwidth=GBIT)
+    assert simulate(job).step_s == pytest.approx(closed_forms.wire_s(job), rel=0.15)
+
+
+@pytest.mark.parametrize("servers", [1, 2, 4])
+def test_servers_beside_four_workers_stay_above_the_closed_form(servers):
+    job = scenario("ps-sync", 4, servers, computing=1e-6, latency_s=0.0, placement="shared", bandwidth=GBIT)
+    assert 1 <= simulate(job).step_s / closed_forms.wire_s(job) < 1.3
+
+
+def test_what_only_computes_takes_as_long_as_computing():
+    for mode, servers in EVERY:
+        job = scenario(mode, 8, servers, bandwidth=1e15, latency_s=0.0)
+        assert simulate(job).step_s == pytest.approx(0.3, rel=0.02), mode
+
+
+def test_a_synchronous_step_lies_within_its_bounds():
+    for (mode, servers), rate in itertools.product(EVERY[:4], (0.1, 1, 10)):
+        job = scenario(mode, 8, servers, bandwidth=rate * GBIT)
+        least, most = closed_forms.bounds(job)
+        assert least * 0.99 <= simulate(job).step_s <= most * 1.05, (mode, servers, rate)
+
+
+@pytest.mark.parametrize(("mode", "servers"), EVERY)
+def test_more_bandwidth_is_never_slower(mode, servers):
+    of = Transport(50e-6, 1e-3, 0.4, 0.4, 0.4, 0.4, 0.94)
+    for workers in (2, 8, 64):
+        job = scenario(mode, workers, servers, transport=of, cores=2, jitter=0.05, optimizer_s_per_mb=3e-4)
+        steps = [simulate(replace(job, bandwidth=rate * GBIT)).step_s for rate in (0.1, 1, 10, 25, 100)]
+        assert all(b <= a * 1.02 for a, b in itertools.pairwise(steps)), (workers, steps)
+
+
+def test_one_server_of_64_workers_is_eight_times_as_slow_as_eight():
+    one, eight = (simulate(scenario("ps-sync", 64, k, bandwidth=GBIT)).step_s for k in (1, 8))
+    assert 7 < one / eight < 9
+
+
+def test_whole_tensors_make_the_hottest_server_decide():
+    """The first linear layer is 74 % of VGG-16: four servers hardly help."""
+    even, tensor = (simulate(scenario("ps-sync", 8, 4, partition=p, bandwidth=GBIT)).step_s for p in ("even", "tensor"))
+    assert tensor > 2 * even
+
+
+def test_communication_that_takes_cores_slows_computing():
+    busy = Transport(send_s_per_gb=1.0, receive_s_per_gb=1.0, server_send_s_per_gb=1.0, server_receive_s_per_gb=1.0)
+    job = scenario("ps-sync", 4, 2, transport=busy, bandwidth=1e15, placement="shared", one_machine=True)
+    shared, own = simulate(replace(job, cores=2)).step_s, simulate(replace(job, cores=100)).step_s
+    assert shared > 1.5 * own
+
+
+def test_synchronous_steps_wait_for_the_slowest_and_asynchronous_ones_do_not():
+    slow = Slow({1: 4.0})
+    for mode, servers in (("allreduce", 0), ("ddp", 0), ("ps-sync", 2)):
+        job = scenario(mode, 4, servers, slow=slow, bandwidth=1e15, latency_s=0.0)
+        assert simulate(job).step_s == pytest.approx(4 * 0.3, rel=0.02)
+    job = scenario("ps-async", 4, 2, slow=slow, bandwidth=1e15, latency_s=0.0)
+    assert 4 / simulate(job, steps=8).step_s == pytest.approx(closed_forms.asynchronous_rate(job), rel=0.02)
+    # A permanent straggler: bounded staleness runs at its rate in the end.
+    bounded = simulate(replace(job, mode="ps-ssp", staleness=1), steps=12).step_s
+    assert bounded > 2.5 * 0.3
+
+
+def test_staleness_of_pushes_applied_at_once_is_the_others_number():
+    job = scenario("ps-async", 6, 1, softsync=False, bandwidth=10 * GBIT, jitter=0.1)
+    assert simulate(job, steps=20).staleness_mean == pytest.approx(closed_forms.staleness(job), rel=0.25)
+    assert simulate(replace(job, softsync=True), steps=20).staleness_mean < 2
+    assert simulate(scenario("ps-sync", 6, 1)).staleness_mean == 0
+
+
+def test_the_same_input_gives_the_same_output():
+    job = scenario("ps-async", 8, 2, jitter=0.1)
+    assert simulate(job, seed=3) == simulate(job, seed=3)
+    assert simulate(job, seed=3) != simulate(job, seed=4)
+
+
+def test_an_optimum_with_extra_hosts_beats_the_ring():
+    """OSDI 2020: no extra host gives the ring's time, as many as workers half of a ring's limit."""
+    assert closed_forms.optimum_with_extra_hosts(8, 0, 1, 1) == pytest.approx(2 * 7 / 8)
+    assert closed_forms.optimum_with_extra_hosts(8, 8, 1, 1) < 1.01
+
+
+@pytest.mark.timeout(60)
+def test_1024_workers_of_vgg16_take_seconds():
+    """The bar is 20 s on a free core; processor time, since other tests run beside this one."""
+    began = time.process_time()
+    for mode, servers, placement in (
+        ("allreduce", 0, "dedicated"),
+        ("ps-sync", 16, "dedicated"),
+        ("ps-async", 1024, "shared"),
+    ):
+        simulate(scenario(mode, 1024, servers, placement=placement, jitter=0.05), steps=3)
+    assert time.process_time() - began < 20
