@@ -139,6 +139,8 @@ def _other_options(earlier: Earlier, asked: RunConfig) -> list[str]:
 def _is_same(name: str, before: RunConfig, asked: RunConfig) -> bool:
     if name == "lr" and before.batch_size != asked.batch_size:  # with --lr-scaling it follows from the batch
         return True
+    if name == "width":  # ranks write down which one `auto` was
+        return before.taken_width == asked.taken_width
     return getattr(before, name) == getattr(asked, name)
 
 

@@ -38,7 +38,8 @@ def finish(folder, runs, speeds=None, **changed):
     for number, run in enumerate(runs):
         made = folder / "runs" / run.name
         made.mkdir(parents=True)
-        with_absolute_paths(run.config).write(made / "config.toml", workers=run.workers, job="1")
+        taken = dataclasses.replace(run.config, width=run.config.taken_width)  # as ranks write it down
+        with_absolute_paths(taken).write(made / "config.toml", workers=run.workers, job="1")
         config = run.config
         of = report_runs.manifest(
             config.mode, run.workers, config.servers, config.repeat, versions=versions(), **changed
