@@ -100,7 +100,7 @@ def test_predictions_lie_in_their_intervals_and_repeat():
 
 def test_a_wider_calibration_gives_wider_intervals():
     def width(made):
-        (row,) = rows(made, ["ps-sync"])
+        (row,) = rows(made, ["ps-sync"], bandwidths=(0.1,))
         return row["step_s_high"] / row["step_s_low"]
 
     wide = {"ps": make().transports["ps"] | {"efficiency": Quantity(0.94, 0.5, 1.0)}}
