@@ -6,6 +6,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from hvdtrain.errors import UsageError, unknown
+from hvdtrain.plan import closed_forms
 from hvdtrain.plan.calibration import Calibration
 from hvdtrain.plan.scenario import RING_MODES, SERVER_MODES, Scenario, Slow
 from hvdtrain.plan.servers import MOST_PIECES
@@ -63,7 +64,7 @@ def row(calibration: Calibration, question: Question, mode: str, workers: int, s
     draws = _draws(calibration, question, job, outcome.step_s, steps)
     wider = 1 + calibration.model_error + WIDER_PER_DOUBLING * beyond(calibration, workers, servers)
     low, high = min([outcome.step_s, *draws]) / wider, max([outcome.step_s, *draws]) * wider
-    batch = question.batch or calibration.batch_per_worker
+    batch, (least, most) = question.batch or calibration.batch_per_worker, closed_forms.bounds(job)
     return {
         "mode": mode, "workers": workers, "servers": servers, "bandwidth_gbit": bandwidth,
         "hosts": job.hosts, "placement": question.placement if servers else None,
@@ -75,7 +76,7 @@ def row(calibration: Calibration, question: Question, mode: str, workers: int, s
         "exposed_comm_s_high": outcome.exposed_comm_s * high / outcome.step_s,
         "staleness_mean": outcome.staleness_mean, "bytes_sent_per_worker": outcome.bytes_sent,
         "bytes_sent_per_server": outcome.server_bytes_sent,
-        "drawn_step_s": draws,
+        "drawn_step_s": draws, "closed_form_least_s": least, "closed_form_most_s": most,
     }  # fmt: skip
 
 
