@@ -46,7 +46,8 @@ def from_runs(base: Calibration, folders: Sequence[Path], bandwidth: float | Non
         found = _computing(found, single)
     for kind in TRANSPORTS:
         if own := [run for run in runs if _kind(run) == kind]:
-            found = _with_costs(found, own, kind, bandwidth)
+            # Horovod's threads spin while they wait for the wire: what a ring's processes took is not its messages'.
+            found = _with_costs(found, own, kind, bandwidth) if kind == "ps" else found
             found = _with_efficiency(found, own, kind, bandwidth)
     return replace(
         found, most_workers=max([base.most_workers, *(run.kind.workers for run in runs)]),

@@ -6,12 +6,15 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from hvdtrain.errors import UsageError, unknown
+from hvdtrain.plan import closed_forms
 from hvdtrain.plan.calibration import Calibration
 from hvdtrain.plan.scenario import RING_MODES, SERVER_MODES, Scenario, Slow
+from hvdtrain.plan.servers import MOST_PIECES
 from hvdtrain.plan.simulate import simulate
 
-DRAWS = 12  # of a calibration, for an interval; as many for asynchronous modes with fewer pieces
-COARSE = 24  # pieces of such a simulation
+DRAWS = 12  # of a calibration, for an interval
+COARSE = 24  # pieces of these simulations
+LEAST_LEAD = 1.05  # a smaller one is none: the simulation is not so good
 STEPS_ASYNCHRONOUS = 4
 # For each doubling of servers or workers beyond what a calibration was made with, the interval is so much wider.
 WIDER_PER_DOUBLING = 0.02
@@ -58,8 +61,10 @@ def row(calibration: Calibration, question: Question, mode: str, workers: int, s
     asynchronous = mode in SERVER_MODES and mode != "ps-sync"
     steps = STEPS_ASYNCHRONOUS if asynchronous else 3
     outcome = simulate(job, steps, question.seed)
-    low, high = _interval(calibration, question, job, outcome.step_s, steps, asynchronous)
-    batch = question.batch or calibration.batch_per_worker
+    draws = _draws(calibration, question, job, outcome.step_s, steps)
+    wider = 1 + calibration.model_error + WIDER_PER_DOUBLING * beyond(calibration, workers, servers)
+    low, high = min([outcome.step_s, *draws]) / wider, max([outcome.step_s, *draws]) * wider
+    batch, (least, most) = question.batch or calibration.batch_per_worker, closed_forms.bounds(job)
     return {
         "mode": mode, "workers": workers, "servers": servers, "bandwidth_gbit": bandwidth,
         "hosts": job.hosts, "placement": question.placement if servers else None,
@@ -71,6 +76,7 @@ def row(calibration: Calibration, question: Question, mode: str, workers: int, s
         "exposed_comm_s_high": outcome.exposed_comm_s * high / outcome.step_s,
         "staleness_mean": outcome.staleness_mean, "bytes_sent_per_worker": outcome.bytes_sent,
         "bytes_sent_per_server": outcome.server_bytes_sent,
+        "drawn_step_s": draws, "closed_form_least_s": least, "closed_form_most_s": most,
     }  # fmt: skip
 
 
@@ -79,17 +85,18 @@ def scenario(
     draw: random.Random | None = None,
 ) -> Scenario:  # fmt: skip
     """The scenario at the calibration's medians or, with a generator, as its measurements might have come out."""
-    codec = _codec(calibration, question.compression, mode, draw)
+    # What all modes share is drawn first, so that a draw has the same of it in each.
+    layers, fixed = calibration.scenario_layers(draw, question.batch), calibration.fixed_ms.drawn(draw)
+    optimizer = calibration.optimizer_ms_per_mb.drawn(draw)
     latency = calibration.latency_us.drawn(draw) if question.latency_us is None else question.latency_us
     return Scenario(
-        mode, calibration.scenario_layers(draw, question.batch), workers, servers,
-        bandwidth=bandwidth * 1e9 / 8, latency_s=latency * 1e-6, transport=calibration.transport(mode, draw),
-        fixed_s=calibration.fixed_ms.drawn(draw) / 1e3 * calibration.batch_factor(question.batch),
-        optimizer_s_per_mb=calibration.optimizer_ms_per_mb.drawn(draw) / 1e3, jitter=calibration.step_jitter,
+        mode, layers, workers, servers, bandwidth=bandwidth * 1e9 / 8, latency_s=latency * 1e-6,
+        transport=calibration.transport(mode, draw), fixed_s=fixed / 1e3 * calibration.batch_factor(question.batch),
+        optimizer_s_per_mb=optimizer / 1e3, jitter=calibration.step_jitter,
         cores=calibration.cores_per_host, threads=calibration.threads_per_worker,
         on_processor=calibration.device == "cpu", one_machine=calibration.hosts_share_cores,
         workers_per_host=question.per_host, placement=question.placement, staleness=question.staleness,
-        slow=question.slow, **codec,
+        slow=question.slow, **_codec(calibration, question.compression, mode, draw),
     )  # fmt: skip
 
 
@@ -106,26 +113,19 @@ def _codec(calibration: Calibration, name: str, mode: str, draw: random.Random |
     }  # fmt: skip
 
 
-def _interval(
-    calibration: Calibration, question: Question, job: Scenario, step_s: float, steps: int, asynchronous: bool
-) -> tuple[float, float]:
-    """Where nine of ten steps' medians should lie: the calibration drawn anew, and what the simulation leaves out.
+def _draws(calibration: Calibration, question: Question, job: Scenario, step_s: float, steps: int) -> list[float]:
+    """Seconds a step with the calibration drawn anew.
 
-    Asynchronous modes, whose workers are simulated one by one, are drawn with larger pieces: of these only the ratio to
-    such a simulation at the medians is used.
+    Of jobs with servers larger pieces are drawn: only the ratio to such a simulation at the medians is used.
     """
-    pieces = COARSE if asynchronous else 160
-    middle = simulate(job, steps, question.seed, pieces).step_s if asynchronous else step_s
-    draw = random.Random(f"{question.seed} {job.mode}")
-    ratios = []
+    pieces = COARSE if job.servers else MOST_PIECES
+    middle = simulate(job, steps, question.seed, pieces).step_s if job.servers else step_s
+    found = []
     for number in range(DRAWS):
-        drawn = scenario(
-            calibration, question, job.mode, job.workers, job.servers, job.bandwidth * 8 / 1e9, draw
-        )  # fmt: skip
-        ratios.append(simulate(drawn, steps, question.seed + 1 + number, pieces).step_s / middle)
-    ratios.sort()
-    wider = 1 + calibration.model_error + WIDER_PER_DOUBLING * beyond(calibration, job.workers, job.servers)
-    return step_s * min(1.0, ratios[0]) / wider, step_s * max(1.0, ratios[-1]) * wider
+        draw = random.Random(f"{question.seed} {number}")
+        drawn = scenario(calibration, question, job.mode, job.workers, job.servers, job.bandwidth * 8 / 1e9, draw)
+        found.append(step_s * simulate(drawn, steps, question.seed + 1 + number, pieces).step_s / middle)
+    return found
 
 
 def beyond(calibration: Calibration, workers: int, servers: int) -> int:
@@ -153,7 +153,8 @@ def check_slow(question: Question, workers: Sequence[int]) -> None:
 def winners(found: Sequence[Row]) -> list[Row]:
     """For each number of workers and bandwidth: ring or servers, the best of each, over all numbers of servers.
 
-    `either` where the other's interval reaches into the winner's.
+    `either` where the lead is less than a twentieth, or gone in one of the draws of the calibration, each of which is
+    the same for both.
     """
     best = []
     places = sorted({(row["workers"], row["bandwidth_gbit"]) for row in found if row["workers"] > 1})
@@ -164,10 +165,11 @@ def winners(found: Sequence[Row]) -> list[Row]:
         if not others:
             continue
         second = min(others, key=lambda row: row["step_s"])
+        drawn = [b / a for a, b in zip(first["drawn_step_s"], second["drawn_step_s"], strict=True)]
         best.append({
             "workers": workers, "bandwidth_gbit": bandwidth, "winner": first["mode"], "servers": first["servers"],
             "second": second["mode"], "second_servers": second["servers"],
             "times_as_fast": second["step_s"] / first["step_s"],
-            "either": second["step_s_low"] < first["step_s_high"],
+            "either": second["step_s"] < LEAST_LEAD * first["step_s"] or min(drawn) < 1,
         })  # fmt: skip
     return best
