@@ -164,16 +164,22 @@ def predict(
 
 
 def _trace(path: Path, found: calibrations.Calibration, question: Any, row: dict[str, Any]) -> None:
-    from hvdtrain.plan import trace
     from hvdtrain.plan.predict import scenario
     from hvdtrain.plan.simulate import make_job
+    from hvdtrain.runs.trace_file import RankTrace, write_trace
+    from hvdtrain.world.trace import Span
 
     job = make_job(
         scenario(found, question, row["mode"], row["workers"], row["servers"], row["bandwidth_gbit"]),
         seed=question.seed, trace=True,
     )  # fmt: skip
     job.run()
-    trace.write(path, job.clock.spans or [], f"{row['mode']} x{row['workers']}+{row['servers']}, predicted")
+    by_process: dict[str, list[Span]] = {}
+    for track, name, began, ended in job.clock.spans or []:
+        process, _, what = track.rpartition(" ")  # as `worker 3 compute`
+        by_process.setdefault(process or "network", []).append((what, name, began, ended, 0))
+    ranks = [RankTrace(n, f"{process}, predicted", by_process[process], []) for n, process in enumerate(by_process)]
+    write_trace(path, ranks, {})
 
 
 def _best_use(

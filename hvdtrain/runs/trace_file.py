@@ -5,7 +5,7 @@ TracePacket protobuf, https://perfetto.dev/docs/reference/synthetic-track-event)
 """
 
 import shutil
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 
 import msgspec
@@ -41,20 +41,26 @@ def merge_traces(run: Path, offsets_s: Mapping[int, float]) -> int:
     Returns:
         How many spans there are.
     """
-    from perfetto.protos.perfetto.trace.perfetto_trace_pb2 import Trace
-
     parts = [
         msgspec.json.decode(path.read_bytes(), type=RankTrace) for path in sorted((run / "trace").glob("rank*.json"))
     ]
+    written = write_trace(run / TRACE, parts, offsets_s)
+    shutil.rmtree(run / "trace")
+    return written
+
+
+def write_trace(path: Path, parts: Sequence[RankTrace], offsets_s: Mapping[int, float]) -> int:
+    """Write one trace of these ranks, whole or not at all. As merge_traces."""
+    from perfetto.protos.perfetto.trace.perfetto_trace_pb2 import Trace
+
     begins = [span[2] - offsets_s.get(part.rank, 0.0) for part in parts for span in part.spans]
     zero = min(begins, default=0.0)  # the trace begins at 0
     found = Trace()
     for part in sorted(parts, key=lambda part: part.rank):
         _add_rank(found, part, zero + offsets_s.get(part.rank, 0.0))
-    unfinished = run / f"{TRACE}.part"
+    unfinished = path.with_name(f"{path.name}.part")
     unfinished.write_bytes(found.SerializeToString())
-    unfinished.replace(run / TRACE)
-    shutil.rmtree(run / "trace")
+    unfinished.replace(path)
     return len(begins)
 
 

@@ -8,7 +8,7 @@ import pytest
 from helpers import report_runs
 
 from hvdtrain.errors import UsageError
-from hvdtrain.plan import calibration, check, from_runs, predict, split, trace
+from hvdtrain.plan import calibration, check, from_runs, predict, split
 from hvdtrain.plan.calibrate import transports
 from hvdtrain.plan.calibration import Calibration, Quantity
 from hvdtrain.plan.probe import BLOCKS, LARGE, SMALL
@@ -228,22 +228,6 @@ def test_runs_correct_a_calibration(tmp_path):
     assert found.transports["ps"]["efficiency"].value == pytest.approx(0.7, abs=0.03)
     assert found.transports["allreduce"] == make().transports["allreduce"]
     assert (found.most_workers, found.bandwidth_gbit) == (3, 0.2)
-
-
-def test_a_trace_is_a_protobuf_of_packets(tmp_path):
-    path = tmp_path / "t.pftrace"
-    trace.write(path, [("worker", "forward", 0.0, 0.5), ("link", "push", 0.25, 1.0)], "two")
-    content, packets, at = path.read_bytes(), 0, 0
-    while at < len(content):
-        assert content[at] == 0x0A  # field 1, as long as the next number says
-        size, shift, at = 0, 0, at + 1
-        while True:
-            size |= (content[at] & 127) << shift
-            shift, at = shift + 7, at + 1
-            if content[at - 1] < 128:
-                break
-        packets, at = packets + 1, at + size
-    assert (packets, at) == (3 + 4, len(content))  # a process and two tracks; two begins and two ends
 
 
 def test_the_path_of_a_calibration_is_in_the_refusal(tmp_path):
