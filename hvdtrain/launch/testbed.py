@@ -13,7 +13,9 @@ import socket
 import subprocess
 import sys
 import time
+from collections.abc import Sequence
 from pathlib import Path
+from typing import NamedTuple
 
 from hvdtrain.errors import Failure, UsageError
 
@@ -39,25 +41,57 @@ def running_nodes() -> list[str]:
     return sorted((path.stem for path in STATE.glob("node*.pid")), key=lambda node: int(node[4:]))
 
 
-def up(count: int, rate: str) -> None:
+def up(rates: Sequence[str]) -> None:
     """Make node1 … nodeN in place of earlier ones.
 
     Args:
-        rate: of every node's link, each way, as tc writes it: `1gbit`, `100mbit`.
+        rates: of each node's link, each way, as tc writes it: `1gbit`, `100mbit`.
 
     Raises:
         UsageError: this cannot be done here; it says why.
         Failure: a step failed; what had been made is removed.
     """
     _check_possible()
-    if not 1 <= count <= MAX_NODES:
-        raise UsageError(f"--count {count} is not from 1 to {MAX_NODES}")
+    if not 1 <= len(rates) <= MAX_NODES:
+        raise UsageError(f"--count {len(rates)} is not from 1 to {MAX_NODES}")
     down()
     try:
-        _make(count, rate)
+        _make(rates)
     except BaseException:
         down()
         raise
+
+
+def set_rate(node: str, rate: str) -> None:
+    """Give a node's link another rate, each way, while jobs run."""
+    for place in _both_ends(node):
+        _run("tc", *place.before, "qdisc", "replace", "dev", place.device, "root", *_bucket(rate))
+
+
+def cut(node: str) -> None:
+    """Take the node's link down: what is sent there or from there is lost, and nobody is told."""
+    _run("ip", "link", "set", _both_ends(node)[1].device, "down")
+
+
+def mend(node: str) -> None:
+    """Take a link that was cut up again."""
+    _run("ip", "link", "set", _both_ends(node)[1].device, "up")
+
+
+class _End(NamedTuple):
+    """One end of a node's link: its device, and the words before it that name its namespace."""
+
+    before: tuple[str, ...]
+    device: str
+
+
+def _both_ends(node: str) -> tuple[_End, _End]:
+    """The node's own, and the bridge's."""
+    return _End(("-n", f"hvdtrain-{node}"), INTERFACE), _End((), f"hvdtrain-n{node.removeprefix('node')}")
+
+
+def _bucket(rate: str) -> tuple[str, ...]:
+    return "tbf", "rate", rate, "burst", "256kb", "latency", "50ms"
 
 
 def down() -> None:
@@ -98,12 +132,12 @@ def _check_possible() -> None:
         )
 
 
-def _make(count: int, rate: str) -> None:
+def _make(rates: Sequence[str]) -> None:
     STATE.mkdir(mode=0o700, parents=True)
     for key in ("key", "host_key"):
         _run("ssh-keygen", "-q", "-t", "ed25519", "-N", "", "-C", "hvdtrain hosts", "-f", str(STATE / key))
     shutil.copy(STATE / "key.pub", STATE / "authorized_keys")
-    addresses = {node_name(n): f"{NETWORK}.{n}" for n in range(1, count + 1)}
+    addresses = {node_name(n): f"{NETWORK}.{n}" for n in range(1, len(rates) + 1)}
     lines = [f"{address} {node}" for node, address in addresses.items()]
     text = HOSTS_FILE.read_text()
     gap = "" if text.endswith("\n") or not text else "\n"
@@ -124,8 +158,7 @@ def _make(count: int, rate: str) -> None:
         _run("ip", "-n", namespace, "addr", "add", f"{address}/24", "dev", INTERFACE)
         _run("ip", "-n", namespace, "link", "set", "lo", "up")
         _run("ip", "-n", namespace, "link", "set", INTERFACE, "up")
-        for device in (["-n", namespace, "qdisc", "add", "dev", INTERFACE], ["qdisc", "add", "dev", bridge_end]):
-            _run("tc", *device, "root", "tbf", "rate", rate, "burst", "256kb", "latency", "50ms")
+        set_rate(node, rates[number - 1])
         _start_sshd(node, address)
     for node, address in addresses.items():
         _wait_for(node, address)

@@ -28,14 +28,59 @@ def hosts() -> None:
 
 
 @hosts.command()
-@click.option("--count", type=int, default=2, show_default=True, help="How many.")
-@click.option("--rate", default="1gbit", show_default=True, help="Of each host's link, each way, in tc's words.")
-def up(count: int, rate: str) -> None:
+@click.option("--count", type=int, help="How many  [default: 2, or as many as there are rates].")
+@click.option(
+    "--rate", default="1gbit", show_default=True,
+    help="Of each host's link, each way, in tc's words; one for each host by commas: 1gbit,1gbit,100mbit.",
+)  # fmt: skip
+def up(count: int | None, rate: str) -> None:
     """Make node1 … nodeN, in place of what there was."""
+    rates = [_checked(word) for word in rate.split(",")]
+    if len(rates) == 1:
+        rates *= 2 if count is None else max(0, count)
+    elif count not in (None, len(rates)):
+        raise UsageError(f"--rate {rate} has {len(rates)} rates for --count {count}")
+    testbed.up(rates)
+    click.echo(f"{', '.join(testbed.running_nodes())} are up, {rate} each way; `hvdtrain hosts down` removes them")
+
+
+@hosts.command("rate")
+@click.argument("node")
+@click.argument("rate")
+def change_rate(node: str, rate: str) -> None:
+    """Give a host's link another rate while jobs run: `hvdtrain hosts rate node2 50mbit`."""
+    testbed.set_rate(_running(node), _checked(rate))
+    click.echo(f"{node} has {rate} each way")
+
+
+@hosts.command()
+@click.argument("node")
+def cut(node: str) -> None:
+    """Cut a host's link; nobody is told, as where a cable is pulled."""
+    testbed.cut(_running(node))
+    click.echo(f"{node} is cut off; `hvdtrain hosts mend {node}` joins it again")
+
+
+@hosts.command()
+@click.argument("node")
+def mend(node: str) -> None:
+    """Join a host again whose link was cut."""
+    testbed.mend(_running(node))
+    click.echo(f"{node} is joined again")
+
+
+def _checked(rate: str) -> str:
     if not re.fullmatch(r"\d+(\.\d+)?([kmgt]?bit|[kmgt]?bps)", rate):
         raise UsageError(f"--rate {rate} is not a rate such as 1gbit or 100mbit")
-    testbed.up(count, rate)
-    click.echo(f"{', '.join(testbed.running_nodes())} are up, {rate} each way; `hvdtrain hosts down` removes them")
+    return rate
+
+
+def _running(node: str) -> str:
+    if not testbed.running_nodes():
+        raise UsageError("no hosts are up: see `hvdtrain hosts up --help`")
+    if node not in testbed.running_nodes():
+        raise unknown("host", node, testbed.running_nodes())
+    return node
 
 
 @hosts.command()
@@ -51,8 +96,5 @@ def down() -> None:
 @click.pass_context
 def run(ctx: click.Context, node: str, command: tuple[str, ...]) -> None:
     """Run a command on a host, in this folder; the exit code is the command's."""
-    if node not in testbed.running_nodes():
-        if not testbed.running_nodes():
-            raise UsageError("no hosts are up: see `hvdtrain hosts up --help`")
-        raise unknown("host", node, testbed.running_nodes())
+    _running(node)
     ctx.exit(subprocess.run([*SSH, node, f"cd {shlex.quote(str(Path.cwd()))} && {shlex.join(command)}"]).returncode)

@@ -22,8 +22,8 @@ Announced = tuple[int, float, PushStatus]  # step, learning rate, and the status
 
 # Bytes of gradients that a worker has under way at once: sent, and not answered. Enough to fill a link while answers
 # travel back; little enough that a bucket that forward needs soon, ready late, does not queue behind all others
-# (Jayarajan et al., 2019, arXiv:1905.03960). All workers together have no more than that under way for each server: so
-# much it may have to hold until others have pushed.
+# (Jayarajan et al., 2019, arXiv:1905.03960). Servers share it evenly, so that none waits while another is busy. And all
+# workers together have no more than that under way for each server: so much it may have to hold until others push.
 UNDER_WAY = 48 * 2**20
 
 
@@ -31,8 +31,8 @@ class Exchange:
     """Pushes each bucket when its last gradient is there; of those that wait, what forward needs first goes first.
 
     A push may be answered only when other workers have pushed the same bucket. So that workers do not wait for each
-    other in a circle, each with other buckets under way, one more than there is room for may always be: the one that
-    was ready first. It is the same on all workers, so the one who is furthest behind there is answered.
+    other in a circle, each with other buckets under way, for each server one more than there is room for may always be:
+    the one that was ready first. It is the same on all workers, so the one who is furthest behind there is answered.
 
     Args:
         worker, workers: this worker's number, and of how many.
@@ -54,7 +54,8 @@ class Exchange:
         compression: str, timeout: float, staged: bool,
     ) -> None:  # fmt: skip
         self.worker, self.pieces, self.weights, self.timeout = worker, pieces, weights, timeout
-        self.room = min(UNDER_WAY, UNDER_WAY * len({piece.server for piece in pieces}) // workers)
+        servers = {piece.server for piece in pieces}
+        self.room = UNDER_WAY // max(len(servers), workers)  # bytes, for each server
         self._staging = Staging(weights, pieces) if staged else None
         # Where the gradients of several parameters come together; others leave as they are.
         self._gathered = {
@@ -79,8 +80,8 @@ class Exchange:
         self._fresh = [True] * len(pieces)
         self._dropped = [0] * len(pieces)  # of this step's answers: see Answer.dropped
         self._queue: dict[int, tuple[torch.Tensor | None, Announced]] = {}  # buckets that wait, as they became ready
-        self._under_way = 0
-        self._extra: int | None = None  # the bucket that is under way though there was no room
+        self._under_way = dict.fromkeys(servers, 0)  # bytes
+        self._extra: dict[int, int] = {}  # server -> its bucket that is under way though there was no room
         self._error: BaseException | None = None
 
     def begin(self, step: int, lr: float) -> None:
@@ -183,7 +184,7 @@ class Exchange:
                     return
                 gradient, (step, lr, status) = self._queue.pop(number)
                 size = _bytes(gradient)
-                self._under_way += size
+                self._under_way[self.pieces[number].server] += size
                 piece, version = self.pieces[number], self.versions[number]
                 status.sent(version)
             began = time.perf_counter()
@@ -195,26 +196,34 @@ class Exchange:
             if trace.records(step):
                 flow = trace.flow_of(step, self.worker, piece.server, piece.number)
                 trace.span(trace.PUSH, f"push bucket {number}", began, time.perf_counter(), flow)
-                trace.count("bytes under way", self._under_way)
+                trace.count("bytes under way", sum(self._under_way.values()))
             answer.add_done_callback(partial(self._answered, number, size, status, step, began))
 
     def _next(self) -> int | None:
-        """The bucket to push now, if any."""
-        if not self._queue:
-            return None
-        if not self._under_way or self._under_way + _bytes(self._queue[min(self._queue)][0]) <= self.room:
-            return min(self._queue)
-        if self._extra is None:
-            self._extra = next(iter(self._queue))
-            return self._extra
+        """The bucket to push now, if any: of those that are next for their servers, what forward needs first."""
+        waiting: dict[int, list[int]] = {}  # server -> its buckets, as they became ready
+        for number in self._queue:
+            waiting.setdefault(self.pieces[number].server, []).append(number)
+        under_way = self._under_way
+        if free := [
+            first
+            for server, first in ((server, min(own)) for server, own in waiting.items())
+            if not under_way[server] or under_way[server] + _bytes(self._queue[first][0]) <= self.room
+        ]:
+            return min(free)
+        for server, own in waiting.items():
+            if server not in self._extra:
+                self._extra[server] = own[0]
+                return own[0]
         return None
 
     def _answered(self, number: int, size: int, status: PushStatus, step: int, began: float, answer: Any) -> None:
         came = time.perf_counter()
         with self._changed:
-            self._under_way -= size
-            if self._extra == number:
-                self._extra = None
+            server = self.pieces[number].server
+            self._under_way[server] -= size
+            if self._extra.get(server) == number:
+                del self._extra[server]
         self._guarded(self._send)
         self._guarded(self._take, number, status, answer)
         if trace.records(step):
@@ -222,7 +231,7 @@ class Exchange:
             flow = trace.flow_of(step, self.worker, piece.server, piece.number)
             trace.span(trace.UNDER_WAY, f"bucket {number}", began, came)
             trace.span(trace.PULL, f"pull bucket {number}", came, time.perf_counter(), flow)
-            trace.count("bytes under way", self._under_way)
+            trace.count("bytes under way", sum(self._under_way.values()))
             trace.count("staleness", status.staleness)
 
     def _take(self, number: int, status: PushStatus, future: Any) -> None:

@@ -37,7 +37,7 @@ def main() -> None:
     parser.add_argument("--repeats", type=int, default=5)
     args = parser.parse_args()
     floor = args.bytes * 8 / args.gbit / 1e9
-    testbed.up(2, f"{args.gbit * 1000:.0f}mbit")
+    testbed.up([f"{args.gbit * 1000:.0f}mbit"] * 2)
     try:
         for kind in KINDS:
             seconds = measure(kind, args.repeats, args.bytes)

@@ -29,7 +29,7 @@ def two_nodes():
         pytest.skip(reason)
     with open("/tmp/hvdtrain-testbed.lock", "w") as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)
-        testbed.up(2, "1gbit")
+        testbed.up(["1gbit"] * 2)
         try:
             yield
         finally:

@@ -2,8 +2,10 @@
 
 import contextlib
 import json
+import re
 import shutil
 import signal
+import socket
 import subprocess
 import sys
 import time
@@ -69,9 +71,14 @@ def hvdtrain(*words, timeout=150):
     return subprocess.run([HVDTRAIN, *map(str, words)], **SETTINGS, timeout=timeout)
 
 
+def rate_of(device, *namespace):
+    shown = subprocess.check_output(["tc", *namespace, "qdisc", "show", "dev", device], text=True)
+    return re.search(r"rate (\S+)", shown)[1]
+
+
 def test_nodes_come_and_go_and_leave_nothing(nodes):
     names = testbed.HOSTS_FILE.read_text()
-    testbed.up(3, "100mbit")  # again, and others
+    assert hvdtrain("hosts", "up", "--rate", "100mbit,100mbit,50mbit").returncode == 0  # again, and others
     assert testbed.running_nodes() == ["node1", "node2", "node3"]
     done = hvdtrain("hosts", "run", "node3", "sh", "-c", "hostname; exit 7")
     assert (done.stdout, done.returncode) == ("node3\n", 7)
@@ -79,11 +86,19 @@ def test_nodes_come_and_go_and_leave_nothing(nodes):
     assert (done.stdout, done.returncode) == ("node2\n", 0)
     rates = subprocess.check_output(["tc", "-n", "hvdtrain-node1", "qdisc", "show"], text=True)
     assert "tbf" in rates and "rate 100Mbit" in rates
+    assert rate_of("hvdtrain-n3") == rate_of(testbed.INTERFACE, "-n", "hvdtrain-node3") == "50Mbit"
+    assert hvdtrain("hosts", "rate", "node3", "20mbit").returncode == 0
+    assert rate_of("hvdtrain-n3") == rate_of(testbed.INTERFACE, "-n", "hvdtrain-node3") == "20Mbit"
+    assert hvdtrain("hosts", "cut", "node3").returncode == 0
+    with pytest.raises(TimeoutError):
+        socket.create_connection(("node3", 22), timeout=1)
+    assert hvdtrain("hosts", "mend", "node3").returncode == 0
+    socket.create_connection(("node3", 22), timeout=5).close()
     shutil.rmtree(testbed.STATE)  # as if something had failed half way
     assert hvdtrain("hosts", "down").returncode == 0
     assert made() == []
     assert hvdtrain("hosts", "down").returncode == 0
-    testbed.up(2, "1gbit")
+    testbed.up(["1gbit"] * 2)
     assert testbed.HOSTS_FILE.read_text() == names
 
 
@@ -215,7 +230,7 @@ def test_what_is_wrong_with_hosts_is_one_line_for_each(nodes, tmp_path):
     assert third.startswith("hvdtrain: node2: ") and "it cannot connect to node1 (10.77.77.1: " in third
     assert f"it does not see {tmp_path} of this machine: give --out a folder on storage that all hosts share" in third
     assert list(tmp_path.iterdir()) == []
-    testbed.up(2, "1gbit")
+    testbed.up(["1gbit"] * 2)
 
 
 def test_a_comparison_over_hosts_says_that_it_crossed_a_network(nodes, tmp_path):

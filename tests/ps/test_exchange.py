@@ -22,21 +22,25 @@ SIZES = [4] * 6  # of the parameters, each a bucket
 
 @pytest.fixture
 def join(monkeypatch):
-    """Workers of a server with this policy, with room for one bucket under way each; and the buckets they push."""
+    """Workers of servers with this policy, with room for one bucket under way each; and the buckets they push: their
+    numbers, of two servers with that of the server."""
     monkeypatch.setattr(exchange, "UNDER_WAY", 0)
 
-    def joined(workers, policy):
-        pieces, pushed = cut(SIZES, 1, 4), [[] for _ in range(workers)]
-        server = Server(
-            lambda number, weights: Bucket(weights, lambda p: make_optimizer(PLAIN, p), policy()),
-            Compressor("none").decode, Membership(workers), Leases(), Load(),
-        )  # fmt: skip
+    def joined(workers, policy, servers=1):
+        pieces, pushed = cut(SIZES, servers, 4), [[] for _ in range(workers)]
+        joined_servers = [
+            Server(
+                lambda number, weights: Bucket(weights, lambda p: make_optimizer(PLAIN, p), policy()),
+                Compressor("none").decode, Membership(workers), Leases(), Load(),
+            )
+            for _ in range(servers)
+        ]  # fmt: skip
         for piece in pieces:
-            server.install(piece.number, torch.zeros(4))
+            joined_servers[piece.server].install(piece.number, torch.zeros(4))
 
         def call_later(rank, method, number, push):
-            pushed[push.worker].append(number)
-            return getattr(server, method)(number, push)
+            pushed[push.worker].append(number if servers == 1 else (rank, number))
+            return getattr(joined_servers[rank], method)(number, push)
 
         monkeypatch.setattr(exchange.rpc, "call_later", call_later)
         own = [
@@ -77,6 +81,18 @@ def test_all_workers_together_have_so_many_bytes_under_way(join):
     alone.begin(1, LR)
     backward(alone)
     assert pushed[0] == [5, 4, 3]
+
+
+def test_a_server_is_pushed_to_while_another_has_all_that_there_is_room_for(join):
+    (early, late), pushed = join(2, lambda: sync(2), servers=2)
+    for worker in (early, late):
+        worker.begin(1, LR)
+    backward(early)
+    assert pushed[0] == [(1, 2), (1, 1), (0, 2), (0, 1)]  # one for which there is room, and one more, for each
+    backward(late)
+    for worker in (early, late):
+        worker.wait_for_all()
+        torch.testing.assert_close(worker.weights, torch.full((24,), -LR))
 
 
 def test_a_worker_that_was_dropped_knows_the_last_step_that_is_over_everywhere(join):
