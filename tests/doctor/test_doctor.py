@@ -88,7 +88,7 @@ def test_an_environment_without_torch_and_starters(environment, tmp_path):
     programs, packages = environment
     for name in ("mpirun", "horovodrun"):
         (programs / name).unlink()
-    for file in [packages / "torch", *packages.glob("torch-*"), packages / "jinja2", *packages.glob("jinja2-*")]:
+    for file in [packages / "torch", *packages.glob("torch-*"), packages / "tomli_w", *packages.glob("tomli_w-*")]:
         file.unlink()
     process = run("--json", python=programs / "python", PATH=str(tmp_path), CXX="")
     found = rows(process)
@@ -106,7 +106,7 @@ def test_an_environment_without_torch_and_starters(environment, tmp_path):
         "torch: NCCL",
     }
     assert found["torch"]["advice"].startswith("`uv sync` installs torch 2.")
-    assert found["other libraries"]["found"] == "not installed: jinja2"
+    assert found["other libraries"]["found"] == "not installed: tomli-w"
     assert "No module named 'torch'" in found["torch loads"]["found"]
     assert found["mpirun"]["found"] == f"no {programs / 'mpirun'}"
     assert found["two processes"]["found"] == "mpirun cannot be started"
