@@ -44,16 +44,16 @@ def up(count: int | None, rate: str) -> None:
     click.echo(f"{', '.join(testbed.running_nodes())} are up, {rate} each way; `hvdtrain hosts down` removes them")
 
 
-@hosts.command("rate")
+@hosts.command("rate", short_help="Give a host's link another rate.")
 @click.argument("node")
 @click.argument("rate")
 def change_rate(node: str, rate: str) -> None:
-    """Give a host's link another rate while jobs run: `hvdtrain hosts rate node2 50mbit`."""
+    """Give a host's link another rate, each way, while jobs run: `hvdtrain hosts rate node2 50mbit`."""
     testbed.set_rate(_running(node), _checked(rate))
     click.echo(f"{node} has {rate} each way")
 
 
-@hosts.command()
+@hosts.command(short_help="Cut a host's link.")
 @click.argument("node")
 def cut(node: str) -> None:
     """Cut a host's link; nobody is told, as where a cable is pulled."""
