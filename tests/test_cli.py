@@ -109,6 +109,22 @@ def test_every_commands_help_works_and_imports_nothing_heavy():
     assert done.stdout.count("Usage:") == len(ends)
 
 
+def every_command(command, path=()):
+    yield path, command
+    if isinstance(command, click.Group):
+        for name in command.list_commands(click.Context(command)):
+            yield from every_command(command.get_command(click.Context(command), name), (*path, name))
+
+
+def test_every_options_default_is_one_that_it_takes():
+    for path, command in every_command(cli):
+        context = click.Context(command, info_name=" ".join(path))
+        for parameter in command.params:
+            default = parameter.get_default(context)
+            if isinstance(default, str | int | float):  # click has a value of its own for none
+                parameter.type_cast_value(context, default)
+
+
 @pytest.mark.parametrize("name", ["train", "compare", "launch"])
 def test_help_groups_options_and_loses_none(name, monkeypatch, capfd):
     code, out, _ = run([name, "--help"], monkeypatch, capfd)

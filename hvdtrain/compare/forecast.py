@@ -7,7 +7,7 @@ from pathlib import Path
 from hvdtrain.compare.grid import Planned
 from hvdtrain.config import recipes
 from hvdtrain.config.run_config import RunConfig
-from hvdtrain.data.find import is_url
+from hvdtrain.data.find import is_name, is_url
 from hvdtrain.launch.memory import is_vgg, most_weights_mb, rank_mb
 from hvdtrain.numerics.optimizers import vectors_kept
 
@@ -65,7 +65,7 @@ def forecast_lines(runs: Sequence[Planned], kept: Mapping[str, Path], folder: Pa
 def _missing(config: RunConfig) -> Iterator[str]:
     """What a run would not find."""
     dataset, pretrained = config.dataset, config.pretrained
-    if dataset not in recipes.names("datasets") and not is_url(dataset) and not Path(dataset).expanduser().is_dir():
+    if not is_name(dataset) and not is_url(dataset) and not Path(dataset).expanduser().is_dir():
         yield f"missing: --dataset {dataset} is neither a folder nor one of {', '.join(recipes.names('datasets'))}"
     if pretrained not in ("", "imagenet") and not Path(pretrained).expanduser().is_file():
         yield f"missing: --pretrained {pretrained} is no file"

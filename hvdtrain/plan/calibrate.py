@@ -64,7 +64,7 @@ def calibrate(
     missing = [kind for kind in probe.OF_KIND if (kind, probe.LARGE) not in measured]
     made = Calibration(
         model={
-            "name": config.model, "width": config.width, "classes": classes, "image_size": side,
+            "name": config.model, "width": config.taken_width, "classes": classes, "image_size": side,
             "optimizer": config.optimizer, "parameters": round(sum(size for _, size, _, _ in found.layers) * 250_000),
         },
         batch_per_worker=batch, layers=found.layers, fixed_ms=found.fixed_ms, optimizer_ms_per_mb=optimizer,
@@ -119,7 +119,7 @@ def _short_runs(
 
 def _options(config: RunConfig, batch: int) -> list[str]:
     return [
-        "--model", config.model, "--width", str(config.width), "--dataset", config.dataset,
+        "--model", config.model, "--width", str(config.taken_width), "--dataset", config.dataset,
         "--image-size", str(config.image_size), "--optimizer", config.optimizer, "--batch-size", str(batch),
         "--steps", "8", "--snapshot-every", "never", "--threads", "1", "--schedule", "constant",
     ]  # fmt: skip

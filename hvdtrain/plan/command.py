@@ -17,6 +17,7 @@ from hvdtrain.plan.units import Bandwidths, Counts, Latency, Stragglers
 FOLDER = click.Path(path_type=Path)
 FILE = click.Path(dir_okay=False, path_type=Path)
 MOST_ROWS = 4000
+WIDTH = RunConfig.__dataclass_fields__["width"].metadata["type"]
 
 
 @click.group(context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 100})
@@ -39,7 +40,7 @@ def _writable(path: Path | None) -> None:
 
 @plan.command()
 @click.option("--model", default="vggf", show_default=True, help="As in `hvdtrain train`.")
-@click.option("--width", type=click.FloatRange(0, 4, True), default=RunConfig.width, show_default=True)
+@click.option("--width", type=WIDTH, default=WIDTH.word, show_default=True, help="As in `hvdtrain train`.")
 @click.option(
     "--batch-size", "-b", type=click.IntRange(1, 65536), default=16, show_default=True,
     help="Samples of a step of each worker.",

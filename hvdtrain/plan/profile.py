@@ -76,7 +76,7 @@ def profile(config: RunConfig, batch: int, classes: int, side: int, budget_s: fl
     A batch that would take too long is measured smaller, and computing taken to grow in proportion.
     """
     torch.manual_seed(0)
-    model = models.make(config.model, classes, config.width, config.dropout)
+    model = models.make(config.model, classes, config.taken_width, config.dropout)
     model.train()
     stamps = _Stamps(model)
     small = max(1, batch // 4)

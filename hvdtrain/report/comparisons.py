@@ -68,9 +68,12 @@ def _rounded(value: Any) -> Any:
 
 
 def epoch_times(runs: Sequence[Run]) -> dict[tuple[str, int], dict[Kind, list[float]]]:
-    """Seconds of training of an epoch, by model and global batch, then by kind: of each repeat."""
+    """Seconds of training of an epoch, by model and global batch, then by kind: of each repeat. Where workers of some
+    runs alone were made slow, of the other runs.
+    """
     found: dict[tuple[str, int], dict[Kind, list[float]]] = {}
-    for row in result_rows(runs):
+    slow = min((field_value(run, "slow.asked") for run in runs), key=lambda asked: asked != "none", default="none")
+    for row in result_rows([run for run in runs if field_value(run, "slow.asked") == slow]):
         if row["epoch_s"] and row["global_batch"]:
             kinds = found.setdefault((row["model"] or "", row["global_batch"]), {})
             kinds.setdefault(Kind(row["mode"], row["workers"], row["servers"]), []).append(row["epoch_s"])

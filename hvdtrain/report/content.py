@@ -227,7 +227,10 @@ def collect_any(runs: Sequence[Run], margins: Margins = DEFAULT) -> Content | Gr
     sections = [(comparison, collect(comparison.runs, finished, margins)) for comparison in comparisons]
     equal = fairness.check_grid(finished)
     rule = next(item.value for item in equal if item.field == "lr")
-    words = {"model": "model", "global_batch": "global batch", "lr": f"learning rate ({rule})"}
+    words = {
+        "model": "model", "global_batch": "global batch", "lr": f"learning rate ({rule})",
+        "slow.asked": "who was made slow",
+    }  # fmt: skip
     if scales_weakly(result_rows(finished)):
         words["global_batch"] += " (grows with the workers)"
     fields = [f for f in fairness.GRID_FIELDS if len({field_value(run, f) for run in finished}) > 1]

@@ -1,5 +1,6 @@
 """Plots of all runs of a grid: an epoch's time against batch; loss against time, a line for each batch and size."""
 
+import itertools
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from statistics import geometric_mean
@@ -8,6 +9,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 from hvdtrain.report import style
 from hvdtrain.report.comparisons import epoch_times
 from hvdtrain.report.curves import Line, LossCurve, draw_curves
+from hvdtrain.report.fairness import field_value
 from hvdtrain.report.formatting import printable, with_noun
 from hvdtrain.report.runs import Kind, Run, finished_by_kind
 
@@ -82,15 +84,21 @@ def batches(runs: Sequence[Run]) -> "Figure | None":
 
 
 def _panels(runs: Sequence[Run]) -> dict[str, list[Run]]:
-    """The runs of each panel by its title: a mode on a model, with the baseline of that model."""
-    models = sorted({_model(run) for run in runs})
+    """The runs of each panel by its title: a mode on a model, and with the same workers made slow, with the baseline of
+    that model.
+    """
+    models, slows = sorted({_model(run) for run in runs}), sorted({_slow(run) for run in runs})
     panels = {}
-    for model in models:
-        own = [run for run in runs if _model(run) == model]
+    for model, slow in itertools.product(models, slows):
+        own = [run for run in runs if _model(run) == model and (_slow(run) == slow or run.kind.mode == "single")]
         for mode in dict.fromkeys(run.kind.mode for run in own if run.kind.mode != "single") or ["single"]:
-            title = f"{model}, {mode}" if len(models) > 1 else mode
-            panels[title] = [run for run in own if run.kind.mode in (mode, "single")]
+            words = [model] * (len(models) > 1) + [mode] + [f"slow: {slow}"] * (len(slows) > 1)
+            panels[", ".join(words)] = [run for run in own if run.kind.mode in (mode, "single")]
     return panels
+
+
+def _slow(run: Run) -> str:
+    return printable(field_value(run, "slow.asked"))
 
 
 def _model(run: Run) -> str:

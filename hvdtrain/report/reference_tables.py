@@ -106,21 +106,23 @@ def build_table(layout: Layout, runs: Sequence[Run]) -> Table:
 
 
 def _own_series(layout: Layout, runs: Sequence[Run]) -> list[_Series]:
-    """Our runs, by model, global batch and learning rate, then by kind in display order."""
-    found: dict[tuple[str, int, float, Kind], dict[Any, list[dict[str, Any]]]] = {}
+    """Our runs, by model, global batch, learning rate and who was made slow, then by kind in display order."""
+    found: dict[tuple[str, int, float, str, Kind], dict[Any, list[dict[str, Any]]]] = {}
     for row, run in zip(result_rows(runs), runs, strict=True):
         batch, lr = (0 if layout.row_is == name else row[name] or 0 for name in ("global_batch", "lr"))
-        records = found.setdefault((row["model"] or "", batch, lr, run.kind), {})
+        records = found.setdefault((row["model"] or "", batch, lr, field_value(run, "slow.asked"), run.kind), {})
         for key, figures in _records(layout, row, run):
             records.setdefault(key, []).append(figures)
-    ordered = sorted(found, key=lambda identity: (*identity[:3], identity[3].order))
-    models = {model for model, *_ in ordered}
+    ordered = sorted(found, key=lambda own: (*own[:3], own[3] != "none", own[3], own[4].order))
+    models, slows = {model for model, *_ in ordered}, {slow for *_, slow, _ in ordered}
     series = []
     for identity in ordered:
-        model, batch, _, kind = identity
-        has_several_batches = len({other[1] for other in ordered if other[0] == model and other[3] == kind}) > 1
+        model, batch, _, slow, kind = identity
+        alike = (model, slow, kind)
+        has_several_batches = len({other[1] for other in ordered if (other[0], *other[3:]) == alike}) > 1
         names_batch = has_several_batches and layout.row_is != "run"  # a row of a run has it as a figure
         words = [model] * (len(models) > 1) + [kind.label] + [f"batch {batch}"] * names_batch
+        words += [f"slow: {slow}"] * (len(slows) > 1)
         cells = {key: _cells(layout, records) for key, records in found[identity].items()}
         series.append(_Series(", ".join(words), cells))
     return series

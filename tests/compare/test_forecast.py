@@ -58,3 +58,9 @@ def test_what_does_not_fit_and_what_is_not_there_is_told(tmp_path, monkeypatch):
     assert disk.startswith("too large: 16.4 GB do not fit in ") and "free on this machine" in memory
     assert dataset.startswith("missing: --dataset ./nosuch is neither a folder nor one of ")
     assert pretrained == "missing: --pretrained no.pth is no file"
+
+
+def test_a_data_set_that_is_made_up_is_not_missing(tmp_path):
+    for dataset in ("synthetic", "digits", "s3://bucket/shards"):
+        runs = grid(RunConfig(dataset=dataset, snapshot_every="never"), modes="single")
+        assert not [line for line in forecast_lines(runs, {}, tmp_path) if line.startswith("missing")], dataset

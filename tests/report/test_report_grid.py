@@ -18,7 +18,7 @@ from hvdtrain.config import recipes
 from hvdtrain.errors import UsageError
 from hvdtrain.report import page, plots, reference_tables, results, write_report
 from hvdtrain.report.command import report
-from hvdtrain.report.comparisons import one_worker, split_into_comparisons
+from hvdtrain.report.comparisons import epoch_times, one_worker, split_into_comparisons
 from hvdtrain.report.content import collect_any
 from hvdtrain.report.runs import find_runs, load_run
 from hvdtrain.report.table import Cell, Table, csv_text, latex, terminal_tables
@@ -410,3 +410,18 @@ def test_the_command_prints_the_grid_and_the_reference(grid, tmp_path, monkeypat
     assert (tmp_path / "out" / "reference.tex").is_file()
     refused = CliRunner().invoke(report, [str(grid), "--reference", "nosuch"])
     assert "unknown preset 'nosuch': choose from cnn-mnist, " in str(refused.exception)
+
+
+def test_a_report_keeps_runs_with_slowed_workers_apart(tmp_path):
+    kinds = [("none", ("single", 1, 0)), *((slow, kind) for slow in ("none", "1:4x")
+        for kind in (("allreduce", 2, 0), ("ps-async", 2, 1)))]  # fmt: skip
+    for slow, kind in kinds:
+        for repeat in (1, 2):
+            speed = 100.0 if slow == "none" else 25.0
+            write(tmp_path / slow[0], *kind, repeat=repeat, change={"slow": {"asked": slow}}, speed=speed)
+    runs = find_runs([tmp_path / "n", tmp_path / "1"])
+    write_report(runs, tmp_path / "out")
+    assert "who was made slow" in (tmp_path / "out" / "report.md").read_text()
+    times = epoch_times(runs)[("vggf", BATCH)]  # those of 25 samples/s are not among them
+    assert {len(found) for found in times.values()} == {2}
+    assert max(s for found in times.values() for s in found) < 2 * SAMPLES / 100.0
