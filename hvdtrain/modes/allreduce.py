@@ -1,14 +1,19 @@
 """Horovod averages gradients over a ring while backward goes on; every worker applies the same update."""
 
 import contextlib
+from functools import partial
+from queue import SimpleQueue
 from typing import Any
 
 import horovod.torch as hvd
+import torch
 from torch import nn
 
 from hvdtrain.modes._synchroniser import LocalUpdate
-from hvdtrain.numerics.flat import FlatGradients, payload_bytes
+from hvdtrain.numerics.flat import payload_bytes, trained, views
 from hvdtrain.numerics.precision import LossScale
+from hvdtrain.ps.partition import Completion, cut
+from hvdtrain.ps.staging import Staging
 from hvdtrain.world.horovod import HorovodGroup
 from hvdtrain.world.job import Job
 from hvdtrain.world.rendezvous import open_store
@@ -18,6 +23,70 @@ LOCKSTEP = True
 SURVIVES_LOST_WORKER = False
 OPTIONS = ()
 COMPRESSIONS = ("none", "fp16")  # what Horovod 0.28.1 can send
+
+
+class StagedRing:
+    """Averages a model's gradients over all ranks, as Horovod would have NCCL do it where there is none.
+
+    A bucket that is complete is copied to pinned memory, averaged there by Horovod's own thread and copied back, each
+    beside the computing of the next.
+
+    Args:
+        most: elements of a bucket.
+        compression: one of Horovod's.
+
+    Attributes:
+        accumulating: another backward pass of the same step follows: nothing is sent after this one.
+    """
+
+    def __init__(self, model: nn.Module, most: int, compression: Any) -> None:
+        self.compression, self.accumulating = compression, False
+        self.parameters = trained(model)
+        sizes = [p.numel() for p in self.parameters]
+        self.pieces = cut(sizes, 1, most)
+        self.average = torch.zeros(sum(sizes), device=self.parameters[0].device)
+        self._staging = Staging(self.average, self.pieces)
+        self._completion = Completion(sizes, self.pieces)
+        self._sent: SimpleQueue[tuple[int, Any, Any] | Exception] = SimpleQueue()  # bucket, handle, compression's own
+        for index, parameter in enumerate(self.parameters):
+            parameter.register_post_accumulate_grad_hook(partial(self._put, index))
+
+    def _put(self, index: int, parameter: nn.Parameter) -> None:
+        if self.accumulating:
+            return
+        assert parameter.grad is not None
+        flat = parameter.grad.reshape(-1)
+        for number, at, own_range, is_complete in self._completion.come(index):
+            self._staging.copy_out(number, at, flat[own_range])
+            if is_complete:
+                self._staging.when_out(number, partial(self._send, number))
+
+    def _send(self, number: int, gradient: torch.Tensor) -> None:
+        """Begin to average a bucket, on a thread of its own, which raises nothing."""
+        try:
+            packed, context = self.compression.compress(gradient)
+            handle = hvd.allreduce_async_(packed, op=hvd.Average, name=f"bucket {number}")
+        except Exception as error:  # it is raised where the worker waits
+            self._sent.put(error)
+        else:
+            self._sent.put((number, handle, context))
+
+    def wait(self) -> None:
+        """Have every gradient be the average, for what is computed next.
+
+        Raises:
+            Exception: Horovod's, where it failed.
+        """
+        for _ in self.pieces:
+            sent = self._sent.get()
+            if isinstance(sent, Exception):
+                raise sent
+            number, handle, context = sent
+            self._staging.copy_in(number, self.compression.decompress(hvd.synchronize(handle), context))
+        self._staging.wait_for(range(len(self.pieces)))
+        self._completion.begin()
+        for parameter, average in zip(self.parameters, views(self.average, self.parameters), strict=True):
+            parameter.grad = average
 
 
 class AllReduce(LocalUpdate):
@@ -40,7 +109,9 @@ class AllReduce(LocalUpdate):
         self.message = payload_bytes(model) / (1 + half)
         self.optimizer = self.make_optimizer(model)
         if self.staged:
-            self._prepare_staged(model)
+            for tensor in model.state_dict().values():
+                tensor.copy_(hvd.broadcast(tensor.cpu(), root_rank=0))
+            self.ring = StagedRing(model, self.config.bucket_elements, self.compression)
         else:
             hvd.broadcast_parameters(model.state_dict(), root_rank=0)
             self.optimizer = hvd.DistributedOptimizer(
@@ -49,19 +120,13 @@ class AllReduce(LocalUpdate):
             )  # fmt: skip
         return model
 
-    def _prepare_staged(self, model: nn.Module) -> None:
-        """Gradients go through one pinned buffer."""
-        for tensor in model.state_dict().values():
-            tensor.copy_(hvd.broadcast(tensor.cpu(), root_rank=0))
-        self.gradients = FlatGradients(model)
+    def set_accumulating(self, accumulating: bool) -> None:
+        if self.staged:
+            self.ring.accumulating = accumulating
 
     def wait(self) -> None:
         if self.staged:
-            self.gradients.gather()
-            sent, context = self.compression.compress(self.gradients.flat)
-            hvd.allreduce_(sent, op=hvd.Average, name="gradients")
-            self.gradients.flat.copy_(self.compression.decompress(sent, context))
-            self.gradients.scatter()
+            self.ring.wait()
         elif self.world.size > 1:
             self.optimizer.synchronize()
 

@@ -4,7 +4,6 @@ import threading
 import time
 from collections.abc import Iterable, Sequence
 from functools import partial
-from itertools import accumulate
 from typing import Any
 
 import torch
@@ -14,7 +13,7 @@ from hvdtrain.numerics.clock import Stopwatch
 from hvdtrain.numerics.compression import Compressor
 from hvdtrain.ps import rpc
 from hvdtrain.ps.messages import Answer, Push, PushStatus
-from hvdtrain.ps.partition import Piece
+from hvdtrain.ps.partition import Completion, Piece
 from hvdtrain.ps.staging import Staging
 from hvdtrain.world import trace
 
@@ -70,12 +69,7 @@ class Exchange:
         self.bytes_sent = self.bytes_received = 0
         self._stopwatch = Stopwatch(weights.device)
         self._waits: list[tuple[Any, Any]] = []  # when each wait of this step began and ended
-        self._starts = list(accumulate(sizes, initial=0))
-        self._of_parameter: list[list[int]] = [[] for _ in sizes]
-        for number, piece in enumerate(pieces):
-            for parameter in piece.parameters:
-                self._of_parameter[parameter].append(number)
-        self._missing = [0] * len(pieces)  # gradients that a bucket waits for
+        self._completion = Completion(sizes, pieces)
         self._changed = threading.Condition()  # guards all below, which rpc's threads change too
         self._fresh = [True] * len(pieces)
         self._dropped = [0] * len(pieces)  # of this step's answers: see Answer.dropped
@@ -88,26 +82,23 @@ class Exchange:
         """The step whose gradients come next."""
         self.step, self.lr, self._waits = step, lr, []
         self.push_status = PushStatus(len(self.pieces))
-        self._missing = [len(piece.parameters) for piece in self.pieces]
+        self._completion.begin()
         self._dropped = [0] * len(self.pieces)
 
     def put(self, parameter: int, gradient: torch.Tensor) -> None:
         """Take a parameter's gradient, which nobody else may change any more, and push every bucket it completes."""
-        flat, first = gradient.reshape(-1), self._starts[parameter]
-        for number in self._of_parameter[parameter]:
-            piece = self.pieces[number]
-            start, stop = max(piece.start, first), min(piece.stop, first + len(flat))
-            own = flat[start - first : stop - first]
-            self._missing[number] -= 1
+        flat = gradient.reshape(-1)
+        for number, at, own_range, is_complete in self._completion.come(parameter):
+            own = flat[own_range]
             if self._staging:
-                self._staging.copy_out(number, start - piece.start, own)
-                if not self._missing[number]:
+                self._staging.copy_out(number, at, own)
+                if is_complete:
                     self._staging.when_out(number, partial(self._guarded, self._push, number, self._announce(number)))
                 continue
             if number in self._gathered:
-                self._gathered[number][start - piece.start : stop - piece.start].copy_(own)
+                self._gathered[number][at : at + len(own)].copy_(own)
                 own = self._gathered[number]
-            if not self._missing[number]:
+            if is_complete:
                 # By way of numpy it has a storage of its own: of a larger one, rpc would copy the part before sending.
                 self._push(number, self._announce(number), torch.from_numpy(own.numpy()))
 
@@ -126,7 +117,7 @@ class Exchange:
         Raises:
             Failure: a server failed, or did not answer in time.
         """
-        self._wait({number for parameter in parameters for number in self._of_parameter[parameter]})
+        self._wait({number for parameter in parameters for number in self._completion.of_parameter[parameter]})
 
     def wait_for_all(self) -> None:
         """wait_for every parameter."""

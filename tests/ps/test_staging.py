@@ -14,13 +14,15 @@ from safetensors.torch import load_file
 from hvdtrain.ps.partition import cut
 from hvdtrain.ps.staging import Staging
 
-LATE = """
-import functools, random, time, torch
-from hvdtrain.ps import exchange, worker
+LATE_EVENTS = """
+import random, time, torch
 class Event(torch.cpu.Event):
     def synchronize(self):
         time.sleep(random.random() / 50)
 torch.cpu.Event = Event
+"""
+LATE = f"""{LATE_EVENTS}
+from hvdtrain.ps import exchange, worker
 worker.Exchange = lambda *arguments, staged: exchange.Exchange(*arguments, staged=True)
 """
 JOB = ["--width", "0.0625", "--steps", "6", "--threads", "1", "--snapshot-every", "never", "--bucket-mb", "0.0625"]
@@ -58,12 +60,13 @@ def test_parts_come_together_at_their_places_and_weights_where_they_belong():
     assert weights.equal(-gradient)
 
 
-STAGED_RING = """
+STAGED_RING = f"""{LATE_EVENTS}
+import dataclasses
 from hvdtrain.modes import allreduce
 connect = allreduce.connect
 def staged(job):
     sync = connect(job)
-    sync.staged = True
+    sync.staged, sync.config = True, dataclasses.replace(sync.config, bucket_mb=0.25)
     return sync
 allreduce.connect = staged
 """
