@@ -23,6 +23,8 @@ from hvdtrain.ps.serve import INSTALLED
 from hvdtrain.world.job import Job
 from hvdtrain.world.rendezvous import open_store
 
+AT_ONCE = 8  # buckets of which the optimizer's state is asked for at once
+
 
 class PushPull:
     """Pushes gradients to the servers while backward goes on, and takes weights back until forward needs them."""
@@ -93,11 +95,15 @@ class PushPull:
     def optimizer_state(self) -> dict[str, torch.Tensor]:
         if not self.world.is_chief:
             return {}
-        calls = [(p.server, rpc.call(p.server, "optimizer_state", p.number)) for p in self.exchange.pieces]
-        states = [rpc.result(server, call) for server, call in calls]
-        found = {name: torch.cat([state[name] for state in states]) for name in states[0]}
-        if COUNT in found:
-            found[COUNT] = found[COUNT].max()[None]
+        pieces, found = self.exchange.pieces, dict[str, torch.Tensor]()
+        for first in range(0, len(pieces), AT_ONCE):  # all at once would be there twice
+            calls = [(p, rpc.call(p.server, "optimizer_state", p.number)) for p in pieces[first : first + AT_ONCE]]
+            for piece, call in calls:
+                for name, values in rpc.result(piece.server, call).items():
+                    if name == COUNT:
+                        found[name] = torch.maximum(found.get(name, values), values)
+                    else:
+                        found.setdefault(name, torch.zeros(pieces[-1].stop))[piece.start : piece.stop] = values
         return found
 
     def set_accumulating(self, accumulating: bool) -> None:
