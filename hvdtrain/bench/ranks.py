@@ -23,7 +23,7 @@ import torch.distributed.rpc as torch_rpc
 
 from hvdtrain import modes
 from hvdtrain.config.run_config import RunConfig
-from hvdtrain.ps import rpc
+from hvdtrain.ps import wire
 from hvdtrain.ps.exchange import Exchange
 from hvdtrain.ps.partition import cut
 from hvdtrain.world import horovod
@@ -140,7 +140,7 @@ def pushpull(world: World, repeats: int, sizes: list[int]) -> list[Measured]:
             modes.load(mode).serve(job, print)
         return []
     store = open_store(world, TIMEOUT_S)
-    rpc.start(world, store, TIMEOUT_S)
+    wire.start(world, store, TIMEOUT_S)
     join_workers(world, store)
     servers = range(world.servers) if world.rank == world.size - 1 else range(0)
     found = []
@@ -149,7 +149,7 @@ def pushpull(world: World, repeats: int, sizes: list[int]) -> list[Measured]:
         pieces = cut([len(weights)], world.servers, UPDATE.bucket_elements)
         if world.is_chief:
             for piece in pieces:
-                rpc.ask(piece.server, "install", piece.number, weights[piece.start : piece.stop].clone())
+                wire.ask(piece.server, "install", piece.number, weights[piece.start : piece.stop].clone())
         dist.barrier()
         exchange = Exchange(
             world.worker, world.workers, pieces, [len(weights)], weights, "none", TIMEOUT_S, staged=False
@@ -163,7 +163,7 @@ def pushpull(world: World, repeats: int, sizes: list[int]) -> list[Measured]:
                 exchange.wait_for_all()
 
         found.append(measure(repeats, dist.barrier, act, servers))
-    rpc.stop(world, store, TIMEOUT_S)
+    wire.stop(world, store, TIMEOUT_S)
     return found
 
 

@@ -26,7 +26,7 @@ GROUPS = {
     ),
     "Parameter server": (
         "compression", "staleness", "push_scale", "look_ahead", "shares", "backup", "staleness_lr",
-        "delay_compensation", "bucket_mb", "record",
+        "delay_compensation", "wire", "bucket_mb", "record",
     ),
     "Hosts": ("hosts", "hostfile", "launcher", "interface", "sync_dst_dir", "sync_data"),
     "Devices": ("device", "threads", "precision", "share_gpu", "compile", "deterministic"),

@@ -136,6 +136,10 @@ class RunConfig:
         "none", "How gradients are sent: {compression}. In allreduce none or fp16. What int8, topk and 2bit leave "
         "out of a push goes into the next.", str,
     )  # fmt: skip
+    wire: str = option(
+        "rpc", "What carries gradients and weights: torch's `rpc`, or `zmq`, ZeroMQ, which unpickles nothing and, with "
+        "the key that `hvdtrain launch` makes, encrypts all and lets in nobody else.", click.Choice(["rpc", "zmq"]),
+    )  # fmt: skip
     bucket_mb: float = option(
         4.0, "MiB of weights that travel as one message to or from a server.", click.FloatRange(0, 32, True)
     )

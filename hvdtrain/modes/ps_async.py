@@ -9,7 +9,7 @@ from hvdtrain.ps.worker import PushPull
 HAS_SERVERS = True
 LOCKSTEP = False
 SURVIVES_LOST_WORKER = True
-OPTIONS = ("push_scale", "look_ahead", "delay_compensation", "staleness_lr", "bucket_mb", "record")
+OPTIONS = ("push_scale", "look_ahead", "delay_compensation", "staleness_lr", "wire", "bucket_mb", "record")
 COMPRESSIONS = ("any",)
 SHARES = ("leased", "static")
 

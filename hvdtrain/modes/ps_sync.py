@@ -14,7 +14,7 @@ from hvdtrain.ps.worker import PushPull
 HAS_SERVERS = True
 LOCKSTEP = True
 SURVIVES_LOST_WORKER = False
-OPTIONS = ("backup", "bucket_mb", "record")
+OPTIONS = ("backup", "wire", "bucket_mb", "record")
 COMPRESSIONS = ("any",)
 
 

@@ -1,8 +1,8 @@
-"""The parameter server: flat weights, cut over servers into buckets, which travel over torch.distributed.rpc.
+"""The parameter server: flat weights, cut over servers into buckets, which travel over torch.distributed.rpc or ZeroMQ.
 
-A gradient's way: `worker` (a parameter's gradient is ready) → `exchange` (a bucket is complete: a Push) → `rpc` (the
-wire) → `server` (the handle) → `bucket` with its mode's policy → an Answer, back the same way. `serve` is a server's
-life; `leases` says who trains on which share of the epoch, `membership` knows who is still there, `group` is the
-workers' sums over them; `ledger` writes down what was applied, `partition` cuts, `staging` is a gradient's way off a
-GPU and back, `messages` what both ends know.
+A gradient's way: `worker` (a parameter's gradient is ready) → `exchange` (a bucket is complete: a Push) → `wire` (over
+`rpc` or `zeromq`; `requests` answers there) → `server` (the handle) → `bucket` with its mode's policy → an Answer, back
+the same way. `serve` is a server's life; `leases` says who trains on which share of the epoch, `membership` knows who
+is still there, `group` is the workers' sums over them; `ledger` writes down what was applied, `partition` cuts,
+`staging` is a gradient's way off a GPU and back, `messages` what both ends know.
 """

@@ -11,7 +11,7 @@ import torch
 from hvdtrain.errors import Failure
 from hvdtrain.numerics.clock import Stopwatch
 from hvdtrain.numerics.compression import Compressor
-from hvdtrain.ps import rpc
+from hvdtrain.ps import wire
 from hvdtrain.ps.messages import Answer, Push, PushStatus
 from hvdtrain.ps.partition import Completion, Piece
 from hvdtrain.ps.staging import Staging
@@ -70,7 +70,7 @@ class Exchange:
         self._stopwatch = Stopwatch(weights.device)
         self._waits: list[tuple[Any, Any]] = []  # when each wait of this step began and ended
         self._completion = Completion(sizes, pieces)
-        self._changed = threading.Condition()  # guards all below, which rpc's threads change too
+        self._changed = threading.Condition()  # guards all below, which the wire's threads change too
         self._fresh = [True] * len(pieces)
         self._dropped = [0] * len(pieces)  # of this step's answers: see Answer.dropped
         self._queue: dict[int, tuple[torch.Tensor | None, Announced]] = {}  # buckets that wait, as they became ready
@@ -132,11 +132,11 @@ class Exchange:
 
     def pull(self) -> None:
         """Take every bucket as it is on its server."""
-        answers = [rpc.call(piece.server, "pull", piece.number, self.worker) for piece in self.pieces]
+        answers = [wire.call(piece.server, "pull", piece.number, self.worker) for piece in self.pieces]
         if self._staging:
             self._staging.settle()
         for number, answer in enumerate(answers):
-            self._write(number, rpc.result(self.pieces[number].server, answer))
+            self._write(number, wire.result(self.pieces[number].server, answer))
         if self._staging:
             self._staging.wait_for(range(len(self.pieces)))
 
@@ -183,7 +183,7 @@ class Exchange:
             with self._changed:
                 self.bytes_sent += sum(tensor.nbytes for tensor in encoded or ())
             push = Push(self.worker, step, version, lr, encoded)
-            answer = rpc.call_later(piece.server, "push", piece.number, push)
+            answer = wire.call(piece.server, "push", piece.number, push)
             if trace.records(step):
                 flow = trace.flow_of(step, self.worker, piece.server, piece.number)
                 trace.span(trace.PUSH, f"push bucket {number}", began, time.perf_counter(), flow)
@@ -226,7 +226,7 @@ class Exchange:
             trace.count("staleness", status.staleness)
 
     def _take(self, number: int, status: PushStatus, future: Any) -> None:
-        answer: Answer = rpc.result(self.pieces[number].server, future)
+        answer: Answer = wire.result(self.pieces[number].server, future)
         self._write(number, answer)
         with self._changed:
             status.answered(answer.staleness, dropped=answer.dropped > 0)
@@ -251,7 +251,7 @@ class Exchange:
             self._changed.notify_all()
 
     def _guarded(self, act: Any, *args: Any) -> None:
-        """What goes wrong in one of rpc's threads is raised where the worker waits."""
+        """What goes wrong in one of the wire's threads is raised where the worker waits."""
         try:
             act(*args)
         except BaseException as error:

@@ -8,7 +8,7 @@ import torch
 from torch.distributed import Store
 
 from hvdtrain.errors import Failure
-from hvdtrain.ps import rpc
+from hvdtrain.ps import wire
 from hvdtrain.world.group import Group
 from hvdtrain.world.place import World
 
@@ -16,7 +16,7 @@ QUESTION_S = 5.0  # the longest wait for a reason, when something has failed alr
 
 
 class ServerGroup(Group):
-    """Sums are over the workers that are there: one that is lost is not waited for. Start rpc first.
+    """Sums are over the workers that are there: one that is lost is not waited for. Start the wire first.
 
     Args:
         timeout: seconds after which a silent rank is lost.
@@ -41,23 +41,23 @@ class ServerGroup(Group):
         """As in Group; what is returned raises as sum does."""
         self._sums += 1
         number = self._sums
-        first = rpc.call_later(0, "sum", self.worker, number, values)
+        first = wire.call(0, "sum", self.worker, number, values)
 
         def wait() -> torch.Tensor:
             answer = first
             while True:
                 try:
-                    return rpc.result(0, answer)
+                    return wire.result(0, answer)
                 except Failure:
-                    limit = rpc.PATIENCE * self.timeout
-                    missing, silent = rpc.ask(0, "missing", self.worker, number, limit, timeout=QUESTION_S)
+                    limit = wire.PATIENCE * self.timeout
+                    missing, silent = wire.ask(0, "missing", self.worker, number, limit, timeout=QUESTION_S)
                     if not missing:
                         raise
                     if silent:
                         ranks = [self.world.servers + worker for worker in silent]
                         problem = f"ranks {ranks} hang: they did not come to where the others wait for them"
                         raise Failure(problem) from None
-                answer = rpc.call_later(0, "sum", self.worker, number, values)
+                answer = wire.call(0, "sum", self.worker, number, values)
 
         return wait
 
@@ -74,7 +74,7 @@ class ServerGroup(Group):
             return self.store.check([f"barrier/{number}"])
 
     def close(self) -> None:
-        rpc.stop(self.world, self.store, self.timeout)
+        wire.stop(self.world, self.store, self.timeout)
 
 
 @contextmanager

@@ -12,7 +12,7 @@ from hvdtrain.config.run_config import RunConfig
 from hvdtrain.errors import Failure
 from hvdtrain.numerics.compression import Compressor
 from hvdtrain.numerics.optimizers import make_optimizer
-from hvdtrain.ps import rpc
+from hvdtrain.ps import wire
 from hvdtrain.ps.bucket import Bucket, Policy, no_ledger
 from hvdtrain.ps.leases import Leases
 from hvdtrain.ps.ledger import LeaseLedger, Ledger
@@ -56,11 +56,12 @@ def serve(job: Job, report: Callable[[str], None], make_policy: MakePolicy) -> N
     decode = Compressor(config.compression).decode
     server = Server(make_bucket, decode, Membership(world.workers), leases, load, world.rank)
     store = open_store(world, config.timeout)
-    rpc.start(world, store, config.timeout, server)  # with the server: a worker may call as soon as it has started
+    # With the server: a worker may call as soon as it has started.
+    wire.start(world, store, config.timeout, server, config.wire, job.folder)
     metrics = ServerMetrics(job.folder, world.rank, load)  # now that all have met, the first worker has the folder
     ended: SimpleQueue[tuple[int, str]] = SimpleQueue()
     for rank in range(world.servers, world.size):
-        rpc.watch(rank, config.timeout, partial(lambda rank, why: ended.put((rank, why)), rank))
+        wire.watch(rank, config.timeout, partial(lambda rank, why: ended.put((rank, why)), rank))
     with deferred_sigterm():  # the workers get it too, and need this server to save
         for _ in range(world.workers):
             rank, why = ended.get()
@@ -73,7 +74,7 @@ def serve(job: Job, report: Callable[[str], None], make_policy: MakePolicy) -> N
             ledger.close()
         if lease_ledger:
             lease_ledger.close()
-        rpc.stop(world, store, config.timeout)
+        wire.stop(world, store, config.timeout)
 
 
 def _lose(rank: int, why: str, world: World, store: Store, server: Server) -> None:

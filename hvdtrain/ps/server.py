@@ -19,7 +19,7 @@ from hvdtrain.world.host import describe, own_clock
 
 
 class Server:
-    """The buckets of one server. Workers call its methods through ps.rpc, which knows them by name.
+    """The buckets of one server. Workers call its methods through ps.wire, by name.
 
     Args:
         make_bucket: a bucket from its number and the weights it is given.

@@ -13,7 +13,7 @@ from hvdtrain.errors import Failure
 from hvdtrain.numerics.flat import flatten_weights, trained
 from hvdtrain.numerics.optimizers import COUNT
 from hvdtrain.numerics.precision import LossScale
-from hvdtrain.ps import rpc
+from hvdtrain.ps import wire
 from hvdtrain.ps.exchange import Exchange
 from hvdtrain.ps.group import ServerGroup
 from hvdtrain.ps.leases import NONE_NOW
@@ -29,13 +29,12 @@ AT_ONCE = 8  # buckets of which the optimizer's state is asked for at once
 class PushPull:
     """Pushes gradients to the servers while backward goes on, and takes weights back until forward needs them."""
 
-    backend = "rpc"
-
     def __init__(self, job: Job) -> None:
         self.config, self.world, self.timeout = job.config, job.world, job.config.timeout
+        self.backend = job.config.wire
         self.store = open_store(job.world, self.timeout)
         self.accumulating = False
-        rpc.start(job.world, self.store, self.timeout)
+        wire.start(job.world, self.store, self.timeout, kind=self.backend, folder=job.folder)
         self.group = ServerGroup(job.world, self.store, self.timeout)
         self._restored = 0  # the step of the snapshot that training goes on from
         self._round: tuple[int, int] | None = None  # of shares that are leased: its begin and end
@@ -49,13 +48,13 @@ class PushPull:
         weights = flatten_weights(model)
         self.exchange = Exchange(
             self.world.worker, self.world.workers, pieces, sizes, weights, self.config.compression,
-            rpc.PATIENCE * self.timeout, staged=weights.is_cuda,
+            wire.PATIENCE * self.timeout, staged=weights.is_cuda,
         )  # fmt: skip
         for server in range(self.world.servers):
-            rpc.watch(server, self.timeout, partial(self._server_ended, server))
+            wire.watch(server, self.timeout, partial(self._server_ended, server))
         if self.world.is_chief:
             for piece in pieces:
-                rpc.ask(piece.server, "install", piece.number, weights[piece.start : piece.stop].cpu())
+                wire.ask(piece.server, "install", piece.number, weights[piece.start : piece.stop].cpu())
             self.store.set(INSTALLED, "")
         self.store.wait([INSTALLED], timedelta(seconds=self.timeout))
         self.refresh()
@@ -87,9 +86,9 @@ class PushPull:
             for piece in self.exchange.pieces:
                 # Copies, since of parts of larger tensors rpc would send the whole.
                 own = {n: v.clone() if n == COUNT else v[piece.start : piece.stop].clone() for n, v in state.items()}
-                restored.append((piece.server, rpc.call(piece.server, "restore", piece.number, step, own)))
+                restored.append((piece.server, wire.call(piece.server, "restore", piece.number, step, own)))
             for server, done in restored:
-                rpc.result(server, done)
+                wire.result(server, done)
         self.group.barrier()  # nobody pushes before every server is ready
 
     def optimizer_state(self) -> dict[str, torch.Tensor]:
@@ -97,9 +96,9 @@ class PushPull:
             return {}
         pieces, found = self.exchange.pieces, dict[str, torch.Tensor]()
         for first in range(0, len(pieces), AT_ONCE):  # all at once would be there twice
-            calls = [(p, rpc.call(p.server, "optimizer_state", p.number)) for p in pieces[first : first + AT_ONCE]]
+            calls = [(p, wire.call(p.server, "optimizer_state", p.number)) for p in pieces[first : first + AT_ONCE]]
             for piece, call in calls:
-                for name, values in rpc.result(piece.server, call).items():
+                for name, values in wire.result(piece.server, call).items():
                     if name == COUNT:
                         found[name] = torch.maximum(found.get(name, values), values)
                     else:
@@ -142,11 +141,11 @@ class PushPull:
         Called by the thread that makes the next batch, while the main thread trains on this one: hence the queue.
         """
         assert self._round is not None
-        share = rpc.result(0, self._requests.get())
+        share = wire.result(0, self._requests.get())
         step, after = self.exchange.step + 1, 0  # main has begun the step in whose backward pass it was requested
         if share == NONE_NOW:
             self.idle()  # another's share may come back, and it must not wait for this worker until then
-            share, after = rpc.result(0, rpc.call_later(0, "await_lease", self.world.worker, step))
+            share, after = wire.result(0, wire.call(0, "await_lease", self.world.worker, step))
         if share == NONE_NOW:
             self._round = None
             return None, after
@@ -154,13 +153,13 @@ class PushPull:
 
     def pause_leases(self) -> None:
         """End the round early, for all workers."""
-        rpc.ask(0, "pause_leases")
+        wire.ask(0, "pause_leases")
 
     def _request_share(self) -> None:
         if self._round and not self._requested:
             self._requested = True
             step = self.exchange.step + 1
-            self._requests.put(rpc.call(0, "lease", self.world.worker, step, *self._round))
+            self._requests.put(wire.call(0, "lease", self.world.worker, step, *self._round))
 
     def update(self, loss_scale: LossScale) -> None:
         """Nothing, since the optimizer runs on the servers. With fp16: push all gradients, unless one overflowed."""
@@ -182,7 +181,7 @@ class PushPull:
 
     def idle(self) -> None:
         for server in range(self.world.servers):
-            rpc.ask(server, "idle", self.world.worker, self.exchange.step)
+            wire.ask(server, "idle", self.world.worker, self.exchange.step)
 
     @property
     def push_status(self) -> PushStatus:
@@ -196,4 +195,4 @@ class PushPull:
         return self.exchange.bytes_sent, self.exchange.bytes_received
 
     def ask_servers(self, question: str) -> list[Any]:
-        return [rpc.ask(server, question) for server in range(self.world.servers)]
+        return [wire.ask(server, question) for server in range(self.world.servers)]

@@ -1,4 +1,4 @@
-"""A worker's end of the exchange, joined to a server by plain calls in place of rpc."""
+"""A worker's end of the exchange, joined to a server by plain calls in place of the wire."""
 
 import pytest
 import torch
@@ -38,11 +38,11 @@ def join(monkeypatch):
         for piece in pieces:
             joined_servers[piece.server].install(piece.number, torch.zeros(4))
 
-        def call_later(rank, method, number, push):
+        def call(rank, method, number, push):
             pushed[push.worker].append(number if servers == 1 else (rank, number))
             return getattr(joined_servers[rank], method)(number, push)
 
-        monkeypatch.setattr(exchange.rpc, "call_later", call_later)
+        monkeypatch.setattr(exchange.wire, "call", call)
         own = [
             Exchange(worker, workers, pieces, SIZES, torch.zeros(sum(SIZES)), "none", timeout=0.01, staged=False)
             for worker in range(workers)

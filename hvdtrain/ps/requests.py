@@ -1,0 +1,65 @@
+"""What this process answers its peers, whichever wire they ask over."""
+
+import threading
+from typing import Any
+
+from torch.futures import Future
+
+# How often a watch is answered. TensorPipe sometimes delivers a message only when the next one comes (seen over its
+# shared memory, where a process is stopped again and again): a second at most passes until then.
+HEARTBEAT_S = 0.25
+WATCH = "watch"  # a request that every process answers: whether it is about to leave, as soon as it is or after a while
+
+
+class Requests:
+    """Calls the methods of an endpoint by name, and answers watches.
+
+    Args:
+        endpoint: the object whose public methods peers may call; a worker has none.
+    """
+
+    def __init__(self, endpoint: object = None) -> None:
+        self.endpoint = endpoint
+        self._leaving = threading.Event()
+        self._watches: list[Future[bool]] = []  # open until this process leaves, or for a while
+        self._lock = threading.Lock()
+        threading.Thread(target=self._answer_watches, daemon=True, name="answers watches").start()
+
+    def handle(self, method: str, arguments: Any) -> "Future[Any]":
+        """Start what a peer asks for; the future holds its answer, or what it raised.
+
+        Raises:
+            AttributeError: there is no such method.
+        """
+        if method == WATCH:
+            return self._watch()
+        if method.startswith("_"):
+            raise AttributeError(f"{method} is not for peers")
+        answer = getattr(self.endpoint, method)(*arguments)
+        if isinstance(answer, Future):
+            return answer
+        done: Future[Any] = Future()
+        done.set_result(answer)
+        return done
+
+    def leave(self) -> None:
+        """This process is about to leave: whoever watches it learns so now."""
+        self._leaving.set()
+
+    def _watch(self) -> "Future[bool]":
+        future: Future[bool] = Future()
+        with self._lock:
+            if self._leaving.is_set():
+                future.set_result(True)
+            else:
+                self._watches.append(future)
+        return future
+
+    def _answer_watches(self) -> None:
+        is_leaving = False
+        while not is_leaving:
+            is_leaving = self._leaving.wait(HEARTBEAT_S)
+            with self._lock:
+                open_now, self._watches = self._watches, []
+            for future in open_now:
+                future.set_result(is_leaving)

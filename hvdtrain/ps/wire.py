@@ -1,0 +1,118 @@
+"""What the parameter server's two ends say to each other goes through here, over the wire that the job has chosen.
+
+A server has an endpoint, a `ps.server.Server` whose methods workers call by name, and which return at once or return a
+future. Tensors in flight are not copied: whoever sends one leaves it alone until it is answered. Nobody learns by
+itself that a peer has died: servers keep a call open at every worker and workers at every server (see watch).
+"""
+
+import importlib
+import re
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any, Protocol
+
+from torch.distributed import Store
+from torch.futures import Future
+
+from hvdtrain.errors import Failure
+from hvdtrain.ps.requests import WATCH, Requests
+from hvdtrain.world.place import World
+from hvdtrain.world.rendezvous import leave
+
+WIRES = {"rpc": "hvdtrain.ps.rpc", "zmq": "hvdtrain.ps.zeromq"}  # a module each, whose `connect` returns a Wire
+# Times the timeout that waits may take: whoever keeps the others waiting is found to be lost before that.
+PATIENCE = 1.5
+
+
+class Wire(Protocol):
+    """Carries calls between the ranks of a job."""
+
+    def call(self, rank: int, method: str, arguments: tuple[Any, ...], timeout: float) -> "Future[Any]":
+        """Call a method of the rank's endpoint; the future holds what that returned, or what went wrong.
+
+        Args:
+            timeout: seconds after which it has gone wrong.
+        """
+
+    def close(self) -> None:
+        """Leave without waiting for anybody."""
+
+
+_wire: Wire  # of this process
+_requests: Requests
+_patience: float  # seconds
+
+
+def start(
+    world: World, store: Store, timeout: float, endpoint: object = None, kind: str = "rpc", folder: Path | None = None
+) -> None:
+    """Join the other ranks.
+
+    Args:
+        timeout: seconds after which a silent peer is lost.
+        endpoint: the object whose methods peers can call, on a server.
+        kind: one of WIRES.
+        folder: the run folder, beside which zmq's key may lie.
+
+    Raises:
+        Failure: they could not be joined.
+    """
+    global _wire, _requests, _patience
+    _requests, _patience = Requests(endpoint), PATIENCE * timeout
+    _wire = importlib.import_module(WIRES[kind]).connect(world, store, _patience, _requests, folder)
+
+
+def call(rank: int, method: str, *arguments: Any, timeout: float | None = None) -> "Future[Any]":
+    """Call a method of a rank's endpoint; the future holds what it returned. Leave tensors unchanged until then."""
+    return _wire.call(rank, method, arguments, _patience if timeout is None else timeout)
+
+
+def result(rank: int, future: "Future[Any]") -> Any:
+    """What a server answered, when it has. Failure, with its rank, where it broke off, raised, or took too long."""
+    try:
+        return future.wait()
+    except Exception as error:  # the wire's own, or what the method raised
+        raise Failure(f"parameter server rank {rank} failed: {_reason(error)}") from error
+
+
+def ask(server: int, method: str, *arguments: Any, timeout: float | None = None) -> Any:
+    """Call a method of a server and wait for what it returns: see result."""
+    return result(server, call(server, method, *arguments, timeout=timeout))
+
+
+def watch(rank: int, timeout: float, ended: Callable[[str], None]) -> None:
+    """Have `ended` called, by another thread, when the rank leaves, with nothing, or is lost, with the reason.
+
+    A rank whose process dies is lost at once; one that does not answer for as long as the timeout is lost then.
+    """
+
+    def look() -> None:
+        call(rank, WATCH, timeout=timeout).add_done_callback(answered)
+
+    def answered(future: "Future[bool]") -> None:
+        try:
+            is_leaving = future.value()
+        except Exception as error:
+            ended(_reason(error))
+            return
+        ended("") if is_leaving else look()
+
+    look()
+
+
+def stop(world: World, store: Store, timeout: float) -> None:
+    """Leave the others in order, then shut down without waiting again."""
+    _requests.leave()
+    leave(world, store, timeout)
+    _wire.close()
+
+
+def _reason(error: BaseException) -> str:
+    """What the wire means, in a few words."""
+    text = str(error).split("\n\nAt:\n")[0]  # where in rpc itself an answer that is a future went wrong
+    line = text.strip().splitlines()[-1].split(" (this error originated at")[0]
+    if line.startswith(("EOF", "eof", "ECONNRESET", "EPIPE", "process_vm_readv")):
+        return "its connection ended"
+    if late := re.search(r"set timeout \((\d+) ms\)", line):
+        return f"no answer within {int(late[1]) / 1000:g} s (see --timeout)"
+    return line
