@@ -2,7 +2,7 @@
 
 Each rank listens with a ROUTER socket and calls others by a DEALER socket each. ZeroMQ's sockets are for one thread:
 one thread of each process owns them all, and other threads hand it what they send. A message is a header in msgpack
-and a frame for each tensor in it, which is sent from the tensor's own memory and read where it was received.
+and a frame for each large tensor in it, which is sent from the tensor's own memory and read where it was received.
 
 With a key, shared by the ranks of the job, everything is encrypted by CURVE (curvezmq.org, RFC 26), and who does not
 have it is not let in. The key is in HVDTRAIN_WIRE_KEY, or where `hvdtrain launch` leaves it, beside the run folder.
@@ -14,7 +14,7 @@ import os
 import threading
 import time
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from pathlib import Path
@@ -36,7 +36,9 @@ if TYPE_CHECKING:
     from torch.distributed import Store
 
 KEY = "HVDTRAIN_WIRE_KEY"  # CURVE's secret key, 40 characters
-SMALL = 16 * 2**10  # bytes of a message up to which it is handled where it is received: a thread more costs more
+# Bytes of a tensor up to which it travels in the header, and of a message up to which it is handled by the thread that
+# has received it: another frame, and another thread, would cost more.
+SMALL = 16 * 2**10
 QUICK = ("push", "lease", "now", WATCH)  # methods that are handled there
 TICK_MS = 100  # how often deadlines are looked at
 LOST = "its connection ended"
@@ -221,7 +223,7 @@ class ZeroMQ:
         self._here_or_there(frames, partial(self._handle, frames[0], *request), method in QUICK)
 
     def _here_or_there(self, frames: Frames, act: Callable[[], None], is_quick: bool) -> None:
-        if is_quick and sum(len(frame) for frame in frames) <= SMALL:
+        if is_quick and sum(len(frame) for frame in frames) <= 2 * SMALL:
             act()
         else:
             self._pool.submit(act)
@@ -288,10 +290,12 @@ def pack(value: Any) -> list[Any]:
 
 def _prepared(value: Any, tensors: list[Any]) -> Any:
     if isinstance(value, torch.Tensor):
-        flat = value.detach().contiguous().reshape(-1)
-        tensors.append(flat.view(torch.uint8).numpy() if flat.numel() else b"")
-        name = str(value.dtype).removeprefix("torch.")
-        return msgspec.msgpack.Ext(_TENSOR, _encode([name, list(value.shape)]))
+        flat, name = value.detach().contiguous().reshape(-1), str(value.dtype).removeprefix("torch.")
+        memory = flat.view(torch.uint8).numpy() if value.nbytes else b""
+        inside = bytes(memory) if value.nbytes <= SMALL else None  # a frame more costs more
+        if inside is None:
+            tensors.append(memory)
+        return msgspec.msgpack.Ext(_TENSOR, _encode([name, list(value.shape), inside]))
     for code, kind in _NAMED.items():
         if isinstance(value, kind):
             return msgspec.msgpack.Ext(code, _encode([_prepared(field, tensors) for field in value]))
@@ -313,7 +317,8 @@ def unpack(frames: Frames) -> Any:
     def extension(code: int, data: memoryview) -> Any:
         content = decoder.decode(data)
         if code == _TENSOR:
-            return _tensor(content, next(tensors, None))
+            name, shape, inside = content
+            return _tensor(name, shape, inside, tensors)
         if code not in _NAMED:
             raise ValueError(f"an extension of type {code}")
         return _NAMED[code](*content)
@@ -321,18 +326,13 @@ def unpack(frames: Frames) -> Any:
     decoder = msgspec.msgpack.Decoder(ext_hook=extension)
     try:
         return decoder.decode(frames[0].buffer)
-    except (msgspec.DecodeError, TypeError, RecursionError) as error:
+    except (msgspec.DecodeError, TypeError, KeyError, StopIteration, RecursionError) as error:
         raise ValueError(str(error)) from None
 
 
-def _tensor(content: Any, frame: Any) -> torch.Tensor:
-    name, shape = content
+def _tensor(name: str, shape: list[int], inside: bytes | None, tensors: Iterator[Any]) -> torch.Tensor:
     dtype = _DTYPES[name]
-    size = math.prod(shape) * dtype.itemsize
-    if frame is None or len(frame) != size or any(side < 0 for side in shape):
+    memory = bytearray(inside) if inside is not None else next(tensors).buffer
+    if len(memory) != math.prod(shape) * dtype.itemsize or any(side < 0 for side in shape):
         raise ValueError("a tensor of another size than its memory")
-    if not size:
-        return torch.empty(shape, dtype=dtype)
-    # Small frames lie within ZeroMQ's buffer, at any address.
-    memory = bytearray(frame.buffer) if size <= SMALL else frame.buffer
-    return torch.frombuffer(memory, dtype=dtype).view(shape)
+    return torch.frombuffer(memory, dtype=dtype).view(shape) if len(memory) else torch.empty(shape, dtype=dtype)
