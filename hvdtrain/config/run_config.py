@@ -229,6 +229,19 @@ class RunConfig:
         return self.save in (model, "all")
 
     @property
+    def can_look_ahead(self) -> bool:
+        """Whether workers may be sent weights ahead: with pushes averaged, and no other remedy for staleness."""
+        return self.push_scale == "softsync" and not self.delay_compensation
+
+    def taken_look_ahead(self, workers: int, staleness: int | None) -> float:
+        """How many steps ahead of the weights workers are sent them: none where no gradient comes behind.
+
+        Args:
+            staleness: how many steps a worker may be ahead; None: any number.
+        """
+        return self.look_ahead if self.can_look_ahead and workers > 1 and staleness != 0 else 0.0
+
+    @property
     def taken_width(self) -> float:
         """The width that the model has: `auto` is decided."""
         return self.width or (DEFAULT_WIDTH if self.model == RunConfig.model else 1.0)
