@@ -10,7 +10,7 @@ from typing import Any
 
 import click
 
-from hvdtrain.config.option_types import Duration, SnapshotEvery, WordOr, option
+from hvdtrain.config.option_types import Duration, ServerNumber, SnapshotEvery, WordOr, option
 from hvdtrain.errors import UsageError
 
 DEVICES = ["auto", "cpu", "cuda"]
@@ -30,8 +30,8 @@ class RunConfig:
     mode: str = option("single", "How workers are kept in step; see `hvdtrain modes`.", str)
     servers: int = option(
         0,
-        "Parameter servers: the first S ranks serve, the rest work.",
-        click.IntRange(0),
+        "Parameter servers: the first S ranks serve, the rest work. `equal`: half of the ranks.",
+        ServerNumber(),
         ("--num-servers", "-s"),
     )
     dataset: str = option(
@@ -231,6 +231,19 @@ class RunConfig:
     def saves(self, model: str) -> bool:
         """Whether the `best` or the `final` model is kept."""
         return self.save in (model, "all")
+
+    @property
+    def can_look_ahead(self) -> bool:
+        """Whether workers may be sent weights ahead: with pushes averaged, and no other remedy for staleness."""
+        return self.push_scale == "softsync" and not self.delay_compensation
+
+    def taken_look_ahead(self, workers: int, staleness: int | None) -> float:
+        """How many steps ahead of the weights workers are sent them: none where no gradient comes behind.
+
+        Args:
+            staleness: how many steps a worker may be ahead; None: any number.
+        """
+        return self.look_ahead if self.can_look_ahead and workers > 1 and staleness != 0 else 0.0
 
     @property
     def taken_width(self) -> float:

@@ -5,7 +5,7 @@ from pathlib import Path
 import numpy as np
 
 from hvdtrain.explain.timeline import Timeline
-from hvdtrain.report.style import RC, WIDTH
+from hvdtrain.report.style import RC, new_figure
 
 MOST_COLUMNS = 240
 
@@ -17,17 +17,14 @@ def draw_heatmap(timeline: Timeline, title: str, path: Path) -> None:
     Raises:
         OSError: it cannot be written.
     """
-    import matplotlib
-
-    matplotlib.use("Agg")
-    from matplotlib import pyplot
+    from matplotlib import rc_context
     from matplotlib.colors import LogNorm
 
     own, ends = _condensed(timeline)
     ratio = own / np.median(own)
     limit = max(2.0, float(ratio.max()), 1 / float(ratio.min()))
-    with pyplot.rc_context(RC):
-        figure, axes = pyplot.subplots(figsize=(WIDTH, 1.4 + 0.32 * len(own)), layout="constrained")
+    with rc_context(RC):
+        figure, (axes,) = new_figure(1.4 + 0.32 * len(own))
         first = (timeline.own_s + timeline.waited_s)[:, 0].max() if timeline.in_step else ends[1] - ends[0]
         edges = np.concatenate([[max(0.0, timeline.ends_s[0] - first)], ends])
         rows = np.arange(len(own) + 1) - 0.5
@@ -41,7 +38,6 @@ def draw_heatmap(timeline: Timeline, title: str, path: Path) -> None:
         bar.set_ticks(ticks, labels=[f"{tick:g}" for tick in ticks])
         bar.ax.minorticks_off()
         figure.savefig(path, dpi=150)
-        pyplot.close(figure)
 
 
 def shade(timeline: Timeline, width: int = 24) -> list[str]:

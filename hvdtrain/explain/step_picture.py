@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from hvdtrain.errors import UsageError
-from hvdtrain.report.style import RC, STEP_PARTS, WIDTH
+from hvdtrain.report.style import RC, STEP_PARTS, new_figure
 from hvdtrain.runs.trace_file import TRACE
 
 MESSAGES = {"push": "#7b5ea7", "pull": "#5fa796", "apply": "#cb7811", "under way": "#d5d9e0"}
@@ -67,18 +67,15 @@ def draw_step(run: Path, path: Path) -> None:
         UsageError: there is no trace, or no whole step in it.
         OSError: it cannot be written.
     """
-    import matplotlib
-
-    matplotlib.use("Agg")
-    from matplotlib import pyplot
+    from matplotlib import rc_context
 
     slices = read_slices(run)
     begin, end = _middle_step(slices, run)
     shown = [s for s in slices if s.ended > begin and s.began < end]
     rows = sorted({(s.process, s.track) for s in shown}, key=lambda row: (row[0], row[1] != "step", row[1]))
     position = {row: number for number, row in enumerate(rows)}
-    with pyplot.rc_context(RC):
-        figure, axes = pyplot.subplots(figsize=(WIDTH, 1.0 + 0.24 * len(rows)), layout="constrained")
+    with rc_context(RC):
+        figure, (axes,) = new_figure(1.0 + 0.24 * len(rows))
         legend: dict[str, Any] = {}
         for s in sorted(shown, key=lambda s: s.began - s.ended):  # the longest first, what they consist of on them
             began, ended = max(s.began, begin), min(s.ended, end)
@@ -112,7 +109,6 @@ def draw_step(run: Path, path: Path) -> None:
             list(legend.values()), list(legend), loc="outside upper center", ncols=6, fontsize=8, frameon=False
         )
         figure.savefig(path, dpi=150)
-        pyplot.close(figure)
 
 
 def _middle_step(slices: list[Slice], run: Path) -> tuple[float, float]:

@@ -7,7 +7,7 @@ import numpy as np
 from hvdtrain import modes
 from hvdtrain.errors import UsageError
 from hvdtrain.report.runs import Run
-from hvdtrain.runs.metrics import WARM_UP
+from hvdtrain.runs.live import WARM_UP
 
 BLOCKS = 20  # into which a run is divided, to see how steady something is, and since when
 FEWEST_STEPS = 2 * BLOCKS  # of workers in step; of others fewer do, since a slow one takes few

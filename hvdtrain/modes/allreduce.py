@@ -136,6 +136,5 @@ class AllReduce(LocalUpdate):
 
 
 def connect(job: Job) -> AllReduce:
-    knows_horovod = job.world.size == 1 or job.world.starter in ("horovodrun", "mpirun", "pmi")
-    store = None if knows_horovod else open_store(job.world, job.config.timeout)
+    store = None if job.world.starts_horovod else open_store(job.world, job.config.timeout)
     return AllReduce(job, HorovodGroup(job.world, store))

@@ -53,8 +53,7 @@ class StaleSynchronous:
     def __init__(self, workers: int, config: RunConfig, staleness: int | None) -> None:
         self.clocks = dict.fromkeys(range(workers), 0)
         self.pushes_per_step = workers if config.push_scale == "softsync" else 1
-        is_behind = workers > 1 and staleness != 0 and config.push_scale == "softsync" and not config.delay_compensation
-        self.look_ahead = config.look_ahead if is_behind else 0.0
+        self.look_ahead = config.taken_look_ahead(workers, staleness)
         self.scale = 1 / workers if config.push_scale == "mean" else 1.0
         self.compensation, self.divides = config.delay_compensation, config.staleness_lr
         self.staleness = staleness

@@ -95,14 +95,15 @@ class Bucket:
         """The weights as they are, for a worker that pushes nothing before it has them."""
         with self._lock:
             self._refuse_lost(worker)
-            self._reading.add(worker)
-            self.policy.pulled(self, worker)
-            return Answer(self.version, 0, self.weights.detach(), 0)
+            return self._as_they_are(worker)
 
     def answer(self, worker: int, staleness: int = 0, dropped: int = 0) -> Answer:
         """What a worker is sent in answer to a push, while the bucket is locked or nobody else uses it."""
         if self._ahead is not None:
             return Answer(self.version, staleness, self._ahead, dropped)
+        return self._as_they_are(worker, staleness, dropped)
+
+    def _as_they_are(self, worker: int, staleness: int = 0, dropped: int = 0) -> Answer:
         self._reading.add(worker)
         self.policy.pulled(self, worker)
         return Answer(self.version, staleness, self.weights.detach(), dropped)

@@ -7,7 +7,8 @@ from typing import Any
 from hvdtrain.modes._synchroniser import Synchroniser
 from hvdtrain.numerics.clock import PARTS, WAITS
 from hvdtrain.numerics.durations import percentile
-from hvdtrain.runs.metrics import WARM_UP, Recorder, Tally
+from hvdtrain.runs.live import WARM_UP
+from hvdtrain.runs.metrics import Recorder, Tally
 from hvdtrain.training.cost import ProcessorTime
 from hvdtrain.training.history import History
 from hvdtrain.world.job import Job

@@ -12,6 +12,7 @@ from hvdtrain.report.results import result_rows, summarise
 from hvdtrain.report.runs import Kind, Run, finished_by_kind
 from hvdtrain.report.step_parts import NOTE
 from hvdtrain.report.verdict import DEFAULT, Margins
+from hvdtrain.runs.live import WARM_UP
 from hvdtrain.runs.schema import Step
 
 if TYPE_CHECKING:
@@ -21,7 +22,6 @@ if TYPE_CHECKING:
 NAMES = ("effect", "throughput", "target", "step-times", "step-time", "cost", "loss", "accuracy", "staleness")
 GRID_NAMES = ("batches", "training-loss", "validation-loss")
 FORMER_NAMES = ("traffic",)  # what versions before wrote: a report replaces it
-WARM_UP = 5  # steps of each worker that are slower than all others: see runs.metrics
 
 
 @dataclass(frozen=True)

@@ -5,6 +5,7 @@ from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
+WARM_UP = 5  # steps of a worker after each start of a run, slower than all others: apart from the percentiles
 TAIL = 2**15  # bytes at the end of a file that are looked at: a hundred steps
 
 

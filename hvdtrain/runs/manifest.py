@@ -56,6 +56,7 @@ def manifest(
     size = sum(p.numel() for p in trained(model))
     push_scale = config.push_scale if "push_scale" in mode.options else "mean" if world.servers else ""
     launched = read_launched()
+    bound = config.staleness if "staleness" in mode.options else None
     is_step = "push_scale" in mode.options and push_scale == "mean"  # each push is a step by itself
     return {
         "hvdtrain": version("hvdtrain"),
@@ -87,9 +88,9 @@ def manifest(
         "weight_decay": config.weight_decay,
         "nesterov": config.nesterov,
         "push_scale": push_scale,
-        "look_ahead": config.look_ahead if push_scale == "softsync" and not config.delay_compensation else 0.0,
+        "look_ahead": config.taken_look_ahead(world.workers, bound) if "look_ahead" in mode.options else 0.0,
         "shares": shares_of(config),
-        "staleness_bound": config.staleness if "staleness" in mode.options else None,
+        "staleness_bound": bound,
         "backup": config.backup,
         "delay_compensation": config.delay_compensation,
         "staleness_lr": config.staleness_lr,

@@ -11,10 +11,9 @@ from hvdtrain.errors import Failure
 from hvdtrain.numerics.clock import PARTS
 from hvdtrain.numerics.durations import BINS, bin_of
 from hvdtrain.ps.messages import PushStatus
-from hvdtrain.runs.live import metrics_file
+from hvdtrain.runs.live import WARM_UP, metrics_file
 
 STALENESS_BINS = 64
-WARM_UP = 5  # steps of a worker after each start of a run, slower than all others: apart from the percentiles
 STEP_PARTS = tuple(part for part in PARTS if part != "refresh")  # of a step's line; no step refreshes
 
 

@@ -54,7 +54,7 @@ def check(config: RunConfig) -> RunConfig:
             f"--staleness-lr is for --push-scale none: in {config.push_scale} a push counts 1/N already, and its "
             "staleness is N - 1 on average"
         )
-    if config.look_ahead != RunConfig.look_ahead and (config.push_scale != "softsync" or config.delay_compensation):
+    if config.look_ahead != RunConfig.look_ahead and not config.can_look_ahead:
         raise UsageError(
             "--look-ahead is for --push-scale softsync without --delay-compensation: elsewhere workers are sent the "
             "weights as they are"

@@ -74,11 +74,13 @@ def _add_rank(found, part: RankTrace, zero: float) -> None:  # type: ignore[no-u
     process.process.process_name = f"rank {part.rank} ({part.role})"
     tracks: dict[str, int] = {}
 
-    def track(name: str) -> int:
+    def track(name: str, is_counter: bool = False) -> int:
         if name not in tracks:
             tracks[name] = base + 1 + len(tracks)
             descriptor = found.packet.add().track_descriptor
             descriptor.uuid, descriptor.parent_uuid, descriptor.name = tracks[name], base, name
+            if is_counter:
+                descriptor.counter.SetInParent()
         return tracks[name]
 
     def event(moment: float, kind: int, uuid: int):  # type: ignore[no-untyped-def]
@@ -95,12 +97,7 @@ def _add_rank(found, part: RankTrace, zero: float) -> None:  # type: ignore[no-u
             slice_begin.flow_ids.append(flow)
         event(ended, TrackEvent.TYPE_SLICE_END, track(name))
     for name, moment, value in part.counts:
-        if name not in tracks:
-            tracks[name] = base + 1 + len(tracks)
-            descriptor = found.packet.add().track_descriptor
-            descriptor.uuid, descriptor.parent_uuid, descriptor.name = tracks[name], base, name
-            descriptor.counter.SetInParent()
-        event(moment, TrackEvent.TYPE_COUNTER, tracks[name]).double_counter_value = value
+        event(moment, TrackEvent.TYPE_COUNTER, track(name, is_counter=True)).double_counter_value = value
 
 
 def _in_lanes(spans: Iterable[Span]) -> list[tuple[str, Span]]:

@@ -72,7 +72,7 @@ class Stepper:
         inputs = self.normalise(images)
         clock.mark("data")
         sync.begin(share.step, lr_at(self.config, share.step, share.epoch, self.steps))
-        began = clock.watch.now()
+        began = clock.watch.now() if self.slowdown.rules else None
         loss, correct = backward(
             self.config, self.module, share, inputs, labels, self.loss_scale.scaled, sync.set_accumulating,
             clock,
@@ -99,7 +99,7 @@ class Stepper:
 
     def _slow_down(self, step: int, elapsed_s: float, began: Any) -> float:
         """Sleep as --slow asks for, by what forward and backward took since `began`; the seconds slept."""
-        if not self.slowdown.rules:
+        if began is None:
             return 0.0
         watch, ended = self.clock.watch, self.clock.last_gradient
         watch.wait_for(ended)

@@ -2,7 +2,8 @@
 
 from hvdtrain.numerics.clock import PARTS
 from hvdtrain.ps.messages import PushStatus
-from hvdtrain.runs.metrics import WARM_UP, Recorder, Tally
+from hvdtrain.runs.live import WARM_UP
+from hvdtrain.runs.metrics import Recorder, Tally
 
 
 def record(recorder, step, push=None, seconds=0.1):

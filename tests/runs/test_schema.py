@@ -12,7 +12,6 @@ from msgspec import structs
 from hvdtrain.numerics.clock import PARTS
 from hvdtrain.rank import summary as rank_summary
 from hvdtrain.runs import manifest as runs_manifest
-from hvdtrain.runs.metrics import WARM_UP
 from hvdtrain.runs.schema import Manifest, Step, Summary, UnreadableFile, from_json, read, read_steps
 
 
@@ -41,12 +40,6 @@ def test_the_writers_write_what_the_schema_has_and_nothing_else():
     of_summary = written(rank_summary, "summarise")
     assert of_summary <= names(Summary) <= of_summary | {"test_loss", "test_accuracy", "setup_s", "load"}
     assert {f"{part}_s" for part in PARTS if part != "refresh"} | {"time", "samples", "loss"} == names(Step)
-
-
-def test_plots_leave_out_as_many_first_steps_as_percentiles_do():
-    from hvdtrain.report import plots
-
-    assert plots.WARM_UP == WARM_UP
 
 
 def test_an_older_versions_files_are_read():
