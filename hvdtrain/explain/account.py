@@ -37,7 +37,7 @@ class Account:
 
 def account(run: Run, timeline: Timeline) -> Account:
     """Divide a worker's mean step. What it waited is given to the causes that are known, as far as it goes."""
-    own, waited = (float(values.mean()) for values in (timeline.own_s, timeline.waited_s))
+    own, waited = np.mean([steps[:, 1:3].mean(0) for steps in timeline.each_step], axis=0).tolist()
     unknown: dict[str, str] = {}
     slowest = 0.0
     if timeline.in_step:
@@ -112,9 +112,11 @@ def _speed_without(timeline: Timeline, straggler: Straggler | None) -> float:
     worker = timeline.ranks.index(straggler.rank)
     others = np.delete(timeline.own_s, worker, 0)
     if timeline.in_step:
-        replaced = np.vstack([others, np.median(others, axis=0)])
+        # It computes what the median of the others does in the step before: of two that are alike and vary, the slower
+        # is slower than either, so the same step again would be too short.
+        replaced = np.vstack([others, np.roll(np.median(others, axis=0), 1)])
         step = timeline.own_s.mean() + timeline.waited_s.mean()
         return float(step / (step - (timeline.own_s.max(0) - replaced.max(0)).mean()))
-    rates = np.mean(timeline.samples / (timeline.own_s + timeline.waited_s), axis=1)
+    rates = np.array([steps[:, 3].sum() / steps[:, 1:3].sum() for steps in timeline.each_step])
     healthy = np.delete(rates, worker)
     return float((healthy.sum() + np.median(healthy)) / rates.sum())

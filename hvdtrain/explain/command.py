@@ -41,9 +41,9 @@ def explain(runs: tuple[Path, ...], json_file: Path | None, plot: Path | None, t
     hvdtrain explain runs/ring --plot steps.png
     hvdtrain explain runs/ring runs/ps-async --json explained.json
 
-    Everything comes from the recorded steps in the run folder. A straggler is a worker whose steps took it half as
-    long again as the others theirs, or more, for a fifth of the run, and that the others waited for, or would have if
-    they had been in step, three times as long as for any other. The file of --json has an
+    Everything comes from the recorded steps in the run folder. A straggler is a worker whose quicker steps, too, took
+    it half as long again as the others theirs, or more, for a fifth of the run, and that the others waited for, or
+    would have if they had been in step, three times as long as for any other. The file of --json has an
     object, or a list where there are several runs: `straggler` (a rank, or null), `waited_s` by rank, `parts` of a
     step in seconds, and `what_if`: samples/s of all workers.
     """

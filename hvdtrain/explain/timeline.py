@@ -26,8 +26,8 @@ class Timeline:
         own_s: [workers, columns] seconds of a step that a worker spent on its own: data, forward, backward, optimizer,
             and writing down what the step came to. Where no step of its ended, those of the step it was at.
         waited_s: [workers, columns] seconds of a step in which it waited: for messages, for others, for a share.
-        samples: [workers, columns] of a step.
-        steps: [workers] that each took.
+        each_step: of each worker, [its steps, 4]: seconds of training at the end, on its own, and in which it waited;
+            samples.
     """
 
     ranks: list[int]
@@ -35,8 +35,7 @@ class Timeline:
     ends_s: np.ndarray
     own_s: np.ndarray
     waited_s: np.ndarray
-    samples: np.ndarray
-    steps: np.ndarray
+    each_step: list[np.ndarray]
 
 
 def read_timeline(run: Run) -> Timeline:
@@ -66,19 +65,18 @@ def read_timeline(run: Run) -> Timeline:
         ])
         for steps in rows
     ]  # fmt: skip
-    counts = np.array([len(values) for values in per_worker])
     if in_step:
-        table = np.stack([values[: counts.min()] for values in per_worker])  # [workers, steps, 4]
-        return Timeline(ranks, True, table[:, :, 0].max(0), *_figures(table), counts)
+        table = np.stack([values[: min(map(len, per_worker))] for values in per_worker])  # [workers, steps, 4]
+        return Timeline(ranks, True, table[:, :, 0].max(0), *_figures(table), per_worker)
     end = max(values[-1, 0] for values in per_worker)
     begin = min(values[0, 0] for values in per_worker)
     edges = np.linspace(begin, end, BLOCKS + 1)
     table = np.stack([_means(values, edges) for values in per_worker])
-    return Timeline(ranks, False, edges[1:], *_figures(table), counts)
+    return Timeline(ranks, False, edges[1:], *_figures(table), per_worker)
 
 
-def _figures(table: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    return table[:, :, 1], table[:, :, 2], table[:, :, 3]
+def _figures(table: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    return table[:, :, 1], table[:, :, 2]
 
 
 def _means(values: np.ndarray, edges: np.ndarray) -> np.ndarray:

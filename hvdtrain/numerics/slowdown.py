@@ -1,8 +1,8 @@
 """Workers that are made slow on purpose: what `--slow` means, and when a worker sleeps how long.
 
-A worker that is to compute f times as long sleeps (f - 1) times what it has just computed, after backward: exact,
-seeded, and its core is free for the others meanwhile, so that a few cores can stand for many machines. The threads that
-carry its messages stay as fast as they were.
+A worker that is to compute f times as long sleeps (f - 1) times what it has just computed, between forward and
+backward: exact, seeded, and its core is free for the others meanwhile, so that a few cores can stand for many machines.
+Its gradients come late, as those of a slow machine do; the threads that carry its messages stay as fast as they were.
 """
 
 import math

@@ -70,6 +70,12 @@ def test_the_slow_rank_is_named_and_equal_ones_are_not(tmp_path, mode, servers, 
     assert "No worker was slower" in printed
 
 
+def test_one_that_is_interrupted_now_and_then_is_not_slow(tmp_path):
+    interrupted = np.random.default_rng(0).random(200) < 0.6
+    found, _ = explained(tmp_path, 1, 8, slow=interrupted)
+    assert found["straggler"] is None
+
+
 def test_it_is_said_since_when_and_until_when_it_was_slow(tmp_path):
     found, _ = explained(tmp_path, 1, 4, slow=slice(50, 120), steps=200)
     fast, slow = COMPUTE_S + LATENCY_S, 4 * COMPUTE_S + LATENCY_S
@@ -91,6 +97,16 @@ def test_the_parts_of_a_step_add_up_to_it(tmp_path, mode):
     if mode == "allreduce":
         assert found["step_s"] == pytest.approx(4 * COMPUTE_S + LATENCY_S, rel=0.05)
         assert found["parts"]["other_waiting"] == pytest.approx(LATENCY_S, rel=0.05)
+
+
+def test_each_step_counts_once_where_a_slow_worker_takes_fewer(tmp_path):
+    found, _ = explained(tmp_path, 1, 4, mode="ps-async", servers=1, slow=slice(0, 25))
+    ends = [
+        [json.loads(line)["time"] for line in (tmp_path / f"run/metrics.rank{rank}.jsonl").read_text().splitlines()][5:]
+        for rank in (1, 2)
+    ]
+    by_the_clock = np.mean([(own[-1] - own[0]) / (len(own) - 1) for own in ends])
+    assert sum(found["parts"].values()) == pytest.approx(by_the_clock, rel=0.02)
 
 
 @pytest.mark.parametrize(("mode", "servers"), [("allreduce", 0), ("ps-async", 1)])
