@@ -17,7 +17,7 @@ import click
 from hvdtrain import modes
 from hvdtrain.bench.memory import bandwidth
 from hvdtrain.config.command_line import NUM_SERVERS, NUM_WORKERS, GroupedCommand
-from hvdtrain.config.option_types import Names, Numbers
+from hvdtrain.config.option_types import FileToWrite, Names, Numbers
 from hvdtrain.errors import Failure, UsageError, unknown
 from hvdtrain.launch.allocation import hosts_or_here
 from hvdtrain.launch.hosts import Host, allocate, host_options, launcher_option
@@ -78,8 +78,8 @@ class Sizes(click.ParamType):
 @host_options
 @launcher_option
 @click.option("--repeats", type=click.IntRange(1, 1000), default=7, show_default=True, help="Timed repeats.")
-@click.option("--json", "file", type=click.Path(dir_okay=False, path_type=Path), help="Write the rows there.")
-@click.option("--plot", type=click.Path(dir_okay=False, path_type=Path), help="Draw GB/s over size there, as SVG.")
+@click.option("--json", "file", type=FileToWrite(), help="Write the rows there.")
+@click.option("--plot", type=FileToWrite(), help="Draw GB/s over size there, as SVG.")
 @click.pass_context
 def bench(
     ctx: click.Context, ops: list[str], backends: list[str], peer: tuple[str, ...], sizes: list[int],
@@ -112,8 +112,6 @@ def bench(
     if max(workers) > 64:
         raise UsageError(f"--num-workers {max(workers)} are more than 64")
     for path in (file, plot):
-        if path and not path.absolute().parent.is_dir():
-            raise UsageError(f"there is no folder {path.parent} to write {path.name} in")
         if path and path.exists():
             raise UsageError(f"{path} exists: name another file, or remove it yourself")
     if file and file == plot:
@@ -196,7 +194,7 @@ def _row(
         "op": op, "backend": backend, "workers": workers, "servers": servers, "bytes": size,
         "seconds_median": median, "seconds_min": min(seconds), "seconds_max": max(seconds),
         "gb_per_s": size / median / 1e9, "payload_gb_per_s": (1 if op == "p2p" else workers) * size / median / 1e9,
-        "repeats": len(seconds), "hosts": [f"{host.name}:{host.slots}" for host in hosts],
+        "repeats": len(seconds), "hosts": [str(host) for host in hosts],
     }  # fmt: skip
     if memory:
         moving = 1 if op == "p2p" else workers if servers else workers - 1

@@ -16,7 +16,7 @@ from hvdtrain.config.run_config import RunConfig, flag, in_words
 from hvdtrain.errors import UsageError
 from hvdtrain.report import check_out
 from hvdtrain.report.runs import Run, load_run
-from hvdtrain.runs.folder import CONFIG, check_free, is_claimed, locked
+from hvdtrain.runs.folder import CONFIG, check_free, is_claimed, locked, unwritable
 from hvdtrain.runs.request import with_absolute_paths
 from hvdtrain.world.host import versions
 
@@ -146,16 +146,16 @@ def _is_same(name: str, before: RunConfig, asked: RunConfig) -> bool:
 
 def _otherwise_made(earlier: Earlier, run: Planned, is_same: bool) -> list[str]:
     """In what it was launched otherwise, or by other software; is_same: it is this very run."""
-    manifest = earlier.run.manifest
+    manifest, here = earlier.run.manifest, versions()
     found = [
-        f"{name} {version}, not {versions().get(name)}"
+        f"{name} {version}, not {here.get(name)}"
         for name, version in manifest.versions.items()
-        if version != versions().get(name)
+        if version != here.get(name)
     ]
     launched = manifest.launch
     if launched and launched.launcher not in (None, run.launcher):
         found.append(f"--launcher {launched.launcher}, not {run.launcher}")
-    hosts = [f"{host.name}:{host.slots}" for host in run.hosts]
+    hosts = [str(host) for host in run.hosts]
     if is_same and launched and launched.hosts != hosts:
         found.append(f"hosts {','.join(launched.hosts) or 'none'}, not {','.join(hosts) or 'none'}")
     return found
@@ -214,5 +214,5 @@ def claimed(folder: Path) -> Iterator[None]:
         except BlockingIOError:
             raise UsageError(f"--out {folder} is in use: another comparison is at work there") from None
         except OSError as error:
-            raise UsageError(f"--out {folder} cannot be written: {error.strerror}; choose another folder") from None
+            raise unwritable(folder, error) from None
         yield

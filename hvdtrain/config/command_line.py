@@ -7,6 +7,7 @@ from typing import Any
 import click
 from click.core import ParameterSource
 
+from hvdtrain.config.option_types import METAVARS
 from hvdtrain.config.run_config import RunConfig, flag, in_words
 
 # The first two of each are what the field calls it; the last is what it was called here before.
@@ -70,11 +71,10 @@ def config_options(
             default = in_words(f, defaults.get(f.name, f.default))
             kind = f.metadata["type"]
             name = f"{flag(f.name)}/--no-{flag(f.name)[2:]}" if kind is bool else flag(f.name)
-            number = {click.IntRange: "N", click.FloatRange: "X"}.get(type(kind))
             command = click.option(
                 *f.metadata["flags"], name, f.name, default=default, help=f.metadata["help"].format_map(listed),
                 is_flag=kind is bool, type=None if kind is bool else kind,
-                show_default=default not in (0, 0.0, "", False), metavar=number,
+                show_default=default not in (0, 0.0, "", False), metavar=METAVARS.get(type(kind)),
             )(command)  # fmt: skip
         return command
 

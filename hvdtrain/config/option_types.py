@@ -1,12 +1,17 @@
 """What values of command-line options look like, and options that are fields of a dataclass."""
 
 import re
+from collections.abc import Mapping
 from dataclasses import field
+from pathlib import Path
 from typing import Any
 
 import click
 
+from hvdtrain.errors import UsageError
+
 LONGEST_S = 1e9  # 30 years: what every timer below us can count
+METAVARS: Mapping[type, str] = {click.IntRange: "N", click.FloatRange: "X"}
 
 
 class Duration(click.ParamType):
@@ -22,6 +27,19 @@ class Duration(click.ParamType):
         return seconds
 
 
+class FileToWrite(click.Path):
+    """A file in a folder that there is."""
+
+    def __init__(self) -> None:
+        super().__init__(dir_okay=False, path_type=Path)
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
+        path: Any = super().convert(value, param, ctx)
+        if not path.absolute().parent.is_dir():
+            raise UsageError(f"there is no folder {path.parent} to write {path.name} in")
+        return path
+
+
 class WordOr(click.ParamType):
     """A word such as `auto`, or a value of another type.
 
@@ -33,7 +51,7 @@ class WordOr(click.ParamType):
 
     def __init__(self, word: str, meaning: Any, other: click.ParamType) -> None:
         self.word, self.meaning, self.other = word, meaning, other
-        name = {click.IntRange: "N", click.FloatRange: "X"}.get(type(other), other.name)
+        name = METAVARS.get(type(other), other.name)
         self.name = f"{word}|{name.upper()}"
 
     def get_metavar(self, param: click.Parameter, ctx: click.Context) -> str:

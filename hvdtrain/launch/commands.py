@@ -23,7 +23,7 @@ from hvdtrain.launch.hosts import HOSTS, allocate, given_hosts, host_options, pa
 from hvdtrain.launch.prepare import prepare
 from hvdtrain.launch.processes import end_process, is_running, own_identity
 from hvdtrain.launch.supervise import STOP_TIMEOUT_S, job_record_file, log_file, read_record, supervise
-from hvdtrain.runs.folder import CONFIG, check_free
+from hvdtrain.runs.folder import CONFIG, check_free, unwritable
 from hvdtrain.runs.launched import remembered
 from hvdtrain.runs.request import check, check_workers, resumed_options, train_options
 
@@ -138,7 +138,7 @@ def launch(
     try:
         log.parent.mkdir(parents=True, exist_ok=True)
     except OSError as error:
-        raise UsageError(f"--out {folder} cannot be written: {error.strerror}; choose another folder") from None
+        raise unwritable(folder, error) from None
     record = job_record_file(folder)
     if is_running(read_record(folder)):
         raise UsageError(f"--out {folder}: its job is still running; `hvdtrain stop {out}` ends it")

@@ -20,6 +20,7 @@ from hvdtrain.errors import UsageError
 from hvdtrain.launch import bandwidth, probe
 from hvdtrain.launch.hosts import Host
 from hvdtrain.launch.remote import command_on, in_folder, is_local, resolve
+from hvdtrain.runs.folder import unwritable
 from hvdtrain.runs.launched import Pair
 from hvdtrain.world.network import own_addresses
 
@@ -151,7 +152,7 @@ def _new_file_near(out: Path) -> Iterator[str]:
     try:
         file = tempfile.NamedTemporaryFile(prefix=".hvdtrain-", dir=folder)
     except OSError as error:
-        raise UsageError(f"--out {out} cannot be written: {error.strerror}") from None
+        raise unwritable(out, error) from None
     with file:
         yield file.name
 

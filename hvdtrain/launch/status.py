@@ -1,11 +1,10 @@
 """`hvdtrain status`: how far a job is, from what it has written so far."""
 
-import json
 import re
 import time
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import click
 
@@ -15,7 +14,9 @@ from hvdtrain.launch.supervise import log_file, read_record
 from hvdtrain.runs.folder import CONFIG, is_claimed
 from hvdtrain.runs.live import last_steps, samples_per_s
 from hvdtrain.runs.request import config_of
+from hvdtrain.runs.schema import Manifest, Summary, UnreadableFile, read
 
+_T = TypeVar("_T", Manifest, Summary)
 LINE_LENGTH = 160  # shown of the last line
 LOG_TAIL = 2**14  # bytes at the end of the log that are looked at
 
@@ -39,14 +40,15 @@ def status_lines(run: Path, shown: Path) -> Iterator[str]:
     """
     if not (run / CONFIG).is_file() and not log_file(run).parent.is_dir():
         raise UsageError(f"{shown}: no run was begun there")
-    manifest, summary, record = _read(run / "manifest.json"), _read(run / "summary.json"), read_record(run)
+    manifest, record = _read(run, Manifest), read_record(run)
+    summary = _read(run, Summary) or Summary()
     files = sorted(run.glob("metrics.rank*.jsonl"))
     workers = {file: steps for file in files if (steps := last_steps(file))}
     yield f"{shown}: {_state(run, shown, summary, record)}{_how(manifest)}"
-    if summary.get("status") == "done":
+    if summary.status == "done":
         yield (
-            f"{summary['steps']} steps in {_duration(summary['wall_s'])} of training, "
-            f"{summary['samples_per_s']:.0f} samples/s, validation accuracy {summary['val_accuracy']:.4f}"
+            f"{summary.steps} steps in {_duration(summary.wall_s or 0)} of training, "
+            f"{summary.samples_per_s or 0:.0f} samples/s, validation accuracy {summary.val_accuracy or 0:.4f}"
         )
     elif workers:
         first = next(iter(workers.values()))
@@ -63,8 +65,8 @@ def status_lines(run: Path, shown: Path) -> Iterator[str]:
         yield f"last line: {last}"
 
 
-def _state(run: Path, shown: Path, summary: dict[str, Any], record: dict[str, Any]) -> str:
-    if summary.get("status") == "done":
+def _state(run: Path, shown: Path, summary: Summary, record: dict[str, Any]) -> str:
+    if summary.status == "done":
         return "finished"
     since = f" since {_clock(started)}" if (started := _began(run)) else ""
     if "job" in record:
@@ -78,15 +80,15 @@ def _state(run: Path, shown: Path, summary: dict[str, Any], record: dict[str, An
     return f"not running, and not finished{again}"
 
 
-def _how(manifest: dict[str, Any]) -> str:
+def _how(manifest: Manifest | None) -> str:
     """` (ps-sync with 2 worker(s) and 1 server(s), by ssh on a:2, b:1)`, as far as it is known yet."""
     if not manifest:
         return ""
-    servers = f" and {manifest['servers']} server(s)" if manifest.get("servers") else ""
-    launched = manifest.get("launch") or {}
-    by = f", by {launched['launcher']}" if launched else f", by {manifest.get('starter')}"
-    on = f" on {', '.join(launched['hosts'])}" if launched.get("hosts") else ""
-    return f" ({manifest.get('mode')} with {manifest.get('workers')} worker(s){servers}{by}{on})"
+    servers = f" and {manifest.servers} server(s)" if manifest.servers else ""
+    launched = manifest.launch
+    by = f", by {launched.launcher if launched else manifest.starter}"
+    on = f" on {', '.join(launched.hosts)}" if launched and launched.hosts else ""
+    return f" ({manifest.mode} with {manifest.workers} worker(s){servers}{by}{on})"
 
 
 def _began(run: Path) -> float | None:
@@ -103,10 +105,11 @@ def _clock(then: float) -> str:
     return time.strftime("%T" if is_today else "%F %T", time.localtime(then))
 
 
-def _total_steps(run: Path, manifest: dict[str, Any]) -> int | None:
+def _total_steps(run: Path, manifest: Manifest | None) -> int | None:
+    samples = manifest.train_samples if manifest else None
     try:
-        return config_of(run).total_steps(manifest["train_samples"])
-    except (UsageError, KeyError, TypeError):
+        return config_of(run).total_steps(samples) if samples else None
+    except UsageError:
         return None
 
 
@@ -128,9 +131,8 @@ def _duration(seconds: float) -> str:
     return f"{seconds / 60:.1f} min" if seconds < 6000 else f"{seconds / 3600:.1f} h"
 
 
-def _read(file: Path) -> dict[str, Any]:
+def _read(run: Path, kind: type[_T]) -> _T | None:
     try:
-        found = json.loads(file.read_text())
-    except (OSError, ValueError):
-        return {}
-    return found if isinstance(found, dict) else {}
+        return read(run, kind)
+    except UnreadableFile:
+        return None

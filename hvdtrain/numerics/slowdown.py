@@ -18,7 +18,7 @@ FORMS = (
     "1:4x (worker 1 computes four times as long), 1:4x@20s-40s, 1:4x@step200-400, random:6x:p=0.1 (any worker at any "
     "step), jitter:lognormal:0.2, several joined by +, or none"
 )
-NUMBER = r"(\d+(?:\.\d+)?)"
+NUMBER = r"(\d+(?:\.\d+)?|\.\d+)"
 
 
 @dataclass(frozen=True)

@@ -13,6 +13,7 @@ from typing import Any
 
 from hvdtrain.config.run_config import RunConfig
 from hvdtrain.errors import Failure
+from hvdtrain.launch.hosts import Host
 from hvdtrain.plan import probe
 from hvdtrain.plan.calibration import Calibration, Quantity
 from hvdtrain.world.cgroups import usable_cores
@@ -34,7 +35,7 @@ FLOOR = 1e-9  # of a cost that noise hides
 
 def calibrate(
     config: RunConfig, batch: int, dataset_facts: Callable[[], tuple[int, int]], say: Callable[[str], None],
-    hosts: str = "", runs: Sequence[Path] = (), bandwidth: float | None = None, one_machine: bool = False,
+    hosts: Sequence[Host] = (), runs: Sequence[Path] = (), bandwidth: float | None = None, one_machine: bool = False,
 ) -> Calibration:  # fmt: skip
     """Measure the model and the modes on this machine.
 
@@ -87,32 +88,32 @@ def calibrate(
 
 
 def _short_runs(
-    config: RunConfig, batch: int, hosts: str, folder: Path, deadline: float, say: Callable[[str], None]
+    config: RunConfig, batch: int, hosts: Sequence[Host], folder: Path, deadline: float, say: Callable[[str], None]
 ) -> list[Path]:
     """Real jobs of a few steps on these hosts, a worker on each and one server."""
-    names = [word.split(":")[0] for word in hosts.split(",")]
+    where = ", ".join(host.name for host in hosts)
     found: list[Path] = []
     for mode, servers in (("ps-sync", 1), ("allreduce", 0), ("ddp", 0)):
         left = deadline - time.monotonic()
         if left < LEAST_RUN_S:
-            say(f"no time is left to run {mode} on {hosts}")
+            say(f"no time is left to run {mode} on {where}")
             continue
-        say(f"{mode} on {hosts} …")
+        say(f"{mode} on {where} …")
         out = folder / mode
-        slots = ",".join(f"{name}:{2 if servers and not number else 1}" for number, name in enumerate(names))
+        slots = ",".join(f"{host.name}:{2 if servers and not number else 1}" for number, host in enumerate(hosts))
         command = [
-            sys.executable, "-m", "hvdtrain", "launch", "--launcher", "ssh", "-n", str(len(names)), "-s", str(servers),
-            "-H", slots, "--out", str(out), "--", "--mode", mode, *_options(config, batch * len(names)),
+            sys.executable, "-m", "hvdtrain", "launch", "--launcher", "ssh", "-n", str(len(hosts)), "-s", str(servers),
+            "-H", slots, "--out", str(out), "--", "--mode", mode, *_options(config, batch * len(hosts)),
         ]  # fmt: skip
         try:
             done = subprocess.run(
                 command, stdin=subprocess.DEVNULL, capture_output=True, text=True, timeout=left + GRACE_S
             )
         except subprocess.TimeoutExpired:
-            say(f"{mode} on {hosts} took too long and was ended")
+            say(f"{mode} on {where} took too long and was ended")
             continue
         if done.returncode:
-            raise Failure(f"{mode} on {hosts} failed: {(done.stderr.strip().splitlines() or ['no output'])[-1]}")
+            raise Failure(f"{mode} on {where} failed: {(done.stderr.strip().splitlines() or ['no output'])[-1]}")
         found.append(out)
     return found
 

@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from hvdtrain.errors import UsageError
+from hvdtrain.plan.fields import WrongField, number
 from hvdtrain.plan.scenario import Layer, Transport
 
 FORMAT, VERSION = "hvdtrain-calibration", 1
@@ -169,34 +170,30 @@ def load(path: Path) -> Calibration:
         )
     try:
         return _parse(found)
-    except _Wrong as wrong:
+    except WrongField as wrong:
         raise UsageError(f"{path}: {wrong}") from None
-
-
-class _Wrong(Exception):
-    """What is wrong with a calibration."""
 
 
 def _parse(found: dict[str, Any]) -> Calibration:
     layers = found.get("layers")
     if not isinstance(layers, list) or not layers or not all(isinstance(layer, dict) for layer in layers):
-        raise _Wrong("layers is no list of layers")
+        raise WrongField("layers is no list of layers")
     transports = found.get("transports")
     if not isinstance(transports, dict) or not set(TRANSPORTS) <= transports.keys():
-        raise _Wrong(f"transports has not all of {', '.join(TRANSPORTS)}")
+        raise WrongField(f"transports has not all of {', '.join(TRANSPORTS)}")
     codecs = found.get("codecs", {})
     if not isinstance(codecs, dict):
-        raise _Wrong("codecs is no table")
+        raise WrongField("codecs is no table")
     return Calibration(
         model=found["model"] if isinstance(found.get("model"), dict) else {},
         batch_per_worker=_count(found, "batch_per_worker"),
         layers=tuple(
             (
-                _printable(layer.get("name", f"layer {number}")),
-                _number(layer, f"layers[{number}].gradient_megabytes", most=1e6),
-                _quantity(layer, f"layers[{number}].forward_ms"), _quantity(layer, f"layers[{number}].backward_ms"),
+                _printable(layer.get("name", f"layer {n}")),
+                number(layer, f"layers[{n}].gradient_megabytes", most=1e6),
+                _quantity(layer, f"layers[{n}].forward_ms"), _quantity(layer, f"layers[{n}].backward_ms"),
             )
-            for number, layer in enumerate(layers)
+            for n, layer in enumerate(layers)
         ),
         fixed_ms=_quantity(found, "fixed_ms"),
         optimizer_ms_per_mb=_quantity(found, "optimizer_ms_per_mb"),
@@ -211,17 +208,17 @@ def _parse(found: dict[str, Any]) -> Calibration:
             }
             for name, costs in codecs.items()
         },
-        batch_fixed_share=_number(found, "batch_fixed_share", most=1),
-        step_jitter=_number(found, "step_jitter", most=2),
+        batch_fixed_share=number(found, "batch_fixed_share", most=1),
+        step_jitter=number(found, "step_jitter", most=2),
         cores_per_host=_count(found, "cores_per_host"),
         threads_per_worker=_count(found, "threads_per_worker"),
         device="cuda" if found.get("device") == "cuda" else "cpu",
         hosts_share_cores=found.get("hosts_share_cores") is True,
         latency_us=_quantity(found, "latency_us"),
-        bandwidth_gbit=None if found.get("bandwidth_gbit") is None else _number(found, "bandwidth_gbit", most=1e5),
+        bandwidth_gbit=None if found.get("bandwidth_gbit") is None else number(found, "bandwidth_gbit", most=1e5),
         most_workers=_count(found, "most_workers"),
         most_servers=_count(found, "most_servers"),
-        model_error=_number(found, "model_error", most=10),
+        model_error=number(found, "model_error", most=10),
         made=found["made"] if isinstance(found.get("made"), dict) else {},
     )  # fmt: skip
 
@@ -230,17 +227,10 @@ def _printable(name: Any) -> str:
     return re.sub(r"[^\w. :+-]", "?", str(name))[:60]
 
 
-def _number(of: Any, path: str, most: float = 1e9) -> float:
-    value = of.get(path.rpartition(".")[2]) if isinstance(of, dict) else None
-    if not isinstance(value, int | float) or isinstance(value, bool) or not 0 <= value <= most:
-        raise _Wrong(f"{path} is {value!r}, not a number from 0 to {most:g}")
-    return float(value)
-
-
 def _count(of: dict[str, Any], name: str) -> int:
     value = of.get(name)
     if type(value) is not int or not 1 <= value <= 10**6:
-        raise _Wrong(f"{name} is {value!r}, not a whole number from 1 to 1000000")
+        raise WrongField(f"{name} is {value!r}, not a whole number from 1 to 1000000")
     return value
 
 
@@ -248,10 +238,10 @@ def _quantity(of: Any, path: str) -> Quantity:
     """A plain number, as somebody writes it by hand, or value, low and high."""
     value = of.get(path.rpartition(".")[2]) if isinstance(of, dict) else None
     if not isinstance(value, dict):
-        number = _number(of, path)
-        return Quantity(number, number, number)
-    middle = _number(value, f"{path}.value")
-    low, high = (_number(value, f"{path}.{end}") if end in value else middle for end in ("low", "high"))
+        plain = number(of, path)
+        return Quantity(plain, plain, plain)
+    middle = number(value, f"{path}.value")
+    low, high = (number(value, f"{path}.{end}") if end in value else middle for end in ("low", "high"))
     if not low <= middle <= high:
-        raise _Wrong(f"{path} has not low <= value <= high: {low:g}, {middle:g}, {high:g}")
+        raise WrongField(f"{path} has not low <= value <= high: {low:g}, {middle:g}, {high:g}")
     return Quantity(middle, low, high)

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from hvdtrain.errors import UsageError
+from hvdtrain.plan.fields import WrongField, number
 from hvdtrain.plan.published import layers_of
 from hvdtrain.plan.scenario import MODES, SERVER_MODES, Layer, Scenario, Transport
 from hvdtrain.plan.simulate import simulate
@@ -65,93 +66,82 @@ def load(path: Path) -> Case:
         raise UsageError(f"{path} is no readable case: {error}") from None
     try:
         return _parse(found)
-    except _Wrong as wrong:
+    except WrongField as wrong:
         raise UsageError(f"{path}: {wrong}") from None
-
-
-class _Wrong(Exception):
-    """What is wrong with a case."""
 
 
 def _parse(found: dict[str, Any]) -> Case:
     tables = {name: found.get(name, {}) for name in ("model", "cluster", "software")}
     cells = found.get("cell")
     if not all(isinstance(table, dict) for table in tables.values()) or not isinstance(cells, list) or not cells:
-        raise _Wrong("it has not [model], [cluster] and at least one [[cell]]")
+        raise WrongField("it has not [model], [cluster] and at least one [[cell]]")
     model, cluster, software = tables.values()
     words = {name: software.get(name, allowed[0]) for name, allowed in CHOICES.items()}
     for name, allowed in CHOICES.items():
         if words[name] not in allowed:
-            raise _Wrong(f"software.{name} is {words[name]!r}: choose from {', '.join(allowed)}")
-    batch = int(_number(model, "model.batch_per_worker", 1, 1e6))
-    single = _number(cluster, "cluster.single_worker_samples_per_s", 1e-6, 1e9)
+            raise WrongField(f"software.{name} is {words[name]!r}: choose from {', '.join(allowed)}")
+    batch = int(number(model, "model.batch_per_worker", 1, 1e6))
+    single = number(cluster, "cluster.single_worker_samples_per_s", 1e-6, 1e9)
     fixed = {
-        name: _number(software, f"software.{name}", 1e-6, 1 if name == "efficiency" else 1e6)
+        name: number(software, f"software.{name}", 1e-6, 1 if name == "efficiency" else 1e6)
         for name in UNKNOWNS
         if name in software
     }
     return Case(
         str(found.get("title", "")), str(found.get("source", "")), _layers(model, batch / single), batch, single,
-        _number(cluster, "cluster.bandwidth_gbit", 1e-6, 1e5),
-        _number(cluster, "cluster.latency_us", 0, 1e7) if "latency_us" in cluster else 50.0,
-        int(_number(cluster, "cluster.workers_per_host", 1, 64)) if "workers_per_host" in cluster else 1,
-        int(_number(cluster, "cluster.cores_per_host", 1, 1024)) if "cores_per_host" in cluster else 2,
+        number(cluster, "cluster.bandwidth_gbit", 1e-6, 1e5),
+        number(cluster, "cluster.latency_us", 0, 1e7) if "latency_us" in cluster else 50.0,
+        int(number(cluster, "cluster.workers_per_host", 1, 64)) if "workers_per_host" in cluster else 1,
+        int(number(cluster, "cluster.cores_per_host", 1, 1024)) if "cores_per_host" in cluster else 2,
         words["partition"], words["overlap"], software.get("local_sum", True) is True,
-        tuple(_cell(cell, number) for number, cell in enumerate(cells)), fixed,
+        tuple(_cell(cell, f"cell[{n}]") for n, cell in enumerate(cells)), fixed,
     )  # fmt: skip
 
 
 def _layers(model: dict[str, Any], computing_s: float) -> tuple[Layer, ...]:
     given = model.get("layers")
     if given is None and not isinstance(model.get("name"), str):
-        raise _Wrong("model has neither a name nor layers")
+        raise WrongField("model has neither a name nor layers")
     if given is None:
         named = layers_of(model["name"])
     elif not isinstance(given, list) or not given or not all(isinstance(layer, dict) for layer in given):
-        raise _Wrong("model.layers is no list of layers")
+        raise WrongField("model.layers is no list of layers")
     else:
         named = [
             (
-                str(layer.get("name", number)), _number(layer, f"model.layers[{number}].megabytes", 0, 1e6),
-                _number(layer, f"model.layers[{number}].share_of_compute", 0, 1),
+                str(layer.get("name", n)), number(layer, f"model.layers[{n}].megabytes", 0, 1e6),
+                number(layer, f"model.layers[{n}].share_of_compute", 0, 1),
             )
-            for number, layer in enumerate(given)
+            for n, layer in enumerate(given)
         ]  # fmt: skip
     total = sum(share for _, _, share in named) or 1.0
     if not sum(size for _, size, _ in named):
-        raise _Wrong("model.layers have no megabytes")
+        raise WrongField("model.layers have no megabytes")
     return tuple(
         Layer(name, round(size * 1e6 / 4), computing_s * share / total / 3, computing_s * share / total * 2 / 3)
         for name, size, share in named
     )
 
 
-def _cell(cell: Any, number: int) -> dict[str, Any]:
+def _cell(cell: Any, name: str) -> dict[str, Any]:
     if not isinstance(cell, dict):
-        raise _Wrong(f"cell {number} is no table")
+        raise WrongField(f"{name} is no table")
     mode = cell.get("mode")
     if mode not in MODES:
-        raise _Wrong(f"cell {number} has mode {mode!r}: choose from {', '.join(MODES)}")
-    workers = int(_number(cell, f"cell[{number}].workers", 1, 4096))
-    _number(cell, f"cell[{number}].samples_per_s", 1e-6, 1e12)
+        raise WrongField(f"{name} has mode {mode!r}: choose from {', '.join(MODES)}")
+    workers = int(number(cell, f"{name}.workers", 1, 4096))
+    number(cell, f"{name}.samples_per_s", 1e-6, 1e12)
     if mode in SERVER_MODES:
-        _number(cell, f"cell[{number}].servers", 1, 4096)
+        number(cell, f"{name}.servers", 1, 4096)
     elif cell.get("servers"):
-        raise _Wrong(f"cell {number}: {mode} has no servers")
+        raise WrongField(f"{name}: {mode} has no servers")
     if mode == "single" and workers > 1:
-        raise _Wrong(f"cell {number}: single has one worker")
+        raise WrongField(f"{name}: single has one worker")
     if cell.get("placement", "dedicated") not in PLACEMENTS:
-        raise _Wrong(f"cell {number} has placement {cell['placement']!r}: choose from {', '.join(PLACEMENTS)}")
+        raise WrongField(f"{name} has placement {cell['placement']!r}: choose from {', '.join(PLACEMENTS)}")
     if not isinstance(cell.get("calibrate", False), bool):
-        raise _Wrong(f"cell {number}: calibrate is {cell['calibrate']!r}, not true or false")
+        raise WrongField(f"{name}: calibrate is {cell['calibrate']!r}, not true or false")
     return cell
-
-
-def _number(of: dict[str, Any], path: str, least: float, most: float) -> float:
-    value = of.get(path.rpartition(".")[2])
-    if not isinstance(value, int | float) or isinstance(value, bool) or not least <= value <= most:
-        raise _Wrong(f"{path} is {value!r}, not a number from {least:g} to {most:g}")
-    return float(value)
 
 
 def scenario(case: Case, cell: dict[str, Any], values: dict[str, float]) -> Scenario:

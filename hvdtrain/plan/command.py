@@ -7,7 +7,7 @@ from typing import Any
 
 import click
 
-from hvdtrain.config.option_types import Names
+from hvdtrain.config.option_types import FileToWrite, Names
 from hvdtrain.config.run_config import RunConfig
 from hvdtrain.errors import UsageError
 from hvdtrain.plan import calibration as calibrations
@@ -15,7 +15,7 @@ from hvdtrain.plan.scenario import MODES, SERVER_MODES, Slow
 from hvdtrain.plan.units import Bandwidths, Counts, Latency, Stragglers
 
 FOLDER = click.Path(path_type=Path)
-FILE = click.Path(dir_okay=False, path_type=Path)
+FILE, NEW_FILE = click.Path(dir_okay=False, path_type=Path), FileToWrite()
 MOST_ROWS = 4000
 WIDTH = RunConfig.__dataclass_fields__["width"].metadata["type"]
 
@@ -33,11 +33,6 @@ def plan() -> None:
     """
 
 
-def _writable(path: Path | None) -> None:
-    if path and not path.absolute().parent.is_dir():
-        raise UsageError(f"there is no folder {path.parent} to write {path.name} in")
-
-
 @plan.command()
 @click.option("--model", default="vggf", show_default=True, help="As in `hvdtrain train`.")
 @click.option("--width", type=WIDTH, default=WIDTH.word, show_default=True, help="As in `hvdtrain train`.")
@@ -52,7 +47,7 @@ def _writable(path: Path | None) -> None:
 @click.option("--from", "runs", multiple=True, type=FOLDER, help="Finished runs of this model, to correct it by.")
 @click.option("--bandwidth", type=Bandwidths(), help="Of the links of those hosts, or runs.")
 @click.option("--one-machine", is_flag=True, help="Those hosts share one machine's cores, as `hvdtrain hosts` do.")
-@click.option("--out", type=FILE, required=True, help="Write the calibration there, JSON with units in its names.")
+@click.option("--out", type=NEW_FILE, required=True, help="Write the calibration there, JSON with units in its names.")
 def calibrate(
     model: str, width: float, batch_size: int, dataset: str, image_size: int, optimizer: str, hosts: str,
     runs: tuple[Path, ...], bandwidth: list[float] | None, one_machine: bool, out: Path,
@@ -64,11 +59,11 @@ def calibrate(
     hvdtrain plan calibrate --model vgg16 --width 0.5 -H node1:2,node2:2 --bandwidth 1gbit --out cal.json
     hvdtrain plan calibrate --model vgg16 --width 0.5 --from runs/ring --bandwidth 1gbit --out cal.json
     """
+    from hvdtrain.launch.hosts import given_hosts
     from hvdtrain.plan import calibrate as measuring
     from hvdtrain.report.runs import load_run
     from hvdtrain.runs.request import check
 
-    _writable(out)
     if bandwidth and len(bandwidth) > 1:
         raise UsageError("--bandwidth of a calibration is one: that of the links that there are")
     rate = bandwidth[0] if bandwidth else None
@@ -79,7 +74,7 @@ def calibrate(
     check(config)
     found = measuring.calibrate(
         config, batch_size, measuring.dataset_facts(dataset, image_size), lambda line: click.echo(line, err=True),
-        hosts, list(runs), rate, one_machine,
+        given_hosts(hosts, None), list(runs), rate, one_machine,
     )  # fmt: skip
     found.save(out)
     for name, value in measuring.facts_of(found).items():
@@ -106,9 +101,9 @@ def calibrate(
 @click.option("--staleness", type=click.IntRange(0, 1000), default=2, show_default=True, help="Bound of ps-ssp.")
 @click.option("--slow", type=Stragglers(), default="none", help="`1:4x`, `random:6x:p=0.1`, joined by `+`.")
 @click.option("--seed", type=click.IntRange(0, 2**32 - 1), default=0, show_default=True)
-@click.option("--json", "file", type=FILE, help="Write all rows there.")
-@click.option("--plot", type=FILE, help="Draw samples/s over workers and who wins where, as SVG.")
-@click.option("--trace", type=FILE, help="Of one prediction: a Perfetto trace of its steps, for ui.perfetto.dev.")
+@click.option("--json", "file", type=NEW_FILE, help="Write all rows there.")
+@click.option("--plot", type=NEW_FILE, help="Draw samples/s over workers and who wins where, as SVG.")
+@click.option("--trace", type=NEW_FILE, help="Of one prediction: a Perfetto trace of its steps, for ui.perfetto.dev.")
 @click.option("--hosts", type=click.IntRange(2, 1024), help="Instead: the best use of so many hosts.")
 @click.option("--price-host", type=click.FloatRange(0, 1e6, True), default=1.0, help="Of a worker's host, an hour.")
 @click.option("--price-server", type=click.FloatRange(0, 1e6, True), help="Of a server's host  [default: the same].")
@@ -129,8 +124,6 @@ def predict(
     from hvdtrain.plan import show
 
     found = calibrations.load(calibration)
-    for path in (file, plot, trace):
-        _writable(path)
     prediction.check_modes(modes)
     question = prediction.Question(
         modes, compression, batch_size, placement, gpus_per_host, latency, slow, staleness, seed
@@ -203,7 +196,7 @@ def _best_use(
 @click.argument("runs", nargs=-1, required=True, type=FOLDER)
 @click.option("--calibration", "-c", type=FILE, required=True, help="Of the same model, on the same kind of machine.")
 @click.option("--bandwidth", type=Bandwidths(), help="Of the hosts' links, if not the calibration's.")
-@click.option("--json", "file", type=FILE, help="Write the rows there.")
+@click.option("--json", "file", type=NEW_FILE, help="Write the rows there.")
 def check(runs: tuple[Path, ...], calibration: Path, bandwidth: list[float] | None, file: Path | None) -> None:
     """Predictions beside measurements: run folders, and what they should have taken."""
     from hvdtrain.plan import check as checking
@@ -212,7 +205,6 @@ def check(runs: tuple[Path, ...], calibration: Path, bandwidth: list[float] | No
     if bandwidth and len(bandwidth) > 1:
         raise UsageError("--bandwidth of a check is one: that of the links that the runs had")
     found = calibrations.load(calibration)
-    _writable(file)
     rows = checking.compare(found, runs, bandwidth[0] if bandwidth else None)
     errors = checking.errors_by_mode(rows)
     if file:
@@ -223,13 +215,12 @@ def check(runs: tuple[Path, ...], calibration: Path, bandwidth: list[float] | No
 
 @plan.command()
 @click.argument("case", type=FILE)
-@click.option("--json", "file", type=FILE, help="Write the cells there.")
+@click.option("--json", "file", type=NEW_FILE, help="Write the cells there.")
 def case(case: Path, file: Path | None) -> None:
     """Predict a published table: fit what is unknown on some of its cells, and say how far off the others are."""
     from hvdtrain.plan import cases, show
 
     of = cases.load(case)
-    _writable(file)
     rows, fitted = cases.predict(of)
     if file:
         _write(file, {"title": of.title, "source": of.source, "fitted": fitted, "cells": rows})

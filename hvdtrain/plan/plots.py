@@ -5,13 +5,10 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+from hvdtrain.plan.show import rate
 from hvdtrain.report import style
 
 Row = dict[str, Any]
-
-
-def _rate(gbit: float) -> str:
-    return f"{gbit:g} Gbit/s" if gbit >= 1 else f"{gbit * 1e3:g} Mbit/s"
 
 
 def save(path: Path, rows: Sequence[Row], map_: Sequence[Row]) -> None:
@@ -32,7 +29,7 @@ def save(path: Path, rows: Sequence[Row], map_: Sequence[Row]) -> None:
         for column, bandwidth in enumerate(bandwidths):
             panel = figure.add_subplot(grid[0, column], sharey=panels[0] if panels else None)
             _throughput(panel, [row for row in rows if row["bandwidth_gbit"] == bandwidth])
-            panel.set(title=_rate(bandwidth), xlabel="workers")
+            panel.set(title=rate(bandwidth), xlabel="workers")
             panels.append(panel)
         panels[0].set_ylabel("samples/s")
         style.legend(figure, panels)
@@ -79,7 +76,7 @@ def _map(panel: Any, found: Sequence[Row]) -> None:
         )
         panel.text(x, y, text, ha="center", va="center", fontsize=8, color="#101010")
     panel.set(xlim=(-0.5, len(bandwidths) - 0.5), ylim=(-0.5, len(numbers) - 0.5), ylabel="workers")
-    panel.set_xticks(range(len(bandwidths)), [_rate(b) for b in bandwidths])
+    panel.set_xticks(range(len(bandwidths)), map(rate, bandwidths))
     panel.set_yticks(range(len(numbers)), [str(n) for n in numbers])
     panel.set_title("Ring or servers: the faster, and how many times as fast as the best of the other")
     panel.tick_params(length=0)

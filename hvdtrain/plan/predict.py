@@ -8,7 +8,7 @@ from typing import Any
 from hvdtrain.errors import UsageError, unknown
 from hvdtrain.plan import closed_forms
 from hvdtrain.plan.calibration import Calibration
-from hvdtrain.plan.scenario import RING_MODES, SERVER_MODES, Scenario, Slow
+from hvdtrain.plan.scenario import MODES, SERVER_MODES, Scenario, Slow
 from hvdtrain.plan.servers import MOST_PIECES
 from hvdtrain.plan.simulate import simulate
 
@@ -137,10 +137,9 @@ def beyond(calibration: Calibration, workers: int, servers: int) -> int:
 
 
 def check_modes(modes: Sequence[str]) -> None:
-    known = ["single", *RING_MODES, *SERVER_MODES]
     for mode in modes:
-        if mode not in known:
-            raise unknown("mode", mode, known)
+        if mode not in MODES:
+            raise unknown("mode", mode, list(MODES))
 
 
 def check_slow(question: Question, workers: Sequence[int]) -> None:

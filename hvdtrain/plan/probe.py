@@ -8,7 +8,6 @@ import contextlib
 import multiprocessing
 import os
 import random
-import resource
 import signal
 import socket
 import tempfile
@@ -132,7 +131,7 @@ def _measure(sync: Any, block: int) -> dict[str, list[float]]:
     for sample in range(-1, SAMPLES):
         if sync:
             sync.group.barrier()
-        servers, used, began = _servers(sync), _processor_s(), time.perf_counter()
+        servers, used, began = _servers(sync), time.process_time(), time.perf_counter()
         for _ in range(each):
             step += 1
             if sync:
@@ -144,7 +143,7 @@ def _measure(sync: Any, block: int) -> dict[str, list[float]]:
             model.zero_grad(set_to_none=True)
         with torch.no_grad():
             module(torch.zeros(1))  # waits for the last answers
-        wall, own, theirs = time.perf_counter() - began, _processor_s() - used, _servers(sync) - servers
+        wall, own, theirs = time.perf_counter() - began, time.process_time() - used, _servers(sync) - servers
         if sample >= 0:
             for name, value in (("wall_s", wall), ("cpu_s", own), ("server_cpu_s", theirs)):
                 rows[name].append(value / each)
@@ -155,11 +154,6 @@ def _servers(sync: Any) -> float:
     if not sync or sync.group.worker:
         return 0.0
     return sum(server["cpu_s"] for server in sync.ask_servers("cost"))
-
-
-def _processor_s() -> float:
-    used = resource.getrusage(resource.RUSAGE_SELF)
-    return used.ru_utime + used.ru_stime
 
 
 def _free_port() -> int:

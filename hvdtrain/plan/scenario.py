@@ -81,8 +81,8 @@ class Scenario:
         overlap: what communication overlaps with: `none`, `backward`, or `both` it and the next forward. Without the
             latter, weights are read when all gradients are in.
         staleness: the bound of ps-ssp.
-        under_way_bytes: bound of all workers' pushes under way to a server (ps.exchange bounds a worker's pushes to all
-            servers together; measured hosts behave as if each server had its own bound).
+        under_way_bytes: bound of all workers' pushes under way to a server, shared evenly by the workers. (Where there
+            are more servers than workers, ps.exchange lets a worker have less of it, so much to all servers together.)
         softsync: in ps-ssp and ps-async, N pushes make one update.
     """
 

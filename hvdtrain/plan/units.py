@@ -6,11 +6,13 @@ from typing import Any
 
 import click
 
+from hvdtrain.numerics.slowdown import Rule, parse
 from hvdtrain.plan.scenario import Slow
 
 _BANDWIDTH = {"kbit": 1e-6, "mbit": 1e-3, "gbit": 1.0, "tbit": 1e3}
 _TIME = {"us": 1.0, "ms": 1e3, "s": 1e6}
 MOST_WORKERS = 4096
+MOST_TIMES = 1000  # as slow
 
 
 class Bandwidths(click.ParamType):
@@ -84,17 +86,16 @@ class Stragglers(click.ParamType):
     def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Slow:
         if isinstance(value, Slow):
             return value
-        workers, factor, share = {}, 1.0, 0.0
-        for word in value.split("+") if value != "none" else []:
-            fixed = re.fullmatch(r"(\d{1,6}):(\d+(?:\.\d+)?)x", word)
-            drawn = re.fullmatch(r"random:(\d+(?:\.\d+)?)x:p=(0?\.\d+|1)", word)
-            if fixed and 1 <= float(fixed[2]) <= 1000:
-                workers[int(fixed[1])] = float(fixed[2])
-            elif drawn and 1 <= float(drawn[1]) <= 1000:
-                factor, share = float(drawn[1]), float(drawn[2])
-            else:
-                self.fail(
-                    f"'{word}' is none of: none, 1:4x (worker 1 four times as slow), random:6x:p=0.1; factors from 1",
-                    param, ctx,
-                )  # fmt: skip
-        return Slow(workers, factor, share)
+        rules = parse(value)
+        drawn = [rule for rule in rules if rule.worker is None]
+        fixed = all((rule.seconds, rule.steps, rule.sigma) == (Rule.seconds, Rule.steps, 0.0) for rule in rules)
+        if len(drawn) > 1 or not fixed or any(rule.factor > MOST_TIMES for rule in rules):
+            self.fail(
+                f"'{value}': a plan knows 1:4x (worker 1 four times as slow) and one random:6x:p=0.1, up to "
+                f"{MOST_TIMES} times", param, ctx,
+            )  # fmt: skip
+        workers: dict[int, float] = {}
+        for rule in rules:
+            if rule.worker is not None:
+                workers[rule.worker] = workers.get(rule.worker, 1.0) * rule.factor
+        return Slow(workers, drawn[0].factor, drawn[0].probability) if drawn else Slow(workers)

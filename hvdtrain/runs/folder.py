@@ -32,6 +32,10 @@ def check_free(folder: Path, others_log: bool = False) -> None:
         raise UsageError(f"--out {folder} {_what_is_in(folder)}: choose another folder, or remove it yourself")
 
 
+def unwritable(folder: Path, error: OSError) -> UsageError:
+    return UsageError(f"--out {folder} cannot be written: {error.strerror}; choose another folder")
+
+
 def _what_is_in(folder: Path) -> str:
     if is_begun(folder):
         return "holds a run, which --resume goes on with"
@@ -60,7 +64,7 @@ def claim(folder: Path, config: RunConfig, workers: int, job: str, others_log: b
     except (FileExistsError, BlockingIOError):
         raise UsageError(f"--out {folder} is in use: another job has claimed it, and is at work there") from None
     except OSError as error:
-        raise UsageError(f"--out {folder} cannot be written: {error.strerror}; choose another folder") from None
+        raise unwritable(folder, error) from None
     (folder / "snapshots").mkdir(exist_ok=True)
     # Replaced whole, by a file that is locked too: a rank that begins now reads what was there, or this.
     new = folder / f"{CONFIG}.part"

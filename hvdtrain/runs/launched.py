@@ -1,7 +1,6 @@
 """How a job was launched: `launch` and `compare` tell its ranks in variables, and the run's manifest remembers it."""
 
 import dataclasses
-import json
 import os
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -9,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from hvdtrain.config.run_config import RunConfig
+from hvdtrain.runs import schema
 from hvdtrain.world.network import VARIABLE as INTERFACE
 
 LAUNCHER, HOSTS, FOLDER, NETWORK = (f"HVDTRAIN_{name}" for name in ("LAUNCHER", "HOSTS", "FOLDER", "NETWORK"))
@@ -59,11 +59,12 @@ def read_launched(env: Mapping[str, str] = os.environ) -> Launched | None:
 def remembered(run: Path) -> Launched | None:
     """How the job of a run folder was launched last, from its manifest; None where that does not say."""
     try:
-        found = json.loads((run / "manifest.json").read_text())["launch"]
-        fields = {name: found[name] for name in ("launcher", "interface", "folder")}
-        return Launched(**fields, hosts=tuple(map(str, found["hosts"])))
-    except (OSError, ValueError, KeyError, TypeError):
+        found = schema.read(run, schema.Manifest).launch
+    except schema.UnreadableFile:
         return None
+    if not found or not found.launcher:
+        return None
+    return Launched(found.launcher, tuple(found.hosts), found.interface or "", found.folder or "")
 
 
 def launch_command(config: RunConfig, workers: int, launched: Launched, out: Path | str) -> list[str]:

@@ -19,13 +19,13 @@ def compare_clocks(job: Job, sync: Synchroniser) -> dict[int, tuple[float, float
     is between the question and the answer. (The bounds of Marzullo & Owicki, 1983, on intervals that must overlap.)
     Processes of one machine read the same clock.
     """
-    group, servers = sync.group, job.world.servers
+    group, servers, clock_here = sync.group, job.world.servers, own_clock()
     came, left = [], []
     for _ in range(ROUNDS):
         came.append(time.perf_counter())
         group.barrier()
         left.append(time.perf_counter())
-    there, rows = group.gather([*came, *left, own_clock()])
+    there, rows = group.gather([*came, *left, clock_here])
     if not job.world.is_chief:
         return {}
     found = {}
@@ -33,14 +33,14 @@ def compare_clocks(job: Job, sync: Synchroniser) -> dict[int, tuple[float, float
     for row, worker in enumerate(there):
         low = (rows[row, :ROUNDS] - own_left).max().item()
         high = (rows[row, ROUNDS:-1] - own_came).min().item()
-        is_same = rows[row, -1] == own_clock() > 0
+        is_same = rows[row, -1] == clock_here > 0
         found[servers + worker] = (0.0, 0.0) if is_same or not worker else ((low + high) / 2, (high - low) / 2)
     for _ in range(ROUNDS if servers else 0):
         asked = time.perf_counter()
         answers = sync.ask_servers("now")
         answered = time.perf_counter()
         for rank, (clock, now) in enumerate(answers):
-            offset, uncertainty = found.get(rank, (0.0, 0.0 if clock == own_clock() > 0 else math.inf))
+            offset, uncertainty = found.get(rank, (0.0, 0.0 if clock == clock_here > 0 else math.inf))
             if not uncertainty:
                 found[rank] = 0.0, 0.0
                 continue

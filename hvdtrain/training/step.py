@@ -74,7 +74,7 @@ class Stepper:
         inputs = self.normalise(images)
         clock.mark("data")
         sync.begin(share.step, lr_at(self.config, share.step, share.epoch, self.steps))
-        self.began = clock.watch.now()
+        self.began = clock.watch.now() if self.slowdown.rules else None
         loss, correct = backward(
             self.config, self.module, share, inputs, labels, self.loss_scale.scaled, sync.set_accumulating,
             clock, lambda: self._slow_down(share.step, elapsed_s),

@@ -53,13 +53,21 @@ def _cpu_name() -> str:
     return platform.machine()
 
 
+def boot_id() -> str:
+    """What tells machines apart, and not containers or network namespaces of one; empty where that is not known."""
+    try:
+        return Path("/proc/sys/kernel/random/boot_id").read_text().strip()
+    except OSError:
+        return ""
+
+
 def own_clock() -> int:
     """Which clock time.perf_counter reads: equal for processes of one start of one kernel, 32 bits. 0 where that is not
     known.
     """
+    boot = boot_id()
     try:
-        boot = Path("/proc/sys/kernel/random/boot_id").read_text()
-        return zlib.crc32(f"{boot} {os.readlink('/proc/self/ns/time')}".encode())
+        return zlib.crc32(f"{boot} {os.readlink('/proc/self/ns/time')}".encode()) if boot else 0
     except OSError:
         return 0
 

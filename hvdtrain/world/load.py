@@ -6,6 +6,8 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from hvdtrain.world.host import boot_id
+
 FOREIGN_SHARE = 0.05  # of a host's cores: with more, a run was not alone there
 STOLEN_SHARE = 0.02  # of its time that another guest of the same machine took
 _TICKS_PER_S = os.sysconf("SC_CLK_TCK")
@@ -25,7 +27,7 @@ class HostLoad:
         """
         busy, stolen = (now - then for now, then in zip(_read_ticks(), self._ticks, strict=True))
         return {
-            "machine": _machine(), "cores": os.cpu_count(), "seconds": time.perf_counter() - self._began,
+            "machine": boot_id(), "cores": os.cpu_count(), "seconds": time.perf_counter() - self._began,
             "busy_s": busy / _TICKS_PER_S, "stolen_s": stolen / _TICKS_PER_S,
             "load_before": round(self._load_before, 2), "load_after": round(os.getloadavg()[0], 2),
             "governor": _governor(), "temperature_c": _temperature(),
@@ -40,14 +42,6 @@ def _read_ticks() -> tuple[int, int]:
     except (OSError, ValueError):
         return 0, 0
     return user + nice + system + irq + soft_irq, steal
-
-
-def _machine() -> str:
-    """What tells machines apart, and not containers or network namespaces of one."""
-    try:
-        return Path("/proc/sys/kernel/random/boot_id").read_text().strip()
-    except OSError:
-        return ""
 
 
 def _governor() -> str | None:

@@ -58,6 +58,7 @@ def test_any_worker_is_slow_at_some_steps_by_chance_and_the_same_ones_in_every_r
         slow = slowed("random:6x:p=0.1", worker, seed)
         return [slow.factor(step, 0) == 6 for step in range(2000)]
 
+    assert parse("random:6x:p=.1") == parse("random:6x:p=0.1")
     assert 150 < sum(slow_steps(0, 0)) < 250
     assert slow_steps(0, 0) == slow_steps(0, 0)
     assert slow_steps(0, 0) != slow_steps(1, 0) != slow_steps(1, 1)

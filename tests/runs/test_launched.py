@@ -3,6 +3,7 @@
 import json
 
 import pytest
+from helpers.report_runs import manifest
 
 from hvdtrain.config.run_config import RunConfig
 from hvdtrain.launch.hosts import Host
@@ -47,9 +48,9 @@ def test_the_command_that_repeats_a_run_has_its_launcher_and_hosts():
 
 def test_a_manifest_that_does_not_say_is_none(tmp_path):
     assert remembered(tmp_path) is None
-    for text in ("{", "[]", "{}", '{"launch": null}', '{"launch": {"launcher": "ssh"}}'):
+    for text in ("{", "[]", "{}", json.dumps(manifest() | {"launch": None}), json.dumps(manifest() | {"launch": {}})):
         (tmp_path / "manifest.json").write_text(text)
         assert remembered(tmp_path) is None
     launch = {"launcher": "mpi", "hosts": ["a:1"], "interface": "ib0", "folder": ""}
-    (tmp_path / "manifest.json").write_text(json.dumps({"launch": launch}))
+    (tmp_path / "manifest.json").write_text(json.dumps(manifest() | {"launch": launch}))
     assert remembered(tmp_path) == Launched("mpi", ("a:1",), "ib0")
