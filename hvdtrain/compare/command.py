@@ -11,6 +11,7 @@ import click
 from hvdtrain.compare.earlier import Earlier, check_images, claimed, find_finished, keep_threads, match
 from hvdtrain.compare.forecast import forecast_lines
 from hvdtrain.compare.grid import Axes, Planned, dry_run_lines, plan
+from hvdtrain.compare.reporting import margin_options
 from hvdtrain.compare.running import run_all
 from hvdtrain.compare.settled import MOST_REPEATS, is_settled
 from hvdtrain.config import recipes
@@ -21,7 +22,6 @@ from hvdtrain.errors import Failure, UsageError
 from hvdtrain.launch.allocation import allocated_cores, hosts_or_here
 from hvdtrain.launch.hosts import Host, host_options, launcher_option
 from hvdtrain.launch.preflight import describe_hosts
-from hvdtrain.report.command import margin_options
 from hvdtrain.report.paired import LEAST_REPEATS
 from hvdtrain.report.verdict import Margins
 from hvdtrain.runs.request import train_options
@@ -194,11 +194,12 @@ def _look(runs: list[Planned], earlier: list[Earlier]) -> int:
 
 
 def _report(folder: Path, preset: str, margins: Margins) -> None:
+    from hvdtrain.compare.reporting import print_report
+    from hvdtrain.explain.pictures import pictures
     from hvdtrain.report import write_report
-    from hvdtrain.report.command import print_report
     from hvdtrain.report.runs import find_runs
 
     runs = find_runs([folder])
-    write_report(runs, folder, preset, margins)
+    write_report(runs, folder, preset, margins, more=pictures)
     print_report(runs, preset, margins)
     click.echo(f"report: {folder / 'report.html'}")

@@ -48,11 +48,12 @@ def explain(runs: tuple[Path, ...], json_file: Path | None, plot: Path | None, t
     step in seconds, and `what_if`: samples/s of all workers.
     """
     from hvdtrain.explain.account import account, what_if
-    from hvdtrain.explain.heatmap import draw_heatmap
-    from hvdtrain.explain.step_picture import draw_step
+    from hvdtrain.explain.heatmap import heatmap
+    from hvdtrain.explain.step_picture import one_step
     from hvdtrain.explain.straggler import find_straggler, waited_for
     from hvdtrain.explain.timeline import read_timeline
     from hvdtrain.report.runs import load_run
+    from hvdtrain.report.style import save
 
     for option, file in (("--plot", plot), ("--timeline", timeline)):
         if file and len(runs) > 1:
@@ -60,7 +61,7 @@ def explain(runs: tuple[Path, ...], json_file: Path | None, plot: Path | None, t
         if file and file.suffix not in (".png", ".svg", ".pdf"):
             raise UsageError(f"{option} {file}: end its name in .png, .svg or .pdf")
     if timeline:
-        draw_step(runs[0], timeline)
+        save(one_step({load_run(runs[0]).kind.label: runs[0]}), timeline)
     explained = []
     for folder in runs:
         run = load_run(folder)
@@ -85,7 +86,7 @@ def explain(runs: tuple[Path, ...], json_file: Path | None, plot: Path | None, t
             "what_if": {name: {"samples_per_s": rate} for name, rate in rates.items()},
         })  # fmt: skip
         if plot:
-            draw_heatmap(steps, f"{run.kind.label}: what each step took a worker on its own", plot)
+            save(heatmap({f"{run.kind.label}: what each step took a worker on its own": steps}), plot)
     if json_file:
         text = json.dumps(explained[0] if len(explained) == 1 else explained, indent=2)
         if str(json_file) == "-":

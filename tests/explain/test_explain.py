@@ -10,6 +10,8 @@ from PIL import Image
 from hvdtrain.errors import UsageError
 from hvdtrain.explain.account import PARTS
 from hvdtrain.explain.command import explain
+from hvdtrain.explain.pictures import pictures
+from hvdtrain.report.runs import load_run
 
 COMPUTE_S, LATENCY_S = 0.040, 0.004
 
@@ -128,6 +130,13 @@ def test_the_heatmap_is_a_picture(tmp_path):
     assert result.exit_code == 0
     with Image.open(tmp_path / "steps.png") as image:
         assert image.width > 800 and len(image.convert("RGB").getcolors(2**24)) > 10
+
+
+def test_a_report_shows_who_was_slow_where_somebody_was(tmp_path):
+    runs = [load_run(make_run(tmp_path / name, factors)) for name, factors in (("a", (1, 1)), ("b", (1, 1, 4)))]
+    assert pictures(runs[:1]) == []
+    [plot] = pictures(runs)
+    assert plot.name == "ranks" and "allreduce ×3" in plot.svg and "allreduce ×2" not in plot.svg
 
 
 def test_what_cannot_be_explained_is_refused_in_a_line(tmp_path):

@@ -14,10 +14,10 @@ from helpers.report_runs import BATCH, EPOCHS, PER_EPOCH, run, write
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from hvdtrain.compare.reporting import report
 from hvdtrain.config import recipes
 from hvdtrain.errors import UsageError
 from hvdtrain.report import page, plots, reference_tables, results, write_report
-from hvdtrain.report.command import report
 from hvdtrain.report.comparisons import epoch_times, one_worker, split_into_comparisons
 from hvdtrain.report.content import collect_any
 from hvdtrain.report.runs import find_runs, load_run
