@@ -15,8 +15,9 @@ MOST_COLUMNS = 240
 
 
 CAPTION = (
-    "How long each step took a worker on its own (data, forward, backward, optimizer), in times of the median "
-    "step of the worker in the middle: red is slow, and in lockstep all wait for it. `hvdtrain explain RUN` says who was waited for, and how long."
+    "How long each step took a worker on its own (data, forward, backward, optimizer), in times of the median step of "
+    "the worker in the middle: red is slow, and in lockstep all wait for it. `hvdtrain explain RUN` says who was "
+    "waited for, and how long."
 )
 
 

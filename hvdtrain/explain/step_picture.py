@@ -10,12 +10,13 @@ from typing import TYPE_CHECKING, Any
 from hvdtrain.errors import UsageError
 from hvdtrain.report.style import RC, STEP_PARTS, new_figure
 from hvdtrain.runs.trace_file import TRACE
+from hvdtrain.world.trace import APPLY, PULL, PUSH, REDUCE, STEP, UNDER_WAY
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
 
-MESSAGES = {"push": "#7b5ea7", "pull": "#5fa796", "apply": "#cb7811", "under way": "#d5d9e0"}
+MESSAGES = {PUSH: "#7b5ea7", PULL: "#5fa796", APPLY: "#cb7811", UNDER_WAY: "#d5d9e0", REDUCE: "#7b5ea7"}
 
 
 @dataclass(frozen=True)
@@ -106,7 +107,7 @@ class _Step:
         self.begin, self.end = _middle_step(slices, run)
         self.slices = [s for s in slices if s.ended > self.begin and s.began < self.end]
         rows = {(s.process, s.track) for s in self.slices}
-        self.rows = sorted(rows, key=lambda row: (row[0], row[1] != "step", row[1]))
+        self.rows = sorted(rows, key=lambda row: (row[0], row[1] != STEP, row[1]))
 
     def draw(self, axes: "Axes") -> dict[str, Any]:
         """Draw it, and return what a legend has of it, by label."""
@@ -117,7 +118,7 @@ class _Step:
             began, ended = max(s.began, begin), min(s.ended, end)
             kind = s.track.rstrip("0123456789 ")
             label, colour, *_ = STEP_PARTS.get(s.name, (kind, MESSAGES.get(kind, "#00000033")))
-            is_layer = s.track == "step" and s.name not in STEP_PARTS
+            is_layer = s.track == STEP and s.name not in STEP_PARTS
             bar = axes.barh(
                 position[s.process, s.track], 1000 * (ended - began), left=1000 * (began - begin), linewidth=0.4,
                 height=0.5 if is_layer else 0.8, color="none" if is_layer else colour,

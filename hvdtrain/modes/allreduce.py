@@ -1,6 +1,8 @@
 """Horovod averages gradients over a ring while backward goes on; every worker applies the same update."""
 
 import contextlib
+import itertools
+import time
 from typing import Any
 
 import horovod.torch as hvd
@@ -9,6 +11,7 @@ from torch import nn
 from hvdtrain.modes._synchroniser import LocalUpdate
 from hvdtrain.numerics.flat import FlatGradients, payload_bytes
 from hvdtrain.numerics.precision import LossScale
+from hvdtrain.world import trace
 from hvdtrain.world.horovod import HorovodGroup
 from hvdtrain.world.job import Job
 from hvdtrain.world.rendezvous import open_store
@@ -27,6 +30,7 @@ class AllReduce(LocalUpdate):
     """
 
     optimizer: Any  # torch's, or Horovod's around it
+    traced: "_Traced | None" = None
 
     def __init__(self, job: Job, group: HorovodGroup) -> None:
         super().__init__(job, group)
@@ -47,6 +51,8 @@ class AllReduce(LocalUpdate):
                 self.optimizer, named_parameters=[(n, p) for n, p in model.named_parameters() if p.requires_grad],
                 compression=self.compression, backward_passes_per_step=self.config.accumulate,
             )  # fmt: skip
+            if trace.is_on and self.world.size > 1:
+                self.traced = _Traced(self.optimizer)
         return model
 
     def _prepare_staged(self, model: nn.Module) -> None:
@@ -63,11 +69,47 @@ class AllReduce(LocalUpdate):
             self.gradients.flat.copy_(self.compression.decompress(sent, context))
             self.gradients.scatter()
         elif self.world.size > 1:
+            if self.traced:
+                self.traced.wait()
             self.optimizer.synchronize()
 
     def update(self, loss_scale: LossScale) -> None:
         with contextlib.nullcontext() if self.staged or self.world.size == 1 else self.optimizer.skip_synchronize():
             loss_scale.step(self.optimizer.step)
+
+
+class _Traced:
+    """Has Horovod's reductions written down: from when gradients were handed over until they were seen averaged.
+
+    Horovod says when it is asked, which is at the next gradient, and while the step waits; gradients that are found
+    done together count as one reduction, as which Horovod has fused them or not.
+    """
+
+    def __init__(self, optimizer: Any) -> None:
+        self.optimizer = optimizer
+        self.under_way: dict[nn.Parameter, float] = {}  # when each was handed over, in that order
+        hand_over = optimizer._allreduce_grad_async
+
+        def traced(p: nn.Parameter) -> Any:
+            if trace.is_recording():
+                self._look()
+                self.under_way[p] = time.perf_counter()
+            return hand_over(p)
+
+        optimizer._allreduce_grad_async = traced
+
+    def wait(self) -> None:
+        """Until all are averaged."""
+        while self.under_way:
+            self._look()
+            time.sleep(1e-4)  # Horovod itself looks every millisecond
+
+    def _look(self) -> None:
+        done = list(itertools.takewhile(lambda p: hvd.poll(self.optimizer._handles[p][0]), self.under_way))
+        if done:
+            trace.reduction(sum(p.nbytes for p in done), self.under_way[done[0]])
+        for p in done:
+            del self.under_way[p]
 
 
 def connect(job: Job) -> AllReduce:
