@@ -92,9 +92,8 @@ def draw(
     """The plots of a report, and notes on what is missing in them, a line each."""
     from hvdtrain.report import content, plots
 
-    if isinstance(collected, content.Grid):
-        return plots.draw_grid(runs)
-    drawn, notes = plots.draw(runs, margins)
+    is_grid = isinstance(collected, content.Grid)
+    drawn, notes = plots.draw_grid(runs) if is_grid else plots.draw(runs, margins)
     return [*drawn, *more(runs)], notes
 
 

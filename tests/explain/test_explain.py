@@ -133,10 +133,11 @@ def test_the_heatmap_is_a_picture(tmp_path):
 
 
 def test_a_report_shows_who_was_slow_where_somebody_was(tmp_path):
-    runs = [load_run(make_run(tmp_path / name, factors)) for name, factors in (("a", (1, 1)), ("b", (1, 1, 4)))]
+    folders = [make_run(tmp_path / "a", (1, 1)), make_run(tmp_path / "b", (1, 4), mode="ps-sync", servers=1)]
+    runs = [load_run(folder) for folder in folders]
     assert pictures(runs[:1]) == []
     [plot] = pictures(runs)
-    assert plot.name == "ranks" and "allreduce ×3" in plot.svg and "allreduce ×2" not in plot.svg
+    assert plot.name == "ranks" and "ps-sync ×2+1" in plot.svg and "allreduce ×2" not in plot.svg
 
 
 def test_what_cannot_be_explained_is_refused_in_a_line(tmp_path):
