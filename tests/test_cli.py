@@ -223,6 +223,7 @@ REFUSED = [
     ("train", "--dataset ./\udcff", "--dataset './\\udcff' is not valid UTF-8"),
     ("train", "--mode ps-sync", "needs a server: add --servers 1"),
     ("train", "--mode ps-sync --servers 1", "1 servers of 1 ranks leave 0 workers: start at least 2 ranks"),
+    ("train", "--mode ps-sync --servers equal", "half of the ranks serve, so start 2, 4, 6"),
     ("train", "--mode allreduce --servers 1", "has no servers: drop --servers"),
     ("train", "--epochs 1 --steps 1", "--epochs, --steps and --time-budget exclude each other"),
     ("train", "--image-size 16", "at least 32"),
@@ -277,6 +278,17 @@ REFUSED = [
     ("compare", f"--out {LONG}", "cannot be used: File name too long"),
     ("compare", f"--seed {2**32 - 1} --repeats 2", "goes beyond 4294967295, the largest seed"),
 ]
+
+
+def test_as_many_servers_as_workers_are_half_of_the_ranks(here, monkeypatch, capfd):
+    started = []
+    monkeypatch.setattr("hvdtrain.rank.process.run_rank", lambda config, *_: started.append(config.servers))
+    monkeypatch.setenv("OMPI_COMM_WORLD_RANK", "3")
+    monkeypatch.setenv("OMPI_COMM_WORLD_SIZE", "4")
+    monkeypatch.setenv("OMPI_COMM_WORLD_LOCAL_RANK", "3")
+    monkeypatch.setenv("OMPI_COMM_WORLD_LOCAL_SIZE", "4")
+    assert run(["train", "--mode", "ps-sync", "-s", "equal"], monkeypatch, capfd)[0] == 0
+    assert started == [2]
 
 
 @pytest.mark.parametrize(("command", "args", "words"), REFUSED, ids=[f"{c} {a:.40}" for c, a, _ in REFUSED])

@@ -1,5 +1,6 @@
-"""`hvdtrain bench`: starts ranks for each backend, gathers seconds, and writes rows, a table and a plot."""
+"""`hvdtrain bench`: starts a job for each backend, has them measure in turns, and writes rows, a table and a plot."""
 
+import contextlib
 import itertools
 import json
 import re
@@ -16,8 +17,9 @@ import click
 
 from hvdtrain import modes
 from hvdtrain.bench.memory import bandwidth
+from hvdtrain.bench.turns import Gone, Turns
 from hvdtrain.config.command_line import NUM_SERVERS, NUM_WORKERS, GroupedCommand
-from hvdtrain.config.option_types import FileToWrite, Names, Numbers
+from hvdtrain.config.option_types import EQUAL, FileToWrite, Names, Numbers, ServerNumber
 from hvdtrain.errors import Failure, UsageError, unknown
 from hvdtrain.launch.allocation import hosts_or_here
 from hvdtrain.launch.hosts import Host, allocate, host_options, launcher_option
@@ -39,6 +41,7 @@ TIMES = {"push": 200, "p2p": 2}
 TOUCHED = {"allreduce": 7, "pushpull": 7, "push": 7, "p2p": 4}
 UNITS = {"": 1, "K": 2**10, "M": 2**20, "G": 2**30}
 Row = dict[str, Any]
+Measured = list[dict[str, float]]  # of each repeat: seconds and, where servers say it, server_cpu_s and server_mb
 
 
 class Sizes(click.ParamType):
@@ -71,7 +74,9 @@ class Sizes(click.ParamType):
 )  # fmt: skip
 @click.option("--bytes", "sizes", type=Sizes(), default="1M,16M,128M", show_default=True, help="Sizes of the vector.")
 @click.option(*NUM_WORKERS, type=Numbers(), default="2", show_default=True, help="Workers: 1,2,4,8.")
-@click.option(*NUM_SERVERS, type=click.IntRange(1, 64), default=1, show_default=True, help="Servers of a push.")
+@click.option(
+    *NUM_SERVERS, type=ServerNumber(1, 64), default=1, show_default=True, help="Of a push; `equal`: as workers."
+)
 @click.option(
     "--mode", type=click.Choice(MODES), default="ps-async", show_default=True, help="When rpc's servers apply a push."
 )
@@ -83,7 +88,7 @@ class Sizes(click.ParamType):
 @click.pass_context
 def bench(
     ctx: click.Context, ops: list[str], backends: list[str], peer: tuple[str, ...], sizes: list[int],
-    workers: list[int], servers: int, mode: str, hosts: str | None, hostfile: Path | None, launcher: str, repeats: int,
+    workers: list[int], servers: Any, mode: str, hosts: str | None, hostfile: Path | None, launcher: str, repeats: int,
     file: Path | None, plot: Path | None,
 ) -> None:  # fmt: skip
     """Time all-reduce, push and pull, side by side, on this machine or over hosts.
@@ -98,7 +103,8 @@ def bench(
     An all-reduce averages a float32 vector over the workers. A push and pull sends it from each worker to the
     servers, which update their weights with plain SGD and send those back; a push is the same, many times in a row,
     to see what a message costs; p2p is a plain message from the first worker to the last, half of the way there and
-    back. Each is done twice to warm up, then REPEATS times; shown are the median, the range, and GB/s: all workers'
+    back. In each repeat all backends take turns, another one first each time: once to warm up and once timed, while
+    the others' processes are stopped. MXNet comes after them. Shown are the median, the range, and GB/s: all workers'
     bytes over median seconds, where a push and pull counts once though it moves the vector both ways. On one machine,
     the floor is the time that its memory needs for those bytes, as fast as it copies now. Of servers: processor time
     for each push, and peak memory, of all together.
@@ -118,7 +124,6 @@ def bench(
         raise UsageError(f"--json and --plot both name {file}: name two files")
     if peer and not shutil.which("uv"):
         raise UsageError("--peer mxnet needs uv, which makes MXNet's environment: pip install uv")
-    jobs = [(op, backend) for op in ops for backend in BACKENDS[op] if backend in backends]
     listed = hosts_or_here(ctx)
     if listed and peer:
         raise UsageError("--peer mxnet is for one machine: drop it, or -H and --hostfile")
@@ -126,20 +131,25 @@ def bench(
         raise UsageError("--op p2p is from one worker to another: give -n 2")
     for number in workers if listed else ():
         allocate(listed, number)
-    jobs += [("pushpull", kind) for kind in MXNET] if peer and "pushpull" in ops else []
-    if not jobs:
+    if not (peer and "pushpull" in ops) and not any(set(BACKENDS[op]) & set(backends) for op in ops):
         raise UsageError(f"none of {', '.join(backends)} carries {', '.join(ops)}")
     rows: list[Row] = []
-    for (op, backend), number in itertools.product(jobs, workers):
-        click.echo(f"{op} over {backend} with {number} worker(s) …", err=True)
-        its = 0 if op in ("allreduce", "p2p") else servers
-        times = TIMES.get(op, 1)
+    for op, number in itertools.product(ops, workers):
+        own = [backend for backend in BACKENDS[op] if backend in backends]
+        its = 0 if op in ("allreduce", "p2p") else number if servers == EQUAL else servers
         memory = None if listed else bandwidth()
         used = allocate(listed, number, its) if listed else []
-        found = _measure(backend, number, its, repeats, sizes, [mode, str(times), op], used, launcher)
+        found: dict[str, list[Measured]] = {}
+        if own:
+            click.echo(f"{op} over {', '.join(own)} with {number} worker(s) …", err=True)
+            found = _measure(op, own, number, its, repeats, sizes, mode, used, launcher)
+        for kind in MXNET if peer and op == "pushpull" else ():
+            click.echo(f"{op} over {kind} with {number} worker(s) …", err=True)
+            found[kind] = _measure_mxnet(kind, number, its, repeats, sizes)
         rows += [
-            _row(op, backend, mode, number, its, size, times, memory, measured, used)
-            for size, measured in zip(sizes, found, strict=True)
+            _row(op, backend, mode, number, its, size, memory, measured, used)
+            for backend, of_sizes in found.items()
+            for size, measured in zip(sizes, of_sizes, strict=True)
         ]
     if file:
         file.write_text(json.dumps(rows, indent=2) + "\n")
@@ -149,46 +159,80 @@ def bench(
 
 
 def _measure(
-    backend: str, workers: int, servers: int, repeats: int, sizes: Sequence[int], more: list[str],
+    op: str, backends: Sequence[str], workers: int, servers: int, repeats: int, sizes: Sequence[int], mode: str,
     hosts: Sequence[Host], launcher: str,
-) -> list[dict[str, Any]]:  # fmt: skip
-    """Of each size, what ranks.Measured holds.
+) -> dict[str, list[Measured]]:  # fmt: skip
+    """Of each backend and size what its workers found, in turns: each repeat has every backend once, and another one
+    first. One more repeat before them is not counted, in which memory is touched for the first time.
 
     Args:
         hosts: each with its slots; none for this machine.
     """
-    how = [str(servers), str(repeats), ",".join(map(str, sizes))]
-    with tempfile.TemporaryDirectory(prefix="hvdtrain-bench-") as folder:
-        log = Path(folder) / "log"
-        if backend in MXNET:
-            words = ["uv", "run", "--no-project", "--isolated", "--python", "3.11", "--with", "mxnet==1.9.1"]
-            words += ["--with", "numpy==1.23.5", "python", str(Path(__file__).with_name("mxnet_peer.py"))]
-            with log.open("wb") as output:
-                code = subprocess.call(
-                    [*words, backend.removeprefix("mxnet-"), str(workers), *how], stdout=output, stderr=output
-                )
-        else:
-            program = [sys.executable, "-m", "hvdtrain.bench.ranks", backend, *how, *more]
+    found: dict[str, list[Measured]] = {backend: [[] for _ in sizes] for backend in backends}
+    with tempfile.TemporaryDirectory(prefix="hvdtrain-bench-") as folder, contextlib.ExitStack() as stack:
+        turns = Turns(is_local=not hosts)
+        # All of them hold vectors at once.
+        needs = Requirements(
+            str(Path.cwd()), None, [], len(backends) * (BASE_MB + 4 * max(sizes) / 2**20), meets_by_name=True
+        )
+        jobs = {}
+        for backend in backends:
+            words = [turns.addresses, backend, str(servers), mode, str(TIMES.get(op, 1)), op]
             # The naive peer is without what a first attempt is without: huge pages.
             tuned = {} if backend == "naive-rpc" else {"THP_MEM_ALLOC_ENABLE": "1"}
-            needs = Requirements(str(Path.cwd()), None, [], BASE_MB + 4 * max(sizes) / 2**20, meets_by_name=True)
             spec = JobSpec(
-                workers + servers, program, servers, hosts, Path(folder, "job"),
-                environment={"OMP_NUM_THREADS": "1"} | tuned,
+                workers + servers, [sys.executable, "-m", "hvdtrain.bench.turns", *words], servers, hosts,
+                Path(folder, backend), environment={"OMP_NUM_THREADS": "1"} | tuned,
             )  # fmt: skip
-            with launched_job(prepare_program(launcher if hosts else "local", spec, needs), log) as job:
-                code = job.wait()
-        found = [line for _, line in log_lines(log) if line.startswith("[{")]
-        if code or not found:
-            raise Failure(f"{backend} with {workers} worker(s) did not run: {failure_reason(log, code)}")
-        return json.loads(found[-1])
+            log = Path(folder, f"{backend}.log")
+            command = prepare_program(launcher if hosts else "local", spec, needs)
+            jobs[backend] = stack.enter_context(launched_job(command, log)), log
+        stack.callback(turns.close)
+
+        def refuse(backend: str, code: int) -> Failure:
+            why = failure_reason(jobs[backend][1], code)
+            return Failure(f"{backend} with {workers} worker(s) did not run: {why}")
+
+        def look() -> None:
+            for backend, (job, _) in jobs.items():
+                if (code := job.poll()) is not None:
+                    raise refuse(backend, code)
+
+        try:
+            turns.meet((workers + servers) * len(backends), look)
+            for number, size in enumerate(sizes):
+                for repeat in range(1 + repeats):
+                    first = repeat % len(backends)
+                    for backend in [*backends[first:], *backends[:first]]:
+                        measured = turns.measure(backend, size)
+                        found[backend][number] += [measured] if repeat else []
+        except Gone as gone:
+            backend = str(gone)
+            raise refuse(backend, jobs[backend][0].wait()) from None
+    return found
+
+
+def _measure_mxnet(kind: str, workers: int, servers: int, repeats: int, sizes: Sequence[int]) -> list[Measured]:
+    """Of each size what MXNet's workers found, in an environment of its own, and by itself."""
+    words = ["uv", "run", "--no-project", "--isolated", "--python", "3.11", "--with", "mxnet==1.9.1"]
+    words += ["--with", "numpy==1.23.5", "python", str(Path(__file__).with_name("mxnet_peer.py"))]
+    words += [kind.removeprefix("mxnet-"), str(workers), str(servers), str(repeats), ",".join(map(str, sizes))]
+    with tempfile.TemporaryDirectory(prefix="hvdtrain-bench-") as folder:
+        log = Path(folder, "log")
+        with log.open("wb") as output:
+            code = subprocess.call(words, stdout=output, stderr=output)
+        printed = [line for _, line in log_lines(log) if line.startswith("[[")]
+        if code or not printed:
+            raise Failure(f"{kind} with {workers} worker(s) did not run: {failure_reason(log, code)}")
+        return [[{"seconds": seconds} for seconds in of_size] for of_size in json.loads(printed[-1])]
 
 
 def _row(
-    op: str, backend: str, mode: str, workers: int, servers: int, size: int, times: int, memory: float | None,
-    measured: dict[str, Any], hosts: Sequence[Host],
+    op: str, backend: str, mode: str, workers: int, servers: int, size: int, memory: float | None,
+    measured: Measured, hosts: Sequence[Host],
 ) -> Row:  # fmt: skip
-    seconds = [spent / times for spent in measured["seconds"]]
+    times = TIMES.get(op, 1)
+    seconds = [one["seconds"] / times for one in measured]
     median = statistics.median(seconds)
     row = {
         "op": op, "backend": backend, "workers": workers, "servers": servers, "bytes": size,
@@ -199,10 +243,11 @@ def _row(
     if memory:
         moving = 1 if op == "p2p" else workers if servers else workers - 1
         row |= {"floor_s": TOUCHED[op] * size * moving / memory, "memory_gb_per_s": memory / 1e9}
-    if "server_mb" in measured:
+    if "server_mb" in measured[0]:
+        cpu_s = statistics.fmean(one["server_cpu_s"] for one in measured)
         row |= {
-            "mode": mode, "server_mb": measured["server_mb"],
-            "server_cpu_ms_per_push": measured["server_cpu_s"] / times / workers * 1e3,
+            "mode": mode, "server_mb": max(one["server_mb"] for one in measured),
+            "server_cpu_ms_per_push": cpu_s / times / workers * 1e3,
         }  # fmt: skip
     return row
 

@@ -111,12 +111,15 @@ class ServerNumbers(Numbers):
 
 
 class ServerNumber(click.ParamType):
-    """A whole number, or EQUAL."""
+    """A whole number, from `least` to `most` if there is one, or EQUAL."""
 
     name = "N|equal"
 
+    def __init__(self, least: int = 0, most: int | None = None) -> None:
+        self.number = click.IntRange(least, most)
+
     def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
-        return value if value == EQUAL else click.IntRange(0).convert(value, param, ctx)
+        return value if value == EQUAL else self.number.convert(value, param, ctx)
 
 
 class Names(click.ParamType):

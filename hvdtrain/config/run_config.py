@@ -10,7 +10,7 @@ from typing import Any
 
 import click
 
-from hvdtrain.config.option_types import Duration, SnapshotEvery, WordOr, option
+from hvdtrain.config.option_types import Duration, ServerNumber, SnapshotEvery, WordOr, option
 from hvdtrain.errors import UsageError
 
 DEVICES = ["auto", "cpu", "cuda"]
@@ -30,8 +30,8 @@ class RunConfig:
     mode: str = option("single", "How workers are kept in step; see `hvdtrain modes`.", str)
     servers: int = option(
         0,
-        "Parameter servers: the first S ranks serve, the rest work.",
-        click.IntRange(0),
+        "Parameter servers: the first S ranks serve, the rest work. `equal`: half of the ranks.",
+        ServerNumber(),
         ("--num-servers", "-s"),
     )
     dataset: str = option(

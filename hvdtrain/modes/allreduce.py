@@ -113,6 +113,5 @@ class _Traced:
 
 
 def connect(job: Job) -> AllReduce:
-    knows_horovod = job.world.size == 1 or job.world.starter in ("horovodrun", "mpirun", "pmi")
-    store = None if knows_horovod else open_store(job.world, job.config.timeout)
+    store = None if job.world.starts_horovod else open_store(job.world, job.config.timeout)
     return AllReduce(job, HorovodGroup(job.world, store))

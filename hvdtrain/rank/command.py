@@ -8,10 +8,12 @@ import click
 from hvdtrain import modes
 from hvdtrain.config.command_line import GroupedCommand, given_options
 from hvdtrain.config.file import read_config
+from hvdtrain.config.option_types import EQUAL
 from hvdtrain.config.run_config import LENGTHS, RunConfig
 from hvdtrain.errors import UsageError
 from hvdtrain.runs.folder import CONFIG
 from hvdtrain.runs.request import resumed_options, train_options
+from hvdtrain.world.place import read_world
 
 
 @click.command(cls=GroupedCommand)
@@ -46,6 +48,10 @@ def train(ctx: click.Context, file: Path | None, out: str, resume: bool, **optio
     if resume and not out:
         raise UsageError("--resume needs --out: the folder of the run to go on with")
     given = given_options(ctx, options)
+    if options["servers"] == EQUAL:
+        options["servers"], odd = divmod(read_world().size, 2)
+        if odd:
+            raise UsageError("--servers equal: half of the ranks serve, so start 2, 4, 6 … of them")
     if resume and not file and (Path(out) / CONFIG).is_file():
         options = resumed_options(Path(out) / CONFIG, options, given)
     elif file:

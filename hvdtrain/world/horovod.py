@@ -60,6 +60,12 @@ def join(world: World, store: "Store | None" = None) -> str:
     return f"horovod-{operations.lower()}"
 
 
+def is_joined() -> bool:
+    import horovod.torch as hvd
+
+    return bool(hvd.is_initialized())
+
+
 def _become_horovodrun(world: World, store: "Store | None") -> None:
     """Set what horovodrun would have set, with the first rank serving the rendezvous, on loopback where it can."""
     host = socket.gethostname()

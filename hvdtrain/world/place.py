@@ -51,6 +51,11 @@ class World:
         return self.rank == self.servers
 
     @property
+    def starts_horovod(self) -> bool:
+        """Whether Horovod can be joined with what the starter has set, and no store."""
+        return self.size == 1 or self.starter in ("horovodrun", "mpirun", "pmi")
+
+    @property
     def is_local(self) -> bool:
         """Whether all ranks are on this host, so that nothing needs to listen beyond loopback."""
         return self.size == self.local_size

@@ -19,7 +19,8 @@ def open_store(world: World, timeout: float) -> "Store":
     """A key-value store that all ranks share.
 
     Under torchrun it is torchrun's own, or at MASTER_ADDR and MASTER_PORT. Elsewhere the first rank listens on a port
-    that the system chooses and tells the others through Horovod, which every other starter can start.
+    that the system chooses and tells the others through Horovod, which every other starter can start. MPI cannot be
+    joined twice: who wants Horovod as well joins it before.
     """
     from torch.distributed import TCPStore
 
@@ -34,10 +35,12 @@ def open_store(world: World, timeout: float) -> "Store":
     if world.starter in ("env", "srun"):
         raise Failure(f"ranks started by {world.starter} need MASTER_ADDR and MASTER_PORT to find each other")
     with or_exit(timeout, f"rank {world.rank} did not find all {world.size} ranks"):
+        stays = horovod.is_joined()
         horovod.join(world)
         store = _listen(own_address(world), 0, limit) if world.rank == 0 else None
         host, port = horovod.broadcast((own_address(world), store.port) if store else None)
-        horovod.leave()
+        if not stays:
+            horovod.leave()
     return store or TCPStore(host, port, is_master=False, timeout=limit)
 
 

@@ -8,26 +8,28 @@ back. Of the first each host sends and receives the whole message, and so it doe
 
 import argparse
 import json
-import os
-import statistics
 import subprocess
 import sys
+import tempfile
 from pathlib import Path
+from typing import Any
 
 from hvdtrain.launch import testbed
 
-KINDS = {"allreduce": ("horovod", 0), "pushpull": ("rpc", 1)}
+KINDS = {"allreduce": ("horovod", "2"), "pushpull": ("rpc", "1")}  # backend, workers
 
 
-def measure(kind: str, repeats: int, size: int) -> list[float]:
-    backend, servers = KINDS[kind]
-    program = [sys.executable, "-m", "hvdtrain.bench.ranks", backend, str(servers), str(repeats), str(size)]
-    starter = [str(Path(sys.executable).parent / "horovodrun"), "--gloo", "-np", "2", "-H", "node1:1,node2:1"]
-    env = os.environ | {"HVDTRAIN_OVER_TCP": "1", "OMP_NUM_THREADS": "1"}
-    words = [*starter, "--network-interfaces", testbed.INTERFACE, *program]
-    printed = subprocess.run(words, env=env, check=True, stdout=subprocess.PIPE, text=True, timeout=600).stdout
-    [measured] = json.loads(printed[printed.index("[{") : printed.index("}]") + 2])
-    return measured["seconds"]
+def measure(kind: str, repeats: int, size: int) -> dict[str, Any]:
+    backend, workers = KINDS[kind]
+    with tempfile.TemporaryDirectory() as folder:
+        rows = Path(folder, "rows.json")
+        command = [
+            sys.executable, "-m", "hvdtrain", "bench", "--op", kind, "--backend", backend, "--bytes", str(size),
+            "-n", workers, "-s", "1", "-H", "node1:1,node2:1", "--repeats", str(repeats), "--json", str(rows),
+        ]  # fmt: skip
+        subprocess.run(command, check=True, stdout=subprocess.DEVNULL, timeout=600)
+        [row] = json.loads(rows.read_text())
+    return row
 
 
 def main() -> None:
@@ -40,11 +42,11 @@ def main() -> None:
     testbed.up([f"{args.gbit * 1000:.0f}mbit"] * 2)
     try:
         for kind in KINDS:
-            seconds = measure(kind, args.repeats, args.bytes)
-            median = statistics.median(seconds)
+            row = measure(kind, args.repeats, args.bytes)
+            median = row["seconds_median"]
             print(
                 f"{kind} of {args.bytes / 1e6:.0f} MB over {args.gbit:g} Gbit/s: median {median:.2f} s "
-                f"({min(seconds):.2f} to {max(seconds):.2f}, n={len(seconds)}), floor {floor:.2f} s: "
+                f"({row['seconds_min']:.2f} to {row['seconds_max']:.2f}, n={row['repeats']}), floor {floor:.2f} s: "
                 f"{floor / median:.2f} of line rate"
             )
     finally:

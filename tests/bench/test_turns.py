@@ -1,0 +1,72 @@
+"""Jobs that take turns: who has none is stopped, and nobody outlives `hvdtrain bench`."""
+
+import subprocess
+import sys
+import time
+from contextlib import closing
+
+import psutil
+import pytest
+
+from hvdtrain.bench.turns import Gone, Turns
+
+# A guard as it is; the rank beside it has no torch, and computes all the time.
+PROGRAM = """
+import json, os, sys, threading, types
+
+def take_part(backend, words, turns):
+    def spin():
+        while True: pass
+    threading.Thread(target=spin, daemon=True).start()
+    turns.write(f"{words[0]}\\n"); turns.flush()
+    for line in turns:
+        if int(line) == 13: os._exit(7)
+        turns.write(json.dumps({"size": int(line), "pid": os.getpid()}) + "\\n"); turns.flush()
+
+sys.modules["hvdtrain.bench.ranks"] = types.SimpleNamespace(take_part=take_part)
+from hvdtrain.bench import turns
+turns.main()
+"""
+
+
+def start(turns, backend, role="worker"):
+    return subprocess.Popen([sys.executable, "-c", PROGRAM, turns.addresses, backend, role])
+
+
+def becomes(is_so):
+    deadline = time.monotonic() + 20
+    while not is_so() and time.monotonic() < deadline:
+        time.sleep(0.02)
+    return is_so()
+
+
+@pytest.mark.timeout(60)
+def test_ranks_measure_in_turn_and_are_stopped_otherwise_and_end_with_bench():
+    with closing(Turns(is_local=True)) as turns:
+        guards = [start(turns, "a"), start(turns, "b"), start(turns, "b", "server")]
+        turns.meet(3, look=lambda: None)
+        assert turns.measure("a", 8)["size"] == 8
+        ranks = [psutil.Process(turns.measure(backend, 16)["pid"]) for backend in "ab"]
+        assert all(becomes(lambda rank=rank: rank.status() == psutil.STATUS_STOPPED) for rank in ranks)
+        assert turns.measure("a", 16) == {"size": 16, "pid": ranks[0].pid}
+    assert [guard.wait(20) for guard in guards] == [0, 0, 0]
+    assert not any(rank.is_running() for rank in ranks)
+
+
+@pytest.mark.timeout(60)
+def test_a_rank_that_ends_is_told_of():
+    with closing(Turns(is_local=True)) as turns:
+        guard = start(turns, "a")
+        turns.meet(1, look=lambda: None)
+        with pytest.raises(Gone, match="^a$"):
+            turns.measure("a", 13)
+        assert guard.wait(20) == 1
+
+
+@pytest.mark.timeout(60)
+def test_nobody_waits_for_ranks_whose_job_has_ended():
+    def look():
+        raise RuntimeError("ended")
+
+    with closing(Turns(is_local=True)) as turns, pytest.raises(RuntimeError, match="ended"):
+        turns.meet(1, look)
