@@ -47,7 +47,7 @@ def explain(runs: tuple[Path, ...], json_file: Path | None, plot: Path | None, t
     object, or a list where there are several runs: `straggler` (a rank, or null), `waited_s` by rank, `parts` of a
     step in seconds, and `what_if`: samples/s of all workers.
     """
-    from hvdtrain.explain.account import account, what_if
+    from hvdtrain.explain.account import account, waits_for_others, what_if
     from hvdtrain.explain.heatmap import heatmap
     from hvdtrain.explain.step_picture import one_step
     from hvdtrain.explain.straggler import find_straggler, waited_for
@@ -70,8 +70,11 @@ def explain(runs: tuple[Path, ...], json_file: Path | None, plot: Path | None, t
         steps = read_timeline(run)
         straggler, found = find_straggler(steps), account(run, steps)
         waited = dict(zip(steps.ranks, waited_for(steps).sum(1).tolist(), strict=True))
-        if not steps.in_step:  # nobody waits for another
+        if not steps.in_step:
             waited = dict.fromkeys(waited, 0.0)
+            if straggler:  # by each of the others, on average
+                beyond = waits_for_others(steps) * [len(own) for own in steps.each_step]
+                waited[straggler.rank] = float(beyond.sum() / (len(beyond) - 1))
         rates = what_if(run, steps, straggler, found)
         _show(run, steps, straggler, waited, found, rates)
         explained.append({
@@ -108,11 +111,12 @@ def _show(
     console = Console(highlight=False)
     console.print(f"[bold]{run.name}[/bold]: {run.kind.label}, {run.summary.samples_per_s:,.0f} samples/s")
     if straggler:
-        others = "the others waited for it" if timeline.in_step else "nobody waited for it"
+        waits = waited[straggler.rank] > 0
+        others = "the others waited for it" if waits else "nobody waited for it"
         console.print(
             f"Rank {straggler.rank} was slow, from {straggler.since_s:.0f} to {straggler.until_s:.0f} s of training: "
             f"its steps took {straggler.factor:.1f} times as long as the others', and {others}"
-            + (f" for {waited[straggler.rank]:.1f} s." if timeline.in_step else ".")
+            + (f" for {waited[straggler.rank]:.1f} s." if waits else ".")
         )
     elif len(timeline.ranks) > 1:
         console.print("No worker was slower than the others all the time, or for a fifth of it.")

@@ -39,7 +39,7 @@ def slow_factors(runs: Sequence[Run]) -> Plot | None:
     from matplotlib import rc_context
 
     with rc_context(style.RC):
-        figure, (speed, time, stale) = style.panels(3, 3.4)
+        figure, (speed, time, stale) = style.new_figure(4.0, columns=3)
         _lines(speed, found, lambda run: run.summary.samples_per_s)
         for kind, of in found.items():
             if theory := {factor: rate for factor in of if (rate := expected_speed(kind, of, factor))}:
@@ -48,12 +48,12 @@ def slow_factors(runs: Sequence[Run]) -> Plot | None:
         _staleness(stale, found)
         factors = sorted({factor for of in found.values() for factor in of})
         target = next((run.summary.target_accuracy for of in found.values() for own in of.values() for run in own), 0)
-        titles = ("samples/s", f"seconds to an accuracy of {target:g}", "staleness: slow worker, and others (hollow)")
+        titles = ("samples/s", f"seconds to an accuracy of {target:g}", "staleness (hollow: the others)")
         for axes, title in zip((speed, time, stale), titles, strict=True):
             axes.set(title=title, xlabel="slow worker's factor", xscale="log")
             axes.set_xticks(factors, [f"{factor:g}×" for factor in factors])
             axes.minorticks_off()
-            axes.yaxis.set_tick_params(labelleft=True)
+            axes.grid(True)
         style.legend(figure, [speed])
     words = _wins(found, "samples/s", lambda run: run.summary.samples_per_s, more_is_better=True)
     words += _wins(found, "time to that accuracy", lambda run: run.summary.time_to_target_s, more_is_better=False)

@@ -22,7 +22,7 @@ def make_run(folder, factors, mode="allreduce", steps=200, slow=slice(None), noi
     random, workers = np.random.default_rng(seed), len(factors)
     own = COMPUTE_S * random.lognormal(0, noise, (workers, steps))
     own[:, slow] *= np.array(factors)[:, None]
-    in_step = mode in ("allreduce", "ps-sync")
+    in_step = mode in ("allreduce", "ps-sync", "ps-ssp")  # with a bound the slowest holds all back in the long run
     if in_step:
         waits = own.max(0) - own + LATENCY_S
         ends = np.broadcast_to(np.cumsum(own.max(0) + LATENCY_S), own.shape)
@@ -45,7 +45,8 @@ def make_run(folder, factors, mode="allreduce", steps=200, slow=slice(None), noi
         (folder / f"metrics.rank{servers + worker}.jsonl").write_text("\n".join(lines) + "\n")
     (folder / "manifest.json").write_text(json.dumps({
         "mode": mode, "workers": workers, "servers": servers, "repeat": 1, "global_batch": 16 * workers,
-        "threads_per_worker": 1, "hosts": {"one": {"ranks": list(range(servers + workers))}},
+        "threads_per_worker": 1, "staleness_bound": 2 if mode == "ps-ssp" else None,
+        "hosts": {"one": {"ranks": list(range(servers + workers))}},
     }))  # fmt: skip
     (folder / "summary.json").write_text(json.dumps({
         "status": "done", "steps": steps, "samples": samples, "wall_s": end, "samples_per_s": samples / end,
@@ -111,11 +112,14 @@ def test_each_step_counts_once_where_a_slow_worker_takes_fewer(tmp_path):
     assert sum(found["parts"].values()) == pytest.approx(by_the_clock, rel=0.02)
 
 
-@pytest.mark.parametrize(("mode", "servers"), [("allreduce", 0), ("ps-async", 1)])
+@pytest.mark.parametrize(("mode", "servers"), [("allreduce", 0), ("ps-ssp", 1), ("ps-async", 1)])
 def test_without_the_straggler_it_is_as_fast_as_a_run_that_had_none(tmp_path, mode, servers):
     found, _ = explained(tmp_path / "slow", 1, 1, 1, 4, mode=mode, servers=servers)
     clean, _ = explained(tmp_path / "clean", 1, 1, 1, 1, mode=mode, servers=servers)
     assert found["what_if"]["without_straggler"]["samples_per_s"] == pytest.approx(clean["samples_per_s"], rel=0.07)
+    assert found["waited_s"][str(servers + 3)] == pytest.approx(
+        0 if mode == "ps-async" else 195 * 3 * COMPUTE_S, rel=0.05
+    )
 
 
 def test_what_a_run_does_not_tell_is_null(tmp_path):
