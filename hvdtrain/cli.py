@@ -22,7 +22,7 @@ COMMANDS = {
     "stop": ("hvdtrain.launch.commands:stop", "End a launched job, which saves a snapshot."),
     "hosts": ("hvdtrain.launch.testbed_command:hosts", "Make hosts on this machine, with slow links."),
     "evaluate": ("hvdtrain.evaluate.command:evaluate", "Test the model that a run saved."),
-    "report": ("hvdtrain.report.command:report", "Compare finished runs: tables, plots, a verdict."),
+    "report": ("hvdtrain.compare.reporting:report", "Compare finished runs: tables, plots, a verdict."),
     "bench": ("hvdtrain.bench.command:bench", "Time all-reduce, push and pull by themselves."),
     "explain": ("hvdtrain.explain.command:explain", "Say who was waited for, and where time went."),
     "plan": ("hvdtrain.plan.command:plan", "Predict runs on clusters that are not here."),

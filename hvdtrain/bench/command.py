@@ -68,7 +68,8 @@ class Sizes(click.ParamType):
 @click.option("--op", "ops", type=Names(), default="allreduce,pushpull", show_default=True, help="What to time.")
 @click.option(
     "--backend", "backends", type=Names(), default="horovod,gloo,rpc,zmq,naive-rpc", show_default=True,
-    help="What carries it: horovod or gloo an all-reduce; rpc or zmq (hvdtrain's servers, see `train --wire`) or naive-rpc a push and pull.",
+    help="What carries it: horovod or gloo an all-reduce; rpc or zmq (hvdtrain's servers, see `train --wire`) or "
+    "naive-rpc a push and pull.",
 )  # fmt: skip
 @click.option(
     "--peer", type=click.Choice(["mxnet"]), multiple=True,

@@ -229,7 +229,7 @@ def _address(world: World, store: dist.Store) -> str:
     return store.get("naive").decode()
 
 
-BACKENDS = {
+BACKENDS: dict[str, Callable[[Rank], Prepare]] = {
     "horovod": horovod_allreduce, "gloo": gloo, "naive-rpc": naive,
     **{kind: partial(pushpull, kind) for kind in wire.WIRES},
 }  # fmt: skip

@@ -11,6 +11,7 @@ import click
 from hvdtrain.compare.earlier import Earlier, check_images, claimed, find_finished, keep_threads, match
 from hvdtrain.compare.forecast import forecast_lines
 from hvdtrain.compare.grid import Axes, Planned, dry_run_lines, plan
+from hvdtrain.compare.reporting import margin_options
 from hvdtrain.compare.running import run_all
 from hvdtrain.compare.settled import MOST_REPEATS, is_settled
 from hvdtrain.config import recipes
@@ -21,7 +22,6 @@ from hvdtrain.errors import Failure, UsageError
 from hvdtrain.launch.allocation import allocated_cores, hosts_or_here
 from hvdtrain.launch.hosts import Host, host_options, launcher_option
 from hvdtrain.launch.preflight import describe_hosts
-from hvdtrain.report.command import margin_options
 from hvdtrain.report.paired import LEAST_REPEATS
 from hvdtrain.report.verdict import Margins
 from hvdtrain.runs.request import train_options
@@ -46,7 +46,7 @@ def _presets() -> str:
 @click.option(
     "--preset", default="", is_eager=True, callback=_use_preset, metavar="NAME",
     help="Repeat a published experiment, at its size: its options are the defaults of all others here, and the report "
-    "has its authors' table with their figures. The names are below.",
+    "has its authors' table with their figures, if there is one. The names are below.",
 )  # fmt: skip
 @click.option(
     *MODES, type=Names(), default="single,allreduce,ps-sync,ps-async", show_default=True,
@@ -84,7 +84,17 @@ def _presets() -> str:
     help="Make workers slower than they are, as `hvdtrain train --slow` says; several, by commas, are compared each "
     "for itself: `none,1:2x,1:4x`.",
 )  # fmt: skip
-@train_options("mode", "servers", "repeat", "model", "batch_size", "slow", snapshot_every="never")
+@click.option(
+    "--staleness", type=Numbers(least=0), default=str(RunConfig.staleness), show_default=True,
+    help="In ps-ssp: how many steps a worker may be ahead of the slowest before it waits; several, by commas.",
+)  # fmt: skip
+@click.option(
+    "--backup", type=Numbers(least=0), default=str(RunConfig.backup), show_default=True,
+    help="In ps-sync: backup workers, whose number of pushes a step does not wait for; several, by commas: 0,1.",
+)  # fmt: skip
+@train_options(
+    "mode", "servers", "repeat", "model", "batch_size", "slow", "staleness", "backup", snapshot_every="never"
+)
 @margin_options
 @click.option(
     "--out", default="",
@@ -95,7 +105,8 @@ def _presets() -> str:
 def compare(
     ctx: click.Context, preset: str, modes: list[str], workers: list[int], servers: list[int | str], repeats: int,
     until_sure: bool, hosts: str | None, hostfile: Path | None, launcher: str, dry_run: bool, model: list[str],
-    batch_size: list[int], slow: list[str], margin: float, accuracy_margin: float, out: str, **options: Any,
+    batch_size: list[int], slow: list[str], staleness: list[int], backup: list[int], margin: float,
+    accuracy_margin: float, out: str, **options: Any,
 ) -> None:  # fmt: skip
     """Train in several modes, on this machine or over hosts, and report which was faster and as good.
 
@@ -122,7 +133,9 @@ def compare(
     if until_sure and repeats < LEAST_REPEATS:
         raise UsageError(f"--until-sure with --repeats {repeats}: no verdict is known before {LEAST_REPEATS}")
     folder = Path(out or (f"runs/compare-{time.strftime('%Y%m%d-%H%M%S')}" if not dry_run else "runs/compare"))
-    config, axes = RunConfig(**options), Axes(modes, workers, servers, model, batch_size, repeats, slow)
+    config, axes = RunConfig(**options), Axes(
+        modes, workers, servers, model, batch_size, repeats, slow, {"staleness": staleness, "backup": backup}
+    )  # fmt: skip
     earlier = find_finished(folder)
     if dry_run:
         runs = plan(config, axes, listed, launcher)
@@ -194,11 +207,13 @@ def _look(runs: list[Planned], earlier: list[Earlier]) -> int:
 
 
 def _report(folder: Path, preset: str, margins: Margins) -> None:
+    from hvdtrain.compare.reporting import print_report
+    from hvdtrain.explain.pictures import pictures
     from hvdtrain.report import write_report
-    from hvdtrain.report.command import print_report
     from hvdtrain.report.runs import find_runs
 
     runs = find_runs([folder])
-    write_report(runs, folder, preset, margins)
+    preset = preset if preset and "table" in recipes.load("presets", preset) else ""
+    write_report(runs, folder, preset, margins, more=pictures)
     print_report(runs, preset, margins)
     click.echo(f"report: {folder / 'report.html'}")

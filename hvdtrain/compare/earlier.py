@@ -23,7 +23,7 @@ from hvdtrain.world.host import versions
 LAST_BREATH_S = 30.0  # how long the ranks of a comparison that was killed may take to end
 _REPORT = ("report.html", "report.md", "results.csv", "verdict.json")
 # Fields that tell the runs of a comparison apart, and fields that change nothing about a run.
-_AXES = {"mode", "servers", "model", "batch_size", "repeat", "seed", "shares", "slow"}
+_AXES = {"mode", "servers", "model", "batch_size", "repeat", "seed", "shares", "slow", "staleness", "backup"}
 _NO_MATTER = {"log_every", "timeout"}
 
 
@@ -41,7 +41,10 @@ class Earlier:
 
 def _key(config: RunConfig, workers: int) -> tuple[Any, ...]:
     """What no two runs of a comparison have in common."""
-    return (config.mode, workers, config.servers, config.model, config.batch_size, config.slow, config.repeat)
+    return (
+        config.mode, workers, config.servers, config.model, config.batch_size, config.slow, config.staleness,
+        config.backup, config.repeat,
+    )  # fmt: skip
 
 
 def find_finished(folder: Path) -> list[Earlier]:
@@ -102,9 +105,10 @@ def match(earlier: Sequence[Earlier], runs: Sequence[Planned], folder: Path) -> 
         if one:
             kept[run.name] = one.run.folder
         elif other := by_name.get(run.name):  # a run's name does not have what all runs of its comparison share
+            axes = ("model", "batch_size", "slow", "staleness", "backup")
+            differ = [name for name in axes if getattr(other.config, name) != getattr(asked, name)]
             were, are = (
-                f"--model {config.model} --batch-size {config.batch_size} --slow {config.slow}"
-                for config in (other.config, asked)
+                " ".join(f"{flag(name)} {getattr(config, name)}" for name in differ) for config in (other.config, asked)
             )
             raise UsageError(
                 f"--out {folder}: {run.name} is there already, with {were} in place of {are}: name both, by commas, or "

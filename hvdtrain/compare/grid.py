@@ -5,8 +5,9 @@ import itertools
 import re
 import shlex
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any
 
 from hvdtrain import modes
 from hvdtrain.config.option_types import EQUAL
@@ -27,6 +28,8 @@ class Axes:
         servers: EQUAL stands for as many as there are workers.
         batches: each as --batch-size, so of a worker with --per-worker.
         slows: each as --slow; one process is made slow where that names no other worker than its own.
+        variants: in how workers wait for slow ones, of the modes that have a choice: `staleness` of ps-ssp, `backup` of
+            ps-sync, each with its values.
     """
 
     modes: Sequence[str]
@@ -36,6 +39,7 @@ class Axes:
     batches: Sequence[int] = (RunConfig.batch_size,)
     repeats: int = 1
     slows: Sequence[str] = (RunConfig.slow,)
+    variants: Mapping[str, Sequence[int]] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)
@@ -46,6 +50,7 @@ class Planned:
         config: of its own global batch and learning rate, whatever they were given as.
         where: model and batch, as far as the grid spans them: `vgg16-b64-` or empty.
         hosts: with the slots that it takes; empty on this machine.
+        variant: likewise of those that Axes names: `-backup1` or empty.
     """
 
     config: RunConfig
@@ -53,17 +58,18 @@ class Planned:
     where: str = ""
     hosts: tuple[Host, ...] = ()
     launcher: str = "local"
+    variant: str = ""
 
     @property
     def name(self) -> str:
         servers = f"-s{self.config.servers}" if self.config.servers else ""
-        return f"{self.where}{self.config.mode}-w{self.workers}{servers}-r{self.config.repeat}"
+        return f"{self.where}{self.config.mode}-w{self.workers}{servers}{self.variant}-r{self.config.repeat}"
 
     @property
     def title(self) -> str:
         servers = f", {self.config.servers} server(s)" if self.config.servers else ""
         where = f"{self.where.strip('-').replace('-', ' ')}: " if self.where else ""
-        return f"{where}{self.config.mode} with {self.workers} worker(s){servers}"
+        return f"{where}{self.config.mode}{self.variant.replace('-', ' ')} with {self.workers} worker(s){servers}"
 
     def command(self, out: Path) -> str:
         """What a shell does the same run with."""
@@ -93,18 +99,19 @@ def plan(
     for repeat in range(1, axes.repeats + 1):
         turn = (repeat - 1) % len(axes.modes)
         rotated = dataclasses.replace(axes, modes=[*axes.modes[turn:], *axes.modes[:turn]])
-        for model, batch, slow, mode, workers, servers in _combinations(rotated):
+        for model, batch, slow, mode, workers, servers, variant in _combinations(rotated):
             run = dataclasses.replace(
                 for_mode(config, mode, servers), model=model, batch_size=batch, slow=slow,
-                seed=config.seed + repeat - 1, repeat=repeat,
+                seed=config.seed + repeat - 1, repeat=repeat, **variant,
             )  # fmt: skip
             run = check(run).for_workers(workers)
             check_workers(run, workers)
             where = f"{model}-" if len(axes.models) > 1 else ""
             where += f"b{batch}-" if len(axes.batches) > 1 else ""
             where += f"slow-{re.sub('[^0-9a-z.]+', '_', slow)}-" if len(axes.slows) > 1 else ""
+            several = "".join(f"-{name}{value}" for name, value in variant.items() if len(axes.variants[name]) > 1)
             used = tuple(allocate(hosts, workers, run.servers)) if hosts else ()
-            runs.append(Planned(run, workers, where, used, launcher if used else "local"))
+            runs.append(Planned(run, workers, where, used, launcher if used else "local", several))
     threads = config.threads or min(_threads(run, cores) for run in runs)
     return [dataclasses.replace(run, config=dataclasses.replace(run.config, threads=threads)) for run in runs]
 
@@ -118,22 +125,28 @@ def _threads(run: Planned, cores: Mapping[str, float] | None) -> int:
     return min(max(1, int(cores[host.name] // host.slots)) for host in run.hosts) if cores else 0
 
 
-def _combinations(axes: Axes) -> Iterator[tuple[str, int, str, str, int, int]]:
-    """Model, batch, slow, mode, workers, servers; each once."""
+def _combinations(axes: Axes) -> Iterator[tuple[str, int, str, str, int, int, dict[str, Any]]]:
+    """Model, batch, slow, mode, workers, servers, options of its variant; each once."""
     seen = set()
     for model, batch, slow, mode in itertools.product(axes.models, axes.batches, axes.slows, axes.modes):
         for workers in _possible_workers(mode, axes.workers):
             is_baseline = modes.declared(mode).max_workers == 1
             own = RunConfig.slow if is_baseline and max(slowed_workers(slow), default=0) else slow
             for servers in _servers(axes, workers) if modes.declared(mode).has_servers else [0]:
-                run = model, batch, own, mode, workers, servers
-                if run not in seen:
-                    yield run
-                seen.add(run)
+                for variant in _variants(axes, mode):
+                    run = model, batch, own, mode, workers, servers, variant
+                    if str(run) not in seen:
+                        yield run
+                    seen.add(str(run))
 
 
 def _servers(axes: Axes, workers: int) -> list[int]:
     return list(dict.fromkeys(workers if servers == EQUAL else int(servers) for servers in axes.servers))
+
+
+def _variants(axes: Axes, mode: str) -> list[dict[str, Any]]:
+    names = [name for name in axes.variants if name in modes.declared(mode).options]
+    return [dict(zip(names, values, strict=True)) for values in itertools.product(*(axes.variants[n] for n in names))]
 
 
 def _possible_workers(mode: str, workers: Sequence[int]) -> Sequence[int]:

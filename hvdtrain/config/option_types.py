@@ -73,9 +73,16 @@ class SnapshotEvery(click.ParamType):
 
 
 class Numbers(click.ParamType):
-    """`1,2,4` as a list of whole numbers of at least 1."""
+    """`1,2,4` as a list of different whole numbers.
+
+    Args:
+        least: of each.
+    """
 
     name = "numbers"
+
+    def __init__(self, least: int = 1) -> None:
+        self.least = least
 
     def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> list[int]:
         if isinstance(value, list):
@@ -83,9 +90,9 @@ class Numbers(click.ParamType):
         try:
             numbers = [int(word) for word in value.split(",")]
         except ValueError:
-            numbers = [0]
-        if min(numbers) < 1:
-            self.fail(f"'{value}' is not a list of whole numbers such as 1,2,4, each at least 1", param, ctx)
+            numbers = [self.least - 1]
+        if min(numbers) < self.least:
+            self.fail(f"'{value}' is not a list of whole numbers such as 1,2,4, each at least {self.least}", param, ctx)
         return list(dict.fromkeys(numbers))
 
 

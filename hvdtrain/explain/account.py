@@ -13,7 +13,7 @@ from hvdtrain.runs.schema import read_server_load
 # The parts of a step, in the order in which they are told from each other, and what each is.
 PARTS = {
     "computing": "data, forward, backward, optimizer and writing down what the step came to",
-    "waiting_for_slowest": "until the slowest worker of the step had computed too",
+    "waiting_for_slowest": "until the slowest worker of the step, or in an epoch's last one, had computed too",
     "wire": "what the bytes of a step take on the measured links, as far as a step waited for them",
     "server": "what the busiest server's optimizer takes for the pushes of a step, as far as a step waited for it",
     "messages": "processor time of sending and receiving, beyond computing, as far as a step waited for it",
@@ -37,12 +37,14 @@ class Account:
 
 def account(run: Run, timeline: Timeline) -> Account:
     """Divide a worker's mean step. What it waited is given to the causes that are known, as far as it goes."""
-    own, waited = (float(values.mean()) for values in (timeline.own_s, timeline.waited_s))
+    own, waited = np.mean([steps[:, 1:3].mean(0) for steps in timeline.each_step], axis=0).tolist()
     unknown: dict[str, str] = {}
     slowest = 0.0
     if timeline.in_step:
         behind = (timeline.own_s.max(0) - timeline.own_s).mean(1)
         slowest = float(np.minimum(behind, timeline.waited_s.mean(1)).mean())
+    else:
+        slowest = float(waits_for_others(timeline).mean())
     parts = {"computing": own, "waiting_for_slowest": slowest}
     left = max(0.0, waited - slowest)
     for name, seconds in (("wire", _wire(run)), ("server", _server(run)), ("messages", _messages(run, own))):
@@ -52,6 +54,16 @@ def account(run: Run, timeline: Timeline) -> Account:
         left -= parts[name]
     parts["other_waiting"] = left
     return Account(sum(parts.values()), parts, unknown)
+
+
+def waits_for_others(timeline: Timeline) -> np.ndarray:
+    """[workers] seconds of a step that each waited for others, of workers that are not in step: at the end of an epoch
+    for their last shares and, where staleness has a bound, as long as it waited beyond the one that waited least, which
+    is behind and never held back.
+    """
+    between = np.array([steps[:, 4].mean() for steps in timeline.each_step])
+    waits = np.array([steps[:, 2].mean() for steps in timeline.each_step]) - between
+    return between + timeline.bounded * (waits - waits.min())
 
 
 def _wire(run: Run) -> float | str:
@@ -112,9 +124,13 @@ def _speed_without(timeline: Timeline, straggler: Straggler | None) -> float:
     worker = timeline.ranks.index(straggler.rank)
     others = np.delete(timeline.own_s, worker, 0)
     if timeline.in_step:
-        replaced = np.vstack([others, np.median(others, axis=0)])
+        # It computes what the median of the others does in the step before: of two that are alike and vary, the slower
+        # is slower than either, so the same step again would be too short.
+        replaced = np.vstack([others, np.roll(np.median(others, axis=0), 1)])
         step = timeline.own_s.mean() + timeline.waited_s.mean()
         return float(step / (step - (timeline.own_s.max(0) - replaced.max(0)).mean()))
-    rates = np.mean(timeline.samples / (timeline.own_s + timeline.waited_s), axis=1)
-    healthy = np.delete(rates, worker)
+    seconds = np.array([steps[:, 1:3].sum(1).mean() for steps in timeline.each_step])
+    samples = np.array([steps[:, 3].mean() for steps in timeline.each_step])
+    rates, free = samples / seconds, samples / (seconds - waits_for_others(timeline))
+    healthy = np.delete(free, worker)
     return float((healthy.sum() + np.median(healthy)) / rates.sum())

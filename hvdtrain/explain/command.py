@@ -41,18 +41,19 @@ def explain(runs: tuple[Path, ...], json_file: Path | None, plot: Path | None, t
     hvdtrain explain runs/ring --plot steps.png
     hvdtrain explain runs/ring runs/ps-async --json explained.json
 
-    Everything comes from the recorded steps in the run folder. A straggler is a worker whose steps took it half as
-    long again as the others theirs, or more, for a fifth of the run, and that the others waited for, or would have if
-    they had been in step, three times as long as for any other. The file of --json has an
+    Everything comes from the recorded steps in the run folder. A straggler is a worker whose quicker steps, too, took
+    it half as long again as the others theirs, or more, for a fifth of the run, and that the others waited for, or
+    would have if they had been in step, three times as long as for any other. The file of --json has an
     object, or a list where there are several runs: `straggler` (a rank, or null), `waited_s` by rank, `parts` of a
     step in seconds, and `what_if`: samples/s of all workers.
     """
-    from hvdtrain.explain.account import account, what_if
-    from hvdtrain.explain.heatmap import draw_heatmap
-    from hvdtrain.explain.step_picture import draw_step
+    from hvdtrain.explain.account import account, waits_for_others, what_if
+    from hvdtrain.explain.heatmap import heatmap
+    from hvdtrain.explain.step_picture import one_step
     from hvdtrain.explain.straggler import find_straggler, waited_for
     from hvdtrain.explain.timeline import read_timeline
     from hvdtrain.report.runs import load_run
+    from hvdtrain.report.style import save
 
     for option, file in (("--plot", plot), ("--timeline", timeline)):
         if file and len(runs) > 1:
@@ -60,7 +61,7 @@ def explain(runs: tuple[Path, ...], json_file: Path | None, plot: Path | None, t
         if file and file.suffix not in (".png", ".svg", ".pdf"):
             raise UsageError(f"{option} {file}: end its name in .png, .svg or .pdf")
     if timeline:
-        draw_step(runs[0], timeline)
+        save(one_step({load_run(runs[0]).kind.label: runs[0]}), timeline)
     explained = []
     for folder in runs:
         run = load_run(folder)
@@ -69,8 +70,11 @@ def explain(runs: tuple[Path, ...], json_file: Path | None, plot: Path | None, t
         steps = read_timeline(run)
         straggler, found = find_straggler(steps), account(run, steps)
         waited = dict(zip(steps.ranks, waited_for(steps).sum(1).tolist(), strict=True))
-        if not steps.in_step:  # nobody waits for another
+        if not steps.in_step:
             waited = dict.fromkeys(waited, 0.0)
+            if straggler:  # by each of the others, on average
+                beyond = waits_for_others(steps) * [len(own) for own in steps.each_step]
+                waited[straggler.rank] = float(beyond.sum() / (len(beyond) - 1))
         rates = what_if(run, steps, straggler, found)
         _show(run, steps, straggler, waited, found, rates)
         explained.append({
@@ -85,7 +89,7 @@ def explain(runs: tuple[Path, ...], json_file: Path | None, plot: Path | None, t
             "what_if": {name: {"samples_per_s": rate} for name, rate in rates.items()},
         })  # fmt: skip
         if plot:
-            draw_heatmap(steps, f"{run.kind.label}: what each step took a worker on its own", plot)
+            save(heatmap({f"{run.kind.label}: what each step took a worker on its own": steps}), plot)
     if json_file:
         text = json.dumps(explained[0] if len(explained) == 1 else explained, indent=2)
         if str(json_file) == "-":
@@ -107,11 +111,12 @@ def _show(
     console = Console(highlight=False)
     console.print(f"[bold]{run.name}[/bold]: {run.kind.label}, {run.summary.samples_per_s:,.0f} samples/s")
     if straggler:
-        others = "the others waited for it" if timeline.in_step else "nobody waited for it"
+        waits = waited[straggler.rank] > 0
+        others = "the others waited for it" if waits else "nobody waited for it"
         console.print(
             f"Rank {straggler.rank} was slow, from {straggler.since_s:.0f} to {straggler.until_s:.0f} s of training: "
             f"its steps took {straggler.factor:.1f} times as long as the others', and {others}"
-            + (f" for {waited[straggler.rank]:.1f} s." if timeline.in_step else ".")
+            + (f" for {waited[straggler.rank]:.1f} s." if waits else ".")
         )
     elif len(timeline.ranks) > 1:
         console.print("No worker was slower than the others all the time, or for a fifth of it.")

@@ -1,51 +1,67 @@
 """A picture of every rank's steps, beside each other in time."""
 
-from pathlib import Path
+from collections.abc import Mapping
+from typing import TYPE_CHECKING
 
 import numpy as np
 
 from hvdtrain.explain.timeline import Timeline
 from hvdtrain.report.style import RC, new_figure
 
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
+
 MOST_COLUMNS = 240
 
 
-def draw_heatmap(timeline: Timeline, title: str, path: Path) -> None:
-    """Write a rank × time picture, PNG, SVG or PDF by the name: how long each step took the worker on its own, in
-    times of the median step.
+CAPTION = (
+    "How long each step took a worker on its own (data, forward, backward, optimizer), in times of the median step of "
+    "the worker in the middle: red is slow, and in lockstep all wait for it. `hvdtrain explain RUN` says who was "
+    "waited for, and how long."
+)
 
-    Raises:
-        OSError: it cannot be written.
+
+def heatmap(runs: "Mapping[str, Timeline]") -> "Figure":
+    """A rank × time picture of each run, by title, below each other: how long each step took the worker on its own, in
+    times of the median step of the worker in the middle.
     """
     from matplotlib import rc_context
     from matplotlib.colors import LogNorm
 
-    own, ends = _condensed(timeline)
-    ratio = own / np.median(own)
-    limit = max(2.0, float(ratio.max()), 1 / float(ratio.min()))
+    condensed = {title: _condensed(timeline) for title, timeline in runs.items()}
+    ratios = {title: own / _usual(own) for title, (own, _) in condensed.items()}
+    limit = max(2.0, *(max(float(ratio.max()), 1 / float(ratio.min())) for ratio in ratios.values()))
+    heights = [1.0 + 0.32 * len(timeline.ranks) for timeline in runs.values()]
     with rc_context(RC):
-        figure, (axes,) = new_figure(1.4 + 0.32 * len(own))
-        first = (timeline.own_s + timeline.waited_s)[:, 0].max() if timeline.in_step else ends[1] - ends[0]
-        edges = np.concatenate([[max(0.0, timeline.ends_s[0] - first)], ends])
-        rows = np.arange(len(own) + 1) - 0.5
-        drawn = axes.pcolormesh(edges, rows, ratio, cmap="RdBu_r", norm=LogNorm(1 / limit, limit), rasterized=True)
-        axes.set_yticks(range(len(own)), [f"rank {rank}" for rank in timeline.ranks])
-        axes.invert_yaxis()
-        axes.set_xlabel("seconds of training; colour: own time of a step in times of the median step")
-        axes.set_title(title, loc="left")
-        bar = figure.colorbar(drawn, ax=axes, label="× median", pad=0.01)
+        figure, panels = new_figure(0.4 + sum(heights), rows=len(runs), height_ratios=heights)
+        for (title, timeline), axes in zip(runs.items(), panels, strict=True):
+            ends, ratio = condensed[title][1], ratios[title]
+            first = (timeline.own_s + timeline.waited_s)[:, 0].max() if timeline.in_step else ends[1] - ends[0]
+            edges = np.concatenate([[max(0.0, timeline.ends_s[0] - first)], ends])
+            rows = np.arange(len(ratio) + 1) - 0.5
+            drawn = axes.pcolormesh(edges, rows, ratio, cmap="RdBu_r", norm=LogNorm(1 / limit, limit), rasterized=True)
+            axes.set_yticks(range(len(ratio)), [f"rank {rank}" for rank in timeline.ranks])
+            axes.invert_yaxis()
+            axes.set_title(title, loc="left")
+        panels[-1].set_xlabel("seconds of training; colour: own time of a step in times of the middle worker's median")
+        bar = figure.colorbar(drawn, ax=panels, label="× median", pad=0.01)
         ticks = [tick for tick in (0.1, 0.25, 0.5, 1, 2, 4, 8, 16) if 1 / limit <= tick <= limit]
         bar.set_ticks(ticks, labels=[f"{tick:g}" for tick in ticks])
         bar.ax.minorticks_off()
-        figure.savefig(path, dpi=150)
+    return figure
 
 
 def shade(timeline: Timeline, width: int = 24) -> list[str]:
     """A line of characters a worker, darker where its steps took it longer on its own."""
     own, _ = _condensed(timeline, width)
-    ratio = own / np.median(own)
+    ratio = own / _usual(own)
     level = np.digitize(ratio, [1.25, 1.75, 3.0])
     return ["".join("░▒▓█"[number] for number in row) for row in level]
+
+
+def _usual(own: np.ndarray) -> float:
+    """The median step of the worker in the middle, of two workers the quicker."""
+    return float(np.sort(np.median(own, axis=1))[(len(own) - 1) // 2])
 
 
 def _condensed(timeline: Timeline, most: int = MOST_COLUMNS) -> tuple[np.ndarray, np.ndarray]:

@@ -1,16 +1,22 @@
 """A picture of one step across all ranks, from the run's trace: for people without Perfetto, and for paper."""
 
 from collections import defaultdict
+from collections.abc import Mapping
 from dataclasses import dataclass
 from itertools import pairwise
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from hvdtrain.errors import UsageError
 from hvdtrain.report.style import RC, STEP_PARTS, new_figure
 from hvdtrain.runs.trace_file import TRACE
+from hvdtrain.world.trace import APPLY, PULL, PUSH, REDUCE, STEP, UNDER_WAY
 
-MESSAGES = {"push": "#7b5ea7", "pull": "#5fa796", "apply": "#cb7811", "under way": "#d5d9e0"}
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+    from matplotlib.figure import Figure
+
+MESSAGES = {PUSH: "#7b5ea7", PULL: "#5fa796", APPLY: "#cb7811", UNDER_WAY: "#d5d9e0", REDUCE: "#7b5ea7"}
 
 
 @dataclass(frozen=True)
@@ -60,28 +66,59 @@ def read_slices(run: Path) -> list[Slice]:
     return found
 
 
-def draw_step(run: Path, path: Path) -> None:
-    """Write a picture, PNG, SVG or PDF by the name, of the step in the middle of those that were traced.
+CAPTION = (
+    "One step, from the middle of those that were traced, across all ranks: what each did when, and each bucket's way "
+    "to its server and back. `trace.pftrace` in the run's folder has all of it, for ui.perfetto.dev."
+)
+
+
+def one_step(runs: Mapping[str, Path]) -> "Figure":
+    """A picture of the step in the middle of those that were traced, of each run, by title, below each other.
 
     Raises:
-        UsageError: there is no trace, or no whole step in it.
-        OSError: it cannot be written.
+        UsageError: a run has no trace, or no whole step in it.
     """
     from matplotlib import rc_context
 
-    slices = read_slices(run)
-    begin, end = _middle_step(slices, run)
-    shown = [s for s in slices if s.ended > begin and s.began < end]
-    rows = sorted({(s.process, s.track) for s in shown}, key=lambda row: (row[0], row[1] != "step", row[1]))
-    position = {row: number for number, row in enumerate(rows)}
+    steps = {title: _Step(run) for title, run in runs.items()}
+    heights = [0.8 + 0.24 * len(step.rows) for step in steps.values()]
+    legend: dict[str, Any] = {}
     with rc_context(RC):
-        figure, (axes,) = new_figure(1.0 + 0.24 * len(rows))
+        figure, panels = new_figure(0.4 + sum(heights), rows=len(steps), height_ratios=heights)
+        for (title, step), axes in zip(steps.items(), panels, strict=True):
+            legend = step.draw(axes) | legend
+            axes.set_title(title, loc="left")
+        panels[-1].set_xlabel("ms of one step; arrows: a bucket's way to its server and back")
+        figure.legend(
+            list(legend.values()), list(legend), loc="outside upper center", ncols=6, fontsize=8, frameon=False
+        )
+    return figure
+
+
+class _Step:
+    """What all ranks did in one step.
+
+    Attributes:
+        rows: (process, track), from the top.
+    """
+
+    def __init__(self, run: Path) -> None:
+        slices = read_slices(run)
+        self.begin, self.end = _middle_step(slices, run)
+        self.slices = [s for s in slices if s.ended > self.begin and s.began < self.end]
+        rows = {(s.process, s.track) for s in self.slices}
+        self.rows = sorted(rows, key=lambda row: (row[0], row[1] != STEP, row[1]))
+
+    def draw(self, axes: "Axes") -> dict[str, Any]:
+        """Draw it, and return what a legend has of it, by label."""
+        begin, end = self.begin, self.end
+        position = {row: number for number, row in enumerate(self.rows)}
         legend: dict[str, Any] = {}
-        for s in sorted(shown, key=lambda s: s.began - s.ended):  # the longest first, what they consist of on them
+        for s in sorted(self.slices, key=lambda s: s.began - s.ended):  # the longest first, its parts on it
             began, ended = max(s.began, begin), min(s.ended, end)
             kind = s.track.rstrip("0123456789 ")
             label, colour, *_ = STEP_PARTS.get(s.name, (kind, MESSAGES.get(kind, "#00000033")))
-            is_layer = s.track == "step" and s.name not in STEP_PARTS
+            is_layer = s.track == STEP and s.name not in STEP_PARTS
             bar = axes.barh(
                 position[s.process, s.track], 1000 * (ended - began), left=1000 * (began - begin), linewidth=0.4,
                 height=0.5 if is_layer else 0.8, color="none" if is_layer else colour,
@@ -90,25 +127,20 @@ def draw_step(run: Path, path: Path) -> None:
             if not is_layer:
                 legend.setdefault(label, bar)
         by_flow = defaultdict(list)
-        for s in shown:
+        for s in self.slices:
             if s.flow:
                 by_flow[s.flow].append(s)
         for flow in by_flow.values():
-            ordered = sorted(flow, key=lambda s: s.began)
-            for one, two in pairwise(ordered):
+            for one, two in pairwise(sorted(flow, key=lambda s: s.began)):
                 axes.annotate(
                     "", (1000 * (two.began - begin), position[two.process, two.track]),
                     (1000 * (one.ended - begin), position[one.process, one.track]),
                     arrowprops={"arrowstyle": "->", "color": "#5a6474", "lw": 0.5, "shrinkA": 0, "shrinkB": 0},
                 )  # fmt: skip
-        axes.set_yticks(range(len(rows)), [f"{process}: {track}" for process, track in rows], fontsize=8)
+        axes.set_yticks(range(len(self.rows)), [f"{process}: {track}" for process, track in self.rows], fontsize=8)
         axes.set_xlim(0, 1000 * (end - begin))
         axes.invert_yaxis()
-        axes.set_xlabel("ms of one step; arrows: a bucket's way to its server and back")
-        figure.legend(
-            list(legend.values()), list(legend), loc="outside upper center", ncols=6, fontsize=8, frameon=False
-        )
-        figure.savefig(path, dpi=150)
+        return legend
 
 
 def _middle_step(slices: list[Slice], run: Path) -> tuple[float, float]:

@@ -1,5 +1,6 @@
 """Which worker the others waited for: how long, and since when."""
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -8,13 +9,16 @@ from scipy import stats
 from hvdtrain.explain.timeline import BLOCKS, Timeline
 
 LEAST_SHARE = 0.1  # of the run's time that others have to wait for a straggler, or by which its steps are longer
-# Times as long as the others' that its steps are while it is slow. Equal ranks on busy cores differ by up to 1.4: the
-# first one's thread for messages coordinates the ring's, and the first worker writes the results.
+# Times as long as the others' that its steps are while it is slow: by their lower quartiles, for a worker that is
+# interrupted now and then has quick steps too, and a slow one has not. Equal ranks on busy cores differ by up to 1.4:
+# the first one's thread for messages coordinates the ring's, and the first worker writes the results.
 LEAST_FACTOR = 1.5
+QUICK = 0.25
 LEAST_RATIO = 3.0  # of the time waited for it over that for the next one: among equals the slowest of a step changes
 # Of a t-test over blocks of the run: how likely chance would make a straggler of one among equals. One that is slow for
 # less than a fifth of the run is not found.
 LARGEST_P = 0.01
+FEWEST_BLOCKS = BLOCKS // 5
 
 
 @dataclass(frozen=True)
@@ -22,7 +26,7 @@ class Straggler:
     """The worker that was slower than the others.
 
     Attributes:
-        factor: how many times as long its steps took it as the others theirs, while it was slow.
+        factor: how many times as long its median step took it as the others theirs, while it was slow.
         since_s, until_s: seconds of training between which it was slow.
     """
 
@@ -53,7 +57,6 @@ def find_straggler(timeline: Timeline) -> Straggler | None:
         return None
     total = waits.sum(1)
     worker = int(total.argmax())
-    typical = np.median(np.delete(timeline.own_s, worker, 0), axis=0)
     if total[worker] < LEAST_RATIO * np.delete(total, worker).max():
         return None
     lead = waits[worker] - np.delete(waits, worker, 0).max(0)
@@ -63,11 +66,16 @@ def find_straggler(timeline: Timeline) -> Straggler | None:
         return None
     if stats.ttest_1samp(blocks, 0, alternative="greater").pvalue > LARGEST_P:
         return None
-    slow = np.flatnonzero(blocks > blocks.max() / 2)
+    slow = np.flatnonzero(blocks > np.sort(blocks)[-FEWEST_BLOCKS] / 2)
     first, last = int(columns[slow[0]][0]), int(columns[slow[-1]][-1])
-    held = slice(first, last + 1)
-    factor = float(np.sum(timeline.own_s[worker, held]) / np.sum(typical[held]))
-    if factor < LEAST_FACTOR:
+    begin, end = float(timeline.ends_s[first - 1]) if first else 0.0, float(timeline.ends_s[last])
+    held = [own[(own[:, 0] > begin) & (own[:, 0] <= end), 1] for own in timeline.each_step]
+    if not all(map(len, held)) or _times_as_long(held, worker, QUICK) < LEAST_FACTOR:
         return None
-    begin = timeline.ends_s[first - 1] if first else 0.0
-    return Straggler(timeline.ranks[worker], factor, float(begin), float(timeline.ends_s[last]))
+    return Straggler(timeline.ranks[worker], _times_as_long(held, worker, 0.5), begin, end)
+
+
+def _times_as_long(seconds: Sequence[np.ndarray], worker: int, share: float) -> float:
+    """How many times as long this worker's steps are as the others', by a quantile."""
+    of_each = np.array([np.quantile(own, share) for own in seconds])
+    return float(of_each[worker] / np.median(np.delete(of_each, worker)))

@@ -1,5 +1,6 @@
 """What each worker of a run did when: its recorded steps, side by side."""
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -8,6 +9,7 @@ from hvdtrain import modes
 from hvdtrain.errors import UsageError
 from hvdtrain.report.runs import Run
 from hvdtrain.runs.live import WARM_UP
+from hvdtrain.runs.schema import Step
 
 BLOCKS = 20  # into which a run is divided, to see how steady something is, and since when
 FEWEST_STEPS = 2 * BLOCKS  # of workers in step; of others fewer do, since a slow one takes few
@@ -20,23 +22,24 @@ class Timeline:
 
     Attributes:
         ranks: of the workers.
+        bounded: workers that are not in step wait for one that is too far behind.
         in_step: workers took the same steps, and column i is the same step of all. Otherwise each column is a stretch
             of the run's time, equal for all, with what a worker spent in it for each of its steps there.
         ends_s: [columns] seconds of training at the end of each column, of the last worker.
         own_s: [workers, columns] seconds of a step that a worker spent on its own: data, forward, backward, optimizer,
             and writing down what the step came to. Where no step of its ended, those of the step it was at.
         waited_s: [workers, columns] seconds of a step in which it waited: for messages, for others, for a share.
-        samples: [workers, columns] of a step.
-        steps: [workers] that each took.
+        each_step: of each worker, [its steps, 5]: seconds of training at the end, on its own, and in which it waited;
+            samples; of the waiting, what came between steps at the end of an epoch.
     """
 
     ranks: list[int]
+    bounded: bool
     in_step: bool
     ends_s: np.ndarray
     own_s: np.ndarray
     waited_s: np.ndarray
-    samples: np.ndarray
-    steps: np.ndarray
+    each_step: list[np.ndarray]
 
 
 def read_timeline(run: Run) -> Timeline:
@@ -56,33 +59,38 @@ def read_timeline(run: Run) -> Timeline:
         raise UsageError(
             f"{run.folder} has {fewest} recorded steps of some worker, too few to explain: train for {needed} or more"
         )
-    per_worker = [
-        np.array([
-            (
-                step.time, step.data_s + step.forward_s + step.backward_s + step.optimizer_s + step.metrics_s,
-                step.comm_s + step.barrier_s + step.lease_s, step.samples,
-            )
-            for step in steps[WARM_UP:]
-        ])
-        for steps in rows
-    ]  # fmt: skip
-    counts = np.array([len(values) for values in per_worker])
+    per_worker = list(map(_after_warm_up, rows))
     if in_step:
-        table = np.stack([values[: counts.min()] for values in per_worker])  # [workers, steps, 4]
-        return Timeline(ranks, True, table[:, :, 0].max(0), *_figures(table), counts)
+        table = np.stack([values[: min(map(len, per_worker))] for values in per_worker])  # [workers, steps, 5]
+        return Timeline(ranks, False, True, table[:, :, 0].max(0), *_figures(table), per_worker)
     end = max(values[-1, 0] for values in per_worker)
     begin = min(values[0, 0] for values in per_worker)
     edges = np.linspace(begin, end, BLOCKS + 1)
     table = np.stack([_means(values, edges) for values in per_worker])
-    return Timeline(ranks, False, edges[1:], *_figures(table), counts)
+    return Timeline(ranks, run.manifest.staleness_bound is not None, False, edges[1:], *_figures(table), per_worker)
 
 
-def _figures(table: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    return table[:, :, 1], table[:, :, 2], table[:, :, 3]
+def _after_warm_up(steps: Sequence[Step]) -> np.ndarray:
+    """Timeline.each_step of one worker."""
+    table = np.array([
+        (
+            step.time, step.data_s + step.forward_s + step.backward_s + step.optimizer_s + step.metrics_s,
+            step.comm_s + step.barrier_s + step.lease_s, step.samples,
+        )
+        for step in steps[WARM_UP:]
+    ])  # fmt: skip
+    lasted = np.diff(table[:, 0], prepend=steps[WARM_UP - 1].time)
+    between = np.maximum(0, lasted - table[:, 1] - table[:, 2])
+    table[:, 2] += between
+    return np.column_stack([table, between])
+
+
+def _figures(table: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    return table[:, :, 1], table[:, :, 2]
 
 
 def _means(values: np.ndarray, edges: np.ndarray) -> np.ndarray:
-    """[steps, 4] of a worker as means over stretches of time, [stretches, 4]."""
+    """[steps, figures] of a worker as means over stretches of time, [stretches, figures]."""
     stretch = np.clip(np.searchsorted(edges, values[:, 0], side="left") - 1, 0, len(edges) - 2)
     count = np.bincount(stretch, minlength=len(edges) - 1)
     sums = [np.bincount(stretch, weights=column, minlength=len(edges) - 1) for column in values.T]

@@ -1,8 +1,9 @@
 """Virtual hosts on this machine with a network as slow as wanted: network namespaces with a name and an sshd each.
 
 node1 … nodeN are connected by a bridge, on which this machine has an address too, so that `ssh node1` works from here
-as it does from node2. A token bucket (tbf) limits their links in both directions. Their state is in /run, in /etc/hosts
-between two marker lines, and in one file for ssh; `down` removes all of it, whichever process made it.
+as it does from node2. A token bucket (tbf) limits their links in both directions, and a control group each, where that
+is asked for, what their processes take of the cores. Their state is in /run, in /etc/hosts between two marker lines, in
+one file for ssh, and in those groups; `down` removes all of it, whichever process made it.
 """
 
 import contextlib
@@ -18,6 +19,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from hvdtrain.errors import Failure, UsageError
+from hvdtrain.world.cgroups import CGROUPS
 
 STATE = Path("/run/hvdtrain-hosts")
 INTERFACE = "hvdtrain0"  # has the same name on the nodes and here, as Horovod requires
@@ -30,6 +32,7 @@ MAX_NODES = 64
 TOOLS = ("ip", "tc", "ssh", "ssh-keygen", "unshare")
 SSHD = "/usr/sbin/sshd"
 START_TIMEOUT_S = 10.0
+CPU_PERIOD_US = 100_000
 
 
 def node_name(number: int) -> str:
@@ -41,11 +44,12 @@ def running_nodes() -> list[str]:
     return sorted((path.stem for path in STATE.glob("node*.pid")), key=lambda node: int(node[4:]))
 
 
-def up(rates: Sequence[str]) -> None:
+def up(rates: Sequence[str], cpus: Sequence[float] = ()) -> None:
     """Make node1 … nodeN in place of earlier ones.
 
     Args:
         rates: of each node's link, each way, as tc writes it: `1gbit`, `100mbit`.
+        cpus: cores' worth of time that each node's processes may take together; empty for no limit.
 
     Raises:
         UsageError: this cannot be done here; it says why.
@@ -56,6 +60,7 @@ def up(rates: Sequence[str]) -> None:
         raise UsageError(f"--count {len(rates)} is not from 1 to {MAX_NODES}")
     down()
     try:
+        _limit_cpus(cpus)
         _make(rates)
     except BaseException:
         down()
@@ -108,6 +113,12 @@ def down() -> None:
             time.sleep(0.05)
     for namespace in namespaces:
         subprocess.run(["ip", "netns", "del", namespace], check=False)
+    for group in _cpu_groups().glob("hvdtrain-node*"):
+        deadline = time.monotonic() + 3
+        while group.exists() and time.monotonic() < deadline:  # a process that has just ended is in it for a moment
+            with contextlib.suppress(OSError):
+                group.rmdir()
+            time.sleep(0.01)
     for link in _output("ip", "-o", "link", "show").splitlines():
         interface = link.split(": ")[1].split("@")[0]
         if interface == INTERFACE or interface.startswith("hvdtrain-n"):
@@ -164,6 +175,45 @@ def _make(rates: Sequence[str]) -> None:
         _wait_for(node, address)
 
 
+def _cpu_groups() -> Path:
+    """Where control groups that limit processor time are: of version 2, or of version 1's controller `cpu`."""
+    return CGROUPS if (CGROUPS / "cgroup.controllers").exists() else CGROUPS / "cpu"
+
+
+def _cpu_group(node: str) -> Path:
+    return _cpu_groups() / f"hvdtrain-{node}"
+
+
+def _limit_cpus(cpus: Sequence[float]) -> None:
+    """Make a control group for each node, whose processes may take so many cores' worth of time."""
+    top = _cpu_groups()
+    try:
+        # It stays handed down to groups below, as systemd has it anyway: others may rely on that by the time of down().
+        delegated = top / "cgroup.subtree_control"
+        if cpus and delegated.exists() and "cpu" not in delegated.read_text().split():
+            delegated.write_text("+cpu")
+        for number, cores in enumerate(cpus, 1):
+            group, quota = _cpu_group(node_name(number)), round(cores * CPU_PERIOD_US)
+            group.mkdir()
+            if top == CGROUPS:
+                (group / "cpu.max").write_text(f"{quota} {CPU_PERIOD_US}")
+            else:
+                (group / "cpu.cfs_period_us").write_text(str(CPU_PERIOD_US))
+                (group / "cpu.cfs_quota_us").write_text(str(quota))
+    except OSError as error:
+        raise UsageError(f"--cpus needs control groups with the controller `cpu`: {error}") from None
+
+
+def _mount_groups() -> str:
+    """A shell command that mounts the control groups where they belong."""
+    if _cpu_groups() == CGROUPS:
+        return f"mount -t cgroup2 none {CGROUPS}"
+    lines = Path("/proc/self/cgroup").read_text().splitlines()
+    controllers = next(own for own in (line.split(":")[1] for line in lines) if "cpu" in own.split(","))
+    top = _cpu_groups()
+    return f"mount -t tmpfs none {CGROUPS} && mkdir {top} && mount -t cgroup -o {controllers} none {top}"
+
+
 def _start_sshd(node: str, address: str) -> None:
     """Start an sshd in the node's namespaces, in which the host name is the node's too."""
     Path("/run/sshd").mkdir(exist_ok=True)
@@ -174,8 +224,13 @@ def _start_sshd(node: str, address: str) -> None:
     }  # fmt: skip
     config = STATE / f"{node}.conf"
     config.write_text("".join(f"{key} {value}\n" for key, value in settings.items()))
-    script = f'hostname {node} && exec {SSHD} -f "{config}" -E "{STATE}/{node}.log"'
-    _run("ip", "netns", "exec", f"hvdtrain-{node}", "unshare", "--uts", "sh", "-c", script)
+    members = _cpu_group(node) / "cgroup.procs"
+    # `ip netns exec` mounts /sys anew, without the groups; what runs there looks how many cores it may use.
+    shown = _mount_groups() if members.exists() else "true"
+    script = f'hostname {node} && {shown} && exec {SSHD} -f "{config}" -E "{STATE}/{node}.log"'
+    words = ["ip", "netns", "exec", f"hvdtrain-{node}", "unshare", "--uts", "sh", "-c", script]
+    join = f"echo $$ > {members} && " if members.exists() else ""  # what sshd starts is in its group too
+    _run("sh", "-c", f'{join}exec "$@"', "sh", *words)
 
 
 def _wait_for(node: str, address: str) -> None:

@@ -28,20 +28,30 @@ def hosts() -> None:
 
 
 @hosts.command()
-@click.option("--count", type=int, help="How many  [default: 2, or as many as there are rates].")
+@click.option("--count", type=int, help="How many  [default: 2, or as many as there are rates or --cpus].")
 @click.option(
     "--rate", default="1gbit", show_default=True,
     help="Of each host's link, each way, in tc's words; one for each host by commas: 1gbit,1gbit,100mbit.",
 )  # fmt: skip
-def up(count: int | None, rate: str) -> None:
+@click.option(
+    "--cpus", default="",
+    help="Cores that each host's processes may take together, by commas: 1,1,0.5. By a control group: what is over "
+    "that stands still for the rest of a tenth of a second  [default: no limit].",
+)  # fmt: skip
+def up(count: int | None, rate: str, cpus: str) -> None:
     """Make node1 … nodeN, in place of what there was."""
     rates = [_checked(word) for word in rate.split(",")]
-    if len(rates) == 1:
-        rates *= 2 if count is None else max(0, count)
-    elif count not in (None, len(rates)):
-        raise UsageError(f"--rate {rate} has {len(rates)} rates for --count {count}")
-    testbed.up(rates)
-    click.echo(f"{', '.join(testbed.running_nodes())} are up, {rate} each way; `hvdtrain hosts down` removes them")
+    cores = [_cores(word, cpus) for word in cpus.split(",")] if cpus else []
+    number = count if count is not None else max(len(rates), len(cores)) if len(rates) > 1 or len(cores) > 1 else 2
+    for option, what, given in (("--rate", "rates", rates), ("--cpus", "numbers of cores", cores)):
+        if len(given) > 1 and len(given) != number:
+            raise UsageError(f"{option} {rate if given is rates else cpus} has {len(given)} {what} for {number} hosts")
+    number = max(0, number)
+    testbed.up(rates * number if len(rates) == 1 else rates, cores * number if len(cores) == 1 else cores)
+    limited = f", {cpus} cores" if cpus else ""
+    click.echo(
+        f"{', '.join(testbed.running_nodes())} are up, {rate} each way{limited}; `hvdtrain hosts down` removes them"
+    )
 
 
 @hosts.command("rate", short_help="Give a host's link another rate.")
@@ -73,6 +83,17 @@ def _checked(rate: str) -> str:
     if not re.fullmatch(r"\d+(\.\d+)?([kmgt]?bit|[kmgt]?bps)", rate):
         raise UsageError(f"--rate {rate} is not a rate such as 1gbit or 100mbit")
     return rate
+
+
+def _cores(word: str, given: str) -> float:
+    """At least the hundredth of a core that the kernel's shortest quota is."""
+    try:
+        cores = float(word)
+    except ValueError:
+        cores = 0.0
+    if not 0.01 <= cores <= 1024:
+        raise UsageError(f"--cpus {given}: '{word}' is not a number of cores such as 1 or 0.5, from 0.01 to 1024")
+    return cores
 
 
 def _running(node: str) -> str:

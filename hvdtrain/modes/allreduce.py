@@ -1,6 +1,8 @@
 """Horovod averages gradients over a ring while backward goes on; every worker applies the same update."""
 
 import contextlib
+import itertools
+import time
 from functools import partial
 from queue import SimpleQueue
 from typing import Any
@@ -14,6 +16,7 @@ from hvdtrain.numerics.flat import payload_bytes, trained, views
 from hvdtrain.numerics.precision import LossScale
 from hvdtrain.ps.partition import Completion, cut
 from hvdtrain.ps.staging import Staging
+from hvdtrain.world import trace
 from hvdtrain.world.horovod import HorovodGroup
 from hvdtrain.world.job import Job
 from hvdtrain.world.rendezvous import open_store
@@ -96,6 +99,7 @@ class AllReduce(LocalUpdate):
     """
 
     optimizer: Any  # torch's, or Horovod's around it
+    traced: "_Traced | None" = None
 
     def __init__(self, job: Job, group: HorovodGroup) -> None:
         super().__init__(job, group)
@@ -118,6 +122,8 @@ class AllReduce(LocalUpdate):
                 self.optimizer, named_parameters=[(n, p) for n, p in model.named_parameters() if p.requires_grad],
                 compression=self.compression, backward_passes_per_step=self.config.accumulate,
             )  # fmt: skip
+            if trace.is_on and self.world.size > 1:
+                self.traced = _Traced(self.optimizer)
         return model
 
     def set_accumulating(self, accumulating: bool) -> None:
@@ -128,11 +134,47 @@ class AllReduce(LocalUpdate):
         if self.staged:
             self.ring.wait()
         elif self.world.size > 1:
+            if self.traced:
+                self.traced.wait()
             self.optimizer.synchronize()
 
     def update(self, loss_scale: LossScale) -> None:
         with contextlib.nullcontext() if self.staged or self.world.size == 1 else self.optimizer.skip_synchronize():
             loss_scale.step(self.optimizer.step)
+
+
+class _Traced:
+    """Has Horovod's reductions written down: from when gradients were handed over until they were seen averaged.
+
+    Horovod says when it is asked, which is at the next gradient, and while the step waits; gradients that are found
+    done together count as one reduction, as which Horovod has fused them or not.
+    """
+
+    def __init__(self, optimizer: Any) -> None:
+        self.optimizer = optimizer
+        self.under_way: dict[nn.Parameter, float] = {}  # when each was handed over, in that order
+        hand_over = optimizer._allreduce_grad_async
+
+        def traced(p: nn.Parameter) -> Any:
+            if trace.is_recording():
+                self._look()
+                self.under_way[p] = time.perf_counter()
+            return hand_over(p)
+
+        optimizer._allreduce_grad_async = traced
+
+    def wait(self) -> None:
+        """Until all are averaged."""
+        while self.under_way:
+            self._look()
+            time.sleep(1e-4)  # Horovod itself looks every millisecond
+
+    def _look(self) -> None:
+        done = list(itertools.takewhile(lambda p: hvd.poll(self.optimizer._handles[p][0]), self.under_way))
+        if done:
+            trace.reduction(sum(p.nbytes for p in done), self.under_way[done[0]])
+        for p in done:
+            del self.under_way[p]
 
 
 def connect(job: Job) -> AllReduce:

@@ -1,12 +1,18 @@
 """torch DistributedDataParallel over Gloo or NCCL: the all-reduce people would use without Horovod."""
 
 import inspect
-from typing import Any
+import time
+from typing import Any, cast
 
+import torch
 from torch import nn
+from torch.distributed import GradBucket
+from torch.distributed.algorithms.ddp_comm_hooks import default_hooks
+from torch.futures import Future
 
 from hvdtrain.modes._synchroniser import LocalUpdate
 from hvdtrain.numerics.flat import payload_bytes
+from hvdtrain.world import trace
 from hvdtrain.world.job import Job
 from hvdtrain.world.torch_group import TorchGroup
 
@@ -29,10 +35,26 @@ class Ddp(LocalUpdate):
         if no_copies not in inspect.signature(wrap).parameters:
             no_copies = "broadcast_buffers"
         self.module = wrap(model, **{no_copies: False})
+        if trace.is_on and self.world.size > 1 and next(model.parameters()).device.type == "cpu":
+            self.module.register_comm_hook(None, _traced_allreduce)
         return self.module
 
     def set_accumulating(self, accumulating: bool) -> None:
         self.module.require_backward_grad_sync = not accumulating  # what its no_sync() sets
+
+
+def _traced_allreduce(state: None, bucket: GradBucket) -> Future[torch.Tensor]:
+    """What DDP does with a bucket of gradients, and a line in the trace when it is done."""
+    began, size = time.perf_counter(), bucket.buffer().nbytes
+    averaged = default_hooks.allreduce_hook(cast(Any, None), bucket)  # of all workers
+    if not trace.is_recording():
+        return averaged
+
+    def done(future: Future[torch.Tensor]) -> torch.Tensor:
+        trace.reduction(size, began)
+        return future.value()
+
+    return averaged.then(done)
 
 
 def connect(job: Job) -> Ddp:

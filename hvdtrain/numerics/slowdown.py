@@ -1,8 +1,8 @@
 """Workers that are made slow on purpose: what `--slow` means, and when a worker sleeps how long.
 
-A worker that is to compute f times as long sleeps (f - 1) times what it has just computed, after backward: exact,
-seeded, and its core is free for the others meanwhile, so that a few cores can stand for many machines. The threads that
-carry its messages stay as fast as they were.
+A worker that is to compute f times as long sleeps (f - 1) times what it has just computed, between forward and
+backward: exact, seeded, and its core is free for the others meanwhile, so that a few cores can stand for many machines.
+Its gradients come late, as those of a slow machine do; the threads that carry its messages stay as fast as they were.
 """
 
 import math
@@ -18,7 +18,9 @@ FORMS = (
     "1:4x (worker 1 computes four times as long), 1:4x@20s-40s, 1:4x@step200-400, random:6x:p=0.1 (any worker at any "
     "step), jitter:lognormal:0.2, several joined by +, or none"
 )
-NUMBER = r"(\d+(?:\.\d+)?|\.\d+)"
+NUMBER = r"([0-9]+(?:\.[0-9]+)?|\.[0-9]+)"
+MOST_TIMES = 1000  # as slow: the others would give up waiting
+MOST_SIGMA = 2.0  # a draw is hardly ever beyond three times this: e to the 6 is 400 times as slow
 
 
 @dataclass(frozen=True)
@@ -52,7 +54,7 @@ def parse(text: str) -> list[Rule]:
 
 def _parse_term(term: str, text: str) -> Rule:
     rule = None
-    if match := re.fullmatch(rf"(\d+):{NUMBER}x(?:@{NUMBER}s-{NUMBER}s|@step(\d+)-(\d+))?", term):
+    if match := re.fullmatch(rf"([0-9]+):{NUMBER}x(?:@{NUMBER}s-{NUMBER}s|@step([0-9]+)-([0-9]+))?", term):
         worker, factor, begin_s, end_s, first, last = match.groups()
         rule = Rule(
             int(worker), float(factor),
@@ -67,9 +69,13 @@ def _parse_term(term: str, text: str) -> Rule:
         raise UsageError(f"--slow {text}: '{term}' is none of {FORMS}")
     if rule.factor < 1:
         raise UsageError(f"--slow {text}: a factor below 1 would make a worker faster than it is; 1x is its own speed")
+    if rule.factor > MOST_TIMES or rule.sigma > MOST_SIGMA:
+        raise UsageError(
+            f"--slow {text}: '{term}' is more than a factor of {MOST_TIMES}, or a jitter of {MOST_SIGMA:g}"
+        )
     if rule.probability > 1:
         raise UsageError(f"--slow {text}: p={rule.probability:g} is not a probability, from 0 to 1")
-    if rule.seconds[0] >= rule.seconds[1] or rule.steps[0] > rule.steps[1]:
+    if rule.seconds[0] >= rule.seconds[1] or rule.steps[0] > rule.steps[1] or rule.steps[1] < 1:
         raise UsageError(f"--slow {text}: '{term}' ends before it begins")
     return rule
 

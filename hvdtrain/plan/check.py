@@ -90,7 +90,7 @@ def asked(calibration: Calibration, run: Run, bandwidth: float | None) -> tuple[
 
 def _compare(calibration: Calibration, run: Run, bandwidth: float | None) -> Row:
     question, rate = asked(calibration, run, bandwidth)
-    mode, workers, servers = run.kind
+    mode, workers, servers, _ = run.kind
     predicted = row(calibration, question, mode, workers, servers, rate)
     measured = measured_step_s(run)
     return {

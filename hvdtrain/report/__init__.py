@@ -14,7 +14,7 @@
 import json
 import os
 import tempfile
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -29,11 +29,12 @@ if TYPE_CHECKING:
 
 Files = dict[str, str | bytes]  # content by path below the report's folder
 Drawing = tuple[list["Plot"], list[str]]
+More = Callable[["Sequence[Run]"], "Sequence[Plot]"]
 
 
 def write_report(
     runs: "Sequence[Run]", out: Path, reference: str = "", margins: "Margins | None" = None,
-    png: Path | None = None,
+    png: Path | None = None, more: More = lambda runs: [], more_tables: "Sequence[Table]" = (),
 ) -> None:  # fmt: skip
     """Write results.csv, verdict.json, report.md, report.html and plots/ into `out`.
 
@@ -47,12 +48,14 @@ def write_report(
             reference.tex.
         margins: what the verdict counts as a difference, if not the default.
         png: a folder for PNG pictures of the plots, of a grid those across all runs.
+        more: draws further plots of the runs of a comparison.
+        more_tables: stand below the summary too.
 
     Raises:
         UsageError: none of the runs finished, they differ in what should be equal (the field is named), or
             `out` cannot be written to.
     """
-    from hvdtrain.report import page, plots, results, table
+    from hvdtrain.report import page, results, table
     from hvdtrain.report.content import Grid, collect_any
     from hvdtrain.report.reference_tables import build_table, load_layout
     from hvdtrain.report.verdict import DEFAULT
@@ -71,10 +74,10 @@ def write_report(
 
     tables = [build_table(load_layout(reference), runs)] if reference else []
     collected = collect_any(runs, margins)
-    drawing = draw(runs, margins, collected)
-    add("", collected, drawing, tables)
+    drawing = draw(runs, margins, collected, more)
+    add("", collected, drawing, [*tables, *more_tables])
     for comparison, own in collected.sections if isinstance(collected, Grid) else []:
-        add(f"groups/{comparison.name}/", own, plots.draw(comparison.runs, margins))
+        add(f"groups/{comparison.name}/", own, draw(comparison.runs, margins, own, more))
     for own_table in tables:
         files |= {"reference.csv": table.csv_text(own_table), "reference.tex": table.latex(own_table)}
     _write_files(files, out, f"the report to {out}")
@@ -83,11 +86,15 @@ def write_report(
         write_png(drawing[0], png)
 
 
-def draw(runs: "Sequence[Run]", margins: "Margins", collected: "Content | Grid") -> "Drawing":
+def draw(
+    runs: "Sequence[Run]", margins: "Margins", collected: "Content | Grid", more: More = lambda runs: []
+) -> "Drawing":
     """The plots of a report, and notes on what is missing in them, a line each."""
     from hvdtrain.report import content, plots
 
-    return plots.draw_grid(runs) if isinstance(collected, content.Grid) else plots.draw(runs, margins)
+    is_grid = isinstance(collected, content.Grid)
+    drawn, notes = plots.draw_grid(runs) if is_grid else plots.draw(runs, margins)
+    return [*drawn, *more(runs)], notes
 
 
 def write_png(plots: "Sequence[Plot]", folder: Path) -> None:
@@ -120,7 +127,7 @@ def _remove_stale(out: Path, files: Files) -> None:
     """Remove the files that an earlier report had and this one has not, and nothing else."""
     from hvdtrain.report import plots
 
-    names = (*plots.NAMES, *plots.GRID_NAMES, *plots.FORMER_NAMES)
+    names = (*plots.NAMES, *plots.MORE_NAMES, *plots.GRID_NAMES, *plots.FORMER_NAMES)
     plot_files = [f"plots/{name}.{kind}" for name in names for kind in ("svg", "png")]
     group_files = ("results.csv", "verdict.json", "report.md", "report.html", *plot_files)
     former = [out / name for name in ("reference.csv", "reference.tex", *plot_files)]

@@ -100,6 +100,8 @@ _COLUMNS = (
     Column("workers", "processes that compute gradients", identifies=True),
     Column("servers", "processes that hold the weights and apply the optimizer (parameter-server modes)",
            identifies=True),
+    Column("variant", "what is not a mode's default in how it waits for slow workers: `backup 1` of ps-sync, `bound 8` "
+           "(--staleness) of ps-ssp", value=lambda run: run.kind.variant, identifies=True),
     Column("model", "the network", identifies=True),
     Column("parameters", "its trainable weights", identifies=True),
     Column("global_batch", "samples of one step, over all workers together", "global batch", digits=",.0f"),

@@ -76,7 +76,7 @@ def epoch_times(runs: Sequence[Run]) -> dict[tuple[str, int], dict[Kind, list[fl
     for row in result_rows([run for run in runs if field_value(run, "slow.asked") == slow]):
         if row["epoch_s"] and row["global_batch"]:
             kinds = found.setdefault((row["model"] or "", row["global_batch"]), {})
-            kinds.setdefault(Kind(row["mode"], row["workers"], row["servers"]), []).append(row["epoch_s"])
+            kinds.setdefault(Kind.of_row(row), []).append(row["epoch_s"])
     return dict(sorted(found.items()))
 
 

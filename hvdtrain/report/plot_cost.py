@@ -73,7 +73,7 @@ def cost(groups: Sequence[Group], rows: Sequence[dict[str, float | None]]) -> "F
     for name, panel in zip(names, panels, strict=True):
         for place, group in enumerate(groups):
             kind = group.kind
-            own = [row[name] for row in rows if (row["mode"], row["workers"], row["servers"]) == kind]
+            own = [row[name] for row in rows if Kind.of_row(row) == kind]
             values = [value for value in own if value is not None]
             style.dots(panel, values, [place] * len(values), kind)
             panel.annotate(

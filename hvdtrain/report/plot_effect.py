@@ -75,25 +75,26 @@ def throughput(by_kind: ByKind) -> "tuple[Figure | None, str]":
     if not rows:
         return None, ""
     sizes = sorted({row["workers"] for row in rows})
-    lines: dict[tuple[str, int], dict[int, list[float]]] = {}
+    lines: dict[Kind, dict[int, list[float]]] = {}  # by what all sizes have in common
     for row in rows:
-        lines.setdefault((row["mode"], row["servers"]), {}).setdefault(row["workers"], []).append(row["samples_per_s"])
+        line = lines.setdefault(Kind.of_row(row)._replace(workers=0), {})
+        line.setdefault(row["workers"], []).append(row["samples_per_s"])
 
-    def place(mode: str, servers: int, size: int) -> float:
+    def place(own: Kind, size: int) -> float:
         """Side by side with the other modes of this size: their repeats are about as fast."""
         there = [line for line, by_size in lines.items() if size in by_size]
-        return sizes.index(size) + 0.07 * (there.index((mode, servers)) - (len(there) - 1) / 2)
+        return sizes.index(size) + 0.07 * (there.index(own) - (len(there) - 1) / 2)
 
     figure, (axes,) = style.new_figure(3.6)
-    base = [speed for speeds in lines.get(("single", 0), {}).values() for speed in speeds]
-    for (mode, servers), by_size in lines.items():
-        kind = Kind(mode, max(by_size), servers)
-        points = {place(mode, servers, size): speeds for size, speeds in sorted(by_size.items())}
+    base = [speed for speeds in lines.get(Kind("single", 0, 0), {}).values() for speed in speeds]
+    for kind, by_size in lines.items():
+        points = {place(kind, size): speeds for size, speeds in sorted(by_size.items())}
         means = {x: geometric_mean(speeds) for x, speeds in points.items()}
         if base and 1 not in by_size:  # every mode with one worker is the baseline
             means = {0.0: geometric_mean(base)} | means
         axes.plot(list(means), list(means.values()), color=style.colour(kind), linewidth=1.4)
-        label = mode + (f", {with_noun(servers, 'server')}" if servers else "")
+        servers = with_noun(kind.servers, "server") if kind.servers else ""
+        label = ", ".join(filter(None, [kind.mode, servers, kind.variant]))
         axes.plot([], [], **style.dot(kind), label=label)
         for x, speeds in points.items():
             style.dots(axes, [x] * len(speeds), speeds, kind)
@@ -103,7 +104,7 @@ def throughput(by_kind: ByKind) -> "tuple[Figure | None, str]":
     caption = SPEED
     for kind, members in by_kind.items():
         if bounds := [bound for run in members if (bound := network_bound(run))]:
-            x = place(kind.mode, kind.servers, kind.workers)
+            x = place(kind._replace(workers=0), kind.workers)
             axes.plot([x - 0.05, x + 0.05], [max(bounds)] * 2, color=style.colour(kind), linewidth=4, alpha=0.7,
                       solid_capstyle="butt", label=f"bound of {kind.mode}")  # fmt: skip
             caption = SPEED + BOUND

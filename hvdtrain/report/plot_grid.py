@@ -91,10 +91,16 @@ def _panels(runs: Sequence[Run]) -> dict[str, list[Run]]:
     panels = {}
     for model, slow in itertools.product(models, slows):
         own = [run for run in runs if _model(run) == model and (_slow(run) == slow or run.kind.mode == "single")]
-        for mode in dict.fromkeys(run.kind.mode for run in own if run.kind.mode != "single") or ["single"]:
-            words = [model] * (len(models) > 1) + [mode] + [f"slow: {slow}"] * (len(slows) > 1)
-            panels[", ".join(words)] = [run for run in own if run.kind.mode in (mode, "single")]
+        single = "single", ""
+        for mode, variant in [mode for mode in dict.fromkeys(map(_mode, own)) if mode != single] or [single]:
+            words = [model] * (len(models) > 1) + [mode] + [variant] * bool(variant)
+            words += [f"slow: {slow}"] * (len(slows) > 1)
+            panels[", ".join(words)] = [run for run in own if _mode(run) in ((mode, variant), single)]
     return panels
+
+
+def _mode(run: Run) -> tuple[str, str]:
+    return run.kind.mode, run.kind.variant
 
 
 def _slow(run: Run) -> str:

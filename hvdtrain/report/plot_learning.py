@@ -46,13 +46,14 @@ def _panels(by_kind: RunsByKind) -> Iterable[tuple[str, list[Run]]]:
 
 
 def _line_style(kind: Kind, by_kind: RunsByKind) -> dict[str, Any]:
-    """Colour by mode; where a mode ran with several numbers of servers, a line style and a label for each."""
-    servers = sorted({other.servers for other in by_kind if other.mode == kind.mode})
+    """Colour by mode; a line style and a label for each of its numbers of servers, and variants."""
+    alike = sorted({(other.servers, other.variant) for other in by_kind if other.mode == kind.mode})
+    servers = with_noun(kind.servers, "server") if len({count for count, _ in alike}) > 1 else ""
     return {
         "color": style.colour(kind),
-        "linestyle": style.LINES[servers.index(kind.servers) % len(style.LINES)],
+        "linestyle": style.LINES[alike.index((kind.servers, kind.variant)) % len(style.LINES)],
         "linewidth": 1.6 if len(by_kind[kind]) == 1 else 1.0,
-        "label": kind.mode if len(servers) == 1 else f"{kind.mode}, {with_noun(kind.servers, 'server')}",
+        "label": ", ".join(filter(None, [kind.mode, servers, kind.variant])),
     }
 
 

@@ -20,6 +20,7 @@ if TYPE_CHECKING:
 
 # In the order of the page. `loss` and `step-time` are shown in README.md.
 NAMES = ("effect", "throughput", "target", "step-times", "step-time", "cost", "loss", "accuracy", "staleness")
+MORE_NAMES = ("ranks", "one-step", "slow")  # of explain.pictures
 GRID_NAMES = ("batches", "training-loss", "validation-loss")
 FORMER_NAMES = ("traffic",)  # what versions before wrote: a report replaces it
 

@@ -55,9 +55,10 @@ OVERVIEW = Layout("overview", "All runs", "run", ["global_batch", "lr", *_IN_SUM
 
 
 def load_layout(preset_name: str) -> Layout:
-    """The table of the experiment that a preset repeats. UsageError where there is no such preset."""
+    """The table of the experiment that a preset repeats. UsageError where there is no such preset, or no table."""
     preset = recipes.load("presets", preset_name)
-    table = preset["table"]
+    if not (table := preset.get("table")):
+        raise UsageError(f"preset {preset_name} repeats no published experiment: there is no table to stand beside")
     return Layout(
         preset_name, f"Beside {preset['reference']}", table["down"], table["figures"], [table["note"]],
         table["reference"], preset["options"],

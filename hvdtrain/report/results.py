@@ -71,7 +71,7 @@ def summarise(rows: Sequence[Row]) -> list[Group]:
     """The figures over their repeats, one Group for each (mode, workers, servers), in the rows' order."""
     kinds: dict[Kind, list[Row]] = {}
     for row in rows:
-        kinds.setdefault(Kind(row["mode"], row["workers"], row["servers"]), []).append(row)
+        kinds.setdefault(Kind.of_row(row), []).append(row)
     figures = [name for name, column in COLUMNS.items() if not column.identifies]
     return [
         Group(kind, len(members), {n: spread([row[n] for row in members], n) for n in figures})
@@ -163,7 +163,7 @@ def _baselines(rows: Sequence[Row], is_weak: bool) -> dict[Hashable, list[Row]]:
     for row in rows:
         if row["workers"] == 1 and row["samples_per_s"]:
             kinds = found.setdefault(_scaling_key(row, is_weak), {})
-            kinds.setdefault(Kind(row["mode"], row["workers"], row["servers"]), []).append(row)
+            kinds.setdefault(Kind.of_row(row), []).append(row)
     return {key: kinds[min(kinds, key=lambda kind: kind.order)] for key, kinds in found.items()}
 
 

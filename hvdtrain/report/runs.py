@@ -1,11 +1,12 @@
 """Run folders as values: what each job wrote, and whether it finished."""
 
 from collections import Counter
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
+from hvdtrain.config.run_config import RunConfig
 from hvdtrain.errors import UsageError
 from hvdtrain.runs.schema import Manifest, Part, Step, Summary, UnreadableFile, read, read_steps
 
@@ -14,21 +15,32 @@ _MODE_ORDER = ("single", "allreduce", "ddp", "ps-sync", "ps-ssp", "ps-async")  #
 
 
 class Kind(NamedTuple):
-    """What is compared. Runs of the same kind are repeats of each other."""
+    """What is compared. Runs of the same kind are repeats of each other.
+
+    Attributes:
+        variant: how a mode was asked to wait for slow workers, where that is not its default: `backup 1`, `bound 8`.
+    """
 
     mode: str
     workers: int
     servers: int
+    variant: str = ""
+
+    @classmethod
+    def of_row(cls, row: Mapping[str, Any]) -> "Kind":
+        """From a row of results.csv."""
+        return cls(*(row[name] for name in cls._fields))
 
     @property
     def label(self) -> str:
-        """`single`, `allreduce ×2`, `ps-sync ×2+1` (two workers and one server)."""
+        """`single`, `allreduce ×2`, `ps-sync ×2+1` (two workers and one server), `ps-sync ×4+1, backup 1`."""
         if self.mode == "single":
             return self.mode
-        return f"{self.mode} ×{self.workers}" + (f"+{self.servers}" if self.servers else "")
+        size = f"{self.mode} ×{self.workers}" + (f"+{self.servers}" if self.servers else "")
+        return ", ".join(filter(None, [size, self.variant]))
 
     @property
-    def order(self) -> tuple[int, str, int, int]:
+    def order(self) -> tuple[Any, ...]:
         """Sorts the baseline first, then rings, then parameter servers, each by size."""
         is_known = self.mode in _MODE_ORDER
         return (_MODE_ORDER.index(self.mode) if is_known else len(_MODE_ORDER), *self)
@@ -61,7 +73,12 @@ class Run:
 
     @property
     def kind(self) -> Kind:
-        return Kind(self.manifest.mode, self.manifest.workers, self.manifest.servers)
+        manifest, words = self.manifest, []
+        if manifest.backup:
+            words.append(f"backup {manifest.backup}")
+        if manifest.staleness_bound not in (None, RunConfig.staleness):
+            words.append(f"bound {manifest.staleness_bound}")
+        return Kind(manifest.mode, manifest.workers, manifest.servers, ", ".join(words))
 
     @property
     def repeat(self) -> int:

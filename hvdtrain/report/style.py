@@ -3,6 +3,7 @@
 import io
 import re
 from collections.abc import Mapping, Sequence
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from hvdtrain.report.runs import Kind
@@ -75,12 +76,15 @@ def marker(kind: Kind) -> str:
     return MODES.get(kind.mode, _UNKNOWN_MODE)[1]
 
 
-def new_figure(height: float, columns: int = 1, rows: int = 1, sharey: bool = False) -> "tuple[Figure, list[Axes]]":
+def new_figure(
+    height: float, columns: int = 1, rows: int = 1, sharey: bool = False, height_ratios: Sequence[float] | None = None
+) -> "tuple[Figure, list[Axes]]":
     """A figure of this height in inches, and its panels row by row."""
     from matplotlib.figure import Figure
 
     figure = Figure(figsize=(WIDTH, height), layout="constrained")
-    return figure, list(figure.subplots(rows, columns, squeeze=False, sharey=sharey).flat)
+    panels = figure.subplots(rows, columns, squeeze=False, sharey=sharey, height_ratios=height_ratios)
+    return figure, list(panels.flat)
 
 
 def panels(count: int, height: float, columns: int = 3) -> "tuple[Figure, list[Axes]]":
@@ -160,6 +164,14 @@ def svg(figure: "Figure") -> str:
     with rc_context(RC):  # not savefig, which draws it twice where its layout is computed
         FigureCanvasSVG(figure).print_svg(file, metadata={"Date": None, "Creator": None, "Format": None, "Type": None})
     return file.getvalue()
+
+
+def save(figure: "Figure", path: Path) -> None:
+    """Write a figure as PNG, SVG or PDF, by the name. OSError where that cannot be written."""
+    from matplotlib import rc_context
+
+    with rc_context(RC):
+        figure.savefig(path, dpi=150)
 
 
 def png(figure: "Figure") -> bytes:

@@ -267,6 +267,7 @@ class Step(Struct, frozen=True, kw_only=True):
     barrier_s: Figure = 0.0
     lease_s: Figure = 0.0
     metrics_s: Figure = 0.0
+    staleness: Figure | None = None
 
     @property
     def seconds(self) -> float:

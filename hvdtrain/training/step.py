@@ -37,6 +37,8 @@ class Stepper:
         self.alone = job.world.size == 1
         self.normalise = Normalise(job.config, job.device)
         self.loss_scale = LossScale(job.config.precision, trained(model), job.device)
+        self.began: Any = None  # when this step's forward did, or what came after it slept
+        self.computed_s = 0.0  # since it last slept
         self.clock = Clock(model, job.device)
         self.clock.start()
 
@@ -72,12 +74,13 @@ class Stepper:
         inputs = self.normalise(images)
         clock.mark("data")
         sync.begin(share.step, lr_at(self.config, share.step, share.epoch, self.steps))
-        began = clock.watch.now() if self.slowdown.rules else None
+        self.began = clock.watch.now() if self.slowdown.rules else None
         loss, correct = backward(
             self.config, self.module, share, inputs, labels, self.loss_scale.scaled, sync.set_accumulating,
-            clock,
+            clock, lambda: self._slow_down(share.step, elapsed_s),
         )  # fmt: skip
-        slept_s = self._slow_down(share.step, elapsed_s, began)
+        if self.slowdown.rules:
+            self.computed_s += self._computed_s(clock.last_gradient)
         sync.wait()
         clock.mark("comm")
         sync.update(self.loss_scale)
@@ -85,7 +88,6 @@ class Stepper:
         clock.mark("optimizer")
         seconds = move(clock.lap(), "forward", "comm", sync.waited_s)
         seconds = move(seconds, "data", "lease", lease_s)
-        seconds = move(seconds, "comm", "backward", slept_s)
         if self.alone:  # what comes after the last gradient is no wait for others
             seconds = move(seconds, "comm", "backward", seconds["comm"])
         row = {
@@ -97,19 +99,28 @@ class Stepper:
             row["left_out"] = not self.loss_scale.acted
         return row, seconds
 
-    def _slow_down(self, step: int, elapsed_s: float, began: Any) -> float:
-        """Sleep as --slow asks for, by what forward and backward took since `began`; the seconds slept."""
-        if began is None:
-            return 0.0
-        watch, ended = self.clock.watch, self.clock.last_gradient
-        watch.wait_for(ended)
-        return self.slowdown.slow(step, elapsed_s, watch.seconds(began, ended) - self.sync.waited_s)
+    def _slow_down(self, step: int, elapsed_s: float) -> None:
+        """Sleep as --slow asks for, between forward and backward: as part of backward, which then begins later.
+
+        By what this forward and the backward before it took. Not after backward: its gradients would be on their way
+        by then, and the sleep would hide what they cost.
+        """
+        if not self.slowdown.rules:
+            return
+        computed_s = self.computed_s + self._computed_s(self.clock.watch.now()) - self.sync.waited_s
+        self.slowdown.slow(step, elapsed_s, computed_s)
+        self.computed_s, self.began = 0.0, self.clock.watch.now()
+
+    def _computed_s(self, until: Any) -> float:
+        """Seconds since forward or, where it slept, backward began."""
+        self.clock.watch.wait_for(until)
+        return self.clock.watch.seconds(self.began, until)
 
 
 def backward(
     config: RunConfig, module: nn.Module, share: Share, inputs: torch.Tensor, labels: torch.Tensor,
     scaled: Callable[[torch.Tensor], torch.Tensor], set_accumulating: Callable[[bool], None],
-    clock: Clock | None = None,
+    clock: Clock | None = None, between: Callable[[], None] = lambda: None,
 ) -> tuple[torch.Tensor, torch.Tensor]:  # fmt: skip
     """Forward and backward of a worker's share: the mean loss, and the number of correct answers.
 
@@ -118,6 +129,7 @@ def backward(
     Args:
         scaled: the loss to call backward on.
         set_accumulating: called before each pass with whether another follows.
+        between: called once, after the first forward and before its backward.
     """
     if config.dropout:
         torch.manual_seed(random_seed(config, share))
@@ -131,6 +143,8 @@ def backward(
         mean = F.cross_entropy(scores.float(), labels[taken])
         if clock:
             clock.mark("forward")
+        if not number:
+            between()
         counts = len(own) / len(labels)
         scaled(mean * (share.weight * counts)).backward()
         if clock:

@@ -15,7 +15,8 @@ from hvdtrain.errors import UsageError
 Span = tuple[str, str, float, float, int]
 Count = tuple[str, float, float]  # name, moment, value
 
-STEP, PUSH, PULL, UNDER_WAY, APPLY = "step", "push", "pull", "under way", "apply"  # tracks
+# Tracks.
+STEP, PUSH, PULL, UNDER_WAY, APPLY, REDUCE = "step", "push", "pull", "under way", "apply", "all-reduce"
 
 spans: list[Span] = []
 counts: list[Count] = []
@@ -76,6 +77,11 @@ def spanning(name: str) -> Iterator[None]:
     finally:
         if _is_at_recorded_step:
             span(STEP, name, began, time.perf_counter())
+
+
+def reduction(size: int, began: float) -> None:
+    """So many bytes of gradients were handed over then to be averaged, and are found averaged now."""
+    span(REDUCE, f"{size / 1e6:.2g} MB", began, time.perf_counter())
 
 
 def flow_of(step: int, worker: int, server: int, bucket: int) -> int:

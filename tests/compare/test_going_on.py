@@ -81,7 +81,7 @@ def test_what_could_not_be_compared_is_one_line(changed, says, tmp_path):
 def test_runs_that_would_have_the_same_names_are_not_made_again(tmp_path):
     finish(tmp_path, planned(repeats=1))
     with pytest.raises(
-        UsageError, match="allreduce-w2-r1 is there already, with --model vggf --batch-size 32 --slow none in place"
+        UsageError, match="allreduce-w2-r1 is there already, with --batch-size 32 in place of --batch-size 64"
     ):
         kept(tmp_path, planned(batches=[64]))
 
@@ -89,7 +89,9 @@ def test_runs_that_would_have_the_same_names_are_not_made_again(tmp_path):
 def test_options_of_another_mode_and_of_what_is_shown_may_differ(tmp_path):
     finish(tmp_path, planned("ps-ssp", repeats=1, config=dataclasses.replace(ASKED, staleness=4)))
     assert kept(tmp_path, planned("ps-async", config=dataclasses.replace(ASKED, staleness=2, log_every=5))) == []
-    with pytest.raises(UsageError, match="ps-ssp-w2-s1-r1 was made with --staleness 4, not 2"):
+    with pytest.raises(
+        UsageError, match="ps-ssp-w2-s1-r1 is there already, with --staleness 4 in place of --staleness 2"
+    ):
         kept(tmp_path, planned("ps-ssp"))
 
 

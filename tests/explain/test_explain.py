@@ -10,6 +10,8 @@ from PIL import Image
 from hvdtrain.errors import UsageError
 from hvdtrain.explain.account import PARTS
 from hvdtrain.explain.command import explain
+from hvdtrain.explain.pictures import pictures
+from hvdtrain.report.runs import load_run
 
 COMPUTE_S, LATENCY_S = 0.040, 0.004
 
@@ -20,7 +22,7 @@ def make_run(folder, factors, mode="allreduce", steps=200, slow=slice(None), noi
     random, workers = np.random.default_rng(seed), len(factors)
     own = COMPUTE_S * random.lognormal(0, noise, (workers, steps))
     own[:, slow] *= np.array(factors)[:, None]
-    in_step = mode in ("allreduce", "ps-sync")
+    in_step = mode in ("allreduce", "ps-sync", "ps-ssp")  # with a bound the slowest holds all back in the long run
     if in_step:
         waits = own.max(0) - own + LATENCY_S
         ends = np.broadcast_to(np.cumsum(own.max(0) + LATENCY_S), own.shape)
@@ -43,7 +45,8 @@ def make_run(folder, factors, mode="allreduce", steps=200, slow=slice(None), noi
         (folder / f"metrics.rank{servers + worker}.jsonl").write_text("\n".join(lines) + "\n")
     (folder / "manifest.json").write_text(json.dumps({
         "mode": mode, "workers": workers, "servers": servers, "repeat": 1, "global_batch": 16 * workers,
-        "threads_per_worker": 1, "hosts": {"one": {"ranks": list(range(servers + workers))}},
+        "threads_per_worker": 1, "staleness_bound": 2 if mode == "ps-ssp" else None,
+        "hosts": {"one": {"ranks": list(range(servers + workers))}},
     }))  # fmt: skip
     (folder / "summary.json").write_text(json.dumps({
         "status": "done", "steps": steps, "samples": samples, "wall_s": end, "samples_per_s": samples / end,
@@ -70,6 +73,12 @@ def test_the_slow_rank_is_named_and_equal_ones_are_not(tmp_path, mode, servers, 
     assert "No worker was slower" in printed
 
 
+def test_one_that_is_interrupted_now_and_then_is_not_slow(tmp_path):
+    interrupted = np.random.default_rng(0).random(200) < 0.6
+    found, _ = explained(tmp_path, 1, 8, slow=interrupted)
+    assert found["straggler"] is None
+
+
 def test_it_is_said_since_when_and_until_when_it_was_slow(tmp_path):
     found, _ = explained(tmp_path, 1, 4, slow=slice(50, 120), steps=200)
     fast, slow = COMPUTE_S + LATENCY_S, 4 * COMPUTE_S + LATENCY_S
@@ -93,11 +102,24 @@ def test_the_parts_of_a_step_add_up_to_it(tmp_path, mode):
         assert found["parts"]["other_waiting"] == pytest.approx(LATENCY_S, rel=0.05)
 
 
-@pytest.mark.parametrize(("mode", "servers"), [("allreduce", 0), ("ps-async", 1)])
+def test_each_step_counts_once_where_a_slow_worker_takes_fewer(tmp_path):
+    found, _ = explained(tmp_path, 1, 4, mode="ps-async", servers=1, slow=slice(0, 25))
+    ends = [
+        [json.loads(line)["time"] for line in (tmp_path / f"run/metrics.rank{rank}.jsonl").read_text().splitlines()][5:]
+        for rank in (1, 2)
+    ]
+    by_the_clock = np.mean([(own[-1] - own[0]) / (len(own) - 1) for own in ends])
+    assert sum(found["parts"].values()) == pytest.approx(by_the_clock, rel=0.02)
+
+
+@pytest.mark.parametrize(("mode", "servers"), [("allreduce", 0), ("ps-ssp", 1), ("ps-async", 1)])
 def test_without_the_straggler_it_is_as_fast_as_a_run_that_had_none(tmp_path, mode, servers):
     found, _ = explained(tmp_path / "slow", 1, 1, 1, 4, mode=mode, servers=servers)
     clean, _ = explained(tmp_path / "clean", 1, 1, 1, 1, mode=mode, servers=servers)
     assert found["what_if"]["without_straggler"]["samples_per_s"] == pytest.approx(clean["samples_per_s"], rel=0.07)
+    assert found["waited_s"][str(servers + 3)] == pytest.approx(
+        0 if mode == "ps-async" else 195 * 3 * COMPUTE_S, rel=0.05
+    )
 
 
 def test_what_a_run_does_not_tell_is_null(tmp_path):
@@ -112,6 +134,14 @@ def test_the_heatmap_is_a_picture(tmp_path):
     assert result.exit_code == 0
     with Image.open(tmp_path / "steps.png") as image:
         assert image.width > 800 and len(image.convert("RGB").getcolors(2**24)) > 10
+
+
+def test_a_report_shows_who_was_slow_where_somebody_was(tmp_path):
+    folders = [make_run(tmp_path / "a", (1, 1)), make_run(tmp_path / "b", (1, 4), mode="ps-sync", servers=1)]
+    runs = [load_run(folder) for folder in folders]
+    assert pictures(runs[:1]) == []
+    [plot] = pictures(runs)
+    assert plot.name == "ranks" and "ps-sync ×2+1" in plot.svg and "allreduce ×2" not in plot.svg
 
 
 def test_what_cannot_be_explained_is_refused_in_a_line(tmp_path):

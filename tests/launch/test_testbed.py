@@ -17,6 +17,7 @@ from helpers.jobs import ENV, HVDTRAIN, SETTINGS, until
 from helpers.launched import TOKEN, Launched, command_line
 from helpers.nodes import two_nodes
 
+from hvdtrain.errors import UsageError
 from hvdtrain.launch import testbed
 
 # One process runs them all: the nodes' names are this machine's.
@@ -40,6 +41,7 @@ def made():
     links = subprocess.check_output(["ip", "-o", "link", "show"], text=True)
     found += [line.split(": ")[1] for line in links.splitlines() if "hvdtrain" in line.split(": ")[1]]
     found += [str(path) for path in (testbed.STATE, testbed.SSH_CONFIG) if path.exists()]
+    found += [str(path) for path in testbed._cpu_groups().glob("hvdtrain-*")]
     found += ["names"] if testbed.BEGIN in testbed.HOSTS_FILE.read_text() else []
     return found
 
@@ -78,12 +80,17 @@ def rate_of(device, *namespace):
 
 def test_nodes_come_and_go_and_leave_nothing(nodes):
     names = testbed.HOSTS_FILE.read_text()
-    assert hvdtrain("hosts", "up", "--rate", "100mbit,100mbit,50mbit").returncode == 0  # again, and others
+    words = ["--rate", "100mbit,100mbit,50mbit", "--cpus", "1,0.5,0.25"]
+    assert hvdtrain("hosts", "up", *words).returncode == 0  # again, and others
     assert testbed.running_nodes() == ["node1", "node2", "node3"]
     done = hvdtrain("hosts", "run", "node3", "sh", "-c", "hostname; exit 7")
     assert (done.stdout, done.returncode) == ("node3\n", 7)
     done = hvdtrain("hosts", "run", "node1", "ssh", "node2", "hostname")
     assert (done.stdout, done.returncode) == ("node2\n", 0)
+    spin = "from hvdtrain.world.cgroups import usable_cores\nimport time\nbegan = time.monotonic()\n"
+    spin += "while time.monotonic() < began + 1: pass\nprint(usable_cores(), time.process_time())"
+    allowed, spent = hvdtrain("hosts", "run", "node3", sys.executable, "-c", spin).stdout.split()
+    assert (float(allowed), float(spent)) == (0.25, pytest.approx(0.3, abs=0.15))
     rates = subprocess.check_output(["tc", "-n", "hvdtrain-node1", "qdisc", "show"], text=True)
     assert "tbf" in rates and "rate 100Mbit" in rates
     assert rate_of("hvdtrain-n3") == rate_of(testbed.INTERFACE, "-n", "hvdtrain-node3") == "50Mbit"
@@ -100,6 +107,19 @@ def test_nodes_come_and_go_and_leave_nothing(nodes):
     assert hvdtrain("hosts", "down").returncode == 0
     testbed.up(["1gbit"] * 2)
     assert testbed.HOSTS_FILE.read_text() == names
+
+
+def test_cores_are_limited_by_control_groups_of_version_2_too(tmp_path, monkeypatch):
+    """A kernel has one version; here a folder stands for the other."""
+    monkeypatch.setattr(testbed, "CGROUPS", tmp_path)
+    (tmp_path / "cgroup.controllers").write_text("cpuset cpu io\n")
+    (tmp_path / "cgroup.subtree_control").write_text("io\n")
+    testbed._limit_cpus([1, 0.5])
+    assert (tmp_path / "cgroup.subtree_control").read_text() == "+cpu"
+    assert (tmp_path / "hvdtrain-node2" / "cpu.max").read_text() == "50000 100000"
+    monkeypatch.setattr(testbed, "CGROUPS", tmp_path / "absent")
+    with pytest.raises(UsageError, match="--cpus needs control groups with the controller `cpu`"):
+        testbed._limit_cpus([1])
 
 
 @pytest.mark.parametrize(

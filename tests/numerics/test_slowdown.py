@@ -76,6 +76,8 @@ def test_jitter_makes_nobody_faster(sigma, seed, worker):
         ("fast", "'fast' is none of 1:4x"), ("1:4", "'1:4' is none of"), ("1:4x+", "'' is none of"),
         ("1:0.5x", "below 1"), ("random:6x:p=2", "not a probability"), ("1:4x@40s-20s", "ends before it begins"),
         ("1:4x@step9-3", "ends before"), ("-1:4x", "none of"), ("1:infx", "none of"),
+        ("1:1001x", "more than a factor of 1000"), ("jitter:lognormal:3", "a jitter of 2"), ("1:4x@step0-0", "ends"),
+        ("\u0663:4x", "none of"),
     ],
 )  # fmt: skip
 def test_what_is_none_of_the_forms_lists_them(text, said):

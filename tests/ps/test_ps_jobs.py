@@ -10,7 +10,8 @@ import pytest
 from helpers.forked import Forked
 from helpers.jobs import BIN, HVDTRAIN, SETTINGS, SMALL, adds_up, finish, hvdtrain, ranks_of, run, steps, until
 
-from hvdtrain.explain.step_picture import draw_step, read_slices
+from hvdtrain.explain.step_picture import one_step, read_slices
+from hvdtrain.report.style import save
 
 pytestmark = pytest.mark.timeout(180)
 
@@ -47,7 +48,7 @@ def test_a_static_share_of_every_batch_is_each_workers_own(tmp_path):
     assert len(by_flow) >= 2 * 11
     for pushed, applied, pulled in (sorted(flow, key=lambda s: s.began) for flow in by_flow.values()):
         assert [s.name.split()[0] for s in (pushed, applied, pulled)] == ["push", "apply", "pull"]
-    draw_step(out, tmp_path / "step.png")
+    save(one_step({"": out}), tmp_path / "step.png")
     assert (tmp_path / "step.png").stat().st_size > 10_000
 
 

@@ -5,6 +5,7 @@ import re
 import signal
 from pathlib import Path
 
+import numpy as np
 import psutil
 import pytest
 import torch
@@ -23,6 +24,7 @@ from helpers.jobs import (
     until,
 )
 
+from hvdtrain.explain.step_picture import read_slices
 from hvdtrain.world.parent import is_alive
 
 pytestmark = pytest.mark.timeout(180)
@@ -41,14 +43,22 @@ def test_every_starter_runs_every_kind_of_mode(starter, ranks, mode, servers, tm
     """Beside those whose commands are in the README, which test_readme.py looks at in the same way."""
     out = tmp_path / "run"
     done = run(
-        starter, ranks, "--mode", mode, "--servers", str(servers), *SMALL, "--shares", "static", "--out", str(out)
-    )
+        starter, ranks, "--mode", mode, "--servers", str(servers), *SMALL, "--shares", "static", "--out", str(out),
+        "--trace",
+    )  # fmt: skip
     assert done.returncode == 0, done.stdout
     check_run_folder(out, mode, ranks - servers, servers, 6)
     for rank in range(servers, ranks):
         assert [row["step"] for row in steps(out, rank)] == [1, 2, 3, 4, 5, 6]
         seconds = sum(value for row in steps(out, rank) for name, value in row.items() if name.endswith("_s"))
         assert seconds == pytest.approx(steps(out, rank)[-1]["time"], rel=0.05)
+    slices = read_slices(out)
+    for rank in range(ranks if mode in ("allreduce", "ddp") and ranks > 1 else 0):
+        own = [s for s in slices if s.process == f"rank {rank} (worker)"]
+        optimizers = [s.began for s in own if s.name == "optimizer"]
+        reductions = [s for s in own if s.track.startswith("all-reduce")]
+        per_step = np.bincount(np.searchsorted(optimizers, [s.ended for s in reductions]), minlength=6)
+        assert len(per_step) == 6 and per_step.all(), reductions
 
 
 def test_the_length_given_beside_a_configuration_wins(tmp_path):

@@ -15,11 +15,11 @@ from helpers.report_runs import manifest, steps, summary, write, write_compariso
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from hvdtrain.compare.reporting import report
 from hvdtrain.errors import UsageError
 from hvdtrain.report import check_out, page, plots, write_report
 from hvdtrain.report.caveats import caveats
 from hvdtrain.report.columns import COLUMNS
-from hvdtrain.report.command import report
 from hvdtrain.report.content import collect
 from hvdtrain.report.curves import loss_curve
 from hvdtrain.report.runs import find_runs, load_run
@@ -341,7 +341,7 @@ def test_report_refuses_a_folder_that_holds_something_else(tmp_path, undrawn):
 def test_the_table_needs_neither_torch_nor_matplotlib(tmp_path):
     root = write_comparison(tmp_path, repeats=[1])
     code = (
-        "import sys; from hvdtrain.report.command import report\n"
+        "import sys; from hvdtrain.compare.reporting import report\n"
         f"report.main([{str(root)!r}], standalone_mode=False)\n"
         "print({'torch', 'matplotlib', 'scipy.stats'} & set(sys.modules))"
     )

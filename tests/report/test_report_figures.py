@@ -26,7 +26,7 @@ from hvdtrain.report.table import rich_table
 from hvdtrain.runs.schema import Step
 
 NAMES = """
-    mode workers servers model parameters global_batch lr steps_per_epoch steps samples epochs wall_s epoch_s
+    mode workers servers variant model parameters global_batch lr steps_per_epoch steps samples epochs wall_s epoch_s
     samples_per_s worker_samples_per_s process_samples_per_s cpu_s_per_1000_samples scaling_efficiency val_accuracy
     val_loss best_val_loss test_loss test_accuracy
     time_to_target_s samples_to_target exposed_comm_fraction step_p50_s step_p95_s step_p99_s bytes_sent_per_step

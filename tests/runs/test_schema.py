@@ -39,7 +39,8 @@ def test_the_writers_write_what_the_schema_has_and_nothing_else():
     assert of_manifest <= names(Manifest) <= of_manifest | more | {"network", "launch"}
     of_summary = written(rank_summary, "summarise")
     assert of_summary <= names(Summary) <= of_summary | {"test_loss", "test_accuracy", "setup_s", "load"}
-    assert {f"{part}_s" for part in PARTS if part != "refresh"} | {"time", "samples", "loss"} == names(Step)
+    of_step = {f"{part}_s" for part in PARTS if part != "refresh"}
+    assert of_step | {"time", "samples", "loss", "staleness"} == names(Step)
 
 
 def test_an_older_versions_files_are_read():

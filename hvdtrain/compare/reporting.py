@@ -93,11 +93,13 @@ def report(
         _write("--json", json_file, json_text(collected.data))
     if latex:
         _write("--latex", latex, table.latex(collected.summary))
+    if out or png:
+        from hvdtrain.explain.pictures import pictures
     if out:
-        write_report(found, out, reference, margins, png)
+        write_report(found, out, reference, margins, png, pictures)
         click.echo(f"report: {out / 'report.html'}")
     elif png:
-        write_png(draw(found, margins, collected)[0], png)
+        write_png(draw(found, margins, collected, pictures)[0], png)
 
 
 def _write(option: str, path: Path, text: str) -> None:

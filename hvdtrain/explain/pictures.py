@@ -1,0 +1,43 @@
+"""What a report shows of `explain`, where it says something: who was slow when, and one step across all ranks."""
+
+from collections.abc import Sequence
+
+from hvdtrain.errors import UsageError
+from hvdtrain.explain import heatmap, step_picture
+from hvdtrain.explain.slow_factors import slow_factors
+from hvdtrain.explain.straggler import find_straggler
+from hvdtrain.explain.timeline import Timeline, read_timeline
+from hvdtrain.report.fairness import GRID_FIELDS, field_value
+from hvdtrain.report.plots import Plot
+from hvdtrain.report.runs import Run, finished_by_kind
+from hvdtrain.runs.trace_file import TRACE
+
+
+def pictures(runs: Sequence[Run]) -> list[Plot]:
+    """Plots for the report of these runs: of a grid, what a slow worker cost, where it has that; of one comparison, of
+    the first repeat of each kind, a heatmap of those that had a straggler or were run with --slow, and a step of those
+    with a trace.
+    """
+    if len({tuple(field_value(run, field) for field in GRID_FIELDS) for run in runs if run.is_finished}) > 1:
+        plot = slow_factors(runs) if len({field_value(run, "global_batch") for run in runs}) == 1 else None
+        return [plot] if plot else []
+    first = {kind.label: members[0] for kind, members in finished_by_kind(runs).items()}
+    drawn = []
+    if slow := {label: timeline for label, run in first.items() if (timeline := _timeline_of_slow(run))}:
+        drawn.append(Plot("ranks", "Who was slow, and when", heatmap.CAPTION, heatmap.heatmap(slow)))
+    if traced := {label: run.folder for label, run in first.items() if (run.folder / TRACE).is_file()}:
+        try:
+            drawn.append(Plot("one-step", "One step", step_picture.CAPTION, step_picture.one_step(traced)))
+        except UsageError:  # less than a whole step was traced: nothing to see
+            pass
+    return drawn
+
+
+def _timeline_of_slow(run: Run) -> Timeline | None:
+    if run.kind.workers < 2:
+        return None
+    try:
+        timeline = read_timeline(run)
+    except UsageError:  # too short
+        return None
+    return timeline if field_value(run, "slow.asked") != "none" or find_straggler(timeline) else None

@@ -1,0 +1,69 @@
+"""What --trace costs: steps with it and without, in turns, and how large the trace of eight ranks is.
+
+    python tests/benchmarks/trace.py --rounds 5
+
+Each round runs each mode once with --trace and once without, two workers of the default model; printed are the median
+over rounds of the ratio of their median steps, with its range, and the size of trace.pftrace of six workers and two
+servers in 50 steps, in 10^6 bytes.
+"""
+
+import argparse
+import itertools
+import statistics
+import tempfile
+from pathlib import Path
+
+from hvdtrain.config.run_config import RunConfig
+from hvdtrain.launch.job_log import failure_reason
+from hvdtrain.launch.processes import local_job
+from hvdtrain.launch.recipe import train_program
+from hvdtrain.report.runs import load_run
+from hvdtrain.runs.live import WARM_UP
+from hvdtrain.runs.trace_file import TRACE
+
+MODES = {"allreduce": 0, "ddp": 0, "ps-sync": 1, "ps-async": 1}  # and their servers
+
+
+def train(mode: str, workers: int, servers: int, steps: int, trace: bool, folder: Path) -> Path:
+    config = RunConfig(
+        mode=mode, servers=servers, steps=steps, threads=1, trace=trace, snapshot_every="never", save="none",
+        batch_size=16 * workers,
+    )  # fmt: skip
+    run, log = folder / f"{mode}-{trace}", folder / "log"
+    with local_job("local", workers + servers, train_program(config, run), log) as job:
+        code = job.wait()
+    if code:
+        raise SystemExit(failure_reason(log, code))
+    return run
+
+
+def median_step(run: Path) -> float:
+    ranks, _ = load_run(run).read_steps()
+    ends = [[step.time for step in steps[WARM_UP:]] for steps in ranks.values()]
+    return statistics.median(after - before for own in ends for before, after in itertools.pairwise(own))
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--rounds", type=int, default=5)
+    parser.add_argument("--steps", type=int, default=200)
+    parser.add_argument("--modes", default=",".join(MODES))
+    args = parser.parse_args()
+    ratios: dict[str, list[float]] = {mode: [] for mode in args.modes.split(",")}
+    for number in range(args.rounds):
+        for mode, found in ratios.items():
+            seconds = {}
+            for trace in (True, False) if number % 2 else (False, True):
+                with tempfile.TemporaryDirectory() as folder:
+                    seconds[trace] = median_step(train(mode, 2, MODES[mode], args.steps, trace, Path(folder)))
+            found.append(seconds[True] / seconds[False])
+    for mode, found in ratios.items():
+        middle, low, high = (f"{value - 1:+.1%}" for value in (statistics.median(found), min(found), max(found)))
+        print(f"{mode:9} a traced step takes {middle} ({low} to {high}, n={len(found)})")
+    with tempfile.TemporaryDirectory() as folder:
+        size = (train("ps-async", 6, 2, 50, True, Path(folder)) / TRACE).stat().st_size
+    print(f"six workers, two servers, 50 steps: {size / 1e6:.1f} MB")
+
+
+if __name__ == "__main__":
+    main()
