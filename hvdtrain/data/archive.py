@@ -9,6 +9,7 @@ import tarfile
 import weakref
 import zipfile
 import zlib
+from collections import Counter
 from collections.abc import Iterable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
@@ -55,6 +56,7 @@ class Tree:
 
     Attributes:
         members: its regular files, in the order of `offset`.
+        passed_over: of a folder, what is no member: {"hidden file(s)": how many, …}.
         fingerprint: a hash of all names and sizes, and of the contents (a zip's checksums) up to MAX_HASHED_BYTES; 64
             hex digits.
 
@@ -65,6 +67,7 @@ class Tree:
 
     def __init__(self, path: Path) -> None:
         self.path = path
+        self.passed_over: Counter[str] = Counter()
         self._archive = cast(Any, None)  # a ZipFile or TarFile, where it is no folder
         try:
             if path.is_dir():
@@ -167,12 +170,18 @@ class Tree:
         for root, folders, names in os.walk(self.path, onerror=_raise, followlinks=True):
             if any(Path(root).samefile(above) for above in Path(root).parents if self.path in (above, *above.parents)):
                 raise Failure(f"'{root}' is a link to a folder that it is in")
+            self.passed_over["hidden folder(s)"] += sum(name.startswith(".") for name in folders)
             folders[:] = sorted(name for name in folders if not name.startswith("."))
             for name in sorted(names):
                 path = Path(root, name)
-                if not name.startswith(".") and path.is_file():
+                if name.startswith("."):
+                    self.passed_over["hidden file(s)"] += 1
+                elif not path.is_file():
+                    self.passed_over["link(s) that lead nowhere, or devices"] += 1
+                else:
                     relative = path.relative_to(self.path).as_posix()
                     members.append(Member(relative, path.stat().st_size, len(members), self, path))
+        self.passed_over = +self.passed_over  # without zeros
         return members
 
     def _zip_members(self, archive: zipfile.ZipFile) -> Iterator[Member]:

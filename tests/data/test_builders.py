@@ -61,9 +61,9 @@ def test_the_split_is_stratified_and_disjoint(digits):
     train, validation = (Counter(label for _, label in part) for part in (found.train, found.validation))
     for label in range(10):
         assert validation[label] == round(0.2 * (train[label] + validation[label]))
-    names = [path.name for path, _ in found.train + found.validation]
+    names = [path.name for path, _ in (*found.train, *found.validation)]
     assert len(set(names)) == len(names)
-    pictures = [path.read_bytes() for path, _ in found.train + found.validation]
+    pictures = [path.read_bytes() for path, _ in (*found.train, *found.validation)]
     assert len(set(pictures)) == len(pictures)
 
 
@@ -91,7 +91,7 @@ def test_another_seed_splits_the_same_images_otherwise(digits, tmp_path):
     other = scan(build("digits", tmp_path / "other", seed=1))
     first = scan(digits)
     assert {p.name for p, _ in other.validation} != {p.name for p, _ in first.validation}
-    pictures = ({p.name: p.read_bytes() for p, _ in f.train + f.validation} for f in (first, other))
+    pictures = ({p.name: p.read_bytes() for p, _ in (*f.train, *f.validation)} for f in (first, other))
     assert next(pictures) == next(pictures)
 
 
@@ -297,7 +297,7 @@ def written(folder, monkeypatch, name, text):
         (
             'source = "digits"',
             'source = "telepathy"',
-            "'telepathy': choose from digits, files, imagenet, ",
+            "'telepathy': choose from digits, files, folder, imagenet, ",
         ),
     ],
 )

@@ -217,7 +217,7 @@ def test_mistakes_and_confusion_by_hand(small):
 @pytest.mark.parametrize(("classes", "wrong"), [(2, 0), (6, 1), (21, 99), (45, 99)])
 def test_any_number_of_classes_and_mistakes_can_be_drawn(classes, wrong, small, tmp_path):
     """Warnings are errors here: labels that do not fit, divisions by zero."""
-    samples = find_dataset(str(small)).validation * 20
+    samples = tuple(find_dataset(str(small)).validation) * 20
     rng = np.random.default_rng(classes)
     labels = rng.integers(0, classes, len(samples))
     predicted = (labels + (np.arange(len(samples)) < wrong)) % classes
