@@ -56,19 +56,18 @@ def look(folder: ImageFolder) -> Listing:
                 names.update(b"%b\0%b\0\0" % (below, b"\0".join(files)))
                 parent = os.open(os.path.join(os.fsencode(folder.root), below), os.O_RDONLY | os.O_DIRECTORY)
                 try:
-                    for file in files:
-                        found = os.stat(file, dir_fd=parent)
-                        sizes.append(found.st_size)
-                        modified.append(found.st_mtime_ns)
-                        changed.append(found.st_ctime_ns)
+                    found = [os.stat(file, dir_fd=parent) for file in files]
                 except OSError as error:
                     path = os.fsdecode(os.path.join(below, error.filename or b""))
                     raise UsageError(f"cannot read '{folder.root}/{path}': {error.strerror}") from None
                 finally:
                     os.close(parent)
+                sizes.extend([one.st_size for one in found])
+                modified.extend([one.st_mtime_ns for one in found])
+                changed.extend([one.st_ctime_ns for one in found])
     except OSError as error:
         raise UsageError(f"cannot read '{os.fsdecode(error.filename)}': {error.strerror}") from None
-    seconds = array("q", (time_ns // 10**9 for time_ns in modified))
+    seconds = array("q", [time_ns // 10**9 for time_ns in modified])
     return Listing(
         sum(sizes), max(max(modified), max(changed)) / 1e9, _hash(names, sizes), _hash(names, sizes, seconds),
         _hash(names, sizes, modified, changed),

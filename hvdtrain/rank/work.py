@@ -8,7 +8,7 @@ import shutil
 import zlib
 from collections.abc import Callable
 from contextlib import nullcontext
-from functools import partial
+from functools import cache, partial
 from pathlib import Path
 from typing import Any
 
@@ -80,7 +80,7 @@ def prepare(config: RunConfig, world: World, folder: Path, threads: int, resumin
         UsageError: the data set, the device, the pretrained weights or the snapshot cannot be used.
     """
     data = None if world.is_server else find_dataset(config.dataset)  # a server needs no images
-    if data:
+    if data is not None:
         if len(data.train) < world.workers:
             raise UsageError(f"{len(data.train)} training images are too few for {world.workers} workers")
         config.check_length(len(data.train))
@@ -100,16 +100,19 @@ def prepare(config: RunConfig, world: World, folder: Path, threads: int, resumin
     if not data:
         return Prepared(lambda terminal: modes.load(config.mode).serve(job, partial(print, file=terminal.out)))
     model = initial_model(config, len(data.classes))
-    skipped = None
-    if config.pretrained:  # on every worker: what is sent around later need not include batch-norm statistics
-        file = cached_weights(config.model) if config.pretrained == "imagenet" else None
-        with locked(file) if file and not file.exists() else nullcontext():  # one process of a host downloads it
-            skipped = load_pretrained(model, config.model, config.pretrained)
-    data = dataclasses.replace(data, known_hash=identity(data))  # before any rank waits for another
-    resumed = resume.find(folder, config, data, world.is_chief) if resuming else None
+    # On every worker: what is sent around later need not include batch-norm statistics.
+    skipped = load_weights(model, config) if config.pretrained else None
+    found = data
+
+    @cache
+    def identified() -> ImageFolder:
+        """Before any rank waits for another: it may take a while."""
+        return dataclasses.replace(found, known_hash=identity(found))
+
+    resumed = resume.find(folder, config, identified(), world.is_chief) if resuming else None
     if resumed:
         model.load_state_dict(resumed.weights)
-    return Prepared(lambda terminal: train_as_worker(job, data, model, skipped, resumed, terminal), resumed)
+    return Prepared(lambda terminal: train_as_worker(job, identified(), model, skipped, resumed, terminal), resumed)
 
 
 def initial_model(config: RunConfig, classes: int) -> Network:
@@ -119,6 +122,13 @@ def initial_model(config: RunConfig, classes: int) -> Network:
     if config.freeze == "features":
         model.features.requires_grad_(False)
     return model
+
+
+def load_weights(model: Network, config: RunConfig) -> list[str]:
+    """As load_pretrained; of several processes of a host one downloads what is not there yet."""
+    file = cached_weights(config.model) if config.pretrained == "imagenet" else None
+    with locked(file) if file and not file.exists() else nullcontext():
+        return load_pretrained(model, config.model, config.pretrained)
 
 
 def image_side(config: RunConfig, data: ImageFolder) -> int:

@@ -13,10 +13,12 @@ import pytest
 from click.testing import CliRunner
 from helpers.jobs import JOB, hvdtrain, make_images
 
+from hvdtrain.config.run_config import RunConfig
 from hvdtrain.data import identity as identities
 from hvdtrain.data.commands import data
 from hvdtrain.data.folder import content_hash, scan
 from hvdtrain.data.identity import identity
+from hvdtrain.world.place import World
 
 
 @pytest.fixture
@@ -202,6 +204,23 @@ def test_without_a_cache_nothing_is_kept_and_nothing_fails(readings, root, monke
 def test_what_is_known_is_not_looked_for(readings, root):
     assert identity(dataclasses.replace(scan(root), known_hash="known")) == "known"
     assert readings == []
+
+
+def test_a_server_looks_at_no_images(tmp_path):
+    from hvdtrain.rank.work import prepare
+    from hvdtrain.training.resume import is_finished
+
+    config = RunConfig(mode="ps-async", servers=1, dataset=str(tmp_path / "nosuch"), epochs=3)
+    world = World("mpirun", rank=0, size=3, local_rank=0, local_size=3, servers=1)
+    assert not prepare(config, world, tmp_path / "run", 1, resuming=False).finished
+    (tmp_path / "run").mkdir()
+    config.write(tmp_path / "run" / "config.toml")
+    for steps, finished in ((6, True), (5, False)):  # three epochs of 64 samples in batches of 32 have 6 steps
+        summary = {"steps": steps, "wall_s": 1.0, "evaluations": []}
+        (tmp_path / "run" / "summary.json").write_text(json.dumps(summary))
+        (tmp_path / "run" / "manifest.json").write_text(json.dumps({"train_samples": 64}))
+        assert is_finished(tmp_path / "run", config, None) == finished
+        assert prepare(config, world, tmp_path / "run", 1, resuming=True).finished == finished
 
 
 WRITTEN_DOWN = """
