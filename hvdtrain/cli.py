@@ -85,10 +85,8 @@ def main() -> NoReturn:
         context = getattr(error, "ctx", None)
         hint = f" (see `{context.command_path} --help`)" if context else ""
         _fail([_clearer(error.format_message(), context) + hint], error.exit_code)
-    except UsageError as error:
+    except (UsageError, Failure) as error:
         _fail(error.args, error.exit_code)
-    except Failure as error:
-        _fail([str(error)], error.exit_code)
     except BrokenPipeError:  # whoever read our output has enough of it
         _drop_output()
         sys.exit(1)

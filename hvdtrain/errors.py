@@ -3,19 +3,20 @@
 import difflib
 
 
-class UsageError(Exception):
-    """The request cannot be carried out as asked; nothing was touched. Exit code 2.
-
-    Where several things are wrong, each of several hosts for one, there is an argument for each: a line of its own.
-    """
-
-    exit_code = 2
+class _Refusal(Exception):
+    """Where several things are wrong, on each of several hosts for one, there is an argument for each, and a line."""
 
     def __str__(self) -> str:
         return "; ".join(map(str, self.args))
 
 
-class Failure(Exception):
+class UsageError(_Refusal):
+    """The request cannot be carried out as asked; nothing was touched. Exit code 2."""
+
+    exit_code = 2
+
+
+class Failure(_Refusal):
     """The work was started and failed. Exit code 1."""
 
     exit_code = 1

@@ -193,7 +193,7 @@ def choose_for_all(config: RunConfig, most: int) -> str:
 def _look(runs: list[Planned], earlier: list[Earlier]) -> int:
     """Find what would fail later; return how many training images there are."""
     from hvdtrain.data.find import find_dataset
-    from hvdtrain.data.kept_hash import kept_content_hash
+    from hvdtrain.data.identity import identity
 
     first = runs[0].config
     if first.pretrained not in ("", "imagenet") and not Path(first.pretrained).is_file():
@@ -202,7 +202,7 @@ def _look(runs: list[Planned], earlier: list[Earlier]) -> int:
     for run in runs:
         run.config.check_length(len(data.train))
     if earlier:
-        check_images(earlier, kept_content_hash(data), first.dataset)
+        check_images(earlier, identity(data), first.dataset)
     return len(data.train)
 
 

@@ -39,7 +39,7 @@ class RunConfig:
         "`synthetic` is noise that costs nothing to read, to time all else.", str,
     )  # fmt: skip
     image_size: int = option(
-        0, "Side in pixels, at least 32 for a VGG; `auto` takes the first image's, within 32 to 224.",
+        0, "Side in pixels, at least 32 for a VGG; `auto` takes most images', within 32 to 224.",
         WordOr("auto", 0, click.IntRange(0)),
     )  # fmt: skip
     model: str = option("vggf", "One of {model}.", str)

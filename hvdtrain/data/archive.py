@@ -9,6 +9,7 @@ import tarfile
 import weakref
 import zipfile
 import zlib
+from collections import Counter
 from collections.abc import Iterable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
@@ -23,7 +24,35 @@ MAX_MEMBERS = 5_000_000
 MAX_HASHED_BYTES = 4 * 2**30  # the fingerprint of a larger tree covers names and sizes only
 MAX_EXPANSION = 200  # unpacked bytes to packed bytes: images are compressed already
 
-DAMAGED = (tarfile.TarError, zipfile.BadZipFile, zlib.error, lzma.LZMAError, EOFError, NotImplementedError, ValueError)
+MAX_HEADER_BYTES = 2**16  # of a tar's header that says more of the next member: a long name, or its times
+SAYS_MORE = (
+    tarfile.XHDTYPE, tarfile.XGLTYPE, tarfile.SOLARIS_XHDTYPE, tarfile.GNUTYPE_LONGNAME, tarfile.GNUTYPE_LONGLINK,
+)  # fmt: skip
+MAX_NAME = 4096  # characters of a path
+
+DAMAGED = (
+    tarfile.TarError, zipfile.BadZipFile, zlib.error, lzma.LZMAError, EOFError, NotImplementedError, ValueError,
+    RecursionError,  # tarfile's, of a header that says more of one that says more, a thousand times
+)  # fmt: skip
+
+
+class _Header(tarfile.TarInfo):
+    """A member's header. tarfile reads headers that say more, long names for one, as long as they claim to be and all
+    at once: a compressed megabyte can be a gigabyte of them.
+    """
+
+    @classmethod
+    def frombuf(cls, buf: Any, encoding: str, errors: str) -> "_Header":
+        header = super().frombuf(buf, encoding, errors)
+        if header.type in SAYS_MORE and header.size > MAX_HEADER_BYTES:
+            raise Failure(f"a header of {header.size:,} bytes, more than {MAX_HEADER_BYTES:,}: not read")
+        if header.type == tarfile.GNUTYPE_SPARSE:
+            raise Failure("a sparse file: not read")
+        return header
+
+    def _proc_gnusparse_10(self, *_: Any) -> None:
+        """The map of a sparse file in PAX format, which is as long as it claims to be, too."""
+        raise Failure("a sparse file: not read")
 
 
 @dataclass(frozen=True)
@@ -55,6 +84,7 @@ class Tree:
 
     Attributes:
         members: its regular files, in the order of `offset`.
+        passed_over: of a folder, what is no member: {"hidden file(s)": how many, …}.
         fingerprint: a hash of all names and sizes, and of the contents (a zip's checksums) up to MAX_HASHED_BYTES; 64
             hex digits.
 
@@ -65,6 +95,7 @@ class Tree:
 
     def __init__(self, path: Path) -> None:
         self.path = path
+        self.passed_over: Counter[str] = Counter()
         self._archive = cast(Any, None)  # a ZipFile or TarFile, where it is no folder
         try:
             if path.is_dir():
@@ -73,12 +104,10 @@ class Tree:
                 raise UsageError(f"there is no file or folder '{path}'")
             elif zipfile.is_zipfile(path):
                 self.members = self._check_limits(self._zip_members(self._keep_open(zipfile.ZipFile(path))))
-            elif tarfile.is_tarfile(path):
-                self.members = self._check_limits(self._tar_members(self._keep_open(tarfile.open(path)), 0))
+            else:
+                self.members = self._check_limits(self._tar_members(self._keep_open(self._open_tar()), 0))
                 while self.is_sequential and self._archive.fileobj.read(2**20):
                     pass  # reading to the end has the decompressor verify its checksum
-            else:
-                raise UsageError(f"'{path}' is neither a folder nor a zip or tar archive, or it is damaged")
         except OSError as error:
             raise Failure(f"cannot read '{error.filename or path}': {error.strerror or error}") from None
         except DAMAGED as error:
@@ -103,6 +132,14 @@ class Tree:
         elif sum(member.size for member in self.members) <= MAX_HASHED_BYTES:
             with ThreadPoolExecutor(4) as pool:
                 yield from pool.map(file_digest, [member.path for member in self.members if member.path])
+
+    def _open_tar(self) -> tarfile.TarFile:
+        try:
+            return tarfile.open(self.path, tarinfo=_Header)
+        except Failure as problem:
+            raise Failure(f"'{self.path}' holds {problem}") from None
+        except tarfile.ReadError:
+            raise UsageError(f"'{self.path}' is neither a folder nor a zip or tar archive, or it is damaged") from None
 
     def _keep_open(self, archive: Any) -> Any:
         self._archive = archive
@@ -144,7 +181,7 @@ class Tree:
         """The files in a tar that is a member of this uncompressed tar; only headers are read."""
         try:
             inner_file = _FileRange(self._archive.fileobj.fileno(), member.offset, member.size)
-            inner = tarfile.open(fileobj=inner_file, mode="r:")
+            inner = tarfile.open(fileobj=inner_file, mode="r:", tarinfo=_Header)
             return self._check_limits(self._tar_members(inner, member.offset))
         except DAMAGED as error:
             raise Failure(f"'{self.path}' is damaged at {member.name}: {error}") from None
@@ -155,7 +192,7 @@ class Tree:
         total, limit = 0, MAX_EXPANSION * self.path.stat().st_size
         for member in members:
             found.append(member)
-            total += member.size
+            total += member.size + len(member.name)
             if total > limit:
                 raise Failure(f"'{self.path}' would be more than {MAX_EXPANSION} times as large unpacked: not read")
             if len(found) > MAX_MEMBERS:
@@ -167,12 +204,18 @@ class Tree:
         for root, folders, names in os.walk(self.path, onerror=_raise, followlinks=True):
             if any(Path(root).samefile(above) for above in Path(root).parents if self.path in (above, *above.parents)):
                 raise Failure(f"'{root}' is a link to a folder that it is in")
+            self.passed_over["hidden folder(s)"] += sum(name.startswith(".") for name in folders)
             folders[:] = sorted(name for name in folders if not name.startswith("."))
             for name in sorted(names):
                 path = Path(root, name)
-                if not name.startswith(".") and path.is_file():
+                if name.startswith("."):
+                    self.passed_over["hidden file(s)"] += 1
+                elif not path.is_file():
+                    self.passed_over["link(s) that lead nowhere, or devices"] += 1
+                else:
                     relative = path.relative_to(self.path).as_posix()
                     members.append(Member(relative, path.stat().st_size, len(members), self, path))
+        self.passed_over = +self.passed_over  # without zeros
         return members
 
     def _zip_members(self, archive: zipfile.ZipFile) -> Iterator[Member]:
@@ -185,7 +228,7 @@ class Tree:
                 yield Member(name, info.file_size, info.header_offset, self, None, info)
 
     def _tar_members(self, archive: tarfile.TarFile, base: int) -> Iterator[Member]:
-        for info in archive:
+        for info in self._headers(archive):
             self._check_name(info.name)
             name = info.name.removeprefix("./")
             if not info.isfile() and not info.isdir():
@@ -193,8 +236,24 @@ class Tree:
             if info.isfile() and not _is_hidden(name):
                 yield Member(name, info.size, base + info.offset_data, self, None, info)
 
+    def _headers(self, archive: Any) -> Iterator[tarfile.TarInfo]:
+        """All of an archive, each forgotten as soon as it was looked at."""
+        count = 0
+        try:
+            while (info := archive.next()) is not None:
+                archive.members.clear()
+                info.pax_headers = {}
+                count += 1
+                if count > MAX_MEMBERS:
+                    raise Failure(f"more than {MAX_MEMBERS:,} files and folders: not read")
+                yield info
+        except Failure as problem:
+            raise Failure(f"'{self.path}' holds {problem}") from None
+
     def _check_name(self, name: str) -> None:
         """Failure for a name that would lead out of the folder into which an archive is unpacked."""
+        if len(name) > MAX_NAME:
+            raise Failure(f"'{self.path}' holds a name of {len(name):,} characters: not read")
         parts = name.replace("\\", "/").split("/")
         if parts[0] == "" or ".." in parts or ":" in parts[0] or "\0" in name:
             raise Failure(f"'{self.path}' holds {name!a}, which leads out of the archive: not read")

@@ -1,7 +1,7 @@
 """Builds image folders from the recipes in `datasets/`."""
 
+import hashlib
 import os
-import tomllib
 from collections import deque
 from collections.abc import Callable
 from concurrent.futures import Future, ThreadPoolExecutor
@@ -10,15 +10,14 @@ from typing import Any
 
 from hvdtrain.data import image
 from hvdtrain.data.archive import MAX_HASHED_BYTES, Member, file_digest
-from hvdtrain.data.folder import TEST, TRAIN, VALIDATION
+from hvdtrain.data.folder import MAKER, MANIFEST, TEST, TRAIN, VALIDATION, combined_hash, read_manifest, scan
+from hvdtrain.data.identity import look
 from hvdtrain.data.recipe import BuildRequest, Recipe
 from hvdtrain.data.selection import Item, by_class, choose_labels, split_class
 from hvdtrain.data.sources import Source, open_source
 from hvdtrain.data.storage import atomic_folder, locked
 from hvdtrain.errors import Failure, UsageError
 
-MANIFEST = "dataset.toml"
-MAKER = "hvdtrain data build"  # stands in every manifest: only folders that have it are ever replaced
 FOLDERS = {"train": TRAIN, "validation": VALIDATION, "test": TEST}
 BATCH = 16  # images of a thread's task: a task for each image would cost as much as copying the image
 SPLIT_NOTES = {
@@ -29,6 +28,7 @@ SPLIT_NOTES = {
 
 Progress = Callable[[int, int], None]  # images written so far, images in all
 Planned = tuple[Item, Path]  # an image, and its path in the folder
+Written = tuple[bytes, int]  # the SHA-256 of an image's file, and the shorter of its sides in pixels
 
 
 def build(
@@ -70,8 +70,10 @@ def build(
             if not force and is_built(request, out, identity):  # by another process, while this one waited
                 return out
             with atomic_folder(out) as folder:
-                _write(folder, request, source, planned, progress)
-                _write_manifest(folder, request, images_from, identity, classes)
+                written = _write(folder, request, source, planned, progress)
+                content = {} if request.options.get("flat") else _content(folder, written)
+                notes = list(getattr(source, "notes", ()))
+                _write_manifest(folder, request, images_from, identity, classes, content, notes)
                 _check_free(out, force)  # again: something may have been put there meanwhile
     except OSError as error:
         raise Failure(f"cannot build '{out}': {error.strerror or error}; nothing of it is left") from None
@@ -111,7 +113,7 @@ def plan_images(request: BuildRequest, source: Source) -> tuple[list[Planned], d
     classes = {}
     for name, class_items in by_class(items, request.grouping).items():
         parts = split_class(
-            name, class_items, method=options.get("split", "random"), validation=request.recipe.validation,
+            name, class_items, method=options.get("split", "random"), validation=request.validation,
             test=options.get("test_fraction", 0.0), seed=options["seed"],
             limits={"train": options.get("train_per_class", 0), "validation": options.get("val_per_class", 0)},
         )  # fmt: skip
@@ -125,7 +127,7 @@ def plan_images(request: BuildRequest, source: Source) -> tuple[list[Planned], d
 
 def _write(
     folder: Path, request: BuildRequest, source: Source, planned: list[Planned], progress: Progress | None
-) -> None:  # fmt: skip
+) -> dict[Path, Written]:  # fmt: skip
     """Read one image after the other; check, shrink and write them on all cores."""
     link, side = request.options.get("link", "copy"), request.options.get("resize", 0)
     for parent in {path.parent for _, path in planned}:
@@ -140,18 +142,20 @@ def _write(
         name = f"{path.parent.name}/{path.name}"
         if side:
             content = image.shrink(content, side, name)
-        else:
-            image.check(content, name)
+        written[path] = hashlib.sha256(content).digest(), min(image.check(content, name))
         if link != "copy":
             assert isinstance(original, Member) and original.path
-            (path.hardlink_to if link == "hard" else path.symlink_to)(original.path.resolve())
+            target = original.path.resolve()
+            ((folder / path).hardlink_to if link == "hard" else (folder / path).symlink_to)(target)
             return
-        with path.open("xb") as file:
+        with (folder / path).open("xb") as file:
             file.write(content)
 
     def write_batch(batch: list[tuple[Path, bytes | Member]]) -> None:
         for path, original in batch:
             write_image(path, original)
+
+    written: dict[Path, Written] = {}
 
     cores = len(os.sched_getaffinity(0))
     pending: deque[Future[None]] = deque()
@@ -159,7 +163,7 @@ def _write(
     with ThreadPoolExecutor(cores, thread_name_prefix="images") as pool:
         try:
             for done, ((_, path), original) in enumerate(zip(planned, source.contents(items), strict=True), 1):
-                batch.append((folder / path, original))
+                batch.append((path, original))
                 if len(batch) == BATCH or done == len(planned):
                     pending.append(pool.submit(write_batch, batch))
                     batch = []
@@ -172,16 +176,32 @@ def _write(
         except BaseException:
             pool.shutdown(cancel_futures=True)
             raise
+    return written
+
+
+def _content(folder: Path, written: dict[Path, Written]) -> dict[str, Any]:
+    """What is in the built folder, for who wants to know without reading it: see data.identity and image.native_side.
+
+    UsageError where it would be no data set.
+    """
+    found = scan(folder)
+    images = [written[path.relative_to(folder)] for path in found.images]
+    return {
+        "hash": combined_hash(found, (digest for digest, _ in images)),
+        "sizes": look(found).sizes,
+        "image_size": image.middle_side([side for _, side in images]),
+    }
 
 
 def _write_manifest(
-    folder: Path, request: BuildRequest, images_from: Path | None, identity: str, classes: dict[str, dict[str, int]]
-) -> None:
+    folder: Path, request: BuildRequest, images_from: Path | None, identity: str, classes: dict[str, dict[str, int]],
+    content: dict[str, Any], notes: list[str],
+) -> None:  # fmt: skip
     """`dataset.toml`: where the images come from, under which licence, how they were chosen and split."""
     import tomli_w
 
     recipe, options = request.recipe, request.options
-    percent, method = round(100 * recipe.validation), options.get("split", "random")
+    percent, method = round(100 * request.validation), options.get("split", "random")
     split = f"{100 - percent} % training, {percent} % validation, drawn {method} within each class where the source has"
     split = f"{split} no parts of its own. {SPLIT_NOTES.get(method, recipe.note)}".strip()
     made_from: dict[str, Any] = {"identity": identity}
@@ -197,26 +217,18 @@ def _write_manifest(
         "name": recipe.name,
         "title": recipe.title,
         "source": recipe.source,
-        "licence": recipe.licence,
+        "licence": options.get("licence") or recipe.licence,
         "citation": recipe.citation,
         "split": "none: one flat folder" if options.get("flat") else split,
         "images": sum(sum(parts.values()) for parts in classes.values()),
         "seed": options["seed"],
         "options": {name: value for name, value in options.items() if name != "seed"},
+        "notes": notes,
+        "content": content,
         "input": made_from,
         "classes": classes,
     }
     (folder / MANIFEST).write_text(tomli_w.dumps(manifest))
-
-
-def read_manifest(folder: Path) -> dict[str, Any]:
-    """The content of `dataset.toml` in the folder; empty where this program did not write it."""
-    try:
-        manifest = tomllib.loads((folder / MANIFEST).read_text())
-    except (OSError, ValueError):
-        return {}
-    tables = all(isinstance(manifest.get(name, {}), dict) for name in ("input", "classes"))
-    return manifest if manifest.get("made_by") == MAKER and tables else {}
 
 
 def _check_free(out: Path, force: bool) -> None:

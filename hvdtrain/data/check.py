@@ -1,6 +1,7 @@
 """Checks every image of a data set: that it can be decoded, is in one part only, and that no image is missing."""
 
 import hashlib
+import time
 from collections import Counter, defaultdict
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
@@ -8,8 +9,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from hvdtrain.data import image
-from hvdtrain.data.build import read_manifest
-from hvdtrain.data.folder import ImageFolder
+from hvdtrain.data.folder import MANIFEST, ImageFolder, combined_hash, read_manifest
+from hvdtrain.data.identity import keep_content_hash, look
 from hvdtrain.data.selection import PARTS
 from hvdtrain.errors import Failure
 
@@ -39,7 +40,9 @@ def check(data: ImageFolder, threads: int, progress: Callable[[int, int], None])
     findings = Findings(
         {name: {part: count[label] for part, count in label_counts.items()} for label, name in enumerate(data.classes)}
     )
+    listing, began = look(data) if isinstance(data.root, Path) else None, time.time()
     by_digest: defaultdict[bytes, list[tuple[str, str]]] = defaultdict(list)
+    digests: list[bytes] = []  # of the images for training and validation
     sizes: Counter[tuple[int, int]] = Counter()
 
     def inspect(sample: Path) -> tuple[bytes, tuple[int, int]] | str:
@@ -58,12 +61,21 @@ def check(data: ImageFolder, threads: int, progress: Callable[[int, int], None])
             else:
                 digest, size = result
                 by_digest[digest].append((part, str(sample)))
+                digests += [digest] if part != "test" else []
                 sizes[size] += 1
             progress(done, len(images))
     _check_duplicates(by_digest, findings)
     _check_balance(findings)
     if isinstance(data.root, Path):
         _check_manifest(data.root, findings)
+    if listing and len(digests) == len(data.train) + len(data.validation):
+        found = combined_hash(data, digests)
+        keep_content_hash(data, listing, began, found)
+        built = read_manifest(data.root).get("content", {}).get("hash", found)
+        if built != found:
+            findings.problems.append(
+                f"the images are not those that it was built with: {found}, and in {MANIFEST} {built}"
+            )
     smallest, largest = min(sizes, default=(0, 0)), max(sizes, default=(0, 0))
     if len(sizes) > 1:
         findings.notes.append(

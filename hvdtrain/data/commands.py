@@ -7,8 +7,8 @@ from typing import Any
 import click
 
 from hvdtrain.config import recipes
-from hvdtrain.data.build import MANIFEST, build
-from hvdtrain.data.folder import TEST, TRAIN, VALIDATION, scan
+from hvdtrain.data.build import build
+from hvdtrain.data.folder import MANIFEST, TEST, TRAIN, VALIDATION, read_manifest, scan
 from hvdtrain.data.recipe import Recipe
 from hvdtrain.data.selection import PARTS, SPLIT_METHODS
 from hvdtrain.errors import Failure, UsageError
@@ -48,6 +48,14 @@ def list_() -> None:
 @click.option("--archive", type=click.Path(path_type=Path), metavar="FILE", help="Take the images from this archive.")
 @click.option("--source", type=click.Path(path_type=Path), metavar="FOLDER", help="Take the images from this folder.")
 @click.option("--force", is_flag=True, help="Build again, in place of what an earlier build put in FOLDER.")
+@click.option(
+    "--validation",
+    type=click.FloatRange(0, 0.9, min_open=True),
+    metavar="SHARE",
+    help="folder: share of each class's images that goes to ValidationData.  [default: 0.2]",
+)
+@click.option("--skip-bad", is_flag=True, default=None, help="folder: leave out images that cannot be decoded.")
+@click.option("--licence", help="folder: what may be done with the images; stands in dataset.toml.")
 @click.option("--seed", type=click.IntRange(0), help="Decides what is drawn: classes, split, and generated images.")
 @click.option(
     "--classes", metavar="WORDS",
@@ -64,7 +72,10 @@ def list_() -> None:
     help="imagenet: share of the training images held out in TestData.",
 )
 @click.option(
-    "--resize", type=click.IntRange(0), metavar="PIXELS", help="imagenet: shrink the shorter side to this; 0 does not."
+    "--resize",
+    type=click.IntRange(0),
+    metavar="PIXELS",
+    help="imagenet, folder: shrink the shorter side to this; 0 does not.",
 )
 @click.option(
     "--link", type=click.Choice(["copy", "hard", "symlink"]),
@@ -83,12 +94,14 @@ def build_(name: str, out: Path, archive: Path | None, source: Path | None, forc
     """Build the data set NAME into a folder of your own.
 
     \b
+      hvdtrain data build folder --source PHOTOS --out mine  (your own: a folder for each class)
       hvdtrain data build digits --out digits
       hvdtrain data build coil100 --out coil                 (downloads 131 MB)
       hvdtrain data build coil100 --archive coil-100.zip --split by-object --out coil
       hvdtrain data build imagenet-slice --source imagenet100 --num-classes 20 --resize 256 --out slice
       hvdtrain data build imagenet-slice --archive ILSVRC2012_img_train.tar --classes goldfish,n02102040 --out two
 
+    folder takes images of your own, in a folder for each class, decodes each, and says what it leaves out.
     imagenet-slice takes ILSVRC2012's tars, an extracted tree, Kaggle's trees, Imagenette, or any folder of class
     folders. The folder appears complete or not at all; building it again is no work. Its dataset.toml says where the
     images come from, under which licence, and how they were chosen and split. Equal inputs give equal bytes.
@@ -118,6 +131,8 @@ def build_(name: str, out: Path, archive: Path | None, source: Path | None, forc
             f"{out}: {len(folder.classes)} classes, {len(folder.train):,} images in {TRAIN}, "
             f"{len(folder.validation):,} in {VALIDATION}{held_out}"
         )
+    for line in read_manifest(out.expanduser()).get("notes", []):
+        click.echo(line)
 
 
 def _prefer_folder(dataset: str) -> str:

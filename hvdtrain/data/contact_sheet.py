@@ -7,7 +7,7 @@ import numpy as np
 
 from hvdtrain.data.augment import KINDS, Augment
 from hvdtrain.data.folder import ImageFolder
-from hvdtrain.data.loader import Loader
+from hvdtrain.data.loader import Loader, labels
 from hvdtrain.data.sampling import Share
 
 SIDE = 96  # pixels of an image
@@ -26,7 +26,8 @@ def draw(data: ImageFolder, images: int, threads: int, out: Path) -> None:
     import matplotlib.pyplot as plt
 
     drawn = range(min(len(data.classes), MAX_CLASSES))
-    of_class = [[i for i, (_, label) in enumerate(data.train) if label == number] for number in drawn]
+    found = labels(data.train).numpy()
+    of_class = [np.flatnonzero(found == number).tolist() for number in drawn]
     picked = [[own[i * len(own) // n] for i in range(n)] for own in of_class if (n := min(images, len(own)))]
     examples = [row[0] for row in picked[:3]]
     rows = len(picked)
@@ -83,7 +84,7 @@ def _histogram(axes: Any, data: ImageFolder) -> None:
     y, start = np.arange(len(names)), np.zeros(len(names))
     colours = {"train": "#0456c3", "validation": "#cb7811", "test": "#49672a"}
     for part, colour in colours.items():
-        counts = np.bincount([label for _, label in getattr(data, part)], minlength=len(names))
+        counts = np.bincount(labels(getattr(data, part)).numpy(), minlength=len(names))
         if counts.sum():
             axes.barh(y, counts, left=start, color=colour, height=0.8, label=f"{part}, {counts.sum():,}")
             start += counts

@@ -2,20 +2,95 @@
 
 import hashlib
 import os
-from collections.abc import Sequence
+import shlex
+import tomllib
+from array import array
+from bisect import bisect_right
+from collections.abc import Iterable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
+from itertools import chain, islice
 from pathlib import Path
-from typing import Any
+from typing import Any, overload
 
 from hvdtrain.errors import UsageError
 
 TRAIN, VALIDATION, TEST = "TrainData", "ValidationData", "TestData"
 SUFFIXES = (".png", ".jpg", ".jpeg", ".bmp", ".webp")  # in any case
 SHAPE = f"images belong in {TRAIN}/<class>/ and {VALIDATION}/<class>/"
+MANIFEST = "dataset.toml"
+MAKER = "hvdtrain data build"  # stands in every manifest: only folders that have it are ever replaced
 
 # (image, index of its class) each. An image is a Path, or has read_bytes and name as a Path does.
-Samples = tuple[tuple[Any, int], ...]
+Samples = Sequence[tuple[Any, int]]
+
+
+class Files(Sequence[tuple[Path, int]]):
+    """The images of one part of a folder, by class and file name: (path, index of its class) each.
+
+    A million of them take 20 MB: their names are one string of bytes, and a path is made when an image is asked for.
+
+    Attributes:
+        root: the data set's folder.
+        part: TRAIN, VALIDATION or TEST.
+        classes: names of the classes, as bytes.
+        names: all file names, one after the other.
+        ends: where in `names` each ends, [images] int64.
+        starts: which image is each class's first, [classes] int64.
+    """
+
+    def __init__(self, root: Path, part: str, classes: Sequence[str]) -> None:
+        self.root, self.part, self.classes = root, part, [os.fsencode(name) for name in classes]
+        self.ends, self.starts = array("q"), array("q")
+        suffixes = tuple(map(str.encode, SUFFIXES))
+        joined, end = [], 0
+        for name in classes:
+            self.starts.append(len(self.ends))
+            folder = os.fsencode(root / part / name)
+            with os.scandir(folder) as entries:  # it needs no system call to tell a file from a folder
+                files = sorted(
+                    e.name
+                    for e in entries
+                    if e.name.lower().endswith(suffixes) and not e.name.startswith(b".") and e.is_file()
+                )
+            if not files:
+                raise UsageError(
+                    f"class '{name}' has no images in '{root / part / name}': expected {', '.join(SUFFIXES)}"
+                )
+            for file in files:
+                end += len(file)
+                self.ends.append(end)
+            joined.append(b"".join(files))
+        self.names = b"".join(joined)
+
+    def __len__(self) -> int:
+        return len(self.ends)
+
+    @overload
+    def __getitem__(self, index: int) -> tuple[Path, int]: ...
+
+    @overload
+    def __getitem__(self, index: slice) -> tuple[tuple[Path, int], ...]: ...
+
+    def __getitem__(self, index: int | slice) -> Any:
+        if isinstance(index, slice):
+            return tuple(self[i] for i in range(*index.indices(len(self))))
+        index = range(len(self))[index]
+        label = bisect_right(self.starts, index) - 1
+        path = os.path.join(os.fsencode(self.part), self.classes[label], self._name(index))
+        return self.root / os.fsdecode(path), label
+
+    def _name(self, index: int) -> bytes:
+        return self.names[self.ends[index - 1] if index else 0 : self.ends[index]]
+
+    def of_class(self, label: int) -> range:
+        """The images of a class."""
+        return range(self.starts[label], self.starts[label + 1] if label + 1 < len(self.starts) else len(self))
+
+    def by_class(self) -> Iterator[tuple[bytes, list[bytes]]]:
+        """Each class's folder, relative to the data set's, and the names in it."""
+        for label, name in enumerate(self.classes):
+            yield os.path.join(os.fsencode(self.part), name), [self._name(index) for index in self.of_class(label)]
 
 
 @dataclass(frozen=True)
@@ -24,7 +99,8 @@ class ImageFolder:
 
     Attributes:
         root: the folder, or the URL where its images are packed in shards.
-        known_hash: the content_hash, where it is known: of the folder that was packed, or found before.
+        known_hash: what a run's manifest has as `dataset_hash`, where it is known; see data.identity.
+        image_size: the side of the images to train on, in pixels, as `data build` has found it; 0 where it is unknown.
     """
 
     root: Any
@@ -33,6 +109,22 @@ class ImageFolder:
     validation: Samples
     test: Samples = ()
     known_hash: str = ""
+    image_size: int = 0
+
+    @property
+    def images(self) -> Iterator[Any]:
+        """The images for training and validation, in that order."""
+        return (image for image, _ in chain(self.train, self.validation))
+
+
+def read_manifest(folder: Path) -> dict[str, Any]:
+    """The content of `dataset.toml` in the folder; empty where this program did not write it."""
+    try:
+        manifest = tomllib.loads((folder / MANIFEST).read_text())
+    except (OSError, ValueError):
+        return {}
+    tables = all(isinstance(manifest.get(name, {}), dict) for name in ("input", "classes", "content"))
+    return manifest if manifest.get("made_by") == MAKER and tables else {}
 
 
 def scan(root: Path) -> ImageFolder:
@@ -51,7 +143,7 @@ def scan(root: Path) -> ImageFolder:
             raise UsageError(f"'{root}' is not a folder: give a folder whose {SHAPE}")
         for part in (TRAIN, VALIDATION):
             if not (root / part).is_dir():
-                raise UsageError(f"'{root}' has no folder {part}: {SHAPE}")
+                raise UsageError(f"'{root}' has no folder {part}: {SHAPE}. {_how_to_split(root)}")
         classes, in_validation = _class_names(root / TRAIN), _class_names(root / VALIDATION)
         if classes != in_validation:
             raise UsageError(
@@ -68,29 +160,41 @@ def scan(root: Path) -> ImageFolder:
                 raise UsageError(
                     f"{TEST} of '{root}' has other classes than {TRAIN}: {_difference(TEST, in_test, classes)}"
                 )
-            test = _samples(root / TEST, classes)
-        return ImageFolder(root, classes, _samples(root / TRAIN, classes), _samples(root / VALIDATION, classes), test)
+            test = Files(root, TEST, classes)
+        size = read_manifest(root).get("content", {}).get("image_size", 0)
+        return ImageFolder(
+            root, classes, Files(root, TRAIN, classes), Files(root, VALIDATION, classes), test,
+            image_size=size if isinstance(size, int) else 0,
+        )  # fmt: skip
     except OSError as error:
-        raise UsageError(f"cannot read '{error.filename or root}': {error.strerror}") from None
+        name = os.fsdecode(error.filename) if error.filename else root
+        raise UsageError(f"cannot read '{name}': {error.strerror}") from None
 
 
 def content_hash(folder: ImageFolder) -> str:
-    """`sha256:` and 64 hex digits: a hash of the path (relative to the root, with /) and the bytes of every image.
+    """`sha256:` and 64 hex digits: a hash of the path (relative to the root, with /) and the bytes of every image for
+    training and validation. It reads them all.
 
     It does not depend on where the folder is. UsageError where an image cannot be read.
     """
-    if folder.known_hash:  # of shards: each image's own checksum is verified when it is read
-        return folder.known_hash
-    files = [path for path, _ in folder.train + folder.validation]
-    batches = [files[start : start + 256] for start in range(0, len(files), 256)]
+    return combined_hash(folder, _all_digests(folder.images))
+
+
+def combined_hash(folder: ImageFolder, digests: Iterable[bytes]) -> str:
+    """The content_hash of a folder of which the SHA-256 of each image is known, in the order of `images`."""
     total = hashlib.sha256()
+    for path, digest in zip(folder.images, digests, strict=True):
+        # No two lists of files give the same bytes: names have no zero byte, and digests a fixed length.
+        total.update(os.fsencode(path.relative_to(folder.root).as_posix()) + b"\0" + digest)
+    return f"sha256:{total.hexdigest()}"
+
+
+def _all_digests(images: Iterator[Path]) -> Iterator[bytes]:
     # Reading and hashing happen outside the interpreter lock, so a few threads help, on network disks most.
     with ThreadPoolExecutor(4) as pool:
-        for batch, digests in zip(batches, pool.map(_digests, batches), strict=True):
-            for path, digest in zip(batch, digests, strict=True):
-                # No two lists of files give the same bytes: names have no zero byte, and digests a fixed length.
-                total.update(os.fsencode(path.relative_to(folder.root).as_posix()) + b"\0" + digest)
-    return f"sha256:{total.hexdigest()}"
+        while batches := [batch for _ in range(16) if (batch := list(islice(images, 256)))]:
+            for digests in pool.map(_digests, batches):
+                yield from digests
 
 
 def _digests(files: Sequence[Path]) -> list[bytes]:
@@ -104,24 +208,13 @@ def _class_names(part: Path) -> tuple[str, ...]:
     with os.scandir(part) as entries:
         names = tuple(sorted(e.name for e in entries if not e.name.startswith(".") and e.is_dir()))
     if not names:
-        raise UsageError(f"'{part}' is empty: {SHAPE}")
+        raise UsageError(f"'{part}' is empty: {SHAPE}. {_how_to_split(part.parent)}")
     return names
 
 
-def _samples(part: Path, classes: tuple[str, ...]) -> Samples:
-    samples: list[tuple[Path, int]] = []
-    for index, name in enumerate(classes):
-        folder = part / name
-        with os.scandir(folder) as entries:  # unlike iterdir, it needs no system call to tell a file from a folder
-            images = sorted(
-                e.name
-                for e in entries
-                if e.name.lower().endswith(SUFFIXES) and not e.name.startswith(".") and e.is_file()
-            )
-        if not images:
-            raise UsageError(f"class '{name}' has no images in '{folder}': expected {', '.join(SUFFIXES)}")
-        samples += [(folder / image, index) for image in images]
-    return tuple(samples)
+def _how_to_split(root: Path) -> str:
+    source = shlex.quote(str(root))
+    return f"`hvdtrain data build folder --source {source} --out NEW` makes such a folder of one with a folder a class"
 
 
 def _difference(part: str, here: Sequence[str], there: Sequence[str]) -> str:

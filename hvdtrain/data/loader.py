@@ -4,15 +4,14 @@ from collections import deque
 from collections.abc import Iterable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import torch
 from PIL import Image, ImageOps
 
 from hvdtrain.data.augment import Augment
-from hvdtrain.data.folder import Samples
-from hvdtrain.data.image import damaged, open_image, read
+from hvdtrain.data.folder import Files, Samples
+from hvdtrain.data.image import damaged, decode_smaller, open_image, read, upright, upright_size
 from hvdtrain.data.sampling import Share
 from hvdtrain.data.synthetic import SyntheticImage
 
@@ -25,12 +24,6 @@ READ_AHEAD = 6  # batches read ahead of those, where images come over a network
 READERS = 16  # concurrent reads over a network: each waits for the server most of the time
 
 
-def native_side(sample: Any) -> int:
-    """The default side of training images, in pixels: the shorter side of this one, within 32 … 224."""
-    with open_image(read(sample), str(sample)) as image:
-        return max(32, min(224, *image.size))
-
-
 class Loader:
     """Decodes, resizes and batches samples, in threads: forking after MPI or rpc has started is unsafe.
 
@@ -38,18 +31,23 @@ class Loader:
         side: the middle square of an image is scaled to this side, in pixels.
         threads: how many images are decoded at the same time.
         augment: random changes; by default none.
+        resize: 0, or what the shorter side of an image is scaled to before its middle square of `side` is taken, as
+            torchvision does to test pretrained models (256, of which 224 are seen).
 
     Raises:
         Failure: an image cannot be read, or is none that a build would accept (data.image); the message names it.
     """
 
-    def __init__(self, samples: Samples, side: int, threads: int, augment: Augment | None = None) -> None:
-        self.samples, self.side, self.augment = samples, side, augment or Augment("none", 0)
+    def __init__(
+        self, samples: Samples, side: int, threads: int, augment: Augment | None = None, resize: int = 0
+    ) -> None:  # fmt: skip
+        self.samples, self.side, self.resize = samples, side, resize
+        self.augment = augment or Augment("none", 0)
         self.pool = ThreadPoolExecutor(threads, thread_name_prefix="decode")
         remote = not isinstance(samples[0][0], Path | SyntheticImage)
         self.readers = ThreadPoolExecutor(READERS, thread_name_prefix="read") if remote else None
         self.ahead = AHEAD + (READ_AHEAD if remote else 0)
-        self.labels = torch.tensor([label for _, label in samples])
+        self.labels = labels(samples)
         self.cache: torch.Tensor | None = None
         if len(samples) * 3 * side * side <= CACHE_BYTES and not self.augment.crops:
             numbers = range(len(samples))
@@ -96,15 +94,37 @@ class Loader:
             return sample.pixels(self.side)
         with open_image(reading.result() if reading else read(sample), str(sample)) as image:
             try:
-                square = (self.side, self.side)
-                if self.augment.crops:
-                    box = self.augment.box(image.size, epoch, index)
-                    fitted = _rgb(image).resize(square, Image.Resampling.BILINEAR, box)
-                else:
-                    fitted = ImageOps.fit(_rgb(image), square, Image.Resampling.BILINEAR)
+                fitted = self._fit(image, epoch, index)
                 return torch.from_numpy(np.array(fitted)).permute(2, 0, 1).contiguous()
             except Exception as error:  # PIL's decoders raise OSError, ValueError, SyntaxError and others
                 raise damaged(str(sample), error) from None
+
+    def _fit(self, image: Image.Image, epoch: int, index: int) -> Image.Image:
+        """The square of an image that is trained on, or tested."""
+        square, size = (self.side, self.side), upright_size(image)
+        left, upper, right, lower = self.augment.box(size, epoch, index) if self.augment.crops else (0, 0, *size)
+        if not self.resize:  # a JPEG that is much larger is decoded smaller, to no less than twice what is needed
+            decode_smaller(image, min(right - left, lower - upper) / self.side / 2)
+        upright(image)
+        image = _rgb(image)
+        x, y = image.width / size[0], image.height / size[1]
+        if self.augment.crops:
+            return image.resize(square, Image.Resampling.BILINEAR, (left * x, upper * y, right * x, lower * y))
+        if not self.resize:
+            return ImageOps.fit(image, square, Image.Resampling.BILINEAR)
+        shorter = min(image.size)
+        image = image.resize(
+            (self.resize * image.width // shorter, self.resize * image.height // shorter), Image.Resampling.BILINEAR
+        )
+        corner = (round((image.width - self.side) / 2), round((image.height - self.side) / 2))
+        return image.crop((*corner, corner[0] + self.side, corner[1] + self.side))
+
+
+def labels(samples: Samples) -> torch.Tensor:
+    """The class of each sample, [samples] int64."""
+    if isinstance(samples, Files):  # of which a million need no million paths for this
+        return torch.repeat_interleave(torch.tensor([len(samples.of_class(i)) for i in range(len(samples.classes))]))
+    return torch.tensor([label for _, label in samples])
 
 
 def _rgb(image: Image.Image) -> Image.Image:

@@ -13,6 +13,7 @@ from hvdtrain.data.selection import SPLIT_METHODS
 from hvdtrain.errors import UsageError, unknown
 
 SOURCES = Path(__file__).parent / "sources"
+FORMAT = 2  # of dataset.toml: what earlier versions have built in the cache is built anew
 KINDS = sorted(path.stem for path in SOURCES.glob("[a-z]*.py"))
 
 
@@ -95,7 +96,13 @@ class BuildRequest:
     @property
     def key(self) -> str:
         """A hash of the recipe's contents and the options, 64 hex digits."""
-        return hashlib.sha256(json.dumps([vars(self.recipe), self.options], sort_keys=True).encode()).hexdigest()
+        contents = json.dumps([FORMAT, vars(self.recipe), self.options], sort_keys=True)
+        return hashlib.sha256(contents.encode()).hexdigest()
+
+    @property
+    def validation(self) -> float:
+        """The share of each class that is held out, where the source has no such part itself."""
+        return self.options.get("validation", self.recipe.validation)
 
     @property
     def grouping(self) -> dict[str, Any] | None:

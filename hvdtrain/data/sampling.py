@@ -4,6 +4,7 @@ Global batch k of an epoch is `permutation[k*G : (k+1)*G]`; it is cut into as ma
 workers. With static shares worker w takes share w of every batch; leased shares go to whoever is ready.
 """
 
+from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import lru_cache
 
@@ -62,10 +63,12 @@ class BatchSampler:
         epochs, steps = divmod(step, self.steps_per_epoch)
         return epochs * self.samples + steps * self.batch_size
 
-    def epoch(self, epoch: int) -> list[Share]:
-        """This worker's shares of one epoch (from 1), in order, where shares are static."""
+    def epoch(self, epoch: int, done: int = 0) -> Iterator[Share]:
+        """This worker's shares of one epoch (from 1), in order, where shares are static; without those of the first
+        `done` steps. Each is made when it is asked for: an epoch of a million samples has many.
+        """
         first = (epoch - 1) * self.steps_per_epoch
-        return [self.share((first + k) * self.workers + self.worker) for k in range(self.steps_per_epoch)]
+        return (self.share((first + k) * self.workers + self.worker) for k in range(done, self.steps_per_epoch))
 
     def share(self, number: int) -> Share:
         """A share by its number, from 0 over the whole job: number = (step - 1) * workers + slot."""

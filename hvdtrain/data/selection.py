@@ -216,6 +216,36 @@ def _hold_out(
     return arcs, [item for item in items if item.name not in held_names]
 
 
+def hold_out_copies_together(images: Sequence[tuple[str, bytes]], fraction: float, seed: int) -> set[int]:
+    """Which images are held out: about the fraction of each class, drawn by their contents, and of equal ones all or
+    none. An image that has several classes is never held out.
+
+    Args:
+        images: class, and hash of the contents, of each.
+
+    Raises:
+        Failure: a class has fewer than two different images, or none that it alone has.
+    """
+    classes_of: dict[bytes, set[str]] = {}
+    of_class: dict[str, dict[bytes, list[int]]] = {}
+    for number, (name, digest) in enumerate(images):
+        classes_of.setdefault(digest, set()).add(name)
+        of_class.setdefault(name, {}).setdefault(digest, []).append(number)
+    held: set[int] = set()
+    for name, copies in of_class.items():
+        own = [digest for digest in copies if len(classes_of[digest]) == 1]
+        if len(copies) < 2 or not own:
+            raise Failure(f"class '{name}' has {len(copies)} image that differs from others: a split needs two")
+        count = _held_out_count(fraction, sum(map(len, copies.values())))
+        drawn = sorted(own, key=lambda digest: _draw(seed, f"{name}/{digest.hex()}"))
+        taken: list[int] = []
+        for digest in drawn:
+            if len(taken) + len(copies[digest]) <= count:
+                taken += copies[digest]
+        held |= set(taken or copies[min(drawn, key=lambda digest: len(copies[digest]))])
+    return held
+
+
 def _held_out_count(fraction: float, total: int) -> int:
     return min(max(round(fraction * total), 1), total - 1)
 

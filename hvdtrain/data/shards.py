@@ -11,6 +11,7 @@ import io
 import json
 import os
 import tarfile
+import time
 import zlib
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -18,7 +19,9 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from hvdtrain.data import image
 from hvdtrain.data.folder import ImageFolder, Samples, content_hash
+from hvdtrain.data.identity import keep_content_hash, look
 from hvdtrain.data.image import MAX_BYTES
 from hvdtrain.data.selection import PARTS
 from hvdtrain.data.storage import cache_root, locked
@@ -101,7 +104,9 @@ def pack(data: ImageFolder, url: str, shard_bytes: int, force: bool, progress: C
         Failure: an image cannot be read.
     """
     filesystem, root = _open_filesystem(url)
+    listing, began = look(data), time.time()
     own_hash, test_hash = content_hash(data), content_hash(dataclasses.replace(data, train=data.test, validation=()))
+    keep_content_hash(data, listing, began, own_hash)
     with _errors_as_usage(url):
         if filesystem.exists(f"{root}/{INDEX}"):
             old = _read_index(url)
@@ -125,14 +130,14 @@ def pack(data: ImageFolder, url: str, shard_bytes: int, force: bool, progress: C
                 content, offsets = _make_tar(members, len(rows[part]))
                 filesystem.pipe_file(f"{root}/{name}", content)
                 shards.append({"name": name, "bytes": len(content)})
-                for (path, label, image), offset in zip(members, offsets, strict=True):
+                for (path, label, encoded), offset in zip(members, offsets, strict=True):
                     relative = path.relative_to(data.root).as_posix()
-                    rows[part].append((len(shards) - 1, offset, len(image), zlib.crc32(image), label, relative))
+                    rows[part].append((len(shards) - 1, offset, len(encoded), zlib.crc32(encoded), label, relative))
                 done += len(members)
                 progress(done, total)
         index = {
             "made_by": MAKER, "format": FORMAT, "content_hash": own_hash, "test_hash": test_hash,
-            "classes": data.classes, "shards": shards,
+            "image_size": image.native_side(data), "classes": data.classes, "shards": shards,
             "columns": ["shard", "offset", "bytes", "crc32", "class", "path"], "samples": rows,
         }  # fmt: skip
         filesystem.pipe_file(f"{root}/{INDEX}", json.dumps(index).encode())
@@ -166,7 +171,10 @@ def read(url: str) -> ImageFolder:
         train, validation, test = map(samples, PARTS)
         if len(classes) < 2 or not train or not validation:
             raise ValueError("it has fewer than two classes, or no images to train or to validate on")
-        return ImageFolder(url, classes, train, validation, test, known_hash=str(index["content_hash"]))
+        side = index.get("image_size", 0)  # of an older version, it has none
+        if not isinstance(side, int) or not 0 <= side <= 224:
+            raise ValueError(f"image_size {side!a}")
+        return ImageFolder(url, classes, train, validation, test, str(index["content_hash"]), side)
     except (KeyError, TypeError, ValueError, IndexError) as error:
         raise UsageError(f"{url}/{INDEX} cannot be read as a data set's: {error}") from None
 
@@ -212,10 +220,7 @@ def _group_into_shards(samples: Samples, shard_bytes: int) -> Iterator[list[tupl
     members: list[tuple[Path, int, bytes]] = []
     size = 0
     for path, label in samples:
-        try:
-            content = path.read_bytes()
-        except OSError as error:
-            raise Failure(f"cannot read '{path}': {error.strerror}") from None
+        content = image.read(path)
         if members and size + len(content) > shard_bytes:
             yield members
             members, size = [], 0

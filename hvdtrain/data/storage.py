@@ -1,5 +1,6 @@
 """The user's cache, and folders that only one process at a time makes and that appear complete or not at all."""
 
+import ctypes
 import fcntl
 import os
 import shutil
@@ -46,7 +47,10 @@ def _lock(path: Path) -> int:
 
 @contextmanager
 def atomic_folder(out: Path) -> Iterator[Path]:
-    """A folder to fill, which becomes `out` when the block ends without an exception. Needs the lock on `out`."""
+    """A folder to fill, which becomes `out` when the block ends without an exception. Needs the lock on `out`.
+
+    What is in it is on the disk before: after a power cut it is whole, or it is not there.
+    """
     partial, replaced = (out.with_name(f".{out.name}.hvdtrain-{what}") for what in ("partial", "replaced"))
     leftovers = [partial, replaced]
     try:
@@ -54,9 +58,24 @@ def atomic_folder(out: Path) -> Iterator[Path]:
             shutil.rmtree(leftover, ignore_errors=True)
         partial.mkdir()
         yield partial
+        _write_out(partial)
         if out.is_dir() and any(out.iterdir()):
             out.rename(replaced)
         partial.rename(out)
     finally:
         for leftover in leftovers:
             shutil.rmtree(leftover, ignore_errors=True)
+
+
+def _write_out(folder: Path) -> None:
+    """Have the disk hold what was written in the folder's file system: one call for any number of files."""
+    syncfs = getattr(ctypes.CDLL(None, use_errno=True), "syncfs", None)
+    if not syncfs:  # Linux has it, macOS has not
+        os.sync()
+        return
+    opened = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
+    try:
+        if syncfs(opened):
+            raise OSError(ctypes.get_errno(), os.strerror(ctypes.get_errno()), str(folder))
+    finally:
+        os.close(opened)

@@ -54,4 +54,4 @@ def synthetic() -> ImageFolder:
 
     classes = tuple(f"class{number:03d}" for number in range(CLASSES))
     validation = samples(range(TRAIN, TRAIN + VALIDATION))
-    return ImageFolder(NAME, classes, samples(range(TRAIN)), validation, known_hash=f"{NAME}:1")
+    return ImageFolder(NAME, classes, samples(range(TRAIN)), validation, known_hash=f"{NAME}:1", image_size=SIDE)

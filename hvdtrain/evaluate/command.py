@@ -18,6 +18,7 @@ if TYPE_CHECKING:
     from rich.table import Table
 
     from hvdtrain.evaluate.predictions import Predictions
+    from hvdtrain.runs.schema import Manifest
 
 MAX_PRINTED_CLASSES = 20  # of a confusion matrix that is printed
 PRINTED_MISTAKES = 3
@@ -50,7 +51,8 @@ def evaluate(run: Path, dataset: str, split: str, out: Path | None, device: str,
     It is the final model, or of a run with --save best the best one. The true class of an image counts for top-5
     accuracy if it is among the five that the model finds likeliest. The folder then holds evaluation.png (a
     confusion matrix and the worst mistakes), confusion.csv (a row a true class, a column an answer), mistakes.csv
-    (the most confident first) and evaluation.json (the figures).
+    (the most confident first) and evaluation.json (the figures; `same_data` says whether the data set is the one that
+    the model was trained on, by its dataset_hash).
     """
     config = config_of(run)
     if config.save == "none":
@@ -71,20 +73,38 @@ def evaluate(run: Path, dataset: str, split: str, out: Path | None, device: str,
     samples = data.test if split == "test" else data.validation
     if not samples:
         raise UsageError(f"the data set {name} has no TestData/: use --split validation")
+    from hvdtrain.data.identity import identity
     from hvdtrain.evaluate.predictions import predict
     from hvdtrain.progress_bars import count_bar
     from hvdtrain.rank.work import WEIGHTS
     from hvdtrain.runs.snapshot import BEST
 
+    manifest = _manifest(run)
+    if manifest.image_size:  # what it was trained on, whatever the data set says by now
+        config = dataclasses.replace(config, image_size=manifest.image_size)
+    same = identity(data) == manifest.dataset_hash if manifest.dataset_hash else None
     weights = run / "snapshots" / BEST if config.save == "best" else run / WEIGHTS
     with count_bar("evaluating") as progress:
         predictions = predict(config, weights, trained_on, samples, progress)
-    figures = files.figures(predictions, run=str(run), weights=str(weights), dataset=name, split=split)
+    figures = files.figures(predictions, run=str(run), weights=str(weights), dataset=name, split=split,
+                            same_data=same)  # fmt: skip
     files.write(out, predictions, figures, f"{config.model}: {len(samples):,} {split} images of {name}")
+    if same is False:
+        click.echo(f"note: the images of {name} are not those that {run} was trained and validated on", err=True)
     if as_json:
         click.echo(json.dumps(figures))
     else:
         _print(predictions, f"{len(samples)} {split} images", out)
+
+
+def _manifest(run: Path) -> "Manifest":
+    """The run's manifest; one that says nothing where there is none."""
+    from hvdtrain.runs.schema import Manifest, UnreadableFile, read
+
+    try:
+        return read(run, Manifest)
+    except UnreadableFile:
+        return Manifest(mode="single", workers=1, servers=0, repeat=0)
 
 
 def _print(predictions: "Predictions", images: str, out: Path) -> None:

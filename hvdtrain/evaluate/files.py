@@ -38,7 +38,7 @@ def _is_evaluation(out: Path) -> bool:
         return False
 
 
-def figures(predictions: "Predictions", **about: str) -> dict[str, Any]:
+def figures(predictions: "Predictions", **about: str | bool | None) -> dict[str, Any]:
     """The content of evaluation.json. The loss is None where it is not finite, top5 with fewer than six classes.
 
     Args:

@@ -19,7 +19,7 @@ from hvdtrain.data.loader import Loader
 from hvdtrain.errors import UsageError
 from hvdtrain.models.layers import Network
 from hvdtrain.numerics.precision import autocast
-from hvdtrain.rank.work import image_side, initial_model
+from hvdtrain.rank.work import evaluation_resize, image_side, initial_model
 from hvdtrain.training.device import choose_device, set_up
 from hvdtrain.training.evaluation import in_batches
 from hvdtrain.training.feed import Normalise, feed
@@ -101,7 +101,8 @@ def predict(
     set_up(config)
     model = _load_model(config, weights, len(trained_on.classes), device)
     side = image_side(config, trained_on)
-    loader, normalise = Loader(samples, side, threads), Normalise(config, device)
+    loader = Loader(samples, side, threads, resize=evaluation_resize(config, side))
+    normalise = Normalise(config, device)
     batches = []
     with torch.inference_mode():
         for share, (images, labels) in feed(loader.batches(in_batches(range(len(samples)))), device):

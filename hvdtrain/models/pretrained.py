@@ -42,16 +42,27 @@ def load_pretrained(model: Network, name: str, source: str) -> list[str]:
     return skipped
 
 
-def _imagenet(name: str) -> dict[str, torch.Tensor]:
+def cached_weights(name: str) -> Path:
+    """Where torch keeps torchvision's weights of a model, which need not be there yet."""
+    return Path(torch.hub.get_dir(), "checkpoints", _published(name).url.rsplit("/", 1)[1])
+
+
+def _published(name: str) -> Any:
     from torchvision.models import get_model_weights
 
-    weights = get_model_weights(models.family(name).IMAGENET_WEIGHTS[name]).IMAGENET1K_V1
+    return get_model_weights(models.family(name).IMAGENET_WEIGHTS[name]).IMAGENET1K_V1
+
+
+def _imagenet(name: str) -> dict[str, torch.Tensor]:
+    weights, cached = _published(name), cached_weights(name)
     try:
         return weights.get_state_dict(progress=False, check_hash=True, weights_only=True)
     except OSError as error:
-        raise Failure(f"cannot download {weights.url} ({error}): fetch it elsewhere, give --pretrained FILE") from None
+        raise Failure(
+            f"cannot download {weights.url} ({error}): fetch it elsewhere and put it at {cached} on every host, or "
+            "give --pretrained FILE"
+        ) from None
     except Exception:  # the file in torch's cache is truncated, or is something else
-        cached = Path(torch.hub.get_dir(), "checkpoints", weights.url.rsplit("/", 1)[1])
         raise Failure(f"the downloaded weights are broken: remove {cached} and try again") from None
 
 

@@ -179,10 +179,10 @@ def dataset_facts(dataset: str, image_size: int) -> Callable[[], tuple[int, int]
 
     def find() -> tuple[int, int]:
         from hvdtrain.data.find import find_dataset
-        from hvdtrain.data.loader import native_side
+        from hvdtrain.data.image import native_side
 
         data = find_dataset(dataset)
-        return len(data.classes), image_size or native_side(data.train[0][0])
+        return len(data.classes), image_size or native_side(data)
 
     return find
 

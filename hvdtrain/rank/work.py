@@ -7,7 +7,8 @@ import os
 import shutil
 import zlib
 from collections.abc import Callable
-from functools import partial
+from contextlib import nullcontext
+from functools import cache, partial
 from pathlib import Path
 from typing import Any
 
@@ -19,12 +20,14 @@ from hvdtrain import models, modes
 from hvdtrain.config.run_config import RunConfig
 from hvdtrain.data.augment import Augment
 from hvdtrain.data.find import find_dataset
-from hvdtrain.data.folder import ImageFolder, content_hash
-from hvdtrain.data.kept_hash import kept_content_hash
-from hvdtrain.data.loader import Loader, native_side
+from hvdtrain.data.folder import ImageFolder
+from hvdtrain.data.identity import identity
+from hvdtrain.data.image import native_side
+from hvdtrain.data.loader import Loader
+from hvdtrain.data.storage import locked
 from hvdtrain.errors import Failure, UsageError
 from hvdtrain.models.layers import Network
-from hvdtrain.models.pretrained import load_pretrained
+from hvdtrain.models.pretrained import cached_weights, load_pretrained
 from hvdtrain.modes._synchroniser import Synchroniser
 from hvdtrain.numerics.clock import PARTS
 from hvdtrain.numerics.slowdown import Slowdown
@@ -76,11 +79,12 @@ def prepare(config: RunConfig, world: World, folder: Path, threads: int, resumin
     Raises:
         UsageError: the data set, the device, the pretrained weights or the snapshot cannot be used.
     """
-    data = find_dataset(config.dataset)
-    if len(data.train) < world.workers:
-        raise UsageError(f"{len(data.train)} training images are too few for {world.workers} workers")
-    config.check_length(len(data.train))
-    if resuming and resume.is_finished(folder, config, len(data.train)):
+    data = None if world.is_server else find_dataset(config.dataset)  # a server needs no images
+    if data is not None:
+        if len(data.train) < world.workers:
+            raise UsageError(f"{len(data.train)} training images are too few for {world.workers} workers")
+        config.check_length(len(data.train))
+    if resuming and resume.is_finished(folder, config, len(data.train) if data else None):
         return Prepared(lambda terminal: None, finished=True)
     torch.set_num_threads(threads)
     device.set_up(config)
@@ -93,24 +97,22 @@ def prepare(config: RunConfig, world: World, folder: Path, threads: int, resumin
         raise UsageError("--compile needs a C++ compiler: install g++, or let CXX name one")
     job = Job(config, world, folder, chosen, threads)
 
-    def hashed() -> ImageFolder:
-        """On every rank, before any waits for another: the first time, all images are read, which may take an hour."""
-        return dataclasses.replace(data, known_hash=kept_content_hash(data))
-
-    def serve(terminal: Terminal) -> None:
-        hashed()
-        modes.load(config.mode).serve(job, partial(print, file=terminal.out))
-
-    if world.is_server:
-        return Prepared(serve)
+    if not data:
+        return Prepared(lambda terminal: modes.load(config.mode).serve(job, partial(print, file=terminal.out)))
     model = initial_model(config, len(data.classes))
-    skipped = None
-    if config.pretrained:  # on every worker: what is sent around later need not include batch-norm statistics
-        skipped = load_pretrained(model, config.model, config.pretrained)
-    resumed = resume.find(folder, config, hashed(), world.is_chief) if resuming else None
+    # On every worker: what is sent around later need not include batch-norm statistics.
+    skipped = load_weights(model, config) if config.pretrained else None
+    found = data
+
+    @cache
+    def identified() -> ImageFolder:
+        """Before any rank waits for another: it may take a while."""
+        return dataclasses.replace(found, known_hash=identity(found))
+
+    resumed = resume.find(folder, config, identified(), world.is_chief) if resuming else None
     if resumed:
         model.load_state_dict(resumed.weights)
-    return Prepared(lambda terminal: train_as_worker(job, hashed(), model, skipped, resumed, terminal), resumed)
+    return Prepared(lambda terminal: train_as_worker(job, identified(), model, skipped, resumed, terminal), resumed)
 
 
 def initial_model(config: RunConfig, classes: int) -> Network:
@@ -122,9 +124,21 @@ def initial_model(config: RunConfig, classes: int) -> Network:
     return model
 
 
+def load_weights(model: Network, config: RunConfig) -> list[str]:
+    """As load_pretrained; of several processes of a host one downloads what is not there yet."""
+    file = cached_weights(config.model) if config.pretrained == "imagenet" else None
+    with locked(file) if file and not file.exists() else nullcontext():
+        return load_pretrained(model, config.model, config.pretrained)
+
+
 def image_side(config: RunConfig, data: ImageFolder) -> int:
     """The side, in pixels, of the images that a job trains on."""
-    return config.image_size or native_side(data.train[0][0])
+    return config.image_size or native_side(data)
+
+
+def evaluation_resize(config: RunConfig, side: int) -> int:
+    """What data.loader.Loader takes as `resize` to evaluate: published weights were tested so."""
+    return 256 if config.pretrained == "imagenet" and side == 224 else 0
 
 
 def train_as_worker(
@@ -142,7 +156,7 @@ def train_as_worker(
     side = image_side(config, data)
     facts = _begin(job, data, side, model, sync, resumed, terminal)
     loader = Loader(data.train, side, job.threads, Augment(config.augment, config.seed))
-    validation = Loader(data.validation, side, job.threads)
+    validation = Loader(data.validation, side, job.threads, resize=evaluation_resize(config, side))
     progress = TrainingProgress(
         terminal.out, config.total_steps(len(data.train)), world.is_chief, config.log_every, world.workers,
         first_step=resumed.step if resumed else 0,
@@ -193,7 +207,8 @@ def _finish(
     if job.world.is_chief and job.config.saves("final"):
         write_tensors(job.folder / WEIGHTS, training.model.state_dict())
     if data.test:
-        summary |= _test_best(job, sync.group, training.model, Loader(data.test, side, job.threads), progress)
+        test = Loader(data.test, side, job.threads, resize=evaluation_resize(job.config, side))
+        summary |= _test_best(job, sync.group, training.model, test, progress)
     there, factors = sync.group.gather([training.slowdown.achieved()])
     clocks = _finish_trace(job, sync) if job.config.trace else {}
     if job.world.is_chief:
@@ -249,12 +264,17 @@ def _begin(
     """
     world, before = job.world, resumed.state if resumed else {}
     start = weights_hash(model)
-    images = content_hash(data)
+    images = data.known_hash
     there, rows = sync.group.gather([int(start[:12], 16), zlib.crc32(images.encode())])  # what a float64 holds
+    hint = ""
     for column, problem in ((0, "do not start from the weights"), (1, "have other images than those")):
         differs = (rows[:, column] != rows[0, column]).tolist()
+        if column and images.startswith("listing:"):
+            hint = (
+                f", by names, sizes and times: copy it with its times, or run `hvdtrain data check {data.root}` on all"
+            )
         if different := [world.servers + worker for worker, its in zip(there, differs, strict=True) if its]:
-            raise Failure(f"ranks {different} {problem} of rank {world.servers}")
+            raise Failure(f"ranks {different} {problem} of rank {world.servers}{hint}")
     of_workers = sync.group.collect("hosts", describe() | {
         "gpus": gpus(), "threads_per_worker": job.threads, "environment": speed_variables(),
     })  # fmt: skip

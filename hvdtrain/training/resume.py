@@ -7,7 +7,7 @@ from typing import Any
 
 from hvdtrain.config.file import read_config
 from hvdtrain.config.run_config import RunConfig
-from hvdtrain.data.folder import ImageFolder, content_hash
+from hvdtrain.data.folder import ImageFolder
 from hvdtrain.errors import UsageError
 from hvdtrain.runs.folder import CONFIG
 from hvdtrain.runs.metrics import cut_after
@@ -29,7 +29,8 @@ def find(run: Path, config: RunConfig, data: ImageFolder, is_chief: bool) -> Sna
     """The snapshot that the run goes on from, or None where there is none yet.
 
     Args:
-        is_chief: the first worker reports damaged snapshots, and reads all images to see that they are the same.
+        data: with its known_hash.
+        is_chief: the first worker reports damaged snapshots, and sees that the images are the same.
 
     Raises:
         UsageError: it is of another model, data set, order or optimizer, each difference named, or not one is whole.
@@ -46,7 +47,7 @@ def find(run: Path, config: RunConfig, data: ImageFolder, is_chief: bool) -> Sna
         raise UsageError("--record does not go with --resume: replay begins at the first step")
     saved = snapshot.state["config"]
     different = _differences(saved, config)
-    if is_chief and snapshot.state["dataset_hash"] != content_hash(data):
+    if is_chief and snapshot.state["dataset_hash"] != data.known_hash:
         different.append(f"{config.dataset} holds other images than {saved['dataset']} did")
     if different:
         raise UsageError(f"{snapshot.folder} is of another job: {'; '.join(different)}")
@@ -63,12 +64,18 @@ def _differences(before: dict[str, Any], config: RunConfig) -> list[str]:
     ]
 
 
-def is_finished(run: Path, config: RunConfig, samples: int) -> bool:
-    """Whether the run has trained for as long as is asked. UsageError where something else is asked of it."""
+def is_finished(run: Path, config: RunConfig, samples: int | None) -> bool:
+    """Whether the run has trained for as long as is asked. UsageError where something else is asked of it.
+
+    Args:
+        samples: training images; None: as many as the run's manifest says.
+    """
     if (run / "summary.json").is_file() and (different := _differences(read_config(run / CONFIG), config)):
         raise UsageError(f"{run} is of another job: {'; '.join(different)}")
     try:
         summary = json.loads((run / "summary.json").read_text())
+        if samples is None:
+            samples = int(json.loads((run / "manifest.json").read_text())["train_samples"])
         return is_over(config, samples, summary["steps"], summary["wall_s"], summary["evaluations"])
     except (OSError, ValueError, KeyError, TypeError):  # there is none, or one that nobody can read
         return False

@@ -18,7 +18,7 @@ class StaticShares:
     def after(self, step: int) -> Iterable[Share]:
         """The shares of the rest of the epoch that this step is in, or of the next where it is an epoch's last."""
         epoch, done = divmod(step, self.sampler.steps_per_epoch)
-        return self.sampler.epoch(epoch + 1)[done:]
+        return self.sampler.epoch(epoch + 1, done)
 
     def waited_s(self, since: float) -> float:
         return 0.0

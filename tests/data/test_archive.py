@@ -1,9 +1,11 @@
 """Hostile and broken archives and images: a line, and nothing anywhere else."""
 
+import gzip
 import io
 import os
 import stat
 import tarfile
+import tracemalloc
 import zipfile
 
 import pytest
@@ -47,6 +49,75 @@ def zip_with(name, content=b"x", mode=stat.S_IFREG | 0o644, compression=zipfile.
         info.external_attr, info.compress_type = mode << 16, compression
         made.writestr(info, content)
     return buffer.getvalue()
+
+
+def tar_of_headers(kind, size, times=1, before=b""):
+    """A compressed tar of headers that say more, each as long as it claims to be; tarfile makes none."""
+    info = tarfile.TarInfo("@LongLink")
+    info.type, info.size = kind, size
+    header = info.tobuf(tarfile.GNU_FORMAT)
+    content = b"30 comment=" + b"x" * (size - 11) if kind in (tarfile.XHDTYPE, tarfile.XGLTYPE) else b"x" * size
+    block = header + content + bytes(-size % 512)
+    return gzip.compress(before + block * times + tar_with(entry("cat/7.png")), 9)
+
+
+def sparse_map(entries):
+    """A PAX header of a sparse file, whose map claims so many entries."""
+    records = b"".join(
+        b"%d %b\n" % (len(record) + 4, record)
+        for record in (b"GNU.sparse.major=1", b"GNU.sparse.minor=0", b"GNU.sparse.name=a.png", b"GNU.sparse.realsize=9")
+    )
+    pax, file = tarfile.TarInfo("pax"), tarfile.TarInfo("cat/a.png")
+    pax.type, pax.size = tarfile.XHDTYPE, len(records)
+    body = b"%d\n" % entries + b"1\n" * (2 * entries)
+    file.size = len(body)
+    padded = [pax.tobuf(), records + bytes(-len(records) % 512), file.tobuf(), body + bytes(-len(body) % 512)]
+    return gzip.compress(b"".join(padded) + bytes(1024))
+
+
+SOME_HEADERS = [tarfile.XHDTYPE, tarfile.XGLTYPE, tarfile.GNUTYPE_LONGNAME, tarfile.GNUTYPE_LONGLINK]
+
+
+@pytest.mark.parametrize("before", [b"", tarfile.TarInfo("cat").tobuf()], ids=["first", "second"])
+@pytest.mark.parametrize("kind", SOME_HEADERS)
+def test_a_tars_headers_are_bounded_before_they_are_read(kind, before, tmp_path):
+    (tmp_path / "in.tgz").write_bytes(tar_of_headers(kind, 50_000_000, before=before))
+    assert (tmp_path / "in.tgz").stat().st_size < 100_000
+    tracemalloc.start()
+    try:
+        with pytest.raises(Failure, match="in.tgz' holds a header of 50,000,000 bytes, more than 65,536: not read"):
+            Tree(tmp_path / "in.tgz")
+        assert tracemalloc.get_traced_memory()[1] < 5_000_000
+    finally:
+        tracemalloc.stop()
+
+
+@pytest.mark.parametrize(
+    ("content", "words"),
+    [
+        (sparse_map(100_000), "a sparse file: not read"),
+        (tar_with(entry("cat/a.png", tarfile.GNUTYPE_SPARSE)), "a sparse file: not read"),
+        (tar_of_headers(tarfile.XHDTYPE, 30, 3000), "is damaged"),
+        (tar_with(entry("cat/" + "x" * 5000)), "a name of 5,004 characters: not read"),
+    ],
+    ids=["sparse map", "sparse", "headers of headers", "name"],
+)
+def test_what_else_a_header_can_ask_for(content, words, tmp_path):
+    (tmp_path / "in").write_bytes(content)
+    with pytest.raises(Failure, match=words) as refused:
+        Tree(tmp_path / "in")
+    assert "\n" not in str(refused.value)
+
+
+def test_folders_in_a_tar_are_not_kept(tmp_path):
+    folder = entry("cat/" + "x" * 80, tarfile.DIRTYPE).tobuf()
+    (tmp_path / "in.tgz").write_bytes(gzip.compress(folder * 20_000 + tar_with(entry("cat/7.png"))))
+    tracemalloc.start()
+    try:
+        assert len(Tree(tmp_path / "in.tgz").members) == len(GOOD) + 1
+        assert tracemalloc.get_traced_memory()[1] < 5_000_000
+    finally:
+        tracemalloc.stop()
 
 
 HOSTILE = {

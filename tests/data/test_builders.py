@@ -15,6 +15,7 @@ from helpers.processes import run_python as run
 from PIL import Image
 
 from hvdtrain.config import recipes
+from hvdtrain.data import storage
 from hvdtrain.data.build import build
 from hvdtrain.data.find import locate_folder
 from hvdtrain.data.folder import content_hash, scan
@@ -61,9 +62,9 @@ def test_the_split_is_stratified_and_disjoint(digits):
     train, validation = (Counter(label for _, label in part) for part in (found.train, found.validation))
     for label in range(10):
         assert validation[label] == round(0.2 * (train[label] + validation[label]))
-    names = [path.name for path, _ in found.train + found.validation]
+    names = [path.name for path, _ in (*found.train, *found.validation)]
     assert len(set(names)) == len(names)
-    pictures = [path.read_bytes() for path, _ in found.train + found.validation]
+    pictures = [path.read_bytes() for path, _ in (*found.train, *found.validation)]
     assert len(set(pictures)) == len(pictures)
 
 
@@ -91,7 +92,7 @@ def test_another_seed_splits_the_same_images_otherwise(digits, tmp_path):
     other = scan(build("digits", tmp_path / "other", seed=1))
     first = scan(digits)
     assert {p.name for p, _ in other.validation} != {p.name for p, _ in first.validation}
-    pictures = ({p.name: p.read_bytes() for p, _ in f.train + f.validation} for f in (first, other))
+    pictures = ({p.name: p.read_bytes() for p, _ in (*f.train, *f.validation)} for f in (first, other))
     assert next(pictures) == next(pictures)
 
 
@@ -110,6 +111,27 @@ def test_a_build_that_fails_half_way_leaves_nothing(tmp_path):
         resource.setrlimit(resource.RLIMIT_FSIZE, limits)
     assert len(written) > 10  # or it did not fail half way
     assert list(tmp_path.iterdir()) == []
+
+
+def test_a_folder_is_on_the_disk_before_it_has_its_name(tmp_path, monkeypatch):
+    written_out = storage._write_out
+    seen = []
+
+    def look(folder):
+        seen.append(((folder / "dataset.toml").is_file(), (tmp_path / "out").exists()))
+        written_out(folder)
+
+    monkeypatch.setattr(storage, "_write_out", look)
+    build("turntable", tmp_path / "out", **SMALL)
+    assert seen == [(True, False)]
+
+    def full(folder):
+        raise OSError(28, "No space left on device", str(folder))
+
+    monkeypatch.setattr(storage, "_write_out", full)
+    with pytest.raises(Failure, match="No space left on device; nothing of it is left"):
+        build("turntable", tmp_path / "other", **SMALL)
+    assert [path.name for path in tmp_path.iterdir()] == ["out"]
 
 
 def test_an_interrupted_build_leaves_nothing(tmp_path):
@@ -297,7 +319,7 @@ def written(folder, monkeypatch, name, text):
         (
             'source = "digits"',
             'source = "telepathy"',
-            "'telepathy': choose from digits, files, imagenet, ",
+            "'telepathy': choose from digits, files, folder, imagenet, ",
         ),
     ],
 )

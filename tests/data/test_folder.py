@@ -1,6 +1,7 @@
 """What counts as an image folder, and what its hash stands for."""
 
 import os
+import shutil
 import tempfile
 from contextlib import contextmanager
 from pathlib import Path
@@ -9,6 +10,7 @@ import pytest
 from PIL import Image
 
 from hvdtrain.data.folder import content_hash, scan
+from hvdtrain.data.loader import labels
 from hvdtrain.errors import UsageError
 
 GOOD = ["TrainData/cat/1.png", "TrainData/dog/1.png", "ValidationData/cat/2.png", "ValidationData/dog/2.png"]
@@ -35,10 +37,34 @@ def test_samples_are_sorted_by_class_and_file_name(tmp_path):
         ("dog/a.JPG", 1),
         ("dog/b.png", 1),
     ]
-    assert found.validation == (
+    assert list(found.validation) == [
         (root / "ValidationData/cat/2.png", 0),
         (root / "ValidationData/dog/2.png", 1),
-    )
+    ]
+
+
+def test_the_list_is_a_sequence_and_needs_no_paths(tmp_path):
+    root = make(tmp_path, [*GOOD, *(f"TrainData/dog/{number:03}.png" for number in range(40))])
+    train = scan(root).train
+    everything = list(train)
+    assert len(train) == len(everything) == 42
+    assert [train[i] for i in range(-42, 42)] == everything * 2
+    assert train[1:40:7] == tuple(everything[1:40:7]) and train[-3:] == tuple(everything[-3:])
+    assert [list(train.of_class(label)) for label in (0, 1)] == [[0], list(range(1, 42))]
+    assert labels(train).tolist() == [label for _, label in everything]
+    with pytest.raises(IndexError):
+        train[42]
+    assert len(train.names) + 8 * len(train.ends) < 42 * 20  # bytes: a million take 20 MB
+
+
+def test_odd_names_are_found_again(tmp_path):
+    odd = os.fsdecode(b"Schr\xc3\xa4ube \xff & 'x'.PNG")  # bytes that are no UTF-8 among them
+    root = make(tmp_path, [*GOOD, "TrainData/cat/a b\nc.png", "TrainData/cat/\u00e4.png"])
+    shutil.copy(root / GOOD[0], root / "TrainData" / "cat" / odd)
+    paths = [path for path, _ in scan(root).train]
+    assert {path.name for path in paths} == {"1.png", "a b\nc.png", "\u00e4.png", odd}
+    assert all(path.is_file() for path in paths)
+    assert content_hash(scan(root)).startswith("sha256:")
 
 
 def test_hidden_files_and_what_is_no_image_are_passed_over(tmp_path):
@@ -54,9 +80,10 @@ def test_hidden_files_and_what_is_no_image_are_passed_over(tmp_path):
 @pytest.mark.parametrize(
     ("files", "words"),
     [
-        ([], ["no folder TrainData", "TrainData/<class>/"]),
-        (GOOD[:2], ["no folder ValidationData"]),
-        (["TrainData/", "ValidationData/"], ["TrainData' is empty"]),
+        ([], ["no folder TrainData", "TrainData/<class>/", "`hvdtrain data build folder --source "]),
+        (["cat/1.png"], ["no folder TrainData", "`hvdtrain data build folder --source "]),
+        (GOOD[:2], ["no folder ValidationData", "`hvdtrain data build folder --source "]),
+        (["TrainData/", "ValidationData/"], ["TrainData' is empty", "`hvdtrain data build folder --source "]),
         ([*GOOD[:2], "ValidationData/"], ["ValidationData' is empty"]),
         (GOOD[0::2], ["one class only, 'cat'"]),
         ([*GOOD, "TrainData/cow/1.png"], ["only in TrainData: cow"]),

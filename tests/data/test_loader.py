@@ -11,13 +11,18 @@ from hypothesis import given
 from hypothesis import strategies as st
 from PIL import Image
 
+from hvdtrain.config.run_config import RunConfig
 from hvdtrain.data import image, loader
+from hvdtrain.data.augment import Augment
 from hvdtrain.data.build import build
-from hvdtrain.data.folder import scan
-from hvdtrain.data.loader import AHEAD, Loader, native_side
+from hvdtrain.data.folder import ImageFolder, scan
+from hvdtrain.data.image import native_side
+from hvdtrain.data.loader import AHEAD, Loader
 from hvdtrain.data.sampling import BatchSampler, Share
 from hvdtrain.errors import Failure
+from hvdtrain.rank.work import evaluation_resize
 
+PRETRAINED = RunConfig(model="vgg16", pretrained="imagenet")
 pytestmark = pytest.mark.usefixtures("one_thread")
 
 RED, GREEN, BLUE = (255, 0, 0), (0, 255, 0), (0, 0, 255)
@@ -154,9 +159,104 @@ def test_shrinking_averages(tmp_path):
 
 
 @pytest.mark.parametrize(("size", "side"), [((8, 8), 32), ((32, 32), 32), ((100, 60), 60), ((999, 500), 224)])
-def test_native_side(tmp_path, size, side):
-    Image.new("RGB", size).save(tmp_path / "i.png")
-    assert native_side(tmp_path / "i.png") == side
+def test_native_side_is_that_of_most_images_and_not_of_the_first(tmp_path, size, side):
+    for part in ("TrainData", "ValidationData"):
+        for name in "ab":
+            (tmp_path / part / name).mkdir(parents=True)
+            for number in range(4):
+                Image.new("RGB", size).save(tmp_path / part / name / f"{number}.png")
+    Image.new("RGB", (150, 40)).save(tmp_path / "TrainData" / "a" / "0.png")
+    assert native_side(scan(tmp_path)) == side
+    out = build("folder", tmp_path.with_name(f"{tmp_path.name}-out"), images_from=copies_apart(tmp_path))
+    assert scan(out).image_size == native_side(scan(out)) == side
+
+
+def copies_apart(root):
+    """The same folder, with no two images alike."""
+    for number, path in enumerate(sorted(root.rglob("*.png"))):
+        with Image.open(path) as image:
+            image.putpixel((0, 0), (number, 1, 1))
+            image.save(path)
+    return root
+
+
+def test_the_size_that_a_build_found_is_taken_and_none_is_opened(small, monkeypatch):
+    monkeypatch.setattr(image, "open_image", None)
+    assert native_side(scan(small)) == 128
+
+
+# Photographs
+
+
+def photograph(size, orientation=1):
+    """A smooth picture with the four quarters of its upright self in four colours, stored as a camera does."""
+    upright = Image.new("RGB", (2, 2))
+    upright.putdata([(200, 40, 40), (40, 200, 40), (40, 40, 200), (200, 200, 40)])
+    upright = upright.resize(size, Image.Resampling.NEAREST)
+    undo = {1: None, 3: Image.Transpose.ROTATE_180, 6: Image.Transpose.ROTATE_90, 8: Image.Transpose.ROTATE_270,
+            2: Image.Transpose.FLIP_LEFT_RIGHT, 5: Image.Transpose.TRANSPOSE}[orientation]  # fmt: skip
+    stored = upright.transpose(undo) if undo is not None else upright
+    exif = stored.getexif()
+    exif[0x0112] = orientation
+    return stored, exif
+
+
+@pytest.mark.parametrize("augment", ["none", "crop-flip"])
+@pytest.mark.parametrize("kind", ["jpg", "png", "webp"])
+@pytest.mark.parametrize("orientation", [2, 3, 5, 6, 8])
+def test_an_image_is_trained_on_as_its_camera_was_held(tmp_path, orientation, kind, augment):
+    shown = []
+    for name, how in (("upright", 1), ("turned", orientation)):
+        stored, exif = photograph((96, 72), how)
+        stored.save(tmp_path / f"{name}.{kind}", exif=exif, **({"quality": 95} if kind != "png" else {}))
+        loaded = Loader([(tmp_path / f"{name}.{kind}", 0)], 36, 1, Augment(augment, 0))
+        [(_, (images, _))] = loaded.batches([share(0)])
+        shown.append(images[0].int())
+    assert (shown[0] - shown[1]).abs().float().mean() < 4
+
+
+@pytest.mark.filterwarnings("ignore:Corrupt EXIF")
+def test_an_orientation_that_cannot_be_read_is_none(tmp_path):
+    stored, _ = photograph((64, 64))
+    stored.save(tmp_path / "i.jpg", exif=b"Exif\0\0MM\0*\0\0\0\x08\xff\xff\x01\x12")
+    assert one(tmp_path / "i.jpg").shape == (3, 32, 32)
+
+
+@pytest.mark.parametrize("augment", ["none", "crop-flip"])
+def test_a_jpeg_that_is_much_larger_is_decoded_smaller_and_looks_the_same(tmp_path, augment, monkeypatch):
+    coarse = np.random.default_rng(3).integers(0, 256, (12, 16, 3), dtype=np.uint8)
+    Image.fromarray(coarse).resize((1600, 1200), Image.Resampling.BICUBIC).save(tmp_path / "i.jpg", quality=95)
+    decoded = []
+
+    def sizes_of(picture):
+        decoded.append(picture.size)
+        return picture.convert("RGB")
+
+    monkeypatch.setattr(loader, "_rgb", sizes_of)
+    shown = []
+    for smaller in (loader.decode_smaller, lambda picture, factor: None):
+        monkeypatch.setattr(loader, "decode_smaller", smaller)
+        loaded = Loader([(tmp_path / "i.jpg", 0)], 64, 1, Augment(augment, 5))
+        shown.append(next(loaded.batches([share(0)]))[1][0].int())
+    assert decoded[0][0] < 1600 == decoded[-1][0]
+    assert min(decoded[0]) >= 2 * 64
+    assert (shown[0] - shown[1]).abs().float().mean() < 2
+
+
+def test_pretrained_weights_are_tested_as_torchvision_does_it(tmp_path):
+    from torchvision.models import VGG16_Weights
+    from torchvision.transforms.v2 import functional
+
+    preset = VGG16_Weights.IMAGENET1K_V1.transforms()
+    for number, size in enumerate([(500, 375), (375, 500), (256, 256), (301, 999), (230, 260)]):
+        noise = np.random.default_rng(number).integers(0, 256, (size[1], size[0], 3), dtype=np.uint8)
+        Image.fromarray(noise).save(tmp_path / "i.jpg")
+        with Image.open(tmp_path / "i.jpg") as picture:
+            scaled = functional.resize(picture, preset.resize_size, interpolation=preset.interpolation, antialias=True)
+            expected = functional.pil_to_tensor(functional.center_crop(scaled, preset.crop_size))
+        loaded = Loader([(tmp_path / "i.jpg", 0)], 224, 1, resize=evaluation_resize(PRETRAINED, 224))
+        assert torch.equal(next(loaded.batches([share(0)]))[1][0][0], expected)
+    assert evaluation_resize(PRETRAINED, 64) == evaluation_resize(RunConfig(), 224) == 0
 
 
 # Kinds of pixels
@@ -249,7 +349,7 @@ def test_training_and_building_refuse_the_same_with_the_same_words(content, what
     with pytest.raises(Failure) as training:
         list(Loader([(path, 0)], 32, 1).batches([share(0)]))
     with pytest.raises(Failure) as looking:
-        native_side(path)
+        native_side(ImageFolder(tmp_path, ("a", "b"), [(path, 0)], [(path, 0)]))
     with pytest.raises(Failure) as building:
         build("imagenet-slice", tmp_path / "out", images_from=tmp_path / "in")
     assert f"{path} {what}" in str(training.value) and str(looking.value) == str(training.value)
@@ -260,7 +360,7 @@ def test_a_missing_image_is_a_failure_that_names_the_file(tmp_path, both_ways):
     with pytest.raises(Failure, match=f"^{tmp_path / 'gone.png'} cannot be read: No such file"):
         list(Loader([(tmp_path / "gone.png", 0)], 32, 2).batches([share(0)]))
     with pytest.raises(Failure, match=f"^{tmp_path / 'gone.png'} cannot be read: No such file"):
-        native_side(tmp_path / "gone.png")
+        native_side(ImageFolder(tmp_path, ("a", "b"), [(tmp_path / "gone.png", 0)], []))
 
 
 @given(st.sampled_from(["png", "jpeg", "bmp", "webp"]), st.data())

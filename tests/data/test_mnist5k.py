@@ -31,7 +31,7 @@ def test_every_image_is_the_row_of_its_number(digits):
     found = scan(digits)
     assert found.classes == tuple("0123456789")
     seen = set()
-    for path, label in found.train + found.validation:
+    for path, label in (*found.train, *found.validation):
         row = rows[int(path.stem)]
         assert row[-1] == label
         with Image.open(path) as image:

@@ -33,8 +33,8 @@ def own(share):
 
 def check_epoch(plans, epoch, alone):
     """Everything that is promised of one epoch."""
-    shares = [plan.epoch(epoch) for plan in plans]
-    whole = alone.epoch(epoch)
+    shares = [list(plan.epoch(epoch)) for plan in plans]
+    whole = list(alone.epoch(epoch))
     workers = len(plans)
     assert {len(s) for s in shares} == {len(whole)} == {alone.steps_per_epoch}
     assert sorted(i for share in whole for i in share.indices) == list(range(alone.samples))
@@ -76,7 +76,7 @@ def test_parts_follow_one_another_and_differ_by_at_most_one(total, workers):
 def test_a_share_by_hand():
     """10 samples in batches of 8: the last batch has 2, and of 4 workers every second one has none of them."""
     order = permutation(10, seed=5, epoch=3).tolist()
-    shares = [BatchSampler(10, 8, 5, worker, 4).epoch(3) for worker in range(4)]
+    shares = [list(BatchSampler(10, 8, 5, worker, 4).epoch(3)) for worker in range(4)]
     assert shares[1][0] == Share(step=5, epoch=3, indices=order[2:4], weight=1.0, counted=2, slot=1)
     assert [s[1] for s in shares] == [
         Share(step=6, epoch=3, indices=order[8:9], weight=0.0, counted=0, slot=0),
@@ -126,9 +126,11 @@ def test_the_same_average_on_176_workers(samples, batch, workers):
 
 def test_an_epoch_of_imagenet_is_planned_in_no_time():
     samples, batch, workers = LARGE[3]
-    shares = BatchSampler(samples, batch, 0, workers - 1, workers).epoch(1)
+    sampler = BatchSampler(samples, batch, 0, workers - 1, workers)
+    shares = list(sampler.epoch(1))
     assert len(shares) == 313
     assert sum(s.counted for s in shares) == 160_146
+    assert list(sampler.epoch(1, 300)) == shares[300:]
 
 
 # The digest: were the samples the same?

@@ -67,7 +67,7 @@ def test_samples_and_their_order_are_those_of_the_folder(url, folder, cached, mo
         monkeypatch.setattr("hvdtrain.data.loader.CACHE_BYTES", 0)
     there, here = find_dataset(url), scan(folder)
     assert there.classes == here.classes
-    assert content_hash(there) == content_hash(here)
+    assert there.known_hash == content_hash(here) and there.image_size == 36
     for (share, (images, labels)), (own_share, (own_images, own_labels)) in zip(epoch(there), epoch(here), strict=True):
         assert share == own_share
         assert torch.equal(images, own_images) and torch.equal(labels, own_labels)
@@ -103,7 +103,7 @@ def test_another_data_set_is_not_replaced_unless_told_to(small, packed, tmp_path
     with pytest.raises(UsageError, match="holds another data set.*--force"):
         shards.pack(scan(small), f"file://{tmp_path}/packed", 10**6, False, lambda *_: None)
     shards.pack(scan(small), f"file://{tmp_path}/packed", 10**6, True, lambda *_: None)
-    assert content_hash(find_dataset(f"file://{tmp_path}/packed")) == content_hash(scan(small))
+    assert find_dataset(f"file://{tmp_path}/packed").known_hash == content_hash(scan(small))
 
 
 def test_a_changed_shard_is_told_from_what_was_packed(packed, tmp_path):

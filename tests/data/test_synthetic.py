@@ -3,8 +3,9 @@
 import torch
 
 from hvdtrain.data.find import find_dataset
-from hvdtrain.data.folder import content_hash
-from hvdtrain.data.loader import Loader, native_side
+from hvdtrain.data.identity import identity
+from hvdtrain.data.image import check, native_side, read
+from hvdtrain.data.loader import Loader
 from hvdtrain.data.sampling import Share
 
 
@@ -12,7 +13,7 @@ def test_it_is_the_same_everywhere_and_opens_no_image(monkeypatch):
     monkeypatch.setattr("hvdtrain.data.loader.open_image", None)
     data = find_dataset("synthetic")
     assert (len(data.train), len(data.validation), len(data.classes)) == (1280, 64, 1000)
-    assert content_hash(data) == "synthetic:1" and data == find_dataset("synthetic")
+    assert identity(data) == "synthetic:1" and native_side(data) == 224 and data == find_dataset("synthetic")
     loader = Loader(data.train[:96], side=32, threads=1)
     shares = [Share(1, 1, list(range(first, first + 32)), 1.0, 32) for first in (0, 32, 64)]
     (_, (images, labels)), (_, (others, _)), (_, (again, _)) = loader.batches(shares)
@@ -24,4 +25,4 @@ def test_it_is_the_same_everywhere_and_opens_no_image(monkeypatch):
 
 def test_an_image_can_be_looked_at_too():
     sample, _ = find_dataset("synthetic").validation[0]
-    assert native_side(sample) == 224 and sample.name == "1280.png"
+    assert check(read(sample), "it") == (224, 224) and sample.name == "1280.png"

@@ -12,7 +12,7 @@ from hvdtrain.data.sources import _turntable_objects, turntable
 def test_views_are_named_and_sized_like_coil_100(small):
     found = scan(small)
     assert found.classes == ("obj1", "obj2", "obj3")
-    names = {path.name for path, _ in found.train + found.validation}
+    names = {path.name for path, _ in (*found.train, *found.validation)}
     assert names == {f"obj{n}__{angle}.png" for n in (1, 2, 3) for angle in range(0, 360, 36)}
     for path, _ in found.train:
         with Image.open(path) as image:

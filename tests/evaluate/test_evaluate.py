@@ -178,6 +178,34 @@ def test_test_images_where_the_data_set_has_some(three, small, tmp_path):
     assert found["images"] == len(find_dataset(str(small)).train) != len(find_dataset(str(small)).validation)
 
 
+def test_it_says_where_the_images_are_not_those_that_it_was_trained_on(run, tmp_path):
+    def told(*words):
+        done = CliRunner().invoke(command.evaluate, [str(run), "--json", *map(str, words)])
+        return json.loads(done.stdout)["same_data"], "are not those that" in done.stderr
+
+    assert told() == (True, False)
+    copy = shutil.copytree(find_dataset("digits").root, tmp_path / "copy")
+    assert told("--dataset", copy) == (True, False)
+    next((copy / "TrainData" / "3").iterdir()).unlink()
+    assert told("--dataset", copy) == (False, True)
+    (run / "manifest.json").unlink()
+    assert told("--dataset", copy) == (None, False)
+
+
+def test_images_are_as_large_as_in_training_whatever_the_folder_says_now(run, monkeypatch):
+    facts = json.loads((run / "manifest.json").read_text())
+    (run / "manifest.json").write_text(json.dumps(facts | {"image_size": 40}))
+    seen = []
+
+    def stop(config, *_):
+        seen.append(config.image_size)
+        raise UsageError("stopped")
+
+    monkeypatch.setattr("hvdtrain.evaluate.predictions.predict", stop)
+    refused(run)
+    assert seen == [40]
+
+
 def test_other_classes_and_other_weights_are_refused(run, small):
     assert "the model knows the classes 0, 1, 2, " in refused(run, "--dataset", small)
     weights = load_file(run / WEIGHTS)
@@ -217,7 +245,7 @@ def test_mistakes_and_confusion_by_hand(small):
 @pytest.mark.parametrize(("classes", "wrong"), [(2, 0), (6, 1), (21, 99), (45, 99)])
 def test_any_number_of_classes_and_mistakes_can_be_drawn(classes, wrong, small, tmp_path):
     """Warnings are errors here: labels that do not fit, divisions by zero."""
-    samples = find_dataset(str(small)).validation * 20
+    samples = tuple(find_dataset(str(small)).validation) * 20
     rng = np.random.default_rng(classes)
     labels = rng.integers(0, classes, len(samples))
     predicted = (labels + (np.arange(len(samples)) < wrong)) % classes

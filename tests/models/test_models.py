@@ -1,15 +1,19 @@
 """VGG, what all models share, where their weights come from, and the optimizers that move them."""
 
+import io
 import itertools
 import math
 import os
 import pickle
+import threading
+import time
 import warnings
 
 import pytest
 import torch
 import torchvision
 from helpers.processes import run_python
+from helpers.servers import serving
 from hypothesis import given
 from hypothesis import strategies as st
 from safetensors.torch import save_file
@@ -17,11 +21,11 @@ from torch import nn
 
 from hvdtrain.config.run_config import RunConfig
 from hvdtrain.errors import Failure, UsageError
-from hvdtrain.models import make, vgg
+from hvdtrain.models import make, pretrained, vgg
 from hvdtrain.models.layers import average_pool_by_matmul
 from hvdtrain.models.pretrained import load_pretrained
 from hvdtrain.numerics.optimizers import OPTIMIZERS, lr_at, make_optimizer, set_lr
-from hvdtrain.rank.work import initial_model
+from hvdtrain.rank.work import initial_model, load_weights
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 
@@ -258,6 +262,43 @@ def test_a_broken_download_says_which_file_to_remove(tmp_path, monkeypatch):
         with pytest.raises(Failure, match=f"broken: remove {kept} and try again"):
             load_pretrained(fresh(), "vgg11", "imagenet")
     assert not (tmp_path / "ran").exists()
+
+
+class Published:
+    """As torchvision describes weights, on a server of this machine."""
+
+    def __init__(self, url):
+        self.url = url
+
+    def get_state_dict(self, progress, check_hash, weights_only):
+        time.sleep(0.2)  # so that others come meanwhile
+        return torch.hub.load_state_dict_from_url(self.url, progress=progress, weights_only=weights_only)
+
+
+def test_weights_are_downloaded_once_a_host(tmp_path, monkeypatch):
+    monkeypatch.setenv("TORCH_HOME", str(tmp_path))
+    config = RunConfig(model="vgg11", width=TINY, pretrained="imagenet")
+    content = io.BytesIO()
+    torch.save(initial_model(config, 3).state_dict(), content)
+    with serving({"/w.pth": content.getvalue()}) as server:
+        monkeypatch.setattr(pretrained, "_published", lambda name: Published(f"{server.url}/w.pth"))
+        skipped = []
+        ranks = [threading.Thread(target=lambda: skipped.append(load_weights(fresh(), config))) for _ in range(3)]
+        for rank in ranks:
+            rank.start()
+        for rank in ranks:
+            rank.join()
+        assert skipped == [[]] * 3
+        assert len(server.asked) == 1
+    load_weights(fresh(), config)  # without the server
+
+
+def test_a_host_without_a_network_is_told_how_to_bring_weights(tmp_path, monkeypatch):
+    monkeypatch.setenv("TORCH_HOME", str(tmp_path))
+    monkeypatch.setattr(pretrained, "_published", lambda name: Published("http://127.0.0.1:1/w.pth"))
+    place = tmp_path / "hub" / "checkpoints" / "w.pth"
+    with pytest.raises(Failure, match=f"cannot download http://127.0.0.1:1/w.pth .*put it at {place} on every host"):
+        load_weights(fresh(), RunConfig(model="vgg11", width=TINY, pretrained="imagenet"))
 
 
 # Optimizers

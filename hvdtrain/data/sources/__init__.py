@@ -23,6 +23,8 @@ class Source(Protocol):
         labels: of all classes.
         titles: names of classes for people, by label, where there are any.
         identity: text that changes when the images do; empty where the recipe determines them.
+        notes: what the user should know of what was taken and left out, a line each, once `items` was called; a source
+            that has nothing to say does without.
     """
 
     @property

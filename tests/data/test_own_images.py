@@ -1,0 +1,218 @@
+"""A user's own photographs, odd ones among them: what becomes of each is said."""
+
+import io
+import os
+import tomllib
+
+import numpy as np
+import pytest
+from click.testing import CliRunner
+from helpers import archives
+from hypothesis import given
+from hypothesis import strategies as st
+from PIL import Image
+
+from hvdtrain.data.build import build
+from hvdtrain.data.check import check
+from hvdtrain.data.commands import data
+from hvdtrain.data.find import find_dataset
+from hvdtrain.data.folder import scan
+from hvdtrain.data.selection import hold_out_copies_together
+from hvdtrain.errors import Failure, UsageError
+
+CLASSES = ("Nut & bolt", "Schräube", "washer")
+
+
+@pytest.fixture
+def photos(tmp_path):
+    """Ten images a class; in the class washer, one deeper down."""
+    files = {}
+    for i, name in enumerate(CLASSES):
+        files |= {f"{name}/a{k}.png": archives.picture(100 * i + k) for k in range(0, 10, 2)}
+        files |= {f"{name}/IMG {k}.JPG": archives.picture(100 * i + k, kind="JPEG") for k in range(1, 10, 2)}
+    return archives.lay_out(tmp_path / "my photos", files | {"washer/more/deep/d.png": archives.picture(999)})
+
+
+def put(folder, **files):
+    archives.lay_out(folder, {name.replace("__", "/"): content for name, content in files.items()})
+
+
+def parts(folder):
+    """{class: (training, validation)}: names of files."""
+    return {
+        name: tuple(sorted(os.listdir(folder / part / name)) for part in ("TrainData", "ValidationData"))
+        for name in os.listdir(folder / "TrainData")
+    }
+
+
+def invoke(*words):
+    return CliRunner().invoke(data, [str(word) for word in words])
+
+
+def test_classes_are_the_first_level_and_all_below_belongs_to_them(photos, tmp_path):
+    out = build("folder", tmp_path / "out", images_from=photos, validation=0.3, licence="mine, all rights reserved")
+    made = parts(out)
+    assert set(made) == set(CLASSES)
+    assert {name: (len(train), len(held)) for name, (train, held) in made.items()} == {
+        "Nut & bolt": (7, 3), "Schräube": (7, 3), "washer": (8, 3)
+    }  # fmt: skip
+    assert "more_deep_d.png" in made["washer"][0] + made["washer"][1]
+    manifest = tomllib.loads((out / "dataset.toml").read_text())
+    assert manifest["licence"] == "mine, all rights reserved"
+    assert "ImageNet" not in (out / "dataset.toml").read_text()
+    assert "70 % training, 30 % validation" in manifest["split"]
+    assert manifest["notes"] == []
+
+
+def test_what_is_left_out_is_counted_and_told(photos, tmp_path):
+    archives.lay_out(photos, {
+        "washer/.DS_Store": b"x", ".Trash/washer/0.png": b"x", "washer/notes.txt": b"x", "a.png": archives.picture(1),
+        "washer/a.gif": b"GIF89a", "washer/b.GIF": b"GIF89a", "README": b"x",
+    })  # fmt: skip
+    (photos / "Screw").mkdir()
+    (photos / "washer" / "gone.png").symlink_to(tmp_path / "nowhere")
+    result = invoke("build", "folder", "--source", photos, "--out", tmp_path / "out")
+    assert result.exit_code == 0, result.output
+    told = [
+        "left out: 2 file(s), .gif", "left out: 1 file(s), .txt", "left out: 1 file(s), without a suffix",
+        "left out: 1 hidden file(s)", "left out: 1 hidden folder(s)",
+        "left out: 1 link(s) that lead nowhere, or devices",
+        "left out: 1 image(s) in no class's folder: a.png", "left out: 1 folder(s) without an image: Screw",
+    ]  # fmt: skip
+    assert result.stdout.splitlines()[1:] == told
+    assert tomllib.loads((tmp_path / "out" / "dataset.toml").read_text())["notes"] == told
+
+
+def spoil(photos):
+    """Images that cannot be decoded: truncated, of another kind, empty, and too large."""
+    whole = (photos / "washer" / "IMG 1.JPG").read_bytes()
+    huge = io.BytesIO()
+    Image.new("1", (8001, 8001)).save(huge, "PNG")
+    bad = {
+        "washer/broken.jpg": whole[: len(whole) - 40], "washer/empty.png": b"", "Schräube/gif.png": b"GIF89a",
+        "Schräube/huge.png": huge.getvalue(),
+    }  # fmt: skip
+    archives.lay_out(photos, bad)
+    return bad
+
+
+def test_all_bad_images_are_listed_at_once_and_nothing_is_written(photos, tmp_path):
+    bad = spoil(photos)
+    with pytest.raises(Failure) as refused:
+        build("folder", tmp_path / "out", images_from=photos)
+    first, *lines = refused.value.args
+    assert "4 of the 35 images in " in first and "--skip-bad" in first
+    assert {line.split(" is ")[0].split(" has ")[0] for line in lines} == set(bad)
+    assert {path.name for path in tmp_path.iterdir()} == {"my photos"}
+
+
+def test_bad_images_can_be_left_out(photos, tmp_path):
+    bad = spoil(photos)
+    result = invoke("build", "folder", "--source", photos, "--skip-bad", "--out", tmp_path / "out")
+    assert result.exit_code == 0, result.output
+    assert all(f"left out: {name} " in result.stdout for name in bad)
+    assert sum(len(train) + len(held) for train, held in parts(tmp_path / "out").values()) == 31
+    assert not check(find_dataset(str(tmp_path / "out")), 2, lambda *_: None).problems
+
+
+def test_copies_stay_on_one_side(photos, tmp_path):
+    for k in range(10):
+        for copy in range(3):
+            put(photos, **{f"washer__copy{copy} of {k}.png": archives.picture(500 + k)})
+    archives.lay_out(photos, {f"{name}/both.png": archives.picture(77) for name in CLASSES[:2]})
+    result = invoke("build", "folder", "--source", photos, "--validation", 0.4, "--out", tmp_path / "out")
+    assert "1 image(s) are in more than one class, and in training: Nut & bolt/both.png = " in result.stdout
+    findings = check(find_dataset(str(tmp_path / "out")), 2, lambda *_: None)
+    assert findings.problems == []
+    made = parts(tmp_path / "out")
+    assert "both.png" in made["Schräube"][0] and "both.png" in made["Nut & bolt"][0]
+    assert abs(len(made["washer"][1]) - 0.4 * 41) <= 2
+
+
+def test_names_that_would_meet_are_told_apart(photos, tmp_path):
+    archives.lay_out(photos, {
+        "washer/more_deep_d.png": archives.picture(1000), "washer/IMG 1.jpg": archives.picture(1001, kind="JPEG"),
+        f"washer/{'x' * 100}/{'y' * 100}/{'z' * 100}.png": archives.picture(1002),
+    })  # fmt: skip
+    odd = os.fsencode(photos / "washer") + b"/caf\xe9.png"
+    with open(odd, "wb") as file:
+        file.write(archives.picture(1003))
+    made = parts(build("folder", tmp_path / "out", images_from=photos))["washer"]
+    names = made[0] + made[1]
+    assert len(names) == 15 and {"more_deep_d.png", "more_deep_d-2.png", "IMG 1.JPG", "IMG 1-2.jpg"} <= set(names)
+    assert os.fsdecode(b"caf\xe9.png") in names
+
+
+def test_parts_that_are_there_are_kept(tmp_path):
+    source = archives.lay_out(tmp_path / "in", archives.plain(["cat", "dog"], 5, 2)) / "imagenette2-160"
+    archives.lay_out(source, {"readme/a.png": archives.picture(5), "val/dog/0.png": archives.picture(0, kind="JPEG")})
+    out = build("folder", tmp_path / "out", images_from=source)
+    assert {name: (len(train), len(held)) for name, (train, held) in parts(out).items()} == {
+        "cat": (5, 2), "dog": (5, 3)
+    }  # fmt: skip
+    notes = tomllib.loads((out / "dataset.toml").read_text())["notes"]
+    assert notes[0] == "left out: 1 image(s) in no class's folder: readme/a.png"
+
+
+@pytest.mark.parametrize(
+    ("files", "words"),
+    [
+        ({"a.png": 1, "b.png": 2}, "has no images in folders: it needs a folder for each class"),
+        ({"cat/1.png": 1, "cat/2.png": 2}, "1 class would be left"),
+        ({"cat/1.png": 1, "cat/2.png": 2, "dog/1.png": 3, "dog/2.png": 3}, "class 'dog' has 1 image that differs"),
+        ({"cat/1.png": 1, "cat/2.png": 2, "Cat/1.png": 3, "Cat/2.png": 4}, "are one folder where case does not count"),
+    ],
+)
+def test_what_makes_no_data_set_is_refused(files, words, tmp_path):
+    source = archives.lay_out(tmp_path / "in", {name: archives.picture(number) for name, number in files.items()})
+    with pytest.raises((UsageError, Failure), match=words):
+        build("folder", tmp_path / "out", images_from=source)
+    assert [path.name for path in tmp_path.iterdir()] == ["in"]
+
+
+@pytest.mark.parametrize(
+    "make", [lambda: build("folder", archives.Path("/nosuch/out")), lambda: find_dataset("folder")]
+)
+def test_without_a_source_it_says_how(make, monkeypatch, tmp_path):
+    monkeypatch.setenv("HVDTRAIN_CACHE", str(tmp_path))
+    with pytest.raises(UsageError, match="`hvdtrain data build folder --source FOLDER --out NEW`"):
+        make()
+
+
+def photograph(orientation):
+    """Left half red, right half blue, as it is stored; of 90 x 60 pixels."""
+    pixels = np.zeros((60, 90, 3), np.uint8)
+    pixels[:, :45, 0], pixels[:, 45:, 2] = 255, 255
+    image = Image.fromarray(pixels)
+    exif = image.getexif()
+    exif[0x0112] = orientation
+    buffer = io.BytesIO()
+    image.save(buffer, "JPEG", exif=exif)
+    return buffer.getvalue()
+
+
+def test_an_image_that_is_made_smaller_is_turned_as_its_camera_was(photos, tmp_path):
+    put(photos, **{"washer__turned.jpg": photograph(6)})
+    out = build("folder", tmp_path / "out", images_from=photos, resize=20)
+    [turned] = [path for path in scan(out).images if path.name == "turned.jpg"]
+    with Image.open(turned) as image:
+        assert image.size == (20, 30) and image.getexif().get(0x0112, 1) == 1
+        assert image.getpixel((10, 4))[0] > 200 and image.getpixel((10, 25))[2] > 200  # red above, blue below
+
+
+@given(st.lists(st.tuples(st.sampled_from("ab"), st.integers(0, 9)), min_size=1, max_size=60), st.integers(0, 3))
+def test_equal_images_are_never_on_two_sides(images, seed):
+    keys = [(name, bytes([number])) for name, number in images]
+    try:
+        held = hold_out_copies_together(keys, 0.3, seed)
+    except Failure as problem:
+        name = str(problem).split("'")[1]
+        own = {digest for label, digest in keys if label == name}
+        assert len(own) < 2 or own <= {digest for label, digest in keys if label != name}
+        return
+    for name in {label for label, _ in keys}:
+        assert {number in held for number, (label, _) in enumerate(keys) if label == name} == {True, False}
+    sides = {}
+    for number, (_, digest) in enumerate(keys):
+        sides.setdefault(digest, set()).add(number in held)
+    assert all(len(side) == 1 for side in sides.values())
