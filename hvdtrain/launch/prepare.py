@@ -11,6 +11,7 @@ from hvdtrain.config.run_config import RunConfig
 from hvdtrain.launch import testbed
 from hvdtrain.launch.hosts import Host
 from hvdtrain.launch.memory import rank_mb
+from hvdtrain.launch.own_network import needs_network
 from hvdtrain.launch.preflight import Requirements, check_hosts
 from hvdtrain.launch.recipe import JobSpec, LaunchCommand, expand, train_program
 from hvdtrain.runs.launched import LAUNCHER, Launched, Pair
@@ -46,7 +47,10 @@ def prepare(
     if "script" in recipes.load("launchers", launcher):  # not every scheduler passes the environment on
         program = ["env", f"{LAUNCHER}={launcher}", *program]
     ranks, survives = workers + config.servers, modes.declared(config.mode).survives_lost_worker
-    spec = JobSpec(ranks, program, config.servers, hosts, out, interface, working_folder, survives)
+    spec = JobSpec(
+        ranks, program, config.servers, hosts, out, interface, working_folder, survives,
+        needs_network=needs_network(config),
+    )  # fmt: skip
     return prepare_program(launcher, spec, requirements, check, measure)
 
 

@@ -7,13 +7,14 @@ import signal
 import socket
 import subprocess
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import IO, Any
 
 import psutil
 
 from hvdtrain.errors import Failure, UsageError
+from hvdtrain.launch.own_network import enter_own_network
 from hvdtrain.launch.recipe import JobSpec, LaunchCommand, expand
 from hvdtrain.world.parent import is_alive
 
@@ -44,10 +45,7 @@ def launched_job(command: LaunchCommand, log: Path) -> Iterator[subprocess.Popen
         path.write_text(text)
     with log.open("wb") as output:
         try:
-            process = subprocess.Popen(
-                command.argv, env=command.environment, stdin=subprocess.DEVNULL, stdout=output,
-                stderr=subprocess.STDOUT, start_new_session=True, preexec_fn=_die_with_parent,
-            )  # fmt: skip
+            process = _start(command, output)
         except FileNotFoundError:
             raise Failure(
                 f"{command.argv[0]} is not on this machine: start the job where it is, or choose another --launcher; "
@@ -59,6 +57,19 @@ def launched_job(command: LaunchCommand, log: Path) -> Iterator[subprocess.Popen
             yield process
         finally:
             _end_job(process)
+
+
+def _start(command: LaunchCommand, output: IO[bytes]) -> "subprocess.Popen[bytes]":
+    def start(prepare: Callable[[], None]) -> "subprocess.Popen[bytes]":
+        return subprocess.Popen(
+            command.argv, env=command.environment, stdin=subprocess.DEVNULL, stdout=output, stderr=subprocess.STDOUT,
+            start_new_session=True, preexec_fn=prepare,
+        )  # fmt: skip
+
+    if command.own_network:
+        with contextlib.suppress(subprocess.SubprocessError):  # where the system does not allow it: without
+            return start(_die_with_parent_in_own_network)
+    return start(_die_with_parent)
 
 
 def _end_job(starter: "subprocess.Popen[bytes]") -> None:
@@ -170,6 +181,11 @@ def _die_with_parent() -> None:
     """Linux: have the kernel end this process when its parent dies, however that happens."""
     pr_set_pdeathsig = 1
     ctypes.CDLL(None).prctl(pr_set_pdeathsig, signal.SIGTERM)
+
+
+def _die_with_parent_in_own_network() -> None:
+    enter_own_network()
+    _die_with_parent()
 
 
 @contextlib.contextmanager

@@ -40,6 +40,7 @@ class JobSpec:
         working_folder: where the ranks start; by default the current folder.
         survives_lost_rank: whether the other ranks go on when one dies.
         environment: variables for every rank, beside those of the recipe.
+        needs_network: whether ranks on this machine alone reach for others all the same, for a data set say.
     """
 
     ranks: int
@@ -51,6 +52,7 @@ class JobSpec:
     working_folder: str = ""
     survives_lost_rank: bool = False
     environment: Mapping[str, str] = field(default_factory=dict)
+    needs_network: bool = False
 
 
 @dataclass(frozen=True)
@@ -63,12 +65,14 @@ class LaunchCommand:
         environment: the command's whole environment.
         stop_signal: the signal that the command passes on to the ranks, which then save and leave; None where it
             passes none on.
+        own_network: whether the command is to run in a network that has loopback alone, where the system allows it.
     """
 
     argv: list[str]
     files: dict[Path, str]
     environment: dict[str, str]
     stop_signal: signal.Signals | None = signal.SIGTERM
+    own_network: bool = False
 
     def dry_run_text(self) -> str:
         """What `--dry-run` prints: the files and the command."""
@@ -112,7 +116,10 @@ def expand(launcher: str, spec: JobSpec) -> LaunchCommand:
     if "script" in recipe:
         files[script] = _fill_script(launcher, recipe["script"], values)
     stop = recipe.get("leave", "SIGTERM")
-    return LaunchCommand(argv, files, environment, None if stop == "file" else signal.Signals[stop])
+    of_hosts = recipe.get("hosts") == "needed"
+    is_here = all(map(_is_loopback, spec.hosts)) if of_hosts else bool(recipe.get("here"))
+    own_network = is_here and not spec.needs_network
+    return LaunchCommand(argv, files, environment, None if stop == "file" else signal.Signals[stop], own_network)
 
 
 def train_program(config: RunConfig, out: Path, all_options: bool = False) -> list[str]:
@@ -141,6 +148,10 @@ def _starter_environment(job_variables: Mapping[str, str], pass_all: bool) -> di
         return os.environ | dict(job_variables)
     passed = {key: value for key, value in os.environ.items() if key in STARTER_NEEDS or _is_forwarded(key)}
     return passed | dict(job_variables)
+
+
+def _is_loopback(host: Host) -> bool:
+    return host.name == "localhost" or host.name.startswith("127.")
 
 
 def _is_forwarded(key: str) -> bool:

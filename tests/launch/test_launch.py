@@ -3,6 +3,7 @@
 import contextlib
 import json
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -17,8 +18,10 @@ from hvdtrain.errors import Failure, UsageError
 from hvdtrain.launch import processes
 from hvdtrain.launch.hosts import Host
 from hvdtrain.launch.job_log import failure_reason, first_failed, log_lines
+from hvdtrain.launch.own_network import needs_network
+from hvdtrain.launch.prepare import prepare
 from hvdtrain.launch.processes import launched_job, local_job
-from hvdtrain.launch.recipe import JobSpec, expand, train_program
+from hvdtrain.launch.recipe import JobSpec, LaunchCommand, expand, train_program
 from hvdtrain.world.parent import is_alive
 
 pytestmark = pytest.mark.timeout(60)
@@ -139,6 +142,76 @@ def test_the_program_of_a_rank_has_its_configuration_and_folder(tmp_path):
     assert program == [
         sys.executable, "-m", "hvdtrain", "train", "--mode", "ps-sync", "--servers", "1", "--out", str(tmp_path),
     ]  # fmt: skip
+
+
+# Which network it is in
+
+
+NETWORK = "import os; print(os.readlink('/proc/self/ns/net'), *sorted(os.listdir('/proc/self/net/dev_snmp6')))"
+
+
+def network_of(command, log):
+    with launched_job(command, log) as job:
+        assert job.wait(timeout=30) == 0, log.read_text()
+    return log.read_text()
+
+
+def test_a_job_here_has_a_network_with_loopback_alone(tmp_path):
+    if os.geteuid():
+        pytest.skip("not every system allows it to others than root")
+    command = expand("local", JobSpec(1, [sys.executable, "-c", NETWORK]))
+    assert re.fullmatch(r"\[0\]<stdout>: net:\[\d+\] lo\n", found := network_of(command, tmp_path / "log"))
+    assert os.readlink("/proc/self/ns/net") not in found
+
+
+def test_a_job_runs_where_no_network_of_its_own_can_be_made(tmp_path, monkeypatch):
+    def refuse():
+        raise PermissionError
+
+    monkeypatch.setattr(processes, "enter_own_network", refuse)
+    command = expand("local", JobSpec(1, [sys.executable, "-c", NETWORK]))
+    assert os.readlink("/proc/self/ns/net") in network_of(command, tmp_path / "log")
+
+
+def test_a_starter_that_there_is_not_is_not_taken_for_a_network_that_cannot_be_made(tmp_path):
+    with pytest.raises(Failure, match="/nosuch/mpirun is not on this machine"):
+        network_of(LaunchCommand(["/nosuch/mpirun"], {}, {}, own_network=True), tmp_path / "log")
+
+
+@pytest.mark.parametrize(
+    ("launcher", "hosts", "own"),
+    [
+        ("local", (), True),
+        ("ssh", (Host("localhost", 2),), True),
+        ("mpi", (Host("127.0.0.1", 2),), True),
+        ("mpi", (Host("localhost", 1), Host("a", 1)), False),
+        ("slurm", (Host("localhost", 2),), False),
+        ("srun", (), False),
+    ],
+)
+def test_jobs_that_stay_on_this_machine_have_a_network_of_their_own(launcher, hosts, own, tmp_path):
+    assert expand(launcher, JobSpec(2, ["x"], hosts=hosts, out=tmp_path)).own_network == own
+    assert not expand(launcher, JobSpec(2, ["x"], hosts=hosts, out=tmp_path, needs_network=True)).own_network
+
+
+@pytest.mark.parametrize(
+    ("options", "needs"),
+    [
+        ({"dataset": "digits"}, False),
+        ({"dataset": "synthetic"}, False),
+        ({"dataset": "/some/folder"}, False),
+        ({"dataset": "s3://bucket/coil"}, True),
+        ({"dataset": "cifar10"}, True),
+        ({"dataset": "coil100"}, True),
+        ({"pretrained": "imagenet"}, True),
+        ({"pretrained": "/some/weights.pth"}, False),
+    ],
+)
+def test_a_job_that_downloads_something_stays_in_this_machines_network(options, needs, tmp_path, monkeypatch):
+    monkeypatch.setenv("HVDTRAIN_CACHE", str(tmp_path))
+    assert needs_network(RunConfig(**options)) == needs
+    command = prepare("local", RunConfig(**options), 2, (), tmp_path / "run")
+    assert command.own_network == (not needs)
 
 
 # What is left: nothing
