@@ -2,8 +2,6 @@
 
 import dataclasses
 import json
-import shlex
-import subprocess
 import time
 from pathlib import Path
 from typing import Any
@@ -16,13 +14,15 @@ from hvdtrain.config.command_line import NUM_SERVERS, NUM_WORKERS, GroupedComman
 from hvdtrain.config.file import started_workers
 from hvdtrain.config.option_types import EQUAL, ServerNumber
 from hvdtrain.config.run_config import RunConfig
-from hvdtrain.errors import Failure, UsageError, unknown
+from hvdtrain.errors import UsageError, unknown
 from hvdtrain.launch import copies
 from hvdtrain.launch.allocation import allocated_hosts
 from hvdtrain.launch.hosts import HOSTS, allocate, given_hosts, host_options, parse_hosts
 from hvdtrain.launch.prepare import prepare
-from hvdtrain.launch.processes import end_process, is_running, own_identity
-from hvdtrain.launch.supervise import STOP_TIMEOUT_S, job_record_file, log_file, read_record, supervise
+from hvdtrain.launch.processes import end_process
+from hvdtrain.launch.recipe import job_name
+from hvdtrain.launch.records import cancel, is_running, job_record_file, own_identity, read_record, whose
+from hvdtrain.launch.supervise import STOP_TIMEOUT_S, log_file, supervise
 from hvdtrain.runs.folder import CONFIG, check_free
 from hvdtrain.runs.launched import remembered
 from hvdtrain.runs.request import check, check_workers, resumed_options, train_options
@@ -103,7 +103,7 @@ def launch(
     if not workers:
         raise UsageError("-n is missing: how many workers?")
     recipe = recipes.load("launchers", launcher)
-    to_scheduler = "script" in recipe or "stop" in recipe
+    to_scheduler = "script_name" in recipe
     if retries and to_scheduler:
         raise UsageError(f"--retries is for jobs that `launch` sees to their end: {launcher} takes them over")
     check_workers(config.for_workers(workers), workers)
@@ -124,6 +124,9 @@ def launch(
     if not resume:
         check_free(folder)
     if not dry_run:
+        if still := whose(earlier := read_record(folder)):
+            or_remove = "" if is_running(earlier) else f"; if it has ended, remove {job_record_file(folder)}"
+            raise UsageError(f"--out {folder}: {still}; `hvdtrain stop {out}` ends it{or_remove}")
         for copy in to_copy:
             copy.make(names)
     command = prepare(
@@ -140,8 +143,6 @@ def launch(
     except OSError as error:
         raise UsageError(f"--out {folder} cannot be written: {error.strerror}; choose another folder") from None
     record = job_record_file(folder)
-    if is_running(read_record(folder)):
-        raise UsageError(f"--out {folder}: its job is still running; `hvdtrain stop {out}` ends it")
     record.write_text(json.dumps({"launcher": launcher, **own_identity()}))
     try:
         supervise(command, folder, workers, servers, retries, expects_summary=not to_scheduler)
@@ -149,7 +150,8 @@ def launch(
         record.unlink(missing_ok=True)
         raise
     if "stop" in recipe:  # a scheduler has the job now, and has printed its number last
-        record.write_text(json.dumps({"launcher": launcher, "job": log.read_text().split()[-1]}))
+        printed = log.read_text().split() or [""]
+        record.write_text(json.dumps({"launcher": launcher, "job": printed[-1], "name": job_name(folder.name)}))
     else:
         record.unlink(missing_ok=True)
 
@@ -191,18 +193,11 @@ def stop(out: Path) -> None:
     It ends the process that `launch` recorded, which lets the ranks save a snapshot and leave, or cancels the job that
     it handed to a scheduler. `hvdtrain launch --resume --out RUN` goes on with it.
     """
-    file = job_record_file(out.absolute())
-    record = read_record(out.absolute())
+    file, record = job_record_file(out.absolute()), read_record(out.absolute())
     if not record:
         raise UsageError(f"{out}: no job that `hvdtrain launch` started is running there")
-    if "job" in record:
-        recipe = recipes.load("launchers", record["launcher"])
-        command = [word.replace("{job}", record["job"]) for word in recipe["stop"]]
-        done = subprocess.run(command, capture_output=True, text=True)
-        if done.returncode:
-            raise Failure(f"`{shlex.join(command)}` failed: {(done.stderr or done.stdout).strip()[-200:]}")
-    elif not end_process(record, STOP_TIMEOUT_S):
-        file.unlink()
-        raise UsageError(f"{out}: its job has ended already")
+    was_running = cancel(record, STOP_TIMEOUT_S) if "job" in record else end_process(record, STOP_TIMEOUT_S)
     file.unlink(missing_ok=True)
+    if not was_running:
+        raise UsageError(f"{out}: its job has ended already")
     click.echo(f"{out}: its job has ended")

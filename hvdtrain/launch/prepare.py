@@ -8,6 +8,7 @@ from pathlib import Path
 from hvdtrain import modes
 from hvdtrain.config import recipes
 from hvdtrain.config.run_config import RunConfig
+from hvdtrain.errors import UsageError
 from hvdtrain.launch import testbed
 from hvdtrain.launch.hosts import Host
 from hvdtrain.launch.memory import rank_mb
@@ -39,12 +40,18 @@ def prepare(
     Raises:
         UsageError: a host cannot run it, or the launcher needs hosts.
     """
+    recipe = recipes.load("launchers", launcher)
+    runs_there = out
+    if "runs" in recipe:  # ranks see other folders than this machine
+        _check_paths(launcher, config)
+        runs_there = Path(recipe["runs"], out.name)
     config = with_absolute_paths(config)
     files = [path for path in (config.dataset, config.pretrained) if path.startswith("/")]
     by_name = config.mode != "allreduce"  # Horovod gets addresses from its starter
     requirements = Requirements(working_folder or str(Path.cwd()), out, files, rank_mb(config, workers), by_name)
-    program = [*train_program(config, out, all_options), *(["--resume"] if resume else [])]
-    if "script" in recipes.load("launchers", launcher):  # not every scheduler passes the environment on
+    program = train_program(config, runs_there, all_options, recipe.get("interpreter", ""))
+    program += ["--resume"] if resume else []
+    if "script_name" in recipe:  # not every scheduler passes the environment on
         program = ["env", f"{LAUNCHER}={launcher}", *program]
     ranks, survives = workers + config.servers, modes.declared(config.mode).survives_lost_worker
     spec = JobSpec(
@@ -52,6 +59,15 @@ def prepare(
         needs_network=needs_network(config),
     )  # fmt: skip
     return prepare_program(launcher, spec, requirements, check, measure)
+
+
+def _check_paths(launcher: str, config: RunConfig) -> None:
+    """UsageError for files that are named from this machine's current folder: ranks do not know it."""
+    for option, path in (("--dataset", config.dataset), ("--pretrained", config.pretrained)):
+        if path.startswith((".", "~")) or ("/" in path and "://" not in path and not path.startswith("/")):
+            raise UsageError(
+                f"{option} {path} is on this machine: --launcher {launcher} runs elsewhere, give its path there, from /"
+            )
 
 
 def prepare_program(

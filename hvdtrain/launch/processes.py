@@ -16,6 +16,7 @@ import psutil
 from hvdtrain.errors import Failure, UsageError
 from hvdtrain.launch.own_network import enter_own_network
 from hvdtrain.launch.recipe import JobSpec, LaunchCommand, expand
+from hvdtrain.launch.records import is_running
 from hvdtrain.world.parent import is_alive
 
 GRACE_S = 5.0  # from SIGTERM to SIGKILL
@@ -113,23 +114,6 @@ def _signals_deferred(*signals: signal.Signals) -> Iterator[list[int]]:
         signal.raise_signal(first)
 
 
-def own_identity() -> dict[str, Any]:
-    """What identifies this process: its id alone would not, since ids are used again."""
-    own = psutil.Process()
-    return {"pid": own.pid, "created": own.create_time(), "host": socket.gethostname()}
-
-
-def is_running(identity: Mapping[str, Any]) -> bool:
-    """Whether the process that `own_identity` described runs, as far as this host can tell."""
-    try:
-        if identity["host"] != socket.gethostname():
-            return False
-        process = psutil.Process(identity["pid"])
-        return process.create_time() == identity["created"] and is_alive(process)
-    except (KeyError, TypeError, ValueError, psutil.NoSuchProcess):
-        return False
-
-
 def end_process(identity: Mapping[str, Any], timeout_s: float) -> bool:
     """End the process that `own_identity` described, which ends what it started; False where it has ended already.
 
@@ -138,6 +122,7 @@ def end_process(identity: Mapping[str, Any], timeout_s: float) -> bool:
 
     Raises:
         UsageError: it runs on another host.
+        Failure: it is another user's.
     """
     if identity["host"] != socket.gethostname():
         raise UsageError(f"its job was started on {identity['host']}: stop it there")
@@ -152,6 +137,8 @@ def end_process(identity: Mapping[str, Any], timeout_s: float) -> bool:
                     child.kill()
     except (psutil.NoSuchProcess, ValueError):
         return False
+    except psutil.AccessDenied:
+        raise Failure(f"its job is another user's: ask {process.username()} to stop it") from None
     return True
 
 

@@ -1,6 +1,5 @@
 """Expands a launcher's recipe into the command that starts a job, and the job script or resource that it hands over."""
 
-import json
 import os
 import re
 import shlex
@@ -9,18 +8,19 @@ import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
 
 from hvdtrain.config import recipes
 from hvdtrain.config.run_config import RunConfig
 from hvdtrain.errors import UsageError
-from hvdtrain.launch.hosts import Host
+from hvdtrain.launch.filling import Filler, Value
+from hvdtrain.launch.hosts import Host, hosts_of_ranks
+from hvdtrain.launch.remote import in_folder
 
-_PLACEHOLDER = re.compile(r"(?<!\$)\{([a-z_]+)\}")  # ${NAME} is the shell's
 # Variables that are passed on to ranks on other hosts. Others are not: they would show on command lines there.
 FORWARDED = re.compile(
     r"(HVDTRAIN|HOROVOD|OMPI_MCA|OMP|MKL|NCCL|CUDA|GLOO|TP|TORCH|THP)_\w+|PYTHONPATH|LD_LIBRARY_PATH"
 )
+MAX_NAME = 63 - len("-abcde-worker-4095")
 # Variables that the starter itself needs here.
 STARTER_NEEDS = (
     "PATH", "HOME", "USER", "LOGNAME", "LANG", "SSH_AUTH_SOCK", "TMPDIR", "KUBECONFIG", "HADOOP_CONF_DIR", "SLURM_CONF",
@@ -89,32 +89,41 @@ def expand(launcher: str, spec: JobSpec) -> LaunchCommand:
     recipe = recipes.load("launchers", launcher)
     if recipe.get("hosts") == "needed" and not spec.hosts:
         raise UsageError(f"--launcher {launcher} needs hosts: give -H a:1,b:1 or --hostfile FILE")
-    if spec.hosts and not re.search(r"\{(hosts|hostfile|nodelist)\}", str(recipe)):
+    if spec.hosts and not re.search(r"\{(hosts|hostfile|nodelist|rankfile)\}", str(recipe)):
         raise UsageError(f"--launcher {launcher} finds hosts itself: drop -H or --hostfile, or choose ssh or mpi")
     job_variables = dict(recipe.get("environment", {})) | dict(spec.environment)
     launch_folder = spec.out.with_name(f"{spec.out.name}.launch")
     environment = _starter_environment(job_variables, pass_all=recipe.get("hosts") != "needed")
-    hostfile, script = launch_folder / "hosts", launch_folder / str(recipe.get("script_name", "job"))
-    values: dict[str, Any] = {
+    hostfile, rankfile = launch_folder / "hosts", launch_folder / "ranks"
+    script = launch_folder / str(recipe.get("script_name", "job"))
+    folder, slots = spec.working_folder or str(Path.cwd()), max((host.slots for host in spec.hosts), default=0)
+    values: dict[str, Value] = {
         "bin": str(Path(sys.executable).parent), "prefix": str(Path(sys.executable).parent.parent),
-        "ranks": str(spec.ranks), "workers": str(spec.ranks - spec.servers), "servers": str(spec.servers),
+        "ranks": spec.ranks, "workers": spec.ranks - spec.servers, "servers": spec.servers,
         "hosts": ",".join(f"{host.name}:{host.slots}" for host in spec.hosts),
-        "nodes": str(len(spec.hosts)) if spec.hosts else "", "nodelist": ",".join(host.name for host in spec.hosts),
-        "hostfile": str(hostfile) if spec.hosts else "", "script": str(script),
-        "interface": spec.interface, "name": _job_name(spec.out.name), "out": str(spec.out),
-        "folder": spec.working_folder or str(Path.cwd()),
-        "program": list(spec.program), "program_json": json.dumps(list(spec.program)),
-        "survive": list(recipe.get("survive", [])) if spec.survives_lost_rank else [],
+        "nodes": len(spec.hosts) or "", "nodelist": ",".join(host.name for host in spec.hosts),
+        "first_host": spec.hosts[0].name if spec.hosts else "",
+        "slots": slots or "", "reserved": slots * len(spec.hosts) or spec.ranks,
+        "hostfile": str(hostfile) if spec.hosts else "", "rankfile": str(rankfile) if spec.hosts else "",
+        "script": str(script), "interface": spec.interface, "name": job_name(spec.out.name), "out": str(spec.out),
+        "folder": folder, "program": list(spec.program), "program_in_folder": in_folder(folder, spec.program),
+        "survive": list(recipe.get("survive" if spec.survives_lost_rank else "end_together", [])),
+        "survives": [] if spec.survives_lost_rank else "",
         "exports": [
             word for key in sorted(environment) if key in job_variables or _is_forwarded(key) for word in ("-x", key)
         ],
     }  # fmt: skip
-    argv = _fill_command(launcher, recipe["command"], values)
+    filler = Filler(launcher, values)
+    argv = filler.command(recipe["command"])
     files = {}
-    if "{hostfile}" in str(recipe["command"]) and spec.hosts:
+    if "{hostfile}" in str(recipe) and spec.hosts:
         files[hostfile] = "".join(f"{host.name} slots={host.slots}\n" for host in spec.hosts)
+    if "{rankfile}" in str(recipe) and spec.hosts:
+        files[rankfile] = "".join(f"{name}\n" for name in hosts_of_ranks(spec.hosts))
     if "script" in recipe:
-        files[script] = _fill_script(launcher, recipe["script"], values)
+        files[script] = filler.script(recipe["script"])
+    if "resource" in recipe:
+        files[script] = filler.resource(recipe["resource"], script.name)
     stop = recipe.get("leave", "SIGTERM")
     of_hosts = recipe.get("hosts") == "needed"
     is_here = all(map(_is_loopback, spec.hosts)) if of_hosts else bool(recipe.get("here"))
@@ -122,19 +131,24 @@ def expand(launcher: str, spec: JobSpec) -> LaunchCommand:
     return LaunchCommand(argv, files, environment, None if stop == "file" else signal.Signals[stop], own_network)
 
 
-def train_program(config: RunConfig, out: Path, all_options: bool = False) -> list[str]:
+def train_program(config: RunConfig, out: Path, all_options: bool = False, interpreter: str = "") -> list[str]:
     """The command line of each rank of a training job.
 
     Args:
         all_options: name options that have their default values too. A run that is resumed takes options that are not
             named from its run folder.
+        interpreter: the Python of where the ranks run; by default this one.
     """
-    return [sys.executable, "-m", "hvdtrain", "train", *config.to_args(all_options), "--out", str(out)]
+    return [interpreter or sys.executable, "-m", "hvdtrain", "train", *config.to_args(all_options), "--out", str(out)]
 
 
-def _job_name(run: str) -> str:
-    """A name that every scheduler accepts for the job. Kubernetes has the strictest rule: RFC 1123's labels."""
-    return f"hvdtrain-{re.sub(r'[^a-z0-9]+', '-', run.lower())}"[:63].rstrip("-")
+def job_name(run: str) -> str:
+    """A name that every scheduler accepts for the job.
+
+    Kubernetes has the strictest rule, RFC 1123's labels of 63 characters: `-` and five characters that it adds, and
+    `-worker-4095`, have to fit.
+    """
+    return f"hvdtrain-{re.sub(r'[^a-z0-9]+', '-', run.lower())}"[:MAX_NAME].rstrip("-")
 
 
 def _starter_environment(job_variables: Mapping[str, str], pass_all: bool) -> dict[str, str]:
@@ -156,33 +170,3 @@ def _is_loopback(host: Host) -> bool:
 
 def _is_forwarded(key: str) -> bool:
     return bool(FORWARDED.fullmatch(key))
-
-
-def _fill_command(launcher: str, template: Sequence[Any], values: Mapping[str, Any]) -> list[str]:
-    words: list[str] = []
-    for word in template:
-        if isinstance(word, list):  # such as ["--network-interfaces", "{interface}"]: left out if a value is empty
-            if all(values.get(name) for inner in word for name in _PLACEHOLDER.findall(inner)):
-                words += _fill_command(launcher, word, values)
-        elif (match := _PLACEHOLDER.fullmatch(word)) and isinstance(values.get(match[1]), list):
-            words += values[match[1]]
-        else:
-            words.append(_fill(launcher, word, values))
-    return words
-
-
-def _fill_script(launcher: str, template: str, values: Mapping[str, Any]) -> str:
-    """Fill in a script; lines with an empty value are left out."""
-    lines = [line for line in template.splitlines() if all(values.get(n, True) for n in _PLACEHOLDER.findall(line))]
-    return _fill(launcher, "\n".join(lines), values) + "\n"
-
-
-def _fill(launcher: str, text: str, values: Mapping[str, Any]) -> str:
-    def value(match: re.Match[str]) -> str:
-        if match[1] not in values:
-            known = ", ".join(values)
-            raise UsageError(f"launchers/{launcher}.toml: there is no {match[0]} to fill in: choose from {known}")
-        filled = values[match[1]]
-        return shlex.join(filled) if isinstance(filled, list) else filled
-
-    return _PLACEHOLDER.sub(value, text)
