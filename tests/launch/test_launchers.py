@@ -7,6 +7,7 @@ import shlex
 import signal
 import subprocess
 import sys
+from pathlib import Path
 
 import pytest
 import yaml
@@ -21,6 +22,7 @@ from hvdtrain.launch.hosts import Host
 from hvdtrain.launch.prepare import prepare
 from hvdtrain.launch.recipe import JobSpec, expand
 
+ROOT = Path(__file__).parent.parent.parent
 LAUNCHERS = ["kubernetes", "local", "mpi", "sge", "slurm", "srun", "ssh", "yarn"]
 HOSTS = (Host("node1", 2), Host("node2", 2))
 TAKE_HOSTS = ("mpi", "slurm", "srun", "ssh")
@@ -306,6 +308,19 @@ def test_ranks_on_kubernetes_have_the_images_python_and_folders(tmp_path):
             UsageError, match=f"--dataset {dataset} is on this machine: --launcher kubernetes runs else"
         ):
             prepare("kubernetes", RunConfig(mode="allreduce", dataset=dataset), 2, (), tmp_path / "run")
+
+
+def test_the_image_has_what_its_recipe_names():
+    """How it is built: `hadolint launchers/Containerfile` finds no fault in it; no pod has run it."""
+    text, recipe = (ROOT / "launchers" / "Containerfile").read_text(), recipes.load("launchers", "kubernetes")
+    environment = str(Path(recipe["interpreter"]).parent.parent)
+    assert f"UV_PROJECT_ENVIRONMENT={environment} " in text
+    assert f"COPY --from=build {environment} {environment}" in text and f"WORKDIR {recipe['runs']}" in text
+    copied = {word for line in text.splitlines() if line.startswith("COPY ") for word in line.split()[1:-1]}
+    assert {word for word in copied if not word.startswith(("--", "/"))} == {
+        "pyproject.toml", "README.md", "hvdtrain", "datasets", "launchers",
+    }  # fmt: skip
+    assert all((ROOT / word).exists() for word in copied if not word.startswith(("--", "/")))
 
 
 def test_a_value_that_a_schedulers_own_line_cannot_hold_is_refused(out):

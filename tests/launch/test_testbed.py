@@ -13,11 +13,13 @@ from pathlib import Path
 
 import psutil
 import pytest
+import yaml
 from helpers.jobs import ENV, HVDTRAIN, SETTINGS, until
 from helpers.launched import TOKEN, Launched, command_line
 from helpers.nodes import two_nodes
 
 from hvdtrain.launch import testbed
+from hvdtrain.launch.recipe import JobSpec, expand
 
 # One process runs them all: the nodes' names are this machine's.
 pytestmark = [pytest.mark.timeout(240), pytest.mark.xdist_group("testbed")]
@@ -137,6 +139,22 @@ def test_a_job_runs_across_hosts(launcher, mode, workers, servers, nodes, tmp_pa
         hosts = [(out / "logs" / f"rank.{rank}.err").exists() for rank in range(4)]
         assert all(hosts)
     until(lambda: not processes(), 20)
+
+
+def test_an_mpijobs_launcher_starts_a_rank_in_each_pod(nodes, tmp_path):
+    """What Kubernetes' MPI operator gives its launcher, with nodes as worker pods, and this machine for an image."""
+    made = expand("kubernetes", JobSpec(2, ["hostname"], out=tmp_path / "run", interface=testbed.INTERFACE))
+    [text] = made.files.values()
+    pod = yaml.safe_load(text)["spec"]["mpiReplicaSpecs"]["Launcher"]["template"]["spec"]["containers"][0]
+    (tmp_path / "hostfile").write_text("node1 slots=1\nnode2 slots=1\n")
+    in_image = {"/opt/hvdtrain": str(Path(sys.executable).parent.parent), "/etc/mpi": str(tmp_path)}
+    words = [*pod["command"], *pod["args"]]
+    for there, here in in_image.items():
+        words = [word.replace(there, here) for word in words]
+    env = {variable["name"]: variable["value"] for variable in pod["env"]}
+    env["OMPI_MCA_orte_default_hostfile"] = str(tmp_path / "hostfile")  # which OpenMPI 5 does not read
+    done = subprocess.run(words, **SETTINGS | {"env": ENV | env}, timeout=60)
+    assert sorted(re.findall(r"^\[\d\]<stdout>: (.*)$", done.stdout, re.MULTILINE)) == ["node1", "node2"], done.stdout
 
 
 @pytest.mark.parametrize("launcher", ["ssh", "mpi"])
