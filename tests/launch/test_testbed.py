@@ -18,7 +18,7 @@ from helpers.jobs import ENV, HVDTRAIN, SETTINGS, until
 from helpers.launched import TOKEN, Launched, command_line
 from helpers.nodes import two_nodes
 
-from hvdtrain.launch import testbed
+from hvdtrain.launch import hosts_file, testbed
 from hvdtrain.launch.recipe import JobSpec, expand
 
 # One process runs them all: the nodes' names are this machine's.
@@ -42,7 +42,7 @@ def made():
     links = subprocess.check_output(["ip", "-o", "link", "show"], text=True)
     found += [line.split(": ")[1] for line in links.splitlines() if "hvdtrain" in line.split(": ")[1]]
     found += [str(path) for path in (testbed.STATE, testbed.SSH_CONFIG) if path.exists()]
-    found += ["names"] if testbed.BEGIN in testbed.HOSTS_FILE.read_text() else []
+    found += ["names"] if hosts_file.BEGIN in testbed.HOSTS_FILE.read_text() else []
     return found
 
 
@@ -139,6 +139,26 @@ def test_a_job_runs_across_hosts(launcher, mode, workers, servers, nodes, tmp_pa
         hosts = [(out / "logs" / f"rank.{rank}.err").exists() for rank in range(4)]
         assert all(hosts)
     until(lambda: not processes(), 20)
+
+
+def test_others_hosts_are_not_hidden(nodes):
+    """By a name in /etc/hosts, or an address of the same network; what was up is down then."""
+    before = testbed.HOSTS_FILE.read_text()
+    try:
+        hosts_file.replace(testbed.HOSTS_FILE, f"{before}192.0.2.9 node2\n")
+        done = hvdtrain("hosts", "up")
+        assert (
+            done.returncode == 2 and "would hide other hosts of the same name: here node2 is 192.0.2.9" in done.stdout
+        )
+        hosts_file.replace(testbed.HOSTS_FILE, hosts_file.without_block(before))
+        subprocess.run(["ip", "route", "add", "blackhole", "10.77.0.0/16"], check=True)
+        done = hvdtrain("hosts", "up")
+        assert done.returncode == 2 and "hosts in 10.77.77.0/24: `ip route` has blackhole 10.77.0.0/16" in done.stdout
+        assert made() == []
+    finally:
+        subprocess.run(["ip", "route", "del", "blackhole", "10.77.0.0/16"], check=False)
+        hosts_file.replace(testbed.HOSTS_FILE, hosts_file.without_block(before))
+        testbed.up(["1gbit"] * 2)
 
 
 def test_an_mpijobs_launcher_starts_a_rank_in_each_pod(nodes, tmp_path):
