@@ -2,6 +2,8 @@
 
 import dataclasses
 import json
+import os
+import re
 import time
 from pathlib import Path
 from typing import Any
@@ -37,6 +39,7 @@ _LAUNCH_OPTIONS = {
     "--launcher",
     "--dry-run",
     "--retries",
+    "--env",
 }
 
 
@@ -65,12 +68,17 @@ _LAUNCH_OPTIONS = {
     "--retries", type=click.IntRange(0), default=0, show_default=True, metavar="R",
     help="Start the job again so many times if it fails: it goes on after its last snapshot.",
 )  # fmt: skip
+@click.option(
+    "--env", "private", multiple=True, metavar="NAME",
+    help="Give ranks this variable of the environment, such as AWS_SECRET_ACCESS_KEY or HTTPS_PROXY: those that name "
+    "libraries' settings they have anyway. No command line shows it. Can be repeated.",
+)  # fmt: skip
 @click.option("--dry-run", is_flag=True, help="Print what would run, and run nothing.")
 @click.argument("train_options", nargs=-1, type=click.UNPROCESSED, metavar="-- TRAIN OPTIONS")
 def launch(
     launcher: str | None, workers: int | None, servers: Any, hosts: str | None, hostfile: Path | None,
-    sync_dst_dir: str | None, sync_data: bool, interface: str, out: str, resume: bool, retries: int, dry_run: bool,
-    train_options: tuple[str, ...],
+    sync_dst_dir: str | None, sync_data: bool, interface: str, out: str, resume: bool, retries: int,
+    private: tuple[str, ...], dry_run: bool, train_options: tuple[str, ...],
 ) -> None:  # fmt: skip
     """Start a job of so many workers and servers.
 
@@ -88,6 +96,8 @@ def launch(
         raise unknown("launcher", launcher, recipes.names("launchers"))
     if resume and not out:
         raise UsageError("--resume needs --out: the folder of the run to go on with")
+    if unset := [name for name in private if name not in os.environ or not re.fullmatch(r"[A-Za-z_]\w*", name)]:
+        raise UsageError(f"--env {unset[0]}: there is no variable of this name here")
     listed = given_hosts(hosts, hostfile)
     before = remembered(Path(out)) if resume else None
     launcher = launcher or (before.launcher if before else "local")
@@ -132,6 +142,7 @@ def launch(
     command = prepare(
         launcher, config, workers, used, folder, check=not dry_run, working_folder=destination,
         interface=interface, resume=True, all_options=resumed is not None, measure=True,
+        private={name: os.environ[name] for name in private},
     )  # fmt: skip
     if dry_run:
         copying = [line for copy in to_copy for line in copy.shell_commands(names)]

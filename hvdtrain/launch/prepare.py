@@ -2,7 +2,7 @@
 
 import dataclasses
 import os
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from hvdtrain import modes
@@ -23,7 +23,7 @@ from hvdtrain.world import network
 def prepare(
     launcher: str, config: RunConfig, workers: int, hosts: Sequence[Host], out: Path, check: bool = True,
     working_folder: str = "", interface: str = "", resume: bool = False, all_options: bool = False,
-    measure: bool = False,
+    measure: bool = False, private: Mapping[str, str] | None = None,
 ) -> LaunchCommand:  # fmt: skip
     """The command that starts a training job.
 
@@ -36,6 +36,7 @@ def prepare(
         resume: go on with what is in the run folder: also where the job is started again after a failure.
         all_options: name every option to the ranks, since the run folder may have other values.
         measure: where hosts are checked, measure the network between them too, for the manifest.
+        private: variables for every rank that no command line may show.
 
     Raises:
         UsageError: a host cannot run it, or the launcher needs hosts.
@@ -56,7 +57,7 @@ def prepare(
     ranks, survives = workers + config.servers, modes.declared(config.mode).survives_lost_worker
     spec = JobSpec(
         ranks, program, config.servers, hosts, out, interface, working_folder, survives,
-        needs_network=needs_network(config),
+        private=private or {}, needs_network=needs_network(config),
     )  # fmt: skip
     return prepare_program(launcher, spec, requirements, check, measure)
 

@@ -41,36 +41,48 @@ def launched_job(command: LaunchCommand, log: Path) -> Iterator[subprocess.Popen
     Raises:
         Failure: the starter cannot be started.
     """
-    for path, text in command.files.items():
-        path.parent.mkdir(parents=True, exist_ok=True)
-        path.write_text(text)
-    with log.open("wb") as output:
-        try:
+    try:
+        for path, text in command.files.items():
+            path.parent.mkdir(parents=True, exist_ok=True)
+            path.unlink(missing_ok=True)
+            with open(path, "w", opener=_private if path == command.private_file else None) as file:
+                file.write(text)
+        with log.open("wb") as output:
             process = _start(command, output)
-        except FileNotFoundError:
-            raise Failure(
-                f"{command.argv[0]} is not on this machine: start the job where it is, or choose another --launcher; "
-                "`hvdtrain doctor` says what is here"
-            ) from None
-        except OSError as error:
-            raise Failure(f"cannot start {command.argv[0]}: {error.strerror}; see `hvdtrain doctor`") from None
-        try:
-            yield process
-        finally:
-            _end_job(process)
+            try:
+                yield process
+            finally:
+                _end_job(process)
+    finally:
+        if command.private_file:
+            command.private_file.unlink(missing_ok=True)
+
+
+def _private(path: str, flags: int) -> int:
+    return os.open(path, flags, 0o600)
 
 
 def _start(command: LaunchCommand, output: IO[bytes]) -> "subprocess.Popen[bytes]":
+    """As launched_job."""
+
     def start(prepare: Callable[[], None]) -> "subprocess.Popen[bytes]":
         return subprocess.Popen(
             command.argv, env=command.environment, stdin=subprocess.DEVNULL, stdout=output, stderr=subprocess.STDOUT,
             start_new_session=True, preexec_fn=prepare,
         )  # fmt: skip
 
-    if command.own_network:
-        with contextlib.suppress(subprocess.SubprocessError):  # where the system does not allow it: without
-            return start(_die_with_parent_in_own_network)
-    return start(_die_with_parent)
+    try:
+        if command.own_network:
+            with contextlib.suppress(subprocess.SubprocessError):  # where the system does not allow it: without
+                return start(_die_with_parent_in_own_network)
+        return start(_die_with_parent)
+    except FileNotFoundError:
+        raise Failure(
+            f"{command.argv[0]} is not on this machine: start the job where it is, or choose another --launcher; "
+            "`hvdtrain doctor` says what is here"
+        ) from None
+    except OSError as error:
+        raise Failure(f"cannot start {command.argv[0]}: {error.strerror}; see `hvdtrain doctor`") from None
 
 
 def _end_job(starter: "subprocess.Popen[bytes]") -> None:

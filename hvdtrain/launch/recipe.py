@@ -16,9 +16,10 @@ from hvdtrain.launch.filling import Filler, Value
 from hvdtrain.launch.hosts import Host, hosts_of_ranks
 from hvdtrain.launch.remote import in_folder
 
-# Variables that are passed on to ranks on other hosts. Others are not: they would show on command lines there.
+# Variables that are passed on to ranks on other hosts. Others are not: they would show on command lines there. What
+# JobSpec.private names goes by a file.
 FORWARDED = re.compile(
-    r"(HVDTRAIN|HOROVOD|OMPI_MCA|OMP|MKL|NCCL|CUDA|GLOO|TP|TORCH|THP)_\w+|PYTHONPATH|LD_LIBRARY_PATH"
+    r"(HVDTRAIN|HOROVOD|OMPI_MCA|PRTE_MCA|UCX|FI|OMP|MKL|NCCL|CUDA|GLOO|TP|TORCH|THP)_\w+|PYTHONPATH|LD_LIBRARY_PATH"
 )
 MAX_NAME = 63 - len("-abcde-worker-4095")
 # Variables that the starter itself needs here.
@@ -40,6 +41,7 @@ class JobSpec:
         working_folder: where the ranks start; by default the current folder.
         survives_lost_rank: whether the other ranks go on when one dies.
         environment: variables for every rank, beside those of the recipe.
+        private: variables for every rank that no command line may show.
         needs_network: whether ranks on this machine alone reach for others all the same, for a data set say.
     """
 
@@ -52,6 +54,7 @@ class JobSpec:
     working_folder: str = ""
     survives_lost_rank: bool = False
     environment: Mapping[str, str] = field(default_factory=dict)
+    private: Mapping[str, str] = field(default_factory=dict)
     needs_network: bool = False
 
 
@@ -63,6 +66,7 @@ class LaunchCommand:
         argv: the command line.
         files: files to write first, by path: a host file, a job script.
         environment: the command's whole environment.
+        private_file: the one of the files that nobody else may read, and that does not outlive the job.
         stop_signal: the signal that the command passes on to the ranks, which then save and leave; None where it
             passes none on.
         own_network: whether the command is to run in a network that has loopback alone, where the system allows it.
@@ -73,10 +77,14 @@ class LaunchCommand:
     environment: dict[str, str]
     stop_signal: signal.Signals | None = signal.SIGTERM
     own_network: bool = False
+    private_file: Path | None = None
 
     def dry_run_text(self) -> str:
         """What `--dry-run` prints: the files and the command."""
-        files = [f"# {path}\n{text.rstrip()}\n" for path, text in self.files.items()]
+        files = [
+            f"# {path}\n{text.rstrip() if path != self.private_file else '(variables that --env names)'}\n"
+            for path, text in self.files.items()
+        ]
         return "\n".join([*files, shlex.join(self.argv)])
 
 
@@ -84,7 +92,8 @@ def expand(launcher: str, spec: JobSpec) -> LaunchCommand:
     """Fill in the launcher's recipe for a job.
 
     Raises:
-        UsageError: the recipe needs hosts and there are none, or the other way round, or it has an unknown placeholder.
+        UsageError: the recipe needs hosts and there are none, or the other way round, or it has an unknown placeholder,
+            or cannot give ranks private variables.
     """
     recipe = recipes.load("launchers", launcher)
     if recipe.get("hosts") == "needed" and not spec.hosts:
@@ -96,6 +105,14 @@ def expand(launcher: str, spec: JobSpec) -> LaunchCommand:
     environment = _starter_environment(job_variables, pass_all=recipe.get("hosts") != "needed")
     hostfile, rankfile = launch_folder / "hosts", launch_folder / "ranks"
     script = launch_folder / str(recipe.get("script_name", "job"))
+    program, private_file = list(spec.program), None
+    if recipe.get("here") or recipe.get("inherits"):
+        environment |= spec.private
+    elif spec.private:
+        if recipe.get("hosts") != "needed":
+            raise UsageError(f"--env: {launcher} starts ranks without this environment: edit launchers/{launcher}.toml")
+        private_file = launch_folder / "environment"
+        program = ["sh", "-c", '. "$0" && exec "$@"', str(private_file), *program]
     folder, slots = spec.working_folder or str(Path.cwd()), max((host.slots for host in spec.hosts), default=0)
     values: dict[str, Value] = {
         "bin": str(Path(sys.executable).parent), "prefix": str(Path(sys.executable).parent.parent),
@@ -106,7 +123,7 @@ def expand(launcher: str, spec: JobSpec) -> LaunchCommand:
         "slots": slots or "", "reserved": slots * len(spec.hosts) or spec.ranks,
         "hostfile": str(hostfile) if spec.hosts else "", "rankfile": str(rankfile) if spec.hosts else "",
         "script": str(script), "interface": spec.interface, "name": job_name(spec.out.name), "out": str(spec.out),
-        "folder": folder, "program": list(spec.program), "program_in_folder": in_folder(folder, spec.program),
+        "folder": folder, "program": program, "program_in_folder": in_folder(folder, program),
         "survive": list(recipe.get("survive" if spec.survives_lost_rank else "end_together", [])),
         "survives": [] if spec.survives_lost_rank else "",
         "exports": [
@@ -116,6 +133,8 @@ def expand(launcher: str, spec: JobSpec) -> LaunchCommand:
     filler = Filler(launcher, values)
     argv = filler.command(recipe["command"])
     files = {}
+    if private_file:
+        files[private_file] = "".join(f"export {name}={shlex.quote(value)}\n" for name, value in spec.private.items())
     if "{hostfile}" in str(recipe) and spec.hosts:
         files[hostfile] = "".join(f"{host.name} slots={host.slots}\n" for host in spec.hosts)
     if "{rankfile}" in str(recipe) and spec.hosts:
@@ -128,7 +147,8 @@ def expand(launcher: str, spec: JobSpec) -> LaunchCommand:
     of_hosts = recipe.get("hosts") == "needed"
     is_here = all(map(_is_loopback, spec.hosts)) if of_hosts else bool(recipe.get("here"))
     own_network = is_here and not spec.needs_network
-    return LaunchCommand(argv, files, environment, None if stop == "file" else signal.Signals[stop], own_network)
+    stop_signal = None if stop == "file" else signal.Signals[stop]
+    return LaunchCommand(argv, files, environment, stop_signal, own_network, private_file)
 
 
 def train_program(config: RunConfig, out: Path, all_options: bool = False, interpreter: str = "") -> list[str]:

@@ -45,6 +45,9 @@ time.sleep(60 if sys.argv[2] == "stay" else 0)
 """
 
 
+HERE = (Host("localhost", 2),)
+
+
 def test_a_process_that_ends_while_it_is_asked_about_does_not_run(monkeypatch):
     child = psutil.Popen([sys.executable, "-c", ""])
     process = psutil.Process(child.pid)
@@ -142,6 +145,37 @@ def test_the_program_of_a_rank_has_its_configuration_and_folder(tmp_path):
     assert program == [
         sys.executable, "-m", "hvdtrain", "train", "--mode", "ps-sync", "--servers", "1", "--out", str(tmp_path),
     ]  # fmt: skip
+
+
+# What is told to ranks alone
+
+
+@pytest.mark.parametrize("launcher", ["local", "mpi"])
+def test_ranks_have_the_variables_that_are_named_and_nobody_else_sees_them(launcher, tmp_path):
+    token, words = "t0 k'en", [sys.executable, "-c", "import os; print(os.environ['MY_TOKEN'])"]
+    hosts = HERE if launcher == "mpi" else ()
+    command = expand(launcher, JobSpec(1, words, hosts=hosts, out=tmp_path / "a run", private={"MY_TOKEN": token}))
+    assert "t0 k" not in command.dry_run_text()
+    assert ("MY_TOKEN" in command.environment) == (launcher == "local")  # which horovodrun writes into command lines
+    with launched_job(command, tmp_path / "log") as job:
+        for file in command.files:
+            assert file.stat().st_mode & 0o777 == (0o600 if file.name == "environment" else 0o666 & ~umask())
+        assert job.wait(timeout=30) == 0
+    assert log_lines(tmp_path / "log") == [(0, token)]
+    assert not list(tmp_path.rglob("environment"))
+
+
+def umask():
+    os.umask(before := os.umask(0o22))
+    return before
+
+
+def test_a_scheduler_that_starts_ranks_without_this_environment_takes_no_variables(tmp_path):
+    spec = JobSpec(1, ["x"], out=tmp_path / "run", private={"MY_TOKEN": "t0ken"})
+    assert expand("slurm", spec).argv[0] == "sbatch"  # which passes all of it on
+    for launcher in ("sge", "yarn", "kubernetes"):
+        with pytest.raises(UsageError, match=f"--env: {launcher} starts ranks without this environment: edit launch"):
+            expand(launcher, spec)
 
 
 # Which network it is in
@@ -310,7 +344,6 @@ if what == "signal":
 print("hvdtrain: rank 1 has no disk" if what == "own" else "it all went wrong", file=sys.stderr)
 sys.exit(7)
 """
-HERE = (Host("localhost", 2),)
 
 
 @pytest.mark.parametrize("launcher", ["local", "mpi", "ssh"])
