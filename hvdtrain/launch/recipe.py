@@ -100,6 +100,10 @@ def expand(launcher: str, spec: JobSpec) -> LaunchCommand:
         raise UsageError(f"--launcher {launcher} needs hosts: give -H a:1,b:1 or --hostfile FILE")
     if spec.hosts and not re.search(r"\{(hosts|hostfile|nodelist|rankfile)\}", str(recipe)):
         raise UsageError(f"--launcher {launcher} finds hosts itself: drop -H or --hostfile, or choose ssh or mpi")
+    if "{hostfile}" not in str(recipe) and (named := [host.name for host in spec.hosts if "@" in host.name]):
+        raise UsageError(
+            f"--launcher {launcher} takes no user in {named[0]}: write it into ~/.ssh/config (`User`), or choose mpi"
+        )
     job_variables = dict(recipe.get("environment", {})) | dict(spec.environment)
     launch_folder = spec.out.with_name(f"{spec.out.name}.launch")
     environment = _starter_environment(job_variables, pass_all=recipe.get("hosts") != "needed")

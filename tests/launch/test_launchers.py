@@ -18,7 +18,7 @@ from hvdtrain.config.run_config import RunConfig
 from hvdtrain.errors import UsageError
 from hvdtrain.launch.commands import launch
 from hvdtrain.launch.filling import Filler
-from hvdtrain.launch.hosts import Host
+from hvdtrain.launch.hosts import Host, parse_hosts
 from hvdtrain.launch.prepare import prepare
 from hvdtrain.launch.recipe import JobSpec, expand
 
@@ -138,6 +138,14 @@ def test_the_port_of_the_first_rank_is_not_one_that_the_system_hands_out(job, ou
         [sum_] = re.findall(r"\$\(\((.*)\)\)", text)
         asked = subprocess.check_output(["bash", "-c", f"SLURM_JOB_ID={job}; echo $(({sum_}))"], text=True)
         assert 1024 < int(asked) < 32768
+
+
+def test_a_user_of_a_host_is_mpiruns_to_know(out):
+    hosts = parse_hosts("me@node1:2,node2:2")
+    assert "me@node1 slots=2\n" in start("mpi", out, hosts).files[out.with_name("run.launch") / "hosts"]
+    for launcher in ("ssh", "slurm", "srun"):
+        with pytest.raises(UsageError, match=f"--launcher {launcher} takes no user in me@node1: write it into ~/.ssh"):
+            start(launcher, out, hosts)
 
 
 def test_srun_starts_a_step_of_the_allocation_on_its_nodes(out):

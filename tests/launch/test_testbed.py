@@ -105,17 +105,19 @@ def test_nodes_come_and_go_and_leave_nothing(nodes):
 
 
 @pytest.mark.parametrize(
-    ("launcher", "mode", "workers", "servers"), [("ssh", "ps-sync", 2, 2), ("mpi", "ps-async", 2, 1)]
+    ("launcher", "user", "mode", "workers", "servers"),
+    [("ssh", "", "ps-sync", 2, 2), ("mpi", "root@", "ps-async", 2, 1)],
 )
-def test_a_job_runs_across_hosts(launcher, mode, workers, servers, nodes, tmp_path):
+def test_a_job_runs_across_hosts(launcher, user, mode, workers, servers, nodes, tmp_path):
     out = tmp_path / "run"
-    words = ["--launcher", launcher, "-n", workers, "-s", servers, "-H", "node1:2,node2:2", "--out", out]
+    hosts = f"{user}node1:2,{user}node2:2"
+    words = ["--launcher", launcher, "-n", workers, "-s", servers, "-H", hosts, "--out", out]
     done = hvdtrain("launch", *words, "--", "--mode", mode, *TINY)
     assert done.returncode == 0, done.stdout
     manifest, summary = (json.loads((out / f"{name}.json").read_text()) for name in ("manifest", "summary"))
     assert manifest["hardware"]["hosts"] == ["node1", "node2"]
     assert (manifest["workers"], manifest["servers"], summary["steps"]) == (workers, servers, 6)
-    slots = ["node1:2", f"node2:{servers}"]
+    slots = [f"{user}node1:2", f"{user}node2:{servers}"]
     assert manifest["launch"] == {
         "launcher": launcher, "hosts": slots, "interface": testbed.INTERFACE, "folder": "",
     }  # fmt: skip
