@@ -2,11 +2,13 @@
 
 - `commands.py` is `hvdtrain launch` and `hvdtrain stop`, `status.py` is `hvdtrain status`, `testbed_command.py` is
   `hvdtrain hosts`.
-- `prepare.py` turns a training job's options into a `LaunchCommand`, with `recipe.py`, which reads `launchers/`.
-- `processes.py` starts a job's processes and ends them; `supervise.py` runs a job to its end, with retries.
+- `prepare.py` turns a training job's options into a `LaunchCommand`, with `recipe.py`, which reads `launchers/`, and
+  `filling.py`, which fills in what they have.
+- `processes.py` starts a job's processes and ends them, in a network of their own (`own_network.py`) where all of them
+  are here; `supervise.py` runs a job to its end, with retries; `records.py` knows which job a run folder has.
 - `job_log.py` reads what a job printed, and `failure.py` says which rank failed and why.
 - `hosts.py` reads host lists, `remote.py` runs a command on a host, `copies.py` copies code and data there.
 - `preflight.py` checks hosts before a job starts: it runs `probe.py` on each, and `bandwidth.py` there measures the
   network; `memory.py` estimates what a rank needs.
-- `testbed.py` makes virtual hosts on this machine to try all this on.
+- `testbed.py` makes virtual hosts on this machine to try all this on; `hosts_file.py` names them.
 """

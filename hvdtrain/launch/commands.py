@@ -2,8 +2,8 @@
 
 import dataclasses
 import json
-import shlex
-import subprocess
+import os
+import re
 import time
 from pathlib import Path
 from typing import Any
@@ -16,13 +16,15 @@ from hvdtrain.config.command_line import NUM_SERVERS, NUM_WORKERS, GroupedComman
 from hvdtrain.config.file import started_workers
 from hvdtrain.config.option_types import EQUAL, ServerNumber
 from hvdtrain.config.run_config import RunConfig
-from hvdtrain.errors import Failure, UsageError, unknown
+from hvdtrain.errors import UsageError, unknown
 from hvdtrain.launch import copies
 from hvdtrain.launch.allocation import allocated_hosts
 from hvdtrain.launch.hosts import HOSTS, allocate, given_hosts, host_options, parse_hosts
 from hvdtrain.launch.prepare import prepare
-from hvdtrain.launch.processes import end_process, is_running, own_identity
-from hvdtrain.launch.supervise import STOP_TIMEOUT_S, job_record_file, log_file, read_record, supervise
+from hvdtrain.launch.processes import end_process
+from hvdtrain.launch.recipe import job_name
+from hvdtrain.launch.records import cancel, is_running, job_record_file, own_identity, read_record, whose
+from hvdtrain.launch.supervise import STOP_TIMEOUT_S, log_file, supervise
 from hvdtrain.runs.folder import CONFIG, check_free, unwritable
 from hvdtrain.runs.launched import remembered
 from hvdtrain.runs.request import check, check_workers, resumed_options, train_options
@@ -37,6 +39,7 @@ _LAUNCH_OPTIONS = {
     "--launcher",
     "--dry-run",
     "--retries",
+    "--env",
 }
 
 
@@ -65,12 +68,17 @@ _LAUNCH_OPTIONS = {
     "--retries", type=click.IntRange(0), default=0, show_default=True, metavar="R",
     help="Start the job again so many times if it fails: it goes on after its last snapshot.",
 )  # fmt: skip
+@click.option(
+    "--env", "private", multiple=True, metavar="NAME",
+    help="Give ranks this variable of the environment, such as AWS_SECRET_ACCESS_KEY or HTTPS_PROXY: those that name "
+    "libraries' settings they have anyway. No command line shows it. Can be repeated.",
+)  # fmt: skip
 @click.option("--dry-run", is_flag=True, help="Print what would run, and run nothing.")
 @click.argument("train_options", nargs=-1, type=click.UNPROCESSED, metavar="-- TRAIN OPTIONS")
 def launch(
     launcher: str | None, workers: int | None, servers: Any, hosts: str | None, hostfile: Path | None,
-    sync_dst_dir: str | None, sync_data: bool, interface: str, out: str, resume: bool, retries: int, dry_run: bool,
-    train_options: tuple[str, ...],
+    sync_dst_dir: str | None, sync_data: bool, interface: str, out: str, resume: bool, retries: int,
+    private: tuple[str, ...], dry_run: bool, train_options: tuple[str, ...],
 ) -> None:  # fmt: skip
     """Start a job of so many workers and servers.
 
@@ -88,6 +96,8 @@ def launch(
         raise unknown("launcher", launcher, recipes.names("launchers"))
     if resume and not out:
         raise UsageError("--resume needs --out: the folder of the run to go on with")
+    if unset := [name for name in private if name not in os.environ or not re.fullmatch(r"[A-Za-z_]\w*", name)]:
+        raise UsageError(f"--env {unset[0]}: there is no variable of this name here")
     listed = given_hosts(hosts, hostfile)
     before = remembered(Path(out)) if resume else None
     launcher = launcher or (before.launcher if before else "local")
@@ -103,7 +113,7 @@ def launch(
     if not workers:
         raise UsageError("-n is missing: how many workers?")
     recipe = recipes.load("launchers", launcher)
-    to_scheduler = "script" in recipe or "stop" in recipe
+    to_scheduler = "script_name" in recipe
     if retries and to_scheduler:
         raise UsageError(f"--retries is for jobs that `launch` sees to their end: {launcher} takes them over")
     check_workers(config.for_workers(workers), workers)
@@ -124,11 +134,15 @@ def launch(
     if not resume:
         check_free(folder)
     if not dry_run:
+        if still := whose(earlier := read_record(folder)):
+            or_remove = "" if is_running(earlier) else f"; if it has ended, remove {job_record_file(folder)}"
+            raise UsageError(f"--out {folder}: {still}; `hvdtrain stop {out}` ends it{or_remove}")
         for copy in to_copy:
             copy.make(names)
     command = prepare(
         launcher, config, workers, used, folder, check=not dry_run, working_folder=destination,
         interface=interface, resume=True, all_options=resumed is not None, measure=True,
+        private={name: os.environ[name] for name in private},
     )  # fmt: skip
     if dry_run:
         copying = [line for copy in to_copy for line in copy.shell_commands(names)]
@@ -140,8 +154,6 @@ def launch(
     except OSError as error:
         raise unwritable(folder, error) from None
     record = job_record_file(folder)
-    if is_running(read_record(folder)):
-        raise UsageError(f"--out {folder}: its job is still running; `hvdtrain stop {out}` ends it")
     record.write_text(json.dumps({"launcher": launcher, **own_identity()}))
     try:
         supervise(command, folder, workers, servers, retries, expects_summary=not to_scheduler)
@@ -149,7 +161,8 @@ def launch(
         record.unlink(missing_ok=True)
         raise
     if "stop" in recipe:  # a scheduler has the job now, and has printed its number last
-        record.write_text(json.dumps({"launcher": launcher, "job": log.read_text().split()[-1]}))
+        printed = log.read_text().split() or [""]
+        record.write_text(json.dumps({"launcher": launcher, "job": printed[-1], "name": job_name(folder.name)}))
     else:
         record.unlink(missing_ok=True)
 
@@ -191,18 +204,11 @@ def stop(out: Path) -> None:
     It ends the process that `launch` recorded, which lets the ranks save a snapshot and leave, or cancels the job that
     it handed to a scheduler. `hvdtrain launch --resume --out RUN` goes on with it.
     """
-    file = job_record_file(out.absolute())
-    record = read_record(out.absolute())
+    file, record = job_record_file(out.absolute()), read_record(out.absolute())
     if not record:
         raise UsageError(f"{out}: no job that `hvdtrain launch` started is running there")
-    if "job" in record:
-        recipe = recipes.load("launchers", record["launcher"])
-        command = [word.replace("{job}", record["job"]) for word in recipe["stop"]]
-        done = subprocess.run(command, capture_output=True, text=True)
-        if done.returncode:
-            raise Failure(f"`{shlex.join(command)}` failed: {(done.stderr or done.stdout).strip()[-200:]}")
-    elif not end_process(record, STOP_TIMEOUT_S):
-        file.unlink()
-        raise UsageError(f"{out}: its job has ended already")
+    was_running = cancel(record, STOP_TIMEOUT_S) if "job" in record else end_process(record, STOP_TIMEOUT_S)
     file.unlink(missing_ok=True)
+    if not was_running:
+        raise UsageError(f"{out}: its job has ended already")
     click.echo(f"{out}: its job has ended")

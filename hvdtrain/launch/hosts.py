@@ -11,14 +11,14 @@ import click
 from hvdtrain.errors import UsageError
 
 # Host names go into command lines, not all of which are quoted: nothing that a shell would interpret is allowed.
-_NAME = re.compile(r"[A-Za-z0-9]([A-Za-z0-9._-]*[A-Za-z0-9])?")
+_NAME = re.compile(r"([A-Za-z_][A-Za-z0-9._-]*@)?[A-Za-z0-9]([A-Za-z0-9._-]*[A-Za-z0-9])?")
 MAX_SLOTS = 4096
 HOSTS = ("--hosts", "-H", "--hostfile")
 
 
 @dataclass(frozen=True)
 class Host:
-    """A machine, and how many ranks it takes: of those given, workers at least."""
+    """A machine, `name` or `user@name`, and how many ranks it takes: of those given, workers at least."""
 
     name: str
     slots: int
@@ -133,3 +133,8 @@ def allocate(hosts: Sequence[Host], workers: int, servers: int = 0) -> list[Host
         emptiest = min((i for i, host in enumerate(hosts) if used[i] < host.slots), key=lambda i: (used[i], i))
         used[emptiest] += 1
     return [Host(host.name, slots) for host, slots in zip(hosts, used, strict=True) if slots]
+
+
+def hosts_of_ranks(hosts: Sequence[Host]) -> list[str]:
+    """The host of each rank, with ranks dealt out in rounds, one to each host that has a slot left."""
+    return [host.name for turn in range(max(host.slots for host in hosts)) for host in hosts if turn < host.slots]

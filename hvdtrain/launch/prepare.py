@@ -2,15 +2,17 @@
 
 import dataclasses
 import os
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from hvdtrain import modes
 from hvdtrain.config import recipes
 from hvdtrain.config.run_config import RunConfig
+from hvdtrain.errors import UsageError
 from hvdtrain.launch import testbed
 from hvdtrain.launch.hosts import Host
 from hvdtrain.launch.memory import rank_mb
+from hvdtrain.launch.own_network import needs_network
 from hvdtrain.launch.preflight import Requirements, check_hosts
 from hvdtrain.launch.recipe import JobSpec, LaunchCommand, expand, train_program
 from hvdtrain.runs.launched import LAUNCHER, Launched, Pair
@@ -21,7 +23,7 @@ from hvdtrain.world import network
 def prepare(
     launcher: str, config: RunConfig, workers: int, hosts: Sequence[Host], out: Path, check: bool = True,
     working_folder: str = "", interface: str = "", resume: bool = False, all_options: bool = False,
-    measure: bool = False,
+    measure: bool = False, private: Mapping[str, str] | None = None,
 ) -> LaunchCommand:  # fmt: skip
     """The command that starts a training job.
 
@@ -34,20 +36,39 @@ def prepare(
         resume: go on with what is in the run folder: also where the job is started again after a failure.
         all_options: name every option to the ranks, since the run folder may have other values.
         measure: where hosts are checked, measure the network between them too, for the manifest.
+        private: variables for every rank that no command line may show.
 
     Raises:
         UsageError: a host cannot run it, or the launcher needs hosts.
     """
+    recipe = recipes.load("launchers", launcher)
+    runs_there = out
+    if "runs" in recipe:  # ranks see other folders than this machine
+        _check_paths(launcher, config)
+        runs_there = Path(recipe["runs"], out.name)
     config = with_absolute_paths(config)
     files = [path for path in (config.dataset, config.pretrained) if path.startswith("/")]
     by_name = config.mode != "allreduce"  # Horovod gets addresses from its starter
     requirements = Requirements(working_folder or str(Path.cwd()), out, files, rank_mb(config, workers), by_name)
-    program = [*train_program(config, out, all_options), *(["--resume"] if resume else [])]
-    if "script" in recipes.load("launchers", launcher):  # not every scheduler passes the environment on
+    program = train_program(config, runs_there, all_options, recipe.get("interpreter", ""))
+    program += ["--resume"] if resume else []
+    if "script_name" in recipe:  # not every scheduler passes the environment on
         program = ["env", f"{LAUNCHER}={launcher}", *program]
     ranks, survives = workers + config.servers, modes.declared(config.mode).survives_lost_worker
-    spec = JobSpec(ranks, program, config.servers, hosts, out, interface, working_folder, survives)
+    spec = JobSpec(
+        ranks, program, config.servers, hosts, out, interface, working_folder, survives,
+        private=private or {}, needs_network=needs_network(config),
+    )  # fmt: skip
     return prepare_program(launcher, spec, requirements, check, measure)
+
+
+def _check_paths(launcher: str, config: RunConfig) -> None:
+    """UsageError for files that are named from this machine's current folder: ranks do not know it."""
+    for option, path in (("--dataset", config.dataset), ("--pretrained", config.pretrained)):
+        if path.startswith((".", "~")) or ("/" in path and "://" not in path and not path.startswith("/")):
+            raise UsageError(
+                f"{option} {path} is on this machine: --launcher {launcher} runs elsewhere, give its path there, from /"
+            )
 
 
 def prepare_program(

@@ -7,14 +7,16 @@ import signal
 import socket
 import subprocess
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import IO, Any
 
 import psutil
 
 from hvdtrain.errors import Failure, UsageError
+from hvdtrain.launch.own_network import enter_own_network
 from hvdtrain.launch.recipe import JobSpec, LaunchCommand, expand
+from hvdtrain.launch.records import is_running
 from hvdtrain.world.parent import is_alive
 
 GRACE_S = 5.0  # from SIGTERM to SIGKILL
@@ -39,26 +41,48 @@ def launched_job(command: LaunchCommand, log: Path) -> Iterator[subprocess.Popen
     Raises:
         Failure: the starter cannot be started.
     """
-    for path, text in command.files.items():
-        path.parent.mkdir(parents=True, exist_ok=True)
-        path.write_text(text)
-    with log.open("wb") as output:
-        try:
-            process = subprocess.Popen(
-                command.argv, env=command.environment, stdin=subprocess.DEVNULL, stdout=output,
-                stderr=subprocess.STDOUT, start_new_session=True, preexec_fn=_die_with_parent,
-            )  # fmt: skip
-        except FileNotFoundError:
-            raise Failure(
-                f"{command.argv[0]} is not on this machine: start the job where it is, or choose another --launcher; "
-                "`hvdtrain doctor` says what is here"
-            ) from None
-        except OSError as error:
-            raise Failure(f"cannot start {command.argv[0]}: {error.strerror}; see `hvdtrain doctor`") from None
-        try:
-            yield process
-        finally:
-            _end_job(process)
+    try:
+        for path, text in command.files.items():
+            path.parent.mkdir(parents=True, exist_ok=True)
+            path.unlink(missing_ok=True)
+            with open(path, "w", opener=_private if path == command.private_file else None) as file:
+                file.write(text)
+        with log.open("wb") as output:
+            process = _start(command, output)
+            try:
+                yield process
+            finally:
+                _end_job(process)
+    finally:
+        if command.private_file:
+            command.private_file.unlink(missing_ok=True)
+
+
+def _private(path: str, flags: int) -> int:
+    return os.open(path, flags, 0o600)
+
+
+def _start(command: LaunchCommand, output: IO[bytes]) -> "subprocess.Popen[bytes]":
+    """As launched_job."""
+
+    def start(prepare: Callable[[], None]) -> "subprocess.Popen[bytes]":
+        return subprocess.Popen(
+            command.argv, env=command.environment, stdin=subprocess.DEVNULL, stdout=output, stderr=subprocess.STDOUT,
+            start_new_session=True, preexec_fn=prepare,
+        )  # fmt: skip
+
+    try:
+        if command.own_network:
+            with contextlib.suppress(subprocess.SubprocessError):  # where the system does not allow it: without
+                return start(_die_with_parent_in_own_network)
+        return start(_die_with_parent)
+    except FileNotFoundError:
+        raise Failure(
+            f"{command.argv[0]} is not on this machine: start the job where it is, or choose another --launcher; "
+            "`hvdtrain doctor` says what is here"
+        ) from None
+    except OSError as error:
+        raise Failure(f"cannot start {command.argv[0]}: {error.strerror}; see `hvdtrain doctor`") from None
 
 
 def _end_job(starter: "subprocess.Popen[bytes]") -> None:
@@ -102,23 +126,6 @@ def _signals_deferred(*signals: signal.Signals) -> Iterator[list[int]]:
         signal.raise_signal(first)
 
 
-def own_identity() -> dict[str, Any]:
-    """What identifies this process: its id alone would not, since ids are used again."""
-    own = psutil.Process()
-    return {"pid": own.pid, "created": own.create_time(), "host": socket.gethostname()}
-
-
-def is_running(identity: Mapping[str, Any]) -> bool:
-    """Whether the process that `own_identity` described runs, as far as this host can tell."""
-    try:
-        if identity["host"] != socket.gethostname():
-            return False
-        process = psutil.Process(identity["pid"])
-        return process.create_time() == identity["created"] and is_alive(process)
-    except (KeyError, TypeError, ValueError, psutil.NoSuchProcess):
-        return False
-
-
 def end_process(identity: Mapping[str, Any], timeout_s: float) -> bool:
     """End the process that `own_identity` described, which ends what it started; False where it has ended already.
 
@@ -127,6 +134,7 @@ def end_process(identity: Mapping[str, Any], timeout_s: float) -> bool:
 
     Raises:
         UsageError: it runs on another host.
+        Failure: it is another user's.
     """
     if identity["host"] != socket.gethostname():
         raise UsageError(f"its job was started on {identity['host']}: stop it there")
@@ -141,6 +149,8 @@ def end_process(identity: Mapping[str, Any], timeout_s: float) -> bool:
                     child.kill()
     except (psutil.NoSuchProcess, ValueError):
         return False
+    except psutil.AccessDenied:
+        raise Failure(f"its job is another user's: ask {process.username()} to stop it") from None
     return True
 
 
@@ -170,6 +180,11 @@ def _die_with_parent() -> None:
     """Linux: have the kernel end this process when its parent dies, however that happens."""
     pr_set_pdeathsig = 1
     ctypes.CDLL(None).prctl(pr_set_pdeathsig, signal.SIGTERM)
+
+
+def _die_with_parent_in_own_network() -> None:
+    enter_own_network()
+    _die_with_parent()
 
 
 @contextlib.contextmanager

@@ -1,6 +1,5 @@
 """Expands a launcher's recipe into the command that starts a job, and the job script or resource that it hands over."""
 
-import json
 import os
 import re
 import shlex
@@ -9,18 +8,20 @@ import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
 
 from hvdtrain.config import recipes
 from hvdtrain.config.run_config import RunConfig
 from hvdtrain.errors import UsageError
-from hvdtrain.launch.hosts import Host
+from hvdtrain.launch.filling import Filler, Value
+from hvdtrain.launch.hosts import Host, hosts_of_ranks
+from hvdtrain.launch.remote import in_folder
 
-_PLACEHOLDER = re.compile(r"(?<!\$)\{([a-z_]+)\}")  # ${NAME} is the shell's
-# Variables that are passed on to ranks on other hosts. Others are not: they would show on command lines there.
+# Variables that are passed on to ranks on other hosts. Others are not: they would show on command lines there. What
+# JobSpec.private names goes by a file.
 FORWARDED = re.compile(
-    r"(HVDTRAIN|HOROVOD|OMPI_MCA|OMP|MKL|NCCL|CUDA|GLOO|TP|TORCH|THP)_\w+|PYTHONPATH|LD_LIBRARY_PATH"
+    r"(HVDTRAIN|HOROVOD|OMPI_MCA|PRTE_MCA|UCX|FI|OMP|MKL|NCCL|CUDA|GLOO|TP|TORCH|THP)_\w+|PYTHONPATH|LD_LIBRARY_PATH"
 )
+MAX_NAME = 63 - len("-abcde-worker-4095")
 # Variables that the starter itself needs here.
 STARTER_NEEDS = (
     "PATH", "HOME", "USER", "LOGNAME", "LANG", "SSH_AUTH_SOCK", "TMPDIR", "KUBECONFIG", "HADOOP_CONF_DIR", "SLURM_CONF",
@@ -40,6 +41,8 @@ class JobSpec:
         working_folder: where the ranks start; by default the current folder.
         survives_lost_rank: whether the other ranks go on when one dies.
         environment: variables for every rank, beside those of the recipe.
+        private: variables for every rank that no command line may show.
+        needs_network: whether ranks on this machine alone reach for others all the same, for a data set say.
     """
 
     ranks: int
@@ -51,6 +54,8 @@ class JobSpec:
     working_folder: str = ""
     survives_lost_rank: bool = False
     environment: Mapping[str, str] = field(default_factory=dict)
+    private: Mapping[str, str] = field(default_factory=dict)
+    needs_network: bool = False
 
 
 @dataclass(frozen=True)
@@ -61,18 +66,25 @@ class LaunchCommand:
         argv: the command line.
         files: files to write first, by path: a host file, a job script.
         environment: the command's whole environment.
+        private_file: the one of the files that nobody else may read, and that does not outlive the job.
         stop_signal: the signal that the command passes on to the ranks, which then save and leave; None where it
             passes none on.
+        own_network: whether the command is to run in a network that has loopback alone, where the system allows it.
     """
 
     argv: list[str]
     files: dict[Path, str]
     environment: dict[str, str]
     stop_signal: signal.Signals | None = signal.SIGTERM
+    own_network: bool = False
+    private_file: Path | None = None
 
     def dry_run_text(self) -> str:
         """What `--dry-run` prints: the files and the command."""
-        files = [f"# {path}\n{text.rstrip()}\n" for path, text in self.files.items()]
+        files = [
+            f"# {path}\n{text.rstrip() if path != self.private_file else '(variables that --env names)'}\n"
+            for path, text in self.files.items()
+        ]
         return "\n".join([*files, shlex.join(self.argv)])
 
 
@@ -80,54 +92,87 @@ def expand(launcher: str, spec: JobSpec) -> LaunchCommand:
     """Fill in the launcher's recipe for a job.
 
     Raises:
-        UsageError: the recipe needs hosts and there are none, or the other way round, or it has an unknown placeholder.
+        UsageError: the recipe needs hosts and there are none, or the other way round, or it has an unknown placeholder,
+            or cannot give ranks private variables.
     """
     recipe = recipes.load("launchers", launcher)
     if recipe.get("hosts") == "needed" and not spec.hosts:
         raise UsageError(f"--launcher {launcher} needs hosts: give -H a:1,b:1 or --hostfile FILE")
-    if spec.hosts and not re.search(r"\{(hosts|hostfile|nodelist)\}", str(recipe)):
+    if spec.hosts and not re.search(r"\{(hosts|hostfile|nodelist|rankfile)\}", str(recipe)):
         raise UsageError(f"--launcher {launcher} finds hosts itself: drop -H or --hostfile, or choose ssh or mpi")
+    if "{hostfile}" not in str(recipe) and (named := [host.name for host in spec.hosts if "@" in host.name]):
+        raise UsageError(
+            f"--launcher {launcher} takes no user in {named[0]}: write it into ~/.ssh/config (`User`), or choose mpi"
+        )
     job_variables = dict(recipe.get("environment", {})) | dict(spec.environment)
     launch_folder = spec.out.with_name(f"{spec.out.name}.launch")
     environment = _starter_environment(job_variables, pass_all=recipe.get("hosts") != "needed")
-    hostfile, script = launch_folder / "hosts", launch_folder / str(recipe.get("script_name", "job"))
-    values: dict[str, Any] = {
+    hostfile, rankfile = launch_folder / "hosts", launch_folder / "ranks"
+    script = launch_folder / str(recipe.get("script_name", "job"))
+    program, private_file = list(spec.program), None
+    if recipe.get("here") or recipe.get("inherits"):
+        environment |= spec.private
+    elif spec.private:
+        if recipe.get("hosts") != "needed":
+            raise UsageError(f"--env: {launcher} starts ranks without this environment: edit launchers/{launcher}.toml")
+        private_file = launch_folder / "environment"
+        program = ["sh", "-c", '. "$0" && exec "$@"', str(private_file), *program]
+    folder, slots = spec.working_folder or str(Path.cwd()), max((host.slots for host in spec.hosts), default=0)
+    values: dict[str, Value] = {
         "bin": str(Path(sys.executable).parent), "prefix": str(Path(sys.executable).parent.parent),
-        "ranks": str(spec.ranks), "workers": str(spec.ranks - spec.servers), "servers": str(spec.servers),
+        "ranks": spec.ranks, "workers": spec.ranks - spec.servers, "servers": spec.servers,
         "hosts": ",".join(f"{host.name}:{host.slots}" for host in spec.hosts),
-        "nodes": str(len(spec.hosts)) if spec.hosts else "", "nodelist": ",".join(host.name for host in spec.hosts),
-        "hostfile": str(hostfile) if spec.hosts else "", "script": str(script),
-        "interface": spec.interface, "name": _job_name(spec.out.name), "out": str(spec.out),
-        "folder": spec.working_folder or str(Path.cwd()),
-        "program": list(spec.program), "program_json": json.dumps(list(spec.program)),
-        "survive": list(recipe.get("survive", [])) if spec.survives_lost_rank else [],
+        "nodes": len(spec.hosts) or "", "nodelist": ",".join(host.name for host in spec.hosts),
+        "first_host": spec.hosts[0].name if spec.hosts else "",
+        "slots": slots or "", "reserved": slots * len(spec.hosts) or spec.ranks,
+        "hostfile": str(hostfile) if spec.hosts else "", "rankfile": str(rankfile) if spec.hosts else "",
+        "script": str(script), "interface": spec.interface, "name": job_name(spec.out.name), "out": str(spec.out),
+        "folder": folder, "program": program, "program_in_folder": in_folder(folder, program),
+        "survive": list(recipe.get("survive" if spec.survives_lost_rank else "end_together", [])),
+        "survives": [] if spec.survives_lost_rank else "",
         "exports": [
             word for key in sorted(environment) if key in job_variables or _is_forwarded(key) for word in ("-x", key)
         ],
     }  # fmt: skip
-    argv = _fill_command(launcher, recipe["command"], values)
+    filler = Filler(launcher, values)
+    argv = filler.command(recipe["command"])
     files = {}
-    if "{hostfile}" in str(recipe["command"]) and spec.hosts:
+    if private_file:
+        files[private_file] = "".join(f"export {name}={shlex.quote(value)}\n" for name, value in spec.private.items())
+    if "{hostfile}" in str(recipe) and spec.hosts:
         files[hostfile] = "".join(f"{host.name} slots={host.slots}\n" for host in spec.hosts)
+    if "{rankfile}" in str(recipe) and spec.hosts:
+        files[rankfile] = "".join(f"{name}\n" for name in hosts_of_ranks(spec.hosts))
     if "script" in recipe:
-        files[script] = _fill_script(launcher, recipe["script"], values)
+        files[script] = filler.script(recipe["script"])
+    if "resource" in recipe:
+        files[script] = filler.resource(recipe["resource"], script.name)
     stop = recipe.get("leave", "SIGTERM")
-    return LaunchCommand(argv, files, environment, None if stop == "file" else signal.Signals[stop])
+    of_hosts = recipe.get("hosts") == "needed"
+    is_here = all(map(_is_loopback, spec.hosts)) if of_hosts else bool(recipe.get("here"))
+    own_network = is_here and not spec.needs_network
+    stop_signal = None if stop == "file" else signal.Signals[stop]
+    return LaunchCommand(argv, files, environment, stop_signal, own_network, private_file)
 
 
-def train_program(config: RunConfig, out: Path, all_options: bool = False) -> list[str]:
+def train_program(config: RunConfig, out: Path, all_options: bool = False, interpreter: str = "") -> list[str]:
     """The command line of each rank of a training job.
 
     Args:
         all_options: name options that have their default values too. A run that is resumed takes options that are not
             named from its run folder.
+        interpreter: the Python of where the ranks run; by default this one.
     """
-    return [sys.executable, "-m", "hvdtrain", "train", *config.to_args(all_options), "--out", str(out)]
+    return [interpreter or sys.executable, "-m", "hvdtrain", "train", *config.to_args(all_options), "--out", str(out)]
 
 
-def _job_name(run: str) -> str:
-    """A name that every scheduler accepts for the job. Kubernetes has the strictest rule: RFC 1123's labels."""
-    return f"hvdtrain-{re.sub(r'[^a-z0-9]+', '-', run.lower())}"[:63].rstrip("-")
+def job_name(run: str) -> str:
+    """A name that every scheduler accepts for the job.
+
+    Kubernetes has the strictest rule, RFC 1123's labels of 63 characters: `-` and five characters that it adds, and
+    `-worker-4095`, have to fit.
+    """
+    return f"hvdtrain-{re.sub(r'[^a-z0-9]+', '-', run.lower())}"[:MAX_NAME].rstrip("-")
 
 
 def _starter_environment(job_variables: Mapping[str, str], pass_all: bool) -> dict[str, str]:
@@ -143,35 +188,9 @@ def _starter_environment(job_variables: Mapping[str, str], pass_all: bool) -> di
     return passed | dict(job_variables)
 
 
+def _is_loopback(host: Host) -> bool:
+    return host.name == "localhost" or host.name.startswith("127.")
+
+
 def _is_forwarded(key: str) -> bool:
     return bool(FORWARDED.fullmatch(key))
-
-
-def _fill_command(launcher: str, template: Sequence[Any], values: Mapping[str, Any]) -> list[str]:
-    words: list[str] = []
-    for word in template:
-        if isinstance(word, list):  # such as ["--network-interfaces", "{interface}"]: left out if a value is empty
-            if all(values.get(name) for inner in word for name in _PLACEHOLDER.findall(inner)):
-                words += _fill_command(launcher, word, values)
-        elif (match := _PLACEHOLDER.fullmatch(word)) and isinstance(values.get(match[1]), list):
-            words += values[match[1]]
-        else:
-            words.append(_fill(launcher, word, values))
-    return words
-
-
-def _fill_script(launcher: str, template: str, values: Mapping[str, Any]) -> str:
-    """Fill in a script; lines with an empty value are left out."""
-    lines = [line for line in template.splitlines() if all(values.get(n, True) for n in _PLACEHOLDER.findall(line))]
-    return _fill(launcher, "\n".join(lines), values) + "\n"
-
-
-def _fill(launcher: str, text: str, values: Mapping[str, Any]) -> str:
-    def value(match: re.Match[str]) -> str:
-        if match[1] not in values:
-            known = ", ".join(values)
-            raise UsageError(f"launchers/{launcher}.toml: there is no {match[0]} to fill in: choose from {known}")
-        filled = values[match[1]]
-        return shlex.join(filled) if isinstance(filled, list) else filled
-
-    return _PLACEHOLDER.sub(value, text)

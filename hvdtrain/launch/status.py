@@ -9,8 +9,8 @@ from typing import Any, TypeVar
 import click
 
 from hvdtrain.errors import UsageError
-from hvdtrain.launch.processes import is_running
-from hvdtrain.launch.supervise import log_file, read_record
+from hvdtrain.launch.records import is_running, read_record, whose
+from hvdtrain.launch.supervise import log_file
 from hvdtrain.runs.folder import CONFIG, is_claimed
 from hvdtrain.runs.live import last_steps, samples_per_s
 from hvdtrain.runs.request import config_of
@@ -69,12 +69,12 @@ def _state(run: Path, shown: Path, summary: Summary, record: dict[str, Any]) -> 
     if summary.status == "done":
         return "finished"
     since = f" since {_clock(started)}" if (started := _began(run)) else ""
-    if "job" in record:
+    if "job" in record and whose(record):
         return f"handed to {record['launcher']} as job {record['job']}{since}"
     if is_claimed(run) or is_running(record):
         has_steps = any(run.glob("metrics.rank*.jsonl"))
         return f"{'training' if has_steps else 'starting'}{since}"
-    if record:
+    if record and "job" not in record:
         return f"launched on {record['host']}{since}: ask there whether it still runs"
     again = f"; `hvdtrain launch --resume --out {shown}` goes on with it" if (run / CONFIG).is_file() else ""
     return f"not running, and not finished{again}"

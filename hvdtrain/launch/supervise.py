@@ -1,6 +1,5 @@
 """Runs a launched job to its end: shows its output, passes on a request to stop, and starts it again after failures."""
 
-import json
 import re
 import signal
 import sys
@@ -9,7 +8,6 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from functools import partial
 from pathlib import Path
-from typing import Any
 
 import click
 
@@ -27,23 +25,6 @@ USAGE_EXIT_CODE = 2
 def log_file(out: Path) -> Path:
     """The log, beside the run folder, of what a job's starter and ranks print."""
     return out.with_name(f"{out.name}.launch") / "log"
-
-
-def job_record_file(out: Path) -> Path:
-    """The file by which `hvdtrain stop` finds a job: it exists while the job runs or a scheduler has it."""
-    return log_file(out).with_name("running.json")
-
-
-def read_record(out: Path) -> dict[str, Any]:
-    """What `launch` recorded of a job that runs; empty where there is no record, or a broken one."""
-    try:
-        record = json.loads(job_record_file(out).read_text())
-    except (OSError, ValueError):
-        return {}
-    if not isinstance(record, dict):
-        return {}
-    types = {"launcher": str, "job": str} if "job" in record else {"launcher": str, "pid": int, "host": str}
-    return record if all(isinstance(record.get(name), type_) for name, type_ in types.items()) else {}
 
 
 def supervise(

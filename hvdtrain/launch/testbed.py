@@ -15,10 +15,13 @@ import subprocess
 import sys
 import time
 from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import NamedTuple
 
 from hvdtrain.errors import Failure, UsageError
+from hvdtrain.launch import hosts_file
+from hvdtrain.launch.remote import resolve
 from hvdtrain.world.cgroups import CGROUPS
 
 STATE = Path("/run/hvdtrain-hosts")
@@ -27,7 +30,6 @@ NETWORK = "10.77.77"
 OWN_HOST_NUMBER = 254  # the last byte of this machine's address in that network
 HOSTS_FILE = Path("/etc/hosts")
 SSH_CONFIG = Path("/etc/ssh/ssh_config.d/hvdtrain-hosts.conf")
-BEGIN, END = "# hvdtrain hosts: begin", "# hvdtrain hosts: end"
 MAX_NODES = 64
 TOOLS = ("ip", "tc", "ssh", "ssh-keygen", "unshare")
 SSHD = "/usr/sbin/sshd"
@@ -59,6 +61,7 @@ def up(rates: Sequence[str], cpus: Sequence[float] = ()) -> None:
     if not 1 <= len(rates) <= MAX_NODES:
         raise UsageError(f"--count {len(rates)} is not from 1 to {MAX_NODES}")
     down()
+    _check_free([node_name(n) for n in range(1, len(rates) + 1)])
     try:
         _limit_cpus(cpus)
         _make(rates)
@@ -124,9 +127,8 @@ def down() -> None:
         if interface == INTERFACE or interface.startswith("hvdtrain-n"):
             subprocess.run(["ip", "link", "del", interface], check=False, stderr=subprocess.DEVNULL)
     text = HOSTS_FILE.read_text()
-    if BEGIN in text:
-        before, _, rest = text.partition(BEGIN)
-        HOSTS_FILE.write_text(before + rest.partition(END)[2].removeprefix("\n"))
+    if (left := hosts_file.without_block(text)) != text:
+        hosts_file.replace(HOSTS_FILE, left)
     SSH_CONFIG.unlink(missing_ok=True)
     shutil.rmtree(STATE, ignore_errors=True)
 
@@ -143,16 +145,28 @@ def _check_possible() -> None:
         )
 
 
+def _check_free(nodes: Sequence[str]) -> None:
+    """UsageError where this machine knows other hosts by these names, or reaches others in their network."""
+    with ThreadPoolExecutor(len(nodes)) as pool:  # a name that there is not may take seconds
+        known = [
+            f"{node} is {address}" for node, address in zip(nodes, pool.map(resolve, nodes), strict=True) if address
+        ]
+    if known:
+        raise UsageError(f"`hvdtrain hosts` would hide other hosts of the same name: here {', '.join(known)}")
+    network = f"{NETWORK}.0/24"
+    routes = [*_output("ip", "route", "show", "root", network).splitlines()]
+    routes += _output("ip", "route", "show", "match", network).splitlines()
+    if others := [route for route in routes if not route.startswith("default")]:
+        raise UsageError(f"`hvdtrain hosts` would hide other hosts in {network}: `ip route` has {others[0].strip()}")
+
+
 def _make(rates: Sequence[str]) -> None:
     STATE.mkdir(mode=0o700, parents=True)
     for key in ("key", "host_key"):
         _run("ssh-keygen", "-q", "-t", "ed25519", "-N", "", "-C", "hvdtrain hosts", "-f", str(STATE / key))
     shutil.copy(STATE / "key.pub", STATE / "authorized_keys")
     addresses = {node_name(n): f"{NETWORK}.{n}" for n in range(1, len(rates) + 1)}
-    lines = [f"{address} {node}" for node, address in addresses.items()]
-    text = HOSTS_FILE.read_text()
-    gap = "" if text.endswith("\n") or not text else "\n"
-    HOSTS_FILE.write_text(text + gap + "\n".join([BEGIN, *lines, END]) + "\n")
+    hosts_file.replace(HOSTS_FILE, hosts_file.with_block(HOSTS_FILE.read_text(), addresses))
     SSH_CONFIG.parent.mkdir(parents=True, exist_ok=True)
     SSH_CONFIG.write_text(
         f"Host {' '.join(addresses)}\n  User root\n  IdentityFile {STATE}/key\n  IdentitiesOnly yes\n"

@@ -17,13 +17,14 @@ def hosts() -> None:
     """Make hosts on this machine, joined by a network as slow as you like, to try jobs over several hosts.
 
     \b
-      sudo hvdtrain hosts up --count 2 --rate 1gbit
+      hvdtrain hosts up --count 2 --rate 1gbit
       hvdtrain compare -H node1:2,node2:2 --modes allreduce,ps-async --steps 20
       hvdtrain hosts run node1 ip addr
-      sudo hvdtrain hosts down
+      hvdtrain hosts down
 
-    node1 … nodeN are network namespaces with a name and an sshd each, which share this machine's files, cores and
-    memory. `ssh node1` works from here and between them.
+    All of these as root. node1 … nodeN are network namespaces with a name and an sshd each, which share this machine's
+    files, cores and memory. `ssh node1` works from here and between them. Where other hosts have such names, or such
+    addresses (10.77.77.1 …), it is refused.
     """
 
 

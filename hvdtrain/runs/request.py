@@ -4,6 +4,7 @@ The configuration itself knows none of them. Everything here is quick, and impor
 """
 
 import dataclasses
+import re
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -43,6 +44,11 @@ def check(config: RunConfig) -> RunConfig:
         if name not in valid:
             raise unknown(what, name, valid)
     config.check_values()
+    if re.search(r"://[^/@]*:[^/@]*@", config.dataset):
+        raise UsageError(
+            "--dataset has a password in its URL, which config.toml and command lines would show: leave it out, and "
+            "set what the storage reads, such as AWS_SECRET_ACCESS_KEY; `launch --env NAME` hands that on"
+        )
     if config.freeze == "features" and not config.pretrained:
         raise UsageError("--freeze features trains the head on layers that have learned nothing: add --pretrained")
     mode = modes.declared(config.mode)

@@ -1,7 +1,8 @@
 """SIGTERM: a request to save and leave, which the training loop looks at between steps.
 
-SIGUSR1 asks for the same: mpirun passes it on to its ranks, while it kills them half a second after a SIGTERM. Where a
-starter passes nothing on, a file beside the run folder asks the first worker, and all workers do what one is asked.
+SIGUSR1 and SIGUSR2 ask for the same: mpirun passes them on to its ranks, while it kills them half a second after a
+SIGTERM, and Grid Engine sends them before it suspends or kills. Where a starter passes nothing on, a file beside the
+run folder asks the first worker, and all workers do what one is asked.
 """
 
 import contextlib
@@ -12,7 +13,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 EXIT_CODE = 143  # 128 + SIGTERM, as a shell would have it
-SIGNALS = (signal.SIGTERM, signal.SIGUSR1)
+SIGNALS = (signal.SIGTERM, signal.SIGUSR1, signal.SIGUSR2)
 LOOK_EVERY_S = 0.5  # for the file
 _terminated = False
 _file: Path | None = None

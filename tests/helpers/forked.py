@@ -136,7 +136,7 @@ class Forked:
         try:
             self.wait(timeout)
         except subprocess.TimeoutExpired as error:
-            self.send_signal(signal.SIGUSR2)
+            self.send_signal(signal.SIGQUIT)
             time.sleep(1)
             error.add_note(self.printed.read_text())
             raise
@@ -169,7 +169,7 @@ def _rank(words: list[str], environment: dict[str, str], folder: str, printed: s
         os.dup2(opened, number)
         os.close(opened)
     os.dup2(1, 2)
-    faulthandler.register(signal.SIGUSR2)
+    faulthandler.register(signal.SIGQUIT)
     sys.argv = ["hvdtrain", *words]
     exec(first, {"__name__": "__main__"})
     from hvdtrain.cli import main

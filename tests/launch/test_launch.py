@@ -3,6 +3,7 @@
 import contextlib
 import json
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -17,8 +18,10 @@ from hvdtrain.errors import Failure, UsageError
 from hvdtrain.launch import processes
 from hvdtrain.launch.hosts import Host
 from hvdtrain.launch.job_log import failure_reason, first_failed, log_lines
+from hvdtrain.launch.own_network import needs_network
+from hvdtrain.launch.prepare import prepare
 from hvdtrain.launch.processes import launched_job, local_job
-from hvdtrain.launch.recipe import JobSpec, expand, train_program
+from hvdtrain.launch.recipe import JobSpec, LaunchCommand, expand, train_program
 from hvdtrain.world.parent import is_alive
 
 pytestmark = pytest.mark.timeout(60)
@@ -40,6 +43,9 @@ file.with_suffix(".part").write_text(f"{os.getpid()} {child.pid}")
 file.with_suffix(".part").rename(file.with_suffix(".pids"))
 time.sleep(60 if sys.argv[2] == "stay" else 0)
 """
+
+
+HERE = (Host("localhost", 2),)
 
 
 def test_a_process_that_ends_while_it_is_asked_about_does_not_run(monkeypatch):
@@ -141,6 +147,107 @@ def test_the_program_of_a_rank_has_its_configuration_and_folder(tmp_path):
     ]  # fmt: skip
 
 
+# What is told to ranks alone
+
+
+@pytest.mark.parametrize("launcher", ["local", "mpi"])
+def test_ranks_have_the_variables_that_are_named_and_nobody_else_sees_them(launcher, tmp_path):
+    token, words = "t0 k'en", [sys.executable, "-c", "import os; print(os.environ['MY_TOKEN'])"]
+    hosts = HERE if launcher == "mpi" else ()
+    command = expand(launcher, JobSpec(1, words, hosts=hosts, out=tmp_path / "a run", private={"MY_TOKEN": token}))
+    assert "t0 k" not in command.dry_run_text()
+    assert ("MY_TOKEN" in command.environment) == (launcher == "local")  # which horovodrun writes into command lines
+    with launched_job(command, tmp_path / "log") as job:
+        for file in command.files:
+            assert file.stat().st_mode & 0o777 == (0o600 if file.name == "environment" else 0o666 & ~umask())
+        assert job.wait(timeout=30) == 0
+    assert log_lines(tmp_path / "log") == [(0, token)]
+    assert not list(tmp_path.rglob("environment"))
+
+
+def umask():
+    os.umask(before := os.umask(0o22))
+    return before
+
+
+def test_a_scheduler_that_starts_ranks_without_this_environment_takes_no_variables(tmp_path):
+    spec = JobSpec(1, ["x"], out=tmp_path / "run", private={"MY_TOKEN": "t0ken"})
+    assert expand("slurm", spec).argv[0] == "sbatch"  # which passes all of it on
+    for launcher in ("sge", "yarn", "kubernetes"):
+        with pytest.raises(UsageError, match=f"--env: {launcher} starts ranks without this environment: edit launch"):
+            expand(launcher, spec)
+
+
+# Which network it is in
+
+
+NETWORK = "import os; print(os.readlink('/proc/self/ns/net'), *sorted(os.listdir('/proc/self/net/dev_snmp6')))"
+
+
+def network_of(command, log):
+    with launched_job(command, log) as job:
+        assert job.wait(timeout=30) == 0, log.read_text()
+    return log.read_text()
+
+
+def test_a_job_here_has_a_network_with_loopback_alone(tmp_path):
+    if os.geteuid():
+        pytest.skip("not every system allows it to others than root")
+    command = expand("local", JobSpec(1, [sys.executable, "-c", NETWORK]))
+    assert re.fullmatch(r"\[0\]<stdout>: net:\[\d+\] lo\n", found := network_of(command, tmp_path / "log"))
+    assert os.readlink("/proc/self/ns/net") not in found
+
+
+def test_a_job_runs_where_no_network_of_its_own_can_be_made(tmp_path, monkeypatch):
+    def refuse():
+        raise PermissionError
+
+    monkeypatch.setattr(processes, "enter_own_network", refuse)
+    command = expand("local", JobSpec(1, [sys.executable, "-c", NETWORK]))
+    assert os.readlink("/proc/self/ns/net") in network_of(command, tmp_path / "log")
+
+
+def test_a_starter_that_there_is_not_is_not_taken_for_a_network_that_cannot_be_made(tmp_path):
+    with pytest.raises(Failure, match="/nosuch/mpirun is not on this machine"):
+        network_of(LaunchCommand(["/nosuch/mpirun"], {}, {}, own_network=True), tmp_path / "log")
+
+
+@pytest.mark.parametrize(
+    ("launcher", "hosts", "own"),
+    [
+        ("local", (), True),
+        ("ssh", (Host("localhost", 2),), True),
+        ("mpi", (Host("127.0.0.1", 2),), True),
+        ("mpi", (Host("localhost", 1), Host("a", 1)), False),
+        ("slurm", (Host("localhost", 2),), False),
+        ("srun", (), False),
+    ],
+)
+def test_jobs_that_stay_on_this_machine_have_a_network_of_their_own(launcher, hosts, own, tmp_path):
+    assert expand(launcher, JobSpec(2, ["x"], hosts=hosts, out=tmp_path)).own_network == own
+    assert not expand(launcher, JobSpec(2, ["x"], hosts=hosts, out=tmp_path, needs_network=True)).own_network
+
+
+@pytest.mark.parametrize(
+    ("options", "needs"),
+    [
+        ({"dataset": "digits"}, False),
+        ({"dataset": "synthetic"}, False),
+        ({"dataset": "/some/folder"}, False),
+        ({"dataset": "s3://bucket/coil"}, True),
+        ({"dataset": "cifar10"}, True),
+        ({"dataset": "coil100"}, True),
+        ({"pretrained": "imagenet"}, True),
+        ({"pretrained": "/some/weights.pth"}, False),
+    ],
+)
+def test_a_job_that_downloads_something_stays_in_this_machines_network(options, needs, tmp_path, monkeypatch):
+    monkeypatch.setenv("HVDTRAIN_CACHE", str(tmp_path))
+    assert needs_network(RunConfig(**options)) == needs
+    command = prepare("local", RunConfig(**options), 2, (), tmp_path / "run")
+    assert command.own_network == (not needs)
+
+
 # What is left: nothing
 
 
@@ -237,7 +344,6 @@ if what == "signal":
 print("hvdtrain: rank 1 has no disk" if what == "own" else "it all went wrong", file=sys.stderr)
 sys.exit(7)
 """
-HERE = (Host("localhost", 2),)
 
 
 @pytest.mark.parametrize("launcher", ["local", "mpi", "ssh"])

@@ -1,8 +1,13 @@
 """What each launcher would run: commands, job scripts and resources from the recipes."""
 
 import json
+import os
+import re
 import shlex
+import signal
 import subprocess
+import sys
+from pathlib import Path
 
 import pytest
 import yaml
@@ -12,10 +17,12 @@ from hvdtrain.config import recipes
 from hvdtrain.config.run_config import RunConfig
 from hvdtrain.errors import UsageError
 from hvdtrain.launch.commands import launch
-from hvdtrain.launch.hosts import Host
+from hvdtrain.launch.filling import Filler
+from hvdtrain.launch.hosts import Host, parse_hosts
 from hvdtrain.launch.prepare import prepare
 from hvdtrain.launch.recipe import JobSpec, expand
 
+ROOT = Path(__file__).parent.parent.parent
 LAUNCHERS = ["kubernetes", "local", "mpi", "sge", "slurm", "srun", "ssh", "yarn"]
 HOSTS = (Host("node1", 2), Host("node2", 2))
 TAKE_HOSTS = ("mpi", "slurm", "srun", "ssh")
@@ -34,9 +41,9 @@ def start(launcher, out, hosts=None, **more):
 
 def script(launcher, out, hosts=None, **more):
     made = start(launcher, out, hosts, **more)
-    [(path, text)] = made.files.items()
-    assert made.argv[-1] == str(path)
-    return made.argv, text
+    [path] = [path for path in made.files if path.name.startswith(("job.", "mpijob.", "service."))]
+    assert made.argv[-1] in (str(path), f"--filename={path}")
+    return made.argv, made.files[path]
 
 
 def test_there_is_a_recipe_for_each():
@@ -93,31 +100,122 @@ def test_mpi_has_a_host_file_and_deals_ranks_out_over_hosts(out):
 
 
 def test_slurms_job_is_a_shell_script_with_a_step(out):
-    words, text = script("slurm", out)
+    words, text = script("slurm", out, HOSTS)
     assert words[:2] == ["sbatch", "--parsable"]
+    assert {f"--output={out}.launch/slurm-%j.log", "--open-mode=append"} < set(
+        words
+    )  # a job that is requeued adds to it
     lines = text.splitlines()
     assert lines[0] == "#!/bin/bash"
     settings = {line for line in lines if line.startswith("#SBATCH")}
     assert {"#SBATCH --ntasks=4", "#SBATCH --nodes=2", "#SBATCH --nodelist=node1,node2"} < settings
     assert "#SBATCH --distribution=cyclic" in settings
-    assert f"srun --kill-on-bad-exit=1 {shlex.join(PROGRAM)} || code=$?" in lines
-    assert not [line for line in script("slurm", out, ())[1].splitlines() if "--nodes" in line or "--nodelist" in line]
+    assert f"srun --ntasks=4 --kill-on-bad-exit=1 {shlex.join(PROGRAM)} &" in lines
+    free = script("slurm", out, ())[1]
+    assert not [line for line in free.splitlines() if "--nodes" in line or "--nodelist" in line or "HOSTFILE" in line]
+
+
+def test_slurm_keeps_as_many_ranks_on_each_node_as_was_said(out):
+    """Slurm allocates the same on each node, enough for the fullest; the step is placed rank by rank."""
+    made = start("slurm", out, (Host("b", 3), Host("a", 1)))
+    text = made.files[out.with_name("run.launch") / "job.sbatch"]
+    assert made.files[out.with_name("run.launch") / "ranks"].split() == ["b", "a", "b", "b"]
+    assert "#SBATCH --ntasks=6\n" in text and "#SBATCH --ntasks-per-node=3\n" in text
+    assert f"export MASTER_ADDR=b SLURM_HOSTFILE={out}.launch/ranks SLURM_DISTRIBUTION=arbitrary" in text
+
+
+def test_slurm_lets_a_job_go_on_without_a_rank_where_it_can(out):
+    words, text = script("slurm", out, (), survives_lost_rank=True)
+    assert words[:3] == ["sbatch", "--parsable", "--no-kill"] and "--no-kill" not in start("slurm", out).argv
+    assert f"srun --ntasks=4 --no-kill --kill-on-bad-exit=0 --wait=0 {shlex.join(PROGRAM)} &" in text.splitlines()
+    assert "--kill-on-bad-exit=0" in start("srun", out, survives_lost_rank=True).argv
+
+
+@pytest.mark.parametrize("job", [0, 19999, 20000, 12345678])
+def test_the_port_of_the_first_rank_is_not_one_that_the_system_hands_out(job, out):
+    """Linux's ip_local_port_range begins at 32768."""
+    for text in (script("slurm", out)[1], start("srun", out).argv[5]):
+        [sum_] = re.findall(r"\$\(\((.*)\)\)", text)
+        asked = subprocess.check_output(["bash", "-c", f"SLURM_JOB_ID={job}; echo $(({sum_}))"], text=True)
+        assert 1024 < int(asked) < 32768
+
+
+def test_a_user_of_a_host_is_mpiruns_to_know(out):
+    hosts = parse_hosts("me@node1:2,node2:2")
+    assert "me@node1 slots=2\n" in start("mpi", out, hosts).files[out.with_name("run.launch") / "hosts"]
+    for launcher in ("ssh", "slurm", "srun"):
+        with pytest.raises(UsageError, match=f"--launcher {launcher} takes no user in me@node1: write it into ~/.ssh"):
+            start(launcher, out, hosts)
 
 
 def test_srun_starts_a_step_of_the_allocation_on_its_nodes(out):
-    words = start("srun", out).argv
-    assert words[:2] == ["sh", "-c"] and words[3:5] == ["node1,node2", "srun"]
-    assert {"--ntasks=4", "--nodes=2", "--nodelist=node1,node2", "--distribution=cyclic", "--overlap"} < set(words)
+    made = start("srun", out)
+    words = made.argv
+    assert words[:3] == ["env", "MASTER_ADDR=node1", f"SLURM_HOSTFILE={out}.launch/ranks"] and words[6] == "srun"
+    assert list(made.files.values()) == ["node1\nnode2\nnode1\nnode2\n"]
+    assert {"--ntasks=4", "--distribution=arbitrary", "--overlap", "--kill-on-bad-exit=1"} < set(words)
     assert words[-len(PROGRAM) :] == PROGRAM
-    assert subprocess.run(["sh", "-n", "-c", words[2]]).returncode == 0
+    assert subprocess.run(["sh", "-n", "-c", words[5]]).returncode == 0
 
 
-def test_grid_engines_job_takes_its_hosts_from_the_parallel_environment(out):
+# In place of mpirun: it says what it was given, and leaves with a rank's exit code when it is asked to.
+MPIRUN = """#!/bin/bash
+trap 'exit 143' USR1 USR2
+printf '%s\\n' "$@"; cat "$2"
+for i in $(seq ${WAIT:-0}); do sleep 0.1; done
+exit ${CODE:-0}
+"""
+
+
+@pytest.fixture
+def grid_engine(tmp_path, monkeypatch):
+    """Starts the job script for a run folder as Grid Engine would, on two hosts."""
+    (tmp_path / "bin").mkdir()
+    (tmp_path / "bin" / "mpirun").write_text(MPIRUN)
+    (tmp_path / "bin" / "mpirun").chmod(0o755)
+    (tmp_path / "pe").write_text("node1 3 all.q@node1 UNDEFINED\nnode2 1 all.q@node2 UNDEFINED\n")
+    monkeypatch.setattr(sys, "executable", str(tmp_path / "bin" / "python"))
+
+    def run(out, **env):
+        text = script("sge", out)[1]
+        out.with_name(f"{out.name}.launch").mkdir(parents=True)
+        env = os.environ | {"PE_HOSTFILE": str(tmp_path / "pe"), "JOB_ID": "17"} | env
+        return subprocess.Popen(
+            ["bash", "-c", text], env=env, cwd=tmp_path, stdout=subprocess.PIPE, text=True, start_new_session=True
+        )
+
+    return run
+
+
+def test_grid_engines_job_takes_its_hosts_from_the_parallel_environment(grid_engine, out):
     words, text = script("sge", out)
     assert words[:2] == ["qsub", "-terse"]
-    assert "#$ -pe mpi 4" in text.splitlines()
-    assert '"$PE_HOSTFILE" > "$hosts"' in text and '--hostfile "$hosts"' in text
-    assert text.rstrip().endswith(f"-np 4 {shlex.join(PROGRAM)}")
+    assert {"#$ -pe mpi 4", "#$ -notify"} < set(text.splitlines())
+    printed, _ = (job := grid_engine(out)).communicate(timeout=20)
+    assert job.returncode == 0 and printed.endswith("node1 slots=3\nnode2 slots=1\n")
+    assert "\n-np\n4\n" + "\n".join(PROGRAM) in printed and "recoverable" not in printed
+    assert "--runtime-options recoverable" in script("sge", out, survives_lost_rank=True)[1]
+
+
+def test_nothing_in_the_name_of_a_run_folder_is_run(grid_engine, tmp_path):
+    out = tmp_path / "a b'$(touch ran)`touch ran`"
+    printed, _ = (job := grid_engine(out)).communicate(timeout=20)
+    assert job.returncode == 0 and f"--hostfile\n{out}.launch/sge-17.hosts\n" in printed
+    assert not (tmp_path / "ran").exists() and len(list(tmp_path.glob("a b*/sge-17.hosts"))) == 1
+
+
+@pytest.mark.parametrize(
+    ("signals", "code", "ends"),
+    [(signal.SIGUSR2, "0", 99), (signal.SIGUSR1, "0", 99), (None, "143", 143), (None, "7", 7)],
+)
+def test_a_job_that_grid_engine_tells_to_leave_goes_back_in_the_queue(signals, code, ends, grid_engine, out):
+    """Its exit code 99 says so. The signal goes to all of the job's processes at once."""
+    job = grid_engine(out, CODE=code, WAIT="100" if signals else "0")
+    if signals:
+        [job.stdout.readline() for _ in range(3)]
+        os.killpg(job.pid, signals)
+    job.communicate(timeout=20)
+    assert job.returncode == ends
 
 
 @pytest.mark.parametrize(
@@ -125,9 +223,8 @@ def test_grid_engines_job_takes_its_hosts_from_the_parallel_environment(out):
     [
         ("slurm", "export HVDTRAIN_INTERFACE=ib0"),
         ("sge", "export OMPI_MCA_btl_tcp_if_include=ib0 PRTE_MCA_prte_if_include=ib0"),
-        ("yarn", '"configuration": { "env": { "HVDTRAIN_INTERFACE": "ib0" } },'),
-        ("kubernetes", "env: [{ name: OMPI_MCA_btl_tcp_if_include, value: \"ib0\" }, "
-         "{ name: PRTE_MCA_prte_if_include, value: \"ib0\" }]"),
+        ("yarn", '"HVDTRAIN_INTERFACE": "ib0"'),
+        ("kubernetes", "- name: OMPI_MCA_btl_tcp_if_include"),
     ],
 )  # fmt: skip
 def test_jobs_of_schedulers_are_told_the_network_interface(launcher, line, out):
@@ -152,23 +249,26 @@ def test_job_scripts_are_valid_shell(launcher, out):
     assert (checked.returncode, checked.stderr) == (0, "")
 
 
-def test_yarns_service_starts_a_container_a_rank(out):
-    words, text = script("yarn", out)
-    assert words[:3] == ["yarn", "app", "-launch"]
+@pytest.mark.parametrize("folder", ["/a", '/it\'s "here" $(ls) \\ ü'])
+def test_yarns_service_starts_a_container_a_rank(folder, out):
+    words, text = script("yarn", out, working_folder=folder)
+    assert words[:4] == ["yarn", "app", "-launch", "hvdtrain-run"]
     service = json.loads(text)
     [component] = service["components"]
     assert component["number_of_containers"] == 4
-    command = component["launch_command"]
-    assert "RANK=${COMPONENT_ID} WORLD_SIZE=4" in command
+    command = shlex.split(component["launch_command"])
+    assert command[:2] == ["RANK=${COMPONENT_ID}", "WORLD_SIZE=4"]
     assert "MASTER_ADDR=rank-0.${SERVICE_NAME}.${USER}.${DOMAIN}" in command
-    assert command.endswith(shlex.join(PROGRAM))
+    assert command[-len(PROGRAM) - 1 :] == [folder, *PROGRAM]
+    [constraint] = component["placement_policy"]["constraints"]  # one a node: LOCAL_RANK=0 is right
+    assert (constraint["type"], constraint["scope"]) == ("ANTI_AFFINITY", "NODE") and "LOCAL_RANK=0" in command
 
 
 # Of the MPI operator's CustomResourceDefinition, kubeflow.org/v2beta1: which fields there are, and their types.
 MPI_JOB = {
-    "apiVersion": str, "kind": str, "metadata": {"name": str},
+    "apiVersion": str, "kind": str, "metadata": {"generateName": str},
     "spec": {
-        "slotsPerWorker": int, "mpiImplementation": str,
+        "slotsPerWorker": int, "mpiImplementation": str, "launcherCreationPolicy": str,
         "runPolicy": {"cleanPodPolicy": str, "backoffLimit": int},
         "mpiReplicaSpecs": {"Launcher": dict, "Worker": dict},
     },
@@ -186,26 +286,66 @@ def fits(value, schema):
 
 def test_kubernetes_gets_an_mpi_job(out):
     words, text = script("kubernetes", out)
-    assert words[:3] == ["kubectl", "apply", "-f"]
+    assert words[:3] == ["kubectl", "create", "--output=name"]  # with a name of its own each time: never "unchanged"
     job = yaml.safe_load(text)
     fits(job, MPI_JOB)
     assert (job["apiVersion"], job["kind"]) == ("kubeflow.org/v2beta1", "MPIJob")
+    assert job["metadata"] == {"generateName": "hvdtrain-run-"}
     assert job["spec"]["mpiImplementation"] in ("OpenMPI", "Intel", "MPICH")
     replicas = job["spec"]["mpiReplicaSpecs"]
     assert (replicas["Launcher"]["replicas"], replicas["Worker"]["replicas"]) == (1, 4)
     [launcher] = replicas["Launcher"]["template"]["spec"]["containers"]
     assert launcher["command"][-2:] == ["-np", "4"] and launcher["args"] == PROGRAM
+    # OpenMPI 5 does not read the variable in which the operator names it: all ranks would start in the launcher's pod.
+    assert "--hostfile /etc/mpi/hostfile" in shlex.join(launcher["command"])
     [worker] = replicas["Worker"]["template"]["spec"]["containers"]
-    assert worker["command"] == ["/usr/sbin/sshd", "-De"]
+    assert worker["command"][-1].endswith("exec /usr/sbin/sshd -De")
+    mounted = [container["volumeMounts"] for container in (launcher, worker)]
+    assert mounted[0] == mounted[1] == [{"name": "runs", "mountPath": "/runs"}]
+
+
+def test_ranks_on_kubernetes_have_the_images_python_and_folders(tmp_path):
+    config = RunConfig(mode="allreduce", dataset="/data/coil")
+    made = prepare("kubernetes", config, 2, (), tmp_path / "My run")
+    [text] = made.files.values()
+    args = yaml.safe_load(text)["spec"]["mpiReplicaSpecs"]["Launcher"]["template"]["spec"]["containers"][0]["args"]
+    assert args[2:5] == ["/opt/hvdtrain/bin/python", "-m", "hvdtrain"] and str(tmp_path) not in text
+    assert args[args.index("--out") + 1] == "/runs/My run" and args[args.index("--dataset") + 1] == "/data/coil"
+    for dataset in ("./coil", "~/coil", "data/coil"):
+        with pytest.raises(
+            UsageError, match=f"--dataset {dataset} is on this machine: --launcher kubernetes runs else"
+        ):
+            prepare("kubernetes", RunConfig(mode="allreduce", dataset=dataset), 2, (), tmp_path / "run")
+
+
+def test_the_image_has_what_its_recipe_names():
+    """How it is built: `hadolint launchers/Containerfile` finds no fault in it; no pod has run it."""
+    text, recipe = (ROOT / "launchers" / "Containerfile").read_text(), recipes.load("launchers", "kubernetes")
+    environment = str(Path(recipe["interpreter"]).parent.parent)
+    assert f"UV_PROJECT_ENVIRONMENT={environment} " in text
+    assert f"COPY --from=build {environment} {environment}" in text and f"WORKDIR {recipe['runs']}" in text
+    copied = {word for line in text.splitlines() if line.startswith("COPY ") for word in line.split()[1:-1]}
+    assert {word for word in copied if not word.startswith(("--", "/"))} == {
+        "pyproject.toml", "README.md", "hvdtrain", "datasets", "launchers",
+    }  # fmt: skip
+    assert all((ROOT / word).exists() for word in copied if not word.startswith(("--", "/")))
+
+
+def test_a_value_that_a_schedulers_own_line_cannot_hold_is_refused(out):
+    filler = Filler("mine", {"out": 'a "$(b)'})
+    assert filler.script("echo {out}\n") == "echo 'a \"$(b)'\n"
+    with pytest.raises(UsageError, match="cannot stand in the line `#SBATCH --output={out}`: choose a name without"):
+        filler.script("#SBATCH --output={out}\n")
 
 
 def test_no_token_of_this_environment_reaches_a_command_line_of_another_host(out, monkeypatch):
-    for name, value in {"AWS_SECRET_ACCESS_KEY": "s3cret", "MY_TOKEN": "t0ken", "OMP_NUM_THREADS": "3"}.items():
+    settings = {"OMP_NUM_THREADS": "3", "UCX_TLS": "tcp", "FI_PROVIDER": "tcp", "PRTE_MCA_prte_x": "1"}
+    for name, value in {"AWS_SECRET_ACCESS_KEY": "s3cret", "MY_TOKEN": "t0ken", **settings}.items():
         monkeypatch.setenv(name, value)
     for launcher in ("ssh", "mpi"):
         made = start(launcher, out)
         assert "AWS_SECRET_ACCESS_KEY" not in made.environment and "MY_TOKEN" not in made.environment
-        assert made.environment["OMP_NUM_THREADS"] == "3"
+        assert made.environment.items() >= settings.items()
         assert "s3cret" not in made.dry_run_text() and "t0ken" not in made.dry_run_text()
 
 
@@ -226,6 +366,11 @@ def test_no_token_of_this_environment_reaches_a_command_line_of_another_host(out
         (["--", "--mode", "allreduce"], "-n is missing"),
         (["-n", "1", "--", "--mode", "ps-sync"], "--mode ps-sync needs a server: add -s 1 before --"),
         (["-n", "1", "--", "--servers", "1", "--out=x"], "--servers is for launch: give -s before --"),
+        (["-n", "1", "--env", "NOT_SET_HERE"], "--env NOT_SET_HERE: there is no variable of this name here"),
+        (
+            ["-n", "1", "--", "--dataset", "https://me:s3cret@example.org/coil"],
+            "--dataset has a password in its URL, which config.toml and command lines would show",
+        ),
         (["-n", "1", "--launcher", "slurm", "--retries", "2"], "--retries is for jobs that `launch` sees to their end"),
     ],
 )
@@ -248,10 +393,11 @@ def test_a_dry_run_is_refused_where_the_job_would_be(tmp_path):
     assert "is not empty: choose another folder" in str(result.exception)
 
 
-@pytest.mark.parametrize(("run", "name"), [("My Run_1", "hvdtrain-my-run-1"), ("x" * 99, f"hvdtrain-{'x' * 54}")])
+@pytest.mark.parametrize(("run", "name"), [("My Run_1", "hvdtrain-my-run-1"), ("x" * 99, f"hvdtrain-{'x' * 36}")])
 def test_a_jobs_name_is_one_that_every_scheduler_takes(run, name, tmp_path):
     made = expand("kubernetes", JobSpec(2, ["x"], out=tmp_path / run))
-    assert yaml.safe_load(next(iter(made.files.values())))["metadata"]["name"] == name
+    assert yaml.safe_load(next(iter(made.files.values())))["metadata"]["generateName"] == f"{name}-"
+    assert len(f"{name}-abcde-worker-4095") <= 63  # a pod's, and a host's
 
 
 def test_a_variable_that_there_is_not_is_named(tmp_path, monkeypatch):

@@ -7,11 +7,13 @@ import shutil
 import socket
 import subprocess
 
+import psutil
 import pytest
 from helpers.jobs import HVDTRAIN, SETTINGS, steps, until
 from helpers.nodes import two_nodes
 
 from hvdtrain.launch import testbed
+from hvdtrain.launch.recipe import JobSpec, expand
 
 pytestmark = [pytest.mark.timeout(240), pytest.mark.xdist_group("testbed")]  # one needs its nodes
 TOOLS = ("slurmctld", "slurmd", "munged", "sbatch", "srun")
@@ -153,29 +155,84 @@ def test_a_batch_job_that_is_told_to_leave_goes_back_in_the_queue_and_goes_on(sl
     out = tmp_path / "run"
     job = submit(slurm, out, 2, 0, "--mode", "allreduce", "--steps", "240", "--batch-size", "64")
     until(lambda: (out / "metrics.rank0.jsonl").is_file() and len(steps(out, 0)) > 5, 60)
-    output(slurm, "scancel", "--signal=USR1", job)
+    output(slurm, "scancel", "--batch", "--signal=USR1", job)
     until(lambda: output(slurm, "squeue", "-h", "-j", job, "-o", "%T") == "PENDING", 30)
     assert list((out / "snapshots").glob("step-*")) and not (out / "summary.json").exists()
+    again = subprocess.run([HVDTRAIN, "launch", "--resume", "--out", str(out)], **SETTINGS | {"env": slurm}, timeout=60)
+    assert (again.returncode, f"slurm has its job {job}; `hvdtrain stop" in again.stdout) == (2, True), again.stdout
+    printed = (tmp_path / "run.launch" / f"slurm-{job}.log").read_text()
     until((out / "summary.json").exists, 100)
     until(lambda: not output(slurm, "squeue", "-h", "-j", job), 30)
     assert [row["step"] for row in steps(out, 1)] == list(range(1, 241))
     manifest = json.loads((out / "manifest.json").read_text())
     assert len(manifest["parts"]) == 2
     assert (manifest["starter"], manifest["workers"], manifest["servers"]) == ("srun", 2, 0)
+    log = (tmp_path / "run.launch" / f"slurm-{job}.log").read_text()
+    assert printed and log.startswith(printed) and len(log) > len(printed)  # the second turn has added to it
 
 
-def test_ranks_that_are_dealt_out_over_two_nodes_train(slurm_on_two_nodes, tmp_path):
-    """Two tasks on each: the recipe deals them out in turn, so that the first two ranks, which serve, are apart."""
-    place = ["-H", "node1:2,node2:2", "--network-interface", testbed.INTERFACE]
-    for mode, workers, servers in (("allreduce", 4, 0), ("ps-sync", 2, 2)):
-        out = tmp_path / mode
-        job = submit(slurm_on_two_nodes, out, workers, servers, "--mode", mode, "--steps", "4", place=place)
-        until(lambda job=job: not output(slurm_on_two_nodes, "squeue", "-h", "-j", job), 90)
-        log = (tmp_path / f"{mode}.launch" / f"slurm-{job}.log").read_text()
+def test_a_batch_job_whose_rank_fails_does_not_go_back_in_the_queue(slurm, tmp_path):
+    """Slurm ends the other rank, and 143 is what remains of both, as of ranks that Slurm has told to leave."""
+    rank = "echo start; [ $SLURM_PROCID = 0 ] && sleep 1 && kill -9 $$; exec sleep 60"
+    made = expand("slurm", JobSpec(2, ["bash", "-c", rank], out=tmp_path / "run", working_folder=str(tmp_path)))
+    [(script, text)] = made.files.items()
+    script.parent.mkdir()
+    script.write_text(text)
+    done = subprocess.run([made.argv[0], "--wait", *made.argv[1:]], **SETTINGS | {"env": slurm}, timeout=30)
+    assert done.returncode == 143, done.stdout
+    job = done.stdout.strip()
+    assert (script.parent / f"slurm-{job}.log").read_text().count("start") == 2  # once each
+
+
+def ranks_of_job(job):
+    """{rank: process} of a job of Slurm."""
+    found = {}
+    for process in psutil.process_iter():
+        with contextlib.suppress(psutil.Error):
+            env = process.environ()
+            if env.get("SLURM_JOB_ID") == job and "SLURM_PROCID" in env and "hvdtrain" in process.cmdline():
+                found[int(env["SLURM_PROCID"])] = process
+    return found
+
+
+def test_jobs_on_two_nodes_train_where_they_were_placed(slurm_on_two_nodes, tmp_path):
+    """Nodes of two slots each, with their own names and slurmds. One after the other: as Slurm chooses, in turn, so
+    that a node's ranks are not neighbours; in blocks, where a worker is lost; and as -H has it, where Slurm itself
+    would put two ranks on the first node.
+    """
+    env = slurm_on_two_nodes
+    ring, asynchronous, synchronous = (tmp_path / mode for mode in ("allreduce", "ps-async", "ps-sync"))
+    place = ["--network-interface", testbed.INTERFACE]
+    jobs = {
+        ring: submit(env, ring, 4, 0, "--mode", "allreduce", "--steps", "4", place=place),
+        asynchronous: submit(
+            env | {"SBATCH_DISTRIBUTION": "block"}, asynchronous, 2, 1,
+            "--mode", "ps-async", "--steps", "300", "--batch-size", "32", place=place,
+        ),
+        synchronous: submit(
+            env, synchronous, 2, 1, "--mode", "ps-sync", "--steps", "4", place=[*place, "-H", "node2:2,node1:1"]
+        ),
+    }  # fmt: skip
+    until(lambda: len(rows(asynchronous, 1)) > 5 and len(rows(asynchronous, 2)) > 5, 100)
+    ranks_of_job(jobs[asynchronous])[2].kill()
+    until(lambda: not output(env, "squeue", "-h"), 100)
+    placed = {
+        ring: {"node1": [0, 2], "node2": [1, 3]},
+        asynchronous: {"node1": [0, 1], "node2": [2]},
+        synchronous: {"node1": [1], "node2": [0, 2]},
+    }
+    for out, expected in placed.items():
+        log = (out.with_name(f"{out.name}.launch") / f"slurm-{jobs[out]}.log").read_text()
         assert (out / "summary.json").exists(), log
         manifest = json.loads((out / "manifest.json").read_text())
-        assert (manifest["starter"], manifest["workers"], manifest["servers"]) == ("srun", workers, servers)
-        assert (manifest["hardware"]["hosts"], manifest["interface"]) == (["node1", "node2"], testbed.INTERFACE)
+        assert {host: known["ranks"] for host, known in manifest["hosts"].items()} == expected
+        assert (manifest["starter"], manifest["interface"]) == ("srun", testbed.INTERFACE)
+        summary = json.loads((out / "summary.json").read_text())
+        assert summary["lost_workers"] == ([2] if out == asynchronous else [])
+
+
+def rows(out, rank):
+    return steps(out, rank) if (out / f"metrics.rank{rank}.jsonl").is_file() else []
 
 
 def test_a_comparison_runs_inside_an_allocation(slurm, tmp_path):

@@ -13,12 +13,14 @@ from pathlib import Path
 
 import psutil
 import pytest
+import yaml
 from helpers.jobs import ENV, HVDTRAIN, SETTINGS, until
 from helpers.launched import TOKEN, Launched, command_line
 from helpers.nodes import two_nodes
 
 from hvdtrain.errors import UsageError
-from hvdtrain.launch import testbed
+from hvdtrain.launch import hosts_file, testbed
+from hvdtrain.launch.recipe import JobSpec, expand
 
 # One process runs them all: the nodes' names are this machine's.
 pytestmark = [pytest.mark.timeout(240), pytest.mark.xdist_group("testbed")]
@@ -42,7 +44,7 @@ def made():
     found += [line.split(": ")[1] for line in links.splitlines() if "hvdtrain" in line.split(": ")[1]]
     found += [str(path) for path in (testbed.STATE, testbed.SSH_CONFIG) if path.exists()]
     found += [str(path) for path in testbed._cpu_groups().glob("hvdtrain-*")]
-    found += ["names"] if testbed.BEGIN in testbed.HOSTS_FILE.read_text() else []
+    found += ["names"] if hosts_file.BEGIN in testbed.HOSTS_FILE.read_text() else []
     return found
 
 
@@ -123,17 +125,19 @@ def test_cores_are_limited_by_control_groups_of_version_2_too(tmp_path, monkeypa
 
 
 @pytest.mark.parametrize(
-    ("launcher", "mode", "workers", "servers"), [("ssh", "ps-sync", 2, 2), ("mpi", "ps-async", 2, 1)]
+    ("launcher", "user", "mode", "workers", "servers"),
+    [("ssh", "", "ps-sync", 2, 2), ("mpi", "root@", "ps-async", 2, 1)],
 )
-def test_a_job_runs_across_hosts(launcher, mode, workers, servers, nodes, tmp_path):
+def test_a_job_runs_across_hosts(launcher, user, mode, workers, servers, nodes, tmp_path):
     out = tmp_path / "run"
-    words = ["--launcher", launcher, "-n", workers, "-s", servers, "-H", "node1:2,node2:2", "--out", out]
+    hosts = f"{user}node1:2,{user}node2:2"
+    words = ["--launcher", launcher, "-n", workers, "-s", servers, "-H", hosts, "--out", out]
     done = hvdtrain("launch", *words, "--", "--mode", mode, *TINY)
     assert done.returncode == 0, done.stdout
     manifest, summary = (json.loads((out / f"{name}.json").read_text()) for name in ("manifest", "summary"))
     assert manifest["hardware"]["hosts"] == ["node1", "node2"]
     assert (manifest["workers"], manifest["servers"], summary["steps"]) == (workers, servers, 6)
-    slots = ["node1:2", f"node2:{servers}"]
+    slots = [f"{user}node1:2", f"{user}node2:{servers}"]
     assert manifest["launch"] == {
         "launcher": launcher, "hosts": slots, "interface": testbed.INTERFACE, "folder": "",
     }  # fmt: skip
@@ -157,6 +161,42 @@ def test_a_job_runs_across_hosts(launcher, mode, workers, servers, nodes, tmp_pa
         hosts = [(out / "logs" / f"rank.{rank}.err").exists() for rank in range(4)]
         assert all(hosts)
     until(lambda: not processes(), 20)
+
+
+def test_others_hosts_are_not_hidden(nodes):
+    """By a name in /etc/hosts, or an address of the same network; what was up is down then."""
+    before = testbed.HOSTS_FILE.read_text()
+    try:
+        hosts_file.replace(testbed.HOSTS_FILE, f"{before}192.0.2.9 node2\n")
+        done = hvdtrain("hosts", "up")
+        assert (
+            done.returncode == 2 and "would hide other hosts of the same name: here node2 is 192.0.2.9" in done.stdout
+        )
+        hosts_file.replace(testbed.HOSTS_FILE, hosts_file.without_block(before))
+        subprocess.run(["ip", "route", "add", "blackhole", "10.77.0.0/16"], check=True)
+        done = hvdtrain("hosts", "up")
+        assert done.returncode == 2 and "hosts in 10.77.77.0/24: `ip route` has blackhole 10.77.0.0/16" in done.stdout
+        assert made() == []
+    finally:
+        subprocess.run(["ip", "route", "del", "blackhole", "10.77.0.0/16"], check=False)
+        hosts_file.replace(testbed.HOSTS_FILE, hosts_file.without_block(before))
+        testbed.up(["1gbit"] * 2)
+
+
+def test_an_mpijobs_launcher_starts_a_rank_in_each_pod(nodes, tmp_path):
+    """What Kubernetes' MPI operator gives its launcher, with nodes as worker pods, and this machine for an image."""
+    made = expand("kubernetes", JobSpec(2, ["hostname"], out=tmp_path / "run", interface=testbed.INTERFACE))
+    [text] = made.files.values()
+    pod = yaml.safe_load(text)["spec"]["mpiReplicaSpecs"]["Launcher"]["template"]["spec"]["containers"][0]
+    (tmp_path / "hostfile").write_text("node1 slots=1\nnode2 slots=1\n")
+    in_image = {"/opt/hvdtrain": str(Path(sys.executable).parent.parent), "/etc/mpi": str(tmp_path)}
+    words = [*pod["command"], *pod["args"]]
+    for there, here in in_image.items():
+        words = [word.replace(there, here) for word in words]
+    env = {variable["name"]: variable["value"] for variable in pod["env"]}
+    env["OMPI_MCA_orte_default_hostfile"] = str(tmp_path / "hostfile")  # which OpenMPI 5 does not read
+    done = subprocess.run(words, **SETTINGS | {"env": ENV | env}, timeout=60)
+    assert sorted(re.findall(r"^\[\d\]<stdout>: (.*)$", done.stdout, re.MULTILINE)) == ["node1", "node2"], done.stdout
 
 
 @pytest.mark.parametrize("launcher", ["ssh", "mpi"])

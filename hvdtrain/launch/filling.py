@@ -1,0 +1,112 @@
+"""Fills a recipe's templates with the values of a job: the words of a command, a shell script, or data to be dumped.
+
+A placeholder is `{name}`; `${NAME}` is the shell's, and YARN's. What is missing is an empty string.
+"""
+
+import json
+import re
+import shlex
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from hvdtrain.errors import UsageError
+
+Value = str | int | list[str]
+_PLACEHOLDER = re.compile(r"(?<!\$)\{([a-z_]+)\}")
+# What a value in a line such as `#SBATCH …` must do without: each scheduler reads these in its own way.
+_SPECIAL = re.compile(r"[\n\"'\\$`]")
+_LEFT_OUT = object()
+
+
+class Filler:
+    """The values of one job for one recipe.
+
+    Args:
+        recipe: its name, for messages.
+        values: by placeholder. A list of words is quoted for a shell where it stands within text.
+
+    Each method raises UsageError for a placeholder that there is not.
+    """
+
+    def __init__(self, recipe: str, values: Mapping[str, Value]) -> None:
+        self.recipe, self.values = recipe, values
+
+    def command(self, template: Sequence[Any]) -> list[str]:
+        """The words of a command. Words in a list of their own are left out where a value in them is missing."""
+        words: list[str] = []
+        for word in template:
+            if isinstance(word, list):  # such as ["--network-interfaces", "{interface}"]
+                words += [] if any(self._is_missing(inner) for inner in word) else self.command(word)
+            elif (match := _PLACEHOLDER.fullmatch(word)) and isinstance(value := self._value(match), list):
+                words += value
+            else:
+                words.append(self._text(word))
+        return words
+
+    def script(self, template: str) -> str:
+        """A shell script: values are quoted for the shell. Lines in which one is missing are left out.
+
+        UsageError where a line that begins with # has a value that would need quoting.
+        """
+        lines = []
+        for line in template.splitlines():
+            if not self._is_missing(line):
+                lines.append(self._text(line, "comment" if line.startswith("#") else "shell"))
+        return "\n".join(lines) + "\n"
+
+    def resource(self, template: Any, file_name: str) -> str:
+        """Data for a file, as YAML, or as JSON where the file's name says so.
+
+        A text that is one placeholder becomes its value: a number, or a list; within a list it stays a text. What lacks
+        a value is left out: an entry of a table or list, and in a list of tables the whole table.
+        """
+        data = self._data(template)
+        if file_name.endswith(".json"):
+            return json.dumps(data, indent=2) + "\n"
+        import yaml
+
+        return yaml.safe_dump(data, sort_keys=False, width=10**6)
+
+    def _data(self, template: Any) -> Any:
+        if isinstance(template, str):
+            if self._is_missing(template):
+                return _LEFT_OUT
+            match = _PLACEHOLDER.fullmatch(template)
+            return self._value(match) if match else self._text(template)
+        if isinstance(template, list):
+            whole = [inner for inner in template if not (isinstance(inner, dict) and self._lacks_entry(inner))]
+            filled_list = [filled for inner in whole if (filled := self._data(inner)) is not _LEFT_OUT]
+            return [str(filled) if isinstance(filled, int) else filled for filled in filled_list]
+        if isinstance(template, dict):
+            filled = {key: self._data(inner) for key, inner in template.items()}
+            return {key: inner for key, inner in filled.items() if inner is not _LEFT_OUT}
+        return template
+
+    def _lacks_entry(self, table: Mapping[str, Any]) -> bool:
+        return any(isinstance(inner, str) and self._is_missing(inner) for inner in table.values())
+
+    def _is_missing(self, text: str) -> bool:
+        return any(self.values.get(name) == "" for name in _PLACEHOLDER.findall(text))
+
+    def _value(self, match: re.Match[str]) -> Value:
+        if match[1] not in self.values:
+            known = ", ".join(self.values)
+            raise UsageError(f"launchers/{self.recipe}.toml: there is no {match[0]} to fill in: choose from {known}")
+        return self.values[match[1]]
+
+    def _text(self, text: str, within: str = "") -> str:
+        """The text, filled in.
+
+        Args:
+            within: `shell` quotes values; `comment` refuses those that would need it.
+        """
+
+        def fill(match: re.Match[str]) -> str:
+            value = self._value(match)
+            if isinstance(value, list):
+                return shlex.join(value)
+            if within == "comment" and _SPECIAL.search(str(value)):
+                raise UsageError(f"{value!a} cannot stand in the line `{text}`: choose a name without quotes, $ and \\")
+            return shlex.quote(value) if within == "shell" and isinstance(value, str) else str(value)
+
+        return _PLACEHOLDER.sub(fill, text)

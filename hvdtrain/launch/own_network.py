@@ -1,0 +1,64 @@
+"""A network of its own for a job on this machine: a network namespace that has loopback and nothing else.
+
+mpirun opens control ports on all interfaces, and horovodrun an HTTP store, and neither can be told otherwise. What
+listens in there is reached by the job's own processes alone. Processes, files and shared memory are this machine's.
+"""
+
+import ctypes
+import os
+import socket
+import struct
+from fcntl import ioctl
+
+from hvdtrain.config import recipes
+from hvdtrain.config.run_config import RunConfig
+
+# Of linux/sched.h, linux/sockios.h and linux/if.h.
+_NEW_USER_NAMESPACE, _NEW_NETWORK_NAMESPACE = 0x10000000, 0x40000000
+_SET_INTERFACE_FLAGS, _UP_AND_RUNNING = 0x8914, 0x41
+# Sources of images that never need the network; see data/sources/.
+_WITHOUT_DOWNLOAD = {"digits", "mnist5k", "turntable"}
+
+
+def needs_network(config: RunConfig) -> bool:
+    """Whether the ranks of a job read from a URL, or may have to download something first."""
+    from hvdtrain.data.build import is_built
+    from hvdtrain.data.find import is_url
+    from hvdtrain.data.recipe import Recipe
+    from hvdtrain.data.storage import cache_root
+
+    if is_url(config.dataset) or config.pretrained == "imagenet":
+        return True
+    if config.dataset not in recipes.names("datasets"):
+        return False
+    recipe = Recipe.load(config.dataset)
+    if recipe.source in _WITHOUT_DOWNLOAD:
+        return False
+    request = recipe.request()
+    return not is_built(request, cache_root() / "datasets" / f"{config.dataset}-{request.key[:12]}")
+
+
+def enter_own_network() -> None:
+    """Give this process, which must have one thread, a network with loopback alone, and what it starts too.
+
+    Root may do so. Others do it in a user namespace, in which they keep their user's and group's number and gain no
+    rights; not every system allows that.
+
+    Raises:
+        OSError: this is not possible here, and the process should not go on, since it may be half way.
+    """
+    user, group = os.geteuid(), os.getegid()
+    flags = _NEW_NETWORK_NAMESPACE | (_NEW_USER_NAMESPACE if user else 0)
+    if ctypes.CDLL(None, use_errno=True).unshare(flags):
+        raise OSError(ctypes.get_errno(), "unshare")
+    if user:
+        _write("/proc/self/setgroups", "deny")  # the kernel wants this before gid_map
+        _write("/proc/self/uid_map", f"{user} {user} 1")
+        _write("/proc/self/gid_map", f"{group} {group} 1")
+    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as any_socket:
+        ioctl(any_socket, _SET_INTERFACE_FLAGS, struct.pack("16sH22x", b"lo", _UP_AND_RUNNING))
+
+
+def _write(path: str, text: str) -> None:
+    with open(path, "w") as file:
+        file.write(text)

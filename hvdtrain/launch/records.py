@@ -1,0 +1,119 @@
+"""Which job was launched into a run folder, and whether it still runs: a file beside the folder says whom to ask."""
+
+import json
+import os
+import re
+import shlex
+import socket
+import subprocess
+import time
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import psutil
+
+from hvdtrain.config import recipes
+from hvdtrain.errors import Failure
+from hvdtrain.world.parent import is_alive
+
+REPLY_TIMEOUT_S = 30.0  # of a scheduler
+LOOK_EVERY_S = 0.5
+Record = Mapping[str, Any]
+
+
+def job_record_file(out: Path) -> Path:
+    """The file by which `hvdtrain stop` finds a job: it exists while the job runs or a scheduler has it."""
+    return out.with_name(f"{out.name}.launch") / "running.json"
+
+
+def read_record(out: Path) -> dict[str, Any]:
+    """What `launch` recorded of a job: `launcher`, with the `job` and the `name` that its scheduler knows, or with the
+    process that sees to it, as own_identity describes it. Empty where there is no record, or a broken one.
+    """
+    try:
+        record = json.loads(job_record_file(out).read_text())
+    except (OSError, ValueError):
+        return {}
+    if not isinstance(record, dict):
+        return {}
+    types = {"launcher": str, "job": str} if "job" in record else {"launcher": str, "pid": int, "host": str}
+    return record if all(isinstance(record.get(name), type_) for name, type_ in types.items()) else {}
+
+
+def own_identity() -> dict[str, Any]:
+    """What identifies this process: its id alone would not, since ids are used again."""
+    return {"pid": os.getpid(), "started": _start(os.getpid()), "host": socket.gethostname()}
+
+
+def is_running(record: Record) -> bool:
+    """Whether the process that `own_identity` described runs, as far as this host can tell."""
+    try:
+        if record["host"] != socket.gethostname():
+            return False
+        return _start(record["pid"]) == record["started"] and is_alive(psutil.Process(record["pid"]))
+    except (KeyError, TypeError, ValueError, OSError, psutil.NoSuchProcess):
+        return False
+
+
+def _start(pid: int) -> str:
+    """When a process started, by a clock that nobody sets: the boot, and ticks since then. OSError if it is gone."""
+    boot = Path("/proc/sys/kernel/random/boot_id").read_text().strip()
+    after_name = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
+    return f"{boot} {after_name[19]}"  # the 22nd field, of which two come before
+
+
+def whose(record: Record) -> str:
+    """Who has the job still, or may have it, in words that go on "--out RUN: "; empty if it has ended."""
+    if "job" in record:
+        return _scheduler_has(record)
+    if is_running(record):
+        return "its job is still running"
+    if record and record["host"] != socket.gethostname():
+        return f"a job was launched into it on {record['host']}, and this host cannot tell whether it still runs"
+    return ""
+
+
+def _scheduler_has(record: Record) -> str:
+    """As `whose`. A scheduler that does not answer is taken to have the job."""
+    recipe = recipes.load("launchers", record["launcher"])
+    has = f"{record['launcher']} has its job {record['job']}"
+    if "ask" not in recipe:
+        return has
+    command = _filled(recipe["ask"], record)
+    try:
+        done = subprocess.run(command, capture_output=True, text=True, timeout=REPLY_TIMEOUT_S)
+    except (OSError, subprocess.TimeoutExpired):
+        return f"{has}, unless it has ended: `{shlex.join(command)}` gives no answer here"
+    if re.search(recipe["gone"], done.stdout + done.stderr) or (done.returncode == 0 and not done.stdout.strip()):
+        return ""
+    return has
+
+
+def cancel(record: Record, timeout_s: float) -> bool:
+    """Have the scheduler end its job, and wait until it has; False if the job has ended already.
+
+    Raises:
+        Failure: the scheduler refuses, or still has the job after the time.
+    """
+    recipe = recipes.load("launchers", record["launcher"])
+    command = _filled(recipe["stop"], record)
+    try:
+        done = subprocess.run(command, capture_output=True, text=True)
+    except OSError as error:
+        raise Failure(f"`{shlex.join(command)}` cannot be started ({error.strerror}): stop it where it can") from None
+    if done.returncode:
+        if not whose(record):
+            return False
+        raise Failure(f"`{shlex.join(command)}` failed: {(done.stderr or done.stdout).strip()[-200:]}")
+    deadline = time.monotonic() + timeout_s
+    while "ask" in recipe and (still := whose(record)):
+        if time.monotonic() > deadline:
+            raise Failure(f"`{shlex.join(command)}` was done {timeout_s:.0f} s ago, and {still}: try again")
+        time.sleep(LOOK_EVERY_S)
+    return True
+
+
+def _filled(command: list[str], record: Record) -> list[str]:
+    filled = {"{job}": record["job"], "{name}": record.get("name", "")}
+    return [re.sub(r"\{(job|name)\}", lambda match: filled[match[0]], word) for word in command]

@@ -1,0 +1,116 @@
+"""Whose job a run folder has: a process of this host, or one that a scheduler holds. Schedulers are scripts here."""
+
+import json
+import os
+import socket
+import subprocess
+import sys
+
+import psutil
+import pytest
+from click.testing import CliRunner
+
+from hvdtrain.errors import Failure, UsageError
+from hvdtrain.launch import commands, records
+from hvdtrain.launch.commands import launch, stop
+from hvdtrain.launch.records import is_running, job_record_file, own_identity, read_record, whose
+from hvdtrain.launch.status import status_lines
+
+
+@pytest.fixture
+def slurm(tmp_path, monkeypatch):
+    """Slurm's commands. The file `queue` says what squeue prints, and whether it succeeds; scancel empties it."""
+    scripts = {
+        "sbatch": "echo RUNNING > queue; echo 17",
+        "squeue": '[ -f queue ] || { echo "slurm_load_jobs error: Invalid job id specified" >&2; exit 1; }; cat queue',
+        "scancel": "[ ! -f deaf ] || exit 0; [ ! -f broken ] || { echo no >&2; exit 1; }; rm queue",
+    }
+    for name, script in scripts.items():
+        file = tmp_path / "bin" / name
+        file.parent.mkdir(exist_ok=True)
+        file.write_text(f"#!/bin/sh\ncd {tmp_path}; {script}\n")
+        file.chmod(0o755)
+    monkeypatch.setenv("PATH", f"{tmp_path / 'bin'}:/usr/bin:/bin")
+    monkeypatch.setattr(commands, "STOP_TIMEOUT_S", 0.3)
+    monkeypatch.setattr(records, "LOOK_EVERY_S", 0.05)
+    return tmp_path
+
+
+def submit(out):
+    return CliRunner().invoke(launch, ["-n", "2", "--launcher", "slurm", "--out", str(out)])
+
+
+def test_a_job_in_the_queue_keeps_others_out_of_its_run_folder(slurm):
+    out = slurm / "run"
+    assert submit(out).exit_code == 0
+    assert read_record(out) == {"launcher": "slurm", "job": "17", "name": "hvdtrain-run"}
+    assert f"{out}: handed to slurm as job 17 since " in next(status_lines(out, out))
+    again = submit(out)
+    assert isinstance(again.exception, UsageError)
+    assert f"--out {out}: slurm has its job 17; `hvdtrain stop {out}` ends it" in str(again.exception)
+    assert read_record(out)["job"] == "17"
+    (slurm / "queue").unlink()  # it has ended
+    assert "not running, and not finished" in next(status_lines(out, out))
+    assert submit(out).exit_code == 0
+
+
+def test_a_scheduler_that_does_not_answer_is_taken_to_have_its_job(slurm, monkeypatch):
+    out = slurm / "run"
+    submit(out)
+    (slurm / "bin" / "squeue").write_text("#!/bin/sh\necho 'Unable to contact slurm controller' >&2; exit 1\n")
+    assert "slurm has its job 17" in str(submit(out).exception)
+    monkeypatch.setenv("PATH", str(slurm))
+    assert "slurm has its job 17, unless it has ended: `squeue --noheader" in str(submit(out).exception)
+
+
+def test_stop_forgets_a_job_once_the_scheduler_has(slurm):
+    out = slurm / "run"
+    submit(out)
+    (slurm / "broken").touch()
+    assert "`scancel 17` failed: no" in str(CliRunner().invoke(stop, [str(out)]).exception)
+    assert read_record(out)["job"] == "17"
+    (slurm / "broken").unlink()
+    (slurm / "deaf").touch()
+    ended = CliRunner().invoke(stop, [str(out)])
+    assert isinstance(ended.exception, Failure)
+    assert "`scancel 17` was done 0 s ago, and slurm has its job 17: try again" in str(ended.exception)
+    assert read_record(out)["job"] == "17"
+    (slurm / "deaf").unlink()
+    assert CliRunner().invoke(stop, [str(out)]).exit_code == 0
+    assert read_record(out) == {}
+
+
+def test_kubernetes_and_yarn_end_what_they_were_given(slurm):
+    """By the name that kubectl printed, and by the name that YARN was told."""
+    for tool in ("kubectl", "yarn"):
+        (slurm / "bin" / tool).write_text(f'#!/bin/sh\necho "{tool} $@" >> {slurm}/said\necho NotFound not found\n')
+        (slurm / "bin" / tool).chmod(0o755)
+    records.cancel({"launcher": "kubernetes", "job": "mpijob.kubeflow.org/hvdtrain-a-x2z4b", "name": "hvdtrain-a"}, 5)
+    records.cancel({"launcher": "yarn", "job": "submitted", "name": "hvdtrain-a"}, 5)
+    said = (slurm / "said").read_text().splitlines()
+    assert said[0] == "kubectl delete mpijob.kubeflow.org/hvdtrain-a-x2z4b" and "yarn app -destroy hvdtrain-a" in said
+
+
+def test_a_process_is_known_by_its_start_since_boot(monkeypatch):
+    identity = own_identity()
+    assert is_running(identity) and identity["started"].split()[0].count("-") == 4
+    # Somebody sets the clock: psutil's boot time, and with it each process's creation time, moves.
+    monkeypatch.setattr(psutil.Process, "create_time", lambda _: 1.0)
+    assert is_running(identity)
+    assert not is_running(identity | {"started": f"{identity['started'].split()[0]} 5"})
+    with subprocess.Popen([sys.executable, "-c", ""]) as child:
+        child.wait()
+    assert not is_running(identity | {"pid": child.pid})
+
+
+def test_a_job_of_another_host_is_not_taken_to_have_ended(tmp_path):
+    out = tmp_path / "run"
+    record = {"launcher": "ssh", **own_identity(), "host": f"not-{socket.gethostname()}"}
+    job_record_file(out).parent.mkdir()
+    job_record_file(out).write_text(json.dumps(record))
+    assert whose(record).startswith(f"a job was launched into it on not-{socket.gethostname()}")
+    again = CliRunner().invoke(launch, ["-n", "2", "--out", str(out)])
+    assert "this host cannot tell whether it still runs" in str(again.exception)
+    assert str(job_record_file(out)) in str(again.exception)  # which one removes if that host is gone
+    assert "stop it there" in str(CliRunner().invoke(stop, [str(out)]).exception)
+    assert json.loads(job_record_file(out).read_text()) == record and os.listdir(tmp_path) == ["run.launch"]
