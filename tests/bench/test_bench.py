@@ -25,7 +25,7 @@ def test_other_sizes_are_refused(text):
     ("arguments", "words"),
     [
         ("--op nosuch", "unknown operation 'nosuch': choose from allreduce, pushpull, push, p2p"),
-        ("--backend nosuch", "unknown backend 'nosuch': choose from horovod, gloo, rpc, naive-rpc"),
+        ("--backend nosuch", "unknown backend 'nosuch': choose from horovod, gloo, rpc, zmq, naive-rpc"),
         ("--op pushpull --backend gloo", "none of gloo carries pushpull"),
         ("--op push --backend naive-rpc", "none of naive-rpc carries push"),
         ("-n 2,65", "--num-workers 65 are more than 64"),

@@ -39,7 +39,8 @@ VALUES = {
     "deterministic": st.booleans(), "repeat": st.integers(1, 10**6),
     "look_ahead": st.floats(0, 4), "slow": TEXT, "trace": st.booleans(), "trace_steps": TEXT,
     "staleness": st.integers(0), "delay_compensation": st.floats(0, allow_infinity=False),
-    "staleness_lr": st.booleans(), "compression": TEXT, "bucket_mb": st.floats(0, 32, exclude_min=True),
+    "staleness_lr": st.booleans(), "compression": TEXT, "wire": st.sampled_from(["rpc", "zmq"]),
+    "bucket_mb": st.floats(0, 32, exclude_min=True),
     "augment": st.sampled_from(augment.KINDS), "freeze": st.sampled_from(["none", "features"]),
     "precision": st.sampled_from(["fp32", "tf32", "bf16", "fp16"]),
     "accumulate": st.integers(1), "per_worker": st.booleans(),
@@ -106,6 +107,7 @@ def test_one_option_alone_is_all_that_the_command_line_says(f):
         "lr_scaling": "sqrt",
         "snapshot_every": "10m",
         "shares": "static",
+        "wire": "zmq",
         "save": "best",
     }.get(f.name, {str: "other", int: 7, float: 0.5, bool: True}[type(f.default)])
     config = RunConfig(**{f.name: value})
