@@ -18,6 +18,7 @@ from hvdtrain.launch.recipe import JobSpec, LaunchCommand, expand, train_program
 from hvdtrain.runs.launched import LAUNCHER, Launched, Pair
 from hvdtrain.runs.request import with_absolute_paths
 from hvdtrain.world import network
+from hvdtrain.world.network import WIRE_KEY, new_wire_key
 
 
 def prepare(
@@ -54,10 +55,13 @@ def prepare(
     program += ["--resume"] if resume else []
     if "script_name" in recipe:  # not every scheduler passes the environment on
         program = ["env", f"{LAUNCHER}={launcher}", *program]
+    private = dict(private or {})
+    if config.wire == "zmq":
+        private[WIRE_KEY] = os.environ.get(WIRE_KEY) or new_wire_key()
     ranks, survives = workers + config.servers, modes.declared(config.mode).survives_lost_worker
     spec = JobSpec(
         ranks, program, config.servers, hosts, out, interface, working_folder, survives,
-        private=private or {}, needs_network=needs_network(config),
+        private=private, needs_network=needs_network(config),
     )  # fmt: skip
     return prepare_program(launcher, spec, requirements, check, measure)
 

@@ -19,7 +19,7 @@ from hvdtrain.launch.remote import in_folder
 # Variables that are passed on to ranks on other hosts. Others are not: they would show on command lines there. What
 # JobSpec.private names goes by a file.
 FORWARDED = re.compile(
-    r"(HVDTRAIN|HOROVOD|OMPI_MCA|PRTE_MCA|UCX|FI|OMP|MKL|NCCL|CUDA|GLOO|TP|TORCH|THP)_\w+|PYTHONPATH|LD_LIBRARY_PATH"
+    r"(HVDTRAIN(?!_WIRE_KEY)|HOROVOD|OMPI_MCA|PRTE_MCA|UCX|FI|OMP|MKL|NCCL|CUDA|GLOO|TP|TORCH|THP)_\w+|PYTHONPATH|LD_LIBRARY_PATH"
 )
 MAX_NAME = 63 - len("-abcde-worker-4095")
 # Variables that the starter itself needs here.
@@ -82,7 +82,7 @@ class LaunchCommand:
     def dry_run_text(self) -> str:
         """What `--dry-run` prints: the files and the command."""
         files = [
-            f"# {path}\n{text.rstrip() if path != self.private_file else '(variables that --env names)'}\n"
+            f"# {path}\n{text.rstrip() if path != self.private_file else '(variables that are not shown)'}\n"
             for path, text in self.files.items()
         ]
         return "\n".join([*files, shlex.join(self.argv)])
@@ -114,7 +114,10 @@ def expand(launcher: str, spec: JobSpec) -> LaunchCommand:
         environment |= spec.private
     elif spec.private:
         if recipe.get("hosts") != "needed":
-            raise UsageError(f"--env: {launcher} starts ranks without this environment: edit launchers/{launcher}.toml")
+            names = ", ".join(spec.private)
+            raise UsageError(
+                f"{names}: {launcher} starts ranks without this environment: edit launchers/{launcher}.toml"
+            )
         private_file = launch_folder / "environment"
         program = ["sh", "-c", '. "$0" && exec "$@"', str(private_file), *program]
     folder, slots = spec.working_folder or str(Path.cwd()), max((host.slots for host in spec.hosts), default=0)

@@ -12,7 +12,6 @@ The traps of rpc, and what is done about each:
 """
 
 import os
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -51,13 +50,12 @@ class Rpc:
         rpc.shutdown(graceful=False)
 
 
-def connect(world: World, store: "Store", patience: float, requests: Requests, folder: Path | None) -> Rpc:
+def connect(world: World, store: "Store", patience: float, requests: Requests) -> Rpc:
     """Join the rpc group as `rank{r}`.
 
     Args:
         patience: seconds that joining may take.
         requests: answers the peers.
-        folder: of no use here.
     """
 
     def find(url: str, **_: object) -> "Iterator[tuple[Store, int, int]]":

@@ -57,7 +57,7 @@ def serve(job: Job, report: Callable[[str], None], make_policy: MakePolicy) -> N
     server = Server(make_bucket, decode, Membership(world.workers), leases, load, world.rank)
     store = open_store(world, config.timeout)
     # With the server: a worker may call as soon as it has started.
-    wire.start(world, store, config.timeout, server, config.wire, job.folder)
+    wire.start(world, store, config.timeout, server, config.wire)
     metrics = ServerMetrics(job.folder, world.rank, load)  # now that all have met, the first worker has the folder
     ended: SimpleQueue[tuple[int, str]] = SimpleQueue()
     for rank in range(world.servers, world.size):

@@ -8,7 +8,6 @@ itself that a peer has died: servers keep a call open at every worker and worker
 import importlib
 import re
 from collections.abc import Callable
-from pathlib import Path
 from typing import Any, Protocol
 
 from torch.distributed import Store
@@ -43,23 +42,20 @@ _requests: Requests
 _patience: float  # seconds
 
 
-def start(
-    world: World, store: Store, timeout: float, endpoint: object = None, kind: str = "rpc", folder: Path | None = None
-) -> None:
+def start(world: World, store: Store, timeout: float, endpoint: object = None, kind: str = "rpc") -> None:
     """Join the other ranks.
 
     Args:
         timeout: seconds after which a silent peer is lost.
         endpoint: the object whose methods peers can call, on a server.
         kind: one of WIRES.
-        folder: the run folder, beside which zmq's key may lie.
 
     Raises:
         Failure: they could not be joined.
     """
     global _wire, _requests, _patience
     _requests, _patience = Requests(endpoint), PATIENCE * timeout
-    _wire = importlib.import_module(WIRES[kind]).connect(world, store, _patience, _requests, folder)
+    _wire = importlib.import_module(WIRES[kind]).connect(world, store, _patience, _requests)
 
 
 def call(rank: int, method: str, *arguments: Any, timeout: float | None = None) -> "Future[Any]":

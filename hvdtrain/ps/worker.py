@@ -34,7 +34,7 @@ class PushPull:
         self.backend = job.config.wire
         self.store = open_store(job.world, self.timeout)
         self.accumulating = False
-        wire.start(job.world, self.store, self.timeout, kind=self.backend, folder=job.folder)
+        wire.start(job.world, self.store, self.timeout, kind=self.backend)
         self.group = ServerGroup(job.world, self.store, self.timeout)
         self._restored = 0  # the step of the snapshot that training goes on from
         self._round: tuple[int, int] | None = None  # of shares that are leased: its begin and end

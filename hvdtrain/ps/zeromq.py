@@ -5,8 +5,8 @@ one thread of each process owns them all, and other threads hand it what they se
 and a frame for each large tensor in it, which is sent from the tensor's own memory and read where it was received.
 
 With a key, shared by the ranks of the job, everything is encrypted by CURVE (curvezmq.org, RFC 26), and who does not
-have it is not let in. The key is in HVDTRAIN_WIRE_KEY, or where `hvdtrain launch` leaves it, beside the run folder.
-Without one, ranks on one host go on in clear on loopback, and ranks on several refuse.
+have it is not let in. It is in HVDTRAIN_WIRE_KEY, which `hvdtrain launch` sets. Without one, ranks on one host go on in
+clear on loopback, and ranks on several refuse.
 """
 
 import math
@@ -17,7 +17,6 @@ from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import msgspec
@@ -29,13 +28,12 @@ from zmq.auth.thread import ThreadAuthenticator
 from hvdtrain.errors import Failure
 from hvdtrain.ps.messages import Answer, Push
 from hvdtrain.ps.requests import WATCH, Requests
-from hvdtrain.world.network import own_address
+from hvdtrain.world.network import WIRE_KEY, own_address
 from hvdtrain.world.place import World
 
 if TYPE_CHECKING:
     from torch.distributed import Store
 
-KEY = "HVDTRAIN_WIRE_KEY"  # CURVE's secret key, 40 characters
 # Bytes of a tensor up to which it travels in the header, and of a message up to which it is handled by the thread that
 # has received it: another frame, and another thread, would cost more.
 SMALL = 16 * 2**10
@@ -260,25 +258,25 @@ class ZeroMQ:
             pending[0].set_result(outcome)
 
 
-def connect(world: World, store: "Store", patience: float, requests: Requests, folder: Path | None = None) -> ZeroMQ:
+def connect(world: World, store: "Store", patience: float, requests: Requests) -> ZeroMQ:
     """Listen, and tell the others where.
 
     Raises:
         Failure: the job is on several hosts, and there is no key.
     """
-    key = os.environ.get(KEY, "")
-    if not key and folder and (file := key_file(folder)).is_file():
-        key = file.read_text().strip()
+    key = os.environ.get(WIRE_KEY, "")
     if not key and not world.is_local:
-        raise Failure(f"--wire zmq over hosts needs a key: `hvdtrain launch` makes one, or set {KEY} on every rank")
+        raise Failure(
+            f"--wire zmq over hosts needs a key: `hvdtrain launch` makes one, or set {WIRE_KEY} on every rank"
+        )
+    try:
+        if key:
+            zmq.curve_public(key.encode())
+    except (ValueError, zmq.ZMQError):
+        raise Failure(f"{WIRE_KEY} is no secret key of CURVE, which has 40 characters of Z85") from None
     wire = ZeroMQ(f"tcp://{own_address(world)}", lambda rank: store.get(f"wire/{rank}").decode(), requests, key)
     store.set(f"wire/{world.rank}", wire.endpoint)
     return wire
-
-
-def key_file(folder: Path) -> Path:
-    """Where the key of a launched job lies."""
-    return folder.with_name(f"{folder.name}.launch") / "wire.key"
 
 
 def pack(value: Any) -> list[Any]:

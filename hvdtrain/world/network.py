@@ -8,6 +8,7 @@ from hvdtrain.errors import Failure, UsageError
 from hvdtrain.world.place import World
 
 VARIABLE = "HVDTRAIN_INTERFACE"
+WIRE_KEY = "HVDTRAIN_WIRE_KEY"  # in which ranks find the key of --wire zmq: a secret key of CURVE, 40 characters
 # What each library reads: TensorPipe, which carries the servers' rpc; torch's Gloo; Horovod's Gloo; OpenMPI.
 READ_BY = ("TP_SOCKET_IFNAME", "GLOO_SOCKET_IFNAME", "HOROVOD_GLOO_IFACE", "OMPI_MCA_btl_tcp_if_include")
 LOOPBACK = "lo"
@@ -42,6 +43,13 @@ def use_one_interface(world: World) -> str:
         os.environ.update(dict.fromkeys(READ_BY, name) | {VARIABLE: name})
         os.environ.setdefault("NCCL_SOCKET_IFNAME", f"={name}")
     return os.environ.get(VARIABLE, "")
+
+
+def new_wire_key() -> str:
+    """A key for the ranks of one job."""
+    import zmq
+
+    return zmq.curve_keypair()[1].decode()
 
 
 def own_address(world: World) -> str:

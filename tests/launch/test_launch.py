@@ -174,7 +174,7 @@ def test_a_scheduler_that_starts_ranks_without_this_environment_takes_no_variabl
     spec = JobSpec(1, ["x"], out=tmp_path / "run", private={"MY_TOKEN": "t0ken"})
     assert expand("slurm", spec).argv[0] == "sbatch"  # which passes all of it on
     for launcher in ("sge", "yarn", "kubernetes"):
-        with pytest.raises(UsageError, match=f"--env: {launcher} starts ranks without this environment: edit launch"):
+        with pytest.raises(UsageError, match=f": {launcher} starts ranks without this environment: edit launch"):
             expand(launcher, spec)
 
 

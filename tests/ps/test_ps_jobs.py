@@ -91,7 +91,7 @@ def test_ssp_ends_by_the_clock_without_waiting_for_who_has_ended(tmp_path):
     [
         ("ps-async", 2, 2, ["--compression", "int8", "--dropout", "0.2", "--bucket-mb", "0.1"]),
         ("ps-ssp", 1, 2, ["--staleness", "1", "--delay-compensation", "0.04", "--optimizer", "sgd", "--nesterov"]),
-        ("ps-async", 1, 3, ["--push-scale", "mean"]),
+        ("ps-async", 1, 3, ["--push-scale", "mean", "--wire", "zmq"]),
     ],
 )
 def test_a_recorded_run_is_replayed_to_the_same_bits(mode, servers, workers, options, tmp_path):
@@ -211,7 +211,7 @@ def four_ranks(out, *options):
         finish(job)
 
 
-@pytest.mark.parametrize(("mode", "options"), [("ps-async", []), ("ps-ssp", ["--staleness", "1"])])
+@pytest.mark.parametrize(("mode", "options"), [("ps-async", ["--wire", "zmq"]), ("ps-ssp", ["--staleness", "1"])])
 def test_an_asynchronous_job_goes_on_without_a_worker_that_is_killed(mode, options, tmp_path):
     """Evaluations count every image once, or the job would fail."""
     out = tmp_path / "run"
@@ -245,16 +245,21 @@ def test_a_worker_that_hangs_is_given_up_after_the_timeout(tmp_path):
 
 
 @pytest.mark.parametrize(
-    ("mode", "victim", "says"),
+    ("mode", "wire", "victim", "says"),
     [
-        ("ps-async", 0, r"rank \d failed: parameter server rank 0 failed: "),
-        ("ps-async", 1, "rank 0 failed: rank 1, the first worker, is lost: "),
-        ("ps-sync", 2, "rank 0 failed: rank 2 is lost, and every step of ps-sync needs a push from every worker: "),
+        ("ps-async", "zmq", 0, r"rank \d failed: parameter server rank 0 failed: "),
+        ("ps-async", "rpc", 1, "rank 0 failed: rank 1, the first worker, is lost: "),
+        (
+            "ps-sync",
+            "zmq",
+            2,
+            "rank 0 failed: rank 2 is lost, and every step of ps-sync needs a push from every worker: ",
+        ),
     ],
 )
-def test_a_rank_that_the_others_need_ends_the_job_whatever_its_starter_does(mode, victim, says, tmp_path):
+def test_a_rank_that_the_others_need_ends_the_job_whatever_its_starter_does(mode, wire, victim, says, tmp_path):
     out = tmp_path / "run"
-    with four_ranks(out, "--mode", mode, "--epochs", "1000") as job:
+    with four_ranks(out, "--mode", mode, "--wire", wire, "--epochs", "1000") as job:
         ranks_of(job)[victim].kill()
         said, _ = job.communicate(timeout=30)
     assert job.returncode == 1

@@ -25,14 +25,19 @@ LATE = f"""{LATE_EVENTS}
 from hvdtrain.ps import exchange, worker
 worker.Exchange = lambda *arguments, staged: exchange.Exchange(*arguments, staged=True)
 """
+WITHOUT_RPC = """
+import sys
+sys.modules["torch.distributed.rpc"] = None
+"""
 JOB = ["--width", "0.0625", "--steps", "6", "--threads", "1", "--snapshot-every", "never", "--bucket-mb", "0.0625"]
 
 
 @pytest.mark.timeout(180)
-def test_gradients_that_arrive_late_give_the_same_weights(tmp_path):
+def test_gradients_that_arrive_late_or_over_another_wire_give_the_same_weights(tmp_path):
     options = ["train", *JOB, "--mode", "ps-sync", "--servers", "1"]
-    for name, first in (("direct", ""), ("staged", LATE)):
-        done = hvdtrain(*options, "--out", tmp_path / name, ranks=3, first=first)
+    for name, first in (("direct", WITHOUT_RPC), ("staged", LATE)):
+        wire = "zmq" if name == "direct" else "rpc"
+        done = hvdtrain(*options, "--wire", wire, "--out", tmp_path / name, ranks=3, first=first)
         assert done.returncode == 0, done.stdout
     direct, staged = (load_file(tmp_path / name / "snapshots" / "final.safetensors") for name in ("direct", "staged"))
     assert all(tensor.equal(direct[name]) for name, tensor in staged.items())
