@@ -94,7 +94,7 @@ def expand(launcher: str, spec: JobSpec) -> LaunchCommand:
     values: dict[str, Any] = {
         "bin": str(Path(sys.executable).parent), "prefix": str(Path(sys.executable).parent.parent),
         "ranks": str(spec.ranks), "workers": str(spec.ranks - spec.servers), "servers": str(spec.servers),
-        "hosts": ",".join(map(str, spec.hosts)),
+        "hosts": ",".join(f"{host.name}:{host.slots}" for host in spec.hosts),
         "nodes": str(len(spec.hosts)) if spec.hosts else "", "nodelist": ",".join(host.name for host in spec.hosts),
         "hostfile": str(hostfile) if spec.hosts else "", "script": str(script),
         "interface": spec.interface, "name": _job_name(spec.out.name), "out": str(spec.out),
