@@ -124,7 +124,6 @@ def test_networks_by_name_have_their_published_sizes():
         (["--workers", "8-2"], "is not a number from 1 to 4096"),
         (["--servers", "same"], "or equal"),
         (["--slow", "1:4x@20s-40s"], "a plan knows 1:4x"),
-        (["--slow", "1:1001x"], "a plan knows 1:4x"),
     ],
 )
 def test_wrong_options_of_predict_are_refused(tmp_path, words, says):
