@@ -104,10 +104,10 @@ def bench(
     servers, which update their weights with plain SGD and send those back; a push is the same, many times in a row,
     to see what a message costs; p2p is a plain message from the first worker to the last, half of the way there and
     back. In each repeat all backends take turns, another one first each time: once to warm up and once timed, while
-    the others' processes are stopped. MXNet comes after them. Shown are the median, the range, and GB/s: all workers'
-    bytes over median seconds, where a push and pull counts once though it moves the vector both ways. On one machine,
-    the floor is the time that its memory needs for those bytes, as fast as it copies now. Of servers: processor time
-    for each push, and peak memory, of all together.
+    the others' processes are stopped, and keep their memory. MXNet comes after them. Shown are the median, the range,
+    and GB/s: all workers' bytes over median seconds, where a push and pull counts once though it moves the vector
+    both ways. On one machine, the floor is the time that its memory needs for those bytes, as fast as it copies now.
+    Of servers: processor time for each push, and peak memory, of all together.
     """
     for op in ops:
         if op not in BACKENDS:

@@ -15,6 +15,7 @@ from hvdtrain.world.load import beside_others
 
 _SHORT_S = 5
 Groups = dict[Kind, list[Run]]
+Caveat = Callable[[Groups], str]
 
 
 def caveats(runs: Sequence[Run]) -> list[str]:
@@ -23,92 +24,51 @@ def caveats(runs: Sequence[Run]) -> list[str]:
     return [line for caveat in _CAVEATS if (line := caveat(groups))]
 
 
-def _of(sentence: str, applies: Callable[[Run], bool]) -> Callable[[Groups], str]:
+def _of(sentence: str, applies: Callable[[Run], bool]) -> Caveat:
     """A caveat about the kinds of which at least one run fulfils the condition; `{}` in the sentence names them."""
+    return _each(sentence, lambda kind, runs: kind.label if any(map(applies, runs)) else "")
+
+
+def _each(sentence: str, told: Callable[[Kind, list[Run]], str], between: str = ", ") -> Caveat:
+    """A caveat about the kinds of which there is something to tell, which stands for `{}` in the sentence."""
 
     def caveat(groups: Groups) -> str:
-        listed = ", ".join(kind.label for kind, members in groups.items() if any(map(applies, members)))
+        listed = between.join(text for kind, runs in groups.items() if (text := told(kind, runs)))
         return sentence.format(listed) if listed else ""
 
     return caveat
 
 
-_diverged = _of("The loss became NaN: {}.", lambda run: math.isnan(run.summary.val_loss or 0.0))
-_resumed = _of(
-    "Stopped and resumed: {}. Times are of training alone, and each start warms up anew.",
-    lambda run: len(run.manifest.parts) > 1,
-)
-_one_host = _of(
-    "All processes ran on one host: {}. Their messages went through its memory, which costs cores and memory "
-    "bandwidth; over a network the comparison can come out differently.",
-    lambda run: run.kind.mode != "single" and field_value(run, "hardware.hosts") == 1,
-)
-_stale_gradients = _of(
-    "Gradients were applied to weights newer than those they were computed on ({}), so training takes another path, "
-    "and another one each time: compare its accuracy and its time to target, not its loss step by step.",
-    lambda run: (run.summary.staleness_max or 0) > 0,
-)
-_unscaled_pushes = _of(
-    "Each push counts whole, so N pushes move the weights N times as far as one averaged step: {}.",
-    lambda run: run.manifest.push_scale == "none" and run.kind.servers > 0 and run.kind.mode != "ps-sync",
-)
-_short_runs = _of(
-    f"These trained for less than {_SHORT_S} s, in which the first steps, slower than all others, weigh: {{}}.",
-    lambda run: 0 < (run.summary.wall_s or 0) < _SHORT_S,
-)
-_batch_statistics = _of(
-    "Batch norm takes its statistics from one worker's share of the global batch, so the mathematics depends on the "
-    "number of workers; running statistics are averaged over workers before every evaluation.",
-    lambda run: str(run.manifest.model).endswith("_bn") or str(run.manifest.model).startswith("resnet"),
-)
-_dropout = _of(
-    "Dropout is on: workers draw their own masks, so runs differ by chance where the method does not.",
-    lambda run: bool(run.manifest.dropout),
-)
+def _overflowed(kind: Kind, runs: list[Run]) -> str:
+    share = max(run.summary.left_out_share or 0 for run in runs)
+    return f"{kind.label} {share:.1%}" if share else ""
 
 
-def _overflowed_steps(groups: Groups) -> str:
-    shares = {kind.label: max(run.summary.left_out_share or 0 for run in runs) for kind, runs in groups.items()}
-    listed = ", ".join(f"{label} {share:.1%}" for label, share in shares.items() if share)
-    return f"Steps that overflowed fp16 changed nothing, and count as steps and samples: {listed}." if listed else ""
+def _restricted(kind: Kind, runs: list[Run]) -> str:
+    cores, allowed = runs[0].manifest.hardware.cores, runs[0].manifest.cores_allowed
+    is_fewer = cores and allowed and len(allowed) < cores
+    return f"{kind.label} {len(allowed or ())} of {with_noun(cores or 0, 'core')}" if is_fewer else ""
 
 
-def _single_repeats(groups: Groups) -> str:
-    alone = ", ".join(kind.label for kind, members in groups.items() if len(members) == 1)
-    return f"One run only, so no spread is known: {alone}." if alone else ""
-
-
-def _restricted_cores(groups: Groups) -> str:
-    listed = []
-    for kind, members in groups.items():
-        cores, allowed = members[0].manifest.hardware.cores, members[0].manifest.cores_allowed
-        if cores and allowed and len(allowed) < cores:
-            listed.append(f"{kind.label} {len(allowed)} of {with_noun(cores, 'core')}")
-    return f"A worker was not allowed on every core of its host: {', '.join(listed)}." if listed else ""
-
-
-def _oversubscribed_cores(groups: Groups) -> str:
-    listed = []
-    for kind, (run, *_) in groups.items():
-        cores, threads = run.manifest.hardware.cores, run.manifest.threads_per_worker
-        if not cores or not threads:
-            continue
-        usable = [host.cores_usable for host in run.manifest.hosts.values() if host.cores_usable is not None]
-        cores = int(sum(usable)) if usable else cores * (field_value(run, "hardware.hosts") or 1)
-        if kind.workers * threads + kind.servers > cores:
-            servers = f" and {with_noun(kind.servers, 'server')}" if kind.servers else ""
-            each = f"{with_noun(kind.workers, 'worker')} × {with_noun(threads, 'thread')}"
-            listed.append(f"{kind.label}: {each}{servers} on {with_noun(cores, 'core')}")
-    return f"More busy threads than cores, which slows these runs: {'; '.join(listed)}." if listed else ""
+def _oversubscribed(kind: Kind, runs: list[Run]) -> str:
+    run = runs[0]
+    cores, threads = run.manifest.hardware.cores, run.manifest.threads_per_worker
+    if not cores or not threads:
+        return ""
+    usable = [host.cores_usable for host in run.manifest.hosts.values() if host.cores_usable is not None]
+    cores = int(sum(usable)) if usable else cores * (field_value(run, "hardware.hosts") or 1)
+    if kind.workers * threads + kind.servers <= cores:
+        return ""
+    servers = f" and {with_noun(kind.servers, 'server')}" if kind.servers else ""
+    each = f"{with_noun(kind.workers, 'worker')} × {with_noun(threads, 'thread')}"
+    return f"{kind.label}: {each}{servers} on {with_noun(cores, 'core')}"
 
 
 def _foreign_load(groups: Groups) -> str:
-    def beside(run: Run) -> list[str]:
-        return beside_others(to_builtins(run.summary.load))
-
-    busy = [(kind, sum(bool(beside(run)) for run in runs), len(runs)) for kind, runs in groups.items()]
+    beside = {kind: [beside_others(to_builtins(run.summary.load)) for run in runs] for kind, runs in groups.items()}
+    busy = [(kind, sum(map(bool, found)), len(found)) for kind, found in beside.items()]
     listed = [f"{kind.label} (in {count} of {n})" for kind, count, n in busy if count]
-    worst = next((lines[0] for runs in groups.values() for run in runs if (lines := beside(run))), "")
+    worst = next((lines[0] for found in beside.values() for lines in found if lines), "")
     return f"Hosts were busy with other work beside these runs: {', '.join(listed)}; {worst}." if listed else ""
 
 
@@ -117,33 +77,24 @@ def _different_hosts(groups: Groups) -> str:
     return f"Hosts of one run differ: {'; '.join(listed)}." if listed else ""
 
 
-def _different_backends(groups: Groups) -> str:
-    backends = {
-        kind: format_value(members[0].manifest.backend) for kind, members in groups.items() if kind.mode != "single"
-    }
-    if len(set(backends.values())) < 2:
-        return ""
-    listed = ", ".join(f"{kind.label} {backend}" for kind, backend in backends.items())
-    return f"Different software carries the messages, which may be a part of the difference: {listed}."
+def _differing(sentence: str, field: str, and_single: bool = True) -> Caveat:
+    """A caveat where kinds have several values of a field, which stand for `{}` in the sentence."""
+
+    def caveat(groups: Groups) -> str:
+        kinds = [kind for kind in groups if and_single or kind.mode != "single"]
+        values = {kind: format_value(field_value(groups[kind][0], field)) for kind in kinds}
+        listed = ", ".join(f"{kind.label} {value}" for kind, value in values.items())
+        return sentence.format(listed) if len(set(values.values())) > 1 else ""
+
+    return caveat
 
 
 def _uneven_training(groups: Groups) -> str:
-    if len({run.summary.samples for members in groups.values() for run in members}) < 2:
+    if len({run.summary.samples for runs in groups.values() for run in runs}) < 2:
         return ""
     return (
         "The runs did not train on equally many samples, so their last accuracies are not at the same point: "
         "read accuracy from the curves."
-    )
-
-
-def _different_effective_rates(groups: Groups) -> str:
-    rates = {kind: members[0].manifest.effective_lr for kind, members in groups.items()}
-    if len(set(map(format_value, rates.values()))) < 2:
-        return ""
-    listed = ", ".join(f"{kind.label} {format_value(rate)}" for kind, rate in rates.items())
-    return (
-        f"The learning rate that one gradient is applied with differs: {listed}. Where each push counts 1/N, N "
-        "pushes move the weights as far as one averaged step."
     )
 
 
@@ -165,18 +116,63 @@ def _uncharged_servers(groups: Groups) -> str:
 
 def _spread_in_time(groups: Groups) -> str:
     started = []
-    for members in groups.values():
-        for run in members:
-            with contextlib.suppress(ValueError):
-                started.append(datetime.fromisoformat(run.manifest.started or "").timestamp())
+    for run in (run for runs in groups.values() for run in runs):
+        with contextlib.suppress(ValueError):
+            started.append(datetime.fromisoformat(run.manifest.started or "").timestamp())
     hours = (max(started) - min(started)) / 3600 if started else 0
     return (
         f"The first and the last run started {hours:.0f} hours apart: was the machine the same?" if hours > 24 else ""
     )
 
 
-_CAVEATS = (
-    _diverged, _resumed, _uneven_training, _overflowed_steps, _foreign_load, _oversubscribed_cores, _different_hosts,
-    _one_host, _different_backends, _stale_gradients, _unscaled_pushes, _different_effective_rates, _uncharged_servers,
-    _single_repeats, _short_runs, _restricted_cores, _shared_seeds, _batch_statistics, _dropout, _spread_in_time,
+_CAVEATS: tuple[Caveat, ...] = (
+    _of("The loss became NaN: {}.", lambda run: math.isnan(run.summary.val_loss or 0.0)),
+    _of(
+        "Stopped and resumed: {}. Times are of training alone, and each start warms up anew.",
+        lambda run: len(run.manifest.parts) > 1,
+    ),
+    _uneven_training,
+    _each("Steps that overflowed fp16 changed nothing, and count as steps and samples: {}.", _overflowed),
+    _foreign_load,
+    _each("More busy threads than cores, which slows these runs: {}.", _oversubscribed, "; "),
+    _different_hosts,
+    _of(
+        "All processes ran on one host: {}. Their messages went through its memory, which costs cores and memory "
+        "bandwidth; over a network the comparison can come out differently.",
+        lambda run: run.kind.mode != "single" and field_value(run, "hardware.hosts") == 1,
+    ),
+    _differing(
+        "Different software carries the messages, which may be a part of the difference: {}.", "backend", False
+    ),
+    _of(
+        "Gradients were applied to weights newer than those they were computed on ({}), so training takes another "
+        "path, and another one each time: compare its accuracy and its time to target, not its loss step by step.",
+        lambda run: (run.summary.staleness_max or 0) > 0,
+    ),
+    _of(
+        "Each push counts whole, so N pushes move the weights N times as far as one averaged step: {}.",
+        lambda run: run.manifest.push_scale == "none" and run.kind.servers > 0 and run.kind.mode != "ps-sync",
+    ),
+    _differing(
+        "The learning rate that one gradient is applied with differs: {}. Where each push counts 1/N, N pushes move "
+        "the weights as far as one averaged step.", "effective_lr",
+    ),
+    _uncharged_servers,
+    _each("One run only, so no spread is known: {}.", lambda kind, runs: kind.label if len(runs) == 1 else ""),
+    _of(
+        f"These trained for less than {_SHORT_S} s, in which the first steps, slower than all others, weigh: {{}}.",
+        lambda run: 0 < (run.summary.wall_s or 0) < _SHORT_S,
+    ),
+    _each("A worker was not allowed on every core of its host: {}.", _restricted),
+    _shared_seeds,
+    _of(
+        "Batch norm takes its statistics from one worker's share of the global batch, so the mathematics depends on "
+        "the number of workers; running statistics are averaged over workers before every evaluation.",
+        lambda run: str(run.manifest.model).endswith("_bn") or str(run.manifest.model).startswith("resnet"),
+    ),
+    _of(
+        "Dropout is on: workers draw their own masks, so runs differ by chance where the method does not.",
+        lambda run: bool(run.manifest.dropout),
+    ),
+    _spread_in_time,
 )  # fmt: skip

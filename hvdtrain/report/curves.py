@@ -1,9 +1,9 @@
 """Curves of learning over time and samples: thinned to few enough points for a plot, and drawn panel by panel."""
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from itertools import cycle
+from itertools import cycle, groupby
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from hvdtrain.report import style
@@ -52,6 +52,16 @@ class Line(NamedTuple):
     style: dict[str, Any]
 
 
+def joined(curves: Iterable[tuple[Iterable[float], Iterable[float]]]) -> tuple[list[float], list[float]]:
+    """Curves that look alike as one with gaps, which is drawn much faster than each by itself."""
+    x: list[float] = []
+    y: list[float] = []
+    for own_x, own_y in curves:
+        x += [*own_x, math.nan]
+        y += [*own_y, math.nan]
+    return x, y
+
+
 def draw_curves(
     panels: Mapping[str, Sequence[Line]], xlabels: Sequence[str], ylabel: str, columns: int = 3
 ) -> "Figure | None":
@@ -61,8 +71,8 @@ def draw_curves(
         return None
     figure, axes = style.panels(len(panels), 2.9, columns)
     for (title, lines), panel, xlabel in zip(panels.items(), axes, cycle(xlabels), strict=False):
-        for line in lines:
-            panel.plot(line.x, line.y, **line.style)
+        for look, alike in groupby(lines, key=lambda line: line.style):
+            panel.plot(*joined((line.x, line.y) for line in alike), **look)
         panel.set(xlabel=xlabel, title=title)
         panel.set_xlim(left=0)
         panel.locator_params(axis="x", nbins=6)

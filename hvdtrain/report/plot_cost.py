@@ -5,6 +5,7 @@ from typing import TYPE_CHECKING
 
 from hvdtrain.report import style
 from hvdtrain.report.columns import COLUMNS
+from hvdtrain.report.curves import joined
 from hvdtrain.report.formatting import three_digits
 from hvdtrain.report.results import Group, format_cell
 from hvdtrain.report.runs import Kind, Run
@@ -29,12 +30,13 @@ def step_times(durations: Mapping[Kind, Sequence[Sequence[float]]]) -> "Figure |
     figure, (axes,) = style.new_figure(3.2)
     ends = []
     for kind, repeats in durations.items():
-        axes.plot([], [], color=style.colour(kind), label=kind.label)
+        drawn = []
         for steps in filter(None, repeats):
             shares = np.linspace(0, 1, min(len(steps), 200), endpoint=False)
             ms = 1000 * np.quantile(steps, shares)
-            axes.plot(ms, 100 * (1 - shares), color=style.colour(kind), linewidth=1.1)
+            drawn.append((ms, 100 * (1 - shares)))
             ends += [ms[0], 1000 * float(np.quantile(steps, 0.995))]
+        axes.plot(*joined(drawn), color=style.colour(kind), linewidth=1.1, label=kind.label)
     for share in (50, 5, 1):
         axes.axhline(share, color=style.MUTED, linewidth=0.7, linestyle=":")
     style.log_scale(axes, axes.xaxis, (1, 1.5, 2, 3, 5, 7))

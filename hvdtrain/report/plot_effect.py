@@ -143,12 +143,12 @@ def target(by_kind: Mapping[Kind, Sequence[Run]]) -> "tuple[Figure | None, str]"
     never = False
     for kind, members in by_kind.items():
         axes.plot([], [], **style.dot(kind), label=kind.label)
-        for run in members:
-            seconds, accuracy = run.summary.time_to_target_s, run.summary.val_accuracy
-            if accuracy is None:
-                continue
-            never |= seconds is None
-            style.dots(axes, [1.12 * longest if seconds is None else seconds], [accuracy], kind, seconds is None)
+        ends = [(run.summary.time_to_target_s, run.summary.val_accuracy) for run in members]
+        reached = [(seconds, accuracy) for seconds, accuracy in ends if seconds is not None and accuracy is not None]
+        others = [accuracy for seconds, accuracy in ends if seconds is None and accuracy is not None]
+        style.dots(axes, [seconds for seconds, _ in reached], [accuracy for _, accuracy in reached], kind)
+        style.dots(axes, [1.12 * longest] * len(others), others, kind, is_hollow=True)
+        never |= bool(others)
     axes.axhline(aim, color=style.INK, linewidth=0.9, linestyle=":")
     if never:
         axes.axvline(1.06 * longest, color=style.MUTED, linewidth=0.9)

@@ -27,10 +27,12 @@ def loss(by_kind: RunsByKind, curves: Mapping[Path, LossCurve]) -> "Figure | Non
     for workers, runs in _panels(by_kind):
         time, samples = (panels.setdefault(f"{workers}, against {what}", []) for what in ("time", "samples"))
         for run in runs:
-            curve, evaluations, drawn = curves[run.folder], run.summary.evaluations, _line_style(run.kind, by_kind)
+            curve, drawn = curves[run.folder], _line_style(run.kind, by_kind)
             time.append(Line(curve.seconds, curve.loss, drawn))
             samples.append(Line(curve.samples, curve.loss, drawn))
-            losses, marks = [e.val_loss for e in evaluations], _marker_style(run.kind) | {"linestyle": ""}
+        for run in runs:
+            evaluations, marks = run.summary.evaluations, _marker_style(run.kind) | {"linestyle": ""}
+            losses = [e.val_loss for e in evaluations]
             time.append(Line([e.train_s for e in evaluations], losses, marks))
             samples.append(Line([e.samples for e in evaluations], losses, marks))
     return draw_curves(panels, ["seconds of training", "samples trained on"], "cross-entropy", columns=2)

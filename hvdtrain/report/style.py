@@ -158,10 +158,11 @@ def dots(axes: "Axes", x: Sequence[float], y: Sequence[float], kind: Kind, is_ho
 def svg(figure: "Figure") -> str:
     """The figure as an SVG file for a light page; the same figure gives the same bytes."""
     from matplotlib import rc_context
+    from matplotlib.backends.backend_svg import FigureCanvasSVG
 
     file = io.StringIO()
-    with rc_context(RC):
-        figure.savefig(file, format="svg", metadata={"Date": None, "Creator": None, "Format": None, "Type": None})
+    with rc_context(RC):  # not savefig, which draws it twice where its layout is computed
+        FigureCanvasSVG(figure).print_svg(file, metadata={"Date": None, "Creator": None, "Format": None, "Type": None})
     return file.getvalue()
 
 
