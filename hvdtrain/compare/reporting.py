@@ -12,6 +12,7 @@ from hvdtrain.errors import UsageError
 if TYPE_CHECKING:
     from hvdtrain.report.content import Content, Grid
     from hvdtrain.report.runs import Run
+    from hvdtrain.report.table import Table
     from hvdtrain.report.verdict import Margins
 
 _Command = TypeVar("_Command", bound=Callable[..., Any])
@@ -55,13 +56,17 @@ def margin_options(command: _Command) -> _Command:
     "here, and with --out in the pages, in reference.csv and as LaTeX in reference.tex. See `hvdtrain compare --help`.",
 )  # fmt: skip
 @click.option(
+    "--calibration", metavar="FILE", type=click.Path(path_type=Path, dir_okay=False),
+    help="With --out: also put there what `hvdtrain plan` predicts from this calibration, beside what was measured.",
+)  # fmt: skip
+@click.option(
     "--json", "json_file", metavar="FILE", type=click.Path(path_type=Path, dir_okay=False),
     help="Also write the verdict there, as verdict.json in a report's folder has it.",
 )  # fmt: skip
 @margin_options
 def report(
     runs: tuple[Path, ...], out: Path | None, png: Path | None, latex: Path | None, reference: str,
-    json_file: Path | None, margin: float, accuracy_margin: float,
+    calibration: Path | None, json_file: Path | None, margin: float, accuracy_margin: float,
 ) -> None:  # fmt: skip
     """Compare finished runs: a table here, with --out also a report with plots.
 
@@ -86,7 +91,10 @@ def report(
 
     if out:
         check_out(out)
+    if calibration and not out:
+        raise UsageError("--calibration puts a table into the pages of a report: give --out too")
     found = find_runs(runs)
+    tables = [_predicted(calibration, found)] if calibration else []
     margins = Margins(margin, accuracy_margin)
     collected = print_report(found, reference, margins)
     if json_file:
@@ -96,10 +104,17 @@ def report(
     if out or png:
         from hvdtrain.explain.pictures import pictures
     if out:
-        write_report(found, out, reference, margins, png, pictures)
+        write_report(found, out, reference, margins, png, pictures, tables)
         click.echo(f"report: {out / 'report.html'}")
     elif png:
         write_png(draw(found, margins, collected, pictures)[0], png)
+
+
+def _predicted(calibration: Path, runs: "list[Run]") -> "Table":
+    from hvdtrain.plan.calibration import load
+    from hvdtrain.plan.check import table
+
+    return table(load(calibration), runs)
 
 
 def _write(option: str, path: Path, text: str) -> None:

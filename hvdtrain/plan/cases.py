@@ -9,6 +9,7 @@ from typing import Any
 
 from hvdtrain.errors import UsageError
 from hvdtrain.plan.fields import WrongField, number
+from hvdtrain.plan.layout import FINE
 from hvdtrain.plan.published import layers_of
 from hvdtrain.plan.scenario import MODES, SERVER_MODES, Layer, Scenario, Transport
 from hvdtrain.plan.simulate import simulate
@@ -167,7 +168,7 @@ def scenario(case: Case, cell: dict[str, Any], values: dict[str, float]) -> Scen
 def samples_per_s(case: Case, cell: dict[str, Any], values: dict[str, float]) -> float:
     job = scenario(case, cell, values)
     coarse = job.mode in SERVER_MODES and job.mode != "ps-sync"
-    return int(cell["workers"]) * case.batch / simulate(job, 3, 0, 40 if coarse else 100).step_s
+    return int(cell["workers"]) * case.batch / simulate(job, 3, 0, FINE._replace(pieces=40 if coarse else 100)).step_s
 
 
 def predict(case: Case) -> tuple[list[dict[str, Any]], dict[str, float]]:

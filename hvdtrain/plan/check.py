@@ -4,13 +4,20 @@ import itertools
 import statistics
 from collections.abc import Sequence
 from pathlib import Path
+from statistics import geometric_mean
 from typing import Any
+
+import click
 
 from hvdtrain.errors import UsageError
 from hvdtrain.plan.calibration import Calibration
 from hvdtrain.plan.predict import Question, row
-from hvdtrain.plan.scenario import MODES
+from hvdtrain.plan.scenario import MODES, Slow
+from hvdtrain.plan.show import rate, seconds
+from hvdtrain.plan.units import Stragglers
+from hvdtrain.report.fairness import field_value
 from hvdtrain.report.runs import Run, load_run
+from hvdtrain.report.table import Cell, Table
 
 Row = dict[str, Any]
 WARM_UP = 2  # steps that are not counted
@@ -47,7 +54,7 @@ def compare(calibration: Calibration, folders: Sequence[Path], bandwidth: float 
     """A row for each run: what was measured, what is predicted, and the error.
 
     Args:
-        bandwidth: of the hosts' links in Gbit/s; by default the calibration's.
+        bandwidth: of the hosts' links in Gbit/s; by default what the run measured of them, else the calibration's.
 
     Raises:
         UsageError: a run has not finished, or is of another model, or its hosts' links are not known.
@@ -77,28 +84,74 @@ def asked(calibration: Calibration, run: Run, bandwidth: float | None) -> tuple[
             "with its --model, --width and --dataset"
         )
     hosts, placement, per_host = hosts_of(run)
-    rate = LOCAL_GBIT if hosts == 1 else bandwidth or calibration.bandwidth_gbit
-    if not rate:
+    measured = max((pair.gbit_s for pair in of.network.pairs), default=None)
+    gbit = LOCAL_GBIT if hosts == 1 else bandwidth or measured or calibration.bandwidth_gbit
+    if not gbit:
         raise UsageError(f"{run.folder} ran on {hosts} hosts: say how fast their links are, --bandwidth 1gbit")
     batch = max(1, round((of.global_batch or calibration.batch_per_worker) / of.workers))
     question = Question(
         [mode], of.compression or "none", batch, placement, of.workers if hosts == 1 else per_host,
-        staleness=2 if of.staleness_bound is None else of.staleness_bound,
+        staleness=2 if of.staleness_bound is None else of.staleness_bound, slow=_slow(run),
     )  # fmt: skip
-    return question, rate
+    return question, gbit
+
+
+def _slow(run: Run) -> Slow:
+    """Who was made slow. UsageError where no prediction knows that: bursts, jitter."""
+    try:
+        return Stragglers().convert(field_value(run, "slow.asked"), None, None)
+    except click.UsageError as error:
+        raise UsageError(f"{run.folder} was run with --slow {error.message}") from None
 
 
 def _compare(calibration: Calibration, run: Run, bandwidth: float | None) -> Row:
-    question, rate = asked(calibration, run, bandwidth)
+    question, gbit = asked(calibration, run, bandwidth)
     mode, workers, servers, _ = run.kind
-    predicted = row(calibration, question, mode, workers, servers, rate)
+    predicted = row(calibration, question, mode, workers, servers, gbit)
     measured = measured_step_s(run)
     return {
         "run": str(run.folder), "mode": mode, "workers": workers, "servers": servers, "hosts": hosts_of(run)[0],
-        "bandwidth_gbit": None if rate == LOCAL_GBIT else rate, "measured_step_s": measured,
+        "bandwidth_gbit": None if gbit == LOCAL_GBIT else gbit, "measured_step_s": measured,
         "predicted_step_s": predicted["step_s"], "low": predicted["step_s_low"], "high": predicted["step_s_high"],
         "error": predicted["step_s"] / measured - 1,
     }  # fmt: skip
+
+
+def table(calibration: Calibration, runs: Sequence[Run]) -> Table:
+    """For a report: seconds a step of each kind of finished run, measured and predicted.
+
+    A kind that cannot be predicted is not in it, but in a note, with the reason.
+    """
+    groups: dict[tuple[str, str], list[Run]] = {}
+    for run in runs:
+        if run.is_finished:
+            groups.setdefault((run.kind.label, field_value(run, "slow.asked")), []).append(run)
+    several = len({slow for _, slow in groups}) > 1
+    rows: list[tuple[str, list[Cell]]] = []
+    found, notes = [], []
+    for (label, slow), members in groups.items():
+        words = label + (f", slow: {slow}" if several else "")
+        try:
+            own = _compare(calibration, members[0], None)
+            measured = geometric_mean(map(measured_step_s, members))
+        except UsageError as error:
+            notes.append(f"Not predicted: {error}.")
+            continue
+        found.append(own | {"error": own["predicted_step_s"] / measured - 1})
+        between = f"{seconds(own['low'])} to {seconds(own['high'])}"
+        rows.append((words, [
+            Cell(seconds(measured), measured),
+            Cell(seconds(own["predicted_step_s"]), own["predicted_step_s"], between),
+            Cell(f"{found[-1]['error']:+.1%}", found[-1]["error"]),
+        ]))  # fmt: skip
+    for gbit in sorted({own["bandwidth_gbit"] for own in found if own["bandwidth_gbit"]}):
+        notes.append(f"Hosts joined by {rate(gbit)}: measured by the runs, or else the calibration's.")
+    for mode, (middle, largest, count) in errors_by_mode(found).items():
+        notes.append(f"{mode}: median error {middle:.1%}, largest {largest:.1%}, of {count}.")
+    made = ", ".join(f"{name} {value}" for name, value in calibration.model.items() if isinstance(value, str | int))
+    notes.insert(0, f"Predicted by `hvdtrain plan` from a calibration ({made}); repeats as geometric means.")
+    columns = [("", "a step, measured"), ("", "predicted"), ("", "error")]
+    return Table("predicted", "Predicted beside measured", notes, "run", columns, rows)
 
 
 def errors_by_mode(rows: Sequence[Row]) -> dict[str, tuple[float, float, int]]:

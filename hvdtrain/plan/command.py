@@ -195,7 +195,11 @@ def _best_use(
 @plan.command()
 @click.argument("runs", nargs=-1, required=True, type=FOLDER)
 @click.option("--calibration", "-c", type=FILE, required=True, help="Of the same model, on the same kind of machine.")
-@click.option("--bandwidth", type=Bandwidths(), help="Of the hosts' links, if not the calibration's.")
+@click.option(
+    "--bandwidth",
+    type=Bandwidths(),
+    help="Of the hosts' links, if not as the runs measured them, or the calibration's.",
+)
 @click.option("--json", "file", type=NEW_FILE, help="Write the rows there.")
 def check(runs: tuple[Path, ...], calibration: Path, bandwidth: list[float] | None, file: Path | None) -> None:
     """Predictions beside measurements: run folders, and what they should have taken."""

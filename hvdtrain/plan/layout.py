@@ -4,6 +4,7 @@ import heapq
 from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import accumulate, groupby
+from typing import NamedTuple
 
 from hvdtrain.plan.scenario import Scenario
 
@@ -11,9 +12,18 @@ from hvdtrain.plan.scenario import Scenario
 # servers, and of workers that are not in lockstep, are approximate where they hold several: their messages interleave
 # evenly then.
 MOST_SERVER_GROUPS = 16
-MOST_ASYNCHRONOUS_GROUPS = 24
 # Where servers hold whole tensors, those with most bytes are simulated one by one, and the others in so many groups.
 HOT_SERVERS, OTHER_SERVER_GROUPS = 4, 4
+
+
+class Detail(NamedTuple):
+    """How many pieces weights are cut into at most, about, and workers that are not in lockstep into groups."""
+
+    pieces: int
+    groups: int
+
+
+FINE, COARSE = Detail(160, 24), Detail(24, 6)
 
 
 @dataclass(frozen=True)
@@ -48,8 +58,12 @@ class Piece:
     layers: tuple[int, ...]
 
 
-def host_groups(scenario: Scenario) -> list[HostGroup]:
-    """The hosts of a job with servers, in order: alike and beside each other in one group, as far as that may be."""
+def host_groups(scenario: Scenario, most: int) -> list[HostGroup]:
+    """The hosts of a job with servers, in order: alike and beside each other in one group, as far as that may be.
+
+    Args:
+        most: groups of workers alike that are not in lockstep.
+    """
     per_host, slow = scenario.workers_per_host, scenario.slow.workers
     hosts: list[tuple[int, tuple[tuple[float, int], ...], int]] = []  # and a number where it is like no other
     for first in range(0, scenario.workers, per_host):
@@ -70,8 +84,7 @@ def host_groups(scenario: Scenario) -> list[HostGroup]:
     found = []
     for (servers, workers, _), alike in groupby(hosts):
         number = len(list(alike))
-        most = of_servers if servers else (1 if scenario.mode == "ps-sync" else MOST_ASYNCHRONOUS_GROUPS)
-        parts = min(number, most)
+        parts = min(number, of_servers if servers else 1 if scenario.mode == "ps-sync" else most)
         found += [HostGroup(number * (i + 1) // parts - number * i // parts, servers, workers) for i in range(parts)]
     return found
 

@@ -8,12 +8,11 @@ from typing import Any
 from hvdtrain.errors import UsageError, unknown
 from hvdtrain.plan import closed_forms
 from hvdtrain.plan.calibration import Calibration
+from hvdtrain.plan.layout import COARSE, FINE
 from hvdtrain.plan.scenario import MODES, SERVER_MODES, Scenario, Slow
-from hvdtrain.plan.servers import MOST_PIECES
 from hvdtrain.plan.simulate import simulate
 
 DRAWS = 12  # of a calibration, for an interval
-COARSE = 24  # pieces of these simulations
 LEAST_LEAD = 1.05  # a smaller one is none: the simulation is not so good
 STEPS_ASYNCHRONOUS = 4
 # For each doubling of servers or workers beyond what a calibration was made with, the interval is so much wider.
@@ -116,15 +115,15 @@ def _codec(calibration: Calibration, name: str, mode: str, draw: random.Random |
 def _draws(calibration: Calibration, question: Question, job: Scenario, step_s: float, steps: int) -> list[float]:
     """Seconds a step with the calibration drawn anew.
 
-    Of jobs with servers larger pieces are drawn: only the ratio to such a simulation at the medians is used.
+    Of jobs with servers coarser ones are drawn: only the ratio to such a simulation at the medians is used.
     """
-    pieces = COARSE if job.servers else MOST_PIECES
-    middle = simulate(job, steps, question.seed, pieces).step_s if job.servers else step_s
+    detail = COARSE if job.servers else FINE
+    middle = simulate(job, steps, question.seed, detail).step_s if job.servers else step_s
     found = []
     for number in range(DRAWS):
         draw = random.Random(f"{question.seed} {number}")
         drawn = scenario(calibration, question, job.mode, job.workers, job.servers, job.bandwidth * 8 / 1e9, draw)
-        found.append(step_s * simulate(drawn, steps, question.seed + 1 + number, pieces).step_s / middle)
+        found.append(step_s * simulate(drawn, steps, question.seed + 1 + number, detail).step_s / middle)
     return found
 
 

@@ -12,10 +12,9 @@ from collections.abc import Iterable
 from statistics import NormalDist, fmean
 
 from hvdtrain.plan.engine import Clock, Link, Processors, Then, Thread
-from hvdtrain.plan.layout import HostGroup, cut, host_groups
+from hvdtrain.plan.layout import FINE, Detail, HostGroup, cut, host_groups
 from hvdtrain.plan.scenario import Outcome, Scenario
 
-MOST_PIECES = 160
 WARM_UP = 1  # steps that are not counted
 
 
@@ -160,12 +159,12 @@ class ServerJob:
     """
 
     def __init__(
-        self, scenario: Scenario, steps: int = 3, seed: int = 0, most_pieces: int = MOST_PIECES, trace: bool = False
+        self, scenario: Scenario, steps: int = 3, seed: int = 0, detail: Detail = FINE, trace: bool = False
     ) -> None:
         self.scenario, self.steps, self.clock, self.random = scenario, steps, Clock(), random.Random(seed)
         if trace:
             self.clock.spans = []
-        groups = host_groups(scenario)
+        groups = host_groups(scenario, detail.groups)
         cores = scenario.cores * (1 if scenario.one_machine else 0)
         machine = Processors(self.clock, cores)
         self.hosts = [
@@ -175,7 +174,7 @@ class ServerJob:
             )
             for number, group in enumerate(groups)
         ]  # fmt: skip
-        self.pieces = cut(scenario, groups, most_pieces)
+        self.pieces = cut(scenario, groups, detail.pieces)
         self.pieces_of: list[list[int]] = [[] for _ in scenario.layers]
         for number, piece in enumerate(self.pieces):
             for layer in piece.layers:

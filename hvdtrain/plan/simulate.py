@@ -1,20 +1,21 @@
 """A scenario to its outcome."""
 
+from hvdtrain.plan.layout import FINE, Detail
 from hvdtrain.plan.ring import RingJob
 from hvdtrain.plan.scenario import SERVER_MODES, Outcome, Scenario
-from hvdtrain.plan.servers import MOST_PIECES, ServerJob
+from hvdtrain.plan.servers import ServerJob
 
 STEPS = 3
 
 
 def make_job(
-    scenario: Scenario, steps: int = STEPS, seed: int = 0, most_pieces: int = MOST_PIECES, trace: bool = False
+    scenario: Scenario, steps: int = STEPS, seed: int = 0, detail: Detail = FINE, trace: bool = False
 ) -> RingJob | ServerJob:
     """What simulates it. The same arguments give the same outcome."""
     if scenario.mode in SERVER_MODES:
-        return ServerJob(scenario, steps, seed, most_pieces, trace)
+        return ServerJob(scenario, steps, seed, detail, trace)
     return RingJob(scenario, steps, seed, trace)
 
 
-def simulate(scenario: Scenario, steps: int = STEPS, seed: int = 0, most_pieces: int = MOST_PIECES) -> Outcome:
-    return make_job(scenario, steps, seed, most_pieces).run()
+def simulate(scenario: Scenario, steps: int = STEPS, seed: int = 0, detail: Detail = FINE) -> Outcome:
+    return make_job(scenario, steps, seed, detail).run()

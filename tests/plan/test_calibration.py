@@ -12,6 +12,7 @@ from hvdtrain.plan import calibration, check, from_runs, predict, split
 from hvdtrain.plan.calibrate import transports
 from hvdtrain.plan.calibration import Calibration, Quantity
 from hvdtrain.plan.probe import BLOCKS, LARGE, SMALL
+from hvdtrain.report.runs import load_run
 
 BATCH = 32
 
@@ -205,6 +206,18 @@ def test_runs_as_long_as_predicted_have_no_error(tmp_path):
     assert check.errors_by_mode(found)["ps-sync"][2] == 1
     slower = check.compare(made, folders, 1.0)
     assert all(row["error"] < -0.2 for row in slower)  # said to be on a faster network than it was
+
+
+def test_a_report_has_predictions_beside_its_runs_and_says_which_it_cannot_make(tmp_path):
+    made = make(bandwidth_gbit=0.5)
+    folders = [written(tmp_path, made, mode, 3, k, 0.5) for mode, k in (("allreduce", 0), ("ps-sync", 2))]
+    manifest = json.loads((folders[0] / "manifest.json").read_text())
+    (folders[0] / "manifest.json").write_text(json.dumps(manifest | {"slow": {"asked": "1:4x@2s-3s", "achieved": {}}}))
+    table = check.table(made, [load_run(folder) for folder in folders])
+    [(label, [_, _, error])] = table.rows
+    assert label == "ps-sync ×3+2, slow: none" and abs(error.value) < 0.02
+    assert any("was run with --slow '1:4x@2s-3s': a plan knows" in note for note in table.notes)
+    assert any("joined by 500 Mbit/s" in note for note in table.notes)
 
 
 def test_a_run_of_another_model_or_unknown_links_is_refused(tmp_path):
