@@ -22,7 +22,7 @@ from pathlib import Path
 from typing import Any
 
 from hvdtrain.data import image
-from hvdtrain.data.folder import ImageFolder, Samples, content_hash
+from hvdtrain.data.folder import ImageFolder, Samples, content_hash, usable_size
 from hvdtrain.data.identity import keep_content_hash, look
 from hvdtrain.data.image import MAX_BYTES
 from hvdtrain.data.selection import PARTS
@@ -209,9 +209,7 @@ def read(url: str) -> ImageFolder:
         train, validation, test = map(samples, PARTS)
         if len(classes) < 2 or not train or not validation:
             raise ValueError("it has fewer than two classes, or no images to train or to validate on")
-        side = index.get("image_size", 0)  # of an older version, it has none
-        if not isinstance(side, int) or not 0 <= side <= 224:
-            raise ValueError(f"image_size {side!a}")
+        side = usable_size(index.get("image_size"))  # of an older version, it has none
         return ImageFolder(url, classes, train, validation, test, str(index["content_hash"]), side)
     except (KeyError, TypeError, ValueError, IndexError) as error:
         raise UsageError(f"{url}/{INDEX} cannot be read as a data set's: {error}") from None
