@@ -264,13 +264,12 @@ def _begin(
     start = weights_hash(model)
     images = data.known_hash
     there, rows = sync.group.gather([int(start[:12], 16), zlib.crc32(images.encode())])  # what a float64 holds
-    hint = ""
-    for column, problem in ((0, "do not start from the weights"), (1, "have other images than those")):
+    what_to_do = f": copy them with their times, or run `hvdtrain data check {data.root}` on each host"
+    by_times = f" (by names, sizes and times){what_to_do}" if images.startswith("listing:") else ""
+    for column, problem, hint in (
+        (0, "do not start from the weights", ""), (1, "have other images than those", by_times)
+    ):  # fmt: skip
         differs = (rows[:, column] != rows[0, column]).tolist()
-        if column and images.startswith("listing:"):
-            hint = (
-                f", by names, sizes and times: copy it with its times, or run `hvdtrain data check {data.root}` on all"
-            )
         if different := [world.servers + worker for worker, its in zip(there, differs, strict=True) if its]:
             raise Failure(f"ranks {different} {problem} of rank {world.servers}{hint}")
     of_workers = sync.group.collect("hosts", describe() | {
