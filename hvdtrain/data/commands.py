@@ -24,6 +24,7 @@ def data() -> None:
       FOLDER/TrainData/<class>/<image>.png       (or jpg, jpeg, bmp, webp)
       FOLDER/ValidationData/<class>/<image>.png  (the same classes)
 
+    `hvdtrain data build folder --source DIR --out FOLDER` makes one of your own images in a folder for each class.
     `--dataset FOLDER` takes any such folder. `--dataset NAME` takes a built-in data set, which is built on first use
     and kept in your cache; HVDTRAIN_CACHE=FOLDER moves that.
     """

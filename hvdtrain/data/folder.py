@@ -161,14 +161,18 @@ def scan(root: Path) -> ImageFolder:
                     f"{TEST} of '{root}' has other classes than {TRAIN}: {_difference(TEST, in_test, classes)}"
                 )
             test = Files(root, TEST, classes)
-        size = read_manifest(root).get("content", {}).get("image_size", 0)
         return ImageFolder(
             root, classes, Files(root, TRAIN, classes), Files(root, VALIDATION, classes), test,
-            image_size=size if isinstance(size, int) else 0,
+            image_size=usable_size(read_manifest(root).get("content", {}).get("image_size")),
         )  # fmt: skip
     except OSError as error:
         name = os.fsdecode(error.filename) if error.filename else root
         raise UsageError(f"cannot read '{name}': {error.strerror}") from None
+
+
+def usable_size(written: Any) -> int:
+    """The side of images that somebody has written down, in pixels; 0, unknown, where no model takes it."""
+    return written if isinstance(written, int) and 32 <= written <= 4096 else 0
 
 
 def content_hash(folder: ImageFolder) -> str:

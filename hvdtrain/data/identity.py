@@ -120,7 +120,7 @@ def _identity(folder: ImageFolder, listing: Listing, before: dict[str, Any]) -> 
         return str(before["identity"])
     built = read_manifest(folder.root).get("content", {})
     # What was built holds what it was built with, unless it was seen as that before, and has changed since.
-    if built.get("sizes") == listing.sizes and before.get("built") != _stamp(folder):
+    if "hash" in built and built.get("sizes") == listing.sizes and before.get("built") != _stamp(folder):
         return str(built["hash"])
     if len(folder.train) + len(folder.validation) <= READ_FILES and listing.bytes <= READ_BYTES:
         return content_hash(folder)

@@ -124,7 +124,7 @@ def labels(samples: Samples) -> torch.Tensor:
     """The class of each sample, [samples] int64."""
     if isinstance(samples, Files):  # of which a million need no million paths for this
         return torch.repeat_interleave(torch.tensor([len(samples.of_class(i)) for i in range(len(samples.classes))]))
-    return torch.tensor([label for _, label in samples])
+    return torch.tensor([label for _, label in samples], dtype=torch.int64)
 
 
 def _rgb(image: Image.Image) -> Image.Image:

@@ -5,11 +5,13 @@ tools read them too. `index.json` has each image's shard, offset and CRC-32: ima
 training sees the same samples in the same order as from the folder.
 """
 
+import contextlib
 import dataclasses
 import hashlib
 import io
 import json
 import os
+import shutil
 import tarfile
 import time
 import zlib
@@ -20,7 +22,7 @@ from pathlib import Path
 from typing import Any
 
 from hvdtrain.data import image
-from hvdtrain.data.folder import ImageFolder, Samples, content_hash
+from hvdtrain.data.folder import ImageFolder, Samples, content_hash, usable_size
 from hvdtrain.data.identity import keep_content_hash, look
 from hvdtrain.data.image import MAX_BYTES
 from hvdtrain.data.selection import PARTS
@@ -32,6 +34,8 @@ MAKER = "hvdtrain data pack"
 FORMAT = 1
 CACHED = "simplecache::"  # fsspec's prefix for URLs to cache. We do that ourselves: fsspec's is not safe with threads
 
+KEPT_FREE = 0.1  # of the disk that the cache is on: whole shards are kept while so much stays free
+
 Row = tuple[int, int, int, int, int, str]  # shard, offset, bytes, CRC-32, class, path in the folder
 
 
@@ -42,7 +46,9 @@ class ShardedImage:
     Attributes:
         filesystem: fsspec's, on which the shard is.
         name: the image's path in the folder that was packed.
-        cache_key: differs between packings to the same URL; empty where shards are not cached.
+        kept_in: this data set's folder in the user's cache, another one for each packing; None where shards are not
+            cached.
+        shard_bytes: of the whole shard.
     """
 
     filesystem: Any = field(repr=False)
@@ -51,13 +57,14 @@ class ShardedImage:
     size: int
     crc: int
     name: str
-    cache_key: str
+    kept_in: Path | None
+    shard_bytes: int
 
     def read_bytes(self) -> bytes:
         """The encoded image. Failure where it cannot be read, or is not what was packed."""
         content = self._read()
-        if self.cache_key and zlib.crc32(content) != self.crc:
-            self._cached_shard().unlink(missing_ok=True)  # the cached shard is damaged or outdated: download it again
+        if self.kept_in and zlib.crc32(content) != self.crc:
+            self._kept(self.kept_in).unlink(missing_ok=True)  # damaged or outdated: download it again
             content = self._read()
         if len(content) != self.size:
             raise Failure(
@@ -70,28 +77,52 @@ class ShardedImage:
 
     def _read(self) -> bytes:
         try:
-            if self.cache_key:
-                with self._cached_shard().open("rb") as file:
-                    return os.pread(file.fileno(), self.size, self.offset)
+            if self.kept_in:
+                for _ in range(2):  # again where another job has just made room
+                    with contextlib.suppress(FileNotFoundError), self._download(self.kept_in).open("rb") as file:
+                        return os.pread(file.fileno(), self.size, self.offset)
             return self.filesystem.cat_file(self.shard, start=self.offset, end=self.offset + self.size)
         except Exception as error:  # each of fsspec's file systems raises its own
             raise Failure(f"cannot read {self}: {error}") from None
 
-    def _cached_shard(self) -> Path:
-        """The whole shard in the user's cache, downloaded once for all ranks of this host."""
-        key = f"{self.filesystem.unstrip_protocol(self.shard)} {self.cache_key}"
-        name = f"{hashlib.sha256(key.encode()).hexdigest()[:16]}-{Path(self.shard).name}"
-        local = cache_root() / "shards" / name
+    def _kept(self, folder: Path) -> Path:
+        return folder / Path(self.shard).name
+
+    def _download(self, folder: Path) -> Path:
+        """The whole shard in the user's cache, downloaded once for all ranks of this host. It is not there where the
+        disk has no room for it.
+        """
+        local = self._kept(folder)
         if not local.exists():
             with locked(local):
-                if not local.exists():
-                    partial = local.with_name(f"{name}.partial")
+                if not local.exists() and _make_room(folder, self.shard_bytes):
+                    partial = local.with_name(f"{local.name}.partial")
                     self.filesystem.get_file(self.shard, str(partial))
                     partial.rename(local)
         return local
 
     def __str__(self) -> str:
         return f"{self.name} in {self.shard}"
+
+
+def _make_room(folder: Path, size: int) -> bool:
+    """Whether the disk stays KEPT_FREE free when a shard comes into this data set's folder; before it would not, shards
+    of other data sets are removed, of those first that were used least recently.
+    """
+
+    def has_room() -> bool:
+        disk = shutil.disk_usage(folder)
+        return disk.free - size >= KEPT_FREE * disk.total
+
+    others = [other for other in folder.parent.iterdir() if other.is_dir() and other != folder]
+    shards = (
+        shard for other in sorted(others, key=lambda other: other.stat().st_mtime) for shard in other.glob("*.tar")
+    )
+    while not has_room():
+        if not (shard := next(shards, None)):
+            return False
+        shard.unlink(missing_ok=True)
+    return True
 
 
 def pack(data: ImageFolder, url: str, shard_bytes: int, force: bool, progress: Callable[[int, int], None]) -> bool:
@@ -153,7 +184,13 @@ def read(url: str) -> ImageFolder:
             raise ValueError(f"made by {index['made_by']!a}, format {index['format']!a}")
         classes = tuple(map(str, index["classes"]))
         shards = [str(shard["name"]) for shard in index["shards"]]
-        cache_key = f"{index['content_hash']} {index['test_hash']}" if url.startswith(CACHED) else ""
+        sizes = [int(shard["bytes"]) for shard in index["shards"]]
+        kept_in = None
+        if url.startswith(CACHED):
+            key = f"{filesystem.unstrip_protocol(root)} {index['content_hash']} {index['test_hash']}"
+            kept_in = cache_root() / "shards" / hashlib.sha256(key.encode()).hexdigest()[:16]
+            with contextlib.suppress(OSError):
+                os.utime(kept_in)  # used now: _make_room removes from others first
         if any("/" in name or name.startswith(".") for name in shards):
             raise ValueError("a shard is not beside the index")
 
@@ -165,15 +202,14 @@ def read(url: str) -> ImageFolder:
                 ):
                     raise ValueError(f"{name!a} has no class, shard or place")
                 shard_path = f"{root}/{shards[shard]}"
-                found.append((ShardedImage(filesystem, shard_path, offset, size, crc, str(name), cache_key), label))
+                image = ShardedImage(filesystem, shard_path, offset, size, crc, str(name), kept_in, sizes[shard])
+                found.append((image, label))
             return tuple(found)
 
         train, validation, test = map(samples, PARTS)
         if len(classes) < 2 or not train or not validation:
             raise ValueError("it has fewer than two classes, or no images to train or to validate on")
-        side = index.get("image_size", 0)  # of an older version, it has none
-        if not isinstance(side, int) or not 0 <= side <= 224:
-            raise ValueError(f"image_size {side!a}")
+        side = usable_size(index.get("image_size"))  # of an older version, it has none
         return ImageFolder(url, classes, train, validation, test, str(index["content_hash"]), side)
     except (KeyError, TypeError, ValueError, IndexError) as error:
         raise UsageError(f"{url}/{INDEX} cannot be read as a data set's: {error}") from None

@@ -84,7 +84,7 @@ def prepare(config: RunConfig, world: World, folder: Path, threads: int, resumin
         if len(data.train) < world.workers:
             raise UsageError(f"{len(data.train)} training images are too few for {world.workers} workers")
         config.check_length(len(data.train))
-    if resuming and resume.is_finished(folder, config, len(data.train) if data else None):
+    if resuming and resume.is_finished(folder, config, len(data.train) if data is not None else None):
         return Prepared(lambda terminal: None, finished=True)
     torch.set_num_threads(threads)
     device.set_up(config)
@@ -96,23 +96,21 @@ def prepare(config: RunConfig, world: World, folder: Path, threads: int, resumin
     if config.compile and not world.is_server and not shutil.which(os.environ.get("CXX") or "g++"):
         raise UsageError("--compile needs a C++ compiler: install g++, or let CXX name one")
     job = Job(config, world, folder, chosen, threads)
-
-    if not data:
+    if data is None:
         return Prepared(lambda terminal: modes.load(config.mode).serve(job, partial(print, file=terminal.out)))
     model = initial_model(config, len(data.classes))
     # On every worker: what is sent around later need not include batch-norm statistics.
     skipped = load_weights(model, config) if config.pretrained else None
-    found = data
-
-    @cache
-    def identified() -> ImageFolder:
-        """Before any rank waits for another: it may take a while."""
-        return dataclasses.replace(found, known_hash=identity(found))
-
+    identified = cache(partial(_identified, data))
     resumed = resume.find(folder, config, identified(), world.is_chief) if resuming else None
     if resumed:
         model.load_state_dict(resumed.weights)
     return Prepared(lambda terminal: train_as_worker(job, identified(), model, skipped, resumed, terminal), resumed)
+
+
+def _identified(data: ImageFolder) -> ImageFolder:
+    """It may take a while: each worker does it before any waits for another."""
+    return dataclasses.replace(data, known_hash=identity(data))
 
 
 def initial_model(config: RunConfig, classes: int) -> Network:
@@ -266,13 +264,12 @@ def _begin(
     start = weights_hash(model)
     images = data.known_hash
     there, rows = sync.group.gather([int(start[:12], 16), zlib.crc32(images.encode())])  # what a float64 holds
-    hint = ""
-    for column, problem in ((0, "do not start from the weights"), (1, "have other images than those")):
+    what_to_do = f": copy them with their times, or run `hvdtrain data check {data.root}` on each host"
+    by_times = f" (by names, sizes and times){what_to_do}" if images.startswith("listing:") else ""
+    for column, problem, hint in (
+        (0, "do not start from the weights", ""), (1, "have other images than those", by_times)
+    ):  # fmt: skip
         differs = (rows[:, column] != rows[0, column]).tolist()
-        if column and images.startswith("listing:"):
-            hint = (
-                f", by names, sizes and times: copy it with its times, or run `hvdtrain data check {data.root}` on all"
-            )
         if different := [world.servers + worker for worker, its in zip(there, differs, strict=True) if its]:
             raise Failure(f"ranks {different} {problem} of rank {world.servers}{hint}")
     of_workers = sync.group.collect("hosts", describe() | {

@@ -108,8 +108,10 @@ def test_all_bad_images_are_listed_at_once_and_nothing_is_written(photos, tmp_pa
 
 def test_bad_images_can_be_left_out(photos, tmp_path):
     bad = spoil(photos)
+    put(photos, **{"only bad__0.png": b""})
     result = invoke("build", "folder", "--source", photos, "--skip-bad", "--out", tmp_path / "out")
     assert result.exit_code == 0, result.output
+    assert "left out: 1 class(es) of which no image can be used: only bad" in result.stdout
     assert all(f"left out: {name} " in result.stdout for name in bad)
     assert sum(len(train) + len(held) for train, held in parts(tmp_path / "out").values()) == 31
     assert not check(find_dataset(str(tmp_path / "out")), 2, lambda *_: None).problems
@@ -121,7 +123,7 @@ def test_copies_stay_on_one_side(photos, tmp_path):
             put(photos, **{f"washer__copy{copy} of {k}.png": archives.picture(500 + k)})
     archives.lay_out(photos, {f"{name}/both.png": archives.picture(77) for name in CLASSES[:2]})
     result = invoke("build", "folder", "--source", photos, "--validation", 0.4, "--out", tmp_path / "out")
-    assert "1 image(s) are in more than one class, and in training: Nut & bolt/both.png = " in result.stdout
+    assert "1 image(s) are in more than one class: Nut & bolt/both.png = " in result.stdout
     findings = check(find_dataset(str(tmp_path / "out")), 2, lambda *_: None)
     assert findings.problems == []
     made = parts(tmp_path / "out")

@@ -2,7 +2,9 @@
 
 import io
 import json
+import os
 import tarfile
+from types import SimpleNamespace
 
 import fsspec
 import pytest
@@ -182,7 +184,7 @@ def test_a_server_without_ranges_is_named_and_simplecache_helps(packed, tmp_path
             find_dataset(server.url).train[0][0].read_bytes()
         kept = find_dataset(f"simplecache::{server.url}").train[0][0]
         whole = kept.read_bytes()
-        for shard in (tmp_path / "cache" / "shards").iterdir():
+        for shard in (tmp_path / "cache" / "shards").glob("*/*.tar"):
             shard.write_bytes(b"damaged")
         assert kept.read_bytes() == whole
 
@@ -198,3 +200,64 @@ def test_what_was_packed_for_testing_counts_too(folder, packed, tmp_path):
     shards.pack(scan(more), f"file://{tmp_path}/packed", 10**6, True, lambda *_: None)
     left = {path.name for path in (tmp_path / "packed").iterdir()}
     assert left == {"index.json", *(f"{part}-000000000.tar" for part in ("train", "validation", "test"))}
+
+
+def cached_shards(tmp_path):
+    return sorted((tmp_path / "cache" / "shards").glob("*/*.tar"))
+
+
+@pytest.fixture
+def disk(packed, tmp_path, monkeypatch):
+    """A disk on which two shards can lie, with a tenth of it free."""
+    shard = max(len(content) for name, content in packed.items() if name.endswith(".tar"))
+    monkeypatch.setenv("HVDTRAIN_CACHE", str(tmp_path / "cache"))
+
+    def usage(_):
+        used = sum(shard.stat().st_size for shard in cached_shards(tmp_path))
+        return SimpleNamespace(total=23 * shard // 10, free=23 * shard // 10 - used)
+
+    monkeypatch.setattr(shards.shutil, "disk_usage", usage)
+    return shard
+
+
+def test_the_cache_leaves_room_on_the_disk_and_the_rest_is_read_by_range(packed, folder, tmp_path, disk):
+    assert len([name for name in packed if name.startswith("/train")]) == 3  # one more than fit
+    with serving(packed) as server:
+        found = find_dataset(f"simplecache::{server.url}")
+        for (there, _), (here, _) in zip(found.train, scan(folder).train, strict=True):
+            assert there.read_bytes() == here.read_bytes()
+        kept = cached_shards(tmp_path)
+        assert len(kept) == 2
+        assert any(asked for asked in server.asked)
+        before = len(server.asked)
+        found.train[0][0].read_bytes()  # the first shards are those that were kept
+        assert len(server.asked) == before
+
+
+def test_shards_of_data_sets_that_were_used_least_recently_make_room(packed, tmp_path, disk):
+    others = tmp_path / "cache" / "shards"
+    for name, used in (("older", 1e9), ("newer", 1.1e9)):
+        (others / name).mkdir(parents=True)
+        for number in range(2):
+            (others / name / f"{number}.tar").write_bytes(bytes(disk // 2))
+        os.utime(others / name, (used, used))
+    with serving(packed) as server:
+        find_dataset(f"simplecache::{server.url}").train[0][0].read_bytes()
+    assert [len(list((others / name).glob("*.tar"))) for name in ("older", "newer")] == [0, 2]
+    assert len(cached_shards(tmp_path)) == 3
+
+
+def test_a_shard_that_another_job_has_just_removed_is_fetched_again(packed, tmp_path, disk, monkeypatch):
+    with serving(packed) as server:
+        first = find_dataset(f"simplecache::{server.url}").train[0][0]
+        whole, download = first.read_bytes(), shards.ShardedImage._download
+        removals = [True]
+
+        def removed(image, folder):
+            local = download(image, folder)
+            if removals and removals.pop():
+                local.unlink()
+            return local
+
+        monkeypatch.setattr(shards.ShardedImage, "_download", removed)
+        assert first.read_bytes() == whole

@@ -93,6 +93,8 @@ class OwnImages:
             )  # fmt: skip
         self.notes += [f"left out: {problem}" for problem in bad]
         whole = [(one, digest) for one, digest in zip(found, looked, strict=True) if isinstance(digest, bytes)]
+        if gone := sorted(wanted - {one.label for one, _ in whole}):
+            self.notes.append(f"left out: {len(gone):,} class(es) of which no image can be used: {_some(gone)}")
         self._tell_of_copies(whole)
         split = {one.label for one, _ in whole if one.part == "validation"}
         mine = [number for number, (one, _) in enumerate(whole) if one.part != "test" and one.label not in split]
@@ -116,8 +118,7 @@ class OwnImages:
             places.setdefault(digest, []).append(one)
         copies = [own for own in places.values() if len(own) > 1]
         for what, differing in (
-            ("in more than one class, and in training",
-             [own for own in copies if len({one.label for one in own}) > 1]),
+            ("in more than one class", [own for own in copies if len({one.label for one in own}) > 1]),
             ("in more than one part", [own for own in copies if len({one.part for one in own}) > 1]),
         ):  # fmt: skip
             if differing:
