@@ -7,9 +7,9 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import Executor, ThreadPoolExecutor
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
 from socket import create_server
@@ -39,6 +39,8 @@ class Requirements:
         rank_mb: memory of a rank, in MiB.
         meets_by_name: whether ranks find each other by the addresses of their hosts' own names.
         interface: the network interface that ranks are to use; one is chosen where it is empty.
+        url: of the data set, if it is at one.
+        environment: variables that ranks are told besides, to read that with.
     """
 
     working_folder: str
@@ -47,6 +49,8 @@ class Requirements:
     rank_mb: float
     meets_by_name: bool
     interface: str = ""
+    url: str = ""
+    environment: Mapping[str, str] = field(default_factory=dict)
 
 
 class Checked(NamedTuple):
@@ -73,7 +77,10 @@ def check_hosts(hosts: Sequence[Host], requirements: Requirements, measure: bool
         own_port = stack.enter_context(create_server(("", 0), backlog=probe.BACKLOG)).getsockname()[1]
         pool = stack.enter_context(ThreadPoolExecutor(len(hosts)))
         probes = [stack.enter_context(HostProbe(host.name, requirements.working_folder)) for host in hosts]
-        request = {"shared": shared_file, "files": list(requirements.files), "interface": requirements.interface}
+        request = {
+            "shared": shared_file, "files": list(requirements.files), "interface": requirements.interface,
+            "url": requirements.url, "environment": dict(requirements.environment),
+        }  # fmt: skip
         replies = list(pool.map(lambda host_probe: host_probe.describe(request), probes))
         listening = {
             host.name: [reply["address"], reply["port"]]
@@ -255,6 +262,8 @@ def _problems(
         yield f"it cannot write in {requirements.out.parent}: give --out another folder"
     for file in reply["missing_files"]:
         yield f"there is no {file}, which its ranks would read"
+    if reply["url_error"]:
+        yield f"it cannot read {requirements.url}: {reply['url_error']}"
     address = reply["name_address"]
     if several and (not address or (requirements.meets_by_name and address.startswith("127."))):
         means = f"means {address}" if address else "does not resolve"

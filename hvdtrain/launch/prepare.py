@@ -50,7 +50,10 @@ def prepare(
     config = with_absolute_paths(config)
     files = [path for path in (config.dataset, config.pretrained) if path.startswith("/")]
     by_name = config.mode != "allreduce"  # Horovod gets addresses from its starter
-    requirements = Requirements(working_folder or str(Path.cwd()), out, files, rank_mb(config, workers), by_name)
+    requirements = Requirements(
+        working_folder or str(Path.cwd()), out, files, rank_mb(config, workers), by_name,
+        url=config.dataset if "://" in config.dataset else "", environment=private or {},
+    )  # fmt: skip
     program = train_program(config, runs_there, all_options, recipe.get("interpreter", ""))
     program += ["--resume"] if resume else []
     if "script_name" in recipe:  # not every scheduler passes the environment on

@@ -54,7 +54,8 @@ def describe(request: dict[str, Any]) -> dict[str, Any]:
     """This host's name, hardware, clock, free memory and files.
 
     Args:
-        request: `shared`, a file near the run folder that the launching machine has just made; `files` that ranks read.
+        request: `shared`, a file near the run folder that the launching machine has just made; `files` that ranks read,
+            and the `url` of a data set, if there is one, with `environment`, variables that only ranks are told.
     """
     import psutil
 
@@ -68,11 +69,27 @@ def describe(request: dict[str, Any]) -> dict[str, Any]:
         "memory_mb": int(min(psutil.virtual_memory().available, memory_limit())) // 2**20,
         "name": name,
         "name_address": _resolve(name),
+        "url_error": _url_error(request["url"], request["environment"]) if request.get("url") else "",
         "missing_files": [file for file in request["files"] if not Path(file).exists()],
         "sees_shared_file": shared.is_file(),
         "can_write": _can_write(shared.parent),
         "package": str(PACKAGE),
     }
+
+
+def _url_error(url: str, environment: dict[str, str]) -> str:
+    """Why the data set at a URL cannot be read here, or an empty string."""
+    import fsspec
+
+    from hvdtrain.data.shards import CACHED, INDEX
+
+    os.environ.update(environment)
+    try:
+        filesystem, root = fsspec.core.url_to_fs(url.removeprefix(CACHED))
+        filesystem.cat_file(f"{root}/{INDEX}", start=0, end=1)
+    except Exception as error:  # each of fsspec's file systems raises its own
+        return f"{type(error).__name__}: {error}".splitlines()[0][:200]
+    return ""
 
 
 def choose_interface(preferred: str, interfaces: dict[str, str], required: str = "") -> tuple[str, str]:

@@ -31,8 +31,7 @@ def run_rank(config: RunConfig, out: str, resuming: bool = False) -> None:
         UsageError: before anything was touched.
     """
     here = read_world()
-    if here.starter != "alone":
-        end_with_starter()
+    end_with_starter(here.starter)
     try:
         world = read_world(check(config).servers)
         use_one_interface(world)

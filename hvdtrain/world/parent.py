@@ -9,13 +9,18 @@ from pathlib import Path
 import psutil
 
 _STARTERS = {"horovodrun", "mpirun", "mpiexec", "prterun", "torchrun", "torch.distributed.run"}
+_BY_HAND = {"alone", "env"}
 _SSHD = {"sshd", "sshd-session"}
 _EVERY_S = 1.0
 
 
-def end_with_starter() -> None:
-    """From now on, end this process (exit code 143) within a few seconds of its starter's end, however that comes."""
-    if starter := _starter():
+def end_with_starter(name: str) -> None:
+    """From now on, end this process (exit code 143) within a few seconds of its starter's end, however that comes.
+
+    Args:
+        name: the starter's, as World has it. What was started by hand, over ssh perhaps, may outlive who did it.
+    """
+    if name not in _BY_HAND and (starter := _starter()):
         threading.Thread(target=_watch, args=(starter,), daemon=True, name="starter's end").start()
 
 

@@ -1,5 +1,7 @@
 """How the ranks of a job find each other where torch.distributed, not Horovod, carries the bytes."""
 
+import errno
+import ipaddress
 import os
 import socket
 from datetime import timedelta
@@ -29,7 +31,7 @@ def open_store(world: World, timeout: float) -> "Store":
         host, port = os.environ["MASTER_ADDR"], int(os.environ["MASTER_PORT"])
         if world.rank > 0 or os.environ.get("TORCHELASTIC_USE_AGENT_STORE") == "True":
             return TCPStore(host, port, is_master=False, timeout=limit)
-        return _listen(host, port, limit)
+        return _listen(host, port, limit, only_there=world.is_local)
     if world.size == 1:
         return _listen("127.0.0.1", 0, limit)
     if world.starter in ("env", "srun"):
@@ -44,15 +46,45 @@ def open_store(world: World, timeout: float) -> "Store":
     return store or TCPStore(host, port, is_master=False, timeout=limit)
 
 
-def _listen(host: str, port: int, limit: timedelta) -> "TCPStore":
+def _listen(host: str, port: int, limit: timedelta, only_there: bool = True) -> "TCPStore":
     from torch.distributed import TCPStore
 
     # A TCPStore that opens its own socket listens on every interface; this one listens where it is told.
-    listener = socket.create_server((host, port))
+    listener, host = _listener(host, port, only_there)
     port = listener.getsockname()[1]
     return TCPStore(
         host, port, is_master=True, wait_for_workers=False, timeout=limit, master_listen_fd=listener.detach()
     )
+
+
+def _listener(host: str, port: int, only_there: bool) -> tuple[socket.socket, str]:
+    """A socket that listens where others connect to `host`, and an address at which this process reaches it.
+
+    Where the name or address is not this host's own but that of a service or NAT before it, or means loopback on its
+    own host (Debian's 127.0.1.1), that is every interface, as with torch's env://.
+
+    Args:
+        port: 0 for one that the system chooses.
+        only_there: listen at this address, and nowhere else.
+
+    Raises:
+        Failure: the name does not resolve, or the port is taken.
+    """
+    try:
+        found = sorted(socket.getaddrinfo(host, port, type=socket.SOCK_STREAM))  # IPv4 first
+        family, address = found[0][0], str(found[0][4][0])
+        if only_there or not ipaddress.ip_address(address).is_loopback:
+            try:
+                return socket.create_server((address, port), family=family), address
+            except OSError as error:
+                if only_there or error.errno != errno.EADDRNOTAVAIL:
+                    raise
+        if family == socket.AF_INET6:
+            return socket.create_server(("", port), family=family, dualstack_ipv6=True), "::1"
+        return socket.create_server(("", port)), "127.0.0.1"
+    except OSError as error:
+        why = str(error.strerror).partition(" (")[0]
+        raise Failure(f"the first rank cannot listen at {host}, port {port}: {why}; choose another") from None
 
 
 def mark_left(rank: int, store: "Store") -> None:
