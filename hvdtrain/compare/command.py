@@ -210,7 +210,7 @@ def _report(folder: Path, preset: str, margins: Margins) -> None:
     from hvdtrain.compare.reporting import print_report
     from hvdtrain.explain.pictures import pictures
     from hvdtrain.report import write_report
-    from hvdtrain.report.runs import find_runs
+    from hvdtrain.runs.read import find_runs
 
     runs = find_runs([folder])
     preset = preset if preset and "table" in recipes.load("presets", preset) else ""

@@ -15,8 +15,8 @@ from hvdtrain.config.file import read_config
 from hvdtrain.config.run_config import RunConfig, flag, in_words
 from hvdtrain.errors import UsageError
 from hvdtrain.report import check_out
-from hvdtrain.report.runs import Run, load_run
 from hvdtrain.runs.folder import CONFIG, check_free, is_claimed, locked, unwritable
+from hvdtrain.runs.read import Run, load_run
 from hvdtrain.runs.request import with_absolute_paths
 from hvdtrain.world.host import versions
 

@@ -8,6 +8,7 @@ from hvdtrain.compare.grid import Planned
 from hvdtrain.config import recipes
 from hvdtrain.config.run_config import RunConfig
 from hvdtrain.data.find import is_name, is_url
+from hvdtrain.formatting import format_bytes
 from hvdtrain.launch.memory import is_vgg, most_weights_mb, rank_mb
 from hvdtrain.numerics.optimizers import vectors_kept
 
@@ -42,23 +43,27 @@ def forecast_lines(runs: Sequence[Planned], kept: Mapping[str, Path], folder: Pa
 
     for title, run in {run.title: run for run in runs}.items():
         about = "about" if is_vgg(run.config) else "at most"
-        sent = f"sends {about} {_size(bytes_per_step(run.config, run.workers))} a step, " if run.workers > 1 else ""
+        sent = (
+            f"sends {about} {format_bytes(bytes_per_step(run.config, run.workers))} a step, " if run.workers > 1 else ""
+        )
         where = " on the fullest host" if len(run.hosts) > 1 else ""
-        yield f"forecast: {title}: {sent}needs {_size(memory_bytes(run))} of memory at least{where}"
+        yield f"forecast: {title}: {sent}needs {format_bytes(memory_bytes(run))} of memory at least{where}"
     to_do = [run for run in runs if run.name not in kept]
     disk = sum(disk_bytes(run.config) for run in to_do)
     there = next(path for path in (folder.absolute(), *folder.absolute().parents) if path.is_dir())
     free = shutil.disk_usage(there).free
     kept_words = f" ({len(kept)} are there already, and stay)" if kept else ""
     about = "about" if all(is_vgg(run.config) for run in runs) else "at most"
-    left = f"leave {about} {_size(disk)} in {folder}; {_size(free)} are free"
+    left = f"leave {about} {format_bytes(disk)} in {folder}; {format_bytes(free)} are free"
     yield f"forecast: {len(to_do)} runs to do{kept_words} {left}"
     if disk > free:
-        yield f"too large: {_size(disk)} do not fit in {there}: name another --out, or a smaller --width or --model"
+        instead = "name another --out, or a smaller --width or --model"
+        yield f"too large: {format_bytes(disk)} do not fit in {there}: {instead}"
     local = [run for run in to_do if not run.hosts]
     most, available = max(map(memory_bytes, local), default=0), psutil.virtual_memory().available
     if most > available:
-        yield f"too large: {_size(most)} of memory are needed, and {_size(available)} are free on this machine"
+        there_is = f"{format_bytes(available)} are free on this machine"
+        yield f"too large: {format_bytes(most)} of memory are needed, and {there_is}"
     yield from _missing(runs[0].config)
 
 
@@ -69,10 +74,3 @@ def _missing(config: RunConfig) -> Iterator[str]:
         yield f"missing: --dataset {dataset} is neither a folder nor one of {', '.join(recipes.names('datasets'))}"
     if pretrained not in ("", "imagenet") and not Path(pretrained).expanduser().is_file():
         yield f"missing: --pretrained {pretrained} is no file"
-
-
-def _size(size: float) -> str:
-    for unit, factor in (("GB", 1e9), ("MB", 1e6)):
-        if size >= factor:
-            return f"{size / factor:.3g} {unit}"
-    return f"{size / 1e3:.3g} kB"

@@ -11,9 +11,9 @@ from hvdtrain.errors import UsageError
 
 if TYPE_CHECKING:
     from hvdtrain.report.content import Content, Grid
-    from hvdtrain.report.runs import Run
     from hvdtrain.report.table import Table
     from hvdtrain.report.verdict import Margins
+    from hvdtrain.runs.read import Run
 
 _Command = TypeVar("_Command", bound=Callable[..., Any])
 
@@ -86,8 +86,8 @@ def report(
     hvdtrain report comparison --reference cnn-mnist --out beside
     """
     from hvdtrain.report import check_out, draw, json_text, table, write_png, write_report
-    from hvdtrain.report.runs import find_runs
     from hvdtrain.report.verdict import Margins
+    from hvdtrain.runs.read import find_runs
 
     if out:
         check_out(out)
@@ -132,8 +132,8 @@ def print_report(runs: "list[Run]", reference: str = "", margins: "Margins | Non
     """
     from rich.console import Console
 
+    from hvdtrain.formatting import printable
     from hvdtrain.report.content import collect_any
-    from hvdtrain.report.formatting import printable
     from hvdtrain.report.reference_tables import build_table, load_layout
     from hvdtrain.report.table import rich_table, terminal_tables
     from hvdtrain.report.verdict import DEFAULT

@@ -5,8 +5,8 @@ from pathlib import Path
 from hvdtrain.errors import UsageError
 from hvdtrain.report.comparisons import split_into_comparisons
 from hvdtrain.report.paired import LEAST_REPEATS, estimate, log_ratios
-from hvdtrain.report.runs import Run, find_runs, finished_by_kind
 from hvdtrain.report.verdict import UNKNOWN, WINNER, Margins, reach_answers, speed
+from hvdtrain.runs.read import Run, find_runs, finished_by_kind
 
 MOST_REPEATS = 20  # where --repeats is not given
 

@@ -5,16 +5,16 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from hvdtrain import plot_style
 from hvdtrain.data.loader import Loader
 from hvdtrain.data.sampling import Share
-from hvdtrain.report import style
 
 if TYPE_CHECKING:
     from matplotlib.figure import SubFigure
 
     from hvdtrain.evaluate.predictions import Predictions
 
-RIGHT, WRONG = style.MODES["allreduce"][0], style.STEP_PARTS["comm"][1]  # a blue and an orange
+RIGHT, WRONG = plot_style.MODES["allreduce"][0], plot_style.STEP_PARTS["comm"][1]  # a blue and an orange
 MAX_CLASSES_WITH_COUNTS = 20  # with more, cells of the matrix have no numbers
 MAX_CLASSES_WITH_NAMES = 40  # with more, its rows and columns have no names
 COLUMNS, ROWS = 4, 4  # of mistakes
@@ -28,8 +28,8 @@ def draw(predictions: "Predictions", title: str, out: Path) -> None:
     from matplotlib import rc_context
     from matplotlib.figure import Figure
 
-    with rc_context(style.RC):
-        figure = Figure(figsize=(1.3 * style.WIDTH, 0.72 * style.WIDTH), layout="constrained")
+    with rc_context(plot_style.RC):
+        figure = Figure(figsize=(1.3 * plot_style.WIDTH, 0.72 * plot_style.WIDTH), layout="constrained")
         top5 = "" if predictions.top5 is None else f", top-5 {100 * predictions.top5:.2f} %"
         text = f"{title}: top-1 {100 * predictions.top1:.2f} %{top5}, loss {predictions.loss:.4f}"
         figure.suptitle(text, x=0.012, ha="left", size=12, parse_math=False)
@@ -54,13 +54,13 @@ def _draw_confusion(panel: "SubFigure", predictions: "Predictions") -> None:
     diagonal = np.eye(classes, dtype=bool)
     largest_mistake = max(shares[~diagonal].max(), 1e-9)
     for cells, colour, maximum in ((diagonal, RIGHT, 1.0), (~diagonal, WRONG, largest_mistake)):
-        colours = LinearSegmentedColormap.from_list("", [style.PAPER, colour])
+        colours = LinearSegmentedColormap.from_list("", [plot_style.PAPER, colour])
         axes.imshow(np.ma.array(shares, mask=~cells), cmap=colours, vmin=0, vmax=maximum, interpolation="nearest")
     if classes <= MAX_CLASSES_WITH_COUNTS:
         for (row, column), count in np.ndenumerate(counts):
             if count:
                 is_dark = shares[row, column] > 0.55 * (1.0 if row == column else largest_mistake)
-                ink = style.PAPER if is_dark else style.INK
+                ink = plot_style.PAPER if is_dark else plot_style.INK
                 axes.text(column, row, f"{count:,}", ha="center", va="center", color=ink, size=8 if classes < 15 else 6)
     names = [_shorten(name) for name in predictions.classes] if classes <= MAX_CLASSES_WITH_NAMES else []
     size = 9 if classes <= MAX_CLASSES_WITH_COUNTS else 6
@@ -97,7 +97,9 @@ def _draw_mistakes(panel: "SubFigure", predictions: "Predictions") -> None:
         text_place = {"transform": axes.transAxes, "ha": "center", "va": "bottom"}
         axes.text(0.5, 1.03, f"said {predicted}", **text_place, **PREDICTION_STYLE)
         confidence = f"{100 * predictions.confidence[i]:.1f} %"
-        axes.text(0.5, -0.03, confidence, transform=axes.transAxes, ha="center", va="top", size=8, color=style.MUTED)
+        axes.text(
+            0.5, -0.03, confidence, transform=axes.transAxes, ha="center", va="top", size=8, color=plot_style.MUTED
+        )
 
 
 def _shorten(name: str) -> str:

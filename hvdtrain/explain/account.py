@@ -6,8 +6,8 @@ import numpy as np
 
 from hvdtrain.explain.straggler import Straggler
 from hvdtrain.explain.timeline import Timeline
-from hvdtrain.report.network_bound import network_bound
-from hvdtrain.report.runs import Run
+from hvdtrain.runs.network_bound import network_bound
+from hvdtrain.runs.read import Run
 from hvdtrain.runs.schema import read_server_load
 
 # The parts of a step, in the order in which they are told from each other, and what each is.

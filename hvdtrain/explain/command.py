@@ -14,7 +14,7 @@ if TYPE_CHECKING:
     from hvdtrain.explain.account import Account
     from hvdtrain.explain.straggler import Straggler
     from hvdtrain.explain.timeline import Timeline
-    from hvdtrain.report.runs import Run
+    from hvdtrain.runs.read import Run
 
 WHAT_IF = {
     "without_straggler": "without the straggler", "double_bandwidth": "with twice the bandwidth",
@@ -52,8 +52,8 @@ def explain(runs: tuple[Path, ...], json_file: Path | None, plot: Path | None, t
     from hvdtrain.explain.step_picture import one_step
     from hvdtrain.explain.straggler import find_straggler, waited_for
     from hvdtrain.explain.timeline import read_timeline
-    from hvdtrain.report.runs import load_run
-    from hvdtrain.report.style import save
+    from hvdtrain.plot_style import save
+    from hvdtrain.runs.read import load_run
 
     for option, file in (("--plot", plot), ("--timeline", timeline)):
         if file and len(runs) > 1:

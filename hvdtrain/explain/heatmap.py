@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from hvdtrain.explain.timeline import Timeline
-from hvdtrain.report.style import RC, new_figure
+from hvdtrain.plot_style import RC, new_figure
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure

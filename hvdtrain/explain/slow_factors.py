@@ -6,13 +6,12 @@ from itertools import pairwise
 from statistics import fmean, geometric_mean
 from typing import TYPE_CHECKING
 
-from hvdtrain import modes
+from hvdtrain import modes, plot_style
 from hvdtrain.errors import UsageError
 from hvdtrain.numerics.slowdown import Rule, parse
-from hvdtrain.report import style
-from hvdtrain.report.fairness import field_value
 from hvdtrain.report.plots import Plot
-from hvdtrain.report.runs import Kind, Run, finished_by_kind
+from hvdtrain.runs.fields import field_value
+from hvdtrain.runs.read import Kind, Run, finished_by_kind
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -38,12 +37,12 @@ def slow_factors(runs: Sequence[Run]) -> Plot | None:
         return None
     from matplotlib import rc_context
 
-    with rc_context(style.RC):
-        figure, (speed, time, stale) = style.new_figure(4.0, columns=3)
+    with rc_context(plot_style.RC):
+        figure, (speed, time, stale) = plot_style.new_figure(4.0, columns=3)
         _lines(speed, found, lambda run: run.summary.samples_per_s)
         for kind, of in found.items():
             if theory := {factor: rate for factor in of if (rate := expected_speed(kind, of, factor))}:
-                speed.plot(list(theory), list(theory.values()), "--", color=style.colour(kind), linewidth=0.9)
+                speed.plot(list(theory), list(theory.values()), "--", color=plot_style.colour(kind), linewidth=0.9)
         _lines(time, found, lambda run: run.summary.time_to_target_s)
         _staleness(stale, found)
         factors = sorted({factor for of in found.values() for factor in of})
@@ -54,7 +53,7 @@ def slow_factors(runs: Sequence[Run]) -> Plot | None:
             axes.set_xticks(factors, [f"{factor:g}×" for factor in factors])
             axes.minorticks_off()
             axes.grid(True)
-        style.legend(figure, [speed])
+        plot_style.legend(figure, [speed])
     words = _wins(found, "samples/s", lambda run: run.summary.samples_per_s, more_is_better=True)
     words += _wins(found, "time to that accuracy", lambda run: run.summary.time_to_target_s, more_is_better=False)
     return Plot("slow", "What a slow worker costs", " ".join([CAPTION, *words]), figure)
@@ -109,12 +108,12 @@ def _lines(axes: "Axes", found: Means, figure: Figure) -> None:
         means = [geometric_mean(values) for values in points.values()]
         alike = sorted(other.variant for other in found if other.mode == kind.mode)
         axes.plot(
-            list(points), means, color=style.colour(kind), linewidth=1.4, label=kind.label,
+            list(points), means, color=plot_style.colour(kind), linewidth=1.4, label=kind.label,
             linestyle=("-", "-.", ":")[alike.index(kind.variant) % 3],
         )  # fmt: skip
         for factor, values in points.items():
-            style.dots(axes, [factor] * len(values), values, kind)
-    style.log_scale(axes)
+            plot_style.dots(axes, [factor] * len(values), values, kind)
+    plot_style.log_scale(axes)
 
 
 def _staleness(axes: "Axes", found: Means) -> None:
@@ -128,14 +127,14 @@ def _staleness(axes: "Axes", found: Means) -> None:
         points = {factor: values for factor, values in points.items() if values}
         for place in (0, 1):
             means = [fmean(both[place] for both in values) for values in points.values()]
-            style.dots(axes, list(points), means, kind, is_hollow=bool(place))
-            axes.plot(list(points), means, color=style.colour(kind), linewidth=1.0)
+            plot_style.dots(axes, list(points), means, kind, is_hollow=bool(place))
+            axes.plot(list(points), means, color=plot_style.colour(kind), linewidth=1.0)
         if kind.mode == "ps-async" and 1.0 in of:
             share = fmean(_computing_share(run) for run in of[1.0])
             pushes = kind.workers if of[1.0][0].manifest.push_scale == "softsync" else 1  # of an update
             for is_slow in (True, False):
                 theory = [expected_staleness(kind, 1 / (1 + (f - 1) * share), is_slow) / pushes for f in points]
-                axes.plot(list(points), theory, "--", color=style.colour(kind), linewidth=0.9)
+                axes.plot(list(points), theory, "--", color=plot_style.colour(kind), linewidth=0.9)
 
 
 def _of_slow_and_others(run: Run) -> tuple[float, float] | None:

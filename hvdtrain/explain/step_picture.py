@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from hvdtrain.errors import UsageError
-from hvdtrain.report.style import RC, STEP_PARTS, new_figure
+from hvdtrain.plot_style import RC, STEP_PARTS, new_figure
 from hvdtrain.runs.trace_file import TRACE
 from hvdtrain.world.trace import APPLY, PULL, PUSH, REDUCE, STEP, UNDER_WAY
 

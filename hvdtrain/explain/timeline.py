@@ -7,8 +7,8 @@ import numpy as np
 
 from hvdtrain import modes
 from hvdtrain.errors import UsageError
-from hvdtrain.report.runs import Run
 from hvdtrain.runs.live import WARM_UP
+from hvdtrain.runs.read import Run
 from hvdtrain.runs.schema import Step
 
 BLOCKS = 20  # into which a run is divided, to see how steady something is, and since when

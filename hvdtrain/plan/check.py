@@ -15,9 +15,9 @@ from hvdtrain.plan.predict import Question, row
 from hvdtrain.plan.scenario import MODES, Slow
 from hvdtrain.plan.show import rate, seconds
 from hvdtrain.plan.units import Stragglers
-from hvdtrain.report.fairness import field_value
-from hvdtrain.report.runs import Run, load_run
 from hvdtrain.report.table import Cell, Table
+from hvdtrain.runs.fields import field_value
+from hvdtrain.runs.read import Run, load_run
 
 Row = dict[str, Any]
 WARM_UP = 2  # steps that are not counted

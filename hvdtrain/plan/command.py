@@ -61,7 +61,7 @@ def calibrate(
     """
     from hvdtrain.launch.hosts import given_hosts
     from hvdtrain.plan import calibrate as measuring
-    from hvdtrain.report.runs import load_run
+    from hvdtrain.runs.read import load_run
     from hvdtrain.runs.request import check
 
     if bandwidth and len(bandwidth) > 1:

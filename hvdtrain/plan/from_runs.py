@@ -12,7 +12,7 @@ from hvdtrain.plan.check import asked, measured_step_s
 from hvdtrain.plan.predict import scenario
 from hvdtrain.plan.scenario import MIB, Scenario
 from hvdtrain.plan.simulate import simulate
-from hvdtrain.report.runs import Run, load_run
+from hvdtrain.runs.read import Run, load_run
 
 COSTS = (
     "send_s_per_gb", "receive_s_per_gb", "server_send_s_per_gb", "server_receive_s_per_gb",

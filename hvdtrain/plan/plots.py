@@ -5,8 +5,8 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+from hvdtrain import plot_style
 from hvdtrain.plan.show import rate
-from hvdtrain.report import style
 
 Row = dict[str, Any]
 
@@ -17,11 +17,11 @@ def save(path: Path, rows: Sequence[Row], map_: Sequence[Row]) -> None:
     from matplotlib.gridspec import GridSpec
 
     bandwidths = sorted({row["bandwidth_gbit"] for row in rows})
-    with rc_context(style.RC):
+    with rc_context(plot_style.RC):
         from matplotlib.figure import Figure
 
         height = 3.2 + (0.9 + 0.3 * len({row["workers"] for row in map_}) if map_ else 0)
-        figure = Figure(figsize=(style.WIDTH, height), layout="constrained")
+        figure = Figure(figsize=(plot_style.WIDTH, height), layout="constrained")
         grid = GridSpec(
             2 if map_ else 1, len(bandwidths), figure=figure, height_ratios=[3.2, height - 3.2][: 1 + bool(map_)]
         )
@@ -32,10 +32,10 @@ def save(path: Path, rows: Sequence[Row], map_: Sequence[Row]) -> None:
             panel.set(title=rate(bandwidth), xlabel="workers")
             panels.append(panel)
         panels[0].set_ylabel("samples/s")
-        style.legend(figure, panels)
+        plot_style.legend(figure, panels)
         if map_:
             _map(figure.add_subplot(grid[1, :]), map_)
-        path.write_text(style.svg(figure))
+        path.write_text(plot_style.svg(figure))
 
 
 def _throughput(panel: Any, rows: Sequence[Row]) -> None:
@@ -46,7 +46,7 @@ def _throughput(panel: Any, rows: Sequence[Row]) -> None:
             if row["mode"] == mode and (not known or row["step_s"] < known["step_s"]):
                 best[row["workers"]] = row
         workers = sorted(best)
-        colour, marker = style.MODES.get(mode, ("#888888", "o"))
+        colour, marker = plot_style.MODES.get(mode, ("#888888", "o"))
         panel.plot(
             workers, [best[n]["samples_per_s"] for n in workers], marker=marker, markersize=4, color=colour, label=mode
         )
@@ -66,7 +66,7 @@ def _map(panel: Any, found: Sequence[Row]) -> None:
     for row in found:
         x, y = bandwidths.index(row["bandwidth_gbit"]), numbers.index(row["workers"])
         strength = min(1.0, 0.25 + math.log2(max(1.0, row["times_as_fast"])) / 3)
-        colour = style.GRID if row["either"] else style.MODES.get(row["winner"], ("#888888", "o"))[0]
+        colour = plot_style.GRID if row["either"] else plot_style.MODES.get(row["winner"], ("#888888", "o"))[0]
         panel.add_patch(_cell(x, y, colour, 1.0 if row["either"] else strength))
         name = row["winner"] + (f" +{row['servers']}" if row["servers"] else "")
         text = (

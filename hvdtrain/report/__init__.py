@@ -1,14 +1,14 @@
 """From run folders to a report: what was equal, tables, plots and a verdict.
 
-- `runs.py` reads run folders (their form is `hvdtrain/runs/schema.py`), `comparisons.py` splits a grid's runs into
-  comparable ones, and `fairness.py` refuses those that may not be compared.
+- `comparisons.py` splits a grid's runs (`hvdtrain/runs/read.py`) into comparable ones, and `fairness.py` refuses those
+  that may not be compared.
 - `columns.py` has the figures of a run, one entry each; `results.py` summarises them by kind; `step_parts.py` says
-  where a step's time went, `curves.py` thins losses for plots, `network_bound.py` says what links allow.
+  where a step's time went, `curves.py` thins losses for plots.
 - `verdict.py` decides who won on the statistics of `paired.py`, `headline.py` puts it into words and into verdict.json,
   and `caveats.py` says what to keep in mind; `content.py` collects it all, of one comparison or of a grid.
 - `page.py` writes Markdown, and HTML of it; `table.py` is every table, in any form; `reference_tables.py`
   puts published figures beside ours.
-- `plots.py` draws with `plot_effect.py`, `plot_cost.py`, `plot_learning.py`, `plot_grid.py` and `style.py`.
+- `plots.py` draws with `plot_effect.py`, `plot_cost.py`, `plot_learning.py` and `plot_grid.py`.
 """
 
 import json
@@ -23,9 +23,9 @@ from hvdtrain.errors import UsageError
 if TYPE_CHECKING:
     from hvdtrain.report.content import Content, Grid
     from hvdtrain.report.plots import Plot
-    from hvdtrain.report.runs import Run
     from hvdtrain.report.table import Table
     from hvdtrain.report.verdict import Margins
+    from hvdtrain.runs.read import Run
 
 Files = dict[str, str | bytes]  # content by path below the report's folder
 Drawing = tuple[list["Plot"], list[str]]

@@ -7,9 +7,10 @@ from datetime import datetime
 
 from msgspec import to_builtins
 
-from hvdtrain.report.fairness import field_value, format_value
-from hvdtrain.report.formatting import with_noun
-from hvdtrain.report.runs import Kind, Run, finished_by_kind
+from hvdtrain.formatting import with_noun
+from hvdtrain.report.fairness import format_value
+from hvdtrain.runs.fields import field_value
+from hvdtrain.runs.read import Kind, Run, finished_by_kind
 from hvdtrain.world.host import differences
 from hvdtrain.world.load import beside_others
 

@@ -9,8 +9,8 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
-from hvdtrain.report.formatting import with_unit
-from hvdtrain.report.runs import Run
+from hvdtrain.formatting import with_unit
+from hvdtrain.runs.read import Run
 
 # Tables that show a figure, beside results.csv, which has all: the pages' summary; the terminal's, with the range over
 # repeats or without, for it has to fit 100 columns; the table of a step's time.

@@ -9,9 +9,10 @@ from dataclasses import dataclass
 from itertools import groupby
 from typing import Any
 
-from hvdtrain.report.fairness import GRID_FIELDS, check_grid, field_value, format_value
+from hvdtrain.report.fairness import GRID_FIELDS, check_grid, format_value
 from hvdtrain.report.results import result_rows, spread
-from hvdtrain.report.runs import Kind, Run
+from hvdtrain.runs.fields import field_value
+from hvdtrain.runs.read import Kind, Run
 
 _TITLES = {"model": "{}", "global_batch": "global batch {}", "lr": "learning rate {}", "slow.asked": "slow: {}"}
 _NAMES = {"model": "{}", "global_batch": "b{}", "lr": "lr{}", "slow.asked": "slow-{}"}

@@ -6,19 +6,21 @@ from dataclasses import dataclass, replace
 from itertools import groupby
 from typing import TYPE_CHECKING, Any
 
+from hvdtrain import plot_style
 from hvdtrain.errors import UsageError
-from hvdtrain.report import fairness, page, style
+from hvdtrain.formatting import with_noun
+from hvdtrain.report import fairness, page
 from hvdtrain.report.columns import COLUMNS, format_figure
 from hvdtrain.report.comparisons import Comparison, one_worker, split_into_comparisons
-from hvdtrain.report.fairness import EqualField, field_value, format_value
-from hvdtrain.report.formatting import with_noun
+from hvdtrain.report.fairness import EqualField, format_value
 from hvdtrain.report.headline import Verdict, reach_verdict
 from hvdtrain.report.reference_tables import OVERVIEW, build_table
 from hvdtrain.report.results import Group, Row, result_rows, scales_weakly, summarise, summary_table
-from hvdtrain.report.runs import Run, display_names, finished_by_kind
 from hvdtrain.report.step_parts import parts_table
 from hvdtrain.report.table import Cell, Table, markdown, words_table
 from hvdtrain.report.verdict import DEFAULT, Margins
+from hvdtrain.runs.fields import field_value
+from hvdtrain.runs.read import Run, display_names, finished_by_kind
 
 if TYPE_CHECKING:
     from hvdtrain.report.plots import Plot
@@ -72,7 +74,7 @@ class Content:
     @property
     def colours(self) -> dict[str, str]:
         """Of the rows of tables, by their label."""
-        return {group.kind.label: style.colour(group.kind) for group in self.groups}
+        return {group.kind.label: plot_style.colour(group.kind) for group in self.groups}
 
     def parts(self, plots: Sequence["Plot"], tables: Sequence[Table] = (), notes: Sequence[str] = ()) -> list[str]:
         """The page as Markdown: what was found, then what it was found in, then what it rests on."""

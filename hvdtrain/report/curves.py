@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from itertools import cycle, groupby
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from hvdtrain.report import style
+from hvdtrain import plot_style
 from hvdtrain.runs.schema import Step
 
 if TYPE_CHECKING:
@@ -69,7 +69,7 @@ def draw_curves(
     values = [y for lines in panels.values() for line in lines for y in line.y if math.isfinite(y)]
     if not values:
         return None
-    figure, axes = style.panels(len(panels), 2.9, columns)
+    figure, axes = plot_style.panels(len(panels), 2.9, columns)
     for (title, lines), panel, xlabel in zip(panels.items(), axes, cycle(xlabels), strict=False):
         for look, alike in groupby(lines, key=lambda line: line.style):
             panel.plot(*joined((line.x, line.y) for line in alike), **look)
@@ -78,7 +78,7 @@ def draw_curves(
         panel.locator_params(axis="x", nbins=6)
         panel.xaxis.set_major_formatter("{x:,.7g}")
         if max(values) > 10 * min(values) > 0:
-            style.log_scale(panel)
+            plot_style.log_scale(panel)
     axes[0].set_ylabel(ylabel)
-    style.legend(figure, axes)
+    plot_style.legend(figure, axes)
     return figure

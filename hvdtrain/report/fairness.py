@@ -1,16 +1,14 @@
 """What has to be equal for a comparison to be fair, and why; the check refuses runs where it is not."""
 
 import math
-import re
 from collections.abc import Callable, Hashable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
 from hvdtrain.errors import UsageError
-from hvdtrain.report.formatting import with_noun
 from hvdtrain.report.results import result_rows, scales_weakly
-from hvdtrain.report.runs import Run, display_names
-from hvdtrain.world.host import COMPUTING
+from hvdtrain.runs.fields import field_value
+from hvdtrain.runs.read import Run, display_names
 
 # Fields that are equal in all runs of a comparison, each with the reason. They are manifest.json's, except for
 # target_accuracy, which is summary.json's.
@@ -76,11 +74,6 @@ EQUAL_IN_KIND = {
 }
 # Fields that are equal in all runs whose messages travel alike; other modes' messages do not depend on them.
 EQUAL_IN_TRANSPORT = {"environment.messages": "what carries the messages reads them, and is faster or slower"}
-# Which of the variables in world.host.MESSAGES matter where `backend` has this word in it.
-_READ_BY = {
-    "horovod": ("HOROVOD_",), "mpi": ("OMPI_MCA_", "PRTE_MCA_", "UCX_"), "gloo": ("GLOO_",), "nccl": ("NCCL_",),
-    "rpc": ("TP_", "HVDTRAIN_OVER_TCP"),
-}  # fmt: skip
 # What a grid varies: runs that differ here may be in one report, in tables of their own.
 GRID_FIELDS = ("model", "global_batch", "lr", "slow.asked")
 # The number of weights follows from the model, and the schedule's number of steps from the batch.
@@ -156,50 +149,6 @@ def _repeat_key(field: str) -> Callable[[Run], Hashable]:
     """What runs have to share for the field to be equal: the repeat, and for the samples seen their number too."""
     length = ("steps", "samples") if field == "samples_digest" else ()
     return lambda run: (run.repeat, *(getattr(run.summary, name) for name in length))
-
-
-def field_value(run: Run, field: str) -> Any:
-    """A field of the run's manifest or summary as it is compared; None where it was not recorded."""
-    head, *rest = field.split(".")
-    if head == "environment":
-        return _variables(run, *rest)
-    if head == "placement":
-        return placement(run)
-    if head == "slow":  # which versions before could not make anybody
-        return run.manifest.slow.asked if run.manifest.slow else "none"
-    value: Any = getattr(run.manifest if hasattr(run.manifest, head) else run.summary, head)
-    if field == "schedule.form":  # without the number of steps, which follows from the batch
-        return re.sub(r"over \d+ steps", "to the last step", str(value))
-    for key in rest:
-        value = value.get(key) if isinstance(value, dict) else getattr(value, key)
-    if field == "hardware.hosts":
-        return len(value) or None
-    if field == "hardware.gpus":  # models are compared, not numbers: one worker may see one GPU of four
-        return sorted(set(value)) if str(run.manifest.device).startswith("cuda") else []
-    return value
-
-
-def placement(run: Run) -> str | None:
-    """Which ranks share a host, whatever the hosts' names: `1 server + 1 worker | 1 worker`."""
-    servers, hosts = run.kind.servers, [host.ranks for host in run.manifest.hosts.values() if host.ranks]
-    counts = [(sum(rank < servers for rank in own), sum(rank >= servers for rank in own)) for own in hosts]
-    words = [
-        " + ".join(with_noun(count, noun) for count, noun in zip(both, ("server", "worker"), strict=True) if count)
-        for both in sorted(counts, reverse=True)
-    ]
-    return " | ".join(words) or None
-
-
-def _variables(run: Run, which: str, *name: str) -> Any:
-    """`environment.computing`, `environment.messages`: the variables of these that were set; with a name, its value."""
-    environment = run.manifest.environment
-    if environment is None:
-        return None
-    backend = str(run.manifest.backend)
-    carried = tuple(prefix for word, prefixes in _READ_BY.items() if word in backend for prefix in prefixes)
-    read = COMPUTING if which == "computing" else carried
-    own = {variable: value for variable, value in environment.items() if variable.startswith(read)}
-    return own.get(name[0], "not set") if name else own
 
 
 def format_value(value: Any) -> str:

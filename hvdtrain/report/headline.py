@@ -9,7 +9,7 @@ from hvdtrain.report import verdict as v
 from hvdtrain.report.caveats import caveats
 from hvdtrain.report.columns import format_figure
 from hvdtrain.report.paired import CONFIDENCE, LEAST_REPEATS, MOST_REPEATS, Estimate
-from hvdtrain.report.runs import Kind, Run, finished_by_kind
+from hvdtrain.runs.read import Kind, Run, finished_by_kind
 
 RING, SERVERS = "ring all-reduce", "the parameter server"
 _BASES = {

@@ -5,7 +5,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from hvdtrain.report import style
+from hvdtrain import plot_style
 
 if TYPE_CHECKING:
     from hvdtrain.report.plots import Plot
@@ -70,10 +70,10 @@ def html(page: str, plots: "Sequence[Plot]", colours: Mapping[str, str], title: 
     body = re.sub(r"([\w-]) (×\d)", r"\1&nbsp;\2", body)
     for shown in plots:
         image = f'<p><img src="plots/{shown.name}.svg" alt="{escapeHtml(shown.title)}" /></p>'
-        picture = style.inline(shown.svg, shown.name, escapeHtml(shown.title))
+        picture = plot_style.inline(shown.svg, shown.name, escapeHtml(shown.title))
         body = body.replace(image, f'<div class="wide">{picture}</div>')
     body = body.replace("<table>", '<div class="wide"><table>').replace("</table>", "</table></div>")
-    light, dark = (" ".join(f"--{role}: {value};" for role, value in style.css(theme).items()) for theme in (0, 1))
+    light, dark = (" ".join(f"--{role}: {value};" for role, value in plot_style.css(theme).items()) for theme in (0, 1))
     return f"""<!doctype html>
 <html lang="en">
 <head>

@@ -9,7 +9,7 @@ import math
 from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
-from hvdtrain.report.runs import Run
+from hvdtrain.runs.read import Run
 
 LEAST_REPEATS = 5  # a winner needs so many
 MOST_REPEATS = 1000  # so many are looked at to say how many would settle a question

@@ -4,13 +4,13 @@ from collections.abc import Mapping, Sequence
 from statistics import geometric_mean
 from typing import TYPE_CHECKING, Any
 
-from hvdtrain.report import style
-from hvdtrain.report.formatting import with_noun
-from hvdtrain.report.network_bound import network_bound
+from hvdtrain import plot_style
+from hvdtrain.formatting import with_noun
 from hvdtrain.report.paired import log_ratios
 from hvdtrain.report.results import result_rows
-from hvdtrain.report.runs import Kind, Run
 from hvdtrain.report.verdict import ByKind, effects, ratio, reach_answers, speed
+from hvdtrain.runs.network_bound import network_bound
+from hvdtrain.runs.read import Kind, Run
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -35,25 +35,25 @@ def effect(by_kind: ByKind, margins: "Margins") -> "tuple[Figure | None, str]":
     reference, found = effects(by_kind, answers[0])
     kinds = [kind for kind in by_kind if kind in found]
     dots = {kind: np.exp(log_ratios(by_kind[kind], by_kind[reference], speed)) for kind in kinds}
-    figure, (axes,) = style.new_figure(1.0 + 0.42 * (len(kinds) + 1))
-    axes.axvspan(1 / (1 + margins.speed), 1 + margins.speed, color=style.GRID, alpha=0.6, linewidth=0)
-    axes.axvline(1, color=style.INK, linewidth=0.9)
+    figure, (axes,) = plot_style.new_figure(1.0 + 0.42 * (len(kinds) + 1))
+    axes.axvspan(1 / (1 + margins.speed), 1 + margins.speed, color=plot_style.GRID, alpha=0.6, linewidth=0)
+    axes.axvline(1, color=plot_style.INK, linewidth=0.9)
     drawn = [1.0]
     for row, kind in enumerate(kinds, 1):
         mean, low, high = ratio(found[kind])
         text = f"{mean:.2f}"
         if low is not None and high is not None:
-            axes.plot([low, high], [row, row], color=style.colour(kind), linewidth=2.2, solid_capstyle="butt")
+            axes.plot([low, high], [row, row], color=plot_style.colour(kind), linewidth=2.2, solid_capstyle="butt")
             text += f" ({low:.2f} to {high:.2f})"
             drawn += [low, high] if found[kind].n > 2 else []  # of two repeats it may be a thousandfold: it is cut
-        axes.plot(dots[kind], [row] * len(dots[kind]), "o", color=style.INK, markersize=3, alpha=0.6)
-        axes.plot([mean], [row], style.marker(kind), color=style.colour(kind), markersize=9)
+        axes.plot(dots[kind], [row] * len(dots[kind]), "o", color=plot_style.INK, markersize=3, alpha=0.6)
+        axes.plot([mean], [row], plot_style.marker(kind), color=plot_style.colour(kind), markersize=9)
         _beside(axes, row, f"{text}, n = {found[kind].n}")
         drawn += [*dots[kind]]
-    axes.plot([1], [0], style.marker(reference), color=style.colour(reference), markersize=9)
+    axes.plot([1], [0], plot_style.marker(reference), color=plot_style.colour(reference), markersize=9)
     _beside(axes, 0, "1")
-    style.ratio_scale(axes, min(drawn), max(drawn))
-    style.rows(axes, [reference.label, *(kind.label for kind in kinds)])
+    plot_style.ratio_scale(axes, min(drawn), max(drawn))
+    plot_style.rows(axes, [reference.label, *(kind.label for kind in kinds)])
     axes.set(xlabel=f"times the samples/s of {reference.label}")
     return figure, EFFECT.format(reference.label)
 
@@ -85,27 +85,29 @@ def throughput(by_kind: ByKind) -> "tuple[Figure | None, str]":
         there = [line for line, by_size in lines.items() if size in by_size]
         return sizes.index(size) + 0.07 * (there.index(own) - (len(there) - 1) / 2)
 
-    figure, (axes,) = style.new_figure(3.6)
+    figure, (axes,) = plot_style.new_figure(3.6)
     base = [speed for speeds in lines.get(Kind("single", 0, 0), {}).values() for speed in speeds]
     for kind, by_size in lines.items():
         points = {place(kind, size): speeds for size, speeds in sorted(by_size.items())}
         means = {x: geometric_mean(speeds) for x, speeds in points.items()}
         if base and 1 not in by_size:  # every mode with one worker is the baseline
             means = {0.0: geometric_mean(base)} | means
-        axes.plot(list(means), list(means.values()), color=style.colour(kind), linewidth=1.4)
+        axes.plot(list(means), list(means.values()), color=plot_style.colour(kind), linewidth=1.4)
         servers = with_noun(kind.servers, "server") if kind.servers else ""
         label = ", ".join(filter(None, [kind.mode, servers, kind.variant]))
-        axes.plot([], [], **style.dot(kind), label=label)
+        axes.plot([], [], **plot_style.dot(kind), label=label)
         for x, speeds in points.items():
-            style.dots(axes, [x] * len(speeds), speeds, kind)
+            plot_style.dots(axes, [x] * len(speeds), speeds, kind)
     if ideals := _ideals(rows):
         places = [sizes.index(size) for size in ideals]
-        axes.plot(places, list(ideals.values()), ":_", color=style.INK, linewidth=1.4, markersize=14, label="ideal")
+        axes.plot(
+            places, list(ideals.values()), ":_", color=plot_style.INK, linewidth=1.4, markersize=14, label="ideal"
+        )
     caption = SPEED
     for kind, members in by_kind.items():
         if bounds := [bound for run in members if (bound := network_bound(run))]:
             x = place(kind._replace(workers=0), kind.workers)
-            axes.plot([x - 0.05, x + 0.05], [max(bounds)] * 2, color=style.colour(kind), linewidth=4, alpha=0.7,
+            axes.plot([x - 0.05, x + 0.05], [max(bounds)] * 2, color=plot_style.colour(kind), linewidth=4, alpha=0.7,
                       solid_capstyle="butt", label=f"bound of {kind.mode}")  # fmt: skip
             caption = SPEED + BOUND
     axes.set_xticks(range(len(sizes)), [with_noun(size, "worker") for size in sizes])
@@ -113,7 +115,7 @@ def throughput(by_kind: ByKind) -> "tuple[Figure | None, str]":
     axes.set_ylim(0, 1.04 * axes.get_ylim()[1])
     axes.set(ylabel="samples/s")
     axes.grid(True, axis="y")
-    style.legend(figure, [axes])
+    plot_style.legend(figure, [axes])
     return figure, caption
 
 
@@ -138,24 +140,24 @@ def target(by_kind: Mapping[Kind, Sequence[Run]]) -> "tuple[Figure | None, str]"
     aim = next((run.summary.target_accuracy for run in runs if run.summary.target_accuracy), None)
     if aim is None or not any(run.summary.time_to_target_s for run in runs):
         return None, ""
-    figure, (axes,) = style.new_figure(3.4)
+    figure, (axes,) = plot_style.new_figure(3.4)
     longest = max(run.summary.time_to_target_s or 0 for run in runs)
     never = False
     for kind, members in by_kind.items():
-        axes.plot([], [], **style.dot(kind), label=kind.label)
+        axes.plot([], [], **plot_style.dot(kind), label=kind.label)
         ends = [(run.summary.time_to_target_s, run.summary.val_accuracy) for run in members]
         reached = [(seconds, accuracy) for seconds, accuracy in ends if seconds is not None and accuracy is not None]
         others = [accuracy for seconds, accuracy in ends if seconds is None and accuracy is not None]
-        style.dots(axes, [seconds for seconds, _ in reached], [accuracy for _, accuracy in reached], kind)
-        style.dots(axes, [1.12 * longest] * len(others), others, kind, is_hollow=True)
+        plot_style.dots(axes, [seconds for seconds, _ in reached], [accuracy for _, accuracy in reached], kind)
+        plot_style.dots(axes, [1.12 * longest] * len(others), others, kind, is_hollow=True)
         never |= bool(others)
-    axes.axhline(aim, color=style.INK, linewidth=0.9, linestyle=":")
+    axes.axhline(aim, color=plot_style.INK, linewidth=0.9, linestyle=":")
     if never:
-        axes.axvline(1.06 * longest, color=style.MUTED, linewidth=0.9)
+        axes.axvline(1.06 * longest, color=plot_style.MUTED, linewidth=0.9)
         axes.annotate("never", (1.12 * longest, 1), (0, 2), xycoords=("data", "axes fraction"),
                       textcoords="offset points", ha="center")  # fmt: skip
     axes.set(xlabel=f"seconds of training to {aim:g}", ylabel="validation accuracy")
     axes.set_xlim(0, 1.18 * longest if never else 1.05 * longest)
     axes.grid(True)
-    style.legend(figure, [axes])
+    plot_style.legend(figure, [axes])
     return figure, TARGET.format(aim, " Hollow: it never was." if never else "")

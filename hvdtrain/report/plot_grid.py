@@ -6,12 +6,12 @@ from pathlib import Path
 from statistics import geometric_mean
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from hvdtrain.report import style
+from hvdtrain import plot_style
+from hvdtrain.formatting import printable, with_noun
 from hvdtrain.report.comparisons import epoch_times
 from hvdtrain.report.curves import Line, LossCurve, draw_curves
-from hvdtrain.report.fairness import field_value
-from hvdtrain.report.formatting import printable, with_noun
-from hvdtrain.report.runs import Kind, Run, finished_by_kind
+from hvdtrain.runs.fields import field_value
+from hvdtrain.runs.read import Kind, Run, finished_by_kind
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -64,22 +64,24 @@ def batches(runs: Sequence[Run]) -> "Figure | None":
             lines.setdefault((model, kind), {})[batch] = seconds
     if not any(len(line) > 1 for line in lines.values()):
         return None
-    figure, axes = style.panels(len(models), 2.9)
+    figure, axes = plot_style.panels(len(models), 2.9)
     for model, panel in zip(models, axes, strict=True):
         for (_, kind), line in sorted((item for item in lines.items() if item[0][0] == model), key=lambda i: i[0][1]):
-            dashes = style.LINES[(kind.workers > 2) + (kind.servers > 1)]
+            dashes = plot_style.LINES[(kind.workers > 2) + (kind.servers > 1)]
             means = [geometric_mean(seconds) for seconds in line.values()]
-            panel.plot(list(line), means, color=style.colour(kind), linestyle=dashes, linewidth=1.4, label=kind.label)
+            panel.plot(
+                list(line), means, color=plot_style.colour(kind), linestyle=dashes, linewidth=1.4, label=kind.label
+            )
             for batch, seconds in line.items():
-                style.dots(panel, [batch] * len(seconds), seconds, kind)
-        style.log_scale(panel, digits=(1, 1.5, 2, 3, 5, 7))
+                plot_style.dots(panel, [batch] * len(seconds), seconds, kind)
+        plot_style.log_scale(panel, digits=(1, 1.5, 2, 3, 5, 7))
         panel.set_xscale("log", base=2)
         panel.set_xticks(sorted({batch for own, batch in times if own == model}))
         panel.xaxis.set_major_formatter("{x:.0f}")
         panel.minorticks_off()
         panel.set(xlabel="global batch", title=printable(model))
     axes[0].set_ylabel("seconds an epoch")
-    style.legend(figure, axes)
+    plot_style.legend(figure, axes)
     return figure
 
 
@@ -129,7 +131,7 @@ def _line_styles(runs: Sequence[Run]) -> dict[_LineKey, dict[str, Any]]:
     """Colour by batch, dashes by number of workers (dots: the baseline); servers are labelled where they vary."""
     from matplotlib.colors import LinearSegmentedColormap
 
-    ramp = LinearSegmentedColormap.from_list("batches", style.RAMP)
+    ramp = LinearSegmentedColormap.from_list("batches", plot_style.RAMP)
     keys = sorted({_line_key(run) for run in runs})
     batches = sorted({key.batch for key in keys})
     workers = sorted({key.workers for key in keys if not key.is_baseline})

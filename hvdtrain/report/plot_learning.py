@@ -4,10 +4,10 @@ from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from hvdtrain.report import style
+from hvdtrain import plot_style
+from hvdtrain.formatting import with_noun
 from hvdtrain.report.curves import Line, LossCurve, draw_curves
-from hvdtrain.report.formatting import with_noun
-from hvdtrain.report.runs import Kind, Run
+from hvdtrain.runs.read import Kind, Run
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -50,8 +50,8 @@ def _line_style(kind: Kind, by_kind: RunsByKind) -> dict[str, Any]:
     alike = sorted({(other.servers, other.variant) for other in by_kind if other.mode == kind.mode})
     servers = with_noun(kind.servers, "server") if len({count for count, _ in alike}) > 1 else ""
     return {
-        "color": style.colour(kind),
-        "linestyle": style.LINES[alike.index((kind.servers, kind.variant)) % len(style.LINES)],
+        "color": plot_style.colour(kind),
+        "linestyle": plot_style.LINES[alike.index((kind.servers, kind.variant)) % len(plot_style.LINES)],
         "linewidth": 1.6 if len(by_kind[kind]) == 1 else 1.0,
         "label": ", ".join(filter(None, [kind.mode, servers, kind.variant])),
     }
@@ -59,8 +59,8 @@ def _line_style(kind: Kind, by_kind: RunsByKind) -> dict[str, Any]:
 
 def _marker_style(kind: Kind) -> dict[str, Any]:
     return {
-        "marker": style.marker(kind), "markersize": 3.6, "markerfacecolor": "none",
-        "markeredgecolor": style.colour(kind), "markeredgewidth": 0.9,
+        "marker": plot_style.marker(kind), "markersize": 3.6, "markerfacecolor": "none",
+        "markeredgecolor": plot_style.colour(kind), "markeredgewidth": 0.9,
     }  # fmt: skip
 
 
@@ -83,7 +83,7 @@ def accuracy(by_kind: RunsByKind) -> "Figure | None":
         ]  # fmt: skip
         if target := next((run.summary.target_accuracy for run in runs), None):
             ends = [e.train_s for run in runs for e in run.summary.evaluations]
-            dotted = {"color": style.INK, "linewidth": 0.9, "linestyle": ":", "label": f"target {target:g}"}
+            dotted = {"color": plot_style.INK, "linewidth": 0.9, "linestyle": ":", "label": f"target {target:g}"}
             panels[workers] += [Line([0, max(ends)], [target] * 2, dotted)] if ends else []
     return draw_curves(panels, ["seconds of training"], "validation accuracy")
 
@@ -99,7 +99,7 @@ def staleness(by_kind: RunsByKind) -> "Figure | None":
     histograms = {kind: histogram for kind, runs in by_kind.items() if (histogram := _histogram(runs))}
     if not histograms:
         return None
-    figure, panels = style.panels(len(histograms), 2.4)
+    figure, panels = plot_style.panels(len(histograms), 2.4)
     for axes, (kind, histogram) in zip(panels, histograms.items(), strict=True):
         width = -(-(max(histogram) + 1) // _MOST_BARS)  # updates to a bar
         total, bars = sum(histogram.values()), dict[int, float]()
@@ -107,7 +107,7 @@ def staleness(by_kind: RunsByKind) -> "Figure | None":
             start = staleness // width * width
             bars[start] = bars.get(start, 0.0) + 100 * pushes / total
         middles = [bar + (width - 1) / 2 for bar in bars]
-        axes.bar(middles, list(bars.values()), width=0.8 * width, color=style.colour(kind))
+        axes.bar(middles, list(bars.values()), width=0.8 * width, color=plot_style.colour(kind))
         mean = sum(staleness * pushes for staleness, pushes in histogram.items()) / total
         axes.set(title=f"{kind.label}: mean {mean:.2f}, max. {max(histogram)}", xlabel="staleness (updates)")
         axes.set_xlim(-0.6, max(max(histogram), 3) + 0.6)

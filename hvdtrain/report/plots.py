@@ -6,13 +6,14 @@ from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from hvdtrain.report import plot_cost, plot_effect, plot_grid, plot_learning, style
+from hvdtrain import plot_style
+from hvdtrain.report import plot_cost, plot_effect, plot_grid, plot_learning
 from hvdtrain.report.curves import loss_curve
 from hvdtrain.report.results import result_rows, summarise
-from hvdtrain.report.runs import Kind, Run, finished_by_kind
 from hvdtrain.report.step_parts import NOTE
 from hvdtrain.report.verdict import DEFAULT, Margins
 from hvdtrain.runs.live import WARM_UP
+from hvdtrain.runs.read import Kind, Run, finished_by_kind
 from hvdtrain.runs.schema import Step
 
 if TYPE_CHECKING:
@@ -37,12 +38,12 @@ class Plot:
     @cached_property
     def svg(self) -> str:
         """The SVG file's text."""
-        return style.svg(self.figure)
+        return plot_style.svg(self.figure)
 
     @property
     def png(self) -> bytes:
         """The PNG file's bytes."""
-        return style.png(self.figure)
+        return plot_style.png(self.figure)
 
 
 def draw(runs: Sequence[Run], margins: Margins = DEFAULT) -> tuple[list[Plot], list[str]]:
@@ -54,7 +55,7 @@ def draw(runs: Sequence[Run], margins: Margins = DEFAULT) -> tuple[list[Plot], l
     groups = summarise(rows)
     steps, notes = _read_steps(by_kind)
     curves = {folder: loss_curve(ranks) for folder, ranks in steps.items()}
-    with rc_context(style.RC):
+    with rc_context(plot_style.RC):
         effect, about_effect = plot_effect.effect(by_kind, margins)
         throughput, about_throughput = plot_effect.throughput(by_kind)
         target, about_target = plot_effect.target(by_kind)
@@ -78,7 +79,7 @@ def draw_grid(runs: Sequence[Run]) -> tuple[list[Plot], list[str]]:
 
     steps, notes = _read_steps(finished_by_kind(runs))
     curves = {folder: loss_curve(ranks) for folder, ranks in steps.items()}
-    with rc_context(style.RC):
+    with rc_context(plot_style.RC):
         figures = (
             ("Time of an epoch against batch", plot_grid.BATCHES, plot_grid.batches(runs)),
             ("Training loss against time", plot_grid.TRAINING, plot_grid.training(runs, curves)),

@@ -13,10 +13,11 @@ from hvdtrain.config import recipes
 from hvdtrain.config.run_config import lr_factor
 from hvdtrain.errors import UsageError
 from hvdtrain.report.columns import COLUMNS, MEANS, SUMMARY, TRAINED, format_figure
-from hvdtrain.report.fairness import GRID_FIELDS, field_value, format_value
+from hvdtrain.report.fairness import GRID_FIELDS, format_value
 from hvdtrain.report.results import Row, format_range, result_rows, spread
-from hvdtrain.report.runs import Kind, Run, finished_by_kind
 from hvdtrain.report.table import Cell, Table
+from hvdtrain.runs.fields import field_value
+from hvdtrain.runs.read import Kind, Run, finished_by_kind
 
 # Options of a preset that a manifest records under the same name. The table says where ours differ from the preset's.
 _COMPARED_OPTIONS = (

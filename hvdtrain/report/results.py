@@ -10,8 +10,8 @@ from statistics import geometric_mean
 from typing import Any
 
 from hvdtrain.report.columns import COLUMNS, MEANS, SUMMARY, TERMINAL, TERMINAL_RANGE, format_figure
-from hvdtrain.report.runs import Kind, Run, finished_by_kind
 from hvdtrain.report.table import Cell, Table
+from hvdtrain.runs.read import Kind, Run, finished_by_kind
 
 Row = dict[str, Any]
 

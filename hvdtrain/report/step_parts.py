@@ -3,12 +3,12 @@
 from collections.abc import Mapping, Sequence
 from statistics import geometric_mean
 
+from hvdtrain.formatting import with_unit
+from hvdtrain.plot_style import STEP_PARTS
 from hvdtrain.report.columns import COLUMNS, STEP
-from hvdtrain.report.formatting import with_unit
 from hvdtrain.report.results import Group, format_cell
-from hvdtrain.report.runs import Kind, Run
-from hvdtrain.report.style import STEP_PARTS
 from hvdtrain.report.table import Cell, Table
+from hvdtrain.runs.read import Kind, Run
 
 NOT_RECORDED = "not_recorded"
 NOTE = (

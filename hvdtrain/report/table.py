@@ -8,7 +8,7 @@ from dataclasses import dataclass, replace
 from itertools import groupby
 from typing import TYPE_CHECKING
 
-from hvdtrain.report.formatting import printable
+from hvdtrain.formatting import printable
 from hvdtrain.report.page import plain
 
 if TYPE_CHECKING:

@@ -21,7 +21,7 @@ from hvdtrain.report.paired import (
     pairs,
     repeats_needed,
 )
-from hvdtrain.report.runs import Kind, Run
+from hvdtrain.runs.read import Kind, Run
 
 WINNER, NO_WINNER, UNKNOWN, NOTHING = "winner", "no winner", "not yet known", "nothing to compare"
 AS_GOOD, WORSE, NOT_SHOWN = "as good", "worse", "not shown"

@@ -80,21 +80,21 @@ def draw(rows: list[dict], path: Path) -> None:
     """Seconds a step by number of servers, a panel for each model and rate, with the floor."""
     from matplotlib import pyplot, rc_context
 
-    from hvdtrain.report import style
+    from hvdtrain import plot_style
 
     rates, models = ([*dict.fromkeys(row[key] for row in rows)] for key in ("rate", "model"))
-    with rc_context(style.RC):
+    with rc_context(plot_style.RC):
         figure, axes = pyplot.subplots(
-            len(models), len(rates), figsize=(style.WIDTH, 2.3 * len(models)), squeeze=False, layout="constrained"
+            len(models), len(rates), figsize=(plot_style.WIDTH, 2.3 * len(models)), squeeze=False, layout="constrained"
         )
         for line, model in zip(axes, models, strict=True):
             for ax, rate in zip(line, rates, strict=True):
                 own = [row for row in rows if row["rate"] == rate and row["model"] == model]
                 own.sort(key=lambda row: row["servers"])
-                colours = [style.MODES[row["mode"]][0] for row in own]
+                colours = [plot_style.MODES[row["mode"]][0] for row in own]
                 ax.bar(range(len(own)), [row["seconds"] for row in own], color=colours, width=0.65)
                 for place, row in enumerate(own):
-                    ax.plot([place - 0.42, place + 0.42], [row["floor"]] * 2, color=style.INK, linewidth=1.6)
+                    ax.plot([place - 0.42, place + 0.42], [row["floor"]] * 2, color=plot_style.INK, linewidth=1.6)
                     ax.annotate(
                         f"{row['seconds']:.3g}",
                         (place, row["seconds"]),
@@ -108,7 +108,7 @@ def draw(rows: list[dict], path: Path) -> None:
             line[0].set_ylabel("seconds a step")
         for ax in axes[-1]:
             ax.set_xlabel("ring, or servers")
-        path.write_text(style.svg(figure))
+        path.write_text(plot_style.svg(figure))
         figure.savefig(path.with_suffix(".png"), dpi=120)
 
 

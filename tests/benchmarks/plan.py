@@ -99,23 +99,23 @@ def winners(rows: list[dict]) -> tuple[int, int]:
 def draw(rows: list[dict], path: Path) -> None:
     from matplotlib import rc_context
 
-    from hvdtrain.report import style
+    from hvdtrain import plot_style
 
-    with rc_context(style.RC):
-        figure, (axes,) = style.new_figure(4.2)
+    with rc_context(plot_style.RC):
+        figure, (axes,) = plot_style.new_figure(4.2)
         seconds = [row["measured_step_s"] for row in rows]
         ends = [min(seconds) * 0.7, max(seconds) * 1.4]
-        axes.plot(ends, ends, color=style.INK, linewidth=1)
+        axes.plot(ends, ends, color=plot_style.INK, linewidth=1)
         axes.fill_between(
             ends,
             [0.75 * end for end in ends],
             [1.25 * end for end in ends],
-            color=style.GRID,
+            color=plot_style.GRID,
             label="within 25 %",
         )
         for mode in dict.fromkeys(row["mode"] for row in rows):
             own = [row for row in rows if row["mode"] == mode]
-            colour, marker = style.MODES[mode]
+            colour, marker = plot_style.MODES[mode]
             middle = [row["predicted_step_s"] for row in own]
             below = [row["predicted_step_s"] - row["low"] for row in own]
             above = [row["high"] - row["predicted_step_s"] for row in own]
@@ -126,7 +126,7 @@ def draw(rows: list[dict], path: Path) -> None:
         axes.set(xscale="log", yscale="log", xlabel="seconds a step, measured", ylabel="predicted", xlim=ends)
         axes.grid(True)
         axes.legend()
-        path.write_text(style.svg(figure))
+        path.write_text(plot_style.svg(figure))
 
 
 def main() -> None:

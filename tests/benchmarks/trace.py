@@ -18,8 +18,8 @@ from hvdtrain.config.run_config import RunConfig
 from hvdtrain.launch.job_log import failure_reason
 from hvdtrain.launch.processes import local_job
 from hvdtrain.launch.recipe import train_program
-from hvdtrain.report.runs import load_run
 from hvdtrain.runs.live import WARM_UP
+from hvdtrain.runs.read import load_run
 from hvdtrain.runs.trace_file import TRACE
 
 MODES = {"allreduce": 0, "ddp": 0, "ps-sync": 1, "ps-async": 1}  # and their servers

@@ -46,8 +46,8 @@ def test_each_kind_of_run_is_one_line_and_finished_runs_are_not_made_again(tmp_p
     assert [line.split(":")[1] for line in kinds] == [
         " single with 1 worker(s)", " allreduce with 2 worker(s)", " ps-sync with 2 worker(s), 1 server(s)",
     ]  # fmt: skip
-    assert "sends" not in kinds[0] and "sends about 16 MB a step" in kinds[1]
-    assert "5 runs to do (1 are there already, and stay) leave about 80 MB" in all_runs
+    assert "sends" not in kinds[0] and "sends about 16.0 MB a step" in kinds[1]
+    assert "5 runs to do (1 are there already, and stay) leave about 80.0 MB" in all_runs
 
 
 def test_what_does_not_fit_and_what_is_not_there_is_told(tmp_path, monkeypatch):

@@ -11,7 +11,7 @@ from hvdtrain.errors import UsageError
 from hvdtrain.explain.account import PARTS
 from hvdtrain.explain.command import explain
 from hvdtrain.explain.pictures import pictures
-from hvdtrain.report.runs import load_run
+from hvdtrain.runs.read import load_run
 
 COMPUTE_S, LATENCY_S = 0.040, 0.004
 

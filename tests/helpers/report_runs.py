@@ -4,7 +4,7 @@ import json
 import math
 from pathlib import Path
 
-from hvdtrain.report.runs import Run
+from hvdtrain.runs.read import Run
 from hvdtrain.runs.schema import Manifest, Summary, from_json
 
 BATCH, PER_EPOCH, EPOCHS, IMAGES = 64, 5, 6, 400

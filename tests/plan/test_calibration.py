@@ -12,7 +12,7 @@ from hvdtrain.plan import calibration, check, from_runs, predict, split
 from hvdtrain.plan.calibrate import transports
 from hvdtrain.plan.calibration import Calibration, Quantity
 from hvdtrain.plan.probe import BLOCKS, LARGE, SMALL
-from hvdtrain.report.runs import load_run
+from hvdtrain.runs.read import load_run
 
 BATCH = 32
 

@@ -11,7 +11,7 @@ from helpers.forked import Forked
 from helpers.jobs import BIN, HVDTRAIN, SETTINGS, SMALL, adds_up, finish, hvdtrain, ranks_of, run, steps, until
 
 from hvdtrain.explain.step_picture import one_step, read_slices
-from hvdtrain.report.style import save
+from hvdtrain.plot_style import save
 
 pytestmark = pytest.mark.timeout(180)
 

@@ -3,9 +3,9 @@
 import pytest
 from helpers.report_runs import run, write
 
-from hvdtrain.report.fairness import placement
-from hvdtrain.report.runs import load_run
 from hvdtrain.report.verdict import ran_alike
+from hvdtrain.runs.fields import placement
+from hvdtrain.runs.read import load_run
 
 
 def over(ranks, gbit_s=1.0):

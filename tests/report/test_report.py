@@ -22,8 +22,8 @@ from hvdtrain.report.caveats import caveats
 from hvdtrain.report.columns import COLUMNS
 from hvdtrain.report.content import collect
 from hvdtrain.report.curves import loss_curve
-from hvdtrain.report.runs import find_runs, load_run
 from hvdtrain.report.table import rich_table
+from hvdtrain.runs.read import find_runs, load_run
 
 
 @pytest.fixture(scope="module")

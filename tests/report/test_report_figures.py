@@ -13,16 +13,16 @@ from hypothesis import strategies as st
 from rich.console import Console
 
 from hvdtrain.errors import UsageError
+from hvdtrain.formatting import format_bytes
+from hvdtrain.plot_style import STEP_PARTS
 from hvdtrain.report import fairness, results
 from hvdtrain.report.caveats import caveats
 from hvdtrain.report.columns import COLUMNS, SUMMARY, TERMINAL, TERMINAL_RANGE, format_figure
 from hvdtrain.report.curves import MAX_POINTS, loss_curve
-from hvdtrain.report.formatting import format_bytes
-from hvdtrain.report.network_bound import network_bound
-from hvdtrain.report.runs import finished_by_kind
 from hvdtrain.report.step_parts import parts_table
-from hvdtrain.report.style import STEP_PARTS
 from hvdtrain.report.table import rich_table
+from hvdtrain.runs.network_bound import network_bound
+from hvdtrain.runs.read import finished_by_kind
 from hvdtrain.runs.schema import Step
 
 NAMES = """

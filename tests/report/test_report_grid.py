@@ -20,8 +20,8 @@ from hvdtrain.errors import UsageError
 from hvdtrain.report import page, plots, reference_tables, results, write_report
 from hvdtrain.report.comparisons import epoch_times, one_worker, split_into_comparisons
 from hvdtrain.report.content import collect_any
-from hvdtrain.report.runs import find_runs, load_run
 from hvdtrain.report.table import Cell, Table, csv_text, latex, terminal_tables
+from hvdtrain.runs.read import find_runs, load_run
 
 SAMPLES = BATCH * PER_EPOCH
 PUBLISHED = [name for name in recipes.names("presets") if "table" in recipes.load("presets", name)]

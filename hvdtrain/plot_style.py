@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from hvdtrain.report.runs import Kind
+from hvdtrain.runs.read import Kind
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes

@@ -1,6 +1,6 @@
 """What the measured network allows: no run can be faster, whatever its software does."""
 
-from hvdtrain.report.runs import Run
+from hvdtrain.runs.read import Run
 
 _BYTES = {"none": 4.0, "": 4.0, "fp16": 2.0}  # of a weight on the wire; of other codecs it depends on the values
 
