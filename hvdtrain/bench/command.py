@@ -177,7 +177,7 @@ def _measure(
     """
     found: dict[str, list[Measured]] = {backend: [[] for _ in sizes] for backend in backends}
     with tempfile.TemporaryDirectory(prefix="hvdtrain-bench-") as folder, contextlib.ExitStack() as stack:
-        turns = Turns(is_local=not hosts)
+        turns = Turns(None if hosts else Path(folder))
         # All of them hold vectors at once.
         needs = Requirements(
             str(Path.cwd()), None, [], len(backends) * (BASE_MB + 4 * max(sizes) / 2**20), meets_by_name=True
@@ -190,6 +190,7 @@ def _measure(
             spec = JobSpec(
                 workers + servers, [sys.executable, "-m", "hvdtrain.bench.turns", *words], servers, hosts,
                 Path(folder, backend), environment={"OMP_NUM_THREADS": "1"} | tuned,
+                needs_network=bool(hosts),
             )  # fmt: skip
             log = Path(folder, f"{backend}.log")
             command = prepare_program(launcher if hosts else "local", spec, needs)

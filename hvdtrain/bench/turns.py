@@ -15,6 +15,7 @@ import signal
 import socket
 import sys
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any, TextIO
 
 from hvdtrain.world.network import own_addresses
@@ -30,15 +31,25 @@ class Gone(Exception):
 class Turns:
     """The end of `hvdtrain bench`: it tells each backend's ranks when it is their turn.
 
+    Args:
+        folder: of a socket by which ranks on this machine come here, from networks of their own too; None where they
+            are on others.
+
     Attributes:
-        addresses: where ranks come to, as they are told: `10.0.0.1,10.0.1.1:4711`.
+        addresses: where ranks come to, as they are told: `10.0.0.1,10.0.1.1:4711`, or a path.
     """
 
-    def __init__(self, is_local: bool) -> None:
-        self._listener = socket.create_server(("127.0.0.1" if is_local else "", 0))
+    def __init__(self, folder: Path | None) -> None:
+        if folder:
+            self.addresses = str(folder / "turns")
+            self._listener = socket.socket(socket.AF_UNIX)
+            self._listener.bind(self.addresses)
+            self._listener.listen()
+        else:
+            self._listener = socket.create_server(("", 0))
+            elsewhere = [address for address in own_addresses() if not address.startswith("127.")]
+            self.addresses = f"{','.join(elsewhere or ['127.0.0.1'])}:{self._listener.getsockname()[1]}"
         self._listener.settimeout(LOOK_S)
-        elsewhere = [] if is_local else [address for address in own_addresses() if not address.startswith("127.")]
-        self.addresses = f"{','.join(elsewhere or ['127.0.0.1'])}:{self._listener.getsockname()[1]}"
         self._ranks: dict[str, list[TextIO]] = {}
 
     def meet(self, ranks: int, look: Callable[[], object]) -> None:
@@ -131,7 +142,11 @@ def _connect(addresses: str) -> TextIO:
     hosts, _, port = addresses.rpartition(":")
     for host in hosts.split(","):
         with contextlib.suppress(OSError):
-            bench = socket.create_connection((host, int(port)), CONNECT_S)
+            if not host:  # a path
+                bench = socket.socket(socket.AF_UNIX)
+                bench.connect(addresses)
+            else:
+                bench = socket.create_connection((host, int(port)), CONNECT_S)
             bench.settimeout(None)
             return bench.makefile("rw")
     sys.exit(f"hvdtrain: {socket.gethostname()} cannot reach `hvdtrain bench` at {addresses}")

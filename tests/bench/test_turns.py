@@ -41,8 +41,8 @@ def becomes(is_so):
 
 
 @pytest.mark.timeout(60)
-def test_ranks_measure_in_turn_and_are_stopped_otherwise_and_end_with_bench():
-    with closing(Turns(is_local=True)) as turns:
+def test_ranks_measure_in_turn_and_are_stopped_otherwise_and_end_with_bench(tmp_path):
+    with closing(Turns(tmp_path)) as turns:
         guards = [start(turns, "a"), start(turns, "b"), start(turns, "b", "server")]
         turns.meet(3, look=lambda: None)
         assert turns.measure("a", 8)["size"] == 8
@@ -54,8 +54,8 @@ def test_ranks_measure_in_turn_and_are_stopped_otherwise_and_end_with_bench():
 
 
 @pytest.mark.timeout(60)
-def test_a_rank_that_ends_is_told_of():
-    with closing(Turns(is_local=True)) as turns:
+def test_a_rank_that_ends_is_told_of(tmp_path):
+    with closing(Turns(tmp_path)) as turns:
         guard = start(turns, "a")
         turns.meet(1, look=lambda: None)
         with pytest.raises(Gone, match="^a$"):
@@ -64,9 +64,9 @@ def test_a_rank_that_ends_is_told_of():
 
 
 @pytest.mark.timeout(60)
-def test_nobody_waits_for_ranks_whose_job_has_ended():
+def test_nobody_waits_for_ranks_whose_job_has_ended(tmp_path):
     def look():
         raise RuntimeError("ended")
 
-    with closing(Turns(is_local=True)) as turns, pytest.raises(RuntimeError, match="ended"):
+    with closing(Turns(tmp_path)) as turns, pytest.raises(RuntimeError, match="ended"):
         turns.meet(1, look)
