@@ -399,6 +399,16 @@ def test_no_bytes_make_reading_fail_in_another_way(content):
         pass
 
 
+def test_the_weights_ahead_are_for_workers_that_are_behind():
+    config = RunConfig(mode="ps-ssp", servers=1, look_ahead=2.0)
+    assert (config.taken_look_ahead(2, None), config.taken_look_ahead(2, 3)) == (2.0, 2.0)
+    assert (config.taken_look_ahead(1, None), config.taken_look_ahead(2, 0)) == (0.0, 0.0)
+    other = dataclasses.replace(config, delay_compensation=0.04)
+    assert other.taken_look_ahead(2, None) == 0.0
+    with pytest.raises(UsageError, match="--look-ahead is for --push-scale softsync without --delay-compensation"):
+        check(other)
+
+
 @pytest.mark.parametrize("push_scale", ["softsync", "mean"])
 def test_a_push_that_counts_one_nth_is_not_divided_by_its_staleness_too(push_scale, tmp_path):
     config = RunConfig(mode="ps-async", servers=1, staleness_lr=True, push_scale=push_scale)
