@@ -16,6 +16,7 @@ import argparse
 import itertools
 import json
 import random
+import shutil
 import statistics
 import subprocess
 import sys
@@ -58,6 +59,7 @@ def hvdtrain(*words: object) -> str:
 def explained(case: Case, slow: str, folder: Path, steps: int) -> dict[str, Any]:
     """The job, unless it is there, and what explain says of it."""
     if not (folder / "summary.json").exists():
+        shutil.rmtree(folder, ignore_errors=True)  # what an interrupted job left
         hvdtrain(
             "launch", "-n", case.workers, "-s", case.servers, "--out", folder, "--", "--mode", case.mode, "--slow",
             slow, "--steps", steps, "--batch-size", BATCH * case.workers, "--threads", 1, "--seed", case.seed,
@@ -72,7 +74,7 @@ def measured_step_s(run: Path) -> float:
     """Mean seconds from the end of a step to that of the next, over the workers: explain's step, by the clock."""
     steps = []
     for file in run.glob("metrics.rank*.jsonl"):
-        ends = [json.loads(line)["time"] for line in file.read_text().splitlines()][WARM_UP:]
+        ends = [json.loads(line)["time"] for line in file.read_text().splitlines()][WARM_UP - 1 :]
         steps.append((ends[-1] - ends[0]) / (len(ends) - 1))
     return statistics.fmean(steps)
 
