@@ -29,6 +29,7 @@ from hvdtrain.launch.preflight import Requirements
 from hvdtrain.launch.prepare import prepare_program
 from hvdtrain.launch.processes import launched_job
 from hvdtrain.launch.recipe import JobSpec
+from hvdtrain.world.network import WIRE_KEY, new_wire_key
 
 BACKENDS = {
     "allreduce": ["horovod", "gloo"], "pushpull": ["rpc", "zmq", "naive-rpc"], "push": ["rpc", "zmq"], "p2p": ["gloo"],
@@ -187,6 +188,8 @@ def _measure(
             words = [turns.addresses, backend, str(servers), mode, str(TIMES.get(op, 1)), op]
             # The naive peer is without what a first attempt is without: huge pages.
             tuned = {} if backend == "naive-rpc" else {"THP_MEM_ALLOC_ENABLE": "1"}
+            if backend == "zmq" and hosts:  # for vectors of ones, it may be seen on a command line
+                tuned[WIRE_KEY] = new_wire_key()
             spec = JobSpec(
                 workers + servers, [sys.executable, "-m", "hvdtrain.bench.turns", *words], servers, hosts,
                 Path(folder, backend), environment={"OMP_NUM_THREADS": "1"} | tuned,

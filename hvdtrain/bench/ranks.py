@@ -29,7 +29,8 @@ from hvdtrain.world.place import World, read_world
 from hvdtrain.world.rendezvous import open_store
 
 UPDATE = RunConfig(mode="ps-async", servers=1, optimizer="sgd", momentum=0.0, lr=0.1)
-TIMEOUT_S = UPDATE.timeout
+TIMEOUT_S = UPDATE.timeout  # of meeting
+TURNS_S = 86400.0  # while others have their turn, a rank is stopped, and cannot say that it lives
 Act = Callable[[], object]
 Prepare = Callable[[int], Act]  # given the bytes of the vector
 
@@ -149,7 +150,9 @@ def _ping_pong(world: World, x: torch.Tensor) -> None:
 def _serve(world: World, mode: str, kind: str) -> NoReturn:
     """Be one of hvdtrain's servers, which apply pushes with plain SGD, to the end."""
     with tempfile.TemporaryDirectory() as folder:
-        job = Job(replace(UPDATE, mode=mode, wire=kind), world, Path(folder), torch.device("cpu"), threads=1)
+        job = Job(
+            replace(UPDATE, mode=mode, wire=kind, timeout=TURNS_S), world, Path(folder), torch.device("cpu"), threads=1
+        )
         modes.load(mode).serve(job, print)
     sys.exit("hvdtrain: its workers have left")
 
@@ -157,7 +160,7 @@ def _serve(world: World, mode: str, kind: str) -> NoReturn:
 def pushpull(kind: str, rank: Rank) -> Prepare:
     """A gradient out and fresh weights in, as the ps- modes do it over that wire."""
     world = rank.world
-    wire.start(world, rank.store, TIMEOUT_S, kind=kind)
+    wire.start(world, rank.store, TURNS_S, kind=kind)
 
     def prepare(size: int) -> Act:
         weights, gradient = torch.zeros(size // 4), torch.ones(size // 4)
@@ -165,9 +168,7 @@ def pushpull(kind: str, rank: Rank) -> Prepare:
         if world.is_chief:
             for piece in pieces:
                 wire.ask(piece.server, "install", piece.number, weights[piece.start : piece.stop].clone())
-        exchange = Exchange(
-            world.worker, world.workers, pieces, [len(weights)], weights, "none", TIMEOUT_S, staged=False
-        )
+        exchange = Exchange(world.worker, world.workers, pieces, [len(weights)], weights, "none", TURNS_S, staged=False)
         steps = count(1)
 
         def act() -> None:
@@ -187,7 +188,7 @@ def naive(rank: Rank) -> Prepare:
     torch_rpc.init_rpc(
         f"rank{world.rank}", rank=world.rank, world_size=world.size,
         rpc_backend_options=torch_rpc.TensorPipeRpcBackendOptions(
-            init_method=f"tcp://{_address(world, rank.store)}", rpc_timeout=TIMEOUT_S
+            init_method=f"tcp://{_address(world, rank.store)}", rpc_timeout=TURNS_S
         ),
     )  # fmt: skip
 

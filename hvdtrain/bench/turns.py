@@ -142,7 +142,7 @@ def _connect(addresses: str) -> TextIO:
     hosts, _, port = addresses.rpartition(":")
     for host in hosts.split(","):
         with contextlib.suppress(OSError):
-            if not host:  # a path
+            if addresses.startswith("/"):
                 bench = socket.socket(socket.AF_UNIX)
                 bench.connect(addresses)
             else:

@@ -61,7 +61,12 @@ def atomic_folder(out: Path) -> Iterator[Path]:
         _write_out(partial)
         if out.is_dir() and any(out.iterdir()):
             out.rename(replaced)
-        partial.rename(out)
+        try:
+            partial.rename(out)
+        except BaseException:  # something is there, or the disk failed: what was there comes back
+            if replaced.exists() and not out.exists():
+                replaced.rename(out)
+            raise
     finally:
         for leftover in leftovers:
             shutil.rmtree(leftover, ignore_errors=True)

@@ -153,7 +153,7 @@ def expand(launcher: str, spec: JobSpec) -> LaunchCommand:
     stop = recipe.get("leave", "SIGTERM")
     of_hosts = recipe.get("hosts") == "needed"
     is_here = all(map(_is_loopback, spec.hosts)) if of_hosts else bool(recipe.get("here"))
-    own_network = is_here and not spec.needs_network
+    own_network = is_here and not spec.needs_network and spec.interface in ("", "lo")
     stop_signal = None if stop == "file" else signal.Signals[stop]
     return LaunchCommand(argv, files, environment, stop_signal, own_network, private_file)
 
@@ -192,7 +192,7 @@ def _starter_environment(job_variables: Mapping[str, str], pass_all: bool) -> di
 
 
 def _is_loopback(host: Host) -> bool:
-    return host.name == "localhost" or host.name.startswith("127.")
+    return host.name in ("localhost", "127.0.0.1")  # horovodrun would go to other addresses over ssh
 
 
 def _is_forwarded(key: str) -> bool:

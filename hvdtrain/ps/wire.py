@@ -106,7 +106,7 @@ def stop(world: World, store: Store, timeout: float) -> None:
 def _reason(error: BaseException) -> str:
     """What the wire means, in a few words."""
     text = str(error).split("\n\nAt:\n")[0]  # where in rpc itself an answer that is a future went wrong
-    line = text.strip().splitlines()[-1].split(" (this error originated at")[0]
+    line = (text.strip().splitlines() or [type(error).__name__])[-1].split(" (this error originated at")[0]
     if line.startswith(("EOF", "eof", "ECONNRESET", "EPIPE", "process_vm_readv")):
         return "its connection ended"
     if late := re.search(r"set timeout \((\d+) ms\)", line):

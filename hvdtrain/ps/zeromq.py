@@ -13,9 +13,11 @@ import math
 import os
 import threading
 import time
+import traceback
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from datetime import timedelta
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
@@ -28,7 +30,7 @@ from zmq.auth.thread import ThreadAuthenticator
 from hvdtrain.errors import Failure
 from hvdtrain.ps.messages import Answer, Push
 from hvdtrain.ps.requests import WATCH, Requests
-from hvdtrain.world.network import WIRE_KEY, own_address
+from hvdtrain.world.network import VARIABLE, WIRE_KEY, own_address
 from hvdtrain.world.place import World
 
 if TYPE_CHECKING:
@@ -39,8 +41,12 @@ if TYPE_CHECKING:
 SMALL = 16 * 2**10
 QUICK = ("push", "lease", "now", WATCH)  # methods that are handled there
 TICK_MS = 100  # how often deadlines are looked at
+MOST_SOCKETS = 2**14
+LARGEST = 2**30  # bytes of a frame; buckets have at most 32 MiB
 LOST = "its connection ended"
-ENDED = zmq.Event.DISCONNECTED | zmq.Event.HANDSHAKE_FAILED_AUTH | zmq.Event.HANDSHAKE_FAILED_PROTOCOL
+REFUSED = zmq.Event.HANDSHAKE_FAILED_AUTH | zmq.Event.HANDSHAKE_FAILED_PROTOCOL
+# An endpoint is known when its rank listens there already: one that refuses a connection has ended.
+ENDED = zmq.Event.DISCONNECTED | zmq.Event.CONNECT_RETRIED | REFUSED
 
 _TENSOR, _PUSH, _ANSWER = 1, 2, 3  # msgpack's extension types
 _NAMED: dict[int, Any] = {_PUSH: Push, _ANSWER: Answer}
@@ -57,17 +63,23 @@ class ZeroMQ:
 
     Args:
         address: where this rank listens, `tcp://ADDRESS`; the system chooses the port.
-        find: where a rank listens, which waits until that is known.
         requests: answers the peers.
         key: CURVE's secret key, or empty.
+        patience: seconds that a handshake may take.
 
     Attributes:
         endpoint: where this rank listens.
+        endpoints: where the others do, by rank. They are there before the first call.
+
+    Raises:
+        zmq.ZMQError: this host has no such address.
     """
 
-    def __init__(self, address: str, find: Callable[[int], str], requests: Requests, key: str = "") -> None:
-        self.find, self.requests, self.key = find, requests, key
+    def __init__(self, address: str, requests: Requests, key: str = "", patience: float = 60.0) -> None:
+        self.requests, self.key, self.patience = requests, key, patience
+        self.endpoints: dict[int, str] = {}
         self._context = zmq.Context()
+        self._context.set(zmq.MAX_SOCKETS, MOST_SOCKETS)
         self._authenticator = self._let_in() if key else None
         self._router = self._socket(zmq.ROUTER)
         self._router.bind(f"{address}:*")
@@ -77,7 +89,8 @@ class ZeroMQ:
         self._pending: dict[int, tuple[Future[Any], float, float, int]] = {}  # call -> future, deadline, timeout, rank
         self._lost: dict[int, str] = {}  # rank -> why
         self._calls = 0
-        self._lock = threading.Lock()  # guards the calls
+        self._ended = ""  # why nothing is carried any more
+        self._lock = threading.Lock()  # guards the calls, and the eventfd's end
         self._closing = False
         self._pool = ThreadPoolExecutor(min(max(4, len(os.sched_getaffinity(0))), 16), thread_name_prefix="wire")
         self._thread = threading.Thread(target=self._run, daemon=True, name="wire")
@@ -86,26 +99,27 @@ class ZeroMQ:
     def call(self, rank: int, method: str, arguments: tuple[Any, ...], timeout: float) -> "Future[Any]":
         future: Future[Any] = Future()
         with self._lock:
-            lost = self._lost.get(rank)
             self._calls += 1
             number = self._calls
+        frames = pack([number, method, list(arguments)])
+        with self._lock:
+            lost = self._ended or self._lost.get(rank)
             if not lost:
                 self._pending[number] = future, time.monotonic() + timeout, timeout, rank
         if lost:
             future.set_exception(RuntimeError(lost))
         else:
-            self._send(rank, pack([number, method, list(arguments)]))
+            self._send(rank, frames)
         return future
 
     def close(self) -> None:
         self._closing = True
-        os.eventfd_write(self._wake, 1)
+        self._notify()
         self._thread.join()
         self._pool.shutdown(wait=False)
         if self._authenticator:
             self._authenticator.stop()
         self._context.destroy(linger=0)
-        os.close(self._wake)
 
     def _let_in(self) -> ThreadAuthenticator:
         """Have ZeroMQ ask who may connect: whoever has the job's key."""
@@ -125,6 +139,10 @@ class ZeroMQ:
         socket.setsockopt(zmq.SNDHWM, 0)  # what is under way is bounded above: see exchange.UNDER_WAY
         socket.setsockopt(zmq.RCVHWM, 0)
         socket.setsockopt(zmq.LINGER, 0)
+        socket.setsockopt(zmq.MAXMSGSIZE, LARGEST)
+        socket.setsockopt(
+            zmq.HANDSHAKE_IVL, int(1000 * self.patience)
+        )  # with a key, the other's Python has a part in it
         if self.key:
             secret, public = self.key.encode(), zmq.curve_public(self.key.encode())
             socket.curve_secretkey, socket.curve_publickey = secret, public
@@ -137,11 +155,31 @@ class ZeroMQ:
     def _send(self, rank: int | None, frames: Frames) -> None:
         self._outgoing.append((rank, frames))
         if threading.current_thread() is not self._thread:
-            os.eventfd_write(self._wake, 1)
+            self._notify()
 
-    # All that follows runs in the thread that owns the sockets, but for _answer and _settle, which any may run.
+    def _notify(self) -> None:
+        with self._lock:
+            if not self._ended:
+                os.eventfd_write(self._wake, 1)
+
+    # What follows runs in the thread that owns the sockets, but for what handles a message, which may have another.
 
     def _run(self) -> None:
+        reason = "this process has left"
+        try:
+            self._carry()
+        except BaseException as error:  # nobody may wait for a thread that has ended
+            traceback.print_exc()
+            reason = f"the wire failed: {type(error).__name__}: {error}"
+        finally:
+            with self._lock:
+                self._ended = reason
+                os.close(self._wake)
+                left = list(self._pending)
+            for number in left:
+                self._settle(number, RuntimeError(reason))
+
+    def _carry(self) -> None:
         self._dealers: dict[int, zmq.Socket[bytes]] = {}
         self._ranks: dict[Any, int] = {}  # by dealer, and by the monitor of its connection
         self._poller = zmq.Poller()
@@ -153,37 +191,36 @@ class ZeroMQ:
                     os.eventfd_read(self._wake)
                 elif found is self._router:
                     self._drain(self._router, self._take_request)
-                elif found in self._dealers.values():
-                    self._drain(found, self._take_answer)
-                else:
-                    self._drain(found, partial(self._take_event, self._ranks[found]))
+                elif found in self._ranks:  # and not lost by what was found before it
+                    is_dealer = found in self._dealers.values()
+                    self._drain(
+                        found, self._take_answer if is_dealer else partial(self._take_event, self._ranks[found])
+                    )
             while self._outgoing:
                 rank, frames = self._outgoing.popleft()
-                socket = self._router if rank is None else self._dealer(rank)
-                if socket:
-                    socket.send_multipart(frames, copy=False)
+                try:
+                    if socket := self._router if rank is None else self._dealer(rank):
+                        socket.send_multipart(frames, zmq.NOBLOCK, copy=False)
+                except (zmq.ZMQError, KeyError) as error:  # a peer that is gone, or one socket too many
+                    if rank is not None:
+                        self._lose(rank, LOST if isinstance(error, zmq.Again) else str(error))
             self._expire()
         for dealer in self._dealers.values():
             dealer.disable_monitor()
 
     def _dealer(self, rank: int) -> "zmq.Socket[bytes] | None":
-        if rank not in self._dealers:
-            try:
-                endpoint = self.find(rank)
-            except Exception as error:  # of the store's, whose process may have ended
-                self._lose(rank, str(error))
-                return None
+        if rank not in self._dealers and rank not in self._lost:
             dealer = self._socket(zmq.DEALER)
             monitor = dealer.get_monitor_socket(ENDED)
-            dealer.connect(endpoint)
+            dealer.connect(self.endpoints[rank])
             self._dealers[rank] = dealer
             for socket in (dealer, monitor):
                 self._ranks[socket] = rank
                 self._poller.register(socket, zmq.POLLIN)
-        return self._dealers[rank]
+        return self._dealers.get(rank)
 
     def _drain(self, socket: Any, take: Callable[[Any], None]) -> None:
-        while True:
+        while not socket.closed:
             try:
                 frames = socket.recv_multipart(zmq.NOBLOCK, copy=False)
             except zmq.Again:
@@ -192,7 +229,7 @@ class ZeroMQ:
 
     def _take_event(self, rank: int, frames: Any) -> None:
         event = int.from_bytes(frames[0].bytes[:2], "little")
-        self._lose(rank, LOST if event == zmq.Event.DISCONNECTED else "it does not have this job's key")
+        self._lose(rank, "it does not have this job's key" if event & REFUSED else LOST)
 
     def _lose(self, rank: int, why: str) -> None:
         with self._lock:
@@ -200,6 +237,12 @@ class ZeroMQ:
             own = [number for number, (*_, its) in self._pending.items() if its == rank]
         for number in own:
             self._settle(number, RuntimeError(why))
+        if dealer := self._dealers.pop(rank, None):  # which would try to connect again, to whoever listens there then
+            dealer.disable_monitor()
+            for socket in [socket for socket, its in self._ranks.items() if its == rank]:
+                self._poller.unregister(socket)
+                del self._ranks[socket]
+                socket.close()
 
     def _expire(self) -> None:
         now = time.monotonic()
@@ -215,10 +258,10 @@ class ZeroMQ:
         """Handle what a peer asks for; what is no request is passed over, for anybody might have sent it."""
         try:
             number, method, arguments = unpack(frames[1:])
-            request = int(number), str(method), list(arguments)
-        except Exception:
+        except ValueError:
             return
-        self._here_or_there(frames, partial(self._handle, frames[0], *request), method in QUICK)
+        if type(number) is int and type(method) is str and type(arguments) is list:
+            self._here_or_there(frames, partial(self._handle, frames[0], number, method, arguments), method in QUICK)
 
     def _here_or_there(self, frames: Frames, act: Callable[[], None], is_quick: bool) -> None:
         if is_quick and sum(len(frame) for frame in frames) <= 2 * SMALL:
@@ -229,8 +272,8 @@ class ZeroMQ:
     def _handle(self, peer: Any, number: int, method: str, arguments: list[Any]) -> None:
         try:
             future = self.requests.handle(method, arguments)
-        except Exception as error:  # which the peer is told
-            self._reply(peer, number, f"{error}" or type(error).__name__, None)
+        except Exception as error:
+            self._reply(peer, number, error, None)
         else:
             future.add_done_callback(partial(self._answer, peer, number))
 
@@ -238,16 +281,24 @@ class ZeroMQ:
         try:
             value = future.value()
         except Exception as error:
-            self._reply(peer, number, f"{error}" or type(error).__name__, None)
+            self._reply(peer, number, error, None)
         else:
-            self._reply(peer, number, "", value)
+            self._reply(peer, number, None, value)
 
-    def _reply(self, peer: Any, number: int, problem: str, value: Any) -> None:
-        self._send(None, [peer, *pack([number, problem, value])])
+    def _reply(self, peer: Any, number: int, problem: Exception | None, value: Any) -> None:
+        try:
+            frames = pack([number, _in_words(problem), value])
+        except Exception as error:  # a method returned what cannot be sent
+            frames = pack([number, _in_words(error), None])
+        self._send(None, [peer, *frames])
 
     def _read_answer(self, frames: Frames) -> None:
-        number, problem, value = unpack(frames)
-        self._settle(number, RuntimeError(problem) if problem else value)
+        try:
+            number, problem, value = unpack(frames)
+        except ValueError:
+            return
+        if type(number) is int:
+            self._settle(number, RuntimeError(problem) if problem else value)
 
     def _settle(self, number: int, outcome: Any) -> None:
         with self._lock:
@@ -258,11 +309,25 @@ class ZeroMQ:
             pending[0].set_result(outcome)
 
 
+def _in_words(error: Exception | None) -> str:
+    """What a peer is told of an error; what nobody expected is printed here too."""
+    if error is None:
+        return ""
+    if isinstance(error, Failure):
+        return str(error)
+    traceback.print_exception(error)
+    return f"{type(error).__name__}: {error}"
+
+
 def connect(world: World, store: "Store", patience: float, requests: Requests) -> ZeroMQ:
-    """Listen, and tell the others where.
+    """Listen, and know where the others do.
+
+    Args:
+        patience: seconds that this may take.
 
     Raises:
-        Failure: the job is on several hosts, and there is no key.
+        Failure: the job is on several hosts, and there is no key; the address is not this host's; some rank did not
+            come in time.
     """
     key = os.environ.get(WIRE_KEY, "")
     if not key and not world.is_local:
@@ -274,8 +339,19 @@ def connect(world: World, store: "Store", patience: float, requests: Requests) -
             zmq.curve_public(key.encode())
     except (ValueError, zmq.ZMQError):
         raise Failure(f"{WIRE_KEY} is no secret key of CURVE, which has 40 characters of Z85") from None
-    wire = ZeroMQ(f"tcp://{own_address(world)}", lambda rank: store.get(f"wire/{rank}").decode(), requests, key)
+    address = own_address(world)
+    try:
+        wire = ZeroMQ(f"tcp://{address}", requests, key, patience)
+    except zmq.ZMQError as error:
+        raise Failure(f"--wire zmq cannot listen at {address} ({error}): name an interface with {VARIABLE}") from None
     store.set(f"wire/{world.rank}", wire.endpoint)
+    others = {rank: f"wire/{rank}" for rank in range(world.size) if rank != world.rank}
+    try:
+        store.wait(list(others.values()), timedelta(seconds=patience))
+    except RuntimeError:
+        missing = [rank for rank, name in others.items() if not store.check([name])]
+        raise Failure(f"ranks {missing} did not come within {patience:g} s (see --timeout)") from None
+    wire.endpoints.update({rank: store.get(name).decode() for rank, name in others.items()})
     return wire
 
 
@@ -324,12 +400,14 @@ def unpack(frames: Frames) -> Any:
     decoder = msgspec.msgpack.Decoder(ext_hook=extension)
     try:
         return decoder.decode(frames[0].buffer)
-    except (msgspec.DecodeError, TypeError, KeyError, StopIteration, RecursionError) as error:
+    except Exception as error:  # of msgspec, torch or ours: anybody may have made these bytes
         raise ValueError(str(error)) from None
 
 
 def _tensor(name: str, shape: list[int], inside: bytes | None, tensors: Iterator[Any]) -> torch.Tensor:
     dtype = _DTYPES[name]
+    if not isinstance(inside, bytes | None):
+        raise ValueError("a tensor's memory is no bytes")
     memory = bytearray(inside) if inside is not None else next(tensors).buffer
     if len(memory) != math.prod(shape) * dtype.itemsize or any(side < 0 for side in shape):
         raise ValueError("a tensor of another size than its memory")

@@ -18,6 +18,7 @@ from hvdtrain.ps.requests import Requests
 from hvdtrain.ps.zeromq import _DTYPES, ZeroMQ, pack, unpack
 
 HERE = "tcp://127.0.0.1"
+encode = msgspec.msgpack.encode
 
 
 class Endpoint:
@@ -40,6 +41,9 @@ class Endpoint:
     def fail(self):
         raise ValueError("what a method raises")
 
+    def give(self):
+        return object()
+
     def _hidden(self):
         return "secret"
 
@@ -52,11 +56,12 @@ class Ends:
 
     def server(self, key=""):
         self.endpoint = Endpoint()
-        self.wires.append(ZeroMQ(HERE, lambda rank: "", Requests(self.endpoint), key))
+        self.wires.append(ZeroMQ(HERE, Requests(self.endpoint), key))
         return self.wires[-1]
 
     def worker(self, server, key=""):
-        self.wires.append(ZeroMQ(HERE, lambda rank: server.endpoint, Requests(), key))
+        self.wires.append(ZeroMQ(HERE, Requests(), key))
+        self.wires[-1].endpoints[0] = server.endpoint
         return self.wires[-1]
 
 
@@ -116,7 +121,8 @@ def test_an_answer_may_come_later_and_what_is_raised_is_told(ends):
     assert call(worker, "twice", 1) == [1, 1] and not late.done()
     ends.endpoint.later.set_result(torch.ones(2))
     assert late.wait().equal(torch.ones(2))
-    for method, said in (("fail", "what a method raises"), ("nosuch", "nosuch"), ("_hidden", "not for peers")):
+    refused = {"fail": "ValueError: what a method raises", "nosuch": "nosuch", "_hidden": "not for peers"}
+    for method, said in (refused | {"give": "TypeError"}).items():
         with pytest.raises(RuntimeError, match=said):
             call(worker, method)
     began = time.monotonic()
@@ -132,8 +138,17 @@ def test_who_is_lost_is_known_at_once(ends):
     late = worker.call(0, "wait", (), 60.0)
     assert call(worker, "twice", 1) == [1, 1]
     server.close()
+    for waiting in (late.wait, lambda: call(worker, "twice", 1), lambda: call(ends.worker(server), "twice", 1)):
+        with pytest.raises(RuntimeError, match="its connection ended"):  # the last one never had any
+            waiting()
+
+
+def test_nobody_waits_for_a_wire_that_was_closed(ends):
+    worker = ends.worker(ends.server())
+    late = worker.call(0, "wait", (), 60.0)
+    worker.close()
     for waiting in (late.wait, lambda: call(worker, "twice", 1)):
-        with pytest.raises(RuntimeError, match="its connection ended"):
+        with pytest.raises(RuntimeError, match="this process has left"):
             waiting()
 
 
@@ -170,7 +185,10 @@ def test_garbage_half_messages_and_silence_do_not_stall_anybody(ends, key):
     with zmq.Context() as context, context.socket(zmq.DEALER) as stranger:  # it speaks ZeroMQ
         stranger.linger = 0
         stranger.connect(server.endpoint)
-        for frames in ([b""], [os.urandom(50)], [b"\xc1"], [msgspec.msgpack.encode([1, "twice"])], [b"", b"", b""]):
+        bomb = msgspec.msgpack.Ext(1, encode(["uint8", [10**12], 10**12]))
+        for message in ([1, "twice"], ["9" * 30, "lease", []], [10**18, 5, []], [1, "lease", {}], [1, "twice", [bomb]]):
+            stranger.send(encode(message))
+        for frames in ([b""], [os.urandom(50)], [b"\xc1"], [b"", b"", b""]):
             stranger.send_multipart(frames)
         assert call(worker, "twice", 1) == [1, 1]
 

@@ -71,6 +71,8 @@ class OwnImages:
             self.notes.append(f"left out: {len(outside):,} image(s) in no class's folder: {_some(outside)}")
         if empty := sorted(_class_folders(tree.path, in_parts) - {found.label for found in self.found}):
             self.notes.append(f"left out: {len(empty):,} folder(s) without an image: {_some(empty)}")
+        if only := sorted({found.label for found in self.found} - set(self.labels)):
+            self.notes.append(f"left out: {len(only):,} class(es) with test images alone: {_some(only)}")
         if not self.labels:
             raise UsageError(f"'{tree.path}' has no images in folders: it needs a folder for each class, with images "
                              f"({', '.join(SUFFIXES)}) in it")  # fmt: skip
@@ -161,9 +163,10 @@ def _look(members: Sequence[Member]) -> list[bytes | str]:
 
     looked: list[bytes | str] = []
     with count_bar("looking") as progress, ThreadPoolExecutor(len(os.sched_getaffinity(0))) as pool:
-        for found in pool.map(look, members):
-            looked.append(found)
-            progress(len(looked), len(members))
+        for batch in (members[first : first + 1024] for first in range(0, len(members), 1024)):
+            for found in pool.map(look, batch):
+                looked.append(found)
+                progress(len(looked), len(members))
     return looked
 
 
