@@ -8,7 +8,6 @@ nothing to do, and would take cores from the others. Guards end with `hvdtrain b
 """
 
 import contextlib
-import ctypes
 import json
 import os
 import signal
@@ -19,6 +18,7 @@ from pathlib import Path
 from typing import Any, TextIO
 
 from hvdtrain.world.network import own_addresses
+from hvdtrain.world.parent import die_with_parent
 
 LOOK_S = 0.5  # how often jobs are looked at whose ranks have not come yet
 CONNECT_S = 5.0
@@ -102,7 +102,7 @@ def main() -> None:
     own, ranks = socket.socketpair()
     child = os.fork()
     if not child:
-        ctypes.CDLL(None).prctl(1, signal.SIGKILL)  # PR_SET_PDEATHSIG: when its guard ends, stopped or not
+        die_with_parent(signal.SIGKILL)  # its guard, and stopped or not
         own.close()
         from hvdtrain.bench.ranks import take_part  # imports torch
 

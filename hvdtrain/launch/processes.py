@@ -1,7 +1,6 @@
 """Starts the processes of a job on this machine, and makes sure that none of them outlives it."""
 
 import contextlib
-import ctypes
 import os
 import signal
 import socket
@@ -17,7 +16,7 @@ from hvdtrain.errors import Failure, UsageError
 from hvdtrain.launch.own_network import enter_own_network
 from hvdtrain.launch.recipe import JobSpec, LaunchCommand, expand
 from hvdtrain.launch.records import is_running
-from hvdtrain.world.parent import is_alive
+from hvdtrain.world.parent import die_with_parent, is_alive
 
 GRACE_S = 5.0  # from SIGTERM to SIGKILL
 
@@ -177,9 +176,7 @@ def _wait(processes: list[psutil.Process], timeout_s: float, received: Sequence[
 
 
 def _die_with_parent() -> None:
-    """Linux: have the kernel end this process when its parent dies, however that happens."""
-    pr_set_pdeathsig = 1
-    ctypes.CDLL(None).prctl(pr_set_pdeathsig, signal.SIGTERM)
+    die_with_parent(signal.SIGTERM)
 
 
 def _die_with_parent_in_own_network() -> None:

@@ -15,6 +15,7 @@ import psutil
 
 from hvdtrain.config import recipes
 from hvdtrain.errors import Failure
+from hvdtrain.world.host import boot_id
 from hvdtrain.world.parent import is_alive
 
 REPLY_TIMEOUT_S = 30.0  # of a scheduler
@@ -58,9 +59,8 @@ def is_running(record: Record) -> bool:
 
 def _start(pid: int) -> str:
     """When a process started, by a clock that nobody sets: the boot, and ticks since then. OSError if it is gone."""
-    boot = Path("/proc/sys/kernel/random/boot_id").read_text().strip()
     after_name = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
-    return f"{boot} {after_name[19]}"  # the 22nd field, of which two come before
+    return f"{boot_id()} {after_name[19]}"  # the 22nd field, of which two come before
 
 
 def whose(record: Record) -> str:

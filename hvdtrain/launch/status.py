@@ -69,12 +69,13 @@ def _state(run: Path, shown: Path, summary: Summary, record: dict[str, Any]) -> 
     if summary.status == "done":
         return "finished"
     since = f" since {_clock(started)}" if (started := _began(run)) else ""
-    if "job" in record and whose(record):
+    still = whose(record)
+    if "job" in record and still:
         return f"handed to {record['launcher']} as job {record['job']}{since}"
     if is_claimed(run) or is_running(record):
         has_steps = any(run.glob("metrics.rank*.jsonl"))
         return f"{'training' if has_steps else 'starting'}{since}"
-    if record and "job" not in record and whose(record):
+    if still:
         return f"launched on {record['host']}{since}: ask there whether it still runs"
     again = f"; `hvdtrain launch --resume --out {shown}` goes on with it" if (run / CONFIG).is_file() else ""
     return f"not running, and not finished{again}"

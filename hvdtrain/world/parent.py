@@ -1,6 +1,8 @@
 """Ends a rank whose starter is gone: mpirun and horovodrun, when they are killed, cannot end their ranks themselves."""
 
+import ctypes
 import os
+import signal
 import sys
 import threading
 import time
@@ -12,6 +14,12 @@ _STARTERS = {"horovodrun", "mpirun", "mpiexec", "prterun", "torchrun", "torch.di
 _BY_HAND = {"alone", "env"}
 _SSHD = {"sshd", "sshd-session"}
 _EVERY_S = 1.0
+
+
+def die_with_parent(how: signal.Signals) -> None:
+    """Linux: have the kernel send this process that signal when its parent dies, however that happens."""
+    pr_set_pdeathsig = 1
+    ctypes.CDLL(None).prctl(pr_set_pdeathsig, how)
 
 
 def end_with_starter(name: str) -> None:
