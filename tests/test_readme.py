@@ -1,19 +1,18 @@
 """Every command in every README runs; those that need more than this machine have options that exist."""
 
+import contextlib
 import csv
 import json
-import os
 import re
 import shlex
 import subprocess
-import sys
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 import click
 import pytest
 from click.testing import CliRunner
-from helpers.jobs import check_run_folder
+from helpers.jobs import ENV, SETTINGS, check_run_folder, hvdtrain
 
 from hvdtrain import modes
 from hvdtrain.cli import cli
@@ -30,6 +29,7 @@ ELSEWHERE = {
     "uv run pytest": "this is it",
     "pip install uv && uv run hvdtrain compare": "the main job, of some minutes: see test_the_main_job",
     "ruff check . && mypy && lint-imports": "run before the tests, by .ci/run",
+    "hvdtrain verify --modes ps-sync --workers 2": "checks/test_verify.py runs it",
 }
 # Runs of 20 steps in README.md: of each starter, in each kind of mode.
 STARTED = [
@@ -93,15 +93,13 @@ def test_every_command_runs(name, tmp_path):
 
 
 def run_in(folder: Path, command: str) -> None:
-    binaries = Path(sys.executable).parent
-    env = os.environ | {
-        "PATH": f"{binaries}{os.pathsep}{os.environ['PATH']}",
-        "OMPI_ALLOW_RUN_AS_ROOT": "1", "OMPI_ALLOW_RUN_AS_ROOT_CONFIRM": "1",
-    }  # fmt: skip
-    done = subprocess.run(
-        shlex.split(command), cwd=folder, env=env, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE,
-        stderr=subprocess.STDOUT, text=True, timeout=1200,
-    )  # fmt: skip
+    """What begins with `hvdtrain` runs in a forked process; starters and their ranks are started."""
+    words = shlex.split(command)
+    if words[0] == "hvdtrain":
+        with contextlib.chdir(folder):
+            done = hvdtrain(*words[1:], env=ENV, timeout=600)
+    else:
+        done = subprocess.run(words, cwd=folder, timeout=600, **SETTINGS)
     assert done.returncode == 0, f"{command}\n{done.stdout}"
     assert "Traceback" not in done.stdout, f"{command}\n{done.stdout}"
 

@@ -1,4 +1,4 @@
-"""The proof: synchronous modes compute what one process computes. The README's test runs the command itself."""
+"""The proof: synchronous modes compute what one process computes."""
 
 import contextlib
 
@@ -49,7 +49,7 @@ def forked(monkeypatch, references):
 @pytest.mark.usefixtures("forked")
 @pytest.mark.parametrize(
     ("modes", "optimizer", "workers"),
-    [(SYNCHRONOUS, "sgd", [2, 4]), (["allreduce", "ps-sync"], "adam", [1]), (["ps-ssp"], "adam", [4])],
+    [(SYNCHRONOUS, "sgd", [4]), (["allreduce", "ps-sync"], "adam", [1]), (["ps-ssp"], "adam", [4])],
 )
 def test_synchronous_modes_give_the_weights_of_one_process_on_the_global_batch(modes, optimizer, workers, tmp_path):
     results = list(compare_with_single(modes, workers, tmp_path, [optimizer]))
@@ -57,6 +57,15 @@ def test_synchronous_modes_give_the_weights_of_one_process_on_the_global_batch(m
     assert not [result.line for result in results if not result.same]
     for result in results:
         assert ("18 buckets on 2 servers" if result.config.servers else "no servers") in result.line
+
+
+@pytest.mark.usefixtures("forked")
+def test_the_readmes_command():
+    done = CliRunner().invoke(verify.verify, ["--modes", "ps-sync", "--workers", "2"])
+    assert done.exit_code == 0, done.output
+    lines = done.output.splitlines()
+    assert [line.split()[0] for line in lines[:-1]] == ["same", "same"]
+    assert lines[-1] == "all 2 agree with one process on the global batch"
 
 
 # A policy that is wrong in one of the buckets of the second server: it goes twice as far.

@@ -34,7 +34,7 @@ pytestmark = pytest.mark.timeout(180)
     ("starter", "ranks", "mode", "servers"),
     [
         ("forked", 1, "allreduce", 0),
-        ("torchrun", 2, "allreduce", 0),
+        ("forked", 2, "allreduce", 0),
         ("forked", 2, "ddp", 0),
         ("forked", 4, "ps-async", 2),
     ],
@@ -112,17 +112,15 @@ def test_batch_norm_gives_one_model_whatever_the_rank(mode, servers, tmp_path):
     assert json.loads((out / "summary.json").read_text())["evaluations"][-1]["step"] == 6
 
 
-@pytest.mark.parametrize(
-    ("starter", "end"), [("mpirun", "SIGKILL"), ("horovodrun", "SIGKILL"), ("horovodrun", "SIGTERM")]
-)
-def test_ranks_end_when_their_starter_is_killed(starter, end, tmp_path):
+@pytest.mark.parametrize("starter", ["mpirun", "horovodrun"])
+def test_ranks_end_when_their_starter_is_killed(starter, tmp_path):
     out = tmp_path / "run"
     job = start(starter, 2, "--mode", "allreduce", "--width", "0.0625", "--epochs", "1000", "--out", str(out))
     everyone = []
     try:
         until(lambda: (out / "metrics.rank0.jsonl").is_file())
         everyone = family(job)
-        job.send_signal(getattr(signal, end))
+        job.send_signal(signal.SIGKILL)
         psutil.wait_procs(everyone, timeout=30)
         assert not [p for p in everyone if is_alive(p)]
     finally:
