@@ -163,9 +163,9 @@ def test_what_a_killed_build_left_is_cleaned_up_by_the_next(tmp_path):
 
 def test_processes_that_ask_at_once_get_one_folder(cache):
     code = "from hvdtrain.data.find import locate_folder; p = locate_folder('digits'); print(p, p.stat().st_ino)"
-    children = [run(code) for _ in range(3)]
+    children = [run(code) for _ in range(2)]
     answers = {child.communicate(timeout=60)[0] for child in children}
-    assert [child.returncode for child in children] == [0, 0, 0]
+    assert [child.returncode for child in children] == [0, 0]
     assert len(answers) == 1
     path, inode = answers.pop().split()  # all were given the folder that one of them built
     assert [str(path) for path in cache.iterdir()] == [path]

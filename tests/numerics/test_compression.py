@@ -139,7 +139,7 @@ def test_a_model_learns_from_what_is_left(name):
     model = nn.Sequential(nn.Flatten(), nn.Linear(3 * 32 * 32, 64), nn.ReLU(), nn.Linear(64, 10))
     optimizer = torch.optim.SGD(model.parameters(), lr=0.01, momentum=0.9)
     compressors = [Compressor(name) for _ in model.parameters()]
-    for _ in range(400):
+    for _ in range(300):
         own = torch.randint(len(data.train), (32,))
         model.zero_grad()
         F.cross_entropy(model(train.cache[own].float() / 128 - 1), train.labels[own]).backward()
