@@ -29,6 +29,10 @@ def train_options(*without: str, **defaults: Any) -> Callable[[Callable], Callab
     return config_options(valid, *without, **defaults)
 
 
+# What a version before recorded as --push-scale of every run, also in modes that have no use for it.
+_DEFAULT_BEFORE = "mean"
+
+
 def check(config: RunConfig) -> RunConfig:
     """The configuration, if it can be run at all.
 
@@ -129,13 +133,22 @@ def _unused(config: RunConfig, mode: modes.Mode) -> list[str]:
     return [name for name in optional if getattr(config, name) != getattr(RunConfig, name) and name not in mode.options]
 
 
+def recorded_options(file: Path) -> dict[str, Any]:
+    """The options in a config.toml, by field name. UsageError as `read_config`, or for an unknown mode."""
+    options = read_config(file)
+    used = modes.declared(options.get("mode", RunConfig.mode)).options
+    if options.get("push_scale") == _DEFAULT_BEFORE and "push_scale" not in used:
+        del options["push_scale"]
+    return options
+
+
 def resumed_options(file: Path, options: dict[str, Any], given: set[str]) -> dict[str, Any]:
     """The options of a run that goes on: those given, and for the others what its config.toml has.
 
     Its global batch and learning rate stay, also where they are given as each worker's. What its mode alone has a use
     for gives way to another mode.
     """
-    before = RunConfig(**read_config(file))
+    before = RunConfig(**recorded_options(file))
     if given & LENGTHS:  # they exclude each other, and the one given here wins
         given = given | LENGTHS
     if options["per_worker"]:
@@ -154,7 +167,7 @@ def config_of(run: Path) -> RunConfig:
         within = sorted(file.parent for file in [*run.glob("*/config.toml"), *run.glob("runs/*/config.toml")])
         hint = f"; name one of the runs in it, such as {within[0]}" if within else ""
         raise UsageError(f"{run} is not a run folder: it has no config.toml{hint}")
-    config = RunConfig(**read_config(run / "config.toml"))
+    config = RunConfig(**recorded_options(run / "config.toml"))
     # Older versions took these with any push scale, and without weights to begin with.
     check(dataclasses.replace(config, staleness_lr=False, freeze="none"))
     return config

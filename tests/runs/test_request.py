@@ -182,3 +182,11 @@ def test_a_warm_up_ends_before_training_does():
     RunConfig(warmup=9, time_budget=1.0).check_length(32)
     with pytest.raises(UsageError, match="--warmup 15 is not over before training is, which has 15 steps"):
         RunConfig(warmup=15).check_length(32)
+
+
+@pytest.mark.parametrize(("mode", "taken"), [("allreduce", RunConfig.push_scale), ("ps-async", "mean")])
+def test_a_run_of_a_version_before_is_read(mode, taken, tmp_path):
+    """It recorded the default that --push-scale then had, whether or not the mode used it."""
+    servers = int(mode == "ps-async")
+    (tmp_path / "config.toml").write_text(f'mode = "{mode}"\nservers = {servers}\npush_scale = "mean"\n')
+    assert config_of(tmp_path).push_scale == taken
