@@ -61,8 +61,11 @@ def replay(run: Path) -> None:
 def _read(run: Path) -> tuple[RunConfig, int, int]:
     """What was run, its number of workers, and threads of each."""
     config = config_of(run)
-    if "look_ahead" not in read_config(run / CONFIG):  # a version before sent the weights as they were
+    recorded = read_config(run / CONFIG)
+    if "look_ahead" not in recorded:  # a version before sent the weights as they were
         config = dataclasses.replace(config, look_ahead=0.0)
+    if "shares" not in recorded:  # and another leased none
+        config = dataclasses.replace(config, shares="static")
     if not modes.declared(config.mode).has_servers or not config.record:
         raise UsageError(f"{run} is not a recorded run: train with a ps- mode and --record")
     try:
