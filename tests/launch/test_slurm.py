@@ -15,7 +15,8 @@ from helpers.nodes import two_nodes
 from hvdtrain.launch import testbed
 from hvdtrain.launch.recipe import JobSpec, expand
 
-pytestmark = [pytest.mark.timeout(240), pytest.mark.xdist_group("testbed")]  # one needs its nodes
+pytestmark = pytest.mark.timeout(240)
+one_cluster = pytest.mark.xdist_group("slurm")  # which one process makes, for all that share it
 TOOLS = ("slurmctld", "slurmd", "munged", "sbatch", "srun")
 TINY = ["--width", "0.0625", "--threads", "1"]
 
@@ -131,6 +132,7 @@ def submit(env, out, workers, servers, *options, place=()):
     return done.stdout.strip()
 
 
+@one_cluster
 def test_a_batch_job_goes_back_in_the_queue_when_told_to_leave_goes_on_and_is_cancelled(slurm, tmp_path):
     """SIGUSR1 is what Slurm sends two minutes before a job's time is over; it waits a little before the next run."""
     out = tmp_path / "A run"
@@ -156,6 +158,7 @@ def test_a_batch_job_goes_back_in_the_queue_when_told_to_leave_goes_on_and_is_ca
     assert printed and log.startswith(printed) and len(log) > len(printed)  # the second turn has added to it
 
 
+@one_cluster
 def test_a_batch_job_whose_rank_fails_does_not_go_back_in_the_queue(slurm, tmp_path):
     """Slurm ends the other rank, and 143 is what remains of both, as of ranks that Slurm has told to leave."""
     rank = "echo start; [ $SLURM_PROCID = 0 ] && sleep 1 && kill -9 $$; exec sleep 60"
@@ -180,6 +183,7 @@ def ranks_of_job(job):
     return found
 
 
+@pytest.mark.xdist_group("testbed")
 def test_jobs_on_two_nodes_train_where_they_were_placed(slurm_on_two_nodes, tmp_path):
     """Nodes of two slots each, with their own names and slurmds. One after the other: as Slurm chooses, in turn, so
     that a node's ranks are not neighbours; in blocks, where a worker is lost; and as -H has it, where Slurm itself
@@ -220,6 +224,7 @@ def rows(out, rank):
     return steps(out, rank) if (out / f"metrics.rank{rank}.jsonl").is_file() else []
 
 
+@one_cluster
 def test_a_comparison_runs_inside_an_allocation(slurm, tmp_path):
     """Its threads are those of the allocation, and runs follow each other as steps of one job."""
     out = tmp_path / "c"

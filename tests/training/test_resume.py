@@ -266,7 +266,7 @@ def refusal(job):
 def test_a_launched_job_is_left_alone_while_it_runs_and_goes_on_later(tmp_path):
     """With its own options but for those given."""
     out = tmp_path / "run"
-    job = launched(out, ranks=("-n", "2", "-s", "1"), train=("--mode", "ps-sync", "--compression", "fp16", *ENDLESS))
+    job = launched(out, ranks=("-n", "1", "-s", "1"), train=("--mode", "ps-sync", "--compression", "fp16", *ENDLESS))
     try:
         until(lambda: (out / "metrics.rank1.jsonl").is_file() and len(steps(out, 1)) >= 5)
         assert "its job is still running" in refusal(launched(out, "--resume"))
@@ -283,22 +283,22 @@ def test_a_launched_job_is_left_alone_while_it_runs_and_goes_on_later(tmp_path):
     words, last = [HVDTRAIN, "launch", "--resume", "--out", str(out)], len(steps(out, 1))
     same = subprocess.run([*words, "--", "--steps", str(last + 4)], **SETTINGS, timeout=90)
     assert same.returncode == 0, same.stdout
-    assert "until then ps-sync with 2 worker(s) and 1 server(s)" in same.stdout
+    assert "until then ps-sync with 1 worker(s) and 1 server(s)" in same.stdout
     manifest = json.loads((out / "manifest.json").read_text())
     assert (manifest["mode"], manifest["compression"], summary(out)["steps"]) == ("ps-sync", "fp16", last + 4)
-    assert [row["step"] for row in steps(out, 2)] == list(range(1, last + 5))
+    assert [row["step"] for row in steps(out, 1)] == list(range(1, last + 5))
 
 
 def test_launch_starts_a_crashed_job_again_after_its_last_snapshot(tmp_path):
     out = tmp_path / "run"
-    job = launched(out, "--retries", "1", ranks=("-n", "2", "-s", "1"), train=("--mode", "ps-sync"))
+    job = launched(out, "--retries", "1", ranks=("-n", "1", "-s", "1"), train=("--mode", "ps-sync"))
     try:
         until(lambda: (out / "metrics.rank1.jsonl").is_file() and len(steps(out, 1)) >= 14)
-        ranks_of(job)[2].kill()
+        ranks_of(job)[1].kill()
         printed, _ = job.communicate(timeout=120)
         assert job.returncode == 0, printed
         assert "starting again, 1 of 1 times" in printed and "going on after step 12" in printed
-        assert [row["step"] for row in steps(out, 2)] == list(range(1, 31))
+        assert [row["step"] for row in steps(out, 1)] == list(range(1, 31))
         served = [json.loads(line) for line in (out / "metrics.server0.jsonl").read_text().splitlines()]
         pushes = [line["pushes"] for line in served]
         assert pushes != sorted(pushes)  # both servers' lines, of which the second counted anew
