@@ -11,7 +11,7 @@ import click
 from hvdtrain.errors import UsageError
 from hvdtrain.launch.records import is_running, read_record, whose
 from hvdtrain.launch.supervise import log_file
-from hvdtrain.runs.folder import CONFIG, is_claimed
+from hvdtrain.runs.folder import CONFIG, is_claimed, name_one_of
 from hvdtrain.runs.live import last_steps, samples_per_s
 from hvdtrain.runs.request import config_of
 from hvdtrain.runs.schema import Manifest, Summary, UnreadableFile, read
@@ -39,7 +39,7 @@ def status_lines(run: Path, shown: Path) -> Iterator[str]:
         shown: the run folder as the user calls it.
     """
     if not (run / CONFIG).is_file() and not log_file(run).parent.is_dir():
-        raise UsageError(f"{shown}: no run was begun there")
+        raise UsageError(f"{shown}: no run was begun there{name_one_of(shown)}")
     manifest, record = _read(run, Manifest), read_record(run)
     summary = _read(run, Summary) or Summary()
     files = sorted(run.glob("metrics.rank*.jsonl"))
