@@ -203,8 +203,15 @@ def test_version(monkeypatch, capfd):
 
 LONG = "x" * 300
 REFUSED = [
-    ("", "bogus", "No such command 'bogus'"),
+    ("", "bogus", "unknown command 'bogus': choose from compare, train, "),
+    ("", "comapre", "did you mean compare?"),
     ("train", "--bogus", "No such option '--bogus'"),
+    (
+        "train",
+        "-n 2",
+        "No such option '-n': train is one rank of a job, and `hvdtrain launch -n 2 -- …` starts several",
+    ),
+    ("train", "--workers 2 4", "No such option '--workers': train is one rank"),
     ("train", "--mode", "Option '--mode' requires an argument"),
     ("train", "extra", "unexpected extra argument"),
     ("train", "--steps many", "Invalid value for '--steps'"),
@@ -391,7 +398,10 @@ def test_a_comparison_whose_runs_all_fail_says_why_and_where_to_look(here, monke
     args = "compare --modes single --dataset ./data --pretrained file --out new"
     code, out, err = run(args.split(), monkeypatch, capfd)
     assert code == 1
-    assert err == "hvdtrain: 1 of 1 runs failed: single-w1-r1; logs are in new/logs\n"
+    assert err == (
+        "hvdtrain: 1 of 1 runs failed: single-w1-r1; logs are in new/logs; the same command with --out new tries them "
+        "again\n"
+    )
     assert "/file: not a file of plain weights" in out
     assert contents(here / "new" / "runs") == {}
 

@@ -177,6 +177,15 @@ def test_a_killed_comparison_goes_on_where_it_stopped(tmp_path):
     assert (second / "summary.json").exists() and (out / "results.csv").read_text().count("\n") == 3
 
 
+def test_ctrl_c_says_with_what_to_go_on(tmp_path, monkeypatch):
+    def ctrl_c(*_):
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr("hvdtrain.compare.command.run_all", ctrl_c)
+    said = CliRunner().invoke(compare, ["--modes", "single", "--device", "cpu", "--out", str(tmp_path / "a run")])
+    assert f"finished runs stay: the same command with --out '{tmp_path}/a run' goes on\n" in said.output
+
+
 # --until-sure
 
 
