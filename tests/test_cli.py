@@ -21,7 +21,9 @@ from hvdtrain.errors import UsageError
 from hvdtrain.launch.job_log import failure_reason
 from hvdtrain.launch.processes import local_job
 from hvdtrain.numerics.optimizers import OPTIMIZERS
+from hvdtrain.rank.process import _advice
 from hvdtrain.runs.folder import CONFIG, claim
+from hvdtrain.world.place import World
 
 pytestmark = pytest.mark.timeout(60)
 
@@ -389,6 +391,20 @@ def test_logs_of_ranks_on_other_hosts_may_come_before_the_claim(tmp_path):
     (tmp_path / "used" / "thesis.txt").write_text("mine")
     with pytest.raises(UsageError, match="is not empty"):
         claim(tmp_path / "used", RunConfig(), 2, "17", others_log=True, resuming=False)
+
+
+@pytest.mark.parametrize(
+    ("mode", "world", "advice"),
+    [
+        ("allreduce", World(), "one worker: `hvdtrain launch -n 2 -- --mode allreduce …` and horovodrun start several"),
+        ("allreduce", World("mpirun", 0, 4, 0, 2), "MPI carries the messages between hosts: over TCP Gloo is faster, "),
+        ("allreduce", World("mpirun", 0, 2, 0, 2), ""),
+        ("allreduce", World("horovodrun", 0, 4, 0, 2), ""),
+        ("single", World(), ""),
+    ],
+)
+def test_what_a_starter_does_in_silence_is_said(mode, world, advice):
+    assert _advice(mode, world).startswith(advice) and bool(_advice(mode, world)) == bool(advice)
 
 
 # A comparison of which nothing could be run

@@ -3,6 +3,7 @@
 import contextlib
 import json
 import math
+import shutil
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
@@ -20,6 +21,7 @@ if TYPE_CHECKING:
     from rich.console import Console
     from rich.progress import Progress
 
+LEAST_DISK = 2**20  # bytes: where less is free, a job that failed could probably not write
 PARTING_S = 30.0  # how long the ranks of a job may take to end after its summary is written
 
 
@@ -55,7 +57,8 @@ def run_all(
                 label = f"[{number}/{len(runs)}] {run.title}"
                 if problem := _run_one(run, label, folder, samples, console, progress):
                     failed.append(run.name)
-                    console.print(f"{label}: FAILED: {problem}", markup=False, soft_wrap=not console.is_terminal)
+                    full = "; the disk is full" if shutil.disk_usage(folder).free < LEAST_DISK else ""
+                    console.print(f"{label}: FAILED: {problem}{full}", markup=False, soft_wrap=not console.is_terminal)
             is_last_of_repeat = number < len(runs) and repeats[number] > run.config.repeat
             if is_settled and is_last_of_repeat and is_settled(run.config.repeat):
                 console.print(

@@ -88,7 +88,7 @@ def _how(manifest: Manifest | None) -> str:
         return ""
     servers = f" and {with_noun(manifest.servers, 'server')}" if manifest.servers else ""
     launched = manifest.launch
-    by = f", by {launched.launcher if launched else manifest.starter}"
+    by = f", by {launched.launcher if launched else manifest.starter}".replace(", by alone", "")
     on = f" on {', '.join(launched.hosts)}" if launched and launched.hosts else ""
     return f" ({manifest.mode} with {with_noun(manifest.workers, 'worker')}{servers}{by}{on})"
 
