@@ -149,9 +149,10 @@ def print_report(runs: "list[Run]", reference: str = "", margins: "Margins | Non
     collected = collect_any(runs, margins or DEFAULT)
     main, lines = collected.terminal()
     # Where the output is no terminal, it has no width: nothing is wrapped then.
-    console = Console(width=None if sys.stdout.isatty() else 200, highlight=False)
+    console = Console(width=None if sys.stdout.isatty() else 1000, highlight=False)
     is_summary = main.name == "summary"
-    for part in fitting(main, console.width, is_narrow=is_summary):
+    # Rows of a grid are told apart by its first columns, batch and learning rate.
+    for part in fitting(main, console.width, is_narrow=is_summary, first=0 if is_summary else 2):
         console.print(part)
     for note in main.notes if is_summary else []:
         console.print(note, style="dim italic", markup=False)

@@ -351,6 +351,8 @@ def test_the_terminal_table_fits_and_no_figure_is_broken():
         narrow = "\n".join(printed(width))
         figures = [text for _, cells in table.rows for cell in cells for text in (cell.text, cell.detail)]
         assert all(figure in narrow for figure in figures) and narrow.count("ps-async ×16+4 ") > 1
+    parts = list(fitting(table, 40, is_narrow=True, first=1))  # as the batch of a grid's rows is in each
+    assert len(parts) > 2 and {str(part.columns[1].header).strip() for part in parts} == {"n"}
 
 
 # What to keep in mind
