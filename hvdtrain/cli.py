@@ -3,6 +3,7 @@
 import gc
 import importlib
 import os
+import re
 import signal
 import sys
 from collections.abc import Sequence
@@ -11,7 +12,7 @@ from typing import NoReturn
 import click
 
 from hvdtrain.config.option_types import Names, Numbers
-from hvdtrain.errors import Failure, UsageError
+from hvdtrain.errors import Failure, UsageError, unknown
 
 # Where each command lives, and what it does: `hvdtrain --help` shows that without importing any of them, of which those
 # that compute start with torch.
@@ -35,6 +36,9 @@ COMMANDS = {
 }
 
 
+LAUNCH_OPTIONS = ("-n", "--num-workers", "--workers", "-H", "--hosts", "--hostfile", "--launcher")
+
+
 class Commands(click.Group):
     """Imports a command's module when the command is named."""
 
@@ -46,6 +50,13 @@ class Commands(click.Group):
             return None
         module, attribute = COMMANDS[name][0].split(":")
         return getattr(importlib.import_module(module), attribute)
+
+    def resolve_command(
+        self, ctx: click.Context, args: list[str]
+    ) -> tuple[str | None, click.Command | None, list[str]]:
+        if args and args[0] not in COMMANDS:
+            raise unknown("command", args[0], list(COMMANDS))
+        return super().resolve_command(ctx, args)
 
     def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
         with formatter.section("Commands"):
@@ -102,6 +113,13 @@ def main() -> NoReturn:
 
 def _clearer(message: str, context: click.Context | None) -> str:
     """What click says, in words that name what to do."""
+    option = re.match("No such option '(.*?)'", message)
+    if option and option[1] == "--synthetic":
+        return f"{option[0]}: it is a data set here: --dataset synthetic"
+    if option and context and context.info_name == "train" and option[1] in LAUNCH_OPTIONS:
+        return (
+            f"No such option '{option[1]}': train is one rank of a job, and `hvdtrain launch -n 2 -- …` starts several"
+        )
     message = message.replace("is not a valid float range.", "is not a number.")
     message = message.replace("is not a valid integer range.", "is not a whole number.")
     lists = context and any(isinstance(param.type, Numbers | Names) for param in context.command.params)

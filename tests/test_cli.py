@@ -21,7 +21,9 @@ from hvdtrain.errors import UsageError
 from hvdtrain.launch.job_log import failure_reason
 from hvdtrain.launch.processes import local_job
 from hvdtrain.numerics.optimizers import OPTIMIZERS
+from hvdtrain.rank.process import _advice
 from hvdtrain.runs.folder import CONFIG, claim
+from hvdtrain.world.place import World
 
 pytestmark = pytest.mark.timeout(60)
 
@@ -203,8 +205,16 @@ def test_version(monkeypatch, capfd):
 
 LONG = "x" * 300
 REFUSED = [
-    ("", "bogus", "No such command 'bogus'"),
+    ("", "bogus", "unknown command 'bogus': choose from compare, train, "),
+    ("", "comapre", "did you mean compare?"),
     ("train", "--bogus", "No such option '--bogus'"),
+    (
+        "train",
+        "-n 2",
+        "No such option '-n': train is one rank of a job, and `hvdtrain launch -n 2 -- …` starts several",
+    ),
+    ("train", "--synthetic", "No such option '--synthetic': it is a data set here: --dataset synthetic"),
+    ("train", "--workers 2 4", "No such option '--workers': train is one rank"),
     ("train", "--mode", "Option '--mode' requires an argument"),
     ("train", "extra", "unexpected extra argument"),
     ("train", "--steps many", "Invalid value for '--steps'"),
@@ -384,6 +394,20 @@ def test_logs_of_ranks_on_other_hosts_may_come_before_the_claim(tmp_path):
         claim(tmp_path / "used", RunConfig(), 2, "17", others_log=True, resuming=False)
 
 
+@pytest.mark.parametrize(
+    ("mode", "world", "advice"),
+    [
+        ("allreduce", World(), "one worker: `hvdtrain launch -n 2 -- --mode allreduce …` and horovodrun start several"),
+        ("allreduce", World("mpirun", 0, 4, 0, 2), "MPI carries the messages between hosts: over TCP Gloo is faster, "),
+        ("allreduce", World("mpirun", 0, 2, 0, 2), ""),
+        ("allreduce", World("horovodrun", 0, 4, 0, 2), ""),
+        ("single", World(), ""),
+    ],
+)
+def test_what_a_starter_does_in_silence_is_said(mode, world, advice):
+    assert _advice(mode, world).startswith(advice) and bool(_advice(mode, world)) == bool(advice)
+
+
 # A comparison of which nothing could be run
 
 
@@ -391,7 +415,10 @@ def test_a_comparison_whose_runs_all_fail_says_why_and_where_to_look(here, monke
     args = "compare --modes single --dataset ./data --pretrained file --out new"
     code, out, err = run(args.split(), monkeypatch, capfd)
     assert code == 1
-    assert err == "hvdtrain: 1 of 1 runs failed: single-w1-r1; logs are in new/logs\n"
+    assert err == (
+        "hvdtrain: 1 of 1 runs failed: single-w1-r1; logs are in new/logs; the same command with --out new tries them "
+        "again\n"
+    )
     assert "/file: not a file of plain weights" in out
     assert contents(here / "new" / "runs") == {}
 

@@ -38,7 +38,8 @@ STARTED = [
 ]  # fmt: skip
 # Options that READMEs name in their text and that are not hvdtrain's.
 FOREIGN = {
-    "--check-build": "horovodrun", "--disp-batches": "MXNet", "--gloo": "horovodrun", "--help": "every command",
+    "--allow-run-as-root": "mpirun", "--check-build": "horovodrun", "--disp-batches": "MXNet",
+    "--gloo": "horovodrun", "--help": "every command",
     "--kv-store": "MXNet", "--lr-step-epochs": "MXNet", "--model-prefix": "MXNet", "--reinstall-package": "uv",
     "--runtime-options": "mpirun",
 }  # fmt: skip

@@ -1,6 +1,7 @@
 """`hvdtrain compare`: the same model on the same samples under several modes, one after the other, and a report."""
 
 import dataclasses
+import shlex
 import time
 from functools import partial
 from pathlib import Path
@@ -152,12 +153,18 @@ def compare(
     samples = _look(runs, earlier)
     margins = Margins(margin, accuracy_margin)
     enough = partial(is_settled, folder, most=repeats, margins=margins) if until_sure else None
+    again = f"the same command with --out {shlex.quote(str(folder))}"
     with claimed(folder):
-        failed = run_all(runs, kept, folder, samples, enough)
+        try:
+            failed = run_all(runs, kept, folder, samples, enough)
+        except (KeyboardInterrupt, SystemExit):
+            click.echo(f"finished runs stay: {again} goes on", err=True)
+            raise
         if earlier or len(failed) < len(runs):
             _report(folder, preset, margins)
     if failed:
-        raise Failure(f"{len(failed)} of {len(runs)} runs failed: {', '.join(failed)}; logs are in {folder / 'logs'}")
+        raise Failure(f"{len(failed)} of {len(runs)} runs failed: {', '.join(failed)}; logs are in {folder / 'logs'}; "
+                      f"{again} tries them again")  # fmt: skip
 
 
 def _look_at_hosts(hosts: list[Host]) -> dict[str, float]:

@@ -13,6 +13,7 @@ from hvdtrain import modes
 from hvdtrain.config.option_types import EQUAL
 from hvdtrain.config.run_config import RunConfig
 from hvdtrain.errors import UsageError
+from hvdtrain.formatting import with_noun
 from hvdtrain.launch.hosts import Host, allocate
 from hvdtrain.numerics.slowdown import slowed_workers
 from hvdtrain.runs.launched import Launched, launch_command
@@ -67,9 +68,10 @@ class Planned:
 
     @property
     def title(self) -> str:
-        servers = f", {self.config.servers} server(s)" if self.config.servers else ""
+        servers = f", {with_noun(self.config.servers, 'server')}" if self.config.servers else ""
         where = f"{self.where.strip('-').replace('-', ' ')}: " if self.where else ""
-        return f"{where}{self.config.mode}{self.variant.replace('-', ' ')} with {self.workers} worker(s){servers}"
+        variant = self.variant.replace("-", " ")
+        return f"{where}{self.config.mode}{variant} with {with_noun(self.workers, 'worker')}{servers}"
 
     def command(self, out: Path) -> str:
         """What a shell does the same run with."""

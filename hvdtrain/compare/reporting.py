@@ -1,5 +1,6 @@
 """`hvdtrain report`: tables and plots from any run folders."""
 
+import gc
 import sys
 from collections.abc import Callable
 from pathlib import Path
@@ -101,13 +102,19 @@ def report(
         _write("--json", json_file, json_text(collected.data))
     if latex:
         _write("--latex", latex, table.latex(collected.summary))
-    if out or png:
-        from hvdtrain.explain.pictures import pictures
-    if out:
-        write_report(found, out, reference, margins, png, pictures, tables)
-        click.echo(f"report: {out / 'report.html'}")
-    elif png:
-        write_png(draw(found, margins, collected, pictures)[0], png)
+    if not out and not png:
+        return
+    from hvdtrain.explain.pictures import pictures
+
+    gc.disable()  # plots are many small objects that live to the end: to look for garbage is a tenth of the time
+    try:
+        if out:
+            write_report(found, out, reference, margins, png, pictures, tables)
+            click.echo(f"report: {out / 'report.html'}")
+        elif png:
+            write_png(draw(found, margins, collected, pictures)[0], png)
+    finally:
+        gc.enable()
 
 
 def _predicted(calibration: Path, runs: "list[Run]") -> "Table":
@@ -135,15 +142,20 @@ def print_report(runs: "list[Run]", reference: str = "", margins: "Margins | Non
     from hvdtrain.formatting import printable
     from hvdtrain.report.content import collect_any
     from hvdtrain.report.reference_tables import build_table, load_layout
-    from hvdtrain.report.table import rich_table, terminal_tables
+    from hvdtrain.report.table import fitting, terminal_tables
     from hvdtrain.report.verdict import DEFAULT
 
     reference_tables = [build_table(load_layout(reference), runs)] if reference else []
     collected = collect_any(runs, margins or DEFAULT)
     main, lines = collected.terminal()
     # Where the output is no terminal, it has no width: nothing is wrapped then.
-    console = Console(width=None if sys.stdout.isatty() else 200, highlight=False)
-    console.print(rich_table(main, is_narrow=main.name == "summary"))
+    console = Console(width=None if sys.stdout.isatty() else 1000, highlight=False)
+    is_summary = main.name == "summary"
+    # Rows of a grid are told apart by its first columns, batch and learning rate.
+    for part in fitting(main, console.width, is_narrow=is_summary, first=0 if is_summary else 2):
+        console.print(part)
+    for note in main.notes if is_summary else []:
+        console.print(note, style="dim italic", markup=False)
     for line in lines:
         console.print(printable(line), markup=False, soft_wrap=not sys.stdout.isatty())
     for reference_table in reference_tables:

@@ -3,6 +3,7 @@
 import contextlib
 import json
 import math
+import shutil
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
@@ -20,6 +21,7 @@ if TYPE_CHECKING:
     from rich.console import Console
     from rich.progress import Progress
 
+LEAST_DISK = 2**20  # bytes: where less is free, a job that failed could probably not write
 PARTING_S = 30.0  # how long the ranks of a job may take to end after its summary is written
 
 
@@ -43,7 +45,10 @@ def run_all(
 
     console = Console(highlight=False)
     if kept:
-        console.print(f"{len(kept)} of {len(runs)} runs are there already, and stay as they are", soft_wrap=True)
+        console.print(
+            f"{len(kept)} of {len(runs)} runs are there already, and stay as they are",
+            soft_wrap=not console.is_terminal,
+        )
     failed = []
     repeats = [run.config.repeat for run in runs]
     with bar(console) if console.is_terminal else contextlib.nullcontext() as progress, sigterm_unwinds():
@@ -52,10 +57,13 @@ def run_all(
                 label = f"[{number}/{len(runs)}] {run.title}"
                 if problem := _run_one(run, label, folder, samples, console, progress):
                     failed.append(run.name)
-                    console.print(f"{label}: FAILED: {problem}", markup=False, soft_wrap=True)
+                    full = "; the disk is full" if shutil.disk_usage(folder).free < LEAST_DISK else ""
+                    console.print(f"{label}: FAILED: {problem}{full}", markup=False, soft_wrap=not console.is_terminal)
             is_last_of_repeat = number < len(runs) and repeats[number] > run.config.repeat
             if is_settled and is_last_of_repeat and is_settled(run.config.repeat):
-                console.print(f"the verdict is known after {run.config.repeat} repeats", soft_wrap=True)
+                console.print(
+                    f"the verdict is known after {run.config.repeat} repeats", soft_wrap=not console.is_terminal
+                )
                 break
     return failed
 
@@ -65,7 +73,9 @@ def _run_one(
 ) -> str:
     """Do a run, and print what came of it; return why it failed, if it did."""
     if place := set_aside(folder, run.name):
-        console.print(f"{label}: what an earlier start had left is in {place}", markup=False, soft_wrap=True)
+        console.print(
+            f"{label}: what an earlier start had left is in {place}", markup=False, soft_wrap=not console.is_terminal
+        )
     budget = run.config.time_budget
     task = progress.add_task(label, total=budget or run.config.total_steps(samples)) if progress else None
     began = time.monotonic()
@@ -83,7 +93,9 @@ def _run_one(
         progress.remove_task(task)
     if not problem:
         took = time.monotonic() - began
-        console.print(f"{label}: {_result(folder / 'runs' / run.name)}, {took:.0f} s in all", soft_wrap=True)
+        console.print(
+            f"{label}: {_result(folder / 'runs' / run.name)}, {took:.0f} s in all", soft_wrap=not console.is_terminal
+        )
     return problem
 
 

@@ -32,7 +32,7 @@ def read_config(path: Path) -> dict[str, Any]:
         if name in ("workers", "job"):  # remembered for the reader; the starter decides them
             continue
         if name not in known:
-            raise unknown("option in the configuration", name, list(known))
+            raise unknown(f"option in {path}:", name, list(known))
         expected, kind = type(known[name].default), known[name].metadata["type"]
         if isinstance(kind, WordOr) and value == kind.word:
             read[name] = kind.meaning

@@ -18,7 +18,12 @@ FIGURES, PICTURE, CONFUSION, MISTAKES = "evaluation.json", "evaluation.png", "co
 
 
 def check_out(out: Path) -> None:
-    """UsageError unless the folder is new or empty, or holds an earlier evaluation and nothing else."""
+    """UsageError unless the folder is new or empty, or holds an earlier evaluation and nothing else, and may be
+    written: a run may be somebody else's.
+    """
+    there = next(path for path in (out.absolute(), *out.absolute().parents) if path.exists())
+    if not os.access(there, os.W_OK, effective_ids=True):
+        raise UsageError(f"cannot write in {there}: name a folder of your own with --out")
     try:
         names = set(os.listdir(out))
     except FileNotFoundError:

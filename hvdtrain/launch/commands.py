@@ -47,7 +47,7 @@ _LAUNCH_OPTIONS = {
 @click.option(
     "--launcher", metavar="NAME",
     help="How ranks are started: local, ssh, mpi, srun, slurm, sge, yarn, kubernetes, or a recipe of your own in "
-    "launchers/  [default: local; with --resume as before].",
+    "launchers/  [default: local, with -H ssh; with --resume as before].",
 )  # fmt: skip
 @click.option(*NUM_WORKERS, type=click.IntRange(1), help="Workers; with --resume, by default as before.")
 @click.option(*NUM_SERVERS, type=ServerNumber(), help="Parameter servers, or `equal` to the workers; likewise.")
@@ -100,7 +100,7 @@ def launch(
         raise UsageError(f"--env {unset[0]}: there is no variable of this name here")
     listed = given_hosts(hosts, hostfile)
     before = remembered(Path(out)) if resume else None
-    launcher = launcher or (before.launcher if before else "local")
+    launcher = launcher or (before.launcher if before else "ssh" if listed else "local")
     # A job goes on where it was, unless it is told otherwise.
     stays = before if before and before.hosts and before.launcher == launcher and not listed else None
     if stays:

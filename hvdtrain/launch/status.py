@@ -9,9 +9,10 @@ from typing import Any, TypeVar
 import click
 
 from hvdtrain.errors import UsageError
+from hvdtrain.formatting import with_noun
 from hvdtrain.launch.records import is_running, read_record, whose
 from hvdtrain.launch.supervise import log_file
-from hvdtrain.runs.folder import CONFIG, is_claimed
+from hvdtrain.runs.folder import CONFIG, is_claimed, name_one_of
 from hvdtrain.runs.live import last_steps, samples_per_s
 from hvdtrain.runs.request import config_of
 from hvdtrain.runs.schema import Manifest, Summary, UnreadableFile, read
@@ -39,7 +40,7 @@ def status_lines(run: Path, shown: Path) -> Iterator[str]:
         shown: the run folder as the user calls it.
     """
     if not (run / CONFIG).is_file() and not log_file(run).parent.is_dir():
-        raise UsageError(f"{shown}: no run was begun there")
+        raise UsageError(f"{shown}: no run was begun there{name_one_of(run)}")
     manifest, record = _read(run, Manifest), read_record(run)
     summary = _read(run, Summary) or Summary()
     files = sorted(run.glob("metrics.rank*.jsonl"))
@@ -82,14 +83,14 @@ def _state(run: Path, shown: Path, summary: Summary, record: dict[str, Any]) -> 
 
 
 def _how(manifest: Manifest | None) -> str:
-    """` (ps-sync with 2 worker(s) and 1 server(s), by ssh on a:2, b:1)`, as far as it is known yet."""
+    """` (ps-sync with 2 workers and 1 server, by ssh on a:2, b:1)`, as far as it is known yet."""
     if not manifest:
         return ""
-    servers = f" and {manifest.servers} server(s)" if manifest.servers else ""
+    servers = f" and {with_noun(manifest.servers, 'server')}" if manifest.servers else ""
     launched = manifest.launch
-    by = f", by {launched.launcher if launched else manifest.starter}"
+    by = f", by {launched.launcher if launched else manifest.starter}".replace(", by alone", "")
     on = f" on {', '.join(launched.hosts)}" if launched and launched.hosts else ""
-    return f" ({manifest.mode} with {manifest.workers} worker(s){servers}{by}{on})"
+    return f" ({manifest.mode} with {with_noun(manifest.workers, 'worker')}{servers}{by}{on})"
 
 
 def _began(run: Path) -> float | None:

@@ -76,13 +76,10 @@ def run_rank(config: RunConfig, out: str, resuming: bool = False) -> None:
         if here.is_local:
             time.sleep((here.rank > 0) + (here.rank > config.servers))
         raise
-    if here.starter == "alone":
-        if asked and not resuming:
-            print(f"{folder} has no run to go on with: this begins one", flush=True)
-        if config.mode != "single":
-            print(
-                f"one worker: `hvdtrain launch -n 2 -- --mode {config.mode} …` and horovodrun start several", flush=True
-            )
+    if asked and not resuming and here.starter == "alone":
+        print(f"{folder} has no run to go on with: this begins one", flush=True)
+    if world.is_chief and (advice := _advice(config.mode, world)):
+        print(advice, flush=True)
     terminal = open_logs(folder, world.rank)
     try:
         prepared.run(terminal)
@@ -104,6 +101,15 @@ def run_rank(config: RunConfig, out: str, resuming: bool = False) -> None:
         os._exit(130 if isinstance(error, KeyboardInterrupt) else getattr(error, "exit_code", 1))
     if world.servers:
         end_at_once()
+
+
+def _advice(mode: str, world: World) -> str:
+    """What a user who started ranks in this way may not know, or empty."""
+    if mode != "single" and world.starter == "alone":
+        return f"one worker: `hvdtrain launch -n 2 -- --mode {mode} …` and horovodrun start several"
+    if mode == "allreduce" and world.starter == "mpirun" and not world.is_local:
+        return "MPI carries the messages between hosts: over TCP Gloo is faster, which `horovodrun --gloo` takes"
+    return ""
 
 
 def _share_of_cores(world: World) -> int:

@@ -1,7 +1,8 @@
 """The verdict in words, and as verdict.json: the words say nothing that the file does not."""
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
+from itertools import combinations
 from statistics import geometric_mean
 from typing import Any
 
@@ -53,7 +54,7 @@ def reach_verdict(runs: Sequence[Run], margins: v.Margins = v.DEFAULT) -> Verdic
         headline = _nothing(by_kind)
         empty = ("winner", "loser", "basis", "faster", "slower", "ratio", "ci_low", "ci_high", "confidence")
         data = {"outcome": v.NOTHING, "headline": headline, **dict.fromkeys(empty), "n": 0, "repeats_needed": None}
-        sentences = ["Add runs of another mode on as many workers, started alike on the same hosts."]
+        sentences = [_what_to_add(by_kind)]
     others = {answer.basis: _answer_data(answer) for answer in answers[1:]}
     data |= {
         "margin": margins.speed,
@@ -81,6 +82,13 @@ def _nothing(by_kind: v.ByKind) -> str:
         if (found := [speed for run in runs if (speed := v.speed(run))])
     ]
     return f"Nothing to compare yet on equal terms: {', '.join(speeds) or 'no speed was measured'}."
+
+
+def _what_to_add(by_kind: v.ByKind) -> str:
+    kinds = [kind for kind in by_kind if kind.mode != "single"]
+    if any(a.workers == b.workers and v.ran_alike(by_kind[a], by_kind[b]) for a, b in combinations(kinds, 2)):
+        return "Runs are compared with those of the same --repeat, and these modes have no repeat in common: add them."
+    return "Add runs of another mode on as many workers, started alike on the same hosts."
 
 
 def _headline(answers: Sequence[v.Answer], margins: v.Margins) -> str:
@@ -118,7 +126,8 @@ def _said(answer: v.Answer, margins: v.Margins) -> str:
         return f"nobody won: {lead}{but}" if is_worse else f"neither is faster by {100 * margins.speed:.3g} %: {lead}"
     needed = f"{answer.repeats_needed or MOST_REPEATS:,}"
     more = f"{LEAST_REPEATS} or more" if n < 2 else f"about {needed}" if answer.repeats_needed else f"not even {needed}"
-    return f"it is not yet known who wins: {lead}{but}; {more} repeats would tell"
+    repeats = "" if answer.qualities[faster].accuracy is None else f"; {more} repeats in all would tell"
+    return f"it is not yet known who wins: {lead}{but}{repeats}"
 
 
 def _lacking_quality(answer: v.Answer, margins: v.Margins) -> str:
@@ -143,11 +152,11 @@ def _faster_still(answer: v.Answer, effects: Effects) -> str:
     """The kinds that did more than the two compared: DDP, the baseline, servers that learn less."""
     most = max(0.0, *(effects[kind].mean for kind in (answer.faster, answer.slower) if kind in effects))
     listed = [
-        kind.label + (", which is less accurate" if answer.qualities[kind].state == v.WORSE else "")
+        kind.label + (" (less accurate)" if answer.qualities[kind].state == v.WORSE else "")
         for kind, found in effects.items()
         if found.mean > most
     ]
-    return f" More samples/s than both did {' and '.join(listed)}." if listed else ""
+    return f" {' and '.join(listed)} did more samples/s than both." if listed else ""
 
 
 def _times_with_interval(logs: Estimate, confidence: float = CONFIDENCE) -> tuple[str, str]:
@@ -166,7 +175,12 @@ def _effects(reference: Kind, effects: Effects) -> str:
     for kind, found in effects.items():
         ratio, interval = _with_interval(found)
         listed.append(f"{kind.label} {ratio}" + (f" ({interval})" if interval else ""))
-    return f"Samples/s where {reference.label} is 1, with 95 % intervals: {', '.join(listed)}."
+    with_intervals = _with_intervals(found.n for found in effects.values())
+    return f"Samples/s where {reference.label} is 1{with_intervals}: {', '.join(listed)}."
+
+
+def _with_intervals(repeats: Iterable[int]) -> str:
+    return f", with {100 * CONFIDENCE:.3g} % intervals" if max(repeats, default=0) > 1 else ""
 
 
 def _accuracies(best: Kind | None, qualities: Qualities, margins: v.Margins, images: int | None) -> str:
@@ -179,8 +193,9 @@ def _accuracies(best: Kind | None, qualities: Qualities, margins: v.Margins, ima
     if not best or not listed:
         return ""
     own = f"{format_figure('val_accuracy', qualities[best].accuracy)}" + (f" on {images:,} images" if images else "")
+    with_intervals = _with_intervals(quality.difference.n for quality in qualities.values() if quality.difference)
     return (
-        f"Validation accuracy in points beside {best.label} ({own}), paired by seed, with 95 % intervals: "
+        f"Validation accuracy in points beside {best.label} ({own}), paired by seed{with_intervals}: "
         f"{'; '.join(listed)}. As good means within {_points(margins.accuracy)}."
     )
 

@@ -107,7 +107,7 @@ def throughput(by_kind: ByKind) -> "tuple[Figure | None, str]":
     for kind, members in by_kind.items():
         if bounds := [bound for run in members if (bound := network_bound(run))]:
             x = place(kind._replace(workers=0), kind.workers)
-            axes.plot([x - 0.05, x + 0.05], [max(bounds)] * 2, color=plot_style.colour(kind), linewidth=4, alpha=0.7,
+            axes.plot([x - 0.03, x + 0.03], [max(bounds)] * 2, color=plot_style.colour(kind), linewidth=4, alpha=0.7,
                       solid_capstyle="butt", label=f"bound of {kind.mode}")  # fmt: skip
             caption = SPEED + BOUND
     axes.set_xticks(range(len(sizes)), [with_noun(size, "worker") for size in sizes])

@@ -3,7 +3,7 @@
 import csv
 import io
 import re
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from itertools import groupby
 from typing import TYPE_CHECKING
@@ -118,29 +118,41 @@ def terminal_tables(table: Table) -> "list[RichTable]":
         return [rich_table(table)]
     narrow = []
     for heading in dict.fromkeys(heading for _, heading in table.columns):
-        kept = [i for i, column in enumerate(table.columns) if column[1] == heading]
-        rows = [(label, [cells[i] for i in kept]) for label, cells in table.rows]
-        columns = [("", table.columns[i][0]) for i in kept]
-        narrow.append(rich_table(replace(table, title=f"{table.title}: {heading}", columns=columns, rows=rows)))
+        own = _columns(table, [i for i, column in enumerate(table.columns) if column[1] == heading])
+        columns = [("", group) for group, _ in own.columns]
+        narrow.append(rich_table(replace(own, title=f"{table.title}: {heading}", columns=columns)))
     return narrow
 
 
+def fitting(table: Table, width: int, is_narrow: bool = False, first: int = 0) -> "Iterator[RichTable]":
+    """The table for a terminal so wide, in parts if a figure would be broken; each has the `first` columns."""
+    from rich.console import Console
+
+    console, rest = Console(width=10**6), range(first, len(table.columns))
+    while rest:
+        parts = [rich_table(_columns(table, [*range(first), *rest[: n + 1]]), is_narrow) for n in range(len(rest))]
+        fits = [n for n, part in enumerate(parts) if console.measure(part).maximum <= width]
+        yield parts[fits[-1] if fits else 0]
+        rest = rest[fits[-1] + 1 if fits else 1 :]
+
+
+def _columns(table: Table, kept: Sequence[int]) -> Table:
+    rows = [(label, [cells[i] for i in kept]) for label, cells in table.rows]
+    return replace(table, columns=[table.columns[i] for i in kept], rows=rows)
+
+
 def rich_table(table: Table, is_narrow: bool = False) -> "RichTable":
-    """The table for a terminal; if narrow, columns stand close, there is no title, and its notes are its caption."""
+    """The table for a terminal, without notes; if narrow, columns stand close, and there is no title."""
     from rich import box
     from rich.table import Table as RichTable
     from rich.text import Text
 
-    padding = 0 if is_narrow else (0, 1, 0, 0)
-    found = RichTable(box=box.SIMPLE_HEAD, padding=padding, show_edge=False, title_justify="left")
+    title, padding = (None, 0) if is_narrow else (Text(printable(table.title)), (0, 1, 0, 0))
+    found = RichTable(title=title, box=box.SIMPLE_HEAD, padding=padding, show_edge=False, title_justify="left")
     found.add_column(Text(table.corner), no_wrap=True)
     for heading in table.headings:
         found.add_column(Text(printable(heading)), justify="right", overflow="fold")
     for label, cells in table.rows:
         texts = [Text(cell.text).append(f"\n{cell.detail}" if cell.detail else "", style="dim") for cell in cells]
         found.add_row(Text(printable(label)), *texts)
-    if is_narrow:
-        found.caption, found.caption_justify = Text("\n".join(table.notes)), "left"
-    else:
-        found.title = Text(printable(table.title))
     return found

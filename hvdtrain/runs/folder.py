@@ -44,6 +44,12 @@ def _what_is_in(folder: Path) -> str:
     return "is not empty"
 
 
+def name_one_of(folder: Path) -> str:
+    """The end of an error about a folder that is no run's: which of those in it to name; empty where it has none."""
+    within = sorted(file.parent for file in [*folder.glob(f"*/{CONFIG}"), *folder.glob(f"runs/*/{CONFIG}")])
+    return f"; name one of the runs in it, such as {within[0]}" if within else ""
+
+
 def is_begun(folder: Path) -> bool:
     """Whether a run was begun in the folder."""
     return (folder / CONFIG).is_file()

@@ -8,6 +8,7 @@ from typing import Any, NamedTuple
 
 from hvdtrain.config.run_config import RunConfig
 from hvdtrain.errors import UsageError
+from hvdtrain.runs.folder import name_one_of
 from hvdtrain.runs.schema import Manifest, Part, Step, Summary, UnreadableFile, read, read_steps
 
 _RUN_FILES = ("manifest.json", "summary.json", "config.toml")
@@ -109,7 +110,7 @@ def load_run(folder: Path) -> Run:
     try:
         manifest = read(folder, Manifest)
     except UnreadableFile as error:
-        raise UsageError(f"{folder} is no readable run folder: {error}") from None
+        raise UsageError(f"{folder} is no readable run folder: {error}{name_one_of(folder)}") from None
     try:
         summary = read(folder, Summary)
     except UnreadableFile as error:

@@ -17,6 +17,7 @@ from hvdtrain.data import augment
 from hvdtrain.errors import UsageError, unknown
 from hvdtrain.numerics import compression, slowdown
 from hvdtrain.numerics.optimizers import OPTIMIZERS
+from hvdtrain.runs.folder import CONFIG, name_one_of
 from hvdtrain.world import trace
 
 
@@ -163,11 +164,9 @@ def resumed_options(file: Path, options: dict[str, Any], given: set[str]) -> dic
 
 def config_of(run: Path) -> RunConfig:
     """What a run folder's job was asked to do. UsageError where it is no run folder, or cannot be run like this."""
-    if not (run / "config.toml").is_file():
-        within = sorted(file.parent for file in [*run.glob("*/config.toml"), *run.glob("runs/*/config.toml")])
-        hint = f"; name one of the runs in it, such as {within[0]}" if within else ""
-        raise UsageError(f"{run} is not a run folder: it has no config.toml{hint}")
-    config = RunConfig(**recorded_options(run / "config.toml"))
+    if not (run / CONFIG).is_file():
+        raise UsageError(f"{run} is not a run folder: it has no {CONFIG}{name_one_of(run)}")
+    config = RunConfig(**recorded_options(run / CONFIG))
     # Older versions took these with any push scale, and without weights to begin with.
     check(dataclasses.replace(config, staleness_lr=False, freeze="none"))
     return config

@@ -44,7 +44,7 @@ def test_each_kind_of_run_is_one_line_and_finished_runs_are_not_made_again(tmp_p
     runs = grid(RunConfig(snapshot_every="never"), repeats=2)
     *kinds, all_runs = forecast_lines(runs, {runs[0].name: Path("x")}, tmp_path)
     assert [line.split(":")[1] for line in kinds] == [
-        " single with 1 worker(s)", " allreduce with 2 worker(s)", " ps-sync with 2 worker(s), 1 server(s)",
+        " single with 1 worker", " allreduce with 2 workers", " ps-sync with 2 workers, 1 server",
     ]  # fmt: skip
     assert "sends" not in kinds[0] and "sends about 16.0 MB a step" in kinds[1]
     assert "5 runs to do (1 are there already, and stay) leave about 80.0 MB" in all_runs

@@ -6,6 +6,7 @@ import json
 import os
 import signal
 import subprocess
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -126,7 +127,7 @@ def test_runs_of_a_version_with_other_options_are_told_and_left(tmp_path):
     finish(tmp_path, [run])
     with (tmp_path / "runs" / run.name / "config.toml").open("a") as file:
         file.write("frob = 1\n")
-    with pytest.raises(UsageError, match="unknown option in the configuration 'frob'"):
+    with pytest.raises(UsageError, match="unknown option in .*config.toml: 'frob'"):
         find_finished(tmp_path)
 
 
@@ -177,6 +178,15 @@ def test_a_killed_comparison_goes_on_where_it_stopped(tmp_path):
     assert (second / "summary.json").exists() and (out / "results.csv").read_text().count("\n") == 3
 
 
+def test_ctrl_c_says_with_what_to_go_on(tmp_path, monkeypatch):
+    def ctrl_c(*_):
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr("hvdtrain.compare.command.run_all", ctrl_c)
+    said = CliRunner().invoke(compare, ["--modes", "single", "--device", "cpu", "--out", str(tmp_path / "a run")])
+    assert f"finished runs stay: the same command with --out '{tmp_path}/a run' goes on\n" in said.output
+
+
 # --until-sure
 
 
@@ -189,6 +199,14 @@ def test_repeats_end_between_repeats(enough, done, tmp_path, monkeypatch):
     is_settled = (lambda repeat: repeat >= enough) if enough else None
     assert running.run_all(runs, kept, tmp_path, 100, is_settled) == []
     assert made == [run.name for run in runs[1:done]]
+
+
+def test_a_full_disk_is_named_where_a_run_could_not_even_say_why_it_failed(tmp_path, monkeypatch, capsys):
+    monkeypatch.setattr(running, "_run_one", lambda *_: "exit code 1: no output")
+    for free, said in ((2**30, "exit code 1: no output\n"), (2**10, "exit code 1: no output; the disk is full\n")):
+        monkeypatch.setattr(running.shutil, "disk_usage", lambda _, free=free: SimpleNamespace(free=free))
+        assert running.run_all(planned()[:1], {}, tmp_path, 100, None) == [planned()[0].name]
+        assert capsys.readouterr().out.endswith(said)
 
 
 def test_until_sure_needs_as_many_repeats_as_a_verdict():

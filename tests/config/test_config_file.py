@@ -23,7 +23,7 @@ FIELDS = dataclasses.fields(RunConfig)
         ('mode = "ddp"\nmode = "ddp"', "cannot read the configuration .*overwrite"),
         ("x = " + "[" * 100_000, "nested too deeply"),
         ("seed = " + "9" * 5000, "cannot read the configuration"),
-        ('colour = "red"', "unknown option in the configuration 'colour': choose from mode, servers, dataset"),
+        ('colour = "red"', "config.toml: 'colour': choose from mode, servers, dataset"),
         ("[mode]\nx = 1", "mode = .* should be of type str"),
         ("mode = 3", "mode = 3 should be of type str"),
         ('batch_size = "32"', "batch_size = '32' should be of type int"),

@@ -17,7 +17,7 @@ from safetensors.torch import load_file, save_file
 from hvdtrain.config.run_config import RunConfig
 from hvdtrain.data.find import find_dataset
 from hvdtrain.errors import UsageError
-from hvdtrain.evaluate import command
+from hvdtrain.evaluate import command, files
 from hvdtrain.evaluate.picture import draw
 from hvdtrain.evaluate.predictions import Predictions, predict
 from hvdtrain.rank.work import WEIGHTS, initial_model
@@ -152,6 +152,12 @@ def test_with_few_classes_there_is_no_top5(three, tmp_path):
     assert ", no top-5, with 3 classes\n" in evaluate(three, "--out", tmp_path / "there")
     assert json.loads((tmp_path / "there" / "evaluation.json").read_text())["top5"] is None
     assert not (three / "evaluation-validation").exists()
+
+
+def test_a_run_of_somebody_else_is_refused_before_anything_is_computed(tmp_path, monkeypatch):
+    monkeypatch.setattr("os.access", lambda path, *_, **__: path != tmp_path)  # root may write anywhere
+    with pytest.raises(UsageError, match=f"cannot write in {tmp_path}: name a folder of your own with --out"):
+        files.check_out(tmp_path / "evaluation-validation")
 
 
 def test_what_is_not_its_own_is_not_overwritten(three, tmp_path):

@@ -82,6 +82,11 @@ def test_a_dry_run_prints_what_would_run_and_writes_nothing(launcher, given, tmp
     assert list(tmp_path.iterdir()) == []
 
 
+def test_hosts_mean_ssh_as_in_compare():
+    result = CliRunner().invoke(launch, ["-n", "2", "-H", "node1:1,node2:1", "--dry-run"])
+    assert "horovodrun --gloo -np 2 -H node1:1,node2:1 " in result.output
+
+
 def test_ssh_is_horovodrun_with_gloo(out):
     words = start("ssh", out, interface="eth0").argv
     line = shlex.join(words)

@@ -29,7 +29,7 @@ def lines(run):
 
 def test_a_finished_run(run):
     finished, figures, *_ = lines(run)
-    assert finished == "ps-sync-w2-s1-r1: finished (ps-sync with 2 worker(s) and 1 server(s), by mpirun)".replace(
+    assert finished == "ps-sync-w2-s1-r1: finished (ps-sync with 2 workers and 1 server, by mpirun)".replace(
         "ps-sync-w2-s1-r1", run.name
     )
     assert figures == "30 steps in 19 s of training, 100 samples/s, validation accuracy 0.9800"
@@ -67,6 +67,11 @@ def test_a_run_whose_first_worker_holds_it_trains_and_a_schedulers_job_is_named(
 def test_where_there_is_no_run(tmp_path):
     with pytest.raises(UsageError, match="nosuch: no run was begun there"):
         lines(tmp_path / "nosuch")
+    run = tmp_path / "comparison" / "runs" / "single-w1-r1"
+    run.mkdir(parents=True)
+    (run / "config.toml").touch()
+    with pytest.raises(UsageError, match=f"no run was begun there; name one of the runs in it, such as {run}"):
+        lines(tmp_path / "comparison")
 
 
 def test_half_a_line_and_what_is_no_step_are_left_out(tmp_path):

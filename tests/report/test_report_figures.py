@@ -20,7 +20,7 @@ from hvdtrain.report.caveats import caveats
 from hvdtrain.report.columns import COLUMNS, SUMMARY, TERMINAL, TERMINAL_RANGE, format_figure
 from hvdtrain.report.curves import MAX_POINTS, loss_curve
 from hvdtrain.report.step_parts import parts_table
-from hvdtrain.report.table import rich_table
+from hvdtrain.report.table import fitting
 from hvdtrain.runs.network_bound import network_bound
 from hvdtrain.runs.read import finished_by_kind
 from hvdtrain.runs.schema import Step
@@ -330,20 +330,29 @@ def test_a_loss_curve_keeps_the_mean_over_samples(rows, workers):
     assert total == pytest.approx(sum(samples * loss for _, samples, loss in rows), abs=1e-6)
 
 
-def test_the_terminal_table_fits_100_columns():
+def test_the_terminal_table_fits_and_no_figure_is_broken():
     runs = [
         run(mode, workers, servers, repeat, 120.0 * workers + 99 * repeat, histogram={"0": 1, "63": 1})
         for mode, workers, servers in (("single", 1, 0), ("ps-async", 16, 4), ("allreduce", 16, 0))
         for repeat in (1, 2, 3)
     ]
-    console = Console(width=100, file=io.StringIO())
-    with console.capture() as captured:
-        table = results.summary_table(results.summarise(results.result_rows(runs)), on_terminal=True)
-        console.print(rich_table(table, is_narrow=True))
-    lines = captured.get().splitlines()
-    # A heading of two lines, a rule, each kind's means and ranges, a legend of three: nothing was folded or cut.
-    assert len(lines) == 3 + 2 * 3 + 3
-    assert "2,019–2,217" in lines[8] and "ps-async ×16+4 3" in lines[7]
+    table = results.summary_table(results.summarise(results.result_rows(runs)), on_terminal=True)
+
+    def printed(width):
+        console = Console(width=width, file=io.StringIO())
+        with console.capture() as captured:
+            console.print(*fitting(table, width, is_narrow=True))
+        return captured.get().splitlines()
+
+    # A heading of two lines, a rule, each kind's means and ranges: nothing was folded or cut.
+    lines = printed(100)
+    assert len(lines) == 3 + 2 * 3 and "2,019–2,217" in lines[8] and "ps-async ×16+4 3" in lines[7]
+    for width in (80, 40):
+        narrow = "\n".join(printed(width))
+        figures = [text for _, cells in table.rows for cell in cells for text in (cell.text, cell.detail)]
+        assert all(figure in narrow for figure in figures) and narrow.count("ps-async ×16+4 ") > 1
+    parts = list(fitting(table, 40, is_narrow=True, first=1))  # as the batch of a grid's rows is in each
+    assert len(parts) > 2 and {str(part.columns[1].header).strip() for part in parts} == {"n"}
 
 
 # What to keep in mind

@@ -113,7 +113,7 @@ def test_below_the_margin_nobody_wins_and_close_speeds_are_called_level():
     assert verdict(repeats("allreduce", 2, speed=102), repeats("ps-sync", 2, 1), speed=0.01).data["winner"]
 
 
-@pytest.mark.parametrize("n, said", [(1, "5 or more repeats would tell"), (3, "about 5 repeats would tell")])
+@pytest.mark.parametrize("n, said", [(1, "; 5 or more repeats in all would"), (3, "; about 5 repeats in all would")])
 def test_few_repeats_are_not_yet_known(n, said):
     kinds = {(): 100, ("allreduce", 2): 150, ("ps-sync", 2, 1): 140}
     told = verdict(*(repeats(*kind, speed=speed, factors=SPREAD[:n]) for kind, speed in kinds.items()))
@@ -121,6 +121,9 @@ def test_few_repeats_are_not_yet_known(n, said):
         told.headline.startswith("It is not yet known who wins: allreduce ×2 did 1.07 times") and said in told.headline
     )
     assert (told.data["winner"], told.data["n"], told.data["repeats_needed"]) == (None, n, 5)
+    assert all(
+        (" interval" in sentence) == (n > 1) for sentence in told.sentences
+    )  # none is promised that is not there
 
 
 def test_the_parameter_server_can_win():
@@ -139,7 +142,7 @@ def test_a_mode_that_learns_less_cannot_win():
     # With a server that learns as much, that one is compared, and the headline does not hide the other.
     said = verdict(ring, fast, repeats("ps-sync", 2, 1, speed=80, accuracy=0.9))
     assert (said.data["winner"], said.data["loser"]) == ("allreduce ×2", "ps-sync ×2+1")
-    assert said.headline.endswith("More samples/s than both did ps-async ×2+1, which is less accurate.")
+    assert said.headline.endswith(" ps-async ×2+1 (less accurate) did more samples/s than both.")
 
 
 def test_accuracy_has_to_be_shown_to_be_as_good_not_only_not_to_differ():
@@ -157,7 +160,16 @@ def test_accuracy_has_to_be_shown_to_be_as_good_not_only_not_to_differ():
 
 def test_runs_without_an_accuracy_do_not_win():
     said = verdict(repeats("allreduce", 2, speed=150, val_accuracy=None), repeats("ps-sync", 2, 1, val_accuracy=None))
-    assert said.data["winner"] is None and "was not measured" in said.headline
+    assert said.data["winner"] is None and said.headline.endswith("but its validation accuracy was not measured.")
+
+
+def test_modes_without_a_common_repeat_are_told_what_they_lack():
+    others = [run("ps-sync", 2, 1, repeat=r, speed=100.0) for r in (6, 7)]
+    said = verdict(repeats("allreduce", 2), others)
+    assert said.data["outcome"] == "nothing to compare" and "have no repeat in common" in said.sentences[0]
+    assert verdict(repeats("allreduce", 2)).sentences == [
+        "Add runs of another mode on as many workers, started alike on the same hosts."
+    ]
 
 
 # On what terms
@@ -205,7 +217,7 @@ def test_ddp_is_named_as_itself_and_does_not_win_for_horovods_ring():
     assert said.headline.startswith(
         "The parameter server was faster: ps-sync ×2+1 did 1.20 times the samples/s of allreduce"
     )
-    assert said.headline.endswith("More samples/s than both did ddp ×2.")
+    assert said.headline.endswith(" ddp ×2 did more samples/s than both.")
     alone = verdict(repeats("ddp", 2, speed=150), repeats("ps-sync", 2, 1, speed=120))
     assert alone.headline.startswith("There is a winner: ddp ×2 did 1.25") and "Ring" not in alone.headline
 
