@@ -97,7 +97,9 @@ class Server:
 
     def _sent(self, worker: int, bucket: int, answer: Answer) -> Answer:
         self.load.answered(worker, bucket, answer)
-        return answer._replace(weights=self.shared.put(answer.weights, worker))
+        weights = answer.weights  # of a version there may be two kinds: see Bucket.answer
+        content = self.buckets[bucket], answer.version, weights.data_ptr()
+        return answer._replace(weights=self.shared.put(weights, worker, content))
 
     def sum(self, worker: int, number: int, values: torch.Tensor) -> "Future[torch.Tensor]":
         """A worker's summand of a sum over the workers: see Membership.add."""

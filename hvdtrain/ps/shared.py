@@ -2,8 +2,8 @@
 
 To copy from process to process by a system call (process_vm_readv, as TensorPipe does) takes two to three times as long
 as to copy memory. So a tensor is copied once, into a slot of memory that its receiver has mapped too. What the receiver
-gets is that memory, its own until it lets go of it: a byte for each slot says whether it is taken, which the sender
-sets, and which the receiver clears when its tensor is garbage.
+gets is that memory, its own until it lets go of it: a byte for each slot and receiver says whether it is taken, which
+the sender sets, and which the receiver clears when its tensor is garbage.
 
 The memory is a memfd: it has no name that could be left behind, and is gone with the last process that has it. A peer
 opens it as /proc/PID/fd/N, which the system grants to processes of the same user alone.
@@ -28,7 +28,8 @@ if TYPE_CHECKING:
 SMALL = 16 * 2**10  # bytes of a tensor up to which it travels in its message, as on both wires
 MOST = 128 * 2**20  # bytes of a process's slots: twice what is under way as a rule, see exchange.UNDER_WAY
 HUGE = 2**21  # bytes of a huge page, where larger slots begin
-FLAGS = mmap.PAGESIZE  # the first bytes, of as many slots
+RECEIVERS = 64  # of one process; others get their tensors in messages
+FLAGS = 2**16  # the first bytes: RECEIVERS of each slot
 _NAME = "hvdtrain"
 
 
@@ -37,14 +38,14 @@ class Parcel(NamedTuple):
 
     Attributes:
         pid, file: the memfd, as its owner has it.
-        slot: whose flag is to be cleared.
+        flag: which one to clear.
         start: in bytes, where the tensor begins in the file.
         dtype: as torch names it, without `torch.`.
     """
 
     pid: int
     file: int
-    slot: int
+    flag: int
     start: int
     dtype: str
     shape: list[int]
@@ -60,7 +61,7 @@ class SharedMemory:
     def __init__(self) -> None:
         self.on = False
         self._slots: list[tuple[int, np.ndarray[Any, Any]]] = []  # where each begins, and its bytes
-        self._receivers: list[int] = []  # of each slot's last tensor
+        self._contents: dict[object, int] = {}  # what lies where: see put
         self._end = FLAGS
         self._peers: dict[tuple[int, int], _Peer] = {}
         self._lock = threading.Lock()
@@ -90,25 +91,40 @@ class SharedMemory:
         store.wait([f"memory/{rank}/opened" for rank in others], timedelta(seconds=patience))
         self.on = not store.check(["memory/apart"])
 
-    def put(self, tensor: torch.Tensor, receiver: int) -> Any:
+    def put(self, tensor: torch.Tensor, receiver: int, content: object = None) -> Any:
         """Copy a CPU tensor to where the receiver, a number of the caller's, may read it.
+
+        Args:
+            content: equal for equal tensors that receivers only read: if it lies there already, nothing is copied.
 
         Returns:
             the Parcel to send; the tensor itself where it is small, or no memory is left.
         """
-        if not self.on or tensor.nbytes <= SMALL or (slot := self._take(tensor.nbytes, receiver)) is None:
+        if not self.on or tensor.nbytes <= SMALL or receiver >= RECEIVERS:
             return tensor
+        with self._lock:
+            slot = self._contents.get(content)
+            is_there = slot is not None and not self._flags[slot * RECEIVERS + receiver]
+            if not is_there:
+                slot = self._free(tensor.nbytes)
+            if slot is None:
+                return tensor
+            flag = slot * RECEIVERS + receiver
+            self._flags[flag] = 1
         start, memory = self._slots[slot]
-        torch.from_numpy(memory[: tensor.nbytes]).view(tensor.dtype).view(tensor.shape).copy_(tensor)
+        if not is_there:
+            torch.from_numpy(memory[: tensor.nbytes]).view(tensor.dtype).view(tensor.shape).copy_(tensor)
+            if content is not None:
+                with self._lock:
+                    self._contents[content] = slot
         name = str(tensor.dtype).removeprefix("torch.")
-        return Parcel(self._pid, self.file, slot, start, name, list(tensor.shape))
+        return Parcel(self._pid, self.file, flag, start, name, list(tensor.shape))
 
     def forget(self, receiver: int) -> None:
         """The receiver is gone, and reads nothing any more."""
         with self._lock:
-            for slot, its in enumerate(self._receivers):
-                if its == receiver:
-                    self._flags[slot] = 0
+            for slot in range(len(self._slots)):
+                self._flags[slot * RECEIVERS + receiver] = 0
 
     def get(self, sent: Parcel | torch.Tensor) -> torch.Tensor:
         """What a peer has put.
@@ -127,47 +143,44 @@ class SharedMemory:
                 self._peers[pid, file] = _Peer(pid, file)
             return self._peers[pid, file]
 
-    def _take(self, size: int, receiver: int) -> int | None:
-        """A free slot: the first that fits, so that few are in use, and those in the processor's caches."""
-        with self._lock:
-            for slot, (_, memory) in enumerate(self._slots):
-                if not self._flags[slot] and size <= len(memory) <= 2 * size:
-                    break
-            else:
-                slot, unit = len(self._slots), _page(size)
-                start, length = _up(self._end, unit), _up(size, unit)
-                if slot == FLAGS or start + length > MOST:
-                    return None
-                self._end = start + length
-                os.ftruncate(self.file, self._end)
-                self._slots.append((start, _mapped(self.file, start, length)))
-                self._receivers.append(receiver)
-            self._flags[slot], self._receivers[slot] = 1, receiver
-            return slot
+    def _free(self, size: int) -> int | None:
+        """A slot for what is new: the first that fits, so that few are in use, and those in the processor's caches."""
+        for slot, (_, memory) in enumerate(self._slots):
+            if size <= len(memory) <= 2 * size and not any(self._flags[slot * RECEIVERS : (slot + 1) * RECEIVERS]):
+                self._contents = {its: where for its, where in self._contents.items() if where != slot}
+                return slot
+        slot, unit = len(self._slots), _page(size)
+        start, length = _up(self._end, unit), _up(size, unit)
+        if (slot + 1) * RECEIVERS > FLAGS or start + length > MOST:
+            return None
+        self._end = start + length
+        os.ftruncate(self.file, self._end)
+        self._slots.append((start, _mapped(self.file, start, length)))
+        return slot
 
 
 class _Peer:
     """Another process's memory."""
 
     def __init__(self, pid: int, file: int) -> None:
-        path = f"/proc/{pid}/fd/{file}"
+        path = f"/proc/{pid:d}/fd/{file:d}"
         if not os.readlink(path).startswith(f"/memfd:{_NAME}"):
             raise ValueError(f"{path} is no memory of hvdtrain's")
         self.file = os.open(path, os.O_RDWR | os.O_CLOEXEC)
         self.flags = mmap.mmap(self.file, FLAGS)
-        self.slots: dict[int, np.ndarray[Any, Any]] = {}
+        self.slots: dict[int, np.ndarray[Any, Any]] = {}  # by where they begin
 
     def get(self, sent: Parcel) -> torch.Tensor:
         dtype = getattr(torch, sent.dtype, None)
-        if not isinstance(dtype, torch.dtype) or min(sent.shape, default=0) < 0 or not 0 <= sent.slot < FLAGS:
+        if not isinstance(dtype, torch.dtype) or min(sent.shape, default=0) < 0 or not 0 <= sent.flag < FLAGS:
             raise ValueError(f"no tensor: {sent}")
         size = math.prod(sent.shape) * dtype.itemsize
-        if sent.slot not in self.slots or len(self.slots[sent.slot]) < size:
+        if sent.start not in self.slots or len(self.slots[sent.start]) < size:
             if not FLAGS <= sent.start <= os.fstat(self.file).st_size - size:
                 raise ValueError(f"beyond its memory: {sent}")
-            self.slots[sent.slot] = _mapped(self.file, sent.start, _up(size, _page(size)))
-        memory = self.slots[sent.slot][:size]
-        weakref.finalize(memory, self.flags.__setitem__, sent.slot, 0).atexit = False
+            self.slots[sent.start] = _mapped(self.file, sent.start, _up(size, _page(size)))
+        memory = self.slots[sent.start][:size]
+        weakref.finalize(memory, self.flags.__setitem__, sent.flag, 0).atexit = False
         return torch.from_numpy(memory).view(dtype).view(sent.shape)
 
 

@@ -17,7 +17,7 @@ from hvdtrain.ps.membership import Membership
 from hvdtrain.ps.partition import cut
 from hvdtrain.ps.server import Server
 from hvdtrain.ps.server_metrics import Load
-from hvdtrain.ps.shared import Parcel, SharedMemory
+from hvdtrain.ps.shared import RECEIVERS, Parcel, SharedMemory
 from hvdtrain.world.place import World
 
 pytestmark = pytest.mark.usefixtures("one_thread")
@@ -41,7 +41,7 @@ def met(*numbers, size=2, local_size=None):
 
 
 def taken(memory):
-    return [slot for slot, flag in enumerate(memory._flags[: len(memory._slots)]) if flag]
+    return [slot for slot in range(len(memory._slots)) if any(memory._flags[slot * RECEIVERS : (slot + 1) * RECEIVERS])]
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.int8, torch.uint8])
@@ -54,18 +54,32 @@ def test_a_tensor_arrives_and_its_memory_is_used_again_when_the_receiver_has_let
     assert got.equal(sent) and got.dtype == dtype
     part = got[3]
     del got
-    assert taken(sender) == [0] and sender.put(sent, 1).slot == 1  # a part of it is in use
+    assert taken(sender) == [0] and sender.put(sent, 1).flag // RECEIVERS == 1  # a part of it is in use
     part.add_(1)  # its own to overwrite
     del part
-    assert taken(sender) == [1] and sender.put(sent + 1, 1).slot == 0
+    assert taken(sender) == [1] and sender.put(sent + 1, 1).flag // RECEIVERS == 0
     assert receiver.get(parcel).equal(sent + 1)
+
+
+def test_what_several_receivers_get_is_copied_once_and_taken_until_the_last_has_let_go_of_it():
+    sender, *receivers = met(0, 1, 2, size=3)
+    sent = torch.ones(5000)
+    first, second = (sender.put(sent, number, content="these") for number in (1, 2))
+    assert first.start == second.start and sender.put(sent, 2, content="these").start != first.start
+    got = [receivers[0].get(first), receivers[1].get(second)]
+    del got[0]
+    assert sender.put(sent + 1, 1, content="others").start not in (first.start, second.start)
+    assert got[0].equal(sent)
+    del got[0]
+    assert sender.put(sent + 2, 2, content="more").start == first.start
+    assert sender.put(sent, 1, content="these").start != first.start  # which has others now
 
 
 def test_what_is_small_or_finds_no_room_is_passed_on_as_it_is(monkeypatch):
     sender, receiver = met(0, 1)
     small, large = torch.ones(4096), torch.ones(4097)
     assert sender.put(small, 1) is small and receiver.get(small) is small
-    monkeypatch.setattr(shared, "MOST", 2**16)
+    monkeypatch.setattr(shared, "MOST", shared.FLAGS + 2**16)
     sent = [sender.put(large, 1) for _ in range(4)]
     assert [isinstance(one, Parcel) for one in sent] == [True, True, True, False]
     sender.forget(2)
@@ -76,7 +90,7 @@ def test_what_is_small_or_finds_no_room_is_passed_on_as_it_is(monkeypatch):
 
 @pytest.mark.parametrize("change", [
     {"start": 2**40}, {"start": 0}, {"start": -4096}, {"shape": [2**40]}, {"shape": [-1]}, {"dtype": "load"},
-    {"slot": 2**20}, {"slot": -1}, {"pid": 2**31 - 1}, {"file": "stdin"},
+    {"flag": 2**20}, {"flag": -1}, {"pid": 2**31 - 1}, {"file": "stdin"},
 ])  # fmt: skip
 def test_what_is_no_tensor_of_a_peer_is_refused(change):
     sender, receiver = met(0, 1)
