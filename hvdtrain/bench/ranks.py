@@ -21,6 +21,7 @@ from hvdtrain.config.run_config import RunConfig
 from hvdtrain.ps import wire
 from hvdtrain.ps.exchange import Exchange
 from hvdtrain.ps.partition import cut
+from hvdtrain.ps.shared import SharedMemory
 from hvdtrain.world import horovod
 from hvdtrain.world.job import Job
 from hvdtrain.world.memory import keep_memory
@@ -161,6 +162,8 @@ def pushpull(kind: str, rank: Rank) -> Prepare:
     """A gradient out and fresh weights in, as the ps- modes do it over that wire."""
     world = rank.world
     wire.start(world, rank.store, TURNS_S, kind=kind)
+    shared = SharedMemory()
+    shared.join(world, rank.store, TURNS_S)
 
     def prepare(size: int) -> Act:
         weights, gradient = torch.zeros(size // 4), torch.ones(size // 4)
@@ -168,7 +171,17 @@ def pushpull(kind: str, rank: Rank) -> Prepare:
         if world.is_chief:
             for piece in pieces:
                 wire.ask(piece.server, "install", piece.number, weights[piece.start : piece.stop].clone())
-        exchange = Exchange(world.worker, world.workers, pieces, [len(weights)], weights, "none", TURNS_S, staged=False)
+        exchange = Exchange(
+            world.worker,
+            world.workers,
+            pieces,
+            [len(weights)],
+            weights,
+            "none",
+            TURNS_S,
+            staged=False,
+            shared=shared,
+        )
         steps = count(1)
 
         def act() -> None:

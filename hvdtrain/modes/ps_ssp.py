@@ -84,8 +84,11 @@ class StaleSynchronous:
         return self._let_go(bucket)
 
     def _add(self, bucket: Bucket, push: Push, lr: float) -> None:
-        """Sum the push's gradient, in the memory of the first one's, and take a step when there are enough."""
-        self.sum = push.gradient if self.sum is None else self.sum.add_(push.gradient)
+        """Sum the push's gradient, and take a step when there are enough."""
+        if self.sum is not None:
+            self.sum.add_(push.gradient)
+        else:  # the worker goes on, and its gradient's memory is its own again
+            self.sum = push.gradient if self.pushes_per_step == 1 else push.gradient.clone()
         self.summed.append(push._replace(gradient=None, lr=lr))
         if len(self.summed) == self.pushes_per_step:
             self._step(bucket)

@@ -2,6 +2,7 @@
 
 import threading
 import time
+from collections import deque
 from collections.abc import Iterable, Sequence
 from functools import partial
 from typing import Any
@@ -14,6 +15,7 @@ from hvdtrain.numerics.compression import Compressor
 from hvdtrain.ps import wire
 from hvdtrain.ps.messages import Answer, Push, PushStatus
 from hvdtrain.ps.partition import Completion, Piece
+from hvdtrain.ps.shared import SharedMemory
 from hvdtrain.ps.staging import Staging
 from hvdtrain.world import trace
 
@@ -24,6 +26,7 @@ Announced = tuple[int, float, PushStatus]  # step, learning rate, and the status
 # (Jayarajan et al., 2019, arXiv:1905.03960). Servers share it evenly, so that none waits while another is busy. And all
 # workers together have no more than that under way for each server: so much it may have to hold until others push.
 UNDER_WAY = 48 * 2**20
+PULLS = 8  # buckets that are pulled at once
 
 
 class Exchange:
@@ -41,6 +44,7 @@ class Exchange:
         compression: how gradients are encoded.
         timeout: seconds after which a wait is given up.
         staged: whether the weights are on a GPU, with CPU memory on the way to the servers.
+        shared: by which tensors come and go on one host.
 
     Attributes:
         push_status: of the current step.
@@ -50,9 +54,10 @@ class Exchange:
 
     def __init__(
         self, worker: int, workers: int, pieces: Sequence[Piece], sizes: Sequence[int], weights: torch.Tensor,
-        compression: str, timeout: float, staged: bool,
+        compression: str, timeout: float, staged: bool, shared: SharedMemory | None = None,
     ) -> None:  # fmt: skip
         self.worker, self.pieces, self.weights, self.timeout = worker, pieces, weights, timeout
+        self.shared = shared or SharedMemory()
         servers = {piece.server for piece in pieces}
         self.room = UNDER_WAY // max(len(servers), workers)  # bytes, for each server
         self._staging = Staging(weights, pieces) if staged else None
@@ -132,11 +137,14 @@ class Exchange:
 
     def pull(self) -> None:
         """Take every bucket as it is on its server."""
-        answers = [wire.call(piece.server, "pull", piece.number, self.worker) for piece in self.pieces]
         if self._staging:
             self._staging.settle()
-        for number, answer in enumerate(answers):
-            self._write(number, wire.result(self.pieces[number].server, answer))
+        calls: deque[Any] = deque()
+        for number in range(len(self.pieces) + PULLS):
+            if number >= PULLS:
+                self._write(number - PULLS, wire.result(self.pieces[number - PULLS].server, calls.popleft()))
+            if number < len(self.pieces):
+                calls.append(wire.call(self.pieces[number].server, "pull", self.pieces[number].number, self.worker))
         if self._staging:
             self._staging.wait_for(range(len(self.pieces)))
 
@@ -182,7 +190,8 @@ class Exchange:
             encoded = None if gradient is None else self.compressors[number].encode(gradient)
             with self._changed:
                 self.bytes_sent += sum(tensor.nbytes for tensor in encoded or ())
-            push = Push(self.worker, step, version, lr, encoded)
+            sent = None if encoded is None else [self.shared.put(tensor, piece.server) for tensor in encoded]
+            push = Push(self.worker, step, version, lr, sent)
             answer = wire.call(piece.server, "push", piece.number, push)
             if trace.records(step):
                 flow = trace.flow_of(step, self.worker, piece.server, piece.number)
@@ -235,14 +244,14 @@ class Exchange:
             self._changed.notify_all()
 
     def _write(self, number: int, answer: Answer) -> None:
-        piece = self.pieces[number]
+        piece, weights = self.pieces[number], self.shared.get(answer.weights)
         if self._staging:
-            self._staging.copy_in(number, answer.weights)
+            self._staging.copy_in(number, weights)
         else:
-            self.weights[piece.start : piece.stop].copy_(answer.weights)
+            self.weights[piece.start : piece.stop].copy_(weights)
         self.versions[number] = answer.version
         with self._changed:
-            self.bytes_received += answer.weights.nbytes
+            self.bytes_received += weights.nbytes
 
     def fail(self, problem: BaseException) -> None:
         """Have this raised where the worker waits, or will."""

@@ -12,8 +12,8 @@ class Push(NamedTuple):
         worker, step: who computed it, at which of its steps (from 1). A step is applied at most once.
         version_read: the version of the weights it was computed from.
         lr: the learning rate of the step.
-        gradient: on the wire, the tensors that the codec made of it; on the server [bucket] float32, its own to
-            overwrite. None where it overflowed (fp16).
+        gradient: on the wire, the tensors that the codec made of it, or where they lie (see shared.Parcel); on the
+            server [bucket] float32, its own to overwrite until the push is answered. None where it overflowed (fp16).
     """
 
     worker: int
@@ -29,7 +29,8 @@ class Answer(NamedTuple):
     Attributes:
         version: how many updates these weights have seen.
         staleness: how many updates the weights saw between the push's version_read and its application.
-        weights: [bucket] float32, which nobody changes before this worker pushes again.
+        weights: [bucket] float32, which nobody changes before this worker pushes again; on the wire, perhaps where
+            they lie.
         dropped: where the push came too late and was dropped, the last step that is over; else 0.
     """
 

@@ -30,8 +30,9 @@ if TYPE_CHECKING:
     from torch.distributed import Store
 
 # TensorPipe's fastest transport between processes of a machine, `shm`, is left out: a thread of each process then polls
-# shared memory all the time, on a core that others would compute on. Tensors are copied from process to process all the
-# same (its channel `cma`), wherever two share a machine, network namespaces or not, but for OVER_TCP.
+# shared memory all the time, on a core that others would compute on. Tensors that do not go by way of ps.shared are
+# copied from process to process (its channel `cma`), wherever two share a machine, network namespaces or not, but for
+# OVER_TCP.
 TRANSPORTS: dict[str, Any] = {"_transports": ["ibv", "uv"]}
 OVER_TCP: dict[str, Any] = {"_transports": ["uv"], "_channels": ["basic"]}
 # Bytes of a tensor up to which it is sent within its message: each that travels beside it costs messages of its own.

@@ -19,6 +19,7 @@ from hvdtrain.ps.ledger import LeaseLedger, Ledger
 from hvdtrain.ps.membership import Membership
 from hvdtrain.ps.server import Server
 from hvdtrain.ps.server_metrics import Load, ServerMetrics
+from hvdtrain.ps.shared import SharedMemory
 from hvdtrain.world.job import Job
 from hvdtrain.world.place import World
 from hvdtrain.world.preempt import deferred_sigterm
@@ -54,10 +55,12 @@ def serve(job: Job, report: Callable[[str], None], make_policy: MakePolicy) -> N
 
     leases, load = Leases(lease_ledger.write) if lease_ledger else Leases(), Load()
     decode = Compressor(config.compression).decode
-    server = Server(make_bucket, decode, Membership(world.workers), leases, load, world.rank)
+    shared = SharedMemory()
+    server = Server(make_bucket, decode, Membership(world.workers), leases, load, world.rank, shared)
     store = open_store(world, config.timeout)
     # With the server: a worker may call as soon as it has started.
     wire.start(world, store, config.timeout, server, config.wire)
+    shared.join(world, store, config.timeout)
     metrics = ServerMetrics(job.folder, world.rank, load)  # now that all have met, the first worker has the folder
     ended: SimpleQueue[tuple[int, str]] = SimpleQueue()
     for rank in range(world.servers, world.size):

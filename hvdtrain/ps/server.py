@@ -14,6 +14,7 @@ from hvdtrain.ps.leases import Leases
 from hvdtrain.ps.membership import Membership
 from hvdtrain.ps.messages import Answer, Push
 from hvdtrain.ps.server_metrics import Load
+from hvdtrain.ps.shared import SharedMemory
 from hvdtrain.world import trace
 from hvdtrain.world.host import describe, own_clock
 
@@ -28,6 +29,7 @@ class Server:
         leases: which worker has which share, on the first server.
         load: counts what this server does.
         rank: this process's.
+        shared: by which tensors come and go on one host.
     """
 
     def __init__(
@@ -38,9 +40,11 @@ class Server:
         leases: Leases,
         load: Load,
         rank: int = 0,
+        shared: SharedMemory | None = None,
     ) -> None:
         self.make_bucket, self.decode = make_bucket, decode
         self.membership, self.leases, self.load, self.rank = membership, leases, load, rank
+        self.shared = shared or SharedMemory()
         self.buckets: dict[int, Bucket] = {}
         self._deciding = threading.Lock()  # between a push's end and its lease's: a share that counts is not lost
         self.open: dict[tuple[int, int], Future[Answer]] = {}  # (bucket, worker) -> what its push is answered with
@@ -48,6 +52,8 @@ class Server:
     def push(self, bucket: int, push: Push) -> "Future[Answer]":
         """Take a worker's encoded gradient. The future holds its answer, when it may go on."""
         self.membership.heard(push.worker)
+        if push.gradient is not None:
+            push = push._replace(gradient=[self.shared.get(sent) for sent in push.gradient])
         answer: Future[Answer] = Future()
         self.open[bucket, push.worker] = answer
         # The bucket that backward completes last: of a push that a worker's death cuts short, it counts.
@@ -68,9 +74,7 @@ class Server:
 
     def pull(self, bucket: int, worker: int) -> Answer:
         """A bucket as it is. The worker pushes nothing before it has it."""
-        answer = self.buckets[bucket].pull(worker)
-        self.load.answered(worker, bucket, answer)
-        return answer
+        return self._sent(worker, bucket, self.buckets[bucket].pull(worker))
 
     def idle(self, worker: int, step: int) -> None:
         """The worker pushes nothing for now, after this step: see bucket.Policy."""
@@ -85,11 +89,17 @@ class Server:
             self.leases.lose(worker)
         self.membership.lose(worker)
         self.load.lost(worker)
+        self.shared.forget(worker)
 
     def _answer(self, bucket: int, replies: list[Reply]) -> None:
         for worker, answer in replies:
-            self.load.answered(worker, bucket, answer)
-            self.open.pop((bucket, worker)).set_result(answer)
+            self.open.pop((bucket, worker)).set_result(self._sent(worker, bucket, answer))
+
+    def _sent(self, worker: int, bucket: int, answer: Answer) -> Answer:
+        self.load.answered(worker, bucket, answer)
+        weights = answer.weights  # of a version there may be two kinds: see Bucket.answer
+        content = self.buckets[bucket], answer.version, weights.data_ptr()
+        return answer._replace(weights=self.shared.put(weights, worker, content))
 
     def sum(self, worker: int, number: int, values: torch.Tensor) -> "Future[torch.Tensor]":
         """A worker's summand of a sum over the workers: see Membership.add."""

@@ -20,6 +20,7 @@ from hvdtrain.ps.leases import NONE_NOW
 from hvdtrain.ps.messages import PushStatus
 from hvdtrain.ps.partition import cut
 from hvdtrain.ps.serve import INSTALLED
+from hvdtrain.ps.shared import SharedMemory
 from hvdtrain.world.job import Job
 from hvdtrain.world.rendezvous import open_store
 
@@ -35,6 +36,8 @@ class PushPull:
         self.store = open_store(job.world, self.timeout)
         self.accumulating = False
         wire.start(job.world, self.store, self.timeout, kind=self.backend)
+        self.shared = SharedMemory()
+        self.shared.join(job.world, self.store, self.timeout)
         self.group = ServerGroup(job.world, self.store, self.timeout)
         self._restored = 0  # the step of the snapshot that training goes on from
         self._round: tuple[int, int] | None = None  # of shares that are leased: its begin and end
@@ -48,7 +51,7 @@ class PushPull:
         weights = flatten_weights(model)
         self.exchange = Exchange(
             self.world.worker, self.world.workers, pieces, sizes, weights, self.config.compression,
-            wire.PATIENCE * self.timeout, staged=weights.is_cuda,
+            wire.PATIENCE * self.timeout, staged=weights.is_cuda, shared=self.shared,
         )  # fmt: skip
         for server in range(self.world.servers):
             wire.watch(server, self.timeout, partial(self._server_ended, server))

@@ -30,6 +30,7 @@ from zmq.auth.thread import ThreadAuthenticator
 from hvdtrain.errors import Failure
 from hvdtrain.ps.messages import Answer, Push
 from hvdtrain.ps.requests import WATCH, Requests
+from hvdtrain.ps.shared import Parcel
 from hvdtrain.world.network import VARIABLE, WIRE_KEY, own_address
 from hvdtrain.world.place import World
 
@@ -48,8 +49,8 @@ REFUSED = zmq.Event.HANDSHAKE_FAILED_AUTH | zmq.Event.HANDSHAKE_FAILED_PROTOCOL
 # An endpoint is known when its rank listens there already: one that refuses a connection has ended.
 ENDED = zmq.Event.DISCONNECTED | zmq.Event.CONNECT_RETRIED | REFUSED
 
-_TENSOR, _PUSH, _ANSWER = 1, 2, 3  # msgpack's extension types
-_NAMED: dict[int, Any] = {_PUSH: Push, _ANSWER: Answer}
+_TENSOR, _PUSH, _ANSWER, _PARCEL = 1, 2, 3, 4  # msgpack's extension types
+_NAMED: dict[int, Any] = {_PUSH: Push, _ANSWER: Answer, _PARCEL: Parcel}
 _DTYPES = {str(d).removeprefix("torch."): d for d in (
     torch.float32, torch.float64, torch.float16, torch.bfloat16, torch.int8, torch.uint8, torch.int16, torch.int32,
     torch.int64, torch.bool,
@@ -252,7 +253,7 @@ class ZeroMQ:
             self._settle(number, RuntimeError(f"no answer within {timeout:g} s (see --timeout)"))
 
     def _take_answer(self, frames: Frames) -> None:
-        self._here_or_there(frames, partial(self._read_answer, frames), is_quick=True)
+        self._here_or_there(partial(self._read_answer, frames), _is_small(frames))
 
     def _take_request(self, frames: Frames) -> None:
         """Handle what a peer asks for; what is no request is passed over, for anybody might have sent it."""
@@ -261,10 +262,11 @@ class ZeroMQ:
         except ValueError:
             return
         if type(number) is int and type(method) is str and type(arguments) is list:
-            self._here_or_there(frames, partial(self._handle, frames[0], number, method, arguments), method in QUICK)
+            is_quick = method in QUICK and _is_small(frames) and not _has_parcel(arguments)
+            self._here_or_there(partial(self._handle, frames[0], number, method, arguments), is_quick)
 
-    def _here_or_there(self, frames: Frames, act: Callable[[], None], is_quick: bool) -> None:
-        if is_quick and sum(len(frame) for frame in frames) <= 2 * SMALL:
+    def _here_or_there(self, act: Callable[[], None], is_quick: bool) -> None:
+        if is_quick:
             act()
         else:
             self._pool.submit(act)
@@ -307,6 +309,16 @@ class ZeroMQ:
             pending[0].set_exception(outcome)
         elif pending:
             pending[0].set_result(outcome)
+
+
+def _is_small(frames: Frames) -> bool:
+    return sum(len(frame) for frame in frames) <= 2 * SMALL
+
+
+def _has_parcel(arguments: list[Any]) -> bool:
+    """Whether a large tensor lies elsewhere. Anybody may have made these arguments."""
+    sent = [one.gradient for one in arguments if isinstance(one, Push) and isinstance(one.gradient, list)]
+    return any(isinstance(part, Parcel) for gradient in sent for part in gradient)
 
 
 def _in_words(error: Exception | None) -> str:

@@ -10,7 +10,7 @@ from hvdtrain.world.host import COMPUTING
 # Which of the variables in world.host.MESSAGES matter where `backend` has this word in it.
 _READ_BY = {
     "horovod": ("HOROVOD_",), "mpi": ("OMPI_MCA_", "PRTE_MCA_", "UCX_"), "gloo": ("GLOO_",), "nccl": ("NCCL_",),
-    "rpc": ("TP_", "HVDTRAIN_OVER_TCP"),
+    "rpc": ("TP_", "HVDTRAIN_OVER_TCP"), "zmq": ("HVDTRAIN_OVER_TCP",),
 }  # fmt: skip
 
 

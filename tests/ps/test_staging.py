@@ -23,7 +23,7 @@ torch.cpu.Event = Event
 """
 LATE = f"""{LATE_EVENTS}
 from hvdtrain.ps import exchange, worker
-worker.Exchange = lambda *arguments, staged: exchange.Exchange(*arguments, staged=True)
+worker.Exchange = lambda *arguments, **options: exchange.Exchange(*arguments, **dict(options, staged=True))
 """
 WITHOUT_RPC = """
 import sys

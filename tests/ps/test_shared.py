@@ -1,0 +1,167 @@
+"""Tensors by way of memory that two ends share: here of one process, which opens its own memory as a peer's."""
+
+import multiprocessing
+import os
+import threading
+
+import pytest
+import torch
+from helpers.buckets import LR, PLAIN, softsync, sync
+
+from hvdtrain.numerics.compression import Compressor
+from hvdtrain.numerics.optimizers import make_optimizer
+from hvdtrain.ps import exchange, shared
+from hvdtrain.ps.bucket import Bucket
+from hvdtrain.ps.leases import Leases
+from hvdtrain.ps.membership import Membership
+from hvdtrain.ps.partition import cut
+from hvdtrain.ps.server import Server
+from hvdtrain.ps.server_metrics import Load
+from hvdtrain.ps.shared import RECEIVERS, Parcel, SharedMemory
+from hvdtrain.world.place import World
+
+pytestmark = pytest.mark.usefixtures("one_thread")
+
+
+def met(*numbers, size=2, local_size=None):
+    """The memory of these ranks, the first a server's, when they have met."""
+    store, found = torch.distributed.HashStore(), {}
+
+    def join(rank):
+        found[rank] = SharedMemory()
+        world = World(rank=rank, size=size, local_rank=rank, local_size=local_size or size, servers=1)
+        found[rank].join(world, store, 20.0)
+
+    threads = [threading.Thread(target=join, args=(rank,)) for rank in numbers]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    return [found[rank] for rank in numbers]
+
+
+def taken(memory):
+    return [slot for slot in range(len(memory._slots)) if any(memory._flags[slot * RECEIVERS : (slot + 1) * RECEIVERS])]
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.int8, torch.uint8])
+def test_a_tensor_arrives_and_its_memory_is_used_again_when_the_receiver_has_let_go_of_it(dtype):
+    sender, receiver = met(0, 1)
+    sent = torch.randint(100, (30, 1001)).to(dtype)
+    parcel = sender.put(sent, receiver=1)
+    assert isinstance(parcel, Parcel)
+    got = receiver.get(parcel)
+    assert got.equal(sent) and got.dtype == dtype
+    part = got[3]
+    del got
+    assert taken(sender) == [0] and sender.put(sent, 1).flag // RECEIVERS == 1  # a part of it is in use
+    part.add_(1)  # its own to overwrite
+    del part
+    assert taken(sender) == [1] and sender.put(sent + 1, 1).flag // RECEIVERS == 0
+    assert receiver.get(parcel).equal(sent + 1)
+
+
+def test_what_several_receivers_get_is_copied_once_and_taken_until_the_last_has_let_go_of_it():
+    sender, *receivers = met(0, 1, 2, size=3)
+    sent = torch.ones(5000)
+    first, second = (sender.put(sent, number, content="these") for number in (1, 2))
+    assert first.start == second.start and sender.put(sent, 2, content="these").start != first.start
+    got = [receivers[0].get(first), receivers[1].get(second)]
+    del got[0]
+    assert sender.put(sent + 1, 1, content="others").start not in (first.start, second.start)
+    assert got[0].equal(sent)
+    del got[0]
+    assert sender.put(sent + 2, 2, content="more").start == first.start
+    assert sender.put(sent, 1, content="these").start != first.start  # which has others now
+
+
+def test_what_is_small_or_finds_no_room_is_passed_on_as_it_is(monkeypatch):
+    sender, receiver = met(0, 1)
+    small, large = torch.ones(4096), torch.ones(4097)
+    assert sender.put(small, 1) is small and receiver.get(small) is small
+    monkeypatch.setattr(shared, "MOST", shared.FLAGS + 2**16)
+    sent = [sender.put(large, 1) for _ in range(4)]
+    assert [isinstance(one, Parcel) for one in sent] == [True, True, True, False]
+    sender.forget(2)
+    assert sender.put(large, 2) is large
+    sender.forget(1)  # it is dead, and reads nothing any more
+    assert not taken(sender) and isinstance(sender.put(large, 2), Parcel)
+
+
+@pytest.mark.parametrize("change", [
+    {"start": 2**40}, {"start": 0}, {"start": -4096}, {"shape": [2**40]}, {"shape": [-1]}, {"dtype": "load"},
+    {"flag": 2**20}, {"flag": -1}, {"pid": 2**31 - 1}, {"file": "stdin"},
+])  # fmt: skip
+def test_what_is_no_tensor_of_a_peer_is_refused(change):
+    sender, receiver = met(0, 1)
+    with open(os.devnull) as stdin:
+        parcel = sender.put(torch.ones(5000), 1)
+        wrong = {name: stdin.fileno() if value == "stdin" else value for name, value in change.items()}
+        with pytest.raises((OSError, ValueError)):
+            receiver.get(parcel._replace(**wrong))
+    assert receiver.get(parcel).sum() == 5000
+
+
+def test_it_is_used_where_all_ranks_are_on_one_host_and_can_open_each_others(monkeypatch):
+    assert all(memory.on for memory in met(0, 1, 2, size=3))
+    assert not any(memory.on for memory in met(0, 1, size=2, local_size=1))
+    opened, fails = SharedMemory._open, iter([True])
+
+    def fails_once(memory, pid, file):
+        if next(fails, False):
+            raise PermissionError
+        return opened(memory, pid, file)
+
+    monkeypatch.setattr(SharedMemory, "_open", fails_once)
+    assert not any(memory.on for memory in met(0, 1))
+    monkeypatch.setenv("HVDTRAIN_OVER_TCP", "1")
+    assert not any(memory.on for memory in met(0, 1))
+
+
+def test_it_is_there_for_as_long_as_somebody_reads_and_leaves_nothing_behind():
+    def send(pipe):
+        sender, _ = met(0, 1)
+        pipe.send(sender.put(torch.arange(5000), 1))
+        pipe.recv()
+
+    own, its = multiprocessing.Pipe()
+    process = multiprocessing.get_context("fork").Process(target=send, args=(its,), daemon=True)
+    process.start()
+    got = SharedMemory().get(own.recv())
+    process.kill()
+    process.join(20)
+    assert got.equal(torch.arange(5000))
+    assert not [name for name in os.listdir("/dev/shm") if "hvdtrain" in name]
+
+
+@pytest.mark.parametrize("policy", [lambda: sync(2), lambda: softsync(2)])
+def test_an_exchange_through_it_gives_the_same_weights_and_all_memory_back(monkeypatch, policy):
+    sizes, memory = [5000] * 3, met(0, 1, 2, size=3)
+    pieces = cut(sizes, 1, 5000)
+    server = Server(
+        lambda number, weights: Bucket(weights, lambda p: make_optimizer(PLAIN, p), policy()),
+        Compressor("none").decode, Membership(2), Leases(), Load(), shared=memory[0],
+    )  # fmt: skip
+    for piece in pieces:
+        server.install(piece.number, torch.zeros(5000))
+    sent = []
+
+    def call(rank, method, number, push):
+        sent.append(push)
+        return getattr(server, method)(number, push)
+
+    monkeypatch.setattr(exchange.wire, "call", call)
+    workers = [
+        exchange.Exchange(worker, 2, pieces, sizes, torch.zeros(15000), "none", 1.0, False, memory[1 + worker])
+        for worker in range(2)
+    ]
+    for step in (1, 2, 3):
+        for number, worker in enumerate(workers):
+            worker.begin(step, LR)
+            for parameter in range(3):
+                worker.put(parameter, torch.full((5000,), float(1 + 2 * number)))
+    server.idle(0, 3)
+    assert workers[1].weights.equal(torch.full((15000,), -LR * 2 * 3))
+    assert all(isinstance(push.gradient[0], Parcel) for push in sent)
+    sent.clear()
+    assert not any(map(taken, memory))
