@@ -76,15 +76,17 @@ def main() -> None:
     parser.add_argument("--codecs", default="none,fp16,bf16,int8,topk:0.01,2bit:0.001")
     parser.add_argument("--seeds", type=int, default=5)
     parser.add_argument("--workers", type=int, default=2)
-    parser.add_argument("--epochs", type=int, default=8)
-    parser.add_argument("--target", type=float, default=0.9)
-    parser.add_argument("--width", type=float, default=0.0625)
+    parser.add_argument("--epochs", type=int, default=6)
+    parser.add_argument("--model", default="cnn")
+    parser.add_argument("--target", type=float, default=0.95)
+    parser.add_argument("--width", type=float, default=1.0)
     parser.add_argument("--lr", type=float, default=0.0005)
     args = parser.parse_args()
     torch.set_num_threads(1)
     base = RunConfig(
-        mode="ps-sync", servers=1, epochs=args.epochs, width=args.width, lr=args.lr, target_accuracy=args.target
-    )
+        mode="ps-sync", servers=1, epochs=args.epochs, model=args.model, width=args.width, lr=args.lr,
+        target_accuracy=args.target,
+    )  # fmt: skip
     data = find_dataset(base.dataset)
     side = image_side(base, data)
     train, validation = Loader(data.train, side, 1), Loader(data.validation, side, 1)

@@ -39,13 +39,15 @@ def hold_back(job: subprocess.Popen, rank: int, factor: float, until: float) -> 
         pass
 
 
-def one(mode: str, factor: float, epochs: int) -> tuple[float, float, float]:
+def one(mode: str, factor: float, epochs: int, width: str) -> tuple[float, float, float]:
     """Seconds of training, samples/s, and the longest wait in seconds; of a job that failed, infinite."""
     with tempfile.TemporaryDirectory() as folder:
         out = Path(folder) / "run"
-        words = ["mpirun", "--allow-run-as-root", "--oversubscribe", "--bind-to", "none", "-np", "3", sys.executable]
-        words += ["-m", "hvdtrain", "train", "--mode", mode, "--servers", "1", "--epochs", str(epochs)]
-        words += ["--threads", "1", "--snapshot-every", "never", "--save", "none", "--out", str(out)]
+        words = [
+            "mpirun", "--allow-run-as-root", "--oversubscribe", "--bind-to", "none", "-np", "3",
+            sys.executable, "-m", "hvdtrain", "train", "--mode", mode, "--servers", "1", "--threads", "1",
+            "--epochs", str(epochs), "--width", width, "--snapshot-every", "never", "--save", "none", "--out", str(out),
+        ]  # fmt: skip
         began = time.monotonic()
         until = began + MOST_S
         job = subprocess.Popen(words, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
@@ -70,12 +72,13 @@ def main() -> None:
     parser.add_argument("--mode", default="ps-async", choices=["ps-async", "ps-ssp", "ps-sync"])
     parser.add_argument("--rounds", type=int, default=50)
     parser.add_argument("--epochs", type=int, default=8)
+    parser.add_argument("--width", default="auto", help="of the model: a small one where time is short")
     parser.add_argument("--factor", type=float, default=4.0)
     parser.add_argument("--limit", type=float, default=5.0, help="seconds")
     args = parser.parse_args()
     walls, waits = [], []
     for number in range(1, args.rounds + 1):
-        wall, rate, longest = one(args.mode, args.factor, args.epochs)
+        wall, rate, longest = one(args.mode, args.factor, args.epochs, args.width)
         walls.append(wall)
         waits.append(longest)
         print(f"{number:>3}  {wall:6.1f} s  {rate:5.0f} samples/s  longest wait {longest:.2f} s", flush=True)
