@@ -102,7 +102,7 @@ def prepare(config: RunConfig, world: World, folder: Path, threads: int, resumin
     # On every worker: what is sent around later need not include batch-norm statistics.
     skipped = load_weights(model, config) if config.pretrained else None
     identified = cache(partial(_identified, data))
-    resumed = resume.find(folder, config, identified()) if resuming and world.is_chief else None
+    resumed = resume.find(folder, config, identified(), world.is_chief) if resuming else None
     return Prepared(lambda terminal: train_as_worker(job, identified(), model, skipped, resumed, terminal), resumed)
 
 

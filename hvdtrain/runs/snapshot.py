@@ -146,8 +146,11 @@ def _write_parts(path: Path, parts: Parts, elements: int) -> None:
         file.write(struct.pack("<Q", HEADER - 8) + text.ljust(HEADER - 8))  # the format allows spaces behind its JSON
 
 
-def latest(run: Path, report: Callable[[str], None]) -> Snapshot | None:
+def latest(run: Path, report: Callable[[str], None], check: bool = True) -> Snapshot | None:
     """The last snapshot that is whole, or None where there is none; `report` gets a line for each that is not.
+
+    Args:
+        check: against the checksums, for which all of it is read.
 
     Raises:
         UsageError: there are snapshots, and not one is whole.
@@ -155,7 +158,7 @@ def latest(run: Path, report: Callable[[str], None]) -> Snapshot | None:
     found = _found(run)
     for folder in found:
         try:
-            return _read(folder, check=True)
+            return _read(folder, check)
         except UNREADABLE as error:
             report(f"{folder} is damaged, and passed over: {_reason(error)}")
     if found:

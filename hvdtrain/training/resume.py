@@ -29,17 +29,18 @@ MAY_CHANGE = {
 }  # fmt: skip
 
 
-def find(run: Path, config: RunConfig, data: ImageFolder) -> Snapshot | None:
-    """The snapshot that the run goes on from, or None where there is none yet. The first worker reads it whole, and
-    tells of damaged ones; the others have it from `share`.
+def find(run: Path, config: RunConfig, data: ImageFolder, is_chief: bool) -> Snapshot | None:
+    """The snapshot that the run goes on from, or None where there is none yet.
 
     Args:
         data: with its known_hash.
+        is_chief: the first worker reads it whole, reports damaged ones, and sees that the images are the same. The
+            others find what can be found without that, so that they end with it, and have the snapshot from `share`.
 
     Raises:
         UsageError: it is of another model, data set, order or optimizer, each difference named, or not one is whole.
     """
-    snapshot = latest(run, print)
+    snapshot = latest(run, print if is_chief else lambda line: None, check=is_chief)
     if not snapshot:
         if kept := [name for name in ("summary.json", "snapshots/final.safetensors") if (run / name).exists()]:
             raise UsageError(
@@ -51,11 +52,11 @@ def find(run: Path, config: RunConfig, data: ImageFolder) -> Snapshot | None:
         raise UsageError("--record does not go with --resume: replay begins at the first step")
     saved = snapshot.state["config"]
     different = _differences(saved, config)
-    if snapshot.state["dataset_hash"] != data.known_hash:
+    if is_chief and snapshot.state["dataset_hash"] != data.known_hash:
         different.append(f"{config.dataset} holds other images than {saved['dataset']} did")
     if different:
         raise UsageError(f"{snapshot.folder} is of another job: {'; '.join(different)}")
-    return snapshot
+    return snapshot if is_chief else None
 
 
 def share(run: Path, found: Snapshot | None, group: Group) -> Snapshot | None:
