@@ -1,6 +1,6 @@
 """What each codec costs in samples and accuracy: the digits, learned once with each codec for each seed.
 
-    python tests/benchmarks/codecs.py --codecs none,fp16,bf16,int8,topk:0.01,2bit:0.001 --seeds 5
+    python tests/benchmarks/codecs.py --codecs none,fp16,bf16,int8,topk:0.01,2bit:0.005 --seeds 5
 
 The workers of ps-sync, with its buckets, codecs and optimizer, in one process: what is learned depends on that alone,
 and not on the machine or what else it does. A row a codec: samples until --target of the validation images are right at
@@ -73,7 +73,7 @@ def learn(config: RunConfig, workers: int, train: Loader, validation: Loader) ->
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--codecs", default="none,fp16,bf16,int8,topk:0.01,2bit:0.001")
+    parser.add_argument("--codecs", default="none,fp16,bf16,int8,topk:0.01,2bit:0.005")
     parser.add_argument("--seeds", type=int, default=5)
     parser.add_argument("--workers", type=int, default=2)
     parser.add_argument("--epochs", type=int, default=6)
