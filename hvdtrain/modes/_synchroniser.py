@@ -1,6 +1,6 @@
 """What a mode does for one worker, and what the modes share whose workers each apply the update themselves."""
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from typing import Any, Protocol
 
 import torch
@@ -41,9 +41,10 @@ class Synchroniser(Protocol):
         prepare.
         """
 
-    def optimizer_state(self) -> dict[str, torch.Tensor]:
-        """The optimizer's state of all trained parameters as numerics.optimizers.state_of gives it, while no worker
-        trains.
+    def optimizer_parts(self) -> Iterator[tuple[int, dict[str, torch.Tensor]]]:
+        """The optimizer's state of all trained parameters, part by part, while no worker trains: where in their flat
+        vector a part begins, and what numerics.optimizers.state_of gives for it. Nothing where only the first worker
+        can ask for it, and this is another.
         """
 
     def set_accumulating(self, accumulating: bool) -> None:
@@ -102,8 +103,11 @@ class LocalUpdate:
     def restore(self, step: int, state: Mapping[str, torch.Tensor]) -> None:
         restore_state(self.optimizer, self.parameters, state)
 
-    def optimizer_state(self) -> dict[str, torch.Tensor]:
-        return state_of(self.optimizer, self.parameters)
+    def optimizer_parts(self) -> Iterator[tuple[int, dict[str, torch.Tensor]]]:
+        start = 0
+        for p in self.parameters:
+            yield start, state_of(self.optimizer, [p])
+            start += p.numel()
 
     def set_accumulating(self, accumulating: bool) -> None:
         pass

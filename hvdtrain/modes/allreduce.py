@@ -4,13 +4,14 @@ import contextlib
 import itertools
 import time
 from functools import partial
-from queue import SimpleQueue
+from queue import Empty, SimpleQueue
 from typing import Any
 
 import horovod.torch as hvd
 import torch
 from torch import nn
 
+from hvdtrain.errors import Failure
 from hvdtrain.modes._synchroniser import LocalUpdate
 from hvdtrain.numerics.flat import payload_bytes, trained, views
 from hvdtrain.numerics.precision import LossScale
@@ -37,13 +38,14 @@ class StagedRing:
     Args:
         most: elements of a bucket.
         compression: one of Horovod's.
+        timeout: seconds after which a bucket is given up.
 
     Attributes:
         accumulating: another backward pass of the same step follows: nothing is sent after this one.
     """
 
-    def __init__(self, model: nn.Module, most: int, compression: Any) -> None:
-        self.compression, self.accumulating = compression, False
+    def __init__(self, model: nn.Module, most: int, compression: Any, timeout: float) -> None:
+        self.compression, self.timeout, self.accumulating = compression, timeout, False
         self.parameters = trained(model)
         sizes = [p.numel() for p in self.parameters]
         self.pieces = cut(sizes, 1, most)
@@ -62,7 +64,7 @@ class StagedRing:
         for number, at, own_range, is_complete in self._completion.come(index):
             self._staging.copy_out(number, at, flat[own_range])
             if is_complete:
-                self._staging.when_out(number, partial(self._send, number))
+                self._staging.when_out(number, partial(self._send, number), self._sent.put)
 
     def _send(self, number: int, gradient: torch.Tensor) -> None:
         """Begin to average a bucket, on a thread of its own, which raises nothing."""
@@ -78,13 +80,22 @@ class StagedRing:
         """Have every gradient be the average, for what is computed next.
 
         Raises:
-            Exception: Horovod's, where it failed.
+            Failure: a bucket was not handed to Horovod in time.
+            Exception: Horovod's or the GPU's, where it failed.
         """
-        for _ in self.pieces:
-            sent = self._sent.get()
+        missing = set(range(len(self.pieces)))
+        while missing:
+            try:
+                sent = self._sent.get(timeout=self.timeout)
+            except Empty:
+                raise Failure(
+                    f"{len(missing)} of {len(self.pieces)} buckets of gradients, {min(missing)} among them, were not "
+                    f"complete in CPU memory within {self.timeout:g} s (see --timeout)"
+                ) from None
             if isinstance(sent, Exception):
                 raise sent
             number, handle, context = sent
+            missing.remove(number)
             self._staging.copy_in(number, self.compression.decompress(hvd.synchronize(handle), context))
         self._staging.wait_for(range(len(self.pieces)))
         self._completion.begin()
@@ -115,7 +126,7 @@ class AllReduce(LocalUpdate):
         if self.staged:
             for tensor in model.state_dict().values():
                 tensor.copy_(hvd.broadcast(tensor.cpu(), root_rank=0))
-            self.ring = StagedRing(model, self.config.bucket_elements, self.compression)
+            self.ring = StagedRing(model, self.config.bucket_elements, self.compression, self.config.timeout)
         else:
             hvd.broadcast_parameters(model.state_dict(), root_rank=0)
             self.optimizer = hvd.DistributedOptimizer(

@@ -98,7 +98,8 @@ class Exchange:
             if self._staging:
                 self._staging.copy_out(number, at, own)
                 if is_complete:
-                    self._staging.when_out(number, partial(self._guarded, self._push, number, self._announce(number)))
+                    push = partial(self._guarded, self._push, number, self._announce(number))
+                    self._staging.when_out(number, push, self.fail)
                 continue
             if number in self._gathered:
                 self._gathered[number][at : at + len(own)].copy_(own)

@@ -44,17 +44,22 @@ class Staging:
         if gradient.is_cuda:
             gradient.record_stream(self.outbound)
 
-    def when_out(self, number: int, push: Callable[[torch.Tensor], None]) -> None:
+    def when_out(self, number: int, push: Callable[[torch.Tensor], None], failed: Callable[[Exception], None]) -> None:
         """Call `push`, which raises nothing, on another thread with a bucket's gradient, when all of that is there.
 
         Args:
             push: given [bucket] float32, on the CPU.
+            failed: called in its place, with what the device says, where the copy went wrong.
         """
         copied = self._event(self.outbound)
 
         def wait() -> None:
-            copied.synchronize()
-            push(self.gradients[number])
+            try:
+                copied.synchronize()
+            except Exception as error:
+                failed(error)
+            else:
+                push(self.gradients[number])
 
         self.sender.submit(wait)
 

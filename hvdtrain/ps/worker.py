@@ -1,6 +1,6 @@
 """A worker's end of the parameter server: what a synchroniser does, with gradients pushed and weights pulled."""
 
-from collections.abc import Mapping
+from collections.abc import Callable, Iterator, Mapping
 from datetime import timedelta
 from functools import partial
 from queue import SimpleQueue
@@ -18,7 +18,7 @@ from hvdtrain.ps.exchange import Exchange
 from hvdtrain.ps.group import ServerGroup
 from hvdtrain.ps.leases import NONE_NOW
 from hvdtrain.ps.messages import PushStatus
-from hvdtrain.ps.partition import cut
+from hvdtrain.ps.partition import Piece, cut
 from hvdtrain.ps.serve import INSTALLED
 from hvdtrain.ps.shared import SharedMemory
 from hvdtrain.world.job import Job
@@ -85,28 +85,28 @@ class PushPull:
     def restore(self, step: int, state: Mapping[str, torch.Tensor]) -> None:
         self.exchange.step = self._restored = step
         if self.world.is_chief:
-            restored = []
-            for piece in self.exchange.pieces:
+
+            def send(piece: Piece) -> Any:
                 # Copies, since of parts of larger tensors rpc would send the whole.
                 own = {n: v.clone() if n == COUNT else v[piece.start : piece.stop].clone() for n, v in state.items()}
-                restored.append((piece.server, wire.call(piece.server, "restore", piece.number, step, own)))
-            for server, done in restored:
-                wire.result(server, done)
+                return wire.call(piece.server, "restore", piece.number, step, own)
+
+            for _ in self._asked(send):
+                pass
         self.group.barrier()  # nobody pushes before every server is ready
 
-    def optimizer_state(self) -> dict[str, torch.Tensor]:
-        if not self.world.is_chief:
-            return {}
-        pieces, found = self.exchange.pieces, dict[str, torch.Tensor]()
-        for first in range(0, len(pieces), AT_ONCE):  # all at once would be there twice
-            calls = [(p, wire.call(p.server, "optimizer_state", p.number)) for p in pieces[first : first + AT_ONCE]]
-            for piece, call in calls:
-                for name, values in wire.result(piece.server, call).items():
-                    if name == COUNT:
-                        found[name] = torch.maximum(found.get(name, values), values)
-                    else:
-                        found.setdefault(name, torch.zeros(pieces[-1].stop))[piece.start : piece.stop] = values
-        return found
+    def optimizer_parts(self) -> Iterator[tuple[int, dict[str, torch.Tensor]]]:
+        if self.world.is_chief:
+            yield from self._asked(lambda piece: wire.call(piece.server, "optimizer_state", piece.number))
+
+    def _asked(self, call: Callable[[Piece], Any]) -> Iterator[tuple[int, Any]]:
+        """Where each bucket begins, and the answer to a call about it. A few are under way at a time: the optimizer's
+        state of all may be too much for one process.
+        """
+        pieces = self.exchange.pieces
+        for first in range(0, len(pieces), AT_ONCE):
+            for piece, answer in [(piece, call(piece)) for piece in pieces[first : first + AT_ONCE]]:
+                yield piece.start, wire.result(piece.server, answer)
 
     def set_accumulating(self, accumulating: bool) -> None:
         self.accumulating = accumulating

@@ -61,7 +61,7 @@ class Prepared:
 
     Attributes:
         run: serve or train, until that is done.
-        resumed: the snapshot that it goes on from.
+        resumed: the snapshot that it goes on from, on the first worker.
         finished: there is nothing left to do.
     """
 
@@ -103,8 +103,6 @@ def prepare(config: RunConfig, world: World, folder: Path, threads: int, resumin
     skipped = load_weights(model, config) if config.pretrained else None
     identified = cache(partial(_identified, data))
     resumed = resume.find(folder, config, identified(), world.is_chief) if resuming else None
-    if resumed:
-        model.load_state_dict(resumed.weights)
     return Prepared(lambda terminal: train_as_worker(job, identified(), model, skipped, resumed, terminal), resumed)
 
 
@@ -146,6 +144,8 @@ def train_as_worker(
     config, world = job.config, job.world
     sync: Synchroniser = modes.load(config.mode).connect(job)
     job = dataclasses.replace(job, device=device.take_gpu(job, sync.group))
+    if resumed := resume.share(job.folder, resumed, sync.group):
+        model.load_state_dict(resumed.weights)
     module: Any = sync.prepare(model.to(job.device))
     if config.compile:
         module = torch.compile(module, dynamic=False)  # for each shape, of which there are two or three

@@ -9,8 +9,9 @@ import contextlib
 import json
 import os
 import shutil
+import struct
 import zlib
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
@@ -20,18 +21,22 @@ import torch
 from safetensors import SafetensorError
 from safetensors.torch import load_file, save_file
 
-from hvdtrain.errors import UsageError
+from hvdtrain.errors import Failure, UsageError
+from hvdtrain.numerics.optimizers import COUNT
 
 Tensors = Mapping[str, torch.Tensor]
+Parts = Iterable[tuple[int, Tensors]]  # where each begins in the flat vector, and the optimizer's state from there on
 WEIGHTS, OPTIMIZER, STATE = "weights.safetensors", "optimizer.safetensors", "state.json"
 BEST = "best.safetensors"  # in snapshots/, and as it was then in each snapshot
 FORMAT = 1
+UNREADABLE = (OSError, ValueError, KeyError, TypeError, AttributeError, SafetensorError)
 CHUNK = 2**22  # bytes read at a time
+HEADER = 4096  # bytes that are kept free for what is known when all parts are written
 
 
 @dataclass(frozen=True)
 class Snapshot:
-    """A snapshot that was read and found whole.
+    """A snapshot that was found whole. Its tensors are in the files, mapped: what nobody looks at is not read.
 
     Attributes:
         step: the last that is in it.
@@ -47,23 +52,30 @@ class Snapshot:
     state: dict[str, Any]
 
 
-def save(run: Path, step: int, weights: Tensors, optimizer: Tensors, state: dict[str, Any], keep: int) -> None:
+def save(
+    run: Path, step: int, weights: Tensors, optimizer: Parts, elements: int, state: dict[str, Any], keep: int
+) -> None:
     """Write a snapshot, and remove all but the last `keep`; on disk when this returns.
+
+    Args:
+        optimizer: written one by one, so that no process holds all of it.
+        elements: of each of the optimizer's vectors.
 
     Raises:
         OSError: it cannot be written; nothing of it is left, and those before it are as they were.
     """
-    snapshots = run / "snapshots"
-    folder = snapshots / f"step-{step:08}"
+    folder = _folder(run, step)
+    snapshots = folder.parent
     unfinished = folder.with_suffix(".part")
     try:
         shutil.rmtree(unfinished, ignore_errors=True)
         unfinished.mkdir()
         with ThreadPoolExecutor(2) as pool:  # the disk writes the one while the other is made, and while both are read
             flushed = []
-            for name, tensors in ((WEIGHTS, weights), (OPTIMIZER, optimizer)):
-                write_tensors(unfinished / name, tensors)
-                flushed.append(pool.submit(_flush, unfinished / name))
+            write_tensors(unfinished / WEIGHTS, weights)
+            flushed.append(pool.submit(_flush, unfinished / WEIGHTS))
+            _write_parts(unfinished / OPTIMIZER, optimizer, elements)
+            flushed.append(pool.submit(_flush, unfinished / OPTIMIZER))
             sums = {name: _checksum(unfinished / name) for name in (WEIGHTS, OPTIMIZER)}
             for done in flushed:
                 done.result()
@@ -103,8 +115,42 @@ def write_tensors(path: Path, tensors: Tensors) -> None:
     unfinished.rename(path)
 
 
-def latest(run: Path, report: Callable[[str], None]) -> Snapshot | None:
+def _write_parts(path: Path, parts: Parts, elements: int) -> None:
+    """Write a safetensors file of flat float32 vectors, and of the largest COUNT, from their parts in any order.
+
+    What no part has is zero. A vector's place is behind those that came before it; its name is written at last.
+    """
+    places: dict[str, int] = {}
+    count: torch.Tensor | None = None
+    with path.open("wb") as file:
+        for start, state in parts:
+            for name, values in state.items():
+                if name == COUNT:
+                    count = values if count is None else torch.maximum(count, values)
+                    continue
+                place = places.setdefault(name, 4 * elements * len(places))
+                file.seek(HEADER + place + 4 * start)
+                file.write(values.numpy().data)
+        end = 4 * elements * len(places)
+        file.truncate(HEADER + end)  # where the last part is missing
+        entries = {
+            name: {"dtype": "F32", "shape": [elements], "data_offsets": [place, place + 4 * elements]}
+            for name, place in places.items()
+        }
+        if count is not None:
+            entries[COUNT] = {"dtype": "F32", "shape": [1], "data_offsets": [end, end + 4]}
+            file.seek(HEADER + end)
+            file.write(count.numpy().data)
+        text = json.dumps(entries).encode()
+        file.seek(0)
+        file.write(struct.pack("<Q", HEADER - 8) + text.ljust(HEADER - 8))  # the format allows spaces behind its JSON
+
+
+def latest(run: Path, report: Callable[[str], None], check: bool = True) -> Snapshot | None:
     """The last snapshot that is whole, or None where there is none; `report` gets a line for each that is not.
+
+    Args:
+        check: against the checksums, for which all of it is read.
 
     Raises:
         UsageError: there are snapshots, and not one is whole.
@@ -112,13 +158,28 @@ def latest(run: Path, report: Callable[[str], None]) -> Snapshot | None:
     found = _found(run)
     for folder in found:
         try:
-            return _read(folder)
-        except (OSError, ValueError, KeyError, TypeError, AttributeError, SafetensorError) as error:
-            reason = getattr(error, "strerror", None) or str(error)
-            report(f"{folder} is damaged, and passed over: {reason}")
+            return _read(folder, check)
+        except UNREADABLE as error:
+            report(f"{folder} is damaged, and passed over: {_reason(error)}")
     if found:
         raise UsageError(f"none of the {len(found)} snapshots in {run / 'snapshots'} is whole: train anew elsewhere")
     return None
+
+
+def mapped(run: Path, step: int, check: bool) -> Snapshot:
+    """The snapshot of a step that another process has found whole.
+
+    Args:
+        check: that it is so as this host reads it.
+
+    Raises:
+        Failure: it is not.
+    """
+    folder = _folder(run, step)
+    try:
+        return _read(folder, check)
+    except UNREADABLE as error:
+        raise Failure(f"{folder} is not here what the first worker reads: {_reason(error)}") from None
 
 
 def roll_back(run: Path, snapshot: Snapshot) -> None:
@@ -139,7 +200,15 @@ def _found(run: Path) -> list[Path]:
     return sorted((p for p in (run / "snapshots").glob("step-*") if p.suffix != ".part" and p.is_dir()), reverse=True)
 
 
-def _read(folder: Path) -> Snapshot:
+def _folder(run: Path, step: int) -> Path:
+    return run / "snapshots" / f"step-{step:08}"
+
+
+def _reason(error: Exception) -> str:
+    return getattr(error, "strerror", None) or str(error)
+
+
+def _read(folder: Path, check: bool) -> Snapshot:
     text, checksum, *_ = [*(folder / STATE).read_text().splitlines(), "", ""]
     if _crc(text.encode()) != checksum:
         raise ValueError(f"{STATE} is not what was written")
@@ -147,7 +216,7 @@ def _read(folder: Path) -> Snapshot:
     if state["format"] != FORMAT:
         raise ValueError(f"it is of format {state['format']}, which this version does not read")
     for name, expected in state["checksums"].items():
-        if _checksum(folder / name) != expected:
+        if check and _checksum(folder / name) != expected:
             raise ValueError(f"{name} is not what was written")
     return Snapshot(folder, state["step"], load_file(folder / WEIGHTS), load_file(folder / OPTIMIZER), state)
 

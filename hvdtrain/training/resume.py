@@ -2,17 +2,21 @@
 
 import dataclasses
 import json
+import socket
+import zlib
 from pathlib import Path
 from typing import Any
 
 from hvdtrain.config.file import read_config
 from hvdtrain.config.run_config import RunConfig
 from hvdtrain.data.folder import ImageFolder
-from hvdtrain.errors import UsageError
+from hvdtrain.errors import Failure, UsageError
 from hvdtrain.runs.folder import CONFIG
 from hvdtrain.runs.metrics import cut_after
-from hvdtrain.runs.snapshot import Snapshot, latest, roll_back
+from hvdtrain.runs.snapshot import Snapshot, latest, mapped, roll_back
 from hvdtrain.training.history import is_over
+from hvdtrain.world.group import Group
+from hvdtrain.world.host import boot_id
 
 # What may change on the way: how the work is shared out, how long it goes on, what is shown of it. All else decides
 # what the weights become, and has to stay.
@@ -30,12 +34,13 @@ def find(run: Path, config: RunConfig, data: ImageFolder, is_chief: bool) -> Sna
 
     Args:
         data: with its known_hash.
-        is_chief: the first worker reports damaged snapshots, and sees that the images are the same.
+        is_chief: the first worker reads it whole, reports damaged ones, and sees that the images are the same. The
+            others find what can be found without that, so that they end with it, and have the snapshot from `share`.
 
     Raises:
         UsageError: it is of another model, data set, order or optimizer, each difference named, or not one is whole.
     """
-    snapshot = latest(run, print if is_chief else lambda line: None)
+    snapshot = latest(run, print if is_chief else lambda line: None, check=is_chief)
     if not snapshot:
         if kept := [name for name in ("summary.json", "snapshots/final.safetensors") if (run / name).exists()]:
             raise UsageError(
@@ -51,7 +56,36 @@ def find(run: Path, config: RunConfig, data: ImageFolder, is_chief: bool) -> Sna
         different.append(f"{config.dataset} holds other images than {saved['dataset']} did")
     if different:
         raise UsageError(f"{snapshot.folder} is of another job: {'; '.join(different)}")
-    return snapshot
+    return snapshot if is_chief else None
+
+
+def share(run: Path, found: Snapshot | None, group: Group) -> Snapshot | None:
+    """The snapshot that the first worker has found, on every worker; all call it together.
+
+    It has been read against its checksums on the first worker's host. On every other one the first worker there does
+    that, and the rest map the same files, so that no host reads them more than once.
+
+    Raises:
+        Failure: a host does not read what the first worker's does; on all workers.
+    """
+    host = zlib.crc32(f"{socket.gethostname()} {boot_id()}".encode())
+    there, rows = group.gather([found.step if found else -1, host])
+    step, hosts = int(rows[0, 0]), rows[:, 1].tolist()
+    if step < 0:
+        return None
+    problem = None
+    if found is None:
+        is_first = there[hosts.index(host)] == group.worker
+        try:
+            found = mapped(run, step, check=is_first)
+        except Failure as error:
+            problem = error
+    _, failed = group.gather([problem is not None])
+    if problem:
+        raise problem
+    if failed.any():
+        raise Failure(f"another worker cannot read the snapshot of step {step}: its line says why")
+    return found
 
 
 def _differences(before: dict[str, Any], config: RunConfig) -> list[str]:

@@ -7,6 +7,7 @@ from typing import Any
 from torch import nn
 
 from hvdtrain.modes._synchroniser import Synchroniser
+from hvdtrain.numerics.flat import trained
 from hvdtrain.runs.metrics import Recorder, Tally
 from hvdtrain.runs.snapshot import BEST, save, write_tensors
 from hvdtrain.training.history import History
@@ -43,8 +44,10 @@ class Saver:
             "tally": dataclasses.asdict(tally), **self.facts,
         }  # fmt: skip
         try:
-            optimizer = self.sync.optimizer_state()
-            save(self.job.folder, history.step, self.model.state_dict(), optimizer, state, config.keep_snapshots)
+            save(
+                self.job.folder, history.step, self.model.state_dict(), self.sync.optimizer_parts(),
+                sum(p.numel() for p in trained(self.model)), state, config.keep_snapshots,
+            )  # fmt: skip
             self.last = history.step
         except OSError as error:
             self.report(f"the snapshot of step {history.step} could not be saved: {error.strerror or error}")

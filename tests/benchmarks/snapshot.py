@@ -30,6 +30,7 @@ def main() -> None:
     config = RunConfig(model=args.model, width=args.width, optimizer=args.optimizer)
     model = initial_model(config, 10)
     parameters = trained(model)
+    elements = sum(p.numel() for p in parameters)
     optimizer = make_optimizer(config, parameters)
     for p in parameters:
         p.grad = torch.ones_like(p)
@@ -40,7 +41,7 @@ def main() -> None:
         (run / "snapshots").mkdir()
         for number in range(1, args.rounds + 1):
             began = time.perf_counter()
-            save(run, number, model.state_dict(), state_of(optimizer, parameters), {}, 1)
+            save(run, number, model.state_dict(), [(0, state_of(optimizer, parameters))], elements, {}, 1)
             seconds["save"].append(time.perf_counter() - began)
             size = sum(file.stat().st_size for file in run.rglob("*.safetensors"))
             blocks = -(-size // 2**20)

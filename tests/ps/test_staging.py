@@ -5,12 +5,16 @@ torch.cpu has the streams and events of torch.cuda, in which nothing is ever lat
 
 import json
 import random
+import threading
 
 import pytest
 import torch
 from helpers.jobs import hvdtrain
 from safetensors.torch import load_file
+from torch import nn
 
+from hvdtrain.errors import Failure
+from hvdtrain.modes import allreduce
 from hvdtrain.ps.partition import cut
 from hvdtrain.ps.staging import Staging
 
@@ -56,13 +60,49 @@ def test_parts_come_together_at_their_places_and_weights_where_they_belong():
         middle = (piece.start + piece.stop) // 2
         staging.copy_out(number, middle - piece.start, gradient[middle : piece.stop])
         staging.copy_out(number, 0, gradient[piece.start : middle])
-        staging.when_out(number, lambda values, number=number: found.update({number: values.clone()}))
+        staging.when_out(number, lambda values, number=number: found.update({number: values.clone()}), pytest.fail)
     staging.sender.shutdown()
     assert torch.cat([found[number] for number in range(len(pieces))]).equal(gradient)
     for number, values in found.items():
         staging.copy_in(number, -values)
     staging.wait_for(range(len(pieces)))
     assert weights.equal(-gradient)
+
+
+@pytest.fixture
+def ring(monkeypatch):
+    """One worker's, of two layers that are a bucket each; Horovod averages at once."""
+    monkeypatch.setattr(allreduce.hvd, "allreduce_async_", lambda tensor, **options: tensor)
+    monkeypatch.setattr(allreduce.hvd, "synchronize", lambda handle: handle)
+    model = nn.Sequential(nn.Linear(2, 3, bias=False), nn.Linear(3, 2, bias=False))
+    return model, allreduce.StagedRing(model, 6, allreduce.hvd.Compression.none, timeout=0.2)
+
+
+@pytest.mark.parametrize("event", ["late", "broken"])
+def test_a_copy_that_does_not_come_or_goes_wrong_ends_the_wait_with_a_line(event, ring, monkeypatch):
+    model, staged = ring
+    held = threading.Event()
+
+    def synchronize(self):
+        if event == "broken":
+            raise RuntimeError("the device is lost")
+        held.wait(5)
+
+    model(torch.ones(1, 2)).sum().backward()
+    staged.wait()
+    monkeypatch.setattr(torch.cpu.Event, "synchronize", synchronize, raising=False)
+    model(torch.ones(1, 2)).sum().backward()
+    line = "the device is lost" if event == "broken" else "2 of 2 buckets of gradients, 0 among .* within 0.2 s"
+    with pytest.raises(Exception, match=line):
+        staged.wait()
+    held.set()
+
+
+def test_a_gradient_that_backward_never_has_ends_the_wait_with_a_line(ring):
+    model, staged = ring
+    model[1](torch.ones(1, 3)).sum().backward()
+    with pytest.raises(Failure, match="^1 of 2 buckets of gradients, 0 among them, were not complete"):
+        staged.wait()
 
 
 STAGED_RING = f"""{LATE_EVENTS}

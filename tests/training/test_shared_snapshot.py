@@ -1,0 +1,71 @@
+"""A snapshot on all workers of a job: read whole once on each host, and by nobody where a host reads something else."""
+
+import threading
+from concurrent.futures import ThreadPoolExecutor
+
+import pytest
+import torch
+from helpers.groups import Threads
+
+from hvdtrain.errors import Failure
+from hvdtrain.ps.membership import Membership
+from hvdtrain.runs import snapshot
+from hvdtrain.training import resume
+from hvdtrain.world.place import World
+
+HOSTS = ["a", "a", "b", "b"]  # of four workers
+
+
+@pytest.fixture
+def share(tmp_path, monkeypatch):
+    """Have every worker, a thread, share what the first one finds: what each has then, or what it raises."""
+    here, membership = threading.local(), Membership(len(HOSTS))
+    monkeypatch.setattr(resume.socket, "gethostname", lambda: HOSTS[here.worker])
+
+    def one(worker):
+        here.worker = worker
+        found = snapshot.latest(tmp_path, pytest.fail) if worker == 0 else None
+        try:
+            return resume.share(tmp_path, found, Threads(World("env", worker, len(HOSTS)), membership))
+        except Failure as error:
+            return error
+
+    def shared():
+        with ThreadPoolExecutor(len(HOSTS)) as pool:
+            return [done.result(timeout=20) for done in [pool.submit(one, worker) for worker in range(len(HOSTS))]]
+
+    shared.here = here
+    return shared
+
+
+def write(run):
+    (run / "snapshots").mkdir()
+    for step in (3, 7):
+        snapshot.save(run, step, {"w": torch.full((4,), float(step))}, [(0, {"m": torch.ones(4)})], 4, {}, 2)
+
+
+def test_one_worker_of_each_host_reads_it_whole(share, tmp_path, monkeypatch):
+    write(tmp_path)
+    read, checksum = [], snapshot._checksum
+
+    def counted(path):
+        read.append((share.here.worker, path.name))
+        return checksum(path)
+
+    monkeypatch.setattr(snapshot, "_checksum", counted)
+    for found in share():
+        assert (found.step, found.weights["w"].tolist(), found.optimizer["m"].tolist()) == (7, [7.0] * 4, [1.0] * 4)
+    assert sorted(read) == [(worker, name) for worker in (0, 2) for name in (snapshot.OPTIMIZER, snapshot.WEIGHTS)]
+
+
+def test_where_there_is_none_nobody_has_one(share):
+    assert share() == [None] * 4
+
+
+def test_a_host_that_reads_something_else_ends_all(share, tmp_path, monkeypatch):
+    checksum = snapshot._checksum
+    write(tmp_path)
+    monkeypatch.setattr(snapshot, "_checksum", lambda path: "other" if share.here.worker == 2 else checksum(path))
+    lines = [str(error) for error in share()]
+    assert "step-00000007 is not here what the first worker reads: weights.safetensors is not what" in lines[2]
+    assert lines[:2] + lines[3:] == ["another worker cannot read the snapshot of step 7: its line says why"] * 3
