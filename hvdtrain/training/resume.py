@@ -43,8 +43,6 @@ def find(run: Path, config: RunConfig, data: ImageFolder, is_chief: bool) -> Sna
                 "(--snapshot-every epoch lets a run go on)"
             )
         return None
-    if config.record:
-        raise UsageError("--record does not go with --resume: replay begins at the first step")
     saved = snapshot.state["config"]
     different = _differences(saved, config)
     if is_chief and snapshot.state["dataset_hash"] != data.known_hash:
