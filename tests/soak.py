@@ -32,13 +32,17 @@ import psutil
 from helpers.counted import Counts, of_pushes, of_steps, unreadable
 from helpers.faults import Fault, begin, plan, processes_of, target_of
 
+from hvdtrain.launch.commands import launch
+
 MARGIN = 0.03  # of the validation accuracy in the modes whose weights depend on who comes first; one of 360 is 0.003
 MODES = {"allreduce": 0, "ddp": 0, "ps-sync": 1, "ps-ssp": 1, "ps-async": 1}  # with so many servers
 WORKERS = 2
 DISK = "160m"  # of the file system that the run folder is on: a dozen snapshots
+LEAST_EPOCHS = 10  # after which accuracy hardly depends on how far a run is
 STALLED_S = 90.0  # without a step and without a fault: something hangs
 BACK_S = 10.0  # a worker that the others do without for so long comes back with the whole job, started again
 GONE_S = 20.0  # until nothing of a job is left that has ended
+CAN_RESPAWN = "--respawn" in {name for parameter in launch.params for name in parameter.opts}
 INSIDE = "HVDTRAIN_SOAK_INSIDE"
 OWN_NAMESPACES = ["unshare", "--mount", "--pid", "--fork", "--kill-child", "--mount-proc", "--net", "--ipc"]
 
@@ -128,7 +132,7 @@ class Soak:
             missing_since = (missing_since or self.seconds()) if coming and self._is_lost(coming[0]) else 0.0
             if missing_since and self.seconds() - missing_since > BACK_S:
                 self.stop()
-                self.job = None
+                self.job, missing_since = None, 0.0
             size = self.written()
             self.least_written = min(self.least_written, size)
             if size != last or going:
@@ -146,7 +150,8 @@ class Soak:
     def _is_lost(self, fault: Fault) -> bool:
         """Whether the others go on without the rank that the fault is for."""
         return (
-            self._is_time(replace(fault, at_start=False))
+            self.job is not None
+            and self._is_time(replace(fault, at_start=False))
             and fault.target.startswith("rank")
             and target_of(self.run, fault.target) is None
         )
@@ -171,7 +176,7 @@ class Soak:
 
     def finish(self) -> None:
         """Train to the end of the epoch, undisturbed."""
-        epochs = 1 + last_epoch(self.run)
+        epochs = max(1 + last_epoch(self.run), LEAST_EPOCHS)
         self.begin(["--epochs", str(epochs)])
         assert self.job is not None
         try:
@@ -261,7 +266,7 @@ def soak_run(folder: Path, mode: str, seconds: float, seed: int, counts: dict[st
     train = ["--mode", mode, "--threads", "1", "--width", "0.0625", "--epochs", "100000", "--schedule", "constant"]
     train += ["--deterministic", "--timeout", "20s", "--seed", str(seed)]
     train += ["--record"] if leased else ["--snapshot-every", "1s"]
-    options = [] if leased else ["--retries", "2"]
+    options = ["--respawn"] if leased and CAN_RESPAWN else [] if leased else ["--retries", "2"]
     (folder / "disk").mkdir(exist_ok=True)
     soak = Soak(folder / "disk" / "run", mode, train, options, report)
     ranks = WORKERS + MODES[mode]
@@ -343,7 +348,7 @@ def main(mode: str, seconds: float, kills: int, stops: int | None, fills: int | 
     click.echo(
         f"soak {mode}: {seconds:.0f} s, {came}, {soak.starts} starts, {counted.samples:,} samples counted, "
         f"{counted.lost} lost, {counted.doubled} doubled, {counted.pushed_twice} pushes applied twice, "
-        f"{counted.cut_short} cut short, {result}, {len(soak.wrong)} faults found"
+        f"{counted.uneven} uneven, {result}, {len(soak.wrong)} faults found"
     )
     held = not (soak.wrong or counted.lost or counted.doubled or counted.pushed_twice)
     if held:

@@ -45,6 +45,8 @@ def failure_reason(log: Path, exit_code: int, rank_of: Callable[[int], int] | No
     """
     lines = [(process, line.strip()) for process, line in log_lines(log) if re.search(r"\w", line)]
     messages = [(process, line.removeprefix("hvdtrain: ")) for process, line in lines if line.startswith("hvdtrain: ")]
+    # What the others survived is no reason, unless there is no other.
+    messages.sort(key=lambda message: "the others go on without it" in message[1])
     first = first_failed(log)
     if first is None:
         if messages:

@@ -10,6 +10,7 @@ from pathlib import Path
 from safetensors import SafetensorError, safe_open
 
 from hvdtrain.data.sampling import BatchSampler
+from hvdtrain.ps.ledger import DROPPED
 from hvdtrain.training.step import digest
 
 Key = tuple[str, ...]  # worker, incarnation where there is one, step of its own
@@ -23,7 +24,8 @@ class Counts:
         samples: that count.
         lost, doubled: samples that should have counted and did not, or did more than once.
         pushed_twice: pushes that one bucket applied twice.
-        cut_short: pushes of which some buckets were applied before their worker died, and which do not count.
+        uneven: shares of which one bucket was given another number of gradients than the first: their worker died while
+            it pushed.
         faults: what else is wrong, a line each.
     """
 
@@ -31,7 +33,7 @@ class Counts:
     lost: int = 0
     doubled: int = 0
     pushed_twice: int = 0
-    cut_short: int = 0
+    uneven: int = 0
     faults: tuple[str, ...] = ()
 
 
@@ -68,36 +70,54 @@ def of_pushes(parts: Sequence[Path], run: Path, sampler: BatchSampler) -> Counts
     """
     steps = json.loads((run / "summary.json").read_text())["steps"]
     counts = Counts()
-    starts: list[tuple[int, list[tuple[Key, int]], list[Counter[Key]]]] = []
-    for part in parts:
-        leases = [(_key(row), int(row["share"])) for row in _rows(part / "leases.csv")]
-        buckets: dict[tuple[str, str], Counter[Key]] = {}
-        for file in sorted(part.glob("ledger.server*.csv")):
-            for row in _rows(file):
-                buckets.setdefault((file.name, row["bucket"]), Counter())[_key(row)] += 1
-        if leases:  # or it ended before anybody trained
-            in_order = [buckets[name] for name in sorted(buckets, key=lambda name: (name[0], int(name[1])))]
-            starts.append((min(share for _, share in leases) // sampler.workers, leases, in_order))
-    applied = Counter[int]()
-    for index, (_, leases, buckets) in enumerate(starts):
-        until = min([steps, *(later[0] for later in starts[index + 1 :])]) * sampler.workers
-        decides = buckets[0] if buckets else Counter[Key]()  # what is applied to the first bucket counts
-        for key, share in leases:
-            if share < until:
-                applied[share] += decides[key]
-                counts.cut_short += not decides[key] and any(bucket[key] for bucket in buckets)
-        leased = {key for key, _ in leases}
-        counts.pushed_twice += sum(times - 1 for bucket in buckets for times in bucket.values())
-        if unknown := sum(1 for key in decides if key not in leased):
-            counts.faults += (f"start {index + 1}: {unknown} pushes of no share",)
-    for number in range(steps * sampler.workers):
-        samples, times = sampler.share(number).counted, applied[number]
+    starts = [start for part in parts if (start := _Start.read(part, sampler.workers)).leases]
+    applied: dict[Name, Counter[int]] = {}  # bucket -> how often each share
+    for index, start in enumerate(starts):
+        until = min([steps, *(later.first_step for later in starts[index + 1 :])]) * sampler.workers
+        for name, keys in start.applied.items():
+            counts.pushed_twice += sum(times - 1 for times in keys.values())
+            if unknown := [key for key in keys if key not in start.leases]:
+                counts.faults += (f"start {index + 1}, bucket {name[1]}: {len(unknown)} pushes of no share",)
+            shares = Counter(start.leases[key] for key in keys.elements() if key in start.leases)
+            applied.setdefault(name, Counter()).update({s: n for s, n in shares.items() if s < until})
+    numbers = range(steps * sampler.workers)
+    first = applied.get(min(applied), Counter[int]()) if applied else Counter[int]()
+    for number in numbers:
+        samples, times = sampler.share(number).counted, first[number]
         counts.samples += samples * times
         counts.lost += samples * (times == 0)
         counts.doubled += samples * max(0, times - 1)
-    if extra := [share for share in applied if share >= steps * sampler.workers]:
-        counts.faults += (f"{len(extra)} shares after the last step",)
+    counts.uneven = sum(bucket[number] != first[number] for bucket in applied.values() for number in numbers)
     return counts
+
+
+Name = tuple[int, int]  # of a bucket: its server, and its number
+
+
+@dataclass
+class _Start:
+    """What one start of an asynchronous run wrote down.
+
+    Attributes:
+        leases: each push's share.
+        applied: by bucket, how often each push was applied there.
+        first_step: of the snapshot that it began at.
+    """
+
+    leases: dict[Key, int]
+    applied: dict[Name, Counter[Key]]
+    first_step: int = 0
+
+    @classmethod
+    def read(cls, part: Path, workers: int) -> "_Start":
+        leases = {_key(row): int(row["share"]) for row in _rows(part / "leases.csv")}
+        applied: dict[Name, Counter[Key]] = {}
+        for file in part.glob("ledger.server*.csv"):
+            server = int(file.name.split(".")[1].removeprefix("server"))
+            for row in _rows(file):
+                if row["version"] != DROPPED:
+                    applied.setdefault((server, int(row["bucket"])), Counter())[_key(row)] += 1
+        return cls(leases, applied, min(leases.values(), default=0) // workers)
 
 
 def _rows(path: Path) -> list[dict[str, str]]:

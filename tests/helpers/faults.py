@@ -14,6 +14,7 @@ import psutil
 STARTERS = {"launch": ("launch",), "starter": ("mpirun", "prterun", "horovodrun")}
 SLOW_RATE = "200mbit"  # about a tenth of what a job of the soak sends over loopback
 AT_START = 0.25  # the share of faults that may come before the job has taken a step since it was started
+NURSERY = "hvdtrain.rank.nursery"
 BLOCK = bytes(2**16)
 
 
@@ -70,7 +71,10 @@ def processes_of(run: Path) -> list[psutil.Process]:
 
 
 def target_of(run: Path, name: str) -> psutil.Process | None:
-    """The process that is meant; None while it is not there."""
+    """The process that is meant; None while it is not there.
+
+    A worker that came back is a fork of the nursery, and anyone of those will do.
+    """
     for process in processes_of(run):
         with contextlib.suppress(psutil.Error):
             words = process.cmdline()
@@ -80,7 +84,14 @@ def target_of(run: Path, name: str) -> psutil.Process | None:
                 is_it = "train" in words[:4] and process.environ().get("OMPI_COMM_WORLD_RANK") == name.split()[1]
             if is_it:
                 return process
-    return None
+    return next((process for process in processes_of(run) if _is_fork(process)), None) if "rank" in name else None
+
+
+def _is_fork(process: psutil.Process) -> bool:
+    with contextlib.suppress(psutil.Error):
+        parent = process.parent()
+        return NURSERY in process.cmdline() and parent is not None and NURSERY in parent.cmdline()
+    return False
 
 
 def begin(fault: Fault, run: Path) -> Callable[[], None] | None:
