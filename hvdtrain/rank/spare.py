@@ -115,11 +115,9 @@ def _become_rank(request: dict, handles: list[int]) -> NoReturn:
     os.environ.update(request["environment"])
     os.chdir(request["folder"])
     sys.argv = ["hvdtrain", *request["program"][3:]]  # after python -m hvdtrain
-    from hvdtrain.cli import main
-
     code: object = 1
     try:
-        main()
+        importlib.import_module("hvdtrain.cli").main()
     except SystemExit as ended:
         code = ended.code
     finally:
