@@ -274,7 +274,13 @@ def soak_run(folder: Path, mode: str, seconds: float, seed: int, counts: dict[st
     train = ["--mode", mode, "--threads", "1", "--width", "0.0625", "--epochs", "100000", "--schedule", "constant"]
     train += ["--deterministic", "--timeout", "20s", "--seed", str(seed)]
     train += ["--record"] if leased else ["--snapshot-every", "1s"]
-    options = ["--respawn"] if leased and CAN_RESPAWN else [] if leased else ["--retries", "2"]
+    options = (
+        ["--respawn"]
+        if leased and CAN_RESPAWN
+        else []
+        if leased
+        else ["--retries", str(min(2, max(0, counts["kill"] - 1)))]
+    )
     (folder / "disk").mkdir(exist_ok=True)
     soak = Soak(folder / "disk" / "run", mode, train, options, report)
     ranks = WORKERS + MODES[mode]

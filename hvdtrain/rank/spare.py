@@ -66,7 +66,12 @@ class Spare:
         """A rank for the next stand-in."""
         stand_in, _ = self.listening.accept()
         head, handles, *_ = socket.recv_fds(stand_in, LENGTH.size, 3 + len(NAMESPACES))
-        text = stand_in.recv(LENGTH.unpack(head)[0], socket.MSG_WAITALL)
+        text = stand_in.recv(LENGTH.unpack(head)[0], socket.MSG_WAITALL) if len(head) == LENGTH.size else b""
+        if len(handles) < 3 + len(NAMESPACES) or not text.endswith(b"}"):  # it was killed while it asked
+            for handle in handles:
+                os.close(handle)
+            stand_in.close()
+            return
         pid = os.fork()
         if not pid:
             self.listening.close()

@@ -6,7 +6,6 @@ import signal
 import subprocess
 import time
 
-import psutil
 import pytest
 from helpers.jobs import (
     HVDTRAIN,
@@ -23,8 +22,6 @@ from helpers.jobs import (
     steps,
     until,
 )
-
-from hvdtrain.world.parent import is_alive
 
 pytestmark = pytest.mark.timeout(240)
 
@@ -116,27 +113,6 @@ def test_a_run_goes_on_with_other_workers_in_another_mode(first, then, whole, tm
         assert summary(cut)["val_loss"] == pytest.approx(summary(whole)["val_loss"], rel=1e-4)
     parts = json.loads((cut / "manifest.json").read_text())["parts"]
     assert [part["mode"] for part in parts] == [first[2][1], then[2][1]]
-
-
-def test_a_killed_run_goes_on_after_its_last_snapshot(tmp_path):
-    out = tmp_path / "run"
-    job = start("mpirun", 2, *JOB, "--mode", "allreduce", "--out", str(out))
-    try:
-        until(lambda: (out / "metrics.rank0.jsonl").is_file() and len(steps(out, 0)) >= 16)
-        everyone = family(job)
-        ranks_of(job)[1].kill()
-        assert job.wait(60) != 0
-        psutil.wait_procs(everyone, timeout=20)
-        assert not [p for p in everyone if is_alive(p)]
-    finally:
-        finish(job)
-    assert [p.name for p in (out / "snapshots").glob("step-*")] == ["step-00000012"]
-    shutil.copytree(out / "snapshots/step-00000012", out / "snapshots/step-00000014")  # a later one, damaged
-    (out / "snapshots/step-00000014/weights.safetensors").write_bytes(b"half of it")
-    done = run("forked", 2, "--resume", "--out", str(out))
-    assert done.returncode == 0, done.stdout
-    assert "step-00000014 is damaged" in done.stdout and "going on after step 12" in done.stdout
-    assert [row["step"] for row in steps(out, 0)] == list(range(1, 31))
 
 
 def test_a_snapshot_of_another_job_is_refused_with_the_difference(tmp_path):
