@@ -72,6 +72,8 @@ def _read(run: Path) -> tuple[RunConfig, int, int]:
         if lost := json.loads((run / "summary.json").read_text())["lost_workers"]:
             raise UsageError(f"{run} lost ranks {lost} on its way: which of their last pushes counted is not recorded")
         manifest = json.loads((run / "manifest.json").read_text())
+        if len(manifest.get("parts", [])) > 1:
+            raise UsageError(f"{run} was resumed, and replay begins at the first step: record a run in one go")
         workers, threads = int(manifest["workers"]), int(manifest["threads_per_worker"])
         if not (0 < workers < 10_000 and 0 < threads < 10_000):
             raise ValueError(f"{workers} workers with {threads} threads")

@@ -3,17 +3,61 @@
 """
 
 import re
+import signal
 import tomllib
 from functools import cache
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
+from msgspec import Struct, ValidationError, convert
+
+from hvdtrain.config import toml
 from hvdtrain.errors import UsageError, unknown
 
 PACKAGE = Path(__file__).parent.parent
 RECIPES = PACKAGE if (PACKAGE / "datasets").is_dir() else PACKAGE.parent
 
 
+class Launcher(Struct, forbid_unknown_fields=True):
+    """The keys of a launcher's recipe; launchers/README.md says what each means."""
+
+    command: list[str | list[str]]
+    title: str = ""
+    hosts: Literal["", "needed"] = ""
+    here: bool = False
+    script_name: str = ""
+    script: str = ""
+    resource: dict[str, Any] = {}
+    stop: list[str] = []
+    ask: list[str] = []
+    gone: str = ""
+    interpreter: str = ""
+    runs: str = ""
+    survive: list[str] = []
+    end_together: list[str] = []
+    inherits: bool = False
+    leave: str = ""
+    environment: dict[str, str] = {}
+
+    def __post_init__(self) -> None:
+        if bool(self.ask) != bool(self.gone):
+            raise ValueError("`ask` and `gone` go together")
+        if self.leave not in {"", "file", *signal.Signals.__members__}:
+            raise ValueError(f"`leave` is no signal: {self.leave!r}")
+        try:
+            re.compile(self.gone)
+        except re.error as error:
+            raise ValueError(f"`gone` is no pattern: {error}") from None
+
+
+class Preset(Struct):
+    """What every preset has."""
+
+    title: str
+    options: dict[str, Any]
+
+
+SHAPES = {"launchers": Launcher, "presets": Preset}
 WHAT = {"datasets": "data set", "launchers": "launcher", "presets": "preset"}
 
 
@@ -31,14 +75,20 @@ def load(kind: str, name: str) -> dict[str, Any]:
     """One recipe as a dictionary.
 
     Raises:
-        UsageError: there is none of that name (the valid names are listed), or it is not TOML (file and line).
+        UsageError: there is none of that name (the valid names are listed), or it is not TOML (file and line), or its
+            keys are not those of its kind.
     """
     if name not in names(kind):
         raise unknown(WHAT[kind], name, names(kind))
     file = _folder(kind) / f"{name}.toml"
     content = file.read_bytes()
     try:
-        return tomllib.loads(content.decode())
+        recipe = toml.parse(content.decode())
+        if kind in SHAPES:
+            convert(recipe, SHAPES[kind])
+        return recipe
+    except ValidationError as error:
+        raise UsageError(f"{file}: {error}") from None
     except tomllib.TOMLDecodeError as error:  # "... (at line 3, column 5)" or "... (at end of document)"
         problem = str(error)
         at = re.search(r"at line (\d+)", problem)
@@ -46,4 +96,6 @@ def load(kind: str, name: str) -> dict[str, Any]:
     except UnicodeDecodeError as error:
         problem = "not UTF-8"
         line = content.count(b"\n", 0, error.start) + 1
+    except ValueError as error:  # a number of too many digits
+        raise UsageError(f"{file}: {error}") from None
     raise UsageError(f"{file}, line {line}: {problem}")

@@ -3,7 +3,6 @@
 import hashlib
 import os
 import shlex
-import tomllib
 from array import array
 from bisect import bisect_right
 from collections.abc import Iterable, Iterator, Sequence
@@ -13,6 +12,7 @@ from itertools import chain, islice
 from pathlib import Path
 from typing import Any, overload
 
+from hvdtrain.config import toml
 from hvdtrain.errors import UsageError
 
 TRAIN, VALIDATION, TEST = "TrainData", "ValidationData", "TestData"
@@ -120,7 +120,7 @@ class ImageFolder:
 def read_manifest(folder: Path) -> dict[str, Any]:
     """The content of `dataset.toml` in the folder; empty where this program did not write it."""
     try:
-        manifest = tomllib.loads((folder / MANIFEST).read_text())
+        manifest = toml.parse((folder / MANIFEST).read_text())
     except (OSError, ValueError):
         return {}
     tables = all(isinstance(manifest.get(name, {}), dict) for name in ("input", "classes", "content"))

@@ -3,12 +3,11 @@
 import hashlib
 import json
 import math
-import tomllib
 from dataclasses import MISSING, dataclass, field, fields
 from pathlib import Path
 from typing import Any
 
-from hvdtrain.config import recipes
+from hvdtrain.config import recipes, toml
 from hvdtrain.data.selection import SPLIT_METHODS
 from hvdtrain.errors import UsageError, unknown
 
@@ -135,6 +134,6 @@ def _read_grouping(classes: str, known: list[str]) -> dict[str, Any]:
     if not Path(classes).is_file():
         raise UsageError(f"{unknown('--classes', classes, known)}, or give a TOML file: name = [labels] a line")
     try:
-        return tomllib.loads(Path(classes).read_text())
+        return toml.parse(Path(classes).read_text())
     except (OSError, ValueError) as error:
         raise UsageError(f"--classes {classes} cannot be read: {error}") from None

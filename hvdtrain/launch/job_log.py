@@ -45,6 +45,8 @@ def failure_reason(log: Path, exit_code: int, rank_of: Callable[[int], int] | No
     """
     lines = [(process, line.strip()) for process, line in log_lines(log) if re.search(r"\w", line)]
     messages = [(process, line.removeprefix("hvdtrain: ")) for process, line in lines if line.startswith("hvdtrain: ")]
+    # What the others survived is no reason, unless there is no other.
+    messages.sort(key=lambda message: "the others go on without it" in message[1])
     first = first_failed(log)
     if first is None:
         if messages:
@@ -56,7 +58,8 @@ def failure_reason(log: Path, exit_code: int, rank_of: Callable[[int], int] | No
             )
         if match := _SOCKET_CLOSED.search(text):
             return f"another rank is gone: {_process_name(int(match[1]), rank_of)} lost its connection (see {log})"
-        return f"exit code {exit_code}: {lines[-1][1] if lines else 'no output'} (see {log})"
+        ended = f"exit code {exit_code}" if exit_code >= 0 else f"its starter {_describe_exit(128 - exit_code)}"
+        return f"{ended}: {lines[-1][1] if lines else 'no output'} (see {log})"
     failed, failed_code = first
     if own_messages := [line for process, line in messages if process == failed]:
         return own_messages[0]

@@ -1,7 +1,12 @@
 """A network of its own for a job on this machine: a network namespace that has loopback and nothing else.
 
 mpirun opens control ports on all interfaces, and horovodrun an HTTP store, and neither can be told otherwise. What
-listens in there is reached by the job's own processes alone. Processes, files and shared memory are this machine's.
+listens in there is reached by the job's own processes alone.
+
+And a folder in memory that only the job sees, for what starters and MPI keep in files: the kernel removes it with the
+job's last process, however that ends. They cannot when they are killed: mpirun's files in the temporary folder would
+then end the next mpirun that is given its process number, and MPI's shared memory would stay until the next boot. All
+other files, and processes, are this machine's.
 """
 
 import ctypes
@@ -9,12 +14,14 @@ import os
 import socket
 import struct
 from fcntl import ioctl
+from pathlib import Path
 
 from hvdtrain.config import recipes
 from hvdtrain.config.run_config import RunConfig
 
-# Of linux/sched.h, linux/sockios.h and linux/if.h.
-_NEW_USER_NAMESPACE, _NEW_NETWORK_NAMESPACE = 0x10000000, 0x40000000
+# Of linux/sched.h, sys/mount.h, linux/sockios.h and linux/if.h.
+_NEW_MOUNT_NAMESPACE, _NEW_USER_NAMESPACE, _NEW_NETWORK_NAMESPACE = 0x00020000, 0x10000000, 0x40000000
+_NO_SUID, _NO_DEVICES, _RECURSIVELY, _TAKE_OTHERS_MOUNTS = 0x2, 0x4, 0x4000, 0x80000
 _SET_INTERFACE_FLAGS, _UP_AND_RUNNING = 0x8914, 0x41
 # Sources of images that never need the network; see data/sources/.
 _WITHOUT_DOWNLOAD = {"digits", "mnist5k", "turntable"}
@@ -38,23 +45,38 @@ def needs_network(config: RunConfig) -> bool:
     return not is_built(request, cache_root() / "datasets" / f"{config.dataset}-{request.key[:12]}")
 
 
-def enter_own_network() -> None:
+def variables_of(scratch: Path) -> dict[str, str]:
+    """What has mpirun and MPI keep their files in this folder; for enter_own_network's."""
+    return {"PRTE_MCA_prte_tmpdir_base": str(scratch), "OMPI_MCA_btl_sm_backing_directory": str(scratch)}
+
+
+def enter_own_network(scratch: Path) -> None:
     """Give this process, which must have one thread, a network with loopback alone, and what it starts too.
 
     Root may do so. Others do it in a user namespace, in which they keep their user's and group's number and gain no
     rights; not every system allows that.
 
+    Args:
+        scratch: an empty folder; what these processes write there, in memory, nobody else sees.
+
     Raises:
         OSError: this is not possible here, and the process should not go on, since it may be half way.
     """
     user, group = os.geteuid(), os.getegid()
-    flags = _NEW_NETWORK_NAMESPACE | (_NEW_USER_NAMESPACE if user else 0)
-    if ctypes.CDLL(None, use_errno=True).unshare(flags):
+    flags = _NEW_NETWORK_NAMESPACE | _NEW_MOUNT_NAMESPACE | (_NEW_USER_NAMESPACE if user else 0)
+    libc = ctypes.CDLL(None, use_errno=True)
+    if libc.unshare(flags):
         raise OSError(ctypes.get_errno(), "unshare")
     if user:
         _write("/proc/self/setgroups", "deny")  # the kernel wants this before gid_map
         _write("/proc/self/uid_map", f"{user} {user} 1")
         _write("/proc/self/gid_map", f"{group} {group} 1")
+    for source, folder, kind, how, options in (
+        (b"none", b"/", None, _TAKE_OTHERS_MOUNTS | _RECURSIVELY, None),  # and give nobody this one
+        (b"tmpfs", os.fsencode(scratch), b"tmpfs", _NO_SUID | _NO_DEVICES, b"mode=0700"),
+    ):
+        if libc.mount(source, folder, kind, how, options):
+            raise OSError(ctypes.get_errno(), "mount")
     with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as any_socket:
         ioctl(any_socket, _SET_INTERFACE_FLAGS, struct.pack("16sH22x", b"lo", _UP_AND_RUNNING))
 

@@ -7,13 +7,14 @@ import socket
 import subprocess
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from functools import partial
 from pathlib import Path
 from typing import IO, Any
 
 import psutil
 
 from hvdtrain.errors import Failure, UsageError
-from hvdtrain.launch.own_network import enter_own_network
+from hvdtrain.launch.own_network import enter_own_network, variables_of
 from hvdtrain.launch.recipe import JobSpec, LaunchCommand, expand
 from hvdtrain.launch.records import is_running
 from hvdtrain.world.parent import die_with_parent, is_alive
@@ -40,6 +41,7 @@ def launched_job(command: LaunchCommand, log: Path) -> Iterator[subprocess.Popen
     Raises:
         Failure: the starter cannot be started.
     """
+    scratch = log.with_name(f"{log.name}.tmp")  # the job sees another folder there: see own_network
     try:
         for path, text in command.files.items():
             path.parent.mkdir(parents=True, exist_ok=True)
@@ -47,12 +49,15 @@ def launched_job(command: LaunchCommand, log: Path) -> Iterator[subprocess.Popen
             with open(path, "w", opener=_private if path == command.private_file else None) as file:
                 file.write(text)
         with log.open("wb") as output:
-            process = _start(command, output)
+            scratch.mkdir(exist_ok=True)
+            process = _start(command, output, scratch)
             try:
                 yield process
             finally:
                 _end_job(process)
     finally:
+        with contextlib.suppress(OSError):
+            scratch.rmdir()
         if command.private_file:
             command.private_file.unlink(missing_ok=True)
 
@@ -61,20 +66,20 @@ def _private(path: str, flags: int) -> int:
     return os.open(path, flags, 0o600)
 
 
-def _start(command: LaunchCommand, output: IO[bytes]) -> "subprocess.Popen[bytes]":
+def _start(command: LaunchCommand, output: IO[bytes], scratch: Path) -> "subprocess.Popen[bytes]":
     """As launched_job."""
 
-    def start(prepare: Callable[[], None]) -> "subprocess.Popen[bytes]":
+    def start(prepare: Callable[[], None], variables: Mapping[str, str]) -> "subprocess.Popen[bytes]":
         return subprocess.Popen(
-            command.argv, env=command.environment, stdin=subprocess.DEVNULL, stdout=output, stderr=subprocess.STDOUT,
-            start_new_session=True, preexec_fn=prepare,
+            command.argv, env=dict(command.environment) | dict(variables), stdin=subprocess.DEVNULL, stdout=output,
+            stderr=subprocess.STDOUT, start_new_session=True, preexec_fn=prepare,
         )  # fmt: skip
 
     try:
         if command.own_network:
             with contextlib.suppress(subprocess.SubprocessError):  # where the system does not allow it: without
-                return start(_die_with_parent_in_own_network)
-        return start(_die_with_parent)
+                return start(partial(_die_with_parent_in_own_network, scratch), variables_of(scratch))
+        return start(_die_with_parent, {})
     except FileNotFoundError:
         raise Failure(
             f"{command.argv[0]} is not on this machine: start the job where it is, or choose another --launcher; "
@@ -179,8 +184,8 @@ def _die_with_parent() -> None:
     die_with_parent(signal.SIGTERM)
 
 
-def _die_with_parent_in_own_network() -> None:
-    enter_own_network()
+def _die_with_parent_in_own_network(scratch: Path) -> None:
+    enter_own_network(scratch)
     _die_with_parent()
 
 

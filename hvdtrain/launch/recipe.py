@@ -69,6 +69,7 @@ class LaunchCommand:
         private_file: the one of the files that nobody else may read, and that does not outlive the job.
         stop_signal: the signal that the command passes on to the ranks, which then save and leave; None where it
             passes none on.
+        here: whether all ranks start on this machine, as children of the command.
         own_network: whether the command is to run in a network that has loopback alone, where the system allows it.
     """
 
@@ -78,6 +79,7 @@ class LaunchCommand:
     stop_signal: signal.Signals | None = signal.SIGTERM
     own_network: bool = False
     private_file: Path | None = None
+    here: bool = False
 
     def dry_run_text(self) -> str:
         """What `--dry-run` prints: the files and the command."""
@@ -155,7 +157,8 @@ def expand(launcher: str, spec: JobSpec) -> LaunchCommand:
     is_here = all(map(_is_loopback, spec.hosts)) if of_hosts else bool(recipe.get("here"))
     own_network = is_here and not spec.needs_network and spec.interface in ("", "lo")
     stop_signal = None if stop == "file" else signal.Signals[stop]
-    return LaunchCommand(argv, files, environment, stop_signal, own_network, private_file)
+    here = bool(recipe.get("here"))
+    return LaunchCommand(argv, files, environment, stop_signal, own_network, private_file, here)
 
 
 def train_program(config: RunConfig, out: Path, all_options: bool = False, interpreter: str = "") -> list[str]:

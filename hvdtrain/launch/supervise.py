@@ -5,7 +5,7 @@ import signal
 import sys
 import time
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from functools import partial
 from pathlib import Path
 
@@ -16,6 +16,7 @@ from hvdtrain.launch.failure import job_failure, rank_of_process
 from hvdtrain.launch.job_log import failure_reason
 from hvdtrain.launch.processes import launched_job, sigterm_unwinds
 from hvdtrain.launch.recipe import LaunchCommand
+from hvdtrain.launch.spare_ranks import spare_ranks
 from hvdtrain.world.preempt import EXIT_CODE, leave_file
 
 STOP_TIMEOUT_S = 60.0  # how long ranks may take to save and leave, after SIGTERM
@@ -40,24 +41,25 @@ def supervise(
         SystemExit: it was stopped by SIGTERM.
     """
     log = log_file(out)
-    for attempt in range(1, retries + 2):
-        exit_code, was_stopped = _run_once(command, log, leave_file(out))
-        # An mpirun that has lost all its hosts ends with exit code 0: only the summary proves success.
-        if exit_code == 0 and (not expects_summary or (out / "summary.json").is_file()):
-            return
-        if was_stopped:
-            click.echo(f"hvdtrain: the job was asked to leave: {_how_to_resume(out)}", err=True)
-            raise SystemExit(EXIT_CODE)
-        if not expects_summary:
-            raise Failure(
-                f"{command.argv[0]} did not take the job: {failure_reason(log, exit_code)}; submit it on a machine of "
-                "the cluster, or choose --launcher local, ssh or mpi"
-            )
-        failure = job_failure(out, log, exit_code, partial(rank_of_process, command, workers, servers))
-        if attempt > retries or failure.exit_code == USAGE_EXIT_CODE:
-            raise failure
-        click.echo(f"hvdtrain: {failure}; starting again, {attempt} of {retries} times", err=True)
-        log.rename(log.with_name(f"log.{attempt}"))
+    with spare_ranks(command, log.parent) if retries and command.here else nullcontext(command) as again:
+        for attempt in range(1, retries + 2):
+            exit_code, was_stopped = _run_once(command if attempt == 1 else again, log, leave_file(out))
+            # An mpirun that has lost all its hosts ends with exit code 0: only the summary proves success.
+            if exit_code == 0 and (not expects_summary or (out / "summary.json").is_file()):
+                return
+            if was_stopped:
+                click.echo(f"hvdtrain: the job was asked to leave: {_how_to_resume(out)}", err=True)
+                raise SystemExit(EXIT_CODE)
+            if not expects_summary:
+                raise Failure(
+                    f"{command.argv[0]} did not take the job: {failure_reason(log, exit_code)}; submit it on a machine "
+                    "of the cluster, or choose --launcher local, ssh or mpi"
+                )
+            failure = job_failure(out, log, exit_code, partial(rank_of_process, command, workers, servers))
+            if attempt > retries or failure.exit_code == USAGE_EXIT_CODE:
+                raise failure
+            click.echo(f"hvdtrain: {failure}; starting again, {attempt} of {retries} times", err=True)
+            log.rename(log.with_name(f"log.{attempt}"))
 
 
 def _how_to_resume(out: Path) -> str:

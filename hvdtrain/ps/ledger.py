@@ -3,6 +3,7 @@
 import csv
 import threading
 from collections.abc import Callable, Sequence
+from itertools import count
 from pathlib import Path
 
 from hvdtrain.ps.messages import Applied
@@ -16,10 +17,15 @@ def ledger_file(folder: Path, server: int) -> Path:
 
 
 class _CsvFile:
-    """A new file with these columns, open until it is closed."""
+    """A new file with these columns, open until it is closed. Lines are in it at once, should the server be killed.
+
+    The file of an earlier start of the run is kept, with a number: `leases.1.csv`.
+    """
 
     def __init__(self, path: Path, columns: Sequence[str]) -> None:
-        self.file = path.open("w", newline="")
+        if path.exists():
+            path.rename(next(name for n in count(1) if not (name := path.with_suffix(f".{n}.csv")).exists()))
+        self.file = path.open("w", newline="", buffering=1)
         self.writer = csv.writer(self.file, lineterminator="\n")
         self.writer.writerow(columns)
 

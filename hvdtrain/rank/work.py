@@ -103,6 +103,12 @@ def prepare(config: RunConfig, world: World, folder: Path, threads: int, resumin
     skipped = load_weights(model, config) if config.pretrained else None
     identified = cache(partial(_identified, data))
     resumed = resume.find(folder, config, identified(), world.is_chief) if resuming else None
+    if resumed:
+        try:
+            model.load_state_dict(resumed.weights)
+        except RuntimeError as error:
+            reason = " ".join(str(error).split()[:30])
+            raise UsageError(f"{resumed.folder} has not the weights of this model: {reason}") from None
     return Prepared(lambda terminal: train_as_worker(job, identified(), model, skipped, resumed, terminal), resumed)
 
 

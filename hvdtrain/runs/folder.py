@@ -8,6 +8,7 @@ import tomllib
 from collections.abc import Iterator
 from pathlib import Path
 
+from hvdtrain.config import toml
 from hvdtrain.config.run_config import RunConfig
 from hvdtrain.errors import Failure, UsageError
 
@@ -106,7 +107,7 @@ def wait_for_claim(folder: Path, job: str, seconds: float) -> None:
     deadline = time.monotonic() + seconds
     while time.monotonic() < deadline:
         with contextlib.suppress(OSError, tomllib.TOMLDecodeError):
-            if tomllib.loads((folder / CONFIG).read_text()).get("job") == job:
+            if toml.parse((folder / CONFIG).read_text()).get("job") == job:
                 return
         time.sleep(0.05)
     raise Failure(f"the first worker did not claim {folder} within {seconds:.0f} s")

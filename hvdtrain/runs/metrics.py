@@ -1,6 +1,7 @@
 """What one worker writes down while it trains: a JSON line a step, and TensorBoard events on the first worker."""
 
 import json
+import os
 from collections import deque
 from collections.abc import Sequence
 from dataclasses import dataclass, field
@@ -162,17 +163,20 @@ def cut_after(path: Path, step: int) -> None:
     """
     if not path.exists():
         return
-    kept = []
-    for number, line in enumerate(path.read_text().splitlines(keepends=True), 1):
-        if not line.endswith("\n"):
-            break
-        try:
-            if json.loads(line)["step"] > step:
+    kept = 0  # bytes
+    with path.open("rb") as lines:
+        for number, line in enumerate(lines, 1):
+            if not line.endswith(b"\n"):
                 break
-        except (ValueError, KeyError, TypeError):
-            raise Failure(f"{path}, line {number} is no step: remove the line, or what comes after it too") from None
-        kept.append(line)
-    path.write_text("".join(kept))
+            try:
+                if json.loads(line)["step"] > step:
+                    break
+            except (ValueError, KeyError, TypeError):
+                raise Failure(
+                    f"{path}, line {number} is no step: remove the line, or what comes after it too"
+                ) from None
+            kept += len(line)
+    os.truncate(path, kept)  # written anew, it would be lost on a full disk, or to a kill at that moment
 
 
 def write_json(path: Path, values: dict[str, Any]) -> None:

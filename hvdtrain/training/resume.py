@@ -48,8 +48,9 @@ def find(run: Path, config: RunConfig, data: ImageFolder, is_chief: bool) -> Sna
                 "(--snapshot-every epoch lets a run go on)"
             )
         return None
-    if config.record:
-        raise UsageError("--record does not go with --resume: replay begins at the first step")
+    for name, kind in (("step", int), ("config", dict), ("dataset_hash", str)):
+        if not isinstance(snapshot.state.get(name), kind):
+            raise UsageError(f"{snapshot.folder} is no snapshot of a run: its state has no {name}")
     saved = snapshot.state["config"]
     different = _differences(saved, config)
     if is_chief and snapshot.state["dataset_hash"] != data.known_hash:

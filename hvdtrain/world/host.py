@@ -20,7 +20,8 @@ MESSAGES = ("HOROVOD_", "NCCL_", "OMPI_MCA_", "PRTE_MCA_", "UCX_", "GLOO_", "TP_
 # Of these, what tells one rank or job from another, what only a build reads, and what nobody else should read.
 _IDENTITY = re.compile(
     r"HOROVOD_((LOCAL_|CROSS_)?(RANK|SIZE)|HOSTNAME|(GLOO_)?RENDEZVOUS_\w+|WITH(OUT)?_\w+|BUILD_\w+|CMAKE)"
-    r"|OMPI_MCA_(PREFIXES|cpu_type|initial_wdir|num_procs|ess_\w+|orte_\w+)|NCCL_COMM_ID"
+    r"|OMPI_MCA_(PREFIXES|cpu_type|initial_wdir|num_procs|ess_\w+|orte_\w+|btl_sm_backing_directory)|NCCL_COMM_ID"
+    r"|PRTE_MCA_prte_tmpdir_base"
 )
 _SECRET = re.compile("SECRET|TOKEN|PASSW|CREDENTIAL|_KEY", re.IGNORECASE)
 MEMORY_DIFFERS = 1.05  # times: equal machines report slightly different amounts

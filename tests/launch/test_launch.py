@@ -190,6 +190,22 @@ def network_of(command, log):
     return log.read_text()
 
 
+SCRATCH = """
+import os, pathlib
+folder = pathlib.Path(os.environ["OMPI_MCA_btl_sm_backing_directory"])
+(folder / "left").write_text("by a rank")
+print(len(list(folder.iterdir())) > 1)
+"""
+
+
+def test_files_of_mpi_are_seen_by_the_job_alone_and_end_with_it(tmp_path):
+    if os.geteuid():
+        pytest.skip("not every system allows it to others than root")
+    command, log = expand("local", JobSpec(1, [sys.executable, "-c", SCRATCH])), tmp_path / "log"
+    assert network_of(command, log) == "[0]<stdout>: True\n"  # mpirun has its files there too
+    assert [path.name for path in tmp_path.iterdir()] == ["log"]
+
+
 def test_a_job_here_has_a_network_with_loopback_alone(tmp_path):
     if os.geteuid():
         pytest.skip("not every system allows it to others than root")
@@ -199,7 +215,7 @@ def test_a_job_here_has_a_network_with_loopback_alone(tmp_path):
 
 
 def test_a_job_runs_where_no_network_of_its_own_can_be_made(tmp_path, monkeypatch):
-    def refuse():
+    def refuse(scratch):
         raise PermissionError
 
     monkeypatch.setattr(processes, "enter_own_network", refuse)

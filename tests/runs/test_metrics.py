@@ -3,7 +3,7 @@
 from hvdtrain.numerics.clock import PARTS
 from hvdtrain.ps.messages import PushStatus
 from hvdtrain.runs.live import WARM_UP
-from hvdtrain.runs.metrics import Recorder, Tally
+from hvdtrain.runs.metrics import Recorder, Tally, cut_after
 
 
 def record(recorder, step, push=None, seconds=0.1):
@@ -48,3 +48,16 @@ def test_the_tallies_of_workers_add_up():
     assert (both.steps, both.digest, both.samples, both.first_steps, both.first_s) == (6, 10, 24, 6, 0.5)
     assert both.seconds == [2.0 * part for part in range(len(PARTS))]
     assert (both.durations[7], both.staleness[1], both.stale_sum, both.stale_max) == (4, 8, 8, 6)
+
+
+def test_what_is_cut_is_never_written_anew(tmp_path):
+    """A kill at that moment, or a full disk, would lose the lines before too."""
+    file = tmp_path / "metrics.rank0.jsonl"
+    lines = [f'{{"step": {step}}}\n' for step in (1, 2, 3)]
+    file.write_text("".join(lines) + '{"ste')
+    number = file.stat().st_ino
+    for step, kept in ((3, 3), (2, 2), (0, 0)):
+        with file.open() as reader:
+            cut_after(file, step)
+            assert reader.read() == "".join(lines[:kept])
+        assert file.stat().st_ino == number

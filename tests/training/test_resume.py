@@ -294,7 +294,12 @@ def test_launch_starts_a_crashed_job_again_after_its_last_snapshot(tmp_path):
     job = launched(out, "--retries", "1", ranks=("-n", "1", "-s", "1"), train=("--mode", "ps-sync"))
     try:
         until(lambda: (out / "metrics.rank1.jsonl").is_file() and len(steps(out, 1)) >= 14)
-        ranks_of(job)[1].kill()
+        killed = ranks_of(job)[1]
+        killed.suspend()
+        [spare] = [process for process in family(job) if "hvdtrain.rank.spare" in process.cmdline()]
+        until((tmp_path / "run.launch" / "spare").exists)  # it has loaded what ranks need
+        killed.kill()
+        until(lambda: len(spare.children()) == 2)  # from which the ranks are forked
         printed, _ = job.communicate(timeout=120)
         assert job.returncode == 0, printed
         assert "starting again, 1 of 1 times" in printed and "going on after step 12" in printed

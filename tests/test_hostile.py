@@ -1,0 +1,200 @@
+"""Whatever stands in files and names that a command reads: it does its work, or says in one line what is wrong.
+
+Each example spoils one file (or name) at random and calls the command line. HVDTRAIN_EXAMPLES=10000 tries so many, and
+others each time:
+
+    HVDTRAIN_EXAMPLES=10000 pytest -n 0 --timeout 0 tests/test_hostile.py
+"""
+
+import contextlib
+import json
+import os
+import random
+import shutil
+import sys
+import tempfile
+import zlib
+from pathlib import Path
+
+import pytest
+from helpers import archives, hostile
+from helpers.jobs import run as run_job
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from hvdtrain import plan
+from hvdtrain.cli import main
+from hvdtrain.config import recipes
+from hvdtrain.data import shards
+from hvdtrain.data.folder import scan
+from hvdtrain.errors import UsageError
+from hvdtrain.plan.calibration import TRANSPORT_FIELDS, TRANSPORTS, Calibration, Quantity
+
+EXAMPLES = int(os.environ.get("HVDTRAIN_EXAMPLES", "0"))
+
+
+@pytest.fixture(scope="module")
+def base(tmp_path_factory):
+    """A folder of each thing that commands read. Not to be changed."""
+    root = tmp_path_factory.mktemp("hostile")
+    train = ["--mode", "ps-async", "--servers", "1", "--steps", "2", "--width", "0.0625", "--threads", "1", "--record"]
+    done = run_job("forked", 3, *train, "--out", str(root / "run" / "run"))
+    assert done.returncode == 0, done.stdout
+    (root / "run" / "run.launch").mkdir()
+    (root / "run" / "run.launch" / "log").write_text("[0]<stdout>: a line\n[1]<stderr>: hvdtrain: another\n")
+    running = {"launcher": "local", "pid": 4194305, "started": "never 1", "host": os.uname().nodename}
+    (root / "run" / "run.launch" / "running.json").write_text(json.dumps(running))
+    (root / "hosts").mkdir()
+    (root / "hosts" / "hosts").write_text("# hosts\na slots=2 max_slots=4\nb:1\nuser@c.example\n")
+    for kind in recipes.WHAT:
+        shutil.copytree(recipes._folder(kind), root / "recipes" / kind, ignore=shutil.ignore_patterns("*.py", "__*"))
+    (root / "plan").mkdir()
+    calibration().save(root / "plan" / "cal.json")
+    shutil.copy(Path(plan.__file__).parent / "cases" / "mxnet-alexnet.toml", root / "plan" / "case.toml")
+    images = tmp_path_factory.mktemp("images")
+    for part in ("TrainData", "ValidationData"):
+        for name in ("cat", "dog"):
+            archives.lay_out(images / part / name, {f"{k}.png": archives.picture(k, (40, 36)) for k in range(3)})
+    assert shards.pack(scan(images), f"file://{root}/packed", 3000, False, lambda *_: None)
+    return root
+
+
+def calibration():
+    layers = tuple((f"layer{i}", 5.0, Quantity(6, 5, 7), Quantity(12, 11, 13)) for i in range(2))
+    costs = dict.fromkeys(TRANSPORT_FIELDS, Quantity(0.9, 0.8, 1.0))
+    made = {name: dict(costs) for name in TRANSPORTS}
+    return Calibration({"name": "vggf", "parameters": 10**6}, 32, layers, Quantity(10, 9, 11), Quantity(0.2, 0.1, 0.3),
+                       made, cores_per_host=2, step_jitter=0.02)  # fmt: skip
+
+
+# What is read -> the files of its folder that are spoiled, and the command lines that read them.
+READERS = {
+    "run": (
+        ["run/config.toml", "run/manifest.json", "run/summary.json", "run/metrics.rank1.jsonl",
+         "run/metrics.rank2.jsonl", "run/metrics.server0.jsonl", "run/ledger.server0.csv", "run/leases.csv",
+         "run/snapshots/final.safetensors", "run.launch/log", "run.launch/running.json"],
+        ["report run", "report .", "status run", "explain run", "replay run", "evaluate run --out there",
+         "launch --resume --out run --dry-run", "stop run", "train --config run/config.toml --out run"],
+    ),
+    "hosts": (["hosts"], [f"launch -n 2 --dry-run --launcher {name} --hostfile hosts" for name in ("mpi", "ssh")]),
+    "recipes": (
+        ["launchers/slurm.toml", "launchers/kubernetes.toml", "launchers/mpi.toml", "presets/cnn-mnist.toml",
+         "datasets/turntable.toml"],
+        ["launch -n 2 --dry-run --launcher slurm", "launch -n 2 --dry-run --launcher kubernetes",
+         "launch -n 2 --dry-run --launcher mpi -H a:2", "compare --dry-run --preset cnn-mnist", "compare --help",
+         "data list", "train --dataset turntable --width nan"],
+    ),
+    "plan": (
+        ["cal.json", "case.toml"],
+        ["plan predict cal.json --workers 1,4 --servers 1 --bandwidth 1gbit", "plan predict --case case.toml"],
+    ),
+    "packed": (["index.json", "train-000000000.tar"], ["data check file://{here}", "data show file://{here} --out x"]),
+}  # fmt: skip
+
+
+def example(base, kind, seed):
+    """Spoil one file of a copy, and let a command read it."""
+    rng = random.Random(seed)  # several draws by hypothesis would cost more than most examples
+    files, commands = READERS[kind]
+    with tempfile.TemporaryDirectory() as folder, pytest.MonkeyPatch.context() as patch:
+        here = Path(folder).resolve() / "here"
+        hostile.copy(base / kind, here)
+        name = rng.choice(files)
+        hostile.spoil(here / name, rng)
+        words = rng.choice(commands).format(here=here).split()
+        if kind == "recipes":
+            patch.setattr(recipes, "_folder", lambda kind: here / kind)
+            recipes.load.cache_clear()
+        calls(here, words, f"{name} spoiled by {seed}")
+    if kind == "recipes":
+        recipes.load.cache_clear()
+
+
+def calls(here, words, what):
+    """One line on stderr unless it succeeds, and nothing changed but what the command is to make."""
+    before = hostile.tree(here.parent)
+    with (
+        pytest.MonkeyPatch.context() as patch,
+        tempfile.TemporaryFile("w+") as out,
+        tempfile.TemporaryFile("w+") as err,
+    ):
+        patch.chdir(here)
+        patch.setattr(sys, "argv", ["hvdtrain", *words])
+        with contextlib.redirect_stdout(out), contextlib.redirect_stderr(err), pytest.raises(SystemExit) as ended:
+            main()
+        err.seek(0)
+        said = err.read()
+    code = ended.value.code
+    assert code in (0, 1, 2), f"{words}, {what}: exit code {code}"
+    lines = [line for line in said.splitlines() if not line.startswith("checking: ")]
+    if code:
+        assert len(lines) == 1 and lines[0].startswith("hvdtrain: "), f"{words}, {what}: {said}"
+    after = hostile.tree(here.parent)
+    changed = {name for name in before | after if before.get(name) != after.get(name)}
+    made = {name for name in changed if not name.startswith(("here/there", "here/x"))}
+    if words[0] == "stop":
+        made.discard("here/run.launch/running.json")
+    assert not made, f"{words}, {what}: changed {made}"
+
+
+@settings(max_examples=EXAMPLES or 50, derandomize=not EXAMPLES)
+@given(st.sampled_from(sorted(READERS)), st.integers(0, 2**32))
+def test_a_spoiled_file_is_read_or_is_a_line(base, one_thread, kind, seed):
+    example(base, kind, seed)
+
+
+@settings(max_examples=EXAMPLES or 20, derandomize=not EXAMPLES)
+@given(st.integers(0, 2**32))
+def test_hosts_and_urls_of_any_letters_are_read_or_are_a_line(seed):
+    rng = random.Random(seed)
+    text = hostile.hosts(rng)
+    with tempfile.TemporaryDirectory() as folder:
+        here = Path(folder).resolve() / "here"
+        here.mkdir()
+        scheme = rng.choice(
+            ["file://", "memory://", "http://127.0.0.1:1/", "nosuch://", "file:", "zip://", "::", "s3://"]
+        )
+        command = rng.choice([
+            ["launch", "-n", "2", "--dry-run", "--launcher", "mpi", "-H", text], ["data", "check", scheme + text],
+            ["train", "--dataset", scheme + text, "--out", "run"],
+        ])  # fmt: skip
+        calls(here, command, seed)
+
+
+@settings(max_examples=EXAMPLES or 20, derandomize=not EXAMPLES)
+@given(st.integers(0, 2**32))
+def test_a_spoiled_snapshot_is_gone_on_from_or_is_a_line(base, one_thread, seed):
+    """Its checksums are right, as a hostile hand would make them."""
+    import torch
+
+    from hvdtrain.config.file import read_config
+    from hvdtrain.config.run_config import RunConfig
+    from hvdtrain.data.find import find_dataset
+    from hvdtrain.training import resume
+
+    rng = random.Random(seed)
+    with tempfile.TemporaryDirectory() as folder:
+        run = Path(folder) / "run"
+        hostile.copy(base / "run" / "run", run)
+        config = RunConfig(**read_config(run / "config.toml"))
+        saved = run / "snapshots" / "step-00000002"
+        name = rng.choice(["state.json", "state.json", "weights.safetensors", "optimizer.safetensors"])
+        hostile.spoil(saved / name, rng)
+        sign(saved, rng)
+        before = hostile.tree(run)
+        data = find_dataset(config.dataset)
+        with contextlib.suppress(UsageError):
+            found = resume.find(run, config, data, True)
+            assert found is None or found.step >= 0
+        assert hostile.tree(run) == before
+    assert torch.get_num_threads() == 1
+
+
+def sign(saved, rng):
+    """Write the checksums that the files have now, where they can be, mostly."""
+    with contextlib.suppress(OSError, ValueError, LookupError, TypeError, RecursionError):
+        state = json.loads((saved / "state.json").read_text().splitlines()[0])
+        for name in list(state["checksums"]):
+            state["checksums"][name] = f"crc32:{zlib.crc32((saved / name).read_bytes()):08x}"
+        text = json.dumps(state)
+        (saved / "state.json").write_text(f"{text}\ncrc32:{zlib.crc32(text.encode()):08x}\n")
