@@ -77,6 +77,9 @@ class Synchronous:
     def pulled(self, bucket: Bucket, worker: int) -> None:
         """Nothing: no gradient is compensated for."""
 
+    def join(self, bucket: Bucket, worker: int, step: int) -> None:
+        raise Failure("ps-sync has as many workers as it began with")
+
     def lose(self, bucket: Bucket, worker: int) -> list[Reply]:
         raise Failure("every step of ps-sync needs a push from every worker")
 
