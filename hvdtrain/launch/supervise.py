@@ -80,9 +80,9 @@ def _run_once(command: LaunchCommand, log: Path, stop_request: Path, nursed: Pat
     """
 
     def request_stop() -> None:
-        if command.stop_signal is None:
+        if command.stop_signal is None or nursed:  # whom the nursery has started, the starter does not know
             stop_request.touch()
-        else:
+        if command.stop_signal is not None:
             process.send_signal(command.stop_signal)
 
     with (

@@ -71,6 +71,9 @@ class Synchronous:
         bucket.apply(None if total is None else total.div_(self.needed), pushes[0].lr, *pushes)
         return [bucket.reply(own, stale) for own, stale in zip(pushes, staleness, strict=True)]
 
+    def flush(self, bucket: Bucket) -> None:
+        """Nothing: a step has all its pushes."""
+
     def idle(self, bucket: Bucket, worker: int, step: int) -> list[Reply]:
         return []  # all workers are at the same step
 

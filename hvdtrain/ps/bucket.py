@@ -34,6 +34,9 @@ class Policy(Protocol):
     def accept(self, bucket: "Bucket", push: Push) -> list[Reply]:
         """Take a push of a step not seen before; return the replies to all workers that may go on now."""
 
+    def flush(self, bucket: "Bucket") -> None:
+        """Take a step with the pushes that wait for others to make one, if there are any."""
+
     def idle(self, bucket: "Bucket", worker: int, step: int) -> list[Reply]:
         """The worker evaluates, or is done, after this step: no other waits for it until it pushes again.
 

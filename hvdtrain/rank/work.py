@@ -197,7 +197,7 @@ def train_as_worker(
     training = Training(
         job, model, module, sync, recorder, progress, saver, history, slowdown, arrival.age_s if arrival else 0.0
     )
-    with deferred_sigterm(None if arrival else leave_file(job.folder)):
+    with deferred_sigterm(leave_file(job.folder)):
         try:
             beside = Beside(sync)
             processor_s = train(training, loader, validation)

@@ -9,7 +9,7 @@ import torch
 
 from hvdtrain import modes
 from hvdtrain.config.run_config import RunConfig
-from hvdtrain.world.preempt import termination_requested
+from hvdtrain.world.preempt import all_are_to_leave, termination_requested
 
 LOCKSTEP_EVERY_S = 1.0  # how often the workers of a lockstep mode come together
 LOOK_EVERY_S = 0.2  # how often a worker of the other modes looks whether a barrier is requested
@@ -107,7 +107,7 @@ class StepBarrier:
         Raises:
             Departed: this worker leaves, and the others go on.
         """
-        if self.may_depart and termination_requested():
+        if self.may_depart and termination_requested() and not all_are_to_leave():
             raise Departed
         if not self.paused and any(self._wants(elapsed)):
             self.paused = True
@@ -147,7 +147,8 @@ class StepBarrier:
     def _wants(self, elapsed: float) -> tuple[bool, bool, bool]:
         over = bool(self.time_budget) and elapsed >= self.time_budget
         snapshot = bool(self.snapshot_s) and self.group.leads and elapsed - self.saved_at >= self.snapshot_s
-        return over, termination_requested() and not self.may_depart, snapshot
+        leaves = all_are_to_leave() if self.may_depart else termination_requested()
+        return over, leaves, snapshot
 
     def _decide(self, rows: Sequence[Sequence[float]], at_end: bool) -> Decision:
         """What any worker wants, all do; rows of elapsed and _wants."""
