@@ -227,9 +227,9 @@ def _replay(
     ]
     orders = [deque(lines[piece.server, piece.number]) for piece in pieces]
     reads: list[list[deque[int]]] = [[deque() for _ in replicas] for _ in orders]
-    for own, order in zip(reads, orders, strict=True):
+    for of_bucket, order in zip(reads, orders, strict=True):
         for who, _, read, _ in sorted(order, key=lambda line: line[:2]):
-            own[who].append(read)
+            of_bucket[who].append(read)
     total = config.total_steps(len(data.train))
     for worker in replicas:
         worker.compressors = [Compressor(config.compression, piece.lengths) for piece in pieces]
