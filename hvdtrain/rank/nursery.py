@@ -38,6 +38,7 @@ class Nursery:
         self.read = 0  # bytes of it
         self.joined: set[int] = set()  # processes that have
         self.coming: set[int] = set()  # those that have not ended
+        self.replaced: set[int] = set()  # those that ended while they waited to join: the servers may learn it later
         self.in_a_row = 0
 
     def until_over(self) -> None:
@@ -61,7 +62,7 @@ class Nursery:
         if any(not life["why"] and life["pid"] for life in lives):
             self.joined |= {life["pid"] for life in lives}
             self.in_a_row = 0
-        return sum(life["why"] not in ("", LEFT) for life in lives)
+        return sum(life["why"] not in ("", LEFT) and life["pid"] not in self.replaced for life in lives)
 
     def _unborn(self) -> int:
         """How many processes have ended since the last look before they had joined."""
@@ -72,6 +73,7 @@ class Nursery:
                 self.coming.discard(pid)
                 if code and pid not in self.joined:
                     count += 1
+                    self.replaced.add(pid)
                     self.in_a_row += 1
                     if self.in_a_row == MOST_IN_A_ROW:
                         print(f"hvdtrain: {self.in_a_row} workers in a row could not join: no more are started")

@@ -14,6 +14,7 @@ from hvdtrain.modes._synchroniser import Synchroniser
 from hvdtrain.numerics.clock import Timer
 from hvdtrain.numerics.slowdown import Slowdown
 from hvdtrain.ps.worker import PushPull
+from hvdtrain.runs.folder import hold
 from hvdtrain.runs.metrics import Recorder
 from hvdtrain.runs.request import shares_of
 from hvdtrain.training.barrier import Decision, StepBarrier
@@ -209,6 +210,7 @@ def _evaluate(training: Training, validation: Loader, epoch: int, trained: int |
     if training.sync.group.leads:
         recorder.lead()
         training.progress.lead()
+        hold(job.folder)
     recorder.evaluation(history.step, val_loss, val_accuracy, history.samples / history.wall_s)
     training.progress.evaluation(row)
     training.sync.group.barrier()  # nobody trains, and waits, while the first worker writes
