@@ -51,9 +51,13 @@ def replay(run: Path) -> None:
     if not (run / WEIGHTS).is_file():
         raise UsageError(f"{run} has no {WEIGHTS} to compare with: did it finish?")
     is_leased = shares_of(config) == "leased"
-    most = MOST_LIVES if is_leased else workers
+    most = _read_lives(run, workers) if is_leased else workers
     lines = _read_ledgers(run, config.servers, workers, most)
     leases = _read_leases(run, workers, most) if is_leased else None
+    if leases is not None:
+        for worker, step, *_ in itertools.chain(*lines.values()):
+            if (worker, step) not in leases:
+                raise UsageError(f"{run} has no lease of step {step} of worker {worker}, whose push its ledgers have")
     weights, pushes = _replay(config, workers, threads, lines, leases)
     joined = len({worker for (worker, *_) in itertools.chain(*lines.values())} - set(range(workers)))
     total = sum(tensor.numel() for tensor in weights.values())
@@ -80,7 +84,7 @@ def _read(run: Path) -> tuple[RunConfig, int, int]:
         raise UsageError(f"{run}: its summary.json or manifest.json cannot be read: {error}") from None
 
 
-MOST_LIVES = 10_000  # of the workers of a run
+MOST_LIVES = 10_000  # of the workers of a run: each has a model here
 Line = tuple[int, int, int, int | None]  # worker, step, version read, version made; None where it was dropped
 Lines = dict[tuple[int, int], list[Line]]  # (server, bucket) -> its pushes, in order
 Leases = dict[tuple[int, int], int]  # (worker, step) -> the number of its share
@@ -111,6 +115,22 @@ def _read_ledgers(run: Path, servers: int, workers: int, most: int) -> Lines:
                 seen.add((server, bucket, worker, step))
                 lines.setdefault((server, bucket), []).append((worker, step, read, made))
     return lines
+
+
+def _read_lives(run: Path, workers: int) -> int:
+    """How many lives the run's workers had, those at the start included. UsageError where that cannot be read."""
+    from hvdtrain.ps.lives import lives_file
+
+    path = lives_file(run)
+    try:
+        members = [int(json.loads(line)["member"]) for line in path.read_text().splitlines()]
+        if members and not 0 <= max(members) < MOST_LIVES:
+            raise ValueError(f"a worker's number is {max(members)}")
+        return max([workers, *(1 + member for member in members)])
+    except FileNotFoundError:  # of a version before
+        return workers
+    except (OSError, ValueError, KeyError, TypeError) as error:
+        raise UsageError(f"{path} cannot be read: {error}") from None
 
 
 def _read_leases(run: Path, workers: int, most: int) -> Leases:
