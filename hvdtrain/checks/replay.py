@@ -55,8 +55,8 @@ def replay(run: Path) -> None:
     lines = _read_ledgers(run, config.servers, workers, most)
     leases = _read_leases(run, workers, most) if is_leased else None
     if leases is not None:
-        for worker, step, *_ in itertools.chain(*lines.values()):
-            if (worker, step) not in leases:
+        for worker, step, _, made in itertools.chain(*lines.values()):
+            if made is not None and (worker, step) not in leases:
                 raise UsageError(f"{run} has no lease of step {step} of worker {worker}, whose push its ledgers have")
     weights, pushes = _replay(config, workers, threads, lines, leases)
     joined = len({worker for (worker, *_) in itertools.chain(*lines.values())} - set(range(workers)))
@@ -258,6 +258,9 @@ def _replay(
     shares: list[deque[tuple[int, Share]]] = [deque() for _ in replicas]
     # A worker's last push may have reached some buckets alone.
     taken = sorted({(n, step) for order in orders for n, step, _, _ in order})
+    if leases is not None:  # a lost worker's ledgers have what it had read for a step that none of them may have
+        last = dict(sorted((n, step) for order in orders for n, step, _, made in order if made is not None))
+        taken = [(n, step) for n, step in taken if step <= last.get(n, 0)]
     for n, step in taken:
         number = leases[n, step] if leases is not None else (step - 1) * workers + n
         shares[n].append((step, sampler.share(number)))

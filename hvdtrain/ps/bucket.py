@@ -88,6 +88,7 @@ class Bucket:
         self._reading: set[int] = set()  # workers that were sent this memory, which may still be on its way
         self._lost: set[int] = set()  # workers
         self._shares: dict[int, deque[int]] = {}  # worker -> the leased shares of its last pushes
+        self._sent: dict[int, int] = {}  # worker -> the version that answered its last push
         self._taken: set[int] = set()  # shares of workers that were lost before they knew that this bucket has them
         self._lock = threading.Lock()
 
@@ -104,6 +105,7 @@ class Bucket:
             if push.step <= self._last.get(push.worker, 0):
                 return []
             self._last[push.worker] = push.step
+            self._sent.pop(push.worker, None)
             self._reading.discard(push.worker)  # it has had its answer, or it could not have computed this
             if push.share in self._taken:
                 self.drop(push)
@@ -120,11 +122,13 @@ class Bucket:
 
     def answer(self, worker: int, staleness: int = 0, dropped: int = 0) -> Answer:
         """What a worker is sent in answer to a push, while the bucket is locked or nobody else uses it."""
+        self._sent[worker] = self.version
         if self._ahead is not None:
             return Answer(self.version, staleness, self._ahead, dropped)
         return self._as_they_are(worker, staleness, dropped)
 
     def _as_they_are(self, worker: int, staleness: int = 0, dropped: int = 0) -> Answer:
+        self._sent[worker] = self.version
         self._reading.add(worker)
         self.policy.pulled(self, worker)
         return Answer(self.version, staleness, self.weights.detach(), dropped)
@@ -165,6 +169,8 @@ class Bucket:
             self._lost.add(worker)
             self._reading.discard(worker)
             self._taken.update(self._shares.pop(worker, ()))
+            if (read := self._sent.pop(worker, None)) is not None:  # other buckets may have its next push
+                self.ledger(Applied(worker, self._last.get(worker, 0) + 1, read, None))
             return self.policy.lose(self, worker)
 
     def restore(self, step: int, state: Mapping[str, torch.Tensor]) -> None:
