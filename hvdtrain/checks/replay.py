@@ -2,8 +2,9 @@
 
 import csv
 import dataclasses
+import itertools
 import json
-from collections import deque
+from collections import Counter, deque
 from collections.abc import Iterator
 from contextlib import contextmanager
 from functools import partial
@@ -49,13 +50,21 @@ def replay(run: Path) -> None:
 
     if not (run / WEIGHTS).is_file():
         raise UsageError(f"{run} has no {WEIGHTS} to compare with: did it finish?")
-    lines = _read_ledgers(run, config.servers, workers)
-    leases = _read_leases(run, workers) if shares_of(config) == "leased" else None
+    is_leased = shares_of(config) == "leased"
+    most = _read_lives(run, workers) if is_leased else workers
+    lines = _read_ledgers(run, config.servers, workers, most)
+    leases = _read_leases(run, workers, most) if is_leased else None
+    if leases is not None:
+        for worker, step, _, made in itertools.chain(*lines.values()):
+            if made is not None and (worker, step) not in leases:
+                raise UsageError(f"{run} has no lease of step {step} of worker {worker}, whose push its ledgers have")
     weights, pushes = _replay(config, workers, threads, lines, leases)
+    joined = len({worker for (worker, *_) in itertools.chain(*lines.values())} - set(range(workers)))
     total = sum(tensor.numel() for tensor in weights.values())
     if different := _different(weights, run / WEIGHTS):
         raise Failure(f"{different:,} of {total:,} weights differ from those that {run} saved")
-    click.echo(f"{pushes:,} pushes of {workers} worker(s) replayed: the same {total:,} weights, bit for bit")
+    more = f" and {joined} that joined" if joined else ""
+    click.echo(f"{pushes:,} pushes of {workers} worker(s){more} replayed: the same {total:,} weights, bit for bit")
 
 
 def _read(run: Path) -> tuple[RunConfig, int, int]:
@@ -69,8 +78,6 @@ def _read(run: Path) -> tuple[RunConfig, int, int]:
     if not modes.declared(config.mode).has_servers or not config.record:
         raise UsageError(f"{run} is not a recorded run: train with a ps- mode and --record")
     try:
-        if lost := json.loads((run / "summary.json").read_text())["lost_workers"]:
-            raise UsageError(f"{run} lost ranks {lost} on its way: which of their last pushes counted is not recorded")
         manifest = json.loads((run / "manifest.json").read_text())
         if len(manifest.get("parts", [])) > 1:
             raise UsageError(f"{run} was resumed, and replay begins at the first step: record a run in one go")
@@ -82,13 +89,19 @@ def _read(run: Path) -> tuple[RunConfig, int, int]:
         raise UsageError(f"{run}: its summary.json or manifest.json cannot be read: {error}") from None
 
 
+MOST_LIVES = 10_000  # of the workers of a run: each has a model here
 Line = tuple[int, int, int, int | None]  # worker, step, version read, version made; None where it was dropped
 Lines = dict[tuple[int, int], list[Line]]  # (server, bucket) -> its pushes, in order
 Leases = dict[tuple[int, int], int]  # (worker, step) -> the number of its share
 
 
-def _read_ledgers(run: Path, servers: int, workers: int) -> Lines:
-    """What the ledgers say. UsageError, with file and line, where one cannot be read or contradicts itself."""
+def _read_ledgers(run: Path, servers: int, workers: int, most: int) -> Lines:
+    """What the ledgers say. UsageError, with file and line, where one cannot be read or contradicts itself.
+
+    Args:
+        workers: how many there were at the start.
+        most: how many lives of workers there may have been.
+    """
     from hvdtrain.ps.ledger import DROPPED, ledger_file
 
     lines: Lines = {}
@@ -100,7 +113,7 @@ def _read_ledgers(run: Path, servers: int, workers: int) -> Lines:
                 bucket, worker, step = (int(row[name]) for name in ("bucket", "worker", "step"))
                 read = int(row["version_read"])
                 made = None if row["version"] == DROPPED else int(row["version"])
-                if not (0 <= worker < workers and step > 0 and 0 <= read and (made is None or read < made)):
+                if not (0 <= worker < most and step > 0 and 0 <= read and (made is None or read < made)):
                     raise UsageError(f"{path}, line {number}: no push of {workers} worker(s) reads like this")
                 if (server, bucket, worker, step) in seen:
                     raise UsageError(f"{path}, line {number}: step {step} of worker {worker} was applied before")
@@ -109,7 +122,23 @@ def _read_ledgers(run: Path, servers: int, workers: int) -> Lines:
     return lines
 
 
-def _read_leases(run: Path, workers: int) -> Leases:
+def _read_lives(run: Path, workers: int) -> int:
+    """How many lives the run's workers had, those at the start included. UsageError where that cannot be read."""
+    from hvdtrain.ps.lives import lives_file
+
+    path = lives_file(run)
+    try:
+        members = [int(json.loads(line)["member"]) for line in path.read_text().splitlines()]
+        if members and not 0 <= max(members) < MOST_LIVES:
+            raise ValueError(f"a worker's number is {max(members)}")
+        return max([workers, *(1 + member for member in members)])
+    except FileNotFoundError:  # of a version before
+        return workers
+    except (OSError, ValueError, KeyError, TypeError) as error:
+        raise UsageError(f"{path} cannot be read: {error}") from None
+
+
+def _read_leases(run: Path, workers: int, most: int) -> Leases:
     """Which share each worker had at each of its steps. UsageError, with file and line, where that cannot be read."""
     from hvdtrain.ps.ledger import lease_file
 
@@ -117,7 +146,7 @@ def _read_leases(run: Path, workers: int) -> Leases:
     with _numbered_rows(path) as rows:
         for number, row in rows:
             worker, step, share = (int(row[name]) for name in ("worker", "step", "share"))
-            if not (0 <= worker < workers and step > 0 and share >= 0) or (worker, step) in leases:
+            if not (0 <= worker < most and step > 0 and share >= 0) or (worker, step) in leases:
                 raise UsageError(f"{path}, line {number}: no lease of {workers} worker(s) reads like this")
             leases[worker, step] = share
     return leases
@@ -151,6 +180,7 @@ class Replica:
 
     Attributes:
         weights: the flat vector that the model's parameters are views of.
+        joins: it has not begun: it reads each bucket as it is, at the version that its first push has.
         shares: of this epoch, still to be trained on, each with the worker's own step.
         share: the one that `encoded` is the gradient of.
         step: the step whose gradient `encoded` holds, for each piece; 0 before the first.
@@ -164,6 +194,7 @@ class Replica:
     shares: deque[tuple[int, "Share"]]
     compressors: list["Compressor"]
     versions: list[int]
+    joins: bool = False
     step: int = 0
     share: "Share | None" = None
     encoded: list[list["torch.Tensor"]] = dataclasses.field(default_factory=list)
@@ -195,15 +226,16 @@ def _replay(
     data = find_dataset(config.dataset)
     loader = Loader(data.train, image_side(config, data), threads, Augment(config.augment, config.seed))
     # Who waited for whom is in the ledgers, so that of the modes that apply each push at once any will do.
-    make_policy = modes.load(config.mode if modes.declared(config.mode).lockstep else "ps-async").make_policy
+    in_lockstep = modes.declared(config.mode).lockstep
+    make_policy = modes.load(config.mode if in_lockstep else "ps-async").make_policy
     replicas = []
-    for number in range(workers):
+    for number in range(max(workers, 1 + max(who for order in lines.values() for who, *_ in order))):
         model = initial_model(config, len(data.classes))
         if config.pretrained:
             load_pretrained(model, config.model, config.pretrained)
         model.train()
         weights = flatten_weights(model)
-        replicas.append(Replica(number, model, weights, deque(), [], []))
+        replicas.append(Replica(number, model, weights, deque(), [], [], joins=number >= workers))
     sizes = [p.numel() for p in trained(replicas[0].model)]
     pieces = cut(sizes, config.servers, config.bucket_elements)
     if set(lines) != {(piece.server, piece.number) for piece in pieces}:
@@ -219,29 +251,43 @@ def _replay(
         for p, expected in zip(pieces, made, strict=True)
     ]
     orders = [deque(lines[piece.server, piece.number]) for piece in pieces]
-    reads: list[list[deque[int]]] = [
-        [deque(read for who, _, read, _ in order if who == worker) for worker in range(workers)] for order in orders
-    ]
+    reads: list[list[deque[int]]] = [[deque() for _ in replicas] for _ in orders]
+    for of_bucket, order in zip(reads, orders, strict=True):
+        for who, _, read, _ in sorted(order, key=lambda line: line[:2]):
+            of_bucket[who].append(read)
     total = config.total_steps(len(data.train))
     for worker in replicas:
         worker.compressors = [Compressor(config.compression, piece.lengths) for piece in pieces]
         worker.versions = [0] * len(pieces)
     sampler = BatchSampler(len(data.train), config.batch_size, config.seed, 0, workers)
-    shares: list[deque[tuple[int, Share]]] = [deque() for _ in range(workers)]
-    for n, step, _, _ in orders[0]:
-        number = leases[n, step] if leases else (step - 1) * workers + n
+    shares: list[deque[tuple[int, Share]]] = [deque() for _ in replicas]
+    # A worker's last push may have reached some buckets alone.
+    taken = sorted({(n, step) for order in orders for n, step, _, _ in order})
+    if leases is not None:  # a lost worker's ledgers have what it had read for a step that none of them may have
+        last = dict(sorted((n, step) for order in orders for n, step, _, made in order if made is not None))
+        taken = [(n, step) for n, step in taken if step <= last.get(n, 0)]
+    for n, step in taken:
+        number = leases[n, step] if leases is not None else (step - 1) * workers + n
         shares[n].append((step, sampler.share(number)))
-    pushes, epoch = len(orders[0]), 0
+    if leases is not None:
+        _check_counts(orders, pieces, leases)
+    pushes, epoch = len(taken), 0
+    # Pushes that a bucket took and left out, since it had another's of the same share: they changed nothing, and are
+    # written down before those that a step had yet to be made of.
+    redone: list[set[tuple[int, int]]] = [set() for _ in orders]
+    if not in_lockstep:
+        redone = [{line[:2] for line in order if line[3] is None} for order in orders]
+        orders = [deque(line for line in order if line[3] is not None) for order in orders]
     while left := sum(map(len, orders)):
         epoch += 1
         for worker in replicas:
             own = shares[worker.number]
             worker.shares = deque(own.popleft() for _ in range(sum(share.epoch == epoch for _, share in own)))
-            worker.pushed, worker.answers = None, {}
-        _epoch(config, total, loader, pieces, buckets, orders, made, reads, replicas)
+            worker.pushed, worker.answers = (set(range(len(pieces))) if worker.joins else None), {}
+        _epoch(config, total, loader, pieces, buckets, orders, redone, made, reads, replicas)
         if sum(map(len, orders)) == left:
             raise Failure(f"the ledgers have no push of epoch {epoch}, but of later ones")
-        for bucket in buckets:
+        for bucket in buckets if in_lockstep else ():
             for worker in replicas:
                 bucket.idle(worker.number, worker.step)
         if any(made):
@@ -255,17 +301,24 @@ def _replay(
 
 def _epoch(
     config: RunConfig, total: int | None, loader: "Loader", pieces: list["Piece"], buckets: list["Bucket"],
-    orders: list[deque[Line]], made: list[deque[Line]], reads: list[list[deque[int]]], replicas: list[Replica],
+    orders: list[deque[Line]], redone: list[set[tuple[int, int]]], made: list[deque[Line]],
+    reads: list[list[deque[int]]], replicas: list[Replica],
 ) -> None:  # fmt: skip
     """Replay until every worker has no share left and every gradient is applied."""
+    flushes = not modes.declared(config.mode).lockstep
     from hvdtrain.numerics.optimizers import lr_at
     from hvdtrain.ps.messages import Push
 
     while True:
         moved = False
+        for number, bucket in enumerate(buckets):
+            _answer(number, bucket, reads, replicas)
         for worker in replicas:
             if _may_compute(worker, pieces):
                 _compute(config, worker, loader, pieces)
+                worker.pushed = {number for number, lines in enumerate(redone) if (worker.number, worker.step) in lines}
+                for number in worker.pushed:
+                    reads[number][worker.number].popleft()
                 moved = True
         for number, order in enumerate(orders):
             while order:
@@ -279,12 +332,10 @@ def _epoch(
                 assert worker.share is not None
                 lr = lr_at(config, worker.share.step, worker.share.epoch, total)
                 buckets[number].push(Push(who, step, worker.versions[number], lr, gradient))
+                if flushes and made[number] and (not order or order[0][3] != made[number][0][3]):
+                    buckets[number].policy.flush(buckets[number])  # with fewer pushes than make a step
                 reads[number][who].popleft()
-                for other in replicas:  # each gets the version that its next push is to have read
-                    due = reads[number][other.number]
-                    if due and due[0] == buckets[number].version and number in (other.pushed or ()):
-                        if number not in other.answers:
-                            other.answers[number] = buckets[number].answer(other.number)
+                _answer(number, buckets[number], reads, replicas)
                 moved = True
         if not moved:
             break
@@ -293,6 +344,27 @@ def _epoch(
         order and order[0][1] <= steps[order[0][0]] for order in orders
     ):
         raise Failure("the ledgers do not fit together: a push comes before the one that its worker waited for")
+
+
+def _answer(number: int, bucket: "Bucket", reads: list[list[deque[int]]], replicas: list[Replica]) -> None:
+    """Give each worker that waits for this bucket the version that its next push is to have read, if it is that now."""
+    for worker in replicas:
+        due = reads[number][worker.number]
+        if due and due[0] == bucket.version and number in (worker.pushed or ()) and number not in worker.answers:
+            answer = bucket.pull if worker.joins else bucket.answer
+            worker.answers[number] = answer(worker.number)
+
+
+def _check_counts(orders: list[deque[Line]], pieces: list["Piece"], leases: Leases) -> None:
+    """Failure where a bucket did not have each share once, or a push had two."""
+    every = set(leases.values())
+    for order, piece in zip(orders, pieces, strict=True):
+        counted = Counter(leases[worker, step] for worker, step, _, made in order if made is not None)
+        if wrong := sorted(share for share in every if counted[share] != 1):
+            raise Failure(
+                f"the ledger of server {piece.server} has {counted[wrong[0]]} pushes of share {wrong[0]} in bucket "
+                f"{piece.number}, in place of one; so of {len(wrong)} of {len(every)} shares"
+            )
 
 
 def _compare(expected: deque[Line], piece: "Piece", applied: "Applied") -> None:
@@ -331,4 +403,4 @@ def _compute(config: RunConfig, worker: Replica, loader: "Loader", pieces: list[
         compressor.encode(flat[piece.start : piece.stop].clone())
         for compressor, piece in zip(worker.compressors, pieces, strict=True)
     ]
-    worker.step, worker.share, worker.pushed, worker.answers = step, share, set(), {}
+    worker.step, worker.share, worker.answers, worker.joins = step, share, {}, False

@@ -18,7 +18,9 @@ MODES = ("--modes", "--mode", "modes")
 # What `--help` shows under which heading, most used first. What is nowhere here comes last under the first.
 FIRST = "What to run"
 GROUPS = {
-    FIRST: ("preset", "mode", "modes", "ops", "workers", "servers", "repeats", "out", "dry_run", "resume", "file"),
+    FIRST: (
+        "preset", "mode", "modes", "ops", "workers", "servers", "repeats", "out", "dry_run", "resume", "join", "file",
+    ),
     "Data": ("dataset", "image_size", "augment"),
     "Model": ("model", "width", "pretrained", "freeze", "dropout"),
     "Optimisation": (
@@ -35,7 +37,7 @@ GROUPS = {
         "target_accuracy", "stop_at_target", "margin", "accuracy_margin", "slow", "trace", "trace_steps", "log_every",
         "repeat",
     ),
-    "Saving and faults": ("save", "snapshot_every", "keep_snapshots", "retries", "timeout"),
+    "Saving and faults": ("save", "snapshot_every", "keep_snapshots", "retries", "respawn", "timeout"),
 }  # fmt: skip
 
 

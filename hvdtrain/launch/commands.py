@@ -27,7 +27,7 @@ from hvdtrain.launch.records import cancel, is_running, job_record_file, own_ide
 from hvdtrain.launch.supervise import STOP_TIMEOUT_S, log_file, supervise
 from hvdtrain.runs.folder import CONFIG, check_free, unwritable
 from hvdtrain.runs.launched import remembered
-from hvdtrain.runs.request import check, check_workers, resumed_options, train_options
+from hvdtrain.runs.request import check, check_joinable, check_workers, resumed_options, train_options
 
 # Options of `launch` that users give after -- by mistake.
 _LAUNCH_OPTIONS = {
@@ -39,6 +39,7 @@ _LAUNCH_OPTIONS = {
     "--launcher",
     "--dry-run",
     "--retries",
+    "--respawn",
     "--env",
 }
 
@@ -69,6 +70,11 @@ _LAUNCH_OPTIONS = {
     help="Start the job again so many times if it fails: it goes on after its last snapshot.",
 )  # fmt: skip
 @click.option(
+    "--respawn", is_flag=True,
+    help="Start a worker that is lost again, while the others go on: in ps-async and ps-ssp with --wire zmq, on this "
+    "machine.",
+)  # fmt: skip
+@click.option(
     "--env", "private", multiple=True, metavar="NAME",
     help="Give ranks this variable of the environment, such as AWS_SECRET_ACCESS_KEY or HTTPS_PROXY: those that name "
     "libraries' settings they have anyway. No command line shows it. Can be repeated.",
@@ -78,7 +84,7 @@ _LAUNCH_OPTIONS = {
 def launch(
     launcher: str | None, workers: int | None, servers: Any, hosts: str | None, hostfile: Path | None,
     sync_dst_dir: str | None, sync_data: bool, interface: str, out: str, resume: bool, retries: int,
-    private: tuple[str, ...], dry_run: bool, train_options: tuple[str, ...],
+    respawn: bool, private: tuple[str, ...], dry_run: bool, train_options: tuple[str, ...],
 ) -> None:  # fmt: skip
     """Start a job of so many workers and servers.
 
@@ -117,6 +123,13 @@ def launch(
     if retries and to_scheduler:
         raise UsageError(f"--retries is for jobs that `launch` sees to their end: {launcher} takes them over")
     check_workers(config.for_workers(workers), workers)
+    if respawn:
+        check_joinable(config, "--respawn")
+        if not recipe.get("here"):
+            raise UsageError(
+                f"--respawn starts workers on this machine, not those of {launcher}: start `hvdtrain train --join "
+                "--out RUN` on a host yourself"
+            )
     if sync_dst_dir and not listed:
         raise UsageError("--sync-dst-dir copies to hosts: give -H or --hostfile")
     if sync_data and not sync_dst_dir:
@@ -141,7 +154,7 @@ def launch(
             copy.make(names)
     command = prepare(
         launcher, config, workers, used, folder, check=not dry_run, working_folder=destination,
-        interface=interface, resume=True, all_options=resumed is not None, measure=True,
+        interface=interface, resume=True, all_options=resumed is not None, measure=True, respawn=respawn,
         private={name: os.environ[name] for name in private},
     )  # fmt: skip
     if dry_run:
@@ -156,7 +169,7 @@ def launch(
     record = job_record_file(folder)
     record.write_text(json.dumps({"launcher": launcher, **own_identity()}))
     try:
-        supervise(command, folder, workers, servers, retries, expects_summary=not to_scheduler)
+        supervise(command, folder, workers, servers, retries, expects_summary=not to_scheduler, respawns=respawn)
     except BaseException:
         record.unlink(missing_ok=True)
         raise

@@ -19,12 +19,13 @@ from hvdtrain.runs.launched import LAUNCHER, Launched, Pair
 from hvdtrain.runs.request import with_absolute_paths
 from hvdtrain.world import network
 from hvdtrain.world.network import WIRE_KEY, new_wire_key
+from hvdtrain.world.place import RESPAWNS
 
 
 def prepare(
     launcher: str, config: RunConfig, workers: int, hosts: Sequence[Host], out: Path, check: bool = True,
     working_folder: str = "", interface: str = "", resume: bool = False, all_options: bool = False,
-    measure: bool = False, private: Mapping[str, str] | None = None,
+    measure: bool = False, private: Mapping[str, str] | None = None, respawn: bool = False,
 ) -> LaunchCommand:  # fmt: skip
     """The command that starts a training job.
 
@@ -38,6 +39,7 @@ def prepare(
         all_options: name every option to the ranks, since the run folder may have other values.
         measure: where hosts are checked, measure the network between them too, for the manifest.
         private: variables for every rank that no command line may show.
+        respawn: workers that are lost will be started again.
 
     Raises:
         UsageError: a host cannot run it, or the launcher needs hosts.
@@ -64,7 +66,7 @@ def prepare(
     ranks, survives = workers + config.servers, modes.declared(config.mode).survives_lost_worker
     spec = JobSpec(
         ranks, program, config.servers, hosts, out, interface, working_folder, survives,
-        private=private, needs_network=needs_network(config),
+        private=private, needs_network=needs_network(config), environment={RESPAWNS: "1"} if respawn else {},
     )  # fmt: skip
     return prepare_program(launcher, spec, requirements, check, measure)
 

@@ -5,6 +5,7 @@ import os
 import signal
 import socket
 import subprocess
+import sys
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import partial
@@ -48,7 +49,8 @@ def launched_job(command: LaunchCommand, log: Path) -> Iterator[subprocess.Popen
             path.unlink(missing_ok=True)
             with open(path, "w", opener=_private if path == command.private_file else None) as file:
                 file.write(text)
-        with log.open("wb") as output:
+        log.write_bytes(b"")
+        with log.open("ab") as output:  # where others write too
             scratch.mkdir(exist_ok=True)
             process = _start(command, output, scratch)
             try:
@@ -60,6 +62,25 @@ def launched_job(command: LaunchCommand, log: Path) -> Iterator[subprocess.Popen
             scratch.rmdir()
         if command.private_file:
             command.private_file.unlink(missing_ok=True)
+
+
+@contextlib.contextmanager
+def nursery(run: Path, command: LaunchCommand, log: Path) -> Iterator[None]:
+    """In the block, lost workers of the job that runs in the folder are started again, on this machine.
+
+    Args:
+        log: gets what they print, beside the job's.
+    """
+    (run / "join.json").unlink(missing_ok=True)  # of a job that was killed
+    with log.open("ab") as output:
+        nurse = subprocess.Popen(
+            [sys.executable, "-m", "hvdtrain.rank.nursery", str(run)], env=command.environment, stdout=output,
+            stderr=subprocess.STDOUT, stdin=subprocess.DEVNULL, start_new_session=True, preexec_fn=_die_with_parent,
+        )  # fmt: skip
+        try:
+            yield
+        finally:
+            _end_job(nurse)
 
 
 def _private(path: str, flags: int) -> int:

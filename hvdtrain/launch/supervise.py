@@ -14,7 +14,7 @@ import click
 from hvdtrain.errors import Failure
 from hvdtrain.launch.failure import job_failure, rank_of_process
 from hvdtrain.launch.job_log import failure_reason
-from hvdtrain.launch.processes import launched_job, sigterm_unwinds
+from hvdtrain.launch.processes import launched_job, nursery, sigterm_unwinds
 from hvdtrain.launch.recipe import LaunchCommand
 from hvdtrain.launch.spare_ranks import spare_ranks
 from hvdtrain.world.preempt import EXIT_CODE, leave_file
@@ -29,12 +29,14 @@ def log_file(out: Path) -> Path:
 
 
 def supervise(
-    command: LaunchCommand, out: Path, workers: int, servers: int, retries: int, expects_summary: bool
-) -> None:
+    command: LaunchCommand, out: Path, workers: int, servers: int, retries: int, expects_summary: bool,
+    respawns: bool = False,
+) -> None:  # fmt: skip
     """Run a job. After a failure start it again, up to `retries` times: it goes on after its last snapshot.
 
     Args:
         expects_summary: whether the run is complete once the command has ended; a scheduler's has only begun.
+        respawns: start workers that are lost again, on this machine.
 
     Raises:
         Failure: it failed, the last time too; with the exit code of the rank that failed first.
@@ -43,7 +45,8 @@ def supervise(
     log = log_file(out)
     with spare_ranks(command, log.parent) if retries and command.here else nullcontext(command) as again:
         for attempt in range(1, retries + 2):
-            exit_code, was_stopped = _run_once(command if attempt == 1 else again, log, leave_file(out))
+            starting = command if attempt == 1 else again
+            exit_code, was_stopped = _run_once(starting, log, leave_file(out), out if respawns else None)
             # An mpirun that has lost all its hosts ends with exit code 0: only the summary proves success.
             if exit_code == 0 and (not expects_summary or (out / "summary.json").is_file()):
                 return
@@ -68,7 +71,7 @@ def _how_to_resume(out: Path) -> str:
     return "nothing had been saved"
 
 
-def _run_once(command: LaunchCommand, log: Path, stop_request: Path) -> tuple[int, bool]:
+def _run_once(command: LaunchCommand, log: Path, stop_request: Path, nursed: Path | None) -> tuple[int, bool]:
     """Run a job to its end and show its output; return its exit code, and whether it was asked to stop.
 
     SIGTERM asks the ranks to save and leave. Ctrl-C, a second SIGTERM, or STOP_TIMEOUT_S of waiting end the job on all
@@ -76,18 +79,20 @@ def _run_once(command: LaunchCommand, log: Path, stop_request: Path) -> tuple[in
 
     Args:
         stop_request: the file that asks the ranks to stop where the starter passes no signal on.
+        nursed: the run folder, where workers that are lost are to be started again.
     """
 
     def request_stop() -> None:
-        if command.stop_signal is None:
+        if command.stop_signal is None or nursed:  # whom the nursery has started, the starter does not know
             stop_request.touch()
-        else:
+        if command.stop_signal is not None:
             process.send_signal(command.stop_signal)
 
     with (
         sigterm_unwinds(),
         _removed_before_and_after(stop_request),
         launched_job(command, log) as process,
+        nursery(nursed, command, log) if nursed else nullcontext(),
         log.open("rb") as output,
         _on_first_sigterm(request_stop) as requested_at,
     ):

@@ -15,4 +15,4 @@ SHARES = ("leased", "static")
 
 connect = PushPull
 make_policy = partial(StaleSynchronous, staleness=None)
-serve = partial(serve_with, make_policy=make_policy)
+serve = partial(serve_with, make_policy=make_policy, lets_join=True)

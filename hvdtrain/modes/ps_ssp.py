@@ -95,6 +95,11 @@ class StaleSynchronous:
         if len(self.summed) == self.pushes_per_step:
             self._step(bucket)
 
+    def flush(self, bucket: Bucket) -> None:
+        """Take a step with what is summed, if there is anything."""
+        if self.summed:
+            self._step(bucket)
+
     def _step(self, bucket: Bucket) -> None:
         """Take a step with what is summed: as long as its share of a whole step, where workers came to an end first."""
         gradient, summed, self.sum, self.summed = self.sum, self.summed, None, []
@@ -111,8 +116,11 @@ class StaleSynchronous:
         if self.compensation:
             self.weights_of[worker] = bucket.weights.clone()
 
+    def join(self, bucket: Bucket, worker: int, step: int) -> None:
+        self.clocks[worker] = step
+
     def lose(self, bucket: Bucket, worker: int) -> list[Reply]:
-        del self.clocks[worker]
+        self.clocks.pop(worker, None)  # it may not have got as far as to join here
         self.idle_after.pop(worker, None)
         self.weights_of.pop(worker, None)
         self.waiting = [(push, stale) for push, stale in self.waiting if push.worker != worker]
@@ -121,8 +129,8 @@ class StaleSynchronous:
     def _let_go(self, bucket: Bucket) -> list[Reply]:
         """The replies to workers that are no more than `staleness` ahead of the slowest that is not idle."""
         busy = self.clocks.keys() - self._idle()
-        if not busy and self.summed:  # nobody pushes what it lacks before the weights are evaluated or saved
-            self._step(bucket)
+        if not busy:  # nobody pushes what it lacks before the weights are evaluated or saved
+            self.flush(bucket)
         slowest = min((self.clocks[worker] for worker in busy), default=math.inf)
         limit = math.inf if self.staleness is None else slowest + self.staleness
         free = [(push, stale) for push, stale in self.waiting if push.step <= limit]
@@ -139,4 +147,4 @@ def make_policy(workers: int, config: RunConfig) -> StaleSynchronous:
 
 
 connect = PushPull
-serve = partial(serve_with, make_policy=make_policy)
+serve = partial(serve_with, make_policy=make_policy, lets_join=True)

@@ -71,11 +71,17 @@ class Synchronous:
         bucket.apply(None if total is None else total.div_(self.needed), pushes[0].lr, *pushes)
         return [bucket.reply(own, stale) for own, stale in zip(pushes, staleness, strict=True)]
 
+    def flush(self, bucket: Bucket) -> None:
+        """Nothing: a step has all its pushes."""
+
     def idle(self, bucket: Bucket, worker: int, step: int) -> list[Reply]:
         return []  # all workers are at the same step
 
     def pulled(self, bucket: Bucket, worker: int) -> None:
         """Nothing: no gradient is compensated for."""
+
+    def join(self, bucket: Bucket, worker: int, step: int) -> None:
+        raise Failure("ps-sync has as many workers as it began with")
 
     def lose(self, bucket: Bucket, worker: int) -> list[Reply]:
         raise Failure("every step of ps-sync needs a push from every worker")

@@ -1,6 +1,7 @@
 """One bucket of the weights on its server. It knows nothing of processes or networks: drive it with plain calls."""
 
 import threading
+from collections import deque
 from collections.abc import Callable, Mapping
 from typing import Protocol
 
@@ -9,8 +10,11 @@ import torch
 from hvdtrain.errors import Failure
 from hvdtrain.numerics.optimizers import restore_state, set_lr, state_of
 from hvdtrain.ps.membership import GIVEN_UP
-from hvdtrain.ps.messages import Answer, Applied, Push
+from hvdtrain.ps.messages import NO_SHARE, Answer, Applied, Push
 
+# A worker finishes the lease of a step while it is in the backward pass of the next: so many of its last pushes belong
+# to leases that are open.
+UNCONFIRMED = 2
 Reply = tuple[int, Answer]  # the worker, and its answer
 
 
@@ -30,6 +34,9 @@ class Policy(Protocol):
     def accept(self, bucket: "Bucket", push: Push) -> list[Reply]:
         """Take a push of a step not seen before; return the replies to all workers that may go on now."""
 
+    def flush(self, bucket: "Bucket") -> None:
+        """Take a step with the pushes that wait for others to make one, if there are any."""
+
     def idle(self, bucket: "Bucket", worker: int, step: int) -> list[Reply]:
         """The worker evaluates, or is done, after this step: no other waits for it until it pushes again.
 
@@ -38,6 +45,13 @@ class Policy(Protocol):
 
     def pulled(self, bucket: "Bucket", worker: int) -> None:
         """The worker is given the weights as they are."""
+
+    def join(self, bucket: "Bucket", worker: int, step: int) -> None:
+        """One more worker is there, as if it had pushed this step.
+
+        Raises:
+            Failure: this mode has as many workers as it began with.
+        """
 
     def lose(self, bucket: "Bucket", worker: int) -> list[Reply]:
         """The worker is gone for good: no other waits for it any more.
@@ -73,6 +87,9 @@ class Bucket:
         self._last: dict[int, int] = {}  # worker -> the step of its last push
         self._reading: set[int] = set()  # workers that were sent this memory, which may still be on its way
         self._lost: set[int] = set()  # workers
+        self._shares: dict[int, deque[int]] = {}  # worker -> the leased shares of its last pushes
+        self._sent: dict[int, int] = {}  # worker -> the version that answered its last push
+        self._taken: set[int] = set()  # shares of workers that were lost before they knew that this bucket has them
         self._lock = threading.Lock()
 
     def push(self, push: Push) -> list[Reply]:
@@ -88,7 +105,13 @@ class Bucket:
             if push.step <= self._last.get(push.worker, 0):
                 return []
             self._last[push.worker] = push.step
+            self._sent.pop(push.worker, None)
             self._reading.discard(push.worker)  # it has had its answer, or it could not have computed this
+            if push.share in self._taken:
+                self.drop(push)
+                return self.policy.accept(self, push._replace(gradient=None))
+            if push.share != NO_SHARE:
+                self._shares.setdefault(push.worker, deque(maxlen=UNCONFIRMED)).append(push.share)
             return self.policy.accept(self, push)
 
     def pull(self, worker: int) -> Answer:
@@ -99,11 +122,13 @@ class Bucket:
 
     def answer(self, worker: int, staleness: int = 0, dropped: int = 0) -> Answer:
         """What a worker is sent in answer to a push, while the bucket is locked or nobody else uses it."""
+        self._sent[worker] = self.version
         if self._ahead is not None:
             return Answer(self.version, staleness, self._ahead, dropped)
         return self._as_they_are(worker, staleness, dropped)
 
     def _as_they_are(self, worker: int, staleness: int = 0, dropped: int = 0) -> Answer:
+        self._sent[worker] = self.version
         self._reading.add(worker)
         self.policy.pulled(self, worker)
         return Answer(self.version, staleness, self.weights.detach(), dropped)
@@ -114,15 +139,38 @@ class Bucket:
             self._refuse_lost(worker)
             return self.policy.idle(self, worker, step)
 
+    def slowest(self, otherwise: int) -> int:
+        """The least step of the last pushes of those that are there; `otherwise` where none has pushed."""
+        with self._lock:
+            return min((step for worker, step in self._last.items() if worker not in self._lost), default=otherwise)
+
+    def join(self, worker: int, step: int) -> None:
+        """One more worker is there, whose next step comes after this one.
+
+        Raises:
+            Failure: it was lost meanwhile, or this mode lets nobody join.
+        """
+        with self._lock:
+            self._refuse_lost(worker)
+            self._last[worker] = step
+            self.policy.join(self, worker, step)
+
     def lose(self, worker: int) -> list[Reply]:
-        """The worker is gone for good; returns the replies to workers that waited for it.
+        """The worker is gone for good; returns the replies to workers that waited for it. What it has pushed here
+        counts: the shares that it had not finished are leased again, and whoever pushes one of these then is answered,
+        and the push dropped. So each share counts once in each bucket, whichever of them a push had reached.
 
         Raises:
             Failure: the others cannot go on without it.
         """
         with self._lock:
+            if worker in self._lost:
+                return []
             self._lost.add(worker)
             self._reading.discard(worker)
+            self._taken.update(self._shares.pop(worker, ()))
+            if (read := self._sent.pop(worker, None)) is not None:  # other buckets may have its next push
+                self.ledger(Applied(worker, self._last.get(worker, 0) + 1, read, None))
             return self.policy.lose(self, worker)
 
     def restore(self, step: int, state: Mapping[str, torch.Tensor]) -> None:
@@ -167,7 +215,7 @@ class Bucket:
             self.ledger(Applied(push.worker, push.step, push.version_read, self.version))
 
     def drop(self, push: Push) -> None:
-        """Leave out a push that came too late."""
+        """Leave out a push."""
         self.ledger(Applied(push.worker, push.step, push.version_read, None))
 
     def reply(self, push: Push, staleness: int, dropped: int = 0) -> Reply:

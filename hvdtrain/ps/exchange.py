@@ -13,13 +13,13 @@ from hvdtrain.errors import Failure
 from hvdtrain.numerics.clock import Stopwatch
 from hvdtrain.numerics.compression import Compressor
 from hvdtrain.ps import wire
-from hvdtrain.ps.messages import Answer, Push, PushStatus
+from hvdtrain.ps.messages import NO_SHARE, Answer, Push, PushStatus
 from hvdtrain.ps.partition import Completion, Piece
 from hvdtrain.ps.shared import SharedMemory
 from hvdtrain.ps.staging import Staging
 from hvdtrain.world import trace
 
-Announced = tuple[int, float, PushStatus]  # step, learning rate, and the status of the step's push
+Announced = tuple[int, float, int, PushStatus]  # step, learning rate, leased share, and the status of the step's push
 
 # Bytes of gradients that a worker has under way at once: sent, and not answered. Enough to fill a link while answers
 # travel back; little enough that a bucket that forward needs soon, ready late, does not queue behind all others
@@ -69,7 +69,7 @@ class Exchange:
         }
         self.compressors = [Compressor(compression, piece.lengths) for piece in pieces]  # with the error yet to send
         self.versions = [0] * len(pieces)
-        self.step, self.lr = 0, 0.0
+        self.step, self.lr, self.share = 0, 0.0, NO_SHARE
         self.push_status = PushStatus(0)
         self.bytes_sent = self.bytes_received = 0
         self._stopwatch = Stopwatch(weights.device)
@@ -83,9 +83,9 @@ class Exchange:
         self._extra: dict[int, int] = {}  # server -> its bucket that is under way though there was no room
         self._error: BaseException | None = None
 
-    def begin(self, step: int, lr: float) -> None:
+    def begin(self, step: int, lr: float, share: int = NO_SHARE) -> None:
         """The step whose gradients come next."""
-        self.step, self.lr, self._waits = step, lr, []
+        self.step, self.lr, self.share, self._waits = step, lr, share, []
         self.push_status = PushStatus(len(self.pieces))
         self._completion.begin()
         self._dropped = [0] * len(self.pieces)
@@ -129,6 +129,19 @@ class Exchange:
         """wait_for every parameter."""
         self._wait(range(len(self.pieces)))
 
+    def wait_until_answered(self) -> None:
+        """Return when this step's pushes, or the last one's, have all been answered: each server has taken them.
+
+        Raises:
+            Failure: as wait_for.
+        """
+        with self._changed:
+            came = self._changed.wait_for(lambda: self._error or not self.push_status.pending, self.timeout)
+        if self._error:
+            raise Failure(str(self._error)) from self._error
+        if not came:
+            raise Failure(f"a parameter server did not answer a push within {self.timeout:.0f} s")
+
     def over(self) -> int:
         """The last step that is over in every bucket, where all of them dropped this worker's last push; else 0."""
         if not any(self._dropped):
@@ -169,7 +182,7 @@ class Exchange:
         """A bucket is to be pushed: its weights are old now. Returns its step, which may be over when it is sent."""
         with self._changed:
             self._fresh[number] = False
-        return self.step, self.lr, self.push_status
+        return self.step, self.lr, self.share, self.push_status
 
     def _push(self, number: int, announced: Announced, gradient: torch.Tensor | None) -> None:
         with self._changed:
@@ -182,7 +195,7 @@ class Exchange:
             with self._changed:
                 if (number := self._next()) is None:
                     return
-                gradient, (step, lr, status) = self._queue.pop(number)
+                gradient, (step, lr, share, status) = self._queue.pop(number)
                 size = _bytes(gradient)
                 self._under_way[self.pieces[number].server] += size
                 piece, version = self.pieces[number], self.versions[number]
@@ -192,7 +205,7 @@ class Exchange:
             with self._changed:
                 self.bytes_sent += sum(tensor.nbytes for tensor in encoded or ())
             sent = None if encoded is None else [self.shared.put(tensor, piece.server) for tensor in encoded]
-            push = Push(self.worker, step, version, lr, sent)
+            push = Push(self.worker, step, version, lr, sent, share)
             answer = wire.call(piece.server, "push", piece.number, push)
             if trace.records(step):
                 flow = trace.flow_of(step, self.worker, piece.server, piece.number)

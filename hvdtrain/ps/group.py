@@ -1,6 +1,6 @@
 """The workers of a job with parameter servers as a group: rank 0, a server, adds up what they agree on."""
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any
 
@@ -27,7 +27,15 @@ class ServerGroup(Group):
     def __init__(self, world: World, store: Store, timeout: float) -> None:
         super().__init__(world)
         self.world, self.store, self.timeout = world, store, timeout
-        self._sums = 0
+        self.sums = 0  # so far, of all workers together
+
+    def first_does(self, act: Callable[[], None]) -> None:
+        first = -1
+        while first != self.first:
+            self.gather([])
+            first = self.first
+            act()
+            self.gather([])
 
     def sum(self, values: torch.Tensor) -> torch.Tensor:
         """As in Group.
@@ -39,9 +47,24 @@ class ServerGroup(Group):
 
     def sum_later(self, values: torch.Tensor) -> Callable[[], torch.Tensor]:
         """As in Group; what is returned raises as sum does."""
-        self._sums += 1
-        number = self._sums
-        first = wire.call(0, "sum", self.worker, number, values)
+        return self._later(values, apart=False)
+
+    def gather_later(self, row: Sequence[float]) -> Callable[[], tuple[list[int], torch.Tensor]]:
+        """As in Group, of whoever is there; what is returned raises as sum does."""
+        found = self._later(torch.tensor([self.worker, *row], dtype=torch.float64), apart=True)
+
+        def wait() -> tuple[list[int], torch.Tensor]:
+            rows = found()
+            there = rows[:, 0].int().tolist()
+            self.first = there[0]
+            return there, rows[:, 1:]
+
+        return wait
+
+    def _later(self, values: torch.Tensor, apart: bool) -> Callable[[], torch.Tensor]:
+        self.sums += 1
+        number = self.sums
+        first = wire.call(0, "sum", self.worker, number, values, apart)
 
         def wait() -> torch.Tensor:
             answer = first
@@ -57,7 +80,7 @@ class ServerGroup(Group):
                         ranks = [self.world.servers + worker for worker in silent]
                         problem = f"ranks {ranks} hang: they did not come to where the others wait for them"
                         raise Failure(problem) from None
-                answer = wire.call(0, "sum", self.worker, number, values)
+                answer = wire.call(0, "sum", self.worker, number, values, apart)
 
         return wait
 

@@ -19,7 +19,12 @@ class Leases:
     """Which worker has which share. Only the first server has any to lease.
 
     Shares are leased in rounds: from one number to another, an epoch as a rule, each share once. A lease is finished
-    when its gradient has been pushed; that of a worker that is lost before goes to another.
+    when its worker knows that every server has taken its gradient; that of a worker that is lost before goes to
+    another. What a bucket has of it already counts there: see bucket.Bucket.lose.
+
+    Attributes:
+        samples_of: how many samples a share has, once that is known.
+        samples: by worker, of the leases that it has finished.
 
     Args:
         ledger: called with worker, its step, and the share of every lease.
@@ -29,6 +34,8 @@ class Leases:
         self.ledger = ledger
         self.begin, self.end, self.next = -1, 0, 0
         self._returned: list[int] = []  # a heap of shares whose workers were lost
+        self.samples_of: Callable[[int], int] = lambda share: 0
+        self.samples: dict[int, int] = {}
         self._lost: set[int] = set()  # workers
         self._open: dict[int, tuple[int, int]] = {}  # share -> the worker that has it, and at which of its steps
         self._waiting: list[tuple[int, int, Future[tuple[int, int]]]] = []  # worker, its step, what it waits for
@@ -71,9 +78,14 @@ class Leases:
             self.end = min(self.end, max(whole, self.begin + workers))
 
     def finished(self, worker: int, step: int) -> None:
-        """The worker has pushed this step of its own."""
+        """The worker has been answered all pushes of this step of its own, and of those before."""
         with self._lock:
-            self._open = {share: who for share, who in self._open.items() if who[0] != worker or who[1] > step}
+            if worker in self._lost:  # and others have these shares
+                return
+            done = [share for share, (holder, its) in self._open.items() if holder == worker and its <= step]
+            for share in done:
+                del self._open[share]
+                self.samples[worker] = self.samples.get(worker, 0) + self.samples_of(share)
             self._serve_waiting()
 
     def lose(self, worker: int) -> None:

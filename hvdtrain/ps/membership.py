@@ -1,8 +1,13 @@
-"""The workers as a server knows them: who is still there, and the sums over those. It knows nothing of networks."""
+"""The workers as a server knows them: who is there, who joins, and the sums over those. It knows nothing of networks.
+
+Each life of a worker has a number of its own, never given twice: those that are there at the start have 0 … N - 1, and
+who joins later, in place of a lost one or beside the others, the next. So what comes late of a former life is nobody's.
+"""
 
 import threading
 import time
 from collections.abc import Sequence
+from typing import Any, NamedTuple
 
 import torch
 from torch.futures import Future
@@ -12,25 +17,51 @@ from hvdtrain.errors import Failure
 GIVEN_UP = "this worker was silent for so long that the others went on without it (see --timeout)"
 
 
+class Round(NamedTuple):
+    """What somebody who joins has to know to be where the others are, from one sum until the next.
+
+    Attributes:
+        sums: how many there were before.
+        began: time.monotonic().
+        state: what the workers have come to, of plain types and tensors.
+    """
+
+    sums: int
+    began: float
+    state: Any
+
+
 class Membership:
     """Which of the workers are still there, and what they add up together.
 
     A sum is over the workers that are there: it is done when each of them has given its summand, and whoever is lost
     later stays in the sums that it was in.
+
+    Attributes:
+        workers: how many there were at the start.
+        present: those that are there.
     """
 
     def __init__(self, workers: int) -> None:
         self.workers, self.present = workers, set(range(workers))
+        self._next = workers  # the number of whoever joins next
         self._summands: dict[int, dict[int, torch.Tensor]] = {}  # number of the sum -> worker -> its summand
         self._sums: dict[int, Future[torch.Tensor]] = {}
+        self._apart: set[int] = set()  # sums whose summands are not added up
         self._heard = dict.fromkeys(self.present, time.monotonic())  # when a worker was last heard
+        self._round: Round | None = None
+        self._is_open = False  # whether the round's sum is still to be done
+        self._joining: list[Future[Any]] = []  # of a number, and a Round
         self._lock = threading.Lock()
 
-    def add(self, worker: int, number: int, values: torch.Tensor) -> "Future[torch.Tensor]":
+    def add(self, worker: int, number: int, values: torch.Tensor, apart: bool = False) -> "Future[torch.Tensor]":
         """A worker's summand of its sum of that number, from 1; the future holds the sum, of the same shape and dtype.
 
         Summands are added in the order of the workers, so that the same summands give the same bits. One that comes
         again, since the worker has waited for long, counts once.
+
+        Args:
+            apart: do not add them up: the future holds them as rows, in that order.
 
         Raises:
             Failure: the worker had been given up.
@@ -41,16 +72,56 @@ class Membership:
             future = self._sums.setdefault(number, Future())
             self._sums.pop(number - 2, None)  # all have it, or they could not have come to the next one
             if not future.done():
+                if apart:
+                    self._apart.add(number)
                 self._summands.setdefault(number, {})[worker] = values
                 self._finish(number)
             return future
+
+    def open_round(self, sums: int, state: Any) -> None:
+        """The workers have been through so many sums, and train until the next: whoever joins before that is done is
+        with them.
+        """
+        with self._lock:
+            if (done := self._sums.get(sums + 1)) and done.done():
+                return
+            self._round, self._is_open = Round(sums, time.monotonic(), state), True
+        self._admit()
+
+    def join(self) -> "Future[tuple[int, Round]]":
+        """Somebody wants to join. The future holds their number and where the others are, in the next round at the
+        latest: from then on they are waited for.
+        """
+        with self._lock:
+            future: Future[Any] = Future()
+            self._joining.append(future)
+        self._admit()
+        return future
+
+    def admit(self, worker: int) -> None:
+        """A worker is there that another server has let join."""
+        with self._lock:
+            self.present.add(worker)
+            self.heard(worker)
+
+    def close(self, why: str) -> None:
+        """Whoever still wants to join is too late."""
+        with self._lock:
+            for future in self._joining:
+                future.set_exception(Failure(why))
+            self._joining = []
 
     def lose(self, worker: int) -> None:
         """The worker is gone for good."""
         with self._lock:
             self.present.discard(worker)
+            if not self.present and self._round:  # nobody knows what was decided since the last round was opened
+                self._summands.clear()
+                self._sums.clear()
+                self._is_open = True
             for number in list(self._summands):
                 self._finish(number)
+        self._admit()
 
     def heard(self, worker: int) -> None:
         """The worker sent something."""
@@ -70,6 +141,18 @@ class Membership:
             self._refuse_lost(worker)
             return sorted(self.present - set(self._summands[number])) if number in self._summands else []
 
+    def _admit(self) -> None:
+        """Tell those who can join, while nothing is locked: it has consequences."""
+        admitted = []
+        with self._lock:
+            while self._is_open and self._round and self._joining:
+                worker, self._next = self._next, self._next + 1
+                self.present.add(worker)
+                self.heard(worker)
+                admitted.append((self._joining.pop(0), (worker, self._round)))
+        for future, place in admitted:
+            future.set_result(place)
+
     def _refuse_lost(self, worker: int) -> None:
         if worker not in self.present:
             raise Failure(GIVEN_UP)
@@ -79,4 +162,8 @@ class Membership:
         own = self._summands[number]
         if self.present <= own.keys():
             del self._summands[number]
-            self._sums[number].set_result(torch.stack([own[worker] for worker in sorted(own)]).sum(0))
+            if self._round and number > self._round.sums:
+                self._is_open = False
+            rows = torch.stack([own[worker] for worker in sorted(own)])
+            self._sums[number].set_result(rows if number in self._apart else rows.sum(0))
+            self._apart.discard(number)

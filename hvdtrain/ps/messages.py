@@ -4,6 +4,8 @@ from typing import Any, NamedTuple
 
 import torch
 
+NO_SHARE = -1
+
 
 class Push(NamedTuple):
     """A worker's gradient for one bucket.
@@ -14,6 +16,7 @@ class Push(NamedTuple):
         lr: the learning rate of the step.
         gradient: on the wire, the tensors that the codec made of it, or where they lie (see shared.Parcel); on the
             server [bucket] float32, its own to overwrite until the push is answered. None where it overflowed (fp16).
+        share: the number of the leased share that it is the gradient of, or NO_SHARE.
     """
 
     worker: int
@@ -21,6 +24,7 @@ class Push(NamedTuple):
     version_read: int
     lr: float
     gradient: Any
+    share: int = NO_SHARE
 
 
 class Answer(NamedTuple):
@@ -44,7 +48,7 @@ class Applied(NamedTuple):
     """One line of the ledger: whose gradient of which step made `version` of a bucket, and from which it came.
 
     Attributes:
-        version: None where the gradient came too late, and was dropped.
+        version: None where the gradient was dropped: it came too late, or another's of the same share was here before.
     """
 
     worker: int

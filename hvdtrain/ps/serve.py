@@ -1,18 +1,15 @@
 """What a server does with its life: it serves until every worker is done or lost."""
 
 from collections.abc import Callable
-from functools import partial
-from queue import SimpleQueue
 from typing import Protocol
 
 import torch
-from torch.distributed import Store
 
-from hvdtrain.config.run_config import RunConfig
-from hvdtrain.errors import Failure
+from hvdtrain.config.run_config import OPEN_WIRES, RunConfig
 from hvdtrain.numerics.compression import Compressor
 from hvdtrain.numerics.optimizers import make_optimizer
 from hvdtrain.ps import wire
+from hvdtrain.ps.attendance import Attendance
 from hvdtrain.ps.bucket import Bucket, Policy, no_ledger
 from hvdtrain.ps.leases import Leases
 from hvdtrain.ps.ledger import LeaseLedger, Ledger
@@ -21,26 +18,23 @@ from hvdtrain.ps.server import Server
 from hvdtrain.ps.server_metrics import Load, ServerMetrics
 from hvdtrain.ps.shared import SharedMemory
 from hvdtrain.world.job import Job
-from hvdtrain.world.place import World
 from hvdtrain.world.preempt import deferred_sigterm
-from hvdtrain.world.rendezvous import mark_left, open_store
-
-INSTALLED = "installed"  # in the store, once every server has its weights
+from hvdtrain.world.rendezvous import open_store
 
 
 class MakePolicy(Protocol):
     def __call__(self, workers: int, config: RunConfig) -> Policy: ...
 
 
-def serve(job: Job, report: Callable[[str], None], make_policy: MakePolicy) -> None:
+def serve(job: Job, report: Callable[[str], None], make_policy: MakePolicy, lets_join: bool = False) -> None:
     """Be a server until every worker is done or lost. It starts from the weights that the first worker installs.
 
     Args:
         report: shows the user a line.
+        lets_join: whether workers can join and come back in this mode, where shares are leased and the wire lets them.
 
     Raises:
-        Failure: a worker was lost, and the others cannot go on: in ps-sync; before training; or it was the first one,
-            which saves the results.
+        Failure: a worker was lost, and the others cannot go on: in ps-sync, or before training.
     """
     config, world = job.config, job.world
     ledger = Ledger(job.folder, world.rank) if config.record else None
@@ -62,34 +56,13 @@ def serve(job: Job, report: Callable[[str], None], make_policy: MakePolicy) -> N
     wire.start(world, store, config.timeout, server, config.wire)
     shared.join(world, store, config.timeout)
     metrics = ServerMetrics(job.folder, world.rank, load)  # now that all have met, the first worker has the folder
-    ended: SimpleQueue[tuple[int, str]] = SimpleQueue()
-    for rank in range(world.servers, world.size):
-        wire.watch(rank, config.timeout, partial(lambda rank, why: ended.put((rank, why)), rank))
+    is_open = lets_join and config.shares != "static" and config.wire in OPEN_WIRES
+    attendance = Attendance(job, store, server, report, is_open)
     with deferred_sigterm():  # the workers get it too, and need this server to save
-        for _ in range(world.workers):
-            rank, why = ended.get()
-            if why:
-                _lose(rank, why, world, store, server)
-                if world.rank == 0:
-                    report(f"hvdtrain: rank {rank} is lost, and the others go on without it: {why}")
+        attendance.until_all_have_ended()
         metrics.stop()
         if ledger:
             ledger.close()
         if lease_ledger:
             lease_ledger.close()
-        wire.stop(world, store, config.timeout)
-
-
-def _lose(rank: int, why: str, world: World, store: Store, server: Server) -> None:
-    """Go on without a worker. Failure where that cannot be."""
-    worker = rank - world.servers
-    if worker == 0:
-        raise Failure(f"rank {rank}, the first worker, is lost: {why}")
-    if not store.check([INSTALLED]):
-        raise Failure(f"rank {rank} was lost before training began: {why}")
-    try:
-        server.lose(worker)
-    except Failure as reason:
-        raise Failure(f"rank {rank} is lost, and {reason}: {why}") from None
-    if world.rank == 0:
-        mark_left(rank, store)
+        wire.stop(world, store, config.timeout, attendance.there)

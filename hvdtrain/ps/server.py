@@ -3,15 +3,17 @@
 import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
-from contextlib import nullcontext
+from functools import partial
 from typing import Any
 
 import torch
 from torch.futures import Future
 
+from hvdtrain.errors import Failure
+from hvdtrain.numerics.split import samples_of_share
 from hvdtrain.ps.bucket import Bucket, Reply
 from hvdtrain.ps.leases import Leases
-from hvdtrain.ps.membership import Membership
+from hvdtrain.ps.membership import GIVEN_UP, Membership, Round
 from hvdtrain.ps.messages import Answer, Push
 from hvdtrain.ps.server_metrics import Load
 from hvdtrain.ps.shared import SharedMemory
@@ -46,7 +48,12 @@ class Server:
         self.membership, self.leases, self.load, self.rank = membership, leases, load, rank
         self.shared = shared or SharedMemory()
         self.buckets: dict[int, Bucket] = {}
-        self._deciding = threading.Lock()  # between a push's end and its lease's: a share that counts is not lost
+        # What an Attendance sets: what the first server knows of each life, and what is done about whoever arrives.
+        self.lives: Callable[[], list[dict[str, Any]]] = list
+        self.arrived: Callable[[int, str, int], dict[str, Any]] = self._let_nobody_in
+        self.departed: Callable[[int], None] = lambda worker: None  # it leaves in order, and the others go on
+        self._lost: set[int] = set()
+        self._changing = threading.Lock()  # who is there: whoever joins is in all buckets or in none
         self.open: dict[tuple[int, int], Future[Answer]] = {}  # (bucket, worker) -> what its push is answered with
 
     def push(self, bucket: int, push: Push) -> "Future[Answer]":
@@ -56,14 +63,10 @@ class Server:
             push = push._replace(gradient=[self.shared.get(sent) for sent in push.gradient])
         answer: Future[Answer] = Future()
         self.open[bucket, push.worker] = answer
-        # The bucket that backward completes last: of a push that a worker's death cuts short, it counts.
-        decides = bucket == 0
         began = time.perf_counter()
-        with self.load.handling(bucket, push), self._deciding if decides else nullcontext():
+        with self.load.handling(bucket, push):
             decoded = push if push.gradient is None else push._replace(gradient=self.decode(push.gradient))
             replies = self.buckets[bucket].push(decoded)
-            if decides:
-                self.leases.finished(push.worker, push.step)
         if trace.records(push.step):
             flow = trace.flow_of(push.step, push.worker, self.rank, bucket)
             name = f"apply bucket {bucket} of worker {push.worker}"
@@ -83,13 +86,71 @@ class Server:
 
     def lose(self, worker: int) -> None:
         """Go on without a worker. Failure where the others cannot."""
-        with self._deciding:
+        with self._changing:
+            self._lost.add(worker)
             for number, bucket in self.buckets.items():
                 self._answer(number, bucket.lose(worker))
-            self.leases.lose(worker)
         self.membership.lose(worker)
         self.load.lost(worker)
         self.shared.forget(worker)
+
+    def lose_lease(self, worker: int) -> None:
+        """Others take the shares of a worker that every server has lost."""
+        self.leases.lose(worker)
+
+    def join(self, endpoint: str, pid: int) -> "Future[dict[str, Any]]":
+        """Somebody wants to join, who is reached there and is a process of that number on its host. The first server's
+        answer, as soon as they are in: their number and place, and where the others are.
+        """
+
+        place: Future[dict[str, Any]] = Future()
+
+        def admitted(future: "Future[tuple[int, Round]]") -> None:
+            try:
+                place.set_result(self._let_in(*future.value(), endpoint, pid))
+            except Failure as error:
+                place.set_exception(error)  # type: ignore[arg-type]  # torch's stub takes results alone
+
+        self.membership.join().add_done_callback(admitted)
+        return place
+
+    def _let_in(self, member: int, now: Round, endpoint: str, pid: int) -> dict[str, Any]:
+        slowest = min(bucket.slowest(now.state["step"]) for bucket in self.buckets.values())
+        place = self.admit(member, endpoint, slowest, pid)
+        age = time.monotonic() - now.began
+        return {"member": member, "step": slowest, "sums": now.sums, "age_s": age, "state": now.state} | place
+
+    def admit(self, member: int, endpoint: str, step: int, pid: int) -> dict[str, Any]:
+        """Let a new worker push, after this step.
+
+        Args:
+            endpoint: where it is reached.
+
+        Raises:
+            Failure: it is lost already.
+        """
+        place = self.arrived(member, endpoint, pid)
+        with self._changing:
+            if member in self._lost:
+                raise Failure(GIVEN_UP)
+            self.membership.admit(member)
+            for bucket in self.buckets.values():
+                bucket.join(member, step)
+        return place
+
+    def depart(self, worker: int, step: int) -> None:
+        """The worker leaves, after this step of its own, all of whose pushes it knows to be answered."""
+        self.leases.finished(worker, step)
+        self.departed(worker)
+
+    def open_round(self, sums: int, state: dict[str, Any]) -> None:
+        """See Membership.open_round."""
+        data, batch, workers = state["samples"], state["batch_size"], self.membership.workers
+        self.leases.samples_of = partial(samples_of_share, samples=data, batch_size=batch, workers=workers)
+        self.membership.open_round(sums, state)
+
+    def _let_nobody_in(self, member: int, endpoint: str, pid: int) -> dict[str, Any]:
+        raise Failure("nobody can join this job")
 
     def _answer(self, bucket: int, replies: list[Reply]) -> None:
         for worker, answer in replies:
@@ -101,9 +162,9 @@ class Server:
         content = self.buckets[bucket], answer.version, weights.data_ptr()
         return answer._replace(weights=self.shared.put(weights, worker, content))
 
-    def sum(self, worker: int, number: int, values: torch.Tensor) -> "Future[torch.Tensor]":
+    def sum(self, worker: int, number: int, values: torch.Tensor, apart: bool = False) -> "Future[torch.Tensor]":
         """A worker's summand of a sum over the workers: see Membership.add."""
-        return self.membership.add(worker, number, values)
+        return self.membership.add(worker, number, values, apart)
 
     def missing(self, worker: int, number: int, seconds: float) -> tuple[list[int], list[int]]:
         """The workers that a sum still waits for, and those of them that were not heard for so long."""
@@ -111,11 +172,15 @@ class Server:
         return missing, self.membership.silent(missing, seconds)
 
     def lease(self, worker: int, step: int, begin: int, end: int) -> int:
-        """The worker's next share: see Leases."""
+        """The worker's next share: see Leases. It asks amid the backward pass of the step before, in whose forward
+        every answer to the step before that was there.
+        """
+        self.leases.finished(worker, step - 2)
         return self.leases.lease(worker, step, begin, end)
 
     def await_lease(self, worker: int, step: int) -> "Future[tuple[int, int]]":
-        """See Leases.wait."""
+        """See Leases.wait. The worker has every answer."""
+        self.leases.finished(worker, step - 1)
         return self.leases.wait(worker, step)
 
     def pause_leases(self) -> None:

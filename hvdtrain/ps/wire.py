@@ -7,14 +7,15 @@ itself that a peer has died: servers keep a call open at every worker and worker
 
 import importlib
 import re
-from collections.abc import Callable
-from typing import Any, Protocol
+import time
+from collections.abc import Callable, Iterable
+from typing import Any, Protocol, cast
 
 from torch.distributed import Store
 from torch.futures import Future
 
 from hvdtrain.errors import Failure
-from hvdtrain.ps.requests import WATCH, Requests
+from hvdtrain.ps.requests import HEARTBEAT_S, WATCH, Requests
 from hvdtrain.world.place import World
 from hvdtrain.world.rendezvous import leave
 
@@ -35,6 +36,18 @@ class Wire(Protocol):
 
     def close(self) -> None:
         """Leave without waiting for anybody."""
+
+
+class OpenWire(Wire, Protocol):
+    """A wire that ranks can join while it is in use.
+
+    Attributes:
+        endpoint: where this rank is reached.
+        endpoints: where others are, by the number that they are called by.
+    """
+
+    endpoint: str
+    endpoints: dict[int, str]
 
 
 _wire: Wire  # of this process
@@ -96,10 +109,33 @@ def watch(rank: int, timeout: float, ended: Callable[[str], None]) -> None:
     look()
 
 
-def stop(world: World, store: Store, timeout: float) -> None:
-    """Leave the others in order, then shut down without waiting again."""
+def own_endpoint() -> str:
+    """Where this rank is reached, on one of config.run_config.OPEN_WIRES."""
+    return cast(OpenWire, _wire).endpoint
+
+
+def meet(rank: int, endpoint: str) -> None:
+    """Somebody joins who will be called by this number, and is reached there."""
+    cast(OpenWire, _wire).endpoints[rank] = endpoint
+
+
+def stop(world: World, store: Store, timeout: float, there: Iterable[int] = ()) -> None:
+    """Leave the others in order, then shut down without waiting again. Servers are done when all workers are.
+
+    Args:
+        there: on a server, the workers that were not lost.
+    """
     _requests.leave()
-    leave(world, store, timeout)
+    servers = range(world.servers)
+    number = world.rank if world.is_server else world.servers + world.member
+    leave(number, store, timeout, servers, [*servers, *(world.servers + member for member in there)])
+    _wire.close()
+
+
+def hang_up() -> None:
+    """Leave at once, alone: the others go on."""
+    _requests.leave()
+    time.sleep(2 * HEARTBEAT_S)  # until all have been told
     _wire.close()
 
 

@@ -1,6 +1,7 @@
 """A worker's end of the parameter server: what a synchroniser does, with gradients pushed and weights pulled."""
 
-from collections.abc import Callable, Iterator, Mapping
+from collections import deque
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from datetime import timedelta
 from functools import partial
 from queue import SimpleQueue
@@ -14,12 +15,13 @@ from hvdtrain.numerics.flat import flatten_weights, trained
 from hvdtrain.numerics.optimizers import COUNT
 from hvdtrain.numerics.precision import LossScale
 from hvdtrain.ps import wire
+from hvdtrain.ps.attendance import INSTALLED
 from hvdtrain.ps.exchange import Exchange
 from hvdtrain.ps.group import ServerGroup
+from hvdtrain.ps.joining import Arrival
 from hvdtrain.ps.leases import NONE_NOW
-from hvdtrain.ps.messages import PushStatus
+from hvdtrain.ps.messages import NO_SHARE, PushStatus
 from hvdtrain.ps.partition import Piece, cut
-from hvdtrain.ps.serve import INSTALLED
 from hvdtrain.ps.shared import SharedMemory
 from hvdtrain.world.job import Job
 from hvdtrain.world.rendezvous import open_store
@@ -30,15 +32,17 @@ AT_ONCE = 8  # buckets of which the optimizer's state is asked for at once
 class PushPull:
     """Pushes gradients to the servers while backward goes on, and takes weights back until forward needs them."""
 
-    def __init__(self, job: Job) -> None:
-        self.config, self.world, self.timeout = job.config, job.world, job.config.timeout
+    def __init__(self, job: Job, arrival: Arrival | None = None) -> None:
+        self.config, self.world, self.timeout, self.arrival = job.config, job.world, job.config.timeout, arrival
         self.backend = job.config.wire
-        self.store = open_store(job.world, self.timeout)
+        self.store = arrival.store if arrival else open_store(job.world, self.timeout)
         self.accumulating = False
-        wire.start(job.world, self.store, self.timeout, kind=self.backend)
+        if not arrival:
+            wire.start(job.world, self.store, self.timeout, kind=self.backend)
         self.shared = SharedMemory()
         self.shared.join(job.world, self.store, self.timeout)
         self.group = ServerGroup(job.world, self.store, self.timeout)
+        self._shares: deque[int] = deque()  # numbers of those that are leased, and not begun
         self._restored = 0  # the step of the snapshot that training goes on from
         self._round: tuple[int, int] | None = None  # of shares that are leased: its begin and end
         self._requests: SimpleQueue[Any] = SimpleQueue()  # the answer to the request for the next share
@@ -50,17 +54,16 @@ class PushPull:
         pieces = cut(sizes, self.world.servers, self.config.bucket_elements)
         weights = flatten_weights(model)
         self.exchange = Exchange(
-            self.world.worker, self.world.workers, pieces, sizes, weights, self.config.compression,
+            self.world.member, self.world.workers, pieces, sizes, weights, self.config.compression,
             wire.PATIENCE * self.timeout, staged=weights.is_cuda, shared=self.shared,
         )  # fmt: skip
         for server in range(self.world.servers):
             wire.watch(server, self.timeout, partial(self._server_ended, server))
-        if self.world.is_chief:
-            for piece in pieces:
-                wire.ask(piece.server, "install", piece.number, weights[piece.start : piece.stop].cpu())
-            self.store.set(INSTALLED, "")
-        self.store.wait([INSTALLED], timedelta(seconds=self.timeout))
-        self.refresh()
+        if self.arrival:
+            self.group.sums, self.exchange.step = self.arrival.sums, self.arrival.step
+            self.exchange.pull()
+        else:
+            self._install(pieces, weights)
         for index, parameter in enumerate(parameters):
             parameter.register_post_accumulate_grad_hook(partial(self._push, index))
         numbers = {p: index for index, p in enumerate(parameters)}
@@ -68,6 +71,15 @@ class PushPull:
             if own := [numbers[p] for p in module.parameters(recurse=False) if p in numbers]:
                 module.register_forward_pre_hook(lambda module, inputs, own=own: self.exchange.wait_for(own))
         return model
+
+    def _install(self, pieces: Sequence[Piece], weights: torch.Tensor) -> None:
+        """Give the servers the first worker's weights, which all then take."""
+        if self.world.is_chief:
+            for piece in pieces:
+                wire.ask(piece.server, "install", piece.number, weights[piece.start : piece.stop].cpu())
+            self.store.set(INSTALLED, "")
+        self.store.wait([INSTALLED], timedelta(seconds=self.timeout))
+        self.refresh()
 
     def _server_ended(self, server: int, why: str) -> None:
         if why:
@@ -96,7 +108,7 @@ class PushPull:
         self.group.barrier()  # nobody pushes before every server is ready
 
     def optimizer_parts(self) -> Iterator[tuple[int, dict[str, torch.Tensor]]]:
-        if self.world.is_chief:
+        if self.group.leads:
             yield from self._asked(lambda piece: wire.call(piece.server, "optimizer_state", piece.number))
 
     def _asked(self, call: Callable[[Piece], Any]) -> Iterator[tuple[int, Any]]:
@@ -113,7 +125,7 @@ class PushPull:
 
     def begin(self, step: int, lr: float) -> None:
         self._requested = False
-        self.exchange.begin(self.exchange.step + 1, lr)
+        self.exchange.begin(self.exchange.step + 1, lr, self._shares.popleft() if self._shares else NO_SHARE)
         if self.config.compile:  # a compiled model has no layers to wait before
             self.exchange.wait_for_all()
 
@@ -148,11 +160,24 @@ class PushPull:
         step, after = self.exchange.step + 1, 0  # main has begun the step in whose backward pass it was requested
         if share == NONE_NOW:
             self.idle()  # another's share may come back, and it must not wait for this worker until then
-            share, after = wire.result(0, wire.call(0, "await_lease", self.world.worker, step))
+            self.exchange.wait_until_answered()
+            share, after = wire.result(0, wire.call(0, "await_lease", self.world.member, step))
         if share == NONE_NOW:
             self._round = None
             return None, after
+        self._shares.append(share)
         return share, after
+
+    def open_round(self, state: dict[str, Any]) -> None:
+        """Before begin_round, the worker that leads: from now on others can join, and find this state."""
+        wire.ask(0, "open_round", self.group.sums, state | {"step": self.exchange.step})
+
+    def depart(self) -> None:
+        """Leave, between two steps, alone: the others go on."""
+        self.exchange.wait_until_answered()
+        for server in reversed(range(self.world.servers)):
+            wire.ask(server, "depart", self.world.member, self.exchange.step)
+        wire.hang_up()
 
     def pause_leases(self) -> None:
         """End the round early, for all workers."""
@@ -162,7 +187,7 @@ class PushPull:
         if self._round and not self._requested:
             self._requested = True
             step = self.exchange.step + 1
-            self._requests.put(wire.call(0, "lease", self.world.worker, step, *self._round))
+            self._requests.put(wire.call(0, "lease", self.world.member, step, *self._round))
 
     def update(self, loss_scale: LossScale) -> None:
         """Nothing, since the optimizer runs on the servers. With fp16: push all gradients, unless one overflowed."""
@@ -184,7 +209,7 @@ class PushPull:
 
     def idle(self) -> None:
         for server in range(self.world.servers):
-            wire.ask(server, "idle", self.world.worker, self.exchange.step)
+            wire.ask(server, "idle", self.world.member, self.exchange.step)
 
     @property
     def push_status(self) -> PushStatus:

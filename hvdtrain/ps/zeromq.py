@@ -356,8 +356,10 @@ def connect(world: World, store: "Store", patience: float, requests: Requests) -
         wire = ZeroMQ(f"tcp://{address}", requests, key, patience)
     except zmq.ZMQError as error:
         raise Failure(f"--wire zmq cannot listen at {address} ({error}): name an interface with {VARIABLE}") from None
-    store.set(f"wire/{world.rank}", wire.endpoint)
-    others = {rank: f"wire/{rank}" for rank in range(world.size) if rank != world.rank}
+    if world.joined is None:
+        store.set(f"wire/{world.rank}", wire.endpoint)
+    needed = range(world.size if world.joined is None else world.servers)  # who joins calls servers alone
+    others = {rank: f"wire/{rank}" for rank in needed if rank != world.rank}
     try:
         store.wait(list(others.values()), timedelta(seconds=patience))
     except RuntimeError:

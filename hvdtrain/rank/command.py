@@ -27,8 +27,13 @@ from hvdtrain.world.place import read_world
     help="Go on with the run in --out after its last snapshot, or begin it if there is none. Its options hold; those "
     "given here win.",
 )  # fmt: skip
+@click.option(
+    "--join", is_flag=True,
+    help="Be one more worker of the job that runs in --out, or come in place of one that was lost: ps-async and ps-ssp "
+    "with --wire zmq. SIGTERM lets it leave alone.",
+)  # fmt: skip
 @click.pass_context
-def train(ctx: click.Context, file: Path | None, out: str, resume: bool, **options: Any) -> None:
+def train(ctx: click.Context, file: Path | None, out: str, resume: bool, join: bool, **options: Any) -> None:
     """Train one job, or, under horovodrun, mpirun, srun or torchrun, be one rank of it.
 
     \b
@@ -47,6 +52,13 @@ def train(ctx: click.Context, file: Path | None, out: str, resume: bool, **optio
     if resume and not out:
         raise UsageError("--resume needs --out: the folder of the run to go on with")
     given = given_options(ctx, options)
+    if join:
+        if not out or resume or file or given:
+            raise UsageError("--join takes --out, the folder of the job to join, and nothing else: its options hold")
+        from hvdtrain.rank.join import join_run
+
+        join_run(Path(out))
+        return
     if options["servers"] == EQUAL:
         options["servers"], odd = divmod(read_world().size, 2)
         if odd:

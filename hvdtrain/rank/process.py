@@ -5,6 +5,7 @@ import dataclasses
 import os
 import time
 import traceback
+from collections.abc import Callable
 from pathlib import Path
 
 from hvdtrain.config.run_config import RunConfig
@@ -17,7 +18,7 @@ from hvdtrain.world.network import use_one_interface
 from hvdtrain.world.parent import end_with_starter
 from hvdtrain.world.place import World, read_world
 from hvdtrain.world.preempt import EXIT_CODE, Terminated
-from hvdtrain.world.terminal import end_at_once, open_logs
+from hvdtrain.world.terminal import Terminal, end_at_once, open_logs
 
 
 def run_rank(config: RunConfig, out: str, resuming: bool = False) -> None:
@@ -39,11 +40,7 @@ def run_rank(config: RunConfig, out: str, resuming: bool = False) -> None:
         check_workers(config, world.workers)
         # A server answers from several threads, each of which would open an OpenMP team of its own.
         threads = 1 if world.is_server else config.threads or _share_of_cores(world)
-        # Torch reads these when it is imported.
-        os.environ["OMP_NUM_THREADS"] = os.environ["MKL_NUM_THREADS"] = str(threads)
-        if not world.is_server:  # it has large tensors; a server has buckets, which huge pages would leave gaps between
-            os.environ.setdefault("THP_MEM_ALLOC_ENABLE", "1")
-        os.environ.setdefault("TORCH_CPP_LOG_LEVEL", "ERROR")
+        set_threads(threads, world.is_server)
         if world.servers:  # a ring's steps became 1.06 to 1.17 times as long: VGG-F at width 0.5, two workers, n = 3
             keep_memory()
         job = _job_id(world)
@@ -80,9 +77,22 @@ def run_rank(config: RunConfig, out: str, resuming: bool = False) -> None:
         print(f"{folder} has no run to go on with: this begins one", flush=True)
     if world.is_chief and (advice := _advice(config.mode, world)):
         print(advice, flush=True)
+    run_to_its_end(prepared.run, folder, world)
+
+
+def set_threads(threads: int, is_server: bool) -> None:
+    """Set what torch reads when it is imported."""
+    os.environ["OMP_NUM_THREADS"] = os.environ["MKL_NUM_THREADS"] = str(threads)
+    if not is_server:  # it has large tensors; a server has buckets, which huge pages would leave gaps between
+        os.environ.setdefault("THP_MEM_ALLOC_ENABLE", "1")
+    os.environ.setdefault("TORCH_CPP_LOG_LEVEL", "ERROR")
+
+
+def run_to_its_end(run: Callable[[Terminal], None], folder: Path, world: World) -> None:
+    """Serve or train, with logs in the run folder, and end this process as that came out."""
     terminal = open_logs(folder, world.rank)
     try:
-        prepared.run(terminal)
+        run(terminal)
     except Terminated:
         os._exit(EXIT_CODE)
     except BaseException as error:

@@ -7,6 +7,7 @@ from typing import Any
 from hvdtrain.modes._synchroniser import Synchroniser
 from hvdtrain.numerics.clock import PARTS, WAITS
 from hvdtrain.numerics.durations import percentile
+from hvdtrain.ps.lives import LEFT
 from hvdtrain.runs.live import WARM_UP
 from hvdtrain.runs.metrics import Recorder, Tally
 from hvdtrain.training.cost import ProcessorTime
@@ -20,19 +21,20 @@ def summarise(
     job: Job, sync: Synchroniser, recorder: Recorder, history: History, first_step: int, processor_s: Sequence[float],
     beside: "Beside",
 ) -> dict[str, Any]:  # fmt: skip
-    """The summary of a run over all workers; every worker calls it together, and the first gets it, the others nothing.
+    """The summary of a run over all workers; all call it together, and the one that leads gets it, the others nothing.
 
     Args:
         first_step: the step of the snapshot that this job went on from, or 0.
         beside: begun before training.
-        processor_s: this process's processor seconds, then on the first worker each server's.
+        processor_s: this process's processor seconds, then each server's.
     """
     load = beside.collect()
     workers, steps = job.world.workers, history.step - first_step
     processes = _processes(job, sync, recorder.samples, steps, processor_s)
     there, rows = sync.group.gather([history.wall_s, *recorder.tally.row()])
-    if not job.world.is_chief:
+    if not sync.group.leads:
         return {}
+    lives: list[dict[str, Any]] = next(iter(sync.ask_servers("lives")), [])  # the first server's
     wall = rows[:, 0]
     tally = Tally.of(rows[:, 1:].tolist())
     # The mean over the workers for one step of the job, whatever number of its own each took: it adds up to wall time.
@@ -72,7 +74,8 @@ def summarise(
         "processes": processes,
         "load": load,
         "workers": workers,
-        "lost_workers": [job.world.servers + worker for worker in range(workers) if worker not in there],  # ranks
+        "lost_workers": sorted({life["rank"] for life in lives if life["why"] not in ("", LEFT)}),  # ranks
+        "membership": lives,
         "snapshots": history.snapshots,
         "snapshot_s": history.snapshot_s,
         "evaluations": history.evaluations,
@@ -86,8 +89,8 @@ class Beside:
         self.sync, self.host, self.processor = sync, HostLoad(), ProcessorTime(sync)
 
     def collect(self) -> dict[str, dict[str, Any]]:
-        """By host, see world.load.by_host; on the first worker. All workers call it together, and wait for nobody in
-        between: who waits spends processor time that others' windows do not have.
+        """By host, see world.load.by_host; on the worker that leads. All workers call it together, and wait for
+        nobody in between: who waits spends processor time that others' windows do not have.
         """
         own = {"host": socket.gethostname(), "load": self.host.since(), "spent": self.processor.seconds()}
         workers = self.sync.group.collect("load", own)
@@ -102,7 +105,7 @@ class Beside:
 def _processes(
     job: Job, sync: Synchroniser, samples: int, steps: int, processor_s: Sequence[float]
 ) -> list[dict[str, Any]]:
-    """What each process of the job has cost since it began, on the first worker; all workers call it together.
+    """What each process of the job has cost since it began, on the worker that leads; all workers call it together.
 
     A row for each rank but workers that were lost: `rank`, `role`, `host`, `samples` that it trained on (None of a
     server), `cpu_s` of training, `peak_rss_mb` of its whole life, and payload `bytes_sent` and `bytes_received`, see
@@ -111,15 +114,15 @@ def _processes(
     world = job.world
     sent, received = sync.traffic(steps)
     own = {
-        "host": socket.gethostname(), "samples": samples, "cpu_s": processor_s[0], "peak_rss_mb": peak_rss_mb(),
-        "bytes_sent": sent, "bytes_received": received,
+        "rank": world.rank, "role": "worker", "host": socket.gethostname(), "samples": samples,
+        "cpu_s": processor_s[0], "peak_rss_mb": peak_rss_mb(), "bytes_sent": sent, "bytes_received": received,
     }  # fmt: skip
     of_workers = sync.group.collect("processes", own)
-    if not world.is_chief:
+    if not sync.group.leads:
         return []
     rows: list[dict[str, Any]] = [
         {"rank": rank, "role": "server", "samples": None} | cost | {"cpu_s": spent}
         for rank, (cost, spent) in enumerate(zip(sync.ask_servers("cost"), processor_s[1:], strict=True))
     ]
-    rows += [{"rank": world.servers + worker, "role": "worker"} | of_workers[worker] for worker in sorted(of_workers)]
+    rows += sorted(of_workers.values(), key=lambda row: row["rank"])
     return [row | {name: round(row[name], 3) for name in ("cpu_s", "peak_rss_mb")} for row in rows]

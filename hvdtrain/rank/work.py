@@ -10,7 +10,7 @@ from collections.abc import Callable
 from contextlib import nullcontext
 from functools import cache, partial
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import torch
 from safetensors.torch import load_file
@@ -31,18 +31,21 @@ from hvdtrain.models.pretrained import cached_weights, load_pretrained
 from hvdtrain.modes._synchroniser import Synchroniser
 from hvdtrain.numerics.clock import PARTS
 from hvdtrain.numerics.slowdown import Slowdown
+from hvdtrain.ps.joining import Arrival
+from hvdtrain.ps.worker import PushPull
 from hvdtrain.rank.summary import Beside, summarise
 from hvdtrain.runs.manifest import by_host, manifest, part, weights_hash
 from hvdtrain.runs.metrics import Recorder, Tally, write_json
 from hvdtrain.runs.snapshot import BEST, Snapshot, write_tensors
 from hvdtrain.runs.trace_file import RankTrace, merge_traces, write_rank_trace
 from hvdtrain.training import device, resume
+from hvdtrain.training.barrier import Departed
 from hvdtrain.training.clocks import compare_clocks
-from hvdtrain.training.evaluation import evaluate
+from hvdtrain.training.evaluation import evaluate, statistics
 from hvdtrain.training.history import History
 from hvdtrain.training.loop import Training, train
 from hvdtrain.training.progress import TrainingProgress
-from hvdtrain.training.saver import Saver
+from hvdtrain.training.saver import MANIFEST, Saver
 from hvdtrain.world import trace
 from hvdtrain.world.group import Group
 from hvdtrain.world.host import describe, differences, gpus, speed_variables
@@ -52,7 +55,6 @@ from hvdtrain.world.preempt import Terminated, deferred_sigterm, leave_file
 from hvdtrain.world.terminal import Terminal
 
 WEIGHTS = "snapshots/final.safetensors"
-MANIFEST = "manifest.json"
 
 
 @dataclasses.dataclass(frozen=True)
@@ -144,13 +146,19 @@ def evaluation_resize(config: RunConfig, side: int) -> int:
 
 
 def train_as_worker(
-    job: Job, data: ImageFolder, model: Network, skipped: list[str] | None, resumed: Snapshot | None, terminal: Terminal
-) -> None:
-    """Train as a worker; the first worker writes the manifest, the snapshots, the summary and the weights."""
+    job: Job, data: ImageFolder, model: Network, skipped: list[str] | None, resumed: Snapshot | None,
+    terminal: Terminal, arrival: Arrival | None = None,
+) -> None:  # fmt: skip
+    """Train as a worker; the one that leads, the first as a rule, writes the manifest, the snapshots, the summary and
+    the weights.
+
+    Args:
+        arrival: of one that joins a job that runs.
+    """
     config, world = job.config, job.world
-    sync: Synchroniser = modes.load(config.mode).connect(job)
-    job = dataclasses.replace(job, device=device.take_gpu(job, sync.group))
-    if resumed := resume.share(job.folder, resumed, sync.group):
+    sync: Synchroniser = modes.load(config.mode).connect(job, *([arrival] if arrival else []))
+    job = dataclasses.replace(job, device=device.any_gpu(job) if arrival else device.take_gpu(job, sync.group))
+    if not arrival and (resumed := resume.share(job.folder, resumed, sync.group)):
         model.load_state_dict(resumed.weights)
     module: Any = sync.prepare(model.to(job.device))
     if config.compile:
@@ -158,7 +166,8 @@ def train_as_worker(
     if resumed:
         sync.restore(resumed.step, resumed.optimizer)
     side = image_side(config, data)
-    facts = _begin(job, data, side, model, sync, resumed, terminal)
+    if not arrival:
+        _begin(job, data, side, model, sync, resumed, terminal)
     loader = Loader(data.train, side, job.threads, Augment(config.augment, config.seed))
     validation = Loader(data.validation, side, job.threads, resize=evaluation_resize(config, side))
     progress = TrainingProgress(
@@ -174,6 +183,11 @@ def train_as_worker(
         was = resumed.state["parts"][-1]
         until = f"until then {was['mode']} with {was['workers']} worker(s) and {was['servers']} server(s)"
         progress.print(f"going on after step {resumed.step}, from {resumed.folder}; {until}")
+    elif arrival:
+        for buffer, values in zip(statistics(model), arrival.state["buffers"], strict=True):
+            buffer.copy_(values)
+        life = f", whose life number {arrival.incarnation} this is" if arrival.incarnation > 1 else ""
+        print(f"hvdtrain: rank {world.rank} has joined{life}", file=terminal.out, flush=True)
     else:
         for line in skipped or []:
             progress.print(f"--pretrained skipped {line}")
@@ -181,13 +195,15 @@ def train_as_worker(
     tally = Tally(**before["tally"]) if resumed and world.is_chief else None
     if tally:  # in a snapshot, means over workers; of an older version, fewer parts
         tally.seconds = [spent * world.workers for spent in tally.seconds] + [0.0] * (len(PARTS) - len(tally.seconds))
-    recorder = Recorder(job.folder, world.rank, world.is_chief, after, tally)
-    history = History(**before.get("history", {}))
+    recorder = Recorder(job.folder, world.rank, world.is_chief, after, tally, appends=arrival is not None)
+    history = History(**(arrival.state["history"] if arrival else before.get("history", {})))
     keeps_best = config.saves("best") or bool(data.test)  # with which test images are tested
-    saver = Saver(job, model, sync, recorder, facts, after, keeps_best, progress.print)
+    saver = Saver(job, model, sync, recorder, after, keeps_best, progress.print)
     slowdown = Slowdown(config.slow, world.worker, config.seed)
-    training = Training(job, model, module, sync, recorder, progress, saver, history, slowdown)
-    with deferred_sigterm(leave_file(job.folder) if world.is_chief else None):
+    training = Training(
+        job, model, module, sync, recorder, progress, saver, history, slowdown, arrival.age_s if arrival else 0.0
+    )
+    with deferred_sigterm(leave_file(job.folder)):
         try:
             beside = Beside(sync)
             processor_s = train(training, loader, validation)
@@ -196,6 +212,10 @@ def train_as_worker(
             progress.print(f"ended by SIGTERM at step {history.step}; {last}: go on with --resume --out {job.folder}")
             sync.group.close()
             raise
+        except Departed:
+            cast(PushPull, sync).depart()
+            print(f"hvdtrain: rank {world.rank} has left at step {history.step}", file=terminal.out, flush=True)
+            return
         finally:
             progress.close()
             recorder.close()
@@ -206,18 +226,36 @@ def _finish(
     training: Training, processor_s: list[float], beside: Beside, first_step: int, data: ImageFolder, side: int
 ) -> None:
     """Write the results of training that is over, and leave the others. All workers call it together."""
+    group = training.sync.group
+    group.first_does(lambda: _write_weights(training))
+    group.first_does(lambda: _write_results(training, processor_s, beside, first_step, data, side))
+    if group.leads:
+        training.progress.lead()
+        training.progress.print(f"wrote {training.job.folder}")
+    group.close()
+
+
+def _write_weights(training: Training) -> None:
+    """Before tests, for which the model takes others."""
+    job = training.job
+    if training.sync.group.leads and job.config.saves("final"):
+        write_tensors(job.folder / WEIGHTS, training.model.state_dict())
+
+
+def _write_results(
+    training: Training, processor_s: list[float], beside: Beside, first_step: int, data: ImageFolder, side: int
+) -> None:
+    """Write the summary, and what the manifest lacks. All workers call it together."""
     job, sync, progress = training.job, training.sync, training.progress
     summary = summarise(job, sync, training.recorder, training.history, first_step, processor_s, beside)
-    if job.world.is_chief and job.config.saves("final"):
-        write_tensors(job.folder / WEIGHTS, training.model.state_dict())
     if data.test:
         test = Loader(data.test, side, job.threads, resize=evaluation_resize(job.config, side))
         summary |= _test_best(job, sync.group, training.model, test, progress)
-    there, factors = sync.group.gather([training.slowdown.achieved()])
+    _, rows = sync.group.gather([job.world.worker, training.slowdown.achieved()])
     clocks = _finish_trace(job, sync) if job.config.trace else {}
-    if job.world.is_chief:
+    if sync.group.leads and summary:
         manifest = json.loads((job.folder / MANIFEST).read_text())
-        manifest["slow"]["achieved"] = dict(zip(map(str, there), factors[:, 0].tolist(), strict=True))
+        manifest["slow"]["achieved"] = {str(int(worker)): factor for worker, factor in rows.tolist()}
         manifest["clocks"] = clocks
         write_json(job.folder / MANIFEST, manifest)
         if not job.config.saves("best"):
@@ -227,12 +265,10 @@ def _finish(
             progress.print(f"{share:.1%} of the steps overflowed fp16, and were left out")
         if not math.isfinite(summary["val_loss"]):
             progress.print(f"training diverged: the validation loss is {summary['val_loss']}; try a lower --lr")
-        progress.print(f"wrote {job.folder}")
-    sync.group.close()
 
 
 def _finish_trace(job: Job, sync: Synchroniser) -> dict[str, Any]:
-    """Put what all ranks recorded into one file, on the first worker; all workers call it together.
+    """Put what all ranks recorded into one file, on the worker that leads; all workers call it together.
 
     Returns:
         What the manifest has of it there: by rank, how far its clock was ahead, and how far that may be off.
@@ -240,11 +276,11 @@ def _finish_trace(job: Job, sync: Synchroniser) -> dict[str, Any]:
     world = job.world
     clocks = compare_clocks(job, sync)
     write_rank_trace(job.folder, RankTrace(world.rank, "worker", trace.spans, trace.counts))
-    if world.is_chief:
+    if sync.group.leads:
         for rank, recorded in enumerate(sync.ask_servers("traced")):
             write_rank_trace(job.folder, RankTrace(rank, "server", **recorded))
     sync.group.barrier()
-    if not world.is_chief:
+    if not sync.group.leads:
         return {}
     merge_traces(job.folder, {rank: offset for rank, (offset, _) in clocks.items()})
     return {
@@ -256,12 +292,9 @@ def _finish_trace(job: Job, sync: Synchroniser) -> dict[str, Any]:
 def _begin(
     job: Job, data: ImageFolder, side: int, model: Network, sync: Synchroniser, resumed: Snapshot | None,
     terminal: Terminal,
-) -> dict[str, Any]:  # fmt: skip
+) -> None:  # fmt: skip
     """Check that all workers start from the same weights, and have the same images; the first writes the manifest, and
     tells in what the hosts differ. They call it together.
-
-    Returns:
-        What a snapshot holds of it, on the first worker; on the others nothing.
 
     Raises:
         Failure: they do not.
@@ -282,7 +315,7 @@ def _begin(
         "gpus": gpus(), "threads_per_worker": job.threads, "environment": speed_variables(),
     })  # fmt: skip
     if not world.is_chief:
-        return {}
+        return
     of_ranks = {world.servers + worker: facts for worker, facts in of_workers.items()}
     hosts = by_host(of_ranks | dict(enumerate(sync.ask_servers("host"))))
     for line in differences(hosts):
@@ -294,7 +327,6 @@ def _begin(
     })  # fmt: skip
     facts["parts"] = [*before.get("parts", []), part(facts, resumed.step if resumed else 0)]
     write_json(job.folder / MANIFEST, facts)
-    return {name: facts[name] for name in ("dataset_hash", "initial_weights", "parts")}
 
 
 def _test_best(

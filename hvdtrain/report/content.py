@@ -14,6 +14,7 @@ from hvdtrain.report.columns import COLUMNS, format_figure
 from hvdtrain.report.comparisons import Comparison, one_worker, split_into_comparisons
 from hvdtrain.report.fairness import EqualField, format_value
 from hvdtrain.report.headline import Verdict, reach_verdict
+from hvdtrain.report.membership import membership_table
 from hvdtrain.report.reference_tables import OVERVIEW, build_table
 from hvdtrain.report.results import Group, Row, result_rows, scales_weakly, summarise, summary_table
 from hvdtrain.report.step_parts import parts_table
@@ -96,6 +97,7 @@ class Content:
             *(page.plot(plot) for plot in plots if plot.name != "effect"),
             "## What it rests on",
             _differences(finished),
+            *([markdown(there)] if (there := membership_table(self.runs)) else []),
             *([page.details(steps.title, markdown(replace(steps, title="")))] if steps else []),
             page.details("Each run", _each_run(self.rows, [name for name, _ in self.runs])),
             page.details("What was equal", _CHECKED, *_equal_tables(self.equal)),

@@ -80,6 +80,16 @@ def claim(folder: Path, config: RunConfig, workers: int, job: str, others_log: b
     new.replace(folder / CONFIG)
 
 
+def hold(folder: Path) -> None:
+    """Go on holding a claimed folder, if whoever has claimed it is lost, as long as this process lives."""
+    with contextlib.suppress(OSError):
+        lock = os.open(folder / CONFIG, os.O_WRONLY)
+        try:
+            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except OSError:  # it is this process's, or that of one that has only just been lost
+            os.close(lock)
+
+
 def is_claimed(folder: Path) -> bool:
     """Whether a job is at work in the folder, as far as this host's locks tell."""
     try:

@@ -1,6 +1,7 @@
 """What one worker writes down while it trains: a JSON line a step, and TensorBoard events on the first worker."""
 
 import json
+import math
 import os
 from collections import deque
 from collections.abc import Sequence
@@ -73,25 +74,35 @@ class Recorder:
 
     Args:
         after: the step of the snapshot that training goes on from: what was written of later ones is removed.
+        appends: go on after what was written, of the steps of a worker that was lost.
         tally: what was counted up to there, on the first worker; on the others none.
 
     Attributes:
         samples: that this worker has trained on since it began.
     """
 
-    def __init__(self, folder: Path, rank: int, is_chief: bool, after: int = 0, tally: Tally | None = None) -> None:
+    def __init__(
+        self, folder: Path, rank: int, is_chief: bool, after: int = 0, tally: Tally | None = None,
+        appends: bool = False,
+    ) -> None:  # fmt: skip
         path = metrics_file(folder, rank)
-        cut_after(path, after)
+        cut_after(path, math.inf if appends else after)
         self.file = path.open("a", buffering=1)
         self.held: deque[tuple[dict[str, Any], PushStatus | None]] = deque()
         self.tally = tally or Tally()
         self.samples = 0
         self.to_warm_up = WARM_UP
-        self.events = None
+        self.events: Any = None
+        self.folder, self.after = folder, after
         if is_chief:
+            self.lead()
+
+    def lead(self) -> None:
+        """Write events from now on: the worker that did is lost, or is this one."""
+        if not self.events:
             from torch.utils.tensorboard import SummaryWriter
 
-            self.events = SummaryWriter(str(folder), purge_step=after + 1 if after else None)
+            self.events = SummaryWriter(str(self.folder), purge_step=self.after + 1 if self.after else None)
 
     def step(self, row: dict[str, Any], seconds: dict[str, float], digest: int, push: PushStatus | None) -> None:
         """Record one step: its row, the seconds of each part since the one before, and its push, which may still be on
@@ -155,7 +166,7 @@ class Recorder:
             self.events.close()
 
 
-def cut_after(path: Path, step: int) -> None:
+def cut_after(path: Path, step: float) -> None:
     """Remove the lines of later steps from a metrics file, and a last line that a crash left unfinished.
 
     Raises:

@@ -118,11 +118,19 @@ def load_run(folder: Path) -> Run:
     problem = ""
     if summary.status != "done":
         problem = f"the run ended with status {summary.status!r}"
-    elif lost := summary.lost_workers:
+    elif lost := _still_lost(summary):
         problem = f"it finished without ranks {lost}, which died on the way"
+    elif sum(not life.why for life in summary.membership) > manifest.workers:
+        problem = f"more than its {manifest.workers} worker(s) were there at the end: others had joined"
     elif len(set(starts := [_describe_start(part) for part in manifest.parts])) > 1:
         problem = f"it was resumed in another way: {', then '.join(starts)}"
     return Run(folder, manifest, summary, problem)
+
+
+def _still_lost(summary: Summary) -> list[int]:
+    """The ranks that were lost, and did not come back."""
+    there = {life.rank for life in summary.membership if not life.why}
+    return [rank for rank in summary.lost_workers if rank not in there]
 
 
 def _describe_start(part: Part) -> str:

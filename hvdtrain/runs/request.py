@@ -12,7 +12,7 @@ from typing import Any
 from hvdtrain import models, modes
 from hvdtrain.config.command_line import config_options
 from hvdtrain.config.file import read_config
-from hvdtrain.config.run_config import DEVICES, LENGTHS, RunConfig, flag
+from hvdtrain.config.run_config import DEVICES, LENGTHS, OPEN_WIRES, RunConfig, flag
 from hvdtrain.data import augment
 from hvdtrain.errors import UsageError, unknown
 from hvdtrain.numerics import compression, slowdown
@@ -126,6 +126,18 @@ def for_mode(config: RunConfig, mode: str, servers: int) -> RunConfig:
 def shares_of(config: RunConfig) -> str:
     """How samples are shared out: `static` or `leased`."""
     return modes.declared(config.mode).shares[0] if config.shares == "auto" else config.shares
+
+
+def check_joinable(config: RunConfig, option: str) -> None:
+    """UsageError where workers cannot join such a job while it runs.
+
+    Args:
+        option: which asks for it.
+    """
+    if not modes.declared(config.mode).survives_lost_worker or shares_of(config) != "leased":
+        raise UsageError(f"{option} is for --mode ps-async and ps-ssp, where workers lease their shares")
+    if config.wire not in OPEN_WIRES:
+        raise UsageError(f"{option} needs --wire zmq: torch's rpc takes no new rank once one that it knew is lost")
 
 
 def _unused(config: RunConfig, mode: modes.Mode) -> list[str]:

@@ -206,6 +206,21 @@ class Load(Struct, frozen=True, kw_only=True):
     temperature_c: float | None = None
 
 
+class Life(Struct, frozen=True, kw_only=True):
+    """One life of a worker: see ps.lives. Times are in seconds since 1970; `left` is None where the run ended it.
+    `samples` are those that it trained on, None where shares were not leased.
+    """
+
+    rank: Count
+    incarnation: Count
+    joined: Figure
+    left: Figure | None = None
+    why: str = ""
+    samples: Count | None = None
+    member: Count | None = None
+    pid: Count | None = None
+
+
 class StepTime(Struct, frozen=True, kw_only=True):
     """Percentiles of the seconds of a worker's own steps, the `skipped` first ones of each start left out."""
 
@@ -247,6 +262,7 @@ class Summary(Struct, frozen=True, kw_only=True):
     load: dict[str, Load] = {}  # by host
     workers: Count | None = None
     lost_workers: list[Count] = []
+    membership: list[Life] = []
     snapshots: Count | None = None
     snapshot_s: Figure | None = None
     setup_s: Figure | None = None

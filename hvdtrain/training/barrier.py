@@ -9,7 +9,7 @@ import torch
 
 from hvdtrain import modes
 from hvdtrain.config.run_config import RunConfig
-from hvdtrain.world.preempt import termination_requested
+from hvdtrain.world.preempt import all_are_to_leave, termination_requested
 
 LOCKSTEP_EVERY_S = 1.0  # how often the workers of a lockstep mode come together
 LOOK_EVERY_S = 0.2  # how often a worker of the other modes looks whether a barrier is requested
@@ -36,6 +36,10 @@ class Decision:
 GO_ON = Decision()
 
 
+class Departed(Exception):
+    """This worker leaves a job that goes on."""
+
+
 class StepBarrier:
     """Brings all workers to the same step when there is something to decide. Called after every step.
 
@@ -49,13 +53,17 @@ class StepBarrier:
         sync: a Synchroniser; where shares are leased a PushPull.
         steps: how many there are in all, or None where time decides.
         elapsed: seconds of training before this process began, at the last snapshot.
+        may_depart: SIGTERM lets this worker leave alone, as one that has joined.
     """
 
-    def __init__(self, config: RunConfig, sync: Any, steps: int | None, elapsed: float) -> None:
+    def __init__(
+        self, config: RunConfig, sync: Any, steps: int | None, elapsed: float, may_depart: bool = False
+    ) -> None:
         self.sync, self.group, self.steps = sync, sync.group, steps
         self.lockstep = modes.declared(config.mode).lockstep
         self.time_budget, self.snapshot_s = config.time_budget, config.snapshot_s
         self.saved_at = elapsed
+        self.may_depart = may_depart
         self.next_step = 0  # of the next barrier, in lockstep
         self.under_way: Callable[[], tuple[list[int], torch.Tensor]] | None = None  # rows of the last, not yet there
         self.passed = 0  # barriers so far
@@ -94,7 +102,13 @@ class StepBarrier:
                 return GO_ON
 
     def in_round(self, elapsed: float) -> None:
-        """After each step where shares are leased: end the round early if this worker wants a decision."""
+        """After each step where shares are leased: end the round early if this worker wants a decision.
+
+        Raises:
+            Departed: this worker leaves, and the others go on.
+        """
+        if self.may_depart and termination_requested() and not all_are_to_leave():
+            raise Departed
         if not self.paused and any(self._wants(elapsed)):
             self.paused = True
             self.sync.pause_leases()
@@ -132,8 +146,9 @@ class StepBarrier:
 
     def _wants(self, elapsed: float) -> tuple[bool, bool, bool]:
         over = bool(self.time_budget) and elapsed >= self.time_budget
-        snapshot = bool(self.snapshot_s) and self.group.worker == 0 and elapsed - self.saved_at >= self.snapshot_s
-        return over, termination_requested(), snapshot
+        snapshot = bool(self.snapshot_s) and self.group.leads and elapsed - self.saved_at >= self.snapshot_s
+        leaves = all_are_to_leave() if self.may_depart else termination_requested()
+        return over, leaves, snapshot
 
     def _decide(self, rows: Sequence[Sequence[float]], at_end: bool) -> Decision:
         """What any worker wants, all do; rows of elapsed and _wants."""

@@ -25,16 +25,17 @@ def compare_clocks(job: Job, sync: Synchroniser) -> dict[int, tuple[float, float
         came.append(time.perf_counter())
         group.barrier()
         left.append(time.perf_counter())
-    there, rows = group.gather([*came, *left, clock_here])
-    if not job.world.is_chief:
+    there, rows = group.gather([*came, *left, clock_here, job.world.rank])
+    if not group.leads:
         return {}
     found = {}
-    own_came, own_left = rows[there.index(0), :ROUNDS], rows[there.index(0), ROUNDS:-1]
-    for row, worker in enumerate(there):
+    own, ranks, rows = there.index(group.worker), rows[:, -1].int().tolist(), rows[:, :-1]
+    own_came, own_left = rows[own, :ROUNDS], rows[own, ROUNDS:-1]
+    for row, rank in enumerate(ranks):
         low = (rows[row, :ROUNDS] - own_left).max().item()
         high = (rows[row, ROUNDS:-1] - own_came).min().item()
         is_same = rows[row, -1] == clock_here > 0
-        found[servers + worker] = (0.0, 0.0) if is_same or not worker else ((low + high) / 2, (high - low) / 2)
+        found[rank] = (0.0, 0.0) if is_same or row == own else ((low + high) / 2, (high - low) / 2)
     for _ in range(ROUNDS if servers else 0):
         asked = time.perf_counter()
         answers = sync.ask_servers("now")

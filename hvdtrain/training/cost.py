@@ -11,7 +11,7 @@ class ProcessorTime:
     """Seconds of user and system time while training goes on, of all threads; what is not training is left out, as
     numerics.clock.Timer does. Threads that spin while they wait take time too.
 
-    The first worker asks the servers, and has theirs after its own; other workers have their own alone.
+    Each worker asks the servers, and has theirs after its own: the one that leads may be another at the end.
     """
 
     def __init__(self, sync: Synchroniser) -> None:
@@ -29,5 +29,4 @@ class ProcessorTime:
         self._began = [now - spent for now, spent in zip(self._now(), before, strict=True)]
 
     def _now(self) -> list[float]:
-        servers = [] if self._sync.group.worker else self._sync.ask_servers("cost")
-        return [time.process_time(), *(server["cpu_s"] for server in servers)]
+        return [time.process_time(), *(server["cpu_s"] for server in self._sync.ask_servers("cost"))]

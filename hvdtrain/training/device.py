@@ -55,6 +55,15 @@ def take_gpu(job: Job, group: Group) -> torch.device:
     return torch.device("cuda", index)
 
 
+def any_gpu(job: Job) -> torch.device:
+    """The GPU of a worker that joins a job that runs: that of its place, and as many others' as there are too few."""
+    if job.device.type == "cpu":
+        return job.device
+    index = job.world.worker % torch.cuda.device_count()
+    torch.cuda.set_device(index)
+    return torch.device("cuda", index)
+
+
 def assign_gpus(visible: Sequence[Sequence[int]], share: bool) -> list[int]:
     """Which of the GPUs that each worker sees it takes: its place in the worker's own list.
 

@@ -28,15 +28,14 @@ def evaluate(job: Job, model: nn.Module, group: Group, loader: Loader) -> tuple[
     """
     average_buffers(model, group)
     model.eval()
-    me = F.one_hot(torch.tensor(job.world.worker), job.world.workers).double()
-    there, counted = torch.zeros(0), group.sum(me)
-    while not counted.equal(there):
+    there: list[int] = []
+    counted, rows = group.gather([])
+    while counted != there:
         there = counted
-        own = even_range(len(loader.samples), int(there[: job.world.worker].sum()), int(there.sum()))
-        totals = group.sum(torch.cat([_totals(job, model, loader, own), me]))
-        counted = totals[3:]
+        own = even_range(len(loader.samples), there.index(group.worker), len(there))
+        counted, rows = group.gather(_totals(job, model, loader, own).tolist())
     model.train()
-    loss, correct, samples = totals[:3].tolist()
+    loss, correct, samples = rows.sum(0).tolist()
     if samples != len(loader.samples):
         raise Failure(f"evaluation counted {samples:.0f} of {len(loader.samples)} samples")
     return loss / samples, correct / samples
@@ -62,9 +61,14 @@ def _totals(job: Job, model: nn.Module, loader: Loader, own: Sequence[int]) -> t
     return totals
 
 
+def statistics(model: nn.Module) -> list[torch.Tensor]:
+    """The model's own batch-norm statistics."""
+    return [b for b in model.buffers() if b.is_floating_point()]
+
+
 def average_buffers(model: nn.Module, group: Group) -> None:
     """Give every worker the mean of all workers' batch-norm statistics, so that one model is measured and saved."""
-    buffers = [b for b in model.buffers() if b.is_floating_point()]
+    buffers = statistics(model)
     if not buffers:
         return
     *sums, workers = group.sum(torch.cat([*(b.flatten().cpu() for b in buffers), torch.ones(1)])).split(

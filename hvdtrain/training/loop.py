@@ -1,7 +1,8 @@
 """The training loop, the same in every mode but for leased shares: gradients go through the synchroniser."""
 
 import time
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
+from functools import partial
 from typing import Any, cast
 
 import torch
@@ -13,11 +14,12 @@ from hvdtrain.modes._synchroniser import Synchroniser
 from hvdtrain.numerics.clock import Timer
 from hvdtrain.numerics.slowdown import Slowdown
 from hvdtrain.ps.worker import PushPull
+from hvdtrain.runs.folder import hold
 from hvdtrain.runs.metrics import Recorder
 from hvdtrain.runs.request import shares_of
 from hvdtrain.training.barrier import Decision, StepBarrier
 from hvdtrain.training.cost import ProcessorTime
-from hvdtrain.training.evaluation import average_buffers, evaluate
+from hvdtrain.training.evaluation import average_buffers, evaluate, statistics
 from hvdtrain.training.feed import feed
 from hvdtrain.training.history import History, is_over
 from hvdtrain.training.progress import TrainingProgress
@@ -37,6 +39,7 @@ class Training:
         model: the model itself; `module` is what the mode wants called in its place.
         progress: shows steps and evaluations to a person.
         history: what there was before, where this is not the beginning; it is continued.
+        age_s: of one that joins a running job, for how long the others have trained since they were last together.
     """
 
     job: Job
@@ -48,6 +51,7 @@ class Training:
     saver: Saver
     history: History
     slowdown: Slowdown
+    age_s: float = 0.0
 
 
 def train(training: Training, loader: Loader, validation: Loader) -> list[float]:
@@ -58,6 +62,7 @@ def train(training: Training, loader: Loader, validation: Loader) -> list[float]
 
     Raises:
         Terminated: after SIGTERM, when a snapshot has been saved.
+        Departed: after SIGTERM to this worker, which has joined: the others go on.
     """
     job, sync, history = training.job, training.sync, training.history
     config, world = job.config, job.world
@@ -65,16 +70,20 @@ def train(training: Training, loader: Loader, validation: Loader) -> list[float]
     steps = config.total_steps(sampler.samples)
     leased = shares_of(config) == "leased"
     shares: Any = LeasedShares(sampler, cast(PushPull, sync), steps) if leased else StaticShares(sampler)
-    barrier = StepBarrier(config, sync, steps, history.wall_s)
+    has_joined, age = world.joined is not None, training.age_s
+    barrier = StepBarrier(config, sync, steps, history.wall_s, may_depart=has_joined)
     stepper = _stepper(training, sampler, loader.side, steps)
-    sync.group.barrier()  # the clock starts when every worker is ready
+    if not has_joined:
+        sync.group.barrier()  # the clock starts when every worker is ready
     processor, clock = ProcessorTime(sync), stepper.clock
     decision = Decision(over=is_over(config, sampler.samples, history.step, history.wall_s, history.evaluations))
     if decision.over and not history.is_evaluated():
         _evaluate(training, validation, -(-history.step // sampler.steps_per_epoch), _leased_samples(training, sampler))
     while not decision.over:
         epoch = history.step // sampler.steps_per_epoch + 1
-        timer = Timer(history.wall_s)
+        if leased and sync.group.leads:
+            shares.open(_state(training, sampler))
+        timer, age = Timer(history.wall_s + age), 0.0
         clock.start()
         asked = time.perf_counter()
         batches = loader.batches(shares.after(history.step), look_ahead=not leased)
@@ -121,6 +130,14 @@ def train(training: Training, loader: Loader, validation: Loader) -> list[float]
                 with trace.spanning("snapshot"):
                     _save(training, stepper, decision)
     return processor.seconds()
+
+
+def _state(training: Training, sampler: BatchSampler) -> dict[str, Any]:
+    """What the workers have come to, for one that joins them before they are together again."""
+    return {
+        "history": asdict(training.history), "samples": sampler.samples, "batch_size": sampler.batch_size,
+        "buffers": [buffer.cpu() for buffer in statistics(training.model)],
+    }  # fmt: skip
 
 
 def _wall_time(training: Training, spent: dict[str, float], elapsed: float) -> float:
@@ -189,7 +206,11 @@ def _evaluate(training: Training, validation: Loader, epoch: int, trained: int |
     }  # fmt: skip
     history.evaluations.append(row)
     if before is None or val_loss < before["val_loss"]:
-        training.saver.best()
+        training.sync.group.first_does(training.saver.best)
+    if training.sync.group.leads:
+        recorder.lead()
+        training.progress.lead()
+        hold(job.folder)
     recorder.evaluation(history.step, val_loss, val_accuracy, history.samples / history.wall_s)
     training.progress.evaluation(row)
     training.sync.group.barrier()  # nobody trains, and waits, while the first worker writes
@@ -201,7 +222,7 @@ def _save(training: Training, stepper: Stepper, decision: Decision) -> None:
     began, history = time.perf_counter(), training.history
     training.recorder.flush()
     history.loss_scale = stepper.loss_scale.state()
-    training.saver.snapshot(history)
+    training.sync.group.first_does(partial(training.saver.snapshot, history))
     training.sync.group.barrier()
     history.snapshots += 1
     history.snapshot_s += time.perf_counter() - began

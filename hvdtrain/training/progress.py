@@ -11,7 +11,7 @@ from hvdtrain.progress_bars import bar
 
 
 class TrainingProgress:
-    """Shown by the first worker alone.
+    """Shown by the worker that leads alone.
 
     Args:
         out: where to print.
@@ -31,7 +31,8 @@ class TrainingProgress:
         workers: int,
         first_step: int = 0,
     ) -> None:
-        self.log_every, self.workers = log_every if shown else 0, workers
+        self.wanted_every, self.workers = log_every, workers
+        self.log_every = log_every if shown else 0
         self.rows, self.samples, self.correct, self.since = 0, 0, 0.0, time.perf_counter()
         self.printed = first_step
         self.console = Console(file=out, highlight=False, quiet=not shown)
@@ -41,6 +42,10 @@ class TrainingProgress:
             self.bar = bar(self.console)
             self.task = self.bar.add_task("training", total=steps)
             self.bar.start()
+
+    def lead(self) -> None:
+        """Show it from now on: the worker that did is lost, or is this one."""
+        self.log_every, self.console.quiet = self.wanted_every, False
 
     def print(self, line: str) -> None:
         self.console.print(line, soft_wrap=True, markup=False)

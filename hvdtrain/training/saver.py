@@ -1,7 +1,8 @@
-"""What a worker saves while it trains: snapshots to go on from, and the best model so far. The first one writes."""
+"""What is saved in training: snapshots to go on from, and the best model so far. The worker that leads writes."""
 
 import dataclasses
-from collections.abc import Callable, Mapping
+import json
+from collections.abc import Callable
 from typing import Any
 
 from torch import nn
@@ -13,35 +14,37 @@ from hvdtrain.runs.snapshot import BEST, save, write_tensors
 from hvdtrain.training.history import History
 from hvdtrain.world.job import Job
 
+MANIFEST = "manifest.json"
+FACTS = ("dataset_hash", "initial_weights", "parts")  # of the manifest, which each snapshot holds too
+
 
 class Saver:
     """Saves into the run folder.
 
     Args:
-        facts: what each snapshot holds beside what changes: dataset_hash, initial_weights, parts.
         last: the step of the snapshot that training goes on from, or 0.
         keeps_best: whether the best model so far is to be there.
         report: called with a line where a snapshot could not be saved.
     """
 
     def __init__(
-        self, job: Job, model: nn.Module, sync: Synchroniser, recorder: Recorder, facts: Mapping[str, Any], last: int,
-        keeps_best: bool, report: Callable[[str], None],
+        self, job: Job, model: nn.Module, sync: Synchroniser, recorder: Recorder, last: int, keeps_best: bool,
+        report: Callable[[str], None],
     ) -> None:  # fmt: skip
         self.job, self.model, self.sync, self.recorder = job, model, sync, recorder
-        self.facts, self.last, self.keeps_best, self.report = facts, last, keeps_best, report
+        self.last, self.keeps_best, self.report = last, keeps_best, report
 
     def snapshot(self, history: History) -> None:
         """Save a snapshot; all workers call it together, between two steps."""
         config, world = self.job.config, self.job.world
         there, rows = self.sync.group.gather(self.recorder.tally.row())
-        if not world.is_chief:
+        if not self.sync.group.leads:
             return
         tally = Tally.of(rows.tolist())
         tally.seconds = [spent / len(there) for spent in tally.seconds]  # the next start may have more or fewer
         state = {
             "config": dataclasses.asdict(config), "workers": world.workers, "history": dataclasses.asdict(history),
-            "tally": dataclasses.asdict(tally), **self.facts,
+            "tally": dataclasses.asdict(tally), **self._facts(),
         }  # fmt: skip
         try:
             save(
@@ -54,5 +57,10 @@ class Saver:
 
     def best(self) -> None:
         """Save the model as the best so far, where that is wanted."""
-        if self.keeps_best and self.job.world.is_chief:
+        if self.keeps_best and self.sync.group.leads:
             write_tensors(self.job.folder / "snapshots" / BEST, self.model.state_dict())
+
+    def _facts(self) -> dict[str, Any]:
+        """What is known of the job from its beginning, of which the first worker wrote the manifest."""
+        manifest = json.loads((self.job.folder / MANIFEST).read_text())
+        return {name: manifest[name] for name in FACTS}

@@ -2,6 +2,7 @@
 
 import time
 from collections.abc import Iterable, Iterator
+from typing import Any
 
 from hvdtrain.data.sampling import BatchSampler, Share
 from hvdtrain.ps.worker import PushPull
@@ -40,6 +41,10 @@ class LeasedShares:
         self.sampler, self.sync, self.steps = sampler, sync, steps
         self.reached = 0
         self._answered_at = 0.0
+
+    def open(self, state: dict[str, Any]) -> None:
+        """Before `after`, by the worker that leads: whoever joins before all are through these shares finds this."""
+        self.sync.open_round(state)
 
     def after(self, step: int) -> Iterator[Share]:
         """As in StaticShares, for all workers together; it ends when all of these shares have been trained."""

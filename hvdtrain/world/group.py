@@ -19,12 +19,25 @@ class Group(ABC):
 
     Attributes:
         in_background: `gather_later` does not wait for the others.
+        first: the worker that leads: of those that were there when they last gathered, so that all agree on it.
     """
 
     in_background = False
+    first = 0
 
     def __init__(self, world: World) -> None:
-        self.worker, self.workers = world.worker, world.workers
+        self.worker, self.workers = world.member, world.workers
+
+    @property
+    def leads(self) -> bool:
+        """Whether this worker is the first of those that are there, which reports and saves."""
+        return self.worker == self.first
+
+    def first_does(self, act: "Callable[[], None]") -> None:
+        """Have all workers do this, of which the one that leads writes something down. If that one is lost before it is
+        through, they do it again.
+        """
+        act()
 
     @abstractmethod
     def sum(self, values: "Tensor") -> "Tensor":
@@ -62,8 +75,8 @@ class Group(ABC):
 
     @abstractmethod
     def collect(self, name: str, value: Any) -> dict[int, Any]:
-        """What each worker that is there gives, by its number, on the first worker; on the others nothing. All call it
-        together.
+        """What each worker that is there gives, by its number, on the one that leads; on the others nothing. All call
+        it together.
 
         Args:
             name: of what is collected; another one each time.
@@ -74,7 +87,7 @@ class Group(ABC):
         """The same by way of a store that all workers reach."""
         store.set(f"{name}/{self.worker}", json.dumps(value))
         there, _ = self.gather([])
-        return {} if self.worker else {worker: json.loads(store.get(f"{name}/{worker}")) for worker in there}
+        return {worker: json.loads(store.get(f"{name}/{worker}")) for worker in there} if self.leads else {}
 
     def request_barrier(self, number: int) -> None:  # noqa: B027  # only workers that are not in lockstep need it
         """Ask all workers to come to the barrier of this number."""

@@ -6,6 +6,8 @@ from dataclasses import dataclass
 
 from hvdtrain.errors import UsageError
 
+RESPAWNS = "HVDTRAIN_RESPAWN"  # set where lost workers are started again
+
 
 @dataclass(frozen=True)
 class World:
@@ -17,6 +19,7 @@ class World:
         local_rank, local_size: the same among those on this host.
         servers: how many of the ranks are parameter servers.
         started: the starter's own number for this process, where servers were spread over hosts afterwards.
+        joined: of a worker that has joined a job that was running: the number of this life of it (see ps.membership).
     """
 
     starter: str = "alone"
@@ -26,6 +29,7 @@ class World:
     local_size: int = 1
     servers: int = 0
     started: int | None = None
+    joined: int | None = None
 
     @property
     def starters_rank(self) -> int:
@@ -46,9 +50,14 @@ class World:
         return self.rank - self.servers
 
     @property
+    def member(self) -> int:
+        """The number of this life of a worker, by which servers know it: that of the worker, but of one that joined."""
+        return self.worker if self.joined is None else self.joined
+
+    @property
     def is_chief(self) -> bool:
-        """Whether this is the first worker: the one that reports, evaluates aloud and saves."""
-        return self.rank == self.servers
+        """Whether this is the first worker, as the job begins: the one that reports and saves. See Group.leads."""
+        return self.rank == self.servers and self.joined is None
 
     @property
     def starts_horovod(self) -> bool:

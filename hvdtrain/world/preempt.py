@@ -41,6 +41,11 @@ def termination_requested() -> bool:
     return _terminated
 
 
+def all_are_to_leave() -> bool:
+    """Whether the file asks for it, which is meant for the whole job: a signal may be meant for this process alone."""
+    return termination_requested() and _file is not None and _file.exists()
+
+
 @contextlib.contextmanager
 def deferred_sigterm(file: Path | None = None) -> Iterator[None]:
     """Let SIGTERM only be remembered, for termination_requested; a second one ends this process at once.

@@ -4,8 +4,9 @@ import errno
 import ipaddress
 import os
 import socket
+from collections.abc import Iterable
 from datetime import timedelta
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, cast
 
 from hvdtrain.errors import Failure
 from hvdtrain.world import horovod
@@ -44,6 +45,25 @@ def open_store(world: World, timeout: float) -> "Store":
         if not stays:
             horovod.leave()
     return store or TCPStore(host, port, is_master=False, timeout=limit)
+
+
+def store_address(world: World, store: "Store") -> tuple[str, int]:
+    """Where the store is that open_store has opened."""
+    if "MASTER_ADDR" in os.environ and world.starter in ("torchrun", "env", "srun"):
+        return os.environ["MASTER_ADDR"], int(os.environ["MASTER_PORT"])
+    return own_address(world), cast("TCPStore", store).port
+
+
+def reach_store(host: str, port: int, timeout: float) -> "Store":
+    """The store of a running job. Failure where nobody is there."""
+    from torch.distributed import TCPStore
+
+    try:
+        return TCPStore(host, port, is_master=False, timeout=timedelta(seconds=timeout))
+    except RuntimeError:
+        raise Failure(
+            f"nobody listens at {host}, port {port}: its job has ended, or is in a network of its own"
+        ) from None
 
 
 def _listen(host: str, port: int, limit: timedelta, only_there: bool = True) -> "TCPStore":
@@ -87,19 +107,17 @@ def _listener(host: str, port: int, only_there: bool) -> tuple[socket.socket, st
         raise Failure(f"the first rank cannot listen at {host}, port {port}: {why}; choose another") from None
 
 
-def mark_left(rank: int, store: "Store") -> None:
-    """Let no rank wait in `leave` for one that is lost."""
-    store.set(f"done/{rank}", "")
-    store.set(f"left/{rank}", "")
-
-
-def leave(world: World, store: "Store", timeout: float) -> None:
-    """Wait, for as long as the timeout at most, until every rank has called this. The first rank, which serves the
+def leave(rank: int, store: "Store", timeout: float, others: Iterable[int], everybody: Iterable[int]) -> None:
+    """Wait, for as long as the timeout at most, until others have called this too. The first rank, which serves the
     store, leaves last.
+
+    Args:
+        others: whom to wait for.
+        everybody: whom the first rank waits for.
     """
     limit = timedelta(seconds=timeout)
-    store.set(f"done/{world.rank}", "")
-    store.wait([f"done/{rank}" for rank in range(world.size)], limit)
-    store.set(f"left/{world.rank}", "")
-    if world.rank == 0:
-        store.wait([f"left/{rank}" for rank in range(world.size)], limit)
+    store.set(f"done/{rank}", "")
+    store.wait([f"done/{other}" for other in others], limit)
+    store.set(f"left/{rank}", "")
+    if rank == 0:
+        store.wait([f"left/{other}" for other in everybody], limit)

@@ -36,5 +36,6 @@ class TorchGroup(Group):
         return self.collect_in(self.store, name, value)
 
     def close(self) -> None:
-        leave(self.world, self.store, self.timeout)
+        everybody = range(self.world.size)
+        leave(self.world.rank, self.store, self.timeout, everybody, everybody)
         dist.destroy_process_group()

@@ -3,6 +3,7 @@ goes by way of ssh or mpirun is in test_testbed.py.
 """
 
 import contextlib
+import json
 import os
 import re
 import signal
@@ -12,7 +13,7 @@ from pathlib import Path
 import psutil
 import pytest
 from click.testing import CliRunner
-from helpers.jobs import make_images, until
+from helpers.jobs import make_images, steps, until
 from helpers.launched import TINY, Launched
 
 from hvdtrain.launch.status import status
@@ -90,3 +91,32 @@ def test_a_rank_that_raises_is_named_with_its_last_lines(tmp_path):
     [at] = [n for n, line in enumerate(lines) if line.startswith(f"the last lines of rank {rank}, in {tmp_path}")]
     assert lines[at + 1].startswith("    ") and "5.png" in lines[-2]
     assert [line for line in lines[:at] if re.fullmatch(rf"\[{rank}\]<stderr>: hvdtrain: rank {rank} failed: .*", line)]
+
+
+def test_a_worker_that_is_killed_is_started_again_and_the_run_ends_with_each_sample_counted_once(tmp_path):
+    """Also the first one; and whoever was started again is asked to leave with the others."""
+    out = tmp_path / "run"
+    options = ["--mode", "ps-async", "--wire", "zmq", *TINY]
+    with Launched(out, "local", 2, 1, *options, place=["--respawn"]) as job:
+        job.wait_for_steps()
+        for rank in (2, 1):
+            job.ranks()[rank].kill()
+            until(lambda rank=rank: [life["incarnation"] for life in lives(out) if life["rank"] == rank][-1] == 2)
+        again = {life["pid"] for life in lives(out) if life["pid"]}
+        before = len(steps(out, 1))
+        until(lambda: len(steps(out, 1)) > before + 3)
+        job.look()
+        job.process.terminate()
+        said, _ = job.process.communicate(timeout=60)
+        assert job.process.returncode == 143, said
+        assert "has joined, whose life number 2 this is" in said
+        assert not job.alive() and len(again) == 2
+        until(lambda: not any(psutil.pid_exists(pid) for pid in again))
+    assert list((out / "snapshots").glob("step-*"))
+    assert not (out / "join.json").exists()
+
+
+def lives(out):
+    """The last line of each life, of workers that joined those with a process."""
+    rows = map(json.loads, (out / "membership.jsonl").read_text().splitlines())
+    return list({row["member"]: row for row in rows}.values())

@@ -377,6 +377,31 @@ def test_no_token_of_this_environment_reaches_a_command_line_of_another_host(out
             "--dataset has a password in its URL, which config.toml and command lines would show",
         ),
         (["-n", "1", "--launcher", "slurm", "--retries", "2"], "--retries is for jobs that `launch` sees to their end"),
+        (["-n", "2", "--respawn", "--", "--mode", "allreduce"], "--respawn is for --mode ps-async and ps-ssp"),
+        (["-n", "2", "-s", "1", "--respawn", "--", "--mode", "ps-async"], "--respawn needs --wire zmq: torch's rpc"),
+        (
+            ["-n", "2", "-s", "1", "--respawn", "--", "--mode", "ps-ssp", "--wire", "zmq", "--shares", "static"],
+            "where workers lease their shares",
+        ),
+        (
+            [
+                "-n",
+                "2",
+                "-s",
+                "1",
+                "-H",
+                "a:2",
+                "--launcher",
+                "mpi",
+                "--respawn",
+                "--",
+                "--mode",
+                "ps-ssp",
+                "--wire",
+                "zmq",
+            ],
+            "--respawn starts workers on this machine, not those of mpi",
+        ),
     ],
 )
 def test_what_cannot_run_is_refused_before_anything_starts(words, says, tmp_path, monkeypatch):

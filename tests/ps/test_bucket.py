@@ -7,6 +7,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from hvdtrain.config.run_config import RunConfig
+from hvdtrain.errors import Failure
 from hvdtrain.numerics.optimizers import make_optimizer
 from hvdtrain.numerics.split import even_range
 from hvdtrain.ps.bucket import Bucket
@@ -380,3 +381,41 @@ def test_any_number_of_servers_gives_torchs_weights(optimizer, servers, workers,
                 bucket.push(Push(worker, step, step - 1, lr, gradients[worker, r.start : r.stop].clone()))
     together = torch.cat([bucket.pull(READER).weights for bucket in buckets])
     torch.testing.assert_close(together, reference.detach(), rtol=1e-5, atol=1e-6)
+
+
+def test_a_share_counts_once_though_its_worker_was_lost_before_it_knew():
+    """The server leases the share again: whoever trains on it pushes to the buckets that lack it."""
+    lines = []
+    bucket = make(asynchronous(2), ledger=lines.append)
+    bucket.push(push(0, 1, [8, 8])._replace(share=4))
+    bucket.lose(0)
+    with pytest.raises(Failure, match="silent for so long"):  # what comes of a life that is over is nobody's
+        bucket.push(push(0, 2, [8, 8])._replace(share=6))
+    again = answered(bucket, push(1, 1, [9, 9])._replace(share=4))
+    holds(again, 1, 1, [0.0, 1.0])
+    assert answered(bucket, push(1, 2, [8, 8], version=1)._replace(share=5)).version == 2
+    assert [(line.worker, line.step, line.version) for line in lines] == [
+        (0, 1, 1), (0, 2, None), (1, 1, None), (1, 2, 2),  # what the lost one had read for its next step, too
+    ]  # fmt: skip
+    bucket.lose(0)  # said by another server too
+    bucket.lose(1)
+    bucket.join(2, step=2)
+    assert answered(bucket, push(2, 3, [8, 8], version=2)._replace(share=4)).version == 2  # and counts once for good
+
+
+def test_who_joins_is_the_one_that_others_wait_for():
+    bucket = make(stale(2, 1))
+    for step in (1, 2, 3):
+        for worker in (0, 1):
+            bucket.push(push(worker, step, [0, 0]))
+    bucket.join(2, bucket.slowest(0))
+    assert bucket.slowest(0) == 3
+    for worker in (0, 1):
+        assert bucket.push(push(worker, 4, [0, 0]))
+    assert not bucket.push(push(0, 5, [0, 0]))
+    assert {worker for worker, _ in bucket.push(push(2, 4, [0, 0]))} == {0, 2}
+
+
+def test_one_more_cannot_join_where_every_step_needs_all():
+    with pytest.raises(Failure, match="as many workers as it began with"):
+        make(sync(2)).join(2, 0)

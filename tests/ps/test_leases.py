@@ -46,6 +46,18 @@ def test_a_worker_that_was_given_up_gets_no_share():
     assert leases.lease(1, 1, 0, 4) == 0
 
 
+def test_samples_are_those_of_leases_that_a_worker_has_finished_itself():
+    leases = Leases()
+    leases.samples_of = lambda share: 10 + share
+    assert [leases.lease(worker, step, 0, 4) for worker, step in ((0, 1), (1, 1), (0, 2))] == [0, 1, 2]
+    leases.finished(0, 1)
+    leases.lose(0)
+    leases.finished(0, 2)  # comes late: share 2 is another's already
+    leases.finished(1, 1)
+    assert leases.samples == {0: 10, 1: 11}
+    assert leases.lease(1, 2, 0, 4) == 2
+
+
 def test_a_pause_ends_the_round_after_the_global_batch_that_was_begun():
     leases = Leases()
     assert [leases.lease(0, step, 0, 90) for step in (1, 2, 3, 4)] == [0, 1, 2, 3]

@@ -60,6 +60,67 @@ def test_who_was_given_up_is_told_so():
         membership.missing(1, 1)
 
 
+def test_who_joins_is_waited_for_from_the_round_that_is_open_on():
+    membership = Membership(2)
+    joining = membership.join()
+    assert not joining.done()  # the others are together, and nobody knows for how long
+    membership.open_round(3, {"step": 7})
+    worker, now = joining.wait()
+    assert (worker, now.sums, now.state) == (2, 3, {"step": 7})
+    total = membership.add(0, 4, one_hot(0, 3))
+    membership.add(1, 4, one_hot(1, 3))
+    assert not total.done() and membership.missing(0, 4) == [2]
+    membership.add(2, 4, one_hot(2, 3))
+    assert total.wait().tolist() == [1, 1, 1]
+    assert not membership.join().done()  # they are together again: this round is over
+
+
+def test_a_round_that_is_over_when_it_is_opened_lets_nobody_in():
+    membership = Membership(1)
+    membership.add(0, 1, torch.ones(1))
+    membership.open_round(0, None)
+    assert not membership.join().done()
+
+
+def test_nobody_gets_the_number_of_one_that_is_lost():
+    membership = Membership(2)
+    membership.open_round(0, None)
+    membership.lose(1)
+    assert membership.join().wait()[0] == 2
+    membership.lose(2)
+    assert membership.join().wait()[0] == 3
+    with pytest.raises(Failure, match="silent for so long"):
+        membership.add(2, 1, torch.ones(1))
+
+
+def test_when_all_are_lost_who_joins_begins_the_last_round_again():
+    membership = Membership(2)
+    membership.open_round(0, "first")
+    for worker in (0, 1):
+        membership.add(worker, 1, torch.ones(1))
+    membership.lose(0)
+    joining = membership.join()
+    assert not joining.done()  # worker 1 is beyond that round
+    membership.lose(1)
+    worker, now = joining.wait()
+    assert (worker, now.sums, now.state) == (2, 0, "first")
+    assert membership.add(2, 1, torch.ones(1)).wait().tolist() == [1]  # and not the sum of those before
+
+
+def test_who_comes_too_late_is_told_so():
+    membership = Membership(1)
+    joining = membership.join()
+    membership.close("the job is over")
+    with pytest.raises(Failure, match="the job is over"):
+        joining.wait()
+
+
+def test_summands_that_are_kept_apart_are_rows_in_the_order_of_the_workers():
+    membership = Membership(2)
+    membership.add(1, 1, torch.tensor([1.0, 5.0]), apart=True)
+    assert membership.add(0, 1, torch.tensor([0.0, 6.0]), apart=True).wait().tolist() == [[0, 6], [1, 5]]
+
+
 @given(st.integers(1, 4), st.integers(1, 4), st.lists(st.integers(1, 3), max_size=2), st.randoms(use_true_random=False))
 def test_all_get_the_same_sums_in_whatever_order_they_come_or_go(workers, sums, leavers, rng):
     """Who is counted in a sum gave its summand; who is not counted was lost; nobody waits for ever."""

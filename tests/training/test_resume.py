@@ -11,6 +11,7 @@ from helpers.jobs import (
     HVDTRAIN,
     SETTINGS,
     adds_up,
+    family,
     finish,
     hvdtrain,
     make_images,

@@ -1,0 +1,136 @@
+"""Who of the workers is there, as a server sees to it: it watches each, lets go who is lost, and lets others in.
+
+The first server decides: it numbers those who join, and leases the shares of a lost worker again when every server has
+declared it lost, so that no push of it can come after one of whoever trains on them then.
+"""
+
+import os
+from collections.abc import Callable
+from functools import partial
+from pathlib import Path
+from queue import Empty, SimpleQueue
+from typing import Any
+
+from torch.distributed import Store
+
+from hvdtrain.errors import Failure
+from hvdtrain.ps import wire
+from hvdtrain.ps.handover import Handover, hand_over
+from hvdtrain.ps.lives import LEFT, Lives, lives_file
+from hvdtrain.ps.server import Server
+from hvdtrain.world.host import boot_id
+from hvdtrain.world.job import Job
+from hvdtrain.world.network import WIRE_KEY
+from hvdtrain.world.place import RESPAWNS
+from hvdtrain.world.rendezvous import store_address
+
+INSTALLED = "installed"  # in the store, once every server has its weights
+OVER = "the job is over: there is nothing left to join"
+
+
+class Attendance:
+    """Watches the workers, from when all ranks have met.
+
+    Args:
+        report: shows the user a line.
+        is_open: whether workers can join and come back.
+
+    Attributes:
+        there: the workers that have not been lost.
+    """
+
+    def __init__(self, job: Job, store: Store, server: Server, report: Callable[[str], None], is_open: bool) -> None:
+        self.config, self.world, self.store, self.server, self.report = job.config, job.world, store, server, report
+        self.there = set(range(self.world.workers))
+        self.at_work = len(self.there)  # neither lost nor done
+        self._events: SimpleQueue[tuple[int, str | None]] = SimpleQueue()  # a worker, and why it ended; None: it joined
+        self._lives: Lives | None = None
+        self._open_door: Path | None = None
+        self._ended: set[int] = set()
+        if self.world.rank == 0:
+            self._lives = Lives(lives_file(job.folder), self.world.servers, self.world.workers)
+            server.lives = self._rows
+            if is_open:
+                host, port = store_address(self.world, store)
+                key = os.environ.get(WIRE_KEY, "")
+                handover = Handover(host, port, key, self.world.size, self.world.is_local, boot_id(), os.getpid())
+                self._open_door = hand_over(job.folder, handover)
+        if is_open:
+            server.arrived = self._arrived
+        server.departed = lambda worker: self._events.put((worker, LEFT))
+        for worker in sorted(self.there):
+            self._watch(worker)
+
+    def until_all_have_ended(self) -> None:
+        """Return when every worker is done or lost.
+
+        Raises:
+            Failure: one was lost, and the others cannot go on; or all were.
+        """
+        while self.at_work or not self.there:
+            worker, why = self._next()
+            if why is None:
+                self.there.add(worker)
+                self.at_work += 1
+            elif worker not in self._ended:
+                self._ended.add(worker)
+                self.at_work -= 1
+                if why:
+                    self._lose(worker, why)
+        self.server.membership.close(OVER)
+        if self._open_door:
+            self._open_door.unlink(missing_ok=True)
+        if self._lives:
+            self._lives.close()
+
+    def _next(self) -> tuple[int, str | None]:
+        try:
+            # Where all are lost, one that is started again goes on where they were.
+            return self._events.get(timeout=self.config.timeout if not self.at_work else None)
+        except Empty:
+            raise Failure("all workers are lost, and none came back") from None
+
+    def _watch(self, worker: int) -> None:
+        ended = partial(lambda worker, why: self._events.put((worker, why)), worker)
+        wire.watch(self.world.servers + worker, self.config.timeout, ended)
+
+    def _arrived(self, worker: int, endpoint: str, pid: int) -> dict[str, Any]:
+        """Somebody joins: the first server gives them a place, and all of them watch."""
+        if self._lives:
+            life = self._lives.begin(worker, pid)
+            self._meet(worker, endpoint)
+            return {"rank": life.rank, "incarnation": life.incarnation}
+        self._meet(worker, endpoint)
+        return {}
+
+    def _meet(self, worker: int, endpoint: str) -> None:
+        wire.meet(self.world.servers + worker, endpoint)
+        self._events.put((worker, None))
+        self._watch(worker)
+
+    def _lose(self, worker: int, why: str) -> None:
+        """Go on without a worker. Failure where that cannot be."""
+        life = self._lives.end(worker, why) if self._lives else None
+        rank = life.rank if life else self.world.servers + worker
+        if not self.store.check([INSTALLED]):
+            raise Failure(f"rank {rank} was lost before training began: {why}")
+        self.there.discard(worker)
+        try:
+            self.server.lose(worker)
+        except Failure as reason:
+            raise Failure(f"rank {rank} is lost, and {reason}: {why}") from None
+        if self.world.rank != 0:
+            return
+        for other in range(1, self.world.servers):
+            wire.ask(other, "lose", worker)
+        self.server.lose_lease(worker)
+        if not self.there and not os.environ.get(RESPAWNS):
+            raise Failure(f"rank {rank}, the last worker, is lost: {why}")
+        said = "has left" if why == LEFT else "is lost"
+        self.report(f"hvdtrain: rank {rank} {said}, and the others go on without it{'' if why == LEFT else ': ' + why}")
+
+    def _rows(self) -> list[dict[str, Any]]:
+        """See Server.lives."""
+        assert self._lives
+        samples = self.server.leases.samples
+        return [row | {"samples": samples.get(row["member"], 0)} for row in self._lives.rows()]

@@ -1,0 +1,88 @@
+"""Who was there, and when: the lives of workers, as the first server writes them down."""
+
+import json
+import threading
+import time
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+LEFT = "left"  # why a life has ended that was not lost
+
+
+def lives_file(folder: Path) -> Path:
+    return folder / "membership.jsonl"
+
+
+@dataclass
+class Life:
+    """One life of a worker.
+
+    Attributes:
+        member: its number, which no other life has: see ps.membership.
+        rank: its place in the job: that of a worker that was lost, or a new one beside the others.
+        incarnation: which life at that place it is, from 1.
+        pid: of one that has joined, its process on its host.
+        joined, left: in seconds since 1970; left is None of one that is still there.
+        why: what ended it; empty while it goes on.
+    """
+
+    member: int
+    rank: int
+    incarnation: int
+    pid: int | None
+    joined: float
+    left: float | None = None
+    why: str = ""
+
+
+class Lives:
+    """The lives of all workers of a job.
+
+    Args:
+        file: gets a line when a worker joins or is gone, at once.
+        servers, workers: how many there are at the start.
+    """
+
+    def __init__(self, file: Path, servers: int, workers: int) -> None:
+        self.servers = servers
+        self._file = file.open("w", buffering=1)
+        self._lives: list[Life] = []
+        self._lock = threading.Lock()
+        for member in range(workers):
+            self._begin(member, servers + member, None)
+
+    def begin(self, member: int, pid: int) -> Life:
+        """A worker joins: in the place of one that is gone, the lowest, or in a new one."""
+        with self._lock:
+            taken = {life.rank for life in self._lives if not life.why}
+            rank = self.servers
+            while rank in taken:
+                rank += 1
+            return self._begin(member, rank, pid)
+
+    def end(self, member: int, why: str) -> Life:
+        """A worker is gone, for this reason."""
+        with self._lock:
+            life = next(life for life in self._lives if life.member == member)
+            if not life.why:
+                life.left, life.why = round(time.time(), 3), why
+                self._write(life)
+            return life
+
+    def rows(self) -> list[dict[str, Any]]:
+        with self._lock:
+            return [asdict(life) for life in self._lives]
+
+    def close(self) -> None:
+        self._file.close()
+
+    def _begin(self, member: int, rank: int, pid: int | None) -> Life:
+        incarnation = 1 + sum(life.rank == rank for life in self._lives)
+        life = Life(member, rank, incarnation, pid, round(time.time(), 3))
+        self._lives.append(life)
+        self._write(life)
+        return life
+
+    def _write(self, life: Life) -> None:
+        self._file.write(json.dumps(asdict(life)) + "\n")

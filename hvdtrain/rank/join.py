@@ -1,0 +1,88 @@
+"""A worker that joins a job that runs: in place of one that was lost, or beside the others."""
+
+import contextlib
+import os
+import time
+from pathlib import Path
+
+from hvdtrain.errors import Failure, UsageError
+from hvdtrain.launch.own_network import enter_network_of
+from hvdtrain.ps.handover import Handover, read_handover
+from hvdtrain.rank.process import run_to_its_end, set_threads
+from hvdtrain.runs.request import check_joinable, config_of
+from hvdtrain.runs.schema import Manifest, UnreadableFile, read
+from hvdtrain.world.host import boot_id
+from hvdtrain.world.memory import keep_memory
+from hvdtrain.world.network import WIRE_KEY, use_one_interface
+from hvdtrain.world.place import World
+
+
+def join_run(folder: Path) -> None:
+    """Train with the workers of the job that runs in the folder, until it is over, or SIGTERM. It takes the place of a
+    worker that is lost, or a new one.
+
+    Raises:
+        UsageError: there is no such job, nobody can join it, or the images here are others.
+        Failure: it cannot be reached, or ended meanwhile.
+    """
+    config = config_of(folder)
+    check_joinable(config, "--join")
+    known = read_handover(folder)
+    if known.key:
+        os.environ[WIRE_KEY] = known.key
+    if known.is_local:
+        _go_there(known, folder)
+    here = World(rank=-1, size=known.ranks, local_size=known.ranks if known.is_local else 1, servers=config.servers)
+    use_one_interface(here)
+    facts = _manifest(folder, config.timeout)
+    threads = facts.threads_per_worker or 1
+    set_threads(threads, is_server=False)
+    keep_memory()
+    import torch
+
+    from hvdtrain.data.find import find_dataset
+    from hvdtrain.data.identity import identity
+    from hvdtrain.ps.joining import arrive
+    from hvdtrain.rank import work
+    from hvdtrain.training import device
+    from hvdtrain.world import trace
+    from hvdtrain.world.job import Job
+
+    data = find_dataset(config.dataset)
+    if (found := identity(data)) != facts.dataset_hash:
+        raise UsageError(
+            f"{config.dataset} holds other images here than in {folder}: {found}, not {facts.dataset_hash}"
+        )
+    torch.set_num_threads(threads)
+    device.set_up(config)
+    if config.trace:
+        trace.begin(config.trace_steps)
+    chosen = device.choose_device(config, here)
+    model = work.initial_model(config, len(data.classes))
+    if config.pretrained:
+        work.load_weights(model, config)
+    arrival = arrive(config, known.host, known.port, known.ranks, known.is_local)  # now it is waited for
+    job = Job(config, arrival.world, folder, chosen, threads)
+    run_to_its_end(
+        lambda terminal: work.train_as_worker(job, data, model, None, None, terminal, arrival), folder, arrival.world
+    )
+
+
+def _go_there(known: Handover, folder: Path) -> None:
+    """Enter the network of a job that is all on this machine. UsageError where it is on another, or another user's."""
+    if known.boot != boot_id():
+        raise UsageError(f"the job of {folder} runs on one machine alone, and this is another: join it there")
+    try:
+        enter_network_of(known.pid)
+    except OSError as error:
+        raise UsageError(f"the network of the job of {folder} cannot be entered: {error.strerror or error}") from None
+
+
+def _manifest(folder: Path, seconds: float) -> Manifest:
+    """The run's manifest, which its first worker writes when all have met."""
+    deadline = time.monotonic() + seconds
+    while time.monotonic() < deadline:
+        with contextlib.suppress(UnreadableFile):
+            return read(folder, Manifest)
+        time.sleep(0.1)
+    raise Failure(f"{folder} had no manifest.json within {seconds:.0f} s")

@@ -1,0 +1,33 @@
+"""Who was there in runs whose workers were lost, came back or joined: a table for the report."""
+
+from collections.abc import Sequence
+
+from hvdtrain.report.table import Table, words_table
+from hvdtrain.runs.read import Run
+from hvdtrain.runs.schema import Life
+
+
+def has_changed(run: Run) -> bool:
+    """Whether others were there at the end than at the start."""
+    return any(life.why or life.incarnation > 1 for life in run.summary.membership)
+
+
+def membership_table(runs: Sequence[tuple[str, Run]]) -> Table | None:
+    """A row for each life of a worker, of the runs, with their names, in which workers came or went."""
+    rows = [
+        [name, str(life.rank), str(life.incarnation), *_times(life, began), life.why or "until the end", _samples(life)]
+        for name, run in runs
+        if has_changed(run)
+        for began in [min(life.joined for life in run.summary.membership)]
+        for life in sorted(run.summary.membership, key=lambda life: (life.rank, life.incarnation))
+    ]
+    headings = ["run", "rank", "life", "joined after", "left after", "why", "samples"]
+    return words_table("Who was there", headings, rows) if rows else None
+
+
+def _times(life: Life, began: float) -> list[str]:
+    return [f"{life.joined - began:.1f} s", "" if life.left is None else f"{life.left - began:.1f} s"]
+
+
+def _samples(life: Life) -> str:
+    return "" if life.samples is None else f"{life.samples:,}"
