@@ -65,7 +65,7 @@ def launched_job(command: LaunchCommand, log: Path) -> Iterator[subprocess.Popen
 
 
 @contextlib.contextmanager
-def nursery(run: Path, command: LaunchCommand, log: Path) -> Iterator[None]:
+def respawner(run: Path, command: LaunchCommand, log: Path) -> Iterator[None]:
     """In the block, lost workers of the job that runs in the folder are started again, on this machine.
 
     Args:
@@ -73,14 +73,14 @@ def nursery(run: Path, command: LaunchCommand, log: Path) -> Iterator[None]:
     """
     (run / "join.json").unlink(missing_ok=True)  # of a job that was killed
     with log.open("ab") as output:
-        nurse = subprocess.Popen(
-            [sys.executable, "-m", "hvdtrain.rank.nursery", str(run)], env=command.environment, stdout=output,
+        process = subprocess.Popen(
+            [sys.executable, "-m", "hvdtrain.rank.respawn", str(run)], env=command.environment, stdout=output,
             stderr=subprocess.STDOUT, stdin=subprocess.DEVNULL, start_new_session=True, preexec_fn=_die_with_parent,
         )  # fmt: skip
         try:
             yield
         finally:
-            _end_job(nurse)
+            _end_job(process)
 
 
 def _private(path: str, flags: int) -> int:

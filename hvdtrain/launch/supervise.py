@@ -14,7 +14,7 @@ import click
 from hvdtrain.errors import Failure
 from hvdtrain.launch.failure import job_failure, rank_of_process
 from hvdtrain.launch.job_log import failure_reason
-from hvdtrain.launch.processes import launched_job, nursery, sigterm_unwinds
+from hvdtrain.launch.processes import launched_job, respawner, sigterm_unwinds
 from hvdtrain.launch.recipe import LaunchCommand
 from hvdtrain.launch.spare_ranks import spare_ranks
 from hvdtrain.world.preempt import EXIT_CODE, leave_file
@@ -71,7 +71,7 @@ def _how_to_resume(out: Path) -> str:
     return "nothing had been saved"
 
 
-def _run_once(command: LaunchCommand, log: Path, stop_request: Path, nursed: Path | None) -> tuple[int, bool]:
+def _run_once(command: LaunchCommand, log: Path, stop_request: Path, respawned: Path | None) -> tuple[int, bool]:
     """Run a job to its end and show its output; return its exit code, and whether it was asked to stop.
 
     SIGTERM asks the ranks to save and leave. Ctrl-C, a second SIGTERM, or STOP_TIMEOUT_S of waiting end the job on all
@@ -79,11 +79,11 @@ def _run_once(command: LaunchCommand, log: Path, stop_request: Path, nursed: Pat
 
     Args:
         stop_request: the file that asks the ranks to stop where the starter passes no signal on.
-        nursed: the run folder, where workers that are lost are to be started again.
+        respawned: the run folder, where workers that are lost are to be started again.
     """
 
     def request_stop() -> None:
-        if command.stop_signal is None or nursed:  # whom the nursery has started, the starter does not know
+        if command.stop_signal is None or respawned:  # whom the respawner has started, the starter does not know
             stop_request.touch()
         if command.stop_signal is not None:
             process.send_signal(command.stop_signal)
@@ -92,7 +92,7 @@ def _run_once(command: LaunchCommand, log: Path, stop_request: Path, nursed: Pat
         sigterm_unwinds(),
         _removed_before_and_after(stop_request),
         launched_job(command, log) as process,
-        nursery(nursed, command, log) if nursed else nullcontext(),
+        respawner(respawned, command, log) if respawned else nullcontext(),
         log.open("rb") as output,
         _on_first_sigterm(request_stop) as requested_at,
     ):

@@ -8,7 +8,6 @@ stand-in (see launch/stand_in.py) asks for a rank. It runs no thread and compute
 
 import contextlib
 import ctypes
-import gc
 import importlib
 import json
 import os
@@ -21,15 +20,8 @@ from pathlib import Path
 from typing import NoReturn
 
 from hvdtrain.launch.stand_in import LENGTH, NAMESPACES, NUMBER
+from hvdtrain.rank import preload
 from hvdtrain.world.parent import die_with_parent
-
-# What a rank imports on its way, whatever its mode. None of this starts a thread.
-LOADED = (
-    "hvdtrain.cli", "hvdtrain.rank.command", "hvdtrain.rank.process", "hvdtrain.rank.work", "hvdtrain.modes.allreduce",
-    "hvdtrain.modes.ddp", "hvdtrain.modes.ps_sync", "hvdtrain.modes.ps_async", "hvdtrain.modes.ps_ssp",
-    "hvdtrain.ps.zeromq", "torch.utils.tensorboard", "torch._dynamo", "PIL.PngImagePlugin", "PIL.JpegImagePlugin",
-    "platformdirs", "tomli_w", "rich._emoji_codes",
-)  # fmt: skip
 
 
 @dataclass(frozen=True)
@@ -133,7 +125,5 @@ def _become_rank(request: dict, handles: list[int]) -> NoReturn:
 
 if __name__ == "__main__":
     die_with_parent(signal.SIGKILL)
-    for name in LOADED:
-        importlib.import_module(name)
-    gc.freeze()  # forks share these objects' memory
+    preload.load()
     Spare(Path(sys.argv[1])).serve()

@@ -14,7 +14,7 @@ import psutil
 STARTERS = {"launch": ("launch",), "starter": ("mpirun", "prterun", "horovodrun")}
 SLOW_RATE = "200mbit"  # about a tenth of what a job of the soak sends over loopback
 AT_START = 0.25  # the share of faults that may come before the job has taken a step since it was started
-NURSERY = "hvdtrain.rank.nursery"
+NURSERY = "hvdtrain.rank.respawn"
 BLOCK = bytes(2**16)
 
 
@@ -73,7 +73,7 @@ def processes_of(run: Path) -> list[psutil.Process]:
 def target_of(run: Path, name: str) -> psutil.Process | None:
     """The process that is meant; None while it is not there.
 
-    A worker that came back is a fork of the nursery, and anyone of those will do.
+    A worker that came back is a fork of the respawner, and anyone of those will do.
     """
     for process in processes_of(run):
         with contextlib.suppress(psutil.Error):

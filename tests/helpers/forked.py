@@ -23,13 +23,8 @@ from pathlib import Path
 
 import psutil
 
-# What a rank imports on its way, whatever its mode. None of this starts a thread, which a fork would not have.
-LOADED = [
-    "hvdtrain.cli", "hvdtrain.rank.command", "hvdtrain.rank.process", "hvdtrain.rank.work", "hvdtrain.modes.single",
-    "hvdtrain.modes.allreduce", "hvdtrain.modes.ddp", "hvdtrain.modes.ps_sync", "hvdtrain.modes.ps_async",
-    "hvdtrain.modes.ps_ssp", "hvdtrain.checks.replay", "torch.utils.tensorboard", "torch._dynamo", "PIL.PngImagePlugin",
-    "PIL.JpegImagePlugin", "numpy.random", "platformdirs", "tomli_w", "rich._emoji_codes",
-]  # fmt: skip
+from hvdtrain.rank import preload
+
 FORKS = multiprocessing.get_context("forkserver")
 atexit.register(forkserver._forkserver._stop)  # and wait for it: what it and its forks took is in `time`'s figures
 GRACE_S = 0.5  # between asking the others to end and making them, as mpirun has it
@@ -40,7 +35,7 @@ def load_torch_once() -> None:
     before = os.environ.get("OMP_NUM_THREADS")
     os.environ["OMP_NUM_THREADS"] = "1"  # as ranks have it: libraries read it when they are loaded
     try:
-        FORKS.set_forkserver_preload(LOADED)
+        FORKS.set_forkserver_preload([*preload.MODULES, "hvdtrain.checks.replay"])
         forkserver.ensure_running()
     finally:
         if before is None:

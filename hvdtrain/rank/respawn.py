@@ -1,11 +1,10 @@
-"""Starts lost workers of a job on this machine again: `python -m hvdtrain.rank.nursery RUN`, beside the job's starter.
+"""Starts lost workers of a job on this machine again: `python -m hvdtrain.rank.respawn RUN`, beside the job's starter.
 
 It has loaded torch while the job's ranks did, and forks: a worker is back within a fraction of a second, and the others
 do not share their cores with two seconds of imports. It runs no thread and computes nothing itself, so that forks lack
 nothing.
 """
 
-import importlib
 import json
 import os
 import signal
@@ -16,20 +15,16 @@ from pathlib import Path
 from hvdtrain.errors import Failure, UsageError
 from hvdtrain.ps.handover import handover_file
 from hvdtrain.ps.lives import LEFT, lives_file
+from hvdtrain.rank import preload
 from hvdtrain.rank.join import join_run
 from hvdtrain.rank.process import set_threads
 from hvdtrain.world.parent import die_with_parent
 
 LOOK_EVERY_S = 0.05
-# What a rank imports on its way, whichever worker it is.
-LOADED = (
-    "hvdtrain.rank.work", "hvdtrain.modes.ps_async", "hvdtrain.modes.ps_ssp",
-    "hvdtrain.ps.zeromq", "torch.utils.tensorboard", "torch._dynamo", "PIL.PngImagePlugin", "PIL.JpegImagePlugin",
-)  # fmt: skip
 MOST_IN_A_ROW = 5  # workers that end before they have joined: then something else is wrong
 
 
-class Nursery:
+class Respawner:
     """Forks workers that join the run, one for each that is lost."""
 
     def __init__(self, run: Path) -> None:
@@ -100,6 +95,5 @@ class Nursery:
 
 if __name__ == "__main__":
     set_threads(1, is_server=False)  # until a worker knows better
-    for name in LOADED:
-        importlib.import_module(name)
-    Nursery(Path(sys.argv[1])).until_over()
+    preload.load()
+    Respawner(Path(sys.argv[1])).until_over()
