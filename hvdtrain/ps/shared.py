@@ -123,7 +123,7 @@ class SharedMemory:
     def forget(self, receiver: int) -> None:
         """The receiver is gone, and reads nothing any more."""
         with self._lock:
-            for slot in range(len(self._slots)):
+            for slot in range(len(self._slots) if receiver < RECEIVERS else 0):
                 self._flags[slot * RECEIVERS + receiver] = 0
 
     def get(self, sent: Parcel | torch.Tensor) -> torch.Tensor:
