@@ -84,7 +84,7 @@ def test_what_is_small_or_finds_no_room_is_passed_on_as_it_is(monkeypatch):
     assert [isinstance(one, Parcel) for one in sent] == [True, True, True, False]
     for other in (2, RECEIVERS + 1):  # the last came when many had, and gets all in messages
         sender.forget(other)
-        assert sender.put(large, other) is large
+        assert sender.put(large, other) is large and len(taken(sender)) == 3
     sender.forget(1)  # it is dead, and reads nothing any more
     assert not taken(sender) and isinstance(sender.put(large, 2), Parcel)
 
