@@ -114,8 +114,6 @@ def main() -> NoReturn:
 def _clearer(message: str, context: click.Context | None) -> str:
     """What click says, in words that name what to do."""
     option = re.match("No such option '(.*?)'", message)
-    if option and option[1] == "--synthetic":
-        return f"{option[0]}: it is a data set here: --dataset synthetic"
     if option and context and context.info_name == "train" and option[1] in LAUNCH_OPTIONS:
         return (
             f"No such option '{option[1]}': train is one rank of a job, and `hvdtrain launch -n 2 -- …` starts several"

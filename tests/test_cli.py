@@ -213,7 +213,6 @@ REFUSED = [
         "-n 2",
         "No such option '-n': train is one rank of a job, and `hvdtrain launch -n 2 -- …` starts several",
     ),
-    ("train", "--synthetic", "No such option '--synthetic': it is a data set here: --dataset synthetic"),
     ("train", "--workers 2 4", "No such option '--workers': train is one rank"),
     ("train", "--mode", "Option '--mode' requires an argument"),
     ("train", "extra", "unexpected extra argument"),

@@ -41,8 +41,15 @@ GROUPS = {
 }  # fmt: skip
 
 
+# What other tools call something, and how it is said here.
+ALIASES = {"--synthetic": ("--dataset", "synthetic")}
+
+
 class GroupedCommand(click.Command):
-    """A command whose help has its options in GROUPS."""
+    """A command whose help has its options in GROUPS, and that takes ALIASES."""
+
+    def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
+        return super().parse_args(ctx, [word for given in args for word in ALIASES.get(given, (given,))])
 
     def format_options(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
         options = {param.name: param for param in self.get_params(ctx) if isinstance(param, click.Option)}

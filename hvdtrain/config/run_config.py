@@ -40,7 +40,7 @@ class RunConfig:
     )
     dataset: str = option(
         "digits", "A data set's name, a folder with TrainData/ and ValidationData/, or the URL of packed shards; "
-        "`synthetic` is noise that costs nothing to read, to time all else.", str,
+        "`synthetic`, or --synthetic alone, is noise that costs nothing to read, to time all else.", str,
     )  # fmt: skip
     image_size: int = option(
         0, "Side in pixels, at least 32 for a VGG; `auto` takes most images', within 32 to 224.",

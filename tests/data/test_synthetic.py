@@ -1,12 +1,16 @@
 """`--dataset synthetic`: noise in the shape of images, without files."""
 
+import pytest
 import torch
 
+from hvdtrain.compare.command import compare
+from hvdtrain.config.command_line import given_options
 from hvdtrain.data.find import find_dataset
 from hvdtrain.data.identity import identity
 from hvdtrain.data.image import check, native_side, read
 from hvdtrain.data.loader import Loader
 from hvdtrain.data.sampling import Share
+from hvdtrain.rank.command import train
 
 
 def test_it_is_the_same_everywhere_and_opens_no_image(monkeypatch):
@@ -26,3 +30,10 @@ def test_it_is_the_same_everywhere_and_opens_no_image(monkeypatch):
 def test_an_image_can_be_looked_at_too():
     sample, _ = find_dataset("synthetic").validation[0]
     assert check(read(sample), "it") == (224, 224) and sample.name == "1280.png"
+
+
+@pytest.mark.parametrize("command", [train, compare])
+def test_it_may_be_asked_for_in_one_word(command):
+    context = command.make_context("it", ["--synthetic", "--steps", "3"])
+    assert (context.params["dataset"], context.params["steps"]) == ("synthetic", 3)
+    assert given_options(context, ["dataset", "epochs"]) == {"dataset"}
