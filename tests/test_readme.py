@@ -34,7 +34,7 @@ ELSEWHERE = {
 # Runs of 20 steps in README.md: of each starter, in each kind of mode.
 STARTED = [
     ("single", "single", 1, 0), ("ring", "allreduce", 2, 0), ("ring-mpi", "allreduce", 2, 0), ("ddp", "ddp", 2, 0),
-    ("launched", "ps-async", 2, 1), ("ps-sync", "ps-sync", 2, 1), ("ps-async", "ps-async", 2, 2),
+    ("launched", "ps-async", 2, 1), ("ps-sync", "ps-sync", 2, 1), ("ps-async", "ps-async", 2, 1),
 ]  # fmt: skip
 # Options that READMEs name in their text and that are not hvdtrain's.
 FOREIGN = {

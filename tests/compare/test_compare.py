@@ -8,6 +8,7 @@ import sys
 import click
 import pytest
 from click.testing import CliRunner
+from helpers.jobs import hvdtrain
 
 from hvdtrain.compare.command import choose_for_all, compare
 from hvdtrain.compare.grid import Axes, plan
@@ -210,11 +211,8 @@ def test_an_unknown_preset_lists_the_valid_ones_and_help_lists_them_too():
 def test_a_preset_at_a_small_size_runs_and_ends_with_the_references_table(tmp_path):
     out = tmp_path / "out"
     words = ["--preset", "cnn-mnist", "--dataset", "digits", "--modes", "single,allreduce", "--workers", "2"]
-    done = subprocess.run(
-        [sys.executable, "-m", "hvdtrain", "compare", *words, "--steps", "4", "--out", str(out)],
-        capture_output=True, text=True, timeout=100, check=False,
-    )  # fmt: skip
-    assert done.returncode == 0, done.stdout + done.stderr
+    done = hvdtrain("compare", *words, "--steps", "4", "--out", out)
+    assert done.returncode == 0, done.stdout
     with (out / "results.csv").open() as file:
         rows = list(csv.DictReader(file))
     assert [(row["mode"], row["global_batch"], row["steps"]) for row in rows] == [

@@ -58,7 +58,7 @@ def test_a_local_job_opens_no_port_and_nothing_is_left_of_it(tmp_path):
         assert open_on_this_machine(job) == set()
         shown = CliRunner().invoke(status, [str(tmp_path / "run")]).output
         assert re.match(
-            r".*run: training since .* \(ps-async with 2 worker\(s\).*, by local\)\nstep \d+ of \d+, ", shown
+            r".*run: training since .* \(ps-async with 2 workers and 1 server, by local\)\nstep \d+ of \d+, ", shown
         )
         for _ in range(2):
             job.process.send_signal(signal.SIGINT)

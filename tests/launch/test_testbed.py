@@ -15,6 +15,7 @@ import psutil
 import pytest
 import yaml
 from helpers.jobs import ENV, HVDTRAIN, SETTINGS, until
+from helpers.jobs import hvdtrain as forked
 from helpers.launched import TOKEN, Launched, command_line
 from helpers.nodes import two_nodes
 
@@ -295,7 +296,7 @@ def test_what_is_wrong_with_hosts_is_one_line_for_each(nodes, tmp_path):
 
 def test_a_comparison_over_hosts_says_that_it_crossed_a_network(nodes, tmp_path):
     out = tmp_path / "compare"
-    done = hvdtrain("compare", "-H", "node1:1,node2:1", "--modes", "single,allreduce", *TINY, "--out", out)
+    done = forked("compare", "-H", "node1:1,node2:1", "--modes", "single,allreduce", *TINY, "--out", out)
     assert done.returncode == 0, done.stdout
     hosts = {path.parent.name: list(json.loads(path.read_text())["hosts"]) for path in out.glob("runs/*/manifest.json")}
     assert hosts == {"single-w1-r1": ["node1"], "allreduce-w2-r1": ["node1", "node2"]}
