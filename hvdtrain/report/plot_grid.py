@@ -9,8 +9,9 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 from hvdtrain import plot_style
 from hvdtrain.formatting import printable, with_noun
 from hvdtrain.report.comparisons import epoch_times
-from hvdtrain.report.curves import Line, LossCurve, draw_curves
+from hvdtrain.report.curves import Line, draw_curves
 from hvdtrain.runs.fields import field_value
+from hvdtrain.runs.loss_curve import LossCurve
 from hvdtrain.runs.read import Kind, Run, finished_by_kind
 
 if TYPE_CHECKING:

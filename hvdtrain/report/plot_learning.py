@@ -6,7 +6,8 @@ from typing import TYPE_CHECKING, Any
 
 from hvdtrain import plot_style
 from hvdtrain.formatting import with_noun
-from hvdtrain.report.curves import Line, LossCurve, draw_curves
+from hvdtrain.report.curves import Line, draw_curves
+from hvdtrain.runs.loss_curve import LossCurve
 from hvdtrain.runs.read import Kind, Run
 
 if TYPE_CHECKING:

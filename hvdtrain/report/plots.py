@@ -8,11 +8,11 @@ from typing import TYPE_CHECKING
 
 from hvdtrain import plot_style
 from hvdtrain.report import plot_cost, plot_effect, plot_grid, plot_learning
-from hvdtrain.report.curves import loss_curve
 from hvdtrain.report.results import result_rows, summarise
 from hvdtrain.report.step_parts import NOTE
 from hvdtrain.report.verdict import DEFAULT, Margins
 from hvdtrain.runs.live import WARM_UP
+from hvdtrain.runs.loss_curve import loss_curve
 from hvdtrain.runs.read import Kind, Run, finished_by_kind
 from hvdtrain.runs.schema import Step
 

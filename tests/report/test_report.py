@@ -21,8 +21,8 @@ from hvdtrain.report import check_out, page, plots, write_report
 from hvdtrain.report.caveats import caveats
 from hvdtrain.report.columns import COLUMNS
 from hvdtrain.report.content import collect
-from hvdtrain.report.curves import loss_curve
 from hvdtrain.report.table import rich_table
+from hvdtrain.runs.loss_curve import loss_curve
 from hvdtrain.runs.read import find_runs, load_run
 
 

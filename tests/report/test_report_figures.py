@@ -18,9 +18,9 @@ from hvdtrain.plot_style import STEP_PARTS
 from hvdtrain.report import fairness, results
 from hvdtrain.report.caveats import caveats
 from hvdtrain.report.columns import COLUMNS, SUMMARY, TERMINAL, TERMINAL_RANGE, format_figure
-from hvdtrain.report.curves import MAX_POINTS, loss_curve
 from hvdtrain.report.step_parts import parts_table
 from hvdtrain.report.table import fitting
+from hvdtrain.runs.loss_curve import MAX_POINTS, loss_curve
 from hvdtrain.runs.network_bound import network_bound
 from hvdtrain.runs.read import finished_by_kind
 from hvdtrain.runs.schema import Step
