@@ -9,7 +9,6 @@ from msgspec import to_builtins
 
 from hvdtrain.formatting import with_noun
 from hvdtrain.report.fairness import format_value
-from hvdtrain.report.membership import has_changed
 from hvdtrain.runs.fields import field_value
 from hvdtrain.runs.read import Kind, Run, finished_by_kind
 from hvdtrain.world.host import differences
@@ -133,7 +132,7 @@ _CAVEATS: tuple[Caveat, ...] = (
         "Stopped and resumed: {}. Times are of training alone, and each start warms up anew.",
         lambda run: len(run.manifest.parts) > 1,
     ),
-    _of("Workers were lost and came back, or joined for a while: {}. The table below says who was there.", has_changed),
+    _of("Workers came and went: {}. The table below says who was there.", lambda run: run.workers_changed),
     _uneven_training,
     _each("Steps that overflowed fp16 changed nothing, and count as steps and samples: {}.", _overflowed),
     _foreign_load,

@@ -7,17 +7,12 @@ from hvdtrain.runs.read import Run
 from hvdtrain.runs.schema import Life
 
 
-def has_changed(run: Run) -> bool:
-    """Whether others were there at the end than at the start."""
-    return any(life.why or life.incarnation > 1 for life in run.summary.membership)
-
-
 def membership_table(runs: Sequence[tuple[str, Run]]) -> Table | None:
     """A row for each life of a worker, of the runs, with their names, in which workers came or went."""
     rows = [
         [name, str(life.rank), str(life.incarnation), *_times(life, began), life.why or "until the end", _samples(life)]
         for name, run in runs
-        if has_changed(run)
+        if run.workers_changed
         for began in [min(life.joined for life in run.summary.membership)]
         for life in sorted(run.summary.membership, key=lambda life: (life.rank, life.incarnation))
     ]

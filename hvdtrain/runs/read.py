@@ -82,6 +82,11 @@ class Run:
         return Kind(manifest.mode, manifest.workers, manifest.servers, ", ".join(words))
 
     @property
+    def workers_changed(self) -> bool:
+        """Whether others were there at the end than at the start."""
+        return any(life.why or life.incarnation > 1 for life in self.summary.membership)
+
+    @property
     def repeat(self) -> int:
         return self.manifest.repeat
 
