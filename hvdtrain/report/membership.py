@@ -10,7 +10,7 @@ from hvdtrain.runs.schema import Life
 def membership_table(runs: Sequence[tuple[str, Run]]) -> Table | None:
     """A row for each life of a worker, of the runs, with their names, in which workers came or went."""
     rows = [
-        [name, str(life.rank), str(life.incarnation), *_times(life, began), life.why or "until the end", _samples(life)]
+        [name, *_cells(life, began)]
         for name, run in runs
         if run.workers_changed
         for began in [min(life.joined for life in run.summary.membership)]
@@ -20,9 +20,7 @@ def membership_table(runs: Sequence[tuple[str, Run]]) -> Table | None:
     return words_table("Who was there", headings, rows) if rows else None
 
 
-def _times(life: Life, began: float) -> list[str]:
-    return [f"{life.joined - began:.1f} s", "" if life.left is None else f"{life.left - began:.1f} s"]
-
-
-def _samples(life: Life) -> str:
-    return "" if life.samples is None else f"{life.samples:,}"
+def _cells(life: Life, began: float) -> list[str]:
+    left = "" if life.left is None else f"{life.left - began:.1f} s"
+    samples, why = "" if life.samples is None else f"{life.samples:,}", life.why or "until the end"
+    return [str(life.rank), str(life.incarnation), f"{life.joined - began:.1f} s", left, why, samples]
