@@ -83,7 +83,8 @@ class Forked:
     def send_signal(self, number: int) -> None:
         for process in self.processes:
             if process.is_alive():
-                os.kill(process.pid, number)
+                with contextlib.suppress(ProcessLookupError):  # it may have ended since
+                    os.kill(process.pid, number)
 
     def poll(self) -> int | None:
         try:
