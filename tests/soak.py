@@ -32,8 +32,6 @@ import psutil
 from helpers.counted import Counts, of_pushes, of_steps, unreadable
 from helpers.faults import Fault, begin, plan, processes_of, target_of
 
-from hvdtrain.launch.commands import launch
-
 MARGIN = 0.03  # of the validation accuracy in the modes whose weights depend on who comes first; one of 360 is 0.003
 MODES = {"allreduce": 0, "ddp": 0, "ps-sync": 1, "ps-ssp": 1, "ps-async": 1}  # with so many servers
 WORKERS = 2
@@ -43,7 +41,6 @@ LEAST_EPOCHS = 12  # after which accuracy hardly depends on how far a run is
 STALLED_S = 90.0  # without a step and without a fault: something hangs
 BACK_S = 10.0  # a worker that the others do without for so long comes back with the whole job, started again
 GONE_S = 20.0  # until nothing of a job is left that has ended
-CAN_RESPAWN = "--respawn" in {name for parameter in launch.params for name in parameter.opts}
 INSIDE = "HVDTRAIN_SOAK_INSIDE"
 OWN_NAMESPACES = ["unshare", "--mount", "--pid", "--fork", "--kill-child", "--mount-proc", "--net", "--ipc"]
 
@@ -274,13 +271,11 @@ def soak_run(folder: Path, mode: str, seconds: float, seed: int, counts: dict[st
     train = ["--mode", mode, "--threads", "1", "--width", "0.0625", "--epochs", "100000", "--schedule", "constant"]
     train += ["--deterministic", "--timeout", "20s", "--seed", str(seed)]
     train += ["--record"] if leased else ["--snapshot-every", "1s"]
-    options = (
-        ["--respawn"]
-        if leased and CAN_RESPAWN
-        else []
-        if leased
-        else ["--retries", str(min(2, max(0, counts["kill"] - 1)))]
-    )
+    if leased:  # a worker that is killed comes back, which needs that wire
+        train += ["--wire", "zmq"]
+        options = ["--respawn"]
+    else:
+        options = ["--retries", str(min(2, max(0, counts["kill"] - 1)))]
     (folder / "disk").mkdir(exist_ok=True)
     soak = Soak(folder / "disk" / "run", mode, train, options, report)
     ranks = WORKERS + MODES[mode]
