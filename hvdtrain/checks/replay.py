@@ -181,6 +181,8 @@ class Replica:
     Attributes:
         weights: the flat vector that the model's parameters are views of.
         joins: it has not begun: it reads each bucket as it is, at the version that its first push has.
+        early: for each piece, the versions that it read after a push that the bucket had left out.
+        kept: those of them that the bucket has had, by piece and version.
         shares: of this epoch, still to be trained on, each with the worker's own step.
         share: the one that `encoded` is the gradient of.
         step: the step whose gradient `encoded` holds, for each piece; 0 before the first.
@@ -195,6 +197,8 @@ class Replica:
     compressors: list["Compressor"]
     versions: list[int]
     joins: bool = False
+    early: list[set[int]] = dataclasses.field(default_factory=list)
+    kept: dict[tuple[int, int], "Answer"] = dataclasses.field(default_factory=dict)
     step: int = 0
     share: "Share | None" = None
     encoded: list[list["torch.Tensor"]] = dataclasses.field(default_factory=list)
@@ -253,8 +257,14 @@ def _replay(
     orders = [deque(lines[piece.server, piece.number]) for piece in pieces]
     reads: list[list[deque[int]]] = [[deque() for _ in replicas] for _ in orders]
     for of_bucket, order in zip(reads, orders, strict=True):
-        for who, _, read, _ in sorted(order, key=lambda line: line[:2]):
+        left_out: set[int] = set()  # workers whose push before this one was
+        for replica in replicas:
+            replica.early.append(set())
+        for who, _, read, version in sorted(order, key=lambda line: line[:2]):
             of_bucket[who].append(read)
+            if who in left_out and not in_lockstep:
+                replicas[who].early[-1].add(read)
+            left_out = left_out | {who} if version is None else left_out - {who}
     total = config.total_steps(len(data.train))
     for worker in replicas:
         worker.compressors = [Compressor(config.compression, piece.lengths) for piece in pieces]
@@ -332,10 +342,12 @@ def _epoch(
                 assert worker.share is not None
                 lr = lr_at(config, worker.share.step, worker.share.epoch, total)
                 buckets[number].push(Push(who, step, worker.versions[number], lr, gradient))
-                if flushes and made[number] and (not order or order[0][3] != made[number][0][3]):
-                    buckets[number].policy.flush(buckets[number])  # with fewer pushes than make a step
                 reads[number][who].popleft()
                 _answer(number, buckets[number], reads, replicas)
+                if flushes and made[number] and (not order or order[0][3] != made[number][0][3]):
+                    # A step with fewer pushes than make one, which came after the last of them was answered.
+                    buckets[number].policy.flush(buckets[number])
+                    _answer(number, buckets[number], reads, replicas)
                 moved = True
         if not moved:
             break
@@ -349,10 +361,15 @@ def _epoch(
 def _answer(number: int, bucket: "Bucket", reads: list[list[deque[int]]], replicas: list[Replica]) -> None:
     """Give each worker that waits for this bucket the version that its next push is to have read, if it is that now."""
     for worker in replicas:
-        due = reads[number][worker.number]
-        if due and due[0] == bucket.version and number in (worker.pushed or ()) and number not in worker.answers:
-            answer = bucket.pull if worker.joins else bucket.answer
-            worker.answers[number] = answer(worker.number)
+        due, now = reads[number][worker.number], bucket.version
+        if now in worker.early[number]:  # the bucket goes on meanwhile: it waits for no push that was left out
+            worker.early[number].discard(now)
+            worker.kept[number, now] = bucket.answer(worker.number)
+        if due and number in (worker.pushed or ()) and number not in worker.answers:
+            if due[0] == now:
+                worker.answers[number] = (bucket.pull if worker.joins else bucket.answer)(worker.number)
+            elif kept := worker.kept.pop((number, due[0]), None):
+                worker.answers[number] = kept
 
 
 def _check_counts(orders: list[deque[Line]], pieces: list["Piece"], leases: Leases) -> None:
