@@ -299,7 +299,7 @@ def _replay(
             raise Failure(f"the ledgers have no push of epoch {epoch}, but of later ones")
         for bucket in buckets if in_lockstep else ():
             for worker in replicas:
-                bucket.idle(worker.number, worker.step)
+                bucket.idle(worker.number, worker.step, at_barrier=True)
         if any(made):
             raise Failure(f"the ledgers have pushes in epoch {epoch} that no step was made of")
         for worker in replicas:  # evaluation begins with everybody reading the newest weights

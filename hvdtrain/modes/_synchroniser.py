@@ -66,7 +66,7 @@ class Synchroniser(Protocol):
         """Take the newest weights, before an evaluation or a snapshot. All workers call it together."""
 
     def idle(self) -> None:
-        """Where workers are not in lockstep: let no other wait for this one until it pushes again."""
+        """Before workers that are not in lockstep wait for all others at a barrier: let no push wait for this one."""
 
     def traffic(self, steps: int) -> tuple[int, int]:
         """Payload bytes of tensors that this process has sent and received, in so many steps since it began."""

@@ -62,6 +62,7 @@ class StaleSynchronous:
         self.sum: torch.Tensor | None = None  # of the gradients of these pushes, for the next step
         self.summed: list[Push] = []
         self.idle_after: dict[int, int] = {}  # worker -> the step after which it pushes nothing for now
+        self.at_barrier: set[int] = set()  # of these, those that push again when all workers are there
         self.waiting: list[tuple[Push, int]] = []  # pushes whose workers wait, with the staleness of each
         self.weights_of: dict[int, torch.Tensor] = {}  # worker -> the weights it works with, for delay compensation
 
@@ -79,8 +80,6 @@ class StaleSynchronous:
         if push.gradient is not None:
             lr = push.lr * self.scale / (max(1, staleness) if self.divides else 1)
             self._add(bucket, push, lr)
-        if len(self._idle()) == len(self.clocks):  # they were idle together, and go on together
-            self.idle_after = {}
         self.clocks[push.worker] = push.step
         self.waiting.append((push._replace(gradient=None), staleness))
         return self._let_go(bucket)
@@ -108,8 +107,10 @@ class StaleSynchronous:
         lr = summed[-1].lr * (len(summed) / self.pushes_per_step)
         bucket.apply(gradient, lr, *summed, look_ahead=self.look_ahead)
 
-    def idle(self, bucket: Bucket, worker: int, step: int) -> list[Reply]:
+    def idle(self, bucket: Bucket, worker: int, step: int, at_barrier: bool) -> list[Reply]:
         self.idle_after[worker] = step
+        if at_barrier:
+            self.at_barrier.add(worker)
         return self._let_go(bucket)
 
     def pulled(self, bucket: Bucket, worker: int) -> None:
@@ -122,6 +123,7 @@ class StaleSynchronous:
     def lose(self, bucket: Bucket, worker: int) -> list[Reply]:
         self.clocks.pop(worker, None)  # it may not have got as far as to join here
         self.idle_after.pop(worker, None)
+        self.at_barrier.discard(worker)
         self.weights_of.pop(worker, None)
         self.waiting = [(push, stale) for push, stale in self.waiting if push.worker != worker]
         return self._let_go(bucket)
@@ -131,6 +133,8 @@ class StaleSynchronous:
         busy = self.clocks.keys() - self._idle()
         if not busy:  # nobody pushes what it lacks before the weights are evaluated or saved
             self.flush(bucket)
+            if self.clocks.keys() <= self.at_barrier:  # they go on together, and wait for each other again
+                self.idle_after, self.at_barrier = {}, set()
         slowest = min((self.clocks[worker] for worker in busy), default=math.inf)
         limit = math.inf if self.staleness is None else slowest + self.staleness
         free = [(push, stale) for push, stale in self.waiting if push.step <= limit]

@@ -74,7 +74,7 @@ class Synchronous:
     def flush(self, bucket: Bucket) -> None:
         """Nothing: a step has all its pushes."""
 
-    def idle(self, bucket: Bucket, worker: int, step: int) -> list[Reply]:
+    def idle(self, bucket: Bucket, worker: int, step: int, at_barrier: bool) -> list[Reply]:
         return []  # all workers are at the same step
 
     def pulled(self, bucket: Bucket, worker: int) -> None:

@@ -37,8 +37,9 @@ class Policy(Protocol):
     def flush(self, bucket: "Bucket") -> None:
         """Take a step with the pushes that wait for others to make one, if there are any."""
 
-    def idle(self, bucket: "Bucket", worker: int, step: int) -> list[Reply]:
-        """The worker evaluates, or is done, after this step: no other waits for it until it pushes again.
+    def idle(self, bucket: "Bucket", worker: int, step: int, at_barrier: bool) -> list[Reply]:
+        """The worker evaluates, or is done, after this step: no other waits for it until it pushes again, or, if it is
+        at a barrier, until all are.
 
         Its push of that step may come later than this, on another thread.
         """
@@ -133,11 +134,11 @@ class Bucket:
         self.policy.pulled(self, worker)
         return Answer(self.version, staleness, self.weights.detach(), dropped)
 
-    def idle(self, worker: int, step: int) -> list[Reply]:
+    def idle(self, worker: int, step: int, at_barrier: bool) -> list[Reply]:
         """The worker pushes nothing for now, after this step; returns the replies to workers that waited for it."""
         with self._lock:
             self._refuse_lost(worker)
-            return self.policy.idle(self, worker, step)
+            return self.policy.idle(self, worker, step, at_barrier)
 
     def slowest(self, otherwise: int) -> int:
         """The least step of the last pushes of those that are there; `otherwise` where none has pushed."""

@@ -79,10 +79,10 @@ class Server:
         """A bucket as it is. The worker pushes nothing before it has it."""
         return self._sent(worker, bucket, self.buckets[bucket].pull(worker))
 
-    def idle(self, worker: int, step: int) -> None:
+    def idle(self, worker: int, step: int, at_barrier: bool) -> None:
         """The worker pushes nothing for now, after this step: see bucket.Policy."""
         for number, bucket in self.buckets.items():
-            self._answer(number, bucket.idle(worker, step))
+            self._answer(number, bucket.idle(worker, step, at_barrier))
 
     def lose(self, worker: int) -> None:
         """Go on without a worker. Failure where the others cannot."""

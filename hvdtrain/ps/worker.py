@@ -159,7 +159,7 @@ class PushPull:
         share = wire.result(0, self._requests.get())
         step, after = self.exchange.step + 1, 0  # main has begun the step in whose backward pass it was requested
         if share == NONE_NOW:
-            self.idle()  # another's share may come back, and it must not wait for this worker until then
+            self.idle(at_barrier=False)  # another's share may come back, and it must not wait for this worker
             self.exchange.wait_until_answered()
             share, after = wire.result(0, wire.call(0, "await_lease", self.world.member, step))
         if share == NONE_NOW:
@@ -207,9 +207,9 @@ class PushPull:
         self.group.barrier()  # no worker pushes any more: all pull the same weights
         self.exchange.pull()
 
-    def idle(self) -> None:
+    def idle(self, at_barrier: bool = True) -> None:
         for server in range(self.world.servers):
-            wire.ask(server, "idle", self.world.member, self.exchange.step)
+            wire.ask(server, "idle", self.world.member, self.exchange.step, at_barrier)
 
     @property
     def push_status(self) -> PushStatus:

@@ -207,18 +207,18 @@ def test_nobody_is_sent_weights_ahead_who_is_not_behind_or_has_another_remedy(wo
 def test_softsync_takes_a_shorter_step_with_what_there_is_before_all_evaluate():
     bucket = make(softsync(4))
     bucket.push(push(0, 1, [8.0, 0.0]))
-    assert bucket.idle(0, 1) == []
-    bucket.idle(1, 0)
-    bucket.idle(2, 0)
+    assert bucket.idle(0, 1, at_barrier=True) == []
+    bucket.idle(1, 0, at_barrier=True)
+    bucket.idle(2, 0, at_barrier=True)
     holds(bucket.pull(READER), 0, 0, [1, 2])
-    bucket.idle(3, 0)
+    bucket.idle(3, 0, at_barrier=True)
     holds(bucket.pull(READER), 1, 0, [1 - LR * 8 / 4, 2])
 
 
 def test_softsync_waits_for_no_push_of_a_worker_that_is_lost():
     bucket = make(softsync(2))
     bucket.push(push(0, 1, [8.0, 0.0]))
-    bucket.idle(0, 1)
+    bucket.idle(0, 1, at_barrier=True)
     bucket.lose(1)
     holds(bucket.pull(READER), 1, 0, [0.5, 2])
     bucket.push(push(0, 2, [8.0, 0.0]))
@@ -301,14 +301,36 @@ def test_ssp_lets_a_worker_be_so_many_steps_ahead_and_no_more():
 def test_ssp_waits_for_nobody_who_is_idle_and_again_for_those_who_were():
     bucket = make(stale(2, staleness=0))
     assert bucket.push(push(0, 1, [0.0, 0.0])) == []
-    assert workers_of(bucket.idle(1, 0)) == [0]
-    assert bucket.idle(0, 1) == []
+    assert workers_of(bucket.idle(1, 0, at_barrier=True)) == [0]
+    assert bucket.idle(0, 1, at_barrier=True) == []
     assert bucket.push(push(0, 2, [0.0, 0.0], 1)) == []
+
+
+def test_workers_at_a_barrier_go_on_together_though_one_was_said_to_be_idle_before_its_last_push():
+    bucket = make(softsync(2, staleness=0))
+    for worker in (0, 1):
+        bucket.push(push(worker, 1, [8.0, 0.0]))
+        bucket.idle(worker, 1, at_barrier=True)
+    bucket.idle(0, 2, at_barrier=True)  # overtakes the push before it
+    assert bucket.push(push(0, 2, [8.0, 0.0], 1)) == []
+    assert bucket.version == 1
+    assert workers_of(bucket.push(push(1, 2, [8.0, 0.0], 1))) == [0, 1]
+
+
+def test_a_worker_that_waits_for_a_lease_is_waited_for_by_nobody_though_all_were_idle():
+    bucket = make(stale(2, staleness=0))
+    for worker in (0, 1):
+        bucket.push(push(worker, 1, [0.0, 0.0]))
+        bucket.idle(worker, 1, at_barrier=False)
+    assert workers_of(bucket.push(push(0, 2, [0.0, 0.0], 2))) == [0]  # it has leased the share of one that was lost
+    for worker, step in ((0, 2), (1, 1)):
+        bucket.idle(worker, step, at_barrier=True)
+    assert bucket.push(push(0, 3, [0.0, 0.0], 3)) == []
 
 
 def test_idling_that_overtakes_the_push_before_it_counts_after_that():
     bucket = make(stale(2, staleness=0))
-    assert bucket.idle(1, 1) == []
+    assert bucket.idle(1, 1, at_barrier=True) == []
     assert bucket.push(push(0, 1, [0.0, 0.0])) == []
     assert bucket.push(push(0, 1, [0.0, 0.0])) == []  # sent again
     assert workers_of(bucket.push(push(1, 1, [0.0, 0.0]))) == [0, 1]

@@ -161,7 +161,7 @@ def test_an_exchange_through_it_gives_the_same_weights_and_all_memory_back(monke
             worker.begin(step, LR)
             for parameter in range(3):
                 worker.put(parameter, torch.full((5000,), float(1 + 2 * number)))
-    server.idle(0, 3)
+    server.idle(0, 3, at_barrier=True)
     assert workers[1].weights.equal(torch.full((15000,), -LR * 2 * 3))
     assert all(isinstance(push.gradient[0], Parcel) for push in sent)
     sent.clear()
