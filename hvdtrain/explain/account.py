@@ -1,5 +1,7 @@
 """Where the time of a worker's step went, and what the run would have been without this or that."""
 
+from collections import defaultdict
+from collections.abc import Mapping
 from dataclasses import dataclass
 
 import numpy as np
@@ -101,8 +103,9 @@ def what_if(run: Run, timeline: Timeline, straggler: Straggler | None, found: Ac
     """Samples/s of all workers as they would have been, from the recorded steps; None where this run does not tell.
 
     Without the straggler: it computes like the median of the others, and all else stays (the method of Lin et al.,
-    OSDI 2025, with recorded steps in place of operators). With twice the bandwidth, the wire's part of a step is half
-    as long; with one server more, the wire's and the server's are as much shorter as its share of the weights is.
+    OSDI 2025, with recorded steps in place of operators), as far as processors allow. With twice the bandwidth, the
+    wire's part of a step is half as long; with one server more, the wire's and the server's are as much shorter as its
+    share of the weights is.
     """
     rate = run.summary.samples_per_s
     if not rate:
@@ -112,12 +115,12 @@ def what_if(run: Run, timeline: Timeline, straggler: Straggler | None, found: Ac
         "double_bandwidth": parts["wire"] / 2 if parts["wire"] else None,
         "one_more_server": (parts["wire"] + parts["server"]) / (servers + 1) if servers else None,
     }
-    return {"without_straggler": rate * _speed_without(timeline, straggler)} | {
+    return {"without_straggler": rate * _speed_without(run, timeline, straggler)} | {
         name: rate * step / (step - seconds) if seconds is not None else None for name, seconds in spared.items()
     }
 
 
-def _speed_without(timeline: Timeline, straggler: Straggler | None) -> float:
+def _speed_without(run: Run, timeline: Timeline, straggler: Straggler | None) -> float:
     """How many times as fast all workers together would be."""
     if not straggler:
         return 1.0
@@ -132,5 +135,23 @@ def _speed_without(timeline: Timeline, straggler: Straggler | None) -> float:
     seconds = np.array([steps[:, 1:3].sum(1).mean() for steps in timeline.each_step])
     samples = np.array([steps[:, 3].mean() for steps in timeline.each_step])
     rates, free = samples / seconds, samples / (seconds - waits_for_others(timeline))
-    healthy = np.delete(free, worker)
-    return float((healthy.sum() + np.median(healthy)) / rates.sum())
+    free[worker] = np.median(np.delete(free, worker))
+    speed = float(free.sum() / rates.sum())
+    return speed * _processors_allow(run, dict(zip(timeline.ranks, free / rates, strict=True)), speed)
+
+
+def _processors_allow(run: Run, times_as_fast: Mapping[int, float], otherwise: float) -> float:
+    """The share of such speeds that the processors of the busiest host allow, where it is known; 1 at most. A worker
+    that is not in step did nothing while it was slow, and others had its cores.
+
+    Args:
+        times_as_fast: of each worker.
+        otherwise: of the servers.
+    """
+    seconds: dict[str, float] = defaultdict(float)  # of processor time, by host
+    for process in run.summary.processes:
+        rank = -1 if process.rank is None else process.rank
+        seconds[process.host or ""] += process.cpu_s * times_as_fast.get(rank, otherwise)
+    cores = {name: host.cores_usable or host.cores or 0 for name, host in run.manifest.hosts.items()}
+    wall = run.summary.wall_s or 0
+    return min([1.0, *(wall * cores[host] / spent for host, spent in seconds.items() if cores.get(host) and spent)])

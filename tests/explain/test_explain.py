@@ -16,8 +16,8 @@ from hvdtrain.runs.read import load_run
 COMPUTE_S, LATENCY_S = 0.040, 0.004
 
 
-def make_run(folder, factors, mode="allreduce", steps=200, slow=slice(None), noise=0.05, servers=0, seed=0):
-    """A run whose worker w computes factors[w] times as long as the others in the steps `slow`."""
+def make_run(folder, factors, mode="allreduce", steps=200, slow=slice(None), noise=0.05, servers=0, seed=0, cores=None):
+    """A run whose worker w computes factors[w] times as long as the others in the steps `slow`, where it sleeps."""
     folder.mkdir(parents=True)
     random, workers = np.random.default_rng(seed), len(factors)
     own = COMPUTE_S * random.lognormal(0, noise, (workers, steps))
@@ -30,7 +30,7 @@ def make_run(folder, factors, mode="allreduce", steps=200, slow=slice(None), noi
         waits = np.full_like(own, LATENCY_S)
         ends = np.cumsum(own + waits, 1)
     end = ends.max() if in_step else ends[:, -1].min()
-    samples = 0
+    samples, processes = 0, []
     for worker in range(workers):
         lines = []
         for step in range(steps):
@@ -43,13 +43,16 @@ def make_run(folder, factors, mode="allreduce", steps=200, slow=slice(None), noi
             }))  # fmt: skip
             samples += 16
         (folder / f"metrics.rank{servers + worker}.jsonl").write_text("\n".join(lines) + "\n")
+        spent = {"rank": servers + worker, "role": "worker", "host": "one", "cpu_s": len(lines) * COMPUTE_S}
+        processes.append(spent | {"samples": 16 * len(lines)})
     (folder / "manifest.json").write_text(json.dumps({
         "mode": mode, "workers": workers, "servers": servers, "repeat": 1, "global_batch": 16 * workers,
         "threads_per_worker": 1, "staleness_bound": 2 if mode == "ps-ssp" else None,
-        "hosts": {"one": {"ranks": list(range(servers + workers))}},
+        "hosts": {"one": {"ranks": list(range(servers + workers)), "cores_usable": cores}},
     }))  # fmt: skip
     (folder / "summary.json").write_text(json.dumps({
         "status": "done", "steps": steps, "samples": samples, "wall_s": end, "samples_per_s": samples / end,
+        "processes": processes,
     }))  # fmt: skip
     return folder
 
@@ -120,6 +123,13 @@ def test_without_the_straggler_it_is_as_fast_as_a_run_that_had_none(tmp_path, mo
     assert found["waited_s"][str(servers + 3)] == pytest.approx(
         0 if mode == "ps-async" else 195 * 3 * COMPUTE_S, rel=0.05
     )
+
+
+def test_workers_that_are_not_in_step_are_no_faster_than_their_cores_allow(tmp_path):
+    """While one of them sleeps, others have its core."""
+    found, _ = explained(tmp_path, 1, 1, 1, 4, mode="ps-async", servers=1, cores=3)
+    without = found["what_if"]["without_straggler"]["samples_per_s"]
+    assert without == pytest.approx(3 / COMPUTE_S * 16, rel=0.03)
 
 
 def test_what_a_run_does_not_tell_is_null(tmp_path):
