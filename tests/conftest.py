@@ -51,6 +51,21 @@ def small(tmp_path_factory):
     return build("turntable", tmp_path_factory.mktemp("built") / "small", **SMALL_TURNTABLE)
 
 
+@pytest.fixture(scope="session")
+def few_digits(tmp_path_factory):
+    """The folder of a data set: of each real digit nine or ten to train with and two to validate. Not to be changed."""
+    from hvdtrain.data.find import find_dataset
+
+    folder, digits = tmp_path_factory.mktemp("built") / "few", find_dataset("digits")
+    for part, samples, most in (("TrainData", digits.train, 92), ("ValidationData", digits.validation, 20)):
+        for label, name in enumerate(digits.classes):
+            images = [path for path, own in samples[:] if own == label][: -(-(most - label) // len(digits.classes))]
+            (folder / part / name).mkdir(parents=True)
+            for image in images:
+                shutil.copy(image, folder / part / name)
+    return folder
+
+
 @pytest.fixture(scope="module")
 def one_thread():
     """Let torch compute with one thread: two that wait for each other are slow where cores are busy."""

@@ -13,6 +13,7 @@ import click
 import pytest
 from click.testing import CliRunner
 from helpers.jobs import ENV, SETTINGS, check_run_folder, hvdtrain
+from helpers.spare import ranks_from_a_spare
 
 from hvdtrain import modes
 from hvdtrain.cli import cli
@@ -83,9 +84,11 @@ def ours(line: str) -> list[str]:
 @pytest.mark.parametrize("name", [name for name, text in READMES.items() if run_here(text)])
 def test_every_command_runs(name, tmp_path):
     """In one folder and in order: later commands use what earlier ones made."""
-    for command in run_here(READMES[name]):
-        if command not in ELSEWHERE:
-            run_in(tmp_path, command)
+    commands = [command for command in run_here(READMES[name]) if command not in ELSEWHERE]
+    starts_ranks = any(" train " in command for command in commands)
+    with ranks_from_a_spare(tmp_path / "spare") if starts_ranks else contextlib.nullcontext((ENV, "")) as settings:
+        for command in commands:
+            run_in(tmp_path, command, *settings)
     if name == "README.md":
         for folder, mode, workers, servers in STARTED:
             check_run_folder(tmp_path / "runs" / folder, mode, workers, servers, 20)
@@ -93,14 +96,14 @@ def test_every_command_runs(name, tmp_path):
         assert (tmp_path / "rows.svg").read_text().startswith("<?xml")
 
 
-def run_in(folder: Path, command: str) -> None:
-    """What begins with `hvdtrain` runs in a forked process; starters and their ranks are started."""
+def run_in(folder: Path, command: str, env: dict[str, str] = ENV, first: str = "") -> None:
+    """What begins with `hvdtrain` runs in a forked process; starters are started. See ranks_from_a_spare."""
     words = shlex.split(command)
     if words[0] == "hvdtrain":
         with contextlib.chdir(folder):
-            done = hvdtrain(*words[1:], env=ENV, timeout=600)
+            done = hvdtrain(*words[1:], env=ENV, first=first, timeout=600)
     else:
-        done = subprocess.run(words, cwd=folder, timeout=600, **SETTINGS)
+        done = subprocess.run(words, cwd=folder, timeout=600, **SETTINGS | {"env": env})
     assert done.returncode == 0, f"{command}\n{done.stdout}"
     assert "Traceback" not in done.stdout, f"{command}\n{done.stdout}"
 

@@ -8,9 +8,9 @@ stand-in (see launch/stand_in.py) asks for a rank. It runs no thread and compute
 
 import contextlib
 import ctypes
-import importlib
 import json
 import os
+import runpy
 import selectors
 import signal
 import socket
@@ -111,10 +111,10 @@ def _become_rank(request: dict, handles: list[int]) -> NoReturn:
     os.environ.clear()
     os.environ.update(request["environment"])
     os.chdir(request["folder"])
-    sys.argv = ["hvdtrain", *request["program"][3:]]  # after python -m hvdtrain
+    _, _, module, *sys.argv[1:] = request["program"]  # python -m hvdtrain …
     code: object = 1
     try:
-        importlib.import_module("hvdtrain.cli").main()
+        runpy.run_module(module, run_name="__main__", alter_sys=True)
     except SystemExit as ended:
         code = ended.code
     finally:

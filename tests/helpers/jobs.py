@@ -78,6 +78,16 @@ loop.evaluate = slowly
 """
 
 
+def slow_steps(seconds: float) -> str:
+    """What a forked rank runs first, so that each step takes so much longer: time to stop it amid its steps."""
+    return f"""
+import time
+from hvdtrain.training import step
+backward = step.backward
+step.backward = lambda *arguments: (time.sleep({seconds}), backward(*arguments))[1]
+"""
+
+
 def steps(folder: Path, rank: int) -> list[dict]:
     return [json.loads(line) for line in (folder / f"metrics.rank{rank}.jsonl").read_text().splitlines()]
 

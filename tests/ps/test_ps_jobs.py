@@ -9,7 +9,20 @@ import subprocess
 
 import pytest
 from helpers.forked import Forked
-from helpers.jobs import BIN, HVDTRAIN, SETTINGS, SMALL, adds_up, finish, hvdtrain, ranks_of, run, steps, until
+from helpers.jobs import (
+    BIN,
+    HVDTRAIN,
+    SETTINGS,
+    SMALL,
+    adds_up,
+    finish,
+    hvdtrain,
+    ranks_of,
+    run,
+    slow_steps,
+    steps,
+    until,
+)
 
 from hvdtrain.explain.step_picture import one_step, read_slices
 from hvdtrain.plot_style import save
@@ -95,10 +108,10 @@ def test_ssp_ends_by_the_clock_without_waiting_for_who_has_ended(tmp_path):
         ("ps-async", 1, 3, ["--push-scale", "mean", "--wire", "zmq"]),
     ],
 )
-def test_a_recorded_run_is_replayed_to_the_same_bits(mode, servers, workers, options, tmp_path):
+def test_a_recorded_run_is_replayed_to_the_same_bits(mode, servers, workers, options, few_digits, tmp_path):
     out = tmp_path / "run"
-    settings = [*SMALL[:2], "--epochs", "2", "--batch-size", "256", "--threads", "1", "--record", *options]
-    train(out, mode, servers, workers, *settings)
+    settings = [*SMALL[:2], "--epochs", "2", "--batch-size", "16", "--threads", "1", "--dataset", str(few_digits)]
+    train(out, mode, servers, workers, *settings, "--record", *options)
     replayed = replay(out)
     assert replayed.returncode == 0, replayed.stdout
     assert "bit for bit" in replayed.stdout
@@ -204,7 +217,7 @@ LONG = [*SMALL[:2], "--threads", "1", "--batch-size", "48", "--servers", "1"]
 @contextlib.contextmanager
 def four_ranks(out, *options):
     """A job of a server and three workers that are let live when one fails, once each worker has taken some steps."""
-    job = Forked(4, ["train", *LONG, *options, "--out", str(out)], survive=True)
+    job = Forked(4, ["train", *LONG, *options, "--out", str(out)], first=slow_steps(0.05), survive=True)
     try:
         until(lambda: all((out / f"metrics.rank{r}.jsonl").is_file() and len(steps(out, r)) > 5 for r in (1, 2, 3)))
         yield job
@@ -243,7 +256,7 @@ def test_a_worker_joins_in_place_of_one_that_was_killed_and_leaves_and_one_more_
     joined = []
 
     def join():
-        joined.append(Forked(1, ["train", "--join", "--out", str(out)]))
+        joined.append(Forked(1, ["train", "--join", "--out", str(out)], first=slow_steps(0.05)))
         until(lambda: len(lives(out)) == 3 + len(joined))
         return joined[-1]
 
