@@ -21,6 +21,7 @@ from hvdtrain.bench.turns import Gone, Turns
 from hvdtrain.config.command_line import NUM_SERVERS, NUM_WORKERS, GroupedCommand
 from hvdtrain.config.option_types import EQUAL, FileToWrite, Names, Numbers, ServerNumber
 from hvdtrain.errors import Failure, UsageError, unknown
+from hvdtrain.formatting import with_noun
 from hvdtrain.launch.allocation import hosts_or_here
 from hvdtrain.launch.hosts import Host, allocate, host_options, launcher_option
 from hvdtrain.launch.job_log import failure_reason, log_lines
@@ -149,10 +150,10 @@ def bench(
         used = allocate(listed, number, its) if listed else []
         found: dict[str, list[Measured]] = {}
         if own:
-            click.echo(f"{op} over {', '.join(own)} with {number} worker(s) …", err=True)
+            click.echo(f"{op} over {', '.join(own)} with {with_noun(number, 'worker')} …", err=True)
             found = _measure(op, own, number, its, repeats, sizes, mode, used, launcher)
         for kind in MXNET if peer and op == "pushpull" else ():
-            click.echo(f"{op} over {kind} with {number} worker(s) …", err=True)
+            click.echo(f"{op} over {kind} with {with_noun(number, 'worker')} …", err=True)
             found[kind] = _measure_mxnet(kind, number, its, repeats, sizes)
         rows += [
             _row(op, backend, mode, number, its, size, memory, measured, used)
@@ -202,7 +203,7 @@ def _measure(
 
         def refuse(backend: str, code: int) -> Failure:
             why = failure_reason(jobs[backend][1], code)
-            return Failure(f"{backend} with {workers} worker(s) did not run: {why}")
+            return Failure(f"{backend} with {with_noun(workers, 'worker')} did not run: {why}")
 
         def look() -> None:
             for backend, (job, _) in jobs.items():
@@ -234,7 +235,7 @@ def _measure_mxnet(kind: str, workers: int, servers: int, repeats: int, sizes: S
             code = subprocess.call(words, stdout=output, stderr=output)
         printed = [line for _, line in log_lines(log) if line.startswith("[[")]
         if code or not printed:
-            raise Failure(f"{kind} with {workers} worker(s) did not run: {failure_reason(log, code)}")
+            raise Failure(f"{kind} with {with_noun(workers, 'worker')} did not run: {failure_reason(log, code)}")
         return [[{"seconds": seconds} for seconds in of_size] for of_size in json.loads(printed[-1])]
 
 
@@ -318,7 +319,8 @@ def _draw(rows: Sequence[Row], path: Path) -> None:
         own = sorted(group, key=lambda row: row["bytes"])
         axes.plot(
             [row["bytes"] / 1e6 for row in own], [row["gb_per_s"] for row in own],
-            marker="o", linestyle="-" if op == "allreduce" else "--", label=f"{op} {backend}, {workers} worker(s)",
+            marker="o", linestyle="-" if op == "allreduce" else "--",
+            label=f"{op} {backend}, {with_noun(workers, 'worker')}",
         )  # fmt: skip
     axes.set(xscale="log", xlabel="MB of the vector", ylabel="GB/s of payload, median", ylim=(0, None))
     axes.grid(alpha=0.3)

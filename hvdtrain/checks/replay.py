@@ -17,6 +17,7 @@ from hvdtrain import modes
 from hvdtrain.config.file import read_config
 from hvdtrain.config.run_config import RunConfig
 from hvdtrain.errors import Failure, UsageError
+from hvdtrain.formatting import with_noun
 from hvdtrain.runs.folder import CONFIG
 from hvdtrain.runs.request import config_of, shares_of
 
@@ -64,7 +65,8 @@ def replay(run: Path) -> None:
     if different := _different(weights, run / WEIGHTS):
         raise Failure(f"{different:,} of {total:,} weights differ from those that {run} saved")
     more = f" and {joined} that joined" if joined else ""
-    click.echo(f"{pushes:,} pushes of {workers} worker(s){more} replayed: the same {total:,} weights, bit for bit")
+    made_by = f"{pushes:,} pushes of {with_noun(workers, 'worker')}{more}"
+    click.echo(f"{made_by} replayed: the same {total:,} weights, bit for bit")
 
 
 def _read(run: Path) -> tuple[RunConfig, int, int]:
@@ -114,7 +116,9 @@ def _read_ledgers(run: Path, servers: int, workers: int, most: int) -> Lines:
                 read = int(row["version_read"])
                 made = None if row["version"] == DROPPED else int(row["version"])
                 if not (0 <= worker < most and step > 0 and 0 <= read and (made is None or read < made)):
-                    raise UsageError(f"{path}, line {number}: no push of {workers} worker(s) reads like this")
+                    raise UsageError(
+                        f"{path}, line {number}: no push of {with_noun(workers, 'worker')} reads like this"
+                    )
                 if (server, bucket, worker, step) in seen:
                     raise UsageError(f"{path}, line {number}: step {step} of worker {worker} was applied before")
                 seen.add((server, bucket, worker, step))
@@ -147,7 +151,7 @@ def _read_leases(run: Path, workers: int, most: int) -> Leases:
         for number, row in rows:
             worker, step, share = (int(row[name]) for name in ("worker", "step", "share"))
             if not (0 <= worker < most and step > 0 and share >= 0) or (worker, step) in leases:
-                raise UsageError(f"{path}, line {number}: no lease of {workers} worker(s) reads like this")
+                raise UsageError(f"{path}, line {number}: no lease of {with_noun(workers, 'worker')} reads like this")
             leases[worker, step] = share
     return leases
 

@@ -16,6 +16,7 @@ from hvdtrain.config.command_line import MODES, NUM_WORKERS, GroupedCommand
 from hvdtrain.config.option_types import Names, Numbers
 from hvdtrain.config.run_config import RunConfig
 from hvdtrain.errors import Failure, unknown
+from hvdtrain.formatting import with_noun
 from hvdtrain.launch.allocation import hosts_or_here
 from hvdtrain.launch.hosts import Host, allocate, host_options, launcher_option
 from hvdtrain.launch.job_log import failure_reason
@@ -136,7 +137,8 @@ class Result:
         mode = f"{self.config.mode}, staleness 0" if self.config.mode in MADE_SYNCHRONOUS else self.config.mode
         servers = f"{self.buckets} buckets on {self.config.servers} servers" if self.buckets else "no servers"
         return (
-            f"{'same' if self.same else 'DIFFERS':<8} {mode:<20} {self.workers} worker(s)  {self.config.optimizer:<4}  "
+            f"{'same' if self.same else 'DIFFERS':<8} {mode:<20} {with_noun(self.workers, 'worker'):<9}  "
+            f"{self.config.optimizer:<4}  "
             f"{servers:<23}  {self.distance:.1e} of the way trained (at most {TOLERANCE:.0e}), "
             f"{self.distance / self.rounding:.1f} roundings to float32"
             f"{'' if self.samples else ', other samples'}"
@@ -184,7 +186,7 @@ def _train(config: RunConfig, workers: int, out: Path, hosts: Sequence[Host], la
     with launched_job(prepare(launcher, config, workers, hosts, out), log) as job:
         code = job.wait()
     if code:
-        raise Failure(f"{config.mode} with {workers} worker(s) did not run: {failure_reason(log, code)}")
+        raise Failure(f"{config.mode} with {with_noun(workers, 'worker')} did not run: {failure_reason(log, code)}")
     weights = load_file(out / "snapshots" / "final.safetensors")
     return _flat(weights), json.loads((out / "summary.json").read_text())["samples_digest"]
 

@@ -36,10 +36,15 @@ def list_() -> None:
     from rich.console import Console
     from rich.table import Table
 
+    from hvdtrain.data import synthetic
+
     table = Table("name", "what", "images", "licence", box=None, pad_edge=False)
     for name in recipes.names("datasets"):
         recipe = Recipe.load(name)
         table.add_row(name, recipe.title, recipe.size, recipe.licence)
+    images, side = synthetic.TRAIN + synthetic.VALIDATION, synthetic.SIDE
+    size = f"{images:,} of {side}x{side}, {synthetic.CLASSES:,} classes"
+    table.add_row(synthetic.NAME, "Noise, to time training without its data", size, "")
     Console().print(table)
 
 

@@ -44,9 +44,10 @@ def explain(runs: tuple[Path, ...], json_file: Path | None, plot: Path | None, t
     Everything comes from the recorded steps in the run folder. A straggler is a worker whose quicker steps, too, took
     it half as long again as the others theirs, or more, for a fifth of the run, and that the others waited for, or
     would have if they had been in step, three times as long as for any other. What a run without it would have done
-    is too much where it leaves the others a part of cores that they share. The file of --json has an object, or a list
-    where there are several runs: `straggler` (a rank, or null), `waited_s` by rank, `parts` of a step in seconds, and
-    `what_if`: samples/s of all workers.
+    is as much as the hosts' cores allow in ps-async and ps-ssp; in other modes it is too much where a straggler that
+    sleeps leaves the others cores that they share. The file of --json has an object, or a list where there are several
+    runs: `straggler` (a rank, or null), `waited_s` by rank, `parts` of a step in seconds, and `what_if`: samples/s of
+    all workers.
     """
     from hvdtrain.explain.account import account, waits_for_others, what_if
     from hvdtrain.explain.heatmap import heatmap

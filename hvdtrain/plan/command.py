@@ -10,6 +10,7 @@ import click
 from hvdtrain.config.option_types import FileToWrite, Names
 from hvdtrain.config.run_config import RunConfig
 from hvdtrain.errors import UsageError
+from hvdtrain.formatting import with_noun
 from hvdtrain.plan import calibration as calibrations
 from hvdtrain.plan.scenario import MODES, SERVER_MODES, Slow
 from hvdtrain.plan.units import Bandwidths, Counts, Latency, Stragglers
@@ -237,8 +238,9 @@ def _warnings(found: calibrations.Calibration, rows: Sequence[dict[str, Any]]) -
     lines = []
     if most_servers > found.most_servers or most_workers > found.most_workers:
         lines.append(
-            f"The calibration was made with {found.most_workers} workers and {found.most_servers} server(s); intervals "
-            "beyond are wider by 2 % for each doubling, which is a guess."
+            f"The calibration was made with {with_noun(found.most_workers, 'worker')} and "
+            f"{with_noun(found.most_servers, 'server')}; intervals beyond are wider by 2 % for each doubling, which is "
+            "a guess."
         )
     if found.hosts_share_cores:
         lines.append("The calibration's hosts share one machine's cores, and so do those of the prediction.")

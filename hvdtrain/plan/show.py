@@ -5,6 +5,8 @@ import sys
 from collections.abc import Sequence
 from typing import Any
 
+from hvdtrain.formatting import with_noun
+
 Row = dict[str, Any]
 
 
@@ -102,7 +104,7 @@ def check(rows: Sequence[Row], errors: dict[str, tuple[float, float, int]]) -> N
     console = _console()
     console.print(made)
     for mode, (middle, largest, runs) in errors.items():
-        console.print(f"{mode}: median error {middle:.1%}, largest {largest:.1%}, of {runs} run(s)")
+        console.print(f"{mode}: median error {middle:.1%}, largest {largest:.1%}, of {with_noun(runs, 'run')}")
 
 
 def splits(rows: Sequence[Row], hosts: int, budget: float) -> None:

@@ -26,6 +26,7 @@ from hvdtrain.data.image import native_side
 from hvdtrain.data.loader import Loader
 from hvdtrain.data.storage import locked
 from hvdtrain.errors import Failure, UsageError
+from hvdtrain.formatting import with_noun
 from hvdtrain.models.layers import Network
 from hvdtrain.models.pretrained import cached_weights, load_pretrained
 from hvdtrain.modes._synchroniser import Synchroniser
@@ -181,7 +182,8 @@ def train_as_worker(
         print(f"rank {world.rank} computes on {device.describe(job.device)}", file=terminal.out, flush=True)
     if resumed:
         was = resumed.state["parts"][-1]
-        until = f"until then {was['mode']} with {was['workers']} worker(s) and {was['servers']} server(s)"
+        size = f"{with_noun(was['workers'], 'worker')} and {with_noun(was['servers'], 'server')}"
+        until = f"until then {was['mode']} with {size}"
         progress.print(f"going on after step {resumed.step}, from {resumed.folder}; {until}")
     elif arrival:
         for buffer, values in zip(statistics(model), arrival.state["buffers"], strict=True):

@@ -8,6 +8,7 @@ from typing import Any, NamedTuple
 
 from hvdtrain.config.run_config import RunConfig
 from hvdtrain.errors import UsageError
+from hvdtrain.formatting import with_noun
 from hvdtrain.runs.folder import name_one_of
 from hvdtrain.runs.schema import Manifest, Part, Step, Summary, UnreadableFile, read, read_steps
 
@@ -126,7 +127,7 @@ def load_run(folder: Path) -> Run:
     elif lost := _still_lost(summary):
         problem = f"it finished without ranks {lost}, which died on the way"
     elif sum(not life.why for life in summary.membership) > manifest.workers:
-        problem = f"more than its {manifest.workers} worker(s) were there at the end: others had joined"
+        problem = f"more than its {with_noun(manifest.workers or 0, 'worker')} were there at the end: others had joined"
     elif len(set(starts := [_describe_start(part) for part in manifest.parts])) > 1:
         problem = f"it was resumed in another way: {', then '.join(starts)}"
     return Run(folder, manifest, summary, problem)
@@ -139,8 +140,9 @@ def _still_lost(summary: Summary) -> list[int]:
 
 
 def _describe_start(part: Part) -> str:
-    words = [f"{part.mode} on {part.workers} worker(s) and {part.servers} server(s)"]
-    words += [f"{part.threads_per_worker} thread(s) each"] if part.threads_per_worker else []
+    size = f"{with_noun(part.workers or 0, 'worker')} and {with_noun(part.servers or 0, 'server')}"
+    words = [f"{part.mode} on {size}"]
+    words += [f"{with_noun(part.threads_per_worker, 'thread')} each"] if part.threads_per_worker else []
     words += [f"on {part.device}"] if part.device else []
     words += [f"messages by {part.backend}"] if part.backend else []
     placed = [f"{name} (ranks {' '.join(map(str, ranks))})" for name, ranks in (part.hosts or {}).items()]

@@ -15,6 +15,7 @@ from hvdtrain.config.file import read_config
 from hvdtrain.config.run_config import DEVICES, LENGTHS, OPEN_WIRES, RunConfig, flag
 from hvdtrain.data import augment
 from hvdtrain.errors import UsageError, unknown
+from hvdtrain.formatting import with_noun
 from hvdtrain.numerics import compression, slowdown
 from hvdtrain.numerics.optimizers import OPTIMIZERS
 from hvdtrain.runs.folder import CONFIG, name_one_of
@@ -99,7 +100,7 @@ def check_workers(config: RunConfig, workers: int) -> None:
     if most and workers > most:
         raise UsageError(f"--mode {config.mode} is one process, but {workers} were started")
     if config.backup >= workers:
-        raise UsageError(f"--backup {config.backup} leaves no push of {workers} worker(s) to wait for")
+        raise UsageError(f"--backup {config.backup} leaves no push of {with_noun(workers, 'worker')} to wait for")
     if absent := sorted(worker for worker in slowdown.slowed_workers(config.slow) if worker >= workers):
         raise UsageError(f"--slow {config.slow}: there is no worker {absent[0]}; workers are 0 to {workers - 1}")
     if config.per_worker:

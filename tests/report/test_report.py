@@ -357,11 +357,10 @@ def test_a_resumed_run_is_told_and_one_that_changed_on_the_way_is_left_out(tmp_p
     write(tmp_path, "allreduce", 2, change={"parts": [part, part | {"mode": "allreduce", "workers": 2}]})
     runs = find_runs([tmp_path])
     assert [run.problem for run in runs if not run.is_finished] == [
-        "it was resumed in another way: single on 1 worker(s) and 0 server(s), then allreduce on 2 worker(s) and 0 "
-        "server(s)"
+        "it was resumed in another way: single on 1 worker and 0 servers, then allreduce on 2 workers and 0 servers"
     ]
     part |= {"threads_per_worker": 1, "device": "cpu"}
     write(tmp_path / "more", change={"parts": [part, part | {"after_step": 10, "threads_per_worker": 2}]})
     [other] = find_runs([tmp_path / "more"])
-    assert "1 thread(s) each, on cpu, then single on 1 worker(s) and 0 server(s), 2 thread(s) each" in other.problem
+    assert "1 thread each, on cpu, then single on 1 worker and 0 servers, 2 threads each" in other.problem
     assert any("Stopped and resumed: single" in line for line in caveats([run for run in runs if run.is_finished]))
