@@ -114,7 +114,7 @@ def test_single_is_one_process():
 def test_backup_workers_leave_a_push_to_wait_for_and_are_for_ps_sync():
     config = RunConfig(mode="ps-sync", servers=1, backup=2)
     check_workers(check(config), 3)
-    with pytest.raises(UsageError, match=r"--backup 2 leaves no push of 2 worker\(s\) to wait for"):
+    with pytest.raises(UsageError, match="--backup 2 leaves no push of 2 workers to wait for"):
         check_workers(config, 2)
     with pytest.raises(UsageError, match="--backup does nothing in --mode ps-ssp: it is for ps-sync"):
         check(dataclasses.replace(config, mode="ps-ssp"))
