@@ -1,6 +1,7 @@
 """What all tests share."""
 
 import atexit
+import contextlib
 import os
 import shutil
 import signal
@@ -64,6 +65,13 @@ def few_digits(tmp_path_factory):
             for image in images:
                 shutil.copy(image, folder / part / name)
     return folder
+
+
+@pytest.fixture(scope="module")
+def beside_few_digits(few_digits):
+    """In the folder where that data set is `few`."""
+    with contextlib.chdir(few_digits.parent):
+        yield
 
 
 @pytest.fixture(scope="module")

@@ -116,7 +116,6 @@ class StepBarrier:
     def after_round(self, step: int, elapsed: float) -> Decision:
         """What to do after a round of leased shares, whose last step this is."""
         self.paused = False
-        self.sync.idle()
         _, rows = self.group.gather([elapsed, *self._wants(elapsed)])
         return self._decide(rows.tolist(), self.steps is not None and step >= self.steps)
 

@@ -1,17 +1,14 @@
 """What each launcher would run: commands, job scripts and resources from the recipes."""
 
-import json
-import os
 import re
 import shlex
-import signal
 import subprocess
-import sys
 from pathlib import Path
 
 import pytest
 import yaml
 from click.testing import CliRunner
+from helpers.recipes import HOSTS, PROGRAM, TAKE_HOSTS, script, start
 
 from hvdtrain.config import recipes
 from hvdtrain.config.run_config import RunConfig
@@ -24,26 +21,11 @@ from hvdtrain.launch.recipe import JobSpec, expand
 
 ROOT = Path(__file__).parent.parent.parent
 LAUNCHERS = ["kubernetes", "local", "mpi", "sge", "slurm", "srun", "ssh", "yarn"]
-HOSTS = (Host("node1", 2), Host("node2", 2))
-TAKE_HOSTS = ("mpi", "slurm", "srun", "ssh")
-PROGRAM = ["python", "-m", "hvdtrain", "train", "--out", "a b"]
 
 
 @pytest.fixture
 def out(tmp_path):
     return tmp_path / "run"
-
-
-def start(launcher, out, hosts=None, **more):
-    hosts = (HOSTS if launcher in TAKE_HOSTS else ()) if hosts is None else hosts
-    return expand(launcher, JobSpec(4, PROGRAM, servers=1, hosts=hosts, out=out, **more))
-
-
-def script(launcher, out, hosts=None, **more):
-    made = start(launcher, out, hosts, **more)
-    [path] = [path for path in made.files if path.name.startswith(("job.", "mpijob.", "service."))]
-    assert made.argv[-1] in (str(path), f"--filename={path}")
-    return made.argv, made.files[path]
 
 
 def test_there_is_a_recipe_for_each():
@@ -163,66 +145,6 @@ def test_srun_starts_a_step_of_the_allocation_on_its_nodes(out):
     assert subprocess.run(["sh", "-n", "-c", words[5]]).returncode == 0
 
 
-# In place of mpirun: it says what it was given, and leaves with a rank's exit code when it is asked to.
-MPIRUN = """#!/bin/bash
-trap 'exit 143' USR1 USR2
-printf '%s\\n' "$@"; cat "$2"
-for i in $(seq ${WAIT:-0}); do sleep 0.1; done
-exit ${CODE:-0}
-"""
-
-
-@pytest.fixture
-def grid_engine(tmp_path, monkeypatch):
-    """Starts the job script for a run folder as Grid Engine would, on two hosts."""
-    (tmp_path / "bin").mkdir()
-    (tmp_path / "bin" / "mpirun").write_text(MPIRUN)
-    (tmp_path / "bin" / "mpirun").chmod(0o755)
-    (tmp_path / "pe").write_text("node1 3 all.q@node1 UNDEFINED\nnode2 1 all.q@node2 UNDEFINED\n")
-    monkeypatch.setattr(sys, "executable", str(tmp_path / "bin" / "python"))
-
-    def run(out, **env):
-        text = script("sge", out)[1]
-        out.with_name(f"{out.name}.launch").mkdir(parents=True)
-        env = os.environ | {"PE_HOSTFILE": str(tmp_path / "pe"), "JOB_ID": "17"} | env
-        return subprocess.Popen(
-            ["bash", "-c", text], env=env, cwd=tmp_path, stdout=subprocess.PIPE, text=True, start_new_session=True
-        )
-
-    return run
-
-
-def test_grid_engines_job_takes_its_hosts_from_the_parallel_environment(grid_engine, out):
-    words, text = script("sge", out)
-    assert words[:2] == ["qsub", "-terse"]
-    assert {"#$ -pe mpi 4", "#$ -notify"} < set(text.splitlines())
-    printed, _ = (job := grid_engine(out)).communicate(timeout=20)
-    assert job.returncode == 0 and printed.endswith("node1 slots=3\nnode2 slots=1\n")
-    assert "\n-np\n4\n" + "\n".join(PROGRAM) in printed and "recoverable" not in printed
-    assert "--runtime-options recoverable" in script("sge", out, survives_lost_rank=True)[1]
-
-
-def test_nothing_in_the_name_of_a_run_folder_is_run(grid_engine, tmp_path):
-    out = tmp_path / "a b'$(touch ran)`touch ran`"
-    printed, _ = (job := grid_engine(out)).communicate(timeout=20)
-    assert job.returncode == 0 and f"--hostfile\n{out}.launch/sge-17.hosts\n" in printed
-    assert not (tmp_path / "ran").exists() and len(list(tmp_path.glob("a b*/sge-17.hosts"))) == 1
-
-
-@pytest.mark.parametrize(
-    ("signals", "code", "ends"),
-    [(signal.SIGUSR2, "0", 99), (signal.SIGUSR1, "0", 99), (None, "143", 143), (None, "7", 7)],
-)
-def test_a_job_that_grid_engine_tells_to_leave_goes_back_in_the_queue(signals, code, ends, grid_engine, out):
-    """Its exit code 99 says so. The signal goes to all of the job's processes at once."""
-    job = grid_engine(out, CODE=code, WAIT="100" if signals else "0")
-    if signals:
-        [job.stdout.readline() for _ in range(3)]
-        os.killpg(job.pid, signals)
-    job.communicate(timeout=20)
-    assert job.returncode == ends
-
-
 @pytest.mark.parametrize(
     ("launcher", "line"),
     [
@@ -252,88 +174,6 @@ def test_job_scripts_are_valid_shell(launcher, out):
     text = script(launcher, out)[1]
     checked = subprocess.run(["bash", "-n"], input=text, text=True, capture_output=True)
     assert (checked.returncode, checked.stderr) == (0, "")
-
-
-@pytest.mark.parametrize("folder", ["/a", '/it\'s "here" $(ls) \\ ü'])
-def test_yarns_service_starts_a_container_a_rank(folder, out):
-    words, text = script("yarn", out, working_folder=folder)
-    assert words[:4] == ["yarn", "app", "-launch", "hvdtrain-run"]
-    service = json.loads(text)
-    [component] = service["components"]
-    assert component["number_of_containers"] == 4
-    command = shlex.split(component["launch_command"])
-    assert command[:2] == ["RANK=${COMPONENT_ID}", "WORLD_SIZE=4"]
-    assert "MASTER_ADDR=rank-0.${SERVICE_NAME}.${USER}.${DOMAIN}" in command
-    assert command[-len(PROGRAM) - 1 :] == [folder, *PROGRAM]
-    [constraint] = component["placement_policy"]["constraints"]  # one a node: LOCAL_RANK=0 is right
-    assert (constraint["type"], constraint["scope"]) == ("ANTI_AFFINITY", "NODE") and "LOCAL_RANK=0" in command
-
-
-# Of the MPI operator's CustomResourceDefinition, kubeflow.org/v2beta1: which fields there are, and their types.
-MPI_JOB = {
-    "apiVersion": str, "kind": str, "metadata": {"generateName": str},
-    "spec": {
-        "slotsPerWorker": int, "mpiImplementation": str, "launcherCreationPolicy": str,
-        "runPolicy": {"cleanPodPolicy": str, "backoffLimit": int},
-        "mpiReplicaSpecs": {"Launcher": dict, "Worker": dict},
-    },
-}  # fmt: skip
-
-
-def fits(value, schema):
-    if isinstance(schema, dict):
-        assert value.keys() == schema.keys()
-        for key, inner in schema.items():
-            fits(value[key], inner)
-    else:
-        assert isinstance(value, schema)
-
-
-def test_kubernetes_gets_an_mpi_job(out):
-    words, text = script("kubernetes", out)
-    assert words[:3] == ["kubectl", "create", "--output=name"]  # with a name of its own each time: never "unchanged"
-    job = yaml.safe_load(text)
-    fits(job, MPI_JOB)
-    assert (job["apiVersion"], job["kind"]) == ("kubeflow.org/v2beta1", "MPIJob")
-    assert job["metadata"] == {"generateName": "hvdtrain-run-"}
-    assert job["spec"]["mpiImplementation"] in ("OpenMPI", "Intel", "MPICH")
-    replicas = job["spec"]["mpiReplicaSpecs"]
-    assert (replicas["Launcher"]["replicas"], replicas["Worker"]["replicas"]) == (1, 4)
-    [launcher] = replicas["Launcher"]["template"]["spec"]["containers"]
-    assert launcher["command"][-2:] == ["-np", "4"] and launcher["args"] == PROGRAM
-    # OpenMPI 5 does not read the variable in which the operator names it: all ranks would start in the launcher's pod.
-    assert "--hostfile /etc/mpi/hostfile" in shlex.join(launcher["command"])
-    [worker] = replicas["Worker"]["template"]["spec"]["containers"]
-    assert worker["command"][-1].endswith("exec /usr/sbin/sshd -De")
-    mounted = [container["volumeMounts"] for container in (launcher, worker)]
-    assert mounted[0] == mounted[1] == [{"name": "runs", "mountPath": "/runs"}]
-
-
-def test_ranks_on_kubernetes_have_the_images_python_and_folders(tmp_path):
-    config = RunConfig(mode="allreduce", dataset="/data/coil")
-    made = prepare("kubernetes", config, 2, (), tmp_path / "My run")
-    [text] = made.files.values()
-    args = yaml.safe_load(text)["spec"]["mpiReplicaSpecs"]["Launcher"]["template"]["spec"]["containers"][0]["args"]
-    assert args[2:5] == ["/opt/hvdtrain/bin/python", "-m", "hvdtrain"] and str(tmp_path) not in text
-    assert args[args.index("--out") + 1] == "/runs/My run" and args[args.index("--dataset") + 1] == "/data/coil"
-    for dataset in ("./coil", "~/coil", "data/coil"):
-        with pytest.raises(
-            UsageError, match=f"--dataset {dataset} is on this machine: --launcher kubernetes runs else"
-        ):
-            prepare("kubernetes", RunConfig(mode="allreduce", dataset=dataset), 2, (), tmp_path / "run")
-
-
-def test_the_image_has_what_its_recipe_names():
-    """How it is built: `hadolint launchers/Containerfile` finds no fault in it; no pod has run it."""
-    text, recipe = (ROOT / "launchers" / "Containerfile").read_text(), recipes.load("launchers", "kubernetes")
-    environment = str(Path(recipe["interpreter"]).parent.parent)
-    assert f"UV_PROJECT_ENVIRONMENT={environment} " in text
-    assert f"COPY --from=build {environment} {environment}" in text and f"WORKDIR {recipe['runs']}" in text
-    copied = {word for line in text.splitlines() if line.startswith("COPY ") for word in line.split()[1:-1]}
-    assert {word for word in copied if not word.startswith(("--", "/"))} == {
-        "pyproject.toml", "README.md", "hvdtrain", "datasets", "launchers",
-    }  # fmt: skip
-    assert all((ROOT / word).exists() for word in copied if not word.startswith(("--", "/")))
 
 
 def test_a_value_that_a_schedulers_own_line_cannot_hold_is_refused(out):

@@ -27,13 +27,7 @@ from helpers.jobs import (
 from hvdtrain.explain.step_picture import one_step, read_slices
 from hvdtrain.plot_style import save
 
-pytestmark = pytest.mark.timeout(180)
-
-
-@pytest.fixture(scope="module", autouse=True)
-def beside_the_images(few_digits):
-    with contextlib.chdir(few_digits.parent):
-        yield
+pytestmark = [pytest.mark.timeout(180), pytest.mark.usefixtures("beside_few_digits")]
 
 
 def train(out, mode, servers, workers, *options):
@@ -127,12 +121,10 @@ def test_a_slow_worker_is_dropped_and_left_behind_with_a_backup_worker_and_the_r
     out = tmp_path / "run"
     options = ["--mode", "ps-sync", "--servers", "1", "--backup", "1", "--record", "--bucket-mb", "0.1"]
     settings = [*SMALL[:2], "--epochs", "1", "--batch-size", "48", "--threads", "1"]
-    slow = """
-import os, time
-from hvdtrain.training import step
+    slow = f"""
+import os
 if os.environ["RANK"] == "3":
-    backward = step.backward
-    step.backward = lambda *arguments: (time.sleep(0.3), backward(*arguments))[1]
+    exec({slow_steps(0.3)!r})
 """
     job = Forked(4, ["train", *options, *settings, "--out", str(out)], first=slow)
     try:

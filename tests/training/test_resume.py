@@ -1,6 +1,5 @@
 """Real jobs that are stopped and go on: as if they had never stopped, on other workers, in another mode."""
 
-import contextlib
 import json
 import shutil
 import signal
@@ -25,7 +24,7 @@ from helpers.jobs import (
     until,
 )
 
-pytestmark = pytest.mark.timeout(240)
+pytestmark = [pytest.mark.timeout(240), pytest.mark.usefixtures("beside_few_digits")]
 
 # 12 steps an epoch, 30 in all, of eight images each, which three workers do not share evenly; dropout and momentum are
 # what a careless restart would lose.
@@ -33,12 +32,6 @@ SMALL = ["--dataset", "few", "--width", "0.0625", "--batch-size", "8", "--thread
 JOB = [*SMALL, "--steps", "30", "--seed", "5", "--deterministic"]
 ENDLESS = ["--steps", "4000"]
 RANDOM = ["--dropout", "0.3", "--augment", "shift-flip"]
-
-
-@pytest.fixture(scope="module", autouse=True)
-def beside_the_images(few_digits):
-    with contextlib.chdir(few_digits.parent):
-        yield
 
 
 def losses(out, rank=0):
