@@ -34,7 +34,9 @@ MAX_NODES = 64
 TOOLS = ("ip", "tc", "ssh", "ssh-keygen", "unshare")
 SSHD = "/usr/sbin/sshd"
 START_TIMEOUT_S = 10.0
-CPU_PERIOD_US = 100_000
+# Of the limit on cores. Much shorter than the kernel's tenth of a second, so that a limited host is like one with
+# slower cores to short steps too; a host may run for no less than a millisecond of each.
+CPU_PERIOD_US, LEAST_QUOTA_US = 10_000, 1_000
 
 
 def node_name(number: int) -> str:
@@ -207,12 +209,13 @@ def _limit_cpus(cpus: Sequence[float]) -> None:
         if cpus and delegated.exists() and "cpu" not in delegated.read_text().split():
             delegated.write_text("+cpu")
         for number, cores in enumerate(cpus, 1):
-            group, quota = _cpu_group(node_name(number)), round(cores * CPU_PERIOD_US)
+            period = max(CPU_PERIOD_US, round(LEAST_QUOTA_US / cores))
+            group, quota = _cpu_group(node_name(number)), round(cores * period)
             group.mkdir()
             if top == CGROUPS:
-                (group / "cpu.max").write_text(f"{quota} {CPU_PERIOD_US}")
+                (group / "cpu.max").write_text(f"{quota} {period}")
             else:
-                (group / "cpu.cfs_period_us").write_text(str(CPU_PERIOD_US))
+                (group / "cpu.cfs_period_us").write_text(str(period))
                 (group / "cpu.cfs_quota_us").write_text(str(quota))
     except OSError as error:
         raise UsageError(f"--cpus needs control groups with the controller `cpu`: {error}") from None

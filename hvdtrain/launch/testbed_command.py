@@ -37,7 +37,7 @@ def hosts() -> None:
 @click.option(
     "--cpus", default="",
     help="Cores that each host's processes may take together, by commas: 1,1,0.5. By a control group: what is over "
-    "that stands still for the rest of a tenth of a second  [default: no limit].",
+    "that stands still for the rest of each hundredth of a second  [default: no limit].",
 )  # fmt: skip
 def up(count: int | None, rate: str, cpus: str) -> None:
     """Make node1 … nodeN, in place of what there was."""

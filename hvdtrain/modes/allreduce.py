@@ -18,7 +18,7 @@ from hvdtrain.numerics.precision import LossScale
 from hvdtrain.ps.partition import Completion, cut
 from hvdtrain.ps.staging import Staging
 from hvdtrain.world import trace
-from hvdtrain.world.horovod import HorovodGroup
+from hvdtrain.world.horovod import LOOK_S, HorovodGroup, wait_asleep
 from hvdtrain.world.job import Job
 from hvdtrain.world.rendezvous import open_store
 
@@ -96,6 +96,7 @@ class StagedRing:
                 raise sent
             number, handle, context = sent
             missing.remove(number)
+            wait_asleep([handle])
             self._staging.copy_in(number, self.compression.decompress(hvd.synchronize(handle), context))
         self._staging.wait_for(range(len(self.pieces)))
         self._completion.begin()
@@ -147,6 +148,7 @@ class AllReduce(LocalUpdate):
         elif self.world.size > 1:
             if self.traced:
                 self.traced.wait()
+            wait_asleep(handle for handle, _ in self.optimizer._handles.values())
             self.optimizer.synchronize()
 
     def update(self, loss_scale: LossScale) -> None:
@@ -178,7 +180,7 @@ class _Traced:
         """Until all are averaged."""
         while self.under_way:
             self._look()
-            time.sleep(1e-4)  # Horovod itself looks every millisecond
+            time.sleep(LOOK_S)
 
     def _look(self) -> None:
         done = list(itertools.takewhile(lambda p: hvd.poll(self.optimizer._handles[p][0]), self.under_way))

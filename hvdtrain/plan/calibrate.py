@@ -70,7 +70,7 @@ def calibrate(
         },
         batch_per_worker=batch, layers=found.layers, fixed_ms=found.fixed_ms, optimizer_ms_per_mb=optimizer,
         transports=transports(measured), codecs=codecs, batch_fixed_share=round(found.batch_fixed_share, 4),
-        step_jitter=round(found.jitter, 4), cores_per_host=max(1, int(usable_cores())), most_workers=probe.WORKERS,
+        step_jitter=round(found.jitter, 4), cores_per_host=usable_cores(), most_workers=probe.WORKERS,
         made={
             "on": socket.gethostname(), "at": datetime.now(UTC).isoformat(timespec="seconds"), "how": "measured",
             "load_average": [round(load, 2) for load in os.getloadavg()], "guessed": missing,

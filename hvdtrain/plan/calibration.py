@@ -73,6 +73,7 @@ class Calibration:
         step_jitter: standard deviation of the logarithm of a step's computing time.
         codecs: by name: encode_ms_per_mb, decode_ms_per_mb, wire_share.
         transports: by mode, `ps` for all with servers: see TRANSPORT_FIELDS.
+        cores_per_host: cores' worth of processor time; a part of one where a control group limits a host.
         bandwidth_gbit: of the hosts that it was made on, or None.
         most_workers, most_servers: that it was made with: what it can say something about.
     """
@@ -86,7 +87,7 @@ class Calibration:
     codecs: dict[str, dict[str, Quantity]] = field(default_factory=dict)
     batch_fixed_share: float = 0.0
     step_jitter: float = 0.0
-    cores_per_host: int = 1
+    cores_per_host: float = 1.0
     threads_per_worker: int = 1
     device: str = "cpu"
     hosts_share_cores: bool = False
@@ -210,7 +211,7 @@ def _parse(found: dict[str, Any]) -> Calibration:
         },
         batch_fixed_share=number(found, "batch_fixed_share", most=1),
         step_jitter=number(found, "step_jitter", most=2),
-        cores_per_host=_count(found, "cores_per_host"),
+        cores_per_host=number(found, "cores_per_host", 0.01, 1e6),
         threads_per_worker=_count(found, "threads_per_worker"),
         device="cuda" if found.get("device") == "cuda" else "cpu",
         hosts_share_cores=found.get("hosts_share_cores") is True,

@@ -24,8 +24,9 @@ EFFICIENCIES = [0.2 + 0.02 * number for number in range(41)]
 
 
 def from_runs(base: Calibration, folders: Sequence[Path], bandwidth: float | None, one_machine: bool) -> Calibration:
-    """The calibration with what these runs say: computing from those of one process; processor seconds of messages from
-    what all processes of a job took; the share of the wire that is reached from how long steps were.
+    """The calibration with what these runs say: how many cores a host has; computing from those of one process;
+    processor seconds of messages from what all processes of a job took; the share of the wire that is reached from how
+    long steps were.
 
     Args:
         bandwidth: of the hosts' links in Gbit/s.
@@ -42,12 +43,15 @@ def from_runs(base: Calibration, folders: Sequence[Path], bandwidth: float | Non
             raise UsageError(f"{folder}: {run.problem}")
         asked(found, run, bandwidth)
         runs.append(run)
+    cores = [host.cores_usable for run in runs for host in run.manifest.hosts.values() if host.cores_usable]
+    found = replace(found, cores_per_host=min(cores, default=found.cores_per_host))
     if single := [run for run in runs if run.kind.mode == "single"]:
         found = _computing(found, single)
     for kind in TRANSPORTS:
         if own := [run for run in runs if _kind(run) == kind]:
-            # Horovod's threads spin while they wait for the wire: what a ring's processes took is not its messages'.
-            found = _with_costs(found, own, kind, bandwidth) if kind == "ps" else found
+            # MPI's processes spin while they wait for the wire: what they took is not their messages'.
+            waiting = [run for run in own if run.manifest.backend != "horovod-mpi"]
+            found = _with_costs(found, waiting, kind, bandwidth) if waiting else found
             found = _with_efficiency(found, own, kind, bandwidth)
     return replace(
         found, most_workers=max([base.most_workers, *(run.kind.workers for run in runs)]),

@@ -72,7 +72,7 @@ class Scenario:
         encode_s_per_mb, decode_s_per_mb: of the codec, for each MB of gradients before it.
         wire_share: bytes of a gradient as it is sent, over its bytes as float32.
         jitter: standard deviation of the logarithm of a step's computing time.
-        cores: of a host; threads: that a worker computes with.
+        cores: of a host, or its part of one; threads: that a worker computes with.
         on_processor: computing takes cores, as communication does; false of a GPU.
         one_machine: all hosts share the same cores, as namespaces on one machine do.
         workers_per_host: hosts are filled one after the other.
@@ -99,7 +99,7 @@ class Scenario:
     decode_s_per_mb: float = 0.0
     wire_share: float = 1.0
     jitter: float = 0.0
-    cores: int = 1
+    cores: float = 1
     threads: int = 1
     on_processor: bool = True
     one_machine: bool = False

@@ -74,6 +74,7 @@ def ring(monkeypatch):
     """One worker's, of two layers that are a bucket each; Horovod averages at once."""
     monkeypatch.setattr(allreduce.hvd, "allreduce_async_", lambda tensor, **options: tensor)
     monkeypatch.setattr(allreduce.hvd, "synchronize", lambda handle: handle)
+    monkeypatch.setattr(allreduce.hvd, "poll", lambda handle: True)
     model = nn.Sequential(nn.Linear(2, 3, bias=False), nn.Linear(3, 2, bias=False))
     return model, allreduce.StagedRing(model, 6, allreduce.hvd.Compression.none, timeout=0.2)
 

@@ -1,13 +1,14 @@
 """Joining Horovod where its own starter did not start the ranks."""
 
 import json
+import time
 
 import pytest
 from helpers.jobs import JOB, hvdtrain
 from hypothesis import given
 from hypothesis import strategies as st
 
-from hvdtrain.world.horovod import placement
+from hvdtrain.world.horovod import placement, wait_asleep
 
 
 def test_ranks_that_are_dealt_out_over_hosts_are_placed():
@@ -70,3 +71,14 @@ def test_ranks_that_slurm_dealt_out_over_hosts_train_together(tmp_path):
     assert (manifest["starter"], manifest["workers"], manifest["backend"]) == ("srun", 3, "horovod-gloo")
     assert manifest["hardware"]["hosts"] == ["node0", "node1"]
     assert manifest["interface"] == "lo"
+
+
+def test_a_worker_that_waits_for_the_ring_takes_no_processor_time(monkeypatch):
+    import horovod.torch as hvd
+
+    asked, done = [], time.monotonic() + 0.4
+    monkeypatch.setattr(hvd, "poll", lambda handle: asked.append(handle) or time.monotonic() > done)
+    before = time.thread_time()
+    wait_asleep([3, None, 5])
+    assert time.monotonic() > done and set(asked) == {3, 5}
+    assert time.thread_time() - before < 0.2
