@@ -18,7 +18,7 @@ from hvdtrain.numerics.precision import LossScale
 from hvdtrain.ps.partition import Completion, cut
 from hvdtrain.ps.staging import Staging
 from hvdtrain.world import trace
-from hvdtrain.world.horovod import LOOK_S, HorovodGroup, wait_asleep
+from hvdtrain.world.horovod import HorovodGroup, pause, wait_asleep
 from hvdtrain.world.job import Job
 from hvdtrain.world.rendezvous import open_store
 
@@ -178,9 +178,10 @@ class _Traced:
 
     def wait(self) -> None:
         """Until all are averaged."""
+        since = time.perf_counter()
         while self.under_way:
             self._look()
-            time.sleep(LOOK_S)
+            pause(since)
 
     def _look(self) -> None:
         done = list(itertools.takewhile(lambda p: hvd.poll(self.optimizer._handles[p][0]), self.under_way))

@@ -22,7 +22,6 @@ if TYPE_CHECKING:
 # two-core host: MPI 2.0, Gloo 0.7. Over 1 Gbit/s TCP it is Gloo that wins, with 95 % of line rate against 60 %.
 # So: MPI where mpirun started the ranks, as `compare` does, and Gloo where horovodrun --gloo or torchrun did.
 _MPI_STARTERS = ("mpirun", "pmi")
-LOOK_S = 1e-4  # between two looks at whether Horovod is done
 # What Horovod 0.28.1 has where these are not set: bytes, and milliseconds.
 DEFAULTS = {"HOROVOD_FUSION_THRESHOLD": str(128 * 2**20), "HOROVOD_CYCLE_TIME": "1"}
 
@@ -136,9 +135,20 @@ def wait_asleep(handles: Iterable[int | None]) -> None:
     """
     import horovod.torch as hvd
 
+    since = time.perf_counter()
     for handle in handles:
         while handle is not None and not hvd.poll(handle):
-            time.sleep(LOOK_S)
+            pause(since)
+
+
+def pause(since: float) -> None:
+    """Sleep until one looks again whether Horovod is done: a fiftieth of what has been waited, and a look costs some
+    hundredths of a millisecond.
+
+    Args:
+        since: when the wait began, by time.perf_counter.
+    """
+    time.sleep(min(1e-3, max(1e-4, (time.perf_counter() - since) / 50)))
 
 
 class HorovodGroup(Group):
