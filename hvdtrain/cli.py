@@ -13,6 +13,7 @@ import click
 
 from hvdtrain.config.option_types import Names, Numbers
 from hvdtrain.errors import Failure, UsageError, unknown
+from hvdtrain.world.memory import importing
 
 # Where each command lives, and what it does: `hvdtrain --help` shows that without importing any of them, of which those
 # that compute start with torch.
@@ -49,7 +50,8 @@ class Commands(click.Group):
         if name not in COMMANDS:
             return None
         module, attribute = COMMANDS[name][0].split(":")
-        return getattr(importlib.import_module(module), attribute)
+        with importing():
+            return getattr(importlib.import_module(module), attribute)
 
     def resolve_command(
         self, ctx: click.Context, args: list[str]
@@ -89,7 +91,6 @@ def main() -> NoReturn:
     try:
         code = cli.main(prog_name="hvdtrain", standalone_mode=False) or 0
         sys.stdout.flush()
-        gc.freeze()  # the process ends: to look for garbage among all that torch has made took half a second
         sys.exit(code)
     except click.exceptions.NoArgsIsHelpError as error:
         error.show()
@@ -109,6 +110,8 @@ def main() -> NoReturn:
     except (KeyboardInterrupt, click.Abort):
         signal.signal(signal.SIGINT, signal.SIG_IGN)  # another one would change the exit code
         _fail(["interrupted"], 130)
+    finally:
+        gc.freeze()  # the process ends: to look for garbage among all that torch has made took half a second
 
 
 def _clearer(message: str, context: click.Context | None) -> str:

@@ -17,6 +17,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any, TextIO
 
+from hvdtrain.world.memory import importing
 from hvdtrain.world.network import own_addresses
 from hvdtrain.world.parent import die_with_parent
 
@@ -104,7 +105,8 @@ def main() -> None:
     if not child:
         die_with_parent(signal.SIGKILL)  # its guard, and stopped or not
         own.close()
-        from hvdtrain.bench.ranks import take_part  # imports torch
+        with importing():
+            from hvdtrain.bench.ranks import take_part  # imports torch
 
         take_part(backend, words, ranks.makefile("rw"))
         return

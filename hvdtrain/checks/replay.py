@@ -232,7 +232,7 @@ def _replay(
     torch.set_num_threads(threads)
     set_up(config)
     data = find_dataset(config.dataset)
-    loader = Loader(data.train, image_side(config, data), threads, Augment(config.augment, config.seed))
+    loader = Loader(data.train, image_side(config, data), threads, Augment(config.augment, config.seed), soon=())
     # Who waited for whom is in the ledgers, so that of the modes that apply each push at once any will do.
     in_lockstep = modes.declared(config.mode).lockstep
     make_policy = modes.load(config.mode if in_lockstep else "ps-async").make_policy

@@ -1,7 +1,7 @@
 """Images of a data set as batches of tensors, read and decoded ahead of the training loop."""
 
 from collections import deque
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
 
@@ -19,6 +19,7 @@ Batch = tuple[torch.Tensor, torch.Tensor]  # images [n, 3, side, side] uint8, la
 
 # Decoded images are cached if all of them fit, so that small data sets are decoded once and not every epoch.
 CACHE_BYTES = 512 * 2**20
+CHUNK = 16  # images that a thread decodes in one go for the cache: a task for each took as long as decoding it
 AHEAD = 2  # batches decoded ahead of the loop, where they are not cached
 READ_AHEAD = 6  # batches read ahead of those, where images come over a network
 READERS = 16  # concurrent reads over a network: each waits for the server most of the time
@@ -33,13 +34,16 @@ class Loader:
         augment: random changes; by default none.
         resize: 0, or what the shorter side of an image is scaled to before its middle square of `side` is taken, as
             torchvision does to test pretrained models (256, of which 224 are seen).
+        soon: the samples that are decoded at once if images are cached, others when they are first asked for; by
+            default all.
 
     Raises:
         Failure: an image cannot be read, or is none that a build would accept (data.image); the message names it.
     """
 
     def __init__(
-        self, samples: Samples, side: int, threads: int, augment: Augment | None = None, resize: int = 0
+        self, samples: Samples, side: int, threads: int, augment: Augment | None = None, resize: int = 0,
+        soon: Iterable[int] | None = None,
     ) -> None:  # fmt: skip
         self.samples, self.side, self.resize = samples, side, resize
         self.augment = augment or Augment("none", 0)
@@ -50,8 +54,9 @@ class Loader:
         self.labels = labels(samples)
         self.cache: torch.Tensor | None = None
         if len(samples) * 3 * side * side <= CACHE_BYTES and not self.augment.crops:
-            numbers = range(len(samples))
-            self.cache = torch.stack([image.result() for image in self._decoded(numbers, 0)])
+            self.cache = torch.empty(len(samples), 3, side, side, dtype=torch.uint8)
+            self.missing = set(range(len(samples)))  # in the cache
+            self._keep(self.missing if soon is None else soon)
 
     def batches(self, shares: Iterable[Share], look_ahead: bool = True) -> Iterator[tuple[Share, Batch]]:
         """Each share with its batch, in order.
@@ -62,6 +67,7 @@ class Loader:
         waiting: deque[tuple[Share, list[Future[torch.Tensor]]]] = deque()
         for share in shares:
             if self.cache is not None:
+                self._keep(share.indices)
                 yield share, self._batch(share, self.cache[share.indices])
                 continue
             waiting.append((share, self._decoded(share.indices, share.epoch)))
@@ -69,6 +75,23 @@ class Loader:
                 yield self._collect(*waiting.popleft())
         while waiting:
             yield self._collect(*waiting.popleft())
+
+    def _keep(self, indices: Iterable[int]) -> None:
+        """Decode those of these samples that the cache lacks."""
+        assert self.cache is not None
+        new = sorted(self.missing.intersection(indices)) if self.missing else []
+        if self.readers:
+            for index, image in zip(new, self._decoded(new, 0), strict=True):
+                self.cache[index] = image.result()
+        else:
+            chunks = (new[start : start + CHUNK] for start in range(0, len(new), CHUNK))
+            for done in [self.pool.submit(self._decode_to_cache, chunk, self.cache) for chunk in chunks]:
+                done.result()
+        self.missing.difference_update(new)
+
+    def _decode_to_cache(self, indices: Sequence[int], cache: torch.Tensor) -> None:
+        for index in indices:
+            cache[index] = self._decode(index, 0, None)
 
     def _collect(self, share: Share, images: list[Future[torch.Tensor]]) -> tuple[Share, Batch]:
         return share, self._batch(share, torch.stack([image.result() for image in images]))

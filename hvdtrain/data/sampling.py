@@ -4,7 +4,7 @@ Global batch k of an epoch is `permutation[k*G : (k+1)*G]`; it is cut into as ma
 workers. With static shares worker w takes share w of every batch; leased shares go to whoever is ready.
 """
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 
@@ -69,6 +69,15 @@ class BatchSampler:
         """
         first = (epoch - 1) * self.steps_per_epoch
         return (self.share((first + k) * self.workers + self.worker) for k in range(done, self.steps_per_epoch))
+
+    def needed(self, after: int, until: int | None) -> Sequence[int]:
+        """The samples of this worker's shares of the steps after that up to `until`, where those are no more than an
+        epoch's; else, and where nobody knows how many there will be (None), all.
+        """
+        if until is None or until - after > self.steps_per_epoch:
+            return range(self.samples)
+        numbers = (step * self.workers + self.worker for step in range(after, until))
+        return [index for number in numbers for index in self.share(number).indices]
 
     def share(self, number: int) -> Share:
         """A share by its number, from 0 over the whole job: number = (step - 1) * workers + slot."""

@@ -13,6 +13,7 @@ from hvdtrain.config.run_config import DEVICES
 from hvdtrain.errors import UsageError
 from hvdtrain.evaluate import files
 from hvdtrain.runs.request import config_of
+from hvdtrain.world.memory import importing
 
 if TYPE_CHECKING:
     from rich.table import Table
@@ -74,7 +75,9 @@ def evaluate(run: Path, dataset: str, split: str, out: Path | None, device: str,
     if not samples:
         raise UsageError(f"the data set {name} has no TestData/: use --split validation")
     from hvdtrain.data.identity import identity
-    from hvdtrain.evaluate.predictions import predict
+
+    with importing():
+        from hvdtrain.evaluate.predictions import predict  # imports torch
     from hvdtrain.progress_bars import count_bar
     from hvdtrain.rank.work import WEIGHTS
     from hvdtrain.runs.snapshot import BEST

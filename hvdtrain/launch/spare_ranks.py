@@ -35,8 +35,9 @@ def spare_ranks(command: LaunchCommand, folder: Path) -> Iterator[LaunchCommand]
     instead = [sys.executable, "-S", "-E", stand_in.__file__, str(place)]
     folder.mkdir(parents=True, exist_ok=True)
     place.unlink(missing_ok=True)
+    mode = [word for word in command.argv if word == "ddp"]  # it alone needs more imports than the others
     spare = subprocess.Popen(
-        [sys.executable, "-m", "hvdtrain.rank.spare", str(place)], env=command.environment | _ENVIRONMENT,
+        [sys.executable, "-m", "hvdtrain.rank.spare", str(place), *mode], env=command.environment | _ENVIRONMENT,
         stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL, start_new_session=True,
     )  # fmt: skip
     try:

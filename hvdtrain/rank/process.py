@@ -13,7 +13,7 @@ from hvdtrain.errors import UsageError
 from hvdtrain.runs.folder import CONFIG, check_free, claim, is_begun, wait_for_claim
 from hvdtrain.runs.request import check, check_workers, with_absolute_paths
 from hvdtrain.world.cgroups import usable_cores
-from hvdtrain.world.memory import keep_memory
+from hvdtrain.world.memory import importing, keep_memory
 from hvdtrain.world.network import use_one_interface
 from hvdtrain.world.parent import end_with_starter
 from hvdtrain.world.place import World, read_world
@@ -53,8 +53,9 @@ def run_rank(config: RunConfig, out: str, resuming: bool = False) -> None:
                 if asked and folder.is_dir():
                     raise UsageError(f"--out {folder} is not a run to go on with: it has no {CONFIG}") from None
                 raise
-        from hvdtrain.rank import work  # imports torch
-        from hvdtrain.training import resume
+        with importing():
+            from hvdtrain.rank import work  # imports torch
+            from hvdtrain.training import resume
 
         prepared = work.prepare(config, world, folder, threads, resuming)
         if prepared.finished:

@@ -1,6 +1,6 @@
 """A spare process that has loaded torch, and forks ranks of a job that is started again: `launch --retries`.
 
-    python -m hvdtrain.rank.spare SOCKET
+    python -m hvdtrain.rank.spare SOCKET [ddp]
 
 Most of what a restart takes is Python's imports, which this process makes while the job trains; then it sleeps until a
 stand-in (see launch/stand_in.py) asks for a rank. It runs no thread and computes nothing, so that forks lack nothing.
@@ -125,5 +125,5 @@ def _become_rank(request: dict, handles: list[int]) -> NoReturn:
 
 if __name__ == "__main__":
     die_with_parent(signal.SIGKILL)
-    preload.load()
+    preload.load(*sys.argv[2:3])
     Spare(Path(sys.argv[1])).serve()

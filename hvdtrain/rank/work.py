@@ -24,6 +24,7 @@ from hvdtrain.data.folder import ImageFolder
 from hvdtrain.data.identity import identity
 from hvdtrain.data.image import native_side
 from hvdtrain.data.loader import Loader
+from hvdtrain.data.sampling import BatchSampler
 from hvdtrain.data.storage import locked
 from hvdtrain.errors import Failure, UsageError
 from hvdtrain.formatting import with_noun
@@ -32,11 +33,13 @@ from hvdtrain.models.pretrained import cached_weights, load_pretrained
 from hvdtrain.modes._synchroniser import Synchroniser
 from hvdtrain.numerics.clock import PARTS
 from hvdtrain.numerics.slowdown import Slowdown
+from hvdtrain.numerics.split import even_range
 from hvdtrain.ps.joining import Arrival
 from hvdtrain.ps.worker import PushPull
 from hvdtrain.rank.summary import Beside, summarise
 from hvdtrain.runs.manifest import by_host, manifest, part, weights_hash
 from hvdtrain.runs.metrics import Recorder, Tally, write_json
+from hvdtrain.runs.request import shares_of
 from hvdtrain.runs.snapshot import BEST, Snapshot, write_tensors
 from hvdtrain.runs.trace_file import RankTrace, merge_traces, write_rank_trace
 from hvdtrain.training import device, resume
@@ -169,8 +172,12 @@ def train_as_worker(
     side = image_side(config, data)
     if not arrival:
         _begin(job, data, side, model, sync, resumed, terminal)
-    loader = Loader(data.train, side, job.threads, Augment(config.augment, config.seed))
-    validation = Loader(data.validation, side, job.threads, resize=evaluation_resize(config, side))
+    place = (0, 1) if shares_of(config) == "leased" else (world.worker, world.workers)  # any share may become its own
+    sampler = BatchSampler(len(data.train), config.batch_size, config.seed, *place)
+    soon = sampler.needed(resumed.step if resumed else 0, config.total_steps(sampler.samples))
+    own = None if arrival else even_range(len(data.validation), world.worker, world.workers)
+    loader = Loader(data.train, side, job.threads, Augment(config.augment, config.seed), soon=None if arrival else soon)
+    validation = Loader(data.validation, side, job.threads, None, evaluation_resize(config, side), own)
     progress = TrainingProgress(
         terminal.out, config.total_steps(len(data.train)), world.is_chief, config.log_every, world.workers,
         first_step=resumed.step if resumed else 0,

@@ -23,8 +23,6 @@ from pathlib import Path
 
 import psutil
 
-from hvdtrain.rank import preload
-
 FORKS = multiprocessing.get_context("forkserver")
 atexit.register(forkserver._forkserver._stop)  # and wait for it: what it and its forks took is in `time`'s figures
 GRACE_S = 0.5  # between asking the others to end and making them, as mpirun has it
@@ -35,7 +33,7 @@ def load_torch_once() -> None:
     before = os.environ.get("OMP_NUM_THREADS")
     os.environ["OMP_NUM_THREADS"] = "1"  # as ranks have it: libraries read it when they are loaded
     try:
-        FORKS.set_forkserver_preload([*preload.MODULES, "hvdtrain.checks.replay"])
+        FORKS.set_forkserver_preload(["helpers.preloaded"])
         forkserver.ensure_running()
     finally:
         if before is None:
