@@ -101,6 +101,21 @@ def test_kept_and_newly_decoded_images_are_identical(folder, side, monkeypatch):
         assert torch.equal(a, c) and torch.equal(b, d)
 
 
+@pytest.mark.parametrize("soon", [(), [3, 4, 3], range(12)])
+def test_what_is_not_decoded_at_once_is_decoded_when_it_is_asked_for(folder, soon, monkeypatch):
+    decoded = []
+    decode = Loader._decode
+    monkeypatch.setattr(
+        Loader, "_decode", lambda self, index, *rest: (decoded.append(index), decode(self, index, *rest))[1]
+    )
+    loaded = Loader(folder.train, 32, threads=2, soon=soon)
+    assert sorted(decoded) == sorted(set(soon))
+    for wanted in (share(3, 7), share(7, 11, 0)):
+        [(_, (images, _))] = loaded.batches([wanted])
+        assert reds(images) == wanted.indices
+    assert sorted(decoded) == sorted({*soon, 0, 3, 7, 11})
+
+
 def test_images_are_kept_only_if_all_fit(folder, monkeypatch):
     monkeypatch.setattr(loader, "CACHE_BYTES", 12 * 3 * 32 * 32)
     assert Loader(folder.train, 32, 1).cache is not None

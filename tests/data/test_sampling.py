@@ -1,5 +1,7 @@
 """Which worker sees which sample when: whatever the number of workers, they train on the same global batches."""
 
+from itertools import chain, count, islice
+
 import numpy as np
 import pytest
 import torch
@@ -181,3 +183,14 @@ def test_every_shuffle_has_a_digest_of_its_own():
 
 def test_a_sample_loaded_with_weight_0_is_not_in_the_digest():
     assert digest(Share(1, 1, [5], 0.0, 0)) == 0
+
+
+@given(jobs(), st.integers(0, 40), st.integers(1, 60))
+def test_what_a_worker_decodes_at_once_is_what_it_trains_on(job, after, more):
+    plans, _, alone = job
+    for plan in plans:
+        steps = chain.from_iterable(plan.epoch(epoch) for epoch in count(1))
+        trained = {index for share in islice(steps, after, after + more) for index in share.indices}
+        needed = set(plan.needed(after, after + more))
+        assert needed == trained if more <= alone.steps_per_epoch else needed == set(range(plan.samples))
+        assert set(plan.needed(after, None)) == set(range(plan.samples))

@@ -30,16 +30,19 @@ PR_SET_PDEATHSIG = 1
 
 
 def load_torch_once() -> None:
-    before = os.environ.get("OMP_NUM_THREADS")
-    os.environ["OMP_NUM_THREADS"] = "1"  # as ranks have it: libraries read it when they are loaded
+    # Libraries read the first when they are loaded, as ranks have it; Python 3.11 hands sys.path down in no other way.
+    of_server = {"OMP_NUM_THREADS": "1", "PYTHONPATH": os.pathsep.join(sys.path)}
+    before = {name: os.environ.get(name) for name in of_server}
+    os.environ.update(of_server)
     try:
         FORKS.set_forkserver_preload(["helpers.preloaded"])
         forkserver.ensure_running()
     finally:
-        if before is None:
-            del os.environ["OMP_NUM_THREADS"]
-        else:
-            os.environ["OMP_NUM_THREADS"] = before
+        for name, value in before.items():
+            if value is None:
+                del os.environ[name]
+            else:
+                os.environ[name] = value
 
 
 class Forked:
@@ -153,6 +156,7 @@ def _free_port() -> int:
 
 
 def _rank(words: list[str], environment: dict[str, str], folder: str, printed: str, first: str) -> None:
+    assert "torch" in sys.modules, "the process that forks ranks could not import helpers.preloaded, and says nothing"
     os.setsid()
     ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGKILL)  # the process that forked it ends with the tests
     os.environ.clear()
