@@ -148,7 +148,7 @@ def pause(since: float) -> None:
     Args:
         since: when the wait began, by time.perf_counter.
     """
-    time.sleep(min(1e-3, max(1e-4, (time.perf_counter() - since) / 50)))
+    time.sleep(min(5e-3, max(1e-4, (time.perf_counter() - since) / 50)))
 
 
 class HorovodGroup(Group):

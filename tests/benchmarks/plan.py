@@ -24,7 +24,7 @@ CALIBRATED_AT = "300mbit"
 CORES = 0.45  # of each host
 MODELS = {"vggf": "0.25", "vgg16": "0.5"}
 BATCH = 4  # of each worker
-STEPS = 7
+STEPS, CALIBRATION_STEPS = 7, 15  # the more steps, the less the first one weighs in what a run's messages cost
 CELLS = {  # (hosts, rate) to servers; 0 is the ring
     "vggf": {(2, "100mbit"): (0, 1, 2), (3, "1gbit"): (0, 1, 3), (4, "200mbit"): (0, 1, 3)},
     "vgg16": {(2, "1gbit"): (0, 1, 2), (4, "1gbit"): (0, 2, 3)},
@@ -45,12 +45,12 @@ def up(count: int, rate: str) -> None:
     hvdtrain("hosts", "up", "--count", str(count), "--rate", rate, "--cpus", ",".join([str(CORES)] * count))
 
 
-def run(model: str, count: int, servers: int, out: Path) -> None:
+def run(model: str, count: int, servers: int, out: Path, steps: int = STEPS) -> None:
     mode = "ps-sync" if servers else "allreduce"
     hvdtrain(
         "launch", "--launcher", "ssh", "-n", str(count), "-s", str(servers), "-H", hosts(count, servers),
         "--out", str(out), "--", "--mode", mode, "--model", model, "--width", MODELS[model], "--optimizer", "sgd",
-        "--batch-size", str(BATCH * count), "--steps", str(STEPS), "--threads", "1", "--snapshot-every", "never",
+        "--batch-size", str(BATCH * count), "--steps", str(steps), "--threads", "1", "--snapshot-every", "never",
         "--timeout", "10m",
     )  # fmt: skip
 
@@ -62,7 +62,7 @@ def measure(model: str, out: Path) -> list[dict]:
         known = [out / f"{model}-calibration-{servers}" for servers in (0, 1)]
         for servers, folder in enumerate(known):
             if not (folder / "summary.json").exists():
-                run(model, 2, servers, folder)
+                run(model, 2, servers, folder, CALIBRATION_STEPS)
         hvdtrain(
             "plan", "calibrate", "--model", model, "--width", MODELS[model], "--batch-size", str(BATCH), "--optimizer",
             "sgd", *(word for folder in known for word in ("--from", str(folder))), "--bandwidth", CALIBRATED_AT,

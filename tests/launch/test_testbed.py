@@ -117,9 +117,10 @@ def test_cores_are_limited_by_control_groups_of_version_2_too(tmp_path, monkeypa
     monkeypatch.setattr(testbed, "CGROUPS", tmp_path)
     (tmp_path / "cgroup.controllers").write_text("cpuset cpu io\n")
     (tmp_path / "cgroup.subtree_control").write_text("io\n")
-    testbed._limit_cpus([1, 0.5])
+    testbed._limit_cpus([1, 0.5, 0.01])
     assert (tmp_path / "cgroup.subtree_control").read_text() == "+cpu"
-    assert (tmp_path / "hvdtrain-node2" / "cpu.max").read_text() == "50000 100000"
+    assert (tmp_path / "hvdtrain-node2" / "cpu.max").read_text() == "5000 10000"
+    assert (tmp_path / "hvdtrain-node3" / "cpu.max").read_text() == "1000 100000"  # no less than a kernel allows
     monkeypatch.setattr(testbed, "CGROUPS", tmp_path / "absent")
     with pytest.raises(UsageError, match="--cpus needs control groups with the controller `cpu`"):
         testbed._limit_cpus([1])
