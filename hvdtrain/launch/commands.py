@@ -71,8 +71,8 @@ _LAUNCH_OPTIONS = {
 )  # fmt: skip
 @click.option(
     "--respawn", is_flag=True,
-    help="Start a worker that is lost again, while the others go on, and a server, for which they wait: in ps-async and "
-    "ps-ssp with --wire zmq, on this machine.",
+    help="Start a worker that is lost again, while the others go on, and a server that is killed, for which they wait: "
+    "in ps-async and ps-ssp with --wire zmq, on this machine.",
 )  # fmt: skip
 @click.option(
     "--env", "private", multiple=True, metavar="NAME",

@@ -58,13 +58,13 @@ class Attendance:
                     servers_return(job.config),
                 )  # fmt: skip
                 self._open_door = hand_over(job.folder, handover)
-        if is_open:
-            server.arrived = self._arrived
         server.departed = lambda worker: self._events.put((worker, LEFT))
         if again:
             self._look_back()
         for worker in sorted(self.there):
             self._watch(worker)
+        if is_open:
+            server.arrived, server.lets_in = self._arrived, True
 
     def _look_back(self) -> None:
         """See to what this server was about when it was killed."""

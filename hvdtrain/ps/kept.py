@@ -8,6 +8,7 @@ rest two records. What has changed is written over the copy that the newest reco
 place of the older one, then names it. A record that a kill cut off is told by its checksum, and the other one counts.
 """
 
+import ctypes
 import math
 import mmap
 import os
@@ -16,6 +17,7 @@ import struct
 import threading
 import zlib
 from collections.abc import Mapping
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -26,6 +28,9 @@ RECORD = 2**28  # bytes that a record may have; memory that is never written to 
 PAGE = 2**12
 _HEAD = struct.Struct("!QQI")  # a record's number, length and checksum
 _NAME = "hvdtrain-kept"
+_libc = ctypes.CDLL(None, use_errno=True)
+_libc.mmap.restype = ctypes.c_void_p
+_libc.mmap.argtypes = (ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int, ctypes.c_int, ctypes.c_int, ctypes.c_long)
 
 
 class Kept:
@@ -155,11 +160,32 @@ class _Place:
         if not size:
             self._tensor = torch.empty(shape, dtype=kind)
             return
-        memory = mmap.mmap(file, size, offset=start)
-        self._tensor = torch.frombuffer(memory, dtype=kind).view(shape)
+        self._tensor = torch.frombuffer(_mapped(file, start, size), dtype=kind).view(shape)
 
     def tensor(self) -> torch.Tensor:
         return self._tensor
+
+
+def _mapped(file: int, start: int, size: int) -> "ctypes.Array[ctypes.c_char]":
+    """Memory of a file that both see what is written to, for the rest of this process: Python's own mmap would keep a
+    file descriptor open for each, and a server has some ten tensors of each bucket.
+    """
+    how = mmap.PROT_READ | mmap.PROT_WRITE, mmap.MAP_SHARED
+    at = _libc.mmap(None, size, *how, file, start)
+    if at == ctypes.c_void_p(-1).value:
+        raise OSError(ctypes.get_errno(), f"cannot keep {size:,} bytes")
+    return (ctypes.c_char * size).from_address(at)
+
+
+def whole_lines(path: Path) -> list[str]:
+    """The lines of a file to which a process has appended that was killed. What it had not written to its end is cut
+    off: others append to it.
+    """
+    content = path.read_bytes()
+    whole = content[: content.rfind(b"\n") + 1]
+    if len(whole) < len(content):
+        os.truncate(path, len(whole))
+    return whole.decode().splitlines()
 
 
 def _write(file: int, start: int, content: bytes) -> None:

@@ -8,6 +8,7 @@ from collections.abc import Callable, Mapping, Sequence
 from itertools import count
 from pathlib import Path
 
+from hvdtrain.ps.kept import whole_lines
 from hvdtrain.ps.messages import Applied
 
 COLUMNS = ("bucket", "worker", "step", "version_read", "version")
@@ -46,10 +47,10 @@ class _CsvFile:
 
 def _shorten(path: Path, is_kept: Callable[[int], bool]) -> None:
     """Leave out what is not kept, and a line that was not written to its end."""
-    header, *lines = path.read_text().splitlines(keepends=True)
-    whole = [line for line in lines if line.endswith("\n") and is_kept(int(line.split(",")[0]))]
+    header, *lines = whole_lines(path)
     other = path.with_suffix(".writing")
-    other.write_text(header + "".join(whole))
+    kept = [line for line in lines if is_kept(int(line.split(",")[0]))]
+    other.write_text("\n".join([header, *kept, ""]))
     os.replace(other, path)
 
 

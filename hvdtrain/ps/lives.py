@@ -7,6 +7,8 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
+from hvdtrain.ps.kept import whole_lines
+
 LEFT = "left"  # why a life has ended that was not lost
 
 
@@ -50,7 +52,7 @@ class Lives:
         self._lives: list[Life] = []
         self._lock = threading.Lock()
         if goes_on:
-            rows = {row["member"]: Life(**row) for row in map(json.loads, file.read_text().splitlines())}
+            rows = {row["member"]: Life(**row) for row in map(json.loads, whole_lines(file))}
             self._lives = [rows[member] for member in sorted(rows)]
             self._file = file.open("a", buffering=1)
             return

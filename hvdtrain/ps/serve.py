@@ -154,14 +154,21 @@ def _come_back(job: Job, server: Server, killed: Killed) -> "Store | None":
     if server.shares_memory:
         server.shared.join_again()
     wire.start_again(job.config.wire, server.own, server.others, timeout, server)
-    memory = f"{os.getpid()} {server.shared.file}"
-    if world.rank:
+    with contextlib.suppress(Failure):  # another process has the port: nobody joins any more
+        if world.rank == 0:
+            return _serve_store(job, server, killed.store)
         # The first server's store is gone where that was killed at the same time: who joins finds no memory then.
+        memory = f"{os.getpid()} {server.shared.file}"
         threading.Thread(target=_tell, args=(killed.store, timeout, world.rank, memory), daemon=True).start()
-        return None
-    store = serve_store(*killed.store, timeout)
-    for rank in range(world.servers):
+    return None
+
+
+def _serve_store(job: Job, server: Server, address: tuple[str, int]) -> "Store":
+    """A store with what those need who join."""
+    store = serve_store(*address, job.config.timeout)
+    for rank in range(job.world.servers):
         store.set(f"wire/{rank}", server.others.get(rank, server.own))
+        memory = f"{os.getpid()} {server.shared.file}"
         if rank and (other := read_foothold(job.folder, rank)):
             memory = f"{other.pid} {other.memory}"
         for name in (f"memory/{rank}", f"memory/{rank}/opened", *([] if server.shares_memory else ["memory/apart"])):

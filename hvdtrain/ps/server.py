@@ -66,6 +66,7 @@ class Server:
         self.buckets: dict[int, Bucket] = {}
         # What an Attendance sets: what the first server knows of each life, and what is done about whoever arrives.
         self.lives: Callable[[], list[dict[str, Any]]] = list
+        self.lets_in = False
         self.arrived: Callable[[int, str, int], dict[str, Any]] = self._let_nobody_in
         self.departed: Callable[[int], None] = lambda worker: None  # it leaves in order, and the others go on
         self._lost: set[int] = set()
@@ -144,7 +145,12 @@ class Server:
     def join(self, endpoint: str, pid: int) -> "Future[dict[str, Any]]":
         """Somebody wants to join, who is reached there and is a process of that number on its host. The first server's
         answer, as soon as they are in: their number and place, and where the others are.
+
+        Raises:
+            Failure: nobody can, or not yet: a server that comes back looks first who is there.
         """
+        if not self.lets_in:
+            raise Failure("nobody can join this job now")
 
         place: Future[dict[str, Any]] = Future()
 

@@ -12,6 +12,7 @@ from typing import Any
 import psutil
 import torch
 
+from hvdtrain.ps.kept import whole_lines
 from hvdtrain.ps.messages import Answer, Push
 from hvdtrain.world.memory import peak_rss_mb
 
@@ -111,10 +112,10 @@ class Load:
 
 
 def last_row(folder: Path, rank: int) -> dict[str, Any]:
-    """What was last written of a server; nothing where there is nothing."""
+    """What was last written of a server that was killed; nothing where there is nothing."""
     file = server_metrics_file(folder, rank)
-    whole = file.read_bytes().rpartition(b"\n")[0] if file.exists() else b""
-    return json.loads(whole.rpartition(b"\n")[2]) if whole else {}
+    lines = whole_lines(file) if file.exists() else []
+    return json.loads(lines[-1]) if lines else {}
 
 
 class ServerMetrics:

@@ -413,9 +413,7 @@ def connect(world: World, store: "Store", patience: float, requests: Requests) -
     return wire
 
 
-def connect_again(
-    endpoint: str, endpoints: Mapping[int, str], patience: float, requests: Requests, key: str
-) -> ZeroMQ:
+def connect_again(endpoint: str, endpoints: Mapping[int, str], patience: float, requests: Requests, key: str) -> ZeroMQ:
     """Listen where a rank listened that was killed, and know where the others do.
 
     Raises:

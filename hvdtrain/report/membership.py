@@ -19,7 +19,8 @@ def membership_table(runs: Sequence[tuple[str, Run]]) -> Table | None:
         lives: dict[int, int] = {}
         for back in summary.returned_servers:
             lives[back.rank] = lives.get(back.rank, 1) + 1
-            why = f"a server, killed {back.returned - back.lost:.1f} s before: {with_noun(back.lost_updates, 'update')} lost"
+            cost = f"{with_noun(back.lost_updates, 'update')} lost"
+            why = f"a server, killed {back.returned - back.lost:.1f} s before: {cost}"
             rows.append([name, str(back.rank), str(lives[back.rank]), f"{back.returned - began:.1f} s", "", why, ""])
         if run.workers_changed or summary.returned_servers:
             in_order = sorted(summary.membership, key=lambda life: (life.rank, life.incarnation))

@@ -1,4 +1,4 @@
-"""What outlives a server that is killed: parts that are saved whole or not at all, and buckets, shares and sums in them."""
+"""What outlives a server that is killed: parts that are saved whole or not at all, and what is saved in them."""
 
 import os
 import random
@@ -225,6 +225,8 @@ def test_lives_are_those_that_are_written_down(tmp_path):
     lives = Lives(tmp_path / "x", 1, 2)
     lives.end(0, "its connection ended")
     lives.begin(2, 77)
+    lives._file.write('{"member": 3, "ra')  # as far as it got
+    lives._file.flush()
     again = Lives(tmp_path / "x", 1, 2, goes_on=True)
     assert again.rows() == lives.rows()
     again.end(0, "it is lost once more")

@@ -52,8 +52,9 @@ def test_what_may_be_sent_again_stays_until_it_is_answered_whoever_has_let_go_of
     del del_of_the_first
     other = sender.put(sent + 1, 1, held=True)
     assert other.flag // RECEIVERS == 1  # not in its place
-    sender.succeed(1)  # killed while it read this one: nobody says that it has let go
-    assert receiver.get(parcel).equal(sent) and receiver.get(other).equal(sent + 1)
+    of_the_killed = receiver.get(other)  # which never says that it has let go
+    sender.succeed(1)
+    assert receiver.get(parcel).equal(sent) and of_the_killed.equal(sent + 1)
     sender.release(parcel)
     third = sender.put(sent + 2, 1)
     assert third.flag // RECEIVERS == 0 and third.flag != parcel.flag  # a flag of the receiver's that came in its place
