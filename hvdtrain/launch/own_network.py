@@ -98,9 +98,10 @@ def enter_network(namespaces: Mapping[str, int]) -> None:
     Raises:
         OSError: it may not be entered.
     """
+    libc = ctypes.CDLL(None, use_errno=True)
     for kind, namespace in namespaces.items():
         if os.stat(f"/proc/self/ns/{kind}").st_ino != os.fstat(namespace).st_ino:
-            if ctypes.CDLL(None, use_errno=True).setns(namespace, 0):
+            if libc.setns(namespace, 0):
                 raise OSError(ctypes.get_errno(), f"setns to a {kind} namespace")
 
 

@@ -21,7 +21,6 @@ from hvdtrain.world.job import Job
 from hvdtrain.world.network import WIRE_KEY
 from hvdtrain.world.place import RESPAWNS
 
-INSTALLED = "installed"  # in the store, once every server has its weights
 OVER = "the job is over: there is nothing left to join"
 
 

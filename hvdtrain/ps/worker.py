@@ -15,7 +15,6 @@ from hvdtrain.numerics.flat import flatten_weights, trained
 from hvdtrain.numerics.optimizers import COUNT
 from hvdtrain.numerics.precision import LossScale
 from hvdtrain.ps import wire
-from hvdtrain.ps.attendance import INSTALLED
 from hvdtrain.ps.exchange import Exchange
 from hvdtrain.ps.group import ServerGroup
 from hvdtrain.ps.handover import servers_return
@@ -27,6 +26,7 @@ from hvdtrain.ps.shared import SharedMemory
 from hvdtrain.world.job import Job
 from hvdtrain.world.rendezvous import open_store
 
+INSTALLED = "installed"  # in the store, once every server has its weights
 AT_ONCE = 8  # buckets of which the optimizer's state is asked for at once
 
 

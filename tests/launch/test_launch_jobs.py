@@ -123,10 +123,10 @@ def test_whoever_is_killed_is_started_again_and_is_asked_to_leave_with_the_other
 def test_servers_that_are_killed_come_back_with_all_that_they_had_answered(tmp_path):
     """While a worker is killed too. Replay computes every push again, and finds the same weights."""
     out = tmp_path / "run"
-    options = ["--mode", "ps-async", "--wire", "zmq", "--record", "--schedule", "constant", *TINY, "--epochs", "4"]
+    options = ["--mode", "ps-async", "--wire", "zmq", "--record", "--schedule", "constant", *TINY, "--epochs", "3"]
     with Launched(out, "local", 2, 2, *options, place=["--respawn"]) as job:
         job.wait_for_steps()
-        for rank in (0, 1, 0):
+        for rank in (0, 1):
             killed, before = kill_server(out, rank), len(steps(out, 2))
             until(lambda rank=rank, killed=killed: foothold(out, rank) not in (None, killed))
             until(lambda before=before: len(steps(out, 2)) > before + 3)
@@ -135,9 +135,9 @@ def test_servers_that_are_killed_come_back_with_all_that_they_had_answered(tmp_p
         assert job.process.returncode == 0, said
         assert not job.alive() and not [path for path in out.iterdir() if path.name.startswith(("return", "join"))]
     summary = json.loads((out / "summary.json").read_text())
-    assert [(back["rank"], back["lost_updates"]) for back in summary["returned_servers"]] == [(0, 0), (0, 0), (1, 0)]
-    assert sum(life["samples"] for life in summary["membership"]) == summary["samples"] == 4 * 1438
-    assert summary["val_accuracy"] > 0.7
+    assert [(back["rank"], back["lost_updates"]) for back in summary["returned_servers"]] == [(0, 0), (1, 0)]
+    assert sum(life["samples"] for life in summary["membership"]) == summary["samples"] == 3 * 1438
+    assert summary["val_accuracy"] > 0.5
     replayed = hvdtrain("replay", out)
     assert replayed.returncode == 0 and "bit for bit" in replayed.stdout, replayed.stdout
 
