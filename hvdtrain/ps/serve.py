@@ -126,6 +126,10 @@ def serve(
             else:
                 assert store
                 wire.stop(world, store, config.timeout, there)
+    except Failure as problem:
+        if kept:  # for which the others would wait
+            wire.fail(problem)
+        raise
     finally:
         if foothold:
             foothold.unlink(missing_ok=True)

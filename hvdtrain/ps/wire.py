@@ -178,6 +178,19 @@ def part(servers: Iterable[int], member: int) -> None:
     _wire.close()
 
 
+def give_up_on(rank: int) -> None:
+    """This one does not come back: what it has not answered fails when its connection ends."""
+    opened = cast(OpenWire, _wire)
+    opened.returning -= {rank}
+
+
+def fail(problem: Failure) -> None:
+    """Tell the others why this process ends, and leave."""
+    _requests.fail(problem)
+    time.sleep(2 * HEARTBEAT_S)  # until all have been told
+    _wire.close()
+
+
 def hang_up() -> None:
     """Leave at once, alone: the others go on."""
     _requests.leave()

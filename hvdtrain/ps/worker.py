@@ -88,6 +88,8 @@ class PushPull:
 
     def _server_ended(self, server: int, why: str) -> None:
         if why:
+            if self.servers_return:
+                wire.give_up_on(server)
             self.exchange.fail(Failure(f"parameter server rank {server} failed: {why}"))
 
     def _push(self, index: int, parameter: nn.Parameter) -> None:
