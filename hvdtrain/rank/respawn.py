@@ -41,7 +41,7 @@ class Respawner:
         self.joined: set[int] = set()  # processes that have
         self.coming: set[int] = set()  # those that have not ended
         self.replaced: set[int] = set()  # those that ended while they waited to join: the servers may learn it later
-        self.in_a_row = 0
+        self.in_a_row = self.due = 0  # workers that could not join, and those that are to be started
         self.servers: dict[int, _Server] = {}  # by rank, those that come back if they are killed
         self.network: dict[str, int] = {}  # the job's
         self.job: Handover | None = None
@@ -56,10 +56,20 @@ class Respawner:
         while self.coming or self.servers or handover_file(self.run).exists():
             if self.job.servers_return:
                 self._look_after_servers()
-            for _ in range(self._lost() + self._unborn()):
+            self.due += self._lost() + self._unborn()
+            while self.due and self._is_open():
+                self.due -= 1
                 if self.in_a_row < MOST_IN_A_ROW and handover_file(self.run).exists():
                     self.coming.add(self._fork(partial(join_run, self.run)))
             time.sleep(LOOK_EVERY_S)
+
+    def _is_open(self) -> bool:
+        """Whether the first server is there, whom workers ask to let them in; or the job is over."""
+        assert self.job
+        if not self.job.servers_return or not handover_file(self.run).exists():
+            return True
+        foothold, first = read_foothold(self.run, 0), self.servers.get(0)
+        return foothold is not None and first is not None and foothold.pid == first.pid
 
     def _look_after_servers(self) -> None:
         """Hold what each of them has, and fork another in place of one that was killed."""
