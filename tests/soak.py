@@ -3,8 +3,9 @@
     python tests/soak.py --mode ps-async --seconds 600 --kills 20 --seed 1
 
 Ranks, their starter and `launch` are killed and stopped for some seconds; as root the disk is full for a while, and
-the network that carries gradients is cut and slow. The seed decides which, when and for how long. A job that ends by
-that goes on with `hvdtrain launch --resume`. Then it trains to the end of the epoch undisturbed, and this is proved:
+the network that carries gradients is cut and slow. The seed decides which, when and for how long. In ps-async and
+ps-ssp ranks, servers too, come back while the job goes on; a job that ends goes on with `hvdtrain launch --resume`.
+Then it trains to the end of the epoch undisturbed, and this is proved:
 
 - every sample of every epoch counts once, and no push is applied twice: in ps-async and ps-ssp by the ledgers of what
   servers applied, elsewhere by each worker's steps and the samples' digest;
@@ -271,7 +272,7 @@ def soak_run(folder: Path, mode: str, seconds: float, seed: int, counts: dict[st
     train = ["--mode", mode, "--threads", "1", "--width", "0.0625", "--epochs", "100000", "--schedule", "constant"]
     train += ["--deterministic", "--timeout", "20s", "--seed", str(seed)]
     train += ["--record"] if leased else ["--snapshot-every", "1s"]
-    if leased:  # a worker that is killed comes back, which needs that wire
+    if leased:  # a rank that is killed comes back, which needs that wire
         train += ["--wire", "zmq"]
         options = ["--respawn"]
     else:

@@ -71,8 +71,8 @@ _LAUNCH_OPTIONS = {
 )  # fmt: skip
 @click.option(
     "--respawn", is_flag=True,
-    help="Start a worker that is lost again, while the others go on: in ps-async and ps-ssp with --wire zmq, on this "
-    "machine.",
+    help="Start a worker that is lost again, while the others go on, and a server that is killed, for which they wait: "
+    "in ps-async and ps-ssp with --wire zmq, on this machine.",
 )  # fmt: skip
 @click.option(
     "--env", "private", multiple=True, metavar="NAME",
@@ -127,7 +127,7 @@ def launch(
         check_joinable(config, "--respawn")
         if not recipe.get("here"):
             raise UsageError(
-                f"--respawn starts workers on this machine, not those of {launcher}: start `hvdtrain train --join "
+                f"--respawn starts ranks on this machine, not those of {launcher}: start `hvdtrain train --join "
                 "--out RUN` on a host yourself"
             )
     if sync_dst_dir and not listed:

@@ -13,6 +13,7 @@ import ctypes
 import os
 import socket
 import struct
+from collections.abc import Mapping
 from fcntl import ioctl
 from pathlib import Path
 
@@ -81,18 +82,41 @@ def enter_own_network(scratch: Path) -> None:
         ioctl(any_socket, _SET_INTERFACE_FLAGS, struct.pack("16sH22x", b"lo", _UP_AND_RUNNING))
 
 
+def network_of(pid: int) -> dict[str, int]:
+    """File descriptors of the namespaces, by kind, that make the network of a process on this machine: it is there for
+    as long as they are open.
+
+    Raises:
+        OSError: the process is gone, or another user's.
+    """
+    return {kind: os.open(f"/proc/{pid}/ns/{kind}", os.O_RDONLY | os.O_CLOEXEC) for kind in ("user", "net")}
+
+
+def enter_network(namespaces: Mapping[str, int]) -> None:
+    """Give this process, which must have one thread, the network of `network_of`.
+
+    Raises:
+        OSError: it may not be entered.
+    """
+    libc = ctypes.CDLL(None, use_errno=True)
+    for kind, namespace in namespaces.items():
+        if os.stat(f"/proc/self/ns/{kind}").st_ino != os.fstat(namespace).st_ino:
+            if libc.setns(namespace, 0):
+                raise OSError(ctypes.get_errno(), f"setns to a {kind} namespace")
+
+
 def enter_network_of(pid: int) -> None:
     """Give this process, which must have one thread, the network that another process on this machine has.
 
     Raises:
         OSError: it is gone, or another user's.
     """
-    for kind in ("user", "net"):
-        own, its = Path("/proc/self/ns", kind), Path(f"/proc/{pid}/ns", kind)
-        if own.readlink() != its.readlink():
-            with its.open() as namespace:
-                if ctypes.CDLL(None, use_errno=True).setns(namespace.fileno(), 0):
-                    raise OSError(ctypes.get_errno(), f"setns to the {kind} namespace of process {pid}")
+    namespaces = network_of(pid)
+    try:
+        enter_network(namespaces)
+    finally:
+        for namespace in namespaces.values():
+            os.close(namespace)
 
 
 def _write(path: str, text: str) -> None:

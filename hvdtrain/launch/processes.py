@@ -21,6 +21,7 @@ from hvdtrain.launch.records import is_running
 from hvdtrain.world.parent import die_with_parent, is_alive
 
 GRACE_S = 5.0  # from SIGTERM to SIGKILL
+FORK_S = 1.0  # within which another rank is there in place of one that was lost
 
 
 @contextlib.contextmanager
@@ -65,20 +66,33 @@ def launched_job(command: LaunchCommand, log: Path) -> Iterator[subprocess.Popen
 
 
 @contextlib.contextmanager
-def respawner(run: Path, command: LaunchCommand, log: Path) -> Iterator[None]:
-    """In the block, lost workers of the job that runs in the folder are started again, on this machine.
+def respawner(run: Path, command: LaunchCommand, log: Path) -> Iterator[Callable[[], bool]]:
+    """In the block, lost ranks of the job that runs in the folder are started again, on this machine.
 
     Args:
         log: gets what they print, beside the job's.
+
+    Returns:
+        Whether the job goes on without those that its starter has started.
     """
-    (run / "join.json").unlink(missing_ok=True)  # of a job that was killed
+    for left in [run / "join.json", *run.glob("return.server*.json")]:  # of a job that was killed
+        left.unlink(missing_ok=True)
     with log.open("ab") as output:
         process = subprocess.Popen(
             [sys.executable, "-m", "hvdtrain.rank.respawn", str(run)], env=command.environment, stdout=output,
             stderr=subprocess.STDOUT, stdin=subprocess.DEVNULL, start_new_session=True, preexec_fn=_die_with_parent,
         )  # fmt: skip
+
+        until = 0.0
+
+        def goes_on() -> bool:
+            nonlocal until
+            if not until or _job_processes(process.pid):
+                until = time.monotonic() + FORK_S
+            return process.poll() is None and time.monotonic() < until
+
         try:
-            yield
+            yield goes_on
         finally:
             _end_job(process)
 

@@ -92,13 +92,14 @@ def _run_once(command: LaunchCommand, log: Path, stop_request: Path, respawned: 
         sigterm_unwinds(),
         _removed_before_and_after(stop_request),
         launched_job(command, log) as process,
-        respawner(respawned, command, log) if respawned else nullcontext(),
+        respawner(respawned, command, log) if respawned else nullcontext(lambda: False) as goes_on,
         log.open("rb") as output,
         _on_first_sigterm(request_stop) as requested_at,
     ):
         last_byte = b"\n"
         while True:
-            has_ended = process.poll() is not None
+            # Its last rank may have been killed, and be back. A starter that was killed itself has taken ranks with it.
+            has_ended = process.poll() is not None and (process.returncode < 0 or not goes_on())
             text = output.read() if not requested_at else _lines_of_ranks(output.read())
             last_byte = text[-1:] or last_byte
             sys.stdout.buffer.write(text if not has_ended or last_byte == b"\n" else text + b"\n")

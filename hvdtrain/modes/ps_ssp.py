@@ -9,6 +9,7 @@ own among those that are missing, and it needs so many more samples that it is t
 
 import math
 from functools import partial
+from typing import Any
 
 import torch
 
@@ -51,6 +52,8 @@ class StaleSynchronous:
             delay compensation, which is another remedy for the same.
         staleness: how many steps a worker may be ahead; None: any number.
     """
+
+    KEPT = ("clocks", "summed", "idle_after", "at_barrier", "waiting")  # without what delay compensation needs
 
     def __init__(self, workers: int, config: RunConfig, staleness: int | None) -> None:
         self.clocks = dict.fromkeys(range(workers), 0)
@@ -127,6 +130,17 @@ class StaleSynchronous:
         self.weights_of.pop(worker, None)
         self.waiting = [(push, stale) for push, stale in self.waiting if push.worker != worker]
         return self._let_go(bucket)
+
+    def waits(self, worker: int) -> bool:
+        return any(push.worker == worker for push, _ in self.waiting)
+
+    def kept(self) -> tuple[Any, torch.Tensor | None]:
+        return {name: getattr(self, name) for name in self.KEPT}, self.sum
+
+    def go_on(self, plain: Any, summed: torch.Tensor | None) -> None:
+        for name in self.KEPT:
+            setattr(self, name, plain[name])
+        self.sum = summed
 
     def _let_go(self, bucket: Bucket) -> list[Reply]:
         """The replies to workers that are no more than `staleness` ahead of the slowest that is not idle."""

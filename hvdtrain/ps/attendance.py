@@ -11,20 +11,16 @@ from pathlib import Path
 from queue import Empty, SimpleQueue
 from typing import Any
 
-from torch.distributed import Store
-
 from hvdtrain.errors import Failure
 from hvdtrain.ps import wire
-from hvdtrain.ps.handover import Handover, hand_over
+from hvdtrain.ps.handover import Handover, hand_over, servers_return
 from hvdtrain.ps.lives import LEFT, Lives, lives_file
 from hvdtrain.ps.server import Server
 from hvdtrain.world.host import boot_id
 from hvdtrain.world.job import Job
 from hvdtrain.world.network import WIRE_KEY
 from hvdtrain.world.place import RESPAWNS
-from hvdtrain.world.rendezvous import store_address
 
-INSTALLED = "installed"  # in the store, once every server has its weights
 OVER = "the job is over: there is nothing left to join"
 
 
@@ -32,34 +28,58 @@ class Attendance:
     """Watches the workers, from when all ranks have met.
 
     Args:
+        store: where the store is that all ranks share.
         report: shows the user a line.
         is_open: whether workers can join and come back.
+        again: this server was killed, and is back.
 
     Attributes:
         there: the workers that have not been lost.
     """
 
-    def __init__(self, job: Job, store: Store, server: Server, report: Callable[[str], None], is_open: bool) -> None:
-        self.config, self.world, self.store, self.server, self.report = job.config, job.world, store, server, report
-        self.there = set(range(self.world.workers))
+    def __init__(
+        self, job: Job, store: tuple[str, int], server: Server, report: Callable[[str], None], is_open: bool,
+        again: bool = False,
+    ) -> None:  # fmt: skip
+        self.config, self.world, self.server, self.report = job.config, job.world, server, report
+        self.there = set(server.membership.present)
         self.at_work = len(self.there)  # neither lost nor done
         self._events: SimpleQueue[tuple[int, str | None]] = SimpleQueue()  # a worker, and why it ended; None: it joined
         self._lives: Lives | None = None
         self._open_door: Path | None = None
         self._ended: set[int] = set()
         if self.world.rank == 0:
-            self._lives = Lives(lives_file(job.folder), self.world.servers, self.world.workers)
+            self._lives = Lives(lives_file(job.folder), self.world.servers, self.world.workers, again)
             server.lives = self._rows
             if is_open:
-                host, port = store_address(self.world, store)
-                key = os.environ.get(WIRE_KEY, "")
-                handover = Handover(host, port, key, self.world.size, self.world.is_local, boot_id(), os.getpid())
+                handover = Handover(
+                    *store, os.environ.get(WIRE_KEY, ""), self.world.size, self.world.is_local, boot_id(), os.getpid(),
+                    servers_return(job.config),
+                )  # fmt: skip
                 self._open_door = hand_over(job.folder, handover)
-        if is_open:
-            server.arrived = self._arrived
         server.departed = lambda worker: self._events.put((worker, LEFT))
+        if again:
+            self._look_back()
         for worker in sorted(self.there):
             self._watch(worker)
+        if is_open:
+            server.arrived, server.lets_in = self._arrived, True
+
+    def _look_back(self) -> None:
+        """See to what this server was about when it was killed."""
+        members = {life.member: life for life in self._lives.all()} if self._lives else {}
+        for worker in sorted(self.there):
+            if self._lives and worker not in members:  # it was let in, and never told
+                self.server.lose(worker)
+                self.server.lose_lease(worker)
+                self.there.discard(worker)
+            elif worker in self.server.departed_workers:
+                self._events.put((worker, LEFT))
+        for worker, life in members.items():
+            if life.why and worker not in self.server.leases.lost:  # others may not know yet
+                self.there.add(worker)
+                self._events.put((worker, life.why))
+        self.at_work = len(self.there)
 
     def until_all_have_ended(self) -> None:
         """Return when every worker is done or lost.
@@ -78,6 +98,9 @@ class Attendance:
                 if why:
                     self._lose(worker, why)
         self.server.membership.close(OVER)
+
+    def close(self) -> None:
+        """Nobody can join any more."""
         if self._open_door:
             self._open_door.unlink(missing_ok=True)
         if self._lives:
@@ -105,6 +128,8 @@ class Attendance:
 
     def _meet(self, worker: int, endpoint: str) -> None:
         wire.meet(self.world.servers + worker, endpoint)
+        with self.server.saving():
+            self.server.others = wire.known_endpoints()
         self._events.put((worker, None))
         self._watch(worker)
 
@@ -112,7 +137,7 @@ class Attendance:
         """Go on without a worker. Failure where that cannot be."""
         life = self._lives.end(worker, why) if self._lives else None
         rank = life.rank if life else self.world.servers + worker
-        if not self.store.check([INSTALLED]):
+        if not self.server.began:
             raise Failure(f"rank {rank} was lost before training began: {why}")
         self.there.discard(worker)
         try:

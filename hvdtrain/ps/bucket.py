@@ -2,13 +2,15 @@
 
 import threading
 from collections import deque
-from collections.abc import Callable, Mapping
-from typing import Protocol
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from typing import Any, Protocol, cast
 
 import torch
 
 from hvdtrain.errors import Failure
 from hvdtrain.numerics.optimizers import restore_state, set_lr, state_of
+from hvdtrain.ps.kept import Part
 from hvdtrain.ps.membership import GIVEN_UP
 from hvdtrain.ps.messages import NO_SHARE, Answer, Applied, Push
 
@@ -16,6 +18,9 @@ from hvdtrain.ps.messages import NO_SHARE, Answer, Applied, Push
 # to leases that are open.
 UNCONFIRMED = 2
 Reply = tuple[int, Answer]  # the worker, and its answer
+# What is saved of a bucket beside its tensors.
+_PLAIN = ("version", "lines", "_last", "_lost", "_shares", "_sent", "_taken", "_idled", "_changes", "_pushes")
+_STATE = "optimizer."  # before the names of the optimizer's tensors, there
 
 
 def no_ledger(applied: Applied) -> None:
@@ -62,6 +67,19 @@ class Policy(Protocol):
         """
 
 
+class Keeping(Policy, Protocol):
+    """A policy whose buckets are saved: see ps.kept."""
+
+    def waits(self, worker: int) -> bool:
+        """Whether a push of this worker will be answered later."""
+
+    def kept(self) -> tuple[Any, torch.Tensor | None]:
+        """What it knows: of plain types, and the sum of gradients that no step was made of yet."""
+
+    def go_on(self, plain: Any, summed: torch.Tensor | None) -> None:
+        """Know this, of which the tensor is its own from now on."""
+
+
 class Bucket:
     """A contiguous range of the flat weights with its optimizer's state.
 
@@ -70,6 +88,7 @@ class Bucket:
         make_optimizer: given the one parameter, its optimizer.
         policy: when pushes are applied.
         ledger: called with every push that was applied or dropped, in order.
+        part: has all of this as of the last answer, for whoever comes back in place of a server that was killed.
     """
 
     def __init__(
@@ -78,12 +97,15 @@ class Bucket:
         make_optimizer: Callable[[list[torch.Tensor]], torch.optim.Optimizer],
         policy: Policy,
         ledger: Callable[[Applied], None] = no_ledger,
+        part: Part | None = None,
     ) -> None:
         self.weights = weights
         self.optimizer = make_optimizer([self.weights])
         self.policy = policy
-        self.ledger = ledger
         self.version = 0
+        self.lines = 0  # of the ledger
+        self._ledger, self._part = ledger, part
+        self._changes, self._pushes = 0, 0  # changes of the weights and the optimizer's state; pushes that were taken
         self._ahead: torch.Tensor | None = None  # what workers are sent in place of the weights; see apply
         self._last: dict[int, int] = {}  # worker -> the step of its last push
         self._reading: set[int] = set()  # workers that were sent this memory, which may still be on its way
@@ -91,21 +113,38 @@ class Bucket:
         self._shares: dict[int, deque[int]] = {}  # worker -> the leased shares of its last pushes
         self._sent: dict[int, int] = {}  # worker -> the version that answered its last push
         self._taken: set[int] = set()  # shares of workers that were lost before they knew that this bucket has them
+        self._idled: dict[int, int] = {}  # worker -> the number of its last call of idle
         self._lock = threading.Lock()
+        if part and part.plain is not None:
+            self._go_on(part.plain, part.tensors())
+        else:
+            self._save()
+
+    def ledger(self, applied: Applied) -> None:
+        """Write down what became of a push."""
+        self.lines += 1
+        self._ledger(applied)
+
+    def has(self, push: Push) -> bool:
+        """Whether it was here before: its worker has not heard of that, or still waits."""
+        return push.step <= self._last.get(push.worker, 0)
 
     def push(self, push: Push) -> list[Reply]:
         """Hand in a gradient; returns the replies to all workers that may go on now, its own among them or later.
 
-        A push of a step that was pushed before is dropped: that one is applied, and answered.
+        A push of a step that was pushed before is dropped: that one is applied, and answered. Where this server may
+        come back, the answer may have been lost, and is given again, unless the worker is to wait.
 
         Raises:
             Failure: the worker had been given up.
         """
-        with self._lock:
+        with self._saving():
             self._refuse_lost(push.worker)
-            if push.step <= self._last.get(push.worker, 0):
-                return []
+            if self.has(push):
+                waits = self._part is None or cast(Keeping, self.policy).waits(push.worker)
+                return [] if waits else [self.reply(push, 0)]
             self._last[push.worker] = push.step
+            self._pushes += 1
             self._sent.pop(push.worker, None)
             self._reading.discard(push.worker)  # it has had its answer, or it could not have computed this
             if push.share in self._taken:
@@ -117,7 +156,7 @@ class Bucket:
 
     def pull(self, worker: int) -> Answer:
         """The weights as they are, for a worker that pushes nothing before it has them."""
-        with self._lock:
+        with self._saving():
             self._refuse_lost(worker)
             return self._as_they_are(worker)
 
@@ -134,10 +173,18 @@ class Bucket:
         self.policy.pulled(self, worker)
         return Answer(self.version, staleness, self.weights.detach(), dropped)
 
-    def idle(self, worker: int, step: int, at_barrier: bool) -> list[Reply]:
-        """The worker pushes nothing for now, after this step; returns the replies to workers that waited for it."""
-        with self._lock:
+    def idle(self, worker: int, step: int, at_barrier: bool, number: int = 0) -> list[Reply]:
+        """The worker pushes nothing for now, after this step; returns the replies to workers that waited for it.
+
+        Args:
+            number: of this call among those of the worker, from 1: one that comes again changes nothing; 0: it does
+                not.
+        """
+        with self._saving():
             self._refuse_lost(worker)
+            if 0 < number <= self._idled.get(worker, 0):
+                return []
+            self._idled[worker] = number
             return self.policy.idle(self, worker, step, at_barrier)
 
     def slowest(self, otherwise: int) -> int:
@@ -151,7 +198,7 @@ class Bucket:
         Raises:
             Failure: it was lost meanwhile, or this mode lets nobody join.
         """
-        with self._lock:
+        with self._saving():
             self._refuse_lost(worker)
             self._last[worker] = step
             self.policy.join(self, worker, step)
@@ -164,7 +211,7 @@ class Bucket:
         Raises:
             Failure: the others cannot go on without it.
         """
-        with self._lock:
+        with self._saving():
             if worker in self._lost:
                 return []
             self._lost.add(worker)
@@ -178,15 +225,45 @@ class Bucket:
         """Go on as after this step of every worker, with the optimizer's state as numerics.optimizers.state_of gives
         it.
         """
-        with self._lock:
+        with self._saving():
             restore_state(self.optimizer, [self.weights], state)
-            self._ahead = None
+            self._ahead, self._changes = None, self._changes + 1
             self.policy.begin(step)
 
     def optimizer_state(self) -> dict[str, torch.Tensor]:
         """The optimizer's state of this bucket, as restore takes it."""
         with self._lock:
             return state_of(self.optimizer, [self.weights])
+
+    @contextmanager
+    def _saving(self) -> Iterator[None]:
+        """Locked; what the block has done is saved when it ends, before anybody is answered."""
+        with self._lock:
+            yield
+            self._save()
+
+    def _save(self) -> None:
+        if self._part is None:
+            return
+        plain, summed = cast(Keeping, self.policy).kept()
+        own = {name: getattr(self, name) for name in _PLAIN}
+        state = self.optimizer.state.get(self.weights, {})
+        tensors = {"weights": self.weights.detach(), "ahead": self._ahead}
+        tensors |= {_STATE + name: value for name, value in state.items()}
+        stamped = {name: (tensor, self._changes) for name, tensor in tensors.items()}
+        self._part.save((own, plain), stamped | {"sum": (summed, self._pushes)})
+
+    def _go_on(self, plain: Any, tensors: dict[str, torch.Tensor]) -> None:
+        """Be as the bucket was that was saved so."""
+        own, of_policy = plain
+        for name in _PLAIN:
+            setattr(self, name, own[name])
+        self.weights.data = tensors["weights"]
+        state = {name.removeprefix(_STATE): value for name, value in tensors.items() if name.startswith(_STATE)}
+        if state:
+            self.optimizer.state[self.weights] = state
+        self._ahead = tensors.get("ahead")
+        cast(Keeping, self.policy).go_on(of_policy, tensors.get("sum"))
 
     def _refuse_lost(self, worker: int) -> None:
         if worker in self._lost:
@@ -212,6 +289,7 @@ class Bucket:
         self.weights.grad = None
         self._ahead = before.lerp_(self.weights, 1 + look_ahead) if before is not None else None
         self.version += 1
+        self._changes += 1
         for push in made_of:
             self.ledger(Applied(push.worker, push.step, push.version_read, self.version))
 

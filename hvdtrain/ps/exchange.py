@@ -45,6 +45,7 @@ class Exchange:
         timeout: seconds after which a wait is given up.
         staged: whether the weights are on a GPU, with CPU memory on the way to the servers.
         shared: by which tensors come and go on one host.
+        pushes_again: servers may be killed and come back: see wire.wait_for_return.
 
     Attributes:
         push_status: of the current step.
@@ -55,8 +56,10 @@ class Exchange:
     def __init__(
         self, worker: int, workers: int, pieces: Sequence[Piece], sizes: Sequence[int], weights: torch.Tensor,
         compression: str, timeout: float, staged: bool, shared: SharedMemory | None = None,
+        pushes_again: bool = False,
     ) -> None:  # fmt: skip
         self.worker, self.pieces, self.weights, self.timeout = worker, pieces, weights, timeout
+        self.pushes_again = pushes_again
         self.shared = shared or SharedMemory()
         servers = {piece.server for piece in pieces}
         self.room = UNDER_WAY // max(len(servers), workers)  # bytes, for each server
@@ -204,14 +207,16 @@ class Exchange:
             encoded = None if gradient is None else self.compressors[number].encode(gradient)
             with self._changed:
                 self.bytes_sent += sum(tensor.nbytes for tensor in encoded or ())
-            sent = None if encoded is None else [self.shared.put(tensor, piece.server) for tensor in encoded]
+            sent = None if encoded is None else [
+                self.shared.put(tensor, piece.server, held=self.pushes_again) for tensor in encoded
+            ]  # fmt: skip
             push = Push(self.worker, step, version, lr, sent, share)
             answer = wire.call(piece.server, "push", piece.number, push)
             if trace.records(step):
                 flow = trace.flow_of(step, self.worker, piece.server, piece.number)
                 trace.span(trace.PUSH, f"push bucket {number}", began, time.perf_counter(), flow)
                 trace.count("bytes under way", sum(self._under_way.values()))
-            answer.add_done_callback(partial(self._answered, number, size, status, step, began))
+            answer.add_done_callback(partial(self._answered, number, size, status, step, began, sent or []))
 
     def _next(self) -> int | None:
         """The bucket to push now, if any: of those that are next for their servers, what forward needs first."""
@@ -231,8 +236,12 @@ class Exchange:
                 return own[0]
         return None
 
-    def _answered(self, number: int, size: int, status: PushStatus, step: int, began: float, answer: Any) -> None:
+    def _answered(
+        self, number: int, size: int, status: PushStatus, step: int, began: float, sent: list[Any], answer: Any
+    ) -> None:
         came = time.perf_counter()
+        for tensor in sent:
+            self.shared.release(tensor)
         with self._changed:
             server = self.pieces[number].server
             self._under_way[server] -= size

@@ -4,8 +4,11 @@ import json
 import os
 from dataclasses import asdict, dataclass
 from pathlib import Path
+from typing import Any
 
+from hvdtrain.config.run_config import OPEN_WIRES, RunConfig
 from hvdtrain.errors import UsageError
+from hvdtrain.world.place import RESPAWNS
 
 
 @dataclass(frozen=True)
@@ -19,6 +22,7 @@ class Handover:
         is_local: whether all of them are on one host.
         boot, pid: the first server's machine, since it was started, and process: a job that is all on one machine may
             have a network of its own there.
+        servers_return: servers that are killed are started again.
     """
 
     host: str
@@ -28,6 +32,7 @@ class Handover:
     is_local: bool
     boot: str
     pid: int
+    servers_return: bool = False
 
 
 def handover_file(folder: Path) -> Path:
@@ -37,10 +42,59 @@ def handover_file(folder: Path) -> Path:
 def hand_over(folder: Path, handover: Handover) -> Path:
     """Write it down, and return the file, which is there while the job can be joined."""
     file = handover_file(folder)
-    file.unlink(missing_ok=True)
-    with open(file, "w", opener=lambda path, flags: os.open(path, flags | os.O_EXCL, 0o600)) as opened:
-        json.dump(asdict(handover), opened)
+    write_private(file, asdict(handover))
     return file
+
+
+def write_private(file: Path, content: Any) -> None:
+    """Write JSON that its owner alone can read, in place of what is there."""
+    part = file.with_suffix(".writing")
+    part.unlink(missing_ok=True)
+    with open(part, "w", opener=lambda path, flags: os.open(path, flags | os.O_EXCL, 0o600)) as opened:
+        json.dump(content, opened)
+    os.replace(part, file)
+
+
+def servers_return(config: RunConfig) -> bool:
+    """Whether servers of this job that are killed are started again, as workers are. Not with delay compensation: the
+    weights that each worker has, which it needs, are not kept.
+    """
+    return bool(os.environ.get(RESPAWNS)) and config.wire in OPEN_WIRES and not config.delay_compensation
+
+
+@dataclass(frozen=True)
+class Foothold:
+    """What is needed to start a server again that was killed. While it runs it is in a file in the run folder.
+
+    Attributes:
+        pid: its process.
+        kept: as which file descriptor that has the memory of ps.kept.
+        memory: and that of ps.shared; -1 where there is none.
+    """
+
+    pid: int
+    kept: int
+    memory: int
+
+
+def foothold_file(folder: Path, rank: int) -> Path:
+    return folder / f"return.server{rank}.json"
+
+
+def write_foothold(folder: Path, rank: int, foothold: Foothold) -> Path:
+    file = foothold_file(folder, rank)
+    write_private(file, asdict(foothold))
+    return file
+
+
+def read_foothold(folder: Path, rank: int) -> Foothold | None:
+    """None where there is none: the server has not begun, or has ended in order."""
+    try:
+        return Foothold(**json.loads(foothold_file(folder, rank).read_text()))
+    except FileNotFoundError:
+        return None
+    except (OSError, ValueError, TypeError) as error:
+        raise UsageError(f"{foothold_file(folder, rank)} cannot be read: {error}") from None
 
 
 def read_handover(folder: Path) -> Handover:

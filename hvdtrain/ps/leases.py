@@ -10,9 +10,11 @@ from collections.abc import Callable
 from torch.futures import Future
 
 from hvdtrain.errors import Failure
+from hvdtrain.ps.kept import Part
 from hvdtrain.ps.membership import GIVEN_UP
 
 NONE_NOW = -1  # in place of a share's number
+_KEPT = ("lines", "begin", "end", "next", "_returned", "samples", "_lost", "_open")
 
 
 class Leases:
@@ -28,10 +30,13 @@ class Leases:
 
     Args:
         ledger: called with worker, its step, and the share of every lease.
+        part: has all of this as of the last answer, for whoever comes back in place of a server that was killed.
     """
 
-    def __init__(self, ledger: Callable[[int, int, int], None] = lambda worker, step, share: None) -> None:
-        self.ledger = ledger
+    def __init__(
+        self, ledger: Callable[[int, int, int], None] = lambda worker, step, share: None, part: Part | None = None
+    ) -> None:
+        self.ledger, self._part, self.lines = ledger, part, 0
         self.begin, self.end, self.next = -1, 0, 0
         self._returned: list[int] = []  # a heap of shares whose workers were lost
         self.samples_of: Callable[[int], int] = lambda share: 0
@@ -40,9 +45,17 @@ class Leases:
         self._open: dict[int, tuple[int, int]] = {}  # share -> the worker that has it, and at which of its steps
         self._waiting: list[tuple[int, int, Future[tuple[int, int]]]] = []  # worker, its step, what it waits for
         self._lock = threading.Lock()
+        if part and part.plain is not None:
+            for name, value in part.plain.items():
+                setattr(self, name, value)
+
+    @property
+    def lost(self) -> frozenset[int]:
+        """Workers whose leases went to others."""
+        return frozenset(self._lost)
 
     def lease(self, worker: int, step: int, begin: int, end: int) -> int:
-        """The share that the worker takes at this step of its own, or NONE_NOW.
+        """The share that the worker takes at this step of its own, or NONE_NOW. Asked again, it gets that again.
 
         Args:
             begin, end: the round's shares, the last one excluded; a new `begin` begins a new round.
@@ -54,7 +67,9 @@ class Leases:
             self._refuse_lost(worker)
             if begin != self.begin:
                 self.begin, self.end, self.next = begin, end, begin
-            return self._give(worker, step)
+            share = self._give(worker, step)
+            self._save()
+            return share
 
     def wait(self, worker: int, step: int) -> "Future[tuple[int, int]]":
         """For a worker that got none: a share that another lost, or NONE_NOW when all are finished; and the number of
@@ -76,6 +91,7 @@ class Leases:
         with self._lock:
             whole = -(-self.next // workers) * workers
             self.end = min(self.end, max(whole, self.begin + workers))
+            self._save()
 
     def finished(self, worker: int, step: int) -> None:
         """The worker has been answered all pushes of this step of its own, and of those before."""
@@ -103,6 +119,8 @@ class Leases:
             raise Failure(GIVEN_UP)
 
     def _give(self, worker: int, step: int) -> int:
+        if given := [share for share, lease in self._open.items() if lease == (worker, step)]:
+            return given[0]
         if self._returned:
             share = heapq.heappop(self._returned)
         elif self.next < self.end:
@@ -110,10 +128,23 @@ class Leases:
         else:
             return NONE_NOW
         self._open[share] = worker, step
+        self.lines += 1
         self.ledger(worker, step, share)
         return share
 
     def _serve_waiting(self) -> None:
-        while self._waiting and (self._returned or self.next < self.end or not self._open):
+        """Save what has changed, and answer who waits for that."""
+        served = []
+        while self._waiting and self._has_answer(*self._waiting[0][:2]):
             worker, step, future = self._waiting.pop(0)
-            future.set_result((self._give(worker, step), self.next))
+            served.append((future, (self._give(worker, step), self.next)))
+        self._save()
+        for future, answer in served:
+            future.set_result(answer)
+
+    def _has_answer(self, worker: int, step: int) -> bool:
+        return bool(self._returned) or self.next < self.end or not self._open or (worker, step) in self._open.values()
+
+    def _save(self) -> None:
+        if self._part:
+            self._part.save({name: getattr(self, name) for name in _KEPT}, {})

@@ -1,11 +1,14 @@
 """What a server writes down with --record: which push was applied to which bucket, or dropped, in order."""
 
 import csv
+import os
 import threading
-from collections.abc import Callable, Sequence
+from collections import Counter
+from collections.abc import Callable, Mapping, Sequence
 from itertools import count
 from pathlib import Path
 
+from hvdtrain.ps.kept import whole_lines
 from hvdtrain.ps.messages import Applied
 
 COLUMNS = ("bucket", "worker", "step", "version_read", "version")
@@ -20,9 +23,18 @@ class _CsvFile:
     """A new file with these columns, open until it is closed. Lines are in it at once, should the server be killed.
 
     The file of an earlier start of the run is kept, with a number: `leases.1.csv`.
+
+    Args:
+        is_kept: of a server that comes back: whether it goes on after the next line, by its first column. A line that
+            is left out was written as the server was killed, and will be written again.
     """
 
-    def __init__(self, path: Path, columns: Sequence[str]) -> None:
+    def __init__(self, path: Path, columns: Sequence[str], is_kept: Callable[[int], bool] | None = None) -> None:
+        if is_kept:
+            _shorten(path, is_kept)
+            self.file = path.open("a", newline="", buffering=1)
+            self.writer = csv.writer(self.file, lineterminator="\n")
+            return
         if path.exists():
             path.rename(next(name for n in count(1) if not (name := path.with_suffix(f".{n}.csv")).exists()))
         self.file = path.open("w", newline="", buffering=1)
@@ -33,11 +45,30 @@ class _CsvFile:
         self.file.close()
 
 
-class Ledger(_CsvFile):
-    """A line for each bucket of each push; the lines of one bucket are in the order of application."""
+def _shorten(path: Path, is_kept: Callable[[int], bool]) -> None:
+    """Leave out what is not kept, and a line that was not written to its end."""
+    header, *lines = whole_lines(path)
+    other = path.with_suffix(".writing")
+    kept = [line for line in lines if is_kept(int(line.split(",")[0]))]
+    other.write_text("\n".join([header, *kept, ""]))
+    os.replace(other, path)
 
-    def __init__(self, folder: Path, server: int) -> None:
-        super().__init__(ledger_file(folder, server), COLUMNS)
+
+class Ledger(_CsvFile):
+    """A line for each bucket of each push; the lines of one bucket are in the order of application.
+
+    Args:
+        kept: of a server that comes back: how many lines each bucket had written when it last answered.
+    """
+
+    def __init__(self, folder: Path, server: int, kept: Mapping[int, int] | None = None) -> None:
+        left = Counter(kept)
+
+        def is_kept(bucket: int) -> bool:
+            left[bucket] -= 1
+            return left[bucket] >= 0
+
+        super().__init__(ledger_file(folder, server), COLUMNS, None if kept is None else is_kept)
         self.lock = threading.Lock()  # buckets are updated by several threads
 
     def of_bucket(self, number: int) -> Callable[[Applied], None]:
@@ -59,10 +90,19 @@ def lease_file(folder: Path) -> Path:
 
 
 class LeaseLedger(_CsvFile):
-    """A line for each share that was leased: to whom, and at which step of its own it trains on that."""
+    """A line for each share that was leased: to whom, and at which step of its own it trains on that.
 
-    def __init__(self, folder: Path) -> None:
-        super().__init__(lease_file(folder), LEASE_COLUMNS)
+    Args:
+        kept: of a server that comes back: how many lines it had written when it last answered.
+    """
+
+    def __init__(self, folder: Path, kept: int | None = None) -> None:
+        left = iter(range(kept or 0))
+
+        def is_kept(worker: int) -> bool:
+            return next(left, None) is not None
+
+        super().__init__(lease_file(folder), LEASE_COLUMNS, None if kept is None else is_kept)
 
     def write(self, worker: int, step: int, share: int) -> None:
         self.writer.writerow((worker, step, share))

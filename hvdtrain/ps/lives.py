@@ -7,6 +7,8 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
+from hvdtrain.ps.kept import whole_lines
+
 LEFT = "left"  # why a life has ended that was not lost
 
 
@@ -42,13 +44,19 @@ class Lives:
     Args:
         file: gets a line when a worker joins or is gone, at once.
         servers, workers: how many there are at the start.
+        goes_on: with what the file has, in place of a first server that was killed.
     """
 
-    def __init__(self, file: Path, servers: int, workers: int) -> None:
+    def __init__(self, file: Path, servers: int, workers: int, goes_on: bool = False) -> None:
         self.servers = servers
-        self._file = file.open("w", buffering=1)
         self._lives: list[Life] = []
         self._lock = threading.Lock()
+        if goes_on:
+            rows = {row["member"]: Life(**row) for row in map(json.loads, whole_lines(file))}
+            self._lives = [rows[member] for member in sorted(rows)]
+            self._file = file.open("a", buffering=1)
+            return
+        self._file = file.open("w", buffering=1)
         for member in range(workers):
             self._begin(member, servers + member, None)
 
@@ -69,6 +77,10 @@ class Lives:
                 life.left, life.why = round(time.time(), 3), why
                 self._write(life)
             return life
+
+    def all(self) -> list[Life]:
+        with self._lock:
+            return list(self._lives)
 
     def rows(self) -> list[dict[str, Any]]:
         with self._lock:

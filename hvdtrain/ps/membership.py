@@ -13,8 +13,12 @@ import torch
 from torch.futures import Future
 
 from hvdtrain.errors import Failure
+from hvdtrain.ps.kept import Part
 
 GIVEN_UP = "this worker was silent for so long that the others went on without it (see --timeout)"
+
+
+_KEPT = ("workers", "present", "_next", "_summands", "_apart", "_round", "_is_open")
 
 
 class Round(NamedTuple):
@@ -40,9 +44,12 @@ class Membership:
     Attributes:
         workers: how many there were at the start.
         present: those that are there.
+
+    Args:
+        part: has all of this as of the last answer, for whoever comes back in place of a server that was killed.
     """
 
-    def __init__(self, workers: int) -> None:
+    def __init__(self, workers: int, part: Part | None = None) -> None:
         self.workers, self.present = workers, set(range(workers))
         self._next = workers  # the number of whoever joins next
         self._summands: dict[int, dict[int, torch.Tensor]] = {}  # number of the sum -> worker -> its summand
@@ -52,7 +59,11 @@ class Membership:
         self._round: Round | None = None
         self._is_open = False  # whether the round's sum is still to be done
         self._joining: list[Future[Any]] = []  # of a number, and a Round
+        self._due: list[tuple[Future[torch.Tensor], torch.Tensor]] = []  # sums that are done, and not yet told
         self._lock = threading.Lock()
+        self._part = part
+        if part and part.plain is not None:
+            self._go_on(part.plain)
 
     def add(self, worker: int, number: int, values: torch.Tensor, apart: bool = False) -> "Future[torch.Tensor]":
         """A worker's summand of its sum of that number, from 1; the future holds the sum, of the same shape and dtype.
@@ -76,6 +87,7 @@ class Membership:
                     self._apart.add(number)
                 self._summands.setdefault(number, {})[worker] = values
                 self._finish(number)
+            self._save()
             return future
 
     def open_round(self, sums: int, state: Any) -> None:
@@ -86,7 +98,13 @@ class Membership:
             if (done := self._sums.get(sums + 1)) and done.done():
                 return
             self._round, self._is_open = Round(sums, time.monotonic(), state), True
+            self._save()
         self._admit()
+
+    @property
+    def state(self) -> Any:
+        """That of the last round, or None."""
+        return self._round.state if self._round else None
 
     def join(self) -> "Future[tuple[int, Round]]":
         """Somebody wants to join. The future holds their number and where the others are, in the next round at the
@@ -103,6 +121,7 @@ class Membership:
         with self._lock:
             self.present.add(worker)
             self.heard(worker)
+            self._save()
 
     def close(self, why: str) -> None:
         """Whoever still wants to join is too late."""
@@ -121,6 +140,7 @@ class Membership:
                 self._is_open = True
             for number in list(self._summands):
                 self._finish(number)
+            self._save()
         self._admit()
 
     def heard(self, worker: int) -> None:
@@ -150,6 +170,8 @@ class Membership:
                 self.present.add(worker)
                 self.heard(worker)
                 admitted.append((self._joining.pop(0), (worker, self._round)))
+            if admitted:
+                self._save()
         for future, place in admitted:
             future.set_result(place)
 
@@ -165,5 +187,26 @@ class Membership:
             if self._round and number > self._round.sums:
                 self._is_open = False
             rows = torch.stack([own[worker] for worker in sorted(own)])
-            self._sums[number].set_result(rows if number in self._apart else rows.sum(0))
+            self._due.append((self._sums[number], rows if number in self._apart else rows.sum(0)))
             self._apart.discard(number)
+
+    def _save(self) -> None:
+        """Save what has changed, and answer who waits for that."""
+        due, self._due = self._due, []
+        if self._part:
+            sums = {number: future.value() for number, future in self._sums.items() if future.done()}
+            sums |= {number: total for number, future in self._sums.items() for its, total in due if its is future}
+            self._part.save({name: getattr(self, name) for name in _KEPT} | {"sums": sums}, {})
+        for future, total in due:
+            future.set_result(total)
+
+    def _go_on(self, plain: dict[str, Any]) -> None:
+        """Know what was saved."""
+        sums = plain.pop("sums")
+        for name, value in plain.items():
+            setattr(self, name, value)
+        for number in {*sums, *self._summands}:
+            self._sums[number] = Future()
+            if number in sums:
+                self._sums[number].set_result(sums[number])
+        self._heard = dict.fromkeys(self.present, time.monotonic())

@@ -5,6 +5,8 @@ from typing import Any
 
 from torch.futures import Future
 
+from hvdtrain.errors import Failure
+
 # How often a watch is answered. TensorPipe sometimes delivers a message only when the next one comes (seen over its
 # shared memory, where a process is stopped again and again): a second at most passes until then.
 HEARTBEAT_S = 0.25
@@ -21,6 +23,7 @@ class Requests:
     def __init__(self, endpoint: object = None) -> None:
         self.endpoint = endpoint
         self._leaving = threading.Event()
+        self._problem: Failure | None = None  # why this process leaves, where it does not do so in order
         self._watches: list[Future[bool]] = []  # open until this process leaves, or for a while
         self._lock = threading.Lock()
         threading.Thread(target=self._answer_watches, daemon=True, name="answers watches").start()
@@ -46,11 +49,16 @@ class Requests:
         """This process is about to leave: whoever watches it learns so now."""
         self._leaving.set()
 
+    def fail(self, problem: Failure) -> None:
+        """This process is about to end, for this reason, and does not come back: whoever watches it learns so now."""
+        self._problem = problem
+        self._leaving.set()
+
     def _watch(self) -> "Future[bool]":
         future: Future[bool] = Future()
         with self._lock:
             if self._leaving.is_set():
-                future.set_result(True)
+                self._answer(future, True)
             else:
                 self._watches.append(future)
         return future
@@ -62,4 +70,10 @@ class Requests:
             with self._lock:
                 open_now, self._watches = self._watches, []
             for future in open_now:
-                future.set_result(is_leaving)
+                self._answer(future, is_leaving)
+
+    def _answer(self, future: "Future[bool]", is_leaving: bool) -> None:
+        if self._problem:
+            future.set_exception(self._problem)  # type: ignore[arg-type]  # torch's stub takes results alone
+        else:
+            future.set_result(is_leaving)

@@ -1,68 +1,204 @@
 """What a server does with its life: it serves until every worker is done or lost."""
 
-from collections.abc import Callable
-from typing import Protocol
+import contextlib
+import os
+import threading
+import time
+from collections.abc import Callable, Collection
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Protocol
 
 import torch
 
 from hvdtrain.config.run_config import OPEN_WIRES, RunConfig
+from hvdtrain.errors import Failure
 from hvdtrain.numerics.compression import Compressor
 from hvdtrain.numerics.optimizers import make_optimizer
 from hvdtrain.ps import wire
 from hvdtrain.ps.attendance import Attendance
 from hvdtrain.ps.bucket import Bucket, Policy, no_ledger
+from hvdtrain.ps.handover import Foothold, read_foothold, servers_return, write_foothold
+from hvdtrain.ps.kept import Kept, Part
 from hvdtrain.ps.leases import Leases
 from hvdtrain.ps.ledger import LeaseLedger, Ledger
 from hvdtrain.ps.membership import Membership
 from hvdtrain.ps.server import Server
-from hvdtrain.ps.server_metrics import Load, ServerMetrics
+from hvdtrain.ps.server_metrics import Load, ServerMetrics, last_row
 from hvdtrain.ps.shared import SharedMemory
 from hvdtrain.world.job import Job
 from hvdtrain.world.preempt import deferred_sigterm
-from hvdtrain.world.rendezvous import open_store
+from hvdtrain.world.rendezvous import open_store, reach_store, serve_store, store_address
+
+if TYPE_CHECKING:
+    from torch.distributed import Store
+
+
+_BUCKET = "bucket "  # before a bucket's number, what ps.kept has of it
+OVER_S = 3.0  # for how long one that was killed at the end is there for workers that have not heard of that
 
 
 class MakePolicy(Protocol):
     def __call__(self, workers: int, config: RunConfig) -> Policy: ...
 
 
-def serve(job: Job, report: Callable[[str], None], make_policy: MakePolicy, lets_join: bool = False) -> None:
+@dataclass(frozen=True)
+class Killed:
+    """A server that was killed, in whose place this process is.
+
+    Attributes:
+        kept: a file descriptor of the memory of ps.kept.
+        store: where the store was that all ranks share.
+        at: in seconds since 1970.
+    """
+
+    kept: int
+    store: tuple[str, int]
+    at: float
+
+
+def serve(
+    job: Job, report: Callable[[str], None], make_policy: MakePolicy, lets_join: bool = False,
+    killed: Killed | None = None,
+) -> None:  # fmt: skip
     """Be a server until every worker is done or lost. It starts from the weights that the first worker installs.
 
     Args:
         report: shows the user a line.
         lets_join: whether workers can join and come back in this mode, where shares are leased and the wire lets them.
+        killed: go on in place of this one, with all that it had answered.
 
     Raises:
         Failure: a worker was lost, and the others cannot go on: in ps-sync, or before training.
     """
     config, world = job.config, job.world
-    ledger = Ledger(job.folder, world.rank) if config.record else None
-    lease_ledger = LeaseLedger(job.folder) if config.record and world.rank == 0 else None
+    is_open = lets_join and config.shares != "static" and config.wire in OPEN_WIRES
+    kept = None
+    if is_open and servers_return(config):
+        kept = Kept(killed.kept if killed else None)
+    numbers = [int(name.removeprefix(_BUCKET)) for name in kept.parts() if name.startswith(_BUCKET)] if kept else []
+    parts = {number: kept.part(f"{_BUCKET}{number}") for number in numbers} if kept else {}
+    lines = {number: part.plain[0]["lines"] for number, part in parts.items() if part.plain} if killed else None
+    ledger = Ledger(job.folder, world.rank, lines) if config.record else None
+    leases, lease_ledger = _leases(job, kept.part("leases") if kept else None)
+    load = Load(last_row(job.folder, world.rank) if killed else None)
 
     def make_bucket(number: int, weights: torch.Tensor) -> Bucket:
         policy = make_policy(world.workers, config)
         return Bucket(
             weights, lambda p: load.time_steps_of(make_optimizer(config, p)), policy,
-            ledger.of_bucket(number) if ledger else no_ledger,
+            ledger.of_bucket(number) if ledger else no_ledger, kept.part(f"{_BUCKET}{number}") if kept else None,
         )  # fmt: skip
 
-    leases, load = Leases(lease_ledger.write) if lease_ledger else Leases(), Load()
+    membership, shared = Membership(world.workers, kept.part("membership") if kept else None), SharedMemory()
     decode = Compressor(config.compression).decode
-    shared = SharedMemory()
-    server = Server(make_bucket, decode, Membership(world.workers), leases, load, world.rank, shared)
-    store = open_store(world, config.timeout)
-    # With the server: a worker may call as soon as it has started.
-    wire.start(world, store, config.timeout, server, config.wire)
-    shared.join(world, store, config.timeout)
+    server = Server(make_bucket, decode, membership, leases, load, world.rank, shared, kept)
+    if killed:
+        for number, part in parts.items():
+            if part.plain:
+                server.install(number, part.tensors()["weights"])
+        store, address = _come_back(job, server, killed), killed.store
+    else:
+        store = open_store(world, config.timeout)
+        # With the server: a worker may call as soon as it has started.
+        wire.start(world, store, config.timeout, server, config.wire)
+        shared.join(world, store, config.timeout)
+        address = store_address(world, store)
     metrics = ServerMetrics(job.folder, world.rank, load)  # now that all have met, the first worker has the folder
-    is_open = lets_join and config.shares != "static" and config.wire in OPEN_WIRES
-    attendance = Attendance(job, store, server, report, is_open)
-    with deferred_sigterm():  # the workers get it too, and need this server to save
-        attendance.until_all_have_ended()
-        metrics.stop()
-        if ledger:
-            ledger.close()
-        if lease_ledger:
-            lease_ledger.close()
-        wire.stop(world, store, config.timeout, attendance.there)
+    foothold = _leave_foothold(job, server, kept) if kept else None
+    try:
+        with deferred_sigterm():  # the workers get it too, and need this server to save
+            there, patience = membership.present, OVER_S
+            if not server.is_over:
+                attendance = Attendance(job, address, server, report, is_open, killed is not None)
+                try:
+                    attendance.until_all_have_ended()
+                finally:
+                    attendance.close()
+                there, patience = attendance.there, config.timeout
+            metrics.stop()
+            if ledger:
+                ledger.close()
+            if lease_ledger:
+                lease_ledger.close()
+            if kept:
+                _part(server, there, patience)
+            else:
+                assert store
+                wire.stop(world, store, config.timeout, there)
+    except Failure as problem:
+        if kept:  # for which the others would wait
+            wire.fail(problem)
+        raise
+    finally:
+        if foothold:
+            foothold.unlink(missing_ok=True)
+
+
+def _leases(job: Job, part: Part | None) -> tuple[Leases, LeaseLedger | None]:
+    """The first server's shares, and their ledger where there is one."""
+    if not job.config.record or job.world.rank != 0:
+        return Leases(part=part), None
+    ledger = LeaseLedger(job.folder, part.plain["lines"] if part and part.plain else None)
+    return Leases(ledger.write, part), ledger
+
+
+def _come_back(job: Job, server: Server, killed: Killed) -> "Store | None":
+    """Be reached where the server was that was killed; returns the store of the job, if this is who has it.
+
+    Raises:
+        Failure: it had not begun, or another process is reached there.
+    """
+    world, timeout = job.world, job.config.timeout
+    if not server.own:
+        raise Failure(f"rank {world.rank} was killed before training began")
+    back = {"rank": world.rank, "lost": round(killed.at, 3), "returned": round(time.time(), 3), "lost_updates": 0}
+    with server.saving():
+        server.returned = [*server.returned, back]
+    if server.shares_memory:
+        server.shared.join_again()
+    wire.start_again(job.config.wire, server.own, server.others, timeout, server)
+    with contextlib.suppress(Failure):  # another process has the port: nobody joins any more
+        if world.rank == 0:
+            return _serve_store(job, server, killed.store)
+        # The first server's store is gone where that was killed at the same time: who joins finds no memory then.
+        memory = f"{os.getpid()} {server.shared.file}"
+        threading.Thread(target=_tell, args=(killed.store, timeout, world.rank, memory), daemon=True).start()
+    return None
+
+
+def _serve_store(job: Job, server: Server, address: tuple[str, int]) -> "Store":
+    """A store with what those need who join."""
+    store = serve_store(*address, job.config.timeout)
+    for rank in range(job.world.servers):
+        store.set(f"wire/{rank}", server.others.get(rank, server.own))
+        memory = f"{os.getpid()} {server.shared.file}"
+        if rank and (other := read_foothold(job.folder, rank)):
+            memory = f"{other.pid} {other.memory}"
+        for name in (f"memory/{rank}", f"memory/{rank}/opened", *([] if server.shares_memory else ["memory/apart"])):
+            store.set(name, memory)
+    return store
+
+
+def _tell(store: tuple[str, int], timeout: float, rank: int, memory: str) -> None:
+    """Have whoever joins find this server's memory."""
+    with contextlib.suppress(Failure, RuntimeError):
+        reach_store(*store, timeout).set(f"memory/{rank}", memory)
+
+
+def _leave_foothold(job: Job, server: Server, kept: Kept) -> Path:
+    """From now on this server can be killed."""
+    with server.saving():
+        server.own, server.others = wire.own_endpoint(), wire.known_endpoints()
+        server.shares_memory = server.shared.on
+    wire.wait_for_return(rank for rank in range(job.world.servers) if rank != job.world.rank)
+    return write_foothold(job.folder, job.world.rank, Foothold(os.getpid(), kept.file, server.shared.file))
+
+
+def _part(server: Server, there: Collection[int], patience: float) -> None:
+    """Tell the workers that all have ended, those that are there, and leave."""
+    server.end()
+    deadline = time.monotonic() + patience
+    while not server.have_left().issuperset(there) and time.monotonic() < deadline:
+        time.sleep(0.02)
+    wire.hang_up()

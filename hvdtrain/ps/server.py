@@ -2,7 +2,8 @@
 
 import threading
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from functools import partial
 from typing import Any
 
@@ -12,6 +13,7 @@ from torch.futures import Future
 from hvdtrain.errors import Failure
 from hvdtrain.numerics.split import samples_of_share
 from hvdtrain.ps.bucket import Bucket, Reply
+from hvdtrain.ps.kept import Kept
 from hvdtrain.ps.leases import Leases
 from hvdtrain.ps.membership import GIVEN_UP, Membership, Round
 from hvdtrain.ps.messages import Answer, Push
@@ -19,6 +21,8 @@ from hvdtrain.ps.server_metrics import Load
 from hvdtrain.ps.shared import SharedMemory
 from hvdtrain.world import trace
 from hvdtrain.world.host import describe, own_clock
+
+_KEPT = ("notes", "departed_workers", "began", "is_over", "own", "others", "shares_memory", "returned", "_lost")
 
 
 class Server:
@@ -32,6 +36,17 @@ class Server:
         load: counts what this server does.
         rank: this process's.
         shared: by which tensors come and go on one host.
+        kept: has what all of these know as of the last answer, for whoever comes back in place of a server that was
+            killed.
+
+    Attributes:
+        notes: what workers wrote down for each other: by name, and by worker.
+        departed_workers: those that have left in order, while the others go on.
+        began: whether workers have the first weights.
+        is_over: whether all workers have ended.
+        shares_memory: whether tensors go by memory that this server's host shares.
+        returned: how often this server was killed and came back: see runs.schema.Return.
+        own, others: where this server is reached, and the others, by the number that they are called by.
     """
 
     def __init__(
@@ -43,6 +58,7 @@ class Server:
         load: Load,
         rank: int = 0,
         shared: SharedMemory | None = None,
+        kept: Kept | None = None,
     ) -> None:
         self.make_bucket, self.decode = make_bucket, decode
         self.membership, self.leases, self.load, self.rank = membership, leases, load, rank
@@ -50,15 +66,35 @@ class Server:
         self.buckets: dict[int, Bucket] = {}
         # What an Attendance sets: what the first server knows of each life, and what is done about whoever arrives.
         self.lives: Callable[[], list[dict[str, Any]]] = list
+        self.lets_in = False
         self.arrived: Callable[[int, str, int], dict[str, Any]] = self._let_nobody_in
         self.departed: Callable[[int], None] = lambda worker: None  # it leaves in order, and the others go on
         self._lost: set[int] = set()
         self._changing = threading.Lock()  # who is there: whoever joins is in all buckets or in none
         self.open: dict[tuple[int, int], Future[Answer]] = {}  # (bucket, worker) -> what its push is answered with
+        self.notes: dict[str, dict[int, str]] = {}
+        self.departed_workers: set[int] = set()
+        self.began = self.is_over = self.shares_memory = False
+        self.own = ""
+        self.others: dict[int, str] = {}
+        self.returned: list[dict[str, Any]] = []
+        self._leaving: dict[int, Future[None]] = {}
+        self._behind: dict[int, int] = {}  # by bucket, updates that a kill has cost
+        self._part = kept.part("server") if kept else None
+        self._plain = threading.Lock()
+        if self._part and self._part.plain is not None:
+            for name, value in self._part.plain.items():
+                setattr(self, name, value)
+            if membership.state is not None:
+                self._know_samples(membership.state)
 
     def push(self, bucket: int, push: Push) -> "Future[Answer]":
         """Take a worker's encoded gradient. The future holds its answer, when it may go on."""
         self.membership.heard(push.worker)
+        if self.returned:
+            self._count_lost(bucket, push)
+        if self.buckets[bucket].has(push):  # what it was sent with may be others' memory by now
+            push = push._replace(gradient=None)
         if push.gradient is not None:
             push = push._replace(gradient=[self.shared.get(sent) for sent in push.gradient])
         answer: Future[Answer] = Future()
@@ -79,15 +115,23 @@ class Server:
         """A bucket as it is. The worker pushes nothing before it has it."""
         return self._sent(worker, bucket, self.buckets[bucket].pull(worker))
 
-    def idle(self, worker: int, step: int, at_barrier: bool) -> None:
-        """The worker pushes nothing for now, after this step: see bucket.Policy."""
+    def idle(self, worker: int, step: int, at_barrier: bool, call: int = 0) -> None:
+        """The worker pushes nothing for now, after this step: see bucket.Policy.
+
+        Args:
+            call: the number of this call: see Bucket.idle.
+        """
+        if not self.began:
+            with self.saving():
+                self.began = True
         for number, bucket in self.buckets.items():
-            self._answer(number, bucket.idle(worker, step, at_barrier))
+            self._answer(number, bucket.idle(worker, step, at_barrier, call))
 
     def lose(self, worker: int) -> None:
         """Go on without a worker. Failure where the others cannot."""
         with self._changing:
-            self._lost.add(worker)
+            with self.saving():
+                self._lost.add(worker)
             for number, bucket in self.buckets.items():
                 self._answer(number, bucket.lose(worker))
         self.membership.lose(worker)
@@ -101,7 +145,12 @@ class Server:
     def join(self, endpoint: str, pid: int) -> "Future[dict[str, Any]]":
         """Somebody wants to join, who is reached there and is a process of that number on its host. The first server's
         answer, as soon as they are in: their number and place, and where the others are.
+
+        Raises:
+            Failure: nobody can, or not yet: a server that comes back looks first who is there.
         """
+        if not self.lets_in:
+            raise Failure("nobody can join this job now")
 
         place: Future[dict[str, Any]] = Future()
 
@@ -141,20 +190,39 @@ class Server:
     def depart(self, worker: int, step: int) -> None:
         """The worker leaves, after this step of its own, all of whose pushes it knows to be answered."""
         self.leases.finished(worker, step)
+        with self.saving():
+            self.departed_workers.add(worker)
         self.departed(worker)
 
     def open_round(self, sums: int, state: dict[str, Any]) -> None:
         """See Membership.open_round."""
+        self._know_samples(state)
+        self.membership.open_round(sums, state)
+
+    def _know_samples(self, state: Mapping[str, Any]) -> None:
         data, batch, workers = state["samples"], state["batch_size"], self.membership.workers
         self.leases.samples_of = partial(samples_of_share, samples=data, batch_size=batch, workers=workers)
-        self.membership.open_round(sums, state)
 
     def _let_nobody_in(self, member: int, endpoint: str, pid: int) -> dict[str, Any]:
         raise Failure("nobody can join this job")
 
+    def _count_lost(self, bucket: int, push: Push) -> None:
+        """Note it where a worker has had a newer version of the weights than are here: there is none, or a kill has
+        cost the updates in between.
+        """
+        if (behind := push.version_read - self.buckets[bucket].version) > self._behind.get(bucket, 0):
+            with self.saving():
+                self._behind[bucket] = behind
+                self.returned[-1]["lost_updates"] = sum(self._behind.values())
+
+    def returns(self) -> list[dict[str, Any]]:
+        """See `returned`."""
+        return self.returned
+
     def _answer(self, bucket: int, replies: list[Reply]) -> None:
         for worker, answer in replies:
-            self.open.pop((bucket, worker)).set_result(self._sent(worker, bucket, answer))
+            if future := self.open.pop((bucket, worker), None):  # or the push comes again, and is answered then
+                future.set_result(self._sent(worker, bucket, answer))
 
     def _sent(self, worker: int, bucket: int, answer: Answer) -> Answer:
         self.load.answered(worker, bucket, answer)
@@ -194,6 +262,43 @@ class Server:
     def restore(self, bucket: int, step: int, state: Mapping[str, torch.Tensor]) -> None:
         """Have a bucket go on after a snapshot: see Bucket.restore."""
         self.buckets[bucket].restore(step, state)
+
+    def note(self, name: str, worker: int, value: str) -> None:
+        """Write down for the worker that leads what a worker has of that name."""
+        with self.saving():
+            self.notes.setdefault(name, {})[worker] = value
+
+    def noted(self, name: str) -> dict[int, str]:
+        """What was written down of that name, by worker."""
+        return self.notes.get(name, {})
+
+    def leave(self, worker: int) -> "Future[None]":
+        """The worker is done; the future is when all are."""
+        future: Future[None] = Future()
+        with self._plain:
+            is_over, self._leaving[worker] = self.is_over, future
+        if is_over:
+            future.set_result(None)
+        return future
+
+    def end(self) -> None:
+        """All workers have ended."""
+        with self.saving():
+            self.is_over = True
+        for future in list(self._leaving.values()):
+            future.set_result(None)
+
+    def have_left(self) -> frozenset[int]:
+        """The workers that wait for the end, or have had it."""
+        return frozenset(self._leaving)
+
+    @contextmanager
+    def saving(self) -> Iterator[None]:
+        """What the block changes of the attributes that are kept outlives this process when it ends."""
+        with self._plain:
+            yield
+            if self._part:
+                self._part.save({name: getattr(self, name) for name in _KEPT}, {})
 
     def optimizer_state(self, bucket: int) -> dict[str, torch.Tensor]:
         return self.buckets[bucket].optimizer_state()

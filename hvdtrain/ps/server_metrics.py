@@ -4,7 +4,7 @@ import json
 import socket
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -12,6 +12,7 @@ from typing import Any
 import psutil
 import torch
 
+from hvdtrain.ps.kept import whole_lines
 from hvdtrain.ps.messages import Answer, Push
 from hvdtrain.world.memory import peak_rss_mb
 
@@ -25,16 +26,21 @@ def server_metrics_file(folder: Path, rank: int) -> Path:
 class Load:
     """What a server does, counted by whichever thread does it.
 
+    Args:
+        before: the last row of a server that was killed, in whose place this one is.
+
     Attributes:
         pushes: taken in, each of one bucket.
         applying_s: seconds that optimizers took, over all threads.
         bytes_received, bytes_sent: payload of the tensors that workers pushed, and of the weights that they were given.
     """
 
-    def __init__(self) -> None:
-        self.pushes = 0
-        self.applying_s = 0.0
-        self.bytes_received = self.bytes_sent = 0
+    def __init__(self, before: Mapping[str, Any] | None = None) -> None:
+        before = before or {}
+        self.pushes = before.get("pushes", 0)
+        self.applying_s = before.get("applying_s", 0.0)
+        self.bytes_received, self.bytes_sent = before.get("bytes_received", 0), before.get("bytes_sent", 0)
+        self._cpu_s = before.get("cpu_s", 0.0)
         self._handled: set[tuple[int, int]] = set()  # worker and bucket of pushes that a thread is at work on
         self._unanswered: set[tuple[int, int]] = set()  # of all that have no answer yet
         self._lock = threading.Lock()
@@ -95,10 +101,21 @@ class Load:
                 "bytes_sent": self.bytes_sent,
             }
 
+    def cpu_s(self) -> float:
+        """Processor seconds of the server."""
+        return self._cpu_s + time.process_time()
+
     def cost(self) -> dict[str, Any]:
         """What this process has cost up to now, as summary.json has it of each process."""
-        return {"host": socket.gethostname(), "cpu_s": time.process_time(), "peak_rss_mb": peak_rss_mb(),
+        return {"host": socket.gethostname(), "cpu_s": self.cpu_s(), "peak_rss_mb": peak_rss_mb(),
                 "bytes_sent": self.bytes_sent, "bytes_received": self.bytes_received}  # fmt: skip
+
+
+def last_row(folder: Path, rank: int) -> dict[str, Any]:
+    """What was last written of a server that was killed; nothing where there is nothing."""
+    file = server_metrics_file(folder, rank)
+    lines = whole_lines(file) if file.exists() else []
+    return json.loads(lines[-1]) if lines else {}
 
 
 class ServerMetrics:
@@ -124,7 +141,7 @@ class ServerMetrics:
 
     def _write(self) -> None:
         rss_mb = self.process.memory_info().rss / 2**20
-        row = {"time": round(time.time(), 3), **self.load.row(), "cpu_s": round(time.process_time(), 3)}
+        row = {"time": round(time.time(), 3), **self.load.row(), "cpu_s": round(self.load.cpu_s(), 3)}
         self.file.write(json.dumps(row | {"rss_mb": round(rss_mb, 1)}) + "\n")
 
     def stop(self) -> None:

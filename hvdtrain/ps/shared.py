@@ -14,6 +14,7 @@ import mmap
 import os
 import threading
 import weakref
+from collections import deque
 from datetime import timedelta
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -59,11 +60,14 @@ class SharedMemory:
     """
 
     def __init__(self) -> None:
-        self.on = False
+        self.on, self.file = False, -1
         self._slots: list[tuple[int, np.ndarray[Any, Any]]] = []  # where each begins, and its bytes
         self._contents: dict[object, int] = {}  # what lies where: see put
         self._end = FLAGS
         self._peers: dict[tuple[int, int], _Peer] = {}
+        self._held: set[int] = set()  # slots that may be sent again
+        self._columns: dict[int, int] = {}  # receiver -> which of the flags of a slot are its, where not of its number
+        self._left: deque[int] = deque()  # columns of receivers that were killed
         self._lock = threading.Lock()
 
     def join(self, world: World, store: "Store", patience: float) -> None:
@@ -76,9 +80,7 @@ class SharedMemory:
         """
         if not world.is_local or os.environ.get("HVDTRAIN_OVER_TCP"):
             return
-        self._pid, self.file = os.getpid(), os.memfd_create(_NAME)
-        os.ftruncate(self.file, FLAGS)
-        self._flags = mmap.mmap(self.file, FLAGS)
+        self._begin()
         others = [rank for rank in range(world.size) if (rank < world.servers) != world.is_server]
         store.set(f"memory/{world.rank}", f"{self._pid} {self.file}")
         store.wait([f"memory/{rank}" for rank in others], timedelta(seconds=patience))
@@ -91,11 +93,22 @@ class SharedMemory:
         store.wait([f"memory/{rank}/opened" for rank in others], timedelta(seconds=patience))
         self.on = not store.check(["memory/apart"])
 
-    def put(self, tensor: torch.Tensor, receiver: int, content: object = None) -> Any:
+    def join_again(self) -> None:
+        """Be on, in place of a process that was killed: who knew its memory will get to know this one's."""
+        self._begin()
+        self.on = True
+
+    def _begin(self) -> None:
+        self._pid, self.file = os.getpid(), os.memfd_create(_NAME)
+        os.ftruncate(self.file, FLAGS)
+        self._flags = mmap.mmap(self.file, FLAGS)
+
+    def put(self, tensor: torch.Tensor, receiver: int, content: object = None, held: bool = False) -> Any:
         """Copy a CPU tensor to where the receiver, a number of the caller's, may read it.
 
         Args:
             content: equal for equal tensors that receivers only read: if it lies there already, nothing is copied.
+            held: what lies there stays, until `release`, even when the receiver has let go of it.
 
         Returns:
             the Parcel to send; the tensor itself where it is small, or no memory is left.
@@ -109,8 +122,10 @@ class SharedMemory:
                 slot = self._free(tensor.nbytes)
             if slot is None:
                 return tensor
-            flag = slot * RECEIVERS + receiver
+            flag = slot * RECEIVERS + self._columns.get(receiver, receiver)
             self._flags[flag] = 1
+            if held:
+                self._held.add(slot)
         start, memory = self._slots[slot]
         if not is_there:
             torch.from_numpy(memory[: tensor.nbytes]).view(tensor.dtype).view(tensor.shape).copy_(tensor)
@@ -120,11 +135,37 @@ class SharedMemory:
         name = str(tensor.dtype).removeprefix("torch.")
         return Parcel(self._pid, self.file, flag, start, name, list(tensor.shape))
 
+    def release(self, sent: Any) -> None:
+        """What was put, and held, has been answered."""
+        if isinstance(sent, Parcel):
+            with self._lock:
+                self._held.discard(sent.flag // RECEIVERS)
+                if sent.flag % RECEIVERS in self._left:
+                    self._flags[sent.flag] = 0
+
     def forget(self, receiver: int) -> None:
         """The receiver is gone, and reads nothing any more."""
         with self._lock:
-            for slot in range(len(self._slots) if receiver < RECEIVERS else 0):
-                self._flags[slot * RECEIVERS + receiver] = 0
+            self._clear(self._columns.get(receiver, receiver))
+
+    def succeed(self, receiver: int) -> None:
+        """Another process has taken the place of a receiver that was killed. It has flags of its own, so that it makes
+        no difference when it lets go of what was meant for the former.
+        """
+        with self._lock:
+            self._left.append(self._columns.get(receiver, receiver))
+            unused = [column for column in range(RECEIVERS // 2, RECEIVERS) if column not in self._columns.values()]
+            fresh = [column for column in unused if column not in self._left]
+            self._columns[receiver] = fresh[-1] if fresh else next(column for column in self._left if column in unused)
+            if not fresh:
+                self._left.remove(self._columns[receiver])
+            for column in self._left:
+                self._clear(column)
+
+    def _clear(self, column: int) -> None:
+        for slot in range(len(self._slots) if column < RECEIVERS else 0):
+            if slot not in self._held:
+                self._flags[slot * RECEIVERS + column] = 0
 
     def get(self, sent: Parcel | torch.Tensor) -> torch.Tensor:
         """What a peer has put.
@@ -139,13 +180,16 @@ class SharedMemory:
     def _open(self, pid: int, file: int) -> "_Peer":
         with self._lock:
             if (pid, file) not in self._peers:
-                self._peers = {key: its for key, its in self._peers.items() if os.path.exists(f"/proc/{key[0]}")}
+                if len(self._peers) > RECEIVERS:  # an answer of one that is gone may still be on its way
+                    self._peers = {key: its for key, its in self._peers.items() if os.path.exists(f"/proc/{key[0]}")}
                 self._peers[pid, file] = _Peer(pid, file)
             return self._peers[pid, file]
 
     def _free(self, size: int) -> int | None:
         """A slot for what is new: the first that fits, so that few are in use, and those in the processor's caches."""
         for slot, (_, memory) in enumerate(self._slots):
+            if slot in self._held:
+                continue
             if size <= len(memory) <= 2 * size and not any(self._flags[slot * RECEIVERS : (slot + 1) * RECEIVERS]):
                 self._contents = {its: where for its, where in self._contents.items() if where != slot}
                 return slot

@@ -5,10 +5,12 @@ future. Tensors in flight are not copied: whoever sends one leaves it alone unti
 itself that a peer has died: servers keep a call open at every worker and workers at every server (see watch).
 """
 
+import contextlib
 import importlib
+import os
 import re
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from typing import Any, Protocol, cast
 
 from torch.distributed import Store
@@ -16,6 +18,7 @@ from torch.futures import Future
 
 from hvdtrain.errors import Failure
 from hvdtrain.ps.requests import HEARTBEAT_S, WATCH, Requests
+from hvdtrain.world.network import WIRE_KEY
 from hvdtrain.world.place import World
 from hvdtrain.world.rendezvous import leave
 
@@ -44,10 +47,13 @@ class OpenWire(Wire, Protocol):
     Attributes:
         endpoint: where this rank is reached.
         endpoints: where others are, by the number that they are called by.
+        returning, returned: see wait_for_return.
     """
 
     endpoint: str
     endpoints: dict[int, str]
+    returning: frozenset[int]
+    returned: Callable[[int], None]
 
 
 _wire: Wire  # of this process
@@ -69,6 +75,32 @@ def start(world: World, store: Store, timeout: float, endpoint: object = None, k
     global _wire, _requests, _patience
     _requests, _patience = Requests(endpoint), PATIENCE * timeout
     _wire = importlib.import_module(WIRES[kind]).connect(world, store, _patience, _requests)
+
+
+def start_again(kind: str, own: str, endpoints: Mapping[int, str], timeout: float, endpoint: object) -> None:
+    """Be reached at `own` again, in place of a rank that was killed, on one of config.run_config.OPEN_WIRES.
+
+    Args:
+        endpoints: where the others are; the rest as in start.
+
+    Raises:
+        Failure: another process is reached there.
+    """
+    global _wire, _requests, _patience
+    _requests, _patience = Requests(endpoint), PATIENCE * timeout
+    key = os.environ.get(WIRE_KEY, "")
+    _wire = importlib.import_module(WIRES[kind]).connect_again(own, endpoints, _patience, _requests, key)
+
+
+def wait_for_return(ranks: Iterable[int], returned: Callable[[int], None] = lambda rank: None) -> None:
+    """From now on, have calls to these ranks wait, as long as their timeouts, when one of them is killed: it comes back
+    where it was, and what it had not answered is sent again. Its methods can stand to be called twice.
+
+    Args:
+        returned: called with the rank when its connection has ended.
+    """
+    opened = cast(OpenWire, _wire)
+    opened.returned, opened.returning = returned, frozenset(ranks)
 
 
 def call(rank: int, method: str, *arguments: Any, timeout: float | None = None) -> "Future[Any]":
@@ -109,6 +141,11 @@ def watch(rank: int, timeout: float, ended: Callable[[str], None]) -> None:
     look()
 
 
+def known_endpoints() -> dict[int, str]:
+    """Where the others are reached."""
+    return dict(cast(OpenWire, _wire).endpoints)
+
+
 def own_endpoint() -> str:
     """Where this rank is reached, on one of config.run_config.OPEN_WIRES."""
     return cast(OpenWire, _wire).endpoint
@@ -129,6 +166,28 @@ def stop(world: World, store: Store, timeout: float, there: Iterable[int] = ()) 
     servers = range(world.servers)
     number = world.rank if world.is_server else world.servers + world.member
     leave(number, store, timeout, servers, [*servers, *(world.servers + member for member in there)])
+    _wire.close()
+
+
+def part(servers: Iterable[int], member: int) -> None:
+    """Leave servers that come back: as stop, without the store, which may be gone."""
+    _requests.leave()
+    for future in [call(server, "leave", member) for server in servers]:
+        with contextlib.suppress(Exception):  # of a server that has left, and did not come back
+            future.wait()
+    _wire.close()
+
+
+def give_up_on(rank: int) -> None:
+    """This one does not come back: what it has not answered fails when its connection ends."""
+    opened = cast(OpenWire, _wire)
+    opened.returning -= {rank}
+
+
+def fail(problem: Failure) -> None:
+    """Tell the others why this process ends, and leave."""
+    _requests.fail(problem)
+    time.sleep(2 * HEARTBEAT_S)  # until all have been told
     _wire.close()
 
 

@@ -15,9 +15,9 @@ from hvdtrain.numerics.flat import flatten_weights, trained
 from hvdtrain.numerics.optimizers import COUNT
 from hvdtrain.numerics.precision import LossScale
 from hvdtrain.ps import wire
-from hvdtrain.ps.attendance import INSTALLED
 from hvdtrain.ps.exchange import Exchange
 from hvdtrain.ps.group import ServerGroup
+from hvdtrain.ps.handover import servers_return
 from hvdtrain.ps.joining import Arrival
 from hvdtrain.ps.leases import NONE_NOW
 from hvdtrain.ps.messages import NO_SHARE, PushStatus
@@ -26,6 +26,7 @@ from hvdtrain.ps.shared import SharedMemory
 from hvdtrain.world.job import Job
 from hvdtrain.world.rendezvous import open_store
 
+INSTALLED = "installed"  # in the store, once every server has its weights
 AT_ONCE = 8  # buckets of which the optimizer's state is asked for at once
 
 
@@ -41,7 +42,11 @@ class PushPull:
             wire.start(job.world, self.store, self.timeout, kind=self.backend)
         self.shared = SharedMemory()
         self.shared.join(job.world, self.store, self.timeout)
-        self.group = ServerGroup(job.world, self.store, self.timeout)
+        self.servers_return = servers_return(job.config)
+        if self.servers_return:
+            wire.wait_for_return(range(self.world.servers), self.shared.succeed)
+        self.group = ServerGroup(job.world, self.store, self.timeout, self.servers_return)
+        self._idled = 0  # calls of idle
         self._shares: deque[int] = deque()  # numbers of those that are leased, and not begun
         self._restored = 0  # the step of the snapshot that training goes on from
         self._round: tuple[int, int] | None = None  # of shares that are leased: its begin and end
@@ -55,7 +60,7 @@ class PushPull:
         weights = flatten_weights(model)
         self.exchange = Exchange(
             self.world.member, self.world.workers, pieces, sizes, weights, self.config.compression,
-            wire.PATIENCE * self.timeout, staged=weights.is_cuda, shared=self.shared,
+            wire.PATIENCE * self.timeout, staged=weights.is_cuda, shared=self.shared, pushes_again=self.servers_return,
         )  # fmt: skip
         for server in range(self.world.servers):
             wire.watch(server, self.timeout, partial(self._server_ended, server))
@@ -83,6 +88,8 @@ class PushPull:
 
     def _server_ended(self, server: int, why: str) -> None:
         if why:
+            if self.servers_return:
+                wire.give_up_on(server)
             self.exchange.fail(Failure(f"parameter server rank {server} failed: {why}"))
 
     def _push(self, index: int, parameter: nn.Parameter) -> None:
@@ -208,8 +215,9 @@ class PushPull:
         self.exchange.pull()
 
     def idle(self, at_barrier: bool = True) -> None:
+        self._idled += 1
         for server in range(self.world.servers):
-            wire.ask(server, "idle", self.world.member, self.exchange.step, at_barrier)
+            wire.ask(server, "idle", self.world.member, self.exchange.step, at_barrier, self._idled)
 
     @property
     def push_status(self) -> PushStatus:

@@ -15,11 +15,11 @@ import threading
 import time
 import traceback
 from collections import deque
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from datetime import timedelta
 from functools import partial
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import msgspec
 import torch
@@ -42,6 +42,8 @@ if TYPE_CHECKING:
 SMALL = 16 * 2**10
 QUICK = ("push", "lease", "now", WATCH)  # methods that are handled there
 TICK_MS = 100  # how often deadlines are looked at
+RETRY_MS = 20  # how often a rank that comes back is looked for
+AGAIN_S = 5.0  # for how long a rank that comes back tries to listen where it did
 MOST_SOCKETS = 2**14
 LARGEST = 2**30  # bytes of a frame; buckets have at most 32 MiB
 LOST = "its connection ended"
@@ -59,11 +61,21 @@ _encode = msgspec.msgpack.Encoder().encode
 Frames = Sequence[Any]
 
 
+class _Call(NamedTuple):
+    """A call that is not answered yet."""
+
+    future: "Future[Any]"
+    deadline: float
+    timeout: float
+    rank: int
+    frames: Frames
+
+
 class ZeroMQ:
     """See ps.wire.Wire.
 
     Args:
-        address: where this rank listens, `tcp://ADDRESS`; the system chooses the port.
+        address: where this rank listens, `tcp://ADDRESS`; the system chooses the port, where none is named.
         requests: answers the peers.
         key: CURVE's secret key, or empty.
         patience: seconds that a handshake may take.
@@ -71,6 +83,8 @@ class ZeroMQ:
     Attributes:
         endpoint: where this rank listens.
         endpoints: where the others do, by rank. They are there before the first call.
+        returning: ranks that come back where they were when they are killed. What they had not answered is sent again.
+        returned: called with such a rank when its connection has ended, before anything is sent again.
 
     Raises:
         zmq.ZMQError: this host has no such address.
@@ -79,15 +93,17 @@ class ZeroMQ:
     def __init__(self, address: str, requests: Requests, key: str = "", patience: float = 60.0) -> None:
         self.requests, self.key, self.patience = requests, key, patience
         self.endpoints: dict[int, str] = {}
+        self.returning: frozenset[int] = frozenset()
+        self.returned: Callable[[int], None] = lambda rank: None
         self._context = zmq.Context()
         self._context.set(zmq.MAX_SOCKETS, MOST_SOCKETS)
         self._authenticator = self._let_in() if key else None
         self._router = self._socket(zmq.ROUTER)
-        self._router.bind(f"{address}:*")
+        self._router.bind(address if address.count(":") == 2 else f"{address}:*")
         self.endpoint = self._router.getsockopt_string(zmq.LAST_ENDPOINT)
         self._wake = os.eventfd(0, os.EFD_NONBLOCK | os.EFD_CLOEXEC)
         self._outgoing: deque[tuple[int | None, Frames]] = deque()  # for a rank, or what the router sends
-        self._pending: dict[int, tuple[Future[Any], float, float, int]] = {}  # call -> future, deadline, timeout, rank
+        self._pending: dict[int, _Call] = {}
         self._lost: dict[int, str] = {}  # rank -> why
         self._calls = 0
         self._ended = ""  # why nothing is carried any more
@@ -106,11 +122,12 @@ class ZeroMQ:
         with self._lock:
             lost = self._ended or self._lost.get(rank)
             if not lost:
-                self._pending[number] = future, time.monotonic() + timeout, timeout, rank
+                self._pending[number] = _Call(future, time.monotonic() + timeout, timeout, rank, frames)
+                self._outgoing.append((rank, frames))
         if lost:
             future.set_exception(RuntimeError(lost))
         else:
-            self._send(rank, frames)
+            self._notify_others()
         return future
 
     def close(self) -> None:
@@ -153,8 +170,12 @@ class ZeroMQ:
                 socket.curve_serverkey = public
         return socket
 
-    def _send(self, rank: int | None, frames: Frames) -> None:
-        self._outgoing.append((rank, frames))
+    def _reply_with(self, frames: Frames) -> None:
+        with self._lock:
+            self._outgoing.append((None, frames))
+        self._notify_others()
+
+    def _notify_others(self) -> None:
         if threading.current_thread() is not self._thread:
             self._notify()
 
@@ -198,7 +219,8 @@ class ZeroMQ:
                         found, self._take_answer if is_dealer else partial(self._take_event, self._ranks[found])
                     )
             while self._outgoing:
-                rank, frames = self._outgoing.popleft()
+                with self._lock:
+                    rank, frames = self._outgoing.popleft()
                 try:
                     if socket := self._router if rank is None else self._dealer(rank):
                         socket.send_multipart(frames, zmq.NOBLOCK, copy=False)
@@ -212,7 +234,10 @@ class ZeroMQ:
     def _dealer(self, rank: int) -> "zmq.Socket[bytes] | None":
         if rank not in self._dealers and rank not in self._lost:
             dealer = self._socket(zmq.DEALER)
-            monitor = dealer.get_monitor_socket(ENDED)
+            returns = rank in self.returning
+            if returns:
+                dealer.setsockopt(zmq.RECONNECT_IVL, RETRY_MS)
+            monitor = dealer.get_monitor_socket(ENDED & ~zmq.Event.CONNECT_RETRIED if returns else ENDED)
             dealer.connect(self.endpoints[rank])
             self._dealers[rank] = dealer
             for socket in (dealer, monitor):
@@ -233,11 +258,30 @@ class ZeroMQ:
         self._lose(rank, "it does not have this job's key" if event & REFUSED else LOST)
 
     def _lose(self, rank: int, why: str) -> None:
+        if rank in self.returning and why == LOST:
+            self._send_again(rank)
+            return
         with self._lock:
             self._lost[rank] = why
-            own = [number for number, (*_, its) in self._pending.items() if its == rank]
+            own = [number for number, call in self._pending.items() if call.rank == rank]
         for number in own:
             self._settle(number, RuntimeError(why))
+        self._drop(rank)
+
+    def _send_again(self, rank: int) -> None:
+        """Whatever the rank has not answered: it is there, and goes out when the rank is back."""
+        self._drop(rank)
+        self.returned(rank)
+        with self._lock:
+            self._outgoing = deque(entry for entry in self._outgoing if entry[0] != rank)
+            own = [call.frames for call in self._pending.values() if call.rank == rank]
+        dealer = self._dealer(rank)
+        assert dealer is not None
+        for frames in own:
+            dealer.send_multipart(frames, zmq.NOBLOCK, copy=False)
+
+    def _drop(self, rank: int) -> None:
+        """Hang up."""
         if dealer := self._dealers.pop(rank, None):  # which would try to connect again, to whoever listens there then
             dealer.disable_monitor()
             for socket in [socket for socket, its in self._ranks.items() if its == rank]:
@@ -248,7 +292,7 @@ class ZeroMQ:
     def _expire(self) -> None:
         now = time.monotonic()
         with self._lock:
-            late = [(number, t) for number, (_, deadline, t, _) in self._pending.items() if deadline < now]
+            late = [(number, call.timeout) for number, call in self._pending.items() if call.deadline < now]
         for number, timeout in late:
             self._settle(number, RuntimeError(f"no answer within {timeout:g} s (see --timeout)"))
 
@@ -292,7 +336,7 @@ class ZeroMQ:
             frames = pack([number, _in_words(problem), value])
         except Exception as error:  # a method returned what cannot be sent
             frames = pack([number, _in_words(error), None])
-        self._send(None, [peer, *frames])
+        self._reply_with([peer, *frames])
 
     def _read_answer(self, frames: Frames) -> None:
         try:
@@ -306,9 +350,9 @@ class ZeroMQ:
         with self._lock:
             pending = self._pending.pop(number, None)
         if pending and isinstance(outcome, RuntimeError):
-            pending[0].set_exception(outcome)
+            pending.future.set_exception(outcome)
         elif pending:
-            pending[0].set_result(outcome)
+            pending.future.set_result(outcome)
 
 
 def _is_small(frames: Frames) -> bool:
@@ -367,6 +411,25 @@ def connect(world: World, store: "Store", patience: float, requests: Requests) -
         raise Failure(f"ranks {missing} did not come within {patience:g} s (see --timeout)") from None
     wire.endpoints.update({rank: store.get(name).decode() for rank, name in others.items()})
     return wire
+
+
+def connect_again(endpoint: str, endpoints: Mapping[int, str], patience: float, requests: Requests, key: str) -> ZeroMQ:
+    """Listen where a rank listened that was killed, and know where the others do.
+
+    Raises:
+        Failure: another process listens there now.
+    """
+    deadline = time.monotonic() + AGAIN_S
+    while True:
+        try:
+            wire = ZeroMQ(endpoint, requests, key, patience)
+        except zmq.ZMQError as error:
+            if time.monotonic() > deadline:
+                raise Failure(f"a server that comes back cannot listen at {endpoint}: {error}") from None
+            time.sleep(RETRY_MS / 1000)
+        else:
+            wire.endpoints.update(endpoints)
+            return wire
 
 
 def pack(value: Any) -> list[Any]:

@@ -14,7 +14,7 @@ from hvdtrain.runs.schema import Manifest, UnreadableFile, read
 from hvdtrain.world.host import boot_id
 from hvdtrain.world.memory import keep_memory
 from hvdtrain.world.network import WIRE_KEY, use_one_interface
-from hvdtrain.world.place import World
+from hvdtrain.world.place import RESPAWNS, World
 
 
 def join_run(folder: Path) -> None:
@@ -30,6 +30,8 @@ def join_run(folder: Path) -> None:
     known = read_handover(folder)
     if known.key:
         os.environ[WIRE_KEY] = known.key
+    if known.servers_return:
+        os.environ[RESPAWNS] = "1"
     if known.is_local:
         _go_there(known, folder)
     here = World(rank=-1, size=known.ranks, local_size=known.ranks if known.is_local else 1, servers=config.servers)

@@ -1,21 +1,28 @@
-"""Starts lost workers of a job on this machine again: `python -m hvdtrain.rank.respawn RUN`, beside the job's starter.
+"""Starts lost ranks of a job on this machine again: `python -m hvdtrain.rank.respawn RUN`, beside the job's starter.
 
 It has loaded torch while the job's ranks did, and forks: a worker is back within a fraction of a second, and the others
 do not share their cores with two seconds of imports. It runs no thread and computes nothing itself, so that forks lack
-nothing.
+nothing. Of each server it holds the memory open that has what the server knows (see ps.kept): whoever it forks in place
+of one that is killed goes on with that.
 """
 
+import contextlib
 import json
 import os
+import select
 import signal
 import sys
 import time
+from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 
 from hvdtrain.errors import Failure, UsageError
-from hvdtrain.ps.handover import handover_file
+from hvdtrain.launch.own_network import network_of
+from hvdtrain.ps.handover import Foothold, Handover, foothold_file, handover_file, read_foothold, read_handover
 from hvdtrain.ps.lives import LEFT, lives_file
 from hvdtrain.rank import preload
+from hvdtrain.rank.comeback import come_back
 from hvdtrain.rank.join import join_run
 from hvdtrain.rank.process import set_threads
 from hvdtrain.world.parent import die_with_parent
@@ -25,7 +32,7 @@ MOST_IN_A_ROW = 5  # workers that end before they have joined: then something el
 
 
 class Respawner:
-    """Forks workers that join the run, one for each that is lost."""
+    """Forks workers that join the run, one for each that is lost, and servers in place of those that are killed."""
 
     def __init__(self, run: Path) -> None:
         self.run = run
@@ -34,17 +41,57 @@ class Respawner:
         self.joined: set[int] = set()  # processes that have
         self.coming: set[int] = set()  # those that have not ended
         self.replaced: set[int] = set()  # those that ended while they waited to join: the servers may learn it later
-        self.in_a_row = 0
+        self.in_a_row = self.due = 0  # workers that could not join, and those that are to be started
+        self.servers: dict[int, _Server] = {}  # by rank, those that come back if they are killed
+        self.network: dict[str, int] = {}  # the job's
+        self.job: Handover | None = None
 
     def until_over(self) -> None:
         """Return when the job is over."""
         while not handover_file(self.run).exists():
             time.sleep(LOOK_EVERY_S)
-        while self.coming or handover_file(self.run).exists():
-            for _ in range(self._lost() + self._unborn()):
+        self.job = read_handover(self.run)
+        if self.job.is_local:
+            self.network = network_of(self.job.pid)
+        while self.coming or self.servers or handover_file(self.run).exists():
+            if self.job.servers_return:
+                self._look_after_servers()
+            self.due += self._lost() + self._unborn()
+            while self.due and self._is_open():
+                self.due -= 1
                 if self.in_a_row < MOST_IN_A_ROW and handover_file(self.run).exists():
-                    self.coming.add(self._fork())
+                    self.coming.add(self._fork(partial(join_run, self.run)))
             time.sleep(LOOK_EVERY_S)
+
+    def _is_open(self) -> bool:
+        """Whether the first server is there, whom workers ask to let them in; or the job is over."""
+        assert self.job
+        if not self.job.servers_return or not handover_file(self.run).exists():
+            return True
+        foothold, first = read_foothold(self.run, 0), self.servers.get(0)
+        return foothold is not None and first is not None and foothold.pid == first.pid
+
+    def _look_after_servers(self) -> None:
+        """Hold what each of them has, and fork another in place of one that was killed."""
+        assert self.job
+        for rank in range(self.job.ranks):
+            if rank not in self.servers and (foothold := read_foothold(self.run, rank)):
+                with contextlib.suppress(OSError):  # it was killed before anybody held what it has
+                    self.servers[rank] = _Server(foothold.pid, _memory_of(foothold))
+        for rank, server in list(self.servers.items()):
+            if not server.has_ended():
+                continue
+            del self.servers[rank]
+            foothold = read_foothold(self.run, rank)  # one that ends in order takes it away
+            has_begun = foothold is not None and foothold.pid == server.pid
+            if has_begun:
+                foothold_file(self.run, rank).unlink()
+            tries = 0 if has_begun else server.tries
+            if (has_begun or server.was_killed) and tries < MOST_IN_A_ROW:
+                come = partial(come_back, self.run, rank, self.job, server.kept, time.time(), self.network)
+                self.servers[rank] = _Server(self._fork(come, server.kept), server.kept, tries + 1)
+            else:
+                os.close(server.kept)
 
     def _lost(self) -> int:
         """How many workers have been lost since the last look."""
@@ -74,7 +121,8 @@ class Respawner:
                         print(f"hvdtrain: {self.in_a_row} workers in a row could not join: no more are started")
         return count
 
-    def _fork(self) -> int:
+    def _fork(self, live: Callable[[], None], kept: int = -1) -> int:
+        """A process that does this, and has that memory of a server's and no other."""
         sys.stdout.flush()
         pid = os.fork()
         if pid:
@@ -82,8 +130,11 @@ class Respawner:
         signal.signal(signal.SIGTERM, signal.SIG_DFL)
         die_with_parent(signal.SIGTERM)
         code = 1
+        for server in self.servers.values():
+            if server.kept != kept:
+                os.close(server.kept)
         try:
-            join_run(self.run)
+            live()
             code = 0
         except (UsageError, Failure) as error:
             print(f"hvdtrain: {error}")
@@ -93,7 +144,37 @@ class Respawner:
             os._exit(code)
 
 
+class _Server:
+    """A server that comes back if it is killed.
+
+    Args:
+        kept: a file descriptor of the memory that has what it knows.
+        tries: how many processes in a row were forked for it that did not get as far as to serve.
+
+    Attributes:
+        was_killed: it has been ended by a signal, as far as can be told: of one that was not forked here it cannot.
+    """
+
+    def __init__(self, pid: int, kept: int, tries: int = 0) -> None:
+        self.pid, self.kept, self.tries, self.was_killed = pid, kept, tries, False
+        self._ended = os.pidfd_open(pid)
+
+    def has_ended(self) -> bool:
+        if not select.select([self._ended], [], [], 0)[0]:
+            return False
+        os.close(self._ended)
+        with contextlib.suppress(ChildProcessError):
+            self.was_killed = os.WIFSIGNALED(os.waitpid(self.pid, 0)[1])
+        return True
+
+
+def _memory_of(foothold: Foothold) -> int:
+    """OSError where that process is gone."""
+    return os.open(f"/proc/{foothold.pid}/fd/{foothold.kept}", os.O_RDWR | os.O_CLOEXEC)
+
+
 if __name__ == "__main__":
     set_threads(1, is_server=False)  # until a worker knows better
     preload.load()
     Respawner(Path(sys.argv[1])).until_over()
+    os._exit(0)  # libraries that it has loaded have much to say of how Python ends

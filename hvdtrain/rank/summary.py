@@ -76,6 +76,7 @@ def summarise(
         "workers": workers,
         "lost_workers": sorted({life["rank"] for life in lives if life["why"] not in ("", LEFT)}),  # ranks
         "membership": lives,
+        "returned_servers": [back for of_server in sync.ask_servers("returns") for back in of_server],
         "snapshots": history.snapshots,
         "snapshot_s": history.snapshot_s,
         "evaluations": history.evaluations,

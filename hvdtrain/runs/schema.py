@@ -221,6 +221,17 @@ class Life(Struct, frozen=True, kw_only=True):
     pid: Count | None = None
 
 
+class Return(Struct, frozen=True, kw_only=True):
+    """A server that was killed and came back. Times are in seconds since 1970; `lost_updates` is by how many versions
+    workers had newer weights, over all buckets, than it came back with.
+    """
+
+    rank: Count
+    lost: Figure
+    returned: Figure
+    lost_updates: Count = 0
+
+
 class StepTime(Struct, frozen=True, kw_only=True):
     """Percentiles of the seconds of a worker's own steps, the `skipped` first ones of each start left out."""
 
@@ -263,6 +274,7 @@ class Summary(Struct, frozen=True, kw_only=True):
     workers: Count | None = None
     lost_workers: list[Count] = []
     membership: list[Life] = []
+    returned_servers: list[Return] = []
     snapshots: Count | None = None
     snapshot_s: Figure | None = None
     setup_s: Figure | None = None

@@ -66,6 +66,11 @@ def reach_store(host: str, port: int, timeout: float) -> "Store":
         ) from None
 
 
+def serve_store(host: str, port: int, timeout: float) -> "Store":
+    """A new store there, in place of one whose process was killed. Failure where the port is taken."""
+    return _listen(host, port, timedelta(seconds=timeout))
+
+
 def _listen(host: str, port: int, limit: timedelta, only_there: bool = True) -> "TCPStore":
     from torch.distributed import TCPStore
 

@@ -11,6 +11,9 @@ from pathlib import Path
 
 import psutil
 
+from hvdtrain.errors import UsageError
+from hvdtrain.ps.handover import read_foothold
+
 STARTERS = {"launch": ("launch",), "starter": ("mpirun", "prterun", "horovodrun")}
 SLOW_RATE = "200mbit"  # about a tenth of what a job of the soak sends over loopback
 AT_START = 0.25  # the share of faults that may come before the job has taken a step since it was started
@@ -73,8 +76,11 @@ def processes_of(run: Path) -> list[psutil.Process]:
 def target_of(run: Path, name: str) -> psutil.Process | None:
     """The process that is meant; None while it is not there.
 
-    A worker that came back is a fork of the respawner, and anyone of those will do.
+    A rank that came back is a fork of the respawner. Which of them a server is it says itself; of workers any will do.
     """
+    with contextlib.suppress(psutil.Error, UsageError):
+        if name.startswith("rank") and (server := read_foothold(run, int(name.split()[1]))):
+            return psutil.Process(server.pid)
     for process in processes_of(run):
         with contextlib.suppress(psutil.Error):
             words = process.cmdline()

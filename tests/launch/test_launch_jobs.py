@@ -13,7 +13,7 @@ from pathlib import Path
 import psutil
 import pytest
 from click.testing import CliRunner
-from helpers.jobs import make_images, steps, until
+from helpers.jobs import hvdtrain, make_images, steps, until
 from helpers.launched import TINY, Launched
 
 from hvdtrain.launch.status import status
@@ -95,8 +95,8 @@ def test_a_rank_that_raises_is_named_with_its_last_lines(tmp_path):
     assert [line for line in lines[:at] if re.fullmatch(rf"\[{rank}\]<stderr>: hvdtrain: rank {rank} failed: .*", line)]
 
 
-def test_a_worker_that_is_killed_is_started_again_and_the_run_ends_with_each_sample_counted_once(tmp_path):
-    """Also the first one; and whoever was started again is asked to leave with the others."""
+def test_whoever_is_killed_is_started_again_and_is_asked_to_leave_with_the_others(tmp_path):
+    """Also the first worker, and the first server."""
     out = tmp_path / "run"
     options = ["--mode", "ps-async", "--wire", "zmq", *TINY]
     with Launched(out, "local", 2, 1, *options, place=["--respawn"]) as job:
@@ -104,7 +104,9 @@ def test_a_worker_that_is_killed_is_started_again_and_the_run_ends_with_each_sam
         for rank in (2, 1):
             job.ranks()[rank].kill()
             until(lambda rank=rank: [life["incarnation"] for life in lives(out) if life["rank"] == rank][-1] == 2)
-        again = {life["pid"] for life in lives(out) if life["pid"]}
+        killed = kill_server(out, 0)
+        until(lambda: foothold(out, 0) not in (None, killed))
+        again = {life["pid"] for life in lives(out) if life["pid"]} | {foothold(out, 0)}
         before = len(steps(out, 1))
         until(lambda: len(steps(out, 1)) > before + 3)
         job.look()
@@ -112,10 +114,43 @@ def test_a_worker_that_is_killed_is_started_again_and_the_run_ends_with_each_sam
         said, _ = job.process.communicate(timeout=60)
         assert job.process.returncode == 143, said
         assert "has joined, whose life number 2 this is" in said
-        assert not job.alive() and len(again) == 2
+        assert not job.alive() and len(again) == 3
         until(lambda: not any(psutil.pid_exists(pid) for pid in again))
     assert list((out / "snapshots").glob("step-*"))
     assert not (out / "join.json").exists()
+
+
+def test_servers_that_are_killed_come_back_with_all_that_they_had_answered(tmp_path):
+    """While a worker is killed too. Replay computes every push again, and finds the same weights."""
+    out = tmp_path / "run"
+    options = ["--mode", "ps-async", "--wire", "zmq", "--record", "--schedule", "constant", *TINY, "--epochs", "3"]
+    with Launched(out, "local", 2, 2, *options, place=["--respawn"]) as job:
+        job.wait_for_steps()
+        for rank in (0, 1):
+            killed, before = kill_server(out, rank), len(steps(out, 2))
+            until(lambda rank=rank, killed=killed: foothold(out, rank) not in (None, killed))
+            until(lambda before=before: len(steps(out, 2)) > before + 3)
+        job.ranks()[3].kill()
+        said, _ = job.process.communicate(timeout=90)
+        assert job.process.returncode == 0, said
+        assert not job.alive() and not [path for path in out.iterdir() if path.name.startswith(("return", "join"))]
+    summary = json.loads((out / "summary.json").read_text())
+    assert [(back["rank"], back["lost_updates"]) for back in summary["returned_servers"]] == [(0, 0), (1, 0)]
+    assert sum(life["samples"] for life in summary["membership"]) == summary["samples"] == 3 * 1438
+    assert summary["val_accuracy"] > 0.5
+    replayed = hvdtrain("replay", out)
+    assert replayed.returncode == 0 and "bit for bit" in replayed.stdout, replayed.stdout
+
+
+def foothold(out, rank):
+    """The process of a server that comes back when it is killed."""
+    with contextlib.suppress(FileNotFoundError):
+        return json.loads((out / f"return.server{rank}.json").read_text())["pid"]
+
+
+def kill_server(out, rank):
+    os.kill(pid := foothold(out, rank), signal.SIGKILL)
+    return pid
 
 
 def lives(out):

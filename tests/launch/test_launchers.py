@@ -240,7 +240,7 @@ def test_no_token_of_this_environment_reaches_a_command_line_of_another_host(out
                 "--wire",
                 "zmq",
             ],
-            "--respawn starts workers on this machine, not those of mpi",
+            "--respawn starts ranks on this machine, not those of mpi",
         ),
     ],
 )

@@ -105,7 +105,6 @@ def test_ssp_ends_by_the_clock_without_waiting_for_who_has_ended(tmp_path):
     [
         ("ps-async", 2, 2, ["--compression", "int8", "--dropout", "0.2", "--bucket-mb", "0.1"]),
         ("ps-ssp", 1, 2, ["--staleness", "1", "--delay-compensation", "0.04", "--optimizer", "sgd", "--nesterov"]),
-        ("ps-async", 1, 3, ["--push-scale", "mean", "--wire", "zmq"]),
     ],
 )
 def test_a_recorded_run_is_replayed_to_the_same_bits(mode, servers, workers, options, tmp_path):

@@ -44,6 +44,24 @@ def taken(memory):
     return [slot for slot in range(len(memory._slots)) if any(memory._flags[slot * RECEIVERS : (slot + 1) * RECEIVERS])]
 
 
+def test_what_may_be_sent_again_stays_until_it_is_answered_whoever_has_let_go_of_it():
+    sender, receiver = met(0, 1)
+    sent = torch.randn(9_000)
+    parcel = sender.put(sent, 1, held=True)
+    del_of_the_first = receiver.get(parcel)
+    del del_of_the_first
+    other = sender.put(sent + 1, 1, held=True)
+    assert other.flag // RECEIVERS == 1  # not in its place
+    of_the_killed = receiver.get(other)  # which never says that it has let go
+    sender.succeed(1)
+    assert receiver.get(parcel).equal(sent) and of_the_killed.equal(sent + 1)
+    sender.release(parcel)
+    third = sender.put(sent + 2, 1)
+    assert third.flag // RECEIVERS == 0 and third.flag != parcel.flag  # a flag of the receiver's that came in its place
+    sender.release(other)
+    assert sender.put(sent + 3, 1).flag // RECEIVERS == 1
+
+
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.int8, torch.uint8])
 def test_a_tensor_arrives_and_its_memory_is_used_again_when_the_receiver_has_let_go_of_it(dtype):
     sender, receiver = met(0, 1)

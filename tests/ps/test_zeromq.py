@@ -9,13 +9,15 @@ import msgspec
 import pytest
 import torch
 import zmq
+from helpers.jobs import until
 from hypothesis import given
 from hypothesis import strategies as st
 from torch.futures import Future
 
+from hvdtrain.errors import Failure
 from hvdtrain.ps.messages import Answer, Push
-from hvdtrain.ps.requests import Requests
-from hvdtrain.ps.zeromq import _DTYPES, ZeroMQ, pack, unpack
+from hvdtrain.ps.requests import WATCH, Requests
+from hvdtrain.ps.zeromq import _DTYPES, ZeroMQ, connect_again, pack, unpack
 
 HERE = "tcp://127.0.0.1"
 encode = msgspec.msgpack.encode
@@ -141,6 +143,43 @@ def test_who_is_lost_is_known_at_once(ends):
     for waiting in (late.wait, lambda: call(worker, "twice", 1), lambda: call(ends.worker(server), "twice", 1)):
         with pytest.raises(RuntimeError, match="its connection ended"):  # the last one never had any
             waiting()
+
+
+def test_what_a_rank_has_not_answered_is_sent_again_when_it_is_back(ends, key):
+    server = ends.server(key)
+    worker, gone = ends.worker(server, key), []
+    worker.returning, worker.returned = frozenset({0}), gone.append
+    assert call(worker, "twice", 1) == [1, 1]
+    before = worker.call(0, "wait", (), 20.0)
+    assert call(worker, "push", 3, Push(1, 7, 6, 0.1, torch.ones(9_000))).version == 7
+    server.close()
+    until(lambda: gone == [0])
+    meanwhile = worker.call(0, "twice", ({"a": torch.ones(9_000)},), 20.0)
+    late = worker.call(0, "wait", (), 0.3)
+    with pytest.raises(RuntimeError, match=r"no answer within 0\.3 s"):
+        late.wait()
+    endpoint = Endpoint()
+    endpoint.later.set_result("at last")
+    again = connect_again(server.endpoint, {5: "tcp://there"}, 20.0, Requests(endpoint), key)
+    ends.wires.append(again)
+    assert before.wait() == "at last" and meanwhile.wait()[1]["a"].equal(torch.ones(9_000))
+    assert endpoint.pushed == [] and again.endpoints == {5: "tcp://there"}
+    assert call(worker, "twice", 2) == [2, 2]
+
+
+def test_who_is_waited_for_can_say_that_it_does_not_come_back(ends):
+    server = ends.server()
+    worker = ends.worker(server)
+    worker.returning = frozenset({0})
+    watch, late = worker.call(0, WATCH, (), 20.0), worker.call(0, "wait", (), 20.0)
+    assert call(worker, "twice", 1) == [1, 1]
+    server.requests.fail(Failure("all workers are lost"))
+    with pytest.raises(RuntimeError, match="all workers are lost"):
+        watch.wait()
+    worker.returning -= {0}
+    server.close()
+    with pytest.raises(RuntimeError, match="its connection ended"):
+        late.wait()
 
 
 def test_nobody_waits_for_a_wire_that_was_closed(ends):
