@@ -1,17 +1,15 @@
-"""Whether `hvdtrain explain` is right, and theory: jobs with a worker made slow, and as many without, explained.
+"""Whether `hvdtrain explain` is right: jobs with a worker made slow, and as many without, explained.
 
-    sudo python tests/benchmarks/explain.py --out explain-check
-    sudo python tests/benchmarks/explain.py --cases 4 --out explain-check
+    python tests/benchmarks/explain.py --out explain-check
+    python tests/benchmarks/explain.py --cases 4 --out explain-check
 
 A case is a mode, 2 or 4 workers, and one of them, drawn, made 2, 4 or 8 times as slow; beside it runs the same job with
-nobody made slow. Each rank has a host of `hvdtrain hosts` to itself, with 0.33 of a core (`--cpus`): five of them on
-two cores do not take each other's time, and a worker that sleeps leaves the others nothing. All thirty take about half
-an hour; --cases does some of them, in an order that mixes modes. Finished runs in the folder stay, so that what reads
-them can be changed and tried again.
+nobody made slow. All thirty take about twenty minutes on two idle cores; --cases does some of them, in an order that
+mixes modes. Finished runs in the folder stay, so that what reads them can be changed and tried again.
 
 Counts runs whose slow rank was named, clean ones in which none was, runs whose parts of a step add up to it within 2 %,
-where "without the straggler" is within 7 % of the clean run's samples/s, and where the slow run is as fast as the
-report's dashed line says: within 10 % of it where workers wait for each other, 0.85 of it or more where they do not.
+and where "without the straggler" is within 7 % of the clean run's samples/s. On a machine that does other work, or has
+fewer cores than there are workers, the last count says more about the machine.
 """
 
 import argparse
@@ -25,14 +23,11 @@ import sys
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from hvdtrain.explain.slow_factors import expected_speed
 from hvdtrain.runs.live import WARM_UP
-from hvdtrain.runs.read import load_run
 
 MODES = ("allreduce", "ddp", "ps-sync", "ps-ssp", "ps-async")
 FACTORS, WORKERS = (2, 4, 8), (2, 4)
-BATCH = 24  # of a worker
-CORES, RATE = 0.33, "10gbit"  # of a host
+BATCH = 16  # of a worker
 
 
 class Case(NamedTuple):
@@ -66,21 +61,13 @@ def explained(case: Case, slow: str, folder: Path, steps: int) -> dict[str, Any]
     if not (folder / "summary.json").exists():
         shutil.rmtree(folder, ignore_errors=True)  # what an interrupted job left
         hvdtrain(
-            "launch", "--launcher", "ssh", "-H", ",".join(f"node{n + 1}:1" for n in range(case.workers + case.servers)),
-            "-n", case.workers, "-s", case.servers, "--out", folder, "--", "--mode", case.mode, "--slow", slow,
-            "--steps", steps, "--batch-size", BATCH * case.workers, "--threads", 1, "--seed", case.seed,
+            "launch", "-n", case.workers, "-s", case.servers, "--out", folder, "--", "--mode", case.mode, "--slow",
+            slow, "--steps", steps, "--batch-size", BATCH * case.workers, "--threads", 1, "--seed", case.seed,
             "--snapshot-every", "never", "--save", "none",
         )  # fmt: skip
     file = folder / "explained.json"
     hvdtrain("explain", folder, "--json", file)
     return json.loads(file.read_text())
-
-
-def of_theory(slow: Path, clean: Path, case: Case) -> float:
-    """Samples/s of the slow run over those that theory has, from the clean one."""
-    runs = [load_run(folder) for folder in (slow, clean)]
-    expected = expected_speed(runs[1].kind, {1.0: runs[1:]}, case.factor)
-    return (runs[0].summary.samples_per_s or 0) / (expected or 1)
 
 
 def measured_step_s(run: Path) -> float:
@@ -95,21 +82,11 @@ def measured_step_s(run: Path) -> float:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--cases", type=int, default=30)
-    parser.add_argument("--steps", type=int, default=50)
+    parser.add_argument("--steps", type=int, default=120)
     parser.add_argument("--out", type=Path, default=Path("explain-check"))
     args = parser.parse_args()
-    named = clean = whole = near = theory = 0
+    named = clean = whole = near = 0
     errors = []
-    hvdtrain(
-        "hosts",
-        "up",
-        "--count",
-        max(WORKERS) + 1,
-        "--rate",
-        RATE,
-        "--cpus",
-        ",".join([str(CORES)] * (max(WORKERS) + 1)),
-    )
     for number, case in enumerate(cases(args.cases)):
         name = f"{number:02}-{case.mode}-w{case.workers}-{case.slow}x{case.factor}"
         folders = [args.out.absolute() / f"{name}-{kind}" for kind in ("slow", "clean")]
@@ -125,23 +102,20 @@ def main() -> None:
         clean += none["straggler"] is None
         whole += max(sums) <= 0.02
         near += abs(error) <= 0.07
-        share = of_theory(*folders, case)
-        theory += share >= 0.85 if case.mode == "ps-async" else abs(share - 1) <= 0.1
         errors.append(abs(error))
         print(
             f"{name}: named {slow['straggler']} of rank {rank}, {slow['factor'] or 1:.1f} times; clean: "
             f"{none['straggler']}; without it {slow['samples_per_s']:.0f} would be "
             f"{slow['what_if']['without_straggler']['samples_per_s']:.0f} samples/s, and were "
-            f"{none['samples_per_s']:.0f} ({error:+.1%}); parts off by {max(sums):.1%}; {share:.2f} of theory",
+            f"{none['samples_per_s']:.0f} ({error:+.1%}); parts off by {max(sums):.1%}",
             flush=True,
         )
     total = len(errors)
     print(
         f"named in {named} of {total}, none in {clean} of {total} clean ones; parts add up in {whole} of {total}; "
         f"without the straggler: within 7 % in {near} of {total}, median error {statistics.median(errors):.1%}, "
-        f"largest {max(errors):.1%}; as theory says in {theory} of {total}"
+        f"largest {max(errors):.1%}"
     )
-    hvdtrain("hosts", "down")
 
 
 if __name__ == "__main__":
