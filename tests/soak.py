@@ -130,8 +130,12 @@ class Soak:
                     going.append((self.seconds() + fault.seconds, fault, undo))
             missing_since = (missing_since or self.seconds()) if coming and self._is_lost(coming[0]) else 0.0
             if missing_since and self.seconds() - missing_since > BACK_S:
-                self.stop()
-                self.job, missing_since = None, 0.0
+                if coming[0].target == "starter":  # it has ended with the last rank that it had started
+                    self.report(f"{self.seconds():6.1f} s  there is no starter any more: left out {coming.pop(0)}")
+                else:
+                    self.stop()
+                    self.job = None
+                missing_since = 0.0
             size = self.written()
             self.least_written = min(self.least_written, size)
             if size != last or going:
@@ -147,11 +151,11 @@ class Soak:
         return fault.at + self.late <= self.seconds() and (fault.at_start or self.written() > self.least_written)
 
     def _is_lost(self, fault: Fault) -> bool:
-        """Whether the others go on without the rank that the fault is for."""
+        """Whether the job goes on without the rank, or the starter, that the fault is for."""
         return (
             self.job is not None
             and self._is_time(replace(fault, at_start=False))
-            and fault.target.startswith("rank")
+            and fault.target.startswith(("rank", "starter"))
             and target_of(self.run, fault.target) is None
         )
 

@@ -38,7 +38,8 @@ class Loader:
             default all.
 
     Raises:
-        Failure: an image cannot be read, or is none that a build would accept (data.image); the message names it.
+        Failure: an image cannot be read, or is none that a build would accept (data.image); the message names it. Of
+            those that are not decoded at once, when they are asked for.
     """
 
     def __init__(

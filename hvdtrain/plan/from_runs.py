@@ -24,9 +24,9 @@ EFFICIENCIES = [0.2 + 0.02 * number for number in range(41)]
 
 
 def from_runs(base: Calibration, folders: Sequence[Path], bandwidth: float | None, one_machine: bool) -> Calibration:
-    """The calibration with what these runs say: how many cores a host has; computing from those of one process;
-    processor seconds of messages from what all processes of a job took; the share of the wire that is reached from how
-    long steps were.
+    """The calibration with what these runs say: how many cores a host has, the one with fewest; computing from those of
+    one process; processor seconds of messages from what all processes of a job took; the share of the wire that is
+    reached from how long steps were.
 
     Args:
         bandwidth: of the hosts' links in Gbit/s.

@@ -1,4 +1,6 @@
-"""How somebody who wants to join a running job finds it: a file in the run folder that its user alone can read."""
+"""How somebody who wants to join a running job finds it, and who starts its servers again what they had: files in the
+run folder that its user alone can read.
+"""
 
 import json
 import os

@@ -27,7 +27,7 @@ from hvdtrain.errors import Failure
 RECORD = 2**28  # bytes that a record may have; memory that is never written to costs nothing
 PAGE = 2**12
 _HEAD = struct.Struct("!QQI")  # a record's number, length and checksum
-_NAME = "hvdtrain-kept"
+MEMORY_NAME = "hvdtrain-kept"
 _libc = ctypes.CDLL(None, use_errno=True)
 _libc.mmap.restype = ctypes.c_void_p
 _libc.mmap.argtypes = (ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int, ctypes.c_int, ctypes.c_int, ctypes.c_long)
@@ -41,7 +41,7 @@ class Kept:
     """
 
     def __init__(self, file: int | None = None) -> None:
-        self.file = os.memfd_create(_NAME) if file is None else file
+        self.file = os.memfd_create(MEMORY_NAME) if file is None else file
         self._lock = threading.Lock()
         self._end = max(os.fstat(self.file).st_size, 2 * RECORD)
         self._parts: dict[str, int] = {}  # where the records of each begin

@@ -80,7 +80,7 @@ def serve(
     parts = {number: kept.part(f"{_BUCKET}{number}") for number in numbers} if kept else {}
     lines = {number: part.plain[0]["lines"] for number, part in parts.items() if part.plain} if killed else None
     ledger = Ledger(job.folder, world.rank, lines) if config.record else None
-    leases, lease_ledger = _leases(job, kept.part("leases") if kept else None)
+    leases, lease_ledger = _leases(job, kept.part("leases") if kept else None, killed is not None)
     load = Load(last_row(job.folder, world.rank) if killed else None)
 
     def make_bucket(number: int, weights: torch.Tensor) -> Bucket:
@@ -135,11 +135,12 @@ def serve(
             foothold.unlink(missing_ok=True)
 
 
-def _leases(job: Job, part: Part | None) -> tuple[Leases, LeaseLedger | None]:
+def _leases(job: Job, part: Part | None, is_back: bool) -> tuple[Leases, LeaseLedger | None]:
     """The first server's shares, and their ledger where there is one."""
     if not job.config.record or job.world.rank != 0:
         return Leases(part=part), None
-    ledger = LeaseLedger(job.folder, part.plain["lines"] if part and part.plain else None)
+    kept = part.plain["lines"] if part and part.plain else 0
+    ledger = LeaseLedger(job.folder, kept if is_back else None)
     return Leases(ledger.write, part), ledger
 
 

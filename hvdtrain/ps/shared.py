@@ -29,6 +29,7 @@ if TYPE_CHECKING:
 SMALL = 16 * 2**10  # bytes of a tensor up to which it travels in its message, as on both wires
 MOST = 128 * 2**20  # bytes of a process's slots: twice what is under way as a rule, see exchange.UNDER_WAY
 HUGE = 2**21  # bytes of a huge page, where larger slots begin
+GONE_KEPT = 2  # processes that have ended whose memory stays: an answer of one may still be on its way
 RECEIVERS = 64  # of one process; others get their tensors in messages
 FLAGS = 2**16  # the first bytes: RECEIVERS of each slot
 _NAME = "hvdtrain"
@@ -180,8 +181,9 @@ class SharedMemory:
     def _open(self, pid: int, file: int) -> "_Peer":
         with self._lock:
             if (pid, file) not in self._peers:
-                if len(self._peers) > RECEIVERS:  # an answer of one that is gone may still be on its way
-                    self._peers = {key: its for key, its in self._peers.items() if os.path.exists(f"/proc/{key[0]}")}
+                gone = [key for key in self._peers if not os.path.exists(f"/proc/{key[0]}")]
+                for key in gone[:-GONE_KEPT]:
+                    del self._peers[key]
                 self._peers[pid, file] = _Peer(pid, file)
             return self._peers[pid, file]
 
@@ -211,6 +213,7 @@ class _Peer:
         if not os.readlink(path).startswith(f"/memfd:{_NAME}"):
             raise ValueError(f"{path} is no memory of hvdtrain's")
         self.file = os.open(path, os.O_RDWR | os.O_CLOEXEC)
+        weakref.finalize(self, os.close, self.file).atexit = False
         self.flags = mmap.mmap(self.file, FLAGS)
         self.slots: dict[int, np.ndarray[Any, Any]] = {}  # by where they begin
 

@@ -20,6 +20,7 @@ from pathlib import Path
 from hvdtrain.errors import Failure, UsageError
 from hvdtrain.launch.own_network import network_of
 from hvdtrain.ps.handover import Foothold, Handover, foothold_file, handover_file, read_foothold, read_handover
+from hvdtrain.ps.kept import MEMORY_NAME
 from hvdtrain.ps.lives import LEFT, lives_file
 from hvdtrain.rank import preload
 from hvdtrain.rank.comeback import come_back
@@ -28,7 +29,8 @@ from hvdtrain.rank.process import set_threads
 from hvdtrain.world.parent import die_with_parent
 
 LOOK_EVERY_S = 0.05
-MOST_IN_A_ROW = 5  # workers that end before they have joined: then something else is wrong
+# Workers that end before they have joined, and servers that end so soon: then something else is wrong.
+MOST_IN_A_ROW, SOON_S = 5, 5.0
 
 
 class Respawner:
@@ -52,7 +54,12 @@ class Respawner:
             time.sleep(LOOK_EVERY_S)
         self.job = read_handover(self.run)
         if self.job.is_local:
-            self.network = network_of(self.job.pid)
+            try:
+                self.network = network_of(self.job.pid)
+            except OSError as error:
+                raise Failure(
+                    f"nobody is started again: the first server has gone before it could be: {error}"
+                ) from None
         while self.coming or self.servers or handover_file(self.run).exists():
             if self.job.servers_return:
                 self._look_after_servers()
@@ -64,12 +71,14 @@ class Respawner:
             time.sleep(LOOK_EVERY_S)
 
     def _is_open(self) -> bool:
-        """Whether the first server is there, whom workers ask to let them in; or the job is over."""
+        """Whether all servers are there, who let workers in; or the job is over."""
         assert self.job
         if not self.job.servers_return or not handover_file(self.run).exists():
             return True
-        foothold, first = read_foothold(self.run, 0), self.servers.get(0)
-        return foothold is not None and first is not None and foothold.pid == first.pid
+        footholds = {rank: read_foothold(self.run, rank) for rank in self.servers}
+        return 0 in footholds and all(
+            foothold is not None and foothold.pid == self.servers[rank].pid for rank, foothold in footholds.items()
+        )
 
     def _look_after_servers(self) -> None:
         """Hold what each of them has, and fork another in place of one that was killed."""
@@ -86,12 +95,17 @@ class Respawner:
             has_begun = foothold is not None and foothold.pid == server.pid
             if has_begun:
                 foothold_file(self.run, rank).unlink()
-            tries = 0 if has_begun else server.tries
+            tries = 0 if has_begun and time.monotonic() - server.since > SOON_S else server.tries
             if (has_begun or server.was_killed) and tries < MOST_IN_A_ROW:
                 come = partial(come_back, self.run, rank, self.job, server.kept, time.time(), self.network)
                 self.servers[rank] = _Server(self._fork(come, server.kept), server.kept, tries + 1)
             else:
                 os.close(server.kept)
+                if handover_file(self.run).exists() and (has_begun or server.tries):
+                    print(
+                        f"hvdtrain: the server of rank {rank} has ended {server.tries + 1} times in a row: it is not "
+                        "started again, and the others wait for it until --timeout"
+                    )
 
     def _lost(self) -> int:
         """How many workers have been lost since the last look."""
@@ -149,32 +163,44 @@ class _Server:
 
     Args:
         kept: a file descriptor of the memory that has what it knows.
-        tries: how many processes in a row were forked for it that did not get as far as to serve.
+        tries: how many processes in a row were forked for it that ended soon.
 
     Attributes:
+        since: when it was first seen, by time.monotonic.
         was_killed: it has been ended by a signal, as far as can be told: of one that was not forked here it cannot.
     """
 
     def __init__(self, pid: int, kept: int, tries: int = 0) -> None:
         self.pid, self.kept, self.tries, self.was_killed = pid, kept, tries, False
-        self._ended = os.pidfd_open(pid)
+        self.since = time.monotonic()
+        self._ended: int | None = None
+        with contextlib.suppress(ProcessLookupError):  # it has ended since its memory was opened
+            self._ended = os.pidfd_open(pid)
 
     def has_ended(self) -> bool:
-        if not select.select([self._ended], [], [], 0)[0]:
-            return False
-        os.close(self._ended)
+        if self._ended is not None:
+            if not select.select([self._ended], [], [], 0)[0]:
+                return False
+            os.close(self._ended)
         with contextlib.suppress(ChildProcessError):
             self.was_killed = os.WIFSIGNALED(os.waitpid(self.pid, 0)[1])
         return True
 
 
 def _memory_of(foothold: Foothold) -> int:
-    """OSError where that process is gone."""
-    return os.open(f"/proc/{foothold.pid}/fd/{foothold.kept}", os.O_RDWR | os.O_CLOEXEC)
+    """OSError where that process is gone, or that is no memory of a server's."""
+    path = f"/proc/{foothold.pid:d}/fd/{foothold.kept:d}"
+    if not os.readlink(path).startswith(f"/memfd:{MEMORY_NAME}"):
+        raise OSError(f"{path} is no memory of a server's")
+    return os.open(path, os.O_RDWR | os.O_CLOEXEC)
 
 
 if __name__ == "__main__":
     set_threads(1, is_server=False)  # until a worker knows better
     preload.load()
-    Respawner(Path(sys.argv[1])).until_over()
+    try:
+        Respawner(Path(sys.argv[1])).until_over()
+    except (Failure, UsageError) as error:
+        print(f"hvdtrain: {error}", flush=True)
+    sys.stdout.flush()
     os._exit(0)  # libraries that it has loaded have much to say of how Python ends

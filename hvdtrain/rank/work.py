@@ -175,8 +175,8 @@ def train_as_worker(
     place = (0, 1) if shares_of(config) == "leased" else (world.worker, world.workers)  # any share may become its own
     sampler = BatchSampler(len(data.train), config.batch_size, config.seed, *place)
     soon = sampler.needed(resumed.step if resumed else 0, config.total_steps(sampler.samples))
-    own = None if arrival else even_range(len(data.validation), world.worker, world.workers)
-    loader = Loader(data.train, side, job.threads, Augment(config.augment, config.seed), soon=None if arrival else soon)
+    own = () if arrival else even_range(len(data.validation), world.worker, world.workers)
+    loader = Loader(data.train, side, job.threads, Augment(config.augment, config.seed), soon=() if arrival else soon)
     validation = Loader(data.validation, side, job.threads, None, evaluation_resize(config, side), own)
     progress = TrainingProgress(
         terminal.out, config.total_steps(len(data.train)), world.is_chief, config.log_every, world.workers,
