@@ -127,7 +127,10 @@ class ServerMetrics:
 
     def __init__(self, folder: Path, rank: int, load: Load) -> None:
         self.load = load
-        self.file = server_metrics_file(folder, rank).open("a", buffering=1)
+        file = server_metrics_file(folder, rank)
+        if file.exists():  # of a start that was killed, or whose disk was full, amid a line
+            whole_lines(file)
+        self.file = file.open("a", buffering=1)
         self.process = psutil.Process()
         self.stopped = threading.Event()
         self.thread = threading.Thread(target=self._run, daemon=True, name="server metrics")

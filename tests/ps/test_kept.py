@@ -1,5 +1,6 @@
 """What outlives a server that is killed: parts that are saved whole or not at all, and what is saved in them."""
 
+import json
 import os
 import random
 import signal
@@ -19,6 +20,7 @@ from hvdtrain.ps.ledger import LeaseLedger, Ledger
 from hvdtrain.ps.lives import Lives
 from hvdtrain.ps.membership import Membership
 from hvdtrain.ps.messages import Applied
+from hvdtrain.ps.server_metrics import Load, ServerMetrics
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 
@@ -233,3 +235,11 @@ def test_lives_are_those_that_are_written_down(tmp_path):
     lives.close()
     again.close()
     assert len((tmp_path / "x").read_text().splitlines()) == 4
+
+
+def test_metrics_go_on_after_the_last_line_that_is_whole(tmp_path):
+    file = tmp_path / "metrics.server1.jsonl"
+    file.write_text('{"time": 1.0}\n{"time": 2.0, "pus')
+    ServerMetrics(tmp_path, 1, Load()).stop()
+    first, *others = map(json.loads, file.read_text().splitlines())
+    assert first == {"time": 1.0} and others and all("cpu_s" in row for row in others)
