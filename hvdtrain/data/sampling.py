@@ -68,7 +68,11 @@ class BatchSampler:
         `done` steps. Each is made when it is asked for: an epoch of a million samples has many.
         """
         first = (epoch - 1) * self.steps_per_epoch
-        return (self.share((first + k) * self.workers + self.worker) for k in range(done, self.steps_per_epoch))
+        return self._own_shares(first + done, first + self.steps_per_epoch)
+
+    def _own_shares(self, after: int, until: int) -> Iterator[Share]:
+        """This worker's static shares of the steps after that up to `until`."""
+        return (self.share(step * self.workers + self.worker) for step in range(after, until))
 
     def needed(self, after: int, until: int | None) -> Sequence[int]:
         """The samples of this worker's shares of the steps after that up to `until`, where those are no more than an
@@ -76,8 +80,7 @@ class BatchSampler:
         """
         if until is None or until - after > self.steps_per_epoch:
             return range(self.samples)
-        numbers = (step * self.workers + self.worker for step in range(after, until))
-        return [index for number in numbers for index in self.share(number).indices]
+        return [index for share in self._own_shares(after, until) for index in share.indices]
 
     def share(self, number: int) -> Share:
         """A share by its number, from 0 over the whole job: number = (step - 1) * workers + slot."""

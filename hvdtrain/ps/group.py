@@ -105,7 +105,7 @@ class ServerGroup(Group):
 
     def close(self) -> None:
         if self.servers_return:
-            wire.part(range(self.world.servers), self.worker)
+            wire.leave_servers(range(self.world.servers), self.worker)
         else:
             wire.stop(self.world, self.store, self.timeout)
 

@@ -122,7 +122,7 @@ def serve(
             if lease_ledger:
                 lease_ledger.close()
             if kept:
-                _part(server, there, patience)
+                _end_with(server, there, patience)
             else:
                 assert store
                 wire.stop(world, store, config.timeout, there)
@@ -196,7 +196,7 @@ def _leave_foothold(job: Job, server: Server, kept: Kept) -> Path:
     return write_foothold(job.folder, job.world.rank, Foothold(os.getpid(), kept.file, server.shared.file))
 
 
-def _part(server: Server, there: Collection[int], patience: float) -> None:
+def _end_with(server: Server, there: Collection[int], patience: float) -> None:
     """Tell the workers that all have ended, those that are there, and leave."""
     server.end()
     deadline = time.monotonic() + patience

@@ -169,7 +169,7 @@ def stop(world: World, store: Store, timeout: float, there: Iterable[int] = ()) 
     _wire.close()
 
 
-def part(servers: Iterable[int], member: int) -> None:
+def leave_servers(servers: Iterable[int], member: int) -> None:
     """Leave servers that come back: as stop, without the store, which may be gone."""
     _requests.leave()
     for future in [call(server, "leave", member) for server in servers]:

@@ -1,64 +1,45 @@
-"""The wire by ZeroMQ: fixed headers and raw tensors, nothing unpickled, and with a key encrypted and authenticated.
+"""The wire by ZeroMQ: fixed headers and raw tensors (ps.packing), with a key encrypted and authenticated (ps.sockets).
 
 Each rank listens with a ROUTER socket and calls others by a DEALER socket each. ZeroMQ's sockets are for one thread:
-one thread of each process owns them all, and other threads hand it what they send. A message is a header in msgpack
-and a frame for each large tensor in it, which is sent from the tensor's own memory and read where it was received.
-
-With a key, shared by the ranks of the job, everything is encrypted by CURVE (curvezmq.org, RFC 26), and who does not
-have it is not let in. It is in HVDTRAIN_WIRE_KEY, which `hvdtrain launch` sets. Without one, ranks on one host go on in
-clear on loopback, and ranks on several refuse.
+one thread of each process owns them all, and other threads hand it what they send. The key is in HVDTRAIN_WIRE_KEY,
+which `hvdtrain launch` sets. Without one, ranks on one host go on in clear on loopback, and ranks on several refuse.
 """
 
-import math
 import os
 import threading
 import time
 import traceback
 from collections import deque
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from datetime import timedelta
 from functools import partial
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-import msgspec
-import torch
 import zmq
 from torch.futures import Future
-from zmq.auth.thread import ThreadAuthenticator
 
 from hvdtrain.errors import Failure
-from hvdtrain.ps.messages import Answer, Push
+from hvdtrain.ps.messages import Push
+from hvdtrain.ps.packing import SMALL, Frames, pack, unpack
 from hvdtrain.ps.requests import WATCH, Requests
 from hvdtrain.ps.shared import Parcel
+from hvdtrain.ps.sockets import Sockets, check_key
 from hvdtrain.world.network import VARIABLE, WIRE_KEY, own_address
 from hvdtrain.world.place import World
 
 if TYPE_CHECKING:
     from torch.distributed import Store
 
-# Bytes of a tensor up to which it travels in the header, and of a message up to which it is handled by the thread that
-# has received it: another frame, and another thread, would cost more.
-SMALL = 16 * 2**10
-QUICK = ("push", "lease", "now", WATCH)  # methods that are handled there
+# Methods that are handled by the thread that has received them, if the message is small: another would cost more.
+QUICK = ("push", "lease", "now", WATCH)
 TICK_MS = 100  # how often deadlines are looked at
 RETRY_MS = 20  # how often a rank that comes back is looked for
 AGAIN_S = 5.0  # for how long a rank that comes back tries to listen where it did
-MOST_SOCKETS = 2**14
-LARGEST = 2**30  # bytes of a frame; buckets have at most 32 MiB
 LOST = "its connection ended"
 REFUSED = zmq.Event.HANDSHAKE_FAILED_AUTH | zmq.Event.HANDSHAKE_FAILED_PROTOCOL
 # An endpoint is known when its rank listens there already: one that refuses a connection has ended.
 ENDED = zmq.Event.DISCONNECTED | zmq.Event.CONNECT_RETRIED | REFUSED
-
-_TENSOR, _PUSH, _ANSWER, _PARCEL = 1, 2, 3, 4  # msgpack's extension types
-_NAMED: dict[int, Any] = {_PUSH: Push, _ANSWER: Answer, _PARCEL: Parcel}
-_DTYPES = {str(d).removeprefix("torch."): d for d in (
-    torch.float32, torch.float64, torch.float16, torch.bfloat16, torch.int8, torch.uint8, torch.int16, torch.int32,
-    torch.int64, torch.bool,
-)}  # fmt: skip
-_encode = msgspec.msgpack.Encoder().encode
-Frames = Sequence[Any]
 
 
 class _Call(NamedTuple):
@@ -91,14 +72,12 @@ class ZeroMQ:
     """
 
     def __init__(self, address: str, requests: Requests, key: str = "", patience: float = 60.0) -> None:
-        self.requests, self.key, self.patience = requests, key, patience
+        self.requests, self.key = requests, key
         self.endpoints: dict[int, str] = {}
         self.returning: frozenset[int] = frozenset()
         self.returned: Callable[[int], None] = lambda rank: None
-        self._context = zmq.Context()
-        self._context.set(zmq.MAX_SOCKETS, MOST_SOCKETS)
-        self._authenticator = self._let_in() if key else None
-        self._router = self._socket(zmq.ROUTER)
+        self._sockets = Sockets(key, patience)
+        self._router = self._sockets.make(zmq.ROUTER)
         self._router.bind(address if address.count(":") == 2 else f"{address}:*")
         self.endpoint = self._router.getsockopt_string(zmq.LAST_ENDPOINT)
         self._wake = os.eventfd(0, os.EFD_NONBLOCK | os.EFD_CLOEXEC)
@@ -135,40 +114,7 @@ class ZeroMQ:
         self._notify()
         self._thread.join()
         self._pool.shutdown(wait=False)
-        if self._authenticator:
-            self._authenticator.stop()
-        self._context.destroy(linger=0)
-
-    def _let_in(self) -> ThreadAuthenticator:
-        """Have ZeroMQ ask who may connect: whoever has the job's key."""
-        public = zmq.curve_public(self.key.encode())
-
-        class OfThisJob:
-            def callback(self, domain: str, key: bytes) -> bool:
-                return key == public
-
-        authenticator = ThreadAuthenticator(self._context)
-        authenticator.start()
-        authenticator.configure_curve_callback("*", credentials_provider=OfThisJob())
-        return authenticator
-
-    def _socket(self, kind: int) -> "zmq.Socket[bytes]":
-        socket = self._context.socket(kind)
-        socket.setsockopt(zmq.SNDHWM, 0)  # what is under way is bounded above: see exchange.UNDER_WAY
-        socket.setsockopt(zmq.RCVHWM, 0)
-        socket.setsockopt(zmq.LINGER, 0)
-        socket.setsockopt(zmq.MAXMSGSIZE, LARGEST)
-        socket.setsockopt(
-            zmq.HANDSHAKE_IVL, int(1000 * self.patience)
-        )  # with a key, the other's Python has a part in it
-        if self.key:
-            secret, public = self.key.encode(), zmq.curve_public(self.key.encode())
-            socket.curve_secretkey, socket.curve_publickey = secret, public
-            if kind == zmq.ROUTER:
-                socket.curve_server = True
-            else:
-                socket.curve_serverkey = public
-        return socket
+        self._sockets.close()
 
     def _reply_with(self, frames: Frames) -> None:
         with self._lock:
@@ -233,7 +179,7 @@ class ZeroMQ:
 
     def _dealer(self, rank: int) -> "zmq.Socket[bytes] | None":
         if rank not in self._dealers and rank not in self._lost:
-            dealer = self._socket(zmq.DEALER)
+            dealer = self._sockets.make(zmq.DEALER)
             returns = rank in self.returning
             if returns:
                 dealer.setsockopt(zmq.RECONNECT_IVL, RETRY_MS)
@@ -390,11 +336,7 @@ def connect(world: World, store: "Store", patience: float, requests: Requests) -
         raise Failure(
             f"--wire zmq over hosts needs a key: `hvdtrain launch` makes one, or set {WIRE_KEY} on every rank"
         )
-    try:
-        if key:
-            zmq.curve_public(key.encode())
-    except (ValueError, zmq.ZMQError):
-        raise Failure(f"{WIRE_KEY} is no secret key of CURVE, which has 40 characters of Z85") from None
+    check_key(key)
     address = own_address(world)
     try:
         wire = ZeroMQ(f"tcp://{address}", requests, key, patience)
@@ -430,62 +372,3 @@ def connect_again(endpoint: str, endpoints: Mapping[int, str], patience: float, 
         else:
             wire.endpoints.update(endpoints)
             return wire
-
-
-def pack(value: Any) -> list[Any]:
-    """The header and tensors' memory of a message: numbers, text, lists, dicts, tensors, and Push and Answer."""
-    tensors: list[Any] = []
-    header = _encode(_prepared(value, tensors))
-    return [header, *tensors]
-
-
-def _prepared(value: Any, tensors: list[Any]) -> Any:
-    if isinstance(value, torch.Tensor):
-        flat, name = value.detach().contiguous().reshape(-1), str(value.dtype).removeprefix("torch.")
-        memory = flat.view(torch.uint8).numpy() if value.nbytes else b""
-        inside = bytes(memory) if value.nbytes <= SMALL else None  # a frame more costs more
-        if inside is None:
-            tensors.append(memory)
-        return msgspec.msgpack.Ext(_TENSOR, _encode([name, list(value.shape), inside]))
-    for code, kind in _NAMED.items():
-        if isinstance(value, kind):
-            return msgspec.msgpack.Ext(code, _encode([_prepared(field, tensors) for field in value]))
-    if isinstance(value, list | tuple):
-        return [_prepared(one, tensors) for one in value]
-    if isinstance(value, dict):
-        return {key: _prepared(one, tensors) for key, one in value.items()}
-    return value
-
-
-def unpack(frames: Frames) -> Any:
-    """What was packed, with tensors in the frames' own memory; tuples come back as lists.
-
-    Raises:
-        ValueError: it is not what pack makes.
-    """
-    tensors = iter(frames[1:])
-
-    def extension(code: int, data: memoryview) -> Any:
-        content = decoder.decode(data)
-        if code == _TENSOR:
-            name, shape, inside = content
-            return _tensor(name, shape, inside, tensors)
-        if code not in _NAMED:
-            raise ValueError(f"an extension of type {code}")
-        return _NAMED[code](*content)
-
-    decoder = msgspec.msgpack.Decoder(ext_hook=extension)
-    try:
-        return decoder.decode(frames[0].buffer)
-    except Exception as error:  # of msgspec, torch or ours: anybody may have made these bytes
-        raise ValueError(str(error)) from None
-
-
-def _tensor(name: str, shape: list[int], inside: bytes | None, tensors: Iterator[Any]) -> torch.Tensor:
-    dtype = _DTYPES[name]
-    if not isinstance(inside, bytes | None):
-        raise ValueError("a tensor's memory is no bytes")
-    memory = bytearray(inside) if inside is not None else next(tensors).buffer
-    if len(memory) != math.prod(shape) * dtype.itemsize or any(side < 0 for side in shape):
-        raise ValueError("a tensor of another size than its memory")
-    return torch.frombuffer(memory, dtype=dtype).view(shape) if len(memory) else torch.empty(shape, dtype=dtype)

@@ -16,8 +16,9 @@ from torch.futures import Future
 
 from hvdtrain.errors import Failure
 from hvdtrain.ps.messages import Answer, Push
+from hvdtrain.ps.packing import _DTYPES, pack, unpack
 from hvdtrain.ps.requests import WATCH, Requests
-from hvdtrain.ps.zeromq import _DTYPES, ZeroMQ, connect_again, pack, unpack
+from hvdtrain.ps.zeromq import ZeroMQ, connect_again
 
 HERE = "tcp://127.0.0.1"
 encode = msgspec.msgpack.encode
