@@ -107,9 +107,10 @@ def main() -> NoReturn:
     except OSError as error:  # a full disk, most likely
         _drop_output()
         _fail([f"{error.strerror or error}{f': {error.filename}' if error.filename else ''}"], 1)
-    except (KeyboardInterrupt, click.Abort):
+    except (KeyboardInterrupt, click.Abort) as error:
         signal.signal(signal.SIGINT, signal.SIG_IGN)  # another one would change the exit code
-        _fail(["interrupted"], 130)
+        how_to_go_on = str(error.__cause__ or "")  # click has made another error of it
+        _fail([f"interrupted: {how_to_go_on}" if how_to_go_on else "interrupted"], 130)
     finally:
         gc.freeze()  # the process ends: to look for garbage among all that torch has made took half a second
 

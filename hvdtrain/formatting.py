@@ -13,6 +13,11 @@ def printable(text: str) -> str:
     return "".join(c if c.isprintable() or c == "\n" else "?" for c in text)
 
 
+def encodable(name: str) -> str:
+    """A file's name that can be written as UTF-8: bytes of it that are none become escape sequences."""
+    return name.encode(errors="backslashreplace").decode()
+
+
 def with_noun(number: int, noun: str) -> str:
     """`1 worker`, `2 workers`."""
     return f"{number} {noun}" + ("" if number == 1 else "s")

@@ -13,7 +13,7 @@ import click
 import pytest
 from click.testing import CliRunner
 from helpers.jobs import ENV, SETTINGS, check_run_folder, hvdtrain
-from helpers.spare import ranks_from_a_spare
+from helpers.spare import env_with_spare, first_with_spare
 
 from hvdtrain import modes
 from hvdtrain.cli import cli
@@ -85,10 +85,8 @@ def ours(line: str) -> list[str]:
 def test_every_command_runs(name, tmp_path):
     """In one folder and in order: later commands use what earlier ones made."""
     commands = [command for command in run_here(READMES[name]) if command not in ELSEWHERE]
-    starts_ranks = any(" train " in command for command in commands)
-    with ranks_from_a_spare(tmp_path / "spare") if starts_ranks else contextlib.nullcontext((ENV, "")) as settings:
-        for command in commands:
-            run_in(tmp_path, command, *settings)
+    for command in commands:
+        run_in(tmp_path, command, env_with_spare(), first_with_spare())
     if name == "README.md":
         for folder, mode, workers, servers in STARTED:
             check_run_folder(tmp_path / "runs" / folder, mode, workers, servers, 20)
@@ -97,7 +95,7 @@ def test_every_command_runs(name, tmp_path):
 
 
 def run_in(folder: Path, command: str, env: dict[str, str] = ENV, first: str = "") -> None:
-    """What begins with `hvdtrain` runs in a forked process; starters are started. See ranks_from_a_spare."""
+    """What begins with `hvdtrain` runs in a forked process; starters are started. See helpers/spare.py."""
     words = shlex.split(command)
     if words[0] == "hvdtrain":
         with contextlib.chdir(folder):

@@ -60,7 +60,7 @@ def replay(run: Path) -> None:
             if made is not None and (worker, step) not in leases:
                 raise UsageError(f"{run} has no lease of step {step} of worker {worker}, whose push its ledgers have")
     weights, pushes = _replay(config, workers, threads, lines, leases)
-    joined = len({worker for (worker, *_) in itertools.chain(*lines.values())} - set(range(workers)))
+    joined = len(_who_pushed(lines) - set(range(workers)))
     total = sum(tensor.numel() for tensor in weights.values())
     if different := _different(weights, run / WEIGHTS):
         raise Failure(f"{different:,} of {total:,} weights differ from those that {run} saved")
@@ -97,6 +97,10 @@ Lines = dict[tuple[int, int], list[Line]]  # (server, bucket) -> its pushes, in 
 Leases = dict[tuple[int, int], int]  # (worker, step) -> the number of its share
 
 
+def _who_pushed(lines: Lines) -> set[int]:
+    return {worker for worker, *_ in itertools.chain(*lines.values())}
+
+
 def _read_ledgers(run: Path, servers: int, workers: int, most: int) -> Lines:
     """What the ledgers say. UsageError, with file and line, where one cannot be read or contradicts itself.
 
@@ -128,9 +132,9 @@ def _read_ledgers(run: Path, servers: int, workers: int, most: int) -> Lines:
 
 def _read_lives(run: Path, workers: int) -> int:
     """How many lives the run's workers had, those at the start included. UsageError where that cannot be read."""
-    from hvdtrain.ps.lives import lives_file
+    from hvdtrain.ps.membership_log import membership_file
 
-    path = lives_file(run)
+    path = membership_file(run)
     try:
         members = [int(json.loads(line)["member"]) for line in path.read_text().splitlines()]
         if members and not 0 <= max(members) < MOST_LIVES:
@@ -237,7 +241,7 @@ def _replay(
     in_lockstep = modes.declared(config.mode).lockstep
     make_policy = modes.load(config.mode if in_lockstep else "ps-async").make_policy
     replicas = []
-    for number in range(max(workers, 1 + max(who for order in lines.values() for who, *_ in order))):
+    for number in range(max(workers, 1 + max(_who_pushed(lines), default=-1))):
         model = initial_model(config, len(data.classes))
         if config.pretrained:
             load_pretrained(model, config.model, config.pretrained)

@@ -1,6 +1,7 @@
 """`hvdtrain compare`: the same model on the same samples under several modes, one after the other, and a report."""
 
 import dataclasses
+import math
 import shlex
 import time
 from functools import partial
@@ -34,6 +35,11 @@ def _use_preset(ctx: click.Context, param: click.Parameter, name: str) -> str:
     """The preset's options are defaults: what stands on the command line wins."""
     if name:
         ctx.default_map = recipes.load("presets", name)["options"]
+        lists = {option.name for option in ctx.command.params if isinstance(option.type, Numbers | Names)}
+        for key, value in ctx.default_map.items():
+            is_one = isinstance(value, str | int) or (isinstance(value, float) and math.isfinite(value))
+            if not is_one and not (isinstance(value, list) and key in lists):
+                raise UsageError(f"preset {name}: {key} = {value} is not one value")
     return name
 
 

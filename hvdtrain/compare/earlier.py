@@ -19,7 +19,7 @@ from hvdtrain.runs.read import Run, load_run
 from hvdtrain.runs.request import recorded_options, with_absolute_paths
 from hvdtrain.world.host import versions
 
-LAST_BREATH_S = 30.0  # how long the ranks of a comparison that was killed may take to end
+KILLED_JOB_END_S = 30.0  # how long the ranks of a comparison that was killed may take to end
 _REPORT = ("report.html", "report.md", "results.csv", "verdict.json")
 # Fields that tell the runs of a comparison apart, and fields that change nothing about a run.
 _AXES = {"mode", "servers", "model", "batch_size", "repeat", "seed", "shares", "slow", "staleness", "backup"}
@@ -186,7 +186,7 @@ def set_aside(folder: Path, name: str) -> Path | None:
     begun = folder / "runs" / name
     if not begun.exists():
         return None
-    deadline = time.monotonic() + LAST_BREATH_S
+    deadline = time.monotonic() + KILLED_JOB_END_S
     while is_claimed(begun):
         if time.monotonic() > deadline:
             raise UsageError(f"{begun}: its job is still at work there: end it, or wait for it")

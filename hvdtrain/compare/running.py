@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from rich.progress import Progress
 
 LEAST_DISK = 2**20  # bytes: where less is free, a job that failed could probably not write
-PARTING_S = 30.0  # how long the ranks of a job may take to end after its summary is written
+END_AFTER_SUMMARY_S = 30.0  # how long the ranks of a job may take to end after its summary is written
 
 
 def run_all(
@@ -108,7 +108,9 @@ def _follow(run: Planned, folder: Path, look: bool) -> Iterator[list[dict[str, A
     command = prepare(run.launcher, run.config, run.workers, run.hosts, out, measure=True)
     with launched_job(command, log) as job:
         # A worker that hangs and was given up by the others would let its starter wait for ever.
-        while job.poll() is None and not (summary.is_file() and time.time() - summary.stat().st_mtime > PARTING_S):
+        while job.poll() is None and not (
+            summary.is_file() and time.time() - summary.stat().st_mtime > END_AFTER_SUMMARY_S
+        ):
             time.sleep(0.2)
             if look and (steps := last_steps(metrics)):
                 yield steps

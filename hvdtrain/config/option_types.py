@@ -72,6 +72,11 @@ class SnapshotEvery(click.ParamType):
         return str(value)
 
 
+def _words(value: Any) -> list[Any]:
+    """`1,2` of a command line, or the list of a preset."""
+    return value if isinstance(value, list) else str(value).split(",")
+
+
 class Numbers(click.ParamType):
     """`1,2,4` as a list of different whole numbers.
 
@@ -85,13 +90,11 @@ class Numbers(click.ParamType):
         self.least = least
 
     def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> list[int]:
-        if isinstance(value, list):
-            return value
         try:
-            numbers = [int(word) for word in value.split(",")]
+            numbers = [int(str(word)) for word in _words(value)]
         except ValueError:
-            numbers = [self.least - 1]
-        if min(numbers) < self.least:
+            numbers = []
+        if not numbers or min(numbers) < self.least:
             self.fail(f"'{value}' is not a list of whole numbers such as 1,2,4, each at least {self.least}", param, ctx)
         return list(dict.fromkeys(numbers))
 
@@ -105,7 +108,9 @@ class ServerNumbers(Numbers):
     name = "numbers|equal"
 
     def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> list[Any]:
-        words = value if isinstance(value, list) else value.split(",")
+        words = _words(value)
+        if not words:  # in a preset
+            self.fail("'' is not a list of whole numbers such as 1,2,equal", param, ctx)
         found = [word if word == EQUAL else super(ServerNumbers, self).convert(str(word), param, ctx) for word in words]
         return list(dict.fromkeys(each for one in found for each in ([one] if one == EQUAL else one)))
 
@@ -128,7 +133,9 @@ class Names(click.ParamType):
     name = "names"
 
     def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> list[str]:
-        words = value if isinstance(value, list) else value.split(",")
+        words = _words(value)
+        if not words or not all(isinstance(word, str) for word in words):  # in a preset
+            self.fail(f"{value} is not a list of names", param, ctx)
         return list(dict.fromkeys(word.strip() for word in words))
 
 

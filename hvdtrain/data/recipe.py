@@ -7,6 +7,8 @@ from dataclasses import MISSING, dataclass, field, fields
 from pathlib import Path
 from typing import Any
 
+from msgspec import ValidationError, convert
+
 from hvdtrain.config import recipes, toml
 from hvdtrain.data.selection import SPLIT_METHODS
 from hvdtrain.errors import UsageError, unknown
@@ -40,14 +42,18 @@ class Recipe:
         """Read a recipe.
 
         Raises:
-            UsageError: the name is unknown (the known ones are listed), or the recipe has missing or unknown keys.
+            UsageError: the name is unknown (the known ones are listed), or the recipe has missing or unknown keys, or
+                values of another kind.
         """
         table = recipes.load("datasets", name)
         known = {f.name for f in fields(cls)} - {"name"}
         required = {f.name for f in fields(cls) if f.default_factory is MISSING} - {"name"}
         if wrong := sorted((required - table.keys()) | (table.keys() - known)):
             raise UsageError(f"datasets/{name}.toml: missing or unknown: {', '.join(wrong)}; see datasets/README.md")
-        recipe = cls(name=name, **table)
+        try:
+            recipe = convert({"name": name} | table, cls)
+        except ValidationError as error:
+            raise UsageError(f"datasets/{name}.toml: {error}") from None
         if recipe.source not in KINDS:
             raise unknown(f"source in datasets/{name}.toml", recipe.source, KINDS)
         return recipe

@@ -67,9 +67,12 @@ class ShardedImage:
             self._kept(self.kept_in).unlink(missing_ok=True)  # damaged or outdated: download it again
             content = self._read()
         if len(content) != self.size:
+            advice = f"use {CACHED}URL"
+            if self.kept_in:
+                advice = f"make room for whole shards on the disk of {self.kept_in.parent}, or set HVDTRAIN_CACHE"
             raise Failure(
                 f"{self}: {len(content):,} bytes came and not {self.size:,}: where a server does not send parts of "
-                f"files, use {CACHED}URL"
+                f"files, {advice}"
             )
         if zlib.crc32(content) != self.crc:
             raise Failure(f"{self} is not what was packed: its checksum differs")

@@ -17,6 +17,7 @@ from hvdtrain.config.run_config import RunConfig
 from hvdtrain.data.folder import ImageFolder, Samples
 from hvdtrain.data.loader import Loader
 from hvdtrain.errors import UsageError
+from hvdtrain.formatting import encodable
 from hvdtrain.models.layers import Network
 from hvdtrain.numerics.precision import autocast
 from hvdtrain.rank.work import evaluation_resize, image_side, initial_model
@@ -77,7 +78,7 @@ class Predictions:
 
     def name(self, image: int) -> str:
         """The image's path in its part of the data set, `class/file`."""
-        return f"{self.classes[self.labels[image]]}/{_printable(self.samples[image][0].name)}"
+        return f"{self.classes[self.labels[image]]}/{encodable(self.samples[image][0].name)}"
 
 
 def predict(
@@ -115,13 +116,8 @@ def predict(
             batches.append([column.cpu().numpy() for column in columns])
             for index in share.indices:
                 progress(index + 1, len(samples))
-    classes = tuple(map(_printable, trained_on.classes))
+    classes = tuple(map(encodable, trained_on.classes))
     return Predictions(classes, samples, side, *map(np.concatenate, zip(*batches, strict=True)))
-
-
-def _printable(name: str) -> str:
-    """A file's name that can be printed and written: bytes that are no UTF-8 become escape sequences."""
-    return name.encode(errors="backslashreplace").decode()
 
 
 def _load_model(config: RunConfig, weights: Path, classes: int, device: torch.device) -> Network:

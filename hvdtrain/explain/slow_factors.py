@@ -12,6 +12,7 @@ from hvdtrain.numerics.slowdown import Rule, parse
 from hvdtrain.report.plots import Plot
 from hvdtrain.runs.fields import field_value
 from hvdtrain.runs.read import Kind, Run, finished_by_kind
+from hvdtrain.runs.schema import each_share
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -143,7 +144,8 @@ def _of_slow_and_others(run: Run) -> tuple[float, float] | None:
     slow = f"rank{run.kind.servers + (rules[0].worker or 0 if rules else 0)}"
     ranks, _ = run.read_steps()
     of = {
-        rank: [step.staleness for step in steps if step.staleness is not None] for rank, steps in ranks.items()
+        rank: [share.staleness for share in each_share(steps) if share.staleness is not None]
+        for rank, steps in ranks.items()
     }  # fmt: skip
     own, others = of.pop(slow, []), [value for values in of.values() for value in values]
     return (fmean(own), fmean(others)) if own and others else None

@@ -9,7 +9,7 @@ from hvdtrain import modes
 from hvdtrain.errors import UsageError
 from hvdtrain.runs.live import WARM_UP
 from hvdtrain.runs.read import Run
-from hvdtrain.runs.schema import Step
+from hvdtrain.runs.schema import Step, each_share
 
 BLOCKS = 20  # into which a run is divided, to see how steady something is, and since when
 FEWEST_STEPS = 2 * BLOCKS  # of workers in step; of others fewer do, since a slow one takes few
@@ -51,7 +51,7 @@ def read_timeline(run: Run) -> Timeline:
     kind = run.kind
     of_rank, _ = run.read_steps()
     ranks = list(range(kind.servers, kind.servers + kind.workers))
-    rows = [of_rank.get(f"rank{rank}", []) for rank in ranks]
+    rows = [each_share(of_rank.get(f"rank{rank}", [])) for rank in ranks]
     in_step = kind.mode in modes.names() and modes.declared(kind.mode).lockstep
     needed = WARM_UP + (FEWEST_STEPS if in_step else FEWEST_OF_ITS_OWN)
     fewest = min(map(len, rows))

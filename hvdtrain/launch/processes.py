@@ -18,6 +18,7 @@ from hvdtrain.errors import Failure, UsageError
 from hvdtrain.launch.own_network import enter_own_network, variables_of
 from hvdtrain.launch.recipe import JobSpec, LaunchCommand, expand
 from hvdtrain.launch.records import is_running
+from hvdtrain.ps.join_info import remove_join_files
 from hvdtrain.world.parent import die_with_parent, is_alive
 
 GRACE_S = 5.0  # from SIGTERM to SIGKILL
@@ -75,8 +76,7 @@ def respawner(run: Path, command: LaunchCommand, log: Path) -> Iterator[Callable
     Returns:
         Whether the job goes on without those that its starter has started.
     """
-    for left in [run / "join.json", *run.glob("return.server*.json")]:  # of a job that was killed
-        left.unlink(missing_ok=True)
+    remove_join_files(run)  # of a job that was killed
     with log.open("ab") as output:
         process = subprocess.Popen(
             [sys.executable, "-m", "hvdtrain.rank.respawn", str(run)], env=command.environment, stdout=output,
@@ -95,6 +95,7 @@ def respawner(run: Path, command: LaunchCommand, log: Path) -> Iterator[Callable
             yield goes_on
         finally:
             _end_job(process)
+            remove_join_files(run)  # one has the job's key
 
 
 def _private(path: str, flags: int) -> int:

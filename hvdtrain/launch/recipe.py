@@ -152,7 +152,7 @@ def expand(launcher: str, spec: JobSpec) -> LaunchCommand:
         files[script] = filler.script(recipe["script"])
     if "resource" in recipe:
         files[script] = filler.resource(recipe["resource"], script.name)
-    stop = recipe.get("leave", "SIGTERM")
+    stop = recipe.get("leave") or "SIGTERM"
     of_hosts = recipe.get("hosts") == "needed"
     is_here = all(map(_is_loopback, spec.hosts)) if of_hosts else bool(recipe.get("here"))
     own_network = is_here and not spec.needs_network and spec.interface in ("", "lo")

@@ -4,7 +4,7 @@ import contextlib
 import dataclasses
 import subprocess
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 from hvdtrain.launch import stand_in
@@ -12,6 +12,11 @@ from hvdtrain.launch.recipe import LaunchCommand
 
 # Torch reads these when it is loaded; a rank takes its own number of threads later.
 _ENVIRONMENT = {"OMP_NUM_THREADS": "1", "MKL_NUM_THREADS": "1", "THP_MEM_ALLOC_ENABLE": "1"}
+
+
+def through_stand_in(place: Path, program: Sequence[str]) -> list[str]:
+    """The command that has a program of ours forked by the spare whose socket that is."""
+    return [sys.executable, "-S", "-E", stand_in.__file__, str(place), *program]
 
 
 @contextlib.contextmanager
@@ -32,7 +37,6 @@ def spare_ranks(command: LaunchCommand, folder: Path) -> Iterator[LaunchCommand]
     if at is None:  # a recipe that starts ranks in another way
         yield command
         return
-    instead = [sys.executable, "-S", "-E", stand_in.__file__, str(place)]
     folder.mkdir(parents=True, exist_ok=True)
     place.unlink(missing_ok=True)
     mode = [word for word in command.argv if word == "ddp"]  # it alone needs more imports than the others
@@ -41,7 +45,7 @@ def spare_ranks(command: LaunchCommand, folder: Path) -> Iterator[LaunchCommand]
         stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL, start_new_session=True,
     )  # fmt: skip
     try:
-        yield dataclasses.replace(command, argv=[*command.argv[:at], *instead, *command.argv[at:]])
+        yield dataclasses.replace(command, argv=[*command.argv[:at], *through_stand_in(place, command.argv[at:])])
     finally:
         spare.kill()
         spare.wait()

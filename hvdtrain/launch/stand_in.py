@@ -37,7 +37,8 @@ def main() -> None:
         signal.signal(passed, lambda number, _: os.kill(rank, number))
     code = _number(connection)
     if code < 0:  # it was ended by a signal, and so is this, so that the starter sees it
-        signal.signal(-code, signal.SIG_DFL)
+        if -code in PASSED_ON:
+            signal.signal(-code, signal.SIG_DFL)
         os.kill(os.getpid(), -code)
     os._exit(code)
 

@@ -41,12 +41,16 @@ def supervise(
     Raises:
         Failure: it failed, the last time too; with the exit code of the rank that failed first.
         SystemExit: it was stopped by SIGTERM.
+        KeyboardInterrupt: it was ended by Ctrl-C; with how to go on.
     """
     log = log_file(out)
     with spare_ranks(command, log.parent) if retries and command.here else nullcontext(command) as again:
         for attempt in range(1, retries + 2):
             starting = command if attempt == 1 else again
-            exit_code, was_stopped = _run_once(starting, log, leave_file(out), out if respawns else None)
+            try:
+                exit_code, was_stopped = _run_once(starting, log, leave_file(out), out if respawns else None)
+            except KeyboardInterrupt:
+                raise KeyboardInterrupt(_how_to_resume(out)) from None
             # An mpirun that has lost all its hosts ends with exit code 0: only the summary proves success.
             if exit_code == 0 and (not expects_summary or (out / "summary.json").is_file()):
                 return

@@ -50,7 +50,7 @@ class Synchroniser(Protocol):
     def set_accumulating(self, accumulating: bool) -> None:
         """Before forward: whether another pass of the same step follows, so that nothing is sent after this one's."""
 
-    def overtaken(self, step: int) -> bool:
+    def skip_if_overtaken(self, step: int) -> bool:
         """Whether the others took this step without this worker, which leaves it out."""
 
     def begin(self, step: int, lr: float) -> None:
@@ -72,7 +72,7 @@ class Synchroniser(Protocol):
         """Payload bytes of tensors that this process has sent and received, in so many steps since it began."""
 
     def ask_servers(self, question: str) -> list[Any]:
-        """What each server says: of its `cost`, its `host`, the time `now`, or what it `traced`: see ps.server."""
+        """What each server answers: the question is a method of ps.server.Server without arguments, such as `cost`."""
 
 
 class LocalUpdate:
@@ -112,7 +112,7 @@ class LocalUpdate:
     def set_accumulating(self, accumulating: bool) -> None:
         pass
 
-    def overtaken(self, step: int) -> bool:
+    def skip_if_overtaken(self, step: int) -> bool:
         return False
 
     def begin(self, step: int, lr: float) -> None:

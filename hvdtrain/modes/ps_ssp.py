@@ -53,7 +53,7 @@ class StaleSynchronous:
         staleness: how many steps a worker may be ahead; None: any number.
     """
 
-    KEPT = ("clocks", "summed", "idle_after", "at_barrier", "waiting")  # without what delay compensation needs
+    SAVED = ("clocks", "summed", "lr", "idle_after", "at_barrier", "waiting")  # without what delay compensation needs
 
     def __init__(self, workers: int, config: RunConfig, staleness: int | None) -> None:
         self.clocks = dict.fromkeys(range(workers), 0)
@@ -64,6 +64,7 @@ class StaleSynchronous:
         self.staleness = staleness
         self.sum: torch.Tensor | None = None  # of the gradients of these pushes, for the next step
         self.summed: list[Push] = []
+        self.lr = 0.0  # of the last of them
         self.idle_after: dict[int, int] = {}  # worker -> the step after which it pushes nothing for now
         self.at_barrier: set[int] = set()  # of these, those that push again when all workers are there
         self.waiting: list[tuple[Push, int]] = []  # pushes whose workers wait, with the staleness of each
@@ -80,20 +81,23 @@ class StaleSynchronous:
             if push.gradient is not None:
                 moved = bucket.weights - self.weights_of[push.worker]
                 push.gradient.addcmul_(moved.mul_(push.gradient), push.gradient, value=self.compensation)
-        if push.gradient is not None:
-            lr = push.lr * self.scale / (max(1, staleness) if self.divides else 1)
-            self._add(bucket, push, lr)
+        gradient, push = push.gradient, push.with_gradient(None)
+        if gradient is not None:
+            self.lr = push.lr * self.scale / (max(1, staleness) if self.divides else 1)
+            self._add(bucket, push, gradient)
         self.clocks[push.worker] = push.step
-        self.waiting.append((push._replace(gradient=None), staleness))
+        if self.staleness is None and not self.idle_after:  # nobody waits
+            return [bucket.reply(push, staleness)]
+        self.waiting.append((push, staleness))
         return self._let_go(bucket)
 
-    def _add(self, bucket: Bucket, push: Push, lr: float) -> None:
+    def _add(self, bucket: Bucket, push: Push, gradient: torch.Tensor) -> None:
         """Sum the push's gradient, and take a step when there are enough."""
         if self.sum is not None:
-            self.sum.add_(push.gradient)
+            self.sum.add_(gradient)
         else:  # the worker goes on, and its gradient's memory is its own again
-            self.sum = push.gradient if self.pushes_per_step == 1 else push.gradient.clone()
-        self.summed.append(push._replace(gradient=None, lr=lr))
+            self.sum = gradient if self.pushes_per_step == 1 else gradient.clone()
+        self.summed.append(push)
         if len(self.summed) == self.pushes_per_step:
             self._step(bucket)
 
@@ -107,7 +111,7 @@ class StaleSynchronous:
         gradient, summed, self.sum, self.summed = self.sum, self.summed, None, []
         if gradient is not None and len(summed) > 1:
             gradient.div_(len(summed))
-        lr = summed[-1].lr * (len(summed) / self.pushes_per_step)
+        lr = self.lr * (len(summed) / self.pushes_per_step)
         bucket.apply(gradient, lr, *summed, look_ahead=self.look_ahead)
 
     def idle(self, bucket: Bucket, worker: int, step: int, at_barrier: bool) -> list[Reply]:
@@ -134,11 +138,11 @@ class StaleSynchronous:
     def waits(self, worker: int) -> bool:
         return any(push.worker == worker for push, _ in self.waiting)
 
-    def kept(self) -> tuple[Any, torch.Tensor | None]:
-        return {name: getattr(self, name) for name in self.KEPT}, self.sum
+    def state(self) -> tuple[Any, torch.Tensor | None]:
+        return {name: getattr(self, name) for name in self.SAVED}, self.sum
 
-    def go_on(self, plain: Any, summed: torch.Tensor | None) -> None:
-        for name in self.KEPT:
+    def restore(self, plain: Any, summed: torch.Tensor | None) -> None:
+        for name in self.SAVED:
             setattr(self, name, plain[name])
         self.sum = summed
 

@@ -61,7 +61,7 @@ class Synchronous:
             self.sum = None
         else:
             self.sum.add_(push.gradient)
-        self.added.append(push._replace(gradient=None))
+        self.added.append(push.with_gradient(None))
 
     def _update(self, bucket: Bucket) -> list[Reply]:
         pushes, total = self.added, self.sum

@@ -77,10 +77,10 @@ class Compressor:
 
     def decode(self, parts: Sequence["Tensor"]) -> "Tensor":
         """The gradient, [n] float32, that was sent as these parts."""
-        import torch
-
         if self.kind == "none":
             return parts[0]
+        import torch
+
         if self.kind in ("fp16", "bf16"):
             return parts[0].float()
         if self.kind == "int8":

@@ -23,8 +23,12 @@ TRANSPORT_FIELDS = {  # key of the file -> field of Transport, and how many of t
     "receive_s_per_gb": ("receive_s_per_gb", 1.0),
     "server_send_s_per_gb": ("server_send_s_per_gb", 1.0),
     "server_receive_s_per_gb": ("server_receive_s_per_gb", 1.0),
+    "local_share": ("local_share", 1.0),
+    "idle_cores": ("idle_cores", 1.0),
     "efficiency": ("efficiency", 1.0),
 }
+# What older calibrations have not: Transport has what is meant then.
+OPTIONAL = ("local_share", "idle_cores")
 # What the simulation itself leaves out, as a share of a step: an interval is never narrower.
 MODEL_ERROR = 0.1
 _Z90 = 1.645  # of 90 % of a normal distribution
@@ -199,7 +203,11 @@ def _parse(found: dict[str, Any]) -> Calibration:
         fixed_ms=_quantity(found, "fixed_ms"),
         optimizer_ms_per_mb=_quantity(found, "optimizer_ms_per_mb"),
         transports={
-            name: {key: _quantity(transports[name], f"transports.{name}.{key}") for key in TRANSPORT_FIELDS}
+            name: {
+                key: _quantity(transports[name], f"transports.{name}.{key}")
+                for key in TRANSPORT_FIELDS
+                if key not in OPTIONAL or key in transports[name]
+            }
             for name in TRANSPORTS
         },
         codecs={

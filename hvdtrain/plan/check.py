@@ -18,6 +18,7 @@ from hvdtrain.plan.units import Stragglers
 from hvdtrain.report.table import Cell, Table
 from hvdtrain.runs.fields import field_value
 from hvdtrain.runs.read import Run, load_run
+from hvdtrain.runs.schema import each_share
 
 Row = dict[str, Any]
 WARM_UP = 2  # steps that are not counted
@@ -25,7 +26,7 @@ LOCAL_GBIT = 1e4  # between processes of one host
 
 
 def measured_step_s(run: Run) -> float:
-    """Median seconds between two steps of a worker, over all workers.
+    """Median seconds between two steps of a worker, or two shares, over all workers.
 
     Raises:
         UsageError: there are too few steps.
@@ -33,7 +34,7 @@ def measured_step_s(run: Run) -> float:
     ranks, _ = run.read_steps()
     medians = []
     for steps in ranks.values():
-        ends = [step.time for step in steps[WARM_UP - 1 :]]
+        ends = [share.time for share in each_share(steps)[WARM_UP - 1 :]]
         if len(ends) > 1:
             medians.append(statistics.median(b - a for a, b in itertools.pairwise(ends)))
     if not medians:

@@ -12,7 +12,7 @@ from hvdtrain.config.run_config import RunConfig
 from hvdtrain.errors import UsageError
 from hvdtrain.formatting import with_noun
 from hvdtrain.plan import calibration as calibrations
-from hvdtrain.plan.scenario import MODES, SERVER_MODES, Slow
+from hvdtrain.plan.scenario import MODES, Slow
 from hvdtrain.plan.units import Bandwidths, Counts, Latency, Stragglers
 
 FOLDER = click.Path(path_type=Path)
@@ -133,19 +133,19 @@ def predict(
         _best_use(found, question, hosts, bandwidth, price_host, price_server or price_host, file)
         return
     prediction.check_slow(question, workers)
-    most = len(workers) * len(bandwidth) * sum(len(servers) if mode in SERVER_MODES else 1 for mode in modes)
-    if most > MOST_ROWS:
-        raise UsageError(f"that is a table of {most} rows, more than {MOST_ROWS}: ask for fewer workers or rates")
-    rows = prediction.rows(found, question, workers, servers, bandwidth)
-    if not rows:
+    cells = prediction.cells(question, workers, servers, bandwidth)
+    if len(cells) > MOST_ROWS:
+        raise UsageError(f"that is a table of {len(cells)} rows, more than {MOST_ROWS}: ask for fewer workers or rates")
+    if not cells:
         raise UsageError("there is nothing to predict: single has one worker, all others take any number")
+    if trace and len(cells) > 1:
+        raise UsageError(
+            f"--trace is of one prediction, and these are {len(cells)}: name one mode, --workers, --servers, …"
+        )
+    rows = [prediction.row(found, question, *cell) for cell in cells]
     map_ = prediction.winners(rows)
     if file:
         _write(file, {"calibration": str(calibration), "model": found.model, "rows": rows, "crossover": map_})
-    if trace and len(rows) != 1:
-        raise UsageError(
-            f"--trace is of one prediction, and these are {len(rows)}: name one mode, --workers, --servers, …"
-        )
     if plot:
         from hvdtrain.plan import plots
 

@@ -5,8 +5,9 @@ A resource can stand for several alike: work then says how many do it at once (`
 
 import heapq
 import itertools
+import random
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Hashable
 
 Then = Callable[[], None]
 
@@ -45,15 +46,44 @@ class Clock:
 
 
 class Link:
-    """One direction of a link: messages in order, each at full rate."""
+    """One direction of a link: a message at a time, at full rate.
 
-    def __init__(self) -> None:
-        self.free_at = 0.0
+    Messages of a connection keep their order. Between connections there is none: TCP shares a link among them, but
+    unevenly, so that a message is through while another that began as early is not. Whose is next is drawn.
+    """
 
-    def take(self, earliest: float, seconds: float) -> float:
-        """Serve a message that is there at `earliest`, or later when the link is free; when it is through."""
-        self.free_at = max(self.free_at, earliest) + seconds
-        return self.free_at
+    def __init__(self, clock: Clock, draw: random.Random) -> None:
+        self.clock, self.draw = clock, draw
+        self._waiting: dict[Hashable, deque[tuple[float, Then, Then]]] = {}
+        self._connections: list[Hashable] = []  # those that have messages waiting
+        self._busy = False
+
+    def take(self, connection: Hashable, seconds: float, begins: Then, ends: Then) -> None:
+        """Serve a message for so long; calls `begins` when its first byte leaves, `ends` when its last is through."""
+        waiting = self._waiting.setdefault(connection, deque())
+        if not waiting:
+            self._connections.append(connection)
+        waiting.append((seconds, begins, ends))
+        if not self._busy:
+            self._next()
+
+    def _next(self) -> None:
+        self._busy = bool(self._connections)
+        if not self._busy:
+            return
+        number = int(self.draw.random() * len(self._connections)) if len(self._connections) > 1 else 0
+        waiting = self._waiting[self._connections[number]]
+        seconds, begins, ends = waiting.popleft()
+        if not waiting:
+            self._connections[number] = self._connections[-1]
+            self._connections.pop()
+        begins()
+
+        def through() -> None:
+            self._next()
+            ends()
+
+        self.clock.at(self.clock.now + seconds, through)
 
 
 class Processors:

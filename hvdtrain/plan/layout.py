@@ -40,6 +40,11 @@ class HostGroup:
     servers: int
     workers: tuple[tuple[float, int], ...]
 
+    @property
+    def processes(self) -> int:
+        """On all of these hosts together."""
+        return self.hosts * (self.servers + sum(count for _, count in self.workers))
+
 
 @dataclass(frozen=True)
 class Piece:
@@ -87,6 +92,13 @@ def host_groups(scenario: Scenario, most: int) -> list[HostGroup]:
         parts = min(number, of_servers if servers else 1 if scenario.mode == "ps-sync" else most)
         found += [HostGroup(number * (i + 1) // parts - number * i // parts, servers, workers) for i in range(parts)]
     return found
+
+
+def local_part(scenario: Scenario) -> float:
+    """The share of all messages between workers and servers that stay on their host."""
+    groups = host_groups(scenario, 1)
+    pairs = sum(group.hosts * group.servers * sum(count for _, count in group.workers) for group in groups)
+    return pairs / (scenario.workers * scenario.servers)
 
 
 def _tensor_owners(scenario: Scenario) -> dict[int, int]:

@@ -14,10 +14,10 @@ from hvdtrain.plan.simulate import simulate
 
 DRAWS = 12  # of a calibration, for an interval
 LEAST_LEAD = 1.05  # a smaller one is none: the simulation is not so good
-STEPS_ASYNCHRONOUS = 4
 # For each doubling of servers or workers beyond what a calibration was made with, the interval is so much wider.
 WIDER_PER_DOUBLING = 0.02
 Row = dict[str, Any]
+Cell = tuple[str, int, int, float]  # mode, workers, servers, bandwidth in Gbit/s
 
 
 @dataclass(frozen=True)
@@ -40,27 +40,24 @@ class Question:
     seed: int = 0
 
 
-def rows(
-    calibration: Calibration, question: Question, workers: Iterable[int], servers: Sequence[int | str],
-    bandwidths: Sequence[float],
-) -> list[Row]:  # fmt: skip
-    """A row for every mode, number of workers and of servers, and bandwidth in Gbit/s."""
+def cells(
+    question: Question, workers: Iterable[int], servers: Sequence[int | str], bandwidths: Sequence[float]
+) -> list[Cell]:
+    """Every mode, number of workers and of servers, and bandwidth in Gbit/s that go together."""
     found = []
     for n in workers:
         for mode in question.modes:
             of_servers = sorted({n if k == "equal" else int(k) for k in servers}) if mode in SERVER_MODES else [0]
             for k in of_servers if mode != "single" or n == 1 else []:
-                found += [row(calibration, question, mode, n, k, bandwidth) for bandwidth in bandwidths]
+                found += [(mode, n, k, bandwidth) for bandwidth in bandwidths]
     return found
 
 
 def row(calibration: Calibration, question: Question, mode: str, workers: int, servers: int, bandwidth: float) -> Row:
     """One prediction with its interval."""
     job = scenario(calibration, question, mode, workers, servers, bandwidth)
-    asynchronous = mode in SERVER_MODES and mode != "ps-sync"
-    steps = STEPS_ASYNCHRONOUS if asynchronous else 3
-    outcome = simulate(job, steps, question.seed)
-    draws = _draws(calibration, question, job, outcome.step_s, steps)
+    outcome = simulate(job, seed=question.seed)
+    draws = _draws(calibration, question, job, outcome.step_s)
     wider = 1 + calibration.model_error + WIDER_PER_DOUBLING * beyond(calibration, workers, servers)
     low, high = min([outcome.step_s, *draws]) / wider, max([outcome.step_s, *draws]) * wider
     batch, (least, most) = question.batch or calibration.batch_per_worker, closed_forms.bounds(job)
@@ -112,18 +109,18 @@ def _codec(calibration: Calibration, name: str, mode: str, draw: random.Random |
     }  # fmt: skip
 
 
-def _draws(calibration: Calibration, question: Question, job: Scenario, step_s: float, steps: int) -> list[float]:
+def _draws(calibration: Calibration, question: Question, job: Scenario, step_s: float) -> list[float]:
     """Seconds a step with the calibration drawn anew.
 
     Of jobs with servers coarser ones are drawn: only the ratio to such a simulation at the medians is used.
     """
     detail = COARSE if job.servers else FINE
-    middle = simulate(job, steps, question.seed, detail).step_s if job.servers else step_s
+    middle = simulate(job, seed=question.seed, detail=detail).step_s if job.servers else step_s
     found = []
     for number in range(DRAWS):
         draw = random.Random(f"{question.seed} {number}")
         drawn = scenario(calibration, question, job.mode, job.workers, job.servers, job.bandwidth * 8 / 1e9, draw)
-        found.append(step_s * simulate(drawn, steps, question.seed + 1 + number, detail).step_s / middle)
+        found.append(step_s * simulate(drawn, seed=question.seed + 1 + number, detail=detail).step_s / middle)
     return found
 
 

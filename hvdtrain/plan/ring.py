@@ -29,7 +29,7 @@ class RingJob:
         n, per_host = scenario.workers, min(scenario.workers, scenario.workers_per_host)
         # How many workers share the cores, and the number of those.
         self.times = n if scenario.one_machine else per_host
-        self.cores = Processors(self.clock, scenario.cores)
+        self.cores = Processors(self.clock, scenario.free_cores(self.times, 1))
         self.background = Thread(self.cores, self.times)
         self.ready: list[int] = []  # gradients that wait to be reduced, in order, by layer
         self.left = 0  # layers whose gradients are not yet averaged

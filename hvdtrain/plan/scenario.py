@@ -7,6 +7,7 @@ SERVER_MODES = ("ps-sync", "ps-ssp", "ps-async")
 RING_MODES = ("allreduce", "ddp")
 MODES = ("single", *RING_MODES, *SERVER_MODES)
 MIB = 2**20
+LEAST_FREE = 0.1  # share of the cores of a host that is left however many processes it has
 
 
 @dataclass(frozen=True)
@@ -34,6 +35,8 @@ class Transport:
         send_s_per_gb, receive_s_per_gb: of a worker; in a ring receiving includes adding.
         server_send_s_per_gb, server_receive_s_per_gb: of a server, adding up included.
         efficiency: share of the link's bandwidth that payload reaches.
+        local_share: what a byte costs the processors that stays on its host, over one that crosses the network.
+        idle_cores: cores that each process takes while it has nothing to do: threads that wake up, heartbeats.
     """
 
     message_s: float = 0.0
@@ -43,6 +46,8 @@ class Transport:
     server_send_s_per_gb: float = 0.0
     server_receive_s_per_gb: float = 0.0
     efficiency: float = 1.0
+    local_share: float = 1.0
+    idle_cores: float = 0.0
 
 
 @dataclass(frozen=True)
@@ -133,6 +138,11 @@ class Scenario:
         """How many hosts it takes."""
         own = -(-self.workers // self.workers_per_host)
         return own + (self.servers if self.placement == "dedicated" else 0)
+
+    def free_cores(self, processes: int, hosts: int) -> float:
+        """What so many processes leave of the cores of so many hosts while they have nothing to do."""
+        cores = self.cores * hosts
+        return max(LEAST_FREE * cores, cores - processes * self.transport.idle_cores)
 
     def scaled(self, factor: float) -> "Scenario":
         """With so many times the computing."""

@@ -15,15 +15,18 @@ from hvdtrain.plan.engine import Clock, Link, Processors, Then, Thread
 from hvdtrain.plan.layout import FINE, Detail, HostGroup, cut, host_groups
 from hvdtrain.plan.scenario import Outcome, Scenario
 
+CONNECTIONS = 8  # to a server that are simulated one by one; each of more workers' stands for several
 WARM_UP = 1  # steps that are not counted
 
 
 class _Hosts:
     """A group of hosts: their links, cores and server processes."""
 
-    def __init__(self, number: int, group: HostGroup, scenario: Scenario, clock: Clock, cores: Processors) -> None:
+    def __init__(
+        self, number: int, group: HostGroup, scenario: Scenario, clock: Clock, cores: Processors, draw: random.Random
+    ) -> None:  # fmt: skip
         self.number, self.group = number, group
-        self.up, self.down = Link(), Link()
+        self.up, self.down = Link(clock, draw), Link(clock, draw)
         self.rate = group.hosts * scenario.bandwidth * scenario.transport.efficiency
         self.cores = cores
         self.servers = group.hosts * group.servers
@@ -165,12 +168,13 @@ class ServerJob:
         if trace:
             self.clock.spans = []
         groups = host_groups(scenario, detail.groups)
-        cores = scenario.cores * (1 if scenario.one_machine else 0)
-        machine = Processors(self.clock, cores)
+        machine = Processors(self.clock, scenario.free_cores(sum(group.processes for group in groups), 1))
         self.hosts = [
             _Hosts(
                 number, group, scenario, self.clock,
-                machine if scenario.one_machine else Processors(self.clock, scenario.cores * group.hosts),
+                machine if scenario.one_machine
+                else Processors(self.clock, scenario.free_cores(group.processes, group.hosts)),
+                random.Random(f"{seed} link {number}"),
             )
             for number, group in enumerate(groups)
         ]  # fmt: skip
@@ -223,9 +227,10 @@ class ServerJob:
         piece, transport, times = self.pieces[number], self.scenario.transport, worker.times
         size = piece.bytes * self.scenario.wire_share
         server = self.hosts[piece.owner]
-        cost = piece.messages * transport.message_s + size / 1e9 * transport.send_s_per_gb
+        gigabytes = size / 1e9 * self._cost_share(worker.hosts, server)
+        cost = piece.messages * transport.message_s + gigabytes * transport.send_s_per_gb
         cost += piece.bytes / 1e6 * self.scenario.encode_s_per_mb
-        taken = piece.messages * transport.message_s + size / 1e9 * transport.server_receive_s_per_gb
+        taken = piece.messages * transport.message_s + gigabytes * transport.server_receive_s_per_gb
         taken += piece.bytes / 1e6 * self.scenario.decode_s_per_mb
         read = worker.read[number]
         both = _Join(2, lambda: self._accept(worker, number, step, read))
@@ -251,25 +256,35 @@ class ServerJob:
         from_worker = source is worker.hosts and name == "push"
         io = worker.io if from_worker else source.io
         share = cost if from_worker else cost / source.servers  # seconds until one is sent
-        remote = 1.0 if source is not target else 1 - 1 / source.group.hosts
+        remote = _remote(source, target)
+        # At the servers' end, each worker has a connection of its own.
+        connections = min(times, CONNECTIONS)
+        outgoing, incoming = (1, connections) if from_worker else (connections, 1)
+        leaving, coming = remote * size / outgoing / source.rate, remote * size / incoming / target.rate
 
         def leaves() -> None:
             if not remote:
                 first()
                 sent(last)
                 return
-            begins = max(clock.now, source.up.free_at)
-            through = source.up.take(clock.now, remote * size / source.rate)
-            if clock.spans is not None:
-                clock.spans.append((f"host group {source.number} up", name, begins, through))
-            arrived = _Join(2, last)
+            arrived, there = _Join(outgoing + incoming + 1, last), _Join(1, first)
+
+            def through() -> None:
+                if clock.spans is not None:
+                    clock.spans.append((f"host group {source.number} up", name, clock.now - leaving, clock.now))
+                clock.at(clock.now + latency, arrived)
+
+            def came() -> None:
+                there()
+                arrived()
 
             def reached() -> None:  # its first byte: from then on it has a place at the other end
-                end = max(through + latency, target.down.take(clock.now, remote * size / target.rate))
-                clock.at(clock.now + (end - clock.now) / times, first)
-                clock.at(end, arrived)
+                for number in range(incoming):
+                    target.down.take((worker, source, number), coming, _nothing, came)
 
-            clock.at(begins + latency, reached)
+            begins = _Join(1, lambda: clock.at(clock.now + latency, reached))
+            for number in range(outgoing):
+                source.up.take((worker, target, number), leaving, begins, through)
             sent(lambda: clock.at(clock.now + latency, arrived))
 
         def sent(then: Then) -> None:
@@ -280,6 +295,11 @@ class ServerJob:
                 io.do((times - 1) * share, then)
 
         io.do(share, leaves)
+
+    def _cost_share(self, source: _Hosts, target: _Hosts) -> float:
+        """What a byte of a message costs the processors, over one that crosses the network."""
+        remote = _remote(source, target)
+        return remote + (1 - remote) * self.scenario.transport.local_share
 
     def _accept(self, worker: _Workers, number: int, step: int, read: int) -> None:
         """A server has a push: who is answered now, and whether the weights are updated before."""
@@ -340,7 +360,7 @@ class ServerJob:
     def _send(self, worker: _Workers, number: int) -> None:
         piece, transport = self.pieces[number], self.scenario.transport
         hosts, version = self.hosts[piece.owner], self.version[number]
-        size = piece.bytes / 1e9
+        size = piece.bytes / 1e9 * self._cost_share(hosts, worker.hosts)
         given = piece.messages * transport.message_s + size * transport.server_send_s_per_gb
         taken = piece.messages * transport.message_s + size * transport.receive_s_per_gb
 
@@ -360,6 +380,11 @@ class _Join:
         self.calls -= 1
         if not self.calls:
             self.then()
+
+
+def _remote(source: _Hosts, target: _Hosts) -> float:
+    """The share of messages from some hosts to others that cross the network: in a group, each host sends to all."""
+    return 1.0 if source is not target else 1 - 1 / source.group.hosts
 
 
 def _nothing() -> None:

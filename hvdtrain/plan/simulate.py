@@ -1,21 +1,34 @@
 """A scenario to its outcome."""
 
+import math
+
 from hvdtrain.plan.layout import FINE, Detail
 from hvdtrain.plan.ring import RingJob
 from hvdtrain.plan.scenario import SERVER_MODES, Outcome, Scenario
 from hvdtrain.plan.servers import ServerJob
 
-STEPS = 3
+STEPS, STEPS_ASYNCHRONOUS, MOST_STEPS = 3, 4, 12
+BUCKETS = 100  # in all steps together: which of several is next on a link is drawn, and of few it would show
+
+
+def enough_steps(scenario: Scenario) -> int:
+    if scenario.mode not in SERVER_MODES:
+        return STEPS
+    if scenario.mode != "ps-sync":
+        return STEPS_ASYNCHRONOUS
+    buckets = max(scenario.servers, scenario.bytes / scenario.bucket_bytes)
+    return max(STEPS, min(MOST_STEPS, math.ceil(BUCKETS / buckets)))
 
 
 def make_job(
-    scenario: Scenario, steps: int = STEPS, seed: int = 0, detail: Detail = FINE, trace: bool = False
+    scenario: Scenario, steps: int = 0, seed: int = 0, detail: Detail = FINE, trace: bool = False
 ) -> RingJob | ServerJob:
-    """What simulates it. The same arguments give the same outcome."""
+    """What simulates it, in so many steps, or in enough of them. The same arguments give the same outcome."""
+    steps = steps or enough_steps(scenario)
     if scenario.mode in SERVER_MODES:
         return ServerJob(scenario, steps, seed, detail, trace)
     return RingJob(scenario, steps, seed, trace)
 
 
-def simulate(scenario: Scenario, steps: int = STEPS, seed: int = 0, detail: Detail = FINE) -> Outcome:
+def simulate(scenario: Scenario, steps: int = 0, seed: int = 0, detail: Detail = FINE) -> Outcome:
     return make_job(scenario, steps, seed, detail).run()

@@ -10,7 +10,7 @@ import torch
 
 from hvdtrain.errors import Failure
 from hvdtrain.numerics.optimizers import restore_state, set_lr, state_of
-from hvdtrain.ps.kept import Part
+from hvdtrain.ps.crash_memory import SavedState
 from hvdtrain.ps.membership import GIVEN_UP
 from hvdtrain.ps.messages import NO_SHARE, Answer, Applied, Push
 
@@ -19,7 +19,7 @@ from hvdtrain.ps.messages import NO_SHARE, Answer, Applied, Push
 UNCONFIRMED = 2
 Reply = tuple[int, Answer]  # the worker, and its answer
 # What is saved of a bucket beside its tensors.
-_PLAIN = ("version", "lines", "_last", "_lost", "_shares", "_sent", "_taken", "_idled", "_changes", "_pushes")
+_SAVED = ("version", "lines", "_last", "_lost", "_shares", "_sent", "_taken", "_idled", "_changes", "_pushes")
 _STATE = "optimizer."  # before the names of the optimizer's tensors, there
 
 
@@ -67,16 +67,16 @@ class Policy(Protocol):
         """
 
 
-class Keeping(Policy, Protocol):
-    """A policy whose buckets are saved: see ps.kept."""
+class RecoverablePolicy(Policy, Protocol):
+    """A policy whose buckets are saved: see ps.crash_memory."""
 
     def waits(self, worker: int) -> bool:
         """Whether a push of this worker will be answered later."""
 
-    def kept(self) -> tuple[Any, torch.Tensor | None]:
+    def state(self) -> tuple[Any, torch.Tensor | None]:
         """What it knows: of plain types, and the sum of gradients that no step was made of yet."""
 
-    def go_on(self, plain: Any, summed: torch.Tensor | None) -> None:
+    def restore(self, plain: Any, summed: torch.Tensor | None) -> None:
         """Know this, of which the tensor is its own from now on."""
 
 
@@ -88,7 +88,7 @@ class Bucket:
         make_optimizer: given the one parameter, its optimizer.
         policy: when pushes are applied.
         ledger: called with every push that was applied or dropped, in order.
-        part: has all of this as of the last answer, for whoever comes back in place of a server that was killed.
+        saved: has all of this as of the last answer, for whoever comes back in place of a server that was killed.
     """
 
     def __init__(
@@ -97,14 +97,15 @@ class Bucket:
         make_optimizer: Callable[[list[torch.Tensor]], torch.optim.Optimizer],
         policy: Policy,
         ledger: Callable[[Applied], None] = no_ledger,
-        part: Part | None = None,
+        saved: SavedState | None = None,
     ) -> None:
         self.weights = weights
+        self._sent_as = weights.detach()  # the same memory, for whoever is sent it: see _move
         self.optimizer = make_optimizer([self.weights])
         self.policy = policy
         self.version = 0
         self.lines = 0  # of the ledger
-        self._ledger, self._part = ledger, part
+        self._ledger, self._saved = ledger, saved
         self._changes, self._pushes = 0, 0  # changes of the weights and the optimizer's state; pushes that were taken
         self._ahead: torch.Tensor | None = None  # what workers are sent in place of the weights; see apply
         self._last: dict[int, int] = {}  # worker -> the step of its last push
@@ -115,8 +116,8 @@ class Bucket:
         self._taken: set[int] = set()  # shares of workers that were lost before they knew that this bucket has them
         self._idled: dict[int, int] = {}  # worker -> the number of its last call of idle
         self._lock = threading.Lock()
-        if part and part.plain is not None:
-            self._go_on(part.plain, part.tensors())
+        if saved and saved.plain is not None:
+            self._restore(saved.plain, saved.tensors())
         else:
             self._save()
 
@@ -138,21 +139,27 @@ class Bucket:
         Raises:
             Failure: the worker had been given up.
         """
-        with self._saving():
-            self._refuse_lost(push.worker)
-            if self.has(push):
-                waits = self._part is None or cast(Keeping, self.policy).waits(push.worker)
-                return [] if waits else [self.reply(push, 0)]
-            self._last[push.worker] = push.step
-            self._pushes += 1
-            self._sent.pop(push.worker, None)
-            self._reading.discard(push.worker)  # it has had its answer, or it could not have computed this
-            if push.share in self._taken:
-                self.drop(push)
-                return self.policy.accept(self, push._replace(gradient=None))
-            if push.share != NO_SHARE:
-                self._shares.setdefault(push.worker, deque(maxlen=UNCONFIRMED)).append(push.share)
-            return self.policy.accept(self, push)
+        with self._lock:  # what a context manager like _saving takes is much beside a small push
+            replies = self._take(push)
+            self._save()
+        return replies
+
+    def _take(self, push: Push) -> list[Reply]:
+        worker = push.worker
+        self._refuse_lost(worker)
+        if self.has(push):
+            waits = self._saved is None or cast(RecoverablePolicy, self.policy).waits(worker)
+            return [] if waits else [self.reply(push, 0)]
+        self._last[worker] = push.step
+        self._pushes += 1
+        self._sent.pop(worker, None)
+        self._reading.discard(worker)  # it has had its answer, or it could not have computed this
+        if push.share in self._taken:
+            self.drop(push)
+            return self.policy.accept(self, push.with_gradient(None))
+        if push.share != NO_SHARE:
+            self._shares.setdefault(worker, deque(maxlen=UNCONFIRMED)).append(push.share)
+        return self.policy.accept(self, push)
 
     def pull(self, worker: int) -> Answer:
         """The weights as they are, for a worker that pushes nothing before it has them."""
@@ -171,7 +178,7 @@ class Bucket:
         self._sent[worker] = self.version
         self._reading.add(worker)
         self.policy.pulled(self, worker)
-        return Answer(self.version, staleness, self.weights.detach(), dropped)
+        return Answer(self.version, staleness, self._sent_as, dropped)
 
     def idle(self, worker: int, step: int, at_barrier: bool, number: int = 0) -> list[Reply]:
         """The worker pushes nothing for now, after this step; returns the replies to workers that waited for it.
@@ -243,27 +250,32 @@ class Bucket:
             self._save()
 
     def _save(self) -> None:
-        if self._part is None:
+        if self._saved is None:
             return
-        plain, summed = cast(Keeping, self.policy).kept()
-        own = {name: getattr(self, name) for name in _PLAIN}
+        plain, summed = cast(RecoverablePolicy, self.policy).state()
+        own = {name: getattr(self, name) for name in _SAVED}
         state = self.optimizer.state.get(self.weights, {})
         tensors = {"weights": self.weights.detach(), "ahead": self._ahead}
         tensors |= {_STATE + name: value for name, value in state.items()}
         stamped = {name: (tensor, self._changes) for name, tensor in tensors.items()}
-        self._part.save((own, plain), stamped | {"sum": (summed, self._pushes)})
+        self._saved.save((own, plain), stamped | {"sum": (summed, self._pushes)})
 
-    def _go_on(self, plain: Any, tensors: dict[str, torch.Tensor]) -> None:
+    def _restore(self, plain: Any, tensors: dict[str, torch.Tensor]) -> None:
         """Be as the bucket was that was saved so."""
         own, of_policy = plain
-        for name in _PLAIN:
+        for name in _SAVED:
             setattr(self, name, own[name])
-        self.weights.data = tensors["weights"]
+        self._move(tensors["weights"])
         state = {name.removeprefix(_STATE): value for name, value in tensors.items() if name.startswith(_STATE)}
         if state:
             self.optimizer.state[self.weights] = state
         self._ahead = tensors.get("ahead")
-        cast(Keeping, self.policy).go_on(of_policy, tensors.get("sum"))
+        cast(RecoverablePolicy, self.policy).restore(of_policy, tensors.get("sum"))
+
+    def _move(self, weights: torch.Tensor) -> None:
+        """Have the weights in this memory from now on, and leave the one they were in to those who read it."""
+        self.weights.data = weights
+        self._sent_as = self.weights.detach()
 
     def _refuse_lost(self, worker: int) -> None:
         if worker in self._lost:
@@ -281,7 +293,7 @@ class Bucket:
             return
         before = self.weights.clone() if look_ahead else None
         if self._reading:  # leave them the memory that they are reading
-            self.weights.data = self.weights.clone()
+            self._move(self.weights.clone())
             self._reading = set()
         set_lr(self.optimizer, lr)
         self.weights.grad = gradient
@@ -290,8 +302,9 @@ class Bucket:
         self._ahead = before.lerp_(self.weights, 1 + look_ahead) if before is not None else None
         self.version += 1
         self._changes += 1
-        for push in made_of:
-            self.ledger(Applied(push.worker, push.step, push.version_read, self.version))
+        if self._ledger is not no_ledger:  # as a rule nobody reads them
+            for push in made_of:
+                self.ledger(Applied(push.worker, push.step, push.version_read, self.version))
 
     def drop(self, push: Push) -> None:
         """Leave out a push."""

@@ -33,8 +33,8 @@ class Exchange:
     """Pushes each bucket when its last gradient is there; of those that wait, what forward needs first goes first.
 
     A push may be answered only when other workers have pushed the same bucket. So that workers do not wait for each
-    other in a circle, each with other buckets under way, for each server one more than there is room for may always be:
-    the one that was ready first. It is the same on all workers, so the one who is furthest behind there is answered.
+    other in a circle, one bucket beyond the limit may always be under way to each server: the one that was ready first.
+    That order is the same on all workers, so the slowest one is always answered.
 
     Args:
         worker, workers: this worker's number, and of how many.
@@ -49,7 +49,7 @@ class Exchange:
 
     Attributes:
         push_status: of the current step.
-        waited_s: seconds that wait_for took since the current step began; of a GPU, those that have come.
+        waited_s: seconds that wait_for took since the current step began; on a GPU, of waits that are over there.
         bytes_sent, bytes_received: of tensors, in all.
     """
 
@@ -214,7 +214,9 @@ class Exchange:
             answer = wire.call(piece.server, "push", piece.number, push)
             if trace.records(step):
                 flow = trace.flow_of(step, self.worker, piece.server, piece.number)
-                trace.span(trace.PUSH, f"push bucket {number}", began, time.perf_counter(), flow)
+                trace.span(
+                    trace.PUSH, f"push bucket {piece.number} to server {piece.server}", began, time.perf_counter(), flow
+                )
                 trace.count("bytes under way", sum(self._under_way.values()))
             answer.add_done_callback(partial(self._answered, number, size, status, step, began, sent or []))
 
@@ -253,7 +255,8 @@ class Exchange:
             piece = self.pieces[number]
             flow = trace.flow_of(step, self.worker, piece.server, piece.number)
             trace.span(trace.UNDER_WAY, f"bucket {number}", began, came)
-            trace.span(trace.PULL, f"pull bucket {number}", came, time.perf_counter(), flow)
+            name = f"pull bucket {piece.number} from server {piece.server}"
+            trace.span(trace.PULL, name, came, time.perf_counter(), flow)
             trace.count("bytes under way", sum(self._under_way.values()))
             trace.count("staleness", status.staleness)
 

@@ -32,13 +32,13 @@ class ServerGroup(Group):
         self.world, self.store, self.timeout = world, store, timeout
         self.sums = 0  # so far, of all workers together
 
-    def first_does(self, act: Callable[[], None]) -> None:
+    def retry_if_first_lost(self, act: Callable[[], None]) -> None:
         first = -1
         while first != self.first:
-            self.gather([])
+            self.all_gather([])
             first = self.first
             act()
-            self.gather([])
+            self.all_gather([])
 
     def sum(self, values: torch.Tensor) -> torch.Tensor:
         """As in Group.
@@ -50,11 +50,11 @@ class ServerGroup(Group):
 
     def sum_later(self, values: torch.Tensor) -> Callable[[], torch.Tensor]:
         """As in Group; what is returned raises as sum does."""
-        return self._later(values, apart=False)
+        return self._later(values, as_rows=False)
 
-    def gather_later(self, row: Sequence[float]) -> Callable[[], tuple[list[int], torch.Tensor]]:
+    def all_gather_later(self, row: Sequence[float]) -> Callable[[], tuple[list[int], torch.Tensor]]:
         """As in Group, of whoever is there; what is returned raises as sum does."""
-        found = self._later(torch.tensor([self.worker, *row], dtype=torch.float64), apart=True)
+        found = self._later(torch.tensor([self.worker, *row], dtype=torch.float64), as_rows=True)
 
         def wait() -> tuple[list[int], torch.Tensor]:
             rows = found()
@@ -64,10 +64,10 @@ class ServerGroup(Group):
 
         return wait
 
-    def _later(self, values: torch.Tensor, apart: bool) -> Callable[[], torch.Tensor]:
+    def _later(self, values: torch.Tensor, as_rows: bool) -> Callable[[], torch.Tensor]:
         self.sums += 1
         number = self.sums
-        first = wire.call(0, "sum", self.worker, number, values, apart)
+        first = wire.call(0, "sum", self.worker, number, values, as_rows)
 
         def wait() -> torch.Tensor:
             answer = first
@@ -83,13 +83,13 @@ class ServerGroup(Group):
                         ranks = [self.world.servers + worker for worker in silent]
                         problem = f"ranks {ranks} hang: they did not come to where the others wait for them"
                         raise Failure(problem) from None
-                answer = wire.call(0, "sum", self.worker, number, values, apart)
+                answer = wire.call(0, "sum", self.worker, number, values, as_rows)
 
         return wait
 
-    def collect(self, name: str, value: Any) -> dict[int, Any]:
+    def gather_to_first(self, name: str, value: Any) -> dict[int, Any]:
         wire.ask(0, "note", name, self.worker, json.dumps(value))
-        there, _ = self.gather([])
+        there, _ = self.all_gather([])
         if not self.leads:
             return {}
         noted = wire.ask(0, "noted", name)

@@ -10,11 +10,11 @@ from collections.abc import Callable
 from torch.futures import Future
 
 from hvdtrain.errors import Failure
-from hvdtrain.ps.kept import Part
+from hvdtrain.ps.crash_memory import SavedState
 from hvdtrain.ps.membership import GIVEN_UP
 
 NONE_NOW = -1  # in place of a share's number
-_KEPT = ("lines", "begin", "end", "next", "_returned", "samples", "_lost", "_open")
+_SAVED = ("lines", "begin", "end", "next", "_returned", "samples", "_lost", "_open")
 
 
 class Leases:
@@ -30,13 +30,15 @@ class Leases:
 
     Args:
         ledger: called with worker, its step, and the share of every lease.
-        part: has all of this as of the last answer, for whoever comes back in place of a server that was killed.
+        saved: has all of this as of the last answer, for whoever comes back in place of a server that was killed.
     """
 
     def __init__(
-        self, ledger: Callable[[int, int, int], None] = lambda worker, step, share: None, part: Part | None = None
+        self,
+        ledger: Callable[[int, int, int], None] = lambda worker, step, share: None,
+        saved: SavedState | None = None,
     ) -> None:
-        self.ledger, self._part, self.lines = ledger, part, 0
+        self.ledger, self._saved, self.lines = ledger, saved, 0
         self.begin, self.end, self.next = -1, 0, 0
         self._returned: list[int] = []  # a heap of shares whose workers were lost
         self.samples_of: Callable[[int], int] = lambda share: 0
@@ -45,8 +47,8 @@ class Leases:
         self._open: dict[int, tuple[int, int]] = {}  # share -> the worker that has it, and at which of its steps
         self._waiting: list[tuple[int, int, Future[tuple[int, int]]]] = []  # worker, its step, what it waits for
         self._lock = threading.Lock()
-        if part and part.plain is not None:
-            for name, value in part.plain.items():
+        if saved and saved.plain is not None:
+            for name, value in saved.plain.items():
                 setattr(self, name, value)
 
     @property
@@ -146,5 +148,5 @@ class Leases:
         return bool(self._returned) or self.next < self.end or not self._open or (worker, step) in self._open.values()
 
     def _save(self) -> None:
-        if self._part:
-            self._part.save({name: getattr(self, name) for name in _KEPT}, {})
+        if self._saved:
+            self._saved.save({name: getattr(self, name) for name in _SAVED}, {})

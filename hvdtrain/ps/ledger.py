@@ -8,7 +8,7 @@ from collections.abc import Callable, Mapping, Sequence
 from itertools import count
 from pathlib import Path
 
-from hvdtrain.ps.kept import whole_lines
+from hvdtrain.ps.crash_memory import whole_lines
 from hvdtrain.ps.messages import Applied
 
 COLUMNS = ("bucket", "worker", "step", "version_read", "version")

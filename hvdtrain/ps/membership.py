@@ -13,15 +13,15 @@ import torch
 from torch.futures import Future
 
 from hvdtrain.errors import Failure
-from hvdtrain.ps.kept import Part
+from hvdtrain.ps.crash_memory import SavedState
 
 GIVEN_UP = "this worker was silent for so long that the others went on without it (see --timeout)"
 
 
-_KEPT = ("workers", "present", "_next", "_summands", "_apart", "_round", "_is_open")
+_SAVED = ("workers", "present", "_next", "_summands", "_apart", "_join_point", "_is_open")
 
 
-class Round(NamedTuple):
+class JoinPoint(NamedTuple):
     """What somebody who joins has to know to be where the others are, from one sum until the next.
 
     Attributes:
@@ -46,33 +46,33 @@ class Membership:
         present: those that are there.
 
     Args:
-        part: has all of this as of the last answer, for whoever comes back in place of a server that was killed.
+        saved: has all of this as of the last answer, for whoever comes back in place of a server that was killed.
     """
 
-    def __init__(self, workers: int, part: Part | None = None) -> None:
+    def __init__(self, workers: int, saved: SavedState | None = None) -> None:
         self.workers, self.present = workers, set(range(workers))
         self._next = workers  # the number of whoever joins next
         self._summands: dict[int, dict[int, torch.Tensor]] = {}  # number of the sum -> worker -> its summand
         self._sums: dict[int, Future[torch.Tensor]] = {}
         self._apart: set[int] = set()  # sums whose summands are not added up
         self._heard = dict.fromkeys(self.present, time.monotonic())  # when a worker was last heard
-        self._round: Round | None = None
+        self._join_point: JoinPoint | None = None
         self._is_open = False  # whether the round's sum is still to be done
-        self._joining: list[Future[Any]] = []  # of a number, and a Round
-        self._due: list[tuple[Future[torch.Tensor], torch.Tensor]] = []  # sums that are done, and not yet told
+        self._joining: list[Future[Any]] = []  # of a number, and a JoinPoint
+        self._due: list[tuple[Future[torch.Tensor], torch.Tensor]] = []  # sums that are done, and not yet answered
         self._lock = threading.Lock()
-        self._part = part
-        if part and part.plain is not None:
-            self._go_on(part.plain)
+        self._saved = saved
+        if saved and saved.plain is not None:
+            self._restore(saved.plain)
 
-    def add(self, worker: int, number: int, values: torch.Tensor, apart: bool = False) -> "Future[torch.Tensor]":
+    def add(self, worker: int, number: int, values: torch.Tensor, as_rows: bool = False) -> "Future[torch.Tensor]":
         """A worker's summand of its sum of that number, from 1; the future holds the sum, of the same shape and dtype.
 
         Summands are added in the order of the workers, so that the same summands give the same bits. One that comes
         again, since the worker has waited for long, counts once.
 
         Args:
-            apart: do not add them up: the future holds them as rows, in that order.
+            as_rows: do not add them up: the future holds them as rows, in that order.
 
         Raises:
             Failure: the worker had been given up.
@@ -83,30 +83,30 @@ class Membership:
             future = self._sums.setdefault(number, Future())
             self._sums.pop(number - 2, None)  # all have it, or they could not have come to the next one
             if not future.done():
-                if apart:
+                if as_rows:
                     self._apart.add(number)
                 self._summands.setdefault(number, {})[worker] = values
                 self._finish(number)
             self._save()
             return future
 
-    def open_round(self, sums: int, state: Any) -> None:
+    def open_for_joining(self, sums: int, state: Any) -> None:
         """The workers have been through so many sums, and train until the next: whoever joins before that is done is
         with them.
         """
         with self._lock:
             if (done := self._sums.get(sums + 1)) and done.done():
                 return
-            self._round, self._is_open = Round(sums, time.monotonic(), state), True
+            self._join_point, self._is_open = JoinPoint(sums, time.monotonic(), state), True
             self._save()
         self._admit()
 
     @property
     def state(self) -> Any:
         """That of the last round, or None."""
-        return self._round.state if self._round else None
+        return self._join_point.state if self._join_point else None
 
-    def join(self) -> "Future[tuple[int, Round]]":
+    def join(self) -> "Future[tuple[int, JoinPoint]]":
         """Somebody wants to join. The future holds their number and where the others are, in the next round at the
         latest: from then on they are waited for.
         """
@@ -134,7 +134,7 @@ class Membership:
         """The worker is gone for good."""
         with self._lock:
             self.present.discard(worker)
-            if not self.present and self._round:  # nobody knows what was decided since the last round was opened
+            if not self.present and self._join_point:  # nobody knows what was decided since the last round was opened
                 self._summands.clear()
                 self._sums.clear()
                 self._is_open = True
@@ -162,14 +162,14 @@ class Membership:
             return sorted(self.present - set(self._summands[number])) if number in self._summands else []
 
     def _admit(self) -> None:
-        """Tell those who can join, while nothing is locked: it has consequences."""
+        """Answer those who can join, without the lock: what their futures call takes it."""
         admitted = []
         with self._lock:
-            while self._is_open and self._round and self._joining:
+            while self._is_open and self._join_point and self._joining:
                 worker, self._next = self._next, self._next + 1
                 self.present.add(worker)
                 self.heard(worker)
-                admitted.append((self._joining.pop(0), (worker, self._round)))
+                admitted.append((self._joining.pop(0), (worker, self._join_point)))
             if admitted:
                 self._save()
         for future, place in admitted:
@@ -184,7 +184,7 @@ class Membership:
         own = self._summands[number]
         if self.present <= own.keys():
             del self._summands[number]
-            if self._round and number > self._round.sums:
+            if self._join_point and number > self._join_point.sums:
                 self._is_open = False
             rows = torch.stack([own[worker] for worker in sorted(own)])
             self._due.append((self._sums[number], rows if number in self._apart else rows.sum(0)))
@@ -193,14 +193,14 @@ class Membership:
     def _save(self) -> None:
         """Save what has changed, and answer who waits for that."""
         due, self._due = self._due, []
-        if self._part:
+        if self._saved:
             sums = {number: future.value() for number, future in self._sums.items() if future.done()}
             sums |= {number: total for number, future in self._sums.items() for its, total in due if its is future}
-            self._part.save({name: getattr(self, name) for name in _KEPT} | {"sums": sums}, {})
+            self._saved.save({name: getattr(self, name) for name in _SAVED} | {"sums": sums}, {})
         for future, total in due:
             future.set_result(total)
 
-    def _go_on(self, plain: dict[str, Any]) -> None:
+    def _restore(self, plain: dict[str, Any]) -> None:
         """Know what was saved."""
         sums = plain.pop("sums")
         for name, value in plain.items():

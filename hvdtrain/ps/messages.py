@@ -5,6 +5,8 @@ from typing import Any, NamedTuple
 import torch
 
 NO_SHARE = -1
+INLINE_BYTES = 16 * 2**10  # up to so many, a tensor travels in its message: beside it, it costs messages of its own
+CONNECTION_ENDED = "its connection ended"  # why a peer is lost
 
 
 class Push(NamedTuple):
@@ -25,6 +27,10 @@ class Push(NamedTuple):
     lr: float
     gradient: Any
     share: int = NO_SHARE
+
+    def with_gradient(self, gradient: Any) -> "Push":
+        """This push with another gradient, or none: _replace takes five times as long."""
+        return Push(self.worker, self.step, self.version_read, self.lr, gradient, self.share)
 
 
 class Answer(NamedTuple):

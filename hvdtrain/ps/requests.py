@@ -13,6 +13,15 @@ HEARTBEAT_S = 0.25
 WATCH = "watch"  # a request that every process answers: whether it is about to leave, as soon as it is or after a while
 
 
+def as_future(answer: Any) -> "Future[Any]":
+    """What a method returned as a future, if it is none."""
+    if isinstance(answer, Future):
+        return answer
+    done: Future[Any] = Future()
+    done.set_result(answer)
+    return done
+
+
 class Requests:
     """Calls the methods of an endpoint by name, and answers watches.
 
@@ -28,8 +37,8 @@ class Requests:
         self._lock = threading.Lock()
         threading.Thread(target=self._answer_watches, daemon=True, name="answers watches").start()
 
-    def handle(self, method: str, arguments: Any) -> "Future[Any]":
-        """Start what a peer asks for; the future holds its answer, or what it raised.
+    def handle(self, method: str, arguments: Any) -> Any:
+        """Do what a peer asks for. Its answer, or a future that holds it later.
 
         Raises:
             AttributeError: there is no such method.
@@ -38,12 +47,7 @@ class Requests:
             return self._watch()
         if method.startswith("_"):
             raise AttributeError(f"{method} is not for peers")
-        answer = getattr(self.endpoint, method)(*arguments)
-        if isinstance(answer, Future):
-            return answer
-        done: Future[Any] = Future()
-        done.set_result(answer)
-        return done
+        return getattr(self.endpoint, method)(*arguments)
 
     def leave(self) -> None:
         """This process is about to leave: whoever watches it learns so now."""

@@ -21,7 +21,8 @@ from torch.distributed.rendezvous import register_rendezvous_handler
 from torch.distributed.rpc.internal import _internal_rpc_pickler
 from torch.futures import Future
 
-from hvdtrain.ps.requests import Requests
+from hvdtrain.ps.messages import INLINE_BYTES
+from hvdtrain.ps.requests import Requests, as_future
 from hvdtrain.world.place import World
 
 if TYPE_CHECKING:
@@ -35,8 +36,6 @@ if TYPE_CHECKING:
 # OVER_TCP.
 TRANSPORTS: dict[str, Any] = {"_transports": ["ibv", "uv"]}
 OVER_TCP: dict[str, Any] = {"_transports": ["uv"], "_channels": ["basic"]}
-# Bytes of a tensor up to which it is sent within its message: each that travels beside it costs messages of its own.
-SMALL = 16 * 2**10
 
 _requests: Requests  # of this process: handlers are called by name, without an object
 
@@ -77,7 +76,7 @@ def connect(world: World, store: "Store", patience: float, requests: Requests) -
 
 @rpc.functions.async_execution
 def _handle(method: str, arguments: tuple[Any, ...]) -> "Future[Any]":
-    return _requests.handle(method, arguments)
+    return as_future(_requests.handle(method, arguments))
 
 
 def _reduce(tensor: torch.Tensor) -> tuple[Any, ...]:
@@ -85,7 +84,7 @@ def _reduce(tensor: torch.Tensor) -> tuple[Any, ...]:
 
     rpc itself has no way to say so, but for the pickler that it uses.
     """
-    if 0 < tensor.nbytes <= SMALL:
+    if 0 < tensor.nbytes <= INLINE_BYTES:
         content = tensor.detach().reshape(-1).view(torch.uint8).numpy()
         return _restore, (bytearray(content), tensor.dtype, tuple(tensor.shape))
     return _internal_rpc_pickler._tensor_reducer(tensor)

@@ -16,16 +16,16 @@ from hvdtrain.errors import Failure
 from hvdtrain.numerics.compression import Compressor
 from hvdtrain.numerics.optimizers import make_optimizer
 from hvdtrain.ps import wire
-from hvdtrain.ps.attendance import Attendance
 from hvdtrain.ps.bucket import Bucket, Policy, no_ledger
-from hvdtrain.ps.handover import Foothold, read_foothold, servers_return, write_foothold
-from hvdtrain.ps.kept import Kept, Part
+from hvdtrain.ps.crash_memory import CrashMemory, SavedState
+from hvdtrain.ps.join_info import RestartInfo, read_restart_info, servers_return, write_restart_info
 from hvdtrain.ps.leases import Leases
 from hvdtrain.ps.ledger import LeaseLedger, Ledger
 from hvdtrain.ps.membership import Membership
 from hvdtrain.ps.server import Server
 from hvdtrain.ps.server_metrics import Load, ServerMetrics, last_row
 from hvdtrain.ps.shared import SharedMemory
+from hvdtrain.ps.worker_monitor import WorkerMonitor
 from hvdtrain.world.job import Job
 from hvdtrain.world.preempt import deferred_sigterm
 from hvdtrain.world.rendezvous import open_store, reach_store, serve_store, store_address
@@ -34,7 +34,7 @@ if TYPE_CHECKING:
     from torch.distributed import Store
 
 
-_BUCKET = "bucket "  # before a bucket's number, what ps.kept has of it
+_BUCKET = "bucket "  # before a bucket's number, what ps.crash_memory has of it
 OVER_S = 3.0  # for how long one that was killed at the end is there for workers that have not heard of that
 
 
@@ -43,23 +43,23 @@ class MakePolicy(Protocol):
 
 
 @dataclass(frozen=True)
-class Killed:
+class KilledServer:
     """A server that was killed, in whose place this process is.
 
     Attributes:
-        kept: a file descriptor of the memory of ps.kept.
+        memory_fd: a file descriptor of the memory of ps.crash_memory.
         store: where the store was that all ranks share.
         at: in seconds since 1970.
     """
 
-    kept: int
+    memory_fd: int
     store: tuple[str, int]
     at: float
 
 
 def serve(
     job: Job, report: Callable[[str], None], make_policy: MakePolicy, lets_join: bool = False,
-    killed: Killed | None = None,
+    killed: KilledServer | None = None,
 ) -> None:  # fmt: skip
     """Be a server until every worker is done or lost. It starts from the weights that the first worker installs.
 
@@ -73,31 +73,33 @@ def serve(
     """
     config, world = job.config, job.world
     is_open = lets_join and config.shares != "static" and config.wire in OPEN_WIRES
-    kept = None
+    memory = None
     if is_open and servers_return(config):
-        kept = Kept(killed.kept if killed else None)
-    numbers = [int(name.removeprefix(_BUCKET)) for name in kept.parts() if name.startswith(_BUCKET)] if kept else []
-    parts = {number: kept.part(f"{_BUCKET}{number}") for number in numbers} if kept else {}
-    lines = {number: part.plain[0]["lines"] for number, part in parts.items() if part.plain} if killed else None
+        memory = CrashMemory(killed.memory_fd if killed else None)
+    numbers = [int(name.removeprefix(_BUCKET)) for name in memory.names() if name.startswith(_BUCKET)] if memory else []
+    states = {number: memory.state_of(f"{_BUCKET}{number}") for number in numbers} if memory else {}
+    lines = {number: state.plain[0]["lines"] for number, state in states.items() if state.plain} if killed else None
     ledger = Ledger(job.folder, world.rank, lines) if config.record else None
-    leases, lease_ledger = _leases(job, kept.part("leases") if kept else None, killed is not None)
+    leases, lease_ledger = _leases(job, memory.state_of("leases") if memory else None, killed is not None)
     load = Load(last_row(job.folder, world.rank) if killed else None)
 
     def make_bucket(number: int, weights: torch.Tensor) -> Bucket:
         policy = make_policy(world.workers, config)
         return Bucket(
             weights, lambda p: load.time_steps_of(make_optimizer(config, p)), policy,
-            ledger.of_bucket(number) if ledger else no_ledger, kept.part(f"{_BUCKET}{number}") if kept else None,
+            ledger.of_bucket(number) if ledger else no_ledger,
+            memory.state_of(f"{_BUCKET}{number}") if memory else None,
         )  # fmt: skip
 
-    membership, shared = Membership(world.workers, kept.part("membership") if kept else None), SharedMemory()
+    membership, shared = Membership(world.workers, memory.state_of("membership") if memory else None), SharedMemory()
     decode = Compressor(config.compression).decode
-    server = Server(make_bucket, decode, membership, leases, load, world.rank, shared, kept)
+    server = Server(make_bucket, decode, membership, leases, load, world.rank, shared, memory)
     if killed:
-        for number, part in parts.items():
-            if part.plain:
-                server.install(number, part.tensors()["weights"])
+        for number, state in states.items():
+            if state.plain:
+                server.install(number, state.tensors()["weights"])
         store, address = _come_back(job, server, killed), killed.store
+        report(f"hvdtrain: rank {world.rank}, a server, was killed and is back, with all that it had answered")
     else:
         store = open_store(world, config.timeout)
         # With the server: a worker may call as soon as it has started.
@@ -105,46 +107,46 @@ def serve(
         shared.join(world, store, config.timeout)
         address = store_address(world, store)
     metrics = ServerMetrics(job.folder, world.rank, load)  # now that all have met, the first worker has the folder
-    foothold = _leave_foothold(job, server, kept) if kept else None
+    restart = _write_restart_info(job, server, memory) if memory else None
     try:
         with deferred_sigterm():  # the workers get it too, and need this server to save
             there, patience = membership.present, OVER_S
             if not server.is_over:
-                attendance = Attendance(job, address, server, report, is_open, killed is not None)
+                monitor = WorkerMonitor(job, address, server, report, is_open, killed is not None)
                 try:
-                    attendance.until_all_have_ended()
+                    monitor.until_all_have_ended()
                 finally:
-                    attendance.close()
-                there, patience = attendance.there, config.timeout
+                    monitor.close()
+                there, patience = monitor.there, config.timeout
             metrics.stop()
             if ledger:
                 ledger.close()
             if lease_ledger:
                 lease_ledger.close()
-            if kept:
+            if memory:
                 _end_with(server, there, patience)
             else:
                 assert store
                 wire.stop(world, store, config.timeout, there)
     except Failure as problem:
-        if kept:  # for which the others would wait
+        if memory:  # for which the others would wait
             wire.fail(problem)
         raise
     finally:
-        if foothold:
-            foothold.unlink(missing_ok=True)
+        if restart:
+            restart.unlink(missing_ok=True)
 
 
-def _leases(job: Job, part: Part | None, is_back: bool) -> tuple[Leases, LeaseLedger | None]:
+def _leases(job: Job, saved: SavedState | None, is_back: bool) -> tuple[Leases, LeaseLedger | None]:
     """The first server's shares, and their ledger where there is one."""
     if not job.config.record or job.world.rank != 0:
-        return Leases(part=part), None
-    kept = part.plain["lines"] if part and part.plain else 0
-    ledger = LeaseLedger(job.folder, kept if is_back else None)
-    return Leases(ledger.write, part), ledger
+        return Leases(saved=saved), None
+    written = saved.plain["lines"] if saved and saved.plain else 0
+    ledger = LeaseLedger(job.folder, written if is_back else None)
+    return Leases(ledger.write, saved), ledger
 
 
-def _come_back(job: Job, server: Server, killed: Killed) -> "Store | None":
+def _come_back(job: Job, server: Server, killed: KilledServer) -> "Store | None":
     """Be reached where the server was that was killed; returns the store of the job, if this is who has it.
 
     Raises:
@@ -174,9 +176,13 @@ def _serve_store(job: Job, server: Server, address: tuple[str, int]) -> "Store":
     for rank in range(job.world.servers):
         store.set(f"wire/{rank}", server.others.get(rank, server.own))
         memory = f"{os.getpid()} {server.shared.file}"
-        if rank and (other := read_foothold(job.folder, rank)):
+        if rank and (other := read_restart_info(job.folder, rank)):
             memory = f"{other.pid} {other.memory}"
-        for name in (f"memory/{rank}", f"memory/{rank}/opened", *([] if server.shares_memory else ["memory/apart"])):
+        for name in (
+            f"memory/{rank}",
+            f"memory/{rank}/opened",
+            *([] if server.shares_memory else ["memory/not_shared"]),
+        ):
             store.set(name, memory)
     return store
 
@@ -187,13 +193,13 @@ def _tell(store: tuple[str, int], timeout: float, rank: int, memory: str) -> Non
         reach_store(*store, timeout).set(f"memory/{rank}", memory)
 
 
-def _leave_foothold(job: Job, server: Server, kept: Kept) -> Path:
+def _write_restart_info(job: Job, server: Server, memory: CrashMemory) -> Path:
     """From now on this server can be killed."""
     with server.saving():
         server.own, server.others = wire.own_endpoint(), wire.known_endpoints()
         server.shares_memory = server.shared.on
     wire.wait_for_return(rank for rank in range(job.world.servers) if rank != job.world.rank)
-    return write_foothold(job.folder, job.world.rank, Foothold(os.getpid(), kept.file, server.shared.file))
+    return write_restart_info(job.folder, job.world.rank, RestartInfo(os.getpid(), memory.file, server.shared.file))
 
 
 def _end_with(server: Server, there: Collection[int], patience: float) -> None:

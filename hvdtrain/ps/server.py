@@ -5,6 +5,7 @@ import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from functools import partial
+from operator import attrgetter
 from typing import Any
 
 import torch
@@ -13,16 +14,17 @@ from torch.futures import Future
 from hvdtrain.errors import Failure
 from hvdtrain.numerics.split import samples_of_share
 from hvdtrain.ps.bucket import Bucket, Reply
-from hvdtrain.ps.kept import Kept
+from hvdtrain.ps.crash_memory import CrashMemory
 from hvdtrain.ps.leases import Leases
-from hvdtrain.ps.membership import GIVEN_UP, Membership, Round
+from hvdtrain.ps.membership import GIVEN_UP, JoinPoint, Membership
 from hvdtrain.ps.messages import Answer, Push
 from hvdtrain.ps.server_metrics import Load
 from hvdtrain.ps.shared import SharedMemory
 from hvdtrain.world import trace
 from hvdtrain.world.host import describe, own_clock
 
-_KEPT = ("notes", "departed_workers", "began", "is_over", "own", "others", "shares_memory", "returned", "_lost")
+_nbytes = attrgetter("nbytes")
+_SAVED = ("notes", "departed_workers", "began", "is_over", "own", "others", "shares_memory", "returned", "_lost")
 
 
 class Server:
@@ -36,7 +38,7 @@ class Server:
         load: counts what this server does.
         rank: this process's.
         shared: by which tensors come and go on one host.
-        kept: has what all of these know as of the last answer, for whoever comes back in place of a server that was
+        memory: has what all of these know as of the last answer, for whoever comes back in place of a server that was
             killed.
 
     Attributes:
@@ -58,13 +60,13 @@ class Server:
         load: Load,
         rank: int = 0,
         shared: SharedMemory | None = None,
-        kept: Kept | None = None,
+        memory: CrashMemory | None = None,
     ) -> None:
         self.make_bucket, self.decode = make_bucket, decode
         self.membership, self.leases, self.load, self.rank = membership, leases, load, rank
         self.shared = shared or SharedMemory()
         self.buckets: dict[int, Bucket] = {}
-        # What an Attendance sets: what the first server knows of each life, and what is done about whoever arrives.
+        # What a WorkerMonitor sets: what the first server knows of each life, and what is done about whoever arrives.
         self.lives: Callable[[], list[dict[str, Any]]] = list
         self.lets_in = False
         self.arrived: Callable[[int, str, int], dict[str, Any]] = self._let_nobody_in
@@ -80,36 +82,37 @@ class Server:
         self.returned: list[dict[str, Any]] = []
         self._leaving: dict[int, Future[None]] = {}
         self._behind: dict[int, int] = {}  # by bucket, updates that a kill has cost
-        self._part = kept.part("server") if kept else None
+        self._saved = memory.state_of("server") if memory else None
         self._plain = threading.Lock()
-        if self._part and self._part.plain is not None:
-            for name, value in self._part.plain.items():
+        if self._saved and self._saved.plain is not None:
+            for name, value in self._saved.plain.items():
                 setattr(self, name, value)
             if membership.state is not None:
                 self._know_samples(membership.state)
 
-    def push(self, bucket: int, push: Push) -> "Future[Answer]":
-        """Take a worker's encoded gradient. The future holds its answer, when it may go on."""
-        self.membership.heard(push.worker)
+    def push(self, bucket: int, push: Push) -> "Answer | Future[Answer]":
+        """Take a worker's encoded gradient. Its answer, or a future of that where it may not go on yet."""
+        worker, own = push.worker, self.buckets[bucket]
+        self.membership.heard(worker)
         if self.returned:
             self._count_lost(bucket, push)
-        if self.buckets[bucket].has(push):  # what it was sent with may be others' memory by now
-            push = push._replace(gradient=None)
-        if push.gradient is not None:
-            push = push._replace(gradient=[self.shared.get(sent) for sent in push.gradient])
+        # A push that comes again is not read: its shared memory may have been used for another one since.
+        sent = None if push.gradient is None or own.has(push) else list(map(self.shared.get, push.gradient))
         answer: Future[Answer] = Future()
-        self.open[bucket, push.worker] = answer
+        self.open[bucket, worker] = answer
         began = time.perf_counter()
-        with self.load.handling(bucket, push):
-            decoded = push if push.gradient is None else push._replace(gradient=self.decode(push.gradient))
-            replies = self.buckets[bucket].push(decoded)
+        self.load.took(worker, bucket, sum(map(_nbytes, sent or ())))
+        replies = None
+        try:
+            replies = own.push(push.with_gradient(None if sent is None else self.decode(sent)))
+        finally:
+            self.load.handled(worker, bucket, is_refused=replies is None)
         if trace.records(push.step):
-            flow = trace.flow_of(push.step, push.worker, self.rank, bucket)
-            name = f"apply bucket {bucket} of worker {push.worker}"
+            flow = trace.flow_of(push.step, worker, self.rank, bucket)
+            name = f"apply bucket {bucket} of worker {worker}"
             trace.span(trace.APPLY, name, began, time.perf_counter(), flow)
             trace.count("queue", len(self.open))
-        self._answer(bucket, replies)
-        return answer
+        return self._answer(bucket, replies, answer) or answer
 
     def pull(self, bucket: int, worker: int) -> Answer:
         """A bucket as it is. The worker pushes nothing before it has it."""
@@ -138,7 +141,7 @@ class Server:
         self.load.lost(worker)
         self.shared.forget(worker)
 
-    def lose_lease(self, worker: int) -> None:
+    def reassign_leases(self, worker: int) -> None:
         """Others take the shares of a worker that every server has lost."""
         self.leases.lose(worker)
 
@@ -154,7 +157,7 @@ class Server:
 
         place: Future[dict[str, Any]] = Future()
 
-        def admitted(future: "Future[tuple[int, Round]]") -> None:
+        def admitted(future: "Future[tuple[int, JoinPoint]]") -> None:
             try:
                 place.set_result(self._let_in(*future.value(), endpoint, pid))
             except Failure as error:
@@ -163,7 +166,7 @@ class Server:
         self.membership.join().add_done_callback(admitted)
         return place
 
-    def _let_in(self, member: int, now: Round, endpoint: str, pid: int) -> dict[str, Any]:
+    def _let_in(self, member: int, now: JoinPoint, endpoint: str, pid: int) -> dict[str, Any]:
         slowest = min(bucket.slowest(now.state["step"]) for bucket in self.buckets.values())
         place = self.admit(member, endpoint, slowest, pid)
         age = time.monotonic() - now.began
@@ -194,10 +197,10 @@ class Server:
             self.departed_workers.add(worker)
         self.departed(worker)
 
-    def open_round(self, sums: int, state: dict[str, Any]) -> None:
-        """See Membership.open_round."""
+    def open_for_joining(self, sums: int, state: dict[str, Any]) -> None:
+        """See Membership.open_for_joining."""
         self._know_samples(state)
-        self.membership.open_round(sums, state)
+        self.membership.open_for_joining(sums, state)
 
     def _know_samples(self, state: Mapping[str, Any]) -> None:
         data, batch, workers = state["samples"], state["batch_size"], self.membership.workers
@@ -219,20 +222,28 @@ class Server:
         """See `returned`."""
         return self.returned
 
-    def _answer(self, bucket: int, replies: list[Reply]) -> None:
+    def _answer(self, bucket: int, replies: list[Reply], own: "Future[Answer] | None" = None) -> Answer | None:
+        """Answer the workers that may go on. What `own` would hold is returned: its caller needs no future."""
+        found = None
         for worker, answer in replies:
-            if future := self.open.pop((bucket, worker), None):  # or the push comes again, and is answered then
+            future = self.open.pop((bucket, worker), None)  # none: the push comes again, and is answered then
+            if future and future is own:
+                found = self._sent(worker, bucket, answer)
+            elif future:
                 future.set_result(self._sent(worker, bucket, answer))
+        return found
 
     def _sent(self, worker: int, bucket: int, answer: Answer) -> Answer:
         self.load.answered(worker, bucket, answer)
+        if not self.shared.takes(answer.weights):
+            return answer
         weights = answer.weights  # of a version there may be two kinds: see Bucket.answer
         content = self.buckets[bucket], answer.version, weights.data_ptr()
         return answer._replace(weights=self.shared.put(weights, worker, content))
 
-    def sum(self, worker: int, number: int, values: torch.Tensor, apart: bool = False) -> "Future[torch.Tensor]":
+    def sum(self, worker: int, number: int, values: torch.Tensor, as_rows: bool = False) -> "Future[torch.Tensor]":
         """A worker's summand of a sum over the workers: see Membership.add."""
-        return self.membership.add(worker, number, values, apart)
+        return self.membership.add(worker, number, values, as_rows)
 
     def missing(self, worker: int, number: int, seconds: float) -> tuple[list[int], list[int]]:
         """The workers that a sum still waits for, and those of them that were not heard for so long."""
@@ -294,11 +305,11 @@ class Server:
 
     @contextmanager
     def saving(self) -> Iterator[None]:
-        """What the block changes of the attributes that are kept outlives this process when it ends."""
+        """What the block changes of the attributes in _SAVED outlives this process when it ends."""
         with self._plain:
             yield
-            if self._part:
-                self._part.save({name: getattr(self, name) for name in _KEPT}, {})
+            if self._saved:
+                self._saved.save({name: getattr(self, name) for name in _SAVED}, {})
 
     def optimizer_state(self, bucket: int) -> dict[str, torch.Tensor]:
         return self.buckets[bucket].optimizer_state()

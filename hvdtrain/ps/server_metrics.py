@@ -4,16 +4,15 @@ import json
 import socket
 import threading
 import time
-from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 import psutil
 import torch
 
-from hvdtrain.ps.kept import whole_lines
-from hvdtrain.ps.messages import Answer, Push
+from hvdtrain.ps.crash_memory import whole_lines
+from hvdtrain.ps.messages import Answer
 from hvdtrain.world.memory import peak_rss_mb
 
 EVERY_S = 0.9  # at least once a second, on a busy host too
@@ -45,23 +44,21 @@ class Load:
         self._unanswered: set[tuple[int, int]] = set()  # of all that have no answer yet
         self._lock = threading.Lock()
 
-    @contextmanager
-    def handling(self, bucket: int, push: Push) -> Iterator[None]:
-        """A push is being handled in the block. Its answer may be given there, or later."""
-        key = push.worker, bucket
-        size = sum(tensor.nbytes for tensor in push.gradient or ())
+    def took(self, worker: int, bucket: int, size: int) -> None:
+        """A push of so many bytes is being handled, until `handled`. Its answer may be given before that, or later."""
+        key = worker, bucket
         with self._lock:
             self.pushes += 1
             self.bytes_received += size
             self._handled.add(key)
             self._unanswered.add(key)
-        try:
-            yield
-        except BaseException:
+
+    def handled(self, worker: int, bucket: int, is_refused: bool) -> None:
+        """A push has been handled. One that is refused gets no answer."""
+        key = worker, bucket
+        if is_refused:
             self._unanswered.discard(key)
-            raise
-        finally:
-            self._handled.discard(key)
+        self._handled.discard(key)
 
     def answered(self, worker: int, bucket: int, answer: Answer) -> None:
         """The worker is given the bucket's weights."""

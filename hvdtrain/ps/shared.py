@@ -21,12 +21,12 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import numpy as np
 import torch
 
+from hvdtrain.ps.messages import INLINE_BYTES
 from hvdtrain.world.place import World
 
 if TYPE_CHECKING:
     from torch.distributed import Store
 
-SMALL = 16 * 2**10  # bytes of a tensor up to which it travels in its message, as on both wires
 MOST = 128 * 2**20  # bytes of a process's slots: twice what is under way as a rule, see exchange.UNDER_WAY
 HUGE = 2**21  # bytes of a huge page, where larger slots begin
 GONE_KEPT = 2  # processes that have ended whose memory stays: an answer of one may still be on its way
@@ -89,10 +89,10 @@ class SharedMemory:
             for rank in others:
                 self._open(*map(int, store.get(f"memory/{rank}").split()))
         except (OSError, ValueError):
-            store.set("memory/apart", "")
+            store.set("memory/not_shared", "")
         store.set(f"memory/{world.rank}/opened", "")
         store.wait([f"memory/{rank}/opened" for rank in others], timedelta(seconds=patience))
-        self.on = not store.check(["memory/apart"])
+        self.on = not store.check(["memory/not_shared"])
 
     def join_again(self) -> None:
         """Be on, in place of a process that was killed: who knew its memory will get to know this one's."""
@@ -114,16 +114,17 @@ class SharedMemory:
         Returns:
             the Parcel to send; the tensor itself where it is small, or no memory is left.
         """
-        if not self.on or tensor.nbytes <= SMALL or receiver >= RECEIVERS:
+        if not self.takes(tensor) or receiver >= RECEIVERS:
             return tensor
         with self._lock:
             slot = self._contents.get(content)
-            is_there = slot is not None and not self._flags[slot * RECEIVERS + receiver]
+            column = self._columns.get(receiver, receiver)
+            is_there = slot is not None and not self._flags[slot * RECEIVERS + column]
             if not is_there:
                 slot = self._free(tensor.nbytes)
             if slot is None:
                 return tensor
-            flag = slot * RECEIVERS + self._columns.get(receiver, receiver)
+            flag = slot * RECEIVERS + column
             self._flags[flag] = 1
             if held:
                 self._held.add(slot)
@@ -135,6 +136,10 @@ class SharedMemory:
                     self._contents[content] = slot
         name = str(tensor.dtype).removeprefix("torch.")
         return Parcel(self._pid, self.file, flag, start, name, list(tensor.shape))
+
+    def takes(self, tensor: torch.Tensor) -> bool:
+        """Whether it goes through this memory, if there is room."""
+        return self.on and tensor.nbytes > INLINE_BYTES
 
     def release(self, sent: Any) -> None:
         """What was put, and held, has been answered."""

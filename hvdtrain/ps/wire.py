@@ -17,6 +17,7 @@ from torch.distributed import Store
 from torch.futures import Future
 
 from hvdtrain.errors import Failure
+from hvdtrain.ps.messages import CONNECTION_ENDED
 from hvdtrain.ps.requests import HEARTBEAT_S, WATCH, Requests
 from hvdtrain.world.network import WIRE_KEY
 from hvdtrain.world.place import World
@@ -203,7 +204,7 @@ def _reason(error: BaseException) -> str:
     text = str(error).split("\n\nAt:\n")[0]  # where in rpc itself an answer that is a future went wrong
     line = (text.strip().splitlines() or [type(error).__name__])[-1].split(" (this error originated at")[0]
     if line.startswith(("EOF", "eof", "ECONNRESET", "EPIPE", "process_vm_readv")):
-        return "its connection ended"
+        return CONNECTION_ENDED
     if late := re.search(r"set timeout \((\d+) ms\)", line):
         return f"no answer within {int(late[1]) / 1000:g} s (see --timeout)"
     return line

@@ -17,7 +17,7 @@ from hvdtrain.numerics.precision import LossScale
 from hvdtrain.ps import wire
 from hvdtrain.ps.exchange import Exchange
 from hvdtrain.ps.group import ServerGroup
-from hvdtrain.ps.handover import servers_return
+from hvdtrain.ps.join_info import servers_return
 from hvdtrain.ps.joining import Arrival
 from hvdtrain.ps.leases import NONE_NOW
 from hvdtrain.ps.messages import NO_SHARE, PushStatus
@@ -49,7 +49,7 @@ class PushPull:
         self._idled = 0  # calls of idle
         self._shares: deque[int] = deque()  # numbers of those that are leased, and not begun
         self._restored = 0  # the step of the snapshot that training goes on from
-        self._round: tuple[int, int] | None = None  # of shares that are leased: its begin and end
+        self._lease_range: tuple[int, int] | None = None  # of shares that are leased: its begin and end
         self._requests: SimpleQueue[Any] = SimpleQueue()  # the answer to the request for the next share
         self._requested = False  # in this step
 
@@ -136,7 +136,7 @@ class PushPull:
         if self.config.compile:  # a compiled model has no layers to wait before
             self.exchange.wait_for_all()
 
-    def overtaken(self, step: int) -> bool:
+    def skip_if_overtaken(self, step: int) -> bool:
         """As in Synchroniser: this step came to its end without this worker while it was at an earlier one."""
         if step > self.exchange.over():
             return False
@@ -149,11 +149,11 @@ class PushPull:
         """
         self._request_share()
 
-    def begin_round(self, begin: int, end: int) -> None:
+    def begin_shares(self, begin: int, end: int) -> None:
         """Lease shares from `begin` to `end`, the last one excluded, which all workers say together. From now on each
         backward pass requests the next one, so that its answer is there when the step is over.
         """
-        self._round, self._requested = (begin, end), False
+        self._lease_range, self._requested = (begin, end), False
         self._request_share()
 
     def next_share(self) -> tuple[int | None, int]:
@@ -162,7 +162,7 @@ class PushPull:
 
         Called by the thread that makes the next batch, while the main thread trains on this one: hence the queue.
         """
-        assert self._round is not None
+        assert self._lease_range is not None
         share = wire.result(0, self._requests.get())
         step, after = self.exchange.step + 1, 0  # main has begun the step in whose backward pass it was requested
         if share == NONE_NOW:
@@ -170,14 +170,14 @@ class PushPull:
             self.exchange.wait_until_answered()
             share, after = wire.result(0, wire.call(0, "await_lease", self.world.member, step))
         if share == NONE_NOW:
-            self._round = None
+            self._lease_range = None
             return None, after
         self._shares.append(share)
         return share, after
 
-    def open_round(self, state: dict[str, Any]) -> None:
-        """Before begin_round, the worker that leads: from now on others can join, and find this state."""
-        wire.ask(0, "open_round", self.group.sums, state | {"step": self.exchange.step})
+    def open_for_joining(self, state: dict[str, Any]) -> None:
+        """Before begin_shares, the worker that leads: from now on others can join, and find this state."""
+        wire.ask(0, "open_for_joining", self.group.sums, state | {"step": self.exchange.step})
 
     def depart(self) -> None:
         """Leave, between two steps, alone: the others go on."""
@@ -191,10 +191,10 @@ class PushPull:
         wire.ask(0, "pause_leases")
 
     def _request_share(self) -> None:
-        if self._round and not self._requested:
+        if self._lease_range and not self._requested:
             self._requested = True
             step = self.exchange.step + 1
-            self._requests.put(wire.call(0, "lease", self.world.member, step, *self._round))
+            self._requests.put(wire.call(0, "lease", self.world.member, step, *self._lease_range))
 
     def update(self, loss_scale: LossScale) -> None:
         """Nothing, since the optimizer runs on the servers. With fp16: push all gradients, unless one overflowed."""

@@ -20,11 +20,11 @@ import zmq
 from torch.futures import Future
 
 from hvdtrain.errors import Failure
-from hvdtrain.ps.messages import Push
-from hvdtrain.ps.packing import SMALL, Frames, pack, unpack
+from hvdtrain.ps.messages import CONNECTION_ENDED, INLINE_BYTES, Push
+from hvdtrain.ps.packing import Frames, pack, unpack
 from hvdtrain.ps.requests import WATCH, Requests
 from hvdtrain.ps.shared import Parcel
-from hvdtrain.ps.sockets import Sockets, check_key
+from hvdtrain.ps.sockets import Sockets, check_key, receive, send
 from hvdtrain.world.network import VARIABLE, WIRE_KEY, own_address
 from hvdtrain.world.place import World
 
@@ -34,9 +34,9 @@ if TYPE_CHECKING:
 # Methods that are handled by the thread that has received them, if the message is small: another would cost more.
 QUICK = ("push", "lease", "now", WATCH)
 TICK_MS = 100  # how often deadlines are looked at
+CONNECTIONS_A_MESSAGE = 16  # for so many more, a poll is followed by one more message
 RETRY_MS = 20  # how often a rank that comes back is looked for
 AGAIN_S = 5.0  # for how long a rank that comes back tries to listen where it did
-LOST = "its connection ended"
 REFUSED = zmq.Event.HANDSHAKE_FAILED_AUTH | zmq.Event.HANDSHAKE_FAILED_PROTOCOL
 # An endpoint is known when its rank listens there already: one that refuses a connection has ended.
 ENDED = zmq.Event.DISCONNECTED | zmq.Event.CONNECT_RETRIED | REFUSED
@@ -90,6 +90,7 @@ class ZeroMQ:
         self._closing = False
         self._pool = ThreadPoolExecutor(min(max(4, len(os.sched_getaffinity(0))), 16), thread_name_prefix="wire")
         self._thread = threading.Thread(target=self._run, daemon=True, name="wire")
+        self._thread_id = 0
         self._thread.start()
 
     def call(self, rank: int, method: str, arguments: tuple[Any, ...], timeout: float) -> "Future[Any]":
@@ -105,8 +106,8 @@ class ZeroMQ:
                 self._outgoing.append((rank, frames))
         if lost:
             future.set_exception(RuntimeError(lost))
-        else:
-            self._notify_others()
+        elif threading.get_ident() != self._thread_id:
+            self._notify()
         return future
 
     def close(self) -> None:
@@ -115,15 +116,6 @@ class ZeroMQ:
         self._thread.join()
         self._pool.shutdown(wait=False)
         self._sockets.close()
-
-    def _reply_with(self, frames: Frames) -> None:
-        with self._lock:
-            self._outgoing.append((None, frames))
-        self._notify_others()
-
-    def _notify_others(self) -> None:
-        if threading.current_thread() is not self._thread:
-            self._notify()
 
     def _notify(self) -> None:
         with self._lock:
@@ -142,38 +134,37 @@ class ZeroMQ:
         finally:
             with self._lock:
                 self._ended = reason
+                self._thread_id = 0  # which another thread may have from now on
                 os.close(self._wake)
                 left = list(self._pending)
             for number in left:
                 self._settle(number, RuntimeError(reason))
 
     def _carry(self) -> None:
+        self._thread_id = threading.get_ident()
         self._dealers: dict[int, zmq.Socket[bytes]] = {}
         self._ranks: dict[Any, int] = {}  # by dealer, and by the monitor of its connection
+        self._look_at = 0.0  # when deadlines are looked at next
         self._poller = zmq.Poller()
         for what in (self._router, self._wake):
             self._poller.register(what, zmq.POLLIN)
         while not self._closing or self._outgoing:
             for found, _ in self._poller.poll(TICK_MS):
-                if found == self._wake:
+                if found is self._router:
+                    self._take_requests()
+                elif found == self._wake:
                     os.eventfd_read(self._wake)
-                elif found is self._router:
-                    self._drain(self._router, self._take_request)
-                elif found in self._ranks:  # and not lost by what was found before it
-                    is_dealer = found in self._dealers.values()
-                    self._drain(
-                        found, self._take_answer if is_dealer else partial(self._take_event, self._ranks[found])
-                    )
+                elif (rank := self._ranks.get(found)) is not None:  # and not lost by what was found before it
+                    if found is self._dealers[rank]:
+                        self._take_answer(receive(found))
+                    else:
+                        self._take_event(rank, receive(found))
             while self._outgoing:
                 with self._lock:
                     rank, frames = self._outgoing.popleft()
-                try:
-                    if socket := self._router if rank is None else self._dealer(rank):
-                        socket.send_multipart(frames, zmq.NOBLOCK, copy=False)
-                except (zmq.ZMQError, KeyError) as error:  # a peer that is gone, or one socket too many
-                    if rank is not None:
-                        self._lose(rank, LOST if isinstance(error, zmq.Again) else str(error))
-            self._expire()
+                self._send(rank, frames)
+            if (now := time.monotonic()) > self._look_at:
+                self._expire(now)
         for dealer in self._dealers.values():
             dealer.disable_monitor()
 
@@ -191,20 +182,16 @@ class ZeroMQ:
                 self._poller.register(socket, zmq.POLLIN)
         return self._dealers.get(rank)
 
-    def _drain(self, socket: Any, take: Callable[[Any], None]) -> None:
-        while not socket.closed:
-            try:
-                frames = socket.recv_multipart(zmq.NOBLOCK, copy=False)
-            except zmq.Again:
-                return
-            take(frames)
-
-    def _take_event(self, rank: int, frames: Any) -> None:
-        event = int.from_bytes(frames[0].bytes[:2], "little")
-        self._lose(rank, "it does not have this job's key" if event & REFUSED else LOST)
+    def _send(self, rank: int | None, frames: Frames) -> None:
+        try:
+            if socket := self._router if rank is None else self._dealer(rank):
+                send(socket, frames)
+        except (zmq.ZMQError, KeyError) as error:  # a peer that is gone, or one socket too many
+            if rank is not None:
+                self._lose(rank, CONNECTION_ENDED if isinstance(error, zmq.Again) else str(error))
 
     def _lose(self, rank: int, why: str) -> None:
-        if rank in self.returning and why == LOST:
+        if rank in self.returning and why == CONNECTION_ENDED:
             self._send_again(rank)
             return
         with self._lock:
@@ -224,7 +211,7 @@ class ZeroMQ:
         dealer = self._dealer(rank)
         assert dealer is not None
         for frames in own:
-            dealer.send_multipart(frames, zmq.NOBLOCK, copy=False)
+            send(dealer, frames)
 
     def _drop(self, rank: int) -> None:
         """Hang up."""
@@ -235,39 +222,58 @@ class ZeroMQ:
                 del self._ranks[socket]
                 socket.close()
 
-    def _expire(self) -> None:
-        now = time.monotonic()
+    def _expire(self, now: float) -> None:
+        self._look_at = now + TICK_MS / 1000
         with self._lock:
             late = [(number, call.timeout) for number, call in self._pending.items() if call.deadline < now]
         for number, timeout in late:
             self._settle(number, RuntimeError(f"no answer within {timeout:g} s (see --timeout)"))
 
     def _take_answer(self, frames: Frames) -> None:
-        self._here_or_there(partial(self._read_answer, frames), _is_small(frames))
+        if _is_small(frames):
+            self._read_answer(frames)
+        else:
+            self._pool.submit(self._read_answer, frames)
+
+    def _take_event(self, rank: int, frames: Frames) -> None:
+        """The connection to the rank has ended. What came before that counts, and is read here: it must not be late."""
+        if not frames:
+            return
+        while answer := receive(self._dealers[rank]):
+            self._read_answer(answer)
+        event = int.from_bytes(frames[0].bytes[:2], "little")
+        self._lose(rank, "it does not have this job's key" if event & REFUSED else CONNECTION_ENDED)
+
+    def _take_requests(self) -> None:
+        """As a rule one: to find that there is no other takes time. The more connections, the longer a poll takes."""
+        for _ in range(1 + len(self._ranks) // CONNECTIONS_A_MESSAGE):
+            if not (frames := receive(self._router)):
+                return
+            self._take_request(frames)
 
     def _take_request(self, frames: Frames) -> None:
         """Handle what a peer asks for; what is no request is passed over, for anybody might have sent it."""
         try:
             number, method, arguments = unpack(frames[1:])
-        except ValueError:
+        except (ValueError, TypeError):  # or it is no list
             return
         if type(number) is int and type(method) is str and type(arguments) is list:
-            is_quick = method in QUICK and _is_small(frames) and not _has_parcel(arguments)
-            self._here_or_there(partial(self._handle, frames[0], number, method, arguments), is_quick)
-
-    def _here_or_there(self, act: Callable[[], None], is_quick: bool) -> None:
-        if is_quick:
-            act()
-        else:
-            self._pool.submit(act)
+            peer = frames[0].bytes
+            if method in QUICK and _is_small(frames) and not _has_parcel(arguments):
+                self._handle(peer, number, method, arguments)
+            else:
+                self._pool.submit(self._handle, peer, number, method, arguments)
 
     def _handle(self, peer: Any, number: int, method: str, arguments: list[Any]) -> None:
         try:
-            future = self.requests.handle(method, arguments)
+            answer = self.requests.handle(method, arguments)
         except Exception as error:
             self._reply(peer, number, error, None)
+            return
+        if isinstance(answer, Future):
+            answer.add_done_callback(partial(self._answer, peer, number))
         else:
-            future.add_done_callback(partial(self._answer, peer, number))
+            self._reply(peer, number, None, answer)
 
     def _answer(self, peer: Any, number: int, future: "Future[Any]") -> None:
         try:
@@ -279,15 +285,20 @@ class ZeroMQ:
 
     def _reply(self, peer: Any, number: int, problem: Exception | None, value: Any) -> None:
         try:
-            frames = pack([number, _in_words(problem), value])
+            frames = pack([number, _in_words(problem) if problem else "", value])
         except Exception as error:  # a method returned what cannot be sent
             frames = pack([number, _in_words(error), None])
-        self._reply_with([peer, *frames])
+        if threading.get_ident() == self._thread_id:
+            self._send(None, [peer, *frames])
+            return
+        with self._lock:
+            self._outgoing.append((None, [peer, *frames]))
+        self._notify()
 
     def _read_answer(self, frames: Frames) -> None:
         try:
             number, problem, value = unpack(frames)
-        except ValueError:
+        except (ValueError, TypeError):
             return
         if type(number) is int:
             self._settle(number, RuntimeError(problem) if problem else value)
@@ -302,19 +313,21 @@ class ZeroMQ:
 
 
 def _is_small(frames: Frames) -> bool:
-    return sum(len(frame) for frame in frames) <= 2 * SMALL
+    return sum(map(len, frames)) <= 2 * INLINE_BYTES
 
 
 def _has_parcel(arguments: list[Any]) -> bool:
     """Whether a large tensor lies elsewhere. Anybody may have made these arguments."""
-    sent = [one.gradient for one in arguments if isinstance(one, Push) and isinstance(one.gradient, list)]
-    return any(isinstance(part, Parcel) for gradient in sent for part in gradient)
+    for one in arguments:
+        if isinstance(one, Push) and isinstance(one.gradient, list):
+            for part in one.gradient:
+                if isinstance(part, Parcel):
+                    return True
+    return False
 
 
-def _in_words(error: Exception | None) -> str:
+def _in_words(error: Exception) -> str:
     """What a peer is told of an error; what nobody expected is printed here too."""
-    if error is None:
-        return ""
     if isinstance(error, Failure):
         return str(error)
     traceback.print_exception(error)

@@ -6,20 +6,21 @@ from functools import partial
 from pathlib import Path
 
 from hvdtrain.launch.own_network import enter_network
-from hvdtrain.ps.handover import Handover
+from hvdtrain.ps.join_info import JoinInfo
 from hvdtrain.rank.process import run_to_its_end, set_threads
 from hvdtrain.runs.request import config_of
 from hvdtrain.world.memory import keep_memory
 from hvdtrain.world.network import WIRE_KEY, use_one_interface
-from hvdtrain.world.parent import end_with
 from hvdtrain.world.place import RESPAWNS, World
 
 
-def come_back(folder: Path, rank: int, job: Handover, kept: int, killed_at: float, network: Mapping[str, int]) -> None:
+def come_back(
+    folder: Path, rank: int, job: JoinInfo, memory_fd: int, killed_at: float, network: Mapping[str, int]
+) -> None:
     """Serve in the job that runs in the folder until that is over, with all that the killed server had answered.
 
     Args:
-        kept: a file descriptor of the memory that it had: see ps.kept.
+        memory_fd: a file descriptor of the memory that it had: see ps.crash_memory.
         killed_at: in seconds since 1970.
         network: the job's, as own_network.network_of gives it.
     """
@@ -28,7 +29,6 @@ def come_back(folder: Path, rank: int, job: Handover, kept: int, killed_at: floa
         os.environ[WIRE_KEY] = job.key
     os.environ[RESPAWNS] = "1"
     enter_network(network)
-    end_with(os.getppid())
     world = World("alone", rank, job.ranks, rank, job.ranks if job.is_local else 1, config.servers)
     use_one_interface(world)
     set_threads(1, is_server=True)
@@ -36,7 +36,7 @@ def come_back(folder: Path, rank: int, job: Handover, kept: int, killed_at: floa
     import torch
 
     from hvdtrain import modes
-    from hvdtrain.ps.serve import Killed
+    from hvdtrain.ps.serve import KilledServer
     from hvdtrain.training import device
     from hvdtrain.world import trace
     from hvdtrain.world.job import Job
@@ -46,6 +46,6 @@ def come_back(folder: Path, rank: int, job: Handover, kept: int, killed_at: floa
     if config.trace:
         trace.begin(config.trace_steps)
     own = Job(config, world, folder, device.choose_device(config, world), 1)
-    killed = Killed(kept, (job.host, job.port), killed_at)
+    killed = KilledServer(memory_fd, (job.host, job.port), killed_at)
     serve = modes.load(config.mode).serve
     run_to_its_end(lambda terminal: serve(own, partial(print, file=terminal.out), killed=killed), folder, world)

@@ -7,7 +7,7 @@ from pathlib import Path
 
 from hvdtrain.errors import Failure, UsageError
 from hvdtrain.launch.own_network import enter_network_of
-from hvdtrain.ps.handover import Handover, read_handover
+from hvdtrain.ps.join_info import JoinInfo, read_join_info
 from hvdtrain.rank.process import run_to_its_end, set_threads
 from hvdtrain.runs.request import check_joinable, config_of
 from hvdtrain.runs.schema import Manifest, UnreadableFile, read
@@ -27,7 +27,7 @@ def join_run(folder: Path) -> None:
     """
     config = config_of(folder)
     check_joinable(config, "--join")
-    known = read_handover(folder)
+    known = read_join_info(folder)
     if known.key:
         os.environ[WIRE_KEY] = known.key
     if known.servers_return:
@@ -70,12 +70,14 @@ def join_run(folder: Path) -> None:
     )
 
 
-def _go_there(known: Handover, folder: Path) -> None:
+def _go_there(known: JoinInfo, folder: Path) -> None:
     """Enter the network of a job that is all on this machine. UsageError where it is on another, or another user's."""
     if known.boot != boot_id():
         raise UsageError(f"the job of {folder} runs on one machine alone, and this is another: join it there")
     try:
         enter_network_of(known.pid)
+    except (FileNotFoundError, ProcessLookupError):
+        raise UsageError(f"{folder} has no job to join: it has ended") from None
     except OSError as error:
         raise UsageError(f"the network of the job of {folder} cannot be entered: {error.strerror or error}") from None
 

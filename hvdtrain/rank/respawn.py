@@ -2,8 +2,8 @@
 
 It has loaded torch while the job's ranks did, and forks: a worker is back within a fraction of a second, and the others
 do not share their cores with two seconds of imports. It runs no thread and computes nothing itself, so that forks lack
-nothing. Of each server it holds the memory open that has what the server knows (see ps.kept): whoever it forks in place
-of one that is killed goes on with that.
+nothing. Of each server it holds the memory open that has what the server knows (see ps.crash_memory): whoever it forks
+in place of one that is killed goes on with that.
 """
 
 import contextlib
@@ -19,17 +19,17 @@ from pathlib import Path
 
 from hvdtrain.errors import Failure, UsageError
 from hvdtrain.launch.own_network import network_of
-from hvdtrain.ps.handover import Foothold, Handover, foothold_file, handover_file, read_foothold, read_handover
-from hvdtrain.ps.kept import MEMORY_NAME
-from hvdtrain.ps.lives import LEFT, lives_file
+from hvdtrain.ps.crash_memory import MEMORY_NAME
+from hvdtrain.ps.join_info import JoinInfo, RestartInfo, join_file, read_join_info, read_restart_info, restart_file
+from hvdtrain.ps.membership_log import LEFT, membership_file
 from hvdtrain.rank import preload
 from hvdtrain.rank.comeback import come_back
 from hvdtrain.rank.join import join_run
 from hvdtrain.rank.process import set_threads
-from hvdtrain.world.parent import die_with_parent
+from hvdtrain.world.parent import die_with_parent, end_with
 
 LOOK_EVERY_S = 0.05
-# Workers that end before they have joined, and servers that end so soon: then something else is wrong.
+# Workers that fail before they have joined or so soon after, and servers that end so soon: something else is wrong.
 MOST_IN_A_ROW, SOON_S = 5, 5.0
 
 
@@ -38,21 +38,21 @@ class Respawner:
 
     def __init__(self, run: Path) -> None:
         self.run = run
-        self.lives = lives_file(run)
+        self.lives = membership_file(run)
         self.read = 0  # bytes of it
-        self.joined: set[int] = set()  # processes that have
+        self.joined: dict[int, float] = {}  # processes that have, and when that was seen, by time.monotonic
         self.coming: set[int] = set()  # those that have not ended
         self.replaced: set[int] = set()  # those that ended while they waited to join: the servers may learn it later
-        self.in_a_row = self.due = 0  # workers that could not join, and those that are to be started
+        self.in_a_row = self.due = 0  # workers that failed at once, and those that are to be started
         self.servers: dict[int, _Server] = {}  # by rank, those that come back if they are killed
         self.network: dict[str, int] = {}  # the job's
-        self.job: Handover | None = None
+        self.job: JoinInfo | None = None
 
     def until_over(self) -> None:
         """Return when the job is over."""
-        while not handover_file(self.run).exists():
+        while not join_file(self.run).exists():
             time.sleep(LOOK_EVERY_S)
-        self.job = read_handover(self.run)
+        self.job = read_join_info(self.run)
         if self.job.is_local:
             try:
                 self.network = network_of(self.job.pid)
@@ -60,51 +60,52 @@ class Respawner:
                 raise Failure(
                     f"nobody is started again: the first server has gone before it could be: {error}"
                 ) from None
-        while self.coming or self.servers or handover_file(self.run).exists():
+        while self.coming or self.servers or join_file(self.run).exists():
             if self.job.servers_return:
                 self._look_after_servers()
-            self.due += self._lost() + self._unborn()
+            self.due += self._lost() + self._died_before_joining()
             while self.due and self._is_open():
                 self.due -= 1
-                if self.in_a_row < MOST_IN_A_ROW and handover_file(self.run).exists():
+                if self.in_a_row < MOST_IN_A_ROW and join_file(self.run).exists():
                     self.coming.add(self._fork(partial(join_run, self.run)))
             time.sleep(LOOK_EVERY_S)
 
     def _is_open(self) -> bool:
         """Whether all servers are there, who let workers in; or the job is over."""
         assert self.job
-        if not self.job.servers_return or not handover_file(self.run).exists():
+        if not self.job.servers_return or not join_file(self.run).exists():
             return True
-        footholds = {rank: read_foothold(self.run, rank) for rank in self.servers}
-        return 0 in footholds and all(
-            foothold is not None and foothold.pid == self.servers[rank].pid for rank, foothold in footholds.items()
+        restarts = {rank: read_restart_info(self.run, rank) for rank in self.servers}
+        return 0 in restarts and all(
+            restart is not None and restart.pid == self.servers[rank].pid for rank, restart in restarts.items()
         )
 
     def _look_after_servers(self) -> None:
         """Hold what each of them has, and fork another in place of one that was killed."""
         assert self.job
         for rank in range(self.job.ranks):
-            if rank not in self.servers and (foothold := read_foothold(self.run, rank)):
+            if rank not in self.servers and (restart := read_restart_info(self.run, rank)):
                 with contextlib.suppress(OSError):  # it was killed before anybody held what it has
-                    self.servers[rank] = _Server(foothold.pid, _memory_of(foothold))
+                    self.servers[rank] = _Server(restart.pid, _memory_of(restart))
         for rank, server in list(self.servers.items()):
             if not server.has_ended():
                 continue
             del self.servers[rank]
-            foothold = read_foothold(self.run, rank)  # one that ends in order takes it away
-            has_begun = foothold is not None and foothold.pid == server.pid
+            restart = read_restart_info(self.run, rank)  # one that ends in order takes it away
+            has_begun = restart is not None and restart.pid == server.pid
             if has_begun:
-                foothold_file(self.run, rank).unlink()
+                restart_file(self.run, rank).unlink()
             tries = 0 if has_begun and time.monotonic() - server.since > SOON_S else server.tries
             if (has_begun or server.was_killed) and tries < MOST_IN_A_ROW:
-                come = partial(come_back, self.run, rank, self.job, server.kept, time.time(), self.network)
-                self.servers[rank] = _Server(self._fork(come, server.kept), server.kept, tries + 1)
+                come = partial(come_back, self.run, rank, self.job, server.memory_fd, time.time(), self.network)
+                self.servers[rank] = _Server(self._fork(come, server.memory_fd), server.memory_fd, tries + 1)
             else:
-                os.close(server.kept)
-                if handover_file(self.run).exists() and (has_begun or server.tries):
+                os.close(server.memory_fd)
+                if join_file(self.run).exists() and (has_begun or server.tries):
                     print(
                         f"hvdtrain: the server of rank {rank} has ended {server.tries + 1} times in a row: it is not "
-                        "started again, and the others wait for it until --timeout"
+                        "started again, and the others wait for it until --timeout",
+                        flush=True,
                     )
 
     def _lost(self) -> int:
@@ -115,38 +116,45 @@ class Respawner:
         whole = lines[: lines.rfind(b"\n") + 1]
         self.read += len(whole)
         lives = [json.loads(line) for line in whole.splitlines()]
-        if any(not life["why"] and life["pid"] for life in lives):
-            self.joined |= {life["pid"] for life in lives}
-            self.in_a_row = 0
+        for life in lives:
+            if not life["why"] and life["pid"]:
+                self.joined.setdefault(life["pid"], time.monotonic())
         return sum(life["why"] not in ("", LEFT) and life["pid"] not in self.replaced for life in lives)
 
-    def _unborn(self) -> int:
+    def _died_before_joining(self) -> int:
         """How many processes have ended since the last look before they had joined."""
         count = 0
         for pid in list(self.coming):
             ended, code = os.waitpid(pid, os.WNOHANG)
-            if ended:
-                self.coming.discard(pid)
-                if code and pid not in self.joined:
-                    count += 1
-                    self.replaced.add(pid)
-                    self.in_a_row += 1
-                    if self.in_a_row == MOST_IN_A_ROW:
-                        print(f"hvdtrain: {self.in_a_row} workers in a row could not join: no more are started")
+            if not ended:
+                continue
+            self.coming.discard(pid)
+            joined = self.joined.pop(pid, None)
+            if code and joined is None:
+                count += 1
+                self.replaced.add(pid)
+            if joined is not None and (os.WIFSIGNALED(code) or time.monotonic() - joined > SOON_S):
+                self.in_a_row = 0
+            elif code:
+                self.in_a_row += 1
+                if self.in_a_row == MOST_IN_A_ROW:
+                    print(f"hvdtrain: {self.in_a_row} workers in a row failed at once: no more are started", flush=True)
         return count
 
-    def _fork(self, live: Callable[[], None], kept: int = -1) -> int:
+    def _fork(self, live: Callable[[], None], memory_fd: int = -1) -> int:
         """A process that does this, and has that memory of a server's and no other."""
         sys.stdout.flush()
+        own_pid = os.getpid()
         pid = os.fork()
         if pid:
             return pid
         signal.signal(signal.SIGTERM, signal.SIG_DFL)
         die_with_parent(signal.SIGTERM)
+        end_with(own_pid)  # a worker that is to leave in order waits for servers, who may be gone too
         code = 1
         for server in self.servers.values():
-            if server.kept != kept:
-                os.close(server.kept)
+            if server.memory_fd != memory_fd:
+                os.close(server.memory_fd)
         try:
             live()
             code = 0
@@ -162,7 +170,7 @@ class _Server:
     """A server that comes back if it is killed.
 
     Args:
-        kept: a file descriptor of the memory that has what it knows.
+        memory_fd: a file descriptor of the memory that has what it knows.
         tries: how many processes in a row were forked for it that ended soon.
 
     Attributes:
@@ -170,8 +178,8 @@ class _Server:
         was_killed: it has been ended by a signal, as far as can be told: of one that was not forked here it cannot.
     """
 
-    def __init__(self, pid: int, kept: int, tries: int = 0) -> None:
-        self.pid, self.kept, self.tries, self.was_killed = pid, kept, tries, False
+    def __init__(self, pid: int, memory_fd: int, tries: int = 0) -> None:
+        self.pid, self.memory_fd, self.tries, self.was_killed = pid, memory_fd, tries, False
         self.since = time.monotonic()
         self._ended: int | None = None
         with contextlib.suppress(ProcessLookupError):  # it has ended since its memory was opened
@@ -187,9 +195,9 @@ class _Server:
         return True
 
 
-def _memory_of(foothold: Foothold) -> int:
+def _memory_of(restart: RestartInfo) -> int:
     """OSError where that process is gone, or that is no memory of a server's."""
-    path = f"/proc/{foothold.pid:d}/fd/{foothold.kept:d}"
+    path = f"/proc/{restart.pid:d}/fd/{restart.memory_fd:d}"
     if not os.readlink(path).startswith(f"/memfd:{MEMORY_NAME}"):
         raise OSError(f"{path} is no memory of a server's")
     return os.open(path, os.O_RDWR | os.O_CLOEXEC)
@@ -202,5 +210,4 @@ if __name__ == "__main__":
         Respawner(Path(sys.argv[1])).until_over()
     except (Failure, UsageError) as error:
         print(f"hvdtrain: {error}", flush=True)
-    sys.stdout.flush()
     os._exit(0)  # libraries that it has loaded have much to say of how Python ends

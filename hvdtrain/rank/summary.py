@@ -7,7 +7,7 @@ from typing import Any
 from hvdtrain.modes._synchroniser import Synchroniser
 from hvdtrain.numerics.clock import PARTS, WAITS
 from hvdtrain.numerics.durations import percentile
-from hvdtrain.ps.lives import LEFT
+from hvdtrain.ps.membership_log import LEFT
 from hvdtrain.runs.live import WARM_UP
 from hvdtrain.runs.metrics import Recorder, Tally
 from hvdtrain.training.cost import ProcessorTime
@@ -19,7 +19,7 @@ from hvdtrain.world.memory import peak_rss_mb
 
 def summarise(
     job: Job, sync: Synchroniser, recorder: Recorder, history: History, first_step: int, processor_s: Sequence[float],
-    beside: "Beside",
+    beside: "HostLoads",
 ) -> dict[str, Any]:  # fmt: skip
     """The summary of a run over all workers; all call it together, and the one that leads gets it, the others nothing.
 
@@ -31,7 +31,7 @@ def summarise(
     load = beside.collect()
     workers, steps = job.world.workers, history.step - first_step
     processes = _processes(job, sync, recorder.samples, steps, processor_s)
-    there, rows = sync.group.gather([history.wall_s, *recorder.tally.row()])
+    there, rows = sync.group.all_gather([history.wall_s, *recorder.tally.row()])
     if not sync.group.leads:
         return {}
     lives: list[dict[str, Any]] = next(iter(sync.ask_servers("lives")), [])  # the first server's
@@ -83,7 +83,7 @@ def summarise(
     }
 
 
-class Beside:
+class HostLoads:
     """What the hosts of a job do while it trains, evaluations included, beside its own processes."""
 
     def __init__(self, sync: Synchroniser) -> None:
@@ -94,7 +94,7 @@ class Beside:
         nobody in between: who waits spends processor time that others' windows do not have.
         """
         own = {"host": socket.gethostname(), "load": self.host.since(), "spent": self.processor.seconds()}
-        workers = self.sync.group.collect("load", own)
+        workers = self.sync.group.gather_to_first("load", own)
         if not workers:
             return {}
         rows = [*self.sync.ask_servers("cost"), *workers.values()]
@@ -118,7 +118,7 @@ def _processes(
         "rank": world.rank, "role": "worker", "host": socket.gethostname(), "samples": samples,
         "cpu_s": processor_s[0], "peak_rss_mb": peak_rss_mb(), "bytes_sent": sent, "bytes_received": received,
     }  # fmt: skip
-    of_workers = sync.group.collect("processes", own)
+    of_workers = sync.group.gather_to_first("processes", own)
     if not sync.group.leads:
         return []
     rows: list[dict[str, Any]] = [

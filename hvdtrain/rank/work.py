@@ -36,7 +36,7 @@ from hvdtrain.numerics.slowdown import Slowdown
 from hvdtrain.numerics.split import even_range
 from hvdtrain.ps.joining import Arrival
 from hvdtrain.ps.worker import PushPull
-from hvdtrain.rank.summary import Beside, summarise
+from hvdtrain.rank.summary import HostLoads, summarise
 from hvdtrain.runs.manifest import by_host, manifest, part, weights_hash
 from hvdtrain.runs.metrics import Recorder, Tally, write_json
 from hvdtrain.runs.request import shares_of
@@ -204,7 +204,8 @@ def train_as_worker(
     tally = Tally(**before["tally"]) if resumed and world.is_chief else None
     if tally:  # in a snapshot, means over workers; of an older version, fewer parts
         tally.seconds = [spent * world.workers for spent in tally.seconds] + [0.0] * (len(PARTS) - len(tally.seconds))
-    recorder = Recorder(job.folder, world.rank, world.is_chief, after, tally, appends=arrival is not None)
+    leased = shares_of(config) == "leased"
+    recorder = Recorder(job.folder, world.rank, world.is_chief, after, tally, arrival is not None, leased)
     history = History(**(arrival.state["history"] if arrival else before.get("history", {})))
     keeps_best = config.saves("best") or bool(data.test)  # with which test images are tested
     saver = Saver(job, model, sync, recorder, after, keeps_best, progress.print)
@@ -214,7 +215,7 @@ def train_as_worker(
     )
     with deferred_sigterm(leave_file(job.folder)):
         try:
-            beside = Beside(sync)
+            beside = HostLoads(sync)
             processor_s = train(training, loader, validation)
         except Terminated:
             last = f"the last snapshot is of step {saver.last}" if saver.last else "no snapshot could be saved"
@@ -232,12 +233,12 @@ def train_as_worker(
 
 
 def _finish(
-    training: Training, processor_s: list[float], beside: Beside, first_step: int, data: ImageFolder, side: int
+    training: Training, processor_s: list[float], beside: HostLoads, first_step: int, data: ImageFolder, side: int
 ) -> None:
     """Write the results of training that is over, and leave the others. All workers call it together."""
     group = training.sync.group
-    group.first_does(lambda: _write_weights(training))
-    group.first_does(lambda: _write_results(training, processor_s, beside, first_step, data, side))
+    group.retry_if_first_lost(lambda: _write_weights(training))
+    group.retry_if_first_lost(lambda: _write_results(training, processor_s, beside, first_step, data, side))
     if group.leads:
         training.progress.lead()
         training.progress.print(f"wrote {training.job.folder}")
@@ -252,7 +253,7 @@ def _write_weights(training: Training) -> None:
 
 
 def _write_results(
-    training: Training, processor_s: list[float], beside: Beside, first_step: int, data: ImageFolder, side: int
+    training: Training, processor_s: list[float], beside: HostLoads, first_step: int, data: ImageFolder, side: int
 ) -> None:
     """Write the summary, and what the manifest lacks. All workers call it together."""
     job, sync, progress = training.job, training.sync, training.progress
@@ -260,7 +261,7 @@ def _write_results(
     if data.test:
         test = Loader(data.test, side, job.threads, resize=evaluation_resize(job.config, side))
         summary |= _test_best(job, sync.group, training.model, test, progress)
-    _, rows = sync.group.gather([job.world.worker, training.slowdown.achieved()])
+    _, rows = sync.group.all_gather([job.world.worker, training.slowdown.achieved()])
     clocks = _finish_trace(job, sync) if job.config.trace else {}
     if sync.group.leads and summary:
         manifest = json.loads((job.folder / MANIFEST).read_text())
@@ -311,7 +312,7 @@ def _begin(
     world, before = job.world, resumed.state if resumed else {}
     start = weights_hash(model)
     images = data.known_hash
-    there, rows = sync.group.gather([int(start[:12], 16), zlib.crc32(images.encode())])  # what a float64 holds
+    there, rows = sync.group.all_gather([int(start[:12], 16), zlib.crc32(images.encode())])  # what a float64 holds
     what_to_do = f": copy them with their times, or run `hvdtrain data check {data.root}` on each host"
     by_times = f" (by names, sizes and times){what_to_do}" if images.startswith("listing:") else ""
     for column, problem, hint in (
@@ -320,7 +321,7 @@ def _begin(
         differs = (rows[:, column] != rows[0, column]).tolist()
         if different := [world.servers + worker for worker, its in zip(there, differs, strict=True) if its]:
             raise Failure(f"ranks {different} {problem} of rank {world.servers}{hint}")
-    of_workers = sync.group.collect("hosts", describe() | {
+    of_workers = sync.group.gather_to_first("hosts", describe() | {
         "gpus": gpus(), "threads_per_worker": job.threads, "environment": speed_variables(),
     })  # fmt: skip
     if not world.is_chief:
@@ -343,7 +344,7 @@ def _test_best(
 ) -> dict[str, float]:
     """Loss and accuracy of the best model over the test images; all workers call it together. The model changes."""
     best = job.folder / "snapshots" / BEST
-    _, has_it = group.gather([best.is_file()])
+    _, has_it = group.all_gather([best.is_file()])
     if not has_it.all():
         progress.print(
             f"{best} is not on storage that all workers share: `hvdtrain evaluate --split test` does it later"

@@ -3,7 +3,7 @@
 - `comparisons.py` splits a grid's runs (`hvdtrain/runs/read.py`) into comparable ones, and `fairness.py` refuses those
   that may not be compared.
 - `columns.py` has the figures of a run, one entry each; `results.py` summarises them by kind; `step_parts.py` says
-  where a step's time went, `curves.py` thins losses for plots.
+  where a step's time went, `curves.py` draws curves panel by panel.
 - `verdict.py` decides who won on the statistics of `paired.py`, `headline.py` puts it into words and into verdict.json,
   and `caveats.py` says what to keep in mind; `content.py` collects it all, of one comparison or of a grid.
 - `page.py` writes Markdown, and HTML of it; `table.py` is every table, in any form; `reference_tables.py`

@@ -14,7 +14,7 @@ from hvdtrain.report.verdict import DEFAULT, Margins
 from hvdtrain.runs.live import WARM_UP
 from hvdtrain.runs.loss_curve import loss_curve
 from hvdtrain.runs.read import Kind, Run, finished_by_kind
-from hvdtrain.runs.schema import Step
+from hvdtrain.runs.schema import Step, each_share
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -103,7 +103,10 @@ def _read_steps(by_kind: Mapping[Kind, Sequence[Run]]) -> tuple[Steps, list[str]
 def _durations(by_kind: Mapping[Kind, Sequence[Run]], steps: Steps) -> dict[Kind, list[list[float]]]:
     """The seconds of each repeat's steps, all its workers' together."""
     return {
-        kind: [[s.seconds for own in steps[run.folder].values() for s in own[WARM_UP:] if s.seconds] for run in runs]
+        kind: [
+            [s.seconds for own in steps[run.folder].values() for s in each_share(own)[WARM_UP:] if s.seconds]
+            for run in runs
+        ]
         for kind, runs in by_kind.items()
     }
 

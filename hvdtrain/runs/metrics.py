@@ -69,6 +69,82 @@ class Tally:
         )  # fmt: skip
 
 
+class StepLines:
+    """A worker's metrics file: a line for each step, as JSON.
+
+    Where shares are leased, a worker trains on one share of a step's batch, on several or on none. Its line of that
+    step says how many, and what they came to together: seconds and samples are sums, loss, accuracy and staleness means
+    over the shares. A share that another worker had lost counts in the line that is being made when it comes.
+
+    Args:
+        leased: shares are. Otherwise each row is a line, written at once.
+        after: the step before the first line; None where that is not known before the first row.
+    """
+
+    def __init__(self, path: Path, leased: bool, after: int | None) -> None:
+        self.file = path.open("a", buffering=1)
+        self.leased, self.last, self.time = leased, after, 0.0
+        self.shares: list[dict[str, Any]] = []  # of the step whose line is being made
+
+    def add(self, row: dict[str, Any]) -> None:
+        """What a share came to, or a step where shares are not leased."""
+        if not self.leased:
+            self._write(row)
+            return
+        if self.shares and row["step"] > self.shares[0]["step"]:
+            self._end_line()
+        if not self.shares:
+            if self.last is None:
+                self.last = row["step"] - 1
+            row = row | {"step": max(row["step"], self.last + 1)}
+            self._fill(row["step"] - 1, row["epoch"])
+        self.shares.append(row)
+
+    def reach(self, step: int, epoch: int) -> None:
+        """All workers are through this step: whatever lines are missing up to it have no share of this worker."""
+        self._end_line()
+        self._fill(step, epoch)
+
+    def close(self) -> None:
+        self._end_line()
+        self.file.close()
+
+    def _fill(self, step: int, epoch: int) -> None:
+        """Write lines without a share up to this step."""
+        if not self.leased or self.last is None:
+            return
+        nothing = {"samples": 0, "loss": None, "accuracy": None, **{f"{part}_s": 0.0 for part in STEP_PARTS}}
+        for missing in range(self.last + 1, step + 1):
+            self._write({"step": missing, "epoch": epoch, **nothing, "time": self.time, "shares": 0})
+
+    def _end_line(self) -> None:
+        if self.shares:
+            self._write(_together(self.shares))
+            self.shares = []
+
+    def _write(self, line: dict[str, Any]) -> None:
+        self.file.write(json.dumps(line) + "\n")
+        self.last, self.time = line["step"], line["time"]
+
+
+def _together(shares: Sequence[dict[str, Any]]) -> dict[str, Any]:
+    """The line of a step of which a worker had these shares."""
+    line = shares[-1] | {"step": shares[0]["step"], "shares": len(shares)}
+    if len(shares) == 1:
+        return line
+    for name in ("samples", *(f"{part}_s" for part in STEP_PARTS)):
+        line[name] = round(sum(row[name] for row in shares), 6)
+    counted = [row for row in shares if row["samples"]]
+    for name in ("loss", "accuracy"):
+        total = sum(row["samples"] * row[name] for row in counted)
+        line[name] = total / line["samples"] if counted else None
+    if "staleness" in line:
+        line["staleness"] = round(sum(row["staleness"] for row in shares) / len(shares), 3)
+    if "left_out" in line:
+        line["left_out"] = sum(row["left_out"] for row in shares)
+    return line
+
+
 class Recorder:
     """Writes metrics.rank{r}.jsonl, and events on the chief, and keeps the tally.
 
@@ -76,6 +152,7 @@ class Recorder:
         after: the step of the snapshot that training goes on from: what was written of later ones is removed.
         appends: go on after what was written, of the steps of a worker that was lost.
         tally: what was counted up to there, on the first worker; on the others none.
+        leased: shares are; see StepLines.
 
     Attributes:
         samples: that this worker has trained on since it began.
@@ -83,11 +160,11 @@ class Recorder:
 
     def __init__(
         self, folder: Path, rank: int, is_chief: bool, after: int = 0, tally: Tally | None = None,
-        appends: bool = False,
+        appends: bool = False, leased: bool = False,
     ) -> None:  # fmt: skip
         path = metrics_file(folder, rank)
         cut_after(path, math.inf if appends else after)
-        self.file = path.open("a", buffering=1)
+        self.lines = StepLines(path, leased, None if appends else after)
         self.held: deque[tuple[dict[str, Any], PushStatus | None]] = deque()
         self.tally = tally or Tally()
         self.samples = 0
@@ -105,8 +182,8 @@ class Recorder:
             self.events = SummaryWriter(str(self.folder), purge_step=self.after + 1 if self.after else None)
 
     def step(self, row: dict[str, Any], seconds: dict[str, float], digest: int, push: PushStatus | None) -> None:
-        """Record one step: its row, the seconds of each part since the one before, and its push, which may still be on
-        its way.
+        """Record one step, or one share of it: its row, the seconds of each part since the one before, and its push,
+        which may still be on its way.
         """
         tally, samples = self.tally, row["samples"]
         tally.steps += 1
@@ -136,7 +213,7 @@ class Recorder:
         self.tally.seconds = [spent + seconds[part] for part, spent in zip(PARTS, self.tally.seconds, strict=True)]
 
     def flush(self) -> None:
-        """Write the steps whose pushes have been answered."""
+        """Take the steps whose pushes have been answered as written."""
         while self.held and not (self.held[0][1] and self.held[0][1].pending):
             row, push = self.held.popleft()
             if push:
@@ -147,7 +224,12 @@ class Recorder:
                 row |= {"version_read": push.version_read, "staleness": push.staleness}
                 if push.dropped:
                     row["dropped"] = push.dropped
-            self.file.write(json.dumps(row) + "\n")
+            self.lines.add(row)
+
+    def reach(self, step: int, epoch: int) -> None:
+        """Write the lines up to this step, which all workers are through."""
+        self.flush()
+        self.lines.reach(step, epoch)
 
     def counted(self) -> None:
         """What was trained since the last evaluation has been reported."""
@@ -161,7 +243,7 @@ class Recorder:
             self.events.add_scalar("perf/samples_per_s", samples_per_s, step)
 
     def close(self) -> None:
-        self.file.close()
+        self.lines.close()
         if self.events:
             self.events.close()
 

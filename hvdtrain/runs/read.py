@@ -10,7 +10,7 @@ from hvdtrain.config.run_config import RunConfig
 from hvdtrain.errors import UsageError
 from hvdtrain.formatting import with_noun
 from hvdtrain.runs.folder import name_one_of
-from hvdtrain.runs.schema import Manifest, Part, Step, Summary, UnreadableFile, read, read_steps
+from hvdtrain.runs.schema import Manifest, RunStart, Step, Summary, UnreadableFile, read, read_steps
 
 _RUN_FILES = ("manifest.json", "summary.json", "config.toml")
 _MODE_ORDER = ("single", "allreduce", "ddp", "ps-sync", "ps-ssp", "ps-async")  # others follow by name
@@ -139,7 +139,7 @@ def _still_lost(summary: Summary) -> list[int]:
     return [rank for rank in summary.lost_workers if rank not in there]
 
 
-def _describe_start(part: Part) -> str:
+def _describe_start(part: RunStart) -> str:
     size = f"{with_noun(part.workers or 0, 'worker')} and {with_noun(part.servers or 0, 'server')}"
     words = [f"{part.mode} on {size}"]
     words += [f"{with_noun(part.threads_per_worker, 'thread')} each"] if part.threads_per_worker else []

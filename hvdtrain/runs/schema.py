@@ -5,11 +5,13 @@ default, and one of another type is an UnreadableFile. A test holds the writers,
 `rank/summary.py`, to these fields.
 """
 
+import contextlib
 import json
+from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import Annotated, Any, TypeVar
 
-from msgspec import Meta, Struct, ValidationError, convert, field
+from msgspec import Meta, Struct, ValidationError, convert, field, structs
 from msgspec import json as fast_json
 
 Count = Annotated[int, Meta(ge=0, lt=10**12)]
@@ -48,7 +50,7 @@ class Host(Struct, frozen=True, kw_only=True, omit_defaults=True):
     environment: dict[str, str] = {}
 
 
-class Part(Struct, frozen=True, kw_only=True):
+class RunStart(Struct, frozen=True, kw_only=True):
     """How and where the run was computed after one of its starts; versions before did not record all of it."""
 
     mode: str | None = None
@@ -163,7 +165,7 @@ class Manifest(Struct, frozen=True, kw_only=True):
     environment: dict[str, str] | None = None
     hardware: Hardware = Hardware()
     hosts: dict[str, Host] = {}
-    parts: list[Part] = []
+    parts: list[RunStart] = []
     network: Network = Network()
     launch: Launch | None = None
 
@@ -207,8 +209,8 @@ class Load(Struct, frozen=True, kw_only=True):
 
 
 class Life(Struct, frozen=True, kw_only=True):
-    """One life of a worker: see ps.lives. Times are in seconds since 1970; `left` is None where the run ended it.
-    `samples` are those that it trained on, None where shares were not leased.
+    """One life of a worker: see ps.membership_log. Times are in seconds since 1970; `left` is None where the run ended
+    it. `samples` are those that it trained on, None where shares were not leased.
     """
 
     rank: Count
@@ -282,7 +284,10 @@ class Summary(Struct, frozen=True, kw_only=True):
 
 
 class Step(Struct, frozen=True, kw_only=True):
-    """One worker's step; `time` is in seconds of training since it began, `loss` None where there were no samples."""
+    """One worker's step; `time` is in seconds of training since it began, `loss` None where there were no samples.
+
+    Where shares are leased, `shares` says how many of the step's were this worker's; the others have one of each step.
+    """
 
     time: Figure
     samples: Figure
@@ -296,6 +301,7 @@ class Step(Struct, frozen=True, kw_only=True):
     lease_s: Figure = 0.0
     metrics_s: Figure = 0.0
     staleness: Figure | None = None
+    shares: Annotated[int, Meta(ge=0, le=10**4)] = 1
 
     @property
     def seconds(self) -> float:
@@ -304,11 +310,33 @@ class Step(Struct, frozen=True, kw_only=True):
         return phases + self.barrier_s + self.lease_s + self.metrics_s
 
 
+def each_share(steps: Sequence[Step]) -> list[Step]:
+    """What a worker did, a share after the other: of a step of which it had several, each as long as the others."""
+    shares, before = [], 0.0
+    for step in steps:
+        if step.shares == 1:
+            shares.append(step)
+        else:
+            figures = {name: getattr(step, name) / step.shares for name in _ADDED_UP} if step.shares else {}
+            for number in range(1, step.shares + 1):
+                time = before + (step.time - before) * number / step.shares
+                shares.append(structs.replace(step, **figures, time=time, shares=1))
+        before = step.time
+    return shares
+
+
+_ADDED_UP = ("samples", *(name for name in Step.__struct_fields__ if name.endswith("_s")))
+
+
 class ServerLoad(Struct, frozen=True, kw_only=True):
     """A line of a server's metrics: what it has counted since it began."""
 
     applying_s: Figure = 0.0
     pushes: Count = 0
+    time: Figure = 0.0
+    cpu_s: Figure = 0.0
+    bytes_sent: Figure = 0.0
+    bytes_received: Figure = 0.0
 
 
 _T = TypeVar("_T", Manifest, Summary)
@@ -364,13 +392,22 @@ def _decode_step(line: bytes) -> Step:
 
 def read_server_load(run: Path, rank: int) -> ServerLoad | None:
     """The last whole line of a server's metrics, or None where there is none."""
+    return next(_server_loads(reversed(_server_lines(run, rank))), None)
+
+
+def read_server_loads(run: Path, rank: int) -> list[ServerLoad]:
+    """A server's metrics; what is no such line is left out: a server that was killed leaves half a line behind."""
+    return list(_server_loads(_server_lines(run, rank)))
+
+
+def _server_lines(run: Path, rank: int) -> list[bytes]:
     try:
-        lines = (run / f"metrics.server{rank}.jsonl").read_bytes().splitlines()
+        return (run / f"metrics.server{rank}.jsonl").read_bytes().splitlines()
     except OSError:
-        return None
-    for line in reversed(lines):
-        try:
-            return fast_json.decode(line, type=ServerLoad)
-        except (ValueError, RecursionError):  # a server that was killed leaves half a line behind
-            continue
-    return None
+        return []
+
+
+def _server_loads(lines: Iterable[bytes]) -> Iterator[ServerLoad]:
+    for line in lines:
+        with contextlib.suppress(ValueError, RecursionError):
+            yield fast_json.decode(line, type=ServerLoad)

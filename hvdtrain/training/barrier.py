@@ -92,7 +92,7 @@ class StepBarrier:
         while True:
             self.sync.idle()
             self.passed += 1
-            _, rows = self.group.gather([step, elapsed, *wants])
+            _, rows = self.group.all_gather([step, elapsed, *wants])
             furthest = int(rows[:, 0].max())
             if rows[:, 0].eq(furthest).all():
                 self.target = None
@@ -116,7 +116,7 @@ class StepBarrier:
     def after_round(self, step: int, elapsed: float) -> Decision:
         """What to do after a round of leased shares, whose last step this is."""
         self.paused = False
-        _, rows = self.group.gather([elapsed, *self._wants(elapsed)])
+        _, rows = self.group.all_gather([elapsed, *self._wants(elapsed)])
         return self._decide(rows.tolist(), self.steps is not None and step >= self.steps)
 
     def _in_lockstep(self, step: int, elapsed: float, is_last: bool, at_end: bool) -> Decision:
@@ -128,7 +128,7 @@ class StepBarrier:
             return GO_ON
         later = self.group.in_background and not is_last and not at_end
         until = elapsed + (elapsed / step if later else 0)  # when there will be a decision
-        found = self.group.gather_later([elapsed, *self._wants(until)])
+        found = self.group.all_gather_later([elapsed, *self._wants(until)])
         if not later:
             return self._together(step, found, at_end)
         self.under_way = found

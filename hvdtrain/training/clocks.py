@@ -25,7 +25,7 @@ def compare_clocks(job: Job, sync: Synchroniser) -> dict[int, tuple[float, float
         came.append(time.perf_counter())
         group.barrier()
         left.append(time.perf_counter())
-    there, rows = group.gather([*came, *left, clock_here, job.world.rank])
+    there, rows = group.all_gather([*came, *left, clock_here, job.world.rank])
     if not group.leads:
         return {}
     found = {}

@@ -44,7 +44,7 @@ def take_gpu(job: Job, group: Group) -> torch.device:
         UsageError: there are fewer GPUs than workers, and they are not to share; or some workers have none.
     """
     seen = _visible_gpus() if job.device.type == "cuda" else []
-    there, rows = group.gather([*seen, *[0.0] * (MOST_GPUS - len(seen))])
+    there, rows = group.all_gather([*seen, *[0.0] * (MOST_GPUS - len(seen))])
     visible = [[int(name) for name in row if name] for row in rows.tolist()]
     if not any(visible):
         return job.device
@@ -56,7 +56,7 @@ def take_gpu(job: Job, group: Group) -> torch.device:
 
 
 def any_gpu(job: Job) -> torch.device:
-    """The GPU of a worker that joins a job that runs: that of its place, and as many others' as there are too few."""
+    """The GPU of a worker that joins a job that runs: its number modulo the GPUs of this host. It may share one."""
     if job.device.type == "cpu":
         return job.device
     index = job.world.worker % torch.cuda.device_count()

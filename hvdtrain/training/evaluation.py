@@ -29,11 +29,11 @@ def evaluate(job: Job, model: nn.Module, group: Group, loader: Loader) -> tuple[
     average_buffers(model, group)
     model.eval()
     there: list[int] = []
-    counted, rows = group.gather([])
+    counted, rows = group.all_gather([])
     while counted != there:
         there = counted
         own = even_range(len(loader.samples), there.index(group.worker), len(there))
-        counted, rows = group.gather(_totals(job, model, loader, own).tolist())
+        counted, rows = group.all_gather(_totals(job, model, loader, own).tolist())
     model.train()
     loss, correct, samples = rows.sum(0).tolist()
     if samples != len(loader.samples):

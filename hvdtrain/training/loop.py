@@ -90,7 +90,7 @@ def train(training: Training, loader: Loader, validation: Loader) -> list[float]
         for share, (images, labels) in feed(batches, job.device, leased):
             history.step = share.step
             trace.at_step(share.step)
-            if sync.overtaken(share.step):
+            if sync.skip_if_overtaken(share.step):
                 clock.mark("data")
             else:
                 row, seconds = stepper.take(share, images, labels, timer.seconds(), shares.waited_s(asked))
@@ -120,6 +120,7 @@ def train(training: Training, loader: Loader, validation: Loader) -> list[float]
             if not decision.over and history.step % sampler.steps_per_epoch:  # amid an epoch
                 average_buffers(training.model, sync.group)
                 with trace.spanning("snapshot"):
+                    training.recorder.reach(history.step, epoch)
                     _save(training, stepper, decision)
                 continue
             with trace.spanning("evaluation"):
@@ -147,7 +148,7 @@ def _wall_time(training: Training, spent: dict[str, float], elapsed: float) -> f
         spent: seconds of each part since the last step.
         elapsed: seconds of training until this worker was here.
     """
-    _, rows = training.sync.group.gather([elapsed])
+    _, rows = training.sync.group.all_gather([elapsed])
     last = rows.max().item()
     training.recorder.spend(spent | {"barrier": spent["barrier"] + last - elapsed})
     return last
@@ -188,10 +189,10 @@ def _evaluate(training: Training, validation: Loader, epoch: int, trained: int |
 
     Args:
         trained: samples since the last evaluation, also by workers that were lost meanwhile. Where nobody knows, those
-            count that the workers that are there have trained on.
+            count that the workers that are there have trained on: none, where all of these have come back since.
     """
     job, recorder, history = training.job, training.recorder, training.history
-    recorder.flush()
+    recorder.reach(history.step, epoch)
     tally = recorder.tally
     own = torch.tensor([tally.samples, tally.loss, tally.correct], dtype=torch.float64)
     samples, loss, correct = training.sync.group.sum(own).tolist()
@@ -201,12 +202,12 @@ def _evaluate(training: Training, validation: Loader, epoch: int, trained: int |
     before = history.best
     row = {
         "step": history.step, "epoch": epoch, "samples": history.samples, "train_s": history.wall_s,
-        "train_loss": loss / samples, "train_accuracy": correct / samples,
+        "train_loss": loss / samples if samples else None, "train_accuracy": correct / samples if samples else None,
         "val_loss": val_loss, "val_accuracy": val_accuracy,
     }  # fmt: skip
     history.evaluations.append(row)
     if before is None or val_loss < before["val_loss"]:
-        training.sync.group.first_does(training.saver.best)
+        training.sync.group.retry_if_first_lost(training.saver.best)
     if training.sync.group.leads:
         recorder.lead()
         training.progress.lead()
@@ -220,9 +221,8 @@ def _evaluate(training: Training, validation: Loader, epoch: int, trained: int |
 def _save(training: Training, stepper: Stepper, decision: Decision) -> None:
     """Save a snapshot of the model, which all workers have as one; they wait until it is there."""
     began, history = time.perf_counter(), training.history
-    training.recorder.flush()
     history.loss_scale = stepper.loss_scale.state()
-    training.sync.group.first_does(partial(training.saver.snapshot, history))
+    training.sync.group.retry_if_first_lost(partial(training.saver.snapshot, history))
     training.sync.group.barrier()
     history.snapshots += 1
     history.snapshot_s += time.perf_counter() - began

@@ -54,7 +54,7 @@ def find(run: Path, config: RunConfig, data: ImageFolder, is_chief: bool) -> Sna
     saved = snapshot.state["config"]
     different = _differences(saved, config)
     if is_chief and snapshot.state["dataset_hash"] != data.known_hash:
-        different.append(f"{config.dataset} holds other images than {saved['dataset']} did")
+        different.append(f"{config.dataset} holds other images than {saved.get('dataset', RunConfig.dataset)} did")
     if different:
         raise UsageError(f"{snapshot.folder} is of another job: {'; '.join(different)}")
     return snapshot if is_chief else None
@@ -70,7 +70,7 @@ def share(run: Path, found: Snapshot | None, group: Group) -> Snapshot | None:
         Failure: a host does not read what the first worker's does; on all workers.
     """
     host = zlib.crc32(f"{socket.gethostname()} {boot_id()}".encode())
-    there, rows = group.gather([found.step if found else -1, host])
+    there, rows = group.all_gather([found.step if found else -1, host])
     step, hosts = int(rows[0, 0]), rows[:, 1].tolist()
     if step < 0:
         return None
@@ -81,7 +81,7 @@ def share(run: Path, found: Snapshot | None, group: Group) -> Snapshot | None:
             found = mapped(run, step, check=is_first)
         except Failure as error:
             problem = error
-    _, failed = group.gather([problem is not None])
+    _, failed = group.all_gather([problem is not None])
     if problem:
         raise problem
     if failed.any():

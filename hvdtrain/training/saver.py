@@ -37,7 +37,7 @@ class Saver:
     def snapshot(self, history: History) -> None:
         """Save a snapshot; all workers call it together, between two steps."""
         config, world = self.job.config, self.job.world
-        there, rows = self.sync.group.gather(self.recorder.tally.row())
+        there, rows = self.sync.group.all_gather(self.recorder.tally.row())
         if not self.sync.group.leads:
             return
         tally = Tally.of(rows.tolist())

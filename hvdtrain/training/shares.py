@@ -44,7 +44,7 @@ class LeasedShares:
 
     def open(self, state: dict[str, Any]) -> None:
         """Before `after`, by the worker that leads: whoever joins before all are through these shares finds this."""
-        self.sync.open_round(state)
+        self.sync.open_for_joining(state)
 
     def after(self, step: int) -> Iterator[Share]:
         """As in StaticShares, for all workers together; it ends when all of these shares have been trained."""
@@ -52,7 +52,7 @@ class LeasedShares:
         last = (step // per_epoch + 1) * per_epoch
         if self.steps is not None:
             last = min(last, self.steps)
-        self.sync.begin_round(step * workers, last * workers)
+        self.sync.begin_shares(step * workers, last * workers)
         while True:
             number, after = self.sync.next_share()
             self._answered_at = time.perf_counter()

@@ -33,7 +33,7 @@ class Group(ABC):
         """Whether this worker is the first of those that are there, which reports and saves."""
         return self.worker == self.first
 
-    def first_does(self, act: "Callable[[], None]") -> None:
+    def retry_if_first_lost(self, act: "Callable[[], None]") -> None:
         """Have all workers do this, of which the one that leads writes something down. If that one is lost before it is
         through, they do it again.
         """
@@ -49,11 +49,11 @@ class Group(ABC):
 
         self.sum(torch.zeros(1))
 
-    def gather(self, row: Sequence[float]) -> tuple[list[int], "Tensor"]:
+    def all_gather(self, row: Sequence[float]) -> tuple[list[int], "Tensor"]:
         """The workers that are there, and their rows, [those workers, len(row)] float64, on every worker."""
-        return self.gather_later(row)()
+        return self.all_gather_later(row)()
 
-    def gather_later(self, row: Sequence[float]) -> "Callable[[], tuple[list[int], Tensor]]":
+    def all_gather_later(self, row: Sequence[float]) -> "Callable[[], tuple[list[int], Tensor]]":
         """As gather, in two steps: what is returned waits for the others, and is called before the next sum."""
         import torch
 
@@ -74,7 +74,7 @@ class Group(ABC):
         return lambda: total
 
     @abstractmethod
-    def collect(self, name: str, value: Any) -> dict[int, Any]:
+    def gather_to_first(self, name: str, value: Any) -> dict[int, Any]:
         """What each worker that is there gives, by its number, on the one that leads; on the others nothing. All call
         it together.
 
@@ -83,10 +83,10 @@ class Group(ABC):
             value: of plain types, as JSON holds them.
         """
 
-    def collect_in(self, store: "Store", name: str, value: Any) -> dict[int, Any]:
+    def gather_through_store(self, store: "Store", name: str, value: Any) -> dict[int, Any]:
         """The same by way of a store that all workers reach."""
         store.set(f"{name}/{self.worker}", json.dumps(value))
-        there, _ = self.gather([])
+        there, _ = self.all_gather([])
         return {worker: json.loads(store.get(f"{name}/{worker}")) for worker in there} if self.leads else {}
 
     def request_barrier(self, number: int) -> None:  # noqa: B027  # only workers that are not in lockstep need it
@@ -106,5 +106,5 @@ class Alone(Group):
     def sum(self, values: "Tensor") -> "Tensor":
         return values
 
-    def collect(self, name: str, value: Any) -> dict[int, Any]:
+    def gather_to_first(self, name: str, value: Any) -> dict[int, Any]:
         return {0: value}

@@ -172,7 +172,7 @@ class HorovodGroup(Group):
         wait_asleep([handle])
         return hvd.synchronize(handle)
 
-    def collect(self, name: str, value: Any) -> dict[int, Any]:
+    def gather_to_first(self, name: str, value: Any) -> dict[int, Any]:
         import horovod.torch as hvd
 
         found = hvd.allgather_object(value, name=name)

@@ -34,7 +34,11 @@ def end_with_starter(name: str) -> None:
 
 def end_with(pid: int) -> None:
     """From now on, end this process (exit code 143) within a second or two of that process's end."""
-    threading.Thread(target=_watch, args=(psutil.Process(pid),), daemon=True, name="starter's end").start()
+    try:
+        starter = psutil.Process(pid)
+    except psutil.NoSuchProcess:  # it has ended already
+        os._exit(143)
+    threading.Thread(target=_watch, args=(starter,), daemon=True, name="starter's end").start()
 
 
 def _starter() -> psutil.Process | None:

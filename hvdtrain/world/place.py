@@ -42,7 +42,7 @@ class World:
 
     @property
     def is_server(self) -> bool:
-        return self.rank < self.servers
+        return 0 <= self.rank < self.servers
 
     @property
     def worker(self) -> int:

@@ -24,6 +24,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from hvdtrain.runs.live import WARM_UP
+from hvdtrain.runs.schema import each_share, read_steps
 
 MODES = ("allreduce", "ddp", "ps-sync", "ps-ssp", "ps-async")
 FACTORS, WORKERS = (2, 4, 8), (2, 4)
@@ -74,7 +75,7 @@ def measured_step_s(run: Path) -> float:
     """Mean seconds from the end of a step to that of the next, over the workers: explain's step, by the clock."""
     steps = []
     for file in run.glob("metrics.rank*.jsonl"):
-        ends = [json.loads(line)["time"] for line in file.read_text().splitlines()][WARM_UP - 1 :]
+        ends = [share.time for share in each_share(read_steps(file)[0])][WARM_UP - 1 :]
         steps.append((ends[-1] - ends[0]) / (len(ends) - 1))
     return statistics.fmean(steps)
 

@@ -22,6 +22,8 @@ import subprocess
 import sys
 from pathlib import Path
 
+from hvdtrain.runs.schema import each_share, read_steps
+
 HOSTS = 4
 MODELS = {"vggf": ("0.25", "VGG-F at quarter width"), "vgg16": ("0.5", "VGG-16 at half width")}
 
@@ -45,8 +47,8 @@ def bytes_per_s(rate: str) -> float:
 def step_seconds(run: Path) -> list[float]:
     """Seconds from a step's end to the next's at the first worker; the first step, which sets things up, left out."""
     first = json.loads((run / "manifest.json").read_text())["servers"]
-    lines = (run / f"metrics.rank{first}.jsonl").read_text().splitlines()
-    ends = [json.loads(line)["time"] for line in lines]
+    shares = each_share(read_steps(run / f"metrics.rank{first}.jsonl")[0])
+    ends = [share.time for share in shares]
     return [after - before for before, after in itertools.pairwise(ends)]
 
 

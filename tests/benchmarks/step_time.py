@@ -25,6 +25,7 @@ from hvdtrain.launch.job_log import failure_reason, log_lines
 from hvdtrain.launch.processes import local_job
 from hvdtrain.launch.recipe import train_program
 from hvdtrain.modes import declared
+from hvdtrain.runs.schema import each_share, read_steps
 
 HOROVOD = ("horovod", "yielding")
 WARM_UP = 3  # steps not counted: memory is touched for the first time
@@ -69,12 +70,9 @@ def measure(ranks: int, what: list[str] | RunConfig, folder: Path) -> tuple[floa
         sys.exit(failure_reason(log, code))
     exposed = None
     if isinstance(what, RunConfig):
-        workers = [
-            [json.loads(line) for line in file.read_text().splitlines()]
-            for file in sorted(out.glob("metrics.rank*.jsonl"))
-        ]
-        times = [row["time"] for row in workers[0]]
-        exposed = statistics.mean(statistics.median(row["comm_s"] for row in rows[WARM_UP:]) for rows in workers)
+        workers = [each_share(read_steps(file)[0]) for file in sorted(out.glob("metrics.rank*.jsonl"))]
+        times = [share.time for share in workers[0]]
+        exposed = statistics.mean(statistics.median(share.comm_s for share in own[WARM_UP:]) for own in workers)
     else:
         times = json.loads(log_lines(log)[-1][1])
     laps = [after - before for before, after in itertools.pairwise(times)]

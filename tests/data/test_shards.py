@@ -179,6 +179,7 @@ def test_a_folder_is_packed_to_a_url_only(folder):
 
 def test_a_server_without_ranges_is_named_and_simplecache_helps(packed, tmp_path, monkeypatch):
     monkeypatch.setenv("HVDTRAIN_CACHE", str(tmp_path / "cache"))
+    monkeypatch.setattr(shards.shutil, "disk_usage", lambda _: SimpleNamespace(total=10**12, free=10**12))
     with serving(packed, ranges=False) as server:
         with pytest.raises(Failure, match="where a server does not send parts of files, use simplecache::URL"):
             find_dataset(server.url).train[0][0].read_bytes()
@@ -187,6 +188,15 @@ def test_a_server_without_ranges_is_named_and_simplecache_helps(packed, tmp_path
         for shard in (tmp_path / "cache" / "shards").glob("*/*.tar"):
             shard.write_bytes(b"damaged")
         assert kept.read_bytes() == whole
+
+
+def test_a_server_without_ranges_and_a_full_disk_are_named(packed, tmp_path, monkeypatch):
+    monkeypatch.setenv("HVDTRAIN_CACHE", str(tmp_path / "cache"))
+    monkeypatch.setattr(shards.shutil, "disk_usage", lambda _: SimpleNamespace(total=10**12, free=10**10))
+    with serving(packed, ranges=False) as server:
+        image = find_dataset(f"simplecache::{server.url}").train[0][0]
+        with pytest.raises(Failure, match=f"make room for whole shards on the disk of {tmp_path}/cache/shards"):
+            image.read_bytes()
 
 
 def test_what_was_packed_for_testing_counts_too(folder, packed, tmp_path):

@@ -12,7 +12,7 @@ from pathlib import Path
 import psutil
 
 from hvdtrain.errors import UsageError
-from hvdtrain.ps.handover import read_foothold
+from hvdtrain.ps.join_info import read_restart_info
 
 STARTERS = {"launch": ("launch",), "starter": ("mpirun", "prterun", "horovodrun")}
 SLOW_RATE = "200mbit"  # about a tenth of what a job of the soak sends over loopback
@@ -79,7 +79,7 @@ def target_of(run: Path, name: str) -> psutil.Process | None:
     A rank that came back is a fork of the respawner. Which of them a server is it says itself; of workers any will do.
     """
     with contextlib.suppress(psutil.Error, UsageError):
-        if name.startswith("rank") and (server := read_foothold(run, int(name.split()[1]))):
+        if name.startswith("rank") and (server := read_restart_info(run, int(name.split()[1]))):
             return psutil.Process(server.pid)
     for process in processes_of(run):
         with contextlib.suppress(psutil.Error):
@@ -104,11 +104,12 @@ def begin(fault: Fault, run: Path) -> Callable[[], None] | None:
     """Do it; returns what undoes it, or None where its target is not there now."""
     if fault.kind == "full":
         return _fill(run.parent / "ballast")
-    process = target_of(run, fault.target or "starter")
+    if fault.kind in ("cut", "slow"):  # a starter has ended with the last rank that it had started
+        network_of = target_of(run, "starter") or next(filter(_is_fork, processes_of(run)), None)
+        return _limit_loopback(network_of.pid, fault.kind) if network_of else None
+    process = target_of(run, fault.target)
     if process is None:
         return None
-    if fault.kind in ("cut", "slow"):
-        return _limit_loopback(process.pid, fault.kind)
     with contextlib.suppress(psutil.NoSuchProcess):
         process.send_signal(signal.SIGKILL if fault.kind == "kill" else signal.SIGSTOP)
         return _continue(process) if fault.kind == "stop" else lambda: None

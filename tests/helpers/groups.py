@@ -7,7 +7,7 @@ class Threads(Group):
     """Sums go through a server's own membership: a worker's waits for every other's, as between real ranks.
 
     Args:
-        store: see Group.collect_in; None where nothing is collected.
+        store: see Group.gather_through_store; None where nothing is collected.
     """
 
     def __init__(self, world, membership, store=None):
@@ -18,5 +18,5 @@ class Threads(Group):
         self.sums += 1
         return self.membership.add(self.worker, self.sums, values).wait()
 
-    def collect(self, name, value):
-        return self.collect_in(self.store, name, value)
+    def gather_to_first(self, name, value):
+        return self.gather_through_store(self.store, name, value)

@@ -6,6 +6,7 @@ from pathlib import Path
 import psutil
 
 from helpers.jobs import ENV, HVDTRAIN, SETTINGS, kill, steps, until
+from helpers.spare import hvdtrain_with_spare
 from hvdtrain.world.parent import is_alive
 
 TINY = ["--width", "0.0625", "--threads", "1", "--epochs", "1000"]
@@ -21,13 +22,18 @@ def command_line(pid):
 
 
 class Launched:
-    """A job that goes on until it is ended; whatever is left of it when the block ends is killed."""
+    """A job that goes on until it is ended; whatever is left of it when the block ends is killed.
 
-    def __init__(self, out, launcher, workers, servers, *options, env=None, place=()):
+    Args:
+        forked: its ranks are forked from a spare process; they are its stand-ins' then.
+    """
+
+    def __init__(self, out, launcher, workers, servers, *options, env=None, place=(), forked=False):
         words = ["launch", "--launcher", launcher, "-n", workers, "-s", servers, *place, "--out", out, "--"]
         self.out, self.first = out, servers
+        program = hvdtrain_with_spare() if forked else [HVDTRAIN]
         self.process = subprocess.Popen(
-            [HVDTRAIN, *map(str, [*words, *options])], **SETTINGS | {"env": ENV | (env or {})}, start_new_session=True
+            [*program, *map(str, [*words, *options])], **SETTINGS | {"env": ENV | (env or {})}, start_new_session=True
         )
         self.family = []
 

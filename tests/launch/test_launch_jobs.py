@@ -63,7 +63,9 @@ def test_a_local_job_opens_no_port_and_nothing_is_left_of_it(tmp_path):
         for _ in range(2):
             job.process.send_signal(signal.SIGINT)
             time.sleep(0.4)
-        assert job.process.wait(timeout=30) == 128 + signal.SIGINT
+        printed, _ = job.process.communicate(timeout=30)
+        assert job.process.returncode == 128 + signal.SIGINT, printed
+        assert re.search(r"^hvdtrain: interrupted: (`hvdtrain launch --resume|nothing had been saved)", printed, re.M)
         until(lambda: not job.alive(), 15)
         until(
             lambda: "not running, and not finished; " in CliRunner().invoke(status, [str(tmp_path / "run")]).output, 5
@@ -71,7 +73,7 @@ def test_a_local_job_opens_no_port_and_nothing_is_left_of_it(tmp_path):
 
 
 def test_a_killed_rank_is_named_and_its_end_is_the_jobs_exit_code(tmp_path):
-    with Launched(tmp_path / "run", "local", 2, 0, "--mode", "allreduce", *TINY) as job:
+    with Launched(tmp_path / "run", "local", 2, 0, "--mode", "allreduce", *TINY, forked=True) as job:
         job.wait_for_steps()
         assert listening(job) <= set(LOOPBACK.values())  # or nowhere: its ranks meet in shared memory
         job.ranks()[1].send_signal(signal.SIGKILL)
@@ -85,7 +87,7 @@ def test_a_rank_that_raises_is_named_with_its_last_lines(tmp_path):
     make_images(tmp_path / "data", train=8, validation=8, side=32)
     (tmp_path / "data" / "TrainData" / "b" / "5.png").write_bytes(b"not an image")
     options = ["--mode", "allreduce", "--batch-size", "4", "--dataset", tmp_path / "data"]
-    with Launched(tmp_path / "run", "local", 2, 0, *options, *TINY) as job:
+    with Launched(tmp_path / "run", "local", 2, 0, *options, *TINY, forked=True) as job:
         printed, _ = job.process.communicate(timeout=60)
         assert job.process.returncode == 1
     lines = printed.splitlines()
@@ -99,14 +101,14 @@ def test_whoever_is_killed_is_started_again_and_is_asked_to_leave_with_the_other
     """Also the first worker, and the first server."""
     out = tmp_path / "run"
     options = ["--mode", "ps-async", "--wire", "zmq", *TINY]
-    with Launched(out, "local", 2, 1, *options, place=["--respawn"]) as job:
+    with Launched(out, "local", 2, 1, *options, place=["--respawn"], forked=True) as job:
         job.wait_for_steps()
         for rank in (2, 1):
             job.ranks()[rank].kill()
             until(lambda rank=rank: [life["incarnation"] for life in lives(out) if life["rank"] == rank][-1] == 2)
         killed = kill_server(out, 0)
-        until(lambda: foothold(out, 0) not in (None, killed))
-        again = {life["pid"] for life in lives(out) if life["pid"]} | {foothold(out, 0)}
+        until(lambda: server_pid(out, 0) not in (None, killed))
+        again = {life["pid"] for life in lives(out) if life["pid"]} | {server_pid(out, 0)}
         before = len(steps(out, 1))
         until(lambda: len(steps(out, 1)) > before + 3)
         job.look()
@@ -114,6 +116,7 @@ def test_whoever_is_killed_is_started_again_and_is_asked_to_leave_with_the_other
         said, _ = job.process.communicate(timeout=60)
         assert job.process.returncode == 143, said
         assert "has joined, whose life number 2 this is" in said
+        assert "rank 0, a server, was killed and is back" in said
         assert not job.alive() and len(again) == 3
         until(lambda: not any(psutil.pid_exists(pid) for pid in again))
     assert list((out / "snapshots").glob("step-*"))
@@ -123,33 +126,35 @@ def test_whoever_is_killed_is_started_again_and_is_asked_to_leave_with_the_other
 def test_servers_that_are_killed_come_back_with_all_that_they_had_answered(tmp_path):
     """While a worker is killed too. Replay computes every push again, and finds the same weights."""
     out = tmp_path / "run"
-    options = ["--mode", "ps-async", "--wire", "zmq", "--record", "--schedule", "constant", *TINY, "--epochs", "3"]
-    with Launched(out, "local", 2, 2, *options, place=["--respawn"]) as job:
+    options = ["--mode", "ps-async", "--wire", "zmq", "--record", "--schedule", "constant", *TINY, "--epochs", "5"]
+    with Launched(out, "local", 2, 2, *options, place=["--respawn"], forked=True) as job:
         job.wait_for_steps()
+        job.ranks()[3].kill()
+        until(lambda: [life["incarnation"] for life in lives(out) if life["rank"] == 3][-1] == 2)
         for rank in (0, 1):
             killed, before = kill_server(out, rank), len(steps(out, 2))
-            until(lambda rank=rank, killed=killed: foothold(out, rank) not in (None, killed))
+            until(lambda rank=rank, killed=killed: server_pid(out, rank) not in (None, killed))
             until(lambda before=before: len(steps(out, 2)) > before + 3)
-        job.ranks()[3].kill()
         said, _ = job.process.communicate(timeout=90)
         assert job.process.returncode == 0, said
         assert not job.alive() and not [path for path in out.iterdir() if path.name.startswith(("return", "join"))]
+    assert "Traceback" not in (tmp_path / "run.launch" / "log").read_text()
     summary = json.loads((out / "summary.json").read_text())
     assert [(back["rank"], back["lost_updates"]) for back in summary["returned_servers"]] == [(0, 0), (1, 0)]
-    assert sum(life["samples"] for life in summary["membership"]) == summary["samples"] == 3 * 1438
+    assert sum(life["samples"] for life in summary["membership"]) == summary["samples"] == 5 * 1438
     assert summary["val_accuracy"] > 0.5
     replayed = hvdtrain("replay", out)
     assert replayed.returncode == 0 and "bit for bit" in replayed.stdout, replayed.stdout
 
 
-def foothold(out, rank):
+def server_pid(out, rank):
     """The process of a server that comes back when it is killed."""
     with contextlib.suppress(FileNotFoundError):
         return json.loads((out / f"return.server{rank}.json").read_text())["pid"]
 
 
 def kill_server(out, rank):
-    os.kill(pid := foothold(out, rank), signal.SIGKILL)
+    os.kill(pid := server_pid(out, rank), signal.SIGKILL)
     return pid
 
 

@@ -360,18 +360,22 @@ def test_means_over_a_grid_are_those_of_torch(side):
     torch.testing.assert_close(ours, theirs)
 
 
-@pytest.mark.parametrize("name", OPTIMIZERS)
-def test_optimizers_step_as_torchs_own(name):
-    config = RunConfig(optimizer=name, lr=0.1, weight_decay=0.01)
-    more = {"momentum": config.momentum} if name == "sgd" else {}
+@pytest.mark.parametrize("on_a_server", [False, True])
+@pytest.mark.parametrize(("name", "momentum"), [(name, 0.9) for name in OPTIMIZERS] + [("sgd", 0.0)])
+def test_optimizers_step_as_torchs_own(name, momentum, on_a_server):
+    """To the bit, on parameters, and on a bucket, where torch's kernel is called directly once there is a state."""
+    config = RunConfig(optimizer=name, lr=0.1, weight_decay=0.01, momentum=momentum)
+    more = {"momentum": momentum} if name == "sgd" else {}
     theirs = {"sgd": torch.optim.SGD, "adam": torch.optim.Adam, "adamw": torch.optim.AdamW}[name]
-    ours, weights = (torch.nn.Parameter(torch.linspace(-1, 1, 9)) for _ in range(2))
+    ours, weights = (torch.nn.Parameter(torch.linspace(-1, 1, 99), requires_grad=not on_a_server) for _ in range(2))
     own, other = make_optimizer(config, [ours]), theirs([weights], lr=0.1, weight_decay=0.01, fused=True, **more)
-    for _ in range(3):
+    for step in range(4):
         for parameter, optimizer in ((ours, own), (weights, other)):
             parameter.grad = parameter.detach() ** 3
+            set_lr(optimizer, 0.1 / (1 + step))
             optimizer.step()
     assert ours.equal(weights)
+    assert [value.tolist() for value in own.state[ours].values()] == [v.tolist() for v in other.state[weights].values()]
 
 
 def test_an_optimizer_does_not_import_torchs_compiler():

@@ -38,7 +38,8 @@ def make(**changed):
 
 
 def rows(made, modes=("allreduce", "ps-sync"), workers=(4,), servers=(2,), bandwidths=(1.0,), **question):
-    return predict.rows(made, predict.Question(list(modes), **question), workers, servers, bandwidths)
+    asked = predict.Question(list(modes), **question)
+    return [predict.row(made, asked, *cell) for cell in predict.cells(asked, workers, servers, bandwidths)]
 
 
 def test_what_is_written_is_read(tmp_path):
@@ -241,6 +242,45 @@ def test_runs_correct_a_calibration(tmp_path):
     assert found.transports["ps"]["efficiency"].value == pytest.approx(0.7, abs=0.03)
     assert found.transports["allreduce"] == make().transports["allreduce"]
     assert (found.most_workers, found.bandwidth_gbit) == (3, 0.2)
+
+
+def test_runs_tell_what_stays_on_a_host_and_what_processes_take_while_idle(tmp_path):
+    """A server beside the first of two workers: a byte between them costs half; each process takes 0.03 of a core."""
+    made = make()
+    known = {"local_share": Quantity(0.5, 0.5, 0.5), "idle_cores": Quantity(0.03, 0.03, 0.03)}
+    folder = written(
+        tmp_path, make(transports=made.transports | {"ps": made.transports["ps"] | known}), "ps-sync", 2, 1, 0.5
+    )
+    summary = json.loads((folder / "summary.json").read_text())
+    steps, gigabytes, buckets = summary["steps"], 0.025, 25e6 / 4 / 2**20
+    idle = 0.03 * summary["wall_s"] / steps
+    first, second = (0.1 + 2 * buckets * 200e-6 + 2 * gigabytes * 0.5 * share for share in (0.5, 1.0))
+    server = 4 * buckets * 200e-6 + 2 * gigabytes * 0.4 * 1.5 + 0.005
+    for process, used in zip(
+        sorted(summary["processes"], key=lambda p: p["rank"]), (server, first, second), strict=True
+    ):
+        process["cpu_s"] = steps * (used + idle)
+    (folder / "summary.json").write_text(json.dumps(summary))
+    sent = [0, 0, 5, 5, 9, 9, 9]  # before its first message it starts, which costs more; so does its end
+    used = [0.0, 2.0, 2.5, 2.53, 4.0, 4.03, 9.0]
+    lines = [
+        {"time": 100 + n, "cpu_s": s, "bytes_sent": b, "pushes": b}
+        for n, (b, s) in enumerate(zip(sent, used, strict=True))
+    ]
+    (folder / "metrics.server0.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines) + "{half")
+    costs = from_runs.from_runs(made, [folder], 0.5, one_machine=False).transports["ps"]
+    assert costs["idle_cores"].value == pytest.approx(0.03, rel=0.01)
+    assert costs["local_share"].value == pytest.approx(0.5, rel=0.05)
+    assert costs["send_s_per_gb"].value == pytest.approx(0.5, rel=0.05)
+    assert costs["server_send_s_per_gb"].value == pytest.approx(0.4, rel=0.05)
+
+
+def test_a_calibration_of_before_says_nothing_of_them(tmp_path):
+    path = tmp_path / "cal.json"
+    make().save(path)
+    assert not {"local_share", "idle_cores"} & calibration.load(path).transports["ps"].keys()
+    transport = calibration.load(path).transport("ps-sync")
+    assert (transport.local_share, transport.idle_cores) == (1.0, 0.0)
 
 
 def test_the_path_of_a_calibration_is_in_the_refusal(tmp_path):

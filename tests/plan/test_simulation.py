@@ -1,12 +1,14 @@
 """The simulation agrees with closed forms where one thing decides, and with what physics says everywhere."""
 
 import itertools
+import random
 import time
 from dataclasses import replace
 
 import pytest
 
 from hvdtrain.plan import closed_forms
+from hvdtrain.plan.engine import Clock, Link
 from hvdtrain.plan.scenario import Layer, Scenario, Slow, Transport
 from hvdtrain.plan.simulate import simulate
 
@@ -91,6 +93,48 @@ def test_communication_that_takes_cores_slows_computing():
     job = scenario("ps-sync", 4, 2, transport=busy, bandwidth=1e15, placement="shared", one_machine=True)
     shared, own = simulate(replace(job, cores=2)).step_s, simulate(replace(job, cores=100)).step_s
     assert shared > 1.5 * own
+
+
+def test_what_stays_on_a_host_may_cost_the_processors_less():
+    """A server beside the first of two workers: on that host, the ends of its own messages and one of the other's."""
+    costs = Transport(send_s_per_gb=1, receive_s_per_gb=1, server_send_s_per_gb=1, server_receive_s_per_gb=1)
+    beside = scenario("ps-sync", 2, 1, computing=1e-6, transport=costs, bandwidth=1e15, latency_s=0, placement="shared")
+    cheap = replace(beside, transport=replace(costs, local_share=0.2))
+    gigabytes = 2 * beside.bytes / 1e9
+    assert simulate(beside).step_s == pytest.approx(3 * gigabytes, rel=0.05)
+    assert simulate(cheap).step_s == pytest.approx((1 + 2 * 0.2) * gigabytes, rel=0.05)
+    apart = replace(beside, placement="dedicated")
+    assert simulate(apart) == simulate(replace(apart, transport=cheap.transport))
+
+
+def test_what_processes_take_while_idle_is_gone_for_all_else():
+    job = scenario("ps-sync", 3, 3, cores=0.45, placement="shared", bandwidth=GBIT)
+    idle = replace(job, transport=Transport(idle_cores=0.05))
+    assert simulate(idle).step_s == pytest.approx(simulate(replace(job, cores=0.35)).step_s)
+    assert idle.free_cores(1000, 1) == pytest.approx(0.045)
+
+
+def test_connections_share_a_link_in_no_order_and_each_keeps_its_own():
+    clock, served = Clock(), []
+    link = Link(clock, random.Random(0))
+    for number in range(20):
+        for connection in "ab":
+            link.take(connection, 1.0, lambda: None, lambda own=(connection, number): served.append((*own, clock.now)))
+    clock.run(lambda: False)
+    assert [end for _, _, end in served] == [float(end) for end in range(1, 41)]
+    for connection in "ab":
+        assert [number for name, number, _ in served if name == connection] == list(range(20))
+    assert "".join(name for name, _, _ in served) not in ("ab" * 20, "a" * 20 + "b" * 20)
+
+
+def test_a_synchronous_update_waits_for_the_connection_that_is_served_last():
+    """Three workers on one link: no push of a bucket is through when it would be if all came in order. Of one worker
+    alone there is nothing to draw.
+    """
+    one, four = (scenario("ps-sync", n, 1, computing=1e-6, latency_s=0.0, bandwidth=GBIT) for n in (1, 4))
+    assert simulate(one).step_s == pytest.approx(closed_forms.wire_s(one), rel=0.1)
+    assert 1.1 < simulate(four).step_s / closed_forms.wire_s(four) < 2
+    assert simulate(four, seed=1) != simulate(four, seed=2)
 
 
 def test_synchronous_steps_wait_for_the_slowest_and_asynchronous_ones_do_not():

@@ -12,6 +12,7 @@ from hvdtrain.ps.exchange import Exchange
 from hvdtrain.ps.leases import Leases
 from hvdtrain.ps.membership import Membership
 from hvdtrain.ps.partition import cut
+from hvdtrain.ps.requests import as_future
 from hvdtrain.ps.server import Server
 from hvdtrain.ps.server_metrics import Load
 
@@ -40,7 +41,7 @@ def join(monkeypatch):
 
         def call(rank, method, number, push):
             pushed[push.worker].append(number if servers == 1 else (rank, number))
-            return getattr(joined_servers[rank], method)(number, push)
+            return as_future(getattr(joined_servers[rank], method)(number, push))
 
         monkeypatch.setattr(exchange.wire, "call", call)
         own = [

@@ -64,7 +64,7 @@ def test_who_joins_is_waited_for_from_the_round_that_is_open_on():
     membership = Membership(2)
     joining = membership.join()
     assert not joining.done()  # the others are together, and nobody knows for how long
-    membership.open_round(3, {"step": 7})
+    membership.open_for_joining(3, {"step": 7})
     worker, now = joining.wait()
     assert (worker, now.sums, now.state) == (2, 3, {"step": 7})
     total = membership.add(0, 4, one_hot(0, 3))
@@ -78,13 +78,13 @@ def test_who_joins_is_waited_for_from_the_round_that_is_open_on():
 def test_a_round_that_is_over_when_it_is_opened_lets_nobody_in():
     membership = Membership(1)
     membership.add(0, 1, torch.ones(1))
-    membership.open_round(0, None)
+    membership.open_for_joining(0, None)
     assert not membership.join().done()
 
 
 def test_nobody_gets_the_number_of_one_that_is_lost():
     membership = Membership(2)
-    membership.open_round(0, None)
+    membership.open_for_joining(0, None)
     membership.lose(1)
     assert membership.join().wait()[0] == 2
     membership.lose(2)
@@ -95,7 +95,7 @@ def test_nobody_gets_the_number_of_one_that_is_lost():
 
 def test_when_all_are_lost_who_joins_begins_the_last_round_again():
     membership = Membership(2)
-    membership.open_round(0, "first")
+    membership.open_for_joining(0, "first")
     for worker in (0, 1):
         membership.add(worker, 1, torch.ones(1))
     membership.lose(0)
@@ -117,8 +117,8 @@ def test_who_comes_too_late_is_told_so():
 
 def test_summands_that_are_kept_apart_are_rows_in_the_order_of_the_workers():
     membership = Membership(2)
-    membership.add(1, 1, torch.tensor([1.0, 5.0]), apart=True)
-    assert membership.add(0, 1, torch.tensor([0.0, 6.0]), apart=True).wait().tolist() == [[0, 6], [1, 5]]
+    membership.add(1, 1, torch.tensor([1.0, 5.0]), as_rows=True)
+    assert membership.add(0, 1, torch.tensor([0.0, 6.0]), as_rows=True).wait().tolist() == [[0, 6], [1, 5]]
 
 
 @given(st.integers(1, 4), st.integers(1, 4), st.lists(st.integers(1, 3), max_size=2), st.randoms(use_true_random=False))

@@ -19,6 +19,7 @@ from helpers.jobs import (
     hvdtrain,
     ranks_of,
     run,
+    slow_evaluations,
     slow_steps,
     steps,
     until,
@@ -26,6 +27,7 @@ from helpers.jobs import (
 
 from hvdtrain.explain.step_picture import one_step, read_slices
 from hvdtrain.plot_style import save
+from hvdtrain.world.place import RESPAWNS
 
 pytestmark = [pytest.mark.timeout(180), pytest.mark.usefixtures("beside_few_digits")]
 
@@ -42,9 +44,12 @@ def test_ssp_bounds_how_stale_weights_are(tmp_path):
     summary = train(out, "ps-ssp", 1, 2, *SMALL[:2], "--epochs", "1", "--batch-size", "32", "--staleness", "1")
     assert summary["staleness_max"] <= 2 * 1 + 1
     assert json.loads((out / "manifest.json").read_text())["staleness_bound"] == 1
-    own = [[row["step"] for row in steps(out, rank)] for rank in (1, 2)]
-    assert all(worker == sorted(worker) for worker in own)
-    assert sorted(own[0] + own[1]) == [step for step in range(1, 46) for _ in range(2)]  # each share once, by either
+    own = [steps(out, rank) for rank in (1, 2)]
+    for rows in own:
+        assert [row["step"] for row in rows] == list(range(1, 46))
+        assert all(row["time"] <= after["time"] for row, after in itertools.pairwise(rows))
+        assert all((row["samples"] > 0) == (row["loss"] is not None) == (row["shares"] > 0) for row in rows)
+    assert [a["shares"] + b["shares"] for a, b in zip(*own, strict=True)] == [2] * 45  # each share once, by either
 
 
 def test_a_static_share_of_every_batch_is_each_workers_own(tmp_path):
@@ -83,7 +88,7 @@ process.run_rank = lambda *arguments: (run_rank(*arguments), print("Python ends"
     assert job.returncode == 0, said
     logs = [(tmp_path / "run" / "logs" / f"rank.{rank}.out").read_text() for rank in range(3)]
     assert "Python ends" not in "".join(logs)  # while it did, rpc's threads aborted the process now and then
-    fast, slowed = (len(steps(tmp_path / "run", rank)) for rank in (1, 2))
+    fast, slowed = (sum(row["shares"] for row in steps(tmp_path / "run", rank)) for rank in (1, 2))
     assert fast + slowed == 2 * 45
     assert slowed < fast / 2
     achieved = json.loads((tmp_path / "run" / "manifest.json").read_text())["slow"]["achieved"]
@@ -250,7 +255,7 @@ def test_an_asynchronous_job_goes_on_without_its_first_worker_and_can_be_replaye
 def test_a_worker_joins_in_place_of_one_that_was_killed_and_leaves_and_one_more_joins(tmp_path):
     """Two lives of rank 3, and a rank that was not there at the start: replay computes them all again."""
     out = tmp_path / "run"
-    options = ["--mode", "ps-async", "--wire", "zmq", "--epochs", "200", "--record", "--time-budget", "14s"]
+    options = ["--mode", "ps-async", "--wire", "zmq", "--epochs", "200", "--record", "--time-budget", "10s"]
     joined = []
 
     def join():
@@ -286,6 +291,29 @@ def test_a_worker_joins_in_place_of_one_that_was_killed_and_leaves_and_one_more_
     assert replayed.returncode == 0 and "3 workers and 2 that joined" in replayed.stdout, replayed.stdout
     done = hvdtrain("train", "--join", "--out", out)
     assert done.returncode == 2 and "has no job to join" in done.stdout
+
+
+def test_who_has_trained_on_none_of_an_epoch_evaluates_it_and_goes_on(tmp_path):
+    """All others were killed after their last step of it."""
+    out = tmp_path / "run"
+    options = ["--mode", "ps-async", "--servers", "1", "--wire", "zmq", "--dataset", "few", *SMALL[:2], "--epochs", "2"]
+    options += ["--batch-size", "32", "--threads", "1", "--out", str(out)]
+    job = Forked(2, ["train", *options], env={RESPAWNS: "1"}, first=slow_evaluations(30), survive=True)
+    joined = None
+    try:
+        until(lambda: (out / "metrics.rank1.jsonl").is_file() and len(steps(out, 1)) == 3)
+        ranks_of(job)[1].kill()
+        until(lambda: lives(out)[0]["why"])
+        joined = Forked(1, ["train", "--join", "--out", str(out)])
+        said, _ = joined.communicate(timeout=60)
+        assert joined.returncode == 0, said
+    finally:
+        finish(job)
+        if joined:
+            finish(joined)
+    evaluations = json.loads((out / "summary.json").read_text())["evaluations"]
+    assert [row["step"] for row in evaluations] == [3, 6]
+    assert evaluations[0]["train_loss"] is None and evaluations[1]["train_loss"] > 0
 
 
 def lives(out):

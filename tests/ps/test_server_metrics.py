@@ -5,10 +5,12 @@ import json
 import pytest
 import torch
 from helpers import buckets
+from torch.futures import Future
 
 from hvdtrain.errors import Failure
 from hvdtrain.ps.leases import Leases
 from hvdtrain.ps.membership import Membership
+from hvdtrain.ps.messages import Answer
 from hvdtrain.ps.server import Server
 from hvdtrain.ps.server_metrics import Load, ServerMetrics, server_metrics_file
 
@@ -39,11 +41,11 @@ def counted(server):
 def test_a_held_push_is_in_the_queue_and_its_worker_waits_until_all_have_pushed():
     server = make_server(buckets.sync)
     for bucket in (0, 1):
-        assert not server.push(bucket, push(0, 1)).done()
+        assert isinstance(server.push(bucket, push(0, 1)), Future)
     assert counted(server) == {"pushes": 2, "queue": 2, "waiting": 1, "bytes_received": 16, "bytes_sent": 0}
     assert server.load.row()["applying_s"] == 0
     for bucket in (0, 1):
-        assert server.push(bucket, push(1, 1)).done()
+        assert isinstance(server.push(bucket, push(1, 1)), Answer)
     assert counted(server) == {"pushes": 4, "queue": 0, "waiting": 0, "bytes_received": 32, "bytes_sent": 32}
     assert server.load.row()["applying_s"] > 0
     server.pull(0, worker=0)
@@ -53,7 +55,7 @@ def test_a_held_push_is_in_the_queue_and_its_worker_waits_until_all_have_pushed(
 def test_a_worker_that_is_lost_waits_no_more():
     server = make_server(lambda workers: buckets.stale(workers, 0))
     server.push(0, push(0, 1))
-    assert not server.push(0, push(0, 2)).done()  # more than 0 steps ahead
+    assert isinstance(server.push(0, push(0, 2)), Future)  # more than 0 steps ahead
     assert counted(server)["waiting"] == 1
     server.lose(0)
     assert (counted(server)["queue"], counted(server)["waiting"]) == (0, 0)

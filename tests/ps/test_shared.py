@@ -15,6 +15,7 @@ from hvdtrain.ps.bucket import Bucket
 from hvdtrain.ps.leases import Leases
 from hvdtrain.ps.membership import Membership
 from hvdtrain.ps.partition import cut
+from hvdtrain.ps.requests import as_future
 from hvdtrain.ps.server import Server
 from hvdtrain.ps.server_metrics import Load
 from hvdtrain.ps.shared import RECEIVERS, Parcel, SharedMemory
@@ -167,7 +168,7 @@ def test_an_exchange_through_it_gives_the_same_weights_and_all_memory_back(monke
 
     def call(rank, method, number, push):
         sent.append(push)
-        return getattr(server, method)(number, push)
+        return as_future(getattr(server, method)(number, push))
 
     monkeypatch.setattr(exchange.wire, "call", call)
     workers = [

@@ -226,11 +226,38 @@ def test_garbage_half_messages_and_silence_do_not_stall_anybody(ends, key):
         stranger.linger = 0
         stranger.connect(server.endpoint)
         bomb = msgspec.msgpack.Ext(1, encode(["uint8", [10**12], 10**12]))
-        for message in ([1, "twice"], ["9" * 30, "lease", []], [10**18, 5, []], [1, "lease", {}], [1, "twice", [bomb]]):
+        for message in (
+            5,
+            None,
+            1.5,
+            {"a": 1},
+            [1, "twice"],
+            ["9" * 30, "lease", []],
+            [10**18, 5, []],
+            [1, "lease", {}],
+            [1, "twice", [bomb]],
+        ):
             stranger.send(encode(message))
         for frames in ([b""], [os.urandom(50)], [b"\xc1"], [b"", b"", b""]):
             stranger.send_multipart(frames)
         assert call(worker, "twice", 1) == [1, 1]
+
+
+def test_answers_that_came_before_the_connection_ended_count(ends):
+    """Though this end was late: its process was stopped, or the host is busy."""
+    server = ends.server()
+    worker = ends.worker(server)
+    assert call(worker, "twice", 1) == [1, 1]
+    waiting = [worker.call(0, "wait", (), 6) for _ in range(3)]
+    held, goes_on = threading.Event(), threading.Event()
+    worker._expire = lambda now: (held.set(), goes_on.wait(10))
+    assert held.wait(5)
+    server.requests.endpoint.later.set_result("done")
+    time.sleep(0.2)
+    server.close()
+    time.sleep(0.2)
+    goes_on.set()
+    assert [future.wait() for future in waiting] == ["done"] * 3
 
 
 TENSORS = st.builds(

@@ -12,7 +12,7 @@ from hvdtrain.data.sampling import BatchSampler
 from hvdtrain.modes._synchroniser import LocalUpdate
 from hvdtrain.numerics.clock import PARTS
 from hvdtrain.ps.membership import Membership
-from hvdtrain.rank.summary import Beside, summarise
+from hvdtrain.rank.summary import HostLoads, summarise
 from hvdtrain.runs.metrics import Recorder
 from hvdtrain.training.history import History
 from hvdtrain.training.step import digest
@@ -23,7 +23,7 @@ from hvdtrain.world.place import World
 @pytest.mark.timeout(60)
 def test_the_summary_of_176_workers_has_the_digest_of_one(tmp_path):
     """2**48 times 176 is more than a float64 counts in whole numbers."""
-    row = {"samples": 704, "loss": 1.0, "accuracy": 0.5}
+    row = {"step": 1, "time": 2.0, "samples": 704, "loss": 1.0, "accuracy": 0.5}
 
     def summaries(workers):
         membership, store, found = Membership(workers), HashStore(), {}
@@ -37,7 +37,7 @@ def test_the_summary_of_176_workers_has_the_digest_of_one(tmp_path):
             last = {"step": 1, "train_s": 2.0, "val_accuracy": 0.9, "val_loss": 0.1}
             history = History([last], step=1, samples=704, wall_s=2.0)
             sync = LocalUpdate(job, Threads(world, membership, store))
-            found[worker] = summarise(job, sync, recorder, history, 0, [1.0], Beside(sync))
+            found[worker] = summarise(job, sync, recorder, history, 0, [1.0], HostLoads(sync))
             recorder.close()
 
         (tmp_path / str(workers)).mkdir()

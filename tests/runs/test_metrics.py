@@ -1,13 +1,16 @@
 """What a worker counts while it trains."""
 
+import json
+
 from hvdtrain.numerics.clock import PARTS
 from hvdtrain.ps.messages import PushStatus
 from hvdtrain.runs.live import WARM_UP
-from hvdtrain.runs.metrics import Recorder, Tally, cut_after
+from hvdtrain.runs.metrics import STEP_PARTS, Recorder, StepLines, Tally, cut_after
+from hvdtrain.runs.schema import each_share, read_steps
 
 
 def record(recorder, step, push=None, seconds=0.1):
-    row = {"step": step, "samples": 4, "loss": 1.0, "accuracy": 0.5}
+    row = {"step": step, "time": 0.0, "samples": 4, "loss": 1.0, "accuracy": 0.5}
     recorder.step(row, dict.fromkeys(PARTS, 0.0) | {"forward": seconds}, 0, push)
 
 
@@ -37,6 +40,49 @@ def test_the_first_steps_of_each_start_are_kept_apart(tmp_path):
     record(again, WARM_UP + 4)
     assert (sum(tally.durations), tally.first_steps) == (3, WARM_UP + 1)
     again.close()
+
+
+PARTS_S = {f"{part}_s": 0.0 for part in STEP_PARTS}
+
+
+def share(step, time, loss=1.0, samples=4):
+    return {
+        "step": step, "epoch": 1, "samples": samples, "loss": loss, "accuracy": 0.5, **PARTS_S, "forward_s": 0.25,
+        "staleness": step, "time": time,
+    }  # fmt: skip
+
+
+def read(path):
+    return [json.loads(line) for line in path.read_text().splitlines()]
+
+
+def test_a_line_is_a_step_whatever_shares_of_it_a_worker_had(tmp_path):
+    lines = StepLines(tmp_path / "lines", leased=True, after=0)
+    for row in (share(2, 1.0), share(2, 2.0, loss=4.0, samples=2), share(3, 3.0), share(1, 4.0)):
+        lines.add(row)  # the last one another worker had lost
+    lines.reach(5, 1)
+    lines.add(share(6, 5.0))
+    lines.close()
+    rows = read(tmp_path / "lines")
+    assert [(row["step"], row["shares"], row["samples"]) for row in rows] == [
+        (1, 0, 0), (2, 2, 6), (3, 2, 8), (4, 0, 0), (5, 0, 0), (6, 1, 4),
+    ]  # fmt: skip
+    assert [row["loss"] for row in rows] == [None, 2.0, 1.0, None, None, 1.0]
+    assert [row["time"] for row in rows] == [0.0, 2.0, 4.0, 4.0, 4.0, 5.0]
+    assert (rows[1]["forward_s"], rows[1]["staleness"], rows[2]["staleness"]) == (0.5, 2, 2)
+    each = each_share(read_steps(tmp_path / "lines")[0])
+    assert [one.time for one in each] == [1.0, 2.0, 3.0, 4.0, 5.0]
+    assert {(one.forward_s, one.shares) for one in each} == {(0.25, 1)}
+    assert [one.samples for one in each] == [3, 3, 4, 4, 4]
+
+
+def test_who_joins_has_lines_from_its_first_step_on(tmp_path):
+    lines = StepLines(tmp_path / "lines", leased=True, after=None)
+    lines.reach(3, 1)
+    lines.add(share(7, 1.0))
+    lines.reach(8, 1)
+    lines.close()
+    assert [(row["step"], row["shares"]) for row in read(tmp_path / "lines")] == [(7, 1), (8, 0)]
 
 
 def test_the_tallies_of_workers_add_up():

@@ -40,7 +40,7 @@ def test_the_writers_write_what_the_schema_has_and_nothing_else():
     of_summary = written(rank_summary, "summarise")
     assert of_summary <= names(Summary) <= of_summary | {"test_loss", "test_accuracy", "setup_s", "load"}
     of_step = {f"{part}_s" for part in PARTS if part != "refresh"}
-    assert of_step | {"time", "samples", "loss", "staleness"} == names(Step)
+    assert of_step | {"time", "samples", "loss", "staleness", "shares"} == names(Step)
 
 
 def test_an_older_versions_files_are_read():

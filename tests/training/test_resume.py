@@ -23,6 +23,7 @@ from helpers.jobs import (
     steps,
     until,
 )
+from helpers.spare import hvdtrain_with_spare
 
 pytestmark = [pytest.mark.timeout(240), pytest.mark.usefixtures("beside_few_digits")]
 
@@ -255,8 +256,18 @@ def test_stop_at_target_stops_there(tmp_path):
     assert f"accuracy {rows[-1]['val_accuracy']:.4f}" in hvdtrain("evaluate", out).stdout
 
 
-def launched(out, *options, ranks=("-n", "1"), train=("--mode", "allreduce")):
-    words = [HVDTRAIN, "launch", *ranks, "--out", str(out), *options, "--", *JOB, *train]
+def launched(out, *options, ranks=("-n", "1"), train=("--mode", "allreduce"), forked=True):
+    words = [
+        *(hvdtrain_with_spare() if forked else [HVDTRAIN]),
+        "launch",
+        *ranks,
+        "--out",
+        str(out),
+        *options,
+        "--",
+        *JOB,
+        *train,
+    ]
     return subprocess.Popen(words, **SETTINGS, start_new_session=True)
 
 
@@ -284,7 +295,7 @@ def test_a_launched_job_is_left_alone_while_it_runs_and_goes_on_later(tmp_path):
     assert "the job was asked to leave: `hvdtrain launch --resume --out" in printed.splitlines()[-1]
     assert not (tmp_path / "run.launch/running.json").exists()
     assert "holds a run" in refusal(launched(out))
-    words, last = [HVDTRAIN, "launch", "--resume", "--out", str(out)], len(steps(out, 1))
+    words, last = [*hvdtrain_with_spare(), "launch", "--resume", "--out", str(out)], len(steps(out, 1))
     same = subprocess.run([*words, "--", "--steps", str(last + 4)], **SETTINGS, timeout=90)
     assert same.returncode == 0, same.stdout
     assert "until then ps-sync with 1 worker and 1 server" in same.stdout
@@ -296,7 +307,8 @@ def test_a_launched_job_is_left_alone_while_it_runs_and_goes_on_later(tmp_path):
 def test_launch_starts_a_crashed_job_again_after_its_last_snapshot(tmp_path):
     out = tmp_path / "run"
     longer = ("--dataset", "digits", "--batch-size", "128")  # there is time to stop it amid an epoch
-    job = launched(out, "--retries", "1", ranks=("-n", "1", "-s", "1"), train=("--mode", "ps-sync", *longer))
+    ranks = ("-n", "1", "-s", "1")
+    job = launched(out, "--retries", "1", ranks=ranks, train=("--mode", "ps-sync", *longer), forked=False)
     try:
         until(lambda: (out / "metrics.rank1.jsonl").is_file() and len(steps(out, 1)) >= 14)
         killed = ranks_of(job)[1]

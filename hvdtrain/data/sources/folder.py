@@ -19,6 +19,7 @@ from hvdtrain.data.folder import SUFFIXES
 from hvdtrain.data.selection import Item, hold_out_copies_together
 from hvdtrain.data.sources.imagenet import PART_FOLDERS
 from hvdtrain.errors import Failure, UsageError
+from hvdtrain.formatting import encodable
 from hvdtrain.progress_bars import count_bar
 
 if TYPE_CHECKING:
@@ -156,7 +157,7 @@ def _look(members: Sequence[Member]) -> list[bytes | str]:
     def look(member: Member) -> bytes | str:
         try:
             content = member.read()
-            image.decode(content, _printable(member.name))
+            image.decode(content, encodable(member.name))
             return hashlib.sha256(content).digest()
         except Failure as problem:
             return str(problem)
@@ -191,10 +192,5 @@ def _flat_names(images: Iterable[_Found]) -> list[str]:
 
 
 def _some(names: Iterable[str]) -> str:
-    listed = [_printable(name) for name in names]
+    listed = [encodable(name) for name in names]
     return ", ".join(listed[:NAMED]) + (f" and {len(listed) - NAMED:,} more" if len(listed) > NAMED else "")
-
-
-def _printable(name: str) -> str:
-    """A name that can be printed and written: bytes that are no UTF-8 become escape sequences."""
-    return name.encode(errors="backslashreplace").decode()

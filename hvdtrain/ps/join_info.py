@@ -14,7 +14,7 @@ from hvdtrain.world.place import RESPAWNS
 
 
 @dataclass(frozen=True)
-class Handover:
+class JoinInfo:
     """Where the ranks of a job find each other.
 
     Attributes:
@@ -37,14 +37,14 @@ class Handover:
     servers_return: bool = False
 
 
-def handover_file(folder: Path) -> Path:
+def join_file(folder: Path) -> Path:
     return folder / "join.json"
 
 
-def hand_over(folder: Path, handover: Handover) -> Path:
+def write_join_info(folder: Path, info: JoinInfo) -> Path:
     """Write it down, and return the file, which is there while the job can be joined."""
-    file = handover_file(folder)
-    write_private(file, asdict(handover))
+    file = join_file(folder)
+    write_private(file, asdict(info))
     return file
 
 
@@ -65,49 +65,55 @@ def servers_return(config: RunConfig) -> bool:
 
 
 @dataclass(frozen=True)
-class Foothold:
+class RestartInfo:
     """What is needed to start a server again that was killed. While it runs it is in a file in the run folder.
 
     Attributes:
         pid: its process.
-        kept: as which file descriptor that has the memory of ps.kept.
+        memory_fd: as which file descriptor that has the memory of ps.crash_memory.
         memory: and that of ps.shared; -1 where there is none.
     """
 
     pid: int
-    kept: int
+    memory_fd: int
     memory: int
 
 
-def foothold_file(folder: Path, rank: int) -> Path:
+def restart_file(folder: Path, rank: int) -> Path:
     return folder / f"return.server{rank}.json"
 
 
-def write_foothold(folder: Path, rank: int, foothold: Foothold) -> Path:
-    file = foothold_file(folder, rank)
-    write_private(file, asdict(foothold))
+def remove_join_files(folder: Path) -> None:
+    """Nobody can join the job any more, nor bring one of its servers back."""
+    for file in [join_file(folder), *folder.glob("return.server*.json")]:
+        file.unlink(missing_ok=True)
+
+
+def write_restart_info(folder: Path, rank: int, restart: RestartInfo) -> Path:
+    file = restart_file(folder, rank)
+    write_private(file, asdict(restart))
     return file
 
 
-def read_foothold(folder: Path, rank: int) -> Foothold | None:
+def read_restart_info(folder: Path, rank: int) -> RestartInfo | None:
     """None where there is none: the server has not begun, or has ended in order."""
     try:
-        return Foothold(**json.loads(foothold_file(folder, rank).read_text()))
+        return RestartInfo(**json.loads(restart_file(folder, rank).read_text()))
     except FileNotFoundError:
         return None
     except (OSError, ValueError, TypeError) as error:
-        raise UsageError(f"{foothold_file(folder, rank)} cannot be read: {error}") from None
+        raise UsageError(f"{restart_file(folder, rank)} cannot be read: {error}") from None
 
 
-def read_handover(folder: Path) -> Handover:
-    """What hand_over wrote. UsageError where there is none, or nobody can read it."""
-    file = handover_file(folder)
+def read_join_info(folder: Path) -> JoinInfo:
+    """What write_join_info wrote. UsageError where there is none, or nobody can read it."""
+    file = join_file(folder)
     try:
         known = json.loads(file.read_text())
-        handover = Handover(**known)
-        if any(type(value) is not Handover.__annotations__[name] for name, value in asdict(handover).items()):
+        info = JoinInfo(**known)
+        if any(type(value) is not JoinInfo.__annotations__[name] for name, value in asdict(info).items()):
             raise ValueError("it is not as a server writes it")
-        return handover
+        return info
     except FileNotFoundError:
         raise UsageError(f"{folder} has no job to join: it has not begun to train, or has ended") from None
     except (OSError, ValueError, TypeError) as error:

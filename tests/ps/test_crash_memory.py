@@ -13,88 +13,88 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from hvdtrain.config.run_config import RunConfig
-from hvdtrain.ps import kept as kept_module
-from hvdtrain.ps.kept import Kept
+from hvdtrain.ps import crash_memory
+from hvdtrain.ps.crash_memory import CrashMemory
 from hvdtrain.ps.leases import NONE_NOW, Leases
 from hvdtrain.ps.ledger import LeaseLedger, Ledger
-from hvdtrain.ps.lives import Lives
 from hvdtrain.ps.membership import Membership
+from hvdtrain.ps.membership_log import MembershipLog
 from hvdtrain.ps.messages import Applied
 from hvdtrain.ps.server_metrics import Load, ServerMetrics
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 
 
-def again(kept):
+def again(memory):
     """The same memory, as another process has it."""
-    return Kept(os.dup(kept.file))
+    return CrashMemory(os.dup(memory.file))
 
 
-def numbered(part, number):
+def numbered(saved, number):
     """Save something that says of each of its tensors when it was made."""
     tensors = {name: (torch.full((2000,), float(number)), number) for name in "ab"}
-    part.save(number, tensors | {"now and then": (torch.full((9,), float(number)) if number % 3 else None, number)})
+    saved.save(number, tensors | {"now and then": (torch.full((9,), float(number)) if number % 3 else None, number)})
 
 
 def test_a_part_is_found_again_as_it_was_saved_last():
-    kept = Kept()
-    part = kept.part("x")
-    assert part.plain is None
+    memory = CrashMemory()
+    saved = memory.state_of("x")
+    assert saved.plain is None
     for number in range(1, 6):
-        numbered(part, number)
-        found = again(kept).part("x")
+        numbered(saved, number)
+        found = again(memory).state_of("x")
         assert found.plain == number
         assert {name: set(tensor.tolist()) for name, tensor in found.tensors().items()} == {
             name: {float(number)} for name in ("a", "b", *(["now and then"] if number % 3 else []))
         }
-    part.save("another shape", {"a": (torch.ones(3, 2, dtype=torch.int64), 9), "b": (torch.zeros(0), 9)})
-    found = again(kept).part("x").tensors()
+    saved.save("another shape", {"a": (torch.ones(3, 2, dtype=torch.int64), 9), "b": (torch.zeros(0), 9)})
+    found = again(memory).state_of("x").tensors()
     assert found["a"].equal(torch.ones(3, 2, dtype=torch.int64)) and found["b"].numel() == 0
-    assert again(kept).parts() == ["x"]
+    assert again(memory).names() == ["x"]
 
 
 def test_a_tensor_with_the_stamp_that_it_had_is_not_copied_again():
-    kept = Kept()
-    part = kept.part("x")
-    part.save(1, {"a": (torch.zeros(4), "first")})
-    part.save(2, {"a": (torch.ones(4), "first")})
-    assert again(kept).part("x").tensors()["a"].equal(torch.zeros(4))
-    part.save(3, {"a": (torch.ones(4), "second")})
-    assert again(kept).part("x").tensors()["a"].equal(torch.ones(4))
+    memory = CrashMemory()
+    saved = memory.state_of("x")
+    saved.save(1, {"a": (torch.zeros(4), "first")})
+    saved.save(2, {"a": (torch.ones(4), "first")})
+    assert again(memory).state_of("x").tensors()["a"].equal(torch.zeros(4))
+    saved.save(3, {"a": (torch.ones(4), "second")})
+    assert again(memory).state_of("x").tensors()["a"].equal(torch.ones(4))
 
 
 @pytest.mark.parametrize("whole", [0, 1, 30, 10_000])
 def test_a_record_that_was_cut_off_does_not_count(whole, monkeypatch):
     """Of what is written, so many bytes arrive; the record of two saves ago was longer or shorter."""
-    kept = Kept()
-    part = kept.part("x")
-    numbered(part, 1)
-    numbered(part, 2)
+    memory = CrashMemory()
+    saved = memory.state_of("x")
+    numbered(saved, 1)
+    numbered(saved, 2)
 
     def cut(file, start, content):
         os.pwrite(file, content[: min(whole, len(content) - 1)], start)
         raise KeyboardInterrupt
 
-    monkeypatch.setattr(kept_module, "_write", cut)
+    monkeypatch.setattr(crash_memory, "_write", cut)
     with pytest.raises(KeyboardInterrupt):
-        numbered(part, 3)
-    found = again(kept).part("x")
+        numbered(saved, 3)
+    found = again(memory).state_of("x")
     assert found.plain == 2 and all(set(tensor.tolist()) == {2.0} for tensor in found.tensors().values())
     monkeypatch.undo()
     numbered(found, 4)
-    assert again(kept).part("x").plain == 4
+    assert again(memory).state_of("x").plain == 4
 
 
 def test_a_process_that_is_killed_at_any_moment_leaves_a_whole_part_not_older_than_its_last_word():
     rng = random.Random(3)
     for _ in range(12):
-        kept = Kept()
+        memory = CrashMemory()
         reading, writing = os.pipe()
         pid = os.fork()
         if not pid:
-            part = kept.part("x")
+            saved = memory.state_of("x")
             for number in range(1, 10**9):
-                numbered(part, number)
+                numbered(saved, number)
                 os.write(writing, number.to_bytes(8, "little"))
         os.close(writing)
         time.sleep(rng.uniform(0.005, 0.02))
@@ -102,7 +102,7 @@ def test_a_process_that_is_killed_at_any_moment_leaves_a_whole_part_not_older_th
         os.waitpid(pid, 0)
         with os.fdopen(reading, "rb") as said:
             last = int.from_bytes(said.read()[-8:], "little")
-        found = again(kept).part("x")
+        found = again(memory).state_of("x")
         assert found.plain in (last, last + 1) or (last == 0 and found.plain is None)
         assert all(set(tensor.tolist()) == {float(found.plain)} for tensor in found.tensors().values())
 
@@ -120,12 +120,12 @@ CONFIGS = [
 def test_a_bucket_whose_server_is_killed_again_and_again_does_what_one_does_that_is_not(config, options, rng):
     """After a kill a worker pushes again what was not answered: also what the bucket had taken."""
     undisturbed = make(softsync(2, **options), [1.0, -2.0, 3.0], config)
-    kept, lines = Kept(), []
+    memory, lines = CrashMemory(), []
 
     def bucket():
-        return make(softsync(2, **options), [7.0] * 3, config, part=again(kept).part("x"), ledger=lines.append)
+        return make(softsync(2, **options), [7.0] * 3, config, saved=again(memory).state_of("x"), ledger=lines.append)
 
-    ours = make(softsync(2, **options), [1.0, -2.0, 3.0], config, part=kept.part("x"), ledger=lines.append)
+    ours = make(softsync(2, **options), [1.0, -2.0, 3.0], config, saved=memory.state_of("x"), ledger=lines.append)
     step, read, waiting = {0: 0, 1: 0}, {0: 0, 1: 0}, {}
 
     def take(replies, others):
@@ -157,13 +157,13 @@ def test_a_bucket_whose_server_is_killed_again_and_again_does_what_one_does_that
 
 
 def test_a_call_of_idle_that_comes_again_changes_nothing():
-    kept = Kept()
-    bucket = make(softsync(2), part=kept.part("x"))
+    memory = CrashMemory()
+    bucket = make(softsync(2), saved=memory.state_of("x"))
     bucket.push(push(0, 1, [4.0, 8.0]))
     bucket.push(push(1, 1, [4.0, 8.0]))
     for worker in (0, 1):
         bucket.idle(worker, 1, True, 1)
-    came_back = make(softsync(2), part=again(kept).part("x"))
+    came_back = make(softsync(2), saved=again(memory).state_of("x"))
     came_back.idle(0, 1, True, 1)
     assert came_back.policy.at_barrier == set() and came_back.policy.idle_after == {}
     came_back.idle(0, 1, True, 2)
@@ -171,35 +171,35 @@ def test_a_call_of_idle_that_comes_again_changes_nothing():
 
 
 def test_shares_go_on_where_they_were_and_who_asks_again_gets_the_same(tmp_path):
-    kept, written = Kept(), []
-    leases = Leases(lambda *lease: written.append(lease), kept.part("x"))
+    memory, written = CrashMemory(), []
+    leases = Leases(lambda *lease: written.append(lease), memory.state_of("x"))
     leases.samples_of = lambda share: 4
     assert [leases.lease(0, 1, 0, 3), leases.lease(1, 1, 0, 3), leases.lease(0, 2, 0, 3)] == [0, 1, 2]
     leases.finished(0, 1)
     leases.lose(1)
-    leases = Leases(lambda *lease: written.append(lease), again(kept).part("x"))
+    leases = Leases(lambda *lease: written.append(lease), again(memory).state_of("x"))
     assert (leases.samples, leases.lines, leases.lost) == ({0: 4}, 3, {1})
     assert leases.lease(0, 2, 0, 3) == 2 and len(written) == 3
     leases.finished(0, 2)
     assert leases.wait(0, 3).value() == (1, 3)
-    leases = Leases(lambda *lease: written.append(lease), again(kept).part("x"))
+    leases = Leases(lambda *lease: written.append(lease), again(memory).state_of("x"))
     assert leases.wait(0, 3).value() == (1, 3) and len(written) == 4
     leases.finished(0, 3)
     assert leases.wait(0, 4).value() == (NONE_NOW, 3)
 
 
 def test_sums_are_known_that_were_told_and_those_under_way():
-    kept = Kept()
-    membership = Membership(2, kept.part("x"))
-    membership.open_round(0, {"step": 7})
+    memory = CrashMemory()
+    membership = Membership(2, memory.state_of("x"))
+    membership.open_for_joining(0, {"step": 7})
     membership.add(0, 1, torch.ones(2))
     membership.add(1, 1, torch.ones(2))
-    membership.add(0, 2, torch.tensor([5.0]), apart=True)
-    membership = Membership(2, again(kept).part("x"))
+    membership.add(0, 2, torch.tensor([5.0]), as_rows=True)
+    membership = Membership(2, again(memory).state_of("x"))
     assert membership.add(1, 1, torch.zeros(2)).value().tolist() == [2, 2]
     assert membership.missing(0, 2) == [1] and membership.state == {"step": 7}
-    under_way = membership.add(0, 2, torch.tensor([5.0]), apart=True)
-    membership.add(1, 2, torch.tensor([6.0]), apart=True)
+    under_way = membership.add(0, 2, torch.tensor([5.0]), as_rows=True)
+    membership.add(1, 2, torch.tensor([6.0]), as_rows=True)
     assert under_way.value().tolist() == [[5], [6]]
 
 
@@ -224,12 +224,12 @@ def test_ledgers_go_on_after_what_counts(tmp_path):
 
 
 def test_lives_are_those_that_are_written_down(tmp_path):
-    lives = Lives(tmp_path / "x", 1, 2)
+    lives = MembershipLog(tmp_path / "x", 1, 2)
     lives.end(0, "its connection ended")
     lives.begin(2, 77)
     lives._file.write('{"member": 3, "ra')  # as far as it got
     lives._file.flush()
-    again = Lives(tmp_path / "x", 1, 2, goes_on=True)
+    again = MembershipLog(tmp_path / "x", 1, 2, goes_on=True)
     assert again.rows() == lives.rows()
     again.end(0, "it is lost once more")
     lives.close()

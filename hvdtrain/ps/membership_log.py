@@ -7,12 +7,12 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
-from hvdtrain.ps.kept import whole_lines
+from hvdtrain.ps.crash_memory import whole_lines
 
 LEFT = "left"  # why a life has ended that was not lost
 
 
-def lives_file(folder: Path) -> Path:
+def membership_file(folder: Path) -> Path:
     return folder / "membership.jsonl"
 
 
@@ -38,7 +38,7 @@ class Life:
     why: str = ""
 
 
-class Lives:
+class MembershipLog:
     """The lives of all workers of a job.
 
     Args:

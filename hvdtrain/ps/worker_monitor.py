@@ -13,8 +13,8 @@ from typing import Any
 
 from hvdtrain.errors import Failure
 from hvdtrain.ps import wire
-from hvdtrain.ps.handover import Handover, hand_over, servers_return
-from hvdtrain.ps.lives import LEFT, Lives, lives_file
+from hvdtrain.ps.join_info import JoinInfo, servers_return, write_join_info
+from hvdtrain.ps.membership_log import LEFT, MembershipLog, membership_file
 from hvdtrain.ps.server import Server
 from hvdtrain.world.host import boot_id
 from hvdtrain.world.job import Job
@@ -24,7 +24,7 @@ from hvdtrain.world.place import RESPAWNS
 OVER = "the job is over: there is nothing left to join"
 
 
-class Attendance:
+class WorkerMonitor:
     """Watches the workers, from when all ranks have met.
 
     Args:
@@ -45,33 +45,33 @@ class Attendance:
         self.there = set(server.membership.present)
         self.at_work = len(self.there)  # neither lost nor done
         self._events: SimpleQueue[tuple[int, str | None]] = SimpleQueue()  # a worker, and why it ended; None: it joined
-        self._lives: Lives | None = None
+        self._lives: MembershipLog | None = None
         self._open_door: Path | None = None
         self._ended: set[int] = set()
         if self.world.rank == 0:
-            self._lives = Lives(lives_file(job.folder), self.world.servers, self.world.workers, again)
+            self._lives = MembershipLog(membership_file(job.folder), self.world.servers, self.world.workers, again)
             server.lives = self._rows
             if is_open:
-                handover = Handover(
+                info = JoinInfo(
                     *store, os.environ.get(WIRE_KEY, ""), self.world.size, self.world.is_local, boot_id(), os.getpid(),
                     servers_return(job.config),
                 )  # fmt: skip
-                self._open_door = hand_over(job.folder, handover)
+                self._open_door = write_join_info(job.folder, info)
         server.departed = lambda worker: self._events.put((worker, LEFT))
         if again:
-            self._look_back()
+            self._finish_interrupted_changes()
         for worker in sorted(self.there):
             self._watch(worker)
         if is_open:
             server.arrived, server.lets_in = self._arrived, True
 
-    def _look_back(self) -> None:
-        """See to what this server was about when it was killed."""
+    def _finish_interrupted_changes(self) -> None:
+        """Finish what this server was doing when it was killed: admitting, losing and letting go of workers."""
         members = {life.member: life for life in self._lives.all()} if self._lives else {}
         for worker in sorted(self.there):
-            if self._lives and worker not in members:  # it was let in, and never told
+            if self._lives and worker not in members:  # it was admitted, but never answered
                 self.server.lose(worker)
-                self.server.lose_lease(worker)
+                self.server.reassign_leases(worker)
                 self.there.discard(worker)
             elif worker in self.server.departed_workers:
                 self._events.put((worker, LEFT))
@@ -148,7 +148,7 @@ class Attendance:
             return
         for other in range(1, self.world.servers):
             wire.ask(other, "lose", worker)
-        self.server.lose_lease(worker)
+        self.server.reassign_leases(worker)
         if not self.there and not os.environ.get(RESPAWNS):
             raise Failure(f"rank {rank}, the last worker, is lost: {why}")
         said = "has left" if why == LEFT else "is lost"

@@ -5,7 +5,7 @@ rank.respawn), so that it is there when this one has been killed, and is gone wi
 
 Each part of it, such as a bucket, is saved whole or not at all. Of each tensor there are two copies, and of the small
 rest two records. What has changed is written over the copy that the newest record does not name; the new record, in
-place of the older one, then names it. A record that a kill cut off is told by its checksum, and the other one counts.
+place of the older one, then names it. A record that a kill cut off is recognized by its checksum: the other one counts.
 """
 
 import ctypes
@@ -33,7 +33,7 @@ _libc.mmap.restype = ctypes.c_void_p
 _libc.mmap.argtypes = (ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int, ctypes.c_int, ctypes.c_int, ctypes.c_long)
 
 
-class Kept:
+class CrashMemory:
     """The memory of one server.
 
     Args:
@@ -49,15 +49,15 @@ class Kept:
         if file is not None and (found := self._directory.read()):
             self._parts = found
 
-    def part(self, name: str) -> "Part":
+    def state_of(self, name: str) -> "SavedState":
         """The part of that name, as it was saved, or empty."""
         with self._lock:
             if name not in self._parts:
                 self._parts[name] = self._take(2 * RECORD)
                 self._directory.write(self._parts)
-        return Part(self, self._parts[name])
+        return SavedState(self, self._parts[name])
 
-    def parts(self) -> list[str]:
+    def names(self) -> list[str]:
         return list(self._parts)
 
     def allocate(self, size: int) -> int:
@@ -101,11 +101,11 @@ class _Records:
         return None if found is None else pickle.loads(found)
 
 
-class Part:
+class SavedState:
     """One part, which one thread at a time uses."""
 
-    def __init__(self, kept: Kept, start: int) -> None:
-        self._kept, self._records = kept, _Records(kept.file, start)
+    def __init__(self, memory: CrashMemory, start: int) -> None:
+        self._memory, self._records = memory, _Records(memory.file, start)
         self._places: dict[str, list[_Place]] = {}  # of each tensor: where its two copies are
         self._valid: dict[str, int] = {}  # which of them counts
         self._stamps: dict[str, object] = {}  # what it was saved as
@@ -113,7 +113,7 @@ class Part:
         self.plain: Any = None
         if found is not None:
             self.plain, where, self._valid = found
-            self._places = {name: [_Place(kept.file, *place) for place in places] for name, places in where.items()}
+            self._places = {name: [_Place(memory.file, *place) for place in places] for name, places in where.items()}
 
     def save(self, plain: Any, tensors: Mapping[str, tuple[torch.Tensor | None, object]]) -> None:
         """Have this in place of what was saved before. What it is made of may change when this returns.
@@ -144,9 +144,9 @@ class Part:
         dtype, shape = str(tensor.dtype).removeprefix("torch."), list(tensor.shape)
         places = self._places.get(name, [])
         if not places or places[0].key[1:] != (dtype, shape):
-            starts = [self._kept.allocate(max(1, tensor.nbytes)) for _ in range(2)]
+            starts = [self._memory.allocate(max(1, tensor.nbytes)) for _ in range(2)]
             # The copy that counts may be one of another shape, whose memory stays as it is.
-            self._places[name] = [_Place(self._kept.file, start, dtype, shape) for start in starts]
+            self._places[name] = [_Place(self._memory.file, start, dtype, shape) for start in starts]
         self._places[name][which].tensor().copy_(tensor)
 
 
