@@ -170,7 +170,7 @@ class _Traced:
 
         def traced(p: nn.Parameter) -> Any:
             if trace.is_recording():
-                self._look()
+                self._all_done()
                 self.under_way[p] = time.perf_counter()
             return hand_over(p)
 
@@ -179,16 +179,16 @@ class _Traced:
     def wait(self) -> None:
         """Until all are averaged."""
         since = time.perf_counter()
-        while self.under_way:
-            self._look()
+        while not self._all_done():
             pause(since)
 
-    def _look(self) -> None:
+    def _all_done(self) -> bool:
         done = list(itertools.takewhile(lambda p: hvd.poll(self.optimizer._handles[p][0]), self.under_way))
         if done:
             trace.reduction(sum(p.nbytes for p in done), self.under_way[done[0]])
         for p in done:
             del self.under_way[p]
+        return not self.under_way
 
 
 def connect(job: Job) -> AllReduce:

@@ -52,38 +52,37 @@ class Clock:
         self.watch = Stopwatch(device)
         self.marks: list[tuple[str, Any]] = []
         self.last_gradient: Any = None
-        self._before: Any = None  # when what a layer does began, as far as layers are traced
+        self._before: Any = None  # when the layer before ended, where layers are traced
+        traced = self._trace_layers(model) if trace.is_on and not self.watch.on_gpu else set()
         for p in trained(model):
-            p.register_hook(self._stamp)
-        if trace.is_on and not self.watch.on_gpu:
-            self._trace_layers(model)
+            if p not in traced:
+                p.register_hook(self._stamp)
 
     def _stamp(self, gradient: torch.Tensor) -> None:
         self.last_gradient = self.watch.now()
 
-    def _trace_layers(self, model: nn.Module) -> None:
-        """Have each layer's forward, and each gradient since the one before, written down."""
-        began: dict[nn.Module, float] = {}
+    def _trace_layers(self, model: nn.Module) -> set[nn.Parameter]:
+        """Have each layer's forward and backward written down, each from the end of what came before it to its own.
 
-        def enter(layer: nn.Module, inputs: Any) -> None:
-            began[layer] = time.perf_counter()
+        Returns:
+            The parameters whose gradients are looked at: one a layer, for each hook costs a step some microseconds.
+        """
 
-        def leave(layer: nn.Module, inputs: Any, outputs: Any, name: str) -> None:
+        def ended(*_: Any, what: str) -> None:
+            before, self._before = self._before, time.perf_counter()
+            self.last_gradient = self._before
             if trace.is_recording():
-                trace.span(trace.STEP, f"forward {name}", began[layer], time.perf_counter())
+                trace.span(trace.STEP, what, before, self._before)
 
-        def reach(gradient: torch.Tensor, name: str) -> None:
-            before, self._before = self._before, self.last_gradient  # of which backward's end is the last
-            if trace.is_recording():
-                trace.span(trace.STEP, f"gradient of {name}", before, self._before)
-
+        traced = set()
         for name, layer in model.named_modules():
-            if any(True for _ in layer.parameters(recurse=False)):
-                layer.register_forward_pre_hook(enter)
-                layer.register_forward_hook(partial(leave, name=name))
-        for name, p in model.named_parameters():
-            if p.requires_grad:
-                p.register_hook(partial(reach, name=name))
+            own = list(layer.parameters(recurse=False))
+            if own:
+                layer.register_forward_hook(partial(ended, what=f"forward {name}"))
+            for p in [p for p in own if p.requires_grad and p not in traced][:1]:
+                p.register_hook(partial(ended, what=f"backward {name}"))
+                traced.add(p)
+        return traced
 
     def start(self) -> None:
         """Training begins, or goes on after what does not count."""

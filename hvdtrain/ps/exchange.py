@@ -26,6 +26,7 @@ Announced = tuple[int, float, int, PushStatus]  # step, learning rate, leased sh
 # (Jayarajan et al., 2019, arXiv:1905.03960). Servers share it evenly, so that none waits while another is busy. And all
 # workers together have no more than that under way for each server: so much it may have to hold until others push.
 UNDER_WAY = 48 * 2**20
+SHORTEST_TRACED_S = 5e-5  # of waits for weights: most layers' are there
 PULLS = 8  # buckets that are pulled at once
 
 
@@ -174,7 +175,10 @@ class Exchange:
             )
         if self._staging:
             self._staging.wait_for(numbers)
-        self._waits.append((began, self._stopwatch.now()))
+        ended = self._stopwatch.now()
+        self._waits.append((began, ended))
+        if trace.is_recording() and not self._staging and ended - began > SHORTEST_TRACED_S:
+            trace.span(trace.STEP, "comm", began, ended)
         if self._error:
             raise Failure(str(self._error)) from self._error
         if not came:

@@ -63,6 +63,9 @@ def test_a_static_share_of_every_batch_is_each_workers_own(tmp_path):
     assert {s.process for s in slices} == {"rank 0 (server)", "rank 1 (worker)", "rank 2 (worker)"}
     assert sum(s.name == "forward" and s.process == "rank 1 (worker)" for s in slices) == 11
     assert {"backward", "comm", "optimizer"} <= {s.name for s in slices}
+    for rank in (1, 2):  # before a layer's forward, and after backward
+        waited = sum(s.ended - s.began for s in slices if s.name == "comm" and s.process == f"rank {rank} (worker)")
+        assert waited == pytest.approx(sum(row["comm_s"] for row in steps(out, rank)[9:20]), rel=0.1, abs=0.01)
     by_flow = {flow: [s for s in slices if s.flow == flow] for flow in {s.flow for s in slices} - {0}}
     assert len(by_flow) >= 2 * 11
     for pushed, applied, pulled in (sorted(flow, key=lambda s: s.began) for flow in by_flow.values()):
