@@ -277,7 +277,7 @@ def _replay(
     for worker in replicas:
         worker.compressors = [Compressor(config.compression, piece.lengths) for piece in pieces]
         worker.versions = [0] * len(pieces)
-    sampler = BatchSampler(len(data.train), config.batch_size, config.seed, 0, workers)
+    sampler = BatchSampler(len(data.train), config.batch_size, config.seed, 0, workers, config.shuffle_block)
     shares: list[deque[tuple[int, Share]]] = [deque() for _ in replicas]
     # A worker's last push may have reached some buckets alone.
     taken = sorted({(n, step) for order in orders for n, step, _, _ in order})

@@ -149,6 +149,11 @@ class RunConfig:
     )
     record: bool = option(False, "Servers write down which push was applied when, for `hvdtrain replay`.", bool)
     seed: int = option(0, "Decides initial weights and sample order.", click.IntRange(0, 2**32 - 1))
+    shuffle_block: int = option(
+        0, "Samples that come near each other in every epoch: the images of a shard, as `hvdtrain data pack` prints "
+        "it, so that few shards are read at a time. `none`: all are shuffled together.",
+        WordOr("none", 0, click.IntRange(0)),
+    )  # fmt: skip
     repeat: int = option(
         1, "Which repeat of a measurement this is: a report takes means over them.", click.IntRange(1, 10**6)
     )

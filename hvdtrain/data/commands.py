@@ -215,9 +215,7 @@ def show_(dataset: str, out: Path, images: int) -> None:
 @data.command("pack", short_help="Pack a folder into shards at a URL.")
 @click.argument("folder", type=click.Path(path_type=Path))
 @click.argument("url")
-@click.option(
-    "--shard-mb", type=click.IntRange(1, 4096), default=128, show_default=True, help="MiB of a shard at most."
-)
+@click.option("--shard-mb", type=click.IntRange(1, 4096), default=128, show_default=True, help="MiB of a shard, about.")
 @click.option("--force", is_flag=True, help="Replace what is packed at URL.")
 def pack_(folder: Path, url: str, shard_mb: int, force: bool) -> None:
     """Pack the image folder FOLDER into tar shards at URL, to train from there without a copy on every machine.
@@ -229,7 +227,8 @@ def pack_(folder: Path, url: str, shard_mb: int, force: bool) -> None:
 
     URL is anything that fsspec writes to: file:///… , s3://… (with s3fs installed), gs://… (gcsfs), and more. The
     shards have webdataset's layout. A job sees the same samples in the same order as from FOLDER, and a report takes
-    both for the same data set.
+    both for the same data set. Each shard has as many images, of all classes; `train --shuffle-block` with that number
+    reads few shards at a time, and gives the same order from FOLDER too.
     """
     from hvdtrain.data.find import is_url
     from hvdtrain.data.shards import pack
@@ -239,5 +238,7 @@ def pack_(folder: Path, url: str, shard_mb: int, force: bool) -> None:
         raise UsageError(f"'{url}' is not a URL: give one such as file:///data/coil or s3://bucket/coil")
     found = scan(folder.expanduser().resolve())
     with count_bar("packing") as progress:
-        made = pack(found, url.rstrip("/"), shard_mb * 2**20, force, progress)
-    click.echo(f"{url} holds {folder}" if made else f"{url} already holds this data set; nothing to do")
+        per_shard, is_new = pack(found, url.rstrip("/"), shard_mb * 2**20, force, progress)
+    click.echo(f"{url} holds {folder}" if is_new else f"{url} already holds this data set; nothing to do")
+    if 0 < per_shard < len(found.train):
+        click.echo(f"{per_shard} images a shard: `train --shuffle-block {per_shard}` reads few shards at a time")

@@ -12,13 +12,31 @@ import numpy as np
 
 from hvdtrain.numerics.split import even_range
 
+SPREAD = 8  # over so many blocks the samples of one are mixed
+
 
 @lru_cache(maxsize=2)
-def permutation(samples: int, seed: int, epoch: int) -> np.ndarray:
-    """The order of an epoch's samples, [samples] int64, from the seed and the epoch alone. Not to be changed."""
-    order = np.random.default_rng([seed, epoch]).permutation(samples)
+def permutation(samples: int, seed: int, epoch: int, block: int = 0) -> np.ndarray:
+    """The order of an epoch's samples, [samples] int64, from the seed and the epoch alone. Not to be changed.
+
+    Args:
+        block: 0, or so many samples come near each other, in every epoch the same ones: those of a block of
+            `packing_order`. Blocks come in any order, and each sample somewhere among those of SPREAD blocks. This is
+            how MosaicML Streaming's py1e mixes samples of shards.
+    """
+    draw = np.random.default_rng([seed, epoch])
+    if block:
+        places = np.repeat(draw.permutation(-(-samples // block)), block)[:samples]
+        order = packing_order(samples)[np.argsort(places + draw.uniform(0, SPREAD, samples), kind="stable")]
+    else:
+        order = draw.permutation(samples)
     order.flags.writeable = False
     return order
+
+
+def packing_order(samples: int) -> np.ndarray:
+    """The order, [samples] int64, in which images are packed into shards: mixed, and the same in all runs."""
+    return np.random.default_rng(0).permutation(samples)
 
 
 @dataclass(frozen=True)
@@ -46,13 +64,14 @@ class Share:
 
 @dataclass(frozen=True)
 class BatchSampler:
-    """The order of training for one worker."""
+    """The order of training for one worker; block: see permutation."""
 
     samples: int
     batch_size: int
     seed: int
     worker: int
     workers: int
+    block: int = 0
 
     @property
     def steps_per_epoch(self) -> int:
@@ -86,7 +105,8 @@ class BatchSampler:
         """A share by its number, from 0 over the whole job: number = (step - 1) * workers + slot."""
         batch_number, slot = divmod(number, self.workers)
         epoch, k = divmod(batch_number, self.steps_per_epoch)
-        batch = permutation(self.samples, self.seed, epoch + 1)[k * self.batch_size : (k + 1) * self.batch_size]
+        order = permutation(self.samples, self.seed, epoch + 1, self.block)
+        batch = order[k * self.batch_size : (k + 1) * self.batch_size]
         own = even_range(len(batch), slot, self.workers)
         return Share(
             step=batch_number + 1,

@@ -25,6 +25,7 @@ from hvdtrain.data import image
 from hvdtrain.data.folder import ImageFolder, Samples, content_hash, usable_size
 from hvdtrain.data.identity import keep_content_hash, look
 from hvdtrain.data.image import MAX_BYTES
+from hvdtrain.data.sampling import packing_order
 from hvdtrain.data.selection import PARTS
 from hvdtrain.data.storage import cache_root, locked
 from hvdtrain.errors import Failure, UsageError
@@ -128,10 +129,19 @@ def _make_room(folder: Path, size: int) -> bool:
     return True
 
 
-def pack(data: ImageFolder, url: str, shard_bytes: int, force: bool, progress: Callable[[int, int], None]) -> bool:
-    """Write a data set's shards and index; return False if they are there already.
+def pack(
+    data: ImageFolder, url: str, shard_bytes: int, force: bool, progress: Callable[[int, int], None]
+) -> tuple[int, bool]:
+    """Write a data set's shards and index. Each shard has as many images, mixed as sampling.packing_order has them.
 
     The index is written last, so that readers see the whole data set or none.
+
+    Args:
+        shard_bytes: of a shard on average; images differ.
+
+    Returns:
+        How many images a shard has, 0 where an older version has made them; and whether shards were written: they may
+        be there already.
 
     Raises:
         UsageError: another data set is there, fsspec does not support the URL, or writing failed.
@@ -145,7 +155,7 @@ def pack(data: ImageFolder, url: str, shard_bytes: int, force: bool, progress: C
         if filesystem.exists(f"{root}/{INDEX}"):
             old = _read_index(url)
             if not force and (old.get("content_hash"), old.get("test_hash")) == (own_hash, test_hash):
-                return False
+                return int(old.get("images_per_shard", 0)), False
             if not force:
                 raise UsageError(f"{url} holds another data set: give another URL, or replace it with --force")
             filesystem.rm_file(f"{root}/{INDEX}")
@@ -155,27 +165,34 @@ def pack(data: ImageFolder, url: str, shard_bytes: int, force: bool, progress: C
         filesystem.makedirs(root, exist_ok=True)
         samples_of = {part: getattr(data, part) for part in PARTS}
         total, done = sum(map(len, samples_of.values())), 0
+        packed_bytes = sum(_packed_bytes(path) for samples in samples_of.values() for path, _ in samples)
+        per_shard = max(1, shard_bytes * total // packed_bytes)
         shards: list[dict[str, Any]] = []
         rows: dict[str, list[Row]] = {}
         for part, samples in samples_of.items():
-            rows[part] = []
-            for members in _group_into_shards(samples, shard_bytes):
-                name = f"{part}-{len(rows[part]):09d}.tar"
-                content, offsets = _make_tar(members, len(rows[part]))
+            own_rows: dict[int, Row] = {}  # by the image's number in the folder
+            order = packing_order(len(samples)).tolist()
+            for first in range(0, len(order), per_shard):
+                numbers = order[first : first + per_shard]
+                members = [(path, label, image.read(path)) for path, label in map(samples.__getitem__, numbers)]
+                name = f"{part}-{first:09d}.tar"
+                content, offsets = _make_tar(members, first)
                 filesystem.pipe_file(f"{root}/{name}", content)
                 shards.append({"name": name, "bytes": len(content)})
-                for (path, label, encoded), offset in zip(members, offsets, strict=True):
+                for number, (path, label, encoded), offset in zip(numbers, members, offsets, strict=True):
                     relative = path.relative_to(data.root).as_posix()
-                    rows[part].append((len(shards) - 1, offset, len(encoded), zlib.crc32(encoded), label, relative))
+                    own_rows[number] = (len(shards) - 1, offset, len(encoded), zlib.crc32(encoded), label, relative)
                 done += len(members)
                 progress(done, total)
+            rows[part] = [own_rows[number] for number in range(len(samples))]
         index = {
             "made_by": MAKER, "format": FORMAT, "content_hash": own_hash, "test_hash": test_hash,
             "image_size": image.native_side(data), "classes": data.classes, "shards": shards,
+            "images_per_shard": per_shard,
             "columns": ["shard", "offset", "bytes", "crc32", "class", "path"], "samples": rows,
         }  # fmt: skip
         filesystem.pipe_file(f"{root}/{INDEX}", json.dumps(index).encode())
-    return True
+    return per_shard, True
 
 
 def read(url: str) -> ImageFolder:
@@ -254,19 +271,9 @@ def _errors_as_usage(url: str) -> Iterator[None]:
         raise UsageError(f"{url} cannot be used: {reason}") from None
 
 
-def _group_into_shards(samples: Samples, shard_bytes: int) -> Iterator[list[tuple[Path, int, bytes]]]:
-    """(file, class index, contents) of the images of each shard."""
-    members: list[tuple[Path, int, bytes]] = []
-    size = 0
-    for path, label in samples:
-        content = image.read(path)
-        if members and size + len(content) > shard_bytes:
-            yield members
-            members, size = [], 0
-        members.append((path, label, content))
-        size += len(content)
-    if members:
-        yield members
+def _packed_bytes(path: Path) -> int:
+    """What an image takes in a shard: its header and blocks of 512 bytes, and those of its class."""
+    return 512 * (3 + -(-path.stat().st_size // 512))
 
 
 def _make_tar(members: list[tuple[Path, int, bytes]], first: int) -> tuple[bytes, list[int]]:

@@ -173,7 +173,7 @@ def train_as_worker(
     if not arrival:
         _begin(job, data, side, model, sync, resumed, terminal)
     place = (0, 1) if shares_of(config) == "leased" else (world.worker, world.workers)  # any share may become its own
-    sampler = BatchSampler(len(data.train), config.batch_size, config.seed, *place)
+    sampler = BatchSampler(len(data.train), config.batch_size, config.seed, *place, config.shuffle_block)
     soon = sampler.needed(resumed.step if resumed else 0, config.total_steps(sampler.samples))
     own = () if arrival else even_range(len(data.validation), world.worker, world.workers)
     loader = Loader(data.train, side, job.threads, Augment(config.augment, config.seed), soon=() if arrival else soon)

@@ -24,6 +24,7 @@ EQUAL_EVERYWHERE = {
     "precision": "numbers of fewer bits are faster and less exact",
     "compile": "a compiled model computes faster",
     "accumulate": "a batch in several passes is slower, and leaves batch norm smaller ones",
+    "shuffle_block": "samples come in the same order",
     "dataset_hash": "the same images, byte for byte, in the same split",
     "train_samples": "an epoch is equally long",
     "validation_samples": "accuracy is measured on equally many images",

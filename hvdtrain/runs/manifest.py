@@ -98,6 +98,7 @@ def manifest(
         "server_bytes": [4 * len(even_range(size, server, world.servers)) for server in range(world.servers)],
         "bucket_mb": config.bucket_mb if world.servers else None,
         "seed": config.seed,
+        "shuffle_block": config.shuffle_block,
         "repeat": config.repeat,
         "deterministic": config.deterministic,
         "stop_at_target": config.stop_at_target,

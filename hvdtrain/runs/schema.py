@@ -150,6 +150,7 @@ class Manifest(Struct, frozen=True, kw_only=True):
     server_bytes: list[Count] | None = None
     bucket_mb: float | None = None
     seed: int | None = None
+    shuffle_block: int = 0
     deterministic: bool | None = None
     stop_at_target: bool | None = None
     slow: Slow | None = None

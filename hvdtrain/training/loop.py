@@ -66,7 +66,8 @@ def train(training: Training, loader: Loader, validation: Loader) -> list[float]
     """
     job, sync, history = training.job, training.sync, training.history
     config, world = job.config, job.world
-    sampler = BatchSampler(len(loader.samples), config.batch_size, config.seed, world.worker, world.workers)
+    place = world.worker, world.workers, config.shuffle_block
+    sampler = BatchSampler(len(loader.samples), config.batch_size, config.seed, *place)
     steps = config.total_steps(sampler.samples)
     leased = shares_of(config) == "leased"
     shares: Any = LeasedShares(sampler, cast(PushPull, sync), steps) if leased else StaticShares(sampler)

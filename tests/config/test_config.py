@@ -48,6 +48,7 @@ VALUES = {
     "log_every": st.integers(0), "compile": st.booleans(), "share_gpu": st.booleans(),
     "shares": st.sampled_from(["auto", "static", "leased"]), "backup": st.integers(0),
     "save": st.sampled_from(SAVES), "record": st.booleans(), "warmup": st.integers(0), "nesterov": st.booleans(),
+    "shuffle_block": st.integers(0),
 }  # fmt: skip
 CONFIGS = st.builds(RunConfig, **VALUES)
 
@@ -100,7 +101,7 @@ def test_one_option_alone_is_all_that_the_command_line_says(f):
     ("name", "word", "meaning", "value"),
     [("threads", "auto", 0, 3), ("epochs", "auto", 0, 2), ("image_size", "auto", 0, 48), ("width", "auto", 0.0, 0.5),
      ("steps", "none", 0, 9), ("time_budget", "none", 0.0, 60.0), ("log_every", "never", 0, 20),
-     ("pretrained", "none", "", "file.pth")],
+     ("shuffle_block", "none", 0, 812), ("pretrained", "none", "", "file.pth")],
 )  # fmt: skip
 def test_a_word_stands_where_a_number_used_to(name, word, meaning, value, tmp_path):
     flag = "--" + name.replace("_", "-")

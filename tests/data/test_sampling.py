@@ -8,7 +8,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from hvdtrain.data.sampling import BatchSampler, Share, permutation
+from hvdtrain.data.sampling import SPREAD, BatchSampler, Share, packing_order, permutation
 from hvdtrain.numerics.split import even_range
 from hvdtrain.training.step import digest
 
@@ -22,8 +22,9 @@ def jobs(draw, most_workers=8):
     samples = draw(st.integers(1, 60 * workers))
     batch = workers * draw(st.integers(1, 12))
     seed, epoch = draw(st.integers(0, 2**32 - 1)), draw(st.integers(1, 50))
-    plans = [BatchSampler(samples, batch, seed, worker, workers) for worker in range(workers)]
-    return plans, epoch, BatchSampler(samples, batch, seed, 0, 1)
+    block = draw(st.sampled_from([0, 1, 7, 100, 10_000]))
+    plans = [BatchSampler(samples, batch, seed, worker, workers, block) for worker in range(workers)]
+    return plans, epoch, BatchSampler(samples, batch, seed, 0, 1, block)
 
 
 LARGE = [(7_200, 22 * 8 * 4, 22 * 8), (50_000, 22 * 8, 22 * 8), (177, 22 * 8, 22 * 8), (1_281_167, 4_096, 8)]
@@ -102,6 +103,22 @@ def test_the_order_depends_on_seed_and_epoch_and_on_nothing_else():
         assert (other != first).mean() > 0.9
     # (seed 1, epoch 2) and (seed 2, epoch 1) must not be the same shuffle, as they are where the two are added.
     assert (permutation(1000, 2, 1) != permutation(1000, 1, 2)).mean() > 0.9
+
+
+def test_in_blocks_few_shards_are_read_at_a_time():
+    samples, block = 20_050, 200
+    shard = np.empty(samples, int)  # of each sample
+    shard[packing_order(samples)] = np.arange(samples) // block
+    orders = [permutation(samples, seed, epoch, block) for seed, epoch in ((0, 1), (0, 2), (1, 1))]
+    for order in orders:
+        read = shard[order]
+        assert len(set(read[:32].tolist())) <= 3  # at first
+        assert max(len(set(read[k : k + block].tolist())) for k in range(0, samples, block)) <= SPREAD + 3
+        first = np.sort([np.flatnonzero(read == number)[0] for number in range(samples // block + 1)])
+        assert np.diff(first).max() < 4 * block  # a new one every now and then, and never many at once
+        # What comes near each other is mixed: of the neighbours in a shard few are in the order.
+        assert (np.diff(np.argsort(order)[packing_order(samples)]) == 1).mean() < 0.02
+    assert (orders[0] != orders[1]).mean() > 0.9 and (orders[0] != orders[2]).mean() > 0.9
 
 
 def weighted_mean(plans, epoch, gradients):

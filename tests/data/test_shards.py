@@ -3,26 +3,31 @@
 import io
 import json
 import os
+import re
 import tarfile
+from collections import Counter
 from types import SimpleNamespace
 
 import fsspec
+import numpy as np
 import pytest
 import torch
 from click.testing import CliRunner
 from helpers import archives
-from helpers.jobs import SMALL, hvdtrain
+from helpers.jobs import SMALL, hvdtrain, make_images
 from helpers.servers import serving
+from PIL import Image
 
 from hvdtrain.data import shards
 from hvdtrain.data.commands import data
 from hvdtrain.data.find import find_dataset
 from hvdtrain.data.folder import content_hash, scan
 from hvdtrain.data.loader import Loader
-from hvdtrain.data.sampling import BatchSampler
+from hvdtrain.data.sampling import BatchSampler, packing_order
 from hvdtrain.errors import Failure, UsageError
 
 pytestmark = pytest.mark.usefixtures("one_thread")
+IN_A_SHARD = 7  # images of the folder, packed into shards of 15,000 bytes
 
 
 @pytest.fixture(scope="module")
@@ -38,7 +43,7 @@ def folder(tmp_path_factory):
 @pytest.fixture
 def packed(folder, tmp_path):
     """{path: bytes} of what packing in small shards writes."""
-    assert shards.pack(scan(folder), f"file://{tmp_path}/packed", 3000, False, lambda *_: None)
+    assert shards.pack(scan(folder), f"file://{tmp_path}/packed", 15_000, False, lambda *_: None) == (IN_A_SHARD, True)
     return {f"/{path.name}": path.read_bytes() for path in (tmp_path / "packed").iterdir()}
 
 
@@ -58,8 +63,8 @@ def url(request, packed, tmp_path, monkeypatch):
             yield request.param.removesuffix("http") + server.url
 
 
-def epoch(found):
-    plan = BatchSampler(len(found.train), 5, seed=3, worker=0, workers=1)
+def epoch(found, block=0):
+    plan = BatchSampler(len(found.train), 5, seed=3, worker=0, workers=1, block=block)
     return list(Loader(found.train, 32, threads=2).batches(plan.epoch(1)))
 
 
@@ -70,34 +75,38 @@ def test_samples_and_their_order_are_those_of_the_folder(url, folder, cached, mo
     there, here = find_dataset(url), scan(folder)
     assert there.classes == here.classes
     assert there.known_hash == content_hash(here) and there.image_size == 36
-    for (share, (images, labels)), (own_share, (own_images, own_labels)) in zip(epoch(there), epoch(here), strict=True):
-        assert share == own_share
-        assert torch.equal(images, own_images) and torch.equal(labels, own_labels)
+    for block in (0, IN_A_SHARD):
+        for (share, (images, labels)), (own, (own_images, own_labels)) in zip(
+            epoch(there, block), epoch(here, block), strict=True
+        ):
+            assert share == own
+            assert torch.equal(images, own_images) and torch.equal(labels, own_labels)
 
 
 def test_shards_have_the_layout_of_webdataset(packed, folder):
-    assert len([name for name in packed if name.startswith("/train-")]) > 2
     index = json.loads(packed["/index.json"])
-    seen = 0
+    found = scan(folder)
+    order = [found.train[i] for i in packing_order(24)] + [found.validation[i] for i in packing_order(24)]
+    seen = []
     for shard in index["shards"]:
         assert len(packed[f"/{shard['name']}"]) == shard["bytes"]
         with tarfile.open(fileobj=io.BytesIO(packed[f"/{shard['name']}"])) as tar:
             members = tar.getmembers()
             for image, label in zip(members[::2], members[1::2], strict=True):
                 assert image.name.split(".") == [label.name.split(".")[0], "png"]
-                path = scan(folder).train[seen][0] if seen < 24 else scan(folder).validation[seen - 24][0]
+                path, number = order[len(seen)]
                 assert tar.extractfile(image).read() == path.read_bytes()
-                assert index["classes"][int(tar.extractfile(label).read())] == path.parent.name
-                seen += 1
-    assert seen == 48
+                assert int(tar.extractfile(label).read()) == number
+                seen.append(shard["name"])
+    assert sorted(Counter(seen).values()) == sorted(2 * [IN_A_SHARD] * (24 // IN_A_SHARD) + 2 * [24 % IN_A_SHARD])
 
 
 def test_packing_twice_gives_the_same_bytes_and_touches_nothing(folder, packed, tmp_path):
     again = tmp_path / "packed"
     before = {path.name: path.stat().st_mtime_ns for path in again.iterdir()}
-    assert not shards.pack(scan(folder), f"file://{again}", 3000, False, lambda *_: None)
+    assert not shards.pack(scan(folder), f"file://{again}", 15_000, False, lambda *_: None)[1]
     assert {path.name: path.stat().st_mtime_ns for path in again.iterdir()} == before
-    assert shards.pack(scan(folder), f"file://{again}", 3000, True, lambda *_: None)
+    assert shards.pack(scan(folder), f"file://{again}", 15_000, True, lambda *_: None)[1]
     assert {f"/{path.name}": path.read_bytes() for path in again.iterdir()} == packed
 
 
@@ -108,16 +117,27 @@ def test_another_data_set_is_not_replaced_unless_told_to(small, packed, tmp_path
     assert find_dataset(f"file://{tmp_path}/packed").known_hash == content_hash(scan(small))
 
 
+def test_packing_says_how_many_images_a_shard_has(tmp_path):
+    make_images(tmp_path / "large", train=8, validation=4, side=256)
+    for number, path in enumerate((tmp_path / "large").rglob("*.png")):  # noise, which is as large compressed
+        pixels = np.random.default_rng(number).integers(0, 256, (256, 256, 3), np.uint8)
+        Image.fromarray(pixels).save(path)
+    for _ in range(2):
+        said = CliRunner().invoke(data, ["pack", "--shard-mb", "1", str(tmp_path / "large"), f"file://{tmp_path}/out"])
+        [number] = re.findall(r"(\d+) images a shard: `train --shuffle-block \1` reads few shards", said.output)
+    assert len(list((tmp_path / "out").glob("train-*.tar"))) == -(-16 // int(number)) > 1
+
+
 def test_a_changed_shard_is_told_from_what_was_packed(packed, tmp_path):
     shard = tmp_path / "packed" / "train-000000000.tar"
     content = bytearray(packed[f"/{shard.name}"])
     content[700] ^= 1
     shard.write_bytes(content)
-    first = find_dataset(f"file://{tmp_path}/packed").train[0][0]
+    first = find_dataset(f"file://{tmp_path}/packed").train[packing_order(24)[0]][0]
     with pytest.raises(Failure, match="is not what was packed: its checksum differs"):
         first.read_bytes()
     shard.unlink()
-    with pytest.raises(Failure, match="cannot read TrainData/cat/0.0.png in .*train-000000000.tar"):
+    with pytest.raises(Failure, match=rf"cannot read {re.escape(first.name)} in .*train-000000000.tar"):
         first.read_bytes()
 
 
@@ -158,7 +178,9 @@ def test_a_url_that_leads_nowhere_is_refused_in_a_line(url, words):
 def test_a_job_trains_from_shards_as_it_does_from_the_folder(folder, tmp_path):
     runs = {}
     url = f"file://{tmp_path}/packed"
-    assert CliRunner().invoke(data, ["pack", str(folder), url]).exit_code == 0
+    for said in (f"{url} holds {folder}", "nothing to do"):
+        packed = CliRunner().invoke(data, ["pack", str(folder), url])
+        assert packed.exit_code == 0 and said in packed.output and "--shuffle-block" not in packed.output
     checked = CliRunner().invoke(data, ["check", url])
     assert (checked.exit_code, "is in one part only" in checked.stdout) == (0, True), checked.output
     for name, dataset in (("folder", str(folder)), ("url", url)):
@@ -231,7 +253,7 @@ def disk(packed, tmp_path, monkeypatch):
 
 
 def test_the_cache_leaves_room_on_the_disk_and_the_rest_is_read_by_range(packed, folder, tmp_path, disk):
-    assert len([name for name in packed if name.startswith("/train")]) == 3  # one more than fit
+    assert len([name for name in packed if name.startswith("/train")]) == 4  # two more than fit
     with serving(packed) as server:
         found = find_dataset(f"simplecache::{server.url}")
         for (there, _), (here, _) in zip(found.train, scan(folder).train, strict=True):

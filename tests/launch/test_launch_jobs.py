@@ -127,6 +127,7 @@ def test_servers_that_are_killed_come_back_with_all_that_they_had_answered(tmp_p
     """While a worker is killed too. Replay computes every push again, and finds the same weights."""
     out = tmp_path / "run"
     options = ["--mode", "ps-async", "--wire", "zmq", "--record", "--schedule", "constant", *TINY, "--epochs", "5"]
+    options += ["--shuffle-block", "64"]
     with Launched(out, "local", 2, 2, *options, place=["--respawn"], forked=True) as job:
         job.wait_for_steps()
         job.ranks()[3].kill()
