@@ -8,7 +8,7 @@ from hvdtrain.explain.slow_factors import slow_factors
 from hvdtrain.explain.straggler import find_straggler
 from hvdtrain.explain.timeline import Timeline, read_timeline
 from hvdtrain.report.fairness import GRID_FIELDS
-from hvdtrain.report.plots import Plot
+from hvdtrain.report.page import Plot
 from hvdtrain.runs.fields import field_value
 from hvdtrain.runs.read import Run, finished_by_kind
 from hvdtrain.runs.trace_file import TRACE

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 from hvdtrain import modes, plot_style
 from hvdtrain.errors import UsageError
 from hvdtrain.numerics.slowdown import Rule, parse
-from hvdtrain.report.plots import Plot
+from hvdtrain.report.page import Plot
 from hvdtrain.runs.fields import field_value
 from hvdtrain.runs.read import Kind, Run, finished_by_kind
 from hvdtrain.runs.schema import each_share

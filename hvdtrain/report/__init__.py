@@ -22,7 +22,7 @@ from hvdtrain.errors import UsageError
 
 if TYPE_CHECKING:
     from hvdtrain.report.content import Content, Grid
-    from hvdtrain.report.plots import Plot
+    from hvdtrain.report.page import Plot
     from hvdtrain.report.table import Table
     from hvdtrain.report.verdict import Margins
     from hvdtrain.runs.read import Run

@@ -4,7 +4,7 @@ import shlex
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from itertools import groupby
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from hvdtrain import plot_style
 from hvdtrain.errors import UsageError
@@ -15,6 +15,7 @@ from hvdtrain.report.comparisons import Comparison, one_worker, split_into_compa
 from hvdtrain.report.fairness import EqualField, format_value
 from hvdtrain.report.headline import Verdict, reach_verdict
 from hvdtrain.report.membership import membership_table
+from hvdtrain.report.page import Plot
 from hvdtrain.report.reference_tables import OVERVIEW, build_table
 from hvdtrain.report.results import Group, Row, result_rows, scales_weakly, summarise, summary_table
 from hvdtrain.report.step_parts import parts_table
@@ -22,9 +23,6 @@ from hvdtrain.report.table import Cell, Table, markdown, words_table
 from hvdtrain.report.verdict import DEFAULT, Margins
 from hvdtrain.runs.fields import field_value
 from hvdtrain.runs.read import Run, display_names, finished_by_kind
-
-if TYPE_CHECKING:
-    from hvdtrain.report.plots import Plot
 
 _CHECKED = "Checked before anything was compared; runs that differ in one of these are refused."
 _CHECKED_GRID = "Checked among all runs before anything was compared, beside what each comparison has in common."
@@ -77,7 +75,7 @@ class Content:
         """Of the rows of tables, by their label."""
         return {group.kind.label: plot_style.colour(group.kind) for group in self.groups}
 
-    def parts(self, plots: Sequence["Plot"], tables: Sequence[Table] = (), notes: Sequence[str] = ()) -> list[str]:
+    def parts(self, plots: Sequence[Plot], tables: Sequence[Table] = (), notes: Sequence[str] = ()) -> list[str]:
         """The page as Markdown: what was found, then what it was found in, then what it rests on."""
         finished = [run for _, run in self.runs]
         effect = [page.plot(plot) for plot in plots if plot.name == "effect"]
@@ -164,7 +162,7 @@ class Grid:
         """Of the rows of tables, by their label."""
         return {label: colour for _, content in self.sections for label, colour in content.colours.items()}
 
-    def parts(self, plots: Sequence["Plot"], tables: Sequence[Table] = (), notes: Sequence[str] = ()) -> list[str]:
+    def parts(self, plots: Sequence[Plot], tables: Sequence[Table] = (), notes: Sequence[str] = ()) -> list[str]:
         """The page as Markdown, with links to the reports of the comparisons."""
         number = f"{len(self.sections)} comparisons; what differs between them is {self.varied}, and nothing else."
         sections = []

@@ -2,17 +2,39 @@
 
 import re
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from hvdtrain import plot_style
 
 if TYPE_CHECKING:
-    from hvdtrain.report.plots import Plot
+    from matplotlib.figure import Figure
 
 TITLE = "Ring all-reduce or a parameter server?"
 # Marks every report.html as ours: a later report may replace it.
 GENERATOR = '<meta name="generator" content="hvdtrain report">'
+
+
+@dataclass(frozen=True)
+class Plot:
+    """A plot: the name of its files, its title and its caption."""
+
+    name: str
+    title: str
+    caption: str
+    figure: "Figure"
+
+    @cached_property
+    def svg(self) -> str:
+        """The SVG file's text."""
+        return plot_style.svg(self.figure)
+
+    @property
+    def png(self) -> bytes:
+        """The PNG file's bytes."""
+        return plot_style.png(self.figure)
 
 
 def plain(text: str) -> str:
@@ -41,7 +63,7 @@ def details(title: str, *parts: str) -> str:
     return "\n\n".join([f"<details>\n<summary>{plain(title)}</summary>", *parts, "</details>"])
 
 
-def plot(shown: "Plot") -> str:
+def plot(shown: Plot) -> str:
     return f"### {shown.title}\n\n{plain(shown.caption)}\n\n![{shown.title}](plots/{shown.name}.svg)"
 
 
@@ -50,7 +72,7 @@ def markdown(parts: Sequence[str]) -> str:
     return f"# {TITLE}\n\n" + "\n\n".join(filter(None, parts)) + "\n"
 
 
-def html(page: str, plots: "Sequence[Plot]", colours: Mapping[str, str], title: str) -> str:
+def html(page: str, plots: Sequence[Plot], colours: Mapping[str, str], title: str) -> str:
     """report.html: one file that needs no other, and follows the reader's light or dark theme.
 
     Args:

@@ -1,13 +1,12 @@
 """The report's plots, each with a caption that says how to read it."""
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
-from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from hvdtrain import plot_style
 from hvdtrain.report import plot_cost, plot_effect, plot_grid, plot_learning
+from hvdtrain.report.page import Plot
 from hvdtrain.report.results import result_rows, summarise
 from hvdtrain.report.step_parts import NOTE
 from hvdtrain.report.verdict import DEFAULT, Margins
@@ -24,26 +23,6 @@ NAMES = ("effect", "throughput", "target", "step-times", "step-time", "cost", "l
 MORE_NAMES = ("ranks", "one-step", "slow")  # of explain.pictures
 GRID_NAMES = ("batches", "training-loss", "validation-loss")
 FORMER_NAMES = ("traffic",)  # what versions before wrote: a report replaces it
-
-
-@dataclass(frozen=True)
-class Plot:
-    """A plot: the name of its files, its title and its caption."""
-
-    name: str
-    title: str
-    caption: str
-    figure: "Figure"
-
-    @cached_property
-    def svg(self) -> str:
-        """The SVG file's text."""
-        return plot_style.svg(self.figure)
-
-    @property
-    def png(self) -> bytes:
-        """The PNG file's bytes."""
-        return plot_style.png(self.figure)
 
 
 def draw(runs: Sequence[Run], margins: Margins = DEFAULT) -> tuple[list[Plot], list[str]]:
