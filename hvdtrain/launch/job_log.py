@@ -13,6 +13,8 @@ _FIRST_SIGNAL = re.compile(r"process rank (\d+) with PID \d+ on node \S+ exited 
 # What MPI prints in a process that it ends because a peer is gone. The starter may report that process before the
 # peer, or instead of it: the peer's rank is unknown then.
 _PEER_LOST = re.compile(r"\[(\d+)\]<stderr>: +Peer host: +(\S+)")
+# What ranks print of a loss that the job survives, and of what comes after it.
+_SURVIVED = re.compile(r"the others go on without it|rank \d+ has joined|was killed and is back")
 _SOCKET_CLOSED = re.compile(r"\[(\d+)\]<stderr>: .*An error occurred in Socket closed")
 
 
@@ -45,8 +47,7 @@ def failure_reason(log: Path, exit_code: int, rank_of: Callable[[int], int] | No
     """
     lines = [(process, line.strip()) for process, line in log_lines(log) if re.search(r"\w", line)]
     messages = [(process, line.removeprefix("hvdtrain: ")) for process, line in lines if line.startswith("hvdtrain: ")]
-    # What the others survived is no reason, unless there is no other.
-    messages.sort(key=lambda message: "the others go on without it" in message[1])
+    messages.sort(key=lambda message: bool(_SURVIVED.search(message[1])))  # no reason, unless there is no other
     first = first_failed(log)
     if first is None:
         if messages:

@@ -3,9 +3,11 @@
 python tests/benchmarks/data.py coil|slice|loader [REPEATS]
   coil    7,200 PNGs of 128 x 128 from a zip into class folders, beside `unzip` and moving the files
   slice   resizing photographs on one core and on all
-  loader  images/s from a folder and from shards, beside torchvision's ImageFolder with torch's DataLoader
+  loader  images/s from a folder and from shards, beside torchvision's ImageFolder with torch's DataLoader and, where
+          it is installed (`uv run --with spdl`, and FFmpeg's libraries), SPDL
 """
 
+import importlib.util
 import io
 import os
 import random
@@ -151,8 +153,33 @@ def loader(folder: Path) -> dict[str, Callable[[], float]]:
             pass
         return len(data) / (time.perf_counter() - began)
 
+    def spdl() -> float:
+        import spdl.io
+        from spdl.pipeline import PipelineBuilder
+
+        paths = [str(path) for path, _ in scan(built).train]
+        scaled = spdl.io.get_video_filter_desc(
+            scale_width=side, scale_height=side, scale_algo="bilinear", scale_mode="crop"
+        )
+
+        def decode(path: str) -> object:
+            return spdl.io.decode_packets(spdl.io.demux_image(path), filter_desc=scaled)
+
+        def together(frames: list[object]) -> torch.Tensor:
+            return spdl.io.to_torch(spdl.io.convert_frames(frames)).permute(0, 3, 1, 2).contiguous()
+
+        random.shuffle(paths)
+        steps = PipelineBuilder().add_source(paths).pipe(decode, concurrency=len(CORES)).aggregate(batch)
+        pipeline = steps.pipe(together).add_sink(4).build(num_threads=len(CORES))
+        began = time.perf_counter()
+        with pipeline.auto_stop():
+            for _ in pipeline:
+                pass
+        return len(paths) / (time.perf_counter() - began)
+
     return {
         "ImageFolder and DataLoader": theirs,
+        **({"SPDL": spdl} if importlib.util.find_spec("spdl") else {}),
         "hvdtrain, folder": lambda: ours(str(built)),
         "hvdtrain, shards": lambda: ours(f"file://{folder}/packed"),
     }

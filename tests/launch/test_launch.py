@@ -339,6 +339,11 @@ def test_no_rank_outlives_its_parent(folder, signals):
             "another rank is gone: process 0 lost its connection (see {log})",
         ),
         (b"[1]<stderr>:hvdtrain: rank 1 failed: no\n[0]<stderr>: hvdtrain: x\n", "rank 1 failed: no"),
+        (  # what the job had survived is no reason
+            b"[0]<stdout>: hvdtrain: rank 2 is lost, and the others go on without it: x\nhvdtrain: rank 2 has joined\n"
+            b"hvdtrain: rank 0, a server, was killed and is back, with y\nhvdtrain: rank 0 failed: the disk is full\n",
+            "rank 0 failed: the disk is full",
+        ),
     ],
 )
 def test_the_reason_is_our_own_line_or_the_last_one(tmp_path, text, line):
