@@ -17,7 +17,6 @@ import struct
 import threading
 import zlib
 from collections.abc import Mapping
-from pathlib import Path
 from typing import Any
 
 import torch
@@ -175,17 +174,6 @@ def _mapped(file: int, start: int, size: int) -> "ctypes.Array[ctypes.c_char]":
     if at == ctypes.c_void_p(-1).value:
         raise OSError(ctypes.get_errno(), f"cannot keep {size:,} bytes")
     return (ctypes.c_char * size).from_address(at)
-
-
-def whole_lines(path: Path) -> list[str]:
-    """The lines of a file to which a process has appended that was killed. What it had not written to its end is cut
-    off: others append to it.
-    """
-    content = path.read_bytes()
-    whole = content[: content.rfind(b"\n") + 1]
-    if len(whole) < len(content):
-        os.truncate(path, len(whole))
-    return whole.decode().splitlines()
 
 
 def _write(file: int, start: int, content: bytes) -> None:

@@ -8,8 +8,8 @@ from collections.abc import Callable, Mapping, Sequence
 from itertools import count
 from pathlib import Path
 
-from hvdtrain.ps.crash_memory import whole_lines
 from hvdtrain.ps.messages import Applied
+from hvdtrain.world.appending import AppendedFile, whole_lines
 
 COLUMNS = ("bucket", "worker", "step", "version_read", "version")
 DROPPED = "dropped"  # in place of the version, of a push that came too late to be applied
@@ -32,12 +32,12 @@ class _CsvFile:
     def __init__(self, path: Path, columns: Sequence[str], is_kept: Callable[[int], bool] | None = None) -> None:
         if is_kept:
             _shorten(path, is_kept)
-            self.file = path.open("a", newline="", buffering=1)
+            self.file = AppendedFile(path)
             self.writer = csv.writer(self.file, lineterminator="\n")
             return
         if path.exists():
             path.rename(next(name for n in count(1) if not (name := path.with_suffix(f".{n}.csv")).exists()))
-        self.file = path.open("w", newline="", buffering=1)
+        self.file = AppendedFile(path, anew=True)
         self.writer = csv.writer(self.file, lineterminator="\n")
         self.writer.writerow(columns)
 

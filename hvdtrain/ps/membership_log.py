@@ -7,7 +7,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
-from hvdtrain.ps.crash_memory import whole_lines
+from hvdtrain.world.appending import AppendedFile, whole_lines
 
 LEFT = "left"  # why a life has ended that was not lost
 
@@ -54,9 +54,9 @@ class MembershipLog:
         if goes_on:
             rows = {row["member"]: Life(**row) for row in map(json.loads, whole_lines(file))}
             self._lives = [rows[member] for member in sorted(rows)]
-            self._file = file.open("a", buffering=1)
+            self._file = AppendedFile(file)
             return
-        self._file = file.open("w", buffering=1)
+        self._file = AppendedFile(file, anew=True)
         for member in range(workers):
             self._begin(member, servers + member, None)
 

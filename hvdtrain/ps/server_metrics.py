@@ -11,8 +11,8 @@ from typing import Any
 import psutil
 import torch
 
-from hvdtrain.ps.crash_memory import whole_lines
 from hvdtrain.ps.messages import Answer
+from hvdtrain.world.appending import AppendedFile, whole_lines
 from hvdtrain.world.memory import peak_rss_mb
 
 EVERY_S = 0.9  # at least once a second, on a busy host too
@@ -127,7 +127,7 @@ class ServerMetrics:
         file = server_metrics_file(folder, rank)
         if file.exists():  # of a start that was killed, or whose disk was full, amid a line
             whole_lines(file)
-        self.file = file.open("a", buffering=1)
+        self.file = AppendedFile(file)
         self.process = psutil.Process()
         self.stopped = threading.Event()
         self.thread = threading.Thread(target=self._run, daemon=True, name="server metrics")

@@ -31,6 +31,7 @@ from hvdtrain.world.parent import die_with_parent, end_with
 LOOK_EVERY_S = 0.05
 # Workers that fail before they have joined or so soon after, and servers that end so soon: something else is wrong.
 MOST_IN_A_ROW, SOON_S = 5, 5.0
+PAUSE_S = 0.25  # before a server's second try, and twice as much more before each after that: a disk may be full
 
 
 class Respawner:
@@ -88,25 +89,32 @@ class Respawner:
                 with contextlib.suppress(OSError):  # it was killed before anybody held what it has
                     self.servers[rank] = _Server(restart.pid, _memory_of(restart))
         for rank, server in list(self.servers.items()):
-            if not server.has_ended():
+            has_ended = server.has_ended()
+            restart = read_restart_info(self.run, rank)  # one that ends in order takes it away
+            was_serving = restart is not None and restart.pid == server.pid
+            server.has_begun |= was_serving
+            if not has_ended:
                 continue
             del self.servers[rank]
-            restart = read_restart_info(self.run, rank)  # one that ends in order takes it away
-            has_begun = restart is not None and restart.pid == server.pid
-            if has_begun:
+            if was_serving:
                 restart_file(self.run, rank).unlink()
-            tries = 0 if has_begun and time.monotonic() - server.since > SOON_S else server.tries
-            if (has_begun or server.was_killed) and tries < MOST_IN_A_ROW:
-                come = partial(come_back, self.run, rank, self.job, server.memory_fd, time.time(), self.network)
+            tries = 0 if was_serving and time.monotonic() - server.since > SOON_S else server.tries
+            if (was_serving or server.failed_to_begin) and tries < MOST_IN_A_ROW:
+                pause_s = PAUSE_S * (2**tries - 1)
+                come = partial(self._come_back, pause_s, rank, self.job, server.memory_fd, time.time())
                 self.servers[rank] = _Server(self._fork(come, server.memory_fd), server.memory_fd, tries + 1)
             else:
                 os.close(server.memory_fd)
-                if join_file(self.run).exists() and (has_begun or server.tries):
+                if join_file(self.run).exists() and (was_serving or server.tries):
                     print(
                         f"hvdtrain: the server of rank {rank} has ended {server.tries + 1} times in a row: it is not "
                         "started again, and the others wait for it until --timeout",
                         flush=True,
                     )
+
+    def _come_back(self, pause_s: float, rank: int, job: JoinInfo, memory_fd: int, killed_at: float) -> None:
+        time.sleep(pause_s)
+        come_back(self.run, rank, job, memory_fd, killed_at, self.network)
 
     def _lost(self) -> int:
         """How many workers have been lost since the last look."""
@@ -175,11 +183,13 @@ class _Server:
 
     Attributes:
         since: when it was first seen, by time.monotonic.
-        was_killed: it has been ended by a signal, as far as can be told: of one that was not forked here it cannot.
+        has_begun: to serve.
+        failed_to_begin: it ended otherwise than in order before it had begun.
     """
 
     def __init__(self, pid: int, memory_fd: int, tries: int = 0) -> None:
-        self.pid, self.memory_fd, self.tries, self.was_killed = pid, memory_fd, tries, False
+        self.pid, self.memory_fd, self.tries = pid, memory_fd, tries
+        self.has_begun = self.failed_to_begin = False
         self.since = time.monotonic()
         self._ended: int | None = None
         with contextlib.suppress(ProcessLookupError):  # it has ended since its memory was opened
@@ -191,7 +201,7 @@ class _Server:
                 return False
             os.close(self._ended)
         with contextlib.suppress(ChildProcessError):
-            self.was_killed = os.WIFSIGNALED(os.waitpid(self.pid, 0)[1])
+            self.failed_to_begin = bool(os.waitpid(self.pid, 0)[1]) and not self.has_begun
         return True
 
 

@@ -1,5 +1,6 @@
 """What one worker writes down while it trains: a JSON line a step, and TensorBoard events on the first worker."""
 
+import contextlib
 import json
 import math
 import os
@@ -14,6 +15,7 @@ from hvdtrain.numerics.clock import PARTS
 from hvdtrain.numerics.durations import BINS, bin_of
 from hvdtrain.ps.messages import PushStatus
 from hvdtrain.runs.live import WARM_UP, metrics_file
+from hvdtrain.world.appending import AppendedFile
 
 STALENESS_BINS = 64
 STEP_PARTS = tuple(part for part in PARTS if part != "refresh")  # of a step's line; no step refreshes
@@ -82,7 +84,7 @@ class StepLines:
     """
 
     def __init__(self, path: Path, leased: bool, after: int | None) -> None:
-        self.file = path.open("a", buffering=1)
+        self.file = AppendedFile(path)
         self.leased, self.last, self.time = leased, after, 0.0
         self.shares: list[dict[str, Any]] = []  # of the step whose line is being made
 
@@ -170,16 +172,19 @@ class Recorder:
         self.samples = 0
         self.to_warm_up = WARM_UP
         self.events: Any = None
+        self.leads = False
         self.folder, self.after = folder, after
         if is_chief:
             self.lead()
 
     def lead(self) -> None:
         """Write events from now on: the worker that did is lost, or is this one."""
+        self.leads = True
         if not self.events:
             from torch.utils.tensorboard import SummaryWriter
 
-            self.events = SummaryWriter(str(self.folder), purge_step=self.after + 1 if self.after else None)
+            with contextlib.suppress(OSError):
+                self.events = SummaryWriter(str(self.folder), purge_step=self.after + 1 if self.after else None)
 
     def step(self, row: dict[str, Any], seconds: dict[str, float], digest: int, push: PushStatus | None) -> None:
         """Record one step, or one share of it: its row, the seconds of each part since the one before, and its push,
@@ -204,9 +209,8 @@ class Recorder:
             tally.correct += samples * row["accuracy"]
         self.held.append((row | {f"{part}_s": round(seconds[part], 6) for part in STEP_PARTS}, push))
         self.flush()
-        if self.events and row["loss"] is not None:
-            self.events.add_scalar("train/loss", row["loss"], row["step"])
-            self.events.add_scalar("train/accuracy", row["accuracy"], row["step"])
+        if row["loss"] is not None:
+            self._add_event(row["step"], {"train/loss": row["loss"], "train/accuracy": row["accuracy"]})
 
     def spend(self, seconds: dict[str, float]) -> None:
         """Count these seconds of each part of training time."""
@@ -237,15 +241,24 @@ class Recorder:
         self.tally.samples = 0
 
     def evaluation(self, step: int, loss: float, accuracy: float, samples_per_s: float) -> None:
-        if self.events:
-            self.events.add_scalar("val/loss", loss, step)
-            self.events.add_scalar("val/accuracy", accuracy, step)
-            self.events.add_scalar("perf/samples_per_s", samples_per_s, step)
+        if self.leads and not self.events:
+            self.lead()
+        self._add_event(step, {"val/loss": loss, "val/accuracy": accuracy, "perf/samples_per_s": samples_per_s})
 
     def close(self) -> None:
         self.lines.close()
         if self.events:
-            self.events.close()
+            with contextlib.suppress(OSError):
+                self.events.close()
+
+    def _add_event(self, step: int, values: dict[str, float]) -> None:
+        """On a full disk what TensorBoard is shown has a gap, until the next evaluation."""
+        try:
+            for name, value in values.items():
+                if self.events:
+                    self.events.add_scalar(name, value, step)
+        except OSError:
+            self.events = None
 
 
 def cut_after(path: Path, step: float) -> None:

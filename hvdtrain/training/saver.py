@@ -58,7 +58,12 @@ class Saver:
     def best(self) -> None:
         """Save the model as the best so far, where that is wanted."""
         if self.keeps_best and self.sync.group.leads:
-            write_tensors(self.job.folder / "snapshots" / BEST, self.model.state_dict())
+            try:
+                write_tensors(self.job.folder / "snapshots" / BEST, self.model.state_dict())
+            except OSError as error:
+                self.report(
+                    f"the best model so far could not be saved, and {BEST} is an earlier one: {error.strerror or error}"
+                )
 
     def _facts(self) -> dict[str, Any]:
         """What is known of the job from its beginning, of which the first worker wrote the manifest."""

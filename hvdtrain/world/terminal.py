@@ -1,11 +1,15 @@
 """What a rank prints: to the user's terminal, and into logs of its own."""
 
+import errno
 import faulthandler
+import io
 import os
 import sys
 from dataclasses import dataclass
 from pathlib import Path
-from typing import NoReturn, TextIO
+from typing import Any, NoReturn, TextIO
+
+from hvdtrain.world.appending import NO_ROOM
 
 
 @dataclass(frozen=True)
@@ -16,13 +20,26 @@ class Terminal:
     err: TextIO
 
 
+class _Screen(io.FileIO):
+    """A rank goes on where what it prints goes nowhere: to a terminal that is closed, or to a file on a full disk."""
+
+    def write(self, content: Any, /) -> int:
+        try:
+            return super().write(content)
+        except OSError as error:
+            if error.errno not in (errno.EIO, *NO_ROOM):
+                raise
+            return memoryview(content).nbytes
+
+
 current: Terminal | None = None  # since open_logs
 
 
 def open_logs(folder: Path, rank: int) -> Terminal:
     """Send all that this process prints, C libraries included, to logs/rank.{r}.{out,err}; return the terminal."""
     global current
-    current = Terminal(os.fdopen(os.dup(1), "w", buffering=1), os.fdopen(os.dup(2), "w", buffering=1))
+    out, err = (io.TextIOWrapper(io.BufferedWriter(_Screen(os.dup(fd), "w")), line_buffering=True) for fd in (1, 2))
+    current = Terminal(out, err)
     logs = folder / "logs"
     logs.mkdir(parents=True, exist_ok=True)
     for stream, suffix in ((sys.stdout, "out"), (sys.stderr, "err")):

@@ -228,7 +228,6 @@ def test_lives_are_those_that_are_written_down(tmp_path):
     lives.end(0, "its connection ended")
     lives.begin(2, 77)
     lives._file.write('{"member": 3, "ra')  # as far as it got
-    lives._file.flush()
     again = MembershipLog(tmp_path / "x", 1, 2, goes_on=True)
     assert again.rows() == lives.rows()
     again.end(0, "it is lost once more")
