@@ -231,7 +231,7 @@ def read(url: str) -> ImageFolder:
             raise ValueError("it has fewer than two classes, or no images to train or to validate on")
         side = usable_size(index.get("image_size"))  # of an older version, it has none
         return ImageFolder(url, classes, train, validation, test, str(index["content_hash"]), side)
-    except (KeyError, TypeError, ValueError, IndexError) as error:
+    except (KeyError, TypeError, ValueError, IndexError, OverflowError) as error:
         raise UsageError(f"{url}/{INDEX} cannot be read as a data set's: {error}") from None
 
 

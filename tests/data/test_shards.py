@@ -146,6 +146,7 @@ def test_a_changed_shard_is_told_from_what_was_packed(packed, tmp_path):
     [
         lambda index: index | {"made_by": "me"}, lambda index: index | {"format": 2},
         lambda index: {}, lambda index: [],
+        lambda index: index | {"shards": [{"name": "x", "bytes": float("inf")}]},
         lambda index: index | {"samples": {"train": [[0, 0, 5, 5, 9, "x"]], "validation": [], "test": []}},
         lambda index: index | {"samples": {"train": [[0, -1, 5, 5, 0, "x"]], "validation": [], "test": []}},
         lambda index: index | {"samples": {"train": [[0, 0, 10**12, 5, 0, "x"]], "validation": [], "test": []}},
