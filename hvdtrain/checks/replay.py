@@ -87,7 +87,7 @@ def _read(run: Path) -> tuple[RunConfig, int, int]:
         if not (0 < workers < 10_000 and 0 < threads < 10_000):
             raise ValueError(f"{workers} workers with {threads} threads")
         return config, workers, threads
-    except (OSError, ValueError, KeyError, TypeError) as error:
+    except (OSError, ValueError, KeyError, TypeError, AttributeError, OverflowError) as error:
         raise UsageError(f"{run}: its summary.json or manifest.json cannot be read: {error}") from None
 
 
@@ -142,7 +142,7 @@ def _read_lives(run: Path, workers: int) -> int:
         return max([workers, *(1 + member for member in members)])
     except FileNotFoundError:  # of a version before
         return workers
-    except (OSError, ValueError, KeyError, TypeError) as error:
+    except (OSError, ValueError, KeyError, TypeError, AttributeError, OverflowError) as error:
         raise UsageError(f"{path} cannot be read: {error}") from None
 
 

@@ -112,7 +112,7 @@ def is_finished(run: Path, config: RunConfig, samples: int | None) -> bool:
         if samples is None:
             samples = int(json.loads((run / "manifest.json").read_text())["train_samples"])
         return is_over(config, samples, summary["steps"], summary["wall_s"], summary["evaluations"])
-    except (OSError, ValueError, KeyError, TypeError):  # there is none, or one that nobody can read
+    except (OSError, ValueError, KeyError, TypeError, OverflowError):  # there is none, or one that nobody can read
         return False
 
 
