@@ -3,7 +3,6 @@
 import csv
 import dataclasses
 import itertools
-import json
 from collections import Counter, deque
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -16,6 +15,7 @@ import click
 from hvdtrain import modes
 from hvdtrain.config.file import read_config
 from hvdtrain.config.run_config import RunConfig
+from hvdtrain.config.untrusted import parse_json
 from hvdtrain.errors import Failure, UsageError
 from hvdtrain.formatting import with_noun
 from hvdtrain.runs.folder import CONFIG
@@ -80,7 +80,7 @@ def _read(run: Path) -> tuple[RunConfig, int, int]:
     if not modes.declared(config.mode).has_servers or not config.record:
         raise UsageError(f"{run} is not a recorded run: train with a ps- mode and --record")
     try:
-        manifest = json.loads((run / "manifest.json").read_text())
+        manifest = parse_json((run / "manifest.json").read_text())
         if len(manifest.get("parts", [])) > 1:
             raise UsageError(f"{run} was resumed, and replay begins at the first step: record a run in one go")
         workers, threads = int(manifest["workers"]), int(manifest["threads_per_worker"])
@@ -136,7 +136,7 @@ def _read_lives(run: Path, workers: int) -> int:
 
     path = membership_file(run)
     try:
-        members = [int(json.loads(line)["member"]) for line in path.read_text().splitlines()]
+        members = [int(parse_json(line)["member"]) for line in path.read_text().splitlines()]
         if members and not 0 <= max(members) < MOST_LIVES:
             raise ValueError(f"a worker's number is {max(members)}")
         return max([workers, *(1 + member for member in members)])

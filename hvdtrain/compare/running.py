@@ -1,7 +1,6 @@
 """Runs the grid, one run after the other, and shows how far each is."""
 
 import contextlib
-import json
 import math
 import shutil
 import time
@@ -11,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 from hvdtrain.compare.earlier import set_aside
 from hvdtrain.compare.grid import Planned
+from hvdtrain.config.untrusted import parse_json
 from hvdtrain.launch.job_log import failure_reason
 from hvdtrain.launch.prepare import prepare
 from hvdtrain.launch.processes import launched_job, sigterm_unwinds
@@ -117,12 +117,12 @@ def _follow(run: Planned, folder: Path, look: bool) -> Iterator[list[dict[str, A
         code = job.returncode or 0
     if code or not summary.is_file():
         yield failure_reason(log, code)
-    elif lost := json.loads(summary.read_text())["lost_workers"]:
+    elif lost := parse_json(summary.read_text())["lost_workers"]:
         yield f"it finished without ranks {lost}, which died on the way: the report leaves it out"
 
 
 def _result(folder: Path) -> str:
-    summary = json.loads((folder / "summary.json").read_text())
+    summary = parse_json((folder / "summary.json").read_text())
     loss, accuracy = summary["val_loss"], summary["val_accuracy"]
     learned = f"validation accuracy {accuracy:.4f}" if math.isfinite(loss) else f"DIVERGED: validation loss {loss}"
     beside = "".join(f", beside other work: {line}" for line in beside_others(summary.get("load") or {}))

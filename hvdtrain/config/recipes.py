@@ -11,7 +11,7 @@ from typing import Any, Literal
 
 from msgspec import Struct, ValidationError, convert
 
-from hvdtrain.config import toml
+from hvdtrain.config.untrusted import parse_toml
 from hvdtrain.errors import UsageError, unknown
 
 PACKAGE = Path(__file__).parent.parent
@@ -83,7 +83,7 @@ def load(kind: str, name: str) -> dict[str, Any]:
     file = _folder(kind) / f"{name}.toml"
     content = file.read_bytes()
     try:
-        recipe = toml.parse(content.decode())
+        recipe = parse_toml(content.decode())
         if kind in SHAPES:
             convert(recipe, SHAPES[kind])
         return recipe

@@ -12,7 +12,7 @@ from itertools import chain, islice
 from pathlib import Path
 from typing import Any, overload
 
-from hvdtrain.config import toml
+from hvdtrain.config.untrusted import parse_toml
 from hvdtrain.errors import UsageError
 
 TRAIN, VALIDATION, TEST = "TrainData", "ValidationData", "TestData"
@@ -120,7 +120,7 @@ class ImageFolder:
 def read_manifest(folder: Path) -> dict[str, Any]:
     """The content of `dataset.toml` in the folder; empty where this program did not write it."""
     try:
-        manifest = toml.parse((folder / MANIFEST).read_text())
+        manifest = parse_toml((folder / MANIFEST).read_text())
     except (OSError, ValueError):
         return {}
     tables = all(isinstance(manifest.get(name, {}), dict) for name in ("input", "classes", "content"))

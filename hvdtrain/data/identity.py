@@ -15,6 +15,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from hvdtrain.config.untrusted import parse_json
 from hvdtrain.data.folder import MANIFEST, Files, ImageFolder, content_hash, read_manifest
 from hvdtrain.data.storage import cache_root, locked
 from hvdtrain.errors import UsageError
@@ -147,7 +148,7 @@ def _stamp(folder: ImageFolder) -> str:
 def _read(kept: Path) -> dict[str, Any]:
     """What was kept; empty where there is nothing that can be read."""
     try:
-        found = json.loads(kept.read_text())
+        found = parse_json(kept.read_text())
         return found if isinstance(found["identity"], str) and isinstance(found["found_at"], float) else {}
     except (OSError, ValueError, KeyError, TypeError):
         return {}

@@ -9,7 +9,8 @@ from typing import Any
 
 from msgspec import ValidationError, convert
 
-from hvdtrain.config import recipes, toml
+from hvdtrain.config import recipes
+from hvdtrain.config.untrusted import parse_toml
 from hvdtrain.data.selection import SPLIT_METHODS
 from hvdtrain.errors import UsageError, unknown
 
@@ -140,6 +141,6 @@ def _read_grouping(classes: str, known: list[str]) -> dict[str, Any]:
     if not Path(classes).is_file():
         raise UsageError(f"{unknown('--classes', classes, known)}, or give a TOML file: name = [labels] a line")
     try:
-        return toml.parse(Path(classes).read_text())
+        return parse_toml(Path(classes).read_text())
     except (OSError, ValueError) as error:
         raise UsageError(f"--classes {classes} cannot be read: {error}") from None

@@ -21,6 +21,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from hvdtrain.config.untrusted import parse_json
 from hvdtrain.data import image
 from hvdtrain.data.folder import ImageFolder, Samples, content_hash, usable_size
 from hvdtrain.data.identity import keep_content_hash, look
@@ -239,7 +240,7 @@ def _read_index(url: str) -> dict[str, Any]:
     filesystem, root = _open_filesystem(url)
     with _errors_as_usage(url):
         try:
-            return json.loads(filesystem.cat_file(f"{root}/{INDEX}"))
+            return parse_json(filesystem.cat_file(f"{root}/{INDEX}"))
         except FileNotFoundError:
             raise UsageError(
                 f"{url} holds no data set: there is no {INDEX}; make one with `hvdtrain data pack`"

@@ -1,6 +1,5 @@
 """Which job was launched into a run folder, and whether it still runs: a file beside the folder says whom to ask."""
 
-import json
 import os
 import re
 import shlex
@@ -14,6 +13,7 @@ from typing import Any
 import psutil
 
 from hvdtrain.config import recipes
+from hvdtrain.config.untrusted import parse_json
 from hvdtrain.errors import Failure
 from hvdtrain.world.host import boot_id
 from hvdtrain.world.parent import is_alive
@@ -33,7 +33,7 @@ def read_record(out: Path) -> dict[str, Any]:
     process that sees to it, as own_identity describes it. Empty where there is no record, or a broken one.
     """
     try:
-        record = json.loads(job_record_file(out).read_text())
+        record = parse_json(job_record_file(out).read_text())
     except (OSError, ValueError):
         return {}
     if not isinstance(record, dict):

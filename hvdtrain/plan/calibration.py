@@ -10,6 +10,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from hvdtrain.config.untrusted import parse_json
 from hvdtrain.errors import UsageError
 from hvdtrain.plan.fields import WrongField, number
 from hvdtrain.plan.scenario import Layer, Transport
@@ -162,10 +163,10 @@ def _relative(quantities: Sequence[Quantity]) -> Quantity:
 def load(path: Path) -> Calibration:
     """Read a calibration and check it. UsageError, a line, where it is none, or of another version, or damaged."""
     try:
-        found = json.loads(path.read_bytes())
+        found = parse_json(path.read_bytes())
     except FileNotFoundError:
         raise UsageError(f"there is no calibration {path}: make one with `hvdtrain plan calibrate`") from None
-    except (OSError, ValueError, RecursionError) as error:
+    except (OSError, ValueError) as error:
         raise UsageError(f"{path} is no readable calibration: {error}") from None
     if not isinstance(found, dict) or found.get("format") != FORMAT:
         raise UsageError(f'{path} is no calibration: it has no "format": "{FORMAT}"')

@@ -6,7 +6,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from hvdtrain.config import toml
+from hvdtrain.config.untrusted import parse_toml
 from hvdtrain.errors import UsageError
 from hvdtrain.plan.fields import WrongField, number
 from hvdtrain.plan.layout import FINE
@@ -60,7 +60,7 @@ class Case:
 def load(path: Path) -> Case:
     """Read a case. UsageError, a line, where it is none."""
     try:
-        found = toml.parse(path.read_text(encoding="utf-8"))
+        found = parse_toml(path.read_text(encoding="utf-8"))
     except FileNotFoundError:
         raise UsageError(f"there is no case {path}") from None
     except (OSError, ValueError) as error:

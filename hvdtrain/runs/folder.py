@@ -8,8 +8,8 @@ import tomllib
 from collections.abc import Iterator
 from pathlib import Path
 
-from hvdtrain.config import toml
 from hvdtrain.config.run_config import RunConfig
+from hvdtrain.config.untrusted import parse_toml
 from hvdtrain.errors import Failure, UsageError
 
 CONFIG = "config.toml"
@@ -117,7 +117,7 @@ def wait_for_claim(folder: Path, job: str, seconds: float) -> None:
     deadline = time.monotonic() + seconds
     while time.monotonic() < deadline:
         with contextlib.suppress(OSError, tomllib.TOMLDecodeError):
-            if toml.parse((folder / CONFIG).read_text()).get("job") == job:
+            if parse_toml((folder / CONFIG).read_text()).get("job") == job:
                 return
         time.sleep(0.05)
     raise Failure(f"the first worker did not claim {folder} within {seconds:.0f} s")

@@ -1,9 +1,10 @@
 """How far a run is, from the metrics that its workers write while they train."""
 
-import json
 from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
+
+from hvdtrain.config.untrusted import parse_json
 
 WARM_UP = 5  # steps of a worker after each start of a run, slower than all others: apart from the percentiles
 TAIL = 2**15  # bytes at the end of a file that are looked at: a hundred steps
@@ -26,7 +27,7 @@ def last_steps(file: Path, tail: int = TAIL) -> list[dict[str, Any]]:
     steps = []
     for line in whole:
         try:
-            row = json.loads(line)
+            row = parse_json(line)
             if all(isinstance(row[name], (int, float)) for name in ("step", "epoch", "time", "samples")):
                 steps.append(row)
         except (ValueError, KeyError, TypeError):  # another program's

@@ -10,6 +10,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from hvdtrain.config.untrusted import parse_json
 from hvdtrain.errors import Failure
 from hvdtrain.numerics.clock import PARTS
 from hvdtrain.numerics.durations import BINS, bin_of
@@ -275,7 +276,7 @@ def cut_after(path: Path, step: float) -> None:
             if not line.endswith(b"\n"):
                 break
             try:
-                if json.loads(line)["step"] > step:
+                if parse_json(line)["step"] > step:
                     break
             except (ValueError, KeyError, TypeError):
                 raise Failure(

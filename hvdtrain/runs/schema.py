@@ -6,13 +6,14 @@ default, and one of another type is an UnreadableFile. A test holds the writers,
 """
 
 import contextlib
-import json
 from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import Annotated, Any, TypeVar
 
 from msgspec import Meta, Struct, ValidationError, convert, field, structs
 from msgspec import json as fast_json
+
+from hvdtrain.config.untrusted import parse_json
 
 Count = Annotated[int, Meta(ge=0, lt=10**12)]
 Figure = Annotated[float, Meta(ge=0, le=1e18)]  # finite
@@ -353,10 +354,10 @@ def read(folder: Path, kind: type[_T]) -> _T:
     """The checked manifest.json or summary.json of a run folder."""
     name = f"{kind.__name__.lower()}.json"
     try:
-        value = json.loads((folder / name).read_bytes())
+        value = parse_json((folder / name).read_bytes())
     except FileNotFoundError:
         raise UnreadableFile(f"it has no {name}") from None
-    except (OSError, ValueError, RecursionError) as error:
+    except (OSError, ValueError) as error:
         raise UnreadableFile(f"its {name} cannot be read ({error})") from None
     if not isinstance(value, dict):
         raise UnreadableFile(f"its {name} holds no object")
@@ -388,7 +389,7 @@ def _decode_step(line: bytes) -> Step:
     try:
         return _decoder.decode(line)
     except ValueError:
-        return convert(json.loads(line), Step)  # which reads NaN too
+        return convert(parse_json(line), Step)  # which reads NaN too
 
 
 def read_server_load(run: Path, rank: int) -> ServerLoad | None:

@@ -21,6 +21,7 @@ import torch
 from safetensors import SafetensorError
 from safetensors.torch import load_file, save_file
 
+from hvdtrain.config.untrusted import parse_json
 from hvdtrain.errors import Failure, UsageError
 from hvdtrain.numerics.optimizers import COUNT
 
@@ -212,7 +213,7 @@ def _read(folder: Path, check: bool) -> Snapshot:
     text, checksum, *_ = [*(folder / STATE).read_text().splitlines(), "", ""]
     if _crc(text.encode()) != checksum:
         raise ValueError(f"{STATE} is not what was written")
-    state = json.loads(text)
+    state = parse_json(text)
     if state["format"] != FORMAT:
         raise ValueError(f"it is of format {state['format']}, which this version does not read")
     for name, expected in state["checksums"].items():

@@ -1,7 +1,6 @@
 """Going on with a run: which of its snapshots, whether it may be taken, and what is to be made of the folder."""
 
 import dataclasses
-import json
 import socket
 import zlib
 from pathlib import Path
@@ -9,6 +8,7 @@ from typing import Any
 
 from hvdtrain.config.file import read_config
 from hvdtrain.config.run_config import RunConfig
+from hvdtrain.config.untrusted import parse_json
 from hvdtrain.data.folder import ImageFolder
 from hvdtrain.errors import Failure, UsageError
 from hvdtrain.runs.folder import CONFIG
@@ -108,9 +108,9 @@ def is_finished(run: Path, config: RunConfig, samples: int | None) -> bool:
     if (run / "summary.json").is_file() and (different := _differences(read_config(run / CONFIG), config)):
         raise UsageError(f"{run} is of another job: {'; '.join(different)}")
     try:
-        summary = json.loads((run / "summary.json").read_text())
+        summary = parse_json((run / "summary.json").read_text())
         if samples is None:
-            samples = int(json.loads((run / "manifest.json").read_text())["train_samples"])
+            samples = int(parse_json((run / "manifest.json").read_text())["train_samples"])
         return is_over(config, samples, summary["steps"], summary["wall_s"], summary["evaluations"])
     except (OSError, ValueError, KeyError, TypeError, OverflowError):  # there is none, or one that nobody can read
         return False

@@ -10,12 +10,12 @@
 
 import csv
 import io
-import json
 import re
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from hvdtrain.config.untrusted import parse_json
 from hvdtrain.data.archive import Member, Tree, contents
 from hvdtrain.data.download import fetch
 from hvdtrain.data.folder import SUFFIXES
@@ -152,7 +152,7 @@ def _titles(tree: Tree) -> dict[str, str]:
     """Names of the classes, from `Labels.json` ({wnid: names}) or `LOC_synset_mapping.txt` (`wnid names`)."""
     if labels := _find_member(tree, "Labels.json"):
         try:
-            return {str(label): str(title) for label, title in json.loads(labels.read()).items()}
+            return {str(label): str(title) for label, title in parse_json(labels.read()).items()}
         except (ValueError, AttributeError) as error:
             raise Failure(f"{labels.name} cannot be read as names of classes: {error}") from None
     if mapping := _find_member(tree, "LOC_synset_mapping.txt"):
