@@ -152,7 +152,7 @@ class RunConfig:
     shuffle_block: int = option(
         0, "Samples that come near each other in every epoch: the images of a shard, as `hvdtrain data pack` prints "
         "it, so that few shards are read at a time. `none`: all are shuffled together.",
-        WordOr("none", 0, click.IntRange(0)),
+        WordOr("none", 0, click.IntRange(0, 2**31 - 1)),
     )  # fmt: skip
     repeat: int = option(
         1, "Which repeat of a measurement this is: a report takes means over them.", click.IntRange(1, 10**6)

@@ -25,7 +25,7 @@ def permutation(samples: int, seed: int, epoch: int, block: int = 0) -> np.ndarr
             how MosaicML Streaming's py1e mixes samples of shards.
     """
     draw = np.random.default_rng([seed, epoch])
-    if block:
+    if block := min(block, samples):
         places = np.repeat(draw.permutation(-(-samples // block)), block)[:samples]
         order = packing_order(samples)[np.argsort(places + draw.uniform(0, SPREAD, samples), kind="stable")]
     else:

@@ -69,7 +69,7 @@ class ShardedImage:
             self._kept(self.kept_in).unlink(missing_ok=True)  # damaged or outdated: download it again
             content = self._read()
         if len(content) != self.size:
-            advice = f"use {CACHED}URL"
+            advice = f"use {CACHED}URL; a shard that was cut off has to be packed again"
             if self.kept_in:
                 advice = f"make room for whole shards on the disk of {self.kept_in.parent}, or set HVDTRAIN_CACHE"
             raise Failure(
@@ -152,6 +152,7 @@ def pack(
     listing, began = look(data), time.time()
     own_hash, test_hash = content_hash(data), content_hash(dataclasses.replace(data, train=data.test, validation=()))
     keep_content_hash(data, listing, began, own_hash)
+    replaced: set[str] = set()  # shards
     with _errors_as_usage(url):
         if filesystem.exists(f"{root}/{INDEX}"):
             old = _read_index(url)
@@ -159,15 +160,14 @@ def pack(
                 return int(old.get("images_per_shard", 0)), False
             if not force:
                 raise UsageError(f"{url} holds another data set: give another URL, or replace it with --force")
-            filesystem.rm_file(f"{root}/{INDEX}")
-            for shard in old.get("shards", []):
-                if filesystem.exists(old_shard := f"{root}/{Path(str(shard['name'])).name}"):
-                    filesystem.rm_file(old_shard)
+            replaced = {Path(str(shard["name"])).name for shard in old.get("shards", [])}
         filesystem.makedirs(root, exist_ok=True)
         samples_of = {part: getattr(data, part) for part in PARTS}
         total, done = sum(map(len, samples_of.values())), 0
         packed_bytes = sum(_packed_bytes(path) for samples in samples_of.values() for path, _ in samples)
         per_shard = max(1, shard_bytes * total // packed_bytes)
+        # What is packed here at the same time, or was before, has other names: whichever index is last is whole.
+        key = hashlib.sha256(f"{own_hash} {test_hash} {per_shard}".encode()).hexdigest()[:8]
         shards: list[dict[str, Any]] = []
         rows: dict[str, list[Row]] = {}
         for part, samples in samples_of.items():
@@ -176,7 +176,7 @@ def pack(
             for first in range(0, len(order), per_shard):
                 numbers = order[first : first + per_shard]
                 members = [(path, label, image.read(path)) for path, label in map(samples.__getitem__, numbers)]
-                name = f"{part}-{first:09d}.tar"
+                name = f"{part}-{first:09d}-{key}.tar"
                 content, offsets = _make_tar(members, first)
                 filesystem.pipe_file(f"{root}/{name}", content)
                 shards.append({"name": name, "bytes": len(content)})
@@ -193,6 +193,9 @@ def pack(
             "columns": ["shard", "offset", "bytes", "crc32", "class", "path"], "samples": rows,
         }  # fmt: skip
         filesystem.pipe_file(f"{root}/{INDEX}", json.dumps(index).encode())
+        for old_shard in sorted(replaced - {shard["name"] for shard in shards}):
+            if filesystem.exists(f"{root}/{old_shard}"):
+                filesystem.rm_file(f"{root}/{old_shard}")
     return per_shard, True
 
 

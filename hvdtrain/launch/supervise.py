@@ -1,6 +1,7 @@
 """Runs a launched job to its end: shows its output, passes on a request to stop, and starts it again after failures."""
 
 import re
+import shlex
 import signal
 import sys
 import time
@@ -71,7 +72,7 @@ def supervise(
 
 def _how_to_resume(out: Path) -> str:
     if snapshots := sorted(path.name for path in (out / "snapshots").glob("step-*[0-9]")):
-        return f"`hvdtrain launch --resume --out {out}` goes on after step {int(snapshots[-1][5:])}"
+        return f"`hvdtrain launch --resume --out {shlex.quote(str(out))}` goes on after step {int(snapshots[-1][5:])}"
     return "nothing had been saved"
 
 

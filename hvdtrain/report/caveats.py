@@ -132,7 +132,11 @@ _CAVEATS: tuple[Caveat, ...] = (
         "Stopped and resumed: {}. Times are of training alone, and each start warms up anew.",
         lambda run: len(run.manifest.parts) > 1,
     ),
-    _of("Workers came and went: {}. The table below says who was there.", lambda run: run.workers_changed),
+    _of("Workers came and went: {}. report.md says who was there.", lambda run: run.workers_changed),
+    _of(
+        "A server was killed, and workers waited until it was back: {}.",
+        lambda run: bool(run.summary.returned_servers),
+    ),
     _uneven_training,
     _each("Steps that overflowed fp16 changed nothing, and count as steps and samples: {}.", _overflowed),
     _foreign_load,

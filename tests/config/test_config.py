@@ -48,7 +48,7 @@ VALUES = {
     "log_every": st.integers(0), "compile": st.booleans(), "share_gpu": st.booleans(),
     "shares": st.sampled_from(["auto", "static", "leased"]), "backup": st.integers(0),
     "save": st.sampled_from(SAVES), "record": st.booleans(), "warmup": st.integers(0), "nesterov": st.booleans(),
-    "shuffle_block": st.integers(0),
+    "shuffle_block": st.integers(0, 2**31 - 1),
 }  # fmt: skip
 CONFIGS = st.builds(RunConfig, **VALUES)
 

@@ -119,6 +119,7 @@ def test_in_blocks_few_shards_are_read_at_a_time():
         # What comes near each other is mixed: of the neighbours in a shard few are in the order.
         assert (np.diff(np.argsort(order)[packing_order(samples)]) == 1).mean() < 0.02
     assert (orders[0] != orders[1]).mean() > 0.9 and (orders[0] != orders[2]).mean() > 0.9
+    assert sorted(permutation(30, 0, 1, 2**31 - 1)) == list(range(30))  # all in one block
 
 
 def weighted_mean(plans, epoch, gradients):

@@ -128,8 +128,26 @@ def test_packing_says_how_many_images_a_shard_has(tmp_path):
     assert len(list((tmp_path / "out").glob("train-*.tar"))) == -(-16 // int(number)) > 1
 
 
+def test_two_data_sets_packed_to_one_url_at_once_do_not_mix(folder, small, tmp_path, monkeypatch):
+    """The one whose index is last is there, whole."""
+    url, make = f"file://{tmp_path}/packed", shards._make_tar
+    others = [small]
+
+    def made(members, first):
+        if others:
+            shards.pack(scan(others.pop()), url, 15_000, False, lambda *_: None)
+        return make(members, first)
+
+    monkeypatch.setattr(shards, "_make_tar", made)
+    assert shards.pack(scan(folder), url, 15_000, False, lambda *_: None)[1]
+    found = find_dataset(url)
+    assert found.known_hash == content_hash(scan(folder))
+    for (there, _), (here, _) in zip(found.train, scan(folder).train, strict=True):
+        assert there.read_bytes() == here.read_bytes()
+
+
 def test_a_changed_shard_is_told_from_what_was_packed(packed, tmp_path):
-    shard = tmp_path / "packed" / "train-000000000.tar"
+    [shard] = (tmp_path / "packed").glob("train-000000000-*.tar")
     content = bytearray(packed[f"/{shard.name}"])
     content[700] ^= 1
     shard.write_bytes(content)
@@ -137,7 +155,7 @@ def test_a_changed_shard_is_told_from_what_was_packed(packed, tmp_path):
     with pytest.raises(Failure, match="is not what was packed: its checksum differs"):
         first.read_bytes()
     shard.unlink()
-    with pytest.raises(Failure, match=rf"cannot read {re.escape(first.name)} in .*train-000000000.tar"):
+    with pytest.raises(Failure, match=rf"cannot read {re.escape(first.name)} in .*train-000000000-.*tar"):
         first.read_bytes()
 
 
@@ -231,8 +249,8 @@ def test_what_was_packed_for_testing_counts_too(folder, packed, tmp_path):
     with pytest.raises(UsageError, match="holds another data set"):
         shards.pack(scan(more), f"file://{tmp_path}/packed", 3000, False, lambda *_: None)
     shards.pack(scan(more), f"file://{tmp_path}/packed", 10**6, True, lambda *_: None)
-    left = {path.name for path in (tmp_path / "packed").iterdir()}
-    assert left == {"index.json", *(f"{part}-000000000.tar" for part in ("train", "validation", "test"))}
+    left = sorted(path.name.rsplit("-", 1)[0] for path in (tmp_path / "packed").iterdir())
+    assert left == ["index.json", *(f"{part}-000000000" for part in ("test", "train", "validation"))]
 
 
 def cached_shards(tmp_path):

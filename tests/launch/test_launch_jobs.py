@@ -65,7 +65,9 @@ def test_a_local_job_opens_no_port_and_nothing_is_left_of_it(tmp_path):
             time.sleep(0.4)
         printed, _ = job.process.communicate(timeout=30)
         assert job.process.returncode == 128 + signal.SIGINT, printed
-        assert re.search(r"^hvdtrain: interrupted: (`hvdtrain launch --resume|nothing had been saved)", printed, re.M)
+        assert re.search(
+            r"^hvdtrain: interrupted: (`hvdtrain launch --resume --out|nothing had been saved)", printed, re.M
+        )
         until(lambda: not job.alive(), 15)
         until(
             lambda: "not running, and not finished; " in CliRunner().invoke(status, [str(tmp_path / "run")]).output, 5

@@ -89,7 +89,5 @@ def test_a_rank_goes_on_whose_terminal_is_gone(tmp_path):
 
 def test_a_rank_goes_on_whose_output_has_no_room(tmp_path):
     with open("/dev/full", "wb") as full:
-        subprocess.run(
-            [sys.executable, "-c", PRINTS, tmp_path], input=b"\n", stdout=full, timeout=30, check=True
-        )
+        subprocess.run([sys.executable, "-c", PRINTS, tmp_path], input=b"\n", stdout=full, timeout=30, check=True)
     assert (tmp_path / "went-on").exists()
