@@ -112,6 +112,9 @@ def _show(
 
     console = Console(highlight=False)
     console.print(f"[bold]{run.name}[/bold]: {run.kind.label}, {run.summary.samples_per_s:,.0f} samples/s")
+    if lost := run.summary.lost_workers:
+        who = ", ".join(map(str, lost))
+        console.print(f"Workers were lost (rank {who}): while one was not there, its step before that stands for it.")
     if straggler:
         waits = waited[straggler.rank] > 0
         others = "the others waited for it" if waits else "nobody waited for it"

@@ -99,7 +99,8 @@ def run_to_its_end(run: Callable[[Terminal], None], folder: Path, world: World) 
     except BaseException as error:
         with contextlib.suppress(OSError):  # a full disk, which may be what went wrong
             traceback.print_exc()
-        line = str(error).strip().split("\n")[0] or type(error).__name__
+        said = error.strerror if isinstance(error, OSError) and not error.errno and error.strerror else str(error)
+        line = said.strip().split("\n")[0] or type(error).__name__
         log = folder / "logs" / f"rank.{world.rank}.err"
         message = f"rank {world.rank} failed: {line} (see {log})"
         if isinstance(error, KeyboardInterrupt):

@@ -138,6 +138,15 @@ def test_what_a_run_does_not_tell_is_null(tmp_path):
     assert found["what_if"]["one_more_server"]["samples_per_s"] is None
 
 
+def test_it_is_said_that_a_worker_was_lost(tmp_path):
+    run = make_run(tmp_path / "run", (1, 1), mode="ps-async", servers=1)
+    said = CliRunner().invoke(explain, [str(run)], catch_exceptions=False).output
+    summary = json.loads((run / "summary.json").read_text())
+    (run / "summary.json").write_text(json.dumps(summary | {"lost_workers": [2]}))
+    told = " ".join(CliRunner().invoke(explain, [str(run)], catch_exceptions=False).output.split())
+    assert "lost" not in said and "Workers were lost (rank 2): while one was not there" in told
+
+
 def test_the_heatmap_is_a_picture(tmp_path):
     run = make_run(tmp_path / "run", (1, 4))
     result = CliRunner().invoke(explain, [str(run), "--plot", str(tmp_path / "steps.png")], catch_exceptions=False)
