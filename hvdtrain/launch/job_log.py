@@ -13,9 +13,9 @@ _FIRST_SIGNAL = re.compile(r"process rank (\d+) with PID \d+ on node \S+ exited 
 # What MPI prints in a process that it ends because a peer is gone. The starter may report that process before the
 # peer, or instead of it: the peer's rank is unknown then.
 _PEER_LOST = re.compile(r"\[(\d+)\]<stderr>: +Peer host: +(\S+)")
+_SOCKET_CLOSED = re.compile(r"\[(\d+)\]<stderr>: .*An error occurred in Socket closed")
 # What ranks print of a loss that the job survives, and of what comes after it.
 _SURVIVED = re.compile(r"the others go on without it|rank \d+ has joined|was killed and is back")
-_SOCKET_CLOSED = re.compile(r"\[(\d+)\]<stderr>: .*An error occurred in Socket closed")
 
 
 def log_lines(log: Path) -> list[tuple[int | None, str]]:

@@ -79,9 +79,10 @@ class Clock:
             own = list(layer.parameters(recurse=False))
             if own:
                 layer.register_forward_hook(partial(ended, what=f"forward {name}"))
-            for p in [p for p in own if p.requires_grad and p not in traced][:1]:
-                p.register_hook(partial(ended, what=f"backward {name}"))
-                traced.add(p)
+            first = next((p for p in own if p.requires_grad and p not in traced), None)
+            if first is not None:
+                first.register_hook(partial(ended, what=f"backward {name}"))
+                traced.add(first)
         return traced
 
     def start(self) -> None:

@@ -32,14 +32,12 @@ class _CsvFile:
     def __init__(self, path: Path, columns: Sequence[str], is_kept: Callable[[int], bool] | None = None) -> None:
         if is_kept:
             _shorten(path, is_kept)
-            self.file = AppendedFile(path)
-            self.writer = csv.writer(self.file, lineterminator="\n")
-            return
-        if path.exists():
+        elif path.exists():
             path.rename(next(name for n in count(1) if not (name := path.with_suffix(f".{n}.csv")).exists()))
-        self.file = AppendedFile(path, anew=True)
+        self.file = AppendedFile(path, anew=not is_kept)
         self.writer = csv.writer(self.file, lineterminator="\n")
-        self.writer.writerow(columns)
+        if not is_kept:
+            self.writer.writerow(columns)
 
     def close(self) -> None:
         self.file.close()

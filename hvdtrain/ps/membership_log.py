@@ -54,10 +54,8 @@ class MembershipLog:
         if goes_on:
             rows = {row["member"]: Life(**row) for row in map(json.loads, whole_lines(file))}
             self._lives = [rows[member] for member in sorted(rows)]
-            self._file = AppendedFile(file)
-            return
-        self._file = AppendedFile(file, anew=True)
-        for member in range(workers):
+        self._file = AppendedFile(file, anew=not goes_on)
+        for member in range(0 if goes_on else workers):
             self._begin(member, servers + member, None)
 
     def begin(self, member: int, pid: int) -> Life:

@@ -90,6 +90,8 @@ class Respawner:
                     self.servers[rank] = _Server(restart.pid, _memory_of(restart))
         for rank, server in list(self.servers.items()):
             has_ended = server.has_ended()
+            if server.has_begun and not has_ended:
+                continue
             restart = read_restart_info(self.run, rank)  # one that ends in order takes it away
             was_serving = restart is not None and restart.pid == server.pid
             server.has_begun |= was_serving

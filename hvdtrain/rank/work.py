@@ -172,7 +172,8 @@ def train_as_worker(
     side = image_side(config, data)
     if not arrival:
         _begin(job, data, side, model, sync, resumed, terminal)
-    place = (0, 1) if shares_of(config) == "leased" else (world.worker, world.workers)  # any share may become its own
+    leased = shares_of(config) == "leased"
+    place = (0, 1) if leased else (world.worker, world.workers)  # any share may become its own
     sampler = BatchSampler(len(data.train), config.batch_size, config.seed, *place, config.shuffle_block)
     soon = sampler.needed(resumed.step if resumed else 0, config.total_steps(sampler.samples))
     own = () if arrival else even_range(len(data.validation), world.worker, world.workers)
@@ -204,7 +205,6 @@ def train_as_worker(
     tally = Tally(**before["tally"]) if resumed and world.is_chief else None
     if tally:  # in a snapshot, means over workers; of an older version, fewer parts
         tally.seconds = [spent * world.workers for spent in tally.seconds] + [0.0] * (len(PARTS) - len(tally.seconds))
-    leased = shares_of(config) == "leased"
     recorder = Recorder(job.folder, world.rank, world.is_chief, after, tally, arrival is not None, leased)
     history = History(**(arrival.state["history"] if arrival else before.get("history", {})))
     keeps_best = config.saves("best") or bool(data.test)  # with which test images are tested
