@@ -50,8 +50,7 @@ def test_every_starter_runs_every_kind_of_mode(starter, ranks, mode, servers, tm
     check_run_folder(out, mode, ranks - servers, servers, 6)
     for rank in range(servers, ranks):
         assert [row["step"] for row in steps(out, rank)] == [1, 2, 3, 4, 5, 6]
-        seconds = sum(value for row in steps(out, rank) for name, value in row.items() if name.endswith("_s"))
-        assert seconds == pytest.approx(steps(out, rank)[-1]["time"], rel=0.05)
+        assert_every_second_has_its_part(steps(out, rank))
     slices = read_slices(out)
     for rank in range(ranks if mode in ("allreduce", "ddp") and ranks > 1 else 0):
         own = [s for s in slices if s.process == f"rank {rank} (worker)"]
@@ -59,6 +58,13 @@ def test_every_starter_runs_every_kind_of_mode(starter, ranks, mode, servers, tm
         reductions = [s for s in own if s.track.startswith("all-reduce")]
         per_step = np.bincount(np.searchsorted(optimizers, [s.ended for s in reductions]), minlength=6)
         assert len(per_step) == 6 and per_step.all(), reductions
+
+
+def assert_every_second_has_its_part(rows):
+    """A step's time is taken when its last part ended, before writing it down does, which the next step counts."""
+    ended = np.cumsum([sum(value for name, value in row.items() if name.endswith("_s")) for row in rows])
+    times = np.array([row["time"] for row in rows])
+    assert (ended <= times + 1e-3).all() and (times[:-1] <= ended[1:] + 1e-3).all(), (ended, times)
 
 
 def test_the_length_given_beside_a_configuration_wins(tmp_path):
