@@ -15,7 +15,7 @@ from hvdtrain.config.run_config import RunConfig
 from hvdtrain.errors import UsageError
 from hvdtrain.formatting import with_noun
 from hvdtrain.launch.hosts import Host, allocate
-from hvdtrain.numerics.slowdown import slowed_workers
+from hvdtrain.numerics.slowdown import among_workers
 from hvdtrain.runs.launched import Launched, launch_command
 from hvdtrain.runs.request import check, check_workers, for_mode
 from hvdtrain.world.cgroups import usable_cores
@@ -133,7 +133,7 @@ def _combinations(axes: Axes) -> Iterator[tuple[str, int, str, str, int, int, di
     for model, batch, slow, mode in itertools.product(axes.models, axes.batches, axes.slows, axes.modes):
         for workers in _possible_workers(mode, axes.workers):
             is_baseline = modes.declared(mode).max_workers == 1
-            own = RunConfig.slow if is_baseline and max(slowed_workers(slow), default=0) else slow
+            own = among_workers(slow, 1) if is_baseline else slow
             for servers in _servers(axes, workers) if modes.declared(mode).has_servers else [0]:
                 for variant in _variants(axes, mode):
                     run = model, batch, own, mode, workers, servers, variant

@@ -162,8 +162,8 @@ class RunConfig:
     )
     slow: str = option(
         "none", "Make workers slower than they are, by sleeping in proportion to what they compute: `1:4x`, worker 1 "
-        "computes four times as long; `1:4x@20s-40s` or `@step200-400`, for a while; `random:6x:p=0.1`, any worker at "
-        "any step; `jitter:lognormal:0.2`. Join several with +.", str,
+        "computes four times as long; `all:4x`, every worker; `1:4x@20s-40s` or `@step200-400`, for a while; "
+        "`random:6x:p=0.1`, any worker at any step; `jitter:lognormal:0.2`. Join several with +.", str,
     )  # fmt: skip
     device: str = option(
         "auto", "`cuda`: a worker takes the GPU of its place on its host; `auto`: that, where there are GPUs.",

@@ -7,6 +7,7 @@ from hvdtrain.explain import heatmap, step_picture
 from hvdtrain.explain.slow_factors import slow_factors
 from hvdtrain.explain.straggler import find_straggler
 from hvdtrain.explain.timeline import Timeline, read_timeline
+from hvdtrain.numerics.slowdown import is_uneven
 from hvdtrain.report.fairness import GRID_FIELDS
 from hvdtrain.report.page import Plot
 from hvdtrain.runs.fields import field_value
@@ -41,4 +42,4 @@ def _timeline_of_slow(run: Run) -> Timeline | None:
         timeline = read_timeline(run)
     except UsageError:  # too short
         return None
-    return timeline if field_value(run, "slow.asked") != "none" or find_straggler(timeline) else None
+    return timeline if is_uneven(field_value(run, "slow.asked")) or find_straggler(timeline) else None

@@ -1,6 +1,7 @@
 """What a slow worker costs each mode: runs that differ in --slow, against how slow it was, with theory beside them."""
 
 import math
+from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from itertools import pairwise
 from statistics import fmean, geometric_mean
@@ -8,7 +9,7 @@ from typing import TYPE_CHECKING
 
 from hvdtrain import modes, plot_style
 from hvdtrain.errors import UsageError
-from hvdtrain.numerics.slowdown import Rule, parse
+from hvdtrain.numerics.slowdown import Rule, parse, slowed_workers
 from hvdtrain.report.page import Plot
 from hvdtrain.runs.fields import field_value
 from hvdtrain.runs.read import Kind, Run, finished_by_kind
@@ -23,16 +24,23 @@ CAPTION = (
     "that is computing: who waits for all is as slow as the slowest, with a backup worker for each slow one nobody is; "
     "without waiting the rates of the workers add up, and a push of the slow one has missed more of the others'."
 )
+CAPTION_OF_ALL = "All workers computed {:g} times as long as they can, the slow one so many times longer still."
 Means = dict[Kind, dict[float, list[Run]]]  # runs of each kind by the slow worker's factor
 
 
 def slow_factors(runs: Sequence[Run]) -> Plot | None:
     """The plot, where finished runs had a worker that was slow by different factors; else None."""
+    slowed = [
+        (kind, run, *both) for kind, members in finished_by_kind(runs).items() for run in members
+        if kind.mode in modes.names() and kind.workers > 1 and (both := factors_of(run))
+    ]  # fmt: skip
+    if not slowed:
+        return None
+    usual = Counter(of_all for *_, of_all in slowed).most_common(1)[0][0]
     found: Means = {}
-    for kind, members in finished_by_kind(runs).items():
-        for run in members:
-            if kind.mode in modes.names() and kind.workers > 1 and (factor := factor_of(run)):
-                found.setdefault(kind, {}).setdefault(factor, []).append(run)
+    for kind, run, factor, of_all in slowed:
+        if of_all == usual:
+            found.setdefault(kind, {}).setdefault(factor, []).append(run)
     found = {kind: dict(sorted(of.items())) for kind, of in found.items() if len(of) > 1}
     if not found:
         return None
@@ -57,18 +65,24 @@ def slow_factors(runs: Sequence[Run]) -> Plot | None:
         plot_style.legend(figure, [speed])
     words = _wins(found, "samples/s", lambda run: run.summary.samples_per_s, more_is_better=True)
     words += _wins(found, "time to that accuracy", lambda run: run.summary.time_to_target_s, more_is_better=False)
-    return Plot("slow", "What a slow worker costs", " ".join([CAPTION, *words]), figure)
+    caption = [CAPTION] if usual == 1 else [CAPTION, CAPTION_OF_ALL.format(usual)]
+    return Plot("slow", "What a slow worker costs", " ".join([*caption, *words]), figure)
 
 
-def factor_of(run: Run) -> float | None:
-    """How many times as long one worker computed all the time, 1 where none was slow; None of any other --slow."""
+def factors_of(run: Run) -> tuple[float, float] | None:
+    """How many times as long as the others one worker computed all the time, 1 where none was slow, and how many times
+    as long as they can all did; None of any other --slow.
+    """
     try:
         rules = parse(field_value(run, "slow.asked"))
     except UsageError:
         return None
-    if len(rules) == 1 and rules[0] == Rule(rules[0].worker, rules[0].factor) and rules[0].worker is not None:
-        return rules[0].factor
-    return None if rules else 1.0
+    of_one = [rule for rule in rules if not rule.slows_all]
+    of_all = math.prod(rule.factor for rule in rules if rule.slows_all)
+    if not of_one:
+        return 1.0, of_all
+    [rule] = of_one if len(of_one) == 1 else [None]
+    return (rule.factor, of_all) if rule and rule == Rule(rule.worker, rule.factor) else None
 
 
 def expected_speed(kind: Kind, of: Mapping[float, Sequence[Run]], factor: float) -> float | None:
@@ -140,8 +154,7 @@ def _staleness(axes: "Axes", found: Means) -> None:
 
 def _of_slow_and_others(run: Run) -> tuple[float, float] | None:
     """Mean staleness of the slow worker's pushes, of worker 0's where none is, and of the others'."""
-    rules = parse(field_value(run, "slow.asked"))
-    slow = f"rank{run.kind.servers + (rules[0].worker or 0 if rules else 0)}"
+    slow = f"rank{run.kind.servers + max(slowed_workers(field_value(run, 'slow.asked')), default=0)}"
     ranks, _ = run.read_steps()
     of = {
         rank: [share.staleness for share in each_share(steps) if share.staleness is not None]

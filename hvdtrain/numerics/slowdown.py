@@ -15,8 +15,8 @@ from dataclasses import dataclass
 from hvdtrain.errors import UsageError
 
 FORMS = (
-    "1:4x (worker 1 computes four times as long), 1:4x@20s-40s, 1:4x@step200-400, random:6x:p=0.1 (any worker at any "
-    "step), jitter:lognormal:0.2, several joined by +, or none"
+    "1:4x (worker 1 computes four times as long), all:4x (every worker does), 1:4x@20s-40s, 1:4x@step200-400, "
+    "random:6x:p=0.1 (any worker at any step), jitter:lognormal:0.2, several joined by +, or none"
 )
 NUMBER = r"([0-9]+(?:\.[0-9]+)?|\.[0-9]+)"
 MOST_TIMES = 1000  # as slow: the others would give up waiting
@@ -42,6 +42,11 @@ class Rule:
     steps: tuple[int, float] = (0, math.inf)
     sigma: float = 0.0
 
+    @property
+    def slows_all(self) -> bool:
+        """Whether it makes every worker as slow as every other, all the time."""
+        return self == Rule(factor=self.factor)
+
 
 def parse(text: str) -> list[Rule]:
     """The rules of a value of --slow; none of `none`.
@@ -54,10 +59,10 @@ def parse(text: str) -> list[Rule]:
 
 def _parse_term(term: str, text: str) -> Rule:
     rule = None
-    if match := re.fullmatch(rf"([0-9]+):{NUMBER}x(?:@{NUMBER}s-{NUMBER}s|@step([0-9]+)-([0-9]+))?", term):
+    if match := re.fullmatch(rf"([0-9]+|all):{NUMBER}x(?:@{NUMBER}s-{NUMBER}s|@step([0-9]+)-([0-9]+))?", term):
         worker, factor, begin_s, end_s, first, last = match.groups()
         rule = Rule(
-            int(worker), float(factor),
+            None if worker == "all" else int(worker), float(factor),
             seconds=(float(begin_s), float(end_s)) if begin_s else Rule.seconds,
             steps=(int(first), int(last)) if first else Rule.steps,
         )  # fmt: skip
@@ -83,6 +88,20 @@ def _parse_term(term: str, text: str) -> Rule:
 def slowed_workers(text: str) -> set[int]:
     """The workers that --slow names."""
     return {rule.worker for rule in parse(text) if rule.worker is not None}
+
+
+def is_uneven(text: str) -> bool:
+    """Whether --slow makes some workers slower than others, or has no form that is known."""
+    try:
+        return not all(rule.slows_all for rule in parse(text))
+    except UsageError:
+        return True
+
+
+def among_workers(text: str, workers: int) -> str:
+    """What of --slow is about so many workers."""
+    terms = [term for term in text.split("+") if max(slowed_workers(term), default=0) < workers]
+    return "+".join(terms) or "none"
 
 
 class Slowdown:

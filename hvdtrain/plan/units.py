@@ -89,7 +89,8 @@ class Stragglers(click.ParamType):
         drawn = [rule for rule in rules if rule.worker is None]
         fixed = all((rule.seconds, rule.steps, rule.sigma) == (Rule.seconds, Rule.steps, 0.0) for rule in rules)
         if len(drawn) > 1 or not fixed:
-            self.fail(f"'{value}': a plan knows 1:4x (worker 1 four times as slow) and one random:6x:p=0.1", param, ctx)
+            known = "1:4x (worker 1 four times as slow), and beside it all:4x or random:6x:p=0.1"
+            self.fail(f"'{value}': a plan knows {known}", param, ctx)
         workers: dict[int, float] = {}
         for rule in rules:
             if rule.worker is not None:

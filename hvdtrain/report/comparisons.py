@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from itertools import groupby
 from typing import Any
 
+from hvdtrain.numerics.slowdown import is_uneven
 from hvdtrain.report.fairness import GRID_FIELDS, check_grid, format_value
 from hvdtrain.report.results import result_rows, spread
 from hvdtrain.runs.fields import field_value
@@ -73,7 +74,7 @@ def epoch_times(runs: Sequence[Run]) -> dict[tuple[str, int], dict[Kind, list[fl
     runs alone were made slow, of the other runs.
     """
     found: dict[tuple[str, int], dict[Kind, list[float]]] = {}
-    slow = min((field_value(run, "slow.asked") for run in runs), key=lambda asked: asked != "none", default="none")
+    slow = min((field_value(run, "slow.asked") for run in runs), key=is_uneven, default="none")
     for row in result_rows([run for run in runs if field_value(run, "slow.asked") == slow]):
         if row["epoch_s"] and row["global_batch"]:
             kinds = found.setdefault((row["model"] or "", row["global_batch"]), {})

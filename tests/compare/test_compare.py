@@ -271,9 +271,10 @@ def test_flags_of_the_field_are_the_same_as_ours():
 
 
 def test_a_grid_over_slow_workers_has_one_baseline_and_runs_of_each_that_are_compared_for_themselves():
-    runs = plan(RunConfig(), Axes(["single", "allreduce"], slows=["none", "1:4x", "0:2x@step3-4"]))
+    runs = plan(RunConfig(), Axes(["single", "allreduce"], slows=["none", "1:4x", "0:2x@step3-4", "all:2x+1:4x"]))
     assert [(run.name, run.config.slow) for run in runs] == [
         ("slow-none-single-w1-r1", "none"), ("slow-none-allreduce-w2-r1", "none"),
         ("slow-1_4x-allreduce-w2-r1", "1:4x"),
         ("slow-0_2x_step3_4-single-w1-r1", "0:2x@step3-4"), ("slow-0_2x_step3_4-allreduce-w2-r1", "0:2x@step3-4"),
+        ("slow-all_2x-single-w1-r1", "all:2x"), ("slow-all_2x_1_4x-allreduce-w2-r1", "all:2x+1:4x"),
     ]  # fmt: skip

@@ -4,7 +4,7 @@ import pytest
 from helpers.report_runs import run
 
 from hvdtrain.explain.pictures import pictures
-from hvdtrain.explain.slow_factors import expected_speed, expected_staleness, factor_of
+from hvdtrain.explain.slow_factors import expected_speed, expected_staleness, factors_of
 from hvdtrain.report.comparisons import split_into_comparisons
 
 SPEED = 100.0
@@ -62,7 +62,20 @@ def test_theory():
 
 
 @pytest.mark.parametrize(
-    ("asked", "factor"), [("none", 1), ("0:2.5x", 2.5), ("1:4x@3s-9s", None), ("random:6x:p=0.1", None)]
-)
-def test_one_worker_that_is_slow_all_the_time_has_a_factor(asked, factor):
-    assert factor_of(slowed(asked)) == factor
+    ("asked", "factors"),
+    [
+        ("none", (1, 1)), ("0:2.5x", (2.5, 1)), ("all:4x", (1, 4)), ("all:4x+1:2x", (2, 4)), ("1:4x@3s-9s", None),
+        ("random:6x:p=0.1", None), ("all:4x+random:6x:p=0.1", None), ("0:2x+1:4x", None), ("fast", None),
+    ],
+)  # fmt: skip
+def test_one_worker_that_is_slow_all_the_time_has_a_factor_beside_that_of_all(asked, factors):
+    assert factors_of(slowed(asked)) == factors
+
+
+def test_what_all_workers_are_slowed_by_is_no_slow_worker():
+    of_all = [
+        slowed(f"all:4x+{asked}".removesuffix("+none"), mode, speed, servers)
+        for mode, servers in (("allreduce", 0), ("ps-async", 1)) for asked, speed in WAITS.items()
+    ]  # fmt: skip
+    [plot] = pictures([*of_all, slowed("1:2x"), slowed("none")])
+    assert "All workers computed 4 times as long as they can" in plot.caption and "at every factor" not in plot.caption

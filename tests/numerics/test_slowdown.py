@@ -46,7 +46,9 @@ def test_others_are_left_alone():
     [
         ("1:4x@step200-400", 199, 0, 1), ("1:4x@step200-400", 200, 0, 4), ("1:4x@step200-400", 400, 0, 4),
         ("1:4x@step200-400", 401, 0, 1), ("1:4x@20s-40s", 1, 19.9, 1), ("1:4x@20s-40s", 1, 20, 4),
-        ("1:4x@20s-40s", 1, 40, 1), ("1:4x+1:1.5x", 1, 0, 6), ("none", 1, 0, 1), ("", 1, 0, 1),
+        ("1:4x@20s-40s", 1, 40, 1), ("1:4x+1:1.5x", 1, 0, 6),
+        ("all:4x+1:2x", 1, 0, 8), ("all:4x+2:2x", 1, 0, 4), ("all:4x@20s-40s", 1, 1, 1),
+        ("none", 1, 0, 1), ("", 1, 0, 1),
     ],
 )  # fmt: skip
 def test_a_rule_holds_for_its_steps_or_its_time_and_several_multiply(text, step, elapsed_s, factor):
