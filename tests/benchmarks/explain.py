@@ -3,18 +3,23 @@
     python tests/benchmarks/explain.py --out explain-check
     python tests/benchmarks/explain.py --cases 4 --out explain-check
 
-A case is a mode, 2 or 4 workers, and one of them, drawn, made 2, 4 or 8 times as slow; beside it runs the same job with
-nobody made slow. All thirty take about twenty minutes on two idle cores; --cases does some of them, in an order that
+A case is a mode, 2 or 4 workers, and one of them, drawn, made 2, 4 or 8 times as slow; beside it runs the same job
+with nobody made slow. All thirty take about half an hour on two idle cores; --cases does some of them, in an order that
 mixes modes. Finished runs in the folder stay, so that what reads them can be changed and tried again.
 
+All workers of a case sleep so much that two of them would have a core for each, as machines of a cluster have: --slow
+all:4x for four workers on two cores. --as-fast-as-they-can leaves that out, and what is counted about speeds then says
+more about the machine, where it has fewer cores than there are workers.
+
 Counts runs whose slow rank was named, clean ones in which none was, runs whose parts of a step add up to it within 2 %,
-and where "without the straggler" is within 7 % of the clean run's samples/s. On a machine that does other work, or has
-fewer cores than there are workers, the last count says more about the machine.
+where "without the straggler" is within 7 % of the clean run's samples/s, and where the slow run's are within 10 % of
+theory, which starts from the clean run: in lockstep as slow as the slowest, asynchronous the sum of the rates.
 """
 
 import argparse
 import itertools
 import json
+import math
 import random
 import shutil
 import statistics
@@ -23,8 +28,11 @@ import sys
 from pathlib import Path
 from typing import Any, NamedTuple
 
+from hvdtrain.explain.slow_factors import expected_speed
 from hvdtrain.runs.live import WARM_UP
+from hvdtrain.runs.read import load_run
 from hvdtrain.runs.schema import each_share, read_steps
+from hvdtrain.world.cgroups import usable_cores
 
 MODES = ("allreduce", "ddp", "ps-sync", "ps-ssp", "ps-async")
 FACTORS, WORKERS = (2, 4, 8), (2, 4)
@@ -84,17 +92,21 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--cases", type=int, default=30)
     parser.add_argument("--steps", type=int, default=120)
+    parser.add_argument("--as-fast-as-they-can", action="store_true")
     parser.add_argument("--out", type=Path, default=Path("explain-check"))
     args = parser.parse_args()
     named = clean = whole = near = 0
-    errors = []
+    errors, off = [], []
     for number, case in enumerate(cases(args.cases)):
         name = f"{number:02}-{case.mode}-w{case.workers}-{case.slow}x{case.factor}"
         folders = [args.out.absolute() / f"{name}-{kind}" for kind in ("slow", "clean")]
-        slow = explained(case, f"{case.slow}:{case.factor}x", folders[0], args.steps)
-        none = explained(case, "none", folders[1], args.steps)
+        of_all = 1 if args.as_fast_as_they_can else max(1, math.ceil(2 * case.workers / usable_cores()))
+        slow = explained(case, f"all:{of_all}x+{case.slow}:{case.factor}x", folders[0], args.steps)
+        none = explained(case, f"all:{of_all}x", folders[1], args.steps)
         rank = case.servers + case.slow
         error = slow["what_if"]["without_straggler"]["samples_per_s"] / none["samples_per_s"] - 1
+        run = load_run(folders[1])
+        theory = slow["samples_per_s"] / (expected_speed(run.kind, {1.0: [run]}, case.factor) or math.nan) - 1
         sums = [
             abs(sum(run["parts"].values()) / measured_step_s(folder) - 1)
             for run, folder in zip((slow, none), folders, strict=True)
@@ -104,18 +116,20 @@ def main() -> None:
         whole += max(sums) <= 0.02
         near += abs(error) <= 0.07
         errors.append(abs(error))
+        off.append(abs(theory))
         print(
             f"{name}: named {slow['straggler']} of rank {rank}, {slow['factor'] or 1:.1f} times; clean: "
             f"{none['straggler']}; without it {slow['samples_per_s']:.0f} would be "
             f"{slow['what_if']['without_straggler']['samples_per_s']:.0f} samples/s, and were "
-            f"{none['samples_per_s']:.0f} ({error:+.1%}); parts off by {max(sums):.1%}",
+            f"{none['samples_per_s']:.0f} ({error:+.1%}); beside theory {theory:+.1%}; parts off by {max(sums):.1%}",
             flush=True,
         )
     total = len(errors)
     print(
         f"named in {named} of {total}, none in {clean} of {total} clean ones; parts add up in {whole} of {total}; "
         f"without the straggler: within 7 % in {near} of {total}, median error {statistics.median(errors):.1%}, "
-        f"largest {max(errors):.1%}"
+        f"largest {max(errors):.1%}; theory: within 10 % in {sum(e <= 0.1 for e in off)}, median "
+        f"{statistics.median(off):.1%}, largest {max(off):.1%}"
     )
 
 
