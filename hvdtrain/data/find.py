@@ -13,12 +13,16 @@ from hvdtrain.data.synthetic import NAME, synthetic
 from hvdtrain.errors import UsageError, unknown
 
 
-def find_dataset(dataset: str) -> ImageFolder:
-    """List the images of the data set that `--dataset` names. UsageError where there is no such data set."""
+def find_dataset(dataset: str, shuffle_block: int = 0) -> ImageFolder:
+    """List the images of the data set that `--dataset` names, to be read with a `--shuffle-block`.
+
+    Raises:
+        UsageError: there is no such data set.
+    """
     if is_url(dataset):
         from hvdtrain.data import shards
 
-        return shards.read(dataset)
+        return shards.read(dataset, shuffle_block)
     if dataset == NAME:
         return synthetic()
     return scan(locate_folder(dataset))

@@ -11,7 +11,6 @@ import hashlib
 import io
 import json
 import os
-import shutil
 import tarfile
 import time
 import zlib
@@ -28,15 +27,14 @@ from hvdtrain.data.identity import keep_content_hash, look
 from hvdtrain.data.image import MAX_BYTES
 from hvdtrain.data.sampling import packing_order
 from hvdtrain.data.selection import PARTS
-from hvdtrain.data.storage import cache_root, locked
+from hvdtrain.data.shard_cache import ShardCache, shards_in_use
+from hvdtrain.data.storage import cache_root
 from hvdtrain.errors import Failure, UsageError
 
 INDEX = "index.json"
 MAKER = "hvdtrain data pack"
 FORMAT = 1
 CACHED = "simplecache::"  # fsspec's prefix for URLs to cache. We do that ourselves: fsspec's is not safe with threads
-
-KEPT_FREE = 0.1  # of the disk that the cache is on: whole shards are kept while so much stays free
 
 Row = tuple[int, int, int, int, int, str]  # shard, offset, bytes, CRC-32, class, path in the folder
 
@@ -48,8 +46,7 @@ class ShardedImage:
     Attributes:
         filesystem: fsspec's, on which the shard is.
         name: the image's path in the folder that was packed.
-        kept_in: this data set's folder in the user's cache, another one for each packing; None where shards are not
-            cached.
+        cache: of this packing of the data set; None where shards are not kept.
         shard_bytes: of the whole shard.
     """
 
@@ -59,19 +56,19 @@ class ShardedImage:
     size: int
     crc: int
     name: str
-    kept_in: Path | None
+    cache: ShardCache | None
     shard_bytes: int
 
     def read_bytes(self) -> bytes:
         """The encoded image. Failure where it cannot be read, or is not what was packed."""
         content = self._read()
-        if self.kept_in and zlib.crc32(content) != self.crc:
-            self._kept(self.kept_in).unlink(missing_ok=True)  # damaged or outdated: download it again
+        if self.cache and zlib.crc32(content) != self.crc:
+            self.cache.forget(self.shard)
             content = self._read()
         if len(content) != self.size:
             advice = f"use {CACHED}URL; a shard that was cut off has to be packed again"
-            if self.kept_in:
-                advice = f"make room for whole shards on the disk of {self.kept_in.parent}, or set HVDTRAIN_CACHE"
+            if self.cache:
+                advice = f"make room for whole shards on the disk of {self.cache.folder.parent}, or set HVDTRAIN_CACHE"
             raise Failure(
                 f"{self}: {len(content):,} bytes came and not {self.size:,}: where a server does not send parts of "
                 f"files, {advice}"
@@ -82,52 +79,16 @@ class ShardedImage:
 
     def _read(self) -> bytes:
         try:
-            if self.kept_in:
-                for _ in range(2):  # again where another job has just made room
-                    with contextlib.suppress(FileNotFoundError), self._download(self.kept_in).open("rb") as file:
-                        return os.pread(file.fileno(), self.size, self.offset)
+            if self.cache:
+                kept = self.cache.read(self.filesystem, self.shard, self.shard_bytes, self.offset, self.size)
+                if kept is not None:
+                    return kept
             return self.filesystem.cat_file(self.shard, start=self.offset, end=self.offset + self.size)
         except Exception as error:  # each of fsspec's file systems raises its own
             raise Failure(f"cannot read {self}: {error}") from None
 
-    def _kept(self, folder: Path) -> Path:
-        return folder / Path(self.shard).name
-
-    def _download(self, folder: Path) -> Path:
-        """The whole shard in the user's cache, downloaded once for all ranks of this host. It is not there where the
-        disk has no room for it.
-        """
-        local = self._kept(folder)
-        if not local.exists():
-            with locked(local):
-                if not local.exists() and _make_room(folder, self.shard_bytes):
-                    partial = local.with_name(f"{local.name}.partial")
-                    self.filesystem.get_file(self.shard, str(partial))
-                    partial.rename(local)
-        return local
-
     def __str__(self) -> str:
         return f"{self.name} in {self.shard}"
-
-
-def _make_room(folder: Path, size: int) -> bool:
-    """Whether the disk stays KEPT_FREE free when a shard comes into this data set's folder; before it would not, shards
-    of other data sets are removed, of those first that were used least recently.
-    """
-
-    def has_room() -> bool:
-        disk = shutil.disk_usage(folder)
-        return disk.free - size >= KEPT_FREE * disk.total
-
-    others = [other for other in folder.parent.iterdir() if other.is_dir() and other != folder]
-    shards = (
-        shard for other in sorted(others, key=lambda other: other.stat().st_mtime) for shard in other.glob("*.tar")
-    )
-    while not has_room():
-        if not (shard := next(shards, None)):
-            return False
-        shard.unlink(missing_ok=True)
-    return True
 
 
 def pack(
@@ -199,8 +160,12 @@ def pack(
     return per_shard, True
 
 
-def read(url: str) -> ImageFolder:
-    """List the images that are packed at a URL. UsageError where it cannot be reached, or has no valid index."""
+def read(url: str, shuffle_block: int = 0) -> ImageFolder:
+    """List the images that are packed at a URL. UsageError where it cannot be reached, or has no valid index.
+
+    Args:
+        shuffle_block: with which they will be read: shards that are not in use then can make room.
+    """
     filesystem, root = _open_filesystem(url)
     index = _read_index(url)
     try:
@@ -209,12 +174,13 @@ def read(url: str) -> ImageFolder:
         classes = tuple(map(str, index["classes"]))
         shards = [str(shard["name"]) for shard in index["shards"]]
         sizes = [int(shard["bytes"]) for shard in index["shards"]]
-        kept_in = None
+        cache = None
         if url.startswith(CACHED):
             key = f"{filesystem.unstrip_protocol(root)} {index['content_hash']} {index['test_hash']}"
             kept_in = cache_root() / "shards" / hashlib.sha256(key.encode()).hexdigest()[:16]
+            cache = ShardCache(kept_in, shards_in_use(shuffle_block, int(index.get("images_per_shard", 0))))
             with contextlib.suppress(OSError):
-                os.utime(kept_in)  # used now: _make_room removes from others first
+                os.utime(kept_in)  # used now: other data sets' shards go first
         if any("/" in name or name.startswith(".") for name in shards):
             raise ValueError("a shard is not beside the index")
 
@@ -226,7 +192,7 @@ def read(url: str) -> ImageFolder:
                 ):
                     raise ValueError(f"{name!a} has no class, shard or place")
                 shard_path = f"{root}/{shards[shard]}"
-                image = ShardedImage(filesystem, shard_path, offset, size, crc, str(name), kept_in, sizes[shard])
+                image = ShardedImage(filesystem, shard_path, offset, size, crc, str(name), cache, sizes[shard])
                 found.append((image, label))
             return tuple(found)
 

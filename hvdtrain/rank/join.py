@@ -50,7 +50,7 @@ def join_run(folder: Path) -> None:
     from hvdtrain.world import trace
     from hvdtrain.world.job import Job
 
-    data = find_dataset(config.dataset)
+    data = find_dataset(config.dataset, config.shuffle_block)
     if (found := identity(data)) != facts.dataset_hash:
         raise UsageError(
             f"{config.dataset} holds other images here than in {folder}: {found}, not {facts.dataset_hash}"

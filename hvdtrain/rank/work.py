@@ -85,7 +85,7 @@ def prepare(config: RunConfig, world: World, folder: Path, threads: int, resumin
     Raises:
         UsageError: the data set, the device, the pretrained weights or the snapshot cannot be used.
     """
-    data = None if world.is_server else find_dataset(config.dataset)  # a server needs no images
+    data = None if world.is_server else find_dataset(config.dataset, config.shuffle_block)  # a server needs no images
     if data is not None:
         if len(data.train) < world.workers:
             raise UsageError(f"{len(data.train)} training images are too few for {world.workers} workers")

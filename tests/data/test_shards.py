@@ -18,12 +18,13 @@ from helpers.jobs import SMALL, hvdtrain, make_images
 from helpers.servers import serving
 from PIL import Image
 
-from hvdtrain.data import shards
+from hvdtrain.data import shard_cache, shards
 from hvdtrain.data.commands import data
 from hvdtrain.data.find import find_dataset
 from hvdtrain.data.folder import content_hash, scan
 from hvdtrain.data.loader import Loader
-from hvdtrain.data.sampling import BatchSampler, packing_order
+from hvdtrain.data.sampling import BatchSampler, packing_order, permutation
+from hvdtrain.data.shard_cache import ShardCache, shards_in_use
 from hvdtrain.errors import Failure, UsageError
 
 pytestmark = pytest.mark.usefixtures("one_thread")
@@ -220,7 +221,7 @@ def test_a_folder_is_packed_to_a_url_only(folder):
 
 def test_a_server_without_ranges_is_named_and_simplecache_helps(packed, tmp_path, monkeypatch):
     monkeypatch.setenv("HVDTRAIN_CACHE", str(tmp_path / "cache"))
-    monkeypatch.setattr(shards.shutil, "disk_usage", lambda _: SimpleNamespace(total=10**12, free=10**12))
+    monkeypatch.setattr(shard_cache.shutil, "disk_usage", lambda _: SimpleNamespace(total=10**12, free=10**12))
     with serving(packed, ranges=False) as server:
         with pytest.raises(Failure, match="where a server does not send parts of files, use simplecache::URL"):
             find_dataset(server.url).train[0][0].read_bytes()
@@ -233,7 +234,7 @@ def test_a_server_without_ranges_is_named_and_simplecache_helps(packed, tmp_path
 
 def test_a_server_without_ranges_and_a_full_disk_are_named(packed, tmp_path, monkeypatch):
     monkeypatch.setenv("HVDTRAIN_CACHE", str(tmp_path / "cache"))
-    monkeypatch.setattr(shards.shutil, "disk_usage", lambda _: SimpleNamespace(total=10**12, free=10**10))
+    monkeypatch.setattr(shard_cache.shutil, "disk_usage", lambda _: SimpleNamespace(total=10**12, free=10**10))
     with serving(packed, ranges=False) as server:
         image = find_dataset(f"simplecache::{server.url}").train[0][0]
         with pytest.raises(Failure, match=f"make room for whole shards on the disk of {tmp_path}/cache/shards"):
@@ -267,7 +268,7 @@ def disk(packed, tmp_path, monkeypatch):
         used = sum(shard.stat().st_size for shard in cached_shards(tmp_path))
         return SimpleNamespace(total=23 * shard // 10, free=23 * shard // 10 - used)
 
-    monkeypatch.setattr(shards.shutil, "disk_usage", usage)
+    monkeypatch.setattr(shard_cache.shutil, "disk_usage", usage)
     return shard
 
 
@@ -298,17 +299,46 @@ def test_shards_of_data_sets_that_were_used_least_recently_make_room(packed, tmp
     assert len(cached_shards(tmp_path)) == 3
 
 
+def test_shards_that_are_done_with_make_room_for_the_next_where_few_are_in_use(tmp_path, disk):
+    """And not where the next image may be in any of them: each would come and go many times an epoch."""
+    there = fsspec.filesystem("file")
+    for number in range(6):
+        (tmp_path / f"{number}.tar").write_bytes(bytes([number]) * disk)
+
+    def read(cache, number):
+        return cache.read(there, f"{tmp_path}/{number}.tar", disk, 0, 1)
+
+    kept = tmp_path / "cache" / "shards" / "own"
+    kept.mkdir(parents=True)
+    all_at_once = ShardCache(kept)
+    assert [read(all_at_once, number) for number in (0, 1, 2, 0)] == [b"\0", b"\1", None, b"\0"]
+    for cache in (ShardCache(kept, in_use=1), ShardCache(kept, in_use=2)):  # the second finds what the first has left
+        for number in (0, 2, 3, 4, 5):
+            assert read(cache, number) == (bytes([number]) if number > 3 or cache.in_use == 1 else None)
+        assert [shard.name for shard in cached_shards(tmp_path)] == ["4.tar", "5.tar"]
+
+
+def test_from_how_many_shards_an_epoch_in_blocks_reads_at_a_time():
+    packed_at = np.argsort(packing_order(20_000))
+    shard_of = packed_at[permutation(20_000, 0, 1, 100)] // 100
+    last = {shard: k for k, shard in enumerate(shard_of.tolist())}
+    first = {shard: k for k, shard in reversed(list(enumerate(shard_of.tolist())))}
+    at_a_time = max(sum(first[s] <= k <= last[s] for s in first) for k in range(0, 20_000, 50))
+    assert at_a_time <= shards_in_use(100, 100) <= 3 * at_a_time
+    assert shards_in_use(0, 100) == shards_in_use(100, 0) == shards_in_use(100, -1) == 0
+
+
 def test_a_shard_that_another_job_has_just_removed_is_fetched_again(packed, tmp_path, disk, monkeypatch):
     with serving(packed) as server:
         first = find_dataset(f"simplecache::{server.url}").train[0][0]
-        whole, download = first.read_bytes(), shards.ShardedImage._download
+        whole, download = first.read_bytes(), ShardCache._download
         removals = [True]
 
-        def removed(image, folder):
-            local = download(image, folder)
+        def removed(*shard):
+            local = download(*shard)
             if removals and removals.pop():
                 local.unlink()
             return local
 
-        monkeypatch.setattr(shards.ShardedImage, "_download", removed)
+        monkeypatch.setattr(ShardCache, "_download", removed)
         assert first.read_bytes() == whole
