@@ -82,6 +82,7 @@ class Loader:
         assert self.cache is not None
         new = sorted(self.missing.intersection(indices)) if self.missing else []
         if self.readers:
+            new.sort(key=lambda index: self.samples[index][0].place)  # shard by shard
             for index, image in zip(new, self._decoded(new, 0), strict=True):
                 self.cache[index] = image.result()
         else:

@@ -1,6 +1,7 @@
 """Whole shards on the disk of a host, downloaded once for all of its ranks."""
 
 import contextlib
+import errno
 import os
 import shutil
 from collections.abc import Iterator
@@ -51,8 +52,14 @@ class ShardCache:
             with locked(local):
                 if not local.exists() and self._make_room(shard_bytes):
                     partial = local.with_name(f"{local.name}.partial")
-                    filesystem.get_file(shard, str(partial))
-                    partial.rename(local)
+                    try:
+                        filesystem.get_file(shard, str(partial))
+                        partial.rename(local)
+                    except OSError as error:
+                        if error.errno != errno.ENOSPC:  # others have filled the room that there was
+                            raise
+                    finally:
+                        partial.unlink(missing_ok=True)
         return local
 
     def _make_room(self, size: int) -> bool:
@@ -80,11 +87,14 @@ class ShardCache:
             yield from sorted(self.folder.glob("*.tar"), key=_last_used)[: -self.in_use]
 
 
-def shards_in_use(shuffle_block: int, images_per_shard: int) -> int:
-    """From how many shards an epoch that is shuffled in blocks of so many images reads at a time; 0: nobody knows."""
+def shards_in_use(shuffle_block: int, images_per_shard: int, validation_shards: int) -> int:
+    """How many shards are read from in turns where an epoch is shuffled in blocks of so many images, those for
+    validation included, whose images come in the folder's order; 0: nobody knows.
+    """
     if not shuffle_block or images_per_shard < 1:
         return 0
-    return (SPREAD + 1) * (-(-shuffle_block // images_per_shard) + 1)  # a block may begin within a shard
+    # A block may begin within a shard.
+    return (SPREAD + 1) * (-(-shuffle_block // images_per_shard) + 1) + validation_shards
 
 
 def _last_used(path: Path) -> float:

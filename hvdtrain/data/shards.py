@@ -59,6 +59,11 @@ class ShardedImage:
     cache: ShardCache | None
     shard_bytes: int
 
+    @property
+    def place(self) -> tuple[str, int]:
+        """Where it is; images that are read in this order are read shard by shard."""
+        return self.shard, self.offset
+
     def read_bytes(self) -> bytes:
         """The encoded image. Failure where it cannot be read, or is not what was packed."""
         content = self._read()
@@ -178,7 +183,9 @@ def read(url: str, shuffle_block: int = 0) -> ImageFolder:
         if url.startswith(CACHED):
             key = f"{filesystem.unstrip_protocol(root)} {index['content_hash']} {index['test_hash']}"
             kept_in = cache_root() / "shards" / hashlib.sha256(key.encode()).hexdigest()[:16]
-            cache = ShardCache(kept_in, shards_in_use(shuffle_block, int(index.get("images_per_shard", 0))))
+            validation_shards = len({row[0] for row in index["samples"]["validation"]})
+            per_shard = int(index.get("images_per_shard", 0))
+            cache = ShardCache(kept_in, shards_in_use(shuffle_block, per_shard, validation_shards))
             with contextlib.suppress(OSError):
                 os.utime(kept_in)  # used now: other data sets' shards go first
         if any("/" in name or name.startswith(".") for name in shards):

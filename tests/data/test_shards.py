@@ -324,8 +324,9 @@ def test_from_how_many_shards_an_epoch_in_blocks_reads_at_a_time():
     last = {shard: k for k, shard in enumerate(shard_of.tolist())}
     first = {shard: k for k, shard in reversed(list(enumerate(shard_of.tolist())))}
     at_a_time = max(sum(first[s] <= k <= last[s] for s in first) for k in range(0, 20_000, 50))
-    assert at_a_time <= shards_in_use(100, 100) <= 3 * at_a_time
-    assert shards_in_use(0, 100) == shards_in_use(100, 0) == shards_in_use(100, -1) == 0
+    assert at_a_time <= shards_in_use(100, 100, 0) <= 3 * at_a_time
+    assert shards_in_use(100, 100, 5) == shards_in_use(100, 100, 0) + 5
+    assert shards_in_use(0, 100, 5) == shards_in_use(100, 0, 5) == shards_in_use(100, -1, 5) == 0
 
 
 def test_a_shard_that_another_job_has_just_removed_is_fetched_again(packed, tmp_path, disk, monkeypatch):
