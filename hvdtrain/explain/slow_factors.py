@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 
 from hvdtrain import modes, plot_style
 from hvdtrain.errors import UsageError
-from hvdtrain.numerics.slowdown import Rule, parse, slowed_workers
+from hvdtrain.numerics.slowdown import Rule, factor_of_all, parse, slowed_workers
 from hvdtrain.report.page import Plot
 from hvdtrain.runs.fields import field_value
 from hvdtrain.runs.read import Kind, Run, finished_by_kind
@@ -74,11 +74,10 @@ def factors_of(run: Run) -> tuple[float, float] | None:
     as long as they can all did; None of any other --slow.
     """
     try:
-        rules = parse(field_value(run, "slow.asked"))
+        of_one = [rule for rule in parse(field_value(run, "slow.asked")) if not rule.slows_all]
+        of_all = factor_of_all(field_value(run, "slow.asked"))
     except UsageError:
         return None
-    of_one = [rule for rule in rules if not rule.slows_all]
-    of_all = math.prod(rule.factor for rule in rules if rule.slows_all)
     if not of_one:
         return 1.0, of_all
     [rule] = of_one if len(of_one) == 1 else [None]

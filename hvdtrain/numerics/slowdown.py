@@ -98,6 +98,11 @@ def is_uneven(text: str) -> bool:
         return True
 
 
+def factor_of_all(text: str) -> float:
+    """How many times as long as they can all workers compute, all the time."""
+    return math.prod(rule.factor for rule in parse(text) if rule.slows_all)
+
+
 def among_workers(text: str, workers: int) -> str:
     """What of --slow is about so many workers."""
     terms = [term for term in text.split("+") if max(slowed_workers(term), default=0) < workers]

@@ -7,7 +7,9 @@ from datetime import datetime
 
 from msgspec import to_builtins
 
+from hvdtrain.errors import UsageError
 from hvdtrain.formatting import with_noun
+from hvdtrain.numerics.slowdown import factor_of_all
 from hvdtrain.report.fairness import format_value
 from hvdtrain.runs.fields import field_value
 from hvdtrain.runs.read import Kind, Run, finished_by_kind
@@ -58,7 +60,10 @@ def _oversubscribed(kind: Kind, runs: list[Run]) -> str:
         return ""
     usable = [host.cores_usable for host in run.manifest.hosts.values() if host.cores_usable is not None]
     cores = int(sum(usable)) if usable else cores * (field_value(run, "hardware.hosts") or 1)
-    if kind.workers * threads + kind.servers <= cores:
+    factor = 1.0
+    with contextlib.suppress(UsageError):
+        factor = factor_of_all(field_value(run, "slow.asked"))  # workers sleep for the rest of that
+    if kind.workers * threads / factor + kind.servers <= cores:
         return ""
     servers = f" and {with_noun(kind.servers, 'server')}" if kind.servers else ""
     each = f"{with_noun(kind.workers, 'worker')} × {with_noun(threads, 'thread')}"

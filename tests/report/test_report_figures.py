@@ -368,6 +368,8 @@ def three(*args, speeds, **more):
         ("slows these runs: ps-sync ×2+1: 2 workers × 1 thread and 1 server on 2 cores.",
          [run("ps-sync", 2, 1)], []),
         ("More busy threads", [run("allreduce", 4)], [run("allreduce", 2), run("ps-sync", 1, 1)]),
+        ("More busy threads", [run("ps-sync", 4, 1, change={"slow": {"asked": "all:3x+1:2x", "achieved": {}}})],
+         [run("ps-sync", 4, 1, change={"slow": {"asked": "all:4x+1:2x", "achieved": {}}})]),
         ("ran on one host", [run("allreduce", 2)], [run()]),
         ("Hosts of one run differ: cores 2 on a and 4 on b.",
          [run("allreduce", 2, change={"hosts": {"a": {"cores": 2}, "b": {"cores": 4}}})], [run("allreduce", 2)]),
