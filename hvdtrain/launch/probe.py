@@ -57,16 +57,14 @@ def describe(request: dict[str, Any]) -> dict[str, Any]:
         request: `shared`, a file near the run folder that the launching machine has just made; `files` that ranks read,
             and the `url` of a data set, if there is one, with `environment`, variables that only ranks are told.
     """
-    import psutil
-
-    from hvdtrain.world.cgroups import memory_limit
     from hvdtrain.world.host import hardware
+    from hvdtrain.world.memory import free_memory
 
     shared = Path(request["shared"])
     name = socket.gethostname()
     return hardware() | {
         "time": time.time(),
-        "memory_mb": int(min(psutil.virtual_memory().available, memory_limit())) // 2**20,
+        "memory_mb": free_memory() // 2**20,
         "name": name,
         "name_address": _resolve(name),
         "url_error": _url_error(request["url"], request["environment"]) if request.get("url") else "",

@@ -48,6 +48,7 @@ from hvdtrain.training.clocks import compare_clocks
 from hvdtrain.training.evaluation import evaluate, statistics
 from hvdtrain.training.history import History
 from hvdtrain.training.loop import Training, train
+from hvdtrain.training.memory import check_memory
 from hvdtrain.training.progress import TrainingProgress
 from hvdtrain.training.saver import MANIFEST, Saver
 from hvdtrain.world import trace
@@ -105,6 +106,8 @@ def prepare(config: RunConfig, world: World, folder: Path, threads: int, resumin
     if data is None:
         return Prepared(lambda terminal: modes.load(config.mode).serve(job, partial(print, file=terminal.out)))
     model = initial_model(config, len(data.classes))
+    if side := config.image_size or data.image_size:  # others are no more than 224
+        check_memory(job, model, side, len(even_range(len(data.validation), 0, world.workers)))
     # On every worker: what is sent around later need not include batch-norm statistics.
     skipped = load_weights(model, config) if config.pretrained else None
     identified = cache(partial(_identified, data))

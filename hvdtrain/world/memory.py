@@ -6,6 +6,8 @@ import gc
 import resource
 from collections.abc import Iterator
 
+from hvdtrain.world.cgroups import memory_limit
+
 LARGEST_KEPT = 32 * 2**20  # bytes: glibc gives what is larger back to the system in any case
 
 
@@ -34,6 +36,13 @@ def importing() -> Iterator[None]:
     finally:
         gc.freeze()
         gc.enable()
+
+
+def free_memory() -> int:
+    """Bytes that this process could take, as far as the host and its control groups allow."""
+    import psutil
+
+    return int(min(psutil.virtual_memory().available, memory_limit()))
 
 
 def peak_rss_mb() -> float:

@@ -1,0 +1,31 @@
+"""What a step takes is known from below before it is taken."""
+
+import pytest
+import torch
+from helpers.jobs import hvdtrain
+
+from hvdtrain import models
+from hvdtrain.training.memory import needed_bytes
+
+
+@pytest.mark.parametrize(("name", "width"), [("vggf", 0.125), ("vgg11_bn", 0.25), ("resnet8", 1.0), ("cnn", 1.0)])
+@pytest.mark.parametrize("side", [33, 64])
+def test_a_step_keeps_as_much_as_is_said_and_a_few_times_as_much_at_most(name, width, side, one_thread):
+    model, images, kept = models.make(name, 10, width), torch.zeros(4, 3, side, side), {}
+    with torch.autograd.graph.saved_tensors_hooks(lambda t: kept.update({t.data_ptr(): t.nbytes}) or t, lambda t: t):
+        model(images)
+    weights = {p.data_ptr() for p in model.parameters()}
+    measured = sum(size for at, size in kept.items() if at not in weights)
+    said = needed_bytes(model, side, len(images), 0, "fp32")
+    assert measured / 4 < said <= measured
+    model.features.requires_grad_(False)
+    assert needed_bytes(model, side, len(images), 0, "bf16") < said / 2
+
+
+def test_images_that_no_memory_holds_are_refused_in_a_line_and_nothing_is_left(tmp_path):
+    done = hvdtrain("train", "--image-size", "100000", "--out", str(tmp_path / "run"))
+    assert done.returncode == 2, done.stdout
+    assert done.stdout.startswith("hvdtrain: images of 100000 pixels are too large: a worker needs")
+    assert done.stdout.count("\n") == 1 and not (tmp_path / "run").exists()
+    done = hvdtrain("train", "--mode", "allreduce", "--image-size", "100000", "--out", str(tmp_path / "run"), ranks=2)
+    assert done.returncode == 2 and "2 workers need" in done.stdout, done.stdout
