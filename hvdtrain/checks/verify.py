@@ -13,7 +13,7 @@ import click
 
 from hvdtrain import modes
 from hvdtrain.config.command_line import MODES, NUM_WORKERS, GroupedCommand
-from hvdtrain.config.option_types import Names, Numbers
+from hvdtrain.config.option_types import Folder, Names, Numbers
 from hvdtrain.config.run_config import RunConfig
 from hvdtrain.errors import Failure, unknown
 from hvdtrain.formatting import with_noun
@@ -59,7 +59,7 @@ SERVERS: dict[str, Any] = {"servers": 2, "bucket_mb": 1 / 8}
 @host_options
 @launcher_option
 @click.option(
-    "--out", default="",
+    "--out", default="", type=Folder(),
     help="Keep the runs there, new or empty  [default: a temporary folder; with hosts within the current one, which "
     "they have to share].",
 )  # fmt: skip

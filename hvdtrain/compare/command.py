@@ -18,7 +18,7 @@ from hvdtrain.compare.running import run_all
 from hvdtrain.compare.settled import MOST_REPEATS, is_settled
 from hvdtrain.config import recipes
 from hvdtrain.config.command_line import MODES, NUM_SERVERS, NUM_WORKERS, GroupedCommand, given_options
-from hvdtrain.config.option_types import Names, Numbers, ServerNumbers
+from hvdtrain.config.option_types import Folder, Names, Numbers, ServerNumbers
 from hvdtrain.config.run_config import LENGTHS, RunConfig
 from hvdtrain.errors import Failure, UsageError
 from hvdtrain.launch.allocation import allocated_cores, hosts_or_here
@@ -104,7 +104,7 @@ def _presets() -> str:
 )
 @margin_options
 @click.option(
-    "--out", default="",
+    "--out", default="", type=Folder(),
     help="Folder for runs and report: new or empty, or that of an earlier comparison of the same experiment, whose "
     "finished runs stay and count  [default: runs/compare-TIME].",
 )  # fmt: skip

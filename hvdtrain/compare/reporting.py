@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 import click
 
+from hvdtrain.config.option_types import Folder
 from hvdtrain.errors import UsageError
 
 if TYPE_CHECKING:
@@ -38,12 +39,12 @@ def margin_options(command: _Command) -> _Command:
 @click.command()
 @click.argument("runs", nargs=-1, required=True, metavar="RUN...", type=click.Path(path_type=Path))
 @click.option(
-    "--out", metavar="DIR", type=click.Path(path_type=Path),
+    "--out", metavar="DIR", type=Folder(path_type=Path),
     help="Also write results.csv, verdict.json, report.md, report.html and plots/ (SVG) there: a new or empty folder, "
     "or one with an earlier report, which is replaced.",
 )  # fmt: skip
 @click.option(
-    "--png", metavar="DIR", type=click.Path(path_type=Path, file_okay=False),
+    "--png", metavar="DIR", type=Folder(path_type=Path, file_okay=False),
     help="Also write the plots there as pictures, 1,350 pixels wide.",
 )  # fmt: skip
 @click.option(

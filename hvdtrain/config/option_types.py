@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import click
+from click.core import ParameterSource
 
 from hvdtrain.errors import UsageError
 
@@ -38,6 +39,18 @@ class FileToWrite(click.Path):
         if not path.absolute().parent.is_dir():
             raise UsageError(f"there is no folder {path.parent} to write {path.name} in")
         return path
+
+
+class Folder(click.Path):
+    """A folder, by its name: an empty one, of a variable that is not set, is not the current folder."""
+
+    name = "folder"
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
+        given = ctx and param and ctx.get_parameter_source(param.name or "") == ParameterSource.COMMANDLINE
+        if value == "" and given:
+            self.fail("an empty name is no folder's", param, ctx)
+        return super().convert(value, param, ctx)
 
 
 class WordOr(click.ParamType):

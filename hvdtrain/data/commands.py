@@ -7,6 +7,7 @@ from typing import Any
 import click
 
 from hvdtrain.config import recipes
+from hvdtrain.config.option_types import Folder
 from hvdtrain.data.build import build
 from hvdtrain.data.folder import MANIFEST, TEST, TRAIN, VALIDATION, read_manifest, scan
 from hvdtrain.data.recipe import Recipe
@@ -50,7 +51,7 @@ def list_() -> None:
 
 @data.command("build", short_help="Build a data set into a folder of your own.")
 @click.argument("name")
-@click.option("--out", required=True, type=click.Path(path_type=Path), metavar="FOLDER", help="Where it goes.")
+@click.option("--out", required=True, type=Folder(path_type=Path), metavar="FOLDER", help="Where it goes.")
 @click.option("--archive", type=click.Path(path_type=Path), metavar="FILE", help="Take the images from this archive.")
 @click.option("--source", type=click.Path(path_type=Path), metavar="FOLDER", help="Take the images from this folder.")
 @click.option("--force", is_flag=True, help="Build again, in place of what an earlier build put in FOLDER.")

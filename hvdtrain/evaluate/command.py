@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 
 import click
 
+from hvdtrain.config.option_types import Folder
 from hvdtrain.config.run_config import DEVICES
 from hvdtrain.errors import UsageError
 from hvdtrain.evaluate import files
@@ -33,7 +34,7 @@ PRINTED_MISTAKES = 3
     help="Which images: ValidationData/, which training looks at, or TestData/, which it does not.",
 )  # fmt: skip
 @click.option(
-    "--out", type=click.Path(path_type=Path),
+    "--out", type=Folder(path_type=Path),
     help="Folder for what is found, new or of an earlier evaluation  [default: RUN/evaluation-SPLIT].",
 )  # fmt: skip
 @click.option(

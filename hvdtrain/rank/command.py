@@ -7,7 +7,7 @@ import click
 
 from hvdtrain import modes
 from hvdtrain.config.command_line import GroupedCommand, given_options
-from hvdtrain.config.option_types import EQUAL
+from hvdtrain.config.option_types import EQUAL, Folder
 from hvdtrain.config.run_config import LENGTHS, RunConfig
 from hvdtrain.errors import UsageError
 from hvdtrain.runs.folder import CONFIG
@@ -21,7 +21,7 @@ from hvdtrain.world.place import read_world
     "--config", "file", type=click.Path(dir_okay=False, path_type=Path),
     help="Read options from a run's config.toml; those given here win.",
 )  # fmt: skip
-@click.option("--out", default="", help="Run folder; must be new or empty  [default: runs/MODE-JOB].")
+@click.option("--out", default="", type=Folder(), help="Run folder; must be new or empty  [default: runs/MODE-JOB].")
 @click.option(
     "--resume", is_flag=True,
     help="Go on with the run in --out after its last snapshot, or begin it if there is none. Its options hold; those "
