@@ -13,8 +13,8 @@ import click
 from hvdtrain import modes
 from hvdtrain.config import recipes
 from hvdtrain.config.command_line import NUM_SERVERS, NUM_WORKERS, GroupedCommand, given_options
-from hvdtrain.config.file import started_workers
-from hvdtrain.config.option_types import EQUAL, ServerNumber
+from hvdtrain.config.file import read_config, started_workers
+from hvdtrain.config.option_types import EQUAL, Folder, ServerNumber
 from hvdtrain.config.run_config import RunConfig
 from hvdtrain.errors import UsageError, unknown
 from hvdtrain.launch import copies
@@ -25,9 +25,17 @@ from hvdtrain.launch.processes import end_process
 from hvdtrain.launch.recipe import job_name
 from hvdtrain.launch.records import cancel, is_running, job_record_file, own_identity, read_record, whose
 from hvdtrain.launch.supervise import STOP_TIMEOUT_S, log_file, supervise
-from hvdtrain.runs.folder import CONFIG, check_free, unwritable
+from hvdtrain.runs.folder import CONFIG, check_free, last_saved_step, name_one_of, unwritable
 from hvdtrain.runs.launched import remembered
-from hvdtrain.runs.request import check, check_joinable, check_workers, resumed_options, train_options
+from hvdtrain.runs.request import (
+    changed_for_good,
+    check,
+    check_joinable,
+    check_workers,
+    of_another_job,
+    resumed_options,
+    train_options,
+)
 
 # Options of `launch` that users give after -- by mistake.
 _LAUNCH_OPTIONS = {
@@ -63,7 +71,7 @@ _LAUNCH_OPTIONS = {
     "--network-interface", "interface", default="", metavar="NAME",
     help="By which hosts reach each other  [default: the one with the address that their names mean].",
 )  # fmt: skip
-@click.option("--out", default="", help="Run folder, new or empty  [default: runs/launch-TIME].")
+@click.option("--out", default="", type=Folder(), help="Run folder, new or empty  [default: runs/launch-TIME].")
 @click.option("--resume", is_flag=True, help="Go on with the run in --out after its last snapshot.")
 @click.option(
     "--retries", type=click.IntRange(0), default=0, show_default=True, metavar="R",
@@ -114,6 +122,9 @@ def launch(
     listed = listed or allocated_hosts(launcher)
     resumed = Path(out) / CONFIG if resume and (Path(out) / CONFIG).is_file() else None
     workers = workers or (started_workers(resumed) if resumed else None)
+    if resume and not resumed and not workers:
+        where = name_one_of(Path(out)) or "; name the folder of one, or begin one there with -n"
+        raise UsageError(f"there is no run in {out} to go on with{where}")
     config = _train_config(train_options, workers if servers == EQUAL else servers, resumed)
     servers = config.servers
     if not workers:
@@ -123,6 +134,10 @@ def launch(
     if retries and to_scheduler:
         raise UsageError(f"--retries is for jobs that `launch` sees to their end: {launcher} takes them over")
     check_workers(config.for_workers(workers), workers)
+    if resumed and (last_saved_step(Path(out)) is not None or (Path(out) / "summary.json").is_file()):
+        asked = dataclasses.replace(config.for_workers(workers), width=config.taken_width)
+        if different := changed_for_good(read_config(resumed), asked):
+            raise of_another_job(Path(out), different)
     if respawn:
         check_joinable(config, "--respawn")
         if not recipe.get("here"):

@@ -6,7 +6,7 @@ from pathlib import Path
 import click
 
 from hvdtrain.errors import Failure
-from hvdtrain.launch.job_log import failure_reason, first_failed
+from hvdtrain.launch.job_log import failure_reason, first_failed, messages_of
 from hvdtrain.launch.recipe import LaunchCommand
 from hvdtrain.world.place import read_world
 
@@ -14,7 +14,8 @@ MAX_LINES, MAX_LINE_LENGTH = 12, 200  # shown of a rank that failed
 
 
 def job_failure(folder: Path, log: Path, exit_code: int, rank_of: Callable[[int], int]) -> Failure:
-    """Print the last lines of the rank that failed first, and return the Failure to raise, with that rank's exit code.
+    """The Failure to raise, with the exit code of the rank that failed first. Its last lines are printed, unless it has
+    said itself what was wrong.
 
     Args:
         folder: the run folder.
@@ -23,7 +24,7 @@ def job_failure(folder: Path, log: Path, exit_code: int, rank_of: Callable[[int]
         rank_of: the rank of a process that the starter numbers.
     """
     first = first_failed(log)
-    if first:
+    if first and not messages_of(log, first[0]):
         _print_last_lines(folder, rank_of(first[0]))
     failure = Failure(f"the job failed: {failure_reason(log, exit_code, rank_of)}")
     failure.exit_code = first[1] if first else 128 - exit_code if exit_code < 0 else exit_code or 1

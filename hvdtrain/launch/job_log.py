@@ -14,6 +14,7 @@ _FIRST_SIGNAL = re.compile(r"process rank (\d+) with PID \d+ on node \S+ exited 
 # peer, or instead of it: the peer's rank is unknown then.
 _PEER_LOST = re.compile(r"\[(\d+)\]<stderr>: +Peer host: +(\S+)")
 _SOCKET_CLOSED = re.compile(r"\[(\d+)\]<stderr>: .*An error occurred in Socket closed")
+_MESSAGE = re.compile(r"\s*hvdtrain: .*\w")
 # What ranks print of a loss that the job survives, and of what comes after it.
 _SURVIVED = re.compile(r"the others go on without it|rank \d+ has joined|was killed and is back")
 
@@ -38,6 +39,12 @@ def first_failed(log: Path) -> tuple[int, int] | None:
     return None
 
 
+def messages_of(log: Path, process: int) -> list[str]:
+    """What a process, by the starter's number, said was wrong with it, as all of hvdtrain says it."""
+    messages = _messages(log_lines(log))
+    return [text for printed_by, text in messages if printed_by == process and not _SURVIVED.search(text)]
+
+
 def failure_reason(log: Path, exit_code: int, rank_of: Callable[[int], int] | None = None) -> str:
     """Why a job failed, in one line, from what its ranks and their starter printed.
 
@@ -46,8 +53,7 @@ def failure_reason(log: Path, exit_code: int, rank_of: Callable[[int], int] | No
         rank_of: the rank of a process that the starter numbers; without it, that number is named.
     """
     lines = [(process, line.strip()) for process, line in log_lines(log) if re.search(r"\w", line)]
-    messages = [(process, line.removeprefix("hvdtrain: ")) for process, line in lines if line.startswith("hvdtrain: ")]
-    messages.sort(key=lambda message: bool(_SURVIVED.search(message[1])))  # no reason, unless there is no other
+    messages = _messages(lines)
     first = first_failed(log)
     if first is None:
         if messages:
@@ -62,12 +68,18 @@ def failure_reason(log: Path, exit_code: int, rank_of: Callable[[int], int] | No
         ended = f"exit code {exit_code}" if exit_code >= 0 else f"its starter {_describe_exit(128 - exit_code)}"
         return f"{ended}: {lines[-1][1] if lines else 'no output'} (see {log})"
     failed, failed_code = first
-    if own_messages := [line for process, line in messages if process == failed]:
+    if own_messages := messages_of(log, failed):
         return own_messages[0]
     own_lines = [line for process, line in lines if process == failed]
     ending = f"{_process_name(failed, rank_of)} {_describe_exit(failed_code)}"
     ending += f": {own_lines[-1]}" if own_lines else ""
     return f"{ending}; {messages[0][1]}" if messages else f"{ending} (see {log})"
+
+
+def _messages(lines: list[tuple[int | None, str]]) -> list[tuple[int | None, str]]:
+    """Those lines that say what is wrong; what the job survived is no reason, unless there is no other."""
+    own = [(process, line.strip().removeprefix("hvdtrain: ")) for process, line in lines if _MESSAGE.match(line)]
+    return sorted(own, key=lambda message: bool(_SURVIVED.search(message[1])))
 
 
 def _process_name(process: int, rank_of: Callable[[int], int] | None) -> str:

@@ -1,7 +1,6 @@
 """Runs a launched job to its end: shows its output, passes on a request to stop, and starts it again after failures."""
 
 import re
-import shlex
 import signal
 import sys
 import time
@@ -18,6 +17,7 @@ from hvdtrain.launch.job_log import failure_reason
 from hvdtrain.launch.processes import launched_job, respawner, sigterm_unwinds
 from hvdtrain.launch.recipe import LaunchCommand
 from hvdtrain.launch.spare_ranks import spare_ranks
+from hvdtrain.runs.folder import how_to_go_on, last_saved_step
 from hvdtrain.world.preempt import EXIT_CODE, leave_file
 
 STOP_TIMEOUT_S = 60.0  # how long ranks may take to save and leave, after SIGTERM
@@ -51,12 +51,12 @@ def supervise(
             try:
                 exit_code, was_stopped = _run_once(starting, log, leave_file(out), out if respawns else None)
             except KeyboardInterrupt:
-                raise KeyboardInterrupt(_how_to_resume(out)) from None
+                raise KeyboardInterrupt(how_to_go_on(out, "launch")) from None
             # An mpirun that has lost all its hosts ends with exit code 0: only the summary proves success.
             if exit_code == 0 and (not expects_summary or (out / "summary.json").is_file()):
                 return
             if was_stopped:
-                click.echo(f"hvdtrain: the job was asked to leave: {_how_to_resume(out)}", err=True)
+                click.echo(f"hvdtrain: the job was asked to leave: {how_to_go_on(out, 'launch')}", err=True)
                 raise SystemExit(EXIT_CODE)
             if not expects_summary:
                 raise Failure(
@@ -65,15 +65,11 @@ def supervise(
                 )
             failure = job_failure(out, log, exit_code, partial(rank_of_process, command, workers, servers))
             if attempt > retries or failure.exit_code == USAGE_EXIT_CODE:
+                if failure.exit_code != USAGE_EXIT_CODE and last_saved_step(out) is not None:
+                    failure.args = (f"{failure}; {how_to_go_on(out, 'launch')}",)
                 raise failure
             click.echo(f"hvdtrain: {failure}; starting again, {attempt} of {retries} times", err=True)
             log.rename(log.with_name(f"log.{attempt}"))
-
-
-def _how_to_resume(out: Path) -> str:
-    if snapshots := sorted(path.name for path in (out / "snapshots").glob("step-*[0-9]")):
-        return f"`hvdtrain launch --resume --out {shlex.quote(str(out))}` goes on after step {int(snapshots[-1][5:])}"
-    return "nothing had been saved"
 
 
 def _run_once(command: LaunchCommand, log: Path, stop_request: Path, respawned: Path | None) -> tuple[int, bool]:

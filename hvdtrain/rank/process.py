@@ -10,7 +10,15 @@ from pathlib import Path
 
 from hvdtrain.config.run_config import RunConfig
 from hvdtrain.errors import UsageError
-from hvdtrain.runs.folder import CONFIG, check_free, claim, is_begun, wait_for_claim
+from hvdtrain.runs.folder import (
+    CONFIG,
+    check_free,
+    claim,
+    how_to_go_on,
+    is_begun,
+    last_saved_step,
+    wait_for_claim,
+)
 from hvdtrain.runs.request import check, check_workers, with_absolute_paths
 from hvdtrain.world.cgroups import usable_cores
 from hvdtrain.world.memory import importing, keep_memory
@@ -103,10 +111,13 @@ def run_to_its_end(run: Callable[[Terminal], None], folder: Path, world: World) 
         line = said.strip().split("\n")[0] or type(error).__name__
         log = folder / "logs" / f"rank.{world.rank}.err"
         message = f"rank {world.rank} failed: {line} (see {log})"
+        alone = world.starter == "alone"  # otherwise the starter's end is the user's to act on
         if isinstance(error, KeyboardInterrupt):
-            message = "interrupted"
+            message = f"interrupted: {how_to_go_on(folder, 'train')}" if alone else "interrupted"
         elif isinstance(error, SystemExit):  # rich's, when it cannot print
             message = f"rank {world.rank} ended: nobody reads what it prints"
+        elif alone and last_saved_step(folder) is not None:
+            message += f"; {how_to_go_on(folder, 'train')}"
         with contextlib.suppress(OSError):
             print(f"hvdtrain: {message}", file=terminal.err, flush=True)
         # Not sys.exit: leaving politely means waiting for ranks that may never come.

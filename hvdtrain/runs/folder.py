@@ -3,6 +3,7 @@
 import contextlib
 import fcntl
 import os
+import shlex
 import time
 import tomllib
 from collections.abc import Iterator
@@ -54,6 +55,21 @@ def name_one_of(folder: Path) -> str:
 def is_begun(folder: Path) -> bool:
     """Whether a run was begun in the folder."""
     return (folder / CONFIG).is_file()
+
+
+def how_to_go_on(folder: Path, command: str) -> str:
+    """What to type where a run was ended: `launch` or `train` goes on with it."""
+    resume = f"`hvdtrain {command} --resume --out {shlex.quote(str(folder))}`"
+    if (step := last_saved_step(folder)) is not None:
+        return f"{resume} goes on after step {step}"
+    again = f"{resume} begins it again" if is_begun(folder) else "give the same command again"
+    return f"nothing had been saved: {again}"
+
+
+def last_saved_step(folder: Path) -> int | None:
+    """The step of a run's last snapshot, which may be damaged; None where there is none."""
+    steps = [int(path.name[5:]) for path in (folder / "snapshots").glob("step-*") if path.name[5:].isdecimal()]
+    return max(steps, default=None)
 
 
 def claim(folder: Path, config: RunConfig, workers: int, job: str, others_log: bool, resuming: bool) -> None:

@@ -5,7 +5,7 @@ The configuration itself knows none of them. Everything here is quick, and impor
 
 import dataclasses
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -20,6 +20,16 @@ from hvdtrain.numerics import compression, slowdown
 from hvdtrain.numerics.optimizers import OPTIMIZERS
 from hvdtrain.runs.folder import CONFIG, name_one_of
 from hvdtrain.world import trace
+
+# What may change on the way: how the work is shared out, how long it goes on, what is shown of it. All else decides
+# what the weights become, and has to stay.
+MAY_CHANGE = {
+    "mode", "servers", "threads", "slow", "trace", "trace_steps", "device", "share_gpu", "compile",
+    "push_scale", "look_ahead", "shares", "staleness", "backup", "delay_compensation", "staleness_lr", "compression",
+    "wire", "bucket_mb", "record", "accumulate", "epochs", "steps", "time_budget", "repeat", "deterministic", "save",
+    "target_accuracy", "stop_at_target", "snapshot_every", "keep_snapshots", "log_every", "timeout",
+    "dataset", "pretrained",  # names of what is compared by its content
+}  # fmt: skip
 
 
 def train_options(*without: str, **defaults: Any) -> Callable[[Callable], Callable]:
@@ -173,6 +183,27 @@ def resumed_options(file: Path, options: dict[str, Any], given: set[str]) -> dic
         mode = options["mode"]  # what so many servers mean by default
     kept = for_mode(before, mode, servers)
     return dataclasses.asdict(kept) | {name: options[name] for name in given - {"mode", "servers"}}
+
+
+def changed_for_good(before: Mapping[str, Any], config: RunConfig) -> list[str]:
+    """What may not change when a run goes on, and did, a phrase each.
+
+    Args:
+        before: may lack what an older version did not have.
+    """
+    before = dataclasses.asdict(RunConfig()) | dict(before)
+    return [
+        f"{flag(name)} was {before[name]!r}, not {value!r}"
+        for name, value in dataclasses.asdict(config).items()
+        if name not in MAY_CHANGE and before[name] != value
+    ]
+
+
+def of_another_job(folder: Path, different: Sequence[str]) -> UsageError:
+    return UsageError(
+        f"{folder} is of another job: {'; '.join(different)}; that may not change on --resume: leave it as it was, "
+        "or train anew in another folder"
+    )
 
 
 def config_of(run: Path) -> RunConfig:

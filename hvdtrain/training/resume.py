@@ -1,10 +1,8 @@
 """Going on with a run: which of its snapshots, whether it may be taken, and what is to be made of the folder."""
 
-import dataclasses
 import socket
 import zlib
 from pathlib import Path
-from typing import Any
 
 from hvdtrain.config.file import read_config
 from hvdtrain.config.run_config import RunConfig
@@ -13,20 +11,11 @@ from hvdtrain.data.folder import ImageFolder
 from hvdtrain.errors import Failure, UsageError
 from hvdtrain.runs.folder import CONFIG
 from hvdtrain.runs.metrics import cut_after
+from hvdtrain.runs.request import changed_for_good, of_another_job
 from hvdtrain.runs.snapshot import Snapshot, latest, mapped, roll_back
 from hvdtrain.training.history import is_over
 from hvdtrain.world.group import Group
 from hvdtrain.world.host import boot_id
-
-# What may change on the way: how the work is shared out, how long it goes on, what is shown of it. All else decides
-# what the weights become, and has to stay.
-MAY_CHANGE = {
-    "mode", "servers", "threads", "slow", "trace", "trace_steps", "device", "share_gpu", "compile",
-    "push_scale", "look_ahead", "shares", "staleness", "backup", "delay_compensation", "staleness_lr", "compression",
-    "wire", "bucket_mb", "record", "accumulate", "epochs", "steps", "time_budget", "repeat", "deterministic", "save",
-    "target_accuracy", "stop_at_target", "snapshot_every", "keep_snapshots", "log_every", "timeout",
-    "dataset", "pretrained",  # names of what is compared by its content
-}  # fmt: skip
 
 
 def find(run: Path, config: RunConfig, data: ImageFolder, is_chief: bool) -> Snapshot | None:
@@ -52,11 +41,11 @@ def find(run: Path, config: RunConfig, data: ImageFolder, is_chief: bool) -> Sna
         if not isinstance(snapshot.state.get(name), kind):
             raise UsageError(f"{snapshot.folder} is no snapshot of a run: its state has no {name}")
     saved = snapshot.state["config"]
-    different = _differences(saved, config)
+    different = changed_for_good(saved, config)
     if is_chief and snapshot.state["dataset_hash"] != data.known_hash:
         different.append(f"{config.dataset} holds other images than {saved.get('dataset', RunConfig.dataset)} did")
     if different:
-        raise UsageError(f"{snapshot.folder} is of another job: {'; '.join(different)}")
+        raise of_another_job(snapshot.folder, different)
     return snapshot if is_chief else None
 
 
@@ -89,24 +78,14 @@ def share(run: Path, found: Snapshot | None, group: Group) -> Snapshot | None:
     return found
 
 
-def _differences(before: dict[str, Any], config: RunConfig) -> list[str]:
-    """What has to stay and did not, a phrase each; `before` may lack what an older version did not have."""
-    before = dataclasses.asdict(RunConfig()) | before
-    return [
-        f"{name} was {before[name]!r}, not {value!r}"
-        for name, value in dataclasses.asdict(config).items()
-        if name not in MAY_CHANGE and before[name] != value
-    ]
-
-
 def is_finished(run: Path, config: RunConfig, samples: int | None) -> bool:
     """Whether the run has trained for as long as is asked. UsageError where something else is asked of it.
 
     Args:
         samples: training images; None: as many as the run's manifest says.
     """
-    if (run / "summary.json").is_file() and (different := _differences(read_config(run / CONFIG), config)):
-        raise UsageError(f"{run} is of another job: {'; '.join(different)}")
+    if (run / "summary.json").is_file() and (different := changed_for_good(read_config(run / CONFIG), config)):
+        raise of_another_job(run, different)
     try:
         summary = parse_json((run / "summary.json").read_text())
         if samples is None:

@@ -22,6 +22,7 @@ from hvdtrain.launch.own_network import needs_network
 from hvdtrain.launch.prepare import prepare
 from hvdtrain.launch.processes import launched_job, local_job
 from hvdtrain.launch.recipe import JobSpec, LaunchCommand, expand, train_program
+from hvdtrain.launch.supervise import log_file, supervise
 from hvdtrain.world.parent import is_alive
 
 pytestmark = pytest.mark.timeout(60)
@@ -384,3 +385,19 @@ def test_the_first_that_fails_is_told_with_its_exit_code(launcher, what, code, l
         assert job.wait(timeout=30) != 0
     assert first_failed(log) == (1, code)
     assert failure_reason(log, 3).startswith(line)
+
+
+@pytest.mark.parametrize(("what", "shown"), [("own", False), ("exit", True)])
+def test_a_job_that_failed_says_how_to_go_on_and_shows_lines_of_a_rank_that_said_nothing(what, shown, tmp_path, capsys):
+    out = tmp_path / "run"
+    (out / "snapshots" / "step-00000012").mkdir(parents=True)
+    (out / "snapshots" / "step-00000024.part").mkdir()
+    (out / "logs").mkdir()
+    (out / "logs" / "rank.1.err").write_text("Traceback (most recent call last):\n  a line\nValueError: x\n")
+    log_file(out).parent.mkdir()
+    command = expand("local", JobSpec(2, [sys.executable, "-c", FAILING, what], out=out))
+    with pytest.raises(
+        Failure, match="the job failed: .*; `hvdtrain launch --resume --out .*run` goes on after step 12"
+    ):
+        supervise(command, out, 2, 0, 0, expects_summary=True)
+    assert ("ValueError" in capsys.readouterr().err) == shown

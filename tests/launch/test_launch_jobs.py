@@ -85,7 +85,7 @@ def test_a_killed_rank_is_named_and_its_end_is_the_jobs_exit_code(tmp_path):
     assert "hvdtrain: the job failed: rank 1 was ended by SIGKILL" in printed.splitlines()[-1]
 
 
-def test_a_rank_that_raises_is_named_with_its_last_lines(tmp_path):
+def test_a_rank_that_says_what_is_wrong_is_named_and_shows_no_traceback(tmp_path):
     make_images(tmp_path / "data", train=8, validation=8, side=32)
     (tmp_path / "data" / "TrainData" / "b" / "5.png").write_bytes(b"not an image")
     options = ["--mode", "allreduce", "--batch-size", "4", "--dataset", tmp_path / "data"]
@@ -94,9 +94,8 @@ def test_a_rank_that_raises_is_named_with_its_last_lines(tmp_path):
         assert job.process.returncode == 1
     lines = printed.splitlines()
     rank = re.fullmatch(r"hvdtrain: the job failed: rank (\d) failed: .*5\.png.*", lines[-1])[1]
-    [at] = [n for n, line in enumerate(lines) if line.startswith(f"the last lines of rank {rank}, in {tmp_path}")]
-    assert lines[at + 1].startswith("    ") and "5.png" in lines[-2]
-    assert [line for line in lines[:at] if re.fullmatch(rf"\[{rank}\]<stderr>: hvdtrain: rank {rank} failed: .*", line)]
+    assert [line for line in lines if re.fullmatch(rf"\[{rank}\]<stderr>: hvdtrain: rank {rank} failed: .*", line)]
+    assert "the last lines of rank" not in printed and "Traceback" not in printed
 
 
 def test_whoever_is_killed_is_started_again_and_is_asked_to_leave_with_the_others(tmp_path):

@@ -209,6 +209,8 @@ def test_no_token_of_this_environment_reaches_a_command_line_of_another_host(out
         (["-n", "1", "--", "--modle", "vgg16"], "No such option '--modle'"),
         (["-n", "1", "-H", "a;b:1"], "is not the name of a host"),
         (["--", "--mode", "allreduce"], "-n is missing"),
+        (["--resume", "--out", "nothere"], "there is no run in nothere to go on with; name the folder of one, or"),
+        (["-n", "2", "--out", ""], "an empty name is no folder's"),
         (["-n", "1", "--", "--mode", "ps-sync"], "--mode ps-sync needs a server: add -s 1 before --"),
         (["-n", "1", "--", "--servers", "1", "--out=x"], "--servers is for launch: give -s before --"),
         (["-n", "1", "--env", "NOT_SET_HERE"], "--env NOT_SET_HERE: there is no variable of this name here"),

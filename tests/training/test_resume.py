@@ -142,7 +142,7 @@ def test_a_snapshot_of_another_job_is_refused_with_the_difference(tmp_path):
     interrupted("forked", 1, out, 0)
     refused = run("forked", 1, "--resume", "--lr", "0.01", "--width", "0.125", "--out", str(out))
     assert refused.returncode == 2
-    assert "width was 0.0625, not 0.125; lr was 0.0003, not 0.01" in refused.stdout
+    assert "--width was 0.0625, not 0.125; --lr was 0.0003, not 0.01" in refused.stdout
     again = run("forked", 1, *JOB, "--out", str(out))  # without --resume nothing is touched
     assert again.returncode == 2 and "holds a run" in again.stdout
     assert (out / "snapshots").is_dir() and not (out / "summary.json").exists()
@@ -161,6 +161,9 @@ def test_resume_of_what_has_finished_or_not_begun(tmp_path):
     assert longer.returncode == 0 and summary(out)["steps"] == 6
     nowhere = run("forked", 1, "--resume")
     assert nowhere.returncode == 2 and "--resume needs --out" in nowhere.stdout
+    launched = hvdtrain("launch", "--resume", "--out", out, "--", "--shuffle-block", "8")
+    assert launched.returncode == 2 and launched.stdout.count("\n") == 1
+    assert launched.stdout.startswith(f"hvdtrain: {out} is of another job: --shuffle-block was 0, not 8; that may not")
 
 
 def test_a_result_is_not_begun_again(tmp_path):
@@ -171,7 +174,7 @@ def test_a_result_is_not_begun_again(tmp_path):
     longer = run("forked", 1, "--resume", "--steps", "6", "--out", str(out))
     assert longer.returncode == 2 and "has no snapshot to go on from, and summary.json would be lost" in longer.stdout
     changed = run("forked", 1, "--resume", "--lr", "0.5", "--out", str(out))
-    assert changed.returncode == 2 and "is of another job: lr was 0.0003, not 0.5" in changed.stdout
+    assert changed.returncode == 2 and "is of another job: --lr was 0.0003, not 0.5;" in changed.stdout
     assert {path: path.read_bytes() for path in out.rglob("*") if path.is_file()} == before
     other.mkdir()
     (other / "mine").write_text("precious")
@@ -371,3 +374,21 @@ def test_a_snapshot_that_could_not_be_saved_is_not_said_to_be(tmp_path):
         finish(job)
     assert job.returncode == 143
     assert "could not be saved" in printed and "no snapshot could be saved" in printed
+
+
+def test_a_run_that_is_interrupted_says_how_to_go_on(tmp_path):
+    """With what its last snapshot has, or, where there is none yet, from the beginning."""
+    out, job = tmp_path / "run", [HVDTRAIN, "train", *SMALL, "--steps", "3000"]
+    for printed in (
+        "nothing had been saved: `hvdtrain train --resume --out {}` begins it again",
+        "`hvdtrain train --resume --out {}` goes on after step",
+    ):
+        train = subprocess.Popen([*job, "--resume", "--out", str(out)], **SETTINGS)
+        ready = "metrics.rank0.jsonl" if "begins" in printed else "snapshots/step-*"
+        try:
+            until(lambda ready=ready: any(out.glob(ready)))
+            train.send_signal(signal.SIGINT)
+            said, _ = train.communicate(timeout=60)
+        finally:
+            finish(train)
+        assert train.returncode == 130 and f"hvdtrain: interrupted: {printed.format(out)}" in said, said
