@@ -87,6 +87,7 @@ def report(
     hvdtrain report comparison --png pictures --latex table.tex
     hvdtrain report comparison --reference cnn-mnist --out beside
     """
+    from hvdtrain.formatting import printable
     from hvdtrain.report import check_out, draw, json_text, table, write_png, write_report
     from hvdtrain.report.verdict import Margins
     from hvdtrain.runs.read import find_runs
@@ -107,15 +108,19 @@ def report(
         return
     from hvdtrain.explain.pictures import pictures
 
+    notes: list[str] = []
     gc.disable()  # plots are many small objects that live to the end: to look for garbage is a tenth of the time
     try:
         if out:
-            write_report(found, out, reference, margins, png, pictures, tables)
+            notes = write_report(found, out, reference, margins, png, pictures, tables)
             click.echo(f"report: {out / 'report.html'}")
         elif png:
-            write_png(draw(found, margins, collected, pictures)[0], png)
+            plots, notes = draw(found, margins, collected, pictures)
+            write_png(plots, png)
     finally:
         gc.enable()
+    for note in notes:
+        click.echo(printable(f"not in the plots: {note}"))
 
 
 def _predicted(calibration: Path, runs: "list[Run]") -> "Table":

@@ -46,8 +46,8 @@ def explain(runs: tuple[Path, ...], json_file: Path | None, plot: Path | None, t
     would have if they had been in step, three times as long as for any other. What a run without it would have done
     is as much as the hosts' cores allow in ps-async and ps-ssp; in other modes it is too much where a straggler that
     sleeps leaves the others cores that they share. The file of --json has an object, or a list where there are several
-    runs: `straggler` (a rank, or null), `waited_s` by rank, `parts` of a step in seconds, and `what_if`: samples/s of
-    all workers.
+    runs: `straggler` (a rank, or null), `waited_s` by rank, `absent_s`, from when to when a rank that was lost was not
+    there, `parts` of a step in seconds, and `what_if`: samples/s of all workers.
     """
     from hvdtrain.explain.account import account, waits_for_others, what_if
     from hvdtrain.explain.heatmap import heatmap
@@ -85,6 +85,7 @@ def explain(runs: tuple[Path, ...], json_file: Path | None, plot: Path | None, t
             "factor": straggler.factor if straggler else None,
             "slow_from_s": straggler.since_s if straggler else None,
             "slow_until_s": straggler.until_s if straggler else None,
+            "absent_s": {str(rank): stretches for rank, stretches in steps.absent.items()},
             "waited_s": {str(rank): seconds for rank, seconds in waited.items()},
             "step_s": found.step_s, "parts": found.parts, "unknown": found.unknown,
             "samples_per_s": run.summary.samples_per_s,
@@ -114,7 +115,11 @@ def _show(
     console.print(f"[bold]{run.name}[/bold]: {run.kind.label}, {run.summary.samples_per_s:,.0f} samples/s")
     if lost := run.summary.lost_workers:
         who = ", ".join(map(str, lost))
-        console.print(f"Workers were lost (rank {who}): while one was not there, its step before that stands for it.")
+        console.print(f"Workers were lost (rank {who}): while one was not there, a step before or after stands for it.")
+        for rank, stretches in timeline.absent.items():
+            end = max(timeline.ends_s)
+            when = [f"{a:.1f} s to {'the end' if b >= end else f'{b:.1f} s'}" for a, b in stretches]
+            console.print(f"Rank {rank} was not there from {', '.join(when)}.")
     if straggler:
         waits = waited[straggler.rank] > 0
         others = "the others waited for it" if waits else "nobody waited for it"
@@ -126,7 +131,7 @@ def _show(
     elif len(timeline.ranks) > 1:
         console.print("No worker was slower than the others all the time, or for a fifth of it.")
     ranks = Table()
-    for heading in ("rank", "own time of a step", "waited for it", "darker: longer steps of its own"):
+    for heading in ("rank", "own time of a step", "waited for it", "darker: longer steps of its own; ×: gone"):
         ranks.add_column(heading, justify="left" if "darker" in heading else "right")
     for row, (rank, line) in enumerate(zip(timeline.ranks, shade(timeline), strict=True)):
         ranks.add_row(str(rank), f"{1000 * timeline.own_s[row].mean():,.1f} ms", f"{waited[rank]:,.1f} s", line)

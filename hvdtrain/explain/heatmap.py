@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from hvdtrain.explain.timeline import Timeline
-from hvdtrain.plot_style import RC, new_figure
+from hvdtrain.plot_style import GRID, INK, PAPER, RC, new_figure
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -16,8 +16,8 @@ MOST_COLUMNS = 240
 
 CAPTION = (
     "How long each step took a worker on its own (data, forward, backward, optimizer), in times of the median step of "
-    "the worker in the middle: red is slow, and in lockstep all wait for it. `hvdtrain explain RUN` says who was "
-    "waited for, and how long."
+    "the worker in the middle: red is slow, and in lockstep all wait for it; hatched is a worker that was lost. "
+    "`hvdtrain explain RUN` says who was waited for, and how long."
 )
 
 
@@ -40,6 +40,12 @@ def heatmap(runs: "Mapping[str, Timeline]") -> "Figure":
             edges = np.concatenate([[max(0.0, timeline.ends_s[0] - first)], ends])
             rows = np.arange(len(ratio) + 1) - 0.5
             drawn = axes.pcolormesh(edges, rows, ratio, cmap="RdBu_r", norm=LogNorm(1 / limit, limit), rasterized=True)
+            for rank, stretches in timeline.absent.items():
+                row = timeline.ranks.index(rank)
+                gone = [(begin, until - begin) for begin, until in stretches]
+                axes.broken_barh(gone, (row - 0.5, 1), facecolor=PAPER, edgecolor=GRID, hatch="////", linewidth=0)
+                for begin, _ in stretches:
+                    axes.text(begin, row, " gone", color=INK, fontsize=8, va="center", clip_on=True)
             axes.set_yticks(range(len(ratio)), [f"rank {rank}" for rank in timeline.ranks])
             axes.invert_yaxis()
             axes.set_title(title, loc="left")
@@ -52,11 +58,19 @@ def heatmap(runs: "Mapping[str, Timeline]") -> "Figure":
 
 
 def shade(timeline: Timeline, width: int = 24) -> list[str]:
-    """A line of characters a worker, darker where its steps took it longer on its own."""
-    own, _ = _condensed(timeline, width)
+    """A line of characters a worker, darker where its steps took it longer on its own; × where it was lost, blank
+    while it was not there.
+    """
+    own, ends = _condensed(timeline, width)
     ratio = own / _usual(own)
-    level = np.digitize(ratio, [1.25, 1.75, 3.0])
-    return ["".join("░▒▓█"[number] for number in row) for row in level]
+    marks = np.array(list("░▒▓█"))[np.digitize(ratio, [1.25, 1.75, 3.0])]
+    begins = np.concatenate([[0.0], ends[:-1]])
+    for rank, stretches in timeline.absent.items():
+        line = marks[timeline.ranks.index(rank)]
+        for lost, until in stretches:
+            line[(begins >= lost) & (ends <= until)] = " "
+            line[np.searchsorted(ends, lost, side="right").clip(max=len(ends) - 1)] = "×"
+    return ["".join(line) for line in marks]
 
 
 def _usual(own: np.ndarray) -> float:

@@ -2,18 +2,20 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from pathlib import Path
 
 import numpy as np
 
 from hvdtrain import modes
 from hvdtrain.errors import UsageError
-from hvdtrain.runs.live import WARM_UP
+from hvdtrain.runs.live import WARM_UP, metrics_file
 from hvdtrain.runs.read import Run
-from hvdtrain.runs.schema import Step, each_share
+from hvdtrain.runs.schema import Step, each_share, read_steps
 
 BLOCKS = 20  # into which a run is divided, to see how steady something is, and since when
 FEWEST_STEPS = 2 * BLOCKS  # of workers in step; of others fewer do, since a slow one takes few
 FEWEST_OF_ITS_OWN = 5
+Stretch = tuple[float, float]
 
 
 @dataclass(frozen=True)
@@ -31,6 +33,7 @@ class Timeline:
         waited_s: [workers, columns] seconds of a step in which it waited: for messages, for others, for a share.
         each_step: of each worker, [its steps, 5]: seconds of training at the end, on its own, and in which it waited;
             samples; of the waiting, what came between steps at the end of an epoch.
+        absent: by rank, seconds of training from when to when it was not there, of those that were lost or left.
     """
 
     ranks: list[int]
@@ -40,34 +43,69 @@ class Timeline:
     own_s: np.ndarray
     waited_s: np.ndarray
     each_step: list[np.ndarray]
+    absent: dict[int, list[Stretch]]
 
 
 def read_timeline(run: Run) -> Timeline:
     """The recorded steps of a run.
 
     Raises:
-        UsageError: there are no steps of some worker, or too few to tell anything.
+        UsageError: there are no steps of some worker, or too few to tell anything; it names the file.
     """
     kind = run.kind
-    of_rank, _ = run.read_steps()
     ranks = list(range(kind.servers, kind.servers + kind.workers))
-    rows = [each_share(of_rank.get(f"rank{rank}", [])) for rank in ranks]
     in_step = kind.mode in modes.names() and modes.declared(kind.mode).lockstep
     needed = WARM_UP + (FEWEST_STEPS if in_step else FEWEST_OF_ITS_OWN)
-    fewest = min(map(len, rows))
-    if fewest < needed:
-        raise UsageError(
-            f"{run.folder} has {fewest} recorded steps of some worker, too few to explain: train for {needed} or more"
-        )
+    rows = [_read(metrics_file(run.folder, rank), needed) for rank in ranks]
     per_worker = list(map(_after_warm_up, rows))
     if in_step:
         table = np.stack([values[: min(map(len, per_worker))] for values in per_worker])  # [workers, steps, 5]
-        return Timeline(ranks, False, True, table[:, :, 0].max(0), *_figures(table), per_worker)
+        return Timeline(ranks, False, True, table[:, :, 0].max(0), *_figures(table), per_worker, {})
     end = max(values[-1, 0] for values in per_worker)
     begin = min(values[0, 0] for values in per_worker)
     edges = np.linspace(begin, end, BLOCKS + 1)
+    found = {rank: _take_absences(run, rank, own, edges) for rank, own in zip(ranks, per_worker, strict=True)}
+    absent = {rank: stretches for rank, stretches in found.items() if stretches}
     table = np.stack([_means(values, edges) for values in per_worker])
-    return Timeline(ranks, run.manifest.staleness_bound is not None, False, edges[1:], *_figures(table), per_worker)
+    bounded = run.manifest.staleness_bound is not None
+    return Timeline(ranks, bounded, False, edges[1:], *_figures(table), per_worker, absent)
+
+
+def _take_absences(run: Run, rank: int, steps: np.ndarray, edges: np.ndarray) -> list[Stretch]:
+    """When a worker was not there, which from then on does not count as waiting between its steps.
+
+    Lives are recorded by the clock, which goes on while evaluations stop seconds of training. So a worker that came
+    back was away in the longest pauses between its steps; where it was back sooner than a stretch of the run takes, as
+    one that waits for others at the end of an epoch is too, that is not told.
+
+    Args:
+        steps: Timeline.each_step of the worker; changed.
+        edges: between stretches of the run.
+    """
+    lives = [life for life in run.summary.membership if life.rank == rank]
+    longest = 1 + np.argsort(-steps[1:, 4])[: max(0, len(lives) - 1)]
+    back = sorted(n for n in longest.tolist() if steps[n, 4] > edges[1] - edges[0])
+    absent = [(float(steps[n - 1, 0]), float(steps[n - 1, 0] + steps[n, 4])) for n in back]
+    steps[back, 2] -= steps[back, 4]
+    steps[back, 4] = 0
+    is_gone = all(life.why for life in lives) if lives else rank in run.summary.lost_workers
+    if is_gone and steps[-1, 0] < edges[-1]:
+        absent.append((float(steps[-1, 0]), float(edges[-1])))
+    return absent
+
+
+def _read(file: Path, needed: int) -> list[Step]:
+    """What a worker did, a share after the other. UsageError where that is less than so many of them."""
+    if not file.is_file():
+        raise UsageError(f"there is no {file}, which has what that worker did: without it nothing can be explained")
+    steps, unreadable = read_steps(file)
+    if len(shares := each_share(steps)) < needed:
+        if unreadable > 1:  # of a worker that was killed, the last line may be cut off
+            raise UsageError(
+                f"{file} cannot be explained: of its lines {unreadable} are no steps, and {len(steps)} are"
+            )
+        raise UsageError(f"{file} has {len(shares)} recorded steps, too few to explain: train for {needed} or more")
+    return shares
 
 
 def _after_warm_up(steps: Sequence[Step]) -> np.ndarray:

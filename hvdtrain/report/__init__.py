@@ -35,7 +35,7 @@ More = Callable[["Sequence[Run]"], "Sequence[Plot]"]
 def write_report(
     runs: "Sequence[Run]", out: Path, reference: str = "", margins: "Margins | None" = None,
     png: Path | None = None, more: More = lambda runs: [], more_tables: "Sequence[Table]" = (),
-) -> None:  # fmt: skip
+) -> list[str]:  # fmt: skip
     """Write results.csv, verdict.json, report.md, report.html and plots/ into `out`.
 
     Only an earlier report's files are replaced.
@@ -50,6 +50,9 @@ def write_report(
         png: a folder for PNG pictures of the plots, of a grid those across all runs.
         more: draws further plots of the runs of a comparison.
         more_tables: stand below the summary too.
+
+    Returns:
+        Notes on what is missing in the plots, a line each.
 
     Raises:
         UsageError: none of the runs finished, they differ in what should be equal (the field is named), or
@@ -84,6 +87,7 @@ def write_report(
     _remove_stale(out, files)
     if png:
         write_png(drawing[0], png)
+    return drawing[1]
 
 
 def draw(

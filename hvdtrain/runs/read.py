@@ -100,8 +100,10 @@ class Run:
             ranks[path.name.split(".")[1]] = steps
             if unreadable:
                 notes.append(f"{self.name}: unreadable lines of {path.name} left out: {unreadable}")
-        if len(ranks) < self.kind.workers:
-            notes.append(f"{self.name}: the steps of {len(ranks)} of {self.kind.workers} workers were found")
+        first = self.kind.servers
+        files = [f"metrics.{rank}.jsonl" for n in range(self.kind.workers) if (rank := f"rank{first + n}") not in ranks]
+        if files:
+            notes.append(f"{self.name}: the steps of some workers are missing: there is no {', '.join(files)}")
         return ranks, notes
 
 

@@ -1,6 +1,7 @@
 """Who was waited for, where a step went, and what would have been: from run folders made up to have known answers."""
 
 import json
+import re
 
 import numpy as np
 import pytest
@@ -147,6 +148,32 @@ def test_it_is_said_that_a_worker_was_lost(tmp_path):
     assert "lost" not in said and "Workers were lost (rank 2): while one was not there" in told
 
 
+def a_life(rank, incarnation=1, why=""):
+    return {"rank": rank, "incarnation": incarnation, "joined": 100.0, "left": 101.0 if why else None, "why": why}
+
+
+@pytest.mark.parametrize("comes_back", [False, True])
+def test_a_worker_that_was_lost_is_not_drawn_while_it_was_not_there(tmp_path, comes_back):
+    """Of a run of 8.8 s, from 4.4 s on to the end, or for 2.2 s."""
+    run = make_run(tmp_path / "run", (1, 1), mode="ps-async", servers=1, noise=0.001)
+    file = run / "metrics.rank2.jsonl"
+    lines = file.read_text().splitlines()
+    file.write_text("\n".join([*lines[:100], *(lines[150:] if comes_back else [])]) + "\n")
+    summary = json.loads((run / "summary.json").read_text())
+    lives = [a_life(1), a_life(2, why="connection lost"), *([a_life(2, 2)] if comes_back else [])]
+    (run / "summary.json").write_text(json.dumps(summary | {"lost_workers": [2], "membership": lives}))
+    words = [str(run), "--json", str(tmp_path / "e.json"), "--plot", str(tmp_path / "steps.svg")]
+    told = CliRunner().invoke(explain, words, catch_exceptions=False).output
+    found = json.loads((tmp_path / "e.json").read_text())
+    [[begin, end]] = found["absent_s"]["2"]
+    assert (begin, end) == pytest.approx((4.4, 6.6 if comes_back else 8.8), rel=0.01)
+    assert f"Rank 2 was not there from 4.4 s to {'6.6 s' if comes_back else 'the end'}." in told
+    [shown] = [match[0] for line in told.splitlines() if (match := re.search("░+× *░*", line))]
+    assert re.fullmatch("░{9,11}× {3,5}░{4,7}" if comes_back else "░{9,11}× +", shown), shown
+    assert found["parts"]["waiting_for_slowest"] < LATENCY_S  # nobody waited while it was not there
+    assert "gone" in (tmp_path / "steps.svg").read_text()
+
+
 def test_the_heatmap_is_a_picture(tmp_path):
     run = make_run(tmp_path / "run", (1, 4))
     result = CliRunner().invoke(explain, [str(run), "--plot", str(tmp_path / "steps.png")], catch_exceptions=False)
@@ -168,7 +195,12 @@ def test_what_cannot_be_explained_is_refused_in_a_line(tmp_path):
         return str(CliRunner().invoke(explain, [str(word) for word in words]).exception)
 
     short = make_run(tmp_path / "short", (1, 1), steps=20)
-    assert "20 recorded steps of some worker, too few" in refused(short)
+    assert "short/metrics.rank0.jsonl has 20 recorded steps, too few to explain: train for 45" in refused(short)
+    damaged = make_run(tmp_path / "damaged", (1, 1))
+    (damaged / "metrics.rank1.jsonl").write_text("no step\n" * 60)
+    assert "metrics.rank1.jsonl cannot be explained: of its lines 60 are no steps, and 0 are" in refused(damaged)
+    (damaged / "metrics.rank1.jsonl").unlink()
+    assert f"there is no {damaged}/metrics.rank1.jsonl, which has what that worker did" in refused(damaged)
     assert "there is no folder" in refused(tmp_path / "none")
     assert "name one" in refused(short, short, "--plot", "a.png")
     assert "end its name in .png" in refused(short, "--plot", "a.gif")

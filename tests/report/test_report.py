@@ -127,7 +127,9 @@ def test_half_a_line_of_a_killed_rank_is_left_out_and_noted(tmp_path):
     assert notes == [f"{folder.name}: unreadable lines of metrics.rank1.jsonl left out: 1"]
     broken.unlink()
     _, notes = load_run(folder).read_steps()
-    assert notes == [f"{folder.name}: the steps of 1 of 2 workers were found"]
+    assert notes == [f"{folder.name}: the steps of some workers are missing: there is no metrics.rank1.jsonl"]
+    done = CliRunner().invoke(report, [str(folder), "--png", str(tmp_path / "png")])
+    assert done.exit_code == 0 and done.output.splitlines()[-1] == f"not in the plots: {notes[0]}", done.output
 
 
 def test_a_step_without_samples_has_no_loss_and_counts_as_nothing(tmp_path):
@@ -224,7 +226,7 @@ def test_runs_without_steps_or_with_nan_make_a_report_all_the_same(tmp_path):
     write_report(find_runs([tmp_path]), tmp_path / "out")
     text = (tmp_path / "out" / "report.md").read_text()
     assert "diverged" in text
-    assert "the steps of 0 of 2 workers were found" in text
+    assert "there is no metrics.rank0.jsonl, metrics.rank1.jsonl" in text
     assert {p.stem for p in (tmp_path / "out" / "plots").iterdir()} == {"throughput", "cost"}
 
 
