@@ -26,7 +26,7 @@ from hvdtrain.launch.hosts import Host, host_options, launcher_option
 from hvdtrain.launch.preflight import describe_hosts
 from hvdtrain.report.paired import LEAST_REPEATS
 from hvdtrain.report.verdict import Margins
-from hvdtrain.runs.request import train_options
+from hvdtrain.runs.request import check_length, train_options
 from hvdtrain.world.host import differences
 from hvdtrain.world.place import World
 
@@ -213,7 +213,7 @@ def _look(runs: list[Planned], earlier: list[Earlier]) -> int:
         raise UsageError(f"--pretrained {first.pretrained}: no such file")
     data = find_dataset(first.dataset)
     for run in runs:
-        run.config.check_length(len(data.train))
+        check_length(run.config, len(data.train))
     if earlier:
         check_images(earlier, identity(data), first.dataset)
     return len(data.train)

@@ -269,12 +269,6 @@ class RunConfig:
         """Weights, float32, that travel as one message at most."""
         return int(self.bucket_mb * 2**20 / 4)
 
-    def check_length(self, samples: int) -> None:
-        """UsageError where training on so many samples would be over before the warm-up is."""
-        total = self.total_steps(samples)
-        if total is not None and self.warmup >= total:
-            raise UsageError(f"--warmup {self.warmup} is not over before training is, which has {total} steps")
-
     def total_steps(self, samples: int) -> int | None:
         """How many steps training on so many samples takes, or None where a time budget decides."""
         if self.time_budget:

@@ -39,7 +39,7 @@ from hvdtrain.ps.worker import PushPull
 from hvdtrain.rank.summary import HostLoads, summarise
 from hvdtrain.runs.manifest import by_host, manifest, part, weights_hash
 from hvdtrain.runs.metrics import Recorder, Tally, write_json
-from hvdtrain.runs.request import shares_of
+from hvdtrain.runs.request import check_length, shares_of
 from hvdtrain.runs.snapshot import BEST, Snapshot, write_tensors
 from hvdtrain.runs.trace_file import RankTrace, merge_traces, write_rank_trace
 from hvdtrain.training import device, resume
@@ -90,7 +90,7 @@ def prepare(config: RunConfig, world: World, folder: Path, threads: int, resumin
     if data is not None:
         if len(data.train) < world.workers:
             raise UsageError(f"{len(data.train)} training images are too few for {world.workers} workers")
-        config.check_length(len(data.train))
+        check_length(config, len(data.train))
     if resuming and resume.is_finished(folder, config, len(data.train) if data is not None else None):
         return Prepared(lambda terminal: None, finished=True)
     torch.set_num_threads(threads)
@@ -265,7 +265,7 @@ def _write_results(
         test = Loader(data.test, side, job.threads, resize=evaluation_resize(job.config, side))
         summary |= _test_best(job, sync.group, training.model, test, progress)
     _, rows = sync.group.all_gather([job.world.worker, training.slowdown.achieved()])
-    clocks = _finish_trace(job, sync) if job.config.trace else {}
+    clocks = _finish_trace(job, sync, progress) if job.config.trace else {}
     if sync.group.leads and summary:
         manifest = json.loads((job.folder / MANIFEST).read_text())
         manifest["slow"]["achieved"] = {str(int(worker)): factor for worker, factor in rows.tolist()}
@@ -280,7 +280,7 @@ def _write_results(
             progress.print(f"training diverged: the validation loss is {summary['val_loss']}; try a lower --lr")
 
 
-def _finish_trace(job: Job, sync: Synchroniser) -> dict[str, Any]:
+def _finish_trace(job: Job, sync: Synchroniser, progress: TrainingProgress) -> dict[str, Any]:
     """Put what all ranks recorded into one file, on the worker that leads; all workers call it together.
 
     Returns:
@@ -295,7 +295,8 @@ def _finish_trace(job: Job, sync: Synchroniser) -> dict[str, Any]:
     sync.group.barrier()
     if not sync.group.leads:
         return {}
-    merge_traces(job.folder, {rank: offset for rank, (offset, _) in clocks.items()})
+    if not merge_traces(job.folder, {rank: offset for rank, (offset, _) in clocks.items()}):
+        progress.print(f"no step was traced: none of --trace-steps {job.config.trace_steps} was taken since the start")
     return {
         str(rank): {"ahead_us": 1e6 * offset, "uncertainty_us": 1e6 * uncertainty}
         for rank, (offset, uncertainty) in sorted(clocks.items())

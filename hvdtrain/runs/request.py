@@ -124,6 +124,15 @@ def check_workers(config: RunConfig, workers: int) -> None:
         raise UsageError(f"a global batch of {config.batch_size} leaves {workers} workers without a sample each")
 
 
+def check_length(config: RunConfig, samples: int) -> None:
+    """UsageError where training on so many samples would be over before the warm-up is, or before a step is traced."""
+    total, (first, _) = config.total_steps(samples), trace.parse_steps(config.trace_steps)
+    if total is not None and config.warmup >= total:
+        raise UsageError(f"--warmup {config.warmup} is not over before training is, which has {total} steps")
+    if total is not None and first > total:
+        raise UsageError(f"--trace-steps {config.trace_steps} would trace nothing: training has {total} steps")
+
+
 def for_mode(config: RunConfig, mode: str, servers: int) -> RunConfig:
     """The same for another mode, without the options that it does not use; `servers` if it has any."""
     declared = modes.declared(mode)

@@ -71,7 +71,9 @@ def test_the_length_given_beside_a_configuration_wins(tmp_path):
     first, again = tmp_path / "first", tmp_path / "again"
     assert run("forked", 1, *SMALL, "--out", str(first)).returncode == 0
     options = ["--config", str(first / "config.toml"), "--time-budget", "1s", "--repeat", "2"]
-    assert run("forked", 1, *options, "--out", str(again)).returncode == 0
+    done = run("forked", 1, *options, "--trace", "--trace-steps", "90000-90009", "--out", str(again))
+    assert done.returncode == 0
+    assert "no step was traced: none of --trace-steps 90000-90009 was taken" in done.stdout
     before, after = (json.loads((out / "manifest.json").read_text()) for out in (first, again))
     assert (before["schedule"], after["schedule"]) == ("cosine over 6 steps", "constant")
     assert (before["repeat"], after["repeat"]) == (1, 2)

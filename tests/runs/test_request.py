@@ -11,7 +11,7 @@ from hvdtrain import models, modes
 from hvdtrain.config.run_config import DEFAULT_EPOCHS, DEVICES, RunConfig
 from hvdtrain.errors import UsageError
 from hvdtrain.numerics.optimizers import OPTIMIZERS
-from hvdtrain.runs.request import check, check_workers, config_of, for_mode
+from hvdtrain.runs.request import check, check_length, check_workers, config_of, for_mode
 
 FIELDS = dataclasses.fields(RunConfig)
 
@@ -177,11 +177,14 @@ def test_an_option_that_would_do_nothing_is_refused_and_a_comparison_gives_it_to
     assert check(for_mode(config, "ps-ssp", 1)) == RunConfig(mode="ps-ssp", servers=1, **{option: value})
 
 
-def test_a_warm_up_ends_before_training_does():
-    RunConfig(warmup=9).check_length(32)
-    RunConfig(warmup=9, time_budget=1.0).check_length(32)
+def test_a_warm_up_ends_and_a_trace_begins_before_training_ends():
+    check_length(RunConfig(warmup=9), 32)
+    check_length(RunConfig(warmup=9, time_budget=1.0, trace=True, trace_steps="99-99"), 32)
+    check_length(RunConfig(trace=True, trace_steps="15-99"), 32)
     with pytest.raises(UsageError, match="--warmup 15 is not over before training is, which has 15 steps"):
-        RunConfig(warmup=15).check_length(32)
+        check_length(RunConfig(warmup=15), 32)
+    with pytest.raises(UsageError, match="--trace-steps 16-99 would trace nothing: training has 15 steps"):
+        check_length(RunConfig(trace=True, trace_steps="16-99"), 32)
 
 
 @pytest.mark.parametrize(("mode", "taken"), [("allreduce", RunConfig.push_scale), ("ps-async", "mean")])
