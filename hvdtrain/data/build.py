@@ -88,11 +88,12 @@ def is_built(request: BuildRequest, out: Path, identity: str = "") -> bool:
 
 
 def _is_complete(out: Path) -> bool:
-    """Whether every class still has as many files as it was built with."""
+    """Whether every class still has as many files as it was built with, as far as that is known."""
+    classes = read_manifest(out).get("classes", {})
     try:
-        return all(
+        return bool(classes) and all(
             len(os.listdir(out / FOLDERS[part] / name if part in FOLDERS else out)) >= count
-            for name, parts in read_manifest(out)["classes"].items()
+            for name, parts in classes.items()
             for part, count in parts.items()
         )
     except (OSError, TypeError):

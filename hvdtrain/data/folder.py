@@ -12,6 +12,8 @@ from itertools import chain, islice
 from pathlib import Path
 from typing import Any, overload
 
+from msgspec import convert
+
 from hvdtrain.config.untrusted import parse_toml
 from hvdtrain.errors import UsageError
 
@@ -121,9 +123,10 @@ def read_manifest(folder: Path) -> dict[str, Any]:
     """The content of `dataset.toml` in the folder; empty where this program did not write it."""
     try:
         manifest = parse_toml((folder / MANIFEST).read_text())
-    except (OSError, ValueError):
+        convert(manifest.get("classes", {}), dict[str, dict[str, int]])
+    except (OSError, ValueError):  # ValidationError is a ValueError
         return {}
-    tables = all(isinstance(manifest.get(name, {}), dict) for name in ("input", "classes", "content"))
+    tables = all(isinstance(manifest.get(name, {}), dict) for name in ("input", "content", "options"))
     return manifest if manifest.get("made_by") == MAKER and tables else {}
 
 

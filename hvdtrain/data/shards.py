@@ -208,7 +208,9 @@ def read(url: str, shuffle_block: int = 0) -> ImageFolder:
             raise ValueError("it has fewer than two classes, or no images to train or to validate on")
         side = usable_size(index.get("image_size"))  # of an older version, it has none
         return ImageFolder(url, classes, train, validation, test, str(index["content_hash"]), side)
-    except (KeyError, TypeError, ValueError, IndexError, OverflowError) as error:
+    except KeyError as error:
+        raise UsageError(f"{url}/{INDEX} cannot be read as a data set's: it has no {error.args[0]!a}") from None
+    except (TypeError, ValueError, IndexError, OverflowError) as error:
         raise UsageError(f"{url}/{INDEX} cannot be read as a data set's: {error}") from None
 
 
@@ -216,7 +218,10 @@ def _read_index(url: str) -> dict[str, Any]:
     filesystem, root = _open_filesystem(url)
     with _errors_as_usage(url):
         try:
-            return parse_json(filesystem.cat_file(f"{root}/{INDEX}"))
+            index = parse_json(filesystem.cat_file(f"{root}/{INDEX}"))
+            if not isinstance(index, dict):
+                raise ValueError("it holds no object")
+            return index
         except FileNotFoundError:
             raise UsageError(
                 f"{url} holds no data set: there is no {INDEX}; make one with `hvdtrain data pack`"

@@ -10,6 +10,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from click.testing import CliRunner
 from helpers.processes import SMALL_TURNTABLE as SMALL
 from helpers.processes import run_python as run
 from PIL import Image
@@ -17,6 +18,7 @@ from PIL import Image
 from hvdtrain.config import recipes
 from hvdtrain.data import storage
 from hvdtrain.data.build import build
+from hvdtrain.data.commands import data
 from hvdtrain.data.find import locate_folder
 from hvdtrain.data.folder import content_hash, scan
 from hvdtrain.data.recipe import Recipe
@@ -200,6 +202,19 @@ def test_what_appears_during_the_build_is_not_replaced(tmp_path):
     with pytest.raises(UsageError, match="was not built by hvdtrain"):
         build("turntable", out, force=True, progress=meddle, **SMALL)
     assert [path.name for path in tmp_path.rglob("*")] == ["out", "mine"]
+
+
+@pytest.mark.parametrize(
+    ("more", "says"),
+    [("", "is not whole any more"), ("classes = 3", "was not built by"), ("options = 3", "was not built by"),
+     ("[classes.a]\ntrain = 'x'", "was not built by")],
+)  # fmt: skip
+def test_a_dataset_toml_that_lacks_something_is_a_line(more, says, tmp_path):
+    out = build("turntable", tmp_path / "out", objects=2, views=2)
+    (out / "dataset.toml").write_text(f'made_by = "hvdtrain data build"\n{more}\n')
+    with pytest.raises(UsageError, match=says):
+        build("turntable", out, objects=2, views=3)
+    assert CliRunner().invoke(data, ["check", str(out)]).exit_code == 0
 
 
 def test_another_data_set_is_replaced_by_force_alone(tmp_path):

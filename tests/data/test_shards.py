@@ -161,23 +161,25 @@ def test_a_changed_shard_is_told_from_what_was_packed(packed, tmp_path):
 
 
 @pytest.mark.parametrize(
-    "change",
+    ("change", "why"),
     [
-        lambda index: index | {"made_by": "me"}, lambda index: index | {"format": 2},
-        lambda index: {}, lambda index: [],
-        lambda index: index | {"shards": [{"name": "x", "bytes": float("inf")}]},
-        lambda index: index | {"samples": {"train": [[0, 0, 5, 5, 9, "x"]], "validation": [], "test": []}},
-        lambda index: index | {"samples": {"train": [[0, -1, 5, 5, 0, "x"]], "validation": [], "test": []}},
-        lambda index: index | {"samples": {"train": [[0, 0, 10**12, 5, 0, "x"]], "validation": [], "test": []}},
-        lambda index: index | {"shards": [{"name": "../../etc/passwd"}]},
-        lambda index: index | {"samples": {"train": 7}},
+        (lambda index: index | {"made_by": "me"}, "made by 'me', format 1"),
+        (lambda index: index | {"format": 2}, "format 2"),
+        (lambda index: {}, "it has no 'made_by'"), (lambda index: [], "it holds no object"),
+        (lambda index: index | {"shards": [{"name": "x", "bytes": float("inf")}]}, "cannot convert float infinity"),
+        (lambda index: index | {"samples": {"train": [[0, 0, 5, 5, 9, "x"]], "validation": [], "test": []}}, "'x' has"),
+        (lambda index: index | {"samples": {"train": [[0, -1, 5, 5, 0, "x"]], "validation": []}}, "'x' has no class"),
+        (lambda index: index | {"samples": {"train": [[0, 0, 10**12, 5, 0, "x"]], "validation": []}}, "'x' has no"),
+        (lambda index: index | {"shards": [{"name": "../../etc/passwd"}]}, "it has no 'bytes'"),
+        (lambda index: index | {"shards": [{"name": "../../etc/passwd", "bytes": 1}]}, "not beside the index"),
+        (lambda index: index | {"samples": {"train": 7}}, "'int' object is not iterable"),
     ],
 )  # fmt: skip
-def test_an_index_that_cannot_be_is_refused(change, packed, tmp_path):
+def test_an_index_that_cannot_be_is_refused(change, why, packed, tmp_path):
     (tmp_path / "packed" / "index.json").write_text(json.dumps(change(json.loads(packed["/index.json"]))))
     with pytest.raises(UsageError, match="index.json cannot be read as a data set's") as refused:
         find_dataset(f"file://{tmp_path}/packed")
-    assert "\n" not in str(refused.value)
+    assert why in str(refused.value) and "\n" not in str(refused.value)
 
 
 @pytest.mark.parametrize(
