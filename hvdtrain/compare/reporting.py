@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 import click
 
-from hvdtrain.config.option_types import Folder
+from hvdtrain.config.option_types import FileToWrite, Folder
 from hvdtrain.errors import UsageError
 
 if TYPE_CHECKING:
@@ -48,7 +48,7 @@ def margin_options(command: _Command) -> _Command:
     help="Also write the plots there as pictures, 1,350 pixels wide.",
 )  # fmt: skip
 @click.option(
-    "--latex", metavar="FILE", type=click.Path(path_type=Path, dir_okay=False),
+    "--latex", metavar="FILE", type=FileToWrite(),
     help="Also write the summary there, of several batches or models the table of all runs, as a LaTeX tabular for "
     "\\input.",
 )  # fmt: skip
@@ -62,7 +62,7 @@ def margin_options(command: _Command) -> _Command:
     help="With --out: also put there what `hvdtrain plan` predicts from this calibration, beside what was measured.",
 )  # fmt: skip
 @click.option(
-    "--json", "json_file", metavar="FILE", type=click.Path(path_type=Path, dir_okay=False),
+    "--json", "json_file", metavar="FILE", type=FileToWrite(),
     help="Also write the verdict there, as verdict.json in a report's folder has it.",
 )  # fmt: skip
 @margin_options

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 
 import click
 
+from hvdtrain.config.option_types import FileToWrite
 from hvdtrain.errors import UsageError
 
 if TYPE_CHECKING:
@@ -24,13 +25,13 @@ WHAT_IF = {
 
 @click.command()
 @click.argument("runs", nargs=-1, required=True, metavar="RUN…", type=click.Path(path_type=Path))
-@click.option("--json", "json_file", type=click.Path(path_type=Path, dir_okay=False), help="Write the figures there.")
+@click.option("--json", "json_file", type=FileToWrite(), help="Write the figures there.")
 @click.option(
-    "--plot", type=click.Path(path_type=Path, dir_okay=False),
+    "--plot", type=FileToWrite(),
     help="Draw every rank's steps there: .png, .svg or .pdf. For one run.",
 )  # fmt: skip
 @click.option(
-    "--timeline", type=click.Path(path_type=Path, dir_okay=False),
+    "--timeline", type=FileToWrite(),
     help="Draw one step across all ranks there, from the trace of a run with --trace. For one run.",
 )  # fmt: skip
 def explain(runs: tuple[Path, ...], json_file: Path | None, plot: Path | None, timeline: Path | None) -> None:

@@ -203,6 +203,9 @@ def test_what_cannot_be_explained_is_refused_in_a_line(tmp_path):
     assert f"there is no {damaged}/metrics.rank1.jsonl, which has what that worker did" in refused(damaged)
     assert "there is no folder" in refused(tmp_path / "none")
     assert "name one" in refused(short, short, "--plot", "a.png")
+    for option in ("--json", "--plot", "--timeline"):
+        said = refused(short, option, tmp_path / "none" / "a.png")
+        assert f"there is no folder {tmp_path}/none to write a.png in" in said
     assert "end its name in .png" in refused(short, "--plot", "a.gif")
     (short / "summary.json").unlink()
     with pytest.raises(UsageError, match="cannot be explained: the run has not finished"):
