@@ -41,17 +41,19 @@ RAMP = ("#3b6fd4", "#1f9a8a", "#c07a00", "#c8402f")
 LINES = ("-", "--", "-.", ":")
 
 # Where a step's time goes, in order: label, colour, colour of text on it. Waiting has the colours that stand out.
+# Neighbours are at least 20 CIE76 units apart too, as the modes are; so is the optimizer from backward and metrics, and
+# metrics from data, between which others may be missing.
 STEP_PARTS = {
     "data": ("data", "#aab3c0", "#101010"),
-    "forward": ("forward", "#7db7dd", "#101010"),
+    "forward": ("forward", "#62aee6", "#101010"),
     "backward": ("backward", "#2b6ea6", "#fdfdfd"),
     "comm": ("exposed communication", "#d55e00", "#fdfdfd"),
-    "optimizer": ("optimizer", "#8c6bb1", "#fdfdfd"),
-    "barrier": ("waiting between steps", "#f0a35c", "#101010"),
-    "lease": ("waiting for a share", "#e8c63c", "#101010"),
-    "refresh": ("weights to evaluate", "#5fa796", "#101010"),
-    "metrics": ("metrics", "#6d7684", "#fdfdfd"),
-    "not_recorded": ("not recorded", "#d9c9c4", "#101010"),  # of versions before, which did not have all of these
+    "optimizer": ("optimizer", "#9573f1", "#101010"),
+    "barrier": ("waiting between steps", "#ee9e66", "#101010"),
+    "lease": ("waiting for a share", "#e6cc1f", "#101010"),
+    "refresh": ("weights to evaluate", "#52d9aa", "#101010"),
+    "metrics": ("metrics", "#565f66", "#fdfdfd"),
+    "not_recorded": ("not recorded", "#e3cfc6", "#101010"),  # of versions before, which did not have all of these
 }
 
 RC: Any = {

@@ -17,6 +17,7 @@ Count = tuple[str, float, float]  # name, moment, value
 
 # Tracks.
 STEP, PUSH, PULL, UNDER_WAY, APPLY, REDUCE = "step", "push", "pull", "under way", "apply", "all-reduce"
+STEP_NUMBER = "step number"  # a counter of workers
 
 spans: list[Span] = []
 counts: list[Count] = []
@@ -51,6 +52,8 @@ def at_step(step: int) -> None:
     """The worker begins this step."""
     global _is_at_recorded_step
     _is_at_recorded_step = records(step)
+    if _is_at_recorded_step:
+        count(STEP_NUMBER, step)
 
 
 def is_recording() -> bool:

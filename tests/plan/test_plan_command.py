@@ -43,6 +43,6 @@ def test_from_a_calibration_to_answers(tmp_path, monkeypatch):
     plan("predict", "cal.json", *one, "--trace", "t.pftrace")
     (tmp_path / "run").mkdir()
     (tmp_path / "t.pftrace").rename(tmp_path / "run" / "trace.pftrace")
-    assert len(read_slices(tmp_path / "run")) > 20
+    assert len(read_slices(tmp_path / "run")[0]) > 20
     printed = plan("predict", "cal.json", "--trace", "t.pftrace", code=2)
     assert printed.startswith("hvdtrain: --trace is of one prediction") and printed.count("\n") == 1

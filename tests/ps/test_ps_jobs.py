@@ -26,7 +26,7 @@ from helpers.jobs import (
 )
 
 from hvdtrain.explain.step_picture import one_step, read_slices
-from hvdtrain.plot_style import save
+from hvdtrain.plot_style import save, svg
 from hvdtrain.world.place import RESPAWNS
 
 pytestmark = [pytest.mark.timeout(180), pytest.mark.usefixtures("beside_few_digits")]
@@ -59,7 +59,7 @@ def test_a_static_share_of_every_batch_is_each_workers_own(tmp_path):
     assert json.loads((out / "manifest.json").read_text())["shares"] == "static"
     for rank in (1, 2):
         assert [row["step"] for row in steps(out, rank)] == list(range(1, 46))
-    slices = read_slices(out)
+    slices, _ = read_slices(out)
     assert {s.process for s in slices} == {"rank 0 (server)", "rank 1 (worker)", "rank 2 (worker)"}
     assert sum(s.name == "forward" and s.process == "rank 1 (worker)" for s in slices) == 11
     assert {"backward", "comm", "optimizer"} <= {s.name for s in slices}
@@ -72,6 +72,8 @@ def test_a_static_share_of_every_batch_is_each_workers_own(tmp_path):
         assert [s.name.split()[0] for s in (pushed, applied, pulled)] == ["push", "apply", "pull"]
     save(one_step({"": out}), tmp_path / "step.png")
     assert (tmp_path / "step.png").stat().st_size > 10_000
+    drawn = svg(one_step({"both": out}))
+    assert "both: step 15 of rank 1" in drawn and "arrows: a bucket's way to its server and back" in drawn
 
 
 def test_a_slow_worker_does_less_and_all_have_seen_what_one_process_sees(tmp_path):

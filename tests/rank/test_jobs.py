@@ -24,7 +24,8 @@ from helpers.jobs import (
     until,
 )
 
-from hvdtrain.explain.step_picture import read_slices
+from hvdtrain.explain.step_picture import one_step, read_slices
+from hvdtrain.plot_style import svg
 from hvdtrain.world.parent import is_alive
 
 pytestmark = pytest.mark.timeout(180)
@@ -51,13 +52,15 @@ def test_every_starter_runs_every_kind_of_mode(starter, ranks, mode, servers, tm
     for rank in range(servers, ranks):
         assert [row["step"] for row in steps(out, rank)] == [1, 2, 3, 4, 5, 6]
         assert_every_second_has_its_part(steps(out, rank))
-    slices = read_slices(out)
+    slices, _ = read_slices(out)
     for rank in range(ranks if mode in ("allreduce", "ddp") and ranks > 1 else 0):
         own = [s for s in slices if s.process == f"rank {rank} (worker)"]
         optimizers = [s.began for s in own if s.name == "optimizer"]
         reductions = [s for s in own if s.track.startswith("all-reduce")]
         per_step = np.bincount(np.searchsorted(optimizers, [s.ended for s in reductions]), minlength=6)
         assert len(per_step) == 6 and per_step.all(), reductions
+    drawn = svg(one_step({mode: out}))
+    assert f"{mode}: step 3 of rank {servers}" in drawn and ("arrows" in drawn) == (servers > 0)
 
 
 def assert_every_second_has_its_part(rows):
