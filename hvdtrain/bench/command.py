@@ -300,7 +300,10 @@ def _show(rows: Sequence[Row]) -> None:
     if hosts:
         where = f"on {', '.join(hosts)}"
     else:
-        where = f"memory copied {statistics.median(row['memory_gb_per_s'] for row in rows):.1f} GB/s"
+        where = (
+            "floor: the least that this machine's memory takes to move those bytes, as fast as it copied just then, "
+        )
+        where += f"{statistics.median(row['memory_gb_per_s'] for row in rows):.1f} GB/s"
     table.caption = (
         f"n = {rows[0]['repeats']} repeats; GB/s of all workers together, a push and pull counts the vector once; "
         "CPU is all servers' processor time of a worker's push; "

@@ -137,7 +137,7 @@ _CAVEATS: tuple[Caveat, ...] = (
         "Stopped and resumed: {}. Times are of training alone, and each start warms up anew.",
         lambda run: len(run.manifest.parts) > 1,
     ),
-    _of("Workers came and went: {}. report.md says who was there.", lambda run: run.workers_changed),
+    _of("Workers came and went: {}; the report's table of who was there says when.", lambda run: run.workers_changed),
     _of(
         "A server was killed, and workers waited until it was back: {}.",
         lambda run: bool(run.summary.returned_servers),

@@ -32,7 +32,8 @@ def loss(by_kind: RunsByKind, curves: Mapping[Path, LossCurve]) -> "Figure | Non
             time.append(Line(curve.seconds, curve.loss, drawn))
             samples.append(Line(curve.samples, curve.loss, drawn))
         for run in runs:
-            evaluations, marks = run.summary.evaluations, _marker_style(run.kind) | {"linestyle": ""}
+            evaluations, label = run.summary.evaluations, f"{_line_style(run.kind, by_kind)['label']}: validation"
+            marks = _marker_style(run.kind) | {"linestyle": "", "label": label}
             losses = [e.val_loss for e in evaluations]
             time.append(Line([e.train_s for e in evaluations], losses, marks))
             samples.append(Line([e.samples for e in evaluations], losses, marks))

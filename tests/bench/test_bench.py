@@ -4,7 +4,7 @@ import click
 import pytest
 from click.testing import CliRunner
 
-from hvdtrain.bench.command import Sizes, bench
+from hvdtrain.bench.command import Sizes, _row, _show, bench
 from hvdtrain.errors import UsageError
 
 
@@ -19,6 +19,15 @@ def test_sizes_are_bytes_with_units_of_1024(text, sizes):
 def test_other_sizes_are_refused(text):
     with pytest.raises(click.BadParameter, match="is not a size from 4 bytes to 64G"):
         Sizes().convert(text, None, None)
+
+
+def test_the_table_says_what_its_floor_is(capsys):
+    _show([_row("allreduce", "gloo", "ps-async", 2, 0, 2**20, 5e9, [{"seconds": 0.01}], [])])
+    said = " ".join(capsys.readouterr().out.split())
+    assert (
+        "floor: the least that this machine's memory takes to move those bytes, as fast as it copied just then" in said
+    )
+    assert "5.0 GB/s" in said
 
 
 @pytest.mark.parametrize(

@@ -230,6 +230,13 @@ def test_runs_without_steps_or_with_nan_make_a_report_all_the_same(tmp_path):
     assert {p.stem for p in (tmp_path / "out" / "plots").iterdir()} == {"throughput", "cost"}
 
 
+def test_the_marks_of_evaluations_are_in_the_legend_of_the_loss(tmp_path):
+    drawn, _ = plots.draw(find_runs([write_comparison(tmp_path, (1,))]))
+    [loss] = [plot for plot in drawn if plot.name == "loss"]
+    for mode in ("single", "allreduce", "ps-async"):
+        assert loss.svg.count(f">{mode}: validation<") == loss.svg.count(f">{mode}<") == 1
+
+
 def test_a_loss_that_became_nan_or_infinite_is_drawn_as_far_as_it_goes(tmp_path):
     folder = write(tmp_path, val_loss=math.nan)
     lines = [step | {"loss": [math.nan, math.inf][n % 2]} for n, step in enumerate(steps(manifest(), 30, 100.0))]
