@@ -128,11 +128,11 @@ def test_servers_that_are_killed_come_back_with_all_that_they_had_answered(tmp_p
     """While a worker is killed too. Replay computes every push again, and finds the same weights."""
     out = tmp_path / "run"
     options = ["--mode", "ps-async", "--wire", "zmq", "--record", "--schedule", "constant", *TINY, "--epochs", "5"]
-    options += ["--shuffle-block", "64"]
+    options += ["--shuffle-block", "64", "--slow", "all:3x"]  # so that it still trains when they are back
     with Launched(out, "local", 2, 2, *options, place=["--respawn"], forked=True) as job:
         job.wait_for_steps()
         job.ranks()[3].kill()
-        until(lambda: [life["incarnation"] for life in lives(out) if life["rank"] == 3][-1] == 2)
+        until(lambda: [life["incarnation"] for life in lives(out) if life["rank"] == 3][-1] >= 2)
         for rank in (0, 1):
             killed, before = kill_server(out, rank), len(steps(out, 2))
             until(lambda rank=rank, killed=killed: server_pid(out, rank) not in (None, killed))

@@ -325,8 +325,8 @@ def test_launch_starts_a_crashed_job_again_after_its_last_snapshot(tmp_path):
         assert "starting again, 1 of 1 times" in printed and "going on after step 12" in printed
         assert [row["step"] for row in steps(out, 1)] == list(range(1, 31))
         served = [json.loads(line) for line in (out / "metrics.server0.jsonl").read_text().splitlines()]
-        pushes = [line["pushes"] for line in served]
-        assert pushes != sorted(pushes)  # both servers' lines, of which the second counted anew
+        spent = [line["cpu_s"] for line in served]
+        assert spent != sorted(spent) and served[-1]["pushes"] == 18  # the lines of both, and the second counted anew
         again = sum(row["samples"] or 0 for row in summary(out)["processes"])
         assert again == summary(out)["samples"] - 1438  # the first epoch was another start's
         assert (tmp_path / "run.launch" / "log.1").is_file()
