@@ -7,9 +7,9 @@ A case is a mode, 2 or 4 workers, and one of them, drawn, made 2, 4 or 8 times a
 with nobody made slow. All thirty take about half an hour on two idle cores; --cases does some of them, in an order that
 mixes modes. Finished runs in the folder stay, so that what reads them can be changed and tried again.
 
-All workers of a case sleep so much that two of them would have a core for each, as machines of a cluster have: --slow
-all:4x for four workers on two cores. --as-fast-as-they-can leaves that out, and what is counted about speeds then says
-more about the machine, where it has fewer cores than there are workers.
+All workers of a case sleep so much that together they compute on a quarter of the cores, and so seldom meet there, as
+machines of a cluster do not: --slow all:8x for four workers on two cores. --as-fast-as-they-can leaves that out; what
+is counted about speeds then says more about the machine, where it has not far more cores than there are workers.
 
 Counts runs whose slow rank was named, clean ones in which none was, runs whose parts of a step add up to it within 2 %,
 where "without the straggler" is within 7 % of the clean run's samples/s, and where the slow run's are within 10 % of
@@ -91,7 +91,7 @@ def measured_step_s(run: Path) -> float:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--cases", type=int, default=30)
-    parser.add_argument("--steps", type=int, default=120)
+    parser.add_argument("--steps", type=int, default=80)
     parser.add_argument("--as-fast-as-they-can", action="store_true")
     parser.add_argument("--out", type=Path, default=Path("explain-check"))
     args = parser.parse_args()
@@ -100,7 +100,7 @@ def main() -> None:
     for number, case in enumerate(cases(args.cases)):
         name = f"{number:02}-{case.mode}-w{case.workers}-{case.slow}x{case.factor}"
         folders = [args.out.absolute() / f"{name}-{kind}" for kind in ("slow", "clean")]
-        of_all = 1 if args.as_fast_as_they_can else max(1, math.ceil(2 * case.workers / usable_cores()))
+        of_all = 1 if args.as_fast_as_they_can else max(1, math.ceil(4 * case.workers / usable_cores()))
         slow = explained(case, f"all:{of_all}x+{case.slow}:{case.factor}x", folders[0], args.steps)
         none = explained(case, f"all:{of_all}x", folders[1], args.steps)
         rank = case.servers + case.slow
