@@ -116,12 +116,13 @@ def _total_steps(run: Path, manifest: Manifest | None) -> int | None:
 
 
 def _last_line(run: Path) -> str:
-    """What the job has printed last; nothing where another starter printed it elsewhere."""
+    """What the job has printed last, a scheduler's into a log of its own; nothing where that is elsewhere."""
     try:
-        with log_file(run).open("rb") as log:
+        logs = log_file(run).parent.glob("*log")
+        with max(logs, key=lambda file: file.stat().st_mtime).open("rb") as log:
             log.seek(max(0, log.seek(0, 2) - LOG_TAIL))
             lines = log.read().decode(errors="replace").splitlines()
-    except OSError:
+    except (ValueError, OSError):
         return ""
     return next((line.strip()[:LINE_LENGTH] for line in reversed(lines) if re.search(r"\w", line)), "")
 

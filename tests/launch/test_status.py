@@ -59,7 +59,10 @@ def test_a_run_whose_first_worker_holds_it_trains_and_a_schedulers_job_is_named(
     assert re.search(r": training since [\d: -]+ \(.*, by ssh on a:2, b:1\)$", state)
     assert last == "last line: [1]<stdout>: epoch 3"
     record.write_text(json.dumps({"launcher": "slurm", "job": "17"}))
-    assert ": handed to slurm as job 17 since " in lines(run)[0]
+    os.utime(log, (0, 0))
+    log.with_name("slurm-17.log").write_text("[0]<stdout>: epoch 4\n")
+    state, *_, last = lines(run)
+    assert ": handed to slurm as job 17 since " in state and last == "last line: [0]<stdout>: epoch 4"
     record.write_text(json.dumps({"launcher": "ssh", "pid": os.getpid(), "host": "elsewhere"}))
     assert ": launched on elsewhere since " in lines(run)[0]
 
