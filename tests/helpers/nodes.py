@@ -20,13 +20,18 @@ def why_not():
     return ""
 
 
+def leave_out(reason):
+    """Skip the test if there is a reason to, or fail it where HVDTRAIN_TESTBED=required."""
+    if reason and os.environ.get("HVDTRAIN_TESTBED") == "required":
+        pytest.fail(reason)
+    if reason:
+        pytest.skip(reason)
+
+
 @contextlib.contextmanager
 def two_nodes():
     """node1 and node2 are up, joined by 1 Gbit/s. Their names are this machine's: one test at a time."""
-    if reason := why_not():
-        if os.environ.get("HVDTRAIN_TESTBED") == "required":
-            pytest.fail(reason)
-        pytest.skip(reason)
+    leave_out(why_not())
     with open("/tmp/hvdtrain-testbed.lock", "w") as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)
         testbed.up(["1gbit"] * 2)
@@ -34,3 +39,9 @@ def two_nodes():
             yield
         finally:
             testbed.down()
+
+
+def on_node(node):
+    """What runs a command in a node's network, and under its name; `ip netns exec` would hide control groups."""
+    named = f'hostname {node} && exec "$@"'
+    return ["nsenter", f"--net=/run/netns/hvdtrain-{node}", "unshare", "--uts", "sh", "-c", named, "sh"]

@@ -10,7 +10,7 @@ import subprocess
 import psutil
 import pytest
 from helpers.jobs import HVDTRAIN, SETTINGS, steps, until
-from helpers.nodes import two_nodes
+from helpers.nodes import leave_out, on_node, two_nodes
 
 from hvdtrain.launch import testbed
 from hvdtrain.launch.recipe import JobSpec, expand
@@ -44,20 +44,11 @@ def slurm_on_two_nodes(tmp_path):
             yield env
 
 
-def on_node(node):
-    """What runs a command in a node's network, and under its name; `ip netns exec` would hide control groups."""
-    named = f'hostname {node} && exec "$@"'
-    return ["nsenter", f"--net=/run/netns/hvdtrain-{node}", "unshare", "--uts", "sh", "-c", named, "sh"]
-
-
 @contextlib.contextmanager
 def cluster(folder, hosts, slots, controller_address="127.0.0.1"):
     """Slurm on hosts, each with its address and what runs a command there."""
     missing = [tool for tool in TOOLS if not shutil.which(tool)] + (["root"] if os.geteuid() else [])
-    if missing:
-        if os.environ.get("HVDTRAIN_TESTBED") == "required":
-            pytest.fail(f"not installed: {', '.join(missing)}")
-        pytest.skip(f"not installed: {', '.join(missing)}")
+    leave_out(f"not installed: {', '.join(missing)}" if missing else "")
     controller, port = free_ports(2)
     (folder / "munge.key").write_bytes(os.urandom(128))
     (folder / "munge.key").chmod(0o600)
