@@ -9,6 +9,8 @@ from typing import TYPE_CHECKING
 
 from hvdtrain import modes, plot_style
 from hvdtrain.errors import UsageError
+from hvdtrain.explain.account import account
+from hvdtrain.explain.timeline import read_timeline
 from hvdtrain.numerics.slowdown import Rule, factor_of_all, parse, slowed_workers
 from hvdtrain.report.page import Plot
 from hvdtrain.runs.fields import field_value
@@ -88,15 +90,29 @@ def expected_speed(kind: Kind, of: Mapping[float, Sequence[Run]], factor: float)
     """Samples/s in theory, from the runs without a slow worker; None without them.
 
     In lockstep, and for any finite bound of staleness, all are as slow as the slowest; asynchronous workers' rates add
-    up. What of a step is not computing stays as it was.
+    up. What of a step is not computing stays as it was, except that equal workers in lockstep wait for the one that
+    happens to be the slowest in a step, and that ends where one always is.
     """
     if 1.0 not in of:
         return None
     base = geometric_mean(run.summary.samples_per_s or 1.0 for run in of[1.0])
-    slowed = 1 / (1 + (factor - 1) * fmean(_computing_share(run) for run in of[1.0]))  # the slow worker's own speed
+    if factor == 1:
+        return base
+    longer = (factor - 1) * fmean(_computing_share(run) for run in of[1.0])  # the slow worker's own step
     if kind.mode == "ps-async":
-        return base * (kind.workers - 1 + slowed) / kind.workers
-    return base if of[1.0][0].manifest.backup else base * slowed
+        return base * (kind.workers - 1 + 1 / (1 + longer)) / kind.workers
+    if of[1.0][0].manifest.backup:
+        return base
+    return base / (1 + max(0.0, longer - fmean(_share_waited_for_equals(run) for run in of[1.0])))
+
+
+def _share_waited_for_equals(run: Run) -> float:
+    """How much of a step of a run without a slow worker its workers wait for the slowest of them."""
+    try:
+        found = account(run, read_timeline(run))
+    except UsageError:  # too short to tell
+        return 0.0
+    return found.parts["waiting_for_slowest"] / found.step_s if modes.declared(run.kind.mode).lockstep else 0.0
 
 
 def _computing_share(run: Run) -> float:

@@ -12,6 +12,7 @@ from hvdtrain.errors import UsageError
 from hvdtrain.explain.account import PARTS
 from hvdtrain.explain.command import explain
 from hvdtrain.explain.pictures import pictures
+from hvdtrain.explain.slow_factors import expected_speed
 from hvdtrain.runs.read import load_run
 
 COMPUTE_S, LATENCY_S = 0.040, 0.004
@@ -54,6 +55,7 @@ def make_run(folder, factors, mode="allreduce", steps=200, slow=slice(None), noi
     (folder / "summary.json").write_text(json.dumps({
         "status": "done", "steps": steps, "samples": samples, "wall_s": end, "samples_per_s": samples / end,
         "processes": processes,
+        "step_seconds": {"forward": own.mean() / 3, "backward": 2 * own.mean() / 3, "comm": waits.mean()},
     }))  # fmt: skip
     return folder
 
@@ -124,6 +126,17 @@ def test_without_the_straggler_it_is_as_fast_as_a_run_that_had_none(tmp_path, mo
     assert found["waited_s"][str(servers + 3)] == pytest.approx(
         0 if mode == "ps-async" else 195 * 3 * COMPUTE_S, rel=0.05
     )
+
+
+@pytest.mark.parametrize(("mode", "servers"), [("allreduce", 0), ("ps-async", 1)])
+@pytest.mark.parametrize("factor", [2, 8])
+def test_theory_from_a_run_without_a_slow_worker_is_the_speed_of_one_that_has_it(tmp_path, mode, servers, factor):
+    """Also where the steps of equal workers differ, and each of them waits for another one at every step."""
+    clean, slow = (
+        load_run(make_run(tmp_path / str(of), (1, 1, 1, of), mode, noise=0.3, servers=servers)) for of in (1, factor)
+    )
+    expected = expected_speed(clean.kind, {1.0: [clean]}, factor)
+    assert slow.summary.samples_per_s == pytest.approx(expected, rel=0.05)
 
 
 def test_workers_that_are_not_in_step_are_no_faster_than_their_cores_allow(tmp_path):
