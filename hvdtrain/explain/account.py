@@ -134,7 +134,9 @@ def _speed_without(run: Run, timeline: Timeline, straggler: Straggler | None) ->
         return float(step / (step - (timeline.own_s.max(0) - replaced.max(0)).mean()))
     seconds = np.array([steps[:, 1:3].sum(1).mean() for steps in timeline.each_step])
     samples = np.array([steps[:, 3].mean() for steps in timeline.each_step])
-    rates, free = samples / seconds, samples / (seconds - waits_for_others(timeline))
+    # Equals too wait for each other at the end of an epoch, as much shorter as their steps are.
+    left = np.array([steps[:, 4].mean() for steps in timeline.each_step]) / max(1.0, straggler.factor)
+    rates, free = samples / seconds, samples / (seconds - waits_for_others(timeline) + left)
     free[worker] = np.median(np.delete(free, worker))
     speed = float(free.sum() / rates.sum())
     return speed * _processors_allow(run, dict(zip(timeline.ranks, free / rates, strict=True)), speed)
