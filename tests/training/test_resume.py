@@ -379,12 +379,11 @@ def test_a_snapshot_that_could_not_be_saved_is_not_said_to_be(tmp_path):
 def test_a_run_that_is_interrupted_says_how_to_go_on(tmp_path):
     """With what its last snapshot has, or, where there is none yet, from the beginning."""
     out, job = tmp_path / "run", [HVDTRAIN, "train", *SMALL, "--steps", "3000"]
-    for printed in (
-        "nothing had been saved: `hvdtrain train --resume --out {}` begins it again",
-        "`hvdtrain train --resume --out {}` goes on after step",
+    for every, ready, printed in (
+        ("10m", "metrics.rank0.jsonl", "nothing had been saved: `hvdtrain train --resume --out {}` begins it again"),
+        ("epoch", "snapshots/step-????????", "`hvdtrain train --resume --out {}` goes on after step"),
     ):
-        train = subprocess.Popen([*job, "--resume", "--out", str(out)], **SETTINGS)
-        ready = "metrics.rank0.jsonl" if "begins" in printed else "snapshots/step-*"
+        train = subprocess.Popen([*job, "--snapshot-every", every, "--resume", "--out", str(out)], **SETTINGS)
         try:
             until(lambda ready=ready: any(out.glob(ready)))
             train.send_signal(signal.SIGINT)
