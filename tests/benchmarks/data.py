@@ -1,10 +1,13 @@
 """Builders and loaders beside their peers, alternating in one run. Median and range over the repeats.
 
-python tests/benchmarks/data.py coil|slice|loader [REPEATS]
+python tests/benchmarks/data.py coil|slice|loader|decode [REPEATS]
   coil    7,200 PNGs of 128 x 128 from a zip into class folders, beside `unzip` and moving the files
   slice   resizing photographs on one core and on all
   loader  images/s from a folder and from shards, beside torchvision's ImageFolder with torch's DataLoader and, where
           it is installed (`uv run --with spdl`, and FFmpeg's libraries), SPDL
+  decode  what threads that decode cost the step beside them, in each mode: images/s of a worker while it does not wait
+          for images, of which those that are flipped were decoded once, and those that are cropped are each time. The
+          workers sleep three quarters of the time they compute, so that there are cores for both
 """
 
 import importlib.util
@@ -19,18 +22,25 @@ import tempfile
 import time
 import zipfile
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 
 import numpy as np
 from PIL import Image
 
 from hvdtrain.config.recipes import load
+from hvdtrain.config.run_config import RunConfig
 from hvdtrain.data import loader as loaders
 from hvdtrain.data.build import build
 from hvdtrain.data.find import find_dataset
 from hvdtrain.data.folder import scan
 from hvdtrain.data.sampling import BatchSampler
 from hvdtrain.data.shards import pack
+from hvdtrain.launch.job_log import failure_reason
+from hvdtrain.launch.processes import local_job
+from hvdtrain.launch.recipe import train_program
+from hvdtrain.runs.live import WARM_UP
+from hvdtrain.runs.read import load_run
 
 CORES = sorted(os.sched_getaffinity(0))
 
@@ -38,7 +48,7 @@ CORES = sorted(os.sched_getaffinity(0))
 def main() -> None:
     what, repeats = sys.argv[1], int(sys.argv[2]) if len(sys.argv) > 2 else 5
     with tempfile.TemporaryDirectory(prefix="hvdtrain-") as folder:
-        alternate({"coil": coil, "slice": slice_, "loader": loader}[what](Path(folder)), repeats)
+        alternate({"coil": coil, "slice": slice_, "loader": loader, "decode": decode}[what](Path(folder)), repeats)
 
 
 def alternate(rivals: dict[str, Callable[[], float]], repeats: int) -> None:
@@ -183,6 +193,31 @@ def loader(folder: Path) -> dict[str, Callable[[], float]]:
         "hvdtrain, folder": lambda: ours(str(built)),
         "hvdtrain, shards": lambda: ours(f"file://{folder}/packed"),
     }
+
+
+def decode(folder: Path) -> dict[str, Callable[[], float]]:
+    built = build("imagenet-slice", folder / "built", images_from=photographs(folder, 1200), resize=256)
+
+    def trained(mode: str, servers: int, augment: str) -> float:
+        config = RunConfig(
+            mode=mode, servers=servers, steps=60, threads=1, batch_size=32, dataset=str(built), image_size=64,
+            augment=augment, slow="all:4x", snapshot_every="never", save="none",
+        )  # fmt: skip
+        run, log = folder / "run", folder / "log"
+        with local_job("local", 2 + servers, train_program(config, run), log) as job:
+            code = job.wait()
+        if code:
+            raise SystemExit(failure_reason(log, code))
+        ranks, _ = load_run(run).read_steps()
+        steps = [step for own in ranks.values() for step in own[WARM_UP:] if step.shares]
+        shutil.rmtree(run)
+        return 16 / statistics.median((step.seconds - step.data_s) / step.shares for step in steps)
+
+    modes = {"allreduce": 0, "ddp": 0, "ps-sync": 1, "ps-async": 1}
+    return {
+        f"{mode}, {augment}": partial(trained, mode, servers, augment)
+        for mode, servers in modes.items() for augment in ("flip", "crop-flip")
+    }  # fmt: skip
 
 
 if __name__ == "__main__":
