@@ -2,7 +2,7 @@
 
 import math
 from collections import Counter
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from itertools import pairwise
 from statistics import fmean, geometric_mean
 from typing import TYPE_CHECKING
@@ -52,7 +52,7 @@ def slow_factors(runs: Sequence[Run]) -> Plot | None:
         figure, (speed, time, stale) = plot_style.new_figure(4.0, columns=3)
         _lines(speed, found, lambda run: run.summary.samples_per_s)
         for kind, of in found.items():
-            if theory := {factor: rate for factor in of if (rate := expected_speed(kind, of, factor))}:
+            if theory := expected_speeds(kind, of, of):
                 speed.plot(list(theory), list(theory.values()), "--", color=plot_style.colour(kind), linewidth=0.9)
         _lines(time, found, lambda run: run.summary.time_to_target_s)
         _staleness(stale, found)
@@ -86,33 +86,36 @@ def factors_of(run: Run) -> tuple[float, float] | None:
     return (rule.factor, of_all) if rule and rule == Rule(rule.worker, rule.factor) else None
 
 
-def expected_speed(kind: Kind, of: Mapping[float, Sequence[Run]], factor: float) -> float | None:
-    """Samples/s in theory, from the runs without a slow worker; None without them.
+def expected_speeds(kind: Kind, of: Mapping[float, Sequence[Run]], factors: Iterable[float]) -> dict[float, float]:
+    """Samples/s in theory by the slow worker's factor, from the runs without a slow worker; nothing without them.
 
     In lockstep, and for any finite bound of staleness, all are as slow as the slowest; asynchronous workers' rates add
     up. What of a step is not computing stays as it was, except that equal workers in lockstep wait for the one that
     happens to be the slowest in a step, and that ends where one always is.
     """
     if 1.0 not in of:
-        return None
+        return {}
     base = geometric_mean(run.summary.samples_per_s or 1.0 for run in of[1.0])
-    if factor == 1:
-        return base
-    longer = (factor - 1) * fmean(_computing_share(run) for run in of[1.0])  # the slow worker's own step
-    if kind.mode == "ps-async":
-        return base * (kind.workers - 1 + 1 / (1 + longer)) / kind.workers
-    if of[1.0][0].manifest.backup:
-        return base
-    return base / (1 + max(0.0, longer - fmean(_share_waited_for_equals(run) for run in of[1.0])))
+    computing = fmean(_computing_share(run) for run in of[1.0])
+    is_lockstep = modes.declared(kind.mode).lockstep
+    waiting = fmean(_share_waited_for_equals(run) for run in of[1.0]) if is_lockstep else 0.0
+
+    def speed(factor: float) -> float:
+        longer = (factor - 1) * computing  # the slow worker's own step
+        if kind.mode == "ps-async":
+            return base * (kind.workers - 1 + 1 / (1 + longer)) / kind.workers
+        return base if of[1.0][0].manifest.backup else base / (1 + max(0.0, longer - waiting))
+
+    return {factor: speed(factor) for factor in factors}
 
 
 def _share_waited_for_equals(run: Run) -> float:
-    """How much of a step of a run without a slow worker its workers wait for the slowest of them."""
+    """How much of a step of a run in lockstep without a slow worker its workers wait for the slowest of them."""
     try:
         found = account(run, read_timeline(run))
     except UsageError:  # too short to tell
         return 0.0
-    return found.parts["waiting_for_slowest"] / found.step_s if modes.declared(run.kind.mode).lockstep else 0.0
+    return found.parts["waiting_for_slowest"] / found.step_s
 
 
 def _computing_share(run: Run) -> float:

@@ -28,7 +28,7 @@ import sys
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from hvdtrain.explain.slow_factors import expected_speed
+from hvdtrain.explain.slow_factors import expected_speeds
 from hvdtrain.runs.live import WARM_UP
 from hvdtrain.runs.read import load_run
 from hvdtrain.runs.schema import each_share, read_steps
@@ -106,7 +106,8 @@ def main() -> None:
         rank = case.servers + case.slow
         error = slow["what_if"]["without_straggler"]["samples_per_s"] / none["samples_per_s"] - 1
         run = load_run(folders[1])
-        theory = slow["samples_per_s"] / (expected_speed(run.kind, {1.0: [run]}, case.factor) or math.nan) - 1
+        expected = expected_speeds(run.kind, {1.0: [run]}, [case.factor])[case.factor]
+        theory = slow["samples_per_s"] / expected - 1
         sums = [
             abs(sum(run["parts"].values()) / measured_step_s(folder) - 1)
             for run, folder in zip((slow, none), folders, strict=True)

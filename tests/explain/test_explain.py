@@ -12,7 +12,7 @@ from hvdtrain.errors import UsageError
 from hvdtrain.explain.account import PARTS
 from hvdtrain.explain.command import explain
 from hvdtrain.explain.pictures import pictures
-from hvdtrain.explain.slow_factors import expected_speed
+from hvdtrain.explain.slow_factors import expected_speeds
 from hvdtrain.runs.read import load_run
 
 COMPUTE_S, LATENCY_S = 0.040, 0.004
@@ -135,7 +135,7 @@ def test_theory_from_a_run_without_a_slow_worker_is_the_speed_of_one_that_has_it
     clean, slow = (
         load_run(make_run(tmp_path / str(of), (1, 1, 1, of), mode, noise=0.3, servers=servers)) for of in (1, factor)
     )
-    expected = expected_speed(clean.kind, {1.0: [clean]}, factor)
+    expected = expected_speeds(clean.kind, {1.0: [clean]}, [factor])[factor]
     assert slow.summary.samples_per_s == pytest.approx(expected, rel=0.05)
 
 

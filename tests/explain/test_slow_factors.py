@@ -4,7 +4,7 @@ import pytest
 from helpers.report_runs import run
 
 from hvdtrain.explain.pictures import pictures
-from hvdtrain.explain.slow_factors import expected_speed, expected_staleness, factors_of
+from hvdtrain.explain.slow_factors import expected_speeds, expected_staleness, factors_of
 from hvdtrain.report.comparisons import split_into_comparisons
 
 SPEED = 100.0
@@ -52,10 +52,10 @@ def test_theory():
     """Computing is 0.69 of a step of these runs: 0.3 forward, 0.39 backward."""
     slow = 1 / (1 + 3 * 0.69)
     ring, servers = slowed("none"), slowed("none", "ps-async", servers=1)
-    assert expected_speed(ring.kind, {1.0: [ring]}, 4) == pytest.approx(SPEED * slow, rel=0.01)
-    assert expected_speed(servers.kind, {1.0: [servers]}, 4) == pytest.approx(SPEED * (3 + slow) / 4, rel=0.01)
+    assert expected_speeds(ring.kind, {1.0: [ring]}, [4])[4] == pytest.approx(SPEED * slow, rel=0.01)
+    assert expected_speeds(servers.kind, {1.0: [servers]}, [4])[4] == pytest.approx(SPEED * (3 + slow) / 4, rel=0.01)
     backed = slowed("none", "ps-sync", servers=1, backup=1)
-    assert expected_speed(backed.kind, {1.0: [backed]}, 4) == pytest.approx(SPEED)
+    assert expected_speeds(backed.kind, {1.0: [backed]}, [4])[4] == pytest.approx(SPEED)
     rates = [0.25, 1, 1, 1]
     means = [expected_staleness(servers.kind, 0.25, not worker) for worker in range(4)]
     assert sum(r * mean for r, mean in zip(rates, means, strict=True)) / sum(rates) == pytest.approx(3)  # n - 1

@@ -6,6 +6,7 @@ import os
 import shutil
 from pathlib import Path
 
+import psutil
 import pytest
 
 from hvdtrain.launch import testbed
@@ -45,3 +46,14 @@ def on_node(node):
     """What runs a command in a node's network, and under its name; `ip netns exec` would hide control groups."""
     named = f'hostname {node} && exec "$@"'
     return ["nsenter", f"--net=/run/netns/hvdtrain-{node}", "unshare", "--uts", "sh", "-c", named, "sh"]
+
+
+def ranks_of_job(job, named, ranked):
+    """{rank: process} of a scheduler's job, by the variables that have its name and a process's rank."""
+    found = {}
+    for process in psutil.process_iter():
+        with contextlib.suppress(psutil.Error):
+            env = process.environ()
+            if env.get(named) == job and ranked in env and "hvdtrain" in process.cmdline():
+                found[int(env[ranked])] = process
+    return found

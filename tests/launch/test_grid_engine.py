@@ -8,10 +8,9 @@ import signal
 import subprocess
 import sys
 
-import psutil
 import pytest
 from helpers.jobs import HVDTRAIN, SETTINGS, steps, until
-from helpers.nodes import leave_out, on_node, two_nodes
+from helpers.nodes import leave_out, on_node, ranks_of_job, two_nodes
 from helpers.recipes import script
 
 from hvdtrain.launch import testbed
@@ -150,17 +149,6 @@ def taken(out, rank):
     return len(steps(out, rank)) if (out / f"metrics.rank{rank}.jsonl").is_file() else 0
 
 
-def processes_of(job):
-    """{rank: process}, as far as they have the job's environment."""
-    found = {}
-    for process in psutil.process_iter():
-        with contextlib.suppress(psutil.Error):
-            env = process.environ()
-            if env.get("JOB_ID") == job and "OMPI_COMM_WORLD_RANK" in env and "hvdtrain" in process.cmdline():
-                found[int(env["OMPI_COMM_WORLD_RANK"])] = process
-    return found
-
-
 def placed(out):
     manifest = json.loads((out / "manifest.json").read_text())
     assert (manifest["starter"], manifest["interface"]) == ("mpirun", testbed.INTERFACE)
@@ -190,7 +178,7 @@ def test_jobs_on_two_hosts_are_stopped_or_go_back_in_the_queue_go_on_and_lose_a_
     until(lambda: "going on after step" in (tmp_path / "ps-async.launch" / f"sge-{told}.log").read_text())
     again = grid_engine(HVDTRAIN, "launch", "--resume", "--out", str(servers))
     assert (again.returncode, f"sge has its job {told}; `hvdtrain stop" in again.stdout) == (2, True), again.stdout
-    ranks = processes_of(told)
+    ranks = ranks_of_job(told, "JOB_ID", "OMPI_COMM_WORLD_RANK")
     assert set(ranks) == {0, 1, 2}
     ranks[2].kill()
     left = taken(servers, 1)

@@ -7,10 +7,9 @@ import shutil
 import socket
 import subprocess
 
-import psutil
 import pytest
 from helpers.jobs import HVDTRAIN, SETTINGS, steps, until
-from helpers.nodes import leave_out, on_node, two_nodes
+from helpers.nodes import leave_out, on_node, ranks_of_job, two_nodes
 
 from hvdtrain.launch import testbed
 from hvdtrain.launch.recipe import JobSpec, expand
@@ -163,17 +162,6 @@ def test_a_batch_job_whose_rank_fails_does_not_go_back_in_the_queue(slurm, tmp_p
     assert (script.parent / f"slurm-{job}.log").read_text().count("start") == 2  # once each
 
 
-def ranks_of_job(job):
-    """{rank: process} of a job of Slurm."""
-    found = {}
-    for process in psutil.process_iter():
-        with contextlib.suppress(psutil.Error):
-            env = process.environ()
-            if env.get("SLURM_JOB_ID") == job and "SLURM_PROCID" in env and "hvdtrain" in process.cmdline():
-                found[int(env["SLURM_PROCID"])] = process
-    return found
-
-
 @pytest.mark.xdist_group("testbed")
 def test_jobs_on_two_nodes_train_where_they_were_placed(slurm_on_two_nodes, tmp_path):
     """Nodes of two slots each, with their own names and slurmds. One after the other: as Slurm chooses, in turn, so
@@ -194,7 +182,7 @@ def test_jobs_on_two_nodes_train_where_they_were_placed(slurm_on_two_nodes, tmp_
         ),
     }  # fmt: skip
     until(lambda: len(rows(asynchronous, 1)) > 5 and len(rows(asynchronous, 2)) > 5, 100)
-    ranks_of_job(jobs[asynchronous])[2].kill()
+    ranks_of_job(jobs[asynchronous], "SLURM_JOB_ID", "SLURM_PROCID")[2].kill()
     until(lambda: not output(env, "squeue", "-h"), 100)
     placed = {
         ring: {"node1": [0, 2], "node2": [1, 3]},
