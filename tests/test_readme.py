@@ -135,7 +135,8 @@ def check_bench_rows(rows: list[dict]) -> None:
         moving = row["workers"] if row["servers"] else row["workers"] - 1
         assert row["floor_s"] == pytest.approx(7 * moving * row["bytes"] / row["memory_gb_per_s"] / 1e9)
         if row["backend"] == "rpc":
-            assert row["mode"] == "ps-async" and row["server_mb"] > 100 and row["server_cpu_ms_per_push"] > 0
+            assert (row["mode"], row["bucket_mb"]) == ("ps-async", 4)
+            assert row["server_mb"] > 100 and row["server_cpu_ms_per_push"] > 0
 
 
 def test_no_command_is_missed():

@@ -20,6 +20,7 @@ from hvdtrain.bench.memory import bandwidth
 from hvdtrain.bench.turns import Gone, Turns
 from hvdtrain.config.command_line import NUM_SERVERS, NUM_WORKERS, GroupedCommand
 from hvdtrain.config.option_types import EQUAL, FileToWrite, Names, Numbers, ServerNumber
+from hvdtrain.config.run_config import RunConfig
 from hvdtrain.errors import Failure, UsageError, unknown
 from hvdtrain.formatting import with_noun
 from hvdtrain.launch.allocation import hosts_or_here
@@ -89,6 +90,10 @@ class Sizes(click.ParamType):
     show_default=True,
     help="When hvdtrain's servers apply a push.",
 )
+@click.option(
+    "--bucket-mb", type=click.FloatRange(2**-4, 32), default=RunConfig.bucket_mb, show_default=True,
+    help="MiB of the vector that travel as one message to or from hvdtrain's servers.",
+)  # fmt: skip
 @host_options
 @launcher_option
 @click.option("--repeats", type=click.IntRange(1, 1000), default=7, show_default=True, help="Timed repeats.")
@@ -97,8 +102,8 @@ class Sizes(click.ParamType):
 @click.pass_context
 def bench(
     ctx: click.Context, ops: list[str], backends: list[str], peer: tuple[str, ...], sizes: list[int],
-    workers: list[int], servers: Any, mode: str, hosts: str | None, hostfile: Path | None, launcher: str, repeats: int,
-    file: Path | None, plot: Path | None,
+    workers: list[int], servers: Any, mode: str, bucket_mb: float, hosts: str | None, hostfile: Path | None,
+    launcher: str, repeats: int, file: Path | None, plot: Path | None,
 ) -> None:  # fmt: skip
     """Time all-reduce, push and pull, side by side, on this machine or over hosts.
 
@@ -151,12 +156,12 @@ def bench(
         found: dict[str, list[Measured]] = {}
         if own:
             click.echo(f"{op} over {', '.join(own)} with {with_noun(number, 'worker')} …", err=True)
-            found = _measure(op, own, number, its, repeats, sizes, mode, used, launcher)
+            found = _measure(op, own, number, its, repeats, sizes, mode, bucket_mb, used, launcher)
         for kind in MXNET if peer and op == "pushpull" else ():
             click.echo(f"{op} over {kind} with {with_noun(number, 'worker')} …", err=True)
             found[kind] = _measure_mxnet(kind, number, its, repeats, sizes)
         rows += [
-            _row(op, backend, mode, number, its, size, memory, measured, used)
+            _row(op, backend, mode, bucket_mb, number, its, size, memory, measured, used)
             for backend, of_sizes in found.items()
             for size, measured in zip(sizes, of_sizes, strict=True)
         ]
@@ -169,7 +174,7 @@ def bench(
 
 def _measure(
     op: str, backends: Sequence[str], workers: int, servers: int, repeats: int, sizes: Sequence[int], mode: str,
-    hosts: Sequence[Host], launcher: str,
+    bucket_mb: float, hosts: Sequence[Host], launcher: str,
 ) -> dict[str, list[Measured]]:  # fmt: skip
     """Of each backend and size what its workers found, in turns: each repeat has every backend once, and another one
     first. One more repeat before them is not counted, in which memory is touched for the first time.
@@ -186,7 +191,7 @@ def _measure(
         )
         jobs = {}
         for backend in backends:
-            words = [turns.addresses, backend, str(servers), mode, str(TIMES.get(op, 1)), op]
+            words = [turns.addresses, backend, str(servers), mode, str(TIMES.get(op, 1)), op, str(bucket_mb)]
             # The naive peer is without what a first attempt is without: huge pages.
             tuned = {} if backend == "naive-rpc" else {"THP_MEM_ALLOC_ENABLE": "1"}
             if backend == "zmq" and hosts:  # for vectors of ones, it may be seen on a command line
@@ -240,7 +245,7 @@ def _measure_mxnet(kind: str, workers: int, servers: int, repeats: int, sizes: S
 
 
 def _row(
-    op: str, backend: str, mode: str, workers: int, servers: int, size: int, memory: float | None,
+    op: str, backend: str, mode: str, bucket_mb: float, workers: int, servers: int, size: int, memory: float | None,
     measured: Measured, hosts: Sequence[Host],
 ) -> Row:  # fmt: skip
     times = TIMES.get(op, 1)
@@ -258,7 +263,7 @@ def _row(
     if "server_mb" in measured[0]:
         cpu_s = statistics.fmean(one["server_cpu_s"] for one in measured)
         row |= {
-            "mode": mode, "server_mb": max(one["server_mb"] for one in measured),
+            "mode": mode, "bucket_mb": bucket_mb, "server_mb": max(one["server_mb"] for one in measured),
             "server_cpu_ms_per_push": cpu_s / times / workers * 1e3,
         }  # fmt: skip
     return row

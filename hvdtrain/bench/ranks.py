@@ -42,12 +42,14 @@ class Rank:
     Attributes:
         times: how often one turn does the operation.
         op: as on the command line.
+        bucket: elements of the vector that travel as one message to a server.
     """
 
     world: World
     store: dist.Store
     times: int
     op: str
+    bucket: int
 
 
 def take_part(backend: str, words: Sequence[str], turns: TextIO) -> None:
@@ -56,7 +58,8 @@ def take_part(backend: str, words: Sequence[str], turns: TextIO) -> None:
     Every line is answered when all workers have done it: by the last one with `seconds` and, of all servers
     together, `server_cpu_s` and `server_mb`, their largest memory so far.
     """
-    servers, mode, times, op = int(words[0]), words[1], int(words[2]), words[3]
+    servers, times, op = int(words[0]), int(words[2]), words[3]
+    update = replace(UPDATE, mode=words[1], bucket_mb=float(words[4]))
     world = read_world(servers)
     use_one_interface(world)
     if backend in wire.WIRES:  # as in jobs with servers
@@ -70,13 +73,13 @@ def take_part(backend: str, words: Sequence[str], turns: TextIO) -> None:
     if world.is_server:
         say("server")
         if backend in wire.WIRES:
-            _serve(world, mode, backend)
+            _serve(world, replace(update, wire=backend, timeout=TURNS_S))
     if backend == "horovod" and world.starts_horovod:
         horovod.join(world)
     store = open_store(world, TIMEOUT_S)
     if backend == "horovod" and not world.starts_horovod:
         horovod.join(world, store)
-    prepare = BACKENDS[backend](Rank(world, store, times, op))
+    prepare = BACKENDS[backend](Rank(world, store, times, op, update.bucket_elements))
     if world.is_server:
         turns.read()
         return
@@ -148,13 +151,11 @@ def _ping_pong(world: World, x: torch.Tensor) -> None:
         dist.send(x, 0)
 
 
-def _serve(world: World, mode: str, kind: str) -> NoReturn:
+def _serve(world: World, config: RunConfig) -> NoReturn:
     """Be one of hvdtrain's servers, which apply pushes with plain SGD, to the end."""
     with tempfile.TemporaryDirectory() as folder:
-        job = Job(
-            replace(UPDATE, mode=mode, wire=kind, timeout=TURNS_S), world, Path(folder), torch.device("cpu"), threads=1
-        )
-        modes.load(mode).serve(job, print)
+        job = Job(config, world, Path(folder), torch.device("cpu"), threads=1)
+        modes.load(config.mode).serve(job, print)
     sys.exit("hvdtrain: its workers have left")
 
 
@@ -167,7 +168,7 @@ def pushpull(kind: str, rank: Rank) -> Prepare:
 
     def prepare(size: int) -> Act:
         weights, gradient = torch.zeros(size // 4), torch.ones(size // 4)
-        pieces = cut([len(weights)], world.servers, UPDATE.bucket_elements)
+        pieces = cut([len(weights)], world.servers, rank.bucket)
         if world.is_chief:
             for piece in pieces:
                 wire.ask(piece.server, "install", piece.number, weights[piece.start : piece.stop].clone())

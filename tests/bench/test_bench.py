@@ -22,7 +22,7 @@ def test_other_sizes_are_refused(text):
 
 
 def test_the_table_says_what_its_floor_is(capsys):
-    _show([_row("allreduce", "gloo", "ps-async", 2, 0, 2**20, 5e9, [{"seconds": 0.01}], [])])
+    _show([_row("allreduce", "gloo", "ps-async", 4.0, 2, 0, 2**20, 5e9, [{"seconds": 0.01}], [])])
     said = " ".join(capsys.readouterr().out.split())
     assert (
         "floor: the least that this machine's memory takes to move those bytes, as fast as it copied just then" in said

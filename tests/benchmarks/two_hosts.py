@@ -4,6 +4,8 @@
 
 `allreduce` is Horovod's, over Gloo, between two workers; `pushpull` a worker's gradients to a server and the weights
 back. Of the first each host sends and receives the whole message, and so it does of the second: the floor is the same.
+Buckets are smaller than usual: what nothing else overlaps is the time that one of them takes. With headers of TCP and
+Ethernet no connection gets more than 0.956 of line rate.
 """
 
 import argparse
@@ -19,13 +21,14 @@ from hvdtrain.launch import testbed
 KINDS = {"allreduce": ("horovod", "2"), "pushpull": ("rpc", "1")}  # backend, workers
 
 
-def measure(kind: str, repeats: int, size: int) -> dict[str, Any]:
+def measure(kind: str, repeats: int, size: int, bucket_mb: str) -> dict[str, Any]:
     backend, workers = KINDS[kind]
     with tempfile.TemporaryDirectory() as folder:
         rows = Path(folder, "rows.json")
         command = [
             sys.executable, "-m", "hvdtrain", "bench", "--op", kind, "--backend", backend, "--bytes", str(size),
-            "-n", workers, "-s", "1", "-H", "node1:1,node2:1", "--repeats", str(repeats), "--json", str(rows),
+            "-n", workers, "--bucket-mb", bucket_mb, "-H", "node1:1,node2:1",
+            "--repeats", str(repeats), "--json", str(rows),
         ]  # fmt: skip
         subprocess.run(command, check=True, stdout=subprocess.DEVNULL, timeout=600)
         [row] = json.loads(rows.read_text())
@@ -36,13 +39,14 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--bytes", type=int, default=553648128)
     parser.add_argument("--gbit", type=float, default=1.0)
+    parser.add_argument("--bucket-mb", default="2")
     parser.add_argument("--repeats", type=int, default=5)
     args = parser.parse_args()
     floor = args.bytes * 8 / args.gbit / 1e9
     testbed.up([f"{args.gbit * 1000:.0f}mbit"] * 2)
     try:
         for kind in KINDS:
-            row = measure(kind, args.repeats, args.bytes)
+            row = measure(kind, args.repeats, args.bytes, args.bucket_mb)
             median = row["seconds_median"]
             print(
                 f"{kind} of {args.bytes / 1e6:.0f} MB over {args.gbit:g} Gbit/s: median {median:.2f} s "

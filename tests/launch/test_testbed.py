@@ -96,6 +96,8 @@ def test_nodes_come_and_go_and_leave_nothing(nodes):
     assert (float(allowed), float(spent)) == (0.25, pytest.approx(0.3, abs=0.15))
     rates = subprocess.check_output(["tc", "-n", "hvdtrain-node1", "qdisc", "show"], text=True)
     assert "tbf" in rates and "rate 100Mbit" in rates
+    routes = subprocess.check_output(["ip", "-n", "hvdtrain-node1", "route"], text=True).splitlines()
+    assert ["congctl cubic" in route for route in routes] == [True]  # not BBR, whose pauses would show in figures
     assert rate_of("hvdtrain-n3") == rate_of(testbed.INTERFACE, "-n", "hvdtrain-node3") == "50Mbit"
     assert hvdtrain("hosts", "rate", "node3", "20mbit").returncode == 0
     assert rate_of("hvdtrain-n3") == rate_of(testbed.INTERFACE, "-n", "hvdtrain-node3") == "20Mbit"
