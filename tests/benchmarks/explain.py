@@ -14,6 +14,10 @@ is counted about speeds then says more about the machine, where it has not far m
 Counts runs whose slow rank was named, clean ones in which none was, runs whose parts of a step add up to it within 2 %,
 where "without the straggler" is within 7 % of the clean run's samples/s, and where the slow run's are within 10 % of
 theory, which starts from the clean run: in lockstep as slow as the slowest, asynchronous the sum of the rates.
+
+A machine that others use too computes faster in one minute than in the next, by a tenth or more, and what explain says
+of a run is at the speed of that run. So "without the straggler" is compared a second time, with both runs as fast at
+computing: the speed is taken from the workers that nobody made slow.
 """
 
 import argparse
@@ -88,6 +92,16 @@ def measured_step_s(run: Path) -> float:
     return statistics.fmean(steps)
 
 
+def computing_s(run: Path, but: int | None = None) -> float:
+    """Mean seconds that a step computes, over all workers, or all but this one."""
+    ranks, _ = load_run(run).read_steps()
+    return statistics.fmean(
+        statistics.fmean((step.forward_s + step.backward_s) / step.shares for step in steps[WARM_UP:] if step.shares)
+        for name, steps in ranks.items()
+        if name != f"rank{but}"
+    )
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--cases", type=int, default=30)
@@ -95,8 +109,8 @@ def main() -> None:
     parser.add_argument("--as-fast-as-they-can", action="store_true")
     parser.add_argument("--out", type=Path, default=Path("explain-check"))
     args = parser.parse_args()
-    named = clean = whole = near = 0
-    errors, off = [], []
+    named = clean = whole = 0
+    errors, errors_as_fast, off = [], [], []
     for number, case in enumerate(cases(args.cases)):
         name = f"{number:02}-{case.mode}-w{case.workers}-{case.slow}x{case.factor}"
         folders = [args.out.absolute() / f"{name}-{kind}" for kind in ("slow", "clean")]
@@ -105,6 +119,7 @@ def main() -> None:
         none = explained(case, f"all:{of_all}x", folders[1], args.steps)
         rank = case.servers + case.slow
         error = slow["what_if"]["without_straggler"]["samples_per_s"] / none["samples_per_s"] - 1
+        as_fast = (1 + error) * computing_s(folders[0], rank) / computing_s(folders[1]) - 1
         run = load_run(folders[1])
         expected = expected_speeds(run.kind, {1.0: [run]}, [case.factor])[case.factor]
         theory = slow["samples_per_s"] / expected - 1
@@ -115,23 +130,28 @@ def main() -> None:
         named += slow["straggler"] == rank
         clean += none["straggler"] is None
         whole += max(sums) <= 0.02
-        near += abs(error) <= 0.07
         errors.append(abs(error))
+        errors_as_fast.append(abs(as_fast))
         off.append(abs(theory))
         print(
             f"{name}: named {slow['straggler']} of rank {rank}, {slow['factor'] or 1:.1f} times; clean: "
             f"{none['straggler']}; without it {slow['samples_per_s']:.0f} would be "
             f"{slow['what_if']['without_straggler']['samples_per_s']:.0f} samples/s, and were "
-            f"{none['samples_per_s']:.0f} ({error:+.1%}); beside theory {theory:+.1%}; parts off by {max(sums):.1%}",
+            f"{none['samples_per_s']:.0f} ({error:+.1%}, as fast at computing {as_fast:+.1%}); "
+            f"beside theory {theory:+.1%}; parts off by {max(sums):.1%}",
             flush=True,
         )
     total = len(errors)
     print(
         f"named in {named} of {total}, none in {clean} of {total} clean ones; parts add up in {whole} of {total}; "
-        f"without the straggler: within 7 % in {near} of {total}, median error {statistics.median(errors):.1%}, "
-        f"largest {max(errors):.1%}; theory: within 10 % in {sum(e <= 0.1 for e in off)}, median "
-        f"{statistics.median(off):.1%}, largest {max(off):.1%}"
+        f"without the straggler: {summary(errors, 0.07)}, as fast at computing {summary(errors_as_fast, 0.07)}; "
+        f"theory: {summary(off, 0.1)}"
     )
+
+
+def summary(errors: list[float], bar: float) -> str:
+    within = sum(error <= bar for error in errors)
+    return f"within {bar:.0%} in {within}, median {statistics.median(errors):.1%}, largest {max(errors):.1%}"
 
 
 if __name__ == "__main__":
