@@ -65,7 +65,7 @@ def waits_for_others(timeline: Timeline) -> np.ndarray:
     """
     between = np.array([steps[:, 4].mean() for steps in timeline.each_step])
     waits = np.array([steps[:, 2].mean() for steps in timeline.each_step]) - between
-    return between + timeline.bounded * (waits - waits.min())
+    return between + (0.0 if timeline.bound is None else waits - waits.min())
 
 
 def _wire(run: Run) -> float | str:
@@ -136,10 +136,30 @@ def _speed_without(run: Run, timeline: Timeline, straggler: Straggler | None) ->
     samples = np.array([steps[:, 3].mean() for steps in timeline.each_step])
     # Equals too wait for each other at the end of an epoch, as much shorter as their steps are.
     left = np.array([steps[:, 4].mean() for steps in timeline.each_step]) / max(1.0, straggler.factor)
-    rates, free = samples / seconds, samples / (seconds - waits_for_others(timeline) + left)
-    free[worker] = np.median(np.delete(free, worker))
+    rates = samples / seconds
+    if timeline.bound is None:
+        free = samples / (seconds - waits_for_others(timeline) + left)
+        free[worker] = np.median(np.delete(free, worker))
+    else:
+        free = samples / (_bounded_step_s(timeline, timeline.bound, worker) + left)
     speed = float(free.sum() / rates.sum())
     return speed * _processors_allow(run, dict(zip(timeline.ranks, free / rates, strict=True)), speed)
+
+
+def _bounded_step_s(timeline: Timeline, bound: int, worker: int) -> float:
+    """Mean seconds of a step, of all workers alike, where equals too wait for those more than `bound` steps behind.
+    This worker computes like the median of the others.
+    """
+    fewest = min(map(len, timeline.each_step))
+    waits = min((steps[:, 2] - steps[:, 4]).mean() for steps in timeline.each_step)  # but for others
+    busy = np.stack([steps[:fewest, 1] + waits for steps in timeline.each_step])
+    busy[worker] = np.roll(np.median(np.delete(busy, worker, 0), axis=0), 1)
+    pushed = np.zeros_like(busy)  # when each worker has pushed its step
+    goes_on = np.zeros(len(busy))
+    for step in range(fewest):
+        pushed[:, step] = goes_on + busy[:, step]
+        goes_on = np.maximum(pushed[:, step], pushed[:, step - bound].max() if step >= bound else 0.0)
+    return float(goes_on.max() / fewest)
 
 
 def _processors_allow(run: Run, times_as_fast: Mapping[int, float], otherwise: float) -> float:

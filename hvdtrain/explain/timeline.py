@@ -24,7 +24,7 @@ class Timeline:
 
     Attributes:
         ranks: of the workers.
-        bounded: workers that are not in step wait for one that is too far behind.
+        bound: how many steps a worker may be ahead of the slowest, where workers are not in step and that is limited.
         in_step: workers took the same steps, and column i is the same step of all. Otherwise each column is a stretch
             of the run's time, equal for all, with what a worker spent in it for each of its steps there.
         ends_s: [columns] seconds of training at the end of each column, of the last worker.
@@ -37,7 +37,7 @@ class Timeline:
     """
 
     ranks: list[int]
-    bounded: bool
+    bound: int | None
     in_step: bool
     ends_s: np.ndarray
     own_s: np.ndarray
@@ -60,15 +60,14 @@ def read_timeline(run: Run) -> Timeline:
     per_worker = list(map(_after_warm_up, rows))
     if in_step:
         table = np.stack([values[: min(map(len, per_worker))] for values in per_worker])  # [workers, steps, 5]
-        return Timeline(ranks, False, True, table[:, :, 0].max(0), *_figures(table), per_worker, {})
+        return Timeline(ranks, None, True, table[:, :, 0].max(0), *_figures(table), per_worker, {})
     end = max(values[-1, 0] for values in per_worker)
     begin = min(values[0, 0] for values in per_worker)
     edges = np.linspace(begin, end, BLOCKS + 1)
     found = {rank: _take_absences(run, rank, own, edges) for rank, own in zip(ranks, per_worker, strict=True)}
     absent = {rank: stretches for rank, stretches in found.items() if stretches}
     table = np.stack([_means(values, edges) for values in per_worker])
-    bounded = run.manifest.staleness_bound is not None
-    return Timeline(ranks, bounded, False, edges[1:], *_figures(table), per_worker, absent)
+    return Timeline(ranks, run.manifest.staleness_bound, False, edges[1:], *_figures(table), per_worker, absent)
 
 
 def _take_absences(run: Run, rank: int, steps: np.ndarray, edges: np.ndarray) -> list[Stretch]:

@@ -16,6 +16,7 @@ from hvdtrain.explain.slow_factors import expected_speeds
 from hvdtrain.runs.read import load_run
 
 COMPUTE_S, LATENCY_S = 0.040, 0.004
+BOUND = 1  # of ps-ssp
 
 
 def make_run(folder, factors, mode="allreduce", steps=200, slow=slice(None), noise=0.05, servers=0, seed=0, cores=None):
@@ -24,14 +25,17 @@ def make_run(folder, factors, mode="allreduce", steps=200, slow=slice(None), noi
     random, workers = np.random.default_rng(seed), len(factors)
     own = COMPUTE_S * random.lognormal(0, noise, (workers, steps))
     own[:, slow] *= np.array(factors)[:, None]
-    in_step = mode in ("allreduce", "ps-sync", "ps-ssp")  # with a bound the slowest holds all back in the long run
-    if in_step:
-        waits = own.max(0) - own + LATENCY_S
-        ends = np.broadcast_to(np.cumsum(own.max(0) + LATENCY_S), own.shape)
-    else:
-        waits = np.full_like(own, LATENCY_S)
-        ends = np.cumsum(own + waits, 1)
-    end = ends.max() if in_step else ends[:, -1].min()
+    bound = {"ps-ssp": BOUND, "ps-async": steps}.get(mode, 0)
+    ends = np.zeros_like(own)
+    waits = np.full_like(own, LATENCY_S)
+    goes_on = np.zeros(workers)
+    for step in range(steps):
+        done = goes_on + own[:, step] + LATENCY_S
+        ends[:, step] = done
+        goes_on = np.maximum(done, ends[:, step - bound].max() if step >= bound else 0)
+        waits[:, step] += goes_on - done
+        ends[:, step] = goes_on
+    end = ends.max() if bound < steps else ends[:, -1].min()
     samples, processes = 0, []
     for worker in range(workers):
         lines = []
@@ -49,7 +53,7 @@ def make_run(folder, factors, mode="allreduce", steps=200, slow=slice(None), noi
         processes.append(spent | {"samples": 16 * len(lines)})
     (folder / "manifest.json").write_text(json.dumps({
         "mode": mode, "workers": workers, "servers": servers, "repeat": 1, "global_batch": 16 * workers,
-        "threads_per_worker": 1, "staleness_bound": 2 if mode == "ps-ssp" else None,
+        "threads_per_worker": 1, "staleness_bound": BOUND if mode == "ps-ssp" else None,
         "hosts": {"one": {"ranks": list(range(servers + workers)), "cores_usable": cores}},
     }))  # fmt: skip
     (folder / "summary.json").write_text(json.dumps({
@@ -118,13 +122,15 @@ def test_each_step_counts_once_where_a_slow_worker_takes_fewer(tmp_path):
     assert sum(found["parts"].values()) == pytest.approx(by_the_clock, rel=0.02)
 
 
+@pytest.mark.parametrize("noise", [0.05, 0.4])
 @pytest.mark.parametrize(("mode", "servers"), [("allreduce", 0), ("ps-ssp", 1), ("ps-async", 1)])
-def test_without_the_straggler_it_is_as_fast_as_a_run_that_had_none(tmp_path, mode, servers):
-    found, _ = explained(tmp_path / "slow", 1, 1, 1, 4, mode=mode, servers=servers)
-    clean, _ = explained(tmp_path / "clean", 1, 1, 1, 1, mode=mode, servers=servers)
-    assert found["what_if"]["without_straggler"]["samples_per_s"] == pytest.approx(clean["samples_per_s"], rel=0.07)
+def test_without_the_straggler_it_is_as_fast_as_a_run_that_had_none(tmp_path, mode, servers, noise):
+    """Where the steps of equals vary, they wait for each other too."""
+    found, _ = explained(tmp_path / "slow", 1, 1, 1, 4, mode=mode, servers=servers, noise=noise)
+    clean, _ = explained(tmp_path / "clean", 1, 1, 1, 1, mode=mode, servers=servers, noise=noise)
+    assert found["what_if"]["without_straggler"]["samples_per_s"] == pytest.approx(clean["samples_per_s"], rel=0.05)
     assert found["waited_s"][str(servers + 3)] == pytest.approx(
-        0 if mode == "ps-async" else 195 * 3 * COMPUTE_S, rel=0.05
+        0 if mode == "ps-async" else 195 * 3 * COMPUTE_S, rel=0.15
     )
 
 
