@@ -11,5 +11,5 @@
 - `hosts.py` reads host lists, `remote.py` runs a command on a host, `copies.py` copies code and data there.
 - `preflight.py` checks hosts before a job starts: it runs `probe.py` on each, and `bandwidth.py` there measures the
   network; `memory.py` estimates what a rank needs.
-- `testbed.py` makes virtual hosts on this machine to try all this on; `hosts_file.py` names them.
+- `testbed.py` makes virtual hosts on this machine to try all this on.
 """

@@ -2,8 +2,9 @@
 
 node1 … nodeN are connected by a bridge, on which this machine has an address too, so that `ssh node1` works from here
 as it does from node2. A token bucket (tbf) limits their links in both directions, and a control group each, where that
-is asked for, what their processes take of the cores. Their state is in /run, in /etc/hosts between two marker lines, in
-one file for ssh, and in those groups; `down` removes all of it, whichever process made it.
+is asked for, what their processes take of the cores. Their state is in /run and in those groups. What names them is
+mounted over /etc/hosts and ssh's folder of settings, which stay as they are below. `down` removes all of it, whichever
+process made it, and nothing of it outlives a reboot.
 """
 
 import contextlib
@@ -14,13 +15,12 @@ import socket
 import subprocess
 import sys
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import NamedTuple
 
 from hvdtrain.errors import Failure, UsageError
-from hvdtrain.launch import hosts_file
 from hvdtrain.launch.remote import resolve
 from hvdtrain.world.cgroups import CGROUPS
 
@@ -29,9 +29,12 @@ INTERFACE = "hvdtrain0"  # has the same name on the nodes and here, as Horovod r
 NETWORK = "10.77.77"
 OWN_HOST_NUMBER = 254  # the last byte of this machine's address in that network
 HOSTS_FILE = Path("/etc/hosts")
-SSH_CONFIG = Path("/etc/ssh/ssh_config.d/hvdtrain-hosts.conf")
+SSH_CONFIGS = Path("/etc/ssh/ssh_config.d")
+# What is mounted over these two, in STATE: by these names a mount is known as the testbed's.
+OWN_HOSTS_FILE, OWN_SSH_CONFIGS = "hvdtrain-etc-hosts", "hvdtrain-ssh-configs"
+MOUNTS = Path("/proc/self/mountinfo")
 MAX_NODES = 64
-TOOLS = ("ip", "tc", "ssh", "ssh-keygen", "unshare")
+TOOLS = ("ip", "tc", "ssh", "ssh-keygen", "unshare", "mount")
 SSHD = "/usr/sbin/sshd"
 AVAILABLE_CONGESTION_CONTROL = Path("/proc/sys/net/ipv4/tcp_available_congestion_control")
 START_TIMEOUT_S = 10.0
@@ -129,10 +132,8 @@ def down() -> None:
         interface = link.split(": ")[1].split("@")[0]
         if interface == INTERFACE or interface.startswith("hvdtrain-n"):
             subprocess.run(["ip", "link", "del", interface], check=False, stderr=subprocess.DEVNULL)
-    text = HOSTS_FILE.read_text()
-    if (left := hosts_file.without_block(text)) != text:
-        hosts_file.replace(HOSTS_FILE, left)
-    SSH_CONFIG.unlink(missing_ok=True)
+    for place in mounted():
+        _run("umount", "--lazy", place)
     shutil.rmtree(STATE, ignore_errors=True)
 
 
@@ -169,12 +170,7 @@ def _make(rates: Sequence[str]) -> None:
         _run("ssh-keygen", "-q", "-t", "ed25519", "-N", "", "-C", "hvdtrain hosts", "-f", str(STATE / key))
     shutil.copy(STATE / "key.pub", STATE / "authorized_keys")
     addresses = {node_name(n): f"{NETWORK}.{n}" for n in range(1, len(rates) + 1)}
-    hosts_file.replace(HOSTS_FILE, hosts_file.with_block(HOSTS_FILE.read_text(), addresses))
-    SSH_CONFIG.parent.mkdir(parents=True, exist_ok=True)
-    SSH_CONFIG.write_text(
-        f"Host {' '.join(addresses)}\n  User root\n  IdentityFile {STATE}/key\n  IdentitiesOnly yes\n"
-        "  StrictHostKeyChecking no\n  UserKnownHostsFile /dev/null\n  LogLevel ERROR\n"
-    )
+    _name(addresses)
     _run("ip", "link", "add", INTERFACE, "type", "bridge")
     _run("ip", "addr", "add", f"{NETWORK}.{OWN_HOST_NUMBER}/24", "dev", INTERFACE)
     _run("ip", "link", "set", INTERFACE, "up")
@@ -191,6 +187,28 @@ def _make(rates: Sequence[str]) -> None:
         _start_sshd(node, address)
     for node, address in addresses.items():
         _wait_for(node, address)
+
+
+def _name(addresses: Mapping[str, str]) -> None:
+    """Have this machine know the nodes by name, and its ssh reach them: by copies, mounted over what it has."""
+    names, configs = STATE / OWN_HOSTS_FILE, STATE / OWN_SSH_CONFIGS
+    lines = "".join(f"{address} {node}\n" for node, address in addresses.items())
+    shutil.copy(HOSTS_FILE, names)
+    names.write_text(f"{HOSTS_FILE.read_text().rstrip()}\n{lines}")
+    SSH_CONFIGS.mkdir(parents=True, exist_ok=True)
+    shutil.copytree(SSH_CONFIGS, configs)
+    (configs / "hvdtrain-hosts.conf").write_text(
+        f"Host {' '.join(addresses)}\n  User root\n  IdentityFile {STATE}/key\n  IdentitiesOnly yes\n"
+        "  StrictHostKeyChecking no\n  UserKnownHostsFile /dev/null\n  LogLevel ERROR\n"
+    )
+    for own, place in ((names, HOSTS_FILE), (configs, SSH_CONFIGS)):
+        _run("mount", "--bind", str(own), str(place))
+
+
+def mounted() -> list[str]:
+    """What the testbed has mounted something over, as often as it has."""
+    places = (line.split()[3:5] for line in MOUNTS.read_text().splitlines())
+    return [place for root, place in places if f"/{OWN_HOSTS_FILE}" in root or f"/{OWN_SSH_CONFIGS}" in root]
 
 
 def _use_cubic(namespace: str) -> None:

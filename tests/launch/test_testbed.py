@@ -20,7 +20,7 @@ from helpers.launched import TOKEN, Launched, command_line
 from helpers.nodes import two_nodes
 
 from hvdtrain.errors import UsageError
-from hvdtrain.launch import hosts_file, testbed
+from hvdtrain.launch import testbed
 from hvdtrain.launch.recipe import JobSpec, expand
 
 # One process runs them all: the nodes' names are this machine's.
@@ -43,10 +43,16 @@ def made():
     ]
     links = subprocess.check_output(["ip", "-o", "link", "show"], text=True)
     found += [line.split(": ")[1] for line in links.splitlines() if "hvdtrain" in line.split(": ")[1]]
-    found += [str(path) for path in (testbed.STATE, testbed.SSH_CONFIG) if path.exists()]
+    found += [str(path) for path in (testbed.STATE,) if path.exists()]
     found += [str(path) for path in testbed._cpu_groups().glob("hvdtrain-*")]
-    found += ["names"] if hosts_file.BEGIN in testbed.HOSTS_FILE.read_text() else []
-    return found
+    return found + testbed.mounted()
+
+
+def under_mounts():
+    """The machine's own files, which the testbed only mounts others over: from a namespace without those mounts."""
+    places = " ".join(testbed.mounted())
+    script = f"umount --lazy {places}; cat {testbed.HOSTS_FILE}; ls {testbed.SSH_CONFIGS}"
+    return subprocess.check_output(["unshare", "--mount", "sh", "-c", script], text=True)
 
 
 def processes():
@@ -108,8 +114,10 @@ def test_nodes_come_and_go_and_leave_nothing(nodes):
     socket.create_connection(("node3", 22), timeout=5).close()
     gone = testbed.STATE.rename(testbed.STATE.with_name("gone"))  # as if something had failed half way
     shutil.rmtree(gone)  # not in place: an sshd may be writing its log there
+    assert "node1" in names and "node1" not in under_mounts() and "hvdtrain" not in under_mounts()
     assert hvdtrain("hosts", "down").returncode == 0
     assert made() == []
+    assert "node1" not in testbed.HOSTS_FILE.read_text()
     assert hvdtrain("hosts", "down").returncode == 0
     testbed.up(["1gbit"] * 2)
     assert testbed.HOSTS_FILE.read_text() == names
@@ -170,21 +178,22 @@ def test_a_job_runs_across_hosts(launcher, user, mode, workers, servers, nodes, 
 
 def test_others_hosts_are_not_hidden(nodes):
     """By a name in /etc/hosts, or an address of the same network; what was up is down then."""
+    testbed.down()
     before = testbed.HOSTS_FILE.read_text()
     try:
-        hosts_file.replace(testbed.HOSTS_FILE, f"{before}192.0.2.9 node2\n")
+        testbed.HOSTS_FILE.write_text(f"{before.rstrip()}\n192.0.2.9 node2\n")
         done = hvdtrain("hosts", "up")
         assert (
             done.returncode == 2 and "would hide other hosts of the same name: here node2 is 192.0.2.9" in done.stdout
         )
-        hosts_file.replace(testbed.HOSTS_FILE, hosts_file.without_block(before))
+        testbed.HOSTS_FILE.write_text(before)
         subprocess.run(["ip", "route", "add", "blackhole", "10.77.0.0/16"], check=True)
         done = hvdtrain("hosts", "up")
         assert done.returncode == 2 and "hosts in 10.77.77.0/24: `ip route` has blackhole 10.77.0.0/16" in done.stdout
         assert made() == []
     finally:
         subprocess.run(["ip", "route", "del", "blackhole", "10.77.0.0/16"], check=False)
-        hosts_file.replace(testbed.HOSTS_FILE, hosts_file.without_block(before))
+        testbed.HOSTS_FILE.write_text(before)
         testbed.up(["1gbit"] * 2)
 
 
