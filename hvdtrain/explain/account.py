@@ -103,19 +103,23 @@ def what_if(run: Run, timeline: Timeline, straggler: Straggler | None, found: Ac
     """Samples/s of all workers as they would have been, from the recorded steps; None where this run does not tell.
 
     Without the straggler: it computes like the median of the others, and all else stays (the method of Lin et al.,
-    OSDI 2025, with recorded steps in place of operators), as far as processors allow. With twice the bandwidth, the
-    wire's part of a step is half as long; with one server more, the wire's and the server's are as much shorter as its
-    share of the weights is.
+    OSDI 2025, with recorded steps in place of operators), as far as processors allow. Where backup workers make up for
+    it, that is not told: nobody waits for it. With twice the bandwidth the wire takes half as long, with one server
+    more wire and server as much less as its share of the weights is, and a step as far as it waited for them.
     """
     rate = run.summary.samples_per_s
     if not rate:
         return dict.fromkeys(("without_straggler", "double_bandwidth", "one_more_server"))
     step, parts, servers = found.step_s, found.parts, run.kind.servers
+    wire, server = (seconds if isinstance(seconds, float) else 0.0 for seconds in (_wire(run), _server(run)))
     spared = {
-        "double_bandwidth": parts["wire"] / 2 if parts["wire"] else None,
-        "one_more_server": (parts["wire"] + parts["server"]) / (servers + 1) if servers else None,
+        "double_bandwidth": min(parts["wire"], wire / 2) if wire else None,
+        "one_more_server": (
+            min(parts["wire"], wire / (servers + 1)) + min(parts["server"], server / (servers + 1)) if servers else None
+        ),
     }
-    return {"without_straggler": rate * _speed_without(run, timeline, straggler)} | {
+    without = None if run.manifest.backup else rate * _speed_without(run, timeline, straggler)
+    return {"without_straggler": without} | {
         name: rate * step / (step - seconds) if seconds is not None else None for name, seconds in spared.items()
     }
 

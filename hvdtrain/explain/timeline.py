@@ -54,7 +54,8 @@ def read_timeline(run: Run) -> Timeline:
     """
     kind = run.kind
     ranks = list(range(kind.servers, kind.servers + kind.workers))
-    in_step = kind.mode in modes.names() and modes.declared(kind.mode).lockstep
+    # Where the last pushes of a step are dropped, a slow worker takes fewer steps than the others.
+    in_step = kind.mode in modes.names() and modes.declared(kind.mode).lockstep and not run.manifest.backup
     needed = WARM_UP + (FEWEST_STEPS if in_step else FEWEST_OF_ITS_OWN)
     rows = [_read(metrics_file(run.folder, rank), needed) for rank in ranks]
     per_worker = list(map(_after_warm_up, rows))

@@ -2,6 +2,8 @@
 
 import contextlib
 import math
+import statistics
+from collections import defaultdict
 from collections.abc import Callable, Sequence
 from datetime import datetime
 
@@ -68,6 +70,14 @@ def _oversubscribed(kind: Kind, runs: list[Run]) -> str:
     servers = f" and {with_noun(kind.servers, 'server')}" if kind.servers else ""
     each = f"{with_noun(kind.workers, 'worker')} × {with_noun(threads, 'thread')}"
     return f"{kind.label}: {each}{servers} on {with_noun(cores, 'core')}"
+
+
+def _slowed(kind: Kind, runs: list[Run]) -> str:
+    achieved: dict[str, list[float]] = defaultdict(list)
+    for run in runs:
+        for worker, factor in (run.manifest.slow.achieved if run.manifest.slow else {}).items():
+            achieved[worker].append(factor)
+    return ", ".join(f"{kind.label} worker {worker} {statistics.fmean(of):.2f}" for worker, of in achieved.items())
 
 
 def _foreign_load(groups: Groups) -> str:
@@ -145,6 +155,7 @@ _CAVEATS: tuple[Caveat, ...] = (
     _uneven_training,
     _each("Steps that overflowed fp16 changed nothing, and count as steps and samples: {}.", _overflowed),
     _foreign_load,
+    _each("Workers were made slow, and computed so many times as long, over the whole run: {}.", _slowed, "; "),
     _each("More busy threads than cores, which slows these runs: {}.", _oversubscribed, "; "),
     _different_hosts,
     _of(

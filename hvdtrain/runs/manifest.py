@@ -20,6 +20,7 @@ from hvdtrain.world.horovod import DEFAULTS
 from hvdtrain.world.host import gpus, hardware, speed_variables, versions
 from hvdtrain.world.job import Job
 from hvdtrain.world.network import use_one_interface
+from hvdtrain.world.place import RESPAWNS
 
 
 def weights_hash(model: nn.Module) -> str:
@@ -92,6 +93,7 @@ def manifest(
         "shares": shares_of(config),
         "staleness_bound": bound,
         "backup": config.backup,
+        "respawns": bool(os.environ.get(RESPAWNS)),
         "delay_compensation": config.delay_compensation,
         "staleness_lr": config.staleness_lr,
         "compression": config.compression,

@@ -9,10 +9,11 @@ from click.testing import CliRunner
 from PIL import Image
 
 from hvdtrain.errors import UsageError
-from hvdtrain.explain.account import PARTS
+from hvdtrain.explain.account import PARTS, Account, what_if
 from hvdtrain.explain.command import explain
 from hvdtrain.explain.pictures import pictures
 from hvdtrain.explain.slow_factors import expected_speeds
+from hvdtrain.explain.timeline import read_timeline
 from hvdtrain.runs.read import load_run
 
 COMPUTE_S, LATENCY_S = 0.040, 0.004
@@ -156,6 +157,30 @@ def test_what_a_run_does_not_tell_is_null(tmp_path):
     found, _ = explained(tmp_path, 1, 1)
     assert found["what_if"]["double_bandwidth"]["samples_per_s"] is None
     assert found["what_if"]["one_more_server"]["samples_per_s"] is None
+
+
+def test_a_run_with_backup_workers_is_explained_though_a_slow_one_takes_fewer_steps(tmp_path):
+    """Nobody waits for it, so nobody would be faster without it."""
+    run = make_run(tmp_path / "run", (1, 1, 1, 4), mode="ps-async", servers=1)
+    manifest = json.loads((run / "manifest.json").read_text())
+    (run / "manifest.json").write_text(json.dumps(manifest | {"mode": "ps-sync", "backup": 1}))
+    said = CliRunner().invoke(explain, [str(run), "--json", str(tmp_path / "e.json")], catch_exceptions=False).output
+    found = json.loads((tmp_path / "e.json").read_text())
+    assert (found["straggler"], found["waited_s"]["4"]) == (4, pytest.approx(0, abs=0.01))
+    assert "Rank 4 was slow" in said
+    assert found["what_if"]["without_straggler"]["samples_per_s"] is None
+    assert sum(found["parts"].values()) == pytest.approx(found["step_s"], rel=0.02)
+
+
+@pytest.mark.parametrize("wire_s", [0.03, 0.01])
+def test_twice_the_bandwidth_halves_the_wire_and_not_what_a_step_waited_for_it(tmp_path, monkeypatch, wire_s):
+    """A step computes for 0.1 s, sends beside that, and waits 0.02 s for what is left, or 0.01 s of all of it."""
+    run = load_run(make_run(tmp_path / "run", (1, 1)))
+    parts = dict.fromkeys(PARTS, 0.0) | {"computing": 0.1, "wire": min(0.02, wire_s)}
+    monkeypatch.setattr("hvdtrain.explain.account._wire", lambda run: wire_s)
+    rates = what_if(run, read_timeline(run), None, Account(sum(parts.values()), parts, {}))
+    step = sum(parts.values())
+    assert rates["double_bandwidth"] == pytest.approx(run.summary.samples_per_s * step / (step - wire_s / 2))
 
 
 def test_it_is_said_that_a_worker_was_lost(tmp_path):
