@@ -20,11 +20,11 @@ from hvdtrain.ps.staging import Staging
 from hvdtrain.world import trace
 from hvdtrain.world.horovod import HorovodGroup, pause, wait_asleep
 from hvdtrain.world.job import Job
-from hvdtrain.world.rendezvous import open_store
 
 HAS_SERVERS = False
 LOCKSTEP = True
 SURVIVES_LOST_WORKER = False
+JOINS_HOROVOD = True
 OPTIONS = ()
 COMPRESSIONS = ("none", "fp16")  # what Horovod 0.28.1 can send
 
@@ -192,5 +192,5 @@ class _Traced:
 
 
 def connect(job: Job) -> AllReduce:
-    store = None if job.world.starts_horovod else open_store(job.world, job.config.timeout)
+    store = None if job.world.starts_horovod else job.meet()
     return AllReduce(job, HorovodGroup(job.world, store))

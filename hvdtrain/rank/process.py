@@ -8,6 +8,7 @@ import traceback
 from collections.abc import Callable
 from pathlib import Path
 
+from hvdtrain import modes
 from hvdtrain.config.run_config import RunConfig
 from hvdtrain.errors import UsageError
 from hvdtrain.runs.folder import (
@@ -64,8 +65,12 @@ def run_rank(config: RunConfig, out: str, resuming: bool = False) -> None:
         with importing():
             from hvdtrain.rank import work  # imports torch
             from hvdtrain.training import resume
+            from hvdtrain.world.meeting import Meeting
 
-        prepared = work.prepare(config, world, folder, threads, resuming)
+        meeting = None
+        if world.size > 1 and not (world.starts_horovod and modes.declared(config.mode).joins_horovod):
+            meeting = Meeting(world, config.timeout)
+        prepared = work.prepare(config, world, folder, threads, resuming, meeting.store if meeting else None)
         if prepared.finished:
             if world.is_chief:
                 print(f"{folder} has finished: there is nothing left to do")
@@ -74,7 +79,9 @@ def run_rank(config: RunConfig, out: str, resuming: bool = False) -> None:
             claim(folder, with_absolute_paths(config), world.workers, job, not world.is_local, resuming)
             if resuming:
                 resume.prepare_folder(folder, prepared.resumed, range(world.servers, world.size))
-        elif world.is_local:
+        if meeting:
+            meeting.wait_until_all_are_ready()
+        if world.is_local and not world.is_chief:
             wait_for_claim(folder, job, config.timeout)
     except UsageError:
         # Every rank on a host finds the same fault, and one line is enough: the first rank's, whose end is the end
