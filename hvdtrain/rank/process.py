@@ -22,6 +22,7 @@ from hvdtrain.runs.folder import (
 )
 from hvdtrain.runs.request import check, check_workers, with_absolute_paths
 from hvdtrain.world.cgroups import usable_cores
+from hvdtrain.world.locks import unlock_all
 from hvdtrain.world.memory import importing, keep_memory
 from hvdtrain.world.network import use_one_interface
 from hvdtrain.world.parent import end_with_starter
@@ -110,6 +111,7 @@ def run_to_its_end(run: Callable[[Terminal], None], folder: Path, world: World) 
     try:
         run(terminal)
     except Terminated:
+        unlock_all()
         os._exit(EXIT_CODE)
     except BaseException as error:
         with contextlib.suppress(OSError):  # a full disk, which may be what went wrong
@@ -127,8 +129,10 @@ def run_to_its_end(run: Callable[[Terminal], None], folder: Path, world: World) 
             message += f"; {how_to_go_on(folder, 'train')}"
         with contextlib.suppress(OSError):
             print(f"hvdtrain: {message}", file=terminal.err, flush=True)
+        unlock_all()
         # Not sys.exit: leaving politely means waiting for ranks that may never come.
         os._exit(130 if isinstance(error, KeyboardInterrupt) else getattr(error, "exit_code", 1))
+    unlock_all()
     if world.servers:
         end_at_once()
 
