@@ -2,6 +2,8 @@
 
 import contextlib
 import itertools
+import math
+import os
 import time
 from functools import partial
 from queue import Empty, SimpleQueue
@@ -192,5 +194,7 @@ class _Traced:
 
 
 def connect(job: Job) -> AllReduce:
+    # Gloo's own limit, 30 s, would run while another host's workers still look at their images.
+    os.environ.setdefault("HOROVOD_GLOO_TIMEOUT_SECONDS", str(math.ceil(job.config.timeout)))
     store = None if job.world.starts_horovod else job.meet()
     return AllReduce(job, HorovodGroup(job.world, store))
