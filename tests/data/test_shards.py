@@ -1,5 +1,6 @@
 """Data sets packed into shards, at several kinds of URL."""
 
+import errno
 import io
 import json
 import os
@@ -345,3 +346,14 @@ def test_a_shard_that_another_job_has_just_removed_is_fetched_again(packed, tmp_
 
         monkeypatch.setattr(ShardCache, "_download", removed)
         assert first.read_bytes() == whole
+
+
+@pytest.mark.parametrize("reason", [errno.ENOSPC, errno.EDQUOT])
+def test_where_a_shard_has_no_room_after_all_its_images_are_read_by_range(reason, tmp_path):
+    (tmp_path / "kept" / "own").mkdir(parents=True)
+
+    def get_file(*_):
+        raise OSError(reason, os.strerror(reason))
+
+    cache = ShardCache(tmp_path / "kept" / "own")
+    assert cache.read(SimpleNamespace(get_file=get_file), "a.tar", 1, 0, 1) is None
