@@ -13,6 +13,7 @@ from hvdtrain.data.augment import Augment
 from hvdtrain.data.folder import Files, Samples
 from hvdtrain.data.image import damaged, decode_smaller, open_image, read, upright, upright_size
 from hvdtrain.data.sampling import Share
+from hvdtrain.data.sharded import ShardedImages
 from hvdtrain.data.synthetic import SyntheticImage
 
 Batch = tuple[torch.Tensor, torch.Tensor]  # images [n, 3, side, side] uint8, labels [n] int64
@@ -149,6 +150,8 @@ def labels(samples: Samples) -> torch.Tensor:
     """The class of each sample, [samples] int64."""
     if isinstance(samples, Files):  # of which a million need no million paths for this
         return torch.repeat_interleave(torch.tensor([len(samples.of_class(i)) for i in range(len(samples.classes))]))
+    if isinstance(samples, ShardedImages):
+        return torch.from_numpy(samples.labels())
     return torch.tensor([label for _, label in samples], dtype=torch.int64)
 
 
