@@ -330,6 +330,11 @@ def _begin(
     })  # fmt: skip
     if not world.is_chief:
         return
+    if data.passed_over:
+        print(
+            f"not used in the class folders: {data.passed_over}; `hvdtrain data check {data.root}` names them",
+            file=terminal.out, flush=True,
+        )  # fmt: skip
     of_ranks = {world.servers + worker: facts for worker, facts in of_workers.items()}
     hosts = by_host(of_ranks | dict(enumerate(sync.ask_servers("host"))))
     for line in differences(hosts):
