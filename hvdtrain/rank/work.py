@@ -29,7 +29,7 @@ from hvdtrain.data.storage import locked
 from hvdtrain.errors import Failure, UsageError
 from hvdtrain.formatting import with_noun
 from hvdtrain.models.layers import Network
-from hvdtrain.models.pretrained import cached_weights, load_pretrained
+from hvdtrain.models.pretrained import cached_weights, is_published, load_pretrained
 from hvdtrain.modes._synchroniser import Synchroniser
 from hvdtrain.numerics.clock import PARTS
 from hvdtrain.numerics.slowdown import Slowdown
@@ -149,7 +149,7 @@ def image_side(config: RunConfig, data: ImageFolder) -> int:
 
 def evaluation_resize(config: RunConfig, side: int) -> int:
     """What data.loader.Loader takes as `resize` to evaluate: published weights were tested so."""
-    return 256 if config.pretrained == "imagenet" and side == 224 else 0
+    return 256 if side == 224 and config.pretrained and is_published(config.model, config.pretrained) else 0
 
 
 def train_as_worker(
