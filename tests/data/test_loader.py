@@ -2,6 +2,7 @@
 
 import io
 import tempfile
+import threading
 from pathlib import Path
 
 import numpy as np
@@ -86,6 +87,26 @@ def test_an_epoch_of_a_plan_loads_every_image_once(folder, both_ways):
     seen = [number for _, (images, _) in loaded.batches(plan.epoch(1)) for number in reds(images)]
     assert seen == [i for s in plan.epoch(1) for i in s.indices]
     assert sorted(seen) == list(range(12))
+
+
+@pytest.mark.parametrize("look_ahead", [True, False])
+def test_images_are_changed_beside_the_loop_and_as_ever(folder, both_ways, look_ahead, monkeypatch):
+    plain = Loader(folder.train, 32, threads=1)
+    shares = [share(3, 0, 3), share(7), share(1, 2, 11), share(4), share(5)]
+    augment, change, by = Augment("shift-flip", 5), Augment.change, set()
+
+    def watched(*arguments):
+        by.add(threading.current_thread().name)
+        return change(*arguments)
+
+    monkeypatch.setattr(Augment, "change", watched)
+    loaded = Loader(folder.train, 32, 2, augment)
+    for (taken, (images, labels)), (_, (unchanged, _)) in zip(
+        loaded.batches(shares, look_ahead), plain.batches(shares), strict=True
+    ):
+        expected = [change(augment, image, taken.epoch, i) for image, i in zip(unchanged, taken.indices, strict=True)]
+        assert torch.equal(images, torch.stack(expected)) and labels.tolist() == [int(i >= 6) for i in taken.indices]
+    assert all(name.startswith("decode") for name in by), by
 
 
 @pytest.mark.parametrize("side", [32, 40])
