@@ -29,7 +29,7 @@ from hvdtrain.data.storage import locked
 from hvdtrain.errors import Failure, UsageError
 from hvdtrain.formatting import with_noun
 from hvdtrain.models.layers import Network
-from hvdtrain.models.pretrained import cached_weights, load_pretrained
+from hvdtrain.models.pretrained import cached_weights, is_published, load_pretrained
 from hvdtrain.modes._synchroniser import Synchroniser
 from hvdtrain.numerics.clock import PARTS
 from hvdtrain.numerics.slowdown import Slowdown
@@ -150,7 +150,7 @@ def image_side(config: RunConfig, data: ImageFolder) -> int:
 
 def evaluation_resize(config: RunConfig, side: int) -> int:
     """What data.loader.Loader takes as `resize` to evaluate: published weights were tested so."""
-    return 256 if config.pretrained == "imagenet" and side == 224 else 0
+    return 256 if side == 224 and config.pretrained and is_published(config.model, config.pretrained) else 0
 
 
 def train_as_worker(
@@ -331,6 +331,11 @@ def _begin(
     })  # fmt: skip
     if not world.is_chief:
         return
+    if data.passed_over:
+        print(
+            f"not used in the class folders: {data.passed_over}; `hvdtrain data check {data.root}` names them",
+            file=terminal.out, flush=True,
+        )  # fmt: skip
     of_ranks = {world.servers + worker: facts for worker, facts in of_workers.items()}
     hosts = by_host(of_ranks | dict(enumerate(sync.ask_servers("host"))))
     for line in differences(hosts):
