@@ -1,6 +1,7 @@
 """Numbers as text for people: the same on a terminal, in Markdown, in HTML and in plots."""
 
 import math
+from collections.abc import Iterable
 
 
 def three_digits(value: float) -> str:
@@ -16,6 +17,12 @@ def printable(text: str) -> str:
 def encodable(name: str) -> str:
     """A file's name that can be written as UTF-8: bytes of it that are none become escape sequences."""
     return name.encode(errors="backslashreplace").decode()
+
+
+def some_of(names: Iterable[str], number: int = 5) -> str:
+    """So many of the names, and how many more there are."""
+    listed = [encodable(name) for name in names]
+    return ", ".join(listed[:number]) + (f" and {len(listed) - number:,} more" if len(listed) > number else "")
 
 
 def with_noun(number: int, noun: str) -> str:

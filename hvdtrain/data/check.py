@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from hvdtrain.data import image
-from hvdtrain.data.folder import MANIFEST, ImageFolder, combined_hash, read_manifest
+from hvdtrain.data.folder import MANIFEST, ImageFolder, combined_hash, not_used, read_manifest
 from hvdtrain.data.identity import keep_content_hash, look
 from hvdtrain.data.selection import PARTS
 from hvdtrain.errors import Failure
@@ -68,6 +68,7 @@ def check(data: ImageFolder, threads: int, progress: Callable[[int, int], None])
     _check_balance(findings)
     if isinstance(data.root, Path):
         _check_manifest(data.root, findings)
+        findings.notes += not_used(data.root)
     if listing and len(digests) == len(data.train) + len(data.validation):
         found = combined_hash(data, digests)
         keep_content_hash(data, listing, began, found)

@@ -160,8 +160,9 @@ def _build_time(out: Path) -> float:
 def check_(dataset: str) -> None:
     """Decode and hash every image of FOLDER (or of a data set's name, or of packed shards' URL).
 
-    Prints the images of each class. Exit code 1 where an image cannot be decoded, where the same image is in two
-    parts, or where a folder that `data build` made does not hold what it was built with.
+    Prints the images of each class, and what lies in the folders and is not used. Exit code 1 where an image cannot be
+    decoded, where the same image is in two parts, or where a folder that `data build` made does not hold what it was
+    built with.
     """
     from rich.console import Console
     from rich.markup import escape

@@ -5,6 +5,7 @@ import os
 import shlex
 from array import array
 from bisect import bisect_right
+from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
@@ -16,6 +17,7 @@ from msgspec import convert
 
 from hvdtrain.config.untrusted import parse_toml
 from hvdtrain.errors import UsageError
+from hvdtrain.formatting import encodable, some_of
 
 TRAIN, VALIDATION, TEST = "TrainData", "ValidationData", "TestData"
 SUFFIXES = (".png", ".jpg", ".jpeg", ".bmp", ".webp")  # in any case
@@ -39,26 +41,32 @@ class Files(Sequence[tuple[Path, int]]):
         names: all file names, one after the other.
         ends: where in `names` each ends, [images] int64.
         starts: which image is each class's first, [classes] int64.
+        passed_over: what is not used in the class folders, hidden files aside: {"folder(s)": how many, ".tif": …}.
     """
 
     def __init__(self, root: Path, part: str, classes: Sequence[str]) -> None:
         self.root, self.part, self.classes = root, part, [os.fsencode(name) for name in classes]
         self.ends, self.starts = array("q"), array("q")
+        self.passed_over: Counter[str] = Counter()
         suffixes = tuple(map(str.encode, SUFFIXES))
         joined, end = [], 0
         for name in classes:
             self.starts.append(len(self.ends))
             folder = os.fsencode(root / part / name)
             with os.scandir(folder) as entries:  # it needs no system call to tell a file from a folder
-                files = sorted(
-                    e.name
-                    for e in entries
-                    if e.name.lower().endswith(suffixes) and not e.name.startswith(b".") and e.is_file()
-                )
+                files = []
+                for entry in entries:
+                    if entry.name.startswith(b"."):
+                        continue
+                    if entry.name.lower().endswith(suffixes) and entry.is_file():
+                        files.append(entry.name)
+                    else:
+                        self.passed_over[_kind(entry)] += 1
             if not files:
                 raise UsageError(
                     f"class '{name}' has no images in '{root / part / name}': expected {', '.join(SUFFIXES)}"
                 )
+            files.sort()
             for file in files:
                 end += len(file)
                 self.ends.append(end)
@@ -118,6 +126,13 @@ class ImageFolder:
         """The images for training and validation, in that order."""
         return (image for image, _ in chain(self.train, self.validation))
 
+    @property
+    def passed_over(self) -> str:
+        """What is not used in the class folders, as their list shows it: `2 folder(s), 1 .tif`, or nothing."""
+        files = [part for part in (self.train, self.validation, self.test) if isinstance(part, Files)]
+        total = sum((part.passed_over for part in files), Counter[str]())
+        return ", ".join(f"{count:,} {kind}" for kind, count in sorted(total.items()))
+
 
 def read_manifest(folder: Path) -> dict[str, Any]:
     """The content of `dataset.toml` in the folder; empty where this program did not write it."""
@@ -131,7 +146,7 @@ def read_manifest(folder: Path) -> dict[str, Any]:
 
 
 def scan(root: Path) -> ImageFolder:
-    """List an image folder. Hidden files, and files without the suffix of an image, are ignored.
+    """List an image folder. Folders in a class's, hidden files, and files without the suffix of an image are not used.
 
     Raises:
         UsageError: the folder is missing, unreadable or not laid out as above; it has fewer than two classes, a class
@@ -171,6 +186,40 @@ def scan(root: Path) -> ImageFolder:
     except OSError as error:
         name = os.fsdecode(error.filename) if error.filename else root
         raise UsageError(f"cannot read '{name}': {error.strerror}") from None
+
+
+def not_used(root: Path) -> list[str]:
+    """What lies in an image folder's parts and is not used, hidden files aside: a line for each kind, with names.
+
+    It walks through all folders: `scan` looks no deeper than those of the classes.
+    """
+    deeper: list[str] = []
+    loose: list[str] = []
+    others: list[str] = []
+    seen: set[str] = set()  # a link may lead to a folder that it is in
+    for part in (TRAIN, VALIDATION, TEST):
+        for folder, folders, names in os.walk(root / part, followlinks=True):
+            folders[:] = sorted(name for name in folders if not name.startswith("."))
+            if (real := os.path.realpath(folder)) in seen:
+                folders.clear()
+                continue
+            seen.add(real)
+            depth = len(Path(folder).relative_to(root / part).parts)
+            for name in sorted(names):
+                path = os.path.join(folder, name)
+                if name.startswith("."):
+                    continue
+                if not name.lower().endswith(SUFFIXES) or not os.path.isfile(path):
+                    others.append(os.path.relpath(path, root))
+                elif depth != 1:
+                    (deeper if depth else loose).append(os.path.relpath(path, root))
+    build = f"`hvdtrain data build folder --source {shlex.quote(str(root))} --out NEW` takes them"
+    found = (
+        (deeper, f"image(s) in folders below their class's ({build})"),
+        (loose, "image(s) in no class's folder"),
+        (others, f"file(s) that are not {', '.join(SUFFIXES)}"),
+    )
+    return [f"not used: {len(names):,} {what}: {some_of(names)}" for names, what in found if names]
 
 
 def usable_size(written: Any) -> int:
@@ -217,6 +266,15 @@ def _class_names(part: Path) -> tuple[str, ...]:
     if not names:
         raise UsageError(f"'{part}' is empty: {SHAPE}. {_how_to_split(part.parent)}")
     return names
+
+
+def _kind(entry: os.DirEntry[bytes]) -> str:
+    """What this is that is no image."""
+    if entry.is_dir():
+        return "folder(s)"
+    if not entry.is_file():
+        return "link(s) that lead nowhere or devices"
+    return encodable(os.fsdecode(os.path.splitext(entry.name)[1].lower())) or "without a suffix"
 
 
 def _how_to_split(root: Path) -> str:

@@ -13,6 +13,7 @@ from hvdtrain.data.augment import Augment
 from hvdtrain.data.folder import Files, Samples
 from hvdtrain.data.image import damaged, decode_smaller, open_image, read, upright, upright_size
 from hvdtrain.data.sampling import Share
+from hvdtrain.data.sharded import ShardedImages
 from hvdtrain.data.synthetic import SyntheticImage
 
 Batch = tuple[torch.Tensor, torch.Tensor]  # images [n, 3, side, side] uint8, labels [n] int64
@@ -63,19 +64,21 @@ class Loader:
         """Each share with its batch, in order.
 
         Args:
-            look_ahead: take shares before their batches are asked for, to decode them ahead.
+            look_ahead: take shares before their batches are asked for, to decode and change their images ahead.
         """
-        waiting: deque[tuple[Share, list[Future[torch.Tensor]]]] = deque()
+        waiting: deque[tuple[Share, Future[torch.Tensor]]] = deque()
         for share in shares:
             if self.cache is not None:
                 self._keep(share.indices)
-                yield share, self._batch(share, self.cache[share.indices])
+            if self.cache is not None and self.augment.kind == "none":  # handing it to a thread would take longer
+                yield share, (self.cache[share.indices], self.labels[share.indices])
                 continue
-            waiting.append((share, self._decoded(share.indices, share.epoch)))
+            decoded = self._decoded(share.indices, share.epoch) if self.cache is None else []
+            waiting.append((share, self.pool.submit(self._images, share, decoded)))
             if len(waiting) > (self.ahead if look_ahead else 0):
-                yield self._collect(*waiting.popleft())
+                yield self._next(waiting)
         while waiting:
-            yield self._collect(*waiting.popleft())
+            yield self._next(waiting)
 
     def _keep(self, indices: Iterable[int]) -> None:
         """Decode those of these samples that the cache lacks."""
@@ -95,14 +98,15 @@ class Loader:
         for index in indices:
             cache[index] = self._decode(index, 0, None)
 
-    def _collect(self, share: Share, images: list[Future[torch.Tensor]]) -> tuple[Share, Batch]:
-        return share, self._batch(share, torch.stack([image.result() for image in images]))
+    def _next(self, waiting: deque[tuple[Share, Future[torch.Tensor]]]) -> tuple[Share, Batch]:
+        share, images = waiting.popleft()
+        return share, (images.result(), self.labels[share.indices])
 
-    def _batch(self, share: Share, images: torch.Tensor) -> Batch:
-        if self.augment.kind != "none":
-            changed = zip(images, share.indices, strict=True)
-            images = torch.stack([self.augment.change(image, share.epoch, index) for image, index in changed])
-        return images, self.labels[share.indices]
+    def _images(self, share: Share, decoded: Sequence[Future[torch.Tensor]]) -> torch.Tensor:
+        """The images of a share, changed. The pool began those decoded before this, so it may wait for them there."""
+        images = [image.result() for image in decoded] if self.cache is None else self.cache[share.indices]
+        changed = zip(images, share.indices, strict=True)
+        return torch.stack([self.augment.change(image, share.epoch, index) for image, index in changed])
 
     def _decoded(self, indices: Iterable[int], epoch: int) -> list[Future[torch.Tensor]]:
         """Start to read and decode these samples, to squares [3, side, side]."""
@@ -149,6 +153,8 @@ def labels(samples: Samples) -> torch.Tensor:
     """The class of each sample, [samples] int64."""
     if isinstance(samples, Files):  # of which a million need no million paths for this
         return torch.repeat_interleave(torch.tensor([len(samples.of_class(i)) for i in range(len(samples.classes))]))
+    if isinstance(samples, ShardedImages):
+        return torch.from_numpy(samples.labels())
     return torch.tensor([label for _, label in samples], dtype=torch.int64)
 
 

@@ -1,7 +1,6 @@
 """Whole shards on the disk of a host, downloaded once for all of its ranks."""
 
 import contextlib
-import errno
 import os
 import shutil
 from collections.abc import Iterator
@@ -12,6 +11,7 @@ from typing import Any
 
 from hvdtrain.data.sampling import SPREAD
 from hvdtrain.data.storage import locked
+from hvdtrain.world.appending import NO_ROOM
 
 KEPT_FREE = 0.1  # of the disk that the cache is on: whole shards are kept while so much stays free
 
@@ -56,7 +56,7 @@ class ShardCache:
                         filesystem.get_file(shard, str(partial))
                         partial.rename(local)
                     except OSError as error:
-                        if error.errno != errno.ENOSPC:  # others have filled the room that there was
+                        if error.errno not in NO_ROOM:  # others have filled the room that there was
                             raise
                     finally:
                         partial.unlink(missing_ok=True)

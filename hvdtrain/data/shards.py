@@ -16,84 +16,24 @@ import time
 import zlib
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from hvdtrain.config.untrusted import parse_json
 from hvdtrain.data import image
-from hvdtrain.data.folder import ImageFolder, Samples, content_hash, usable_size
+from hvdtrain.data.folder import ImageFolder, content_hash, usable_size
 from hvdtrain.data.identity import keep_content_hash, look
-from hvdtrain.data.image import MAX_BYTES
 from hvdtrain.data.sampling import packing_order
 from hvdtrain.data.selection import PARTS
 from hvdtrain.data.shard_cache import ShardCache, shards_in_use
+from hvdtrain.data.sharded import CACHED, ShardedImages, parse_index, rows
 from hvdtrain.data.storage import cache_root
 from hvdtrain.errors import Failure, UsageError
 
 INDEX = "index.json"
 MAKER = "hvdtrain data pack"
 FORMAT = 1
-CACHED = "simplecache::"  # fsspec's prefix for URLs to cache. We do that ourselves: fsspec's is not safe with threads
 
 Row = tuple[int, int, int, int, int, str]  # shard, offset, bytes, CRC-32, class, path in the folder
-
-
-@dataclass(frozen=True)
-class ShardedImage:
-    """One image in a shard.
-
-    Attributes:
-        filesystem: fsspec's, on which the shard is.
-        name: the image's path in the folder that was packed.
-        cache: of this packing of the data set; None where shards are not kept.
-        shard_bytes: of the whole shard.
-    """
-
-    filesystem: Any = field(repr=False)
-    shard: str
-    offset: int
-    size: int
-    crc: int
-    name: str
-    cache: ShardCache | None
-    shard_bytes: int
-
-    @property
-    def place(self) -> tuple[str, int]:
-        """Where it is; images that are read in this order are read shard by shard."""
-        return self.shard, self.offset
-
-    def read_bytes(self) -> bytes:
-        """The encoded image. Failure where it cannot be read, or is not what was packed."""
-        content = self._read()
-        if self.cache and zlib.crc32(content) != self.crc:
-            self.cache.forget(self.shard)
-            content = self._read()
-        if len(content) != self.size:
-            advice = f"use {CACHED}URL; a shard that was cut off has to be packed again"
-            if self.cache:
-                advice = f"make room for whole shards on the disk of {self.cache.folder.parent}, or set HVDTRAIN_CACHE"
-            raise Failure(
-                f"{self}: {len(content):,} bytes came and not {self.size:,}: where a server does not send parts of "
-                f"files, {advice}"
-            )
-        if zlib.crc32(content) != self.crc:
-            raise Failure(f"{self} is not what was packed: its checksum differs")
-        return content
-
-    def _read(self) -> bytes:
-        try:
-            if self.cache:
-                kept = self.cache.read(self.filesystem, self.shard, self.shard_bytes, self.offset, self.size)
-                if kept is not None:
-                    return kept
-            return self.filesystem.cat_file(self.shard, start=self.offset, end=self.offset + self.size)
-        except Exception as error:  # each of fsspec's file systems raises its own
-            raise Failure(f"cannot read {self}: {error}") from None
-
-    def __str__(self) -> str:
-        return f"{self.name} in {self.shard}"
 
 
 def pack(
@@ -135,7 +75,7 @@ def pack(
         # What is packed here at the same time, or was before, has other names: whichever index is last is whole.
         key = hashlib.sha256(f"{own_hash} {test_hash} {per_shard}".encode()).hexdigest()[:8]
         shards: list[dict[str, Any]] = []
-        rows: dict[str, list[Row]] = {}
+        rows_of: dict[str, list[Row]] = {}
         for part, samples in samples_of.items():
             own_rows: dict[int, Row] = {}  # by the image's number in the folder
             order = packing_order(len(samples)).tolist()
@@ -151,12 +91,12 @@ def pack(
                     own_rows[number] = (len(shards) - 1, offset, len(encoded), zlib.crc32(encoded), label, relative)
                 done += len(members)
                 progress(done, total)
-            rows[part] = [own_rows[number] for number in range(len(samples))]
+            rows_of[part] = [own_rows[number] for number in range(len(samples))]
         index = {
             "made_by": MAKER, "format": FORMAT, "content_hash": own_hash, "test_hash": test_hash,
             "image_size": image.native_side(data), "classes": data.classes, "shards": shards,
             "images_per_shard": per_shard,
-            "columns": ["shard", "offset", "bytes", "crc32", "class", "path"], "samples": rows,
+            "columns": ["shard", "offset", "bytes", "crc32", "class", "path"], "samples": rows_of,
         }  # fmt: skip
         filesystem.pipe_file(f"{root}/{INDEX}", json.dumps(index).encode())
         for old_shard in sorted(replaced - {shard["name"] for shard in shards}):
@@ -179,33 +119,24 @@ def read(url: str, shuffle_block: int = 0) -> ImageFolder:
         classes = tuple(map(str, index["classes"]))
         shards = [str(shard["name"]) for shard in index["shards"]]
         sizes = [int(shard["bytes"]) for shard in index["shards"]]
+        if any("/" in name or name.startswith(".") for name in shards):
+            raise ValueError("a shard is not beside the index")
+        train, validation, test = (
+            ShardedImages(rows(index["samples"][part]), len(classes), len(shards)) for part in PARTS
+        )
+        if len(classes) < 2 or not train or not validation:
+            raise ValueError("it has fewer than two classes, or no images to train or to validate on")
         cache = None
         if url.startswith(CACHED):
             key = f"{filesystem.unstrip_protocol(root)} {index['content_hash']} {index['test_hash']}"
             kept_in = cache_root() / "shards" / hashlib.sha256(key.encode()).hexdigest()[:16]
-            validation_shards = len({row[0] for row in index["samples"]["validation"]})
             per_shard = int(index.get("images_per_shard", 0))
-            cache = ShardCache(kept_in, shards_in_use(shuffle_block, per_shard, validation_shards))
+            cache = ShardCache(kept_in, shards_in_use(shuffle_block, per_shard, validation.shards()))
             with contextlib.suppress(OSError):
                 os.utime(kept_in)  # used now: other data sets' shards go first
-        if any("/" in name or name.startswith(".") for name in shards):
-            raise ValueError("a shard is not beside the index")
-
-        def samples(part: str) -> Samples:
-            found = []
-            for shard, offset, size, crc, label, name in index["samples"][part]:
-                if not (
-                    0 <= label < len(classes) and 0 <= shard < len(shards) and offset >= 0 and 0 < size <= MAX_BYTES
-                ):
-                    raise ValueError(f"{name!a} has no class, shard or place")
-                shard_path = f"{root}/{shards[shard]}"
-                image = ShardedImage(filesystem, shard_path, offset, size, crc, str(name), cache, sizes[shard])
-                found.append((image, label))
-            return tuple(found)
-
-        train, validation, test = map(samples, PARTS)
-        if len(classes) < 2 or not train or not validation:
-            raise ValueError("it has fewer than two classes, or no images to train or to validate on")
+        paths = [f"{root}/{name}" for name in shards]
+        for part in (train, validation, test):
+            part.lie_in(filesystem, paths, sizes, cache)
         side = usable_size(index.get("image_size"))  # of an older version, it has none
         return ImageFolder(url, classes, train, validation, test, str(index["content_hash"]), side)
     except KeyError as error:
@@ -218,10 +149,7 @@ def _read_index(url: str) -> dict[str, Any]:
     filesystem, root = _open_filesystem(url)
     with _errors_as_usage(url):
         try:
-            index = parse_json(filesystem.cat_file(f"{root}/{INDEX}"))
-            if not isinstance(index, dict):
-                raise ValueError("it holds no object")
-            return index
+            return parse_index(filesystem.cat_file(f"{root}/{INDEX}"))
         except FileNotFoundError:
             raise UsageError(
                 f"{url} holds no data set: there is no {INDEX}; make one with `hvdtrain data pack`"

@@ -1,7 +1,6 @@
 """The user's cache, and folders that only one process at a time makes and that appear complete or not at all."""
 
 import ctypes
-import fcntl
 import os
 import shutil
 from collections.abc import Iterator
@@ -9,6 +8,7 @@ from contextlib import contextmanager
 from pathlib import Path
 
 from hvdtrain.errors import UsageError
+from hvdtrain.world.locks import lock, unlock
 
 
 def cache_root() -> Path:
@@ -28,6 +28,7 @@ def locked(out: Path) -> Iterator[None]:
     finally:
         path.unlink(missing_ok=True)
         os.close(file)
+        unlock(path)
 
 
 def _lock(path: Path) -> int:
@@ -37,12 +38,17 @@ def _lock(path: Path) -> int:
             file = os.open(path, os.O_RDWR | os.O_CREAT, 0o666)
         except OSError as error:
             raise UsageError(f"cannot write in '{path.parent}': {error.strerror}") from None
-        fcntl.flock(file, fcntl.LOCK_EX)
+        try:
+            lock(file, path, wait=True)
+        except OSError as error:
+            os.close(file)
+            raise UsageError(f"cannot lock '{path}': {error.strerror}") from None
         # The process that held the lock before has removed the file, and a lock on a removed file excludes nobody: a
         # third process would create the file anew and lock that.
         if os.fstat(file).st_nlink:
             return file
         os.close(file)
+        unlock(path)
 
 
 @contextmanager

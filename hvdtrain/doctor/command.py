@@ -46,7 +46,7 @@ CHECKS = [
     Check("mpirun", True, partial(software.starter, "mpirun")),
     Check("horovodrun", False, partial(software.starter, "horovodrun")),
     Check("two processes", True, software.two_processes),
-    Check("C++ compiler", False, software.compiler),
+    Check("C++ compiler, make", False, software.compiler),
     Check("cores", False, machine.cores),
     Check("memory", False, machine.memory),
     Check("/dev/shm", True, machine.shared_memory),

@@ -20,7 +20,7 @@ from hvdtrain.doctor.findings import MISSING, OK, WARNING, Finding
 from hvdtrain.errors import Failure
 
 TIMEOUT_S = 60.0  # for whatever is started here: a cold import of torch from a network disk can take half of that
-REBUILD = "build it against this torch: `uv sync --reinstall-package horovod` (2 to 5 minutes, needs a C++ compiler)"
+REBUILD = "build it against this torch: `uv sync --reinstall-package horovod` (2 to 5 minutes, needs g++ and make)"
 
 
 @functools.cache
@@ -193,5 +193,7 @@ def two_processes() -> Finding:
 def compiler() -> Finding:
     for name in (os.environ.get("CXX", ""), "c++", "g++", "clang++"):
         if path := shutil.which(name.split(" ")[0]):
-            return Finding(OK, path)
-    return Finding(MISSING, "none", "needed to build Horovod again, and by --compile; nothing else is: install g++")
+            if shutil.which("make"):
+                return Finding(OK, path)
+            return Finding(MISSING, f"{path}, but no make", "needed to build Horovod again, as make is: install make")
+    return Finding(MISSING, "none", "needed to build Horovod again, as make is, and by --compile: install g++ and make")

@@ -33,6 +33,7 @@ class Mode:
         options: those of RunConfig's fields that not every mode uses and this one does.
         compressions: the codecs that it can send gradients with; ("any",) for all.
         max_workers: None for any number.
+        joins_horovod: where the starter knows Horovod, the ranks find each other through that alone: without limit.
         shares: how the samples of a global batch can be shared out, the default first: `static`, `leased`.
     """
 
@@ -45,6 +46,7 @@ class Mode:
     compressions: tuple[str, ...] = ("none",)
     max_workers: int | None = None
     shares: tuple[str, ...] = ("static",)
+    joins_horovod: bool = False
 
     def can_send(self, codec: str) -> bool:
         return codec in self.compressions or "any" in self.compressions

@@ -2,6 +2,8 @@
 
 import contextlib
 import itertools
+import math
+import os
 import time
 from functools import partial
 from queue import Empty, SimpleQueue
@@ -20,11 +22,11 @@ from hvdtrain.ps.staging import Staging
 from hvdtrain.world import trace
 from hvdtrain.world.horovod import HorovodGroup, pause, wait_asleep
 from hvdtrain.world.job import Job
-from hvdtrain.world.rendezvous import open_store
 
 HAS_SERVERS = False
 LOCKSTEP = True
 SURVIVES_LOST_WORKER = False
+JOINS_HOROVOD = True
 OPTIONS = ()
 COMPRESSIONS = ("none", "fp16")  # what Horovod 0.28.1 can send
 
@@ -192,5 +194,7 @@ class _Traced:
 
 
 def connect(job: Job) -> AllReduce:
-    store = None if job.world.starts_horovod else open_store(job.world, job.config.timeout)
+    # Gloo's own limit, 30 s, would run while another host's workers still look at their images.
+    os.environ.setdefault("HOROVOD_GLOO_TIMEOUT_SECONDS", str(math.ceil(job.config.timeout)))
+    store = None if job.world.starts_horovod else job.meet()
     return AllReduce(job, HorovodGroup(job.world, store))

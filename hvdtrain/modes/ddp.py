@@ -60,6 +60,6 @@ def _traced_allreduce(state: None, bucket: GradBucket) -> Future[torch.Tensor]:
 def connect(job: Job) -> Ddp:
     with_nccl = job.device.type == "cuda" and not job.config.share_gpu
     backend = "cpu:gloo,cuda:nccl" if with_nccl else "gloo"
-    sync = Ddp(job, TorchGroup(job.world, backend, job.config.timeout))
+    sync = Ddp(job, TorchGroup(job.world, backend, job.config.timeout, job.meet()))
     sync.backend = backend
     return sync

@@ -28,7 +28,7 @@ from hvdtrain.ps.shared import SharedMemory
 from hvdtrain.ps.worker_monitor import WorkerMonitor
 from hvdtrain.world.job import Job
 from hvdtrain.world.preempt import deferred_sigterm
-from hvdtrain.world.rendezvous import open_store, reach_store, serve_store, store_address
+from hvdtrain.world.rendezvous import reach_store, serve_store, store_address
 
 if TYPE_CHECKING:
     from torch.distributed import Store
@@ -101,7 +101,7 @@ def serve(
         store, address = _come_back(job, server, killed), killed.store
         report(f"hvdtrain: rank {world.rank}, a server, was killed and is back, with all that it had answered")
     else:
-        store = open_store(world, config.timeout)
+        store = job.meet()
         # With the server: a worker may call as soon as it has started.
         wire.start(world, store, config.timeout, server, config.wire)
         shared.join(world, store, config.timeout)

@@ -24,7 +24,6 @@ from hvdtrain.ps.messages import NO_SHARE, PushStatus
 from hvdtrain.ps.partition import Piece, cut
 from hvdtrain.ps.shared import SharedMemory
 from hvdtrain.world.job import Job
-from hvdtrain.world.rendezvous import open_store
 
 INSTALLED = "installed"  # in the store, once every server has its weights
 AT_ONCE = 8  # buckets of which the optimizer's state is asked for at once
@@ -36,7 +35,7 @@ class PushPull:
     def __init__(self, job: Job, arrival: Arrival | None = None) -> None:
         self.config, self.world, self.timeout, self.arrival = job.config, job.world, job.config.timeout, arrival
         self.backend = job.config.wire
-        self.store = arrival.store if arrival else open_store(job.world, self.timeout)
+        self.store = arrival.store if arrival else job.meet()
         self.accumulating = False
         if not arrival:
             wire.start(job.world, self.store, self.timeout, kind=self.backend)

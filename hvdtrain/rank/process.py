@@ -8,6 +8,7 @@ import traceback
 from collections.abc import Callable
 from pathlib import Path
 
+from hvdtrain import modes
 from hvdtrain.config.run_config import RunConfig
 from hvdtrain.errors import UsageError
 from hvdtrain.runs.folder import (
@@ -21,6 +22,7 @@ from hvdtrain.runs.folder import (
 )
 from hvdtrain.runs.request import check, check_workers, with_absolute_paths
 from hvdtrain.world.cgroups import usable_cores
+from hvdtrain.world.locks import unlock_all
 from hvdtrain.world.memory import importing, keep_memory
 from hvdtrain.world.network import use_one_interface
 from hvdtrain.world.parent import end_with_starter
@@ -64,8 +66,12 @@ def run_rank(config: RunConfig, out: str, resuming: bool = False) -> None:
         with importing():
             from hvdtrain.rank import work  # imports torch
             from hvdtrain.training import resume
+            from hvdtrain.world.meeting import Meeting
 
-        prepared = work.prepare(config, world, folder, threads, resuming)
+        meeting = None
+        if world.size > 1 and not (world.starts_horovod and modes.declared(config.mode).joins_horovod):
+            meeting = Meeting(world, config.timeout)
+        prepared = work.prepare(config, world, folder, threads, resuming, meeting.store if meeting else None)
         if prepared.finished:
             if world.is_chief:
                 print(f"{folder} has finished: there is nothing left to do")
@@ -74,7 +80,9 @@ def run_rank(config: RunConfig, out: str, resuming: bool = False) -> None:
             claim(folder, with_absolute_paths(config), world.workers, job, not world.is_local, resuming)
             if resuming:
                 resume.prepare_folder(folder, prepared.resumed, range(world.servers, world.size))
-        elif world.is_local:
+        if meeting:
+            meeting.wait_until_all_are_ready()
+        if world.is_local and not world.is_chief:
             wait_for_claim(folder, job, config.timeout)
     except UsageError:
         # Every rank on a host finds the same fault, and one line is enough: the first rank's, whose end is the end
@@ -103,6 +111,7 @@ def run_to_its_end(run: Callable[[Terminal], None], folder: Path, world: World) 
     try:
         run(terminal)
     except Terminated:
+        unlock_all()
         os._exit(EXIT_CODE)
     except BaseException as error:
         with contextlib.suppress(OSError):  # a full disk, which may be what went wrong
@@ -120,8 +129,10 @@ def run_to_its_end(run: Callable[[Terminal], None], folder: Path, world: World) 
             message += f"; {how_to_go_on(folder, 'train')}"
         with contextlib.suppress(OSError):
             print(f"hvdtrain: {message}", file=terminal.err, flush=True)
+        unlock_all()
         # Not sys.exit: leaving politely means waiting for ranks that may never come.
         os._exit(130 if isinstance(error, KeyboardInterrupt) else getattr(error, "exit_code", 1))
+    unlock_all()
     if world.servers:
         end_at_once()
 

@@ -8,9 +8,9 @@ import shutil
 import zlib
 from collections.abc import Callable
 from contextlib import nullcontext
-from functools import cache, partial
+from functools import partial
 from pathlib import Path
-from typing import Any, cast
+from typing import TYPE_CHECKING, Any, cast
 
 import torch
 from safetensors.torch import load_file
@@ -29,7 +29,7 @@ from hvdtrain.data.storage import locked
 from hvdtrain.errors import Failure, UsageError
 from hvdtrain.formatting import with_noun
 from hvdtrain.models.layers import Network
-from hvdtrain.models.pretrained import cached_weights, load_pretrained
+from hvdtrain.models.pretrained import cached_weights, is_published, load_pretrained
 from hvdtrain.modes._synchroniser import Synchroniser
 from hvdtrain.numerics.clock import PARTS
 from hvdtrain.numerics.slowdown import Slowdown
@@ -59,6 +59,9 @@ from hvdtrain.world.place import World
 from hvdtrain.world.preempt import Terminated, deferred_sigterm, leave_file
 from hvdtrain.world.terminal import Terminal
 
+if TYPE_CHECKING:
+    from torch.distributed import Store
+
 WEIGHTS = "snapshots/final.safetensors"
 
 
@@ -77,11 +80,14 @@ class Prepared:
     finished: bool = False
 
 
-def prepare(config: RunConfig, world: World, folder: Path, threads: int, resuming: bool) -> Prepared:
+def prepare(
+    config: RunConfig, world: World, folder: Path, threads: int, resuming: bool, store: "Store | None" = None
+) -> Prepared:  # fmt: skip
     """Find every fault that can be found before anything starts.
 
     Args:
         resuming: go on with the run in the folder, if there is one.
+        store: where all ranks have met already.
 
     Raises:
         UsageError: the data set, the device, the pretrained weights or the snapshot cannot be used.
@@ -102,7 +108,7 @@ def prepare(config: RunConfig, world: World, folder: Path, threads: int, resumin
         raise UsageError("--record is for --device cpu: replay computes there, and a GPU rounds otherwise")
     if config.compile and not world.is_server and not shutil.which(os.environ.get("CXX") or "g++"):
         raise UsageError("--compile needs a C++ compiler: install g++, or let CXX name one")
-    job = Job(config, world, folder, chosen, threads)
+    job = Job(config, world, folder, chosen, threads, store)
     if data is None:
         return Prepared(lambda terminal: modes.load(config.mode).serve(job, partial(print, file=terminal.out)))
     model = initial_model(config, len(data.classes))
@@ -110,20 +116,15 @@ def prepare(config: RunConfig, world: World, folder: Path, threads: int, resumin
         check_memory(job, model, side, len(even_range(len(data.validation), 0, world.workers)))
     # On every worker: what is sent around later need not include batch-norm statistics.
     skipped = load_weights(model, config) if config.pretrained else None
-    identified = cache(partial(_identified, data))
-    resumed = resume.find(folder, config, identified(), world.is_chief) if resuming else None
+    data = dataclasses.replace(data, known_hash=identity(data))  # which may take a while
+    resumed = resume.find(folder, config, data, world.is_chief) if resuming else None
     if resumed:
         try:
             model.load_state_dict(resumed.weights)
         except RuntimeError as error:
             reason = " ".join(str(error).split()[:30])
             raise UsageError(f"{resumed.folder} has not the weights of this model: {reason}") from None
-    return Prepared(lambda terminal: train_as_worker(job, identified(), model, skipped, resumed, terminal), resumed)
-
-
-def _identified(data: ImageFolder) -> ImageFolder:
-    """It may take a while: each worker does it before any waits for another."""
-    return dataclasses.replace(data, known_hash=identity(data))
+    return Prepared(lambda terminal: train_as_worker(job, data, model, skipped, resumed, terminal), resumed)
 
 
 def initial_model(config: RunConfig, classes: int) -> Network:
@@ -149,7 +150,7 @@ def image_side(config: RunConfig, data: ImageFolder) -> int:
 
 def evaluation_resize(config: RunConfig, side: int) -> int:
     """What data.loader.Loader takes as `resize` to evaluate: published weights were tested so."""
-    return 256 if config.pretrained == "imagenet" and side == 224 else 0
+    return 256 if side == 224 and config.pretrained and is_published(config.model, config.pretrained) else 0
 
 
 def train_as_worker(
@@ -330,6 +331,11 @@ def _begin(
     })  # fmt: skip
     if not world.is_chief:
         return
+    if data.passed_over:
+        print(
+            f"not used in the class folders: {data.passed_over}; `hvdtrain data check {data.root}` names them",
+            file=terminal.out, flush=True,
+        )  # fmt: skip
     of_ranks = {world.servers + worker: facts for worker, facts in of_workers.items()}
     hosts = by_host(of_ranks | dict(enumerate(sync.ask_servers("host"))))
     for line in differences(hosts):

@@ -1,7 +1,6 @@
 """The run folder: claiming it, so that nothing is overwritten."""
 
 import contextlib
-import fcntl
 import os
 import shlex
 import time
@@ -12,6 +11,7 @@ from pathlib import Path
 from hvdtrain.config.run_config import RunConfig
 from hvdtrain.config.untrusted import parse_toml
 from hvdtrain.errors import Failure, UsageError
+from hvdtrain.world.locks import lock, unlock
 
 CONFIG = "config.toml"
 
@@ -82,8 +82,8 @@ def claim(folder: Path, config: RunConfig, workers: int, job: str, others_log: b
         check_free(folder, others_log)
     try:
         folder.mkdir(parents=True, exist_ok=True)
-        lock = os.open(folder / CONFIG, os.O_WRONLY | os.O_CREAT | (0 if resuming else os.O_EXCL), 0o666)
-        fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)  # open until this process ends, however it does
+        file = os.open(folder / CONFIG, os.O_WRONLY | os.O_CREAT | (0 if resuming else os.O_EXCL), 0o666)
+        lock(file, folder / CONFIG)  # open until this process ends, however it does
     except (FileExistsError, BlockingIOError):
         raise UsageError(f"--out {folder} is in use: another job has claimed it, and is at work there") from None
     except OSError as error:
@@ -92,18 +92,18 @@ def claim(folder: Path, config: RunConfig, workers: int, job: str, others_log: b
     # Replaced whole, by a file that is locked too: a rank that begins now reads what was there, or this.
     new = folder / f"{CONFIG}.part"
     config.write(new, workers=workers, job=job)
-    fcntl.flock(os.open(new, os.O_WRONLY), fcntl.LOCK_EX)
+    lock(os.open(new, os.O_WRONLY), folder / CONFIG, replaces=True)
     new.replace(folder / CONFIG)
 
 
 def hold(folder: Path) -> None:
     """Go on holding a claimed folder, if whoever has claimed it is lost, as long as this process lives."""
     with contextlib.suppress(OSError):
-        lock = os.open(folder / CONFIG, os.O_WRONLY)
+        file = os.open(folder / CONFIG, os.O_WRONLY)
         try:
-            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            lock(file, folder / CONFIG)
         except OSError:  # it is this process's, or that of one that has only just been lost
-            os.close(lock)
+            os.close(file)
 
 
 def is_claimed(folder: Path) -> bool:
@@ -122,8 +122,11 @@ def locked(file: Path, create: bool = True) -> Iterator[None]:
     """Hold the file's lock. BlockingIOError where another process does."""
     descriptor = os.open(file, os.O_WRONLY | (os.O_CREAT if create else 0), 0o666)
     try:
-        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        yield
+        lock(descriptor, file)
+        try:
+            yield
+        finally:
+            unlock(file)
     finally:
         os.close(descriptor)
 

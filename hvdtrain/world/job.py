@@ -2,19 +2,33 @@
 
 from dataclasses import dataclass
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import torch
 
 from hvdtrain.config.run_config import RunConfig
 from hvdtrain.world.place import World
+from hvdtrain.world.rendezvous import open_store
+
+if TYPE_CHECKING:
+    from torch.distributed import Store
 
 
 @dataclass(frozen=True)
 class Job:
-    """One rank's view of a job: what is asked, where this rank is, and where results go."""
+    """One rank's view of a job: what is asked, where this rank is, and where results go.
+
+    Attributes:
+        store: where all ranks have met already; see world.meeting.
+    """
 
     config: RunConfig
     world: World
     folder: Path
     device: torch.device
     threads: int
+    store: "Store | None" = None
+
+    def meet(self) -> "Store":
+        """The store that all ranks share."""
+        return self.store or open_store(self.world, self.config.timeout)

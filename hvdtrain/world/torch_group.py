@@ -8,7 +8,7 @@ import torch.distributed as dist
 
 from hvdtrain.world.group import Group
 from hvdtrain.world.place import World
-from hvdtrain.world.rendezvous import leave, open_store
+from hvdtrain.world.rendezvous import leave
 
 
 class TorchGroup(Group):
@@ -17,12 +17,12 @@ class TorchGroup(Group):
     Args:
         backend: as torch names it: `gloo`, or `cpu:gloo,cuda:nccl`.
         timeout: seconds after which a wait for another rank fails.
+        store: which all ranks share.
     """
 
-    def __init__(self, world: World, backend: str, timeout: float) -> None:
+    def __init__(self, world: World, backend: str, timeout: float, store: "dist.Store") -> None:
         super().__init__(world)
-        self.world, self.timeout = world, timeout
-        self.store = open_store(world, timeout)
+        self.world, self.timeout, self.store = world, timeout, store
         dist.init_process_group(
             backend, store=self.store, rank=world.rank, world_size=world.size, timeout=timedelta(seconds=timeout)
         )

@@ -114,6 +114,28 @@ def test_check_notes_copies_and_imbalance(folder):
     assert "class 'dog' has 13 training images, 'cat' 4; always answering 'dog' is right for 76.5%" in result.stdout
 
 
+def test_check_names_what_is_not_used(folder):
+    before = invoke("check", folder).stdout
+    assert "not used" not in before
+    archives.lay_out(folder / "TrainData", {
+        "cat/more/deep/d.JPG": archives.picture(900, kind="JPEG"), "cat/t.tif": b"x", "cat/more/x.gif": b"x",
+        "cat/.DS_Store": b"x", "loose.png": archives.picture(901), **{f"dog/more/{k}.png": b"" for k in range(6)},
+    })  # fmt: skip
+    (folder / "TrainData" / "cat" / "more" / "loop").symlink_to(folder / "TrainData")
+    result = invoke("check", folder)
+    assert result.exit_code == 0, result.output
+    notes = [line for line in result.stdout.splitlines() if "not used" in line]
+    deeper, loose, others = notes
+    assert deeper.startswith("note: not used: 7 image(s) in folders below their class's (`hvdtrain data build folder")
+    assert deeper.endswith("TrainData/cat/more/deep/d.JPG, " + ", ".join(
+        f"TrainData/dog/more/{k}.png" for k in range(4)
+    ) + " and 2 more")  # fmt: skip
+    assert loose == "note: not used: 1 image(s) in no class's folder: TrainData/loose.png"
+    assert others.startswith("note: not used: 2 file(s) that are not .png, .jpg")
+    assert others.endswith(": TrainData/cat/t.tif, TrainData/cat/more/x.gif")
+    assert [line for line in result.stdout.splitlines() if line not in notes] == before.splitlines()
+
+
 def test_check_misses_what_a_build_has_put_there(tmp_path):
     out = tmp_path / "out"
     assert invoke("build", "turntable", "--objects", 2, "--views", 4, "--out", out).exit_code == 0

@@ -7,6 +7,7 @@ from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
+from helpers import archives
 from PIL import Image
 
 from hvdtrain.data.folder import content_hash, scan
@@ -75,6 +76,10 @@ def test_hidden_files_and_what_is_no_image_are_passed_over(tmp_path):
     found = scan(root)
     assert found.classes == ("cat", "dog")
     assert len(found.train) == 2
+    archives.lay_out(root / "ValidationData/dog", {"x.GIF": b"", "y.gif": b"", "README": b""})
+    (root / "TrainData/dog/gone.png").symlink_to(root / "nowhere")
+    told = "2 .gif, 1 .txt, 1 folder(s), 1 link(s) that lead nowhere or devices, 1 without a suffix"
+    assert scan(root).passed_over == told
 
 
 @pytest.mark.parametrize(

@@ -225,9 +225,9 @@ def test_a_server_looks_at_no_images(tmp_path):
 
 WRITTEN_DOWN = """
 from hvdtrain.data import identity
-from hvdtrain.world import torch_group
+from hvdtrain.world.meeting import Meeting
 identity.SETTLED_S = -3600.0
-read, open_store = identity.content_hash, torch_group.open_store
+read, wait = identity.content_hash, Meeting.wait_until_all_are_ready
 def log(line):
     with open("order", "a") as file:
         file.write(line + "\\n")
@@ -236,10 +236,10 @@ def reading(folder):
     found = read(folder)
     log("has read")
     return found
-def waiting(*arguments):
+def waiting(meeting):
     log("waits for others")
-    return open_store(*arguments)
-identity.content_hash, torch_group.open_store = reading, waiting
+    wait(meeting)
+identity.content_hash, Meeting.wait_until_all_are_ready = reading, waiting
 """
 
 

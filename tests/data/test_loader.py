@@ -2,6 +2,7 @@
 
 import io
 import tempfile
+import threading
 from pathlib import Path
 
 import numpy as np
@@ -86,6 +87,26 @@ def test_an_epoch_of_a_plan_loads_every_image_once(folder, both_ways):
     seen = [number for _, (images, _) in loaded.batches(plan.epoch(1)) for number in reds(images)]
     assert seen == [i for s in plan.epoch(1) for i in s.indices]
     assert sorted(seen) == list(range(12))
+
+
+@pytest.mark.parametrize("look_ahead", [True, False])
+def test_images_are_changed_beside_the_loop_and_as_ever(folder, both_ways, look_ahead, monkeypatch):
+    plain = Loader(folder.train, 32, threads=1)
+    shares = [share(3, 0, 3), share(7), share(1, 2, 11), share(4), share(5)]
+    augment, change, by = Augment("shift-flip", 5), Augment.change, set()
+
+    def watched(*arguments):
+        by.add(threading.current_thread().name)
+        return change(*arguments)
+
+    monkeypatch.setattr(Augment, "change", watched)
+    loaded = Loader(folder.train, 32, 2, augment)
+    for (taken, (images, labels)), (_, (unchanged, _)) in zip(
+        loaded.batches(shares, look_ahead), plain.batches(shares), strict=True
+    ):
+        expected = [change(augment, image, taken.epoch, i) for image, i in zip(unchanged, taken.indices, strict=True)]
+        assert torch.equal(images, torch.stack(expected)) and labels.tolist() == [int(i >= 6) for i in taken.indices]
+    assert all(name.startswith("decode") for name in by), by
 
 
 @pytest.mark.parametrize("side", [32, 40])
@@ -272,6 +293,21 @@ def test_pretrained_weights_are_tested_as_torchvision_does_it(tmp_path):
         loaded = Loader([(tmp_path / "i.jpg", 0)], 224, 1, resize=evaluation_resize(PRETRAINED, 224))
         assert torch.equal(next(loaded.batches([share(0)]))[1][0][0], expected)
     assert evaluation_resize(PRETRAINED, 64) == evaluation_resize(RunConfig(), 224) == 0
+
+
+@pytest.mark.parametrize(
+    ("model", "file", "resize"),
+    [
+        ("vgg16", "/x/vgg16-397923af.pth", 256),
+        ("vggf", "vgg16-397923af.pth", 256),
+        ("vgg11_bn", "/x/vgg11_bn-6002323d.pth", 256),
+        ("vgg16", "/x/vgg16-mine.pth", 0),
+        ("vgg16", "/x/final.safetensors", 0),
+        ("resnet8", "/x/vgg16-397923af.pth", 0),
+    ],
+)
+def test_a_file_of_published_weights_is_tested_alike(model, file, resize):
+    assert evaluation_resize(RunConfig(model=model, pretrained=file), 224) == resize
 
 
 # Kinds of pixels

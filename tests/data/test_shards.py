@@ -1,10 +1,12 @@
 """Data sets packed into shards, at several kinds of URL."""
 
+import errno
 import io
 import json
 import os
 import re
 import tarfile
+import tracemalloc
 from collections import Counter
 from types import SimpleNamespace
 
@@ -345,3 +347,37 @@ def test_a_shard_that_another_job_has_just_removed_is_fetched_again(packed, tmp_
 
         monkeypatch.setattr(ShardCache, "_download", removed)
         assert first.read_bytes() == whole
+
+
+@pytest.mark.parametrize("reason", [errno.ENOSPC, errno.EDQUOT])
+def test_where_a_shard_has_no_room_after_all_its_images_are_read_by_range(reason, tmp_path):
+    (tmp_path / "kept" / "own").mkdir(parents=True)
+
+    def get_file(*_):
+        raise OSError(reason, os.strerror(reason))
+
+    cache = ShardCache(tmp_path / "kept" / "own")
+    assert cache.read(SimpleNamespace(get_file=get_file), "a.tar", 1, 0, 1) is None
+
+
+def test_an_index_takes_little_memory_and_is_read_in_parts(tmp_path):
+    """Less than an object, a path and a tuple for each image would take; also where a path looks like rows."""
+    names = [f"TrainData/cat/{i:06d}.png" for i in range(20_000)]
+    names[5_000:15_000:1000] = ['"],["', "], [", "\\", "\udc80", 'x\\"],[', "é", "\n", "[", '"', "],["]
+    listed = [[i % 3, i, 5, 2**32 - 1, i % 2, name] for i, name in enumerate(names)]
+    index = {
+        "made_by": "hvdtrain data pack", "format": 1, "content_hash": "a", "test_hash": "b", "classes": ["x", "y"],
+        "shards": [{"name": f"{k}.tar", "bytes": 10**6} for k in range(3)],
+        "samples": {"train": listed, "validation": listed[:1], "test": []},
+    }  # fmt: skip
+    (tmp_path / "index.json").write_text(json.dumps(index))
+    shards.read(f"file://{tmp_path}")
+    tracemalloc.start()
+    found = find_dataset(f"file://{tmp_path}")
+    taken, peak = tracemalloc.get_traced_memory()
+    tracemalloc.stop()
+    assert taken < 100 * len(listed) and peak < 12_000_000
+    there = [[int(i.shard.split("/")[-1][0]), i.offset, i.size, i.crc, label, i.name] for i, label in found.train]
+    assert there == listed
+    assert Loader(found.train, 256, threads=1).labels.tolist() == [row[4] for row in listed]
+    assert [image.name for image, _ in found.train[-2:]] == names[-2:] and found.train[-1] == found.train[19_999]

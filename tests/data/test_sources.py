@@ -149,6 +149,26 @@ def test_any_class_folders_are_split(tmp_path):
     assert counts(build("imagenet-slice", tmp_path / "out", images_from=place)) == {"cat": (8, 2, 0), "dog": (8, 2, 0)}
 
 
+@pytest.mark.parametrize("pack", [folder, zip_file])
+@pytest.mark.parametrize(
+    ("above", "split"),
+    [("", (9, 2, 0)), ("photos/mine/", (9, 2, 0)), ("train/", (11, 5, 0)), ("test/imagenet/train/", (11, 5, 0))],
+)
+def test_what_lies_deeper_belongs_to_the_class_of_the_first_level(above, split, pack, tmp_path):
+    own = "test" if above.endswith("train/") else "odd"
+    files = {f"{above}{name}": content for name, content in archives.class_folders(["cat", "dog"], 8).items()}
+    for i, name in enumerate(("cat", "dog")):
+        deeper = (f"{name}/more/deep/0.png", f"{name}/more/0.png", f"{name}/{own}/old/0.png")
+        files |= {f"{above}{path}": archives.picture(500 + 10 * i + k) for k, path in enumerate(deeper)}
+    if above.endswith("train/"):
+        files |= {f"{above.replace('train', 'val')}{name}/deep/er/{k}.png": archives.picture(700 + k)
+                for name in ("cat", "dog") for k in range(5)}  # fmt: skip
+    out = build("imagenet-slice", tmp_path / "out", images_from=pack(tmp_path, files))
+    assert counts(out) == {"cat": split, "dog": split}
+    names = {path.name for path in out.glob("*/cat/*")}
+    assert {"0.png", "more_deep_0.png", "more_0.png", f"{own}_old_0.png"} <= names
+
+
 def test_a_slice_is_chosen_limited_held_out_and_shrunk(tmp_path):
     place = folder(tmp_path, archives.imagenet100(LABELS, 20, 5))
     options = {

@@ -16,6 +16,8 @@ from hvdtrain.doctor import machine, software
 from hvdtrain.doctor.command import CHECKS, Check
 from hvdtrain.doctor.findings import MISSING, OK, WARNING, Finding
 
+BUILD = Path(__file__).parents[2] / "launchers" / "horovod-build"
+
 
 def run(*arguments, python=sys.executable, cwd=None, **environment):
     # Not from the checkout, where `-m` would find this very package first.
@@ -93,7 +95,7 @@ def test_an_environment_without_torch_and_starters(environment, tmp_path):
         "Horovod: Gloo",
         "Horovod: NCCL",
         "horovodrun",
-        "C++ compiler",
+        "C++ compiler, make",
         "GPUs",
         "GPU driver",
         "torch: NCCL",
@@ -242,3 +244,24 @@ def test_a_row_has_the_finding():
     assert row == {
         "check": "thing", "needed": False, "status": "warning", "found": "half of it", "advice": "get the rest",
     }  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("tools", "missing"), [(["c++", "make"], ""), (["c++"], "make"), ([], "a C++ compiler and make")]
+)
+def test_what_building_horovod_lacks_is_said(tools, missing, tmp_path, monkeypatch):
+    """By doctor, and by the build itself before cmake looks."""
+    for tool in tools:
+        (tmp_path / tool).write_text("#!/bin/sh\n")
+        (tmp_path / tool).chmod(0o755)
+    monkeypatch.setenv("PATH", str(tmp_path))
+    monkeypatch.setenv("CXX", "")
+    monkeypatch.delenv("CMAKE_GENERATOR", raising=False)
+    finding = software.compiler()
+    assert finding.status == (MISSING if missing else OK) and ("make" in finding.advice) == bool(missing)
+    call = "import hvdtrain_horovod_build as build; build.check_tools()"
+    built = subprocess.run(
+        [sys.executable, "-c", call], env=os.environ | {"PYTHONPATH": str(BUILD)}, capture_output=True, text=True
+    )
+    wanted = f"building Horovod needs {missing}: install build-essential, or g++ and make\n" if missing else ""
+    assert (built.returncode, built.stderr) == (bool(missing), wanted)

@@ -95,6 +95,7 @@ def test_the_image_has_what_its_recipe_names():
     text, recipe = (ROOT / "launchers" / "Containerfile").read_text(), recipes.load("launchers", "kubernetes")
     environment = str(Path(recipe["interpreter"]).parent.parent)
     assert f"UV_PROJECT_ENVIRONMENT={environment} " in text
+    assert {"g++", "make"} <= set(text.split("\nFROM ")[1].split())  # what builds Horovod
     assert f"COPY --from=build {environment} {environment}" in text and f"WORKDIR {recipe['runs']}" in text
     copied = {word for line in text.splitlines() if line.startswith("COPY ") for word in line.split()[1:-1]}
     assert {word for word in copied if not word.startswith(("--", "/"))} == {

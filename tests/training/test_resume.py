@@ -235,6 +235,7 @@ def test_sigterm_after_the_last_step_lets_the_results_be_written(tmp_path):
         (data / "TestData" / name).mkdir(parents=True)
         for n in range(400):
             shutil.copy(data / "ValidationData" / name / "0.png", data / "TestData" / name / f"{n}.png")
+    (data / "TrainData" / "a" / "x.tif").write_bytes(b"")
     options = ["--dataset", str(data), "--width", "0.25", "--batch-size", "8", "--steps", "2", "--threads", "1"]
     job = start("forked", 1, *options, "--out", str(out))
     try:
@@ -246,6 +247,7 @@ def test_sigterm_after_the_last_step_lets_the_results_be_written(tmp_path):
         finish(job)
     assert job.returncode == 0, printed
     assert "test_accuracy" in summary(out)
+    assert f"not used in the class folders: 1 .tif; `hvdtrain data check {data}` names them" in printed
 
 
 def test_stop_at_target_stops_there(tmp_path):

@@ -5,11 +5,9 @@ Nobody may have looked at them before: every image is decoded before anything is
 
 import hashlib
 import os
-import re
 from collections import Counter
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
 from typing import TYPE_CHECKING, Any
 
@@ -17,26 +15,13 @@ from hvdtrain.data import image
 from hvdtrain.data.archive import Member, Tree, contents
 from hvdtrain.data.folder import SUFFIXES
 from hvdtrain.data.selection import Item, hold_out_copies_together
-from hvdtrain.data.sources.imagenet import PART_FOLDERS
+from hvdtrain.data.sources._class_folders import Found, flat_names, part_of
 from hvdtrain.errors import Failure, UsageError
-from hvdtrain.formatting import encodable
+from hvdtrain.formatting import encodable, some_of
 from hvdtrain.progress_bars import count_bar
 
 if TYPE_CHECKING:
     from hvdtrain.data.recipe import Recipe
-
-NAMED = 5  # of files that are told of together, so many by name
-MAX_NAME_BYTES = 255  # of a file
-
-
-@dataclass(frozen=True)
-class _Found:
-    """An image: `part` as in Item, its class, and the folders below its class's."""
-
-    part: str
-    label: str
-    below: tuple[str, ...]
-    member: Member
 
 
 class OwnImages:
@@ -53,14 +38,14 @@ class OwnImages:
         self.identity, self.path, self.options = tree.fingerprint, tree.path, options
         images = [member for member in tree.members if member.name.lower().endswith(SUFFIXES)]
         folders = {member.name.split("/")[0] for member in images if "/" in member.name}
-        parts = {part for name in folders if (part := _part(name))}
+        parts = {part for name in folders if (part := part_of(name))}
         in_parts = "train" in parts and len(parts) > 1
         self.found, outside = [], []
         for member in images:
             *above, _ = member.name.split("/")
-            part = _part(above.pop(0)) if in_parts and above else ""
+            part = part_of(above.pop(0)) if in_parts and above else ""
             if above and (part or not in_parts):
-                self.found.append(_Found(part, above[0], tuple(above[1:]), member))
+                self.found.append(Found(part, above[0], tuple(above[1:]), member))
             else:
                 outside.append(member.name)
         self.labels = sorted({found.label for found in self.found if found.part != "test"})
@@ -69,11 +54,11 @@ class OwnImages:
         self.notes = [f"left out: {count:,} file(s), {kind}" for kind, count in sorted(kinds.items())]
         self.notes += [f"left out: {count:,} {kind}" for kind, count in sorted(tree.passed_over.items())]
         if outside:
-            self.notes.append(f"left out: {len(outside):,} image(s) in no class's folder: {_some(outside)}")
+            self.notes.append(f"left out: {len(outside):,} image(s) in no class's folder: {some_of(outside)}")
         if empty := sorted(_class_folders(tree.path, in_parts) - {found.label for found in self.found}):
-            self.notes.append(f"left out: {len(empty):,} folder(s) without an image: {_some(empty)}")
+            self.notes.append(f"left out: {len(empty):,} folder(s) without an image: {some_of(empty)}")
         if only := sorted({found.label for found in self.found} - set(self.labels)):
-            self.notes.append(f"left out: {len(only):,} class(es) with test images alone: {_some(only)}")
+            self.notes.append(f"left out: {len(only):,} class(es) with test images alone: {some_of(only)}")
         if not self.labels:
             raise UsageError(f"'{tree.path}' has no images in folders: it needs a folder for each class, with images "
                              f"({', '.join(SUFFIXES)}) in it")  # fmt: skip
@@ -97,7 +82,7 @@ class OwnImages:
         self.notes += [f"left out: {problem}" for problem in bad]
         whole = [(one, digest) for one, digest in zip(found, looked, strict=True) if isinstance(digest, bytes)]
         if gone := sorted(wanted - {one.label for one, _ in whole}):
-            self.notes.append(f"left out: {len(gone):,} class(es) of which no image can be used: {_some(gone)}")
+            self.notes.append(f"left out: {len(gone):,} class(es) of which no image can be used: {some_of(gone)}")
         self._tell_of_copies(whole)
         split = {one.label for one, _ in whole if one.part == "validation"}
         mine = [number for number, (one, _) in enumerate(whole) if one.part != "test" and one.label not in split]
@@ -108,15 +93,15 @@ class OwnImages:
         held = {mine[number] for number in drawn}
         return [
             Item(one.label, name, "validation" if number in held else one.part or "train", handle=one.member)
-            for number, ((one, _), name) in enumerate(zip(whole, _flat_names([one for one, _ in whole]), strict=True))
+            for number, ((one, _), name) in enumerate(zip(whole, flat_names([one for one, _ in whole]), strict=True))
         ]
 
     def contents(self, items: Sequence[Item]) -> Iterator[bytes | Member]:
         return contents(items)
 
-    def _tell_of_copies(self, whole: Sequence[tuple[_Found, bytes]]) -> None:
+    def _tell_of_copies(self, whole: Sequence[tuple[Found, bytes]]) -> None:
         """Say which images have more than one class, or are in more than one of the user's own parts."""
-        places: dict[bytes, list[_Found]] = {}
+        places: dict[bytes, list[Found]] = {}
         for one, digest in whole:
             places.setdefault(digest, []).append(one)
         copies = [own for own in places.values() if len(own) > 1]
@@ -125,7 +110,7 @@ class OwnImages:
             ("in more than one part", [own for own in copies if len({one.part for one in own}) > 1]),
         ):  # fmt: skip
             if differing:
-                names = _some(" = ".join(one.member.name for one in own[:2]) for own in differing)
+                names = some_of(" = ".join(one.member.name for one in own[:2]) for own in differing)
                 self.notes.append(f"{len(differing):,} image(s) are {what}: {names}")
 
 
@@ -138,13 +123,8 @@ def open_source(recipe: "Recipe", options: Mapping[str, Any], images_from: Path 
     return OwnImages(Tree(images_from), options)
 
 
-def _part(folder: str) -> str:
-    """The part that a folder of this name holds; empty where it is none."""
-    return next((part for part, names in PART_FOLDERS.items() if re.fullmatch(names, folder, re.IGNORECASE)), "")
-
-
 def _class_folders(root: Path, in_parts: bool) -> set[str]:
-    parents = [folder for folder in root.iterdir() if _part(folder.name) and folder.is_dir()] if in_parts else [root]
+    parents = [folder for folder in root.iterdir() if part_of(folder.name) and folder.is_dir()] if in_parts else [root]
     return {
         folder.name for parent in parents for folder in parent.iterdir()
         if folder.is_dir() and not folder.name.startswith(".")
@@ -169,28 +149,3 @@ def _look(members: Sequence[Member]) -> list[bytes | str]:
                 looked.append(found)
                 progress(len(looked), len(members))
     return looked
-
-
-def _flat_names(images: Iterable[_Found]) -> list[str]:
-    """A file name for each: the folders below its class's are part of it, and no two in a class are the same, also
-    where case does not count.
-    """
-    taken: dict[tuple[str, str], set[str]] = {}
-    names = []
-    for one in images:
-        path = PurePosixPath("_".join([*one.below, PurePosixPath(one.member.name).name]))
-        stem, used = path.stem, taken.setdefault((one.part, one.label), set())
-        while len(os.fsencode(stem + path.suffix)) > MAX_NAME_BYTES - 8:  # the number that may follow has room
-            stem = stem[1:].lstrip(".")
-        name, number = stem + path.suffix, 1
-        while name.casefold() in used:
-            number += 1
-            name = f"{stem}-{number}{path.suffix}"
-        used.add(name.casefold())
-        names.append(name)
-    return names
-
-
-def _some(names: Iterable[str]) -> str:
-    listed = [encodable(name) for name in names]
-    return ", ".join(listed[:NAMED]) + (f" and {len(listed) - NAMED:,} more" if len(listed) > NAMED else "")

@@ -6,12 +6,15 @@
 - Kaggle's imagenet100: `train.X1/<wnid>/` … `train.X4/<wnid>/`, `val.X/<wnid>/`, `Labels.json`;
 - `train/<class>/` and `val/<class>/`, as an extracted ILSVRC2012 or Imagenette has them;
 - any folder of class folders.
+
+What lies deeper than in a class's folder belongs to that class.
 """
 
 import csv
 import io
 import re
 from collections.abc import Iterator, Mapping, Sequence
+from functools import cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -20,6 +23,7 @@ from hvdtrain.data.archive import Member, Tree, contents
 from hvdtrain.data.download import fetch
 from hvdtrain.data.folder import SUFFIXES
 from hvdtrain.data.selection import Item
+from hvdtrain.data.sources._class_folders import Found, flat_names, part_of
 from hvdtrain.errors import Failure, UsageError
 
 if TYPE_CHECKING:
@@ -28,59 +32,52 @@ if TYPE_CHECKING:
 TRAIN_TAR, VALIDATION_TAR, DEVKIT = (
     "ILSVRC2012_img_train.tar", "ILSVRC2012_img_val.tar", "ILSVRC2012_devkit_t12.tar.gz",
 )  # fmt: skip
-# The folders, in upper or lower case, that hold each part of the data set.
-PART_FOLDERS = {
-    "train": r"train(\.x\d+)?|training|traindata",
-    "validation": r"val(\.x)?|valid|validation|validationdata",
-    "test": r"test|testdata",
-}
-_IN_PART = re.compile(
-    "(?:.*/)?(?:"
-    + "|".join(f"(?P<{part}>{names})" for part, names in PART_FOLDERS.items())
-    + ")/(?P<label>[^/]+)/[^/]+",
-    re.IGNORECASE,
-)
 _FLAT_VALIDATION = re.compile(r"(?:.*/)?val/[^/]+", re.IGNORECASE)
 
 
 class ClassFolders:
-    """Images whose class is the folder that they are in."""
+    """Images whose class is a folder that they are in: in folders of parts the first level, else the first level at
+    which there are several.
+    """
 
     def __init__(self, tree: Tree) -> None:
         images = [member for member in tree.members if member.name.lower().endswith(SUFFIXES)]
         self.identity = tree.fingerprint
         self.titles = _titles(tree)
-        found = [item for member in images if (item := _item_in_part_folder(member))]
+        found = _in_part_folders(images)
         solution = _find_member(tree, "LOC_val_solution.csv")
-        flat = [member for member in images if _FLAT_VALIDATION.fullmatch(member.name)]
-        if found and not any(item.part == "train" for item in found):
+        placed = {one.member.name for one in found}
+        flat = [m for m in images if m.name not in placed and _FLAT_VALIDATION.fullmatch(m.name)]
+        if found and not any(one.part == "train" for one in found):
             raise UsageError(f"'{tree.path}' has folders for validation or test, and none called train")
-        if found and flat and not solution and not any(item.part == "validation" for item in found):
+        if found and flat and not solution and not any(one.part == "validation" for one in found):
             raise UsageError(
                 f"the images in val/ of '{tree.path}' are in no class folders, and there is no LOC_val_solution.csv to "
                 "say what they show"
             )
         if not found:
-            found = [
-                Item(member.name.split("/")[-2], member.name.split("/")[-1], handle=member)
-                for member in images
-                if "/" in member.name
-            ]
+            found = _in_class_folders(images)
         elif solution:
             label_of = _kaggle_solution(solution)
             for member in flat:
                 stem = Path(member.name).stem
                 if stem in label_of:
-                    found.append(Item(label_of[stem], Path(member.name).name, "validation", handle=member))
+                    found.append(Found("validation", label_of[stem], (), member))
         if not found:
             raise UsageError(f"'{tree.path}' has no images in class folders: see `hvdtrain data build --help`")
-        self.all_items = sorted(found, key=lambda item: item.handle.offset)
+        self.found = sorted(found, key=lambda one: one.member.offset)
         # A folder of test images alone, such as that of ImageNet's unlabelled ones, is no class.
-        self.labels = sorted({item.label for item in found if item.part != "test"})
+        self.labels = sorted({one.label for one in found if one.part != "test"})
 
     def items(self, labels: Sequence[str]) -> list[Item]:
         wanted = set(labels)
-        return [item for item in self.all_items if item.label in wanted]
+        found = [one for one in self.found if one.label in wanted]
+        # Those that lie in their class's folder keep their names: an archive that has one twice is refused.
+        deeper = iter(flat_names(one for one in found if one.below))
+        return [
+            Item(one.label, next(deeper) if one.below else Path(one.member.name).name, one.part, handle=one.member)
+            for one in found
+        ]
 
     def contents(self, items: Sequence[Item]) -> Iterator[bytes | Member]:
         return contents(items)
@@ -136,12 +133,32 @@ def open_source(recipe: "Recipe", options: Mapping[str, Any], images_from: Path 
     return ClassFolders(Tree(images_from))
 
 
-def _item_in_part_folder(member: Member) -> Item | None:
-    match = _IN_PART.fullmatch(member.name)
-    if not match:
-        return None
-    part = next(part for part in PART_FOLDERS if match[part])
-    return Item(match["label"], member.name.rsplit("/", 1)[-1], part, handle=member)
+def _in_part_folders(images: Sequence[Member]) -> list[Found]:
+    """Those in a class's folder in a folder for a part. What is above the first `train` is no part."""
+    part = cache(part_of)
+    placed = []  # each with the levels at which there may be a part: a class, and a file, are below it
+    for member in images:
+        *above, _ = member.name.split("/")
+        if levels := [level for level, folder in enumerate(above[:-1]) if part(folder)]:
+            placed.append((member, above, levels))
+    top = min((level for _, above, levels in placed for level in levels if part(above[level]) == "train"), default=0)
+    return [
+        Found(part(above[level]), above[level + 1], tuple(above[level + 2 :]), member)
+        for member, above, levels in placed
+        if (level := next((level for level in levels if level >= top), -1)) >= 0
+    ]
+
+
+def _in_class_folders(images: Sequence[Member]) -> list[Found]:
+    folders = [member.name.split("/")[:-1] for member in images]
+    inside = [above for above in folders if above]
+    first, last = min(inside, default=[]), max(inside, default=[])  # what these share, all do
+    shared = next((level for level, (a, b) in enumerate(zip(first, last, strict=False)) if a != b), len(first))
+    return [
+        Found("", above[shared], tuple(above[shared + 1 :]), member)
+        for member, above in zip(images, folders, strict=True)
+        if len(above) > shared
+    ]
 
 
 def _find_member(tree: Tree, name: str) -> Member | None:

@@ -6,6 +6,7 @@ the copy of horovodrun that goes into the wheel is told so, and to pass signals 
 """
 
 import os
+import shutil
 import sys
 from pathlib import Path
 
@@ -38,6 +39,7 @@ def main() -> None:
     """Become PyPI's cmake, with the extra definitions where a tree is being configured."""
     args = sys.argv[1:]
     if args and not args[0].startswith("-"):  # `cmake SOURCE ...` configures; `cmake --build` does not
+        check_tools()
         mend_horovodrun(args)
         if "HOROVOD_GPU_OPERATIONS" not in os.environ and any(name.startswith("HOROVOD_GPU_") for name in os.environ):
             sys.exit("set HOROVOD_GPU_OPERATIONS=NCCL: the other HOROVOD_GPU_ variables are not enough here")
@@ -46,6 +48,16 @@ def main() -> None:
 
     cmake = os.path.join(CMAKE_BIN_DIR, "cmake")
     os.execv(cmake, [cmake, *args])
+
+
+def check_tools() -> None:
+    """End, and say what to install, where cmake would say a page of something else."""
+    compilers, generator = (os.environ.get("CXX", ""), "c++", "g++", "clang++"), os.environ.get("CMAKE_GENERATOR")
+    missing = [] if any(shutil.which(name.split(" ")[0]) for name in compilers) else ["a C++ compiler"]
+    if generator in (None, "Unix Makefiles") and not any(map(shutil.which, ("make", "gmake", "smake"))):
+        missing.append("make")
+    if missing:
+        sys.exit(f"building Horovod needs {' and '.join(missing)}: install build-essential, or g++ and make")
 
 
 def mend_horovodrun(args: list[str]) -> None:

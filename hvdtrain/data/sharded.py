@@ -1,0 +1,191 @@
+"""Images in shards, as training sees them: a million of them take some 100 MB, and come from an index in parts."""
+
+import re
+import zlib
+from array import array
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass, field
+from itertools import accumulate
+from typing import Any, overload
+
+import msgspec
+import numpy as np
+
+from hvdtrain.config.untrusted import parse_json
+from hvdtrain.data.image import MAX_BYTES
+from hvdtrain.data.shard_cache import ShardCache
+from hvdtrain.errors import Failure
+
+CACHED = "simplecache::"  # fsspec's prefix for URLs to cache. We do that ourselves: fsspec's is not safe with threads
+COLUMNS = 6
+PARSED = 2**18  # bytes of an index that are parsed at a time
+# Between two rows. The quote ends the path: if it began one, or a row held another, the text before it would be no
+# JSON, and the whole is parsed at once.
+_BETWEEN = re.compile(rb'(?<!\\)"\s*\]\s*(,)\s*\[')
+
+
+@dataclass(frozen=True)
+class ShardedImage:
+    """One image in a shard.
+
+    Attributes:
+        filesystem: fsspec's, on which the shard is.
+        name: the image's path in the folder that was packed.
+        cache: of this packing of the data set; None where shards are not kept.
+        shard_bytes: of the whole shard.
+    """
+
+    filesystem: Any = field(repr=False)
+    shard: str
+    offset: int
+    size: int
+    crc: int
+    name: str
+    cache: ShardCache | None
+    shard_bytes: int
+
+    @property
+    def place(self) -> tuple[str, int]:
+        """Where it is; images that are read in this order are read shard by shard."""
+        return self.shard, self.offset
+
+    def read_bytes(self) -> bytes:
+        """The encoded image. Failure where it cannot be read, or is not what was packed."""
+        content = self._read()
+        if self.cache and zlib.crc32(content) != self.crc:
+            self.cache.forget(self.shard)
+            content = self._read()
+        if len(content) != self.size:
+            advice = f"use {CACHED}URL; a shard that was cut off has to be packed again"
+            if self.cache:
+                advice = f"make room for whole shards on the disk of {self.cache.folder.parent}, or set HVDTRAIN_CACHE"
+            raise Failure(
+                f"{self}: {len(content):,} bytes came and not {self.size:,}: where a server does not send parts of "
+                f"files, {advice}"
+            )
+        if zlib.crc32(content) != self.crc:
+            raise Failure(f"{self} is not what was packed: its checksum differs")
+        return content
+
+    def _read(self) -> bytes:
+        try:
+            if self.cache:
+                kept = self.cache.read(self.filesystem, self.shard, self.shard_bytes, self.offset, self.size)
+                if kept is not None:
+                    return kept
+            return self.filesystem.cat_file(self.shard, start=self.offset, end=self.offset + self.size)
+        except Exception as error:  # each of fsspec's file systems raises its own
+            raise Failure(f"cannot read {self}: {error}") from None
+
+    def __str__(self) -> str:
+        return f"{self.name} in {self.shard}"
+
+
+class ShardedImages(Sequence[tuple[ShardedImage, int]]):
+    """The images of one part of a packed data set, in the folder's order: (image, index of its class) each.
+
+    They are kept as columns, and an image is made when it is asked for.
+
+    Args:
+        rows: of the index, some at a time.
+        classes: how many there are.
+        shards: how many there are.
+
+    Raises:
+        TypeError, ValueError, OverflowError: a row is none.
+    """
+
+    def __init__(self, rows: Iterable[Any], classes: int, shards: int) -> None:
+        self._shards, self._offsets, self._ends = array("I"), array("q"), array("q")
+        self._sizes, self._crcs, self._labels = array("I"), array("I"), array("I")
+        self._names = bytearray()  # one after the other, in UTF-8
+        for some in rows:
+            if wrong := {len(row) for row in some} - {COLUMNS}:
+                raise ValueError(f"a row has {wrong.pop()} columns and not {COLUMNS}")
+            if some:
+                self._append(classes, shards, *zip(*some, strict=True))
+
+    def _append(self, classes: int, shards: int, *columns: Any) -> None:
+        numbers, offsets, sizes, crcs, labels, names = columns
+        if not (
+            0 <= min(labels) and max(labels) < classes and 0 <= min(numbers) and max(numbers) < shards
+            and 0 <= min(offsets) and 0 < min(sizes) and max(sizes) <= MAX_BYTES
+        ):  # fmt: skip
+            for number, offset, size, label, name in zip(numbers, offsets, sizes, labels, names, strict=True):
+                if not (0 <= label < classes and 0 <= number < shards and offset >= 0 and 0 < size <= MAX_BYTES):
+                    raise ValueError(f"{name!a} has no class, shard or place")
+        self._shards.extend(numbers)
+        self._offsets.extend(offsets)
+        self._sizes.extend(sizes)
+        self._crcs.extend(crcs)
+        self._labels.extend(labels)
+        encoded = [str(name).encode(errors="surrogatepass") for name in names]
+        ends = accumulate(map(len, encoded), initial=len(self._names))
+        next(ends)
+        self._ends.extend(ends)
+        self._names += b"".join(encoded)
+
+    def lie_in(self, filesystem: Any, shards: Sequence[str], sizes: Sequence[int], cache: ShardCache | None) -> None:
+        """Say where the shards are, and how many bytes each has: before this no image can be asked for."""
+        self._filesystem, self._paths, self._shard_bytes, self._cache = filesystem, shards, sizes, cache
+
+    def __len__(self) -> int:
+        return len(self._ends)
+
+    @overload
+    def __getitem__(self, index: int) -> tuple[ShardedImage, int]: ...
+
+    @overload
+    def __getitem__(self, index: slice) -> tuple[tuple[ShardedImage, int], ...]: ...
+
+    def __getitem__(self, index: int | slice) -> Any:
+        if isinstance(index, slice):
+            return tuple(self[i] for i in range(*index.indices(len(self))))
+        i = range(len(self))[index]
+        name = self._names[self._ends[i - 1] if i else 0 : self._ends[i]].decode(errors="surrogatepass")
+        shard = self._shards[i]
+        found = ShardedImage(
+            self._filesystem, self._paths[shard], self._offsets[i], self._sizes[i], self._crcs[i], name, self._cache,
+            self._shard_bytes[shard],
+        )  # fmt: skip
+        return found, self._labels[i]
+
+    def labels(self) -> np.ndarray:
+        """The class of each image, [images] int64."""
+        return np.array(self._labels, np.int64)
+
+    def shards(self) -> int:
+        """In how many shards they are."""
+        return len(set(self._shards))
+
+
+def parse_index(content: bytes) -> dict[str, Any]:
+    """What an index has. The rows of each part, which are most of it, are left as text where that can be; see `rows`.
+
+    ValueError where it is no object in JSON.
+    """
+    try:
+        texts = msgspec.json.decode(content, type=dict[str, msgspec.Raw])
+        samples = msgspec.json.decode(texts.pop("samples"), type=dict[str, msgspec.Raw])
+        return {name: parse_json(bytes(text)) for name, text in texts.items()} | {"samples": samples}
+    except (KeyError, ValueError, RecursionError):  # json reads some that msgspec does not, and says what is wrong
+        index = parse_json(content)
+        if not isinstance(index, dict):
+            raise ValueError("it holds no object") from None
+        return index
+
+
+def rows(part: Any) -> Iterator[Any]:
+    """The rows of a part that parse_index has found, some at a time. TypeError, ValueError: they are none."""
+    if not isinstance(part, msgspec.Raw):
+        yield part
+        return
+    text, start, opening = memoryview(part), 0, b""
+    while between := _BETWEEN.search(text, start + PARSED):
+        try:
+            some = msgspec.json.decode(opening + text[start : between.start(1)] + b"]")
+        except (ValueError, RecursionError):
+            break
+        yield some
+        start, opening = between.end(1), b"["
+    yield parse_json(opening + text[start:])
