@@ -6,6 +6,11 @@ def even_range(total: int, index: int, parts: int) -> range:
     return range(total * index // parts, total * (index + 1) // parts)
 
 
+def step_of_share(number: int, workers: int) -> int:
+    """The job's step that a share belongs to, from 1, by its number over the whole job."""
+    return number // workers + 1
+
+
 def samples_of_share(number: int, samples: int, batch_size: int, workers: int) -> int:
     """How many samples a share has, by its number over the whole job: see data.sampling.BatchSampler.share."""
     batch, slot = divmod(number, workers)

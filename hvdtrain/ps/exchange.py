@@ -12,6 +12,7 @@ import torch
 from hvdtrain.errors import Failure
 from hvdtrain.numerics.clock import Stopwatch
 from hvdtrain.numerics.compression import Compressor
+from hvdtrain.numerics.split import step_of_share
 from hvdtrain.ps import wire
 from hvdtrain.ps.messages import NO_SHARE, Answer, Push, PushStatus
 from hvdtrain.ps.partition import Completion, Piece
@@ -60,7 +61,7 @@ class Exchange:
         pushes_again: bool = False,
     ) -> None:  # fmt: skip
         self.worker, self.pieces, self.weights, self.timeout = worker, pieces, weights, timeout
-        self.pushes_again = pushes_again
+        self.workers, self.pushes_again = workers, pushes_again
         self.shared = shared or SharedMemory()
         servers = {piece.server for piece in pieces}
         self.room = UNDER_WAY // max(len(servers), workers)  # bytes, for each server
@@ -216,13 +217,20 @@ class Exchange:
             ]  # fmt: skip
             push = Push(self.worker, step, version, lr, sent, share)
             answer = wire.call(piece.server, "push", piece.number, push)
-            if trace.records(step):
+            traced = self._is_traced(step, share)
+            if traced:
                 flow = trace.flow_of(step, self.worker, piece.server, piece.number)
                 trace.span(
                     trace.PUSH, f"push bucket {piece.number} to server {piece.server}", began, time.perf_counter(), flow
                 )
                 trace.count("bytes under way", sum(self._under_way.values()))
-            answer.add_done_callback(partial(self._answered, number, size, status, step, began, sent or []))
+            answer.add_done_callback(
+                partial(self._answered, number, size, status, step if traced else 0, began, sent or [])
+            )
+
+    def _is_traced(self, step: int, share: int) -> bool:
+        """Whether a push belongs to a step of the job that is traced: a worker's own may be another."""
+        return trace.is_on and trace.records(step if share == NO_SHARE else step_of_share(share, self.workers))
 
     def _next(self) -> int | None:
         """The bucket to push now, if any: of those that are next for their servers, what forward needs first."""
@@ -243,7 +251,7 @@ class Exchange:
         return None
 
     def _answered(
-        self, number: int, size: int, status: PushStatus, step: int, began: float, sent: list[Any], answer: Any
+        self, number: int, size: int, status: PushStatus, traced_step: int, began: float, sent: list[Any], answer: Any
     ) -> None:
         came = time.perf_counter()
         for tensor in sent:
@@ -255,9 +263,9 @@ class Exchange:
                 del self._extra[server]
         self._guarded(self._send)
         self._guarded(self._take, number, status, answer)
-        if trace.records(step):
+        if traced_step:
             piece = self.pieces[number]
-            flow = trace.flow_of(step, self.worker, piece.server, piece.number)
+            flow = trace.flow_of(traced_step, self.worker, piece.server, piece.number)
             trace.span(trace.UNDER_WAY, f"bucket {number}", began, came)
             name = f"pull bucket {piece.number} from server {piece.server}"
             trace.span(trace.PULL, name, came, time.perf_counter(), flow)

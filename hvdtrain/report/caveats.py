@@ -77,7 +77,8 @@ def _slowed(kind: Kind, runs: list[Run]) -> str:
     for run in runs:
         for worker, factor in (run.manifest.slow.achieved if run.manifest.slow else {}).items():
             achieved[worker].append(factor)
-    return ", ".join(f"{kind.label} worker {worker} {statistics.fmean(of):.2f}" for worker, of in achieved.items())
+    each = ", ".join(f"worker {worker} {statistics.fmean(of):.2f}" for worker, of in achieved.items())
+    return f"{kind.label}: {each}" if each else ""
 
 
 def _foreign_load(groups: Groups) -> str:

@@ -80,6 +80,7 @@ def test_a_slow_worker_does_less_and_all_have_seen_what_one_process_sees(tmp_pat
     """The digest is of each sample at its step."""
     settings = [*SMALL[:2], "--epochs", "1", "--batch-size", "32", "--threads", "1"]
     options = ["--mode", "ps-async", "--servers", "1", "--slow", "1:8x", *settings]
+    options += ["--trace", "--trace-steps", "15-35"]
     said_at_the_end = """
 from hvdtrain.rank import process
 run_rank = process.run_rank
@@ -98,6 +99,14 @@ process.run_rank = lambda *arguments: (run_rank(*arguments), print("Python ends"
     assert slowed < fast / 2
     achieved = json.loads((tmp_path / "run" / "manifest.json").read_text())["slow"]["achieved"]
     assert achieved == {"0": 1, "1": pytest.approx(8, rel=0.03)}
+    slices, _ = read_slices(tmp_path / "run")
+    for rank in (1, 2):  # what is traced of a worker is of the same steps, though its own have other numbers
+        own = [s.name for s in slices if s.process == f"rank {rank} (worker)"]
+        pushed = [name for name in own if name.startswith("push")]
+        assert len(pushed) == own.count("forward") * len(set(pushed)) > 0
+    assert len([s for s in slices if s.name.startswith("apply")]) == len(
+        [s for s in slices if s.name.startswith("push")]
+    )
     assert run("forked", 1, *settings, "--out", str(tmp_path / "alone")).returncode == 0
     together, alone = (json.loads((tmp_path / name / "summary.json").read_text()) for name in ("run", "alone"))
     assert together["samples_digest"] == alone["samples_digest"]
