@@ -75,8 +75,9 @@ def _oversubscribed(kind: Kind, runs: list[Run]) -> str:
 def _slowed(kind: Kind, runs: list[Run]) -> str:
     achieved: dict[str, list[float]] = defaultdict(list)
     for run in runs:
-        for worker, factor in (run.manifest.slow.achieved if run.manifest.slow else {}).items():
-            achieved[worker].append(factor)
+        if (slow := run.manifest.slow) and slow.asked != "none":
+            for worker, factor in slow.achieved.items():
+                achieved[worker].append(factor)
     each = ", ".join(f"worker {worker} {statistics.fmean(of):.2f}" for worker, of in achieved.items())
     return f"{kind.label}: {each}" if each else ""
 
