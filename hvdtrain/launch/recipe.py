@@ -24,7 +24,8 @@ FORWARDED = re.compile(
 MAX_NAME = 63 - len("-abcde-worker-4095")
 # Variables that the starter itself needs here.
 STARTER_NEEDS = (
-    "PATH", "HOME", "USER", "LOGNAME", "LANG", "SSH_AUTH_SOCK", "TMPDIR", "KUBECONFIG", "HADOOP_CONF_DIR", "SLURM_CONF",
+    "PATH", "HOME", "USER", "LOGNAME", "LANG", "SSH_AUTH_SOCK", "KRB5CCNAME", "TMPDIR", "KUBECONFIG", "HADOOP_CONF_DIR",
+    "SLURM_CONF",
 )  # fmt: skip
 
 

@@ -194,6 +194,14 @@ def test_no_token_of_this_environment_reaches_a_command_line_of_another_host(out
         assert "s3cret" not in made.dry_run_text() and "t0ken" not in made.dry_run_text()
 
 
+def test_a_starter_that_goes_to_other_hosts_has_what_ssh_logs_in_with(out, monkeypatch):
+    found = {"SSH_AUTH_SOCK": "/tmp/agent", "KRB5CCNAME": "KEYRING:session:me"}
+    for name, value in found.items():
+        monkeypatch.setenv(name, value)
+    for launcher in ("ssh", "mpi"):
+        assert start(launcher, out).environment.items() >= found.items()
+
+
 @pytest.mark.parametrize(
     ("words", "says"),
     [
