@@ -92,6 +92,7 @@ def test_slurms_job_is_a_shell_script_with_a_step(out):
     assert {f"--output={out}.launch/slurm-%j.log", "--open-mode=append"} < set(
         words
     )  # a job that is requeued adds to it
+    assert f"--output={out}-a%%j.launch/slurm-%j.log" in start("slurm", out.with_name("run-a%j")).argv
     lines = text.splitlines()
     assert lines[0] == "#!/bin/bash"
     settings = {line for line in lines if line.startswith("#SBATCH")}
