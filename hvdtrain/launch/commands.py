@@ -22,7 +22,15 @@ from hvdtrain.launch.hosts import HOSTS, allocate, given_hosts, host_options, pa
 from hvdtrain.launch.prepare import prepare
 from hvdtrain.launch.processes import end_process
 from hvdtrain.launch.recipe import job_name
-from hvdtrain.launch.records import cancel, is_running, job_record_file, own_identity, read_record, whose
+from hvdtrain.launch.records import (
+    cancel,
+    is_running,
+    job_record_file,
+    own_identity,
+    read_record,
+    what_to_remember,
+    whose,
+)
 from hvdtrain.launch.supervise import STOP_TIMEOUT_S, log_file, supervise
 from hvdtrain.runs.folder import CONFIG, check_free, last_saved_step, name_one_of, unwritable, write_json
 from hvdtrain.runs.launched import remembered
@@ -183,13 +191,14 @@ def launch(
     record = job_record_file(folder)
     write_json(record, {"launcher": launcher, **own_identity()})
     try:
+        kept = what_to_remember(launcher)
         supervise(command, folder, workers, servers, retries, expects_summary=not to_scheduler, respawns=respawn)
     except BaseException:
         record.unlink(missing_ok=True)
         raise
     if "stop" in recipe:  # a scheduler has the job now, and has printed its number last
         printed = log.read_text().split() or [""]
-        write_json(record, {"launcher": launcher, "job": printed[-1], "name": job_name(folder.name)})
+        write_json(record, {**kept, "launcher": launcher, "job": printed[-1], "name": job_name(folder.name)})
     else:
         record.unlink(missing_ok=True)
 

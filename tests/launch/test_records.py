@@ -93,6 +93,30 @@ def test_kubernetes_and_yarn_end_what_they_were_given(slurm):
     assert said[0] == "kubectl delete mpijob.kubeflow.org/hvdtrain-a-x2z4b" and "yarn app -destroy hvdtrain-a" in said
 
 
+def test_a_job_of_kubernetes_is_looked_for_in_its_own_cluster(slurm):
+    """Whichever kubectl is set to by now."""
+    (slurm / "context").write_text("one\n")
+    (slurm / "bin" / "kubectl").write_text(f"""#!/bin/sh
+cd {slurm}
+case "$*" in
+  "config current-context") cat context ;;
+  "config view --minify "*) echo team ;;
+  create*) touch job; echo mpijob.kubeflow.org/x ;;
+  "--context=one --namespace=team get "*) [ -f job ] && echo x Running || {{ echo NotFound >&2; exit 1; }} ;;
+  "--context=one --namespace=team delete "*) rm job ;;
+  *) echo NotFound >&2; exit 1 ;;
+esac
+""")
+    (slurm / "bin" / "kubectl").chmod(0o755)
+    out = slurm / "run"
+    done = CliRunner().invoke(launch, ["-n", "2", "--launcher", "kubernetes", "--out", str(out)])
+    assert done.exception is None, done.exception
+    (slurm / "context").write_text("two\n")
+    assert whose(read_record(out)) == "kubernetes has its job mpijob.kubeflow.org/x"
+    assert CliRunner().invoke(stop, [str(out)]).exit_code == 0
+    assert not (slurm / "job").exists() and read_record(out) == {}
+
+
 def test_a_process_is_known_by_its_start_since_boot(monkeypatch):
     identity = own_identity()
     assert is_running(identity) and identity["started"].split()[0].count("-") == 4
