@@ -13,7 +13,7 @@ from hvdtrain.config.option_types import Folder
 from hvdtrain.config.run_config import DEVICES
 from hvdtrain.errors import UsageError
 from hvdtrain.evaluate import files
-from hvdtrain.runs.request import config_of
+from hvdtrain.runs.request import check_url, config_of
 from hvdtrain.world.memory import importing
 
 if TYPE_CHECKING:
@@ -57,6 +57,7 @@ def evaluate(run: Path, dataset: str, split: str, out: Path | None, device: str,
     the model was trained on, by its dataset_hash).
     """
     config = config_of(run)
+    check_url(dataset or config.dataset)
     if config.save == "none":
         raise UsageError(f"{run} was trained with --save none: there is no model to test; its summary.json has figures")
     if out is None:

@@ -1,7 +1,6 @@
 """`hvdtrain launch` and `hvdtrain stop`."""
 
 import dataclasses
-import json
 import os
 import re
 import time
@@ -23,9 +22,17 @@ from hvdtrain.launch.hosts import HOSTS, allocate, given_hosts, host_options, pa
 from hvdtrain.launch.prepare import prepare
 from hvdtrain.launch.processes import end_process
 from hvdtrain.launch.recipe import job_name
-from hvdtrain.launch.records import cancel, is_running, job_record_file, own_identity, read_record, whose
+from hvdtrain.launch.records import (
+    cancel,
+    is_running,
+    job_record_file,
+    own_identity,
+    read_record,
+    what_to_remember,
+    whose,
+)
 from hvdtrain.launch.supervise import STOP_TIMEOUT_S, log_file, supervise
-from hvdtrain.runs.folder import CONFIG, check_free, last_saved_step, name_one_of, unwritable
+from hvdtrain.runs.folder import CONFIG, check_free, last_saved_step, name_one_of, unwritable, write_json
 from hvdtrain.runs.launched import remembered
 from hvdtrain.runs.request import (
     changed_for_good,
@@ -182,15 +189,16 @@ def launch(
     except OSError as error:
         raise unwritable(folder, error) from None
     record = job_record_file(folder)
-    record.write_text(json.dumps({"launcher": launcher, **own_identity()}))
+    write_json(record, {"launcher": launcher, **own_identity()})
     try:
+        kept = what_to_remember(launcher)
         supervise(command, folder, workers, servers, retries, expects_summary=not to_scheduler, respawns=respawn)
     except BaseException:
         record.unlink(missing_ok=True)
         raise
     if "stop" in recipe:  # a scheduler has the job now, and has printed its number last
         printed = log.read_text().split() or [""]
-        record.write_text(json.dumps({"launcher": launcher, "job": printed[-1], "name": job_name(folder.name)}))
+        write_json(record, {**kept, "launcher": launcher, "job": printed[-1], "name": job_name(folder.name)})
     else:
         record.unlink(missing_ok=True)
 

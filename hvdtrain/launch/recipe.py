@@ -24,7 +24,8 @@ FORWARDED = re.compile(
 MAX_NAME = 63 - len("-abcde-worker-4095")
 # Variables that the starter itself needs here.
 STARTER_NEEDS = (
-    "PATH", "HOME", "USER", "LOGNAME", "LANG", "SSH_AUTH_SOCK", "TMPDIR", "KUBECONFIG", "HADOOP_CONF_DIR", "SLURM_CONF",
+    "PATH", "HOME", "USER", "LOGNAME", "LANG", "SSH_AUTH_SOCK", "KRB5CCNAME", "TMPDIR", "KUBECONFIG", "HADOOP_CONF_DIR",
+    "SLURM_CONF",
 )  # fmt: skip
 
 
@@ -132,6 +133,7 @@ def expand(launcher: str, spec: JobSpec) -> LaunchCommand:
         "slots": slots or "", "reserved": slots * len(spec.hosts) or spec.ranks,
         "hostfile": str(hostfile) if spec.hosts else "", "rankfile": str(rankfile) if spec.hosts else "",
         "script": str(script), "interface": spec.interface, "name": job_name(spec.out.name), "out": str(spec.out),
+        "out_pattern": str(spec.out).replace("%", "%%"),
         "folder": folder, "program": program, "program_in_folder": in_folder(folder, program),
         "survive": list(recipe.get("survive" if spec.survives_lost_rank else "end_together", [])),
         "survives": [] if spec.survives_lost_rank else "",

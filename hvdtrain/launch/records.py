@@ -1,12 +1,13 @@
 """Which job was launched into a run folder, and whether it still runs: a file beside the folder says whom to ask."""
 
+import contextlib
 import os
 import re
 import shlex
 import socket
 import subprocess
 import time
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +16,7 @@ import psutil
 from hvdtrain.config import recipes
 from hvdtrain.config.untrusted import parse_json
 from hvdtrain.errors import Failure
+from hvdtrain.launch.filling import Filler
 from hvdtrain.world.host import boot_id
 from hvdtrain.world.parent import is_alive
 
@@ -29,8 +31,9 @@ def job_record_file(out: Path) -> Path:
 
 
 def read_record(out: Path) -> dict[str, Any]:
-    """What `launch` recorded of a job: `launcher`, with the `job` and the `name` that its scheduler knows, or with the
-    process that sees to it, as own_identity describes it. Empty where there is no record, or a broken one.
+    """What `launch` recorded of a job: `launcher`, with the `job` and the `name` that its scheduler knows and
+    what_to_remember, or with the process that sees to it, as own_identity describes it. Empty where there is no
+    record, or a broken one.
     """
     try:
         record = parse_json(job_record_file(out).read_text())
@@ -40,6 +43,19 @@ def read_record(out: Path) -> dict[str, Any]:
         return {}
     types = {"launcher": str, "job": str} if "job" in record else {"launcher": str, "pid": int, "host": str}
     return record if all(isinstance(record.get(name), type_) for name, type_ in types.items()) else {}
+
+
+def what_to_remember(launcher: str) -> dict[str, str]:
+    """What else a record needs to find a scheduler's job again, by the recipe: in which of several clusters it is, say.
+
+    What a command does not tell is left out.
+    """
+    found = {}
+    for name, command in recipes.load("launchers", launcher).get("remember", {}).items():
+        with contextlib.suppress(OSError, subprocess.SubprocessError):
+            done = subprocess.run(command, capture_output=True, text=True, timeout=REPLY_TIMEOUT_S, check=True)
+            found[name] = done.stdout.strip()
+    return found
 
 
 def own_identity() -> dict[str, Any]:
@@ -114,6 +130,7 @@ def cancel(record: Record, timeout_s: float) -> bool:
     return True
 
 
-def _filled(command: list[str], record: Record) -> list[str]:
-    filled = {"{job}": record["job"], "{name}": record.get("name", "")}
-    return [re.sub(r"\{(job|name)\}", lambda match: filled[match[0]], word) for word in command]
+def _filled(command: Sequence[Any], record: Record) -> list[str]:
+    remembered = dict.fromkeys(recipes.load("launchers", record["launcher"]).get("remember", {}), "")
+    values = {name: value for name, value in record.items() if isinstance(value, str)}
+    return Filler(record["launcher"], {**remembered, "name": "", **values}).command(command)

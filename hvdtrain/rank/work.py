@@ -37,8 +37,9 @@ from hvdtrain.numerics.split import even_range
 from hvdtrain.ps.joining import Arrival
 from hvdtrain.ps.worker import PushPull
 from hvdtrain.rank.summary import HostLoads, summarise
+from hvdtrain.runs.folder import write_json
 from hvdtrain.runs.manifest import by_host, manifest, part, weights_hash
-from hvdtrain.runs.metrics import Recorder, Tally, write_json
+from hvdtrain.runs.metrics import Recorder, Tally
 from hvdtrain.runs.request import check_length, shares_of
 from hvdtrain.runs.snapshot import BEST, Snapshot, write_tensors
 from hvdtrain.runs.trace_file import RankTrace, merge_traces, write_rank_trace

@@ -1,12 +1,14 @@
-"""The run folder: claiming it, so that nothing is overwritten."""
+"""The run folder: claiming it, so that nothing is overwritten, and writing its JSON files."""
 
 import contextlib
+import json
 import os
 import shlex
 import time
 import tomllib
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 from hvdtrain.config.run_config import RunConfig
 from hvdtrain.config.untrusted import parse_toml
@@ -140,3 +142,10 @@ def wait_for_claim(folder: Path, job: str, seconds: float) -> None:
                 return
         time.sleep(0.05)
     raise Failure(f"the first worker did not claim {folder} within {seconds:.0f} s")
+
+
+def write_json(path: Path, values: dict[str, Any]) -> None:
+    """Write whole or not at all: readers may look at any moment."""
+    unfinished = path.with_suffix(".part")
+    unfinished.write_text(json.dumps(values, indent=2) + "\n")
+    unfinished.replace(path)

@@ -284,10 +284,3 @@ def cut_after(path: Path, step: float) -> None:
                 ) from None
             kept += len(line)
     os.truncate(path, kept)  # written anew, it would be lost on a full disk, or to a kill at that moment
-
-
-def write_json(path: Path, values: dict[str, Any]) -> None:
-    """Write whole or not at all: readers may look at any moment."""
-    unfinished = path.with_suffix(".part")
-    unfinished.write_text(json.dumps(values, indent=2) + "\n")
-    unfinished.replace(path)

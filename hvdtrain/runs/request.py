@@ -45,6 +45,14 @@ def train_options(*without: str, **defaults: Any) -> Callable[[Callable], Callab
 _DEFAULT_BEFORE = "mean"
 
 
+# Patterns of secrets in a URL, and what they are.
+_SECRETS = [
+    (r"://[^/@]*:[^/@]*@", "a password"),
+    (r"https?://[^/?#]*@", "a user or token"),
+    (r"://.*[?&]((x-(amz|goog)-)?signature|sig|(access_)?token|x-amz-security-token)=", "a token or signature"),
+]
+
+
 def check(config: RunConfig) -> RunConfig:
     """The configuration, if it can be run at all.
 
@@ -60,11 +68,7 @@ def check(config: RunConfig) -> RunConfig:
         if name not in valid:
             raise unknown(what, name, valid)
     config.check_values()
-    if re.search(r"://[^/@]*:[^/@]*@", config.dataset):
-        raise UsageError(
-            "--dataset has a password in its URL, which config.toml and command lines would show: leave it out, and "
-            "set what the storage reads, such as AWS_SECRET_ACCESS_KEY; `launch --env NAME` hands that on"
-        )
+    check_url(config.dataset)
     if config.freeze == "features" and not config.pretrained:
         raise UsageError("--freeze features trains the head on layers that have learned nothing: add --pretrained")
     mode = modes.declared(config.mode)
@@ -102,6 +106,15 @@ def check(config: RunConfig) -> RunConfig:
     if config.servers and not mode.has_servers:
         raise UsageError(f"--mode {config.mode} has no servers: drop --servers, or choose a ps- mode")
     return config
+
+
+def check_url(dataset: str) -> None:
+    """UsageError where `--dataset` is a URL with a secret in it: files, folders' names and logs would tell it."""
+    if found := next((what for pattern, what in _SECRETS if re.search(pattern, dataset, re.IGNORECASE)), ""):
+        raise UsageError(
+            f"--dataset has {found} in its URL, which config.toml and command lines would show: leave it out, and "
+            "set what the storage reads, such as AWS_SECRET_ACCESS_KEY; `launch --env NAME` hands that on"
+        )
 
 
 def check_workers(config: RunConfig, workers: int) -> None:
@@ -220,8 +233,8 @@ def config_of(run: Path) -> RunConfig:
     if not (run / CONFIG).is_file():
         raise UsageError(f"{run} is not a run folder: it has no {CONFIG}{name_one_of(run)}")
     config = RunConfig(**recorded_options(run / CONFIG))
-    # Older versions took these with any push scale, and without weights to begin with.
-    check(dataclasses.replace(config, staleness_lr=False, freeze="none"))
+    # Older versions took these with any push scale, without weights to begin with, and with secrets in URLs.
+    check(dataclasses.replace(config, staleness_lr=False, freeze="none", dataset=RunConfig.dataset))
     return config
 
 

@@ -212,6 +212,13 @@ def test_images_are_as_large_as_in_training_whatever_the_folder_says_now(run, mo
     assert seen == [40]
 
 
+def test_a_secret_in_a_url_is_refused_before_anything_is_made(three):
+    before = list(three.rglob("*"))
+    said = refused(three, "--dataset", "simplecache::http://me:s3cret@127.0.0.1:1")
+    assert said.startswith("--dataset has a password in its URL") and "s3cret" not in said
+    assert list(three.rglob("*")) == before
+
+
 def test_other_classes_and_other_weights_are_refused(run, small):
     assert "the model knows the classes 0, 1, 2, " in refused(run, "--dataset", small)
     weights = load_file(run / WEIGHTS)

@@ -92,6 +92,7 @@ def test_slurms_job_is_a_shell_script_with_a_step(out):
     assert {f"--output={out}.launch/slurm-%j.log", "--open-mode=append"} < set(
         words
     )  # a job that is requeued adds to it
+    assert f"--output={out}-a%%j.launch/slurm-%j.log" in start("slurm", out.with_name("run-a%j")).argv
     lines = text.splitlines()
     assert lines[0] == "#!/bin/bash"
     settings = {line for line in lines if line.startswith("#SBATCH")}
@@ -192,6 +193,14 @@ def test_no_token_of_this_environment_reaches_a_command_line_of_another_host(out
         assert "AWS_SECRET_ACCESS_KEY" not in made.environment and "MY_TOKEN" not in made.environment
         assert made.environment.items() >= settings.items()
         assert "s3cret" not in made.dry_run_text() and "t0ken" not in made.dry_run_text()
+
+
+def test_a_starter_that_goes_to_other_hosts_has_what_ssh_logs_in_with(out, monkeypatch):
+    found = {"SSH_AUTH_SOCK": "/tmp/agent", "KRB5CCNAME": "KEYRING:session:me"}
+    for name, value in found.items():
+        monkeypatch.setenv(name, value)
+    for launcher in ("ssh", "mpi"):
+        assert start(launcher, out).environment.items() >= found.items()
 
 
 @pytest.mark.parametrize(

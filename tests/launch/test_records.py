@@ -51,7 +51,9 @@ def test_a_job_in_the_queue_keeps_others_out_of_its_run_folder(slurm):
     assert read_record(out)["job"] == "17"
     (slurm / "queue").unlink()  # it has ended
     assert "not running, and not finished" in next(status_lines(out, out))
+    os.link(job_record_file(out), earlier := slurm / "earlier")
     assert submit(out).exit_code == 0
+    assert not earlier.samefile(job_record_file(out))  # never half written: each is a new file, whole
 
 
 def test_a_scheduler_that_does_not_answer_is_taken_to_have_its_job(slurm, monkeypatch):
@@ -89,6 +91,30 @@ def test_kubernetes_and_yarn_end_what_they_were_given(slurm):
     records.cancel({"launcher": "yarn", "job": "submitted", "name": "hvdtrain-a"}, 5)
     said = (slurm / "said").read_text().splitlines()
     assert said[0] == "kubectl delete mpijob.kubeflow.org/hvdtrain-a-x2z4b" and "yarn app -destroy hvdtrain-a" in said
+
+
+def test_a_job_of_kubernetes_is_looked_for_in_its_own_cluster(slurm):
+    """Whichever kubectl is set to by now."""
+    (slurm / "context").write_text("one\n")
+    (slurm / "bin" / "kubectl").write_text(f"""#!/bin/sh
+cd {slurm}
+case "$*" in
+  "config current-context") cat context ;;
+  "config view --minify "*) echo team ;;
+  create*) touch job; echo mpijob.kubeflow.org/x ;;
+  "--context=one --namespace=team get "*) [ -f job ] && echo x Running || {{ echo NotFound >&2; exit 1; }} ;;
+  "--context=one --namespace=team delete "*) rm job ;;
+  *) echo NotFound >&2; exit 1 ;;
+esac
+""")
+    (slurm / "bin" / "kubectl").chmod(0o755)
+    out = slurm / "run"
+    done = CliRunner().invoke(launch, ["-n", "2", "--launcher", "kubernetes", "--out", str(out)])
+    assert done.exception is None, done.exception
+    (slurm / "context").write_text("two\n")
+    assert whose(read_record(out)) == "kubernetes has its job mpijob.kubeflow.org/x"
+    assert CliRunner().invoke(stop, [str(out)]).exit_code == 0
+    assert not (slurm / "job").exists() and read_record(out) == {}
 
 
 def test_a_process_is_known_by_its_start_since_boot(monkeypatch):

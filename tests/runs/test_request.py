@@ -11,7 +11,7 @@ from hvdtrain import models, modes
 from hvdtrain.config.run_config import DEFAULT_EPOCHS, DEVICES, RunConfig
 from hvdtrain.errors import UsageError
 from hvdtrain.numerics.optimizers import OPTIMIZERS
-from hvdtrain.runs.request import check, check_length, check_workers, config_of, for_mode
+from hvdtrain.runs.request import check, check_length, check_url, check_workers, config_of, for_mode
 
 FIELDS = dataclasses.fields(RunConfig)
 
@@ -93,6 +93,36 @@ def test_bytes_that_are_no_text_are_refused():
     """They could not be written into config.toml."""
     with pytest.raises(UsageError, match="--dataset '.*' is not valid UTF-8"):
         check(RunConfig(dataset="./\udcff"))
+
+
+@pytest.mark.parametrize(
+    ("url", "what"),
+    [
+        ("https://me:s3cret@host/coil", "a password"), ("simplecache::ftp://me:s3cret@host", "a password"),
+        ("https://s3cret@host/coil", "a user or token"), ("simplecache::HTTP://s3cret@host", "a user or token"),
+        ("https://host/coil?sv=1&sig=s3cret", "a token or signature"),
+        ("https://host/coil?Signature=s3cret", "a token or signature"),
+        ("https://host/coil?access_token=s3cret", "a token or signature"),
+        ("https://host/coil?TOKEN=s3cret", "a token or signature"),
+        ("https://host/coil?X-Amz-Date=1&x-amz-signature=s3cret", "a token or signature"),
+        ("https://host/coil?X-Amz-Security-Token=s3cret", "a token or signature"),
+    ],
+)  # fmt: skip
+def test_a_secret_in_a_url_is_refused_and_a_run_that_has_one_is_read(url, what, tmp_path):
+    config = RunConfig(dataset=url)
+    with pytest.raises(UsageError, match=f"^--dataset has {what} in its URL, .* such as AWS_SECRET_") as refused:
+        check(config)
+    assert "s3cret" not in str(refused.value)
+    config.write(tmp_path / "config.toml")  # by an older version
+    assert config_of(tmp_path) == config
+
+
+@pytest.mark.parametrize(
+    "dataset",
+    ["https://host:80/a@b?design=1", "sftp://me@host/coil", "s3://bucket/coil?versionId=1", "folder?token=1"],
+)
+def test_a_url_without_a_secret_is_taken(dataset):
+    check_url(dataset)
 
 
 @given(st.integers(1, 100), st.integers(1, 64))
