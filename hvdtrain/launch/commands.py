@@ -21,7 +21,7 @@ from hvdtrain.launch.hosts import HOSTS, allocate, given_hosts, host_options, pa
 from hvdtrain.launch.prepare import prepare
 from hvdtrain.launch.processes import end_process
 from hvdtrain.launch.recipe import job_name
-from hvdtrain.launch.records import cancel, is_running, job_record_file, own_identity, read_record, whose
+from hvdtrain.launch.records import cancel, is_running, job_record_file, own_identity, private_file, read_record, whose
 from hvdtrain.launch.supervise import STOP_TIMEOUT_S, log_file, supervise
 from hvdtrain.runs.folder import CONFIG, check_free, last_saved_step, name_one_of, unwritable
 from hvdtrain.runs.launched import remembered
@@ -228,6 +228,7 @@ def stop(out: Path) -> None:
     if not record:
         raise UsageError(f"{out}: no job that `hvdtrain launch` started is running there")
     was_running = cancel(record, STOP_TIMEOUT_S) if "job" in record else end_process(record, STOP_TIMEOUT_S)
+    private_file(out.absolute()).unlink(missing_ok=True)  # of a job that a scheduler has had
     file.unlink(missing_ok=True)
     if not was_running:
         raise UsageError(f"{out}: its job has ended already")
