@@ -22,7 +22,7 @@ from hvdtrain.config.option_types import Folder, Names, Numbers, ServerNumbers
 from hvdtrain.config.run_config import LENGTHS, RunConfig
 from hvdtrain.errors import Failure, UsageError
 from hvdtrain.launch.allocation import allocated_cores, hosts_or_here
-from hvdtrain.launch.hosts import Host, host_options, launcher_option
+from hvdtrain.launch.hosts import Host, host_options, launcher_option, private_option
 from hvdtrain.launch.preflight import describe_hosts
 from hvdtrain.report.paired import LEAST_REPEATS
 from hvdtrain.report.verdict import Margins
@@ -74,6 +74,7 @@ def _presets() -> str:
 )  # fmt: skip
 @host_options
 @launcher_option
+@private_option
 @click.option(
     "--dry-run", is_flag=True,
     help="Print the runs, the command that repeats each, and what they will take; run nothing.",
@@ -111,9 +112,9 @@ def _presets() -> str:
 @click.pass_context
 def compare(
     ctx: click.Context, preset: str, modes: list[str], workers: list[int], servers: list[int | str], repeats: int,
-    until_sure: bool, hosts: str | None, hostfile: Path | None, launcher: str, dry_run: bool, model: list[str],
-    batch_size: list[int], slow: list[str], staleness: list[int], backup: list[int], margin: float,
-    accuracy_margin: float, out: str, **options: Any,
+    until_sure: bool, hosts: str | None, hostfile: Path | None, launcher: str, private: dict[str, str],
+    dry_run: bool, model: list[str], batch_size: list[int], slow: list[str], staleness: list[int], backup: list[int],
+    margin: float, accuracy_margin: float, out: str, **options: Any,
 ) -> None:  # fmt: skip
     """Train in several modes, on this machine or over hosts, and report which was faster and as good.
 
@@ -162,7 +163,7 @@ def compare(
     again = f"the same command with --out {shlex.quote(str(folder))}"
     with claimed(folder):
         try:
-            failed = run_all(runs, kept, folder, samples, enough)
+            failed = run_all(runs, kept, folder, samples, enough, private)
         except (KeyboardInterrupt, SystemExit):
             click.echo(f"finished runs stay: {again} goes on", err=True)
             raise

@@ -1,8 +1,6 @@
 """`hvdtrain launch` and `hvdtrain stop`."""
 
 import dataclasses
-import os
-import re
 import time
 from pathlib import Path
 from typing import Any
@@ -18,7 +16,7 @@ from hvdtrain.config.run_config import RunConfig
 from hvdtrain.errors import UsageError, unknown
 from hvdtrain.launch import copies
 from hvdtrain.launch.allocation import allocated_hosts
-from hvdtrain.launch.hosts import HOSTS, allocate, given_hosts, host_options, parse_hosts
+from hvdtrain.launch.hosts import HOSTS, allocate, given_hosts, host_options, parse_hosts, private_option
 from hvdtrain.launch.prepare import prepare
 from hvdtrain.launch.processes import end_process
 from hvdtrain.launch.recipe import job_name
@@ -27,6 +25,7 @@ from hvdtrain.launch.records import (
     is_running,
     job_record_file,
     own_identity,
+    private_file,
     read_record,
     what_to_remember,
     whose,
@@ -89,17 +88,13 @@ _LAUNCH_OPTIONS = {
     help="Start a worker that is lost again, while the others go on, and a server that is killed, for which they wait: "
     "in ps-async and ps-ssp with --wire zmq, on this machine.",
 )  # fmt: skip
-@click.option(
-    "--env", "private", multiple=True, metavar="NAME",
-    help="Give ranks this variable of the environment, such as AWS_SECRET_ACCESS_KEY or HTTPS_PROXY: those that name "
-    "libraries' settings they have anyway. No command line shows it. Can be repeated.",
-)  # fmt: skip
+@private_option
 @click.option("--dry-run", is_flag=True, help="Print what would run, and run nothing.")
 @click.argument("train_options", nargs=-1, type=click.UNPROCESSED, metavar="-- TRAIN OPTIONS")
 def launch(
     launcher: str | None, workers: int | None, servers: Any, hosts: str | None, hostfile: Path | None,
     sync_dst_dir: str | None, sync_data: bool, interface: str, out: str, resume: bool, retries: int,
-    respawn: bool, private: tuple[str, ...], dry_run: bool, train_options: tuple[str, ...],
+    respawn: bool, private: dict[str, str], dry_run: bool, train_options: tuple[str, ...],
 ) -> None:  # fmt: skip
     """Start a job of so many workers and servers.
 
@@ -117,8 +112,6 @@ def launch(
         raise unknown("launcher", launcher, recipes.names("launchers"))
     if resume and not out:
         raise UsageError("--resume needs --out: the folder of the run to go on with")
-    if unset := [name for name in private if name not in os.environ or not re.fullmatch(r"[A-Za-z_]\w*", name)]:
-        raise UsageError(f"--env {unset[0]}: there is no variable of this name here")
     listed = given_hosts(hosts, hostfile)
     before = remembered(Path(out)) if resume else None
     launcher = launcher or (before.launcher if before else "ssh" if listed else "local")
@@ -177,7 +170,7 @@ def launch(
     command = prepare(
         launcher, config, workers, used, folder, check=not dry_run, working_folder=destination,
         interface=interface, resume=True, all_options=resumed is not None, measure=True, respawn=respawn,
-        private={name: os.environ[name] for name in private},
+        private=private,
     )  # fmt: skip
     if dry_run:
         copying = [line for copy in to_copy for line in copy.shell_commands(names)]
@@ -244,6 +237,7 @@ def stop(out: Path) -> None:
     if not record:
         raise UsageError(f"{out}: no job that `hvdtrain launch` started is running there")
     was_running = cancel(record, STOP_TIMEOUT_S) if "job" in record else end_process(record, STOP_TIMEOUT_S)
+    private_file(out.absolute()).unlink(missing_ok=True)  # of a job that a scheduler has had
     file.unlink(missing_ok=True)
     if not was_running:
         raise UsageError(f"{out}: its job has ended already")

@@ -51,6 +51,21 @@ def launcher_option(command: Callable) -> Callable:
     )(command)  # fmt: skip
 
 
+def private_option(command: Callable) -> Callable:
+    """Decorator: adds --env to a command that starts ranks; it gets `private`, the variables with their values."""
+    return click.option(
+        "--env", "private", multiple=True, metavar="NAME", callback=_with_values,
+        help="Give ranks this variable of the environment, such as AWS_SECRET_ACCESS_KEY or HTTPS_PROXY: those that "
+        "name libraries' settings they have anyway. No command line shows it. Can be repeated.",
+    )(command)  # fmt: skip
+
+
+def _with_values(ctx: click.Context, param: click.Parameter, names: tuple[str, ...]) -> dict[str, str]:
+    if unset := [name for name in names if name not in os.environ or not re.fullmatch(r"[A-Za-z_]\w*", name)]:
+        raise UsageError(f"--env {unset[0]}: there is no variable of this name here")
+    return {name: os.environ[name] for name in names}
+
+
 def given_hosts(hosts: str | None, hostfile: Path | None) -> list[Host]:
     """The hosts of -H, which may name a host file too, or --hostfile; none where neither is given."""
     if hosts and hostfile:

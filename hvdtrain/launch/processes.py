@@ -45,6 +45,7 @@ def launched_job(command: LaunchCommand, log: Path) -> Iterator[subprocess.Popen
         Failure: the starter cannot be started.
     """
     scratch = log.with_name(f"{log.name}.tmp")  # the job sees another folder there: see own_network
+    scheduler_has_it = False
     try:
         for path, text in command.files.items():
             path.parent.mkdir(parents=True, exist_ok=True)
@@ -59,10 +60,11 @@ def launched_job(command: LaunchCommand, log: Path) -> Iterator[subprocess.Popen
                 yield process
             finally:
                 _end_job(process)
+                scheduler_has_it = command.to_scheduler and process.returncode == 0
     finally:
         with contextlib.suppress(OSError):
             scratch.rmdir()
-        if command.private_file:
+        if command.private_file and not scheduler_has_it:
             command.private_file.unlink(missing_ok=True)
 
 

@@ -12,9 +12,11 @@ from pathlib import Path
 from hvdtrain.config import recipes
 from hvdtrain.config.run_config import RunConfig
 from hvdtrain.errors import UsageError
+from hvdtrain.launch import records
 from hvdtrain.launch.filling import Filler, Value
 from hvdtrain.launch.hosts import Host, hosts_of_ranks
 from hvdtrain.launch.remote import in_folder
+from hvdtrain.world.network import WIRE_KEY
 
 # Variables that are passed on to ranks on other hosts. Others are not: they would show on command lines there. What
 # JobSpec.private names goes by a file.
@@ -68,6 +70,7 @@ class LaunchCommand:
         files: files to write first, by path: a host file, a job script.
         environment: the command's whole environment.
         private_file: the one of the files that nobody else may read, and that does not outlive the job.
+        to_scheduler: whether the job has only begun where the command ends well.
         stop_signal: the signal that the command passes on to the ranks, which then save and leave; None where it
             passes none on.
         here: whether all ranks start on this machine, as children of the command.
@@ -81,6 +84,7 @@ class LaunchCommand:
     own_network: bool = False
     private_file: Path | None = None
     here: bool = False
+    to_scheduler: bool = False
 
     def dry_run_text(self) -> str:
         """What `--dry-run` prints: the files and the command."""
@@ -96,7 +100,7 @@ def expand(launcher: str, spec: JobSpec) -> LaunchCommand:
 
     Raises:
         UsageError: the recipe needs hosts and there are none, or the other way round, or it has an unknown placeholder,
-            or cannot give ranks private variables.
+            or ranks cannot read a file with the private variables.
     """
     recipe = recipes.load("launchers", launcher)
     if recipe.get("hosts") == "needed" and not spec.hosts:
@@ -116,13 +120,15 @@ def expand(launcher: str, spec: JobSpec) -> LaunchCommand:
     if recipe.get("here") or recipe.get("inherits"):
         environment |= spec.private
     elif spec.private:
-        if recipe.get("hosts") != "needed":
-            names = ", ".join(spec.private)
+        if "runs" not in recipe:
+            private_file = records.private_file(spec.out)
+            program = ["sh", str(private_file), *program]
+        elif missing := [name for name in spec.private if not re.search(rf"\b{name}\b", str(recipe))]:
+            instead = ", or give --wire rpc" if WIRE_KEY in missing else ""
             raise UsageError(
-                f"{names}: {launcher} starts ranks without this environment: edit launchers/{launcher}.toml"
+                f"{launcher} starts ranks without this machine's environment and folders: have "
+                f"launchers/{launcher}.toml set {', '.join(missing)} from a secret of the cluster{instead}"
             )
-        private_file = launch_folder / "environment"
-        program = ["sh", "-c", '. "$0" && exec "$@"', str(private_file), *program]
     folder, slots = spec.working_folder or str(Path.cwd()), max((host.slots for host in spec.hosts), default=0)
     values: dict[str, Value] = {
         "bin": str(Path(sys.executable).parent), "prefix": str(Path(sys.executable).parent.parent),
@@ -145,7 +151,8 @@ def expand(launcher: str, spec: JobSpec) -> LaunchCommand:
     argv = filler.command(recipe["command"])
     files = {}
     if private_file:
-        files[private_file] = "".join(f"export {name}={shlex.quote(value)}\n" for name, value in spec.private.items())
+        lines = [f"export {name}={shlex.quote(value)}\n" for name, value in spec.private.items()]
+        files[private_file] = "".join([*lines, 'exec "$@"\n'])
     if "{hostfile}" in str(recipe) and spec.hosts:
         files[hostfile] = "".join(f"{host.name} slots={host.slots}\n" for host in spec.hosts)
     if "{rankfile}" in str(recipe) and spec.hosts:
@@ -160,7 +167,8 @@ def expand(launcher: str, spec: JobSpec) -> LaunchCommand:
     own_network = is_here and not spec.needs_network and spec.interface in ("", "lo")
     stop_signal = None if stop == "file" else signal.Signals[stop]
     here = bool(recipe.get("here"))
-    return LaunchCommand(argv, files, environment, stop_signal, own_network, private_file, here)
+    to_scheduler = "script_name" in recipe
+    return LaunchCommand(argv, files, environment, stop_signal, own_network, private_file, here, to_scheduler)
 
 
 def train_program(config: RunConfig, out: Path, all_options: bool = False, interpreter: str = "") -> list[str]:

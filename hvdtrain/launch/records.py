@@ -30,6 +30,11 @@ def job_record_file(out: Path) -> Path:
     return out.with_name(f"{out.name}.launch") / "running.json"
 
 
+def private_file(out: Path) -> Path:
+    """The script through which ranks get variables that no command line may show, while the job runs."""
+    return out.with_name(f"{out.name}.launch") / "environment"
+
+
 def read_record(out: Path) -> dict[str, Any]:
     """What `launch` recorded of a job: `launcher`, with the `job` and the `name` that its scheduler knows and
     what_to_remember, or with the process that sees to it, as own_identity describes it. Empty where there is no

@@ -14,6 +14,8 @@ from hvdtrain.errors import UsageError
 from hvdtrain.runs.folder import (
     CONFIG,
     check_free,
+    check_writable,
+    check_writable,
     claim,
     how_to_go_on,
     is_begun,
@@ -63,6 +65,7 @@ def run_rank(config: RunConfig, out: str, resuming: bool = False) -> None:
                 if asked and folder.is_dir():
                     raise UsageError(f"--out {folder} is not a run to go on with: it has no {CONFIG}") from None
                 raise
+            check_writable(folder)
         with importing():
             from hvdtrain.rank import work  # imports torch
             from hvdtrain.training import resume

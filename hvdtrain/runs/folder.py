@@ -4,6 +4,7 @@ import contextlib
 import json
 import os
 import shlex
+import tempfile
 import time
 import tomllib
 from collections.abc import Iterator
@@ -34,6 +35,21 @@ def check_free(folder: Path, others_log: bool = False) -> None:
         raise UsageError(f"--out {folder} is a file: choose a folder")
     if is_used:
         raise UsageError(f"--out {folder} {_what_is_in(folder)}: choose another folder, or remove it yourself")
+
+
+def check_writable(folder: Path) -> None:
+    """UsageError where the folder cannot be made, or nothing be written there; if it is not there, it is not then."""
+    made = [parent for parent in (folder, *folder.parents) if not parent.exists()]
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        with tempfile.TemporaryFile(dir=folder):
+            pass
+    except OSError as error:
+        raise unwritable(folder, error) from None
+    finally:
+        for parent in made:
+            with contextlib.suppress(OSError):
+                parent.rmdir()
 
 
 def unwritable(folder: Path, error: OSError) -> UsageError:

@@ -10,6 +10,8 @@ from helpers.spare import fork_ranks_here
 
 from hvdtrain.checks import verify
 from hvdtrain.checks.verify import SYNCHRONOUS, compare_with_single
+from hvdtrain.errors import Failure
+from hvdtrain.launch.hosts import Host
 
 
 @pytest.fixture(scope="module")
@@ -112,10 +114,22 @@ def refused(*words):
     return str(result.exception)
 
 
+def test_ranks_get_the_variables_that_are_named(tmp_path, monkeypatch):
+    def stop(*_, private=None, **more):
+        raise Failure(f"ranks get {private}")
+
+    monkeypatch.setattr(verify, "prepare", stop)
+    monkeypatch.setenv("MY_TOKEN", "t0ken")
+    assert "ranks get {'MY_TOKEN': 't0ken'}" in refused("--out", str(tmp_path / "run"), "--env", "MY_TOKEN")
+    with pytest.raises(Failure, match="ranks get {'MY_TOKEN'"):
+        verify._train(verify.CHECKED, 2, tmp_path / "of hosts", [Host("a", 2)], "ssh", {"MY_TOKEN": "t0ken"})
+
+
 def test_what_cannot_be_checked_is_refused_before_anything_starts(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     assert "unknown synchronous mode 'ps-async': choose from allreduce, ddp" in refused("--modes", "ps-async")
     assert "--launcher is for hosts" in refused("--launcher", "mpi")
+    assert "--env NOT_SET_HERE: there is no variable of this name here" in refused("--env", "NOT_SET_HERE")
     few = refused("--modes", "ps-sync", "--workers", "1,4", "-H", "a:1,b:2")
     assert "4 workers need 4 slots, and there are 1 on a + 2 on b" in few
     assert list(tmp_path.iterdir()) == []

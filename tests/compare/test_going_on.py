@@ -203,6 +203,18 @@ def test_repeats_end_between_repeats(enough, done, tmp_path, monkeypatch):
     assert made == [run.name for run in runs[1:done]]
 
 
+def test_ranks_get_the_variables_that_are_named(tmp_path, monkeypatch):
+    def stop(*_, private=None, **more):
+        raise UsageError(f"ranks get {private}")
+
+    monkeypatch.setattr(running, "prepare", stop)
+    monkeypatch.setenv("MY_TOKEN", "t0ken")
+    words = ["--modes", "single", "--device", "cpu", "--out", str(tmp_path / "run"), "--env"]
+    assert "ranks get {'MY_TOKEN': 't0ken'}" in str(CliRunner().invoke(compare, [*words, "MY_TOKEN"]).exception)
+    unset = CliRunner().invoke(compare, [*words, "NOT_SET_HERE"]).exception
+    assert "--env NOT_SET_HERE: there is no variable of this name here" in str(unset)
+
+
 def test_a_full_disk_is_named_where_a_run_could_not_even_say_why_it_failed(tmp_path, monkeypatch, capsys):
     monkeypatch.setattr(running, "_run_one", lambda *_: "exit code 1: no output")
     for free, said in ((2**30, "exit code 1: no output\n"), (2**10, "exit code 1: no output; the disk is full\n")):

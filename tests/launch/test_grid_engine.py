@@ -211,6 +211,7 @@ def test_a_job_goes_back_in_the_queue_only_if_it_was_told_to_leave(signals, code
     text = script("sge", tmp_path / "run")[1]
     log = tmp_path / "run.launch" / "sge-17.log"
     log.parent.mkdir()
+    (private := log.with_name("environment")).touch()
     env = os.environ | {"PE_HOSTFILE": str(tmp_path / "pe"), "JOB_ID": "17", "PE": "mpi", "SGE_ROOT": "", "ARC": ""}
     env |= {"CODE": code, "WAIT": "100" if signals else "0"}
     job = subprocess.Popen(["bash", "-c", text], env=env, start_new_session=True)
@@ -218,3 +219,4 @@ def test_a_job_goes_back_in_the_queue_only_if_it_was_told_to_leave(signals, code
         until(lambda: log.exists() and "started" in log.read_text(), 20)
         os.killpg(job.pid, signals)
     assert job.wait(20) == ends
+    assert private.exists() == (ends == 99)

@@ -1,18 +1,24 @@
 """Starting ranks for real, and seeing to it that none outlives its job."""
 
 import contextlib
+import copy
+import dataclasses
 import json
 import os
 import re
+import shlex
 import signal
 import subprocess
 import sys
 import time
+import tomllib
 from pathlib import Path
 
 import psutil
 import pytest
+import yaml
 
+from hvdtrain.config import recipes
 from hvdtrain.config.run_config import RunConfig
 from hvdtrain.errors import Failure, UsageError
 from hvdtrain.launch import processes
@@ -171,12 +177,45 @@ def umask():
     return before
 
 
-def test_a_scheduler_that_starts_ranks_without_this_environment_takes_no_variables(tmp_path):
+@pytest.mark.parametrize("launcher", ["sge", "yarn"])
+def test_a_scheduler_without_this_environment_has_ranks_read_a_file_that_is_there_while_it_has_the_job(
+    launcher, tmp_path
+):
+    words = [sys.executable, "-c", "import os; print(os.environ['MY_TOKEN'])"]
+    command = expand(launcher, JobSpec(1, words, out=tmp_path / "a run", private={"MY_TOKEN": "t0 k'en"}))
+    file = command.private_file
+    assert "t0 k" not in command.dry_run_text() and "MY_TOKEN" not in command.environment
+    assert shlex.join(["sh", str(file), *words[:2]]) in "".join(command.files.values())
+    for submits in ("false", "true"):
+        with launched_job(dataclasses.replace(command, argv=[submits]), tmp_path / "log") as job:
+            job.wait(timeout=30)
+        assert file.exists() == (submits == "true")
+    assert file.stat().st_mode & 0o777 == 0o600
+    assert subprocess.run(["sh", str(file), *words], capture_output=True, text=True).stdout == "t0 k'en\n"
+
+
+def test_ranks_in_pods_have_variables_from_a_secret_of_the_cluster_or_not_at_all(tmp_path, monkeypatch):
     spec = JobSpec(1, ["x"], out=tmp_path / "run", private={"MY_TOKEN": "t0ken"})
     assert expand("slurm", spec).argv[0] == "sbatch"  # which passes all of it on
-    for launcher in ("sge", "yarn", "kubernetes"):
-        with pytest.raises(UsageError, match=f": {launcher} starts ranks without this environment: edit launch"):
-            expand(launcher, spec)
+    set_it = "folders: have launchers/kubernetes.toml set {} from a secret of the cluster{}$"
+    with pytest.raises(UsageError, match=set_it.format("MY_TOKEN", "")):
+        expand("kubernetes", spec)
+    config = RunConfig(mode="ps-async", servers=1, dataset="synthetic", wire="zmq")
+    with pytest.raises(UsageError, match=set_it.format("HVDTRAIN_WIRE_KEY", ", or give --wire rpc")):
+        prepare("kubernetes", config, 1, (), tmp_path / "run")
+    # As the comments in the recipe have it.
+    recipe = copy.deepcopy(recipes.load("launchers", "kubernetes"))
+    text = (recipes.RECIPES / "launchers" / "kubernetes.toml").read_text()
+    [entry] = re.findall(r"^# +(\{ name = \"HVDTRAIN_WIRE_KEY\".*\}),$", text, re.MULTILINE)
+    secret = tomllib.loads(f"entry = {entry}")["entry"]
+    [launcher] = recipe["resource"]["spec"]["mpiReplicaSpecs"]["Launcher"]["template"]["spec"]["containers"]
+    launcher["command"] += ["-x", "HVDTRAIN_WIRE_KEY"]
+    launcher["env"].append(secret)
+    monkeypatch.setattr(recipes, "load", lambda *_: recipe)
+    made = prepare("kubernetes", config, 1, (), tmp_path / "run")
+    [text] = made.files.values()
+    [launcher] = yaml.safe_load(text)["spec"]["mpiReplicaSpecs"]["Launcher"]["template"]["spec"]["containers"]
+    assert launcher["env"][-1] == secret and "HVDTRAIN_WIRE_KEY" not in made.environment
 
 
 # Which network it is in

@@ -78,8 +78,9 @@ def test_stop_forgets_a_job_once_the_scheduler_has(slurm):
     assert "`scancel 17` was done 0 s ago, and slurm has its job 17: try again" in str(ended.exception)
     assert read_record(out)["job"] == "17"
     (slurm / "deaf").unlink()
+    records.private_file(out).touch()
     assert CliRunner().invoke(stop, [str(out)]).exit_code == 0
-    assert read_record(out) == {}
+    assert read_record(out) == {} and not records.private_file(out).exists()
 
 
 def test_kubernetes_and_yarn_end_what_they_were_given(slurm):
