@@ -15,7 +15,6 @@ from hvdtrain.runs.folder import (
     CONFIG,
     check_free,
     check_writable,
-    check_writable,
     claim,
     how_to_go_on,
     is_begun,
