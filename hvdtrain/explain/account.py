@@ -30,11 +30,13 @@ class Account:
         step_s: mean seconds of a worker's step; the sum of the parts.
         parts: seconds of each of PARTS.
         unknown: parts that this run does not tell, which are 0, and why.
+        needed_s: seconds that wire, server and messages take in a step, waited for or not.
     """
 
     step_s: float
     parts: dict[str, float]
     unknown: dict[str, str]
+    needed_s: dict[str, float]
 
 
 def account(run: Run, timeline: Timeline) -> Account:
@@ -48,14 +50,15 @@ def account(run: Run, timeline: Timeline) -> Account:
     else:
         slowest = float(waits_for_others(timeline).mean())
     parts = {"computing": own, "waiting_for_slowest": slowest}
-    left = max(0.0, waited - slowest)
+    left, needed_s = max(0.0, waited - slowest), {}
     for name, seconds in (("wire", _wire(run)), ("server", _server(run)), ("messages", _messages(run, own))):
         if isinstance(seconds, str):
             unknown[name], seconds = seconds, 0.0
+        needed_s[name] = seconds
         parts[name] = min(left, seconds)
         left -= parts[name]
     parts["other_waiting"] = left
-    return Account(sum(parts.values()), parts, unknown)
+    return Account(sum(parts.values()), parts, unknown, needed_s)
 
 
 def waits_for_others(timeline: Timeline) -> np.ndarray:
@@ -111,7 +114,7 @@ def what_if(run: Run, timeline: Timeline, straggler: Straggler | None, found: Ac
     if not rate:
         return dict.fromkeys(("without_straggler", "double_bandwidth", "one_more_server"))
     step, parts, servers = found.step_s, found.parts, run.kind.servers
-    wire, server = (seconds if isinstance(seconds, float) else 0.0 for seconds in (_wire(run), _server(run)))
+    wire, server = found.needed_s["wire"], found.needed_s["server"]
     spared = {
         "double_bandwidth": min(parts["wire"], wire / 2) if wire else None,
         "one_more_server": (

@@ -18,7 +18,7 @@ from hvdtrain.config.untrusted import parse_json
 from hvdtrain.errors import Failure
 from hvdtrain.launch.filling import Filler
 from hvdtrain.world.host import boot_id
-from hvdtrain.world.parent import is_alive
+from hvdtrain.world.parent import is_alive, start_ticks
 
 REPLY_TIMEOUT_S = 30.0  # of a scheduler
 LOOK_EVERY_S = 0.5
@@ -79,9 +79,8 @@ def is_running(record: Record) -> bool:
 
 
 def _start(pid: int) -> str:
-    """When a process started, by a clock that nobody sets: the boot, and ticks since then. OSError if it is gone."""
-    after_name = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
-    return f"{boot_id()} {after_name[19]}"  # the 22nd field, of which two come before
+    """When a process started: the boot, and ticks since then. OSError if it is gone."""
+    return f"{boot_id()} {start_ticks(pid)}"
 
 
 def whose(record: Record) -> str:

@@ -12,7 +12,6 @@ import torch
 from hvdtrain.errors import Failure
 from hvdtrain.numerics.clock import Stopwatch
 from hvdtrain.numerics.compression import Compressor
-from hvdtrain.numerics.split import step_of_share
 from hvdtrain.ps import wire
 from hvdtrain.ps.messages import NO_SHARE, Answer, Push, PushStatus
 from hvdtrain.ps.partition import Completion, Piece
@@ -217,7 +216,7 @@ class Exchange:
             ]  # fmt: skip
             push = Push(self.worker, step, version, lr, sent, share)
             answer = wire.call(piece.server, "push", piece.number, push)
-            traced = self._is_traced(step, share)
+            traced = trace.is_on and trace.records(push.step_of_job(self.workers))
             if traced:
                 flow = trace.flow_of(step, self.worker, piece.server, piece.number)
                 trace.span(
@@ -227,10 +226,6 @@ class Exchange:
             answer.add_done_callback(
                 partial(self._answered, number, size, status, step if traced else 0, began, sent or [])
             )
-
-    def _is_traced(self, step: int, share: int) -> bool:
-        """Whether a push belongs to a step of the job that is traced: a worker's own may be another."""
-        return trace.is_on and trace.records(step if share == NO_SHARE else step_of_share(share, self.workers))
 
     def _next(self) -> int | None:
         """The bucket to push now, if any: of those that are next for their servers, what forward needs first."""

@@ -4,6 +4,8 @@ from typing import Any, NamedTuple
 
 import torch
 
+from hvdtrain.numerics.split import step_of_share
+
 NO_SHARE = -1
 INLINE_BYTES = 16 * 2**10  # up to so many, a tensor travels in its message: beside it, it costs messages of its own
 CONNECTION_ENDED = "its connection ended"  # why a peer is lost
@@ -27,6 +29,10 @@ class Push(NamedTuple):
     lr: float
     gradient: Any
     share: int = NO_SHARE
+
+    def step_of_job(self, workers: int) -> int:
+        """The job's step that it belongs to: where shares are leased, the worker's own has another number."""
+        return self.step if self.share == NO_SHARE else step_of_share(self.share, workers)
 
     def with_gradient(self, gradient: Any) -> "Push":
         """This push with another gradient, or none: _replace takes five times as long."""

@@ -12,12 +12,12 @@ import torch
 from torch.futures import Future
 
 from hvdtrain.errors import Failure
-from hvdtrain.numerics.split import samples_of_share, step_of_share
+from hvdtrain.numerics.split import samples_of_share
 from hvdtrain.ps.bucket import Bucket, Reply
 from hvdtrain.ps.crash_memory import CrashMemory
 from hvdtrain.ps.leases import Leases
 from hvdtrain.ps.membership import GIVEN_UP, JoinPoint, Membership
-from hvdtrain.ps.messages import NO_SHARE, Answer, Push
+from hvdtrain.ps.messages import Answer, Push
 from hvdtrain.ps.server_metrics import Load
 from hvdtrain.ps.shared import SharedMemory
 from hvdtrain.world import trace
@@ -107,15 +107,12 @@ class Server:
             replies = own.push(push.with_gradient(None if sent is None else self.decode(sent)))
         finally:
             self.load.handled(worker, bucket, is_refused=replies is None)
-        if trace.is_on and trace.records(self._step_of_job(push)):
+        if trace.is_on and trace.records(push.step_of_job(self.membership.workers)):
             flow = trace.flow_of(push.step, worker, self.rank, bucket)
             name = f"apply bucket {bucket} of worker {worker}"
             trace.span(trace.APPLY, name, began, time.perf_counter(), flow)
             trace.count("queue", len(self.open))
         return self._answer(bucket, replies, answer) or answer
-
-    def _step_of_job(self, push: Push) -> int:
-        return push.step if push.share == NO_SHARE else step_of_share(push.share, self.membership.workers)
 
     def pull(self, bucket: int, worker: int) -> Answer:
         """A bucket as it is. The worker pushes nothing before it has it."""

@@ -17,7 +17,7 @@ from pathlib import Path
 import psutil
 
 from hvdtrain.world.host import boot_id
-from hvdtrain.world.parent import is_alive
+from hvdtrain.world.parent import is_alive, start_ticks
 
 REFUSED = (errno.ENOSYS, errno.EOPNOTSUPP, errno.ENOLCK)
 BEAT_S = 10.0  # how often a holder renews its link
@@ -85,7 +85,7 @@ def _take(link: Path) -> bool:
 
 def _name() -> str:
     """Who this process is: its process IDs' namespace, its ID, and when it began, since IDs are given again."""
-    return f"{_place()} {os.getpid()} {psutil.Process().create_time()}"
+    return f"{_place()} {os.getpid()} {start_ticks(os.getpid())}"
 
 
 def _place() -> str:
@@ -100,9 +100,8 @@ def _remove_if_gone(link: Path) -> None:
         holder, age = os.readlink(link), time.time() - link.lstat().st_mtime
         place, pid, began = holder.split(" ")
         if place == _place():
-            with suppress(psutil.NoSuchProcess):
-                process = psutil.Process(int(pid))
-                if is_alive(process) and process.create_time() == float(began):
+            with suppress(psutil.NoSuchProcess, OSError):
+                if start_ticks(int(pid)) == began and is_alive(psutil.Process(int(pid))):
                     return
         elif age < SILENT_S:
             return

@@ -173,12 +173,12 @@ def test_a_run_with_backup_workers_is_explained_though_a_slow_one_takes_fewer_st
 
 
 @pytest.mark.parametrize("wire_s", [0.03, 0.01])
-def test_twice_the_bandwidth_halves_the_wire_and_not_what_a_step_waited_for_it(tmp_path, monkeypatch, wire_s):
+def test_twice_the_bandwidth_halves_the_wire_and_not_what_a_step_waited_for_it(tmp_path, wire_s):
     """A step computes for 0.1 s, sends beside that, and waits 0.02 s for what is left, or 0.01 s of all of it."""
     run = load_run(make_run(tmp_path / "run", (1, 1)))
     parts = dict.fromkeys(PARTS, 0.0) | {"computing": 0.1, "wire": min(0.02, wire_s)}
-    monkeypatch.setattr("hvdtrain.explain.account._wire", lambda run: wire_s)
-    rates = what_if(run, read_timeline(run), None, Account(sum(parts.values()), parts, {}))
+    needed_s = {"wire": wire_s, "server": 0.0, "messages": 0.0}
+    rates = what_if(run, read_timeline(run), None, Account(sum(parts.values()), parts, {}, needed_s))
     step = sum(parts.values())
     assert rates["double_bandwidth"] == pytest.approx(run.summary.samples_per_s * step / (step - wire_s / 2))
 

@@ -43,7 +43,7 @@ def made():
     ]
     links = subprocess.check_output(["ip", "-o", "link", "show"], text=True)
     found += [line.split(": ")[1] for line in links.splitlines() if "hvdtrain" in line.split(": ")[1]]
-    found += [str(path) for path in (testbed.STATE,) if path.exists()]
+    found += [str(testbed.STATE)] if testbed.STATE.exists() else []
     found += [str(path) for path in testbed._cpu_groups().glob("hvdtrain-*")]
     return found + testbed.mounted()
 
