@@ -130,8 +130,7 @@ def launch(
     if not workers:
         raise UsageError("-n is missing: how many workers?")
     recipe = recipes.load("launchers", launcher)
-    to_scheduler = "script_name" in recipe
-    if retries and to_scheduler:
+    if retries and "script_name" in recipe:
         raise UsageError(f"--retries is for jobs that `launch` sees to their end: {launcher} takes them over")
     check_workers(config.for_workers(workers), workers)
     if resumed and (last_saved_step(Path(out)) is not None or (Path(out) / "summary.json").is_file()):
@@ -185,7 +184,7 @@ def launch(
     write_json(record, {"launcher": launcher, **own_identity()})
     try:
         kept = what_to_remember(launcher)
-        supervise(command, folder, workers, servers, retries, expects_summary=not to_scheduler, respawns=respawn)
+        supervise(command, folder, workers, servers, retries, respawns=respawn)
     except BaseException:
         record.unlink(missing_ok=True)
         raise

@@ -30,13 +30,12 @@ def log_file(out: Path) -> Path:
 
 
 def supervise(
-    command: LaunchCommand, out: Path, workers: int, servers: int, retries: int, expects_summary: bool,
+    command: LaunchCommand, out: Path, workers: int, servers: int, retries: int,
     respawns: bool = False,
 ) -> None:  # fmt: skip
     """Run a job. After a failure start it again, up to `retries` times: it goes on after its last snapshot.
 
     Args:
-        expects_summary: whether the run is complete once the command has ended; a scheduler's has only begun.
         respawns: start workers that are lost again, on this machine.
 
     Raises:
@@ -53,12 +52,12 @@ def supervise(
             except KeyboardInterrupt:
                 raise KeyboardInterrupt(how_to_go_on(out, "launch")) from None
             # An mpirun that has lost all its hosts ends with exit code 0: only the summary proves success.
-            if exit_code == 0 and (not expects_summary or (out / "summary.json").is_file()):
+            if exit_code == 0 and (command.to_scheduler or (out / "summary.json").is_file()):
                 return
             if was_stopped:
                 click.echo(f"hvdtrain: the job was asked to leave: {how_to_go_on(out, 'launch')}", err=True)
                 raise SystemExit(EXIT_CODE)
-            if not expects_summary:
+            if command.to_scheduler:
                 raise Failure(
                     f"{command.argv[0]} did not take the job: {failure_reason(log, exit_code)}; submit it on a machine "
                     "of the cluster, or choose --launcher local, ssh or mpi"
