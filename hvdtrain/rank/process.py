@@ -3,10 +3,13 @@
 import contextlib
 import dataclasses
 import os
+import signal
+import threading
 import time
 import traceback
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import NoReturn
 
 from hvdtrain import modes
 from hvdtrain.config.run_config import RunConfig
@@ -30,6 +33,8 @@ from hvdtrain.world.parent import end_with_starter
 from hvdtrain.world.place import World, read_world
 from hvdtrain.world.preempt import EXIT_CODE, Terminated
 from hvdtrain.world.terminal import Terminal, end_at_once, open_logs
+
+INTERRUPTED_S = 2.0  # that an interrupted process has to leave in order
 
 
 def run_rank(config: RunConfig, out: str, resuming: bool = False) -> None:
@@ -110,33 +115,60 @@ def set_threads(threads: int, is_server: bool) -> None:
 def run_to_its_end(run: Callable[[Terminal], None], folder: Path, world: World) -> None:
     """Serve or train, with logs in the run folder, and end this process as that came out."""
     terminal = open_logs(folder, world.rank)
+    alone = world.starter == "alone"  # otherwise the starter's end is the user's to act on
+
+    def end(message: str, code: int) -> NoReturn:
+        with contextlib.suppress(OSError):
+            print(f"hvdtrain: {message}", file=terminal.err, flush=True)
+        unlock_all()
+        # Not sys.exit: leaving politely means waiting for ranks that may never come.
+        os._exit(code)
+
+    def end_interrupted() -> NoReturn:
+        end(f"interrupted: {how_to_go_on(folder, 'train')}" if alone else "interrupted", 130)
+
     try:
-        run(terminal)
+        with _interrupted_for_certain(end_interrupted):
+            run(terminal)
     except Terminated:
         unlock_all()
         os._exit(EXIT_CODE)
     except BaseException as error:
         with contextlib.suppress(OSError):  # a full disk, which may be what went wrong
             traceback.print_exc()
+        if isinstance(error, KeyboardInterrupt):
+            end_interrupted()
         said = error.strerror if isinstance(error, OSError) and not error.errno and error.strerror else str(error)
         line = said.strip().split("\n")[0] or type(error).__name__
-        log = folder / "logs" / f"rank.{world.rank}.err"
-        message = f"rank {world.rank} failed: {line} (see {log})"
-        alone = world.starter == "alone"  # otherwise the starter's end is the user's to act on
-        if isinstance(error, KeyboardInterrupt):
-            message = f"interrupted: {how_to_go_on(folder, 'train')}" if alone else "interrupted"
-        elif isinstance(error, SystemExit):  # rich's, when it cannot print
+        message = f"rank {world.rank} failed: {line} (see {folder / 'logs' / f'rank.{world.rank}.err'})"
+        if isinstance(error, SystemExit):  # rich's, when it cannot print
             message = f"rank {world.rank} ended: nobody reads what it prints"
         elif alone and last_saved_step(folder) is not None:
             message += f"; {how_to_go_on(folder, 'train')}"
-        with contextlib.suppress(OSError):
-            print(f"hvdtrain: {message}", file=terminal.err, flush=True)
-        unlock_all()
-        # Not sys.exit: leaving politely means waiting for ranks that may never come.
-        os._exit(130 if isinstance(error, KeyboardInterrupt) else getattr(error, "exit_code", 1))
+        end(message, getattr(error, "exit_code", 1))
     unlock_all()
     if world.servers:
         end_at_once()
+
+
+@contextlib.contextmanager
+def _interrupted_for_certain(end: Callable[[], NoReturn]) -> Iterator[None]:
+    """Have Ctrl-C end this process within INTERRUPTED_S. A KeyboardInterrupt alone may not: Python drops one that is
+    raised in a callback, as those that an import leaves for its locks, and TensorBoard's writer, interrupted as it
+    hands something on, is then waited for without end.
+    """
+    if signal.getsignal(signal.SIGINT) is not signal.default_int_handler:  # in the background of a shell
+        yield
+        return
+
+    def interrupt(*_: object) -> NoReturn:
+        late = threading.Timer(INTERRUPTED_S, end)
+        late.daemon = True
+        late.start()
+        raise KeyboardInterrupt
+
+    signal.signal(signal.SIGINT, interrupt)
+    yield  # left as it is: the process is about to end
 
 
 def _advice(mode: str, world: World) -> str:

@@ -393,3 +393,28 @@ def test_a_run_that_is_interrupted_says_how_to_go_on(tmp_path):
         finally:
             finish(train)
         assert train.returncode == 130 and f"hvdtrain: interrupted: {printed.format(out)}" in said, said
+
+
+def test_a_run_is_interrupted_though_python_drops_the_exception(tmp_path):
+    """As it does with one that is raised in a callback of an import, or of a garbage collection."""
+    out = tmp_path / "run"
+    drops = """
+import contextlib
+import time
+from hvdtrain.training import step
+backward = step.backward
+def dropping(*arguments):
+    with contextlib.suppress(KeyboardInterrupt):
+        time.sleep(0.1)
+    return backward(*arguments)
+step.backward = dropping
+"""
+    train = start("forked", 1, *SMALL, "--mode", "single", *ENDLESS, "--out", str(out), first=drops)
+    try:
+        until(lambda: (out / "metrics.rank0.jsonl").is_file())
+        time.sleep(0.3)
+        train.send_signal(signal.SIGINT)
+        said, _ = train.communicate(timeout=30)
+    finally:
+        finish(train)
+    assert train.returncode == 130 and "hvdtrain: interrupted: " in said, said
