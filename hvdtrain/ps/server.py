@@ -21,7 +21,7 @@ from hvdtrain.ps.messages import Answer, Push
 from hvdtrain.ps.server_metrics import Load
 from hvdtrain.ps.shared import SharedMemory
 from hvdtrain.world import trace
-from hvdtrain.world.host import describe, own_clock
+from hvdtrain.world.host import describe, own_clock, speed_variables
 
 _nbytes = attrgetter("nbytes")
 _SAVED = ("notes", "departed_workers", "began", "is_over", "own", "others", "shares_memory", "returned", "_lost")
@@ -327,5 +327,5 @@ class Server:
         return {"spans": trace.spans, "counts": trace.counts}
 
     def host(self) -> dict[str, Any]:
-        """What this process's host has to offer: see world.host.describe."""
-        return describe()
+        """What this process's host has to offer, and its `environment`: see world.host."""
+        return describe() | {"environment": speed_variables()}

@@ -333,10 +333,12 @@ def _begin(
             f"not used in the class folders: {data.passed_over}; `hvdtrain data check {data.root}` names them",
             file=terminal.out, flush=True,
         )  # fmt: skip
-    hosts = by_host({rank: its["host"] for rank, its in of_ranks.items()} | dict(enumerate(sync.ask_servers("host"))))
+    of_servers = sync.ask_servers("host")
+    server_environment = [facts.pop("environment") for facts in of_servers]  # a host's is its workers'
+    hosts = by_host({rank: its["host"] for rank, its in of_ranks.items()} | dict(enumerate(of_servers)))
     for line in differences(hosts):
         print(f"hosts differ: {line}", file=terminal.out, flush=True)
-    facts = manifest(job, sync.backend, model, hosts, {
+    facts = manifest(job, sync.backend, model, hosts, server_environment, {
         "dataset_hash": before.get("dataset_hash") or images, "image_size": side,
         "classes": len(data.classes), "train_samples": len(data.train), "validation_samples": len(data.validation),
         "initial_weights": before.get("initial_weights", f"blake2b:{start}"),
