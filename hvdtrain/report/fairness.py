@@ -51,7 +51,6 @@ EQUAL_EVERYWHERE = {
     "versions": "another release of a library may be faster or slower",
     "hardware.cpu": "another processor computes at another speed",
     "hardware.cores": "processes share the cores of a host",
-    "hardware.cores_usable": "a control group, or being bound to cores, leaves a process fewer",
     "hardware.gpus": "another GPU computes at another speed (compared by model, where GPUs were used)",
 }
 # Fields that are equal in all runs of one repeat: they start from the same weights and see the same samples.
@@ -78,7 +77,7 @@ EQUAL_IN_KIND = {
     "respawns": "a server that may come back keeps all that it has twice, which takes time",
     "bucket_mb": "the size of messages decides how fast they travel",
     "hardware.hosts": "memory is faster than a network (the number of hosts is compared)",
-    "hosts.cores_usable": "the processes of each host share the cores that they may use",
+    "hosts.cores_usable": "a control group, or being bound to cores, leaves the processes of a host fewer",
     "placement": "what processes of one host tell each other crosses no network",
 }
 # Fields that are equal in all runs whose messages travel alike; other modes' messages do not depend on them.
@@ -88,8 +87,7 @@ EQUAL_IN_TRANSPORT = {
 }
 # Fields that are compared among the runs that have them: not every run has servers, and not every version wrote them.
 _WHERE_THERE = {
-    "environment.servers_computing", "environment.servers_messages", "record", "allreduce.name",
-    "hardware.cores_usable", "hosts.cores_usable",
+    "environment.servers_computing", "environment.servers_messages", "record", "allreduce.name", "hosts.cores_usable",
 }  # fmt: skip
 # What a grid varies: runs that differ here may be in one report, in tables of their own.
 GRID_FIELDS = ("model", "global_batch", "lr", "slow.asked")
