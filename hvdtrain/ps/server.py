@@ -21,7 +21,7 @@ from hvdtrain.ps.messages import Answer, Push
 from hvdtrain.ps.server_metrics import Load
 from hvdtrain.ps.shared import SharedMemory
 from hvdtrain.world import trace
-from hvdtrain.world.host import describe, own_clock
+from hvdtrain.world.host import describe, own_clock, speed_variables
 
 _nbytes = attrgetter("nbytes")
 _SAVED = ("notes", "departed_workers", "began", "is_over", "own", "others", "shares_memory", "returned", "_lost")
@@ -42,7 +42,7 @@ class Server:
             killed.
 
     Attributes:
-        notes: what workers wrote down for each other: by name, and by worker.
+        notes: what workers last wrote down for the one that leads: by turn, 0 or 1, and by worker.
         departed_workers: those that have left in order, while the others go on.
         began: whether workers have the first weights.
         is_over: whether all workers have ended.
@@ -74,7 +74,7 @@ class Server:
         self._lost: set[int] = set()
         self._changing = threading.Lock()  # who is there: whoever joins is in all buckets or in none
         self.open: dict[tuple[int, int], Future[Answer]] = {}  # (bucket, worker) -> what its push is answered with
-        self.notes: dict[str, dict[int, str]] = {}
+        self.notes: dict[int, dict[int, str]] = {}
         self.departed_workers: set[int] = set()
         self.began = self.is_over = self.shares_memory = False
         self.own = ""
@@ -274,14 +274,14 @@ class Server:
         """Have a bucket go on after a snapshot: see Bucket.restore."""
         self.buckets[bucket].restore(step, state)
 
-    def note(self, name: str, worker: int, value: str) -> None:
-        """Write down for the worker that leads what a worker has of that name."""
+    def note(self, turn: int, worker: int, value: str) -> None:
+        """Write down what a worker has for the one that leads, in place of what it had two turns before."""
         with self.saving():
-            self.notes.setdefault(name, {})[worker] = value
+            self.notes.setdefault(turn, {})[worker] = value
 
-    def noted(self, name: str) -> dict[int, str]:
-        """What was written down of that name, by worker."""
-        return self.notes.get(name, {})
+    def noted(self, turn: int) -> dict[int, str]:
+        """What was written down in that turn, by worker."""
+        return self.notes.get(turn, {})
 
     def leave(self, worker: int) -> "Future[None]":
         """The worker is done; the future is when all are."""
@@ -327,5 +327,5 @@ class Server:
         return {"spans": trace.spans, "counts": trace.counts}
 
     def host(self) -> dict[str, Any]:
-        """What this process's host has to offer: see world.host.describe."""
-        return describe()
+        """What this process's host has to offer, and its `environment`: see world.host."""
+        return describe() | {"environment": speed_variables()}

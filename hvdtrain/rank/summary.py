@@ -30,15 +30,17 @@ def summarise(
     """
     load = beside.collect()
     workers, steps = job.world.workers, history.step - first_step
-    processes = _processes(job, sync, recorder.samples, steps, processor_s)
-    there, rows = sync.group.all_gather([history.wall_s, *recorder.tally.row()])
+    own = _own_process(job, sync, recorder.samples, steps, processor_s[0])
+    of_workers = sync.group.gather_to_first({"process": own, "wall_s": history.wall_s, "tally": recorder.tally.row()})
     if not sync.group.leads:
         return {}
+    rows = [*of_workers.values()]
+    processes = _processes(sync, [row["process"] for row in rows], processor_s[1:])
     lives: list[dict[str, Any]] = next(iter(sync.ask_servers("lives")), [])  # the first server's
-    wall = rows[:, 0]
-    tally = Tally.of(rows[:, 1:].tolist())
+    wall = max(row["wall_s"] for row in rows)
+    tally = Tally.of([row["tally"] for row in rows])
     # The mean over the workers for one step of the job, whatever number of its own each took: it adds up to wall time.
-    seconds = {part: spent / len(there) / history.step for part, spent in zip(PARTS, tally.seconds, strict=True)}
+    seconds = {part: spent / len(rows) / history.step for part, spent in zip(PARTS, tally.seconds, strict=True)}
     waits = sum(seconds[part] for part in WAITS) if job.world.size > 1 else 0.0
     counts = {str(i): n for i, n in enumerate(tally.staleness) if n}
     last, best = history.evaluations[-1], history.best
@@ -49,8 +51,8 @@ def summarise(
         "steps": history.step,
         "left_out_share": tally.left_out / tally.steps,  # of all workers' steps
         "samples": history.samples,
-        "wall_s": wall.max().item(),
-        "samples_per_s": history.samples / wall.max().item(),
+        "wall_s": wall,
+        "samples_per_s": history.samples / wall,
         "val_accuracy": last["val_accuracy"],
         "val_loss": last["val_loss"],
         "best_val_loss": best["val_loss"],
@@ -94,7 +96,7 @@ class HostLoads:
         nobody in between: who waits spends processor time that others' windows do not have.
         """
         own = {"host": socket.gethostname(), "load": self.host.since(), "spent": self.processor.seconds()}
-        workers = self.sync.group.gather_to_first("load", own)
+        workers = self.sync.group.gather_to_first(own)
         if not workers:
             return {}
         rows = [*self.sync.ask_servers("cost"), *workers.values()]
@@ -103,27 +105,29 @@ class HostLoads:
         return by_host({row["host"]: row["load"] for row in workers.values()}, spent_by_host(rows, seconds))
 
 
-def _processes(
-    job: Job, sync: Synchroniser, samples: int, steps: int, processor_s: Sequence[float]
-) -> list[dict[str, Any]]:
-    """What each process of the job has cost since it began, on the worker that leads; all workers call it together.
-
-    A row for each rank but workers that were lost: `rank`, `role`, `host`, `samples` that it trained on (None of a
-    server), `cpu_s` of training, `peak_rss_mb` of its whole life, and payload `bytes_sent` and `bytes_received`, see
-    Synchroniser.traffic. Where a run was resumed, rows are of its last start alone.
+def _own_process(job: Job, sync: Synchroniser, samples: int, steps: int, cpu_s: float) -> dict[str, Any]:
+    """What this worker has cost since it began: `samples` that it trained on, `cpu_s` of training, `peak_rss_mb` of its
+    whole life, and payload `bytes_sent` and `bytes_received`, see Synchroniser.traffic.
     """
-    world = job.world
     sent, received = sync.traffic(steps)
-    own = {
-        "rank": world.rank, "role": "worker", "host": socket.gethostname(), "samples": samples,
-        "cpu_s": processor_s[0], "peak_rss_mb": peak_rss_mb(), "bytes_sent": sent, "bytes_received": received,
+    return {
+        "rank": job.world.rank, "role": "worker", "host": socket.gethostname(), "samples": samples,
+        "cpu_s": cpu_s, "peak_rss_mb": peak_rss_mb(), "bytes_sent": sent, "bytes_received": received,
     }  # fmt: skip
-    of_workers = sync.group.gather_to_first("processes", own)
-    if not sync.group.leads:
-        return []
+
+
+def _processes(
+    sync: Synchroniser, of_workers: Sequence[dict[str, Any]], servers_s: Sequence[float]
+) -> list[dict[str, Any]]:
+    """A row as _own_process's for each rank but workers that were lost; `samples` is None of a server. Where a run was
+    resumed, rows are of its last start alone.
+
+    Args:
+        servers_s: processor seconds of each server.
+    """
     rows: list[dict[str, Any]] = [
         {"rank": rank, "role": "server", "samples": None} | cost | {"cpu_s": spent}
-        for rank, (cost, spent) in enumerate(zip(sync.ask_servers("cost"), processor_s[1:], strict=True))
+        for rank, (cost, spent) in enumerate(zip(sync.ask_servers("cost"), servers_s, strict=True))
     ]
-    rows += sorted(of_workers.values(), key=lambda row: row["rank"])
+    rows += sorted(of_workers, key=lambda row: row["rank"])
     return [row | {name: round(row[name], 3) for name in ("cpu_s", "peak_rss_mb")} for row in rows]

@@ -5,8 +5,7 @@ import json
 import math
 import os
 import shutil
-import zlib
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from contextlib import nullcontext
 from functools import partial
 from pathlib import Path
@@ -266,11 +265,11 @@ def _write_results(
     if data.test:
         test = Loader(data.test, side, job.threads, resize=evaluation_resize(job.config, side))
         summary |= _test_best(job, sync.group, training.model, test, progress)
-    _, rows = sync.group.all_gather([job.world.worker, training.slowdown.achieved()])
+    factors = sync.group.gather_to_first([job.world.worker, training.slowdown.achieved()])
     clocks = _finish_trace(job, sync, progress) if job.config.trace else {}
     if sync.group.leads and summary:
         manifest = json.loads((job.folder / MANIFEST).read_text())
-        manifest["slow"]["achieved"] = {str(int(worker)): factor for worker, factor in rows.tolist()}
+        manifest["slow"]["achieved"] = {str(worker): factor for worker, factor in factors.values()}
         manifest["clocks"] = clocks
         write_json(job.folder / MANIFEST, manifest)
         if not job.config.saves("best"):
@@ -318,18 +317,15 @@ def _begin(
     world, before = job.world, resumed.state if resumed else {}
     start = weights_hash(model)
     images = data.known_hash
-    there, rows = sync.group.all_gather([int(start[:12], 16), zlib.crc32(images.encode())])  # what a float64 holds
-    what_to_do = f": copy them with their times, or run `hvdtrain data check {data.root}` on each host"
-    by_times = f" (by names, sizes and times){what_to_do}" if images.startswith("listing:") else ""
-    for column, problem, hint in (
-        (0, "do not start from the weights", ""), (1, "have other images than those", by_times)
-    ):  # fmt: skip
-        differs = (rows[:, column] != rows[0, column]).tolist()
-        if different := [world.servers + worker for worker, its in zip(there, differs, strict=True) if its]:
-            raise Failure(f"ranks {different} {problem} of rank {world.servers}{hint}")
-    of_workers = sync.group.gather_to_first("hosts", describe() | {
-        "gpus": gpus(), "threads_per_worker": job.threads, "environment": speed_variables(),
-    })  # fmt: skip
+    own = {"gpus": gpus(), "threads_per_worker": job.threads, "environment": speed_variables()}
+    of_workers = sync.group.gather_to_first({"weights": start, "images": images, "host": describe() | own})
+    of_ranks = {world.servers + worker: its for worker, its in of_workers.items()}
+    problem = _do_not_start_alike(of_ranks, data.root)
+    failed = sync.group.sum(torch.tensor([float(bool(problem))]))
+    if problem:
+        raise Failure(problem)
+    if failed:
+        raise Failure("the workers do not start alike: the first one's line says in what")
     if not world.is_chief:
         return
     if data.passed_over:
@@ -337,11 +333,12 @@ def _begin(
             f"not used in the class folders: {data.passed_over}; `hvdtrain data check {data.root}` names them",
             file=terminal.out, flush=True,
         )  # fmt: skip
-    of_ranks = {world.servers + worker: facts for worker, facts in of_workers.items()}
-    hosts = by_host(of_ranks | dict(enumerate(sync.ask_servers("host"))))
+    of_servers = sync.ask_servers("host")
+    server_environment = [facts.pop("environment") for facts in of_servers]  # a host's is its workers'
+    hosts = by_host({rank: its["host"] for rank, its in of_ranks.items()} | dict(enumerate(of_servers)))
     for line in differences(hosts):
         print(f"hosts differ: {line}", file=terminal.out, flush=True)
-    facts = manifest(job, sync.backend, model, hosts, {
+    facts = manifest(job, sync.backend, model, hosts, server_environment, {
         "dataset_hash": before.get("dataset_hash") or images, "image_size": side,
         "classes": len(data.classes), "train_samples": len(data.train), "validation_samples": len(data.validation),
         "initial_weights": before.get("initial_weights", f"blake2b:{start}"),
@@ -350,13 +347,27 @@ def _begin(
     write_json(job.folder / MANIFEST, facts)
 
 
+def _do_not_start_alike(of_ranks: Mapping[int, Mapping[str, Any]], root: Path) -> str:
+    """Which workers have not the first one's `weights` or `images`, as a line; empty where all have, or none is there.
+
+    Args:
+        root: where the images are.
+    """
+    for name, problem in ("weights", "do not start from the weights"), ("images", "have other images than those"):
+        expected = next((its[name] for its in of_ranks.values()), "")
+        if different := [rank for rank, its in of_ranks.items() if its[name] != expected]:
+            what_to_do = f": copy them with their times, or run `hvdtrain data check {root}` on each host"
+            by_times = f" (by names, sizes and times){what_to_do}" if expected.startswith("listing:") else ""
+            return f"ranks {different} {problem} of rank {min(of_ranks)}{by_times}"
+    return ""
+
+
 def _test_best(
     job: Job, group: Group, model: nn.Module, loader: Loader, progress: TrainingProgress
 ) -> dict[str, float]:
     """Loss and accuracy of the best model over the test images; all workers call it together. The model changes."""
     best = job.folder / "snapshots" / BEST
-    _, has_it = group.all_gather([best.is_file()])
-    if not has_it.all():
+    if group.sum(torch.tensor([float(not best.is_file())])):
         progress.print(
             f"{best} is not on storage that all workers share: `hvdtrain evaluate --split test` does it later"
         )

@@ -187,6 +187,10 @@ _CAVEATS: tuple[Caveat, ...] = (
         f"These trained for less than {_SHORT_S} s, in which the first steps, slower than all others, weigh: {{}}.",
         lambda run: 0 < (run.summary.wall_s or 0) < _SHORT_S,
     ),
+    _differing(
+        "Processes could use different numbers of their host's cores, as schedulers give them out by ranks: {}.",
+        "hardware.cores_usable",
+    ),
     _each("A worker was not allowed on every core of its host: {}.", _restricted),
     _shared_seeds,
     _of(

@@ -40,8 +40,11 @@ EQUAL_EVERYWHERE = {
     "stop_at_target": "a run that stops early has trained for less",
     "threads_per_worker": "every worker, the baseline's too, computes with the same share of a machine",
     "environment.computing": "torch, OpenMP, MKL and the C library read them, and compute and allocate accordingly",
+    "environment.servers_computing": "servers compute and allocate by them (compared among runs with servers)",
     "slow.asked": "a worker that is made slow holds the others up, or leaves them its share",
     "deterministic": "algorithms that repeat to the bit are slower",
+    "record": "writing down each push takes the servers' time (compared among runs with servers)",
+    "trace": "writing down what every rank did takes time",
     "device": "a GPU is no match for a CPU",
     "share_gpu": "workers that share a GPU slow each other down, and exchange through CPU memory",
     "interface": "one network is faster than another (compared among runs over several hosts)",
@@ -60,6 +63,7 @@ EQUAL_IN_REPEAT = {
 EQUAL_IN_KIND = {
     "processes": "repeats are of the same thing",
     "backend": "another transport is another measurement; compare transports in two reports",
+    "allreduce.name": "another algorithm sends other messages, in another number of rounds",
     "starter": "starters place and bind processes differently",
     "shares": "with static shares an epoch lasts as long as its slowest worker",
     "push_scale": "it decides how far one push moves the weights",
@@ -73,10 +77,18 @@ EQUAL_IN_KIND = {
     "respawns": "a server that may come back keeps all that it has twice, which takes time",
     "bucket_mb": "the size of messages decides how fast they travel",
     "hardware.hosts": "memory is faster than a network (the number of hosts is compared)",
+    "hosts.cores_usable": "a control group, or being bound to cores, leaves the processes of a host fewer",
     "placement": "what processes of one host tell each other crosses no network",
 }
 # Fields that are equal in all runs whose messages travel alike; other modes' messages do not depend on them.
-EQUAL_IN_TRANSPORT = {"environment.messages": "what carries the messages reads them, and is faster or slower"}
+EQUAL_IN_TRANSPORT = {
+    "environment.messages": "what carries the messages reads them, and is faster or slower",
+    "environment.servers_messages": "at the servers too",
+}
+# Fields that are compared among the runs that have them: not every run has servers, and not every version wrote them.
+_WHERE_THERE = {
+    "environment.servers_computing", "environment.servers_messages", "record", "allreduce.name", "hosts.cores_usable",
+}  # fmt: skip
 # What a grid varies: runs that differ here may be in one report, in tables of their own.
 GRID_FIELDS = ("model", "global_batch", "lr", "slow.asked")
 # The number of weights follows from the model, and the schedule's number of steps from the batch.
@@ -193,6 +205,8 @@ def _equal(
     """Check a field within groups of runs that have the same key, which the words `shared` describe; or in all runs."""
     if field == "interface":  # what stays on one host uses no network
         finished = [item for item in finished if field_value(item[1], field) not in (None, "lo")] or finished[:1]
+    if field in _WHERE_THERE:
+        finished = [item for item in finished if field_value(item[1], field) is not None] or finished[:1]
     groups: dict[Hashable, list[tuple[str, Run]]] = {}
     for name, run in finished:
         groups.setdefault(key(run), []).append((name, run))

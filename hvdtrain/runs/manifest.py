@@ -3,7 +3,7 @@
 import hashlib
 import os
 import sys
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from datetime import UTC, datetime
 from importlib.metadata import version
 from typing import Any
@@ -16,6 +16,7 @@ from hvdtrain.numerics.optimizers import schedule
 from hvdtrain.numerics.split import even_range
 from hvdtrain.runs.launched import Launched, launch_command, read_launched
 from hvdtrain.runs.request import shares_of
+from hvdtrain.world.allreduce import find_algorithm
 from hvdtrain.world.horovod import DEFAULTS
 from hvdtrain.world.host import gpus, hardware, speed_variables, versions
 from hvdtrain.world.job import Job
@@ -43,13 +44,15 @@ def by_host(ranks: Mapping[int, Mapping[str, Any]]) -> dict[str, dict[str, Any]]
 
 
 def manifest(
-    job: Job, backend: str, model: nn.Module, hosts: dict[str, dict[str, Any]], seen: dict[str, Any]
-) -> dict[str, Any]:
+    job: Job, backend: str, model: nn.Module, hosts: dict[str, dict[str, Any]],
+    server_environment: Sequence[dict[str, str]], seen: dict[str, Any],
+) -> dict[str, Any]:  # fmt: skip
     """The manifest of a run whose workers all hold the initial weights.
 
     Args:
         backend: what carries the gradients.
         hosts: see by_host.
+        server_environment: of each server, see speed_variables.
         seen: what else identifies the job: dataset_hash, train_samples, validation_samples, classes, image_size,
             initial_weights.
     """
@@ -57,6 +60,7 @@ def manifest(
     size = sum(p.numel() for p in trained(model))
     push_scale = config.push_scale if "push_scale" in mode.options else "mean" if world.servers else ""
     launched = read_launched()
+    algorithm = find_algorithm(backend, len(hosts))
     bound = config.staleness if "staleness" in mode.options else None
     is_step = "push_scale" in mode.options and push_scale == "mean"  # each push is a step by itself
     return {
@@ -103,12 +107,15 @@ def manifest(
         "shuffle_block": config.shuffle_block,
         "repeat": config.repeat,
         "deterministic": config.deterministic,
+        "record": config.record,
+        "trace": config.trace_steps if config.trace else "none",
         "stop_at_target": config.stop_at_target,
         "clocks": {},  # of --trace, at the end
         "slow": {"asked": config.slow, "achieved": {}},  # by worker, at the end: how many times as long it computed
         "device": job.device.type,
         "share_gpu": config.share_gpu and job.device.type == "cuda",
         "backend": backend,
+        "allreduce": algorithm._asdict() if algorithm else None,
         "interface": use_one_interface(world),
         "starter": world.starter,
         "launch": _how(launched),
@@ -117,6 +124,7 @@ def manifest(
         "started": datetime.now(UTC).isoformat(timespec="seconds"),
         "versions": versions(),
         "environment": (DEFAULTS if "horovod" in backend else {}) | speed_variables(),
+        "server_environment": list(server_environment),
         "hardware": hardware() | {"gpus": gpus(), "hosts": list(hosts)},
         "hosts": hosts,
     }

@@ -61,14 +61,14 @@ class Tally:
     @classmethod
     def of(cls, rows: Sequence[Sequence[float]]) -> "Tally":
         """All workers together, from the row of each."""
-        steps, digest, loss, correct, samples, stale_sum, stale_max, left_out, *more = zip(*rows, strict=True)
-        first_steps, first_s, *sums = [sum(column) for column in more]
-        counts = list(map(int, sums[len(PARTS) :]))
+        columns = [[*column] for column in zip(*rows, strict=True)]
+        stale_max = max(columns[6])
+        sums: list[Any] = [sum(column) for column in columns]
+        steps, digest, loss, correct, samples, stale_sum, _, left_out, first_steps, first_s, *more = sums
+        seconds, counts = more[: len(PARTS)], more[len(PARTS) :]
         return cls(
-            # As whole numbers: a float holds no more than 32 digests added up.
-            int(sum(steps)), sum(map(int, digest)) % 2**48, sum(loss), sum(correct), int(sum(samples)),
-            sums[: len(PARTS)], counts[:BINS], int(first_steps), first_s, counts[BINS:],
-            int(sum(stale_sum)), int(max(stale_max)), int(sum(left_out)),
+            steps, digest % 2**48, loss, correct, samples, seconds, counts[:BINS], first_steps, first_s, counts[BINS:],
+            stale_sum, stale_max, left_out,
         )  # fmt: skip
 
 

@@ -95,6 +95,13 @@ class Slow(Struct, frozen=True, kw_only=True):
     achieved: dict[str, Figure] = {}
 
 
+class Allreduce(Struct, frozen=True, kw_only=True):
+    """By which algorithm gradients were averaged: see world.allreduce.Algorithm."""
+
+    name: str
+    evidence: str = ""
+
+
 class ClockOffset(Struct, frozen=True, kw_only=True):
     """How far a rank's clock was ahead of the first worker's, and how far that may be off, in a traced run."""
 
@@ -154,18 +161,22 @@ class Manifest(Struct, frozen=True, kw_only=True):
     seed: int | None = None
     shuffle_block: int = 0
     deterministic: bool | None = None
+    record: bool = False
+    trace: str = "none"  # or which steps
     stop_at_target: bool | None = None
     slow: Slow | None = None
     clocks: dict[str, ClockOffset] = {}
     device: str | None = None
     share_gpu: bool | None = None
     backend: str | None = None
+    allreduce: Allreduce | None = None
     interface: str | None = None
     starter: str | None = None
     command: list[str] = []
     started: str | None = None
     versions: dict[str, str] = {}
     environment: dict[str, str] | None = None
+    server_environment: list[dict[str, str]] = []
     hardware: Hardware = Hardware()
     hosts: dict[str, Host] = {}
     parts: list[RunStart] = []

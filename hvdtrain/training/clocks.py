@@ -25,17 +25,15 @@ def compare_clocks(job: Job, sync: Synchroniser) -> dict[int, tuple[float, float
         came.append(time.perf_counter())
         group.barrier()
         left.append(time.perf_counter())
-    there, rows = group.all_gather([*came, *left, clock_here, job.world.rank])
+    of_workers = group.gather_to_first({"rank": job.world.rank, "clock": clock_here, "came": came, "left": left})
+    found = {}
+    for worker, its in of_workers.items():
+        low = max(there - here for there, here in zip(its["came"], left, strict=True))
+        high = min(there - here for there, here in zip(its["left"], came, strict=True))
+        is_same = its["clock"] == clock_here > 0 or worker == group.worker
+        found[its["rank"]] = (0.0, 0.0) if is_same else ((low + high) / 2, (high - low) / 2)
     if not group.leads:
         return {}
-    found = {}
-    own, ranks, rows = there.index(group.worker), rows[:, -1].int().tolist(), rows[:, :-1]
-    own_came, own_left = rows[own, :ROUNDS], rows[own, ROUNDS:-1]
-    for row, rank in enumerate(ranks):
-        low = (rows[row, :ROUNDS] - own_left).max().item()
-        high = (rows[row, ROUNDS:-1] - own_came).min().item()
-        is_same = rows[row, -1] == clock_here > 0
-        found[rank] = (0.0, 0.0) if is_same or row == own else ((low + high) / 2, (high - low) / 2)
     for _ in range(ROUNDS if servers else 0):
         asked = time.perf_counter()
         answers = sync.ask_servers("now")

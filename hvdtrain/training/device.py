@@ -44,10 +44,10 @@ def take_gpu(job: Job, group: Group) -> torch.device:
         UsageError: there are fewer GPUs than workers, and they are not to share; or some workers have none.
     """
     seen = _visible_gpus() if job.device.type == "cuda" else []
+    if not group.sum(torch.tensor([float(len(seen))])):
+        return job.device
     there, rows = group.all_gather([*seen, *[0.0] * (MOST_GPUS - len(seen))])
     visible = [[int(name) for name in row if name] for row in rows.tolist()]
-    if not any(visible):
-        return job.device
     if without := [job.world.servers + worker for worker, gpus in zip(there, visible, strict=True) if not gpus]:
         raise UsageError(f"ranks {without} have no GPU and others do: choose hosts that are alike, or --device cpu")
     index = assign_gpus(visible, job.config.share_gpu)[there.index(job.world.worker)]

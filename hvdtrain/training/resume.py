@@ -4,6 +4,8 @@ import socket
 import zlib
 from pathlib import Path
 
+import torch
+
 from hvdtrain.config.file import read_config
 from hvdtrain.config.run_config import RunConfig
 from hvdtrain.config.untrusted import parse_json
@@ -70,7 +72,7 @@ def share(run: Path, found: Snapshot | None, group: Group) -> Snapshot | None:
             found = mapped(run, step, check=is_first)
         except Failure as error:
             problem = error
-    _, failed = group.all_gather([problem is not None])
+    failed = group.sum(torch.tensor([problem is not None], dtype=torch.float64))
     if problem:
         raise problem
     if failed.any():

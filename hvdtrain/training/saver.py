@@ -37,11 +37,11 @@ class Saver:
     def snapshot(self, history: History) -> None:
         """Save a snapshot; all workers call it together, between two steps."""
         config, world = self.job.config, self.job.world
-        there, rows = self.sync.group.all_gather(self.recorder.tally.row())
+        rows = self.sync.group.gather_to_first(self.recorder.tally.row())
         if not self.sync.group.leads:
             return
-        tally = Tally.of(rows.tolist())
-        tally.seconds = [spent / len(there) for spent in tally.seconds]  # the next start may have more or fewer
+        tally = Tally.of([*rows.values()])
+        tally.seconds = [spent / len(rows) for spent in tally.seconds]  # the next start may have more or fewer
         state = {
             "config": dataclasses.asdict(config), "workers": world.workers, "history": dataclasses.asdict(history),
             "tally": dataclasses.asdict(tally), **self._facts(),

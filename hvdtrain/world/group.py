@@ -15,10 +15,10 @@ if TYPE_CHECKING:
 class Group(ABC):
     """What workers agree on between steps goes through here; gradients do not.
 
-    Every worker calls `sum`, `gather` and `barrier` in the same order.
+    Every worker calls `sum`, `all_gather`, `gather_to_first` and `barrier` in the same order.
 
     Attributes:
-        in_background: `gather_later` does not wait for the others.
+        in_background: `all_gather_later` does not wait for the others.
         first: the worker that leads: of those that were there when they last gathered, so that all agree on it.
     """
 
@@ -27,6 +27,7 @@ class Group(ABC):
 
     def __init__(self, world: World) -> None:
         self.worker, self.workers = world.member, world.workers
+        self._gathered = 0  # times, through a store
 
     @property
     def leads(self) -> bool:
@@ -50,11 +51,15 @@ class Group(ABC):
         self.sum(torch.zeros(1))
 
     def all_gather(self, row: Sequence[float]) -> tuple[list[int], "Tensor"]:
-        """The workers that are there, and their rows, [those workers, len(row)] float64, on every worker."""
+        """The workers that are there, and their rows, [those workers, len(row)] float64, on every worker.
+
+        For a few numbers that all need at once: N workers carry N rows each, of which each wrote one. What the one that
+        leads alone needs goes through gather_to_first.
+        """
         return self.all_gather_later(row)()
 
     def all_gather_later(self, row: Sequence[float]) -> "Callable[[], tuple[list[int], Tensor]]":
-        """As gather, in two steps: what is returned waits for the others, and is called before the next sum."""
+        """As all_gather, in two steps: what is returned waits for the others, and is called before the next sum."""
         import torch
 
         rows = torch.zeros(self.workers, 1 + len(row), dtype=torch.float64)
@@ -69,25 +74,29 @@ class Group(ABC):
         return wait
 
     def sum_later(self, values: "Tensor") -> "Callable[[], Tensor]":
-        """As sum, in two steps; see gather_later."""
+        """As sum, in two steps; see all_gather_later."""
         total = self.sum(values)
         return lambda: total
 
     @abstractmethod
-    def gather_to_first(self, name: str, value: Any) -> dict[int, Any]:
+    def gather_to_first(self, value: Any) -> dict[int, Any]:
         """What each worker that is there gives, by its number, on the one that leads; on the others nothing. All call
-        it together.
+        it together. Each value is sent once.
 
         Args:
-            name: of what is collected; another one each time.
             value: of plain types, as JSON holds them.
         """
 
-    def gather_through_store(self, store: "Store", name: str, value: Any) -> dict[int, Any]:
-        """The same by way of a store that all workers reach."""
-        store.set(f"{name}/{self.worker}", json.dumps(value))
-        there, _ = self.all_gather([])
-        return {worker: json.loads(store.get(f"{name}/{worker}")) for worker in there} if self.leads else {}
+    def gather_through_store(self, store: "Store", value: Any) -> dict[int, Any]:
+        """The same by way of a store that all workers reach, where none can be lost.
+
+        Each worker has two keys there, in turns: who writes over one has met the one that leads since that read it.
+        """
+        self._gathered += 1
+        keys = [f"gathered/{self._gathered % 2}/{worker}" for worker in range(self.workers)]
+        store.set(keys[self.worker], json.dumps(value))
+        self.barrier()
+        return dict(enumerate(map(json.loads, store.multi_get(keys)))) if self.leads else {}
 
     def request_barrier(self, number: int) -> None:  # noqa: B027  # only workers that are not in lockstep need it
         """Ask all workers to come to the barrier of this number."""
@@ -106,5 +115,5 @@ class Alone(Group):
     def sum(self, values: "Tensor") -> "Tensor":
         return values
 
-    def gather_to_first(self, name: str, value: Any) -> dict[int, Any]:
+    def gather_to_first(self, value: Any) -> dict[int, Any]:
         return {0: value}

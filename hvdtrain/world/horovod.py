@@ -2,6 +2,7 @@
 gradients, only `bench` and `doctor` know it too.
 """
 
+import json
 import os
 import socket
 import threading
@@ -172,11 +173,22 @@ class HorovodGroup(Group):
         wait_asleep([handle])
         return hvd.synchronize(handle)
 
-    def gather_to_first(self, name: str, value: Any) -> dict[int, Any]:
+    def gather_to_first(self, value: Any) -> dict[int, Any]:
+        """As in Group, without a store, which not every starter's ranks have: an all-to-all of which all is for the
+        first.
+        """
         import horovod.torch as hvd
+        import torch
 
-        found = hvd.allgather_object(value, name=name)
-        return {} if self.worker else dict(enumerate(found))
+        own = torch.frombuffer(bytearray(json.dumps(value).encode()), dtype=torch.uint8)
+        to_each = torch.tensor([len(own), *[0] * (self.workers - 1)], dtype=torch.int32)
+        handle = hvd.alltoall_async(own, to_each, name="gather")
+        wait_asleep([handle])
+        received, of_each = hvd.synchronize(handle)
+        if not self.leads:
+            return {}
+        parts = received.split(of_each.tolist())
+        return {worker: json.loads(bytes(part.tolist())) for worker, part in enumerate(parts)}
 
     def close(self) -> None:
         leave()

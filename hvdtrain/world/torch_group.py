@@ -32,8 +32,8 @@ class TorchGroup(Group):
         dist.all_reduce(total)
         return total
 
-    def gather_to_first(self, name: str, value: Any) -> dict[int, Any]:
-        return self.gather_through_store(self.store, name, value)
+    def gather_to_first(self, value: Any) -> dict[int, Any]:
+        return self.gather_through_store(self.store, value)
 
     def close(self) -> None:
         everybody = range(self.world.size)

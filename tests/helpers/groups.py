@@ -8,7 +8,12 @@ class Threads(Group):
 
     Args:
         store: see Group.gather_through_store; None where nothing is collected.
+
+    Attributes:
+        most: numbers that one sum had.
     """
+
+    most = 0
 
     def __init__(self, world, membership, store=None):
         super().__init__(world)
@@ -16,7 +21,8 @@ class Threads(Group):
 
     def sum(self, values):
         self.sums += 1
+        self.most = max(self.most, values.numel())
         return self.membership.add(self.worker, self.sums, values).wait()
 
-    def gather_to_first(self, name, value):
-        return self.gather_through_store(self.store, name, value)
+    def gather_to_first(self, value):
+        return self.gather_through_store(self.store, value)

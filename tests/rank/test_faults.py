@@ -6,7 +6,7 @@ import shutil
 
 import pytest
 import torch
-from helpers.jobs import run, steps
+from helpers.jobs import SMALL, hvdtrain, run, steps
 from safetensors.torch import load_file
 
 pytestmark = pytest.mark.timeout(180)
@@ -37,3 +37,21 @@ def test_a_broken_image_ends_the_job_with_its_name(small, tmp_path):
     assert done.returncode == 1
     assert broken.name in done.stdout
     assert not (out / "summary.json").exists()
+
+
+OTHER_IMAGES = """
+import os
+from hvdtrain.rank import work
+identity = work.identity
+work.identity = lambda data: identity(data) + ("0" if os.environ["RANK"] == "2" else "")
+"""
+
+
+@pytest.mark.parametrize(("mode", "servers"), [("allreduce", 0), ("ps-sync", 1)])
+def test_workers_that_have_other_images_are_told_and_all_end(mode, servers, tmp_path):
+    options = ["--mode", mode, "--servers", str(servers), *SMALL, "--out", str(tmp_path / "run")]
+    done = hvdtrain("train", *options, ranks=3, first=OTHER_IMAGES, survive=mode == "allreduce")
+    assert done.returncode == 1
+    assert f"hvdtrain: rank {servers} failed: ranks [2] have other images than those of rank {servers}" in done.stdout
+    if mode == "allreduce":
+        assert "hvdtrain: rank 1 failed: the workers do not start alike: the first one's line says" in done.stdout

@@ -26,7 +26,7 @@ def test_the_summary_of_176_workers_has_the_digest_of_one(tmp_path):
     row = {"step": 1, "time": 2.0, "samples": 704, "loss": 1.0, "accuracy": 0.5}
 
     def summaries(workers):
-        membership, store, found = Membership(workers), HashStore(), {}
+        membership, store, found, groups = Membership(workers), HashStore(), {}, []
 
         def run(worker):
             world = World("mpirun", worker, workers, worker, workers)
@@ -37,6 +37,7 @@ def test_the_summary_of_176_workers_has_the_digest_of_one(tmp_path):
             last = {"step": 1, "train_s": 2.0, "val_accuracy": 0.9, "val_loss": 0.1}
             history = History([last], step=1, samples=704, wall_s=2.0)
             sync = LocalUpdate(job, Threads(world, membership, store))
+            groups.append(sync.group)
             found[worker] = summarise(job, sync, recorder, history, 0, [1.0], HostLoads(sync))
             recorder.close()
 
@@ -47,6 +48,7 @@ def test_the_summary_of_176_workers_has_the_digest_of_one(tmp_path):
         for thread in threads:
             thread.join()
         assert not any(found[worker] for worker in range(1, workers))
+        assert max(group.most for group in groups) == 1  # a tally is not sent to those that do not need it
         return found[0]
 
     alone, many = summaries(1), summaries(176)

@@ -98,6 +98,60 @@ def test_runs_of_versions_that_recorded_no_variables_are_compared_as_before():
     fairness.check([run(change=old), run("allreduce", 2, change=old), run("allreduce", 4, change=old)])
 
 
+def test_an_all_reduces_algorithm_is_equal_in_runs_of_one_kind():
+    def by(name):
+        return {"allreduce": {"name": name, "evidence": "it was asked for"}}
+
+    first, again = run("allreduce", 2, change=by("ring")), ("allreduce", 2, 0, 2)
+    fairness.check([run(), first, run(*again, change=by("ring")), run("allreduce", 4, change=by("unknown"))])
+    fairness.check([first, run(*again)])  # of a version that did not record it
+    with pytest.raises(UsageError, match="allreduce.name differs among runs of the same mode, workers and servers"):
+        fairness.check([run(), first, run(*again, change=by("rabenseifner"))])
+
+
+def test_what_is_written_down_meanwhile_is_equal_in_all_runs_that_could():
+    fairness.check([run(), run("ps-sync", 2, 1, change={"record": True})])  # single has no servers that could
+    with pytest.raises(UsageError, match="record differs: 'yes' in ps-sync-w2-s1-r1; 'no' in ps-async-w2-s1-r1"):
+        fairness.check([run(), run("ps-sync", 2, 1, change={"record": True}), run("ps-async", 2, 1)])
+    for one, other in (("none", "all"), ("all", "100-150")):
+        with pytest.raises(UsageError, match=f"trace differs: '{one}' in single-w1-s0-r1; '{other}' in allreduce-w2"):
+            fairness.check([run(change={"trace": one}), run("allreduce", 2, change={"trace": other})])
+
+
+def test_the_cores_that_processes_may_use_are_equal_in_runs_of_one_kind_and_told_of_others():
+    def on(*usable):
+        hosts = {f"host{n}": {"ranks": [n], "cores": 8, "cores_usable": own} for n, own in enumerate(usable)}
+        hardware = {"cpu": "A CPU", "cores": 8, "cores_usable": usable[0], "hosts": list(hosts), "gpus": []}
+        return {"hardware": hardware, "hosts": hosts}
+
+    ring, again = run("allreduce", 2, change=on(2, 2)), ("allreduce", 2, 0, 2)
+    fairness.check([run(change=on(2)), ring, run(*again, change=on(2, 2))])
+    fairness.check([run(change=on(2)), ring, run(*again, change=on(None, None))])  # of a version that recorded none
+    told = "Processes could use different numbers of their host's cores"
+    assert not any(told in line for line in caveats([run(change=on(2)), ring]))
+    [line] = [line for line in caveats([run(change=on(2.5)), ring]) if told in line]
+    assert line.endswith(": single 2.5, allreduce ×2 2.")
+    with pytest.raises(UsageError, match="hosts.cores_usable differs .*: '2, 2' in allreduce-w2-s0-r1; '1, 2' in"):
+        fairness.check([run(change=on(2)), ring, run(*again, change=on(2, 1))])
+
+
+def test_variables_of_servers_are_equal_in_all_runs_with_servers():
+    def served(*environments):
+        return {"server_environment": list(environments)}
+
+    usual = {"OMP_NUM_THREADS": "1", "TP_X": "1"}
+    one, two = run("ps-sync", 2, 1, change=served(usual)), ("ps-async", 4, 2)
+    fairness.check([run(), one, run(*two, change=served(usual, usual)), run("ps-ssp", 2, 1)])
+    for another, told in (
+        (usual | {"OMP_NUM_THREADS": "4"}, "OMP_NUM_THREADS differs: '1' in ps-sync-w2-s1-r1; '1 or 4' in ps-async"),
+        (usual | {"MALLOC_ARENA_MAX": "1"}, "MALLOC_ARENA_MAX differs: 'not set' in ps-sync-w2-s1-r1; '1 or not set'"),
+    ):
+        with pytest.raises(UsageError, match=f"environment.servers_computing.{told}"):
+            fairness.check([run(), one, run(*two, change=served(usual, another))])
+    with pytest.raises(UsageError, match="environment.servers_messages.TP_X differs among runs of the same mode"):
+        fairness.check([one, run("ps-sync", 2, 1, 2, change=served(usual | {"TP_X": "2"}))])
+
+
 def test_gpus_are_compared_by_model_and_only_where_they_are_used():
     def on(device, gpus):
         return {"device": device, "hardware": {"cpu": "A CPU", "cores": 2, "hosts": ["one"], "gpus": gpus}}
