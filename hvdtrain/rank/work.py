@@ -213,8 +213,10 @@ def train_as_worker(
     recorder = Recorder(job.folder, world.rank, world.is_chief, after, tally, arrival is not None, leased)
     history = History(**(arrival.state["history"] if arrival else before.get("history", {})))
     keeps_best = config.saves("best") or bool(data.test)  # with which test images are tested
-    saver = Saver(job, model, sync, recorder, after, keeps_best, progress.print)
     slowdown = Slowdown(config.slow, world.worker, config.seed)
+    if before.get("config", {}).get("slow") == config.slow:  # of another --slow, what there was says nothing
+        slowdown.computed_s, slowdown.slept_s = before.get("slowed", {}).get(str(world.worker), (0.0, 0.0))
+    saver = Saver(job, model, sync, recorder, after, keeps_best, progress.print, slowdown)
     training = Training(
         job, model, module, sync, recorder, progress, saver, history, slowdown, arrival.age_s if arrival else 0.0
     )

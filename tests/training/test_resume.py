@@ -58,13 +58,16 @@ def interrupted(starter, ranks, out, first_worker, *options, after=5):
     return printed
 
 
+SLOW = "0:10x@step1-4"  # all of it before the run is stopped
+
+
 @pytest.mark.parametrize(("ranks", "mode"), [(1, "single"), (2, "allreduce")])
 def test_a_stopped_run_goes_on_to_the_same_bits(ranks, mode, tmp_path):
     """Of two numbers there is one sum, in whatever order a ring adds them."""
     whole, cut = tmp_path / "whole", tmp_path / "cut"
     done = run("forked", ranks, *JOB, *RANDOM, "--mode", mode, "--out", str(whole))
     assert done.returncode == 0, done.stdout
-    printed = interrupted("forked", ranks, cut, 0, *RANDOM, "--mode", mode)
+    printed = interrupted("forked", ranks, cut, 0, *RANDOM, "--mode", mode, "--slow", SLOW)
     assert f"go on with --resume --out {cut}" in printed and "the last snapshot is of step" in printed
     assert len(steps(cut, 0)) < 30
     done = run("forked", ranks, "--resume", "--out", str(cut))  # its own options hold
@@ -72,6 +75,7 @@ def test_a_stopped_run_goes_on_to_the_same_bits(ranks, mode, tmp_path):
     for rank in range(ranks):
         assert losses(cut, rank) == losses(whole, rank)
         assert [row["step"] for row in steps(cut, rank)] == list(range(1, 31))
+    assert json.loads((cut / "manifest.json").read_text())["slow"]["achieved"]["0"] > 1.5
     ours, theirs = summary(cut), summary(whole)
     for same in ("samples_digest", "samples", "steps", "val_loss", "val_accuracy", "best_val_loss", "best_step"):
         assert ours[same] == theirs[same], same
