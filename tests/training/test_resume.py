@@ -25,6 +25,8 @@ from helpers.jobs import (
 )
 from helpers.spare import hvdtrain_with_spare
 
+from hvdtrain.explain.step_picture import read_slices
+
 pytestmark = [pytest.mark.timeout(240), pytest.mark.usefixtures("beside_few_digits")]
 
 # 12 steps an epoch, 30 in all, of eight images each, which three workers do not share evenly; dropout and momentum are
@@ -107,13 +109,20 @@ def served(mode, ranks, servers):
     [(served("ps-sync", 3, 1), SINGLE), (SINGLE, served("ps-sync", 4, 2)), (served("ps-async", 3, 1), RING)],
 )
 def test_a_run_goes_on_with_other_workers_in_another_mode(first, then, whole, tmp_path):
-    """No sample is lost or seen twice; synchronous modes end with the loss of a run that never stopped."""
+    """No sample is lost or seen twice; synchronous modes end with the loss of a run that never stopped. What the first
+    start traced is there when it leaves, and stays where the next one traces nothing.
+    """
     cut = tmp_path / "cut"
     starter, ranks, options = first
-    interrupted(starter, ranks, cut, int(options[3] != "0"), *options)
+    interrupted(starter, ranks, cut, int(options[3] != "0"), *options, "--trace", "--trace-steps", "1-4")
+    traced = read_slices(cut)
+    there = {int(s.process.split()[1]) for s in traced[0]}
+    assert there == set(map(int, json.loads((cut / "manifest.json").read_text())["clocks"])) == set(range(ranks))
+    assert not (cut / "trace").exists()
     starter, ranks, options = then
     done = run(starter, ranks, "--resume", *options, "--out", str(cut))
     assert done.returncode == 0, done.stdout
+    assert "no step was traced" in done.stdout and read_slices(cut) == traced
     assert summary(cut)["samples_digest"] == summary(whole)["samples_digest"]
     assert summary(cut)["samples"] == summary(whole)["samples"]
     assert adds_up(summary(cut))  # whatever the number of workers was before
