@@ -6,21 +6,27 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from hvdtrain.errors import UsageError
 from hvdtrain.explain.straggler import Straggler
 from hvdtrain.explain.timeline import Timeline
+from hvdtrain.numerics.slowdown import parse
 from hvdtrain.runs.network_bound import network_bound
 from hvdtrain.runs.read import Run
-from hvdtrain.runs.schema import read_server_load
+from hvdtrain.runs.schema import ServerLoad, read_server_load
 
 # The parts of a step, in the order in which they are told from each other, and what each is.
 PARTS = {
     "computing": "data, forward, backward, optimizer and writing down what the step came to",
     "waiting_for_slowest": "until the slowest worker of the step, or in an epoch's last one, had computed too",
-    "wire": "what the bytes of a step take on the measured links, as far as a step waited for them",
-    "server": "what the busiest server's optimizer takes for the pushes of a step, as far as a step waited for it",
-    "messages": "processor time of sending and receiving, beyond computing, as far as a step waited for it",
-    "other_waiting": "latency, queues, and communication that was not hidden behind computing",
+    "wire": "what the bytes of a step take on the measured links, as far as computing could not have hidden it",
+    "server": "what the busiest server's optimizer takes for the pushes of a step, as far as that could not be hidden",
+    "messages": "processor time of sending and receiving, beyond computing, as far as that could not be hidden",
+    "queueing": "what a push waited at the busiest server for a thread, and for its bucket, which another's was in",
+    "lost_overlap": "wire, server and messages that a step waited for though computing could have hidden them",
+    "other_waiting": "latency, and what nothing above tells",
 }
+COMMUNICATION = ("wire", "server", "messages")
+NO_SERVER_METRICS = "there are no metrics of servers"
 
 
 @dataclass(frozen=True)
@@ -30,17 +36,24 @@ class Account:
         step_s: mean seconds of a worker's step; the sum of the parts.
         parts: seconds of each of PARTS.
         unknown: parts that this run does not tell, which are 0, and why.
-        needed_s: seconds that wire, server and messages take in a step, waited for or not.
+        needed_s: seconds that each of COMMUNICATION takes in a step, waited for or not; 0 where that is unknown.
+        exposed_s: seconds that a step waited for each of them: its part, and its share in the lost overlap.
     """
 
     step_s: float
     parts: dict[str, float]
     unknown: dict[str, str]
     needed_s: dict[str, float]
+    exposed_s: dict[str, float]
 
 
 def account(run: Run, timeline: Timeline) -> Account:
-    """Divide a worker's mean step. What it waited is given to the causes that are known, as far as it goes."""
+    """Divide a worker's mean step. What it waited is given to the causes that are known, as far as it goes.
+
+    Behind waiting for the slowest comes communication that no overlap could have hidden, which is what it needs beyond
+    the computing that it may go on beside; then queueing, which is measured; and of what is left then, as much as
+    communication needs is lost overlap.
+    """
     own, waited = np.mean([steps[:, 1:3].mean(0) for steps in timeline.each_step], axis=0).tolist()
     unknown: dict[str, str] = {}
     slowest = 0.0
@@ -49,16 +62,68 @@ def account(run: Run, timeline: Timeline) -> Account:
         slowest = float(np.minimum(behind, timeline.waited_s.mean(1)).mean())
     else:
         slowest = float(waits_for_others(timeline).mean())
-    parts = {"computing": own, "waiting_for_slowest": slowest}
-    left, needed_s = max(0.0, waited - slowest), {}
-    for name, seconds in (("wire", _wire(run)), ("server", _server(run)), ("messages", _messages(run, own))):
+    parts = dict.fromkeys(PARTS, 0.0) | {"computing": own, "waiting_for_slowest": slowest}
+
+    def known(name: str, seconds: float | str) -> float:
         if isinstance(seconds, str):
-            unknown[name], seconds = seconds, 0.0
-        needed_s[name] = seconds
-        parts[name] = min(left, seconds)
-        left -= parts[name]
-    parts["other_waiting"] = left
-    return Account(sum(parts.values()), parts, unknown, needed_s)
+            unknown[name] = seconds
+            return 0.0
+        return seconds
+
+    found = (_wire(run), _server(run), _messages(run, timeline))
+    needed_s = {name: known(name, seconds) for name, seconds in zip(COMMUNICATION, found, strict=True)}
+    needed = sum(needed_s.values())
+    left = max(0.0, waited - slowest)
+    cannot_hide = min(left, max(0.0, needed - _may_hide(run, timeline)))
+    left -= cannot_hide
+    parts["queueing"] = min(left, known("queueing", _queueing(run)))
+    left -= parts["queueing"]
+    if not needed and any(name in unknown for name in COMMUNICATION):
+        unknown["lost_overlap"] = "what communication needs is not known"
+    parts["lost_overlap"] = min(left, needed - cannot_hide)
+    parts["other_waiting"] = left - parts["lost_overlap"]
+    parts |= _in_order(cannot_hide, needed_s)
+    exposed_s = _in_order(cannot_hide + parts["lost_overlap"], needed_s)
+    return Account(sum(parts.values()), parts, unknown, needed_s, exposed_s)
+
+
+def _in_order(seconds: float, needed_s: Mapping[str, float]) -> dict[str, float]:
+    """These seconds, given to the first as far as it needs them, then to the next."""
+    given = {}
+    for name, needed in needed_s.items():
+        given[name] = min(seconds, needed)
+        seconds -= given[name]
+    return given
+
+
+def _may_hide(run: Run, timeline: Timeline) -> float:
+    """Seconds of a mean step's computing that its communication may go on beside: of backward, in which gradients
+    leave as they are made, and with servers of the next forward too, which waits for weights layer by layer. What a
+    worker slept between the two hides nothing: no message of it is under way then.
+    """
+    slowed = _slowed(run)
+    hides = []
+    for rank, steps in zip(timeline.ranks, timeline.each_step, strict=True):
+        forward, backward = steps[:, 5:7].mean(0).tolist()
+        backward = max(0.0, backward - _slept_s(steps, slowed.get(rank, 1.0)))
+        hides.append(backward + (forward if run.kind.servers else 0.0))
+    return float(np.mean(hides))
+
+
+def _slowed(run: Run) -> dict[int, float]:
+    """By rank, how many times as long as it can a worker computed, of those that are known to have been made slow."""
+    slow = run.manifest.slow
+    return {run.kind.servers + int(worker): factor for worker, factor in slow.achieved.items()} if slow else {}
+
+
+def _slept_s(steps: np.ndarray, factor: float) -> float:
+    """Mean seconds of a step that a worker slept which computed so many times as long as it can: see
+    numerics.slowdown.
+
+    Args:
+        steps: Timeline.each_step of the worker.
+    """
+    return float(steps[:, 5:7].sum(1).mean()) * (1 - 1 / max(1.0, factor))
 
 
 def waits_for_others(timeline: Timeline) -> np.ndarray:
@@ -84,22 +149,67 @@ def _wire(run: Run) -> float | str:
 def _server(run: Run) -> float | str:
     if not run.kind.servers:
         return 0.0
-    load = [read_server_load(run.folder, rank) for rank in range(run.kind.servers)]
-    known = [last.applying_s for last in load if last]
-    if not known or not run.summary.steps:
-        return "there are no metrics of servers"
-    return max(known) / run.summary.steps
+    known, steps = _server_loads(run), _steps_of_last_start(run)
+    if not known or not steps:
+        return NO_SERVER_METRICS
+    return max(last.applying_s for last in known) / steps
 
 
-def _messages(run: Run, computing_s: float) -> float | str:
-    threads, steps = run.manifest.threads_per_worker, run.summary.steps
+def _queueing(run: Run) -> float | str:
+    """The mean seconds that a push waited in the server where that is longest.
+
+    Pushes of a step are under way beside each other, and wait beside each other: where every answer comes later by so
+    much, the step ends later by so much, however many there are. So it is what a step waited for queues at most, but
+    for models so large that some pushes only leave when others are answered.
+    """
+    if not run.kind.servers:
+        return 0.0
+    known = _server_loads(run)
+    if not known:
+        return NO_SERVER_METRICS
+    counted = [last.queued_s / max(1, last.pushes) for last in known if last.queued_s is not None]
+    return max(counted) if counted else "this run's servers did not count yet what pushes waited"
+
+
+def _server_loads(run: Run) -> list[ServerLoad]:
+    """What each server has counted in all, of those that is known of."""
+    return [last for rank in range(run.kind.servers) if (last := read_server_load(run.folder, rank))]
+
+
+def _steps_of_last_start(run: Run) -> int:
+    """In which processes counted what they cost, and servers what they did."""
+    before = run.manifest.parts[-1].after_step if run.manifest.parts else 0
+    return max(0, (run.summary.steps or 0) - before)
+
+
+def _messages(run: Run, timeline: Timeline) -> float | str:
+    if run.kind.workers == 1 and not run.kind.servers:
+        return 0.0
+    threads, steps = run.manifest.threads_per_worker, _steps_of_last_start(run)
     workers = [process for process in run.summary.processes if process.role == "worker"]
     if threads != 1 or not workers or not steps:
         return "processor time tells computing from messages only where a worker computes with one thread"
-    if run.manifest.slow and run.manifest.slow.asked not in ("", "none"):
-        return "a worker that is made slow by --slow sleeps, and its processor time tells nothing"
+    slowed = _slowed(run)
+    if not _may_be_slow(run) <= slowed.keys():
+        return "a worker that is made slow by --slow sleeps, and this run does not tell how long"
     spent = sum(process.cpu_s for process in workers) / run.kind.workers / steps
-    return max(0.0, spent - computing_s)
+    awake = [
+        steps[:, 1].mean() - _slept_s(steps, slowed.get(rank, 1.0))
+        for rank, steps in zip(timeline.ranks, timeline.each_step, strict=True)
+    ]
+    # As processes have spent it: a worker that is not in step counts by how many steps it took.
+    computing_s = np.average(awake, weights=list(map(len, timeline.each_step)))
+    return max(0.0, spent - float(computing_s))
+
+
+def _may_be_slow(run: Run) -> set[int]:
+    """The ranks that --slow asked to be slow now and then."""
+    ranks = range(run.kind.servers, run.kind.servers + run.kind.workers)
+    try:
+        rules = parse(run.manifest.slow.asked) if run.manifest.slow else []
+    except UsageError:  # a form that this version does not know
+        return set(ranks)
+    return {rank for rank in ranks if any(rule.worker in (None, rank - ranks.start) for rule in rules)}
 
 
 def what_if(run: Run, timeline: Timeline, straggler: Straggler | None, found: Account) -> dict[str, float | None]:
@@ -108,17 +218,20 @@ def what_if(run: Run, timeline: Timeline, straggler: Straggler | None, found: Ac
     Without the straggler: it computes like the median of the others, and all else stays (the method of Lin et al.,
     OSDI 2025, with recorded steps in place of operators), as far as processors allow. Where backup workers make up for
     it, that is not told: nobody waits for it. With twice the bandwidth the wire takes half as long, with one server
-    more wire and server as much less as its share of the weights is, and a step as far as it waited for them.
+    more wire and server as much less as its share of the weights is, and a step as far as it waited for them: what no
+    overlap could have hidden as well as what was not hidden though it could have been.
     """
     rate = run.summary.samples_per_s
     if not rate:
         return dict.fromkeys(("without_straggler", "double_bandwidth", "one_more_server"))
-    step, parts, servers = found.step_s, found.parts, run.kind.servers
+    step, exposed, servers = found.step_s, found.exposed_s, run.kind.servers
     wire, server = found.needed_s["wire"], found.needed_s["server"]
     spared = {
-        "double_bandwidth": min(parts["wire"], wire / 2) if wire else None,
+        "double_bandwidth": min(exposed["wire"], wire / 2) if wire else None,
         "one_more_server": (
-            min(parts["wire"], wire / (servers + 1)) + min(parts["server"], server / (servers + 1)) if servers else None
+            min(exposed["wire"], wire / (servers + 1)) + min(exposed["server"], server / (servers + 1))
+            if servers
+            else None
         ),
     }
     without = None if run.manifest.backup else rate * _speed_without(run, timeline, straggler)

@@ -31,8 +31,8 @@ class Timeline:
         own_s: [workers, columns] seconds of a step that a worker spent on its own: data, forward, backward, optimizer,
             and writing down what the step came to. Where no step of its ended, those of the step it was at.
         waited_s: [workers, columns] seconds of a step in which it waited: for messages, for others, for a share.
-        each_step: of each worker, [its steps, 5]: seconds of training at the end, on its own, and in which it waited;
-            samples; of the waiting, what came between steps at the end of an epoch.
+        each_step: of each worker, [its steps, 7]: seconds of training at the end, on its own, and in which it waited;
+            samples; of the waiting, what came between steps at the end of an epoch; seconds of forward and of backward.
         absent: by rank, seconds of training from when to when it was not there, of those that were lost or left.
     """
 
@@ -60,7 +60,7 @@ def read_timeline(run: Run) -> Timeline:
     rows = [_read(metrics_file(run.folder, rank), needed) for rank in ranks]
     per_worker = list(map(_after_warm_up, rows))
     if in_step:
-        table = np.stack([values[: min(map(len, per_worker))] for values in per_worker])  # [workers, steps, 5]
+        table = np.stack([values[: min(map(len, per_worker))] for values in per_worker])  # [workers, steps, 7]
         return Timeline(ranks, None, True, table[:, :, 0].max(0), *_figures(table), per_worker, {})
     end = max(values[-1, 0] for values in per_worker)
     begin = min(values[0, 0] for values in per_worker)
@@ -113,14 +113,14 @@ def _after_warm_up(steps: Sequence[Step]) -> np.ndarray:
     table = np.array([
         (
             step.time, step.data_s + step.forward_s + step.backward_s + step.optimizer_s + step.metrics_s,
-            step.comm_s + step.barrier_s + step.lease_s, step.samples,
+            step.comm_s + step.barrier_s + step.lease_s, step.samples, step.forward_s, step.backward_s,
         )
         for step in steps[WARM_UP:]
     ])  # fmt: skip
     lasted = np.diff(table[:, 0], prepend=steps[WARM_UP - 1].time)
     between = np.maximum(0, lasted - table[:, 1] - table[:, 2])
     table[:, 2] += between
-    return np.column_stack([table, between])
+    return np.insert(table, 4, between, axis=1)
 
 
 def _figures(table: np.ndarray) -> tuple[np.ndarray, np.ndarray]:

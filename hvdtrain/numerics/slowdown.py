@@ -112,11 +112,15 @@ def among_workers(text: str, workers: int) -> str:
 class Slowdown:
     """What slows one worker down.
 
-    What is drawn depends on the seed, the worker and how many steps it has taken, so that it is the same in every mode.
+    What is drawn depends on the seed, the worker and the step of the job, so that it is the same in every mode, and
+    after a restart.
 
     Args:
         text: the value of --slow.
         worker: this one.
+
+    Attributes:
+        computed_s, slept_s: in all, also before training was stopped and went on.
     """
 
     def __init__(
@@ -125,20 +129,18 @@ class Slowdown:
     ) -> None:  # fmt: skip
         self.rules = [rule for rule in parse(text) if rule.worker in (None, worker)]
         self.worker, self.seed, self.sleep, self.now = worker, seed, sleep, now
-        self.taken = 0  # steps
         self.computed_s = self.slept_s = 0.0
         self._owed_s = 0.0  # of what was to be slept; below 0 where the system let it sleep for longer
 
     def factor(self, step: int, elapsed_s: float) -> float:
-        """How many times as long this worker's next step computes.
+        """How many times as long this worker computes in a step.
 
         Args:
             step: of the job.
             elapsed_s: seconds of training so far.
         """
         factor = 1.0
-        numbers = random.Random(f"{self.seed} {self.worker} {self.taken}")
-        self.taken += 1
+        numbers = random.Random(f"{self.seed} {self.worker} {step}")
         for rule in self.rules:
             holds = rule.probability == 1 or numbers.random() < rule.probability
             if rule.sigma:

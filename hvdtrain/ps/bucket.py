@@ -1,6 +1,7 @@
 """One bucket of the weights on its server. It knows nothing of processes or networks: drive it with plain calls."""
 
 import threading
+import time
 from collections import deque
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
@@ -89,6 +90,7 @@ class Bucket:
         policy: when pushes are applied.
         ledger: called with every push that was applied or dropped, in order.
         saved: has all of this as of the last answer, for whoever comes back in place of a server that was killed.
+        queued: called with the seconds of each wait of a push for another's to be done with this bucket.
     """
 
     def __init__(
@@ -98,6 +100,7 @@ class Bucket:
         policy: Policy,
         ledger: Callable[[Applied], None] = no_ledger,
         saved: SavedState | None = None,
+        queued: Callable[[float], None] = lambda seconds: None,
     ) -> None:
         self.weights = weights
         self._sent_as = weights.detach()  # the same memory, for whoever is sent it: see _move
@@ -105,7 +108,7 @@ class Bucket:
         self.policy = policy
         self.version = 0
         self.lines = 0  # of the ledger
-        self._ledger, self._saved = ledger, saved
+        self._ledger, self._saved, self._queued = ledger, saved, queued
         self._changes, self._pushes = 0, 0  # changes of the weights and the optimizer's state; pushes that were taken
         self._ahead: torch.Tensor | None = None  # what workers are sent in place of the weights; see apply
         self._last: dict[int, int] = {}  # worker -> the step of its last push
@@ -139,9 +142,16 @@ class Bucket:
         Raises:
             Failure: the worker had been given up.
         """
-        with self._lock:  # what a context manager like _saving takes is much beside a small push
+        # What a context manager like _saving takes is much beside a small push, and so is a look at the clock.
+        if not self._lock.acquire(blocking=False):
+            began = time.perf_counter()
+            self._lock.acquire()
+            self._queued(time.perf_counter() - began)
+        try:
             replies = self._take(push)
             self._save()
+        finally:
+            self._lock.release()
         return replies
 
     def _take(self, push: Push) -> list[Reply]:

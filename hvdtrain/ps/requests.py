@@ -49,6 +49,11 @@ class Requests:
             raise AttributeError(f"{method} is not for peers")
         return getattr(self.endpoint, method)(*arguments)
 
+    def waited(self, method: str, seconds: float) -> None:
+        """A call of this method waited so long for a thread, before `handle`. Servers count it where it is a push."""
+        if method == "push" and (load := getattr(self.endpoint, "load", None)):
+            load.queued(seconds)
+
     def leave(self) -> None:
         """This process is about to leave: whoever watches it learns so now."""
         self._leaving.set()

@@ -88,7 +88,7 @@ def serve(
         return Bucket(
             weights, lambda p: load.time_steps_of(make_optimizer(config, p)), policy,
             ledger.of_bucket(number) if ledger else no_ledger,
-            memory.state_of(f"{_BUCKET}{number}") if memory else None,
+            memory.state_of(f"{_BUCKET}{number}") if memory else None, load.queued,
         )  # fmt: skip
 
     membership, shared = Membership(world.workers, memory.state_of("membership") if memory else None), SharedMemory()

@@ -100,7 +100,7 @@ class Server:
         sent = None if push.gradient is None or own.has(push) else list(map(self.shared.get, push.gradient))
         answer: Future[Answer] = Future()
         self.open[bucket, worker] = answer
-        began = time.perf_counter()
+        began = time.perf_counter() if trace.is_on else 0.0
         self.load.took(worker, bucket, sum(map(_nbytes, sent or ())))
         replies = None
         try:

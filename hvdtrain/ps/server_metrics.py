@@ -31,6 +31,8 @@ class Load:
     Attributes:
         pushes: taken in, each of one bucket.
         applying_s: seconds that optimizers took, over all threads.
+        queued_s: seconds that pushes waited before a thread was at work on them, added up over pushes that waited at
+            the same time: see `queued`.
         bytes_received, bytes_sent: payload of the tensors that workers pushed, and of the weights that they were given.
     """
 
@@ -38,11 +40,22 @@ class Load:
         before = before or {}
         self.pushes = before.get("pushes", 0)
         self.applying_s = before.get("applying_s", 0.0)
+        self.queued_s = before.get("queued_s", 0.0)
         self.bytes_received, self.bytes_sent = before.get("bytes_received", 0), before.get("bytes_sent", 0)
         self._cpu_s = before.get("cpu_s", 0.0)
         self._handled: set[tuple[int, int]] = set()  # worker and bucket of pushes that a thread is at work on
         self._unanswered: set[tuple[int, int]] = set()  # of all that have no answer yet
         self._lock = threading.Lock()
+
+    def queued(self, seconds: float) -> None:
+        """A push waited so long for a thread since this process had read it, or for its bucket, which another's was in.
+
+        What nobody can see is not in it: how long a message lay in the system's buffers or in the wire's before it was
+        read, and over rpc until one of its threads began. A push that is held until others have pushed waits for them,
+        and not for this server.
+        """
+        with self._lock:
+            self.queued_s += seconds
 
     def took(self, worker: int, bucket: int, size: int) -> None:
         """A push of so many bytes is being handled, until `handled`. Its answer may be given before that, or later."""
@@ -94,6 +107,7 @@ class Load:
                 "queue": len(self._unanswered),
                 "waiting": len({worker for worker, _ in self._unanswered - self._handled}),
                 "applying_s": round(self.applying_s, 6),
+                "queued_s": round(self.queued_s, 6),
                 "bytes_received": self.bytes_received,
                 "bytes_sent": self.bytes_sent,
             }

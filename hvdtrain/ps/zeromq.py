@@ -262,7 +262,11 @@ class ZeroMQ:
             if method in QUICK and _is_small(frames) and not _has_parcel(arguments):
                 self._handle(peer, number, method, arguments)
             else:
-                self._pool.submit(self._handle, peer, number, method, arguments)
+                self._pool.submit(self._handle_queued, time.perf_counter(), peer, number, method, arguments)
+
+    def _handle_queued(self, arrived: float, peer: Any, number: int, method: str, arguments: list[Any]) -> None:
+        self.requests.waited(method, time.perf_counter() - arrived)
+        self._handle(peer, number, method, arguments)
 
     def _handle(self, peer: Any, number: int, method: str, arguments: list[Any]) -> None:
         try:

@@ -212,8 +212,10 @@ def train_as_worker(
     recorder = Recorder(job.folder, world.rank, world.is_chief, after, tally, arrival is not None, leased)
     history = History(**(arrival.state["history"] if arrival else before.get("history", {})))
     keeps_best = config.saves("best") or bool(data.test)  # with which test images are tested
-    saver = Saver(job, model, sync, recorder, after, keeps_best, progress.print)
     slowdown = Slowdown(config.slow, world.worker, config.seed)
+    if before.get("config", {}).get("slow") == config.slow:  # of another --slow, what there was says nothing
+        slowdown.computed_s, slowdown.slept_s = before.get("slowed", {}).get(str(world.worker), (0.0, 0.0))
+    saver = Saver(job, model, sync, recorder, after, keeps_best, progress.print, slowdown)
     training = Training(
         job, model, module, sync, recorder, progress, saver, history, slowdown, arrival.age_s if arrival else 0.0
     )
@@ -224,6 +226,11 @@ def train_as_worker(
         except Terminated:
             last = f"the last snapshot is of step {saver.last}" if saver.last else "no snapshot could be saved"
             progress.print(f"ended by SIGTERM at step {history.step}; {last}: go on with --resume --out {job.folder}")
+            if config.trace:
+                try:
+                    _finish_trace(job, sync, progress)
+                except (Failure, OSError) as error:  # the snapshot is what counts
+                    progress.print(f"the trace could not be written: {error}")
             sync.group.close()
             raise
         except Departed:
@@ -266,11 +273,11 @@ def _write_results(
         test = Loader(data.test, side, job.threads, resize=evaluation_resize(job.config, side))
         summary |= _test_best(job, sync.group, training.model, test, progress)
     factors = sync.group.gather_to_first([job.world.worker, training.slowdown.achieved()])
-    clocks = _finish_trace(job, sync, progress) if job.config.trace else {}
+    if job.config.trace:
+        _finish_trace(job, sync, progress)
     if sync.group.leads and summary:
         manifest = json.loads((job.folder / MANIFEST).read_text())
         manifest["slow"]["achieved"] = {str(worker): factor for worker, factor in factors.values()}
-        manifest["clocks"] = clocks
         write_json(job.folder / MANIFEST, manifest)
         if not job.config.saves("best"):
             (job.folder / "snapshots" / BEST).unlink(missing_ok=True)
@@ -281,11 +288,9 @@ def _write_results(
             progress.print(f"training diverged: the validation loss is {summary['val_loss']}; try a lower --lr")
 
 
-def _finish_trace(job: Job, sync: Synchroniser, progress: TrainingProgress) -> dict[str, Any]:
-    """Put what all ranks recorded into one file, on the worker that leads; all workers call it together.
-
-    Returns:
-        What the manifest has of it there: by rank, how far its clock was ahead, and how far that may be off.
+def _finish_trace(job: Job, sync: Synchroniser, progress: TrainingProgress) -> None:
+    """Put what all ranks recorded into one file, on the worker that leads, and into the manifest, by rank, how far its
+    clock was ahead, and how far that may be off. All workers call it together.
     """
     world = job.world
     clocks = compare_clocks(job, sync)
@@ -295,13 +300,15 @@ def _finish_trace(job: Job, sync: Synchroniser, progress: TrainingProgress) -> d
             write_rank_trace(job.folder, RankTrace(rank, "server", **recorded))
     sync.group.barrier()
     if not sync.group.leads:
-        return {}
+        return
     if not merge_traces(job.folder, {rank: offset for rank, (offset, _) in clocks.items()}):
         progress.print(f"no step was traced: none of --trace-steps {job.config.trace_steps} was taken since the start")
-    return {
+    manifest = json.loads((job.folder / MANIFEST).read_text())
+    manifest["clocks"] = {
         str(rank): {"ahead_us": 1e6 * offset, "uncertainty_us": 1e6 * uncertainty}
         for rank, (offset, uncertainty) in sorted(clocks.items())
     }
+    write_json(job.folder / MANIFEST, manifest)
 
 
 def _begin(

@@ -54,6 +54,7 @@ class Host(Struct, frozen=True, kw_only=True, omit_defaults=True):
 class RunStart(Struct, frozen=True, kw_only=True):
     """How and where the run was computed after one of its starts; versions before did not record all of it."""
 
+    after_step: Count = 0
     mode: str | None = None
     workers: Count | None = None
     servers: Count | None = None
@@ -346,6 +347,7 @@ class ServerLoad(Struct, frozen=True, kw_only=True):
     """A line of a server's metrics: what it has counted since it began."""
 
     applying_s: Figure = 0.0
+    queued_s: Figure | None = None  # versions before did not count it
     pushes: Count = 0
     time: Figure = 0.0
     cpu_s: Figure = 0.0

@@ -33,7 +33,8 @@ def write_rank_trace(run: Path, recorded: RankTrace) -> None:
 
 
 def merge_traces(run: Path, offsets_s: Mapping[int, float]) -> int:
-    """Make one trace of those of all ranks, and remove these.
+    """Make one trace of those of all ranks, and remove these. Where they recorded nothing, as after the steps that were
+    asked for, the trace of an earlier start of the run stays.
 
     Args:
         offsets_s: by rank, how far its clock is ahead of the first worker's.
@@ -44,12 +45,14 @@ def merge_traces(run: Path, offsets_s: Mapping[int, float]) -> int:
     parts = [
         msgspec.json.decode(path.read_bytes(), type=RankTrace) for path in sorted((run / "trace").glob("rank*.json"))
     ]
-    written = write_trace(run / TRACE, parts, offsets_s)
+    spans = sum(len(part.spans) for part in parts)
+    if spans or not (run / TRACE).exists():
+        write_trace(run / TRACE, parts, offsets_s)
     shutil.rmtree(run / "trace")
-    return written
+    return spans
 
 
-def write_trace(path: Path, parts: Sequence[RankTrace], offsets_s: Mapping[int, float]) -> int:
+def write_trace(path: Path, parts: Sequence[RankTrace], offsets_s: Mapping[int, float]) -> None:
     """Write one trace of these ranks, whole or not at all. As merge_traces."""
     from perfetto.protos.perfetto.trace.perfetto_trace_pb2 import Trace
 
@@ -61,7 +64,6 @@ def write_trace(path: Path, parts: Sequence[RankTrace], offsets_s: Mapping[int, 
     unfinished = path.with_name(f"{path.name}.part")
     unfinished.write_bytes(found.SerializeToString())
     unfinished.replace(path)
-    return len(begins)
 
 
 def _add_rank(found, part: RankTrace, zero: float) -> None:  # type: ignore[no-untyped-def]  # Trace: made at run time

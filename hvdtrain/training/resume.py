@@ -1,5 +1,6 @@
 """Going on with a run: which of its snapshots, whether it may be taken, and what is to be made of the folder."""
 
+import shutil
 import socket
 import zlib
 from pathlib import Path
@@ -104,6 +105,7 @@ def prepare_folder(run: Path, snapshot: Snapshot | None, ranks: range) -> None:
         ranks: those that will write metrics of their own, and cut them themselves. Servers go on with theirs.
     """
     (run / "summary.json").unlink(missing_ok=True)
+    shutil.rmtree(run / "trace", ignore_errors=True)  # of a start that was killed while it put its trace together
     if snapshot:
         roll_back(run, snapshot)
     for path in run.glob("metrics.server*.jsonl") if not snapshot else ():

@@ -9,6 +9,7 @@ from torch import nn
 
 from hvdtrain.modes._synchroniser import Synchroniser
 from hvdtrain.numerics.flat import trained
+from hvdtrain.numerics.slowdown import Slowdown
 from hvdtrain.runs.metrics import Recorder, Tally
 from hvdtrain.runs.snapshot import BEST, save, write_tensors
 from hvdtrain.training.history import History
@@ -25,26 +26,29 @@ class Saver:
         last: the step of the snapshot that training goes on from, or 0.
         keeps_best: whether the best model so far is to be there.
         report: called with a line where a snapshot could not be saved.
+        slowdown: this worker's, of which the snapshot has for how long it has computed and slept.
     """
 
     def __init__(
         self, job: Job, model: nn.Module, sync: Synchroniser, recorder: Recorder, last: int, keeps_best: bool,
-        report: Callable[[str], None],
+        report: Callable[[str], None], slowdown: Slowdown,
     ) -> None:  # fmt: skip
         self.job, self.model, self.sync, self.recorder = job, model, sync, recorder
-        self.last, self.keeps_best, self.report = last, keeps_best, report
+        self.last, self.keeps_best, self.report, self.slowdown = last, keeps_best, report, slowdown
 
     def snapshot(self, history: History) -> None:
         """Save a snapshot; all workers call it together, between two steps."""
         config, world = self.job.config, self.job.world
-        rows = self.sync.group.gather_to_first(self.recorder.tally.row())
+        own = [world.worker, self.slowdown.computed_s, self.slowdown.slept_s, self.recorder.tally.row()]
+        rows = self.sync.group.gather_to_first(own).values()
         if not self.sync.group.leads:
             return
-        tally = Tally.of([*rows.values()])
+        tally = Tally.of([row for *_, row in rows])
         tally.seconds = [spent / len(rows) for spent in tally.seconds]  # the next start may have more or fewer
         state = {
             "config": dataclasses.asdict(config), "workers": world.workers, "history": dataclasses.asdict(history),
             "tally": dataclasses.asdict(tally), **self._facts(),
+            "slowed": {str(worker): [computed_s, slept_s] for worker, computed_s, slept_s, _ in rows},
         }  # fmt: skip
         try:
             save(

@@ -2,6 +2,7 @@
 
     python tests/benchmarks/explain.py --out explain-check
     python tests/benchmarks/explain.py --cases 4 --out explain-check
+    python tests/benchmarks/explain.py --repeats 3 --out explain-check
 
 A case is a mode, 2 or 4 workers, and one of them, drawn, made 2, 4 or 8 times as slow; beside it runs the same job
 with nobody made slow. All thirty take about half an hour on two idle cores; --cases does some of them, in an order that
@@ -17,7 +18,9 @@ theory, which starts from the clean run: in lockstep as slow as the slowest, asy
 
 A machine that others use too computes faster in one minute than in the next, by a tenth or more, and what explain says
 of a run is at the speed of that run. So "without the straggler" is compared a second time, with both runs as fast at
-computing: the speed is taken from the workers that nobody made slow.
+computing: the speed is taken from the workers that nobody made slow. --repeats runs each case so often, slow and clean
+in turns: a case is then as far off as the median of its repeats' errors, which have signs, and names and sums are
+counted over all runs.
 """
 
 import argparse
@@ -102,50 +105,70 @@ def computing_s(run: Path, but: int | None = None) -> float:
     )
 
 
+class Outcome(NamedTuple):
+    """What explain said of a case's two runs, and how far off it was."""
+
+    named: bool
+    clean: bool
+    whole: bool
+    error: float  # of "without the straggler"
+    as_fast: float  # the same, with both runs as fast at computing
+    theory: float
+
+
+def outcome(case: Case, name: str, out: Path, of_all: int, steps: int) -> Outcome:
+    """Run a case once, slow and clean, unless that is there, and print what explain says of it."""
+    folders = [out / f"{name}-{kind}" for kind in ("slow", "clean")]
+    slow = explained(case, f"all:{of_all}x+{case.slow}:{case.factor}x", folders[0], steps)
+    none = explained(case, f"all:{of_all}x", folders[1], steps)
+    rank = case.servers + case.slow
+    error = slow["what_if"]["without_straggler"]["samples_per_s"] / none["samples_per_s"] - 1
+    as_fast = (1 + error) * computing_s(folders[0], rank) / computing_s(folders[1]) - 1
+    run = load_run(folders[1])
+    expected = expected_speeds(run.kind, {1.0: [run]}, [case.factor])[case.factor]
+    theory = slow["samples_per_s"] / expected - 1
+    sums = [
+        abs(sum(run["parts"].values()) / measured_step_s(folder) - 1)
+        for run, folder in zip((slow, none), folders, strict=True)
+    ]
+    print(
+        f"{name}: named {slow['straggler']} of rank {rank}, {slow['factor'] or 1:.1f} times; clean: "
+        f"{none['straggler']}; without it {slow['samples_per_s']:.0f} would be "
+        f"{slow['what_if']['without_straggler']['samples_per_s']:.0f} samples/s, and were "
+        f"{none['samples_per_s']:.0f} ({error:+.1%}, as fast at computing {as_fast:+.1%}); "
+        f"beside theory {theory:+.1%}; parts off by {max(sums):.1%}",
+        flush=True,
+    )
+    return Outcome(slow["straggler"] == rank, none["straggler"] is None, max(sums) <= 0.02, error, as_fast, theory)
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--cases", type=int, default=30)
     parser.add_argument("--steps", type=int, default=80)
+    parser.add_argument("--repeats", type=int, default=1)
     parser.add_argument("--as-fast-as-they-can", action="store_true")
     parser.add_argument("--out", type=Path, default=Path("explain-check"))
     args = parser.parse_args()
-    named = clean = whole = 0
-    errors, errors_as_fast, off = [], [], []
+    if args.repeats < 1:
+        parser.error("--repeats: 1 or more")
+    found: list[Outcome] = []  # of all runs
+    middle: list[list[float]] = []  # of each case, the medians of error, as_fast and theory
     for number, case in enumerate(cases(args.cases)):
         name = f"{number:02}-{case.mode}-w{case.workers}-{case.slow}x{case.factor}"
-        folders = [args.out.absolute() / f"{name}-{kind}" for kind in ("slow", "clean")]
         of_all = 1 if args.as_fast_as_they_can else max(1, math.ceil(4 * case.workers / usable_cores()))
-        slow = explained(case, f"all:{of_all}x+{case.slow}:{case.factor}x", folders[0], args.steps)
-        none = explained(case, f"all:{of_all}x", folders[1], args.steps)
-        rank = case.servers + case.slow
-        error = slow["what_if"]["without_straggler"]["samples_per_s"] / none["samples_per_s"] - 1
-        as_fast = (1 + error) * computing_s(folders[0], rank) / computing_s(folders[1]) - 1
-        run = load_run(folders[1])
-        expected = expected_speeds(run.kind, {1.0: [run]}, [case.factor])[case.factor]
-        theory = slow["samples_per_s"] / expected - 1
-        sums = [
-            abs(sum(run["parts"].values()) / measured_step_s(folder) - 1)
-            for run, folder in zip((slow, none), folders, strict=True)
-        ]
-        named += slow["straggler"] == rank
-        clean += none["straggler"] is None
-        whole += max(sums) <= 0.02
-        errors.append(abs(error))
-        errors_as_fast.append(abs(as_fast))
-        off.append(abs(theory))
-        print(
-            f"{name}: named {slow['straggler']} of rank {rank}, {slow['factor'] or 1:.1f} times; clean: "
-            f"{none['straggler']}; without it {slow['samples_per_s']:.0f} would be "
-            f"{slow['what_if']['without_straggler']['samples_per_s']:.0f} samples/s, and were "
-            f"{none['samples_per_s']:.0f} ({error:+.1%}, as fast at computing {as_fast:+.1%}); "
-            f"beside theory {theory:+.1%}; parts off by {max(sums):.1%}",
-            flush=True,
-        )
-    total = len(errors)
+        names = [name, *(f"{name}-repeat{repeat}" for repeat in range(1, args.repeats))]
+        own = [outcome(case, name, args.out.absolute(), of_all, args.steps) for name in names]
+        found += own
+        middle.append([statistics.median(column) for column in zip(*(of[3:] for of in own), strict=True)])
+    total = len(found)
+    named, clean, whole = (sum(column) for column in list(zip(*found, strict=True))[:3])
+    errors, as_fast, theory = ([abs(error) for error in column] for column in zip(*middle, strict=True))
+    of_each = f" (medians of {args.repeats})" if args.repeats > 1 else ""
     print(
         f"named in {named} of {total}, none in {clean} of {total} clean ones; parts add up in {whole} of {total}; "
-        f"without the straggler: {summary(errors, 0.07)}, as fast at computing {summary(errors_as_fast, 0.07)}; "
-        f"theory: {summary(off, 0.1)}"
+        f"of {len(middle)} cases{of_each}, without the straggler: {summary(errors, 0.07)}, as fast at computing "
+        f"{summary(as_fast, 0.07)}; theory: {summary(theory, 0.1)}"
     )
 
 

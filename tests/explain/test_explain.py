@@ -9,7 +9,7 @@ from click.testing import CliRunner
 from PIL import Image
 
 from hvdtrain.errors import UsageError
-from hvdtrain.explain.account import PARTS, Account, what_if
+from hvdtrain.explain.account import PARTS, Account, account, what_if
 from hvdtrain.explain.command import explain
 from hvdtrain.explain.pictures import pictures
 from hvdtrain.explain.slow_factors import expected_speeds
@@ -178,9 +178,83 @@ def test_twice_the_bandwidth_halves_the_wire_and_not_what_a_step_waited_for_it(t
     run = load_run(make_run(tmp_path / "run", (1, 1)))
     parts = dict.fromkeys(PARTS, 0.0) | {"computing": 0.1, "wire": min(0.02, wire_s)}
     needed_s = {"wire": wire_s, "server": 0.0, "messages": 0.0}
-    rates = what_if(run, read_timeline(run), None, Account(sum(parts.values()), parts, {}, needed_s))
+    exposed_s = {name: parts[name] for name in needed_s}
+    rates = what_if(run, read_timeline(run), None, Account(sum(parts.values()), parts, {}, needed_s, exposed_s))
     step = sum(parts.values())
     assert rates["double_bandwidth"] == pytest.approx(run.summary.samples_per_s * step / (step - wire_s / 2))
+
+
+def change(file, **more):
+    file.write_text(json.dumps(json.loads(file.read_text()) | more))
+
+
+def linked(run, wire_s):
+    """The run as one over two hosts, whose links the bytes of a step keep busy for so long."""
+    ranks = [[0], list(range(1, 2 + len(list(run.glob("metrics.server*")))))]
+    pairs = [{"from": a, "to": b, "gbit_s": 1.0} for a, b in (("one", "two"), ("two", "one"))]
+    change(
+        run / "manifest.json", trained_parameters=round(wire_s * 1e9 / 8 / 4), network={"pairs": pairs},
+        hosts={name: {"ranks": own} for name, own in zip(("one", "two"), ranks, strict=True)},
+    )  # fmt: skip
+    return run
+
+
+@pytest.mark.parametrize(
+    ("wire_s", "hidden_s"), [(0.010, 0.010), (0.028, 2 / 3 * COMPUTE_S), (0.060, 2 / 3 * COMPUTE_S)]
+)
+def test_what_backward_could_have_hidden_of_the_wire_is_lost_overlap(tmp_path, wire_s, hidden_s):
+    """A step waits for 4 ms. Twice the bandwidth spares half the wire's time, where a step waited so long for it."""
+    run = load_run(linked(make_run(tmp_path / "run", (1, 1), noise=0.001), wire_s))
+    found = account(run, steps := read_timeline(run))
+    not_hidden = min(LATENCY_S, wire_s - hidden_s)
+    assert found.parts["wire"] == pytest.approx(not_hidden, abs=2e-4)
+    assert found.parts["lost_overlap"] == pytest.approx(LATENCY_S - not_hidden, abs=2e-4)
+    assert sum(found.parts.values()) == pytest.approx(found.step_s) == pytest.approx(COMPUTE_S + LATENCY_S, rel=0.02)
+    rate = what_if(run, steps, None, found)["double_bandwidth"]
+    spared = min(LATENCY_S, wire_s / 2)
+    assert rate == pytest.approx(run.summary.samples_per_s * found.step_s / (found.step_s - spared), rel=0.01)
+
+
+def test_with_servers_the_next_forward_hides_the_wire_too_and_queueing_is_what_servers_counted(tmp_path):
+    run = make_run(tmp_path / "run", (1, 1), mode="ps-sync", servers=1, noise=0.001)
+    counted = {"time": 1.0, "pushes": 400, "applying_s": 0.0}
+    change(run / "summary.json", processes=[])
+    (run / "metrics.server0.jsonl").write_text(json.dumps(counted) + "\n")
+    found = account(old := load_run(linked(run, 0.028 / 2)), read_timeline(old))  # the two workers' bytes share a link
+    assert (found.parts["wire"], found.parts["queueing"]) == (0, 0)
+    assert found.parts["lost_overlap"] == pytest.approx(LATENCY_S, abs=2e-4)
+    assert "did not count" in found.unknown["queueing"]
+    (run / "metrics.server0.jsonl").write_text(json.dumps(counted | {"queued_s": 0.4}) + "\n")
+    found = account(old, read_timeline(old))
+    assert found.parts["queueing"] == pytest.approx(0.001)
+    assert found.parts["lost_overlap"] == pytest.approx(LATENCY_S - 0.001, abs=2e-4)
+
+
+@pytest.mark.parametrize(("mode", "servers"), [("allreduce", 0), ("ps-async", 1)])
+def test_messages_are_told_from_computing_where_it_is_known_how_long_a_slow_worker_slept(tmp_path, mode, servers):
+    """Each step spends 2 ms of processor time on messages."""
+    run = make_run(tmp_path / "run", (1, 4), mode, servers=servers, noise=0.001)
+    summary = json.loads((run / "summary.json").read_text())
+    for process in summary["processes"]:
+        process["cpu_s"] *= 1 + 0.002 / COMPUTE_S
+    taken = sum(process["samples"] for process in summary["processes"]) / 16
+    change(run / "summary.json", processes=summary["processes"], steps=round(taken / 2))  # of the job
+
+    def messages(asked, achieved):
+        change(run / "manifest.json", slow={"asked": asked, "achieved": achieved})
+        found = account(own := load_run(run), read_timeline(own))
+        return found.unknown.get("messages") or found.needed_s["messages"]
+
+    assert messages("1:4x", {"0": 1.0, "1": 4.0}) == pytest.approx(0.002, rel=0.15)
+    for asked, achieved in (("1:4x", {"0": 1.0}), ("all:2x", {"0": 1.0}), ("1:4x", {}), ("unheard of", {"1": 4.0})):
+        assert "does not tell how long" in messages(asked, achieved)
+
+
+def test_a_worker_alone_waits_for_no_communication(tmp_path):
+    found, _ = explained(tmp_path, 1, mode="single")
+    waits = set(PARTS) - {"computing", "other_waiting"}
+    assert {name: found["parts"][name] for name in waits} == dict.fromkeys(waits, 0.0)
+    assert found["unknown"] == {}
 
 
 def test_it_is_said_that_a_worker_was_lost(tmp_path):
@@ -189,7 +263,7 @@ def test_it_is_said_that_a_worker_was_lost(tmp_path):
     summary = json.loads((run / "summary.json").read_text())
     (run / "summary.json").write_text(json.dumps(summary | {"lost_workers": [2]}))
     told = " ".join(CliRunner().invoke(explain, [str(run)], catch_exceptions=False).output.split())
-    assert "lost" not in said and "Workers were lost (rank 2): while one was not there" in told
+    assert "were lost" not in said and "Workers were lost (rank 2): while one was not there" in told
 
 
 def a_life(rank, incarnation=1, why=""):

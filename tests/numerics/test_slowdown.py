@@ -66,6 +66,15 @@ def test_any_worker_is_slow_at_some_steps_by_chance_and_the_same_ones_in_every_r
     assert slow_steps(0, 0) != slow_steps(1, 0) != slow_steps(1, 1)
 
 
+def test_a_run_that_was_stopped_and_goes_on_draws_as_one_that_was_not():
+    text = "random:6x:p=0.3+jitter:lognormal:0.2"
+    whole, first, then = (slowed(text) for _ in range(3))
+    expected = [whole.factor(step, 0) for step in range(1, 21)]
+    assert [first.factor(step, 0) for step in range(1, 11)] == expected[:10]
+    assert [then.factor(step, 0) for step in range(11, 21)] == expected[10:]
+    assert len(set(expected)) > 10
+
+
 @given(st.floats(0.01, 1), st.integers(0, 2**32 - 1), st.integers(0, 100))
 def test_jitter_makes_nobody_faster(sigma, seed, worker):
     slow = slowed(f"jitter:lognormal:{sigma:.3f}", worker, seed)

@@ -1,6 +1,8 @@
 """What a server counts, driven with plain calls, and what it writes down."""
 
 import json
+import time
+from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 import torch
@@ -20,7 +22,10 @@ def make_server(policy, workers=2):
 
     def make_bucket(number, weights):
         return buckets.Bucket(
-            weights, lambda p: load.time_steps_of(buckets.make_optimizer(buckets.PLAIN, p)), policy(workers)
+            weights,
+            lambda p: load.time_steps_of(buckets.make_optimizer(buckets.PLAIN, p)),
+            policy(workers),
+            queued=load.queued,
         )
 
     server = Server(make_bucket, lambda tensors: tensors[0], Membership(workers), Leases(), load)
@@ -50,6 +55,18 @@ def test_a_held_push_is_in_the_queue_and_its_worker_waits_until_all_have_pushed(
     assert server.load.row()["applying_s"] > 0
     server.pull(0, worker=0)
     assert counted(server)["bytes_sent"] == 40
+
+
+def test_a_push_waits_in_a_queue_while_another_is_at_the_bucket_and_not_while_it_is_held():
+    server = make_server(buckets.sync)
+    held = server.push(0, push(0, 1))
+    with ThreadPoolExecutor() as pool:
+        with server.buckets[0]._lock:
+            answered = pool.submit(server.push, 0, push(1, 1))
+            time.sleep(0.05)
+            assert not held.done() and server.load.row()["queued_s"] == 0
+        answered.result()
+    assert held.done() and 0.04 < server.load.row()["queued_s"] < 10
 
 
 def test_a_worker_that_is_lost_waits_no_more():

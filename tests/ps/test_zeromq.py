@@ -18,6 +18,7 @@ from hvdtrain.errors import Failure
 from hvdtrain.ps.messages import Answer, Push
 from hvdtrain.ps.packing import _DTYPES, pack, unpack
 from hvdtrain.ps.requests import WATCH, Requests
+from hvdtrain.ps.server_metrics import Load
 from hvdtrain.ps.zeromq import ZeroMQ, connect_again
 
 HERE = "tcp://127.0.0.1"
@@ -98,6 +99,23 @@ def test_calls_are_answered_with_tensors_of_any_size_untouched(ends, key):
         assert bucket == 3 and push[:4] == (1, 7, 6, 0.1)
         push.gradient.add_(1)  # its own to overwrite
     assert call(worker, "twice", {"a": [1, None, 2.5, "x"]}) == [{"a": [1, None, 2.5, "x"]}] * 2
+
+
+def test_a_push_that_waits_for_a_thread_is_counted(ends):
+    """A small one is handled by the thread that has read it."""
+    worker = ends.worker(server := ends.server())
+    ends.endpoint.load = Load()
+    call(worker, "push", 0, Push(1, 1, 0, 0.1, torch.ones(9)))
+    assert ends.endpoint.load.row()["queued_s"] == 0
+    blocked = threading.Event()
+    for _ in range(server._pool._max_workers):
+        server._pool.submit(blocked.wait)
+    late = worker.call(0, "push", (0, Push(1, 2, 0, 0.1, torch.ones(100_000))), 20.0)
+    time.sleep(0.1)
+    assert not late.done()
+    blocked.set()
+    late.wait()
+    assert 0.05 < ends.endpoint.load.row()["queued_s"] < 10
 
 
 def test_many_threads_may_call_at_once(ends, key):

@@ -25,6 +25,8 @@ from helpers.jobs import (
 )
 from helpers.spare import hvdtrain_with_spare
 
+from hvdtrain.explain.step_picture import read_slices
+
 pytestmark = [pytest.mark.timeout(240), pytest.mark.usefixtures("beside_few_digits")]
 
 # 12 steps an epoch, 30 in all, of eight images each, which three workers do not share evenly; dropout and momentum are
@@ -58,13 +60,16 @@ def interrupted(starter, ranks, out, first_worker, *options, after=5):
     return printed
 
 
+SLOW = "0:10x@step1-4"  # all of it before the run is stopped
+
+
 @pytest.mark.parametrize(("ranks", "mode"), [(1, "single"), (2, "allreduce")])
 def test_a_stopped_run_goes_on_to_the_same_bits(ranks, mode, tmp_path):
     """Of two numbers there is one sum, in whatever order a ring adds them."""
     whole, cut = tmp_path / "whole", tmp_path / "cut"
     done = run("forked", ranks, *JOB, *RANDOM, "--mode", mode, "--out", str(whole))
     assert done.returncode == 0, done.stdout
-    printed = interrupted("forked", ranks, cut, 0, *RANDOM, "--mode", mode)
+    printed = interrupted("forked", ranks, cut, 0, *RANDOM, "--mode", mode, "--slow", SLOW)
     assert f"go on with --resume --out {cut}" in printed and "the last snapshot is of step" in printed
     assert len(steps(cut, 0)) < 30
     done = run("forked", ranks, "--resume", "--out", str(cut))  # its own options hold
@@ -72,6 +77,7 @@ def test_a_stopped_run_goes_on_to_the_same_bits(ranks, mode, tmp_path):
     for rank in range(ranks):
         assert losses(cut, rank) == losses(whole, rank)
         assert [row["step"] for row in steps(cut, rank)] == list(range(1, 31))
+    assert json.loads((cut / "manifest.json").read_text())["slow"]["achieved"]["0"] > 1.5
     ours, theirs = summary(cut), summary(whole)
     for same in ("samples_digest", "samples", "steps", "val_loss", "val_accuracy", "best_val_loss", "best_step"):
         assert ours[same] == theirs[same], same
@@ -103,13 +109,20 @@ def served(mode, ranks, servers):
     [(served("ps-sync", 3, 1), SINGLE), (SINGLE, served("ps-sync", 4, 2)), (served("ps-async", 3, 1), RING)],
 )
 def test_a_run_goes_on_with_other_workers_in_another_mode(first, then, whole, tmp_path):
-    """No sample is lost or seen twice; synchronous modes end with the loss of a run that never stopped."""
+    """No sample is lost or seen twice; synchronous modes end with the loss of a run that never stopped. What the first
+    start traced is there when it leaves, and stays where the next one traces nothing.
+    """
     cut = tmp_path / "cut"
     starter, ranks, options = first
-    interrupted(starter, ranks, cut, int(options[3] != "0"), *options)
+    interrupted(starter, ranks, cut, int(options[3] != "0"), *options, "--trace", "--trace-steps", "1-4")
+    traced = read_slices(cut)
+    there = {int(s.process.split()[1]) for s in traced[0]}
+    assert there == set(map(int, json.loads((cut / "manifest.json").read_text())["clocks"])) == set(range(ranks))
+    assert not (cut / "trace").exists()
     starter, ranks, options = then
     done = run(starter, ranks, "--resume", *options, "--out", str(cut))
     assert done.returncode == 0, done.stdout
+    assert "no step was traced" in done.stdout and read_slices(cut) == traced
     assert summary(cut)["samples_digest"] == summary(whole)["samples_digest"]
     assert summary(cut)["samples"] == summary(whole)["samples"]
     assert adds_up(summary(cut))  # whatever the number of workers was before
