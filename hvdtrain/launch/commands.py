@@ -19,7 +19,6 @@ from hvdtrain.launch.allocation import allocated_hosts
 from hvdtrain.launch.hosts import HOSTS, allocate, given_hosts, host_options, parse_hosts, private_option
 from hvdtrain.launch.prepare import prepare
 from hvdtrain.launch.processes import end_process
-from hvdtrain.launch.recipe import job_name
 from hvdtrain.launch.records import (
     cancel,
     is_running,
@@ -190,7 +189,7 @@ def launch(
         raise
     if "stop" in recipe:  # a scheduler has the job now, and has printed its number last
         printed = log.read_text().split() or [""]
-        write_json(record, {**kept, "launcher": launcher, "job": printed[-1], "name": job_name(folder.name)})
+        write_json(record, {**kept, "launcher": launcher, "job": printed[-1], "name": command.name})
     else:
         record.unlink(missing_ok=True)
 

@@ -1,7 +1,10 @@
 """What Kubernetes and YARN are handed, which start ranks in containers, and the image of these."""
 
 import json
+import re
 import shlex
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -12,6 +15,7 @@ from hvdtrain.config import recipes
 from hvdtrain.config.run_config import RunConfig
 from hvdtrain.errors import UsageError
 from hvdtrain.launch.prepare import prepare
+from hvdtrain.launch.recipe import JobSpec, expand
 
 ROOT = Path(__file__).parent.parent.parent
 
@@ -21,19 +25,34 @@ def out(tmp_path):
     return tmp_path / "run"
 
 
-@pytest.mark.parametrize("folder", ["/a", '/it\'s "here" $(ls) \\ ü'])
-def test_yarns_service_starts_a_container_a_rank(folder, out):
-    words, text = script("yarn", out, working_folder=folder)
-    assert words[:4] == ["yarn", "app", "-launch", "hvdtrain-run"]
-    service = json.loads(text)
+RANK = "import json, os, sys; print(json.dumps([os.getcwd(), *map(os.getenv, sys.argv[1].split()), *sys.argv[2:]]))"
+
+
+@pytest.mark.parametrize("name", ["a", 'it\'s "here" $(ls) `ls` \\ ü'])
+def test_yarns_service_starts_a_container_a_rank(name, tmp_path):
+    """With the script that a node makes of the command: ContainerLaunch in Hadoop 3 puts it between double quotes."""
+    (folder := tmp_path / name).mkdir()
+    variables = "RANK WORLD_SIZE LOCAL_RANK LOCAL_WORLD_SIZE MASTER_ADDR MASTER_PORT"
+    program = [sys.executable, "-c", RANK, variables, name]
+    made = expand("yarn", JobSpec(4, program, out=tmp_path / "run", working_folder=str(folder)))
+    [service] = map(json.loads, made.files.values())
+    assert made.argv[:4] == ["yarn", "app", "-launch", service["name"]]
     [component] = service["components"]
     assert component["number_of_containers"] == 4
-    command = shlex.split(component["launch_command"])
-    assert command[:2] == ["RANK=${COMPONENT_ID}", "WORLD_SIZE=4"]
-    assert "MASTER_ADDR=rank-0.${SERVICE_NAME}.${USER}.${DOMAIN}" in command
-    assert command[-len(PROGRAM) - 1 :] == [folder, *PROGRAM]
+    command = component["launch_command"]
+    for token, value in {"COMPONENT_ID": "3", "SERVICE_NAME": "s", "USER": "me", "DOMAIN": "example.org"}.items():
+        command = command.replace(f"${{{token}}}", value)
+    done = subprocess.run(["bash"], input=f'exec /bin/bash -c "{command}"\n', text=True, capture_output=True)
+    assert done.stdout, done.stderr
+    assert json.loads(done.stdout) == [str(folder), "3", "4", "0", "1", "rank-0.s.me.example.org", "29500", name]
     [constraint] = component["placement_policy"]["constraints"]  # one a node: LOCAL_RANK=0 is right
-    assert (constraint["type"], constraint["scope"]) == ("ANTI_AFFINITY", "NODE") and "LOCAL_RANK=0" in command
+    assert (constraint["type"], constraint["scope"]) == ("ANTI_AFFINITY", "NODE")
+
+
+def test_each_service_of_yarn_has_a_name_of_its_own(tmp_path):
+    """As YARN takes it, ServiceApiUtil: a label of DNS that begins with a letter."""
+    names = {expand("yarn", JobSpec(2, ["x"], out=tmp_path / "My_Run" / ("r" * 99))).name for _ in range(3)}
+    assert len(names) == 3 and all(re.fullmatch("[a-z][a-z0-9-]{1,62}", name) for name in names)
 
 
 # Of the MPI operator's CustomResourceDefinition, kubeflow.org/v2beta1: which fields there are, and their types.

@@ -94,6 +94,26 @@ def test_kubernetes_and_yarn_end_what_they_were_given(slurm):
     assert said[0] == "kubectl delete mpijob.kubeflow.org/hvdtrain-a-x2z4b" and "yarn app -destroy hvdtrain-a" in said
 
 
+def test_yarn_is_asked_for_the_service_that_it_was_given(slurm):
+    """Whose name no other start has: not one in a folder of the same name, nor a later one in the same folder."""
+    (slurm / "bin" / "yarn").write_text(f"""#!/bin/sh
+cd {slurm}
+case "$2" in
+  -launch) [ ! -f "$3" ] || {{ echo "Service Instance dir already exists"; exit 1; }}; echo STABLE > "$3" ;;
+  -status) cat "$3" 2> /dev/null || echo "not found" ;;
+  -destroy) rm "$3" ;;
+esac
+""")
+    (slurm / "bin" / "yarn").chmod(0o755)
+    (slurm / "a").mkdir()
+    for out in (slurm / "run", slurm / "a" / "run"):
+        done = CliRunner().invoke(launch, ["-n", "2", "--launcher", "yarn", "--out", str(out)])
+        assert done.exception is None, done.exception
+        assert (slurm / read_record(out)["name"]).is_file() and whose(read_record(out))
+    assert CliRunner().invoke(stop, [str(slurm / "run")]).exit_code == 0
+    assert [name for name in os.listdir(slurm) if name.startswith("hvdtrain-run-")] == [read_record(out)["name"]]
+
+
 def test_a_job_of_kubernetes_is_looked_for_in_its_own_cluster(slurm):
     """Whichever kubectl is set to by now."""
     (slurm / "context").write_text("one\n")
