@@ -1,7 +1,9 @@
 """Whose job a run folder has: a process of this host, or one that a scheduler holds. Schedulers are scripts here."""
 
+import contextlib
 import json
 import os
+import re
 import socket
 import subprocess
 import sys
@@ -10,11 +12,13 @@ import psutil
 import pytest
 from click.testing import CliRunner
 
+from hvdtrain.config.run_config import RunConfig
 from hvdtrain.errors import Failure, UsageError
 from hvdtrain.launch import commands, records
 from hvdtrain.launch.commands import launch, stop
 from hvdtrain.launch.records import is_running, job_record_file, own_identity, read_record, whose
 from hvdtrain.launch.status import status_lines
+from hvdtrain.runs.folder import CONFIG
 
 
 @pytest.fixture
@@ -54,6 +58,50 @@ def test_a_job_in_the_queue_keeps_others_out_of_its_run_folder(slurm):
     os.link(job_record_file(out), earlier := slurm / "earlier")
     assert submit(out).exit_code == 0
     assert not earlier.samefile(job_record_file(out))  # never half written: each is a new file, whole
+
+
+LAUNCHES = """
+import sys
+from hvdtrain.launch.commands import launch
+print("ready", flush=True)
+for line in sys.stdin:
+    try:
+        launch.main(["--launcher", "slurm", "-n", "2", *line.split()], standalone_mode=False)
+        print("launched", flush=True)
+    except Exception as error:
+        print(type(error).__name__, error, flush=True)
+"""
+
+
+@pytest.mark.parametrize("resumes", [False, True])
+def test_of_launches_at_one_moment_into_a_folder_one_has_it(slurm, resumes):
+    """Processes of their own, which are ready, again and again."""
+    (slurm / "bin" / "sbatch").write_text(f"#!/bin/sh\necho RUNNING > {slurm}/queue; echo 17 | tee -a {slurm}/taken\n")
+    with contextlib.ExitStack() as stack:
+        words, ends = [sys.executable, "-c", LAUNCHES], {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE}
+        ready = [stack.enter_context(subprocess.Popen(words, **ends, text=True)) for _ in range(3)]
+        assert {process.stdout.readline() for process in ready} == {"ready\n"}
+        for number in range(5):
+            (out := slurm / f"run{number}").mkdir()
+            if resumes:
+                RunConfig(mode="allreduce").write(out / CONFIG, workers=2, job="x")
+            for process in ready:
+                process.stdin.write(f"{'--resume' if resumes else ''} --out {out}\n")
+                process.stdin.flush()
+            *others, winner = sorted(until_told(process) for process in ready)
+            assert winner == "launched\n"
+            for said in others:
+                assert re.match(f"UsageError --out {out}: (its job is still running|slurm has its job 17); ", said)
+            assert read_record(out)["job"] == "17" and not list(slurm.glob("run*.launch/*.lock"))
+            (slurm / "queue").unlink()
+        assert (slurm / "taken").read_text().count("17") == 5
+
+
+def until_told(process):
+    """What it says in the end, after what sbatch has printed."""
+    while (line := process.stdout.readline()) == "17\n":
+        pass
+    return line
 
 
 def test_a_scheduler_that_does_not_answer_is_taken_to_have_its_job(slurm, monkeypatch):
