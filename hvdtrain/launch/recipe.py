@@ -147,6 +147,7 @@ def expand(launcher: str, spec: JobSpec) -> LaunchCommand:
         "out_pattern": str(spec.out).replace("%", "%%"),
         "folder": folder, "program": program,
         "program_in_folder": _within_double_quotes(shlex.join(in_folder(folder, program))),
+        "private": _within_double_quotes(shlex.quote(str(records.private_file(spec.out)))),
         "survive": list(recipe.get("survive" if spec.survives_lost_rank else "end_together", [])),
         "survives": [] if spec.survives_lost_rank else "",
         "exports": [
