@@ -162,17 +162,19 @@ esac
     assert [name for name in os.listdir(slurm) if name.startswith("hvdtrain-run-")] == [read_record(out)["name"]]
 
 
-def test_a_job_of_kubernetes_is_looked_for_in_its_own_cluster(slurm):
-    """Whichever kubectl is set to by now."""
+@pytest.mark.parametrize(("named", "namespace"), [("team", "team"), ("", "default")])
+def test_a_job_of_kubernetes_is_looked_for_in_its_own_cluster(named, namespace, slurm):
+    """Whichever cluster and namespace kubectl is set to by now."""
     (slurm / "context").write_text("one\n")
+    (slurm / "namespace").write_text(named)
     (slurm / "bin" / "kubectl").write_text(f"""#!/bin/sh
 cd {slurm}
 case "$*" in
   "config current-context") cat context ;;
-  "config view --minify "*) echo team ;;
+  "config view --minify --output=jsonpath={{..namespace}}") cat namespace ;;
   create*) touch job; echo mpijob.kubeflow.org/x ;;
-  "--context=one --namespace=team get "*) [ -f job ] && echo x Running || {{ echo NotFound >&2; exit 1; }} ;;
-  "--context=one --namespace=team delete "*) rm job ;;
+  "--context=one --namespace={namespace} get "*) [ -f job ] && echo x Running || {{ echo NotFound >&2; exit 1; }} ;;
+  "--context=one --namespace={namespace} delete "*) rm job ;;
   *) echo NotFound >&2; exit 1 ;;
 esac
 """)
@@ -181,6 +183,7 @@ esac
     done = CliRunner().invoke(launch, ["-n", "2", "--launcher", "kubernetes", "--out", str(out)])
     assert done.exception is None, done.exception
     (slurm / "context").write_text("two\n")
+    (slurm / "namespace").write_text("other")
     assert whose(read_record(out)) == "kubernetes has its job mpijob.kubeflow.org/x"
     assert CliRunner().invoke(stop, [str(out)]).exit_code == 0
     assert not (slurm / "job").exists() and read_record(out) == {}
