@@ -107,7 +107,10 @@ def _locked(out: Path) -> Iterator[None]:
         except OSError as error:
             raise unwritable(out, error) from None
         with os.fdopen(descriptor):
-            lock(descriptor, file, wait=True)
+            try:
+                lock(descriptor, file, wait=True)
+            except FileNotFoundError:  # as above
+                continue
             try:
                 if not _is_same(descriptor, file):
                     continue

@@ -61,8 +61,12 @@ def test_a_job_in_the_queue_keeps_others_out_of_its_run_folder(slurm):
 
 
 LAUNCHES = """
-import sys
+import errno, fcntl, sys
 from hvdtrain.launch.commands import launch
+def refuse(*_):
+    raise OSError(errno.ENOLCK, "No locks available")
+if "no flock" in sys.argv:
+    fcntl.flock = refuse
 print("ready", flush=True)
 for line in sys.stdin:
     try:
@@ -73,12 +77,12 @@ for line in sys.stdin:
 """
 
 
-@pytest.mark.parametrize("resumes", [False, True])
-def test_of_launches_at_one_moment_into_a_folder_one_has_it(slurm, resumes):
-    """Processes of their own, which are ready, again and again."""
+@pytest.mark.parametrize(("resumes", "locks"), [(False, "flock"), (True, "flock"), (False, "no flock")])
+def test_of_launches_at_one_moment_into_a_folder_one_has_it(slurm, resumes, locks):
+    """Processes of their own, which are ready, again and again; also where the file system has no locks."""
     (slurm / "bin" / "sbatch").write_text(f"#!/bin/sh\necho RUNNING > {slurm}/queue; echo 17 | tee -a {slurm}/taken\n")
     with contextlib.ExitStack() as stack:
-        words, ends = [sys.executable, "-c", LAUNCHES], {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE}
+        words, ends = [sys.executable, "-c", LAUNCHES, locks], {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE}
         ready = [stack.enter_context(subprocess.Popen(words, **ends, text=True)) for _ in range(3)]
         assert {process.stdout.readline() for process in ready} == {"ready\n"}
         for number in range(5):
