@@ -148,7 +148,7 @@ def compare(
     if dry_run:
         runs = plan(config, axes, listed, launcher)
         runs = runs if config.threads else keep_threads(earlier, runs, folder)
-        lines = [*dry_run_lines(runs, folder), *forecast_lines(runs, match(earlier, runs, folder), folder)]
+        lines = [*dry_run_lines(runs, folder, private), *forecast_lines(runs, match(earlier, runs, folder), folder)]
         click.echo("\n".join(lines))
         return
     if not listed:

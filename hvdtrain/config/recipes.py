@@ -32,6 +32,7 @@ class Launcher(Struct, forbid_unknown_fields=True):
     ask: list[str | list[str]] = []
     gone: str = ""
     remember: dict[str, list[str]] = {}
+    unique_name: bool = False
     interpreter: str = ""
     runs: str = ""
     survive: list[str] = []

@@ -38,6 +38,9 @@ class ShardCache:
                 return os.pread(f.fileno(), size, offset)
         return None
 
+    def has(self, shard: str) -> bool:
+        return self._local(shard).exists()
+
     def forget(self, shard: str) -> None:
         """Have a shard downloaded again: it is damaged or outdated."""
         self._local(shard).unlink(missing_ok=True)

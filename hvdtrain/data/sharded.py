@@ -158,6 +158,17 @@ class ShardedImages(Sequence[tuple[ShardedImage, int]]):
         """In how many shards they are."""
         return len(set(self._shards))
 
+    def advice(self) -> str:
+        """What to tell who shuffles an epoch as a whole, where whole shards are kept; nothing where they are here."""
+        used = set(self._shards)
+        away = [shard for shard in used if self._cache and not self._cache.has(self._paths[shard])]
+        if len(away) < 2:
+            return ""
+        return (
+            f"the first batches need {len(away)} shards, which are fetched now: with --shuffle-block "
+            f"{np.bincount(self._shards).max()} they need one or two, and images are shuffled among eight"
+        )
+
 
 def parse_index(content: bytes) -> dict[str, Any]:
     """What an index has. The rows of each part, which are most of it, are left as text where that can be; see `rows`.

@@ -2,6 +2,7 @@
 
 import dataclasses
 import time
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -19,19 +20,9 @@ from hvdtrain.launch.allocation import allocated_hosts
 from hvdtrain.launch.hosts import HOSTS, allocate, given_hosts, host_options, parse_hosts, private_option
 from hvdtrain.launch.prepare import prepare
 from hvdtrain.launch.processes import end_process
-from hvdtrain.launch.recipe import job_name
-from hvdtrain.launch.records import (
-    cancel,
-    is_running,
-    job_record_file,
-    own_identity,
-    private_file,
-    read_record,
-    what_to_remember,
-    whose,
-)
+from hvdtrain.launch.records import cancel, claimed, forget, read_record, what_to_remember
 from hvdtrain.launch.supervise import STOP_TIMEOUT_S, log_file, supervise
-from hvdtrain.runs.folder import CONFIG, check_free, last_saved_step, name_one_of, unwritable, write_json
+from hvdtrain.runs.folder import CONFIG, check_free, last_saved_step, name_one_of
 from hvdtrain.runs.launched import remembered
 from hvdtrain.runs.request import (
     changed_for_good,
@@ -160,39 +151,26 @@ def launch(
     folder = Path(out or f"runs/launch-{time.strftime('%Y%m%d-%H%M%S')}").absolute()
     if not resume:
         check_free(folder)
-    if not dry_run:
-        if still := whose(earlier := read_record(folder)):
-            or_remove = "" if is_running(earlier) else f"; if it has ended, remove {job_record_file(folder)}"
-            raise UsageError(f"--out {folder}: {still}; `hvdtrain stop {out}` ends it{or_remove}")
-        for copy in to_copy:
-            copy.make(names)
-    command = prepare(
-        launcher, config, workers, used, folder, check=not dry_run, working_folder=destination,
+    make_command = partial(
+        prepare, launcher, config, workers, used, folder, check=not dry_run, working_folder=destination,
         interface=interface, resume=True, all_options=resumed is not None, measure=True, respawn=respawn,
         private=private,
     )  # fmt: skip
     if dry_run:
         copying = [line for copy in to_copy for line in copy.shell_commands(names)]
-        click.echo("\n".join([*copying, command.dry_run_text()]))
+        click.echo("\n".join([*copying, make_command().dry_run_text()]))
         return
-    log = log_file(folder)
-    try:
-        log.parent.mkdir(parents=True, exist_ok=True)
-    except OSError as error:
-        raise unwritable(folder, error) from None
-    record = job_record_file(folder)
-    write_json(record, {"launcher": launcher, **own_identity()})
-    try:
+    with claimed(folder, launcher) as job:
+        if not resume:  # again: another job may have come and ended meanwhile
+            check_free(folder)
+        for copy in to_copy:
+            copy.make(names)
+        command = make_command()
         kept = what_to_remember(launcher)
         supervise(command, folder, workers, servers, retries, respawns=respawn)
-    except BaseException:
-        record.unlink(missing_ok=True)
-        raise
-    if "stop" in recipe:  # a scheduler has the job now, and has printed its number last
-        printed = log.read_text().split() or [""]
-        write_json(record, {**kept, "launcher": launcher, "job": printed[-1], "name": job_name(folder.name)})
-    else:
-        record.unlink(missing_ok=True)
+        if "stop" in recipe:  # a scheduler has the job now, and has printed its number last
+            printed = log_file(folder).read_text().split() or [""]
+            job |= {**kept, "job": printed[-1], "name": command.name}
 
 
 def _train_config(arguments: tuple[str, ...], servers: int | None, resumed: Path | None) -> RunConfig:
@@ -232,12 +210,11 @@ def stop(out: Path) -> None:
     It ends the process that `launch` recorded, which lets the ranks save a snapshot and leave, or cancels the job that
     it handed to a scheduler. `hvdtrain launch --resume --out RUN` goes on with it.
     """
-    file, record = job_record_file(out.absolute()), read_record(out.absolute())
+    record = read_record(out.absolute())
     if not record:
         raise UsageError(f"{out}: no job that `hvdtrain launch` started is running there")
     was_running = cancel(record, STOP_TIMEOUT_S) if "job" in record else end_process(record, STOP_TIMEOUT_S)
-    private_file(out.absolute()).unlink(missing_ok=True)  # of a job that a scheduler has had
-    file.unlink(missing_ok=True)
+    forget(out.absolute(), record)
     if not was_running:
         raise UsageError(f"{out}: its job has ended already")
     click.echo(f"{out}: its job has ended")

@@ -2,8 +2,10 @@
 
 import os
 import re
+import secrets
 import shlex
 import signal
+import string
 import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
@@ -71,6 +73,7 @@ class LaunchCommand:
         environment: the command's whole environment.
         private_file: the one of the files that nobody else may read, and that does not outlive the job.
         to_scheduler: whether the job has only begun where the command ends well.
+        name: the job's, as its scheduler knows it.
         stop_signal: the signal that the command passes on to the ranks, which then save and leave; None where it
             passes none on.
         here: whether all ranks start on this machine, as children of the command.
@@ -85,6 +88,7 @@ class LaunchCommand:
     private_file: Path | None = None
     here: bool = False
     to_scheduler: bool = False
+    name: str = ""
 
     def dry_run_text(self) -> str:
         """What `--dry-run` prints: the files and the command."""
@@ -129,6 +133,7 @@ def expand(launcher: str, spec: JobSpec) -> LaunchCommand:
                 f"{launcher} starts ranks without this machine's environment and folders: have "
                 f"launchers/{launcher}.toml set {', '.join(missing)} from a secret of the cluster{instead}"
             )
+    name = job_name(spec.out.name) + (f"-{_random_letters()}" if recipe.get("unique_name") else "")
     folder, slots = spec.working_folder or str(Path.cwd()), max((host.slots for host in spec.hosts), default=0)
     values: dict[str, Value] = {
         "bin": str(Path(sys.executable).parent), "prefix": str(Path(sys.executable).parent.parent),
@@ -138,9 +143,11 @@ def expand(launcher: str, spec: JobSpec) -> LaunchCommand:
         "first_host": spec.hosts[0].name if spec.hosts else "",
         "slots": slots or "", "reserved": slots * len(spec.hosts) or spec.ranks,
         "hostfile": str(hostfile) if spec.hosts else "", "rankfile": str(rankfile) if spec.hosts else "",
-        "script": str(script), "interface": spec.interface, "name": job_name(spec.out.name), "out": str(spec.out),
+        "script": str(script), "interface": spec.interface, "name": name, "out": str(spec.out),
         "out_pattern": str(spec.out).replace("%", "%%"),
-        "folder": folder, "program": program, "program_in_folder": in_folder(folder, program),
+        "folder": folder, "program": program,
+        "program_in_folder": _within_double_quotes(shlex.join(in_folder(folder, program))),
+        "private": _within_double_quotes(shlex.quote(str(records.private_file(spec.out)))),
         "survive": list(recipe.get("survive" if spec.survives_lost_rank else "end_together", [])),
         "survives": [] if spec.survives_lost_rank else "",
         "exports": [
@@ -168,7 +175,7 @@ def expand(launcher: str, spec: JobSpec) -> LaunchCommand:
     stop_signal = None if stop == "file" else signal.Signals[stop]
     here = bool(recipe.get("here"))
     to_scheduler = "script_name" in recipe
-    return LaunchCommand(argv, files, environment, stop_signal, own_network, private_file, here, to_scheduler)
+    return LaunchCommand(argv, files, environment, stop_signal, own_network, private_file, here, to_scheduler, name)
 
 
 def train_program(config: RunConfig, out: Path, all_options: bool = False, interpreter: str = "") -> list[str]:
@@ -185,10 +192,20 @@ def train_program(config: RunConfig, out: Path, all_options: bool = False, inter
 def job_name(run: str) -> str:
     """A name that every scheduler accepts for the job.
 
-    Kubernetes has the strictest rule, RFC 1123's labels of 63 characters: `-` and five characters that it adds, and
-    `-worker-4095`, have to fit.
+    Kubernetes and YARN have the strictest rule, RFC 1123's labels of 63 characters: `-` and five characters that are
+    added, and Kubernetes' `-worker-4095`, have to fit.
     """
     return f"hvdtrain-{re.sub(r'[^a-z0-9]+', '-', run.lower())}"[:MAX_NAME].rstrip("-")
+
+
+def _random_letters() -> str:
+    """The five characters for which MAX_NAME has room."""
+    return "".join(secrets.choice(string.ascii_lowercase + string.digits) for _ in range(5))
+
+
+def _within_double_quotes(text: str) -> str:
+    """A shell's words, for where another shell first reads them within double quotes."""
+    return re.sub(r'[\\"$`]', r"\\\g<0>", text)
 
 
 def _starter_environment(job_variables: Mapping[str, str], pass_all: bool) -> dict[str, str]:

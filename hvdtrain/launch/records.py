@@ -7,7 +7,7 @@ import shlex
 import socket
 import subprocess
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -15,9 +15,11 @@ import psutil
 
 from hvdtrain.config import recipes
 from hvdtrain.config.untrusted import parse_json
-from hvdtrain.errors import Failure
+from hvdtrain.errors import Failure, UsageError
 from hvdtrain.launch.filling import Filler
+from hvdtrain.runs.folder import unwritable, write_json
 from hvdtrain.world.host import boot_id
+from hvdtrain.world.locks import lock, unlock
 from hvdtrain.world.parent import is_alive, start_ticks
 
 REPLY_TIMEOUT_S = 30.0  # of a scheduler
@@ -48,6 +50,84 @@ def read_record(out: Path) -> dict[str, Any]:
         return {}
     types = {"launcher": str, "job": str} if "job" in record else {"launcher": str, "pid": int, "host": str}
     return record if all(isinstance(record.get(name), type_) for name, type_ in types.items()) else {}
+
+
+@contextlib.contextmanager
+def claimed(out: Path, launcher: str) -> Iterator[dict[str, Any]]:
+    """In the block no other `launch` has the run folder: it has this process's record.
+
+    Yields:
+        A dict: what the block puts into it is the record of the job that a scheduler has by then; else none is kept.
+
+    Raises:
+        UsageError: another job has the folder, or may have it.
+    """
+    file = job_record_file(out)
+    made = [folder for folder in (file.parent, *out.parents) if not folder.exists()]
+    try:
+        with _locked(out):
+            if still := whose(earlier := read_record(out)):
+                or_remove = "" if is_running(earlier) else f"; if it has ended, remove {file}"
+                raise UsageError(f"--out {out}: {still}; `hvdtrain stop {out}` ends it{or_remove}")
+            write_json(file, {"launcher": launcher, **own_identity()})
+        job: dict[str, Any] = {}
+        try:
+            yield job
+        except BaseException:
+            file.unlink(missing_ok=True)
+            raise
+        if job:
+            write_json(file, {"launcher": launcher, **job})
+        else:
+            file.unlink(missing_ok=True)
+    finally:
+        for folder in made:
+            with contextlib.suppress(OSError):
+                folder.rmdir()
+
+
+def forget(out: Path, record: Record) -> None:
+    """Remove what is kept of a job that has ended, unless another has been launched there since."""
+    with _locked(out):
+        if read_record(out) == record:
+            private_file(out).unlink(missing_ok=True)  # of a job that a scheduler has had
+            job_record_file(out).unlink(missing_ok=True)
+
+
+@contextlib.contextmanager
+def _locked(out: Path) -> Iterator[None]:
+    """Wait until no other process looks whose job a run folder has, to change that."""
+    file = job_record_file(out).with_suffix(".lock")
+    while True:
+        try:
+            file.parent.mkdir(parents=True, exist_ok=True)
+            descriptor = os.open(file, os.O_WRONLY | os.O_CREAT, 0o666)
+        except FileNotFoundError:  # another has just removed the folder
+            continue
+        except OSError as error:
+            raise unwritable(out, error) from None
+        with os.fdopen(descriptor):
+            try:
+                lock(descriptor, file, wait=True)
+            except FileNotFoundError:  # as above
+                continue
+            try:
+                if not _is_same(descriptor, file):
+                    continue
+                try:
+                    yield
+                finally:
+                    file.unlink()  # while it is locked: who waits for it takes the next one
+                return
+            finally:
+                unlock(file)
+
+
+def _is_same(descriptor: int, file: Path) -> bool:
+    try:
+        return os.path.samestat(os.fstat(descriptor), file.stat())
+    except FileNotFoundError:
+        return False
 
 
 def what_to_remember(launcher: str) -> dict[str, str]:

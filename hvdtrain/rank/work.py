@@ -24,6 +24,7 @@ from hvdtrain.data.identity import identity
 from hvdtrain.data.image import native_side
 from hvdtrain.data.loader import Loader
 from hvdtrain.data.sampling import BatchSampler
+from hvdtrain.data.sharded import ShardedImages
 from hvdtrain.data.storage import locked
 from hvdtrain.errors import Failure, UsageError
 from hvdtrain.formatting import with_noun
@@ -181,6 +182,9 @@ def train_as_worker(
     sampler = BatchSampler(len(data.train), config.batch_size, config.seed, *place, config.shuffle_block)
     soon = sampler.needed(resumed.step if resumed else 0, config.total_steps(sampler.samples))
     own = () if arrival else even_range(len(data.validation), world.worker, world.workers)
+    advice = ""
+    if isinstance(data.train, ShardedImages) and world.is_chief and not config.shuffle_block:
+        advice = data.train.advice()  # before the loader begins to fetch
     loader = Loader(data.train, side, job.threads, Augment(config.augment, config.seed), soon=() if arrival else soon)
     validation = Loader(data.validation, side, job.threads, None, evaluation_resize(config, side), own)
     progress = TrainingProgress(
@@ -205,6 +209,8 @@ def train_as_worker(
     else:
         for line in skipped or []:
             progress.print(f"--pretrained skipped {line}")
+        if advice:
+            progress.print(advice)
     before, after = (resumed.state, resumed.step) if resumed else ({}, 0)
     tally = Tally(**before["tally"]) if resumed and world.is_chief else None
     if tally:  # in a snapshot, means over workers; of an older version, fewer parts

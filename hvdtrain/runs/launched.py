@@ -2,7 +2,7 @@
 
 import dataclasses
 import os
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -67,8 +67,14 @@ def remembered(run: Path) -> Launched | None:
     return Launched(found.launcher, tuple(found.hosts), found.interface or "", found.folder or "")
 
 
-def launch_command(config: RunConfig, workers: int, launched: Launched, out: Path | str) -> list[str]:
-    """The words with which a shell launches such a job."""
+def launch_command(
+    config: RunConfig, workers: int, launched: Launched, out: Path | str, private: Iterable[str] = ()
+) -> list[str]:
+    """The words with which a shell launches such a job.
+
+    Args:
+        private: the names of variables for --env.
+    """
     words = ["hvdtrain", "launch", "-n", str(workers)]
     words += ["-s", str(config.servers)] if config.servers else []
     if launched.launcher != "local":
@@ -77,6 +83,7 @@ def launch_command(config: RunConfig, workers: int, launched: Launched, out: Pat
     words += ["--sync-dst-dir", launched.folder] if launched.folder else []
     if len(launched.hosts) > 1 and launched.interface:
         words += ["--network-interface", launched.interface]
+    words += [word for name in private for word in ("--env", name)]
     options = dataclasses.replace(config, servers=0).to_args()
     mode = ["--mode", "single"] if config.mode == "single" else []  # train's default, and not launch's
     return [*words, "--out", str(out), "--", *mode, *options]

@@ -1,11 +1,14 @@
 """`hvdtrain bench`: what it takes and what it refuses. The README's command shows that it measures."""
 
+from pathlib import Path
+
 import click
 import pytest
 from click.testing import CliRunner
 
+from hvdtrain.bench import command
 from hvdtrain.bench.command import Sizes, _row, _show, bench
-from hvdtrain.errors import UsageError
+from hvdtrain.errors import Failure, UsageError
 
 
 @pytest.mark.parametrize(
@@ -49,3 +52,24 @@ def test_what_cannot_be_timed_is_refused(arguments, words):
     result = CliRunner().invoke(bench, arguments.split())
     assert isinstance(result.exception, UsageError)
     assert words in str(result.exception)
+
+
+def test_ranks_on_hosts_are_given_variables_by_a_file_in_the_current_folder(tmp_path, monkeypatch):
+    """Which the hosts share, and are asked whether they do."""
+
+    def stop(made, log):
+        raise Failure(made.private_file.relative_to(tmp_path).parts[-1] + made.files[made.private_file])
+
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("MY_TOKEN", "t0ken")
+    monkeypatch.setattr(command, "launched_job", stop)
+    words = ["--op", "allreduce", "--backend", "gloo", "--bytes", "1K", "-H", "localhost:2", "--env", "MY_TOKEN"]
+    assert str(CliRunner().invoke(bench, words).exception).startswith("environmentexport MY_TOKEN=t0ken\n")
+    monkeypatch.setattr(command, "prepare_program", stop_at_requirements)
+    assert str(CliRunner().invoke(bench, words).exception) == f"hosts are asked for {tmp_path}"
+    assert list(tmp_path.iterdir()) == []
+
+
+def stop_at_requirements(launcher, spec, requirements):
+    [folder] = requirements.files
+    raise Failure(f"hosts are asked for {Path(folder).parent}")

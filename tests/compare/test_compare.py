@@ -120,6 +120,14 @@ def test_a_dry_run_tells_what_differs_and_the_command_that_repeats_each_run():
     ]
 
 
+def test_a_dry_run_names_the_variables_that_ranks_are_given(monkeypatch):
+    monkeypatch.setenv("MY_TOKEN", "t0ken")
+    monkeypatch.setenv("HTTPS_PROXY", "http://proxy")
+    words = ["--env", "MY_TOKEN", "--env", "HTTPS_PROXY"]
+    _, commands = dry("--modes", "ps-sync", "-H", "a:1,b:1", *words)
+    assert f" {shlex.join(words)} --out " in commands[0] and "t0ken" not in commands[0]
+
+
 def test_a_command_names_hosts_and_quotes_what_a_shell_would_read():
     [run] = plan(RunConfig(dataset="my images"), Axes(["allreduce"]), [Host("a", 1), Host("b", 1)], "mpi")
     [baseline] = plan(RunConfig(), Axes(["single"]), [Host("a", 1), Host("b", 1)], "ssh")

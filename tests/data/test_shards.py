@@ -290,6 +290,24 @@ def test_the_cache_leaves_room_on_the_disk_and_the_rest_is_read_by_range(packed,
         assert len(server.asked) == before
 
 
+def test_a_job_that_waits_for_shards_is_told_what_would_need_fewer(packed, tmp_path, monkeypatch):
+    """Where whole shards are kept, and are not here yet."""
+    monkeypatch.setenv("HVDTRAIN_CACHE", str(tmp_path / "cache"))
+    monkeypatch.setattr(shard_cache.shutil, "disk_usage", lambda _: SimpleNamespace(total=10**12, free=10**12))
+    url = f"file://{tmp_path}/packed"
+    told = "the first batches need 4 shards, which are fetched now: with --shuffle-block 7 they need one or two"
+    kept = find_dataset(f"simplecache::{url}").train
+    assert kept.advice().startswith(told) and find_dataset(url).train.advice() == ""
+    for block, is_told in (("7", False), ("0", True)):
+        options = ["--dataset", f"simplecache::{url}", "--shuffle-block", block, "--batch-size", "8"]
+        env = {"HVDTRAIN_CACHE": str(tmp_path / block)}
+        done = hvdtrain("train", *SMALL, *options, "--out", tmp_path / f"run{block}", env=env)
+        assert done.returncode == 0 and (told in done.stdout) == is_told, done.stdout
+    for image, _ in kept:
+        image.read_bytes()
+    assert kept.advice() == ""
+
+
 def test_shards_of_data_sets_that_were_used_least_recently_make_room(packed, tmp_path, disk):
     others = tmp_path / "cache" / "shards"
     for name, used in (("older", 1e9), ("newer", 1.1e9)):

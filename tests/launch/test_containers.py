@@ -1,17 +1,24 @@
 """What Kubernetes and YARN are handed, which start ranks in containers, and the image of these."""
 
 import json
+import os
+import re
 import shlex
+import signal
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
 import yaml
+from helpers.jobs import until
 from helpers.recipes import PROGRAM, script
 
 from hvdtrain.config import recipes
 from hvdtrain.config.run_config import RunConfig
 from hvdtrain.errors import UsageError
 from hvdtrain.launch.prepare import prepare
+from hvdtrain.launch.recipe import JobSpec, expand
 
 ROOT = Path(__file__).parent.parent.parent
 
@@ -21,19 +28,70 @@ def out(tmp_path):
     return tmp_path / "run"
 
 
-@pytest.mark.parametrize("folder", ["/a", '/it\'s "here" $(ls) \\ ü'])
-def test_yarns_service_starts_a_container_a_rank(folder, out):
-    words, text = script("yarn", out, working_folder=folder)
-    assert words[:4] == ["yarn", "app", "-launch", "hvdtrain-run"]
-    service = json.loads(text)
+RANK = "import json, os, sys; print(json.dumps([os.getcwd(), *map(os.getenv, sys.argv[1].split()), *sys.argv[2:]]))"
+
+
+@pytest.mark.parametrize("name", ["a", 'it\'s "here" $(ls) `ls` \\ ü'])
+def test_yarns_service_starts_a_container_a_rank(name, tmp_path):
+    """With the script that a node makes of the command: ContainerLaunch in Hadoop 3 puts it between double quotes."""
+    (folder := tmp_path / name).mkdir()
+    variables = "RANK WORLD_SIZE LOCAL_RANK LOCAL_WORLD_SIZE MASTER_ADDR MASTER_PORT"
+    program = [sys.executable, "-c", RANK, variables, name]
+    made = expand("yarn", JobSpec(4, program, out=tmp_path / "run", working_folder=str(folder)))
+    [service] = map(json.loads, made.files.values())
+    assert made.argv[:4] == ["yarn", "app", "-launch", service["name"]]
     [component] = service["components"]
     assert component["number_of_containers"] == 4
-    command = shlex.split(component["launch_command"])
-    assert command[:2] == ["RANK=${COMPONENT_ID}", "WORLD_SIZE=4"]
-    assert "MASTER_ADDR=rank-0.${SERVICE_NAME}.${USER}.${DOMAIN}" in command
-    assert command[-len(PROGRAM) - 1 :] == [folder, *PROGRAM]
+    done = container(component["launch_command"], 3, tmp_path)
+    assert done.wait(20) == 0 and (tmp_path / "stdout.txt").stat().st_size, (tmp_path / "stderr.txt").read_text()
+    assert json.loads((tmp_path / "stdout.txt").read_text()) == [
+        str(folder),
+        "3",
+        "4",
+        "0",
+        "1",
+        "rank-0.s.me.example.org",
+        "29500",
+        name,
+    ]
     [constraint] = component["placement_policy"]["constraints"]  # one a node: LOCAL_RANK=0 is right
-    assert (constraint["type"], constraint["scope"]) == ("ANTI_AFFINITY", "NODE") and "LOCAL_RANK=0" in command
+    assert (constraint["type"], constraint["scope"]) == ("ANTI_AFFINITY", "NODE")
+
+
+def container(command, number, logs):
+    """What a node starts."""
+    tokens = {"COMPONENT_ID": number, "SERVICE_NAME": "s", "USER": "me", "DOMAIN": "example.org"}
+    for token, value in tokens.items():
+        command = command.replace(f"${{{token}}}", str(value))
+    script = f'exec /bin/bash -c "{command} 1>{logs}/stdout.txt 2>{logs}/stderr.txt"\n'
+    return subprocess.Popen(["bash", "-c", script], start_new_session=True)
+
+
+@pytest.mark.parametrize(("rank", "is_told", "left"), [(0, False, False), (0, True, False), (1, True, True)])
+def test_private_variables_of_a_service_are_gone_with_its_first_rank(rank, is_told, left, tmp_path):
+    """Before that has left, which takes longer than YARN gives it."""
+    code = "import os, signal, sys, time; signal.signal(15, lambda *_: (time.sleep(2), sys.exit(9)));"
+    code += "print(os.environ['MY_TOKEN'], flush=True); time.sleep(60 if sys.argv[1:] else 0); sys.exit(7)"
+    program = [sys.executable, "-c", code, *(["stay"] if is_told else [])]
+    made = expand("yarn", JobSpec(2, program, out=tmp_path / "it's a run", private={"MY_TOKEN": "t0ken"}))
+    for path, text in made.files.items():
+        path.parent.mkdir(exist_ok=True)
+        path.write_text(text)
+    [component] = json.loads(text)["components"]
+    started = container(component["launch_command"], rank, tmp_path)
+    until(lambda: (tmp_path / "stdout.txt").exists() and (tmp_path / "stdout.txt").read_text() == "t0ken\n")
+    if is_told:
+        os.killpg(started.pid, signal.SIGTERM)
+        until(lambda: made.private_file.exists() == left, 1.9)
+        assert started.poll() is None
+    assert started.wait(20) == (9 if is_told else 7)
+    assert made.private_file.exists() == left
+
+
+def test_each_service_of_yarn_has_a_name_of_its_own(tmp_path):
+    """As YARN takes it, ServiceApiUtil: a label of DNS that begins with a letter."""
+    names = {expand("yarn", JobSpec(2, ["x"], out=tmp_path / "My_Run" / ("r" * 99))).name for _ in range(3)}
+    assert len(names) == 3 and all(re.fullmatch("[a-z][a-z0-9-]{1,62}", name) for name in names)
 
 
 # Of the MPI operator's CustomResourceDefinition, kubeflow.org/v2beta1: which fields there are, and their types.

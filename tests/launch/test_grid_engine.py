@@ -137,9 +137,9 @@ def changed(text, values):
     return "".join(f"{name} {value}\n" for name, value in (settings | values).items())
 
 
-def submit(grid_engine, out, workers, servers, *options):
+def submit(grid_engine, out, workers, servers, *options, place=()):
     words = [HVDTRAIN, "launch", "--launcher", "sge", "-n", str(workers), "-s", str(servers), "--out", str(out)]
-    words += ["--network-interface", testbed.INTERFACE, "--", *options, "--width", "0.0625", "--threads", "1"]
+    words += ["--network-interface", testbed.INTERFACE, *place, "--", *options, "--width", "0.0625", "--threads", "1"]
     done = grid_engine(*words, cwd=out.parent)
     assert done.returncode == 0 and done.stdout.strip().isdigit(), done.stdout
     return done.stdout.strip()
@@ -166,7 +166,8 @@ def test_jobs_on_two_hosts_are_stopped_or_go_back_in_the_queue_go_on_and_lose_a_
     until(lambda: taken(ring, 0) > 5)
     assert placed(ring) == {"node1": [0], "node2": [1]}
     grid_engine("qconf", "-mattr", "pe", "control_slaves", "FALSE", "mpi")
-    told = submit(grid_engine, servers, 2, 1, "--mode", "ps-async", "--epochs", "1000", "--batch-size", "32")
+    endless = ["--mode", "ps-async", "--epochs", "1000", "--batch-size", "32"]
+    told = submit(grid_engine, servers, 2, 1, *endless, place=["--env", "SGE_ND"])
     stopped = grid_engine(HVDTRAIN, "stop", str(ring))
     assert stopped.returncode == 0, stopped.stdout
     log = (tmp_path / f"{ring.name}.launch" / f"sge-{job}.log").read_text()
@@ -186,6 +187,10 @@ def test_jobs_on_two_hosts_are_stopped_or_go_back_in_the_queue_go_on_and_lose_a_
     numbers = [row["step"] for row in steps(servers, 1)]
     assert numbers == list(range(1, len(numbers) + 1)) and placed(servers) == {"node1": [0, 2], "node2": [1]}
     assert len(json.loads((servers / "manifest.json").read_text())["parts"]) == 2
+    private = tmp_path / "ps-async.launch" / "environment"
+    assert private.exists()
+    grid_engine("qdel", told)
+    until(lambda: not private.exists())
 
 
 # In place of mpirun: leaves with a rank's exit code when it is asked to.
@@ -198,25 +203,44 @@ exit $CODE
 
 
 @pytest.mark.parametrize(
-    ("signals", "code", "ends"),
-    [(signal.SIGUSR2, "0", 99), (signal.SIGUSR1, "0", 99), (None, "143", 143), (None, "7", 7)],
+    ("signals", "state", "code", "ends", "needed"),
+    [
+        (signal.SIGUSR2, "dr", "0", 99, False),
+        (signal.SIGUSR2, "Rq", "0", 99, True),
+        (signal.SIGUSR1, "s", "0", 99, True),
+        (None, "r", "143", 143, False),
+        (None, "r", "7", 7, False),
+    ],
 )
-def test_a_job_goes_back_in_the_queue_only_if_it_was_told_to_leave(signals, code, ends, tmp_path, monkeypatch):
-    """Its exit code 99 says so. The signal goes to all of the job's processes at once."""
+def test_a_job_goes_back_in_the_queue_only_if_it_was_told_to_leave(
+    signals, state, code, ends, needed, tmp_path, monkeypatch
+):
+    """Its exit code 99 says so. The signal goes to all of the job's processes at once; that of qdel, `dr`, is that of
+    `qmod -rj` too, after which the job needs its private variables again.
+    """
     (tmp_path / "bin").mkdir()
     (tmp_path / "bin" / "mpirun").write_text(MPIRUN)
     (tmp_path / "bin" / "mpirun").chmod(0o755)
+    (tmp_path / "bin" / "qstat").write_text(f"#!/bin/sh\necho ' 17 0.5 job me {state} now'\n")
+    (tmp_path / "bin" / "qstat").chmod(0o755)
     (tmp_path / "pe").write_text("node1 3 all.q@node1 UNDEFINED\nnode2 1 all.q@node2 UNDEFINED\n")
     monkeypatch.setattr(sys, "executable", str(tmp_path / "bin" / "python"))
     text = script("sge", tmp_path / "run")[1]
     log = tmp_path / "run.launch" / "sge-17.log"
     log.parent.mkdir()
     (private := log.with_name("environment")).touch()
-    env = os.environ | {"PE_HOSTFILE": str(tmp_path / "pe"), "JOB_ID": "17", "PE": "mpi", "SGE_ROOT": "", "ARC": ""}
+    env = os.environ | {
+        "PE_HOSTFILE": str(tmp_path / "pe"),
+        "JOB_ID": "17",
+        "LOGNAME": "me",
+        "PE": "mpi",
+        "SGE_ROOT": str(tmp_path),
+        "ARC": "",
+    }
     env |= {"CODE": code, "WAIT": "100" if signals else "0"}
     job = subprocess.Popen(["bash", "-c", text], env=env, start_new_session=True)
     if signals:
         until(lambda: log.exists() and "started" in log.read_text(), 20)
         os.killpg(job.pid, signals)
     assert job.wait(20) == ends
-    assert private.exists() == (ends == 99)
+    assert private.exists() == needed

@@ -1,7 +1,9 @@
 """Whose job a run folder has: a process of this host, or one that a scheduler holds. Schedulers are scripts here."""
 
+import contextlib
 import json
 import os
+import re
 import socket
 import subprocess
 import sys
@@ -10,11 +12,13 @@ import psutil
 import pytest
 from click.testing import CliRunner
 
+from hvdtrain.config.run_config import RunConfig
 from hvdtrain.errors import Failure, UsageError
 from hvdtrain.launch import commands, records
 from hvdtrain.launch.commands import launch, stop
 from hvdtrain.launch.records import is_running, job_record_file, own_identity, read_record, whose
 from hvdtrain.launch.status import status_lines
+from hvdtrain.runs.folder import CONFIG
 
 
 @pytest.fixture
@@ -56,6 +60,54 @@ def test_a_job_in_the_queue_keeps_others_out_of_its_run_folder(slurm):
     assert not earlier.samefile(job_record_file(out))  # never half written: each is a new file, whole
 
 
+LAUNCHES = """
+import errno, fcntl, sys
+from hvdtrain.launch.commands import launch
+def refuse(*_):
+    raise OSError(errno.ENOLCK, "No locks available")
+if "no flock" in sys.argv:
+    fcntl.flock = refuse
+print("ready", flush=True)
+for line in sys.stdin:
+    try:
+        launch.main(["--launcher", "slurm", "-n", "2", *line.split()], standalone_mode=False)
+        print("launched", flush=True)
+    except Exception as error:
+        print(type(error).__name__, error, flush=True)
+"""
+
+
+@pytest.mark.parametrize(("resumes", "locks"), [(False, "flock"), (True, "flock"), (False, "no flock")])
+def test_of_launches_at_one_moment_into_a_folder_one_has_it(slurm, resumes, locks):
+    """Processes of their own, which are ready, again and again; also where the file system has no locks."""
+    (slurm / "bin" / "sbatch").write_text(f"#!/bin/sh\necho RUNNING > {slurm}/queue; echo 17 | tee -a {slurm}/taken\n")
+    with contextlib.ExitStack() as stack:
+        words, ends = [sys.executable, "-c", LAUNCHES, locks], {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE}
+        ready = [stack.enter_context(subprocess.Popen(words, **ends, text=True)) for _ in range(3)]
+        assert {process.stdout.readline() for process in ready} == {"ready\n"}
+        for number in range(5):
+            (out := slurm / f"run{number}").mkdir()
+            if resumes:
+                RunConfig(mode="allreduce").write(out / CONFIG, workers=2, job="x")
+            for process in ready:
+                process.stdin.write(f"{'--resume' if resumes else ''} --out {out}\n")
+                process.stdin.flush()
+            *others, winner = sorted(until_told(process) for process in ready)
+            assert winner == "launched\n"
+            for said in others:
+                assert re.match(f"UsageError --out {out}: (its job is still running|slurm has its job 17); ", said)
+            assert read_record(out)["job"] == "17" and not list(slurm.glob("run*.launch/*.lock"))
+            (slurm / "queue").unlink()
+        assert (slurm / "taken").read_text().count("17") == 5
+
+
+def until_told(process):
+    """What it says in the end, after what sbatch has printed."""
+    while (line := process.stdout.readline()) == "17\n":
+        pass
+    return line
+
+
 def test_a_scheduler_that_does_not_answer_is_taken_to_have_its_job(slurm, monkeypatch):
     out = slurm / "run"
     submit(out)
@@ -94,17 +146,39 @@ def test_kubernetes_and_yarn_end_what_they_were_given(slurm):
     assert said[0] == "kubectl delete mpijob.kubeflow.org/hvdtrain-a-x2z4b" and "yarn app -destroy hvdtrain-a" in said
 
 
-def test_a_job_of_kubernetes_is_looked_for_in_its_own_cluster(slurm):
-    """Whichever kubectl is set to by now."""
+def test_yarn_is_asked_for_the_service_that_it_was_given(slurm):
+    """Whose name no other start has: not one in a folder of the same name, nor a later one in the same folder."""
+    (slurm / "bin" / "yarn").write_text(f"""#!/bin/sh
+cd {slurm}
+case "$2" in
+  -launch) [ ! -f "$3" ] || {{ echo "Service Instance dir already exists"; exit 1; }}; echo STABLE > "$3" ;;
+  -status) cat "$3" 2> /dev/null || echo "not found" ;;
+  -destroy) rm "$3" ;;
+esac
+""")
+    (slurm / "bin" / "yarn").chmod(0o755)
+    (slurm / "a").mkdir()
+    for out in (slurm / "run", slurm / "a" / "run"):
+        done = CliRunner().invoke(launch, ["-n", "2", "--launcher", "yarn", "--out", str(out)])
+        assert done.exception is None, done.exception
+        assert (slurm / read_record(out)["name"]).is_file() and whose(read_record(out))
+    assert CliRunner().invoke(stop, [str(slurm / "run")]).exit_code == 0
+    assert [name for name in os.listdir(slurm) if name.startswith("hvdtrain-run-")] == [read_record(out)["name"]]
+
+
+@pytest.mark.parametrize(("named", "namespace"), [("team", "team"), ("", "default")])
+def test_a_job_of_kubernetes_is_looked_for_in_its_own_cluster(named, namespace, slurm):
+    """Whichever cluster and namespace kubectl is set to by now."""
     (slurm / "context").write_text("one\n")
+    (slurm / "namespace").write_text(named)
     (slurm / "bin" / "kubectl").write_text(f"""#!/bin/sh
 cd {slurm}
 case "$*" in
   "config current-context") cat context ;;
-  "config view --minify "*) echo team ;;
+  "config view --minify --output=jsonpath={{..namespace}}") cat namespace ;;
   create*) touch job; echo mpijob.kubeflow.org/x ;;
-  "--context=one --namespace=team get "*) [ -f job ] && echo x Running || {{ echo NotFound >&2; exit 1; }} ;;
-  "--context=one --namespace=team delete "*) rm job ;;
+  "--context=one --namespace={namespace} get "*) [ -f job ] && echo x Running || {{ echo NotFound >&2; exit 1; }} ;;
+  "--context=one --namespace={namespace} delete "*) rm job ;;
   *) echo NotFound >&2; exit 1 ;;
 esac
 """)
@@ -113,6 +187,7 @@ esac
     done = CliRunner().invoke(launch, ["-n", "2", "--launcher", "kubernetes", "--out", str(out)])
     assert done.exception is None, done.exception
     (slurm / "context").write_text("two\n")
+    (slurm / "namespace").write_text("other")
     assert whose(read_record(out)) == "kubernetes has its job mpijob.kubeflow.org/x"
     assert CliRunner().invoke(stop, [str(out)]).exit_code == 0
     assert not (slurm / "job").exists() and read_record(out) == {}
