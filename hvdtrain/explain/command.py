@@ -50,11 +50,12 @@ def explain(runs: tuple[Path, ...], json_file: Path | None, plot: Path | None, t
     runs: `straggler` (a rank, or null), `waited_s` by rank, `absent_s`, from when to when a rank that was lost was not
     there, `parts` of a step in seconds, and `what_if`: samples/s of all workers.
     """
-    from hvdtrain.explain.account import account, waits_for_others, what_if
+    from hvdtrain.explain.account import account, waits_for_others
     from hvdtrain.explain.heatmap import heatmap
     from hvdtrain.explain.step_picture import one_step
     from hvdtrain.explain.straggler import find_straggler, waited_for
     from hvdtrain.explain.timeline import read_timeline
+    from hvdtrain.explain.what_if import what_if
     from hvdtrain.plot_style import save
     from hvdtrain.runs.read import load_run
 

@@ -9,11 +9,12 @@ from click.testing import CliRunner
 from PIL import Image
 
 from hvdtrain.errors import UsageError
-from hvdtrain.explain.account import PARTS, Account, account, what_if
+from hvdtrain.explain.account import PARTS, Account, account
 from hvdtrain.explain.command import explain
 from hvdtrain.explain.pictures import pictures
 from hvdtrain.explain.slow_factors import expected_speeds
 from hvdtrain.explain.timeline import read_timeline
+from hvdtrain.explain.what_if import what_if
 from hvdtrain.runs.read import load_run
 
 COMPUTE_S, LATENCY_S = 0.040, 0.004
