@@ -188,6 +188,7 @@ def _measure(
     shared = Path.cwd() if hosts and private else None
     found: dict[str, list[Measured]] = {backend: [[] for _ in sizes] for backend in backends}
     with tempfile.TemporaryDirectory(prefix="hvdtrain-bench-", dir=shared) as folder, contextlib.ExitStack() as stack:
+        # Where hosts are refused, too.
         turns = stack.enter_context(contextlib.closing(Turns(None if hosts else Path(folder))))
         # All of them hold vectors at once.
         needs = Requirements(

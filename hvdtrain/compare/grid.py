@@ -4,7 +4,7 @@ import dataclasses
 import itertools
 import re
 import shlex
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -73,7 +73,7 @@ class Planned:
         variant = self.variant.replace("-", " ")
         return f"{where}{self.config.mode}{variant} with {with_noun(self.workers, 'worker')}{servers}"
 
-    def command(self, out: Path, private: Iterable[str] = ()) -> str:
+    def command(self, out: Path, private: Collection[str] = ()) -> str:
         """What a shell does the same run with; private: the names of variables that its ranks are given."""
         if self.workers + self.config.servers == 1 and not self.hosts:
             return shlex.join(["hvdtrain", "train", *self.config.to_args(), "--out", str(out)])
@@ -156,7 +156,7 @@ def _possible_workers(mode: str, workers: Sequence[int]) -> Sequence[int]:
     return [most] if most else workers
 
 
-def dry_run_lines(runs: Sequence[Planned], folder: Path, private: Iterable[str] = ()) -> list[str]:
+def dry_run_lines(runs: Sequence[Planned], folder: Path, private: Collection[str] = ()) -> list[str]:
     """For --dry-run: each run with what it differs in from others, and the command that does it alone.
 
     Args:

@@ -157,8 +157,9 @@ def _queueing(run: Run) -> float | str:
     """The mean seconds that a push waited in the server where that is longest.
 
     Pushes of a step are under way beside each other, and wait beside each other: where every answer comes later by so
-    much, the step ends later by so much, however many there are. So it is what a step waited for queues at most, but
-    for models so large that some pushes only leave when others are answered.
+    much, the step ends later by so much, however many there are. It is an estimate: the last of many that come at once
+    waits for longer than their mean, and of a model so large that some pushes only leave when others are answered, a
+    step waits more than once.
     """
     if not run.kind.servers:
         return 0.0

@@ -90,7 +90,7 @@ class Bucket:
         policy: when pushes are applied.
         ledger: called with every push that was applied or dropped, in order.
         saved: has all of this as of the last answer, for whoever comes back in place of a server that was killed.
-        queued: called with the seconds of each wait of a push for another's to be done with this bucket.
+        queued: called with the seconds that a push waited for whoever else was at this bucket.
     """
 
     def __init__(

@@ -88,15 +88,15 @@ class ServerGroup(Group):
         return wait
 
     def gather_to_first(self, value: Any) -> dict[int, Any]:
-        """As in Group. Of each worker rank 0 keeps two notes, in turns: who writes over one has been through a sum with
-        the one that leads since that read it.
+        """As in Group. Of each worker rank 0 keeps two notes, by the parity of the number of sums so far: who writes
+        over one has been through a sum with the one that leads since that read it.
         """
-        turn = self.sums % 2
-        wire.ask(0, "note", turn, self.worker, json.dumps(value))
+        slot = self.sums % 2
+        wire.ask(0, "note", slot, self.worker, json.dumps(value))
         there, _ = self.all_gather([])
         if not self.leads:
             return {}
-        noted = wire.ask(0, "noted", turn)
+        noted = wire.ask(0, "noted", slot)
         return {worker: json.loads(noted[worker]) for worker in there}
 
     def request_barrier(self, number: int) -> None:

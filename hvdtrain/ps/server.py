@@ -274,14 +274,14 @@ class Server:
         """Have a bucket go on after a snapshot: see Bucket.restore."""
         self.buckets[bucket].restore(step, state)
 
-    def note(self, turn: int, worker: int, value: str) -> None:
-        """Write down what a worker has for the one that leads, in place of what it had two turns before."""
+    def note(self, slot: int, worker: int, value: str) -> None:
+        """Write down what a worker has for the one that leads, in place of what it had in that slot."""
         with self.saving():
-            self.notes.setdefault(turn, {})[worker] = value
+            self.notes.setdefault(slot, {})[worker] = value
 
-    def noted(self, turn: int) -> dict[int, str]:
-        """What was written down in that turn, by worker."""
-        return self.notes.get(turn, {})
+    def noted(self, slot: int) -> dict[int, str]:
+        """What is written down in that slot, by worker."""
+        return self.notes.get(slot, {})
 
     def leave(self, worker: int) -> "Future[None]":
         """The worker is done; the future is when all are."""

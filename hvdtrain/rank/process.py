@@ -7,7 +7,7 @@ import signal
 import threading
 import time
 import traceback
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 from typing import NoReturn
 
@@ -128,8 +128,8 @@ def run_to_its_end(run: Callable[[Terminal], None], folder: Path, world: World) 
         end(f"interrupted: {how_to_go_on(folder, 'train')}" if alone else "interrupted", 130)
 
     try:
-        with _interrupted_for_certain(end_interrupted):
-            run(terminal)
+        _end_when_interrupted(end_interrupted)
+        run(terminal)
     except Terminated:
         unlock_all()
         os._exit(EXIT_CODE)
@@ -151,14 +151,12 @@ def run_to_its_end(run: Callable[[Terminal], None], folder: Path, world: World) 
         end_at_once()
 
 
-@contextlib.contextmanager
-def _interrupted_for_certain(end: Callable[[], NoReturn]) -> Iterator[None]:
+def _end_when_interrupted(end: Callable[[], NoReturn]) -> None:
     """Have Ctrl-C end this process within INTERRUPTED_S. A KeyboardInterrupt alone may not: Python drops one that is
     raised in a callback, as those that an import leaves for its locks, and TensorBoard's writer, interrupted as it
     hands something on, is then waited for without end.
     """
-    if signal.getsignal(signal.SIGINT) is not signal.default_int_handler:  # in the background of a shell
-        yield
+    if signal.getsignal(signal.SIGINT) is not signal.default_int_handler:  # ignored, in the background of a shell
         return
 
     def interrupt(*_: object) -> NoReturn:
@@ -168,7 +166,6 @@ def _interrupted_for_certain(end: Callable[[], NoReturn]) -> Iterator[None]:
         raise KeyboardInterrupt
 
     signal.signal(signal.SIGINT, interrupt)
-    yield  # left as it is: the process is about to end
 
 
 def _advice(mode: str, world: World) -> str:

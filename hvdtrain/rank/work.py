@@ -235,7 +235,7 @@ def train_as_worker(
             if config.trace:
                 try:
                     _finish_trace(job, sync, progress)
-                except (Failure, OSError) as error:  # the snapshot is what counts
+                except (Failure, OSError, RuntimeError) as error:  # the snapshot is what counts
                     progress.print(f"the trace could not be written: {error}")
             sync.group.close()
             raise
@@ -277,14 +277,14 @@ def _write_results(
     summary = summarise(job, sync, training.recorder, training.history, first_step, processor_s, beside)
     if data.test:
         test = Loader(data.test, side, job.threads, resize=evaluation_resize(job.config, side))
-        summary |= _test_best(job, sync.group, training.model, test, progress)
+        tested = _test_best(job, sync.group, training.model, test, progress)
+        summary |= tested if summary else {}  # it is empty where another led when it was made
     factors = sync.group.gather_to_first([job.world.worker, training.slowdown.achieved()])
     if job.config.trace:
         _finish_trace(job, sync, progress)
     if sync.group.leads and summary:
-        manifest = json.loads((job.folder / MANIFEST).read_text())
-        manifest["slow"]["achieved"] = {str(worker): factor for worker, factor in factors.values()}
-        write_json(job.folder / MANIFEST, manifest)
+        achieved = {str(worker): factor for worker, factor in factors.values()}
+        _add_to_manifest(job.folder, slow={"asked": job.config.slow, "achieved": achieved})
         if not job.config.saves("best"):
             (job.folder / "snapshots" / BEST).unlink(missing_ok=True)
         write_json(job.folder / "summary.json", summary)
@@ -298,23 +298,31 @@ def _finish_trace(job: Job, sync: Synchroniser, progress: TrainingProgress) -> N
     """Put what all ranks recorded into one file, on the worker that leads, and into the manifest, by rank, how far its
     clock was ahead, and how far that may be off. All workers call it together.
     """
-    world = job.world
+    world, problem = job.world, None
     clocks = compare_clocks(job, sync)
-    write_rank_trace(job.folder, RankTrace(world.rank, "worker", trace.spans, trace.counts))
-    if sync.group.leads:
-        for rank, recorded in enumerate(sync.ask_servers("traced")):
-            write_rank_trace(job.folder, RankTrace(rank, "server", **recorded))
+    try:
+        write_rank_trace(job.folder, RankTrace(world.rank, "worker", trace.spans, trace.counts))
+        if sync.group.leads:
+            for rank, recorded in enumerate(sync.ask_servers("traced")):
+                write_rank_trace(job.folder, RankTrace(rank, "server", **recorded))
+    except OSError as error:  # a full disk, say: the others are at the barrier
+        problem = error
     sync.group.barrier()
+    if problem:
+        raise problem
     if not sync.group.leads:
         return
     if not merge_traces(job.folder, {rank: offset for rank, (offset, _) in clocks.items()}):
         progress.print(f"no step was traced: none of --trace-steps {job.config.trace_steps} was taken since the start")
-    manifest = json.loads((job.folder / MANIFEST).read_text())
-    manifest["clocks"] = {
+        return
+    _add_to_manifest(job.folder, clocks={
         str(rank): {"ahead_us": 1e6 * offset, "uncertainty_us": 1e6 * uncertainty}
         for rank, (offset, uncertainty) in sorted(clocks.items())
-    }
-    write_json(job.folder / MANIFEST, manifest)
+    })  # fmt: skip
+
+
+def _add_to_manifest(folder: Path, **entries: Any) -> None:
+    write_json(folder / MANIFEST, json.loads((folder / MANIFEST).read_text()) | entries)
 
 
 def _begin(
@@ -334,10 +342,10 @@ def _begin(
     of_workers = sync.group.gather_to_first({"weights": start, "images": images, "host": describe() | own})
     of_ranks = {world.servers + worker: its for worker, its in of_workers.items()}
     problem = _do_not_start_alike(of_ranks, data.root)
-    failed = sync.group.sum(torch.tensor([float(bool(problem))]))
+    any_failed = sync.group.any(bool(problem))
     if problem:
         raise Failure(problem)
-    if failed:
+    if any_failed:
         raise Failure("the workers do not start alike: the first one's line says in what")
     if not world.is_chief:
         return
@@ -380,7 +388,7 @@ def _test_best(
 ) -> dict[str, float]:
     """Loss and accuracy of the best model over the test images; all workers call it together. The model changes."""
     best = job.folder / "snapshots" / BEST
-    if group.sum(torch.tensor([float(not best.is_file())])):
+    if group.any(not best.is_file()):
         progress.print(
             f"{best} is not on storage that all workers share: `hvdtrain evaluate --split test` does it later"
         )

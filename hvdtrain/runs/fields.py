@@ -32,8 +32,9 @@ def field_value(run: Run, field: str) -> Any:
     if field == "schedule.form":  # without the number of steps, which follows from the batch
         return re.sub(r"over \d+ steps", "to the last step", str(value))
     for key in rest:
-        if value is not None:
-            value = value.get(key) if isinstance(value, dict) else getattr(value, key)
+        if value is None:
+            break
+        value = value.get(key) if isinstance(value, dict) else getattr(value, key)
     if field == "hardware.hosts":
         return len(value) or None
     if field == "hardware.gpus":  # models are compared, not numbers: one worker may see one GPU of four

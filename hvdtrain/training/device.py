@@ -44,7 +44,7 @@ def take_gpu(job: Job, group: Group) -> torch.device:
         UsageError: there are fewer GPUs than workers, and they are not to share; or some workers have none.
     """
     seen = _visible_gpus() if job.device.type == "cuda" else []
-    if not group.sum(torch.tensor([float(len(seen))])):
+    if not group.any(bool(seen)):
         return job.device
     there, rows = group.all_gather([*seen, *[0.0] * (MOST_GPUS - len(seen))])
     visible = [[int(name) for name in row if name] for row in rows.tolist()]

@@ -5,8 +5,6 @@ import socket
 import zlib
 from pathlib import Path
 
-import torch
-
 from hvdtrain.config.file import read_config
 from hvdtrain.config.run_config import RunConfig
 from hvdtrain.config.untrusted import parse_json
@@ -73,10 +71,10 @@ def share(run: Path, found: Snapshot | None, group: Group) -> Snapshot | None:
             found = mapped(run, step, check=is_first)
         except Failure as error:
             problem = error
-    failed = group.sum(torch.tensor([problem is not None], dtype=torch.float64))
+    any_failed = group.any(problem is not None)
     if problem:
         raise problem
-    if failed.any():
+    if any_failed:
         raise Failure(f"another worker cannot read the snapshot of step {step}: its line says why")
     return found
 

@@ -54,7 +54,8 @@ def _of_open_mpi(env: Mapping[str, str], hosts: int) -> Algorithm:
     asked = env.get(variable, "")
     name = _TUNED[int(asked)] if asked.isdecimal() and int(asked) < len(_TUNED) else asked
     if name not in _TUNED[1:]:
-        return Algorithm(UNKNOWN, f"{variable} is not set: Open MPI chooses by size and number of ranks")
+        said = f"{variable}={asked} forces none" if asked else f"{variable} is not set"
+        return Algorithm(UNKNOWN, f"{said}: Open MPI chooses by size and number of ranks")
     if env.get("OMPI_MCA_coll_tuned_use_dynamic_rules", "").lower() not in ("1", "true", "yes", "enabled"):
         return Algorithm(UNKNOWN, f"{variable}={asked} counts for nothing without coll_tuned_use_dynamic_rules")
     if hosts > 1:  # its component `han` comes before `tuned` there, and takes one of its own

@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 class Group(ABC):
     """What workers agree on between steps goes through here; gradients do not.
 
-    Every worker calls `sum`, `all_gather`, `gather_to_first` and `barrier` in the same order.
+    Every worker calls `sum`, `any`, `all_gather`, `gather_to_first` and `barrier` in the same order.
 
     Attributes:
         in_background: `all_gather_later` does not wait for the others.
@@ -49,6 +49,12 @@ class Group(ABC):
         import torch
 
         self.sum(torch.zeros(1))
+
+    def any(self, mine: bool) -> bool:
+        """Whether it is so on any worker."""
+        import torch
+
+        return bool(self.sum(torch.tensor([float(mine)])).item())
 
     def all_gather(self, row: Sequence[float]) -> tuple[list[int], "Tensor"]:
         """The workers that are there, and their rows, [those workers, len(row)] float64, on every worker.

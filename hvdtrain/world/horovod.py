@@ -188,7 +188,7 @@ class HorovodGroup(Group):
         if not self.leads:
             return {}
         parts = received.split(of_each.tolist())
-        return {worker: json.loads(bytes(part.tolist())) for worker, part in enumerate(parts)}
+        return {worker: json.loads(part.numpy().tobytes()) for worker, part in enumerate(parts)}
 
     def close(self) -> None:
         leave()

@@ -216,3 +216,10 @@ def test_a_job_of_another_host_is_not_taken_to_have_ended(tmp_path):
     assert str(job_record_file(out)) in str(again.exception)  # which one removes if that host is gone
     assert "stop it there" in str(CliRunner().invoke(stop, [str(out)]).exception)
     assert json.loads(job_record_file(out).read_text()) == record and os.listdir(tmp_path) == ["run.launch"]
+
+
+def test_a_run_folder_that_cannot_be_made_is_refused():
+    """As /proc says it, and an automounter: with "no such file", as where another has just removed it."""
+    made = CliRunner().invoke(launch, ["-n", "1", "--out", "/proc/nope/run", "--", "--mode", "single"])
+    assert isinstance(made.exception, UsageError)
+    assert "/proc/nope/run cannot be written" in str(made.exception)

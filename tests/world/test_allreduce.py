@@ -17,7 +17,7 @@ DYNAMIC = {"OMPI_MCA_coll_tuned_use_dynamic_rules": "1"}
         ("horovod-mpi", {ALGORITHM: "4"}, UNKNOWN, "counts for nothing without"),
         ("horovod-mpi", {ALGORITHM: "4"} | DYNAMIC, "ring", f"{ALGORITHM}=4"),
         ("horovod-mpi", {ALGORITHM: "rabenseifner"} | DYNAMIC, "rabenseifner", ALGORITHM),
-        ("horovod-mpi", {ALGORITHM: "0"} | DYNAMIC, UNKNOWN, "is not set"),
+        ("horovod-mpi", {ALGORITHM: "0"} | DYNAMIC, UNKNOWN, f"{ALGORITHM}=0 forces none"),
         ("horovod-nccl", {}, UNKNOWN, "NCCL chooses"),
         ("horovod-nccl", {"HOROVOD_HIERARCHICAL_ALLREDUCE": "1"}, "hierarchical", "HOROVOD_HIERARCHICAL_ALLREDUCE=1"),
         ("horovod-nccl", {"HOROVOD_HIERARCHICAL_ALLREDUCE": "0", "NCCL_ALGO": "Tree"}, "tree", "NCCL_ALGO=Tree"),
