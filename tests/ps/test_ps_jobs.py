@@ -4,6 +4,7 @@ import contextlib
 import itertools
 import json
 import re
+import shutil
 import signal
 import subprocess
 
@@ -17,6 +18,7 @@ from helpers.jobs import (
     adds_up,
     finish,
     hvdtrain,
+    make_images,
     ranks_of,
     run,
     slow_evaluations,
@@ -264,6 +266,35 @@ def test_an_asynchronous_job_goes_on_without_its_first_worker_and_can_be_replaye
     lines = ledger.read_text().splitlines()
     ledger.write_text("\n".join(lines[:1] + lines[2:]) + "\n")
     assert "pushes of share" in replay(out).stdout
+
+
+def test_another_worker_writes_the_results_when_the_first_is_lost_amid_test_images(tmp_path):
+    out, images = tmp_path / "run", tmp_path / "data"
+    make_images(images, 4, 2, 28)
+    shutil.copytree(images / "ValidationData", images / "TestData")
+    options = ["--mode", "ps-async", "--servers", "1", "--dataset", str(images), "--model", "cnn", "--width", "0.1"]
+    options += ["--image-size", "28", "--steps", "2", "--batch-size", "4", "--threads", "1", "--out", str(out)]
+    first = """
+import time
+from hvdtrain.rank import work
+evaluate = work.evaluate
+def never_by_the_first(job, *others):
+    if job.world.rank == 1:
+        (job.folder / "tests").touch()
+        time.sleep(100)
+    return evaluate(job, *others)
+work.evaluate = never_by_the_first
+"""
+    job = Forked(3, ["train", *options], first=first, survive=True)
+    try:
+        until((out / "tests").exists)
+        ranks_of(job)[1].kill()
+        said, _ = job.communicate(timeout=60)
+    finally:
+        finish(job)
+    summary = json.loads((out / "summary.json").read_text())
+    assert (summary["status"], summary["steps"], summary["lost_workers"]) == ("done", 2, [1]), said
+    assert summary["test_accuracy"] is not None
 
 
 def test_a_worker_joins_in_place_of_one_that_was_killed_and_leaves_and_one_more_joins(tmp_path):
