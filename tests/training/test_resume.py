@@ -45,9 +45,9 @@ def summary(out):
     return json.loads((out / "summary.json").read_text())
 
 
-def interrupted(starter, ranks, out, first_worker, *options, after=5):
+def interrupted(starter, ranks, out, first_worker, *options, after=5, first=""):
     """Train until so many steps are written, then ask the job to leave; what it printed."""
-    job = start(starter, ranks, *JOB, *options, "--out", str(out), first=slow_steps(0.05))
+    job = start(starter, ranks, *JOB, *options, "--out", str(out), first=slow_steps(0.05) + first)
     try:
         metrics = out / f"metrics.rank{first_worker}.jsonl"
         until(lambda: metrics.is_file() and metrics.read_text().count("\n") >= after)
@@ -58,6 +58,23 @@ def interrupted(starter, ranks, out, first_worker, *options, after=5):
     assert job.returncode == 143, printed
     assert not (out / "summary.json").exists()
     return printed
+
+
+def test_a_rank_that_cannot_write_its_trace_keeps_nobody_from_leaving(tmp_path):
+    first = """
+import errno
+import os
+from hvdtrain.rank import work
+write = work.write_rank_trace
+def on_a_full_disk(run, recorded):
+    if recorded.rank == 1:
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+    write(run, recorded)
+work.write_rank_trace = on_a_full_disk
+"""
+    cut = tmp_path / "cut"
+    printed = interrupted("forked", 2, cut, 0, "--mode", "ddp", "--trace", first=first)
+    assert "go on with --resume" in printed and (cut / "trace.pftrace").is_file()
 
 
 SLOW = "0:10x@step1-4"  # all of it before the run is stopped
