@@ -55,7 +55,9 @@ def account(run: Run, timeline: Timeline) -> Account:
     own, waited = np.mean([steps[:, 1:3].mean(0) for steps in timeline.each_step], axis=0).tolist()
     unknown: dict[str, str] = {}
     slowest = 0.0
-    if timeline.in_step:
+    if len(timeline.ranks) == 1:
+        pass  # nobody to wait for
+    elif timeline.in_step:
         behind = (timeline.own_s.max(0) - timeline.own_s).mean(1)
         slowest = float(np.minimum(behind, timeline.waited_s.mean(1)).mean())
     else:

@@ -57,7 +57,7 @@ def explain(runs: tuple[Path, ...], json_file: Path | None, plot: Path | None, t
     from hvdtrain.explain.timeline import read_timeline
     from hvdtrain.explain.what_if import what_if
     from hvdtrain.plot_style import save
-    from hvdtrain.runs.read import load_run
+    from hvdtrain.runs.read import load_run, resumed_otherwise
 
     for option, file in (("--plot", plot), ("--timeline", timeline)):
         if file and len(runs) > 1:
@@ -66,12 +66,16 @@ def explain(runs: tuple[Path, ...], json_file: Path | None, plot: Path | None, t
             raise UsageError(f"{option} {file}: end its name in .png, .svg or .pdf")
     if timeline:
         save(one_step({load_run(runs[0]).kind.label: runs[0]}), timeline)
-    explained = []
+    recorded = []
     for folder in runs:
         run = load_run(folder)
         if not run.summary.steps:
-            raise UsageError(f"{folder} cannot be explained: {run.problem}")
-        steps = read_timeline(run)
+            raise UsageError(f"{folder} cannot be explained: {run.problem}; --resume goes on with a run")
+        if why := resumed_otherwise(run.manifest):
+            raise UsageError(f"{folder} cannot be explained: {why}")
+        recorded.append((run, read_timeline(run)))
+    explained = []
+    for run, steps in recorded:
         straggler, found = find_straggler(steps), account(run, steps)
         waited = dict(zip(steps.ranks, waited_for(steps).sum(1).tolist(), strict=True))
         if not steps.in_step:
@@ -80,9 +84,9 @@ def explain(runs: tuple[Path, ...], json_file: Path | None, plot: Path | None, t
                 beyond = waits_for_others(steps) * [len(own) for own in steps.each_step]
                 waited[straggler.rank] = float(beyond.sum() / (len(beyond) - 1))
         rates = what_if(run, steps, straggler, found)
-        _show(run, steps, straggler, waited, found, rates)
+        _show(run, steps, straggler, waited, found, rates, to_stderr=str(json_file) == "-")
         explained.append({
-            "run": str(folder), "mode": run.kind.mode, "workers": run.kind.workers, "servers": run.kind.servers,
+            "run": str(run.folder), "mode": run.kind.mode, "workers": run.kind.workers, "servers": run.kind.servers,
             "straggler": straggler.rank if straggler else None,
             "factor": straggler.factor if straggler else None,
             "slow_from_s": straggler.since_s if straggler else None,
@@ -105,7 +109,7 @@ def explain(runs: tuple[Path, ...], json_file: Path | None, plot: Path | None, t
 
 def _show(
     run: "Run", timeline: "Timeline", straggler: "Straggler | None", waited: Mapping[int, float], found: "Account",
-    rates: Mapping[str, float | None],
+    rates: Mapping[str, float | None], to_stderr: bool,
 ) -> None:  # fmt: skip
     from rich.console import Console
     from rich.table import Table
@@ -113,8 +117,10 @@ def _show(
     from hvdtrain.explain.account import PARTS
     from hvdtrain.explain.heatmap import shade
 
-    console = Console(highlight=False)
+    console = Console(highlight=False, stderr=to_stderr)
     console.print(f"[bold]{run.name}[/bold]: {run.kind.label}, {run.summary.samples_per_s:,.0f} samples/s")
+    if run.manifest.slow and run.manifest.slow.asked not in ("", "none"):
+        console.print(f"--slow {run.manifest.slow.asked} made workers slow: what they slept counts as computing.")
     if lost := run.summary.lost_workers:
         who = ", ".join(map(str, lost))
         console.print(f"Workers were lost (rank {who}): while one was not there, a step before or after stands for it.")
@@ -126,28 +132,29 @@ def _show(
         waits = waited[straggler.rank] > 0
         others = "the others waited for it" if waits else "nobody waited for it"
         console.print(
-            f"Rank {straggler.rank} was slow, from {straggler.since_s:.0f} to {straggler.until_s:.0f} s of training: "
+            f"Rank {straggler.rank} was slow, from {straggler.since_s:.1f} to {straggler.until_s:.1f} s of training: "
             f"its steps took {straggler.factor:.1f} times as long as the others', and {others}"
             + (f" for {waited[straggler.rank]:.1f} s." if waits else ".")
         )
     elif len(timeline.ranks) > 1:
         console.print("No worker was slower than the others all the time, or for a fifth of it.")
     ranks = Table()
-    for heading in ("rank", "own time of a step", "waited for it", "darker: longer steps of its own; ×: gone"):
+    for heading in ("rank", "worker", "its own time of a step", "waited for it", "darker: longer steps; ×: gone"):
         ranks.add_column(heading, justify="left" if "darker" in heading else "right")
     for row, (rank, line) in enumerate(zip(timeline.ranks, shade(timeline), strict=True)):
-        ranks.add_row(str(rank), f"{1000 * timeline.own_s[row].mean():,.1f} ms", f"{waited[rank]:,.1f} s", line)
+        own = f"{1000 * timeline.each_step[row][:, 1].mean():,.1f} ms"
+        ranks.add_row(str(rank), str(rank - run.kind.servers), own, f"{waited[rank]:,.1f} s", line)
     console.print(ranks)
     parts = Table()
     for heading in ("part of a step", "ms", "share", "what it is"):
         parts.add_column(heading, justify="right" if heading in ("ms", "share") else "left")
     for name, seconds in found.parts.items():
         figures = (f"{1000 * seconds:,.1f}", f"{seconds / found.step_s:.1%}")
-        parts.add_row(
-            name.replace("_", " "),
-            *(("", "") if name in found.unknown else figures),
-            found.unknown.get(name, PARTS[name]),
-        )
+        what = found.unknown.get(name, PARTS[name])
+        if name == "lost_overlap" and seconds:
+            of_each = {of: found.exposed_s[of] - found.parts[of] for of in found.exposed_s}
+            what += f" ({', '.join(f'{of} {1000 * spent:,.1f} ms' for of, spent in of_each.items() if spent)})"
+        parts.add_row(name.replace("_", " "), *(("", "") if name in found.unknown else figures), what)
     parts.add_section()
     parts.add_row("together", f"{1000 * found.step_s:,.1f}", "100%", "the mean step of a worker")
     console.print(parts)

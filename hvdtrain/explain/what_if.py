@@ -29,7 +29,7 @@ def what_if(run: Run, timeline: Timeline, straggler: Straggler | None, found: Ac
         "double_bandwidth": min(exposed["wire"], wire / 2) if wire else None,
         "one_more_server": (
             min(exposed["wire"], wire / (servers + 1)) + min(exposed["server"], server / (servers + 1))
-            if servers
+            if servers and "server" not in found.unknown
             else None
         ),
     }

@@ -130,8 +130,8 @@ def load_run(folder: Path) -> Run:
         problem = f"it finished without ranks {lost}, which died on the way"
     elif sum(not life.why for life in summary.membership) > manifest.workers:
         problem = f"more than its {with_noun(manifest.workers or 0, 'worker')} were there at the end: others had joined"
-    elif len(set(starts := [_describe_start(part) for part in manifest.parts])) > 1:
-        problem = f"it was resumed in another way: {', then '.join(starts)}"
+    else:
+        problem = resumed_otherwise(manifest)
     return Run(folder, manifest, summary, problem)
 
 
@@ -139,6 +139,12 @@ def _still_lost(summary: Summary) -> list[int]:
     """The ranks that were lost, and did not come back."""
     there = {life.rank for life in summary.membership if not life.why}
     return [rank for rank in summary.lost_workers if rank not in there]
+
+
+def resumed_otherwise(manifest: Manifest) -> str:
+    """That a run was not started in the same way each time, and in which; empty where it was."""
+    starts = [_describe_start(part) for part in manifest.parts]
+    return f"it was resumed in another way: {', then '.join(starts)}" if len(set(starts)) > 1 else ""
 
 
 def _describe_start(part: RunStart) -> str:

@@ -115,11 +115,14 @@ def test_the_parts_of_a_step_add_up_to_it(tmp_path, mode):
 
 
 def test_each_step_counts_once_where_a_slow_worker_takes_fewer(tmp_path):
-    found, _ = explained(tmp_path, 1, 4, mode="ps-async", servers=1, slow=slice(0, 25))
-    ends = [
-        [json.loads(line)["time"] for line in (tmp_path / f"run/metrics.rank{rank}.jsonl").read_text().splitlines()][5:]
+    found, said = explained(tmp_path, 1, 4, mode="ps-async", servers=1, slow=slice(0, 25))
+    steps = [
+        [json.loads(line) for line in (tmp_path / f"run/metrics.rank{rank}.jsonl").read_text().splitlines()][5:]
         for rank in (1, 2)
     ]
+    ends = [[step["time"] for step in own] for own in steps]
+    for own in steps:
+        assert f" {1000 * np.mean([step['forward_s'] + step['backward_s'] for step in own]):.1f} ms " in said
     by_the_clock = np.mean([(own[-1] - own[0]) / (len(own) - 1) for own in ends])
     assert sum(found["parts"].values()) == pytest.approx(by_the_clock, rel=0.02)
 
@@ -157,6 +160,9 @@ def test_workers_that_are_not_in_step_are_no_faster_than_their_cores_allow(tmp_p
 def test_what_a_run_does_not_tell_is_null(tmp_path):
     found, _ = explained(tmp_path, 1, 1)
     assert found["what_if"]["double_bandwidth"]["samples_per_s"] is None
+    assert found["what_if"]["one_more_server"]["samples_per_s"] is None
+    found, _ = explained(tmp_path / "without-metrics-of-servers", 1, 1, mode="ps-sync", servers=1)
+    assert found["unknown"]["server"] == "there are no metrics of servers"
     assert found["what_if"]["one_more_server"]["samples_per_s"] is None
 
 
@@ -256,6 +262,14 @@ def test_a_worker_alone_waits_for_no_communication(tmp_path):
     waits = set(PARTS) - {"computing", "other_waiting"}
     assert {name: found["parts"][name] for name in waits} == dict.fromkeys(waits, 0.0)
     assert found["unknown"] == {}
+    found, _ = explained(tmp_path / "with-a-server", 1, mode="ps-async", servers=1)
+    assert found["parts"]["waiting_for_slowest"] == 0
+
+
+def test_on_standard_output_there_is_nothing_beside_the_figures(tmp_path):
+    run = make_run(tmp_path / "run", (1, 1))
+    told = CliRunner().invoke(explain, [str(run), "--json", "-"], catch_exceptions=False)
+    assert json.loads(told.stdout)["run"] == str(run) and "allreduce" in told.stderr
 
 
 def test_it_is_said_that_a_worker_was_lost(tmp_path):
@@ -326,6 +340,11 @@ def test_what_cannot_be_explained_is_refused_in_a_line(tmp_path):
         said = refused(short, option, tmp_path / "none" / "a.png")
         assert f"there is no folder {tmp_path}/none to write a.png in" in said
     assert "end its name in .png" in refused(short, "--plot", "a.gif")
+    good = make_run(tmp_path / "good", (1, 1))
+    assert CliRunner().invoke(explain, [str(good), str(short)]).output == ""  # before anything is said
+    sizes = {"workers": 1, "servers": 0, "after_step": 0}
+    change(good / "manifest.json", parts=[{"mode": "single"} | sizes, {"mode": "allreduce"} | sizes])
+    assert "it was resumed in another way: single on 1 worker" in refused(good)
     (short / "summary.json").unlink()
     with pytest.raises(UsageError, match="cannot be explained: the run has not finished"):
         explain.main([str(short)], standalone_mode=False)
