@@ -47,7 +47,7 @@ def replay(run: Path) -> None:
     where the final weights are not those that the run saved, bit for bit.
     """
     config, workers, threads = _read(run)
-    from hvdtrain.rank.work import WEIGHTS
+    from hvdtrain.rank.results import WEIGHTS
 
     if not (run / WEIGHTS).is_file():
         raise UsageError(f"{run} has no {WEIGHTS} to compare with: did it finish?")

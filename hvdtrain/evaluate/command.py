@@ -81,7 +81,7 @@ def evaluate(run: Path, dataset: str, split: str, out: Path | None, device: str,
     with importing():
         from hvdtrain.evaluate.predictions import predict  # imports torch
     from hvdtrain.progress_bars import count_bar
-    from hvdtrain.rank.work import WEIGHTS
+    from hvdtrain.rank.results import WEIGHTS
     from hvdtrain.runs.snapshot import BEST
 
     manifest = _manifest(run)

@@ -1,8 +1,6 @@
-"""What a rank does once it knows where it is: serve, or build the model, train it and write down the results."""
+"""What a rank does once it knows where it is: serve, or build the model, train it and leave the results."""
 
 import dataclasses
-import json
-import math
 import os
 import shutil
 from collections.abc import Callable, Mapping
@@ -12,8 +10,6 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, cast
 
 import torch
-from safetensors.torch import load_file
-from torch import nn
 
 from hvdtrain import models, modes
 from hvdtrain.config.run_config import RunConfig
@@ -36,24 +32,22 @@ from hvdtrain.numerics.slowdown import Slowdown
 from hvdtrain.numerics.split import even_range
 from hvdtrain.ps.joining import Arrival
 from hvdtrain.ps.worker import PushPull
-from hvdtrain.rank.summary import HostLoads, summarise
+from hvdtrain.rank.results import finish, finish_trace
+from hvdtrain.rank.summary import HostLoads
 from hvdtrain.runs.folder import write_json
 from hvdtrain.runs.manifest import by_host, manifest, part, weights_hash
 from hvdtrain.runs.metrics import Recorder, Tally
 from hvdtrain.runs.request import check_length, shares_of
-from hvdtrain.runs.snapshot import BEST, Snapshot, write_tensors
-from hvdtrain.runs.trace_file import RankTrace, merge_traces, write_rank_trace
+from hvdtrain.runs.snapshot import Snapshot
 from hvdtrain.training import device, resume
 from hvdtrain.training.barrier import Departed
-from hvdtrain.training.clocks import compare_clocks
-from hvdtrain.training.evaluation import evaluate, statistics
+from hvdtrain.training.evaluation import statistics
 from hvdtrain.training.history import History
 from hvdtrain.training.loop import Training, train
 from hvdtrain.training.memory import check_memory
 from hvdtrain.training.progress import TrainingProgress
 from hvdtrain.training.saver import MANIFEST, Saver
 from hvdtrain.world import trace
-from hvdtrain.world.group import Group
 from hvdtrain.world.host import describe, differences, gpus, speed_variables
 from hvdtrain.world.job import Job
 from hvdtrain.world.place import World
@@ -62,8 +56,6 @@ from hvdtrain.world.terminal import Terminal
 
 if TYPE_CHECKING:
     from torch.distributed import Store
-
-WEIGHTS = "snapshots/final.safetensors"
 
 
 @dataclasses.dataclass(frozen=True)
@@ -234,7 +226,7 @@ def train_as_worker(
             progress.print(f"ended by SIGTERM at step {history.step}; {last}: go on with --resume --out {job.folder}")
             if config.trace:
                 try:
-                    _finish_trace(job, sync, progress)
+                    finish_trace(job, sync, progress)
                 except (Failure, OSError, RuntimeError) as error:  # the snapshot is what counts
                     progress.print(f"the trace could not be written: {error}")
             sync.group.close()
@@ -246,83 +238,8 @@ def train_as_worker(
         finally:
             progress.close()
             recorder.close()
-        _finish(training, processor_s, beside, after, data, side)  # a SIGTERM that comes now has nothing left to end
-
-
-def _finish(
-    training: Training, processor_s: list[float], beside: HostLoads, first_step: int, data: ImageFolder, side: int
-) -> None:
-    """Write the results of training that is over, and leave the others. All workers call it together."""
-    group = training.sync.group
-    group.retry_if_first_lost(lambda: _write_weights(training))
-    group.retry_if_first_lost(lambda: _write_results(training, processor_s, beside, first_step, data, side))
-    if group.leads:
-        training.progress.lead()
-        training.progress.print(f"wrote {training.job.folder}")
-    group.close()
-
-
-def _write_weights(training: Training) -> None:
-    """Before tests, for which the model takes others."""
-    job = training.job
-    if training.sync.group.leads and job.config.saves("final"):
-        write_tensors(job.folder / WEIGHTS, training.model.state_dict())
-
-
-def _write_results(
-    training: Training, processor_s: list[float], beside: HostLoads, first_step: int, data: ImageFolder, side: int
-) -> None:
-    """Write the summary, and what the manifest lacks. All workers call it together."""
-    job, sync, progress = training.job, training.sync, training.progress
-    summary = summarise(job, sync, training.recorder, training.history, first_step, processor_s, beside)
-    if data.test:
-        test = Loader(data.test, side, job.threads, resize=evaluation_resize(job.config, side))
-        tested = _test_best(job, sync.group, training.model, test, progress)
-        summary |= tested if summary else {}  # it is empty where another led when it was made
-    factors = sync.group.gather_to_first([job.world.worker, training.slowdown.achieved()])
-    if job.config.trace:
-        _finish_trace(job, sync, progress)
-    if sync.group.leads and summary:
-        achieved = {str(worker): factor for worker, factor in factors.values()}
-        _add_to_manifest(job.folder, slow={"asked": job.config.slow, "achieved": achieved})
-        if not job.config.saves("best"):
-            (job.folder / "snapshots" / BEST).unlink(missing_ok=True)
-        write_json(job.folder / "summary.json", summary)
-        if share := summary["left_out_share"]:
-            progress.print(f"{share:.1%} of the steps overflowed fp16, and were left out")
-        if not math.isfinite(summary["val_loss"]):
-            progress.print(f"training diverged: the validation loss is {summary['val_loss']}; try a lower --lr")
-
-
-def _finish_trace(job: Job, sync: Synchroniser, progress: TrainingProgress) -> None:
-    """Put what all ranks recorded into one file, on the worker that leads, and into the manifest, by rank, how far its
-    clock was ahead, and how far that may be off. All workers call it together.
-    """
-    world, problem = job.world, None
-    clocks = compare_clocks(job, sync)
-    try:
-        write_rank_trace(job.folder, RankTrace(world.rank, "worker", trace.spans, trace.counts))
-        if sync.group.leads:
-            for rank, recorded in enumerate(sync.ask_servers("traced")):
-                write_rank_trace(job.folder, RankTrace(rank, "server", **recorded))
-    except OSError as error:  # a full disk, say: the others are at the barrier
-        problem = error
-    sync.group.barrier()
-    if problem:
-        raise problem
-    if not sync.group.leads:
-        return
-    if not merge_traces(job.folder, {rank: offset for rank, (offset, _) in clocks.items()}):
-        progress.print(f"no step was traced: none of --trace-steps {job.config.trace_steps} was taken since the start")
-        return
-    _add_to_manifest(job.folder, clocks={
-        str(rank): {"ahead_us": 1e6 * offset, "uncertainty_us": 1e6 * uncertainty}
-        for rank, (offset, uncertainty) in sorted(clocks.items())
-    })  # fmt: skip
-
-
-def _add_to_manifest(folder: Path, **entries: Any) -> None:
-    write_json(folder / MANIFEST, json.loads((folder / MANIFEST).read_text()) | entries)
+        test = Loader(data.test, side, job.threads, resize=evaluation_resize(config, side)) if data.test else None
+        finish(training, processor_s, beside, after, test)  # a SIGTERM that comes now has nothing left to end
 
 
 def _begin(
@@ -381,18 +298,3 @@ def _do_not_start_alike(of_ranks: Mapping[int, Mapping[str, Any]], root: Path) -
             by_times = f" (by names, sizes and times){what_to_do}" if expected.startswith("listing:") else ""
             return f"ranks {different} {problem} of rank {min(of_ranks)}{by_times}"
     return ""
-
-
-def _test_best(
-    job: Job, group: Group, model: nn.Module, loader: Loader, progress: TrainingProgress
-) -> dict[str, float]:
-    """Loss and accuracy of the best model over the test images; all workers call it together. The model changes."""
-    best = job.folder / "snapshots" / BEST
-    if group.any(not best.is_file()):
-        progress.print(
-            f"{best} is not on storage that all workers share: `hvdtrain evaluate --split test` does it later"
-        )
-        return {}
-    model.load_state_dict(load_file(best, device=str(job.device)))
-    loss, accuracy = evaluate(job, model, group, loader)
-    return {"test_loss": loss, "test_accuracy": accuracy}

@@ -20,7 +20,8 @@ from hvdtrain.errors import UsageError
 from hvdtrain.evaluate import command, files
 from hvdtrain.evaluate.picture import draw
 from hvdtrain.evaluate.predictions import Predictions, predict
-from hvdtrain.rank.work import WEIGHTS, initial_model
+from hvdtrain.rank.results import WEIGHTS
+from hvdtrain.rank.work import initial_model
 from hvdtrain.runs.request import config_of
 from hvdtrain.runs.snapshot import BEST
 from hvdtrain.training.feed import Normalise

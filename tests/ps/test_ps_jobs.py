@@ -276,14 +276,14 @@ def test_another_worker_writes_the_results_when_the_first_is_lost_amid_test_imag
     options += ["--image-size", "28", "--steps", "2", "--batch-size", "4", "--threads", "1", "--out", str(out)]
     first = """
 import time
-from hvdtrain.rank import work
-evaluate = work.evaluate
+from hvdtrain.rank import results
+evaluate = results.evaluate
 def never_by_the_first(job, *others):
     if job.world.rank == 1:
         (job.folder / "tests").touch()
         time.sleep(100)
     return evaluate(job, *others)
-work.evaluate = never_by_the_first
+results.evaluate = never_by_the_first
 """
     job = Forked(3, ["train", *options], first=first, survive=True)
     try:

@@ -33,7 +33,7 @@ def names(kind):
 
 
 def test_the_writers_write_what_the_schema_has_and_nothing_else():
-    # Beside what these functions return, rank/work.py adds some; the last are not in every version.
+    # Beside what these functions return, rank/results.py adds some; the last are not in every version.
     more = {"dataset_hash", "train_samples", "validation_samples", "classes", "image_size", "initial_weights", "parts"}
     of_manifest = written(runs_manifest, "manifest")
     assert of_manifest <= names(Manifest) <= of_manifest | more | {"network", "launch"}

@@ -64,13 +64,13 @@ def test_a_rank_that_cannot_write_its_trace_keeps_nobody_from_leaving(tmp_path):
     first = """
 import errno
 import os
-from hvdtrain.rank import work
-write = work.write_rank_trace
+from hvdtrain.rank import results
+write = results.write_rank_trace
 def on_a_full_disk(run, recorded):
     if recorded.rank == 1:
         raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
     write(run, recorded)
-work.write_rank_trace = on_a_full_disk
+results.write_rank_trace = on_a_full_disk
 """
     cut = tmp_path / "cut"
     printed = interrupted("forked", 2, cut, 0, "--mode", "ddp", "--trace", first=first)
