@@ -1,5 +1,6 @@
 """What a finished run came to: summary.json."""
 
+import dataclasses
 import socket
 from collections.abc import Sequence
 from typing import Any
@@ -31,14 +32,15 @@ def summarise(
     load = beside.collect()
     workers, steps = job.world.workers, history.step - first_step
     own = _own_process(job, sync, recorder.samples, steps, processor_s[0])
-    of_workers = sync.group.gather_to_first({"process": own, "wall_s": history.wall_s, "tally": recorder.tally.row()})
+    counted = {"process": own, "wall_s": history.wall_s, "tally": dataclasses.asdict(recorder.tally)}
+    of_workers = sync.group.gather_to_first(counted)
     if not sync.group.leads:
         return {}
     rows = [*of_workers.values()]
     processes = _processes(sync, [row["process"] for row in rows], processor_s[1:])
     lives: list[dict[str, Any]] = next(iter(sync.ask_servers("lives")), [])  # the first server's
     wall = max(row["wall_s"] for row in rows)
-    tally = Tally.of([row["tally"] for row in rows])
+    tally = Tally.of([Tally(**row["tally"]) for row in rows])
     # The mean over the workers for one step of the job, whatever number of its own each took: it adds up to wall time.
     seconds = {part: spent / len(rows) / history.step for part, spent in zip(PARTS, tally.seconds, strict=True)}
     waits = sum(seconds[part] for part in WAITS) if job.world.size > 1 else 0.0

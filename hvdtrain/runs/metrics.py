@@ -6,7 +6,7 @@ import math
 import os
 from collections import deque
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields
 from pathlib import Path
 from typing import Any
 
@@ -53,23 +53,15 @@ class Tally:
     stale_max: int = 0
     left_out: int = 0
 
-    def row(self) -> list[float]:
-        """As numbers, to be sent."""
-        own = (self.steps, self.digest, self.loss, self.correct, self.samples, self.stale_sum, self.stale_max)
-        return [*own, self.left_out, self.first_steps, self.first_s, *self.seconds, *self.durations, *self.staleness]
-
     @classmethod
-    def of(cls, rows: Sequence[Sequence[float]]) -> "Tally":
-        """All workers together, from the row of each."""
-        columns = [[*column] for column in zip(*rows, strict=True)]
-        stale_max = max(columns[6])
-        sums: list[Any] = [sum(column) for column in columns]
-        steps, digest, loss, correct, samples, stale_sum, _, left_out, first_steps, first_s, *more = sums
-        seconds, counts = more[: len(PARTS)], more[len(PARTS) :]
-        return cls(
-            steps, digest % 2**48, loss, correct, samples, seconds, counts[:BINS], first_steps, first_s, counts[BINS:],
-            stale_sum, stale_max, left_out,
-        )  # fmt: skip
+    def of(cls, workers: Sequence["Tally"]) -> "Tally":
+        """All workers together, from each one's."""
+        columns = {own.name: [getattr(tally, own.name) for tally in workers] for own in fields(cls)}
+        sums: dict[str, Any] = {
+            name: [*map(sum, zip(*values, strict=True))] if isinstance(values[0], list) else sum(values)
+            for name, values in columns.items()
+        }
+        return cls(**sums | {"digest": sums["digest"] % 2**48, "stale_max": max(columns["stale_max"])})
 
 
 class StepLines:

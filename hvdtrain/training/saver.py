@@ -39,16 +39,17 @@ class Saver:
     def snapshot(self, history: History) -> None:
         """Save a snapshot; all workers call it together, between two steps."""
         config, world = self.job.config, self.job.world
-        own = [world.worker, self.slowdown.computed_s, self.slowdown.slept_s, self.recorder.tally.row()]
+        slowed = [self.slowdown.computed_s, self.slowdown.slept_s]
+        own = {"worker": world.worker, "slowed": slowed, "tally": dataclasses.asdict(self.recorder.tally)}
         rows = self.sync.group.gather_to_first(own).values()
         if not self.sync.group.leads:
             return
-        tally = Tally.of([row for *_, row in rows])
+        tally = Tally.of([Tally(**row["tally"]) for row in rows])
         tally.seconds = [spent / len(rows) for spent in tally.seconds]  # the next start may have more or fewer
         state = {
             "config": dataclasses.asdict(config), "workers": world.workers, "history": dataclasses.asdict(history),
             "tally": dataclasses.asdict(tally), **self._facts(),
-            "slowed": {str(worker): [computed_s, slept_s] for worker, computed_s, slept_s, _ in rows},
+            "slowed": {str(row["worker"]): row["slowed"] for row in rows},
         }  # fmt: skip
         try:
             save(

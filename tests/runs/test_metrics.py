@@ -90,7 +90,7 @@ def test_the_tallies_of_workers_add_up():
     own.durations[7] = 2
     own.staleness[1] = 4
     own.stale_max = 6
-    both = Tally.of([own.row(), own.row()])
+    both = Tally.of([own, own])
     assert (both.steps, both.digest, both.samples, both.first_steps, both.first_s) == (6, 10, 24, 6, 0.5)
     assert both.seconds == [2.0 * part for part in range(len(PARTS))]
     assert (both.durations[7], both.staleness[1], both.stale_sum, both.stale_max) == (4, 8, 8, 6)
