@@ -42,7 +42,7 @@ class Server:
             killed.
 
     Attributes:
-        notes: what workers last wrote down for the one that leads: by turn, 0 or 1, and by worker.
+        notes: what workers last wrote down for the one that leads: by slot, 0 or 1, and by worker.
         departed_workers: those that have left in order, while the others go on.
         began: whether workers have the first weights.
         is_over: whether all workers have ended.
