@@ -8,7 +8,7 @@ from contextlib import contextmanager
 from pathlib import Path
 
 from hvdtrain.errors import UsageError
-from hvdtrain.world.locks import lock, unlock
+from hvdtrain.world.locks import locked_by, open_locked
 
 
 def cache_root() -> Path:
@@ -22,33 +22,13 @@ def cache_root() -> Path:
 def locked(out: Path) -> Iterator[None]:
     """Keep other processes from making the same file or folder. The lock of a process that dies is released."""
     path = out.with_name(f".{out.name}.hvdtrain-lock")
-    file = _lock(path)
     try:
+        file = open_locked(path)
+    except OSError as error:
+        what = f"cannot write in '{path.parent}'" if error.filename else f"cannot lock '{path}'"
+        raise UsageError(f"{what}: {error.strerror}") from None
+    with locked_by(file, path):
         yield
-    finally:
-        path.unlink(missing_ok=True)
-        os.close(file)
-        unlock(path)
-
-
-def _lock(path: Path) -> int:
-    while True:
-        try:
-            path.parent.mkdir(parents=True, exist_ok=True)
-            file = os.open(path, os.O_RDWR | os.O_CREAT, 0o666)
-        except OSError as error:
-            raise UsageError(f"cannot write in '{path.parent}': {error.strerror}") from None
-        try:
-            lock(file, path, wait=True)
-        except OSError as error:
-            os.close(file)
-            raise UsageError(f"cannot lock '{path}': {error.strerror}") from None
-        # The process that held the lock before has removed the file, and a lock on a removed file excludes nobody: a
-        # third process would create the file anew and lock that.
-        if os.fstat(file).st_nlink:
-            return file
-        os.close(file)
-        unlock(path)
 
 
 @contextmanager

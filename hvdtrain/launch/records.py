@@ -9,7 +9,7 @@ import subprocess
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import IO, Any
+from typing import Any
 
 import psutil
 
@@ -19,11 +19,10 @@ from hvdtrain.errors import Failure, UsageError
 from hvdtrain.launch.filling import Filler
 from hvdtrain.runs.folder import unwritable, write_json
 from hvdtrain.world.host import boot_id
-from hvdtrain.world.locks import lock, unlock
+from hvdtrain.world.locks import locked_by, open_locked
 from hvdtrain.world.parent import is_alive, start_ticks
 
 REPLY_TIMEOUT_S = 30.0  # of a scheduler
-TRIES = 1000  # of a lock that others make and remove
 LOOK_EVERY_S = 0.5
 Record = Mapping[str, Any]
 
@@ -98,37 +97,13 @@ def forget(out: Path, record: Record) -> None:
 @contextlib.contextmanager
 def _locked(out: Path) -> Iterator[None]:
     """Wait until no other process looks whose job a run folder has, to change that."""
-    file = job_record_file(out).with_suffix(".lock")
-    with _open_locked(file, out):
-        try:
-            yield
-        finally:
-            file.unlink()  # while it is locked: who waits for it takes the next one
-            unlock(file)
-
-
-def _open_locked(file: Path, out: Path) -> IO[str]:
-    """The file, open and locked. Who had it before removes it, and the folder it is in, so that it may be gone as soon
-    as it is made, or is locked: then it is made again.
-
-    Raises:
-        UsageError: it cannot be made.
-    """
-    for tries_left in reversed(range(TRIES)):
-        try:
-            file.parent.mkdir(parents=True, exist_ok=True)
-            opened = file.open("a")
-        except OSError as error:
-            if not isinstance(error, FileNotFoundError) or not tries_left:
-                raise unwritable(out, error) from None
-            continue
-        with contextlib.suppress(FileNotFoundError):
-            lock(opened.fileno(), file, wait=True)
-            if os.path.samestat(os.fstat(opened.fileno()), file.stat()):
-                return opened
-        unlock(file)
-        opened.close()
-    raise UsageError(f"--out {out}: too many others launch jobs into it; choose another folder")
+    path = job_record_file(out).with_suffix(".lock")
+    try:
+        file = open_locked(path)
+    except OSError as error:
+        raise unwritable(out, error) from None
+    with locked_by(file, path):
+        yield
 
 
 def what_to_remember(launcher: str) -> dict[str, str]:

@@ -10,7 +10,8 @@ import fcntl
 import os
 import threading
 import time
-from contextlib import suppress
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
 from functools import cache
 from pathlib import Path
 
@@ -23,6 +24,7 @@ REFUSED = (errno.ENOSYS, errno.EOPNOTSUPP, errno.ENOLCK)
 BEAT_S = 10.0  # how often a holder renews its link
 SILENT_S = 150.0  # after which a holder elsewhere is gone: NFS shows times up to a minute late, and clocks differ
 RETRY_S = 0.05
+TRIES = 1000  # of making a lock file that others remove
 
 _held: set[Path] = set()  # links of this process
 _guard = threading.Lock()
@@ -49,6 +51,48 @@ def lock(descriptor: int, path: Path, wait: bool = False, replaces: bool = False
             if not wait:
                 raise BlockingIOError(errno.EWOULDBLOCK, os.strerror(errno.EWOULDBLOCK)) from None
             time.sleep(RETRY_S)
+
+
+@contextmanager
+def locked_by(file: int, path: Path) -> Iterator[None]:
+    """In the block this process holds the file that open_locked gave it; then it is removed."""
+    try:
+        yield
+    finally:
+        path.unlink(missing_ok=True)  # while it is locked: who waits for it makes the next one
+        os.close(file)
+        unlock(path)
+
+
+def open_locked(path: Path) -> int:
+    """Make a file that nothing is but a lock, in a folder that is made too, and lock it; wait for whoever holds it.
+
+    Who held it before has removed it, and perhaps the folder, and a lock on a removed file excludes nobody: a third
+    process would make the file anew and lock that. Then it is made again.
+
+    Raises:
+        OSError: the file cannot be made, which has its name, or locked, which has none.
+    """
+    for tries_left in reversed(range(TRIES)):
+        try:
+            path.parent.mkdir(parents=True, exist_ok=True)
+            file = os.open(path, os.O_WRONLY | os.O_CREAT, 0o666)
+        except FileNotFoundError:
+            if not tries_left:
+                raise
+            continue
+        try:
+            lock(file, path, wait=True)
+            if os.fstat(file).st_nlink:
+                return file
+            unlock(path)
+        except FileNotFoundError:  # of the folder, where a link in it is the lock
+            pass
+        except OSError:
+            os.close(file)
+            raise
+        os.close(file)
+    raise FileNotFoundError(errno.ENOENT, os.strerror(errno.ENOENT), str(path))
 
 
 def unlock(path: Path) -> None:
