@@ -27,8 +27,8 @@ READMES = {
 }
 # Commands in ```bash blocks that do not run here, and why.
 ELSEWHERE = {
-    "uv run pytest": "this is it",
-    "pip install uv && uv run hvdtrain compare": "the main job, of some minutes: see test_the_main_job",
+    ".uv/bin/uv run pytest": "this is it",
+    "pip install --target .uv uv && .uv/bin/uv run hvdtrain compare": "the main job, of some minutes: see test_the_main_job",
     "ruff check . && mypy && lint-imports": "run before the tests, by .ci/run",
     "hvdtrain verify --modes ps-sync --workers 2": "checks/test_verify.py runs it",
 }
@@ -113,7 +113,7 @@ def run_in(folder: Path, command: str, env: dict[str, str] = ENV, first: str = "
 def test_the_main_job(tmp_path):
     """What README's first command promises: `hvdtrain compare` with no options."""
     first = run_here(READMES["README.md"])[0]
-    run_in(tmp_path, first.removeprefix("pip install uv && uv run "))
+    run_in(tmp_path, first.removeprefix("pip install --target .uv uv && .uv/bin/uv run "))
     out = next((tmp_path / "runs").glob("compare-*"))
     with (out / "results.csv").open() as file:
         rows = list(csv.DictReader(file))

@@ -8,6 +8,7 @@ the copy of horovodrun that goes into the wheel is told so, and to pass signals 
 import os
 import shutil
 import sys
+import sysconfig
 from pathlib import Path
 
 from . import cuda
@@ -27,7 +28,7 @@ CONFIGURE = [
 NO_CUDA = ["-DCMAKE_CUDA_COMPILER=CMAKE_CUDA_COMPILER-NOTFOUND", "-DCMAKE_DISABLE_FIND_PACKAGE_CUDAToolkit=ON"]
 
 
-MENDS = {  # in horovod/runner/mpi_run.py
+PATCHES = {  # in horovod/runner/mpi_run.py
     # With `-bind-to none`, OpenMPI 5 looks for a program called none.
     "'-bind-to ": "'--bind-to ", "'-map-by ": "'--map-by ", "'-rank-by ": "'--rank-by ", "'-mca ": "'--mca ",
     # The shell becomes mpirun. As its parent it would take a SIGTERM to itself and leave the job running.
@@ -58,6 +59,12 @@ def check_tools() -> None:
         missing.append("make")
     if missing:
         sys.exit(f"building Horovod needs {' and '.join(missing)}: install build-essential, or g++ and make")
+    headers = Path(sysconfig.get_path("include"))
+    if not (headers / "Python.h").exists():
+        sys.exit(
+            f"building Horovod needs Python's headers, and {headers} has no Python.h: install python3-dev, or set "
+            "UV_PYTHON_PREFERENCE=only-managed, so that uv brings a Python that has them"
+        )
 
 
 def mend_horovodrun(args: list[str]) -> None:
@@ -65,7 +72,7 @@ def mend_horovodrun(args: list[str]) -> None:
     [output] = [arg.split("=", 1)[1] for arg in args if arg.startswith("-DCMAKE_LIBRARY_OUTPUT_DIRECTORY_")]
     path = Path(output) / "horovod" / "runner" / "mpi_run.py"
     text = path.read_text()
-    for old, new in MENDS.items():
+    for old, new in PATCHES.items():
         if old not in text:
             sys.exit(f"{path} does not hold {old}: is this Horovod 0.28.1?")
         text = text.replace(old, new)
