@@ -28,7 +28,7 @@ READMES = {
 # Commands in ```bash blocks that do not run here, and why.
 ELSEWHERE = {
     ".uv/bin/uv run pytest": "this is it",
-    "pip install --target .uv uv && .uv/bin/uv run hvdtrain compare": "the main job, of some minutes: see test_the_main_job",
+    "pip install --target .uv uv && .uv/bin/uv run hvdtrain compare": "some minutes: see test_the_main_job",
     "ruff check . && mypy && lint-imports": "run before the tests, by .ci/run",
     "hvdtrain verify --modes ps-sync --workers 2": "checks/test_verify.py runs it",
 }

@@ -269,7 +269,8 @@ def test_what_building_horovod_lacks_is_said(tools, missing, tmp_path, monkeypat
 
 def test_a_python_without_headers_is_told_before_horovod_is_built(tmp_path):
     """As Debian's python3 is, without python3-dev."""
-    call = "import sysconfig; sysconfig.get_path = lambda _: 'nowhere'; import hvdtrain_horovod_build as build; build.check_tools()"
+    without = "import sysconfig; sysconfig.get_path = lambda _: 'nowhere'"
+    call = f"{without}; import hvdtrain_horovod_build as build; build.check_tools()"
     built = subprocess.run(
         [sys.executable, "-c", call], env=os.environ | {"PYTHONPATH": str(BUILD)}, capture_output=True, text=True
     )
