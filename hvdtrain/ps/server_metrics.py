@@ -69,9 +69,10 @@ class Load:
     def handled(self, worker: int, bucket: int, is_refused: bool) -> None:
         """A push has been handled. One that is refused gets no answer."""
         key = worker, bucket
-        if is_refused:
-            self._unanswered.discard(key)
-        self._handled.discard(key)
+        with self._lock:
+            if is_refused:
+                self._unanswered.discard(key)
+            self._handled.discard(key)
 
     def answered(self, worker: int, bucket: int, answer: Answer) -> None:
         """The worker is given the bucket's weights."""
