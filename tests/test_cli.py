@@ -339,7 +339,7 @@ def test_output_that_cannot_be_written_ends_it_quietly(output, line):
 @pytest.mark.parametrize(
     ("ranks", "args", "line"),
     [
-        (3, "--mode allreduce --batch-size 2 --out new", "a global batch of 2 leaves 1 of 3 workers without a sample: "),
+        (3, "--mode allreduce --batch-size 2 --out new", "a global batch of 2 leaves 1 of 3 workers without a sample"),
         # The first rank is a server: it does not look at what the first worker claims, and finds no fault.
         (3, "--mode ps-sync --servers 1 --out used", "--out used is not empty: choose another folder"),
     ],

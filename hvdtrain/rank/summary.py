@@ -51,8 +51,7 @@ def summarise(
     return {
         "status": "done",
         "steps": history.step,
-        # Of all workers' steps, of which one that joined for the last evaluation has none.
-        "left_out_share": tally.left_out / tally.steps if tally.steps else None,
+        "left_out_share": tally.left_out / tally.steps if tally.steps else None,  # of all workers' steps
         "samples": history.samples,
         "wall_s": wall,
         "samples_per_s": history.samples / wall,
