@@ -21,7 +21,7 @@ class ServerGroup(Group):
 
     Args:
         timeout: seconds after which a silent rank is lost.
-        servers_return: servers that are killed come back, and the first one without the store.
+        servers_return: servers that are killed come back, the first one with an empty store.
     """
 
     in_background = True

@@ -27,7 +27,7 @@ from hvdtrain.world.place import World
 if TYPE_CHECKING:
     from torch.distributed import Store
 
-MOST = 128 * 2**20  # bytes of a process's slots: twice what is under way as a rule, see exchange.UNDER_WAY
+MOST = 128 * 2**20  # bytes of a process's slots: more than twice what is under way, see exchange.UNDER_WAY
 HUGE = 2**21  # bytes of a huge page, where larger slots begin
 GONE_KEPT = 2  # processes that have ended whose memory stays: an answer of one may still be on its way
 RECEIVERS = 64  # of one process; others get their tensors in messages
