@@ -275,7 +275,7 @@ REFUSED = [
     ("compare", "--modes ,", "unknown mode ''"),
     ("compare", "--workers 0", "'0' is not a list of whole numbers such as 1,2,4"),
     ("compare", "--workers two", "'two' is not a list of whole numbers such as 1,2,4"),
-    ("compare", "--workers 33", "a global batch of 32 leaves 33 workers without a sample each"),
+    ("compare", "--workers 33", "a global batch of 32 leaves 1 of 33 workers without a sample: "),
     ("compare", "--servers 1,0", "'0' is not a list of whole numbers such as 1,2,4"),
     ("compare", "--repeats 0", "Invalid value for '--repeats'"),
     ("compare", "--model nosuch", f"unknown model 'nosuch': choose from {', '.join(models.name_lists())}"),
@@ -339,7 +339,7 @@ def test_output_that_cannot_be_written_ends_it_quietly(output, line):
 @pytest.mark.parametrize(
     ("ranks", "args", "line"),
     [
-        (3, "--mode allreduce --batch-size 2 --out new", "a global batch of 2 leaves 3 workers without a sample each"),
+        (3, "--mode allreduce --batch-size 2 --out new", "a global batch of 2 leaves 1 of 3 workers without a sample"),
         # The first rank is a server: it does not look at what the first worker claims, and finds no fault.
         (3, "--mode ps-sync --servers 1 --out used", "--out used is not empty: choose another folder"),
     ],

@@ -10,7 +10,7 @@ from hvdtrain.explain.timeline import Timeline
 from hvdtrain.numerics.slowdown import parse
 from hvdtrain.runs.network_bound import network_bound
 from hvdtrain.runs.read import Run
-from hvdtrain.runs.schema import ServerLoad, read_server_load
+from hvdtrain.runs.schema import ServerLoad, read_server_loads
 
 # The parts of a step, in the order in which they are told from each other, and what each is.
 PARTS = {
@@ -174,7 +174,7 @@ def _queueing(run: Run) -> float | str:
 
 def _server_loads(run: Run) -> list[ServerLoad]:
     """What each server has counted in all, of those that is known of."""
-    return [last for rank in range(run.kind.servers) if (last := read_server_load(run.folder, rank))]
+    return [loads[-1] for rank in range(run.kind.servers) if (loads := read_server_loads(run.folder, rank))]
 
 
 def _steps_of_last_start(run: Run) -> int:

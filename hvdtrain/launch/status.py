@@ -3,6 +3,7 @@
 import re
 import time
 from collections.abc import Iterator
+from operator import itemgetter
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -12,10 +13,11 @@ from hvdtrain.errors import UsageError
 from hvdtrain.formatting import with_noun
 from hvdtrain.launch.records import is_running, read_record, whose
 from hvdtrain.launch.supervise import log_file
+from hvdtrain.ps.membership_log import who_is_lost
 from hvdtrain.runs.folder import CONFIG, is_claimed, name_one_of
-from hvdtrain.runs.live import last_steps, samples_per_s
+from hvdtrain.runs.live import last_steps, metrics_file, samples_per_s
 from hvdtrain.runs.request import config_of
-from hvdtrain.runs.schema import Manifest, Summary, UnreadableFile, read
+from hvdtrain.runs.schema import Manifest, Summary, UnreadableFile, read, read_lives
 
 _T = TypeVar("_T", Manifest, Summary)
 LINE_LENGTH = 160  # shown of the last line
@@ -46,14 +48,19 @@ def status_lines(run: Path, shown: Path) -> Iterator[str]:
     files = sorted(run.glob("metrics.rank*.jsonl"))
     workers = {file: steps for file in files if (steps := last_steps(file))}
     yield f"{shown}: {_state(run, shown, summary, record)}{_how(manifest)}"
+    lives = read_lives(run) if manifest and manifest.servers else []  # else they are of a start with another mode
+    came_to = {life.rank: own[-1]["step"] for life in lives if (own := workers.get(metrics_file(run, life.rank)))}
+    if lost := who_is_lost(lives, came_to):
+        yield lost
     if summary.status == "done":
         yield (
             f"{summary.steps} steps in {_duration(summary.wall_s or 0)} of training, "
             f"{summary.samples_per_s or 0:.0f} samples/s, validation accuracy {summary.val_accuracy or 0:.4f}"
         )
     elif workers:
-        first = next(iter(workers.values()))
-        row, rate = first[-1], samples_per_s(workers.values())
+        row = max((steps[-1] for steps in workers.values()), key=itemgetter("step"))
+        there = [metrics_file(run, life.rank) for life in lives if not life.why]
+        rate = samples_per_s(steps for file, steps in workers.items() if file in there or not lives)
         total = _total_steps(run, manifest)
         speed = f", {rate:.0f} samples/s lately" if rate else ""
         loss = f", loss {row['loss']:.4f}" if isinstance(row.get("loss"), float) else ""

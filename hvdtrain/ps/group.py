@@ -21,7 +21,7 @@ class ServerGroup(Group):
 
     Args:
         timeout: seconds after which a silent rank is lost.
-        servers_return: servers that are killed come back, and the first one without the store.
+        servers_return: servers that are killed come back, the first one with an empty store.
     """
 
     in_background = True
@@ -77,8 +77,8 @@ class ServerGroup(Group):
                 except Failure:
                     limit = wire.PATIENCE * self.timeout
                     missing, silent = wire.ask(0, "missing", self.worker, number, limit, timeout=QUESTION_S)
-                    if not missing:
-                        raise
+                    if not missing:  # the last one has come meanwhile, or what goes wrong does so again
+                        return wire.ask(0, "sum", self.worker, number, values, as_rows)
                     if silent:
                         ranks = [self.world.servers + worker for worker in silent]
                         problem = f"ranks {ranks} hang: they did not come to where the others wait for them"

@@ -25,8 +25,8 @@ class _CsvFile:
     The file of an earlier start of the run is kept, with a number: `leases.1.csv`.
 
     Args:
-        is_kept: of a server that comes back: whether it goes on after the next line, by its first column. A line that
-            is left out was written as the server was killed, and will be written again.
+        is_kept: of a server that comes back, which goes on with the file: whether the next line stays, by its first
+            column. One that is left out was written as the server was killed, and will be written again.
     """
 
     def __init__(self, path: Path, columns: Sequence[str], is_kept: Callable[[int], bool] | None = None) -> None:

@@ -16,8 +16,6 @@ from hvdtrain.errors import Failure
 from hvdtrain.ps.crash_memory import SavedState
 
 GIVEN_UP = "this worker was silent for so long that the others went on without it (see --timeout)"
-
-
 _SAVED = ("workers", "present", "_next", "_summands", "_apart", "_join_point", "_is_open")
 
 

@@ -3,10 +3,12 @@
 import json
 import threading
 import time
+from collections.abc import Collection, Mapping
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
+from hvdtrain.formatting import with_noun
 from hvdtrain.world.appending import AppendedFile, whole_lines
 
 LEFT = "left"  # why a life has ended that was not lost
@@ -14,6 +16,16 @@ LEFT = "left"  # why a life has ended that was not lost
 
 def membership_file(folder: Path) -> Path:
     return folder / "membership.jsonl"
+
+
+def who_is_lost(lives: Collection[Any], came_to: Mapping[int, int] | None = None) -> str:
+    """`1 of 2 workers: rank 2 was lost after step 40`, where it came to that; empty where none of these lives was."""
+    ranks, there = {life.rank for life in lives}, {life.rank for life in lives if not life.why}
+    lost = sorted({life.rank for life in lives if life.why not in ("", LEFT)})
+    then = {rank: f" after step {step}" for rank, step in (came_to or {}).items()}
+    then |= dict.fromkeys(there, " and came back")
+    each = ", ".join(f"rank {rank} was lost{then.get(rank, '')}" for rank in lost)
+    return f"{len(there)} of {with_noun(len(ranks), 'worker')}: {each}" if lost else ""
 
 
 @dataclass
@@ -79,10 +91,6 @@ class MembershipLog:
     def all(self) -> list[Life]:
         with self._lock:
             return list(self._lives)
-
-    def rows(self) -> list[dict[str, Any]]:
-        with self._lock:
-            return [asdict(life) for life in self._lives]
 
     def close(self) -> None:
         self._file.close()

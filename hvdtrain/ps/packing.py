@@ -28,7 +28,7 @@ Frames = Sequence[Any]
 
 
 def pack(value: Any) -> list[Any]:
-    """The header and tensors' memory of a message: numbers, text, lists, dicts, tensors, and Push and Answer."""
+    """The header and tensors' memory of a message: numbers, text, lists, dicts, tensors, Push, Answer and Parcel."""
     tensors: list[Any] = []
     header = _encode(_prepared(value, tensors))
     return [header, *tensors]

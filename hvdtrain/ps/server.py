@@ -107,6 +107,8 @@ class Server:
             replies = own.push(push.with_gradient(None if sent is None else self.decode(sent)))
         finally:
             self.load.handled(worker, bucket, is_refused=replies is None)
+            if replies is None:
+                self.open.pop((bucket, worker), None)
         if trace.is_on and trace.records(push.step_of_job(self.membership.workers)):
             flow = trace.flow_of(push.step, worker, self.rank, bucket)
             name = f"apply bucket {bucket} of worker {worker}"
@@ -137,6 +139,7 @@ class Server:
                 self._lost.add(worker)
             for number, bucket in self.buckets.items():
                 self._answer(number, bucket.lose(worker))
+                self.open.pop((number, worker), None)
         self.membership.lose(worker)
         self.load.lost(worker)
         self.shared.forget(worker)

@@ -69,9 +69,10 @@ class Load:
     def handled(self, worker: int, bucket: int, is_refused: bool) -> None:
         """A push has been handled. One that is refused gets no answer."""
         key = worker, bucket
-        if is_refused:
-            self._unanswered.discard(key)
-        self._handled.discard(key)
+        with self._lock:
+            if is_refused:
+                self._unanswered.discard(key)
+            self._handled.discard(key)
 
     def answered(self, worker: int, bucket: int, answer: Answer) -> None:
         """The worker is given the bucket's weights."""
@@ -132,8 +133,8 @@ def last_row(folder: Path, rank: int) -> dict[str, Any]:
 class ServerMetrics:
     """Appends a line to metrics.server{r}.jsonl once a second, and one when it is stopped.
 
-    `time` is in seconds since 1970, and the rest as this process has counted it since it began: where a run was
-    resumed, counts begin anew with a later time. Nothing is taken back: work that is done again was done.
+    `time` is in seconds since 1970, and the rest as this server has counted it since the job began, also if it was
+    killed and came back: where a run is resumed, counts begin anew. Nothing is taken back: work done again was done.
     """
 
     def __init__(self, folder: Path, rank: int, load: Load) -> None:

@@ -27,7 +27,7 @@ from hvdtrain.world.place import World
 if TYPE_CHECKING:
     from torch.distributed import Store
 
-MOST = 128 * 2**20  # bytes of a process's slots: twice what is under way as a rule, see exchange.UNDER_WAY
+MOST = 128 * 2**20  # bytes of a process's slots: more than twice what is under way, see exchange.UNDER_WAY
 HUGE = 2**21  # bytes of a huge page, where larger slots begin
 GONE_KEPT = 2  # processes that have ended whose memory stays: an answer of one may still be on its way
 RECEIVERS = 64  # of one process; others get their tensors in messages
@@ -67,6 +67,7 @@ class SharedMemory:
         self._end = FLAGS
         self._peers: dict[tuple[int, int], _Peer] = {}
         self._held: set[int] = set()  # slots that may be sent again
+        self._filling: set[int] = set()  # slots that are being copied to, whose receivers may be gone meanwhile
         self._columns: dict[int, int] = {}  # receiver -> which of the flags of a slot are its, where not of its number
         self._left: deque[int] = deque()  # columns of receivers that were killed
         self._lock = threading.Lock()
@@ -128,11 +129,14 @@ class SharedMemory:
             self._flags[flag] = 1
             if held:
                 self._held.add(slot)
+            if not is_there:
+                self._filling.add(slot)
         start, memory = self._slots[slot]
         if not is_there:
             torch.from_numpy(memory[: tensor.nbytes]).view(tensor.dtype).view(tensor.shape).copy_(tensor)
-            if content is not None:
-                with self._lock:
+            with self._lock:
+                self._filling.discard(slot)
+                if content is not None:
                     self._contents[content] = slot
         name = str(tensor.dtype).removeprefix("torch.")
         return Parcel(self._pid, self.file, flag, start, name, list(tensor.shape))
@@ -195,7 +199,7 @@ class SharedMemory:
     def _free(self, size: int) -> int | None:
         """A slot for what is new: the first that fits, so that few are in use, and those in the processor's caches."""
         for slot, (_, memory) in enumerate(self._slots):
-            if slot in self._held:
+            if slot in self._held or slot in self._filling:
                 continue
             if size <= len(memory) <= 2 * size and not any(self._flags[slot * RECEIVERS : (slot + 1) * RECEIVERS]):
                 self._contents = {its: where for its, where in self._contents.items() if where != slot}

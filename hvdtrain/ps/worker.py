@@ -47,7 +47,6 @@ class PushPull:
         self.group = ServerGroup(job.world, self.store, self.timeout, self.servers_return)
         self._idled = 0  # calls of idle
         self._shares: deque[int] = deque()  # numbers of those that are leased, and not begun
-        self._restored = 0  # the step of the snapshot that training goes on from
         self._lease_range: tuple[int, int] | None = None  # of shares that are leased: its begin and end
         self._requests: SimpleQueue[Any] = SimpleQueue()  # the answer to the request for the next share
         self._requested = False  # in this step
@@ -92,7 +91,7 @@ class PushPull:
             self.exchange.fail(Failure(f"parameter server rank {server} failed: {why}"))
 
     def _push(self, index: int, parameter: nn.Parameter) -> None:
-        """A gradient is complete, and the weights it belongs to are not needed any more in this backward pass."""
+        """This pass has a gradient, complete if no other follows, and needs the weights it belongs to no more."""
         self._request_share()
         if self.accumulating or self.config.precision == "fp16":  # which may have overflowed: known after backward
             return
@@ -101,7 +100,7 @@ class PushPull:
         parameter.grad = None
 
     def restore(self, step: int, state: Mapping[str, torch.Tensor]) -> None:
-        self.exchange.step = self._restored = step
+        self.exchange.step = step
         if self.world.is_chief:
 
             def send(piece: Piece) -> Any:
@@ -143,10 +142,7 @@ class PushPull:
         return True
 
     def wait(self) -> None:
-        """Nothing to wait for: forward waits for each layer's weights when it needs them. Where no gradient was pushed
-        in backward (fp16), the next share is requested here.
-        """
-        self._request_share()
+        """Nothing to wait for: forward waits for each layer's weights when it needs them."""
 
     def begin_shares(self, begin: int, end: int) -> None:
         """Lease shares from `begin` to `end`, the last one excluded, which all workers say together. From now on each

@@ -6,6 +6,7 @@ declared it lost, so that no push of it can come after one of whoever trains on 
 
 import os
 from collections.abc import Callable
+from dataclasses import asdict
 from functools import partial
 from pathlib import Path
 from queue import Empty, SimpleQueue
@@ -14,7 +15,7 @@ from typing import Any
 from hvdtrain.errors import Failure
 from hvdtrain.ps import wire
 from hvdtrain.ps.join_info import JoinInfo, servers_return, write_join_info
-from hvdtrain.ps.membership_log import LEFT, MembershipLog, membership_file
+from hvdtrain.ps.membership_log import LEFT, MembershipLog, membership_file, who_is_lost
 from hvdtrain.ps.server import Server
 from hvdtrain.world.host import boot_id
 from hvdtrain.world.job import Job
@@ -34,7 +35,7 @@ class WorkerMonitor:
         again: this server was killed, and is back.
 
     Attributes:
-        there: the workers that have not been lost.
+        there: the workers that have neither been lost nor left.
     """
 
     def __init__(
@@ -98,6 +99,8 @@ class WorkerMonitor:
                 if why:
                     self._lose(worker, why)
         self.server.membership.close(OVER)
+        if self._lives and (lost := who_is_lost(self._lives.all())):
+            self.report(f"the job ended with {lost}")
 
     def close(self) -> None:
         """Nobody can join any more."""
@@ -158,4 +161,4 @@ class WorkerMonitor:
         """See Server.lives."""
         assert self._lives
         samples = self.server.leases.samples
-        return [row | {"samples": samples.get(row["member"], 0)} for row in self._lives.rows()]
+        return [asdict(life) | {"samples": samples.get(life.member, 0)} for life in self._lives.all()]

@@ -51,7 +51,7 @@ def summarise(
     return {
         "status": "done",
         "steps": history.step,
-        "left_out_share": tally.left_out / tally.steps,  # of all workers' steps
+        "left_out_share": tally.left_out / tally.steps if tally.steps else None,  # of all workers' steps
         "samples": history.samples,
         "wall_s": wall,
         "samples_per_s": history.samples / wall,
@@ -62,7 +62,7 @@ def summarise(
         "best_step": best["step"],
         "target_accuracy": job.config.target_accuracy,
         "time_to_target_s": reached[0] if reached else None,
-        "exposed_comm_fraction": waits / sum(seconds.values()),
+        "exposed_comm_fraction": waits / sum(seconds.values()) if tally.steps else None,
         "bytes_sent_per_step": sum(process["bytes_sent"] for process in processes) / steps if steps else None,
         "staleness_mean": tally.stale_sum / sum(counts.values()) if counts else None,
         "staleness_max": tally.stale_max if counts else None,

@@ -131,10 +131,13 @@ def check_workers(config: RunConfig, workers: int) -> None:
     if config.batch_size // workers < config.accumulate > 1:
         raise UsageError(
             f"--accumulate {config.accumulate} passes of a global batch of {config.batch_size} leave some of {workers} "
-            "workers without a sample in a pass"
+            f"workers without a sample in a pass: take --batch-size {workers * config.accumulate} or more"
         )
     if config.batch_size < workers:
-        raise UsageError(f"a global batch of {config.batch_size} leaves {workers} workers without a sample each")
+        raise UsageError(
+            f"a global batch of {config.batch_size} leaves {workers - config.batch_size} of {workers} workers without "
+            f"a sample: take --batch-size {workers} or more, or at most {with_noun(config.batch_size, 'worker')}"
+        )
 
 
 def check_length(config: RunConfig, samples: int) -> None:

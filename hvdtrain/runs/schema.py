@@ -6,7 +6,7 @@ default, and one of another type is an UnreadableFile. A test holds the writers,
 """
 
 import contextlib
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Annotated, Any, TypeVar
 
@@ -14,6 +14,7 @@ from msgspec import Meta, Struct, ValidationError, convert, field, structs
 from msgspec import json as fast_json
 
 from hvdtrain.config.untrusted import parse_json
+from hvdtrain.ps.membership_log import membership_file
 
 Count = Annotated[int, Meta(ge=0, lt=10**12)]
 Figure = Annotated[float, Meta(ge=0, le=1e18)]  # finite
@@ -356,6 +357,7 @@ class ServerLoad(Struct, frozen=True, kw_only=True):
 
 
 _T = TypeVar("_T", Manifest, Summary)
+_Line = TypeVar("_Line", ServerLoad, Life)
 
 
 def from_json(values: dict[str, Any], kind: type[_T]) -> _T:
@@ -406,24 +408,19 @@ def _decode_step(line: bytes) -> Step:
         return convert(parse_json(line), Step)  # which reads NaN too
 
 
-def read_server_load(run: Path, rank: int) -> ServerLoad | None:
-    """The last whole line of a server's metrics, or None where there is none."""
-    return next(_server_loads(reversed(_server_lines(run, rank))), None)
-
-
 def read_server_loads(run: Path, rank: int) -> list[ServerLoad]:
-    """A server's metrics; what is no such line is left out: a server that was killed leaves half a line behind."""
-    return list(_server_loads(_server_lines(run, rank)))
+    """A server's metrics."""
+    return list(_lines(run / f"metrics.server{rank}.jsonl", ServerLoad))
 
 
-def _server_lines(run: Path, rank: int) -> list[bytes]:
-    try:
-        return (run / f"metrics.server{rank}.jsonl").read_bytes().splitlines()
-    except OSError:
-        return []
+def read_lives(run: Path) -> list[Life]:
+    """The lives of a run's workers, each as the first server wrote it down last."""
+    return list({life.member: life for life in _lines(membership_file(run), Life)}.values())
 
 
-def _server_loads(lines: Iterable[bytes]) -> Iterator[ServerLoad]:
-    for line in lines:
-        with contextlib.suppress(ValueError, RecursionError):
-            yield fast_json.decode(line, type=ServerLoad)
+def _lines(file: Path, kind: type[_Line]) -> Iterator[_Line]:
+    """What is no such line is left out: a server that was killed leaves half a line behind. There may be no file."""
+    with contextlib.suppress(OSError):
+        for line in file.read_bytes().splitlines():
+            with contextlib.suppress(ValueError, RecursionError):
+                yield fast_json.decode(line, type=kind)

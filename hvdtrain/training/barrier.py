@@ -76,7 +76,7 @@ class StepBarrier:
 
         Args:
             elapsed: seconds of training up to here.
-            is_last: whether it is its epoch's last: then, in every mode, all workers are at it when this returns.
+            is_last: whether it is its epoch's last: then, but in lockstep, all workers are at it when this returns.
         """
         at_end = self.steps is not None and step >= self.steps
         if self.group.workers == 1 and not self.group.in_background:  # nobody to ask: at each step, for next to nothing

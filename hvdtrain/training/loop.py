@@ -55,13 +55,13 @@ class Training:
 
 
 def train(training: Training, loader: Loader, validation: Loader) -> list[float]:
-    """Train until the epochs, steps or time are over; evaluate after every epoch and at the end.
+    """Train until epochs, steps or time are over, or the target is reached; evaluate after every epoch and at the end.
 
     Returns:
         processor seconds: see ProcessorTime.
 
     Raises:
-        Terminated: after SIGTERM, when a snapshot has been saved.
+        Terminated: after SIGTERM, when a snapshot has been saved, or could not be.
         Departed: after SIGTERM to this worker, which has joined: the others go on.
     """
     job, sync, history = training.job, training.sync, training.history
@@ -215,7 +215,7 @@ def _evaluate(training: Training, validation: Loader, epoch: int, trained: int |
         hold(job.folder)
     recorder.evaluation(history.step, val_loss, val_accuracy, history.samples / history.wall_s)
     training.progress.evaluation(row)
-    training.sync.group.barrier()  # nobody trains, and waits, while the first worker writes
+    training.sync.group.barrier()  # nobody trains, and waits, while the worker that leads writes
     return val_accuracy >= job.config.target_accuracy
 
 

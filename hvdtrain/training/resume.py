@@ -100,7 +100,7 @@ def prepare_folder(run: Path, snapshot: Snapshot | None, ranks: range) -> None:
     """Make a run folder as it was at the snapshot, or at the beginning.
 
     Args:
-        ranks: those that will write metrics of their own, and cut them themselves. Servers go on with theirs.
+        ranks: those that write metrics, and cut them themselves. Servers go on with theirs, where there is a snapshot.
     """
     (run / "summary.json").unlink(missing_ok=True)
     shutil.rmtree(run / "trace", ignore_errors=True)  # of a start that was killed while it put its trace together

@@ -94,7 +94,7 @@ def test_with_batches_per_worker_each_run_has_its_own_global_batch_and_rate():
 
 
 def test_a_run_that_could_not_be_carried_out_stops_the_grid_before_it_begins():
-    with pytest.raises(UsageError, match="global batch of 3 leaves 4 workers without a sample each"):
+    with pytest.raises(UsageError, match="global batch of 3 leaves 1 of 4 workers without a sample: "):
         plan(RunConfig(), Axes(["single", "allreduce"], [4], batches=[32, 3]))
     with pytest.raises(UsageError, match="--launcher is for hosts: give -H or --hostfile"):
         invoke("--launcher", "mpi", "--dry-run")

@@ -67,6 +67,27 @@ def test_a_run_whose_first_worker_holds_it_trains_and_a_schedulers_job_is_named(
     assert ": launched on elsewhere since " in lines(run)[0]
 
 
+def test_a_run_says_which_workers_it_has_lost_and_does_not_count_their_speed(run):
+    (run / "summary.json").unlink()
+    step = lines(run)[1]
+    life = {"member": 0, "rank": 1, "incarnation": 1, "pid": None, "joined": 1.0, "left": None, "why": ""}
+    lost = life | {"member": 1, "rank": 2, "left": 9.0, "why": "its connection ended"}
+    there = [life, lost | {"left": None, "why": ""}]
+
+    def with_lives(*lives):
+        (run / "membership.jsonl").write_text("".join(json.dumps(one) + "\n" for one in lives) + '{"member": 1')
+        return lines(run)[1:3]
+
+    assert with_lives(*there)[0] == step
+    said, half = with_lives(*there, lost)
+    assert said == "1 of 2 workers: rank 2 was lost after step 30"
+    assert half == step.replace("100 samples/s", "50 samples/s")
+    back = life | {"member": 2, "rank": 2, "incarnation": 2}
+    assert with_lives(*there, lost, back) == ["2 of 2 workers: rank 2 was lost and came back", step]
+    (run / "metrics.rank2.jsonl").unlink()
+    assert with_lives(*there, lost)[0] == "1 of 2 workers: rank 2 was lost"
+
+
 def test_where_there_is_no_run(tmp_path):
     with pytest.raises(UsageError, match="nosuch: no run was begun there"):
         lines(tmp_path / "nosuch")

@@ -8,7 +8,15 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from hvdtrain.errors import Failure
+from hvdtrain.ps import wire
+from hvdtrain.ps.group import ServerGroup
+from hvdtrain.ps.leases import Leases
 from hvdtrain.ps.membership import Membership
+from hvdtrain.ps.requests import Requests
+from hvdtrain.ps.server import Server
+from hvdtrain.ps.server_metrics import Load
+from hvdtrain.ps.zeromq import ZeroMQ
+from hvdtrain.world.place import World
 
 
 def one_hot(worker, workers):
@@ -41,6 +49,28 @@ def test_a_summand_that_comes_again_counts_once():
     again = membership.add(0, 1, torch.ones(1))
     assert membership.add(1, 1, torch.ones(1)).wait().tolist() == again.wait().tolist() == [2]
     assert membership.add(0, 1, torch.ones(1)).wait().tolist() == [2]  # its answer was lost on the way
+
+
+class LastIsLate(Server):
+    """The last summand comes when the call for the sum has expired, and before its worker asks why."""
+
+    def missing(self, worker, number, seconds):
+        self.membership.add(1, number, torch.ones(1))
+        return super().missing(worker, number, seconds)
+
+
+def test_a_sum_that_was_done_just_after_the_call_for_it_had_expired_is_asked_for_again(monkeypatch):
+    server = ZeroMQ("tcp://127.0.0.1", Requests(LastIsLate(None, None, Membership(2), Leases(), Load())))
+    worker = ZeroMQ("tcp://127.0.0.1", Requests())
+    worker.endpoints[0] = server.endpoint
+    monkeypatch.setattr(wire, "_wire", worker, raising=False)
+    monkeypatch.setattr(wire, "_patience", 0.2, raising=False)
+    try:
+        group = ServerGroup(World("mpirun", 1, 3, 1, 3, servers=1), torch.distributed.HashStore(), timeout=60)
+        assert group.sum(torch.ones(1)).tolist() == [2]
+    finally:
+        worker.close()
+        server.close()
 
 
 def test_who_pushes_or_comes_is_not_silent():

@@ -14,7 +14,7 @@ def test_who_joins_takes_the_place_of_one_that_is_gone_or_a_new_one(tmp_path):
     lives.end(0, "its connection ended")
     again = lives.begin(4, pid=72)
     assert (again.rank, again.incarnation) == (1, 2)
-    assert [(row["rank"], row["incarnation"], row["why"]) for row in lives.rows()] == [
+    assert [(life.rank, life.incarnation, life.why) for life in lives.all()] == [
         (1, 1, "its connection ended"), (2, 1, "its connection ended"), (2, 2, LEFT), (3, 1, ""), (1, 2, ""),
     ]  # fmt: skip
     lives.close()

@@ -253,6 +253,7 @@ def test_an_asynchronous_job_goes_on_without_its_first_worker_and_can_be_replaye
         said, _ = job.communicate(timeout=100)
     assert job.returncode == 0, said
     assert said.count("hvdtrain: rank 1 is lost, and the others go on without it") == 1
+    assert said.splitlines()[-1] == "the job ended with 2 of 3 workers: rank 1 was lost"
     summary = json.loads((out / "summary.json").read_text())
     assert (summary["status"], summary["steps"], summary["lost_workers"]) == ("done", 3 * 8, [1])
     assert [row["rank"] for row in summary["processes"]] == [0, 2, 3]

@@ -1,6 +1,7 @@
 """What a server counts, driven with plain calls, and what it writes down."""
 
 import json
+import threading
 import time
 from concurrent.futures import ThreadPoolExecutor
 
@@ -75,10 +76,30 @@ def test_a_worker_that_is_lost_waits_no_more():
     assert isinstance(server.push(0, push(0, 2)), Future)  # more than 0 steps ahead
     assert counted(server)["waiting"] == 1
     server.lose(0)
-    assert (counted(server)["queue"], counted(server)["waiting"]) == (0, 0)
+    assert (counted(server)["queue"], counted(server)["waiting"], server.open) == (0, 0, {})
     with pytest.raises(Failure):
         server.push(0, push(0, 3))
-    assert counted(server)["queue"] == 0
+    assert counted(server)["queue"] == 0 and not server.open
+
+
+def test_a_push_that_has_been_handled_while_a_worker_is_lost_is_counted_out():
+    load, threads = Load(), []
+    for worker in (0, 1):
+        load.took(worker, bucket=0, size=8)
+
+    class Lost(int):
+        """A worker's number: as it is looked at, another's push is handled."""
+
+        def __ne__(self, other):
+            threads.append(threading.Thread(target=load.handled, args=(1, 0, True)))
+            threads[-1].start()
+            threads[-1].join(0.05)
+            return int(self) != other
+
+    load.lost(Lost(0))
+    for thread in threads:
+        thread.join()
+    assert (load.row()["queue"], load.row()["waiting"]) == (0, 0)
 
 
 def test_lines_are_appended_and_the_last_one_has_all(tmp_path):

@@ -94,6 +94,35 @@ def test_what_several_receivers_get_is_copied_once_and_taken_until_the_last_has_
     assert sender.put(sent, 1, content="these").start != first.start  # which has others now
 
 
+@pytest.mark.parametrize("moment", ["before", "after"])
+def test_a_slot_is_nobody_elses_while_a_tensor_is_copied_there_though_its_receiver_is_lost(moment):
+    sender, _, receiver = met(0, 1, 2, size=3)
+    ones, twos, got = torch.ones(5000), torch.full((5000,), 2.0), []
+
+    def interrupt():
+        sender.forget(1)
+        got.append(receiver.get(sender.put(twos, 2, content="twos")))
+        got.append(receiver.get(sender.put(ones, 2, content="ones")))
+
+    class Interrupted(torch.Tensor):
+        """Something else happens before or after its bytes are copied."""
+
+        @classmethod
+        def __torch_function__(cls, function, types, args=(), kwargs=None):
+            if function is torch.Tensor.copy_ and moment == "before":
+                interrupt()
+            found = super().__torch_function__(function, types, args, kwargs)
+            if function is torch.Tensor.copy_ and moment == "after":
+                interrupt()
+            return found
+
+    sender.put(ones.as_subclass(Interrupted), 1, content="ones")
+    assert got[0].equal(twos) and got[1].equal(ones)
+    got.clear()
+    assert receiver.get(sender.put(ones, 2, content="ones")).equal(ones)
+    assert not taken(sender)
+
+
 def test_what_is_small_or_finds_no_room_is_passed_on_as_it_is(monkeypatch):
     sender, receiver = met(0, 1)
     small, large = torch.ones(4096), torch.ones(4097)

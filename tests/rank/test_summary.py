@@ -58,3 +58,17 @@ def test_the_summary_of_176_workers_has_the_digest_of_one(tmp_path):
     assert alone["time_to_target_s"] is None
     [load] = many["load"].values()  # of the one host that they all have
     assert load["cores"] > 0 and load["others_cores"] >= 0
+
+
+def test_a_run_whose_only_worker_has_come_for_its_last_evaluation_has_a_summary(tmp_path):
+    """Those that had trained were killed in that."""
+    world = World("mpirun", 0, 1, 0, 1)
+    job = Job(RunConfig(mode="ddp"), world, tmp_path, torch.device("cpu"), 1)
+    history = History([{"step": 3, "val_accuracy": 0.9, "val_loss": 0.1}], step=3, samples=96, wall_s=2.0)
+    sync = LocalUpdate(job, Threads(world, Membership(1), HashStore()))
+    recorder = Recorder(tmp_path, 0, is_chief=False)
+    summary = summarise(job, sync, recorder, history, 0, [0.0], HostLoads(sync))
+    recorder.close()
+    assert (summary["status"], summary["steps"], summary["samples_per_s"]) == ("done", 3, 48.0)
+    not_known = [summary[name] for name in ("left_out_share", "exposed_comm_fraction", "staleness_mean")]
+    assert not_known == [None] * 3 == [summary["step_time"][f"p{share}_s"] for share in (50, 95, 99)]

@@ -131,7 +131,9 @@ def test_every_worker_needs_a_sample_of_a_batch(batch, workers):
     if batch >= workers:
         check_workers(config, workers)
         return
-    with pytest.raises(UsageError, match=f"a global batch of {batch} leaves {workers} workers without a sample each"):
+    without = f"leaves {workers - batch} of {workers} workers without a sample"
+    remedy = f"take --batch-size {workers} or more, or at most {batch} worker"
+    with pytest.raises(UsageError, match=f"a global batch of {batch} {without}: {remedy}"):
         check_workers(config, workers)
 
 
