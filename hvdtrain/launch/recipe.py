@@ -25,6 +25,9 @@ from hvdtrain.world.network import WIRE_KEY
 FORWARDED = re.compile(
     r"(HVDTRAIN(?!_WIRE_KEY)|HOROVOD|OMPI_MCA|PRTE_MCA|UCX|FI|OMP|MKL|NCCL|CUDA|GLOO|TP|TORCH|THP)_\w+|PYTHONPATH|LD_LIBRARY_PATH"
 )
+# What Slurm, PBS, LSF and Grid Engine say of an allocation, and they and MPI of a rank. A starter on this machine alone
+# would read it, and put ranks on the allocation's other nodes.
+ALLOCATION = re.compile(r"(SLURM|SBATCH|SRUN|PMI\d?|PMIX(?!_MCA)|PBS|LSB)_\w+|PE_HOSTFILE")
 MAX_NAME = 63 - len("-abcde-worker-4095")
 # Variables that the starter itself needs here.
 STARTER_NEEDS = (
@@ -117,7 +120,7 @@ def expand(launcher: str, spec: JobSpec) -> LaunchCommand:
         )
     job_variables = dict(recipe.get("environment", {})) | dict(spec.environment)
     launch_folder = spec.out.with_name(f"{spec.out.name}.launch")
-    environment = _starter_environment(job_variables, pass_all=recipe.get("hosts") != "needed")
+    environment = _starter_environment(job_variables, recipe.get("hosts") != "needed", bool(recipe.get("here")))
     hostfile, rankfile = launch_folder / "hosts", launch_folder / "ranks"
     script = launch_folder / str(recipe.get("script_name", "job"))
     program, private_file = list(spec.program), None
@@ -208,15 +211,17 @@ def _within_double_quotes(text: str) -> str:
     return re.sub(r'[\\"$`]', r"\\\g<0>", text)
 
 
-def _starter_environment(job_variables: Mapping[str, str], pass_all: bool) -> dict[str, str]:
+def _starter_environment(job_variables: Mapping[str, str], pass_all: bool, is_here: bool) -> dict[str, str]:
     """The starter's environment.
 
     Args:
         pass_all: pass this process's whole environment. Some starters write it into command lines on other hosts, where
             everybody could read the tokens in it.
+        is_here: without what tells of an allocation.
     """
     if pass_all:
-        return os.environ | dict(job_variables)
+        kept = {key: value for key, value in os.environ.items() if not (is_here and ALLOCATION.fullmatch(key))}
+        return kept | dict(job_variables)
     passed = {key: value for key, value in os.environ.items() if key in STARTER_NEEDS or _is_forwarded(key)}
     return passed | dict(job_variables)
 

@@ -186,11 +186,17 @@ def test_a_value_that_a_schedulers_own_line_cannot_hold_is_refused(out):
 
 def test_no_token_of_this_environment_reaches_a_command_line_of_another_host(out, monkeypatch):
     settings = {"OMP_NUM_THREADS": "3", "UCX_TLS": "tcp", "FI_PROVIDER": "tcp", "PRTE_MCA_prte_x": "1"}
-    for name, value in {"AWS_SECRET_ACCESS_KEY": "s3cret", "MY_TOKEN": "t0ken", **settings}.items():
+    for name, value in {
+        "AWS_SECRET_ACCESS_KEY": "s3cret",
+        "MY_TOKEN": "t0ken",
+        "SLURM_JOB_ID": "7",
+        **settings,
+    }.items():
         monkeypatch.setenv(name, value)
     for launcher in ("ssh", "mpi"):
         made = start(launcher, out)
         assert "AWS_SECRET_ACCESS_KEY" not in made.environment and "MY_TOKEN" not in made.environment
+        assert "SLURM_JOB_ID" not in made.environment  # mpirun would take no other hosts than the allocation's
         assert made.environment.items() >= settings.items()
         assert "s3cret" not in made.dry_run_text() and "t0ken" not in made.dry_run_text()
 
