@@ -51,6 +51,8 @@ class JobSpec:
         environment: variables for every rank, beside those of the recipe.
         private: variables for every rank that no command line may show.
         needs_network: whether ranks on this machine alone reach for others all the same, for a data set say.
+        memory_mb: MiB to ask a scheduler for, for each rank; 0 to leave it to the scheduler.
+        gpus: how many for each rank; likewise.
     """
 
     ranks: int
@@ -64,6 +66,8 @@ class JobSpec:
     environment: Mapping[str, str] = field(default_factory=dict)
     private: Mapping[str, str] = field(default_factory=dict)
     needs_network: bool = False
+    memory_mb: int = 0
+    gpus: int = 0
 
 
 @dataclass(frozen=True)
@@ -144,7 +148,8 @@ def expand(launcher: str, spec: JobSpec) -> LaunchCommand:
         "hosts": ",".join(f"{host.name}:{host.slots}" for host in spec.hosts),
         "nodes": len(spec.hosts) or "", "nodelist": ",".join(host.name for host in spec.hosts),
         "first_host": spec.hosts[0].name if spec.hosts else "",
-        "slots": slots or "", "reserved": slots * len(spec.hosts) or spec.ranks,
+        "memory_mb": (slots or spec.ranks) * spec.memory_mb or "", "gpus": spec.gpus or "", "slots": slots or "",
+        "reserved": slots * len(spec.hosts) or spec.ranks,
         "hostfile": str(hostfile) if spec.hosts else "", "rankfile": str(rankfile) if spec.hosts else "",
         "script": str(script), "interface": spec.interface, "name": name, "out": str(spec.out),
         "out_pattern": str(spec.out).replace("%", "%%"),
