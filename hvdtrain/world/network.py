@@ -4,7 +4,7 @@ import os
 import re
 import socket
 
-from hvdtrain.errors import Failure, UsageError
+from hvdtrain.errors import UsageError
 from hvdtrain.world.place import World
 
 VARIABLE = "HVDTRAIN_INTERFACE"
@@ -19,13 +19,15 @@ def use_one_interface(world: World) -> str:
     """Have every library use the same interface, before any of them opens a socket.
 
     That is loopback where all ranks are on this host; else HVDTRAIN_INTERFACE, which `hvdtrain launch` sets; else the
-    one that a library's own variable names, as horovodrun and mpirun set theirs.
+    one that a library's own variable names, as horovodrun and mpirun set theirs; else the only one there is, where this
+    host's own name does not lead others here: each library would listen at what that means.
 
     Returns:
         its name; empty where none is named, and each library looks for itself.
 
     Raises:
-        UsageError: two are named, or this host has none of that name with an address.
+        UsageError: two are named, or this host has none of that name with an address; or none is named, the host's name
+            does not lead others here, and it has not one interface: only what starts with MPI finds its own then.
     """
     if world.is_local:
         os.environ.update(dict.fromkeys(READ_BY[:3], LOOPBACK))  # MPI has shared memory
@@ -36,6 +38,11 @@ def use_one_interface(world: World) -> str:
     if len(set(given.values())) > 1:
         named = " and ".join(f"{variable}={name}" for variable, name in given.items())
         raise UsageError(f"{named} name different networks for one job: set {VARIABLE} to the one that it is to use")
+    if not given and not _address_of_name():
+        if len(others := _others()) == 1:
+            given = {VARIABLE: others[0]}
+        elif world.servers or not world.starts_horovod:
+            raise _unreachable()
     for variable, name in given.items():
         if name not in own_addresses().values():
             here, has = socket.gethostname(), ", ".join(sorted(set(own_addresses().values())))
@@ -57,19 +64,38 @@ def own_address(world: World) -> str:
     use_one_interface, or where there is none what its name means.
 
     Raises:
-        Failure: the host's name does not resolve.
+        UsageError: the host's name does not lead others here.
     """
     if world.is_local:
         return "127.0.0.1"
-    interface, name = os.environ.get(VARIABLE), socket.gethostname()
-    on_it = [address for address, its in own_addresses().items() if its == interface]
+    by_name = _address_of_name()
+    on_it = [address for address, its in own_addresses().items() if its == os.environ.get(VARIABLE)]
+    if on_it and by_name not in on_it:
+        return on_it[0]
+    if not by_name:
+        raise _unreachable()
+    return by_name
+
+
+def _address_of_name() -> str:
+    """What this host's own name means, or empty where others do not reach that: Debian's hosts file has 127.0.1.1."""
     try:
-        by_name = socket.gethostbyname(name)
-    except OSError as error:
-        if on_it:
-            return on_it[0]
-        raise Failure(f"this host's name {name} does not resolve ({error}): add it to /etc/hosts") from None
-    return on_it[0] if on_it and by_name not in on_it else by_name
+        address = socket.gethostbyname(socket.gethostname())
+    except OSError:
+        return ""
+    return "" if address.startswith("127.") else address
+
+
+def _others() -> list[str]:
+    """This host's interfaces beside loopback."""
+    return sorted({name for address, name in own_addresses().items() if not address.startswith("127.")})
+
+
+def _unreachable() -> UsageError:
+    return UsageError(
+        f"this host's own name {socket.gethostname()} does not resolve, or means loopback: give it in /etc/hosts the "
+        f"address that others reach, or set {VARIABLE} to one of its networks ({', '.join(_others()) or 'none'})"
+    )
 
 
 def own_addresses() -> dict[str, str]:
