@@ -13,7 +13,6 @@ from hvdtrain.errors import UsageError
 # Host names go into command lines, not all of which are quoted: nothing that a shell would interpret is allowed.
 _NAME = re.compile(r"([A-Za-z_][A-Za-z0-9._-]*@)?[A-Za-z0-9]([A-Za-z0-9._-]*[A-Za-z0-9])?")
 MAX_SLOTS = 4096
-HOSTS = ("--hosts", "-H", "--hostfile")
 
 
 @dataclass(frozen=True)

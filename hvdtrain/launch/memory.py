@@ -26,9 +26,7 @@ def rank_mb(config: RunConfig, workers: int) -> float:
 
 
 def asked_mb(config: RunConfig, workers: int) -> int:
-    """MiB to ask a scheduler for, for each rank, since many end a rank that takes more than was asked for: twice what
-    it takes at least, and 2 GiB for images, activations, messages and libraries.
-    """
+    """MiB to ask a scheduler for, for each rank: with room for images, activations, messages and libraries."""
     return round(2 * rank_mb(config, workers)) + 2048
 
 

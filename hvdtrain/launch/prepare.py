@@ -51,9 +51,8 @@ def prepare(
         runs_there = Path(recipe["runs"], out.name)
     config = with_absolute_paths(config)
     files = [path for path in (config.dataset, config.pretrained) if path.startswith("/")]
-    by_name = config.mode != "allreduce"  # Horovod gets addresses from its starter
     requirements = Requirements(
-        working_folder or str(Path.cwd()), out, files, rank_mb(config, workers), by_name,
+        working_folder or str(Path.cwd()), out, files, rank_mb(config, workers),
         url=config.dataset if "://" in config.dataset else "", environment=private or {},
     )  # fmt: skip
     program = train_program(config, runs_there, all_options, recipe.get("interpreter", ""))

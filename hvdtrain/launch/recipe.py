@@ -9,7 +9,9 @@ import string
 import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from importlib.metadata import version
 from pathlib import Path
+from typing import Any
 
 from hvdtrain.config import recipes
 from hvdtrain.config.run_config import RunConfig
@@ -124,7 +126,7 @@ def expand(launcher: str, spec: JobSpec) -> LaunchCommand:
         )
     job_variables = dict(recipe.get("environment", {})) | dict(spec.environment)
     launch_folder = spec.out.with_name(f"{spec.out.name}.launch")
-    environment = _starter_environment(job_variables, recipe.get("hosts") != "needed", bool(recipe.get("here")))
+    environment = _starter_environment(job_variables, recipe)
     hostfile, rankfile = launch_folder / "hosts", launch_folder / "ranks"
     script = launch_folder / str(recipe.get("script_name", "job"))
     program, private_file = list(spec.program), None
@@ -148,8 +150,8 @@ def expand(launcher: str, spec: JobSpec) -> LaunchCommand:
         "hosts": ",".join(f"{host.name}:{host.slots}" for host in spec.hosts),
         "nodes": len(spec.hosts) or "", "nodelist": ",".join(host.name for host in spec.hosts),
         "first_host": spec.hosts[0].name if spec.hosts else "",
-        "memory_mb": (slots or spec.ranks) * spec.memory_mb or "", "gpus": spec.gpus or "", "slots": slots or "",
-        "reserved": slots * len(spec.hosts) or spec.ranks,
+        "slots": slots or "", "reserved": slots * len(spec.hosts) or spec.ranks, "version": version("hvdtrain"),
+        "memory_mb": (slots or spec.ranks) * spec.memory_mb or "", "gpus": spec.gpus or "",
         "hostfile": str(hostfile) if spec.hosts else "", "rankfile": str(rankfile) if spec.hosts else "",
         "script": str(script), "interface": spec.interface, "name": name, "out": str(spec.out),
         "out_pattern": str(spec.out).replace("%", "%%"),
@@ -181,8 +183,7 @@ def expand(launcher: str, spec: JobSpec) -> LaunchCommand:
     is_here = all(map(_is_loopback, spec.hosts)) if of_hosts else bool(recipe.get("here"))
     own_network = is_here and not spec.needs_network and spec.interface in ("", "lo")
     stop_signal = None if stop == "file" else signal.Signals[stop]
-    here = bool(recipe.get("here"))
-    to_scheduler = "script_name" in recipe
+    here, to_scheduler = bool(recipe.get("here")), "script_name" in recipe
     return LaunchCommand(argv, files, environment, stop_signal, own_network, private_file, here, to_scheduler, name)
 
 
@@ -216,19 +217,17 @@ def _within_double_quotes(text: str) -> str:
     return re.sub(r'[\\"$`]', r"\\\g<0>", text)
 
 
-def _starter_environment(job_variables: Mapping[str, str], pass_all: bool, is_here: bool) -> dict[str, str]:
-    """The starter's environment.
-
-    Args:
-        pass_all: pass this process's whole environment. Some starters write it into command lines on other hosts, where
-            everybody could read the tokens in it.
-        is_here: without what tells of an allocation.
+def _starter_environment(job_variables: Mapping[str, str], recipe: Mapping[str, Any]) -> dict[str, str]:
+    """The starter's environment. Some write it into command lines on other hosts, where everybody could read the tokens
+    in it, and get what they need.
     """
-    if pass_all:
-        kept = {key: value for key, value in os.environ.items() if not (is_here and ALLOCATION.fullmatch(key))}
-        return kept | dict(job_variables)
-    passed = {key: value for key, value in os.environ.items() if key in STARTER_NEEDS or _is_forwarded(key)}
-    return passed | dict(job_variables)
+
+    def passes(key: str) -> bool:
+        if recipe.get("hosts") == "needed":
+            return key in STARTER_NEEDS or _is_forwarded(key)
+        return not (recipe.get("here") and ALLOCATION.fullmatch(key))
+
+    return {key: value for key, value in os.environ.items() if passes(key)} | dict(job_variables)
 
 
 def _is_loopback(host: Host) -> bool:

@@ -26,8 +26,7 @@ def use_one_interface(world: World) -> str:
         its name; empty where none is named, and each library looks for itself.
 
     Raises:
-        UsageError: two are named, or this host has none of that name with an address; or none is named, the host's name
-            does not lead others here, and it has not one interface: only what starts with MPI finds its own then.
+        UsageError: two are named, or would do; or this host has none of that name with an address.
     """
     if world.is_local:
         os.environ.update(dict.fromkeys(READ_BY[:3], LOOPBACK))  # MPI has shared memory
@@ -39,9 +38,9 @@ def use_one_interface(world: World) -> str:
         named = " and ".join(f"{variable}={name}" for variable, name in given.items())
         raise UsageError(f"{named} name different networks for one job: set {VARIABLE} to the one that it is to use")
     if not given and not _address_of_name():
-        if len(others := _others()) == 1:
-            given = {VARIABLE: others[0]}
-        elif world.servers or not world.starts_horovod:
+        if len(networks := _networks()) == 1:
+            given = {VARIABLE: networks[0]}
+        elif world.servers or not world.starts_horovod:  # MPI finds its own
             raise _unreachable()
     for variable, name in given.items():
         if name not in own_addresses().values():
@@ -68,33 +67,35 @@ def own_address(world: World) -> str:
     """
     if world.is_local:
         return "127.0.0.1"
-    by_name = _address_of_name()
-    on_it = [address for address, its in own_addresses().items() if its == os.environ.get(VARIABLE)]
-    if on_it and by_name not in on_it:
-        return on_it[0]
-    if not by_name:
+    interface, by_name = os.environ.get(VARIABLE), _address_of_name()
+    on_it = [address for address, its in own_addresses().items() if its == interface]
+    if not on_it and not by_name:
         raise _unreachable()
-    return by_name
+    return on_it[0] if on_it and by_name not in on_it else by_name
 
 
 def _address_of_name() -> str:
     """What this host's own name means, or empty where others do not reach that: Debian's hosts file has 127.0.1.1."""
-    try:
-        address = socket.gethostbyname(socket.gethostname())
-    except OSError:
-        return ""
+    address = resolve(socket.gethostname())
     return "" if address.startswith("127.") else address
 
 
-def _others() -> list[str]:
-    """This host's interfaces beside loopback."""
+def resolve(host: str) -> str:
+    """The IPv4 address that this machine has for a name, or an empty string."""
+    try:
+        return socket.gethostbyname(host)
+    except OSError:
+        return ""
+
+
+def _networks() -> list[str]:
     return sorted({name for address, name in own_addresses().items() if not address.startswith("127.")})
 
 
 def _unreachable() -> UsageError:
     return UsageError(
         f"this host's own name {socket.gethostname()} does not resolve, or means loopback: give it in /etc/hosts the "
-        f"address that others reach, or set {VARIABLE} to one of its networks ({', '.join(_others()) or 'none'})"
+        f"address that others reach, or set {VARIABLE} to one of its networks ({', '.join(_networks()) or 'none'})"
     )
 
 

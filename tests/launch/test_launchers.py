@@ -254,6 +254,10 @@ def test_a_starter_that_goes_to_other_hosts_has_what_ssh_logs_in_with(out, monke
         (["--resume", "--out", "nothere"], "there is no run in nothere to go on with; name the folder of one, or"),
         (["-n", "2", "--out", ""], "an empty name is no folder's"),
         (["-n", "1", "--", "--mode", "ps-sync"], "--mode ps-sync needs a server: add -s 1 before --"),
+        (
+            ["-n", "1", "--", "--network-interface", "ib0"],
+            "--network-interface is for launch: give --network-interface bef",
+        ),
         (["-n", "1", "--", "--servers", "1", "--out=x"], "--servers is for launch: give -s before --"),
         (["-n", "1", "--env", "NOT_SET_HERE"], "--env NOT_SET_HERE: there is no variable of this name here"),
         (
