@@ -193,7 +193,7 @@ def _measure(
         # All of them hold vectors at once.
         needs = Requirements(
             str(Path.cwd()), None, [folder] if shared else [],
-            len(backends) * (BASE_MB + 4 * max(sizes) / 2**20), meets_by_name=True,
+            len(backends) * (BASE_MB + 4 * max(sizes) / 2**20),
         )  # fmt: skip
         jobs = {}
         for backend in backends:

@@ -10,7 +10,7 @@ import click
 from hvdtrain.config.command_line import given_options
 from hvdtrain.errors import UsageError
 from hvdtrain.launch.hosts import Host, given_hosts, parse_hostfile
-from hvdtrain.world.place import tasks_by_node
+from hvdtrain.world.place import in_step, tasks_by_node
 
 # What the MPI operator tells mpirun in the launcher's pod, by OpenMPI's version, and where the file lies.
 HOSTFILE_VARIABLES = ("PRTE_MCA_prte_default_hostfile", "OMPI_MCA_orte_default_hostfile")
@@ -37,7 +37,11 @@ def allocated_hosts(launcher: str, env: Mapping[str, str] = os.environ) -> list[
     """
     if launcher == "srun":
         nodes = _slurm_nodes(env)
-        tasks = tasks_by_node(env.get("SLURM_TASKS_PER_NODE") or env["SLURM_JOB_CPUS_PER_NODE"])
+        told = "" if in_step(env) else env.get("SLURM_TASKS_PER_NODE")  # a step has its own tasks there
+        tasks = tasks_by_node(told) if told else []
+        if len(tasks) != len(nodes):
+            each = int(env.get("SLURM_CPUS_PER_TASK", 1))
+            tasks = [max(1, cores // each) for cores in tasks_by_node(env["SLURM_JOB_CPUS_PER_NODE"])]
         return [Host(node, count) for node, count in zip(nodes, tasks, strict=True)]
     files = [Path(env[variable]) for variable in HOSTFILE_VARIABLES if env.get(variable)]
     files += [POD_HOSTFILE] if POD_HOSTFILE.is_file() else []

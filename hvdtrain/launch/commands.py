@@ -17,10 +17,10 @@ from hvdtrain.config.run_config import RunConfig
 from hvdtrain.errors import UsageError, unknown
 from hvdtrain.launch import copies
 from hvdtrain.launch.allocation import allocated_hosts
-from hvdtrain.launch.hosts import HOSTS, allocate, given_hosts, host_options, parse_hosts, private_option
+from hvdtrain.launch.hosts import allocate, given_hosts, host_options, parse_hosts, private_option
 from hvdtrain.launch.prepare import prepare
 from hvdtrain.launch.processes import end_process
-from hvdtrain.launch.records import cancel, claimed, forget, read_record, what_to_remember
+from hvdtrain.launch.records import cancel, claimed, forget, kept_options, read_record, what_to_remember
 from hvdtrain.launch.supervise import STOP_TIMEOUT_S, log_file, supervise
 from hvdtrain.runs.folder import CONFIG, check_free, last_saved_step, name_one_of
 from hvdtrain.runs.launched import remembered
@@ -33,20 +33,6 @@ from hvdtrain.runs.request import (
     resumed_options,
     train_options,
 )
-
-# Options of `launch` that users give after -- by mistake.
-_LAUNCH_OPTIONS = {
-    "--out",
-    "--resume",
-    *NUM_WORKERS[:-1],
-    *NUM_SERVERS[:-1],
-    *HOSTS,
-    "--launcher",
-    "--dry-run",
-    "--retries",
-    "--respawn",
-    "--env",
-}
 
 
 @click.command(cls=GroupedCommand, context_settings={"ignore_unknown_options": True})
@@ -104,14 +90,14 @@ def launch(
     if resume and not out:
         raise UsageError("--resume needs --out: the folder of the run to go on with")
     listed = given_hosts(hosts, hostfile)
-    before = remembered(Path(out)) if resume else None
-    launcher = launcher or (before.launcher if before else "ssh" if listed else "local")
+    before, kept = (remembered(Path(out)), kept_options(Path(out))) if resume else (None, None)
+    launcher = launcher or (before.launcher if before else kept.stem if kept else "ssh" if listed else "local")
     # A job goes on where it was, unless it is told otherwise.
     stays = before if before and before.hosts and before.launcher == launcher and not listed else None
     if stays:
         listed, interface = parse_hosts(",".join(stays.hosts)), interface or stays.interface
     listed = listed or allocated_hosts(launcher)
-    resumed = Path(out) / CONFIG if resume and (Path(out) / CONFIG).is_file() else None
+    resumed = Path(out) / CONFIG if resume and (Path(out) / CONFIG).is_file() else kept
     workers = workers or (started_workers(resumed) if resumed else None)
     if resume and not resumed and not workers:
         where = name_one_of(Path(out)) or "; name the folder of one, or begin one there with -n"
@@ -166,11 +152,13 @@ def launch(
         for copy in to_copy:
             copy.make(names)
         command = make_command()
-        kept = what_to_remember(launcher)
+        also = what_to_remember(launcher)
+        if "runs" in recipe:  # this machine does not see the options that the run folder has
+            config.for_workers(workers).write(log_file(folder).with_name(f"{launcher}.toml"), workers=workers)
         supervise(command, folder, workers, servers, retries, respawns=respawn)
         if "stop" in recipe:  # a scheduler has the job now, and has printed its number last
             printed = log_file(folder).read_text().split() or [""]
-            job |= {**kept, "job": printed[-1], "name": command.name}
+            job |= {**also, "job": printed[-1], "name": command.name}
 
 
 def _train_config(arguments: tuple[str, ...], servers: int | None, resumed: Path | None) -> RunConfig:
@@ -180,8 +168,9 @@ def _train_config(arguments: tuple[str, ...], servers: int | None, resumed: Path
         servers: None where -s is not given.
         resumed: the config.toml of the run that the job goes on with.
     """
+    launchs_own = {name for option in launch.params for name in option.opts}
     for name in (argument.split("=")[0] for argument in arguments):
-        if name in _LAUNCH_OPTIONS:
+        if name in launchs_own:
             raise UsageError(f"{name} is for launch: give {'-s' if name in NUM_SERVERS else name} before --")
 
     @click.command("train", cls=GroupedCommand)

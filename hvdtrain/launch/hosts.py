@@ -13,7 +13,6 @@ from hvdtrain.errors import UsageError
 # Host names go into command lines, not all of which are quoted: nothing that a shell would interpret is allowed.
 _NAME = re.compile(r"([A-Za-z_][A-Za-z0-9._-]*@)?[A-Za-z0-9]([A-Za-z0-9._-]*[A-Za-z0-9])?")
 MAX_SLOTS = 4096
-HOSTS = ("--hosts", "-H", "--hostfile")
 
 
 @dataclass(frozen=True)
@@ -32,7 +31,7 @@ def host_options(command: Callable) -> Callable:
     """Decorator: adds -H and --hostfile to a command."""
     command = click.option(
         "--hostfile", type=click.Path(path_type=Path), metavar="FILE",
-        help="Hosts from a file: `name slots=2` or `name:2` a line.",
+        help="Hosts from a file: `name slots=2` or `name:2` a line, or a line for each slot.",
     )(command)  # fmt: skip
     return click.option(
         "--hosts",
@@ -77,13 +76,18 @@ def given_hosts(hosts: str | None, hostfile: Path | None) -> list[Host]:
 
 def parse_hosts(text: str) -> list[Host]:
     """Hosts from `a:1,b:2`. UsageError where a name or a number is invalid, or a host is named twice."""
-    return _checked_unique([_host(*word.strip().partition(":")[::2], where=f"-H {text}") for word in text.split(",")])
+    hosts = [_host(*word.strip().partition(":")[::2], where=f"-H {text}") for word in text.split(",")]
+    names = [host.name for host in hosts]
+    if twice := {name for name in names if names.count(name) > 1}:
+        raise UsageError(f"host {', '.join(sorted(twice))} is named twice: give each once, with its slots")
+    return hosts
 
 
 def parse_hostfile(path: Path) -> list[Host]:
     """Hosts from a file, one a line: `name`, `name:2` (MPICH) or `name slots=2` (OpenMPI, Horovod).
 
-    Comments (#), blank lines and OpenMPI's `max_slots=4` are ignored.
+    Comments (#), blank lines and OpenMPI's `max_slots=4` are ignored. The lines of a host are added up: PBS writes one
+    for each slot.
 
     Raises:
         UsageError: the file or a line cannot be read; it names the file and the line.
@@ -92,7 +96,7 @@ def parse_hostfile(path: Path) -> list[Host]:
         lines = path.read_text().splitlines()
     except (OSError, ValueError) as error:
         raise UsageError(f"--hostfile {path} cannot be read: {getattr(error, 'strerror', error)}") from None
-    hosts = []
+    slots_of: dict[str, int] = {}
     for number, line in enumerate(lines, 1):
         words = line.partition("#")[0].split()
         if not words:
@@ -104,10 +108,11 @@ def parse_hostfile(path: Path) -> list[Host]:
                 slots = value
             elif key not in ("max_slots", "max-slots") or not equals:
                 raise UsageError(f"{path}, line {number}: '{word}' is not understood; write `name slots=2` or `name:2`")
-        hosts.append(_host(name, slots, where=f"{path}, line {number}"))
-    if not hosts:
+        host = _host(name, slots, where=f"{path}, line {number}")
+        slots_of[host.name] = slots_of.get(host.name, 0) + host.slots
+    if not slots_of:
         raise UsageError(f"{path} names no host")
-    return _checked_unique(hosts)
+    return [Host(name, slots) for name, slots in slots_of.items()]
 
 
 def _host(name: str, slots: str, where: str) -> Host:
@@ -116,13 +121,6 @@ def _host(name: str, slots: str, where: str) -> Host:
     if slots and not (slots.isascii() and slots.isdigit() and 1 <= int(slots) <= MAX_SLOTS):
         raise UsageError(f"{where}: {slots!a} is not a number of slots from 1 to {MAX_SLOTS}")
     return Host(name, int(slots or 1))
-
-
-def _checked_unique(hosts: list[Host]) -> list[Host]:
-    names = [host.name for host in hosts]
-    if twice := {name for name in names if names.count(name) > 1}:
-        raise UsageError(f"host {', '.join(sorted(twice))} is named twice: give each once, with its slots")
-    return hosts
 
 
 def allocate(hosts: Sequence[Host], workers: int, servers: int = 0) -> list[Host]:

@@ -25,6 +25,11 @@ def rank_mb(config: RunConfig, workers: int) -> float:
     return BASE_MB + weight_copies * mb / (workers + config.servers)
 
 
+def asked_mb(config: RunConfig, workers: int) -> int:
+    """MiB to ask a scheduler for, for each rank: with room for images, activations, messages and libraries."""
+    return round(2 * rank_mb(config, workers)) + 2048
+
+
 def is_vgg(config: RunConfig) -> bool:
     return config.model.startswith("vgg")
 

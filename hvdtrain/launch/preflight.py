@@ -19,10 +19,10 @@ from typing import Any, NamedTuple
 from hvdtrain.errors import UsageError
 from hvdtrain.launch import bandwidth, probe
 from hvdtrain.launch.hosts import Host
-from hvdtrain.launch.remote import command_on, in_folder, is_local, resolve
+from hvdtrain.launch.remote import command_on, in_folder, is_local
 from hvdtrain.runs.folder import unwritable
 from hvdtrain.runs.launched import Pair
-from hvdtrain.world.network import own_addresses
+from hvdtrain.world.network import own_addresses, resolve
 
 REPLY_TIMEOUT_S = 60.0  # the first import of torch from a network disk is slow
 MAX_CLOCK_SKEW_S = 5.0  # with more, logs and times of several hosts mislead
@@ -37,7 +37,6 @@ class Requirements:
         out: the run folder, which ranks on all hosts write in and this machine reads; None where there is none.
         files: what the ranks read.
         rank_mb: memory of a rank, in MiB.
-        meets_by_name: whether ranks find each other by the addresses of their hosts' own names.
         interface: the network interface that ranks are to use; one is chosen where it is empty.
         url: of the data set, if it is at one.
         environment: variables that ranks are told besides, to read that with.
@@ -47,7 +46,6 @@ class Requirements:
     out: Path | None
     files: Sequence[str]
     rank_mb: float
-    meets_by_name: bool
     interface: str = ""
     url: str = ""
     environment: Mapping[str, str] = field(default_factory=dict)
@@ -264,10 +262,8 @@ def _problems(
         yield f"there is no {file}, which its ranks would read"
     if reply["url_error"]:
         yield f"it cannot read {requirements.url}: {reply['url_error']}"
-    address = reply["name_address"]
-    if several and (not address or (requirements.meets_by_name and address.startswith("127."))):
-        means = f"means {address}" if address else "does not resolve"
-        yield f"its own name {reply['name']} {means} there: give it in /etc/hosts the address that others reach"
+    if several and not reply["name_address"]:
+        yield f"its own name {reply['name']} means nothing there: give it in /etc/hosts the address that others reach"
 
 
 def _duplicate_name(

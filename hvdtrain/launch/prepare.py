@@ -11,7 +11,7 @@ from hvdtrain.config.run_config import RunConfig
 from hvdtrain.errors import UsageError
 from hvdtrain.launch import testbed
 from hvdtrain.launch.hosts import Host
-from hvdtrain.launch.memory import rank_mb
+from hvdtrain.launch.memory import asked_mb, rank_mb
 from hvdtrain.launch.own_network import needs_network
 from hvdtrain.launch.preflight import Requirements, check_hosts
 from hvdtrain.launch.recipe import JobSpec, LaunchCommand, expand, train_program
@@ -51,9 +51,8 @@ def prepare(
         runs_there = Path(recipe["runs"], out.name)
     config = with_absolute_paths(config)
     files = [path for path in (config.dataset, config.pretrained) if path.startswith("/")]
-    by_name = config.mode != "allreduce"  # Horovod gets addresses from its starter
     requirements = Requirements(
-        working_folder or str(Path.cwd()), out, files, rank_mb(config, workers), by_name,
+        working_folder or str(Path.cwd()), out, files, rank_mb(config, workers),
         url=config.dataset if "://" in config.dataset else "", environment=private or {},
     )  # fmt: skip
     program = train_program(config, runs_there, all_options, recipe.get("interpreter", ""))
@@ -67,6 +66,7 @@ def prepare(
     spec = JobSpec(
         ranks, program, config.servers, hosts, out, interface, working_folder, survives,
         private=private, needs_network=needs_network(config), environment={RESPAWNS: "1"} if respawn else {},
+        memory_mb=asked_mb(config, workers), gpus=int(config.device == "cuda"),
     )  # fmt: skip
     return prepare_program(launcher, spec, requirements, check, measure)
 

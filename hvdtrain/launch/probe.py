@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import Any
 
 from hvdtrain.launch import bandwidth
-from hvdtrain.world.network import own_addresses
+from hvdtrain.world.network import own_addresses, resolve
 
 PACKAGE = Path(__file__).parent.parent
 REPLY_PREFIX = "hvdtrain-probe: "  # tells replies from what the shell's start-up files print
@@ -66,7 +66,7 @@ def describe(request: dict[str, Any]) -> dict[str, Any]:
         "time": time.time(),
         "memory_mb": free_memory() // 2**20,
         "name": name,
-        "name_address": _resolve(name),
+        "name_address": resolve(name),
         "url_error": _url_error(request["url"], request["environment"]) if request.get("url") else "",
         "missing_files": [file for file in request["files"] if not Path(file).exists()],
         "sees_shared_file": shared.is_file(),
@@ -99,7 +99,7 @@ def choose_interface(preferred: str, interfaces: dict[str, str], required: str =
         required: the interface that it must be, if any.
     """
     usable = [a for a, interface in interfaces.items() if not a.startswith("127.") and required in ("", interface)]
-    for address in (preferred, _resolve(socket.gethostname()), *usable):
+    for address in (preferred, resolve(socket.gethostname()), *usable):
         if address in usable:
             return interfaces[address], address
     return "lo", "127.0.0.1"
@@ -127,13 +127,6 @@ def _connection_error(target: tuple[str, int]) -> str:
     except OSError as error:
         return f"{target[0]}: {error.strerror or error}"
     return ""
-
-
-def _resolve(name: str) -> str:
-    try:
-        return socket.gethostbyname(name)
-    except OSError:
-        return ""
 
 
 def _can_write(folder: Path) -> bool:

@@ -9,7 +9,9 @@ import string
 import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from importlib.metadata import version
 from pathlib import Path
+from typing import Any
 
 from hvdtrain.config import recipes
 from hvdtrain.config.run_config import RunConfig
@@ -25,6 +27,9 @@ from hvdtrain.world.network import WIRE_KEY
 FORWARDED = re.compile(
     r"(HVDTRAIN(?!_WIRE_KEY)|HOROVOD|OMPI_MCA|PRTE_MCA|UCX|FI|OMP|MKL|NCCL|CUDA|GLOO|TP|TORCH|THP)_\w+|PYTHONPATH|LD_LIBRARY_PATH"
 )
+# What Slurm, PBS, LSF and Grid Engine say of an allocation, and they and MPI of a rank. A starter on this machine alone
+# would read it, and put ranks on the allocation's other nodes.
+ALLOCATION = re.compile(r"(SLURM|SBATCH|SRUN|PMI\d?|PMIX(?!_MCA)|PBS|LSB)_\w+|PE_HOSTFILE")
 MAX_NAME = 63 - len("-abcde-worker-4095")
 # Variables that the starter itself needs here.
 STARTER_NEEDS = (
@@ -48,6 +53,8 @@ class JobSpec:
         environment: variables for every rank, beside those of the recipe.
         private: variables for every rank that no command line may show.
         needs_network: whether ranks on this machine alone reach for others all the same, for a data set say.
+        memory_mb: MiB to ask a scheduler for, for each rank; 0 to leave it to the scheduler.
+        gpus: how many for each rank; likewise.
     """
 
     ranks: int
@@ -61,6 +68,8 @@ class JobSpec:
     environment: Mapping[str, str] = field(default_factory=dict)
     private: Mapping[str, str] = field(default_factory=dict)
     needs_network: bool = False
+    memory_mb: int = 0
+    gpus: int = 0
 
 
 @dataclass(frozen=True)
@@ -117,7 +126,7 @@ def expand(launcher: str, spec: JobSpec) -> LaunchCommand:
         )
     job_variables = dict(recipe.get("environment", {})) | dict(spec.environment)
     launch_folder = spec.out.with_name(f"{spec.out.name}.launch")
-    environment = _starter_environment(job_variables, pass_all=recipe.get("hosts") != "needed")
+    environment = _starter_environment(job_variables, recipe)
     hostfile, rankfile = launch_folder / "hosts", launch_folder / "ranks"
     script = launch_folder / str(recipe.get("script_name", "job"))
     program, private_file = list(spec.program), None
@@ -141,7 +150,8 @@ def expand(launcher: str, spec: JobSpec) -> LaunchCommand:
         "hosts": ",".join(f"{host.name}:{host.slots}" for host in spec.hosts),
         "nodes": len(spec.hosts) or "", "nodelist": ",".join(host.name for host in spec.hosts),
         "first_host": spec.hosts[0].name if spec.hosts else "",
-        "slots": slots or "", "reserved": slots * len(spec.hosts) or spec.ranks,
+        "slots": slots or "", "reserved": slots * len(spec.hosts) or spec.ranks, "version": version("hvdtrain"),
+        "memory_mb": (slots or spec.ranks) * spec.memory_mb or "", "gpus": spec.gpus or "",
         "hostfile": str(hostfile) if spec.hosts else "", "rankfile": str(rankfile) if spec.hosts else "",
         "script": str(script), "interface": spec.interface, "name": name, "out": str(spec.out),
         "out_pattern": str(spec.out).replace("%", "%%"),
@@ -173,8 +183,7 @@ def expand(launcher: str, spec: JobSpec) -> LaunchCommand:
     is_here = all(map(_is_loopback, spec.hosts)) if of_hosts else bool(recipe.get("here"))
     own_network = is_here and not spec.needs_network and spec.interface in ("", "lo")
     stop_signal = None if stop == "file" else signal.Signals[stop]
-    here = bool(recipe.get("here"))
-    to_scheduler = "script_name" in recipe
+    here, to_scheduler = bool(recipe.get("here")), "script_name" in recipe
     return LaunchCommand(argv, files, environment, stop_signal, own_network, private_file, here, to_scheduler, name)
 
 
@@ -208,17 +217,17 @@ def _within_double_quotes(text: str) -> str:
     return re.sub(r'[\\"$`]', r"\\\g<0>", text)
 
 
-def _starter_environment(job_variables: Mapping[str, str], pass_all: bool) -> dict[str, str]:
-    """The starter's environment.
-
-    Args:
-        pass_all: pass this process's whole environment. Some starters write it into command lines on other hosts, where
-            everybody could read the tokens in it.
+def _starter_environment(job_variables: Mapping[str, str], recipe: Mapping[str, Any]) -> dict[str, str]:
+    """The starter's environment. Some write it into command lines on other hosts, where everybody could read the tokens
+    in it, and get what they need.
     """
-    if pass_all:
-        return os.environ | dict(job_variables)
-    passed = {key: value for key, value in os.environ.items() if key in STARTER_NEEDS or _is_forwarded(key)}
-    return passed | dict(job_variables)
+
+    def passes(key: str) -> bool:
+        if recipe.get("hosts") == "needed":
+            return key in STARTER_NEEDS or _is_forwarded(key)
+        return not (recipe.get("here") and ALLOCATION.fullmatch(key))
+
+    return {key: value for key, value in os.environ.items() if passes(key)} | dict(job_variables)
 
 
 def _is_loopback(host: Host) -> bool:

@@ -37,6 +37,12 @@ def private_file(out: Path) -> Path:
     return out.with_name(f"{out.name}.launch") / "environment"
 
 
+def kept_options(out: Path) -> Path | None:
+    """The config.toml of a job in a run folder that this machine does not see, which `launch` keeps by its own name."""
+    files = (job_record_file(out).with_name(f"{launcher}.toml") for launcher in recipes.names("launchers"))
+    return next(filter(Path.is_file, files), None)
+
+
 def read_record(out: Path) -> dict[str, Any]:
     """What `launch` recorded of a job: `launcher`, with the `job` and the `name` that its scheduler knows and
     what_to_remember, or with the process that sees to it, as own_identity describes it. Empty where there is no

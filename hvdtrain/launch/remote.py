@@ -1,10 +1,9 @@
 """Commands on hosts: over ssh, or without it where the host is this machine."""
 
 import shlex
-import socket
 from collections.abc import Sequence
 
-from hvdtrain.world.network import own_addresses
+from hvdtrain.world.network import own_addresses, resolve
 
 SSH = ["ssh", "-o", "BatchMode=yes", "-o", "ConnectTimeout=10"]
 
@@ -23,11 +22,3 @@ def is_local(host: str) -> bool:
     """Whether the name is this machine's: mpirun and horovodrun use no ssh for it either."""
     address = resolve(host)
     return address.startswith("127.") or address in own_addresses()
-
-
-def resolve(host: str) -> str:
-    """The IPv4 address that this machine has for a name, or an empty string."""
-    try:
-        return socket.gethostbyname(host)
-    except OSError:
-        return ""

@@ -21,8 +21,8 @@ from pathlib import Path
 from typing import NamedTuple
 
 from hvdtrain.errors import Failure, UsageError
-from hvdtrain.launch.remote import resolve
 from hvdtrain.world.cgroups import CGROUPS
+from hvdtrain.world.network import resolve
 
 STATE = Path("/run/hvdtrain-hosts")
 INTERFACE = "hvdtrain0"  # has the same name on the nodes and here, as Horovod requires

@@ -2,16 +2,20 @@
 
 import hashlib
 import os
+import sys
 from collections.abc import Sequence
+from pathlib import Path
 
 import torch
 
 from hvdtrain.config.run_config import RunConfig
 from hvdtrain.errors import UsageError
+from hvdtrain.formatting import with_noun
 from hvdtrain.world.group import Group
 from hvdtrain.world.job import Job
 from hvdtrain.world.place import World
 
+GPUS_OF_HOST = Path("/proc/driver/nvidia/gpus")  # a folder each, also of those that a scheduler keeps from a job
 MOST_GPUS = 16  # of one host: as many as any machine has that we know of
 
 
@@ -25,6 +29,9 @@ def choose_device(config: RunConfig, world: World) -> torch.device:
     if world.is_server or config.device == "cpu" or (config.device == "auto" and not gpus):
         if config.precision == "tf32" and not world.is_server:
             raise UsageError("--precision tf32 is for GPUs, and this rank computes on a CPU: choose fp32 or bf16")
+        if config.device == "auto" and world.is_chief and (there := len(list(GPUS_OF_HOST.glob("*")))):
+            has = f"this host has {with_noun(there, 'GPU')}, and this job sees none: it computes on the CPU"
+            print(f"hvdtrain: {has}; ask the scheduler for them (--device cuda), or give --device cpu", file=sys.stderr)
         return torch.device("cpu")
     if not gpus:
         raise UsageError("--device cuda: torch sees no GPU here; see `hvdtrain doctor`, or use --device cpu")

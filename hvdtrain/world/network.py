@@ -4,7 +4,7 @@ import os
 import re
 import socket
 
-from hvdtrain.errors import Failure, UsageError
+from hvdtrain.errors import UsageError
 from hvdtrain.world.place import World
 
 VARIABLE = "HVDTRAIN_INTERFACE"
@@ -19,13 +19,14 @@ def use_one_interface(world: World) -> str:
     """Have every library use the same interface, before any of them opens a socket.
 
     That is loopback where all ranks are on this host; else HVDTRAIN_INTERFACE, which `hvdtrain launch` sets; else the
-    one that a library's own variable names, as horovodrun and mpirun set theirs.
+    one that a library's own variable names, as horovodrun and mpirun set theirs; else the only one there is, where this
+    host's own name does not lead others here: each library would listen at what that means.
 
     Returns:
         its name; empty where none is named, and each library looks for itself.
 
     Raises:
-        UsageError: two are named, or this host has none of that name with an address.
+        UsageError: two are named, or would do; or this host has none of that name with an address.
     """
     if world.is_local:
         os.environ.update(dict.fromkeys(READ_BY[:3], LOOPBACK))  # MPI has shared memory
@@ -36,6 +37,11 @@ def use_one_interface(world: World) -> str:
     if len(set(given.values())) > 1:
         named = " and ".join(f"{variable}={name}" for variable, name in given.items())
         raise UsageError(f"{named} name different networks for one job: set {VARIABLE} to the one that it is to use")
+    if not given and not _address_of_name():
+        if len(networks := _networks()) == 1:
+            given = {VARIABLE: networks[0]}
+        elif world.servers or not world.starts_horovod:  # MPI finds its own
+            raise _unreachable()
     for variable, name in given.items():
         if name not in own_addresses().values():
             here, has = socket.gethostname(), ", ".join(sorted(set(own_addresses().values())))
@@ -57,19 +63,40 @@ def own_address(world: World) -> str:
     use_one_interface, or where there is none what its name means.
 
     Raises:
-        Failure: the host's name does not resolve.
+        UsageError: the host's name does not lead others here.
     """
     if world.is_local:
         return "127.0.0.1"
-    interface, name = os.environ.get(VARIABLE), socket.gethostname()
+    interface, by_name = os.environ.get(VARIABLE), _address_of_name()
     on_it = [address for address, its in own_addresses().items() if its == interface]
-    try:
-        by_name = socket.gethostbyname(name)
-    except OSError as error:
-        if on_it:
-            return on_it[0]
-        raise Failure(f"this host's name {name} does not resolve ({error}): add it to /etc/hosts") from None
+    if not on_it and not by_name:
+        raise _unreachable()
     return on_it[0] if on_it and by_name not in on_it else by_name
+
+
+def _address_of_name() -> str:
+    """What this host's own name means, or empty where others do not reach that: Debian's hosts file has 127.0.1.1."""
+    address = resolve(socket.gethostname())
+    return "" if address.startswith("127.") else address
+
+
+def resolve(host: str) -> str:
+    """The IPv4 address that this machine has for a name, or an empty string."""
+    try:
+        return socket.gethostbyname(host)
+    except OSError:
+        return ""
+
+
+def _networks() -> list[str]:
+    return sorted({name for address, name in own_addresses().items() if not address.startswith("127.")})
+
+
+def _unreachable() -> UsageError:
+    return UsageError(
+        f"this host's own name {socket.gethostname()} does not resolve, or means loopback: give it in /etc/hosts the "
+        f"address that others reach, or set {VARIABLE} to one of its networks ({', '.join(_networks()) or 'none'})"
+    )
 
 
 def own_addresses() -> dict[str, str]:

@@ -122,14 +122,17 @@ def _spread(slots: str, place: World) -> int:
     return sorted(places).index(places[place.rank])
 
 
-def _started_by(starter: str, env: Mapping[str, str]) -> bool:
-    # A batch script has SLURM_PROCID=0 without being a rank; its step id is one of the reserved ones.
+def in_step(env: Mapping[str, str]) -> bool:
+    """Whether srun started this. A batch script has SLURM_PROCID=0 too; its step id is one of the reserved ones."""
     step = env.get("SLURM_STEP_ID", "")
-    in_step = step.isdigit() and int(step) < 0xFFFFFF00
+    return step.isdigit() and int(step) < 0xFFFFFF00
+
+
+def _started_by(starter: str, env: Mapping[str, str]) -> bool:
     if starter == "pmi":
         # `srun --mpi=pmi2` sets PMI_RANK too, but gives the local rank in Slurm's own variables only.
-        return "MPI_LOCALRANKID" in env or not in_step
-    return starter != "srun" or in_step
+        return "MPI_LOCALRANKID" in env or not in_step(env)
+    return starter != "srun" or in_step(env)
 
 
 def _read(starter: str, env: Mapping[str, str], variables: str) -> World:

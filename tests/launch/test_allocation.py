@@ -26,6 +26,17 @@ def test_slurms_nodes_have_as_many_slots_as_tasks_were_asked_for(slurm, monkeypa
     assert [host.slots for host in allocated_hosts("srun", slurm)] == [8, 8, 4]
 
 
+@pytest.mark.parametrize("tasks", ["1", "1(x3)", "2,1"])
+def test_a_step_has_its_own_tasks_in_place_of_the_allocations(tasks, slurm, monkeypatch):
+    """As in the shell of `srun --pty bash`: what the allocation has of cores is left."""
+    monkeypatch.setenv("PATH", slurm["PATH"])
+    step = slurm | {"SLURM_STEP_ID": "0", "SLURM_TASKS_PER_NODE": tasks, "SLURM_STEP_TASKS_PER_NODE": tasks}
+    assert [host.slots for host in allocated_hosts("srun", step)] == [8, 8, 4]
+    assert [host.slots for host in allocated_hosts("srun", step | {"SLURM_CPUS_PER_TASK": "5"})] == [1, 1, 1]
+    interactive = slurm | {"SLURM_STEP_ID": "4294967290"}  # salloc's shell, where that is a step
+    assert [host.slots for host in allocated_hosts("srun", interactive)] == [2, 2, 1]
+
+
 def test_outside_an_allocation_it_is_one_line(slurm, monkeypatch):
     with pytest.raises(UsageError, match="^--launcher srun is for use inside a Slurm allocation: start this in salloc"):
         allocated_hosts("srun", {})

@@ -7,16 +7,19 @@ import shlex
 import signal
 import subprocess
 import sys
+from importlib.metadata import version
 from pathlib import Path
 
 import pytest
 import yaml
+from click.testing import CliRunner
 from helpers.jobs import until
 from helpers.recipes import PROGRAM, script
 
 from hvdtrain.config import recipes
 from hvdtrain.config.run_config import RunConfig
 from hvdtrain.errors import UsageError
+from hvdtrain.launch.commands import launch
 from hvdtrain.launch.prepare import prepare
 from hvdtrain.launch.recipe import JobSpec, expand
 
@@ -128,7 +131,13 @@ def test_kubernetes_gets_an_mpi_job(out):
     assert launcher["command"][-2:] == ["-np", "4"] and launcher["args"] == PROGRAM
     # OpenMPI 5 does not read the variable in which the operator names it: all ranks would start in the launcher's pod.
     assert "--hostfile /etc/mpi/hostfile" in shlex.join(launcher["command"])
+    assert (
+        launcher["image"] == f"hvdtrain:{version('hvdtrain')}"
+    )  # of `latest` the cluster would ask a registry each time
+    assert job["spec"]["runPolicy"]["backoffLimit"] > 0  # a launcher that was preempted comes back
+    assert launcher["resources"]["requests"].keys() == {"cpu", "memory"}
     [worker] = replicas["Worker"]["template"]["spec"]["containers"]
+    assert worker["image"] == launcher["image"]
     assert worker["command"][-1].endswith("exec /usr/sbin/sshd -De")
     mounted = [container["volumeMounts"] for container in (launcher, worker)]
     assert mounted[0] == mounted[1] == [{"name": "runs", "mountPath": "/runs"}]
@@ -148,9 +157,40 @@ def test_ranks_on_kubernetes_have_the_images_python_and_folders(tmp_path):
             prepare("kubernetes", RunConfig(mode="allreduce", dataset=dataset), 2, (), tmp_path / "run")
 
 
+def test_a_job_in_pods_goes_on_with_the_options_that_it_was_launched_with(tmp_path, monkeypatch):
+    """Which are in its run folder too, on a volume that this machine does not see."""
+    (tmp_path / "kubectl").write_text("#!/bin/sh\necho mpijob.kubeflow.org/x\n")
+    (tmp_path / "kubectl").chmod(0o755)
+    monkeypatch.setenv("PATH", f"{tmp_path}:/usr/bin:/bin")
+    out = tmp_path / "run"
+
+    def launched(*words):
+        done = CliRunner().invoke(launch, ["--out", str(out), *words])
+        if done.exit_code:
+            return str(done.exception)
+        spec = yaml.safe_load(done.output.split("\nkubectl ")[0])["spec"]["mpiReplicaSpecs"]
+        args = spec["Launcher"]["template"]["spec"]["containers"][0]["args"]
+        return spec["Worker"]["replicas"], args[args.index("--mode") + 1], args[args.index("--batch-size") + 1]
+
+    first = ["-n", "3", "-s", "2", "--launcher", "kubernetes", "--", "--batch-size", "12", "--per-worker"]
+    done = CliRunner().invoke(launch, ["--out", str(out), *first])
+    assert done.exception is None, done.exception
+    assert launched("--resume", "--dry-run") == (5, "ps-sync", "36")
+    assert launched("--resume", "-n", "2", "--dry-run") == (4, "ps-sync", "36")
+    [kept] = (tmp_path / "run.launch").glob("*.toml")
+    for line, says in (("batch_size = 36", "batch_size"), ('mode = "ps-sync"', "mode")):
+        text = kept.read_text()
+        assert line in text
+        kept.write_text(text.replace(line, f"{says} = ['$(id)']"))  # a stranger's
+        assert f"{kept}: {says} = ['$(id)'] should be of type" in launched("--resume", "--dry-run")
+        kept.write_text(text)
+
+
 def test_the_image_has_what_its_recipe_names():
     """How it is built: `hadolint launchers/Containerfile` finds no fault in it; no pod has run it."""
     text, recipe = (ROOT / "launchers" / "Containerfile").read_text(), recipes.load("launchers", "kubernetes")
+    for said in (text, (ROOT / "launchers" / "README.md").read_text()):
+        assert set(re.findall(r"\bhvdtrain:([\w.-]+)", said)) == {version("hvdtrain")}
     environment = str(Path(recipe["interpreter"]).parent.parent)
     assert f"UV_PROJECT_ENVIRONMENT={environment} " in text
     assert {"g++", "make"} <= set(text.split("\nFROM ")[1].split())  # what builds Horovod

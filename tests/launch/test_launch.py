@@ -113,6 +113,31 @@ def test_two_ranks_run_and_print_into_the_log(tmp_path):
     assert "[1]<stderr>: aside" in log.read_text().splitlines()  # as horovodrun has it
 
 
+ALLOCATION = {
+    "SLURM_JOBID": "7", "SLURM_NODELIST": "nowhere1,nowhere2", "SLURM_TASKS_PER_NODE": "1(x2)", "SBATCH_X": "1",
+    "SRUN_X": "1", "PBS_ENVIRONMENT": "x", "PBS_JOBID": "8", "PBS_NODEFILE": "nodes", "LSB_JOBID": "9",
+    "LSB_HOSTS": "nowhere1 nowhere2", "SGE_ROOT": "/x", "ARC": "x", "JOB_ID": "4", "PE_HOSTFILE": "nodes",
+    "PMI_RANK": "3", "PMIX_RANK": "3", "PMIX_NAMESPACE": "other",
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("scheduler", ["SLURM", "PBS", "LSB", "PE_HOSTFILE", ""])
+def test_a_job_on_this_machine_stays_here_inside_an_allocation_of_other_nodes(scheduler, tmp_path, monkeypatch):
+    """mpirun would read it, and put ranks there: all schedulers' variables at once too."""
+    others = ("SLURM", "PBS", "LSB", "PE_HOSTFILE")
+    (tmp_path / "nodes").write_text("nowhere1 1 q UNDEFINED\nnowhere2 1 q UNDEFINED\n")
+    for name, value in ALLOCATION.items():
+        if not scheduler or name.startswith(scheduler) or not name.startswith(others):
+            monkeypatch.setenv(name, value.replace("nodes", str(tmp_path / "nodes")))
+    monkeypatch.setenv("PMIX_MCA_gds", "hash")  # a setting, and no place
+    names = f"[n for n in {[*ALLOCATION]} if n in os.environ and os.environ[n] == {ALLOCATION}[n]]"
+    code = f"import os; print({names}, os.environ['PMIX_MCA_gds'])"
+    with local_job("local", 2, [sys.executable, "-c", code], tmp_path / "log") as job:
+        assert job.wait(timeout=30) == 0, (tmp_path / "log").read_text()
+    kept = ["SGE_ROOT", "ARC", "JOB_ID"]
+    assert sorted(log_lines(tmp_path / "log")) == [(rank, f"{kept} hash") for rank in range(2)]
+
+
 def test_a_failing_rank_ends_the_job_with_its_exit_code_and_reason(tmp_path):
     code = (
         "import os, sys, time\n"

@@ -1,5 +1,6 @@
 """What each launcher would run: commands, job scripts and resources from the recipes."""
 
+import dataclasses
 import re
 import shlex
 import subprocess
@@ -16,6 +17,7 @@ from hvdtrain.errors import UsageError
 from hvdtrain.launch.commands import launch
 from hvdtrain.launch.filling import Filler
 from hvdtrain.launch.hosts import Host, parse_hosts
+from hvdtrain.launch.memory import asked_mb, rank_mb
 from hvdtrain.launch.prepare import prepare
 from hvdtrain.launch.recipe import JobSpec, expand
 
@@ -98,9 +100,28 @@ def test_slurms_job_is_a_shell_script_with_a_step(out):
     settings = {line for line in lines if line.startswith("#SBATCH")}
     assert {"#SBATCH --ntasks=4", "#SBATCH --nodes=2", "#SBATCH --nodelist=node1,node2"} < settings
     assert "#SBATCH --distribution=cyclic" in settings
-    assert f"srun --ntasks=4 --kill-on-bad-exit=1 {shlex.join(PROGRAM)} &" in lines
+    assert f"srun --export=ALL --ntasks=4 --kill-on-bad-exit=1 {shlex.join(PROGRAM)} &" in lines
     free = script("slurm", out, ())[1]
     assert not [line for line in free.splitlines() if "--nodes" in line or "--nodelist" in line or "HOSTFILE" in line]
+
+
+@pytest.mark.parametrize(("hosts", "ranks_together"), [((), 3), ([Host("a", 2), Host("b", 1)], 2)])
+def test_slurm_is_asked_for_the_memory_of_a_nodes_ranks_and_for_gpus_where_they_are_to_compute(
+    hosts, ranks_together, tmp_path
+):
+    config = RunConfig(mode="ps-sync", servers=1, model="vgg16", width=1.0)
+    for device in ("cuda", "auto"):
+        config = dataclasses.replace(config, device=device)
+        [text] = [
+            text
+            for file, text in prepare("slurm", config, 2, hosts, tmp_path / "run").files.items()
+            if file.name == "job.sbatch"
+        ]
+        asked = ranks_together * asked_mb(config, 2)
+        assert asked > ranks_together * rank_mb(config, 2) + 2000
+        assert f"#SBATCH --mem={asked}M\n" in text
+        assert ("#SBATCH --gpus-per-task=1\n" in text) == (device == "cuda") == ("--gpus" in text)
+    assert asked > 2 * 2000  # of weights
 
 
 def test_slurm_keeps_as_many_ranks_on_each_node_as_was_said(out):
@@ -114,8 +135,14 @@ def test_slurm_keeps_as_many_ranks_on_each_node_as_was_said(out):
 
 def test_slurm_lets_a_job_go_on_without_a_rank_where_it_can(out):
     words, text = script("slurm", out, (), survives_lost_rank=True)
-    assert words[:3] == ["sbatch", "--parsable", "--no-kill"] and "--no-kill" not in start("slurm", out).argv
-    assert f"srun --ntasks=4 --no-kill --kill-on-bad-exit=0 --wait=0 {shlex.join(PROGRAM)} &" in text.splitlines()
+    assert (
+        words[:4] == ["sbatch", "--parsable", "--export=ALL", "--no-kill"]
+        and "--no-kill" not in start("slurm", out).argv
+    )
+    assert (
+        f"srun --export=ALL --ntasks=4 --no-kill --kill-on-bad-exit=0 --wait=0 {shlex.join(PROGRAM)} &"
+        in text.splitlines()
+    )
     assert "--kill-on-bad-exit=0" in start("srun", out, survives_lost_rank=True).argv
 
 
@@ -141,7 +168,7 @@ def test_srun_starts_a_step_of_the_allocation_on_its_nodes(out):
     words = made.argv
     assert words[:3] == ["env", "MASTER_ADDR=node1", f"SLURM_HOSTFILE={out}.launch/ranks"] and words[6] == "srun"
     assert list(made.files.values()) == ["node1\nnode2\nnode1\nnode2\n"]
-    assert {"--ntasks=4", "--distribution=arbitrary", "--overlap", "--kill-on-bad-exit=1"} < set(words)
+    assert {"--export=ALL", "--ntasks=4", "--distribution=arbitrary", "--overlap", "--kill-on-bad-exit=1"} < set(words)
     assert words[-len(PROGRAM) :] == PROGRAM
     assert subprocess.run(["sh", "-n", "-c", words[5]]).returncode == 0
 
@@ -186,11 +213,17 @@ def test_a_value_that_a_schedulers_own_line_cannot_hold_is_refused(out):
 
 def test_no_token_of_this_environment_reaches_a_command_line_of_another_host(out, monkeypatch):
     settings = {"OMP_NUM_THREADS": "3", "UCX_TLS": "tcp", "FI_PROVIDER": "tcp", "PRTE_MCA_prte_x": "1"}
-    for name, value in {"AWS_SECRET_ACCESS_KEY": "s3cret", "MY_TOKEN": "t0ken", **settings}.items():
+    for name, value in {
+        "AWS_SECRET_ACCESS_KEY": "s3cret",
+        "MY_TOKEN": "t0ken",
+        "SLURM_JOB_ID": "7",
+        **settings,
+    }.items():
         monkeypatch.setenv(name, value)
     for launcher in ("ssh", "mpi"):
         made = start(launcher, out)
         assert "AWS_SECRET_ACCESS_KEY" not in made.environment and "MY_TOKEN" not in made.environment
+        assert "SLURM_JOB_ID" not in made.environment  # mpirun would take no other hosts than the allocation's
         assert made.environment.items() >= settings.items()
         assert "s3cret" not in made.dry_run_text() and "t0ken" not in made.dry_run_text()
 
@@ -221,6 +254,10 @@ def test_a_starter_that_goes_to_other_hosts_has_what_ssh_logs_in_with(out, monke
         (["--resume", "--out", "nothere"], "there is no run in nothere to go on with; name the folder of one, or"),
         (["-n", "2", "--out", ""], "an empty name is no folder's"),
         (["-n", "1", "--", "--mode", "ps-sync"], "--mode ps-sync needs a server: add -s 1 before --"),
+        (
+            ["-n", "1", "--", "--network-interface", "ib0"],
+            "--network-interface is for launch: give --network-interface bef",
+        ),
         (["-n", "1", "--", "--servers", "1", "--out=x"], "--servers is for launch: give -s before --"),
         (["-n", "1", "--env", "NOT_SET_HERE"], "--env NOT_SET_HERE: there is no variable of this name here"),
         (

@@ -26,7 +26,7 @@ HERE = [Host("localhost", 2)]
 
 @pytest.fixture
 def needs(tmp_path):
-    return Requirements(str(tmp_path), tmp_path / "runs" / "new", [], 1.0, meets_by_name=True)
+    return Requirements(str(tmp_path), tmp_path / "runs" / "new", [], 1.0)
 
 
 def problems(needs, hosts=HERE):

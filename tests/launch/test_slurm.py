@@ -57,7 +57,9 @@ def cluster(folder, hosts, slots, controller_address="127.0.0.1"):
     for name in ("state", *(f"spool/{host}" for host in hosts)):
         (folder / name).mkdir(parents=True)
     cores = f"CPUs={slots} SocketsPerBoard=1 CoresPerSocket={slots} ThreadsPerCore=1 State=UNKNOWN"
-    nodes = [f"NodeName={host} NodeAddr={address} {cores}" for host, (address, _) in hosts.items()]
+    has = f"{cores} RealMemory=64000 Gres=gpu:2"
+    nodes = [f"NodeName={host} NodeAddr={address} {has}" for host, (address, _) in hosts.items()]
+    (folder / "gres.conf").write_text("Name=gpu File=/dev/null\nName=gpu File=/dev/zero\n")  # as if they were GPUs
     (folder / "slurm.conf").write_text(f"""
 ClusterName=test
 SlurmctldHost={socket.gethostname()}({controller_address})
@@ -77,7 +79,8 @@ TaskPlugin=task/none
 MpiDefault=none
 ReturnToService=2
 SelectType=select/cons_tres
-SelectTypeParameters=CR_Core
+SelectTypeParameters=CR_Core_Memory
+GresTypes=gpu
 SlurmdParameters=config_overrides
 {os.linesep.join(nodes)}
 PartitionName=all Nodes={",".join(hosts)} Default=YES MaxTime=INFINITE State=UP
@@ -163,6 +166,32 @@ def test_a_batch_job_whose_rank_fails_does_not_go_back_in_the_queue(slurm, tmp_p
     assert done.returncode == 143, done.stdout
     job = done.stdout.strip()
     assert (script.parent / f"slurm-{job}.log").read_text().count("start") == 2  # once each
+
+
+@one_cluster
+def test_a_batch_job_asks_for_what_ranks_need_and_they_have_all_of_it(slurm, tmp_path):
+    """Of a whole node all cores, and where nothing of the environment is handed on, what they meet by and their key."""
+    rank = (
+        "echo at $MASTER_ADDR: $KEY $SLURM_CPUS_ON_NODE $SLURM_MEM_PER_NODE $SLURM_GPUS_ON_NODE $CUDA_VISIBLE_DEVICES"
+    )
+    made = expand(
+        "slurm",
+        JobSpec(
+            2, ["bash", "-c", rank], out=tmp_path / "run", working_folder=str(tmp_path), private={"KEY": "k3y"},
+            memory_mb=600, gpus=1,
+        ),
+    )  # fmt: skip
+    [(script, text)] = made.files.items()
+    script.parent.mkdir()
+    script.write_text(text)
+    env = slurm | made.environment | {"SLURM_CONF": slurm["SLURM_CONF"], "SBATCH_EXPORT": "NONE"}
+    words = [made.argv[0], "--wait", "--exclusive", *made.argv[1:]]
+    done = subprocess.run(words, **SETTINGS | {"env": env}, timeout=30)
+    log = (script.parent / f"slurm-{done.stdout.strip()}.log").read_text()
+    assert done.returncode == 0, log
+    assert sorted(log.splitlines()) == [f"at {socket.gethostname()}: k3y 8 1200 2 {gpu}" for gpu in range(2)]
+    limit = output(slurm, "scontrol", "show", "job", done.stdout.strip())
+    assert "TimeLimit=UNLIMITED" in limit, limit
 
 
 @pytest.mark.xdist_group("testbed")

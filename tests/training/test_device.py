@@ -7,6 +7,7 @@ from hypothesis import strategies as st
 
 from hvdtrain.config.run_config import RunConfig
 from hvdtrain.errors import UsageError
+from hvdtrain.training import device
 from hvdtrain.training.device import assign_gpus, choose_device, memory_format
 from hvdtrain.world.place import World
 
@@ -56,6 +57,25 @@ def local(workers, servers=0, rank=None):
     size = workers + servers
     rank = servers if rank is None else rank
     return World("mpirun", rank, size, rank, size, servers)
+
+
+def test_gpus_of_the_host_that_a_job_was_not_given_are_told_once(with_gpus, tmp_path, monkeypatch, capsys):
+    """As a scheduler has it where a job asks for none."""
+    with_gpus(0)
+    monkeypatch.setattr(device, "GPUS_OF_HOST", tmp_path)
+    assert choose_device(RunConfig(), local(2)).type == "cpu"
+    for number in range(2):
+        (tmp_path / f"0000:0{number}:00.0").mkdir()
+    for quiet in (local(2, rank=1), local(2, servers=1, rank=0)):
+        choose_device(RunConfig(), quiet)
+    choose_device(RunConfig(device="cpu"), local(2))
+    assert capsys.readouterr().err == ""
+    assert choose_device(RunConfig(), local(2)).type == "cpu"
+    said = capsys.readouterr().err
+    assert said.startswith(
+        "hvdtrain: this host has 2 GPUs, and this job sees none: it computes on the CPU; ask the sch"
+    )
+    assert said.count("\n") == 1
 
 
 def test_too_few_gpus_on_one_host_are_found_before_anything_starts(with_gpus, monkeypatch):

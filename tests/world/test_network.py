@@ -73,3 +73,33 @@ def test_a_job_on_one_host_stays_on_loopback_whatever_is_named(host):
     assert use_one_interface(World("mpirun", 0, 4, 0, 4)) == "lo"
     assert [host[name] for name in READ_BY[:3]] == ["lo"] * 3
     assert own_address(World("mpirun", 0, 4, 0, 4)) == "127.0.0.1"
+
+
+LOOPBACK_NAME = [lambda name: "127.0.1.1", lambda name: (_ for _ in ()).throw(OSError("not known"))]
+
+
+@pytest.mark.parametrize("resolve", LOOPBACK_NAME, ids=["Debian's hosts file", "no name"])
+def test_a_host_whose_own_name_does_not_lead_to_it_takes_the_only_address_that_others_can_reach(
+    resolve, host, monkeypatch
+):
+    """Each library would listen where the name says, and others would wait for it until the timeout."""
+    monkeypatch.setattr(socket, "gethostbyname", resolve)
+    monkeypatch.setattr(network, "own_addresses", lambda: {"127.0.0.1": "lo", "127.0.1.1": "lo", "10.0.0.9": "eth0"})
+    assert use_one_interface(ON_SEVERAL_HOSTS) == "eth0"
+    assert [host[name] for name in READ_BY] == ["eth0"] * 4
+    assert own_address(ON_SEVERAL_HOSTS) == "10.0.0.9"
+
+
+@pytest.mark.parametrize("resolve", LOOPBACK_NAME, ids=["Debian's hosts file", "no name"])
+def test_of_several_addresses_one_has_to_be_named(resolve, host, monkeypatch):
+    monkeypatch.setattr(socket, "gethostbyname", resolve)
+    says = (
+        r"^this host's own name node7 does not resolve, or means loopback: .* set HVDTRAIN_INTERFACE .*\(eth0, ib0\)$"
+    )
+    for refuses in (use_one_interface, own_address):
+        with pytest.raises(UsageError, match=says):
+            refuses(ON_SEVERAL_HOSTS)
+    host["OMPI_MCA_btl_tcp_if_include"] = "10.1.0.0/24"  # MPI finds its own
+    assert use_one_interface(World("mpirun", 1, 4, 0, 2)) == ""
+    host[VARIABLE] = "ib0"
+    assert use_one_interface(ON_SEVERAL_HOSTS) == "ib0" and own_address(ON_SEVERAL_HOSTS) == "10.1.0.9"
