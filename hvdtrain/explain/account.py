@@ -1,21 +1,21 @@
 """Where the time of a worker's step went."""
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 import numpy as np
 
-from hvdtrain.errors import UsageError
 from hvdtrain.explain.timeline import Timeline
-from hvdtrain.numerics.slowdown import parse
-from hvdtrain.runs.network_bound import network_bound
+from hvdtrain.runs.fields import field_value
+from hvdtrain.runs.network_bound import link_seconds
 from hvdtrain.runs.read import Run
 from hvdtrain.runs.schema import ServerLoad, read_server_loads
 
 # The parts of a step, in the order in which they are told from each other, and what each is.
 PARTS = {
     "computing": "data, forward, backward, optimizer and writing down what the step came to",
-    "waiting_for_slowest": "until the slowest worker of the step, or in an epoch's last one, had computed too",
+    "waiting_for_slowest": "until the slowest worker of the step had computed too; where workers are not in step, at "
+    "the end of an epoch, until all had and had the newest weights, or for those that are too far behind",
     "wire": "what the bytes of a step take on the measured links, as far as computing could not have hidden it",
     "server": "what the busiest server's optimizer takes for the pushes of a step, as far as that could not be hidden",
     "messages": "processor time of sending and receiving, beyond computing, as far as that could not be hidden",
@@ -31,7 +31,7 @@ NO_SERVER_METRICS = "there are no metrics of servers"
 class Account:
     """
     Attributes:
-        step_s: mean seconds of a worker's step; the sum of the parts.
+        step_s: mean seconds of all steps that workers took, which is that of the job's steps too; the sum of the parts.
         parts: seconds of each of PARTS.
         unknown: parts that this run does not tell, which are 0, and why.
         needed_s: seconds that each of COMMUNICATION takes in a step, waited for or not; 0 where that is unknown.
@@ -46,13 +46,14 @@ class Account:
 
 
 def account(run: Run, timeline: Timeline) -> Account:
-    """Divide a worker's mean step. What it waited is given to the causes that are known, as far as it goes.
+    """Divide the mean step. What it waited is given to the causes that are known, as far as it goes.
 
     Behind waiting for the slowest comes communication that no overlap could have hidden, which is what it needs beyond
     the computing that it may go on beside; then queueing, which is measured; and of what is left then, as much as
     communication needs is lost overlap.
     """
-    own, waited = np.mean([steps[:, 1:3].mean(0) for steps in timeline.each_step], axis=0).tolist()
+    means = [steps[:, 1:3].mean(0) for steps in timeline.each_step]
+    own, waited = np.average(means, axis=0, weights=rates(timeline)).tolist()
     unknown: dict[str, str] = {}
     slowest = 0.0
     if len(timeline.ranks) == 1:
@@ -61,7 +62,7 @@ def account(run: Run, timeline: Timeline) -> Account:
         behind = (timeline.own_s.max(0) - timeline.own_s).mean(1)
         slowest = float(np.minimum(behind, timeline.waited_s.mean(1)).mean())
     else:
-        slowest = float(waits_for_others(timeline).mean())
+        slowest = float(np.average(waits_for_others(timeline), weights=rates(timeline)))
     parts = dict.fromkeys(PARTS, 0.0) | {"computing": own, "waiting_for_slowest": slowest}
 
     def known(name: str, seconds: float | str) -> float:
@@ -70,7 +71,7 @@ def account(run: Run, timeline: Timeline) -> Account:
             return 0.0
         return seconds
 
-    found = (_wire(run), _server(run), _messages(run, timeline))
+    found = (wire(run, timeline), _server(run), _messages(run, timeline))
     needed_s = {name: known(name, seconds) for name, seconds in zip(COMMUNICATION, found, strict=True)}
     needed = sum(needed_s.values())
     left = max(0.0, waited - slowest)
@@ -101,16 +102,21 @@ def _may_hide(run: Run, timeline: Timeline) -> float:
     leave as they are made, and with servers of the next forward too, which waits for weights layer by layer. What a
     worker slept between the two hides nothing: no message of it is under way then.
     """
-    slowed = _slowed(run)
+    slowed = made_slow(run)
     hides = []
     for rank, steps in zip(timeline.ranks, timeline.each_step, strict=True):
         forward, backward = steps[:, 5:7].mean(0).tolist()
         backward = max(0.0, backward - _slept_s(steps, slowed.get(rank, 1.0)))
         hides.append(backward + (forward if run.kind.servers else 0.0))
-    return float(np.mean(hides))
+    return float(np.average(hides, weights=rates(timeline)))
 
 
-def _slowed(run: Run) -> dict[int, float]:
+def rates(timeline: Timeline) -> np.ndarray:
+    """[workers] steps/s: by how many steps of each are in a mean over all that workers take in the same time."""
+    return 1 / np.maximum(1e-9, [steps[:, 1:3].sum(1).mean() for steps in timeline.each_step])
+
+
+def made_slow(run: Run) -> dict[int, float]:
     """By rank, how many times as long as it can a worker computed, of those that are known to have been made slow."""
     slow = run.manifest.slow
     return {run.kind.servers + int(worker): factor for worker, factor in slow.achieved.items()} if slow else {}
@@ -136,14 +142,17 @@ def waits_for_others(timeline: Timeline) -> np.ndarray:
     return between + (0.0 if timeline.bound is None else waits - waits.min())
 
 
-def _wire(run: Run) -> float | str:
-    if run.kind.workers == 1 and not run.kind.servers:
+def wire(run: Run, timeline: Timeline, more_servers: Sequence[str] = ()) -> float | str:
+    """Seconds of a mean step that its bytes take on the busiest link, with more_servers as network_bound has them.
+    Workers that wait for each other all wait for it, others only where they use it.
+    """
+    if (run.kind.workers == 1 and not run.kind.servers) or len(run.manifest.hosts) == 1:
         return 0.0
-    bound = network_bound(run)
-    if not bound:
-        one_host = len(run.manifest.hosts) == 1
-        return 0.0 if one_host else "the network between the hosts was not measured"
-    return (run.manifest.global_batch or 0) / bound
+    busy, taken = np.array(link_seconds(run, more_servers)), rates(timeline)
+    if not busy.size:
+        return "the network between the hosts was not measured"
+    users = (busy > 0).sum(1) if timeline.is_free else len(taken)
+    return float((users * (busy @ taken)).max() / taken.sum())
 
 
 def _server(run: Run) -> float | str:
@@ -190,8 +199,8 @@ def _messages(run: Run, timeline: Timeline) -> float | str:
     workers = [process for process in run.summary.processes if process.role == "worker"]
     if threads != 1 or not workers or not steps:
         return "processor time tells computing from messages only where a worker computes with one thread"
-    slowed = _slowed(run)
-    if not _may_be_slow(run) <= slowed.keys():
+    slowed = made_slow(run)
+    if field_value(run, "slow.asked") != "none" and len(slowed) < run.kind.workers:
         return "a worker that is made slow by --slow sleeps, and this run does not tell how long"
     spent = sum(process.cpu_s for process in workers) / run.kind.workers / steps
     awake = [
@@ -201,13 +210,3 @@ def _messages(run: Run, timeline: Timeline) -> float | str:
     # As processes have spent it: a worker that is not in step counts by how many steps it took.
     computing_s = np.average(awake, weights=list(map(len, timeline.each_step)))
     return max(0.0, spent - float(computing_s))
-
-
-def _may_be_slow(run: Run) -> set[int]:
-    """The ranks that --slow asked to be slow now and then."""
-    ranks = range(run.kind.servers, run.kind.servers + run.kind.workers)
-    try:
-        rules = parse(run.manifest.slow.asked) if run.manifest.slow else []
-    except UsageError:  # a form that this version does not know
-        return set(ranks)
-    return {rank for rank in ranks if any(rule.worker in (None, rank - ranks.start) for rule in rules)}

@@ -2,13 +2,15 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from itertools import combinations
 
 import numpy as np
 from scipy.special import stdtr  # of Student's t; scipy.stats takes a quarter of a second to import
 
 from hvdtrain.explain.timeline import BLOCKS, Timeline
+from hvdtrain.runs.read import Run
 
-LEAST_SHARE = 0.1  # of the run's time that others have to wait for a straggler, or by which its steps are longer
+LEAST_SHARE = 0.1  # of its steps, their waiting included, that others wait for a straggler, or that it takes longer
 # Times as long as the others' that its steps are while it is slow: by their lower quartiles, for a worker that is
 # interrupted now and then has quick steps too, and a slow one has not. Equal ranks on busy cores differ by up to 1.4:
 # the first one's thread for messages coordinates the ring's, and the first worker writes the results.
@@ -18,7 +20,6 @@ LEAST_RATIO = 3.0  # of the time waited for it over that for the next one: among
 # Of a t-test over blocks of the run: how likely chance would make a straggler of one among equals. One that is slow for
 # less than a fifth of the run is not found.
 LARGEST_P = 0.01
-FEWEST_BLOCKS = BLOCKS // 5
 
 
 @dataclass(frozen=True)
@@ -26,7 +27,7 @@ class Straggler:
     """The worker that was slower than the others.
 
     Attributes:
-        factor: how many times as long its median step took it as the others theirs, while it was slow.
+        factor: how many times as long its steps took it as the others theirs, on average while it was slow.
         since_s, until_s: seconds of training between which it was slow.
     """
 
@@ -62,21 +63,36 @@ def find_straggler(timeline: Timeline) -> Straggler | None:
     lead = waits[worker] - np.delete(waits, worker, 0).max(0)
     columns = np.array_split(np.arange(len(lead)), BLOCKS)
     blocks = np.array([np.median(lead[block]) for block in columns])  # medians: any process is held up now and then
-    if blocks.mean() < LEAST_SHARE * timeline.own_s.max(0).mean():
+    if blocks.mean() < LEAST_SHARE * (timeline.own_s + timeline.waited_s)[worker].mean():
         return None
     error = blocks.std(ddof=1) / np.sqrt(len(blocks))  # of the mean; 0 where all blocks are alike
     if error and stdtr(len(blocks) - 1, -blocks.mean() / error) > LARGEST_P:
         return None
-    slow = np.flatnonzero(blocks > np.sort(blocks)[-FEWEST_BLOCKS] / 2)
-    first, last = int(columns[slow[0]][0]), int(columns[slow[-1]][-1])
-    begin, end = float(timeline.ends_s[first - 1]) if first else 0.0, float(timeline.ends_s[last])
+    # The stretch in which it was slow the most: by factors, which stay as they are where all are held up for a while.
+    times = timeline.own_s[worker] / np.median(np.delete(timeline.own_s, worker, 0), axis=0)
+    slow = np.cumsum([0, *(np.log(np.median(times[block]) / LEAST_FACTOR) for block in columns)])
+    first, last = max(combinations(range(BLOCKS + 1), 2), key=lambda span: slow[span[1]] - slow[span[0]])
+    begin = float(timeline.ends_s[columns[first][0] - 1]) if first else 0.0
+    end = float(timeline.ends_s[columns[last - 1][-1]])
     held = [own[(own[:, 0] > begin) & (own[:, 0] <= end), 1] for own in timeline.each_step]
-    if not all(map(len, held)) or _times_as_long(held, worker, QUICK) < LEAST_FACTOR:
+    if not all(map(len, held)) or _times_as_long([np.quantile(own, QUICK) for own in held], worker) < LEAST_FACTOR:
         return None
-    return Straggler(timeline.ranks[worker], _times_as_long(held, worker, 0.5), begin, end)
+    return Straggler(timeline.ranks[worker], _times_as_long([own.mean() for own in held], worker), begin, end)
 
 
-def _times_as_long(seconds: Sequence[np.ndarray], worker: int, share: float) -> float:
-    """How many times as long this worker's steps are as the others', by a quantile."""
-    of_each = np.array([np.quantile(own, share) for own in seconds])
-    return float(of_each[worker] / np.median(np.delete(of_each, worker)))
+def find_slow_link(run: Run, timeline: Timeline) -> tuple[int, float, float] | None:
+    """The rank that waited for its messages much longer than the others, and the seconds of a step that it and they
+    did; None on one host, and where workers wait for each other, so that all wait alike.
+    """
+    if not timeline.is_free or min(len(run.manifest.hosts), run.kind.workers) < 2:
+        return None
+    waits = np.array([(steps[:, 2] - steps[:, 4]).mean() for steps in timeline.each_step])
+    worker = int(waits.argmax())
+    own, others = float(waits[worker]), float(np.median(np.delete(waits, worker)))
+    least = max(LEAST_FACTOR * others, others + LEAST_SHARE * timeline.each_step[worker][:, 1:3].sum(1).mean())
+    return (timeline.ranks[worker], own, others) if own >= least else None
+
+
+def _times_as_long(seconds: Sequence[float], worker: int) -> float:
+    """How many times as long this worker's steps are as the others'."""
+    return float(seconds[worker] / np.median(np.delete(seconds, worker)))

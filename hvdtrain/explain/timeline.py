@@ -13,8 +13,8 @@ from hvdtrain.runs.read import Run
 from hvdtrain.runs.schema import Step, each_share, read_steps
 
 BLOCKS = 20  # into which a run is divided, to see how steady something is, and since when
-FEWEST_STEPS = 2 * BLOCKS  # of workers in step; of others fewer do, since a slow one takes few
-FEWEST_OF_ITS_OWN = 5
+FEWEST_STEPS = WARM_UP + 2 * BLOCKS  # of the run: a worker that is not in step with the others may have taken few
+FEWEST_OF_ITS_OWN = 5  # shares that warm-up leaves a worker that had no more
 Stretch = tuple[float, float]
 
 
@@ -45,6 +45,11 @@ class Timeline:
     each_step: list[np.ndarray]
     absent: dict[int, list[Stretch]]
 
+    @property
+    def is_free(self) -> bool:
+        """Workers do not wait for each other, but at the end of an epoch."""
+        return not self.in_step and self.bound is None
+
 
 def read_timeline(run: Run) -> Timeline:
     """The recorded steps of a run.
@@ -56,19 +61,23 @@ def read_timeline(run: Run) -> Timeline:
     ranks = list(range(kind.servers, kind.servers + kind.workers))
     # Where the last pushes of a step are dropped, a slow worker takes fewer steps than the others.
     in_step = kind.mode in modes.names() and modes.declared(kind.mode).lockstep and not run.manifest.backup
-    needed = WARM_UP + (FEWEST_STEPS if in_step else FEWEST_OF_ITS_OWN)
+    needed = 1 if not in_step and (run.summary.steps or 0) >= FEWEST_STEPS else FEWEST_STEPS
     rows = [_read(metrics_file(run.folder, rank), needed) for rank in ranks]
     per_worker = list(map(_after_warm_up, rows))
     if in_step:
         table = np.stack([values[: min(map(len, per_worker))] for values in per_worker])  # [workers, steps, 7]
-        return Timeline(ranks, None, True, table[:, :, 0].max(0), *_figures(table), per_worker, {})
+        return Timeline(ranks, None, True, table[:, :, 0].max(0), table[:, :, 1], table[:, :, 2], per_worker, {})
     end = max(values[-1, 0] for values in per_worker)
     begin = min(values[0, 0] for values in per_worker)
     edges = np.linspace(begin, end, BLOCKS + 1)
     found = {rank: _take_absences(run, rank, own, edges) for rank, own in zip(ranks, per_worker, strict=True)}
     absent = {rank: stretches for rank, stretches in found.items() if stretches}
+    for rank, own in zip(ranks, per_worker, strict=True):
+        if rank not in absent or absent[rank][-1][1] < end:  # it was there, and waited for the last shares of others
+            own[-1, [2, 4]] += max(0.0, (run.summary.wall_s or 0.0) - own[-1, 0])
     table = np.stack([_means(values, edges) for values in per_worker])
-    return Timeline(ranks, run.manifest.staleness_bound, False, edges[1:], *_figures(table), per_worker, absent)
+    bound, figures = run.manifest.staleness_bound, (table[:, :, 1], table[:, :, 2])
+    return Timeline(ranks, bound, False, edges[1:], *figures, per_worker, absent)
 
 
 def _take_absences(run: Run, rank: int, steps: np.ndarray, edges: np.ndarray) -> list[Stretch]:
@@ -104,27 +113,26 @@ def _read(file: Path, needed: int) -> list[Step]:
             raise UsageError(
                 f"{file} cannot be explained: of its lines {unreadable} are no steps, and {len(steps)} are"
             )
-        raise UsageError(f"{file} has {len(shares)} recorded steps, too few to explain: train for {needed} or more")
+        many = f"{len(shares)} recorded steps, too few to explain: train for {FEWEST_STEPS} or more"
+        raise UsageError(f"{file} has {many}")
     return shares
 
 
 def _after_warm_up(steps: Sequence[Step]) -> np.ndarray:
     """Timeline.each_step of one worker."""
+    skipped = max(0, min(WARM_UP, len(steps) - FEWEST_OF_ITS_OWN))
     table = np.array([
         (
             step.time, step.data_s + step.forward_s + step.backward_s + step.optimizer_s + step.metrics_s,
             step.comm_s + step.barrier_s + step.lease_s, step.samples, step.forward_s, step.backward_s,
         )
-        for step in steps[WARM_UP:]
+        for step in steps[skipped:]
     ])  # fmt: skip
-    lasted = np.diff(table[:, 0], prepend=steps[WARM_UP - 1].time)
+    before = steps[skipped - 1].time if skipped else steps[0].time - steps[0].seconds
+    lasted = np.diff(table[:, 0], prepend=before)
     between = np.maximum(0, lasted - table[:, 1] - table[:, 2])
     table[:, 2] += between
     return np.insert(table, 4, between, axis=1)
-
-
-def _figures(table: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    return table[:, :, 1], table[:, :, 2]
 
 
 def _means(values: np.ndarray, edges: np.ndarray) -> np.ndarray:

@@ -5,9 +5,10 @@ from collections.abc import Mapping
 
 import numpy as np
 
-from hvdtrain.explain.account import Account, waits_for_others
+from hvdtrain.explain.account import Account, waits_for_others, wire
 from hvdtrain.explain.straggler import Straggler
 from hvdtrain.explain.timeline import Timeline
+from hvdtrain.runs.network_bound import network_bound
 from hvdtrain.runs.read import Run
 
 
@@ -17,26 +18,32 @@ def what_if(run: Run, timeline: Timeline, straggler: Straggler | None, found: Ac
     Without the straggler: it computes like the median of the others, and all else stays (the method of Lin et al.,
     OSDI 2025, with recorded steps in place of operators), as far as processors allow. Where backup workers make up for
     it, that is not told: nobody waits for it. With twice the bandwidth the wire takes half as long, with one server
-    more wire and server as much less as its share of the weights is, and a step as far as it waited for them: what no
-    overlap could have hidden as well as what was not hidden though it could have been.
+    more, on the host where that is best for the links, what they then take, and the server as much less as its share of
+    the weights is, and a step as far as it waited for them: what no overlap could have hidden as well as what was not
+    hidden though it could have been. Nothing is faster than the links allow.
     """
     rate = run.summary.samples_per_s
     if not rate:
         return dict.fromkeys(("without_straggler", "double_bandwidth", "one_more_server"))
-    step, exposed, servers = found.step_s, found.exposed_s, run.kind.servers
-    wire, server = found.needed_s["wire"], found.needed_s["server"]
-    spared = {
-        "double_bandwidth": min(exposed["wire"], wire / 2) if wire else None,
-        "one_more_server": (
-            min(exposed["wire"], wire / (servers + 1)) + min(exposed["server"], server / (servers + 1))
-            if servers and "server" not in found.unknown
-            else None
-        ),
-    }
-    without = None if run.manifest.backup else rate * _speed_without(run, timeline, straggler)
-    return {"without_straggler": without} | {
-        name: rate * step / (step - seconds) if seconds is not None else None for name, seconds in spared.items()
-    }
+    exposed, needed, server = found.exposed_s, found.needed_s["wire"], found.needed_s["server"]
+
+    def held(faster: float, bound: float | None) -> float:
+        """At the bound at most, which what was measured proves to be no less."""
+        return rate * faster if bound is None else min(rate * faster, max(rate, bound))
+
+    def times(spared: float) -> float:
+        return found.step_s / (found.step_s - spared)
+
+    bound, rates = network_bound(run), dict[str, float | None]()
+    rates["without_straggler"] = None if run.manifest.backup else held(_speed_without(run, timeline, straggler), bound)
+    rates["double_bandwidth"] = held(times(min(exposed["wire"], needed / 2)), bound and 2 * bound) if needed else None
+    rates["one_more_server"] = None
+    if run.kind.servers and not {"server", "wire"} & found.unknown.keys():
+        left, host = min((float(wire(run, timeline, [host])), host) for host in run.manifest.hosts)
+        spared = min(exposed["wire"], max(0.0, needed - left))
+        spared += min(exposed["server"], server / (run.kind.servers + 1))
+        rates["one_more_server"] = held(times(spared), network_bound(run, [host]))
+    return rates
 
 
 def _speed_without(run: Run, timeline: Timeline, straggler: Straggler | None) -> float:

@@ -20,7 +20,7 @@ from hvdtrain.report.reference_tables import OVERVIEW, build_table
 from hvdtrain.report.results import Group, Row, result_rows, scales_weakly, summarise, summary_table
 from hvdtrain.report.step_parts import parts_table
 from hvdtrain.report.table import Cell, Table, markdown, words_table
-from hvdtrain.report.verdict import DEFAULT, Margins
+from hvdtrain.report.verdict import DEFAULT, Margins, same_network
 from hvdtrain.runs.fields import field_value
 from hvdtrain.runs.read import Run, display_names, finished_by_kind
 
@@ -164,7 +164,7 @@ class Grid:
 
     def parts(self, plots: Sequence[Plot], tables: Sequence[Table] = (), notes: Sequence[str] = ()) -> list[str]:
         """The page as Markdown, with links to the reports of the comparisons."""
-        number = f"{len(self.sections)} comparisons; what differs between them is {self.varied}, and nothing else."
+        number = f"{len(self.sections)} comparisons; what differs between them is {self.varied}."
         sections = []
         for comparison, content in self.sections:
             sections += [
@@ -233,11 +233,29 @@ def collect_any(runs: Sequence[Run], margins: Margins = DEFAULT) -> Content | Gr
         "model": "model", "global_batch": "global batch", "lr": f"learning rate ({rule})",
         "slow.asked": "who was made slow",
     }  # fmt: skip
-    if scales_weakly(result_rows(finished)):
+    if is_weak := scales_weakly(result_rows(finished)):
         words["global_batch"] += " (grows with the workers)"
     fields = [f for f in fairness.GRID_FIELDS if len({field_value(run, f) for run in finished}) > 1]
-    varied = " and ".join(words[field] for field in fields)
+    also = ", ".join(_also_varied(comparisons, is_weak))
+    varied = " and ".join(words[field] for field in fields) + (f", but also {also}" if also else ", and nothing else")
     return Grid(varied, sections, build_table(OVERVIEW, finished), equal, _omitted(runs), one_worker(finished))
+
+
+def _also_varied(comparisons: Sequence[Comparison], is_weak: bool) -> list[str]:
+    """In what comparisons differ, the baseline aside, that is checked among runs of one kind alone.
+
+    Args:
+        is_weak: they differ in the number of workers, and in what follows from it.
+    """
+    own = [runs for comparison in comparisons if (runs := [r for r in comparison.runs if r.kind.mode != "single"])]
+    follow = {"processes", "effective_lr", "server_bytes", *(["workers", "servers"] if is_weak else [])}
+    words = {"mode": "modes", "workers": "workers", "servers": "servers", "samples": "samples trained on"} | _TITLES
+    words |= {"hosts.cores_usable": "cores of each host", "bucket_mb": "size of messages"}
+    also = [
+        title for field, title in words.items()
+        if field not in follow and len({frozenset(str(field_value(run, field)) for run in runs) for runs in own}) > 1
+    ]  # fmt: skip
+    return also + ([] if same_network([run for runs in own for run in runs]) else ["the network's speed"])
 
 
 def _left_out(lines: Sequence[str]) -> str:
@@ -267,18 +285,18 @@ def _subject(run: Run) -> str:
     )
 
 
+_TITLES = {
+    "processes": "processes, servers included", "hardware.hosts": "hosts", "backend": "messages carried by",
+    "starter": "started by", "push_scale": "push scale", "effective_lr": "learning rate of one gradient",
+    "compression": "gradients sent as", "staleness_bound": "steps ahead at most", "backup": "backup workers",
+    "delay_compensation": "delay compensation", "staleness_lr": "learning rate divided by staleness",
+    "server_bytes": "bytes of weights on each server",
+}  # fmt: skip
+
+
 def _differences(runs: Sequence[Run]) -> str:
-    titles = {
-        "processes": "processes, servers included", "hardware.hosts": "hosts",
-        "backend": "messages carried by", "starter": "started by",
-        "push_scale": "push scale", "effective_lr": "learning rate of one gradient",
-        "compression": "gradients sent as", "staleness_bound": "steps ahead at most",
-        "backup": "backup workers",
-        "delay_compensation": "delay compensation", "staleness_lr": "learning rate divided by staleness",
-        "server_bytes": "bytes of weights on each server",
-    }  # fmt: skip
     kinds = finished_by_kind(runs)
-    rows = [[title, *(format_value(field_value(run, f)) for run, *_ in kinds.values())] for f, title in titles.items()]
+    rows = [[title, *(format_value(field_value(run, f)) for run, *_ in kinds.values())] for f, title in _TITLES.items()]
     rows = [row for row in rows if len(set(row[1:])) > 1]
     return markdown(words_table("What differs", ["", *(kind.label for kind in kinds)], rows)) if rows else ""
 

@@ -156,7 +156,7 @@ def ran_alike(runs: Sequence[Run], others: Sequence[Run]) -> bool:
     hosts, other_hosts = _hosts(runs), _hosts(others)
     if (len(hosts) > 1) != (len(other_hosts) > 1) or not (hosts <= other_hosts or other_hosts <= hosts):
         return False
-    if len(hosts) > 1 and not (_spread_alike(runs[0], others[0]) and _same_network([*runs, *others])):
+    if len(hosts) > 1 and not (_spread_alike(runs[0], others[0]) and same_network([*runs, *others])):
         return False
     return len({run.manifest.starter for run in (*runs, *others)}) == 1
 
@@ -172,7 +172,7 @@ def _spread_alike(run: Run, other: Run) -> bool:
     return any(not one or not two or one == two for one, two in pairs)
 
 
-def _same_network(runs: Sequence[Run]) -> bool:
+def same_network(runs: Sequence[Run]) -> bool:
     """Whether all that was measured of the hosts' network is alike, whatever its interface is called."""
     measured = [[link.gbit_s for link in run.manifest.network.pairs if link.gbit_s] for run in runs]
     speeds = [median(found) for found in measured if found]

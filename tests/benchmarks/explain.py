@@ -87,12 +87,14 @@ def explained(case: Case, slow: str, folder: Path, steps: int) -> dict[str, Any]
 
 
 def measured_step_s(run: Path) -> float:
-    """Mean seconds from the end of a step to that of the next, over the workers: explain's step, by the clock."""
+    """Mean seconds from the end of a step to that of the next, of all that workers take in the same time: explain's
+    step, by the clock.
+    """
     steps = []
     for file in run.glob("metrics.rank*.jsonl"):
         ends = [share.time for share in each_share(read_steps(file)[0])][WARM_UP - 1 :]
         steps.append((ends[-1] - ends[0]) / (len(ends) - 1))
-    return statistics.fmean(steps)
+    return statistics.harmonic_mean(steps)
 
 
 def computing_s(run: Path, but: int | None = None) -> float:

@@ -76,6 +76,10 @@ def over(hosts, gbit_s, **more):
         (("ps-sync", 4, 1), {"s": [0], "a": [1, 2], "b": [3, 4]}, 40),  # n of them to the server
         (("ps-sync", 2, 2), {"a": [0, 2], "b": [1, 3]}, 10),  # beside the workers: (n + k - 2)/k
         (("ps-sync", 3, 3), {"a": [0, 3], "b": [1, 4], "c": [2, 5]}, 40 / 3),
+        (("ps-async", 4, 1), {"s": [0], "a": [1, 2], "b": [3, 4]}, 40),
+        (("ps-async", 3, 1), {"s": [0], "a": [1, 2], "b": [3]}, 30),
+        (("ps-sync", 3, 2), {"s": [0], "t": [1], "a": [2, 3], "b": [4]}, 20),
+        (("ps-async", 3, 2), {"s": [0], "t": [1], "a": [2, 3], "b": [4]}, 15),  # half of the shares for the one on b
     ],
 )
 def test_a_network_bounds_samples_per_second_by_what_crosses_a_hosts_link(kind, hosts, crossing):
@@ -89,6 +93,8 @@ def test_without_a_measured_link_or_a_crossing_there_is_no_bound():
     assert network_bound(run("allreduce", 2, change=over({"a": [0, 1], "b": []}, 0.8))) is None
     assert network_bound(run("allreduce", 2, change=over(two, 0.0))) is None
     assert network_bound(run("allreduce", 2, change=over(two, 0.8, compression="topk"))) is None
+    beside = run("ps-async", 2, 1, change=over({"a": [0, 1], "b": [2]}, 0.8))
+    assert network_bound(beside) is None  # the worker beside the server may have every share
     half = network_bound(run("allreduce", 2, change=over(two, 0.8, compression="fp16")))
     assert half == 2 * network_bound(run("allreduce", 2, change=over(two, 0.8)))
 

@@ -6,6 +6,7 @@ import json
 import math
 import re
 import shutil
+from dataclasses import replace
 
 import pytest
 from click.testing import CliRunner
@@ -420,7 +421,23 @@ def test_a_report_keeps_runs_with_slowed_workers_apart(tmp_path):
             write(tmp_path / slow[0], *kind, repeat=repeat, change={"slow": {"asked": slow}}, speed=speed)
     runs = find_runs([tmp_path / "n", tmp_path / "1"])
     write_report(runs, tmp_path / "out")
-    assert "who was made slow" in (tmp_path / "out" / "report.md").read_text()
+    assert "is who was made slow, and nothing else" in (tmp_path / "out" / "report.md").read_text()
     times = epoch_times(runs)[("vggf", BATCH)]  # those of 25 samples/s are not among them
     assert {len(found) for found in times.values()} == {2}
     assert max(s for found in times.values() for s in found) < 2 * SAMPLES / 100.0
+
+
+def test_all_that_differs_between_runs_with_and_without_slowed_workers_is_named():
+    ring = run("allreduce", 2, change={"slow": {"asked": "1:4x"}})
+    two = {"hardware": {"cpu": "A CPU", "cores": 2, "hosts": ["one", "two"]}, "starter": "horovodrun"}
+    links = [{"from": "one", "to": "two", "gbit_s": 0.1}]
+    servers = run("ps-sync", 2, 1, change=two | {"network": {"pairs": links}}, samples=10 * BATCH)
+    said = collect_any([ring, servers]).parts([])[0]
+    assert "and nothing else" not in said
+    told = "who was made slow, but also modes, servers, samples trained on, hosts, messages carried by, started by"
+    assert f"2 comparisons; what differs between them is {told}" in said
+    faster = run("ps-sync", 2, 1, change=two | {
+        "network": {"pairs": [links[0] | {"gbit_s": 1.0}]}, "slow": {"asked": "1:4x"},
+    })  # fmt: skip
+    said = collect_any([replace(servers, summary=faster.summary), faster]).parts([])[0]
+    assert "is who was made slow, but also the network's speed." in said
