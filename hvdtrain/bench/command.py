@@ -192,7 +192,7 @@ def _measure(
         turns = stack.enter_context(contextlib.closing(Turns(None if hosts else Path(folder))))
         # All of them hold vectors at once.
         needs = Requirements(
-            str(Path.cwd()), None, [folder] if shared else [],
+            "", None, [folder] if shared else [],
             len(backends) * (BASE_MB + 4 * max(sizes) / 2**20), meets_by_name=True,
         )  # fmt: skip
         jobs = {}
@@ -203,7 +203,7 @@ def _measure(
             if backend == "zmq" and hosts:  # for vectors of ones, it may be seen on a command line
                 tuned[WIRE_KEY] = new_wire_key()
             spec = JobSpec(
-                workers + servers, [sys.executable, "-m", "hvdtrain.bench.turns", *words], servers, hosts,
+                workers + servers, [sys.executable, "-P", "-m", "hvdtrain.bench.turns", *words], servers, hosts,
                 Path(folder, backend), environment={"OMP_NUM_THREADS": "1"} | tuned,
                 private=private, needs_network=bool(hosts),
             )  # fmt: skip
@@ -243,7 +243,7 @@ def _measure_mxnet(kind: str, workers: int, servers: int, repeats: int, sizes: S
     with tempfile.TemporaryDirectory(prefix="hvdtrain-bench-") as folder:
         log = Path(folder, "log")
         with log.open("wb") as output:
-            code = subprocess.call(words, stdout=output, stderr=output)
+            code = subprocess.call(words, cwd=folder, stdout=output, stderr=output)  # no uv.toml of a stranger
         printed = [line for _, line in log_lines(log) if line.startswith("[[")]
         if code or not printed:
             raise Failure(f"{kind} with {with_noun(workers, 'worker')} did not run: {failure_reason(log, code)}")
