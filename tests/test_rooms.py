@@ -31,3 +31,11 @@ def test_every_python_that_is_started_is_told_to_import_nothing_of_the_current_f
     started = [line for path in PACKAGE.rglob("*.py") for line in re.findall(r"sys\.executable, .*", path.read_text())]
     ours = [line for line in started if "sys.argv" not in line]  # bench/mxnet_peer.py, a file by its path
     assert len(ours) > 5 and all(re.match(r'sys\.executable, "-(P|I|S", "-E", "-P)', line) for line in ours), ours
+
+
+def test_one_console_prints():
+    """Which shows what comes from anybody's folder as text."""
+    files = [
+        path.name for path in PACKAGE.rglob("*.py") if {"rich.console", "rich.console.Console"} & {*imported(path)}
+    ]
+    assert files == ["console.py"]

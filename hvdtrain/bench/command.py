@@ -277,8 +277,9 @@ def _row(
 
 def _show(rows: Sequence[Row]) -> None:
     from rich import box
-    from rich.console import Console
     from rich.table import Table
+
+    from hvdtrain.console import Console
 
     table = Table(box=box.SIMPLE_HEAD, show_edge=False)
     hosts = sorted({host.split(":")[0] for row in rows for host in row["hosts"]})
@@ -319,7 +320,7 @@ def _show(rows: Sequence[Row]) -> None:
         f"n = {rows[0]['repeats']} repeats; GB/s of all workers together, a push and pull counts the vector once; "
         "CPU is all servers' processor time of a worker's push; "
     ) + where
-    Console(width=None if sys.stdout.isatty() else 200, highlight=False).print(table)
+    Console(width=None if sys.stdout.isatty() else 200).print(table)
 
 
 def _draw(rows: Sequence[Row], path: Path) -> None:

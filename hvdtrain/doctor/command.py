@@ -82,9 +82,10 @@ def doctor(as_json: bool) -> None:
 
 def _print_table() -> list[dict[str, str | bool]]:
     """Run the checks and print their findings; return the rows."""
-    from rich.console import Console
     from rich.table import Table
     from rich.text import Text
+
+    from hvdtrain.console import Console
 
     errors = Console(stderr=True)
     rows = []

@@ -210,5 +210,4 @@ def cancel(record: Record, timeout_s: float) -> bool:
 
 def _filled(command: Sequence[Any], record: Record) -> list[str]:
     remembered = dict.fromkeys(recipes.load("launchers", record["launcher"]).get("remember", {}), "")
-    values = {name: value for name, value in record.items() if isinstance(value, str)}
-    return Filler(record["launcher"], {**remembered, "name": "", **values}).command(command)
+    return Filler(record["launcher"], {**remembered, "name": "", **record}).command(command)

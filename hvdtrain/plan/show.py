@@ -11,9 +11,9 @@ Row = dict[str, Any]
 
 
 def _console() -> Any:
-    from rich.console import Console
+    from hvdtrain.console import Console
 
-    return Console(width=None if sys.stdout.isatty() else 130, highlight=False)
+    return Console(width=None if sys.stdout.isatty() else 130)
 
 
 def _table(headings: Sequence[str], left: int = 1) -> Any:
@@ -77,8 +77,8 @@ def crossover(found: Sequence[Row]) -> None:
 def case(title: str, source: str, rows: Sequence[Row], fitted: dict[str, float]) -> None:
     """A published table beside its prediction."""
     console = _console()
-    console.print(title, markup=False)
-    console.print(source, markup=False)
+    console.print(title)
+    console.print(source)
     made = _table(("mode", "workers", "servers", "published", "predicted", "interval", "error"))
     for row in rows:
         error = "fitted" if row.get("calibrate") else f"{row['error']:+.1%}"

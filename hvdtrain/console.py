@@ -1,0 +1,23 @@
+"""The one console: rich's, which shows text from anybody's folder as it is."""
+
+import sys
+from collections.abc import Iterable
+from typing import Any, TextIO
+
+import rich.console
+from rich.segment import Segment
+
+from hvdtrain.formatting import printable
+
+
+class Console(rich.console.Console):
+    """Reads no markup in text, and makes it `printable`; takes what rich's console takes."""
+
+    def __init__(self, file: TextIO | None = None, stderr: bool = False, **options: Any) -> None:
+        file = file or (sys.stderr if stderr else sys.stdout)
+        # What rich itself has the terminal do is to reach it.
+        super().__init__(file=getattr(file, "stream", file), markup=False, emoji=False, highlight=False, **options)
+
+    def render(self, renderable: Any, options: Any = None) -> Iterable[Segment]:
+        for segment in super().render(renderable, options):
+            yield segment if segment.control else segment._replace(text=printable(segment.text))
