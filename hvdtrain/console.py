@@ -11,12 +11,13 @@ from hvdtrain.formatting import printable
 
 
 class Console(rich.console.Console):
-    """Reads no markup in text, and makes it `printable`; takes what rich's console takes."""
+    """Reads no markup in text, and makes it `printable`; `elsewhere` is its width where the output is no terminal."""
 
-    def __init__(self, file: TextIO | None = None, stderr: bool = False, **options: Any) -> None:
+    def __init__(self, elsewhere: int | None = None, file: TextIO | None = None, stderr=False, **options: Any) -> None:
         file = file or (sys.stderr if stderr else sys.stdout)
-        # What rich itself has the terminal do is to reach it.
-        super().__init__(file=getattr(file, "stream", file), markup=False, emoji=False, highlight=False, **options)
+        width = None if file.isatty() else elsewhere
+        file = getattr(file, "stream", file)  # what rich has a terminal do is to reach it
+        super().__init__(file=file, width=width, markup=False, emoji=False, highlight=False, **options)
 
     def render(self, renderable: Any, options: Any = None) -> Iterable[Segment]:
         for segment in super().render(renderable, options):

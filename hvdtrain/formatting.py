@@ -35,14 +35,9 @@ def shown(stream: TextIO) -> TextIO:
     return cast(TextIO, _Shown(stream))
 
 
-def encodable(name: str) -> str:
-    """A file's name that can be written as UTF-8: bytes of it that are none become escape sequences."""
-    return name.encode(errors="backslashreplace").decode()
-
-
 def some_of(names: Iterable[str], number: int = 5) -> str:
     """So many of the names, and how many more there are."""
-    listed = [encodable(name) for name in names]
+    listed = [printable(name) for name in names]
     return ", ".join(listed[:number]) + (f" and {len(listed) - number:,} more" if len(listed) > number else "")
 
 

@@ -320,7 +320,7 @@ def _show(rows: Sequence[Row]) -> None:
         f"n = {rows[0]['repeats']} repeats; GB/s of all workers together, a push and pull counts the vector once; "
         "CPU is all servers' processor time of a worker's push; "
     ) + where
-    Console(width=None if sys.stdout.isatty() else 200).print(table)
+    Console(200).print(table)
 
 
 def _draw(rows: Sequence[Row], path: Path) -> None:

@@ -151,8 +151,7 @@ def print_report(runs: "list[Run]", reference: str = "", margins: "Margins | Non
     reference_tables = [build_table(load_layout(reference), runs)] if reference else []
     collected = collect_any(runs, margins or DEFAULT)
     main, lines = collected.terminal()
-    # Where the output is no terminal, it has no width: nothing is wrapped then.
-    console = Console(width=None if sys.stdout.isatty() else 1000)
+    console = Console(1000)
     is_summary = main.name == "summary"
     # Rows of a grid are told apart by its first columns, batch and learning rate.
     for part in fitting(main, console.width, is_narrow=is_summary, first=0 if is_summary else 2):

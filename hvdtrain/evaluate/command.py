@@ -3,7 +3,6 @@
 import dataclasses
 import json
 import re
-import sys
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -118,7 +117,7 @@ def _print(predictions: "Predictions", images: str, out: Path) -> None:
     classes = len(predictions.classes)
     top5 = f"top-5 {predictions.top5:.4f}" if predictions.top5 is not None else f"no top-5, with {classes} classes"
     click.echo(f"{images}: loss {predictions.loss:.4f}, top-1 accuracy {predictions.top1:.4f}, {top5}")
-    console = Console(width=None if sys.stdout.isatty() else 200)
+    console = Console(200)
     table = _confusion_table(predictions)
     if classes <= MAX_PRINTED_CLASSES and console.measure(table).minimum <= console.width:
         console.print(table)

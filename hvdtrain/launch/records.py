@@ -48,12 +48,10 @@ def read_record(out: Path) -> dict[str, Any]:
         record = parse_json(job_record_file(out).read_text())
     except (OSError, ValueError):
         return {}
-    if not isinstance(record, dict):
+    if not isinstance(record, dict) or not isinstance(record.get("launcher"), str):
         return {}
-    types = {"launcher": str, "job": str} if "job" in record else {"launcher": str, "pid": int, "host": str}
-    if not all(isinstance(record.get(name), type_) for name, type_ in types.items()):
-        return {}
-    return record if "job" not in record or _names_a_job(record) else {}
+    is_process = isinstance(record.get("pid"), int) and isinstance(record.get("host"), str)
+    return record if (_names_a_job(record) if "job" in record else is_process) else {}
 
 
 def _names_a_job(record: Record) -> bool:
