@@ -13,6 +13,7 @@ import click
 
 from hvdtrain.config.option_types import Names, Numbers
 from hvdtrain.errors import Failure, UsageError, unknown
+from hvdtrain.formatting import shown
 from hvdtrain.world.memory import importing
 
 # Where each command lives, and what it does: `hvdtrain --help` shows that without importing any of them, of which those
@@ -88,6 +89,7 @@ def cli() -> None:
 
 def main() -> NoReturn:
     """Run the command line: 0 done, 1 failed, 2 usage, 130 interrupted; each thing wrong is one line on stderr."""
+    sys.stdout, sys.stderr = shown(sys.stdout), shown(sys.stderr)
     try:
         code = cli.main(prog_name="hvdtrain", standalone_mode=False) or 0
         sys.stdout.flush()

@@ -1,7 +1,12 @@
 """Numbers as text for people: the same on a terminal, in Markdown, in HTML and in plots."""
 
 import math
+import re
 from collections.abc import Iterable
+from typing import Any, TextIO, cast
+
+# Of C0 and C1 but for newline and tab, marks that turn the direction of text, line separators, halves of pairs.
+_CONTROL = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x9f\u061c\u200e\u200f\u2028-\u202e\u2066-\u2069\ud800-\udfff]")
 
 
 def three_digits(value: float) -> str:
@@ -10,18 +15,29 @@ def three_digits(value: float) -> str:
 
 
 def printable(text: str) -> str:
-    """Text for a terminal, which would obey control characters."""
-    return "".join(c if c.isprintable() or c == "\n" else "?" for c in text)
+    """Text for a terminal, which would obey control characters: they become escape sequences."""
+    return _CONTROL.sub(lambda found: found[0].encode("unicode_escape").decode(), text)
 
 
-def encodable(name: str) -> str:
-    """A file's name that can be written as UTF-8: bytes of it that are none become escape sequences."""
-    return name.encode(errors="backslashreplace").decode()
+class _Shown:
+    def __init__(self, stream: TextIO) -> None:
+        self.stream = stream
+
+    def write(self, text: str) -> int:
+        return self.stream.write(printable(text))
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self.stream, name)
+
+
+def shown(stream: TextIO) -> TextIO:
+    """The same, which makes what is printed `printable`: it may come from anybody's folder. Bytes pass unchanged."""
+    return cast(TextIO, _Shown(stream))
 
 
 def some_of(names: Iterable[str], number: int = 5) -> str:
     """So many of the names, and how many more there are."""
-    listed = [encodable(name) for name in names]
+    listed = [printable(name) for name in names]
     return ", ".join(listed[:number]) + (f" and {len(listed) - number:,} more" if len(listed) > number else "")
 
 

@@ -3,7 +3,6 @@
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 
-from rich.console import Console
 from rich.progress import (
     BarColumn,
     DownloadColumn,
@@ -17,6 +16,8 @@ from rich.progress import (
 )
 from rich.text import Text
 
+from hvdtrain.console import Console
+
 
 def bar(console: Console) -> Progress:
     """The one look of hvdtrain's progress bars."""
@@ -28,38 +29,35 @@ def bar(console: Console) -> Progress:
 @contextmanager
 def bytes_bar(what: str, total: int, done: int) -> Iterator[Callable[[int], None]]:
     """Bytes of so many, with rate and time left: on a terminal a bar, elsewhere a line for each quarter."""
-    console = Console(stderr=True)
-    if console.is_terminal:
-        columns = (TextColumn("{task.description}"), BarColumn(), DownloadColumn(), TransferSpeedColumn())
-        with Progress(*columns, TimeRemainingColumn(), console=console) as progress:
-            task = progress.add_task(what, total=total, completed=done)
-            yield lambda now: progress.update(task, completed=now)
-        return
-    quarters = 4 * done // total
-
-    def line(now: int) -> None:
-        nonlocal quarters
-        if 4 * now // total > quarters:
-            quarters = 4 * now // total
-            console.print(f"{what}: {now:,} of {total:,} bytes", highlight=False, soft_wrap=True)
-
-    yield line
+    with _bar(what, "bytes", total, done, DownloadColumn(), TransferSpeedColumn()) as show:
+        yield lambda now: show(now, total)
 
 
 @contextmanager
 def count_bar(what: str) -> Iterator[Callable[[int, int], None]]:
     """(done, total) of images, with rate and time left: on a terminal a bar, elsewhere a line for each quarter."""
-    console = Console(stderr=True)
-    if console.is_terminal:
-        columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), _Rate(), TimeRemainingColumn())
-        with Progress(*columns, console=console) as progress:
-            task = progress.add_task(what, total=None)
-            yield lambda done, total: progress.update(task, completed=done, total=total)
-        return
+    with _bar(what, "images", None, 0, MofNCompleteColumn(), _Rate()) as show:
+        yield show
 
-    def line(done: int, total: int) -> None:
-        if done * 4 // total > (done - 1) * 4 // total:
-            console.print(f"{what}: {done:,} of {total:,} images", highlight=False, soft_wrap=True)
+
+@contextmanager
+def _bar(
+    what: str, unit: str, total: int | None, done: int, *columns: ProgressColumn
+) -> Iterator[Callable[[int, int], None]]:
+    console = Console(stderr=True, soft_wrap=True)
+    if console.is_terminal:
+        columns = (TextColumn("{task.description}"), BarColumn(), *columns, TimeRemainingColumn())
+        with Progress(*columns, console=console) as progress:
+            task = progress.add_task(what, total=total, completed=done)
+            yield lambda now, total: progress.update(task, completed=now, total=total)
+        return
+    quarters = 4 * done // total if total else 0
+
+    def line(now: int, total: int) -> None:
+        nonlocal quarters
+        if 4 * now // total > quarters:
+            quarters = 4 * now // total
+            console.print(f"{what}: {now:,} of {total:,} {unit}")
 
     yield line
 

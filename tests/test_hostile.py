@@ -126,6 +126,10 @@ def calls(here, words, what):
             main()
         err.seek(0)
         said = err.read()
+        out.seek(0)
+        printed = said + out.read()
+    obeyed = hostile.CONTROL.search(printed)
+    assert not obeyed, f"{words}, {what}: {printed[max(0, obeyed.start() - 100) : obeyed.end() + 50]!r}"
     code = ended.value.code
     assert code in (0, 1, 2), f"{words}, {what}: exit code {code}"
     lines = [line for line in said.splitlines() if not line.startswith("checking: ")]
@@ -137,12 +141,49 @@ def calls(here, words, what):
     if words[0] == "stop":
         made.discard("here/run.launch/running.json")
     assert not made, f"{words}, {what}: changed {made}"
+    return code, printed
 
 
 @settings(max_examples=EXAMPLES or 50, derandomize=not EXAMPLES)
 @given(st.sampled_from(sorted(READERS)), st.integers(0, 2**32))
 def test_a_spoiled_file_is_read_or_is_a_line(base, one_thread, kind, seed):
     example(base, kind, seed)
+
+
+def test_no_text_of_a_strangers_folder_becomes_a_path_or_a_command_or_is_obeyed(base, one_thread, tmp_path):
+    """In each string of the manifest and of running.json by itself, and in all of them that are taken together."""
+    here, sign = tmp_path / "here", hostile.SIGN
+    hostile.copy(base / "run", here)
+    manifest, record = here / "run" / "manifest.json", here / "run.launch" / "running.json"
+    launched = {"launcher": "ssh", "hosts": ["a:1", "b:1"], "interface": "eth0", "folder": "/x"}
+    known = json.loads(manifest.read_text()) | {"launch": launched}
+    begun = json.loads(record.read_text())
+    named = {"job": "mpijob.kubeflow.org/a", "name": "hvdtrain-a", "context": "a", "namespace": "b"}
+    cheap = ["status run", "stop run", "launch --resume --out run --dry-run", "launch --out run -n 1 --dry-run"]
+    for file, content in ((manifest, known), (record, begun), (record, {"launcher": "kubernetes"} | named)):
+        for at in hostile.strings(content):
+            file.unlink(missing_ok=True)
+            file.write_text(json.dumps(hostile.planted(content, [at], sign)))
+            for words in cheap:
+                with hostile.nothing_done_with_the_sign():
+                    calls(here, words.split(), f"{file.name} {at}")
+        file.unlink(missing_ok=True)
+        file.write_text(json.dumps(known if file == manifest else begun))
+    (here / "run.launch" / "log").unlink()
+    (here / "run.launch" / "log").write_text(f"[0]<stdout>: {sign}\n")
+    taken = [at for at in hostile.strings(known) if at[0] != "mode" and hostile.is_read(known, at, sign)]
+    assert len(taken) > 40
+    manifest.unlink()
+    manifest.write_text(json.dumps(hostile.planted(known, taken, sign)))
+    for words in ("report run --out there/report", "evaluate run --out there/evaluated", "status run"):
+        with hostile.nothing_done_with_the_sign():
+            code, printed = calls(here, words.split(), "all at once")
+        assert code == 0, (words, printed)
+    assert "last line: [0]<stdout>: ../--hostile\\x1b]0;x\\x07\\u202e<script>[bold red]" in printed  # as text
+    for file in (here / "there").rglob("*"):
+        if file.suffix in (".md", ".html", ".csv", ".svg", ".tex", ".json"):
+            assert not (obeyed := hostile.CONTROL.search(file.read_text())), (file, obeyed)
+            assert "<script>[" not in file.read_text() or file.suffix not in (".html", ".svg"), file
 
 
 @settings(max_examples=EXAMPLES or 20, derandomize=not EXAMPLES)

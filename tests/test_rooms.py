@@ -1,6 +1,7 @@
 """What import-linter cannot say of the rooms: which modules know parts of other packages."""
 
 import ast
+import re
 from pathlib import Path
 
 import hvdtrain
@@ -24,3 +25,17 @@ def test_the_wire_and_its_naive_peer_alone_know_rpc():
         if any(name.startswith("torch.distributed.rpc") for name in imported(path))
     }
     assert files == {"ps/rpc.py", "bench/ranks.py"}
+
+
+def test_every_python_that_is_started_is_told_to_import_nothing_of_the_current_folder():
+    started = [line for path in PACKAGE.rglob("*.py") for line in re.findall(r"sys\.executable, .*", path.read_text())]
+    ours = [line for line in started if "sys.argv" not in line]  # bench/mxnet_peer.py, a file by its path
+    assert len(ours) > 5 and all(re.match(r'sys\.executable, "-(P|I|S", "-E", "-P)', line) for line in ours), ours
+
+
+def test_one_console_prints():
+    """Which shows what comes from anybody's folder as text."""
+    files = [
+        path.name for path in PACKAGE.rglob("*.py") if {"rich.console", "rich.console.Console"} & {*imported(path)}
+    ]
+    assert files == ["console.py"]

@@ -192,7 +192,7 @@ def _measure(
         turns = stack.enter_context(contextlib.closing(Turns(None if hosts else Path(folder))))
         # All of them hold vectors at once.
         needs = Requirements(
-            str(Path.cwd()), None, [folder] if shared else [],
+            "", None, [folder] if shared else [],
             len(backends) * (BASE_MB + 4 * max(sizes) / 2**20),
         )  # fmt: skip
         jobs = {}
@@ -203,7 +203,7 @@ def _measure(
             if backend == "zmq" and hosts:  # for vectors of ones, it may be seen on a command line
                 tuned[WIRE_KEY] = new_wire_key()
             spec = JobSpec(
-                workers + servers, [sys.executable, "-m", "hvdtrain.bench.turns", *words], servers, hosts,
+                workers + servers, [sys.executable, "-P", "-m", "hvdtrain.bench.turns", *words], servers, hosts,
                 Path(folder, backend), environment={"OMP_NUM_THREADS": "1"} | tuned,
                 private=private, needs_network=bool(hosts),
             )  # fmt: skip
@@ -243,7 +243,7 @@ def _measure_mxnet(kind: str, workers: int, servers: int, repeats: int, sizes: S
     with tempfile.TemporaryDirectory(prefix="hvdtrain-bench-") as folder:
         log = Path(folder, "log")
         with log.open("wb") as output:
-            code = subprocess.call(words, stdout=output, stderr=output)
+            code = subprocess.call(words, cwd=folder, stdout=output, stderr=output)  # no uv.toml of a stranger
         printed = [line for _, line in log_lines(log) if line.startswith("[[")]
         if code or not printed:
             raise Failure(f"{kind} with {with_noun(workers, 'worker')} did not run: {failure_reason(log, code)}")
@@ -277,8 +277,9 @@ def _row(
 
 def _show(rows: Sequence[Row]) -> None:
     from rich import box
-    from rich.console import Console
     from rich.table import Table
+
+    from hvdtrain.console import Console
 
     table = Table(box=box.SIMPLE_HEAD, show_edge=False)
     hosts = sorted({host.split(":")[0] for row in rows for host in row["hosts"]})
@@ -319,7 +320,7 @@ def _show(rows: Sequence[Row]) -> None:
         f"n = {rows[0]['repeats']} repeats; GB/s of all workers together, a push and pull counts the vector once; "
         "CPU is all servers' processor time of a worker's push; "
     ) + where
-    Console(width=None if sys.stdout.isatty() else 200, highlight=False).print(table)
+    Console(200).print(table)
 
 
 def _draw(rows: Sequence[Row], path: Path) -> None:

@@ -176,7 +176,7 @@ def compare(
 
 def _look_at_hosts(hosts: list[Host]) -> dict[str, float]:
     """The cores that ranks may use on each host; in what hosts differ is told."""
-    found = describe_hosts(hosts, str(Path.cwd()))
+    found = describe_hosts(hosts)
     for line in differences(found):
         click.echo(f"hosts differ: {line}")
     return {name: facts["cores_usable"] for name, facts in found.items()}

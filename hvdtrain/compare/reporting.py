@@ -87,7 +87,6 @@ def report(
     hvdtrain report comparison --png pictures --latex table.tex
     hvdtrain report comparison --reference cnn-mnist --out beside
     """
-    from hvdtrain.formatting import printable
     from hvdtrain.report import check_out, draw, json_text, table, write_png, write_report
     from hvdtrain.report.verdict import Margins
     from hvdtrain.runs.read import find_runs
@@ -120,7 +119,7 @@ def report(
     finally:
         gc.enable()
     for note in notes:
-        click.echo(printable(f"not in the plots: {note}"))
+        click.echo(f"not in the plots: {note}")
 
 
 def _predicted(calibration: Path, runs: "list[Run]") -> "Table":
@@ -143,9 +142,7 @@ def print_report(runs: "list[Run]", reference: str = "", margins: "Margins | Non
     Raises:
         UsageError: the runs may not be compared.
     """
-    from rich.console import Console
-
-    from hvdtrain.formatting import printable
+    from hvdtrain.console import Console
     from hvdtrain.report.content import collect_any
     from hvdtrain.report.reference_tables import build_table, load_layout
     from hvdtrain.report.table import fitting, terminal_tables
@@ -154,20 +151,19 @@ def print_report(runs: "list[Run]", reference: str = "", margins: "Margins | Non
     reference_tables = [build_table(load_layout(reference), runs)] if reference else []
     collected = collect_any(runs, margins or DEFAULT)
     main, lines = collected.terminal()
-    # Where the output is no terminal, it has no width: nothing is wrapped then.
-    console = Console(width=None if sys.stdout.isatty() else 1000, highlight=False)
+    console = Console(1000)
     is_summary = main.name == "summary"
     # Rows of a grid are told apart by its first columns, batch and learning rate.
     for part in fitting(main, console.width, is_narrow=is_summary, first=0 if is_summary else 2):
         console.print(part)
     for note in main.notes if is_summary else []:
-        console.print(note, style="dim italic", markup=False)
+        console.print(note, style="dim italic")
     for line in lines:
-        console.print(printable(line), markup=False, soft_wrap=not sys.stdout.isatty())
+        console.print(line, soft_wrap=not sys.stdout.isatty())
     for reference_table in reference_tables:
         for table in terminal_tables(reference_table):
             console.print()
             console.print(table)
         for note in reference_table.notes:
-            console.print(note, markup=False, soft_wrap=not sys.stdout.isatty())
+            console.print(note, soft_wrap=not sys.stdout.isatty())
     return collected

@@ -3,23 +3,24 @@
 import contextlib
 import math
 import shutil
+import sys
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
+
+from rich.progress import Progress
 
 from hvdtrain.compare.earlier import set_aside
 from hvdtrain.compare.grid import Planned
 from hvdtrain.config.untrusted import parse_json
+from hvdtrain.console import Console
 from hvdtrain.launch.job_log import failure_reason
 from hvdtrain.launch.prepare import prepare
 from hvdtrain.launch.processes import launched_job, sigterm_unwinds
+from hvdtrain.progress_bars import bar
 from hvdtrain.runs.live import last_steps, metrics_file, samples_per_s
 from hvdtrain.world.load import beside_others
-
-if TYPE_CHECKING:
-    from rich.console import Console
-    from rich.progress import Progress
 
 LEAST_DISK = 2**20  # bytes: where less is free, a job that failed could probably not write
 END_AFTER_SUMMARY_S = 30.0  # how long the ranks of a job may take to end after its summary is written
@@ -41,16 +42,9 @@ def run_all(
         is_settled: whether the repeats up to this one are enough, asked after each; without it, all are done.
         private: variables for every rank that no command line may show.
     """
-    from rich.console import Console
-
-    from hvdtrain.progress_bars import bar
-
-    console = Console(highlight=False)
+    console = Console(soft_wrap=not sys.stdout.isatty())
     if kept:
-        console.print(
-            f"{len(kept)} of {len(runs)} runs are there already, and stay as they are",
-            soft_wrap=not console.is_terminal,
-        )
+        console.print(f"{len(kept)} of {len(runs)} runs are there already, and stay as they are")
     failed = []
     repeats = [run.config.repeat for run in runs]
     with bar(console) if console.is_terminal else contextlib.nullcontext() as progress, sigterm_unwinds():
@@ -60,25 +54,21 @@ def run_all(
                 if problem := _run_one(run, label, folder, samples, console, progress, private):
                     failed.append(run.name)
                     full = "; the disk is full" if shutil.disk_usage(folder).free < LEAST_DISK else ""
-                    console.print(f"{label}: FAILED: {problem}{full}", markup=False, soft_wrap=not console.is_terminal)
+                    console.print(f"{label}: FAILED: {problem}{full}")
             is_last_of_repeat = number < len(runs) and repeats[number] > run.config.repeat
             if is_settled and is_last_of_repeat and is_settled(run.config.repeat):
-                console.print(
-                    f"the verdict is known after {run.config.repeat} repeats", soft_wrap=not console.is_terminal
-                )
+                console.print(f"the verdict is known after {run.config.repeat} repeats")
                 break
     return failed
 
 
 def _run_one(
-    run: Planned, label: str, folder: Path, samples: int, console: "Console", progress: "Progress | None",
+    run: Planned, label: str, folder: Path, samples: int, console: Console, progress: Progress | None,
     private: Mapping[str, str] | None,
 ) -> str:  # fmt: skip
     """Do a run, and print what came of it; return why it failed, if it did."""
     if place := set_aside(folder, run.name):
-        console.print(
-            f"{label}: what an earlier start had left is in {place}", markup=False, soft_wrap=not console.is_terminal
-        )
+        console.print(f"{label}: what an earlier start had left is in {place}")
     budget = run.config.time_budget
     task = progress.add_task(label, total=budget or run.config.total_steps(samples)) if progress else None
     began = time.monotonic()
@@ -96,9 +86,7 @@ def _run_one(
         progress.remove_task(task)
     if not problem:
         took = time.monotonic() - began
-        console.print(
-            f"{label}: {_result(folder / 'runs' / run.name)}, {took:.0f} s in all", soft_wrap=not console.is_terminal
-        )
+        console.print(f"{label}: {_result(folder / 'runs' / run.name)}, {took:.0f} s in all")
     return problem
 
 

@@ -29,6 +29,7 @@ class Launcher(Struct, forbid_unknown_fields=True):
     script: str = ""
     resource: dict[str, Any] = {}
     stop: list[str | list[str]] = []
+    job: str = ""
     ask: list[str | list[str]] = []
     gone: str = ""
     remember: dict[str, list[str]] = {}
@@ -46,10 +47,13 @@ class Launcher(Struct, forbid_unknown_fields=True):
             raise ValueError("`ask` and `gone` go together")
         if self.leave not in {"", "file", *signal.Signals.__members__}:
             raise ValueError(f"`leave` is no signal: {self.leave!r}")
-        try:
-            re.compile(self.gone)
-        except re.error as error:
-            raise ValueError(f"`gone` is no pattern: {error}") from None
+        if self.stop and not self.job:
+            raise ValueError("`stop` needs `job`: a pattern of what the scheduler prints for a job")
+        for name in ("gone", "job"):
+            try:
+                re.compile(getattr(self, name))
+            except re.error as error:
+                raise ValueError(f"`{name}` is no pattern: {error}") from None
 
 
 class Preset(Struct):

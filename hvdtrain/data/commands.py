@@ -34,9 +34,9 @@ def data() -> None:
 @data.command("list", short_help="List the built-in data sets.")
 def list_() -> None:
     """List the built-in data sets: what `--dataset` and `hvdtrain data build` take by name."""
-    from rich.console import Console
     from rich.table import Table
 
+    from hvdtrain.console import Console
     from hvdtrain.data import synthetic
 
     table = Table("name", "what", "images", "licence", box=None, pad_edge=False)
@@ -164,10 +164,9 @@ def check_(dataset: str) -> None:
     decoded, where the same image is in two parts, or where a folder that `data build` made does not hold what it was
     built with.
     """
-    from rich.console import Console
-    from rich.markup import escape
     from rich.table import Table
 
+    from hvdtrain.console import Console
     from hvdtrain.data.check import check
     from hvdtrain.data.find import find_dataset
     from hvdtrain.progress_bars import count_bar
@@ -177,7 +176,7 @@ def check_(dataset: str) -> None:
     parts = [part for part in PARTS if any(part in own for own in findings.counts.values())]
     table = Table("class", *parts, box=None, pad_edge=False)
     for name, own in findings.counts.items():
-        table.add_row(escape(name), *(f"{own.get(part, 0):,}" for part in parts))
+        table.add_row(name, *(f"{own.get(part, 0):,}" for part in parts))
     table.add_row("all", *(f"{sum(own.get(part, 0) for own in findings.counts.values()):,}" for part in parts))
     Console().print(table)
     for line in findings.notes:

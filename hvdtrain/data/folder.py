@@ -17,7 +17,7 @@ from msgspec import convert
 
 from hvdtrain.config.untrusted import parse_toml
 from hvdtrain.errors import UsageError
-from hvdtrain.formatting import encodable, some_of
+from hvdtrain.formatting import printable, some_of
 
 TRAIN, VALIDATION, TEST = "TrainData", "ValidationData", "TestData"
 SUFFIXES = (".png", ".jpg", ".jpeg", ".bmp", ".webp")  # in any case
@@ -274,7 +274,7 @@ def _kind(entry: os.DirEntry[bytes]) -> str:
         return "folder(s)"
     if not entry.is_file():
         return "link(s) that lead nowhere or devices"
-    return encodable(os.fsdecode(os.path.splitext(entry.name)[1].lower())) or "without a suffix"
+    return printable(os.fsdecode(os.path.splitext(entry.name)[1].lower())) or "without a suffix"
 
 
 def _how_to_split(root: Path) -> str:

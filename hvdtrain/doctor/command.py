@@ -3,7 +3,6 @@
 import contextlib
 import dataclasses
 import json
-import sys
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
@@ -82,9 +81,10 @@ def doctor(as_json: bool) -> None:
 
 def _print_table() -> list[dict[str, str | bool]]:
     """Run the checks and print their findings; return the rows."""
-    from rich.console import Console
     from rich.table import Table
     from rich.text import Text
+
+    from hvdtrain.console import Console
 
     errors = Console(stderr=True)
     rows = []
@@ -99,6 +99,5 @@ def _print_table() -> list[dict[str, str | bool]]:
         advice = f"\n→ {row['advice']}" if row["advice"] else ""
         style = colours[str(row["status"])]
         table.add_row(Text(str(row["status"]), style), Text(str(row["check"])), Text(f"{row['found']}{advice}"))
-    # Where the output is no terminal, it has no width: lines are not cut then.
-    Console(width=None if sys.stdout.isatty() else 240).print(table)
+    Console(240).print(table)
     return rows

@@ -112,7 +112,7 @@ def library_facts() -> dict[str, Any]:
     - If one of them does not load: `error`.
     """
     try:
-        probe = subprocess.run([sys.executable, "-c", PROBE], capture_output=True, text=True, timeout=TIMEOUT_S)
+        probe = subprocess.run([sys.executable, "-P", "-c", PROBE], capture_output=True, text=True, timeout=TIMEOUT_S)
     except subprocess.TimeoutExpired:
         return {"error": f"no answer within {TIMEOUT_S:.0f} s"}
     facts = {}

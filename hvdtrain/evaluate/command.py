@@ -3,7 +3,6 @@
 import dataclasses
 import json
 import re
-import sys
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -113,12 +112,12 @@ def _manifest(run: Path) -> "Manifest":
 
 
 def _print(predictions: "Predictions", images: str, out: Path) -> None:
-    from rich.console import Console
+    from hvdtrain.console import Console
 
     classes = len(predictions.classes)
     top5 = f"top-5 {predictions.top5:.4f}" if predictions.top5 is not None else f"no top-5, with {classes} classes"
     click.echo(f"{images}: loss {predictions.loss:.4f}, top-1 accuracy {predictions.top1:.4f}, {top5}")
-    console = Console(width=None if sys.stdout.isatty() else 200, highlight=False)
+    console = Console(200)
     table = _confusion_table(predictions)
     if classes <= MAX_PRINTED_CLASSES and console.measure(table).minimum <= console.width:
         console.print(table)
@@ -132,13 +131,11 @@ def _print(predictions: "Predictions", images: str, out: Path) -> None:
 
 def _confusion_table(predictions: "Predictions") -> "Table":
     """The confusion matrix, with a dot for 0."""
-    from rich.markup import escape
     from rich.table import Table
 
-    names = [escape(name) for name in predictions.classes]
     table = Table("true \\ answer", box=None, pad_edge=False)
-    for name in names:
+    for name in predictions.classes:
         table.add_column(name, justify="right", no_wrap=True)
-    for name, row in zip(names, predictions.confusion.tolist(), strict=True):
+    for name, row in zip(predictions.classes, predictions.confusion.tolist(), strict=True):
         table.add_row(name, *(str(count) if count else "·" for count in row))
     return table

@@ -17,7 +17,7 @@ from hvdtrain.config.run_config import RunConfig
 from hvdtrain.data.folder import ImageFolder, Samples
 from hvdtrain.data.loader import Loader
 from hvdtrain.errors import UsageError
-from hvdtrain.formatting import encodable
+from hvdtrain.formatting import printable
 from hvdtrain.models.layers import Network
 from hvdtrain.numerics.precision import autocast
 from hvdtrain.rank.work import evaluation_resize, image_side, initial_model
@@ -78,7 +78,7 @@ class Predictions:
 
     def name(self, image: int) -> str:
         """The image's path in its part of the data set, `class/file`."""
-        return f"{self.classes[self.labels[image]]}/{encodable(self.samples[image][0].name)}"
+        return f"{self.classes[self.labels[image]]}/{printable(self.samples[image][0].name)}"
 
 
 def predict(
@@ -116,7 +116,7 @@ def predict(
             batches.append([column.cpu().numpy() for column in columns])
             for index in share.indices:
                 progress(index + 1, len(samples))
-    classes = tuple(map(encodable, trained_on.classes))
+    classes = tuple(map(printable, trained_on.classes))
     return Predictions(classes, samples, side, *map(np.concatenate, zip(*batches, strict=True)))
 
 

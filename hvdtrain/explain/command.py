@@ -114,14 +114,14 @@ def _show(
     run: "Run", timeline: "Timeline", straggler: "Straggler | None", link: tuple[int, float, float] | None,
     waited: Mapping[int, float | None], found: "Account", rates: Mapping[str, float | None], to_stderr: bool,
 ) -> None:  # fmt: skip
-    from rich.console import Console
     from rich.table import Table
 
+    from hvdtrain.console import Console
     from hvdtrain.explain.account import PARTS, made_slow
     from hvdtrain.explain.heatmap import shade
 
-    console = Console(highlight=False, stderr=to_stderr)
-    console.print(f"[bold]{run.name}[/bold]: {run.kind.label}, {run.summary.samples_per_s:,.0f} samples/s")
+    console = Console(stderr=to_stderr)
+    console.print(f"{run.name}: {run.kind.label}, {run.summary.samples_per_s:,.0f} samples/s", style="bold")
     if run.manifest.slow and run.manifest.slow.asked not in ("", "none"):
         console.print(f"--slow {run.manifest.slow.asked} made workers slow: what they slept counts as computing.")
         for rank, times in made_slow(run).items():

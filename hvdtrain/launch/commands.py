@@ -1,6 +1,7 @@
 """`hvdtrain launch` and `hvdtrain stop`."""
 
 import dataclasses
+import shlex
 import time
 from functools import partial
 from pathlib import Path
@@ -17,7 +18,7 @@ from hvdtrain.config.run_config import RunConfig
 from hvdtrain.errors import UsageError, unknown
 from hvdtrain.launch import copies
 from hvdtrain.launch.allocation import allocated_hosts
-from hvdtrain.launch.hosts import allocate, given_hosts, host_options, parse_hosts, private_option
+from hvdtrain.launch.hosts import allocate, given_hosts, host_options, private_option
 from hvdtrain.launch.prepare import prepare
 from hvdtrain.launch.processes import end_process
 from hvdtrain.launch.records import cancel, claimed, forget, kept_options, read_record, what_to_remember
@@ -92,11 +93,12 @@ def launch(
     listed = given_hosts(hosts, hostfile)
     before, kept = (remembered(Path(out)), kept_options(Path(out))) if resume else (None, None)
     launcher = launcher or (before.launcher if before else kept.stem if kept else "ssh" if listed else "local")
-    # A job goes on where it was, unless it is told otherwise.
-    stays = before if before and before.hosts and before.launcher == launcher and not listed else None
-    if stays:
-        listed, interface = parse_hosts(",".join(stays.hosts)), interface or stays.interface
     listed = listed or allocated_hosts(launcher)
+    if before and before.hosts and before.launcher == launcher and not listed:
+        raise UsageError(
+            f"{out} was launched with `{shlex.join(before.place_options())}`: give that again, or another --launcher; "
+            "a run folder may be a stranger's, and does not say where ssh goes"
+        )
     resumed = Path(out) / CONFIG if resume and (Path(out) / CONFIG).is_file() else kept
     workers = workers or (started_workers(resumed) if resumed else None)
     if resume and not resumed and not workers:
@@ -129,8 +131,6 @@ def launch(
     names = [host.name for host in used]
     destination = copies.check_destination(sync_dst_dir) if sync_dst_dir else ""
     to_copy = [copies.Copy(Path.cwd(), destination, copies.CODE_OPTIONS)] if destination else []
-    if stays and not destination:  # what an earlier start has copied is there still
-        destination = stays.folder
     if sync_data:
         to_copy.append(copies.Copy(copies.data_folder(config), f"{destination}/data", copies.DATA_OPTIONS))
         config = dataclasses.replace(config, dataset=to_copy[-1].destination)

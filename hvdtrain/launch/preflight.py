@@ -2,7 +2,6 @@
 
 import contextlib
 import json
-import os
 import subprocess
 import sys
 import tempfile
@@ -19,7 +18,7 @@ from typing import Any, NamedTuple
 from hvdtrain.errors import UsageError
 from hvdtrain.launch import bandwidth, probe
 from hvdtrain.launch.hosts import Host
-from hvdtrain.launch.remote import command_on, in_folder, is_local
+from hvdtrain.launch.remote import code_path, command_on, in_folder, is_local
 from hvdtrain.runs.folder import unwritable
 from hvdtrain.runs.launched import Pair
 from hvdtrain.world.network import own_addresses, resolve
@@ -33,7 +32,7 @@ class Requirements:
     """What a job requires of every host.
 
     Attributes:
-        working_folder: where its ranks start.
+        working_folder: where its ranks start, a copy of the code; the current folder where it is empty.
         out: the run folder, which ranks on all hosts write in and this machine reads; None where there is none.
         files: what the ranks read.
         rank_mb: memory of a rank, in MiB.
@@ -138,12 +137,12 @@ def _measure(
     return tuple(found)
 
 
-def describe_hosts(hosts: Sequence[Host], working_folder: str) -> dict[str, dict[str, Any]]:
+def describe_hosts(hosts: Sequence[Host]) -> dict[str, dict[str, Any]]:
     """What each host has, by its name: see world.host.hardware. UsageError where one does not answer."""
     request = {"shared": "", "files": [], "interface": ""}
     with contextlib.ExitStack() as stack:
         pool = stack.enter_context(ThreadPoolExecutor(len(hosts)))
-        probes = [stack.enter_context(HostProbe(host.name, working_folder)) for host in hosts]
+        probes = [stack.enter_context(HostProbe(host.name)) for host in hosts]
         replies = dict(pool.map(lambda host_probe: (host_probe.host, host_probe.describe(request)), probes))
     if silent := [f"{name}: {reply}" for name, reply in replies.items() if isinstance(reply, str)]:
         raise UsageError(*silent)
@@ -165,13 +164,13 @@ def _new_file_near(out: Path) -> Iterator[str]:
 class HostProbe:
     """`probe.py` on a host, and the requests to it."""
 
-    def __init__(self, host: str, working_folder: str) -> None:
+    def __init__(self, host: str, working_folder: str = "") -> None:
         self.host = host
-        code = os.environ.get("PYTHONPATH")  # ranks have it too
-        python = [*(["env", f"PYTHONPATH={code}"] if code else []), sys.executable, "-m", "hvdtrain.launch.probe"]
+        code = code_path(working_folder)  # as ranks have it
+        python = [*(["env", f"PYTHONPATH={code}"] if code else []), sys.executable, "-P", "-m", "hvdtrain.launch.probe"]
         self.began = time.time()
         self.process = subprocess.Popen(
-            command_on(host, in_folder(working_folder, python)), text=True,
+            command_on(host, in_folder(working_folder or str(Path.cwd()), python)), text=True,
             stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.PIPE,
         )  # fmt: skip
 

@@ -15,6 +15,7 @@ from hvdtrain.launch.memory import asked_mb, rank_mb
 from hvdtrain.launch.own_network import needs_network
 from hvdtrain.launch.preflight import Requirements, check_hosts
 from hvdtrain.launch.recipe import JobSpec, LaunchCommand, expand, train_program
+from hvdtrain.launch.remote import code_path
 from hvdtrain.runs.launched import LAUNCHER, Launched, Pair
 from hvdtrain.runs.request import with_absolute_paths
 from hvdtrain.world import network
@@ -32,7 +33,7 @@ def prepare(
     Args:
         hosts: each with the slots that the job uses; empty where the launcher finds hosts itself.
         check: check the hosts first, if the launcher needs them: a scheduler knows its own.
-        working_folder: where ranks start on the hosts; by default the current folder.
+        working_folder: where ranks start on the hosts, a copy of the code; by default the current folder.
         interface: the network interface by which hosts reach each other; by default HVDTRAIN_INTERFACE, or one is
             chosen.
         resume: go on with what is in the run folder: also where the job is started again after a failure.
@@ -52,7 +53,7 @@ def prepare(
     config = with_absolute_paths(config)
     files = [path for path in (config.dataset, config.pretrained) if path.startswith("/")]
     requirements = Requirements(
-        working_folder or str(Path.cwd()), out, files, rank_mb(config, workers),
+        working_folder, out, files, rank_mb(config, workers),
         url=config.dataset if "://" in config.dataset else "", environment=private or {},
     )  # fmt: skip
     program = train_program(config, runs_there, all_options, recipe.get("interpreter", ""))
@@ -93,6 +94,8 @@ def prepare_program(
         UsageError: as prepare.
     """
     environment = dict(spec.environment)
+    if spec.working_folder:
+        environment["PYTHONPATH"] = code_path(spec.working_folder)
     interface = spec.interface or os.environ.get(network.VARIABLE, "")
     network_pairs: tuple[Pair, ...] = ()
     if set(testbed.running_nodes()) & {host.name for host in spec.hosts}:

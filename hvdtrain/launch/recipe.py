@@ -124,7 +124,8 @@ def expand(launcher: str, spec: JobSpec) -> LaunchCommand:
         raise UsageError(
             f"--launcher {launcher} takes no user in {named[0]}: write it into ~/.ssh/config (`User`), or choose mpi"
         )
-    job_variables = dict(recipe.get("environment", {})) | dict(spec.environment)
+    # Starters that are Python themselves, horovodrun for one, import nothing of the current folder either.
+    job_variables = {"PYTHONSAFEPATH": "1"} | dict(recipe.get("environment", {})) | dict(spec.environment)
     launch_folder = spec.out.with_name(f"{spec.out.name}.launch")
     environment = _starter_environment(job_variables, recipe)
     hostfile, rankfile = launch_folder / "hosts", launch_folder / "ranks"
@@ -195,7 +196,8 @@ def train_program(config: RunConfig, out: Path, all_options: bool = False, inter
             named from its run folder.
         interpreter: the Python of where the ranks run; by default this one.
     """
-    return [interpreter or sys.executable, "-m", "hvdtrain", "train", *config.to_args(all_options), "--out", str(out)]
+    python = [interpreter or sys.executable, "-P", "-m", "hvdtrain"]
+    return [*python, "train", *config.to_args(all_options), "--out", str(out)]
 
 
 def job_name(run: str) -> str:

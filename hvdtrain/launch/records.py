@@ -25,6 +25,8 @@ from hvdtrain.world.parent import is_alive, start_ticks
 REPLY_TIMEOUT_S = 30.0  # of a scheduler
 LOOK_EVERY_S = 0.5
 Record = Mapping[str, Any]
+# What is filled into a scheduler's commands beside the job, whose pattern the recipe has: never an option.
+NAME, REMEMBERED = r"hvdtrain[a-z0-9-]*", r"\w[\w.:/@+ -]*"
 
 
 def job_record_file(out: Path) -> Path:
@@ -46,16 +48,24 @@ def kept_options(out: Path) -> Path | None:
 def read_record(out: Path) -> dict[str, Any]:
     """What `launch` recorded of a job: `launcher`, with the `job` and the `name` that its scheduler knows and
     what_to_remember, or with the process that sees to it, as own_identity describes it. Empty where there is no
-    record, or a broken one.
+    record, or a broken one, or one with another thing in place of a job: anybody may have written it.
     """
     try:
         record = parse_json(job_record_file(out).read_text())
     except (OSError, ValueError):
         return {}
-    if not isinstance(record, dict):
+    if not isinstance(record, dict) or not isinstance(record.get("launcher"), str):
         return {}
-    types = {"launcher": str, "job": str} if "job" in record else {"launcher": str, "pid": int, "host": str}
-    return record if all(isinstance(record.get(name), type_) for name, type_ in types.items()) else {}
+    is_process = isinstance(record.get("pid"), int) and isinstance(record.get("host"), str)
+    return record if (_names_a_job(record) if "job" in record else is_process) else {}
+
+
+def _names_a_job(record: Record) -> bool:
+    """Whether the commands of its scheduler may be given what a record has."""
+    recipe = recipes.load("launchers", record["launcher"])
+    patterns = dict.fromkeys(recipe.get("remember", {}), REMEMBERED) | {"name": NAME, "job": recipe.get("job", "")}
+    values = {name: record[name] for name in patterns if name in record}
+    return all(isinstance(value, str) and re.fullmatch(patterns[name], value) for name, value in values.items())
 
 
 @contextlib.contextmanager
@@ -67,6 +77,7 @@ def claimed(out: Path, launcher: str) -> Iterator[dict[str, Any]]:
 
     Raises:
         UsageError: another job has the folder, or may have it.
+        Failure: the record names no job.
     """
     file = job_record_file(out)
     made = [folder for folder in (file.parent, *out.parents) if not folder.exists()]
@@ -79,6 +90,11 @@ def claimed(out: Path, launcher: str) -> Iterator[dict[str, Any]]:
         job: dict[str, Any] = {}
         try:
             yield job
+            if job and not _names_a_job({"launcher": launcher, **job}):
+                raise Failure(
+                    f"{launcher} has printed {job['job']!a}, which is no job of its: see {file.with_name('log')}, end "
+                    f"what has begun yourself, and mend `job` in launchers/{launcher}.toml"
+                )
         except BaseException:
             file.unlink(missing_ok=True)
             raise
@@ -198,5 +214,4 @@ def cancel(record: Record, timeout_s: float) -> bool:
 
 def _filled(command: Sequence[Any], record: Record) -> list[str]:
     remembered = dict.fromkeys(recipes.load("launchers", record["launcher"]).get("remember", {}), "")
-    values = {name: value for name, value in record.items() if isinstance(value, str)}
-    return Filler(record["launcher"], {**remembered, "name": "", **values}).command(command)
+    return Filler(record["launcher"], {**remembered, "name": "", **record}).command(command)

@@ -1,5 +1,6 @@
 """Commands on hosts: over ssh, or without it where the host is this machine."""
 
+import os
 import shlex
 from collections.abc import Sequence
 
@@ -16,6 +17,13 @@ def command_on(host: str, command: Sequence[str]) -> list[str]:
 def in_folder(folder: str, command: Sequence[str]) -> list[str]:
     """The command, run in a folder; it fails where there is none."""
     return ["sh", "-c", 'cd "$0" && exec "$@"', folder, *command]
+
+
+def code_path(copied: str) -> str:
+    """PYTHONPATH where Python is started, which imports nothing of the current folder: the folder that --sync-dst-dir
+    has copied the code to, if any, and what the user has in it.
+    """
+    return os.pathsep.join(filter(None, [copied, os.environ.get("PYTHONPATH", "")]))
 
 
 def is_local(host: str) -> bool:

@@ -16,7 +16,7 @@ _ENVIRONMENT = {"OMP_NUM_THREADS": "1", "MKL_NUM_THREADS": "1", "THP_MEM_ALLOC_E
 
 def through_stand_in(place: Path, program: Sequence[str]) -> list[str]:
     """The command that has a program of ours forked by the spare whose socket that is."""
-    return [sys.executable, "-S", "-E", stand_in.__file__, str(place), *program]
+    return [sys.executable, "-S", "-E", "-P", stand_in.__file__, str(place), *program]
 
 
 @contextlib.contextmanager
@@ -32,8 +32,8 @@ def spare_ranks(command: LaunchCommand, folder: Path) -> Iterator[LaunchCommand]
         not there, or not ready.
     """
     place = folder / "spare"
-    words = [sys.executable, "-m", "hvdtrain"]
-    at = next((n for n in range(len(command.argv)) if command.argv[n : n + 3] == words), None)
+    words = [sys.executable, "-P", "-m", "hvdtrain"]
+    at = next((n for n in range(len(command.argv)) if command.argv[n : n + 4] == words), None)
     if at is None:  # a recipe that starts ranks in another way
         yield command
         return
@@ -41,7 +41,7 @@ def spare_ranks(command: LaunchCommand, folder: Path) -> Iterator[LaunchCommand]
     place.unlink(missing_ok=True)
     mode = [word for word in command.argv if word == "ddp"]  # it alone needs more imports than the others
     spare = subprocess.Popen(
-        [sys.executable, "-m", "hvdtrain.rank.spare", str(place), *mode], env=command.environment | _ENVIRONMENT,
+        [sys.executable, "-P", "-m", "hvdtrain.rank.spare", str(place), *mode], env=command.environment | _ENVIRONMENT,
         stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL, start_new_session=True,
     )  # fmt: skip
     try:

@@ -1,6 +1,6 @@
 """What a starter starts in place of a rank when a job is started again: it has the spare process fork the rank.
 
-    python -S -E stand_in.py SOCKET PROGRAM…
+    python -S -E -P stand_in.py SOCKET PROGRAM…
 
 It imports next to nothing, so that it is there at once. The rank has this process's environment, folder, output and
 namespaces; signals are passed on to it, and it ends with this process, and this with it. Where nobody answers at the

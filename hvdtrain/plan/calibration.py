@@ -3,7 +3,6 @@
 import json
 import math
 import random
-import re
 import statistics
 from collections.abc import Sequence
 from dataclasses import dataclass, field
@@ -195,7 +194,7 @@ def _parse(found: dict[str, Any]) -> Calibration:
         batch_per_worker=_count(found, "batch_per_worker"),
         layers=tuple(
             (
-                _printable(layer.get("name", f"layer {n}")),
+                str(layer.get("name", f"layer {n}"))[:60],
                 number(layer, f"layers[{n}].gradient_megabytes", most=1e6),
                 _quantity(layer, f"layers[{n}].forward_ms"), _quantity(layer, f"layers[{n}].backward_ms"),
             )
@@ -212,8 +211,8 @@ def _parse(found: dict[str, Any]) -> Calibration:
             for name in TRANSPORTS
         },
         codecs={
-            _printable(name): {
-                key: _quantity(costs, f"codecs.{_printable(name)}.{key}")
+            name: {
+                key: _quantity(costs, f"codecs.{name}.{key}")
                 for key in ("encode_ms_per_mb", "decode_ms_per_mb", "wire_share")
             }
             for name, costs in codecs.items()
@@ -231,10 +230,6 @@ def _parse(found: dict[str, Any]) -> Calibration:
         model_error=number(found, "model_error", most=10),
         made=found["made"] if isinstance(found.get("made"), dict) else {},
     )  # fmt: skip
-
-
-def _printable(name: Any) -> str:
-    return re.sub(r"[^\w. :+-]", "?", str(name))[:60]
 
 
 def _count(of: dict[str, Any], name: str) -> int:

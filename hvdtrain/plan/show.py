@@ -1,25 +1,20 @@
 """Tables on the terminal."""
 
 import statistics
-import sys
 from collections.abc import Sequence
 from typing import Any
 
+from rich import box
+from rich.table import Table
+
+from hvdtrain.console import Console
 from hvdtrain.formatting import with_noun
 
 Row = dict[str, Any]
+WIDTH = 130  # where the output is no terminal
 
 
-def _console() -> Any:
-    from rich.console import Console
-
-    return Console(width=None if sys.stdout.isatty() else 130, highlight=False)
-
-
-def _table(headings: Sequence[str], left: int = 1) -> Any:
-    from rich import box
-    from rich.table import Table
-
+def _table(headings: Sequence[str], left: int = 1) -> Table:
     table = Table(box=box.SIMPLE_HEAD, show_edge=False)
     for number, heading in enumerate(headings):
         table.add_column(heading, justify="left" if number < left else "right", no_wrap=True)
@@ -46,7 +41,7 @@ def table(rows: Sequence[Row]) -> None:
             f"{row['samples_per_s']:,.4g}", seconds(row["exposed_comm_s"]),
             f"{row['staleness_mean']:.2f}" if row["servers"] else "", f"{row['bytes_sent_per_worker'] / 1e6:,.4g} MB",
         )  # fmt: skip
-    _console().print(made)
+    Console(WIDTH).print(made)
 
 
 def label(mode: str, servers: int) -> str:
@@ -71,14 +66,14 @@ def crossover(found: Sequence[Row]) -> None:
                 cells.append("")
         made.add_row(str(workers), *cells)
     made.title = "Ring or servers: the faster, and how many times as fast as the best of the other"
-    _console().print(made)
+    Console(WIDTH).print(made)
 
 
 def case(title: str, source: str, rows: Sequence[Row], fitted: dict[str, float]) -> None:
     """A published table beside its prediction."""
-    console = _console()
-    console.print(title, markup=False)
-    console.print(source, markup=False)
+    console = Console(WIDTH)
+    console.print(title)
+    console.print(source)
     made = _table(("mode", "workers", "servers", "published", "predicted", "interval", "error"))
     for row in rows:
         error = "fitted" if row.get("calibrate") else f"{row['error']:+.1%}"
@@ -101,7 +96,7 @@ def check(rows: Sequence[Row], errors: dict[str, tuple[float, float, int]]) -> N
             seconds(row["measured_step_s"]), seconds(row["predicted_step_s"]),
             f"{seconds(row['low'])} to {seconds(row['high'])}", f"{row['error']:+.1%}",
         )  # fmt: skip
-    console = _console()
+    console = Console(WIDTH)
     console.print(made)
     for mode, (middle, largest, runs) in errors.items():
         console.print(f"{mode}: median error {middle:.1%}, largest {largest:.1%}, of {with_noun(runs, 'run')}")
@@ -117,7 +112,7 @@ def splits(rows: Sequence[Row], hosts: int, budget: float) -> None:
             seconds(row["step_s"]), f"{row['samples_per_s']:,.4g}",
             f"{row['samples_per_s_low']:,.4g} to {row['samples_per_s_high']:,.4g}", f"{row['price']:,.4g}",
         )  # fmt: skip
-    console = _console()
+    console = Console(WIDTH)
     console.print(f"Best use of {hosts} hosts, or of {budget:,.4g} an hour:")
     console.print(made)
     servers = [row for row in rows if row["servers"]]

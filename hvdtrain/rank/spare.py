@@ -1,6 +1,6 @@
 """A spare process that has loaded torch, and forks ranks of a job that is started again: `launch --retries`.
 
-    python -m hvdtrain.rank.spare SOCKET [ddp]
+    python -P -m hvdtrain.rank.spare SOCKET [ddp]
 
 Most of what a restart takes is Python's imports, which this process makes while the job trains; then it sleeps until a
 stand-in (see launch/stand_in.py) asks for a rank. It runs no thread and computes nothing, so that forks lack nothing.
@@ -111,7 +111,7 @@ def _become_rank(request: dict, handles: list[int]) -> NoReturn:
     os.environ.clear()
     os.environ.update(request["environment"])
     os.chdir(request["folder"])
-    _, _, module, *sys.argv[1:] = request["program"]  # python -m hvdtrain …
+    _, _, _, module, *sys.argv[1:] = request["program"]  # python -P -m hvdtrain …
     code: object = 1
     try:
         runpy.run_module(module, run_name="__main__", alter_sys=True)

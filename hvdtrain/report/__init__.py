@@ -19,6 +19,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from hvdtrain.errors import UsageError
+from hvdtrain.formatting import printable
 
 if TYPE_CHECKING:
     from hvdtrain.report.content import Content, Grid
@@ -119,7 +120,7 @@ def _write_files(files: Files, out: Path, what: str) -> None:
             for name, content in files.items():
                 new = Path(temporary, name)
                 new.parent.mkdir(parents=True, exist_ok=True)
-                new.write_bytes(content if isinstance(content, bytes) else content.encode())
+                new.write_bytes(content if isinstance(content, bytes) else printable(content).encode())
             for name in files:
                 (out / name).parent.mkdir(parents=True, exist_ok=True)
                 os.replace(Path(temporary, name), out / name)

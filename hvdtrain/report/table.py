@@ -8,7 +8,6 @@ from dataclasses import dataclass, replace
 from itertools import groupby
 from typing import TYPE_CHECKING
 
-from hvdtrain.formatting import printable
 from hvdtrain.report.page import plain
 
 if TYPE_CHECKING:
@@ -126,7 +125,7 @@ def terminal_tables(table: Table) -> "list[RichTable]":
 
 def fitting(table: Table, width: int, is_narrow: bool = False, first: int = 0) -> "Iterator[RichTable]":
     """The table for a terminal so wide, in parts if a figure would be broken; each has the `first` columns."""
-    from rich.console import Console
+    from hvdtrain.console import Console
 
     console, rest = Console(width=10**6), range(first, len(table.columns))
     while rest:
@@ -147,12 +146,12 @@ def rich_table(table: Table, is_narrow: bool = False) -> "RichTable":
     from rich.table import Table as RichTable
     from rich.text import Text
 
-    title, padding = (None, 0) if is_narrow else (Text(printable(table.title)), (0, 1, 0, 0))
+    title, padding = (None, 0) if is_narrow else (Text(table.title), (0, 1, 0, 0))
     found = RichTable(title=title, box=box.SIMPLE_HEAD, padding=padding, show_edge=False, title_justify="left")
     found.add_column(Text(table.corner), no_wrap=True)
     for heading in table.headings:
-        found.add_column(Text(printable(heading)), justify="right", overflow="fold")
+        found.add_column(Text(heading), justify="right", overflow="fold")
     for label, cells in table.rows:
         texts = [Text(cell.text).append(f"\n{cell.detail}" if cell.detail else "", style="dim") for cell in cells]
-        found.add_row(Text(printable(label)), *texts)
+        found.add_row(Text(label), *texts)
     return found

@@ -42,6 +42,13 @@ class Launched:
         }  # fmt: skip
         return {name: value for name, value in values.items() if value}
 
+    def place_options(self) -> list[str]:
+        """The words with which `hvdtrain launch` is told where."""
+        words = ["--launcher", self.launcher] if self.launcher != "local" else []
+        words += ["-H", ",".join(self.hosts)] if self.hosts else []
+        words += ["--sync-dst-dir", self.folder] if self.folder else []
+        return words + (["--network-interface", self.interface] if len(self.hosts) > 1 and self.interface else [])
+
 
 def read_launched(env: Mapping[str, str] = os.environ) -> Launched | None:
     """How this rank's job was launched; None where another starter did it."""
@@ -77,12 +84,7 @@ def launch_command(
     """
     words = ["hvdtrain", "launch", "-n", str(workers)]
     words += ["-s", str(config.servers)] if config.servers else []
-    if launched.launcher != "local":
-        words += ["--launcher", launched.launcher]
-    words += ["-H", ",".join(launched.hosts)] if launched.hosts else []
-    words += ["--sync-dst-dir", launched.folder] if launched.folder else []
-    if len(launched.hosts) > 1 and launched.interface:
-        words += ["--network-interface", launched.interface]
+    words += launched.place_options()
     words += [word for name in private for word in ("--env", name)]
     options = dataclasses.replace(config, servers=0).to_args()
     mode = ["--mode", "single"] if config.mode == "single" else []  # train's default, and not launch's

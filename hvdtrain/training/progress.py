@@ -4,9 +4,9 @@ import sys
 import time
 from typing import Any, TextIO
 
-from rich.console import Console
 from rich.progress import Progress, TaskID
 
+from hvdtrain.console import Console
 from hvdtrain.progress_bars import bar
 
 
@@ -35,7 +35,7 @@ class TrainingProgress:
         self.log_every = log_every if shown else 0
         self.rows, self.samples, self.correct, self.since = 0, 0, 0.0, time.perf_counter()
         self.printed = first_step
-        self.console = Console(file=out, highlight=False, quiet=not shown)
+        self.console = Console(file=out, quiet=not shown)
         self.bar: Progress | None = None
         self.task = TaskID(0)
         if shown and self.console.is_terminal and sys.stderr.isatty():
@@ -48,7 +48,7 @@ class TrainingProgress:
         self.log_every, self.console.quiet = self.wanted_every, False
 
     def print(self, line: str) -> None:
-        self.console.print(line, soft_wrap=True, markup=False)
+        self.console.print(line, soft_wrap=True)
 
     def step(self, row: dict[str, Any]) -> None:
         if self.bar:

@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NoReturn, TextIO
 
+from hvdtrain.formatting import shown
 from hvdtrain.world.appending import NO_ROOM
 
 
@@ -39,7 +40,7 @@ def open_logs(folder: Path, rank: int) -> Terminal:
     """Send all that this process prints, C libraries included, to logs/rank.{r}.{out,err}; return the terminal."""
     global current
     out, err = (io.TextIOWrapper(io.BufferedWriter(_Screen(os.dup(fd), "w")), line_buffering=True) for fd in (1, 2))
-    current = Terminal(out, err)
+    current = Terminal(shown(out), shown(err))
     logs = folder / "logs"
     logs.mkdir(parents=True, exist_ok=True)
     for stream, suffix in ((sys.stdout, "out"), (sys.stderr, "err")):

@@ -1,13 +1,19 @@
 """Files changed at random, as damage or a hostile hand would."""
 
 import contextlib
+import copy as copies
 import json
 import os
 import random
 import re
 import shutil
+import sys
+import tempfile
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
+
+from hvdtrain.runs import schema
 
 VALUES: list[Any] = [
     None, True, False, 0, -1, 1, 7, 2**31, 2**63, 10**30, 1e-320, 1e308, float("nan"), float("inf"), -float("inf"), 0.5,
@@ -15,6 +21,9 @@ VALUES: list[Any] = [
     [], {}, [[]], [None], {"": None}, [1, "a", None], {"a": {"b": []}}, [0] * 1000,
 ]  # fmt: skip
 WORDS = ["", "-1", "nan", "1e400", "[]", "{}", '"x"', "true", "''", "9" * 400, '"""', "[1, 2", "{a = 1}", "2026-01-01"]
+# A path, an option, what a terminal obeys, what a browser does, and rich's markup.
+SIGN = "../--hostile\x1b]0;x\x07\u202e<script>[bold red]"
+CONTROL = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x9f\u200e\u200f\u2028-\u202e\u2066-\u2069]")
 HOSTS = "ab1.-_@:=#/ \t\n,;$`|\\'\"*~[]0"
 
 
@@ -140,3 +149,55 @@ def tree(root: Path) -> dict[str, tuple[int, int]]:
 def copy(source: Path, target: Path) -> None:
     """Files are links to the same ones, not to be written to."""
     shutil.copytree(source, target, copy_function=os.link)
+
+
+def strings(tree: Any, at: tuple = ()) -> Iterator[tuple]:
+    """Where in JSON the strings are, as keys and positions."""
+    if isinstance(tree, str):
+        yield at
+    for key, inner in tree.items() if isinstance(tree, dict) else enumerate(tree) if isinstance(tree, list) else ():
+        yield from strings(inner, (*at, key))
+
+
+def planted(tree: Any, places: list[tuple], text: str) -> Any:
+    """The tree with that text in these places."""
+    tree = copies.deepcopy(tree)
+    for *way, last in places:
+        inner = tree
+        for key in way:
+            inner = inner[key]
+        inner[last] = text
+    return tree
+
+
+def is_read(manifest: Any, at: tuple, text: str) -> bool:
+    """Whether a manifest with that text there is taken for one."""
+    with tempfile.TemporaryDirectory() as folder, contextlib.suppress(schema.UnreadableFile):
+        (Path(folder) / "manifest.json").write_text(json.dumps(planted(manifest, [at], text)))
+        schema.read(Path(folder), schema.Manifest)
+        return True
+    return False
+
+
+_done: list[str] | None = None
+_DOING = ("open", "os.", "shutil.", "subprocess.", "socket.", "tempfile.", "glob.", "ctypes.dlopen", "import")
+
+
+def _watch(event: str, args: tuple) -> None:
+    if _done is not None and event.startswith(_DOING) and "--hostile" in str(args):
+        _done.append(f"{event}{args}")
+
+
+sys.addaudithook(_watch)  # for good
+
+
+@contextlib.contextmanager
+def nothing_done_with_the_sign() -> Iterator[None]:
+    """In the block no file is opened, no process started, nobody connected to and nothing imported by such a name."""
+    global _done
+    _done = done = []
+    try:
+        yield
+    finally:
+        _done = None
+    assert not done, done

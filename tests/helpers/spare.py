@@ -59,7 +59,7 @@ def env_with_spare() -> dict[str, str]:
     script = _place().with_name("bin") / "hvdtrain"
     if not script.exists():
         script.parent.mkdir()
-        words = through_stand_in(_place(), [sys.executable, "-m", "hvdtrain"])
+        words = through_stand_in(_place(), [sys.executable, "-P", "-m", "hvdtrain"])
         script.write_text(f'#!/bin/sh\nexec {shlex.join(words)} "$@"\n')
         script.chmod(0o700)
     return ENV | {"PATH": f"{script.parent}{os.pathsep}{ENV['PATH']}"}

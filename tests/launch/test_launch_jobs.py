@@ -7,13 +7,14 @@ import json
 import os
 import re
 import signal
+import subprocess
 import time
 from pathlib import Path
 
 import psutil
 import pytest
 from click.testing import CliRunner
-from helpers.jobs import hvdtrain, make_images, steps, until
+from helpers.jobs import HVDTRAIN, SETTINGS, hvdtrain, make_images, steps, until
 from helpers.launched import TINY, Launched
 
 from hvdtrain.launch.status import status
@@ -83,6 +84,27 @@ def test_a_killed_rank_is_named_and_its_end_is_the_jobs_exit_code(tmp_path):
         until(lambda: not job.alive(), 15)
     assert job.process.returncode == 128 + signal.SIGKILL, printed
     assert "hvdtrain: the job failed: rank 1 was ended by SIGKILL" in printed.splitlines()[-1]
+
+
+@pytest.mark.parametrize(
+    "words",
+    [
+        "doctor",
+        "launch -n 1 -s 1 --retries 1 --respawn --out run -- --mode ps-async --wire zmq --dataset ./images",
+        "launch -n 1 -H localhost:1 --out run -- --mode allreduce --dataset ./images",
+    ],
+)
+def test_no_code_of_the_current_folder_runs(words, tmp_path):
+    """In one that has modules of such names; ranks find no image there, and end."""
+    (tmp_path / "images").mkdir()
+    for name in ("hvdtrain", "horovod", "torch", "json", "socket", "sitecustomize"):
+        (tmp_path / name).mkdir()
+        (tmp_path / name / "__init__.py").write_text(f"open({str(tmp_path / 'ran')!r}, 'a').write({name!r})")
+    done = subprocess.run([HVDTRAIN, *words.split()], **SETTINGS, cwd=tmp_path, timeout=100)
+    assert not (tmp_path / "ran").exists(), (tmp_path / "ran").read_text()
+    assert "No module" not in done.stdout
+    if "launch" in words:
+        assert done.returncode == 2 and "has no folder TrainData" in done.stdout.splitlines()[-1], done.stdout
 
 
 def test_a_rank_that_says_what_is_wrong_is_named_and_shows_no_traceback(tmp_path):

@@ -1,6 +1,7 @@
 """What each launcher would run: commands, job scripts and resources from the recipes."""
 
 import dataclasses
+import json
 import re
 import shlex
 import subprocess
@@ -9,6 +10,7 @@ from pathlib import Path
 import pytest
 import yaml
 from click.testing import CliRunner
+from helpers import report_runs
 from helpers.recipes import HOSTS, PROGRAM, TAKE_HOSTS, script, start
 
 from hvdtrain.config import recipes
@@ -69,6 +71,25 @@ def test_a_dry_run_prints_what_would_run_and_writes_nothing(launcher, given, tmp
 def test_hosts_mean_ssh_as_in_compare():
     result = CliRunner().invoke(launch, ["-n", "2", "-H", "node1:1,node2:1", "--dry-run"])
     assert "horovodrun --gloo -np 2 -H node1:1,node2:1 " in result.output
+
+
+def test_a_run_on_hosts_goes_on_where_one_says_again(out, monkeypatch):
+    """Its folder may be a stranger's, who would choose where this user's ssh goes, and what runs there."""
+    out.mkdir()
+    RunConfig(mode="allreduce").write(out / "config.toml", workers=2, job="x")
+    launch_of = {"launcher": "ssh", "hosts": ["a:1", "b;:1"], "interface": "eth0", "folder": "/x/evil"}
+    (out / "manifest.json").write_text(json.dumps(report_runs.manifest() | {"launch": launch_of}))
+    monkeypatch.chdir(out)
+    resume = ["--resume", "--out", str(out), "--dry-run"]
+    for named in ([], ["--launcher", "ssh"]):
+        refused = CliRunner().invoke(launch, [*named, *resume])
+        words = "--launcher ssh -H 'a:1,b;:1' --sync-dst-dir /x/evil --network-interface eth0"
+        assert isinstance(refused.exception, UsageError)
+        assert f"{out} was launched with `{words}`: give that again, or " in str(refused.exception)
+    again = CliRunner().invoke(launch, ["-H", "a:1,b:1", *resume])
+    assert "horovodrun --gloo -np 2 -H a:1,b:1 " in again.output and "evil" not in again.output + str(again.exception)
+    here = CliRunner().invoke(launch, ["--launcher", "local", *resume])
+    assert "mpirun" in here.output and "evil" not in here.output
 
 
 def test_ssh_is_horovodrun_with_gloo(out):

@@ -40,11 +40,11 @@ def test_a_host_that_can_is_let_pass_and_nothing_is_left(needs, tmp_path):
     assert list(tmp_path.iterdir()) == []
 
 
-def test_what_hosts_have_is_asked_of_each(tmp_path):
-    found = describe_hosts(HERE, str(tmp_path))["localhost"]
+def test_what_hosts_have_is_asked_of_each():
+    found = describe_hosts(HERE)["localhost"]
     assert found["cores_usable"] == usable_cores() and found["memory_gb"] > 0
     with pytest.raises(UsageError, match=r"^nosuch.invalid: "):
-        describe_hosts([*HERE, Host("nosuch.invalid", 1)], str(tmp_path))
+        describe_hosts([*HERE, Host("nosuch.invalid", 1)])
 
 
 def test_all_that_is_wrong_is_one_line_a_host(needs):
@@ -115,7 +115,7 @@ def test_an_interface_that_is_named_must_be_there(needs):
 
 
 def test_the_probe_ends_with_the_connection(tmp_path):
-    words = [sys.executable, "-m", "hvdtrain.launch.probe"]
+    words = [sys.executable, "-P", "-m", "hvdtrain.launch.probe"]
     done = subprocess.run(words, input="", text=True, capture_output=True, timeout=30)
     assert done.returncode != 0 and probe.REPLY_PREFIX not in done.stdout
 

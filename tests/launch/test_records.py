@@ -193,6 +193,39 @@ esac
     assert not (slurm / "job").exists() and read_record(out) == {}
 
 
+@pytest.mark.parametrize(
+    ("launcher", "spoiled"),
+    [
+        ("slurm", {"job": "--me"}), ("slurm", {"job": "1,2"}), ("slurm", {"job": "17\n"}), ("sge", {"job": "-u *"}),
+        ("sge", {"job": "*"}), ("kubernetes", {"job": "namespace/production"}), ("kubernetes", {"job": "--all"}),
+        ("kubernetes", {"job": "mpijob.kubeflow.org/-A"}), ("kubernetes", {"context": "-x"}),
+        ("kubernetes", {"namespace": ["default"]}), ("yarn", {"name": "-list"}), ("yarn", {"name": "others-service"}),
+    ],
+)  # fmt: skip
+def test_a_scheduler_is_asked_for_nothing_but_a_job(launcher, spoiled, slurm):
+    """Anybody may have written what stands beside a run folder."""
+    for tool in ("scancel", "squeue", "qdel", "qstat", "kubectl", "yarn"):
+        (slurm / "bin" / tool).write_text(f"#!/bin/sh\necho asked >> {slurm}/said\n")
+        (slurm / "bin" / tool).chmod(0o755)
+    job = "mpijob.kubeflow.org/hvdtrain-run-x2z4b" if launcher == "kubernetes" else "17"
+    record = {"launcher": launcher, "job": job, "name": "hvdtrain-run", "context": "me@a:6443/b", "namespace": "team"}
+    out = slurm / "run"
+    out.with_name("run.launch").mkdir()
+    job_record_file(out).write_text(json.dumps(record))
+    assert read_record(out) == record
+    job_record_file(out).write_text(json.dumps(record | spoiled))
+    stopped = CliRunner().invoke(stop, [str(out)]).exception
+    assert isinstance(stopped, UsageError) and "no job that `hvdtrain launch` started" in str(stopped)
+    assert "not running" in next(status_lines(out, out)) and not (slurm / "said").exists()
+
+
+def test_what_a_scheduler_prints_in_place_of_a_job_is_told(slurm):
+    (slurm / "bin" / "sbatch").write_text("#!/bin/sh\necho queued: ok\n")
+    ended = submit(slurm / "run")
+    assert isinstance(ended.exception, Failure)
+    assert f"slurm has printed 'ok', which is no job of its: see {slurm}/run.launch/log, " in str(ended.exception)
+
+
 def test_a_process_is_known_by_its_start_since_boot(monkeypatch):
     identity = own_identity()
     assert is_running(identity) and identity["started"].split()[0].count("-") == 4

@@ -367,7 +367,7 @@ def test_names_from_files_are_neither_mathematics_nor_orders_to_a_terminal(tmp_p
             write(tmp_path / "x", *kind, change=change).rename(tmp_path / f"{kind[0]}-{model[:3]}")
     (tmp_path / "x").rmdir()
     done = CliRunner().invoke(report, [str(tmp_path)])
-    assert done.exit_code == 0 and "\x1b" not in done.output and "$\\frac{?[2J" in done.output
+    assert done.exit_code == 0 and "\x1b" not in done.output and "$\\frac{\\x1b[2J" in done.output
     assert all(plot.svg for plot in plots.draw_grid(find_runs([tmp_path]))[0])
 
 

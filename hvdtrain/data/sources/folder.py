@@ -17,7 +17,7 @@ from hvdtrain.data.folder import SUFFIXES
 from hvdtrain.data.selection import Item, hold_out_copies_together
 from hvdtrain.data.sources._class_folders import Found, flat_names, part_of
 from hvdtrain.errors import Failure, UsageError
-from hvdtrain.formatting import encodable, some_of
+from hvdtrain.formatting import printable, some_of
 from hvdtrain.progress_bars import count_bar
 
 if TYPE_CHECKING:
@@ -137,7 +137,7 @@ def _look(members: Sequence[Member]) -> list[bytes | str]:
     def look(member: Member) -> bytes | str:
         try:
             content = member.read()
-            image.decode(content, encodable(member.name))
+            image.decode(content, printable(member.name))
             return hashlib.sha256(content).digest()
         except Failure as problem:
             return str(problem)
