@@ -266,7 +266,7 @@ def test_a_starter_that_goes_to_other_hosts_has_what_ssh_logs_in_with(out, monke
         (["-n", "1", "--sync-dst-dir", "/x"], "copies to hosts"),
         (
             ["-n", "3", "--", "--mode", "allreduce", "--batch-size", "2"],
-            "a global batch of 2 leaves 3 workers",
+            "a global batch of 2 leaves 1 of 3 workers",
         ),
         (["-n", "1", "-s", "1", "--", "--mode", "allreduce"], "has no servers"),
         (["-n", "1", "--", "--modle", "vgg16"], "No such option '--modle'"),
