@@ -36,7 +36,7 @@ def bounds(scenario: Scenario) -> tuple[float, float]:
 
     Nothing overlaps where a server's answers come after all pushes: its bytes go out and in one after the other.
     """
-    computing = scenario.computing_s * max([1.0, *scenario.slow.workers.values()])
+    computing = scenario.computing_s * scenario.slowest
     wire, ways = wire_s(scenario), 2 if scenario.servers else 1
     return max(computing, wire), computing + ways * wire + latency_s(scenario) + scenario.optimizer_s
 

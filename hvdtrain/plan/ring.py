@@ -39,7 +39,6 @@ class RingJob:
         self.ends: list[float] = []
         self.waited: list[float] = []
         self.pace = 1.0
-        self.slowest = max([1.0, *scenario.slow.workers.values()])
 
     def run(self) -> Outcome:
         self._begin()
@@ -49,7 +48,7 @@ class RingJob:
         return Outcome(seconds, fmean(self.waited[WARM_UP:]), bytes_sent=2 * (n - 1) / n * s.bytes * s.wire_share)
 
     def _begin(self) -> None:
-        self.pace = self.slowest * step_pace(self.scenario, self.random, self.scenario.workers)
+        self.pace = self.scenario.slowest * step_pace(self.scenario, self.random, self.scenario.workers)
         self.left = len(self.scenario.layers) if self.scenario.workers > 1 else 0
         self._pending = [set(bucket) for bucket in self.buckets]
         self._compute("other", self.scenario.fixed_s, lambda: self._forward(0))

@@ -130,6 +130,11 @@ class Scenario:
         return self.fixed_s + sum(layer.forward_s + layer.backward_s for layer in self.layers)
 
     @property
+    def slowest(self) -> float:
+        """The factor of computing of the slowest worker that there is."""
+        return max([1.0, *(factor for worker, factor in self.slow.workers.items() if worker < self.workers)])
+
+    @property
     def optimizer_s(self) -> float:
         return self.optimizer_s_per_mb * self.bytes / 1e6
 

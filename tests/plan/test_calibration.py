@@ -5,12 +5,14 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
+from click.testing import CliRunner
 from helpers import report_runs
 
 from hvdtrain.errors import UsageError
 from hvdtrain.plan import calibration, check, from_runs, predict, split
 from hvdtrain.plan.calibrate import transports
 from hvdtrain.plan.calibration import Calibration, Quantity
+from hvdtrain.plan.command import plan as command
 from hvdtrain.plan.probe import BLOCKS, LARGE, SMALL
 from hvdtrain.runs.read import load_run
 
@@ -129,9 +131,59 @@ def test_batch_compression_and_stragglers_count():
     assert double["step_s"] == pytest.approx(single["step_s"] + 0.1, rel=0.15)
     with pytest.raises(UsageError, match="unknown compression of this calibration 'fp16': choose from none, int8"):
         rows(make(), ["ps-sync"], compression="fp16")
-    question = predict.Question(["ps-sync"], slow=predict.Slow({9: 2.0}))
-    with pytest.raises(UsageError, match="worker 9"):
-        predict.check_slow(question, [4])
+
+
+def asked(tmp_path, *words, modes="allreduce,ps-sync"):
+    """What `hvdtrain plan predict` prints, in one piece, and its rows."""
+    make(codecs=make().codecs | {"fp16": make().codecs["int8"] | {"wire_share": Quantity(0.5, 0.5, 0.5)}}).save(
+        tmp_path / "cal.json"
+    )
+    words = ["predict", str(tmp_path / "cal.json"), "--modes", modes, "--bandwidth", "100mbit", *words]
+    done = CliRunner().invoke(command, [*words, "--servers", "1", "--json", str(tmp_path / "rows.json")])
+    if done.exit_code:
+        assert isinstance(done.exception, UsageError | SystemExit), done.exception
+        return f"{done.exception} {done.output}", {}
+    return " ".join(done.output.split()), json.loads((tmp_path / "rows.json").read_text())
+
+
+def test_only_workers_that_there_are_can_be_slow(tmp_path):
+    """As `train` has it; of several numbers of workers, those that have that worker are slow."""
+    for words in (["--workers", "2"], ["--workers", "1,4"], ["--hosts", "4"]):
+        said, _ = asked(tmp_path, *words, "--slow", "4:4x")
+        assert "there is no worker 4; workers are 0 to " in said
+    said, found = asked(tmp_path, "--workers", "2,4", "--slow", "3:4x")
+    assert "nobody is slow where there is no worker 3, with 2 workers" in said
+    plain = asked(tmp_path, "--workers", "2,4")[1]["rows"]
+    same = [a["step_s"] == b["step_s"] for a, b in zip(plain, found["rows"], strict=True)]
+    assert same == [row["workers"] == 2 for row in plain]
+
+
+def test_a_row_says_what_it_really_sends(tmp_path):
+    modes = "single,allreduce,ddp,ps-sync"
+    plain = asked(tmp_path, "--workers", "1,4", modes=modes)[1]["rows"]
+    for codec, senders in (("int8", {"ps-sync"}), ("fp16", {"ps-sync", "allreduce"})):
+        _, found = asked(tmp_path, "--workers", "1,4", "--compression", codec, modes=modes)
+        for without, row in zip(plain, found["rows"], strict=True):
+            assert row["compression"] == (codec if row["mode"] in senders else "none")
+            share = {"int8": 0.25, "fp16": 0.5, "none": 1}[row["compression"]]
+            assert row["bytes_sent_per_worker"] == share * without["bytes_sent_per_worker"]
+    uses = asked(tmp_path, "--hosts", "4", modes="allreduce,ddp,ps-sync")[1]["rows"]
+    sent = {mode: {row["compression"] for row in uses if row["mode"] == mode} for mode in modes.split(",")[1:]}
+    assert sent == {"allreduce": {"none", "fp16"}, "ddp": {"none"}, "ps-sync": {"none", "fp16", "int8"}}
+    assert "unknown compression" in asked(tmp_path, "--compression", "int4", modes="ddp")[0]
+
+
+def test_the_map_has_the_same_compression_on_both_sides_where_both_have_it(tmp_path):
+    modes = "allreduce,ddp,ps-sync"
+    said, found = asked(tmp_path, "--workers", "4", "--compression", "fp16", modes=modes)
+    [cell] = found["crossover"]
+    assert (cell["winner"], cell["second"]) == ("allreduce", "ps-sync")
+    assert cell["compression"] == cell["second_compression"] == "fp16"
+    assert "plain gradients" not in said
+    said, found = asked(tmp_path, "--workers", "4", "--compression", "int8", modes=modes)
+    [cell] = found["crossover"]
+    assert {cell["compression"], cell["second_compression"]} == {"int8", "none"}
+    assert "No ring here sends int8" in said
 
 
 def test_the_map_names_a_winner_or_either():

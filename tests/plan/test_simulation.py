@@ -149,6 +149,13 @@ def test_synchronous_steps_wait_for_the_slowest_and_asynchronous_ones_do_not():
     assert bounded > 2.5 * 0.3
 
 
+def test_a_slow_worker_that_there_is_not_slows_nobody():
+    for mode, workers in (("single", 1), ("allreduce", 2), ("ddp", 2)):
+        plain, slow = (scenario(mode, workers, slow=Slow(of)) for of in ({}, {workers: 4.0}))
+        assert simulate(slow) == simulate(plain)
+        assert closed_forms.bounds(slow) == closed_forms.bounds(plain)
+
+
 def test_staleness_of_pushes_applied_at_once_is_the_others_number():
     job = scenario("ps-async", 6, 1, softsync=False, bandwidth=10 * GBIT, jitter=0.1)
     assert simulate(job, steps=20).staleness_mean == pytest.approx(closed_forms.staleness(job), rel=0.25)
