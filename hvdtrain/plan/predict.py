@@ -39,6 +39,9 @@ class Question:
     slow: Slow = field(default_factory=Slow)
     staleness: int = 2
     seed: int = 0
+    softsync: bool = True
+    leased: bool = True
+    round_steps: int = 0
 
 
 def cells(
@@ -93,7 +96,8 @@ def scenario(
         cores=calibration.cores_per_host, threads=calibration.threads_per_worker,
         on_processor=calibration.device == "cpu", one_machine=calibration.hosts_share_cores,
         workers_per_host=question.per_host, placement=question.placement, staleness=question.staleness,
-        slow=question.slow, **_codec(calibration, codec_of(calibration, mode, question.compression), draw),
+        slow=question.slow, softsync=question.softsync, leased=question.leased, round_steps=question.round_steps,
+        **_codec(calibration, codec_of(calibration, mode, question.compression), draw),
     )  # fmt: skip
 
 

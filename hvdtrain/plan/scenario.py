@@ -89,6 +89,8 @@ class Scenario:
         under_way_bytes: bound of all workers' pushes under way to a server, shared evenly by the workers. (Where there
             are more servers than workers, ps.exchange lets a worker have less of it, so much to all servers together.)
         softsync: in ps-ssp and ps-async, N pushes make one update.
+        leased: there, whoever is ready takes the next share of a step, so that a fast worker has more of them.
+        round_steps: there, after so many steps all wait for the last, as before an evaluation; 0: they go on for ever.
     """
 
     mode: str
@@ -114,6 +116,8 @@ class Scenario:
     overlap: str = "both"
     staleness: int = 2
     softsync: bool = True
+    leased: bool = True
+    round_steps: int = 0
     bucket_bytes: int = 4 * MIB
     under_way_bytes: int = 48 * MIB
     fusion_bytes: int = 128 * MIB
@@ -163,8 +167,8 @@ class Outcome:
     """What a simulation came to.
 
     Attributes:
-        step_s: seconds between two steps of a worker, their mean over workers.
-        exposed_comm_s: of them, waiting for messages.
+        step_s: wall seconds for one step of the job: a share for each worker, whoever takes it.
+        exposed_comm_s: of them, waiting for messages, the mean over workers.
         staleness_mean: updates between reading weights and a push's use; 0 in lockstep.
         bytes_sent: of a worker in a step, payload.
         server_bytes_sent: of a server in a step of all workers.

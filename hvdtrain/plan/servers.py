@@ -9,7 +9,7 @@ as far as there is room under way (see ps.exchange).
 import math
 import random
 from collections.abc import Iterable
-from statistics import NormalDist, fmean
+from statistics import NormalDist
 
 from hvdtrain.plan.engine import Clock, Link, Processors, Then, Thread
 from hvdtrain.plan.layout import FINE, Detail, HostGroup, cut, host_groups
@@ -17,6 +17,8 @@ from hvdtrain.plan.scenario import Outcome, Scenario
 
 CONNECTIONS = 8  # to a server that are simulated one by one; each of more workers' stands for several
 WARM_UP = 1  # steps that are not counted
+# Of a round, so many steps and shares are simulated: of a longer one the rest is taken to go on as they did.
+LEAST_ROUND, ROUND_SHARES = 4, 100
 
 
 class _Hosts:
@@ -61,6 +63,8 @@ class _Workers:
         self.pace = 1.0
 
     def begin(self) -> None:
+        if not self.job.takes_share(self):
+            return
         self.step += 1
         self.pace = self.factor * self.job.pace(self.times)
         self.waited.append(0.0)
@@ -164,7 +168,11 @@ class ServerJob:
     def __init__(
         self, scenario: Scenario, steps: int = 3, seed: int = 0, detail: Detail = FINE, trace: bool = False
     ) -> None:
-        self.scenario, self.steps, self.clock, self.random = scenario, steps, Clock(), random.Random(seed)
+        self.scenario, self.clock, self.random = scenario, Clock(), random.Random(seed)
+        self.round = min(scenario.round_steps, max(LEAST_ROUND, ROUND_SHARES // scenario.workers))
+        self.shares = self.round * scenario.workers or math.inf  # left in the round
+        self.leased_s = 0.0  # when the last one was taken
+        self.steps = math.inf if self.round else steps
         if trace:
             self.clock.spans = []
         groups = host_groups(scenario, detail.groups)
@@ -202,17 +210,28 @@ class ServerJob:
             worker.begin()
         self.clock.run(lambda: self._left == 0)
         total = sum(worker.times for worker in self.workers)
-        rate, waited = 0.0, 0.0
+        rate = waiting = 0.0
         for worker in self.workers:
-            ends = worker.ends[WARM_UP - 1 :]
-            rate += worker.times * (len(ends) - 1) / (ends[-1] - ends[0])
-            waited += worker.times * fmean(worker.waited[WARM_UP : len(worker.ends)]) / total
+            began, ended = (0.0, self.clock.now) if self.round else (worker.ends[WARM_UP - 1], worker.ends[-1])
+            steps = [waited for end, waited in zip(worker.ends, worker.waited, strict=False) if end > began]
+            rate += worker.times * len(steps) / (ended - began)
+            waiting += worker.times / total * sum(steps) / (ended - began)
+        step_s = total / rate
+        if self.round > 1:
+            step_s += (1 - self.round / self.scenario.round_steps) * (self.leased_s / (self.round - 1) - step_s)
         sent = self.scenario.bytes * self.scenario.wire_share
         return Outcome(
-            step_s=total / rate, exposed_comm_s=waited,
+            step_s=step_s, exposed_comm_s=waiting * step_s,
             staleness_mean=self.staleness_sum / self.pushes if self.pushes else 0.0,
             bytes_sent=sent, server_bytes_sent=self.scenario.bytes * total / self.scenario.servers,
         )  # fmt: skip
+
+    def takes_share(self, worker: _Workers) -> bool:
+        """Whether there is another share for a group of workers."""
+        if self.shares <= 0 or (not self.scenario.leased and 0 < self.round == worker.step):
+            return False
+        self.shares, self.leased_s = self.shares - worker.times, self.clock.now
+        return True
 
     def ended(self, worker: _Workers) -> None:
         """A group has taken a step: the job is over when each has enough, those that are faster more."""

@@ -261,6 +261,22 @@ def test_runs_as_long_as_predicted_have_no_error(tmp_path):
     assert all(row["error"] < -0.2 for row in slower)  # said to be on a faster network than it was
 
 
+def test_where_shares_are_leased_a_step_is_the_jobs_wall_time(tmp_path):
+    """One of two workers has had 3 of 60 shares, at a second each: a step of the job is not half a second."""
+    folder = report_runs.write(tmp_path, "ps-async", 2, 1, speed=640.0, change={"shares": "leased"})
+    step = {"samples": 0, "loss": None}
+    for rank, had in ((1, {n: 1 for n in (1, 11, 21)}), (2, {n: 1 if n in (1, 11, 21) else 2 for n in range(1, 31)})):
+        lines = [
+            step | {"time": (n - 1) // 10 + 1.0 if rank == 1 else 0.1 * n, "shares": had.get(n, 0)}
+            for n in range(1, 31)
+        ]
+        (folder / f"metrics.rank{rank}.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
+    run = load_run(folder)
+    assert check.measured_step_s(run) == pytest.approx(report_runs.BATCH / 640)
+    question, _ = check.asked(make(model={}), run, 1.0)
+    assert (question.round_steps, question.leased, question.softsync) == (report_runs.PER_EPOCH, True, False)
+
+
 def test_a_report_has_predictions_beside_its_runs_and_says_which_it_cannot_make(tmp_path):
     made = make(bandwidth_gbit=0.5)
     folders = [written(tmp_path, made, mode, 3, k, 0.5) for mode, k in (("allreduce", 0), ("ps-sync", 2))]

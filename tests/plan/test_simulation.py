@@ -156,6 +156,25 @@ def test_a_slow_worker_that_there_is_not_slows_nobody():
         assert closed_forms.bounds(slow) == closed_forms.bounds(plain)
 
 
+def test_leased_shares_fall_to_who_is_ready_and_a_round_ends_with_its_last():
+    """A worker beside the server takes 0.1 s for a share; another, whose gradients take 1 s on the wire, about that."""
+    job = scenario("ps-async", 2, 1, computing=0.1, placement="shared", bandwidth=0.553e9, latency_s=0.0)
+    endless = simulate(job, steps=20).step_s
+    assert endless == pytest.approx(2 / (1 / 0.1 + 1 / 1), rel=0.05)
+    # 30 steps are 60 shares; when the last are out the other has one to compute, to push and to be answered.
+    ends = 30 * simulate(replace(job, round_steps=30)).step_s
+    assert 30 * endless + 1 < ends < 30 * endless + 3
+    assert simulate(replace(job, round_steps=100_000)).step_s == pytest.approx(endless, rel=0.03)
+    # Without leases all wait for the slower of the two, whose shares are half of all.
+    assert simulate(replace(job, round_steps=30, leased=False)).step_s == pytest.approx(1.1, rel=0.1)
+
+
+def test_what_a_step_exposes_is_a_part_of_it():
+    """Of a step of the job, as its seconds are: not of a share of the slower worker, which takes longer than that."""
+    outcome = simulate(scenario("ps-async", 2, 1, computing=0.1, placement="shared", bandwidth=0.553e9))
+    assert outcome.exposed_comm_s == pytest.approx(outcome.step_s * 0.9 / 2, rel=0.05)
+
+
 def test_staleness_of_pushes_applied_at_once_is_the_others_number():
     job = scenario("ps-async", 6, 1, softsync=False, bandwidth=10 * GBIT, jitter=0.1)
     assert simulate(job, steps=20).staleness_mean == pytest.approx(closed_forms.staleness(job), rel=0.25)
