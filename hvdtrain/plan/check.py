@@ -93,12 +93,12 @@ def asked(calibration: Calibration, run: Run, bandwidth: float | None) -> tuple[
     if not gbit:
         raise UsageError(f"{run.folder} ran on {hosts} hosts: say how fast their links are, --bandwidth 1gbit")
     batch = max(1, round((of.global_batch or calibration.batch_per_worker) / of.workers))
-    steps = next((row.step for row in run.summary.evaluations), None) or run.summary.steps or 0
-    in_rounds = not modes.declared(mode).lockstep
+    until_evaluated = next((row.step for row in run.summary.evaluations), run.summary.steps)
     question = Question(
         [mode], of.compression or "none", batch, placement, of.workers if hosts == 1 else per_host,
         staleness=2 if of.staleness_bound is None else of.staleness_bound, slow=_slow(run),
-        softsync=of.push_scale == "softsync", leased=of.shares == "leased", round_steps=steps if in_rounds else 0,
+        softsync=of.push_scale == "softsync", leased=of.shares == "leased",
+        round_steps=0 if modes.declared(mode).lockstep else until_evaluated or 0,
     )  # fmt: skip
     return question, gbit
 

@@ -186,9 +186,8 @@ def _best_use(
 
     if len(bandwidth) != 1:
         raise UsageError("--hosts asks about one network: give one --bandwidth")
-    codecs = [codec for codec in split.COMPRESSIONS if codec in ("none", *found.codecs)]
-    if question.compression != "none":
-        codecs = ["none", question.compression]
+    asked = question.compression
+    codecs = ["none", *([asked] if asked != "none" else sorted(found.codecs.keys() & split.COMPRESSIONS))]
     rows = split.splits(found, question, hosts, bandwidth[0], price_host, price_server, codecs)
     if file:
         _write(file, {"rows": rows, "best": rows[0] if rows else None})
@@ -234,9 +233,7 @@ def case(case: Path, file: Path | None) -> None:
     show.case(of.title, of.source, rows, fitted)
 
 
-def _warnings(
-    found: calibrations.Calibration, question: Any, rows: Sequence[dict[str, Any]], map_: Sequence[dict[str, Any]]
-) -> list[str]:
+def _warnings(found: calibrations.Calibration, question: Any, rows: Sequence[Any], map_: Sequence[Any]) -> list[str]:
     """What the calibration says little about, and what of the question is not in all rows."""
     most_servers, most_workers = max(row["servers"] for row in rows), max(row["workers"] for row in rows)
     lines = []

@@ -47,10 +47,8 @@ def _throughput(panel: Any, rows: Sequence[Row]) -> None:
                 best[row["workers"]] = row
         workers = sorted(best)
         colour, marker = plot_style.MODES.get(mode, ("#888888", "o"))
-        panel.plot(
-            workers, [best[n]["samples_per_s"] for n in workers], marker=marker, markersize=4, color=colour,
-            label=label(mode, 0, best[workers[0]]["compression"]),
-        )  # fmt: skip
+        name, speeds = label(mode, 0, best[workers[0]]["compression"]), [best[n]["samples_per_s"] for n in workers]
+        panel.plot(workers, speeds, marker=marker, markersize=4, color=colour, label=name)
         panel.fill_between(
             workers, [best[n]["samples_per_s_low"] for n in workers], [best[n]["samples_per_s_high"] for n in workers],
             color=colour, alpha=0.12, linewidth=0,

@@ -85,7 +85,7 @@ def scenario(
     draw: random.Random | None = None,
 ) -> Scenario:  # fmt: skip
     """The scenario at the calibration's medians or, with a generator, as its measurements might have come out."""
-    # What all modes share is drawn first, so that a draw has the same of it in each.
+    # A draw has the same in each mode of what all share.
     layers, fixed = calibration.scenario_layers(draw, question.batch), calibration.fixed_ms.drawn(draw)
     optimizer = calibration.optimizer_ms_per_mb.drawn(draw)
     latency = calibration.latency_us.drawn(draw) if question.latency_us is None else question.latency_us
@@ -159,8 +159,8 @@ def winners(found: Sequence[Row]) -> list[Row]:
     """For each number of workers and bandwidth: ring or servers, the best of each, over all numbers of servers; with
     the same compression, if both have it.
 
-    `either` where the lead is less than a twentieth, or gone in one of the draws of the calibration, each of which is
-    the same for both.
+    `either` where the lead is less than a twentieth, or gone in one of the draws of the calibration, each of which
+    has the same of what both share.
     """
     best = []
     places = sorted({(row["workers"], row["bandwidth_gbit"]) for row in found if row["workers"] > 1})

@@ -1,7 +1,7 @@
 """What is simulated: a model's layers, what messages cost, and a cluster."""
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 
 SERVER_MODES = ("ps-sync", "ps-ssp", "ps-async")
 RING_MODES = ("allreduce", "ddp")
@@ -152,14 +152,6 @@ class Scenario:
         """What so many processes leave of the cores of so many hosts while they have nothing to do."""
         cores = self.cores * hosts
         return max(LEAST_FREE * cores, cores - processes * self.transport.idle_cores)
-
-    def scaled(self, factor: float) -> "Scenario":
-        """With so many times the computing."""
-        layers = tuple(
-            replace(layer, forward_s=layer.forward_s * factor, backward_s=layer.backward_s * factor)
-            for layer in self.layers
-        )
-        return replace(self, layers=layers, fixed_s=self.fixed_s * factor)
 
 
 @dataclass(frozen=True)

@@ -9,10 +9,10 @@ as far as there is room under way (see ps.exchange).
 import math
 import random
 from collections.abc import Iterable
-from statistics import NormalDist
 
 from hvdtrain.plan.engine import Clock, Link, Processors, Then, Thread
 from hvdtrain.plan.layout import FINE, Detail, HostGroup, cut, host_groups
+from hvdtrain.plan.pace import Pace
 from hvdtrain.plan.scenario import Outcome, Scenario
 
 CONNECTIONS = 8  # to a server that are simulated one by one; each of more workers' stands for several
@@ -60,13 +60,15 @@ class _Workers:
         self.waits_since = 0.0
         self.ends: list[float] = []
         self.waited: list[float] = []
+        # Of the slowest of the group, where all wait for it.
+        self.paces = Pace(job.scenario, job.random, times if job.scenario.mode == "ps-sync" else 1)
         self.pace = 1.0
 
     def begin(self) -> None:
         if not self.job.takes_share(self):
             return
         self.step += 1
-        self.pace = self.factor * self.job.pace(self.times)
+        self.pace = self.factor * self.paces.next()
         self.waited.append(0.0)
         scenario = self.job.scenario
         self.lacking = [len(piece.layers) for piece in self.job.pieces]
@@ -166,12 +168,12 @@ class ServerJob:
     """
 
     def __init__(
-        self, scenario: Scenario, steps: int = 3, seed: int = 0, detail: Detail = FINE, trace: bool = False
+        self, scenario: Scenario, steps: int = 3, seed: str = "", detail: Detail = FINE, trace: bool = False
     ) -> None:
         self.scenario, self.clock, self.random = scenario, Clock(), random.Random(seed)
         self.round = min(scenario.round_steps, max(LEAST_ROUND, ROUND_SHARES // scenario.workers))
-        self.shares = self.round * scenario.workers or math.inf  # left in the round
-        self.leased_s = 0.0  # when the last one was taken
+        # How many are left in the round, and when the last one was taken.
+        self.shares, self.leased_s = self.round * scenario.workers or math.inf, 0.0
         self.steps = math.inf if self.round else steps
         if trace:
             self.clock.spans = []
@@ -237,10 +239,6 @@ class ServerJob:
         """A group has taken a step: the job is over when each has enough, those that are faster more."""
         if len(worker.ends) == WARM_UP + self.steps:
             self._left -= 1
-
-    def pace(self, times: int) -> float:
-        """How much longer than usual a step's computing takes: of the slowest where all wait for it."""
-        return step_pace(self.scenario, self.random, times if self.scenario.mode == "ps-sync" else 1)
 
     def push(self, worker: _Workers, number: int, step: int) -> None:
         piece, transport, times = self.pieces[number], self.scenario.transport, worker.times
@@ -325,14 +323,8 @@ class ServerJob:
         index, mode, workers = self.workers.index(worker), self.scenario.mode, self.scenario.workers
         self.pushed[number][index] = step
         if len(worker.ends) >= WARM_UP and mode != "ps-sync":
-            ahead = (
-                (self.came[number] + (worker.times - 1) / 2) / workers
-                if self.scenario.softsync
-                else (worker.times - 1) / 2
-            )
-            self.staleness_sum += worker.times * (
-                self.version[number] - read + (0 if self.scenario.softsync else ahead)
-            )
+            ahead = 0 if self.scenario.softsync else (worker.times - 1) / 2
+            self.staleness_sum += worker.times * (self.version[number] - read + ahead)
             self.pushes += worker.times
         self.came[number] += worker.times
         self.held[number].append((worker, step))
@@ -408,14 +400,3 @@ def _remote(source: _Hosts, target: _Hosts) -> float:
 
 def _nothing() -> None:
     pass
-
-
-def step_pace(scenario: Scenario, draw: random.Random, times: int) -> float:
-    """A factor of computing, drawn: of the slowest of so many workers. Jitter is lognormal."""
-    u = draw.random() or 0.5
-    slowest = u ** (1 / times)
-    pace = math.exp(scenario.jitter * NormalDist().inv_cdf(min(max(slowest, 1e-9), 1 - 1e-9))) if scenario.jitter else 1
-    slow = scenario.slow
-    if slow.random_share and draw.random() < 1 - (1 - slow.random_share) ** times:
-        pace *= slow.random_factor
-    return pace
