@@ -106,9 +106,8 @@ class Calibration:
         """Layers, with one draw for all of computing: what slows one layer slows the next too."""
         scale = self.batch_factor(batch)
         drawn = []
-        forward = Quantity.of([1.0]) if not self.layers else _relative([f for _, _, f, _ in self.layers])
-        backward = forward if not self.layers else _relative([b for _, _, _, b in self.layers])
-        of_forward, of_backward = forward.drawn(draw), backward.drawn(draw)
+        of_forward = _relative([f for _, _, f, _ in self.layers]).drawn(draw)
+        of_backward = _relative([b for _, _, _, b in self.layers]).drawn(draw)
         for name, megabytes, ahead, back in self.layers:
             seconds = ahead.value * of_forward * scale / 1e3, back.value * of_backward * scale / 1e3
             drawn.append(Layer(name, round(megabytes * 1e6 / 4), *seconds))
@@ -121,7 +120,9 @@ class Calibration:
         return self.batch_fixed_share + (1 - self.batch_fixed_share) * batch / self.batch_per_worker
 
     def transport(self, mode: str, draw: random.Random | None = None) -> Transport:
-        costs = self.transports["ps" if mode.startswith("ps-") else mode if mode != "single" else "ddp"]
+        """What messages cost in a mode: each transport's costs were measured, and are drawn, by themselves."""
+        kind = "ps" if mode.startswith("ps-") else mode if mode != "single" else "ddp"
+        costs, draw = self.transports[kind], draw and random.Random(f"{draw.random()} {kind}")
         fields = {name: costs[key].drawn(draw) * unit for key, (name, unit) in TRANSPORT_FIELDS.items() if key in costs}
         return Transport(**(fields | {"efficiency": min(1.0, fields.get("efficiency", 1.0))}))
 

@@ -41,7 +41,6 @@ class Case:
     source: str
     layers: tuple[Layer, ...]
     batch: int
-    single: float
     bandwidth_gbit: float
     latency_us: float
     per_host: int
@@ -89,7 +88,7 @@ def _parse(found: dict[str, Any]) -> Case:
         if name in software
     }
     return Case(
-        str(found.get("title", "")), str(found.get("source", "")), _layers(model, batch / single), batch, single,
+        str(found.get("title", "")), str(found.get("source", "")), _layers(model, batch / single), batch,
         number(cluster, "cluster.bandwidth_gbit", 1e-6, 1e5),
         number(cluster, "cluster.latency_us", 0, 1e7) if "latency_us" in cluster else 50.0,
         int(number(cluster, "cluster.workers_per_host", 1, 64)) if "workers_per_host" in cluster else 1,
@@ -235,8 +234,3 @@ def _fit(case: Case, names: list[str]) -> tuple[list[float], list[list[float]]]:
     covariance = np.linalg.inv(found.jac.T @ found.jac + 1e-9 * np.eye(len(names)))
     root = np.linalg.cholesky(covariance) * spread[:, None]
     return list(centre + spread * found.x), root.tolist()
-
-
-def blind(rows: list[dict[str, Any]]) -> list[float]:
-    """Absolute errors of the cells that were not fitted."""
-    return [abs(row["error"]) for row in rows if not row.get("calibrate")]

@@ -9,6 +9,7 @@ from typing import Any
 
 import click
 
+from hvdtrain import modes
 from hvdtrain.errors import UsageError
 from hvdtrain.plan.calibration import Calibration
 from hvdtrain.plan.predict import Question, row
@@ -18,7 +19,6 @@ from hvdtrain.plan.units import Stragglers
 from hvdtrain.report.table import Cell, Table
 from hvdtrain.runs.fields import field_value
 from hvdtrain.runs.read import Run, load_run
-from hvdtrain.runs.schema import each_share
 
 Row = dict[str, Any]
 WARM_UP = 2  # steps that are not counted
@@ -26,15 +26,18 @@ LOCAL_GBIT = 1e4  # between processes of one host
 
 
 def measured_step_s(run: Run) -> float:
-    """Median seconds between two steps of a worker, or two shares, over all workers.
+    """Wall seconds for one step of the job. Of lockstep modes the median between two steps of a worker, the mean over
+    workers; where each goes at its own pace, and some wait at the end for others, of all steps together.
 
     Raises:
         UsageError: there are too few steps.
     """
+    if not modes.declared(run.kind.mode).lockstep and run.summary.steps and run.summary.wall_s:
+        return run.summary.wall_s / run.summary.steps
     ranks, _ = run.read_steps()
     medians = []
     for steps in ranks.values():
-        ends = [share.time for share in each_share(steps)[WARM_UP - 1 :]]
+        ends = [step.time for step in steps[WARM_UP - 1 :]]
         if len(ends) > 1:
             medians.append(statistics.median(b - a for a, b in itertools.pairwise(ends)))
     if not medians:
@@ -90,9 +93,12 @@ def asked(calibration: Calibration, run: Run, bandwidth: float | None) -> tuple[
     if not gbit:
         raise UsageError(f"{run.folder} ran on {hosts} hosts: say how fast their links are, --bandwidth 1gbit")
     batch = max(1, round((of.global_batch or calibration.batch_per_worker) / of.workers))
+    until_evaluated = next((row.step for row in run.summary.evaluations), run.summary.steps)
     question = Question(
         [mode], of.compression or "none", batch, placement, of.workers if hosts == 1 else per_host,
         staleness=2 if of.staleness_bound is None else of.staleness_bound, slow=_slow(run),
+        softsync=of.push_scale == "softsync", leased=of.shares == "leased",
+        round_steps=0 if modes.declared(mode).lockstep else until_evaluated or 0,
     )  # fmt: skip
     return question, gbit
 

@@ -11,7 +11,8 @@ def wire_s(scenario: Scenario) -> float:
 
     ring                       2(n-1)M / (nB) (Patarasuk and Yuan, 2009)
     servers on own hosts       max(M, nM/k) / B, each way
-    servers beside workers     (n+k-2)M / (kB): a server sends its share to n-1 others, a worker gradients to k-1
+    servers beside workers     (n+k-2)M / (kB): a server sends its share to n-1 others, a worker gradients to k-1, which
+                               alone a codec makes smaller
     """
     n, k = scenario.workers, scenario.servers
     rate, m = scenario.bandwidth * scenario.transport.efficiency, float(scenario.bytes)
@@ -21,7 +22,7 @@ def wire_s(scenario: Scenario) -> float:
         return 2 * (n - 1) * m * scenario.wire_share / (n * rate) if scenario.workers_per_host < n else 0.0
     if scenario.placement == "dedicated":
         return max(m * min(n, scenario.workers_per_host), n * m / k) / rate
-    return (n + k - 2) * m / (k * rate)
+    return (n - 1 + (k - 1) * scenario.wire_share) * m / (k * rate)
 
 
 def latency_s(scenario: Scenario) -> float:
@@ -36,28 +37,8 @@ def bounds(scenario: Scenario) -> tuple[float, float]:
 
     Nothing overlaps where a server's answers come after all pushes: its bytes go out and in one after the other.
     """
-    computing = scenario.computing_s * max([1.0, *scenario.slow.workers.values()])
+    computing = scenario.computing_s * scenario.slowest
     wire, ways = wire_s(scenario), 2 if scenario.servers else 1
-    return max(computing, wire), computing + ways * wire + latency_s(scenario) + scenario.optimizer_s
-
-
-def optimum_with_extra_hosts(n: int, k: int, size: float, rate: float) -> float:
-    """Seconds of a step's bytes with n workers and k further hosts that only serve, shared out as well as can be:
-    2n(n-1)M / ((n^2+kn-2k)B) (BytePS: Jiang et al., OSDI 2020, section 4.1).
-    """
-    return 2 * n * (n - 1) * size / ((n * n + k * n - 2 * k) * rate)
-
-
-def asynchronous_rate(scenario: Scenario) -> float:
-    """Steps a second of all workers together, at most: what they compute, or what the servers' links carry."""
-    factors = [scenario.slow.workers.get(worker, 1.0) for worker in range(scenario.workers)]
-    computed = sum(1 / (scenario.computing_s * factor) for factor in factors) if scenario.computing_s else float("inf")
-    carried = scenario.servers * scenario.bandwidth * scenario.transport.efficiency / scenario.bytes
-    return min(computed, carried)
-
-
-def staleness(scenario: Scenario) -> float:
-    """Mean staleness of pushes that are each applied at once: n - 1, since while a worker computes one gradient the
-    others push as many as they do in a step.
-    """
-    return scenario.workers - 1.0
+    return max(computing, wire), computing * scenario.slow.random_factor + ways * wire + latency_s(
+        scenario
+    ) + scenario.optimizer_s

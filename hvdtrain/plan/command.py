@@ -10,7 +10,7 @@ import click
 from hvdtrain.config.option_types import FileToWrite, Names
 from hvdtrain.config.run_config import RunConfig
 from hvdtrain.errors import UsageError
-from hvdtrain.formatting import with_noun
+from hvdtrain.formatting import some_of, with_noun
 from hvdtrain.plan import calibration as calibrations
 from hvdtrain.plan.scenario import MODES, Slow
 from hvdtrain.plan.units import Bandwidths, Counts, Latency, Stragglers
@@ -125,15 +125,15 @@ def predict(
     from hvdtrain.plan import show
 
     found = calibrations.load(calibration)
-    prediction.check_modes(modes)
     question = prediction.Question(
         modes, compression, batch_size, placement, gpus_per_host, latency, slow, staleness, seed
     )
     if hosts:
+        prediction.check(question, hosts * gpus_per_host)
         _best_use(found, question, hosts, bandwidth, price_host, price_server or price_host, file)
         return
-    prediction.check_slow(question, workers)
     cells = prediction.cells(question, workers, servers, bandwidth)
+    prediction.check(question, max([count for _, count, _, _ in cells] or workers))
     if len(cells) > MOST_ROWS:
         raise UsageError(f"that is a table of {len(cells)} rows, more than {MOST_ROWS}: ask for fewer workers or rates")
     if not cells:
@@ -154,7 +154,7 @@ def predict(
         _trace(trace, found, question, rows[0])
     show.table(rows)
     show.crossover(map_)
-    for line in _warnings(found, rows):
+    for line in _warnings(found, question, rows, map_):
         click.echo(line)
 
 
@@ -186,7 +186,8 @@ def _best_use(
 
     if len(bandwidth) != 1:
         raise UsageError("--hosts asks about one network: give one --bandwidth")
-    codecs = split.COMPRESSIONS if question.compression == "none" else ("none", question.compression)
+    asked = question.compression
+    codecs = ["none", *([asked] if asked != "none" else sorted(found.codecs.keys() & split.COMPRESSIONS))]
     rows = split.splits(found, question, hosts, bandwidth[0], price_host, price_server, codecs)
     if file:
         _write(file, {"rows": rows, "best": rows[0] if rows else None})
@@ -232,8 +233,8 @@ def case(case: Path, file: Path | None) -> None:
     show.case(of.title, of.source, rows, fitted)
 
 
-def _warnings(found: calibrations.Calibration, rows: Sequence[dict[str, Any]]) -> list[str]:
-    """What the calibration says little about."""
+def _warnings(found: calibrations.Calibration, question: Any, rows: Sequence[Any], map_: Sequence[Any]) -> list[str]:
+    """What the calibration says little about, and what of the question is not in all rows."""
     most_servers, most_workers = max(row["servers"] for row in rows), max(row["workers"] for row in rows)
     lines = []
     if most_servers > found.most_servers or most_workers > found.most_workers:
@@ -244,6 +245,13 @@ def _warnings(found: calibrations.Calibration, rows: Sequence[dict[str, Any]]) -
         )
     if found.hosts_share_cores:
         lines.append("The calibration's hosts share one machine's cores, and so do those of the prediction.")
+    if any(cell["compression"] != cell["second_compression"] for cell in map_):
+        lines.append(f"No ring here sends {question.compression}: servers do, beside a ring of plain gradients.")
+    for worker in sorted(question.slow.workers):
+        if without := sorted({row["workers"] for row in rows if row["workers"] <= worker}):
+            lines.append(
+                f"--slow: nobody is slow where there is no worker {worker}, with {some_of(map(str, without))} workers."
+            )
     return lines
 
 

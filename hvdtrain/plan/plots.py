@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Any
 
 from hvdtrain import plot_style
-from hvdtrain.plan.show import rate
+from hvdtrain.plan.show import label, rate
 
 Row = dict[str, Any]
 
@@ -47,9 +47,8 @@ def _throughput(panel: Any, rows: Sequence[Row]) -> None:
                 best[row["workers"]] = row
         workers = sorted(best)
         colour, marker = plot_style.MODES.get(mode, ("#888888", "o"))
-        panel.plot(
-            workers, [best[n]["samples_per_s"] for n in workers], marker=marker, markersize=4, color=colour, label=mode
-        )
+        name, speeds = label(mode, 0, best[workers[0]]["compression"]), [best[n]["samples_per_s"] for n in workers]
+        panel.plot(workers, speeds, marker=marker, markersize=4, color=colour, label=name)
         panel.fill_between(
             workers, [best[n]["samples_per_s_low"] for n in workers], [best[n]["samples_per_s_high"] for n in workers],
             color=colour, alpha=0.12, linewidth=0,
@@ -68,7 +67,7 @@ def _map(panel: Any, found: Sequence[Row]) -> None:
         strength = min(1.0, 0.25 + math.log2(max(1.0, row["times_as_fast"])) / 3)
         colour = plot_style.GRID if row["either"] else plot_style.MODES.get(row["winner"], ("#888888", "o"))[0]
         panel.add_patch(_cell(x, y, colour, 1.0 if row["either"] else strength))
-        name = row["winner"] + (f" +{row['servers']}" if row["servers"] else "")
+        name = label(row["winner"], row["servers"], row["compression"])
         text = (
             f"{name} {row['times_as_fast']:.2f}×"
             if not row["either"]

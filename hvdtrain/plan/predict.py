@@ -5,6 +5,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
+from hvdtrain import modes
 from hvdtrain.errors import UsageError, unknown
 from hvdtrain.plan import closed_forms
 from hvdtrain.plan.calibration import Calibration
@@ -38,6 +39,9 @@ class Question:
     slow: Slow = field(default_factory=Slow)
     staleness: int = 2
     seed: int = 0
+    softsync: bool = True
+    leased: bool = True
+    round_steps: int = 0
 
 
 def cells(
@@ -64,7 +68,7 @@ def row(calibration: Calibration, question: Question, mode: str, workers: int, s
     return {
         "mode": mode, "workers": workers, "servers": servers, "bandwidth_gbit": bandwidth,
         "hosts": job.hosts, "placement": question.placement if servers else None,
-        "compression": question.compression, "batch_per_worker": batch,
+        "compression": codec_of(calibration, mode, question.compression), "batch_per_worker": batch,
         "step_s": outcome.step_s, "step_s_low": low, "step_s_high": high,
         "samples_per_s": workers * batch / outcome.step_s, "samples_per_s_low": workers * batch / high,
         "samples_per_s_high": workers * batch / low,
@@ -81,7 +85,7 @@ def scenario(
     draw: random.Random | None = None,
 ) -> Scenario:  # fmt: skip
     """The scenario at the calibration's medians or, with a generator, as its measurements might have come out."""
-    # What all modes share is drawn first, so that a draw has the same of it in each.
+    # A draw has the same in each mode of what all share.
     layers, fixed = calibration.scenario_layers(draw, question.batch), calibration.fixed_ms.drawn(draw)
     optimizer = calibration.optimizer_ms_per_mb.drawn(draw)
     latency = calibration.latency_us.drawn(draw) if question.latency_us is None else question.latency_us
@@ -92,16 +96,26 @@ def scenario(
         cores=calibration.cores_per_host, threads=calibration.threads_per_worker,
         on_processor=calibration.device == "cpu", one_machine=calibration.hosts_share_cores,
         workers_per_host=question.per_host, placement=question.placement, staleness=question.staleness,
-        slow=question.slow, **_codec(calibration, question.compression, mode, draw),
+        slow=question.slow, softsync=question.softsync, leased=question.leased, round_steps=question.round_steps,
+        **_codec(calibration, codec_of(calibration, mode, question.compression), draw),
     )  # fmt: skip
 
 
-def _codec(calibration: Calibration, name: str, mode: str, draw: random.Random | None) -> dict[str, Any]:
-    """What a codec adds to a scenario. Rings send plain gradients, or Horovod's fp16."""
-    if name == "none" or mode in ("single", "ddp") or (mode == "allreduce" and name != "fp16"):
+def codec_of(calibration: Calibration, mode: str, name: str) -> str:
+    """What a mode sends gradients with that is asked for a codec: `none` where it has not that one.
+
+    Raises:
+        UsageError: the calibration knows no such codec.
+    """
+    if name not in (known := ["none", *calibration.codecs]):
+        raise unknown("compression of this calibration", name, known)
+    return name if modes.declared(mode).can_send(name.partition(":")[0]) else "none"
+
+
+def _codec(calibration: Calibration, name: str, draw: random.Random | None) -> dict[str, Any]:
+    """What a codec adds to a scenario."""
+    if name == "none":
         return {}
-    if name not in calibration.codecs:
-        raise unknown("compression of this calibration", name, ["none", *calibration.codecs])
     costs = calibration.codecs[name]
     return {
         "encode_s_per_mb": costs["encode_ms_per_mb"].drawn(draw) / 1e3,
@@ -132,29 +146,28 @@ def beyond(calibration: Calibration, workers: int, servers: int) -> int:
     return found
 
 
-def check_modes(modes: Sequence[str]) -> None:
-    for mode in modes:
+def check(question: Question, workers: int) -> None:
+    """UsageError where there is no such mode, or --slow names a worker that not even the largest cluster has."""
+    for mode in question.modes:
         if mode not in MODES:
             raise unknown("mode", mode, list(MODES))
-
-
-def check_slow(question: Question, workers: Sequence[int]) -> None:
-    """UsageError where --slow names a worker that none of the clusters has."""
-    for worker in question.slow.workers:
-        if worker >= max(workers):
-            raise UsageError(f"--slow names worker {worker}, and there are at most {max(workers)}: they count from 0")
+    if absent := sorted(worker for worker in question.slow.workers if worker >= workers):
+        raise UsageError(f"--slow: there is no worker {absent[0]}; workers are 0 to {workers - 1}")
 
 
 def winners(found: Sequence[Row]) -> list[Row]:
-    """For each number of workers and bandwidth: ring or servers, the best of each, over all numbers of servers.
+    """For each number of workers and bandwidth: ring or servers, the best of each, over all numbers of servers; with
+    the same compression, if both have it.
 
-    `either` where the lead is less than a twentieth, or gone in one of the draws of the calibration, each of which is
-    the same for both.
+    `either` where the lead is less than a twentieth, or gone in one of the draws of the calibration, each of which
+    has the same of what both share.
     """
     best = []
     places = sorted({(row["workers"], row["bandwidth_gbit"]) for row in found if row["workers"] > 1})
     for workers, bandwidth in places:
         own = [row for row in found if (row["workers"], row["bandwidth_gbit"]) == (workers, bandwidth)]
+        of_rings, of_servers = ({r["compression"] for r in own if (r["servers"] > 0) == side} for side in (False, True))
+        own = [row for row in own if row["compression"] in (of_rings & of_servers or of_rings | of_servers)]
         first = min(own, key=lambda row: row["step_s"])
         others = [row for row in own if (row["servers"] > 0) != (first["servers"] > 0)]
         if not others:
@@ -163,7 +176,8 @@ def winners(found: Sequence[Row]) -> list[Row]:
         drawn = [b / a for a, b in zip(first["drawn_step_s"], second["drawn_step_s"], strict=True)]
         best.append({
             "workers": workers, "bandwidth_gbit": bandwidth, "winner": first["mode"], "servers": first["servers"],
-            "second": second["mode"], "second_servers": second["servers"],
+            "compression": first["compression"], "second": second["mode"], "second_servers": second["servers"],
+            "second_compression": second["compression"],
             "times_as_fast": second["step_s"] / first["step_s"],
             "either": second["step_s"] < LEAST_LEAD * first["step_s"] or min(drawn) < 1,
         })  # fmt: skip

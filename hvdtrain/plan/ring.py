@@ -7,8 +7,9 @@ import random
 from statistics import fmean
 
 from hvdtrain.plan.engine import Clock, Processors, Then, Thread
+from hvdtrain.plan.pace import Pace
 from hvdtrain.plan.scenario import MIB, Outcome, Scenario
-from hvdtrain.plan.servers import WARM_UP, step_pace
+from hvdtrain.plan.servers import WARM_UP
 
 CYCLE_S = 1e-3  # Horovod looks so often for gradients that are ready: HOROVOD_CYCLE_TIME
 FIRST_BUCKET, BUCKET = 1 * MIB, 25 * MIB  # of DDP: torch.nn.parallel.DistributedDataParallel, bucket_cap_mb
@@ -22,8 +23,9 @@ class RingJob:
         trace: keep what was done in clock.spans.
     """
 
-    def __init__(self, scenario: Scenario, steps: int = 3, seed: int = 0, trace: bool = False) -> None:
-        self.scenario, self.steps, self.clock, self.random = scenario, steps, Clock(), random.Random(seed)
+    def __init__(self, scenario: Scenario, steps: int = 3, seed: str = "", trace: bool = False) -> None:
+        self.scenario, self.steps, self.clock = scenario, steps, Clock()
+        self.paces = Pace(scenario, random.Random(seed), scenario.workers)
         if trace:
             self.clock.spans = []
         n, per_host = scenario.workers, min(scenario.workers, scenario.workers_per_host)
@@ -39,7 +41,6 @@ class RingJob:
         self.ends: list[float] = []
         self.waited: list[float] = []
         self.pace = 1.0
-        self.slowest = max([1.0, *scenario.slow.workers.values()])
 
     def run(self) -> Outcome:
         self._begin()
@@ -49,7 +50,7 @@ class RingJob:
         return Outcome(seconds, fmean(self.waited[WARM_UP:]), bytes_sent=2 * (n - 1) / n * s.bytes * s.wire_share)
 
     def _begin(self) -> None:
-        self.pace = self.slowest * step_pace(self.scenario, self.random, self.scenario.workers)
+        self.pace = self.scenario.slowest * self.paces.next()
         self.left = len(self.scenario.layers) if self.scenario.workers > 1 else 0
         self._pending = [set(bucket) for bucket in self.buckets]
         self._compute("other", self.scenario.fixed_s, lambda: self._forward(0))

@@ -1,7 +1,7 @@
 """What is simulated: a model's layers, what messages cost, and a cluster."""
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 
 SERVER_MODES = ("ps-sync", "ps-ssp", "ps-async")
 RING_MODES = ("allreduce", "ddp")
@@ -89,6 +89,8 @@ class Scenario:
         under_way_bytes: bound of all workers' pushes under way to a server, shared evenly by the workers. (Where there
             are more servers than workers, ps.exchange lets a worker have less of it, so much to all servers together.)
         softsync: in ps-ssp and ps-async, N pushes make one update.
+        leased: there, whoever is ready takes the next share of a step, so that a fast worker has more of them.
+        round_steps: there, after so many steps all wait for the last, as before an evaluation; 0: they go on for ever.
     """
 
     mode: str
@@ -114,6 +116,8 @@ class Scenario:
     overlap: str = "both"
     staleness: int = 2
     softsync: bool = True
+    leased: bool = True
+    round_steps: int = 0
     bucket_bytes: int = 4 * MIB
     under_way_bytes: int = 48 * MIB
     fusion_bytes: int = 128 * MIB
@@ -130,6 +134,11 @@ class Scenario:
         return self.fixed_s + sum(layer.forward_s + layer.backward_s for layer in self.layers)
 
     @property
+    def slowest(self) -> float:
+        """The factor of computing of the slowest worker that there is."""
+        return max([1.0, *(factor for worker, factor in self.slow.workers.items() if worker < self.workers)])
+
+    @property
     def optimizer_s(self) -> float:
         return self.optimizer_s_per_mb * self.bytes / 1e6
 
@@ -144,22 +153,14 @@ class Scenario:
         cores = self.cores * hosts
         return max(LEAST_FREE * cores, cores - processes * self.transport.idle_cores)
 
-    def scaled(self, factor: float) -> "Scenario":
-        """With so many times the computing."""
-        layers = tuple(
-            replace(layer, forward_s=layer.forward_s * factor, backward_s=layer.backward_s * factor)
-            for layer in self.layers
-        )
-        return replace(self, layers=layers, fixed_s=self.fixed_s * factor)
-
 
 @dataclass(frozen=True)
 class Outcome:
     """What a simulation came to.
 
     Attributes:
-        step_s: seconds between two steps of a worker, their mean over workers.
-        exposed_comm_s: of them, waiting for messages.
+        step_s: wall seconds for one step of the job: a share for each worker, whoever takes it.
+        exposed_comm_s: of them, waiting for messages, the mean over workers.
         staleness_mean: updates between reading weights and a push's use; 0 in lockstep.
         bytes_sent: of a worker in a step, payload.
         server_bytes_sent: of a server in a step of all workers.

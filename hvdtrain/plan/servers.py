@@ -9,14 +9,16 @@ as far as there is room under way (see ps.exchange).
 import math
 import random
 from collections.abc import Iterable
-from statistics import NormalDist, fmean
 
 from hvdtrain.plan.engine import Clock, Link, Processors, Then, Thread
 from hvdtrain.plan.layout import FINE, Detail, HostGroup, cut, host_groups
+from hvdtrain.plan.pace import Pace
 from hvdtrain.plan.scenario import Outcome, Scenario
 
 CONNECTIONS = 8  # to a server that are simulated one by one; each of more workers' stands for several
 WARM_UP = 1  # steps that are not counted
+# Of a round, so many steps and shares are simulated: of a longer one the rest is taken to go on as they did.
+LEAST_ROUND, ROUND_SHARES = 4, 100
 
 
 class _Hosts:
@@ -58,11 +60,15 @@ class _Workers:
         self.waits_since = 0.0
         self.ends: list[float] = []
         self.waited: list[float] = []
+        # Of the slowest of the group, where all wait for it.
+        self.paces = Pace(job.scenario, job.random, times if job.scenario.mode == "ps-sync" else 1)
         self.pace = 1.0
 
     def begin(self) -> None:
+        if not self.job.takes_share(self):
+            return
         self.step += 1
-        self.pace = self.factor * self.job.pace(self.times)
+        self.pace = self.factor * self.paces.next()
         self.waited.append(0.0)
         scenario = self.job.scenario
         self.lacking = [len(piece.layers) for piece in self.job.pieces]
@@ -162,9 +168,13 @@ class ServerJob:
     """
 
     def __init__(
-        self, scenario: Scenario, steps: int = 3, seed: int = 0, detail: Detail = FINE, trace: bool = False
+        self, scenario: Scenario, steps: int = 3, seed: str = "", detail: Detail = FINE, trace: bool = False
     ) -> None:
-        self.scenario, self.steps, self.clock, self.random = scenario, steps, Clock(), random.Random(seed)
+        self.scenario, self.clock, self.random = scenario, Clock(), random.Random(seed)
+        self.round = min(scenario.round_steps, max(LEAST_ROUND, ROUND_SHARES // scenario.workers))
+        # How many are left in the round, and when the last one was taken.
+        self.shares, self.leased_s = self.round * scenario.workers or math.inf, 0.0
+        self.steps = math.inf if self.round else steps
         if trace:
             self.clock.spans = []
         groups = host_groups(scenario, detail.groups)
@@ -202,26 +212,33 @@ class ServerJob:
             worker.begin()
         self.clock.run(lambda: self._left == 0)
         total = sum(worker.times for worker in self.workers)
-        rate, waited = 0.0, 0.0
+        rate = waiting = 0.0
         for worker in self.workers:
-            ends = worker.ends[WARM_UP - 1 :]
-            rate += worker.times * (len(ends) - 1) / (ends[-1] - ends[0])
-            waited += worker.times * fmean(worker.waited[WARM_UP : len(worker.ends)]) / total
+            began, ended = (0.0, self.clock.now) if self.round else (worker.ends[WARM_UP - 1], worker.ends[-1])
+            steps = [waited for end, waited in zip(worker.ends, worker.waited, strict=False) if end > began]
+            rate += worker.times * len(steps) / (ended - began)
+            waiting += worker.times / total * sum(steps) / (ended - began)
+        step_s = total / rate
+        if self.round > 1:
+            step_s += (1 - self.round / self.scenario.round_steps) * (self.leased_s / (self.round - 1) - step_s)
         sent = self.scenario.bytes * self.scenario.wire_share
         return Outcome(
-            step_s=total / rate, exposed_comm_s=waited,
+            step_s=step_s, exposed_comm_s=waiting * step_s,
             staleness_mean=self.staleness_sum / self.pushes if self.pushes else 0.0,
             bytes_sent=sent, server_bytes_sent=self.scenario.bytes * total / self.scenario.servers,
         )  # fmt: skip
+
+    def takes_share(self, worker: _Workers) -> bool:
+        """Whether there is another share for a group of workers."""
+        if self.shares <= 0 or (not self.scenario.leased and 0 < self.round == worker.step):
+            return False
+        self.shares, self.leased_s = self.shares - worker.times, self.clock.now
+        return True
 
     def ended(self, worker: _Workers) -> None:
         """A group has taken a step: the job is over when each has enough, those that are faster more."""
         if len(worker.ends) == WARM_UP + self.steps:
             self._left -= 1
-
-    def pace(self, times: int) -> float:
-        """How much longer than usual a step's computing takes: of the slowest where all wait for it."""
-        return step_pace(self.scenario, self.random, times if self.scenario.mode == "ps-sync" else 1)
 
     def push(self, worker: _Workers, number: int, step: int) -> None:
         piece, transport, times = self.pieces[number], self.scenario.transport, worker.times
@@ -306,14 +323,8 @@ class ServerJob:
         index, mode, workers = self.workers.index(worker), self.scenario.mode, self.scenario.workers
         self.pushed[number][index] = step
         if len(worker.ends) >= WARM_UP and mode != "ps-sync":
-            ahead = (
-                (self.came[number] + (worker.times - 1) / 2) / workers
-                if self.scenario.softsync
-                else (worker.times - 1) / 2
-            )
-            self.staleness_sum += worker.times * (
-                self.version[number] - read + (0 if self.scenario.softsync else ahead)
-            )
+            ahead = 0 if self.scenario.softsync else (worker.times - 1) / 2
+            self.staleness_sum += worker.times * (self.version[number] - read + ahead)
             self.pushes += worker.times
         self.came[number] += worker.times
         self.held[number].append((worker, step))
@@ -389,14 +400,3 @@ def _remote(source: _Hosts, target: _Hosts) -> float:
 
 def _nothing() -> None:
     pass
-
-
-def step_pace(scenario: Scenario, draw: random.Random, times: int) -> float:
-    """A factor of computing, drawn: of the slowest of so many workers. Jitter is lognormal."""
-    u = draw.random() or 0.5
-    slowest = u ** (1 / times)
-    pace = math.exp(scenario.jitter * NormalDist().inv_cdf(min(max(slowest, 1e-9), 1 - 1e-9))) if scenario.jitter else 1
-    slow = scenario.slow
-    if slow.random_share and draw.random() < 1 - (1 - slow.random_share) ** times:
-        pace *= slow.random_factor
-    return pace

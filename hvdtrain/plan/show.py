@@ -11,7 +11,7 @@ from hvdtrain.console import Console
 from hvdtrain.formatting import with_noun
 
 Row = dict[str, Any]
-WIDTH = 130  # where the output is no terminal
+WIDTH = 140  # where the output is no terminal
 
 
 def _table(headings: Sequence[str], left: int = 1) -> Table:
@@ -31,21 +31,20 @@ def rate(gbit: float) -> str:
 
 def table(rows: Sequence[Row]) -> None:
     """Predictions, a line each."""
-    made = _table(
-        ("mode", "workers", "servers", "link", "step", "interval", "samples/s", "exposed", "staleness", "sent/worker")
-    )
+    made = _table("mode workers servers sends link step interval samples/s exposed staleness sent/worker".split())
     for row in rows:
         made.add_row(
-            row["mode"], str(row["workers"]), str(row["servers"] or ""), rate(row["bandwidth_gbit"]),
-            seconds(row["step_s"]), f"{seconds(row['step_s_low'])} to {seconds(row['step_s_high'])}",
+            row["mode"], str(row["workers"]), str(row["servers"] or ""), row["compression"],
+            rate(row["bandwidth_gbit"]), seconds(row["step_s"]),
+            f"{seconds(row['step_s_low'])} to {seconds(row['step_s_high'])}",
             f"{row['samples_per_s']:,.4g}", seconds(row["exposed_comm_s"]),
             f"{row['staleness_mean']:.2f}" if row["servers"] else "", f"{row['bytes_sent_per_worker'] / 1e6:,.4g} MB",
         )  # fmt: skip
     Console(WIDTH).print(made)
 
 
-def label(mode: str, servers: int) -> str:
-    return f"{mode} +{servers}" if servers else mode
+def label(mode: str, servers: int, compression: str) -> str:
+    return mode + (f" +{servers}" if servers else "") + ("" if compression == "none" else f" {compression}")
 
 
 def crossover(found: Sequence[Row]) -> None:
@@ -59,7 +58,7 @@ def crossover(found: Sequence[Row]) -> None:
         cells = []
         for bandwidth in bandwidths:
             if row := at.get((workers, bandwidth)):
-                name = label(row["winner"], row["servers"])
+                name = label(row["winner"], row["servers"], row["compression"])
                 gap = f"{row['times_as_fast']:.2f}×"
                 cells.append(f"either ({name} {gap})" if row["either"] else f"{name} {gap}")
             else:
@@ -119,6 +118,5 @@ def splits(rows: Sequence[Row], hosts: int, budget: float) -> None:
     if rings and servers:
         ratio = rows[0]["samples_per_s"] / (servers if rows[0] is rings[0] else rings)[0]["samples_per_s"]
         other = "servers do" if rows[0] is rings[0] else "the ring does"
-        console.print(
-            f"{label(rows[0]['mode'], rows[0]['servers'])}: {ratio:.2f} times what {other} with the same money."
-        )
+        name = label(rows[0]["mode"], rows[0]["servers"], rows[0]["compression"])
+        console.print(f"{name}: {ratio:.2f} times what {other} with the same money.")

@@ -8,10 +8,13 @@ from hvdtrain.plan.scenario import SERVER_MODES, Outcome, Scenario
 from hvdtrain.plan.servers import ServerJob
 
 STEPS, STEPS_ASYNCHRONOUS, MOST_STEPS = 3, 4, 12
+STEPS_STRAGGLERS = 20  # where workers are slow at random
 BUCKETS = 100  # in all steps together: which of several is next on a link is drawn, and of few it would show
 
 
 def enough_steps(scenario: Scenario) -> int:
+    if scenario.slow.random_share:
+        return STEPS_STRAGGLERS if scenario.servers else 2 * STEPS_STRAGGLERS  # rings cost little
     if scenario.mode not in SERVER_MODES:
         return STEPS
     if scenario.mode != "ps-sync":
@@ -25,9 +28,10 @@ def make_job(
 ) -> RingJob | ServerJob:
     """What simulates it, in so many steps, or in enough of them. The same arguments give the same outcome."""
     steps = steps or enough_steps(scenario)
+    own = f"{seed} {scenario.mode}"  # what is slow at random in one run is not in another beside it
     if scenario.mode in SERVER_MODES:
-        return ServerJob(scenario, steps, seed, detail, trace)
-    return RingJob(scenario, steps, seed, trace)
+        return ServerJob(scenario, steps, own, detail, trace)
+    return RingJob(scenario, steps, own, trace)
 
 
 def simulate(scenario: Scenario, steps: int = 0, seed: int = 0, detail: Detail = FINE) -> Outcome:

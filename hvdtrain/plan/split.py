@@ -5,11 +5,11 @@ from dataclasses import replace
 from typing import Any
 
 from hvdtrain.plan.calibration import Calibration
-from hvdtrain.plan.predict import Question, row
+from hvdtrain.plan.predict import Question, codec_of, row
 from hvdtrain.plan.scenario import RING_MODES, SERVER_MODES
 
 Row = dict[str, Any]
-COMPRESSIONS = ("none", "int8")
+COMPRESSIONS = {"fp16", "int8"}  # tried beside none: each side has the best of those that it can send
 
 
 def splits(
@@ -26,34 +26,16 @@ def splits(
     """
     budget, found = hosts * price_host, []
     for mode in question.modes:
-        if mode in RING_MODES:
-            for codec in _codecs(calibration, compressions, ("none", "fp16") if mode == "allreduce" else ("none",)):
-                found.append(_row(calibration, question, mode, hosts, 0, "dedicated", bandwidth, codec))
-        elif mode in SERVER_MODES:
-            for codec in _codecs(calibration, compressions):
-                for own, servers, placement in _candidates(hosts, budget, price_host, price_server):
-                    found.append(_row(calibration, question, mode, own, servers, placement, bandwidth, codec))
-    for one in found:
-        dedicated = one["servers"] if one["placement"] == "dedicated" else 0
-        one["price"] = one["worker_hosts"] * price_host + dedicated * price_server
+        places = [(hosts, 0, "dedicated")] if mode in RING_MODES else []
+        if mode in SERVER_MODES:
+            places = _candidates(hosts, budget, price_host, price_server)
+        for codec in dict.fromkeys(codec_of(calibration, mode, name) for name in compressions):
+            for own, servers, placement in places:
+                asked = replace(question, placement=placement, compression=codec)
+                one = row(calibration, asked, mode, own * question.per_host, servers, bandwidth)
+                price = own * price_host + (servers * price_server if placement == "dedicated" else 0)
+                found.append(one | {"worker_hosts": own, "price": price})
     return sorted(found, key=lambda one: -one["samples_per_s"])
-
-
-def _row(
-    calibration: Calibration, question: Question, mode: str, own: int, servers: int, placement: str, bandwidth: float,
-    codec: str,
-) -> Row:  # fmt: skip
-    asked = replace(question, placement=placement, compression=codec)
-    found = row(calibration, asked, mode, own * question.per_host, servers, bandwidth)
-    return found | {"worker_hosts": own}
-
-
-def _codecs(calibration: Calibration, asked: Sequence[str], allowed: Sequence[str] = ()) -> list[str]:
-    return [
-        codec
-        for codec in asked
-        if (codec == "none" or codec in calibration.codecs) and (not allowed or codec in allowed)
-    ]
 
 
 def _candidates(hosts: int, budget: float, price_host: float, price_server: float) -> list[tuple[int, int, str]]:

@@ -1,16 +1,19 @@
 """The file of a calibration, predictions from it, runs beside them: pure arithmetic, no process."""
 
 import json
+import random
 from dataclasses import replace
 from pathlib import Path
 
 import pytest
+from click.testing import CliRunner
 from helpers import report_runs
 
 from hvdtrain.errors import UsageError
 from hvdtrain.plan import calibration, check, from_runs, predict, split
 from hvdtrain.plan.calibrate import transports
 from hvdtrain.plan.calibration import Calibration, Quantity
+from hvdtrain.plan.command import plan as command
 from hvdtrain.plan.probe import BLOCKS, LARGE, SMALL
 from hvdtrain.runs.read import load_run
 
@@ -129,9 +132,71 @@ def test_batch_compression_and_stragglers_count():
     assert double["step_s"] == pytest.approx(single["step_s"] + 0.1, rel=0.15)
     with pytest.raises(UsageError, match="unknown compression of this calibration 'fp16': choose from none, int8"):
         rows(make(), ["ps-sync"], compression="fp16")
-    question = predict.Question(["ps-sync"], slow=predict.Slow({9: 2.0}))
-    with pytest.raises(UsageError, match="worker 9"):
-        predict.check_slow(question, [4])
+
+
+def asked(tmp_path, *words, modes="allreduce,ps-sync"):
+    """What `hvdtrain plan predict` prints, in one piece, and its rows."""
+    make(codecs=make().codecs | {"fp16": make().codecs["int8"] | {"wire_share": Quantity(0.5, 0.5, 0.5)}}).save(
+        tmp_path / "cal.json"
+    )
+    words = ["predict", str(tmp_path / "cal.json"), "--modes", modes, "--bandwidth", "100mbit", *words]
+    done = CliRunner().invoke(command, [*words, "--servers", "1", "--json", str(tmp_path / "rows.json")])
+    if done.exit_code:
+        assert isinstance(done.exception, UsageError | SystemExit), done.exception
+        return f"{done.exception} {done.output}", {}
+    return " ".join(done.output.split()), json.loads((tmp_path / "rows.json").read_text())
+
+
+def test_only_workers_that_there_are_can_be_slow(tmp_path):
+    """As `train` has it; of several numbers of workers, those that have that worker are slow."""
+    for words in (["--workers", "2"], ["--workers", "1,4"], ["--hosts", "4"]):
+        said, _ = asked(tmp_path, *words, "--slow", "4:4x")
+        assert "there is no worker 4; workers are 0 to " in said
+    said, found = asked(tmp_path, "--workers", "2,4", "--slow", "3:4x")
+    assert "nobody is slow where there is no worker 3, with 2 workers" in said
+    plain = asked(tmp_path, "--workers", "2,4")[1]["rows"]
+    same = [a["step_s"] == b["step_s"] for a, b in zip(plain, found["rows"], strict=True)]
+    assert same == [row["workers"] == 2 for row in plain]
+
+
+def test_a_row_says_what_it_really_sends(tmp_path):
+    modes = "allreduce,ddp,ps-sync"
+    plain = asked(tmp_path, "--workers", "2", modes=modes)[1]["rows"]
+    for codec, senders in (("int8", {"ps-sync"}), ("fp16", {"ps-sync", "allreduce"})):
+        _, found = asked(tmp_path, "--workers", "2", "--compression", codec, modes=modes)
+        for without, row in zip(plain, found["rows"], strict=True):
+            assert row["compression"] == (codec if row["mode"] in senders else "none")
+            share = {"int8": 0.25, "fp16": 0.5, "none": 1}[row["compression"]]
+            assert row["bytes_sent_per_worker"] == share * without["bytes_sent_per_worker"]
+    uses = asked(tmp_path, "--hosts", "2", modes=modes)[1]["rows"]
+    sent = {mode: {row["compression"] for row in uses if row["mode"] == mode} for mode in modes.split(",")}
+    assert sent == {"allreduce": {"none", "fp16"}, "ddp": {"none"}, "ps-sync": {"none", "fp16", "int8"}}
+    assert "unknown compression" in asked(tmp_path, "--compression", "int4", modes="ddp")[0]
+
+
+def test_the_map_has_the_same_compression_on_both_sides_where_both_have_it(tmp_path):
+    modes = "allreduce,ddp,ps-sync"
+    said, found = asked(tmp_path, "--workers", "4", "--compression", "fp16", modes=modes)
+    [cell] = found["crossover"]
+    assert (cell["winner"], cell["second"]) == ("allreduce", "ps-sync")
+    assert cell["compression"] == cell["second_compression"] == "fp16"
+    assert "plain gradients" not in said
+    said, found = asked(tmp_path, "--workers", "4", "--compression", "int8", modes=modes)
+    [cell] = found["crossover"]
+    assert {cell["compression"], cell["second_compression"]} == {"int8", "none"}
+    assert "No ring here sends int8" in said
+
+
+def test_what_was_measured_apart_is_drawn_apart():
+    """What messages cost is known of each transport by itself, what computing takes is the same for all."""
+    made = make()
+    drawn = {
+        mode: predict.scenario(made, predict.Question([mode]), mode, 2, k, 1.0, random.Random(1))
+        for mode, k in (("allreduce", 0), ("ddp", 0), ("ps-sync", 1), ("ps-async", 1))
+    }
+    assert len({job.layers for job in drawn.values()}) == 1
+    assert len({job.transport for job in drawn.values()}) == 3
+    assert drawn["ps-sync"].transport == drawn["ps-async"].transport
 
 
 def test_the_map_names_a_winner_or_either():
@@ -207,6 +272,22 @@ def test_runs_as_long_as_predicted_have_no_error(tmp_path):
     assert check.errors_by_mode(found)["ps-sync"][2] == 1
     slower = check.compare(made, folders, 1.0)
     assert all(row["error"] < -0.2 for row in slower)  # said to be on a faster network than it was
+
+
+def test_where_shares_are_leased_a_step_is_the_jobs_wall_time(tmp_path):
+    """One of two workers has had 3 of 60 shares, at a second each: a step of the job is not half a second."""
+    folder = report_runs.write(tmp_path, "ps-async", 2, 1, speed=640.0, change={"shares": "leased"})
+    step = {"samples": 0, "loss": None}
+    for rank, had in ((1, {n: 1 for n in (1, 11, 21)}), (2, {n: 1 if n in (1, 11, 21) else 2 for n in range(1, 31)})):
+        lines = [
+            step | {"time": (n - 1) // 10 + 1.0 if rank == 1 else 0.1 * n, "shares": had.get(n, 0)}
+            for n in range(1, 31)
+        ]
+        (folder / f"metrics.rank{rank}.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
+    run = load_run(folder)
+    assert check.measured_step_s(run) == pytest.approx(report_runs.BATCH / 640)
+    question, _ = check.asked(make(model={}), run, 1.0)
+    assert (question.round_steps, question.leased, question.softsync) == (report_runs.PER_EPOCH, True, False)
 
 
 def test_a_report_has_predictions_beside_its_runs_and_says_which_it_cannot_make(tmp_path):
