@@ -7,20 +7,21 @@ import sys
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Any
-
-from rich.progress import Progress
+from typing import TYPE_CHECKING, Any
 
 from hvdtrain.compare.earlier import set_aside
 from hvdtrain.compare.grid import Planned
 from hvdtrain.config.untrusted import parse_json
-from hvdtrain.console import Console
 from hvdtrain.launch.job_log import failure_reason
 from hvdtrain.launch.prepare import prepare
 from hvdtrain.launch.processes import launched_job, sigterm_unwinds
-from hvdtrain.progress_bars import bar
 from hvdtrain.runs.live import last_steps, metrics_file, samples_per_s
 from hvdtrain.world.load import beside_others
+
+if TYPE_CHECKING:
+    from rich.progress import Progress
+
+    from hvdtrain.console import Console
 
 LEAST_DISK = 2**20  # bytes: where less is free, a job that failed could probably not write
 END_AFTER_SUMMARY_S = 30.0  # how long the ranks of a job may take to end after its summary is written
@@ -42,6 +43,9 @@ def run_all(
         is_settled: whether the repeats up to this one are enough, asked after each; without it, all are done.
         private: variables for every rank that no command line may show.
     """
+    from hvdtrain.console import Console
+    from hvdtrain.progress_bars import bar
+
     console = Console(soft_wrap=not sys.stdout.isatty())
     if kept:
         console.print(f"{len(kept)} of {len(runs)} runs are there already, and stay as they are")
@@ -63,7 +67,7 @@ def run_all(
 
 
 def _run_one(
-    run: Planned, label: str, folder: Path, samples: int, console: Console, progress: Progress | None,
+    run: Planned, label: str, folder: Path, samples: int, console: "Console", progress: "Progress | None",
     private: Mapping[str, str] | None,
 ) -> str:  # fmt: skip
     """Do a run, and print what came of it; return why it failed, if it did."""
