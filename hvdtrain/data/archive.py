@@ -23,6 +23,7 @@ from hvdtrain.errors import Failure, UsageError
 MAX_MEMBERS = 5_000_000
 MAX_HASHED_BYTES = 4 * 2**30  # the fingerprint of a larger tree covers names and sizes only
 MAX_EXPANSION = 200  # unpacked bytes to packed bytes: images are compressed already
+_TOO_LARGE = f"more than {MAX_EXPANSION} times its size, unpacked: not read"
 
 MAX_HEADER_BYTES = 2**16  # of a tar's header that says more of the next member: a long name, or its times
 SAYS_MORE = (
@@ -105,9 +106,10 @@ class Tree:
             elif zipfile.is_zipfile(path):
                 self.members = self._check_limits(self._zip_members(self._keep_open(zipfile.ZipFile(path))))
             else:
-                self.members = self._check_limits(self._tar_members(self._keep_open(self._open_tar()), 0))
-                while self.is_sequential and self._archive.fileobj.read(2**20):
-                    pass  # reading to the end has the decompressor verify its checksum
+                tar = self._keep_open(self._open_tar())
+                if self.is_sequential:
+                    tar.fileobj = _Decompressed(tar.fileobj, self._most_unpacked())
+                self.members = self._check_limits(self._tar_members(tar, 0))
         except OSError as error:
             raise Failure(f"cannot read '{error.filename or path}': {error.strerror or error}") from None
         except DAMAGED as error:
@@ -163,8 +165,9 @@ class Tree:
             if member.path:
                 return member.path.read_bytes()
             if isinstance(self._archive, zipfile.ZipFile):
-                return self._archive.read(member.handle)
-            if self.is_sequential:
+                with self._archive.open(member.handle) as file:
+                    content = file.read(member.size + 1)  # not all: it may unpack to more than it says
+            elif self.is_sequential:
                 file = self._archive.extractfile(member.handle)
                 content = file.read()
             else:
@@ -189,15 +192,18 @@ class Tree:
     def _check_limits(self, members: Iterable[Member]) -> list[Member]:
         """The members, by offset. Failure as soon as they are too many, or too large for their archive."""
         found: list[Member] = []
-        total, limit = 0, MAX_EXPANSION * self.path.stat().st_size
+        total, most = 0, self._most_unpacked()
         for member in members:
             found.append(member)
             total += member.size + len(member.name)
-            if total > limit:
-                raise Failure(f"'{self.path}' would be more than {MAX_EXPANSION} times as large unpacked: not read")
+            if total > most:
+                raise Failure(f"'{self.path}' holds {_TOO_LARGE}")
             if len(found) > MAX_MEMBERS:
                 raise Failure(f"'{self.path}' holds more than {MAX_MEMBERS:,} files: not read")
         return sorted(found, key=lambda member: member.offset)
+
+    def _most_unpacked(self) -> int:
+        return MAX_EXPANSION * self.path.stat().st_size + tarfile.RECORDSIZE  # of zeros, which an empty tar has
 
     def _folder_members(self) -> list[Member]:
         members: list[Member] = []
@@ -224,6 +230,8 @@ class Tree:
             name = info.filename.removeprefix("./")
             if stat.S_IFMT(info.external_attr >> 16) not in (0, stat.S_IFREG, stat.S_IFDIR):
                 raise Failure(f"'{self.path}' holds {info.filename!a}, a link or a device: not read")
+            if info.compress_type not in (zipfile.ZIP_STORED, zipfile.ZIP_DEFLATED):  # which unpack without limit
+                raise Failure(f"'{self.path}' is not packed by deflate: unpack it, and give the folder")
             if not info.is_dir() and not _is_hidden(name):
                 yield Member(name, info.file_size, info.header_offset, self, None, info)
 
@@ -247,6 +255,8 @@ class Tree:
                 if count > MAX_MEMBERS:
                     raise Failure(f"more than {MAX_MEMBERS:,} files and folders: not read")
                 yield info
+            while self.is_sequential and archive.fileobj.read(2**20):
+                pass  # reading to the end has the decompressor verify its checksum
         except Failure as problem:
             raise Failure(f"'{self.path}' holds {problem}") from None
 
@@ -282,6 +292,25 @@ def _is_hidden(name: str) -> bool:
 
 def _raise(error: OSError) -> None:
     raise error
+
+
+class _Decompressed:
+    """What a compressed tar holds, members or not. Failure where that is more than `most` bytes."""
+
+    def __init__(self, file: Any, most: int) -> None:
+        self.file, self.most = file, most
+        self.tell, self.seekable, self.close = file.tell, file.seekable, file.close
+
+    def seek(self, position: int) -> int:
+        if position > self.most:  # what lies before it would be decompressed
+            raise Failure(_TOO_LARGE)
+        return self.file.seek(position)
+
+    def read(self, size: int) -> bytes:
+        content = self.file.read(size)
+        if self.tell() > self.most:
+            raise Failure(_TOO_LARGE)
+        return content
 
 
 class _FileRange(io.RawIOBase):
