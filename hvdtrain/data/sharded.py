@@ -18,6 +18,8 @@ from hvdtrain.errors import Failure
 
 CACHED = "simplecache::"  # fsspec's prefix for URLs to cache. We do that ourselves: fsspec's is not safe with threads
 COLUMNS = 6
+MAX_SHARD_BYTES = 2**34
+_SHARD = re.compile(r"\w[\w.-]{0,199}\.tar", re.ASCII)
 PARSED = 2**18  # bytes of an index that are parsed at a time
 # Between two rows. The quote ends the path: if it began one, or a row held another, the text before it would be no
 # JSON, and the whole is parsed at once.
@@ -168,6 +170,29 @@ class ShardedImages(Sequence[tuple[ShardedImage, int]]):
             f"the first batches need {len(away)} shards, which are fetched now: with --shuffle-block "
             f"{np.bincount(self._shards).max()} they need one or two, and images are shuffled among eight"
         )
+
+
+def check_shards(names: Sequence[str], sizes: Sequence[int]) -> None:
+    """ValueError where a name may lead elsewhere or stands for two shards, or a size cannot be one's."""
+    for name, size in zip(names, sizes, strict=True):
+        if not _SHARD.fullmatch(name):
+            raise ValueError(f"{name[:80]!a} is no name of a shard")
+        if not 0 < size <= MAX_SHARD_BYTES:
+            raise ValueError(f"{name} has {size:,} bytes, and not between 1 and {MAX_SHARD_BYTES:,}")
+    if len(set(names)) < len(names):
+        raise ValueError("a shard is there twice")
+
+
+def check_places(parts: Sequence[ShardedImages], names: Sequence[str], sizes: Sequence[int]) -> None:
+    """ValueError unless all images lie apart, and within their shards."""
+    columns = zip(*((part._shards, part._offsets, part._sizes) for part in parts), strict=True)
+    shards, offsets, lengths = (np.concatenate([np.asarray(some) for some in column]) for column in columns)
+    order = np.lexsort((offsets, shards))
+    shards, offsets = shards[order], offsets[order]
+    is_last = np.append(shards[1:] != shards[:-1], True)
+    ends = np.where(is_last, np.array(sizes)[shards], np.append(offsets[1:], 0))  # where the next one begins
+    if (wrong := offsets > ends - lengths[order]).any():
+        raise ValueError(f"{names[shards[wrong.argmax()]]} has images that overlap, or end outside of it")
 
 
 def parse_index(content: bytes) -> dict[str, Any]:
