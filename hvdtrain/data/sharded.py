@@ -89,15 +89,13 @@ class ShardedImages(Sequence[tuple[ShardedImage, int]]):
     They are kept as columns, and an image is made when it is asked for.
 
     Args:
-        rows: of the index, some at a time.
-        classes: how many there are.
-        shards: how many there are.
+        rows: of the index, some at a time. See check_images.
 
     Raises:
         TypeError, ValueError, OverflowError: a row is none.
     """
 
-    def __init__(self, rows: Iterable[Any], classes: int, shards: int) -> None:
+    def __init__(self, rows: Iterable[Any]) -> None:
         self._shards, self._offsets, self._ends = array("I"), array("q"), array("q")
         self._sizes, self._crcs, self._labels = array("I"), array("I"), array("I")
         self._names = bytearray()  # one after the other, in UTF-8
@@ -105,17 +103,9 @@ class ShardedImages(Sequence[tuple[ShardedImage, int]]):
             if wrong := {len(row) for row in some} - {COLUMNS}:
                 raise ValueError(f"a row has {wrong.pop()} columns and not {COLUMNS}")
             if some:
-                self._append(classes, shards, *zip(*some, strict=True))
+                self._append(*zip(*some, strict=True))
 
-    def _append(self, classes: int, shards: int, *columns: Any) -> None:
-        numbers, offsets, sizes, crcs, labels, names = columns
-        if not (
-            0 <= min(labels) and max(labels) < classes and 0 <= min(numbers) and max(numbers) < shards
-            and 0 <= min(offsets) and 0 < min(sizes) and max(sizes) <= MAX_BYTES
-        ):  # fmt: skip
-            for number, offset, size, label, name in zip(numbers, offsets, sizes, labels, names, strict=True):
-                if not (0 <= label < classes and 0 <= number < shards and offset >= 0 and 0 < size <= MAX_BYTES):
-                    raise ValueError(f"{name!a} has no class, shard or place")
+    def _append(self, numbers: Any, offsets: Any, sizes: Any, crcs: Any, labels: Any, names: Any) -> None:
         self._shards.extend(numbers)
         self._offsets.extend(offsets)
         self._sizes.extend(sizes)
@@ -173,20 +163,25 @@ class ShardedImages(Sequence[tuple[ShardedImage, int]]):
 
 
 def check_shards(names: Sequence[str], sizes: Sequence[int]) -> None:
-    """ValueError where a name may lead elsewhere or stands for two shards, or a size cannot be one's."""
+    """ValueError where a name may lead elsewhere or is there twice, or a size cannot be a shard's."""
+    if len(set(names)) < len(names):
+        raise ValueError("a shard is there twice")
     for name, size in zip(names, sizes, strict=True):
         if not _SHARD.fullmatch(name):
             raise ValueError(f"{name[:80]!a} is no name of a shard")
         if not 0 < size <= MAX_SHARD_BYTES:
             raise ValueError(f"{name} has {size:,} bytes, and not between 1 and {MAX_SHARD_BYTES:,}")
-    if len(set(names)) < len(names):
-        raise ValueError("a shard is there twice")
 
 
-def check_places(parts: Sequence[ShardedImages], names: Sequence[str], sizes: Sequence[int]) -> None:
-    """ValueError unless all images lie apart, and within their shards."""
-    columns = zip(*((part._shards, part._offsets, part._sizes) for part in parts), strict=True)
-    shards, offsets, lengths = (np.concatenate([np.asarray(some) for some in column]) for column in columns)
+def check_images(parts: Sequence[ShardedImages], classes: int, names: Sequence[str], sizes: Sequence[int]) -> None:
+    """ValueError unless all images have a class, and lie apart and within the shards, of these names and sizes."""
+    columns = zip(*((part._shards, part._offsets, part._sizes, part._labels) for part in parts), strict=True)
+    shards, offsets, lengths, labels = (np.concatenate([np.asarray(some) for some in column]) for column in columns)
+    if (
+        labels.max() >= classes or shards.max() >= len(names) or offsets.min() < 0 or lengths.min() == 0
+        or lengths.max() > MAX_BYTES
+    ):  # fmt: skip
+        raise ValueError("an image has no class, shard or place")
     order = np.lexsort((offsets, shards))
     shards, offsets = shards[order], offsets[order]
     is_last = np.append(shards[1:] != shards[:-1], True)

@@ -26,7 +26,7 @@ from hvdtrain.data.identity import keep_content_hash, look
 from hvdtrain.data.sampling import packing_order
 from hvdtrain.data.selection import PARTS
 from hvdtrain.data.shard_cache import ShardCache, shards_in_use
-from hvdtrain.data.sharded import CACHED, ShardedImages, check_places, check_shards, parse_index, rows
+from hvdtrain.data.sharded import CACHED, ShardedImages, check_images, check_shards, parse_index, rows
 from hvdtrain.data.storage import cache_root, fetch_whole
 from hvdtrain.errors import Failure, UsageError
 
@@ -122,12 +122,10 @@ def read(url: str, shuffle_block: int = 0) -> ImageFolder:
         shards = [str(shard["name"]) for shard in index["shards"]]
         sizes = [int(shard["bytes"]) for shard in index["shards"]]
         check_shards(shards, sizes)
-        train, validation, test = (
-            ShardedImages(rows(index["samples"][part]), len(classes), len(shards)) for part in PARTS
-        )
+        train, validation, test = (ShardedImages(rows(index["samples"][part])) for part in PARTS)
         if len(classes) < 2 or not train or not validation:
             raise ValueError("it has fewer than two classes, or no images to train or to validate on")
-        check_places((train, validation, test), shards, sizes)
+        check_images((train, validation, test), len(classes), shards, sizes)
         cache = None
         if url.startswith(CACHED):
             key = f"{filesystem.unstrip_protocol(root)} {index['content_hash']} {index['test_hash']}"

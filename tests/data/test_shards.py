@@ -164,6 +164,10 @@ def test_a_changed_shard_is_told_from_what_was_packed(packed, tmp_path):
         first.read_bytes()
 
 
+def with_image(index, row):
+    return index | {"samples": index["samples"] | {"train": [row]}}
+
+
 def with_shard(index, **changed):
     """The index, with its first shard said to be another."""
     return index | {"shards": [index["shards"][0] | changed, *index["shards"][1:]]}
@@ -176,15 +180,18 @@ def with_shard(index, **changed):
         (lambda index: index | {"format": 2}, "format 2"),
         (lambda index: {}, "it has no 'made_by'"), (lambda index: [], "it holds no object"),
         (lambda index: index | {"shards": [{"name": "x", "bytes": float("inf")}]}, "cannot convert float infinity"),
-        (lambda index: index | {"samples": {"train": [[0, 0, 5, 5, 9, "x"]], "validation": [], "test": []}}, "'x' has"),
-        (lambda index: index | {"samples": {"train": [[0, -1, 5, 5, 0, "x"]], "validation": []}}, "'x' has no class"),
-        (lambda index: index | {"samples": {"train": [[0, 0, 10**12, 5, 0, "x"]], "validation": []}}, "'x' has no"),
+        (lambda index: with_image(index, [0, 0, 5, 5, 9, "x"]), "an image has no class, shard or place"),
+        (lambda index: with_image(index, [0, 0, 5, 5, -1, "x"]), "can't convert negative value"),
+        (lambda index: with_image(index, [99, 0, 5, 5, 0, "x"]), "an image has no class, shard or place"),
+        (lambda index: with_image(index, [0, -1, 5, 5, 0, "x"]), "an image has no class, shard or place"),
+        (lambda index: with_image(index, [0, 0, 2**28, 5, 0, "x"]), "an image has no class, shard or place"),
+        (lambda index: with_image(index, [0, 0, 10**12, 5, 0, "x"]), "unsigned int is greater than maximum"),
         (lambda index: index | {"shards": [{"name": "../../etc/passwd"}]}, "it has no 'bytes'"),
         (lambda index: with_shard(index, name="../../etc/passwd.tar"), "'../../etc/passwd.tar' is no name of a shard"),
         (lambda index: with_shard(index, name="..tar"), "'..tar' is no name of a shard"),
         (lambda index: with_shard(index, name="a.tar?b"), "'a.tar?b' is no name of a shard"),
         (lambda index: with_shard(index, name="x" * 252 + ".tar"), "is no name of a shard"),
-        (lambda index: with_shard(index, name=index["shards"][1]["name"]), "is there twice"),
+        (lambda index: with_shard(index, name=index["shards"][1]["name"]), "a shard is there twice"),
         (lambda index: with_shard(index, bytes=-1), "has -1 bytes, and not between 1 and 17,179,869,184"),
         (lambda index: with_shard(index, bytes=10**15), "has 1,000,000,000,000,000 bytes, and not between"),
         (lambda index: with_shard(index, bytes=2000), "has images that overlap, or end outside of it"),
@@ -221,8 +228,8 @@ def test_whatever_numbers_an_index_has_images_lie_apart_within_their_shards_or_i
     (place / "index.json").write_text(json.dumps(index))
     used = [(shard, byte) for shard, first, size in rows for byte in range(first, first + min(size, 99))]
     may_be = (
-        all(0 < size <= 40 for size in sizes) and len(set(used)) == len(used)
-        and all(0 <= k < len(sizes) and first >= 0 < size and first + size <= sizes[k] for k, first, size in rows)
+        all(0 < size <= 2**34 for size in sizes) and len(set(used)) == len(used)
+        and all(0 <= k < len(sizes) and first >= 0 < size < 99 and first + size <= sizes[k] for k, first, size in rows)
     )  # fmt: skip
     if may_be:
         assert len(shards.read(f"file://{place}").train) == len(rows) - 1
