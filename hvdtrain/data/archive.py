@@ -160,7 +160,8 @@ class Tree:
     @property
     def is_sequential(self) -> bool:
         """Whether the archive can be read quickly in its own order only: a compressed tar."""
-        return isinstance(self._archive, tarfile.TarFile) and not _is_plain(self._archive)
+        tar = isinstance(self._archive, tarfile.TarFile)
+        return tar and not isinstance(self._archive.fileobj, io.BufferedReader)
 
     def read(self, member: Member) -> bytes:
         """A member's contents. Several threads may call this at the same time, unless the tree is sequential.
@@ -241,25 +242,18 @@ class Tree:
             if not info.is_dir() and not _is_hidden(name):
                 yield Member(name, info.file_size, info.header_offset, self, None, info)
 
-    def _tar_members(self, archive: tarfile.TarFile) -> Iterator[Member]:
-        for info in self._headers(archive):
+    def _tar_members(self, archive: Any) -> Iterator[Member]:
+        for number, info in enumerate(iter(archive.next, None)):
+            archive.members.clear()  # each header is forgotten as soon as it was looked at
+            info.pax_headers = {}
+            if number == MAX_MEMBERS:
+                raise _NotRead(f"more than {MAX_MEMBERS:,} files and folders")
             self._check_name(info.name)
             name = info.name.removeprefix("./")
             if not info.isfile() and not info.isdir():
                 raise _NotRead(f"{info.name!a}, a link or a device")
             if info.isfile() and not _is_hidden(name):
                 yield Member(name, info.size, info.offset_data, self, None, info)
-
-    def _headers(self, archive: Any) -> Iterator[tarfile.TarInfo]:
-        """All of an archive, each forgotten as soon as it was looked at."""
-        count = 0
-        while (info := archive.next()) is not None:
-            archive.members.clear()
-            info.pax_headers = {}
-            count += 1
-            if count > MAX_MEMBERS:
-                raise _NotRead(f"more than {MAX_MEMBERS:,} files and folders")
-            yield info
 
     def _check_name(self, name: str) -> None:
         """_NotRead for a name that would lead out of the folder into which an archive is unpacked."""
@@ -274,10 +268,6 @@ def contents(items: Iterable[Item]) -> Iterator[bytes | Member]:
     """What Source.contents yields for items whose handles are members: members that any thread may read, or bytes."""
     for item in items:
         yield item.handle.read() if item.handle.tree.is_sequential else item.handle
-
-
-def _is_plain(archive: tarfile.TarFile) -> bool:
-    return isinstance(archive.fileobj, io.BufferedReader)
 
 
 def file_digest(path: Path) -> bytes:
