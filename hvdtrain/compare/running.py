@@ -2,7 +2,6 @@
 
 import contextlib
 import math
-import shutil
 import sys
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -15,6 +14,7 @@ from hvdtrain.config.untrusted import parse_json
 from hvdtrain.launch.job_log import failure_reason
 from hvdtrain.launch.prepare import prepare
 from hvdtrain.launch.processes import launched_job, sigterm_unwinds
+from hvdtrain.runs.folder import has_full_disk
 from hvdtrain.runs.live import last_steps, metrics_file, samples_per_s
 from hvdtrain.world.load import beside_others
 
@@ -23,7 +23,6 @@ if TYPE_CHECKING:
 
     from hvdtrain.console import Console
 
-LEAST_DISK = 2**20  # bytes: where less is free, a job that failed could probably not write
 END_AFTER_SUMMARY_S = 30.0  # how long the ranks of a job may take to end after its summary is written
 
 
@@ -57,7 +56,7 @@ def run_all(
                 label = f"[{number}/{len(runs)}] {run.title}"
                 if problem := _run_one(run, label, folder, samples, console, progress, private):
                     failed.append(run.name)
-                    full = "; the disk is full" if shutil.disk_usage(folder).free < LEAST_DISK else ""
+                    full = "; the disk is full" if has_full_disk(folder) else ""
                     console.print(f"{label}: FAILED: {problem}{full}")
             is_last_of_repeat = number < len(runs) and repeats[number] > run.config.repeat
             if is_settled and is_last_of_repeat and is_settled(run.config.repeat):

@@ -12,6 +12,7 @@ import zlib
 from collections import Counter
 from collections.abc import Iterable, Iterator
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, cast
@@ -23,6 +24,7 @@ from hvdtrain.errors import Failure, UsageError
 MAX_MEMBERS = 5_000_000
 MAX_HASHED_BYTES = 4 * 2**30  # the fingerprint of a larger tree covers names and sizes only
 MAX_EXPANSION = 200  # unpacked bytes to packed bytes: images are compressed already
+_TOO_LARGE = f"more than {MAX_EXPANSION} times its size, unpacked"
 
 MAX_HEADER_BYTES = 2**16  # of a tar's header that says more of the next member: a long name, or its times
 SAYS_MORE = (
@@ -32,8 +34,12 @@ MAX_NAME = 4096  # characters of a path
 
 DAMAGED = (
     tarfile.TarError, zipfile.BadZipFile, zlib.error, lzma.LZMAError, EOFError, NotImplementedError, ValueError,
-    RecursionError,  # tarfile's, of a header that says more of one that says more, a thousand times
+    RuntimeError,  # an encrypted zip, or tarfile's recursion in headers that say more of headers that say more
 )  # fmt: skip
+
+
+class _NotRead(Exception):
+    """An archive holds this, which only a malicious one does."""
 
 
 class _Header(tarfile.TarInfo):
@@ -45,14 +51,14 @@ class _Header(tarfile.TarInfo):
     def frombuf(cls, buf: Any, encoding: str, errors: str) -> "_Header":
         header = super().frombuf(buf, encoding, errors)
         if header.type in SAYS_MORE and header.size > MAX_HEADER_BYTES:
-            raise Failure(f"a header of {header.size:,} bytes, more than {MAX_HEADER_BYTES:,}: not read")
+            raise _NotRead(f"a header of {header.size:,} bytes, more than {MAX_HEADER_BYTES:,}")
         if header.type == tarfile.GNUTYPE_SPARSE:
-            raise Failure("a sparse file: not read")
+            raise _NotRead("a sparse file")
         return header
 
     def _proc_gnusparse_10(self, *_: Any) -> None:
         """The map of a sparse file in PAX format, which is as long as it claims to be, too."""
-        raise Failure("a sparse file: not read")
+        raise _NotRead("a sparse file")
 
 
 @dataclass(frozen=True)
@@ -97,7 +103,8 @@ class Tree:
         self.path = path
         self.passed_over: Counter[str] = Counter()
         self._archive = cast(Any, None)  # a ZipFile or TarFile, where it is no folder
-        try:
+        fingerprint = hashlib.sha256()
+        with self._errors_as_failures():
             if path.is_dir():
                 self.members = self._folder_members()
             elif not path.exists():
@@ -105,24 +112,30 @@ class Tree:
             elif zipfile.is_zipfile(path):
                 self.members = self._check_limits(self._zip_members(self._keep_open(zipfile.ZipFile(path))))
             else:
-                self.members = self._check_limits(self._tar_members(self._keep_open(self._open_tar()), 0))
-                while self.is_sequential and self._archive.fileobj.read(2**20):
+                tar = self._keep_open(self._open_tar())
+                if self.is_sequential:
+                    tar.fileobj = _Decompressed(tar.fileobj, self._most_unpacked())
+                self.members = self._check_limits(self._tar_members(tar))
+                while self.is_sequential and tar.fileobj.read(2**20):
                     pass  # reading to the end has the decompressor verify its checksum
-        except OSError as error:
-            raise Failure(f"cannot read '{error.filename or path}': {error.strerror or error}") from None
-        except DAMAGED as error:
-            raise Failure(f"'{path}' is damaged: {error}") from None
-        fingerprint = hashlib.sha256()
-        for member in self.members:
-            fingerprint.update(
-                f"{member.name}\0{member.size}\0{getattr(member.handle, 'CRC', '')}\n".encode(errors="replace")
-            )
-        try:
+            for member in self.members:
+                fingerprint.update(
+                    f"{member.name}\0{member.size}\0{getattr(member.handle, 'CRC', '')}\n".encode(errors="replace")
+                )
             for content_digest in self._content_digests():
                 fingerprint.update(content_digest)
-        except OSError as error:
-            raise Failure(f"cannot read '{error.filename or path}': {error.strerror or error}") from None
         self.fingerprint = fingerprint.hexdigest()
+
+    @contextmanager
+    def _errors_as_failures(self, at: str = "") -> Iterator[None]:
+        try:
+            yield
+        except OSError as error:
+            raise Failure(f"cannot read '{error.filename or self.path}': {error.strerror or error}") from None
+        except _NotRead as error:
+            raise Failure(f"'{self.path}' holds {error}: not read") from None
+        except DAMAGED as error:
+            raise Failure(f"'{self.path}' is damaged{at}: {error}") from None
 
     def _content_digests(self) -> Iterator[bytes]:
         """Hashes of contents that the list of members has no checksums of."""
@@ -136,8 +149,6 @@ class Tree:
     def _open_tar(self) -> tarfile.TarFile:
         try:
             return tarfile.open(self.path, tarinfo=_Header)
-        except Failure as problem:
-            raise Failure(f"'{self.path}' holds {problem}") from None
         except tarfile.ReadError:
             raise UsageError(f"'{self.path}' is neither a folder nor a zip or tar archive, or it is damaged") from None
 
@@ -149,7 +160,8 @@ class Tree:
     @property
     def is_sequential(self) -> bool:
         """Whether the archive can be read quickly in its own order only: a compressed tar."""
-        return isinstance(self._archive, tarfile.TarFile) and not _is_plain(self._archive)
+        tar = isinstance(self._archive, tarfile.TarFile)
+        return tar and not isinstance(self._archive.fileobj, io.BufferedReader)
 
     def read(self, member: Member) -> bytes:
         """A member's contents. Several threads may call this at the same time, unless the tree is sequential.
@@ -159,45 +171,46 @@ class Tree:
         """
         if member.size > image.MAX_BYTES:
             raise Failure(f"'{self.path}': {member.name} has {member.size:,} bytes, too many for an image")
-        try:
+        with self._errors_as_failures(f" at {member.name}"):
             if member.path:
                 return member.path.read_bytes()
             if isinstance(self._archive, zipfile.ZipFile):
-                return self._archive.read(member.handle)
-            if self.is_sequential:
-                file = self._archive.extractfile(member.handle)
-                content = file.read()
+                with self._archive.open(member.handle) as file:
+                    content = file.read(member.size + 1)  # not all: it may unpack to more than it says
+            elif self.is_sequential:
+                content = self._archive.extractfile(member.handle).read()
             else:
                 content = os.pread(self._archive.fileobj.fileno(), member.size, member.offset)
-        except OSError as error:
-            raise Failure(f"cannot read '{member.path or self.path}': {error.strerror or error}") from None
-        except (*DAMAGED, RuntimeError) as error:  # RuntimeError: encrypted
-            raise Failure(f"'{self.path}' is damaged at {member.name}: {error}") from None
         if len(content) != member.size:
             raise Failure(f"'{self.path}' is cut off: {member.name} is not whole")
         return content
 
     def members_of_tar(self, member: Member) -> list[Member]:
         """The files in a tar that is a member of this uncompressed tar; only headers are read."""
-        try:
-            inner_file = _FileRange(self._archive.fileobj.fileno(), member.offset, member.size)
-            inner = tarfile.open(fileobj=inner_file, mode="r:", tarinfo=_Header)
-            return self._check_limits(self._tar_members(inner, member.offset))
-        except DAMAGED as error:
-            raise Failure(f"'{self.path}' is damaged at {member.name}: {error}") from None
+        end = member.offset + member.size
+        with self._errors_as_failures(f" at {member.name}"), self.path.open("rb", buffering=0) as file:
+            file.seek(member.offset)
+            inner = self._check_limits(self._tar_members(tarfile.open(fileobj=file, mode="r:", tarinfo=_Header)))
+            within = [found for found in inner if found.handle.offset < end]  # after one without an end come others
+            if not within or within[-1].offset + within[-1].size > end:
+                raise EOFError("it holds no files, or is cut off")
+            return within
 
     def _check_limits(self, members: Iterable[Member]) -> list[Member]:
-        """The members, by offset. Failure as soon as they are too many, or too large for their archive."""
+        """The members, by offset. _NotRead as soon as they are too many, or too large for their archive."""
         found: list[Member] = []
-        total, limit = 0, MAX_EXPANSION * self.path.stat().st_size
+        total, most = 0, self._most_unpacked()
         for member in members:
             found.append(member)
             total += member.size + len(member.name)
-            if total > limit:
-                raise Failure(f"'{self.path}' would be more than {MAX_EXPANSION} times as large unpacked: not read")
+            if total > most:
+                raise _NotRead(_TOO_LARGE)
             if len(found) > MAX_MEMBERS:
-                raise Failure(f"'{self.path}' holds more than {MAX_MEMBERS:,} files: not read")
+                raise _NotRead(f"more than {MAX_MEMBERS:,} files")
         return sorted(found, key=lambda member: member.offset)
+
+    def _most_unpacked(self) -> int:
+        return MAX_EXPANSION * self.path.stat().st_size + tarfile.RECORDSIZE  # of zeros, which an empty tar has
 
     def _folder_members(self) -> list[Member]:
         members: list[Member] = []
@@ -223,50 +236,38 @@ class Tree:
             self._check_name(info.filename)
             name = info.filename.removeprefix("./")
             if stat.S_IFMT(info.external_attr >> 16) not in (0, stat.S_IFREG, stat.S_IFDIR):
-                raise Failure(f"'{self.path}' holds {info.filename!a}, a link or a device: not read")
+                raise _NotRead(f"{info.filename!a}, a link or a device")
+            if info.compress_type not in (zipfile.ZIP_STORED, zipfile.ZIP_DEFLATED):  # which unpack without limit
+                raise _NotRead(f"{info.filename!a}, not packed by deflate (unpack it, and give the folder)")
             if not info.is_dir() and not _is_hidden(name):
                 yield Member(name, info.file_size, info.header_offset, self, None, info)
 
-    def _tar_members(self, archive: tarfile.TarFile, base: int) -> Iterator[Member]:
-        for info in self._headers(archive):
+    def _tar_members(self, archive: Any) -> Iterator[Member]:
+        for number, info in enumerate(iter(archive.next, None)):
+            archive.members.clear()  # each header is forgotten as soon as it was looked at
+            info.pax_headers = {}
+            if number == MAX_MEMBERS:
+                raise _NotRead(f"more than {MAX_MEMBERS:,} files and folders")
             self._check_name(info.name)
             name = info.name.removeprefix("./")
             if not info.isfile() and not info.isdir():
-                raise Failure(f"'{self.path}' holds {info.name!a}, a link or a device: not read")
+                raise _NotRead(f"{info.name!a}, a link or a device")
             if info.isfile() and not _is_hidden(name):
-                yield Member(name, info.size, base + info.offset_data, self, None, info)
-
-    def _headers(self, archive: Any) -> Iterator[tarfile.TarInfo]:
-        """All of an archive, each forgotten as soon as it was looked at."""
-        count = 0
-        try:
-            while (info := archive.next()) is not None:
-                archive.members.clear()
-                info.pax_headers = {}
-                count += 1
-                if count > MAX_MEMBERS:
-                    raise Failure(f"more than {MAX_MEMBERS:,} files and folders: not read")
-                yield info
-        except Failure as problem:
-            raise Failure(f"'{self.path}' holds {problem}") from None
+                yield Member(name, info.size, info.offset_data, self, None, info)
 
     def _check_name(self, name: str) -> None:
-        """Failure for a name that would lead out of the folder into which an archive is unpacked."""
+        """_NotRead for a name that would lead out of the folder into which an archive is unpacked."""
         if len(name) > MAX_NAME:
-            raise Failure(f"'{self.path}' holds a name of {len(name):,} characters: not read")
+            raise _NotRead(f"a name of {len(name):,} characters")
         parts = name.replace("\\", "/").split("/")
         if parts[0] == "" or ".." in parts or ":" in parts[0] or "\0" in name:
-            raise Failure(f"'{self.path}' holds {name!a}, which leads out of the archive: not read")
+            raise _NotRead(f"{name!a}, which leads out of the archive")
 
 
 def contents(items: Iterable[Item]) -> Iterator[bytes | Member]:
     """What Source.contents yields for items whose handles are members: members that any thread may read, or bytes."""
     for item in items:
         yield item.handle.read() if item.handle.tree.is_sequential else item.handle
-
-
-def _is_plain(archive: tarfile.TarFile) -> bool:
-    return isinstance(archive.fileobj, io.BufferedReader)
 
 
 def file_digest(path: Path) -> bytes:
@@ -284,28 +285,20 @@ def _raise(error: OSError) -> None:
     raise error
 
 
-class _FileRange(io.RawIOBase):
-    """A range of a file as a file object, which does not move the file's own position."""
+class _Decompressed:
+    """What a compressed tar holds, members or not. _NotRead where that is more than `most` bytes."""
 
-    def __init__(self, file: int, start: int, size: int) -> None:
-        self.file, self.start, self.size, self.position = file, start, size, 0
+    def __init__(self, file: Any, most: int) -> None:
+        self.file, self.most = file, most
+        self.tell, self.seekable, self.close = file.tell, file.seekable, file.close
 
-    def readable(self) -> bool:
-        return True
+    def seek(self, position: int) -> int:
+        if position > self.most:  # what lies before it would be decompressed
+            raise _NotRead(_TOO_LARGE)
+        return self.file.seek(position)
 
-    def seekable(self) -> bool:
-        return True
-
-    def seek(self, offset: int, whence: int = io.SEEK_SET) -> int:
-        self.position = offset + {io.SEEK_SET: 0, io.SEEK_CUR: self.position, io.SEEK_END: self.size}[whence]
-        return self.position
-
-    def tell(self) -> int:
-        return self.position
-
-    def readinto(self, buffer: Any) -> int:
-        count = max(0, min(len(buffer), self.size - self.position))
-        content = os.pread(self.file, count, self.start + self.position)
-        buffer[: len(content)] = content
-        self.position += len(content)
-        return len(content)
+    def read(self, size: int) -> bytes:
+        content = self.file.read(size)
+        if self.tell() > self.most:
+            raise _NotRead(_TOO_LARGE)
+        return content

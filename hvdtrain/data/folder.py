@@ -29,17 +29,45 @@ MAKER = "hvdtrain data build"  # stands in every manifest: only folders that hav
 Samples = Sequence[tuple[Any, int]]
 
 
-class Files(Sequence[tuple[Path, int]]):
-    """The images of one part of a folder, by class and file name: (path, index of its class) each.
+class ManyImages(Sequence[tuple[Any, int]]):
+    """(image, index of its class) each: a million take little memory, for an image is made when it is asked for.
 
-    A million of them take 20 MB: their names are one string of bytes, and a path is made when an image is asked for.
+    Attributes:
+        names: all file names, one after the other.
+        ends: where in `names` each ends, [images] int64.
+    """
+
+    names: bytes | bytearray
+    ends: array
+
+    def __len__(self) -> int:
+        return len(self.ends)
+
+    @overload
+    def __getitem__(self, index: int) -> tuple[Any, int]: ...
+
+    @overload
+    def __getitem__(self, index: slice) -> tuple[tuple[Any, int], ...]: ...
+
+    def __getitem__(self, index: int | slice) -> Any:
+        if isinstance(index, slice):
+            return tuple(self[i] for i in range(*index.indices(len(self))))
+        return self._image(range(len(self))[index])
+
+    def _image(self, index: int) -> tuple[Any, int]:
+        raise NotImplementedError
+
+    def _name(self, index: int) -> bytes:
+        return bytes(self.names[self.ends[index - 1] if index else 0 : self.ends[index]])
+
+
+class Files(ManyImages):
+    """The images of one part of a folder, by class and file name: (path, index of its class) each.
 
     Attributes:
         root: the data set's folder.
         part: TRAIN, VALIDATION or TEST.
         classes: names of the classes, as bytes.
-        names: all file names, one after the other.
-        ends: where in `names` each ends, [images] int64.
         starts: which image is each class's first, [classes] int64.
         passed_over: what is not used in the class folders, hidden files aside: {"folder(s)": how many, ".tif": …}.
     """
@@ -73,25 +101,10 @@ class Files(Sequence[tuple[Path, int]]):
             joined.append(b"".join(files))
         self.names = b"".join(joined)
 
-    def __len__(self) -> int:
-        return len(self.ends)
-
-    @overload
-    def __getitem__(self, index: int) -> tuple[Path, int]: ...
-
-    @overload
-    def __getitem__(self, index: slice) -> tuple[tuple[Path, int], ...]: ...
-
-    def __getitem__(self, index: int | slice) -> Any:
-        if isinstance(index, slice):
-            return tuple(self[i] for i in range(*index.indices(len(self))))
-        index = range(len(self))[index]
+    def _image(self, index: int) -> tuple[Path, int]:
         label = bisect_right(self.starts, index) - 1
         path = os.path.join(os.fsencode(self.part), self.classes[label], self._name(index))
         return self.root / os.fsdecode(path), label
-
-    def _name(self, index: int) -> bytes:
-        return self.names[self.ends[index - 1] if index else 0 : self.ends[index]]
 
     def of_class(self, label: int) -> range:
         """The images of a class."""

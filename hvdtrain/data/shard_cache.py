@@ -5,12 +5,11 @@ import os
 import shutil
 from collections.abc import Iterator
 from dataclasses import dataclass
-from itertools import chain
 from pathlib import Path
 from typing import Any
 
 from hvdtrain.data.sampling import SPREAD
-from hvdtrain.data.storage import locked
+from hvdtrain.data.storage import fetch_whole, locked
 from hvdtrain.world.appending import NO_ROOM
 
 KEPT_FREE = 0.1  # of the disk that the cache is on: whole shards are kept while so much stays free
@@ -56,7 +55,7 @@ class ShardCache:
                 if not local.exists() and self._make_room(shard_bytes):
                     partial = local.with_name(f"{local.name}.partial")
                     try:
-                        filesystem.get_file(shard, str(partial))
+                        fetch_whole(filesystem, shard, partial, shard_bytes)
                         partial.rename(local)
                     except OSError as error:
                         if error.errno not in NO_ROOM:  # others have filled the room that there was
@@ -67,16 +66,15 @@ class ShardCache:
 
     def _make_room(self, size: int) -> bool:
         """Whether the disk stays KEPT_FREE free when so many bytes come; before it would not, shards are removed."""
-
-        def has_room() -> bool:
-            disk = shutil.disk_usage(self.folder)
-            return disk.free - size >= KEPT_FREE * disk.total
-
-        removable = chain(self._of_others(), self._own())
-        while not has_room():
-            if not (shard := next(removable, None)):
-                return False
-            shard.unlink(missing_ok=True)
+        disk = shutil.disk_usage(self.folder)
+        missing = size + KEPT_FREE * disk.total - disk.free
+        removable = {shard: _stat(shard).st_size for shard in (*self._of_others(), *self._own())} if missing > 0 else {}
+        if missing > sum(removable.values()):  # none has to go then
+            return False
+        for shard, freed in removable.items():
+            if missing > 0:
+                shard.unlink(missing_ok=True)
+                missing -= freed
         return True
 
     def _of_others(self) -> Iterator[Path]:
@@ -101,7 +99,11 @@ def shards_in_use(shuffle_block: int, images_per_shard: int, validation_shards: 
 
 
 def _last_used(path: Path) -> float:
+    return _stat(path).st_mtime
+
+
+def _stat(path: Path) -> os.stat_result:
     try:
-        return path.stat().st_mtime
+        return path.stat()
     except FileNotFoundError:  # another rank has just removed it
-        return 0.0
+        return os.stat_result([0] * 10)

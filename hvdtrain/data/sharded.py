@@ -5,19 +5,21 @@ import zlib
 from array import array
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
-from itertools import accumulate
-from typing import Any, overload
+from typing import Any
 
 import msgspec
 import numpy as np
 
 from hvdtrain.config.untrusted import parse_json
+from hvdtrain.data.folder import ManyImages
 from hvdtrain.data.image import MAX_BYTES
 from hvdtrain.data.shard_cache import ShardCache
 from hvdtrain.errors import Failure
 
 CACHED = "simplecache::"  # fsspec's prefix for URLs to cache. We do that ourselves: fsspec's is not safe with threads
 COLUMNS = 6
+MAX_SHARD_BYTES = 2**34
+_SHARD = re.compile(r"\w[\w.-]{0,199}\.tar", re.ASCII)
 PARSED = 2**18  # bytes of an index that are parsed at a time
 # Between two rows. The quote ends the path: if it began one, or a row held another, the text before it would be no
 # JSON, and the whole is parsed at once.
@@ -81,74 +83,40 @@ class ShardedImage:
         return f"{self.name} in {self.shard}"
 
 
-class ShardedImages(Sequence[tuple[ShardedImage, int]]):
+class ShardedImages(ManyImages):
     """The images of one part of a packed data set, in the folder's order: (image, index of its class) each.
 
-    They are kept as columns, and an image is made when it is asked for.
-
     Args:
-        rows: of the index, some at a time.
-        classes: how many there are.
-        shards: how many there are.
+        rows: of the index, some at a time. See check_images.
 
     Raises:
         TypeError, ValueError, OverflowError: a row is none.
     """
 
-    def __init__(self, rows: Iterable[Any], classes: int, shards: int) -> None:
-        self._shards, self._offsets, self._ends = array("I"), array("q"), array("q")
-        self._sizes, self._crcs, self._labels = array("I"), array("I"), array("I")
-        self._names = bytearray()  # one after the other, in UTF-8
+    def __init__(self, rows: Iterable[Any]) -> None:
+        self.columns = [array(kind) for kind in "IqIII"]
+        self._shards, self._offsets, self._sizes, self._crcs, self._labels = self.columns
+        self.names, self.ends = bytearray(), array("q")  # in UTF-8
         for some in rows:
             if wrong := {len(row) for row in some} - {COLUMNS}:
                 raise ValueError(f"a row has {wrong.pop()} columns and not {COLUMNS}")
-            if some:
-                self._append(classes, shards, *zip(*some, strict=True))
-
-    def _append(self, classes: int, shards: int, *columns: Any) -> None:
-        numbers, offsets, sizes, crcs, labels, names = columns
-        if not (
-            0 <= min(labels) and max(labels) < classes and 0 <= min(numbers) and max(numbers) < shards
-            and 0 <= min(offsets) and 0 < min(sizes) and max(sizes) <= MAX_BYTES
-        ):  # fmt: skip
-            for number, offset, size, label, name in zip(numbers, offsets, sizes, labels, names, strict=True):
-                if not (0 <= label < classes and 0 <= number < shards and offset >= 0 and 0 < size <= MAX_BYTES):
-                    raise ValueError(f"{name!a} has no class, shard or place")
-        self._shards.extend(numbers)
-        self._offsets.extend(offsets)
-        self._sizes.extend(sizes)
-        self._crcs.extend(crcs)
-        self._labels.extend(labels)
-        encoded = [str(name).encode(errors="surrogatepass") for name in names]
-        ends = accumulate(map(len, encoded), initial=len(self._names))
-        next(ends)
-        self._ends.extend(ends)
-        self._names += b"".join(encoded)
+            for column, values in zip(self.columns, zip(*some, strict=True), strict=False):  # names aside
+                column.extend(values)
+            for *_, name in some:
+                self.names += str(name).encode(errors="surrogatepass")
+                self.ends.append(len(self.names))
 
     def lie_in(self, filesystem: Any, shards: Sequence[str], sizes: Sequence[int], cache: ShardCache | None) -> None:
         """Say where the shards are, and how many bytes each has: before this no image can be asked for."""
         self._filesystem, self._paths, self._shard_bytes, self._cache = filesystem, shards, sizes, cache
 
-    def __len__(self) -> int:
-        return len(self._ends)
-
-    @overload
-    def __getitem__(self, index: int) -> tuple[ShardedImage, int]: ...
-
-    @overload
-    def __getitem__(self, index: slice) -> tuple[tuple[ShardedImage, int], ...]: ...
-
-    def __getitem__(self, index: int | slice) -> Any:
-        if isinstance(index, slice):
-            return tuple(self[i] for i in range(*index.indices(len(self))))
-        i = range(len(self))[index]
-        name = self._names[self._ends[i - 1] if i else 0 : self._ends[i]].decode(errors="surrogatepass")
-        shard = self._shards[i]
+    def _image(self, index: int) -> tuple[ShardedImage, int]:
+        shard, name = self._shards[index], self._name(index).decode(errors="surrogatepass")
         found = ShardedImage(
-            self._filesystem, self._paths[shard], self._offsets[i], self._sizes[i], self._crcs[i], name, self._cache,
-            self._shard_bytes[shard],
+            self._filesystem, self._paths[shard], self._offsets[index], self._sizes[index], self._crcs[index], name,
+            self._cache, self._shard_bytes[shard],
         )  # fmt: skip
-        return found, self._labels[i]
+        return found, self._labels[index]
 
     def labels(self) -> np.ndarray:
         """The class of each image, [images] int64."""
@@ -168,6 +136,32 @@ class ShardedImages(Sequence[tuple[ShardedImage, int]]):
             f"the first batches need {len(away)} shards, which are fetched now: with --shuffle-block "
             f"{np.bincount(self._shards).max()} they need one or two, and images are shuffled among eight"
         )
+
+
+def check_shards(names: Sequence[str], sizes: Sequence[int]) -> None:
+    """ValueError where a name may lead elsewhere or is there twice, or a size cannot be a shard's."""
+    if len(set(names)) < len(names):
+        raise ValueError("a shard is there twice")
+    for name, size in zip(names, sizes, strict=True):
+        if not _SHARD.fullmatch(name) or not 0 < size <= MAX_SHARD_BYTES:
+            raise ValueError(f"{name[:80]!a} of {size:,} bytes is no shard")
+
+
+def check_images(parts: Sequence[ShardedImages], classes: int, names: Sequence[str], sizes: Sequence[int]) -> None:
+    """ValueError unless all images have a class, and lie apart and within the shards, of these names and sizes."""
+    columns = zip(*(part.columns for part in parts), strict=True)
+    shards, offsets, lengths, _, labels = (np.concatenate([np.asarray(own) for own in column]) for column in columns)
+    if (
+        shards.max() >= len(names) or labels.max() >= classes or offsets.min() < 0
+        or not 0 < lengths.min() <= lengths.max() <= MAX_BYTES
+    ):  # fmt: skip
+        raise ValueError("an image has no class, shard or place")
+    order = np.lexsort((offsets, shards))
+    shards, offsets = shards[order], offsets[order]
+    is_last = np.append(shards[1:] != shards[:-1], True)
+    ends = np.where(is_last, np.array(sizes)[shards], np.append(offsets[1:], 0))  # where the next one begins
+    if (wrong := offsets > ends - lengths[order]).any():
+        raise ValueError(f"{names[shards[wrong.argmax()]]} has images that overlap, or end outside of it")
 
 
 def parse_index(content: bytes) -> dict[str, Any]:

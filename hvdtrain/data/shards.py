@@ -12,6 +12,7 @@ import io
 import json
 import os
 import tarfile
+import tempfile
 import time
 import zlib
 from collections.abc import Callable, Iterator
@@ -25,13 +26,14 @@ from hvdtrain.data.identity import keep_content_hash, look
 from hvdtrain.data.sampling import packing_order
 from hvdtrain.data.selection import PARTS
 from hvdtrain.data.shard_cache import ShardCache, shards_in_use
-from hvdtrain.data.sharded import CACHED, ShardedImages, parse_index, rows
-from hvdtrain.data.storage import cache_root
+from hvdtrain.data.sharded import CACHED, ShardedImages, check_images, check_shards, parse_index, rows
+from hvdtrain.data.storage import cache_root, fetch_whole
 from hvdtrain.errors import Failure, UsageError
 
 INDEX = "index.json"
 MAKER = "hvdtrain data pack"
 FORMAT = 1
+MAX_INDEX_BYTES = 2**30  # of some ten million images
 
 Row = tuple[int, int, int, int, int, str]  # shard, offset, bytes, CRC-32, class, path in the folder
 
@@ -119,13 +121,11 @@ def read(url: str, shuffle_block: int = 0) -> ImageFolder:
         classes = tuple(map(str, index["classes"]))
         shards = [str(shard["name"]) for shard in index["shards"]]
         sizes = [int(shard["bytes"]) for shard in index["shards"]]
-        if any("/" in name or name.startswith(".") for name in shards):
-            raise ValueError("a shard is not beside the index")
-        train, validation, test = (
-            ShardedImages(rows(index["samples"][part]), len(classes), len(shards)) for part in PARTS
-        )
+        check_shards(shards, sizes)
+        train, validation, test = (ShardedImages(rows(index["samples"][part])) for part in PARTS)
         if len(classes) < 2 or not train or not validation:
             raise ValueError("it has fewer than two classes, or no images to train or to validate on")
+        check_images((train, validation, test), len(classes), shards, sizes)
         cache = None
         if url.startswith(CACHED):
             key = f"{filesystem.unstrip_protocol(root)} {index['content_hash']} {index['test_hash']}"
@@ -147,9 +147,10 @@ def read(url: str, shuffle_block: int = 0) -> ImageFolder:
 
 def _read_index(url: str) -> dict[str, Any]:
     filesystem, root = _open_filesystem(url)
-    with _errors_as_usage(url):
+    with _errors_as_usage(url), tempfile.TemporaryDirectory() as folder:
         try:
-            return parse_index(filesystem.cat_file(f"{root}/{INDEX}"))
+            fetch_whole(filesystem, f"{root}/{INDEX}", index := Path(folder, INDEX), MAX_INDEX_BYTES)
+            return parse_index(index.read_bytes())
         except FileNotFoundError:
             raise UsageError(
                 f"{url} holds no data set: there is no {INDEX}; make one with `hvdtrain data pack`"

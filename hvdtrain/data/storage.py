@@ -6,6 +6,7 @@ import shutil
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from typing import Any
 
 from hvdtrain.errors import UsageError
 from hvdtrain.world.locks import locked_by, open_locked
@@ -56,6 +57,19 @@ def atomic_folder(out: Path) -> Iterator[Path]:
     finally:
         for leftover in leftovers:
             shutil.rmtree(leftover, ignore_errors=True)
+
+
+def fetch_whole(filesystem: Any, there: str, here: Path, most: int) -> None:
+    """Copy a file of one of fsspec's file systems. ValueError as soon as more than `most` bytes come."""
+    from fsspec.callbacks import Callback
+
+    def check(_: int | None, come: int, **__: Any) -> None:
+        if come > most:
+            raise ValueError(f"more than {most:,} bytes come")
+
+    if getattr(filesystem, "local_file", False):  # which calls nothing back
+        check(None, os.path.getsize(there))
+    filesystem.get_file(there, str(here), callback=Callback(hooks={"most": check}))
 
 
 def _write_out(folder: Path) -> None:

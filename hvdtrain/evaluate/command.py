@@ -3,6 +3,7 @@
 import dataclasses
 import json
 import re
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -49,7 +50,8 @@ def evaluate(run: Path, dataset: str, split: str, out: Path | None, device: str,
     hvdtrain evaluate runs/single --split test
     hvdtrain evaluate runs/single --dataset FOLDER --out there
 
-    It is the final model, or of a run with --save best the best one. The true class of an image counts for top-5
+    It is the final model, or of a run with --save best the best one; of a run that has not finished, that of its last
+    snapshot. The true class of an image counts for top-5
     accuracy if it is among the five that the model finds likeliest. The folder then holds evaluation.png (a
     confusion matrix and the worst mistakes), confusion.csv (a row a true class, a column an answer), mistakes.csv
     (the most confident first) and evaluation.json (the figures; `same_data` says whether the data set is the one that
@@ -57,8 +59,6 @@ def evaluate(run: Path, dataset: str, split: str, out: Path | None, device: str,
     """
     config = config_of(run)
     check_url(dataset or config.dataset)
-    if config.save == "none":
-        raise UsageError(f"{run} was trained with --save none: there is no model to test; its summary.json has figures")
     if out is None:
         other = re.sub(r"[^\w.-]", "-", Path(dataset).name)
         out = run / (f"evaluation-{split}-of-{other}" if dataset else f"evaluation-{split}")
@@ -80,25 +80,41 @@ def evaluate(run: Path, dataset: str, split: str, out: Path | None, device: str,
     with importing():
         from hvdtrain.evaluate.predictions import predict  # imports torch
     from hvdtrain.progress_bars import count_bar
-    from hvdtrain.rank.results import WEIGHTS
-    from hvdtrain.runs.snapshot import BEST
 
     manifest = _manifest(run)
     if manifest.image_size:  # what it was trained on, whatever the data set says by now
         config = dataclasses.replace(config, image_size=manifest.image_size)
     same = identity(data) == manifest.dataset_hash if manifest.dataset_hash else None
-    weights = run / "snapshots" / BEST if config.save == "best" else run / WEIGHTS
+    weights = _weights(run, config.save)
+    images = f"{len(samples)} {split} images by {weights.relative_to(run)}"
     with count_bar("evaluating") as progress:
         predictions = predict(config, weights, trained_on, samples, progress)
     figures = files.figures(predictions, run=str(run), weights=str(weights), dataset=name, split=split,
                             same_data=same)  # fmt: skip
-    files.write(out, predictions, figures, f"{config.model}: {len(samples):,} {split} images of {name}")
+    files.write(out, predictions, figures, f"{config.model}: {images}, of {name}")
     if same is False:
         click.echo(f"note: the images of {name} are not those that {run} was trained and validated on", err=True)
     if as_json:
         click.echo(json.dumps(figures))
     else:
-        _print(predictions, f"{len(samples)} {split} images", out)
+        _print(predictions, images, out)
+
+
+def _weights(run: Path, save: str) -> Path:
+    """The weights to test: what was to be kept, or of a run that has not finished its last snapshot's."""
+    from hvdtrain.rank.results import WEIGHTS as FINAL
+    from hvdtrain.runs import snapshot
+
+    final, best = run / FINAL, run / "snapshots" / snapshot.BEST
+    kept = best if save == "best" else final
+    is_last = save == "best" or (run / "summary.json").is_file()  # or it is of an end from which the run went on
+    if not (is_last and kept.is_file()):
+        if last := snapshot.latest(run, partial(click.echo, err=True)):
+            return last.folder / snapshot.WEIGHTS
+        kept = final if final.is_file() else best
+    if not kept.is_file():
+        raise UsageError(f"{run} was trained with --save {save}: there is no model to test, nor a snapshot")
+    return kept
 
 
 def _manifest(run: Path) -> "Manifest":

@@ -127,7 +127,5 @@ def _load_model(config: RunConfig, weights: Path, classes: int, device: torch.de
         model.load_state_dict(load_file(weights, device=str(device)))
     except (OSError, SafetensorError, RuntimeError) as error:
         reason = " ".join(str(error).split())[:200]
-        if not weights.exists():
-            reason = "it is not there: a run that has not finished has none yet, and goes on with --resume"
         raise UsageError(f"{weights} cannot be read as the weights of {config.model}: {reason}") from None
     return model.eval()

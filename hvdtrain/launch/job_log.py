@@ -14,6 +14,7 @@ _FIRST_SIGNAL = re.compile(r"process rank (\d+) with PID \d+ on node \S+ exited 
 # peer, or instead of it: the peer's rank is unknown then.
 _PEER_LOST = re.compile(r"\[(\d+)\]<stderr>: +Peer host: +(\S+)")
 _SOCKET_CLOSED = re.compile(r"\[(\d+)\]<stderr>: .*An error occurred in Socket closed")
+_SAID = re.compile(r"^\[\d+\]<stderr>: ?(.*\w.*)", re.MULTILINE)
 _MESSAGE = re.compile(r"\s*hvdtrain: .*\w")
 # What ranks print of a loss that the job survives, and of what comes after it.
 _SURVIVED = re.compile(r"the others go on without it|rank \d+ has joined|was killed and is back")
@@ -45,11 +46,11 @@ def messages_of(log: Path, process: int) -> list[str]:
     return [text for printed_by, text in messages if printed_by == process and not _SURVIVED.search(text)]
 
 
-def failure_reason(log: Path, exit_code: int, rank_of: Callable[[int], int] | None = None) -> str:
+def failure_reason(log: Path, exit_code: int | None, rank_of: Callable[[int], int] | None = None) -> str:
     """Why a job failed, in one line, from what its ranks and their starter printed.
 
     Args:
-        exit_code: the starter's.
+        exit_code: the starter's; without it, the reason is empty where they have not said it.
         rank_of: the rank of a process that the starter numbers; without it, that number is named.
     """
     lines = [(process, line.strip()) for process, line in log_lines(log) if re.search(r"\w", line)]
@@ -65,8 +66,12 @@ def failure_reason(log: Path, exit_code: int, rank_of: Callable[[int], int] | No
             )
         if match := _SOCKET_CLOSED.search(text):
             return f"another rank is gone: {_process_name(int(match[1]), rank_of)} lost its connection (see {log})"
+        if exit_code is None:
+            return ""
         ended = f"exit code {exit_code}" if exit_code >= 0 else f"its starter {_describe_exit(128 - exit_code)}"
-        return f"{ended}: {lines[-1][1] if lines else 'no output'} (see {log})"
+        # Of a rank, or else of the starter, which goes on to say what it could not clean up.
+        said = _SAID.findall(text) or [line for _, line in lines] or ["no output"]
+        return f"{ended}: {said[-1]} (see {log})"
     failed, failed_code = first
     if own_messages := messages_of(log, failed):
         return own_messages[0]

@@ -44,7 +44,8 @@ def launched_job(command: LaunchCommand, log: Path) -> Iterator[subprocess.Popen
     Raises:
         Failure: the starter cannot be started.
     """
-    scratch = log.with_name(f"{log.name}.tmp")  # the job sees another folder there: see own_network
+    # The job sees another folder there: see own_network. mpirun, whose current folder is / at the end, removes files.
+    scratch = log.parent.resolve() / f"{log.name}.tmp"
     scheduler_has_it = False
     try:
         for path, text in command.files.items():

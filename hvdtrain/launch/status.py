@@ -11,15 +11,17 @@ import click
 
 from hvdtrain.errors import UsageError
 from hvdtrain.formatting import with_noun
+from hvdtrain.launch.job_log import failure_reason
 from hvdtrain.launch.records import is_running, read_record, whose
 from hvdtrain.launch.supervise import log_file
 from hvdtrain.ps.membership_log import who_is_lost
-from hvdtrain.runs.folder import CONFIG, is_claimed, name_one_of
+from hvdtrain.runs.folder import CONFIG, has_full_disk, is_claimed, last_saved_step, name_one_of
 from hvdtrain.runs.live import last_steps, metrics_file, samples_per_s
 from hvdtrain.runs.request import config_of
 from hvdtrain.runs.schema import Manifest, Summary, UnreadableFile, read, read_lives
 
 _T = TypeVar("_T", Manifest, Summary)
+STOPPED = "not running, and not finished"
 LINE_LENGTH = 160  # shown of the last line
 LOG_TAIL = 2**14  # bytes at the end of the log that are looked at
 
@@ -47,7 +49,8 @@ def status_lines(run: Path, shown: Path) -> Iterator[str]:
     summary = _read(run, Summary) or Summary()
     files = sorted(run.glob("metrics.rank*.jsonl"))
     workers = {file: steps for file in files if (steps := last_steps(file))}
-    yield f"{shown}: {_state(run, shown, summary, record)}{_how(manifest)}"
+    state = _state(run, shown, summary, record)
+    yield f"{shown}: {state}{_how(manifest)}"
     lives = read_lives(run) if manifest and manifest.servers else []  # else they are of a start with another mode
     came_to = {life.rank: own[-1]["step"] for life in lives if (own := workers.get(metrics_file(run, life.rank)))}
     if lost := who_is_lost(lives, came_to):
@@ -67,9 +70,12 @@ def status_lines(run: Path, shown: Path) -> Iterator[str]:
         yield f"step {row['step']}{f' of {total}' if total else ''}, epoch {row['epoch']}{speed}{loss}"
         newest = max(file.stat().st_mtime for file in workers)
         yield f"last step {_duration(time.time() - newest)} ago, after {_duration(row['time'])} of training"
-    if snapshots := sorted(path.name for path in (run / "snapshots").glob("step-*[0-9]")):
-        yield f"last snapshot after step {int(snapshots[-1][5:])}"
-    if last := _last_line(run):
+    if (saved := last_saved_step(run)) is not None:
+        yield f"last snapshot after step {saved}"
+    log = log_file(run)
+    if state.startswith(STOPPED) and log.is_file() and (reason := failure_reason(log, None)):
+        yield f"reason: {reason}"
+    elif last := _last_line(run):
         yield f"last line: {last}"
 
 
@@ -85,8 +91,10 @@ def _state(run: Path, shown: Path, summary: Summary, record: dict[str, Any]) -> 
         return f"{'training' if has_steps else 'starting'}{since}"
     if still:
         return f"launched on {record['host']}{since}: ask there whether it still runs"
-    again = f"; `hvdtrain launch --resume --out {shown}` goes on with it" if (run / CONFIG).is_file() else ""
-    return f"not running, and not finished{again}"
+    full = ", on a disk that is full (make room there)" if has_full_disk(log_file(run).parent.parent) else ""
+    if last_saved_step(run) is None:
+        return f"{STOPPED}{full}: no snapshot to go on from"
+    return f"{STOPPED}{full}; `hvdtrain launch --resume --out {shown}` goes on with it"
 
 
 def _how(manifest: Manifest | None) -> str:
@@ -125,7 +133,9 @@ def _total_steps(run: Path, manifest: Manifest | None) -> int | None:
 def _last_line(run: Path) -> str:
     """What the job has printed last, a scheduler's into a log of its own; nothing where that is elsewhere."""
     try:
-        logs = log_file(run).parent.glob("*log")
+        logs = [*log_file(run).parent.glob("*log")] or [
+            file for file in run.glob("logs/rank.*.err") if file.stat().st_size
+        ]
         with max(logs, key=lambda file: file.stat().st_mtime).open("rb") as log:
             log.seek(max(0, log.seek(0, 2) - LOG_TAIL))
             lines = log.read().decode(errors="replace").splitlines()

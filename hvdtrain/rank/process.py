@@ -25,6 +25,7 @@ from hvdtrain.runs.folder import (
     wait_for_claim,
 )
 from hvdtrain.runs.request import check, check_workers, with_absolute_paths
+from hvdtrain.world.appending import NO_ROOM
 from hvdtrain.world.cgroups import usable_cores
 from hvdtrain.world.locks import unlock_all
 from hvdtrain.world.memory import importing, keep_memory
@@ -139,6 +140,8 @@ def run_to_its_end(run: Callable[[Terminal], None], folder: Path, world: World) 
         if isinstance(error, KeyboardInterrupt):
             end_interrupted()
         said = error.strerror if isinstance(error, OSError) and not error.errno and error.strerror else str(error)
+        if isinstance(error, OSError) and error.errno in NO_ROOM:
+            said = f"{error.strerror}: make room on the disk of {error.filename or folder}"
         line = said.strip().split("\n")[0] or type(error).__name__
         message = f"rank {world.rank} failed: {line} (see {folder / 'logs' / f'rank.{world.rank}.err'})"
         if isinstance(error, SystemExit):  # rich's, when it cannot print

@@ -4,6 +4,7 @@ import contextlib
 import json
 import os
 import shlex
+import shutil
 import tempfile
 import time
 import tomllib
@@ -17,6 +18,7 @@ from hvdtrain.errors import Failure, UsageError
 from hvdtrain.world.locks import lock, unlock
 
 CONFIG = "config.toml"
+LEAST_DISK = 2**20  # bytes
 
 
 def check_free(folder: Path, others_log: bool = False) -> None:
@@ -82,6 +84,11 @@ def how_to_go_on(folder: Path, command: str) -> str:
         return f"{resume} goes on after step {step}"
     again = f"{resume} begins it again" if is_begun(folder) else "give the same command again"
     return f"nothing had been saved: {again}"
+
+
+def has_full_disk(folder: Path) -> bool:
+    """Whether a job that failed could probably not write there."""
+    return shutil.disk_usage(folder).free < LEAST_DISK
 
 
 def last_saved_step(folder: Path) -> int | None:

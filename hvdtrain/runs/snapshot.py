@@ -8,6 +8,7 @@ happens at a step depends on the seed, the step and the worker alone.
 import contextlib
 import json
 import os
+import re
 import shutil
 import struct
 import zlib
@@ -111,7 +112,8 @@ def write_tensors(path: Path, tensors: Tensors) -> None:
         save_file({name: tensor.detach().cpu().contiguous() for name, tensor in tensors.items()}, unfinished)
     except SafetensorError as error:  # which it raises for a full disk too
         unfinished.unlink(missing_ok=True)
-        raise OSError(None, str(error), str(path)) from None
+        number = int(found[1]) if (found := re.search(r"os error (\d+)", str(error))) else None
+        raise OSError(number, os.strerror(number) if number else str(error), str(path)) from None
     unfinished.chmod(path.parent.stat().st_mode & 0o666)  # safetensors lets nobody else read it
     unfinished.rename(path)
 

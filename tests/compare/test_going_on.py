@@ -218,7 +218,7 @@ def test_ranks_get_the_variables_that_are_named(tmp_path, monkeypatch):
 def test_a_full_disk_is_named_where_a_run_could_not_even_say_why_it_failed(tmp_path, monkeypatch, capsys):
     monkeypatch.setattr(running, "_run_one", lambda *_: "exit code 1: no output")
     for free, said in ((2**30, "exit code 1: no output\n"), (2**10, "exit code 1: no output; the disk is full\n")):
-        monkeypatch.setattr(running.shutil, "disk_usage", lambda _, free=free: SimpleNamespace(free=free))
+        monkeypatch.setattr("shutil.disk_usage", lambda _, free=free: SimpleNamespace(free=free))
         assert running.run_all(planned()[:1], {}, tmp_path, 100, None) == [planned()[0].name]
         assert capsys.readouterr().out.endswith(said)
 

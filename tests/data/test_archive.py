@@ -1,9 +1,12 @@
 """Hostile and broken archives and images: a line, and nothing anywhere else."""
 
+import bz2
 import gzip
 import io
+import lzma
 import os
 import stat
+import struct
 import tarfile
 import tracemalloc
 import zipfile
@@ -110,14 +113,56 @@ def test_what_else_a_header_can_ask_for(content, words, tmp_path):
 
 
 def test_folders_in_a_tar_are_not_kept(tmp_path):
-    folder = entry("cat/" + "x" * 80, tarfile.DIRTYPE).tobuf()
-    (tmp_path / "in.tgz").write_bytes(gzip.compress(folder * 20_000 + tar_with(entry("cat/7.png"))))
+    folders = b"".join(entry(f"cat/{i * 7919:x>80}", tarfile.DIRTYPE).tobuf() for i in range(8_000))
+    (tmp_path / "in.tgz").write_bytes(gzip.compress(folders + tar_with(entry("cat/7.png"))))
     tracemalloc.start()
     try:
         assert len(Tree(tmp_path / "in.tgz").members) == len(GOOD) + 1
         assert tracemalloc.get_traced_memory()[1] < 5_000_000
     finally:
         tracemalloc.stop()
+
+
+ZEROS = bytes(20_000_000)
+# What no list of members has, and is decompressed all the same.
+UNLISTED = {
+    "after the end": lambda: gzip.compress(tar_with(entry("cat/7.png")) + ZEROS),
+    "after the end, xz": lambda: lzma.compress(tar_with(entry("cat/7.png")) + ZEROS, preset=0),
+    "after the end, bz2": lambda: bz2.compress(tar_with(entry("cat/7.png")) + ZEROS),
+    "in a second stream": lambda: gzip.compress(tar_with(entry("cat/7.png"))) + gzip.compress(ZEROS),
+    "in a hidden file": lambda: archives.tarred({".x": ZEROS} | GOOD, "w:gz"),
+    "in the last hidden file": lambda: archives.tarred(GOOD | {".x": ZEROS}, "w:gz"),
+}
+
+
+@pytest.mark.parametrize("content", UNLISTED.values(), ids=UNLISTED.keys())
+def test_all_that_is_decompressed_counts_as_unpacked(content, tmp_path):
+    (tmp_path / "in").write_bytes(content())
+    assert (tmp_path / "in").stat().st_size < len(ZEROS) / archive.MAX_EXPANSION
+    with pytest.raises(Failure, match="in' holds more than 200 times its size, unpacked: not read"):
+        Tree(tmp_path / "in")
+
+
+def test_a_member_of_a_zip_is_no_larger_in_memory_than_it_says(tmp_path):
+    content = bytearray(zip_with("cat/bomb.png", ZEROS, compression=zipfile.ZIP_DEFLATED))
+    at = content.rindex(b"PK\x01\x02")  # its entry in the list, which has its size at 24
+    content[at + 24 : at + 28] = struct.pack("<I", 100)
+    (tmp_path / "in").write_bytes(content)
+    [bomb] = [member for member in Tree(tmp_path / "in").members if member.size == 100]
+    tracemalloc.start()
+    try:
+        with pytest.raises(Failure, match="damaged at cat/bomb.png"):
+            bomb.read()
+        assert tracemalloc.get_traced_memory()[1] < 1_000_000
+    finally:
+        tracemalloc.stop()
+
+
+@pytest.mark.parametrize("method", [zipfile.ZIP_BZIP2, zipfile.ZIP_LZMA])
+def test_a_zip_by_methods_that_unpack_without_limit_is_refused(method, tmp_path):
+    (tmp_path / "in").write_bytes(zip_with("cat/9.png", archives.picture(5), compression=method))
+    with pytest.raises(Failure, match=r"holds 'cat/0.png', not packed by deflate \(unpack it, and give the folder\)"):
+        Tree(tmp_path / "in")
 
 
 HOSTILE = {
@@ -230,11 +275,16 @@ def test_an_encrypted_zip_is_refused(tmp_path):
 
 def test_a_tar_of_tars_is_read_where_it_lies(tmp_path):
     inner = archives.tarred({"a.JPEG": b"first", "b.JPEG": b"second"})
-    (tmp_path / "out.tar").write_bytes(archives.tarred({"n1.tar": b"no tar", "n2.tar": inner}))
+    without_end = inner[:2048]
+    (tmp_path / "out.tar").write_bytes(
+        archives.tarred({"n1.tar": b"no tar", "n2.tar": inner, "n3.tar": without_end, "n4.tar": inner[:1536]})
+    )
     tree = Tree(tmp_path / "out.tar")
-    assert [member.read() for member in tree.members_of_tar(tree.members[1])] == [b"first", b"second"]
-    with pytest.raises(Failure, match="damaged at n1.tar"):
-        tree.members_of_tar(tree.members[0])
+    for whole in tree.members[1:3]:
+        assert [member.read() for member in tree.members_of_tar(whole)] == [b"first", b"second"]
+    for broken in (tree.members[0], tree.members[3]):
+        with pytest.raises(Failure, match=f"damaged at {broken.name}"):
+            tree.members_of_tar(broken)
 
 
 def test_what_is_no_archive_is_refused(tmp_path):

@@ -18,6 +18,8 @@ from click.testing import CliRunner
 from helpers import archives
 from helpers.jobs import SMALL, hvdtrain, make_images
 from helpers.servers import serving
+from hypothesis import example, given, settings
+from hypothesis import strategies as st
 from PIL import Image
 
 from hvdtrain.data import shard_cache, shards
@@ -162,6 +164,15 @@ def test_a_changed_shard_is_told_from_what_was_packed(packed, tmp_path):
         first.read_bytes()
 
 
+def with_image(index, row):
+    return index | {"samples": index["samples"] | {"train": [row]}}
+
+
+def with_shard(index, **changed):
+    """The index, with its first shard said to be another."""
+    return index | {"shards": [index["shards"][0] | changed, *index["shards"][1:]]}
+
+
 @pytest.mark.parametrize(
     ("change", "why"),
     [
@@ -169,11 +180,21 @@ def test_a_changed_shard_is_told_from_what_was_packed(packed, tmp_path):
         (lambda index: index | {"format": 2}, "format 2"),
         (lambda index: {}, "it has no 'made_by'"), (lambda index: [], "it holds no object"),
         (lambda index: index | {"shards": [{"name": "x", "bytes": float("inf")}]}, "cannot convert float infinity"),
-        (lambda index: index | {"samples": {"train": [[0, 0, 5, 5, 9, "x"]], "validation": [], "test": []}}, "'x' has"),
-        (lambda index: index | {"samples": {"train": [[0, -1, 5, 5, 0, "x"]], "validation": []}}, "'x' has no class"),
-        (lambda index: index | {"samples": {"train": [[0, 0, 10**12, 5, 0, "x"]], "validation": []}}, "'x' has no"),
+        (lambda index: with_image(index, [0, 0, 5, 5, 9, "x"]), "an image has no class, shard or place"),
+        (lambda index: with_image(index, [0, 0, 5, 5, -1, "x"]), "can't convert negative value"),
+        (lambda index: with_image(index, [99, 0, 5, 5, 0, "x"]), "an image has no class, shard or place"),
+        (lambda index: with_image(index, [0, -1, 5, 5, 0, "x"]), "an image has no class, shard or place"),
+        (lambda index: with_image(index, [0, 0, 2**28, 5, 0, "x"]), "an image has no class, shard or place"),
+        (lambda index: with_image(index, [0, 0, 10**12, 5, 0, "x"]), "unsigned int is greater than maximum"),
         (lambda index: index | {"shards": [{"name": "../../etc/passwd"}]}, "it has no 'bytes'"),
-        (lambda index: index | {"shards": [{"name": "../../etc/passwd", "bytes": 1}]}, "not beside the index"),
+        (lambda index: with_shard(index, name="../../etc/passwd.tar"), "'../../etc/passwd.tar' of "),
+        (lambda index: with_shard(index, name="..tar"), "'..tar' of "),
+        (lambda index: with_shard(index, name="a.tar?b"), "'a.tar?b' of "),
+        (lambda index: with_shard(index, name="x" * 252 + ".tar"), "bytes is no shard"),
+        (lambda index: with_shard(index, name=index["shards"][1]["name"]), "a shard is there twice"),
+        (lambda index: with_shard(index, bytes=-1), "of -1 bytes is no shard"),
+        (lambda index: with_shard(index, bytes=10**15), "of 1,000,000,000,000,000 bytes is no shard"),
+        (lambda index: with_shard(index, bytes=2000), "has images that overlap, or end outside of it"),
         (lambda index: index | {"samples": {"train": 7}}, "'int' object is not iterable"),
     ],
 )  # fmt: skip
@@ -182,6 +203,63 @@ def test_an_index_that_cannot_be_is_refused(change, why, packed, tmp_path):
     with pytest.raises(UsageError, match="index.json cannot be read as a data set's") as refused:
         find_dataset(f"file://{tmp_path}/packed")
     assert why in str(refused.value) and "\n" not in str(refused.value)
+
+
+NUMBERS = st.one_of(st.integers(-1, 40), st.sampled_from([2**31, 2**63 - 1, 2**64]))
+
+
+@settings(max_examples=200)
+@given(
+    sizes=st.lists(NUMBERS, min_size=1, max_size=3),
+    rows=st.lists(st.tuples(st.integers(-1, 3), NUMBERS, NUMBERS), min_size=2, max_size=6),
+)
+@example(sizes=[40], rows=[(0, 2**63 - 1, 20), (0, 0, 20)])
+@example(sizes=[40, 20], rows=[(0, 20, 20), (0, 0, 20), (1, 0, 20)])
+def test_whatever_numbers_an_index_has_images_lie_apart_within_their_shards_or_it_is_refused(
+    sizes, rows, tmp_path_factory
+):
+    place = tmp_path_factory.mktemp("index")
+    listed = [[shard, offset, size, 0, 0, "x"] for shard, offset, size in rows]
+    index = {
+        "made_by": "hvdtrain data pack", "format": 1, "content_hash": "a", "test_hash": "b", "classes": ["x", "y"],
+        "shards": [{"name": f"{k}.tar", "bytes": size} for k, size in enumerate(sizes)],
+        "samples": {"train": listed[1:], "validation": listed[:1], "test": []},
+    }  # fmt: skip
+    (place / "index.json").write_text(json.dumps(index))
+    used = [(shard, byte) for shard, first, size in rows for byte in range(first, first + min(size, 99))]
+    may_be = (
+        all(0 < size <= 2**34 for size in sizes) and len(set(used)) == len(used)
+        and all(0 <= k < len(sizes) and first >= 0 < size < 99 and first + size <= sizes[k] for k, first, size in rows)
+    )  # fmt: skip
+    if may_be:
+        assert len(shards.read(f"file://{place}").train) == len(rows) - 1
+    else:
+        with pytest.raises(UsageError, match="index.json cannot be read as a data set's") as refused:
+            shards.read(f"file://{place}")
+        assert "\n" not in str(refused.value)
+
+
+def test_no_more_of_an_index_is_read_than_may_be(url, packed, monkeypatch):
+    monkeypatch.setattr(shards, "MAX_INDEX_BYTES", len(packed["/index.json"]))
+    assert len(find_dataset(url).train) == 24
+    monkeypatch.setattr(shards, "MAX_INDEX_BYTES", len(packed["/index.json"]) - 1)
+    with pytest.raises(UsageError, match=r"index.json cannot be read as a data set's: more than [\d,]+ bytes come$"):
+        find_dataset(url)
+
+
+@pytest.mark.parametrize("scheme", ["file", "http"])
+def test_no_more_of_a_shard_is_kept_than_its_index_says(scheme, packed, tmp_path, monkeypatch):
+    monkeypatch.setenv("HVDTRAIN_CACHE", str(tmp_path / "cache"))
+    longer = packed | {name: content + bytes(50_000_000) for name, content in packed.items() if name.startswith("/tr")}
+    for name, content in longer.items():
+        (tmp_path / "packed" / name[1:]).write_bytes(content)
+    with serving(longer) as server:
+        there = server.url if scheme == "http" else f"file://{tmp_path}/packed"
+        image = find_dataset(f"simplecache::{there}").train[0][0]
+        with pytest.raises(Failure, match=r"cannot read .*\.png in .*\.tar: more than [\d,]+ bytes come$"):
+            image.read_bytes()
+        assert server.sent < 40_000_000
+    assert [path for path in (tmp_path / "cache").rglob("*") if path.is_file() and "lock" not in path.name] == []
 
 
 @pytest.mark.parametrize(
@@ -321,6 +399,16 @@ def test_shards_of_data_sets_that_were_used_least_recently_make_room(packed, tmp
     assert len(cached_shards(tmp_path)) == 3
 
 
+def test_no_shard_makes_room_for_one_that_has_none_even_then(packed, tmp_path, disk):
+    other = tmp_path / "cache" / "shards" / "other" / "0.tar"
+    other.parent.mkdir(parents=True)
+    other.write_bytes(bytes(disk))
+    own = other.parent.with_name("own")
+    own.mkdir()
+    assert ShardCache(own).read(None, "large.tar", 3 * disk, 0, 1) is None
+    assert other.exists()
+
+
 def test_shards_that_are_done_with_make_room_for_the_next_where_few_are_in_use(tmp_path, disk):
     """And not where the next image may be in any of them: each would come and go many times an epoch."""
     there = fsspec.filesystem("file")
@@ -371,7 +459,7 @@ def test_a_shard_that_another_job_has_just_removed_is_fetched_again(packed, tmp_
 def test_where_a_shard_has_no_room_after_all_its_images_are_read_by_range(reason, tmp_path):
     (tmp_path / "kept" / "own").mkdir(parents=True)
 
-    def get_file(*_):
+    def get_file(*_, **__):
         raise OSError(reason, os.strerror(reason))
 
     cache = ShardCache(tmp_path / "kept" / "own")
@@ -382,11 +470,11 @@ def test_an_index_takes_little_memory_and_is_read_in_parts(tmp_path):
     """Less than an object, a path and a tuple for each image would take; also where a path looks like rows."""
     names = [f"TrainData/cat/{i:06d}.png" for i in range(20_000)]
     names[5_000:15_000:1000] = ['"],["', "], [", "\\", "\udc80", 'x\\"],[', "é", "\n", "[", '"', "],["]
-    listed = [[i % 3, i, 5, 2**32 - 1, i % 2, name] for i, name in enumerate(names)]
+    listed = [[i % 3, 5 * i, 5, 2**32 - 1, i % 2, name] for i, name in enumerate(names)]
     index = {
         "made_by": "hvdtrain data pack", "format": 1, "content_hash": "a", "test_hash": "b", "classes": ["x", "y"],
         "shards": [{"name": f"{k}.tar", "bytes": 10**6} for k in range(3)],
-        "samples": {"train": listed, "validation": listed[:1], "test": []},
+        "samples": {"train": listed, "validation": [[0, 500_000, 5, 0, 0, "v.png"]], "test": []},
     }  # fmt: skip
     (tmp_path / "index.json").write_text(json.dumps(index))
     shards.read(f"file://{tmp_path}")

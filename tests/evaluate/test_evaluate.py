@@ -86,7 +86,8 @@ def test_it_agrees_with_the_evaluation_at_the_end_of_training(run):
     assert found["loss"] == pytest.approx(summary["val_loss"], rel=1e-6)
     assert 0.2 < found["top1"] < found["top5"] <= 1  # or this run shows nothing
     first, header, *rows = shown.splitlines()
-    assert first.startswith(f"{found['images']} validation images: loss {found['loss']:.4f}, top-1 accuracy ")
+    images = f"{found['images']} validation images by {WEIGHTS}"
+    assert first.startswith(f"{images}: loss {found['loss']:.4f}, top-1 accuracy ")
     assert header.split() == ["true", "\\", "answer", *"0123456789"]
     printed = [[int(cell) if cell != "·" else 0 for cell in row.split()] for row in rows[:10]]
     assert [row[1:] for row in printed] == found["confusion"]
@@ -229,8 +230,6 @@ def test_other_classes_and_other_weights_are_refused(run, small):
         else:
             (run / WEIGHTS).write_bytes(b"not weights")
         assert f"{WEIGHTS} cannot be read as the weights of resnet8: " in refused(run)
-    (run / WEIGHTS).unlink()
-    assert f"{WEIGHTS} cannot be read as the weights of resnet8: " in refused(run)
     assert not (run / "evaluation-validation").exists()
     assert "is not a run folder" in refused(run.parent)
 
@@ -271,11 +270,33 @@ def test_any_number_of_classes_and_mistakes_can_be_drawn(classes, wrong, small, 
         assert image.size == (1755, 972)
 
 
+def test_of_a_run_that_has_not_finished_the_last_snapshot_is_tested_and_named(run):
+    def tested():
+        assert evaluate(run).splitlines()[0].partition(": loss ")[0].endswith(f" by {json_weights()}")
+        return json_weights()
+
+    def json_weights():
+        return str(Path(json.loads(evaluate(run, "--json"))["weights"]).relative_to(run))
+
+    assert tested() == WEIGHTS
+    (run / "summary.json").unlink()  # the final weights are those of an earlier end then
+    snapshots = sorted((run / "snapshots").glob("step-*"))
+    assert tested() == f"snapshots/{snapshots[-1].name}/weights.safetensors"
+    for snapshot in snapshots:
+        shutil.rmtree(snapshot)
+    assert tested() == WEIGHTS
+    (run / WEIGHTS).unlink()
+    assert tested() == f"snapshots/{BEST}"
+    (run / "snapshots" / BEST).unlink()
+    assert "was trained with --save all: there is no model to test" in refused(run)
+
+
 def test_what_a_run_did_not_keep_is_said_and_its_best_model_stands_in(three):
     config = dataclasses.replace(config_of(three), save="best")
     (three / WEIGHTS).rename(three / "snapshots" / BEST)
     config.write(three / "config.toml")
     assert json.loads(evaluate(three, "--json"))["weights"].endswith(BEST)
+    (three / "snapshots" / BEST).unlink()
     dataclasses.replace(config, save="none").write(three / "config.toml")
     assert "was trained with --save none: there is no model to test" in refused(three)
     comparison = three.with_name("comparison")

@@ -152,6 +152,15 @@ def test_a_failing_rank_ends_the_job_with_its_exit_code_and_reason(tmp_path):
     assert failure_reason(log, 7) == "the disk is full"
 
 
+def test_a_log_that_is_named_from_the_current_folder_has_what_the_rank_said_last(tmp_path, monkeypatch):
+    (tmp_path / "here").mkdir()
+    monkeypatch.chdir(tmp_path / "here")
+    with local_job("local", 1, [sys.executable, "-c", "import sys; sys.exit('no disk')"], Path("../log")) as job:
+        assert job.wait(timeout=30) == 1
+    assert (tmp_path / "log").read_text() == "[0]<stderr>: no disk\n"
+    assert failure_reason(Path("../log"), 1) == "exit code 1: no disk (see ../log)"
+
+
 def test_a_launcher_that_cannot_be_started_is_a_failure(tmp_path, monkeypatch):
     monkeypatch.setattr(sys, "executable", str(tmp_path / "python"))  # its folder has no mpirun
     with pytest.raises(
@@ -397,6 +406,10 @@ def test_no_rank_outlives_its_parent(folder, signals):
         (b"noise\nhvdtrain: no such folder\nhvdtrain: also this\nmpirun noise\n", "no such folder"),
         (b"ImportError: no such thing\n\n  \n", "exit code 3: ImportError: no such thing (see {log})"),
         (b"", "exit code 3: no output (see {log})"),
+        (  # what a rank said of itself, whatever its starter says last
+            b"[0]<stderr>: ValueError: no\n[0]<stdout>: step 1\n-----\nWe attempted to remove a file:\n  Error: none\n",
+            "exit code 3: ValueError: no (see {log})",
+        ),
         (b"\xff\xfe broken \xff\n", "exit code 3: \ufffd\ufffd broken \ufffd (see {log})"),
         (b"[0]<stderr>:   Peer host:  n2\nabort\n", "a rank on n2 is gone: process 0 lost its connection (see {log})"),
         (

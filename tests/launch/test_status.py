@@ -4,6 +4,7 @@ import fcntl
 import json
 import os
 import re
+from types import SimpleNamespace
 
 import pytest
 from helpers import report_runs
@@ -11,6 +12,7 @@ from helpers import report_runs
 from hvdtrain.config.run_config import RunConfig
 from hvdtrain.errors import UsageError
 from hvdtrain.launch.status import status_lines
+from hvdtrain.launch.supervise import log_file
 from hvdtrain.runs.live import last_steps, samples_per_s
 
 
@@ -43,6 +45,25 @@ def test_a_run_that_stopped_says_how_it_goes_on(run):
     assert re.fullmatch(r"step 30 of 90, epoch 6, 100 samples/s lately, loss 0\.\d{4}", step)
     assert re.fullmatch(r"last step \d\.\d s ago, after 19 s of training", last)
     assert snapshot == "last snapshot after step 12"
+
+
+def test_a_run_that_failed_says_why_and_goes_on_only_from_a_snapshot(run, monkeypatch):
+    (run / "summary.json").unlink()
+    (run / "snapshots" / "step-00000012").rmdir()
+    log_file(run).parent.mkdir()
+    log_file(run).write_text(
+        "[1]<stderr>: hvdtrain: rank 1 failed: a peer is gone\n[0]<stderr>: hvdtrain: rank 0 failed: no room\n"
+        "   Process name: [prterun-a-1@1,0]\n   Exit code:    1\n"
+    )
+    state, *_, last = lines(run)
+    assert ": not running, and not finished: no snapshot to go on from (" in state
+    assert last == "reason: rank 0 failed: no room"
+    log_file(run).unlink()
+    (run / "logs").mkdir()
+    (run / "logs" / "rank.0.err").write_text("Traceback\nOSError: [Errno 28] No space left on device\n")
+    assert lines(run)[-1] == "last line: OSError: [Errno 28] No space left on device"
+    monkeypatch.setattr("shutil.disk_usage", lambda _: SimpleNamespace(free=2**10))
+    assert ", and not finished, on a disk that is full (make room there): no snapshot to go on from" in lines(run)[0]
 
 
 def test_a_run_whose_first_worker_holds_it_trains_and_a_schedulers_job_is_named(run):

@@ -6,7 +6,7 @@ import shutil
 
 import pytest
 import torch
-from helpers.jobs import SMALL, hvdtrain, run, steps
+from helpers.jobs import JOB, SMALL, hvdtrain, run, steps
 from safetensors.torch import load_file
 
 pytestmark = pytest.mark.timeout(180)
@@ -25,6 +25,19 @@ def test_a_loss_that_becomes_nan_ends_all_ranks_at_the_same_step_and_is_said(mod
     assert not math.isfinite(json.loads((out / "summary.json").read_text())["val_loss"])
     weights = load_file(out / "snapshots" / "final.safetensors").values()
     assert any(not torch.isfinite(tensor).all() for tensor in weights)
+
+
+def test_a_full_disk_is_named_with_what_to_do(tmp_path):
+    first = """
+from hvdtrain.runs import snapshot
+def save_file(*_):
+    raise snapshot.SafetensorError("Error while serializing: I/O error: No space left on device (os error 28)")
+snapshot.save_file = save_file
+"""
+    done = hvdtrain("train", *JOB, "--dataset", "synthetic", "--out", tmp_path / "run", first=first)
+    place = tmp_path / "run" / "snapshots" / "final.safetensors"
+    told = f"rank 0 failed: No space left on device: make room on the disk of {place} (see "
+    assert done.returncode == 1 and told in done.stdout, done.stdout
 
 
 def test_a_broken_image_ends_the_job_with_its_name(small, tmp_path):

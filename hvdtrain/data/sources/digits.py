@@ -27,20 +27,21 @@ class Digits:
     def __init__(self) -> None:
         from sklearn.datasets import load_digits
 
-        self.originals = load_digits()
+        found = load_digits()
+        self.pixels, self.digits = found.images, found.target
 
     def items(self, labels: Sequence[str]) -> list[Item]:
         return [
-            Item(str(label), f"{index:04d}.png", handle=index)
-            for index, label in enumerate(self.originals.target)
-            if str(label) in labels
+            Item(str(digit), f"{index:04d}.png", handle=index)
+            for index, digit in enumerate(self.digits)
+            if str(digit) in labels
         ]
 
     def contents(self, items: Sequence[Item]) -> Iterator[bytes]:
         import numpy as np
         from PIL import Image
 
-        pixels = np.rint(self.originals.images * (255 / 16)).astype(np.uint8)
+        pixels = np.rint(self.pixels * (255 / 16)).astype(np.uint8)
         for item in items:
             large = Image.fromarray(pixels[item.handle]).resize((SIDE, SIDE), Image.Resampling.BICUBIC)
             yield png(np.asarray(large))

