@@ -80,12 +80,13 @@ class ShardCache:
     def _of_others(self) -> Iterator[Path]:
         """Shards of other data sets, of those first that were used least recently."""
         others = [other for other in self.folder.parent.iterdir() if other.is_dir() and other != self.folder]
-        return (shard for other in sorted(others, key=_last_used) for shard in other.glob("*.tar"))
+        others.sort(key=lambda other: _stat(other).st_mtime)
+        return (shard for other in others for shard in other.glob("*.tar"))
 
     def _own(self) -> Iterator[Path]:
         """Shards of this data set that are not in use, the least recently used first."""
         if self.in_use:
-            yield from sorted(self.folder.glob("*.tar"), key=_last_used)[: -self.in_use]
+            yield from sorted(self.folder.glob("*.tar"), key=lambda own: _stat(own).st_mtime)[: -self.in_use]
 
 
 def shards_in_use(shuffle_block: int, images_per_shard: int, validation_shards: int) -> int:
@@ -96,10 +97,6 @@ def shards_in_use(shuffle_block: int, images_per_shard: int, validation_shards: 
         return 0
     # A block may begin within a shard.
     return (SPREAD + 1) * (-(-shuffle_block // images_per_shard) + 1) + validation_shards
-
-
-def _last_used(path: Path) -> float:
-    return _stat(path).st_mtime
 
 
 def _stat(path: Path) -> os.stat_result:

@@ -3,7 +3,6 @@
 import dataclasses
 import json
 import re
-from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -20,7 +19,6 @@ if TYPE_CHECKING:
     from rich.table import Table
 
     from hvdtrain.evaluate.predictions import Predictions
-    from hvdtrain.runs.schema import Manifest
 
 MAX_PRINTED_CLASSES = 20  # of a confusion matrix that is printed
 PRINTED_MISTAKES = 3
@@ -51,11 +49,10 @@ def evaluate(run: Path, dataset: str, split: str, out: Path | None, device: str,
     hvdtrain evaluate runs/single --dataset FOLDER --out there
 
     It is the final model, or of a run with --save best the best one; of a run that has not finished, that of its last
-    snapshot. The true class of an image counts for top-5
-    accuracy if it is among the five that the model finds likeliest. The folder then holds evaluation.png (a
-    confusion matrix and the worst mistakes), confusion.csv (a row a true class, a column an answer), mistakes.csv
-    (the most confident first) and evaluation.json (the figures; `same_data` says whether the data set is the one that
-    the model was trained on, by its dataset_hash).
+    snapshot. The true class of an image counts for top-5 accuracy if it is among the five that the model finds
+    likeliest. The folder then holds evaluation.png (a confusion matrix and the worst mistakes), confusion.csv (a row a
+    true class, a column an answer), mistakes.csv (the most confident first) and evaluation.json (the figures; `weights`
+    says which were tested, `same_data` whether the data set is that of training, by its dataset_hash).
     """
     config = config_of(run)
     check_url(dataset or config.dataset)
@@ -80,11 +77,12 @@ def evaluate(run: Path, dataset: str, split: str, out: Path | None, device: str,
     with importing():
         from hvdtrain.evaluate.predictions import predict  # imports torch
     from hvdtrain.progress_bars import count_bar
+    from hvdtrain.runs.schema import Manifest, find
 
-    manifest = _manifest(run)
-    if manifest.image_size:  # what it was trained on, whatever the data set says by now
+    manifest = find(run, Manifest)
+    if manifest and manifest.image_size:  # what it was trained on, whatever the data set says by now
         config = dataclasses.replace(config, image_size=manifest.image_size)
-    same = identity(data) == manifest.dataset_hash if manifest.dataset_hash else None
+    same = identity(data) == manifest.dataset_hash if manifest and manifest.dataset_hash else None
     weights = _weights(run, config.save)
     images = f"{len(samples)} {split} images by {weights.relative_to(run)}"
     with count_bar("evaluating") as progress:
@@ -109,22 +107,12 @@ def _weights(run: Path, save: str) -> Path:
     kept = best if save == "best" else final
     is_last = save == "best" or (run / "summary.json").is_file()  # or it is of an end from which the run went on
     if not (is_last and kept.is_file()):
-        if last := snapshot.latest(run, partial(click.echo, err=True)):
+        if last := snapshot.latest(run, lambda line: click.echo(line, err=True)):
             return last.folder / snapshot.WEIGHTS
         kept = final if final.is_file() else best
     if not kept.is_file():
         raise UsageError(f"{run} was trained with --save {save}: there is no model to test, nor a snapshot")
     return kept
-
-
-def _manifest(run: Path) -> "Manifest":
-    """The run's manifest; one that says nothing where there is none."""
-    from hvdtrain.runs.schema import Manifest, UnreadableFile, read
-
-    try:
-        return read(run, Manifest)
-    except UnreadableFile:
-        return Manifest(mode="single", workers=1, servers=0, repeat=0)
 
 
 def _print(predictions: "Predictions", images: str, out: Path) -> None:

@@ -5,7 +5,7 @@ import time
 from collections.abc import Iterator
 from operator import itemgetter
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any
 
 import click
 
@@ -18,9 +18,8 @@ from hvdtrain.ps.membership_log import who_is_lost
 from hvdtrain.runs.folder import CONFIG, has_full_disk, is_claimed, last_saved_step, name_one_of
 from hvdtrain.runs.live import last_steps, metrics_file, samples_per_s
 from hvdtrain.runs.request import config_of
-from hvdtrain.runs.schema import Manifest, Summary, UnreadableFile, read, read_lives
+from hvdtrain.runs.schema import Manifest, Summary, find, read_lives
 
-_T = TypeVar("_T", Manifest, Summary)
 STOPPED = "not running, and not finished"
 LINE_LENGTH = 160  # shown of the last line
 LOG_TAIL = 2**14  # bytes at the end of the log that are looked at
@@ -45,8 +44,8 @@ def status_lines(run: Path, shown: Path) -> Iterator[str]:
     """
     if not (run / CONFIG).is_file() and not log_file(run).parent.is_dir():
         raise UsageError(f"{shown}: no run was begun there{name_one_of(run)}")
-    manifest, record = _read(run, Manifest), read_record(run)
-    summary = _read(run, Summary) or Summary()
+    manifest, record = find(run, Manifest), read_record(run)
+    summary = find(run, Summary) or Summary()
     files = sorted(run.glob("metrics.rank*.jsonl"))
     workers = {file: steps for file in files if (steps := last_steps(file))}
     state = _state(run, shown, summary, record)
@@ -149,10 +148,3 @@ def _duration(seconds: float) -> str:
     if seconds < 100:
         return f"{seconds:.{1 if seconds < 10 else 0}f} s"
     return f"{seconds / 60:.1f} min" if seconds < 6000 else f"{seconds / 3600:.1f} h"
-
-
-def _read(run: Path, kind: type[_T]) -> _T | None:
-    try:
-        return read(run, kind)
-    except UnreadableFile:
-        return None

@@ -1,6 +1,5 @@
 """A worker that joins a job that runs: in place of one that was lost, or beside the others."""
 
-import contextlib
 import os
 import time
 from pathlib import Path
@@ -10,7 +9,7 @@ from hvdtrain.launch.own_network import enter_network_of
 from hvdtrain.ps.join_info import JoinInfo, read_join_info
 from hvdtrain.rank.process import run_to_its_end, set_threads
 from hvdtrain.runs.request import check_joinable, config_of
-from hvdtrain.runs.schema import Manifest, UnreadableFile, read
+from hvdtrain.runs.schema import Manifest, find
 from hvdtrain.world.host import boot_id
 from hvdtrain.world.memory import keep_memory
 from hvdtrain.world.network import WIRE_KEY, use_one_interface
@@ -86,7 +85,7 @@ def _manifest(folder: Path, seconds: float) -> Manifest:
     """The run's manifest, which its first worker writes when all have met."""
     deadline = time.monotonic() + seconds
     while time.monotonic() < deadline:
-        with contextlib.suppress(UnreadableFile):
-            return read(folder, Manifest)
+        if found := find(folder, Manifest):
+            return found
         time.sleep(0.1)
     raise Failure(f"{folder} had no manifest.json within {seconds:.0f} s")

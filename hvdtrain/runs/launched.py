@@ -65,11 +65,8 @@ def read_launched(env: Mapping[str, str] = os.environ) -> Launched | None:
 
 def remembered(run: Path) -> Launched | None:
     """How the job of a run folder was launched last, from its manifest; None where that does not say."""
-    try:
-        found = schema.read(run, schema.Manifest).launch
-    except schema.UnreadableFile:
-        return None
-    if not found or not found.launcher:
+    manifest = schema.find(run, schema.Manifest)
+    if not manifest or not (found := manifest.launch) or not found.launcher:
         return None
     return Launched(found.launcher, tuple(found.hosts), found.interface or "", found.folder or "")
 

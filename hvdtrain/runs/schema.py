@@ -383,6 +383,13 @@ def read(folder: Path, kind: type[_T]) -> _T:
         raise UnreadableFile(f"its {name} is not as a run writes it: {error}") from None
 
 
+def find(folder: Path, kind: type[_T]) -> _T | None:
+    """As `read`; None where it cannot be."""
+    with contextlib.suppress(UnreadableFile):
+        return read(folder, kind)
+    return None
+
+
 _decoder = fast_json.Decoder(Step)
 
 

@@ -1,11 +1,11 @@
 """Images whose file names contain their class, as COIL-100's `obj7__355.png`: the recipe's [files] has the pattern."""
 
 import re
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from hvdtrain.data.archive import Member, Tree, contents
+from hvdtrain.data.archive import Tree, contents
 from hvdtrain.data.download import fetch
 from hvdtrain.data.selection import Item
 from hvdtrain.errors import Failure, UsageError
@@ -43,8 +43,7 @@ class Files:
         wanted = set(labels)
         return [item for item in self.all_items if item.label in wanted]
 
-    def contents(self, items: Sequence[Item]) -> Iterator[bytes | Member]:
-        return contents(items)
+    contents = staticmethod(contents)
 
 
 def open_source(recipe: "Recipe", options: Mapping[str, Any], images_from: Path | None) -> Files:

@@ -6,7 +6,7 @@ Nobody may have looked at them before: every image is decoded before anything is
 import hashlib
 import os
 from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path, PurePosixPath
 from typing import TYPE_CHECKING, Any
@@ -96,8 +96,7 @@ class OwnImages:
             for number, ((one, _), name) in enumerate(zip(whole, flat_names([one for one, _ in whole]), strict=True))
         ]
 
-    def contents(self, items: Sequence[Item]) -> Iterator[bytes | Member]:
-        return contents(items)
+    contents = staticmethod(contents)
 
     def _tell_of_copies(self, whole: Sequence[tuple[Found, bytes]]) -> None:
         """Say which images have more than one class, or are in more than one of the user's own parts."""

@@ -13,7 +13,7 @@ What lies deeper than in a class's folder belongs to that class.
 import csv
 import io
 import re
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from functools import cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -79,8 +79,7 @@ class ClassFolders:
             for one in found
         ]
 
-    def contents(self, items: Sequence[Item]) -> Iterator[bytes | Member]:
-        return contents(items)
+    contents = staticmethod(contents)
 
 
 class ILSVRCTars:
@@ -120,8 +119,7 @@ class ILSVRCTars:
         ]
         return train + [item for item in self.validation if item.label in wanted]
 
-    def contents(self, items: Sequence[Item]) -> Iterator[bytes | Member]:
-        return contents(items)
+    contents = staticmethod(contents)
 
 
 def open_source(recipe: "Recipe", options: Mapping[str, Any], images_from: Path | None) -> ClassFolders | ILSVRCTars:
