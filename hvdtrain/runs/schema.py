@@ -96,13 +96,6 @@ class Slow(Struct, frozen=True, kw_only=True):
     achieved: dict[str, Figure] = {}
 
 
-class Allreduce(Struct, frozen=True, kw_only=True):
-    """By which algorithm gradients were averaged: see world.allreduce.Algorithm."""
-
-    name: str
-    evidence: str = ""
-
-
 class ClockOffset(Struct, frozen=True, kw_only=True):
     """How far a rank's clock was ahead of the first worker's, and how far that may be off, in a traced run."""
 
@@ -170,7 +163,6 @@ class Manifest(Struct, frozen=True, kw_only=True):
     device: str | None = None
     share_gpu: bool | None = None
     backend: str | None = None
-    allreduce: Allreduce | None = None
     interface: str | None = None
     starter: str | None = None
     command: list[str] = []

@@ -71,17 +71,6 @@ def test_runs_of_versions_that_recorded_no_variables_are_compared_as_before():
     fairness.check([run(change=old), run("allreduce", 2, change=old), run("allreduce", 4, change=old)])
 
 
-def test_an_all_reduces_algorithm_is_equal_in_runs_of_one_kind():
-    def by(name):
-        return {"allreduce": {"name": name, "evidence": "it was asked for"}}
-
-    first, again = run("allreduce", 2, change=by("ring")), ("allreduce", 2, 0, 2)
-    fairness.check([run(), first, run(*again, change=by("ring")), run("allreduce", 4, change=by("unknown"))])
-    fairness.check([first, run(*again)])  # of a version that did not record it
-    with pytest.raises(UsageError, match="allreduce.name differs among runs of the same mode, workers and servers"):
-        fairness.check([run(), first, run(*again, change=by("rabenseifner"))])
-
-
 def test_what_is_written_down_meanwhile_is_equal_in_all_runs_that_could():
     fairness.check([run(), run("ps-sync", 2, 1, change={"record": True})])  # single has no servers that could
     with pytest.raises(UsageError, match="record differs: 'yes' in ps-sync-w2-s1-r1; 'no' in ps-async-w2-s1-r1"):
