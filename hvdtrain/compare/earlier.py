@@ -14,7 +14,7 @@ from hvdtrain.compare.grid import Planned
 from hvdtrain.config.run_config import RunConfig, flag, in_words
 from hvdtrain.errors import UsageError
 from hvdtrain.report import check_out
-from hvdtrain.runs.folder import CONFIG, check_free, is_claimed, locked, unwritable
+from hvdtrain.runs.folder import CONFIG, check_free, in_use, is_claimed, locked, unwritable
 from hvdtrain.runs.read import Run, load_run
 from hvdtrain.runs.request import recorded_options, with_absolute_paths
 from hvdtrain.world.host import versions
@@ -214,8 +214,8 @@ def claimed(folder: Path) -> Iterator[None]:
             (folder / "runs").mkdir(parents=True, exist_ok=True)
             (folder / "logs").mkdir(exist_ok=True)
             stack.enter_context(locked(folder / "logs" / ".lock"))
-        except BlockingIOError:
-            raise UsageError(f"--out {folder} is in use: another comparison is at work there") from None
+        except BlockingIOError as error:
+            raise in_use(folder, "another comparison is at work there", error) from None
         except OSError as error:
             raise unwritable(folder, error) from None
         yield
