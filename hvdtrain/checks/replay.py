@@ -421,7 +421,7 @@ def _compute(config: RunConfig, worker: Replica, loader: "Loader", pieces: list[
     step, share = worker.shares.popleft()
     [(_, (images, labels))] = loader.batches([share])
     inputs = Normalise(config, torch.device("cpu"))(images)
-    backward(config, worker.model, share, inputs, labels, lambda loss: loss, lambda more: None)
+    backward(config, worker.model, share, inputs, labels, lambda more: None)
     flat = torch.cat([p.grad.flatten() for p in worker.model.parameters() if p.grad is not None])
     worker.model.zero_grad(set_to_none=True)
     worker.encoded = [

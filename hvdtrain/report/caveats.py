@@ -44,11 +44,6 @@ def _each(sentence: str, told: Callable[[Kind, list[Run]], str], between: str = 
     return caveat
 
 
-def _overflowed(kind: Kind, runs: list[Run]) -> str:
-    share = max(run.summary.left_out_share or 0 for run in runs)
-    return f"{kind.label} {share:.1%}" if share else ""
-
-
 def _restricted(kind: Kind, runs: list[Run]) -> str:
     cores, allowed = runs[0].manifest.hardware.cores, runs[0].manifest.cores_allowed
     is_fewer = cores and allowed and len(allowed) < cores
@@ -155,7 +150,6 @@ _CAVEATS: tuple[Caveat, ...] = (
         lambda run: bool(run.summary.returned_servers),
     ),
     _uneven_training,
-    _each("Steps that overflowed fp16 changed nothing, and count as steps and samples: {}.", _overflowed),
     _foreign_load,
     _each("Workers were made slow, and computed so many times as long, over the whole run: {}.", _slowed, "; "),
     _each("More busy threads than cores, which slows these runs: {}.", _oversubscribed, "; "),

@@ -256,7 +256,6 @@ class Summary(Struct, frozen=True, kw_only=True):
 
     status: str | None = None
     steps: Count | None = None
-    left_out_share: Share | None = None
     samples: Count | None = None
     wall_s: Figure | None = None
     samples_per_s: Figure | None = None
