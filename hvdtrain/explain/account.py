@@ -112,8 +112,7 @@ def _may_hide(run: Run, timeline: Timeline) -> float:
 
 def _slowed(run: Run) -> dict[int, float]:
     """By rank, how many times as long as it can a worker computed, of those that are known to have been made slow."""
-    slow = run.manifest.slow
-    return {run.kind.servers + int(worker): factor for worker, factor in slow.achieved.items()} if slow else {}
+    return {run.kind.servers + int(worker): factor for worker, factor in run.manifest.slow.achieved.items()}
 
 
 def _slept_s(steps: np.ndarray, factor: float) -> float:
@@ -207,7 +206,7 @@ def _may_be_slow(run: Run) -> set[int]:
     """The ranks that --slow asked to be slow now and then."""
     ranks = range(run.kind.servers, run.kind.servers + run.kind.workers)
     try:
-        rules = parse(run.manifest.slow.asked) if run.manifest.slow else []
+        rules = parse(run.manifest.slow.asked)
     except UsageError:  # a form that this version does not know
         return set(ranks)
     return {rank for rank in ranks if any(rule.worker in (None, rank - ranks.start) for rule in rules)}

@@ -119,7 +119,7 @@ def _show(
 
     console = Console(highlight=False, stderr=to_stderr)
     console.print(f"[bold]{run.name}[/bold]: {run.kind.label}, {run.summary.samples_per_s:,.0f} samples/s")
-    if run.manifest.slow and run.manifest.slow.asked not in ("", "none"):
+    if run.manifest.slow.asked not in ("", "none"):
         console.print(f"--slow {run.manifest.slow.asked} made workers slow: what they slept counts as computing.")
     if lost := run.summary.lost_workers:
         who = ", ".join(map(str, lost))

@@ -70,8 +70,8 @@ def _oversubscribed(kind: Kind, runs: list[Run]) -> str:
 def _slowed(kind: Kind, runs: list[Run]) -> str:
     achieved: dict[str, list[float]] = defaultdict(list)
     for run in runs:
-        if (slow := run.manifest.slow) and slow.asked != "none":
-            for worker, factor in slow.achieved.items():
+        if run.manifest.slow.asked != "none":
+            for worker, factor in run.manifest.slow.achieved.items():
                 achieved[worker].append(factor)
     each = ", ".join(f"worker {worker} {statistics.fmean(of):.2f}" for worker, of in achieved.items())
     return f"{kind.label}: {each}" if each else ""

@@ -84,7 +84,8 @@ EQUAL_IN_TRANSPORT = {
     "environment.messages": "what carries the messages reads them, and is faster or slower",
     "environment.servers_messages": "at the servers too",
 }
-# Fields that are compared among the runs that have them: not every run has servers, and not every version wrote them.
+# Fields that are compared among the runs that have them: not every run has servers, or says what its processes
+# could use.
 _WHERE_THERE = {
     "environment.servers_computing", "environment.servers_messages", "record", "hosts.cores_usable",
 }  # fmt: skip
