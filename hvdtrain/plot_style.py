@@ -53,7 +53,6 @@ STEP_PARTS = {
     "lease": ("waiting for a share", "#e6cc1f", "#101010"),
     "refresh": ("weights to evaluate", "#52d9aa", "#101010"),
     "metrics": ("metrics", "#565f66", "#fdfdfd"),
-    "not_recorded": ("not recorded", "#e3cfc6", "#101010"),  # of versions before, which did not have all of these
 }
 
 RC: Any = {

@@ -4,9 +4,7 @@ import contextlib
 import itertools
 import json
 import re
-import shutil
 import statistics
-import subprocess
 import sys
 import tempfile
 from collections.abc import Mapping, Sequence
@@ -25,7 +23,7 @@ from hvdtrain.errors import Failure, UsageError, unknown
 from hvdtrain.formatting import with_noun
 from hvdtrain.launch.allocation import hosts_or_here
 from hvdtrain.launch.hosts import Host, allocate, host_options, launcher_option, private_option
-from hvdtrain.launch.job_log import failure_reason, log_lines
+from hvdtrain.launch.job_log import failure_reason
 from hvdtrain.launch.memory import BASE_MB
 from hvdtrain.launch.preflight import Requirements
 from hvdtrain.launch.prepare import prepare_program
@@ -33,10 +31,7 @@ from hvdtrain.launch.processes import launched_job
 from hvdtrain.launch.recipe import JobSpec
 from hvdtrain.world.network import WIRE_KEY, new_wire_key
 
-BACKENDS = {
-    "allreduce": ["horovod", "gloo"], "pushpull": ["rpc", "zmq", "naive-rpc"], "push": ["rpc", "zmq"], "p2p": ["gloo"],
-}  # fmt: skip
-MXNET = ["mxnet-dist_async", "mxnet-dist_sync"]
+BACKENDS = {"allreduce": ["horovod", "gloo"], "pushpull": ["rpc", "zmq"], "push": ["rpc", "zmq"], "p2p": ["gloo"]}
 MODES = [name for name in modes.names() if modes.declared(name).has_servers]
 # How often a repeat does it, which is divided out: a push takes too little time alone, and a message goes out and back.
 TIMES = {"push": 200, "p2p": 2}
@@ -70,13 +65,9 @@ class Sizes(click.ParamType):
 @click.command(cls=GroupedCommand)
 @click.option("--op", "ops", type=Names(), default="allreduce,pushpull", show_default=True, help="What to time.")
 @click.option(
-    "--backend", "backends", type=Names(), default="horovod,gloo,rpc,zmq,naive-rpc", show_default=True,
-    help="What carries it: horovod or gloo an all-reduce; rpc or zmq (hvdtrain's servers, see `train --wire`) or "
-    "naive-rpc a push and pull.",
-)  # fmt: skip
-@click.option(
-    "--peer", type=click.Choice(["mxnet"]), multiple=True,
-    help="Time this too: MXNet 1.9.1's KVStore, in an environment of its own that uv makes.",
+    "--backend", "backends", type=Names(), default="horovod,gloo,rpc,zmq", show_default=True,
+    help="What carries it: horovod or gloo an all-reduce; rpc or zmq (hvdtrain's servers, see `train --wire`) a push "
+    "and pull.",
 )  # fmt: skip
 @click.option("--bytes", "sizes", type=Sizes(), default="1M,16M,128M", show_default=True, help="Sizes of the vector.")
 @click.option(*NUM_WORKERS, type=Numbers(), default="2", show_default=True, help="Workers: 1,2,4,8.")
@@ -102,15 +93,15 @@ class Sizes(click.ParamType):
 @click.option("--plot", type=FileToWrite(), help="Draw GB/s over size there, as SVG.")
 @click.pass_context
 def bench(
-    ctx: click.Context, ops: list[str], backends: list[str], peer: tuple[str, ...], sizes: list[int],
-    workers: list[int], servers: Any, mode: str, bucket_mb: float, hosts: str | None, hostfile: Path | None,
-    launcher: str, private: dict[str, str], repeats: int, file: Path | None, plot: Path | None,
+    ctx: click.Context, ops: list[str], backends: list[str], sizes: list[int], workers: list[int], servers: Any,
+    mode: str, bucket_mb: float, hosts: str | None, hostfile: Path | None, launcher: str, private: dict[str, str],
+    repeats: int, file: Path | None, plot: Path | None,
 ) -> None:  # fmt: skip
     """Time all-reduce, push and pull, side by side, on this machine or over hosts.
 
     \b
     hvdtrain bench --bytes 1M,16M
-    hvdtrain bench --op pushpull --bytes 528M -n 1 -s 1 --peer mxnet --json rows.json
+    hvdtrain bench --op pushpull --bytes 528M -n 1 -s 1 --json rows.json
     hvdtrain bench --op pushpull --backend rpc --mode ps-sync --bytes 16M -n 1,2,4,8,16 -s 2
     hvdtrain bench --op push --bytes 4K -n 1
     hvdtrain bench --op allreduce,pushpull,p2p --bytes 1M,64M -H node1:2,node2:2
@@ -119,10 +110,10 @@ def bench(
     servers, which update their weights with plain SGD and send those back; a push is the same, many times in a row,
     to see what a message costs; p2p is a plain message from the first worker to the last, half of the way there and
     back. In each repeat all backends take turns, another one first each time: once to warm up and once timed, while
-    the others' processes are stopped, and keep their memory. MXNet comes after them. Shown are the median, the range,
-    and GB/s: all workers' bytes over median seconds, where a push and pull counts once though it moves the vector
-    both ways. On one machine, the floor is the time that its memory needs for those bytes, as fast as it copies now.
-    Of servers: processor time for each push, and peak memory, of all together.
+    the others' processes are stopped, and keep their memory. Shown are the median, the range, and GB/s: all workers'
+    bytes over median seconds, where a push and pull counts once though it moves the vector both ways. On one machine,
+    the floor is the time that its memory needs for those bytes, as fast as it copies now. Of servers: processor time
+    for each push, and peak memory, of all together.
     """
     for op in ops:
         if op not in BACKENDS:
@@ -137,16 +128,12 @@ def bench(
             raise UsageError(f"{path} exists: name another file, or remove it yourself")
     if file and file == plot:
         raise UsageError(f"--json and --plot both name {file}: name two files")
-    if peer and not shutil.which("uv"):
-        raise UsageError("--peer mxnet needs uv, which makes MXNet's environment: pip install uv")
     listed = hosts_or_here(ctx)
-    if listed and peer:
-        raise UsageError("--peer mxnet is for one machine: drop it, or -H and --hostfile")
     if "p2p" in ops and min(workers) < 2:
         raise UsageError("--op p2p is from one worker to another: give -n 2")
     for number in workers if listed else ():
         allocate(listed, number)
-    if not (peer and "pushpull" in ops) and not any(set(BACKENDS[op]) & set(backends) for op in ops):
+    if not any(set(BACKENDS[op]) & set(backends) for op in ops):
         raise UsageError(f"none of {', '.join(backends)} carries {', '.join(ops)}")
     rows: list[Row] = []
     for op, number in itertools.product(ops, workers):
@@ -158,9 +145,6 @@ def bench(
         if own:
             click.echo(f"{op} over {', '.join(own)} with {with_noun(number, 'worker')} …", err=True)
             found = _measure(op, own, number, its, repeats, sizes, mode, bucket_mb, used, launcher, private)
-        for kind in MXNET if peer and op == "pushpull" else ():
-            click.echo(f"{op} over {kind} with {with_noun(number, 'worker')} …", err=True)
-            found[kind] = _measure_mxnet(kind, number, its, repeats, sizes)
         rows += [
             _row(op, backend, mode, bucket_mb, number, its, size, memory, measured, used)
             for backend, of_sizes in found.items()
@@ -198,14 +182,12 @@ def _measure(
         jobs = {}
         for backend in backends:
             words = [turns.addresses, backend, str(servers), mode, str(TIMES.get(op, 1)), op, str(bucket_mb)]
-            # The naive peer is without what a first attempt is without: huge pages.
-            tuned = {} if backend == "naive-rpc" else {"THP_MEM_ALLOC_ENABLE": "1"}
+            tuned = {"OMP_NUM_THREADS": "1", "THP_MEM_ALLOC_ENABLE": "1"}  # the latter: huge pages
             if backend == "zmq" and hosts:  # for vectors of ones, it may be seen on a command line
                 tuned[WIRE_KEY] = new_wire_key()
             spec = JobSpec(
                 workers + servers, [sys.executable, "-P", "-m", "hvdtrain.bench.turns", *words], servers, hosts,
-                Path(folder, backend), environment={"OMP_NUM_THREADS": "1"} | tuned,
-                private=private, needs_network=bool(hosts),
+                Path(folder, backend), environment=tuned, private=private, needs_network=bool(hosts),
             )  # fmt: skip
             log = Path(folder, f"{backend}.log")
             command = prepare_program(launcher if hosts else "local", spec, needs)
@@ -233,21 +215,6 @@ def _measure(
             backend = str(gone)
             raise refuse(backend, jobs[backend][0].wait()) from None
     return found
-
-
-def _measure_mxnet(kind: str, workers: int, servers: int, repeats: int, sizes: Sequence[int]) -> list[Measured]:
-    """Of each size what MXNet's workers found, in an environment of its own, and by itself."""
-    words = ["uv", "run", "--no-project", "--isolated", "--python", "3.11", "--with", "mxnet==1.9.1"]
-    words += ["--with", "numpy==1.23.5", "python", str(Path(__file__).with_name("mxnet_peer.py"))]
-    words += [kind.removeprefix("mxnet-"), str(workers), str(servers), str(repeats), ",".join(map(str, sizes))]
-    with tempfile.TemporaryDirectory(prefix="hvdtrain-bench-") as folder:
-        log = Path(folder, "log")
-        with log.open("wb") as output:
-            code = subprocess.call(words, cwd=folder, stdout=output, stderr=output)  # no uv.toml of a stranger
-        printed = [line for _, line in log_lines(log) if line.startswith("[[")]
-        if code or not printed:
-            raise Failure(f"{kind} with {with_noun(workers, 'worker')} did not run: {failure_reason(log, code)}")
-        return [[{"seconds": seconds} for seconds in of_size] for of_size in json.loads(printed[-1])]
 
 
 def _row(

@@ -1,7 +1,6 @@
 """What a rank of `hvdtrain bench` does in its turns: one operation, with a vector of the size that it is told."""
 
 import json
-import socket
 import sys
 import tempfile
 import time
@@ -14,7 +13,6 @@ from typing import NoReturn, TextIO
 
 import torch
 import torch.distributed as dist
-import torch.distributed.rpc as torch_rpc
 
 from hvdtrain import modes
 from hvdtrain.config.run_config import RunConfig
@@ -25,7 +23,7 @@ from hvdtrain.ps.shared import SharedMemory
 from hvdtrain.world import horovod
 from hvdtrain.world.job import Job
 from hvdtrain.world.memory import keep_memory
-from hvdtrain.world.network import own_address, use_one_interface
+from hvdtrain.world.network import use_one_interface
 from hvdtrain.world.place import World, read_world
 from hvdtrain.world.rendezvous import open_store
 
@@ -72,24 +70,20 @@ def take_part(backend: str, words: Sequence[str], turns: TextIO) -> None:
 
     if world.is_server:
         say("server")
-        if backend in wire.WIRES:
-            _serve(world, replace(update, wire=backend, timeout=TURNS_S))
+        _serve(world, replace(update, wire=backend, timeout=TURNS_S))
     if backend == "horovod" and world.starts_horovod:
         horovod.join(world)
     store = open_store(world, TIMEOUT_S)
     if backend == "horovod" and not world.starts_horovod:
         horovod.join(world, store)
     prepare = BACKENDS[backend](Rank(world, store, times, op, update.bucket_elements))
-    if world.is_server:
-        turns.read()
-        return
     dist.init_process_group(
         "gloo", store=dist.PrefixStore("workers", store), rank=world.worker, world_size=world.workers
     )
     dist.barrier()
     say("worker")
     measures = world.rank == world.size - 1
-    asked = range(servers if measures and backend in wire.WIRES else 0)
+    asked = range(servers if measures else 0)
     prepared = 0
     act: Act = dist.barrier
     for line in turns:
@@ -196,55 +190,6 @@ def pushpull(kind: str, rank: Rank) -> Prepare:
     return prepare
 
 
-def naive(rank: Rank) -> Prepare:
-    """What one writes first with torch.distributed.rpc: push the whole tensor, then pull the whole tensor."""
-    world = rank.world
-    torch_rpc.init_rpc(
-        f"rank{world.rank}", rank=world.rank, world_size=world.size,
-        rpc_backend_options=torch_rpc.TensorPipeRpcBackendOptions(
-            init_method=f"tcp://{_address(world, rank.store)}", rpc_timeout=TURNS_S
-        ),
-    )  # fmt: skip
-
-    def prepare(size: int) -> Act:
-        x = torch.ones(size // 4)
-        parts = [x[piece.start : piece.stop] for piece in cut([len(x)], world.servers, len(x))]
-
-        def act() -> None:
-            torch.futures.wait_all([torch_rpc.rpc_async(f"rank{s}", _update, args=(p,)) for s, p in enumerate(parts)])
-            pulled = [torch_rpc.rpc_async(f"rank{s}", _pull) for s in range(len(parts))]
-            for answer, part in zip(pulled, parts, strict=True):
-                part.copy_(answer.wait())
-
-        return act
-
-    return prepare
-
-
-_weights: torch.Tensor | None = None
-
-
-def _update(gradient: torch.Tensor) -> None:
-    global _weights
-    if _weights is None or _weights.shape != gradient.shape:
-        _weights = torch.zeros_like(gradient)
-    _weights.sub_(gradient, alpha=UPDATE.lr)
-
-
-def _pull() -> torch.Tensor:
-    assert _weights is not None
-    return _weights
-
-
-def _address(world: World, store: dist.Store) -> str:
-    if world.rank == 0:
-        address = own_address(world)
-        with socket.create_server((address, 0)) as free:
-            store.set("naive", f"{address}:{free.getsockname()[1]}")
-    return store.get("naive").decode()
-
-
 BACKENDS: dict[str, Callable[[Rank], Prepare]] = {
-    "horovod": horovod_allreduce, "gloo": gloo, "naive-rpc": naive,
-    **{kind: partial(pushpull, kind) for kind in wire.WIRES},
+    "horovod": horovod_allreduce, "gloo": gloo, **{kind: partial(pushpull, kind) for kind in wire.WIRES},
 }  # fmt: skip

@@ -72,11 +72,8 @@ def replay(run: Path) -> None:
 def _read(run: Path) -> tuple[RunConfig, int, int]:
     """What was run, its number of workers, and threads of each."""
     config = config_of(run)
-    recorded = read_config(run / CONFIG)
-    if "look_ahead" not in recorded:  # a version before sent the weights as they were
-        config = dataclasses.replace(config, look_ahead=0.0)
-    if "shares" not in recorded:  # and another leased none
-        config = dataclasses.replace(config, shares="static")
+    if absent := sorted({field.name for field in dataclasses.fields(config)} - read_config(run / CONFIG).keys()):
+        raise UsageError(f"{run} was recorded by another version: its {CONFIG} has no {absent[0]}")
     if not modes.declared(config.mode).has_servers or not config.record:
         raise UsageError(f"{run} is not a recorded run: train with a ps- mode and --record")
     try:
@@ -140,8 +137,6 @@ def _read_lives(run: Path, workers: int) -> int:
         if members and not 0 <= max(members) < MOST_LIVES:
             raise ValueError(f"a worker's number is {max(members)}")
         return max([workers, *(1 + member for member in members)])
-    except FileNotFoundError:  # of a version before
-        return workers
     except (OSError, ValueError, KeyError, TypeError, AttributeError, OverflowError) as error:
         raise UsageError(f"{path} cannot be read: {error}") from None
 
@@ -421,7 +416,7 @@ def _compute(config: RunConfig, worker: Replica, loader: "Loader", pieces: list[
     step, share = worker.shares.popleft()
     [(_, (images, labels))] = loader.batches([share])
     inputs = Normalise(config, torch.device("cpu"))(images)
-    backward(config, worker.model, share, inputs, labels, lambda loss: loss, lambda more: None)
+    backward(config, worker.model, share, inputs, labels, lambda more: None)
     flat = torch.cat([p.grad.flatten() for p in worker.model.parameters() if p.grad is not None])
     worker.model.zero_grad(set_to_none=True)
     worker.encoded = [

@@ -72,9 +72,8 @@ class RunConfig:
         1, "Passes in which a worker computes its part of a batch, one after the other: less memory.", click.IntRange(1)
     )
     precision: str = option(
-        "fp32", "`bf16` and `fp16` compute layers in 16 bits; weights, gradients and optimizer stay float32, and fp16 "
-        "scales the loss (slow on CPUs). `tf32`, on GPUs, rounds what is multiplied to 11 bits.",
-        click.Choice(["fp32", "tf32", "bf16", "fp16"]),
+        "fp32", "`bf16` computes layers in 16 bits; weights, gradients and optimizer stay float32. `tf32`, on GPUs, "
+        "rounds what is multiplied to 11 bits.", click.Choice(["fp32", "tf32", "bf16"]),
     )  # fmt: skip
     compile: bool = option(
         False, "Compile the model with torch.compile first: a minute or more, then faster steps. Servers then wait for "
@@ -207,8 +206,8 @@ class RunConfig:
             raise UsageError("--lr-scaling is for --per-worker: without it, workers share one batch")
         if self.record and self.snapshot_every not in ("epoch", "never"):
             raise UsageError("--record needs --snapshot-every epoch or never: a snapshot has all read new weights")
-        if self.record and (self.precision == "fp16" or self.compile or self.share_gpu):
-            raise UsageError("--record is not for --precision fp16, --compile or --share-gpu: replay has none of it")
+        if self.record and (self.compile or self.share_gpu):
+            raise UsageError("--record is not for --compile or --share-gpu: replay has none of it")
         if self.record and not self.saves("final"):
             raise UsageError(f"--record does not go with --save {self.save}: replay compares with the final weights")
         if self.share_gpu and self.device == "cpu":

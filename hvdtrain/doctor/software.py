@@ -25,8 +25,8 @@ REBUILD = "build it against this torch: `uv sync --reinstall-package horovod` (2
 
 @functools.cache
 def _requirements() -> dict[str, str]:
-    """hvdtrain's own requirements without extras: {library: version specifier}."""
-    required = [line for line in importlib.metadata.requires("hvdtrain") or [] if "extra ==" not in line]
+    """What hvdtrain requires: {library: version specifier}."""
+    required = importlib.metadata.requires("hvdtrain") or []
     found = (re.match(r"([\w.-]+)(?:\[.*?\])?\s*([^;]*)", line) for line in required)
     return {match[1]: match[2].strip() for match in found if match}
 

@@ -118,8 +118,7 @@ def rates(timeline: Timeline) -> np.ndarray:
 
 def made_slow(run: Run) -> dict[int, float]:
     """By rank, how many times as long as it can a worker computed, of those that are known to have been made slow."""
-    slow = run.manifest.slow
-    return {run.kind.servers + int(worker): factor for worker, factor in slow.achieved.items()} if slow else {}
+    return {run.kind.servers + int(worker): factor for worker, factor in run.manifest.slow.achieved.items()}
 
 
 def _slept_s(steps: np.ndarray, factor: float) -> float:

@@ -122,7 +122,7 @@ def _show(
 
     console = Console(stderr=to_stderr)
     console.print(f"{run.name}: {run.kind.label}, {run.summary.samples_per_s:,.0f} samples/s", style="bold")
-    if run.manifest.slow and run.manifest.slow.asked not in ("", "none"):
+    if run.manifest.slow.asked not in ("", "none"):
         console.print(f"--slow {run.manifest.slow.asked} made workers slow: what they slept counts as computing.")
         for rank, times in made_slow(run).items():
             if times > 1:

@@ -39,7 +39,7 @@ StepNumbers = dict[str, list[tuple[float, int]]]  # by process, when it began wh
 
 
 def read_slices(run: Path) -> tuple[list[Slice], StepNumbers]:
-    """All slices of a traced run, and when steps began; versions before did not write the latter down.
+    """All slices of a traced run, and when steps began.
 
     Raises:
         UsageError: it has no trace, or one that cannot be read.
@@ -174,9 +174,8 @@ def _middle_step(slices: list[Slice], numbers: StepNumbers, run: Path) -> tuple[
     worker = min((s.process for s in slices if s.name == "forward"), key=_natural, default="")
     begins = sorted(s.began for s in slices if s.process == worker and s.name == "forward")
     counted = numbers.get(worker, [])
-    if counted:  # of a step with several forward passes, the first
-        firsts = {bisect_right(counted, (began, math.inf)): began for began in reversed(begins)}
-        begins = sorted(firsts.values())
+    firsts = {bisect_right(counted, (began, math.inf)): began for began in reversed(begins)}
+    begins = sorted(firsts.values())  # of a step with several forward passes, the first
     if len(begins) < 2:
         raise UsageError(f"{run / TRACE} holds no whole step: trace two or more")
     middle = (len(begins) - 1) // 2

@@ -25,7 +25,7 @@ _NEW_MOUNT_NAMESPACE, _NEW_USER_NAMESPACE, _NEW_NETWORK_NAMESPACE = 0x00020000, 
 _NO_SUID, _NO_DEVICES, _RECURSIVELY, _TAKE_OTHERS_MOUNTS = 0x2, 0x4, 0x4000, 0x80000
 _SET_INTERFACE_FLAGS, _UP_AND_RUNNING = 0x8914, 0x41
 # Sources of images that never need the network; see data/sources/.
-_WITHOUT_DOWNLOAD = {"digits", "mnist5k", "turntable"}
+_WITHOUT_DOWNLOAD = {"digits", "turntable"}
 
 
 def needs_network(config: RunConfig) -> bool:

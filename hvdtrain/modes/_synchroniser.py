@@ -8,7 +8,6 @@ from torch import nn
 
 from hvdtrain.numerics.flat import trained
 from hvdtrain.numerics.optimizers import make_optimizer, restore_state, set_lr, state_of
-from hvdtrain.numerics.precision import LossScale
 from hvdtrain.ps.messages import PushStatus
 from hvdtrain.world.group import Group
 from hvdtrain.world.job import Job
@@ -59,8 +58,8 @@ class Synchroniser(Protocol):
     def wait(self) -> None:
         """After backward: return when this worker may go on. Exposed communication, as forward's waiting is."""
 
-    def update(self, loss_scale: LossScale) -> None:
-        """Apply the optimizer, where it runs on the worker, unless a gradient overflowed."""
+    def update(self) -> None:
+        """Apply the optimizer, where it runs on the worker."""
 
     def refresh(self) -> None:
         """Take the newest weights, before an evaluation or a snapshot. All workers call it together."""
@@ -121,8 +120,8 @@ class LocalUpdate:
     def wait(self) -> None:
         pass
 
-    def update(self, loss_scale: LossScale) -> None:
-        loss_scale.step(self.optimizer.step)
+    def update(self) -> None:
+        self.optimizer.step()
 
     def refresh(self) -> None:
         pass

@@ -16,7 +16,6 @@ from torch import nn
 from hvdtrain.errors import Failure
 from hvdtrain.modes._synchroniser import LocalUpdate
 from hvdtrain.numerics.flat import payload_bytes, trained, views
-from hvdtrain.numerics.precision import LossScale
 from hvdtrain.ps.partition import Completion, cut
 from hvdtrain.ps.staging import Staging
 from hvdtrain.world import trace
@@ -153,9 +152,9 @@ class AllReduce(LocalUpdate):
             wait_asleep(handle for handle, _ in self.optimizer._handles.values())
             self.optimizer.synchronize()
 
-    def update(self, loss_scale: LossScale) -> None:
+    def update(self) -> None:
         with contextlib.nullcontext() if self.staged or self.world.size == 1 else self.optimizer.skip_synchronize():
-            loss_scale.step(self.optimizer.step)
+            self.optimizer.step()
 
 
 class _Traced:

@@ -109,7 +109,8 @@ class StaleSynchronous:
     def _step(self, bucket: Bucket) -> None:
         """Take a step with what is summed: as long as its share of a whole step, where workers came to an end first."""
         gradient, summed, self.sum, self.summed = self.sum, self.summed, None, []
-        if gradient is not None and len(summed) > 1:
+        assert gradient is not None
+        if len(summed) > 1:
             gradient.div_(len(summed))
         lr = self.lr * (len(summed) / self.pushes_per_step)
         bucket.apply(gradient, lr, *summed, look_ahead=self.look_ahead)

@@ -35,7 +35,7 @@ class Synchronous:
     def __init__(self, workers: int, config: RunConfig) -> None:
         self.needed, self.in_order = workers - config.backup, not config.backup
         self.step = 0  # the last that is over
-        self.sum: torch.Tensor | None = None  # None too where one of those added overflowed
+        self.sum: torch.Tensor | None = None
         self.added: list[Push] = []  # without their gradients
         self.early: dict[int, Push] = {}  # worker -> its push, which waits for its predecessors'
 
@@ -55,20 +55,16 @@ class Synchronous:
         return self._update(bucket) if len(self.added) == self.needed else []
 
     def _add(self, push: Push) -> None:
-        if not self.added:
-            self.sum = push.gradient
-        elif self.sum is None or push.gradient is None:
-            self.sum = None
-        else:
-            self.sum.add_(push.gradient)
+        self.sum = push.gradient if self.sum is None else self.sum.add_(push.gradient)
         self.added.append(push.with_gradient(None))
 
     def _update(self, bucket: Bucket) -> list[Reply]:
-        pushes, total = self.added, self.sum
+        assert self.sum is not None
+        pushes, mean = self.added, self.sum.div_(self.needed)
         self.added, self.sum = [], None
         self.step = pushes[0].step
         staleness = [bucket.version - push.version_read for push in pushes]
-        bucket.apply(None if total is None else total.div_(self.needed), pushes[0].lr, *pushes)
+        bucket.apply(mean, pushes[0].lr, *pushes)
         return [bucket.reply(own, stale) for own, stale in zip(pushes, staleness, strict=True)]
 
     def flush(self, bucket: Bucket) -> None:

@@ -112,8 +112,6 @@ def _measure(sync: Any, block: int) -> dict[str, list[float]]:
     import torch
     from torch import nn
 
-    from hvdtrain.numerics.precision import LossScale
-
     class Block(nn.Module):
         def __init__(self) -> None:
             super().__init__()
@@ -124,7 +122,6 @@ def _measure(sync: Any, block: int) -> dict[str, list[float]]:
 
     model = nn.Sequential(*(Block() for _ in range(BLOCKS)))
     module = sync.prepare(model) if sync else model
-    scale = LossScale("fp32", list(model.parameters()), torch.device("cpu"))
     each = 1 if block >= LARGE else 8
     rows: dict[str, list[float]] = {"wall_s": [], "cpu_s": [], "server_cpu_s": []}
     step = 0
@@ -139,7 +136,7 @@ def _measure(sync: Any, block: int) -> dict[str, list[float]]:
             module(torch.zeros(1)).sum().backward()
             if sync:
                 sync.wait()
-                sync.update(scale)
+                sync.update()
             model.zero_grad(set_to_none=True)
         with torch.no_grad():
             module(torch.zeros(1))  # waits for the last answers

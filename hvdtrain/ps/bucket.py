@@ -293,14 +293,12 @@ class Bucket:
 
     # For policies, while the bucket is locked.
 
-    def apply(self, gradient: torch.Tensor | None, lr: float, *made_of: Push, look_ahead: float = 0.0) -> None:
-        """One optimizer step with a gradient that was made of these pushes; none where one of them overflowed.
+    def apply(self, gradient: torch.Tensor, lr: float, *made_of: Push, look_ahead: float = 0.0) -> None:
+        """One optimizer step with a gradient that was made of these pushes.
 
         Args:
             look_ahead: workers are sent the weights as they would be after so many more steps like this one.
         """
-        if gradient is None:
-            return
         before = self.weights.clone() if look_ahead else None
         if self._reading:  # leave them the memory that they are reading
             self._move(self.weights.clone())

@@ -82,7 +82,7 @@ class Exchange:
         self._changed = threading.Condition()  # guards all below, which the wire's threads change too
         self._fresh = [True] * len(pieces)
         self._dropped = [0] * len(pieces)  # of this step's answers: see Answer.dropped
-        self._queue: dict[int, tuple[torch.Tensor | None, Announced]] = {}  # buckets that wait, as they became ready
+        self._queue: dict[int, tuple[torch.Tensor, Announced]] = {}  # buckets that wait, as they became ready
         self._under_way = dict.fromkeys(servers, 0)  # bytes
         self._extra: dict[int, int] = {}  # server -> its bucket that is under way though there was no room
         self._error: BaseException | None = None
@@ -111,11 +111,6 @@ class Exchange:
             if is_complete:
                 # By way of numpy it has a storage of its own: of a larger one, rpc would copy the part before sending.
                 self._push(number, self._announce(number), torch.from_numpy(own.numpy()))
-
-    def skip(self) -> None:
-        """Take the step without a gradient, where none of its gradients has been put."""
-        for number in range(len(self.pieces)):
-            self._push(number, self._announce(number), None)
 
     @property
     def waited_s(self) -> float:
@@ -191,7 +186,7 @@ class Exchange:
             self._fresh[number] = False
         return self.step, self.lr, self.share, self.push_status
 
-    def _push(self, number: int, announced: Announced, gradient: torch.Tensor | None) -> None:
+    def _push(self, number: int, announced: Announced, gradient: torch.Tensor) -> None:
         with self._changed:
             self._queue[number] = gradient, announced
         self._send()
@@ -203,17 +198,15 @@ class Exchange:
                 if (number := self._next()) is None:
                     return
                 gradient, (step, lr, share, status) = self._queue.pop(number)
-                size = _bytes(gradient)
+                size = gradient.nbytes
                 self._under_way[self.pieces[number].server] += size
                 piece, version = self.pieces[number], self.versions[number]
                 status.sent(version)
             began = time.perf_counter()
-            encoded = None if gradient is None else self.compressors[number].encode(gradient)
+            encoded = self.compressors[number].encode(gradient)
             with self._changed:
-                self.bytes_sent += sum(tensor.nbytes for tensor in encoded or ())
-            sent = None if encoded is None else [
-                self.shared.put(tensor, piece.server, held=self.pushes_again) for tensor in encoded
-            ]  # fmt: skip
+                self.bytes_sent += sum(tensor.nbytes for tensor in encoded)
+            sent = [self.shared.put(tensor, piece.server, held=self.pushes_again) for tensor in encoded]
             push = Push(self.worker, step, version, lr, sent, share)
             answer = wire.call(piece.server, "push", piece.number, push)
             traced = trace.is_on and trace.records(push.step_of_job(self.workers))
@@ -223,9 +216,7 @@ class Exchange:
                     trace.PUSH, f"push bucket {piece.number} to server {piece.server}", began, time.perf_counter(), flow
                 )
                 trace.count("bytes under way", sum(self._under_way.values()))
-            answer.add_done_callback(
-                partial(self._answered, number, size, status, step if traced else 0, began, sent or [])
-            )
+            answer.add_done_callback(partial(self._answered, number, size, status, step if traced else 0, began, sent))
 
     def _next(self) -> int | None:
         """The bucket to push now, if any: of those that are next for their servers, what forward needs first."""
@@ -236,7 +227,7 @@ class Exchange:
         if free := [
             first
             for server, first in ((server, min(own)) for server, own in waiting.items())
-            if not under_way[server] or under_way[server] + _bytes(self._queue[first][0]) <= self.room
+            if not under_way[server] or under_way[server] + self._queue[first][0].nbytes <= self.room
         ]:
             return min(free)
         for server, own in waiting.items():
@@ -298,7 +289,3 @@ class Exchange:
             act(*args)
         except BaseException as error:
             self.fail(error)
-
-
-def _bytes(gradient: torch.Tensor | None) -> int:
-    return 0 if gradient is None else gradient.nbytes

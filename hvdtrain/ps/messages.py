@@ -19,7 +19,8 @@ class Push(NamedTuple):
         version_read: the version of the weights it was computed from.
         lr: the learning rate of the step.
         gradient: on the wire, the tensors that the codec made of it, or where they lie (see shared.Parcel); on the
-            server [bucket] float32, its own to overwrite until the push is answered. None where it overflowed (fp16).
+            server [bucket] float32, its own to overwrite until the push is answered. None where another's of the same
+            share was here before.
         share: the number of the leased share that it is the gradient of, or NO_SHARE.
     """
 

@@ -97,7 +97,7 @@ class Server:
         if self.returned:
             self._count_lost(bucket, push)
         # A push that comes again is not read: its shared memory may have been used for another one since.
-        sent = None if push.gradient is None or own.has(push) else list(map(self.shared.get, push.gradient))
+        sent = None if own.has(push) else list(map(self.shared.get, push.gradient))
         answer: Future[Answer] = Future()
         self.open[bucket, worker] = answer
         began = time.perf_counter() if trace.is_on else 0.0

@@ -13,7 +13,6 @@ from torch import nn
 from hvdtrain.errors import Failure
 from hvdtrain.numerics.flat import flatten_weights, trained
 from hvdtrain.numerics.optimizers import COUNT
-from hvdtrain.numerics.precision import LossScale
 from hvdtrain.ps import wire
 from hvdtrain.ps.exchange import Exchange
 from hvdtrain.ps.group import ServerGroup
@@ -52,7 +51,7 @@ class PushPull:
         self._requested = False  # in this step
 
     def prepare(self, model: nn.Module) -> nn.Module:
-        self.parameters = parameters = trained(model)
+        parameters = trained(model)
         sizes = [p.numel() for p in parameters]
         pieces = cut(sizes, self.world.servers, self.config.bucket_elements)
         weights = flatten_weights(model)
@@ -93,7 +92,7 @@ class PushPull:
     def _push(self, index: int, parameter: nn.Parameter) -> None:
         """This pass has a gradient, complete if no other follows, and needs the weights it belongs to no more."""
         self._request_share()
-        if self.accumulating or self.config.precision == "fp16":  # which may have overflowed: known after backward
+        if self.accumulating:
             return
         assert parameter.grad is not None
         self.exchange.put(index, parameter.grad)
@@ -191,17 +190,8 @@ class PushPull:
             step = self.exchange.step + 1
             self._requests.put(wire.call(0, "lease", self.world.member, step, *self._lease_range))
 
-    def update(self, loss_scale: LossScale) -> None:
-        """Nothing, since the optimizer runs on the servers. With fp16: push all gradients, unless one overflowed."""
-        if loss_scale.enabled:
-            loss_scale.step(self._push_all)
-            if not loss_scale.acted:
-                self.exchange.skip()
-
-    def _push_all(self) -> None:
-        for index, parameter in enumerate(self.parameters):
-            assert parameter.grad is not None
-            self.exchange.put(index, parameter.grad)
+    def update(self) -> None:
+        """Nothing: the optimizer runs on the servers."""
 
     def refresh(self) -> None:
         self.idle()

@@ -70,8 +70,6 @@ def _write_results(
         if not job.config.saves("best"):
             (job.folder / "snapshots" / BEST).unlink(missing_ok=True)
         write_json(job.folder / "summary.json", summary)
-        if share := summary["left_out_share"]:
-            progress.print(f"{share:.1%} of the steps overflowed fp16, and were left out")
         if not math.isfinite(summary["val_loss"]):
             progress.print(f"training diverged: the validation loss is {summary['val_loss']}; try a lower --lr")
 

@@ -51,7 +51,6 @@ def summarise(
     return {
         "status": "done",
         "steps": history.step,
-        "left_out_share": tally.left_out / tally.steps if tally.steps else None,  # of all workers' steps
         "samples": history.samples,
         "wall_s": wall,
         "samples_per_s": history.samples / wall,

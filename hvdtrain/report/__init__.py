@@ -132,7 +132,7 @@ def _remove_stale(out: Path, files: Files) -> None:
     """Remove the files that an earlier report had and this one has not, and nothing else."""
     from hvdtrain.report import plots
 
-    names = (*plots.NAMES, *plots.MORE_NAMES, *plots.GRID_NAMES, *plots.FORMER_NAMES)
+    names = (*plots.NAMES, *plots.MORE_NAMES, *plots.GRID_NAMES)
     plot_files = [f"plots/{name}.{kind}" for name in names for kind in ("svg", "png")]
     group_files = ("results.csv", "verdict.json", "report.md", "report.html", *plot_files)
     former = [out / name for name in ("reference.csv", "reference.tex", *plot_files)]

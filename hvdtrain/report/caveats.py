@@ -44,11 +44,6 @@ def _each(sentence: str, told: Callable[[Kind, list[Run]], str], between: str = 
     return caveat
 
 
-def _overflowed(kind: Kind, runs: list[Run]) -> str:
-    share = max(run.summary.left_out_share or 0 for run in runs)
-    return f"{kind.label} {share:.1%}" if share else ""
-
-
 def _restricted(kind: Kind, runs: list[Run]) -> str:
     cores, allowed = runs[0].manifest.hardware.cores, runs[0].manifest.cores_allowed
     is_fewer = cores and allowed and len(allowed) < cores
@@ -75,8 +70,8 @@ def _oversubscribed(kind: Kind, runs: list[Run]) -> str:
 def _slowed(kind: Kind, runs: list[Run]) -> str:
     achieved: dict[str, list[float]] = defaultdict(list)
     for run in runs:
-        if (slow := run.manifest.slow) and slow.asked != "none":
-            for worker, factor in slow.achieved.items():
+        if run.manifest.slow.asked != "none":
+            for worker, factor in run.manifest.slow.achieved.items():
                 achieved[worker].append(factor)
     each = ", ".join(f"worker {worker} {statistics.fmean(of):.2f}" for worker, of in achieved.items())
     return f"{kind.label}: {each}" if each else ""
@@ -155,7 +150,6 @@ _CAVEATS: tuple[Caveat, ...] = (
         lambda run: bool(run.summary.returned_servers),
     ),
     _uneven_training,
-    _each("Steps that overflowed fp16 changed nothing, and count as steps and samples: {}.", _overflowed),
     _foreign_load,
     _each("Workers were made slow, and computed so many times as long, over the whole run: {}.", _slowed, "; "),
     _each("More busy threads than cores, which slows these runs: {}.", _oversubscribed, "; "),

@@ -72,8 +72,7 @@ def cpu_s_per_1000_samples(run: Run) -> float | None:
     processes = run.summary.processes
     if len(processes) != run.kind.workers + run.kind.servers or not all(process.cpu_s > 0 for process in processes):
         return None
-    # Of a resumed run, what was trained on since; versions before did not count the samples of each process.
-    samples = sum(process.samples or 0 for process in processes) or run.summary.samples
+    samples = sum(process.samples or 0 for process in processes)  # of a resumed run, what was trained on since
     return _divided(1000 * sum(process.cpu_s for process in processes), samples)
 
 

@@ -63,7 +63,6 @@ EQUAL_IN_REPEAT = {
 EQUAL_IN_KIND = {
     "processes": "repeats are of the same thing",
     "backend": "another transport is another measurement; compare transports in two reports",
-    "allreduce.name": "another algorithm sends other messages, in another number of rounds",
     "starter": "starters place and bind processes differently",
     "shares": "with static shares an epoch lasts as long as its slowest worker",
     "push_scale": "it decides how far one push moves the weights",
@@ -85,9 +84,10 @@ EQUAL_IN_TRANSPORT = {
     "environment.messages": "what carries the messages reads them, and is faster or slower",
     "environment.servers_messages": "at the servers too",
 }
-# Fields that are compared among the runs that have them: not every run has servers, and not every version wrote them.
+# Fields that are compared among the runs that have them: not every run has servers, or says what its processes
+# could use.
 _WHERE_THERE = {
-    "environment.servers_computing", "environment.servers_messages", "record", "allreduce.name", "hosts.cores_usable",
+    "environment.servers_computing", "environment.servers_messages", "record", "hosts.cores_usable",
 }  # fmt: skip
 # What a grid varies: runs that differ here may be in one report, in tables of their own.
 GRID_FIELDS = ("model", "global_batch", "lr", "slow.asked")

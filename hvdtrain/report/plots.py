@@ -22,7 +22,6 @@ if TYPE_CHECKING:
 NAMES = ("effect", "throughput", "target", "step-times", "step-time", "cost", "loss", "accuracy", "staleness")
 MORE_NAMES = ("ranks", "one-step", "slow")  # of explain.pictures
 GRID_NAMES = ("batches", "training-loss", "validation-loss")
-FORMER_NAMES = ("traffic",)  # what versions before wrote: a report replaces it
 
 
 def draw(runs: Sequence[Run], margins: Margins = DEFAULT) -> tuple[list[Plot], list[str]]:

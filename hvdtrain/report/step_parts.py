@@ -1,4 +1,4 @@
-"""Where the wall time of a step went: the parts that ranks recorded, and what of it nobody did."""
+"""Where the wall time of a step went: the parts that ranks recorded."""
 
 from collections.abc import Mapping, Sequence
 from statistics import geometric_mean
@@ -10,7 +10,6 @@ from hvdtrain.report.results import Group, format_cell
 from hvdtrain.report.table import Cell, Table
 from hvdtrain.runs.read import Kind, Run
 
-NOT_RECORDED = "not_recorded"
 NOTE = (
     "Wall time over steps, each of one global batch, the geometric mean of the repeats, divided as workers spent it on "
     "average. Exposed communication is what a step waits for; in the parameter-server modes the optimizer runs on the "
@@ -33,13 +32,8 @@ def step_parts(runs: Sequence[Run]) -> dict[str, float]:
 
 
 def _parts_of(run: Run) -> dict[str, float]:
-    recorded, steps, wall = run.summary.step_seconds, run.summary.steps, run.summary.wall_s
-    if not any(recorded.values()):
-        return {}
-    parts = {part: recorded.get(part, 0.0) for part in STEP_PARTS}
-    if steps and wall:  # versions before recorded five parts alone, and not all of their time
-        parts[NOT_RECORDED] = max(0.0, wall / steps - sum(parts.values()))
-    return parts
+    recorded = run.summary.step_seconds
+    return {part: recorded.get(part, 0.0) for part in STEP_PARTS} if any(recorded.values()) else {}
 
 
 def parts_table(by_kind: dict[Kind, list[Run]], groups: Sequence[Group]) -> Table | None:
@@ -69,10 +63,5 @@ def _ms(seconds: float, detail: str = "") -> Cell:
 
 
 def shown_parts(found: Mapping[Kind, Mapping[str, float]]) -> list[str]:
-    """The parts that some kind of run has; a rest that nobody recorded only if it is more than clocks disagree by."""
-    least = {NOT_RECORDED: 0.005}
-    return [
-        part
-        for part in STEP_PARTS
-        if any(parts[part] > least.get(part, 0) * sum(parts.values()) for parts in found.values())
-    ]
+    """The parts that some kind of run has."""
+    return [part for part in STEP_PARTS if any(parts[part] for parts in found.values())]

@@ -2,7 +2,6 @@
 
 import contextlib
 import json
-import os
 import shlex
 import shutil
 import tempfile
@@ -58,6 +57,11 @@ def unwritable(folder: Path, error: OSError) -> UsageError:
     return UsageError(f"--out {folder} cannot be written: {error.strerror}; choose another folder")
 
 
+def in_use(folder: Path, why: str, error: BlockingIOError) -> UsageError:
+    by_hand = f"; if that has ended, remove {error.filename}" if error.filename else ""
+    return UsageError(f"--out {folder} is in use: {why}{by_hand}")
+
+
 def _what_is_in(folder: Path) -> str:
     if is_begun(folder):
         return "holds a run, which --resume goes on with"
@@ -107,53 +111,48 @@ def claim(folder: Path, config: RunConfig, workers: int, job: str, others_log: b
         check_free(folder, others_log)
     try:
         folder.mkdir(parents=True, exist_ok=True)
-        file = os.open(folder / CONFIG, os.O_WRONLY | os.O_CREAT | (0 if resuming else os.O_EXCL), 0o666)
-        lock(file, folder / CONFIG)  # open until this process ends, however it does
-    except (FileExistsError, BlockingIOError):
-        raise UsageError(f"--out {folder} is in use: another job has claimed it, and is at work there") from None
+        lock(folder / CONFIG)  # until this process ends, however it does
+        if not resuming and (folder / CONFIG).stat().st_size:
+            raise BlockingIOError  # it was another's meanwhile
+    except BlockingIOError as error:
+        raise in_use(folder, "another job has claimed it, and is at work there", error) from None
     except OSError as error:
         raise unwritable(folder, error) from None
     (folder / "snapshots").mkdir(exist_ok=True)
     # Replaced whole, by a file that is locked too: a rank that begins now reads what was there, or this.
     new = folder / f"{CONFIG}.part"
     config.write(new, workers=workers, job=job)
-    lock(os.open(new, os.O_WRONLY), folder / CONFIG, replaces=True)
+    lock(new, replaces=True)
     new.replace(folder / CONFIG)
 
 
 def hold(folder: Path) -> None:
     """Go on holding a claimed folder, if whoever has claimed it is lost, as long as this process lives."""
-    with contextlib.suppress(OSError):
-        file = os.open(folder / CONFIG, os.O_WRONLY)
-        try:
-            lock(file, folder / CONFIG)
-        except OSError:  # it is this process's, or that of one that has only just been lost
-            os.close(file)
+    with contextlib.suppress(OSError):  # it is this process's, or that of one that has only just been lost
+        lock(folder / CONFIG)
 
 
 def is_claimed(folder: Path) -> bool:
     """Whether a job is at work in the folder, as far as this host's locks tell."""
     try:
-        with locked(folder / CONFIG, create=False):
-            return False
+        if is_begun(folder):
+            with locked(folder / CONFIG):
+                pass
     except BlockingIOError:
         return True
-    except OSError:  # there is none, or one that nobody may open
-        return False
+    except OSError:  # one that nobody may open
+        pass
+    return False
 
 
 @contextlib.contextmanager
-def locked(file: Path, create: bool = True) -> Iterator[None]:
+def locked(file: Path) -> Iterator[None]:
     """Hold the file's lock. BlockingIOError where another process does."""
-    descriptor = os.open(file, os.O_WRONLY | (os.O_CREAT if create else 0), 0o666)
+    held = lock(file)
     try:
-        lock(descriptor, file)
-        try:
-            yield
-        finally:
-            unlock(file)
+        yield
     finally:
-        os.close(descriptor)
+        unlock(held)
 
 
 def wait_for_claim(folder: Path, job: str, seconds: float) -> None:

@@ -16,7 +16,6 @@ from hvdtrain.numerics.optimizers import schedule
 from hvdtrain.numerics.split import even_range
 from hvdtrain.runs.launched import Launched, launch_command, read_launched
 from hvdtrain.runs.request import shares_of
-from hvdtrain.world.allreduce import find_algorithm
 from hvdtrain.world.horovod import DEFAULTS
 from hvdtrain.world.host import gpus, hardware, speed_variables, versions
 from hvdtrain.world.job import Job
@@ -60,7 +59,6 @@ def manifest(
     size = sum(p.numel() for p in trained(model))
     push_scale = config.push_scale if "push_scale" in mode.options else "mean" if world.servers else ""
     launched = read_launched()
-    algorithm = find_algorithm(backend, len(hosts))
     bound = config.staleness if "staleness" in mode.options else None
     is_step = "push_scale" in mode.options and push_scale == "mean"  # each push is a step by itself
     return {
@@ -115,7 +113,6 @@ def manifest(
         "device": job.device.type,
         "share_gpu": config.share_gpu and job.device.type == "cuda",
         "backend": backend,
-        "allreduce": algorithm._asdict() if algorithm else None,
         "interface": use_one_interface(world),
         "starter": world.starter,
         "launch": _how(launched),

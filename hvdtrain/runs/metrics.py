@@ -36,7 +36,6 @@ class Tally:
         first_steps, first_s: steps of the warm-up, which are not in `durations`, and how long they took together.
         staleness: how often each was seen by the push of a bucket; the last bin holds all that is staler.
         stale_sum, stale_max: of the staleness itself.
-        left_out: steps in which fp16 overflowed.
     """
 
     steps: int = 0
@@ -51,7 +50,6 @@ class Tally:
     staleness: list[int] = field(default_factory=lambda: [0] * STALENESS_BINS)
     stale_sum: int = 0
     stale_max: int = 0
-    left_out: int = 0
 
     @classmethod
     def of(cls, workers: Sequence["Tally"]) -> "Tally":
@@ -135,8 +133,6 @@ def _together(shares: Sequence[dict[str, Any]]) -> dict[str, Any]:
         line[name] = total / line["samples"] if counted else None
     if "staleness" in line:
         line["staleness"] = round(sum(row["staleness"] for row in shares) / len(shares), 3)
-    if "left_out" in line:
-        line["left_out"] = sum(row["left_out"] for row in shares)
     return line
 
 
@@ -185,7 +181,6 @@ class Recorder:
         """
         tally, samples = self.tally, row["samples"]
         tally.steps += 1
-        tally.left_out += row.get("left_out", False)
         tally.digest = (tally.digest + digest) % 2**48
         self.spend(seconds)
         self.samples += samples

@@ -1,8 +1,7 @@
 """What stands in the files of a run folder, as types: manifest.json, summary.json and the lines of metrics.rank*.jsonl.
 
-Any program may have written them, and versions before recorded less: a field that is not there, or null, has its
-default, and one of another type is an UnreadableFile. A test holds the writers, `runs/manifest.py` and
-`rank/summary.py`, to these fields.
+Any program may have written them: a field that is not there, or null, has its default, and one of another type is an
+UnreadableFile. A test holds the writers, `runs/manifest.py` and `rank/summary.py`, to these fields.
 """
 
 import contextlib
@@ -53,7 +52,7 @@ class Host(Struct, frozen=True, kw_only=True, omit_defaults=True):
 
 
 class RunStart(Struct, frozen=True, kw_only=True):
-    """How and where the run was computed after one of its starts; versions before did not record all of it."""
+    """How and where the run was computed after one of its starts."""
 
     after_step: Count = 0
     mode: str | None = None
@@ -95,13 +94,6 @@ class Slow(Struct, frozen=True, kw_only=True):
 
     asked: str = "none"
     achieved: dict[str, Figure] = {}
-
-
-class Allreduce(Struct, frozen=True, kw_only=True):
-    """By which algorithm gradients were averaged: see world.allreduce.Algorithm."""
-
-    name: str
-    evidence: str = ""
 
 
 class ClockOffset(Struct, frozen=True, kw_only=True):
@@ -166,18 +158,17 @@ class Manifest(Struct, frozen=True, kw_only=True):
     record: bool = False
     trace: str = "none"  # or which steps
     stop_at_target: bool | None = None
-    slow: Slow | None = None
+    slow: Slow = Slow()
     clocks: dict[str, ClockOffset] = {}
     device: str | None = None
     share_gpu: bool | None = None
     backend: str | None = None
-    allreduce: Allreduce | None = None
     interface: str | None = None
     starter: str | None = None
     command: list[str] = []
     started: str | None = None
     versions: dict[str, str] = {}
-    environment: dict[str, str] | None = None
+    environment: dict[str, str] = {}
     server_environment: list[dict[str, str]] = []
     hardware: Hardware = Hardware()
     hosts: dict[str, Host] = {}
@@ -265,7 +256,6 @@ class Summary(Struct, frozen=True, kw_only=True):
 
     status: str | None = None
     steps: Count | None = None
-    left_out_share: Share | None = None
     samples: Count | None = None
     wall_s: Figure | None = None
     samples_per_s: Figure | None = None

@@ -17,7 +17,6 @@ class History:
         samples: trained on by all workers, up to the last evaluation.
         wall_s: training seconds; evaluation and snapshots left out.
         snapshots, snapshot_s: how many were saved, and how long training waited for them.
-        loss_scale: the state of fp16's scaling at the last snapshot.
     """
 
     evaluations: list[dict[str, Any]] = field(default_factory=list)
@@ -26,7 +25,6 @@ class History:
     wall_s: float = 0.0
     snapshots: int = 0
     snapshot_s: float = 0.0
-    loss_scale: dict[str, float] = field(default_factory=dict)
 
     @property
     def best(self) -> dict[str, Any] | None:

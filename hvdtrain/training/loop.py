@@ -122,7 +122,7 @@ def train(training: Training, loader: Loader, validation: Loader) -> list[float]
                 average_buffers(training.model, sync.group)
                 with trace.spanning("snapshot"):
                     training.recorder.reach(history.step, epoch)
-                    _save(training, stepper, decision)
+                    _save(training, decision)
                 continue
             with trace.spanning("evaluation"):
                 reached = _evaluate(training, validation, epoch, _leased_samples(training, sampler))
@@ -130,7 +130,7 @@ def train(training: Training, loader: Loader, validation: Loader) -> list[float]
                 decision = Decision(over=True)
             if decision.terminated or decision.snapshot or config.snapshot_every == "epoch":
                 with trace.spanning("snapshot"):
-                    _save(training, stepper, decision)
+                    _save(training, decision)
     return processor.seconds()
 
 
@@ -163,7 +163,6 @@ def _stepper(training: Training, sampler: BatchSampler, side: int, steps: int | 
         steps: how many there will be, or None where nobody knows.
     """
     stepper = Stepper(training.job, training.model, training.sync, training.module, steps, training.slowdown)
-    stepper.loss_scale.restore(training.history.loss_scale)
     training.model.train()
     if training.job.config.compile:
         began = time.perf_counter()
@@ -219,10 +218,9 @@ def _evaluate(training: Training, validation: Loader, epoch: int, trained: int |
     return val_accuracy >= job.config.target_accuracy
 
 
-def _save(training: Training, stepper: Stepper, decision: Decision) -> None:
+def _save(training: Training, decision: Decision) -> None:
     """Save a snapshot of the model, which all workers have as one; they wait until it is there."""
     began, history = time.perf_counter(), training.history
-    history.loss_scale = stepper.loss_scale.state()
     training.sync.group.retry_if_first_lost(partial(training.saver.snapshot, history))
     training.sync.group.barrier()
     history.snapshots += 1

@@ -38,7 +38,7 @@ def needed_bytes(model: Network, side: int, images: int, tested: int, precision:
     A step keeps each convolution's output for backward, and a test the largest one only, as a step does where the
     convolutions are frozen.
     """
-    width = 2 if precision in ("bf16", "fp16") else 4  # bytes of a number
+    width = 2 if precision == "bf16" else 4  # bytes of a number
     outputs = model.outputs_of_convolutions(side)
     kept = sum(outputs) if any(p.requires_grad for p in model.features.parameters()) else max(outputs)
     pixels = 3 * side**2

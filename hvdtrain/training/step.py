@@ -14,7 +14,7 @@ from hvdtrain.modes._synchroniser import Synchroniser
 from hvdtrain.numerics.clock import Clock, move
 from hvdtrain.numerics.flat import trained
 from hvdtrain.numerics.optimizers import lr_at
-from hvdtrain.numerics.precision import LossScale, autocast
+from hvdtrain.numerics.precision import autocast
 from hvdtrain.numerics.slowdown import Slowdown
 from hvdtrain.numerics.split import even_range
 from hvdtrain.training.feed import Normalise
@@ -36,7 +36,6 @@ class Stepper:
         self.model, self.sync, self.module = model, sync, module
         self.alone = job.world.size == 1
         self.normalise = Normalise(job.config, job.device)
-        self.loss_scale = LossScale(job.config.precision, trained(model), job.device)
         self.began: Any = None  # when this step's forward did, or what came after it slept
         self.computed_s = 0.0  # since it last slept
         self.clock = Clock(model, job.device)
@@ -76,14 +75,14 @@ class Stepper:
         sync.begin(share.step, lr_at(self.config, share.step, share.epoch, self.steps))
         self.began = clock.watch.now() if self.slowdown.rules else None
         loss, correct = backward(
-            self.config, self.module, share, inputs, labels, self.loss_scale.scaled, sync.set_accumulating,
-            clock, lambda: self._slow_down(share.step, elapsed_s),
+            self.config, self.module, share, inputs, labels, sync.set_accumulating, clock,
+            lambda: self._slow_down(share.step, elapsed_s),
         )  # fmt: skip
         if self.slowdown.rules:
             self.computed_s += self._computed_s(clock.last_gradient)
         sync.wait()
         clock.mark("comm")
-        sync.update(self.loss_scale)
+        sync.update()
         self.model.zero_grad(set_to_none=True)
         clock.mark("optimizer")
         seconds = move(clock.lap(), "forward", "comm", sync.waited_s)
@@ -95,8 +94,6 @@ class Stepper:
             "loss": loss.item() if share.counted else None,
             "accuracy": correct.item() / len(labels) if share.counted else None,
         }  # fmt: skip
-        if self.loss_scale.enabled:
-            row["left_out"] = not self.loss_scale.acted
         return row, seconds
 
     def _slow_down(self, step: int, elapsed_s: float) -> None:
@@ -119,7 +116,7 @@ class Stepper:
 
 def backward(
     config: RunConfig, module: nn.Module, share: Share, inputs: torch.Tensor, labels: torch.Tensor,
-    scaled: Callable[[torch.Tensor], torch.Tensor], set_accumulating: Callable[[bool], None],
+    set_accumulating: Callable[[bool], None],
     clock: Clock | None = None, between: Callable[[], None] = lambda: None,
 ) -> tuple[torch.Tensor, torch.Tensor]:  # fmt: skip
     """Forward and backward of a worker's share: the mean loss, and the number of correct answers.
@@ -127,7 +124,6 @@ def backward(
     Gradients are those of the weighted loss of the share, in --accumulate passes.
 
     Args:
-        scaled: the loss to call backward on.
         set_accumulating: called before each pass with whether another follows.
         between: called once, after the first forward and before its backward.
     """
@@ -146,7 +142,7 @@ def backward(
         if not number:
             between()
         counts = len(own) / len(labels)
-        scaled(mean * (share.weight * counts)).backward()
+        (mean * (share.weight * counts)).backward()
         if clock:
             clock.mark_last_gradient("backward")
         loss += counts * mean.detach()

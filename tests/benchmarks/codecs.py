@@ -55,7 +55,7 @@ def learn(config: RunConfig, workers: int, train: Loader, validation: Loader) ->
             total = torch.zeros_like(weights)
             for worker in range(workers):
                 [(share, (images, labels))] = train.batches([sampler.share(step * workers + worker)])
-                backward(config, model, share, normalise(images), labels, lambda loss: loss, lambda more: None)
+                backward(config, model, share, normalise(images), labels, lambda more: None)
                 own = torch.cat([p.grad.flatten() for p in parameters if p.grad is not None])
                 model.zero_grad(set_to_none=True)
                 for compressor, piece in zip(compressors[worker], pieces, strict=True):

@@ -40,7 +40,7 @@ VALUES = {
     "staleness_lr": st.booleans(), "compression": TEXT, "wire": st.sampled_from(["rpc", "zmq"]),
     "bucket_mb": st.floats(0, 32, exclude_min=True),
     "augment": st.sampled_from(augment.KINDS), "freeze": st.sampled_from(["none", "features"]),
-    "precision": st.sampled_from(["fp32", "tf32", "bf16", "fp16"]),
+    "precision": st.sampled_from(["fp32", "tf32", "bf16"]),
     "accumulate": st.integers(1), "per_worker": st.booleans(),
     "lr_scaling": st.sampled_from(["none", "sqrt", "linear"]), "step_epochs": st.integers(1),
     "step_factor": st.floats(0, 1, exclude_min=True), "stop_at_target": st.booleans(),

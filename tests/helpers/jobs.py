@@ -132,7 +132,6 @@ def _check_costs(out: Path, manifest: dict, summary: dict, servers: int) -> None
     assert known["versions"]["torch"] == manifest["versions"]["torch"]
     assert manifest["environment"]["OMP_NUM_THREADS"] == str(manifest["threads_per_worker"])
     assert ("HOROVOD_FUSION_THRESHOLD" in manifest["environment"]) == manifest["backend"].startswith("horovod")
-    assert (manifest["allreduce"] is None) == (manifest["backend"] == "none" or servers > 0)
     assert [own["OMP_NUM_THREADS"] for own in manifest["server_environment"]] == ["1"] * servers
     assert len(list(out.glob("metrics.server*.jsonl"))) == servers
     for row in rows[:servers]:

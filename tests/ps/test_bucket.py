@@ -80,16 +80,6 @@ def test_sync_adds_a_push_as_soon_as_its_predecessors_are_there():
     holds(bucket.pull(READER), 1, 0, [1 - LR * 15 / 4, 2 - LR * 15 / 4])
 
 
-@pytest.mark.parametrize("overflowed", [0, 1, 2])
-def test_sync_leaves_a_step_out_where_any_gradient_overflowed(overflowed):
-    bucket = make(sync(3))
-    for worker in (2, 0, 1):
-        message = push(worker, 1, [8.0, 8.0])
-        replies = bucket.push(message._replace(gradient=None) if worker == overflowed else message)
-    assert [worker for worker, _ in replies] == [0, 1, 2]
-    holds(bucket.pull(READER), 0, 0, [1, 2])
-
-
 # Bulk-synchronous with backup workers, by hand
 
 
@@ -225,7 +215,7 @@ def test_softsync_waits_for_no_push_of_a_worker_that_is_lost():
     holds(answered(bucket, push(0, 3, [8.0, 0.0])), 2, 1, [-0.5, 2])
 
 
-def test_softsync_makes_no_step_of_gradients_that_overflowed():
+def test_softsync_makes_no_step_of_pushes_whose_share_another_had():
     bucket = make(softsync(2))
     nothing = Push(0, 1, 0, LR, None)
     holds(answered(bucket, nothing), 0, 0, [1, 2])

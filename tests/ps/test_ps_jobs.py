@@ -205,8 +205,10 @@ def test_a_run_that_cannot_be_replayed_is_refused_in_a_line(tmp_path):
     ledger.unlink()
     assert "ledger.server0.csv cannot be read" in refusal(out)
     config = out / "config.toml"
-    config.write_text(config.read_text().replace("record = true", "record = false"))
+    config.write_text((lines := config.read_text()).replace("record = true", "record = false"))
     assert "not a recorded run" in refusal(out)
+    config.write_text(re.sub("shares = .*", "", lines))
+    assert "was recorded by another version: its config.toml has no shares" in refusal(out)
     assert "is not a run folder" in refusal(tmp_path)
 
 

@@ -15,6 +15,7 @@ from hvdtrain.numerics.optimizers import lr_at
 from hvdtrain.runs.request import check
 
 pytestmark = pytest.mark.timeout(180)
+SERVED = ["ps-sync", "--servers", "1"]
 
 
 @pytest.fixture(scope="module")
@@ -32,7 +33,7 @@ def begun(tmp_path_factory):
 
 @pytest.mark.parametrize(
     ("ranks", "mode"),
-    [(1, ["single"]), (2, ["allreduce"]), (2, ["ddp"]), (3, ["ps-sync", "--servers", "1"])],
+    [(1, ["single"]), (2, ["allreduce"]), (2, ["ddp"]), (3, SERVED)],
 )
 def test_accumulated_passes_give_the_step_of_one(ranks, mode, once, tmp_path):
     options = ["--optimizer", "sgd", "--lr", "0.01", "--accumulate", "3", "--mode", *mode]
@@ -61,12 +62,13 @@ def test_frozen_features_stay_and_the_head_learns(ranks, mode, begun, tmp_path):
 
 def test_bfloat16_learns_as_float32_does(tmp_path):
     longer = ["--steps", "46", "--batch-size", "64"]
-    kinds = {}
-    for precision in ("fp32", "bf16"):
-        final_weights("forked", 1, tmp_path / precision, *longer, "--precision", precision)
-        kinds[precision] = json.loads((tmp_path / precision / "summary.json").read_text())["val_loss"]
-    assert kinds["bf16"] != kinds["fp32"]
-    assert kinds["bf16"] == pytest.approx(kinds["fp32"], rel=0.05)
+    losses = []
+    for precision, ranks, mode in (("fp32", 1, ["single"]), ("bf16", 1, ["single"]), ("bf16", 2, SERVED)):
+        out = tmp_path / f"{precision}-{ranks}"
+        final_weights("forked", ranks, out, *longer, "--precision", precision, "--mode", *mode)
+        losses.append(json.loads((out / "summary.json").read_text())["val_loss"])
+    assert losses[1] != losses[0]
+    assert losses[1:] == pytest.approx([losses[0]] * 2, rel=0.05)
 
 
 @pytest.mark.timeout(300)
@@ -74,8 +76,7 @@ def test_a_compiled_model_learns_the_same_and_its_compiling_is_not_training(tmp_
     make_images(tmp_path / "data", train=16, validation=8, side=32)  # a batch an epoch: one shape to compile
     options = ["--model", "cnn", "--width", "0.25", "--dataset", str(tmp_path / "data")]
     plain = final_weights("forked", 1, tmp_path / "plain", *options)
-    served = ["--mode", "ps-sync", "--servers", "1"]
-    compiled = final_weights("forked", 2, tmp_path / "compiled", *options, *served, "--compile")
+    compiled = final_weights("forked", 2, tmp_path / "compiled", *options, "--mode", *SERVED, "--compile")
     for name, tensor in plain.items():
         torch.testing.assert_close(compiled[name], tensor, rtol=1e-4, atol=1e-6)
     assert json.loads((tmp_path / "compiled" / "summary.json").read_text())["wall_s"] < 2

@@ -66,22 +66,6 @@ def test_variables_of_messages_are_equal_in_runs_whose_messages_read_them(mode, 
     fairness.check([first, run(*other, change=with_variables(**{reads: "7"}) | {"starter": "horovodrun"})])
 
 
-def test_runs_of_versions_that_recorded_no_variables_are_compared_as_before():
-    old = {"environment": None, "hosts": None}
-    fairness.check([run(change=old), run("allreduce", 2, change=old), run("allreduce", 4, change=old)])
-
-
-def test_an_all_reduces_algorithm_is_equal_in_runs_of_one_kind():
-    def by(name):
-        return {"allreduce": {"name": name, "evidence": "it was asked for"}}
-
-    first, again = run("allreduce", 2, change=by("ring")), ("allreduce", 2, 0, 2)
-    fairness.check([run(), first, run(*again, change=by("ring")), run("allreduce", 4, change=by("unknown"))])
-    fairness.check([first, run(*again)])  # of a version that did not record it
-    with pytest.raises(UsageError, match="allreduce.name differs among runs of the same mode, workers and servers"):
-        fairness.check([run(), first, run(*again, change=by("rabenseifner"))])
-
-
 def test_what_is_written_down_meanwhile_is_equal_in_all_runs_that_could():
     fairness.check([run(), run("ps-sync", 2, 1, change={"record": True})])  # single has no servers that could
     with pytest.raises(UsageError, match="record differs: 'yes' in ps-sync-w2-s1-r1; 'no' in ps-async-w2-s1-r1"):
@@ -99,7 +83,7 @@ def test_the_cores_that_processes_may_use_are_equal_in_runs_of_one_kind_and_told
 
     ring, again = run("allreduce", 2, change=on(2, 2)), ("allreduce", 2, 0, 2)
     fairness.check([run(change=on(2)), ring, run(*again, change=on(2, 2))])
-    fairness.check([run(change=on(2)), ring, run(*again, change=on(None, None))])  # of a version that recorded none
+    fairness.check([run(change=on(2)), ring, run(*again, change=on(None, None))])  # which nobody knows
     told = "Processes could use different numbers of their host's cores"
     assert not any(told in line for line in caveats([run(change=on(2)), ring]))
     [line] = [line for line in caveats([run(change=on(2.5)), ring]) if told in line]
@@ -142,7 +126,7 @@ def test_networks_are_compared_where_runs_use_one():
     ring = run("allreduce", 2, change=over("eth0"))
     fairness.check([run(change=over("lo")), ring, run("ps-sync", 2, 1, change=over("eth0"))])
     fairness.check([run(change=over("lo")), run("allreduce", 2, change=over("lo"))])
-    fairness.check([run(), run("allreduce", 2, change=over("lo"))])  # of a version that did not record it
+    fairness.check([run(), run("allreduce", 2, change=over("lo"))])  # a single process has none
     with pytest.raises(UsageError, match="interface differs: 'eth0' in allreduce-w2-s0-r1; 'ib0' in ps-sync-w2-s1-r1"):
         fairness.check([run(change=over("lo")), ring, run("ps-sync", 2, 1, change=over("ib0"))])
 

@@ -164,16 +164,8 @@ def test_the_parts_of_a_step_are_its_wall_time_and_the_fastest_has_the_shortest_
     assert ring["together"].value == pytest.approx(1000 * BATCH / geometric_mean([100.0, 160.0, 200.0]))
     assert served["together"].value == pytest.approx(640)
     assert (served["waiting between steps"].text, served["waiting between steps"].detail) == ("100 ms", "15.6%")
-    assert "not recorded" not in served
     headings = {heading for heading, _, _ in STEP_PARTS.values()}
     assert sum(cell.value for name, cell in served.items() if name in headings and cell.text) == pytest.approx(640)
-
-
-def test_what_an_older_version_did_not_record_is_shown_as_that():
-    half = {"data": 0.05, "forward": 0.1, "backward": 0.1, "comm": 0.05, "optimizer": 0.02}
-    served = parts_of([run("ps-sync", 2, 1, speed=100.0, step_seconds=half)])["ps-sync ×2+1"]
-    assert (served["not recorded"].text, served["together"].text) == ("320 ms", "640 ms")
-    assert served["95 %"].text == ""
 
 
 @given(st.lists(st.floats(-1e12, 1e12), min_size=1), st.integers(0, 3))

@@ -54,7 +54,7 @@ def test_runs_of_each_batch_are_a_part():
 def test_runs_whose_workers_were_made_slow_are_a_part():
     kinds = [(slow, kind) for slow in ("1:4x", "none") for kind in (("single",), ("allreduce", 2))]
     runs = [run(*kind, change={"slow": {"asked": slow}}) for slow, kind in kinds if slow == "none" or kind[1:]]
-    parts = split_into_comparisons([*runs, run("ddp", 2)])  # the last of a version that made nobody slow
+    parts = split_into_comparisons([*runs, run("ddp", 2)])  # of the last nothing is said
     assert [(part.title, part.name, len(part.runs)) for part in parts] == [
         ("slow: none", "slow-none", 3), ("slow: 1:4x", "slow-1_4x", 1),
     ]  # fmt: skip

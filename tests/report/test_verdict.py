@@ -200,7 +200,7 @@ def test_equal_processes_alone_are_a_basis_and_named():
 
 def test_processor_time_of_all_processes_is_a_basis_where_it_was_recorded():
     def processes(*seconds):
-        return {"processes": [{"rank": rank, "cpu_s": s} for rank, s in enumerate(seconds)]}
+        return {"processes": [{"rank": r, "cpu_s": s, "samples": 60 / len(seconds)} for r, s in enumerate(seconds)]}
 
     servers = repeats("ps-sync", 2, 1, speed=120, **processes(20.0, 10.0, 10.0))
     said = verdict(repeats("allreduce", 2, **processes(10.0, 10.0)), servers)

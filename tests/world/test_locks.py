@@ -1,10 +1,10 @@
 """Locks hold where a file system refuses flock as well, and those of processes that have ended do not."""
 
 import errno
+import fcntl
 import os
 import subprocess
 import sys
-import time
 
 import pytest
 from helpers.jobs import JOB, hvdtrain
@@ -26,8 +26,7 @@ import sys, time
 from pathlib import Path
 from hvdtrain.world import locks
 {refusing}
-file = open(sys.argv[1], "w")
-locks.lock(file.fileno(), Path(sys.argv[1]))
+locks.lock(Path(sys.argv[1]))
 print("held", flush=True)
 time.sleep(60)
 """
@@ -40,7 +39,7 @@ def refused(request, monkeypatch):
     def refuse(*arguments):
         raise OSError(number, os.strerror(number))
 
-    monkeypatch.setattr(locks.fcntl, "flock", refuse)
+    monkeypatch.setattr(fcntl, "flock", refuse)
     yield
     locks.unlock_all()
 
@@ -59,10 +58,8 @@ def test_a_run_folder_is_claimed_once_without_flock(refused, tmp_path):
 
 def test_what_one_makes_the_others_wait_for_without_flock(refused, tmp_path):
     with locked(tmp_path / "out"):
-        file = os.open(tmp_path / ".out.hvdtrain-lock", os.O_RDWR)
         with pytest.raises(BlockingIOError):
-            locks.lock(file, tmp_path / ".out.hvdtrain-lock")
-        os.close(file)
+            locks.lock(tmp_path / ".out.hvdtrain-lock")
     assert list(tmp_path.iterdir()) == []
 
 
@@ -70,29 +67,26 @@ def test_what_one_makes_the_others_wait_for_without_flock(refused, tmp_path):
 def test_the_lock_of_a_process_that_was_killed_is_free(refusing, monkeypatch, tmp_path):
     if refusing:
         exec(refusing.replace("fcntl.flock = refuse", ""), scope := {})
-        monkeypatch.setattr(locks.fcntl, "flock", scope["refuse"])
+        monkeypatch.setattr(fcntl, "flock", scope["refuse"])
     path, words = tmp_path / "file", [sys.executable, "-c", HOLDING.format(refusing=refusing)]
-    with subprocess.Popen([*words, path], stdout=subprocess.PIPE, text=True) as holder, path.open("w") as file:
+    with subprocess.Popen([*words, path], stdout=subprocess.PIPE, text=True) as holder:
         assert holder.stdout.readline() == "held\n"
         with pytest.raises(BlockingIOError):
-            locks.lock(file.fileno(), path)
+            locks.lock(path)
         holder.kill()
         holder.wait()
-        locks.lock(file.fileno(), path)
+        locks.lock(path)
     locks.unlock_all()
 
 
-def test_a_holder_on_another_host_is_gone_when_it_was_silent_for_long(refused, tmp_path):
-    path = tmp_path / "file"
-    link = locks._link(path)
-    link.symlink_to("another.1 17 3.5")
-    with path.open("w") as file:
-        with pytest.raises(BlockingIOError):
-            locks.lock(file.fileno(), path)
-        long_ago = time.time() - locks.SILENT_S - 1
-        os.utime(link, (long_ago, long_ago), follow_symlinks=False)
-        locks.lock(file.fileno(), path)
-        assert os.readlink(link) == locks._name()
+def test_what_says_that_a_holder_on_another_host_has_it_is_named(refused, tmp_path):
+    """Whether that process lives cannot be told from here."""
+    RunConfig(mode="single").write(tmp_path / folders.CONFIG)
+    (marker := tmp_path / ".config.toml.hvdtrain-held").write_text("17\nanother\n")
+    with pytest.raises(UsageError, match=f"is at work there; if that has ended, remove {marker}"):
+        folders.claim(tmp_path, RunConfig(mode="single"), 1, "job", False, resuming=True)
+    marker.unlink()
+    folders.claim(tmp_path, RunConfig(mode="single"), 1, "job", False, resuming=True)
 
 
 def test_a_job_trains_where_flock_is_refused(tmp_path):

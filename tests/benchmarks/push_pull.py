@@ -1,0 +1,123 @@
+"""A push and pull over hvdtrain's wires, beside a first attempt with torch's rpc and beside MXNet 1.9.1's KVStore.
+
+    python tests/benchmarks/push_pull.py --bytes 553648128 --repeats 7
+
+One worker and one server on this machine, one peer after the other. uv makes MXNet an environment of its own.
+"""
+
+import argparse
+import json
+import os
+import socket
+import statistics
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+
+WARM_UP = 2
+MXNET = ["uv", "run", "--no-project", "--isolated", "--python", "3.11", "--with", "mxnet==1.9.1", "--with"]
+MXNET += ["numpy==1.23.5", "python"]
+
+
+def timed(act: Callable[[], object], repeats: int) -> None:
+    """Print the seconds of each repeat, as JSON."""
+    seconds = []
+    for _ in range(WARM_UP + repeats):
+        began = time.perf_counter()
+        act()
+        seconds.append(time.perf_counter() - began)
+    print(json.dumps(seconds[WARM_UP:]), flush=True)
+
+
+def of_mxnet(kind: str, size: int, repeats: int) -> None:
+    import numpy
+
+    vars(numpy)["bool"] = bool  # MXNet asks for numpy.bool, deprecated by then
+    import mxnet as mx
+
+    store = mx.kv.create(kind)  # which serves, where this is no worker, until the worker is done, and exits
+    store.set_optimizer(mx.optimizer.SGD(learning_rate=0.1))
+    gradient, weights = mx.nd.ones((size // 4,)), mx.nd.zeros((size // 4,))
+    store.init(0, gradient)
+
+    def act() -> None:
+        store.push(0, gradient)
+        store.pull(0, out=weights)
+        weights.wait_to_read()
+
+    timed(act, repeats)
+
+
+def of_rpc(size: int, repeats: int) -> None:
+    """What one writes first: push the whole tensor, then pull the whole tensor."""
+    import torch
+    from torch.distributed import rpc
+
+    torch.set_num_threads(1)
+    role = os.environ["DMLC_ROLE"]
+    rpc.init_rpc(role, rank=int(role == "worker"), world_size=2)
+    if role == "worker":
+        x = torch.ones(size // 4)
+
+        def act() -> None:
+            rpc.rpc_sync("server", update, args=(x,), timeout=0)
+            x.copy_(rpc.rpc_sync("server", pull, timeout=0))
+
+        timed(act, repeats)
+    rpc.shutdown()
+
+
+held = {}  # the server's weights
+
+
+def update(gradient) -> None:
+    held.setdefault("weights", gradient.new_zeros(gradient.shape)).sub_(gradient, alpha=0.1)
+
+
+def pull():
+    return held["weights"]
+
+
+def seconds_of(python: list[str], kind: str, roles: list[str], args: argparse.Namespace) -> list[float]:
+    """What the worker printed, of processes in these roles."""
+    with socket.create_server(("127.0.0.1", 0)) as free:
+        port = str(free.getsockname()[1])
+    shared = {
+        "DMLC_PS_ROOT_URI": "127.0.0.1", "DMLC_PS_ROOT_PORT": port, "DMLC_NODE_HOST": "127.0.0.1",
+        "DMLC_NUM_SERVER": "1", "DMLC_NUM_WORKER": "1", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": port,
+    }  # fmt: skip
+    words = [*python, __file__, "--kind", kind, "--bytes", str(args.bytes), "--repeats", str(args.repeats)]
+    ranks = [
+        subprocess.Popen(words, env={**os.environ, **shared, "DMLC_ROLE": role}, stdout=subprocess.PIPE, text=True)
+        for role in roles
+    ]
+    try:
+        return json.loads(ranks[-1].communicate(timeout=600)[0].splitlines()[-1])
+    finally:
+        for rank in ranks:
+            rank.kill()
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--bytes", type=int, default=553648128)
+    parser.add_argument("--repeats", type=int, default=7)
+    parser.add_argument("--kind", default="", help=argparse.SUPPRESS)
+    args = parser.parse_args()
+    if args.kind == "rpc":
+        return of_rpc(args.bytes, args.repeats)
+    if args.kind:
+        return of_mxnet(args.kind, args.bytes, args.repeats)
+    words = ["bench", "--op", "pushpull", "--bytes", str(args.bytes), "-n", "1", "-s", "1"]
+    subprocess.run([sys.executable, "-m", "hvdtrain", *words, "--repeats", str(args.repeats)], check=True)
+    found = {"plain rpc": seconds_of([sys.executable], "rpc", ["server", "worker"], args)}
+    for kind in ("dist_async", "dist_sync"):
+        found[f"MXNet {kind}"] = seconds_of(MXNET, kind, ["scheduler", "server", "worker"], args)
+    for name, seconds in found.items():
+        median = statistics.median(seconds)
+        print(f"{name}: {median:.3f} s ({min(seconds):.3f} to {max(seconds):.3f}, n = {len(seconds)})")
+
+
+if __name__ == "__main__":
+    main()
