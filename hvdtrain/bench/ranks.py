@@ -177,8 +177,7 @@ def pushpull(rank: Rank) -> Prepare:
             for piece in pieces:
                 wire.ask(piece.server, "install", piece.number, weights[piece.start : piece.stop].clone())
         exchange = Exchange(
-            wire, world.worker, world.workers, pieces, [len(weights)], weights, "none", TURNS_S, staged=False,
-            shared=shared,
+            wire, world.worker, world.workers, pieces, [len(weights)], weights, "none", staged=False, shared=shared,
         )  # fmt: skip
         steps = count(1)
 

@@ -46,7 +46,7 @@ class Bucketer:
             for number, piece in enumerate(pieces)
             if len(piece.parameters) > 1 and not staging
         }
-        self.begin()
+        self._missing = [len(piece.parameters) for piece in pieces]
 
     def take_from(self, parameters: Sequence[nn.Parameter], keep: bool) -> None:
         """Take each backward's gradients of these parameters, and leave them there only if they are to be kept."""
@@ -61,10 +61,6 @@ class Bucketer:
         for index, parameter in enumerate(parameters):
             parameter.register_post_accumulate_grad_hook(partial(take, index))
 
-    def begin(self) -> None:
-        """Another step: no gradient has come yet."""
-        self._missing = [len(piece.parameters) for piece in self.pieces]
-
     def put(self, parameter: int, gradient: torch.Tensor) -> None:
         """Take a parameter's gradient, which nobody else may change any more."""
         flat = gradient.reshape(-1)
@@ -78,4 +74,5 @@ class Bucketer:
                 bucket = self._gathered[number]
             self._missing[number] -= 1
             if not self._missing[number]:
+                self._missing[number] = len(self.pieces[number].parameters)
                 self.complete(number, bucket)

@@ -87,7 +87,6 @@ class StagedRing:
             wait_asleep([handle])
             self._staging.copy_in(number, self.compression.decompress(hvd.synchronize(handle), context))
         self._staging.wait_for(range(len(self.pieces)))
-        self.bucketer.begin()
         for parameter, average in zip(self.parameters, views(self.average, self.parameters), strict=True):
             parameter.grad = average
 

@@ -46,12 +46,13 @@ class Lane:
         size: bytes of its gradient.
         gradient, context: what is to be pushed, [bucket] float32 on the CPU, and of which step that is.
         is_fresh: nothing that was pushed is unanswered.
-        sent, sent_at: the tensors, or where they lie, that are under way, and since when.
+        push, pushed_at: what is under way, or was last, and since when.
         bytes_sent, bytes_received: of tensors, in all.
     """
 
     gradient: torch.Tensor | None
     context: StepContext
+    push: Push
 
     def __init__(
         self, number: int, piece: Piece, weights: torch.Tensor, compression: str, staging: Staging | None
@@ -62,21 +63,20 @@ class Lane:
         self.compressor = Compressor(compression, piece.lengths)  # with the error yet to send
         self.version = 0
         self.is_fresh = True
-        self.sent: list[Any] = []
-        self.sent_at = 0.0
+        self.pushed_at = 0.0
         self.bytes_sent = self.bytes_received = 0
 
     def send(self, wire: Wire, shared: SharedMemory, worker: int, held: bool) -> "Future[Answer]":
         """Push the gradient, of this worker. `held`: see SharedMemory.put."""
-        self.sent_at = time.perf_counter()
+        self.pushed_at = time.perf_counter()
         step, lr, share, status = self.context
         status.read.append(self.version)
         assert self.gradient is not None
         tensors, self.gradient = self.compressor.encode(self.gradient), None
         self.bytes_sent += sum(tensor.nbytes for tensor in tensors)
-        self.sent = [shared.put(tensor, self.piece.server, held=held) for tensor in tensors]
-        push = Push(worker, step, self.version, lr, self.sent, share)
-        return wire.call(self.piece.server, "push", self.piece.number, push)
+        sent = [shared.put(tensor, self.piece.server, held=held) for tensor in tensors]
+        self.push = Push(worker, step, self.version, lr, sent, share)
+        return wire.call(self.piece.server, "push", self.piece.number, self.push)
 
     def take(self, answer: Answer, shared: SharedMemory) -> None:
         """Have the weights of an answer."""
@@ -102,7 +102,6 @@ class Exchange:
         sizes: elements of each parameter.
         weights: [parameters] float32, the model's own memory: answers are written into it.
         compression: how gradients are encoded.
-        timeout: seconds after which a wait is given up.
         staged: whether the weights are on a GPU, with CPU memory on the way to the servers.
         shared: by which tensors come and go on one host.
         pushes_again: servers may be killed and come back: see Wire.returning.
@@ -115,10 +114,10 @@ class Exchange:
 
     def __init__(
         self, wire: Wire, worker: int, workers: int, pieces: Sequence[Piece], sizes: Sequence[int],
-        weights: torch.Tensor, compression: str, timeout: float, staged: bool, shared: SharedMemory | None = None,
+        weights: torch.Tensor, compression: str, staged: bool, shared: SharedMemory | None = None,
         pushes_again: bool = False,
     ) -> None:  # fmt: skip
-        self.wire, self.worker, self.timeout, self.pushes_again = wire, worker, timeout, pushes_again
+        self.wire, self.worker, self.pushes_again = wire, worker, pushes_again
         self.shared = shared or SharedMemory()
         self._staging = Staging(weights, pieces) if staged else None
         self.bucketer = Bucketer(sizes, pieces, self._push, self._staging)
@@ -137,7 +136,6 @@ class Exchange:
     def begin(self, step: int, lr: float, share: int = NO_SHARE) -> None:
         """The step whose gradients come next."""
         self.context, self._waits = StepContext(step, lr, share, PushStatus(len(self.lanes))), []
-        self.bucketer.begin()
 
     @property
     def waited_s(self) -> float:
@@ -153,7 +151,7 @@ class Exchange:
         began = self._stopwatch.now()
         with self._changed:
             came = self._changed.wait_for(
-                lambda: self._error or all(self.lanes[number].is_fresh for number in numbers), self.timeout
+                lambda: self._error or all(self.lanes[number].is_fresh for number in numbers), self.wire.patience
             )
         if self._staging:
             self._staging.wait_for(numbers)
@@ -175,7 +173,7 @@ class Exchange:
             Failure: as wait_for.
         """
         with self._changed:
-            came = self._changed.wait_for(lambda: self._error or not self.context.status.pending, self.timeout)
+            came = self._changed.wait_for(lambda: self._error or not self.context.status.pending, self.wire.patience)
         if self._error or not came:
             self._give_up()
 
@@ -214,7 +212,7 @@ class Exchange:
         if self._error:
             raise Failure(str(self._error)) from self._error
         silent = sorted({lane.piece.server for lane in self.lanes if not lane.is_fresh})
-        raise Failure(f"parameter servers, ranks {silent}, did not answer within {self.timeout:.0f} s")
+        raise Failure(f"parameter servers, ranks {silent}, did not answer within {self.wire.patience:.0f} s")
 
     def _push(self, number: int, gradient: torch.Tensor) -> None:
         """A bucket is complete: its weights are old now."""
@@ -269,9 +267,9 @@ class Exchange:
             self.fail(server_failed(lane.piece.server, error))
             return
         try:
-            sent, lane.sent = lane.sent, []
-            for tensor in sent:
+            for tensor in lane.push.gradient:
                 self.shared.release(tensor)
+            lane.push = lane.push._replace(gradient=None)  # gives its memory back
             with self._changed:
                 self._under_way[lane.piece.server] -= lane.size
                 if self._over_limit.get(lane.piece.server) == lane.number:

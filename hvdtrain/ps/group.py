@@ -9,7 +9,7 @@ import torch
 from torch.distributed import Store
 
 from hvdtrain.errors import Failure
-from hvdtrain.ps.wire import PATIENCE, Wire
+from hvdtrain.ps.wire import Wire
 from hvdtrain.world.group import Group
 from hvdtrain.world.place import World
 
@@ -76,8 +76,8 @@ class ServerGroup(Group):
                 try:
                     return self.wire.result(0, answer)
                 except Failure:
-                    limit = PATIENCE * self.timeout
-                    missing, silent = self.wire.ask(0, "missing", self.worker, number, limit, timeout=QUESTION_S)
+                    question = "missing", self.worker, number, self.wire.patience
+                    missing, silent = self.wire.ask(0, *question, timeout=QUESTION_S)
                     if not missing:  # the last one has come meanwhile, or what goes wrong does so again
                         return self.wire.ask(0, "sum", self.worker, number, values, as_rows)
                     if silent:

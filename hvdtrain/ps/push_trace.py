@@ -3,8 +3,6 @@
 import time
 from typing import TYPE_CHECKING, Any
 
-from hvdtrain.numerics.split import step_of_share
-from hvdtrain.ps.messages import NO_SHARE
 from hvdtrain.world import trace
 
 if TYPE_CHECKING:
@@ -17,26 +15,22 @@ class PushTrace:
     """Writes down the pushes of recorded steps, and waits in them. An observer of ps.exchange.Exchange.
 
     Args:
-        worker, workers: this worker's number, and of how many.
+        workers: how many there are.
     """
 
-    def __init__(self, worker: int, workers: int) -> None:
-        self.worker, self.workers = worker, workers
+    def __init__(self, workers: int) -> None:
+        self.workers = workers
 
     def sent(self, lane: "Lane", under_way: int) -> None:
         """A push has been sent; so many bytes are under way with it."""
-        if self._records(lane):
-            name = f"push bucket {lane.piece.number} to server {lane.piece.server}"
-            trace.span(trace.PUSH, name, lane.sent_at, time.perf_counter(), self._flow(lane))
-            trace.count("bytes under way", under_way)
+        name = f"push bucket {lane.piece.number} to server {lane.piece.server}"
+        self._write(trace.PUSH, name, lane, lane.pushed_at, under_way)
 
     def answered(self, lane: "Lane", came: float, under_way: int) -> None:
         """A push's answer came then, and its weights are in the model."""
-        if self._records(lane):
-            trace.span(trace.UNDER_WAY, f"bucket {lane.number}", lane.sent_at, came)
-            name = f"pull bucket {lane.piece.number} from server {lane.piece.server}"
-            trace.span(trace.PULL, name, came, time.perf_counter(), self._flow(lane))
-            trace.count("bytes under way", under_way)
+        name = f"pull bucket {lane.piece.number} from server {lane.piece.server}"
+        if self._write(trace.PULL, name, lane, came, under_way):
+            trace.span(trace.UNDER_WAY, f"bucket {lane.number}", lane.pushed_at, came)
             trace.count("staleness", lane.context.status.staleness)
 
     def waited(self, began: Any, ended: Any) -> None:
@@ -44,9 +38,10 @@ class PushTrace:
         if trace.is_recording() and isinstance(began, float) and ended - began > SHORTEST_S:
             trace.span(trace.STEP, "comm", began, ended)
 
-    def _records(self, lane: "Lane") -> bool:
-        step, share = lane.context.step, lane.context.share
-        return trace.records(step if share == NO_SHARE else step_of_share(share, self.workers))
-
-    def _flow(self, lane: "Lane") -> int:
-        return trace.flow_of(lane.context.step, self.worker, lane.piece.server, lane.piece.number)
+    def _write(self, track: str, name: str, lane: "Lane", began: float, under_way: int) -> bool:
+        if not trace.records(lane.push.step_of_job(self.workers)):
+            return False
+        flow = trace.flow_of(lane.push.step, lane.push.worker, lane.piece.server, lane.piece.number)
+        trace.span(track, name, began, time.perf_counter(), flow)
+        trace.count("bytes under way", under_way)
+        return True

@@ -159,7 +159,7 @@ def _come_back(job: Job, server: Server, killed: KilledServer) -> "tuple[Wire, S
     with server.saving():
         server.returned = [*server.returned, back]
     if server.shares_memory:
-        server.shared.join_again()
+        server.shared.on = True  # who knew the memory of the process that was killed will get to know this one's
     wire = start_again(job.config.wire, server.own, server.others, timeout, server)
     with contextlib.suppress(Failure):  # another process has the port: nobody joins any more
         if world.rank == 0:

@@ -60,10 +60,13 @@ class SharedMemory:
 
     Attributes:
         on: whether tensors go through it; else they are passed on as they are.
+        pid, file: where others find it: see Parcel.
     """
 
     def __init__(self) -> None:
-        self.on, self.file = False, -1
+        self.on, self.pid, self.file = False, os.getpid(), os.memfd_create(_NAME)
+        os.ftruncate(self.file, FLAGS)
+        self._flags = mmap.mmap(self.file, FLAGS)
         self._slots: list[tuple[int, np.ndarray[Any, Any]]] = []  # where each begins, and its bytes
         self._contents: dict[object, int] = {}  # what lies where: see put
         self._end = FLAGS
@@ -82,9 +85,8 @@ class SharedMemory:
         """
         if not world.is_local or os.environ.get("HVDTRAIN_OVER_TCP"):
             return
-        self._begin()
         others = [rank for rank in range(world.size) if (rank < world.servers) != world.is_server]
-        store.set(f"memory/{world.rank}", f"{self._pid} {self.file}")
+        store.set(f"memory/{world.rank}", f"{self.pid} {self.file}")
         store.wait([f"memory/{rank}" for rank in others], timedelta(seconds=patience))
         try:
             for rank in others:
@@ -94,16 +96,6 @@ class SharedMemory:
         store.set(f"memory/{world.rank}/opened", "")
         store.wait([f"memory/{rank}/opened" for rank in others], timedelta(seconds=patience))
         self.on = not store.check(["memory/not_shared"])
-
-    def join_again(self) -> None:
-        """Be on, in place of a process that was killed: who knew its memory will get to know this one's."""
-        self._begin()
-        self.on = True
-
-    def _begin(self) -> None:
-        self._pid, self.file = os.getpid(), os.memfd_create(_NAME)
-        os.ftruncate(self.file, FLAGS)
-        self._flags = mmap.mmap(self.file, FLAGS)
 
     def put(self, tensor: torch.Tensor, receiver: int, content: object = None, held: bool = False) -> Any:
         """Copy a CPU tensor to where the receiver, a number of the caller's, may read it.
@@ -139,7 +131,7 @@ class SharedMemory:
                 self._flags[own_flag] = held
                 if content is not None:
                     self._contents[content] = slot
-        return Parcel(self._pid, self.file, flag, start, str(tensor.dtype).removeprefix("torch."), list(tensor.shape))
+        return Parcel(self.pid, self.file, flag, start, str(tensor.dtype).removeprefix("torch."), list(tensor.shape))
 
     def _add_slot(self, size: int) -> int | None:
         slot, unit = len(self._slots), _page(size)

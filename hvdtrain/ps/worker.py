@@ -23,7 +23,7 @@ from hvdtrain.ps.leases import NONE_NOW
 from hvdtrain.ps.messages import NO_SHARE, PushStatus
 from hvdtrain.ps.push_trace import PushTrace
 from hvdtrain.ps.shared import SharedMemory
-from hvdtrain.ps.wire import PATIENCE, start
+from hvdtrain.ps.wire import start
 from hvdtrain.world import trace
 from hvdtrain.world.job import Job
 
@@ -59,10 +59,10 @@ class PushPull:
         weights = flatten_weights(model)
         self.exchange = Exchange(
             self.wire, self.world.member, self.world.workers, pieces, sizes, weights, self.config.compression,
-            PATIENCE * self.timeout, staged=weights.is_cuda, shared=self.shared, pushes_again=self.servers_return,
+            staged=weights.is_cuda, shared=self.shared, pushes_again=self.servers_return,
         )  # fmt: skip
         if trace.is_on:
-            self.exchange.observers.append(PushTrace(self.world.member, self.world.workers))
+            self.exchange.observers.append(PushTrace(self.world.workers))
         for server in range(self.world.servers):
             self.wire.watch(server, self.timeout, partial(self._server_ended, server))
         if self.arrival:

@@ -126,9 +126,7 @@ class ZeroMQ(Wire):
         finally:
             with self._lock:
                 self._ended = reason
-                left = list(self._pending)
-            for number in left:
-                self._settle(number, RuntimeError(reason))
+            self._give_up(lambda call: True, reason)
 
     def _carry(self) -> None:
         self._dealers: dict[int, zmq.Socket[bytes]] = {}
@@ -182,9 +180,7 @@ class ZeroMQ(Wire):
             return
         with self._lock:
             self._lost[rank] = why
-            own = [number for number, call in self._pending.items() if call.rank == rank]
-        for number in own:
-            self._settle(number, RuntimeError(why))
+        self._give_up(lambda call: call.rank == rank, why)
 
     def _send_again(self, rank: int) -> None:
         """Whatever the rank has not answered: it is there, and goes out when the rank is back."""
@@ -208,10 +204,13 @@ class ZeroMQ(Wire):
                 socket.close()
 
     def _expire(self, now: float) -> None:
+        self._give_up(lambda call: call.deadline < now)
+
+    def _give_up(self, concerned: "Callable[[_Call], bool]", why: str = "") -> None:
         with self._lock:
-            late = [(number, call.timeout) for number, call in self._pending.items() if call.deadline < now]
-        for number, timeout in late:
-            self._settle(number, RuntimeError(f"no answer within {timeout:g} s (see --timeout)"))
+            own = [(number, call.timeout) for number, call in self._pending.items() if concerned(call)]
+        for number, timeout in own:
+            self._settle(number, RuntimeError(why or f"no answer within {timeout:g} s (see --timeout)"))
 
     def _take_answer(self, dealer: "zmq.Socket[bytes]") -> None:
         frames = receive(dealer)

@@ -40,12 +40,14 @@ def join(monkeypatch):
             joined_servers[piece.server].install(piece.number, torch.zeros(4))
 
         class Wire:
+            patience = 0.01
+
             def call(self, rank, method, number, push):
                 pushed[push.worker].append(number if servers == 1 else (rank, number))
                 return as_future(getattr(joined_servers[rank], method)(number, push))
 
         own = [
-            Exchange(Wire(), number, workers, pieces, SIZES, torch.zeros(sum(SIZES)), "none", 0.01, staged=False)
+            Exchange(Wire(), number, workers, pieces, SIZES, torch.zeros(sum(SIZES)), "none", staged=False)
             for number in range(workers)
         ]
         return own, pushed

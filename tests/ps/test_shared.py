@@ -197,12 +197,14 @@ def test_an_exchange_through_it_gives_the_same_weights_and_all_memory_back(polic
     sent = []
 
     class Wire:
+        patience = 1.0
+
         def call(self, rank, method, number, push):
             sent.append(push)
             return as_future(getattr(server, method)(number, push))
 
     workers = [
-        Exchange(Wire(), worker, 2, pieces, sizes, torch.zeros(15000), "none", 1.0, False, memory[1 + worker])
+        Exchange(Wire(), worker, 2, pieces, sizes, torch.zeros(15000), "none", False, memory[1 + worker])
         for worker in range(2)
     ]
     for step in (1, 2, 3):
