@@ -127,9 +127,10 @@ class Exchange:
         self._stopwatch = Stopwatch(weights.device)
         self._waits: list[tuple[Any, Any]] = []  # when each wait of this step began and ended
         self._changed = threading.Condition()  # guards all below, and lanes' freshness: the wire's threads change them
-        self._queue: list[int] = []  # buckets that wait, as they became ready
-        self._under_way = dict.fromkeys({piece.server for piece in pieces}, 0)  # bytes
-        self.room = UNDER_WAY // max(len(self._under_way), workers)  # bytes, for each server
+        servers = {piece.server for piece in pieces}
+        self._waiting: dict[int, list[int]] = {server: [] for server in servers}  # buckets, as they became ready
+        self._under_way = dict.fromkeys(servers, 0)  # bytes
+        self.room = UNDER_WAY // max(len(servers), workers)  # bytes, for each server
         self._over_limit: dict[int, int] = {}  # server -> its bucket that is under way though there was no room
         self._error: BaseException | None = None
 
@@ -220,20 +221,21 @@ class Exchange:
         # By way of numpy it has a storage of its own: of a larger one, rpc would copy the part before sending.
         lane.gradient, lane.context, lane.is_fresh = torch.from_numpy(gradient.numpy()), self.context, False
         if self._staging:
-            self._staging.when_out(partial(self._send, number), self.fail)
+            self._staging.when_out(partial(self._send, lane), self.fail)
         else:
-            self._send(number)
+            self._send(lane)
 
-    def _send(self, *ready: int) -> None:
-        """Push these buckets and what is in the queue, as far as there is room."""
+    def _send(self, ready: Lane | None = None) -> None:
+        """Push this bucket and what else waits, as far as there is room."""
+        if ready:
+            with self._changed:
+                self._waiting[ready.piece.server].append(ready.number)
         while True:
             with self._changed:
-                self._queue += ready
-                ready = ()
                 if (number := self._next()) is None:
                     return
-                self._queue.remove(number)
                 lane = self.lanes[number]
+                self._waiting[lane.piece.server].remove(number)
                 self._under_way[lane.piece.server] += lane.size
             answer = lane.send(self.wire, self.shared, self.worker, self.pushes_again)
             for observer in self.observers:
@@ -242,18 +244,14 @@ class Exchange:
 
     def _next(self) -> int | None:
         """The bucket to push now, if any: of those that are next for their servers, what forward needs first."""
-        waiting: dict[int, list[int]] = {}  # server -> its buckets, as they became ready
-        for number in self._queue:
-            waiting.setdefault(self.lanes[number].piece.server, []).append(number)
-        under_way = self._under_way
-        if free := [
-            first
-            for server, first in ((server, min(own)) for server, own in waiting.items())
-            if not under_way[server] or under_way[server] + self.lanes[first].size <= self.room
-        ]:
+        free, under_way = [], self._under_way
+        for server, own in self._waiting.items():
+            if own and (not under_way[server] or under_way[server] + self.lanes[min(own)].size <= self.room):
+                free.append(min(own))
+        if free:
             return min(free)
-        for server, own in waiting.items():
-            if server not in self._over_limit:
+        for server, own in self._waiting.items():
+            if own and server not in self._over_limit:
                 self._over_limit[server] = own[0]
                 return own[0]
         return None

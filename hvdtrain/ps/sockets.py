@@ -36,7 +36,14 @@ class Sockets:
         self._context.set(zmq.MAX_SOCKETS, MOST_SOCKETS)
         self._secret = key.encode()
         self._public = zmq.curve_public(self._secret) if key else b""
-        self._authenticator = self._let_in() if key else None
+        self._authenticator = ThreadAuthenticator(self._context) if key else None
+        if self._authenticator:  # have ZeroMQ ask who may connect
+            self._authenticator.start()
+            self._authenticator.configure_curve_callback("*", credentials_provider=self)
+
+    def callback(self, domain: str, key: bytes) -> bool:
+        """Whether the owner of this public key is let in: whoever has the job's."""
+        return key == self._public
 
     def make(self, kind: int) -> "zmq.Socket[bytes]":
         """A ROUTER, to which others connect, or a DEALER."""
@@ -60,16 +67,3 @@ class Sockets:
         if self._authenticator:
             self._authenticator.stop()
         self._context.destroy(linger=0)
-
-    def _let_in(self) -> ThreadAuthenticator:
-        """Have ZeroMQ ask who may connect: whoever has the job's key."""
-        public = self._public
-
-        class OfThisJob:
-            def callback(self, domain: str, key: bytes) -> bool:
-                return key == public
-
-        authenticator = ThreadAuthenticator(self._context)
-        authenticator.start()
-        authenticator.configure_curve_callback("*", credentials_provider=OfThisJob())
-        return authenticator
