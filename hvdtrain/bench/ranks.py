@@ -15,11 +15,11 @@ import torch
 import torch.distributed as dist
 
 from hvdtrain import modes
+from hvdtrain.buckets.partition import cut
 from hvdtrain.config.run_config import RunConfig
-from hvdtrain.ps import wire
 from hvdtrain.ps.exchange import Exchange
-from hvdtrain.ps.partition import cut
 from hvdtrain.ps.shared import SharedMemory
+from hvdtrain.ps.wire import WIRES, Wire, start
 from hvdtrain.world import horovod
 from hvdtrain.world.job import Job
 from hvdtrain.world.memory import keep_memory
@@ -41,6 +41,7 @@ class Rank:
         times: how often one turn does the operation.
         op: as on the command line.
         bucket: elements of the vector that travel as one message to a server.
+        wire: to the servers, where there are any.
     """
 
     world: World
@@ -48,6 +49,7 @@ class Rank:
     times: int
     op: str
     bucket: int
+    wire: Wire | None
 
 
 def take_part(backend: str, words: Sequence[str], turns: TextIO) -> None:
@@ -60,7 +62,7 @@ def take_part(backend: str, words: Sequence[str], turns: TextIO) -> None:
     update = replace(UPDATE, mode=words[1], bucket_mb=float(words[4]))
     world = read_world(servers)
     use_one_interface(world)
-    if backend in wire.WIRES:  # as in jobs with servers
+    if backend in WIRES:  # as in jobs with servers
         keep_memory()
     torch.set_num_threads(1)
 
@@ -76,35 +78,37 @@ def take_part(backend: str, words: Sequence[str], turns: TextIO) -> None:
     store = open_store(world, TIMEOUT_S)
     if backend == "horovod" and not world.starts_horovod:
         horovod.join(world, store)
-    prepare = BACKENDS[backend](Rank(world, store, times, op, update.bucket_elements))
+    wire = start(world, store, TURNS_S, kind=backend) if backend in WIRES else None
+    prepare = BACKENDS[backend](Rank(world, store, times, op, update.bucket_elements, wire))
     dist.init_process_group(
         "gloo", store=dist.PrefixStore("workers", store), rank=world.worker, world_size=world.workers
     )
     dist.barrier()
     say("worker")
     measures = world.rank == world.size - 1
-    asked = range(servers if measures else 0)
+    costs = partial(_costs, wire if measures else None, servers)
     prepared = 0
     act: Act = dist.barrier
     for line in turns:
         if (size := int(line)) != prepared:
             act = dist.barrier  # lets go of the vector
             prepared, act = size, prepare(size)
-        found = _measure(act, asked)
+        found = _measure(act, costs)
         say(json.dumps(found if measures else None))
 
 
-def _measure(act: Act, servers: Sequence[int]) -> dict[str, float]:
+def _measure(act: Act, costs: Callable[[], list[dict[str, float]]]) -> dict[str, float]:
     """What it costs to act, which all workers begin together and end together.
 
     Once before is not counted: while others had their turn, they had the processors' caches.
     """
     _act_together(act)
-    cpu_s = _of_servers(servers, "cpu_s")
+    before = costs()
     found = {"seconds": _act_together(act)}
-    if servers:
-        cpu_s = _of_servers(servers, "cpu_s") - cpu_s
-        found |= {"server_cpu_s": cpu_s, "server_mb": _of_servers(servers, "peak_rss_mb") * 2**20 / 1e6}
+    if after := costs():
+        cpu_s, before_s = (sum(own["cpu_s"] for own in these) for these in (after, before))
+        megabytes = sum(own["peak_rss_mb"] for own in after) * 2**20 / 1e6
+        found |= {"server_cpu_s": cpu_s - before_s, "server_mb": megabytes}
     return found
 
 
@@ -117,9 +121,9 @@ def _act_together(act: Act) -> float:
     return time.perf_counter() - began
 
 
-def _of_servers(servers: Sequence[int], cost: str) -> float:
-    """What it has cost all of them together up to now: see ps.server_metrics.Load.cost."""
-    return sum(wire.ask(rank, "cost")[cost] for rank in servers)
+def _costs(wire: Wire | None, servers: int) -> list[dict[str, float]]:
+    """What each server has cost up to now: see ps.server_metrics.Load.cost."""
+    return [wire.ask(rank, "cost") for rank in range(servers)] if wire else []
 
 
 def horovod_allreduce(rank: Rank) -> Prepare:
@@ -153,10 +157,10 @@ def _serve(world: World, config: RunConfig) -> NoReturn:
     sys.exit("hvdtrain: its workers have left")
 
 
-def pushpull(kind: str, rank: Rank) -> Prepare:
-    """A gradient out and fresh weights in, as the ps- modes do it over that wire."""
-    world = rank.world
-    wire.start(world, rank.store, TURNS_S, kind=kind)
+def pushpull(rank: Rank) -> Prepare:
+    """A gradient out and fresh weights in, as the ps- modes do it."""
+    world, wire = rank.world, rank.wire
+    assert wire
     shared = SharedMemory()
     shared.join(world, rank.store, TURNS_S)
 
@@ -167,22 +171,14 @@ def pushpull(kind: str, rank: Rank) -> Prepare:
             for piece in pieces:
                 wire.ask(piece.server, "install", piece.number, weights[piece.start : piece.stop].clone())
         exchange = Exchange(
-            world.worker,
-            world.workers,
-            pieces,
-            [len(weights)],
-            weights,
-            "none",
-            TURNS_S,
-            staged=False,
-            shared=shared,
-        )
+            wire, world.worker, world.workers, pieces, [len(weights)], weights, "none", staged=False, shared=shared,
+        )  # fmt: skip
         steps = count(1)
 
         def act() -> None:
             for _ in range(rank.times):
                 exchange.begin(next(steps), UPDATE.lr)
-                exchange.put(0, gradient)
+                exchange.bucketer.put(0, gradient)
                 exchange.wait_for_all()
 
         return act
@@ -191,5 +187,5 @@ def pushpull(kind: str, rank: Rank) -> Prepare:
 
 
 BACKENDS: dict[str, Callable[[Rank], Prepare]] = {
-    "horovod": horovod_allreduce, "gloo": gloo, **{kind: partial(pushpull, kind) for kind in wire.WIRES},
+    "horovod": horovod_allreduce, "gloo": gloo, **dict.fromkeys(WIRES, pushpull),
 }  # fmt: skip

@@ -24,13 +24,13 @@ from hvdtrain.runs.request import config_of, shares_of
 if TYPE_CHECKING:
     import torch
 
+    from hvdtrain.buckets.partition import Piece
     from hvdtrain.data.loader import Loader
     from hvdtrain.data.sampling import Share
     from hvdtrain.models.layers import Network
     from hvdtrain.numerics.compression import Compressor
     from hvdtrain.ps.bucket import Bucket
     from hvdtrain.ps.messages import Answer, Applied
-    from hvdtrain.ps.partition import Piece
 
 
 @click.command()
@@ -215,6 +215,7 @@ def _replay(
     """The final weights by name, and how many pushes there were."""
     import torch
 
+    from hvdtrain.buckets.partition import cut
     from hvdtrain.data.augment import Augment
     from hvdtrain.data.find import find_dataset
     from hvdtrain.data.loader import Loader
@@ -224,7 +225,6 @@ def _replay(
     from hvdtrain.numerics.flat import flatten_weights, trained
     from hvdtrain.numerics.optimizers import make_optimizer
     from hvdtrain.ps.bucket import Bucket
-    from hvdtrain.ps.partition import cut
     from hvdtrain.rank.work import image_side, initial_model
     from hvdtrain.training.device import set_up
 

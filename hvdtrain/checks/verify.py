@@ -204,8 +204,8 @@ def _initial(config: RunConfig) -> "Vector":
 
 def _buckets(config: RunConfig) -> int:
     """How many buckets the servers have."""
+    from hvdtrain.buckets.partition import cut
     from hvdtrain.numerics.flat import trained
-    from hvdtrain.ps.partition import cut
     from hvdtrain.rank.work import initial_model
 
     return len(cut([p.numel() for p in trained(initial_model(config, 10))], config.servers, config.bucket_elements))

@@ -13,11 +13,12 @@ import horovod.torch as hvd
 import torch
 from torch import nn
 
+from hvdtrain.buckets.bucketer import Bucketer
+from hvdtrain.buckets.partition import cut
+from hvdtrain.buckets.staging import Staging
 from hvdtrain.errors import Failure
 from hvdtrain.modes._synchroniser import LocalUpdate
 from hvdtrain.numerics.flat import payload_bytes, trained, views
-from hvdtrain.ps.partition import Completion, cut
-from hvdtrain.ps.staging import Staging
 from hvdtrain.world import trace
 from hvdtrain.world.horovod import HorovodGroup, pause, wait_asleep
 from hvdtrain.world.job import Job
@@ -40,42 +41,27 @@ class StagedRing:
         most: elements of a bucket.
         compression: one of Horovod's.
         timeout: seconds after which a bucket is given up.
-
-    Attributes:
-        accumulating: another backward pass of the same step follows: nothing is sent after this one.
     """
 
     def __init__(self, model: nn.Module, most: int, compression: Any, timeout: float) -> None:
-        self.compression, self.timeout, self.accumulating = compression, timeout, False
+        self.compression, self.timeout = compression, timeout
         self.parameters = trained(model)
         sizes = [p.numel() for p in self.parameters]
         self.pieces = cut(sizes, 1, most)
         self.average = torch.zeros(sum(sizes), device=self.parameters[0].device)
         self._staging = Staging(self.average, self.pieces)
-        self._completion = Completion(sizes, self.pieces)
         self._sent: SimpleQueue[tuple[int, Any, Any] | Exception] = SimpleQueue()  # bucket, handle, compression's own
-        for index, parameter in enumerate(self.parameters):
-            parameter.register_post_accumulate_grad_hook(partial(self._put, index))
-
-    def _put(self, index: int, parameter: nn.Parameter) -> None:
-        if self.accumulating:
-            return
-        assert parameter.grad is not None
-        flat = parameter.grad.reshape(-1)
-        for number, at, own_range, is_complete in self._completion.come(index):
-            self._staging.copy_out(number, at, flat[own_range])
-            if is_complete:
-                self._staging.when_out(number, partial(self._send, number), self._sent.put)
+        self.bucketer = Bucketer(
+            sizes, self.pieces, lambda *own: self._staging.when_out(partial(self._send, *own), self._sent.put),
+            self._staging,
+        )  # fmt: skip
+        self.bucketer.take_from(self.parameters, keep=True)
 
     def _send(self, number: int, gradient: torch.Tensor) -> None:
-        """Begin to average a bucket, on a thread of its own, which raises nothing."""
-        try:
-            packed, context = self.compression.compress(gradient)
-            handle = hvd.allreduce_async_(packed, op=hvd.Average, name=f"bucket {number}")
-        except Exception as error:  # it is raised where the worker waits
-            self._sent.put(error)
-        else:
-            self._sent.put((number, handle, context))
+        """Begin to average a bucket."""
+        packed, context = self.compression.compress(gradient)
+        handle = hvd.allreduce_async_(packed, op=hvd.Average, name=f"bucket {number}")
+        self._sent.put((number, handle, context))
 
     def wait(self) -> None:
         """Have every gradient be the average, for what is computed next.
@@ -100,7 +86,6 @@ class StagedRing:
             wait_asleep([handle])
             self._staging.copy_in(number, self.compression.decompress(hvd.synchronize(handle), context))
         self._staging.wait_for(range(len(self.pieces)))
-        self._completion.begin()
         for parameter, average in zip(self.parameters, views(self.average, self.parameters), strict=True):
             parameter.grad = average
 
@@ -141,7 +126,7 @@ class AllReduce(LocalUpdate):
 
     def set_accumulating(self, accumulating: bool) -> None:
         if self.staged:
-            self.ring.accumulating = accumulating
+            self.ring.bucketer.accumulating = accumulating
 
     def wait(self) -> None:
         if self.staged:

@@ -125,7 +125,7 @@ def _hottest(scenario: Scenario) -> set[int]:
 
 
 def cut(scenario: Scenario, groups: Sequence[HostGroup], most_pieces: int) -> list[Piece]:
-    """The weights as pieces, in forward order: as ps.partition cuts them, but that the servers of a group are one.
+    """The weights as pieces, in forward order: as buckets.partition cuts them, but that the servers of a group are one.
 
     Args:
         most_pieces: about as many at most; larger ones stand for several messages.

@@ -9,7 +9,7 @@ import torch
 from torch.distributed import Store
 
 from hvdtrain.errors import Failure
-from hvdtrain.ps import wire
+from hvdtrain.ps.wire import Wire
 from hvdtrain.world.group import Group
 from hvdtrain.world.place import World
 
@@ -17,7 +17,7 @@ QUESTION_S = 5.0  # the longest wait for a reason, when something has failed alr
 
 
 class ServerGroup(Group):
-    """Sums are over the workers that are there: one that is lost is not waited for. Start the wire first.
+    """Sums are over the workers that are there: one that is lost is not waited for.
 
     Args:
         timeout: seconds after which a silent rank is lost.
@@ -26,8 +26,9 @@ class ServerGroup(Group):
 
     in_background = True
 
-    def __init__(self, world: World, store: Store, timeout: float, servers_return: bool = False) -> None:
+    def __init__(self, wire: Wire, world: World, store: Store, timeout: float, servers_return: bool = False) -> None:
         super().__init__(world)
+        self.wire = wire
         self.servers_return = servers_return
         self.world, self.store, self.timeout = world, store, timeout
         self.sums = 0  # so far, of all workers together
@@ -67,23 +68,23 @@ class ServerGroup(Group):
     def _later(self, values: torch.Tensor, as_rows: bool) -> Callable[[], torch.Tensor]:
         self.sums += 1
         number = self.sums
-        first = wire.call(0, "sum", self.worker, number, values, as_rows)
+        first = self.wire.call(0, "sum", self.worker, number, values, as_rows)
 
         def wait() -> torch.Tensor:
             answer = first
             while True:
                 try:
-                    return wire.result(0, answer)
+                    return self.wire.result(0, answer)
                 except Failure:
-                    limit = wire.PATIENCE * self.timeout
-                    missing, silent = wire.ask(0, "missing", self.worker, number, limit, timeout=QUESTION_S)
+                    question = "missing", self.worker, number, self.wire.patience
+                    missing, silent = self.wire.ask(0, *question, timeout=QUESTION_S)
                     if not missing:  # the last one has come meanwhile, or what goes wrong does so again
-                        return wire.ask(0, "sum", self.worker, number, values, as_rows)
+                        return self.wire.ask(0, "sum", self.worker, number, values, as_rows)
                     if silent:
                         ranks = [self.world.servers + worker for worker in silent]
                         problem = f"ranks {ranks} hang: they did not come to where the others wait for them"
                         raise Failure(problem) from None
-                answer = wire.call(0, "sum", self.worker, number, values, as_rows)
+                answer = self.wire.call(0, "sum", self.worker, number, values, as_rows)
 
         return wait
 
@@ -92,11 +93,11 @@ class ServerGroup(Group):
         over one has been through a sum with the one that leads since that read it.
         """
         slot = self.sums % 2
-        wire.ask(0, "note", slot, self.worker, json.dumps(value))
+        self.wire.ask(0, "note", slot, self.worker, json.dumps(value))
         there, _ = self.all_gather([])
         if not self.leads:
             return {}
-        noted = wire.ask(0, "noted", slot)
+        noted = self.wire.ask(0, "noted", slot)
         return {worker: json.loads(noted[worker]) for worker in there}
 
     def request_barrier(self, number: int) -> None:
@@ -109,9 +110,9 @@ class ServerGroup(Group):
 
     def close(self) -> None:
         if self.servers_return:
-            wire.leave_servers(range(self.world.servers), self.worker)
+            self.wire.leave_servers(range(self.world.servers), self.worker)
         else:
-            wire.stop(self.world, self.store, self.timeout)
+            self.wire.leave_together(self.world, self.store, self.timeout)
 
 
 @contextmanager

@@ -8,7 +8,7 @@ from typing import Any
 from torch.distributed import Store
 
 from hvdtrain.config.run_config import RunConfig
-from hvdtrain.ps import wire
+from hvdtrain.ps.wire import Wire, start
 from hvdtrain.world.place import World
 from hvdtrain.world.rendezvous import reach_store
 
@@ -20,7 +20,7 @@ class Arrival:
     """A worker that has joined, and is waited for from now on.
 
     Attributes:
-        store: that of the job.
+        wire, store: those of the job.
         world: its place.
         incarnation: which life at its rank it is, from 1.
         step: the one of its own that it goes on after.
@@ -29,6 +29,7 @@ class Arrival:
         state: what they had come to then: see training.loop.
     """
 
+    wire: Wire
     store: Store
     world: World
     incarnation: int
@@ -50,10 +51,10 @@ def arrive(config: RunConfig, host: str, port: int, ranks: int, is_local: bool) 
     """
     store = reach_store(host, port, config.timeout)
     world = World("alone", -1, ranks, 0, ranks if is_local else 1, config.servers, joined=-1)
-    wire.start(world, store, config.timeout, kind=config.wire)
-    endpoint = wire.own_endpoint()
+    wire = start(world, store, config.timeout, kind=config.wire)
+    endpoint = wire.endpoint
     place = wire.ask(0, "join", endpoint, os.getpid(), timeout=LONGEST_WAIT_S)
     for server in range(1, config.servers):
         wire.ask(server, "admit", place["member"], endpoint, place["step"], os.getpid())
     world = dataclasses.replace(world, rank=place["rank"], joined=place["member"])
-    return Arrival(store, world, *(place[name] for name in ("incarnation", "step", "sums", "age_s", "state")))
+    return Arrival(wire, store, world, *(place[name] for name in ("incarnation", "step", "sums", "age_s", "state")))

@@ -74,29 +74,34 @@ class PushStatus:
     """What a worker knows of its push of one step: complete when every bucket has been answered.
 
     Attributes:
-        pending: buckets still to be answered.
-        version_read: the oldest version that the gradients were computed from.
-        seen: how many updates the weights saw in between, of each bucket that has been answered.
-        dropped: buckets for which it came too late.
+        read: the versions of the weights that were pushed from, of each bucket that is under way or answered.
+        closed: of each bucket that is answered, the last step that was over where it came too late, or 0.
+        seen: how many updates the weights saw in between, of each bucket that is answered: noted last, since another
+            thread may look.
     """
 
     def __init__(self, buckets: int) -> None:
-        self.pending = buckets
-        self.version_read: int | None = None
+        self.buckets = buckets
+        self.read: list[int] = []
+        self.closed: list[int] = []
         self.seen: list[int] = []
-        self.dropped = 0
+
+    @property
+    def pending(self) -> int:
+        """Buckets still to be answered."""
+        return self.buckets - len(self.seen)
+
+    @property
+    def version_read(self) -> int | None:
+        """The oldest version that the gradients were computed from."""
+        return min(self.read, default=None)
 
     @property
     def staleness(self) -> int:
-        """The largest of them."""
+        """The largest of what is in `seen`."""
         return max(self.seen, default=0)
 
-    def sent(self, version: int) -> None:
-        """A bucket is pushed that was computed from this version."""
-        self.version_read = version if self.version_read is None else min(version, self.version_read)
-
-    def answered(self, staleness: int, dropped: bool) -> None:
-        """A bucket is answered."""
-        self.seen.append(staleness)
-        self.dropped += dropped
-        self.pending -= 1  # last: another thread may look
+    @property
+    def dropped(self) -> int:
+        """Buckets for which it came too late."""
+        return sum(map(bool, self.closed))

@@ -23,6 +23,7 @@ from torch.futures import Future
 
 from hvdtrain.ps.messages import INLINE_BYTES
 from hvdtrain.ps.requests import Requests, as_future
+from hvdtrain.ps.wire import Wire
 from hvdtrain.world.place import World
 
 if TYPE_CHECKING:
@@ -40,11 +41,12 @@ OVER_TCP: dict[str, Any] = {"_transports": ["uv"], "_channels": ["basic"]}
 _requests: Requests  # of this process: handlers are called by name, without an object
 
 
-class Rpc:
-    """See ps.wire.Wire."""
+class Rpc(Wire):
+    """By torch's rpc. Ranks cannot join it while it is in use."""
 
-    def call(self, rank: int, method: str, arguments: tuple[Any, ...], timeout: float) -> "Future[Any]":
-        return rpc.rpc_async(f"rank{rank}", _handle, args=(method, arguments), timeout=timeout)
+    def call(self, rank: int, method: str, *arguments: Any, timeout: float | None = None) -> "Future[Any]":
+        seconds = self.patience if timeout is None else timeout
+        return rpc.rpc_async(f"rank{rank}", _handle, args=(method, arguments), timeout=seconds)
 
     def close(self) -> None:
         rpc.shutdown(graceful=False)
@@ -71,7 +73,7 @@ def connect(world: World, store: "Store", patience: float, requests: Requests) -
         **(OVER_TCP if os.environ.get("HVDTRAIN_OVER_TCP") else TRANSPORTS),
     )  # fmt: skip
     rpc.init_rpc(f"rank{world.rank}", rank=world.rank, world_size=world.size, rpc_backend_options=options)
-    return Rpc()
+    return Rpc(requests, patience)
 
 
 @rpc.functions.async_execution

@@ -15,7 +15,6 @@ from hvdtrain.config.run_config import OPEN_WIRES, RunConfig
 from hvdtrain.errors import Failure
 from hvdtrain.numerics.compression import Compressor
 from hvdtrain.numerics.optimizers import make_optimizer
-from hvdtrain.ps import wire
 from hvdtrain.ps.bucket import Bucket, Policy, no_ledger
 from hvdtrain.ps.crash_memory import CrashMemory, SavedState
 from hvdtrain.ps.join_info import RestartInfo, read_restart_info, servers_return, write_restart_info
@@ -25,6 +24,7 @@ from hvdtrain.ps.membership import Membership
 from hvdtrain.ps.server import Server
 from hvdtrain.ps.server_metrics import Load, ServerMetrics, last_row
 from hvdtrain.ps.shared import SharedMemory
+from hvdtrain.ps.wire import Wire, start, start_again
 from hvdtrain.ps.worker_monitor import WorkerMonitor
 from hvdtrain.world.job import Job
 from hvdtrain.world.preempt import deferred_sigterm
@@ -98,21 +98,21 @@ def serve(
         for number, state in states.items():
             if state.plain:
                 server.install(number, state.tensors()["weights"])
-        store, address = _come_back(job, server, killed), killed.store
+        (wire, store), address = _come_back(job, server, killed), killed.store
         report(f"hvdtrain: rank {world.rank}, a server, was killed and is back, with all that it had answered")
     else:
         store = job.meet()
         # With the server: a worker may call as soon as it has started.
-        wire.start(world, store, config.timeout, server, config.wire)
+        wire = start(world, store, config.timeout, server, config.wire)
         shared.join(world, store, config.timeout)
         address = store_address(world, store)
     metrics = ServerMetrics(job.folder, world.rank, load)  # now that all have met, the first worker has the folder
-    restart = _write_restart_info(job, server, memory) if memory else None
+    restart = _write_restart_info(job, wire, server, memory) if memory else None
     try:
         with deferred_sigterm():  # the workers get it too, and need this server to save
             there, patience = membership.present, OVER_S
             if not server.is_over:
-                monitor = WorkerMonitor(job, address, server, report, is_open, killed is not None)
+                monitor = WorkerMonitor(job, wire, address, server, report, is_open, killed is not None)
                 try:
                     monitor.until_all_have_ended()
                 finally:
@@ -124,13 +124,13 @@ def serve(
             if lease_ledger:
                 lease_ledger.close()
             if memory:
-                _end_with(server, there, patience)
+                _end_with(wire, server, there, patience)
             else:
                 assert store
-                wire.stop(world, store, config.timeout, there)
+                wire.leave_together(world, store, config.timeout, there)
     except Failure as problem:
         if memory:  # for which the others would wait
-            wire.fail(problem)
+            wire.leave_failed(problem)
         raise
     finally:
         if restart:
@@ -146,8 +146,8 @@ def _leases(job: Job, saved: SavedState | None, is_back: bool) -> tuple[Leases, 
     return Leases(ledger.write, saved), ledger
 
 
-def _come_back(job: Job, server: Server, killed: KilledServer) -> "Store | None":
-    """Be reached where the server was that was killed; returns the store of the job, if this is who has it.
+def _come_back(job: Job, server: Server, killed: KilledServer) -> "tuple[Wire, Store | None]":
+    """Be reached where the server was that was killed; returns the store of the job too, if this is who has it.
 
     Raises:
         Failure: it had not begun, or another process is reached there.
@@ -159,15 +159,15 @@ def _come_back(job: Job, server: Server, killed: KilledServer) -> "Store | None"
     with server.saving():
         server.returned = [*server.returned, back]
     if server.shares_memory:
-        server.shared.join_again()
-    wire.start_again(job.config.wire, server.own, server.others, timeout, server)
+        server.shared.on = True  # who knew the memory of the process that was killed will get to know this one's
+    wire = start_again(job.config.wire, server.own, server.others, timeout, server)
     with contextlib.suppress(Failure):  # another process has the port: nobody joins any more
         if world.rank == 0:
-            return _serve_store(job, server, killed.store)
+            return wire, _serve_store(job, server, killed.store)
         # The first server's store is gone where that was killed at the same time: who joins finds no memory then.
         memory = f"{os.getpid()} {server.shared.file}"
         threading.Thread(target=_tell, args=(killed.store, timeout, world.rank, memory), daemon=True).start()
-    return None
+    return wire, None
 
 
 def _serve_store(job: Job, server: Server, address: tuple[str, int]) -> "Store":
@@ -193,19 +193,19 @@ def _tell(store: tuple[str, int], timeout: float, rank: int, memory: str) -> Non
         reach_store(*store, timeout).set(f"memory/{rank}", memory)
 
 
-def _write_restart_info(job: Job, server: Server, memory: CrashMemory) -> Path:
+def _write_restart_info(job: Job, wire: Wire, server: Server, memory: CrashMemory) -> Path:
     """From now on this server can be killed."""
     with server.saving():
-        server.own, server.others = wire.own_endpoint(), wire.known_endpoints()
+        server.own, server.others = wire.endpoint, dict(wire.endpoints)
         server.shares_memory = server.shared.on
-    wire.wait_for_return(rank for rank in range(job.world.servers) if rank != job.world.rank)
+    wire.returning = frozenset(range(job.world.servers)) - {job.world.rank}
     return write_restart_info(job.folder, job.world.rank, RestartInfo(os.getpid(), memory.file, server.shared.file))
 
 
-def _end_with(server: Server, there: Collection[int], patience: float) -> None:
+def _end_with(wire: Wire, server: Server, there: Collection[int], patience: float) -> None:
     """Tell the workers that all have ended, those that are there, and leave."""
     server.end()
     deadline = time.monotonic() + patience
     while not server.have_left().issuperset(there) and time.monotonic() < deadline:
         time.sleep(0.02)
-    wire.hang_up()
+    wire.leave_now()

@@ -238,11 +238,9 @@ class Server:
 
     def _sent(self, worker: int, bucket: int, answer: Answer) -> Answer:
         self.load.answered(worker, bucket, answer)
-        if not self.shared.takes(answer.weights):
-            return answer
         weights = answer.weights  # of a version there may be two kinds: see Bucket.answer
-        content = self.buckets[bucket], answer.version, weights.data_ptr()
-        return answer._replace(weights=self.shared.put(weights, worker, content))
+        sent = self.shared.put(weights, worker, (self.buckets[bucket], answer.version, weights.data_ptr()))
+        return answer if sent is weights else answer._replace(weights=sent)
 
     def sum(self, worker: int, number: int, values: torch.Tensor, as_rows: bool = False) -> "Future[torch.Tensor]":
         """A worker's summand of a sum over the workers: see Membership.add."""

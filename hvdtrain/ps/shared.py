@@ -30,9 +30,11 @@ if TYPE_CHECKING:
 MOST = 128 * 2**20  # bytes of a process's slots: more than twice what is under way, see exchange.UNDER_WAY
 HUGE = 2**21  # bytes of a huge page, where larger slots begin
 GONE_KEPT = 2  # processes that have ended whose memory stays: an answer of one may still be on its way
-RECEIVERS = 64  # of one process; others get their tensors in messages
-FLAGS = 2**16  # the first bytes: RECEIVERS of each slot
+FLAGS = 2**16  # the first bytes: COLUMNS of each slot, a byte that is 1 while it is taken
+COLUMNS = 64  # one for each receiver, the last for the sender
+RECEIVERS = SENDER = COLUMNS - 1  # what others are sent travels in messages
 _NAME = "hvdtrain"
+_FREE = bytes(COLUMNS)
 
 
 class Parcel(NamedTuple):
@@ -58,18 +60,19 @@ class SharedMemory:
 
     Attributes:
         on: whether tensors go through it; else they are passed on as they are.
+        pid, file: where others find it: see Parcel.
     """
 
     def __init__(self) -> None:
-        self.on, self.file = False, -1
+        self.on, self.pid, self.file = False, os.getpid(), os.memfd_create(_NAME)
+        os.ftruncate(self.file, FLAGS)
+        self._flags = mmap.mmap(self.file, FLAGS)
         self._slots: list[tuple[int, np.ndarray[Any, Any]]] = []  # where each begins, and its bytes
         self._contents: dict[object, int] = {}  # what lies where: see put
         self._end = FLAGS
         self._peers: dict[tuple[int, int], _Peer] = {}
-        self._held: set[int] = set()  # slots that may be sent again
-        self._filling: set[int] = set()  # slots that are being copied to, whose receivers may be gone meanwhile
-        self._columns: dict[int, int] = {}  # receiver -> which of the flags of a slot are its, where not of its number
-        self._left: deque[int] = deque()  # columns of receivers that were killed
+        self._columns: dict[int, int] = {}  # of receivers that came in another's place; others' are their numbers
+        self._spare_columns = deque(reversed(range(RECEIVERS // 2, RECEIVERS)))  # retired ones come last
         self._lock = threading.Lock()
 
     def join(self, world: World, store: "Store", patience: float) -> None:
@@ -82,9 +85,8 @@ class SharedMemory:
         """
         if not world.is_local or os.environ.get("HVDTRAIN_OVER_TCP"):
             return
-        self._begin()
         others = [rank for rank in range(world.size) if (rank < world.servers) != world.is_server]
-        store.set(f"memory/{world.rank}", f"{self._pid} {self.file}")
+        store.set(f"memory/{world.rank}", f"{self.pid} {self.file}")
         store.wait([f"memory/{rank}" for rank in others], timedelta(seconds=patience))
         try:
             for rank in others:
@@ -94,16 +96,6 @@ class SharedMemory:
         store.set(f"memory/{world.rank}/opened", "")
         store.wait([f"memory/{rank}/opened" for rank in others], timedelta(seconds=patience))
         self.on = not store.check(["memory/not_shared"])
-
-    def join_again(self) -> None:
-        """Be on, in place of a process that was killed: who knew its memory will get to know this one's."""
-        self._begin()
-        self.on = True
-
-    def _begin(self) -> None:
-        self._pid, self.file = os.getpid(), os.memfd_create(_NAME)
-        os.ftruncate(self.file, FLAGS)
-        self._flags = mmap.mmap(self.file, FLAGS)
 
     def put(self, tensor: torch.Tensor, receiver: int, content: object = None, held: bool = False) -> Any:
         """Copy a CPU tensor to where the receiver, a number of the caller's, may read it.
@@ -115,67 +107,63 @@ class SharedMemory:
         Returns:
             the Parcel to send; the tensor itself where it is small, or no memory is left.
         """
-        if not self.takes(tensor) or receiver >= RECEIVERS:
+        size = tensor.nbytes
+        if not self.on or size <= INLINE_BYTES or receiver >= RECEIVERS:
             return tensor
         with self._lock:
-            slot = self._contents.get(content)
-            column = self._columns.get(receiver, receiver)
-            is_there = slot is not None and not self._flags[slot * RECEIVERS + column]
-            if not is_there:
-                slot = self._free(tensor.nbytes)
-            if slot is None:
-                return tensor
-            flag = slot * RECEIVERS + column
+            column, slot = self._columns.get(receiver, receiver), self._contents.get(content)
+            if is_new := slot is None or bool(self._flags[slot * COLUMNS + column]):
+                # The first that fits, so that few are in use, and those in the processor's caches.
+                fitting = (number for number, (_, own) in enumerate(self._slots) if size <= len(own) <= 2 * size)
+                free = (n for n in fitting if self._flags[n * COLUMNS : (n + 1) * COLUMNS] == _FREE)
+                if (slot := next(free, None)) is None and (slot := self._add_slot(size)) is None:
+                    return tensor
+                self._contents = {its: where for its, where in self._contents.items() if where != slot}
+            assert slot is not None
+            flag, own_flag = slot * COLUMNS + column, slot * COLUMNS + SENDER
             self._flags[flag] = 1
-            if held:
-                self._held.add(slot)
-            if not is_there:
-                self._filling.add(slot)
+            if held or is_new:  # what may be sent again; what is copied now, whose receiver may be gone meanwhile
+                self._flags[own_flag] = 1
         start, memory = self._slots[slot]
-        if not is_there:
-            torch.from_numpy(memory[: tensor.nbytes]).view(tensor.dtype).view(tensor.shape).copy_(tensor)
+        if is_new:
+            torch.from_numpy(memory[:size]).view(tensor.dtype).view(tensor.shape).copy_(tensor)
             with self._lock:
-                self._filling.discard(slot)
+                self._flags[own_flag] = held
                 if content is not None:
                     self._contents[content] = slot
-        name = str(tensor.dtype).removeprefix("torch.")
-        return Parcel(self._pid, self.file, flag, start, name, list(tensor.shape))
+        return Parcel(self.pid, self.file, flag, start, str(tensor.dtype).removeprefix("torch."), list(tensor.shape))
 
-    def takes(self, tensor: torch.Tensor) -> bool:
-        """Whether it goes through this memory, if there is room."""
-        return self.on and tensor.nbytes > INLINE_BYTES
+    def _add_slot(self, size: int) -> int | None:
+        slot, unit = len(self._slots), _page(size)
+        start, length = _up(self._end, unit), _up(size, unit)
+        if (slot + 1) * COLUMNS > FLAGS or start + length > MOST:
+            return None
+        self._end = start + length
+        os.ftruncate(self.file, self._end)
+        self._slots.append((start, _mapped(self.file, start, length)))
+        return slot
 
     def release(self, sent: Any) -> None:
         """What was put, and held, has been answered."""
         if isinstance(sent, Parcel):
-            with self._lock:
-                self._held.discard(sent.flag // RECEIVERS)
-                if sent.flag % RECEIVERS in self._left:
-                    self._flags[sent.flag] = 0
+            self._flags[sent.flag // COLUMNS * COLUMNS + SENDER] = 0
 
     def forget(self, receiver: int) -> None:
-        """The receiver is gone, and reads nothing any more."""
+        """The receiver is gone, and reads nothing any more but what is sent again."""
+        column = self._columns.get(receiver, receiver)
         with self._lock:
-            self._clear(self._columns.get(receiver, receiver))
+            for slot in range(len(self._slots) if column < RECEIVERS else 0):
+                self._flags[slot * COLUMNS + column] = 0
 
-    def succeed(self, receiver: int) -> None:
+    def replace_receiver(self, receiver: int) -> None:
         """Another process has taken the place of a receiver that was killed. It has flags of its own, so that it makes
         no difference when it lets go of what was meant for the former.
         """
+        self.forget(receiver)
         with self._lock:
-            self._left.append(self._columns.get(receiver, receiver))
-            unused = [column for column in range(RECEIVERS // 2, RECEIVERS) if column not in self._columns.values()]
-            fresh = [column for column in unused if column not in self._left]
-            self._columns[receiver] = fresh[-1] if fresh else next(column for column in self._left if column in unused)
-            if not fresh:
-                self._left.remove(self._columns[receiver])
-            for column in self._left:
-                self._clear(column)
-
-    def _clear(self, column: int) -> None:
-        for slot in range(len(self._slots) if column < RECEIVERS else 0):
-            if slot not in self._held:
-                self._flags[slot * RECEIVERS + column] = 0
+            retired, self._columns[receiver] = self._columns.get(receiver), self._spare_columns.popleft()
+            if retired is not None:
+                self._spare_columns.append(retired)
 
     def get(self, sent: Parcel | torch.Tensor) -> torch.Tensor:
         """What a peer has put.
@@ -185,7 +173,16 @@ class SharedMemory:
         """
         if isinstance(sent, torch.Tensor):
             return sent
-        return self._open(sent.pid, sent.file).get(sent)
+        peer = self._peers.get((sent.pid, sent.file)) or self._open(sent.pid, sent.file)
+        dtype = getattr(torch, sent.dtype, None)
+        if not isinstance(dtype, torch.dtype) or min(sent.shape, default=0) < 0 or not 0 <= sent.flag < FLAGS:
+            raise ValueError(f"no tensor: {sent}")
+        size = math.prod(sent.shape) * dtype.itemsize
+        if sent.start not in peer.slots or len(peer.slots[sent.start]) < size:
+            peer.map_slot(sent.start, size)
+        memory = peer.slots[sent.start][:size]
+        weakref.finalize(memory, peer.flags.__setitem__, sent.flag, 0).atexit = False
+        return torch.from_numpy(memory).view(dtype).view(sent.shape)
 
     def _open(self, pid: int, file: int) -> "_Peer":
         with self._lock:
@@ -196,26 +193,13 @@ class SharedMemory:
                 self._peers[pid, file] = _Peer(pid, file)
             return self._peers[pid, file]
 
-    def _free(self, size: int) -> int | None:
-        """A slot for what is new: the first that fits, so that few are in use, and those in the processor's caches."""
-        for slot, (_, memory) in enumerate(self._slots):
-            if slot in self._held or slot in self._filling:
-                continue
-            if size <= len(memory) <= 2 * size and not any(self._flags[slot * RECEIVERS : (slot + 1) * RECEIVERS]):
-                self._contents = {its: where for its, where in self._contents.items() if where != slot}
-                return slot
-        slot, unit = len(self._slots), _page(size)
-        start, length = _up(self._end, unit), _up(size, unit)
-        if (slot + 1) * RECEIVERS > FLAGS or start + length > MOST:
-            return None
-        self._end = start + length
-        os.ftruncate(self.file, self._end)
-        self._slots.append((start, _mapped(self.file, start, length)))
-        return slot
-
 
 class _Peer:
-    """Another process's memory."""
+    """Another process's memory.
+
+    Attributes:
+        slots: by where they begin.
+    """
 
     def __init__(self, pid: int, file: int) -> None:
         path = f"/proc/{pid:d}/fd/{file:d}"
@@ -224,20 +208,13 @@ class _Peer:
         self.file = os.open(path, os.O_RDWR | os.O_CLOEXEC)
         weakref.finalize(self, os.close, self.file).atexit = False
         self.flags = mmap.mmap(self.file, FLAGS)
-        self.slots: dict[int, np.ndarray[Any, Any]] = {}  # by where they begin
+        self.slots: dict[int, np.ndarray[Any, Any]] = {}
 
-    def get(self, sent: Parcel) -> torch.Tensor:
-        dtype = getattr(torch, sent.dtype, None)
-        if not isinstance(dtype, torch.dtype) or min(sent.shape, default=0) < 0 or not 0 <= sent.flag < FLAGS:
-            raise ValueError(f"no tensor: {sent}")
-        size = math.prod(sent.shape) * dtype.itemsize
-        if sent.start not in self.slots or len(self.slots[sent.start]) < size:
-            if not FLAGS <= sent.start <= os.fstat(self.file).st_size - size:
-                raise ValueError(f"beyond its memory: {sent}")
-            self.slots[sent.start] = _mapped(self.file, sent.start, _up(size, _page(size)))
-        memory = self.slots[sent.start][:size]
-        weakref.finalize(memory, self.flags.__setitem__, sent.flag, 0).atexit = False
-        return torch.from_numpy(memory).view(dtype).view(sent.shape)
+    def map_slot(self, start: int, size: int) -> None:
+        """Have at least so many bytes of the slot that begins there."""
+        if not FLAGS <= start <= os.fstat(self.file).st_size - size:
+            raise ValueError(f"beyond its memory: {size} bytes from {start}")
+        self.slots[start] = _mapped(self.file, start, _up(size, _page(size)))
 
 
 def _page(size: int) -> int:

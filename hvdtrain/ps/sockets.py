@@ -4,9 +4,6 @@ With a key, shared by the ranks of the job, everything is encrypted by CURVE (cu
 have it is not let in.
 """
 
-from collections.abc import Sequence
-from typing import Any
-
 import zmq
 from zmq.auth.thread import ThreadAuthenticator
 
@@ -15,7 +12,6 @@ from hvdtrain.world.network import WIRE_KEY
 
 MOST_SOCKETS = 2**14
 LARGEST = 2**30  # bytes of a frame; buckets have at most 32 MiB
-_NOW, _NOW_AND_MORE = int(zmq.NOBLOCK), int(zmq.NOBLOCK | zmq.SNDMORE)  # zmq's own flags take Python time to combine
 
 
 def check_key(key: str) -> None:
@@ -25,31 +21,6 @@ def check_key(key: str) -> None:
             zmq.curve_public(key.encode())
     except (ValueError, zmq.ZMQError):
         raise Failure(f"{WIRE_KEY} is no secret key of CURVE, which has 40 characters of Z85") from None
-
-
-def receive(socket: "zmq.Socket[bytes]") -> "list[zmq.Frame]":
-    """The frames of a message, in the memory that they were received in; none where there is no message.
-
-    This and `send` do what zmq's recv_multipart and send_multipart do, in a third of the time.
-    """
-    try:
-        frames = [socket.recv(_NOW, copy=False)]
-    except zmq.Again:
-        return []
-    while frames[-1].more:
-        frames.append(socket.recv(copy=False))
-    return frames
-
-
-def send(socket: "zmq.Socket[bytes]", frames: Sequence[Any]) -> None:
-    """Send a message: bytes are copied, and other frames are sent from their own memory.
-
-    Raises:
-        zmq.Again: nobody is there who would take it now.
-    """
-    for frame in frames[:-1]:
-        socket.send(frame, _NOW_AND_MORE, copy=type(frame) is bytes)
-    socket.send(frames[-1], _NOW, copy=type(frames[-1]) is bytes)
 
 
 class Sockets:
@@ -65,7 +36,14 @@ class Sockets:
         self._context.set(zmq.MAX_SOCKETS, MOST_SOCKETS)
         self._secret = key.encode()
         self._public = zmq.curve_public(self._secret) if key else b""
-        self._authenticator = self._let_in() if key else None
+        self._authenticator = ThreadAuthenticator(self._context) if key else None
+        if self._authenticator:  # have ZeroMQ ask who may connect
+            self._authenticator.start()
+            self._authenticator.configure_curve_callback("*", credentials_provider=self)
+
+    def callback(self, domain: str, key: bytes) -> bool:
+        """Whether the owner of this public key is let in: whoever has the job's."""
+        return key == self._public
 
     def make(self, kind: int) -> "zmq.Socket[bytes]":
         """A ROUTER, to which others connect, or a DEALER."""
@@ -89,16 +67,3 @@ class Sockets:
         if self._authenticator:
             self._authenticator.stop()
         self._context.destroy(linger=0)
-
-    def _let_in(self) -> ThreadAuthenticator:
-        """Have ZeroMQ ask who may connect: whoever has the job's key."""
-        public = self._public
-
-        class OfThisJob:
-            def callback(self, domain: str, key: bytes) -> bool:
-                return key == public
-
-        authenticator = ThreadAuthenticator(self._context)
-        authenticator.start()
-        authenticator.configure_curve_callback("*", credentials_provider=OfThisJob())
-        return authenticator

@@ -2,7 +2,7 @@
 
 A server has an endpoint, a `ps.server.Server` whose methods workers call by name, and which return at once or return a
 future. Tensors in flight are not copied: whoever sends one leaves it alone until it is answered. Nobody learns by
-itself that a peer has died: servers keep a call open at every worker and workers at every server (see watch).
+itself that a peer has died: servers keep a call open at every worker and workers at every server (see Wire.watch).
 """
 
 import contextlib
@@ -10,8 +10,9 @@ import importlib
 import os
 import re
 import time
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Mapping
-from typing import Any, Protocol, cast
+from typing import Any, cast
 
 from torch.distributed import Store
 from torch.futures import Future
@@ -28,41 +29,105 @@ WIRES = {"rpc": "hvdtrain.ps.rpc", "zmq": "hvdtrain.ps.zeromq"}  # a module each
 PATIENCE = 1.5
 
 
-class Wire(Protocol):
-    """Carries calls between the ranks of a job."""
+class Wire(ABC):
+    """Carries calls between this rank and the others of its job.
 
-    def call(self, rank: int, method: str, arguments: tuple[Any, ...], timeout: float) -> "Future[Any]":
-        """Call a method of the rank's endpoint; the future holds what that returned, or what went wrong.
+    Args:
+        requests: answers the peers.
+        patience: seconds that a call may take which says nothing else.
+
+    Attributes, of a wire that ranks can join while it is in use:
+        endpoint: where this rank is reached.
+        endpoints: where others are, by the number that they are called by. They are there before the first call.
+        returning: ranks that come back where they were when they are killed. Calls to them wait meanwhile, as long as
+            their timeouts, and what had no answer is sent again: their methods can stand to be called twice.
+        returned: called with such a rank when its connection has ended, before anything is sent again.
+    """
+
+    endpoint: str
+
+    def __init__(self, requests: Requests, patience: float) -> None:
+        self.requests, self.patience = requests, patience
+        self.endpoints: dict[int, str] = {}
+        self.returning: frozenset[int] = frozenset()
+        self.returned: Callable[[int], None] = lambda rank: None
+
+    @abstractmethod
+    def call(self, rank: int, method: str, *arguments: Any, timeout: float | None = None) -> "Future[Any]":
+        """Call a method of the rank's endpoint; the future holds what that returned, or what went wrong. Leave tensors
+        unchanged until then.
 
         Args:
             timeout: seconds after which it has gone wrong.
         """
 
+    @abstractmethod
     def close(self) -> None:
         """Leave without waiting for anybody."""
 
+    def result(self, server: int, future: "Future[Any]") -> Any:
+        """What a server answered, when it has. Failure, with its rank, where it broke off, raised, or took too long."""
+        try:
+            return future.wait()
+        except Exception as error:  # the wire's own, or what the method raised
+            raise server_failed(server, error) from error
 
-class OpenWire(Wire, Protocol):
-    """A wire that ranks can join while it is in use.
+    def ask(self, server: int, method: str, *arguments: Any, timeout: float | None = None) -> Any:
+        """Call a method of a server and wait for what it returns: see result."""
+        return self.result(server, self.call(server, method, *arguments, timeout=timeout))
 
-    Attributes:
-        endpoint: where this rank is reached.
-        endpoints: where others are, by the number that they are called by.
-        returning, returned: see wait_for_return.
-    """
+    def watch(self, rank: int, timeout: float, ended: Callable[[str], None]) -> None:
+        """Have `ended` called, by another thread, when the rank leaves, with nothing, or is lost, with the reason.
 
-    endpoint: str
-    endpoints: dict[int, str]
-    returning: frozenset[int]
-    returned: Callable[[int], None]
+        A rank whose process dies is lost at once; one that does not answer for as long as the timeout is lost then.
+        """
+
+        def look() -> None:
+            self.call(rank, WATCH, timeout=timeout).add_done_callback(answered)
+
+        def answered(future: "Future[bool]") -> None:
+            try:
+                is_leaving = future.value()
+            except Exception as error:
+                ended(_reason(error))
+                return
+            ended("") if is_leaving else look()
+
+        look()
+
+    def leave_together(self, world: World, store: Store, timeout: float, there: Iterable[int] = ()) -> None:
+        """Leave the others in order, then shut down without waiting again. Servers are done when all workers are.
+
+        Args:
+            there: on a server, the workers that were not lost.
+        """
+        self.requests.leave()
+        servers = range(world.servers)
+        number = world.rank if world.is_server else world.servers + world.member
+        leave(number, store, timeout, servers, [*servers, *(world.servers + member for member in there)])
+        self.close()
+
+    def leave_servers(self, servers: Iterable[int], member: int) -> None:
+        """Leave servers that come back: as leave_together, without the store, which may be gone."""
+        self.requests.leave()
+        for future in [self.call(server, "leave", member) for server in servers]:
+            with contextlib.suppress(Exception):  # of a server that has left, and did not come back
+                future.wait()
+        self.close()
+
+    def leave_failed(self, problem: Failure) -> None:
+        """Tell the others why this process ends, and leave."""
+        self.requests.fail(problem)
+        self.leave_now()
+
+    def leave_now(self) -> None:
+        """Leave at once, alone: the others go on."""
+        self.requests.leave()
+        time.sleep(2 * HEARTBEAT_S)  # until all have been told
+        self.close()
 
 
-_wire: Wire  # of this process
-_requests: Requests
-_patience: float  # seconds
-
-
-def start(world: World, store: Store, timeout: float, endpoint: object = None, kind: str = "rpc") -> None:
+def start(world: World, store: Store, timeout: float, endpoint: object = None, kind: str = "rpc") -> Wire:
     """Join the other ranks.
 
     Args:
@@ -73,12 +138,11 @@ def start(world: World, store: Store, timeout: float, endpoint: object = None, k
     Raises:
         Failure: they could not be joined.
     """
-    global _wire, _requests, _patience
-    _requests, _patience = Requests(endpoint), PATIENCE * timeout
-    _wire = importlib.import_module(WIRES[kind]).connect(world, store, _patience, _requests)
+    connect = importlib.import_module(WIRES[kind]).connect
+    return cast(Wire, connect(world, store, PATIENCE * timeout, Requests(endpoint)))
 
 
-def start_again(kind: str, own: str, endpoints: Mapping[int, str], timeout: float, endpoint: object) -> None:
+def start_again(kind: str, own: str, endpoints: Mapping[int, str], timeout: float, endpoint: object) -> Wire:
     """Be reached at `own` again, in place of a rank that was killed, on one of config.run_config.OPEN_WIRES.
 
     Args:
@@ -87,116 +151,13 @@ def start_again(kind: str, own: str, endpoints: Mapping[int, str], timeout: floa
     Raises:
         Failure: another process is reached there.
     """
-    global _wire, _requests, _patience
-    _requests, _patience = Requests(endpoint), PATIENCE * timeout
-    key = os.environ.get(WIRE_KEY, "")
-    _wire = importlib.import_module(WIRES[kind]).connect_again(own, endpoints, _patience, _requests, key)
+    connect, key = importlib.import_module(WIRES[kind]).connect_again, os.environ.get(WIRE_KEY, "")
+    return cast(Wire, connect(own, endpoints, PATIENCE * timeout, Requests(endpoint), key))
 
 
-def wait_for_return(ranks: Iterable[int], returned: Callable[[int], None] = lambda rank: None) -> None:
-    """From now on, have calls to these ranks wait, as long as their timeouts, when one of them is killed: it comes back
-    where it was, and what it had not answered is sent again. Its methods can stand to be called twice.
-
-    Args:
-        returned: called with the rank when its connection has ended.
-    """
-    opened = cast(OpenWire, _wire)
-    opened.returned, opened.returning = returned, frozenset(ranks)
-
-
-def call(rank: int, method: str, *arguments: Any, timeout: float | None = None) -> "Future[Any]":
-    """Call a method of a rank's endpoint; the future holds what it returned. Leave tensors unchanged until then."""
-    return _wire.call(rank, method, arguments, _patience if timeout is None else timeout)
-
-
-def result(rank: int, future: "Future[Any]") -> Any:
-    """What a server answered, when it has. Failure, with its rank, where it broke off, raised, or took too long."""
-    try:
-        return future.wait()
-    except Exception as error:  # the wire's own, or what the method raised
-        raise Failure(f"parameter server rank {rank} failed: {_reason(error)}") from error
-
-
-def ask(server: int, method: str, *arguments: Any, timeout: float | None = None) -> Any:
-    """Call a method of a server and wait for what it returns: see result."""
-    return result(server, call(server, method, *arguments, timeout=timeout))
-
-
-def watch(rank: int, timeout: float, ended: Callable[[str], None]) -> None:
-    """Have `ended` called, by another thread, when the rank leaves, with nothing, or is lost, with the reason.
-
-    A rank whose process dies is lost at once; one that does not answer for as long as the timeout is lost then.
-    """
-
-    def look() -> None:
-        call(rank, WATCH, timeout=timeout).add_done_callback(answered)
-
-    def answered(future: "Future[bool]") -> None:
-        try:
-            is_leaving = future.value()
-        except Exception as error:
-            ended(_reason(error))
-            return
-        ended("") if is_leaving else look()
-
-    look()
-
-
-def known_endpoints() -> dict[int, str]:
-    """Where the others are reached."""
-    return dict(cast(OpenWire, _wire).endpoints)
-
-
-def own_endpoint() -> str:
-    """Where this rank is reached, on one of config.run_config.OPEN_WIRES."""
-    return cast(OpenWire, _wire).endpoint
-
-
-def meet(rank: int, endpoint: str) -> None:
-    """Somebody joins who will be called by this number, and is reached there."""
-    cast(OpenWire, _wire).endpoints[rank] = endpoint
-
-
-def stop(world: World, store: Store, timeout: float, there: Iterable[int] = ()) -> None:
-    """Leave the others in order, then shut down without waiting again. Servers are done when all workers are.
-
-    Args:
-        there: on a server, the workers that were not lost.
-    """
-    _requests.leave()
-    servers = range(world.servers)
-    number = world.rank if world.is_server else world.servers + world.member
-    leave(number, store, timeout, servers, [*servers, *(world.servers + member for member in there)])
-    _wire.close()
-
-
-def leave_servers(servers: Iterable[int], member: int) -> None:
-    """Leave servers that come back: as stop, without the store, which may be gone."""
-    _requests.leave()
-    for future in [call(server, "leave", member) for server in servers]:
-        with contextlib.suppress(Exception):  # of a server that has left, and did not come back
-            future.wait()
-    _wire.close()
-
-
-def give_up_on(rank: int) -> None:
-    """This one does not come back: what it has not answered fails when its connection ends."""
-    opened = cast(OpenWire, _wire)
-    opened.returning -= {rank}
-
-
-def fail(problem: Failure) -> None:
-    """Tell the others why this process ends, and leave."""
-    _requests.fail(problem)
-    time.sleep(2 * HEARTBEAT_S)  # until all have been told
-    _wire.close()
-
-
-def hang_up() -> None:
-    """Leave at once, alone: the others go on."""
-    _requests.leave()
-    time.sleep(2 * HEARTBEAT_S)  # until all have been told
-    _wire.close()
+def server_failed(rank: int, error: Exception) -> Failure:
+    """What is said where a call to a server went wrong with this error."""
+    return Failure(f"parameter server rank {rank} failed: {_reason(error)}")
 
 
 def _reason(error: BaseException) -> str:

@@ -1,7 +1,7 @@
 """A worker's end of the parameter server: what a synchroniser does, with gradients pushed and weights pulled."""
 
 from collections import deque
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from datetime import timedelta
 from functools import partial
 from queue import SimpleQueue
@@ -10,22 +10,23 @@ from typing import Any
 import torch
 from torch import nn
 
+from hvdtrain.buckets.partition import Piece, cut
 from hvdtrain.errors import Failure
 from hvdtrain.numerics.flat import flatten_weights, trained
 from hvdtrain.numerics.optimizers import COUNT
-from hvdtrain.ps import wire
 from hvdtrain.ps.exchange import Exchange
 from hvdtrain.ps.group import ServerGroup
 from hvdtrain.ps.join_info import servers_return
 from hvdtrain.ps.joining import Arrival
 from hvdtrain.ps.leases import NONE_NOW
 from hvdtrain.ps.messages import NO_SHARE, PushStatus
-from hvdtrain.ps.partition import Piece, cut
+from hvdtrain.ps.push_trace import PushTrace
 from hvdtrain.ps.shared import SharedMemory
+from hvdtrain.ps.wire import start
+from hvdtrain.world import trace
 from hvdtrain.world.job import Job
 
 INSTALLED = "installed"  # in the store, once every server has its weights
-AT_ONCE = 8  # buckets of which the optimizer's state is asked for at once
 
 
 class PushPull:
@@ -35,15 +36,15 @@ class PushPull:
         self.config, self.world, self.timeout, self.arrival = job.config, job.world, job.config.timeout, arrival
         self.backend = job.config.wire
         self.store = arrival.store if arrival else job.meet()
-        self.accumulating = False
-        if not arrival:
-            wire.start(job.world, self.store, self.timeout, kind=self.backend)
+        self.wire = arrival.wire if arrival else start(job.world, self.store, self.timeout, kind=self.backend)
         self.shared = SharedMemory()
         self.shared.join(job.world, self.store, self.timeout)
         self.servers_return = servers_return(job.config)
         if self.servers_return:
-            wire.wait_for_return(range(self.world.servers), self.shared.succeed)
-        self.group = ServerGroup(job.world, self.store, self.timeout, self.servers_return)
+            self.wire.returned = self.shared.replace_receiver
+            self.wire.returning = frozenset(range(self.world.servers))
+        self.group = ServerGroup(self.wire, job.world, self.store, self.timeout, self.servers_return)
+        self.step = 0  # of this worker's
         self._idled = 0  # calls of idle
         self._shares: deque[int] = deque()  # numbers of those that are leased, and not begun
         self._lease_range: tuple[int, int] | None = None  # of shares that are leased: its begin and end
@@ -56,21 +57,24 @@ class PushPull:
         pieces = cut(sizes, self.world.servers, self.config.bucket_elements)
         weights = flatten_weights(model)
         self.exchange = Exchange(
-            self.world.member, self.world.workers, pieces, sizes, weights, self.config.compression,
-            wire.PATIENCE * self.timeout, staged=weights.is_cuda, shared=self.shared, pushes_again=self.servers_return,
+            self.wire, self.world.member, self.world.workers, pieces, sizes, weights, self.config.compression,
+            staged=weights.is_cuda, shared=self.shared, pushes_again=self.servers_return,
         )  # fmt: skip
+        if trace.is_on:
+            self.exchange.observers.append(PushTrace(self.world.workers))
         for server in range(self.world.servers):
-            wire.watch(server, self.timeout, partial(self._server_ended, server))
+            self.wire.watch(server, self.timeout, partial(self._server_ended, server))
         if self.arrival:
-            self.group.sums, self.exchange.step = self.arrival.sums, self.arrival.step
+            self.group.sums, self.step = self.arrival.sums, self.arrival.step
             self.exchange.pull()
         else:
             self._install(pieces, weights)
-        for index, parameter in enumerate(parameters):
-            parameter.register_post_accumulate_grad_hook(partial(self._push, index))
-        numbers = {p: index for index, p in enumerate(parameters)}
+        # Amid backward, of which the last parameter is one of the first.
+        parameters[-1].register_post_accumulate_grad_hook(lambda parameter: self._request_share())
+        self.exchange.bucketer.take_from(parameters, keep=False)
+        numbers = dict(zip(parameters, self.exchange.bucketer.of_parameter, strict=True))
         for module in model.modules() if not self.config.compile else ():
-            if own := [numbers[p] for p in module.parameters(recurse=False) if p in numbers]:
+            if own := sorted({n for p in module.parameters(recurse=False) for n in numbers.get(p, ())}):
                 module.register_forward_pre_hook(lambda module, inputs, own=own: self.exchange.wait_for(own))
         return model
 
@@ -78,7 +82,7 @@ class PushPull:
         """Give the servers the first worker's weights, which all then take."""
         if self.world.is_chief:
             for piece in pieces:
-                wire.ask(piece.server, "install", piece.number, weights[piece.start : piece.stop].cpu())
+                self.wire.ask(piece.server, "install", piece.number, weights[piece.start : piece.stop].cpu())
             self.store.set(INSTALLED, "")
         self.store.wait([INSTALLED], timedelta(seconds=self.timeout))
         self.refresh()
@@ -86,58 +90,41 @@ class PushPull:
     def _server_ended(self, server: int, why: str) -> None:
         if why:
             if self.servers_return:
-                wire.give_up_on(server)
+                self.wire.returning -= {server}
             self.exchange.fail(Failure(f"parameter server rank {server} failed: {why}"))
 
-    def _push(self, index: int, parameter: nn.Parameter) -> None:
-        """This pass has a gradient, complete if no other follows, and needs the weights it belongs to no more."""
-        self._request_share()
-        if self.accumulating:
-            return
-        assert parameter.grad is not None
-        self.exchange.put(index, parameter.grad)
-        parameter.grad = None
-
     def restore(self, step: int, state: Mapping[str, torch.Tensor]) -> None:
-        self.exchange.step = step
+        self.step = step
         if self.world.is_chief:
 
             def send(piece: Piece) -> Any:
                 # Copies, since of parts of larger tensors rpc would send the whole.
                 own = {n: v.clone() if n == COUNT else v[piece.start : piece.stop].clone() for n, v in state.items()}
-                return wire.call(piece.server, "restore", piece.number, step, own)
+                return self.wire.call(piece.server, "restore", piece.number, step, own)
 
-            for _ in self._asked(send):
+            for _ in self.exchange.ask_each(send):
                 pass
         self.group.barrier()  # nobody pushes before every server is ready
 
     def optimizer_parts(self) -> Iterator[tuple[int, dict[str, torch.Tensor]]]:
         if self.group.leads:
-            yield from self._asked(lambda piece: wire.call(piece.server, "optimizer_state", piece.number))
-
-    def _asked(self, call: Callable[[Piece], Any]) -> Iterator[tuple[int, Any]]:
-        """Where each bucket begins, and the answer to a call about it. A few are under way at a time: the optimizer's
-        state of all may be too much for one process.
-        """
-        pieces = self.exchange.pieces
-        for first in range(0, len(pieces), AT_ONCE):
-            for piece, answer in [(piece, call(piece)) for piece in pieces[first : first + AT_ONCE]]:
-                yield piece.start, wire.result(piece.server, answer)
+            for lane, state in self.exchange.ask_each(lambda p: self.wire.call(p.server, "optimizer_state", p.number)):
+                yield lane.piece.start, state
 
     def set_accumulating(self, accumulating: bool) -> None:
-        self.accumulating = accumulating
+        self.exchange.bucketer.accumulating = accumulating
 
     def begin(self, step: int, lr: float) -> None:
-        self._requested = False
-        self.exchange.begin(self.exchange.step + 1, lr, self._shares.popleft() if self._shares else NO_SHARE)
+        self.step, self._requested = self.step + 1, False
+        self.exchange.begin(self.step, lr, self._shares.popleft() if self._shares else NO_SHARE)
         if self.config.compile:  # a compiled model has no layers to wait before
             self.exchange.wait_for_all()
 
     def skip_if_overtaken(self, step: int) -> bool:
         """As in Synchroniser: this step came to its end without this worker while it was at an earlier one."""
-        if step > self.exchange.over():
+        if step > self.exchange.last_closed_step():
             return False
-        self.exchange.step = step
+        self.step = step
         return True
 
     def wait(self) -> None:
@@ -157,12 +144,12 @@ class PushPull:
         Called by the thread that makes the next batch, while the main thread trains on this one: hence the queue.
         """
         assert self._lease_range is not None
-        share = wire.result(0, self._requests.get())
-        step, after = self.exchange.step + 1, 0  # main has begun the step in whose backward pass it was requested
+        share = self.wire.result(0, self._requests.get())
+        step, after = self.step + 1, 0  # main has begun the step in whose backward pass it was requested
         if share == NONE_NOW:
             self.idle(at_barrier=False)  # another's share may come back, and it must not wait for this worker
             self.exchange.wait_until_answered()
-            share, after = wire.result(0, wire.call(0, "await_lease", self.world.member, step))
+            share, after = self.wire.result(0, self.wire.call(0, "await_lease", self.world.member, step))
         if share == NONE_NOW:
             self._lease_range = None
             return None, after
@@ -171,24 +158,24 @@ class PushPull:
 
     def open_for_joining(self, state: dict[str, Any]) -> None:
         """Before begin_shares, the worker that leads: from now on others can join, and find this state."""
-        wire.ask(0, "open_for_joining", self.group.sums, state | {"step": self.exchange.step})
+        self.wire.ask(0, "open_for_joining", self.group.sums, state | {"step": self.step})
 
-    def depart(self) -> None:
+    def leave_alone(self) -> None:
         """Leave, between two steps, alone: the others go on."""
         self.exchange.wait_until_answered()
         for server in reversed(range(self.world.servers)):
-            wire.ask(server, "depart", self.world.member, self.exchange.step)
-        wire.hang_up()
+            self.wire.ask(server, "depart", self.world.member, self.step)
+        self.wire.leave_now()
 
     def pause_leases(self) -> None:
         """End the round early, for all workers."""
-        wire.ask(0, "pause_leases")
+        self.wire.ask(0, "pause_leases")
 
     def _request_share(self) -> None:
         if self._lease_range and not self._requested:
             self._requested = True
-            step = self.exchange.step + 1
-            self._requests.put(wire.call(0, "lease", self.world.member, step, *self._lease_range))
+            step = self.step + 1
+            self._requests.put(self.wire.call(0, "lease", self.world.member, step, *self._lease_range))
 
     def update(self) -> None:
         """Nothing: the optimizer runs on the servers."""
@@ -202,18 +189,19 @@ class PushPull:
     def idle(self, at_barrier: bool = True) -> None:
         self._idled += 1
         for server in range(self.world.servers):
-            wire.ask(server, "idle", self.world.member, self.exchange.step, at_barrier, self._idled)
+            self.wire.ask(server, "idle", self.world.member, self.step, at_barrier, self._idled)
 
     @property
     def push_status(self) -> PushStatus:
-        return self.exchange.push_status
+        return self.exchange.context.status
 
     @property
     def waited_s(self) -> float:
         return self.exchange.waited_s
 
     def traffic(self, steps: int) -> tuple[int, int]:
-        return self.exchange.bytes_sent, self.exchange.bytes_received
+        lanes = self.exchange.lanes
+        return sum(lane.bytes_sent for lane in lanes), sum(lane.bytes_received for lane in lanes)
 
     def ask_servers(self, question: str) -> list[Any]:
-        return [wire.ask(server, question) for server in range(self.world.servers)]
+        return [self.wire.ask(server, question) for server in range(self.world.servers)]

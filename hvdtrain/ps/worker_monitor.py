@@ -13,10 +13,10 @@ from queue import Empty, SimpleQueue
 from typing import Any
 
 from hvdtrain.errors import Failure
-from hvdtrain.ps import wire
 from hvdtrain.ps.join_info import JoinInfo, servers_return, write_join_info
 from hvdtrain.ps.membership_log import LEFT, MembershipLog, membership_file, who_is_lost
 from hvdtrain.ps.server import Server
+from hvdtrain.ps.wire import Wire
 from hvdtrain.world.host import boot_id
 from hvdtrain.world.job import Job
 from hvdtrain.world.network import WIRE_KEY
@@ -39,10 +39,11 @@ class WorkerMonitor:
     """
 
     def __init__(
-        self, job: Job, store: tuple[str, int], server: Server, report: Callable[[str], None], is_open: bool,
-        again: bool = False,
+        self, job: Job, wire: Wire, store: tuple[str, int], server: Server, report: Callable[[str], None],
+        is_open: bool, again: bool = False,
     ) -> None:  # fmt: skip
         self.config, self.world, self.server, self.report = job.config, job.world, server, report
+        self.wire = wire
         self.there = set(server.membership.present)
         self.at_work = len(self.there)  # neither lost nor done
         self._events: SimpleQueue[tuple[int, str | None]] = SimpleQueue()  # a worker, and why it ended; None: it joined
@@ -118,7 +119,7 @@ class WorkerMonitor:
 
     def _watch(self, worker: int) -> None:
         ended = partial(lambda worker, why: self._events.put((worker, why)), worker)
-        wire.watch(self.world.servers + worker, self.config.timeout, ended)
+        self.wire.watch(self.world.servers + worker, self.config.timeout, ended)
 
     def _arrived(self, worker: int, endpoint: str, pid: int) -> dict[str, Any]:
         """Somebody joins: the first server gives them a place, and all of them watch."""
@@ -130,9 +131,9 @@ class WorkerMonitor:
         return {}
 
     def _meet(self, worker: int, endpoint: str) -> None:
-        wire.meet(self.world.servers + worker, endpoint)
+        self.wire.endpoints[self.world.servers + worker] = endpoint
         with self.server.saving():
-            self.server.others = wire.known_endpoints()
+            self.server.others = dict(self.wire.endpoints)
         self._events.put((worker, None))
         self._watch(worker)
 
@@ -150,7 +151,7 @@ class WorkerMonitor:
         if self.world.rank != 0:
             return
         for other in range(1, self.world.servers):
-            wire.ask(other, "lose", worker)
+            self.wire.ask(other, "lose", worker)
         self.server.reassign_leases(worker)
         if not self.there and not os.environ.get(RESPAWNS):
             raise Failure(f"rank {rank}, the last worker, is lost: {why}")

@@ -5,10 +5,12 @@ one thread of each process owns them all, and other threads hand it what they se
 which `hvdtrain launch` sets. Without one, ranks on one host go on in clear on loopback, and ranks on several refuse.
 """
 
+import itertools
 import os
 import threading
 import time
 import traceback
+import weakref
 from collections import deque
 from collections.abc import Callable, Mapping
 from concurrent.futures import ThreadPoolExecutor
@@ -21,10 +23,11 @@ from torch.futures import Future
 
 from hvdtrain.errors import Failure
 from hvdtrain.ps.messages import CONNECTION_ENDED, INLINE_BYTES, Push
-from hvdtrain.ps.packing import Frames, pack, unpack
+from hvdtrain.ps.packing import Frames, pack, receive, send, unpack
 from hvdtrain.ps.requests import WATCH, Requests
 from hvdtrain.ps.shared import Parcel
-from hvdtrain.ps.sockets import Sockets, check_key, receive, send
+from hvdtrain.ps.sockets import Sockets, check_key
+from hvdtrain.ps.wire import Wire
 from hvdtrain.world.network import VARIABLE, WIRE_KEY, own_address
 from hvdtrain.world.place import World
 
@@ -33,8 +36,9 @@ if TYPE_CHECKING:
 
 # Methods that are handled by the thread that has received them, if the message is small: another would cost more.
 QUICK = ("push", "lease", "now", WATCH)
+SMALL = 2 * INLINE_BYTES
 TICK_MS = 100  # how often deadlines are looked at
-CONNECTIONS_A_MESSAGE = 16  # for so many more, a poll is followed by one more message
+SOCKETS_A_MESSAGE = 16  # for so many more, a poll is followed by one more message
 RETRY_MS = 20  # how often a rank that comes back is looked for
 AGAIN_S = 5.0  # for how long a rank that comes back tries to listen where it did
 REFUSED = zmq.Event.HANDSHAKE_FAILED_AUTH | zmq.Event.HANDSHAKE_FAILED_PROTOCOL
@@ -52,75 +56,63 @@ class _Call(NamedTuple):
     frames: Frames
 
 
-class ZeroMQ:
-    """See ps.wire.Wire.
-
+class ZeroMQ(Wire):
+    """
     Args:
         address: where this rank listens, `tcp://ADDRESS`; the system chooses the port, where none is named.
-        requests: answers the peers.
         key: CURVE's secret key, or empty.
-        patience: seconds that a handshake may take.
-
-    Attributes:
-        endpoint: where this rank listens.
-        endpoints: where the others do, by rank. They are there before the first call.
-        returning: ranks that come back where they were when they are killed. What they had not answered is sent again.
-        returned: called with such a rank when its connection has ended, before anything is sent again.
+        patience: seconds that a handshake may take, too.
 
     Raises:
         zmq.ZMQError: this host has no such address.
     """
 
     def __init__(self, address: str, requests: Requests, key: str = "", patience: float = 60.0) -> None:
-        self.requests, self.key = requests, key
-        self.endpoints: dict[int, str] = {}
-        self.returning: frozenset[int] = frozenset()
-        self.returned: Callable[[int], None] = lambda rank: None
+        super().__init__(requests, patience)
+        self.key = key
         self._sockets = Sockets(key, patience)
         self._router = self._sockets.make(zmq.ROUTER)
         self._router.bind(address if address.count(":") == 2 else f"{address}:*")
         self.endpoint = self._router.getsockopt_string(zmq.LAST_ENDPOINT)
         self._wake = os.eventfd(0, os.EFD_NONBLOCK | os.EFD_CLOEXEC)
+        weakref.finalize(self, os.close, self._wake).atexit = False
         self._outgoing: deque[tuple[int | None, Frames]] = deque()  # for a rank, or what the router sends
+        self._numbers = itertools.count(1)
         self._pending: dict[int, _Call] = {}
-        self._lost: dict[int, str] = {}  # rank -> why
-        self._calls = 0
+        self._lost: dict[int | None, str] = {}  # rank -> why
         self._ended = ""  # why nothing is carried any more
-        self._lock = threading.Lock()  # guards the calls, and the eventfd's end
+        self._lock = threading.Lock()  # guards the calls
         self._closing = False
         self._pool = ThreadPoolExecutor(min(max(4, len(os.sched_getaffinity(0))), 16), thread_name_prefix="wire")
         self._thread = threading.Thread(target=self._run, daemon=True, name="wire")
-        self._thread_id = 0
         self._thread.start()
 
-    def call(self, rank: int, method: str, arguments: tuple[Any, ...], timeout: float) -> "Future[Any]":
+    def call(self, rank: int, method: str, *arguments: Any, timeout: float | None = None) -> "Future[Any]":
         future: Future[Any] = Future()
-        with self._lock:
-            self._calls += 1
-            number = self._calls
+        seconds = self.patience if timeout is None else timeout
+        number = next(self._numbers)
         frames = pack([number, method, list(arguments)])
         with self._lock:
             lost = self._ended or self._lost.get(rank)
             if not lost:
-                self._pending[number] = _Call(future, time.monotonic() + timeout, timeout, rank, frames)
-                self._outgoing.append((rank, frames))
+                self._pending[number] = _Call(future, time.monotonic() + seconds, seconds, rank, frames)
+                self._post(rank, frames)
         if lost:
             future.set_exception(RuntimeError(lost))
-        elif threading.get_ident() != self._thread_id:
-            self._notify()
         return future
 
     def close(self) -> None:
         self._closing = True
-        self._notify()
+        os.eventfd_write(self._wake, 1)
         self._thread.join()
         self._pool.shutdown(wait=False)
         self._sockets.close()
 
-    def _notify(self) -> None:
-        with self._lock:
-            if not self._ended:
-                os.eventfd_write(self._wake, 1)
+    def _post(self, rank: int | None, frames: Frames) -> None:
+        """Have the thread that owns the sockets send it."""
+        self._outgoing.append((rank, frames))
+        if threading.get_ident() != self._thread.ident:
+            os.eventfd_write(self._wake, 1)
 
     # What follows runs in the thread that owns the sockets, but for what handles a message, which may have another.
 
@@ -134,110 +126,102 @@ class ZeroMQ:
         finally:
             with self._lock:
                 self._ended = reason
-                self._thread_id = 0  # which another thread may have from now on
-                os.close(self._wake)
-                left = list(self._pending)
-            for number in left:
-                self._settle(number, RuntimeError(reason))
+            self._give_up(lambda call: True, reason)
 
     def _carry(self) -> None:
-        self._thread_id = threading.get_ident()
         self._dealers: dict[int, zmq.Socket[bytes]] = {}
-        self._ranks: dict[Any, int] = {}  # by dealer, and by the monitor of its connection
-        self._look_at = 0.0  # when deadlines are looked at next
         self._poller = zmq.Poller()
-        for what in (self._router, self._wake):
-            self._poller.register(what, zmq.POLLIN)
+        self._handlers: dict[Any, Callable[[], object]] = {}  # what to do when there is something to read
+        self._handle_when_ready(self._router, self._take_requests)
+        self._handle_when_ready(self._wake, partial(os.eventfd_read, self._wake))
+        look_at = 0.0  # when deadlines are looked at next
         while not self._closing or self._outgoing:
             for found, _ in self._poller.poll(TICK_MS):
-                if found is self._router:
-                    self._take_requests()
-                elif found == self._wake:
-                    os.eventfd_read(self._wake)
-                elif (rank := self._ranks.get(found)) is not None:  # and not lost by what was found before it
-                    if found is self._dealers[rank]:
-                        self._take_answer(receive(found))
-                    else:
-                        self._take_event(rank, receive(found))
+                if handle := self._handlers.get(found):  # it is not lost by what was found before it
+                    handle()
             while self._outgoing:
-                with self._lock:
-                    rank, frames = self._outgoing.popleft()
-                self._send(rank, frames)
-            if (now := time.monotonic()) > self._look_at:
+                self._send(*self._outgoing.popleft())
+            if (now := time.monotonic()) > look_at:
+                look_at = now + TICK_MS / 1000
                 self._expire(now)
         for dealer in self._dealers.values():
             dealer.disable_monitor()
 
-    def _dealer(self, rank: int) -> "zmq.Socket[bytes] | None":
-        if rank not in self._dealers and rank not in self._lost:
-            dealer = self._sockets.make(zmq.DEALER)
-            returns = rank in self.returning
-            if returns:
-                dealer.setsockopt(zmq.RECONNECT_IVL, RETRY_MS)
-            monitor = dealer.get_monitor_socket(ENDED & ~zmq.Event.CONNECT_RETRIED if returns else ENDED)
-            dealer.connect(self.endpoints[rank])
-            self._dealers[rank] = dealer
-            for socket in (dealer, monitor):
-                self._ranks[socket] = rank
-                self._poller.register(socket, zmq.POLLIN)
-        return self._dealers.get(rank)
+    def _handle_when_ready(self, what: Any, handle: Callable[[], object]) -> None:
+        self._handlers[what] = handle
+        self._poller.register(what, zmq.POLLIN)
+
+    def _dial(self, rank: int) -> "zmq.Socket[bytes]":
+        dealer = self._sockets.make(zmq.DEALER)
+        events = ENDED
+        if rank in self.returning:
+            dealer.setsockopt(zmq.RECONNECT_IVL, RETRY_MS)
+            events &= ~zmq.Event.CONNECT_RETRIED
+        monitor = dealer.get_monitor_socket(events)
+        dealer.connect(self.endpoints[rank])
+        self._dealers[rank] = dealer
+        self._handle_when_ready(dealer, partial(self._take_answer, dealer))
+        self._handle_when_ready(monitor, partial(self._take_event, rank, monitor))
+        return dealer
 
     def _send(self, rank: int | None, frames: Frames) -> None:
+        if rank in self._lost:
+            return
         try:
-            if socket := self._router if rank is None else self._dealer(rank):
-                send(socket, frames)
+            send(self._router if rank is None else self._dealers.get(rank) or self._dial(rank), frames)
         except (zmq.ZMQError, KeyError) as error:  # a peer that is gone, or one socket too many
             if rank is not None:
                 self._lose(rank, CONNECTION_ENDED if isinstance(error, zmq.Again) else str(error))
 
     def _lose(self, rank: int, why: str) -> None:
+        self._hang_up(rank)
         if rank in self.returning and why == CONNECTION_ENDED:
             self._send_again(rank)
             return
         with self._lock:
             self._lost[rank] = why
-            own = [number for number, call in self._pending.items() if call.rank == rank]
-        for number in own:
-            self._settle(number, RuntimeError(why))
-        self._drop(rank)
+        self._give_up(lambda call: call.rank == rank, why)
 
     def _send_again(self, rank: int) -> None:
         """Whatever the rank has not answered: it is there, and goes out when the rank is back."""
-        self._drop(rank)
         self.returned(rank)
         with self._lock:
-            self._outgoing = deque(entry for entry in self._outgoing if entry[0] != rank)
+            for _ in range(len(self._outgoing)):
+                if (entry := self._outgoing.popleft())[0] != rank:
+                    self._outgoing.append(entry)
             own = [call.frames for call in self._pending.values() if call.rank == rank]
-        dealer = self._dealer(rank)
-        assert dealer is not None
+        dealer = self._dial(rank)
         for frames in own:
             send(dealer, frames)
 
-    def _drop(self, rank: int) -> None:
-        """Hang up."""
+    def _hang_up(self, rank: int) -> None:
         if dealer := self._dealers.pop(rank, None):  # which would try to connect again, to whoever listens there then
+            monitor = dealer.get_monitor_socket()
             dealer.disable_monitor()
-            for socket in [socket for socket, its in self._ranks.items() if its == rank]:
+            for socket in (dealer, monitor):
                 self._poller.unregister(socket)
-                del self._ranks[socket]
+                del self._handlers[socket]
                 socket.close()
 
     def _expire(self, now: float) -> None:
-        self._look_at = now + TICK_MS / 1000
-        with self._lock:
-            late = [(number, call.timeout) for number, call in self._pending.items() if call.deadline < now]
-        for number, timeout in late:
-            self._settle(number, RuntimeError(f"no answer within {timeout:g} s (see --timeout)"))
+        self._give_up(lambda call: call.deadline < now)
 
-    def _take_answer(self, frames: Frames) -> None:
-        if _is_small(frames):
+    def _give_up(self, concerned: "Callable[[_Call], bool]", why: str = "") -> None:
+        with self._lock:
+            own = [(number, call.timeout) for number, call in self._pending.items() if concerned(call)]
+        for number, timeout in own:
+            self._settle(number, RuntimeError(why or f"no answer within {timeout:g} s (see --timeout)"))
+
+    def _take_answer(self, dealer: "zmq.Socket[bytes]") -> None:
+        frames = receive(dealer)
+        if sum(map(len, frames)) <= SMALL:
             self._read_answer(frames)
         else:
             self._pool.submit(self._read_answer, frames)
 
-    def _take_event(self, rank: int, frames: Frames) -> None:
+    def _take_event(self, rank: int, monitor: "zmq.Socket[bytes]") -> None:
         """The connection to the rank has ended. What came before that counts, and is read here: it must not be late."""
-        if not frames:
+        if not (frames := receive(monitor)):
             return
         while answer := receive(self._dealers[rank]):
             self._read_answer(answer)
@@ -245,59 +229,55 @@ class ZeroMQ:
         self._lose(rank, "it does not have this job's key" if event & REFUSED else CONNECTION_ENDED)
 
     def _take_requests(self) -> None:
-        """As a rule one: to find that there is no other takes time. The more connections, the longer a poll takes."""
-        for _ in range(1 + len(self._ranks) // CONNECTIONS_A_MESSAGE):
+        """Handle what peers ask for; what is no request is passed over, for anybody might have sent it.
+
+        As a rule one: to find that there is no other takes time. The more sockets, the longer a poll takes.
+        """
+        for _ in range(1 + len(self._handlers) // SOCKETS_A_MESSAGE):
             if not (frames := receive(self._router)):
                 return
-            self._take_request(frames)
+            try:
+                number, method, arguments = unpack(frames[1:])
+            except (ValueError, TypeError):  # or it is no list
+                continue
+            if type(number) is int and type(method) is str and type(arguments) is list:
+                # A large tensor is in frames of its own, or lies elsewhere.
+                is_small = sum(map(len, frames)) <= SMALL and not any(
+                    type(part) is Parcel
+                    for one in arguments
+                    if type(one) is Push and type(one.gradient) is list
+                    for part in one.gradient
+                )
+                if method in QUICK and is_small:
+                    self._handle(frames[0].bytes, number, method, arguments)
+                else:
+                    self._pool.submit(self._handle, frames[0].bytes, number, method, arguments, time.perf_counter())
 
-    def _take_request(self, frames: Frames) -> None:
-        """Handle what a peer asks for; what is no request is passed over, for anybody might have sent it."""
-        try:
-            number, method, arguments = unpack(frames[1:])
-        except (ValueError, TypeError):  # or it is no list
-            return
-        if type(number) is int and type(method) is str and type(arguments) is list:
-            peer = frames[0].bytes
-            if method in QUICK and _is_small(frames) and not _has_parcel(arguments):
-                self._handle(peer, number, method, arguments)
-            else:
-                self._pool.submit(self._handle_queued, time.perf_counter(), peer, number, method, arguments)
-
-    def _handle_queued(self, arrived: float, peer: Any, number: int, method: str, arguments: list[Any]) -> None:
-        self.requests.waited(method, time.perf_counter() - arrived)
-        self._handle(peer, number, method, arguments)
-
-    def _handle(self, peer: Any, number: int, method: str, arguments: list[Any]) -> None:
+    def _handle(self, peer: Any, number: int, method: str, arguments: list[Any], queued: float | None = None) -> None:
+        """Answer a request, which waits for a thread since it was `queued`."""
+        if queued is not None:
+            self.requests.waited(method, time.perf_counter() - queued)
         try:
             answer = self.requests.handle(method, arguments)
         except Exception as error:
-            self._reply(peer, number, error, None)
-            return
+            answer = error
         if isinstance(answer, Future):
-            answer.add_done_callback(partial(self._answer, peer, number))
+            answer.add_done_callback(partial(self._reply, peer, number))
         else:
-            self._reply(peer, number, None, answer)
+            self._reply(peer, number, answer)
 
-    def _answer(self, peer: Any, number: int, future: "Future[Any]") -> None:
+    def _reply(self, peer: Any, number: int, answer: Any) -> None:
+        """
+        Args:
+            answer: what a method returned or raised, or a future that is done.
+        """
         try:
-            value = future.value()
-        except Exception as error:
-            self._reply(peer, number, error, None)
-        else:
-            self._reply(peer, number, None, value)
-
-    def _reply(self, peer: Any, number: int, problem: Exception | None, value: Any) -> None:
-        try:
-            frames = pack([number, _in_words(problem) if problem else "", value])
-        except Exception as error:  # a method returned what cannot be sent
+            if isinstance(answer, Exception):
+                raise answer
+            frames = pack([number, "", answer.value() if isinstance(answer, Future) else answer])
+        except Exception as error:  # it went wrong, or cannot be sent
             frames = pack([number, _in_words(error), None])
-        if threading.get_ident() == self._thread_id:
-            self._send(None, [peer, *frames])
-            return
-        with self._lock:
-            self._outgoing.append((None, [peer, *frames]))
-        self._notify()
+        self._post(None, [peer, *frames])
 
     def _read_answer(self, frames: Frames) -> None:
         try:
@@ -314,20 +294,6 @@ class ZeroMQ:
             pending.future.set_exception(outcome)
         elif pending:
             pending.future.set_result(outcome)
-
-
-def _is_small(frames: Frames) -> bool:
-    return sum(map(len, frames)) <= 2 * INLINE_BYTES
-
-
-def _has_parcel(arguments: list[Any]) -> bool:
-    """Whether a large tensor lies elsewhere. Anybody may have made these arguments."""
-    for one in arguments:
-        if isinstance(one, Push) and isinstance(one.gradient, list):
-            for part in one.gradient:
-                if isinstance(part, Parcel):
-                    return True
-    return False
 
 
 def _in_words(error: Exception) -> str:

@@ -231,7 +231,7 @@ def train_as_worker(
             sync.group.close()
             raise
         except Departed:
-            cast(PushPull, sync).depart()
+            cast(PushPull, sync).leave_alone()
             print(f"hvdtrain: rank {world.rank} has left at step {history.step}", file=terminal.out, flush=True)
             return
         finally:

@@ -14,6 +14,7 @@ import statistics
 
 import torch
 
+from hvdtrain.buckets.partition import cut
 from hvdtrain.config.run_config import RunConfig
 from hvdtrain.data.find import find_dataset
 from hvdtrain.data.loader import Loader
@@ -21,7 +22,6 @@ from hvdtrain.data.sampling import BatchSampler
 from hvdtrain.numerics.compression import Compressor
 from hvdtrain.numerics.flat import flatten_weights, trained
 from hvdtrain.numerics.optimizers import lr_at, make_optimizer, set_lr
-from hvdtrain.ps.partition import cut
 from hvdtrain.rank.work import image_side, initial_model
 from hvdtrain.training.evaluation import in_batches
 from hvdtrain.training.feed import Normalise

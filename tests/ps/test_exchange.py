@@ -4,6 +4,7 @@ import pytest
 import torch
 from helpers.buckets import LR, PLAIN, stale, sync
 
+from hvdtrain.buckets.partition import cut
 from hvdtrain.numerics.compression import Compressor
 from hvdtrain.numerics.optimizers import make_optimizer
 from hvdtrain.ps import exchange
@@ -11,7 +12,6 @@ from hvdtrain.ps.bucket import Bucket
 from hvdtrain.ps.exchange import Exchange
 from hvdtrain.ps.leases import Leases
 from hvdtrain.ps.membership import Membership
-from hvdtrain.ps.partition import cut
 from hvdtrain.ps.requests import as_future
 from hvdtrain.ps.server import Server
 from hvdtrain.ps.server_metrics import Load
@@ -39,14 +39,16 @@ def join(monkeypatch):
         for piece in pieces:
             joined_servers[piece.server].install(piece.number, torch.zeros(4))
 
-        def call(rank, method, number, push):
-            pushed[push.worker].append(number if servers == 1 else (rank, number))
-            return as_future(getattr(joined_servers[rank], method)(number, push))
+        class Wire:
+            patience = 0.01
 
-        monkeypatch.setattr(exchange.wire, "call", call)
+            def call(self, rank, method, number, push):
+                pushed[push.worker].append(number if servers == 1 else (rank, number))
+                return as_future(getattr(joined_servers[rank], method)(number, push))
+
         own = [
-            Exchange(worker, workers, pieces, SIZES, torch.zeros(sum(SIZES)), "none", timeout=0.01, staged=False)
-            for worker in range(workers)
+            Exchange(Wire(), number, workers, pieces, SIZES, torch.zeros(sum(SIZES)), "none", staged=False)
+            for number in range(workers)
         ]
         return own, pushed
 
@@ -56,7 +58,11 @@ def join(monkeypatch):
 def backward(worker):
     """The last layer's gradient is there first."""
     for parameter in reversed(range(len(SIZES))):
-        worker.put(parameter, torch.ones(4))
+        worker.bucketer.put(parameter, torch.ones(4))
+
+
+def weights(worker):
+    return torch.cat([lane.weights for lane in worker.lanes])
 
 
 @pytest.mark.parametrize("policy", [lambda: sync(2), lambda: stale(2, staleness=0)])
@@ -69,8 +75,8 @@ def test_workers_that_are_ready_at_different_times_do_not_wait_for_each_other_in
             backward(worker)
         for worker in (early, late):
             worker.wait_for_all()
-            assert worker.push_status.pending == 0
-            torch.testing.assert_close(worker.weights, torch.full((24,), -LR * step))
+            assert worker.context.status.pending == 0
+            torch.testing.assert_close(weights(worker), torch.full((24,), -LR * step))
     assert [sorted(numbers) for numbers in pushed] == [sorted([*range(6), *range(6)])] * 2
     assert pushed[0][:2] == [5, 4] and pushed[0][2] == 0  # what forward needs first overtakes
 
@@ -93,7 +99,7 @@ def test_a_server_is_pushed_to_while_another_has_all_that_there_is_room_for(join
     backward(late)
     for worker in (early, late):
         worker.wait_for_all()
-        torch.testing.assert_close(worker.weights, torch.full((24,), -LR))
+        torch.testing.assert_close(weights(worker), torch.full((24,), -LR))
 
 
 def test_a_worker_that_was_dropped_knows_the_last_step_that_is_over_everywhere(join):
@@ -102,9 +108,9 @@ def test_a_worker_that_was_dropped_knows_the_last_step_that_is_over_everywhere(j
         for worker in (first, second):
             worker.begin(step, LR)
             backward(worker)
-            assert worker.over() == 0
+            assert worker.last_closed_step() == 0
     late.begin(1, LR)
     backward(late)
-    assert late.over() == 3
-    assert late.push_status.dropped == len(SIZES)
-    assert torch.equal(late.weights, first.weights)
+    assert late.last_closed_step() == 3
+    assert late.context.status.dropped == len(SIZES)
+    assert torch.equal(weights(late), weights(first))

@@ -8,7 +8,6 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from hvdtrain.errors import Failure
-from hvdtrain.ps import wire
 from hvdtrain.ps.group import ServerGroup
 from hvdtrain.ps.leases import Leases
 from hvdtrain.ps.membership import Membership
@@ -59,14 +58,12 @@ class LastIsLate(Server):
         return super().missing(worker, number, seconds)
 
 
-def test_a_sum_that_was_done_just_after_the_call_for_it_had_expired_is_asked_for_again(monkeypatch):
+def test_a_sum_that_was_done_just_after_the_call_for_it_had_expired_is_asked_for_again():
     server = ZeroMQ("tcp://127.0.0.1", Requests(LastIsLate(None, None, Membership(2), Leases(), Load())))
-    worker = ZeroMQ("tcp://127.0.0.1", Requests())
+    worker = ZeroMQ("tcp://127.0.0.1", Requests(), patience=0.2)
     worker.endpoints[0] = server.endpoint
-    monkeypatch.setattr(wire, "_wire", worker, raising=False)
-    monkeypatch.setattr(wire, "_patience", 0.2, raising=False)
     try:
-        group = ServerGroup(World("mpirun", 1, 3, 1, 3, servers=1), torch.distributed.HashStore(), timeout=60)
+        group = ServerGroup(worker, World("mpirun", 1, 3, 1, 3, servers=1), torch.distributed.HashStore(), timeout=60)
         assert group.sum(torch.ones(1)).tolist() == [2]
     finally:
         worker.close()

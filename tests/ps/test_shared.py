@@ -8,17 +8,18 @@ import pytest
 import torch
 from helpers.buckets import LR, PLAIN, softsync, sync
 
+from hvdtrain.buckets.partition import cut
 from hvdtrain.numerics.compression import Compressor
 from hvdtrain.numerics.optimizers import make_optimizer
-from hvdtrain.ps import exchange, shared
+from hvdtrain.ps import shared
 from hvdtrain.ps.bucket import Bucket
+from hvdtrain.ps.exchange import Exchange
 from hvdtrain.ps.leases import Leases
 from hvdtrain.ps.membership import Membership
-from hvdtrain.ps.partition import cut
 from hvdtrain.ps.requests import as_future
 from hvdtrain.ps.server import Server
 from hvdtrain.ps.server_metrics import Load
-from hvdtrain.ps.shared import RECEIVERS, Parcel, SharedMemory
+from hvdtrain.ps.shared import COLUMNS, RECEIVERS, Parcel, SharedMemory
 from hvdtrain.world.place import World
 
 pytestmark = pytest.mark.usefixtures("one_thread")
@@ -42,7 +43,7 @@ def met(*numbers, size=2, local_size=None):
 
 
 def taken(memory):
-    return [slot for slot in range(len(memory._slots)) if any(memory._flags[slot * RECEIVERS : (slot + 1) * RECEIVERS])]
+    return [slot for slot in range(len(memory._slots)) if any(memory._flags[slot * COLUMNS : (slot + 1) * COLUMNS])]
 
 
 def test_what_may_be_sent_again_stays_until_it_is_answered_whoever_has_let_go_of_it():
@@ -52,15 +53,15 @@ def test_what_may_be_sent_again_stays_until_it_is_answered_whoever_has_let_go_of
     del_of_the_first = receiver.get(parcel)
     del del_of_the_first
     other = sender.put(sent + 1, 1, held=True)
-    assert other.flag // RECEIVERS == 1  # not in its place
+    assert other.flag // COLUMNS == 1  # not in its place
     of_the_killed = receiver.get(other)  # which never says that it has let go
-    sender.succeed(1)
+    sender.replace_receiver(1)
     assert receiver.get(parcel).equal(sent) and of_the_killed.equal(sent + 1)
     sender.release(parcel)
     third = sender.put(sent + 2, 1)
-    assert third.flag // RECEIVERS == 0 and third.flag != parcel.flag  # a flag of the receiver's that came in its place
+    assert third.flag // COLUMNS == 0 and third.flag != parcel.flag  # a flag of the receiver's that came in its place
     sender.release(other)
-    assert sender.put(sent + 3, 1).flag // RECEIVERS == 1
+    assert sender.put(sent + 3, 1).flag // COLUMNS == 1
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.int8, torch.uint8])
@@ -73,10 +74,10 @@ def test_a_tensor_arrives_and_its_memory_is_used_again_when_the_receiver_has_let
     assert got.equal(sent) and got.dtype == dtype
     part = got[3]
     del got
-    assert taken(sender) == [0] and sender.put(sent, 1).flag // RECEIVERS == 1  # a part of it is in use
+    assert taken(sender) == [0] and sender.put(sent, 1).flag // COLUMNS == 1  # a part of it is in use
     part.add_(1)  # its own to overwrite
     del part
-    assert taken(sender) == [1] and sender.put(sent + 1, 1).flag // RECEIVERS == 0
+    assert taken(sender) == [1] and sender.put(sent + 1, 1).flag // COLUMNS == 0
     assert receiver.get(parcel).equal(sent + 1)
 
 
@@ -184,7 +185,7 @@ def test_it_is_there_for_as_long_as_somebody_reads_and_leaves_nothing_behind():
 
 
 @pytest.mark.parametrize("policy", [lambda: sync(2), lambda: softsync(2)])
-def test_an_exchange_through_it_gives_the_same_weights_and_all_memory_back(monkeypatch, policy):
+def test_an_exchange_through_it_gives_the_same_weights_and_all_memory_back(policy):
     sizes, memory = [5000] * 3, met(0, 1, 2, size=3)
     pieces = cut(sizes, 1, 5000)
     server = Server(
@@ -195,22 +196,24 @@ def test_an_exchange_through_it_gives_the_same_weights_and_all_memory_back(monke
         server.install(piece.number, torch.zeros(5000))
     sent = []
 
-    def call(rank, method, number, push):
-        sent.append(push)
-        return as_future(getattr(server, method)(number, push))
+    class Wire:
+        patience = 1.0
 
-    monkeypatch.setattr(exchange.wire, "call", call)
+        def call(self, rank, method, number, push):
+            sent.append(push)
+            return as_future(getattr(server, method)(number, push))
+
     workers = [
-        exchange.Exchange(worker, 2, pieces, sizes, torch.zeros(15000), "none", 1.0, False, memory[1 + worker])
+        Exchange(Wire(), worker, 2, pieces, sizes, torch.zeros(15000), "none", False, memory[1 + worker])
         for worker in range(2)
     ]
     for step in (1, 2, 3):
         for number, worker in enumerate(workers):
             worker.begin(step, LR)
             for parameter in range(3):
-                worker.put(parameter, torch.full((5000,), float(1 + 2 * number)))
+                worker.bucketer.put(parameter, torch.full((5000,), float(1 + 2 * number)))
     server.idle(0, 3, at_barrier=True)
-    assert workers[1].weights.equal(torch.full((15000,), -LR * 2 * 3))
+    assert all(lane.weights.equal(torch.full((5000,), -LR * 2 * 3)) for lane in workers[1].lanes)
     assert all(isinstance(push.gradient[0], Parcel) for push in sent)
     sent.clear()
     assert not any(map(taken, memory))

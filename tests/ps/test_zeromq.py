@@ -84,7 +84,7 @@ def key(request):
 
 
 def call(wire, method, *arguments, timeout=20.0):
-    return wire.call(0, method, arguments, timeout).wait()
+    return wire.call(0, method, *arguments, timeout=timeout).wait()
 
 
 def test_calls_are_answered_with_tensors_of_any_size_untouched(ends, key):
@@ -110,7 +110,7 @@ def test_a_push_that_waits_for_a_thread_is_counted(ends):
     blocked = threading.Event()
     for _ in range(server._pool._max_workers):
         server._pool.submit(blocked.wait)
-    late = worker.call(0, "push", (0, Push(1, 2, 0, 0.1, torch.ones(100_000))), 20.0)
+    late = worker.call(0, "push", 0, Push(1, 2, 0, 0.1, torch.ones(100_000)), timeout=20.0)
     time.sleep(0.1)
     assert not late.done()
     blocked.set()
@@ -138,7 +138,7 @@ def test_many_threads_may_call_at_once(ends, key):
 
 def test_an_answer_may_come_later_and_what_is_raised_is_told(ends):
     worker = ends.worker(ends.server())
-    late = worker.call(0, "wait", (), 20.0)
+    late = worker.call(0, "wait", timeout=20.0)
     assert call(worker, "twice", 1) == [1, 1] and not late.done()
     ends.endpoint.later.set_result(torch.ones(2))
     assert late.wait().equal(torch.ones(2))
@@ -156,7 +156,7 @@ def test_an_answer_may_come_later_and_what_is_raised_is_told(ends):
 def test_who_is_lost_is_known_at_once(ends):
     server = ends.server()
     worker = ends.worker(server)
-    late = worker.call(0, "wait", (), 60.0)
+    late = worker.call(0, "wait", timeout=60.0)
     assert call(worker, "twice", 1) == [1, 1]
     server.close()
     for waiting in (late.wait, lambda: call(worker, "twice", 1), lambda: call(ends.worker(server), "twice", 1)):
@@ -169,12 +169,12 @@ def test_what_a_rank_has_not_answered_is_sent_again_when_it_is_back(ends, key):
     worker, gone = ends.worker(server, key), []
     worker.returning, worker.returned = frozenset({0}), gone.append
     assert call(worker, "twice", 1) == [1, 1]
-    before = worker.call(0, "wait", (), 20.0)
+    before = worker.call(0, "wait", timeout=20.0)
     assert call(worker, "push", 3, Push(1, 7, 6, 0.1, torch.ones(9_000))).version == 7
     server.close()
     until(lambda: gone == [0])
-    meanwhile = worker.call(0, "twice", ({"a": torch.ones(9_000)},), 20.0)
-    late = worker.call(0, "wait", (), 0.3)
+    meanwhile = worker.call(0, "twice", {"a": torch.ones(9_000)}, timeout=20.0)
+    late = worker.call(0, "wait", timeout=0.3)
     with pytest.raises(RuntimeError, match=r"no answer within 0\.3 s"):
         late.wait()
     endpoint = Endpoint()
@@ -190,7 +190,7 @@ def test_who_is_waited_for_can_say_that_it_does_not_come_back(ends):
     server = ends.server()
     worker = ends.worker(server)
     worker.returning = frozenset({0})
-    watch, late = worker.call(0, WATCH, (), 20.0), worker.call(0, "wait", (), 20.0)
+    watch, late = worker.call(0, WATCH, timeout=20.0), worker.call(0, "wait", timeout=20.0)
     assert call(worker, "twice", 1) == [1, 1]
     server.requests.fail(Failure("all workers are lost"))
     with pytest.raises(RuntimeError, match="all workers are lost"):
@@ -203,7 +203,7 @@ def test_who_is_waited_for_can_say_that_it_does_not_come_back(ends):
 
 def test_nobody_waits_for_a_wire_that_was_closed(ends):
     worker = ends.worker(ends.server())
-    late = worker.call(0, "wait", (), 60.0)
+    late = worker.call(0, "wait", timeout=60.0)
     worker.close()
     for waiting in (late.wait, lambda: call(worker, "twice", 1)):
         with pytest.raises(RuntimeError, match="this process has left"):
@@ -266,7 +266,7 @@ def test_answers_that_came_before_the_connection_ended_count(ends):
     server = ends.server()
     worker = ends.worker(server)
     assert call(worker, "twice", 1) == [1, 1]
-    waiting = [worker.call(0, "wait", (), 6) for _ in range(3)]
+    waiting = [worker.call(0, "wait", timeout=6) for _ in range(3)]
     held, goes_on = threading.Event(), threading.Event()
     worker._expire = lambda now: (held.set(), goes_on.wait(10))
     assert held.wait(5)

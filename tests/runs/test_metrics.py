@@ -17,11 +17,10 @@ def record(recorder, step, push=None, seconds=0.1):
 def test_staleness_is_that_of_each_bucket_and_a_step_waits_for_all_of_its_answers(tmp_path):
     recorder = Recorder(tmp_path, 0, is_chief=False)
     push = PushStatus(4)
-    for staleness in (0, 0, 0):
-        push.answered(staleness, dropped=False)
+    push.seen += [0, 0, 0]
     record(recorder, 1, push)
     assert not any(recorder.tally.staleness)
-    push.answered(2, dropped=False)
+    push.seen.append(2)
     recorder.flush()
     assert recorder.tally.staleness[:3] == [3, 0, 1]
     assert (recorder.tally.stale_sum, recorder.tally.stale_max) == (2, 2)

@@ -3,7 +3,7 @@
 from hypothesis import given
 from hypothesis import strategies as st
 
-from hvdtrain.ps.partition import cut
+from hvdtrain.buckets.partition import cut
 
 SIZES = st.lists(st.integers(1, 400), min_size=1, max_size=30)
 

@@ -13,10 +13,10 @@ from helpers.jobs import hvdtrain
 from safetensors.torch import load_file
 from torch import nn
 
+from hvdtrain.buckets.partition import cut
+from hvdtrain.buckets.staging import Staging
 from hvdtrain.errors import Failure
 from hvdtrain.modes import allreduce
-from hvdtrain.ps.partition import cut
-from hvdtrain.ps.staging import Staging
 
 LATE_EVENTS = """
 import random, time, torch
@@ -60,7 +60,8 @@ def test_parts_come_together_at_their_places_and_weights_where_they_belong():
         middle = (piece.start + piece.stop) // 2
         staging.copy_out(number, middle - piece.start, gradient[middle : piece.stop])
         staging.copy_out(number, 0, gradient[piece.start : middle])
-        staging.when_out(number, lambda values, number=number: found.update({number: values.clone()}), pytest.fail)
+        copied = staging.gradients[number]
+        staging.when_out(lambda n=number, own=copied: found.update({n: own.clone()}), pytest.fail)
     staging.sender.shutdown()
     assert torch.cat([found[number] for number in range(len(pieces))]).equal(gradient)
     for number, values in found.items():

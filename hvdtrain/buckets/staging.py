@@ -11,7 +11,7 @@ from typing import Any
 
 import torch
 
-from hvdtrain.ps.partition import Piece
+from hvdtrain.buckets.partition import Piece
 
 
 class Staging:
@@ -23,6 +23,9 @@ class Staging:
     Args:
         weights: [parameters] float32, the model's own memory, on the GPU.
         pieces: the buckets.
+
+    Attributes:
+        gradients: of each bucket, [bucket] float32 on the CPU.
     """
 
     def __init__(self, weights: torch.Tensor, pieces: Sequence[Piece]) -> None:
@@ -44,22 +47,18 @@ class Staging:
         if gradient.is_cuda:
             gradient.record_stream(self.outbound)
 
-    def when_out(self, number: int, push: Callable[[torch.Tensor], None], failed: Callable[[Exception], None]) -> None:
-        """Call `push`, which raises nothing, on another thread with a bucket's gradient, when all of that is there.
-
-        Args:
-            push: given [bucket] float32, on the CPU.
-            failed: called in its place, with what the device says, where the copy went wrong.
+    def when_out(self, act: Callable[[], object], failed: Callable[[Exception], None]) -> None:
+        """Call `act` on another thread when all that was copied out so far is there; `failed` with what goes wrong
+        in the copy or there.
         """
         copied = self._event(self.outbound)
 
         def wait() -> None:
             try:
                 copied.synchronize()
+                act()
             except Exception as error:
                 failed(error)
-            else:
-                push(self.gradients[number])
 
         self.sender.submit(wait)
 

@@ -1,6 +1,6 @@
 """How the flat weights are cut: equal ranges for the servers, and each of them into buckets that travel alone."""
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import accumulate
 
@@ -45,39 +45,3 @@ def cut(sizes: Sequence[int], servers: int, most: int) -> list[Piece]:
             lengths = tuple(min(stop, ends[i + 1]) - max(start, ends[i]) for i in inside)
             pieces.append(Piece(server, number, start, stop, inside, lengths))
     return pieces
-
-
-class Completion:
-    """Which buckets a step's gradients complete, as they come, in any order.
-
-    Args:
-        sizes: elements of each parameter.
-        pieces: the buckets.
-
-    Attributes:
-        of_parameter: the numbers of the buckets that each parameter lies in.
-    """
-
-    def __init__(self, sizes: Sequence[int], pieces: Sequence[Piece]) -> None:
-        self.pieces = pieces
-        self._starts = list(accumulate(sizes, initial=0))
-        self.of_parameter: list[list[int]] = [[] for _ in sizes]
-        for number, piece in enumerate(pieces):
-            for parameter in piece.parameters:
-                self.of_parameter[parameter].append(number)
-        self.begin()
-
-    def begin(self) -> None:
-        """Another step: no gradient has come yet."""
-        self._missing = [len(piece.parameters) for piece in self.pieces]
-
-    def come(self, parameter: int) -> Iterator[tuple[int, int, slice, bool]]:
-        """A parameter's gradient is here: for each bucket that it lies in, the bucket's number, where in it the
-        gradient begins, which range of the gradient, laid flat, it has, and whether the bucket is complete now.
-        """
-        first, end = self._starts[parameter : parameter + 2]
-        for number in self.of_parameter[parameter]:
-            piece = self.pieces[number]
-            start, stop = max(piece.start, first), min(piece.stop, end)
-            self._missing[number] -= 1
-            yield number, start - piece.start, slice(start - first, stop - first), not self._missing[number]

@@ -1,0 +1,47 @@
+"""A worker's pushes and waits in the timeline of --trace."""
+
+import time
+from typing import TYPE_CHECKING, Any
+
+from hvdtrain.world import trace
+
+if TYPE_CHECKING:
+    from hvdtrain.ps.exchange import Lane
+
+SHORTEST_S = 5e-5  # of waits for weights: most layers' are there
+
+
+class PushTrace:
+    """Writes down the pushes of recorded steps, and waits in them. An observer of ps.exchange.Exchange.
+
+    Args:
+        workers: how many there are.
+    """
+
+    def __init__(self, workers: int) -> None:
+        self.workers = workers
+
+    def sent(self, lane: "Lane", under_way: int) -> None:
+        """A push has been sent; so many bytes are under way with it."""
+        name = f"push bucket {lane.piece.number} to server {lane.piece.server}"
+        self._write(trace.PUSH, name, lane, lane.pushed_at, under_way)
+
+    def answered(self, lane: "Lane", came: float, under_way: int) -> None:
+        """A push's answer came then, and its weights are in the model."""
+        name = f"pull bucket {lane.piece.number} from server {lane.piece.server}"
+        if self._write(trace.PULL, name, lane, came, under_way):
+            trace.span(trace.UNDER_WAY, f"bucket {lane.number}", lane.pushed_at, came)
+            trace.count("staleness", lane.context.status.staleness)
+
+    def waited(self, began: Any, ended: Any) -> None:
+        """Forward waited for weights; on a GPU the moments are events, which nobody waits for here."""
+        if trace.is_recording() and isinstance(began, float) and ended - began > SHORTEST_S:
+            trace.span(trace.STEP, "comm", began, ended)
+
+    def _write(self, track: str, name: str, lane: "Lane", began: float, under_way: int) -> bool:
+        if not trace.records(lane.push.step_of_job(self.workers)):
+            return False
+        flow = trace.flow_of(lane.push.step, lane.push.worker, lane.piece.server, lane.piece.number)
+        trace.span(track, name, began, time.perf_counter(), flow)
+        trace.count("bytes under way", under_way)
+        return True
