@@ -25,10 +25,12 @@ from hypothesis import strategies as st
 from hvdtrain import plan
 from hvdtrain.cli import main
 from hvdtrain.config import recipes
+from hvdtrain.config.run_config import RunConfig
 from hvdtrain.data import shards
 from hvdtrain.data.folder import scan
 from hvdtrain.errors import UsageError
 from hvdtrain.plan.calibration import TRANSPORT_FIELDS, TRANSPORTS, Calibration, Quantity
+from hvdtrain.runs.folder import claim
 
 EXAMPLES = int(os.environ.get("HVDTRAIN_EXAMPLES", "0"))
 
@@ -204,6 +206,21 @@ def test_hosts_and_urls_of_any_letters_are_read_or_are_a_line(seed):
         calls(here, command, seed)
 
 
+@pytest.mark.parametrize("link", ["run/metrics.rank1.jsonl", "run/logs/more", "run.launch/log"])
+def test_a_run_with_a_symbolic_link_is_not_gone_on_with(base, tmp_path, link):
+    """What is written in it would be written where a stranger has the link point."""
+    here, mine = tmp_path / "here", tmp_path / "mine"
+    hostile.copy(base / "run", here)
+    mine.write_text("mine")
+    (here / link).unlink(missing_ok=True)
+    (here / link).symlink_to(mine)
+    code, printed = calls(here, ["launch", "--resume", "-n", "1", "--out", "run", "--", "--steps", "4"], link)
+    assert code == 2 and "is a symbolic link, which no run has" in printed
+    with pytest.raises(UsageError, match="is a symbolic link"):
+        claim(here / "run", RunConfig(), 1, "job", False, resuming=True)
+    assert mine.read_text() == "mine"
+
+
 @settings(max_examples=EXAMPLES or 20, derandomize=not EXAMPLES)
 @given(st.integers(0, 2**32))
 def test_a_spoiled_snapshot_is_gone_on_from_or_is_a_line(base, one_thread, seed):
@@ -211,7 +228,6 @@ def test_a_spoiled_snapshot_is_gone_on_from_or_is_a_line(base, one_thread, seed)
     import torch
 
     from hvdtrain.config.file import read_config
-    from hvdtrain.config.run_config import RunConfig
     from hvdtrain.data.find import find_dataset
     from hvdtrain.training import resume
 

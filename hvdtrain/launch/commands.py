@@ -23,7 +23,7 @@ from hvdtrain.launch.prepare import prepare
 from hvdtrain.launch.processes import end_process
 from hvdtrain.launch.records import cancel, claimed, forget, kept_options, read_record, what_to_remember
 from hvdtrain.launch.supervise import STOP_TIMEOUT_S, log_file, supervise
-from hvdtrain.runs.folder import CONFIG, check_free, last_saved_step, name_one_of
+from hvdtrain.runs.folder import CONFIG, check_free, last_saved_step, name_one_of, refuse_links
 from hvdtrain.runs.launched import remembered
 from hvdtrain.runs.request import (
     changed_for_good,
@@ -146,6 +146,7 @@ def launch(
         copying = [line for copy in to_copy for line in copy.shell_commands(names)]
         click.echo("\n".join([*copying, make_command().dry_run_text()]))
         return
+    refuse_links(folder)
     with claimed(folder, launcher) as job:
         if not resume:  # again: another job may have come and ended meanwhile
             check_free(folder)

@@ -15,6 +15,7 @@ from hvdtrain.config.run_config import RunConfig
 from hvdtrain.config.untrusted import parse_toml
 from hvdtrain.errors import Failure, UsageError
 from hvdtrain.world.locks import lock, unlock
+from hvdtrain.world.preempt import leave_file
 
 CONFIG = "config.toml"
 LEAST_DISK = 2**20  # bytes
@@ -36,6 +37,16 @@ def check_free(folder: Path, others_log: bool = False) -> None:
         raise UsageError(f"--out {folder} is a file: choose a folder")
     if is_used:
         raise UsageError(f"--out {folder} {_what_is_in(folder)}: choose another folder, or remove it yourself")
+
+
+def refuse_links(folder: Path) -> None:
+    """UsageError where a run folder, or the one beside it that `launch` writes in, has a symbolic link: a stranger may
+    have made it, to have a file of this user's written over.
+    """
+    beside = leave_file(folder).parent
+    for path in [*folder.rglob("*"), beside, *beside.rglob("*")]:
+        if path.is_symlink():
+            raise UsageError(f"{path} is a symbolic link, which no run has: remove it, if the run is yours")
 
 
 def check_writable(folder: Path) -> None:
@@ -107,7 +118,9 @@ def claim(folder: Path, config: RunConfig, workers: int, job: str, others_log: b
     Args:
         resuming: go on with the run that is there.
     """
-    if not resuming:
+    if resuming:
+        refuse_links(folder)
+    else:
         check_free(folder, others_log)
     try:
         folder.mkdir(parents=True, exist_ok=True)
