@@ -8,13 +8,14 @@ own among those that are missing, and it needs so many more samples that it is t
 """
 
 import math
+from collections.abc import Sequence
 from functools import partial
 from typing import Any
 
 import torch
 
 from hvdtrain.config.run_config import RunConfig
-from hvdtrain.ps.bucket import Bucket, Reply
+from hvdtrain.ps.bucket import Decision, GoesOn, Step
 from hvdtrain.ps.messages import Push
 from hvdtrain.ps.serve import serve as serve_with
 from hvdtrain.ps.worker import PushPull
@@ -46,14 +47,11 @@ class StaleSynchronous:
     Args:
         workers: how many push.
         config: push_scale: `softsync` as above; with `mean` a push is a step with 1/workers of the learning rate, with
-            `none` it is a whole one. delay_compensation: λ of DC-ASGD (Zheng et al., 2017, arXiv:1609.08326, eq. 10):
-            the gradient g of weights that have moved by d since it was computed becomes g + λ g² d. staleness_lr: the
-            learning rate is divided by the staleness (Zhang et al.). look_ahead: in steps; for softsync alone, without
-            delay compensation, which is another remedy for the same.
+            `none` it is a whole one. delay_compensation: see ps.bucket.Shard.compensate. staleness_lr: the learning
+            rate is divided by the staleness (Zhang et al.). look_ahead: in steps; for softsync alone, without delay
+            compensation, which is another remedy for the same.
         staleness: how many steps a worker may be ahead; None: any number.
     """
-
-    SAVED = ("clocks", "summed", "lr", "idle_after", "at_barrier", "waiting")  # without what delay compensation needs
 
     def __init__(self, workers: int, config: RunConfig, staleness: int | None) -> None:
         self.clocks = dict.fromkeys(range(workers), 0)
@@ -67,100 +65,81 @@ class StaleSynchronous:
         self.lr = 0.0  # of the last of them
         self.idle_after: dict[int, int] = {}  # worker -> the step after which it pushes nothing for now
         self.at_barrier: set[int] = set()  # of these, those that push again when all workers are there
-        self.waiting: list[tuple[Push, int]] = []  # pushes whose workers wait, with the staleness of each
-        self.weights_of: dict[int, torch.Tensor] = {}  # worker -> the weights it works with, for delay compensation
+        self.waiting: list[tuple[int, GoesOn]] = []  # the steps of pushes whose workers wait
 
     def begin(self, step: int) -> None:
         self.clocks = dict.fromkeys(self.clocks, step)
 
-    def accept(self, bucket: Bucket, push: Push) -> list[Reply]:
-        staleness = bucket.version - push.version_read
-        if self.compensation:
-            if not bucket.version:  # nothing is applied yet: all began with these
-                self.weights_of = dict.fromkeys(self.clocks, bucket.weights.clone()) | self.weights_of
-            if push.gradient is not None:
-                moved = bucket.weights - self.weights_of[push.worker]
-                push.gradient.addcmul_(moved.mul_(push.gradient), push.gradient, value=self.compensation)
-        gradient, push = push.gradient, push.with_gradient(None)
+    def accept(self, push: Push, gradient: torch.Tensor | None, version: int) -> Decision:
+        staleness, steps = version - push.version_read, []
         if gradient is not None:
             self.lr = push.lr * self.scale / (max(1, staleness) if self.divides else 1)
-            self._add(bucket, push, gradient)
+            if self.sum is not None:
+                self.sum.add_(gradient)
+            else:  # the worker goes on, and its gradient's memory is its own again
+                self.sum = gradient if self.pushes_per_step == 1 else gradient.clone()
+            self.summed.append(push)
+            if len(self.summed) == self.pushes_per_step:
+                steps = self._steps()
         self.clocks[push.worker] = push.step
+        own = GoesOn(push.worker, staleness)
         if self.staleness is None and not self.idle_after:  # nobody waits
-            return [bucket.reply(push, staleness)]
-        self.waiting.append((push, staleness))
-        return self._let_go(bucket)
+            return Decision(steps, go_on=[own])
+        self.waiting.append((push.step, own))
+        return self._let_go(steps)
 
-    def _add(self, bucket: Bucket, push: Push, gradient: torch.Tensor) -> None:
-        """Sum the push's gradient, and take a step when there are enough."""
-        if self.sum is not None:
-            self.sum.add_(gradient)
-        else:  # the worker goes on, and its gradient's memory is its own again
-            self.sum = gradient if self.pushes_per_step == 1 else gradient.clone()
-        self.summed.append(push)
-        if len(self.summed) == self.pushes_per_step:
-            self._step(bucket)
-
-    def flush(self, bucket: Bucket) -> None:
-        """Take a step with what is summed, if there is anything."""
-        if self.summed:
-            self._step(bucket)
-
-    def _step(self, bucket: Bucket) -> None:
-        """Take a step with what is summed: as long as its share of a whole step, where workers came to an end first."""
+    def _steps(self) -> list[Step]:
+        """With what is summed, if there is anything: as long as its share of a whole step, where workers came to an end
+        first.
+        """
         gradient, summed, self.sum, self.summed = self.sum, self.summed, None, []
-        if gradient is not None and len(summed) > 1:
+        if gradient is None:
+            return []
+        if len(summed) > 1:
             gradient.div_(len(summed))
-        lr = self.lr * (len(summed) / self.pushes_per_step)
-        bucket.apply(gradient, lr, *summed, look_ahead=self.look_ahead)
+        return [Step(gradient, self.lr * (len(summed) / self.pushes_per_step), summed, self.look_ahead)]
 
-    def idle(self, bucket: Bucket, worker: int, step: int, at_barrier: bool) -> list[Reply]:
+    def flush(self) -> Decision:
+        return Decision(self._steps())
+
+    def idle(self, worker: int, step: int, at_barrier: bool) -> Decision:
         self.idle_after[worker] = step
         if at_barrier:
             self.at_barrier.add(worker)
-        return self._let_go(bucket)
+        return self._let_go()
 
-    def pulled(self, bucket: Bucket, worker: int) -> None:
-        if self.compensation:
-            self.weights_of[worker] = bucket.weights.clone()
-
-    def join(self, bucket: Bucket, worker: int, step: int) -> None:
+    def join(self, worker: int, step: int) -> None:
         self.clocks[worker] = step
 
-    def lose(self, bucket: Bucket, worker: int) -> list[Reply]:
+    def lose(self, worker: int) -> Decision:
         self.clocks.pop(worker, None)  # it may not have got as far as to join here
         self.idle_after.pop(worker, None)
         self.at_barrier.discard(worker)
-        self.weights_of.pop(worker, None)
-        self.waiting = [(push, stale) for push, stale in self.waiting if push.worker != worker]
-        return self._let_go(bucket)
+        self.waiting = [(step, own) for step, own in self.waiting if own.worker != worker]
+        return self._let_go()
 
     def waits(self, worker: int) -> bool:
-        return any(push.worker == worker for push, _ in self.waiting)
+        return any(own.worker == worker for _, own in self.waiting)
 
     def state(self) -> tuple[Any, torch.Tensor | None]:
-        return {name: getattr(self, name) for name in self.SAVED}, self.sum
+        return vars(self) | {"sum": None}, self.sum
 
     def restore(self, plain: Any, summed: torch.Tensor | None) -> None:
-        for name in self.SAVED:
-            setattr(self, name, plain[name])
-        self.sum = summed
+        vars(self).update(plain, sum=summed)
 
-    def _let_go(self, bucket: Bucket) -> list[Reply]:
-        """The replies to workers that are no more than `staleness` ahead of the slowest that is not idle."""
-        busy = self.clocks.keys() - self._idle()
+    def _let_go(self, steps: Sequence[Step] = ()) -> Decision:
+        """After these steps, workers go on that are no more than `staleness` ahead of the slowest that is not idle."""
+        idle = {worker for worker, step in self.idle_after.items() if self.clocks[worker] == step}
+        busy = self.clocks.keys() - idle
         if not busy:  # nobody pushes what it lacks before the weights are evaluated or saved
-            self.flush(bucket)
+            steps = [*steps, *self._steps()]
             if self.clocks.keys() <= self.at_barrier:  # they go on together, and wait for each other again
                 self.idle_after, self.at_barrier = {}, set()
         slowest = min((self.clocks[worker] for worker in busy), default=math.inf)
         limit = math.inf if self.staleness is None else slowest + self.staleness
-        free = [(push, stale) for push, stale in self.waiting if push.step <= limit]
-        self.waiting = [(push, stale) for push, stale in self.waiting if push.step > limit]
-        return [bucket.reply(push, stale) for push, stale in free]
-
-    def _idle(self) -> set[int]:
-        return {worker for worker, step in self.idle_after.items() if self.clocks[worker] == step}
+        free = [own for step, own in self.waiting if step <= limit]
+        self.waiting = [(step, own) for step, own in self.waiting if step > limit]
+        return Decision(steps, go_on=free)
 
 
 def make_policy(workers: int, config: RunConfig) -> StaleSynchronous:

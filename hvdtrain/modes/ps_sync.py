@@ -6,7 +6,7 @@ import torch
 
 from hvdtrain.config.run_config import RunConfig
 from hvdtrain.errors import Failure
-from hvdtrain.ps.bucket import Bucket, Reply
+from hvdtrain.ps.bucket import Decision, GoesOn, Step
 from hvdtrain.ps.messages import Push
 from hvdtrain.ps.serve import serve as serve_with
 from hvdtrain.ps.worker import PushPull
@@ -32,58 +32,44 @@ class Synchronous:
         workers: how many push.
     """
 
+    compensation = 0.0
+
     def __init__(self, workers: int, config: RunConfig) -> None:
         self.needed, self.in_order = workers - config.backup, not config.backup
         self.step = 0  # the last that is over
-        self.sum: torch.Tensor | None = None  # None too where one of those added overflowed
-        self.added: list[Push] = []  # without their gradients
-        self.early: dict[int, Push] = {}  # worker -> its push, which waits for its predecessors'
+        self.sum: torch.Tensor | None = None
+        self.added: list[Push] = []
+        self.early: dict[int, tuple[Push, torch.Tensor]] = {}  # the place that its turn is at -> a push
 
     def begin(self, step: int) -> None:
         self.step = step
 
-    def accept(self, bucket: Bucket, push: Push) -> list[Reply]:
-        if not self.in_order:
-            if push.step <= self.step:
-                bucket.drop(push)
-                return [bucket.reply(push, bucket.version - push.version_read, dropped=self.step)]
-            self._add(push)
-        else:
-            self.early[push.worker] = push
-            while (following := self.early.pop(len(self.added), None)) is not None:
-                self._add(following)
-        return self._update(bucket) if len(self.added) == self.needed else []
+    def accept(self, push: Push, gradient: torch.Tensor | None, version: int) -> Decision:
+        assert gradient is not None
+        if not self.in_order and push.step <= self.step:
+            return Decision(dropped=[push], go_on=[GoesOn(push.worker, version - push.version_read, self.step)])
+        self.early[push.worker if self.in_order else len(self.added)] = push, gradient
+        while following := self.early.pop(len(self.added), None):
+            own, its = following
+            self.sum = its if self.sum is None else self.sum.add_(its)
+            self.added.append(own)
+        if self.sum is None or len(self.added) < self.needed:
+            return Decision()
+        total, pushes, self.sum, self.added = self.sum, self.added, None, []
+        self.step = push.step
+        go_on = [GoesOn(own.worker, version - own.version_read) for own in pushes]
+        return Decision([Step(total.div_(self.needed), pushes[0].lr, pushes)], go_on=go_on)
 
-    def _add(self, push: Push) -> None:
-        if not self.added:
-            self.sum = push.gradient
-        elif self.sum is None or push.gradient is None:
-            self.sum = None
-        else:
-            self.sum.add_(push.gradient)
-        self.added.append(push.with_gradient(None))
+    def flush(self) -> Decision:
+        return Decision()  # a step has all its pushes
 
-    def _update(self, bucket: Bucket) -> list[Reply]:
-        pushes, total = self.added, self.sum
-        self.added, self.sum = [], None
-        self.step = pushes[0].step
-        staleness = [bucket.version - push.version_read for push in pushes]
-        bucket.apply(None if total is None else total.div_(self.needed), pushes[0].lr, *pushes)
-        return [bucket.reply(own, stale) for own, stale in zip(pushes, staleness, strict=True)]
+    def idle(self, worker: int, step: int, at_barrier: bool) -> Decision:
+        return Decision()  # all workers are at the same step
 
-    def flush(self, bucket: Bucket) -> None:
-        """Nothing: a step has all its pushes."""
-
-    def idle(self, bucket: Bucket, worker: int, step: int, at_barrier: bool) -> list[Reply]:
-        return []  # all workers are at the same step
-
-    def pulled(self, bucket: Bucket, worker: int) -> None:
-        """Nothing: no gradient is compensated for."""
-
-    def join(self, bucket: Bucket, worker: int, step: int) -> None:
+    def join(self, worker: int, step: int) -> None:
         raise Failure("ps-sync has as many workers as it began with")
 
-    def lose(self, bucket: Bucket, worker: int) -> list[Reply]:
+    def lose(self, worker: int) -> Decision:
         raise Failure("every step of ps-sync needs a push from every worker")
 
 

@@ -13,13 +13,15 @@ from hvdtrain.errors import Failure
 from hvdtrain.numerics.clock import Stopwatch
 from hvdtrain.numerics.compression import Compressor
 from hvdtrain.ps import wire
-from hvdtrain.ps.messages import NO_SHARE, Answer, Push, PushStatus
+from hvdtrain.ps.messages import Answer, Push, PushStatus
 from hvdtrain.ps.partition import Completion, Piece
 from hvdtrain.ps.shared import SharedMemory
 from hvdtrain.ps.staging import Staging
 from hvdtrain.world import trace
 
-Announced = tuple[int, float, int, PushStatus]  # step, learning rate, leased share, and the status of the step's push
+Announced = tuple[
+    int, float, int | None, PushStatus
+]  # step, learning rate, leased share, and the status of the step's push
 
 # Bytes of gradients that a worker has under way at once: sent, and not answered. Enough to fill a link while answers
 # travel back; little enough that a bucket that forward needs soon, ready late, does not queue behind all others
@@ -73,7 +75,8 @@ class Exchange:
         }
         self.compressors = [Compressor(compression, piece.lengths) for piece in pieces]  # with the error yet to send
         self.versions = [0] * len(pieces)
-        self.step, self.lr, self.share = 0, 0.0, NO_SHARE
+        self.step, self.lr = 0, 0.0
+        self.share: int | None = None
         self.push_status = PushStatus(0)
         self.bytes_sent = self.bytes_received = 0
         self._stopwatch = Stopwatch(weights.device)
@@ -87,7 +90,7 @@ class Exchange:
         self._extra: dict[int, int] = {}  # server -> its bucket that is under way though there was no room
         self._error: BaseException | None = None
 
-    def begin(self, step: int, lr: float, share: int = NO_SHARE) -> None:
+    def begin(self, step: int, lr: float, share: int | None = None) -> None:
         """The step whose gradients come next."""
         self.step, self.lr, self.share, self._waits = step, lr, share, []
         self.push_status = PushStatus(len(self.pieces))

@@ -1,7 +1,8 @@
 """What this process answers its peers, whichever wire they ask over."""
 
 import threading
-from typing import Any
+from collections.abc import Callable
+from typing import Any, Protocol
 
 from torch.futures import Future
 
@@ -13,8 +14,20 @@ HEARTBEAT_S = 0.25
 WATCH = "watch"  # a request that every process answers: whether it is about to leave, as soon as it is or after a while
 
 
+class Endpoint(Protocol):
+    """What answers peers on a server.
+
+    Attributes:
+        calls: by name, what they may ask for: it returns at once, or returns a future.
+        waited: told by name how long a call had to wait for a thread.
+    """
+
+    calls: dict[str, Callable[..., Any]]
+    waited: Callable[[str, float], None]
+
+
 def as_future(answer: Any) -> "Future[Any]":
-    """What a method returned as a future, if it is none."""
+    """What a call returned as a future, if it is none."""
     if isinstance(answer, Future):
         return answer
     done: Future[Any] = Future()
@@ -23,14 +36,16 @@ def as_future(answer: Any) -> "Future[Any]":
 
 
 class Requests:
-    """Calls the methods of an endpoint by name, and answers watches.
+    """Answers the calls of an endpoint, and watches.
 
     Args:
-        endpoint: the object whose public methods peers may call; a worker has none.
+        endpoint: a worker has none.
     """
 
-    def __init__(self, endpoint: object = None) -> None:
-        self.endpoint = endpoint
+    def __init__(self, endpoint: Endpoint | None = None) -> None:
+        self._calls = endpoint.calls if endpoint else {}
+        self.waited: Callable[[str, float], None] = endpoint.waited if endpoint else lambda method, seconds: None
+        self._calls[WATCH] = self._watch
         self._leaving = threading.Event()
         self._problem: Failure | None = None  # why this process leaves, where it does not do so in order
         self._watches: list[Future[bool]] = []  # open until this process leaves, or for a while
@@ -41,18 +56,11 @@ class Requests:
         """Do what a peer asks for. Its answer, or a future that holds it later.
 
         Raises:
-            AttributeError: there is no such method.
+            Failure: there is no such call.
         """
-        if method == WATCH:
-            return self._watch()
-        if method.startswith("_"):
-            raise AttributeError(f"{method} is not for peers")
-        return getattr(self.endpoint, method)(*arguments)
-
-    def waited(self, method: str, seconds: float) -> None:
-        """A call of this method waited so long for a thread, before `handle`. Servers count it where it is a push."""
-        if method == "push" and (load := getattr(self.endpoint, "load", None)):
-            load.queued(seconds)
+        if (act := self._calls.get(method)) is None:
+            raise Failure(f"{method} is not for peers")
+        return act(*arguments)
 
     def leave(self) -> None:
         """This process is about to leave: whoever watches it learns so now."""

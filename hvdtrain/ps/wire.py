@@ -1,8 +1,8 @@
 """What the parameter server's two ends say to each other goes through here, over the wire that the job has chosen.
 
-A server has an endpoint, a `ps.server.Server` whose methods workers call by name, and which return at once or return a
-future. Tensors in flight are not copied: whoever sends one leaves it alone until it is answered. Nobody learns by
-itself that a peer has died: servers keep a call open at every worker and workers at every server (see watch).
+A server has an endpoint, a `ps.desk.Desk`, whose calls return at once or return a future. Tensors in flight are not
+copied: whoever sends one leaves it alone until it is answered. Nobody learns by itself that a peer has died: servers
+keep a call open at every worker and workers at every server (see watch).
 """
 
 import contextlib
@@ -18,7 +18,7 @@ from torch.futures import Future
 
 from hvdtrain.errors import Failure
 from hvdtrain.ps.messages import CONNECTION_ENDED
-from hvdtrain.ps.requests import HEARTBEAT_S, WATCH, Requests
+from hvdtrain.ps.requests import HEARTBEAT_S, WATCH, Endpoint, Requests
 from hvdtrain.world.network import WIRE_KEY
 from hvdtrain.world.place import World
 from hvdtrain.world.rendezvous import leave
@@ -62,12 +62,12 @@ _requests: Requests
 _patience: float  # seconds
 
 
-def start(world: World, store: Store, timeout: float, endpoint: object = None, kind: str = "rpc") -> None:
+def start(world: World, store: Store, timeout: float, endpoint: Endpoint | None = None, kind: str = "rpc") -> None:
     """Join the other ranks.
 
     Args:
         timeout: seconds after which a silent peer is lost.
-        endpoint: the object whose methods peers can call, on a server.
+        endpoint: what answers peers, on a server.
         kind: one of WIRES.
 
     Raises:
@@ -78,7 +78,7 @@ def start(world: World, store: Store, timeout: float, endpoint: object = None, k
     _wire = importlib.import_module(WIRES[kind]).connect(world, store, _patience, _requests)
 
 
-def start_again(kind: str, own: str, endpoints: Mapping[int, str], timeout: float, endpoint: object) -> None:
+def start_again(kind: str, own: str, endpoints: Mapping[int, str], timeout: float, endpoint: Endpoint) -> None:
     """Be reached at `own` again, in place of a rank that was killed, on one of config.run_config.OPEN_WIRES.
 
     Args:

@@ -10,25 +10,12 @@ from helpers import buckets
 from torch.futures import Future
 
 from hvdtrain.errors import Failure
-from hvdtrain.ps.leases import Leases
-from hvdtrain.ps.membership import Membership
 from hvdtrain.ps.messages import Answer
-from hvdtrain.ps.server import Server
-from hvdtrain.ps.server_metrics import Load, ServerMetrics, server_metrics_file
+from hvdtrain.ps.server_metrics import ServerMetrics, server_metrics_file
 
 
 def make_server(policy, workers=2):
-    load = Load()
-
-    def make_bucket(number, weights):
-        return buckets.Bucket(
-            weights,
-            lambda p: load.time_steps_of(buckets.make_optimizer(buckets.PLAIN, p)),
-            policy(workers),
-            queued=load.queued,
-        )
-
-    server = Server(make_bucket, lambda tensors: tensors[0], Membership(workers), Leases(), load)
+    server = buckets.make_desk(lambda: policy(workers), workers)
     for bucket in (0, 1):
         server.install(bucket, torch.zeros(2))
     return server
@@ -61,7 +48,7 @@ def test_a_push_waits_in_a_queue_while_another_is_at_the_bucket_and_not_while_it
     server = make_server(buckets.sync)
     held = server.push(0, push(0, 1))
     with ThreadPoolExecutor() as pool:
-        with server.buckets[0]._lock:
+        with server._locks[server.buckets[0]]:
             answered = pool.submit(server.push, 0, push(1, 1))
             time.sleep(0.05)
             assert not held.done() and server.load.row()["queued_s"] == 0
