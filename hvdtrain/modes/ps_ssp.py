@@ -10,12 +10,11 @@ own among those that are missing, and it needs so many more samples that it is t
 import math
 from collections.abc import Sequence
 from functools import partial
-from typing import Any
 
 import torch
 
 from hvdtrain.config.run_config import RunConfig
-from hvdtrain.ps.bucket import Decision, GoesOn, Step
+from hvdtrain.ps.bucket import Decision, GoesOn, Policy, Step
 from hvdtrain.ps.messages import Push
 from hvdtrain.ps.serve import serve as serve_with
 from hvdtrain.ps.worker import PushPull
@@ -28,7 +27,7 @@ COMPRESSIONS = ("any",)
 SHARES = ("leased", "static")
 
 
-class StaleSynchronous:
+class StaleSynchronous(Policy):
     """Applies pushes when they come, and lets their workers go on unless they are too far ahead.
 
     A worker's clock is the steps it has pushed. It waits while it is more than `staleness` ahead of the slowest
@@ -60,8 +59,7 @@ class StaleSynchronous:
         self.scale = 1 / workers if config.push_scale == "mean" else 1.0
         self.compensation, self.divides = config.delay_compensation, config.staleness_lr
         self.staleness = staleness
-        self.sum: torch.Tensor | None = None  # of the gradients of these pushes, for the next step
-        self.summed: list[Push] = []
+        self.summed: list[Push] = []  # the pushes in the sum
         self.lr = 0.0  # of the last of them
         self.idle_after: dict[int, int] = {}  # worker -> the step after which it pushes nothing for now
         self.at_barrier: set[int] = set()  # of these, those that push again when all workers are there
@@ -120,12 +118,6 @@ class StaleSynchronous:
 
     def waits(self, worker: int) -> bool:
         return any(own.worker == worker for _, own in self.waiting)
-
-    def state(self) -> tuple[Any, torch.Tensor | None]:
-        return vars(self) | {"sum": None}, self.sum
-
-    def restore(self, plain: Any, summed: torch.Tensor | None) -> None:
-        vars(self).update(plain, sum=summed)
 
     def _let_go(self, steps: Sequence[Step] = ()) -> Decision:
         """After these steps, workers go on that are no more than `staleness` ahead of the slowest that is not idle."""

@@ -6,7 +6,7 @@ import torch
 
 from hvdtrain.config.run_config import RunConfig
 from hvdtrain.errors import Failure
-from hvdtrain.ps.bucket import Decision, GoesOn, Step
+from hvdtrain.ps.bucket import Decision, GoesOn, Policy, Step
 from hvdtrain.ps.messages import Push
 from hvdtrain.ps.serve import serve as serve_with
 from hvdtrain.ps.worker import PushPull
@@ -18,7 +18,7 @@ OPTIONS = ("backup", "wire", "bucket_mb", "record")
 COMPRESSIONS = ("any",)
 
 
-class Synchronous:
+class Synchronous(Policy):
     """Adds a step's pushes up as they come, and updates once when there are enough.
 
     All workers' make a step, added in the order of workers, so that the sum repeats to the bit: a push that comes
@@ -32,12 +32,9 @@ class Synchronous:
         workers: how many push.
     """
 
-    compensation = 0.0
-
     def __init__(self, workers: int, config: RunConfig) -> None:
         self.needed, self.in_order = workers - config.backup, not config.backup
         self.step = 0  # the last that is over
-        self.sum: torch.Tensor | None = None
         self.added: list[Push] = []
         self.early: dict[int, tuple[Push, torch.Tensor]] = {}  # the place that its turn is at -> a push
 
@@ -59,12 +56,6 @@ class Synchronous:
         self.step = push.step
         go_on = [GoesOn(own.worker, version - own.version_read) for own in pushes]
         return Decision([Step(total.div_(self.needed), pushes[0].lr, pushes)], go_on=go_on)
-
-    def flush(self) -> Decision:
-        return Decision()  # a step has all its pushes
-
-    def idle(self, worker: int, step: int, at_barrier: bool) -> Decision:
-        return Decision()  # all workers are at the same step
 
     def join(self, worker: int, step: int) -> None:
         raise Failure("ps-sync has as many workers as it began with")

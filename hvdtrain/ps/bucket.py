@@ -4,13 +4,14 @@ and the weights themselves (the shard). It is plain state: drive it with plain c
 
 from collections import deque
 from collections.abc import Callable, Hashable, Mapping, Sequence
-from typing import Any, NamedTuple, Protocol, cast
+from dataclasses import dataclass, field
+from typing import Any, NamedTuple
 
 import torch
 
 from hvdtrain.errors import Failure
 from hvdtrain.numerics.optimizers import restore_state, state_of
-from hvdtrain.ps.messages import GIVEN_UP, Answer, Applied, Outcome, Push
+from hvdtrain.ps.messages import GIVEN_UP, Answer, Applied, Outcome, Push, at_once
 
 # A worker finishes the lease of a step while it is in the backward pass of the next: so many of its last pushes belong
 # to leases that are open.
@@ -59,14 +60,16 @@ class Decision(NamedTuple):
     go_on: Sequence[GoesOn] = ()
 
 
-class Policy(Protocol):
-    """When pushes are applied and workers go on: the difference between the parameter-server modes. One has a bucket.
+class Policy:
+    """When pushes are applied and workers go on: the difference between the parameter-server modes. A bucket has one.
 
     Attributes:
         compensation: of gradients for their delay: see Shard.compensate.
+        sum: of gradients that no step was made of yet.
     """
 
-    compensation: float
+    compensation = 0.0
+    sum: torch.Tensor | None = None
 
     def begin(self, step: int) -> None:
         """Every worker has taken this step, of a snapshot, and none has pushed here yet."""
@@ -78,43 +81,28 @@ class Policy(Protocol):
             gradient: its own; None where the push's share counts already.
             version: of the weights.
         """
+        raise NotImplementedError
 
     def flush(self) -> Decision:
         """Take a step with the pushes that wait for others to make one, if there are any."""
+        return Decision()
 
     def idle(self, worker: int, step: int, at_barrier: bool) -> Decision:
         """The worker evaluates, or is done, after this step: no other waits for it until it pushes again, or, if it is
-        at a barrier, until all are.
-
-        Its push of that step may come later than this, on another thread.
+        at a barrier, until all are. Its push of that step may come later than this, on another thread.
         """
+        return Decision()
 
     def join(self, worker: int, step: int) -> None:
-        """One more worker is there, as if it had pushed this step.
-
-        Raises:
-            Failure: this mode has as many workers as it began with.
-        """
+        """One more worker is there, as if it had pushed this step. Failure where there cannot be more."""
 
     def lose(self, worker: int) -> Decision:
-        """The worker is gone for good: no other waits for it any more.
-
-        Raises:
-            Failure: the others cannot go on without it.
-        """
-
-
-class RecoverablePolicy(Policy, Protocol):
-    """A policy whose buckets survive a kill: see ps.journal."""
+        """The worker is gone for good: no other waits for it. Failure where the others cannot go on."""
+        return Decision()
 
     def waits(self, worker: int) -> bool:
         """Whether a push of this worker will be answered later."""
-
-    def state(self) -> tuple[Any, torch.Tensor | None]:
-        """What it knows: of plain types, and the sum of gradients that no step was made of yet."""
-
-    def restore(self, plain: Any, summed: torch.Tensor | None) -> None:
-        """Know this, of which the tensor is its own from now on."""
+        return False
 
 
 class Shard:
@@ -192,46 +180,18 @@ class Shard:
         self.readers.discard(worker)
         self._weights_of.pop(worker, None)
 
-    def restore(self, state: Mapping[str, torch.Tensor]) -> None:
-        """Have the optimizer's state as numerics.optimizers.state_of gives it."""
-        restore_state(self.optimizer, [self.weights], state)
-        self.predicted, self.changes = None, self.changes + 1
 
-    def saved(self) -> dict[str, torch.Tensor | None]:
-        """What survives a kill."""
-        state = self.optimizer.state.get(self.weights, {})
-        return {"weights": self.weights.detach(), "predicted": self.predicted} | {
-            _STATE + name: value for name, value in state.items()
-        }
-
-    def recover(self, version: int, tensors: Mapping[str, torch.Tensor]) -> None:
-        """Be as the shard was of which this was saved."""
-        self.version = version
-        self.move(tensors["weights"])
-        if state := {n.removeprefix(_STATE): value for n, value in tensors.items() if n.startswith(_STATE)}:
-            self.optimizer.state[self.weights] = state
-        self.predicted = tensors.get("predicted")
-
-
+@dataclass
 class Gate:
-    """What was pushed to a bucket: each push counts at most once.
+    """What was pushed to a bucket: each push counts at most once."""
 
-    Attributes:
-        last: worker -> the step of its last push.
-        lost: workers.
-        shares: worker -> the leased shares of its last pushes.
-        counted_shares: those of workers that were lost before they knew that this bucket has them.
-        sent: worker -> the version that answered its last push.
-        idled: worker -> the number of its last call of idle.
-    """
-
-    def __init__(self) -> None:
-        self.last: dict[int, int] = {}
-        self.lost: set[int] = set()
-        self.shares: dict[int, deque[int]] = {}
-        self.counted_shares: set[int] = set()
-        self.sent: dict[int, int] = {}
-        self.idled: dict[int, int] = {}
+    last: dict[int, int] = field(default_factory=dict)  # worker -> the step of its last push
+    lost: set[int] = field(default_factory=set)  # workers
+    shares: dict[int, deque[int]] = field(default_factory=dict)  # worker -> the leased shares of its last pushes
+    # Those of workers that were lost before they knew that this bucket has them.
+    counted_shares: set[int] = field(default_factory=set)
+    sent: dict[int, int] = field(default_factory=dict)  # worker -> the version that answered its last push
+    idled: dict[int, int] = field(default_factory=dict)  # worker -> the number of its last call of idle
 
 
 class Bucket:
@@ -249,7 +209,6 @@ class Bucket:
     ) -> None:
         self.shard = Shard(weights, make_optimizer, policy.compensation)
         self.gate, self.policy, self.answers_again = Gate(), policy, answers_again
-        self._recoverable = cast(RecoverablePolicy, policy)  # where anything survives a kill
 
     def has(self, push: Push) -> bool:
         """Whether it was here before: its worker has not heard of that, or still waits."""
@@ -268,8 +227,8 @@ class Bucket:
         if worker in gate.lost:
             raise Failure(GIVEN_UP)
         if self.has(push):
-            again = self.answers_again and not self._recoverable.waits(worker)
-            return self._outcome(Decision(go_on=[GoesOn(worker, 0)] if again else ()))
+            again = self.answers_again and not self.policy.waits(worker)
+            return self._outcome(Decision(go_on=[GoesOn(worker, 0)] if again else ()), asked=worker)
         gate.last[worker] = push.step
         gate.sent.pop(worker, None)
         if push.share in gate.counted_shares:
@@ -279,9 +238,9 @@ class Bucket:
         if gradient is not None and self.shard.compensation:
             self.shard.compensate(worker, gradient)
         self.shard.readers.discard(worker)  # it has had its answer, or it could not have computed this
-        return self._outcome(self.policy.accept(push, gradient, self.shard.version), lines)
+        return self._outcome(self.policy.accept(push, gradient, self.shard.version), lines, worker)
 
-    def _outcome(self, decision: Decision, lines: Sequence[Applied] = ()) -> Outcome:
+    def _outcome(self, decision: Decision, lines: Sequence[Applied] = (), asked: int | None = None) -> Outcome:
         """Do what the policy has decided."""
         lines, shard, replies = list(lines), self.shard, {}
         for push in decision.dropped:
@@ -293,7 +252,7 @@ class Bucket:
         for worker, staleness, dropped in decision.go_on:
             self.gate.sent[worker] = shard.version
             replies[worker] = shard.answer(worker, staleness, dropped)
-        return Outcome(replies, lines)
+        return Outcome(replies, lines, asked)
 
     def flush(self) -> Outcome:
         """Take a step with the pushes that wait for others, if there are any."""
@@ -303,7 +262,7 @@ class Bucket:
         """The weights as they are, for a worker that pushes nothing before it has them."""
         self._refuse_lost(worker)
         self.gate.sent[worker] = self.shard.version
-        return Outcome({worker: self.shard.answer(worker, current=True)})
+        return Outcome({worker: self.shard.answer(worker, current=True)}, asked=worker)
 
     def idle(self, worker: int, step: int, at_barrier: bool, number: int = 0) -> Outcome:
         """The worker pushes nothing for now, after this step; replies go to workers that waited for it.
@@ -318,10 +277,10 @@ class Bucket:
         self.gate.idled[worker] = number
         return self._outcome(self.policy.idle(worker, step, at_barrier))
 
-    def slowest(self, otherwise: int) -> int:
+    def slowest(self, otherwise: int) -> Outcome:
         """The least step of the last pushes of those that are there; `otherwise` where none has pushed."""
         there = (step for worker, step in self.gate.last.items() if worker not in self.gate.lost)
-        return min(there, default=otherwise)
+        return at_once(min(there, default=otherwise))
 
     def join(self, worker: int, step: int) -> Outcome:
         """One more worker is there, whose next step comes after this one.
@@ -354,27 +313,36 @@ class Bucket:
         return self._outcome(decision, lines)
 
     def resume(self, step: int, state: Mapping[str, torch.Tensor]) -> Outcome:
-        """Go on as after this step of every worker, of a snapshot, with the optimizer's state that it has."""
-        self.shard.restore(state)
+        """Go on as after this step of every worker, of a snapshot, with the optimizer's state that it has, as
+        numerics.optimizers.state_of gives it.
+        """
+        restore_state(self.shard.optimizer, [self.shard.weights], state)
+        self.shard.predicted = None
+        self.shard.changes += 1
         self.policy.begin(step)
         return Outcome()
 
-    def optimizer_state(self) -> dict[str, torch.Tensor]:
+    def optimizer_state(self) -> Outcome:
         """The optimizer's state of this bucket, as resume takes it."""
-        return state_of(self.shard.optimizer, [self.shard.weights])
+        return at_once(state_of(self.shard.optimizer, [self.shard.weights]))
 
     def state(self) -> tuple[Any, dict[str, tuple[torch.Tensor | None, Hashable]]]:
         """See Part."""
-        policy, summed = self._recoverable.state()
-        tensors = {name: (tensor, self.shard.changes) for name, tensor in self.shard.saved().items()}
-        return (vars(self.gate), self.shard.version, policy), tensors | {"sum": (summed, object())}
+        shard, policy = self.shard, vars(self.policy) | {"sum": None}
+        tensors = {"weights": shard.weights.detach(), "predicted": shard.predicted}
+        tensors |= {_STATE + name: value for name, value in shard.optimizer.state.get(shard.weights, {}).items()}
+        stamped = {name: (tensor, shard.changes) for name, tensor in tensors.items()}
+        return (vars(self.gate), policy, shard.version), stamped | {"sum": (self.policy.sum, object())}
 
     def restore(self, plain: Any, tensors: Mapping[str, torch.Tensor]) -> None:
         """See Part."""
-        gate, version, policy = plain
+        gate, policy, self.shard.version = plain
         vars(self.gate).update(gate)
-        self.shard.recover(version, tensors)
-        self._recoverable.restore(policy, tensors.get("sum"))
+        vars(self.policy).update(policy, sum=tensors.get("sum"))
+        self.shard.move(tensors["weights"])
+        if state := {n.removeprefix(_STATE): value for n, value in tensors.items() if n.startswith(_STATE)}:
+            self.shard.optimizer.state[self.shard.weights] = state
+        self.shard.predicted = tensors.get("predicted")
 
     def _refuse_lost(self, worker: int) -> None:
         if worker in self.gate.lost:

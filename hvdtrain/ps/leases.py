@@ -24,16 +24,20 @@ class Leases:
 
     Replies go to workers; lines are worker, its step, and the share of every lease.
 
+    Args:
+        workers: how many shares a global batch is cut into.
+
     Attributes:
         begin, end, next: of the round's shares: the first, the one after the last, and the next to lease.
-        sizes: of the data set and the global batch, and how many shares it is cut into, once that is known.
+        sizes: of the data set and the global batch, once that is known.
         samples: by worker, of the leases that it has finished.
         lost: workers whose leases went to others.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, workers: int) -> None:
+        self.workers = workers
         self.begin, self.end, self.next = -1, 0, 0
-        self.sizes: tuple[int, int, int] | None = None
+        self.sizes: tuple[int, int] | None = None
         self.samples: dict[int, int] = {}
         self.lost: set[int] = set()
         self._returned: list[int] = []  # a heap of shares whose workers were lost
@@ -41,7 +45,8 @@ class Leases:
         self._waiting: list[tuple[int, int]] = []  # a worker, and its step
 
     def lease(self, worker: int, step: int, begin: int, end: int) -> Outcome:
-        """The share that the worker takes at this step of its own, or None. Asked again, it gets that again.
+        """The share that the worker takes at this step of its own, or None. Asked again, it gets that again. It asks
+        amid the backward pass of the step before, in whose forward every answer to the step before that was there.
 
         Args:
             begin, end: the round's shares, the last one excluded; a new `begin` begins a new round.
@@ -50,31 +55,32 @@ class Leases:
             Failure: the worker had been given up.
         """
         self._refuse_lost(worker)
+        replies, lines, _ = self.finished(worker, step - 2)
         if begin != self.begin:
             self.begin, self.end, self.next = begin, end, begin
-        lines: list[tuple[int, int, int]] = []
-        return Outcome({worker: self._give(worker, step, lines)}, lines)
+        lines = list(lines)
+        return Outcome({**replies, worker: self._give(worker, step, lines)}, lines, worker)
 
-    def wait(self, worker: int, step: int) -> Outcome:
-        """For a worker that got none: a share that another lost, or None when all are finished; and the number of the
-        first share that was not leased.
+    def await_lease(self, worker: int, step: int) -> Outcome:
+        """For a worker that got none, and has every answer: a share that another lost, or None when all are finished;
+        and the number of the first share that was not leased.
 
         Raises:
             Failure: the worker had been given up.
         """
         self._refuse_lost(worker)
         self._waiting = [*(waiting for waiting in self._waiting if waiting[0] != worker), (worker, step)]
-        return self._serve_waiting()
+        return self.finished(worker, step - 1)._replace(asked=worker)
 
-    def pause(self, workers: int) -> Outcome:
-        """End the round early: after the shares, as many as workers, of the global batch that has been begun."""
-        whole = -(-self.next // workers) * workers
-        self.end = min(self.end, max(whole, self.begin + workers))
+    def pause_leases(self) -> Outcome:
+        """End the round early: after the shares of the global batch that has been begun."""
+        whole = -(-self.next // self.workers) * self.workers
+        self.end = min(self.end, max(whole, self.begin + self.workers))
         return Outcome()
 
-    def know_sizes(self, samples: int, batch_size: int, workers: int) -> Outcome:
+    def know_sizes(self, samples: int, batch_size: int) -> Outcome:
         """See `sizes`."""
-        self.sizes = samples, batch_size, workers
+        self.sizes = samples, batch_size
         return Outcome()
 
     def finished(self, worker: int, step: int) -> Outcome:
@@ -84,7 +90,7 @@ class Leases:
         for share in [share for share, (holder, its) in self._open.items() if holder == worker and its <= step]:
             del self._open[share]
             if self.sizes:
-                self.samples[worker] = self.samples.get(worker, 0) + samples_of_share(share, *self.sizes)
+                self.samples[worker] = self.samples.get(worker, 0) + samples_of_share(share, *self.sizes, self.workers)
         return self._serve_waiting()
 
     def lose(self, worker: int) -> Outcome:

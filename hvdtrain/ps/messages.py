@@ -72,10 +72,17 @@ class Outcome(NamedTuple):
     Attributes:
         replies: what is answered, by who or what waits for it; an exception is raised there.
         lines: what the ledger gets.
+        asked: who waits for the answer to this message, now or later; None: nobody.
     """
 
     replies: Mapping[Any, Any] = {}
     lines: Sequence[tuple[Any, ...]] = ()
+    asked: Any = None
+
+
+def at_once(value: Any) -> Outcome:
+    """This answers the message."""
+    return Outcome({"who asks": value}, asked="who asks")
 
 
 class Part(Protocol):

@@ -11,7 +11,7 @@ from typing import Any, NamedTuple
 import torch
 
 from hvdtrain.errors import Failure
-from hvdtrain.ps.messages import GIVEN_UP, Outcome
+from hvdtrain.ps.messages import GIVEN_UP, Outcome, at_once
 
 
 class JoinPoint(NamedTuple):
@@ -56,6 +56,7 @@ class Roster:
         notes: what workers last wrote down for the one that leads: by slot, 0 or 1, and by worker.
         began: whether workers have the first weights.
         is_over: whether all workers have ended.
+        have_left: those that wait for the end, or have had it.
         own, others: where this server is reached, and the others, by the number that they are called by.
         shares_memory: whether tensors go by memory that this server's host shares.
         returned: how often this server was killed and came back: see runs.schema.Return.
@@ -77,6 +78,7 @@ class Roster:
         self.others: dict[int, str] = {}
         self.returned: list[dict[str, Any]] = []
         self.lost_updates: dict[int, int] = {}
+        self.have_left: set[int] = set()
         self._joining: list[tuple[int, str]] = []
 
     def add(self, worker: int, number: int, values: torch.Tensor, as_rows: bool = False) -> Outcome:
@@ -94,13 +96,13 @@ class Roster:
         self._refuse_lost(worker)
         self.sums.pop(number - 2, None)  # all have it, or they could not have come to the next one
         if number in self.sums:
-            return Outcome({(number, worker): self.sums[number]})
+            return Outcome({(number, worker): self.sums[number]}, asked=(number, worker))
         if as_rows:
             self.kept_as_rows.add(number)
         self.summands.setdefault(number, {})[worker] = values
-        return Outcome(self._finish(number))
+        return Outcome(self._finish(number), asked=(number, worker))
 
-    def missing(self, worker: int, number: int) -> list[int]:
+    def missing(self, worker: int, number: int) -> Outcome:
         """The workers that a sum still waits for, as this worker asks; nobody where it is done, and given to who asks
         for it again.
 
@@ -108,7 +110,7 @@ class Roster:
             Failure: the worker had been given up: it would wait for others without end.
         """
         self._refuse_lost(worker)
-        return sorted(self.present - set(self.summands[number])) if number in self.summands else []
+        return at_once(sorted(self.present - set(self.summands[number])) if number in self.summands else [])
 
     def open_for_joining(self, sums: int, state: Any, now: float) -> Outcome:
         """The workers have been through so many sums, and train until the next: whoever joins before that is done is
@@ -125,7 +127,7 @@ class Roster:
     def join(self, endpoint: str, pid: int) -> Outcome:
         """Somebody wants to join. The reply, in the next round at the latest, is what they are: see Joined."""
         self._joining.append((pid, endpoint))
-        return Outcome(self._let_in())
+        return Outcome(self._let_in(), asked=(pid, endpoint))
 
     def close(self, why: str) -> Outcome:
         """Whoever still wants to join is too late."""
@@ -168,12 +170,21 @@ class Roster:
 
     def leave(self, worker: int) -> Outcome:
         """The worker is done; it is told when all are."""
-        return Outcome({("leave", worker): None} if self.is_over else {})
+        self.have_left.add(worker)
+        return Outcome({("leave", worker): None} if self.is_over else {}, asked=("leave", worker))
 
     def end(self) -> Outcome:
         """All workers have ended."""
         self.is_over = True
         return Outcome({("leave", worker): None for worker in range(self.next)})
+
+    def noted(self, slot: int) -> Outcome:
+        """What is written down in that slot, by worker."""
+        return at_once(self.notes.get(slot, {}))
+
+    def returns(self) -> Outcome:
+        """See `returned`."""
+        return at_once(self.returned)
 
     def know(self, of_server: Mapping[str, Any]) -> Outcome:
         """These attributes, which are of the server itself, are so from now on."""
@@ -187,8 +198,8 @@ class Roster:
         return Outcome()
 
     def state(self) -> tuple[Any, dict[str, Any]]:
-        """See Part. Who wants to join asks again."""
-        return vars(self) | {"_joining": []}, {}
+        """See Part. Who wants to join or to leave asks again."""
+        return vars(self) | {"_joining": [], "have_left": set()}, {}
 
     def restore(self, plain: Any, tensors: Mapping[str, torch.Tensor]) -> None:
         """See Part."""

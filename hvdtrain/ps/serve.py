@@ -138,7 +138,7 @@ def _come_back(job: Job, desk: Desk, killed: KilledServer) -> "Store | None":
     if not desk.roster.own:
         raise Failure(f"rank {world.rank} was killed before training began")
     back = {"rank": world.rank, "lost": round(killed.at, 3), "returned": round(time.time(), 3), "lost_updates": 0}
-    desk.know(returned=[*desk.roster.returned, back])
+    desk.act(desk.roster, "know", {"returned": [*desk.roster.returned, back]})
     if desk.roster.shares_memory:
         desk.shared.join_again()
     wire.start_again(job.config.wire, desk.roster.own, desk.roster.others, timeout, desk)
@@ -176,15 +176,16 @@ def _tell(store: tuple[str, int], timeout: float, rank: int, memory: str) -> Non
 
 def _write_restart_info(job: Job, desk: Desk, memory: CrashMemory) -> Path:
     """From now on this server can be killed."""
-    desk.know(own=wire.own_endpoint(), others=wire.known_endpoints(), shares_memory=desk.shared.on)
+    own = {"own": wire.own_endpoint(), "others": wire.known_endpoints(), "shares_memory": desk.shared.on}
+    desk.act(desk.roster, "know", own)
     wire.wait_for_return(rank for rank in range(job.world.servers) if rank != job.world.rank)
     return write_restart_info(job.folder, job.world.rank, RestartInfo(os.getpid(), memory.file, desk.shared.file))
 
 
 def _end_with(desk: Desk, there: Collection[int], patience: float) -> None:
     """Tell the workers that all have ended, those that are there, and leave."""
-    desk.end()
+    desk.act(desk.roster, "end")
     deadline = time.monotonic() + patience
-    while not desk.have_left().issuperset(there) and time.monotonic() < deadline:
+    while not desk.roster.have_left.issuperset(there) and time.monotonic() < deadline:
         time.sleep(0.02)
     wire.hang_up()

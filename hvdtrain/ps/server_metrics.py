@@ -69,11 +69,12 @@ class Load:
             self.bytes_received += size
             self._at_work.add(push)
 
-    def handled(self, message: Key, sent: int) -> None:
-        """A message has been handled, a push or another, and weights of so many bytes were given to workers."""
+    def handled(self, push: Key | None, sent: int) -> None:
+        """A push has been handled, or another message, and weights of so many bytes were given to workers."""
         with self._lock:
             self.bytes_sent += sent
-            self._at_work.discard(message)
+            if push:
+                self._at_work.discard(push)
 
     def time_steps_of(self, optimizer: torch.optim.Optimizer) -> torch.optim.Optimizer:
         """Have the optimizer's steps counted."""

@@ -71,7 +71,7 @@ class WorkerMonitor:
         for worker in sorted(self.there):
             if self._lives and worker not in members:  # it was admitted, but never answered
                 self.desk.lose(worker)
-                self.desk.reassign_leases(worker)
+                self.desk.act(self.desk.leases, "lose", worker)
                 self.there.discard(worker)
             elif worker in self.desk.roster.departed:
                 self._events.put((worker, LEFT))
@@ -128,7 +128,7 @@ class WorkerMonitor:
 
     def _meet(self, worker: int, endpoint: str) -> None:
         wire.meet(self.world.servers + worker, endpoint)
-        self.desk.know(others=wire.known_endpoints())
+        self.desk.act(self.desk.roster, "know", {"others": wire.known_endpoints()})
         self._events.put((worker, None))
         self._watch(worker)
 
@@ -147,7 +147,7 @@ class WorkerMonitor:
             return
         for other in range(1, self.world.servers):
             wire.ask(other, "lose", worker)
-        self.desk.reassign_leases(worker)
+        self.desk.act(self.desk.leases, "lose", worker)
         if not self.there and not os.environ.get(RESPAWNS):
             raise Failure(f"rank {rank}, the last worker, is lost: {why}")
         said = "has left" if why == LEFT else "is lost"

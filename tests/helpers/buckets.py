@@ -47,7 +47,7 @@ class Driven:
 
     def __init__(self, bucket, ledger=lambda line: None, journal=None):
         self.bucket, self.ledger, self.journal = bucket, ledger, journal
-        self.policy, self.slowest = bucket.policy, bucket.slowest
+        self.policy = bucket.policy
         if journal:
             journal.keep(bucket, 0)
 
@@ -66,8 +66,12 @@ class Driven:
         [(_, answer)] = self._act(self.bucket.pull, worker)
         return answer
 
+    def slowest(self, otherwise):
+        [(_, slowest)] = self._act(self.bucket.slowest, otherwise)
+        return slowest
+
     def _act(self, act, *message, **named):
-        replies, lines = act(*message, **named)
+        replies, lines, _ = act(*message, **named)
         if self.journal:
             self.journal.commit(self.bucket, lines)
         for line in lines:

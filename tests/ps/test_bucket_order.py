@@ -253,7 +253,7 @@ def test_real_threads_that_send_everything_twice(policy, request):
                 version = as_future(answer).wait().version
                 assert not isinstance(again, Answer) or again.version == version
                 versions.append(version)
-                desk.pull(0, READER)
+                desk.calls["pull"](0, READER)
         except BaseException as error:
             errors.append(error)
 
@@ -264,7 +264,7 @@ def test_real_threads_that_send_everything_twice(policy, request):
         thread.join(timeout=40)
     assert not errors
     expected = -LR * sum(mean_gradient(workers, step) for step in range(1, steps + 1))
-    assert desk.pull(0, READER).weights.tolist() == expected.tolist()
+    assert desk.calls["pull"](0, READER).weights.tolist() == expected.tolist()
     updates, answers_each = (steps, workers) if policy is sync else (workers * steps, 1)
     assert desk.buckets[0].shard.version == updates
     assert sorted(versions) == [v for v in range(1, updates + 1) for _ in range(answers_each)]

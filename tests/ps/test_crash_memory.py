@@ -172,20 +172,20 @@ def test_a_call_of_idle_that_comes_again_changes_nothing():
 
 def test_shares_go_on_where_they_were_and_who_asks_again_gets_the_same():
     memory = CrashMemory()
-    leases = AskedLeases(Journal(memory))
-    leases.part.know_sizes(samples=8, batch_size=8, workers=2)
+    leases = AskedLeases(2, Journal(memory))
+    leases.know_sizes(samples=8, batch_size=8)
     assert [leases.lease(0, 1, 0, 3), leases.lease(1, 1, 0, 3), leases.lease(0, 2, 0, 3)] == [0, 1, 2]
     leases.finished(0, 1)
     leases.lose(1)
-    leases = AskedLeases(Journal(again(memory)))
+    leases = AskedLeases(2, Journal(again(memory)))
     assert (leases.part.samples, leases.journal.lines["leases"], leases.part.lost) == ({0: 4}, 3, {1})
     assert leases.lease(0, 2, 0, 3) == 2 and leases.journal.lines["leases"] == 3
     leases.finished(0, 2)
-    assert leases.wait(0, 3).value() == (1, 3)
-    leases = AskedLeases(Journal(again(memory)))
-    assert leases.wait(0, 3).value() == (1, 3) and leases.journal.lines["leases"] == 4
+    assert leases.await_lease(0, 3).value() == (1, 3)
+    leases = AskedLeases(2, Journal(again(memory)))
+    assert leases.await_lease(0, 3).value() == (1, 3) and leases.journal.lines["leases"] == 4
     leases.finished(0, 3)
-    assert leases.wait(0, 4).value() == (None, 3)
+    assert leases.await_lease(0, 4).value() == (None, 3)
 
 
 def test_sums_are_known_that_were_told_and_those_under_way():
@@ -208,7 +208,7 @@ def test_ledgers_go_on_after_what_counts(tmp_path, monkeypatch):
 
     def started():
         journal = Journal(again(memory), tmp_path)
-        parts = make(softsync(1)).bucket, make(softsync(1)).bucket, Leases()
+        parts = make(softsync(1)).bucket, make(softsync(1)).bucket, Leases(1)
         for part, name in zip(parts, (0, 1, "leases"), strict=True):
             journal.keep(part, name)
         return journal, *parts

@@ -14,12 +14,12 @@ def test_who_is_ready_gets_the_next_share_and_all_wait_for_the_last():
     leases.finished(0, 1)
     assert leases.lease(0, 3, 0, 4) == 3
     assert leases.lease(0, 4, 0, 4) is None
-    fast = leases.wait(0, 4)
+    fast = leases.await_lease(0, 4)
     leases.finished(0, 3)
     assert not fast.done()  # worker 1 has share 1 still
     leases.finished(1, 1)
     assert fast.value() == (None, 4)
-    assert leases.wait(1, 2).value() == (None, 4)
+    assert leases.await_lease(1, 2).value() == (None, 4)
     assert leases.lease(0, 4, 4, 8) == 4  # the next round
 
 
@@ -28,12 +28,12 @@ def test_the_share_of_a_lost_worker_goes_to_one_that_waits():
     assert [leases.lease(worker, 1, 0, 2) for worker in (0, 1, 0)] == [0, 1, 0]  # who asks again gets the same
     assert leases.lease(0, 2, 0, 2) is None
     leases.finished(0, 1)
-    waiting = leases.wait(0, 2)
+    waiting = leases.await_lease(0, 2)
     assert not waiting.done()
     leases.lose(1)
     assert waiting.value() == (1, 2)
     leases.finished(0, 2)
-    assert leases.wait(0, 3).value() == (None, 2)
+    assert leases.await_lease(0, 3).value() == (None, 2)
 
 
 def test_a_worker_that_was_given_up_gets_no_share():
@@ -43,13 +43,13 @@ def test_a_worker_that_was_given_up_gets_no_share():
     with pytest.raises(Failure, match="silent for so long"):
         leases.lease(0, 2, 0, 4)
     with pytest.raises(Failure, match="silent for so long"):
-        leases.wait(0, 2)
+        leases.await_lease(0, 2)
     assert leases.lease(1, 1, 0, 4) == 0
 
 
 def test_samples_are_those_of_leases_that_a_worker_has_finished_itself():
-    leases = AskedLeases()
-    leases.part.know_sizes(samples=33, batch_size=33, workers=3)  # shares of 11
+    leases = AskedLeases(workers=3)
+    leases.know_sizes(samples=33, batch_size=33)  # shares of 11
     assert [leases.lease(worker, step, 0, 4) for worker, step in ((0, 1), (1, 1), (0, 2))] == [0, 1, 2]
     leases.finished(0, 1)
     leases.lose(0)
@@ -60,21 +60,21 @@ def test_samples_are_those_of_leases_that_a_worker_has_finished_itself():
 
 
 def test_a_pause_ends_the_round_after_the_global_batch_that_was_begun():
-    leases = AskedLeases()
+    leases = AskedLeases(workers=3)
     assert [leases.lease(0, step, 0, 90) for step in (1, 2, 3, 4)] == [0, 1, 2, 3]
-    leases.pause(workers=3)
+    leases.pause_leases()
     assert [leases.lease(0, step, 0, 90) for step in (5, 6, 7)] == [4, 5, None]
     leases.finished(0, 6)
-    assert leases.wait(0, 7).value() == (None, 6)
+    assert leases.await_lease(0, 7).value() == (None, 6)
     assert leases.lease(0, 7, 6, 90) == 6
 
 
 def test_a_pause_before_the_first_share_lets_one_global_batch_through():
     """Or workers that want a decision after every step would never take one."""
-    leases = AskedLeases()
+    leases = AskedLeases(workers=2)
     assert leases.lease(0, 1, 30, 60) == 30
     leases.finished(0, 1)
-    leases.pause(workers=2)
+    leases.pause_leases()
     assert [leases.lease(0, step, 30, 60) for step in (2, 3)] == [31, None]
 
 
@@ -113,7 +113,7 @@ def test_each_share_is_trained_on_once_whoever_is_fast_or_lost(workers, batches,
             else:
                 share = leases.lease(worker, clocks[worker] + 1, begin, end)
                 if share is None:
-                    waiting[worker] = leases.wait(worker, clocks[worker] + 1)
+                    waiting[worker] = leases.await_lease(worker, clocks[worker] + 1)
                 else:
                     holding[worker] = share
         assert sorted(trained) == list(range(end))

@@ -40,7 +40,7 @@ def test_a_held_push_is_in_the_queue_and_its_worker_waits_until_all_have_pushed(
         assert isinstance(server.push(bucket, push(1, 1)), Answer)
     assert counted(server) == {"pushes": 4, "queue": 0, "waiting": 0, "bytes_received": 32, "bytes_sent": 32}
     assert server.load.row()["applying_s"] > 0
-    server.pull(0, worker=0)
+    server.calls["pull"](0, 0)
     assert counted(server)["bytes_sent"] == 40
 
 
