@@ -1,6 +1,5 @@
 """A recorded run again, on one process: pushes are delivered to its buckets in the order that their ledgers have."""
 
-import dataclasses
 from collections import Counter, defaultdict, deque
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
@@ -31,33 +30,22 @@ if TYPE_CHECKING:
     from hvdtrain.checks.replay import Leases, Line, Lines
 
 
-@dataclasses.dataclass
 class Replica:
-    """One worker of the run, as far as it has been replayed.
-
-    Attributes:
-        weights: the flat vector that the model's parameters are views of.
-        joins: it has not begun: it reads each bucket as it is, at the version that its first push has.
-        compressors, versions: of each bucket.
-        shares: still to be trained on, each with the worker's own step.
-        share: the one that `encoded` is the gradient of.
-        step: the step whose gradient `encoded` holds, for each bucket; 0 before the first.
-        pushed: the buckets that it has pushed of this step; None where it has no gradient to push.
-        answers: to these, as far as they have come.
+    """One worker of the run, as far as it has been replayed. If it joins, it has not begun: it reads each bucket as it
+    is, at the version that its first push has.
     """
 
-    number: int
-    model: Network
-    weights: torch.Tensor
-    joins: bool
-    compressors: list[Compressor] = dataclasses.field(default_factory=list)
-    versions: list[int] = dataclasses.field(default_factory=list)
-    shares: deque[tuple[int, Share]] = dataclasses.field(default_factory=deque)
-    step: int = 0
-    share: Share | None = None
-    encoded: list[list[torch.Tensor]] = dataclasses.field(default_factory=list)
-    pushed: set[int] | None = None
-    answers: dict[int, Answer] = dataclasses.field(default_factory=dict)
+    def __init__(self, number: int, model: Network, joins: bool) -> None:
+        self.number, self.model, self.joins = number, model, joins
+        self.weights = flatten_weights(model)
+        self.compressors: list[Compressor] = []  # of each bucket
+        self.versions: list[int] = []
+        self.shares: deque[tuple[int, Share]] = deque()  # still to be trained on, each with the worker's own step
+        self.step = 0  # whose gradient is encoded; 0 before the first
+        self.share: Share | None = None  # of that
+        self.encoded: list[list[torch.Tensor]] = []
+        self.pushed: set[int] | None = None  # the buckets that have it; None where there is none to push
+        self.answers: dict[int, Answer] = {}  # to these, as far as they have come
 
     def may_compute(self, epoch: int) -> bool:
         """Whether it has a share of this epoch, and all weights for it."""
@@ -72,36 +60,25 @@ class Recorded:
     Args:
         lines: of its ledger.
         in_lockstep: whether the mode waits for all pushes of a step.
-
-    Attributes:
-        left_out: pushes that it took and left out, since it had another's of the same share: they changed nothing, and
-            are written down before those that a step had yet to be made of.
-        order: the others, as far as they are still to come.
-        given: those that came, and of which no step was made yet.
-        reads: of each worker, the versions that its pushes to come read.
-        early: of these, those that it read after a push that was left out: the bucket went on meanwhile.
-        kept: answers with these, by worker and version.
     """
 
     def __init__(self, piece: Piece, bucket: Bucket, lines: Sequence["Line"], in_lockstep: bool) -> None:
         self.piece, self.bucket, self.in_lockstep = piece, bucket, in_lockstep
+        # Pushes that it took and left out, since it had another's of the same share: they changed nothing, and are
+        # written down before those that a step had yet to be made of.
         self.left_out = {line[:2] for line in lines if line[3] is None and not in_lockstep}
-        self.order = deque(line for line in lines if line[:2] not in self.left_out)
-        self.given: deque[Line] = deque()
-        self.reads: dict[int, deque[int]] = defaultdict(deque)
-        self.early: dict[int, set[int]] = defaultdict(set)
-        self.kept: dict[tuple[int, int], Answer] = {}
+        self.order = deque(line for line in lines if line[:2] not in self.left_out)  # the others, those to come
+        self.given: deque[Line] = deque()  # those that came, and of which no step was made yet
+        self.reads: dict[int, deque[int]] = defaultdict(deque)  # of each worker, what its pushes to come read
+        self.early: dict[int, set[int]] = defaultdict(set)  # of these, after a push that was left out
+        self.kept: dict[tuple[int, int], Answer] = {}  # answers with these, by worker and version
         for worker, step, read, _ in sorted(lines, key=lambda line: line[:2]):
             self.reads[worker].append(read)
             if (worker, step - 1) in self.left_out:
                 self.early[worker].add(read)
 
     def push(self, push: Push, gradient: torch.Tensor) -> None:
-        """Take the next push of the ledger's.
-
-        Raises:
-            Failure: what came of it is not what the ledger says.
-        """
+        """Take the next push of the ledger's. Failure where that does not come of it."""
         self.given.append(self.order.popleft())
         self._check(self.bucket.push(push, gradient))
 
@@ -204,7 +181,7 @@ class Playback:
         if self.config.pretrained:
             load_pretrained(model, self.config.model, self.config.pretrained)
         model.train()
-        return Replica(number, model, flatten_weights(model), joins)
+        return Replica(number, model, joins)
 
     def _left(self) -> int:
         return sum(len(own.order) for own in self.buckets)

@@ -2,9 +2,7 @@
 
 Every answer carries the weights as they are then (eager pulls), and only how far workers drift apart is bounded: the
 bounded delay of Li et al. (OSDI 2014). Ho et al.'s SSP (NIPS 2013) lets a worker read a cache of its own for as long as
-that is within the bound, and go on before its push is answered. That was tried, and waits for less: 27 % of a step in
-place of 34 % with stragglers that come and go. But gradients are then of weights older by one push more, the worker's
-own among those that are missing, and it needs so many more samples that it is the slower one: ps/README.md has figures.
+that is within the bound, which saves less waiting than it costs in samples: ps/README.md has figures.
 """
 
 import math

@@ -21,25 +21,16 @@ MakeOptimizer = Callable[[list[torch.Tensor]], torch.optim.Optimizer]
 
 
 class Step(NamedTuple):
-    """A step to take with the optimizer.
-
-    Attributes:
-        made_of: the pushes whose gradients are in it.
-        look_ahead: workers are sent the weights as they would be after so many more steps like this one.
-    """
+    """A step to take with the optimizer."""
 
     gradient: torch.Tensor
     lr: float
-    made_of: Sequence[Push]
-    look_ahead: float = 0.0
+    made_of: Sequence[Push]  # whose gradients are in it
+    look_ahead: float = 0.0  # workers are sent the weights as they would be after so many more steps like this one
 
 
 class GoesOn(NamedTuple):
-    """A worker that may go on with the weights as they are then, or ahead of that.
-
-    Attributes:
-        staleness, dropped: see Answer.
-    """
+    """A worker that may go on with the weights as they are then, or ahead of that: see Answer."""
 
     worker: int
     staleness: int
@@ -47,39 +38,25 @@ class GoesOn(NamedTuple):
 
 
 class Decision(NamedTuple):
-    """What a policy makes of a message.
+    """What a policy makes of a message."""
 
-    Attributes:
-        steps: to take, in order.
-        dropped: pushes that are left out.
-        go_on: workers that are answered after that.
-    """
-
-    steps: Sequence[Step] = ()
-    dropped: Sequence[Push] = ()
-    go_on: Sequence[GoesOn] = ()
+    steps: Sequence[Step] = ()  # to take, in order
+    dropped: Sequence[Push] = ()  # pushes that are left out
+    go_on: Sequence[GoesOn] = ()  # workers that are answered after that
 
 
 class Policy:
-    """When pushes are applied and workers go on: the difference between the parameter-server modes. A bucket has one.
+    """When a bucket's pushes are applied and workers go on: the difference between the parameter-server modes."""
 
-    Attributes:
-        compensation: of gradients for their delay: see Shard.compensate.
-        sum: of gradients that no step was made of yet.
-    """
-
-    compensation = 0.0
-    sum: torch.Tensor | None = None
+    compensation = 0.0  # of gradients for their delay: see Shard.compensate
+    sum: torch.Tensor | None = None  # of gradients that no step was made of yet
 
     def begin(self, step: int) -> None:
         """Every worker has taken this step, of a snapshot, and none has pushed here yet."""
 
     def accept(self, push: Push, gradient: torch.Tensor | None, version: int) -> Decision:
-        """Take a push of a step not seen before.
-
-        Args:
-            gradient: its own; None where the push's share counts already.
-            version: of the weights.
+        """Take a push of a step not seen before, with the weights at this version, and with its gradient, which is its
+        own; without one where its share counts already.
         """
         raise NotImplementedError
 
@@ -112,21 +89,16 @@ class Shard:
         weights: [bucket] float32; kept, not copied.
         make_optimizer: given the one parameter, its optimizer.
         compensation: see compensate.
-
-    Attributes:
-        readable_weights: the same memory as the weights', for whoever is sent it: see copy_before_write.
-        version: how many steps were taken.
-        predicted: what workers are sent in place of the weights: see Step.look_ahead.
-        readers: workers that were sent this memory, which may still be on its way.
-        changes: of the weights or the optimizer's state.
     """
 
     def __init__(self, weights: torch.Tensor, make_optimizer: MakeOptimizer, compensation: float = 0.0) -> None:
-        self.weights, self.readable_weights = weights, weights.detach()
+        self.weights = weights
+        self.readable_weights = weights.detach()  # the same memory, for whoever is sent it: see copy_before_write
+        self.readers: set[int] = set()  # workers that were sent this memory, which may still be on its way
         self.optimizer = make_optimizer([weights])
-        self.version = self.changes = 0
-        self.predicted: torch.Tensor | None = None
-        self.readers: set[int] = set()
+        self.version = 0  # how many steps were taken
+        self.changes = 0  # of the weights or the optimizer's state
+        self.predicted: torch.Tensor | None = None  # sent in place of the weights: see Step.look_ahead
         self.compensation = compensation
         # Of each worker, the weights that it works with, where that is asked for; at first all have the same.
         self._weights_of: dict[int, torch.Tensor] = {}
@@ -156,10 +128,8 @@ class Shard:
         self.readable_weights, self.readers = self.weights.detach(), set()
 
     def answer(self, worker: int, staleness: int = 0, dropped: int = 0, current: bool = False) -> Answer:
-        """What a worker is sent. Nobody changes that before it pushes again.
-
-        Args:
-            current: the weights as they are, though others are sent a prediction.
+        """What a worker is sent: the weights as predicted, if they are, or `current`. Nobody changes that before it
+        pushes again.
         """
         if self.predicted is not None and not current:
             return Answer(self.version, staleness, self.predicted, dropped)
@@ -215,13 +185,9 @@ class Bucket:
         return push.step <= self.gate.last.get(push.worker, 0)
 
     def push(self, push: Push, gradient: torch.Tensor | None) -> Outcome:
-        """Take a push, which is kept without what was sent; replies go to all workers that may go on now, its own among
-        them or later.
-
-        Args:
-            gradient: [bucket] float32, its own to overwrite until the push is answered.
-
-        A push of a step that was pushed before is dropped: that one is applied, and answered.
+        """Take a push, which is kept without what was sent, and its gradient, [bucket] float32, its own to overwrite
+        until the push is answered. Replies go to all workers that may go on now, its own among them or later. A push of
+        a step that was pushed before is dropped: that one is applied, and answered.
         """
         worker, gate, lines = push.worker, self.gate, []
         if worker in gate.lost:
@@ -265,11 +231,8 @@ class Bucket:
         return Outcome({worker: self.shard.answer(worker, current=True)}, asked=worker)
 
     def idle(self, worker: int, step: int, at_barrier: bool, number: int = 0) -> Outcome:
-        """The worker pushes nothing for now, after this step; replies go to workers that waited for it.
-
-        Args:
-            number: of this call among those of the worker, from 1: one that comes again changes nothing; 0: it does
-                not.
+        """The worker pushes nothing for now, after this step; replies go to workers that waited for it. The number is
+        that of this call among those of the worker, from 1: one that comes again changes nothing; 0: it does not.
         """
         self._refuse_lost(worker)
         if 0 < number <= self.gate.idled.get(worker, 0):
@@ -283,10 +246,8 @@ class Bucket:
         return at_once(min(there, default=otherwise))
 
     def join(self, worker: int, step: int) -> Outcome:
-        """One more worker is there, whose next step comes after this one.
-
-        Raises:
-            Failure: it was lost meanwhile, or this mode lets nobody join.
+        """One more worker is there, whose next step comes after this one. Failure where it was lost meanwhile, or this
+        mode lets nobody join.
         """
         self._refuse_lost(worker)
         self.policy.join(worker, step)
@@ -296,10 +257,8 @@ class Bucket:
     def lose(self, worker: int) -> Outcome:
         """The worker is gone for good; replies go to workers that waited for it. What it has pushed here counts: the
         shares that it had not finished are leased again, and whoever pushes one of these then is answered, and the push
-        dropped. So each share counts once in each bucket, whichever of them a push had reached.
-
-        Raises:
-            Failure: the others cannot go on without it.
+        dropped. So each share counts once in each bucket, whichever of them a push had reached. Failure where the
+        others cannot go on without it.
         """
         gate = self.gate
         if worker in gate.lost:

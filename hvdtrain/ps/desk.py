@@ -44,14 +44,10 @@ class Desk:
     """
 
     def __init__(
-        self,
-        workers: int,
-        make_bucket: Callable[[int, torch.Tensor], Bucket],
-        decode: Callable[[Sequence[torch.Tensor]], torch.Tensor],
-        load: Load | None = None,
-        journal: Journal | None = None,
-        shared: SharedMemory | None = None,
-    ) -> None:
+        self, workers: int, make_bucket: Callable[[int, torch.Tensor], Bucket],
+        decode: Callable[[Sequence[torch.Tensor]], torch.Tensor], load: Load | None = None,
+        journal: Journal | None = None, shared: SharedMemory | None = None,
+    ) -> None:  # fmt: skip
         self.make_bucket, self.decode, self.journal = make_bucket, decode, journal
         self.load, self.shared = load or Load(), shared or SharedMemory()
         self.waited: Callable[[str, float], None] = self.load.waited
@@ -70,15 +66,14 @@ class Desk:
         self.calls: dict[str, Callable[..., Any]] = {
             "push": self.push, "install": self.install, "idle": self.idle, "sum": self.sum, "missing": self.missing,
             "join": self.join, "admit": self.admit, "open_for_joining": self.open_for_joining, "depart": self.depart,
-            "lose": self.lose, "now": lambda: (own_clock(), time.perf_counter()), "cost": self.load.cost,
-            "host": lambda: describe() | {"environment": speed_variables()}, "lives": list,
+            "lose": self.lose, "noted": lambda slot: self.roster.notes.get(slot, {}),
+            "returns": lambda: self.roster.returned, "lives": list, "cost": self.load.cost,
+            "now": lambda: (own_clock(), time.perf_counter()),  # which clock, and what it says
             "traced": lambda: {"spans": trace.spans, "counts": trace.counts},
+            "host": lambda: describe() | {"environment": speed_variables()},
         }  # fmt: skip
-        for part, names in (
-            (self.roster, ("note", "noted", "leave", "returns")),
-            (self.leases, ("lease", "await_lease", "pause_leases")),
-        ):
-            self.calls |= {name: partial(self.act, part, name) for name in names}
+        self.calls |= {name: partial(self.act, self.roster, name) for name in ("note", "leave")}
+        self.calls |= {name: partial(self.act, self.leases, name) for name in ("lease", "await_lease", "pause_leases")}
         for name, own in ("pull", "pull"), ("restore", "resume"), ("optimizer_state", "optimizer_state"):
             self.calls[name] = lambda bucket, *message, own=own: self.act(self.buckets[bucket], own, *message)
 
@@ -152,11 +147,7 @@ class Desk:
         return self.act(own, "push", kept, gradient)
 
     def idle(self, worker: int, step: int, at_barrier: bool, call: int = 0) -> None:
-        """The worker pushes nothing for now, after this step: see bucket.Policy.
-
-        Args:
-            call: the number of this call: see Bucket.idle.
-        """
+        """The worker pushes nothing for now, after this step: see Bucket.idle."""
         if not self.roster.began:
             self.act(self.roster, "know", {"began": True})
         for bucket in self.buckets.values():
@@ -199,33 +190,21 @@ class Desk:
         return {"member": member, "step": slowest, "sums": sums, "age_s": age, "state": state} | place
 
     def admit(self, member: int, endpoint: str, step: int, pid: int) -> dict[str, Any]:
-        """Let a new worker push, after this step.
-
-        Args:
-            endpoint: where it is reached.
-
-        Raises:
-            Failure: it is lost already.
-        """
+        """Let a new worker push, after this step, which is reached there. Failure if it is lost already."""
         if not self.arrived:
             raise Failure("nobody can join this job")
+        self.heard[member] = time.monotonic()
         place = self.arrived(member, endpoint, pid)
         with self._changing:
             self.act(self.roster, "admit", member)
             for bucket in self.buckets.values():
                 self.act(bucket, "join", member, step)
-        self.heard[member] = time.monotonic()
         return place
 
     def open_for_joining(self, sums: int, state: dict[str, Any]) -> None:
         """See Roster.open_for_joining."""
         self.act(self.leases, "know_sizes", state["samples"], state["batch_size"])
         self.act(self.roster, "open_for_joining", sums, state, time.monotonic())
-
-    def close(self, why: str) -> None:
-        """Nobody can join any more, for this reason."""
-        self.arrived = None
-        self.act(self.roster, "close", why)
 
     def depart(self, worker: int, step: int) -> None:
         """The worker leaves, after this step of its own, all of whose pushes it knows to be answered."""

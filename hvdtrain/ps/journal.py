@@ -11,8 +11,6 @@ from itertools import count
 from pathlib import Path
 from typing import Any
 
-import torch
-
 from hvdtrain.ps.crash_memory import CrashMemory
 from hvdtrain.ps.messages import Part
 from hvdtrain.world.appending import AppendedFile, whole_lines
@@ -87,10 +85,9 @@ class Journal:
                 for *of_push, version in lines:
                     self._ledger.writer.writerow((number, *of_push, DROPPED if version is None else version))
 
-    def saved_weights(self) -> Mapping[int, torch.Tensor]:
-        """By number, those of the buckets that were saved."""
-        saved = {name: its for name, its in self._saved.items() if name.startswith(_BUCKET) and its.plain is not None}
-        return {int(name.removeprefix(_BUCKET)): its.tensors()["weights"] for name, its in saved.items()}
+    def saved_buckets(self) -> list[int]:
+        """Their numbers."""
+        return [int(name.removeprefix(_BUCKET)) for name in self.lines if name.startswith(_BUCKET)]
 
     def close(self) -> None:
         """Nothing more comes."""

@@ -6,6 +6,7 @@ data.sampling.BatchSampler.share.
 
 import heapq
 from collections.abc import Mapping
+from dataclasses import dataclass, field
 from typing import Any
 
 import torch
@@ -15,6 +16,7 @@ from hvdtrain.numerics.split import samples_of_share
 from hvdtrain.ps.messages import GIVEN_UP, Outcome
 
 
+@dataclass(eq=False)
 class Leases:
     """Which worker has which share. Only the first server has any to lease.
 
@@ -23,26 +25,19 @@ class Leases:
     another. What a bucket has of it already counts there: see bucket.Bucket.lose.
 
     Replies go to workers; lines are worker, its step, and the share of every lease.
-
-    Args:
-        workers: how many shares a global batch is cut into.
-
-    Attributes:
-        begin, end, next: of the round's shares: the first, the one after the last, and the next to lease.
-        sizes: of the data set and the global batch, once that is known.
-        samples: by worker, of the leases that it has finished.
-        lost: workers whose leases went to others.
     """
 
-    def __init__(self, workers: int) -> None:
-        self.workers = workers
-        self.begin, self.end, self.next = -1, 0, 0
-        self.sizes: tuple[int, int] | None = None
-        self.samples: dict[int, int] = {}
-        self.lost: set[int] = set()
-        self._returned: list[int] = []  # a heap of shares whose workers were lost
-        self._open: dict[int, tuple[int, int]] = {}  # share -> the worker that has it, and at which of its steps
-        self._waiting: list[tuple[int, int]] = []  # a worker, and its step
+    workers: int  # how many shares a global batch is cut into
+    begin: int = -1  # the round's first share
+    end: int = 0  # the one after its last
+    next: int = 0  # the one to lease next
+    sizes: tuple[int, int] | None = None  # of the data set and the global batch, once that is known
+    samples: dict[int, int] = field(default_factory=dict)  # by worker, of the leases that it has finished
+    lost: set[int] = field(default_factory=set)  # workers whose leases went to others
+    returned: list[int] = field(default_factory=list)  # a heap of the shares that they had
+    # Share -> the worker that has it, and at which of its steps.
+    open: dict[int, tuple[int, int]] = field(default_factory=dict)
+    waiting: list[tuple[int, int]] = field(default_factory=list)  # a worker, and its step
 
     def lease(self, worker: int, step: int, begin: int, end: int) -> Outcome:
         """The share that the worker takes at this step of its own, or None. Asked again, it gets that again. It asks
@@ -69,7 +64,7 @@ class Leases:
             Failure: the worker had been given up.
         """
         self._refuse_lost(worker)
-        self._waiting = [*(waiting for waiting in self._waiting if waiting[0] != worker), (worker, step)]
+        self.waiting = [*(waiting for waiting in self.waiting if waiting[0] != worker), (worker, step)]
         return self.finished(worker, step - 1)._replace(asked=worker)
 
     def pause_leases(self) -> Outcome:
@@ -87,8 +82,8 @@ class Leases:
         """The worker has been answered all pushes of this step of its own, and of those before."""
         if worker in self.lost:  # and others have these shares
             return Outcome()
-        for share in [share for share, (holder, its) in self._open.items() if holder == worker and its <= step]:
-            del self._open[share]
+        for share in [share for share, (holder, its) in self.open.items() if holder == worker and its <= step]:
+            del self.open[share]
             if self.sizes:
                 self.samples[worker] = self.samples.get(worker, 0) + samples_of_share(share, *self.sizes, self.workers)
         return self._serve_waiting()
@@ -96,10 +91,10 @@ class Leases:
     def lose(self, worker: int) -> Outcome:
         """The worker is gone for good: others take the shares that it had."""
         self.lost.add(worker)
-        for share in [share for share, (holder, _) in self._open.items() if holder == worker]:
-            del self._open[share]
-            heapq.heappush(self._returned, share)
-        self._waiting = [waiting for waiting in self._waiting if waiting[0] != worker]
+        for share in [share for share, (holder, _) in self.open.items() if holder == worker]:
+            del self.open[share]
+            heapq.heappush(self.returned, share)
+        self.waiting = [waiting for waiting in self.waiting if waiting[0] != worker]
         return self._serve_waiting()
 
     def state(self) -> tuple[Any, dict[str, Any]]:
@@ -115,25 +110,25 @@ class Leases:
             raise Failure(GIVEN_UP)
 
     def _give(self, worker: int, step: int, lines: list[tuple[int, int, int]]) -> int | None:
-        if given := [share for share, lease in self._open.items() if lease == (worker, step)]:
+        if given := [share for share, lease in self.open.items() if lease == (worker, step)]:
             return given[0]
-        if self._returned:
-            share = heapq.heappop(self._returned)
+        if self.returned:
+            share = heapq.heappop(self.returned)
         elif self.next < self.end:
             share, self.next = self.next, self.next + 1
         else:
             return None
-        self._open[share] = worker, step
+        self.open[share] = worker, step
         lines.append((worker, step, share))
         return share
 
     def _serve_waiting(self) -> Outcome:
         """Answer those who wait, in the order they came in, as far as there is an answer."""
         replies, lines = {}, list[tuple[int, int, int]]()
-        while self._waiting and self._has_answer(*self._waiting[0]):
-            worker, step = self._waiting.pop(0)
+        while self.waiting and self._has_answer(*self.waiting[0]):
+            worker, step = self.waiting.pop(0)
             replies[worker] = self._give(worker, step, lines), self.next
         return Outcome(replies, lines)
 
     def _has_answer(self, worker: int, step: int) -> bool:
-        return bool(self._returned) or self.next < self.end or not self._open or (worker, step) in self._open.values()
+        return bool(self.returned) or self.next < self.end or not self.open or (worker, step) in self.open.values()

@@ -2,7 +2,7 @@
 
 import threading
 from collections.abc import Callable
-from typing import Any, Protocol
+from typing import Any
 
 from torch.futures import Future
 
@@ -12,18 +12,6 @@ from hvdtrain.errors import Failure
 # shared memory, where a process is stopped again and again): a second at most passes until then.
 HEARTBEAT_S = 0.25
 WATCH = "watch"  # a request that every process answers: whether it is about to leave, as soon as it is or after a while
-
-
-class Endpoint(Protocol):
-    """What answers peers on a server.
-
-    Attributes:
-        calls: by name, what they may ask for: it returns at once, or returns a future.
-        waited: told by name how long a call had to wait for a thread.
-    """
-
-    calls: dict[str, Callable[..., Any]]
-    waited: Callable[[str, float], None]
 
 
 def as_future(answer: Any) -> "Future[Any]":
@@ -39,11 +27,12 @@ class Requests:
     """Answers the calls of an endpoint, and watches.
 
     Args:
-        endpoint: a worker has none.
+        endpoint: of a server, a ps.desk.Desk: its `calls` by name, and `waited`, which is told how long a call had to
+            wait for a thread.
     """
 
-    def __init__(self, endpoint: Endpoint | None = None) -> None:
-        self._calls = endpoint.calls if endpoint else {}
+    def __init__(self, endpoint: Any = None) -> None:
+        self._calls: dict[str, Callable[..., Any]] = endpoint.calls if endpoint else {}
         self.waited: Callable[[str, float], None] = endpoint.waited if endpoint else lambda method, seconds: None
         self._calls[WATCH] = self._watch
         self._leaving = threading.Event()

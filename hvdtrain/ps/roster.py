@@ -6,6 +6,7 @@ who joins later, in place of a lost one or beside the others, the next. So what 
 """
 
 from collections.abc import Mapping
+from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
 import torch
@@ -15,17 +16,11 @@ from hvdtrain.ps.messages import GIVEN_UP, Outcome, at_once
 
 
 class JoinPoint(NamedTuple):
-    """What somebody who joins has to know to be where the others are, from one sum until the next.
+    """What somebody who joins has to know to be where the others are, from one sum until the next."""
 
-    Attributes:
-        sums: how many there were before.
-        began: time.monotonic().
-        state: what the workers have come to, of plain types and tensors.
-    """
-
-    sums: int
-    began: float
-    state: Any
+    sums: int  # how many there were before
+    began: float  # time.monotonic()
+    state: Any  # what the workers have come to, of plain types and tensors
 
 
 class Joined(NamedTuple):
@@ -35,6 +30,7 @@ class Joined(NamedTuple):
     point: JoinPoint
 
 
+@dataclass(eq=False)
 class Roster:
     """Which of the workers are still there, and what they add up together.
 
@@ -42,44 +38,34 @@ class Roster:
     later stays in the sums that it was in.
 
     Replies go to (number of the sum, worker), to ("leave", worker), and to (process, endpoint) of one that joins.
-
-    Attributes:
-        workers: how many there were at the start.
-        present: those that are there.
-        lost: those that are gone for good.
-        departed: those that have left in order, while the others go on.
-        next: the number of whoever joins next.
-        summands: number of a sum -> worker -> its summand.
-        sums: those that are done, of late.
-        kept_as_rows: sums whose summands are not added up.
-        is_open: whether the round that began at `point` lets others join: its sum is still to be done.
-        notes: what workers last wrote down for the one that leads: by slot, 0 or 1, and by worker.
-        began: whether workers have the first weights.
-        is_over: whether all workers have ended.
-        have_left: those that wait for the end, or have had it.
-        own, others: where this server is reached, and the others, by the number that they are called by.
-        shares_memory: whether tensors go by memory that this server's host shares.
-        returned: how often this server was killed and came back: see runs.schema.Return.
-        lost_updates: by bucket, how many that has cost.
     """
 
-    def __init__(self, workers: int) -> None:
-        self.workers, self.present, self.next = workers, set(range(workers)), workers
-        self.lost: set[int] = set()
-        self.departed: set[int] = set()
-        self.summands: dict[int, dict[int, torch.Tensor]] = {}
-        self.sums: dict[int, torch.Tensor] = {}
-        self.kept_as_rows: set[int] = set()
-        self.point: JoinPoint | None = None
-        self.is_open = False
-        self.notes: dict[int, dict[int, str]] = {}
-        self.began = self.is_over = self.shares_memory = False
-        self.own = ""
-        self.others: dict[int, str] = {}
-        self.returned: list[dict[str, Any]] = []
-        self.lost_updates: dict[int, int] = {}
-        self.have_left: set[int] = set()
-        self._joining: list[tuple[int, str]] = []
+    workers: int  # how many there were at the start
+    present: set[int] = field(init=False)
+    lost: set[int] = field(default_factory=set)
+    departed: set[int] = field(default_factory=set)  # in order, while the others go on
+    next: int = field(init=False)  # the number of whoever joins next
+    summands: dict[int, dict[int, torch.Tensor]] = field(default_factory=dict)  # number of a sum -> worker -> summand
+    sums: dict[int, torch.Tensor] = field(default_factory=dict)  # those that are done, of late
+    kept_as_rows: set[int] = field(default_factory=set)  # sums whose summands are not added up
+    point: JoinPoint | None = None
+    is_open: bool = False  # whether the round that began at the point lets others join: its sum is still to be done
+    joining: list[tuple[int, str]] = field(default_factory=list)
+    notes: dict[int, dict[int, str]] = field(default_factory=dict)  # for the one that leads: by slot (0, 1), worker
+    began: bool = False  # workers have the first weights
+    is_over: bool = False  # all workers have ended
+    have_left: set[int] = field(default_factory=set)  # those that wait for that, or have heard of it
+    # Of the server itself: where it is reached, and the others, by the number that they are called by; whether tensors
+    # go by memory that its host shares; how often it was killed and came back (see runs.schema.Return), and how many
+    # updates of each bucket that has cost.
+    own: str = ""
+    others: dict[int, str] = field(default_factory=dict)
+    shares_memory: bool = False
+    returned: list[dict[str, Any]] = field(default_factory=list)
+    lost_updates: dict[int, int] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        self.present, self.next = set(range(self.workers)), self.workers
 
     def add(self, worker: int, number: int, values: torch.Tensor, as_rows: bool = False) -> Outcome:
         """A worker's summand of its sum of that number, from 1; replies are the sum, of the same shape and dtype.
@@ -115,9 +101,6 @@ class Roster:
     def open_for_joining(self, sums: int, state: Any, now: float) -> Outcome:
         """The workers have been through so many sums, and train until the next: whoever joins before that is done is
         with them.
-
-        Args:
-            now: time.monotonic().
         """
         if sums + 1 in self.sums:
             return Outcome()
@@ -126,20 +109,16 @@ class Roster:
 
     def join(self, endpoint: str, pid: int) -> Outcome:
         """Somebody wants to join. The reply, in the next round at the latest, is what they are: see Joined."""
-        self._joining.append((pid, endpoint))
+        self.joining.append((pid, endpoint))
         return Outcome(self._let_in(), asked=(pid, endpoint))
 
     def close(self, why: str) -> Outcome:
         """Whoever still wants to join is too late."""
-        joining, self._joining = self._joining, []
+        joining, self.joining = self.joining, []
         return Outcome({own: Failure(why) for own in joining})
 
     def admit(self, worker: int) -> Outcome:
-        """A worker is there.
-
-        Raises:
-            Failure: it is lost already.
-        """
+        """A worker is there. Failure if it is lost already."""
         if worker in self.lost:
             raise Failure(GIVEN_UP)
         self.present.add(worker)
@@ -178,14 +157,6 @@ class Roster:
         self.is_over = True
         return Outcome({("leave", worker): None for worker in range(self.next)})
 
-    def noted(self, slot: int) -> Outcome:
-        """What is written down in that slot, by worker."""
-        return at_once(self.notes.get(slot, {}))
-
-    def returns(self) -> Outcome:
-        """See `returned`."""
-        return at_once(self.returned)
-
     def know(self, of_server: Mapping[str, Any]) -> Outcome:
         """These attributes, which are of the server itself, are so from now on."""
         vars(self).update(of_server)
@@ -199,7 +170,7 @@ class Roster:
 
     def state(self) -> tuple[Any, dict[str, Any]]:
         """See Part. Who wants to join or to leave asks again."""
-        return vars(self) | {"_joining": [], "have_left": set()}, {}
+        return vars(self) | {"joining": [], "have_left": set()}, {}
 
     def restore(self, plain: Any, tensors: Mapping[str, torch.Tensor]) -> None:
         """See Part."""
@@ -208,8 +179,8 @@ class Roster:
     def _let_in(self) -> dict[Any, Joined]:
         """Give those a number who can join now."""
         replies = {}
-        while self.is_open and self.point and self._joining:
-            replies[self._joining.pop(0)] = Joined(self.next, self.point)
+        while self.is_open and self.point and self.joining:
+            replies[self.joining.pop(0)] = Joined(self.next, self.point)
             self.present.add(self.next)
             self.next += 1
         return replies

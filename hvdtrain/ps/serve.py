@@ -7,7 +7,7 @@ import time
 from collections.abc import Callable, Collection
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING
 
 import torch
 
@@ -32,26 +32,17 @@ if TYPE_CHECKING:
     from torch.distributed import Store
 
 
+MakePolicy = Callable[[int, RunConfig], Policy]  # given how many workers there are
 OVER_S = 3.0  # for how long one that was killed at the end is there for workers that have not heard of that
-
-
-class MakePolicy(Protocol):
-    def __call__(self, workers: int, config: RunConfig) -> Policy: ...
 
 
 @dataclass(frozen=True)
 class KilledServer:
-    """A server that was killed, in whose place this process is.
+    """A server that was killed, in whose place this process is."""
 
-    Attributes:
-        memory_fd: a file descriptor of the memory of ps.crash_memory.
-        store: where the store was that all ranks share.
-        at: in seconds since 1970.
-    """
-
-    memory_fd: int
-    store: tuple[str, int]
-    at: float
+    memory_fd: int  # a file descriptor of the memory of ps.crash_memory
+    store: tuple[str, int]  # where the store was that all ranks share
+    at: float  # in seconds since 1970
 
 
 def serve(
@@ -123,8 +114,8 @@ def _desk(job: Job, make_policy: MakePolicy, memory: CrashMemory | None, recover
     desk = Desk(world.workers, make_bucket, Compressor(config.compression).decode, load, journal)
     if trace.is_on:
         desk.calls["push"] = traced(desk.push, world.rank, world.workers, load)
-    for number, weights in journal.saved_weights().items() if journal else ():
-        desk.install(number, weights)
+    for number in journal.saved_buckets() if journal else ():
+        desk.install(number, torch.empty(0))  # which has what was saved
     return desk
 
 

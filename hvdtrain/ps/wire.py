@@ -18,7 +18,7 @@ from torch.futures import Future
 
 from hvdtrain.errors import Failure
 from hvdtrain.ps.messages import CONNECTION_ENDED
-from hvdtrain.ps.requests import HEARTBEAT_S, WATCH, Endpoint, Requests
+from hvdtrain.ps.requests import HEARTBEAT_S, WATCH, Requests
 from hvdtrain.world.network import WIRE_KEY
 from hvdtrain.world.place import World
 from hvdtrain.world.rendezvous import leave
@@ -62,7 +62,7 @@ _requests: Requests
 _patience: float  # seconds
 
 
-def start(world: World, store: Store, timeout: float, endpoint: Endpoint | None = None, kind: str = "rpc") -> None:
+def start(world: World, store: Store, timeout: float, endpoint: object = None, kind: str = "rpc") -> None:
     """Join the other ranks.
 
     Args:
@@ -78,7 +78,7 @@ def start(world: World, store: Store, timeout: float, endpoint: Endpoint | None 
     _wire = importlib.import_module(WIRES[kind]).connect(world, store, _patience, _requests)
 
 
-def start_again(kind: str, own: str, endpoints: Mapping[int, str], timeout: float, endpoint: Endpoint) -> None:
+def start_again(kind: str, own: str, endpoints: Mapping[int, str], timeout: float, endpoint: object) -> None:
     """Be reached at `own` again, in place of a rank that was killed, on one of config.run_config.OPEN_WIRES.
 
     Args:

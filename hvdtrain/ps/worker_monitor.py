@@ -97,7 +97,8 @@ class WorkerMonitor:
                 self.at_work -= 1
                 if why:
                     self._lose(worker, why)
-        self.desk.close(OVER)
+        self.desk.arrived = None
+        self.desk.act(self.desk.roster, "close", OVER)
 
     def close(self) -> None:
         """Nobody can join any more."""
@@ -119,18 +120,12 @@ class WorkerMonitor:
 
     def _arrived(self, worker: int, endpoint: str, pid: int) -> dict[str, Any]:
         """Somebody joins: the first server gives them a place, and all of them watch."""
-        if self._lives:
-            life = self._lives.begin(worker, pid)
-            self._meet(worker, endpoint)
-            return {"rank": life.rank, "incarnation": life.incarnation}
-        self._meet(worker, endpoint)
-        return {}
-
-    def _meet(self, worker: int, endpoint: str) -> None:
+        life = self._lives.begin(worker, pid) if self._lives else None
         wire.meet(self.world.servers + worker, endpoint)
         self.desk.act(self.desk.roster, "know", {"others": wire.known_endpoints()})
         self._events.put((worker, None))
         self._watch(worker)
+        return {"rank": life.rank, "incarnation": life.incarnation} if life else {}
 
     def _lose(self, worker: int, why: str) -> None:
         """Go on without a worker. Failure where that cannot be."""

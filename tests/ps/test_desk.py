@@ -93,7 +93,7 @@ def test_who_wants_to_join_too_late_is_told_so():
     desk = make_desk()
     desk.arrived = lambda member, endpoint, pid: {}
     joining = desk.join("there", 70)
-    desk.close("the job is over")
+    desk.act(desk.roster, "close", "the job is over")
     with pytest.raises(Failure, match="the job is over"):
         joining.wait()
     assert desk.owed == {}
