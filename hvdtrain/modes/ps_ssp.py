@@ -80,7 +80,7 @@ class StaleSynchronous(Policy):
         self.clocks[push.worker] = push.step
         own = GoesOn(push.worker, staleness)
         if self.staleness is None and not self.idle_after:  # nobody waits
-            return Decision(steps, go_on=[own])
+            return Decision(steps, [own])
         self.waiting.append((push.step, own))
         return self._let_go(steps)
 
@@ -129,7 +129,7 @@ class StaleSynchronous(Policy):
         limit = math.inf if self.staleness is None else slowest + self.staleness
         free = [own for step, own in self.waiting if step <= limit]
         self.waiting = [(step, own) for step, own in self.waiting if step > limit]
-        return Decision(steps, go_on=free)
+        return Decision(steps, free)
 
 
 def make_policy(workers: int, config: RunConfig) -> StaleSynchronous:

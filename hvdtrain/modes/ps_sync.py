@@ -44,7 +44,7 @@ class Synchronous(Policy):
     def accept(self, push: Push, gradient: torch.Tensor | None, version: int) -> Decision:
         assert gradient is not None
         if not self.in_order and push.step <= self.step:
-            return Decision(dropped=[push], go_on=[GoesOn(push.worker, version - push.version_read, self.step)])
+            return Decision((), [GoesOn(push.worker, version - push.version_read, self.step)], [push])
         self.early[push.worker if self.in_order else len(self.added)] = push, gradient
         while following := self.early.pop(len(self.added), None):
             own, its = following
@@ -55,7 +55,7 @@ class Synchronous(Policy):
         total, pushes, self.sum, self.added = self.sum, self.added, None, []
         self.step = push.step
         go_on = [GoesOn(own.worker, version - own.version_read) for own in pushes]
-        return Decision([Step(total.div_(self.needed), pushes[0].lr, pushes)], go_on=go_on)
+        return Decision([Step(total.div_(self.needed), pushes[0].lr, pushes)], go_on)
 
     def join(self, worker: int, step: int) -> None:
         raise Failure("ps-sync has as many workers as it began with")

@@ -41,8 +41,8 @@ class Decision(NamedTuple):
     """What a policy makes of a message."""
 
     steps: Sequence[Step] = ()  # to take, in order
-    dropped: Sequence[Push] = ()  # pushes that are left out
     go_on: Sequence[GoesOn] = ()  # workers that are answered after that
+    dropped: Sequence[Push] = ()  # pushes that are left out
 
 
 class Policy:
@@ -189,28 +189,27 @@ class Bucket:
         until the push is answered. Replies go to all workers that may go on now, its own among them or later. A push of
         a step that was pushed before is dropped: that one is applied, and answered.
         """
-        worker, gate, lines = push.worker, self.gate, []
+        worker, gate, left_out = push.worker, self.gate, []
         if worker in gate.lost:
             raise Failure(GIVEN_UP)
         if self.has(push):
             again = self.answers_again and not self.policy.waits(worker)
-            return self._outcome(Decision(go_on=[GoesOn(worker, 0)] if again else ()), asked=worker)
+            return self._outcome(Decision(go_on=[GoesOn(worker, 0)] if again else ()), worker)
         gate.last[worker] = push.step
         gate.sent.pop(worker, None)
         if push.share in gate.counted_shares:
-            lines, gradient = [Applied(worker, push.step, push.version_read, None)], None
+            left_out, gradient = [push], None
         elif push.share is not None:
             gate.shares.setdefault(worker, deque(maxlen=UNCONFIRMED)).append(push.share)
         if gradient is not None and self.shard.compensation:
             self.shard.compensate(worker, gradient)
         self.shard.readers.discard(worker)  # it has had its answer, or it could not have computed this
-        return self._outcome(self.policy.accept(push, gradient, self.shard.version), lines, worker)
+        return self._outcome(self.policy.accept(push, gradient, self.shard.version), worker, left_out)
 
-    def _outcome(self, decision: Decision, lines: Sequence[Applied] = (), asked: int | None = None) -> Outcome:
-        """Do what the policy has decided."""
-        lines, shard, replies = list(lines), self.shard, {}
-        for push in decision.dropped:
-            lines.append(Applied(push.worker, push.step, push.version_read, None))
+    def _outcome(self, decision: Decision, asked: int | None = None, left_out: Sequence[Push] = ()) -> Outcome:
+        """Do what the policy has decided; these pushes were left out before that."""
+        shard, replies = self.shard, {}
+        lines = [Applied(push.worker, push.step, push.version_read, None) for push in (*left_out, *decision.dropped)]
         for gradient, lr, made_of, look_ahead in decision.steps:
             shard.step(gradient, lr, look_ahead)
             for push in made_of:
@@ -263,13 +262,13 @@ class Bucket:
         gate = self.gate
         if worker in gate.lost:
             return Outcome()
-        decision, lines = self.policy.lose(worker), []
+        decision, left_out = self.policy.lose(worker), []
         gate.lost.add(worker)
         self.shard.forget(worker)
         gate.counted_shares.update(gate.shares.pop(worker, ()))
         if (read := gate.sent.pop(worker, None)) is not None:  # other buckets may have its next push
-            lines.append(Applied(worker, gate.last.get(worker, 0) + 1, read, None))
-        return self._outcome(decision, lines)
+            left_out.append(Push(worker, gate.last.get(worker, 0) + 1, read, 0.0, None))
+        return self._outcome(decision, left_out=left_out)
 
     def resume(self, step: int, state: Mapping[str, torch.Tensor]) -> Outcome:
         """Go on as after this step of every worker, of a snapshot, with the optimizer's state that it has, as
