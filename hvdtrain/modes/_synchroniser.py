@@ -71,7 +71,7 @@ class Synchroniser(Protocol):
         """Payload bytes of tensors that this process has sent and received, in so many steps since it began."""
 
     def ask_servers(self, question: str) -> list[Any]:
-        """What each server answers: the question is a method of ps.server.Server without arguments, such as `cost`."""
+        """What each server answers: the question is a call of ps.desk.Desk without arguments, such as `cost`."""
 
 
 class LocalUpdate:

@@ -2,19 +2,17 @@
 
 Every answer carries the weights as they are then (eager pulls), and only how far workers drift apart is bounded: the
 bounded delay of Li et al. (OSDI 2014). Ho et al.'s SSP (NIPS 2013) lets a worker read a cache of its own for as long as
-that is within the bound, and go on before its push is answered. That was tried, and waits for less: 27 % of a step in
-place of 34 % with stragglers that come and go. But gradients are then of weights older by one push more, the worker's
-own among those that are missing, and it needs so many more samples that it is the slower one: ps/README.md has figures.
+that is within the bound, which saves less waiting than it costs in samples: ps/README.md has figures.
 """
 
 import math
+from collections.abc import Sequence
 from functools import partial
-from typing import Any
 
 import torch
 
 from hvdtrain.config.run_config import RunConfig
-from hvdtrain.ps.bucket import Bucket, Reply
+from hvdtrain.ps.bucket import Decision, GoesOn, Policy, Step
 from hvdtrain.ps.messages import Push
 from hvdtrain.ps.serve import serve as serve_with
 from hvdtrain.ps.worker import PushPull
@@ -27,7 +25,7 @@ COMPRESSIONS = ("any",)
 SHARES = ("leased", "static")
 
 
-class StaleSynchronous:
+class StaleSynchronous(Policy):
     """Applies pushes when they come, and lets their workers go on unless they are too far ahead.
 
     A worker's clock is the steps it has pushed. It waits while it is more than `staleness` ahead of the slowest
@@ -46,14 +44,11 @@ class StaleSynchronous:
     Args:
         workers: how many push.
         config: push_scale: `softsync` as above; with `mean` a push is a step with 1/workers of the learning rate, with
-            `none` it is a whole one. delay_compensation: λ of DC-ASGD (Zheng et al., 2017, arXiv:1609.08326, eq. 10):
-            the gradient g of weights that have moved by d since it was computed becomes g + λ g² d. staleness_lr: the
-            learning rate is divided by the staleness (Zhang et al.). look_ahead: in steps; for softsync alone, without
-            delay compensation, which is another remedy for the same.
+            `none` it is a whole one. delay_compensation: see ps.bucket.Shard.compensate. staleness_lr: the learning
+            rate is divided by the staleness (Zhang et al.). look_ahead: in steps; for softsync alone, without delay
+            compensation, which is another remedy for the same.
         staleness: how many steps a worker may be ahead; None: any number.
     """
-
-    SAVED = ("clocks", "summed", "lr", "idle_after", "at_barrier", "waiting")  # without what delay compensation needs
 
     def __init__(self, workers: int, config: RunConfig, staleness: int | None) -> None:
         self.clocks = dict.fromkeys(range(workers), 0)
@@ -62,106 +57,79 @@ class StaleSynchronous:
         self.scale = 1 / workers if config.push_scale == "mean" else 1.0
         self.compensation, self.divides = config.delay_compensation, config.staleness_lr
         self.staleness = staleness
-        self.sum: torch.Tensor | None = None  # of the gradients of these pushes, for the next step
-        self.summed: list[Push] = []
+        self.summed: list[Push] = []  # the pushes in the sum
         self.lr = 0.0  # of the last of them
         self.idle_after: dict[int, int] = {}  # worker -> the step after which it pushes nothing for now
         self.at_barrier: set[int] = set()  # of these, those that push again when all workers are there
-        self.waiting: list[tuple[Push, int]] = []  # pushes whose workers wait, with the staleness of each
-        self.weights_of: dict[int, torch.Tensor] = {}  # worker -> the weights it works with, for delay compensation
+        self.waiting: list[tuple[int, GoesOn]] = []  # the steps of pushes whose workers wait
 
     def begin(self, step: int) -> None:
         self.clocks = dict.fromkeys(self.clocks, step)
 
-    def accept(self, bucket: Bucket, push: Push) -> list[Reply]:
-        staleness = bucket.version - push.version_read
-        if self.compensation:
-            if not bucket.version:  # nothing is applied yet: all began with these
-                self.weights_of = dict.fromkeys(self.clocks, bucket.weights.clone()) | self.weights_of
-            if push.gradient is not None:
-                moved = bucket.weights - self.weights_of[push.worker]
-                push.gradient.addcmul_(moved.mul_(push.gradient), push.gradient, value=self.compensation)
-        gradient, push = push.gradient, push.with_gradient(None)
+    def accept(self, push: Push, gradient: torch.Tensor | None, version: int) -> Decision:
+        staleness, steps = version - push.version_read, []
         if gradient is not None:
             self.lr = push.lr * self.scale / (max(1, staleness) if self.divides else 1)
-            self._add(bucket, push, gradient)
+            if self.sum is not None:
+                self.sum.add_(gradient)
+            else:  # the worker goes on, and its gradient's memory is its own again
+                self.sum = gradient if self.pushes_per_step == 1 else gradient.clone()
+            self.summed.append(push)
+            if len(self.summed) == self.pushes_per_step:
+                steps = self._steps()
         self.clocks[push.worker] = push.step
+        own = GoesOn(push.worker, staleness)
         if self.staleness is None and not self.idle_after:  # nobody waits
-            return [bucket.reply(push, staleness)]
-        self.waiting.append((push, staleness))
-        return self._let_go(bucket)
+            return Decision(steps, [own])
+        self.waiting.append((push.step, own))
+        return self._let_go(steps)
 
-    def _add(self, bucket: Bucket, push: Push, gradient: torch.Tensor) -> None:
-        """Sum the push's gradient, and take a step when there are enough."""
-        if self.sum is not None:
-            self.sum.add_(gradient)
-        else:  # the worker goes on, and its gradient's memory is its own again
-            self.sum = gradient if self.pushes_per_step == 1 else gradient.clone()
-        self.summed.append(push)
-        if len(self.summed) == self.pushes_per_step:
-            self._step(bucket)
-
-    def flush(self, bucket: Bucket) -> None:
-        """Take a step with what is summed, if there is anything."""
-        if self.summed:
-            self._step(bucket)
-
-    def _step(self, bucket: Bucket) -> None:
-        """Take a step with what is summed: as long as its share of a whole step, where workers came to an end first."""
+    def _steps(self) -> list[Step]:
+        """With what is summed, if there is anything: as long as its share of a whole step, where workers came to an end
+        first.
+        """
         gradient, summed, self.sum, self.summed = self.sum, self.summed, None, []
-        assert gradient is not None
+        if gradient is None:
+            return []
         if len(summed) > 1:
             gradient.div_(len(summed))
-        lr = self.lr * (len(summed) / self.pushes_per_step)
-        bucket.apply(gradient, lr, *summed, look_ahead=self.look_ahead)
+        return [Step(gradient, self.lr * (len(summed) / self.pushes_per_step), summed, self.look_ahead)]
 
-    def idle(self, bucket: Bucket, worker: int, step: int, at_barrier: bool) -> list[Reply]:
+    def flush(self) -> Decision:
+        return Decision(self._steps())
+
+    def idle(self, worker: int, step: int, at_barrier: bool) -> Decision:
         self.idle_after[worker] = step
         if at_barrier:
             self.at_barrier.add(worker)
-        return self._let_go(bucket)
+        return self._let_go()
 
-    def pulled(self, bucket: Bucket, worker: int) -> None:
-        if self.compensation:
-            self.weights_of[worker] = bucket.weights.clone()
-
-    def join(self, bucket: Bucket, worker: int, step: int) -> None:
+    def join(self, worker: int, step: int) -> None:
         self.clocks[worker] = step
 
-    def lose(self, bucket: Bucket, worker: int) -> list[Reply]:
+    def lose(self, worker: int) -> Decision:
         self.clocks.pop(worker, None)  # it may not have got as far as to join here
         self.idle_after.pop(worker, None)
         self.at_barrier.discard(worker)
-        self.weights_of.pop(worker, None)
-        self.waiting = [(push, stale) for push, stale in self.waiting if push.worker != worker]
-        return self._let_go(bucket)
+        self.waiting = [(step, own) for step, own in self.waiting if own.worker != worker]
+        return self._let_go()
 
     def waits(self, worker: int) -> bool:
-        return any(push.worker == worker for push, _ in self.waiting)
+        return any(own.worker == worker for _, own in self.waiting)
 
-    def state(self) -> tuple[Any, torch.Tensor | None]:
-        return {name: getattr(self, name) for name in self.SAVED}, self.sum
-
-    def restore(self, plain: Any, summed: torch.Tensor | None) -> None:
-        for name in self.SAVED:
-            setattr(self, name, plain[name])
-        self.sum = summed
-
-    def _let_go(self, bucket: Bucket) -> list[Reply]:
-        """The replies to workers that are no more than `staleness` ahead of the slowest that is not idle."""
-        busy = self.clocks.keys() - self._idle()
+    def _let_go(self, steps: Sequence[Step] = ()) -> Decision:
+        """After these steps, workers go on that are no more than `staleness` ahead of the slowest that is not idle."""
+        idle = {worker for worker, step in self.idle_after.items() if self.clocks[worker] == step}
+        busy = self.clocks.keys() - idle
         if not busy:  # nobody pushes what it lacks before the weights are evaluated or saved
-            self.flush(bucket)
+            steps = [*steps, *self._steps()]
             if self.clocks.keys() <= self.at_barrier:  # they go on together, and wait for each other again
                 self.idle_after, self.at_barrier = {}, set()
         slowest = min((self.clocks[worker] for worker in busy), default=math.inf)
         limit = math.inf if self.staleness is None else slowest + self.staleness
-        free = [(push, stale) for push, stale in self.waiting if push.step <= limit]
-        self.waiting = [(push, stale) for push, stale in self.waiting if push.step > limit]
-        return [bucket.reply(push, stale) for push, stale in free]
-
-    def _idle(self) -> set[int]:
-        return {worker for worker, step in self.idle_after.items() if self.clocks[worker] == step}
+        free = [own for step, own in self.waiting if step <= limit]
+        self.waiting = [(step, own) for step, own in self.waiting if step > limit]
+        return Decision(steps, free)
 
 
 def make_policy(workers: int, config: RunConfig) -> StaleSynchronous:

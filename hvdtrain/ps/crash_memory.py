@@ -137,7 +137,7 @@ class SavedState:
 
     def tensors(self) -> dict[str, torch.Tensor]:
         """Copies of those that were saved."""
-        return {name: self._places[name][which].tensor().clone() for name, which in self._valid.items()}
+        return {name: self._places[name][which].tensor.clone() for name, which in self._valid.items()}
 
     def _copy(self, name: str, which: int, tensor: torch.Tensor) -> None:
         dtype, shape = str(tensor.dtype).removeprefix("torch."), list(tensor.shape)
@@ -146,7 +146,7 @@ class SavedState:
             starts = [self._memory.allocate(max(1, tensor.nbytes)) for _ in range(2)]
             # The copy that counts may be one of another shape, whose memory stays as it is.
             self._places[name] = [_Place(self._memory.file, start, dtype, shape) for start in starts]
-        self._places[name][which].tensor().copy_(tensor)
+        self._places[name][which].tensor.copy_(tensor)
 
 
 class _Place:
@@ -156,13 +156,8 @@ class _Place:
         self.key = start, dtype, shape
         kind: torch.dtype = getattr(torch, dtype)
         size = math.prod(shape) * kind.itemsize
-        if not size:
-            self._tensor = torch.empty(shape, dtype=kind)
-            return
-        self._tensor = torch.frombuffer(_mapped(file, start, size), dtype=kind).view(shape)
-
-    def tensor(self) -> torch.Tensor:
-        return self._tensor
+        memory = torch.frombuffer(_mapped(file, start, size), dtype=kind) if size else torch.empty(0, dtype=kind)
+        self.tensor = memory.view(shape)
 
 
 def _mapped(file: int, start: int, size: int) -> "ctypes.Array[ctypes.c_char]":

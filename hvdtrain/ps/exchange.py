@@ -15,7 +15,7 @@ from hvdtrain.buckets.staging import Staging
 from hvdtrain.errors import Failure
 from hvdtrain.numerics.clock import Stopwatch
 from hvdtrain.numerics.compression import Compressor
-from hvdtrain.ps.messages import NO_SHARE, Answer, Push, PushStatus
+from hvdtrain.ps.messages import Answer, Push, PushStatus
 from hvdtrain.ps.push_trace import PushTrace
 from hvdtrain.ps.shared import SharedMemory
 from hvdtrain.ps.wire import Wire, server_failed
@@ -33,7 +33,7 @@ class StepContext(NamedTuple):
 
     step: int
     lr: float
-    share: int
+    share: int | None
     status: PushStatus
 
 
@@ -122,7 +122,7 @@ class Exchange:
         self._staging = Staging(weights, pieces) if staged else None
         self.bucketer = Bucketer(sizes, pieces, self._push, self._staging)
         self.lanes = [Lane(n, piece, weights, compression, self._staging) for n, piece in enumerate(pieces)]
-        self.context = StepContext(0, 0.0, NO_SHARE, PushStatus(0))
+        self.context = StepContext(0, 0.0, None, PushStatus(0))
         self.observers: list[PushTrace] = []
         self._stopwatch = Stopwatch(weights.device)
         self._waits: list[tuple[Any, Any]] = []  # when each wait of this step began and ended
@@ -134,7 +134,7 @@ class Exchange:
         self._over_limit: dict[int, int] = {}  # server -> its bucket that is under way though there was no room
         self._error: BaseException | None = None
 
-    def begin(self, step: int, lr: float, share: int = NO_SHARE) -> None:
+    def begin(self, step: int, lr: float, share: int | None = None) -> None:
         """The step whose gradients come next."""
         self.context, self._waits = StepContext(step, lr, share, PushStatus(len(self.lanes))), []
 

@@ -1,22 +1,22 @@
 """Shares of an epoch, handed to workers as they are ready: a fast worker does more of them.
 
-It knows nothing of networks. Shares are numbered over the whole job: see data.sampling.BatchSampler.share.
+It is plain state, and knows nothing of networks. Shares are numbered over the whole job: see
+data.sampling.BatchSampler.share.
 """
 
 import heapq
-import threading
-from collections.abc import Callable
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
 
-from torch.futures import Future
+import torch
 
 from hvdtrain.errors import Failure
-from hvdtrain.ps.crash_memory import SavedState
-from hvdtrain.ps.membership import GIVEN_UP
-
-NONE_NOW = -1  # in place of a share's number
-_SAVED = ("lines", "begin", "end", "next", "_returned", "samples", "_lost", "_open")
+from hvdtrain.numerics.split import samples_of_share
+from hvdtrain.ps.messages import GIVEN_UP, Outcome
 
 
+@dataclass(eq=False)
 class Leases:
     """Which worker has which share. Only the first server has any to lease.
 
@@ -24,40 +24,24 @@ class Leases:
     when its worker knows that every server has taken its gradient; that of a worker that is lost before goes to
     another. What a bucket has of it already counts there: see bucket.Bucket.lose.
 
-    Attributes:
-        samples_of: how many samples a share has, once that is known.
-        samples: by worker, of the leases that it has finished.
-
-    Args:
-        ledger: called with worker, its step, and the share of every lease.
-        saved: has all of this as of the last answer, for whoever comes back in place of a server that was killed.
+    Replies go to workers; lines are worker, its step, and the share of every lease.
     """
 
-    def __init__(
-        self,
-        ledger: Callable[[int, int, int], None] = lambda worker, step, share: None,
-        saved: SavedState | None = None,
-    ) -> None:
-        self.ledger, self._saved, self.lines = ledger, saved, 0
-        self.begin, self.end, self.next = -1, 0, 0
-        self._returned: list[int] = []  # a heap of shares whose workers were lost
-        self.samples_of: Callable[[int], int] = lambda share: 0
-        self.samples: dict[int, int] = {}
-        self._lost: set[int] = set()  # workers
-        self._open: dict[int, tuple[int, int]] = {}  # share -> the worker that has it, and at which of its steps
-        self._waiting: list[tuple[int, int, Future[tuple[int, int]]]] = []  # worker, its step, what it waits for
-        self._lock = threading.Lock()
-        if saved and saved.plain is not None:
-            for name, value in saved.plain.items():
-                setattr(self, name, value)
+    workers: int  # how many shares a global batch is cut into
+    begin: int = -1  # the round's first share
+    end: int = 0  # the one after its last
+    next: int = 0  # the one to lease next
+    sizes: tuple[int, int] | None = None  # of the data set and the global batch, once that is known
+    samples: dict[int, int] = field(default_factory=dict)  # by worker, of the leases that it has finished
+    lost: set[int] = field(default_factory=set)  # workers whose leases went to others
+    returned: list[int] = field(default_factory=list)  # a heap of the shares that they had
+    # Share -> the worker that has it, and at which of its steps.
+    open: dict[int, tuple[int, int]] = field(default_factory=dict)
+    waiting: list[tuple[int, int]] = field(default_factory=list)  # a worker, and its step
 
-    @property
-    def lost(self) -> frozenset[int]:
-        """Workers whose leases went to others."""
-        return frozenset(self._lost)
-
-    def lease(self, worker: int, step: int, begin: int, end: int) -> int:
-        """The share that the worker takes at this step of its own, or NONE_NOW. Asked again, it gets that again.
+    def lease(self, worker: int, step: int, begin: int, end: int) -> Outcome:
+        """The share that the worker takes at this step of its own, or None. Asked again, it gets that again. It asks
+        amid the backward pass of the step before, in whose forward every answer to the step before that was there.
 
         Args:
             begin, end: the round's shares, the last one excluded; a new `begin` begins a new round.
@@ -65,88 +49,86 @@ class Leases:
         Raises:
             Failure: the worker had been given up.
         """
-        with self._lock:
-            self._refuse_lost(worker)
-            if begin != self.begin:
-                self.begin, self.end, self.next = begin, end, begin
-            share = self._give(worker, step)
-            self._save()
-            return share
+        self._refuse_lost(worker)
+        replies, lines, _ = self.finished(worker, step - 2)
+        if begin != self.begin:
+            self.begin, self.end, self.next = begin, end, begin
+        lines = list(lines)
+        return Outcome({**replies, worker: self._give(worker, step, lines)}, lines, worker)
 
-    def wait(self, worker: int, step: int) -> "Future[tuple[int, int]]":
-        """For a worker that got none: a share that another lost, or NONE_NOW when all are finished; and the number of
-        the first share that was not leased.
+    def await_lease(self, worker: int, step: int) -> Outcome:
+        """For a worker that got none, and has every answer: a share that another lost, or None when all are finished;
+        and the number of the first share that was not leased.
 
         Raises:
             Failure: the worker had been given up.
         """
-        with self._lock:
-            self._refuse_lost(worker)
-            self._waiting = [waiting for waiting in self._waiting if waiting[0] != worker]
-            future: Future[tuple[int, int]] = Future()
-            self._waiting.append((worker, step, future))
-            self._serve_waiting()
-            return future
+        self._refuse_lost(worker)
+        self.waiting = [*(waiting for waiting in self.waiting if waiting[0] != worker), (worker, step)]
+        return self.finished(worker, step - 1)._replace(asked=worker)
 
-    def pause(self, workers: int) -> None:
-        """End the round early: after the shares, as many as workers, of the global batch that has been begun."""
-        with self._lock:
-            whole = -(-self.next // workers) * workers
-            self.end = min(self.end, max(whole, self.begin + workers))
-            self._save()
+    def pause_leases(self) -> Outcome:
+        """End the round early: after the shares of the global batch that has been begun."""
+        whole = -(-self.next // self.workers) * self.workers
+        self.end = min(self.end, max(whole, self.begin + self.workers))
+        return Outcome()
 
-    def finished(self, worker: int, step: int) -> None:
+    def know_sizes(self, samples: int, batch_size: int) -> Outcome:
+        """See `sizes`."""
+        self.sizes = samples, batch_size
+        return Outcome()
+
+    def finished(self, worker: int, step: int) -> Outcome:
         """The worker has been answered all pushes of this step of its own, and of those before."""
-        with self._lock:
-            if worker in self._lost:  # and others have these shares
-                return
-            done = [share for share, (holder, its) in self._open.items() if holder == worker and its <= step]
-            for share in done:
-                del self._open[share]
-                self.samples[worker] = self.samples.get(worker, 0) + self.samples_of(share)
-            self._serve_waiting()
+        if worker in self.lost:  # and others have these shares
+            return Outcome()
+        for share in [share for share, (holder, its) in self.open.items() if holder == worker and its <= step]:
+            del self.open[share]
+            if self.sizes:
+                self.samples[worker] = self.samples.get(worker, 0) + samples_of_share(share, *self.sizes, self.workers)
+        return self._serve_waiting()
 
-    def lose(self, worker: int) -> None:
+    def lose(self, worker: int) -> Outcome:
         """The worker is gone for good: others take the shares that it had."""
-        with self._lock:
-            self._lost.add(worker)
-            for share in [share for share, (holder, _) in self._open.items() if holder == worker]:
-                del self._open[share]
-                heapq.heappush(self._returned, share)
-            self._waiting = [waiting for waiting in self._waiting if waiting[0] != worker]
-            self._serve_waiting()
+        self.lost.add(worker)
+        for share in [share for share, (holder, _) in self.open.items() if holder == worker]:
+            del self.open[share]
+            heapq.heappush(self.returned, share)
+        self.waiting = [waiting for waiting in self.waiting if waiting[0] != worker]
+        return self._serve_waiting()
+
+    def state(self) -> tuple[Any, dict[str, Any]]:
+        """See Part."""
+        return vars(self), {}
+
+    def restore(self, plain: Any, tensors: Mapping[str, torch.Tensor]) -> None:
+        """See Part."""
+        vars(self).update(plain)
 
     def _refuse_lost(self, worker: int) -> None:
-        if worker in self._lost:
+        if worker in self.lost:
             raise Failure(GIVEN_UP)
 
-    def _give(self, worker: int, step: int) -> int:
-        if given := [share for share, lease in self._open.items() if lease == (worker, step)]:
+    def _give(self, worker: int, step: int, lines: list[tuple[int, int, int]]) -> int | None:
+        if given := [share for share, lease in self.open.items() if lease == (worker, step)]:
             return given[0]
-        if self._returned:
-            share = heapq.heappop(self._returned)
+        if self.returned:
+            share = heapq.heappop(self.returned)
         elif self.next < self.end:
             share, self.next = self.next, self.next + 1
         else:
-            return NONE_NOW
-        self._open[share] = worker, step
-        self.lines += 1
-        self.ledger(worker, step, share)
+            return None
+        self.open[share] = worker, step
+        lines.append((worker, step, share))
         return share
 
-    def _serve_waiting(self) -> None:
-        """Save what has changed, and answer who waits for that."""
-        served = []
-        while self._waiting and self._has_answer(*self._waiting[0][:2]):
-            worker, step, future = self._waiting.pop(0)
-            served.append((future, (self._give(worker, step), self.next)))
-        self._save()
-        for future, answer in served:
-            future.set_result(answer)
+    def _serve_waiting(self) -> Outcome:
+        """Answer those who wait, in the order they came in, as far as there is an answer."""
+        replies, lines = {}, list[tuple[int, int, int]]()
+        while self.waiting and self._has_answer(*self.waiting[0]):
+            worker, step = self.waiting.pop(0)
+            replies[worker] = self._give(worker, step, lines), self.next
+        return Outcome(replies, lines)
 
     def _has_answer(self, worker: int, step: int) -> bool:
-        return bool(self._returned) or self.next < self.end or not self._open or (worker, step) in self._open.values()
-
-    def _save(self) -> None:
-        if self._saved:
-            self._saved.save({name: getattr(self, name) for name in _SAVED}, {})
+        return bool(self.returned) or self.next < self.end or not self.open or (worker, step) in self.open.values()

@@ -33,7 +33,7 @@ class Life:
     """One life of a worker.
 
     Attributes:
-        member: its number, which no other life has: see ps.membership.
+        member: its number, which no other life has: see ps.roster.
         rank: its place in the job: that of a worker that was lost, or a new one beside the others.
         incarnation: which life at that place it is, from 1.
         pid: of one that has joined, its process on its host.

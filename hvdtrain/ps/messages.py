@@ -1,14 +1,15 @@
 """What workers and servers tell each other, and what each of them remembers of it."""
 
-from typing import Any, NamedTuple
+from collections.abc import Hashable, Mapping, Sequence
+from typing import Any, NamedTuple, Protocol
 
 import torch
 
 from hvdtrain.numerics.split import step_of_share
 
-NO_SHARE = -1
 INLINE_BYTES = 16 * 2**10  # up to so many, a tensor travels in its message: beside it, it costs messages of its own
 CONNECTION_ENDED = "its connection ended"  # why a peer is lost
+GIVEN_UP = "this worker was silent for so long that the others went on without it (see --timeout)"
 
 
 class Push(NamedTuple):
@@ -19,9 +20,8 @@ class Push(NamedTuple):
         version_read: the version of the weights it was computed from.
         lr: the learning rate of the step.
         gradient: on the wire, the tensors that the codec made of it, or where they lie (see shared.Parcel); on the
-            server [bucket] float32, its own to overwrite until the push is answered. None where another's of the same
-            share was here before.
-        share: the number of the leased share that it is the gradient of, or NO_SHARE.
+            server beside the push, decoded.
+        share: the number of the leased share that it is the gradient of, if it is of one.
     """
 
     worker: int
@@ -29,15 +29,11 @@ class Push(NamedTuple):
     version_read: int
     lr: float
     gradient: Any
-    share: int = NO_SHARE
+    share: int | None = None
 
     def step_of_job(self, workers: int) -> int:
         """The job's step that it belongs to: where shares are leased, the worker's own has another number."""
-        return self.step if self.share == NO_SHARE else step_of_share(self.share, workers)
-
-    def with_gradient(self, gradient: Any) -> "Push":
-        """This push with another gradient, or none: _replace takes five times as long."""
-        return Push(self.worker, self.step, self.version_read, self.lr, gradient, self.share)
+        return self.step if self.share is None else step_of_share(self.share, workers)
 
 
 class Answer(NamedTuple):
@@ -68,6 +64,37 @@ class Applied(NamedTuple):
     step: int
     version_read: int
     version: int | None
+
+
+class Outcome(NamedTuple):
+    """What came of a message to a part of a server.
+
+    Attributes:
+        replies: what is answered, by who or what waits for it; an exception is raised there.
+        lines: what the ledger gets.
+        asked: who waits for the answer to this message, now or later; None: nobody.
+    """
+
+    replies: Mapping[Any, Any] = {}
+    lines: Sequence[tuple[Any, ...]] = ()
+    asked: Any = None
+
+
+def at_once(value: Any) -> Outcome:
+    """This answers the message."""
+    return Outcome({"who asks": value}, asked="who asks")
+
+
+class Part(Protocol):
+    """A part of what a server knows, as plain state: without locks, futures, clocks and files. Its methods take a
+    message and return an Outcome; one that is refused raises Failure, and has changed nothing.
+    """
+
+    def state(self) -> tuple[Any, Mapping[str, tuple[torch.Tensor | None, Hashable]]]:
+        """What survives a kill: what pickle takes, and tensors by name: see ps.crash_memory.SavedState.save."""
+
+    def restore(self, plain: Any, tensors: Mapping[str, torch.Tensor]) -> None:
+        """Know this, of which the tensors are its own from now on."""
 
 
 class PushStatus:

@@ -1,6 +1,7 @@
 """What this process answers its peers, whichever wire they ask over."""
 
 import threading
+from collections.abc import Callable
 from typing import Any
 
 from torch.futures import Future
@@ -14,7 +15,7 @@ WATCH = "watch"  # a request that every process answers: whether it is about to 
 
 
 def as_future(answer: Any) -> "Future[Any]":
-    """What a method returned as a future, if it is none."""
+    """What a call returned as a future, if it is none."""
     if isinstance(answer, Future):
         return answer
     done: Future[Any] = Future()
@@ -23,14 +24,17 @@ def as_future(answer: Any) -> "Future[Any]":
 
 
 class Requests:
-    """Calls the methods of an endpoint by name, and answers watches.
+    """Answers the calls of an endpoint, and watches.
 
     Args:
-        endpoint: the object whose public methods peers may call; a worker has none.
+        endpoint: of a server, a ps.desk.Desk: its `calls` by name, and `waited`, which is told how long a call had to
+            wait for a thread.
     """
 
-    def __init__(self, endpoint: object = None) -> None:
-        self.endpoint = endpoint
+    def __init__(self, endpoint: Any = None) -> None:
+        self._calls: dict[str, Callable[..., Any]] = endpoint.calls if endpoint else {}
+        self.waited: Callable[[str, float], None] = endpoint.waited if endpoint else lambda method, seconds: None
+        self._calls[WATCH] = self._watch
         self._leaving = threading.Event()
         self._problem: Failure | None = None  # why this process leaves, where it does not do so in order
         self._watches: list[Future[bool]] = []  # open until this process leaves, or for a while
@@ -41,18 +45,11 @@ class Requests:
         """Do what a peer asks for. Its answer, or a future that holds it later.
 
         Raises:
-            AttributeError: there is no such method.
+            Failure: there is no such call.
         """
-        if method == WATCH:
-            return self._watch()
-        if method.startswith("_"):
-            raise AttributeError(f"{method} is not for peers")
-        return getattr(self.endpoint, method)(*arguments)
-
-    def waited(self, method: str, seconds: float) -> None:
-        """A call of this method waited so long for a thread, before `handle`. Servers count it where it is a push."""
-        if method == "push" and (load := getattr(self.endpoint, "load", None)):
-            load.queued(seconds)
+        if (act := self._calls.get(method)) is None:
+            raise Failure(f"{method} is not for peers")
+        return act(*arguments)
 
     def leave(self) -> None:
         """This process is about to leave: whoever watches it learns so now."""

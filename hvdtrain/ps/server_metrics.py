@@ -4,18 +4,20 @@ import json
 import socket
 import threading
 import time
-from collections.abc import Mapping
+from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
 import psutil
 import torch
 
-from hvdtrain.ps.messages import Answer
+from hvdtrain.ps.messages import Push
+from hvdtrain.world import trace
 from hvdtrain.world.appending import AppendedFile, whole_lines
 from hvdtrain.world.memory import peak_rss_mb
 
 EVERY_S = 0.9  # at least once a second, on a busy host too
+Key = tuple[Any, Any]  # of a message: whose it is, as a rule a bucket, and the worker
 
 
 def server_metrics_file(folder: Path, rank: int) -> Path:
@@ -30,9 +32,10 @@ class Load:
 
     Attributes:
         pushes: taken in, each of one bucket.
+        held: which pushes wait for others: a Desk says so.
         applying_s: seconds that optimizers took, over all threads.
         queued_s: seconds that pushes waited before a thread was at work on them, added up over pushes that waited at
-            the same time: see `queued`.
+            the same time: see `waited`.
         bytes_received, bytes_sent: payload of the tensors that workers pushed, and of the weights that they were given.
     """
 
@@ -43,47 +46,35 @@ class Load:
         self.queued_s = before.get("queued_s", 0.0)
         self.bytes_received, self.bytes_sent = before.get("bytes_received", 0), before.get("bytes_sent", 0)
         self._cpu_s = before.get("cpu_s", 0.0)
-        self._handled: set[tuple[int, int]] = set()  # worker and bucket of pushes that a thread is at work on
-        self._unanswered: set[tuple[int, int]] = set()  # of all that have no answer yet
+        self.held: Callable[[], Iterable[Key]] = tuple
+        self._at_work: set[Key] = set()  # pushes that a thread is at work on
         self._lock = threading.Lock()
 
-    def queued(self, seconds: float) -> None:
-        """A push waited so long for a thread since this process had read it, or for its bucket, which another's was in.
+    def waited(self, method: str, seconds: float) -> None:
+        """A call waited so long for a thread since this process had read it, or for a bucket, which another's was in.
+        Pushes count.
 
         What nobody can see is not in it: how long a message lay in the system's buffers or in the wire's before it was
         read, and over rpc until one of its threads began. A push that is held until others have pushed waits for them,
         and not for this server.
         """
-        with self._lock:
-            self.queued_s += seconds
+        if method == "push":
+            with self._lock:
+                self.queued_s += seconds
 
-    def took(self, worker: int, bucket: int, size: int) -> None:
-        """A push of so many bytes is being handled, until `handled`. Its answer may be given before that, or later."""
-        key = worker, bucket
+    def took(self, push: Key, size: int) -> None:
+        """A push of so many bytes is being handled, until `handled`."""
         with self._lock:
             self.pushes += 1
             self.bytes_received += size
-            self._handled.add(key)
-            self._unanswered.add(key)
+            self._at_work.add(push)
 
-    def handled(self, worker: int, bucket: int, is_refused: bool) -> None:
-        """A push has been handled. One that is refused gets no answer."""
-        key = worker, bucket
+    def handled(self, push: Key | None, sent: int) -> None:
+        """A push has been handled, or another message, and weights of so many bytes were given to workers."""
         with self._lock:
-            if is_refused:
-                self._unanswered.discard(key)
-            self._handled.discard(key)
-
-    def answered(self, worker: int, bucket: int, answer: Answer) -> None:
-        """The worker is given the bucket's weights."""
-        with self._lock:
-            self.bytes_sent += answer.weights.nbytes
-            self._unanswered.discard((worker, bucket))
-
-    def lost(self, worker: int) -> None:
-        """The worker is gone for good, and gets no more answers."""
-        with self._lock:
-            self._unanswered = {key for key in self._unanswered if key[0] != worker}
+            self.bytes_sent += sent
+            if push:
+                self._at_work.discard(push)
 
     def time_steps_of(self, optimizer: torch.optim.Optimizer) -> torch.optim.Optimizer:
         """Have the optimizer's steps counted."""
@@ -103,10 +94,11 @@ class Load:
         are held, for pushes of others.
         """
         with self._lock:
+            held = set(self.held()) - self._at_work
             return {
                 "pushes": self.pushes,
-                "queue": len(self._unanswered),
-                "waiting": len({worker for worker, _ in self._unanswered - self._handled}),
+                "queue": len(held) + len(self._at_work),
+                "waiting": len({worker for _, worker in held}),
                 "applying_s": round(self.applying_s, 6),
                 "queued_s": round(self.queued_s, 6),
                 "bytes_received": self.bytes_received,
@@ -130,11 +122,27 @@ def last_row(folder: Path, rank: int) -> dict[str, Any]:
     return json.loads(lines[-1]) if lines else {}
 
 
+def traced(push: Callable[[int, Push], Any], rank: int, workers: int, load: Load) -> Callable[[int, Push], Any]:
+    """The call by which workers push, with what it takes in the timeline: see world.trace."""
+
+    def observed(bucket: int, message: Push) -> Any:
+        began = time.perf_counter()
+        answer = push(bucket, message)
+        if trace.records(message.step_of_job(workers)):
+            flow = trace.flow_of(message.step, message.worker, rank, bucket)
+            name = f"apply bucket {bucket} of worker {message.worker}"
+            trace.span(trace.APPLY, name, began, time.perf_counter(), flow)
+            trace.count("queue", load.row()["queue"])
+        return answer
+
+    return observed
+
+
 class ServerMetrics:
     """Appends a line to metrics.server{r}.jsonl once a second, and one when it is stopped.
 
-    `time` is in seconds since 1970, and the rest as this server has counted it since the job began, also if it was
-    killed and came back: where a run is resumed, counts begin anew. Nothing is taken back: work done again was done.
+    `time` is in seconds since 1970, and the rest as this process has counted it since it began: where a run was
+    resumed, counts begin anew with a later time. Nothing is taken back: work that is done again was done.
     """
 
     def __init__(self, folder: Path, rank: int, load: Load) -> None:

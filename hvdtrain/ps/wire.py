@@ -1,8 +1,8 @@
 """What the parameter server's two ends say to each other goes through here, over the wire that the job has chosen.
 
-A server has an endpoint, a `ps.server.Server` whose methods workers call by name, and which return at once or return a
-future. Tensors in flight are not copied: whoever sends one leaves it alone until it is answered. Nobody learns by
-itself that a peer has died: servers keep a call open at every worker and workers at every server (see Wire.watch).
+A server has an endpoint, a `ps.desk.Desk`, whose calls return at once or return a future. Tensors in flight are not
+copied: whoever sends one leaves it alone until it is answered. Nobody learns by itself that a peer has died: servers
+keep a call open at every worker and workers at every server (see Wire.watch).
 """
 
 import contextlib
@@ -132,7 +132,7 @@ def start(world: World, store: Store, timeout: float, endpoint: object = None, k
 
     Args:
         timeout: seconds after which a silent peer is lost.
-        endpoint: the object whose methods peers can call, on a server.
+        endpoint: what answers peers, on a server.
         kind: one of WIRES.
 
     Raises:

@@ -18,8 +18,7 @@ from hvdtrain.ps.exchange import Exchange
 from hvdtrain.ps.group import ServerGroup
 from hvdtrain.ps.join_info import servers_return
 from hvdtrain.ps.joining import Arrival
-from hvdtrain.ps.leases import NONE_NOW
-from hvdtrain.ps.messages import NO_SHARE, PushStatus
+from hvdtrain.ps.messages import PushStatus
 from hvdtrain.ps.push_trace import PushTrace
 from hvdtrain.ps.shared import SharedMemory
 from hvdtrain.ps.wire import start
@@ -116,7 +115,7 @@ class PushPull:
 
     def begin(self, step: int, lr: float) -> None:
         self.step, self._requested = self.step + 1, False
-        self.exchange.begin(self.step, lr, self._shares.popleft() if self._shares else NO_SHARE)
+        self.exchange.begin(self.step, lr, self._shares.popleft() if self._shares else None)
         if self.config.compile:  # a compiled model has no layers to wait before
             self.exchange.wait_for_all()
 
@@ -146,11 +145,11 @@ class PushPull:
         assert self._lease_range is not None
         share = self.wire.result(0, self._requests.get())
         step, after = self.step + 1, 0  # main has begun the step in whose backward pass it was requested
-        if share == NONE_NOW:
+        if share is None:
             self.idle(at_barrier=False)  # another's share may come back, and it must not wait for this worker
             self.exchange.wait_until_answered()
             share, after = self.wire.result(0, self.wire.call(0, "await_lease", self.world.member, step))
-        if share == NONE_NOW:
+        if share is None:
             self._lease_range = None
             return None, after
         self._shares.append(share)

@@ -13,9 +13,9 @@ from queue import Empty, SimpleQueue
 from typing import Any
 
 from hvdtrain.errors import Failure
+from hvdtrain.ps.desk import Desk
 from hvdtrain.ps.join_info import JoinInfo, servers_return, write_join_info
 from hvdtrain.ps.membership_log import LEFT, MembershipLog, membership_file, who_is_lost
-from hvdtrain.ps.server import Server
 from hvdtrain.ps.wire import Wire
 from hvdtrain.world.host import boot_id
 from hvdtrain.world.job import Job
@@ -32,53 +32,52 @@ class WorkerMonitor:
         store: where the store is that all ranks share.
         report: shows the user a line.
         is_open: whether workers can join and come back.
-        again: this server was killed, and is back.
+        recovered: this server was killed, and is back.
 
     Attributes:
-        there: the workers that have neither been lost nor left.
+        there: the workers that have not been lost.
     """
 
     def __init__(
-        self, job: Job, wire: Wire, store: tuple[str, int], server: Server, report: Callable[[str], None],
-        is_open: bool, again: bool = False,
+        self, job: Job, wire: Wire, store: tuple[str, int], desk: Desk, report: Callable[[str], None], is_open: bool,
+        recovered: bool = False,
     ) -> None:  # fmt: skip
-        self.config, self.world, self.server, self.report = job.config, job.world, server, report
-        self.wire = wire
-        self.there = set(server.membership.present)
+        self.config, self.world, self.wire, self.desk, self.report = job.config, job.world, wire, desk, report
+        self.there = set(desk.roster.present)
         self.at_work = len(self.there)  # neither lost nor done
         self._events: SimpleQueue[tuple[int, str | None]] = SimpleQueue()  # a worker, and why it ended; None: it joined
         self._lives: MembershipLog | None = None
         self._open_door: Path | None = None
         self._ended: set[int] = set()
         if self.world.rank == 0:
-            self._lives = MembershipLog(membership_file(job.folder), self.world.servers, self.world.workers, again)
-            server.lives = self._rows
+            self._lives = MembershipLog(membership_file(job.folder), self.world.servers, self.world.workers, recovered)
+            desk.calls["lives"] = self._rows
             if is_open:
                 info = JoinInfo(
                     *store, os.environ.get(WIRE_KEY, ""), self.world.size, self.world.is_local, boot_id(), os.getpid(),
                     servers_return(job.config),
                 )  # fmt: skip
                 self._open_door = write_join_info(job.folder, info)
-        server.departed = lambda worker: self._events.put((worker, LEFT))
-        if again:
+        desk.departed = lambda worker: self._events.put((worker, LEFT))
+        if recovered:
             self._finish_interrupted_changes()
         for worker in sorted(self.there):
             self._watch(worker)
         if is_open:
-            server.arrived, server.lets_in = self._arrived, True
+            desk.arrived = self._arrived
 
     def _finish_interrupted_changes(self) -> None:
         """Finish what this server was doing when it was killed: admitting, losing and letting go of workers."""
         members = {life.member: life for life in self._lives.all()} if self._lives else {}
         for worker in sorted(self.there):
             if self._lives and worker not in members:  # it was admitted, but never answered
-                self.server.lose(worker)
-                self.server.reassign_leases(worker)
+                self.desk.lose(worker)
+                self.desk.act(self.desk.leases, "lose", worker)
                 self.there.discard(worker)
-            elif worker in self.server.departed_workers:
+            elif worker in self.desk.roster.departed:
                 self._events.put((worker, LEFT))
         for worker, life in members.items():
-            if life.why and worker not in self.server.leases.lost:  # others may not know yet
+            if life.why and worker not in self.desk.leases.lost:  # others may not know yet
                 self.there.add(worker)
                 self._events.put((worker, life.why))
         self.at_work = len(self.there)
@@ -99,7 +98,8 @@ class WorkerMonitor:
                 self.at_work -= 1
                 if why:
                     self._lose(worker, why)
-        self.server.membership.close(OVER)
+        self.desk.arrived = None
+        self.desk.act(self.desk.roster, "close", OVER)
         if self._lives and (lost := who_is_lost(self._lives.all())):
             self.report(f"the job ended with {lost}")
 
@@ -123,43 +123,36 @@ class WorkerMonitor:
 
     def _arrived(self, worker: int, endpoint: str, pid: int) -> dict[str, Any]:
         """Somebody joins: the first server gives them a place, and all of them watch."""
-        if self._lives:
-            life = self._lives.begin(worker, pid)
-            self._meet(worker, endpoint)
-            return {"rank": life.rank, "incarnation": life.incarnation}
-        self._meet(worker, endpoint)
-        return {}
-
-    def _meet(self, worker: int, endpoint: str) -> None:
+        life = self._lives.begin(worker, pid) if self._lives else None
         self.wire.endpoints[self.world.servers + worker] = endpoint
-        with self.server.saving():
-            self.server.others = dict(self.wire.endpoints)
+        self.desk.act(self.desk.roster, "know", {"others": dict(self.wire.endpoints)})
         self._events.put((worker, None))
         self._watch(worker)
+        return {"rank": life.rank, "incarnation": life.incarnation} if life else {}
 
     def _lose(self, worker: int, why: str) -> None:
         """Go on without a worker. Failure where that cannot be."""
         life = self._lives.end(worker, why) if self._lives else None
         rank = life.rank if life else self.world.servers + worker
-        if not self.server.began:
+        if not self.desk.roster.began:
             raise Failure(f"rank {rank} was lost before training began: {why}")
         self.there.discard(worker)
         try:
-            self.server.lose(worker)
+            self.desk.lose(worker)
         except Failure as reason:
             raise Failure(f"rank {rank} is lost, and {reason}: {why}") from None
         if self.world.rank != 0:
             return
         for other in range(1, self.world.servers):
             self.wire.ask(other, "lose", worker)
-        self.server.reassign_leases(worker)
+        self.desk.act(self.desk.leases, "lose", worker)
         if not self.there and not os.environ.get(RESPAWNS):
             raise Failure(f"rank {rank}, the last worker, is lost: {why}")
         said = "has left" if why == LEFT else "is lost"
         self.report(f"hvdtrain: rank {rank} {said}, and the others go on without it{'' if why == LEFT else ': ' + why}")
 
     def _rows(self) -> list[dict[str, Any]]:
-        """See Server.lives."""
+        """What the first server knows of each life."""
         assert self._lives
-        samples = self.server.leases.samples
+        samples = self.desk.leases.samples
         return [asdict(life) | {"samples": samples.get(life.member, 0)} for life in self._lives.all()]

@@ -76,9 +76,9 @@ WRONG_IN_ONE_BUCKET = """
 import os
 from hvdtrain.modes.ps_sync import Synchronous
 accept, first = Synchronous.accept, []
-def wrong(self, bucket, push):
-    first[:] = first or [bucket]
-    return accept(self, bucket, push._replace(lr=2 * push.lr) if bucket is first[0] else push)
+def wrong(self, push, gradient, version):
+    first[:] = first or [self]
+    return accept(self, push._replace(lr=2 * push.lr) if self is first[0] else push, gradient, version)
 if os.environ.get("RANK") == "1":
     Synchronous.accept = wrong
 """

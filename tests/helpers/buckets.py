@@ -1,4 +1,6 @@
-"""Buckets of a parameter server, their policies and pushes, for tests that drive them with plain calls."""
+"""Buckets of a parameter server, their policies and pushes, for tests that drive them with plain calls; and desks."""
+
+from functools import partial
 
 import torch
 
@@ -7,6 +9,7 @@ from hvdtrain.modes.ps_ssp import StaleSynchronous
 from hvdtrain.modes.ps_sync import Synchronous
 from hvdtrain.numerics.optimizers import make_optimizer
 from hvdtrain.ps.bucket import Bucket
+from hvdtrain.ps.desk import Desk
 from hvdtrain.ps.messages import Push
 
 PLAIN = RunConfig(optimizer="sgd", momentum=0.0)
@@ -34,8 +37,61 @@ def stale(workers, staleness, push_scale="mean"):
     return StaleSynchronous(workers, RunConfig(push_scale=push_scale), staleness)
 
 
-def make(policy, weights=(1.0, 2.0), config=PLAIN, **more):
-    return Bucket(torch.tensor(weights), lambda p: make_optimizer(config, p), policy, **more)
+class Driven:
+    """A bucket with what a desk does around it, without locks and futures: replies are lists, of worker and answer.
+
+    Args:
+        ledger: called with each line.
+        journal: keeps it, as "bucket 0".
+    """
+
+    def __init__(self, bucket, ledger=lambda line: None, journal=None):
+        self.bucket, self.ledger, self.journal = bucket, ledger, journal
+        self.policy = bucket.policy
+        if journal:
+            journal.keep(bucket, 0)
+
+    def __getattr__(self, name):
+        """What it is asked for, or the weights' shard has."""
+        return partial(self._act, getattr(self.bucket, name)) if hasattr(Bucket, name) else getattr(self.shard, name)
+
+    @property
+    def shard(self):
+        return self.bucket.shard
+
+    def push(self, message):
+        return self._act(self.bucket.push, message._replace(gradient=None), message.gradient)
+
+    def pull(self, worker):
+        [(_, answer)] = self._act(self.bucket.pull, worker)
+        return answer
+
+    def slowest(self, otherwise):
+        [(_, slowest)] = self._act(self.bucket.slowest, otherwise)
+        return slowest
+
+    def _act(self, act, *message, **named):
+        replies, lines, _ = act(*message, **named)
+        if self.journal:
+            self.journal.commit(self.bucket, lines)
+        for line in lines:
+            self.ledger(line)
+        return list(replies.items())
+
+
+def make(policy, weights=(1.0, 2.0), config=PLAIN, journal=None, ledger=lambda line: None):
+    bucket = Bucket(torch.tensor(weights), lambda p: make_optimizer(config, p), policy, journal is not None)
+    return Driven(bucket, ledger, journal)
+
+
+def make_desk(policy=None, workers=2, decode=lambda tensors: tensors[0], **more):
+    """A server's, whose buckets have this policy each."""
+
+    def make_bucket(number, weights):
+        return Bucket(weights, lambda p: desk.load.time_steps_of(make_optimizer(PLAIN, p)), policy())
+
+    desk = Desk(workers, make_bucket, decode, **more)
+    return desk
 
 
 def push(worker, step, gradient, version=0, lr=LR):

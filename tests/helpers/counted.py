@@ -10,7 +10,7 @@ from pathlib import Path
 from safetensors import SafetensorError, safe_open
 
 from hvdtrain.data.sampling import BatchSampler
-from hvdtrain.ps.ledger import DROPPED
+from hvdtrain.ps.journal import DROPPED
 from hvdtrain.training.step import digest
 
 Key = tuple[str, ...]  # worker, incarnation where there is one, step of its own

@@ -1,18 +1,19 @@
 """Buckets under any order of pushes, some of which come again: what each policy promises all the same."""
 
-import queue
 import sys
 import threading
 from functools import partial
 
 import pytest
 import torch
-from helpers.buckets import LR, READER, asynchronous, make, push, softsync, stale, sync
+from helpers.buckets import LR, READER, asynchronous, make, make_desk, push, softsync, stale, sync
 from hypothesis import given
 from hypothesis import strategies as st
 
 from hvdtrain.config.run_config import RunConfig
 from hvdtrain.errors import Failure
+from hvdtrain.ps.messages import Answer, Push
+from hvdtrain.ps.requests import as_future
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 
@@ -239,21 +240,20 @@ def test_real_threads_that_send_everything_twice(policy, request):
     request.addfinalizer(partial(sys.setswitchinterval, sys.getswitchinterval()))
     sys.setswitchinterval(1e-6)  # let threads get into each other's way as often as they can
     workers, steps = 8, 40
-    bucket = make(policy(workers, 1 / workers), [0.0, 0.0])
-    inboxes = [queue.SimpleQueue() for _ in range(workers)]
+    desk = make_desk(lambda: policy(workers, 1 / workers), workers)
+    desk.install(0, torch.zeros(2))
     versions, errors = [], []
 
     def work(worker):
         try:
             version = 0
             for step in range(1, steps + 1):
-                for _ in range(2):
-                    for to, answer in bucket.push(push(worker, step, gradients_of(worker, step), version)):
-                        inboxes[to].put(answer)
-                version = inboxes[worker].get(timeout=30).version
+                sent = Push(worker, step, version, LR, [torch.tensor(gradients_of(worker, step))])
+                answer, again = (desk.push(0, sent) for _ in range(2))
+                version = as_future(answer).wait().version
+                assert not isinstance(again, Answer) or again.version == version
                 versions.append(version)
-                bucket.pull(READER)
-            assert inboxes[worker].empty()
+                desk.calls["pull"](0, READER)
         except BaseException as error:
             errors.append(error)
 
@@ -264,7 +264,7 @@ def test_real_threads_that_send_everything_twice(policy, request):
         thread.join(timeout=40)
     assert not errors
     expected = -LR * sum(mean_gradient(workers, step) for step in range(1, steps + 1))
-    assert bucket.pull(READER).weights.tolist() == expected.tolist()
+    assert desk.calls["pull"](0, READER).weights.tolist() == expected.tolist()
     updates, answers_each = (steps, workers) if policy is sync else (workers * steps, 1)
-    assert bucket.version == updates
+    assert desk.buckets[0].shard.version == updates
     assert sorted(versions) == [v for v in range(1, updates + 1) for _ in range(answers_each)]

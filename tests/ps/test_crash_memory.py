@@ -9,15 +9,15 @@ import time
 import pytest
 import torch
 from helpers.buckets import make, push, softsync
+from helpers.parts import AskedLeases, AskedRoster
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from hvdtrain.config.run_config import RunConfig
 from hvdtrain.ps import crash_memory
-from hvdtrain.ps.crash_memory import CrashMemory
-from hvdtrain.ps.leases import NONE_NOW, Leases
-from hvdtrain.ps.ledger import LeaseLedger, Ledger
-from hvdtrain.ps.membership import Membership
+from hvdtrain.ps.crash_memory import CrashMemory, SavedState
+from hvdtrain.ps.journal import Journal
+from hvdtrain.ps.leases import Leases
 from hvdtrain.ps.membership_log import MembershipLog
 from hvdtrain.ps.messages import Applied
 from hvdtrain.ps.server_metrics import Load, ServerMetrics
@@ -123,9 +123,9 @@ def test_a_bucket_whose_server_is_killed_again_and_again_does_what_one_does_that
     memory, lines = CrashMemory(), []
 
     def bucket():
-        return make(softsync(2, **options), [7.0] * 3, config, saved=again(memory).state_of("x"), ledger=lines.append)
+        return make(softsync(2, **options), [7.0] * 3, config, Journal(again(memory)), lines.append)
 
-    ours = make(softsync(2, **options), [1.0, -2.0, 3.0], config, saved=memory.state_of("x"), ledger=lines.append)
+    ours = make(softsync(2, **options), [1.0, -2.0, 3.0], config, Journal(memory), lines.append)
     step, read, waiting = {0: 0, 1: 0}, {0: 0, 1: 0}, {}
 
     def take(replies, others):
@@ -153,73 +153,84 @@ def test_a_bucket_whose_server_is_killed_again_and_again_does_what_one_does_that
     for worker in step:
         take(ours.idle(worker, step[worker], False, 1), undisturbed.idle(worker, step[worker], False))
     assert not waiting and ours.version == undisturbed.version and ours.weights.equal(undisturbed.weights)
-    assert ours.lines == len(lines)
+    assert ours.journal.lines["bucket 0"] == len(lines)
 
 
 def test_a_call_of_idle_that_comes_again_changes_nothing():
     memory = CrashMemory()
-    bucket = make(softsync(2), saved=memory.state_of("x"))
+    bucket = make(softsync(2), journal=Journal(memory))
     bucket.push(push(0, 1, [4.0, 8.0]))
     bucket.push(push(1, 1, [4.0, 8.0]))
     for worker in (0, 1):
         bucket.idle(worker, 1, True, 1)
-    came_back = make(softsync(2), saved=again(memory).state_of("x"))
+    came_back = make(softsync(2), journal=Journal(again(memory)))
     came_back.idle(0, 1, True, 1)
     assert came_back.policy.at_barrier == set() and came_back.policy.idle_after == {}
     came_back.idle(0, 1, True, 2)
     assert came_back.policy.at_barrier == {0}
 
 
-def test_shares_go_on_where_they_were_and_who_asks_again_gets_the_same(tmp_path):
-    memory, written = CrashMemory(), []
-    leases = Leases(lambda *lease: written.append(lease), memory.state_of("x"))
-    leases.samples_of = lambda share: 4
+def test_shares_go_on_where_they_were_and_who_asks_again_gets_the_same():
+    memory = CrashMemory()
+    leases = AskedLeases(2, Journal(memory))
+    leases.know_sizes(samples=8, batch_size=8)
     assert [leases.lease(0, 1, 0, 3), leases.lease(1, 1, 0, 3), leases.lease(0, 2, 0, 3)] == [0, 1, 2]
     leases.finished(0, 1)
     leases.lose(1)
-    leases = Leases(lambda *lease: written.append(lease), again(memory).state_of("x"))
-    assert (leases.samples, leases.lines, leases.lost) == ({0: 4}, 3, {1})
-    assert leases.lease(0, 2, 0, 3) == 2 and len(written) == 3
+    leases = AskedLeases(2, Journal(again(memory)))
+    assert (leases.part.samples, leases.journal.lines["leases"], leases.part.lost) == ({0: 4}, 3, {1})
+    assert leases.lease(0, 2, 0, 3) == 2 and leases.journal.lines["leases"] == 3
     leases.finished(0, 2)
-    assert leases.wait(0, 3).value() == (1, 3)
-    leases = Leases(lambda *lease: written.append(lease), again(memory).state_of("x"))
-    assert leases.wait(0, 3).value() == (1, 3) and len(written) == 4
+    assert leases.await_lease(0, 3).value() == (1, 3)
+    leases = AskedLeases(2, Journal(again(memory)))
+    assert leases.await_lease(0, 3).value() == (1, 3) and leases.journal.lines["leases"] == 4
     leases.finished(0, 3)
-    assert leases.wait(0, 4).value() == (NONE_NOW, 3)
+    assert leases.await_lease(0, 4).value() == (None, 3)
 
 
 def test_sums_are_known_that_were_told_and_those_under_way():
     memory = CrashMemory()
-    membership = Membership(2, memory.state_of("x"))
-    membership.open_for_joining(0, {"step": 7})
-    membership.add(0, 1, torch.ones(2))
-    membership.add(1, 1, torch.ones(2))
-    membership.add(0, 2, torch.tensor([5.0]), as_rows=True)
-    membership = Membership(2, again(memory).state_of("x"))
-    assert membership.add(1, 1, torch.zeros(2)).value().tolist() == [2, 2]
-    assert membership.missing(0, 2) == [1] and membership.state == {"step": 7}
-    under_way = membership.add(0, 2, torch.tensor([5.0]), as_rows=True)
-    membership.add(1, 2, torch.tensor([6.0]), as_rows=True)
+    roster = AskedRoster(2, Journal(memory))
+    roster.open_for_joining(0, {"step": 7})
+    roster.add(0, 1, torch.ones(2))
+    roster.add(1, 1, torch.ones(2))
+    roster.add(0, 2, torch.tensor([5.0]), as_rows=True)
+    roster = AskedRoster(2, Journal(again(memory)))
+    assert roster.add(1, 1, torch.zeros(2)).value().tolist() == [2, 2]
+    assert roster.missing(0, 2) == [1] and roster.part.point.state == {"step": 7}
+    under_way = roster.add(0, 2, torch.tensor([5.0]), as_rows=True)
+    roster.add(1, 2, torch.tensor([6.0]), as_rows=True)
     assert under_way.value().tolist() == [[5], [6]]
 
 
-def test_ledgers_go_on_after_what_counts(tmp_path):
-    ledger, leases = Ledger(tmp_path, 0), LeaseLedger(tmp_path)
+def test_ledgers_go_on_after_what_counts(tmp_path, monkeypatch):
+    memory = CrashMemory()
+
+    def started():
+        journal = Journal(again(memory), tmp_path)
+        parts = make(softsync(1)).bucket, make(softsync(1)).bucket, Leases(1)
+        for part, name in zip(parts, (0, 1, "leases"), strict=True):
+            journal.keep(part, name)
+        return journal, *parts
+
+    journal, first, second, leases = started()
     for step in (1, 2, 3):
-        for bucket in (0, 1):
-            ledger.of_bucket(bucket)(Applied(0, step, step - 1, step))
-        leases.write(0, step, step - 1)
-    ledger.file.write("1,0,4")  # as far as it got
-    for file in (ledger, leases):
-        file.close()
-    ledger, leases = Ledger(tmp_path, 0, {0: 3, 1: 2}), LeaseLedger(tmp_path, 2)
-    ledger.of_bucket(1)(Applied(1, 1, 2, 3))
-    leases.write(1, 1, 2)
-    for file in (ledger, leases):
-        file.close()
+        journal.commit(first, [Applied(0, step, step - 1, step)])
+        if step == 3:  # killed before that counts
+            monkeypatch.setattr(SavedState, "save", lambda *saved: None)
+        journal.commit(second, [Applied(0, step, step - 1, step)])
+        journal.commit(leases, [(0, step, step - 1)])
+    with (tmp_path / "ledger.server0.csv").open("a") as file:
+        file.write("1,0,4")  # as far as it got
+    monkeypatch.undo()
+    journal.close()
+    journal, _, second, leases = started()
+    journal.commit(second, [Applied(1, 1, 2, None)])
+    journal.commit(leases, [(1, 1, 2)])
+    journal.close()
     lines = (tmp_path / "ledger.server0.csv").read_text().splitlines()[1:]
     assert [line for line in lines if line.startswith("0")] == ["0,0,1,0,1", "0,0,2,1,2", "0,0,3,2,3"]
-    assert [line for line in lines if line.startswith("1")] == ["1,0,1,0,1", "1,0,2,1,2", "1,1,1,2,3"]
+    assert [line for line in lines if line.startswith("1")] == ["1,0,1,0,1", "1,0,2,1,2", "1,1,1,2,dropped"]
     assert (tmp_path / "leases.csv").read_text().splitlines()[1:] == ["0,1,0", "0,2,1", "1,1,2"]
 
 

@@ -2,19 +2,13 @@
 
 import pytest
 import torch
-from helpers.buckets import LR, PLAIN, stale, sync
+from helpers.buckets import LR, make_desk, stale, sync
 
 from hvdtrain.buckets.partition import cut
 from hvdtrain.numerics.compression import Compressor
-from hvdtrain.numerics.optimizers import make_optimizer
 from hvdtrain.ps import exchange
-from hvdtrain.ps.bucket import Bucket
 from hvdtrain.ps.exchange import Exchange
-from hvdtrain.ps.leases import Leases
-from hvdtrain.ps.membership import Membership
 from hvdtrain.ps.requests import as_future
-from hvdtrain.ps.server import Server
-from hvdtrain.ps.server_metrics import Load
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 
@@ -29,13 +23,7 @@ def join(monkeypatch):
 
     def joined(workers, policy, servers=1):
         pieces, pushed = cut(SIZES, servers, 4), [[] for _ in range(workers)]
-        joined_servers = [
-            Server(
-                lambda number, weights: Bucket(weights, lambda p: make_optimizer(PLAIN, p), policy()),
-                Compressor("none").decode, Membership(workers), Leases(), Load(),
-            )
-            for _ in range(servers)
-        ]  # fmt: skip
+        joined_servers = [make_desk(policy, workers, Compressor("none").decode) for _ in range(servers)]
         for piece in pieces:
             joined_servers[piece.server].install(piece.number, torch.zeros(4))
 

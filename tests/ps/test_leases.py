@@ -1,81 +1,81 @@
 """Shares of an epoch leased to workers at any speed, some of which are lost: with plain calls."""
 
 import pytest
+from helpers.parts import AskedLeases
 from hypothesis import given
 from hypothesis import strategies as st
 
 from hvdtrain.errors import Failure
-from hvdtrain.ps.leases import NONE_NOW, Leases
 
 
 def test_who_is_ready_gets_the_next_share_and_all_wait_for_the_last():
-    leases = Leases()
+    leases = AskedLeases()
     assert [leases.lease(0, 1, 0, 4), leases.lease(1, 1, 0, 4), leases.lease(0, 2, 0, 4)] == [0, 1, 2]
     leases.finished(0, 1)
     assert leases.lease(0, 3, 0, 4) == 3
-    assert leases.lease(0, 4, 0, 4) == NONE_NOW
-    fast = leases.wait(0, 4)
+    assert leases.lease(0, 4, 0, 4) is None
+    fast = leases.await_lease(0, 4)
     leases.finished(0, 3)
     assert not fast.done()  # worker 1 has share 1 still
     leases.finished(1, 1)
-    assert fast.value() == (NONE_NOW, 4)
-    assert leases.wait(1, 2).value() == (NONE_NOW, 4)
+    assert fast.value() == (None, 4)
+    assert leases.await_lease(1, 2).value() == (None, 4)
     assert leases.lease(0, 4, 4, 8) == 4  # the next round
 
 
 def test_the_share_of_a_lost_worker_goes_to_one_that_waits():
-    leases = Leases()
+    leases = AskedLeases()
     assert [leases.lease(worker, 1, 0, 2) for worker in (0, 1, 0)] == [0, 1, 0]  # who asks again gets the same
-    assert leases.lease(0, 2, 0, 2) == NONE_NOW
+    assert leases.lease(0, 2, 0, 2) is None
     leases.finished(0, 1)
-    waiting = leases.wait(0, 2)
+    waiting = leases.await_lease(0, 2)
     assert not waiting.done()
     leases.lose(1)
     assert waiting.value() == (1, 2)
     leases.finished(0, 2)
-    assert leases.wait(0, 3).value() == (NONE_NOW, 2)
+    assert leases.await_lease(0, 3).value() == (None, 2)
 
 
 def test_a_worker_that_was_given_up_gets_no_share():
-    leases = Leases()
+    leases = AskedLeases()
     leases.lease(0, 1, 0, 4)
     leases.lose(0)
     with pytest.raises(Failure, match="silent for so long"):
         leases.lease(0, 2, 0, 4)
     with pytest.raises(Failure, match="silent for so long"):
-        leases.wait(0, 2)
+        leases.await_lease(0, 2)
     assert leases.lease(1, 1, 0, 4) == 0
 
 
 def test_samples_are_those_of_leases_that_a_worker_has_finished_itself():
-    leases = Leases()
-    leases.samples_of = lambda share: 10 + share
+    leases = AskedLeases(workers=3)
+    leases.know_sizes(samples=33, batch_size=33)  # shares of 11
     assert [leases.lease(worker, step, 0, 4) for worker, step in ((0, 1), (1, 1), (0, 2))] == [0, 1, 2]
     leases.finished(0, 1)
     leases.lose(0)
     leases.finished(0, 2)  # comes late: share 2 is another's already
     leases.finished(1, 1)
-    assert leases.samples == {0: 10, 1: 11}
+    assert leases.part.samples == {0: 11, 1: 11}
     assert leases.lease(1, 2, 0, 4) == 2
 
 
 def test_a_pause_ends_the_round_after_the_global_batch_that_was_begun():
-    leases = Leases()
+    leases = AskedLeases(workers=3)
     assert [leases.lease(0, step, 0, 90) for step in (1, 2, 3, 4)] == [0, 1, 2, 3]
-    leases.pause(workers=3)
-    assert [leases.lease(0, step, 0, 90) for step in (5, 6, 7)] == [4, 5, NONE_NOW]
+    leases.pause_leases()
+    assert [leases.lease(0, step, 0, 90) for step in (5, 6, 7)] == [4, 5, None]
     leases.finished(0, 6)
-    assert leases.wait(0, 7).value() == (NONE_NOW, 6)
+    assert leases.await_lease(0, 7).value() == (None, 6)
     assert leases.lease(0, 7, 6, 90) == 6
 
 
 def test_a_pause_before_the_first_share_lets_one_global_batch_through():
     """Or workers that want a decision after every step would never take one."""
-    leases = Leases()
+    leases = AskedLeases(workers=2)
     assert leases.lease(0, 1, 30, 60) == 30
     leases.finished(0, 1)
-    leases.pause(workers=2)
-    assert [leases.lease(0, step, 30, 60) for step in (2, 3)] == [31, NONE_NOW]
+    leases.pause_leases()
+    assert [leases.lease(0, step, 30, 60) for step in (2, 3)] == [31, None]
 
 
 @pytest.mark.timeout(60)
@@ -84,7 +84,7 @@ def test_a_pause_before_the_first_share_lets_one_global_batch_through():
     st.randoms(use_true_random=False),
 )  # fmt: skip
 def test_each_share_is_trained_on_once_whoever_is_fast_or_lost(workers, batches, rounds, losses, rng):
-    leases, trained = Leases(), []
+    leases, trained = AskedLeases(), []
     clocks = dict.fromkeys(range(workers), 0)
     losses = {worker for worker in losses if worker < workers}
     for number in range(rounds):
@@ -105,15 +105,15 @@ def test_each_share_is_trained_on_once_whoever_is_fast_or_lost(workers, batches,
             elif worker in waiting:
                 if waiting[worker].done():
                     share, after = waiting.pop(worker).value()
-                    if share == NONE_NOW:
+                    if share is None:
                         assert after == end
                         over.add(worker)
                     else:
                         holding[worker] = share
             else:
                 share = leases.lease(worker, clocks[worker] + 1, begin, end)
-                if share == NONE_NOW:
-                    waiting[worker] = leases.wait(worker, clocks[worker] + 1)
+                if share is None:
+                    waiting[worker] = leases.await_lease(worker, clocks[worker] + 1)
                 else:
                     holding[worker] = share
         assert sorted(trained) == list(range(end))

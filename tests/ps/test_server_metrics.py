@@ -1,7 +1,6 @@
 """What a server counts, driven with plain calls, and what it writes down."""
 
 import json
-import threading
 import time
 from concurrent.futures import ThreadPoolExecutor
 
@@ -11,25 +10,12 @@ from helpers import buckets
 from torch.futures import Future
 
 from hvdtrain.errors import Failure
-from hvdtrain.ps.leases import Leases
-from hvdtrain.ps.membership import Membership
 from hvdtrain.ps.messages import Answer
-from hvdtrain.ps.server import Server
-from hvdtrain.ps.server_metrics import Load, ServerMetrics, server_metrics_file
+from hvdtrain.ps.server_metrics import ServerMetrics, server_metrics_file
 
 
 def make_server(policy, workers=2):
-    load = Load()
-
-    def make_bucket(number, weights):
-        return buckets.Bucket(
-            weights,
-            lambda p: load.time_steps_of(buckets.make_optimizer(buckets.PLAIN, p)),
-            policy(workers),
-            queued=load.queued,
-        )
-
-    server = Server(make_bucket, lambda tensors: tensors[0], Membership(workers), Leases(), load)
+    server = buckets.make_desk(lambda: policy(workers), workers)
     for bucket in (0, 1):
         server.install(bucket, torch.zeros(2))
     return server
@@ -54,7 +40,7 @@ def test_a_held_push_is_in_the_queue_and_its_worker_waits_until_all_have_pushed(
         assert isinstance(server.push(bucket, push(1, 1)), Answer)
     assert counted(server) == {"pushes": 4, "queue": 0, "waiting": 0, "bytes_received": 32, "bytes_sent": 32}
     assert server.load.row()["applying_s"] > 0
-    server.pull(0, worker=0)
+    server.calls["pull"](0, 0)
     assert counted(server)["bytes_sent"] == 40
 
 
@@ -62,7 +48,7 @@ def test_a_push_waits_in_a_queue_while_another_is_at_the_bucket_and_not_while_it
     server = make_server(buckets.sync)
     held = server.push(0, push(0, 1))
     with ThreadPoolExecutor() as pool:
-        with server.buckets[0]._lock:
+        with server._locks[server.buckets[0]]:
             answered = pool.submit(server.push, 0, push(1, 1))
             time.sleep(0.05)
             assert not held.done() and server.load.row()["queued_s"] == 0
@@ -76,30 +62,10 @@ def test_a_worker_that_is_lost_waits_no_more():
     assert isinstance(server.push(0, push(0, 2)), Future)  # more than 0 steps ahead
     assert counted(server)["waiting"] == 1
     server.lose(0)
-    assert (counted(server)["queue"], counted(server)["waiting"], server.open) == (0, 0, {})
+    assert (counted(server)["queue"], counted(server)["waiting"], server.owed) == (0, 0, {})
     with pytest.raises(Failure):
         server.push(0, push(0, 3))
-    assert counted(server)["queue"] == 0 and not server.open
-
-
-def test_a_push_that_has_been_handled_while_a_worker_is_lost_is_counted_out():
-    load, threads = Load(), []
-    for worker in (0, 1):
-        load.took(worker, bucket=0, size=8)
-
-    class Lost(int):
-        """A worker's number: as it is looked at, another's push is handled."""
-
-        def __ne__(self, other):
-            threads.append(threading.Thread(target=load.handled, args=(1, 0, True)))
-            threads[-1].start()
-            threads[-1].join(0.05)
-            return int(self) != other
-
-    load.lost(Lost(0))
-    for thread in threads:
-        thread.join()
-    assert (load.row()["queue"], load.row()["waiting"]) == (0, 0)
+    assert counted(server)["queue"] == 0 and not server.owed
 
 
 def test_lines_are_appended_and_the_last_one_has_all(tmp_path):

@@ -6,19 +6,13 @@ import threading
 
 import pytest
 import torch
-from helpers.buckets import LR, PLAIN, softsync, sync
+from helpers.buckets import LR, make_desk, softsync, sync
 
 from hvdtrain.buckets.partition import cut
 from hvdtrain.numerics.compression import Compressor
-from hvdtrain.numerics.optimizers import make_optimizer
 from hvdtrain.ps import shared
-from hvdtrain.ps.bucket import Bucket
 from hvdtrain.ps.exchange import Exchange
-from hvdtrain.ps.leases import Leases
-from hvdtrain.ps.membership import Membership
 from hvdtrain.ps.requests import as_future
-from hvdtrain.ps.server import Server
-from hvdtrain.ps.server_metrics import Load
 from hvdtrain.ps.shared import COLUMNS, RECEIVERS, Parcel, SharedMemory
 from hvdtrain.world.place import World
 
@@ -188,10 +182,7 @@ def test_it_is_there_for_as_long_as_somebody_reads_and_leaves_nothing_behind():
 def test_an_exchange_through_it_gives_the_same_weights_and_all_memory_back(policy):
     sizes, memory = [5000] * 3, met(0, 1, 2, size=3)
     pieces = cut(sizes, 1, 5000)
-    server = Server(
-        lambda number, weights: Bucket(weights, lambda p: make_optimizer(PLAIN, p), policy()),
-        Compressor("none").decode, Membership(2), Leases(), Load(), shared=memory[0],
-    )  # fmt: skip
+    server = make_desk(policy, 2, Compressor("none").decode, shared=memory[0])
     for piece in pieces:
         server.install(piece.number, torch.zeros(5000))
     sent = []

@@ -31,6 +31,9 @@ class Endpoint:
     def __init__(self):
         self.later = Future()
         self.pushed = []
+        self.calls = {name: getattr(self, name) for name in ("push", "twice", "wait", "fail", "give")}
+        self.load = Load()
+        self.waited = self.load.waited
 
     def push(self, bucket, push):
         self.pushed.append((bucket, push))
@@ -48,7 +51,7 @@ class Endpoint:
     def give(self):
         return object()
 
-    def _hidden(self):
+    def hidden(self):
         return "secret"
 
 
@@ -104,7 +107,6 @@ def test_calls_are_answered_with_tensors_of_any_size_untouched(ends, key):
 def test_a_push_that_waits_for_a_thread_is_counted(ends):
     """A small one is handled by the thread that has read it."""
     worker = ends.worker(server := ends.server())
-    ends.endpoint.load = Load()
     call(worker, "push", 0, Push(1, 1, 0, 0.1, torch.ones(9)))
     assert ends.endpoint.load.row()["queued_s"] == 0
     blocked = threading.Event()
@@ -142,7 +144,7 @@ def test_an_answer_may_come_later_and_what_is_raised_is_told(ends):
     assert call(worker, "twice", 1) == [1, 1] and not late.done()
     ends.endpoint.later.set_result(torch.ones(2))
     assert late.wait().equal(torch.ones(2))
-    refused = {"fail": "ValueError: what a method raises", "nosuch": "nosuch", "_hidden": "not for peers"}
+    refused = {"fail": "ValueError: what a method raises", "nosuch": "nosuch", "hidden": "not for peers"}
     for method, said in (refused | {"give": "TypeError"}).items():
         with pytest.raises(RuntimeError, match=said):
             call(worker, method)
@@ -270,7 +272,7 @@ def test_answers_that_came_before_the_connection_ended_count(ends):
     held, goes_on = threading.Event(), threading.Event()
     worker._expire = lambda now: (held.set(), goes_on.wait(10))
     assert held.wait(5)
-    server.requests.endpoint.later.set_result("done")
+    ends.endpoint.later.set_result("done")
     time.sleep(0.2)
     server.close()
     time.sleep(0.2)

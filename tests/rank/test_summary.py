@@ -4,6 +4,7 @@ import threading
 
 import pytest
 import torch
+from helpers.buckets import make_desk
 from helpers.groups import Threads
 from torch.distributed import HashStore
 
@@ -11,7 +12,6 @@ from hvdtrain.config.run_config import RunConfig
 from hvdtrain.data.sampling import BatchSampler
 from hvdtrain.modes._synchroniser import LocalUpdate
 from hvdtrain.numerics.clock import PARTS
-from hvdtrain.ps.membership import Membership
 from hvdtrain.rank.summary import HostLoads, summarise
 from hvdtrain.runs.metrics import Recorder
 from hvdtrain.training.history import History
@@ -26,7 +26,7 @@ def test_the_summary_of_176_workers_has_the_digest_of_one(tmp_path):
     row = {"step": 1, "time": 2.0, "samples": 704, "loss": 1.0, "accuracy": 0.5}
 
     def summaries(workers):
-        membership, store, found, groups = Membership(workers), HashStore(), {}, []
+        desk, store, found, groups = make_desk(workers=workers), HashStore(), {}, []
 
         def run(worker):
             world = World("mpirun", worker, workers, worker, workers)
@@ -36,7 +36,7 @@ def test_the_summary_of_176_workers_has_the_digest_of_one(tmp_path):
             recorder.step(row | {"samples": 704 // workers}, dict.fromkeys(PARTS, 1.0), seen, None)
             last = {"step": 1, "train_s": 2.0, "val_accuracy": 0.9, "val_loss": 0.1}
             history = History([last], step=1, samples=704, wall_s=2.0)
-            sync = LocalUpdate(job, Threads(world, membership, store))
+            sync = LocalUpdate(job, Threads(world, desk, store))
             groups.append(sync.group)
             found[worker] = summarise(job, sync, recorder, history, 0, [1.0], HostLoads(sync))
             recorder.close()
@@ -65,7 +65,7 @@ def test_a_run_whose_only_worker_has_come_for_its_last_evaluation_has_a_summary(
     world = World("mpirun", 0, 1, 0, 1)
     job = Job(RunConfig(mode="ddp"), world, tmp_path, torch.device("cpu"), 1)
     history = History([{"step": 3, "val_accuracy": 0.9, "val_loss": 0.1}], step=3, samples=96, wall_s=2.0)
-    sync = LocalUpdate(job, Threads(world, Membership(1), HashStore()))
+    sync = LocalUpdate(job, Threads(world, make_desk(workers=1), HashStore()))
     recorder = Recorder(tmp_path, 0, is_chief=False)
     summary = summarise(job, sync, recorder, history, 0, [0.0], HostLoads(sync))
     recorder.close()

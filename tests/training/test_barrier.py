@@ -5,12 +5,13 @@ import time
 
 import pytest
 import torch
+from helpers.buckets import make_desk
 from helpers.groups import Threads
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from hvdtrain.config.run_config import RunConfig
-from hvdtrain.ps.membership import Membership
+from hvdtrain.ps.requests import as_future
 from hvdtrain.training.barrier import StepBarrier
 from hvdtrain.world.place import World
 
@@ -18,8 +19,8 @@ from hvdtrain.world.place import World
 class InOneProcess(Threads):
     """They request barriers of each other in a set that all have."""
 
-    def __init__(self, world, membership, requested):
-        super().__init__(world, membership)
+    def __init__(self, world, desk, requested):
+        super().__init__(world, desk)
         self.requested = requested
 
     def request_barrier(self, number):
@@ -36,7 +37,7 @@ class InBackground(InOneProcess):
 
     def sum_later(self, values):
         self.sums += 1
-        return self.membership.add(self.worker, self.sums, values).wait
+        return as_future(self.desk.sum(self.worker, self.sums, values)).wait
 
 
 class Sync:
@@ -49,11 +50,11 @@ class Sync:
 
 def ends(config, workers, steps_per_epoch, seconds_a_step, group=InOneProcess):
     """Each worker's last step and the steps at which something was decided, trained until all are over."""
-    membership, requested = Membership(workers), set()
+    desk, requested = make_desk(workers=workers), set()
     found = {}
 
     def work(worker):
-        sync = Sync(group(World("mpirun", worker, workers, worker, workers), membership, requested))
+        sync = Sync(group(World("mpirun", worker, workers, worker, workers), desk, requested))
         barrier = StepBarrier(config, sync, config.steps or None, 0.0)
         step, began, decided = 0, time.perf_counter(), []
         while True:
@@ -110,9 +111,9 @@ def test_steps_end_all_workers_though_the_epoch_goes_on():
 
 
 def test_a_row_of_a_worker_that_is_gone_is_not_waited_for():
-    membership = Membership(2)
-    membership.lose(1)
-    sync = Sync(InOneProcess(World("mpirun", 1, 3, 1, 3, 1), membership, set()))
+    desk = make_desk()
+    desk.lose(1)
+    sync = Sync(InOneProcess(World("mpirun", 1, 3, 1, 3, 1), desk, set()))
     barrier = StepBarrier(RunConfig(mode="ps-async", servers=1), sync, 3, 0.0)
     assert not barrier.after(1, 0.1, is_last=False)
     assert barrier.after(3, 0.3, is_last=False).over

@@ -6,12 +6,12 @@ from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 import torch
+from helpers.buckets import make_desk
 from helpers.groups import Threads
 from torch.distributed import HashStore
 
 from hvdtrain.config.run_config import RunConfig
 from hvdtrain.modes._synchroniser import LocalUpdate
-from hvdtrain.ps.membership import Membership
 from hvdtrain.training import clocks
 from hvdtrain.world.job import Job
 from hvdtrain.world.place import World
@@ -23,7 +23,7 @@ MACHINES = [1, 2, 3, 1]
 @pytest.fixture
 def compare(tmp_path, monkeypatch):
     """What each worker, a thread with a clock of its own, finds."""
-    here, membership, store, now = threading.local(), Membership(len(AHEAD)), HashStore(), time.perf_counter
+    here, desk, store, now = threading.local(), make_desk(workers=len(AHEAD)), HashStore(), time.perf_counter
 
     class Clock:
         perf_counter = staticmethod(lambda: now() + AHEAD[here.worker])
@@ -35,7 +35,7 @@ def compare(tmp_path, monkeypatch):
         here.worker = worker
         world = World("env", worker, len(AHEAD))
         job = Job(RunConfig(mode="ddp"), world, tmp_path, torch.device("cpu"), 1)
-        return clocks.compare_clocks(job, LocalUpdate(job, Threads(world, membership, store)))
+        return clocks.compare_clocks(job, LocalUpdate(job, Threads(world, desk, store)))
 
     def all_of_them():
         with ThreadPoolExecutor(len(AHEAD)) as pool:

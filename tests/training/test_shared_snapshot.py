@@ -5,10 +5,10 @@ from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 import torch
+from helpers.buckets import make_desk
 from helpers.groups import Threads
 
 from hvdtrain.errors import Failure
-from hvdtrain.ps.membership import Membership
 from hvdtrain.runs import snapshot
 from hvdtrain.training import resume
 from hvdtrain.world.place import World
@@ -19,14 +19,14 @@ HOSTS = ["a", "a", "b", "b"]  # of four workers
 @pytest.fixture
 def share(tmp_path, monkeypatch):
     """Have every worker, a thread, share what the first one finds: what each has then, or what it raises."""
-    here, membership = threading.local(), Membership(len(HOSTS))
+    here, desk = threading.local(), make_desk(workers=len(HOSTS))
     monkeypatch.setattr(resume.socket, "gethostname", lambda: HOSTS[here.worker])
 
     def one(worker):
         here.worker = worker
         found = snapshot.latest(tmp_path, pytest.fail) if worker == 0 else None
         try:
-            return resume.share(tmp_path, found, Threads(World("env", worker, len(HOSTS)), membership))
+            return resume.share(tmp_path, found, Threads(World("env", worker, len(HOSTS)), desk))
         except Failure as error:
             return error
 

@@ -2,10 +2,10 @@
 
 from concurrent.futures import ThreadPoolExecutor
 
+from helpers.buckets import make_desk
 from helpers.groups import Threads
 from torch.distributed import HashStore
 
-from hvdtrain.ps.membership import Membership
 from hvdtrain.world.place import World
 
 WORKERS, TIMES = 3, 20
@@ -33,10 +33,10 @@ class CountedStore(HashStore):
 
 def test_what_is_gathered_again_and_again_is_read_at_once_and_does_not_pile_up():
     """However much later the first worker reads than the others go on."""
-    membership, store = Membership(WORKERS), CountedStore()
+    desk, store = make_desk(workers=WORKERS), CountedStore()
 
     def gathered(worker):
-        group = Threads(World("env", worker, WORKERS), membership, store)
+        group = Threads(World("env", worker, WORKERS), desk, store)
         return [group.gather_to_first({"worker": worker, "time": time, "nan": float("nan")}) for time in range(TIMES)]
 
     with ThreadPoolExecutor(WORKERS) as pool:

@@ -1,0 +1,267 @@
+"""A recorded run again, on one process: pushes are delivered to its buckets in the order that their ledgers have."""
+
+from collections import Counter, defaultdict, deque
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
+
+import torch
+
+from hvdtrain import modes
+from hvdtrain.buckets.partition import Piece, cut
+from hvdtrain.config.run_config import RunConfig
+from hvdtrain.data.augment import Augment
+from hvdtrain.data.find import find_dataset
+from hvdtrain.data.loader import Loader
+from hvdtrain.data.sampling import BatchSampler, Share
+from hvdtrain.errors import Failure
+from hvdtrain.models.layers import Network
+from hvdtrain.models.pretrained import load_pretrained
+from hvdtrain.numerics.compression import Compressor
+from hvdtrain.numerics.flat import flatten_weights, trained
+from hvdtrain.numerics.optimizers import lr_at, make_optimizer
+from hvdtrain.ps.bucket import Bucket
+from hvdtrain.ps.messages import Answer, Outcome, Push
+from hvdtrain.rank.work import image_side, initial_model
+from hvdtrain.training.device import set_up
+from hvdtrain.training.feed import Normalise
+from hvdtrain.training.step import backward
+
+if TYPE_CHECKING:
+    from hvdtrain.checks.replay import Leases, Line, Lines
+
+
+class Replica:
+    """One worker of the run, as far as it has been replayed. If it joins, it has not begun: it reads each bucket as it
+    is, at the version that its first push has.
+    """
+
+    def __init__(self, number: int, model: Network, joins: bool) -> None:
+        self.number, self.model, self.joins = number, model, joins
+        self.weights = flatten_weights(model)
+        self.compressors: list[Compressor] = []  # of each bucket
+        self.versions: list[int] = []
+        self.shares: deque[tuple[int, Share]] = deque()  # still to be trained on, each with the worker's own step
+        self.step = 0  # whose gradient is encoded; 0 before the first
+        self.share: Share | None = None  # of that
+        self.encoded: list[list[torch.Tensor]] = []
+        self.pushed: set[int] | None = None  # the buckets that have it; None where there is none to push
+        self.answers: dict[int, Answer] = {}  # to these, as far as they have come
+
+    def may_compute(self, epoch: int) -> bool:
+        """Whether it has a share of this epoch, and all weights for it."""
+        if not self.shares or self.shares[0][1].epoch != epoch:
+            return False
+        return self.pushed is None or len(self.answers) == len(self.versions)
+
+
+class Recorded:
+    """One bucket of the run, as far as it has been replayed.
+
+    Args:
+        lines: of its ledger.
+        in_lockstep: whether the mode waits for all pushes of a step.
+    """
+
+    def __init__(self, piece: Piece, bucket: Bucket, lines: Sequence["Line"], in_lockstep: bool) -> None:
+        self.piece, self.bucket, self.in_lockstep = piece, bucket, in_lockstep
+        # Pushes that it took and left out, since it had another's of the same share: they changed nothing, and are
+        # written down before those that a step had yet to be made of.
+        self.left_out = {line[:2] for line in lines if line[3] is None and not in_lockstep}
+        self.order = deque(line for line in lines if line[:2] not in self.left_out)  # the others, those to come
+        self.given: deque[Line] = deque()  # those that came, and of which no step was made yet
+        self.reads: dict[int, deque[int]] = defaultdict(deque)  # of each worker, what its pushes to come read
+        self.early: dict[int, set[int]] = defaultdict(set)  # of these, after a push that was left out
+        self.kept: dict[tuple[int, int], Answer] = {}  # answers with these, by worker and version
+        for worker, step, read, _ in sorted(lines, key=lambda line: line[:2]):
+            self.reads[worker].append(read)
+            if (worker, step - 1) in self.left_out:
+                self.early[worker].add(read)
+
+    def push(self, push: Push, gradient: torch.Tensor) -> None:
+        """Take the next push of the ledger's. Failure where that does not come of it."""
+        self.given.append(self.order.popleft())
+        self._check(self.bucket.push(push, gradient))
+
+    def flush(self) -> None:
+        """Take a step with fewer pushes than make one, where the ledger has no other push of it."""
+        made = self.given[0][3] if self.given and not self.in_lockstep else None
+        if made is not None and (not self.order or self.order[0][3] != made):
+            self._check(self.bucket.flush())
+
+    def answer(self, worker: Replica, is_waited_for: bool) -> Answer | None:
+        """The answer with the version that the worker's next push is to have read, if that was there."""
+        number, now, due = worker.number, self.bucket.shard.version, self.reads[worker.number]
+        if now in self.early[number]:  # the bucket waits for no push that was left out
+            self.early[number].discard(now)
+            self.kept[number, now] = self.bucket.shard.answer(number)
+        if not due or not is_waited_for:
+            return None
+        if due[0] == now:
+            return self.bucket.shard.answer(number, current=worker.joins)
+        return self.kept.pop((number, due[0]), None)
+
+    def _check(self, outcome: Outcome) -> None:
+        for applied in outcome.lines:
+            who, step, read, made = line = self.given.popleft()
+            if applied != line:
+                raise Failure(
+                    f"the ledger of server {self.piece.server} has push {step} of worker {who} read version {read} of "
+                    f"bucket {self.piece.number} and make {made}; it read {applied[2]} and made {applied[3]}"
+                )
+
+
+class Playback:
+    """
+    Args:
+        workers, threads: how many there were at the start, and of each.
+        lines, leases: what the ledgers have.
+
+    Attributes:
+        pushes: all of them, as worker and step.
+
+    Raises:
+        Failure: the ledgers do not fit together, or to the model.
+    """
+
+    def __init__(self, config: RunConfig, workers: int, threads: int, lines: "Lines", leases: "Leases | None") -> None:
+        torch.set_num_threads(threads)
+        set_up(config)
+        data = find_dataset(config.dataset)
+        augment = Augment(config.augment, config.seed)
+        self.config, self.total = config, config.total_steps(len(data.train))
+        self.loader = Loader(data.train, image_side(config, data), threads, augment, soon=())
+        every = [line for of_bucket in lines.values() for line in of_bucket]
+        lives = max([workers, *(1 + worker for worker, *_ in every)])
+        self.replicas = [self._replica(number, len(data.classes), number >= workers) for number in range(lives)]
+        first = self.replicas[0]
+        pieces = cut([p.numel() for p in trained(first.model)], config.servers, config.bucket_elements)
+        if set(lines) != {(piece.server, piece.number) for piece in pieces}:
+            raise Failure("the ledgers are not of this model: their buckets are others")
+        # Who waited for whom is in the ledgers, so that of the modes that apply each push at once any will do.
+        self.in_lockstep = modes.declared(config.mode).lockstep
+        make_policy = modes.load(config.mode if self.in_lockstep else "ps-async").make_policy
+        self.buckets = []
+        for p in pieces:
+            own = first.weights[p.start : p.stop].clone()
+            bucket = Bucket(own, lambda q: make_optimizer(config, q), make_policy(workers, config))
+            self.buckets.append(Recorded(p, bucket, lines[p.server, p.number], self.in_lockstep))
+        if leases is not None:
+            _check_counts(lines, leases)
+        # A worker's last push may have reached some buckets alone; and a lost worker's ledgers have what it had read
+        # for a step that none of them may have.
+        last = dict(sorted((n, step) for n, step, _, made in every if made is not None or leases is None))
+        self.pushes = sorted({(n, step) for n, step, *_ in every if step <= last.get(n, 0)})
+        sampler = BatchSampler(len(data.train), config.batch_size, config.seed, 0, workers, config.shuffle_block)
+        for n, step in self.pushes:
+            number = leases[n, step] if leases is not None else (step - 1) * workers + n
+            self.replicas[n].shares.append((step, sampler.share(number)))
+        for worker in self.replicas:
+            worker.compressors = [Compressor(config.compression, piece.lengths) for piece in pieces]
+            worker.versions = [0] * len(pieces)
+
+    def run(self) -> dict[str, torch.Tensor]:
+        """The final weights by name."""
+        epoch = 0
+        while left := self._left():
+            epoch += 1
+            for worker in self.replicas:
+                worker.pushed, worker.answers = (set(range(len(self.buckets))) if worker.joins else None), {}
+            self._epoch(epoch)
+            if self._left() == left:
+                raise Failure(f"the ledgers have no push of epoch {epoch}, but of later ones")
+            if any(own.given for own in self.buckets):
+                raise Failure(f"the ledgers have pushes in epoch {epoch} that no step was made of")
+            for worker in self.replicas:  # evaluation begins with everybody reading the newest weights
+                newest = [own.bucket.shard.answer(worker.number, current=True) for own in self.buckets]
+                self._take(worker, dict(enumerate(newest)))
+        return {name: p.detach() for name, p in self.replicas[0].model.named_parameters() if p.requires_grad}
+
+    def _replica(self, number: int, classes: int, joins: bool) -> Replica:
+        model = initial_model(self.config, classes)
+        if self.config.pretrained:
+            load_pretrained(model, self.config.model, self.config.pretrained)
+        model.train()
+        return Replica(number, model, joins)
+
+    def _left(self) -> int:
+        return sum(len(own.order) for own in self.buckets)
+
+    def _epoch(self, epoch: int) -> None:
+        """Replay until every worker has no share left and every gradient is applied."""
+        moved = True
+        while moved:
+            moved = False
+            for number in range(len(self.buckets)):
+                self._answer(number)
+            for worker in self.replicas:
+                if worker.may_compute(epoch):
+                    self._compute(worker)
+                    moved = True
+            for number in range(len(self.buckets)):
+                while self._deliver(number):
+                    moved = True
+        unread = any(worker.shares and worker.shares[0][1].epoch == epoch for worker in self.replicas)
+        if unread or any(own.order and own.order[0][1] <= self.replicas[own.order[0][0]].step for own in self.buckets):
+            raise Failure("the ledgers do not fit together: a push comes before the one that its worker waited for")
+
+    def _deliver(self, number: int) -> bool:
+        """Hand the bucket the next push of its ledger, if its worker has that."""
+        own = self.buckets[number]
+        if not own.order:
+            return False
+        who, step, _, _ = own.order[0]
+        worker = self.replicas[who]
+        if worker.step != step or worker.pushed is None or number in worker.pushed:
+            return False
+        assert worker.share is not None
+        lr = lr_at(self.config, worker.share.step, worker.share.epoch, self.total)
+        gradient = worker.compressors[number].decode(worker.encoded[number])
+        own.push(Push(who, step, worker.versions[number], lr, None), gradient)
+        worker.pushed.add(number)
+        own.reads[who].popleft()
+        self._answer(number)  # before a step that came after the last of its pushes was answered
+        own.flush()
+        self._answer(number)
+        return True
+
+    def _answer(self, number: int) -> None:
+        """Give each worker that waits for this bucket what its next push is to have read, if that is there."""
+        for worker in self.replicas:
+            is_waited_for = number in (worker.pushed or ()) and number not in worker.answers
+            if answer := self.buckets[number].answer(worker, is_waited_for):
+                worker.answers[number] = answer
+
+    def _compute(self, worker: Replica) -> None:
+        """The worker takes its answers, and computes and encodes its next gradient."""
+        self._take(worker, worker.answers)
+        worker.step, worker.share = worker.shares.popleft()
+        [(_, (images, labels))] = self.loader.batches([worker.share])
+        inputs = Normalise(self.config, torch.device("cpu"))(images)
+        backward(self.config, worker.model, worker.share, inputs, labels, lambda more: None)
+        flat = torch.cat([p.grad.flatten() for p in worker.model.parameters() if p.grad is not None])
+        worker.model.zero_grad(set_to_none=True)
+        worker.encoded, worker.answers, worker.joins, worker.pushed = [], {}, False, set()
+        for number, own in enumerate(self.buckets):
+            gradient = flat[own.piece.start : own.piece.stop].clone()
+            worker.encoded.append(worker.compressors[number].encode(gradient))
+            if (worker.number, worker.step) in own.left_out:
+                worker.pushed.add(number)
+                own.reads[worker.number].popleft()
+
+    def _take(self, worker: Replica, answers: dict[int, Answer]) -> None:
+        for number, answer in answers.items():
+            piece = self.buckets[number].piece
+            worker.weights[piece.start : piece.stop].copy_(answer.weights)
+            worker.versions[number] = answer.version
+
+
+def _check_counts(lines: "Lines", leases: "Leases") -> None:
+    """Failure where a bucket did not have each share once."""
+    every = set(leases.values())
+    for (server, bucket), own in lines.items():
+        counted = Counter(leases[worker, step] for worker, step, _, made in own if made is not None)
+        if wrong := sorted(share for share in every if counted[share] != 1):
+            raise Failure(
+                f"the ledger of server {server} has {counted[wrong[0]]} pushes of share {wrong[0]} in bucket "
+                f"{bucket}, in place of one; so of {len(wrong)} of {len(every)} shares"
+            )

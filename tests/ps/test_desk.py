@@ -1,0 +1,99 @@
+"""A server's desk: who is owed an answer, and who is not."""
+
+from concurrent.futures import ThreadPoolExecutor
+
+import pytest
+import torch
+from helpers.buckets import make_desk, push, stale, sync
+from torch.futures import Future
+
+from hvdtrain.errors import Failure
+from hvdtrain.ps.messages import Answer
+from hvdtrain.ps.requests import Requests
+
+
+def desk_with(policy, workers=2):
+    desk = make_desk(policy, workers)
+    desk.install(0, torch.zeros(2))
+    return desk
+
+
+def sent(worker, step, version=0):
+    return push(worker, step, [1.0, 1.0], version)._replace(gradient=[torch.ones(2)])
+
+
+def test_a_push_that_is_refused_leaves_nothing_behind_and_a_lost_workers_wait_is_over():
+    desk = desk_with(lambda: stale(2, 0))
+    assert isinstance(desk.push(0, sent(0, 1)), Future)
+    held = desk.owed[desk.buckets[0], 0]
+    desk.lose(0)
+    with pytest.raises(Failure, match="silent for so long"):
+        held.wait()
+    with pytest.raises(Failure, match="silent for so long"):
+        desk.push(0, sent(0, 2))
+    assert desk.owed == {} and desk.load.row()["queue"] == 0
+
+
+def test_a_push_that_comes_again_while_it_is_held_is_answered_with_the_first():
+    desk = desk_with(lambda: sync(2))
+    first, again = desk.push(0, sent(0, 1)), desk.push(0, sent(0, 1))
+    assert isinstance(desk.push(0, sent(1, 1)), Answer)
+    assert first.value().version == again.value().version == 1 and desk.owed == {}
+
+
+def test_a_sum_that_is_done_when_a_worker_asks_who_is_missing_is_given_to_it():
+    desk = make_desk()
+    desk.sum(0, 1, torch.ones(1))
+    assert desk.sum(1, 1, torch.ones(1)).tolist() == [2]
+    assert desk.missing(0, 1, 9.0) == ([], [])
+    assert desk.sum(0, 1, torch.ones(1)).tolist() == [2] and desk.owed == {}
+
+
+def test_peers_can_call_what_is_listed_and_nothing_else():
+    asked = Requests(make_desk())
+    assert asked.handle("noted", [0]) == {}
+    for method in ("reassign_leases", "end", "load", "_act", "__init__", "buckets"):
+        with pytest.raises(Failure, match=f"{method} is not for peers"):
+            asked.handle(method, [0])
+
+
+def test_figures_are_right_whoever_pushes_at_once():
+    workers, steps = 8, 50
+    desk = desk_with(lambda: stale(workers, None), workers)
+
+    def work(worker):
+        for step in range(1, steps + 1):
+            desk.push(0, sent(worker, step))
+
+    with ThreadPoolExecutor(workers) as pool:
+        list(pool.map(work, range(workers)))
+    row = desk.load.row()
+    assert (row["pushes"], row["queue"], row["waiting"]) == (workers * steps, 0, 0)
+    assert row["bytes_received"] == row["bytes_sent"] == workers * steps * 8
+
+
+def test_who_joins_is_in_all_buckets_when_it_is_answered():
+    desk = desk_with(lambda: stale(2, 1))
+    with pytest.raises(Failure, match="nobody can join this job now"):
+        desk.join("there", 70)
+    desk.arrived = lambda member, endpoint, pid: {"rank": 10 * member, "pid": pid}
+    joining = desk.join("there", 70)
+    for worker in (0, 1):
+        desk.push(0, sent(worker, 1))
+    desk.open_for_joining(3, {"step": 7, "samples": 9, "batch_size": 3})
+    place = joining.value()
+    assert (place["member"], place["rank"], place["pid"], place["step"], place["sums"]) == (2, 20, 70, 1, 3)
+    assert desk.buckets[0].policy.clocks == {0: 1, 1: 1, 2: 1} and 2 in desk.roster.present
+    desk.lose(3)
+    with pytest.raises(Failure, match="silent for so long"):  # another server has lost it before it came here
+        desk.admit(3, "there", 1, 71)
+
+
+def test_who_wants_to_join_too_late_is_told_so():
+    desk = make_desk()
+    desk.arrived = lambda member, endpoint, pid: {}
+    joining = desk.join("there", 70)
+    desk.act(desk.roster, "close", "the job is over")
+    with pytest.raises(Failure, match="the job is over"):
+        joining.wait()
+    assert desk.owed == {}
