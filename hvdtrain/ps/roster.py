@@ -155,7 +155,7 @@ class Roster:
     def end(self) -> Outcome:
         """All workers have ended."""
         self.is_over = True
-        return Outcome({("leave", worker): None for worker in range(self.next)})
+        return Outcome({("leave", worker): None for worker in self.have_left})
 
     def know(self, of_server: Mapping[str, Any]) -> Outcome:
         """These attributes, which are of the server itself, are so from now on."""

@@ -97,3 +97,13 @@ def test_who_wants_to_join_too_late_is_told_so():
     with pytest.raises(Failure, match="the job is over"):
         joining.wait()
     assert desk.owed == {}
+
+
+def test_who_has_joined_by_way_of_another_server_is_told_of_the_end_too():
+    desk = make_desk()
+    desk.arrived = lambda member, endpoint, pid: {}
+    desk.admit(2, "there", 0, 70)
+    leaving = [desk.calls["leave"](worker) for worker in (0, 2)]
+    desk.act(desk.roster, "end")
+    assert [done.done() for done in leaving] == [True, True]
+    assert desk.calls["leave"](1) is None and desk.roster.have_left == {0, 1, 2}
