@@ -38,7 +38,10 @@ STARTED = [
     ("launched", "ps-async", 2, 1), ("ps-sync", "ps-sync", 2, 1), ("ps-async", "ps-async", 2, 1),
 ]  # fmt: skip
 # Scripts that READMEs name and that are not here.
-ELSEWHERE_MODULES = ("distributedVggf.py", "launch.py", "mnist_dist_demo.py", "modes/NAME.py", "train_cifar10.py")
+ELSEWHERE_MODULES = (
+    "distributedVggf.py", "launch.py", "mnist_dist_demo.py", "modes/NAME.py", "test/parallel/test_torch.py",
+    "train_cifar10.py",
+)  # fmt: skip
 # Options that READMEs name in their text and that are not hvdtrain's.
 FOREIGN = {
     "--allow-run-as-root": "mpirun", "--check-build": "horovodrun", "--disp-batches": "MXNet",

@@ -176,8 +176,7 @@ def _queueing(run: Run) -> float | str:
     known = _server_loads(run)
     if not known:
         return NO_SERVER_METRICS
-    counted = [last.queued_s / max(1, last.pushes) for last in known if last.queued_s is not None]
-    return max(counted) if counted else "this run's servers did not count yet what pushes waited"
+    return max(last.queued_s / max(1, last.pushes) for last in known)
 
 
 def _server_loads(run: Run) -> list[ServerLoad]:

@@ -45,8 +45,7 @@ def write_report(
     one for each comparison. Everything is computed before the first file is written, and each file appears complete.
 
     Args:
-        reference: the preset of an experiment whose table is added to the pages, and as reference.csv and
-            reference.tex.
+        reference: the preset of an experiment whose table is added to the pages, and as reference.csv.
         margins: what the verdict counts as a difference, if not the default.
         png: a folder for PNG pictures of the plots, of a grid those across all runs.
         more: draws further plots of the runs of a comparison.
@@ -83,7 +82,7 @@ def write_report(
     for comparison, own in collected.sections if isinstance(collected, Grid) else []:
         add(f"groups/{comparison.name}/", own, draw(comparison.runs, margins, own, more))
     for own_table in tables:
-        files |= {"reference.csv": table.csv_text(own_table), "reference.tex": table.latex(own_table)}
+        files["reference.csv"] = table.csv_text(own_table)
     _write_files(files, out, f"the report to {out}")
     _remove_stale(out, files)
     if png:
@@ -135,7 +134,7 @@ def _remove_stale(out: Path, files: Files) -> None:
     names = (*plots.NAMES, *plots.MORE_NAMES, *plots.GRID_NAMES)
     plot_files = [f"plots/{name}.{kind}" for name in names for kind in ("svg", "png")]
     group_files = ("results.csv", "verdict.json", "report.md", "report.html", *plot_files)
-    former = [out / name for name in ("reference.csv", "reference.tex", *plot_files)]
+    former = [out / name for name in ("reference.csv", *plot_files)]
     former += [group / name for group in out.glob("groups/*") for name in group_files]
     for path in former:
         if str(path.relative_to(out)) not in files:

@@ -1,8 +1,7 @@
-"""A table as a value, and how it is written: as CSV, LaTeX, Markdown, and on a terminal. There is no other kind."""
+"""A table as a value, and how it is written: as CSV, Markdown, and on a terminal. There is no other kind."""
 
 import csv
 import io
-import re
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from itertools import groupby
@@ -12,12 +11,6 @@ from hvdtrain.report.page import plain
 
 if TYPE_CHECKING:
     from rich.table import Table as RichTable
-
-_LATEX = {
-    "\\": r"\textbackslash{}", "&": r"\&", "%": r"\%", "$": r"\$", "#": r"\#", "_": r"\_", "{": r"\{", "}": r"\}",
-    "~": r"\textasciitilde{}", "^": r"\textasciicircum{}", "×": r"$\times$", "–": "--", "<": r"$<$", ">": r"$>$",
-    "≥": r"$\ge$", "√": r"$\surd$",
-}  # fmt: skip
 
 
 @dataclass(frozen=True)
@@ -79,23 +72,6 @@ def csv_text(table: Table) -> str:
     for label, cells in table.rows:
         writer.writerow([label, *("" if cell.value is None else cell.value for cell in cells)])
     return file.getvalue()
-
-
-def latex(table: Table) -> str:
-    r"""A LaTeX tabular for `\input`, which needs no package; the title and the notes are comments."""
-    lines = [f"% {' '.join(text.split())}" for text in (table.title, *table.notes)]
-    lines += [f"\\begin{{tabular}}{{l{'r' * len(table.columns)}}}", r"\hline"]
-    if table.column_groups:
-        groups = [rf"\multicolumn{{{n}}}{{c}}{{{_tex(name)}}}" for name, n in table.column_groups]
-        lines.append(" & ".join(["", *groups]) + r" \\")
-    lines += [" & ".join(map(_tex, [table.corner, *(heading for _, heading in table.columns)])) + r" \\", r"\hline"]
-    for label, cells in table.rows:
-        lines.append(" & ".join(map(_tex, [label, *map(_with_detail, cells)])) + r" \\")
-    return "\n".join([*lines, r"\hline", r"\end{tabular}", ""])
-
-
-def _tex(text: str) -> str:
-    return re.sub(r"[\\&%$#_{}~^×–<>≥√]", lambda match: _LATEX[match[0]], " ".join(text.split()))
 
 
 def _with_detail(cell: Cell) -> str:

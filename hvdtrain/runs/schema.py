@@ -338,7 +338,7 @@ class ServerLoad(Struct, frozen=True, kw_only=True):
     """A line of a server's metrics: what it has counted since it began."""
 
     applying_s: Figure = 0.0
-    queued_s: Figure | None = None  # versions before did not count it
+    queued_s: Figure
     pushes: Count = 0
     time: Figure = 0.0
     cpu_s: Figure = 0.0

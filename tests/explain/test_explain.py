@@ -294,13 +294,12 @@ def test_what_backward_could_have_hidden_of_the_wire_is_lost_overlap(tmp_path, w
 
 def test_with_servers_the_next_forward_hides_the_wire_too_and_queueing_is_what_servers_counted(tmp_path):
     run = make_run(tmp_path / "run", (1, 1), mode="ps-sync", servers=1, noise=0.001)
-    counted = {"time": 1.0, "pushes": 400, "applying_s": 0.0}
+    counted = {"time": 1.0, "pushes": 400, "applying_s": 0.0, "queued_s": 0.0}
     change(run / "summary.json", processes=[])
     (run / "metrics.server0.jsonl").write_text(json.dumps(counted) + "\n")
     found = account(old := load_run(linked(run, 0.028 / 2)), read_timeline(old))  # the two workers' bytes share a link
     assert (found.parts["wire"], found.parts["queueing"]) == (0, 0)
     assert found.parts["lost_overlap"] == pytest.approx(LATENCY_S, abs=2e-4)
-    assert "did not count" in found.unknown["queueing"]
     (run / "metrics.server0.jsonl").write_text(json.dumps(counted | {"queued_s": 0.4}) + "\n")
     found = account(old, read_timeline(old))
     assert found.parts["queueing"] == pytest.approx(0.001)

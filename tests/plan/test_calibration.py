@@ -345,7 +345,7 @@ def test_runs_tell_what_stays_on_a_host_and_what_processes_take_while_idle(tmp_p
     sent = [0, 0, 5, 5, 9, 9, 9]  # before its first message it starts, which costs more; so does its end
     used = [0.0, 2.0, 2.5, 2.53, 4.0, 4.03, 9.0]
     lines = [
-        {"time": 100 + n, "cpu_s": s, "bytes_sent": b, "pushes": b}
+        {"time": 100 + n, "cpu_s": s, "bytes_sent": b, "pushes": b, "queued_s": 0}
         for n, (b, s) in enumerate(zip(sent, used, strict=True))
     ]
     (folder / "metrics.server0.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines) + "{half")

@@ -21,7 +21,7 @@ from hvdtrain.errors import UsageError
 from hvdtrain.report import page, plots, reference_tables, results, write_report
 from hvdtrain.report.comparisons import epoch_times, one_worker, split_into_comparisons
 from hvdtrain.report.content import collect_any
-from hvdtrain.report.table import Cell, Table, csv_text, latex, terminal_tables
+from hvdtrain.report.table import Cell, Table, csv_text, terminal_tables
 from hvdtrain.runs.read import find_runs, load_run
 
 SAMPLES = BATCH * PER_EPOCH
@@ -261,18 +261,11 @@ TABLE = Table(
 )  # fmt: skip
 
 
-def test_csv_has_all_digits_and_latex_no_bare_special_character():
+def test_csv_has_all_digits():
     assert list(csv.reader(io.StringIO(csv_text(TABLE)))) == [
         ["run", "a_b, acc", "a_b, time", "c, acc"],
         ["ps ×2", "0.98123", "3", ""],
     ]
-    lines = latex(TABLE).splitlines()
-    assert lines[:2] == ["% 100 % of it", "% A note, in two lines."]
-    assert r" & \multicolumn{2}{c}{a\_b} & \multicolumn{1}{c}{c} \\" in lines
-    assert r"ps $\times$2 & 98.1\% (97--99\%) & 3 s &  \\" in lines
-    body = [line for line in lines if not line.startswith("%")]
-    assert not re.search(r"(?<!\\)[%_#×]", "\n".join(body))
-    assert latex(TABLE).count("{") == latex(TABLE).count("}")
 
 
 def test_a_wide_table_is_told_in_narrow_ones():
@@ -304,7 +297,7 @@ def test_whatever_stands_in_runs_of_a_grid_there_is_a_page_or_one_line(tmp_path_
             text = page.markdown(collected.parts([], beside))
             Page(page.html(text, [], collected.colours, collected.title))
         for table in beside:
-            assert csv_text(table) and latex(table) and terminal_tables(table)
+            assert csv_text(table) and terminal_tables(table)
     except UsageError as error:
         assert str(error) and "\n" not in str(error)
 
@@ -371,7 +364,7 @@ def test_names_from_files_are_neither_mathematics_nor_orders_to_a_terminal(tmp_p
     assert all(plot.svg for plot in plots.draw_grid(find_runs([tmp_path]))[0])
 
 
-def test_the_reference_is_written_as_csv_and_latex(grid):
+def test_the_reference_is_written_as_csv(grid):
     rows = {row[0]: row for row in csv.reader((grid / "reference.csv").read_text().splitlines())}
     assert rows[""][1:] == [
         "single", "allreduce ×2", "ps-sync ×2+1",
@@ -379,7 +372,6 @@ def test_the_reference_is_written_as_csv_and_latex(grid):
     ]  # fmt: skip
     assert rows["scaling efficiency"][1:5] == ["1.0", "0.85", "0.75", "1.0"]
     assert rows["test accuracy (top-1)"][-1] == "0.875"
-    assert r"\begin{tabular}{lrrrrrrr}" in (grid / "reference.tex").read_text()
 
 
 def test_the_next_report_leaves_nothing_of_a_grid_behind(grid, tmp_path):
@@ -407,7 +399,7 @@ def test_the_command_prints_the_grid_and_the_reference(grid, tmp_path, monkeypat
     assert done.exit_code == 0, done.output
     assert "All runs" in done.output and "global batch 64, learning rate 0.001414: It is not yet known" in done.output
     assert "reference: 1 node" in done.output and "These runs are not as the preset has them" in done.output
-    assert (tmp_path / "out" / "reference.tex").is_file()
+    assert (tmp_path / "out" / "reference.csv").is_file()
     refused = CliRunner().invoke(report, [str(grid), "--reference", "nosuch"])
     assert "unknown preset 'nosuch': choose from cnn-mnist, " in str(refused.exception)
 

@@ -17,6 +17,7 @@ from torch import nn
 from hvdtrain.config.run_config import RunConfig
 from hvdtrain.errors import UsageError
 from hvdtrain.numerics.optimizers import make_optimizer, restore_state, state_of
+from hvdtrain.runs import snapshot
 from hvdtrain.runs.snapshot import BEST, latest, roll_back, save, write_tensors
 
 
@@ -61,6 +62,16 @@ def test_of_the_optimizers_parts_only_one_is_held_while_they_are_written(tmp_pat
 
 def test_a_run_without_snapshots_has_none(tmp_path):
     assert latest(tmp_path, pytest.fail) is None
+
+
+def test_a_snapshot_of_another_format_is_refused_in_a_line(tmp_path, monkeypatch):
+    monkeypatch.setattr(snapshot, "FORMAT", 1)
+    make(tmp_path, 1)
+    monkeypatch.undo()
+    said = []
+    with pytest.raises(UsageError, match="none of the 1 snapshots in .* is whole: train anew elsewhere"):
+        latest(tmp_path, said.append)
+    assert len(said) == 1 and "it is of format 1, which this version does not read" in said[0]
 
 
 @pytest.mark.parametrize("name", ["weights.safetensors", "optimizer.safetensors", "state.json"])
