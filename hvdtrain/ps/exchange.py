@@ -265,7 +265,7 @@ class Exchange:
             self.fail(server_failed(lane.piece.server, error))
             return
         try:
-            for tensor in lane.push.gradient:
+            for tensor in lane.push.gradient if self.pushes_again else ():
                 self.shared.release(tensor)
             lane.push = lane.push._replace(gradient=None)  # gives its memory back
             with self._changed:
