@@ -16,6 +16,7 @@ from hvdtrain.ps.bucket import Bucket
 from hvdtrain.ps.journal import LEASES, Journal
 from hvdtrain.ps.leases import Leases
 from hvdtrain.ps.messages import GIVEN_UP, Answer, Part, Push
+from hvdtrain.ps.requests import Calls
 from hvdtrain.ps.roster import Joined, Roster
 from hvdtrain.ps.server_metrics import Load
 from hvdtrain.ps.shared import SharedMemory
@@ -29,13 +30,13 @@ class Desk:
     Args:
         workers: how many there are at the start.
         make_bucket: a bucket from its number and the weights it is given.
-        decode: a gradient, [bucket] float32, from the tensors that were sent.
+        decode: a gradient, [bucket] float32, from the tensors that were sent; None where it is sent as it is.
         load: counts what this server does.
         journal: writes down what parts do, and tells them what they knew.
         shared: by which tensors come and go on one host.
 
     Attributes:
-        calls: what peers can ask for, by name: it returns at once, or returns a future.
+        calls: what peers can ask for.
         owed: answers that are not there yet, by part and by who waits.
         heard: when a worker last sent something.
         arrived: what is done about whoever joins, by number, endpoint and process; None: nobody can, or not yet: a
@@ -45,7 +46,7 @@ class Desk:
 
     def __init__(
         self, workers: int, make_bucket: Callable[[int, torch.Tensor], Bucket],
-        decode: Callable[[Sequence[torch.Tensor]], torch.Tensor], load: Load | None = None,
+        decode: Callable[[Sequence[torch.Tensor]], torch.Tensor] | None = None, load: Load | None = None,
         journal: Journal | None = None, shared: SharedMemory | None = None,
     ) -> None:  # fmt: skip
         self.make_bucket, self.decode, self.journal = make_bucket, decode, journal
@@ -63,7 +64,7 @@ class Desk:
         self.heard: dict[int, float] = {}
         self.arrived: Callable[[int, str, int], dict[str, Any]] | None = None
         self.departed: Callable[[int], None] = lambda worker: None
-        self.calls: dict[str, Callable[..., Any]] = {
+        self.calls = Calls({
             "push": self.push, "install": self.install, "idle": self.idle, "sum": self.sum, "missing": self.missing,
             "join": self.join, "admit": self.admit, "open_for_joining": self.open_for_joining, "depart": self.depart,
             "lose": self.lose, "noted": lambda slot: self.roster.notes.get(slot, {}),
@@ -71,7 +72,7 @@ class Desk:
             "now": lambda: (own_clock(), time.perf_counter()),  # which clock, and what it says
             "traced": lambda: {"spans": trace.spans, "counts": trace.counts},
             "host": lambda: describe() | {"environment": speed_variables()},
-        }  # fmt: skip
+        })  # fmt: skip
         self.calls |= {name: partial(self.act, self.roster, name) for name in ("note", "leave")}
         self.calls |= {name: partial(self.act, self.leases, name) for name in ("lease", "await_lease", "pause_leases")}
         for name, own in ("pull", "pull"), ("restore", "resume"), ("optimizer_state", "optimizer_state"):
@@ -141,7 +142,8 @@ class Desk:
         # A push that comes again is not read: its shared memory may have been used for another one since.
         if not own.has(push):
             tensors = [self.shared.get(tensor) for tensor in push.gradient]
-            gradient, size = self.decode(tensors), sum([tensor.nbytes for tensor in tensors])
+            gradient = self.decode(tensors) if self.decode else tensors[0]
+            size = sum([tensor.nbytes for tensor in tensors])
         self.load.took((own, worker), size)
         kept = Push(worker, push.step, push.version_read, push.lr, None, push.share)
         return self.act(own, "push", kept, gradient)

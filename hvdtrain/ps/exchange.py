@@ -60,7 +60,8 @@ class Lane:
         self.number, self.piece, self.staging = number, piece, staging
         self.weights = weights[piece.start : piece.stop]
         self.size = self.weights.nbytes
-        self.compressor = Compressor(compression, piece.lengths)  # with the error yet to send
+        # With the error yet to send; None where a gradient is sent as it is.
+        self.compressor = None if compression == "none" else Compressor(compression, piece.lengths)
         self.version = 0
         self.is_fresh = True
         self.pushed_at = 0.0
@@ -72,7 +73,7 @@ class Lane:
         step, lr, share, status = self.context
         status.read.append(self.version)
         assert self.gradient is not None
-        tensors, self.gradient = self.compressor.encode(self.gradient), None
+        tensors, self.gradient = self.compressor.encode(self.gradient) if self.compressor else [self.gradient], None
         self.bytes_sent += sum(tensor.nbytes for tensor in tensors)
         sent = [shared.put(tensor, self.piece.server, held=held) for tensor in tensors]
         self.push = Push(worker, step, self.version, lr, sent, share)

@@ -2,7 +2,7 @@
 
 import threading
 from collections.abc import Callable
-from typing import Any
+from typing import Any, NoReturn
 
 from torch.futures import Future
 
@@ -23,33 +23,30 @@ def as_future(answer: Any) -> "Future[Any]":
     return done
 
 
+class Calls(dict[str, Callable[..., Any]]):
+    """What peers can ask for, by name: it returns at once, or returns a future. Failure for anything else."""
+
+    def __missing__(self, method: str) -> NoReturn:
+        raise Failure(f"{method} is not for peers")
+
+
 class Requests:
-    """Answers the calls of an endpoint, and watches.
+    """The calls of an endpoint, and watches.
 
     Args:
-        endpoint: of a server, a ps.desk.Desk: its `calls` by name, and `waited`, which is told how long a call had to
-            wait for a thread.
+        endpoint: of a server, a ps.desk.Desk: its `calls`, and `waited`, which is told how long a call waited for a
+            thread.
     """
 
     def __init__(self, endpoint: Any = None) -> None:
-        self._calls: dict[str, Callable[..., Any]] = endpoint.calls if endpoint else {}
+        self.calls: Calls = endpoint.calls if endpoint else Calls()
+        self.calls[WATCH] = self._watch
         self.waited: Callable[[str, float], None] = endpoint.waited if endpoint else lambda method, seconds: None
-        self._calls[WATCH] = self._watch
         self._leaving = threading.Event()
         self._problem: Failure | None = None  # why this process leaves, where it does not do so in order
         self._watches: list[Future[bool]] = []  # open until this process leaves, or for a while
         self._lock = threading.Lock()
         threading.Thread(target=self._answer_watches, daemon=True, name="answers watches").start()
-
-    def handle(self, method: str, arguments: Any) -> Any:
-        """Do what a peer asks for. Its answer, or a future that holds it later.
-
-        Raises:
-            Failure: there is no such call.
-        """
-        if (act := self._calls.get(method)) is None:
-            raise Failure(f"{method} is not for peers")
-        return act(*arguments)
 
     def leave(self) -> None:
         """This process is about to leave: whoever watches it learns so now."""

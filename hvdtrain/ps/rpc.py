@@ -78,7 +78,7 @@ def connect(world: World, store: "Store", patience: float, requests: Requests) -
 
 @rpc.functions.async_execution
 def _handle(method: str, arguments: tuple[Any, ...]) -> "Future[Any]":
-    return as_future(_requests.handle(method, arguments))
+    return as_future(_requests.calls[method](*arguments))
 
 
 def _reduce(tensor: torch.Tensor) -> tuple[Any, ...]:

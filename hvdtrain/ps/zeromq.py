@@ -258,7 +258,7 @@ class ZeroMQ(Wire):
         if queued is not None:
             self.requests.waited(method, time.perf_counter() - queued)
         try:
-            answer = self.requests.handle(method, arguments)
+            answer = self.requests.calls[method](*arguments)
         except Exception as error:
             answer = error
         if isinstance(answer, Future):

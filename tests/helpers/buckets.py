@@ -84,13 +84,13 @@ def make(policy, weights=(1.0, 2.0), config=PLAIN, journal=None, ledger=lambda l
     return Driven(bucket, ledger, journal)
 
 
-def make_desk(policy=None, workers=2, decode=lambda tensors: tensors[0], **more):
+def make_desk(policy=None, workers=2, **more):
     """A server's, whose buckets have this policy each."""
 
     def make_bucket(number, weights):
         return Bucket(weights, lambda p: desk.load.time_steps_of(make_optimizer(PLAIN, p)), policy())
 
-    desk = Desk(workers, make_bucket, decode, **more)
+    desk = Desk(workers, make_bucket, **more)
     return desk
 
 

@@ -50,11 +50,11 @@ def test_a_sum_that_is_done_when_a_worker_asks_who_is_missing_is_given_to_it():
 
 
 def test_peers_can_call_what_is_listed_and_nothing_else():
-    asked = Requests(make_desk())
-    assert asked.handle("noted", [0]) == {}
+    calls = Requests(make_desk()).calls
+    assert calls["noted"](0) == {}
     for method in ("reassign_leases", "end", "load", "_act", "__init__", "buckets"):
         with pytest.raises(Failure, match=f"{method} is not for peers"):
-            asked.handle(method, [0])
+            calls[method](0)
 
 
 def test_figures_are_right_whoever_pushes_at_once():

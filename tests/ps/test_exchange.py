@@ -6,7 +6,6 @@ from helpers.buckets import LR, make_desk, stale, sync
 
 from hvdtrain.buckets.partition import cut
 from hvdtrain.errors import Failure
-from hvdtrain.numerics.compression import Compressor
 from hvdtrain.ps import exchange
 from hvdtrain.ps.exchange import Exchange
 from hvdtrain.ps.requests import Requests, as_future
@@ -25,7 +24,7 @@ def join(monkeypatch):
 
     def joined(workers, policy, servers=1):
         pieces, pushed = cut(SIZES, servers, 4), [[] for _ in range(workers)]
-        joined_servers = [make_desk(policy, workers, Compressor("none").decode) for _ in range(servers)]
+        joined_servers = [make_desk(policy, workers) for _ in range(servers)]
         for piece in pieces:
             joined_servers[piece.server].install(piece.number, torch.zeros(4))
 
@@ -107,7 +106,7 @@ def test_a_worker_that_was_dropped_knows_the_last_step_that_is_over_everywhere(j
 
 
 def test_a_server_and_a_worker_in_one_process_exchange_over_a_wire():
-    server = make_desk(lambda: sync(1), 1, Compressor("none").decode)
+    server = make_desk(lambda: sync(1), 1)
     pieces = cut(SIZES, 1, 4)
     for piece in pieces:
         server.install(piece.number, torch.ones(4))

@@ -9,7 +9,6 @@ import torch
 from helpers.buckets import LR, make_desk, softsync, sync
 
 from hvdtrain.buckets.partition import cut
-from hvdtrain.numerics.compression import Compressor
 from hvdtrain.ps import shared
 from hvdtrain.ps.exchange import Exchange
 from hvdtrain.ps.requests import as_future
@@ -182,7 +181,7 @@ def test_it_is_there_for_as_long_as_somebody_reads_and_leaves_nothing_behind():
 def test_an_exchange_through_it_gives_the_same_weights_and_all_memory_back(policy):
     sizes, memory = [5000] * 3, met(0, 1, 2, size=3)
     pieces = cut(sizes, 1, 5000)
-    server = make_desk(policy, 2, Compressor("none").decode, shared=memory[0])
+    server = make_desk(policy, 2, shared=memory[0])
     for piece in pieces:
         server.install(piece.number, torch.zeros(5000))
     sent = []

@@ -31,7 +31,7 @@ class Endpoint:
     def __init__(self):
         self.later = Future()
         self.pushed = []
-        self.calls = {name: getattr(self, name) for name in ("push", "twice", "wait", "fail", "give")}
+        self.calls = Calls({name: getattr(self, name) for name in ("push", "twice", "wait", "fail", "give")})
         self.load = Load()
         self.waited = self.load.waited
 
