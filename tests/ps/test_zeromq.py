@@ -17,7 +17,7 @@ from torch.futures import Future
 from hvdtrain.errors import Failure
 from hvdtrain.ps.messages import Answer, Push
 from hvdtrain.ps.packing import _DTYPES, pack, unpack
-from hvdtrain.ps.requests import WATCH, Requests
+from hvdtrain.ps.requests import WATCH, Calls, Requests
 from hvdtrain.ps.server_metrics import Load
 from hvdtrain.ps.zeromq import ZeroMQ, connect_again
 
