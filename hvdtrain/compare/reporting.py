@@ -48,11 +48,6 @@ def margin_options(command: _Command) -> _Command:
     help="Also write the plots there as pictures, 1,350 pixels wide.",
 )  # fmt: skip
 @click.option(
-    "--latex", metavar="FILE", type=FileToWrite(),
-    help="Also write the summary there, of several batches or models the table of all runs, as a LaTeX tabular for "
-    "\\input.",
-)  # fmt: skip
-@click.option(
     "--reference", metavar="PRESET", default="",
     help="Also make the table of the experiment that this preset repeats, its authors' figures beside these runs': "
     "here, and with --out in the pages, in reference.csv and as LaTeX in reference.tex. See `hvdtrain compare --help`.",
@@ -67,8 +62,8 @@ def margin_options(command: _Command) -> _Command:
 )  # fmt: skip
 @margin_options
 def report(
-    runs: tuple[Path, ...], out: Path | None, png: Path | None, latex: Path | None, reference: str,
-    calibration: Path | None, json_file: Path | None, margin: float, accuracy_margin: float,
+    runs: tuple[Path, ...], out: Path | None, png: Path | None, reference: str, calibration: Path | None,
+    json_file: Path | None, margin: float, accuracy_margin: float,
 ) -> None:  # fmt: skip
     """Compare finished runs: a table here, with --out also a report with plots.
 
@@ -84,10 +79,10 @@ def report(
     \b
     hvdtrain report comparison                       print the table of a comparison again
     hvdtrain report a/runs/ps-sync b --out both      put single runs side by side
-    hvdtrain report comparison --png pictures --latex table.tex
+    hvdtrain report comparison --png pictures
     hvdtrain report comparison --reference cnn-mnist --out beside
     """
-    from hvdtrain.report import check_out, draw, json_text, table, write_png, write_report
+    from hvdtrain.report import check_out, draw, json_text, write_png, write_report
     from hvdtrain.report.verdict import Margins
     from hvdtrain.runs.read import find_runs
 
@@ -101,8 +96,6 @@ def report(
     collected = print_report(found, reference, margins)
     if json_file:
         _write("--json", json_file, json_text(collected.data))
-    if latex:
-        _write("--latex", latex, table.latex(collected.summary))
     if not out and not png:
         return
     from hvdtrain.explain.pictures import pictures
