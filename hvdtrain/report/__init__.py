@@ -2,17 +2,18 @@
 
 - `comparisons.py` splits a grid's runs (`hvdtrain/runs/read.py`) into comparable ones, and `fairness.py` refuses those
   that may not be compared.
-- `columns.py` has the figures of a run, one entry each; `results.py` summarises them by kind; `step_parts.py` says
-  where a step's time went, `curves.py` draws curves panel by panel.
+- `columns.py` has the figures of a run, one entry each; `results.py` summarises them by kind.
 - `verdict.py` decides who won on the statistics of `paired.py`, `headline.py` puts it into words and into verdict.json,
   and `caveats.py` says what to keep in mind; `content.py` collects it all, of one comparison or of a grid.
 - `page.py` writes Markdown, and HTML of it; `table.py` is every table, in any form; `reference_tables.py`
   puts published figures beside ours.
-- `plots.py` draws with `plot_effect.py`, `plot_cost.py`, `plot_learning.py` and `plot_grid.py`.
+- `plots.py` draws with `plot_effect.py`, `step_parts.py`, `plot_learning.py` and `plot_grid.py`, and `curves.py` draws
+  curves panel by panel.
 """
 
 import json
 import os
+import re
 import tempfile
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -84,8 +85,13 @@ def write_report(
         add(f"groups/{comparison.name}/", own, draw(comparison.runs, margins, own, more))
     for own_table in tables:
         files |= {"reference.csv": table.csv_text(own_table), "reference.tex": table.latex(own_table)}
+    stale = _earlier(out) - {out / name for name in files}
     _write_files(files, out, f"the report to {out}")
-    _remove_stale(out, files)
+    for path in stale:
+        path.unlink(missing_ok=True)
+    for folder in (*out.glob("groups/*/plots"), *out.glob("groups/*"), out / "groups"):
+        if folder.is_dir() and not any(folder.iterdir()):
+            folder.rmdir()
     if png:
         write_png(drawing[0], png)
     return drawing[1]
@@ -128,21 +134,17 @@ def _write_files(files: Files, out: Path, what: str) -> None:
         raise UsageError(f"cannot write {what}: {error}") from None
 
 
-def _remove_stale(out: Path, files: Files) -> None:
-    """Remove the files that an earlier report had and this one has not, and nothing else."""
-    from hvdtrain.report import plots
-
-    names = (*plots.NAMES, *plots.MORE_NAMES, *plots.GRID_NAMES, *plots.FORMER_NAMES)
-    plot_files = [f"plots/{name}.{kind}" for name in names for kind in ("svg", "png")]
-    group_files = ("results.csv", "verdict.json", "report.md", "report.html", *plot_files)
-    former = [out / name for name in ("reference.csv", "reference.tex", *plot_files)]
-    former += [group / name for group in out.glob("groups/*") for name in group_files]
-    for path in former:
-        if str(path.relative_to(out)) not in files:
-            path.unlink(missing_ok=True)
-    for folder in (*out.glob("groups/*/plots"), *out.glob("groups/*"), out / "groups"):
-        if folder.is_dir() and not any(folder.iterdir()):
-            folder.rmdir()
+def _earlier(out: Path) -> set[Path]:
+    """The files of an earlier report there that not every report has: a reference's table, the plots of its page, and
+    what it says of each comparison of a grid.
+    """
+    found = {out / "reference.csv", out / "reference.tex"}
+    for page in (out / "report.md", *out.glob("groups/*/report.md")):
+        if page.is_file():
+            text = page.read_text(encoding="utf-8", errors="replace")
+            found |= {page.parent / name for name in re.findall(r"\]\((plots/[\w-]+\.svg)\)", text)}
+            found |= {file for file in page.parent.glob("[rv]e*.*") if page.parent != out}
+    return found
 
 
 def check_out(out: Path) -> None:

@@ -1,6 +1,5 @@
 """What a report says: of one comparison, and across those of a grid. `page.py` writes it, a terminal prints it."""
 
-import shlex
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from itertools import groupby
@@ -8,9 +7,7 @@ from typing import Any
 
 from hvdtrain import plot_style
 from hvdtrain.errors import UsageError
-from hvdtrain.formatting import with_noun
 from hvdtrain.report import fairness, page
-from hvdtrain.report.columns import COLUMNS, format_figure
 from hvdtrain.report.comparisons import Comparison, one_worker, split_into_comparisons
 from hvdtrain.report.fairness import EqualField, format_value
 from hvdtrain.report.headline import Verdict, reach_verdict
@@ -18,15 +15,13 @@ from hvdtrain.report.membership import membership_table
 from hvdtrain.report.page import Plot
 from hvdtrain.report.reference_tables import OVERVIEW, build_table
 from hvdtrain.report.results import Group, Row, result_rows, scales_weakly, summarise, summary_table
-from hvdtrain.report.step_parts import parts_table
-from hvdtrain.report.table import Cell, Table, markdown, words_table
+from hvdtrain.report.table import Table, markdown, words_table
 from hvdtrain.report.verdict import DEFAULT, Margins, same_network
 from hvdtrain.runs.fields import field_value
 from hvdtrain.runs.read import Run, display_names, finished_by_kind
 
 _CHECKED = "Checked before anything was compared; runs that differ in one of these are refused."
 _CHECKED_GRID = "Checked among all runs before anything was compared, beside what each comparison has in common."
-_MEASURED = "results.csv has all columns and all digits; what is not here is the same in all runs, or was not measured."
 
 
 @dataclass(frozen=True)
@@ -79,8 +74,6 @@ class Content:
         """The page as Markdown: what was found, then what it was found in, then what it rests on."""
         finished = [run for _, run in self.runs]
         effect = [page.plot(plot) for plot in plots if plot.name == "effect"]
-        steps = parts_table(finished_by_kind(finished), self.groups)
-        commands = [text for name, run in self.runs for text in (f"{page.plain(name)}:", page.code(_command(run)))]
         return [
             f"**{page.plain(self.verdict.headline)}**",
             page.notice(self.verdict.caveats),
@@ -96,12 +89,8 @@ class Content:
             "## What it rests on",
             _differences(finished),
             *([markdown(there)] if (there := membership_table(self.runs)) else []),
-            *([page.details(steps.title, markdown(replace(steps, title="")))] if steps else []),
-            page.details("Each run", _each_run(self.rows, [name for name, _ in self.runs])),
             page.details("What was equal", _CHECKED, *_equal_tables(self.equal)),
-            page.details("What each column means", _meanings()),
             page.details("Machine and versions", _machine(finished)),
-            page.details("To repeat a run", *commands),
         ]
 
 
@@ -172,7 +161,7 @@ class Grid:
                 page.plain(content.verdict.headline) if len(content.groups) > 1 else "",
                 markdown(replace(content.summary, title="")),
                 f"Trained: {page.plain(content.subject)}",
-                f"[Its report](groups/{comparison.name}/report.md) has plots and the commands to repeat its runs.",
+                f"[Its report](groups/{comparison.name}/report.md) has plots.",
             ]
         return [
             f"**{page.plain(number)}**",
@@ -184,7 +173,6 @@ class Grid:
             *sections,
             "## What it rests on",
             page.details("What was equal", _CHECKED_GRID, *_equal_tables(self.equal)),
-            page.details("What each column means", _meanings()),
             page.details("Machine and versions", _machine(self._finished)),
         ]
 
@@ -301,25 +289,12 @@ def _differences(runs: Sequence[Run]) -> str:
     return markdown(words_table("What differs", ["", *(kind.label for kind in kinds)], rows)) if rows else ""
 
 
-def _each_run(rows: Sequence[Row], names: Sequence[str]) -> str:
-    """What varies between the runs, or of one run what was measured."""
-    varying = [name for name in COLUMNS if any(row[name] != rows[0][name] for row in rows)]
-    shown = varying if len(rows) > 1 else [name for name in COLUMNS if rows[0][name] is not None]
-    cells = [[Cell(v if isinstance(v := row[name], str) else format_figure(name, v)) for name in shown] for row in rows]
-    columns = [("", name) for name in shown]
-    return markdown(Table("", "", [_MEASURED], "run", columns, list(zip(names, cells, strict=True))))
-
-
 def _equal_tables(equal: Sequence[EqualField]) -> list[str]:
     headings = ["field", "value", "why it has to be equal"]
     return [
         markdown(words_table(f"Among {among}", headings, [(e.field, e.value, e.why) for e in members]))
         for among, members in groupby(equal, key=lambda item: item.among)
     ]
-
-
-def _meanings() -> str:
-    return markdown(words_table("", ["column", "meaning"], [(c.name, c.meaning) for c in COLUMNS.values()]))
 
 
 def _machine(runs: Sequence[Run]) -> str:
@@ -338,14 +313,3 @@ def _machine(runs: Sequence[Run]) -> str:
         "first run started": started[0] if started else "not recorded",
     }
     return markdown(words_table("", ["", "of the first run"], list(facts.items())))
-
-
-def _command(run: Run) -> str:
-    """The run's command for a shell, below a comment that says how many ranks were started by what."""
-    ranks = with_noun(run.kind.workers + run.kind.servers, "rank")
-    # The comment has to be one line: a shell would run what follows a line break in the starter's name.
-    comment = " ".join(f"# {ranks}, starter: {format_value(run.manifest.starter)}".split())
-    words = list(run.manifest.command)
-    if "--out" in words[:-1]:  # the run itself is in that folder
-        words[words.index("--out") + 1] += "-again"
-    return f"{comment}\n{shlex.join(words) if words else '# not recorded'}"

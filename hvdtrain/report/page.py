@@ -52,12 +52,6 @@ def notice(lines: Sequence[str]) -> str:
     return "\n>\n".join(f"> {plain(line)}" for line in lines)
 
 
-def code(text: str) -> str:
-    """A code block whose fence is longer than any in the text."""
-    fence = "`" * max(3, 1 + max((len(ticks) for ticks in re.findall("`+", text)), default=0))
-    return f"{fence}sh\n{text}\n{fence}"
-
-
 def details(title: str, *parts: str) -> str:
     """What is folded away until somebody asks for it."""
     return "\n\n".join([f"<details>\n<summary>{plain(title)}</summary>", *parts, "</details>"])

@@ -1,6 +1,6 @@
-"""Plots of learning: loss, accuracy, staleness."""
+"""Plots of learning: loss and accuracy."""
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -88,39 +88,3 @@ def accuracy(by_kind: RunsByKind) -> "Figure | None":
             dotted = {"color": plot_style.INK, "linewidth": 0.9, "linestyle": ":", "label": f"target {target:g}"}
             panels[workers] += [Line([0, max(ends)], [target] * 2, dotted)] if ends else []
     return draw_curves(panels, ["seconds of training"], "validation accuracy")
-
-
-STALENESS = (
-    "Share of the pushes that were applied to weights so many updates newer than those they were computed "
-    "on, all repeats together. At 0 nothing is lost; a long tail means that some gradients were old news."
-)
-_MOST_BARS = 40
-
-
-def staleness(by_kind: RunsByKind) -> "Figure | None":
-    histograms = {kind: histogram for kind, runs in by_kind.items() if (histogram := _histogram(runs))}
-    if not histograms:
-        return None
-    figure, panels = plot_style.panels(len(histograms), 2.4)
-    for axes, (kind, histogram) in zip(panels, histograms.items(), strict=True):
-        width = -(-(max(histogram) + 1) // _MOST_BARS)  # updates to a bar
-        total, bars = sum(histogram.values()), dict[int, float]()
-        for staleness, pushes in histogram.items():
-            start = staleness // width * width
-            bars[start] = bars.get(start, 0.0) + 100 * pushes / total
-        middles = [bar + (width - 1) / 2 for bar in bars]
-        axes.bar(middles, list(bars.values()), width=0.8 * width, color=plot_style.colour(kind))
-        mean = sum(staleness * pushes for staleness, pushes in histogram.items()) / total
-        axes.set(title=f"{kind.label}: mean {mean:.2f}, max. {max(histogram)}", xlabel="staleness (updates)")
-        axes.set_xlim(-0.6, max(max(histogram), 3) + 0.6)
-        axes.locator_params(axis="x", integer=True)
-    panels[0].set_ylabel("% of pushes")
-    return figure
-
-
-def _histogram(runs: Sequence[Run]) -> dict[int, float]:
-    histogram: dict[int, float] = {}
-    for run in runs:
-        for staleness, pushes in run.summary.staleness_histogram.items():
-            histogram[staleness] = histogram.get(staleness, 0.0) + pushes
-    return {staleness: pushes for staleness, pushes in histogram.items() if pushes}
