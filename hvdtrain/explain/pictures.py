@@ -7,10 +7,10 @@ from hvdtrain.explain import heatmap, step_picture
 from hvdtrain.explain.straggler import find_straggler
 from hvdtrain.explain.timeline import Timeline, read_timeline
 from hvdtrain.numerics.slowdown import is_uneven
-from hvdtrain.report.fairness import GRID_FIELDS
+from hvdtrain.report.comparisons import split_into_comparisons
 from hvdtrain.report.page import Plot
 from hvdtrain.runs.fields import field_value
-from hvdtrain.runs.read import Run, finished_by_kind
+from hvdtrain.runs.read import Run
 from hvdtrain.runs.trace_file import TRACE
 
 
@@ -18,9 +18,8 @@ def pictures(runs: Sequence[Run]) -> list[Plot]:
     """Plots for a report, of the first repeat of each kind: a heatmap of those that had a straggler or were run with
     --slow, and a step of those with a trace.
     """
-    if len({tuple(field_value(run, field) for field in GRID_FIELDS) for run in runs if run.is_finished}) > 1:
-        return []
-    first = {kind.label: members[0] for kind, members in finished_by_kind(runs).items()}
+    comparisons = split_into_comparisons(runs)
+    first = {of.label(kind): members[0] for of in comparisons for kind, members in of.by_kind.items()}
     drawn = []
     if slow := {label: timeline for label, run in first.items() if (timeline := _timeline_of_slow(run))}:
         drawn.append(Plot("ranks", "Who was slow, and when", heatmap.CAPTION, heatmap.heatmap(slow)))

@@ -5,11 +5,12 @@ README.md beside this file what it means.
 """
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
-from hvdtrain.formatting import with_unit
+from hvdtrain.formatting import printable, with_unit
+from hvdtrain.runs.fields import field_value
 from hvdtrain.runs.network_bound import network_bound
 from hvdtrain.runs.read import Run
 
@@ -99,10 +100,11 @@ _COLUMNS = (
     Column("workers", identifies=True),
     Column("servers", identifies=True),
     Column("variant", value=lambda run: run.kind.variant, identifies=True),
-    Column("model", identifies=True),
+    Column("model", "model", identifies=True),
     Column("parameters", identifies=True),
-    Column("global_batch", "global batch", digits=",.0f"),
-    Column("lr", "learning rate", digits=".3g"),
+    Column("global_batch", "global batch", digits=",.0f", short="global\nbatch"),
+    Column("lr", "learning rate", digits=".3g", short="learning\nrate"),
+    Column("slow", "slow", value=lambda run: field_value(run, "slow.asked"), identifies=True),
     Column("steps_per_epoch", "steps per epoch", digits=",.0f", value=steps_per_epoch),
     Column("steps"),
     Column("samples"),
@@ -160,3 +162,41 @@ def format_figure(name: str, value: float | None) -> str:
     if name == "epochs":
         return f"{value:.1f}".removesuffix(".0")
     return with_unit(value, column.unit, column.digits)
+
+
+class Setting(NamedTuple):
+    """What several values of --model, --batch-size and --slow vary: only runs of one setting are compared."""
+
+    model: str
+    global_batch: int
+    lr: float
+    slow: str
+
+    @classmethod
+    def of_row(cls, row: Mapping[str, Any]) -> "Setting":
+        """From a row of results.csv. Learning rates that read the same are equal."""
+        return cls(row["model"] or "", row["global_batch"] or 0, float(f"{row['lr'] or 0:.4g}"), row["slow"])
+
+    @classmethod
+    def of(cls, run: Run) -> "Setting":
+        return cls.of_row({name: COLUMNS[name].of(run) for name in cls._fields})
+
+    @classmethod
+    def varied(cls, settings: "Iterable[Setting]") -> list[str]:
+        """The fields in which they differ."""
+        values = map(set, zip(*settings, strict=True))
+        return [name for name, found in zip(cls._fields, values, strict=False) if len(found) > 1]
+
+    @property
+    def order(self) -> tuple[Any, ...]:
+        return *self[:3], self.slow != "none", self.slow
+
+    def text(self, name: str) -> str:
+        """A field's value."""
+        value = getattr(self, name)
+        return f"{value:,}" if name == "global_batch" else printable(str(value))
+
+    def words(self, name: str) -> str:
+        """The same with what it is: `global batch 64`."""
+        what = {"global_batch": "global batch ", "lr": "learning rate ", "slow": "slow: "}.get(name, "")
+        return what + self.text(name)

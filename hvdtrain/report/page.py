@@ -79,7 +79,6 @@ def html(page: str, plots: Sequence[Plot], colours: Mapping[str, str], title: st
     body = MarkdownIt("commonmark").enable("table").render(page)
     body = body.replace(' style="text-align:right"', ' class="number"').replace(' style="text-align:left"', "")
     body = re.sub(r'(<td class="number">[^<]*) \(([^()<]*)\)</td>', r"\1<small>\2</small></td>", body)
-    body = re.sub(r'(<a href="groups/[^"]*\.)md"', r'\1html"', body)
     for label, colour in colours.items():
         swatch = f'<span class="swatch" style="background:{colour}"></span>'
         body = body.replace(f"<td>{escapeHtml(label)}</td>", f'<td class="run">{swatch}{escapeHtml(label)}</td>')

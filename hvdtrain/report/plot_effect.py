@@ -1,12 +1,14 @@
 """Plots of the answer: the effect, and samples/s against workers. A dot is one repeat."""
 
+from collections.abc import Sequence
 from statistics import geometric_mean
 from typing import TYPE_CHECKING
 
 from hvdtrain import plot_style
 from hvdtrain.formatting import with_noun
-from hvdtrain.report.paired import log_ratios
-from hvdtrain.report.verdict import ByKind, effects, ratio, reach_answers, speed
+from hvdtrain.report.comparisons import Comparison
+from hvdtrain.report.paired import Estimate, log_ratios
+from hvdtrain.report.verdict import effects, ratio, reach_answers, speed
 from hvdtrain.runs.read import Kind
 
 if TYPE_CHECKING:
@@ -22,37 +24,49 @@ EFFECT = (
 )
 
 
-def effect(by_kind: ByKind, margins: "Margins") -> "tuple[Figure | None, str]":
-    """The plot, and its caption. None where nothing is compared."""
-    answers = reach_answers(by_kind, margins)
-    if not answers:
+def effect(comparisons: Sequence[Comparison], margins: "Margins") -> "tuple[Figure | None, str]":
+    """The plot, with the comparisons below each other, and its caption. None where nothing is compared."""
+    found = [(of, *effects(of.by_kind, answers[0])) for of in comparisons
+             if (answers := reach_answers(of.by_kind, margins))]  # fmt: skip
+    if not found:
         return None, ""
-    import numpy as np
-
-    reference, found = effects(by_kind, answers[0])
-    kinds = [kind for kind in by_kind if kind in found]
-    dots = {kind: np.exp(log_ratios(by_kind[kind], by_kind[reference], speed)) for kind in kinds}
-    figure, (axes,) = plot_style.new_figure(1.0 + 0.42 * (len(kinds) + 1))
+    labels: list[str] = []
+    for of, reference, each in found:
+        labels += [of.title] * bool(of.title) + [reference.label, *(kind.label for kind in of.by_kind if kind in each)]
+    figure, (axes,) = plot_style.new_figure(1.0 + 0.42 * len(labels))
     axes.axvspan(1 / (1 + margins.speed), 1 + margins.speed, color=plot_style.GRID, alpha=0.6, linewidth=0)
     axes.axvline(1, color=plot_style.INK, linewidth=0.9)
-    drawn = [1.0]
-    for row, kind in enumerate(kinds, 1):
-        mean, low, high = ratio(found[kind])
-        text = f"{mean:.2f}"
-        if low is not None and high is not None:
-            axes.plot([low, high], [row, row], color=plot_style.colour(kind), linewidth=2.2, solid_capstyle="butt")
-            text += f" ({low:.2f} to {high:.2f})"
-            drawn += [low, high] if found[kind].n > 2 else []  # of two repeats it may be a thousandfold: it is cut
-        axes.plot(dots[kind], [row] * len(dots[kind]), "o", color=plot_style.INK, markersize=3, alpha=0.6)
-        axes.plot([mean], [row], plot_style.marker(kind), color=plot_style.colour(kind), markersize=9)
-        _beside(axes, row, f"{text}, n = {found[kind].n}")
-        drawn += [*dots[kind]]
-    axes.plot([1], [0], plot_style.marker(reference), color=plot_style.colour(reference), markersize=9)
-    _beside(axes, 0, "1")
+    drawn, row = [1.0], -1
+    for of, reference, each in found:
+        row += 2 if of.title else 1
+        axes.plot([1], [row], plot_style.marker(reference), color=plot_style.colour(reference), markersize=9)
+        _beside(axes, row, "1")
+        for kind in (kind for kind in of.by_kind if kind in each):
+            row += 1
+            drawn += _ratios(axes, row, kind, each[kind], log_ratios(of.by_kind[kind], of.by_kind[reference], speed))
     plot_style.ratio_scale(axes, min(drawn), max(drawn))
-    plot_style.rows(axes, [reference.label, *(kind.label for kind in kinds)])
-    axes.set(xlabel=f"times the samples/s of {reference.label}")
-    return figure, EFFECT.format(reference.label)
+    plot_style.rows(axes, labels)
+    references = {reference.label for _, reference, _ in found}
+    beside = references.pop() if len(references) == 1 else "the first of each comparison"
+    axes.set(xlabel=f"times the samples/s of {beside}")
+    return figure, EFFECT.format(beside)
+
+
+def _ratios(axes: "Axes", row: int, kind: Kind, found: Estimate, logs: Sequence[float]) -> list[float]:
+    """Draw a row: the repeats, and their mean with its interval. Returns what has to be on the axis."""
+    import numpy as np
+
+    dots = np.exp(logs).tolist()
+    mean, low, high = ratio(found)
+    text, ends = f"{mean:.2f}", []
+    if low is not None and high is not None:
+        axes.plot([low, high], [row, row], color=plot_style.colour(kind), linewidth=2.2, solid_capstyle="butt")
+        text += f" ({low:.2f} to {high:.2f})"
+        ends = [low, high] if found.n > 2 else []  # of two repeats it may be a thousandfold: it is cut
+    axes.plot(dots, [row] * len(dots), "o", color=plot_style.INK, markersize=3, alpha=0.6)
+    axes.plot([mean], [row], plot_style.marker(kind), color=plot_style.colour(kind), markersize=9)
+    _beside(axes, row, f"{text}, n = {found.n}")
+    return [*dots, *ends]
 
 
 def _beside(axes: "Axes", row: float, text: str) -> None:
@@ -62,26 +76,27 @@ def _beside(axes: "Axes", row: float, text: str) -> None:
 SPEED = "A dot is a repeat, lines go through geometric means."
 
 
-def throughput(by_kind: ByKind) -> "Figure | None":
-    """Samples/s against the number of workers; None where all modes ran on the same."""
-    sizes = sorted({kind.workers for kind in by_kind if kind.mode != "single"})
-    if len(sizes) < 2:
+def throughput(comparisons: Sequence[Comparison]) -> "Figure | None":
+    """Samples/s against the number of workers, of each comparison whose modes ran on several."""
+    several = [of for of in comparisons if len({kind.workers for kind in of.by_kind if kind.mode != "single"}) > 1]
+    if not several:
         return None
-    figure, (axes,) = plot_style.new_figure(3.6)
-    lines: dict[Kind, dict[int, list[float]]] = {}  # by what all sizes have in common
-    for kind, runs in by_kind.items():
-        if speeds := [found for run in runs if (found := speed(run))]:
-            lines.setdefault(kind._replace(workers=0), {})[kind.workers] = speeds
-    for kind, by_size in lines.items():
-        means = list(map(geometric_mean, by_size.values()))
-        axes.plot(list(by_size), means, color=plot_style.colour(kind), linewidth=1.4)
-        servers = with_noun(kind.servers, "server") if kind.servers else ""
-        axes.plot([], [], **plot_style.dot(kind), label=", ".join(filter(None, [kind.mode, servers, kind.variant])))
-        for size, speeds in by_size.items():
-            plot_style.dots(axes, [size] * len(speeds), speeds, kind)
-    axes.set_ylim(bottom=0)
-    axes.set_xticks(sorted({size for by_size in lines.values() for size in by_size}))
-    axes.set(xlabel="workers", ylabel="samples/s")
-    axes.grid(True, axis="y")
-    plot_style.legend(figure, [axes])
+    figure, panels = plot_style.panels(len(several), 2.9)
+    for of, axes in zip(several, panels, strict=True):
+        lines: dict[Kind, dict[int, list[float]]] = {}  # by what all sizes have in common
+        for kind, runs in of.by_kind.items():
+            if speeds := [found for run in runs if (found := speed(run))]:
+                lines.setdefault(kind._replace(workers=0), {})[kind.workers] = speeds
+        for kind, by_size in lines.items():
+            means = list(map(geometric_mean, by_size.values()))
+            axes.plot(list(by_size), means, color=plot_style.colour(kind), linewidth=1.4)
+            servers = with_noun(kind.servers, "server") if kind.servers else ""
+            axes.plot([], [], **plot_style.dot(kind), label=", ".join(filter(None, [kind.mode, servers, kind.variant])))
+            for size, speeds in by_size.items():
+                plot_style.dots(axes, [size] * len(speeds), speeds, kind)
+        axes.set_ylim(bottom=0)
+        axes.set_xticks(sorted({size for by_size in lines.values() for size in by_size}))
+        axes.set(xlabel="workers", title=of.title)
+    panels[0].set_ylabel("samples/s")
+    plot_style.legend(figure, panels)
     return figure

@@ -7,7 +7,8 @@ from typing import TYPE_CHECKING
 from hvdtrain import plot_style
 from hvdtrain.formatting import three_digits
 from hvdtrain.plot_style import STEP_PARTS
-from hvdtrain.runs.read import Kind, Run
+from hvdtrain.report.comparisons import Comparison
+from hvdtrain.runs.read import Run
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -44,7 +45,7 @@ def _parts_of(run: Run) -> dict[str, float]:
     return parts
 
 
-def shown_parts(found: Mapping[Kind, Mapping[str, float]]) -> list[str]:
+def _shown_parts(found: Mapping[str, Mapping[str, float]]) -> list[str]:
     """The parts that some kind of run has; a rest that nobody recorded only if it is more than clocks disagree by."""
     least = {NOT_RECORDED: 0.005}
     return [
@@ -54,11 +55,12 @@ def shown_parts(found: Mapping[Kind, Mapping[str, float]]) -> list[str]:
     ]
 
 
-def step_time(by_kind: dict[Kind, list[Run]]) -> "Figure | None":
-    rows = {kind: parts for kind, runs in by_kind.items() if (parts := step_parts(runs))}
+def step_time(comparisons: Sequence[Comparison]) -> "Figure | None":
+    each = {of.label(kind): step_parts(runs) for of in comparisons for kind, runs in of.by_kind.items()}
+    rows = {label: parts for label, parts in each.items() if parts}
     if not rows:
         return None
-    shown = shown_parts(rows)
+    shown = _shown_parts(rows)
     figure, (axes,) = plot_style.new_figure(1.0 + 0.34 * max(len(rows), 2) + 0.2 * -(-len(shown) // 4))
     longest = max(1000 * sum(parts.values()) for parts in rows.values())
     for row, parts in enumerate(rows.values()):
@@ -72,7 +74,7 @@ def step_time(by_kind: dict[Kind, list[Run]]) -> "Figure | None":
             left += ms
         total = f"{three_digits(left)} ms"
         axes.annotate(total, (left, row), (6, 0), textcoords="offset points", va="center", weight="bold")
-    plot_style.rows(axes, [kind.label for kind in rows])
+    plot_style.rows(axes, list(rows))
     axes.set_xlim(0, longest * 1.12)
     axes.set(xlabel="ms a step")
     plot_style.legend(figure, [axes])

@@ -41,7 +41,6 @@ def written(tmp_path_factory):
 def undrawn(monkeypatch):
     """Reports without plots, for tests of what is beside them: to draw takes most of a report's time."""
     monkeypatch.setattr(plots, "draw", lambda runs, margins: ([], []))
-    monkeypatch.setattr(plots, "draw_grid", lambda runs: ([], []))
 
 
 # What is read

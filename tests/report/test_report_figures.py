@@ -23,9 +23,9 @@ from hvdtrain.runs.network_bound import network_bound
 from hvdtrain.runs.schema import Step
 
 NAMES = """
-    mode workers servers variant model parameters global_batch lr steps_per_epoch steps samples epochs wall_s epoch_s
-    samples_per_s network_bound worker_samples_per_s process_samples_per_s cpu_s_per_1000_samples scaling_efficiency
-    val_accuracy val_loss best_val_loss test_loss test_accuracy
+    mode workers servers variant model parameters global_batch lr slow steps_per_epoch steps samples epochs wall_s
+    epoch_s samples_per_s network_bound worker_samples_per_s process_samples_per_s cpu_s_per_1000_samples
+    scaling_efficiency val_accuracy val_loss best_val_loss test_loss test_accuracy
     time_to_target_s samples_to_target exposed_comm_fraction step_p50_s step_p95_s step_p99_s bytes_sent_per_step
     bytes_sent_per_1000_samples staleness_mean staleness_max peak_rss_mb repeat
 """
