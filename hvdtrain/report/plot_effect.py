@@ -93,7 +93,7 @@ def throughput(comparisons: Sequence[Comparison]) -> "Figure | None":
             servers = with_noun(kind.servers, "server") if kind.servers else ""
             axes.plot([], [], **plot_style.dot(kind), label=", ".join(filter(None, [kind.mode, servers, kind.variant])))
             for size, speeds in by_size.items():
-                plot_style.dots(axes, [size] * len(speeds), speeds, kind)
+                axes.plot([size] * len(speeds), speeds, **plot_style.dot(kind))
         axes.set_ylim(bottom=0)
         axes.set_xticks(sorted({size for by_size in lines.values() for size in by_size}))
         axes.set(xlabel="workers", title=of.title)
