@@ -95,7 +95,10 @@ def report(
     margins = Margins(margin, accuracy_margin)
     collected = print_report(found, reference, margins)
     if json_file:
-        _write("--json", json_file, json_text(collected.data))
+        try:
+            json_file.write_text(json_text(collected.data))
+        except OSError as error:
+            raise UsageError(f"--json {json_file} cannot be written: {error.strerror}") from None
     if not out and not png:
         return
     from hvdtrain.explain.pictures import pictures
@@ -122,13 +125,6 @@ def _predicted(calibration: Path, runs: "list[Run]") -> "Table":
     return table(load(calibration), runs)
 
 
-def _write(option: str, path: Path, text: str) -> None:
-    try:
-        path.write_text(text)
-    except OSError as error:
-        raise UsageError(f"{option} {path} cannot be written: {error.strerror}") from None
-
-
 def print_report(runs: "list[Run]", reference: str = "", margins: "Margins | None" = None) -> "Content":
     """Print the table of these runs, the verdict and what limits it, and return all that a report says.
 
@@ -145,7 +141,7 @@ def print_report(runs: "list[Run]", reference: str = "", margins: "Margins | Non
     collected = collect(runs, margins or DEFAULT)
     main, lines = collected.terminal()
     console = Console(1000)
-    for part in fitting(main, console.width, is_narrow=True, first=len(collected.varied)):
+    for part in fitting(main, console.width, first=len(collected.varied)):
         console.print(part)
     for note in main.notes:
         console.print(note, style="dim italic")

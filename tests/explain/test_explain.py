@@ -2,10 +2,12 @@
 
 import json
 import re
+from dataclasses import replace
 
 import numpy as np
 import pytest
 from click.testing import CliRunner
+from msgspec import structs
 from PIL import Image
 
 from hvdtrain.errors import UsageError
@@ -16,6 +18,7 @@ from hvdtrain.explain.straggler import find_straggler
 from hvdtrain.explain.timeline import read_timeline
 from hvdtrain.explain.what_if import what_if
 from hvdtrain.runs.read import load_run
+from hvdtrain.runs.schema import Slow
 
 COMPUTE_S, LATENCY_S = 0.040, 0.004
 BOUND = 1  # of ps-ssp
@@ -400,6 +403,9 @@ def test_a_report_shows_who_was_slow_where_somebody_was(tmp_path):
     assert pictures(runs[:1]) == []
     [plot] = pictures(runs)
     assert plot.name == "ranks" and "ps-sync ×2+1" in plot.svg and "allreduce ×2" not in plot.svg
+    manifest = structs.replace(runs[1].manifest, slow=Slow(asked="1:4x"))
+    [plot] = pictures([*runs, replace(runs[1], manifest=manifest)])
+    assert "ps-sync ×2+1, slow: none" in plot.svg and "ps-sync ×2+1, slow: 1:4x" in plot.svg
 
 
 def test_what_cannot_be_explained_is_refused_in_a_line(tmp_path):

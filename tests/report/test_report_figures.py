@@ -213,7 +213,7 @@ def test_the_terminal_table_fits_and_no_figure_is_broken():
     def printed(width):
         console = Console(width=width, file=io.StringIO())
         with console.capture() as captured:
-            console.print(*fitting(table, width, is_narrow=True))
+            console.print(*fitting(table, width))
         return captured.get().splitlines()
 
     # A heading of two lines, a rule, each kind's means and ranges: nothing was folded or cut.
@@ -223,7 +223,7 @@ def test_the_terminal_table_fits_and_no_figure_is_broken():
         narrow = "\n".join(printed(width))
         figures = [text for _, cells in table.rows for cell in cells for text in (cell.text, cell.detail)]
         assert all(figure in narrow for figure in figures) and narrow.count("ps-async ×16+4 ") > 1
-    parts = list(fitting(table, 40, is_narrow=True, first=1))  # as the batch of a grid's rows is in each
+    parts = list(fitting(table, 40, first=1))  # as the batch of a grid's rows is in each
     assert len(parts) > 2 and {str(part.columns[1].header).strip() for part in parts} == {"n"}
 
 
