@@ -36,8 +36,6 @@ MODES = {
     "ps-async": ("#893e88", "P"),
 }
 _UNKNOWN_MODE = ("#b0404c", "X")
-# For global batches, from small to large, with mixtures between. Readable on both papers.
-RAMP = ("#3b6fd4", "#1f9a8a", "#c07a00", "#c8402f")
 LINES = ("-", "--", "-.", ":")
 
 # Where a step's time goes, in order: label, colour, colour of text on it. Waiting has the colours that stand out.
@@ -110,15 +108,14 @@ def legend(figure: "Figure", panels: "Sequence[Axes]") -> None:
     )
 
 
-def log_scale(axes: "Axes", axis: Any = None, digits: Sequence[float] = (1, 2, 5)) -> None:
-    """A logarithmic axis, the y axis if none is given, with plain numbers: 0.1, 0.2, 0.5, 1, 2, 5."""
+def log_scale(axes: "Axes") -> None:
+    """A logarithmic y axis with plain numbers: 0.1, 0.2, 0.5, 1, 2, 5."""
     from matplotlib.ticker import LogLocator, NullLocator
 
-    axis = axis or axes.yaxis
-    axes.set(**{f"{axis.axis_name}scale": "log"})
-    axis.set_major_locator(LogLocator(subs=digits))
-    axis.set_major_formatter("{x:g}")
-    axis.set_minor_locator(NullLocator())
+    axes.set_yscale("log")
+    axes.yaxis.set_major_locator(LogLocator(subs=(1, 2, 5)))
+    axes.yaxis.set_major_formatter("{x:g}")
+    axes.yaxis.set_minor_locator(NullLocator())
 
 
 def ratio_scale(axes: "Axes", low: float, high: float) -> None:
@@ -144,16 +141,12 @@ def rows(axes: "Axes", labels: Sequence[str]) -> None:
     axes.grid(True, axis="x")
 
 
-def dot(kind: Kind, is_hollow: bool = False) -> dict[str, Any]:
+def dot(kind: Kind) -> dict[str, Any]:
     """How one repeat is drawn: repeats that lie on each other are still seen."""
     return {
         "marker": marker(kind), "linestyle": "", "markersize": 6, "markeredgecolor": colour(kind), "alpha": 0.75,
-        "markerfacecolor": "none" if is_hollow else colour(kind), "markeredgewidth": 1.1,
+        "markerfacecolor": colour(kind), "markeredgewidth": 1.1,
     }  # fmt: skip
-
-
-def dots(axes: "Axes", x: Sequence[float], y: Sequence[float], kind: Kind, is_hollow: bool = False) -> None:
-    axes.plot(x, y, **dot(kind, is_hollow))
 
 
 def svg(figure: "Figure") -> str:

@@ -136,10 +136,8 @@ def compare(
     for name in LENGTHS - given if given else ():  # they exclude each other: the preset's gives way
         options[name] = getattr(RunConfig, name)
     listed = hosts_or_here(ctx)
-    if until_sure and not given_options(ctx, ["repeats"]):
-        repeats = MOST_REPEATS
-    if until_sure and repeats < LEAST_REPEATS:
-        raise UsageError(f"--until-sure with --repeats {repeats}: no verdict is known before {LEAST_REPEATS}")
+    if until_sure:
+        repeats = _most_repeats(repeats if given_options(ctx, ["repeats"]) else MOST_REPEATS)
     folder = Path(out or (f"runs/compare-{time.strftime('%Y%m%d-%H%M%S')}" if not dry_run else "runs/compare"))
     config, axes = RunConfig(**options), Axes(
         modes, workers, servers, model, batch_size, repeats, slow, {"staleness": staleness, "backup": backup}
@@ -172,6 +170,12 @@ def compare(
     if failed:
         raise Failure(f"{len(failed)} of {len(runs)} runs failed: {', '.join(failed)}; logs are in {folder / 'logs'}; "
                       f"{again} tries them again")  # fmt: skip
+
+
+def _most_repeats(repeats: int) -> int:
+    if repeats < LEAST_REPEATS:
+        raise UsageError(f"--until-sure with --repeats {repeats}: no verdict is known before {LEAST_REPEATS}")
+    return repeats
 
 
 def _look_at_hosts(hosts: list[Host]) -> dict[str, float]:

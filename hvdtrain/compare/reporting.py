@@ -12,7 +12,7 @@ from hvdtrain.config.option_types import FileToWrite, Folder
 from hvdtrain.errors import UsageError
 
 if TYPE_CHECKING:
-    from hvdtrain.report.content import Content, Grid
+    from hvdtrain.report.content import Content
     from hvdtrain.report.table import Table
     from hvdtrain.report.verdict import Margins
     from hvdtrain.runs.read import Run
@@ -70,8 +70,8 @@ def report(
     A RUN is the folder of one job, a folder of such folders, or what `hvdtrain compare` made.
 
     Mode, number of workers and of servers are what is compared. Repeats of the same number are compared with each
-    other, and a winner needs five of them. Runs of several models or global batches (and then of learning rates that
-    grow with the workers, or with their root) are compared within each, and listed in one table.
+    other, and a winner needs five of them. Runs of several models, global batches (and then of learning rates that grow
+    with the workers, or with their root) or values of --slow are compared within each, and listed in one table.
 
     Runs that differ in anything else that has to be equal for a fair comparison (data, threads of a worker, hardware,
     versions, the samples of a repeat …) are refused, and the field is named.
@@ -95,7 +95,10 @@ def report(
     margins = Margins(margin, accuracy_margin)
     collected = print_report(found, reference, margins)
     if json_file:
-        _write("--json", json_file, json_text(collected.data))
+        try:
+            json_file.write_text(json_text(collected.data))
+        except OSError as error:
+            raise UsageError(f"--json {json_file} cannot be written: {error.strerror}") from None
     if not out and not png:
         return
     from hvdtrain.explain.pictures import pictures
@@ -107,7 +110,7 @@ def report(
             notes = write_report(found, out, reference, margins, png, pictures, tables)
             click.echo(f"report: {out / 'report.html'}")
         elif png:
-            plots, notes = draw(found, margins, collected, pictures)
+            plots, notes = draw(found, margins, pictures)
             write_png(plots, png)
     finally:
         gc.enable()
@@ -122,34 +125,25 @@ def _predicted(calibration: Path, runs: "list[Run]") -> "Table":
     return table(load(calibration), runs)
 
 
-def _write(option: str, path: Path, text: str) -> None:
-    try:
-        path.write_text(text)
-    except OSError as error:
-        raise UsageError(f"{option} {path} cannot be written: {error.strerror}") from None
-
-
-def print_report(runs: "list[Run]", reference: str = "", margins: "Margins | None" = None) -> "Content | Grid":
+def print_report(runs: "list[Run]", reference: str = "", margins: "Margins | None" = None) -> "Content":
     """Print the table of these runs, the verdict and what limits it, and return all that a report says.
 
     Raises:
         UsageError: the runs may not be compared.
     """
     from hvdtrain.console import Console
-    from hvdtrain.report.content import collect_any
+    from hvdtrain.report.content import collect
     from hvdtrain.report.reference_tables import build_table, load_layout
     from hvdtrain.report.table import fitting, terminal_tables
     from hvdtrain.report.verdict import DEFAULT
 
     reference_tables = [build_table(load_layout(reference), runs)] if reference else []
-    collected = collect_any(runs, margins or DEFAULT)
+    collected = collect(runs, margins or DEFAULT)
     main, lines = collected.terminal()
     console = Console(1000)
-    is_summary = main.name == "summary"
-    # Rows of a grid are told apart by its first columns, batch and learning rate.
-    for part in fitting(main, console.width, is_narrow=is_summary, first=0 if is_summary else 2):
+    for part in fitting(main, console.width, first=len(collected.varied)):
         console.print(part)
-    for note in main.notes if is_summary else []:
+    for note in main.notes:
         console.print(note, style="dim italic")
     for line in lines:
         console.print(line, soft_wrap=not sys.stdout.isatty())

@@ -4,26 +4,22 @@ from collections.abc import Sequence
 
 from hvdtrain.errors import UsageError
 from hvdtrain.explain import heatmap, step_picture
-from hvdtrain.explain.slow_factors import slow_factors
 from hvdtrain.explain.straggler import find_straggler
 from hvdtrain.explain.timeline import Timeline, read_timeline
 from hvdtrain.numerics.slowdown import is_uneven
-from hvdtrain.report.fairness import GRID_FIELDS
+from hvdtrain.report.comparisons import split_into_comparisons
 from hvdtrain.report.page import Plot
 from hvdtrain.runs.fields import field_value
-from hvdtrain.runs.read import Run, finished_by_kind
+from hvdtrain.runs.read import Run
 from hvdtrain.runs.trace_file import TRACE
 
 
 def pictures(runs: Sequence[Run]) -> list[Plot]:
-    """Plots for the report of these runs: of a grid, what a slow worker cost, where it has that; of one comparison, of
-    the first repeat of each kind, a heatmap of those that had a straggler or were run with --slow, and a step of those
-    with a trace.
+    """Plots for a report, of the first repeat of each kind: a heatmap of those that had a straggler or were run with
+    --slow, and a step of those with a trace.
     """
-    if len({tuple(field_value(run, field) for field in GRID_FIELDS) for run in runs if run.is_finished}) > 1:
-        plot = slow_factors(runs) if len({field_value(run, "global_batch") for run in runs}) == 1 else None
-        return [plot] if plot else []
-    first = {kind.label: members[0] for kind, members in finished_by_kind(runs).items()}
+    comparisons = split_into_comparisons(runs)
+    first = {of.label(kind): members[0] for of in comparisons for kind, members in of.by_kind.items()}
     drawn = []
     if slow := {label: timeline for label, run in first.items() if (timeline := _timeline_of_slow(run))}:
         drawn.append(Plot("ranks", "Who was slow, and when", heatmap.CAPTION, heatmap.heatmap(slow)))

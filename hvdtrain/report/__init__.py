@@ -1,18 +1,20 @@
 """From run folders to a report: what was equal, tables, plots and a verdict.
 
-- `comparisons.py` splits a grid's runs (`hvdtrain/runs/read.py`) into comparable ones, and `fairness.py` refuses those
-  that may not be compared.
-- `columns.py` has the figures of a run, one entry each; `results.py` summarises them by kind; `step_parts.py` says
-  where a step's time went, `curves.py` draws curves panel by panel.
+- `comparisons.py` splits runs (`hvdtrain/runs/read.py`) into comparable ones, and `fairness.py` refuses those that may
+  not be compared.
+- `columns.py` has the figures of a run, one entry each, and what several comparisons differ in; `results.py` summarises
+  them by kind.
 - `verdict.py` decides who won on the statistics of `paired.py`, `headline.py` puts it into words and into verdict.json,
-  and `caveats.py` says what to keep in mind; `content.py` collects it all, of one comparison or of a grid.
+  and `caveats.py` says what to keep in mind; `content.py` collects it all.
 - `page.py` writes Markdown, and HTML of it; `table.py` is every table, in any form; `reference_tables.py`
   puts published figures beside ours.
-- `plots.py` draws with `plot_effect.py`, `plot_cost.py`, `plot_learning.py` and `plot_grid.py`.
+- `plots.py` draws with `plot_effect.py`, `step_parts.py` and `plot_learning.py`, and `curves.py` draws curves panel by
+  panel.
 """
 
 import json
 import os
+import re
 import tempfile
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -22,14 +24,12 @@ from hvdtrain.errors import UsageError
 from hvdtrain.formatting import printable
 
 if TYPE_CHECKING:
-    from hvdtrain.report.content import Content, Grid
     from hvdtrain.report.page import Plot
     from hvdtrain.report.table import Table
     from hvdtrain.report.verdict import Margins
     from hvdtrain.runs.read import Run
 
 Files = dict[str, str | bytes]  # content by path below the report's folder
-Drawing = tuple[list["Plot"], list[str]]
 More = Callable[["Sequence[Run]"], "Sequence[Plot]"]
 
 
@@ -39,16 +39,14 @@ def write_report(
 ) -> list[str]:  # fmt: skip
     """Write results.csv, verdict.json, report.md, report.html and plots/ into `out`.
 
-    Only an earlier report's files are replaced.
-
-    The runs of a grid, which differ in model, global batch or learning rate, get a report across them, and in groups/
-    one for each comparison. Everything is computed before the first file is written, and each file appears complete.
+    Only an earlier report's files are replaced. Everything is computed before the first file is written, and each file
+    appears complete.
 
     Args:
         reference: the preset of an experiment whose table is added to the pages, and as reference.csv.
         margins: what the verdict counts as a difference, if not the default.
-        png: a folder for PNG pictures of the plots, of a grid those across all runs.
-        more: draws further plots of the runs of a comparison.
+        png: a folder for PNG pictures of the plots.
+        more: draws further plots of the runs.
         more_tables: stand below the summary too.
 
     Returns:
@@ -59,45 +57,34 @@ def write_report(
             `out` cannot be written to.
     """
     from hvdtrain.report import page, results, table
-    from hvdtrain.report.content import Grid, collect_any
+    from hvdtrain.report.content import collect
     from hvdtrain.report.reference_tables import build_table, load_layout
     from hvdtrain.report.verdict import DEFAULT
 
     margins = margins or DEFAULT
-    files: Files = {}
-
-    def add(folder: str, own: "Content | Grid", drawing: "Drawing", tables: "Sequence[Table]" = ()) -> None:
-        drawn, notes = drawing
-        text = page.markdown(own.parts(drawn, tables, notes))
-        files.update({f"{folder}plots/{plot.name}.svg": plot.svg for plot in drawn})
-        files[f"{folder}results.csv"] = results.csv_text(own.rows)
-        files[f"{folder}verdict.json"] = json_text(own.data)
-        files[f"{folder}report.md"] = text
-        files[f"{folder}report.html"] = page.html(text, drawn, own.colours, own.title)
-
     tables = [build_table(load_layout(reference), runs)] if reference else []
-    collected = collect_any(runs, margins)
-    drawing = draw(runs, margins, collected, more)
-    add("", collected, drawing, [*tables, *more_tables])
-    for comparison, own in collected.sections if isinstance(collected, Grid) else []:
-        add(f"groups/{comparison.name}/", own, draw(comparison.runs, margins, own, more))
-    for own_table in tables:
-        files["reference.csv"] = table.csv_text(own_table)
+    content = collect(runs, margins)
+    drawn, notes = draw(runs, margins, more)
+    text = page.markdown(content.parts(drawn, [*tables, *more_tables], notes))
+    files: Files = {f"plots/{plot.name}.svg": plot.svg for plot in drawn}
+    files |= {"results.csv": results.csv_text(content.rows), "verdict.json": json_text(content.data)}
+    files |= {"report.md": text, "report.html": page.html(text, drawn, content.colours, content.title)}
+    for own in tables:
+        files["reference.csv"] = table.csv_text(own)
+    stale = _earlier(out) - files.keys()
     _write_files(files, out, f"the report to {out}")
-    _remove_stale(out, files)
+    for name in stale:
+        (out / name).unlink(missing_ok=True)
     if png:
-        write_png(drawing[0], png)
-    return drawing[1]
+        write_png(drawn, png)
+    return notes
 
 
-def draw(
-    runs: "Sequence[Run]", margins: "Margins", collected: "Content | Grid", more: More = lambda runs: []
-) -> "Drawing":
+def draw(runs: "Sequence[Run]", margins: "Margins", more: More = lambda runs: []) -> "tuple[list[Plot], list[str]]":
     """The plots of a report, and notes on what is missing in them, a line each."""
-    from hvdtrain.report import content, plots
+    from hvdtrain.report import plots
 
-    is_grid = isinstance(collected, content.Grid)
-    drawn, notes = plots.draw_grid(runs) if is_grid else plots.draw(runs, margins)
+    drawn, notes = plots.draw(runs, margins)
     return [*drawn, *more(runs)], notes
 
 
@@ -127,21 +114,11 @@ def _write_files(files: Files, out: Path, what: str) -> None:
         raise UsageError(f"cannot write {what}: {error}") from None
 
 
-def _remove_stale(out: Path, files: Files) -> None:
-    """Remove the files that an earlier report had and this one has not, and nothing else."""
-    from hvdtrain.report import plots
-
-    names = (*plots.NAMES, *plots.MORE_NAMES, *plots.GRID_NAMES)
-    plot_files = [f"plots/{name}.{kind}" for name in names for kind in ("svg", "png")]
-    group_files = ("results.csv", "verdict.json", "report.md", "report.html", *plot_files)
-    former = [out / name for name in ("reference.csv", *plot_files)]
-    former += [group / name for group in out.glob("groups/*") for name in group_files]
-    for path in former:
-        if str(path.relative_to(out)) not in files:
-            path.unlink(missing_ok=True)
-    for folder in (*out.glob("groups/*/plots"), *out.glob("groups/*"), out / "groups"):
-        if folder.is_dir() and not any(folder.iterdir()):
-            folder.rmdir()
+def _earlier(out: Path) -> set[str]:
+    """The files of an earlier report there that not every report has: a reference's table, the plots of its page."""
+    page = out / "report.md"
+    text = page.read_text(encoding="utf-8", errors="replace") if page.is_file() else ""
+    return {"reference.csv", *re.findall(r"\]\((plots/[\w-]+\.svg)\)", text)}
 
 
 def check_out(out: Path) -> None:

@@ -1,20 +1,22 @@
-"""The figures of a run, one Column each: what it means, where it comes from, how it is written, where it is shown.
+"""The figures of a run, one Column each: where it comes from, how it is written, where it is shown.
 
-results.csv, the tables on a terminal and in the pages, and the page's list of what columns mean are made of COLUMNS. To
-add a figure, add an entry.
+results.csv and the tables on a terminal and in the pages are made of COLUMNS. To add a figure, add an entry, and say in
+README.md beside this file what it means.
 """
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
-from hvdtrain.formatting import with_unit
+from hvdtrain.formatting import printable, with_unit
+from hvdtrain.runs.fields import field_value
+from hvdtrain.runs.network_bound import network_bound
 from hvdtrain.runs.read import Run
 
 # Tables that show a figure, beside results.csv, which has all: the pages' summary; the terminal's, with the range over
-# repeats or without, for it has to fit 100 columns; the table of a step's time.
-SUMMARY, TERMINAL, TERMINAL_RANGE, STEP = "summary", "terminal", "terminal with range", "step"
+# repeats or without, for it has to fit 100 columns.
+SUMMARY, TERMINAL, TERMINAL_RANGE = "summary", "terminal", "terminal with range"
 # How repeats of a figure are summarised; see results.spread.
 MEANS = "means, of speeds and times the geometric"
 
@@ -25,7 +27,6 @@ class Column:
 
     Attributes:
         name: in results.csv.
-        meaning: for who reads that file.
         heading: in tables.
         unit, digits: see formatting.with_unit.
         shown: the tables that it is in.
@@ -37,7 +38,6 @@ class Column:
     """
 
     name: str
-    meaning: str
     heading: str = ""
     unit: str = ""
     digits: str = ""
@@ -95,85 +95,60 @@ def best_val_loss(run: Run) -> float | None:
 
 
 _COLUMNS = (
-    Column("mode", "how the workers are kept in step", identifies=True),
-    Column("workers", "processes that compute gradients", identifies=True),
-    Column("servers", "processes that hold the weights and apply the optimizer (parameter-server modes)",
-           identifies=True),
-    Column("variant", "what is not a mode's default in how it waits for slow workers: `backup 1` of ps-sync, `bound 8` "
-           "(--staleness) of ps-ssp", value=lambda run: run.kind.variant, identifies=True),
-    Column("model", "the network", identifies=True),
-    Column("parameters", "its trainable weights", identifies=True),
-    Column("global_batch", "samples of one step, over all workers together", "global batch", digits=",.0f"),
-    Column("lr", "learning rate for the global batch, as the schedule starts from", "learning rate", digits=".3g"),
-    Column("steps_per_epoch", "train_samples / global_batch, rounded up", "steps per epoch", digits=",.0f",
-           value=steps_per_epoch),
-    Column("steps", "steps done, each of one global batch"),
-    Column("samples", "samples trained on, over all workers together"),
-    Column("epochs", "samples / train_samples: passes over the training data", "epochs", value=epochs),
-    Column("wall_s", "seconds of training, without set-up and evaluation", "training time", "s", is_geometric=True),
-    Column("epoch_s", "wall_s / epochs: mean seconds of training of a pass over the training data", "time of an epoch",
-           "s", value=lambda run: _divided(run.summary.wall_s, epochs(run)), is_geometric=True),
-    Column("samples_per_s", "samples / wall_s", "samples/s", shown=(SUMMARY, TERMINAL_RANGE), short="samples\n/s",
+    Column("mode", identifies=True),
+    Column("workers", identifies=True),
+    Column("servers", identifies=True),
+    Column("variant", value=lambda run: run.kind.variant, identifies=True),
+    Column("model", "model", identifies=True),
+    Column("parameters", identifies=True),
+    Column("global_batch", "global batch", digits=",.0f", short="global\nbatch"),
+    Column("lr", "learning rate", digits=".3g", short="learning\nrate"),
+    Column("slow", "slow", value=lambda run: field_value(run, "slow.asked"), identifies=True),
+    Column("steps_per_epoch", "steps per epoch", digits=",.0f", value=steps_per_epoch),
+    Column("steps"),
+    Column("samples"),
+    Column("epochs", "epochs", value=epochs),
+    Column("wall_s", "training time", "s", is_geometric=True),
+    Column("epoch_s", "time of an epoch", "s", value=lambda run: _divided(run.summary.wall_s, epochs(run)),
            is_geometric=True),
-    Column("worker_samples_per_s", "samples_per_s / workers", "samples/s of a worker",
+    Column("samples_per_s", "samples/s", shown=(SUMMARY, TERMINAL_RANGE), short="samples\n/s", is_geometric=True),
+    Column("network_bound", "samples/s that the links allow", shown=(SUMMARY,), value=network_bound),
+    Column("worker_samples_per_s", "samples/s of a worker",
            value=lambda run: _divided(run.summary.samples_per_s, run.kind.workers), is_geometric=True),
-    Column("process_samples_per_s", "samples_per_s / (workers + servers)", "samples/s of a process", shown=(SUMMARY,),
+    Column("process_samples_per_s", "samples/s of a process", shown=(SUMMARY,),
            value=lambda run: _divided(run.summary.samples_per_s, run.kind.workers + run.kind.servers),
            is_geometric=True),
-    Column("cpu_s_per_1000_samples",
-           "seconds of processor time (user and system) for 1,000 samples, of all processes, servers included, while "
-           "they train; set-up and evaluation left out. A process that spins while it waits takes processor time too",
-           "processor time of 1,000 samples", "s", shown=(SUMMARY, TERMINAL), short="CPU of\n1,000",
-           value=cpu_s_per_1000_samples),
-    Column("scaling_efficiency",
-           "samples_per_s / (workers × samples_per_s of the baseline). The baseline is the single run of the same "
-           "repeat, else the geometric mean of all single runs; without any it is another mode on one worker, the same "
-           "for all modes; empty where there is none. It has the same model and the same global batch or, where runs "
-           "on more workers have larger ones, the same batch per worker (weak scaling). 1 is perfect scaling",
-           "scaling efficiency", digits=".2f", shown=(SUMMARY, TERMINAL_RANGE), short="scaling\neffic.",
+    Column("cpu_s_per_1000_samples", "processor time of 1,000 samples", "s", shown=(SUMMARY, TERMINAL),
+           short="CPU of\n1,000", value=cpu_s_per_1000_samples),
+    Column("scaling_efficiency", "scaling efficiency", digits=".2f", shown=(SUMMARY, TERMINAL_RANGE),
+           short="scaling\neffic.", is_geometric=True),
+    Column("val_accuracy", "validation accuracy", digits=".3f", shown=(SUMMARY, TERMINAL_RANGE),
+           short="validation\naccuracy"),
+    Column("val_loss", "validation loss"),
+    Column("best_val_loss", "best validation loss", value=best_val_loss),
+    Column("test_loss", "test loss"),
+    Column("test_accuracy", "test accuracy (top-1)", digits=".3f"),
+    Column("time_to_target_s", "time to target", "s", shown=(SUMMARY, TERMINAL_RANGE), short="time to\ntarget",
            is_geometric=True),
-    Column("val_accuracy", "accuracy on the validation images at the last evaluation, every image counted once",
-           "validation accuracy", digits=".3f", shown=(SUMMARY, TERMINAL_RANGE), short="validation\naccuracy"),
-    Column("val_loss", "mean cross-entropy on the validation images at the last evaluation", "validation loss"),
-    Column("best_val_loss", "the smallest val_loss of all evaluations", "best validation loss", value=best_val_loss),
-    Column("test_loss", "mean cross-entropy of the best model on the test images, where the data set has some",
-           "test loss"),
-    Column("test_accuracy", "accuracy of the best model on the test images", "test accuracy (top-1)", digits=".3f"),
-    Column("time_to_target_s", "seconds of training until an evaluation first reached the target accuracy",
-           "time to target", "s", shown=(SUMMARY, TERMINAL_RANGE), short="time to\ntarget", is_geometric=True),
-    Column("samples_to_target", "samples trained on until then: time_to_target_s = these × seconds a sample",
-           value=samples_to_target, is_geometric=True),
-    Column("exposed_comm_fraction",
-           "share of a worker's training time in which it waits for other processes: exposed communication, between "
-           "steps, for a share, for weights to evaluate",
-           "comm. wait", "%", ".0f", shown=(SUMMARY, TERMINAL), short="comm.\nwait"),
-    Column("step_p50_s", "median of the seconds of a worker's own step, the first ones of each start left out",
-           "a worker's own step: median", "ms", shown=(STEP,), value=lambda run: run.summary.step_time.p50_s),
-    Column("step_p95_s", "what 95 % of them do not exceed", "95 %", "ms", shown=(STEP,),
-           value=lambda run: run.summary.step_time.p95_s),
-    Column("step_p99_s", "what 99 % of them do not exceed", "99 %", "ms", shown=(STEP,),
-           value=lambda run: run.summary.step_time.p99_s),
-    Column("bytes_sent_per_step", "bytes of weights and gradients sent in a step by all processes, servers included",
-           "sent per step", "B", shown=(SUMMARY, TERMINAL), short="sent per\nstep"),
-    Column("bytes_sent_per_1000_samples", "the same for 1,000 samples", "sent for 1,000 samples", "B",
-           value=bytes_sent_per_1000_samples),
-    Column("staleness_mean",
-           "mean number of updates of a bucket of weights from a worker's pull until its push is applied",
-           "mean staleness", digits=".2f", shown=(SUMMARY, TERMINAL), short="stale-\nness"),
-    Column("staleness_max", "the largest such number", "largest staleness", digits="g"),
-    Column("peak_rss_mb",
-           "largest resident memory of all processes together, servers included, in MB of 2^20 bytes (pages that "
-           "processes share count once for each)",
-           "memory", "MB", shown=(SUMMARY, TERMINAL), short="\nmemory"),
-    Column("repeat", "number of the repeat; repeats have different seeds unless said otherwise", identifies=True),
+    Column("samples_to_target", value=samples_to_target, is_geometric=True),
+    Column("exposed_comm_fraction", "comm. wait", "%", ".0f", shown=(SUMMARY, TERMINAL), short="comm.\nwait"),
+    Column("step_p50_s", "a worker's own step: median", "ms", value=lambda run: run.summary.step_time.p50_s),
+    Column("step_p95_s", "95 %", "ms", value=lambda run: run.summary.step_time.p95_s),
+    Column("step_p99_s", "99 %", "ms", value=lambda run: run.summary.step_time.p99_s),
+    Column("bytes_sent_per_step", "sent per step", "B", shown=(SUMMARY, TERMINAL), short="sent per\nstep"),
+    Column("bytes_sent_per_1000_samples", "sent for 1,000 samples", "B", value=bytes_sent_per_1000_samples),
+    Column("staleness_mean", "mean staleness", digits=".2f", shown=(SUMMARY, TERMINAL), short="stale-\nness"),
+    Column("staleness_max", "largest staleness", digits="g"),
+    Column("peak_rss_mb", "memory", "MB", shown=(SUMMARY, TERMINAL), short="\nmemory"),
+    Column("repeat", identifies=True),
 )  # fmt: skip
 COLUMNS = {column.name: column for column in _COLUMNS}
 # Figures of one evaluation, which tables of epochs have beside those above.
 TRAINED = {
     column.name: column
     for column in (
-        Column("train_loss", "mean cross-entropy on the training batches", "training loss"),
-        Column("train_accuracy", "accuracy on the training batches", "training accuracy", digits=".3f"),
+        Column("train_loss", "training loss"),
+        Column("train_accuracy", "training accuracy", digits=".3f"),
     )
 }
 
@@ -186,3 +161,41 @@ def format_figure(name: str, value: float | None) -> str:
     if name == "epochs":
         return f"{value:.1f}".removesuffix(".0")
     return with_unit(value, column.unit, column.digits)
+
+
+class Setting(NamedTuple):
+    """What several values of --model, --batch-size and --slow vary: only runs of one setting are compared."""
+
+    model: str
+    global_batch: int
+    lr: float
+    slow: str
+
+    @classmethod
+    def of_row(cls, row: Mapping[str, Any]) -> "Setting":
+        """From a row of results.csv. Learning rates that read the same are equal."""
+        return cls(row["model"] or "", row["global_batch"] or 0, float(f"{row['lr'] or 0:.4g}"), row["slow"])
+
+    @classmethod
+    def of(cls, run: Run) -> "Setting":
+        return cls.of_row({name: COLUMNS[name].of(run) for name in cls._fields})
+
+    @classmethod
+    def varied(cls, settings: "Iterable[Setting]") -> list[str]:
+        """The fields in which they differ."""
+        values = map(set, zip(*settings, strict=True))
+        return [name for name, found in zip(cls._fields, values, strict=False) if len(found) > 1]
+
+    @property
+    def order(self) -> tuple[Any, ...]:
+        return *self[:3], self.slow != "none", self.slow
+
+    def text(self, name: str) -> str:
+        """A field's value."""
+        value = getattr(self, name)
+        return f"{value:,}" if name == "global_batch" else printable(str(value))
+
+    def words(self, name: str) -> str:
+        """The same with what it is: `global batch 64`."""
+        what = {"global_batch": "global batch ", "lr": "learning rate ", "slow": "slow: "}.get(name, "")
+        return what + self.text(name)

@@ -1,6 +1,5 @@
-"""What a report says: of one comparison, and across those of a grid. `page.py` writes it, a terminal prints it."""
+"""What a report says: of one comparison, or of several. `page.py` writes it, a terminal prints it."""
 
-import shlex
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from itertools import groupby
@@ -8,42 +7,37 @@ from typing import Any
 
 from hvdtrain import plot_style
 from hvdtrain.errors import UsageError
-from hvdtrain.formatting import with_noun
 from hvdtrain.report import fairness, page
-from hvdtrain.report.columns import COLUMNS, format_figure
-from hvdtrain.report.comparisons import Comparison, one_worker, split_into_comparisons
+from hvdtrain.report.columns import COLUMNS, Setting
+from hvdtrain.report.comparisons import Comparison, split_into_comparisons
 from hvdtrain.report.fairness import EqualField, format_value
 from hvdtrain.report.headline import Verdict, reach_verdict
 from hvdtrain.report.membership import membership_table
 from hvdtrain.report.page import Plot
-from hvdtrain.report.reference_tables import OVERVIEW, build_table
 from hvdtrain.report.results import Group, Row, result_rows, scales_weakly, summarise, summary_table
-from hvdtrain.report.step_parts import parts_table
-from hvdtrain.report.table import Cell, Table, markdown, words_table
+from hvdtrain.report.table import Table, markdown, words_table
 from hvdtrain.report.verdict import DEFAULT, Margins, same_network
 from hvdtrain.runs.fields import field_value
 from hvdtrain.runs.read import Run, display_names, finished_by_kind
 
 _CHECKED = "Checked before anything was compared; runs that differ in one of these are refused."
-_CHECKED_GRID = "Checked among all runs before anything was compared, beside what each comparison has in common."
-_MEASURED = "results.csv has all columns and all digits; what is not here is the same in all runs, or was not measured."
 
 
 @dataclass(frozen=True)
 class Content:
-    """What a report of one comparison says, without its plots.
+    """What a report says, without its plots.
 
     Attributes:
-        subject: what was trained, in a sentence.
-        verdict: the headline, its sentences and its caveats.
-        rows, groups: each run's figures, and their summary by kind.
-        equal: what was found equal.
+        comparisons: each with its verdict.
+        title: the headline, or of several comparisons what they differ in.
+        rows, groups: each run's figures, and their summary by setting and kind.
+        equal: what was found equal in all runs.
         omitted: runs that are not in the tables, and why, a line each.
-        runs: the finished runs with their display names, in the order of rows.
+        runs: the finished runs with their names, in the order of rows.
     """
 
-    subject: str
-    verdict: Verdict
+    comparisons: list[tuple[Comparison, Verdict]]
+    title: str
     rows: list[Row]
     groups: list[Group]
     equal: list[EqualField]
@@ -53,21 +47,28 @@ class Content:
     @property
     def data(self) -> dict[str, Any]:
         """The content of verdict.json."""
-        return self.verdict.data
+        listed = [{"comparison": of.title, **verdict.data} for of, verdict in self.comparisons]
+        return {"comparisons": listed} if len(listed) > 1 else self.comparisons[0][1].data
 
     @property
-    def title(self) -> str:
-        return self.verdict.headline
+    def varied(self) -> list[str]:
+        """The columns that tell the comparisons apart."""
+        return Setting.varied(group.setting for group in self.groups)
 
     @property
-    def summary(self) -> Table:
-        """A row for each kind of runs."""
-        return summary_table(self.groups)
+    def headlines(self) -> list[str]:
+        """The title, and of several comparisons the headline of each in which something is compared."""
+        several = [(of, verdict) for of, verdict in self.comparisons if of.title and len(of.by_kind) > 1]
+        return [self.title, *(f"{of.title}: {verdict.headline}" for of, verdict in several)]
+
+    @property
+    def caveats(self) -> list[str]:
+        return list(dict.fromkeys(line for _, verdict in self.comparisons for line in verdict.caveats))
 
     def terminal(self) -> tuple[Table, list[str]]:
         """The table that is printed, and the lines below it."""
-        caveats = [f"- {line}" for line in self.verdict.caveats]
-        lines = [self.verdict.headline, *caveats, "", *self.verdict.sentences, *self.omitted]
+        sentences = self.comparisons[0][1].sentences if len(self.comparisons) == 1 else []
+        lines = [*self.headlines, *(f"- {line}" for line in self.caveats), "", *sentences, *self.omitted]
         return summary_table(self.groups, on_terminal=True), lines
 
     @property
@@ -77,168 +78,75 @@ class Content:
 
     def parts(self, plots: Sequence[Plot], tables: Sequence[Table] = (), notes: Sequence[str] = ()) -> list[str]:
         """The page as Markdown: what was found, then what it was found in, then what it rests on."""
-        finished = [run for _, run in self.runs]
         effect = [page.plot(plot) for plot in plots if plot.name == "effect"]
-        steps = parts_table(finished_by_kind(finished), self.groups)
-        commands = [text for name, run in self.runs for text in (f"{page.plain(name)}:", page.code(_command(run)))]
+        left_out = [*self.omitted, *notes]
+        about: list[str] = []
+        for of, verdict in self.comparisons:
+            own = page.listed(verdict.sentences), f"Trained: {page.plain(_subject(of.runs[0]))}"
+            about += [page.details(of.title, *own)] if of.title else own
         return [
-            f"**{page.plain(self.verdict.headline)}**",
-            page.notice(self.verdict.caveats),
-            _left_out([*self.omitted, *notes]),
+            f"**{page.plain(self.title)}**",
+            page.listed(self.headlines[1:]),
+            page.notice(self.caveats),
+            page.notice(["Not in the tables and plots:", *left_out]) if left_out else "",
             *effect,
-            page.listed(self.verdict.sentences),
-            f"Trained: {page.plain(self.subject)}",
+            *about,
             "## Summary",
-            markdown(replace(self.summary, title="")),
+            markdown(replace(summary_table(self.groups), title="")),
             *map(markdown, tables),
             *(["## Plots"] if len(plots) > len(effect) else []),
             *(page.plot(plot) for plot in plots if plot.name != "effect"),
             "## What it rests on",
-            _differences(finished),
+            *(_differences(of) for of, _ in self.comparisons),
             *([markdown(there)] if (there := membership_table(self.runs)) else []),
-            *([page.details(steps.title, markdown(replace(steps, title="")))] if steps else []),
-            page.details("Each run", _each_run(self.rows, [name for name, _ in self.runs])),
             page.details("What was equal", _CHECKED, *_equal_tables(self.equal)),
-            page.details("What each column means", _meanings()),
-            page.details("Machine and versions", _machine(finished)),
-            page.details("To repeat a run", *commands),
+            page.details("Machine and versions", _machine([run for _, run in self.runs])),
         ]
 
 
-@dataclass(frozen=True)
-class Grid:
-    """What a report of several comparisons says, without its plots.
-
-    Attributes:
-        varied: what the comparisons differ in, in words.
-        sections: each comparison, and what it says.
-        summary: all runs in one table.
-        equal: what was found equal in all runs.
-        omitted: runs that are not in the tables, and why, a line each.
-        alone: where one worker is faster than several; see comparisons.one_worker.
-    """
-
-    varied: str
-    sections: list[tuple[Comparison, Content]]
-    summary: Table
-    equal: list[EqualField]
-    omitted: list[str]
-    alone: list[dict[str, Any]]
-
-    @property
-    def data(self) -> dict[str, Any]:
-        """The content of verdict.json."""
-        listed = [{"comparison": comparison.title, **content.data} for comparison, content in self.sections]
-        return {"comparisons": listed, "one_worker": self.alone}
-
-    @property
-    def title(self) -> str:
-        return "A grid of runs"
-
-    @property
-    def rows(self) -> list[Row]:
-        """The figures of all runs."""
-        return result_rows(self._finished)
-
-    @property
-    def _finished(self) -> list[Run]:
-        return [run for _, content in self.sections for _, run in content.runs]
-
-    @property
-    def _headlines(self) -> list[str]:
-        compared = [(c.title, content.verdict.headline) for c, content in self.sections if len(content.groups) > 1]
-        return [line["words"] for line in self.alone] + [f"{title}: {headline}" for title, headline in compared]
-
-    @property
-    def _caveats(self) -> list[str]:
-        return list(dict.fromkeys(line for _, content in self.sections for line in content.verdict.caveats))
-
-    def terminal(self) -> tuple[Table, list[str]]:
-        """The table that is printed, and the lines below it."""
-        return self.summary, [*self._headlines, *(f"- {line}" for line in self._caveats), *self.omitted]
-
-    @property
-    def colours(self) -> dict[str, str]:
-        """Of the rows of tables, by their label."""
-        return {label: colour for _, content in self.sections for label, colour in content.colours.items()}
-
-    def parts(self, plots: Sequence[Plot], tables: Sequence[Table] = (), notes: Sequence[str] = ()) -> list[str]:
-        """The page as Markdown, with links to the reports of the comparisons."""
-        number = f"{len(self.sections)} comparisons; what differs between them is {self.varied}."
-        sections = []
-        for comparison, content in self.sections:
-            sections += [
-                f"## {page.plain(comparison.title)}",
-                page.plain(content.verdict.headline) if len(content.groups) > 1 else "",
-                markdown(replace(content.summary, title="")),
-                f"Trained: {page.plain(content.subject)}",
-                f"[Its report](groups/{comparison.name}/report.md) has plots and the commands to repeat its runs.",
-            ]
-        return [
-            f"**{page.plain(number)}**",
-            page.listed(self._headlines),
-            page.notice(self._caveats),
-            _left_out([*self.omitted, *notes]),
-            *map(page.plot, plots),
-            *map(markdown, [*tables, self.summary]),
-            *sections,
-            "## What it rests on",
-            page.details("What was equal", _CHECKED_GRID, *_equal_tables(self.equal)),
-            page.details("What each column means", _meanings()),
-            page.details("Machine and versions", _machine(self._finished)),
-        ]
-
-
-def collect(runs: Sequence[Run], others: Sequence[Run] = (), margins: Margins = DEFAULT) -> Content:
-    """Collect what there is to say about the runs of a comparison.
+def collect(runs: Sequence[Run], margins: Margins = DEFAULT) -> Content:
+    """Collect what there is to say.
 
     Args:
-        others: further runs that may hold the baseline of scaling efficiency.
         margins: what the verdict counts as a difference.
 
     Raises:
-        UsageError: none of them finished, or they differ in what should be equal.
+        UsageError: none of the runs finished, or they differ in what should be equal.
     """
-    names, omitted = display_names(runs), _omitted(runs)
+    names = display_names(runs)
+    omitted = [f"{names[run.folder]}: left out, {run.problem}{_see_logs(run)}" for run in runs if not run.is_finished]
+    comparisons = split_into_comparisons(runs)
     finished = [run for members in finished_by_kind(runs).values() for run in members]
     if not finished:
         raise UsageError(f"no finished run to report: {'; '.join(omitted) or 'no runs were given'}")
-    equal = fairness.check(finished)
-    rows = result_rows(finished, others)
-    return Content(
-        subject=_subject(finished[0]),
-        verdict=reach_verdict(finished, margins),
-        rows=rows,
-        groups=summarise(rows),
-        equal=equal,
-        omitted=omitted,
-        runs=[(names[run.folder], run) for run in finished],
-    )
+    equal = [field for of in comparisons for field in fairness.check(of.runs)]
+    judged = [(of, reach_verdict(of.runs, margins)) for of in comparisons]
+    title = judged[0][1].headline
+    if len(comparisons) > 1:
+        equal = fairness.check_grid(finished)
+        title = f"{len(comparisons)} comparisons; what differs between them is {_differing(comparisons, equal)}."
+    rows = result_rows(finished)
+    return Content(judged, title, rows, summarise(rows), equal, omitted, [(names[run.folder], run) for run in finished])
 
 
-def collect_any(runs: Sequence[Run], margins: Margins = DEFAULT) -> Content | Grid:
-    """Collect what there is to say: of one comparison, or of a grid of several.
+def _differing(comparisons: Sequence[Comparison], equal: Sequence[EqualField]) -> str:
+    """In what comparisons differ, in words.
 
-    Raises:
-        UsageError: runs differ in what should be equal, or none finished.
+    Args:
+        equal: what was found equal in all of them, with how learning rates depend on the number of workers.
     """
-    comparisons = split_into_comparisons(runs)
-    if len(comparisons) < 2:
-        return collect(runs, margins=margins)
-    finished = [run for comparison in comparisons for run in comparison.runs]
-    sections = [(comparison, collect(comparison.runs, finished, margins)) for comparison in comparisons]
-    equal = fairness.check_grid(finished)
-    rule = next(item.value for item in equal if item.field == "lr")
-    words = {
-        "model": "model", "global_batch": "global batch", "lr": f"learning rate ({rule})",
-        "slow.asked": "who was made slow",
-    }  # fmt: skip
-    if is_weak := scales_weakly(result_rows(finished)):
-        words["global_batch"] += " (grows with the workers)"
-    fields = [f for f in fairness.GRID_FIELDS if len({field_value(run, f) for run in finished}) > 1]
+    finished = [run for of in comparisons for run in of.runs]
+    is_weak = scales_weakly(result_rows(finished))
+    who = {"slow": "who was made slow"}
+    words = {name: who.get(name, COLUMNS[name].heading) for name in Setting.varied(map(Setting.of, finished))}
+    for name, detail in (
+        ("global_batch", "grows with the workers" if is_weak else ""),
+        ("lr", next(field.value for field in equal if field.field == "lr")),
+    ):
+        if name in words and detail:
+            words[name] += f" ({detail})"
     also = ", ".join(_also_varied(comparisons, is_weak))
-    varied = " and ".join(words[field] for field in fields) + (f", but also {also}" if also else ", and nothing else")
-    return Grid(varied, sections, build_table(OVERVIEW, finished), equal, _omitted(runs), one_worker(finished))
+    return " and ".join(words.values()) + (f", but also {also}" if also else ", and nothing else")
 
 
 def _also_varied(comparisons: Sequence[Comparison], is_weak: bool) -> list[str]:
@@ -256,16 +164,6 @@ def _also_varied(comparisons: Sequence[Comparison], is_weak: bool) -> list[str]:
         if field not in follow and len({frozenset(str(field_value(run, field)) for run in runs) for runs in own}) > 1
     ]  # fmt: skip
     return also + ([] if same_network([run for runs in own for run in runs]) else ["the network's speed"])
-
-
-def _left_out(lines: Sequence[str]) -> str:
-    return page.notice(["Not in the tables and plots:", *lines]) if lines else ""
-
-
-def _omitted(runs: Sequence[Run]) -> list[str]:
-    """The runs that are left out of the tables, and why, a line each."""
-    names = display_names(runs)
-    return [f"{names[run.folder]}: left out, {run.problem}{_see_logs(run)}" for run in runs if not run.is_finished]
 
 
 def _see_logs(run: Run) -> str:
@@ -294,20 +192,12 @@ _TITLES = {
 }  # fmt: skip
 
 
-def _differences(runs: Sequence[Run]) -> str:
-    kinds = finished_by_kind(runs)
+def _differences(of: Comparison) -> str:
+    kinds = of.by_kind
     rows = [[title, *(format_value(field_value(run, f)) for run, *_ in kinds.values())] for f, title in _TITLES.items()]
     rows = [row for row in rows if len(set(row[1:])) > 1]
-    return markdown(words_table("What differs", ["", *(kind.label for kind in kinds)], rows)) if rows else ""
-
-
-def _each_run(rows: Sequence[Row], names: Sequence[str]) -> str:
-    """What varies between the runs, or of one run what was measured."""
-    varying = [name for name in COLUMNS if any(row[name] != rows[0][name] for row in rows)]
-    shown = varying if len(rows) > 1 else [name for name in COLUMNS if rows[0][name] is not None]
-    cells = [[Cell(v if isinstance(v := row[name], str) else format_figure(name, v)) for name in shown] for row in rows]
-    columns = [("", name) for name in shown]
-    return markdown(Table("", "", [_MEASURED], "run", columns, list(zip(names, cells, strict=True))))
+    title = ": ".join(filter(None, ["What differs", of.title]))
+    return markdown(words_table(title, ["", *(kind.label for kind in kinds)], rows)) if rows else ""
 
 
 def _equal_tables(equal: Sequence[EqualField]) -> list[str]:
@@ -316,10 +206,6 @@ def _equal_tables(equal: Sequence[EqualField]) -> list[str]:
         markdown(words_table(f"Among {among}", headings, [(e.field, e.value, e.why) for e in members]))
         for among, members in groupby(equal, key=lambda item: item.among)
     ]
-
-
-def _meanings() -> str:
-    return markdown(words_table("", ["column", "meaning"], [(c.name, c.meaning) for c in COLUMNS.values()]))
 
 
 def _machine(runs: Sequence[Run]) -> str:
@@ -338,14 +224,3 @@ def _machine(runs: Sequence[Run]) -> str:
         "first run started": started[0] if started else "not recorded",
     }
     return markdown(words_table("", ["", "of the first run"], list(facts.items())))
-
-
-def _command(run: Run) -> str:
-    """The run's command for a shell, below a comment that says how many ranks were started by what."""
-    ranks = with_noun(run.kind.workers + run.kind.servers, "rank")
-    # The comment has to be one line: a shell would run what follows a line break in the starter's name.
-    comment = " ".join(f"# {ranks}, starter: {format_value(run.manifest.starter)}".split())
-    words = list(run.manifest.command)
-    if "--out" in words[:-1]:  # the run itself is in that folder
-        words[words.index("--out") + 1] += "-again"
-    return f"{comment}\n{shlex.join(words) if words else '# not recorded'}"

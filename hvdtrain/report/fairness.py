@@ -89,10 +89,9 @@ EQUAL_IN_TRANSPORT = {
 _WHERE_THERE = {
     "environment.servers_computing", "environment.servers_messages", "record", "hosts.cores_usable",
 }  # fmt: skip
-# What a grid varies: runs that differ here may be in one report, in tables of their own.
-GRID_FIELDS = ("model", "global_batch", "lr", "slow.asked")
-# The number of weights follows from the model, and the schedule's number of steps from the batch.
-_MAY_DIFFER_IN_GRID = {*GRID_FIELDS, "parameters", "schedule"}
+# What columns.Setting has: runs that differ here may be in one report, each compared with its like. The number of
+# weights follows from the model, and the schedule's number of steps from the batch.
+_MAY_DIFFER_IN_GRID = {"model", "global_batch", "lr", "slow.asked", "parameters", "schedule"}
 # How learning rates may depend on the number of workers, where the global batch grows with it: exponent and words.
 LR_RULES = {
     0.0: "the same",
@@ -126,7 +125,7 @@ def check(runs: Sequence[Run]) -> list[EqualField]:
 
 
 def check_grid(runs: Sequence[Run]) -> list[EqualField]:
-    """What the finished runs of a grid have in common: all but GRID_FIELDS and what follows from them.
+    """What the finished runs of several comparisons have in common: all but their setting and what follows from it.
 
     Raises:
         UsageError: they differ in something else, or their learning rates follow none of LR_RULES.

@@ -52,12 +52,6 @@ def notice(lines: Sequence[str]) -> str:
     return "\n>\n".join(f"> {plain(line)}" for line in lines)
 
 
-def code(text: str) -> str:
-    """A code block whose fence is longer than any in the text."""
-    fence = "`" * max(3, 1 + max((len(ticks) for ticks in re.findall("`+", text)), default=0))
-    return f"{fence}sh\n{text}\n{fence}"
-
-
 def details(title: str, *parts: str) -> str:
     """What is folded away until somebody asks for it."""
     return "\n\n".join([f"<details>\n<summary>{plain(title)}</summary>", *parts, "</details>"])
@@ -85,7 +79,6 @@ def html(page: str, plots: Sequence[Plot], colours: Mapping[str, str], title: st
     body = MarkdownIt("commonmark").enable("table").render(page)
     body = body.replace(' style="text-align:right"', ' class="number"').replace(' style="text-align:left"', "")
     body = re.sub(r'(<td class="number">[^<]*) \(([^()<]*)\)</td>', r"\1<small>\2</small></td>", body)
-    body = re.sub(r'(<a href="groups/[^"]*\.)md"', r'\1html"', body)
     for label, colour in colours.items():
         swatch = f'<span class="swatch" style="background:{colour}"></span>'
         body = body.replace(f"<td>{escapeHtml(label)}</td>", f'<td class="run">{swatch}{escapeHtml(label)}</td>')

@@ -1,4 +1,4 @@
-"""Plots of learning: loss, accuracy, staleness."""
+"""Plots of learning: loss and accuracy."""
 
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING, Any
 
 from hvdtrain import plot_style
 from hvdtrain.formatting import with_noun
+from hvdtrain.report.comparisons import Comparison
 from hvdtrain.report.curves import Line, draw_curves
 from hvdtrain.runs.loss_curve import LossCurve
 from hvdtrain.runs.read import Kind, Run
@@ -23,9 +24,10 @@ LOSS = (
 )
 
 
-def loss(by_kind: RunsByKind, curves: Mapping[Path, LossCurve]) -> "Figure | None":
+def loss(comparisons: Sequence[Comparison], curves: Mapping[Path, LossCurve]) -> "Figure | None":
     panels: dict[str, list[Line]] = {}
-    for workers, runs in _panels(by_kind):
+    for workers, by_kind in _panels(comparisons):
+        runs = [run for members in by_kind.values() for run in members]
         time, samples = (panels.setdefault(f"{workers}, against {what}", []) for what in ("time", "samples"))
         for run in runs:
             curve, drawn = curves[run.folder], _line_style(run.kind, by_kind)
@@ -40,11 +42,12 @@ def loss(by_kind: RunsByKind, curves: Mapping[Path, LossCurve]) -> "Figure | Non
     return draw_curves(panels, ["seconds of training", "samples trained on"], "cross-entropy", columns=2)
 
 
-def _panels(by_kind: RunsByKind) -> Iterable[tuple[str, list[Run]]]:
-    """The runs of each panel and its title: those on one number of workers, with the baseline."""
-    for size in sorted({kind.workers for kind in by_kind if kind.mode != "single"}) or [1]:
-        kinds = [kind for kind in by_kind if kind.workers == size or kind.mode == "single"]
-        yield with_noun(size, "worker"), [run for kind in kinds for run in by_kind[kind]]
+def _panels(comparisons: Sequence[Comparison]) -> Iterable[tuple[str, RunsByKind]]:
+    """The runs of each panel, with its title: those of a comparison on one number of workers, with the baseline."""
+    for of in comparisons:
+        for size in sorted({kind.workers for kind in of.by_kind if kind.mode != "single"}) or [1]:
+            own = {k: runs for k, runs in of.by_kind.items() if k.workers == size or k.mode == "single"}
+            yield ", ".join(filter(None, [of.title, with_noun(size, "worker")])), own
 
 
 def _line_style(kind: Kind, by_kind: RunsByKind) -> dict[str, Any]:
@@ -73,9 +76,10 @@ ACCURACY = (
 )
 
 
-def accuracy(by_kind: RunsByKind) -> "Figure | None":
+def accuracy(comparisons: Sequence[Comparison]) -> "Figure | None":
     panels = {}
-    for workers, runs in _panels(by_kind):
+    for workers, by_kind in _panels(comparisons):
+        runs = [run for members in by_kind.values() for run in members]
         panels[workers] = [
             Line(
                 [e.train_s for e in run.summary.evaluations], [e.val_accuracy for e in run.summary.evaluations],
@@ -88,39 +92,3 @@ def accuracy(by_kind: RunsByKind) -> "Figure | None":
             dotted = {"color": plot_style.INK, "linewidth": 0.9, "linestyle": ":", "label": f"target {target:g}"}
             panels[workers] += [Line([0, max(ends)], [target] * 2, dotted)] if ends else []
     return draw_curves(panels, ["seconds of training"], "validation accuracy")
-
-
-STALENESS = (
-    "Share of the pushes that were applied to weights so many updates newer than those they were computed "
-    "on, all repeats together. At 0 nothing is lost; a long tail means that some gradients were old news."
-)
-_MOST_BARS = 40
-
-
-def staleness(by_kind: RunsByKind) -> "Figure | None":
-    histograms = {kind: histogram for kind, runs in by_kind.items() if (histogram := _histogram(runs))}
-    if not histograms:
-        return None
-    figure, panels = plot_style.panels(len(histograms), 2.4)
-    for axes, (kind, histogram) in zip(panels, histograms.items(), strict=True):
-        width = -(-(max(histogram) + 1) // _MOST_BARS)  # updates to a bar
-        total, bars = sum(histogram.values()), dict[int, float]()
-        for staleness, pushes in histogram.items():
-            start = staleness // width * width
-            bars[start] = bars.get(start, 0.0) + 100 * pushes / total
-        middles = [bar + (width - 1) / 2 for bar in bars]
-        axes.bar(middles, list(bars.values()), width=0.8 * width, color=plot_style.colour(kind))
-        mean = sum(staleness * pushes for staleness, pushes in histogram.items()) / total
-        axes.set(title=f"{kind.label}: mean {mean:.2f}, max. {max(histogram)}", xlabel="staleness (updates)")
-        axes.set_xlim(-0.6, max(max(histogram), 3) + 0.6)
-        axes.locator_params(axis="x", integer=True)
-    panels[0].set_ylabel("% of pushes")
-    return figure
-
-
-def _histogram(runs: Sequence[Run]) -> dict[int, float]:
-    histogram: dict[int, float] = {}
-    for run in runs:
-        for staleness, pushes in run.summary.staleness_histogram.items():
-            histogram[staleness] = histogram.get(staleness, 0.0) + pushes
-    return {staleness: pushes for staleness, pushes in histogram.items() if pushes}

@@ -12,8 +12,8 @@ from typing import Any
 from hvdtrain.config import recipes
 from hvdtrain.config.run_config import lr_factor
 from hvdtrain.errors import UsageError
-from hvdtrain.report.columns import COLUMNS, MEANS, SUMMARY, TRAINED, format_figure
-from hvdtrain.report.fairness import GRID_FIELDS, format_value
+from hvdtrain.report.columns import COLUMNS, MEANS, TRAINED, Setting, format_figure
+from hvdtrain.report.fairness import format_value
 from hvdtrain.report.results import Row, format_range, result_rows, spread
 from hvdtrain.report.table import Cell, Table
 from hvdtrain.runs.fields import field_value
@@ -49,10 +49,6 @@ class Layout:
     notes: Sequence[str] = ()
     reference: dict[str, list[dict[str, float]]] = field(default_factory=dict)
     options: dict[str, Any] = field(default_factory=dict)
-
-
-_IN_SUMMARY = [column.name for column in COLUMNS.values() if SUMMARY in column.shown]
-OVERVIEW = Layout("overview", "All runs", "run", ["global_batch", "lr", *_IN_SUMMARY])
 
 
 def load_layout(preset_name: str) -> Layout:
@@ -166,7 +162,7 @@ def _format(name: str, value: float) -> str:
 
 
 def _repeats(runs: Sequence[Run]) -> str:
-    count = Counter((run.kind, *(format_value(field_value(run, field)) for field in GRID_FIELDS)) for run in runs)
+    count = Counter((run.kind, Setting.of(run)) for run in runs)
     low, high = min(count.values()), max(count.values())
     if high == 1:
         return "One run each."

@@ -9,7 +9,16 @@ from fractions import Fraction
 from statistics import geometric_mean
 from typing import Any
 
-from hvdtrain.report.columns import COLUMNS, MEANS, SUMMARY, TERMINAL, TERMINAL_RANGE, format_figure
+from hvdtrain.report.columns import (
+    COLUMNS,
+    MEANS,
+    SUMMARY,
+    TERMINAL,
+    TERMINAL_RANGE,
+    Column,
+    Setting,
+    format_figure,
+)
 from hvdtrain.report.table import Cell, Table
 from hvdtrain.runs.read import Kind, Run, finished_by_kind
 
@@ -28,8 +37,9 @@ class Spread:
 
 @dataclass(frozen=True)
 class Group:
-    """The n runs of one kind: a Spread for each figure, None where no run has it."""
+    """The n runs of one kind and setting: a Spread for each figure, None where no run has it."""
 
+    setting: Setting
     kind: Kind
     n: int
     figures: dict[str, Spread | None]
@@ -38,24 +48,15 @@ class Group:
         return self.figures[figure]
 
 
-def result_rows(runs: Sequence[Run], others: Sequence[Run] = ()) -> list[Row]:
-    """One row of COLUMNS for each finished run, in display order of kinds, then of repeats.
-
-    Args:
-        others: further runs that may hold the baseline of scaling efficiency.
-    """
-    rows = [_row(run) for members in finished_by_kind(runs).values() for run in members]
-    known = {run.folder for run in runs}
-    all_rows = rows + [_row(run) for run in others if run.is_finished and run.folder not in known]
-    is_weak = scales_weakly(all_rows)
-    baselines = _baselines(all_rows, is_weak)
+def result_rows(runs: Sequence[Run]) -> list[Row]:
+    """One row of COLUMNS for each finished run, in display order of kinds, then of repeats."""
+    finished = (run for members in finished_by_kind(runs).values() for run in members)
+    rows: list[Row] = [{name: column.of(run) for name, column in COLUMNS.items()} for run in finished]
+    is_weak = scales_weakly(rows)
+    baselines = _baselines(rows, is_weak)
     for row in rows:
         row["scaling_efficiency"] = _scaling_efficiency(row, baselines.get(_scaling_key(row, is_weak), []))
     return rows
-
-
-def _row(run: Run) -> Row:
-    return {name: column.of(run) for name, column in COLUMNS.items()}
 
 
 def csv_text(rows: Sequence[Row]) -> str:
@@ -68,14 +69,14 @@ def csv_text(rows: Sequence[Row]) -> str:
 
 
 def summarise(rows: Sequence[Row]) -> list[Group]:
-    """The figures over their repeats, one Group for each (mode, workers, servers), in the rows' order."""
-    kinds: dict[Kind, list[Row]] = {}
+    """The figures over their repeats, one Group for each kind, by setting, then in the rows' order."""
+    kinds: dict[tuple[Setting, Kind], list[Row]] = {}
     for row in rows:
-        kinds.setdefault(Kind.of_row(row), []).append(row)
+        kinds.setdefault((Setting.of_row(row), Kind.of_row(row)), []).append(row)
     figures = [name for name, column in COLUMNS.items() if not column.identifies]
     return [
-        Group(kind, len(members), {n: spread([row[n] for row in members], n) for n in figures})
-        for kind, members in kinds.items()
+        Group(setting, kind, len(members), {n: spread([row[n] for row in members], n) for n in figures})
+        for (setting, kind), members in sorted(kinds.items(), key=lambda item: item[0][0].order)
     ]
 
 
@@ -115,24 +116,29 @@ def format_range(name: str, found: Spread, format_value: Callable[[str, float], 
 
 
 def summary_table(groups: Sequence[Group], on_terminal: bool = False) -> Table:
-    """The groups' figures; on a terminal fewer of them, under shorter headings."""
+    """The groups' figures, behind what their settings differ in; on a terminal fewer, under shorter headings."""
     places = {TERMINAL, TERMINAL_RANGE} if on_terminal else {SUMMARY}
+    varied = Setting.varied(group.setting for group in groups)
     columns = [c for c in COLUMNS.values() if places & set(c.shown) and any(group[c.name] for group in groups)]
     rows = []
     for group in groups:
         cells = [format_cell(group, column.name) for column in columns]
         if on_terminal:
             cells = [c if TERMINAL_RANGE in o.shown else Cell(c.text) for c, o in zip(cells, columns, strict=True)]
-        rows.append((group.kind.label, [Cell(str(group.n)), *cells]))
-    headings = [(column.short if on_terminal else "") or column.heading for column in columns]
+        setting = [Cell(group.setting.text(name)) for name in varied]
+        rows.append((group.kind.label, [*setting, Cell(str(group.n)), *cells]))
     notes = ["n runs each" + (f", with range: {MEANS}" if any(group.n > 1 for group in groups) else "")]
     if any(group.kind.servers for group in groups):
         notes.append("×2+1 is 2 workers and 1 server")
     if on_terminal and any(group["cpu_s_per_1000_samples"] for group in groups):
         notes.append("CPU time is of 1,000 samples")
+
+    def heading(column: Column) -> str:
+        return (column.short if on_terminal else "") or column.heading
+
     start = "\n" if on_terminal else ""
-    titles = [("", heading) for heading in (f"{start}n", *headings)]
-    return Table("summary", "Summary", notes, f"{start}run", titles, rows)
+    headings = [*(heading(COLUMNS[name]) for name in varied), f"{start}n", *map(heading, columns)]
+    return Table("summary", "Summary", notes, f"{start}run", [("", text) for text in headings], rows)
 
 
 def scales_weakly(rows: Sequence[Row]) -> bool:

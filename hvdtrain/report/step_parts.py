@@ -2,13 +2,16 @@
 
 from collections.abc import Mapping, Sequence
 from statistics import geometric_mean
+from typing import TYPE_CHECKING
 
-from hvdtrain.formatting import with_unit
+from hvdtrain import plot_style
+from hvdtrain.formatting import three_digits
 from hvdtrain.plot_style import STEP_PARTS
-from hvdtrain.report.columns import COLUMNS, STEP
-from hvdtrain.report.results import Group, format_cell
-from hvdtrain.report.table import Cell, Table
-from hvdtrain.runs.read import Kind, Run
+from hvdtrain.report.comparisons import Comparison
+from hvdtrain.runs.read import Run
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
 
 NOTE = (
     "Wall time over steps, each of one global batch, the geometric mean of the repeats, divided as workers spent it on "
@@ -36,32 +39,32 @@ def _parts_of(run: Run) -> dict[str, float]:
     return {part: recorded.get(part, 0.0) for part in STEP_PARTS} if any(recorded.values()) else {}
 
 
-def parts_table(by_kind: dict[Kind, list[Run]], groups: Sequence[Group]) -> Table | None:
-    """What the plot of a step's time shows, and percentiles of the time of a worker's own steps."""
-    found = {kind: parts for kind, runs in by_kind.items() if (parts := step_parts(runs))}
-    if not found:
-        return None
-    percentiles = [column for column in COLUMNS.values() if STEP in column.shown]
-    own = {group.kind: [format_cell(group, column.name) for column in percentiles] for group in groups}
-    shown = shown_parts(found)
-    rows = []
-    for kind, parts in found.items():
-        total = sum(parts.values())
-        cells = [_share(parts[part], total) for part in shown]
-        rows.append((kind.label, [*cells, _ms(total), *own[kind]]))
-    headings = [*(STEP_PARTS[part][0] for part in shown), "together", *(column.heading for column in percentiles)]
-    return Table("step-parts", "The time of a step", [NOTE], "run", [("", h) for h in headings], rows)
-
-
-def _share(seconds: float, total: float) -> Cell:
-    """Empty where it is next to nothing."""
-    return _ms(seconds, f"{seconds / total:.1%}") if seconds > 0.0005 * total else Cell()
-
-
-def _ms(seconds: float, detail: str = "") -> Cell:
-    return Cell(with_unit(seconds, "ms"), 1000 * seconds, detail)
-
-
-def shown_parts(found: Mapping[Kind, Mapping[str, float]]) -> list[str]:
+def _shown_parts(found: Mapping[str, Mapping[str, float]]) -> list[str]:
     """The parts that some kind of run has."""
     return [part for part in STEP_PARTS if any(parts[part] for parts in found.values())]
+
+
+def step_time(comparisons: Sequence[Comparison]) -> "Figure | None":
+    each = {of.label(kind): step_parts(runs) for of in comparisons for kind, runs in of.by_kind.items()}
+    rows = {label: parts for label, parts in each.items() if parts}
+    if not rows:
+        return None
+    shown = _shown_parts(rows)
+    figure, (axes,) = plot_style.new_figure(1.0 + 0.34 * max(len(rows), 2) + 0.2 * -(-len(shown) // 4))
+    longest = max(1000 * sum(parts.values()) for parts in rows.values())
+    for row, parts in enumerate(rows.values()):
+        left = 0.0
+        for part in shown:
+            ms = 1000 * parts[part]
+            label, colour, text_colour = STEP_PARTS[part]
+            axes.barh(row, ms, left=left, height=0.62, color=colour, label=None if row else label)
+            if ms > 0.05 * longest:
+                axes.text(left + ms / 2, row, three_digits(ms), ha="center", va="center", color=text_colour, fontsize=8)
+            left += ms
+        total = f"{three_digits(left)} ms"
+        axes.annotate(total, (left, row), (6, 0), textcoords="offset points", va="center", weight="bold")
+    plot_style.rows(axes, list(rows))
+    axes.set_xlim(0, longest * 1.12)
+    axes.set(xlabel="ms a step")
+    plot_style.legend(figure, [axes])
+    return figure

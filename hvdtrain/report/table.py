@@ -99,13 +99,13 @@ def terminal_tables(table: Table) -> "list[RichTable]":
     return narrow
 
 
-def fitting(table: Table, width: int, is_narrow: bool = False, first: int = 0) -> "Iterator[RichTable]":
+def fitting(table: Table, width: int, first: int = 0) -> "Iterator[RichTable]":
     """The table for a terminal so wide, in parts if a figure would be broken; each has the `first` columns."""
     from hvdtrain.console import Console
 
     console, rest = Console(width=10**6), range(first, len(table.columns))
     while rest:
-        parts = [rich_table(_columns(table, [*range(first), *rest[: n + 1]]), is_narrow) for n in range(len(rest))]
+        parts = [rich_table(_columns(table, [*range(first), *rest[: n + 1]]), is_narrow=True) for n in range(len(rest))]
         fits = [n for n, part in enumerate(parts) if console.measure(part).maximum <= width]
         yield parts[fits[-1] if fits else 0]
         rest = rest[fits[-1] + 1 if fits else 1 :]

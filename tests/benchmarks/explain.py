@@ -35,7 +35,7 @@ import sys
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from hvdtrain.explain.slow_factors import expected_speeds
+from hvdtrain import modes
 from hvdtrain.runs.live import WARM_UP
 from hvdtrain.runs.read import load_run
 from hvdtrain.runs.schema import each_share, read_steps
@@ -107,6 +107,23 @@ def computing_s(run: Path, but: int | None = None) -> float:
     )
 
 
+def expected_speed(case: Case, clean: Path, parts: dict[str, float]) -> float:
+    """Samples/s in theory, from the run without a slow worker, and what explain says of its steps.
+
+    Where workers wait for each other, all are as slow as the slowest; asynchronous workers' rates add up. What of a
+    step is not computing stays as it was, except that equal workers in lockstep wait for the one that happens to be the
+    slowest in a step, and that ends where one always is.
+    """
+    summary = load_run(clean).summary
+    seconds, base = summary.step_seconds, summary.samples_per_s or 0.0
+    longer = (case.factor - 1) * (seconds["forward"] + seconds["backward"]) / sum(seconds.values())
+    if case.mode == "ps-async":
+        return base * (case.workers - 1 + 1 / (1 + longer)) / case.workers
+    if modes.declared(case.mode).lockstep:
+        longer = max(0.0, longer - parts["waiting_for_slowest"] / sum(parts.values()))
+    return base / (1 + longer)
+
+
 class Outcome(NamedTuple):
     """What explain said of a case's two runs, and how far off it was."""
 
@@ -126,9 +143,7 @@ def outcome(case: Case, name: str, out: Path, of_all: int, steps: int) -> Outcom
     rank = case.servers + case.slow
     error = slow["what_if"]["without_straggler"]["samples_per_s"] / none["samples_per_s"] - 1
     as_fast = (1 + error) * computing_s(folders[0], rank) / computing_s(folders[1]) - 1
-    run = load_run(folders[1])
-    expected = expected_speeds(run.kind, {1.0: [run]}, [case.factor])[case.factor]
-    theory = slow["samples_per_s"] / expected - 1
+    theory = slow["samples_per_s"] / expected_speed(case, folders[1], none["parts"]) - 1
     sums = [
         abs(sum(run["parts"].values()) / measured_step_s(folder) - 1)
         for run, folder in zip((slow, none), folders, strict=True)

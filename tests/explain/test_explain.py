@@ -2,21 +2,23 @@
 
 import json
 import re
+from dataclasses import replace
 
 import numpy as np
 import pytest
 from click.testing import CliRunner
+from msgspec import structs
 from PIL import Image
 
 from hvdtrain.errors import UsageError
 from hvdtrain.explain.account import PARTS, Account, account
 from hvdtrain.explain.command import explain
 from hvdtrain.explain.pictures import pictures
-from hvdtrain.explain.slow_factors import expected_speeds
 from hvdtrain.explain.straggler import find_straggler
 from hvdtrain.explain.timeline import read_timeline
 from hvdtrain.explain.what_if import what_if
 from hvdtrain.runs.read import load_run
+from hvdtrain.runs.schema import Slow
 
 COMPUTE_S, LATENCY_S = 0.040, 0.004
 BOUND = 1  # of ps-ssp
@@ -207,17 +209,6 @@ def test_without_the_straggler_it_is_as_fast_as_a_run_that_had_none(tmp_path, mo
     assert found["waited_s"][str(servers + 3)] == pytest.approx(
         0 if mode == "ps-async" else 195 * 3 * COMPUTE_S, rel=0.15, abs=0.1
     )
-
-
-@pytest.mark.parametrize(("mode", "servers"), [("allreduce", 0), ("ps-async", 1)])
-@pytest.mark.parametrize("factor", [2, 8])
-def test_theory_from_a_run_without_a_slow_worker_is_the_speed_of_one_that_has_it(tmp_path, mode, servers, factor):
-    """Also where the steps of equal workers differ, and each of them waits for another one at every step."""
-    clean, slow = (
-        load_run(make_run(tmp_path / str(of), (1, 1, 1, of), mode, noise=0.3, servers=servers)) for of in (1, factor)
-    )
-    expected = expected_speeds(clean.kind, {1.0: [clean]}, [factor])[factor]
-    assert slow.summary.samples_per_s == pytest.approx(expected, rel=0.05)
 
 
 def test_workers_that_are_not_in_step_are_no_faster_than_their_cores_allow(tmp_path):
@@ -411,6 +402,9 @@ def test_a_report_shows_who_was_slow_where_somebody_was(tmp_path):
     assert pictures(runs[:1]) == []
     [plot] = pictures(runs)
     assert plot.name == "ranks" and "ps-sync ×2+1" in plot.svg and "allreduce ×2" not in plot.svg
+    manifest = structs.replace(runs[1].manifest, slow=Slow(asked="1:4x"))
+    [plot] = pictures([*runs, replace(runs[1], manifest=manifest)])
+    assert "ps-sync ×2+1, slow: none" in plot.svg and "ps-sync ×2+1, slow: 1:4x" in plot.svg
 
 
 def test_what_cannot_be_explained_is_refused_in_a_line(tmp_path):

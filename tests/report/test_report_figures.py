@@ -3,6 +3,7 @@
 import csv
 import io
 import math
+from pathlib import Path
 from statistics import geometric_mean
 
 import pytest
@@ -12,21 +13,19 @@ from hypothesis import strategies as st
 from rich.console import Console
 
 from hvdtrain.formatting import format_bytes
-from hvdtrain.plot_style import STEP_PARTS
-from hvdtrain.report import results
+from hvdtrain.report import plots, results
 from hvdtrain.report.caveats import caveats
 from hvdtrain.report.columns import COLUMNS, SUMMARY, TERMINAL, TERMINAL_RANGE, format_figure
-from hvdtrain.report.step_parts import parts_table
+from hvdtrain.report.step_parts import step_parts
 from hvdtrain.report.table import fitting
 from hvdtrain.runs.loss_curve import MAX_POINTS, loss_curve
 from hvdtrain.runs.network_bound import network_bound
-from hvdtrain.runs.read import finished_by_kind
 from hvdtrain.runs.schema import Step
 
 NAMES = """
-    mode workers servers variant model parameters global_batch lr steps_per_epoch steps samples epochs wall_s epoch_s
-    samples_per_s worker_samples_per_s process_samples_per_s cpu_s_per_1000_samples scaling_efficiency val_accuracy
-    val_loss best_val_loss test_loss test_accuracy
+    mode workers servers variant model parameters global_batch lr slow steps_per_epoch steps samples epochs wall_s
+    epoch_s samples_per_s network_bound worker_samples_per_s process_samples_per_s cpu_s_per_1000_samples
+    scaling_efficiency val_accuracy val_loss best_val_loss test_loss test_accuracy
     time_to_target_s samples_to_target exposed_comm_fraction step_p50_s step_p95_s step_p99_s bytes_sent_per_step
     bytes_sent_per_1000_samples staleness_mean staleness_max peak_rss_mb repeat
 """
@@ -36,6 +35,8 @@ def test_results_csv_has_exactly_its_columns_and_empty_cells_for_what_is_not_the
     text = results.csv_text(results.result_rows([run(accuracy=0.5), run("allreduce", 2, speed=150.0)]))
     header, single, ring = csv.reader(text.splitlines())
     assert header == NAMES.split() == list(COLUMNS)
+    described = Path(results.__file__).with_name("README.md").read_text()
+    assert all(f"\n| `{name}` | " in described for name in header)
     single = dict(zip(header, single, strict=True))
     assert single["mode"] == "single" and single["samples"] == str(BATCH * PER_EPOCH * EPOCHS)
     assert single["time_to_target_s"] == single["staleness_mean"] == single["staleness_max"] == ""
@@ -58,7 +59,6 @@ def test_a_figure_stands_in_every_table_that_its_column_names():
         shown = [c for c in COLUMNS.values() if places & set(c.shown) and groups[0][c.name]]
         headings = [(c.short if on_terminal else "") or c.heading for c in shown]
         assert [heading for _, heading in results.summary_table(groups, on_terminal).columns[1:]] == headings
-    assert all(column.meaning for column in COLUMNS.values())
 
 
 def over(hosts, gbit_s, **more):
@@ -89,7 +89,7 @@ def test_a_network_bounds_samples_per_second_by_what_crosses_a_hosts_link(kind, 
 
 def test_without_a_measured_link_or_a_crossing_there_is_no_bound():
     two = {"a": [0], "b": [1]}
-    assert network_bound(run("allreduce", 2)) is None
+    assert network_bound(run("allreduce", 2)) is None and COLUMNS["network_bound"].of(run("single")) is None
     assert network_bound(run("allreduce", 2, change=over({"a": [0, 1], "b": []}, 0.8))) is None
     assert network_bound(run("allreduce", 2, change=over(two, 0.0))) is None
     assert network_bound(run("allreduce", 2, change=over(two, 0.8, compression="topk"))) is None
@@ -150,22 +150,15 @@ def test_repeats_are_summarised_by_mean_and_range():
     assert results.format_cell(single, "samples_per_s").detail == ""
 
 
-def parts_of(runs):
-    table = parts_table(finished_by_kind(runs), results.summarise(results.result_rows(runs)))
-    return {label: dict(zip((h for _, h in table.columns), cells, strict=True)) for label, cells in table.rows}
-
-
 def test_the_parts_of_a_step_are_its_wall_time_and_the_fastest_has_the_shortest_step():
     seconds = {"data": 0.1, "forward": 0.1, "backward": 0.2, "comm": 0.1, "optimizer": 0.02, "barrier": 0.1}
     runs = [run("allreduce", 2, repeat=r, speed=s) for r, s in ((1, 100.0), (2, 160.0), (3, 200.0))]
     runs.append(run("ps-sync", 2, 1, speed=BATCH / 0.64, step_seconds=seconds | {"metrics": 0.02}))
-    found = parts_of(runs)
-    ring, served = found["allreduce ×2"], found["ps-sync ×2+1"]
-    assert ring["together"].value == pytest.approx(1000 * BATCH / geometric_mean([100.0, 160.0, 200.0]))
-    assert served["together"].value == pytest.approx(640)
-    assert (served["waiting between steps"].text, served["waiting between steps"].detail) == ("100 ms", "15.6%")
-    headings = {heading for heading, _, _ in STEP_PARTS.values()}
-    assert sum(cell.value for name, cell in served.items() if name in headings and cell.text) == pytest.approx(640)
+    ring, served = step_parts(runs[:3]), step_parts(runs[3:])
+    assert sum(ring.values()) == pytest.approx(BATCH / geometric_mean([100.0, 160.0, 200.0]))
+    assert sum(served.values()) == pytest.approx(0.64) and served["barrier"] == pytest.approx(0.1)
+    [drawn] = [plot.svg for plot in plots.draw(runs)[0] if plot.name == "step-time"]
+    assert "waiting between steps" in drawn and "640 ms" in drawn
 
 
 @given(st.lists(st.floats(-1e12, 1e12), min_size=1), st.integers(0, 3))
@@ -214,7 +207,7 @@ def test_the_terminal_table_fits_and_no_figure_is_broken():
     def printed(width):
         console = Console(width=width, file=io.StringIO())
         with console.capture() as captured:
-            console.print(*fitting(table, width, is_narrow=True))
+            console.print(*fitting(table, width))
         return captured.get().splitlines()
 
     # A heading of two lines, a rule, each kind's means and ranges: nothing was folded or cut.
@@ -224,7 +217,7 @@ def test_the_terminal_table_fits_and_no_figure_is_broken():
         narrow = "\n".join(printed(width))
         figures = [text for _, cells in table.rows for cell in cells for text in (cell.text, cell.detail)]
         assert all(figure in narrow for figure in figures) and narrow.count("ps-async ×16+4 ") > 1
-    parts = list(fitting(table, 40, is_narrow=True, first=1))  # as the batch of a grid's rows is in each
+    parts = list(fitting(table, 40, first=1))  # as the batch of a grid's rows is in each
     assert len(parts) > 2 and {str(part.columns[1].header).strip() for part in parts} == {"n"}
 
 

@@ -1,4 +1,4 @@
-"""Reports of grids: runs that differ in model, global batch or learning rate, and tables laid out as a reference's."""
+"""Several comparisons: runs that differ in model, batch, learning rate or --slow; and tables like a reference's."""
 
 import csv
 import io
@@ -19,8 +19,9 @@ from hvdtrain.compare.reporting import report
 from hvdtrain.config import recipes
 from hvdtrain.errors import UsageError
 from hvdtrain.report import page, plots, reference_tables, results, write_report
-from hvdtrain.report.comparisons import epoch_times, one_worker, split_into_comparisons
-from hvdtrain.report.content import collect_any
+from hvdtrain.report.comparisons import split_into_comparisons
+from hvdtrain.report.content import collect
+from hvdtrain.report.headline import reach_verdict
 from hvdtrain.report.table import Cell, Table, csv_text, terminal_tables
 from hvdtrain.runs.read import find_runs, load_run
 
@@ -45,35 +46,25 @@ def weak(lr=lambda workers: 0.001, **change):
 def test_runs_of_each_batch_are_a_part():
     batches = [of_batch(batch, *kind) for batch in (64, 16) for kind in (("single",), ("allreduce", 2))]
     parts = split_into_comparisons(batches)
-    assert [(part.title, part.name) for part in parts] == [("global batch 16", "b16"), ("global batch 64", "b64")]
+    assert [part.title for part in parts] == ["global batch 16", "global batch 64"]
     assert [[r.kind.mode for r in part.runs] for part in parts] == [["single", "allreduce"]] * 2
     [one] = split_into_comparisons(batches[:2])
-    assert (one.title, one.name, one.runs) == ("", "", batches[:2])
+    assert (one.title, one.runs) == ("", batches[:2])
 
 
 def test_runs_whose_workers_were_made_slow_are_a_part():
     kinds = [(slow, kind) for slow in ("1:4x", "none") for kind in (("single",), ("allreduce", 2))]
     runs = [run(*kind, change={"slow": {"asked": slow}}) for slow, kind in kinds if slow == "none" or kind[1:]]
-    parts = split_into_comparisons([*runs, run("ddp", 2)])  # of the last nothing is said
-    assert [(part.title, part.name, len(part.runs)) for part in parts] == [
-        ("slow: none", "slow-none", 3), ("slow: 1:4x", "slow-1_4x", 1),
-    ]  # fmt: skip
+    parts = split_into_comparisons([*runs, run("ddp", 2)])  # the last of a version that made nobody slow
+    assert [(part.title, len(part.runs)) for part in parts] == [("slow: none", 3), ("slow: 1:4x", 1)]
 
 
 def test_models_are_parts_of_their_own_with_weights_of_their_own():
     other = {"model": "vgg16", "parameters": 7, "initial_weights": "others"}
     parts = split_into_comparisons([run(), run("allreduce", 2), run(change=other), run("allreduce", 2, change=other)])
-    assert [part.name for part in parts] == ["vgg16", "vggf"]
+    assert [part.title for part in parts] == ["vgg16", "vggf"]
     with pytest.raises(UsageError, match="initial_weights differs among runs of the same repeat and model"):
         split_into_comparisons([run(), of_batch(32, "allreduce", 2, change={"initial_weights": "others"})])
-
-
-def test_the_name_of_a_part_is_no_path():
-    names = [
-        part.name
-        for part in split_into_comparisons([run(), *(run(change={"model": m, "parameters": 7}) for m in ("..", "a/b"))])
-    ]
-    assert names == ["_", "a_b", "vggf"]
 
 
 @pytest.mark.parametrize(
@@ -154,24 +145,6 @@ def test_figures_that_no_run_can_have_are_refused(tmp_path, change, said):
     assert said in load_run(write(tmp_path, **change)).problem
     with pytest.raises(UsageError, match=r"its manifest.json is not as a run writes it: Expected .* - at `\$.lr`$"):
         load_run(write(tmp_path, "allreduce", 2, change={"lr": "high"}))
-
-
-def test_a_grid_says_up_to_which_batch_one_worker_is_best():
-    speeds = {16: (100, 70), 32: (120, 110), 64: (130, 180), 128: (130, 220)}
-    runs = [
-        of_batch(batch, *kind, speed=speed)
-        for batch, both in speeds.items()
-        for kind, speed in zip((("single",), ("allreduce", 2)), both, strict=True)
-    ]
-    [told] = one_worker(runs)
-    assert (told["until"], told["fastest"]["64"]) == (32, "allreduce ×2")
-    assert told["words"] == (
-        "The shortest epochs, on average: one worker with a global batch of 16 and 32, allreduce ×2 with a global "
-        "batch of 64 and 128."
-    )
-    assert collect_any(runs).data["one_worker"] == [told]
-    assert "batches" in {plot.name for plot in plots.draw_grid(runs)[0]}
-    assert one_worker(weak()) == []  # no batch has both
 
 
 # Tables as a reference has them
@@ -291,9 +264,9 @@ def test_whatever_stands_in_runs_of_a_grid_there_is_a_page_or_one_line(tmp_path_
         runs = find_runs([root])
         beside = [reference_tables.build_table(reference_tables.load_layout(name), runs) for name in PUBLISHED]
         parts = split_into_comparisons(runs)
-        assert len({part.name for part in parts}) == len(parts)
+        assert len({part.title for part in parts}) == len(parts)
         if len(parts) > 1:
-            collected = collect_any(runs)
+            collected = collect(runs)
             text = page.markdown(collected.parts([], beside))
             Page(page.html(text, [], collected.colours, collected.title))
         for table in beside:
@@ -317,38 +290,39 @@ def grid(tmp_path_factory):
     return root
 
 
-def test_a_grid_has_a_report_across_its_parts_and_one_of_each(grid):
-    assert {p.name for p in (grid / "groups").iterdir()} == {"b32", "b64"}
-    assert {p.name for p in (grid / "plots").iterdir()} == {f"{name}.svg" for name in plots.GRID_NAMES[1:]}
+def test_several_comparisons_have_one_report_of_all_runs(grid):
+    assert {p.stem for p in (grid / "plots").iterdir()} == {"effect", "step-time", "loss", "accuracy"}
     rows = list(csv.DictReader((grid / "results.csv").read_text().splitlines()))
     assert [(row["mode"], row["global_batch"]) for row in rows] == [
         ("single", "32"), ("allreduce", "64"), ("ps-sync", "64"),
     ]  # fmt: skip
-    part = list(csv.DictReader((grid / "groups" / "b64" / "results.csv").read_text().splitlines()))
-    assert [float(row["scaling_efficiency"]) for row in part] == [0.85, 0.75]  # of the baseline in another part
+    # Over the baseline, which is in another comparison.
+    assert [float(row["scaling_efficiency"]) for row in rows] == [1.0, 0.85, 0.75]
 
 
-def test_a_grid_has_a_verdict_for_each_comparison(grid):
+def test_each_comparison_has_a_verdict(grid):
     across = json.loads((grid / "verdict.json").read_text())["comparisons"]
-    assert [part.pop("comparison").split(",")[0] for part in across] == ["global batch 32", "global batch 64"]
-    assert across[1] == json.loads((grid / "groups" / "b64" / "verdict.json").read_text())
+    assert [of.pop("comparison").split(",")[0] for of in across] == ["global batch 32", "global batch 64"]
+    own = reach_verdict([run for run in find_runs([grid]) if run.manifest.global_batch == 64])
+    assert across[1] == json.loads(json.dumps(own.data)) and across[1]["faster"] == "allreduce ×2"
 
 
-def test_pages_of_a_grid_say_what_differs_and_link_each_part(grid):
+def test_pages_say_what_differs_and_have_it_in_a_column(grid):
     text = (grid / "report.html").read_text()
     parsed = Page(text)
     differing = "global batch (grows with the workers) and learning rate (grows with the root of the number of workers)"
-    links = [link for link in parsed.fetched if not link.startswith("#")]
-    assert links == ["groups/b32/report.html", "groups/b64/report.html"]
-    assert len(parsed.ids) == len(set(parsed.ids)) and parsed.elements.count("svg") == 2
+    assert not [link for link in parsed.fetched if not link.startswith("#")]
+    assert len(parsed.ids) == len(set(parsed.ids)) and parsed.elements.count("svg") == 4
     markdown = (grid / "report.md").read_text()
-    for link in [*links, *re.findall(r"\]\(([^)]+)\)", markdown)]:
+    for link in re.findall(r"\]\(([^)]+)\)", markdown):
         assert (grid / link).is_file()
     for said in (parsed.text, markdown):
         assert f"what differs between them is {differing}, and nothing else" in said
         assert "allreduce-w4-s0-r1: left out, the run ended with status" in said
         assert "reference: 8 nodes" in said and "87.50%" in said
         assert "allreduce ×2 did 1.13 times the samples/s of ps-sync ×2+1" in said
+    assert "| run | global batch | learning rate | n | samples/s |" in markdown
+    assert "| ps-sync ×2+1 | 64 | 0.001414 | 1 | 150 |" in markdown
     for table in re.findall(r"(?:^\|.*\n)+", markdown, re.MULTILINE):
         assert len({len(re.findall(r"(?<!\\)\|", line)) for line in table.splitlines()}) == 1
 
@@ -361,7 +335,7 @@ def test_names_from_files_are_neither_mathematics_nor_orders_to_a_terminal(tmp_p
     (tmp_path / "x").rmdir()
     done = CliRunner().invoke(report, [str(tmp_path)])
     assert done.exit_code == 0 and "\x1b" not in done.output and "$\\frac{\\x1b[2J" in done.output
-    assert all(plot.svg for plot in plots.draw_grid(find_runs([tmp_path]))[0])
+    assert all(plot.svg for plot in plots.draw(find_runs([tmp_path]))[0])
 
 
 def test_the_reference_is_written_as_csv(grid):
@@ -374,14 +348,12 @@ def test_the_reference_is_written_as_csv(grid):
     assert rows["test accuracy (top-1)"][-1] == "0.875"
 
 
-def test_the_next_report_leaves_nothing_of_a_grid_behind(grid, tmp_path):
+def test_the_next_report_leaves_nothing_of_one_before_behind(grid, tmp_path):
     out = tmp_path / "out"
     shutil.copytree(grid, out, ignore=shutil.ignore_patterns("runs"))
-    (out / "groups" / "b32" / "mine.txt").write_text("kept")
     write_report(find_runs([grid / "runs" / "single-w1-s0-r1"]), out)
     left = {str(p.relative_to(out)) for p in out.rglob("*") if p.is_file()}
-    assert "groups/b32/mine.txt" in left and "plots/loss.svg" in left
-    assert not [name for name in left if "b64" in name or "reference" in name or "training-loss" in name]
+    assert "plots/loss.svg" in left and not [name for name in left if "reference" in name or "effect" in name]
 
 
 def test_a_single_comparison_has_the_reference_in_its_own_page(tmp_path, monkeypatch):
@@ -394,10 +366,9 @@ def test_a_single_comparison_has_the_reference_in_its_own_page(tmp_path, monkeyp
 
 def test_the_command_prints_the_grid_and_the_reference(grid, tmp_path, monkeypatch):
     monkeypatch.setattr(plots, "draw", lambda runs, margins: ([], []))
-    monkeypatch.setattr(plots, "draw_grid", lambda runs: ([], []))
     done = CliRunner().invoke(report, [str(grid), "--reference", "vgg19-imagenet20", "--out", str(tmp_path / "out")])
     assert done.exit_code == 0, done.output
-    assert "All runs" in done.output and "global batch 64, learning rate 0.001414: It is not yet known" in done.output
+    assert "global batch 64, learning rate 0.001414: It is not yet known" in done.output
     assert "reference: 1 node" in done.output and "These runs are not as the preset has them" in done.output
     assert (tmp_path / "out" / "reference.csv").is_file()
     refused = CliRunner().invoke(report, [str(grid), "--reference", "nosuch"])
@@ -414,9 +385,9 @@ def test_a_report_keeps_runs_with_slowed_workers_apart(tmp_path):
     runs = find_runs([tmp_path / "n", tmp_path / "1"])
     write_report(runs, tmp_path / "out")
     assert "is who was made slow, and nothing else" in (tmp_path / "out" / "report.md").read_text()
-    times = epoch_times(runs)[("vggf", BATCH)]  # those of 25 samples/s are not among them
-    assert {len(found) for found in times.values()} == {2}
-    assert max(s for found in times.values() for s in found) < 2 * SAMPLES / 100.0
+    assert "slow: 1:4x" in (tmp_path / "out" / "plots" / "effect.svg").read_text()
+    rows = csv.DictReader((tmp_path / "out" / "results.csv").read_text().splitlines())
+    assert {row["slow"] for row in rows if row["samples_per_s"] == "25.0"} == {"1:4x"}
 
 
 def test_all_that_differs_between_runs_with_and_without_slowed_workers_is_named():
@@ -424,12 +395,12 @@ def test_all_that_differs_between_runs_with_and_without_slowed_workers_is_named(
     two = {"hardware": {"cpu": "A CPU", "cores": 2, "hosts": ["one", "two"]}, "starter": "horovodrun"}
     links = [{"from": "one", "to": "two", "gbit_s": 0.1}]
     servers = run("ps-sync", 2, 1, change=two | {"network": {"pairs": links}}, samples=10 * BATCH)
-    said = collect_any([ring, servers]).parts([])[0]
+    said = collect([ring, servers]).parts([])[0]
     assert "and nothing else" not in said
     told = "who was made slow, but also modes, servers, samples trained on, hosts, messages carried by, started by"
     assert f"2 comparisons; what differs between them is {told}" in said
     faster = run("ps-sync", 2, 1, change=two | {
         "network": {"pairs": [links[0] | {"gbit_s": 1.0}]}, "slow": {"asked": "1:4x"},
     })  # fmt: skip
-    said = collect_any([replace(servers, summary=faster.summary), faster]).parts([])[0]
+    said = collect([replace(servers, summary=faster.summary), faster]).parts([])[0]
     assert "is who was made slow, but also the network's speed." in said

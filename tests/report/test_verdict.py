@@ -282,10 +282,10 @@ def test_every_key_of_verdict_json_is_described():
     assert set(said.data) == set(verdict(repeats()).data)  # where nothing is compared too
 
 
-def test_no_panel_and_no_plot_is_drawn_for_what_no_run_has():
+def test_no_plot_is_drawn_for_what_no_run_has():
     alone = [run("allreduce", 2, bytes_sent_per_step=None, processes=[], time_to_target_s=None, step_seconds={})]
     drawn, _ = plots.draw(alone)
-    shown = {plot.name: plot.svg for plot in drawn}
-    assert set(shown) == {"throughput", "cost", "loss", "accuracy"}
-    assert "ideal" not in shown["throughput"] and "peak memory" in shown["cost"]
-    assert "sent" not in shown["cost"] and "processor time" not in shown["cost"]
+    shown = {plot.name for plot in drawn}
+    assert shown == {"loss", "accuracy"}
+    drawn, _ = plots.draw([run("single"), *(run("allreduce", n, speed=90.0 * n) for n in (2, 4))])
+    assert "samples/s" in next(plot.svg for plot in drawn if plot.name == "throughput")
