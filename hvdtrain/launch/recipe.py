@@ -85,7 +85,6 @@ class LaunchCommand:
         name: the job's, as its scheduler knows it.
         stop_signal: the signal that the command passes on to the ranks, which then save and leave; None where it
             passes none on.
-        here: whether all ranks start on this machine, as children of the command.
         own_network: whether the command is to run in a network that has loopback alone, where the system allows it.
     """
 
@@ -95,7 +94,6 @@ class LaunchCommand:
     stop_signal: signal.Signals | None = signal.SIGTERM
     own_network: bool = False
     private_file: Path | None = None
-    here: bool = False
     to_scheduler: bool = False
     name: str = ""
 
@@ -184,8 +182,9 @@ def expand(launcher: str, spec: JobSpec) -> LaunchCommand:
     is_here = all(map(_is_loopback, spec.hosts)) if of_hosts else bool(recipe.get("here"))
     own_network = is_here and not spec.needs_network and spec.interface in ("", "lo")
     stop_signal = None if stop == "file" else signal.Signals[stop]
-    here, to_scheduler = bool(recipe.get("here")), "script_name" in recipe
-    return LaunchCommand(argv, files, environment, stop_signal, own_network, private_file, here, to_scheduler, name)
+    return LaunchCommand(
+        argv, files, environment, stop_signal, own_network, private_file, "script_name" in recipe, name
+    )
 
 
 def train_program(config: RunConfig, out: Path, all_options: bool = False, interpreter: str = "") -> list[str]:

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 from click.testing import CliRunner
 from helpers.forked import Forked
-from helpers.spare import fork_ranks_here
+from helpers.forked_jobs import fork_ranks_here
 
 from hvdtrain.checks import verify
 from hvdtrain.checks.verify import SYNCHRONOUS, compare_with_single
