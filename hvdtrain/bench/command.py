@@ -24,7 +24,7 @@ from hvdtrain.config.run_config import RunConfig
 from hvdtrain.errors import Failure, UsageError, unknown
 from hvdtrain.formatting import with_noun
 from hvdtrain.launch.allocation import hosts_or_here
-from hvdtrain.launch.hosts import Host, allocate, host_options, launcher_option, private_option
+from hvdtrain.launch.hosts import Host, allocate, host_options, launcher_option, secrets_option
 from hvdtrain.launch.job_log import failure_reason, log_lines
 from hvdtrain.launch.memory import BASE_MB
 from hvdtrain.launch.preflight import Requirements
@@ -96,7 +96,7 @@ class Sizes(click.ParamType):
 )  # fmt: skip
 @host_options
 @launcher_option
-@private_option
+@secrets_option
 @click.option("--repeats", type=click.IntRange(1, 1000), default=7, show_default=True, help="Timed repeats.")
 @click.option("--json", "file", type=FileToWrite(), help="Write the rows there.")
 @click.option("--plot", type=FileToWrite(), help="Draw GB/s over size there, as SVG.")
@@ -104,7 +104,7 @@ class Sizes(click.ParamType):
 def bench(
     ctx: click.Context, ops: list[str], backends: list[str], peer: tuple[str, ...], sizes: list[int],
     workers: list[int], servers: Any, mode: str, bucket_mb: float, hosts: str | None, hostfile: Path | None,
-    launcher: str, private: dict[str, str], repeats: int, file: Path | None, plot: Path | None,
+    launcher: str, secrets: dict[str, str], repeats: int, file: Path | None, plot: Path | None,
 ) -> None:  # fmt: skip
     """Time all-reduce, push and pull, side by side, on this machine or over hosts.
 
@@ -157,7 +157,7 @@ def bench(
         found: dict[str, list[Measured]] = {}
         if own:
             click.echo(f"{op} over {', '.join(own)} with {with_noun(number, 'worker')} …", err=True)
-            found = _measure(op, own, number, its, repeats, sizes, mode, bucket_mb, used, launcher, private)
+            found = _measure(op, own, number, its, repeats, sizes, mode, bucket_mb, used, launcher, secrets)
         for kind in MXNET if peer and op == "pushpull" else ():
             click.echo(f"{op} over {kind} with {with_noun(number, 'worker')} …", err=True)
             found[kind] = _measure_mxnet(kind, number, its, repeats, sizes)
@@ -175,17 +175,17 @@ def bench(
 
 def _measure(
     op: str, backends: Sequence[str], workers: int, servers: int, repeats: int, sizes: Sequence[int], mode: str,
-    bucket_mb: float, hosts: Sequence[Host], launcher: str, private: Mapping[str, str],
+    bucket_mb: float, hosts: Sequence[Host], launcher: str, secrets: Mapping[str, str],
 ) -> dict[str, list[Measured]]:  # fmt: skip
     """Of each backend and size what its workers found, in turns: each repeat has every backend once, and another one
     first. One more repeat before them is not counted, in which memory is touched for the first time.
 
     Args:
         hosts: each with its slots; none for this machine.
-        private: variables for every rank that no command line may show. Ranks on other hosts read them from a file, in
+        secrets: variables for every rank that no command line may show. Ranks on other hosts read them from a file, in
             the current folder, which is then one that the hosts share.
     """
-    shared = Path.cwd() if hosts and private else None
+    shared = Path.cwd() if hosts and secrets else None
     found: dict[str, list[Measured]] = {backend: [[] for _ in sizes] for backend in backends}
     with tempfile.TemporaryDirectory(prefix="hvdtrain-bench-", dir=shared) as folder, contextlib.ExitStack() as stack:
         # Where hosts are refused, too.
@@ -205,7 +205,7 @@ def _measure(
             spec = JobSpec(
                 workers + servers, [sys.executable, "-P", "-m", "hvdtrain.bench.turns", *words], servers, hosts,
                 Path(folder, backend), environment={"OMP_NUM_THREADS": "1"} | tuned,
-                private=private, needs_network=bool(hosts),
+                secrets=secrets, needs_network=bool(hosts),
             )  # fmt: skip
             log = Path(folder, f"{backend}.log")
             command = prepare_program(launcher if hosts else "local", spec, needs)

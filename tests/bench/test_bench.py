@@ -58,7 +58,7 @@ def test_ranks_on_hosts_are_given_variables_by_a_file_in_the_current_folder(tmp_
     """Which the hosts share, and are asked whether they do."""
 
     def stop(made, log):
-        raise Failure(made.private_file.relative_to(tmp_path).parts[-1] + made.files[made.private_file])
+        raise Failure(made.secrets_file.relative_to(tmp_path).parts[-1] + made.files[made.secrets_file])
 
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("MY_TOKEN", "t0ken")

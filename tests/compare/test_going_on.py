@@ -204,8 +204,8 @@ def test_repeats_end_between_repeats(enough, done, tmp_path, monkeypatch):
 
 
 def test_ranks_get_the_variables_that_are_named(tmp_path, monkeypatch):
-    def stop(*_, private=None, **more):
-        raise UsageError(f"ranks get {private}")
+    def stop(*_, secrets=None, **more):
+        raise UsageError(f"ranks get {secrets}")
 
     monkeypatch.setattr(running, "prepare", stop)
     monkeypatch.setenv("MY_TOKEN", "t0ken")
