@@ -15,9 +15,9 @@ class Console(rich.console.Console):
 
     def __init__(self, elsewhere: int | None = None, file: TextIO | None = None, stderr=False, **options: Any) -> None:
         file = file or (sys.stderr if stderr else sys.stdout)
-        width = None if file.isatty() else elsewhere
+        options.setdefault("width", None if file.isatty() else elsewhere)
         file = getattr(file, "stream", file)  # what rich has a terminal do is to reach it
-        super().__init__(file=file, width=width, markup=False, emoji=False, highlight=False, **options)
+        super().__init__(file=file, markup=False, emoji=False, highlight=False, **options)
 
     def render(self, renderable: Any, options: Any = None) -> Iterable[Segment]:
         for segment in super().render(renderable, options):
