@@ -34,16 +34,16 @@ from hvdtrain.launch.recipe import JobSpec
 from hvdtrain.world.network import WIRE_KEY, new_wire_key
 
 BACKENDS = {
-    "allreduce": ["horovod", "gloo"], "pushpull": ["rpc", "zmq", "naive-rpc"], "push": ["rpc", "zmq"], "p2p": ["gloo"],
+    "allreduce": ["horovod", "gloo"], "pushpull": ["rpc", "zmq", "naive-rpc"], "push": ["rpc", "zmq"],
 }  # fmt: skip
 MXNET = ["mxnet-dist_async", "mxnet-dist_sync"]
 MODES = [name for name in modes.names() if modes.declared(name).has_servers]
-# How often a repeat does it, which is divided out: a push takes too little time alone, and a message goes out and back.
-TIMES = {"push": 200, "p2p": 2}
+# How often a repeat does it, which is divided out: a push takes too little time alone.
+TIMES = {"push": 200}
 # Bytes of memory read and written for each byte of the vector and each worker by a push and pull: copying it to the
 # server (2), plain SGD there (3), copying weights back (2). Of a ring each worker but one sends it to be added (2, 3)
-# and sends it on (2). From one worker to another it is copied out and in.
-TOUCHED = {"allreduce": 7, "pushpull": 7, "push": 7, "p2p": 4}
+# and sends it on (2).
+TOUCHED = 7
 UNITS = {"": 1, "K": 2**10, "M": 2**20, "G": 2**30}
 Row = dict[str, Any]
 Measured = list[dict[str, float]]  # of each repeat: seconds and, where servers say it, server_cpu_s and server_mb
@@ -113,16 +113,15 @@ def bench(
     hvdtrain bench --op pushpull --bytes 528M -n 1 -s 1 --peer mxnet --json rows.json
     hvdtrain bench --op pushpull --backend rpc --mode ps-sync --bytes 16M -n 1,2,4,8,16 -s 2
     hvdtrain bench --op push --bytes 4K -n 1
-    hvdtrain bench --op allreduce,pushpull,p2p --bytes 1M,64M -H node1:2,node2:2
+    hvdtrain bench --op allreduce,pushpull --bytes 1M,64M -H node1:2,node2:2
 
     An all-reduce averages a float32 vector over the workers. A push and pull sends it from each worker to the
     servers, which update their weights with plain SGD and send those back; a push is the same, many times in a row,
-    to see what a message costs; p2p is a plain message from the first worker to the last, half of the way there and
-    back. In each repeat all backends take turns, another one first each time: once to warm up and once timed, while
-    the others' processes are stopped, and keep their memory. MXNet comes after them. Shown are the median, the range,
-    and GB/s: all workers' bytes over median seconds, where a push and pull counts once though it moves the vector
-    both ways. On one machine, the floor is the time that its memory needs for those bytes, as fast as it copies now.
-    Of servers: processor time for each push, and peak memory, of all together.
+    to see what a message costs. In each repeat all backends take turns, another one first each time: once to warm up
+    and once timed, while the others' processes are stopped, and keep their memory. MXNet comes after them. Shown are
+    the median, the range, and GB/s: all workers' bytes over median seconds, where a push and pull counts once though
+    it moves the vector both ways. On one machine, the floor is the time that its memory needs for those bytes, as fast
+    as it copies now. Of servers: processor time for each push, and peak memory, of all together.
     """
     for op in ops:
         if op not in BACKENDS:
@@ -142,8 +141,6 @@ def bench(
     listed = hosts_or_here(ctx)
     if listed and peer:
         raise UsageError("--peer mxnet is for one machine: drop it, or -H and --hostfile")
-    if "p2p" in ops and min(workers) < 2:
-        raise UsageError("--op p2p is from one worker to another: give -n 2")
     for number in workers if listed else ():
         allocate(listed, number)
     if not (peer and "pushpull" in ops) and not any(set(BACKENDS[op]) & set(backends) for op in ops):
@@ -151,7 +148,7 @@ def bench(
     rows: list[Row] = []
     for op, number in itertools.product(ops, workers):
         own = [backend for backend in BACKENDS[op] if backend in backends]
-        its = 0 if op in ("allreduce", "p2p") else number if servers == EQUAL else servers
+        its = 0 if op == "allreduce" else number if servers == EQUAL else servers
         memory = None if listed else bandwidth()
         used = allocate(listed, number, its) if listed else []
         found: dict[str, list[Measured]] = {}
@@ -197,7 +194,7 @@ def _measure(
         )  # fmt: skip
         jobs = {}
         for backend in backends:
-            words = [turns.addresses, backend, str(servers), mode, str(TIMES.get(op, 1)), op, str(bucket_mb)]
+            words = [turns.addresses, backend, str(servers), mode, str(TIMES.get(op, 1)), str(bucket_mb)]
             # The naive peer is without what a first attempt is without: huge pages.
             tuned = {} if backend == "naive-rpc" else {"THP_MEM_ALLOC_ENABLE": "1"}
             if backend == "zmq" and hosts:  # for vectors of ones, it may be seen on a command line
@@ -260,12 +257,12 @@ def _row(
     row = {
         "op": op, "backend": backend, "workers": workers, "servers": servers, "bytes": size,
         "seconds_median": median, "seconds_min": min(seconds), "seconds_max": max(seconds),
-        "gb_per_s": size / median / 1e9, "payload_gb_per_s": (1 if op == "p2p" else workers) * size / median / 1e9,
+        "gb_per_s": size / median / 1e9, "payload_gb_per_s": workers * size / median / 1e9,
         "repeats": len(seconds), "hosts": [str(host) for host in hosts],
     }  # fmt: skip
     if memory:
-        moving = 1 if op == "p2p" else workers if servers else workers - 1
-        row |= {"floor_s": TOUCHED[op] * size * moving / memory, "memory_gb_per_s": memory / 1e9}
+        moving = workers if servers else workers - 1
+        row |= {"floor_s": TOUCHED * size * moving / memory, "memory_gb_per_s": memory / 1e9}
     if "server_mb" in measured[0]:
         cpu_s = statistics.fmean(one["server_cpu_s"] for one in measured)
         row |= {

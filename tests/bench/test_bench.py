@@ -36,12 +36,11 @@ def test_the_table_says_what_its_floor_is(capsys):
 @pytest.mark.parametrize(
     ("arguments", "words"),
     [
-        ("--op nosuch", "unknown operation 'nosuch': choose from allreduce, pushpull, push, p2p"),
+        ("--op nosuch", "unknown operation 'nosuch': choose from allreduce, pushpull, push"),
         ("--backend nosuch", "unknown backend 'nosuch': choose from horovod, gloo, rpc, zmq, naive-rpc"),
         ("--op pushpull --backend gloo", "none of gloo carries pushpull"),
         ("--op push --backend naive-rpc", "none of naive-rpc carries push"),
         ("-n 2,65", "--num-workers 65 are more than 64"),
-        ("--op p2p -n 1,2", "--op p2p is from one worker to another: give -n 2"),
         ("-n 5 -s 3 -H a:2,b:2", "5 workers need 5 slots, and there are 2 on a + 2 on b"),
         ("--launcher mpi", "--launcher is for hosts: give -H or --hostfile"),
         ("--peer mxnet -H a:2,b:2", "--peer mxnet is for one machine"),
