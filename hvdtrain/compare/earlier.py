@@ -11,12 +11,13 @@ from typing import Any
 
 from hvdtrain import modes
 from hvdtrain.compare.grid import Planned
+from hvdtrain.config.file import read_config
 from hvdtrain.config.run_config import RunConfig, flag, in_words
 from hvdtrain.errors import UsageError
 from hvdtrain.report import check_out
 from hvdtrain.runs.folder import CONFIG, check_free, is_claimed, locked, unwritable
 from hvdtrain.runs.read import Run, load_run
-from hvdtrain.runs.request import recorded_options, with_absolute_paths
+from hvdtrain.runs.request import with_absolute_paths
 from hvdtrain.world.host import versions
 
 KILLED_JOB_END_S = 30.0  # how long the ranks of a comparison that was killed may take to end
@@ -68,7 +69,7 @@ def find_finished(folder: Path) -> list[Earlier]:
         except UsageError:  # it had only begun, and is made again
             continue
         if run.is_finished:
-            found.append(Earlier(run, RunConfig(**recorded_options(run_folder / CONFIG))))
+            found.append(Earlier(run, RunConfig(**read_config(run_folder / CONFIG))))
     return found
 
 

@@ -10,7 +10,7 @@ from click.core import ParameterSource
 from hvdtrain.config.option_types import METAVARS
 from hvdtrain.config.run_config import RunConfig, flag, in_words
 
-# The first two of each are what the field calls it; the last is what it was called here before.
+# The first two of each are what the field calls it; the third is shorter.
 NUM_WORKERS = ("--num-workers", "-n", "--workers", "workers")
 NUM_SERVERS = ("--num-servers", "-s", "--servers", "servers")
 MODES = ("--modes", "--mode", "modes")

@@ -7,11 +7,12 @@ import click
 
 from hvdtrain import modes
 from hvdtrain.config.command_line import GroupedCommand, given_options
+from hvdtrain.config.file import read_config
 from hvdtrain.config.option_types import EQUAL, Folder
 from hvdtrain.config.run_config import LENGTHS, RunConfig
 from hvdtrain.errors import UsageError
 from hvdtrain.runs.folder import CONFIG
-from hvdtrain.runs.request import recorded_options, resumed_options, train_options
+from hvdtrain.runs.request import resumed_options, train_options
 from hvdtrain.world.place import read_world
 
 
@@ -68,7 +69,7 @@ def train(ctx: click.Context, file: Path | None, out: str, resume: bool, join: b
     elif file:
         if given & LENGTHS:  # of the options that exclude each other, the one given here wins
             given |= LENGTHS
-        options |= {name: value for name, value in recorded_options(file).items() if name not in given}
+        options |= {name: value for name, value in read_config(file).items() if name not in given}
     from hvdtrain.rank.process import run_rank
 
     run_rank(RunConfig(**options), out, resume)

@@ -27,7 +27,6 @@ from hvdtrain.formatting import with_noun
 from hvdtrain.models.layers import Network
 from hvdtrain.models.pretrained import cached_weights, is_published, load_pretrained
 from hvdtrain.modes._synchroniser import Synchroniser
-from hvdtrain.numerics.clock import PARTS
 from hvdtrain.numerics.slowdown import Slowdown
 from hvdtrain.numerics.split import even_range
 from hvdtrain.ps.joining import Arrival
@@ -205,8 +204,8 @@ def train_as_worker(
             progress.print(advice)
     before, after = (resumed.state, resumed.step) if resumed else ({}, 0)
     tally = Tally(**before["tally"]) if resumed and world.is_chief else None
-    if tally:  # in a snapshot, means over workers; of an older version, fewer parts
-        tally.seconds = [spent * world.workers for spent in tally.seconds] + [0.0] * (len(PARTS) - len(tally.seconds))
+    if tally:  # in a snapshot, means over workers
+        tally.seconds = [spent * world.workers for spent in tally.seconds]
     recorder = Recorder(job.folder, world.rank, world.is_chief, after, tally, arrival is not None, leased)
     history = History(**(arrival.state["history"] if arrival else before.get("history", {})))
     keeps_best = config.saves("best") or bool(data.test)  # with which test images are tested

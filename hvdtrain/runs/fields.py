@@ -24,8 +24,8 @@ def field_value(run: Run, field: str) -> Any:
         return None if None in usable else sorted(map(_without_zeros, usable)) or None
     if head == "placement":
         return placement(run)
-    if head == "slow":  # which versions before could not make anybody
-        return run.manifest.slow.asked if run.manifest.slow else "none"
+    if head == "slow":
+        return run.manifest.slow.asked
     if head == "record" and not run.kind.servers:  # it is servers that do
         return None
     value: Any = getattr(run.manifest if hasattr(run.manifest, head) else run.summary, head)

@@ -41,10 +41,6 @@ def train_options(*without: str, **defaults: Any) -> Callable[[Callable], Callab
     return config_options(valid, *without, **defaults)
 
 
-# What a version before recorded as --push-scale of every run, also in modes that have no use for it.
-_DEFAULT_BEFORE = "mean"
-
-
 # Patterns of secrets in a URL, and what they are.
 _SECRETS = [
     (r"://[^/@]*:[^/@]*@", "a password"),
@@ -182,22 +178,13 @@ def _unused(config: RunConfig, mode: modes.Mode) -> list[str]:
     return [name for name in optional if getattr(config, name) != getattr(RunConfig, name) and name not in mode.options]
 
 
-def recorded_options(file: Path) -> dict[str, Any]:
-    """The options in a config.toml, by field name. UsageError as `read_config`, or for an unknown mode."""
-    options = read_config(file)
-    used = modes.declared(options.get("mode", RunConfig.mode)).options
-    if options.get("push_scale") == _DEFAULT_BEFORE and "push_scale" not in used:
-        del options["push_scale"]
-    return options
-
-
 def resumed_options(file: Path, options: dict[str, Any], given: set[str]) -> dict[str, Any]:
     """The options of a run that goes on: those given, and for the others what its config.toml has.
 
     Its global batch and learning rate stay, also where they are given as each worker's. What its mode alone has a use
     for gives way to another mode.
     """
-    before = RunConfig(**recorded_options(file))
+    before = RunConfig(**read_config(file))
     if given & LENGTHS:  # they exclude each other, and the one given here wins
         given = given | LENGTHS
     if options["per_worker"]:
@@ -214,7 +201,7 @@ def changed_for_good(before: Mapping[str, Any], config: RunConfig) -> list[str]:
     """What may not change when a run goes on, and did, a phrase each.
 
     Args:
-        before: may lack what an older version did not have.
+        before: what it lacks has its default.
     """
     before = dataclasses.asdict(RunConfig()) | dict(before)
     return [
@@ -235,10 +222,7 @@ def config_of(run: Path) -> RunConfig:
     """What a run folder's job was asked to do. UsageError where it is no run folder, or cannot be run like this."""
     if not (run / CONFIG).is_file():
         raise UsageError(f"{run} is not a run folder: it has no {CONFIG}{name_one_of(run)}")
-    config = RunConfig(**recorded_options(run / CONFIG))
-    # Older versions took these with any push scale, without weights to begin with, and with secrets in URLs.
-    check(dataclasses.replace(config, staleness_lr=False, freeze="none", dataset=RunConfig.dataset))
-    return config
+    return check(RunConfig(**read_config(run / CONFIG)))
 
 
 def with_absolute_paths(config: RunConfig) -> RunConfig:

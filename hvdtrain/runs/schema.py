@@ -1,8 +1,7 @@
 """What stands in the files of a run folder, as types: manifest.json, summary.json and the lines of metrics.rank*.jsonl.
 
-Any program may have written them, and versions before recorded less: a field that is not there, or null, has its
-default, and one of another type is an UnreadableFile. A test holds the writers, `runs/manifest.py` and
-`rank/summary.py`, to these fields.
+Any program may have written them: a field that is not there, or null, has its default, and one of another type is an
+UnreadableFile. A test holds the writers, `runs/manifest.py` and `rank/summary.py`, to these fields.
 """
 
 import contextlib
@@ -53,7 +52,7 @@ class Host(Struct, frozen=True, kw_only=True, omit_defaults=True):
 
 
 class RunStart(Struct, frozen=True, kw_only=True):
-    """How and where the run was computed after one of its starts; versions before did not record all of it."""
+    """How and where the run was computed after one of its starts."""
 
     after_step: Count = 0
     mode: str | None = None
@@ -166,7 +165,7 @@ class Manifest(Struct, frozen=True, kw_only=True):
     record: bool = False
     trace: str = "none"  # or which steps
     stop_at_target: bool | None = None
-    slow: Slow | None = None
+    slow: Slow = Slow()
     clocks: dict[str, ClockOffset] = {}
     device: str | None = None
     share_gpu: bool | None = None
@@ -348,7 +347,7 @@ class ServerLoad(Struct, frozen=True, kw_only=True):
     """A line of a server's metrics: what it has counted since it began."""
 
     applying_s: Figure = 0.0
-    queued_s: Figure | None = None  # versions before did not count it
+    queued_s: Figure | None = None
     pushes: Count = 0
     time: Figure = 0.0
     cpu_s: Figure = 0.0
