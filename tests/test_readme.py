@@ -12,8 +12,8 @@ from pathlib import Path
 import click
 import pytest
 from click.testing import CliRunner
+from helpers.forked_jobs import env_with_forks, forks_first
 from helpers.jobs import ENV, SETTINGS, check_run_folder, hvdtrain
-from helpers.spare import env_with_spare, first_with_spare
 
 from hvdtrain import modes
 from hvdtrain.cli import cli
@@ -91,7 +91,7 @@ def test_every_command_runs(name, tmp_path):
     """In one folder and in order: later commands use what earlier ones made."""
     commands = [command for command in run_here(READMES[name]) if command not in ELSEWHERE]
     for command in commands:
-        run_in(tmp_path, command, env_with_spare(), first_with_spare())
+        run_in(tmp_path, command, env_with_forks(), forks_first())
     if name == "README.md":
         for folder, mode, workers, servers in STARTED:
             check_run_folder(tmp_path / "runs" / folder, mode, workers, servers, 20)
@@ -100,7 +100,7 @@ def test_every_command_runs(name, tmp_path):
 
 
 def run_in(folder: Path, command: str, env: dict[str, str] = ENV, first: str = "") -> None:
-    """What begins with `hvdtrain` runs in a forked process; starters are started. See helpers/spare.py."""
+    """What begins with `hvdtrain` runs in a forked process; starters are started. See helpers/forked_jobs.py."""
     words = shlex.split(command)
     if words[0] == "hvdtrain":
         with contextlib.chdir(folder):

@@ -22,7 +22,7 @@ from hvdtrain.config.run_config import RunConfig
 from hvdtrain.errors import Failure, UsageError, unknown
 from hvdtrain.formatting import with_noun
 from hvdtrain.launch.allocation import hosts_or_here
-from hvdtrain.launch.hosts import Host, allocate, host_options, launcher_option, private_option
+from hvdtrain.launch.hosts import Host, allocate, host_options, launcher_option, secrets_option
 from hvdtrain.launch.job_log import failure_reason
 from hvdtrain.launch.memory import BASE_MB
 from hvdtrain.launch.preflight import Requirements
@@ -31,14 +31,14 @@ from hvdtrain.launch.processes import launched_job
 from hvdtrain.launch.recipe import JobSpec
 from hvdtrain.world.network import WIRE_KEY, new_wire_key
 
-BACKENDS = {"allreduce": ["horovod", "gloo"], "pushpull": ["rpc", "zmq"], "push": ["rpc", "zmq"], "p2p": ["gloo"]}
+BACKENDS = {"allreduce": ["horovod", "gloo"], "pushpull": ["rpc", "zmq"], "push": ["rpc", "zmq"]}
 MODES = [name for name in modes.names() if modes.declared(name).has_servers]
-# How often a repeat does it, which is divided out: a push takes too little time alone, and a message goes out and back.
-TIMES = {"push": 200, "p2p": 2}
+# How often a repeat does it, which is divided out: a push takes too little time alone.
+TIMES = {"push": 200}
 # Bytes of memory read and written for each byte of the vector and each worker by a push and pull: copying it to the
 # server (2), plain SGD there (3), copying weights back (2). Of a ring each worker but one sends it to be added (2, 3)
-# and sends it on (2). From one worker to another it is copied out and in.
-TOUCHED = {"allreduce": 7, "pushpull": 7, "push": 7, "p2p": 4}
+# and sends it on (2).
+TOUCHED = 7
 UNITS = {"": 1, "K": 2**10, "M": 2**20, "G": 2**30}
 Row = dict[str, Any]
 Measured = list[dict[str, float]]  # of each repeat: seconds and, where servers say it, server_cpu_s and server_mb
@@ -87,14 +87,14 @@ class Sizes(click.ParamType):
 )  # fmt: skip
 @host_options
 @launcher_option
-@private_option
+@secrets_option
 @click.option("--repeats", type=click.IntRange(1, 1000), default=7, show_default=True, help="Timed repeats.")
 @click.option("--json", "file", type=FileToWrite(), help="Write the rows there.")
 @click.option("--plot", type=FileToWrite(), help="Draw GB/s over size there, as SVG.")
 @click.pass_context
 def bench(
     ctx: click.Context, ops: list[str], backends: list[str], sizes: list[int], workers: list[int], servers: Any,
-    mode: str, bucket_mb: float, hosts: str | None, hostfile: Path | None, launcher: str, private: dict[str, str],
+    mode: str, bucket_mb: float, hosts: str | None, hostfile: Path | None, launcher: str, secrets: dict[str, str],
     repeats: int, file: Path | None, plot: Path | None,
 ) -> None:  # fmt: skip
     """Time all-reduce, push and pull, side by side, on this machine or over hosts.
@@ -104,16 +104,15 @@ def bench(
     hvdtrain bench --op pushpull --bytes 528M -n 1 -s 1 --json rows.json
     hvdtrain bench --op pushpull --backend rpc --mode ps-sync --bytes 16M -n 1,2,4,8,16 -s 2
     hvdtrain bench --op push --bytes 4K -n 1
-    hvdtrain bench --op allreduce,pushpull,p2p --bytes 1M,64M -H node1:2,node2:2
+    hvdtrain bench --op allreduce,pushpull --bytes 1M,64M -H node1:2,node2:2
 
     An all-reduce averages a float32 vector over the workers. A push and pull sends it from each worker to the
     servers, which update their weights with plain SGD and send those back; a push is the same, many times in a row,
-    to see what a message costs; p2p is a plain message from the first worker to the last, half of the way there and
-    back. In each repeat all backends take turns, another one first each time: once to warm up and once timed, while
-    the others' processes are stopped, and keep their memory. Shown are the median, the range, and GB/s: all workers'
-    bytes over median seconds, where a push and pull counts once though it moves the vector both ways. On one machine,
-    the floor is the time that its memory needs for those bytes, as fast as it copies now. Of servers: processor time
-    for each push, and peak memory, of all together.
+    to see what a message costs. In each repeat all backends take turns, another one first each time: once to warm up
+    and once timed, while the others' processes are stopped, and keep their memory. Shown are
+    the median, the range, and GB/s: all workers' bytes over median seconds, where a push and pull counts once though
+    it moves the vector both ways. On one machine, the floor is the time that its memory needs for those bytes, as fast
+    as it copies now. Of servers: processor time for each push, and peak memory, of all together.
     """
     for op in ops:
         if op not in BACKENDS:
@@ -129,8 +128,6 @@ def bench(
     if file and file == plot:
         raise UsageError(f"--json and --plot both name {file}: name two files")
     listed = hosts_or_here(ctx)
-    if "p2p" in ops and min(workers) < 2:
-        raise UsageError("--op p2p is from one worker to another: give -n 2")
     for number in workers if listed else ():
         allocate(listed, number)
     if not any(set(BACKENDS[op]) & set(backends) for op in ops):
@@ -138,13 +135,13 @@ def bench(
     rows: list[Row] = []
     for op, number in itertools.product(ops, workers):
         own = [backend for backend in BACKENDS[op] if backend in backends]
-        its = 0 if op in ("allreduce", "p2p") else number if servers == EQUAL else servers
+        its = 0 if op == "allreduce" else number if servers == EQUAL else servers
         memory = None if listed else bandwidth()
         used = allocate(listed, number, its) if listed else []
         found: dict[str, list[Measured]] = {}
         if own:
             click.echo(f"{op} over {', '.join(own)} with {with_noun(number, 'worker')} …", err=True)
-            found = _measure(op, own, number, its, repeats, sizes, mode, bucket_mb, used, launcher, private)
+            found = _measure(op, own, number, its, repeats, sizes, mode, bucket_mb, used, launcher, secrets)
         rows += [
             _row(op, backend, mode, bucket_mb, number, its, size, memory, measured, used)
             for backend, of_sizes in found.items()
@@ -159,17 +156,17 @@ def bench(
 
 def _measure(
     op: str, backends: Sequence[str], workers: int, servers: int, repeats: int, sizes: Sequence[int], mode: str,
-    bucket_mb: float, hosts: Sequence[Host], launcher: str, private: Mapping[str, str],
+    bucket_mb: float, hosts: Sequence[Host], launcher: str, secrets: Mapping[str, str],
 ) -> dict[str, list[Measured]]:  # fmt: skip
     """Of each backend and size what its workers found, in turns: each repeat has every backend once, and another one
     first. One more repeat before them is not counted, in which memory is touched for the first time.
 
     Args:
         hosts: each with its slots; none for this machine.
-        private: variables for every rank that no command line may show. Ranks on other hosts read them from a file, in
+        secrets: variables for every rank that no command line may show. Ranks on other hosts read them from a file, in
             the current folder, which is then one that the hosts share.
     """
-    shared = Path.cwd() if hosts and private else None
+    shared = Path.cwd() if hosts and secrets else None
     found: dict[str, list[Measured]] = {backend: [[] for _ in sizes] for backend in backends}
     with tempfile.TemporaryDirectory(prefix="hvdtrain-bench-", dir=shared) as folder, contextlib.ExitStack() as stack:
         # Where hosts are refused, too.
@@ -181,13 +178,13 @@ def _measure(
         )  # fmt: skip
         jobs = {}
         for backend in backends:
-            words = [turns.addresses, backend, str(servers), mode, str(TIMES.get(op, 1)), op, str(bucket_mb)]
+            words = [turns.addresses, backend, str(servers), mode, str(TIMES.get(op, 1)), str(bucket_mb)]
             tuned = {"OMP_NUM_THREADS": "1", "THP_MEM_ALLOC_ENABLE": "1"}  # the latter: huge pages
             if backend == "zmq" and hosts:  # for vectors of ones, it may be seen on a command line
                 tuned[WIRE_KEY] = new_wire_key()
             spec = JobSpec(
                 workers + servers, [sys.executable, "-P", "-m", "hvdtrain.bench.turns", *words], servers, hosts,
-                Path(folder, backend), environment=tuned, private=private, needs_network=bool(hosts),
+                Path(folder, backend), environment=tuned, secrets=secrets, needs_network=bool(hosts),
             )  # fmt: skip
             log = Path(folder, f"{backend}.log")
             command = prepare_program(launcher if hosts else "local", spec, needs)
@@ -227,12 +224,12 @@ def _row(
     row = {
         "op": op, "backend": backend, "workers": workers, "servers": servers, "bytes": size,
         "seconds_median": median, "seconds_min": min(seconds), "seconds_max": max(seconds),
-        "gb_per_s": size / median / 1e9, "payload_gb_per_s": (1 if op == "p2p" else workers) * size / median / 1e9,
+        "gb_per_s": size / median / 1e9, "payload_gb_per_s": workers * size / median / 1e9,
         "repeats": len(seconds), "hosts": [str(host) for host in hosts],
     }  # fmt: skip
     if memory:
-        moving = 1 if op == "p2p" else workers if servers else workers - 1
-        row |= {"floor_s": TOUCHED[op] * size * moving / memory, "memory_gb_per_s": memory / 1e9}
+        moving = workers if servers else workers - 1
+        row |= {"floor_s": TOUCHED * size * moving / memory, "memory_gb_per_s": memory / 1e9}
     if "server_mb" in measured[0]:
         cpu_s = statistics.fmean(one["server_cpu_s"] for one in measured)
         row |= {

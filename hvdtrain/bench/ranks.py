@@ -39,7 +39,6 @@ class Rank:
     """
     Attributes:
         times: how often one turn does the operation.
-        op: as on the command line.
         bucket: elements of the vector that travel as one message to a server.
         wire: to the servers, where there are any.
     """
@@ -47,7 +46,6 @@ class Rank:
     world: World
     store: dist.Store
     times: int
-    op: str
     bucket: int
     wire: Wire | None
 
@@ -58,8 +56,8 @@ def take_part(backend: str, words: Sequence[str], turns: TextIO) -> None:
     Every line is answered when all workers have done it: by the last one with `seconds` and, of all servers
     together, `server_cpu_s` and `server_mb`, their largest memory so far.
     """
-    servers, times, op = int(words[0]), int(words[2]), words[3]
-    update = replace(UPDATE, mode=words[1], bucket_mb=float(words[4]))
+    servers, times = int(words[0]), int(words[2])
+    update = replace(UPDATE, mode=words[1], bucket_mb=float(words[3]))
     world = read_world(servers)
     use_one_interface(world)
     if backend in WIRES:  # as in jobs with servers
@@ -79,7 +77,7 @@ def take_part(backend: str, words: Sequence[str], turns: TextIO) -> None:
     if backend == "horovod" and not world.starts_horovod:
         horovod.join(world, store)
     wire = start(world, store, TURNS_S, kind=backend) if backend in WIRES else None
-    prepare = BACKENDS[backend](Rank(world, store, times, op, update.bucket_elements, wire))
+    prepare = BACKENDS[backend](Rank(world, store, times, update.bucket_elements, wire))
     dist.init_process_group(
         "gloo", store=dist.PrefixStore("workers", store), rank=world.worker, world_size=world.workers
     )
@@ -134,19 +132,8 @@ def horovod_allreduce(rank: Rank) -> Prepare:
 
 
 def gloo(rank: Rank) -> Prepare:
-    """torch.distributed's all-reduce over Gloo, in place, or a message from the first rank to the last and back."""
-    act = partial(_ping_pong, rank.world) if rank.op == "p2p" else dist.all_reduce
-    return lambda size: partial(act, torch.ones(size // 4))
-
-
-def _ping_pong(world: World, x: torch.Tensor) -> None:
-    last = world.size - 1
-    if world.rank == 0:
-        dist.send(x, last)
-        dist.recv(x, last)
-    elif world.rank == last:
-        dist.recv(x, 0)
-        dist.send(x, 0)
+    """torch.distributed's all-reduce over Gloo, in place."""
+    return lambda size: partial(dist.all_reduce, torch.ones(size // 4))
 
 
 def _serve(world: World, config: RunConfig) -> NoReturn:

@@ -18,7 +18,7 @@ from hvdtrain.config.run_config import RunConfig
 from hvdtrain.errors import Failure, unknown
 from hvdtrain.formatting import with_noun
 from hvdtrain.launch.allocation import hosts_or_here
-from hvdtrain.launch.hosts import Host, allocate, host_options, launcher_option, private_option
+from hvdtrain.launch.hosts import Host, allocate, host_options, launcher_option, secrets_option
 from hvdtrain.launch.job_log import failure_reason
 from hvdtrain.launch.prepare import prepare
 from hvdtrain.launch.processes import launched_job
@@ -58,7 +58,7 @@ SERVERS: dict[str, Any] = {"servers": 2, "bucket_mb": 1 / 8}
 @click.option(*NUM_WORKERS, type=Numbers(), default="1,2,4", show_default=True, help="Numbers of workers.")
 @host_options
 @launcher_option
-@private_option
+@secrets_option
 @click.option(
     "--out", default="", type=Folder(),
     help="Keep the runs there, new or empty  [default: a temporary folder; with hosts within the current one, which "
@@ -67,7 +67,7 @@ SERVERS: dict[str, Any] = {"servers": 2, "bucket_mb": 1 / 8}
 @click.pass_context
 def verify(
     ctx: click.Context, names: list[str], workers: list[int], hosts: str | None, hostfile: Path | None, launcher: str,
-    private: dict[str, str], out: str,
+    secrets: dict[str, str], out: str,
 ) -> None:  # fmt: skip
     """Check that the synchronous modes compute the same as one process, on this machine's processor or your hosts'.
 
@@ -91,7 +91,7 @@ def verify(
             allocate(listed, n, of_mode(CHECKED, name).servers)
     results = []
     with _folder_for_runs(out, bool(listed)) as folder:
-        for result in compare_with_single(names, workers, folder, hosts=listed, launcher=launcher, private=private):
+        for result in compare_with_single(names, workers, folder, hosts=listed, launcher=launcher, secrets=secrets):
             results.append(result)
             click.echo(result.line)
     wrong = [result for result in results if not result.same]
@@ -154,20 +154,20 @@ def of_mode(config: RunConfig, mode: str) -> RunConfig:
 
 def compare_with_single(
     names: list[str], workers: list[int], folder: Path, optimizers: Sequence[str] = OPTIMIZERS,
-    hosts: Sequence[Host] = (), launcher: str = "local", private: Mapping[str, str] | None = None,
+    hosts: Sequence[Host] = (), launcher: str = "local", secrets: Mapping[str, str] | None = None,
 ) -> Iterator[Result]:  # fmt: skip
     """Run and compare, one after the other. Failure where a run fails.
 
     Args:
         folder: for the runs.
         hosts: where runs of several ranks go; the reference, one process, runs here.
-        private: variables for every rank that no command line may show.
+        secrets: variables for every rank that no command line may show.
     """
     import numpy as np
 
     for optimizer in optimizers:
         config = dataclasses.replace(CHECKED, optimizer=optimizer)
-        alone, samples = _train(config, 1, folder / f"single-{optimizer}", (), "local", private)
+        alone, samples = _train(config, 1, folder / f"single-{optimizer}", (), "local", secrets)
         moved = float(np.linalg.norm(alone - _initial(config)))
         rounding = float(np.linalg.norm(np.spacing(np.abs(alone).astype(np.float32)) / 2)) / moved
         for mode in names:
@@ -175,20 +175,20 @@ def compare_with_single(
             for n in workers:
                 used = allocate(hosts, n, run.servers) if hosts and n + run.servers > 1 else []
                 out = folder / f"{mode}-{n}-{optimizer}"
-                weights, seen = _train(run, n, out, used, launcher if used else "local", private)
+                weights, seen = _train(run, n, out, used, launcher if used else "local", secrets)
                 distance = float(np.linalg.norm(weights - alone) / moved)
                 yield Result(run, n, _buckets(run), distance, rounding, seen == samples)
 
 
 def _train(
     config: RunConfig, workers: int, out: Path, hosts: Sequence[Host], launcher: str,
-    private: Mapping[str, str] | None,
+    secrets: Mapping[str, str] | None,
 ) -> tuple["Vector", str]:  # fmt: skip
     """The final weights as one vector [parameters] float64, and the digest of the samples seen."""
     from safetensors.numpy import load_file
 
     log = out.with_suffix(".log")
-    with launched_job(prepare(launcher, config, workers, hosts, out, private=private), log) as job:
+    with launched_job(prepare(launcher, config, workers, hosts, out, secrets=secrets), log) as job:
         code = job.wait()
     if code:
         raise Failure(f"{config.mode} with {with_noun(workers, 'worker')} did not run: {failure_reason(log, code)}")

@@ -22,7 +22,7 @@ from hvdtrain.config.option_types import Folder, Names, Numbers, ServerNumbers
 from hvdtrain.config.run_config import LENGTHS, RunConfig
 from hvdtrain.errors import Failure, UsageError
 from hvdtrain.launch.allocation import allocated_cores, hosts_or_here
-from hvdtrain.launch.hosts import Host, host_options, launcher_option, private_option
+from hvdtrain.launch.hosts import Host, host_options, launcher_option, secrets_option
 from hvdtrain.launch.preflight import describe_hosts
 from hvdtrain.report.paired import LEAST_REPEATS
 from hvdtrain.report.verdict import Margins
@@ -74,7 +74,7 @@ def _presets() -> str:
 )  # fmt: skip
 @host_options
 @launcher_option
-@private_option
+@secrets_option
 @click.option(
     "--dry-run", is_flag=True,
     help="Print the runs, the command that repeats each, and what they will take; run nothing.",
@@ -112,7 +112,7 @@ def _presets() -> str:
 @click.pass_context
 def compare(
     ctx: click.Context, preset: str, modes: list[str], workers: list[int], servers: list[int | str], repeats: int,
-    until_sure: bool, hosts: str | None, hostfile: Path | None, launcher: str, private: dict[str, str],
+    until_sure: bool, hosts: str | None, hostfile: Path | None, launcher: str, secrets: dict[str, str],
     dry_run: bool, model: list[str], batch_size: list[int], slow: list[str], staleness: list[int], backup: list[int],
     margin: float, accuracy_margin: float, out: str, **options: Any,
 ) -> None:  # fmt: skip
@@ -146,7 +146,7 @@ def compare(
     if dry_run:
         runs = plan(config, axes, listed, launcher)
         runs = runs if config.threads else keep_threads(earlier, runs, folder)
-        lines = [*dry_run_lines(runs, folder, private), *forecast_lines(runs, match(earlier, runs, folder), folder)]
+        lines = [*dry_run_lines(runs, folder, secrets), *forecast_lines(runs, match(earlier, runs, folder), folder)]
         click.echo("\n".join(lines))
         return
     if not listed:
@@ -161,7 +161,7 @@ def compare(
     again = f"the same command with --out {shlex.quote(str(folder))}"
     with claimed(folder):
         try:
-            failed = run_all(runs, kept, folder, samples, enough, private)
+            failed = run_all(runs, kept, folder, samples, enough, secrets)
         except (KeyboardInterrupt, SystemExit):
             click.echo(f"finished runs stay: {again} goes on", err=True)
             raise

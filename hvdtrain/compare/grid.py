@@ -73,12 +73,12 @@ class Planned:
         variant = self.variant.replace("-", " ")
         return f"{where}{self.config.mode}{variant} with {with_noun(self.workers, 'worker')}{servers}"
 
-    def command(self, out: Path, private: Collection[str] = ()) -> str:
-        """What a shell does the same run with; private: the names of variables that its ranks are given."""
+    def command(self, out: Path, secrets: Collection[str] = ()) -> str:
+        """What a shell does the same run with; secrets: the names of variables that its ranks are given."""
         if self.workers + self.config.servers == 1 and not self.hosts:
             return shlex.join(["hvdtrain", "train", *self.config.to_args(), "--out", str(out)])
         launched = Launched(self.launcher, tuple(map(str, self.hosts)))
-        return shlex.join(launch_command(self.config, self.workers, launched, out, private))
+        return shlex.join(launch_command(self.config, self.workers, launched, out, secrets))
 
 
 def plan(
@@ -156,11 +156,11 @@ def _possible_workers(mode: str, workers: Sequence[int]) -> Sequence[int]:
     return [most] if most else workers
 
 
-def dry_run_lines(runs: Sequence[Planned], folder: Path, private: Collection[str] = ()) -> list[str]:
+def dry_run_lines(runs: Sequence[Planned], folder: Path, secrets: Collection[str] = ()) -> list[str]:
     """For --dry-run: each run with what it differs in from others, and the command that does it alone.
 
     Args:
-        private: as Planned.command.
+        secrets: as Planned.command.
     """
     each = [{"mode": run.config.mode, "workers": run.workers} | dataclasses.asdict(run.config) for run in runs]
     differing = [name for name in each[0] if len({values[name] for values in each}) > 1 and name != "seed"]
@@ -168,5 +168,5 @@ def dry_run_lines(runs: Sequence[Planned], folder: Path, private: Collection[str
     for number, (run, values) in enumerate(zip(runs, each, strict=True), 1):
         what = ", ".join(f"{name.replace('_', ' ')} {values[name]}" for name in differing if values[name])
         lines += [f"[{number}/{len(runs)}] {run.name}: {what or 'the only run'}"]
-        lines += [f"    {run.command(folder / 'runs' / run.name, private)}"]
+        lines += [f"    {run.command(folder / 'runs' / run.name, secrets)}"]
     return lines

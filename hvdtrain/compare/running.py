@@ -32,7 +32,7 @@ def run_all(
     folder: Path,
     samples: int,
     is_settled: Callable[[int], bool] | None,
-    private: Mapping[str, str] | None = None,
+    secrets: Mapping[str, str] | None = None,
 ) -> list[str]:
     """Run those that are not finished yet, one after the other; return the names of those that failed.
 
@@ -40,7 +40,7 @@ def run_all(
         kept: the folders of finished runs by name.
         samples: how many training images there are.
         is_settled: whether the repeats up to this one are enough, asked after each; without it, all are done.
-        private: variables for every rank that no command line may show.
+        secrets: variables for every rank that no command line may show.
     """
     from hvdtrain.console import Console
     from hvdtrain.progress_bars import bar
@@ -54,7 +54,7 @@ def run_all(
         for number, run in enumerate(runs, 1):
             if run.name not in kept:
                 label = f"[{number}/{len(runs)}] {run.title}"
-                if problem := _run_one(run, label, folder, samples, console, progress, private):
+                if problem := _run_one(run, label, folder, samples, console, progress, secrets):
                     failed.append(run.name)
                     full = "; the disk is full" if has_full_disk(folder) else ""
                     console.print(f"{label}: FAILED: {problem}{full}")
@@ -67,7 +67,7 @@ def run_all(
 
 def _run_one(
     run: Planned, label: str, folder: Path, samples: int, console: "Console", progress: "Progress | None",
-    private: Mapping[str, str] | None,
+    secrets: Mapping[str, str] | None,
 ) -> str:  # fmt: skip
     """Do a run, and print what came of it; return why it failed, if it did."""
     if place := set_aside(folder, run.name):
@@ -76,7 +76,7 @@ def _run_one(
     task = progress.add_task(label, total=budget or run.config.total_steps(samples)) if progress else None
     began = time.monotonic()
     problem = ""
-    for seen in _follow(run, folder, progress is not None, private):
+    for seen in _follow(run, folder, progress is not None, secrets):
         if isinstance(seen, str):
             problem = seen
         elif progress and task is not None:
@@ -94,14 +94,14 @@ def _run_one(
 
 
 def _follow(
-    run: Planned, folder: Path, look: bool, private: Mapping[str, str] | None
+    run: Planned, folder: Path, look: bool, secrets: Mapping[str, str] | None
 ) -> Iterator[list[dict[str, Any]] | str]:
     """Start a run and, if asked to look, yield the first worker's last steps as they come; at the end, if it failed,
     the reason.
     """
     out, log = (folder / "runs" / run.name).absolute(), folder / "logs" / f"{run.name}.log"
     metrics, summary = metrics_file(out, run.config.servers), out / "summary.json"
-    command = prepare(run.launcher, run.config, run.workers, run.hosts, out, measure=True, private=private)
+    command = prepare(run.launcher, run.config, run.workers, run.hosts, out, measure=True, secrets=secrets)
     with launched_job(command, log) as job:
         # A worker that hangs and was given up by the others would let its starter wait for ever.
         while job.poll() is None and not (

@@ -10,7 +10,7 @@ from click.core import ParameterSource
 from hvdtrain.config.option_types import METAVARS
 from hvdtrain.config.run_config import RunConfig, flag, in_words
 
-# The first two of each are what the field calls it; the last is what it was called here before.
+# The first two of each are what the field calls it; the third is shorter.
 NUM_WORKERS = ("--num-workers", "-n", "--workers", "workers")
 NUM_SERVERS = ("--num-servers", "-s", "--servers", "servers")
 MODES = ("--modes", "--mode", "modes")
@@ -31,7 +31,7 @@ GROUPS = {
         "compression", "staleness", "push_scale", "look_ahead", "shares", "backup", "staleness_lr",
         "delay_compensation", "wire", "bucket_mb", "record",
     ),
-    "Hosts": ("hosts", "hostfile", "launcher", "interface", "sync_dst_dir", "sync_data", "private"),
+    "Hosts": ("hosts", "hostfile", "launcher", "interface", "sync_dst_dir", "sync_data", "secrets"),
     "Devices": ("device", "threads", "precision", "share_gpu", "compile", "deterministic"),
     "Measuring": (
         "target_accuracy", "stop_at_target", "margin", "accuracy_margin", "slow", "trace", "trace_steps", "log_every",

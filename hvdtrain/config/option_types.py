@@ -58,7 +58,7 @@ class WordOr(click.ParamType):
 
     Args:
         word: on the command line and in files.
-        meaning: what stands for it in RunConfig, and stood for it in files before there was a word.
+        meaning: what stands for it in RunConfig.
         other: the type of other values.
     """
 

@@ -18,42 +18,46 @@ PACKAGE = Path(__file__).parent.parent
 RECIPES = PACKAGE if (PACKAGE / "datasets").is_dir() else PACKAGE.parent
 
 
-class Launcher(Struct, forbid_unknown_fields=True):
+class Launcher(Struct, forbid_unknown_fields=True, frozen=True):
     """The keys of a launcher's recipe; launchers/README.md says what each means."""
 
     command: list[str | list[str]]
     title: str = ""
     hosts: Literal["", "needed"] = ""
-    here: bool = False
+    local: bool = False
     script_name: str = ""
     script: str = ""
     resource: dict[str, Any] = {}
     stop: list[str | list[str]] = []
     job: str = ""
-    ask: list[str | list[str]] = []
-    gone: str = ""
-    remember: dict[str, list[str]] = {}
+    status_command: list[str | list[str]] = []
+    finished_pattern: str = ""
+    capture: dict[str, list[str]] = {}
     unique_name: bool = False
     interpreter: str = ""
     runs: str = ""
-    survive: list[str] = []
-    end_together: list[str] = []
+    if_rank_may_die: list[str] = []
+    if_rank_must_not: list[str] = []
     inherits: bool = False
-    leave: str = ""
+    stop_signal: str = "SIGTERM"
     environment: dict[str, str] = {}
 
     def __post_init__(self) -> None:
-        if bool(self.ask) != bool(self.gone):
-            raise ValueError("`ask` and `gone` go together")
-        if self.leave not in {"", "file", *signal.Signals.__members__}:
-            raise ValueError(f"`leave` is no signal: {self.leave!r}")
+        if bool(self.status_command) != bool(self.finished_pattern):
+            raise ValueError("`status_command` and `finished_pattern` go together")
+        if self.stop_signal not in {"file", *signal.Signals.__members__}:
+            raise ValueError(f"`stop_signal` is no signal: {self.stop_signal!r}")
         if self.stop and not self.job:
             raise ValueError("`stop` needs `job`: a pattern of what the scheduler prints for a job")
-        for name in ("gone", "job"):
+        for name in ("finished_pattern", "job"):
             try:
                 re.compile(getattr(self, name))
             except re.error as error:
                 raise ValueError(f"`{name}` is no pattern: {error}") from None
+
+    def mentions(self, pattern: str) -> bool:
+        """Whether a text in it has what the regular expression describes."""
+        return bool(re.search(pattern, repr(self)))
 
 
 class Preset(Struct):
@@ -74,6 +78,11 @@ def names(kind: str) -> list[str]:
 
 def _folder(kind: str) -> Path:
     return Path(__file__).parent / kind if kind == "presets" else RECIPES / kind
+
+
+def launcher(name: str) -> Launcher:
+    """A launcher's recipe. UsageError as `load`."""
+    return convert(load("launchers", name), Launcher)
 
 
 @cache

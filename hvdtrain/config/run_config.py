@@ -200,27 +200,28 @@ class RunConfig:
             # Undecodable bytes of a file name: no TOML or JSON can hold them.
             if isinstance(value, str) and any("\ud800" <= c <= "\udfff" for c in value):
                 raise UsageError(f"{flag(f.name)} {value!a} is not valid UTF-8: rename it")
-        if sum(bool(getattr(self, name)) for name in LENGTHS) > 1:
-            raise UsageError("--epochs, --steps and --time-budget exclude each other: give one")
-        if self.lr_scaling != "none" and not self.per_worker:
-            raise UsageError("--lr-scaling is for --per-worker: without it, workers share one batch")
-        if self.record and self.snapshot_every not in ("epoch", "never"):
-            raise UsageError("--record needs --snapshot-every epoch or never: a snapshot has all read new weights")
-        if self.record and (self.compile or self.share_gpu):
-            raise UsageError("--record is not for --compile or --share-gpu: replay has none of it")
-        if self.record and not self.saves("final"):
-            raise UsageError(f"--record does not go with --save {self.save}: replay compares with the final weights")
-        if self.share_gpu and self.device == "cpu":
-            raise UsageError("--share-gpu does nothing with --device cpu")
-        if self.schedule != "step" and (self.step_epochs, self.step_factor) != (
-            RunConfig.step_epochs,
-            RunConfig.step_factor,
-        ):
-            raise UsageError("--step-epochs and --step-factor are for --schedule step")
-        if self.nesterov and not (self.optimizer == "sgd" and self.momentum):
-            raise UsageError("--nesterov is for --optimizer sgd with --momentum above 0")
-        if self.bucket_mb < 2**-4:
-            raise UsageError(f"--bucket-mb {self.bucket_mb} is less than 64 KiB, 0.0625: messages would be too many")
+        default = RunConfig
+        found = {
+            "--epochs, --steps and --time-budget exclude each other: give one":
+                sum(bool(getattr(self, name)) for name in LENGTHS) > 1,
+            "--lr-scaling is for --per-worker: without it, workers share one batch":
+                self.lr_scaling != "none" and not self.per_worker,
+            "--record needs --snapshot-every epoch or never: a snapshot has all read new weights":
+                self.record and self.snapshot_every not in ("epoch", "never"),
+            "--record is not for --compile or --share-gpu: replay has none of it":
+                self.record and (self.compile or self.share_gpu),
+            f"--record does not go with --save {self.save}: replay compares with the final weights":
+                self.record and not self.saves("final"),
+            "--share-gpu does nothing with --device cpu": self.share_gpu and self.device == "cpu",
+            "--step-epochs and --step-factor are for --schedule step": self.schedule != "step"
+                and (self.step_epochs, self.step_factor) != (default.step_epochs, default.step_factor),
+            "--nesterov is for --optimizer sgd with --momentum above 0":
+                self.nesterov and not (self.optimizer == "sgd" and self.momentum),
+            f"--bucket-mb {self.bucket_mb} is less than 64 KiB, 0.0625: messages would be too many":
+                self.bucket_mb < 2**-4,
+        }  # fmt: skip
+        if problem := next((problem for problem, is_there in found.items() if is_there), ""):
+            raise UsageError(problem)
 
     def for_workers(self, workers: int) -> "RunConfig":
         """The same as a plain global batch and its learning rate.

@@ -18,10 +18,10 @@ from hvdtrain.config.run_config import RunConfig
 from hvdtrain.errors import UsageError, unknown
 from hvdtrain.launch import copies
 from hvdtrain.launch.allocation import allocated_hosts
-from hvdtrain.launch.hosts import allocate, given_hosts, host_options, private_option
+from hvdtrain.launch.hosts import allocate, given_hosts, host_options, secrets_option
 from hvdtrain.launch.prepare import prepare
 from hvdtrain.launch.processes import end_process
-from hvdtrain.launch.records import cancel, claimed, forget, kept_options, read_record, what_to_remember
+from hvdtrain.launch.records import cancel, captured, claimed, forget, kept_options, read_record
 from hvdtrain.launch.supervise import STOP_TIMEOUT_S, log_file, supervise
 from hvdtrain.runs.folder import CONFIG, check_free, last_saved_step, name_one_of, refuse_links
 from hvdtrain.runs.launched import remembered
@@ -66,13 +66,13 @@ from hvdtrain.runs.request import (
     help="Start a worker that is lost again, while the others go on, and a server that is killed, for which they wait: "
     "in ps-async and ps-ssp with --wire zmq, on this machine.",
 )  # fmt: skip
-@private_option
+@secrets_option
 @click.option("--dry-run", is_flag=True, help="Print what would run, and run nothing.")
 @click.argument("train_options", nargs=-1, type=click.UNPROCESSED, metavar="-- TRAIN OPTIONS")
 def launch(
     launcher: str | None, workers: int | None, servers: Any, hosts: str | None, hostfile: Path | None,
     sync_dst_dir: str | None, sync_data: bool, interface: str, out: str, resume: bool, retries: int,
-    respawn: bool, private: dict[str, str], dry_run: bool, train_options: tuple[str, ...],
+    respawn: bool, secrets: dict[str, str], dry_run: bool, train_options: tuple[str, ...],
 ) -> None:  # fmt: skip
     """Start a job of so many workers and servers.
 
@@ -108,8 +108,8 @@ def launch(
     servers = config.servers
     if not workers:
         raise UsageError("-n is missing: how many workers?")
-    recipe = recipes.load("launchers", launcher)
-    if retries and "script_name" in recipe:
+    recipe = recipes.launcher(launcher)
+    if retries and recipe.script_name:
         raise UsageError(f"--retries is for jobs that `launch` sees to their end: {launcher} takes them over")
     check_workers(config.for_workers(workers), workers)
     if resumed and (last_saved_step(Path(out)) is not None or (Path(out) / "summary.json").is_file()):
@@ -118,7 +118,7 @@ def launch(
             raise of_another_job(Path(out), different)
     if respawn:
         check_joinable(config, "--respawn")
-        if not recipe.get("here"):
+        if not recipe.local:
             raise UsageError(
                 f"--respawn starts ranks on this machine, not those of {launcher}: start `hvdtrain train --join "
                 "--out RUN` on a host yourself"
@@ -140,7 +140,7 @@ def launch(
     make_command = partial(
         prepare, launcher, config, workers, used, folder, check=not dry_run, working_folder=destination,
         interface=interface, resume=True, all_options=resumed is not None, measure=True, respawn=respawn,
-        private=private,
+        secrets=secrets,
     )  # fmt: skip
     if dry_run:
         copying = [line for copy in to_copy for line in copy.shell_commands(names)]
@@ -153,11 +153,11 @@ def launch(
         for copy in to_copy:
             copy.make(names)
         command = make_command()
-        also = what_to_remember(launcher)
-        if "runs" in recipe:  # this machine does not see the options that the run folder has
+        also = captured(launcher)
+        if recipe.runs:  # this machine does not see the options that the run folder has
             config.for_workers(workers).write(log_file(folder).with_name(f"{launcher}.toml"), workers=workers)
         supervise(command, folder, workers, servers, retries, respawns=respawn)
-        if "stop" in recipe:  # a scheduler has the job now, and has printed its number last
+        if recipe.stop:  # a scheduler has the job now, and has printed its number last
             printed = log_file(folder).read_text().split() or [""]
             job |= {**also, "job": printed[-1], "name": command.name}
 

@@ -50,10 +50,10 @@ def launcher_option(command: Callable) -> Callable:
     )(command)  # fmt: skip
 
 
-def private_option(command: Callable) -> Callable:
-    """Decorator: adds --env to a command that starts ranks; it gets `private`, the variables with their values."""
+def secrets_option(command: Callable) -> Callable:
+    """Decorator: adds --env to a command that starts ranks; it gets `secrets`, the variables with their values."""
     return click.option(
-        "--env", "private", multiple=True, metavar="NAME", callback=_with_values,
+        "--env", "secrets", multiple=True, metavar="NAME", callback=_with_values,
         help="Give ranks this variable of the environment, such as AWS_SECRET_ACCESS_KEY or HTTPS_PROXY: those that "
         "name libraries' settings they have anyway. No command line shows it. Can be repeated.",
     )(command)  # fmt: skip

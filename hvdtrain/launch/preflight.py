@@ -250,19 +250,24 @@ def _problems(
         yield f"{reply['memory_mb']:,} MB of memory are free, and {need}"
     if requirements.interface not in ("", reply["interface"]):
         yield f"it has no network interface {requirements.interface} with an address"
-    if requirements.out and not reply["sees_shared_file"]:
-        yield (
-            f"it does not see {requirements.out.parent} of this machine: give --out a folder on storage that all "
-            "hosts share, which its ranks write metrics and logs in"
-        )
-    elif requirements.out and not reply["can_write"]:
-        yield f"it cannot write in {requirements.out.parent}: give --out another folder"
+    yield from _unusable_folder(requirements.out, reply)
     for file in reply["missing_files"]:
         yield f"there is no {file}, which its ranks would read"
     if reply["url_error"]:
         yield f"it cannot read {requirements.url}: {reply['url_error']}"
     if several and not reply["name_address"]:
         yield f"its own name {reply['name']} means nothing there: give it in /etc/hosts the address that others reach"
+
+
+def _unusable_folder(out: Path | None, reply: dict[str, Any]) -> Iterator[str]:
+    """What is wrong with the run folder there."""
+    if out and not reply["sees_shared_file"]:
+        yield (
+            f"it does not see {out.parent} of this machine: give --out a folder on storage that all hosts share, which "
+            "its ranks write metrics and logs in"
+        )
+    elif out and not reply["can_write"]:
+        yield f"it cannot write in {out.parent}: give --out another folder"
 
 
 def _duplicate_name(

@@ -26,7 +26,7 @@ from hvdtrain.world.place import RESPAWNS
 def prepare(
     launcher: str, config: RunConfig, workers: int, hosts: Sequence[Host], out: Path, check: bool = True,
     working_folder: str = "", interface: str = "", resume: bool = False, all_options: bool = False,
-    measure: bool = False, private: Mapping[str, str] | None = None, respawn: bool = False,
+    measure: bool = False, secrets: Mapping[str, str] | None = None, respawn: bool = False,
 ) -> LaunchCommand:  # fmt: skip
     """The command that starts a training job.
 
@@ -39,34 +39,34 @@ def prepare(
         resume: go on with what is in the run folder: also where the job is started again after a failure.
         all_options: name every option to the ranks, since the run folder may have other values.
         measure: where hosts are checked, measure the network between them too, for the manifest.
-        private: variables for every rank that no command line may show.
+        secrets: variables for every rank that no command line may show.
         respawn: workers that are lost will be started again.
 
     Raises:
         UsageError: a host cannot run it, or the launcher needs hosts.
     """
-    recipe = recipes.load("launchers", launcher)
+    recipe = recipes.launcher(launcher)
     runs_there = out
-    if "runs" in recipe:  # ranks see other folders than this machine
+    if recipe.runs:  # ranks see other folders than this machine
         _check_paths(launcher, config)
-        runs_there = Path(recipe["runs"], out.name)
+        runs_there = Path(recipe.runs, out.name)
     config = with_absolute_paths(config)
     files = [path for path in (config.dataset, config.pretrained) if path.startswith("/")]
     requirements = Requirements(
         working_folder, out, files, rank_mb(config, workers),
-        url=config.dataset if "://" in config.dataset else "", environment=private or {},
+        url=config.dataset if "://" in config.dataset else "", environment=secrets or {},
     )  # fmt: skip
-    program = train_program(config, runs_there, all_options, recipe.get("interpreter", ""))
+    program = train_program(config, runs_there, all_options, recipe.interpreter)
     program += ["--resume"] if resume else []
-    if "script_name" in recipe:  # not every scheduler passes the environment on
+    if recipe.script_name:  # not every scheduler passes the environment on
         program = ["env", f"{LAUNCHER}={launcher}", *program]
-    private = dict(private or {})
+    secrets = dict(secrets or {})
     if config.wire == "zmq":
-        private[WIRE_KEY] = os.environ.get(WIRE_KEY) or new_wire_key()
+        secrets[WIRE_KEY] = os.environ.get(WIRE_KEY) or new_wire_key()
     ranks, survives = workers + config.servers, modes.declared(config.mode).survives_lost_worker
     spec = JobSpec(
         ranks, program, config.servers, hosts, out, interface, working_folder, survives,
-        private=private, needs_network=needs_network(config), environment={RESPAWNS: "1"} if respawn else {},
+        secrets=secrets, needs_network=needs_network(config), environment={RESPAWNS: "1"} if respawn else {},
         memory_mb=asked_mb(config, workers), gpus=int(config.device == "cuda"),
     )  # fmt: skip
     return prepare_program(launcher, spec, requirements, check, measure)
@@ -101,7 +101,7 @@ def prepare_program(
     if set(testbed.running_nodes()) & {host.name for host in spec.hosts}:
         interface = interface or testbed.INTERFACE
         environment["HVDTRAIN_OVER_TCP"] = "1"  # these hosts share memory, which rpc would find and use
-    if spec.hosts and check and recipes.load("launchers", launcher).get("hosts") == "needed":
+    if spec.hosts and check and recipes.launcher(launcher).hosts == "needed":
         checked = check_hosts(spec.hosts, dataclasses.replace(requirements, interface=interface), measure)
         interface, network_pairs = checked.interface or interface, checked.network
     launched = Launched(launcher, tuple(map(str, spec.hosts)), interface, spec.working_folder, network_pairs)

@@ -51,7 +51,7 @@ def launched_job(command: LaunchCommand, log: Path) -> Iterator[subprocess.Popen
         for path, text in command.files.items():
             path.parent.mkdir(parents=True, exist_ok=True)
             path.unlink(missing_ok=True)
-            with open(path, "w", opener=_private if path == command.private_file else None) as file:
+            with open(path, "w", opener=_private if path == command.secrets_file else None) as file:
                 file.write(text)
         log.write_bytes(b"")
         with log.open("ab") as output:  # where others write too
@@ -65,8 +65,8 @@ def launched_job(command: LaunchCommand, log: Path) -> Iterator[subprocess.Popen
     finally:
         with contextlib.suppress(OSError):
             scratch.rmdir()
-        if command.private_file and not scheduler_has_it:
-            command.private_file.unlink(missing_ok=True)
+        if command.secrets_file and not scheduler_has_it:
+            command.secrets_file.unlink(missing_ok=True)
 
 
 @contextlib.contextmanager

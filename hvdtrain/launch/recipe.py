@@ -11,9 +11,9 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from importlib.metadata import version
 from pathlib import Path
-from typing import Any
 
 from hvdtrain.config import recipes
+from hvdtrain.config.recipes import Launcher
 from hvdtrain.config.run_config import RunConfig
 from hvdtrain.errors import UsageError
 from hvdtrain.launch import records
@@ -23,7 +23,7 @@ from hvdtrain.launch.remote import in_folder
 from hvdtrain.world.network import WIRE_KEY
 
 # Variables that are passed on to ranks on other hosts. Others are not: they would show on command lines there. What
-# JobSpec.private names goes by a file.
+# JobSpec.secrets names goes by a file.
 FORWARDED = re.compile(
     r"(HVDTRAIN(?!_WIRE_KEY)|HOROVOD|OMPI_MCA|PRTE_MCA|UCX|FI|OMP|MKL|NCCL|CUDA|GLOO|TP|TORCH|THP)_\w+|PYTHONPATH|LD_LIBRARY_PATH"
 )
@@ -51,7 +51,7 @@ class JobSpec:
         working_folder: where the ranks start; by default the current folder.
         survives_lost_rank: whether the other ranks go on when one dies.
         environment: variables for every rank, beside those of the recipe.
-        private: variables for every rank that no command line may show.
+        secrets: variables for every rank that no command line may show.
         needs_network: whether ranks on this machine alone reach for others all the same, for a data set say.
         memory_mb: MiB to ask a scheduler for, for each rank; 0 to leave it to the scheduler.
         gpus: how many for each rank; likewise.
@@ -66,7 +66,7 @@ class JobSpec:
     working_folder: str = ""
     survives_lost_rank: bool = False
     environment: Mapping[str, str] = field(default_factory=dict)
-    private: Mapping[str, str] = field(default_factory=dict)
+    secrets: Mapping[str, str] = field(default_factory=dict)
     needs_network: bool = False
     memory_mb: int = 0
     gpus: int = 0
@@ -80,12 +80,11 @@ class LaunchCommand:
         argv: the command line.
         files: files to write first, by path: a host file, a job script.
         environment: the command's whole environment.
-        private_file: the one of the files that nobody else may read, and that does not outlive the job.
+        secrets_file: the one of the files that nobody else may read, and that does not outlive the job.
         to_scheduler: whether the job has only begun where the command ends well.
         name: the job's, as its scheduler knows it.
         stop_signal: the signal that the command passes on to the ranks, which then save and leave; None where it
             passes none on.
-        here: whether all ranks start on this machine, as children of the command.
         own_network: whether the command is to run in a network that has loopback alone, where the system allows it.
     """
 
@@ -94,15 +93,14 @@ class LaunchCommand:
     environment: dict[str, str]
     stop_signal: signal.Signals | None = signal.SIGTERM
     own_network: bool = False
-    private_file: Path | None = None
-    here: bool = False
+    secrets_file: Path | None = None
     to_scheduler: bool = False
     name: str = ""
 
     def dry_run_text(self) -> str:
         """What `--dry-run` prints: the files and the command."""
         files = [
-            f"# {path}\n{text.rstrip() if path != self.private_file else '(variables that are not shown)'}\n"
+            f"# {path}\n{text.rstrip() if path != self.secrets_file else '(variables that are not shown)'}\n"
             for path, text in self.files.items()
         ]
         return "\n".join([*files, shlex.join(self.argv)])
@@ -113,79 +111,107 @@ def expand(launcher: str, spec: JobSpec) -> LaunchCommand:
 
     Raises:
         UsageError: the recipe needs hosts and there are none, or the other way round, or it has an unknown placeholder,
-            or ranks cannot read a file with the private variables.
+            or ranks cannot read a file with the secrets.
     """
-    recipe = recipes.load("launchers", launcher)
-    if recipe.get("hosts") == "needed" and not spec.hosts:
+    recipe = recipes.launcher(launcher)
+    _check_hosts_suit(launcher, recipe, spec.hosts)
+    job = _Job(launcher, recipe, spec)
+    filler = Filler(launcher, job.values())
+    is_here = all(map(_is_loopback, spec.hosts)) if recipe.hosts == "needed" else recipe.local
+    return LaunchCommand(
+        filler.command(recipe.command), job.files(filler), job.environment,
+        stop_signal=None if recipe.stop_signal == "file" else signal.Signals[recipe.stop_signal],
+        own_network=is_here and not spec.needs_network and spec.interface in ("", "lo"),
+        secrets_file=job.secrets_file, to_scheduler=bool(recipe.script_name), name=job.name,
+    )  # fmt: skip
+
+
+def _check_hosts_suit(launcher: str, recipe: Launcher, hosts: Sequence[Host]) -> None:
+    if recipe.hosts == "needed" and not hosts:
         raise UsageError(f"--launcher {launcher} needs hosts: give -H a:1,b:1 or --hostfile FILE")
-    if spec.hosts and not re.search(r"\{(hosts|hostfile|nodelist|rankfile)\}", str(recipe)):
+    if hosts and not recipe.mentions(r"\{(hosts|hostfile|nodelist|rankfile)\}"):
         raise UsageError(f"--launcher {launcher} finds hosts itself: drop -H or --hostfile, or choose ssh or mpi")
-    if "{hostfile}" not in str(recipe) and (named := [host.name for host in spec.hosts if "@" in host.name]):
+    if not recipe.mentions("{hostfile}") and (named := [host.name for host in hosts if "@" in host.name]):
         raise UsageError(
             f"--launcher {launcher} takes no user in {named[0]}: write it into ~/.ssh/config (`User`), or choose mpi"
         )
-    # Starters that are Python themselves, horovodrun for one, import nothing of the current folder either.
-    job_variables = {"PYTHONSAFEPATH": "1"} | dict(recipe.get("environment", {})) | dict(spec.environment)
-    launch_folder = spec.out.with_name(f"{spec.out.name}.launch")
-    environment = _starter_environment(job_variables, recipe)
-    hostfile, rankfile = launch_folder / "hosts", launch_folder / "ranks"
-    script = launch_folder / str(recipe.get("script_name", "job"))
-    program, private_file = list(spec.program), None
-    if recipe.get("here") or recipe.get("inherits"):
-        environment |= spec.private
-    elif spec.private:
-        if "runs" not in recipe:
-            private_file = records.private_file(spec.out)
-            program = ["sh", str(private_file), *program]
-        elif missing := [name for name in spec.private if not re.search(rf"\b{name}\b", str(recipe))]:
-            instead = ", or give --wire rpc" if WIRE_KEY in missing else ""
-            raise UsageError(
-                f"{launcher} starts ranks without this machine's environment and folders: have "
-                f"launchers/{launcher}.toml set {', '.join(missing)} from a secret of the cluster{instead}"
-            )
-    name = job_name(spec.out.name) + (f"-{_random_letters()}" if recipe.get("unique_name") else "")
-    folder, slots = spec.working_folder or str(Path.cwd()), max((host.slots for host in spec.hosts), default=0)
-    values: dict[str, Value] = {
-        "bin": str(Path(sys.executable).parent), "prefix": str(Path(sys.executable).parent.parent),
-        "ranks": spec.ranks, "workers": spec.ranks - spec.servers, "servers": spec.servers,
-        "hosts": ",".join(f"{host.name}:{host.slots}" for host in spec.hosts),
-        "nodes": len(spec.hosts) or "", "nodelist": ",".join(host.name for host in spec.hosts),
-        "first_host": spec.hosts[0].name if spec.hosts else "",
-        "slots": slots or "", "reserved": slots * len(spec.hosts) or spec.ranks, "version": version("hvdtrain"),
-        "memory_mb": (slots or spec.ranks) * spec.memory_mb or "", "gpus": spec.gpus or "",
-        "hostfile": str(hostfile) if spec.hosts else "", "rankfile": str(rankfile) if spec.hosts else "",
-        "script": str(script), "interface": spec.interface, "name": name, "out": str(spec.out),
-        "out_pattern": str(spec.out).replace("%", "%%"),
-        "folder": folder, "program": program,
-        "program_in_folder": _within_double_quotes(shlex.join(in_folder(folder, program))),
-        "private": _within_double_quotes(shlex.quote(str(records.private_file(spec.out)))),
-        "survive": list(recipe.get("survive" if spec.survives_lost_rank else "end_together", [])),
-        "survives": [] if spec.survives_lost_rank else "",
-        "exports": [
-            word for key in sorted(environment) if key in job_variables or _is_forwarded(key) for word in ("-x", key)
-        ],
-    }  # fmt: skip
-    filler = Filler(launcher, values)
-    argv = filler.command(recipe["command"])
-    files = {}
-    if private_file:
-        lines = [f"export {name}={shlex.quote(value)}\n" for name, value in spec.private.items()]
-        files[private_file] = "".join([*lines, 'exec "$@"\n'])
-    if "{hostfile}" in str(recipe) and spec.hosts:
-        files[hostfile] = "".join(f"{host.name} slots={host.slots}\n" for host in spec.hosts)
-    if "{rankfile}" in str(recipe) and spec.hosts:
-        files[rankfile] = "".join(f"{name}\n" for name in hosts_of_ranks(spec.hosts))
-    if "script" in recipe:
-        files[script] = filler.script(recipe["script"])
-    if "resource" in recipe:
-        files[script] = filler.resource(recipe["resource"], script.name)
-    stop = recipe.get("leave") or "SIGTERM"
-    of_hosts = recipe.get("hosts") == "needed"
-    is_here = all(map(_is_loopback, spec.hosts)) if of_hosts else bool(recipe.get("here"))
-    own_network = is_here and not spec.needs_network and spec.interface in ("", "lo")
-    stop_signal = None if stop == "file" else signal.Signals[stop]
-    here, to_scheduler = bool(recipe.get("here")), "script_name" in recipe
-    return LaunchCommand(argv, files, environment, stop_signal, own_network, private_file, here, to_scheduler, name)
+
+
+class _Job:
+    """What a recipe is filled in with for one job.
+
+    Attributes:
+        environment: the starter's.
+        secrets_file: through which ranks get the secrets, where they do not have the starter's environment.
+        program: what each rank runs, through that file.
+        name: as a scheduler knows the job.
+    """
+
+    def __init__(self, launcher: str, recipe: Launcher, spec: JobSpec) -> None:
+        self.recipe, self.spec = recipe, spec
+        # Starters that are Python themselves, horovodrun for one, import nothing of the current folder either.
+        self.variables = {"PYTHONSAFEPATH": "1"} | recipe.environment | dict(spec.environment)
+        self.environment = _starter_environment(self.variables, recipe)
+        self.program, self.secrets_file = list(spec.program), None
+        if recipe.local or recipe.inherits:
+            self.environment |= spec.secrets
+        elif spec.secrets and recipe.runs:
+            _check_secrets_are_set(launcher, recipe, spec.secrets)
+        elif spec.secrets:
+            self.secrets_file = records.secrets_file(spec.out)
+            self.program = ["sh", str(self.secrets_file), *self.program]
+        self.name = job_name(spec.out.name) + (f"-{_random_letters()}" if recipe.unique_name else "")
+        folder = spec.out.with_name(f"{spec.out.name}.launch")
+        self.hostfile, self.rankfile = folder / "hosts", folder / "ranks"
+        self.script = folder / (recipe.script_name or "job")
+
+    def values(self) -> dict[str, Value]:
+        """By placeholder."""
+        spec, hosts, environment = self.spec, self.spec.hosts, Path(sys.executable).parent
+        folder, slots = spec.working_folder or str(Path.cwd()), max((host.slots for host in hosts), default=0)
+        exported = [key for key in sorted(self.environment) if key in self.variables or _is_forwarded(key)]
+        return {
+            "bin": str(environment), "prefix": str(environment.parent), "version": version("hvdtrain"),
+            "ranks": spec.ranks, "workers": spec.ranks - spec.servers, "servers": spec.servers,
+            "hosts": ",".join(f"{host.name}:{host.slots}" for host in hosts), "nodes": len(hosts) or "",
+            "nodelist": ",".join(host.name for host in hosts), "first_host": hosts[0].name if hosts else "",
+            "hostfile": str(self.hostfile) if hosts else "", "rankfile": str(self.rankfile) if hosts else "",
+            "slots": slots or "", "reserved": slots * len(hosts) or spec.ranks, "interface": spec.interface,
+            "memory_mb": (slots or spec.ranks) * spec.memory_mb or "", "gpus": spec.gpus or "",
+            "name": self.name, "script": str(self.script), "folder": folder,
+            "out": str(spec.out), "out_pattern": str(spec.out).replace("%", "%%"),
+            "program": self.program,
+            "program_in_folder": _within_double_quotes(shlex.join(in_folder(folder, self.program))),
+            "secrets": _within_double_quotes(shlex.quote(str(records.secrets_file(spec.out)))),
+            "keep_going": self.recipe.if_rank_may_die if spec.survives_lost_rank else self.recipe.if_rank_must_not,
+            "exports": [word for key in exported for word in ("-x", key)],
+        }  # fmt: skip
+
+    def files(self, filler: Filler) -> dict[Path, str]:
+        """What is written before the job starts."""
+        recipe, hosts, files = self.recipe, self.spec.hosts, {}
+        if self.secrets_file:
+            lines = [f"export {name}={shlex.quote(value)}\n" for name, value in self.spec.secrets.items()]
+            files[self.secrets_file] = "".join([*lines, 'exec "$@"\n'])
+        if hosts and recipe.mentions("{hostfile}"):
+            files[self.hostfile] = "".join(f"{host.name} slots={host.slots}\n" for host in hosts)
+        if hosts and recipe.mentions("{rankfile}"):
+            files[self.rankfile] = "".join(f"{name}\n" for name in hosts_of_ranks(hosts))
+        if recipe.script:
+            files[self.script] = filler.script(recipe.script)
+        if recipe.resource:
+            files[self.script] = filler.resource(recipe.resource, self.script.name)
+        return files
+
+
+def _check_secrets_are_set(launcher: str, recipe: Launcher, secrets: Mapping[str, str]) -> None:
+    """UsageError where a recipe whose ranks see nothing of this machine does not name each of them."""
+    if missing := [name for name in secrets if not recipe.mentions(rf"\b{name}\b")]:
+        instead = ", or give --wire rpc" if WIRE_KEY in missing else ""
+        raise UsageError(
+            f"{launcher} starts ranks without this machine's environment and folders: have "
+            f"launchers/{launcher}.toml set {', '.join(missing)} from a secret of the cluster{instead}"
+        )
 
 
 def train_program(config: RunConfig, out: Path, all_options: bool = False, interpreter: str = "") -> list[str]:
@@ -219,15 +245,15 @@ def _within_double_quotes(text: str) -> str:
     return re.sub(r'[\\"$`]', r"\\\g<0>", text)
 
 
-def _starter_environment(job_variables: Mapping[str, str], recipe: Mapping[str, Any]) -> dict[str, str]:
+def _starter_environment(job_variables: Mapping[str, str], recipe: Launcher) -> dict[str, str]:
     """The starter's environment. Some write it into command lines on other hosts, where everybody could read the tokens
     in it, and get what they need.
     """
 
     def passes(key: str) -> bool:
-        if recipe.get("hosts") == "needed":
+        if recipe.hosts == "needed":
             return key in STARTER_NEEDS or _is_forwarded(key)
-        return not (recipe.get("here") and ALLOCATION.fullmatch(key))
+        return not (recipe.local and ALLOCATION.fullmatch(key))
 
     return {key: value for key, value in os.environ.items() if passes(key)} | dict(job_variables)
 

@@ -26,7 +26,7 @@ REPLY_TIMEOUT_S = 30.0  # of a scheduler
 LOOK_EVERY_S = 0.5
 Record = Mapping[str, Any]
 # What is filled into a scheduler's commands beside the job, whose pattern the recipe has: never an option.
-NAME, REMEMBERED = r"hvdtrain[a-z0-9-]*", r"\w[\w.:/@+ -]*"
+NAME, CAPTURED = r"hvdtrain[a-z0-9-]*", r"\w[\w.:/@+ -]*"
 
 
 def job_record_file(out: Path) -> Path:
@@ -34,7 +34,7 @@ def job_record_file(out: Path) -> Path:
     return out.with_name(f"{out.name}.launch") / "running.json"
 
 
-def private_file(out: Path) -> Path:
+def secrets_file(out: Path) -> Path:
     """The script through which ranks get variables that no command line may show, while the job runs."""
     return out.with_name(f"{out.name}.launch") / "environment"
 
@@ -47,7 +47,7 @@ def kept_options(out: Path) -> Path | None:
 
 def read_record(out: Path) -> dict[str, Any]:
     """What `launch` recorded of a job: `launcher`, with the `job` and the `name` that its scheduler knows and
-    what_to_remember, or with the process that sees to it, as own_identity describes it. Empty where there is no
+    captured, or with the process that sees to it, as own_identity describes it. Empty where there is no
     record, or a broken one, or one with another thing in place of a job: anybody may have written it.
     """
     try:
@@ -62,8 +62,8 @@ def read_record(out: Path) -> dict[str, Any]:
 
 def _names_a_job(record: Record) -> bool:
     """Whether the commands of its scheduler may be given what a record has."""
-    recipe = recipes.load("launchers", record["launcher"])
-    patterns = dict.fromkeys(recipe.get("remember", {}), REMEMBERED) | {"name": NAME, "job": recipe.get("job", "")}
+    recipe = recipes.launcher(record["launcher"])
+    patterns = dict.fromkeys(recipe.capture, CAPTURED) | {"name": NAME, "job": recipe.job}
     values = {name: record[name] for name in patterns if name in record}
     return all(isinstance(value, str) and re.fullmatch(patterns[name], value) for name, value in values.items())
 
@@ -83,7 +83,7 @@ def claimed(out: Path, launcher: str) -> Iterator[dict[str, Any]]:
     made = [folder for folder in (file.parent, *out.parents) if not folder.exists()]
     try:
         with _locked(out):
-            if still := whose(earlier := read_record(out)):
+            if still := why_occupied(earlier := read_record(out)):
                 or_remove = "" if is_running(earlier) else f"; if it has ended, remove {file}"
                 raise UsageError(f"--out {out}: {still}; `hvdtrain stop {out}` ends it{or_remove}")
             write_json(file, {"launcher": launcher, **own_identity()})
@@ -112,7 +112,7 @@ def forget(out: Path, record: Record) -> None:
     """Remove what is kept of a job that has ended, unless another has been launched there since."""
     with _locked(out):
         if read_record(out) == record:
-            private_file(out).unlink(missing_ok=True)  # of a job that a scheduler has had
+            secrets_file(out).unlink(missing_ok=True)  # of a job that a scheduler has had
             job_record_file(out).unlink(missing_ok=True)
 
 
@@ -128,13 +128,13 @@ def _locked(out: Path) -> Iterator[None]:
         yield
 
 
-def what_to_remember(launcher: str) -> dict[str, str]:
+def captured(launcher: str) -> dict[str, str]:
     """What else a record needs to find a scheduler's job again, by the recipe: in which of several clusters it is, say.
 
     What a command does not tell is left out.
     """
     found = {}
-    for name, command in recipes.load("launchers", launcher).get("remember", {}).items():
+    for name, command in recipes.launcher(launcher).capture.items():
         with contextlib.suppress(OSError, subprocess.SubprocessError):
             done = subprocess.run(command, capture_output=True, text=True, timeout=REPLY_TIMEOUT_S, check=True)
             found[name] = done.stdout.strip()
@@ -161,7 +161,7 @@ def _start(pid: int) -> str:
     return f"{boot_id()} {start_ticks(pid)}"
 
 
-def whose(record: Record) -> str:
+def why_occupied(record: Record) -> str:
     """Who has the job still, or may have it, in words that go on "--out RUN: "; empty if it has ended."""
     if "job" in record:
         return _scheduler_has(record)
@@ -173,17 +173,19 @@ def whose(record: Record) -> str:
 
 
 def _scheduler_has(record: Record) -> str:
-    """As `whose`. A scheduler that does not answer is taken to have the job."""
-    recipe = recipes.load("launchers", record["launcher"])
+    """As `why_occupied`. A scheduler that does not answer is taken to have the job."""
+    recipe = recipes.launcher(record["launcher"])
     has = f"{record['launcher']} has its job {record['job']}"
-    if "ask" not in recipe:
+    if not recipe.status_command:
         return has
-    command = _filled(recipe["ask"], record)
+    command = _filled(recipe.status_command, record)
     try:
         done = subprocess.run(command, capture_output=True, text=True, timeout=REPLY_TIMEOUT_S)
     except (OSError, subprocess.TimeoutExpired):
         return f"{has}, unless it has ended: `{shlex.join(command)}` gives no answer here"
-    if re.search(recipe["gone"], done.stdout + done.stderr) or (done.returncode == 0 and not done.stdout.strip()):
+    if re.search(recipe.finished_pattern, done.stdout + done.stderr) or (
+        done.returncode == 0 and not done.stdout.strip()
+    ):
         return ""
     return has
 
@@ -194,18 +196,18 @@ def cancel(record: Record, timeout_s: float) -> bool:
     Raises:
         Failure: the scheduler refuses, or still has the job after the time.
     """
-    recipe = recipes.load("launchers", record["launcher"])
-    command = _filled(recipe["stop"], record)
+    recipe = recipes.launcher(record["launcher"])
+    command = _filled(recipe.stop, record)
     try:
         done = subprocess.run(command, capture_output=True, text=True)
     except OSError as error:
         raise Failure(f"`{shlex.join(command)}` cannot be started ({error.strerror}): stop it where it can") from None
     if done.returncode:
-        if not whose(record):
+        if not why_occupied(record):
             return False
         raise Failure(f"`{shlex.join(command)}` failed: {(done.stderr or done.stdout).strip()[-200:]}")
     deadline = time.monotonic() + timeout_s
-    while "ask" in recipe and (still := whose(record)):
+    while recipe.status_command and (still := why_occupied(record)):
         if time.monotonic() > deadline:
             raise Failure(f"`{shlex.join(command)}` was done {timeout_s:.0f} s ago, and {still}: try again")
         time.sleep(LOOK_EVERY_S)
@@ -213,5 +215,5 @@ def cancel(record: Record, timeout_s: float) -> bool:
 
 
 def _filled(command: Sequence[Any], record: Record) -> list[str]:
-    remembered = dict.fromkeys(recipes.load("launchers", record["launcher"]).get("remember", {}), "")
-    return Filler(record["launcher"], {**remembered, "name": "", **record}).command(command)
+    empty = dict.fromkeys(recipes.launcher(record["launcher"]).capture, "")
+    return Filler(record["launcher"], {**empty, "name": "", **record}).command(command)

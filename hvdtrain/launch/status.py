@@ -12,7 +12,7 @@ import click
 from hvdtrain.errors import UsageError
 from hvdtrain.formatting import with_noun
 from hvdtrain.launch.job_log import failure_reason
-from hvdtrain.launch.records import is_running, read_record, whose
+from hvdtrain.launch.records import is_running, read_record, why_occupied
 from hvdtrain.launch.supervise import log_file
 from hvdtrain.ps.membership_log import who_is_lost
 from hvdtrain.runs.folder import CONFIG, has_full_disk, is_claimed, last_saved_step, name_one_of
@@ -82,7 +82,7 @@ def _state(run: Path, shown: Path, summary: Summary, record: dict[str, Any]) -> 
     if summary.status == "done":
         return "finished"
     since = f" since {_clock(started)}" if (started := _began(run)) else ""
-    still = whose(record)
+    still = why_occupied(record)
     if "job" in record and still:
         return f"handed to {record['launcher']} as job {record['job']}{since}"
     if is_claimed(run) or is_running(record):

@@ -16,7 +16,6 @@ from hvdtrain.launch.failure import job_failure, rank_of_process
 from hvdtrain.launch.job_log import failure_reason
 from hvdtrain.launch.processes import launched_job, respawner, sigterm_unwinds
 from hvdtrain.launch.recipe import LaunchCommand
-from hvdtrain.launch.spare_ranks import spare_ranks
 from hvdtrain.runs.folder import how_to_go_on, last_saved_step
 from hvdtrain.world.preempt import EXIT_CODE, leave_file
 
@@ -44,31 +43,29 @@ def supervise(
         KeyboardInterrupt: it was ended by Ctrl-C; with how to go on.
     """
     log = log_file(out)
-    with spare_ranks(command, log.parent) if retries and command.here else nullcontext(command) as again:
-        for attempt in range(1, retries + 2):
-            starting = command if attempt == 1 else again
-            try:
-                exit_code, was_stopped = _run_once(starting, log, leave_file(out), out if respawns else None)
-            except KeyboardInterrupt:
-                raise KeyboardInterrupt(how_to_go_on(out, "launch")) from None
-            # An mpirun that has lost all its hosts ends with exit code 0: only the summary proves success.
-            if exit_code == 0 and (command.to_scheduler or (out / "summary.json").is_file()):
-                return
-            if was_stopped:
-                click.echo(f"hvdtrain: the job was asked to leave: {how_to_go_on(out, 'launch')}", err=True)
-                raise SystemExit(EXIT_CODE)
-            if command.to_scheduler:
-                raise Failure(
-                    f"{command.argv[0]} did not take the job: {failure_reason(log, exit_code)}; submit it on a machine "
-                    "of the cluster, or choose --launcher local, ssh or mpi"
-                )
-            failure = job_failure(out, log, exit_code, partial(rank_of_process, command, workers, servers))
-            if attempt > retries or failure.exit_code == USAGE_EXIT_CODE:
-                if failure.exit_code != USAGE_EXIT_CODE and last_saved_step(out) is not None:
-                    failure.args = (f"{failure}; {how_to_go_on(out, 'launch')}",)
-                raise failure
-            click.echo(f"hvdtrain: {failure}; starting again, {attempt} of {retries} times", err=True)
-            log.rename(log.with_name(f"log.{attempt}"))
+    for attempt in range(1, retries + 2):
+        try:
+            exit_code, was_stopped = _run_once(command, log, leave_file(out), out if respawns else None)
+        except KeyboardInterrupt:
+            raise KeyboardInterrupt(how_to_go_on(out, "launch")) from None
+        # An mpirun that has lost all its hosts ends with exit code 0: only the summary proves success.
+        if exit_code == 0 and (command.to_scheduler or (out / "summary.json").is_file()):
+            return
+        if was_stopped:
+            click.echo(f"hvdtrain: the job was asked to leave: {how_to_go_on(out, 'launch')}", err=True)
+            raise SystemExit(EXIT_CODE)
+        if command.to_scheduler:
+            raise Failure(
+                f"{command.argv[0]} did not take the job: {failure_reason(log, exit_code)}; submit it on a machine "
+                "of the cluster, or choose --launcher local, ssh or mpi"
+            )
+        failure = job_failure(out, log, exit_code, partial(rank_of_process, command, workers, servers))
+        if attempt > retries or failure.exit_code == USAGE_EXIT_CODE:
+            if failure.exit_code != USAGE_EXIT_CODE and last_saved_step(out) is not None:
+                failure.args = (f"{failure}; {how_to_go_on(out, 'launch')}",)
+            raise failure
+        click.echo(f"hvdtrain: {failure}; starting again, {attempt} of {retries} times", err=True)
+        log.rename(log.with_name(f"log.{attempt}"))
 
 
 def _run_once(command: LaunchCommand, log: Path, stop_request: Path, respawned: Path | None) -> tuple[int, bool]:

@@ -7,6 +7,7 @@ in place of one that is killed goes on with that.
 """
 
 import contextlib
+import importlib
 import json
 import os
 import select
@@ -22,12 +23,18 @@ from hvdtrain.launch.own_network import network_of
 from hvdtrain.ps.crash_memory import MEMORY_NAME
 from hvdtrain.ps.join_info import JoinInfo, RestartInfo, join_file, read_join_info, read_restart_info, restart_file
 from hvdtrain.ps.membership_log import LEFT, membership_file
-from hvdtrain.rank import preload
 from hvdtrain.rank.comeback import come_back
 from hvdtrain.rank.join import join_run
 from hvdtrain.rank.process import set_threads
+from hvdtrain.world.memory import importing
 from hvdtrain.world.parent import die_with_parent, end_with
 
+# What those that it forks import on their way. None of it starts a thread, which a fork would not have.
+PRELOADED = (
+    "hvdtrain.rank.work", "hvdtrain.modes.ps_async", "hvdtrain.modes.ps_ssp", "hvdtrain.ps.zeromq",
+    "torch.utils.tensorboard", "torch.nested._internal.nested_tensor", "PIL.PngImagePlugin", "PIL.JpegImagePlugin",
+    "numpy.random", "platformdirs",
+)  # fmt: skip
 LOOK_EVERY_S = 0.05
 # Workers that fail before they have joined or so soon after, and servers that end so soon: something else is wrong.
 MOST_IN_A_ROW, SOON_S = 5, 5.0
@@ -217,7 +224,9 @@ def _memory_of(restart: RestartInfo) -> int:
 
 if __name__ == "__main__":
     set_threads(1, is_server=False)  # until a worker knows better
-    preload.load()
+    with importing():
+        for name in PRELOADED:
+            importlib.import_module(name)
     try:
         Respawner(Path(sys.argv[1])).until_over()
     except (Failure, UsageError) as error:

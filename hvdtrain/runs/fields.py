@@ -1,6 +1,7 @@
 """Fields of a run as runs are compared by them."""
 
 import re
+from collections.abc import Callable
 from typing import Any
 
 from hvdtrain.formatting import with_noun
@@ -19,25 +20,24 @@ def field_value(run: Run, field: str) -> Any:
     head, *rest = field.split(".")
     if head == "environment":
         return _variables(run, *rest)
-    if field == "hosts.cores_usable":
-        usable = [host.cores_usable for host in run.manifest.hosts.values()]
-        return None if None in usable else sorted(map(_without_zeros, usable)) or None
-    if head == "placement":
-        return placement(run)
-    if head == "record" and not run.kind.servers:  # it is servers that do
-        return None
+    if field in _COMPARED_BY:
+        return _COMPARED_BY[field](run)
     value: Any = getattr(run.manifest if hasattr(run.manifest, head) else run.summary, head)
-    if field == "schedule.form":  # without the number of steps, which follows from the batch
-        return re.sub(r"over \d+ steps", "to the last step", str(value))
     for key in rest:
         if value is None:
             break
         value = value.get(key) if isinstance(value, dict) else getattr(value, key)
-    if field == "hardware.hosts":
-        return len(value) or None
-    if field == "hardware.gpus":  # models are compared, not numbers: one worker may see one GPU of four
-        return sorted(set(value)) if str(run.manifest.device).startswith("cuda") else []
-    return _without_zeros(value) if field == "hardware.cores_usable" else value
+    return value
+
+
+def _usable_cores(run: Run) -> list[Any] | None:
+    usable: list[Any] = [host.cores_usable for host in run.manifest.hosts.values()]
+    return None if None in usable else sorted(map(_without_zeros, usable)) or None
+
+
+def _gpus(run: Run) -> list[str]:
+    """Models are compared, not numbers: one worker may see one GPU of four."""
+    return sorted(set(run.manifest.hardware.gpus)) if str(run.manifest.device).startswith("cuda") else []
 
 
 def placement(run: Run) -> str | None:
@@ -75,3 +75,16 @@ def _of_servers(run: Run) -> dict[str, str] | None:
 
 def _without_zeros(cores: float | None) -> float | None:
     return int(cores) if cores is not None and cores == int(cores) else cores
+
+
+# Fields that are compared by something else than what was recorded.
+_COMPARED_BY: dict[str, Callable[[Run], Any]] = {
+    "hosts.cores_usable": _usable_cores,
+    "placement": placement,
+    "record": lambda run: run.manifest.record if run.kind.servers else None,  # it is servers that do
+    # Without the number of steps, which follows from the batch.
+    "schedule.form": lambda run: re.sub(r"over \d+ steps", "to the last step", str(run.manifest.schedule)),
+    "hardware.hosts": lambda run: len(run.manifest.hardware.hosts) or None,
+    "hardware.gpus": _gpus,
+    "hardware.cores_usable": lambda run: _without_zeros(run.manifest.hardware.cores_usable),
+}

@@ -72,17 +72,17 @@ def remembered(run: Path) -> Launched | None:
 
 
 def launch_command(
-    config: RunConfig, workers: int, launched: Launched, out: Path | str, private: Iterable[str] = ()
+    config: RunConfig, workers: int, launched: Launched, out: Path | str, secrets: Iterable[str] = ()
 ) -> list[str]:
     """The words with which a shell launches such a job.
 
     Args:
-        private: the names of variables for --env.
+        secrets: the names of variables for --env.
     """
     words = ["hvdtrain", "launch", "-n", str(workers)]
     words += ["-s", str(config.servers)] if config.servers else []
     words += launched.place_options()
-    words += [word for name in private for word in ("--env", name)]
+    words += [word for name in secrets for word in ("--env", name)]
     options = dataclasses.replace(config, servers=0).to_args()
     mode = ["--mode", "single"] if config.mode == "single" else []  # train's default, and not launch's
     return [*words, "--out", str(out), "--", *mode, *options]

@@ -5,7 +5,7 @@ The configuration itself knows none of them. Everything here is quick, and impor
 
 import dataclasses
 import re
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -65,34 +65,16 @@ def check(config: RunConfig) -> RunConfig:
             raise unknown(what, name, valid)
     config.check_values()
     check_url(config.dataset)
-    if config.freeze == "features" and not config.pretrained:
-        raise UsageError("--freeze features trains the head on layers that have learned nothing: add --pretrained")
     mode = modes.declared(config.mode)
-    if unused := _unused(config, mode):
-        users = ", ".join(name for name in modes.names() if unused[0] in modes.declared(name).options)
-        raise UsageError(f"{flag(unused[0])} does nothing in --mode {config.mode}: it is for {users}")
-    if config.staleness_lr and config.push_scale != "none":
-        raise UsageError(
-            f"--staleness-lr is for --push-scale none: in {config.push_scale} a push counts 1/N already, and its "
-            "staleness is N - 1 on average"
-        )
-    if config.look_ahead != RunConfig.look_ahead and not config.can_look_ahead:
-        raise UsageError(
-            "--look-ahead is for --push-scale softsync without --delay-compensation: elsewhere workers are sent the "
-            "weights as they are"
-        )
-    if config.shares not in ("auto", *mode.shares):
-        users = ", ".join(name for name in modes.names() if config.shares in modes.declared(name).shares)
-        raise UsageError(f"--shares {config.shares} is not for --mode {config.mode}, in lockstep: it is for {users}")
-    kind, _ = compression.parse(config.compression)
-    if not mode.can_send(kind):
-        takes = " or ".join(mode.compressions)
-        raise UsageError(f"--compression {config.compression} is not for --mode {config.mode}, which takes {takes}")
+    if problem := next(_mode_problems(config, mode), ""):
+        raise UsageError(problem)
     slowdown.parse(config.slow)
     trace.parse_steps(config.trace_steps)
     if config.trace_steps != RunConfig.trace_steps and not config.trace:
         raise UsageError(f"--trace-steps {config.trace_steps} is for --trace: add it")
     models.check(config.model, config.image_size, config.dropout, config.pretrained)
+    if config.freeze == "features" and not config.pretrained:
+        raise UsageError("--freeze features trains the head on layers that have learned nothing: add --pretrained")
     if config.pretrained == "imagenet" and config.taken_width != 1:
         raise UsageError(
             f"--pretrained imagenet: nothing in it fits {config.model} at width {config.taken_width}: add --width 1"
@@ -102,6 +84,29 @@ def check(config: RunConfig) -> RunConfig:
     if config.servers and not mode.has_servers:
         raise UsageError(f"--mode {config.mode} has no servers: drop --servers, or choose a ps- mode")
     return config
+
+
+def _mode_problems(config: RunConfig, mode: modes.Mode) -> Iterator[str]:
+    """What is asked of the mode, or of its servers, that it does not do."""
+    if unused := _unused(config, mode):
+        users = ", ".join(name for name in modes.names() if unused[0] in modes.declared(name).options)
+        yield f"{flag(unused[0])} does nothing in --mode {config.mode}: it is for {users}"
+    if config.staleness_lr and config.push_scale != "none":
+        yield (
+            f"--staleness-lr is for --push-scale none: in {config.push_scale} a push counts 1/N already, and its "
+            "staleness is N - 1 on average"
+        )
+    if config.look_ahead != RunConfig.look_ahead and not config.can_look_ahead:
+        yield (
+            "--look-ahead is for --push-scale softsync without --delay-compensation: elsewhere workers are sent the "
+            "weights as they are"
+        )
+    if config.shares not in ("auto", *mode.shares):
+        users = ", ".join(name for name in modes.names() if config.shares in modes.declared(name).shares)
+        yield f"--shares {config.shares} is not for --mode {config.mode}, in lockstep: it is for {users}"
+    if not mode.can_send(compression.parse(config.compression)[0]):
+        takes = " or ".join(mode.compressions)
+        yield f"--compression {config.compression} is not for --mode {config.mode}, which takes {takes}"
 
 
 def check_url(dataset: str) -> None:

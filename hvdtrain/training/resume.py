@@ -10,6 +10,7 @@ from hvdtrain.config.run_config import RunConfig
 from hvdtrain.config.untrusted import parse_json
 from hvdtrain.data.folder import ImageFolder
 from hvdtrain.errors import Failure, UsageError
+from hvdtrain.numerics.clock import PARTS
 from hvdtrain.runs.folder import CONFIG
 from hvdtrain.runs.metrics import cut_after
 from hvdtrain.runs.request import changed_for_good, of_another_job
@@ -38,9 +39,11 @@ def find(run: Path, config: RunConfig, data: ImageFolder, is_chief: bool) -> Sna
                 "(--snapshot-every epoch lets a run go on)"
             )
         return None
-    for name, kind in (("step", int), ("config", dict), ("dataset_hash", str)):
+    for name, kind in (("step", int), ("config", dict), ("dataset_hash", str), ("tally", dict)):
         if not isinstance(snapshot.state.get(name), kind):
             raise UsageError(f"{snapshot.folder} is no snapshot of a run: its state has no {name}")
+    if len(snapshot.state["tally"].get("seconds", [])) != len(PARTS):
+        raise UsageError(f"{snapshot.folder} divides time into other parts than this version: train anew, elsewhere")
     saved = snapshot.state["config"]
     different = changed_for_good(saved, config)
     if is_chief and snapshot.state["dataset_hash"] != data.known_hash:

@@ -36,11 +36,10 @@ def test_the_table_says_what_its_floor_is(capsys):
 @pytest.mark.parametrize(
     ("arguments", "words"),
     [
-        ("--op nosuch", "unknown operation 'nosuch': choose from allreduce, pushpull, push, p2p"),
+        ("--op nosuch", "unknown operation 'nosuch': choose from allreduce, pushpull, push"),
         ("--backend nosuch", "unknown backend 'nosuch': choose from horovod, gloo, rpc, zmq"),
         ("--op pushpull --backend gloo", "none of gloo carries pushpull"),
         ("-n 2,65", "--num-workers 65 are more than 64"),
-        ("--op p2p -n 1,2", "--op p2p is from one worker to another: give -n 2"),
         ("-n 5 -s 3 -H a:2,b:2", "5 workers need 5 slots, and there are 2 on a + 2 on b"),
         ("--launcher mpi", "--launcher is for hosts: give -H or --hostfile"),
         ("--json nosuch/rows.json", "there is no folder nosuch to write rows.json in"),
@@ -56,7 +55,7 @@ def test_ranks_on_hosts_are_given_variables_by_a_file_in_the_current_folder(tmp_
     """Which the hosts share, and are asked whether they do."""
 
     def stop(made, log):
-        raise Failure(made.private_file.relative_to(tmp_path).parts[-1] + made.files[made.private_file])
+        raise Failure(made.secrets_file.relative_to(tmp_path).parts[-1] + made.files[made.secrets_file])
 
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("MY_TOKEN", "t0ken")

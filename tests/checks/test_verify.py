@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 from click.testing import CliRunner
 from helpers.forked import Forked
-from helpers.spare import fork_ranks_here
+from helpers.forked_jobs import fork_ranks_here
 
 from hvdtrain.checks import verify
 from hvdtrain.checks.verify import SYNCHRONOUS, compare_with_single
@@ -115,8 +115,8 @@ def refused(*words):
 
 
 def test_ranks_get_the_variables_that_are_named(tmp_path, monkeypatch):
-    def stop(*_, private=None, **more):
-        raise Failure(f"ranks get {private}")
+    def stop(*_, secrets=None, **more):
+        raise Failure(f"ranks get {secrets}")
 
     monkeypatch.setattr(verify, "prepare", stop)
     monkeypatch.setenv("MY_TOKEN", "t0ken")

@@ -10,8 +10,8 @@ import sys
 import click
 import pytest
 from click.testing import CliRunner
+from helpers.forked_jobs import forks_first
 from helpers.jobs import hvdtrain
-from helpers.spare import first_with_spare
 
 from hvdtrain.compare.command import choose_for_all, compare
 from hvdtrain.compare.grid import Axes, plan
@@ -231,7 +231,7 @@ def test_a_preset_of_values_that_no_option_can_have_is_refused(monkeypatch, opti
 def test_a_preset_at_a_small_size_runs_and_ends_with_the_references_table(tmp_path):
     out = tmp_path / "out"
     words = ["--preset", "cnn-mnist", "--dataset", "digits", "--modes", "single,allreduce", "--workers", "2"]
-    done = hvdtrain("compare", *words, "--steps", "4", "--out", out, first=first_with_spare())
+    done = hvdtrain("compare", *words, "--steps", "4", "--out", out, first=forks_first())
     assert done.returncode == 0, done.stdout
     with (out / "results.csv").open() as file:
         rows = list(csv.DictReader(file))

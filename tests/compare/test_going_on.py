@@ -12,8 +12,8 @@ import numpy as np
 import pytest
 from click.testing import CliRunner
 from helpers import report_runs
+from helpers.forked_jobs import forked_hvdtrain
 from helpers.jobs import SETTINGS, until
-from helpers.spare import hvdtrain_with_spare
 
 from hvdtrain.compare import earlier, running, settled
 from hvdtrain.compare.command import compare
@@ -166,7 +166,7 @@ def test_what_was_begun_is_moved_out_of_the_way_and_not_while_its_job_runs(tmp_p
 def test_a_killed_comparison_goes_on_where_it_stopped(tmp_path):
     out = tmp_path / "c"
     options = ["--modes", "single", "--width", "0.0625", "--steps", "8", "--out", str(out)]
-    words = [*hvdtrain_with_spare(), "compare", *options]
+    words = [*forked_hvdtrain(), "compare", *options]
     first, second = out / "runs" / "single-w1-r1" / "summary.json", out / "runs" / "single-w1-r2"
     with subprocess.Popen([*words, "--repeats", "2"], **SETTINGS, start_new_session=True) as job:
         until((second / "manifest.json").exists)
@@ -204,8 +204,8 @@ def test_repeats_end_between_repeats(enough, done, tmp_path, monkeypatch):
 
 
 def test_ranks_get_the_variables_that_are_named(tmp_path, monkeypatch):
-    def stop(*_, private=None, **more):
-        raise UsageError(f"ranks get {private}")
+    def stop(*_, secrets=None, **more):
+        raise UsageError(f"ranks get {secrets}")
 
     monkeypatch.setattr(running, "prepare", stop)
     monkeypatch.setenv("MY_TOKEN", "t0ken")

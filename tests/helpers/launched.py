@@ -5,8 +5,8 @@ from pathlib import Path
 
 import psutil
 
+from helpers.forked_jobs import forked_hvdtrain
 from helpers.jobs import ENV, HVDTRAIN, SETTINGS, kill, steps, until
-from helpers.spare import hvdtrain_with_spare
 from hvdtrain.world.parent import is_alive
 
 TINY = ["--width", "0.0625", "--threads", "1", "--epochs", "1000"]
@@ -25,13 +25,13 @@ class Launched:
     """A job that goes on until it is ended; whatever is left of it when the block ends is killed.
 
     Args:
-        forked: its ranks are forked from a spare process; they are its stand-ins' then.
+        forked: its ranks are forked; what stands in for them here are proxies: see fork_proxy.py.
     """
 
     def __init__(self, out, launcher, workers, servers, *options, env=None, place=(), forked=False):
         words = ["launch", "--launcher", launcher, "-n", workers, "-s", servers, *place, "--out", out, "--"]
         self.out, self.first = out, servers
-        program = hvdtrain_with_spare() if forked else [HVDTRAIN]
+        program = forked_hvdtrain() if forked else [HVDTRAIN]
         self.process = subprocess.Popen(
             [*program, *map(str, [*words, *options])], **SETTINGS | {"env": ENV | (env or {})}, start_new_session=True
         )

@@ -76,7 +76,7 @@ def test_private_variables_of_a_service_are_gone_with_its_first_rank(rank, is_to
     code = "import os, signal, sys, time; signal.signal(15, lambda *_: (time.sleep(2), sys.exit(9)));"
     code += "print(os.environ['MY_TOKEN'], flush=True); time.sleep(60 if sys.argv[1:] else 0); sys.exit(7)"
     program = [sys.executable, "-c", code, *(["stay"] if is_told else [])]
-    made = expand("yarn", JobSpec(2, program, out=tmp_path / "it's a run", private={"MY_TOKEN": "t0ken"}))
+    made = expand("yarn", JobSpec(2, program, out=tmp_path / "it's a run", secrets={"MY_TOKEN": "t0ken"}))
     for path, text in made.files.items():
         path.parent.mkdir(exist_ok=True)
         path.write_text(text)
@@ -85,10 +85,10 @@ def test_private_variables_of_a_service_are_gone_with_its_first_rank(rank, is_to
     until(lambda: (tmp_path / "stdout.txt").exists() and (tmp_path / "stdout.txt").read_text() == "t0ken\n")
     if is_told:
         os.killpg(started.pid, signal.SIGTERM)
-        until(lambda: made.private_file.exists() == left, 1.9)
+        until(lambda: made.secrets_file.exists() == left, 1.9)
         assert started.poll() is None
     assert started.wait(20) == (9 if is_told else 7)
-    assert made.private_file.exists() == left
+    assert made.secrets_file.exists() == left
 
 
 def test_each_service_of_yarn_has_a_name_of_its_own(tmp_path):

@@ -187,10 +187,10 @@ def test_jobs_on_two_hosts_are_stopped_or_go_back_in_the_queue_go_on_and_lose_a_
     numbers = [row["step"] for row in steps(servers, 1)]
     assert numbers == list(range(1, len(numbers) + 1)) and placed(servers) == {"node1": [0, 2], "node2": [1]}
     assert len(json.loads((servers / "manifest.json").read_text())["parts"]) == 2
-    private = tmp_path / "ps-async.launch" / "environment"
-    assert private.exists()
+    secrets = tmp_path / "ps-async.launch" / "environment"
+    assert secrets.exists()
     grid_engine("qdel", told)
-    until(lambda: not private.exists())
+    until(lambda: not secrets.exists())
 
 
 # In place of mpirun: leaves with a rank's exit code when it is asked to.
@@ -216,7 +216,7 @@ def test_a_job_goes_back_in_the_queue_only_if_it_was_told_to_leave(
     signals, state, code, ends, needed, tmp_path, monkeypatch
 ):
     """Its exit code 99 says so. The signal goes to all of the job's processes at once; that of qdel, `dr`, is that of
-    `qmod -rj` too, after which the job needs its private variables again.
+    `qmod -rj` too, after which the job needs its secrets variables again.
     """
     (tmp_path / "bin").mkdir()
     (tmp_path / "bin" / "mpirun").write_text(MPIRUN)
@@ -228,7 +228,7 @@ def test_a_job_goes_back_in_the_queue_only_if_it_was_told_to_leave(
     text = script("sge", tmp_path / "run")[1]
     log = tmp_path / "run.launch" / "sge-17.log"
     log.parent.mkdir()
-    (private := log.with_name("environment")).touch()
+    (secrets := log.with_name("environment")).touch()
     env = os.environ | {
         "PE_HOSTFILE": str(tmp_path / "pe"),
         "JOB_ID": "17",
@@ -243,4 +243,4 @@ def test_a_job_goes_back_in_the_queue_only_if_it_was_told_to_leave(
         until(lambda: log.exists() and "started" in log.read_text(), 20)
         os.killpg(job.pid, signals)
     assert job.wait(20) == ends
-    assert private.exists() == needed
+    assert secrets.exists() == needed

@@ -195,7 +195,7 @@ def test_the_program_of_a_rank_has_its_configuration_and_folder(tmp_path):
 def test_ranks_have_the_variables_that_are_named_and_nobody_else_sees_them(launcher, tmp_path):
     token, words = "t0 k'en", [sys.executable, "-c", "import os; print(os.environ['MY_TOKEN'])"]
     hosts = HERE if launcher == "mpi" else ()
-    command = expand(launcher, JobSpec(1, words, hosts=hosts, out=tmp_path / "a run", private={"MY_TOKEN": token}))
+    command = expand(launcher, JobSpec(1, words, hosts=hosts, out=tmp_path / "a run", secrets={"MY_TOKEN": token}))
     assert "t0 k" not in command.dry_run_text()
     assert ("MY_TOKEN" in command.environment) == (launcher == "local")  # which horovodrun writes into command lines
     with launched_job(command, tmp_path / "log") as job:
@@ -216,8 +216,8 @@ def test_a_scheduler_without_this_environment_has_ranks_read_a_file_that_is_ther
     launcher, tmp_path
 ):
     words = [sys.executable, "-c", "import os; print(os.environ['MY_TOKEN'])"]
-    command = expand(launcher, JobSpec(1, words, out=tmp_path / "a run", private={"MY_TOKEN": "t0 k'en"}))
-    file = command.private_file
+    command = expand(launcher, JobSpec(1, words, out=tmp_path / "a run", secrets={"MY_TOKEN": "t0 k'en"}))
+    file = command.secrets_file
     assert "t0 k" not in command.dry_run_text() and "MY_TOKEN" not in command.environment
     assert shlex.join(["sh", str(file), *words[:2]]) in "".join(command.files.values())
     for submits in ("false", "true"):
@@ -229,7 +229,7 @@ def test_a_scheduler_without_this_environment_has_ranks_read_a_file_that_is_ther
 
 
 def test_ranks_in_pods_have_variables_from_a_secret_of_the_cluster_or_not_at_all(tmp_path, monkeypatch):
-    spec = JobSpec(1, ["x"], out=tmp_path / "run", private={"MY_TOKEN": "t0ken"})
+    spec = JobSpec(1, ["x"], out=tmp_path / "run", secrets={"MY_TOKEN": "t0ken"})
     assert expand("slurm", spec).argv[0] == "sbatch"  # which passes all of it on
     set_it = "folders: have launchers/kubernetes.toml set {} from a secret of the cluster{}$"
     with pytest.raises(UsageError, match=set_it.format("MY_TOKEN", "")):

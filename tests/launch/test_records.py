@@ -16,7 +16,7 @@ from hvdtrain.config.run_config import RunConfig
 from hvdtrain.errors import Failure, UsageError
 from hvdtrain.launch import commands, records
 from hvdtrain.launch.commands import launch, stop
-from hvdtrain.launch.records import is_running, job_record_file, own_identity, read_record, whose
+from hvdtrain.launch.records import is_running, job_record_file, own_identity, read_record, why_occupied
 from hvdtrain.launch.status import status_lines
 from hvdtrain.runs.folder import CONFIG
 
@@ -130,9 +130,9 @@ def test_stop_forgets_a_job_once_the_scheduler_has(slurm):
     assert "`scancel 17` was done 0 s ago, and slurm has its job 17: try again" in str(ended.exception)
     assert read_record(out)["job"] == "17"
     (slurm / "deaf").unlink()
-    records.private_file(out).touch()
+    records.secrets_file(out).touch()
     assert CliRunner().invoke(stop, [str(out)]).exit_code == 0
-    assert read_record(out) == {} and not records.private_file(out).exists()
+    assert read_record(out) == {} and not records.secrets_file(out).exists()
 
 
 def test_kubernetes_and_yarn_end_what_they_were_given(slurm):
@@ -161,7 +161,7 @@ esac
     for out in (slurm / "run", slurm / "a" / "run"):
         done = CliRunner().invoke(launch, ["-n", "2", "--launcher", "yarn", "--out", str(out)])
         assert done.exception is None, done.exception
-        assert (slurm / read_record(out)["name"]).is_file() and whose(read_record(out))
+        assert (slurm / read_record(out)["name"]).is_file() and why_occupied(read_record(out))
     assert CliRunner().invoke(stop, [str(slurm / "run")]).exit_code == 0
     assert [name for name in os.listdir(slurm) if name.startswith("hvdtrain-run-")] == [read_record(out)["name"]]
 
@@ -188,7 +188,7 @@ esac
     assert done.exception is None, done.exception
     (slurm / "context").write_text("two\n")
     (slurm / "namespace").write_text("other")
-    assert whose(read_record(out)) == "kubernetes has its job mpijob.kubeflow.org/x"
+    assert why_occupied(read_record(out)) == "kubernetes has its job mpijob.kubeflow.org/x"
     assert CliRunner().invoke(stop, [str(out)]).exit_code == 0
     assert not (slurm / "job").exists() and read_record(out) == {}
 
@@ -243,7 +243,7 @@ def test_a_job_of_another_host_is_not_taken_to_have_ended(tmp_path):
     record = {"launcher": "ssh", **own_identity(), "host": f"not-{socket.gethostname()}"}
     job_record_file(out).parent.mkdir()
     job_record_file(out).write_text(json.dumps(record))
-    assert whose(record).startswith(f"a job was launched into it on not-{socket.gethostname()}")
+    assert why_occupied(record).startswith(f"a job was launched into it on not-{socket.gethostname()}")
     again = CliRunner().invoke(launch, ["-n", "2", "--out", str(out)])
     assert "this host cannot tell whether it still runs" in str(again.exception)
     assert str(job_record_file(out)) in str(again.exception)  # which one removes if that host is gone

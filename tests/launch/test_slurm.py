@@ -177,7 +177,7 @@ def test_a_batch_job_asks_for_what_ranks_need_and_they_have_all_of_it(slurm, tmp
     made = expand(
         "slurm",
         JobSpec(
-            2, ["bash", "-c", rank], out=tmp_path / "run", working_folder=str(tmp_path), private={"KEY": "k3y"},
+            2, ["bash", "-c", rank], out=tmp_path / "run", working_folder=str(tmp_path), secrets={"KEY": "k3y"},
             memory_mb=600, gpus=1,
         ),
     )  # fmt: skip

@@ -108,7 +108,7 @@ def test_bytes_that_are_no_text_are_refused():
         ("https://host/coil?X-Amz-Security-Token=s3cret", "a token or signature"),
     ],
 )  # fmt: skip
-def test_a_secret_in_a_url_is_refused(url, what):
+def test_a_secret_in_a_url_is_refused_and_not_told(url, what):
     with pytest.raises(UsageError, match=f"^--dataset has {what} in its URL, .* such as AWS_SECRET_") as refused:
         check(RunConfig(dataset=url))
     assert "s3cret" not in str(refused.value)

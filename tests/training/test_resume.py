@@ -7,11 +7,11 @@ import subprocess
 import time
 
 import pytest
+from helpers.forked_jobs import forked_hvdtrain
 from helpers.jobs import (
     HVDTRAIN,
     SETTINGS,
     adds_up,
-    family,
     finish,
     hvdtrain,
     make_images,
@@ -23,7 +23,6 @@ from helpers.jobs import (
     steps,
     until,
 )
-from helpers.spare import hvdtrain_with_spare
 
 from hvdtrain.explain.step_picture import read_slices
 
@@ -291,18 +290,8 @@ def test_stop_at_target_stops_there(tmp_path):
     assert f"accuracy {rows[-1]['val_accuracy']:.4f}" in hvdtrain("evaluate", out).stdout
 
 
-def launched(out, *options, ranks=("-n", "1"), train=("--mode", "allreduce"), forked=True):
-    words = [
-        *(hvdtrain_with_spare() if forked else [HVDTRAIN]),
-        "launch",
-        *ranks,
-        "--out",
-        str(out),
-        *options,
-        "--",
-        *JOB,
-        *train,
-    ]
+def launched(out, *options, ranks=("-n", "1"), train=("--mode", "allreduce")):
+    words = [*forked_hvdtrain(), "launch", *ranks, "--out", str(out), *options, "--", *JOB, *train]
     return subprocess.Popen(words, **SETTINGS, start_new_session=True)
 
 
@@ -330,7 +319,7 @@ def test_a_launched_job_is_left_alone_while_it_runs_and_goes_on_later(tmp_path):
     assert "the job was asked to leave: `hvdtrain launch --resume --out" in printed.splitlines()[-1]
     assert not (tmp_path / "run.launch/running.json").exists()
     assert "holds a run" in refusal(launched(out))
-    words, last = [*hvdtrain_with_spare(), "launch", "--resume", "--out", str(out)], len(steps(out, 1))
+    words, last = [*forked_hvdtrain(), "launch", "--resume", "--out", str(out)], len(steps(out, 1))
     same = subprocess.run([*words, "--", "--steps", str(last + 4)], **SETTINGS, timeout=90)
     assert same.returncode == 0, same.stdout
     assert "until then ps-sync with 1 worker and 1 server" in same.stdout
@@ -343,15 +332,10 @@ def test_launch_starts_a_crashed_job_again_after_its_last_snapshot(tmp_path):
     out = tmp_path / "run"
     longer = ("--dataset", "digits", "--batch-size", "128")  # there is time to stop it amid an epoch
     ranks = ("-n", "1", "-s", "1")
-    job = launched(out, "--retries", "1", ranks=ranks, train=("--mode", "ps-sync", *longer), forked=False)
+    job = launched(out, "--retries", "1", ranks=ranks, train=("--mode", "ps-sync", *longer))
     try:
         until(lambda: (out / "metrics.rank1.jsonl").is_file() and len(steps(out, 1)) >= 14)
-        killed = ranks_of(job)[1]
-        killed.suspend()
-        [spare] = [process for process in family(job) if "hvdtrain.rank.spare" in process.cmdline()]
-        until((tmp_path / "run.launch" / "spare").exists)  # it has loaded what ranks need
-        killed.kill()
-        until(lambda: len(spare.children()) == 2)  # from which the ranks are forked
+        ranks_of(job)[1].kill()
         printed, _ = job.communicate(timeout=120)
         assert job.returncode == 0, printed
         assert "starting again, 1 of 1 times" in printed and "going on after step 12" in printed

@@ -1,10 +1,10 @@
-"""What a starter starts in place of a rank when a job is started again: it has the spare process fork the rank.
+"""What a starter starts in place of a rank in tests: it has the fork server fork the rank.
 
-    python -S -E -P stand_in.py SOCKET PROGRAM…
+    python -S -E -P fork_proxy.py SOCKET PROGRAM…
 
 It imports next to nothing, so that it is there at once. The rank has this process's environment, folder, output and
-namespaces; signals are passed on to it, and it ends with this process, and this with it. Where nobody answers at the
-socket, it becomes the program itself, which then has its own imports to make. See rank/spare.py for the other end.
+namespaces; signals are passed on to it, and it ends with this process, and this with it. See fork_server.py for the
+other end.
 """
 
 import json
@@ -23,11 +23,8 @@ def main() -> None:
     place, program = sys.argv[1], sys.argv[2:]
     folder, name = os.path.split(place)
     connection = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
-    try:
-        at = os.open(folder, os.O_PATH)  # a socket's path may have no more than 107 bytes
-        connection.connect(f"/proc/self/fd/{at}/{name}")
-    except OSError:
-        os.execv(program[0], program)
+    at = os.open(folder, os.O_PATH)  # a socket's path may have no more than 107 bytes
+    connection.connect(f"/proc/self/fd/{at}/{name}")
     request = json.dumps({"program": program, "environment": dict(os.environ), "folder": os.getcwd()}).encode()
     entered = [os.open(f"/proc/self/ns/{kind}", os.O_RDONLY) for kind in NAMESPACES]
     socket.send_fds(connection, [LENGTH.pack(len(request))], [0, 1, 2, *entered])

@@ -1,9 +1,6 @@
-"""A spare process that has loaded torch, and forks ranks of a job that is started again: `launch --retries`.
+"""A process that has loaded torch, and forks a rank for each proxy (see fork_proxy.py) that asks for one.
 
-    python -P -m hvdtrain.rank.spare SOCKET [ddp]
-
-Most of what a restart takes is Python's imports, which this process makes while the job trains; then it sleeps until a
-stand-in (see launch/stand_in.py) asks for a rank. It runs no thread and computes nothing, so that forks lack nothing.
+It runs no thread and computes nothing, so that forks lack nothing.
 """
 
 import contextlib
@@ -19,22 +16,21 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import NoReturn
 
-from hvdtrain.launch.stand_in import LENGTH, NAMESPACES, NUMBER
-from hvdtrain.rank import preload
+from helpers.fork_proxy import LENGTH, NAMESPACES, NUMBER
 from hvdtrain.world.parent import die_with_parent
 
 
 @dataclass(frozen=True)
 class _Fork:
-    """A rank, and the stand-in that it is for."""
+    """A rank, and the proxy that it is for."""
 
     pid: int
     ended: int  # a file descriptor that can be read when it has
-    stand_in: socket.socket
+    proxy: socket.socket
 
 
-class Spare:
-    """Listens at the socket, forks a rank for each stand-in, and tells that how it ended."""
+class ForkServer:
+    """Listens at the socket, forks a rank for each proxy, and tells that how it ended."""
 
     def __init__(self, place: Path) -> None:
         self.listening = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
@@ -55,48 +51,48 @@ class Spare:
                     self._over(key.data, has_ended=key.fd == key.data.ended)
 
     def _fork(self) -> None:
-        """A rank for the next stand-in."""
-        stand_in, _ = self.listening.accept()
-        head, handles, *_ = socket.recv_fds(stand_in, LENGTH.size, 3 + len(NAMESPACES))
-        text = stand_in.recv(LENGTH.unpack(head)[0], socket.MSG_WAITALL) if len(head) == LENGTH.size else b""
+        """A rank for the next proxy."""
+        proxy, _ = self.listening.accept()
+        head, handles, *_ = socket.recv_fds(proxy, LENGTH.size, 3 + len(NAMESPACES))
+        text = proxy.recv(LENGTH.unpack(head)[0], socket.MSG_WAITALL) if len(head) == LENGTH.size else b""
         if len(handles) < 3 + len(NAMESPACES) or not text.endswith(b"}"):  # it was killed while it asked
             for handle in handles:
                 os.close(handle)
-            stand_in.close()
+            proxy.close()
             return
         pid = os.fork()
         if not pid:
             self.listening.close()
             self.selector.close()
             for fork in self.forks:
-                fork.stand_in.close()
-            stand_in.close()
+                fork.proxy.close()
+            proxy.close()
             _become_rank(json.loads(text), handles)
         for handle in handles:
             os.close(handle)
-        fork = _Fork(pid, os.pidfd_open(pid), stand_in)
+        fork = _Fork(pid, os.pidfd_open(pid), proxy)
         self.forks.append(fork)
         self.selector.register(fork.ended, selectors.EVENT_READ, fork)
-        self.selector.register(stand_in, selectors.EVENT_READ, fork)
+        self.selector.register(proxy, selectors.EVENT_READ, fork)
         with contextlib.suppress(OSError):
-            stand_in.sendall(NUMBER.pack(pid))
+            proxy.sendall(NUMBER.pack(pid))
 
     def _over(self, fork: _Fork, has_ended: bool) -> None:
-        """The rank has ended, or its stand-in, and so does the rank: before another is forked for its place."""
+        """The rank has ended, or its proxy, and so does the rank: before another is forked for its place."""
         if not has_ended:
             os.kill(fork.pid, signal.SIGKILL)
         _, status = os.waitpid(fork.pid, 0)
         with contextlib.suppress(OSError):
-            fork.stand_in.sendall(NUMBER.pack(os.waitstatus_to_exitcode(status)))
-        for registered in (fork.ended, fork.stand_in):
+            fork.proxy.sendall(NUMBER.pack(os.waitstatus_to_exitcode(status)))
+        for registered in (fork.ended, fork.proxy):
             self.selector.unregister(registered)
         os.close(fork.ended)
-        fork.stand_in.close()
+        fork.proxy.close()
         self.forks.remove(fork)
 
 
 def _become_rank(request: dict, handles: list[int]) -> NoReturn:
-    """Be where the stand-in is, as it was called, and run its program."""
+    """Be where the proxy is, as it was called, and run its program."""
     die_with_parent(signal.SIGKILL)
     *outputs, user, network, mounts = handles
     libc = ctypes.CDLL(None, use_errno=True)
@@ -121,9 +117,3 @@ def _become_rank(request: dict, handles: list[int]) -> NoReturn:
         sys.stdout.flush()
         sys.stderr.flush()
     os._exit(code if isinstance(code, int) else bool(code))
-
-
-if __name__ == "__main__":
-    die_with_parent(signal.SIGKILL)
-    preload.load(*sys.argv[2:3])
-    Spare(Path(sys.argv[1])).serve()
