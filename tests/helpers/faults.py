@@ -85,9 +85,9 @@ def target_of(run: Path, name: str) -> psutil.Process | None:
         with contextlib.suppress(psutil.Error):
             words = process.cmdline()
             if name in STARTERS:
-                is_it = Path(words[0]).name in STARTERS[name] or (name == "launch" and "launch" in words[:4])
+                is_it = Path(words[0]).name in STARTERS[name] or (name == "launch" and "launch" in words[:5])
             else:
-                is_it = "train" in words[:4] and process.environ().get("OMPI_COMM_WORLD_RANK") == name.split()[1]
+                is_it = "train" in words[:5] and process.environ().get("OMPI_COMM_WORLD_RANK") == name.split()[1]
             if is_it:
                 return process
     return next((process for process in processes_of(run) if _is_fork(process)), None) if "rank" in name else None
