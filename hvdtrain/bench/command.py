@@ -183,7 +183,7 @@ def _measure(
             if backend == "zmq" and hosts:  # for vectors of ones, it may be seen on a command line
                 tuned[WIRE_KEY] = new_wire_key()
             spec = JobSpec(
-                workers + servers, [sys.executable, "-P", "-m", "hvdtrain.bench.turns", *words], servers, hosts,
+                workers + servers, [sys.executable, "-Pm", "hvdtrain.bench.turns", *words], servers, hosts,
                 Path(folder, backend), environment=tuned, secrets=secrets, needs_network=bool(hosts),
             )  # fmt: skip
             log = Path(folder, f"{backend}.log")

@@ -4,7 +4,7 @@ What a starter starts is not the rank that measures but its guard, which listens
 its child, while other backends measure (SIGSTOP). For Horovod, MPI and rpc over shared memory poll, also where there is
 nothing to do, and would take cores from the others. Guards end with `hvdtrain bench`, and ranks with their guards.
 
-    mpirun -np 2 python -P -m hvdtrain.bench.turns ADDRESSES BACKEND SERVERS MODE TIMES OP BUCKET_MB
+    mpirun -np 2 python -Pm hvdtrain.bench.turns ADDRESSES BACKEND SERVERS MODE TIMES OP BUCKET_MB
 """
 
 import contextlib

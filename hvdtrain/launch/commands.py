@@ -3,6 +3,7 @@
 import dataclasses
 import shlex
 import time
+from collections.abc import Sequence
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -18,9 +19,10 @@ from hvdtrain.config.run_config import RunConfig
 from hvdtrain.errors import UsageError, unknown
 from hvdtrain.launch import copies
 from hvdtrain.launch.allocation import allocated_hosts
-from hvdtrain.launch.hosts import allocate, given_hosts, host_options, secrets_option
+from hvdtrain.launch.hosts import Host, allocate, given_hosts, host_options, secrets_option
 from hvdtrain.launch.prepare import prepare
 from hvdtrain.launch.processes import end_process
+from hvdtrain.launch.recipe import LaunchCommand
 from hvdtrain.launch.records import cancel, captured, claimed, forget, kept_options, read_record
 from hvdtrain.launch.supervise import STOP_TIMEOUT_S, log_file, supervise
 from hvdtrain.runs.folder import CONFIG, check_free, last_saved_step, name_one_of, refuse_links
@@ -86,53 +88,24 @@ def launch(
     clocks, memory, the run folder on storage that they share, and connections between them. SIGTERM, and `hvdtrain
     stop`, let the ranks save a snapshot before they leave.
     """
-    if launcher and launcher not in recipes.names("launchers"):
-        raise unknown("launcher", launcher, recipes.names("launchers"))
     if resume and not out:
         raise UsageError("--resume needs --out: the folder of the run to go on with")
-    listed = given_hosts(hosts, hostfile)
-    before, kept = (remembered(Path(out)), kept_options(Path(out))) if resume else (None, None)
-    launcher = launcher or (before.launcher if before else kept.stem if kept else "ssh" if listed else "local")
-    listed = listed or allocated_hosts(launcher)
-    if before and before.hosts and before.launcher == launcher and not listed:
-        raise UsageError(
-            f"{out} was launched with `{shlex.join(before.place_options())}`: give that again, or another --launcher; "
-            "a run folder may be a stranger's, and does not say where ssh goes"
-        )
-    resumed = Path(out) / CONFIG if resume and (Path(out) / CONFIG).is_file() else kept
+    launcher, listed = _where(launcher, given_hosts(hosts, hostfile), Path(out) if resume else None)
+    resumed = _options_of(Path(out)) if resume else None
     workers = workers or (started_workers(resumed) if resumed else None)
     if resume and not resumed and not workers:
         where = name_one_of(Path(out)) or "; name the folder of one, or begin one there with -n"
         raise UsageError(f"there is no run in {out} to go on with{where}")
     config = _train_config(train_options, workers if servers == EQUAL else servers, resumed)
-    servers = config.servers
     if not workers:
         raise UsageError("-n is missing: how many workers?")
-    recipe = recipes.launcher(launcher)
-    if retries and recipe.script_name:
-        raise UsageError(f"--retries is for jobs that `launch` sees to their end: {launcher} takes them over")
     check_workers(config.for_workers(workers), workers)
-    if resumed and (last_saved_step(Path(out)) is not None or (Path(out) / "summary.json").is_file()):
-        asked = dataclasses.replace(config.for_workers(workers), width=config.taken_width)
-        if different := changed_for_good(read_config(resumed), asked):
-            raise of_another_job(Path(out), different)
-    if respawn:
-        check_joinable(config, "--respawn")
-        if not recipe.local:
-            raise UsageError(
-                f"--respawn starts ranks on this machine, not those of {launcher}: start `hvdtrain train --join "
-                "--out RUN` on a host yourself"
-            )
-    if sync_dst_dir and not listed:
-        raise UsageError("--sync-dst-dir copies to hosts: give -H or --hostfile")
-    if sync_data and not sync_dst_dir:
-        raise UsageError("--sync-data copies to DIR/data on every host: give --sync-dst-dir DIR")
-    used = allocate(listed, workers, servers) if listed else []
-    names = [host.name for host in used]
-    destination = copies.check_destination(sync_dst_dir) if sync_dst_dir else ""
-    to_copy = [copies.Copy(Path.cwd(), destination, copies.CODE_OPTIONS)] if destination else []
+    _check_recipe_can(launcher, config, retries, respawn)
+    if resumed:
+        _check_same_job(Path(out), resumed, config, workers)
+    used = allocate(listed, workers, config.servers) if listed else []
+    to_copy, destination = _copies(config, sync_dst_dir, sync_data, used)
     if sync_data:
-        to_copy.append(copies.Copy(copies.data_folder(config), f"{destination}/data", copies.DATA_OPTIONS))
         config = dataclasses.replace(config, dataset=to_copy[-1].destination)
     folder = Path(out or f"runs/launch-{time.strftime('%Y%m%d-%H%M%S')}").absolute()
     if not resume:
@@ -142,6 +115,7 @@ def launch(
         interface=interface, resume=True, all_options=resumed is not None, measure=True, respawn=respawn,
         secrets=secrets,
     )  # fmt: skip
+    names = [host.name for host in used]
     if dry_run:
         copying = [line for copy in to_copy for line in copy.shell_commands(names)]
         click.echo("\n".join([*copying, make_command().dry_run_text()]))
@@ -152,14 +126,84 @@ def launch(
             check_free(folder)
         for copy in to_copy:
             copy.make(names)
-        command = make_command()
-        also = captured(launcher)
-        if recipe.runs:  # this machine does not see the options that the run folder has
-            config.for_workers(workers).write(log_file(folder).with_name(f"{launcher}.toml"), workers=workers)
-        supervise(command, folder, workers, servers, retries, respawns=respawn)
-        if recipe.stop:  # a scheduler has the job now, and has printed its number last
-            printed = log_file(folder).read_text().split() or [""]
-            job |= {**also, "job": printed[-1], "name": command.name}
+        job |= _run(make_command(), launcher, config, workers, folder, retries, respawn)
+
+
+def _where(launcher: str | None, listed: list[Host], resumed: Path | None) -> tuple[str, list[Host]]:
+    """The launcher, by its name, and the hosts; none where it finds them itself, or is for this machine.
+
+    Args:
+        listed: the hosts that were given.
+        resumed: the folder of a run to go on with.
+    """
+    if launcher and launcher not in recipes.names("launchers"):
+        raise unknown("launcher", launcher, recipes.names("launchers"))
+    before, kept = (remembered(resumed), kept_options(resumed)) if resumed else (None, None)
+    launcher = launcher or (before.launcher if before else kept.stem if kept else "ssh" if listed else "local")
+    listed = listed or allocated_hosts(launcher)
+    if before and before.hosts and before.launcher == launcher and not listed:
+        raise UsageError(
+            f"{resumed} was launched with `{shlex.join(before.place_options())}`: give that again, or another "
+            "--launcher; a run folder may be a stranger's, and does not say where ssh goes"
+        )
+    return launcher, listed
+
+
+def _options_of(out: Path) -> Path | None:
+    """The config.toml of the run to go on with; None where there is none."""
+    return out / CONFIG if (out / CONFIG).is_file() else kept_options(out)
+
+
+def _check_recipe_can(launcher: str, config: RunConfig, retries: int, respawn: bool) -> None:
+    """UsageError where a job cannot be started again like this, or its workers not."""
+    recipe = recipes.launcher(launcher)
+    if retries and recipe.script_name:
+        raise UsageError(f"--retries is for jobs that `launch` sees to their end: {launcher} takes them over")
+    if respawn:
+        check_joinable(config, "--respawn")
+    if respawn and not recipe.local:
+        raise UsageError(
+            f"--respawn starts ranks on this machine, not those of {launcher}: start `hvdtrain train --join --out RUN` "
+            "on a host yourself"
+        )
+
+
+def _check_same_job(out: Path, resumed: Path, config: RunConfig, workers: int) -> None:
+    """UsageError where a run that has come to something is to go on as another."""
+    if last_saved_step(out) is None and not (out / "summary.json").is_file():
+        return
+    asked = dataclasses.replace(config.for_workers(workers), width=config.taken_width)
+    if different := changed_for_good(read_config(resumed), asked):
+        raise of_another_job(out, different)
+
+
+def _copies(
+    config: RunConfig, sync_dst_dir: str | None, sync_data: bool, hosts: Sequence[Host]
+) -> tuple[list[copies.Copy], str]:
+    """What is copied to the hosts first, code and then data, and where ranks start there; empty where nothing is."""
+    if sync_dst_dir and not hosts:
+        raise UsageError("--sync-dst-dir copies to hosts: give -H or --hostfile")
+    if not sync_dst_dir:
+        if sync_data:
+            raise UsageError("--sync-data copies to DIR/data on every host: give --sync-dst-dir DIR")
+        return [], ""
+    destination = copies.check_destination(sync_dst_dir)
+    to_copy = [copies.Copy(Path.cwd(), destination, copies.CODE_OPTIONS)]
+    if sync_data:
+        to_copy.append(copies.Copy(copies.data_folder(config), f"{destination}/data", copies.DATA_OPTIONS))
+    return to_copy, destination
+
+
+def _run(
+    command: LaunchCommand, launcher: str, config: RunConfig, workers: int, folder: Path, retries: int, respawn: bool
+) -> dict[str, str]:
+    """Run the job to its end, or hand it to a scheduler; what identifies it there then, and nothing otherwise."""
+    recipe, also = recipes.launcher(launcher), captured(launcher)
+    if recipe.runs:  # this machine does not see the options that the run folder has
+        config.for_workers(workers).write(log_file(folder).with_name(f"{launcher}.toml"), workers=workers)
+    supervise(command, folder, workers, config.servers, retries, respawns=respawn)
+    printed = log_file(folder).read_text().split() or [""]  # the job's number last
+    return {**also, "job": printed[-1], "name": command.name} if recipe.stop else {}
 
 
 def _train_config(arguments: tuple[str, ...], servers: int | None, resumed: Path | None) -> RunConfig:

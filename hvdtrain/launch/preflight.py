@@ -167,7 +167,7 @@ class HostProbe:
     def __init__(self, host: str, working_folder: str = "") -> None:
         self.host = host
         code = code_path(working_folder)  # as ranks have it
-        python = [*(["env", f"PYTHONPATH={code}"] if code else []), sys.executable, "-P", "-m", "hvdtrain.launch.probe"]
+        python = [*(["env", f"PYTHONPATH={code}"] if code else []), sys.executable, "-Pm", "hvdtrain.launch.probe"]
         self.began = time.time()
         self.process = subprocess.Popen(
             command_on(host, in_folder(working_folder or str(Path.cwd()), python)), text=True,

@@ -1,4 +1,4 @@
-"""Describes the host that it runs on: `python -P -m hvdtrain.launch.probe`, which `preflight` starts on each host.
+"""Describes the host that it runs on: `python -Pm hvdtrain.launch.probe`, which `preflight` starts on each host.
 
 It gets requests, as lines of JSON on stdin: to describe the host; once every host listens, to try to connect to the
 others; and, where the network is measured, what `bandwidth.asked` takes.

@@ -82,7 +82,7 @@ def respawner(run: Path, command: LaunchCommand, log: Path) -> Iterator[Callable
     remove_join_files(run)  # of a job that was killed
     with log.open("ab") as output:
         process = subprocess.Popen(
-            [sys.executable, "-P", "-m", "hvdtrain.rank.respawn", str(run)], env=command.environment, stdout=output,
+            [sys.executable, "-Pm", "hvdtrain.rank.respawn", str(run)], env=command.environment, stdout=output,
             stderr=subprocess.STDOUT, stdin=subprocess.DEVNULL, start_new_session=True, preexec_fn=_die_with_parent,
         )  # fmt: skip
 

@@ -222,7 +222,7 @@ def train_program(config: RunConfig, out: Path, all_options: bool = False, inter
             named from its run folder.
         interpreter: the Python of where the ranks run; by default this one.
     """
-    python = [interpreter or sys.executable, "-P", "-m", "hvdtrain"]
+    python = [interpreter or sys.executable, "-Pm", "hvdtrain"]
     return [*python, "train", *config.to_args(all_options), "--out", str(out)]
 
 

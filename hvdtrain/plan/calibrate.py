@@ -102,7 +102,7 @@ def _short_runs(
         out = folder / mode
         slots = ",".join(f"{host.name}:{2 if servers and not number else 1}" for number, host in enumerate(hosts))
         command = [
-            sys.executable, "-P", "-m", "hvdtrain", "launch", "--launcher", "ssh", "-n", str(len(hosts)),
+            sys.executable, "-Pm", "hvdtrain", "launch", "--launcher", "ssh", "-n", str(len(hosts)),
             "-s", str(servers), "-H", slots, "--out", str(out), "--", "--mode", mode,
             *_options(config, batch * len(hosts)),
         ]  # fmt: skip

@@ -55,54 +55,71 @@ def run_rank(config: RunConfig, out: str, resuming: bool = False) -> None:
         use_one_interface(world)
         config = dataclasses.replace(config.for_workers(world.workers), width=config.taken_width)  # which is recorded
         check_workers(config, world.workers)
-        # A server answers from several threads, each of which would open an OpenMP team of its own.
-        threads = 1 if world.is_server else config.threads or _share_of_cores(world)
-        set_threads(threads, world.is_server)
-        if world.servers:  # a ring's steps became 1.06 to 1.17 times as long: VGG-F at width 0.5, two workers, n = 3
-            keep_memory()
         job = _job_id(world)
         folder = Path(out or f"runs/{config.mode}-{job}")
-        asked, resuming = resuming, resuming and is_begun(folder)
-        if world.is_chief and not resuming:
-            try:
-                check_free(folder, others_log=not world.is_local)
-            except UsageError:
-                if asked and folder.is_dir():
-                    raise UsageError(f"--out {folder} is not a run to go on with: it has no {CONFIG}") from None
-                raise
-            check_writable(folder)
-        with importing():
-            from hvdtrain.rank import work  # imports torch
-            from hvdtrain.training import resume
-            from hvdtrain.world.meeting import Meeting
-
-        meeting = None
-        if world.size > 1 and not (world.starts_horovod and modes.declared(config.mode).joins_horovod):
-            meeting = Meeting(world, config.timeout)
-        prepared = work.prepare(config, world, folder, threads, resuming, meeting.store if meeting else None)
-        if prepared.finished:
-            if world.is_chief:
-                print(f"{folder} has finished: there is nothing left to do")
-            return
-        if world.is_chief:  # which finds every fault there is, and writes the results
-            claim(folder, with_absolute_paths(config), world.workers, job, not world.is_local, resuming)
-            if resuming:
-                resume.prepare_folder(folder, prepared.resumed, range(world.servers, world.size))
-        if meeting:
-            meeting.wait_until_all_are_ready()
-        if world.is_local and not world.is_chief:
-            wait_for_claim(folder, job, config.timeout)
+        resumes = resuming and is_begun(folder)
+        if world.is_chief and not resumes:
+            _check_usable(folder, world, resuming)
+        run = _begin(config, world, folder, job, resumes)
     except UsageError:
         # Every rank on a host finds the same fault, and one line is enough: the first rank's, whose end is the end
         # of the others. Servers need less than workers do; what they do not miss, the first worker reports.
         if here.is_local:
             time.sleep((here.rank > 0) + (here.rank > config.servers))
         raise
-    if asked and not resuming and here.starter == "alone":
+    if not run:
+        return
+    if resuming and not resumes and here.starter == "alone":
         print(f"{folder} has no run to go on with: this begins one", flush=True)
     if world.is_chief and (advice := _advice(config.mode, world)):
         print(advice, flush=True)
-    run_to_its_end(prepared.run, folder, world)
+    run_to_its_end(run, folder, world)
+
+
+def _check_usable(folder: Path, world: World, resuming: bool) -> None:
+    """UsageError where no run can begin in the folder.
+
+    Args:
+        resuming: one was to go on.
+    """
+    try:
+        check_free(folder, others_log=not world.is_local)
+    except UsageError:
+        if resuming and folder.is_dir():
+            raise UsageError(f"--out {folder} is not a run to go on with: it has no {CONFIG}") from None
+        raise
+    check_writable(folder)
+
+
+def _begin(config: RunConfig, world: World, folder: Path, job: str, resumes: bool) -> Callable[[Terminal], None] | None:
+    """Meet the other ranks, find every fault, and claim the run folder; what is to be done then, if anything is."""
+    # A server answers from several threads, each of which would open an OpenMP team of its own.
+    threads = 1 if world.is_server else config.threads or _share_of_cores(world)
+    set_threads(threads, world.is_server)
+    if world.servers:  # a ring's steps became 1.06 to 1.17 times as long: VGG-F at width 0.5, two workers, n = 3
+        keep_memory()
+    with importing():
+        from hvdtrain.rank import work  # imports torch
+        from hvdtrain.training import resume
+        from hvdtrain.world.meeting import Meeting
+
+    meeting = None
+    if world.size > 1 and not (world.starts_horovod and modes.declared(config.mode).joins_horovod):
+        meeting = Meeting(world, config.timeout)
+    prepared = work.prepare(config, world, folder, threads, resumes, meeting.store if meeting else None)
+    if prepared.finished:
+        if world.is_chief:
+            print(f"{folder} has finished: there is nothing left to do")
+        return None
+    if world.is_chief:  # which finds every fault there is, and writes the results
+        claim(folder, with_absolute_paths(config), world.workers, job, not world.is_local, resumes)
+        if resumes:
+            resume.prepare_folder(folder, prepared.resumed, range(world.servers, world.size))
+    if meeting:
+        meeting.wait_until_all_are_ready()
+    if world.is_local and not world.is_chief:
+        wait_for_claim(folder, job, config.timeout)
+    return prepared.run
 
 
 def set_threads(threads: int, is_server: bool) -> None:

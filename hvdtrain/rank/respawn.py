@@ -1,4 +1,4 @@
-"""Starts lost ranks of a job on this machine again: `python -P -m hvdtrain.rank.respawn RUN`, beside the job's starter.
+"""Starts lost ranks of a job on this machine again: `python -Pm hvdtrain.rank.respawn RUN`, beside the job's starter.
 
 It has loaded torch while the job's ranks did, and forks: a worker is back within a fraction of a second, and the others
 do not share their cores with two seconds of imports. It runs no thread and computes nothing itself, so that forks lack

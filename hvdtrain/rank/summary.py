@@ -41,10 +41,6 @@ def summarise(
     lives: list[dict[str, Any]] = next(iter(sync.ask_servers("lives")), [])  # the first server's
     wall = max(row["wall_s"] for row in rows)
     tally = Tally.of([Tally(**row["tally"]) for row in rows])
-    # The mean over the workers for one step of the job, whatever number of its own each took: it adds up to wall time.
-    seconds = {part: spent / len(rows) / history.step for part, spent in zip(PARTS, tally.seconds, strict=True)}
-    waits = sum(seconds[part] for part in WAITS) if job.world.size > 1 else 0.0
-    counts = {str(i): n for i, n in enumerate(tally.staleness) if n}
     last, best = history.evaluations[-1], history.best
     assert best is not None
     reached = [e["train_s"] for e in history.evaluations if e["val_accuracy"] >= job.config.target_accuracy]
@@ -61,19 +57,9 @@ def summarise(
         "best_step": best["step"],
         "target_accuracy": job.config.target_accuracy,
         "time_to_target_s": reached[0] if reached else None,
-        "exposed_comm_fraction": waits / sum(seconds.values()) if tally.steps else None,
         "bytes_sent_per_step": sum(process["bytes_sent"] for process in processes) / steps if steps else None,
-        "staleness_mean": tally.stale_sum / sum(counts.values()) if counts else None,
-        "staleness_max": tally.stale_max if counts else None,
-        "staleness_histogram": counts,
         "peak_rss_mb": sum(process["peak_rss_mb"] for process in processes),
-        "samples_digest": f"{tally.digest:012x}",
-        "step_seconds": seconds,
-        "step_time": {
-            "skipped": WARM_UP,
-            "skipped_mean_s": tally.first_s / tally.first_steps if tally.first_steps else None,
-            **{f"p{share}_s": percentile(tally.durations, share / 100) for share in (50, 95, 99)},
-        },
+        **_of_steps(tally, len(rows), history.step, job.world.size == 1),
         "processes": processes,
         "load": load,
         "workers": workers,
@@ -83,6 +69,32 @@ def summarise(
         "snapshots": history.snapshots,
         "snapshot_s": history.snapshot_s,
         "evaluations": history.evaluations,
+    }
+
+
+def _of_steps(tally: Tally, workers: int, steps: int, is_alone: bool) -> dict[str, Any]:
+    """What the steps of all workers came to.
+
+    Args:
+        steps: of the job.
+        is_alone: no step waits for anybody.
+    """
+    # The mean over the workers for one step of the job, whatever number of its own each took: it adds up to wall time.
+    seconds = {part: spent / workers / steps for part, spent in zip(PARTS, tally.seconds, strict=True)}
+    waits = 0.0 if is_alone else sum(seconds[part] for part in WAITS)
+    counts = {str(i): n for i, n in enumerate(tally.staleness) if n}
+    return {
+        "exposed_comm_fraction": waits / sum(seconds.values()) if tally.steps else None,
+        "staleness_mean": tally.stale_sum / sum(counts.values()) if counts else None,
+        "staleness_max": tally.stale_max if counts else None,
+        "staleness_histogram": counts,
+        "samples_digest": f"{tally.digest:012x}",
+        "step_seconds": seconds,
+        "step_time": {
+            "skipped": WARM_UP,
+            "skipped_mean_s": tally.first_s / tally.first_steps if tally.first_steps else None,
+            **{f"p{share}_s": percentile(tally.durations, share / 100) for share in (50, 95, 99)},
+        },
     }
 
 

@@ -32,16 +32,16 @@ from hvdtrain.numerics.split import even_range
 from hvdtrain.ps.joining import Arrival
 from hvdtrain.ps.worker import PushPull
 from hvdtrain.rank.results import finish, finish_trace
+from hvdtrain.rank.start import Start
 from hvdtrain.rank.summary import HostLoads
 from hvdtrain.runs.folder import write_json
 from hvdtrain.runs.manifest import by_host, manifest, part, weights_hash
-from hvdtrain.runs.metrics import Recorder, Tally
+from hvdtrain.runs.metrics import Recorder
 from hvdtrain.runs.request import check_length, shares_of
 from hvdtrain.runs.snapshot import Snapshot
 from hvdtrain.training import device, resume
 from hvdtrain.training.barrier import Departed
 from hvdtrain.training.evaluation import statistics
-from hvdtrain.training.history import History
 from hvdtrain.training.loop import Training, train
 from hvdtrain.training.memory import check_memory
 from hvdtrain.training.progress import TrainingProgress
@@ -84,11 +84,7 @@ def prepare(
     Raises:
         UsageError: the data set, the device, the pretrained weights or the snapshot cannot be used.
     """
-    data = None if world.is_server else find_dataset(config.dataset, config.shuffle_block)  # a server needs no images
-    if data is not None:
-        if len(data.train) < world.workers:
-            raise UsageError(f"{len(data.train)} training images are too few for {world.workers} workers")
-        check_length(config, len(data.train))
+    data = None if world.is_server else _images(config, world)  # a server needs none
     if resuming and resume.is_finished(folder, config, len(data.train) if data is not None else None):
         return Prepared(lambda terminal: None, finished=True)
     torch.set_num_threads(threads)
@@ -111,12 +107,25 @@ def prepare(
     data = dataclasses.replace(data, known_hash=identity(data))  # which may take a while
     resumed = resume.find(folder, config, data, world.is_chief) if resuming else None
     if resumed:
-        try:
-            model.load_state_dict(resumed.weights)
-        except RuntimeError as error:
-            reason = " ".join(str(error).split()[:30])
-            raise UsageError(f"{resumed.folder} has not the weights of this model: {reason}") from None
+        _take_weights(model, resumed)
     return Prepared(lambda terminal: train_as_worker(job, data, model, skipped, resumed, terminal), resumed)
+
+
+def _images(config: RunConfig, world: World) -> ImageFolder:
+    """UsageError where there are none, or too few for what is asked."""
+    data = find_dataset(config.dataset, config.shuffle_block)
+    if len(data.train) < world.workers:
+        raise UsageError(f"{len(data.train)} training images are too few for {world.workers} workers")
+    check_length(config, len(data.train))
+    return data
+
+
+def _take_weights(model: Network, resumed: Snapshot) -> None:
+    try:
+        model.load_state_dict(resumed.weights)
+    except RuntimeError as error:
+        reason = " ".join(str(error).split()[:30])
+        raise UsageError(f"{resumed.folder} has not the weights of this model: {reason}") from None
 
 
 def initial_model(config: RunConfig, classes: int) -> Network:
@@ -165,65 +174,98 @@ def train_as_worker(
         module = torch.compile(module, dynamic=False)  # for each shape, of which there are two or three
     if resumed:
         sync.restore(resumed.step, resumed.optimizer)
+    start = Start.beside(arrival) if arrival else Start.after(resumed, config, world) if resumed else Start()
     side = image_side(config, data)
-    if not arrival:
+    if arrival:
+        for buffer, values in zip(statistics(model), arrival.state["buffers"], strict=True):
+            buffer.copy_(values)
+    else:
         _begin(job, data, side, model, sync, resumed, terminal)
-    leased = shares_of(config) == "leased"
-    place = (0, 1) if leased else (world.worker, world.workers)  # any share may become its own
-    sampler = BatchSampler(len(data.train), config.batch_size, config.seed, *place, config.shuffle_block)
-    soon = sampler.needed(resumed.step if resumed else 0, config.total_steps(sampler.samples))
-    own = () if arrival else even_range(len(data.validation), world.worker, world.workers)
-    advice = ""
-    if isinstance(data.train, ShardedImages) and world.is_chief and not config.shuffle_block:
-        advice = data.train.advice()  # before the loader begins to fetch
-    loader = Loader(data.train, side, job.threads, Augment(config.augment, config.seed), soon=() if arrival else soon)
-    validation = Loader(data.validation, side, job.threads, None, evaluation_resize(config, side), own)
+    advice = _advice(job, data)  # before the loader begins to fetch
+    loader, validation = _loaders(job, data, side, start)
     progress = TrainingProgress(
         terminal.out, config.total_steps(len(data.train)), world.is_chief, config.log_every, world.workers,
-        first_step=resumed.step if resumed else 0,
+        first_step=start.step,
     )  # fmt: skip
+    _tell(
+        job, progress, terminal, resumed, arrival, [f"--pretrained skipped {line}" for line in skipped or ()] + advice
+    )
+    leased = shares_of(config) == "leased"
+    recorder = Recorder(job.folder, world.rank, world.is_chief, start.step, start.tally, start.joins, leased)
+    slowdown = Slowdown(config.slow, world.worker, config.seed)
+    slowdown.computed_s, slowdown.slept_s = start.slowed
+    keeps_best = config.saves("best") or bool(data.test)  # with which test images are tested
+    saver = Saver(job, model, sync, recorder, start.step, keeps_best, progress.print, slowdown)
+    training = Training(
+        job, model, module, sync, recorder, progress, saver, start.history, slowdown, start.age_s
+    )  # fmt: skip
+    test = partial(Loader, data.test, side, job.threads, resize=evaluation_resize(config, side)) if data.test else None
+    _train_to_its_end(training, loader, validation, test, start.step, terminal)
+
+
+def _advice(job: Job, data: ImageFolder) -> list[str]:
+    """What the first worker says of how images are read."""
+    if isinstance(data.train, ShardedImages) and job.world.is_chief and not job.config.shuffle_block:
+        return [line for line in [data.train.advice()] if line]
+    return []
+
+
+def _loaders(job: Job, data: ImageFolder, side: int, start: Start) -> tuple[Loader, Loader]:
+    """Of images to train with, and to evaluate on."""
+    config, world = job.config, job.world
+    place = (0, 1) if shares_of(config) == "leased" else (world.worker, world.workers)  # any share may become its own
+    sampler = BatchSampler(len(data.train), config.batch_size, config.seed, *place, config.shuffle_block)
+    soon = () if start.joins else sampler.needed(start.step, config.total_steps(sampler.samples))
+    own = () if start.joins else even_range(len(data.validation), world.worker, world.workers)
+    return (
+        Loader(data.train, side, job.threads, Augment(config.augment, config.seed), soon=soon),
+        Loader(data.validation, side, job.threads, None, evaluation_resize(config, side), own),
+    )
+
+
+def _tell(
+    job: Job, progress: TrainingProgress, terminal: Terminal, resumed: Snapshot | None, arrival: Arrival | None,
+    advice: list[str],
+) -> None:  # fmt: skip
+    """Where this worker computes, and after what it goes on; advice is for a job's first start."""
     allowed, starters = os.sched_getaffinity(0), os.sched_getaffinity(os.getppid())
     if allowed < starters:
         progress.print(f"this worker may use {len(allowed)} of {len(starters)} cores: with mpirun, add --bind-to none")
     if job.device.type == "cuda":
-        print(f"rank {world.rank} computes on {device.describe(job.device)}", file=terminal.out, flush=True)
+        print(f"rank {job.world.rank} computes on {device.describe(job.device)}", file=terminal.out, flush=True)
     if resumed:
         was = resumed.state["parts"][-1]
         size = f"{with_noun(was['workers'], 'worker')} and {with_noun(was['servers'], 'server')}"
         until = f"until then {was['mode']} with {size}"
         progress.print(f"going on after step {resumed.step}, from {resumed.folder}; {until}")
     elif arrival:
-        for buffer, values in zip(statistics(model), arrival.state["buffers"], strict=True):
-            buffer.copy_(values)
         life = f", whose life number {arrival.incarnation} this is" if arrival.incarnation > 1 else ""
-        print(f"hvdtrain: rank {world.rank} has joined{life}", file=terminal.out, flush=True)
+        print(f"hvdtrain: rank {job.world.rank} has joined{life}", file=terminal.out, flush=True)
     else:
-        for line in skipped or []:
-            progress.print(f"--pretrained skipped {line}")
-        if advice:
-            progress.print(advice)
-    before, after = (resumed.state, resumed.step) if resumed else ({}, 0)
-    tally = Tally(**before["tally"]) if resumed and world.is_chief else None
-    if tally:  # in a snapshot, means over workers
-        tally.seconds = [spent * world.workers for spent in tally.seconds]
-    recorder = Recorder(job.folder, world.rank, world.is_chief, after, tally, arrival is not None, leased)
-    history = History(**(arrival.state["history"] if arrival else before.get("history", {})))
-    keeps_best = config.saves("best") or bool(data.test)  # with which test images are tested
-    slowdown = Slowdown(config.slow, world.worker, config.seed)
-    if before.get("config", {}).get("slow") == config.slow:  # of another --slow, what there was says nothing
-        slowdown.computed_s, slowdown.slept_s = before.get("slowed", {}).get(str(world.worker), (0.0, 0.0))
-    saver = Saver(job, model, sync, recorder, after, keeps_best, progress.print, slowdown)
-    training = Training(
-        job, model, module, sync, recorder, progress, saver, history, slowdown, arrival.age_s if arrival else 0.0
-    )
+        for line in advice:
+            progress.print(line)
+
+
+def _train_to_its_end(
+    training: Training, loader: Loader, validation: Loader, test: Callable[[], Loader] | None, first_step: int,
+    terminal: Terminal,
+) -> None:  # fmt: skip
+    """Train, and leave the results; or a snapshot and no more, where a SIGTERM has come.
+
+    Args:
+        test: makes what tests, where there are images for it.
+        first_step: the step of the snapshot that training goes on from, or 0.
+    """
+    job, sync, progress, history = training.job, training.sync, training.progress, training.history
     with deferred_sigterm(leave_file(job.folder)):
         try:
             beside = HostLoads(sync)
             processor_s = train(training, loader, validation)
         except Terminated:
-            last = f"the last snapshot is of step {saver.last}" if saver.last else "no snapshot could be saved"
-            progress.print(f"ended by SIGTERM at step {history.step}; {last}: go on with --resume --out {job.folder}")
-            if config.trace:
+            last = training.saver.last
+            said = f"the last snapshot is of step {last}" if last else "no snapshot could be saved"
+            progress.print(f"ended by SIGTERM at step {history.step}; {said}: go on with --resume --out {job.folder}")
+            if job.config.trace:
                 try:
                     finish_trace(job, sync, progress)
                 except (Failure, OSError, RuntimeError) as error:  # the snapshot is what counts
@@ -232,13 +274,14 @@ def train_as_worker(
             raise
         except Departed:
             cast(PushPull, sync).leave_alone()
-            print(f"hvdtrain: rank {world.rank} has left at step {history.step}", file=terminal.out, flush=True)
+            print(f"hvdtrain: rank {job.world.rank} has left at step {history.step}", file=terminal.out, flush=True)
             return
         finally:
             progress.close()
-            recorder.close()
-        test = Loader(data.test, side, job.threads, resize=evaluation_resize(config, side)) if data.test else None
-        finish(training, processor_s, beside, after, test)  # a SIGTERM that comes now has nothing left to end
+            training.recorder.close()
+        finish(
+            training, processor_s, beside, first_step, test() if test else None
+        )  # a SIGTERM now has nothing left to end
 
 
 def _begin(

@@ -42,6 +42,14 @@ def by_host(ranks: Mapping[int, Mapping[str, Any]]) -> dict[str, dict[str, Any]]
     return {name: {field: value for field, value in hosts[name].items() if field != "host"} for name in sorted(hosts)}
 
 
+# Options that the manifest has as they are.
+AS_ASKED = (
+    "mode", "model", "dropout", "augment", "pretrained", "freeze", "precision", "compile", "accumulate", "dataset",
+    "optimizer", "lr", "momentum", "weight_decay", "nesterov", "backup", "delay_compensation", "staleness_lr",
+    "compression", "seed", "shuffle_block", "repeat", "deterministic", "record", "stop_at_target",
+)  # fmt: skip
+
+
 def manifest(
     job: Job, backend: str, model: nn.Module, hosts: dict[str, dict[str, Any]],
     server_environment: Sequence[dict[str, str]], seen: dict[str, Any],
@@ -63,51 +71,27 @@ def manifest(
     is_step = "push_scale" in mode.options and push_scale == "mean"  # each push is a step by itself
     return {
         "hvdtrain": version("hvdtrain"),
-        "mode": config.mode,
+        **{name: getattr(config, name) for name in AS_ASKED},
         "workers": world.workers,
         "servers": world.servers,
         "processes": world.size,
         "threads_per_worker": job.threads,
         "cores_allowed": sorted(os.sched_getaffinity(0)),
-        "model": config.model,
         "parameters": sum(p.numel() for p in model.parameters()),
         "trained_parameters": size,
         "width": config.taken_width,
-        "dropout": config.dropout,
-        "augment": config.augment,
-        "pretrained": config.pretrained,
-        "freeze": config.freeze,
-        "precision": config.precision,
-        "compile": config.compile,
-        "accumulate": config.accumulate,
-        "dataset": config.dataset,
         **seen,
         "global_batch": config.batch_size,
-        "optimizer": config.optimizer,
-        "lr": config.lr,
         "schedule": schedule(config, config.total_steps(seen["train_samples"])),
         "effective_lr": config.lr / world.workers if is_step else config.lr,
-        "momentum": config.momentum,
-        "weight_decay": config.weight_decay,
-        "nesterov": config.nesterov,
         "push_scale": push_scale,
         "look_ahead": config.taken_look_ahead(world.workers, bound) if "look_ahead" in mode.options else 0.0,
         "shares": shares_of(config),
         "staleness_bound": bound,
-        "backup": config.backup,
         "respawns": bool(os.environ.get(RESPAWNS)),
-        "delay_compensation": config.delay_compensation,
-        "staleness_lr": config.staleness_lr,
-        "compression": config.compression,
         "server_bytes": [4 * len(even_range(size, server, world.servers)) for server in range(world.servers)],
         "bucket_mb": config.bucket_mb if world.servers else None,
-        "seed": config.seed,
-        "shuffle_block": config.shuffle_block,
-        "repeat": config.repeat,
-        "deterministic": config.deterministic,
-        "record": config.record,
         "trace": config.trace_steps if config.trace else "none",
-        "stop_at_target": config.stop_at_target,
         "clocks": {},  # of --trace, at the end
         "slow": {"asked": config.slow, "achieved": {}},  # by worker, at the end: how many times as long it computed
         "device": job.device.type,
@@ -115,8 +99,7 @@ def manifest(
         "backend": backend,
         "interface": use_one_interface(world),
         "starter": world.starter,
-        "launch": _how(launched),
-        "network": {"pairs": list(launched.network)} if launched and launched.network else None,
+        **_launch(launched),
         "command": command(job, launched),
         "started": datetime.now(UTC).isoformat(timespec="seconds"),
         "versions": versions(),
@@ -127,13 +110,14 @@ def manifest(
     }
 
 
-def _how(launched: Launched | None) -> dict[str, Any] | None:
+def _launch(launched: Launched | None) -> dict[str, Any]:
     if not launched:
-        return None
-    return {
+        return {"launch": None, "network": None}
+    how = {
         "launcher": launched.launcher, "hosts": list(launched.hosts), "interface": launched.interface,
         "folder": launched.folder,
     }  # fmt: skip
+    return {"launch": how, "network": {"pairs": list(launched.network)} if launched.network else None}
 
 
 def command(job: Job, launched: Launched | None) -> list[str]:

@@ -17,14 +17,14 @@ from hvdtrain.ps.worker import PushPull
 from hvdtrain.runs.folder import hold
 from hvdtrain.runs.metrics import Recorder
 from hvdtrain.runs.request import shares_of
-from hvdtrain.training.barrier import Decision, StepBarrier
+from hvdtrain.training.barrier import GO_ON, Decision, StepBarrier
 from hvdtrain.training.cost import ProcessorTime
 from hvdtrain.training.evaluation import average_buffers, evaluate, statistics
 from hvdtrain.training.feed import feed
 from hvdtrain.training.history import History, is_over
 from hvdtrain.training.progress import TrainingProgress
 from hvdtrain.training.saver import Saver
-from hvdtrain.training.shares import LeasedShares, StaticShares
+from hvdtrain.training.shares import LeasedShares, Shares, StaticShares
 from hvdtrain.training.step import Stepper, digest
 from hvdtrain.world import trace
 from hvdtrain.world.job import Job
@@ -64,74 +64,81 @@ def train(training: Training, loader: Loader, validation: Loader) -> list[float]
         Terminated: after SIGTERM, when a snapshot has been saved, or could not be.
         Departed: after SIGTERM to this worker, which has joined: the others go on.
     """
-    job, sync, history = training.job, training.sync, training.history
-    config, world = job.config, job.world
+    sync, history, config, world = training.sync, training.history, training.job.config, training.job.world
     place = world.worker, world.workers, config.shuffle_block
     sampler = BatchSampler(len(loader.samples), config.batch_size, config.seed, *place)
     steps = config.total_steps(sampler.samples)
     leased = shares_of(config) == "leased"
-    shares: Any = LeasedShares(sampler, cast(PushPull, sync), steps) if leased else StaticShares(sampler)
+    shares = LeasedShares(sampler, cast(PushPull, sync), steps) if leased else StaticShares(sampler)
     has_joined, age = world.joined is not None, training.age_s
     barrier = StepBarrier(config, sync, steps, history.wall_s, may_depart=has_joined)
     stepper = _stepper(training, sampler, loader.side, steps)
     if not has_joined:
         sync.group.barrier()  # the clock starts when every worker is ready
-    processor, clock = ProcessorTime(sync), stepper.clock
+    processor = ProcessorTime(sync)
     decision = Decision(over=is_over(config, sampler.samples, history.step, history.wall_s, history.evaluations))
     if decision.over and not history.is_evaluated():
-        _evaluate(training, validation, -(-history.step // sampler.steps_per_epoch), _leased_samples(training, sampler))
+        _evaluate(training, validation, -(-history.step // sampler.steps_per_epoch), shares.trained(history))
     while not decision.over:
         epoch = history.step // sampler.steps_per_epoch + 1
-        if leased and sync.group.leads:
-            shares.open(_state(training, sampler))
+        if sync.group.leads:
+            shares.open(partial(_state, training, sampler))
         timer, age = Timer(history.wall_s + age), 0.0
-        clock.start()
-        asked = time.perf_counter()
-        batches = loader.batches(shares.after(history.step), look_ahead=not leased)
-        for share, (images, labels) in feed(batches, job.device, leased):
-            history.step = share.step
-            trace.at_step(share.step)
-            if sync.skip_if_overtaken(share.step):
-                clock.mark("data")
-            else:
-                row, seconds = stepper.take(share, images, labels, timer.seconds(), shares.waited_s(asked))
-                row["time"] = round(timer.seconds(), 6)
-                training.recorder.step(row, seconds, digest(share), sync.push_status)
-                training.progress.step(row)
-                clock.mark("metrics")
-            elapsed = timer.seconds()
-            if leased:
-                barrier.in_round(elapsed)
-            else:
-                decision = barrier.after(share.step, elapsed, share.step % sampler.steps_per_epoch == 0)
-            clock.mark("barrier")
-            if decision and not leased:
-                break
-            asked = time.perf_counter()
-        if leased:
-            history.step = shares.reached
-            decision = barrier.after_round(history.step, timer.seconds())
-            clock.mark("barrier")  # from this worker's last share to the last of all
-        else:
-            clock.mark("data")  # the end of what reads ahead
-        sync.refresh()
-        clock.mark("refresh")
-        history.wall_s = _wall_time(training, clock.lap(), timer.seconds())
+        decision = _take_round(training, loader, shares, barrier, stepper, timer)
         with processor.paused():  # what follows is not training: the clock stands still until all workers are through
-            if not decision.over and history.step % sampler.steps_per_epoch:  # amid an epoch
-                average_buffers(training.model, sync.group)
-                with trace.spanning("snapshot"):
-                    training.recorder.reach(history.step, epoch)
-                    _save(training, decision)
-                continue
-            with trace.spanning("evaluation"):
-                reached = _evaluate(training, validation, epoch, _leased_samples(training, sampler))
-            if config.stop_at_target and reached:
-                decision = Decision(over=True)
-            if decision.terminated or decision.snapshot or config.snapshot_every == "epoch":
-                with trace.spanning("snapshot"):
-                    _save(training, decision)
+            decision = _after_round(training, validation, shares, decision, epoch)
     return processor.seconds()
+
+
+def _take_round(
+    training: Training, loader: Loader, shares: Shares, barrier: StepBarrier, stepper: Stepper, timer: Timer
+) -> Decision:
+    """Train until the epoch is over, or all workers do something else; that is what they have decided."""
+    sync, history, clock, decision = training.sync, training.history, stepper.clock, GO_ON
+    clock.start()
+    asked = time.perf_counter()
+    batches = loader.batches(shares.after(history.step), look_ahead=not shares.leased)
+    for share, (images, labels) in feed(batches, training.job.device, shares.leased):
+        history.step = share.step
+        trace.at_step(share.step)
+        if sync.skip_if_overtaken(share.step):
+            clock.mark("data")
+        else:
+            row, seconds = stepper.take(share, images, labels, timer.seconds(), shares.waited_s(asked))
+            row["time"] = round(timer.seconds(), 6)
+            training.recorder.step(row, seconds, digest(share), sync.push_status)
+            training.progress.step(row)
+            clock.mark("metrics")
+        decision = shares.after_step(barrier, share.step, timer.seconds())
+        clock.mark("barrier")
+        if decision:
+            break
+        asked = time.perf_counter()
+    decision = shares.after_round(barrier, history, decision, timer.seconds())
+    clock.mark(shares.last_part)
+    sync.refresh()
+    clock.mark("refresh")
+    history.wall_s = _wall_time(training, clock.lap(), timer.seconds())
+    return decision
+
+
+def _after_round(training: Training, validation: Loader, shares: Shares, decision: Decision, epoch: int) -> Decision:
+    """Evaluate where the epoch or training is over, and save what is to be saved; the decision, or that it is over."""
+    config, history = training.job.config, training.history
+    if not decision.over and history.step % shares.sampler.steps_per_epoch:  # amid an epoch
+        average_buffers(training.model, training.sync.group)
+        with trace.spanning("snapshot"):
+            training.recorder.reach(history.step, epoch)
+            _save(training, decision)
+        return decision
+    with trace.spanning("evaluation"):
+        reached = _evaluate(training, validation, epoch, shares.trained(history))
+    if config.stop_at_target and reached:
+        decision = Decision(over=True)
+    if decision.terminated or decision.snapshot or config.snapshot_every == "epoch":
+        with trace.spanning("snapshot"):
+            _save(training, decision)
+    return decision
 
 
 def _state(training: Training, sampler: BatchSampler) -> dict[str, Any]:
@@ -170,16 +177,6 @@ def _stepper(training: Training, sampler: BatchSampler, side: int, steps: int | 
             stepper.compile({len(share.indices) for share in sampler.epoch(1)}, side)
         training.progress.print(f"compiled the model in {time.perf_counter() - began:.0f} s")
     return stepper
-
-
-def _leased_samples(training: Training, sampler: BatchSampler) -> int | None:
-    """Samples of the shares that were leased and trained since the last evaluation; None where shares are static."""
-    if shares_of(training.job.config) != "leased":
-        return None
-    history = training.history
-    return sampler.trained(history.step) - sampler.trained(
-        history.evaluations[-1]["step"] if history.evaluations else 0
-    )
 
 
 def _evaluate(training: Training, validation: Loader, epoch: int, trained: int | None) -> bool:

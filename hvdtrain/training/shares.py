@@ -1,17 +1,26 @@
 """Which shares of an epoch a worker trains on: always its own, or whichever is next when it is ready."""
 
 import time
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from typing import Any
 
 from hvdtrain.data.sampling import BatchSampler, Share
 from hvdtrain.ps.worker import PushPull
+from hvdtrain.training.barrier import GO_ON, Decision, StepBarrier
+from hvdtrain.training.history import History
 
 
 class StaticShares:
-    """This worker's own share of every global batch."""
+    """This worker's own share of every global batch. A round of them is the rest of an epoch, or ends where all workers
+    decide something.
+
+    Attributes:
+        leased: whether shares are.
+        last_part: of a step's time, what a round's end counts as.
+    """
 
     leased = False
+    last_part = "data"  # the end of what reads ahead
 
     def __init__(self, sampler: BatchSampler) -> None:
         self.sampler = sampler
@@ -21,12 +30,25 @@ class StaticShares:
         epoch, done = divmod(step, self.sampler.steps_per_epoch)
         return self.sampler.epoch(epoch + 1, done)
 
+    def open(self, state: Callable[[], dict[str, Any]]) -> None:
+        pass
+
     def waited_s(self, since: float) -> float:
         return 0.0
 
+    def after_step(self, barrier: StepBarrier, step: int, elapsed: float) -> Decision:
+        return barrier.after(step, elapsed, step % self.sampler.steps_per_epoch == 0)
+
+    def after_round(self, barrier: StepBarrier, history: History, decision: Decision, elapsed: float) -> Decision:
+        return decision
+
+    def trained(self, history: History) -> int | None:
+        return None
+
 
 class LeasedShares:
-    """The shares that the servers lease to this worker, each when it is ready for one.
+    """The shares that the servers lease to this worker, each when it is ready for one. A round of them ends when those
+    of the epoch have been trained, by whomever, or a worker wants a decision.
 
     Args:
         steps: how many global batches there are in all, or None where time decides.
@@ -36,15 +58,16 @@ class LeasedShares:
     """
 
     leased = True
+    last_part = "barrier"  # from this worker's last share to the last of all
 
     def __init__(self, sampler: BatchSampler, sync: PushPull, steps: int | None) -> None:
         self.sampler, self.sync, self.steps = sampler, sync, steps
         self.reached = 0
         self._answered_at = 0.0
 
-    def open(self, state: dict[str, Any]) -> None:
+    def open(self, state: Callable[[], dict[str, Any]]) -> None:
         """Before `after`, by the worker that leads: whoever joins before all are through these shares finds this."""
-        self.sync.open_for_joining(state)
+        self.sync.open_for_joining(state())
 
     def after(self, step: int) -> Iterator[Share]:
         """As in StaticShares, for all workers together; it ends when all of these shares have been trained."""
@@ -66,3 +89,21 @@ class LeasedShares:
         for shares is not the one that trains: it may have had this one long before.
         """
         return max(0.0, self._answered_at - since)
+
+    def after_step(self, barrier: StepBarrier, step: int, elapsed: float) -> Decision:
+        """What to do after a step: nothing but to ask for the round's end, where this worker wants a decision."""
+        barrier.in_round(elapsed)
+        return GO_ON
+
+    def after_round(self, barrier: StepBarrier, history: History, decision: Decision, elapsed: float) -> Decision:
+        """What all workers do after the round, which has come to the step that the history then has."""
+        history.step = self.reached
+        return barrier.after_round(history.step, elapsed)
+
+    def trained(self, history: History) -> int | None:
+        """Samples of the shares that were trained since the last evaluation; None where shares are static."""
+        before = history.evaluations[-1]["step"] if history.evaluations else 0
+        return self.sampler.trained(history.step) - self.sampler.trained(before)
+
+
+Shares = StaticShares | LeasedShares

@@ -107,7 +107,7 @@ def _become_rank(request: dict, handles: list[int]) -> NoReturn:
     os.environ.clear()
     os.environ.update(request["environment"])
     os.chdir(request["folder"])
-    _, _, _, module, *sys.argv[1:] = request["program"]  # python -P -m hvdtrain …
+    _, _, module, *sys.argv[1:] = request["program"]  # python -Pm hvdtrain …
     code: object = 1
     try:
         runpy.run_module(module, run_name="__main__", alter_sys=True)

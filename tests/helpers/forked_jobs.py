@@ -57,7 +57,7 @@ def env_with_forks() -> dict[str, str]:
     script = _place().with_name("bin") / "hvdtrain"
     if not script.exists():
         script.parent.mkdir()
-        words = forked_launch.through_proxy(_place(), [sys.executable, "-P", "-m", "hvdtrain"])
+        words = forked_launch.through_proxy(_place(), [sys.executable, "-Pm", "hvdtrain"])
         script.write_text(f'#!/bin/sh\nexec {shlex.join(words)} "$@"\n')
         script.chmod(0o700)
     return ENV | {"PATH": f"{script.parent}{os.pathsep}{ENV['PATH']}"}

@@ -148,7 +148,7 @@ def test_ranks_on_kubernetes_have_the_images_python_and_folders(tmp_path):
     made = prepare("kubernetes", config, 2, (), tmp_path / "My run")
     [text] = made.files.values()
     args = yaml.safe_load(text)["spec"]["mpiReplicaSpecs"]["Launcher"]["template"]["spec"]["containers"][0]["args"]
-    assert args[2:6] == ["/opt/hvdtrain/bin/python", "-P", "-m", "hvdtrain"] and str(tmp_path) not in text
+    assert args[2:5] == ["/opt/hvdtrain/bin/python", "-Pm", "hvdtrain"] and str(tmp_path) not in text
     assert args[args.index("--out") + 1] == "/runs/My run" and args[args.index("--dataset") + 1] == "/data/coil"
     for dataset in ("./coil", "~/coil", "data/coil"):
         with pytest.raises(

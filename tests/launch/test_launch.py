@@ -184,7 +184,7 @@ def test_the_local_launchers_words():
 def test_the_program_of_a_rank_has_its_configuration_and_folder(tmp_path):
     program = train_program(RunConfig(mode="ps-sync", servers=1), tmp_path)
     assert program == [
-        sys.executable, "-P", "-m", "hvdtrain", "train", "--mode", "ps-sync", "--servers", "1", "--out", str(tmp_path),
+        sys.executable, "-Pm", "hvdtrain", "train", "--mode", "ps-sync", "--servers", "1", "--out", str(tmp_path),
     ]  # fmt: skip
 
 

@@ -115,7 +115,7 @@ def test_an_interface_that_is_named_must_be_there(needs):
 
 
 def test_the_probe_ends_with_the_connection(tmp_path):
-    words = [sys.executable, "-P", "-m", "hvdtrain.launch.probe"]
+    words = [sys.executable, "-Pm", "hvdtrain.launch.probe"]
     done = subprocess.run(words, input="", text=True, capture_output=True, timeout=30)
     assert done.returncode != 0 and probe.REPLY_PREFIX not in done.stdout
 
