@@ -114,34 +114,20 @@ def bench(
     it moves the vector both ways. On one machine, the floor is the time that its memory needs for those bytes, as fast
     as it copies now. Of servers: processor time for each push, and peak memory, of all together.
     """
-    for op in ops:
-        if op not in BACKENDS:
-            raise unknown("operation", op, list(BACKENDS))
-    for backend in backends:
-        if backend not in (known := [*BACKENDS["allreduce"], *BACKENDS["pushpull"]]):
-            raise unknown("backend", backend, known)
+    carried = _carried(ops, backends)
     if max(workers) > 64:
         raise UsageError(f"--num-workers {max(workers)} are more than 64")
-    for path in (file, plot):
-        if path and path.exists():
-            raise UsageError(f"{path} exists: name another file, or remove it yourself")
-    if file and file == plot:
-        raise UsageError(f"--json and --plot both name {file}: name two files")
+    _check_files(file, plot)
     listed = hosts_or_here(ctx)
     for number in workers if listed else ():
         allocate(listed, number)
-    if not any(set(BACKENDS[op]) & set(backends) for op in ops):
-        raise UsageError(f"none of {', '.join(backends)} carries {', '.join(ops)}")
     rows: list[Row] = []
-    for op, number in itertools.product(ops, workers):
-        own = [backend for backend in BACKENDS[op] if backend in backends]
+    for (op, own), number in itertools.product(carried.items(), workers):
         its = 0 if op == "allreduce" else number if servers == EQUAL else servers
         memory = None if listed else bandwidth()
         used = allocate(listed, number, its) if listed else []
-        found: dict[str, list[Measured]] = {}
-        if own:
-            click.echo(f"{op} over {', '.join(own)} with {with_noun(number, 'worker')} …", err=True)
-            found = _measure(op, own, number, its, repeats, sizes, mode, bucket_mb, used, launcher, secrets)
+        click.echo(f"{op} over {', '.join(own)} with {with_noun(number, 'worker')} …", err=True)
+        found = _measure(op, own, number, its, repeats, sizes, mode, bucket_mb, used, launcher, secrets)
         rows += [
             _row(op, backend, mode, bucket_mb, number, its, size, memory, measured, used)
             for backend, of_sizes in found.items()
@@ -152,6 +138,28 @@ def bench(
     if plot:
         _draw(rows, plot)
     _show(rows)
+
+
+def _check_files(file: Path | None, plot: Path | None) -> None:
+    for path in (file, plot):
+        if path and path.exists():
+            raise UsageError(f"{path} exists: name another file, or remove it yourself")
+    if file and file == plot:
+        raise UsageError(f"--json and --plot both name {file}: name two files")
+
+
+def _carried(ops: Sequence[str], backends: Sequence[str]) -> dict[str, list[str]]:
+    """By which of the backends each operation is carried, without those that none carries."""
+    for op in ops:
+        if op not in BACKENDS:
+            raise unknown("operation", op, list(BACKENDS))
+    for backend in backends:
+        if backend not in (known := [*BACKENDS["allreduce"], *BACKENDS["pushpull"]]):
+            raise unknown("backend", backend, known)
+    carried = {op: own for op in ops if (own := [backend for backend in BACKENDS[op] if backend in backends])}
+    if not carried:
+        raise UsageError(f"none of {', '.join(backends)} carries {', '.join(ops)}")
+    return carried
 
 
 def _measure(
@@ -202,12 +210,11 @@ def _measure(
 
         try:
             turns.meet((workers + servers) * len(backends), look)
-            for number, size in enumerate(sizes):
-                for repeat in range(1 + repeats):
-                    first = repeat % len(backends)
-                    for backend in [*backends[first:], *backends[:first]]:
-                        measured = turns.measure(backend, size)
-                        found[backend][number] += [measured] if repeat else []
+            for (number, size), repeat in itertools.product(enumerate(sizes), range(1 + repeats)):
+                first = repeat % len(backends)
+                for backend in [*backends[first:], *backends[:first]]:
+                    measured = turns.measure(backend, size)
+                    found[backend][number] += [measured] if repeat else []
         except Gone as gone:
             backend = str(gone)
             raise refuse(backend, jobs[backend][0].wait()) from None

@@ -3,10 +3,11 @@
 import hashlib
 import os
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
+from itertools import islice
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 from hvdtrain.data import image
 from hvdtrain.data.archive import MAX_HASHED_BYTES, Member, file_digest
@@ -26,6 +27,7 @@ SPLIT_NOTES = {
     "by-object": "Whole objects are held out: no object of the validation images is seen in training.",
 }
 
+T = TypeVar("T")
 Progress = Callable[[int, int], None]  # images written so far, images in all
 Planned = tuple[Item, Path]  # an image, and its path in the folder
 Written = tuple[bytes, int]  # the SHA-256 of an image's file, and the shorter of its sides in pixels
@@ -134,49 +136,53 @@ def _write(
     for parent in {path.parent for _, path in planned}:
         (folder / parent).mkdir(parents=True, exist_ok=True)
     items = [item for item, _ in planned]
-    if link != "copy":
-        if not all(getattr(item.handle, "path", None) for item in items):
-            raise UsageError(f"--link {link} needs images that lie in a folder: give --source FOLDER")
+    if link != "copy" and not all(getattr(item.handle, "path", None) for item in items):
+        raise UsageError(f"--link {link} needs images that lie in a folder: give --source FOLDER")
+    written: dict[Path, Written] = {}
 
-    def write_image(path: Path, original: bytes | Member) -> None:
-        content = original if isinstance(original, bytes) else original.read()
-        name = f"{path.parent.name}/{path.name}"
-        if side:
-            content = image.shrink(content, side, name)
-        written[path] = hashlib.sha256(content).digest(), min(image.check(content, name))
-        if link != "copy":
-            assert isinstance(original, Member) and original.path
-            target = original.path.resolve()
-            ((folder / path).hardlink_to if link == "hard" else (folder / path).symlink_to)(target)
-            return
-        with (folder / path).open("xb") as file:
-            file.write(content)
+    def read_images() -> Iterator[tuple[Path, bytes | Member]]:
+        for done, ((_, path), original) in enumerate(zip(planned, source.contents(items), strict=True), 1):
+            yield path, original
+            if progress:
+                progress(done, len(planned))
 
     def write_batch(batch: list[tuple[Path, bytes | Member]]) -> None:
         for path, original in batch:
-            write_image(path, original)
+            written[path] = _write_image(folder / path, original, link, side)
 
-    written: dict[Path, Written] = {}
+    _on_all_cores(write_batch, read_images())
+    return written
 
+
+def _on_all_cores(work: Callable[[list[T]], None], images: Iterator[T]) -> None:
+    """Batch after batch, read no faster than it is worked on: what waits is in memory."""
     cores = len(os.sched_getaffinity(0))
     pending: deque[Future[None]] = deque()
-    batch: list[tuple[Path, bytes | Member]] = []
     with ThreadPoolExecutor(cores, thread_name_prefix="images") as pool:
         try:
-            for done, ((_, path), original) in enumerate(zip(planned, source.contents(items), strict=True), 1):
-                batch.append((path, original))
-                if len(batch) == BATCH or done == len(planned):
-                    pending.append(pool.submit(write_batch, batch))
-                    batch = []
+            while batch := list(islice(images, BATCH)):
+                pending.append(pool.submit(work, batch))
                 if len(pending) > 2 * cores:
                     pending.popleft().result()
-                if progress:
-                    progress(done, len(planned))
-            while pending:
-                pending.popleft().result()
+            for task in pending:
+                task.result()
         except BaseException:
             pool.shutdown(cancel_futures=True)
             raise
+
+
+def _write_image(path: Path, original: bytes | Member, link: str, side: int) -> Written:
+    content = original if isinstance(original, bytes) else original.read()
+    name = f"{path.parent.name}/{path.name}"
+    if side:
+        content = image.shrink(content, side, name)
+    written = hashlib.sha256(content).digest(), min(image.check(content, name))
+    if link == "copy":
+        with path.open("xb") as file:
+            file.write(content)
+    else:
+        assert isinstance(original, Member) and original.path
+        (path.hardlink_to if link == "hard" else path.symlink_to)(original.path.resolve())
     return written
 
 

@@ -80,16 +80,22 @@ class Recipe:
         for option, value in chosen.items():
             if isinstance(value, float) and not math.isfinite(value):
                 raise UsageError(f"{option} {value} is not a finite number")
+        return BuildRequest(self, chosen | self._classes(chosen))
+
+    def _classes(self, chosen: dict[str, Any]) -> dict[str, Any]:
+        """The options about classes, with what their files hold in place of the files' names: the request's key depends
+        on that.
+        """
+        classes: Any = chosen.get("classes")
         if file := chosen.get("classes_file"):
-            if chosen["classes"]:
+            if classes:
                 raise UsageError("--classes and --classes-file exclude each other: give one")
-            chosen["classes"] = ",".join(_read_class_names(Path(file)))
-            chosen["classes_file"] = ""  # the request's key depends on the file's content, not on its name
-        if chosen.get("classes") and chosen.get("num_classes") != self.options.get("num_classes"):
+            classes = ",".join(_read_class_names(Path(file)))
+        if classes and chosen.get("num_classes") != self.options.get("num_classes"):
             raise UsageError("--classes and --num-classes exclude each other: give one")
-        if self.classes and chosen["classes"] not in self.classes:
-            chosen["classes"] = _read_grouping(chosen["classes"], list(self.classes))
-        return BuildRequest(self, chosen)
+        if self.classes and classes not in self.classes:
+            classes = _read_grouping(classes, list(self.classes))
+        return {name: value for name, value in (("classes", classes), ("classes_file", "")) if name in chosen}
 
 
 @dataclass(frozen=True)

@@ -70,30 +70,11 @@ def pack(
                 raise UsageError(f"{url} holds another data set: give another URL, or replace it with --force")
             replaced = {Path(str(shard["name"])).name for shard in old.get("shards", [])}
         filesystem.makedirs(root, exist_ok=True)
-        samples_of = {part: getattr(data, part) for part in PARTS}
-        total, done = sum(map(len, samples_of.values())), 0
-        packed_bytes = sum(_packed_bytes(path) for samples in samples_of.values() for path, _ in samples)
-        per_shard = max(1, shard_bytes * total // packed_bytes)
+        packed_bytes = [_packed_bytes(path) for part in PARTS for path, _ in getattr(data, part)]
+        per_shard = max(1, shard_bytes * len(packed_bytes) // sum(packed_bytes))
         # What is packed here at the same time, or was before, has other names: whichever index is last is whole.
         key = hashlib.sha256(f"{own_hash} {test_hash} {per_shard}".encode()).hexdigest()[:8]
-        shards: list[dict[str, Any]] = []
-        rows_of: dict[str, list[Row]] = {}
-        for part, samples in samples_of.items():
-            own_rows: dict[int, Row] = {}  # by the image's number in the folder
-            order = packing_order(len(samples)).tolist()
-            for first in range(0, len(order), per_shard):
-                numbers = order[first : first + per_shard]
-                members = [(path, label, image.read(path)) for path, label in map(samples.__getitem__, numbers)]
-                name = f"{part}-{first:09d}-{key}.tar"
-                content, offsets = _make_tar(members, first)
-                filesystem.pipe_file(f"{root}/{name}", content)
-                shards.append({"name": name, "bytes": len(content)})
-                for number, (path, label, encoded), offset in zip(numbers, members, offsets, strict=True):
-                    relative = path.relative_to(data.root).as_posix()
-                    own_rows[number] = (len(shards) - 1, offset, len(encoded), zlib.crc32(encoded), label, relative)
-                done += len(members)
-                progress(done, total)
-            rows_of[part] = [own_rows[number] for number in range(len(samples))]
+        shards, rows_of = _write_shards(data, filesystem, root, per_shard, key, progress)
         index = {
             "made_by": MAKER, "format": FORMAT, "content_hash": own_hash, "test_hash": test_hash,
             "image_size": image.native_side(data), "classes": data.classes, "shards": shards,
@@ -105,6 +86,33 @@ def pack(
             if filesystem.exists(f"{root}/{old_shard}"):
                 filesystem.rm_file(f"{root}/{old_shard}")
     return per_shard, True
+
+
+def _write_shards(
+    data: ImageFolder, filesystem: Any, root: str, per_shard: int, key: str, progress: Callable[[int, int], None]
+) -> tuple[list[dict[str, Any]], dict[str, list[Row]]]:
+    """The shards' names and sizes, and each part's rows in the order of its images in the folder."""
+    samples_of = {part: getattr(data, part) for part in PARTS}
+    total, done = sum(map(len, samples_of.values())), 0
+    shards: list[dict[str, Any]] = []
+    rows_of: dict[str, list[Row]] = {}
+    for part, samples in samples_of.items():
+        own_rows: dict[int, Row] = {}  # by the image's number in the folder
+        order = packing_order(len(samples)).tolist()
+        for first in range(0, len(order), per_shard):
+            numbers = order[first : first + per_shard]
+            members = [(path, label, image.read(path)) for path, label in map(samples.__getitem__, numbers)]
+            name = f"{part}-{first:09d}-{key}.tar"
+            content, offsets = _make_tar(members, first)
+            filesystem.pipe_file(f"{root}/{name}", content)
+            shards.append({"name": name, "bytes": len(content)})
+            for number, (path, label, encoded), offset in zip(numbers, members, offsets, strict=True):
+                relative = path.relative_to(data.root).as_posix()
+                own_rows[number] = (len(shards) - 1, offset, len(encoded), zlib.crc32(encoded), label, relative)
+            done += len(members)
+            progress(done, total)
+        rows_of[part] = [own_rows[number] for number in range(len(samples))]
+    return shards, rows_of
 
 
 def read(url: str, shuffle_block: int = 0) -> ImageFolder:

@@ -130,8 +130,7 @@ class RingJob:
         def part() -> None:
             parts[0] -= 1
             if not parts[0]:
-                if self.clock.spans is not None:
-                    self.clock.spans.append(("worker all-reduce", f"{gradients / 1e6:.3g} MB", began, self.clock.now))
+                self.clock.span("worker all-reduce", f"{gradients / 1e6:.3g} MB", began)
                 self._reduced(len(layers))
 
         self.background.do(cost, part)
@@ -148,8 +147,7 @@ class RingJob:
 
     def _update(self) -> None:
         self.waited.append(self.clock.now - self.backward_ended)
-        if self.clock.spans is not None:
-            self.clock.spans.append(("worker compute", "wait", self.backward_ended, self.clock.now))
+        self.clock.span("worker compute", "wait", self.backward_ended)
         self.backward_ended = 0.0
         # Optimizers run on the device that computes.
         self._compute("optimizer", self.scenario.optimizer_s / self.pace, self._end)

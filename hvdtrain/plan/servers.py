@@ -154,8 +154,8 @@ class _Workers:
                 waited = self.job.clock.now - self.waits_since
                 self.waited[-1] += waited
                 self.waits_for = -1
-                if self.job.clock.spans is not None and waited:
-                    self.job.clock.spans.append((f"{self.name} compute", "wait", self.waits_since, self.job.clock.now))
+                if waited:
+                    self.job.clock.span(f"{self.name} compute", "wait", self.waits_since)
                 self._forward(layer)
 
 
@@ -287,8 +287,7 @@ class ServerJob:
             arrived, there = _Join(outgoing + incoming + 1, last), _Join(1, first)
 
             def through() -> None:
-                if clock.spans is not None:
-                    clock.spans.append((f"host group {source.number} up", name, clock.now - leaving, clock.now))
+                clock.span(f"host group {source.number} up", name, clock.now - leaving)
                 clock.at(clock.now + latency, arrived)
 
             def came() -> None:
