@@ -114,7 +114,9 @@ def main() -> NoReturn:
         how_to_go_on = str(error.__cause__ or "")  # click has made another error of it
         _fail([f"interrupted: {how_to_go_on}" if how_to_go_on else "interrupted"], 130)
     finally:
-        gc.freeze()  # the process ends: to look for garbage among all that torch has made took half a second
+        # The process ends: to look for garbage among all that torch has made took half a second. But triton's library,
+        # where something has loaded it, prints a list of what nobody has freed.
+        gc.unfreeze() if "triton" in sys.modules else gc.freeze()
 
 
 def _clearer(message: str, context: click.Context | None) -> str:

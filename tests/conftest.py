@@ -2,6 +2,7 @@
 
 import atexit
 import contextlib
+import gc
 import os
 import shutil
 import signal
@@ -15,6 +16,9 @@ from hypothesis import HealthCheck, settings
 settings.register_profile("shared machine", deadline=None, suppress_health_check=[HealthCheck.too_slow])
 settings.load_profile("shared machine")
 
+# What commands in this process have kept from the garbage collector is garbage when it ends, or triton's library prints
+# a list of it below the summary.
+atexit.register(gc.unfreeze)
 # What a killed mpirun leaves in the temporary folder ends the next one that is given its process number.
 STARTERS = tempfile.mkdtemp(prefix="hvdtrain-tests-")
 os.environ["PRTE_MCA_prte_tmpdir_base"] = STARTERS

@@ -23,7 +23,7 @@ from hvdtrain.launch.hosts import Host, allocate, given_hosts, host_options, sec
 from hvdtrain.launch.prepare import prepare
 from hvdtrain.launch.processes import end_process
 from hvdtrain.launch.recipe import LaunchCommand
-from hvdtrain.launch.records import cancel, captured, claimed, forget, kept_options, read_record
+from hvdtrain.launch.records import cancel, captured, claimed, forget, job_record_file, kept_options, read_record
 from hvdtrain.launch.supervise import STOP_TIMEOUT_S, log_file, supervise
 from hvdtrain.runs.folder import CONFIG, check_free, last_saved_step, name_one_of, refuse_links
 from hvdtrain.runs.launched import remembered
@@ -247,7 +247,11 @@ def stop(out: Path) -> None:
     record = read_record(out.absolute())
     if not record:
         raise UsageError(f"{out}: no job that `hvdtrain launch` started is running there")
-    was_running = cancel(record, STOP_TIMEOUT_S) if "job" in record else end_process(record, STOP_TIMEOUT_S)
+    was_running = (
+        cancel(record, STOP_TIMEOUT_S)
+        if "job" in record
+        else end_process(record, job_record_file(out.absolute()), STOP_TIMEOUT_S)
+    )
     forget(out.absolute(), record)
     if not was_running:
         raise UsageError(f"{out}: its job has ended already")

@@ -17,7 +17,7 @@ import psutil
 from hvdtrain.errors import Failure, UsageError
 from hvdtrain.launch.own_network import enter_own_network, variables_of
 from hvdtrain.launch.recipe import JobSpec, LaunchCommand, expand
-from hvdtrain.launch.records import is_running
+from hvdtrain.launch.records import holds, is_running
 from hvdtrain.ps.join_info import remove_join_files
 from hvdtrain.world.parent import die_with_parent, is_alive
 
@@ -169,10 +169,11 @@ def _signals_deferred(*signals: signal.Signals) -> Iterator[list[int]]:
         signal.raise_signal(first)
 
 
-def end_process(identity: Mapping[str, Any], timeout_s: float) -> bool:
+def end_process(identity: Mapping[str, Any], record: Path, timeout_s: float) -> bool:
     """End the process that `own_identity` described, which ends what it started; False where it has ended already.
 
     Args:
+        record: the file of that, which its process holds.
         timeout_s: how long it may take to end its job in order; it and its children are killed some seconds later.
 
     Raises:
@@ -183,16 +184,16 @@ def end_process(identity: Mapping[str, Any], timeout_s: float) -> bool:
         raise UsageError(f"its job was started on {identity['host']}: stop it there")
     try:
         process = psutil.Process(identity["pid"])
-        if not is_running(identity):
+        if not is_running(identity) or not holds(process.pid, record):
             return False
         process.terminate()
         for left in _wait([process], timeout_s + 3 * GRACE_S):
             for child in [*left.children(recursive=True), left]:
                 with contextlib.suppress(psutil.NoSuchProcess):
                     child.kill()
-    except (psutil.NoSuchProcess, ValueError):
+    except (psutil.NoSuchProcess, FileNotFoundError, ValueError):
         return False
-    except psutil.AccessDenied:
+    except (psutil.AccessDenied, PermissionError):
         raise Failure(f"its job is another user's: ask {process.username()} to stop it") from None
     return True
 

@@ -81,12 +81,14 @@ def claimed(out: Path, launcher: str) -> Iterator[dict[str, Any]]:
     """
     file = job_record_file(out)
     made = [folder for folder in (file.parent, *out.parents) if not folder.exists()]
+    held = None
     try:
         with _locked(out):
             if still := why_occupied(earlier := read_record(out)):
                 or_remove = "" if is_running(earlier) else f"; if it has ended, remove {file}"
                 raise UsageError(f"--out {out}: {still}; `hvdtrain stop {out}` ends it{or_remove}")
             write_json(file, {"launcher": launcher, **own_identity()})
+            held = file.open()  # by which others know that this process has written it
         job: dict[str, Any] = {}
         try:
             yield job
@@ -103,6 +105,8 @@ def claimed(out: Path, launcher: str) -> Iterator[dict[str, Any]]:
         else:
             file.unlink(missing_ok=True)
     finally:
+        if held:
+            held.close()
         for folder in made:
             with contextlib.suppress(OSError):
                 folder.rmdir()
@@ -154,6 +158,11 @@ def is_running(record: Record) -> bool:
         return _start(record["pid"]) == record["started"] and is_alive(psutil.Process(record["pid"]))
     except (KeyError, TypeError, ValueError, OSError, psutil.NoSuchProcess):
         return False
+
+
+def holds(pid: int, file: Path) -> bool:
+    """Whether a process has the file open. Whoever writes a record into a folder can name any process in it."""
+    return any(os.path.samefile(opened, file) for opened in Path(f"/proc/{pid}/fd").iterdir() if opened.exists())
 
 
 def _start(pid: int) -> str:

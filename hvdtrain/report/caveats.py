@@ -78,11 +78,13 @@ def _slowed(kind: Kind, runs: list[Run]) -> str:
 
 
 def _foreign_load(groups: Groups) -> str:
-    beside = {kind: [beside_others(to_builtins(run.summary.load)) for run in runs] for kind, runs in groups.items()}
-    busy = [(kind, sum(map(bool, found)), len(found)) for kind, found in beside.items()]
-    listed = [f"{kind.label} (in {count} of {n})" for kind, count, n in busy if count]
-    worst = next((lines[0] for found in beside.values() for lines in found if lines), "")
-    return f"Hosts were busy with other work beside these runs: {', '.join(listed)}; {worst}." if listed else ""
+    listed = []
+    for kind, runs in groups.items():
+        loads = [to_builtins(run.summary.load) for run in runs]
+        if busy := [load for load in loads if beside_others(load)]:
+            worst = max(busy, key=lambda load: max(host["others_cores"] or 0 for host in load.values()))
+            listed.append(f"{kind.label} in {len(busy)} of {len(runs)}, where {beside_others(worst)[0]} at the most")
+    return f"Hosts were busy with other work beside these runs: {'; '.join(listed)}." if listed else ""
 
 
 def _different_hosts(groups: Groups) -> str:

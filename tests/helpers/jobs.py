@@ -107,7 +107,7 @@ def check_run_folder(out: Path, mode: str, workers: int, servers: int, taken: in
     assert any(row["comm_s"] for row in rows) == (workers + servers > 1)
     for rank in range(workers + servers):
         assert (out / "logs" / f"rank.{rank}.out").is_file()
-        assert (out / "logs" / f"rank.{rank}.err").is_file()
+        assert "leaked" not in (out / "logs" / f"rank.{rank}.err").read_text()  # as triton's library has it at the end
     assert (out / "snapshots" / "final.safetensors").is_file()
     assert list(out.glob("events.out.tfevents.*"))
     assert tomllib.loads((out / "config.toml").read_text())["mode"] == mode

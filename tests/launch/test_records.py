@@ -238,6 +238,17 @@ def test_a_process_is_known_by_its_start_since_boot(monkeypatch):
     assert not is_running(identity | {"pid": child.pid})
 
 
+def test_stop_ends_no_process_that_a_stranger_has_written_down(tmp_path):
+    out, described = tmp_path / "run", "import json; from hvdtrain.launch.records import own_identity as own"
+    code = f"{described}; print(json.dumps(own()), flush=True); input()"
+    with subprocess.Popen([sys.executable, "-c", code], stdin=subprocess.PIPE, stdout=subprocess.PIPE) as mine:
+        job_record_file(out).parent.mkdir()
+        job_record_file(out).write_text(json.dumps({"launcher": "local"} | json.loads(mine.stdout.readline())))
+        assert "its job has ended already" in str(CliRunner().invoke(stop, [str(out)]).exception)
+        assert mine.poll() is None
+        mine.communicate(b"\n")
+
+
 def test_a_job_of_another_host_is_not_taken_to_have_ended(tmp_path):
     out = tmp_path / "run"
     record = {"launcher": "ssh", **own_identity(), "host": f"not-{socket.gethostname()}"}
