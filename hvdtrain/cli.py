@@ -14,7 +14,7 @@ import click
 from hvdtrain.config.option_types import Names, Numbers
 from hvdtrain.errors import Failure, UsageError, unknown
 from hvdtrain.formatting import shown
-from hvdtrain.world.memory import importing
+from hvdtrain.system.memory import importing
 
 # Where each command lives, and what it does: `hvdtrain --help` shows that without importing any of them, of which those
 # that compute start with torch.

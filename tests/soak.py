@@ -101,7 +101,7 @@ class Soak:
     def seconds(self) -> float:
         return time.monotonic() - self.began
 
-    def under(self, faults: list[Fault], seconds: float) -> None:
+    def under(self, faults: list[Fault], seconds: float) -> None:  # noqa: C901
         """Train for so long, or until the run is done, while these faults come; all are over when this returns."""
         coming, going = list(faults), list[tuple[float, Fault, Callable[[], None]]]()
         last, stepped, missing_since = 0, time.monotonic(), 0.0

@@ -24,7 +24,7 @@ def test_the_wire_alone_knows_rpc():
         for path in PACKAGE.rglob("*.py")
         if any(name.startswith("torch.distributed.rpc") for name in imported(path))
     }
-    assert files == {"ps/rpc.py"}
+    assert files == {"wire/rpc.py"}
 
 
 def test_every_python_that_is_started_is_told_to_import_nothing_of_the_current_folder():

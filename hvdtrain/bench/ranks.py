@@ -17,15 +17,15 @@ import torch.distributed as dist
 from hvdtrain import modes
 from hvdtrain.buckets.partition import cut
 from hvdtrain.config.run_config import RunConfig
+from hvdtrain.coordination.job import Job
 from hvdtrain.ps.exchange import Exchange
-from hvdtrain.ps.shared import SharedMemory
-from hvdtrain.ps.wire import WIRES, Wire, start
-from hvdtrain.world import horovod
-from hvdtrain.world.job import Job
-from hvdtrain.world.memory import keep_memory
+from hvdtrain.system.memory import keep_memory
+from hvdtrain.wire import horovod
+from hvdtrain.wire.rendezvous import open_store
+from hvdtrain.wire.shared import SharedMemory
+from hvdtrain.wire.wire import WIRES, Wire, start
 from hvdtrain.world.network import use_one_interface
 from hvdtrain.world.place import World, read_world
-from hvdtrain.world.rendezvous import open_store
 
 UPDATE = RunConfig(mode="ps-async", servers=1, optimizer="sgd", momentum=0.0, lr=0.1)
 TIMEOUT_S = UPDATE.timeout  # of meeting

@@ -17,9 +17,9 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any, TextIO
 
-from hvdtrain.world.memory import importing
+from hvdtrain.system.memory import importing
+from hvdtrain.system.parent import die_with_parent
 from hvdtrain.world.network import own_addresses
-from hvdtrain.world.parent import die_with_parent
 
 LOOK_S = 0.5  # how often jobs are looked at whose ranks have not come yet
 CONNECT_S = 5.0

@@ -20,11 +20,11 @@ from hvdtrain.numerics.compression import Compressor
 from hvdtrain.numerics.flat import flatten_weights, trained
 from hvdtrain.numerics.optimizers import lr_at, make_optimizer
 from hvdtrain.ps.bucket import Bucket
-from hvdtrain.ps.messages import Answer, Outcome, Push
 from hvdtrain.rank.work import image_side, initial_model
 from hvdtrain.training.device import set_up
 from hvdtrain.training.feed import Normalise
 from hvdtrain.training.step import backward
+from hvdtrain.wire.messages import Answer, Outcome, Push
 
 if TYPE_CHECKING:
     from hvdtrain.checks.replay import Leases, Line, Lines

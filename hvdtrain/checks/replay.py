@@ -116,7 +116,7 @@ def _read_ledgers(run: Path, servers: int, workers: int, most: int) -> Lines:
 
 def _read_lives(run: Path, workers: int) -> int:
     """How many lives the run's workers had, those at the start included. UsageError where that cannot be read."""
-    from hvdtrain.ps.membership_log import membership_file
+    from hvdtrain.coordination.membership_log import membership_file
 
     path = membership_file(run)
     try:

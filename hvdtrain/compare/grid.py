@@ -18,7 +18,7 @@ from hvdtrain.launch.hosts import Host, allocate
 from hvdtrain.numerics.slowdown import among_workers
 from hvdtrain.runs.launched import Launched, launch_command
 from hvdtrain.runs.request import check, check_workers, for_mode
-from hvdtrain.world.cgroups import usable_cores
+from hvdtrain.system.cgroups import usable_cores
 
 
 @dataclass(frozen=True)

@@ -10,7 +10,7 @@ from typing import Any
 
 from hvdtrain.data.sampling import SPREAD
 from hvdtrain.data.storage import fetch_whole, locked
-from hvdtrain.world.appending import NO_ROOM
+from hvdtrain.system.appending import NO_ROOM
 
 KEPT_FREE = 0.1  # of the disk that the cache is on: whole shards are kept while so much stays free
 

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from hvdtrain.errors import UsageError
-from hvdtrain.world.locks import locked_by, open_locked
+from hvdtrain.system.locks import locked_by, open_locked
 
 
 def cache_root() -> Path:

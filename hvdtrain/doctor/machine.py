@@ -9,7 +9,7 @@ from pathlib import Path
 
 from hvdtrain.doctor.findings import MISSING, OK, WARNING, Finding
 from hvdtrain.errors import UsageError
-from hvdtrain.world.cgroups import cpu_quota, memory_limit
+from hvdtrain.system.cgroups import cpu_quota, memory_limit
 
 # Measured with OpenMPI 5.0.11 on one host: each rank creates a file of 16 MB in /dev/shm, and MPI_Init fails without
 # that much space. `hvdtrain compare` with no options, which runs two workers and a server, takes 1.8 GB of memory.

@@ -13,7 +13,7 @@ from hvdtrain.config.run_config import DEVICES
 from hvdtrain.errors import UsageError
 from hvdtrain.evaluate import files
 from hvdtrain.runs.request import check_url, config_of
-from hvdtrain.world.memory import importing
+from hvdtrain.system.memory import importing
 
 if TYPE_CHECKING:
     from rich.table import Table

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 from hvdtrain.errors import UsageError
 from hvdtrain.plot_style import MUTED, RC, STEP_PARTS, new_figure
 from hvdtrain.runs.trace_file import TRACE
-from hvdtrain.world.trace import APPLY, PULL, PUSH, REDUCE, STEP, STEP_NUMBER, UNDER_WAY
+from hvdtrain.system.trace import APPLY, PULL, PUSH, REDUCE, STEP, STEP_NUMBER, UNDER_WAY
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes

@@ -57,8 +57,8 @@ def describe(request: dict[str, Any]) -> dict[str, Any]:
         request: `shared`, a file near the run folder that the launching machine has just made; `files` that ranks read,
             and the `url` of a data set, if there is one, with `environment`, variables that only ranks are told.
     """
+    from hvdtrain.system.memory import free_memory
     from hvdtrain.world.host import hardware
-    from hvdtrain.world.memory import free_memory
 
     shared = Path(request["shared"])
     name = socket.gethostname()

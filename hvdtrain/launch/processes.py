@@ -14,12 +14,12 @@ from typing import IO, Any
 
 import psutil
 
+from hvdtrain.coordination.join_info import remove_join_files
 from hvdtrain.errors import Failure, UsageError
 from hvdtrain.launch.own_network import enter_own_network, variables_of
 from hvdtrain.launch.recipe import JobSpec, LaunchCommand, expand
 from hvdtrain.launch.records import holds, is_running
-from hvdtrain.ps.join_info import remove_join_files
-from hvdtrain.world.parent import die_with_parent, is_alive
+from hvdtrain.system.parent import die_with_parent, is_alive
 
 GRACE_S = 5.0  # from SIGTERM to SIGKILL
 FORK_S = 1.0  # within which another rank is there in place of one that was lost

@@ -18,9 +18,9 @@ from hvdtrain.config.untrusted import parse_json
 from hvdtrain.errors import Failure, UsageError
 from hvdtrain.launch.filling import Filler
 from hvdtrain.runs.folder import unwritable, write_json
+from hvdtrain.system.locks import locked_by, open_locked
+from hvdtrain.system.parent import is_alive, start_ticks
 from hvdtrain.world.host import boot_id
-from hvdtrain.world.locks import locked_by, open_locked
-from hvdtrain.world.parent import is_alive, start_ticks
 
 REPLY_TIMEOUT_S = 30.0  # of a scheduler
 LOOK_EVERY_S = 0.5

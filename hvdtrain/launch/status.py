@@ -9,12 +9,12 @@ from typing import Any
 
 import click
 
+from hvdtrain.coordination.membership_log import who_is_lost
 from hvdtrain.errors import UsageError
 from hvdtrain.formatting import with_noun
 from hvdtrain.launch.job_log import failure_reason
 from hvdtrain.launch.records import is_running, read_record, why_occupied
 from hvdtrain.launch.supervise import log_file
-from hvdtrain.ps.membership_log import who_is_lost
 from hvdtrain.runs.folder import CONFIG, has_full_disk, is_claimed, last_saved_step, name_one_of
 from hvdtrain.runs.live import last_steps, metrics_file, samples_per_s
 from hvdtrain.runs.request import config_of

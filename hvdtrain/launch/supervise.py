@@ -17,7 +17,7 @@ from hvdtrain.launch.job_log import failure_reason
 from hvdtrain.launch.processes import launched_job, respawner, sigterm_unwinds
 from hvdtrain.launch.recipe import LaunchCommand
 from hvdtrain.runs.folder import how_to_go_on, last_saved_step
-from hvdtrain.world.preempt import EXIT_CODE, leave_file
+from hvdtrain.system.preempt import EXIT_CODE, leave_file
 
 STOP_TIMEOUT_S = 60.0  # how long ranks may take to save and leave, after SIGTERM
 USAGE_EXIT_CODE = 2

@@ -21,7 +21,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from hvdtrain.errors import Failure, UsageError
-from hvdtrain.world.cgroups import CGROUPS
+from hvdtrain.system.cgroups import CGROUPS
 from hvdtrain.world.network import resolve
 
 STATE = Path("/run/hvdtrain-hosts")

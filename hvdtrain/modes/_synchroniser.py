@@ -6,11 +6,11 @@ from typing import Any, Protocol
 import torch
 from torch import nn
 
+from hvdtrain.coordination.group import Group
+from hvdtrain.coordination.job import Job
 from hvdtrain.numerics.flat import trained
 from hvdtrain.numerics.optimizers import make_optimizer, restore_state, set_lr, state_of
-from hvdtrain.ps.messages import PushStatus
-from hvdtrain.world.group import Group
-from hvdtrain.world.job import Job
+from hvdtrain.wire.messages import PushStatus
 
 
 class Synchroniser(Protocol):

@@ -16,12 +16,13 @@ from torch import nn
 from hvdtrain.buckets.bucketer import Bucketer
 from hvdtrain.buckets.partition import cut
 from hvdtrain.buckets.staging import Staging
+from hvdtrain.coordination.horovod_group import HorovodGroup
+from hvdtrain.coordination.job import Job
 from hvdtrain.errors import Failure
 from hvdtrain.modes._synchroniser import LocalUpdate
 from hvdtrain.numerics.flat import payload_bytes, trained, views
-from hvdtrain.world import trace
-from hvdtrain.world.horovod import HorovodGroup, pause, wait_asleep
-from hvdtrain.world.job import Job
+from hvdtrain.system import trace
+from hvdtrain.wire.horovod import pause, wait_asleep
 
 HAS_SERVERS = False
 LOCKSTEP = True

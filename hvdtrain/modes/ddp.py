@@ -10,11 +10,11 @@ from torch.distributed import GradBucket
 from torch.distributed.algorithms.ddp_comm_hooks import default_hooks
 from torch.futures import Future
 
+from hvdtrain.coordination.job import Job
+from hvdtrain.coordination.torch_group import TorchGroup
 from hvdtrain.modes._synchroniser import LocalUpdate
 from hvdtrain.numerics.flat import payload_bytes
-from hvdtrain.world import trace
-from hvdtrain.world.job import Job
-from hvdtrain.world.torch_group import TorchGroup
+from hvdtrain.system import trace
 
 HAS_SERVERS = False
 LOCKSTEP = True

@@ -7,9 +7,9 @@ import torch
 from hvdtrain.config.run_config import RunConfig
 from hvdtrain.errors import Failure
 from hvdtrain.ps.bucket import Decision, GoesOn, Policy, Step
-from hvdtrain.ps.messages import Push
 from hvdtrain.ps.serve import serve as serve_with
 from hvdtrain.ps.worker import PushPull
+from hvdtrain.wire.messages import Push
 
 HAS_SERVERS = True
 LOCKSTEP = True

@@ -2,9 +2,9 @@
 
 from torch import nn
 
+from hvdtrain.coordination.group import Alone
+from hvdtrain.coordination.job import Job
 from hvdtrain.modes._synchroniser import LocalUpdate
-from hvdtrain.world.group import Alone
-from hvdtrain.world.job import Job
 
 HAS_SERVERS = False
 LOCKSTEP = True

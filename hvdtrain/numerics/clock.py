@@ -8,7 +8,7 @@ import torch
 from torch import nn
 
 from hvdtrain.numerics.flat import trained
-from hvdtrain.world import trace
+from hvdtrain.system import trace
 
 PHASES = ("data", "forward", "backward", "comm", "optimizer")  # of a step, in their order
 # What else a worker's training time goes to: coming together with the others between two steps, or waiting for them

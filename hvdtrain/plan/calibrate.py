@@ -16,7 +16,7 @@ from hvdtrain.errors import Failure
 from hvdtrain.launch.hosts import Host
 from hvdtrain.plan import probe
 from hvdtrain.plan.calibration import Calibration, Quantity
-from hvdtrain.world.cgroups import usable_cores
+from hvdtrain.system.cgroups import usable_cores
 
 BUDGET_S = 50.0  # of a calibration that is to take 60 s at most
 PROFILE_S = 8.0

@@ -162,7 +162,7 @@ def _trace(path: Path, found: calibrations.Calibration, question: Any, row: dict
     from hvdtrain.plan.predict import scenario
     from hvdtrain.plan.simulate import make_job
     from hvdtrain.runs.trace_file import RankTrace, write_trace
-    from hvdtrain.world.trace import Span
+    from hvdtrain.system.trace import Span
 
     job = make_job(
         scenario(found, question, row["mode"], row["workers"], row["servers"], row["bandwidth_gbit"]),

@@ -84,8 +84,8 @@ def _rank(rank: int, ranks: int, port: int, mode: str, servers: int, block: int,
 
     from hvdtrain import modes
     from hvdtrain.config.run_config import RunConfig
-    from hvdtrain.world.job import Job
-    from hvdtrain.world.memory import keep_memory
+    from hvdtrain.coordination.job import Job
+    from hvdtrain.system.memory import keep_memory
     from hvdtrain.world.network import use_one_interface
     from hvdtrain.world.place import read_world
 

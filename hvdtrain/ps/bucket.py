@@ -11,7 +11,7 @@ import torch
 
 from hvdtrain.errors import Failure
 from hvdtrain.numerics.optimizers import restore_state, state_of
-from hvdtrain.ps.messages import GIVEN_UP, Answer, Applied, Outcome, Push, at_once
+from hvdtrain.wire.messages import GIVEN_UP, Answer, Applied, Outcome, Push, at_once
 
 # A worker finishes the lease of a step while it is in the backward pass of the next: so many of its last pushes belong
 # to leases that are open.

@@ -11,16 +11,16 @@ from typing import Any
 import torch
 from torch.futures import Future
 
+from hvdtrain.coordination.leases import Leases
+from hvdtrain.coordination.roster import Joined, Roster
 from hvdtrain.errors import Failure
 from hvdtrain.ps.bucket import Bucket
 from hvdtrain.ps.journal import LEASES, Journal
-from hvdtrain.ps.leases import Leases
-from hvdtrain.ps.messages import GIVEN_UP, Answer, Part, Push
-from hvdtrain.ps.requests import Calls
-from hvdtrain.ps.roster import Joined, Roster
 from hvdtrain.ps.server_metrics import Load
-from hvdtrain.ps.shared import SharedMemory
-from hvdtrain.world import trace
+from hvdtrain.system import trace
+from hvdtrain.wire.messages import GIVEN_UP, Answer, Part, Push
+from hvdtrain.wire.requests import Calls
+from hvdtrain.wire.shared import SharedMemory
 from hvdtrain.world.host import describe, own_clock, speed_variables
 
 

@@ -15,10 +15,10 @@ from hvdtrain.buckets.staging import Staging
 from hvdtrain.errors import Failure
 from hvdtrain.numerics.clock import Stopwatch
 from hvdtrain.numerics.compression import Compressor
-from hvdtrain.ps.messages import Answer, Push, PushStatus
 from hvdtrain.ps.push_trace import PushTrace
-from hvdtrain.ps.shared import SharedMemory
-from hvdtrain.ps.wire import Wire, server_failed
+from hvdtrain.wire.messages import Answer, Push, PushStatus
+from hvdtrain.wire.shared import SharedMemory
+from hvdtrain.wire.wire import Wire, server_failed
 
 # Bytes of gradients that a worker has under way at once: sent, and not answered. Enough to fill a link while answers
 # travel back; little enough that a bucket that forward needs soon, ready late, does not queue behind all others

@@ -12,8 +12,8 @@ from pathlib import Path
 from typing import Any
 
 from hvdtrain.ps.crash_memory import CrashMemory
-from hvdtrain.ps.messages import Part
-from hvdtrain.world.appending import AppendedFile, whole_lines
+from hvdtrain.system.appending import AppendedFile, whole_lines
+from hvdtrain.wire.messages import Part
 
 COLUMNS = ("bucket", "worker", "step", "version_read", "version")
 LEASE_COLUMNS = ("worker", "step", "share")

@@ -3,7 +3,7 @@
 import time
 from typing import TYPE_CHECKING, Any
 
-from hvdtrain.world import trace
+from hvdtrain.system import trace
 
 if TYPE_CHECKING:
     from hvdtrain.ps.exchange import Lane

@@ -12,21 +12,21 @@ from typing import TYPE_CHECKING
 import torch
 
 from hvdtrain.config.run_config import OPEN_WIRES, RunConfig
+from hvdtrain.coordination.job import Job
+from hvdtrain.coordination.join_info import RestartInfo, read_restart_info, servers_return, write_restart_info
 from hvdtrain.errors import Failure
 from hvdtrain.numerics.compression import Compressor
 from hvdtrain.numerics.optimizers import make_optimizer
 from hvdtrain.ps.bucket import Bucket, Policy
 from hvdtrain.ps.crash_memory import CrashMemory
 from hvdtrain.ps.desk import Desk
-from hvdtrain.ps.join_info import RestartInfo, read_restart_info, servers_return, write_restart_info
 from hvdtrain.ps.journal import Journal
 from hvdtrain.ps.server_metrics import Load, ServerMetrics, last_row, traced
-from hvdtrain.ps.wire import Wire, start, start_again
 from hvdtrain.ps.worker_monitor import WorkerMonitor
-from hvdtrain.world import trace
-from hvdtrain.world.job import Job
-from hvdtrain.world.preempt import deferred_sigterm
-from hvdtrain.world.rendezvous import reach_store, serve_store, store_address
+from hvdtrain.system import trace
+from hvdtrain.system.preempt import deferred_sigterm
+from hvdtrain.wire.rendezvous import reach_store, serve_store, store_address
+from hvdtrain.wire.wire import Wire, start, start_again
 
 if TYPE_CHECKING:
     from torch.distributed import Store

@@ -11,10 +11,10 @@ from typing import Any
 import psutil
 import torch
 
-from hvdtrain.ps.messages import Push
-from hvdtrain.world import trace
-from hvdtrain.world.appending import AppendedFile, whole_lines
-from hvdtrain.world.memory import peak_rss_mb
+from hvdtrain.system import trace
+from hvdtrain.system.appending import AppendedFile, whole_lines
+from hvdtrain.system.memory import peak_rss_mb
+from hvdtrain.wire.messages import Push
 
 EVERY_S = 0.9  # at least once a second, on a busy host too
 Key = tuple[Any, Any]  # of a message: whose it is, as a rule a bucket, and the worker
@@ -123,7 +123,7 @@ def last_row(folder: Path, rank: int) -> dict[str, Any]:
 
 
 def traced(push: Callable[[int, Push], Any], rank: int, workers: int, load: Load) -> Callable[[int, Push], Any]:
-    """The call by which workers push, with what it takes in the timeline: see world.trace."""
+    """The call by which workers push, with what it takes in the timeline: see system.trace."""
 
     def observed(bucket: int, message: Push) -> Any:
         began = time.perf_counter()

@@ -11,19 +11,19 @@ import torch
 from torch import nn
 
 from hvdtrain.buckets.partition import Piece, cut
+from hvdtrain.coordination.job import Job
+from hvdtrain.coordination.join_info import servers_return
+from hvdtrain.coordination.joining import Arrival
+from hvdtrain.coordination.server_group import ServerGroup
 from hvdtrain.errors import Failure
 from hvdtrain.numerics.flat import flatten_weights, trained
 from hvdtrain.numerics.optimizers import COUNT
 from hvdtrain.ps.exchange import Exchange
-from hvdtrain.ps.group import ServerGroup
-from hvdtrain.ps.join_info import servers_return
-from hvdtrain.ps.joining import Arrival
-from hvdtrain.ps.messages import PushStatus
 from hvdtrain.ps.push_trace import PushTrace
-from hvdtrain.ps.shared import SharedMemory
-from hvdtrain.ps.wire import start
-from hvdtrain.world import trace
-from hvdtrain.world.job import Job
+from hvdtrain.system import trace
+from hvdtrain.wire.messages import PushStatus
+from hvdtrain.wire.shared import SharedMemory
+from hvdtrain.wire.wire import start
 
 INSTALLED = "installed"  # in the store, once every server has its weights
 

@@ -12,13 +12,13 @@ from pathlib import Path
 from queue import Empty, SimpleQueue
 from typing import Any
 
+from hvdtrain.coordination.job import Job
+from hvdtrain.coordination.join_info import JoinInfo, servers_return, write_join_info
+from hvdtrain.coordination.membership_log import LEFT, MembershipLog, membership_file, who_is_lost
 from hvdtrain.errors import Failure
 from hvdtrain.ps.desk import Desk
-from hvdtrain.ps.join_info import JoinInfo, servers_return, write_join_info
-from hvdtrain.ps.membership_log import LEFT, MembershipLog, membership_file, who_is_lost
-from hvdtrain.ps.wire import Wire
+from hvdtrain.wire.wire import Wire
 from hvdtrain.world.host import boot_id
-from hvdtrain.world.job import Job
 from hvdtrain.world.network import WIRE_KEY
 from hvdtrain.world.place import RESPAWNS
 

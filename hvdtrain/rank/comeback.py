@@ -5,11 +5,11 @@ from collections.abc import Mapping
 from functools import partial
 from pathlib import Path
 
+from hvdtrain.coordination.join_info import JoinInfo
 from hvdtrain.launch.own_network import enter_network
-from hvdtrain.ps.join_info import JoinInfo
 from hvdtrain.rank.process import run_to_its_end, set_threads
 from hvdtrain.runs.request import config_of
-from hvdtrain.world.memory import keep_memory
+from hvdtrain.system.memory import keep_memory
 from hvdtrain.world.network import WIRE_KEY, use_one_interface
 from hvdtrain.world.place import RESPAWNS, World
 
@@ -36,10 +36,10 @@ def come_back(
     import torch
 
     from hvdtrain import modes
+    from hvdtrain.coordination.job import Job
     from hvdtrain.ps.serve import KilledServer
+    from hvdtrain.system import trace
     from hvdtrain.training import device
-    from hvdtrain.world import trace
-    from hvdtrain.world.job import Job
 
     torch.set_num_threads(1)
     device.set_up(config)

@@ -4,14 +4,14 @@ import os
 import time
 from pathlib import Path
 
+from hvdtrain.coordination.join_info import JoinInfo, read_join_info
 from hvdtrain.errors import Failure, UsageError
 from hvdtrain.launch.own_network import enter_network_of
-from hvdtrain.ps.join_info import JoinInfo, read_join_info
 from hvdtrain.rank.process import run_to_its_end, set_threads
 from hvdtrain.runs.request import check_joinable, config_of
 from hvdtrain.runs.schema import Manifest, find
+from hvdtrain.system.memory import keep_memory
 from hvdtrain.world.host import boot_id
-from hvdtrain.world.memory import keep_memory
 from hvdtrain.world.network import WIRE_KEY, use_one_interface
 from hvdtrain.world.place import RESPAWNS, World
 
@@ -41,13 +41,13 @@ def join_run(folder: Path) -> None:
     keep_memory()
     import torch
 
+    from hvdtrain.coordination.job import Job
+    from hvdtrain.coordination.joining import arrive
     from hvdtrain.data.find import find_dataset
     from hvdtrain.data.identity import identity
-    from hvdtrain.ps.joining import arrive
     from hvdtrain.rank import work
+    from hvdtrain.system import trace
     from hvdtrain.training import device
-    from hvdtrain.world import trace
-    from hvdtrain.world.job import Job
 
     data = find_dataset(config.dataset, config.shuffle_block)
     if (found := identity(data)) != facts.dataset_hash:

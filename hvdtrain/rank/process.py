@@ -25,15 +25,15 @@ from hvdtrain.runs.folder import (
     wait_for_claim,
 )
 from hvdtrain.runs.request import check, check_workers, with_absolute_paths
-from hvdtrain.world.appending import NO_ROOM
-from hvdtrain.world.cgroups import usable_cores
-from hvdtrain.world.locks import unlock_all
-from hvdtrain.world.memory import importing, keep_memory
+from hvdtrain.system.appending import NO_ROOM
+from hvdtrain.system.cgroups import usable_cores
+from hvdtrain.system.locks import unlock_all
+from hvdtrain.system.memory import importing, keep_memory
+from hvdtrain.system.parent import end_with_starter
+from hvdtrain.system.preempt import EXIT_CODE, Terminated
+from hvdtrain.system.terminal import Terminal, end_at_once, open_logs
 from hvdtrain.world.network import use_one_interface
-from hvdtrain.world.parent import end_with_starter
 from hvdtrain.world.place import World, read_world
-from hvdtrain.world.preempt import EXIT_CODE, Terminated
-from hvdtrain.world.terminal import Terminal, end_at_once, open_logs
 
 INTERRUPTED_S = 2.0  # that an interrupted process has to leave in order
 
@@ -99,9 +99,9 @@ def _begin(config: RunConfig, world: World, folder: Path, job: str, resumes: boo
     if world.servers:  # a ring's steps became 1.06 to 1.17 times as long: VGG-F at width 0.5, two workers, n = 3
         keep_memory()
     with importing():
+        from hvdtrain.coordination.meeting import Meeting
         from hvdtrain.rank import work  # imports torch
         from hvdtrain.training import resume
-        from hvdtrain.world.meeting import Meeting
 
     meeting = None
     if world.size > 1 and not (world.starts_horovod and modes.declared(config.mode).joins_horovod):

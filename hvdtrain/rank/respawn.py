@@ -18,20 +18,27 @@ from collections.abc import Callable
 from functools import partial
 from pathlib import Path
 
+from hvdtrain.coordination.join_info import (
+    JoinInfo,
+    RestartInfo,
+    join_file,
+    read_join_info,
+    read_restart_info,
+    restart_file,
+)
+from hvdtrain.coordination.membership_log import LEFT, membership_file
 from hvdtrain.errors import Failure, UsageError
 from hvdtrain.launch.own_network import network_of
 from hvdtrain.ps.crash_memory import MEMORY_NAME
-from hvdtrain.ps.join_info import JoinInfo, RestartInfo, join_file, read_join_info, read_restart_info, restart_file
-from hvdtrain.ps.membership_log import LEFT, membership_file
 from hvdtrain.rank.comeback import come_back
 from hvdtrain.rank.join import join_run
 from hvdtrain.rank.process import set_threads
-from hvdtrain.world.memory import importing
-from hvdtrain.world.parent import die_with_parent, end_with
+from hvdtrain.system.memory import importing
+from hvdtrain.system.parent import die_with_parent, end_with
 
 # What those that it forks import on their way. None of it starts a thread, which a fork would not have.
 PRELOADED = (
-    "hvdtrain.rank.work", "hvdtrain.modes.ps_async", "hvdtrain.modes.ps_ssp", "hvdtrain.ps.zeromq",
+    "hvdtrain.rank.work", "hvdtrain.modes.ps_async", "hvdtrain.modes.ps_ssp", "hvdtrain.wire.zeromq",
     "torch.utils.tensorboard", "torch.nested._internal.nested_tensor", "PIL.PngImagePlugin", "PIL.JpegImagePlugin",
     "numpy.random", "platformdirs",
 )  # fmt: skip

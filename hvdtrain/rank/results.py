@@ -9,20 +9,20 @@ from typing import Any
 from safetensors.torch import load_file
 from torch import nn
 
+from hvdtrain.coordination.group import Group
+from hvdtrain.coordination.job import Job
 from hvdtrain.data.loader import Loader
 from hvdtrain.modes._synchroniser import Synchroniser
 from hvdtrain.rank.summary import HostLoads, summarise
 from hvdtrain.runs.folder import write_json
 from hvdtrain.runs.snapshot import BEST, write_tensors
 from hvdtrain.runs.trace_file import RankTrace, merge_traces, write_rank_trace
+from hvdtrain.system import trace
 from hvdtrain.training.clocks import compare_clocks
 from hvdtrain.training.evaluation import evaluate
 from hvdtrain.training.loop import Training
 from hvdtrain.training.progress import TrainingProgress
 from hvdtrain.training.saver import MANIFEST
-from hvdtrain.world import trace
-from hvdtrain.world.group import Group
-from hvdtrain.world.job import Job
 
 WEIGHTS = "snapshots/final.safetensors"
 

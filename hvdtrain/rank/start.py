@@ -3,7 +3,7 @@
 from dataclasses import dataclass, field
 
 from hvdtrain.config.run_config import RunConfig
-from hvdtrain.ps.joining import Arrival
+from hvdtrain.coordination.joining import Arrival
 from hvdtrain.runs.metrics import Tally
 from hvdtrain.runs.snapshot import Snapshot
 from hvdtrain.training.history import History

@@ -5,17 +5,17 @@ import socket
 from collections.abc import Sequence
 from typing import Any
 
+from hvdtrain.coordination.job import Job
+from hvdtrain.coordination.membership_log import LEFT
 from hvdtrain.modes._synchroniser import Synchroniser
 from hvdtrain.numerics.clock import PARTS, WAITS
 from hvdtrain.numerics.durations import percentile
-from hvdtrain.ps.membership_log import LEFT
 from hvdtrain.runs.live import WARM_UP
 from hvdtrain.runs.metrics import Recorder, Tally
+from hvdtrain.system.memory import peak_rss_mb
 from hvdtrain.training.cost import ProcessorTime
 from hvdtrain.training.history import History
-from hvdtrain.world.job import Job
 from hvdtrain.world.load import HostLoad, by_host, spent_by_host
-from hvdtrain.world.memory import peak_rss_mb
 
 
 def summarise(

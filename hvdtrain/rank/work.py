@@ -13,6 +13,8 @@ import torch
 
 from hvdtrain import models, modes
 from hvdtrain.config.run_config import RunConfig
+from hvdtrain.coordination.job import Job
+from hvdtrain.coordination.joining import Arrival
 from hvdtrain.data.augment import Augment
 from hvdtrain.data.find import find_dataset
 from hvdtrain.data.folder import ImageFolder
@@ -29,7 +31,6 @@ from hvdtrain.models.pretrained import cached_weights, is_published, load_pretra
 from hvdtrain.modes._synchroniser import Synchroniser
 from hvdtrain.numerics.slowdown import Slowdown
 from hvdtrain.numerics.split import even_range
-from hvdtrain.ps.joining import Arrival
 from hvdtrain.ps.worker import PushPull
 from hvdtrain.rank.results import finish, finish_trace
 from hvdtrain.rank.start import Start
@@ -39,6 +40,9 @@ from hvdtrain.runs.manifest import by_host, manifest, part, weights_hash
 from hvdtrain.runs.metrics import Recorder
 from hvdtrain.runs.request import check_length, shares_of
 from hvdtrain.runs.snapshot import Snapshot
+from hvdtrain.system import trace
+from hvdtrain.system.preempt import Terminated, deferred_sigterm, leave_file
+from hvdtrain.system.terminal import Terminal
 from hvdtrain.training import device, resume
 from hvdtrain.training.barrier import Departed
 from hvdtrain.training.evaluation import statistics
@@ -46,12 +50,8 @@ from hvdtrain.training.loop import Training, train
 from hvdtrain.training.memory import check_memory
 from hvdtrain.training.progress import TrainingProgress
 from hvdtrain.training.saver import MANIFEST, Saver
-from hvdtrain.world import trace
 from hvdtrain.world.host import describe, differences, gpus, speed_variables
-from hvdtrain.world.job import Job
 from hvdtrain.world.place import World
-from hvdtrain.world.preempt import Terminated, deferred_sigterm, leave_file
-from hvdtrain.world.terminal import Terminal
 
 if TYPE_CHECKING:
     from torch.distributed import Store

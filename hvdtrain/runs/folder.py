@@ -14,8 +14,8 @@ from typing import Any
 from hvdtrain.config.run_config import RunConfig
 from hvdtrain.config.untrusted import parse_toml
 from hvdtrain.errors import Failure, UsageError
-from hvdtrain.world.locks import lock, unlock
-from hvdtrain.world.preempt import leave_file
+from hvdtrain.system.locks import lock, unlock
+from hvdtrain.system.preempt import leave_file
 
 CONFIG = "config.toml"
 LEAST_DISK = 2**20  # bytes

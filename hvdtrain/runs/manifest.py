@@ -11,14 +11,14 @@ from typing import Any
 from torch import nn
 
 from hvdtrain import modes
+from hvdtrain.coordination.job import Job
 from hvdtrain.numerics.flat import trained
 from hvdtrain.numerics.optimizers import schedule
 from hvdtrain.numerics.split import even_range
 from hvdtrain.runs.launched import Launched, launch_command, read_launched
 from hvdtrain.runs.request import shares_of
-from hvdtrain.world.horovod import DEFAULTS
+from hvdtrain.wire.horovod import DEFAULTS
 from hvdtrain.world.host import gpus, hardware, speed_variables, versions
-from hvdtrain.world.job import Job
 from hvdtrain.world.network import use_one_interface
 from hvdtrain.world.place import RESPAWNS
 

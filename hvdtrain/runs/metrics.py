@@ -14,9 +14,9 @@ from hvdtrain.config.untrusted import parse_json
 from hvdtrain.errors import Failure
 from hvdtrain.numerics.clock import PARTS
 from hvdtrain.numerics.durations import BINS, bin_of
-from hvdtrain.ps.messages import PushStatus
 from hvdtrain.runs.live import WARM_UP, metrics_file
-from hvdtrain.world.appending import AppendedFile
+from hvdtrain.system.appending import AppendedFile
+from hvdtrain.wire.messages import PushStatus
 
 STALENESS_BINS = 64
 STEP_PARTS = tuple(part for part in PARTS if part != "refresh")  # of a step's line; no step refreshes

@@ -19,7 +19,7 @@ from hvdtrain.formatting import with_noun
 from hvdtrain.numerics import compression, slowdown
 from hvdtrain.numerics.optimizers import OPTIMIZERS
 from hvdtrain.runs.folder import CONFIG, name_one_of
-from hvdtrain.world import trace
+from hvdtrain.system import trace
 
 # What may change on the way: how the work is shared out, how long it goes on, what is shown of it. All else decides
 # what the weights become, and has to stay.

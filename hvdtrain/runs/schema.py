@@ -13,7 +13,7 @@ from msgspec import Meta, Struct, ValidationError, convert, field, structs
 from msgspec import json as fast_json
 
 from hvdtrain.config.untrusted import parse_json
-from hvdtrain.ps.membership_log import membership_file
+from hvdtrain.coordination.membership_log import membership_file
 
 Count = Annotated[int, Meta(ge=0, lt=10**12)]
 Figure = Annotated[float, Meta(ge=0, le=1e18)]  # finite
@@ -216,8 +216,8 @@ class Load(Struct, frozen=True, kw_only=True):
 
 
 class Life(Struct, frozen=True, kw_only=True):
-    """One life of a worker: see ps.membership_log. Times are in seconds since 1970; `left` is None where the run ended
-    it. `samples` are those that it trained on, None where shares were not leased.
+    """One life of a worker: see coordination.membership_log. Times are in seconds since 1970; `left` is None where the
+    run ended it. `samples` are those that it trained on, None where shares were not leased.
     """
 
     rank: Count

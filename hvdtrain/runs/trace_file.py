@@ -10,7 +10,7 @@ from pathlib import Path
 
 import msgspec
 
-from hvdtrain.world.trace import STEP, Count, Span
+from hvdtrain.system.trace import STEP, Count, Span
 
 TRACE = "trace.pftrace"
 SEQUENCE = 1  # one writer

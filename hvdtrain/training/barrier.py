@@ -9,7 +9,7 @@ import torch
 
 from hvdtrain import modes
 from hvdtrain.config.run_config import RunConfig
-from hvdtrain.world.preempt import all_are_to_leave, termination_requested
+from hvdtrain.system.preempt import all_are_to_leave, termination_requested
 
 LOCKSTEP_EVERY_S = 1.0  # how often the workers of a lockstep mode come together
 LOOK_EVERY_S = 0.2  # how often a worker of the other modes looks whether a barrier is requested

@@ -3,9 +3,9 @@
 import math
 import time
 
+from hvdtrain.coordination.job import Job
 from hvdtrain.modes._synchroniser import Synchroniser
 from hvdtrain.world.host import own_clock
-from hvdtrain.world.job import Job
 
 ROUNDS = 20
 

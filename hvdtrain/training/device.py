@@ -9,10 +9,10 @@ from pathlib import Path
 import torch
 
 from hvdtrain.config.run_config import RunConfig
+from hvdtrain.coordination.group import Group
+from hvdtrain.coordination.job import Job
 from hvdtrain.errors import UsageError
 from hvdtrain.formatting import with_noun
-from hvdtrain.world.group import Group
-from hvdtrain.world.job import Job
 from hvdtrain.world.place import World
 
 GPUS_OF_HOST = Path("/proc/driver/nvidia/gpus")  # a folder each, also of those that a scheduler keeps from a job

@@ -6,14 +6,14 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 
+from hvdtrain.coordination.group import Group
+from hvdtrain.coordination.job import Job
 from hvdtrain.data.loader import Loader
 from hvdtrain.data.sampling import Share
 from hvdtrain.errors import Failure
 from hvdtrain.numerics.precision import autocast
 from hvdtrain.numerics.split import even_range
 from hvdtrain.training.feed import Normalise, feed
-from hvdtrain.world.group import Group
-from hvdtrain.world.job import Job
 
 EVALUATION_BATCH = 128
 

@@ -8,6 +8,7 @@ from typing import Any, cast
 import torch
 from torch import nn
 
+from hvdtrain.coordination.job import Job
 from hvdtrain.data.loader import Loader
 from hvdtrain.data.sampling import BatchSampler
 from hvdtrain.modes._synchroniser import Synchroniser
@@ -17,6 +18,8 @@ from hvdtrain.ps.worker import PushPull
 from hvdtrain.runs.folder import hold
 from hvdtrain.runs.metrics import Recorder
 from hvdtrain.runs.request import shares_of
+from hvdtrain.system import trace
+from hvdtrain.system.preempt import Terminated, immediate_sigterm
 from hvdtrain.training.barrier import GO_ON, Decision, StepBarrier
 from hvdtrain.training.cost import ProcessorTime
 from hvdtrain.training.evaluation import average_buffers, evaluate, statistics
@@ -26,9 +29,6 @@ from hvdtrain.training.progress import TrainingProgress
 from hvdtrain.training.saver import Saver
 from hvdtrain.training.shares import LeasedShares, Shares, StaticShares
 from hvdtrain.training.step import Stepper, digest
-from hvdtrain.world import trace
-from hvdtrain.world.job import Job
-from hvdtrain.world.preempt import Terminated, immediate_sigterm
 
 
 @dataclass(frozen=True)

@@ -2,11 +2,11 @@
 
 import torch
 
+from hvdtrain.coordination.job import Job
 from hvdtrain.errors import UsageError
 from hvdtrain.models.layers import Network
+from hvdtrain.system.memory import free_memory
 from hvdtrain.training.evaluation import EVALUATION_BATCH
-from hvdtrain.world.job import Job
-from hvdtrain.world.memory import free_memory
 
 
 def check_memory(job: Job, model: Network, side: int, validation: int) -> None:

@@ -8,6 +8,7 @@ from pathlib import Path
 from hvdtrain.config.file import read_config
 from hvdtrain.config.run_config import RunConfig
 from hvdtrain.config.untrusted import parse_json
+from hvdtrain.coordination.group import Group
 from hvdtrain.data.folder import ImageFolder
 from hvdtrain.errors import Failure, UsageError
 from hvdtrain.numerics.clock import PARTS
@@ -16,7 +17,6 @@ from hvdtrain.runs.metrics import cut_after
 from hvdtrain.runs.request import changed_for_good, of_another_job
 from hvdtrain.runs.snapshot import Snapshot, latest, mapped, roll_back
 from hvdtrain.training.history import is_over
-from hvdtrain.world.group import Group
 from hvdtrain.world.host import boot_id
 
 

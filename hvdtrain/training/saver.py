@@ -7,13 +7,13 @@ from typing import Any
 
 from torch import nn
 
+from hvdtrain.coordination.job import Job
 from hvdtrain.modes._synchroniser import Synchroniser
 from hvdtrain.numerics.flat import trained
 from hvdtrain.numerics.slowdown import Slowdown
 from hvdtrain.runs.metrics import Recorder, Tally
 from hvdtrain.runs.snapshot import BEST, save, write_tensors
 from hvdtrain.training.history import History
-from hvdtrain.world.job import Job
 
 MANIFEST = "manifest.json"
 FACTS = ("dataset_hash", "initial_weights", "parts")  # of the manifest, which each snapshot holds too

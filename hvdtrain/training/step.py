@@ -9,6 +9,7 @@ import torch.nn.functional as F
 from torch import nn
 
 from hvdtrain.config.run_config import RunConfig
+from hvdtrain.coordination.job import Job
 from hvdtrain.data.sampling import Share
 from hvdtrain.modes._synchroniser import Synchroniser
 from hvdtrain.numerics.clock import Clock, move
@@ -18,7 +19,6 @@ from hvdtrain.numerics.precision import autocast
 from hvdtrain.numerics.slowdown import Slowdown
 from hvdtrain.numerics.split import even_range
 from hvdtrain.training.feed import Normalise
-from hvdtrain.world.job import Job
 
 
 class Stepper:

@@ -1,1 +1,1 @@
-"""Where this process is in its job, and with whom: rank and sizes, finding each other, ending together."""
+"""Where this process is: its place in its job, its host, its network."""

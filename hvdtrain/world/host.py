@@ -11,7 +11,7 @@ from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any
 
-from hvdtrain.world.cgroups import memory_limit, usable_cores
+from hvdtrain.system.cgroups import memory_limit, usable_cores
 
 # Variables that change how fast a process computes, and how fast messages travel. Torch, OpenMP, MKL and the C library
 # read the first, what carries messages the others.

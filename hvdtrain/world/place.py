@@ -19,7 +19,7 @@ class World:
         local_rank, local_size: the same among those on this host.
         servers: how many of the ranks are parameter servers.
         started: the starter's own number for this process, where servers were spread over hosts afterwards.
-        joined: of a worker that has joined a job that was running: the number of this life of it (see ps.roster).
+        joined: of a worker that has joined a job that was running: the number of this life of it (coordination.roster).
     """
 
     starter: str = "alone"

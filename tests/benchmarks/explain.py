@@ -39,7 +39,7 @@ from hvdtrain import modes
 from hvdtrain.runs.live import WARM_UP
 from hvdtrain.runs.read import load_run
 from hvdtrain.runs.schema import each_share, read_steps
-from hvdtrain.world.cgroups import usable_cores
+from hvdtrain.system.cgroups import usable_cores
 
 MODES = ("allreduce", "ddp", "ps-sync", "ps-ssp", "ps-async")
 FACTORS, WORKERS = (2, 4, 8), (2, 4)

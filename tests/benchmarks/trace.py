@@ -28,7 +28,7 @@ from hvdtrain.numerics.clock import Clock
 from hvdtrain.runs.live import WARM_UP
 from hvdtrain.runs.read import load_run
 from hvdtrain.runs.trace_file import TRACE
-from hvdtrain.world import trace
+from hvdtrain.system import trace
 
 MODES = {"allreduce": 0, "ddp": 0, "ps-sync": 1, "ps-async": 1}  # and their servers
 

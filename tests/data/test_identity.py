@@ -225,7 +225,7 @@ def test_a_server_looks_at_no_images(tmp_path):
 
 WRITTEN_DOWN = """
 from hvdtrain.data import identity
-from hvdtrain.world.meeting import Meeting
+from hvdtrain.coordination.meeting import Meeting
 identity.SETTLED_S = -3600.0
 read, wait = identity.content_hash, Meeting.wait_until_all_are_ready
 def log(line):

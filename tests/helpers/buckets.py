@@ -10,7 +10,7 @@ from hvdtrain.modes.ps_sync import Synchronous
 from hvdtrain.numerics.optimizers import make_optimizer
 from hvdtrain.ps.bucket import Bucket
 from hvdtrain.ps.desk import Desk
-from hvdtrain.ps.messages import Push
+from hvdtrain.wire.messages import Push
 
 PLAIN = RunConfig(optimizer="sgd", momentum=0.0)
 READER = 9  # a worker that pushes nothing

@@ -11,8 +11,8 @@ from pathlib import Path
 
 import psutil
 
+from hvdtrain.coordination.join_info import read_restart_info
 from hvdtrain.errors import UsageError
-from hvdtrain.ps.join_info import read_restart_info
 
 STARTERS = {"launch": ("launch",), "starter": ("mpirun", "prterun", "horovodrun")}
 SLOW_RATE = "200mbit"  # about a tenth of what a job of the soak sends over loopback

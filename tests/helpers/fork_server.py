@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import NoReturn
 
 from helpers.fork_proxy import LENGTH, NAMESPACES, NUMBER
-from hvdtrain.world.parent import die_with_parent
+from hvdtrain.system.parent import die_with_parent
 
 
 @dataclass(frozen=True)

@@ -1,7 +1,7 @@
 """Workers that are threads of this process, as a group."""
 
-from hvdtrain.ps.requests import as_future
-from hvdtrain.world.group import Group
+from hvdtrain.coordination.group import Group
+from hvdtrain.wire.requests import as_future
 
 
 class Threads(Group):

@@ -7,7 +7,7 @@ import psutil
 
 from helpers.forked_jobs import forked_hvdtrain
 from helpers.jobs import ENV, HVDTRAIN, SETTINGS, kill, steps, until
-from hvdtrain.world.parent import is_alive
+from hvdtrain.system.parent import is_alive
 
 TINY = ["--width", "0.0625", "--threads", "1", "--epochs", "1000"]
 TOKEN = "s3cret-t0ken-of-a-user"

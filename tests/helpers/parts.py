@@ -2,8 +2,8 @@
 
 from functools import partial
 
-from hvdtrain.ps.leases import Leases
-from hvdtrain.ps.roster import Roster
+from hvdtrain.coordination.leases import Leases
+from hvdtrain.coordination.roster import Roster
 
 
 class Waits:

@@ -5,13 +5,13 @@ import importlib
 import os
 
 import hvdtrain.checks.replay  # noqa: F401
-from hvdtrain.world.memory import importing
+from hvdtrain.system.memory import importing
 
 # What ranks import on their way in every mode. None of it starts a thread, which a fork would not have.
 MODULES = (
     "hvdtrain.cli", "hvdtrain.rank.command", "hvdtrain.rank.process", "hvdtrain.rank.work", "hvdtrain.modes.single",
     "hvdtrain.modes.allreduce", "hvdtrain.modes.ddp", "hvdtrain.modes.ps_sync", "hvdtrain.modes.ps_async",
-    "hvdtrain.modes.ps_ssp", "hvdtrain.ps.zeromq", "torch.utils.tensorboard", "torch.nested._internal.nested_tensor",
+    "hvdtrain.modes.ps_ssp", "hvdtrain.wire.zeromq", "torch.utils.tensorboard", "torch.nested._internal.nested_tensor",
     "PIL.PngImagePlugin", "PIL.JpegImagePlugin", "numpy.random", "platformdirs", "tomli_w", "rich._emoji_codes",
     "torch._dynamo",
 )  # fmt: skip

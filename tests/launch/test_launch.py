@@ -29,7 +29,7 @@ from hvdtrain.launch.prepare import prepare
 from hvdtrain.launch.processes import launched_job, local_job
 from hvdtrain.launch.recipe import JobSpec, LaunchCommand, expand, train_program
 from hvdtrain.launch.supervise import log_file, supervise
-from hvdtrain.world.parent import is_alive
+from hvdtrain.system.parent import is_alive
 
 pytestmark = pytest.mark.timeout(60)
 

@@ -18,7 +18,7 @@ from hvdtrain.launch.hosts import Host
 from hvdtrain.launch.memory import BASE_MB, PARAMETERS, rank_mb
 from hvdtrain.launch.preflight import Requirements, check_hosts, describe_hosts
 from hvdtrain.models import make, vgg
-from hvdtrain.world.cgroups import usable_cores
+from hvdtrain.system.cgroups import usable_cores
 
 pytestmark = pytest.mark.timeout(60)
 HERE = [Host("localhost", 2)]

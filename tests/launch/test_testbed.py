@@ -96,7 +96,7 @@ def test_nodes_come_and_go_and_leave_nothing(nodes):
     assert (done.stdout, done.returncode) == ("node3\n", 7)
     done = hvdtrain("hosts", "run", "node1", "ssh", "node2", "hostname")
     assert (done.stdout, done.returncode) == ("node2\n", 0)
-    spin = "from hvdtrain.world.cgroups import usable_cores\nimport time\nbegan = time.monotonic()\n"
+    spin = "from hvdtrain.system.cgroups import usable_cores\nimport time\nbegan = time.monotonic()\n"
     spin += "while time.monotonic() < began + 1: pass\nprint(usable_cores(), time.process_time())"
     allowed, spent = hvdtrain("hosts", "run", "node3", sys.executable, "-c", spin).stdout.split()
     assert (float(allowed), float(spent)) == (0.25, pytest.approx(0.3, abs=0.15))

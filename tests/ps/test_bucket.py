@@ -11,7 +11,7 @@ from hvdtrain.errors import Failure
 from hvdtrain.numerics.optimizers import make_optimizer
 from hvdtrain.numerics.split import even_range
 from hvdtrain.ps.bucket import Bucket
-from hvdtrain.ps.messages import Push
+from hvdtrain.wire.messages import Push
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 

@@ -12,8 +12,8 @@ from hypothesis import strategies as st
 
 from hvdtrain.config.run_config import RunConfig
 from hvdtrain.errors import Failure
-from hvdtrain.ps.messages import Answer, Push
-from hvdtrain.ps.requests import as_future
+from hvdtrain.wire.messages import Answer, Push
+from hvdtrain.wire.requests import as_future
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 

@@ -14,13 +14,13 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from hvdtrain.config.run_config import RunConfig
+from hvdtrain.coordination.leases import Leases
+from hvdtrain.coordination.membership_log import MembershipLog
 from hvdtrain.ps import crash_memory
 from hvdtrain.ps.crash_memory import CrashMemory, SavedState
 from hvdtrain.ps.journal import Journal
-from hvdtrain.ps.leases import Leases
-from hvdtrain.ps.membership_log import MembershipLog
-from hvdtrain.ps.messages import Applied
 from hvdtrain.ps.server_metrics import Load, ServerMetrics
+from hvdtrain.wire.messages import Applied
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 

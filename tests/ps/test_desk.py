@@ -8,8 +8,8 @@ from helpers.buckets import make_desk, push, stale, sync
 from torch.futures import Future
 
 from hvdtrain.errors import Failure
-from hvdtrain.ps.messages import Answer
-from hvdtrain.ps.requests import Requests
+from hvdtrain.wire.messages import Answer
+from hvdtrain.wire.requests import Requests
 
 
 def desk_with(policy, workers=2):

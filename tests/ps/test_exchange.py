@@ -8,8 +8,8 @@ from hvdtrain.buckets.partition import cut
 from hvdtrain.errors import Failure
 from hvdtrain.ps import exchange
 from hvdtrain.ps.exchange import Exchange
-from hvdtrain.ps.requests import Requests, as_future
-from hvdtrain.ps.zeromq import ZeroMQ
+from hvdtrain.wire.requests import Requests, as_future
+from hvdtrain.wire.zeromq import ZeroMQ
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 

@@ -10,8 +10,8 @@ from helpers import buckets
 from torch.futures import Future
 
 from hvdtrain.errors import Failure
-from hvdtrain.ps.messages import Answer
 from hvdtrain.ps.server_metrics import ServerMetrics, server_metrics_file
+from hvdtrain.wire.messages import Answer
 
 
 def make_server(policy, workers=2):

@@ -26,7 +26,7 @@ from helpers.jobs import (
 
 from hvdtrain.explain.step_picture import one_step, read_slices
 from hvdtrain.plot_style import svg
-from hvdtrain.world.parent import is_alive
+from hvdtrain.system.parent import is_alive
 
 pytestmark = pytest.mark.timeout(180)
 

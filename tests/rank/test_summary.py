@@ -9,6 +9,7 @@ from helpers.groups import Threads
 from torch.distributed import HashStore
 
 from hvdtrain.config.run_config import RunConfig
+from hvdtrain.coordination.job import Job
 from hvdtrain.data.sampling import BatchSampler
 from hvdtrain.modes._synchroniser import LocalUpdate
 from hvdtrain.numerics.clock import PARTS
@@ -16,7 +17,6 @@ from hvdtrain.rank.summary import HostLoads, summarise
 from hvdtrain.runs.metrics import Recorder
 from hvdtrain.training.history import History
 from hvdtrain.training.step import digest
-from hvdtrain.world.job import Job
 from hvdtrain.world.place import World
 
 

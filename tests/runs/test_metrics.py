@@ -3,10 +3,10 @@
 import json
 
 from hvdtrain.numerics.clock import PARTS
-from hvdtrain.ps.messages import PushStatus
 from hvdtrain.runs.live import WARM_UP
 from hvdtrain.runs.metrics import STEP_PARTS, Recorder, StepLines, Tally, cut_after
 from hvdtrain.runs.schema import each_share, read_steps
+from hvdtrain.wire.messages import PushStatus
 
 
 def record(recorder, step, push=None, seconds=0.1):

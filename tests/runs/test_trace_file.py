@@ -10,7 +10,7 @@ from hvdtrain.config.run_config import RunConfig
 from hvdtrain.errors import UsageError
 from hvdtrain.runs.request import check
 from hvdtrain.runs.trace_file import TRACE, RankTrace, _in_lanes, merge_traces, write_rank_trace
-from hvdtrain.world.trace import APPLY, PULL, PUSH, STEP, UNDER_WAY, flow_of, parse_steps
+from hvdtrain.system.trace import APPLY, PULL, PUSH, STEP, UNDER_WAY, flow_of, parse_steps
 
 
 def read(run):

@@ -11,8 +11,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from hvdtrain.config.run_config import RunConfig
-from hvdtrain.ps.requests import as_future
 from hvdtrain.training.barrier import StepBarrier
+from hvdtrain.wire.requests import as_future
 from hvdtrain.world.place import World
 
 

@@ -11,9 +11,9 @@ from helpers.groups import Threads
 from torch.distributed import HashStore
 
 from hvdtrain.config.run_config import RunConfig
+from hvdtrain.coordination.job import Job
 from hvdtrain.modes._synchroniser import LocalUpdate
 from hvdtrain.training import clocks
-from hvdtrain.world.job import Job
 from hvdtrain.world.place import World
 
 AHEAD = [100.0, 107.5, 80.0, 100.0]  # of some clock, in seconds: those of four workers

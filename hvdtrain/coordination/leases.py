@@ -1,0 +1,134 @@
+"""Shares of an epoch, handed to workers as they are ready: a fast worker does more of them.
+
+It is plain state, and knows nothing of networks. Shares are numbered over the whole job: see
+data.sampling.BatchSampler.share.
+"""
+
+import heapq
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+
+from hvdtrain.errors import Failure
+from hvdtrain.numerics.split import samples_of_share
+from hvdtrain.wire.messages import GIVEN_UP, Outcome
+
+
+@dataclass(eq=False)
+class Leases:
+    """Which worker has which share. Only the first server has any to lease.
+
+    Shares are leased in rounds: from one number to another, an epoch as a rule, each share once. A lease is finished
+    when its worker knows that every server has taken its gradient; that of a worker that is lost before goes to
+    another. What a bucket has of it already counts there: see bucket.Bucket.lose.
+
+    Replies go to workers; lines are worker, its step, and the share of every lease.
+    """
+
+    workers: int  # how many shares a global batch is cut into
+    begin: int = -1  # the round's first share
+    end: int = 0  # the one after its last
+    next: int = 0  # the one to lease next
+    sizes: tuple[int, int] | None = None  # of the data set and the global batch, once that is known
+    samples: dict[int, int] = field(default_factory=dict)  # by worker, of the leases that it has finished
+    lost: set[int] = field(default_factory=set)  # workers whose leases went to others
+    returned: list[int] = field(default_factory=list)  # a heap of the shares that they had
+    # Share -> the worker that has it, and at which of its steps.
+    open: dict[int, tuple[int, int]] = field(default_factory=dict)
+    waiting: list[tuple[int, int]] = field(default_factory=list)  # a worker, and its step
+
+    def lease(self, worker: int, step: int, begin: int, end: int) -> Outcome:
+        """The share that the worker takes at this step of its own, or None. Asked again, it gets that again. It asks
+        amid the backward pass of the step before, in whose forward every answer to the step before that was there.
+
+        Args:
+            begin, end: the round's shares, the last one excluded; a new `begin` begins a new round.
+
+        Raises:
+            Failure: the worker had been given up.
+        """
+        self._refuse_lost(worker)
+        replies, lines, _ = self.finished(worker, step - 2)
+        if begin != self.begin:
+            self.begin, self.end, self.next = begin, end, begin
+        lines = list(lines)
+        return Outcome({**replies, worker: self._give(worker, step, lines)}, lines, worker)
+
+    def await_lease(self, worker: int, step: int) -> Outcome:
+        """For a worker that got none, and has every answer: a share that another lost, or None when all are finished;
+        and the number of the first share that was not leased.
+
+        Raises:
+            Failure: the worker had been given up.
+        """
+        self._refuse_lost(worker)
+        self.waiting = [*(waiting for waiting in self.waiting if waiting[0] != worker), (worker, step)]
+        return self.finished(worker, step - 1)._replace(asked=worker)
+
+    def pause_leases(self) -> Outcome:
+        """End the round early: after the shares of the global batch that has been begun."""
+        whole = -(-self.next // self.workers) * self.workers
+        self.end = min(self.end, max(whole, self.begin + self.workers))
+        return Outcome()
+
+    def know_sizes(self, samples: int, batch_size: int) -> Outcome:
+        """See `sizes`."""
+        self.sizes = samples, batch_size
+        return Outcome()
+
+    def finished(self, worker: int, step: int) -> Outcome:
+        """The worker has been answered all pushes of this step of its own, and of those before."""
+        if worker in self.lost:  # and others have these shares
+            return Outcome()
+        for share in [share for share, (holder, its) in self.open.items() if holder == worker and its <= step]:
+            del self.open[share]
+            if self.sizes:
+                self.samples[worker] = self.samples.get(worker, 0) + samples_of_share(share, *self.sizes, self.workers)
+        return self._serve_waiting()
+
+    def lose(self, worker: int) -> Outcome:
+        """The worker is gone for good: others take the shares that it had."""
+        self.lost.add(worker)
+        for share in [share for share, (holder, _) in self.open.items() if holder == worker]:
+            del self.open[share]
+            heapq.heappush(self.returned, share)
+        self.waiting = [waiting for waiting in self.waiting if waiting[0] != worker]
+        return self._serve_waiting()
+
+    def state(self) -> tuple[Any, dict[str, Any]]:
+        """See Part."""
+        return vars(self), {}
+
+    def restore(self, plain: Any, tensors: Mapping[str, torch.Tensor]) -> None:
+        """See Part."""
+        vars(self).update(plain)
+
+    def _refuse_lost(self, worker: int) -> None:
+        if worker in self.lost:
+            raise Failure(GIVEN_UP)
+
+    def _give(self, worker: int, step: int, lines: list[tuple[int, int, int]]) -> int | None:
+        if given := [share for share, lease in self.open.items() if lease == (worker, step)]:
+            return given[0]
+        if self.returned:
+            share = heapq.heappop(self.returned)
+        elif self.next < self.end:
+            share, self.next = self.next, self.next + 1
+        else:
+            return None
+        self.open[share] = worker, step
+        lines.append((worker, step, share))
+        return share
+
+    def _serve_waiting(self) -> Outcome:
+        """Answer those who wait, in the order they came in, as far as there is an answer."""
+        replies, lines = {}, list[tuple[int, int, int]]()
+        while self.waiting and self._has_answer(*self.waiting[0]):
+            worker, step = self.waiting.pop(0)
+            replies[worker] = self._give(worker, step, lines), self.next
+        return Outcome(replies, lines)
+
+    def _has_answer(self, worker: int, step: int) -> bool:
+        return bool(self.returned) or self.next < self.end or not self.open or (worker, step) in self.open.values()

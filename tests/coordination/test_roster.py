@@ -1,0 +1,168 @@
+"""Sums over the workers that are still there, with plain calls."""
+
+import time
+
+import pytest
+import torch
+from helpers.buckets import make_desk, push, stale
+from helpers.parts import AskedRoster
+from hypothesis import given
+from hypothesis import strategies as st
+
+from hvdtrain.coordination.server_group import ServerGroup
+from hvdtrain.errors import Failure
+from hvdtrain.wire.requests import Requests
+from hvdtrain.wire.zeromq import ZeroMQ
+from hvdtrain.world.place import World
+
+
+def one_hot(worker, workers):
+    return torch.eye(workers)[worker]
+
+
+def test_a_sum_is_done_when_every_worker_has_given_its_part():
+    roster = AskedRoster(2)
+    total = roster.add(1, 1, torch.tensor([1.0, 2.0]))
+    assert not total.done()
+    assert roster.missing(1, 1) == [0]
+    assert roster.add(0, 1, torch.tensor([3.0, 4.0])).wait().tolist() == total.wait().tolist() == [4.0, 6.0]
+    assert roster.missing(1, 1) == []
+
+
+def test_a_sum_does_not_wait_for_who_is_lost_and_keeps_what_it_gave():
+    roster = AskedRoster(3)
+    first = roster.add(2, 1, one_hot(2, 3))
+    roster.lose(2)
+    roster.add(0, 1, one_hot(0, 3))
+    assert roster.add(1, 1, one_hot(1, 3)).wait().tolist() == first.wait().tolist() == [1, 1, 1]
+    second = roster.add(0, 2, one_hot(0, 3))
+    roster.lose(1)
+    assert second.wait().tolist() == [1, 0, 0]
+
+
+def test_a_summand_that_comes_again_counts_once():
+    roster = AskedRoster(2)
+    roster.add(0, 1, torch.ones(1))
+    again = roster.add(0, 1, torch.ones(1))
+    assert roster.add(1, 1, torch.ones(1)).wait().tolist() == again.wait().tolist() == [2]
+    assert roster.add(0, 1, torch.ones(1)).wait().tolist() == [2]  # its answer was lost on the way
+
+
+def test_a_sum_that_was_done_just_after_the_call_for_it_had_expired_is_asked_for_again():
+    """The last summand comes when the call for the sum has expired, and before its worker asks why."""
+    desk = make_desk()
+    desk.calls["missing"] = lambda *message: (desk.sum(1, message[1], torch.ones(1)), desk.missing(*message))[1]
+    server = ZeroMQ("tcp://127.0.0.1", Requests(desk))
+    worker = ZeroMQ("tcp://127.0.0.1", Requests(), patience=0.2)
+    worker.endpoints[0] = server.endpoint
+    try:
+        group = ServerGroup(worker, World("mpirun", 1, 3, 1, 3, servers=1), torch.distributed.HashStore(), timeout=60)
+        assert group.sum(torch.ones(1)).tolist() == [2]
+    finally:
+        worker.close()
+        server.close()
+
+
+def test_who_pushes_or_comes_is_not_silent():
+    desk = make_desk(lambda: stale(4, None), workers=4)
+    desk.install(0, torch.zeros(2))
+    time.sleep(0.05)
+    desk.push(0, push(0, 1, [1.0, 1.0])._replace(gradient=[torch.ones(2)]))
+    desk.sum(1, 1, torch.ones(1))
+    desk.sum(3, 1, torch.ones(1))
+    assert desk.missing(1, 1, 0.04) == ([0, 2], [2])
+
+
+def test_who_was_given_up_is_told_so():
+    roster = AskedRoster(2)
+    roster.lose(1)
+    with pytest.raises(Failure, match="silent for so long that the others went on without it"):
+        roster.add(1, 1, torch.ones(1))
+    with pytest.raises(Failure, match="silent for so long"):  # and does not ask for whom it waits again and again
+        roster.missing(1, 1)
+
+
+def test_who_joins_is_waited_for_from_the_round_that_is_open_on():
+    roster = AskedRoster(2)
+    joining = roster.join()
+    assert not joining.done()  # the others are together, and nobody knows for how long
+    roster.open_for_joining(3, {"step": 7})
+    worker, now = joining.wait()
+    assert (worker, now.sums, now.state) == (2, 3, {"step": 7})
+    total = roster.add(0, 4, one_hot(0, 3))
+    roster.add(1, 4, one_hot(1, 3))
+    assert not total.done() and roster.missing(0, 4) == [2]
+    roster.add(2, 4, one_hot(2, 3))
+    assert total.wait().tolist() == [1, 1, 1]
+    assert not roster.join().done()  # they are together again: this round is over
+
+
+def test_a_round_that_is_over_when_it_is_opened_lets_nobody_in():
+    roster = AskedRoster(1)
+    roster.add(0, 1, torch.ones(1))
+    roster.open_for_joining(0, None)
+    assert not roster.join().done()
+
+
+def test_nobody_gets_the_number_of_one_that_is_lost():
+    roster = AskedRoster(2)
+    roster.open_for_joining(0, None)
+    roster.lose(1)
+    assert roster.join().wait()[0] == 2
+    roster.lose(2)
+    assert roster.join().wait()[0] == 3
+    with pytest.raises(Failure, match="silent for so long"):
+        roster.add(2, 1, torch.ones(1))
+
+
+def test_when_all_are_lost_who_joins_begins_the_last_round_again():
+    roster = AskedRoster(2)
+    roster.open_for_joining(0, "first")
+    for worker in (0, 1):
+        roster.add(worker, 1, torch.ones(1))
+    roster.lose(0)
+    joining = roster.join()
+    assert not joining.done()  # worker 1 is beyond that round
+    roster.lose(1)
+    worker, now = joining.wait()
+    assert (worker, now.sums, now.state) == (2, 0, "first")
+    assert roster.add(2, 1, torch.ones(1)).wait().tolist() == [1]  # and not the sum of those before
+
+
+def test_who_comes_too_late_is_told_so():
+    roster = AskedRoster(1)
+    joining = roster.join()
+    roster.close("the job is over")
+    with pytest.raises(Failure, match="the job is over"):
+        joining.wait()
+
+
+def test_summands_that_are_kept_apart_are_rows_in_the_order_of_the_workers():
+    roster = AskedRoster(2)
+    roster.add(1, 1, torch.tensor([1.0, 5.0]), as_rows=True)
+    assert roster.add(0, 1, torch.tensor([0.0, 6.0]), as_rows=True).wait().tolist() == [[0, 6], [1, 5]]
+
+
+@given(st.integers(1, 4), st.integers(1, 4), st.lists(st.integers(1, 3), max_size=2), st.randoms(use_true_random=False))
+def test_all_get_the_same_sums_in_whatever_order_they_come_or_go(workers, sums, leavers, rng):
+    """Who is counted in a sum gave its summand; who is not counted was lost; nobody waits for ever."""
+    roster = AskedRoster(workers)
+    at = dict.fromkeys(range(workers), 0)  # worker -> its last sum
+    totals = {}
+    leavers = {worker for worker in leavers if worker < workers}
+    while any(number < sums or not totals[worker].done() for worker, number in at.items()):
+        if leavers and rng.random() < 0.3:
+            worker = leavers.pop()
+            roster.lose(worker)
+            del at[worker]
+            continue
+        ready = [w for w, n in at.items() if n < sums and (w not in totals or totals[w].done())]
+        assert ready, "all wait for each other"
+        worker = rng.choice(ready)
+        at[worker] += 1
+        totals[worker] = roster.add(worker, at[worker], one_hot(worker, workers))
+        seen = {tuple(totals[w].wait().tolist()) for w, n in at.items() if n == at[worker] and totals[w].done()}
+        assert len(seen) <= 1
+    for worker in at:
+        counted = totals[worker].wait().tolist()
+        assert all(counted[other] for other in at)

@@ -1,0 +1,84 @@
+"""Joining Horovod where its own starter did not start the ranks."""
+
+import json
+import time
+
+import pytest
+from helpers.jobs import JOB, hvdtrain
+from hypothesis import given
+from hypothesis import strategies as st
+
+from hvdtrain.wire.horovod import placement, wait_asleep
+
+
+def test_ranks_that_are_dealt_out_over_hosts_are_placed():
+    """As Slurm's cyclic distribution does: `rank // local_size` would give ranks 0 and 1 the same place."""
+    hosts = ["a", "b", "a", "b"]
+    assert [placement(hosts, rank) for rank in range(4)] == [(0, 2, 0, 2), (0, 2, 1, 2), (1, 2, 0, 2), (1, 2, 1, 2)]
+
+
+def test_hosts_of_different_numbers_of_ranks_are_placed():
+    hosts = ["a", "b", "c", "a", "b", "a"]
+    assert [placement(hosts, rank) for rank in range(6)] == [
+        (0, 3, 0, 3), (0, 2, 1, 3), (0, 1, 2, 3), (1, 3, 0, 2), (1, 2, 1, 2), (2, 3, 0, 1),
+    ]  # fmt: skip
+
+
+@given(st.lists(st.integers(1, 4), min_size=1, max_size=5))
+def test_ranks_host_by_host_are_placed_as_horovodrun_does(slots):
+    from horovod.runner.common.util.hosts import HostInfo, get_host_assignments
+
+    theirs = get_host_assignments([HostInfo(f"host{i}", count) for i, count in enumerate(slots)], sum(slots))
+    hosts = [place.hostname for place in theirs]
+    for rank, place in enumerate(theirs):
+        assert placement(hosts, rank) == (place.local_rank, place.local_size, place.cross_rank, place.cross_size)
+
+
+@given(st.lists(st.sampled_from("abcde"), min_size=1, max_size=20))
+def test_whatever_ranks_hosts_have_every_group_has_each_of_its_places_once(hosts):
+    """Horovod's ranks meet in a group for each host, and one for each local rank: each needs all its places taken."""
+    places = [placement(hosts, rank) for rank in range(len(hosts))]
+    for host in hosts:
+        local = [(rank, size) for h, (rank, size, _, _) in zip(hosts, places, strict=True) if h == host]
+        assert sorted(local) == [(i, len(local)) for i in range(len(local))]
+    for local_rank in {place[0] for place in places}:
+        across = [place[2:] for place in places if place[0] == local_rank]
+        assert sorted(across) == [(i, len(across)) for i in range(len(across))]
+
+
+# Three ranks that srun dealt out over two hosts, of which each has the name that it is given here.
+ON_TWO_HOSTS = """
+import os, socket
+rank = int(os.environ["RANK"])
+for name in ("RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE"):
+    del os.environ[name]
+os.environ.update(
+    SLURM_JOB_ID="7", SLURM_STEP_ID="0", SLURM_PROCID=str(rank), SLURM_STEP_NUM_TASKS="3",
+    SLURM_LOCALID=str(rank // 2), SLURM_NODEID=str(rank % 2), SLURM_STEP_TASKS_PER_NODE="2,1",
+)
+socket.gethostname = lambda: f"node{rank % 2}"
+os.environ["HVDTRAIN_INTERFACE"] = "lo"  # which has an address that this machine's own name would not mean
+"""
+
+
+@pytest.mark.timeout(120)
+def test_ranks_that_slurm_dealt_out_over_hosts_train_together(tmp_path):
+    out = tmp_path / "run"
+    options = ["--mode", "allreduce", "--timeout", "60s", "--out", str(out)]
+    done = hvdtrain("train", *JOB, *options, ranks=3, first=ON_TWO_HOSTS)
+    assert done.returncode == 0, done.stdout
+    manifest = json.loads((out / "manifest.json").read_text())
+    assert (manifest["starter"], manifest["workers"], manifest["backend"]) == ("srun", 3, "horovod-gloo")
+    assert manifest["hardware"]["hosts"] == ["node0", "node1"]
+    assert manifest["interface"] == "lo"
+
+
+def test_a_worker_that_waits_for_the_ring_takes_no_processor_time(monkeypatch):
+    import horovod.torch as hvd
+
+    asked, done = [], time.monotonic() + 0.4
+    monkeypatch.setattr(hvd, "poll", lambda handle: asked.append(handle) or time.monotonic() > done)
+    before = time.thread_time()
+    wait_asleep([3, None, 5])
+    assert time.monotonic() > done and set(asked) == {3, 5}
+    assert time.thread_time() - before < 0.2

@@ -1,0 +1,209 @@
+"""Tensors by way of memory that two ends share: here of one process, which opens its own memory as a peer's."""
+
+import multiprocessing
+import os
+import threading
+
+import pytest
+import torch
+from helpers.buckets import LR, make_desk, softsync, sync
+
+from hvdtrain.buckets.partition import cut
+from hvdtrain.ps.exchange import Exchange
+from hvdtrain.wire import shared
+from hvdtrain.wire.requests import as_future
+from hvdtrain.wire.shared import COLUMNS, RECEIVERS, Parcel, SharedMemory
+from hvdtrain.world.place import World
+
+pytestmark = pytest.mark.usefixtures("one_thread")
+
+
+def met(*numbers, size=2, local_size=None):
+    """The memory of these ranks, the first a server's, when they have met."""
+    store, found = torch.distributed.HashStore(), {}
+
+    def join(rank):
+        found[rank] = SharedMemory()
+        world = World(rank=rank, size=size, local_rank=rank, local_size=local_size or size, servers=1)
+        found[rank].join(world, store, 20.0)
+
+    threads = [threading.Thread(target=join, args=(rank,)) for rank in numbers]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    return [found[rank] for rank in numbers]
+
+
+def taken(memory):
+    return [slot for slot in range(len(memory._slots)) if any(memory._flags[slot * COLUMNS : (slot + 1) * COLUMNS])]
+
+
+def test_what_may_be_sent_again_stays_until_it_is_answered_whoever_has_let_go_of_it():
+    sender, receiver = met(0, 1)
+    sent = torch.randn(9_000)
+    parcel = sender.put(sent, 1, held=True)
+    del_of_the_first = receiver.get(parcel)
+    del del_of_the_first
+    other = sender.put(sent + 1, 1, held=True)
+    assert other.flag // COLUMNS == 1  # not in its place
+    of_the_killed = receiver.get(other)  # which never says that it has let go
+    sender.replace_receiver(1)
+    assert receiver.get(parcel).equal(sent) and of_the_killed.equal(sent + 1)
+    sender.release(parcel)
+    third = sender.put(sent + 2, 1)
+    assert third.flag // COLUMNS == 0 and third.flag != parcel.flag  # a flag of the receiver's that came in its place
+    sender.release(other)
+    assert sender.put(sent + 3, 1).flag // COLUMNS == 1
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.int8, torch.uint8])
+def test_a_tensor_arrives_and_its_memory_is_used_again_when_the_receiver_has_let_go_of_it(dtype):
+    sender, receiver = met(0, 1)
+    sent = torch.randint(100, (30, 1001)).to(dtype)
+    parcel = sender.put(sent, receiver=1)
+    assert isinstance(parcel, Parcel)
+    got = receiver.get(parcel)
+    assert got.equal(sent) and got.dtype == dtype
+    part = got[3]
+    del got
+    assert taken(sender) == [0] and sender.put(sent, 1).flag // COLUMNS == 1  # a part of it is in use
+    part.add_(1)  # its own to overwrite
+    del part
+    assert taken(sender) == [1] and sender.put(sent + 1, 1).flag // COLUMNS == 0
+    assert receiver.get(parcel).equal(sent + 1)
+
+
+def test_what_several_receivers_get_is_copied_once_and_taken_until_the_last_has_let_go_of_it():
+    sender, *receivers = met(0, 1, 2, size=3)
+    sent = torch.ones(5000)
+    first, second = (sender.put(sent, number, content="these") for number in (1, 2))
+    assert first.start == second.start and sender.put(sent, 2, content="these").start != first.start
+    got = [receivers[0].get(first), receivers[1].get(second)]
+    del got[0]
+    assert sender.put(sent + 1, 1, content="others").start not in (first.start, second.start)
+    assert got[0].equal(sent)
+    del got[0]
+    assert sender.put(sent + 2, 2, content="more").start == first.start
+    assert sender.put(sent, 1, content="these").start != first.start  # which has others now
+
+
+@pytest.mark.parametrize("moment", ["before", "after"])
+def test_a_slot_is_nobody_elses_while_a_tensor_is_copied_there_though_its_receiver_is_lost(moment):
+    sender, _, receiver = met(0, 1, 2, size=3)
+    ones, twos, got = torch.ones(5000), torch.full((5000,), 2.0), []
+
+    def interrupt():
+        sender.forget(1)
+        got.append(receiver.get(sender.put(twos, 2, content="twos")))
+        got.append(receiver.get(sender.put(ones, 2, content="ones")))
+
+    class Interrupted(torch.Tensor):
+        """Something else happens before or after its bytes are copied."""
+
+        @classmethod
+        def __torch_function__(cls, function, types, args=(), kwargs=None):
+            if function is torch.Tensor.copy_ and moment == "before":
+                interrupt()
+            found = super().__torch_function__(function, types, args, kwargs)
+            if function is torch.Tensor.copy_ and moment == "after":
+                interrupt()
+            return found
+
+    sender.put(ones.as_subclass(Interrupted), 1, content="ones")
+    assert got[0].equal(twos) and got[1].equal(ones)
+    got.clear()
+    assert receiver.get(sender.put(ones, 2, content="ones")).equal(ones)
+    assert not taken(sender)
+
+
+def test_what_is_small_or_finds_no_room_is_passed_on_as_it_is(monkeypatch):
+    sender, receiver = met(0, 1)
+    small, large = torch.ones(4096), torch.ones(4097)
+    assert sender.put(small, 1) is small and receiver.get(small) is small
+    monkeypatch.setattr(shared, "MOST", shared.FLAGS + 2**16)
+    sent = [sender.put(large, 1) for _ in range(4)]
+    assert [isinstance(one, Parcel) for one in sent] == [True, True, True, False]
+    for other in (2, RECEIVERS + 1):  # the last came when many had, and gets all in messages
+        sender.forget(other)
+        assert sender.put(large, other) is large and len(taken(sender)) == 3
+    sender.forget(1)  # it is dead, and reads nothing any more
+    assert not taken(sender) and isinstance(sender.put(large, 2), Parcel)
+
+
+@pytest.mark.parametrize("change", [
+    {"start": 2**40}, {"start": 0}, {"start": -4096}, {"shape": [2**40]}, {"shape": [-1]}, {"dtype": "load"},
+    {"flag": 2**20}, {"flag": -1}, {"pid": 2**31 - 1}, {"file": "stdin"},
+])  # fmt: skip
+def test_what_is_no_tensor_of_a_peer_is_refused(change):
+    sender, receiver = met(0, 1)
+    with open(os.devnull) as stdin:
+        parcel = sender.put(torch.ones(5000), 1)
+        wrong = {name: stdin.fileno() if value == "stdin" else value for name, value in change.items()}
+        with pytest.raises((OSError, ValueError)):
+            receiver.get(parcel._replace(**wrong))
+    assert receiver.get(parcel).sum() == 5000
+
+
+def test_it_is_used_where_all_ranks_are_on_one_host_and_can_open_each_others(monkeypatch):
+    assert all(memory.on for memory in met(0, 1, 2, size=3))
+    assert not any(memory.on for memory in met(0, 1, size=2, local_size=1))
+    opened, fails = SharedMemory._open, iter([True])
+
+    def fails_once(memory, pid, file):
+        if next(fails, False):
+            raise PermissionError
+        return opened(memory, pid, file)
+
+    monkeypatch.setattr(SharedMemory, "_open", fails_once)
+    assert not any(memory.on for memory in met(0, 1))
+    monkeypatch.setenv("HVDTRAIN_OVER_TCP", "1")
+    assert not any(memory.on for memory in met(0, 1))
+
+
+def test_it_is_there_for_as_long_as_somebody_reads_and_leaves_nothing_behind():
+    def send(pipe):
+        sender, _ = met(0, 1)
+        pipe.send(sender.put(torch.arange(5000), 1))
+        pipe.recv()
+
+    own, its = multiprocessing.Pipe()
+    process = multiprocessing.get_context("fork").Process(target=send, args=(its,), daemon=True)
+    process.start()
+    got = SharedMemory().get(own.recv())
+    process.kill()
+    process.join(20)
+    assert got.equal(torch.arange(5000))
+    assert not [name for name in os.listdir("/dev/shm") if "hvdtrain" in name]
+
+
+@pytest.mark.parametrize("policy", [lambda: sync(2), lambda: softsync(2)])
+def test_an_exchange_through_it_gives_the_same_weights_and_all_memory_back(policy):
+    sizes, memory = [5000] * 3, met(0, 1, 2, size=3)
+    pieces = cut(sizes, 1, 5000)
+    server = make_desk(policy, 2, shared=memory[0])
+    for piece in pieces:
+        server.install(piece.number, torch.zeros(5000))
+    sent = []
+
+    class Wire:
+        patience = 1.0
+
+        def call(self, rank, method, number, push):
+            sent.append(push)
+            return as_future(getattr(server, method)(number, push))
+
+    workers = [
+        Exchange(Wire(), worker, 2, pieces, sizes, torch.zeros(15000), "none", False, memory[1 + worker])
+        for worker in range(2)
+    ]
+    for step in (1, 2, 3):
+        for number, worker in enumerate(workers):
+            worker.begin(step, LR)
+            for parameter in range(3):
+                worker.bucketer.put(parameter, torch.full((5000,), float(1 + 2 * number)))
+    server.idle(0, 3, at_barrier=True)
+    assert all(lane.weights.equal(torch.full((5000,), -LR * 2 * 3)) for lane in workers[1].lanes)
+    assert all(isinstance(push.gradient[0], Parcel) for push in sent)
+    sent.clear()
+    assert not any(map(taken, memory))

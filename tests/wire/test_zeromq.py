@@ -1,0 +1,330 @@
+"""The wire by ZeroMQ: calls between two ends in this process, and what strangers get."""
+
+import os
+import socket
+import threading
+import time
+
+import msgspec
+import pytest
+import torch
+import zmq
+from helpers.jobs import until
+from hypothesis import given
+from hypothesis import strategies as st
+from torch.futures import Future
+
+from hvdtrain.errors import Failure
+from hvdtrain.ps.server_metrics import Load
+from hvdtrain.wire.messages import Answer, Push
+from hvdtrain.wire.packing import _DTYPES, pack, unpack
+from hvdtrain.wire.requests import WATCH, Calls, Requests
+from hvdtrain.wire.zeromq import ZeroMQ, connect_again
+
+HERE = "tcp://127.0.0.1"
+encode = msgspec.msgpack.encode
+
+
+class Endpoint:
+    """What the tests call."""
+
+    def __init__(self):
+        self.later = Future()
+        self.pushed = []
+        self.calls = Calls({name: getattr(self, name) for name in ("push", "twice", "wait", "fail", "give")})
+        self.load = Load()
+        self.waited = self.load.waited
+
+    def push(self, bucket, push):
+        self.pushed.append((bucket, push))
+        return Answer(push.step, 0, push.gradient * 2)
+
+    def twice(self, value):
+        return [value, value]
+
+    def wait(self):
+        return self.later
+
+    def fail(self):
+        raise ValueError("what a method raises")
+
+    def give(self):
+        return object()
+
+    def hidden(self):
+        return "secret"
+
+
+class Ends:
+    """A server and workers that know where it listens."""
+
+    def __init__(self):
+        self.wires = []
+
+    def server(self, key=""):
+        self.endpoint = Endpoint()
+        self.wires.append(ZeroMQ(HERE, Requests(self.endpoint), key))
+        return self.wires[-1]
+
+    def worker(self, server, key=""):
+        self.wires.append(ZeroMQ(HERE, Requests(), key))
+        self.wires[-1].endpoints[0] = server.endpoint
+        return self.wires[-1]
+
+
+@pytest.fixture
+def ends():
+    made = Ends()
+    yield made
+    for wire in made.wires:
+        if not wire._closing:
+            wire.close()
+
+
+@pytest.fixture(params=["clear", "encrypted"])
+def key(request):
+    return zmq.curve_keypair()[1].decode() if request.param == "encrypted" else ""
+
+
+def call(wire, method, *arguments, timeout=20.0):
+    return wire.call(0, method, *arguments, timeout=timeout).wait()
+
+
+def test_calls_are_answered_with_tensors_of_any_size_untouched(ends, key):
+    worker = ends.worker(ends.server(key), key)
+    for size in (1, 1000, 5_000_000):
+        gradient = torch.randn(size)
+        answer = call(worker, "push", 3, Push(1, 7, 6, 0.1, gradient))
+        assert isinstance(answer, Answer) and answer.version == 7
+        assert answer.weights.equal(gradient * 2)
+        [(bucket, push)] = ends.endpoint.pushed
+        ends.endpoint.pushed.clear()
+        assert bucket == 3 and push[:4] == (1, 7, 6, 0.1)
+        push.gradient.add_(1)  # its own to overwrite
+    assert call(worker, "twice", {"a": [1, None, 2.5, "x"]}) == [{"a": [1, None, 2.5, "x"]}] * 2
+
+
+def test_a_push_that_waits_for_a_thread_is_counted(ends):
+    """A small one is handled by the thread that has read it."""
+    worker = ends.worker(server := ends.server())
+    call(worker, "push", 0, Push(1, 1, 0, 0.1, torch.ones(9)))
+    assert ends.endpoint.load.row()["queued_s"] == 0
+    blocked = threading.Event()
+    for _ in range(server._pool._max_workers):
+        server._pool.submit(blocked.wait)
+    late = worker.call(0, "push", 0, Push(1, 2, 0, 0.1, torch.ones(100_000)), timeout=20.0)
+    time.sleep(0.1)
+    assert not late.done()
+    blocked.set()
+    late.wait()
+    assert 0.05 < ends.endpoint.load.row()["queued_s"] < 10
+
+
+def test_many_threads_may_call_at_once(ends, key):
+    worker = ends.worker(ends.server(key), key)
+    wrong = []
+
+    def many(own):
+        for number in range(50):
+            sent = torch.full((own * 997 + number + 1,), float(number))
+            if not call(worker, "push", 0, Push(own, number, 0, 0.1, sent)).weights.equal(sent * 2):
+                wrong.append((own, number))
+
+    threads = [threading.Thread(target=many, args=(own,)) for own in range(6)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert not wrong and len(ends.endpoint.pushed) == 300
+
+
+def test_an_answer_may_come_later_and_what_is_raised_is_told(ends):
+    worker = ends.worker(ends.server())
+    late = worker.call(0, "wait", timeout=20.0)
+    assert call(worker, "twice", 1) == [1, 1] and not late.done()
+    ends.endpoint.later.set_result(torch.ones(2))
+    assert late.wait().equal(torch.ones(2))
+    refused = {"fail": "ValueError: what a method raises", "nosuch": "nosuch", "hidden": "not for peers"}
+    for method, said in (refused | {"give": "TypeError"}).items():
+        with pytest.raises(RuntimeError, match=said):
+            call(worker, method)
+    began = time.monotonic()
+    ends.endpoint.later = Future()
+    with pytest.raises(RuntimeError, match=r"no answer within 0\.3 s"):
+        call(worker, "wait", timeout=0.3)
+    assert time.monotonic() - began < 5
+
+
+def test_who_is_lost_is_known_at_once(ends):
+    server = ends.server()
+    worker = ends.worker(server)
+    late = worker.call(0, "wait", timeout=60.0)
+    assert call(worker, "twice", 1) == [1, 1]
+    server.close()
+    for waiting in (late.wait, lambda: call(worker, "twice", 1), lambda: call(ends.worker(server), "twice", 1)):
+        with pytest.raises(RuntimeError, match="its connection ended"):  # the last one never had any
+            waiting()
+
+
+def test_what_a_rank_has_not_answered_is_sent_again_when_it_is_back(ends, key):
+    server = ends.server(key)
+    worker, gone = ends.worker(server, key), []
+    worker.returning, worker.returned = frozenset({0}), gone.append
+    assert call(worker, "twice", 1) == [1, 1]
+    before = worker.call(0, "wait", timeout=20.0)
+    assert call(worker, "push", 3, Push(1, 7, 6, 0.1, torch.ones(9_000))).version == 7
+    server.close()
+    until(lambda: gone == [0])
+    meanwhile = worker.call(0, "twice", {"a": torch.ones(9_000)}, timeout=20.0)
+    late = worker.call(0, "wait", timeout=0.3)
+    with pytest.raises(RuntimeError, match=r"no answer within 0\.3 s"):
+        late.wait()
+    endpoint = Endpoint()
+    endpoint.later.set_result("at last")
+    again = connect_again(server.endpoint, {5: "tcp://there"}, 20.0, Requests(endpoint), key)
+    ends.wires.append(again)
+    assert before.wait() == "at last" and meanwhile.wait()[1]["a"].equal(torch.ones(9_000))
+    assert endpoint.pushed == [] and again.endpoints == {5: "tcp://there"}
+    assert call(worker, "twice", 2) == [2, 2]
+
+
+def test_who_is_waited_for_can_say_that_it_does_not_come_back(ends):
+    server = ends.server()
+    worker = ends.worker(server)
+    worker.returning = frozenset({0})
+    watch, late = worker.call(0, WATCH, timeout=20.0), worker.call(0, "wait", timeout=20.0)
+    assert call(worker, "twice", 1) == [1, 1]
+    server.requests.fail(Failure("all workers are lost"))
+    with pytest.raises(RuntimeError, match="all workers are lost"):
+        watch.wait()
+    worker.returning -= {0}
+    server.close()
+    with pytest.raises(RuntimeError, match="its connection ended"):
+        late.wait()
+
+
+def test_nobody_waits_for_a_wire_that_was_closed(ends):
+    worker = ends.worker(ends.server())
+    late = worker.call(0, "wait", timeout=60.0)
+    worker.close()
+    for waiting in (late.wait, lambda: call(worker, "twice", 1)):
+        with pytest.raises(RuntimeError, match="this process has left"):
+            waiting()
+
+
+@pytest.mark.parametrize("has", ["another key", "no key"])
+def test_who_has_not_the_key_gets_nothing(ends, has):
+    server = ends.server(zmq.curve_keypair()[1].decode())
+    stranger = ends.worker(server, zmq.curve_keypair()[1].decode() if has == "another key" else "")
+    with pytest.raises(RuntimeError, match=r"no answer within|key|its connection ended"):
+        call(stranger, "twice", 1, timeout=1.0)
+    assert call(ends.worker(server, server.key), "twice", 1) == [1, 1]
+
+
+def test_who_knows_the_servers_public_key_alone_is_not_let_in(ends):
+    server = ends.server(zmq.curve_keypair()[1].decode())
+    with zmq.Context() as context, context.socket(zmq.DEALER) as stranger:
+        stranger.linger = 0
+        stranger.curve_publickey, stranger.curve_secretkey = zmq.curve_keypair()
+        stranger.curve_serverkey = zmq.curve_public(server.key.encode())
+        stranger.connect(server.endpoint)
+        stranger.send_multipart(pack([1, "twice", [1]]))
+        assert not stranger.poll(1000)
+
+
+def test_garbage_half_messages_and_silence_do_not_stall_anybody(ends, key):
+    server = ends.server(key)
+    worker = ends.worker(server, key)
+    port = int(server.endpoint.rpartition(":")[2])
+    for sent in (b"", b"GET / HTTP/1.1\r\n\r\n", os.urandom(4096), b"\xff\0\0\0\0\0\0\0\1\x7f\3\0"):
+        with socket.create_connection(("127.0.0.1", port)) as stranger:
+            stranger.sendall(sent)
+            assert call(worker, "twice", 1) == [1, 1]
+    if key:
+        return
+    with zmq.Context() as context, context.socket(zmq.DEALER) as stranger:  # it speaks ZeroMQ
+        stranger.linger = 0
+        stranger.connect(server.endpoint)
+        bomb = msgspec.msgpack.Ext(1, encode(["uint8", [10**12], 10**12]))
+        for message in (
+            5,
+            None,
+            1.5,
+            {"a": 1},
+            [1, "twice"],
+            ["9" * 30, "lease", []],
+            [10**18, 5, []],
+            [1, "lease", {}],
+            [1, "twice", [bomb]],
+        ):
+            stranger.send(encode(message))
+        for frames in ([b""], [os.urandom(50)], [b"\xc1"], [b"", b"", b""]):
+            stranger.send_multipart(frames)
+        assert call(worker, "twice", 1) == [1, 1]
+
+
+def test_answers_that_came_before_the_connection_ended_count(ends):
+    """Though this end was late: its process was stopped, or the host is busy."""
+    server = ends.server()
+    worker = ends.worker(server)
+    assert call(worker, "twice", 1) == [1, 1]
+    waiting = [worker.call(0, "wait", timeout=6) for _ in range(3)]
+    held, goes_on = threading.Event(), threading.Event()
+    worker._expire = lambda now: (held.set(), goes_on.wait(10))
+    assert held.wait(5)
+    ends.endpoint.later.set_result("done")
+    time.sleep(0.2)
+    server.close()
+    time.sleep(0.2)
+    goes_on.set()
+    assert [future.wait() for future in waiting] == ["done"] * 3
+
+
+TENSORS = st.builds(
+    lambda dtype, shape: torch.randint(0, 2, shape).to(dtype), st.sampled_from(list(_DTYPES.values())),
+    st.lists(st.integers(0, 4), max_size=3),
+)  # fmt: skip
+VALUES = st.recursive(
+    st.none() | st.booleans() | st.integers(-(2**63), 2**63 - 1) | st.floats(allow_nan=False) | st.text() | TENSORS,
+    lambda inner: st.lists(inner, max_size=4) | st.dictionaries(st.text(), inner, max_size=4),
+    max_leaves=10,
+)
+
+
+def frames_of(value):
+    return [zmq.Frame(bytes(memoryview(frame))) for frame in pack(value)]
+
+
+def same(a, b):
+    if isinstance(a, torch.Tensor):
+        return a.dtype == b.dtype and a.shape == b.shape and a.equal(b)
+    if isinstance(a, list):
+        return len(a) == len(b) and all(map(same, a, b))
+    if isinstance(a, dict):
+        return a.keys() == b.keys() and all(same(a[key], b[key]) for key in a)
+    return a == b
+
+
+@given(VALUES)
+def test_what_is_packed_comes_back(value):
+    assert same(value, unpack(frames_of(value)))
+
+
+@given(st.lists(st.binary(max_size=60), min_size=1, max_size=3))
+def test_no_bytes_do_more_than_raise_a_value_error(contents):
+    try:
+        unpack([zmq.Frame(content) for content in contents])
+    except ValueError:
+        pass
+
+
+@given(VALUES, st.data())
+def test_a_message_that_was_changed_is_read_or_refused(value, data):
+    header, *tensors = frames_of(value)
+    content = bytearray(header.bytes)
+    content[data.draw(st.integers(0, len(content) - 1))] = data.draw(st.integers(0, 255))
+    kept = data.draw(st.integers(0, len(tensors)))
+    try:
+        unpack([zmq.Frame(bytes(content)), *tensors[:kept]])
+    except ValueError:
+        pass
