@@ -6,6 +6,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from hvdtrain import modes
 from hvdtrain.runs.read import Kind
 
 if TYPE_CHECKING:
@@ -25,16 +26,6 @@ THEME = {
 }
 INK, MUTED, GRID, PAPER, _ = (light for light, _ in THEME.values())
 
-# Colour and marker of each mode: blues for rings, the others for servers. Any two colours are at least 20 CIE76 units
-# apart, also with protanopia, deuteranopia or tritanopia (simulated after Machado et al., 2009).
-MODES = {
-    "single": ("#929498", "o"),
-    "allreduce": ("#0456c3", "s"),
-    "ddp": ("#1c9edc", "D"),
-    "ps-sync": ("#cb7811", "^"),
-    "ps-ssp": ("#49672a", "v"),
-    "ps-async": ("#893e88", "P"),
-}
 _UNKNOWN_MODE = ("#b0404c", "X")
 LINES = ("-", "--", "-.", ":")
 
@@ -67,12 +58,20 @@ RC: Any = {
 }  # fmt: skip
 
 
+def look_of(mode: str) -> tuple[str, str]:
+    """Colour and marker of a mode, also of one that is not known here."""
+    if mode not in modes.names():
+        return _UNKNOWN_MODE
+    known = modes.declared(mode)
+    return known.colour, known.marker
+
+
 def colour(kind: Kind) -> str:
-    return MODES.get(kind.mode, _UNKNOWN_MODE)[0]
+    return look_of(kind.mode)[0]
 
 
 def marker(kind: Kind) -> str:
-    return MODES.get(kind.mode, _UNKNOWN_MODE)[1]
+    return look_of(kind.mode)[1]
 
 
 def new_figure(

@@ -19,6 +19,7 @@ from types import ModuleType
 
 from hvdtrain.errors import unknown
 
+RING, SERVERS, ONE_MACHINE = "ring", "servers", "one machine"
 _FOLDER = Path(__file__).parent
 
 
@@ -27,7 +28,11 @@ class Mode:
     """What a mode's module declares: each field but the first two is a constant of that name in capitals.
 
     Attributes:
-        has_servers: the first ranks are parameter servers, the others workers.
+        family: RING, SERVERS or ONE_MACHINE: which answer it stands for. In a mode of SERVERS the first ranks are
+            parameter servers, the others workers.
+        order: its place in tables and legends.
+        colour, marker: in plots. Any two colours are at least 20 CIE76 units apart, also with protanopia, deuteranopia
+            or tritanopia (simulated after Machado et al., 2009): blues for rings.
         lockstep: all workers are at the same step at the same time.
         survives_lost_worker: the others go on when a worker dies.
         options: those of RunConfig's fields that not every mode uses and this one does.
@@ -39,7 +44,10 @@ class Mode:
 
     name: str
     help: str
-    has_servers: bool = False
+    family: str
+    order: int
+    colour: str
+    marker: str
     lockstep: bool = True
     survives_lost_worker: bool = False
     options: tuple[str, ...] = ()
@@ -48,22 +56,35 @@ class Mode:
     shares: tuple[str, ...] = ("static",)
     joins_horovod: bool = False
 
+    @property
+    def has_servers(self) -> bool:
+        return self.family == SERVERS
+
     def can_send(self, codec: str) -> bool:
         return codec in self.compressions or "any" in self.compressions
 
 
-def names() -> list[str]:
-    """Every mode's name, the baseline first."""
-    found = sorted(p.stem.replace("_", "-") for p in _FOLDER.glob("[!_]*.py"))
-    return sorted(found, key=lambda name: name != "single")
-
-
 @cache
+def _declared() -> dict[str, Mode]:
+    """All modes by name, in their order."""
+    modes = [_read(path) for path in _FOLDER.glob("[!_]*.py")]
+    return {mode.name: mode for mode in sorted(modes, key=lambda mode: (mode.order, mode.name))}
+
+
+def names() -> list[str]:
+    """Every mode's name, in the order of tables."""
+    return list(_declared())
+
+
 def declared(name: str) -> Mode:
     """What the mode's module says that it is, without importing it. UsageError where there is no such mode."""
-    if name not in names():
+    if name not in _declared():
         raise unknown("mode", name, names())
-    tree = ast.parse(_file(name).read_text())
+    return _declared()[name]
+
+
+def _read(path: Path) -> Mode:
+    tree = ast.parse(path.read_text())
     constants = {
         node.targets[0].id.lower(): ast.literal_eval(node.value)
         for node in tree.body
@@ -71,14 +92,10 @@ def declared(name: str) -> Mode:
     }
     fields = {field.name for field in dataclasses.fields(Mode)}
     if others := constants.keys() - fields:
-        raise ValueError(f"{_file(name)} declares {', '.join(sorted(others))}, of which nobody knows")
-    return Mode(name, help=(ast.get_docstring(tree) or "").split("\n")[0], **constants)
+        raise ValueError(f"{path} declares {', '.join(sorted(others))}, of which nobody knows")
+    return Mode(path.stem.replace("_", "-"), help=(ast.get_docstring(tree) or "").split("\n")[0], **constants)
 
 
 def load(name: str) -> ModuleType:
     """The mode's module. UsageError, listing the modes, where there is none of that name."""
-    return importlib.import_module(f"hvdtrain.modes.{_file(declared(name).name).stem}")
-
-
-def _file(name: str) -> Path:
-    return _FOLDER / f"{name.replace('-', '_')}.py"
+    return importlib.import_module(f"hvdtrain.modes.{declared(name).name.replace('-', '_')}")

@@ -24,11 +24,11 @@ from hvdtrain.numerics.flat import payload_bytes, trained, views
 from hvdtrain.system import trace
 from hvdtrain.wire.horovod import pause, wait_asleep
 
-HAS_SERVERS = False
-LOCKSTEP = True
-SURVIVES_LOST_WORKER = False
+FAMILY = "ring"
+ORDER = 1
+COLOUR = "#0456c3"
+MARKER = "s"
 JOINS_HOROVOD = True
-OPTIONS = ()
 COMPRESSIONS = ("none", "fp16")  # what Horovod 0.28.1 can send
 
 

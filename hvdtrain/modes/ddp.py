@@ -16,11 +16,10 @@ from hvdtrain.modes._synchroniser import LocalUpdate
 from hvdtrain.numerics.flat import payload_bytes
 from hvdtrain.system import trace
 
-HAS_SERVERS = False
-LOCKSTEP = True
-SURVIVES_LOST_WORKER = False
-OPTIONS = ()
-COMPRESSIONS = ("none",)
+FAMILY = "ring"
+ORDER = 2
+COLOUR = "#1c9edc"
+MARKER = "D"
 
 
 class Ddp(LocalUpdate):

@@ -6,7 +6,10 @@ from hvdtrain.modes.ps_ssp import StaleSynchronous
 from hvdtrain.ps.serve import serve as serve_with
 from hvdtrain.ps.worker import PushPull
 
-HAS_SERVERS = True
+FAMILY = "servers"
+ORDER = 5
+COLOUR = "#893e88"
+MARKER = "P"
 LOCKSTEP = False
 SURVIVES_LOST_WORKER = True
 OPTIONS = ("push_scale", "look_ahead", "delay_compensation", "staleness_lr", "wire", "bucket_mb", "record")

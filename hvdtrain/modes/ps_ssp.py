@@ -17,7 +17,10 @@ from hvdtrain.ps.serve import serve as serve_with
 from hvdtrain.ps.worker import PushPull
 from hvdtrain.wire.messages import Push
 
-HAS_SERVERS = True
+FAMILY = "servers"
+ORDER = 4
+COLOUR = "#49672a"
+MARKER = "v"
 LOCKSTEP = False
 SURVIVES_LOST_WORKER = True
 OPTIONS = ("push_scale", "look_ahead", "staleness", "delay_compensation", "staleness_lr", "wire", "bucket_mb", "record")

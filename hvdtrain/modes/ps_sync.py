@@ -11,9 +11,10 @@ from hvdtrain.ps.serve import serve as serve_with
 from hvdtrain.ps.worker import PushPull
 from hvdtrain.wire.messages import Push
 
-HAS_SERVERS = True
-LOCKSTEP = True
-SURVIVES_LOST_WORKER = False
+FAMILY = "servers"
+ORDER = 3
+COLOUR = "#cb7811"
+MARKER = "^"
 OPTIONS = ("backup", "wire", "bucket_mb", "record")
 COMPRESSIONS = ("any",)
 

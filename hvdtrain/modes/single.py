@@ -6,11 +6,10 @@ from hvdtrain.coordination.group import Alone
 from hvdtrain.coordination.job import Job
 from hvdtrain.modes._synchroniser import LocalUpdate
 
-HAS_SERVERS = False
-LOCKSTEP = True
-SURVIVES_LOST_WORKER = False
-OPTIONS = ()
-COMPRESSIONS = ("none",)
+FAMILY = "one machine"
+ORDER = 0
+COLOUR = "#929498"
+MARKER = "o"
 MAX_WORKERS = 1
 
 

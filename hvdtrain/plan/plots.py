@@ -46,7 +46,7 @@ def _throughput(panel: Any, rows: Sequence[Row]) -> None:
             if row["mode"] == mode and (not known or row["step_s"] < known["step_s"]):
                 best[row["workers"]] = row
         workers = sorted(best)
-        colour, marker = plot_style.MODES.get(mode, ("#888888", "o"))
+        colour, marker = plot_style.look_of(mode)
         name, speeds = label(mode, 0, best[workers[0]]["compression"]), [best[n]["samples_per_s"] for n in workers]
         panel.plot(workers, speeds, marker=marker, markersize=4, color=colour, label=name)
         panel.fill_between(
@@ -65,7 +65,7 @@ def _map(panel: Any, found: Sequence[Row]) -> None:
     for row in found:
         x, y = bandwidths.index(row["bandwidth_gbit"]), numbers.index(row["workers"])
         strength = min(1.0, 0.25 + math.log2(max(1.0, row["times_as_fast"])) / 3)
-        colour = plot_style.GRID if row["either"] else plot_style.MODES.get(row["winner"], ("#888888", "o"))[0]
+        colour = plot_style.GRID if row["either"] else plot_style.look_of(row["winner"])[0]
         panel.add_patch(_cell(x, y, colour, 1.0 if row["either"] else strength))
         name = label(row["winner"], row["servers"], row["compression"])
         text = (

@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NamedTuple
 
+from hvdtrain import modes
 from hvdtrain.config.run_config import RunConfig
 from hvdtrain.errors import UsageError
 from hvdtrain.formatting import with_noun
@@ -13,7 +14,6 @@ from hvdtrain.runs.folder import name_one_of
 from hvdtrain.runs.schema import Manifest, RunStart, Step, Summary, UnreadableFile, read, read_steps
 
 _RUN_FILES = ("manifest.json", "summary.json", "config.toml")
-_MODE_ORDER = ("single", "allreduce", "ddp", "ps-sync", "ps-ssp", "ps-async")  # others follow by name
 
 
 class Kind(NamedTuple):
@@ -44,8 +44,8 @@ class Kind(NamedTuple):
     @property
     def order(self) -> tuple[Any, ...]:
         """Sorts the baseline first, then rings, then parameter servers, each by size."""
-        is_known = self.mode in _MODE_ORDER
-        return (_MODE_ORDER.index(self.mode) if is_known else len(_MODE_ORDER), *self)
+        names = modes.names()
+        return (names.index(self.mode) if self.mode in names else len(names), *self)
 
 
 _UNREAD, _NO_SUMMARY = Manifest(mode="unread", workers=1, servers=0, repeat=0), Summary()

@@ -122,7 +122,7 @@ def draw(rows: list[dict], path: Path) -> None:
         )
         for mode in dict.fromkeys(row["mode"] for row in rows):
             own = [row for row in rows if row["mode"] == mode]
-            colour, marker = plot_style.MODES[mode]
+            colour, marker = plot_style.look_of(mode)
             middle = [row["predicted_step_s"] for row in own]
             below = [row["predicted_step_s"] - row["low"] for row in own]
             above = [row["high"] - row["predicted_step_s"] for row in own]

@@ -5,7 +5,8 @@ from itertools import pairwise
 import numpy as np
 import pytest
 
-from hvdtrain.plot_style import MODES, STEP_PARTS
+from hvdtrain import modes
+from hvdtrain.plot_style import STEP_PARTS
 
 # What people with protanopia, deuteranopia and tritanopia see of linear RGB (Machado et al., 2009), and what others do.
 SEEN = [np.array(rows).reshape(3, 3) for rows in (
@@ -39,5 +40,5 @@ def test_parts_of_a_step_that_lie_beside_each_other_look_different(one, other):
 
 
 def test_any_two_modes_look_different():
-    colours = [colour for colour, _ in MODES.values()]
+    colours = [modes.declared(name).colour for name in modes.names()]
     assert min(distance(one, other) for i, one in enumerate(colours) for other in colours[:i]) >= 20
