@@ -186,10 +186,10 @@ def test_a_push_that_counts_one_nth_is_not_divided_by_its_staleness_too(push_sca
     ("mode", "option", "value", "users"),
     [
         ("ps-sync", "staleness", 3, "ps-ssp"),
-        ("ps-sync", "delay_compensation", 0.04, "ps-async, ps-ssp"),
-        ("allreduce", "push_scale", "none", "ps-async, ps-ssp"),
-        ("ddp", "bucket_mb", 1.0, "ps-async, ps-ssp, ps-sync"),
-        ("single", "record", True, "ps-async, ps-ssp, ps-sync"),
+        ("ps-sync", "delay_compensation", 0.04, "ps-ssp, ps-async"),
+        ("allreduce", "push_scale", "none", "ps-ssp, ps-async"),
+        ("ddp", "bucket_mb", 1.0, "ps-sync, ps-ssp, ps-async"),
+        ("single", "record", True, "ps-sync, ps-ssp, ps-async"),
     ],
 )
 def test_an_option_that_would_do_nothing_is_refused_and_a_comparison_gives_it_to_who_uses_it(
