@@ -20,6 +20,7 @@ class Bucketer:
         complete: called with a bucket's number and gradient, [bucket] float32, by the thread that has put the last part
             of it. With `staging` the gradient is on its way there: see Staging.when_out.
         staging: what copies gradients off a GPU.
+        device: where gradients come together, without staging; by default the CPU.
 
     Attributes:
         of_parameter: the numbers of the buckets that each parameter lies in.
@@ -28,7 +29,7 @@ class Bucketer:
 
     def __init__(
         self, sizes: Sequence[int], pieces: Sequence[Piece], complete: Callable[[int, torch.Tensor], None],
-        staging: Staging | None = None,
+        staging: Staging | None = None, device: torch.device | None = None,
     ) -> None:  # fmt: skip
         self.pieces, self.complete, self.staging, self.accumulating = pieces, complete, staging, False
         starts = list(accumulate(sizes, initial=0))
@@ -42,7 +43,7 @@ class Bucketer:
         self.of_parameter = [[number for number, _, _ in parts] for parts in self._parts]
         # Where the gradients of several parameters come together; others leave as they are.
         self._gathered = {
-            number: torch.empty(piece.stop - piece.start)
+            number: torch.empty(piece.stop - piece.start, device=device)
             for number, piece in enumerate(pieces)
             if len(piece.parameters) > 1 and not staging
         }
@@ -54,6 +55,8 @@ class Bucketer:
         def take(index: int, parameter: nn.Parameter) -> None:
             if not self.accumulating:
                 assert parameter.grad is not None
+                if keep:  # put_back writes into it
+                    parameter.grad = parameter.grad.contiguous()
                 self.put(index, parameter.grad)
                 if not keep:
                     parameter.grad = None
@@ -76,3 +79,15 @@ class Bucketer:
             if not self._missing[number]:
                 self._missing[number] = len(self.pieces[number].parameters)
                 self.complete(number, bucket)
+
+    def put_back(self, number: int, values: torch.Tensor, parameters: Sequence[nn.Parameter]) -> None:
+        """Have the kept gradients of a bucket be these values, [bucket]. They are already where the bucket was not
+        gathered, and was changed in place.
+        """
+        for index in self.pieces[number].parameters:
+            gradient = parameters[index].grad
+            assert gradient is not None
+            for bucket, place, part in self._parts[index]:
+                own = gradient.view(-1)[part]
+                if bucket == number and own.data_ptr() != values[place].data_ptr():
+                    own.copy_(values[place])

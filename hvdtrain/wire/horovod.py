@@ -4,7 +4,7 @@ import os
 import socket
 import threading
 import time
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 from hvdtrain.errors import Failure
@@ -124,28 +124,18 @@ def leave() -> None:
     hvd.shutdown()
 
 
-def wait_asleep(handles: Iterable[int | None]) -> None:
-    """Return when Horovod has reduced all of these; None is one that it has not been given yet.
+def wait_asleep(handle: int) -> None:
+    """Return when Horovod has reduced this.
 
-    Its own wait calls sched_yield without a pause, and takes from the thread that carries the bytes what a container's
+    Horovod's wait calls sched_yield without a pause. It takes from the thread that carries the bytes what a container's
     limit on processor time, or a busy core, has to give: over 1 Gbit/s with Gloo twice the processor time of a step.
+    Here a pause is a fiftieth of what has been waited; a look costs some hundredths of a millisecond.
     """
     import horovod.torch as hvd
 
     since = time.perf_counter()
-    for handle in handles:
-        while handle is not None and not hvd.poll(handle):
-            pause(since)
-
-
-def pause(since: float) -> None:
-    """Sleep until one looks again whether Horovod is done: a fiftieth of what has been waited, and a look costs some
-    hundredths of a millisecond.
-
-    Args:
-        since: when the wait began, by time.perf_counter.
-    """
-    time.sleep(min(5e-3, max(1e-4, (time.perf_counter() - since) / 50)))
+    while not hvd.poll(handle):
+        time.sleep(min(5e-3, max(1e-4, (time.perf_counter() - since) / 50)))
 
 
 def total(values: "Tensor") -> "Tensor":
@@ -153,7 +143,7 @@ def total(values: "Tensor") -> "Tensor":
     import horovod.torch as hvd
 
     handle = hvd.allreduce_async(values, op=hvd.Sum, name="sum")
-    wait_asleep([handle])
+    wait_asleep(handle)
     return hvd.synchronize(handle)
 
 
@@ -164,6 +154,6 @@ def to_first(message: bytes) -> list[bytes]:
 
     sizes = torch.tensor([len(message), *[0] * (hvd.size() - 1)], dtype=torch.int32)
     handle = hvd.alltoall_async(torch.frombuffer(bytearray(message), dtype=torch.uint8), sizes, name="gather")
-    wait_asleep([handle])
+    wait_asleep(handle)
     received, of_each = hvd.synchronize(handle)
     return [part.numpy().tobytes() for part in received.split(of_each.tolist())] if hvd.rank() == 0 else []

@@ -77,7 +77,7 @@ def ring(monkeypatch):
     monkeypatch.setattr(allreduce.hvd, "synchronize", lambda handle: handle)
     monkeypatch.setattr(allreduce.hvd, "poll", lambda handle: True)
     model = nn.Sequential(nn.Linear(2, 3, bias=False), nn.Linear(3, 2, bias=False))
-    return model, allreduce.StagedRing(model, 6, allreduce.hvd.Compression.none, timeout=0.2)
+    return model, allreduce.Ring(model, 6, allreduce.hvd.Compression.none, timeout=0.2, staged=True)
 
 
 @pytest.mark.parametrize("event", ["late", "broken"])
