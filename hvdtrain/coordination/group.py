@@ -1,6 +1,5 @@
 """The workers of a job as one of them sees them: small sums, barriers, and leaving together."""
 
-import json
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any
@@ -9,7 +8,6 @@ from hvdtrain.world.place import World
 
 if TYPE_CHECKING:
     from torch import Tensor
-    from torch.distributed import Store
 
 
 class Group(ABC):
@@ -27,7 +25,6 @@ class Group(ABC):
 
     def __init__(self, world: World) -> None:
         self.worker, self.workers = world.member, world.workers
-        self._gathered = 0  # times, through a store
 
     @property
     def leads(self) -> bool:
@@ -41,8 +38,12 @@ class Group(ABC):
         act()
 
     @abstractmethod
+    def sum_later(self, values: "Tensor") -> "Callable[[], Tensor]":
+        """As sum, in two steps: what is returned waits for the others, and is called before the next sum."""
+
     def sum(self, values: "Tensor") -> "Tensor":
         """The elementwise sum over the workers of a small CPU tensor, on every worker. It is a barrier too."""
+        return self.sum_later(values)()
 
     def barrier(self) -> None:
         """Return when every worker has come here."""
@@ -64,25 +65,9 @@ class Group(ABC):
         """
         return self.all_gather_later(row)()
 
+    @abstractmethod
     def all_gather_later(self, row: Sequence[float]) -> "Callable[[], tuple[list[int], Tensor]]":
-        """As all_gather, in two steps: what is returned waits for the others, and is called before the next sum."""
-        import torch
-
-        rows = torch.zeros(self.workers, 1 + len(row), dtype=torch.float64)
-        rows[self.worker] = torch.tensor([1.0, *row], dtype=torch.float64)
-        total = self.sum_later(rows)
-
-        def wait() -> "tuple[list[int], Tensor]":
-            rows = total()
-            there = rows[:, 0].nonzero().flatten().tolist()
-            return there, rows[there, 1:]
-
-        return wait
-
-    def sum_later(self, values: "Tensor") -> "Callable[[], Tensor]":
-        """As sum, in two steps; see all_gather_later."""
-        total = self.sum(values)
-        return lambda: total
+        """As all_gather, in two steps; see sum_later."""
 
     @abstractmethod
     def gather_to_first(self, value: Any) -> dict[int, Any]:
@@ -93,17 +78,6 @@ class Group(ABC):
             value: of plain types, as JSON holds them.
         """
 
-    def gather_through_store(self, store: "Store", value: Any) -> dict[int, Any]:
-        """The same by way of a store that all workers reach, where none can be lost.
-
-        Each worker has two keys there, in turns: who writes over one has met the one that leads since that read it.
-        """
-        self._gathered += 1
-        keys = [f"gathered/{self._gathered % 2}/{worker}" for worker in range(self.workers)]
-        store.set(keys[self.worker], json.dumps(value))
-        self.barrier()
-        return dict(enumerate(map(json.loads, store.multi_get(keys)))) if self.leads else {}
-
     def request_barrier(self, number: int) -> None:  # noqa: B027  # only workers that are not in lockstep need it
         """Ask all workers to come to the barrier of this number."""
 
@@ -113,13 +87,3 @@ class Group(ABC):
 
     def close(self) -> None:  # noqa: B027  # nobody to leave, by default
         """Leave the others in order. Called once, when all went well."""
-
-
-class Alone(Group):
-    """The group of the one worker of a job."""
-
-    def sum(self, values: "Tensor") -> "Tensor":
-        return values
-
-    def gather_to_first(self, value: Any) -> dict[int, Any]:
-        return {0: value}

@@ -41,16 +41,12 @@ class ServerGroup(Group):
             act()
             self.all_gather([])
 
-    def sum(self, values: torch.Tensor) -> torch.Tensor:
+    def sum_later(self, values: torch.Tensor) -> Callable[[], torch.Tensor]:
         """As in Group.
 
-        Raises:
+        Raises, as does what is returned:
             Failure: a worker that is there neither came nor pushed anything for as long as waits may take.
         """
-        return self.sum_later(values)()
-
-    def sum_later(self, values: torch.Tensor) -> Callable[[], torch.Tensor]:
-        """As in Group; what is returned raises as sum does."""
         return self._later(values, as_rows=False)
 
     def all_gather_later(self, row: Sequence[float]) -> Callable[[], tuple[list[int], torch.Tensor]]:

@@ -14,12 +14,13 @@ from torch import nn
 from hvdtrain.buckets.bucketer import Bucketer
 from hvdtrain.buckets.partition import cut
 from hvdtrain.buckets.staging import Staging
-from hvdtrain.coordination.horovod_group import HorovodGroup
 from hvdtrain.coordination.job import Job
+from hvdtrain.coordination.store_group import StoreGroup
 from hvdtrain.errors import Failure
 from hvdtrain.modes._synchroniser import LocalUpdate
 from hvdtrain.numerics.flat import payload_bytes, trained, views
 from hvdtrain.system import trace
+from hvdtrain.wire import horovod
 from hvdtrain.wire.horovod import wait_asleep
 
 FAMILY = "ring"
@@ -125,11 +126,11 @@ class AllReduce(LocalUpdate):
 
     ring: Ring | None = None  # of several workers
 
-    def __init__(self, job: Job, group: HorovodGroup) -> None:
+    def __init__(self, job: Job, group: StoreGroup, backend: str) -> None:
         super().__init__(job, group)
         on_gpu = job.device.type == "cuda"
         self.staged = on_gpu and (job.config.share_gpu or not hvd.nccl_built())
-        self.backend = "horovod-nccl" if on_gpu and not self.staged else group.backend
+        self.backend = "horovod-nccl" if on_gpu and not self.staged else backend
 
     def prepare(self, model: nn.Module) -> nn.Module:
         config, half = self.config, self.config.compression == "fp16"
@@ -154,5 +155,7 @@ class AllReduce(LocalUpdate):
 def connect(job: Job) -> AllReduce:
     # Gloo's own limit, 30 s, would run while another host's workers still look at their images.
     os.environ.setdefault("HOROVOD_GLOO_TIMEOUT_SECONDS", str(math.ceil(job.config.timeout)))
-    store = None if job.world.starts_horovod else job.meet()
-    return AllReduce(job, HorovodGroup(job.world, store))
+    world = job.world
+    backend = horovod.join(world, None if world.starts_horovod else job.meet())
+    store = job.meet() if world.size > 1 else None
+    return AllReduce(job, StoreGroup(world, store, job.config.timeout, horovod.leave), backend)

@@ -2,16 +2,18 @@
 
 import inspect
 import time
+from datetime import timedelta
 from typing import Any, cast
 
 import torch
+import torch.distributed as dist
 from torch import nn
 from torch.distributed import GradBucket
 from torch.distributed.algorithms.ddp_comm_hooks import default_hooks
 from torch.futures import Future
 
 from hvdtrain.coordination.job import Job
-from hvdtrain.coordination.torch_group import TorchGroup
+from hvdtrain.coordination.store_group import StoreGroup
 from hvdtrain.modes._synchroniser import LocalUpdate
 from hvdtrain.numerics.flat import payload_bytes
 from hvdtrain.system import trace
@@ -59,6 +61,10 @@ def _traced_allreduce(state: None, bucket: GradBucket) -> Future[torch.Tensor]:
 def connect(job: Job) -> Ddp:
     with_nccl = job.device.type == "cuda" and not job.config.share_gpu
     backend = "cpu:gloo,cuda:nccl" if with_nccl else "gloo"
-    sync = Ddp(job, TorchGroup(job.world, backend, job.config.timeout, job.meet()))
+    world, timeout, store = job.world, job.config.timeout, job.meet()
+    dist.init_process_group(
+        backend, store=store, rank=world.rank, world_size=world.size, timeout=timedelta(seconds=timeout)
+    )
+    sync = Ddp(job, StoreGroup(world, store if world.size > 1 else None, timeout, dist.destroy_process_group))
     sync.backend = backend
     return sync

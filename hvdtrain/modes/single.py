@@ -2,8 +2,8 @@
 
 from torch import nn
 
-from hvdtrain.coordination.group import Alone
 from hvdtrain.coordination.job import Job
+from hvdtrain.coordination.store_group import StoreGroup
 from hvdtrain.modes._synchroniser import LocalUpdate
 
 FAMILY = "one machine"
@@ -20,4 +20,4 @@ class Single(LocalUpdate):
 
 
 def connect(job: Job) -> Single:
-    return Single(job, Alone(job.world))
+    return Single(job, StoreGroup(job.world))

@@ -12,7 +12,6 @@ from hvdtrain.world.network import own_address
 from hvdtrain.world.place import World
 
 if TYPE_CHECKING:
-    from torch import Tensor
     from torch.distributed import Store
 
 # Gigabytes a second of payload that a float32 all-reduce of 528 MB between two processes moved, measured on one
@@ -136,24 +135,3 @@ def wait_asleep(handle: int) -> None:
     since = time.perf_counter()
     while not hvd.poll(handle):
         time.sleep(min(5e-3, max(1e-4, (time.perf_counter() - since) / 50)))
-
-
-def total(values: "Tensor") -> "Tensor":
-    """The elementwise sum over all ranks of a small CPU tensor, on every rank."""
-    import horovod.torch as hvd
-
-    handle = hvd.allreduce_async(values, op=hvd.Sum, name="sum")
-    wait_asleep(handle)
-    return hvd.synchronize(handle)
-
-
-def to_first(message: bytes) -> list[bytes]:
-    """Every rank's message, on the first; on the others nothing. An all-to-all of which all is for the first."""
-    import horovod.torch as hvd
-    import torch
-
-    sizes = torch.tensor([len(message), *[0] * (hvd.size() - 1)], dtype=torch.int32)
-    handle = hvd.alltoall_async(torch.frombuffer(bytearray(message), dtype=torch.uint8), sizes, name="gather")
-    wait_asleep(handle)
-    received, of_each = hvd.synchronize(handle)
-    return [part.numpy().tobytes() for part in received.split(of_each.tolist())] if hvd.rank() == 0 else []

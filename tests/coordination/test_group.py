@@ -1,49 +1,67 @@
-"""What workers give to the one that leads."""
+"""What workers of which none may be lost agree on, through a store."""
 
+import threading
 from concurrent.futures import ThreadPoolExecutor
 
-from helpers.buckets import make_desk
-from helpers.groups import Threads
+import pytest
+import torch
 from torch.distributed import HashStore
 
+from hvdtrain.coordination.store_group import StoreGroup
+from hvdtrain.errors import Failure
 from hvdtrain.world.place import World
 
 WORKERS, TIMES = 3, 20
 
 
 class CountedStore(HashStore):
-    """Knows its keys, and how often it was read."""
+    """Knows how often each thread read it."""
 
     def __init__(self):
         super().__init__()
-        self.keys, self.reads = set(), 0
-
-    def set(self, key, value):
-        self.keys.add(key)
-        super().set(key, value)
-
-    def get(self, key):
-        self.reads += 1
-        return super().get(key)
+        self.readers = []
 
     def multi_get(self, keys):
-        self.reads += 1
+        self.readers.append(threading.current_thread())
         return super().multi_get(keys)
 
 
-def test_what_is_gathered_again_and_again_is_read_at_once_and_does_not_pile_up():
-    """However much later the first worker reads than the others go on."""
-    desk, store = make_desk(workers=WORKERS), CountedStore()
+def on_each(work, workers=WORKERS):
+    """What each worker, a thread, comes to with its group."""
+    store = CountedStore()
+    with ThreadPoolExecutor(workers) as pool:
+        groups = [StoreGroup(World("env", worker, workers), store, 20) for worker in range(workers)]
+        return store, [done.result(timeout=30) for done in [pool.submit(work, group) for group in groups]]
 
-    def gathered(worker):
-        group = Threads(World("env", worker, WORKERS), desk, store)
-        return [group.gather_to_first({"worker": worker, "time": time, "nan": float("nan")}) for time in range(TIMES)]
 
-    with ThreadPoolExecutor(WORKERS) as pool:
-        first, *others = [done.result(timeout=30) for done in [pool.submit(gathered, w) for w in range(WORKERS)]]
+def test_what_is_gathered_again_and_again_is_read_at_once_by_the_first_alone_and_does_not_pile_up():
+    def gathered(group):
+        given = {"worker": group.worker, "nan": float("nan")}
+        return [group.gather_to_first(given | {"time": time}) for time in range(TIMES)]
+
+    store, (first, *others) = on_each(gathered)
     assert others == [[{}] * TIMES] * (WORKERS - 1)
     for time, found in enumerate(first):
         assert [(worker, its["worker"], its["time"]) for worker, its in found.items()] == [
             (worker, worker, time) for worker in range(WORKERS)
         ]
-    assert store.reads == TIMES and len(store.keys) == 2 * WORKERS
+    assert len(store.readers) == TIMES and len(set(store.readers)) == 1
+    assert store.num_keys() == 2 * WORKERS
+
+
+def test_sums_and_rows_are_the_same_on_all_workers():
+    def agreed(group):
+        later = group.sum_later(torch.full((2, 3), group.worker + 0.5))
+        total = later()
+        there, rows = group.all_gather([group.worker, -1.5])
+        return total, there, rows, group.any(group.worker == 1), group.any(False)
+
+    for total, there, rows, one, none in on_each(agreed)[1]:
+        assert total.equal(torch.full((2, 3), 4.5)) and there == [0, 1, 2]
+        assert rows.tolist() == [[0, -1.5], [1, -1.5], [2, -1.5]] and one and not none
+
+
+def test_a_worker_that_does_not_come_is_named():
+    group = StoreGroup(World("env", 0, 3), HashStore(), 0.2)
+    with pytest.raises(Failure, match=r"workers \[1, 2\] did not come .* within 0.2 s"):
+        group.barrier()

@@ -4,12 +4,11 @@ import threading
 
 import pytest
 import torch
-from helpers.buckets import make_desk
-from helpers.groups import Threads
 from torch.distributed import HashStore
 
 from hvdtrain.config.run_config import RunConfig
 from hvdtrain.coordination.job import Job
+from hvdtrain.coordination.store_group import StoreGroup
 from hvdtrain.data.sampling import BatchSampler
 from hvdtrain.modes._synchroniser import LocalUpdate
 from hvdtrain.numerics.clock import PARTS
@@ -26,7 +25,7 @@ def test_the_summary_of_176_workers_has_the_digest_of_one(tmp_path):
     row = {"step": 1, "time": 2.0, "samples": 704, "loss": 1.0, "accuracy": 0.5}
 
     def summaries(workers):
-        desk, store, found, groups = make_desk(workers=workers), HashStore(), {}, []
+        store, found = HashStore(), {}
 
         def run(worker):
             world = World("mpirun", worker, workers, worker, workers)
@@ -36,8 +35,7 @@ def test_the_summary_of_176_workers_has_the_digest_of_one(tmp_path):
             recorder.step(row | {"samples": 704 // workers}, dict.fromkeys(PARTS, 1.0), seen, None)
             last = {"step": 1, "train_s": 2.0, "val_accuracy": 0.9, "val_loss": 0.1}
             history = History([last], step=1, samples=704, wall_s=2.0)
-            sync = LocalUpdate(job, Threads(world, desk, store))
-            groups.append(sync.group)
+            sync = LocalUpdate(job, StoreGroup(world, store if workers > 1 else None, 50))
             found[worker] = summarise(job, sync, recorder, history, 0, [1.0], HostLoads(sync))
             recorder.close()
 
@@ -48,7 +46,6 @@ def test_the_summary_of_176_workers_has_the_digest_of_one(tmp_path):
         for thread in threads:
             thread.join()
         assert not any(found[worker] for worker in range(1, workers))
-        assert max(group.most for group in groups) == 1  # a tally is not sent to those that do not need it
         return found[0]
 
     alone, many = summaries(1), summaries(176)
@@ -65,7 +62,7 @@ def test_a_run_whose_only_worker_has_come_for_its_last_evaluation_has_a_summary(
     world = World("mpirun", 0, 1, 0, 1)
     job = Job(RunConfig(mode="ddp"), world, tmp_path, torch.device("cpu"), 1)
     history = History([{"step": 3, "val_accuracy": 0.9, "val_loss": 0.1}], step=3, samples=96, wall_s=2.0)
-    sync = LocalUpdate(job, Threads(world, make_desk(workers=1), HashStore()))
+    sync = LocalUpdate(job, StoreGroup(world))
     recorder = Recorder(tmp_path, 0, is_chief=False)
     summary = summarise(job, sync, recorder, history, 0, [0.0], HostLoads(sync))
     recorder.close()

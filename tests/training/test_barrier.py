@@ -4,24 +4,22 @@ import threading
 import time
 
 import pytest
-import torch
-from helpers.buckets import make_desk
-from helpers.groups import Threads
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from torch.distributed import HashStore
 
 from hvdtrain.config.run_config import RunConfig
+from hvdtrain.coordination.store_group import StoreGroup
 from hvdtrain.training.barrier import StepBarrier
-from hvdtrain.wire.requests import as_future
 from hvdtrain.world.place import World
 
 
-class InOneProcess(Threads):
+class InOneProcess(StoreGroup):
     """They request barriers of each other in a set that all have."""
 
-    def __init__(self, world, desk, requested):
-        super().__init__(world, desk)
-        self.requested = requested
+    def __init__(self, world, store, requested):
+        super().__init__(world, store if world.workers > 1 else None, 30)
+        self.requested, self.in_background = requested, False
 
     def request_barrier(self, number):
         self.requested.add(number)
@@ -31,13 +29,9 @@ class InOneProcess(Threads):
 
 
 class InBackground(InOneProcess):
-    """As of workers with servers."""
-
-    in_background = True
-
-    def sum_later(self, values):
-        self.sums += 1
-        return as_future(self.desk.sum(self.worker, self.sums, values)).wait
+    def __init__(self, *arguments):
+        super().__init__(*arguments)
+        self.in_background = True
 
 
 class Sync:
@@ -50,11 +44,11 @@ class Sync:
 
 def ends(config, workers, steps_per_epoch, seconds_a_step, group=InOneProcess):
     """Each worker's last step and the steps at which something was decided, trained until all are over."""
-    desk, requested = make_desk(workers=workers), set()
+    store, requested = HashStore(), set()
     found = {}
 
     def work(worker):
-        sync = Sync(group(World("mpirun", worker, workers, worker, workers), desk, requested))
+        sync = Sync(group(World("mpirun", worker, workers, worker, workers), store, requested))
         barrier = StepBarrier(config, sync, config.steps or None, 0.0)
         step, began, decided = 0, time.perf_counter(), []
         while True:
@@ -108,13 +102,3 @@ def test_slow_steps_in_lockstep_end_within_a_step_of_the_budget():
 def test_steps_end_all_workers_though_the_epoch_goes_on():
     found = ends(RunConfig(mode="ps-async", servers=1, steps=7), 3, 50, [0.001, 0.01, 0.003])
     assert {worker: [step for step, _ in decided] for worker, decided in found.items()} == {0: [7], 1: [7], 2: [7]}
-
-
-def test_a_row_of_a_worker_that_is_gone_is_not_waited_for():
-    desk = make_desk()
-    desk.lose(1)
-    sync = Sync(InOneProcess(World("mpirun", 1, 3, 1, 3, 1), desk, set()))
-    barrier = StepBarrier(RunConfig(mode="ps-async", servers=1), sync, 3, 0.0)
-    assert not barrier.after(1, 0.1, is_last=False)
-    assert barrier.after(3, 0.3, is_last=False).over
-    assert torch.equal(sync.group.sum(torch.ones(2)), torch.ones(2))

@@ -6,12 +6,11 @@ from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 import torch
-from helpers.buckets import make_desk
-from helpers.groups import Threads
 from torch.distributed import HashStore
 
 from hvdtrain.config.run_config import RunConfig
 from hvdtrain.coordination.job import Job
+from hvdtrain.coordination.store_group import StoreGroup
 from hvdtrain.modes._synchroniser import LocalUpdate
 from hvdtrain.training import clocks
 from hvdtrain.world.place import World
@@ -23,7 +22,7 @@ MACHINES = [1, 2, 3, 1]
 @pytest.fixture
 def compare(tmp_path, monkeypatch):
     """What each worker, a thread with a clock of its own, finds."""
-    here, desk, store, now = threading.local(), make_desk(workers=len(AHEAD)), HashStore(), time.perf_counter
+    here, store, now = threading.local(), HashStore(), time.perf_counter
 
     class Clock:
         perf_counter = staticmethod(lambda: now() + AHEAD[here.worker])
@@ -35,7 +34,7 @@ def compare(tmp_path, monkeypatch):
         here.worker = worker
         world = World("env", worker, len(AHEAD))
         job = Job(RunConfig(mode="ddp"), world, tmp_path, torch.device("cpu"), 1)
-        return clocks.compare_clocks(job, LocalUpdate(job, Threads(world, desk, store)))
+        return clocks.compare_clocks(job, LocalUpdate(job, StoreGroup(world, store, 30)))
 
     def all_of_them():
         with ThreadPoolExecutor(len(AHEAD)) as pool:

@@ -5,9 +5,9 @@ from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 import torch
-from helpers.buckets import make_desk
-from helpers.groups import Threads
+from torch.distributed import HashStore
 
+from hvdtrain.coordination.store_group import StoreGroup
 from hvdtrain.errors import Failure
 from hvdtrain.runs import snapshot
 from hvdtrain.training import resume
@@ -19,14 +19,14 @@ HOSTS = ["a", "a", "b", "b"]  # of four workers
 @pytest.fixture
 def share(tmp_path, monkeypatch):
     """Have every worker, a thread, share what the first one finds: what each has then, or what it raises."""
-    here, desk = threading.local(), make_desk(workers=len(HOSTS))
+    here, store = threading.local(), HashStore()
     monkeypatch.setattr(resume.socket, "gethostname", lambda: HOSTS[here.worker])
 
     def one(worker):
         here.worker = worker
         found = snapshot.latest(tmp_path, pytest.fail) if worker == 0 else None
         try:
-            return resume.share(tmp_path, found, Threads(World("env", worker, len(HOSTS)), desk))
+            return resume.share(tmp_path, found, StoreGroup(World("env", worker, len(HOSTS)), store, 20))
         except Failure as error:
             return error
 
