@@ -37,8 +37,10 @@ class StoreGroup(Group):
 
         def wait() -> torch.Tensor:
             parts = self._take(keys)
+            if not parts or not values.numel():
+                return values
             tensors = [torch.frombuffer(bytearray(part), dtype=values.dtype) for part in parts]
-            return torch.stack(tensors).sum(0).view(values.shape) if tensors else values
+            return torch.stack(tensors).sum(0).view(values.shape)
 
         return wait
 

@@ -53,6 +53,7 @@ def test_sums_and_rows_are_the_same_on_all_workers():
     def agreed(group):
         later = group.sum_later(torch.full((2, 3), group.worker + 0.5))
         total = later()
+        group.all_gather([])
         there, rows = group.all_gather([group.worker, -1.5])
         return total, there, rows, group.any(group.worker == 1), group.any(False)
 
