@@ -88,6 +88,6 @@ class Bucketer:
             gradient = parameters[index].grad
             assert gradient is not None
             for bucket, place, part in self._parts[index]:
-                own = gradient.view(-1)[part]
-                if bucket == number and own.data_ptr() != values[place].data_ptr():
-                    own.copy_(values[place])
+                kept = gradient.view(-1)[part]
+                if bucket == number and kept.data_ptr() != values[place].data_ptr():
+                    kept.copy_(values[place])

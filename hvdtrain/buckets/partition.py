@@ -39,8 +39,8 @@ def cut(sizes: Sequence[int], servers: int, most: int) -> list[Piece]:
         shard = even_range(ends[-1], server, servers)
         buckets = -(-len(shard) // most)
         for number in range(buckets):
-            own = even_range(len(shard), number, buckets)
-            start, stop = shard.start + own.start, shard.start + own.stop
+            bucket = even_range(len(shard), number, buckets)
+            start, stop = shard.start + bucket.start, shard.start + bucket.stop
             inside = tuple(i for i in range(len(sizes)) if ends[i] < stop and start < ends[i + 1])
             lengths = tuple(min(stop, ends[i + 1]) - max(start, ends[i]) for i in inside)
             pieces.append(Piece(server, number, start, stop, inside, lengths))

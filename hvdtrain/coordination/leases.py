@@ -82,7 +82,9 @@ class Leases:
         """The worker has been answered all pushes of this step of its own, and of those before."""
         if worker in self.lost:  # and others have these shares
             return Outcome()
-        for share in [share for share, (holder, its) in self.open.items() if holder == worker and its <= step]:
+        for share in [
+            share for share, (holder, leased_at) in self.open.items() if holder == worker and leased_at <= step
+        ]:
             del self.open[share]
             if self.sizes:
                 self.samples[worker] = self.samples.get(worker, 0) + samples_of_share(share, *self.sizes, self.workers)

@@ -20,12 +20,12 @@ def membership_file(folder: Path) -> Path:
 
 def who_is_lost(lives: Collection[Any], came_to: Mapping[int, int] | None = None) -> str:
     """`1 of 2 workers: rank 2 was lost after step 40`, where it came to that; empty where none of these lives was."""
-    ranks, there = {life.rank for life in lives}, {life.rank for life in lives if not life.why}
+    ranks, present = {life.rank for life in lives}, {life.rank for life in lives if not life.why}
     lost = sorted({life.rank for life in lives if life.why not in ("", LEFT)})
     then = {rank: f" after step {step}" for rank, step in (came_to or {}).items()}
-    then |= dict.fromkeys(there, " and came back")
+    then |= dict.fromkeys(present, " and came back")
     each = ", ".join(f"rank {rank} was lost{then.get(rank, '')}" for rank in lost)
-    return f"{len(there)} of {with_noun(len(ranks), 'worker')}: {each}" if lost else ""
+    return f"{len(present)} of {with_noun(len(ranks), 'worker')}: {each}" if lost else ""
 
 
 @dataclass
@@ -56,18 +56,18 @@ class MembershipLog:
     Args:
         file: gets a line when a worker joins or is gone, at once.
         servers, workers: how many there are at the start.
-        goes_on: with what the file has, in place of a first server that was killed.
+        recovered: go on with what the file has, in place of a first server that was killed.
     """
 
-    def __init__(self, file: Path, servers: int, workers: int, goes_on: bool = False) -> None:
+    def __init__(self, file: Path, servers: int, workers: int, recovered: bool = False) -> None:
         self.servers = servers
         self._lives: list[Life] = []
         self._lock = threading.Lock()
-        if goes_on:
+        if recovered:
             rows = {row["member"]: Life(**row) for row in map(json.loads, whole_lines(file))}
             self._lives = [rows[member] for member in sorted(rows)]
-        self._file = AppendedFile(file, anew=not goes_on)
-        for member in range(0 if goes_on else workers):
+        self._file = AppendedFile(file, anew=not recovered)
+        for member in range(0 if recovered else workers):
             self._begin(member, servers + member, None)
 
     def begin(self, member: int, pid: int) -> Life:

@@ -58,7 +58,7 @@ class Roster:
     # Of the server itself: where it is reached, and the others, by the number that they are called by; whether tensors
     # go by memory that its host shares; how often it was killed and came back (see runs.schema.Return), and how many
     # updates of each bucket that has cost.
-    own: str = ""
+    endpoint: str = ""
     others: dict[int, str] = field(default_factory=dict)
     shares_memory: bool = False
     returned: list[dict[str, Any]] = field(default_factory=list)
@@ -115,7 +115,7 @@ class Roster:
     def close(self, why: str) -> Outcome:
         """Whoever still wants to join is too late."""
         joining, self.joining = self.joining, []
-        return Outcome({own: Failure(why) for own in joining})
+        return Outcome({worker: Failure(why) for worker in joining})
 
     def admit(self, worker: int) -> Outcome:
         """A worker is there. Failure if it is lost already."""
@@ -191,13 +191,13 @@ class Roster:
 
     def _finish(self, number: int) -> dict[Any, torch.Tensor]:
         """Do the sum, if it waits for nobody any more."""
-        own = self.summands[number]
-        if not self.present <= own.keys():
+        summands = self.summands[number]
+        if not self.present <= summands.keys():
             return {}
         del self.summands[number]
         if self.point and number > self.point.sums:
             self.is_open = False
-        rows = torch.stack([own[worker] for worker in sorted(own)])
+        rows = torch.stack([summands[worker] for worker in sorted(summands)])
         self.sums[number] = rows if number in self.kept_as_rows else rows.sum(0)
         self.kept_as_rows.discard(number)
-        return {(number, worker): self.sums[number] for worker in own}
+        return {(number, worker): self.sums[number] for worker in summands}

@@ -51,13 +51,13 @@ class ServerGroup(Group):
 
     def all_gather_later(self, row: Sequence[float]) -> Callable[[], tuple[list[int], torch.Tensor]]:
         """As in Group, of whoever is there; what is returned raises as sum does."""
-        found = self._later(torch.tensor([self.worker, *row], dtype=torch.float64), as_rows=True)
+        rows_later = self._later(torch.tensor([self.worker, *row], dtype=torch.float64), as_rows=True)
 
         def wait() -> tuple[list[int], torch.Tensor]:
-            rows = found()
-            there = rows[:, 0].int().tolist()
-            self.first = there[0]
-            return there, rows[:, 1:]
+            rows = rows_later()
+            workers = rows[:, 0].int().tolist()
+            self.first = workers[0]
+            return workers, rows[:, 1:]
 
         return wait
 
@@ -90,11 +90,11 @@ class ServerGroup(Group):
         """
         slot = self.sums % 2
         self.wire.ask(0, "note", slot, self.worker, json.dumps(value))
-        there, _ = self.all_gather([])
+        workers, _ = self.all_gather([])
         if not self.leads:
             return {}
         noted = self.wire.ask(0, "noted", slot)
-        return {worker: json.loads(noted[worker]) for worker in there}
+        return {worker: json.loads(noted[worker]) for worker in workers}
 
     def request_barrier(self, number: int) -> None:
         with _store_of_rank_0():

@@ -81,10 +81,10 @@ class StaleSynchronous(Policy):
             if len(self.summed) == self.pushes_per_step:
                 steps = self._steps()
         self.clocks[push.worker] = push.step
-        own = GoesOn(push.worker, staleness)
+        released = GoesOn(push.worker, staleness)
         if self.staleness is None and not self.idle_after:  # nobody waits
-            return Decision(steps, [own])
-        self.waiting.append((push.step, own))
+            return Decision(steps, [released])
+        self.waiting.append((push.step, released))
         return self._let_go(steps)
 
     def _steps(self) -> list[Step]:
@@ -114,11 +114,11 @@ class StaleSynchronous(Policy):
         self.clocks.pop(worker, None)  # it may not have got as far as to join here
         self.idle_after.pop(worker, None)
         self.at_barrier.discard(worker)
-        self.waiting = [(step, own) for step, own in self.waiting if own.worker != worker]
+        self.waiting = [(step, waits) for step, waits in self.waiting if waits.worker != worker]
         return self._let_go()
 
     def waits(self, worker: int) -> bool:
-        return any(own.worker == worker for _, own in self.waiting)
+        return any(waits.worker == worker for _, waits in self.waiting)
 
     def _let_go(self, steps: Sequence[Step] = ()) -> Decision:
         """After these steps, workers go on that are no more than `staleness` ahead of the slowest that is not idle."""
@@ -130,8 +130,8 @@ class StaleSynchronous(Policy):
                 self.idle_after, self.at_barrier = {}, set()
         slowest = min((self.clocks[worker] for worker in busy), default=math.inf)
         limit = math.inf if self.staleness is None else slowest + self.staleness
-        free = [own for step, own in self.waiting if step <= limit]
-        self.waiting = [(step, own) for step, own in self.waiting if step > limit]
+        free = [waits for step, waits in self.waiting if step <= limit]
+        self.waiting = [(step, waits) for step, waits in self.waiting if step > limit]
         return Decision(steps, free)
 
 

@@ -48,14 +48,14 @@ class Synchronous(Policy):
             return Decision((), [GoesOn(push.worker, version - push.version_read, self.step)], [push])
         self.early[push.worker if self.in_order else len(self.added)] = push, gradient
         while following := self.early.pop(len(self.added), None):
-            own, its = following
-            self.sum = its if self.sum is None else self.sum.add_(its)
-            self.added.append(own)
+            next_push, its_gradient = following
+            self.sum = its_gradient if self.sum is None else self.sum.add_(its_gradient)
+            self.added.append(next_push)
         if self.sum is None or len(self.added) < self.needed:
             return Decision()
         total, pushes, self.sum, self.added = self.sum, self.added, None, []
         self.step = push.step
-        go_on = [GoesOn(own.worker, version - own.version_read) for own in pushes]
+        go_on = [GoesOn(p.worker, version - p.version_read) for p in pushes]
         return Decision([Step(total.div_(self.needed), pushes[0].lr, pushes)], go_on)
 
     def join(self, worker: int, step: int) -> None:

@@ -241,8 +241,8 @@ class Bucket:
 
     def slowest(self, otherwise: int) -> Outcome:
         """The least step of the last pushes of those that are there; `otherwise` where none has pushed."""
-        there = (step for worker, step in self.gate.last.items() if worker not in self.gate.lost)
-        return at_once(min(there, default=otherwise))
+        steps = (step for worker, step in self.gate.last.items() if worker not in self.gate.lost)
+        return at_once(min(steps, default=otherwise))
 
     def join(self, worker: int, step: int) -> Outcome:
         """One more worker is there, whose next step comes after this one. Failure where it was lost meanwhile, or this

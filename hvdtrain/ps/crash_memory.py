@@ -45,8 +45,8 @@ class CrashMemory:
         self._end = max(os.fstat(self.file).st_size, 2 * RECORD)
         self._parts: dict[str, int] = {}  # where the records of each begin
         self._directory = _Records(self.file, 0)
-        if file is not None and (found := self._directory.read()):
-            self._parts = found
+        if file is not None and (saved := self._directory.read()):
+            self._parts = saved
 
     def state_of(self, name: str) -> "SavedState":
         """The part of that name, as it was saved, or empty."""
@@ -87,7 +87,7 @@ class _Records:
 
     def read(self) -> Any:
         """The newest record that is whole; None where there is none."""
-        found, self.number = None, 0
+        newest, self.number = None, 0
         for place in (0, 1):
             at = self.start + place * RECORD
             head = os.pread(self.file, _HEAD.size, at)
@@ -96,8 +96,8 @@ class _Records:
                 continue
             content = os.pread(self.file, length, at + _HEAD.size)
             if len(content) == length and zlib.crc32(content, number) == checksum:
-                found, self.number = content, number
-        return None if found is None else pickle.loads(found)
+                newest, self.number = content, number
+        return None if newest is None else pickle.loads(newest)
 
 
 class SavedState:
@@ -108,10 +108,10 @@ class SavedState:
         self._places: dict[str, list[_Place]] = {}  # of each tensor: where its two copies are
         self._valid: dict[str, int] = {}  # which of them counts
         self._stamps: dict[str, object] = {}  # what it was saved as
-        found = self._records.read()
+        saved = self._records.read()
         self.plain: Any = None
-        if found is not None:
-            self.plain, where, self._valid = found
+        if saved is not None:
+            self.plain, where, self._valid = saved
             self._places = {name: [_Place(memory.file, *place) for place in places] for name, places in where.items()}
 
     def save(self, plain: Any, tensors: Mapping[str, tuple[torch.Tensor | None, object]]) -> None:

@@ -75,8 +75,8 @@ class Desk:
         })  # fmt: skip
         self.calls |= {name: partial(self.act, self.roster, name) for name in ("note", "leave")}
         self.calls |= {name: partial(self.act, self.leases, name) for name in ("lease", "await_lease", "pause_leases")}
-        for name, own in ("pull", "pull"), ("restore", "resume"), ("optimizer_state", "optimizer_state"):
-            self.calls[name] = lambda bucket, *message, own=own: self.act(self.buckets[bucket], own, *message)
+        for name, method in ("pull", "pull"), ("restore", "resume"), ("optimizer_state", "optimizer_state"):
+            self.calls[name] = lambda bucket, *message, method=method: self.act(self.buckets[bucket], method, *message)
 
     def _keep(self, part: Part, name: str | int) -> None:
         self._locks[part] = threading.Lock()
@@ -85,7 +85,7 @@ class Desk:
 
     def act(self, part: Part, method: str, *message: Any) -> Any:
         """Have a part handle a message. What it answers who asks, or a future of that."""
-        lock, own, asked, sent = self._locks[part], None, None, 0
+        lock, result, asked, sent = self._locks[part], None, None, 0
         try:
             if not lock.acquire(blocking=False):
                 began = time.perf_counter()
@@ -95,23 +95,23 @@ class Desk:
                 replies, lines, asked = getattr(part, method)(*message)
                 if self.journal:
                     self.journal.commit(part, lines)
-                if asked is not None and asked not in replies and (own := self.owed.get((part, asked))) is None:
-                    own = self.owed[part, asked] = Future()  # under the part's lock, so that no reply is missed
+                if asked is not None and asked not in replies and (result := self.owed.get((part, asked))) is None:
+                    result = self.owed[part, asked] = Future()  # under the part's lock, so that no reply is missed
             finally:
                 lock.release()
             if replies:
                 answer, sent = self._answer(part, asked, replies)
-                own = answer if asked in replies else own
+                result = answer if asked in replies else result
         finally:
             if method == "push" or sent:
                 self.load.handled((part, message[0].worker) if method == "push" else None, sent)
-        if isinstance(own, Failure):
-            raise own
-        return own
+        if isinstance(result, Failure):
+            raise result
+        return result
 
     def _answer(self, part: Part, asked: Any, replies: Mapping[Any, Any]) -> tuple[Any, int]:
         """Send replies to those who wait. That to who asks, and how many bytes of weights were sent."""
-        own, sent = None, 0
+        result, sent = None, 0
         for to, value in replies.items():
             future = self.owed.pop((part, to), None)
             if future is None and to != asked:
@@ -124,29 +124,29 @@ class Desk:
             elif isinstance(value, Joined):
                 value = self._place_joiner(value, *to)
             if to == asked:
-                own = value
+                result = value
             if future is not None:
                 _settle(future, value)
-        return own, sent
+        return result, sent
 
     def push(self, bucket: int, push: Push) -> "Answer | Future[Answer]":
         """Take a worker's encoded gradient. Its answer, or a future of that where it may not go on yet."""
-        worker, own = push.worker, self.buckets[bucket]
+        worker, part = push.worker, self.buckets[bucket]
         self.heard[worker] = time.monotonic()
         if self.roster.returned:
             # A worker may have had newer weights than are here: a kill has cost the updates in between.
-            behind = push.version_read - own.shard.version
+            behind = push.version_read - part.shard.version
             if behind > self.roster.lost_updates.get(bucket, 0):
                 self.act(self.roster, "lose_updates", bucket, behind)
         gradient, size = None, 0
         # A push that comes again is not read: its shared memory may have been used for another one since.
-        if not own.has(push):
+        if not part.has(push):
             tensors = [self.shared.get(tensor) for tensor in push.gradient]
             gradient = self.decode(tensors) if self.decode else tensors[0]
             size = sum([tensor.nbytes for tensor in tensors])
-        self.load.took((own, worker), size)
+        self.load.took((part, worker), size)
         kept = Push(worker, push.step, push.version_read, push.lr, None, push.share)
-        return self.act(own, "push", kept, gradient)
+        return self.act(part, "push", kept, gradient)
 
     def idle(self, worker: int, step: int, at_barrier: bool, call: int = 0) -> None:
         """The worker pushes nothing for now, after this step: see Bucket.idle."""
@@ -159,9 +159,9 @@ class Desk:
         """Begin with these weights, [bucket] float32."""
         if former := self.buckets.get(bucket):
             del self._locks[former]
-        own = self.make_bucket(bucket, weights)
-        self._keep(own, bucket)
-        self.buckets[bucket] = own
+        part = self.make_bucket(bucket, weights)
+        self._keep(part, bucket)
+        self.buckets[bucket] = part
 
     def sum(self, worker: int, number: int, values: torch.Tensor, as_rows: bool = False) -> Any:
         """A worker's summand of a sum over the workers: see Roster.add."""
@@ -221,8 +221,8 @@ class Desk:
                 self.act(bucket, "lose", worker)
             self.act(self.roster, "lose", worker)
         for part, asked in list(self.owed):
-            own = asked[-1] if isinstance(asked, tuple) else asked
-            if own == worker and (future := self.owed.pop((part, asked), None)) is not None:
+            waits = asked[-1] if isinstance(asked, tuple) else asked
+            if waits == worker and (future := self.owed.pop((part, asked), None)) is not None:
                 _settle(future, Failure(GIVEN_UP))
         self.shared.forget(worker)
 

@@ -15,7 +15,6 @@ from hvdtrain.buckets.staging import Staging
 from hvdtrain.errors import Failure
 from hvdtrain.numerics.clock import Stopwatch
 from hvdtrain.numerics.compression import Compressor
-from hvdtrain.ps.push_trace import PushTrace
 from hvdtrain.wire.messages import Answer, Push, PushStatus
 from hvdtrain.wire.shared import SharedMemory
 from hvdtrain.wire.wire import Wire, server_failed
@@ -124,7 +123,7 @@ class Exchange:
         self.bucketer = Bucketer(sizes, pieces, self._push, self._staging)
         self.lanes = [Lane(n, piece, weights, compression, self._staging) for n, piece in enumerate(pieces)]
         self.context = StepContext(0, 0.0, None, PushStatus(0))
-        self.observers: list[PushTrace] = []
+        self.observers: list[Any] = []
         self._stopwatch = Stopwatch(weights.device)
         self._waits: list[tuple[Any, Any]] = []  # when each wait of this step began and ended
         self._changed = threading.Condition()  # guards all below, and lanes' freshness: the wire's threads change them
@@ -246,15 +245,15 @@ class Exchange:
     def _next(self) -> int | None:
         """The bucket to push now, if any: of those that are next for their servers, what forward needs first."""
         free, under_way = [], self._under_way
-        for server, own in self._waiting.items():
-            if own and (not under_way[server] or under_way[server] + self.lanes[min(own)].size <= self.room):
-                free.append(min(own))
+        for server, waiting in self._waiting.items():
+            if waiting and (not under_way[server] or under_way[server] + self.lanes[min(waiting)].size <= self.room):
+                free.append(min(waiting))
         if free:
             return min(free)
-        for server, own in self._waiting.items():
-            if own and server not in self._over_limit:
-                self._over_limit[server] = own[0]
-                return own[0]
+        for server, waiting in self._waiting.items():
+            if waiting and server not in self._over_limit:
+                self._over_limit[server] = waiting[0]
+                return waiting[0]
         return None
 
     def _answered(self, lane: Lane, future: "Future[Answer]") -> None:

@@ -44,7 +44,7 @@ class Journal:
         self.memory = memory
         self._saved = {name: memory.state_of(name) for name in memory.names()} if memory else {}
         # Of each part's, in the ledger: those beyond what it had saved are written again.
-        self.lines = Counter({name: its.plain[0] for name, its in self._saved.items() if its.plain is not None})
+        self.lines = Counter({name: state.plain[0] for name, state in self._saved.items() if state.plain is not None})
         self._names: dict[Part, str] = {}
         self._lock = threading.Lock()
         self._ledger = self._leases = None
@@ -58,9 +58,9 @@ class Journal:
         """Write down what this part does, which is that of the name, or the bucket of the number. It is told what was
         saved of it, if anything was.
         """
-        own = self._names[part] = name if isinstance(name, str) else f"{_BUCKET}{name}"
+        key = self._names[part] = name if isinstance(name, str) else f"{_BUCKET}{name}"
         if self.memory:
-            saved = self._saved[own] = self._saved.get(own) or self.memory.state_of(own)
+            saved = self._saved[key] = self._saved.get(key) or self.memory.state_of(key)
             if saved.plain is not None:
                 part.restore(saved.plain[1], saved.tensors())
             else:

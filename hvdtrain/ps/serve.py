@@ -76,22 +76,22 @@ def serve(
     restart = _write_restart_info(job, wire, desk, memory) if memory else None
     try:
         with deferred_sigterm():  # the workers get it too, and need this server to save
-            there, patience = desk.roster.present, OVER_S
+            present, patience = desk.roster.present, OVER_S
             if not desk.roster.is_over:
                 monitor = WorkerMonitor(job, wire, address, desk, report, is_open, killed is not None)
                 try:
                     monitor.until_all_have_ended()
                 finally:
                     monitor.close()
-                there, patience = monitor.there, config.timeout
+                present, patience = monitor.present, config.timeout
             metrics.stop()
             if desk.journal:
                 desk.journal.close()
             if memory:
-                _end_with(wire, desk, there, patience)
+                _end_with(wire, desk, present, patience)
             else:
                 assert store
-                wire.leave_together(world, store, config.timeout, there)
+                wire.leave_together(world, store, config.timeout, present)
     except Failure as problem:
         if memory:  # for which the others would wait
             wire.leave_failed(problem)
@@ -127,13 +127,13 @@ def _come_back(job: Job, desk: Desk, killed: KilledServer) -> "tuple[Wire, Store
         Failure: it had not begun, or another process is reached there.
     """
     world, timeout = job.world, job.config.timeout
-    if not desk.roster.own:
+    if not desk.roster.endpoint:
         raise Failure(f"rank {world.rank} was killed before training began")
     back = {"rank": world.rank, "lost": round(killed.at, 3), "returned": round(time.time(), 3), "lost_updates": 0}
     desk.act(desk.roster, "know", {"returned": [*desk.roster.returned, back]})
     if desk.roster.shares_memory:
         desk.shared.on = True  # who knew the memory of the process that was killed will get to know this one's
-    wire = start_again(job.config.wire, desk.roster.own, desk.roster.others, timeout, desk)
+    wire = start_again(job.config.wire, desk.roster.endpoint, desk.roster.others, timeout, desk)
     with contextlib.suppress(Failure):  # another process has the port: nobody joins any more
         if world.rank == 0:
             return wire, _serve_store(job, desk, killed.store)
@@ -147,7 +147,7 @@ def _serve_store(job: Job, desk: Desk, address: tuple[str, int]) -> "Store":
     """A store with what those need who join."""
     store = serve_store(*address, job.config.timeout)
     for rank in range(job.world.servers):
-        store.set(f"wire/{rank}", desk.roster.others.get(rank, desk.roster.own))
+        store.set(f"wire/{rank}", desk.roster.others.get(rank, desk.roster.endpoint))
         memory = f"{os.getpid()} {desk.shared.file}"
         if rank and (other := read_restart_info(job.folder, rank)):
             memory = f"{other.pid} {other.memory}"
@@ -168,16 +168,16 @@ def _tell(store: tuple[str, int], timeout: float, rank: int, memory: str) -> Non
 
 def _write_restart_info(job: Job, wire: Wire, desk: Desk, memory: CrashMemory) -> Path:
     """From now on this server can be killed."""
-    own = {"own": wire.endpoint, "others": dict(wire.endpoints), "shares_memory": desk.shared.on}
-    desk.act(desk.roster, "know", own)
+    known = {"known": wire.endpoint, "others": dict(wire.endpoints), "shares_memory": desk.shared.on}
+    desk.act(desk.roster, "know", known)
     wire.returning = frozenset(range(job.world.servers)) - {job.world.rank}
     return write_restart_info(job.folder, job.world.rank, RestartInfo(os.getpid(), memory.file, desk.shared.file))
 
 
-def _end_with(wire: Wire, desk: Desk, there: Collection[int], patience: float) -> None:
-    """Tell the workers that all have ended, those that are there, and leave."""
+def _end_with(wire: Wire, desk: Desk, present: Collection[int], patience: float) -> None:
+    """Tell the workers that all have ended, those that are present, and leave."""
     desk.act(desk.roster, "end")
     deadline = time.monotonic() + patience
-    while not desk.roster.have_left.issuperset(there) and time.monotonic() < deadline:
+    while not desk.roster.have_left.issuperset(present) and time.monotonic() < deadline:
         time.sleep(0.02)
     wire.leave_now()

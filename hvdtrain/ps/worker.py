@@ -19,8 +19,7 @@ from hvdtrain.errors import Failure
 from hvdtrain.numerics.flat import flatten_weights, trained
 from hvdtrain.numerics.optimizers import COUNT
 from hvdtrain.ps.exchange import Exchange
-from hvdtrain.ps.push_trace import PushTrace
-from hvdtrain.system import trace
+from hvdtrain.ps.push_observers import observers
 from hvdtrain.wire.messages import PushStatus
 from hvdtrain.wire.shared import SharedMemory
 from hvdtrain.wire.wire import start
@@ -59,8 +58,7 @@ class PushPull:
             self.wire, self.world.member, self.world.workers, pieces, sizes, weights, self.config.compression,
             staged=weights.is_cuda, shared=self.shared, pushes_again=self.servers_return,
         )  # fmt: skip
-        if trace.is_on:
-            self.exchange.observers.append(PushTrace(self.world.workers))
+        self.exchange.observers += observers(self.world.workers)
         for server in range(self.world.servers):
             self.wire.watch(server, self.timeout, partial(self._server_ended, server))
         if self.arrival:
@@ -73,8 +71,8 @@ class PushPull:
         self.exchange.bucketer.take_from(parameters, keep=False)
         numbers = dict(zip(parameters, self.exchange.bucketer.of_parameter, strict=True))
         for module in model.modules() if not self.config.compile else ():
-            if own := sorted({n for p in module.parameters(recurse=False) for n in numbers.get(p, ())}):
-                module.register_forward_pre_hook(lambda module, inputs, own=own: self.exchange.wait_for(own))
+            if needed := sorted({n for p in module.parameters(recurse=False) for n in numbers.get(p, ())}):
+                module.register_forward_pre_hook(lambda module, inputs, needed=needed: self.exchange.wait_for(needed))
         return model
 
     def _install(self, pieces: Sequence[Piece], weights: torch.Tensor) -> None:
@@ -98,8 +96,8 @@ class PushPull:
 
             def send(piece: Piece) -> Any:
                 # Copies, since of parts of larger tensors rpc would send the whole.
-                own = {n: v.clone() if n == COUNT else v[piece.start : piece.stop].clone() for n, v in state.items()}
-                return self.wire.call(piece.server, "restore", piece.number, step, own)
+                part = {n: v.clone() if n == COUNT else v[piece.start : piece.stop].clone() for n, v in state.items()}
+                return self.wire.call(piece.server, "restore", piece.number, step, part)
 
             for _ in self.exchange.ask_each(send):
                 pass

@@ -43,8 +43,8 @@ class WorkerMonitor:
         recovered: bool = False,
     ) -> None:  # fmt: skip
         self.config, self.world, self.wire, self.desk, self.report = job.config, job.world, wire, desk, report
-        self.there = set(desk.roster.present)
-        self.at_work = len(self.there)  # neither lost nor done
+        self.present = set(desk.roster.present)
+        self.at_work = len(self.present)  # neither lost nor done
         self._events: SimpleQueue[tuple[int, str | None]] = SimpleQueue()  # a worker, and why it ended; None: it joined
         self._lives: MembershipLog | None = None
         self._open_door: Path | None = None
@@ -61,7 +61,7 @@ class WorkerMonitor:
         desk.departed = lambda worker: self._events.put((worker, LEFT))
         if recovered:
             self._finish_interrupted_changes()
-        for worker in sorted(self.there):
+        for worker in sorted(self.present):
             self._watch(worker)
         if is_open:
             desk.arrived = self._arrived
@@ -69,18 +69,18 @@ class WorkerMonitor:
     def _finish_interrupted_changes(self) -> None:
         """Finish what this server was doing when it was killed: admitting, losing and letting go of workers."""
         members = {life.member: life for life in self._lives.all()} if self._lives else {}
-        for worker in sorted(self.there):
+        for worker in sorted(self.present):
             if self._lives and worker not in members:  # it was admitted, but never answered
                 self.desk.lose(worker)
                 self.desk.act(self.desk.leases, "lose", worker)
-                self.there.discard(worker)
+                self.present.discard(worker)
             elif worker in self.desk.roster.departed:
                 self._events.put((worker, LEFT))
         for worker, life in members.items():
             if life.why and worker not in self.desk.leases.lost:  # others may not know yet
-                self.there.add(worker)
+                self.present.add(worker)
                 self._events.put((worker, life.why))
-        self.at_work = len(self.there)
+        self.at_work = len(self.present)
 
     def until_all_have_ended(self) -> None:
         """Return when every worker is done or lost.
@@ -88,10 +88,10 @@ class WorkerMonitor:
         Raises:
             Failure: one was lost, and the others cannot go on; or all were.
         """
-        while self.at_work or not self.there:
+        while self.at_work or not self.present:
             worker, why = self._next()
             if why is None:
-                self.there.add(worker)
+                self.present.add(worker)
                 self.at_work += 1
             elif worker not in self._ended:
                 self._ended.add(worker)
@@ -136,7 +136,7 @@ class WorkerMonitor:
         rank = life.rank if life else self.world.servers + worker
         if not self.desk.roster.began:
             raise Failure(f"rank {rank} was lost before training began: {why}")
-        self.there.discard(worker)
+        self.present.discard(worker)
         try:
             self.desk.lose(worker)
         except Failure as reason:
@@ -146,7 +146,7 @@ class WorkerMonitor:
         for other in range(1, self.world.servers):
             self.wire.ask(other, "lose", worker)
         self.desk.act(self.desk.leases, "lose", worker)
-        if not self.there and not os.environ.get(RESPAWNS):
+        if not self.present and not os.environ.get(RESPAWNS):
             raise Failure(f"rank {rank}, the last worker, is lost: {why}")
         said = "has left" if why == LEFT else "is lost"
         self.report(f"hvdtrain: rank {rank} {said}, and the others go on without it{'' if why == LEFT else ': ' + why}")

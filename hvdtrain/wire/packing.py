@@ -53,8 +53,8 @@ def _prepared_tensor(value: torch.Tensor, tensors: list[Any]) -> msgspec.msgpack
     if value.nbytes > INLINE_BYTES:
         tensors.append(value.detach().contiguous().reshape(-1).view(torch.uint8).numpy())
     else:  # in the header, without numpy, which takes five times as long
-        own = value if value.is_cpu and value.is_contiguous() else value.cpu().contiguous()
-        inside = ctypes.string_at(own.data_ptr(), own.nbytes)
+        tensor = value if value.is_cpu and value.is_contiguous() else value.cpu().contiguous()
+        inside = ctypes.string_at(tensor.data_ptr(), tensor.nbytes)
     return msgspec.msgpack.Ext(_TENSOR, _encode([_NAMES[value.dtype], list(value.shape), inside]))
 
 

@@ -96,8 +96,8 @@ def _listener(host: str, port: int, only_there: bool) -> tuple[socket.socket, st
         Failure: the name does not resolve, or the port is taken.
     """
     try:
-        found = sorted(socket.getaddrinfo(host, port, type=socket.SOCK_STREAM))  # IPv4 first
-        family, address = found[0][0], str(found[0][4][0])
+        addresses = sorted(socket.getaddrinfo(host, port, type=socket.SOCK_STREAM))  # IPv4 first
+        family, address = addresses[0][0], str(addresses[0][4][0])
         if only_there or not ipaddress.ip_address(address).is_loopback:
             try:
                 return socket.create_server((address, port), family=family), address

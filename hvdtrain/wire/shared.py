@@ -114,11 +114,11 @@ class SharedMemory:
             column, slot = self._columns.get(receiver, receiver), self._contents.get(content)
             if is_new := slot is None or bool(self._flags[slot * COLUMNS + column]):
                 # The first that fits, so that few are in use, and those in the processor's caches.
-                fitting = (number for number, (_, own) in enumerate(self._slots) if size <= len(own) <= 2 * size)
+                fitting = (number for number, (_, memory) in enumerate(self._slots) if size <= len(memory) <= 2 * size)
                 free = (n for n in fitting if self._flags[n * COLUMNS : (n + 1) * COLUMNS] == _FREE)
                 if (slot := next(free, None)) is None and (slot := self._add_slot(size)) is None:
                     return tensor
-                self._contents = {its: where for its, where in self._contents.items() if where != slot}
+                self._contents = {what: where for what, where in self._contents.items() if where != slot}
             assert slot is not None
             flag, own_flag = slot * COLUMNS + column, slot * COLUMNS + SENDER
             self._flags[flag] = 1

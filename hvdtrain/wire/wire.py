@@ -95,16 +95,16 @@ class Wire(ABC):
 
         look()
 
-    def leave_together(self, world: World, store: Store, timeout: float, there: Iterable[int] = ()) -> None:
+    def leave_together(self, world: World, store: Store, timeout: float, workers: Iterable[int] = ()) -> None:
         """Leave the others in order, then shut down without waiting again. Servers are done when all workers are.
 
         Args:
-            there: on a server, the workers that were not lost.
+            workers: on a server, the workers that were not lost.
         """
         self.requests.leave()
         servers = range(world.servers)
         number = world.rank if world.is_server else world.servers + world.member
-        leave(number, store, timeout, servers, [*servers, *(world.servers + member for member in there)])
+        leave(number, store, timeout, servers, [*servers, *(world.servers + member for member in workers)])
         self.close()
 
     def leave_servers(self, servers: Iterable[int], member: int) -> None:
@@ -142,8 +142,8 @@ def start(world: World, store: Store, timeout: float, endpoint: object = None, k
     return cast(Wire, connect(world, store, PATIENCE * timeout, Requests(endpoint)))
 
 
-def start_again(kind: str, own: str, endpoints: Mapping[int, str], timeout: float, endpoint: object) -> Wire:
-    """Be reached at `own` again, in place of a rank that was killed, on one of config.run_config.OPEN_WIRES.
+def start_again(kind: str, address: str, endpoints: Mapping[int, str], timeout: float, endpoint: object) -> Wire:
+    """Be reached at `address` again, in place of a rank that was killed, on one of config.run_config.OPEN_WIRES.
 
     Args:
         endpoints: where the others are; the rest as in start.
@@ -152,7 +152,7 @@ def start_again(kind: str, own: str, endpoints: Mapping[int, str], timeout: floa
         Failure: another process is reached there.
     """
     connect, key = importlib.import_module(WIRES[kind]).connect_again, os.environ.get(WIRE_KEY, "")
-    return cast(Wire, connect(own, endpoints, PATIENCE * timeout, Requests(endpoint), key))
+    return cast(Wire, connect(address, endpoints, PATIENCE * timeout, Requests(endpoint), key))
 
 
 def server_failed(rank: int, error: Exception) -> Failure:

@@ -136,8 +136,8 @@ class ZeroMQ(Wire):
         self._handle_when_ready(self._wake, partial(os.eventfd_read, self._wake))
         look_at = 0.0  # when deadlines are looked at next
         while not self._closing or self._outgoing:
-            for found, _ in self._poller.poll(TICK_MS):
-                if handle := self._handlers.get(found):  # it is not lost by what was found before it
+            for ready, _ in self._poller.poll(TICK_MS):
+                if handle := self._handlers.get(ready):  # it is not lost by what was found before it
                     handle()
             while self._outgoing:
                 self._send(*self._outgoing.popleft())
@@ -189,9 +189,9 @@ class ZeroMQ(Wire):
             for _ in range(len(self._outgoing)):
                 if (entry := self._outgoing.popleft())[0] != rank:
                     self._outgoing.append(entry)
-            own = [call.frames for call in self._pending.values() if call.rank == rank]
+            unanswered = [call.frames for call in self._pending.values() if call.rank == rank]
         dealer = self._dial(rank)
-        for frames in own:
+        for frames in unanswered:
             send(dealer, frames)
 
     def _hang_up(self, rank: int) -> None:
@@ -208,8 +208,8 @@ class ZeroMQ(Wire):
 
     def _give_up(self, concerned: "Callable[[_Call], bool]", why: str = "") -> None:
         with self._lock:
-            own = [(number, call.timeout) for number, call in self._pending.items() if concerned(call)]
-        for number, timeout in own:
+            given_up = [(number, call.timeout) for number, call in self._pending.items() if concerned(call)]
+        for number, timeout in given_up:
             self._settle(number, RuntimeError(why or f"no answer within {timeout:g} s (see --timeout)"))
 
     def _take_answer(self, dealer: "zmq.Socket[bytes]") -> None:

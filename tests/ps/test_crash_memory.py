@@ -239,7 +239,7 @@ def test_lives_are_those_that_are_written_down(tmp_path):
     lives.end(0, "its connection ended")
     lives.begin(2, 77)
     lives._file.write('{"member": 3, "ra')  # as far as it got
-    again = MembershipLog(tmp_path / "x", 1, 2, goes_on=True)
+    again = MembershipLog(tmp_path / "x", 1, 2, recovered=True)
     assert again.all() == lives.all()
     again.end(0, "it is lost once more")
     lives.close()

@@ -1,4 +1,4 @@
-"""A worker's pushes and waits in the timeline of --trace."""
+"""What watches a worker's pushes: another observer is another class here, and an entry in `observers`."""
 
 import time
 from typing import TYPE_CHECKING, Any
@@ -11,8 +11,17 @@ if TYPE_CHECKING:
 SHORTEST_S = 5e-5  # of waits for weights: most layers' are there
 
 
+def observers(workers: int) -> list[Any]:
+    """What ps.exchange.Exchange tells of every push and wait.
+
+    Args:
+        workers: how many there are.
+    """
+    return [PushTrace(workers)] if trace.is_on else []
+
+
 class PushTrace:
-    """Writes down the pushes of recorded steps, and waits in them. An observer of ps.exchange.Exchange.
+    """Writes the pushes of recorded steps, and waits in them, to the timeline of --trace.
 
     Args:
         workers: how many there are.
