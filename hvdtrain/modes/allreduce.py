@@ -17,7 +17,7 @@ from hvdtrain.buckets.staging import Staging
 from hvdtrain.coordination.job import Job
 from hvdtrain.coordination.store_group import StoreGroup
 from hvdtrain.errors import Failure
-from hvdtrain.modes._synchroniser import LocalUpdate
+from hvdtrain.modes._local_update import LocalUpdate
 from hvdtrain.numerics.flat import payload_bytes, trained, views
 from hvdtrain.system import trace
 from hvdtrain.wire import horovod

@@ -14,7 +14,7 @@ from torch.futures import Future
 
 from hvdtrain.coordination.job import Job
 from hvdtrain.coordination.store_group import StoreGroup
-from hvdtrain.modes._synchroniser import LocalUpdate
+from hvdtrain.modes._local_update import LocalUpdate
 from hvdtrain.numerics.flat import payload_bytes
 from hvdtrain.system import trace
 

@@ -4,7 +4,7 @@ from torch import nn
 
 from hvdtrain.coordination.job import Job
 from hvdtrain.coordination.store_group import StoreGroup
-from hvdtrain.modes._synchroniser import LocalUpdate
+from hvdtrain.modes._local_update import LocalUpdate
 
 FAMILY = "one machine"
 ORDER = 0

@@ -15,6 +15,7 @@ from hvdtrain.coordination.job import Job
 from hvdtrain.coordination.join_info import servers_return
 from hvdtrain.coordination.joining import Arrival
 from hvdtrain.coordination.server_group import ServerGroup
+from hvdtrain.coordination.synchroniser import Synchroniser
 from hvdtrain.errors import Failure
 from hvdtrain.numerics.flat import flatten_weights, trained
 from hvdtrain.numerics.optimizers import COUNT
@@ -27,8 +28,12 @@ from hvdtrain.wire.wire import start
 INSTALLED = "installed"  # in the store, once every server has its weights
 
 
-class PushPull:
-    """Pushes gradients to the servers while backward goes on, and takes weights back until forward needs them."""
+class PushPull(Synchroniser):
+    """Pushes gradients to the servers while backward goes on, and takes weights back until forward needs them, layer by
+    layer: there is nothing to wait for between the two. The optimizer runs on the servers.
+    """
+
+    group: ServerGroup
 
     def __init__(self, job: Job, arrival: Arrival | None = None) -> None:
         self.config, self.world, self.timeout, self.arrival = job.config, job.world, job.config.timeout, arrival
@@ -124,9 +129,6 @@ class PushPull:
         self.step = step
         return True
 
-    def wait(self) -> None:
-        """Nothing to wait for: forward waits for each layer's weights when it needs them."""
-
     def begin_shares(self, begin: int, end: int) -> None:
         """Lease shares from `begin` to `end`, the last one excluded, which all workers say together. From now on each
         backward pass requests the next one, so that its answer is there when the step is over.
@@ -173,9 +175,6 @@ class PushPull:
             self._requested = True
             step = self.step + 1
             self._requests.put(self.wire.call(0, "lease", self.world.member, step, *self._lease_range))
-
-    def update(self) -> None:
-        """Nothing: the optimizer runs on the servers."""
 
     def refresh(self) -> None:
         self.idle()

@@ -11,8 +11,8 @@ from torch import nn
 
 from hvdtrain.coordination.group import Group
 from hvdtrain.coordination.job import Job
+from hvdtrain.coordination.synchroniser import Synchroniser
 from hvdtrain.data.loader import Loader
-from hvdtrain.modes._synchroniser import Synchroniser
 from hvdtrain.rank.summary import HostLoads, summarise
 from hvdtrain.runs.folder import write_json
 from hvdtrain.runs.snapshot import BEST, write_tensors

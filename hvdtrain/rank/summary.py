@@ -7,7 +7,7 @@ from typing import Any
 
 from hvdtrain.coordination.job import Job
 from hvdtrain.coordination.membership_log import LEFT
-from hvdtrain.modes._synchroniser import Synchroniser
+from hvdtrain.coordination.synchroniser import Synchroniser
 from hvdtrain.numerics.clock import PARTS, WAITS
 from hvdtrain.numerics.durations import percentile
 from hvdtrain.runs.live import WARM_UP

@@ -15,6 +15,7 @@ from hvdtrain import models, modes
 from hvdtrain.config.run_config import RunConfig
 from hvdtrain.coordination.job import Job
 from hvdtrain.coordination.joining import Arrival
+from hvdtrain.coordination.synchroniser import Synchroniser
 from hvdtrain.data.augment import Augment
 from hvdtrain.data.find import find_dataset
 from hvdtrain.data.folder import ImageFolder
@@ -28,7 +29,6 @@ from hvdtrain.errors import Failure, UsageError
 from hvdtrain.formatting import with_noun
 from hvdtrain.models.layers import Network
 from hvdtrain.models.pretrained import cached_weights, is_published, load_pretrained
-from hvdtrain.modes._synchroniser import Synchroniser
 from hvdtrain.numerics.slowdown import Slowdown
 from hvdtrain.numerics.split import even_range
 from hvdtrain.ps.worker import PushPull

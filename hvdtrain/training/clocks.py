@@ -4,7 +4,7 @@ import math
 import time
 
 from hvdtrain.coordination.job import Job
-from hvdtrain.modes._synchroniser import Synchroniser
+from hvdtrain.coordination.synchroniser import Synchroniser
 from hvdtrain.world.host import own_clock
 
 ROUNDS = 20

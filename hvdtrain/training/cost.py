@@ -4,7 +4,7 @@ import contextlib
 import time
 from collections.abc import Iterator
 
-from hvdtrain.modes._synchroniser import Synchroniser
+from hvdtrain.coordination.synchroniser import Synchroniser
 
 
 class ProcessorTime:

@@ -9,9 +9,9 @@ import torch
 from torch import nn
 
 from hvdtrain.coordination.job import Job
+from hvdtrain.coordination.synchroniser import Synchroniser
 from hvdtrain.data.loader import Loader
 from hvdtrain.data.sampling import BatchSampler
-from hvdtrain.modes._synchroniser import Synchroniser
 from hvdtrain.numerics.clock import Timer
 from hvdtrain.numerics.slowdown import Slowdown
 from hvdtrain.ps.worker import PushPull

@@ -8,7 +8,7 @@ from typing import Any
 from torch import nn
 
 from hvdtrain.coordination.job import Job
-from hvdtrain.modes._synchroniser import Synchroniser
+from hvdtrain.coordination.synchroniser import Synchroniser
 from hvdtrain.numerics.flat import trained
 from hvdtrain.numerics.slowdown import Slowdown
 from hvdtrain.runs.metrics import Recorder, Tally

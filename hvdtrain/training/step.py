@@ -10,8 +10,8 @@ from torch import nn
 
 from hvdtrain.config.run_config import RunConfig
 from hvdtrain.coordination.job import Job
+from hvdtrain.coordination.synchroniser import Synchroniser
 from hvdtrain.data.sampling import Share
-from hvdtrain.modes._synchroniser import Synchroniser
 from hvdtrain.numerics.clock import Clock, move
 from hvdtrain.numerics.flat import trained
 from hvdtrain.numerics.optimizers import lr_at

@@ -11,7 +11,7 @@ from torch.distributed import HashStore
 from hvdtrain.config.run_config import RunConfig
 from hvdtrain.coordination.job import Job
 from hvdtrain.coordination.store_group import StoreGroup
-from hvdtrain.modes._synchroniser import LocalUpdate
+from hvdtrain.modes.single import Single
 from hvdtrain.training import clocks
 from hvdtrain.world.place import World
 
@@ -34,7 +34,7 @@ def compare(tmp_path, monkeypatch):
         here.worker = worker
         world = World("env", worker, len(AHEAD))
         job = Job(RunConfig(mode="ddp"), world, tmp_path, torch.device("cpu"), 1)
-        return clocks.compare_clocks(job, LocalUpdate(job, StoreGroup(world, store, 30)))
+        return clocks.compare_clocks(job, Single(job, StoreGroup(world, store, 30)))
 
     def all_of_them():
         with ThreadPoolExecutor(len(AHEAD)) as pool:

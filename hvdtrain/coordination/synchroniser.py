@@ -1,0 +1,81 @@
+"""What a mode does for one worker."""
+
+from abc import ABC, abstractmethod
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+import torch
+from torch import nn
+
+from hvdtrain.coordination.group import Group
+from hvdtrain.wire.messages import PushStatus
+
+
+class Synchroniser(ABC):
+    """Keeps a worker's model in step with the others', from its gradients. What a mode has no use for, does nothing.
+
+    Attributes:
+        group: this worker and the others.
+        backend: what carries the gradients, for the manifest: `none`, `horovod-mpi`, `gloo`, `rpc` …
+        push_status: what is known of this step's push, then or later; None where nothing is pushed.
+        waited_s: seconds that forward waited for weights in this step.
+    """
+
+    group: Group
+    backend: str = "none"
+
+    @property
+    def push_status(self) -> PushStatus | None:
+        return None
+
+    @property
+    def waited_s(self) -> float:
+        return 0.0
+
+    @abstractmethod
+    def prepare(self, model: nn.Module) -> nn.Module:
+        """Give every worker the first worker's weights, and return the module to call forward on."""
+
+    @abstractmethod
+    def restore(self, step: int, state: Mapping[str, torch.Tensor]) -> None:
+        """Go on after this step of a snapshot, with the optimizer's state that it holds. All workers call it, after
+        prepare.
+        """
+
+    @abstractmethod
+    def optimizer_parts(self) -> Iterator[tuple[int, dict[str, torch.Tensor]]]:
+        """The optimizer's state of all trained parameters, part by part, while no worker trains: where in their flat
+        vector a part begins, and what numerics.optimizers.state_of gives for it. Nothing where only the first worker
+        can ask for it, and this is another.
+        """
+
+    def set_accumulating(self, accumulating: bool) -> None:  # noqa: B027
+        """Before forward: whether another pass of the same step follows, so that nothing is sent after this one's."""
+
+    def skip_if_overtaken(self, step: int) -> bool:
+        """Whether the others took this step without this worker, which leaves it out."""
+        return False
+
+    @abstractmethod
+    def begin(self, step: int, lr: float) -> None:
+        """Before forward: the number of the step, from 1, and its learning rate."""
+
+    def wait(self) -> None:  # noqa: B027
+        """After backward: return when this worker may go on. Exposed communication, as forward's waiting is."""
+
+    def update(self) -> None:  # noqa: B027
+        """Apply the optimizer, where it runs on the worker."""
+
+    def refresh(self) -> None:  # noqa: B027
+        """Take the newest weights, before an evaluation or a snapshot. All workers call it together."""
+
+    def idle(self) -> None:  # noqa: B027
+        """Before workers that are not in lockstep wait for all others at a barrier: let no push wait for this one."""
+
+    @abstractmethod
+    def traffic(self, steps: int) -> tuple[int, int]:
+        """Payload bytes of tensors that this process has sent and received, in so many steps since it began."""
+
+    def ask_servers(self, question: str) -> list[Any]:
+        """What each server answers: the question is a call of ps.desk.Desk without arguments, such as `cost`."""
+        return []
