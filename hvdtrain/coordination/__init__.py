@@ -1,4 +1,5 @@
-"""Who is in a job, and what they agree on. A `job` is what a rank knows of it; its ranks have a `meeting` first.
+"""Who is in a job, and what they agree on. A `job` is what a rank knows of it; its ranks have a `meeting` first. A
+`synchroniser` is what a mode does for one worker.
 
 Workers agree in a `group`: `store_group` where none may be lost, or `server_group`, whose sums the first server has.
 That server has two parts, plain state that takes a message and returns an Outcome: `roster` knows who is there, lets
