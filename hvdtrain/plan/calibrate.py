@@ -9,7 +9,6 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import Any
 
 from hvdtrain.config.run_config import RunConfig
 from hvdtrain.errors import Failure
@@ -34,24 +33,23 @@ FLOOR = 1e-9  # of a cost that noise hides
 
 
 def calibrate(
-    config: RunConfig, batch: int, dataset_facts: Callable[[], tuple[int, int]], say: Callable[[str], None],
-    hosts: Sequence[Host] = (), runs: Sequence[Path] = (), bandwidth: float | None = None, one_machine: bool = False,
+    config: RunConfig, batch: int, say: Callable[[str], None], hosts: Sequence[Host] = (),
+    runs: Sequence[Path] = (), bandwidth: float | None = None,
 ) -> Calibration:  # fmt: skip
     """Measure the model and the modes on this machine.
 
     Args:
-        config: model, width, optimizer, image_size.
-        dataset_facts: classes and image side; called when torch may be imported.
+        config: model, width, dataset, optimizer, image_size.
         say: shows the user a line.
         hosts: run a short job of each kind there too, as far as there is time.
-        runs, bandwidth, one_machine: see from_runs.
+        runs, bandwidth: see from_runs.
     """
     deadline = time.monotonic() + BUDGET_S
     os.environ |= probe.ENVIRONMENT
     import torch
 
     torch.set_num_threads(1)
-    classes, side = dataset_facts()
+    classes, side = _classes_and_side(config)
     measured: dict[tuple[str, int], probe.Measured] = {}
     if not hosts:  # there, real jobs say it
         say("messages: two workers and a server here, over TCP …")
@@ -66,7 +64,8 @@ def calibrate(
     made = Calibration(
         model={
             "name": config.model, "width": config.taken_width, "classes": classes, "image_size": side,
-            "optimizer": config.optimizer, "parameters": round(sum(size for _, size, _, _ in found.layers) * 250_000),
+            "optimizer": config.optimizer,
+            "parameters": round(sum(layer.gradient_megabytes for layer in found.layers) * 250_000),
         },
         batch_per_worker=batch, layers=found.layers, fixed_ms=found.fixed_ms, optimizer_ms_per_mb=optimizer,
         transports=transports(measured), codecs=codecs, batch_fixed_share=round(found.batch_fixed_share, 4),
@@ -81,7 +80,7 @@ def calibrate(
 
         with tempfile.TemporaryDirectory(prefix="hvdtrain-plan-") as folder:
             short = _short_runs(config, batch, hosts, Path(folder), deadline, say) if hosts else []
-            made = from_runs(made, [*runs, *short], bandwidth, one_machine)
+            made = from_runs(made, [*runs, *short], bandwidth)
     for kind in made.made["guessed"]:
         say(f"{kind} could not be measured in time: its costs are guesses, with wide ranges")
     return made
@@ -175,24 +174,10 @@ def _byte_costs(kind: str, large: probe.Measured, of: Mapping[str, Quantity]) ->
     }  # fmt: skip
 
 
-def dataset_facts(dataset: str, image_size: int) -> Callable[[], tuple[int, int]]:
-    """Classes and image side of a data set, found when asked for: reading it imports much."""
+def _classes_and_side(config: RunConfig) -> tuple[int, int]:
+    """How many classes the data set has, and the side of images in pixels."""
+    from hvdtrain.data.find import find_dataset
+    from hvdtrain.data.image import native_side
 
-    def find() -> tuple[int, int]:
-        from hvdtrain.data.find import find_dataset
-        from hvdtrain.data.image import native_side
-
-        data = find_dataset(dataset)
-        return len(data.classes), image_size or native_side(data)
-
-    return find
-
-
-def facts_of(calibration: Calibration) -> dict[str, Any]:
-    """What a calibration says, in a few figures for a person."""
-    computing = sum(f.value + b.value for _, _, f, b in calibration.layers) + calibration.fixed_ms.value
-    return {
-        "layers": len(calibration.layers),
-        "gradient MB": round(sum(size for _, size, _, _ in calibration.layers), 1),
-        f"computing a step of {calibration.batch_per_worker}, ms": round(computing, 1),
-    }
+    data = find_dataset(config.dataset)
+    return len(data.classes), config.image_size or native_side(data)

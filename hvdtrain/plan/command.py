@@ -47,11 +47,10 @@ def plan() -> None:
 @click.option("--hosts", "-H", default="", help="`a:2,b:2`: also run a short job of each kind there.")
 @click.option("--from", "runs", multiple=True, type=FOLDER, help="Finished runs of this model, to correct it by.")
 @click.option("--bandwidth", type=Bandwidths(), help="Of the links of those hosts, or runs.")
-@click.option("--one-machine", is_flag=True, help="Those hosts share one machine's cores, as `hvdtrain hosts` do.")
 @click.option("--out", type=NEW_FILE, required=True, help="Write the calibration there, JSON with units in its names.")
 def calibrate(
     model: str, width: float, batch_size: int, dataset: str, image_size: int, optimizer: str, hosts: str,
-    runs: tuple[Path, ...], bandwidth: list[float] | None, one_machine: bool, out: Path,
+    runs: tuple[Path, ...], bandwidth: list[float] | None, out: Path,
 ) -> None:  # fmt: skip
     """Measure, for a minute at most, what a step and its messages cost here.
 
@@ -74,13 +73,13 @@ def calibrate(
     config = RunConfig(model=model, width=width, dataset=dataset, image_size=image_size, optimizer=optimizer)
     check(config)
     found = measuring.calibrate(
-        config, batch_size, measuring.dataset_facts(dataset, image_size), lambda line: click.echo(line, err=True),
-        given_hosts(hosts, None), list(runs), rate, one_machine,
-    )  # fmt: skip
+        config, batch_size, lambda line: click.echo(line, err=True), given_hosts(hosts, None), runs, rate
+    )
     found.save(out)
-    for name, value in measuring.facts_of(found).items():
-        click.echo(f"{name}: {value:,}")
-    click.echo(f"wrote {out}")
+    click.echo(
+        f"{with_noun(len(found.layers), 'layer')}, {found.gradient_megabytes:,.1f} MB of gradients; computing a step "
+        f"of {batch_size} takes {found.computing_ms:,.1f} ms; wrote {out}"
+    )
 
 
 @plan.command()
@@ -243,8 +242,6 @@ def _warnings(found: calibrations.Calibration, question: Any, rows: Sequence[Any
             f"{with_noun(found.most_servers, 'server')}; intervals beyond are wider by 2 % for each doubling, which is "
             "a guess."
         )
-    if found.hosts_share_cores:
-        lines.append("The calibration's hosts share one machine's cores, and so do those of the prediction.")
     if any(cell["compression"] != cell["second_compression"] for cell in map_):
         lines.append(f"No ring here sends {question.compression}: servers do, beside a ring of plain gradients.")
     for worker in sorted(question.slow.workers):

@@ -94,7 +94,7 @@ def scenario(
         transport=calibration.transport(mode, draw), fixed_s=fixed / 1e3 * calibration.batch_factor(question.batch),
         optimizer_s_per_mb=optimizer / 1e3, jitter=calibration.step_jitter,
         cores=calibration.cores_per_host, threads=calibration.threads_per_worker,
-        on_processor=calibration.device == "cpu", one_machine=calibration.hosts_share_cores,
+        on_processor=calibration.device == "cpu",
         workers_per_host=question.per_host, placement=question.placement, staleness=question.staleness,
         slow=question.slow, softsync=question.softsync, leased=question.leased, round_steps=question.round_steps,
         **_codec(calibration, codec_of(calibration, mode, question.compression), draw),

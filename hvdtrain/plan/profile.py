@@ -16,7 +16,7 @@ from hvdtrain import models
 from hvdtrain.config.run_config import RunConfig
 from hvdtrain.numerics.compression import Compressor
 from hvdtrain.numerics.optimizers import make_optimizer
-from hvdtrain.plan.calibration import Quantity
+from hvdtrain.plan.calibration import LayerCost, Quantity
 
 WARM_UP, LEAST_STEPS, MOST_STEPS = 1, 3, 60
 VECTOR_MB = 16  # of the optimizer's and codecs' measurements
@@ -34,13 +34,12 @@ def _now() -> float:
 class Profile:
     """
     Attributes:
-        layers: (name, megabytes, forward in ms, backward in ms).
         fixed_ms: normalising, the loss, and setting gradients back.
         jitter: standard deviation of the logarithm of a step's time.
         batch_fixed_share: of computing, what does not grow with the batch.
     """
 
-    layers: tuple[tuple[str, float, Quantity, Quantity], ...]
+    layers: tuple[LayerCost, ...]
     fixed_ms: Quantity
     jitter: float
     batch_fixed_share: float
@@ -97,7 +96,7 @@ def profile(config: RunConfig, batch: int, classes: int, side: int, budget_s: fl
         fixed_share = min(1.0, max(0.0, 1 - per_sample * batch / whole))
     scale = 1e3 * batch / measured
     layers = tuple(
-        (
+        LayerCost(
             name, size, Quantity.of([row["forward"][number] * scale for row in rows]),
             Quantity.of([row["backward"][number] * scale for row in rows]),
         )

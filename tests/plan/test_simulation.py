@@ -107,7 +107,7 @@ def test_whole_tensors_make_the_hottest_server_decide():
 
 def test_communication_that_takes_cores_slows_computing():
     busy = Transport(send_s_per_gb=1.0, receive_s_per_gb=1.0, server_send_s_per_gb=1.0, server_receive_s_per_gb=1.0)
-    job = scenario("ps-sync", 4, 2, transport=busy, bandwidth=1e15, placement="shared", one_machine=True)
+    job = scenario("ps-sync", 4, 2, transport=busy, bandwidth=1e15, placement="shared", workers_per_host=4)
     shared, own = simulate(replace(job, cores=2)).step_s, simulate(replace(job, cores=100)).step_s
     assert shared > 1.5 * own
 
