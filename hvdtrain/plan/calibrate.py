@@ -46,19 +46,16 @@ def calibrate(
     say("layers: forward and backward …")
     from hvdtrain.plan import profile
 
-    optimizer = profile.optimizer_ms_per_mb(config)
-    codecs = profile.codec_costs()
-    found = profile.profile(config, batch, classes, side, PROFILE_S)
+    computing = profile.profile(config, batch, classes, side, PROFILE_S)
+    parameters = round(sum(layer.gradient_megabytes for layer in computing["layers"]) * 250_000)
     missing = [kind for kind in probe.OF_KIND if (kind, probe.LARGE) not in measured]
     made = Calibration(
         model={
             "name": config.model, "width": config.taken_width, "classes": classes, "image_size": side,
-            "optimizer": config.optimizer,
-            "parameters": round(sum(layer.gradient_megabytes for layer in found.layers) * 250_000),
+            "optimizer": config.optimizer, "parameters": parameters,
         },
-        batch_per_worker=batch, layers=found.layers, fixed_ms=found.fixed_ms, optimizer_ms_per_mb=optimizer,
-        transports=transports(measured), codecs=codecs, batch_fixed_share=round(found.batch_fixed_share, 4),
-        step_jitter=round(found.jitter, 4), cores_per_host=usable_cores(), most_workers=probe.WORKERS,
+        **computing, optimizer_ms_per_mb=profile.optimizer_ms_per_mb(config), codecs=profile.codec_costs(),
+        transports=transports(measured), cores_per_host=usable_cores(), most_workers=probe.WORKERS,
         made={
             "on": socket.gethostname(), "at": datetime.now(UTC).isoformat(timespec="seconds"), "how": "measured",
             "load_average": [round(load, 2) for load in os.getloadavg()], "guessed": missing,
