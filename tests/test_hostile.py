@@ -29,7 +29,7 @@ from hvdtrain.config.run_config import RunConfig
 from hvdtrain.data import shards
 from hvdtrain.data.folder import scan
 from hvdtrain.errors import UsageError
-from hvdtrain.plan.calibration import TRANSPORT_FIELDS, TRANSPORTS, Calibration, Quantity
+from hvdtrain.plan.calibration import TRANSPORT_FIELDS, TRANSPORTS, Calibration, LayerCost, Quantity
 from hvdtrain.runs.folder import claim
 
 EXAMPLES = int(os.environ.get("HVDTRAIN_EXAMPLES", "0"))
@@ -62,7 +62,7 @@ def base(tmp_path_factory):
 
 
 def calibration():
-    layers = tuple((f"layer{i}", 5.0, Quantity(6, 5, 7), Quantity(12, 11, 13)) for i in range(2))
+    layers = tuple(LayerCost(f"layer{i}", 5.0, Quantity(6, 5, 7), Quantity(12, 11, 13)) for i in range(2))
     costs = dict.fromkeys(TRANSPORT_FIELDS, Quantity(0.9, 0.8, 1.0))
     made = {name: dict(costs) for name in TRANSPORTS}
     return Calibration({"name": "vggf", "parameters": 10**6}, 32, layers, Quantity(10, 9, 11), Quantity(0.2, 0.1, 0.3),

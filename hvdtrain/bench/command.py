@@ -75,12 +75,9 @@ class Sizes(click.ParamType):
     *NUM_SERVERS, type=ServerNumber(1, 64), default=1, show_default=True, help="Of a push; `equal`: as workers."
 )
 @click.option(
-    "--mode",
-    type=click.Choice(MODES),
-    default="ps-async",
-    show_default=True,
+    "--mode", type=click.Choice(MODES), default="ps-async", show_default=True,
     help="When hvdtrain's servers apply a push.",
-)
+)  # fmt: skip
 @click.option(
     "--bucket-mb", type=click.FloatRange(2**-4, 32), default=RunConfig.bucket_mb, show_default=True,
     help="MiB of the vector that travel as one message to or from hvdtrain's servers.",
@@ -117,19 +114,21 @@ def bench(
     carried = _carried(ops, backends)
     if max(workers) > 64:
         raise UsageError(f"--num-workers {max(workers)} are more than 64")
-    _check_files(file, plot)
+    for path in (file, plot):
+        if path and path.exists():
+            raise UsageError(f"{path} exists: name another file, or remove it yourself")
     listed = hosts_or_here(ctx)
     for number in workers if listed else ():
         allocate(listed, number)
     rows: list[Row] = []
-    for (op, own), number in itertools.product(carried.items(), workers):
-        its = 0 if op == "allreduce" else number if servers == EQUAL else servers
+    for (op, carriers), number in itertools.product(carried.items(), workers):
+        held_by = 0 if op == "allreduce" else number if servers == EQUAL else servers
         memory = None if listed else bandwidth()
-        used = allocate(listed, number, its) if listed else []
-        click.echo(f"{op} over {', '.join(own)} with {with_noun(number, 'worker')} …", err=True)
-        found = _measure(op, own, number, its, repeats, sizes, mode, bucket_mb, used, launcher, secrets)
+        used = allocate(listed, number, held_by) if listed else []
+        click.echo(f"{op} over {', '.join(carriers)} with {with_noun(number, 'worker')} …", err=True)
+        found = _measure(op, carriers, number, held_by, repeats, sizes, mode, bucket_mb, used, launcher, secrets)
         rows += [
-            _row(op, backend, mode, bucket_mb, number, its, size, memory, measured, used)
+            _row(op, backend, mode, bucket_mb, number, held_by, size, memory, measured, used)
             for backend, of_sizes in found.items()
             for size, measured in zip(sizes, of_sizes, strict=True)
         ]
@@ -138,14 +137,6 @@ def bench(
     if plot:
         _draw(rows, plot)
     _show(rows)
-
-
-def _check_files(file: Path | None, plot: Path | None) -> None:
-    for path in (file, plot):
-        if path and path.exists():
-            raise UsageError(f"{path} exists: name another file, or remove it yourself")
-    if file and file == plot:
-        raise UsageError(f"--json and --plot both name {file}: name two files")
 
 
 def _carried(ops: Sequence[str], backends: Sequence[str]) -> dict[str, list[str]]:
@@ -180,10 +171,8 @@ def _measure(
         # Where hosts are refused, too.
         turns = stack.enter_context(contextlib.closing(Turns(None if hosts else Path(folder))))
         # All of them hold vectors at once.
-        needs = Requirements(
-            "", None, [folder] if shared else [],
-            len(backends) * (BASE_MB + 4 * max(sizes) / 2**20),
-        )  # fmt: skip
+        needed_mb = len(backends) * (BASE_MB + 4 * max(sizes) / 2**20)
+        needs = Requirements("", None, [folder] if shared else [], needed_mb)
         jobs = {}
         for backend in backends:
             words = [turns.addresses, backend, str(servers), mode, str(TIMES.get(op, 1)), str(bucket_mb)]
@@ -199,14 +188,10 @@ def _measure(
             jobs[backend] = stack.enter_context(launched_job(command, log)), log
         stack.callback(turns.close)  # before jobs are ended: their ranks end by themselves
 
-        def refuse(backend: str, code: int) -> Failure:
-            why = failure_reason(jobs[backend][1], code)
-            return Failure(f"{backend} with {with_noun(workers, 'worker')} did not run: {why}")
-
         def look() -> None:
             for backend, (job, _) in jobs.items():
-                if (code := job.poll()) is not None:
-                    raise refuse(backend, code)
+                if job.poll() is not None:
+                    raise Gone(backend)
 
         try:
             turns.meet((workers + servers) * len(backends), look)
@@ -216,8 +201,9 @@ def _measure(
                     measured = turns.measure(backend, size)
                     found[backend][number] += [measured] if repeat else []
         except Gone as gone:
-            backend = str(gone)
-            raise refuse(backend, jobs[backend][0].wait()) from None
+            job, log = jobs[str(gone)]
+            why = failure_reason(log, job.wait())
+            raise Failure(f"{gone} with {with_noun(workers, 'worker')} did not run: {why}") from None
     return found
 
 
@@ -254,43 +240,32 @@ def _show(rows: Sequence[Row]) -> None:
 
     table = Table(box=box.SIMPLE_HEAD, show_edge=False)
     hosts = sorted({host.split(":")[0] for row in rows for host in row["hosts"]})
-    headings = (
-        "op",
-        "backend",
-        "workers",
-        "servers",
-        "MB",
-        "median ms",
-        "range",
-        "" if hosts else "floor",
-        "GB/s",
-        "CPU ms",
-        "server MB",
-    )
-    for heading in headings:
+    headings = ["op", "backend", "workers", "servers", "MB", "median ms", "range", "" if hosts else "floor", "GB/s"]
+    for heading in [*headings, "CPU ms", "server MB"]:
         table.add_column(heading, justify="left" if heading in ("op", "backend") else "right", no_wrap=True)
     for row in rows:
         low, high = row["seconds_min"] * 1e3, row["seconds_max"] * 1e3
-        of_servers = (
-            (f"{row['server_cpu_ms_per_push']:,.3g}", f"{row['server_mb']:,.0f}") if "server_mb" in row else ("", "")
-        )
-        floor = f"{row['floor_s'] * 1e3:,.3g}" if "floor_s" in row else ""
+        of_servers = [""] * 2
+        if "server_mb" in row:
+            of_servers = [f"{row['server_cpu_ms_per_push']:,.3g}", f"{row['server_mb']:,.0f}"]
         table.add_row(
             row["op"], row["backend"], str(row["workers"]), str(row["servers"] or ""), f"{row['bytes'] / 1e6:,.4g}",
-            f"{row['seconds_median'] * 1e3:,.4g}", f"{low:,.4g} to {high:,.4g}", floor,
-            f"{row['payload_gb_per_s']:.3f}", *of_servers,
+            f"{row['seconds_median'] * 1e3:,.4g}", f"{low:,.4g} to {high:,.4g}",
+            f"{row['floor_s'] * 1e3:,.3g}" if "floor_s" in row else "", f"{row['payload_gb_per_s']:.3f}",
+            *of_servers,
         )  # fmt: skip
-    if hosts:
-        where = f"on {', '.join(hosts)}"
-    else:
-        where = (
+    where = (
+        f"on {', '.join(hosts)}"
+        if hosts
+        else (
             "floor: the least that this machine's memory takes to move those bytes, as fast as it copied just then, "
+            f"{statistics.median(row['memory_gb_per_s'] for row in rows):.1f} GB/s"
         )
-        where += f"{statistics.median(row['memory_gb_per_s'] for row in rows):.1f} GB/s"
+    )
     table.caption = (
         f"n = {rows[0]['repeats']} repeats; GB/s of all workers together, a push and pull counts the vector once; "
-        "CPU is all servers' processor time of a worker's push; "
-    ) + where
+        f"CPU is all servers' processor time of a worker's push; {where}"
+    )
     Console(200).print(table)
 
 
@@ -299,14 +274,12 @@ def _draw(rows: Sequence[Row], path: Path) -> None:
 
     figure = Figure(figsize=(7, 4), layout="constrained")
     axes = figure.subplots()
-    for (op, backend, workers), group in itertools.groupby(
-        rows, key=lambda row: (row["op"], row["backend"], row["workers"])
-    ):
-        own = sorted(group, key=lambda row: row["bytes"])
+    for op, backend, workers in dict.fromkeys((row["op"], row["backend"], row["workers"]) for row in rows):
+        line = [row for row in rows if (row["op"], row["backend"], row["workers"]) == (op, backend, workers)]
+        line.sort(key=lambda row: row["bytes"])
         axes.plot(
-            [row["bytes"] / 1e6 for row in own], [row["gb_per_s"] for row in own],
-            marker="o", linestyle="-" if op == "allreduce" else "--",
-            label=f"{op} {backend}, {with_noun(workers, 'worker')}",
+            [row["bytes"] / 1e6 for row in line], [row["gb_per_s"] for row in line], marker="o",
+            linestyle="-" if op == "allreduce" else "--", label=f"{op} {backend}, {with_noun(workers, 'worker')}",
         )  # fmt: skip
     axes.set(xscale="log", xlabel="MB of the vector", ylabel="GB/s of payload, median", ylim=(0, None))
     axes.grid(alpha=0.3)

@@ -1,6 +1,5 @@
 """`hvdtrain doctor`: what is installed on this machine, what is missing, and what to do about it."""
 
-import contextlib
 import dataclasses
 import json
 from collections.abc import Callable
@@ -54,8 +53,6 @@ CHECKS = [
     Check("loopback", True, machine.loopback),
     Check("GPUs", False, lambda: gpu.gpus(software.library_facts())),
     Check("GPU driver", False, lambda: gpu.driver(software.library_facts())),
-    Check("torch: NCCL", False, lambda: gpu.torch_nccl(software.library_facts())),
-    Check("data sets", True, machine.data_sets),
     Check("cache", True, machine.cache),
 ]
 
@@ -86,18 +83,15 @@ def _print_table() -> list[dict[str, str | bool]]:
 
     from hvdtrain.console import Console
 
-    errors = Console(stderr=True)
     rows = []
-    with errors.status("looking") if errors.is_terminal else contextlib.nullcontext() as status:
+    with Console(stderr=True).status("looking") as looking:
         for check in CHECKS:
-            if status:
-                status.update(check.name)
+            looking.update(check.name)
             rows.append(check.row())
     table = Table("status", "what", "found", box=None, pad_edge=False)
     colours = {OK: "green", WARNING: "yellow", MISSING: "red"}
     for row in rows:
-        advice = f"\n→ {row['advice']}" if row["advice"] else ""
-        style = colours[str(row["status"])]
-        table.add_row(Text(str(row["status"]), style), Text(str(row["check"])), Text(f"{row['found']}{advice}"))
+        status, what, found, advice = (str(row[key]) for key in ("status", "check", "found", "advice"))
+        table.add_row(Text(status, colours[status]), Text(what), Text(f"{found}\n→ {advice}" if advice else found))
     Console(240).print(table)
     return rows

@@ -8,7 +8,6 @@ from typing import Any
 from hvdtrain.doctor.findings import MISSING, OK, WARNING, Finding
 
 BUILD = "`HOROVOD_GPU_OPERATIONS=NCCL uv sync --reinstall-package horovod` (5 minutes) builds it"
-DRIVER_FILE = Path("/proc/driver/nvidia/version")
 NO_TORCH = Finding(MISSING, "unknown, since torch does not load", "see there")
 
 
@@ -34,12 +33,8 @@ def _is_supported(arch: str, built_archs: list[str]) -> bool:
     sm_ code runs on the same and later GPUs of its generation; compute_ code (PTX) is translated for all later GPUs.
     """
     number = int(arch.removeprefix("sm_"))
-    for built_arch in built_archs:
-        kind, _, digits = built_arch.partition("_")
-        built_number = int(re.sub(r"\D.*", "", digits))
-        if built_number <= number and (kind == "compute" or built_number // 10 == number // 10):
-            return True
-    return False
+    built = re.findall(r"(sm|compute)_(\d+)", " ".join(built_archs))
+    return any(int(n) <= number and (kind == "compute" or int(n) // 10 == number // 10) for kind, n in built)
 
 
 def driver(facts: Mapping[str, Any]) -> Finding:
@@ -48,42 +43,31 @@ def driver(facts: Mapping[str, Any]) -> Finding:
         return NO_TORCH
     if "driver" not in facts:
         return Finding(OK, "none")
-    version = re.search(r"\s(\d+\.\d+(\.\d+)?)\s", DRIVER_FILE.read_text()) if DRIVER_FILE.exists() else None
-    found = f"{version[1] if version else 'version unknown'}, for CUDA {_dotted(facts['driver'])}"
+    major, minor = divmod(facts["driver"], 1000)
+    found = f"for CUDA {major}.{minor // 10}"
     if facts["cuda"] is None:
         return Finding(WARNING, f"{found}; torch is built without CUDA", "`uv sync --reinstall-package torch`")
     found += f"; torch is built with {facts['cuda']}"
-    if facts["driver"] // 1000 < int(facts["cuda"].split(".")[0]):
-        return Finding(WARNING, found, f"install a driver for CUDA {facts['cuda'].split('.')[0]}, or use --device cpu")
+    needed = int(facts["cuda"].split(".")[0])
+    if major < needed:
+        return Finding(WARNING, found, f"install a driver for CUDA {needed}, or use --device cpu")
     return Finding(OK, found)
-
-
-def _dotted(cuda: int) -> str:
-    """`13.2` from 13020."""
-    return f"{cuda // 1000}.{cuda % 1000 // 10}"
-
-
-def torch_nccl(facts: Mapping[str, Any]) -> Finding:
-    """torch's own NCCL, which `ddp` uses."""
-    if "gpus" not in facts:
-        return NO_TORCH
-    return Finding(OK, ".".join(map(str, facts["torch_nccl"])) if facts["torch_nccl"] else "not built in")
 
 
 def horovod_nccl(facts: Mapping[str, Any]) -> Finding:
     """Whether Horovod is built with torch's NCCL: torch has loaded that before Horovod starts."""
     if "NCCL" not in facts:
         return Finding(MISSING, "unknown, since Horovod does not load", "see there")
-    if not facts["NCCL"]:
-        if not facts["gpus"]:
-            return Finding(OK, "not built in, and there is no GPU to use it")
+    torch_nccl, code = facts["torch_nccl"], facts["NCCL"]
+    if not code and not facts["gpus"]:
+        return Finding(OK, "not built in, and there is no GPU to use it")
+    if not code:
         return Finding(WARNING, "not built in", f"gradients are staged through CPU memory; {BUILD} in")
-    code = facts["NCCL"]
-    built = (code // 10_000, code // 100 % 100, code % 100)
+    built = [code // 10_000, code // 100 % 100, code % 100]
     found = f"built with {'.'.join(map(str, built))}"
     if len(facts["libraries"]) > 1:
         found = f"{found}, and two are loaded: {', '.join(facts['libraries'])}"
         return Finding(WARNING, found, f"one of them has to go: {BUILD} with torch's")
-    if list(built) != list(facts["torch_nccl"] or built):
-        return Finding(WARNING, f"{found}, not torch's", f"{BUILD} with that")
+    if torch_nccl and built != list(torch_nccl):
+        return Finding(WARNING, f"{found}, not torch's {'.'.join(map(str, torch_nccl))}", f"{BUILD} with that")
     return Finding(OK, found)

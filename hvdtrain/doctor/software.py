@@ -1,5 +1,6 @@
 """Checks that torch, Horovod, MPI and a compiler are installed, load and start."""
 
+import contextlib
 import functools
 import importlib.metadata
 import json
@@ -32,39 +33,32 @@ def _requirements() -> dict[str, str]:
 
 
 def python() -> Finding:
-    required = importlib.metadata.metadata("hvdtrain")["Requires-Python"]
-    found = f"{platform.python_version()}, {sys.executable}"
-    for operator, *limit in re.findall(r"(>=|<)(\d+)\.(\d+)", required):
-        if (sys.version_info[:2] >= tuple(map(int, limit))) != (operator == ">="):
-            return Finding(WARNING, found, f"Horovod is known to work on Python {required}: `uv sync --python 3.12`")
-    return Finding(OK, found)
+    return Finding(OK, f"{platform.python_version()}, {sys.executable}")
 
 
 def library(name: str) -> Finding:
     """Whether a library is installed in the version that hvdtrain requires."""
-    required = _requirements()[name].removeprefix("==")
-    try:
-        found = importlib.metadata.version(name)
-    except importlib.metadata.PackageNotFoundError:
+    required, version = _requirements()[name].removeprefix("=="), _version(name)
+    if not version:
         return Finding(MISSING, "not installed", f"`uv sync` installs {name} {required}")
-    if found.split("+")[0] != required:
-        return Finding(
-            WARNING, f"{found}, not {required}", f"`uv sync` installs {required}, with which hvdtrain is tested"
-        )
-    return Finding(OK, found)
+    if version.split("+")[0] != required:
+        advice = f"`uv sync` installs {required}, with which hvdtrain is tested"
+        return Finding(WARNING, f"{version}, not {required}", advice)
+    return Finding(OK, version)
 
 
 def other_libraries() -> Finding:
     names = [name for name, required in _requirements().items() if not required.startswith("==")]
-    installed = {_normalised(found.name) for found in importlib.metadata.distributions()}
-    if absent := [name for name in names if _normalised(name) not in installed]:
+    if absent := [name for name in names if not _version(name)]:
         return Finding(MISSING, f"not installed: {', '.join(absent)}", "`uv sync` installs them")
     return Finding(OK, f"all {len(names)}")
 
 
-def _normalised(name: str) -> str:
-    """A distribution's name as PEP 503 compares it."""
-    return re.sub(r"[-_.]+", "-", name or "").lower()
+def _version(name: str) -> str:
+    """The version of a library that is installed, or nothing."""
+    with contextlib.suppress(importlib.metadata.PackageNotFoundError):
+        return importlib.metadata.version(name)
+    return ""
 
 
 # ---- What loads. The libraries are loaded in another process: one that is compiled against another torch may crash it.
@@ -134,20 +128,18 @@ def torch_loads() -> Finding:
 
 def horovod_loads() -> Finding:
     """Whether Horovod's compiled library exists and fits this torch."""
-    if "gpus" not in library_facts():
+    facts = library_facts()
+    if "gpus" not in facts:
         return Finding(MISSING, "unknown, since torch does not load", "see there")
-    if "MPI" not in library_facts():
-        return Finding(MISSING, library_facts()["error"], REBUILD)
-    return Finding(OK, "yes")
+    return Finding(OK, "yes") if "MPI" in facts else Finding(MISSING, facts["error"], REBUILD)
 
 
 def built_in(name: str) -> Finding:
     """Whether Horovod was compiled with Gloo or MPI."""
-    if name not in library_facts():
+    is_built_in = library_facts().get(name)
+    if is_built_in is None:
         return Finding(MISSING, "unknown, since Horovod does not load", "see there")
-    if library_facts()[name]:
-        return Finding(OK, "built in")
-    return Finding(MISSING, "not built in", REBUILD)
+    return Finding(OK, "built in") if is_built_in else Finding(MISSING, "not built in", REBUILD)
 
 
 # ---- What starts ranks
@@ -191,9 +183,10 @@ def two_processes() -> Finding:
 
 
 def compiler() -> Finding:
-    for name in (os.environ.get("CXX", ""), "c++", "g++", "clang++"):
-        if path := shutil.which(name.split(" ")[0]):
-            if shutil.which("make"):
-                return Finding(OK, path)
-            return Finding(MISSING, f"{path}, but no make", "needed to build Horovod again, as make is: install make")
-    return Finding(MISSING, "none", "needed to build Horovod again, as make is, and by --compile: install g++ and make")
+    """What building Horovod, and --compile, need."""
+    compilers = map(shutil.which, filter(None, (os.environ.get("CXX", "").split(" ")[0], "c++", "g++", "clang++")))
+    path, make = next(filter(None, compilers), None), shutil.which("make")
+    if path and make:
+        return Finding(OK, path)
+    lacking = "install make" if path else "install g++ and make"
+    return Finding(MISSING, path or "none", f"needed to build Horovod, and by --compile: {lacking}")

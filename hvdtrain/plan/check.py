@@ -14,7 +14,7 @@ from hvdtrain.errors import UsageError
 from hvdtrain.plan.calibration import Calibration
 from hvdtrain.plan.predict import Question, row
 from hvdtrain.plan.scenario import MODES, Slow
-from hvdtrain.plan.show import rate, seconds
+from hvdtrain.plan.show import between, rate, seconds
 from hvdtrain.plan.units import Stragglers
 from hvdtrain.report.table import Cell, Table
 from hvdtrain.runs.fields import field_value
@@ -145,10 +145,9 @@ def table(calibration: Calibration, runs: Sequence[Run]) -> Table:
             notes.append(f"Not predicted: {error}.")
             continue
         found.append(own | {"error": own["predicted_step_s"] / measured - 1})
-        between = f"{seconds(own['low'])} to {seconds(own['high'])}"
         rows.append((words, [
             Cell(seconds(measured), measured),
-            Cell(seconds(own["predicted_step_s"]), own["predicted_step_s"], between),
+            Cell(seconds(own["predicted_step_s"]), own["predicted_step_s"], between(own["low"], own["high"])),
             Cell(f"{found[-1]['error']:+.1%}", found[-1]["error"]),
         ]))  # fmt: skip
     for gbit in sorted({own["bandwidth_gbit"] for own in found if own["bandwidth_gbit"]}):

@@ -13,11 +13,10 @@ from hvdtrain.errors import UsageError
 from hvdtrain.formatting import some_of, with_noun
 from hvdtrain.plan import calibration as calibrations
 from hvdtrain.plan.scenario import MODES, Slow
-from hvdtrain.plan.units import Bandwidths, Counts, Latency, Stragglers
+from hvdtrain.plan.units import BANDWIDTH, LATENCY, Counts, Several, Stragglers
 
 FOLDER = click.Path(path_type=Path)
 FILE, NEW_FILE = click.Path(dir_okay=False, path_type=Path), FileToWrite()
-MOST_ROWS = 4000
 WIDTH = RunConfig.__dataclass_fields__["width"].metadata["type"]
 
 
@@ -44,43 +43,34 @@ def plan() -> None:
 @click.option("--dataset", default="digits", show_default=True, help="Says how many classes, and how large images are.")
 @click.option("--image-size", type=click.IntRange(0, 1024), default=0, help="Side in pixels; 0 for the data set's.")
 @click.option("--optimizer", default="adam", show_default=True)
-@click.option("--hosts", "-H", default="", help="`a:2,b:2`: also run a short job of each kind there.")
 @click.option("--from", "runs", multiple=True, type=FOLDER, help="Finished runs of this model, to correct it by.")
-@click.option("--bandwidth", type=Bandwidths(), help="Of the links of those hosts, or runs.")
-@click.option("--one-machine", is_flag=True, help="Those hosts share one machine's cores, as `hvdtrain hosts` do.")
+@click.option("--bandwidth", type=BANDWIDTH, help="Of the links of those runs' hosts.")
 @click.option("--out", type=NEW_FILE, required=True, help="Write the calibration there, JSON with units in its names.")
 def calibrate(
-    model: str, width: float, batch_size: int, dataset: str, image_size: int, optimizer: str, hosts: str,
-    runs: tuple[Path, ...], bandwidth: list[float] | None, one_machine: bool, out: Path,
+    model: str, width: float, batch_size: int, dataset: str, image_size: int, optimizer: str, runs: tuple[Path, ...],
+    bandwidth: float | None, out: Path,
 ) -> None:  # fmt: skip
     """Measure, for a minute at most, what a step and its messages cost here.
 
     \b
     hvdtrain plan calibrate --model vgg16 --width 0.5 --out cal.json
-    hvdtrain plan calibrate --model vgg16 --width 0.5 -H node1:2,node2:2 --bandwidth 1gbit --out cal.json
     hvdtrain plan calibrate --model vgg16 --width 0.5 --from runs/ring --bandwidth 1gbit --out cal.json
     """
-    from hvdtrain.launch.hosts import given_hosts
     from hvdtrain.plan import calibrate as measuring
     from hvdtrain.runs.read import load_run
     from hvdtrain.runs.request import check
 
-    if bandwidth and len(bandwidth) > 1:
-        raise UsageError("--bandwidth of a calibration is one: that of the links that there are")
-    rate = bandwidth[0] if bandwidth else None
     for run in runs:
         if problem := load_run(run).problem:
             raise UsageError(f"{run}: {problem}")
     config = RunConfig(model=model, width=width, dataset=dataset, image_size=image_size, optimizer=optimizer)
     check(config)
-    found = measuring.calibrate(
-        config, batch_size, measuring.dataset_facts(dataset, image_size), lambda line: click.echo(line, err=True),
-        given_hosts(hosts, None), list(runs), rate, one_machine,
-    )  # fmt: skip
+    found = measuring.calibrate(config, batch_size, lambda line: click.echo(line, err=True), runs, bandwidth)
     found.save(out)
-    for name, value in measuring.facts_of(found).items():
-        click.echo(f"{name}: {value:,}")
-    click.echo(f"wrote {out}")
+    click.echo(
+        f"{with_noun(len(found.layers), 'layer')}, {found.gradient_megabytes:,.1f} MB of gradients; computing a step "
+        f"of {batch_size} takes {found.computing_ms:,.1f} ms; wrote {out}"
+    )
 
 
 @plan.command()
@@ -89,8 +79,10 @@ def calibrate(
 @click.option(
     "--servers", "-s", type=Counts(equal=True), default="1,equal", show_default=True, help="`1,2,equal`: as workers."
 )
-@click.option("--bandwidth", type=Bandwidths(), default="1gbit,10gbit", show_default=True, help="Of each host's link.")
-@click.option("--latency", type=Latency(), help="One way, `50us`  [default: the calibration's].")
+@click.option(
+    "--bandwidth", type=Several(BANDWIDTH), default="1gbit,10gbit", show_default=True, help="Of each host's link."
+)
+@click.option("--latency", type=LATENCY, help="One way, `50us`  [default: the calibration's].")
 @click.option("--modes", type=Names(), default=",".join(MODES), show_default=True)
 @click.option("--compression", default="none", show_default=True, help="Of gradients: a codec of the calibration.")
 @click.option("--batch-size", "-b", type=click.IntRange(0, 65536), default=0, help="Of each worker, if not the same.")
@@ -134,8 +126,6 @@ def predict(
         return
     cells = prediction.cells(question, workers, servers, bandwidth)
     prediction.check(question, max([count for _, count, _, _ in cells] or workers))
-    if len(cells) > MOST_ROWS:
-        raise UsageError(f"that is a table of {len(cells)} rows, more than {MOST_ROWS}: ask for fewer workers or rates")
     if not cells:
         raise UsageError("there is nothing to predict: single has one worker, all others take any number")
     if trace and len(cells) > 1:
@@ -199,19 +189,17 @@ def _best_use(
 @click.option("--calibration", "-c", type=FILE, required=True, help="Of the same model, on the same kind of machine.")
 @click.option(
     "--bandwidth",
-    type=Bandwidths(),
+    type=BANDWIDTH,
     help="Of the hosts' links, if not as the runs measured them, or the calibration's.",
 )
 @click.option("--json", "file", type=NEW_FILE, help="Write the rows there.")
-def check(runs: tuple[Path, ...], calibration: Path, bandwidth: list[float] | None, file: Path | None) -> None:
+def check(runs: tuple[Path, ...], calibration: Path, bandwidth: float | None, file: Path | None) -> None:
     """Predictions beside measurements: run folders, and what they should have taken."""
     from hvdtrain.plan import check as checking
     from hvdtrain.plan import show
 
-    if bandwidth and len(bandwidth) > 1:
-        raise UsageError("--bandwidth of a check is one: that of the links that the runs had")
     found = calibrations.load(calibration)
-    rows = checking.compare(found, runs, bandwidth[0] if bandwidth else None)
+    rows = checking.compare(found, runs, bandwidth)
     errors = checking.errors_by_mode(rows)
     if file:
         by_mode = {mode: {"median": e[0], "largest": e[1], "runs": e[2]} for mode, e in errors.items()}
@@ -243,8 +231,6 @@ def _warnings(found: calibrations.Calibration, question: Any, rows: Sequence[Any
             f"{with_noun(found.most_servers, 'server')}; intervals beyond are wider by 2 % for each doubling, which is "
             "a guess."
         )
-    if found.hosts_share_cores:
-        lines.append("The calibration's hosts share one machine's cores, and so do those of the prediction.")
     if any(cell["compression"] != cell["second_compression"] for cell in map_):
         lines.append(f"No ring here sends {question.compression}: servers do, beside a ring of plain gradients.")
     for worker in sorted(question.slow.workers):

@@ -1,15 +1,39 @@
-"""Discrete events: a heap of what happens next, links that serve in order, and processors that are shared.
+"""Discrete events: a heap of what happens next, processes that wait, links that serve in order, shared processors.
 
-A resource can stand for several alike: work then says how many do it at once (`times`).
+A process is a generator that yields what it waits for: a function that is given what goes on after it, as
+`partial(clock.after, seconds)`. A resource can stand for several alike: work then says how many do it at once
+(`times`).
 """
 
 import heapq
 import itertools
 import random
 from collections import deque
-from collections.abc import Callable, Hashable
+from collections.abc import Callable, Generator, Hashable
+from functools import partial
 
-Then = Callable[[], None]
+Then = Callable[[], object]
+Wait = Callable[[Then], object]
+Process = Generator[Wait, None, None]
+
+
+def go_on(process: Process) -> None:
+    """Let a process do what it does until it waits for something, or to its end."""
+    wait = next(process, None)
+    if wait:
+        wait(partial(go_on, process))
+
+
+class Join:
+    """Goes on when it has been called so many times; more calls do nothing."""
+
+    def __init__(self, calls: int, then: Then) -> None:
+        self.calls, self.then = calls, then
+
+    def __call__(self) -> None:
+        self.calls -= 1
+        if not self.calls:
+            self.then()
 
 
 class Clock:
@@ -19,14 +43,14 @@ class Clock:
         spans: with tracing, what was done: (track, name, begin, end).
     """
 
-    def __init__(self) -> None:
+    def __init__(self, trace: bool = False) -> None:
         self.now = 0.0
-        self.spans: list[tuple[str, str, float, float]] | None = None
+        self.spans: list[tuple[str, str, float, float]] | None = [] if trace else None
         self._events: list[tuple[float, int, Then]] = []
         self._numbers = itertools.count()
 
-    def at(self, time: float, then: Then) -> None:
-        heapq.heappush(self._events, (time, next(self._numbers), then))
+    def after(self, seconds: float, then: Then) -> None:
+        heapq.heappush(self._events, (self.now + seconds, next(self._numbers), then))
 
     def run(self, is_over: Callable[[], bool]) -> None:
         """Let things happen until it is over."""
@@ -34,18 +58,9 @@ class Clock:
             self.now, _, then = heapq.heappop(self._events)
             then()
 
-    def traced(self, track: str, name: str, began: float, then: Then) -> Then:
-        """`then`, which also writes down what ends there."""
-
-        def end() -> None:
-            self.span(track, name, began)
-            then()
-
-        return end
-
     def span(self, track: str, name: str, began: float) -> None:
-        """With tracing, write down what ends here."""
-        if self.spans is not None:
+        """With tracing, write down what ends at this moment."""
+        if self.spans is not None and self.now > began:
             self.spans.append((track, name, began, self.now))
 
 
@@ -82,12 +97,11 @@ class Link:
             self._connections[number] = self._connections[-1]
             self._connections.pop()
         begins()
+        self.clock.after(seconds, partial(self._through, ends))
 
-        def through() -> None:
-            self._next()
-            ends()
-
-        self.clock.at(self.clock.now + seconds, through)
+    def _through(self, ends: Then) -> None:
+        self._next()
+        ends()
 
 
 class Processors:
@@ -108,7 +122,7 @@ class Processors:
     def work(self, seconds: float, times: float, then: Then) -> None:
         """So many threads at once compute for so long."""
         if seconds <= 0:
-            self.clock.at(self.clock.now, then)
+            self.clock.after(0, then)
             return
         self._advance()
         self.running += times
@@ -125,9 +139,8 @@ class Processors:
     def _plan(self) -> None:
         self._round += 1
         if self._work:
-            number = self._round
-            end = self.clock.now + max(0.0, self._work[0][0] - self.attained) / self._rate()
-            self.clock.at(end, lambda: self._end(number))
+            seconds = max(0.0, self._work[0][0] - self.attained) / self._rate()
+            self.clock.after(seconds, partial(self._end, self._round))
 
     def _end(self, number: int) -> None:
         if number != self._round:
@@ -161,17 +174,12 @@ class Thread:
     def do(self, seconds: float, then: Then) -> None:
         self._queue.append((seconds, then))
         if not self._busy:
-            self._next()
+            self._busy = True
+            go_on(self._work())
 
-    def _next(self) -> None:
-        if not self._queue:
-            self._busy = False
-            return
-        self._busy = True
-        seconds, then = self._queue.popleft()
-
-        def done() -> None:
+    def _work(self) -> Process:
+        while self._queue:
+            seconds, then = self._queue.popleft()
+            yield partial(self.processors.work, seconds, self.times)
             then()
-            self._next()
-
-        self.processors.work(seconds, self.times, done)
+        self._busy = False

@@ -25,20 +25,19 @@ SPREAD = 1.25  # of costs that runs gave: what one run may be off by
 EFFICIENCIES = [0.2 + 0.02 * number for number in range(41)]
 
 
-def from_runs(base: Calibration, folders: Sequence[Path], bandwidth: float | None, one_machine: bool) -> Calibration:
+def from_runs(base: Calibration, folders: Sequence[Path], bandwidth: float | None) -> Calibration:
     """The calibration with what these runs say: how many cores a host has, the one with fewest; computing from those of
     one process; processor seconds of messages from what all processes of a job took; the share of the wire that is
     reached from how long steps were.
 
     Args:
         bandwidth: of the hosts' links in Gbit/s.
-        one_machine: the hosts share one machine's cores.
 
     Raises:
         UsageError: a run has not finished, or is of another model.
     """
     runs = []
-    found = replace(base, hosts_share_cores=one_machine, bandwidth_gbit=bandwidth or base.bandwidth_gbit)
+    found = replace(base, bandwidth_gbit=bandwidth or base.bandwidth_gbit)
     for folder in folders:
         run = load_run(folder)
         if run.problem:
@@ -78,7 +77,10 @@ def _computing(base: Calibration, runs: Sequence[Run]) -> Calibration:
     """Layers as long as runs of one process had them, in all."""
     ratios = [measured_step_s(run) / simulate(_scenario(base, run, None)).step_s for run in runs]
     factor = statistics.median(ratios)
-    layers = tuple((name, size, f.times(factor), b.times(factor)) for name, size, f, b in base.layers)
+    layers = tuple(
+        replace(layer, forward_ms=layer.forward_ms.times(factor), backward_ms=layer.backward_ms.times(factor))
+        for layer in base.layers
+    )
     return replace(base, layers=layers, fixed_ms=base.fixed_ms.times(factor))
 
 

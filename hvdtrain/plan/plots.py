@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Any
 
 from hvdtrain import plot_style
-from hvdtrain.plan.show import label, rate
+from hvdtrain.plan.show import MAP, label, rate, winner
 
 Row = dict[str, Any]
 
@@ -61,27 +61,18 @@ def _throughput(panel: Any, rows: Sequence[Row]) -> None:
 
 def _map(panel: Any, found: Sequence[Row]) -> None:
     """Workers by bandwidth: the colour says who wins, its strength by how much; grey where it may be either."""
+    from matplotlib.patches import Rectangle
+
     bandwidths, numbers = (sorted({row[key] for row in found}) for key in ("bandwidth_gbit", "workers"))
     for row in found:
         x, y = bandwidths.index(row["bandwidth_gbit"]), numbers.index(row["workers"])
         strength = min(1.0, 0.25 + math.log2(max(1.0, row["times_as_fast"])) / 3)
         colour = plot_style.GRID if row["either"] else plot_style.look_of(row["winner"])[0]
-        panel.add_patch(_cell(x, y, colour, 1.0 if row["either"] else strength))
-        name = label(row["winner"], row["servers"], row["compression"])
-        text = (
-            f"{name} {row['times_as_fast']:.2f}×"
-            if not row["either"]
-            else f"either ({name} {row['times_as_fast']:.2f}×)"
-        )
-        panel.text(x, y, text, ha="center", va="center", fontsize=8, color="#101010")
+        alpha = 1.0 if row["either"] else strength
+        panel.add_patch(Rectangle((x - 0.48, y - 0.46), 0.96, 0.92, color=colour, alpha=alpha, linewidth=0))
+        panel.text(x, y, winner(row), ha="center", va="center", fontsize=8, color="#101010")
     panel.set(xlim=(-0.5, len(bandwidths) - 0.5), ylim=(-0.5, len(numbers) - 0.5), ylabel="workers")
     panel.set_xticks(range(len(bandwidths)), map(rate, bandwidths))
     panel.set_yticks(range(len(numbers)), [str(n) for n in numbers])
-    panel.set_title("Ring or servers: the faster, and how many times as fast as the best of the other")
+    panel.set_title(MAP)
     panel.tick_params(length=0)
-
-
-def _cell(x: int, y: int, colour: str, alpha: float) -> Any:
-    from matplotlib.patches import Rectangle
-
-    return Rectangle((x - 0.48, y - 0.46), 0.96, 0.92, color=colour, alpha=alpha, linewidth=0)

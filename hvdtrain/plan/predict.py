@@ -7,7 +7,6 @@ from typing import Any
 
 from hvdtrain import modes
 from hvdtrain.errors import UsageError, unknown
-from hvdtrain.plan import closed_forms
 from hvdtrain.plan.calibration import Calibration
 from hvdtrain.plan.layout import COARSE, FINE
 from hvdtrain.plan.scenario import MODES, SERVER_MODES, Scenario, Slow
@@ -64,7 +63,7 @@ def row(calibration: Calibration, question: Question, mode: str, workers: int, s
     draws = _draws(calibration, question, job, outcome.step_s)
     wider = 1 + calibration.model_error + WIDER_PER_DOUBLING * beyond(calibration, workers, servers)
     low, high = min([outcome.step_s, *draws]) / wider, max([outcome.step_s, *draws]) * wider
-    batch, (least, most) = question.batch or calibration.batch_per_worker, closed_forms.bounds(job)
+    batch = question.batch or calibration.batch_per_worker
     return {
         "mode": mode, "workers": workers, "servers": servers, "bandwidth_gbit": bandwidth,
         "hosts": job.hosts, "placement": question.placement if servers else None,
@@ -72,11 +71,10 @@ def row(calibration: Calibration, question: Question, mode: str, workers: int, s
         "step_s": outcome.step_s, "step_s_low": low, "step_s_high": high,
         "samples_per_s": workers * batch / outcome.step_s, "samples_per_s_low": workers * batch / high,
         "samples_per_s_high": workers * batch / low,
-        "exposed_comm_s": outcome.exposed_comm_s, "exposed_comm_s_low": outcome.exposed_comm_s * low / outcome.step_s,
-        "exposed_comm_s_high": outcome.exposed_comm_s * high / outcome.step_s,
+        "exposed_comm_s": outcome.exposed_comm_s,
         "staleness_mean": outcome.staleness_mean, "bytes_sent_per_worker": outcome.bytes_sent,
         "bytes_sent_per_server": outcome.server_bytes_sent,
-        "drawn_step_s": draws, "closed_form_least_s": least, "closed_form_most_s": most,
+        "drawn_step_s": draws,
     }  # fmt: skip
 
 
@@ -94,7 +92,7 @@ def scenario(
         transport=calibration.transport(mode, draw), fixed_s=fixed / 1e3 * calibration.batch_factor(question.batch),
         optimizer_s_per_mb=optimizer / 1e3, jitter=calibration.step_jitter,
         cores=calibration.cores_per_host, threads=calibration.threads_per_worker,
-        on_processor=calibration.device == "cpu", one_machine=calibration.hosts_share_cores,
+        on_processor=calibration.device == "cpu",
         workers_per_host=question.per_host, placement=question.placement, staleness=question.staleness,
         slow=question.slow, softsync=question.softsync, leased=question.leased, round_steps=question.round_steps,
         **_codec(calibration, codec_of(calibration, mode, question.compression), draw),

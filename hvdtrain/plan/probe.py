@@ -26,7 +26,7 @@ ENVIRONMENT = {
     "OMP_NUM_THREADS": "1", "MKL_NUM_THREADS": "1", "THP_MEM_ALLOC_ENABLE": "1", "HVDTRAIN_OVER_TCP": "1",
     "TORCH_CPP_LOG_LEVEL": "ERROR",
 }  # fmt: skip
-Measured = dict[str, dict[str, list[float]]]  # `alone` and `together`: wall_s, cpu_s, server_cpu_s of a step
+Measured = dict[str, dict[str, list[float]]]  # `alone` and `together`: cpu_s, server_cpu_s of each step
 
 
 def measure(deadline: float) -> dict[tuple[str, int], Measured]:
@@ -108,7 +108,7 @@ def _rank(rank: int, ranks: int, port: int, mode: str, servers: int, block: int,
 
 
 def _measure(sync: Any, block: int) -> dict[str, list[float]]:
-    """Seconds of a step, and processor seconds of this worker and of the servers, of a model of equal blocks."""
+    """Processor seconds of this worker and of the servers for a step of a model of equal blocks."""
     import torch
     from torch import nn
 
@@ -123,12 +123,12 @@ def _measure(sync: Any, block: int) -> dict[str, list[float]]:
     model = nn.Sequential(*(Block() for _ in range(BLOCKS)))
     module = sync.prepare(model) if sync else model
     each = 1 if block >= LARGE else 8
-    rows: dict[str, list[float]] = {"wall_s": [], "cpu_s": [], "server_cpu_s": []}
+    rows: dict[str, list[float]] = {"cpu_s": [], "server_cpu_s": []}
     step = 0
     for sample in range(-1, SAMPLES):
         if sync:
             sync.group.barrier()
-        servers, used, began = _servers(sync), time.process_time(), time.perf_counter()
+        servers, used = _servers(sync), time.process_time()
         for _ in range(each):
             step += 1
             if sync:
@@ -140,10 +140,10 @@ def _measure(sync: Any, block: int) -> dict[str, list[float]]:
             model.zero_grad(set_to_none=True)
         with torch.no_grad():
             module(torch.zeros(1))  # waits for the last answers
-        wall, own, theirs = time.perf_counter() - began, time.process_time() - used, _servers(sync) - servers
+        worker_s, server_s = time.process_time() - used, _servers(sync) - servers
         if sample >= 0:
-            for name, value in (("wall_s", wall), ("cpu_s", own), ("server_cpu_s", theirs)):
-                rows[name].append(value / each)
+            rows["cpu_s"].append(worker_s / each)
+            rows["server_cpu_s"].append(server_s / each)
     return rows
 
 

@@ -4,7 +4,6 @@ import itertools
 import math
 import statistics
 import time
-from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
@@ -16,7 +15,7 @@ from hvdtrain import models
 from hvdtrain.config.run_config import RunConfig
 from hvdtrain.numerics.compression import Compressor
 from hvdtrain.numerics.optimizers import make_optimizer
-from hvdtrain.plan.calibration import Quantity
+from hvdtrain.plan.calibration import LayerCost, Quantity
 
 WARM_UP, LEAST_STEPS, MOST_STEPS = 1, 3, 60
 VECTOR_MB = 16  # of the optimizer's and codecs' measurements
@@ -28,23 +27,6 @@ def _now() -> float:
     backward too.
     """
     return time.thread_time()
-
-
-@dataclass(frozen=True)
-class Profile:
-    """
-    Attributes:
-        layers: (name, megabytes, forward in ms, backward in ms).
-        fixed_ms: normalising, the loss, and setting gradients back.
-        jitter: standard deviation of the logarithm of a step's time.
-        batch_fixed_share: of computing, what does not grow with the batch.
-    """
-
-    layers: tuple[tuple[str, float, Quantity, Quantity], ...]
-    fixed_ms: Quantity
-    jitter: float
-    batch_fixed_share: float
-    batch: int
 
 
 class _Stamps:
@@ -70,8 +52,8 @@ class _Stamps:
         self.gradients[number] = _now()
 
 
-def profile(config: RunConfig, batch: int, classes: int, side: int, budget_s: float) -> Profile:
-    """Measure a model's layers with one worker's batch, for about so long.
+def profile(config: RunConfig, batch: int, classes: int, side: int, budget_s: float) -> dict[str, Any]:
+    """Measure a model's layers with one worker's batch, for about so long: what a Calibration says of computing.
 
     A batch that would take too long is measured smaller, and computing taken to grow in proportion.
     """
@@ -87,17 +69,17 @@ def profile(config: RunConfig, batch: int, classes: int, side: int, budget_s: fl
     whole_s = (time.perf_counter() - second) * batch / small
     measured = batch if whole_s < budget_s / 4 else small
     rows = _steps(model, stamps, measured, side, MOST_STEPS, began + 0.75 * budget_s)
-    totals = [sum(row["forward"]) + sum(row["backward"]) + row["fixed"] for row in rows]
+    totals = [_whole(row) for row in rows]
     fixed_share = 0.0
     if measured == batch > small:
         less = _steps(model, stamps, small, side, MOST_STEPS // 4, began + budget_s)
-        other = statistics.median(sum(row["forward"]) + sum(row["backward"]) + row["fixed"] for row in less)
+        other = statistics.median(map(_whole, less))
         whole = statistics.median(totals)
         per_sample = max(0.0, (whole - other) / (batch - small))
         fixed_share = min(1.0, max(0.0, 1 - per_sample * batch / whole))
     scale = 1e3 * batch / measured
     layers = tuple(
-        (
+        LayerCost(
             name, size, Quantity.of([row["forward"][number] * scale for row in rows]),
             Quantity.of([row["backward"][number] * scale for row in rows]),
         )
@@ -106,7 +88,15 @@ def profile(config: RunConfig, batch: int, classes: int, side: int, budget_s: fl
     logs = sorted(math.log(total) for total in totals)
     middle = logs[len(logs) // 4 : -(-3 * len(logs) // 4)]
     jitter = (middle[-1] - middle[0]) / 1.349 if len(logs) >= 4 else 0.0  # quartiles: not moved by a few outliers
-    return Profile(layers, Quantity.of([row["fixed"] * 1e3 for row in rows]), jitter, fixed_share, batch)
+    return {
+        "batch_per_worker": batch, "layers": layers, "fixed_ms": Quantity.of([row["fixed"] * 1e3 for row in rows]),
+        "step_jitter": round(jitter, 4), "batch_fixed_share": round(fixed_share, 4),
+    }  # fmt: skip
+
+
+def _whole(row: dict[str, Any]) -> float:
+    """Seconds of a step."""
+    return sum(row["forward"]) + sum(row["backward"]) + row["fixed"]
 
 
 def _steps(

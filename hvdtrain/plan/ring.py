@@ -4,12 +4,12 @@ Workers are in lockstep and alike, so that one of them, the slowest of a step, s
 """
 
 import random
+from functools import partial
 from statistics import fmean
 
-from hvdtrain.plan.engine import Clock, Processors, Then, Thread
-from hvdtrain.plan.pace import Pace
-from hvdtrain.plan.scenario import MIB, Outcome, Scenario
-from hvdtrain.plan.servers import WARM_UP
+from hvdtrain.plan.computing import Computing
+from hvdtrain.plan.engine import Clock, Join, Process, Processors, Then, Thread, go_on
+from hvdtrain.plan.scenario import MIB, WARM_UP, Outcome, Scenario
 
 CYCLE_S = 1e-3  # Horovod looks so often for gradients that are ready: HOROVOD_CYCLE_TIME
 FIRST_BUCKET, BUCKET = 1 * MIB, 25 * MIB  # of DDP: torch.nn.parallel.DistributedDataParallel, bucket_cap_mb
@@ -23,149 +23,115 @@ class RingJob:
         trace: keep what was done in clock.spans.
     """
 
-    def __init__(self, scenario: Scenario, steps: int = 3, seed: str = "", trace: bool = False) -> None:
-        self.scenario, self.steps, self.clock = scenario, steps, Clock()
-        self.paces = Pace(scenario, random.Random(seed), scenario.workers)
-        if trace:
-            self.clock.spans = []
-        n, per_host = scenario.workers, min(scenario.workers, scenario.workers_per_host)
-        # How many workers share the cores, and the number of those.
-        self.times = n if scenario.one_machine else per_host
-        self.cores = Processors(self.clock, scenario.free_cores(self.times, 1))
-        self.background = Thread(self.cores, self.times)
+    def __init__(self, scenario: Scenario, steps: int, seed: str, trace: bool = False) -> None:
+        self.scenario, self.steps, self.clock = scenario, steps, Clock(trace)
+        times = min(scenario.workers, scenario.workers_per_host)  # that share the cores of a host
+        cores = Processors(self.clock, scenario.free_cores(times, 1))
+        draw = random.Random(seed)
+        self.compute = Computing(scenario, self.clock, cores, times, "worker compute", draw, scenario.workers)
+        self.background = Thread(cores, times)
+        self.buckets = _buckets(scenario) if scenario.mode == "ddp" else []
         self.ready: list[int] = []  # gradients that wait to be reduced, in order, by layer
-        self.left = 0  # layers whose gradients are not yet averaged
+        self.left: set[int] = set()  # layers whose gradients are not yet there
+        self.unreduced = 0  # layers whose gradients are not yet averaged
         self.reducing = False
-        self.buckets: list[tuple[int, ...]] = _buckets(scenario) if scenario.mode == "ddp" else []
-        self.backward_ended = 0.0
+        self.update: Then | None = None  # goes on when all gradients are averaged
         self.ends: list[float] = []
         self.waited: list[float] = []
-        self.pace = 1.0
 
     def run(self) -> Outcome:
-        self._begin()
+        go_on(self._steps())
         self.clock.run(lambda: len(self.ends) >= WARM_UP + self.steps)
         seconds = (self.ends[-1] - self.ends[WARM_UP - 1]) / self.steps
         n, s = self.scenario.workers, self.scenario
         return Outcome(seconds, fmean(self.waited[WARM_UP:]), bytes_sent=2 * (n - 1) / n * s.bytes * s.wire_share)
 
-    def _begin(self) -> None:
-        self.pace = self.scenario.slowest * self.paces.next()
-        self.left = len(self.scenario.layers) if self.scenario.workers > 1 else 0
-        self._pending = [set(bucket) for bucket in self.buckets]
-        self._compute("other", self.scenario.fixed_s, lambda: self._forward(0))
-
-    def _compute(self, name: str, seconds: float, then: Then) -> None:
-        seconds *= self.pace
-        if self.clock.spans is not None and seconds:
-            then = self.clock.traced("worker compute", name, self.clock.now, then)
-        if self.scenario.on_processor:
-            self.cores.work(seconds, self.times * self.scenario.threads, then)
-        else:
-            self.clock.at(self.clock.now + seconds, then)
-
-    def _forward(self, layer: int) -> None:
-        layers = self.scenario.layers
-        if layer == len(layers):
-            self._backward(layer - 1)
-            return
-        own = layers[layer]
-        self._compute(f"forward {own.name}", own.forward_s, lambda: self._forward(layer + 1))
-
-    def _backward(self, layer: int) -> None:
-        if layer < 0:
-            self.backward_ended = self.clock.now
-            if self.scenario.overlap == "none":
-                for number in range(len(self.scenario.layers) - 1, -1, -1):
+    def _steps(self) -> Process:
+        s, compute = self.scenario, self.compute
+        numbers = range(len(s.layers))
+        while True:
+            compute.begin_step(s.slowest)
+            self.left = set(numbers)
+            self.unreduced = len(numbers) if s.workers > 1 else 0
+            yield compute("other", s.fixed_s)
+            for layer in s.layers:
+                yield compute(f"forward {layer.name}", layer.forward_s)
+            for number in reversed(numbers):
+                yield compute(f"backward {s.layers[number].name}", s.layers[number].backward_s)
+                if s.workers > 1:
                     self._gradient(number)
-            if not self.left:
-                self._update()
-            return
+            began = self.clock.now
+            if self.unreduced:
+                yield self._until_averaged
+            self.update = None
+            self.waited.append(self.clock.now - began)
+            self.clock.span("worker compute", "wait", began)
+            compute.pace = 1.0  # optimizers run on the device that computes
+            yield compute("optimizer", s.optimizer_s)
+            self.ends.append(self.clock.now)
 
-        def done() -> None:
-            if self.scenario.overlap != "none":
-                self._gradient(layer)
-            self._backward(layer - 1)
-
-        own = self.scenario.layers[layer]
-        self._compute(f"backward {own.name}", own.backward_s, done)
+    def _until_averaged(self, then: Then) -> None:
+        self.update = then
 
     def _gradient(self, layer: int) -> None:
-        if self.scenario.workers == 1:
-            return
+        self.left.discard(layer)
         if not self.buckets:
             self.ready.append(layer)
-        for bucket, pending in zip(self.buckets, self._pending, strict=True):
-            if layer in pending:
-                pending.discard(layer)
-                if not pending:
-                    self.ready.extend(bucket)
+        for bucket in self.buckets:
+            if layer in bucket and not self.left & set(bucket):
+                self.ready.extend(bucket)
         if self.ready and not self.reducing:
             self.reducing = True
-            delay = CYCLE_S if self.scenario.mode == "allreduce" else 0.0
-            self.clock.at(self.clock.now + delay, self._reduce)
+            go_on(self._reductions())
 
-    def _reduce(self) -> None:
-        """Reduce what is ready: as much as the fusion buffer holds, or one bucket of DDP's."""
-        s, taken, size = self.scenario, 0, 0
+    def _reductions(self) -> Process:
+        """Reduce what is ready, until nothing is: a reduction takes the wire and the processors at once."""
+        s, transport = self.scenario, self.scenario.transport
+        hosts, hops = -(-s.workers // s.workers_per_host), 2 * (s.workers - 1)
+        yield partial(self.clock.after, CYCLE_S if s.mode == "allreduce" else 0.0)
+        while self.ready:
+            layers = self._next()
+            gradients = sum(4 * s.layers[layer].parameters for layer in layers)
+            moved = hops / s.workers * gradients * s.wire_share  # each way (Patarasuk and Yuan, 2009)
+            cost = transport.operation_s + hops * transport.message_s
+            cost += moved / 1e9 * (transport.send_s_per_gb + transport.receive_s_per_gb)
+            cost += gradients / 1e6 * (s.encode_s_per_mb + s.decode_s_per_mb)
+            wire = moved / (s.bandwidth * transport.efficiency) + hops * s.latency_s if hosts > 1 else 0.0
+            began = self.clock.now
+            yield partial(self._both, cost, wire)
+            self.clock.span("worker all-reduce", f"{gradients / 1e6:.3g} MB", began)
+            self.unreduced -= len(layers)
+        self.reducing = False
+        if self.update and not self.unreduced:
+            self.update()
+
+    def _both(self, cost: float, wire: float, then: Then) -> None:
+        both = Join(2, then)
+        self.background.do(cost, both)
+        self.clock.after(wire, both)
+
+    def _next(self) -> list[int]:
+        """What is reduced next: as much as the fusion buffer holds, or one bucket of DDP's."""
+        taken = size = 0
         if self.buckets:
             taken = next(len(bucket) for bucket in self.buckets if self.ready[0] in bucket)
         while not self.buckets and taken < len(self.ready):
-            own = 4 * s.layers[self.ready[taken]].parameters
-            if taken and size + own > s.fusion_bytes:
+            size += 4 * self.scenario.layers[self.ready[taken]].parameters
+            if taken and size > self.scenario.fusion_bytes:
                 break
-            size, taken = size + own, taken + 1
+            taken += 1
         layers, self.ready = self.ready[:taken], self.ready[taken:]
-        gradients = sum(4 * s.layers[layer].parameters for layer in layers)
-        n, transport = s.workers, s.transport
-        moved = 2 * (n - 1) / n * gradients * s.wire_share  # each way (Patarasuk and Yuan, 2009)
-        hops = 2 * (n - 1)
-        cost = transport.operation_s + hops * transport.message_s
-        cost += moved / 1e9 * (transport.send_s_per_gb + transport.receive_s_per_gb)
-        cost += gradients / 1e6 * (s.encode_s_per_mb + s.decode_s_per_mb)
-        hosts = -(-n // s.workers_per_host)
-        wire = moved / (s.bandwidth * transport.efficiency) if hosts > 1 else 0.0
-        began, parts = self.clock.now, [2]
-
-        def part() -> None:
-            parts[0] -= 1
-            if not parts[0]:
-                self.clock.span("worker all-reduce", f"{gradients / 1e6:.3g} MB", began)
-                self._reduced(len(layers))
-
-        self.background.do(cost, part)
-        self.clock.at(self.clock.now + wire + (hops * s.latency_s if hosts > 1 else 0.0), part)
-
-    def _reduced(self, layers: int) -> None:
-        self.left -= layers
-        if self.ready:
-            self._reduce()
-        else:
-            self.reducing = False
-        if not self.left and self.backward_ended:
-            self._update()
-
-    def _update(self) -> None:
-        self.waited.append(self.clock.now - self.backward_ended)
-        self.clock.span("worker compute", "wait", self.backward_ended)
-        self.backward_ended = 0.0
-        # Optimizers run on the device that computes.
-        self._compute("optimizer", self.scenario.optimizer_s / self.pace, self._end)
-
-    def _end(self) -> None:
-        self.ends.append(self.clock.now)
-        self._begin()
+        return layers
 
 
-def _buckets(scenario: Scenario) -> list[tuple[int, ...]]:
+def _buckets(scenario: Scenario) -> list[list[int]]:
     """DDP's buckets of layers: in the order of backward, a small one first."""
-    found: list[tuple[int, ...]] = []
-    own: list[int] = []
+    buckets: list[list[int]] = [[]]
     size, limit = 0, FIRST_BUCKET
-    for layer in range(len(scenario.layers) - 1, -1, -1):
-        own.append(layer)
+    for layer in reversed(range(len(scenario.layers))):
+        if size >= limit:
+            buckets.append([])
+            size, limit = 0, BUCKET
+        buckets[-1].append(layer)
         size += 4 * scenario.layers[layer].parameters
-        if size >= limit or not layer:
-            found.append(tuple(own))
-            own, size, limit = [], 0, BUCKET
-    return found
+    return buckets

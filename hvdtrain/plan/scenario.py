@@ -7,6 +7,7 @@ SERVER_MODES = ("ps-sync", "ps-ssp", "ps-async")
 RING_MODES = ("allreduce", "ddp")
 MODES = ("single", *RING_MODES, *SERVER_MODES)
 MIB = 2**20
+WARM_UP = 1  # simulated steps that are not counted
 LEAST_FREE = 0.1  # share of the cores of a host that is left however many processes it has
 
 
@@ -79,12 +80,11 @@ class Scenario:
         jitter: standard deviation of the logarithm of a step's computing time.
         cores: of a host, or its part of one; threads: that a worker computes with.
         on_processor: computing takes cores, as communication does; false of a GPU.
-        one_machine: all hosts share the same cores, as namespaces on one machine do.
         workers_per_host: hosts are filled one after the other.
         placement: servers on hosts of their own, `dedicated`, or beside workers, `shared`.
         partition: weights are cut over servers in `even` ranges, or go there as whole tensors (`tensor`).
-        overlap: what communication overlaps with: `none`, `backward`, or `both` it and the next forward. Without the
-            latter, weights are read when all gradients are in.
+        overlap: what communication overlaps with: `backward`, or `both` it and the next forward. Without the latter,
+            weights are read when all gradients are in.
         staleness: the bound of ps-ssp.
         under_way_bytes: bound of all workers' pushes under way to a server, shared evenly by the workers. (Where there
             are more servers than workers, ps.exchange lets a worker have less of it, so much to all servers together.)
@@ -109,7 +109,6 @@ class Scenario:
     cores: float = 1
     threads: int = 1
     on_processor: bool = True
-    one_machine: bool = False
     workers_per_host: int = 1
     placement: str = "dedicated"
     partition: str = "even"

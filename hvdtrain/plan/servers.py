@@ -8,15 +8,15 @@ as far as there is room under way (see ps.exchange).
 
 import math
 import random
-from collections.abc import Iterable
+from dataclasses import dataclass, field
+from functools import partial
 
-from hvdtrain.plan.engine import Clock, Link, Processors, Then, Thread
-from hvdtrain.plan.layout import FINE, Detail, HostGroup, cut, host_groups
-from hvdtrain.plan.pace import Pace
-from hvdtrain.plan.scenario import Outcome, Scenario
+from hvdtrain.plan.computing import Computing
+from hvdtrain.plan.engine import Clock, Join, Link, Process, Processors, Then, Thread, go_on
+from hvdtrain.plan.layout import Detail, HostGroup, Piece, cut, host_groups
+from hvdtrain.plan.scenario import WARM_UP, Outcome, Scenario
 
 CONNECTIONS = 8  # to a server that are simulated one by one; each of more workers' stands for several
-WARM_UP = 1  # steps that are not counted
 # Of a round, so many steps and shares are simulated: of a longer one the rest is taken to go on as they did.
 LEAST_ROUND, ROUND_SHARES = 4, 100
 
@@ -24,15 +24,46 @@ LEAST_ROUND, ROUND_SHARES = 4, 100
 class _Hosts:
     """A group of hosts: their links, cores and server processes."""
 
-    def __init__(
-        self, number: int, group: HostGroup, scenario: Scenario, clock: Clock, cores: Processors, draw: random.Random
-    ) -> None:  # fmt: skip
+    def __init__(self, number: int, group: HostGroup, scenario: Scenario, clock: Clock, draw: random.Random) -> None:
         self.number, self.group = number, group
         self.up, self.down = Link(clock, draw), Link(clock, draw)
         self.rate = group.hosts * scenario.bandwidth * scenario.transport.efficiency
-        self.cores = cores
+        self.cores = Processors(clock, scenario.free_cores(group.processes, group.hosts))
         self.servers = group.hosts * group.servers
-        self.io = Thread(cores, max(1, self.servers))
+        self.io = Thread(self.cores, max(1, self.servers))
+
+    def remote_share(self, other: "_Hosts") -> float:
+        """The share of messages to others that cross the network: in a group, each host sends to all."""
+        return 1.0 if other is not self else 1 - 1 / self.group.hosts
+
+
+@dataclass
+class _Window:
+    """What a group of workers pushes to the servers of one group of hosts.
+
+    Attributes:
+        room: bytes that may be under way.
+        queue: pieces that wait to be pushed, as they became ready.
+        extra: the piece that is under way though there was no room, or -1.
+    """
+
+    room: float
+    queue: dict[int, None] = field(default_factory=dict)
+    under_way: float = 0.0
+    extra: int = -1
+
+    def next(self, pieces: list[Piece]) -> int | None:
+        """Take the piece that goes next out of the queue; None where all have to wait."""
+        if not self.queue:
+            return None
+        number = min(self.queue)
+        if self.under_way and self.under_way + pieces[number].bytes > self.room:
+            if self.extra >= 0:
+                return None
+            number = self.extra = next(iter(self.queue))
+        del self.queue[number]
+        self.under_way += pieces[number].bytes
+        return number
 
 
 class _Workers:
@@ -43,120 +74,82 @@ class _Workers:
         factor: of their computing.
     """
 
-    def __init__(self, job: "ServerJob", hosts: _Hosts, times: int, factor: float, name: str) -> None:
-        self.job, self.hosts, self.times, self.factor, self.name = job, hosts, times, factor, name
+    def __init__(self, job: "ServerJob", hosts: _Hosts, times: int, factor: float) -> None:
+        self.job, self.hosts, self.times, self.factor = job, hosts, times, factor
+        self.track = f"worker group {hosts.number} compute"
+        among = times if job.scenario.mode == "ps-sync" else 1
+        self.compute = Computing(job.scenario, job.clock, hosts.cores, times, self.track, job.random, among)
         self.io = Thread(hosts.cores, times)
         self.step = 0
         self.missing = [0] * len(job.scenario.layers)  # pieces of each layer that are not fresh
         self.lacking = [0] * len(job.pieces)  # layers whose gradients each piece waits for
-        # What waits to be pushed, as it became ready; what is under way; the piece that is under way though there
-        # was no room: for each group of hosts with servers.
-        windows = len(job.rooms)
-        self.queues: list[dict[int, None]] = [{} for _ in range(windows)]
-        self.under_way, self.extra = [0.0] * windows, [-1] * windows
+        most, workers = job.scenario.under_way_bytes, job.scenario.workers
+        self.windows = [_Window(min(most * max(1, h.servers), most * h.servers / workers)) for h in job.hosts]
         self.read = [0] * len(job.pieces)  # version of each piece
         self.given: list[int] = []  # answers that wait for the others, where weights are read all at once
-        self.waits_for = -1
-        self.waits_since = 0.0
+        self.waits_for = 0
+        self.fresh: Then | None = None  # goes on when the layer that forward waits for is fresh
         self.ends: list[float] = []
         self.waited: list[float] = []
-        # Of the slowest of the group, where all wait for it.
-        self.paces = Pace(job.scenario, job.random, times if job.scenario.mode == "ps-sync" else 1)
-        self.pace = 1.0
 
-    def begin(self) -> None:
-        if not self.job.takes_share(self):
-            return
-        self.step += 1
-        self.pace = self.factor * self.paces.next()
-        self.waited.append(0.0)
-        scenario = self.job.scenario
-        self.lacking = [len(piece.layers) for piece in self.job.pieces]
-        self._compute("other", scenario.fixed_s, lambda: self._forward(0))
-
-    def _compute(self, name: str, seconds: float, then: Then) -> None:
-        job, seconds = self.job, seconds * self.pace
-        if job.clock.spans is not None and seconds:
-            then = job.clock.traced(f"{self.name} compute", name, job.clock.now, then)
-        if job.scenario.on_processor:
-            self.hosts.cores.work(seconds, self.times * job.scenario.threads, then)
-        else:
-            job.clock.at(job.clock.now + seconds, then)
-
-    def _forward(self, layer: int) -> None:
-        layers = self.job.scenario.layers
-        if layer == len(layers):
-            self._backward(layer - 1)
-            return
-        late = self.missing[layer] if self.job.scenario.overlap == "both" else sum(self.missing)
-        if late:
-            self.waits_for, self.waits_since = layer, self.job.clock.now
-            return
-        self._compute(f"forward {layers[layer].name}", layers[layer].forward_s, lambda: self._forward(layer + 1))
-
-    def _backward(self, layer: int) -> None:
-        if layer < 0:
-            if self.job.scenario.overlap == "none":
-                self._push_layers(range(len(self.missing) - 1, -1, -1))
-            self.ends.append(self.job.clock.now)
+    def steps(self) -> Process:
+        scenario, clock, compute = self.job.scenario, self.job.clock, self.compute
+        while self.job.takes_share(self):
+            self.step += 1
+            compute.begin_step(self.factor)
+            self.waited.append(0.0)
+            self.lacking = [len(piece.layers) for piece in self.job.pieces]
+            yield compute("other", scenario.fixed_s)
+            for number, layer in enumerate(scenario.layers):
+                if self._lacks(number):
+                    began = clock.now
+                    yield partial(self._wait_for, number)
+                    self.waited[-1] += clock.now - began
+                    clock.span(self.track, "wait", began)
+                yield compute(f"forward {layer.name}", layer.forward_s)
+            for number in reversed(range(len(scenario.layers))):
+                layer = scenario.layers[number]
+                yield compute(f"backward {layer.name}", layer.backward_s)
+                self._push_layer(number)
+            self.ends.append(clock.now)
             self.job.ended(self)
-            self.begin()
-            return
 
-        def done() -> None:
-            if self.job.scenario.overlap != "none":
-                self._push_layers((layer,))
-            self._backward(layer - 1)
+    def _wait_for(self, layer: int, then: Then) -> None:
+        self.waits_for, self.fresh = layer, then
 
-        own = self.job.scenario.layers[layer]
-        self._compute(f"backward {own.name}", own.backward_s, done)
+    def _lacks(self, layer: int) -> int:
+        """How many pieces forward of a layer waits for."""
+        return self.missing[layer] if self.job.scenario.overlap == "both" else sum(self.missing)
 
-    def _push_layers(self, layers: Iterable[int]) -> None:
-        for layer in layers:
-            for number in self.job.pieces_of[layer]:
-                self.lacking[number] -= 1
-                if not self.lacking[number]:
-                    for own in self.job.pieces[number].layers:
-                        self.missing[own] += 1
-                    self.queues[self.job.pieces[number].owner][number] = None
-        for window in range(len(self.queues)):
-            self.send(window)
+    def _push_layer(self, layer: int) -> None:
+        pieces = self.job.pieces
+        for number in self.job.pieces_of[layer]:
+            self.lacking[number] -= 1
+            if not self.lacking[number]:
+                for part in pieces[number].layers:
+                    self.missing[part] += 1
+                self.windows[pieces[number].owner].queue[number] = None
+        for window in self.windows:
+            self._push(window)
 
-    def send(self, window: int) -> None:
+    def _push(self, window: _Window) -> None:
         """Push what waits, as far as there is room."""
-        queue, room = self.queues[window], self.job.rooms[window]
-        while queue:
-            first = min(queue)
-            if not self.under_way[window] or self.under_way[window] + self.job.pieces[first].bytes <= room:
-                number = first
-            elif self.extra[window] < 0:
-                number = self.extra[window] = next(iter(queue))
-            else:
-                return
-            del queue[number]
-            self.under_way[window] += self.job.pieces[number].bytes
+        while (number := window.next(self.job.pieces)) is not None:
             self.job.push(self, number, self.step)
 
     def answered(self, number: int, version: int) -> None:
         piece = self.job.pieces[number]
-        window = self.job.pieces[number].owner
-        self.under_way[window] -= piece.bytes
-        if self.extra[window] == number:
-            self.extra[window] = -1
+        window = self.windows[piece.owner]
+        window.under_way -= piece.bytes
+        if window.extra == number:
+            window.extra = -1
         self.read[number] = version
         for layer in piece.layers:
             self.missing[layer] -= 1
-        self.send(window)
-        layer = self.waits_for
-        if layer >= 0:
-            late = self.missing[layer] if self.job.scenario.overlap == "both" else sum(self.missing)
-            if not late:
-                waited = self.job.clock.now - self.waits_since
-                self.waited[-1] += waited
-                self.waits_for = -1
-                if waited:
-                    self.job.clock.span(f"{self.name} compute", "wait", self.waits_since)
-                self._forward(layer)
+        self._push(window)
+        if self.fresh and not self._lacks(self.waits_for):
+            fresh, self.fresh = self.fresh, None
+            fresh()
 
 
 class ServerJob:
@@ -167,39 +160,28 @@ class ServerJob:
         trace: keep what was done in clock.spans.
     """
 
-    def __init__(
-        self, scenario: Scenario, steps: int = 3, seed: str = "", detail: Detail = FINE, trace: bool = False
-    ) -> None:
-        self.scenario, self.clock, self.random = scenario, Clock(), random.Random(seed)
+    def __init__(self, scenario: Scenario, steps: int, seed: str, detail: Detail, trace: bool = False) -> None:
+        self.scenario, self.clock, self.random = scenario, Clock(trace), random.Random(seed)
         self.round = min(scenario.round_steps, max(LEAST_ROUND, ROUND_SHARES // scenario.workers))
         # How many are left in the round, and when the last one was taken.
         self.shares, self.leased_s = self.round * scenario.workers or math.inf, 0.0
         self.steps = math.inf if self.round else steps
-        if trace:
-            self.clock.spans = []
         groups = host_groups(scenario, detail.groups)
-        machine = Processors(self.clock, scenario.free_cores(sum(group.processes for group in groups), 1))
         self.hosts = [
-            _Hosts(
-                number, group, scenario, self.clock,
-                machine if scenario.one_machine
-                else Processors(self.clock, scenario.free_cores(group.processes, group.hosts)),
-                random.Random(f"{seed} link {number}"),
-            )
+            _Hosts(number, group, scenario, self.clock, random.Random(f"{seed} link {number}"))
             for number, group in enumerate(groups)
-        ]  # fmt: skip
+        ]
         self.pieces = cut(scenario, groups, detail.pieces)
         self.pieces_of: list[list[int]] = [[] for _ in scenario.layers]
         for number, piece in enumerate(self.pieces):
             for layer in piece.layers:
                 self.pieces_of[layer].append(number)
-        most = scenario.under_way_bytes
-        self.rooms = [min(most * max(1, h.servers), most * h.servers / scenario.workers) for h in self.hosts]
         self.workers = [
-            _Workers(self, hosts, hosts.group.hosts * count, factor, f"worker group {hosts.number}")
+            _Workers(self, hosts, hosts.group.hosts * count, factor)
             for hosts in self.hosts
             for factor, count in hosts.group.workers
         ]
+        self.averages = scenario.mode == "ps-sync" or scenario.softsync
         self.pushed = [[0] * len(self.workers) for _ in self.pieces]  # the step of each group's last push
         self.came = [0] * len(self.pieces)  # pushes that wait to be an update
         self.version = [0] * len(self.pieces)
@@ -209,7 +191,7 @@ class ServerJob:
 
     def run(self) -> Outcome:
         for worker in self.workers:
-            worker.begin()
+            go_on(worker.steps())
         self.clock.run(lambda: self._left == 0)
         total = sum(worker.times for worker in self.workers)
         rate = waiting = 0.0
@@ -221,11 +203,11 @@ class ServerJob:
         step_s = total / rate
         if self.round > 1:
             step_s += (1 - self.round / self.scenario.round_steps) * (self.leased_s / (self.round - 1) - step_s)
-        sent = self.scenario.bytes * self.scenario.wire_share
         return Outcome(
             step_s=step_s, exposed_comm_s=waiting * step_s,
             staleness_mean=self.staleness_sum / self.pushes if self.pushes else 0.0,
-            bytes_sent=sent, server_bytes_sent=self.scenario.bytes * total / self.scenario.servers,
+            bytes_sent=self.scenario.bytes * self.scenario.wire_share,
+            server_bytes_sent=self.scenario.bytes * total / self.scenario.servers,
         )  # fmt: skip
 
     def takes_share(self, worker: _Workers) -> bool:
@@ -241,161 +223,114 @@ class ServerJob:
             self._left -= 1
 
     def push(self, worker: _Workers, number: int, step: int) -> None:
-        piece, transport, times = self.pieces[number], self.scenario.transport, worker.times
-        size = piece.bytes * self.scenario.wire_share
-        server = self.hosts[piece.owner]
-        gigabytes = size / 1e9 * self._cost_share(worker.hosts, server)
-        cost = piece.messages * transport.message_s + gigabytes * transport.send_s_per_gb
-        cost += piece.bytes / 1e6 * self.scenario.encode_s_per_mb
-        taken = piece.messages * transport.message_s + gigabytes * transport.server_receive_s_per_gb
-        taken += piece.bytes / 1e6 * self.scenario.decode_s_per_mb
-        read = worker.read[number]
-        both = _Join(2, lambda: self._accept(worker, number, step, read))
+        piece, server, scenario = self.pieces[number], self.hosts[self.pieces[number].owner], self.scenario
+        transport, megabytes, size = scenario.transport, piece.bytes / 1e6, piece.bytes * scenario.wire_share
+        sent = self._cost(worker.hosts, server, piece, size, transport.send_s_per_gb)
+        sent += megabytes * scenario.encode_s_per_mb
+        taken = self._cost(worker.hosts, server, piece, size, transport.server_receive_s_per_gb)
+        taken = (taken + megabytes * scenario.decode_s_per_mb) / server.servers
+        both = Join(2, partial(self._accept, worker, number, step, worker.read[number]))
         # The server takes the first while others are still on the wire, and the last after all of them.
-        self._carry(
-            worker, worker.hosts, server, times * size, "push", cost,
-            first=lambda: server.io.do((times - 1) * taken / server.servers, both),
-            last=lambda: server.io.do(taken / server.servers, both),
-        )  # fmt: skip
+        first = partial(server.io.do, (worker.times - 1) * taken, both)
+        last = partial(server.io.do, taken, both)
+        go_on(self._carry(worker, server, worker.times * size, True, sent, first, last))
+
+    def _answer(self, worker: _Workers, number: int) -> None:
+        piece, server, transport = self.pieces[number], self.hosts[self.pieces[number].owner], self.scenario.transport
+        sent = self._cost(worker.hosts, server, piece, piece.bytes, transport.server_send_s_per_gb)
+        taken = self._cost(worker.hosts, server, piece, piece.bytes, transport.receive_s_per_gb)
+        last = partial(worker.io.do, taken, partial(worker.answered, number, self.version[number]))
+        go_on(self._carry(worker, server, worker.times * piece.bytes, False, sent, lambda: None, last))
+
+    def _cost(self, hosts: _Hosts, server: _Hosts, piece: Piece, size: float, s_per_gb: float) -> float:
+        """Processor seconds of one end of a message, which cost less where it stays on its host."""
+        remote, transport = hosts.remote_share(server), self.scenario.transport
+        crossing = remote + (1 - remote) * transport.local_share
+        return piece.messages * transport.message_s + size / 1e9 * crossing * s_per_gb
 
     def _carry(
-        self, worker: _Workers, source: _Hosts, target: _Hosts, size: float, name: str, cost: float,
-        first: Then, last: Then,
-    ) -> None:  # fmt: skip
-        """Take a message of each of a group's workers from hosts to others: not over a link where they are the same.
+        self, worker: _Workers, server: _Hosts, size: float, is_push: bool, cost: float, first: Then, last: Then
+    ) -> Process:
+        """Take a message of each of a group's workers to servers, or from them: not over a link where they are on the
+        same host.
 
         Args:
             size: bytes of all of them together.
             cost: processor seconds of sending one.
             first, last: called when the first of them is there, and the last.
         """
-        clock, times, latency = self.clock, worker.times, self.scenario.latency_s
-        from_worker = source is worker.hosts and name == "push"
-        io = worker.io if from_worker else source.io
-        share = cost if from_worker else cost / source.servers  # seconds until one is sent
-        remote = _remote(source, target)
+        clock, latency = self.clock, self.scenario.latency_s
+        source, target = (worker.hosts, server) if is_push else (server, worker.hosts)
+        io, share = (worker.io, cost) if is_push else (server.io, cost / server.servers)
+        # Of answers the others are sent one after the other, while the first are on the wire.
+        rest = [] if is_push or worker.times == 1 else [partial(io.do, (worker.times - 1) * share)]
         # At the servers' end, each worker has a connection of its own.
-        connections = min(times, CONNECTIONS)
-        outgoing, incoming = (1, connections) if from_worker else (connections, 1)
+        connections = min(worker.times, CONNECTIONS)
+        outgoing, incoming = (1, connections) if is_push else (connections, 1)
+        remote = source.remote_share(target)
         leaving, coming = remote * size / outgoing / source.rate, remote * size / incoming / target.rate
+        yield partial(io.do, share)
+        if not remote:
+            first()
+            yield from rest
+            last()
+            return
+        arrived, arrived_first = Join(outgoing + incoming + 1, last), Join(1, first)
 
-        def leaves() -> None:
-            if not remote:
-                first()
-                sent(last)
-                return
-            arrived, there = _Join(outgoing + incoming + 1, last), _Join(1, first)
+        def through() -> None:
+            clock.span(f"host group {source.number} up", "push" if is_push else "answer", clock.now - leaving)
+            clock.after(latency, arrived)
 
-            def through() -> None:
-                clock.span(f"host group {source.number} up", name, clock.now - leaving)
-                clock.at(clock.now + latency, arrived)
+        def came() -> None:
+            arrived_first()
+            arrived()
 
-            def came() -> None:
-                there()
-                arrived()
+        def reached() -> None:  # its first byte: from then on it has a place at the other end
+            for number in range(incoming):
+                target.down.take((worker, source, number), coming, lambda: None, came)
 
-            def reached() -> None:  # its first byte: from then on it has a place at the other end
-                for number in range(incoming):
-                    target.down.take((worker, source, number), coming, _nothing, came)
-
-            begins = _Join(1, lambda: clock.at(clock.now + latency, reached))
-            for number in range(outgoing):
-                source.up.take((worker, target, number), leaving, begins, through)
-            sent(lambda: clock.at(clock.now + latency, arrived))
-
-        def sent(then: Then) -> None:
-            """The rest of them are sent one after the other, while the first are on the wire."""
-            if from_worker or times == 1:
-                then()
-            else:
-                io.do((times - 1) * share, then)
-
-        io.do(share, leaves)
-
-    def _cost_share(self, source: _Hosts, target: _Hosts) -> float:
-        """What a byte of a message costs the processors, over one that crosses the network."""
-        remote = _remote(source, target)
-        return remote + (1 - remote) * self.scenario.transport.local_share
+        begins = Join(1, partial(clock.after, latency, reached))
+        for number in range(outgoing):
+            source.up.take((worker, target, number), leaving, begins, through)
+        yield from rest
+        clock.after(latency, arrived)
 
     def _accept(self, worker: _Workers, number: int, step: int, read: int) -> None:
-        """A server has a push: who is answered now, and whether the weights are updated before."""
-        index, mode, workers = self.workers.index(worker), self.scenario.mode, self.scenario.workers
-        self.pushed[number][index] = step
-        if len(worker.ends) >= WARM_UP and mode != "ps-sync":
-            ahead = 0 if self.scenario.softsync else (worker.times - 1) / 2
+        """A server has a push: who is answered, and whether the weights are updated before."""
+        scenario, workers = self.scenario, self.scenario.workers if self.averages else 1
+        self.pushed[number][self.workers.index(worker)] = step
+        if len(worker.ends) >= WARM_UP and scenario.mode != "ps-sync":
+            ahead = 0 if scenario.softsync else (worker.times - 1) / 2
             self.staleness_sum += worker.times * (self.version[number] - read + ahead)
             self.pushes += worker.times
         self.came[number] += worker.times
         self.held[number].append((worker, step))
-        updates = self.came[number] // workers if self._averages else self.came[number]
+        updates, self.came[number] = divmod(self.came[number], workers)
         if not updates:
-            self._answer(number)
+            self._release(number)
             return
-        self.came[number] -= updates * (workers if self._averages else 1)
         self.version[number] += updates
-        piece, hosts = self.pieces[number], self.hosts[self.pieces[number].owner]
-        seconds = updates * piece.bytes / 1e6 * self.scenario.optimizer_s_per_mb / hosts.servers
-        hosts.cores.work(seconds, hosts.servers, lambda: self._answer(number))
+        hosts = self.hosts[self.pieces[number].owner]
+        seconds = updates * self.pieces[number].bytes / 1e6 * scenario.optimizer_s_per_mb / hosts.servers
+        hosts.cores.work(seconds, hosts.servers, partial(self._release, number))
 
-    @property
-    def _averages(self) -> bool:
-        return self.scenario.mode == "ps-sync" or self.scenario.softsync
-
-    def _answer(self, number: int) -> None:
-        held = self.held[number]
-        if self.scenario.mode == "ps-sync":
-            if self.came[number]:
-                return
-            free, self.held[number] = held, []
-        elif self.scenario.mode == "ps-ssp":
+    def _release(self, number: int) -> None:
+        """Answer those pushes of a piece that the mode lets go on."""
+        limit = math.inf
+        if self.scenario.mode == "ps-sync" and self.came[number]:
+            return
+        if self.scenario.mode == "ps-ssp":
             limit = min(self.pushed[number]) + self.scenario.staleness
-            free = [(worker, step) for worker, step in held if step <= limit]
-            self.held[number] = [(worker, step) for worker, step in held if step > limit]
-        else:
-            free, self.held[number] = held, []
-        for worker, _ in free:
-            self._give(worker, number)
+        held = self.held[number]
+        self.held[number] = [(worker, step) for worker, step in held if step > limit]
+        for worker, step in held:
+            if step <= limit:
+                self._give(worker, number)
 
     def _give(self, worker: _Workers, number: int) -> None:
         """Answer a push, at once or, where weights are read only when all gradients are in, with all others."""
-        if self.scenario.overlap == "both":
-            self._send(worker, number)
-            return
         worker.given.append(number)
-        if len(worker.given) == len(self.pieces):
+        if self.scenario.overlap == "both" or len(worker.given) == len(self.pieces):
             given, worker.given = sorted(worker.given), []
-            for own in given:
-                self._send(worker, own)
-
-    def _send(self, worker: _Workers, number: int) -> None:
-        piece, transport = self.pieces[number], self.scenario.transport
-        hosts, version = self.hosts[piece.owner], self.version[number]
-        size = piece.bytes / 1e9 * self._cost_share(hosts, worker.hosts)
-        given = piece.messages * transport.message_s + size * transport.server_send_s_per_gb
-        taken = piece.messages * transport.message_s + size * transport.receive_s_per_gb
-
-        def came() -> None:
-            worker.io.do(taken, lambda: worker.answered(number, version))
-
-        self._carry(worker, hosts, worker.hosts, worker.times * piece.bytes, "answer", given, first=_nothing, last=came)
-
-
-class _Join:
-    """Goes on when it has been called so many times."""
-
-    def __init__(self, calls: int, then: Then) -> None:
-        self.calls, self.then = calls, then
-
-    def __call__(self) -> None:
-        self.calls -= 1
-        if not self.calls:
-            self.then()
-
-
-def _remote(source: _Hosts, target: _Hosts) -> float:
-    """The share of messages from some hosts to others that cross the network: in a group, each host sends to all."""
-    return 1.0 if source is not target else 1 - 1 / source.group.hosts
-
-
-def _nothing() -> None:
-    pass
+            for piece in given:
+                self._answer(worker, piece)

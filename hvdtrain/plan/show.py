@@ -1,7 +1,7 @@
 """Tables on the terminal."""
 
 import statistics
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from typing import Any
 
 from rich import box
@@ -12,13 +12,17 @@ from hvdtrain.formatting import with_noun
 
 Row = dict[str, Any]
 WIDTH = 140  # where the output is no terminal
+MAP = "Ring or servers: the faster, and how many times as fast as the best of the other"
 
 
-def _table(headings: Sequence[str], left: int = 1) -> Table:
-    table = Table(box=box.SIMPLE_HEAD, show_edge=False)
+def _print(headings: Sequence[str], rows: Iterable[Sequence[Any]], left: int = 1, title: str | None = None) -> None:
+    """A table, of whose columns so many are aligned at the left; zeros and None are empty cells."""
+    made = Table(box=box.SIMPLE_HEAD, show_edge=False, title=title)
     for number, heading in enumerate(headings):
-        table.add_column(heading, justify="left" if number < left else "right", no_wrap=True)
-    return table
+        made.add_column(heading, justify="left" if number < left else "right", no_wrap=True)
+    for row in rows:
+        made.add_row(*(str(cell or "") for cell in row))
+    Console(WIDTH).print(made)
 
 
 def seconds(value: float) -> str:
@@ -29,94 +33,95 @@ def rate(gbit: float) -> str:
     return f"{gbit:g} Gbit/s" if gbit >= 1 else f"{gbit * 1e3:g} Mbit/s"
 
 
+def between(low: float, high: float) -> str:
+    return f"{seconds(low)} to {seconds(high)}"
+
+
 def table(rows: Sequence[Row]) -> None:
     """Predictions, a line each."""
-    made = _table("mode workers servers sends link step interval samples/s exposed staleness sent/worker".split())
-    for row in rows:
-        made.add_row(
-            row["mode"], str(row["workers"]), str(row["servers"] or ""), row["compression"],
-            rate(row["bandwidth_gbit"]), seconds(row["step_s"]),
-            f"{seconds(row['step_s_low'])} to {seconds(row['step_s_high'])}",
-            f"{row['samples_per_s']:,.4g}", seconds(row["exposed_comm_s"]),
-            f"{row['staleness_mean']:.2f}" if row["servers"] else "", f"{row['bytes_sent_per_worker'] / 1e6:,.4g} MB",
-        )  # fmt: skip
-    Console(WIDTH).print(made)
+    headings = "mode workers servers sends link step interval samples/s exposed staleness sent/worker".split()
+    _print(headings, (
+        (
+            row["mode"], row["workers"], row["servers"], row["compression"], rate(row["bandwidth_gbit"]),
+            seconds(row["step_s"]), between(row["step_s_low"], row["step_s_high"]), f"{row['samples_per_s']:,.4g}",
+            seconds(row["exposed_comm_s"]), f"{row['staleness_mean']:.2f}" if row["servers"] else "",
+            f"{row['bytes_sent_per_worker'] / 1e6:,.4g} MB",
+        )
+        for row in rows
+    ))  # fmt: skip
 
 
 def label(mode: str, servers: int, compression: str) -> str:
     return mode + (f" +{servers}" if servers else "") + ("" if compression == "none" else f" {compression}")
 
 
-def crossover(found: Sequence[Row]) -> None:
+def winner(row: Row) -> str:
+    """Who is faster at a place of the map, and how many times."""
+    name = f"{label(row['winner'], row['servers'], row['compression'])} {row['times_as_fast']:.2f}×"
+    return f"either ({name})" if row["either"] else name
+
+
+def crossover(places: Sequence[Row]) -> None:
     """Who wins: a line for each number of workers, a column for each bandwidth."""
-    if not found:
+    if not places:
         return
-    bandwidths = sorted({row["bandwidth_gbit"] for row in found})
-    made = _table(["workers", *map(rate, bandwidths)], left=0)
-    at = {(row["workers"], row["bandwidth_gbit"]): row for row in found}
-    for workers in sorted({row["workers"] for row in found}):
-        cells = []
-        for bandwidth in bandwidths:
-            if row := at.get((workers, bandwidth)):
-                name = label(row["winner"], row["servers"], row["compression"])
-                gap = f"{row['times_as_fast']:.2f}×"
-                cells.append(f"either ({name} {gap})" if row["either"] else f"{name} {gap}")
-            else:
-                cells.append("")
-        made.add_row(str(workers), *cells)
-    made.title = "Ring or servers: the faster, and how many times as fast as the best of the other"
-    Console(WIDTH).print(made)
+    bandwidths = sorted({row["bandwidth_gbit"] for row in places})
+    at = {(row["workers"], row["bandwidth_gbit"]): winner(row) for row in places}
+    rows = [
+        [workers, *(at.get((workers, bandwidth), "") for bandwidth in bandwidths)]
+        for workers in sorted({row["workers"] for row in places})
+    ]
+    _print(["workers", *map(rate, bandwidths)], rows, left=0, title=MAP)
 
 
 def case(title: str, source: str, rows: Sequence[Row], fitted: dict[str, float]) -> None:
     """A published table beside its prediction."""
-    console = Console(WIDTH)
-    console.print(title)
-    console.print(source)
-    made = _table(("mode", "workers", "servers", "published", "predicted", "interval", "error"))
-    for row in rows:
-        error = "fitted" if row.get("calibrate") else f"{row['error']:+.1%}"
-        made.add_row(
-            row["mode"], str(row["workers"]), str(row.get("servers") or ""), f"{row['samples_per_s']:,.5g}",
-            f"{row['predicted']:,.4g}", f"{row['low']:,.4g} to {row['high']:,.4g}", error,
-        )  # fmt: skip
-    console.print(made)
-    console.print("fitted: " + ", ".join(f"{name} {value:.3g}" for name, value in fitted.items()))
-    if off := sorted(abs(row["error"]) for row in rows if not row.get("calibrate")):
-        console.print(f"{len(off)} blind cells: median error {statistics.median(off):.1%}, largest {off[-1]:.1%}")
+    Console(WIDTH).print(title)
+    Console(WIDTH).print(source)
+    _print(("mode", "workers", "servers", "published", "predicted", "interval", "error"), (
+        (
+            row["mode"], row["workers"], row["servers"], f"{row['samples_per_s']:,.5g}", f"{row['predicted']:,.4g}",
+            f"{row['low']:,.4g} to {row['high']:,.4g}", "fitted" if row["calibrate"] else f"{row['error']:+.1%}",
+        )
+        for row in rows
+    ))  # fmt: skip
+    Console(WIDTH).print("fitted: " + ", ".join(f"{name} {value:.3g}" for name, value in fitted.items()))
+    if off := sorted(abs(row["error"]) for row in rows if not row["calibrate"]):
+        Console(WIDTH).print(
+            f"{len(off)} blind cells: median error {statistics.median(off):.1%}, largest {off[-1]:.1%}"
+        )
 
 
 def check(rows: Sequence[Row], errors: dict[str, tuple[float, float, int]]) -> None:
     """Runs beside their predictions."""
-    made = _table(("run", "mode", "workers", "servers", "measured", "predicted", "interval", "error"), left=2)
-    for row in rows:
-        made.add_row(
-            row["run"][-40:], row["mode"], str(row["workers"]), str(row["servers"] or ""),
-            seconds(row["measured_step_s"]), seconds(row["predicted_step_s"]),
-            f"{seconds(row['low'])} to {seconds(row['high'])}", f"{row['error']:+.1%}",
-        )  # fmt: skip
-    console = Console(WIDTH)
-    console.print(made)
+    headings = ("run", "mode", "workers", "servers", "measured", "predicted", "interval", "error")
+    cells = (
+        (
+            row["run"][-40:], row["mode"], row["workers"], row["servers"], seconds(row["measured_step_s"]),
+            seconds(row["predicted_step_s"]), between(row["low"], row["high"]), f"{row['error']:+.1%}",
+        )
+        for row in rows
+    )  # fmt: skip
+    _print(headings, cells, left=2)
     for mode, (middle, largest, runs) in errors.items():
-        console.print(f"{mode}: median error {middle:.1%}, largest {largest:.1%}, of {with_noun(runs, 'run')}")
+        Console(WIDTH).print(f"{mode}: median error {middle:.1%}, largest {largest:.1%}, of {with_noun(runs, 'run')}")
 
 
 def splits(rows: Sequence[Row], hosts: int, budget: float) -> None:
     """The best uses of some hosts, and the best ring among them."""
-    made = _table(("mode", "workers", "servers", "where", "sends", "step", "samples/s", "interval", "price/h"))
-    rings = [row for row in rows if not row["servers"]]
-    for row in [*rows[:8], *(row for row in rings[:1] if row not in rows[:8])]:
-        made.add_row(
-            row["mode"], str(row["workers"]), str(row["servers"] or ""), row["placement"] or "", row["compression"],
-            seconds(row["step_s"]), f"{row['samples_per_s']:,.4g}",
-            f"{row['samples_per_s_low']:,.4g} to {row['samples_per_s_high']:,.4g}", f"{row['price']:,.4g}",
-        )  # fmt: skip
-    console = Console(WIDTH)
-    console.print(f"Best use of {hosts} hosts, or of {budget:,.4g} an hour:")
-    console.print(made)
-    servers = [row for row in rows if row["servers"]]
+    rings, servers = ([row for row in rows if bool(row["servers"]) == has] for has in (False, True))
+    Console(WIDTH).print(f"Best use of {hosts} hosts, or of {budget:,.4g} an hour:")
+    _print(("mode", "workers", "servers", "where", "sends", "step", "samples/s", "interval", "price/h"), (
+        (
+            row["mode"], row["workers"], row["servers"], row["placement"], row["compression"], seconds(row["step_s"]),
+            f"{row['samples_per_s']:,.4g}", f"{row['samples_per_s_low']:,.4g} to {row['samples_per_s_high']:,.4g}",
+            f"{row['price']:,.4g}",
+        )
+        for row in [*rows[:8], *(row for row in rings[:1] if row not in rows[:8])]
+    ))  # fmt: skip
     if rings and servers:
-        ratio = rows[0]["samples_per_s"] / (servers if rows[0] is rings[0] else rings)[0]["samples_per_s"]
-        other = "servers do" if rows[0] is rings[0] else "the ring does"
-        name = label(rows[0]["mode"], rows[0]["servers"], rows[0]["compression"])
-        console.print(f"{name}: {ratio:.2f} times what {other} with the same money.")
+        best = rows[0]
+        second, other = (rings[0], "the ring does") if best["servers"] else (servers[0], "servers do")
+        ratio = best["samples_per_s"] / second["samples_per_s"]
+        name = label(best["mode"], best["servers"], best["compression"])
+        Console(WIDTH).print(f"{name}: {ratio:.2f} times what {other} with the same money.")

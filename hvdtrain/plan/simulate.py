@@ -28,10 +28,10 @@ def make_job(
 ) -> RingJob | ServerJob:
     """What simulates it, in so many steps, or in enough of them. The same arguments give the same outcome."""
     steps = steps or enough_steps(scenario)
-    own = f"{seed} {scenario.mode}"  # what is slow at random in one run is not in another beside it
+    of_mode = f"{seed} {scenario.mode}"  # what is slow at random in one mode is not in another
     if scenario.mode in SERVER_MODES:
-        return ServerJob(scenario, steps, own, detail, trace)
-    return RingJob(scenario, steps, own, trace)
+        return ServerJob(scenario, steps, of_mode, detail, trace)
+    return RingJob(scenario, steps, of_mode, trace)
 
 
 def simulate(scenario: Scenario, steps: int = 0, seed: int = 0, detail: Detail = FINE) -> Outcome:

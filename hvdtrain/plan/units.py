@@ -1,52 +1,51 @@
 """Option values with units: what a cluster is, in the words people use."""
 
-import math
 import re
 from typing import Any
 
 import click
 
+from hvdtrain.config.option_types import EQUAL
 from hvdtrain.numerics.slowdown import Rule, parse
 from hvdtrain.plan.scenario import Slow
 
-_BANDWIDTH = {"kbit": 1e-6, "mbit": 1e-3, "gbit": 1.0, "tbit": 1e3}
-_TIME = {"us": 1.0, "ms": 1e3, "s": 1e6}
 MOST_WORKERS = 4096
 
 
-class Bandwidths(click.ParamType):
-    """`100mbit,1gbit` as Gbit/s."""
+class Measure(click.ParamType):
+    """A number with a unit, as a number of another one.
 
-    name = "rates"
+    Args:
+        units: what one of each is.
+        most: of the result; it is above 0.
+        examples: for people.
+    """
 
-    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> list[float]:
-        if isinstance(value, list):
-            return value
-        found = []
-        for word in value.split(","):
-            match = re.fullmatch(r"(\d+(?:\.\d+)?)\s*([a-z]+)(?:/s)?", word.strip().lower())
-            rate = float(match[1]) * _BANDWIDTH.get(match[2], 0) if match else 0.0
-            if re.fullmatch(r"[\d.]+", word.strip()):
-                self.fail(f"'{word}' has no unit: write {word.strip()}gbit or {word.strip()}mbit", param, ctx)
-            if not 1e-6 <= rate <= 1e5:
-                self.fail(f"'{word}' is not a bandwidth such as 100mbit, 1gbit or 25gbit", param, ctx)
-            found.append(rate)
-        return list(dict.fromkeys(found))
-
-
-class Latency(click.ParamType):
-    """`50us` as microseconds."""
-
-    name = "time"
+    def __init__(self, name: str, units: dict[str, float], most: float, examples: str) -> None:
+        self.name, self.units, self.most, self.examples = name, units, most, examples
 
     def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> float:
-        if isinstance(value, float):
-            return value
-        match = re.fullmatch(r"(\d+(?:\.\d+)?)\s*(us|ms|s)", str(value).strip())
-        latency = float(match[1]) * _TIME[match[2]] if match else math.inf
-        if latency > 10e6:
-            self.fail(f"'{value}' is not a latency such as 50us or 2ms", param, ctx)
-        return latency
+        match = re.fullmatch(r"(\d+(?:\.\d+)?)\s*([a-z]+)", str(value).strip().lower())
+        number = float(match[1]) * self.units.get(match[2], 0) if match else 0.0
+        if not 0 < number <= self.most:
+            self.fail(f"'{value}' is not a {self.name} such as {self.examples}", param, ctx)
+        return number
+
+
+BANDWIDTH = Measure(
+    "bandwidth", {"kbit": 1e-6, "mbit": 1e-3, "gbit": 1.0, "tbit": 1e3}, 1e5, "100mbit, 1gbit or 25gbit"
+)  # in Gbit/s
+LATENCY = Measure("latency", {"us": 1.0, "ms": 1e3, "s": 1e6}, 10e6, "50us or 2ms")  # in microseconds
+
+
+class Several(click.ParamType):
+    """Different values of another type, joined by commas."""
+
+    def __init__(self, one: click.ParamType) -> None:
+        self.one, self.name = one, f"{one.name}s"
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> list[Any]:
+        return list(dict.fromkeys(self.one.convert(word, param, ctx) for word in value.split(",")))
 
 
 class Counts(click.ParamType):
@@ -58,18 +57,16 @@ class Counts(click.ParamType):
         self.equal = equal
 
     def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> list[int | str]:
-        if isinstance(value, list):
-            return value
         found: list[int | str] = []
         for word in (word.strip() for word in value.split(",")):
-            if self.equal and word == "equal":
+            if self.equal and word == EQUAL:
                 found.append(word)
                 continue
             match = re.fullmatch(r"(\d{1,7})(?:-(\d{1,7}))?", word)
             first, last = (int(match[1]), int(match[2] or match[1])) if match else (0, 0)
             if not 1 <= first <= last <= MOST_WORKERS:
-                also = " or equal" if self.equal else ""
-                self.fail(f"'{word}' is not a number from 1 to {MOST_WORKERS}, a range 1-1024{also}", param, ctx)
+                equal = " or equal" if self.equal else ""
+                self.fail(f"'{word}' is not a number from 1 to {MOST_WORKERS}, a range 1-1024{equal}", param, ctx)
             while first < last:
                 found.append(first)
                 first *= 2
@@ -83,8 +80,6 @@ class Stragglers(click.ParamType):
     name = "slow"
 
     def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Slow:
-        if isinstance(value, Slow):
-            return value
         rules = parse(value)
         drawn = [rule for rule in rules if rule.worker is None]
         fixed = all((rule.seconds, rule.steps, rule.sigma) == (Rule.seconds, Rule.steps, 0.0) for rule in rules)

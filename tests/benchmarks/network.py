@@ -97,13 +97,8 @@ def draw(rows: list[dict], path: Path) -> None:
                 ax.bar(range(len(own)), [row["seconds"] for row in own], color=colours, width=0.65)
                 for place, row in enumerate(own):
                     ax.plot([place - 0.42, place + 0.42], [row["floor"]] * 2, color=plot_style.INK, linewidth=1.6)
-                    ax.annotate(
-                        f"{row['seconds']:.3g}",
-                        (place, row["seconds"]),
-                        (0, 2),
-                        textcoords="offset points",
-                        ha="center",
-                    )
+                    seconds = f"{row['seconds']:.3g}"
+                    ax.annotate(seconds, (place, row["seconds"]), (0, 2), textcoords="offset points", ha="center")
                 ax.margins(y=0.15)
                 ax.set_xticks(range(len(own)), [str(row["servers"]) if row["servers"] else "ring" for row in own])
                 ax.set_title(f"{model}, {rate.replace('bit', 'bit/s')}")

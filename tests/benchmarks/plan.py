@@ -113,13 +113,8 @@ def draw(rows: list[dict], path: Path) -> None:
         seconds = [row["measured_step_s"] for row in rows]
         ends = [min(seconds) * 0.7, max(seconds) * 1.4]
         axes.plot(ends, ends, color=plot_style.INK, linewidth=1)
-        axes.fill_between(
-            ends,
-            [0.75 * end for end in ends],
-            [1.25 * end for end in ends],
-            color=plot_style.GRID,
-            label="within 25 %",
-        )
+        below, above = ([share * end for end in ends] for share in (0.75, 1.25))
+        axes.fill_between(ends, below, above, color=plot_style.GRID, label="within 25 %")
         for mode in dict.fromkeys(row["mode"] for row in rows):
             own = [row for row in rows if row["mode"] == mode]
             colour, marker = plot_style.look_of(mode)

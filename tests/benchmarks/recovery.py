@@ -44,20 +44,8 @@ def victim(job: int, rank: int) -> psutil.Process:
 def measure(mode: str, servers: int, folder: Path) -> tuple[int, float]:
     """Steps that are taken again, and seconds from the kill until as many steps are done as there were."""
     out = folder / "run"
-    words = [
-        sys.executable,
-        "-m",
-        "hvdtrain",
-        "launch",
-        "-n",
-        "2",
-        "-s",
-        str(servers),
-        "--retries",
-        "1",
-        "--out",
-        str(out),
-    ]
+    words = [sys.executable, "-m", "hvdtrain", "launch", "-n", "2", "-s", str(servers), "--retries", "1"]
+    words += ["--out", str(out)]
     train = ["--mode", mode, "--epochs", "12", "--threads", "1", "--snapshot-every", "2s"]
     job = subprocess.Popen([*words, "--", *train], stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
     metrics = out / f"metrics.rank{servers}.jsonl"

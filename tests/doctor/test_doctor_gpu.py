@@ -20,11 +20,11 @@ def test_the_probe_prints_the_facts_that_the_checks_read():
 
 
 def test_a_machine_where_all_fits_together():
-    findings = [check(FACTS) for check in (gpu.gpus, gpu.driver, gpu.torch_nccl, gpu.horovod_nccl)]
-    assert [finding.status for finding in findings] == [OK] * 4
+    findings = [check(FACTS) for check in (gpu.gpus, gpu.driver, gpu.horovod_nccl)]
+    assert [finding.status for finding in findings] == [OK] * 3
     assert "NVIDIA H200 (151 GB, sm_90), NVIDIA H200" in findings[0].found
     assert "for CUDA 13.0; torch is built with 13.2" in findings[1].found
-    assert (findings[2].found, findings[3].found) == ("2.30.7", "built with 2.30.7")
+    assert findings[2].found == "built with 2.30.7"
 
 
 @pytest.mark.parametrize(
@@ -41,7 +41,6 @@ def test_a_machine_where_all_fits_together():
         (gpu.horovod_nccl, {"NCCL": 0, "gpus": []}, OK, "there is no GPU", ""),
         (gpu.horovod_nccl, {"NCCL": 22105}, WARNING, "built with 2.21.5, not torch's", "--reinstall-package horovod"),
         (gpu.horovod_nccl, {"libraries": ["/a", "/b"]}, WARNING, "two are loaded: /a, /b", "one of them has to go"),
-        (gpu.torch_nccl, {"torch_nccl": None}, OK, "not built in", ""),
     ],
 )  # fmt: skip
 def test_what_does_not_fit_together_is_named_with_what_to_do(check, changes, status, found, advice):
@@ -53,4 +52,4 @@ def test_what_does_not_fit_together_is_named_with_what_to_do(check, changes, sta
 
 def test_without_a_driver_or_libraries_there_is_nothing_to_fit():
     assert gpu.driver({name: fact for name, fact in FACTS.items() if name != "driver"}).found == "none"
-    assert {check({}).status for check in (gpu.gpus, gpu.driver, gpu.torch_nccl, gpu.horovod_nccl)} == {MISSING}
+    assert {check({}).status for check in (gpu.gpus, gpu.driver, gpu.horovod_nccl)} == {MISSING}

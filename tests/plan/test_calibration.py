@@ -12,7 +12,7 @@ from helpers import report_runs
 from hvdtrain.errors import UsageError
 from hvdtrain.plan import calibration, check, from_runs, predict, split
 from hvdtrain.plan.calibrate import transports
-from hvdtrain.plan.calibration import Calibration, Quantity
+from hvdtrain.plan.calibration import Calibration, LayerCost, Quantity
 from hvdtrain.plan.command import plan as command
 from hvdtrain.plan.probe import BLOCKS, LARGE, SMALL
 from hvdtrain.runs.read import load_run
@@ -22,7 +22,7 @@ BATCH = 32
 
 def make(**changed):
     """A calibration of a model of 25 MB that computes 0.1 s a step of 32."""
-    layers = tuple((f"layer{i}", 5.0, Quantity(6, 5.5, 6.5), Quantity(12, 11, 13)) for i in range(5))
+    layers = tuple(LayerCost(f"layer{i}", 5.0, Quantity(6, 5.5, 6.5), Quantity(12, 11, 13)) for i in range(5))
     costs = {
         "message_us": Quantity(200, 100, 400), "operation_us": Quantity(1000, 500, 2000),
         "send_s_per_gb": Quantity(0.5, 0.4, 0.6), "receive_s_per_gb": Quantity(0.5, 0.4, 0.6),
@@ -47,7 +47,7 @@ def rows(made, modes=("allreduce", "ps-sync"), workers=(4,), servers=(2,), bandw
 
 def test_what_is_written_is_read(tmp_path):
     path = tmp_path / "cal.json"
-    made = make(hosts_share_cores=True, bandwidth_gbit=0.3)
+    made = make(bandwidth_gbit=0.3)
     made.save(path)
     assert calibration.load(path) == made
 
@@ -76,15 +76,15 @@ def spoilt(change):
         (lambda found: "[]", "is no calibration"),
         (lambda found: json.dumps({"format": "hvdtrain-calibration"}), "of version None"),
         (spoilt(lambda c: c.update(version=2)), "calibrate again"),
-        (spoilt(lambda c: c.update(layers=[])), "layers is no list"),
-        (spoilt(lambda c: c["layers"][1].update(forward_ms=-1)), r"layers\[1\].forward_ms is -1"),
-        (spoilt(lambda c: c["layers"][0].update(gradient_megabytes="5")), "gradient_megabytes is '5'"),
-        (spoilt(lambda c: c["transports"].pop("ps")), "has not all of"),
-        (spoilt(lambda c: c["transports"]["ps"].pop("efficiency")), "transports.ps.efficiency is None"),
+        (spoilt(lambda c: c.update(layers=[])), r"at `\$.layers`"),
+        (spoilt(lambda c: c["layers"][1].update(forward_ms=-1)), r">= 0.0 - at `\$.layers\[1\].forward_ms"),
+        (spoilt(lambda c: c["layers"][0].update(gradient_megabytes="5")), "got `str` - at .*gradient_megabytes"),
+        (spoilt(lambda c: c["transports"].pop("ps")), "transports.ps has no message_us"),
+        (spoilt(lambda c: c["transports"]["ps"].pop("efficiency")), "transports.ps has no efficiency"),
         (spoilt(lambda c: c["fixed_ms"].update(low=99)), "low <= value <= high"),
-        (spoilt(lambda c: c.update(cores_per_host=0)), "cores_per_host is 0"),
-        (spoilt(lambda c: c.update(batch_per_worker=True)), "batch_per_worker is True"),
-        (spoilt(lambda c: c.update(step_jitter=float("nan"))), "step_jitter is nan"),
+        (spoilt(lambda c: c.update(cores_per_host=0)), "cores_per_host"),
+        (spoilt(lambda c: c.update(batch_per_worker=True)), "got `bool` - at .*batch_per_worker"),
+        (spoilt(lambda c: c.update(step_jitter=float("nan"))), "step_jitter"),
     ],
 )
 def test_a_damaged_file_is_a_line(tmp_path, spoil, words):
@@ -122,16 +122,10 @@ def test_beyond_the_calibration_it_says_so_and_widens():
         assert b["step_s_high"] / b["step_s"] > a["step_s_high"] / a["step_s"]
 
 
-def test_batch_compression_and_stragglers_count():
-    (plain,) = rows(make(), ["ps-sync"], bandwidths=(0.1,))
-    (small,) = rows(make(), ["ps-sync"], bandwidths=(0.1,), compression="int8")
-    assert small["bytes_sent_per_worker"] == plain["bytes_sent_per_worker"] / 4
-    assert small["step_s"] < plain["step_s"]
-    (single,) = rows(make(), ["single"], [1], bandwidths=(1.0,))
-    (double,) = rows(make(), ["single"], [1], bandwidths=(1.0,), batch=2 * BATCH)
+def test_twice_the_batch_computes_about_twice_as_long():
+    (single,) = rows(make(), ["single"], [1])
+    (double,) = rows(make(), ["single"], [1], batch=2 * BATCH)
     assert double["step_s"] == pytest.approx(single["step_s"] + 0.1, rel=0.15)
-    with pytest.raises(UsageError, match="unknown compression of this calibration 'fp16': choose from none, int8"):
-        rows(make(), ["ps-sync"], compression="fp16")
 
 
 def asked(tmp_path, *words, modes="allreduce,ps-sync"):
@@ -229,8 +223,8 @@ def test_costs_of_messages_from_measured_steps():
         own = 0.01 + messages * message + 2 * size * per_gb
         theirs = 2 * (messages * message + 2 * size * of_server)
         return {
-            "alone": {"wall_s": [1.0], "cpu_s": [0.01], "server_cpu_s": [0.0]},
-            "together": {"wall_s": [1.0] * 3, "cpu_s": [own] * 3, "server_cpu_s": [theirs] * 3},
+            "alone": {"cpu_s": [0.01], "server_cpu_s": [0.0]},
+            "together": {"cpu_s": [own] * 3, "server_cpu_s": [theirs] * 3},
         }
 
     found = transports({("ps", SMALL): measured(2, 0), ("ps", LARGE): measured(16, gigabytes)})
@@ -318,7 +312,7 @@ def test_runs_correct_a_calibration(tmp_path):
     poor = make().transports["ps"] | {"efficiency": Quantity(0.7, 0.7, 0.7)}
     real = make(transports=make().transports | {"ps": poor})
     folder = written(tmp_path, real, "ps-sync", 3, 1, 0.2, cpu_factor=2.0)
-    found = from_runs.from_runs(make(), [folder], 0.2, one_machine=False)
+    found = from_runs.from_runs(make(), [folder], 0.2)
     assert found.transports["ps"]["send_s_per_gb"].value == pytest.approx(1.0, rel=0.1)
     assert found.transports["ps"]["efficiency"].value == pytest.approx(0.7, abs=0.03)
     assert found.transports["allreduce"] == make().transports["allreduce"]
@@ -349,19 +343,11 @@ def test_runs_tell_what_stays_on_a_host_and_what_processes_take_while_idle(tmp_p
         for n, (b, s) in enumerate(zip(sent, used, strict=True))
     ]
     (folder / "metrics.server0.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines) + "{half")
-    costs = from_runs.from_runs(made, [folder], 0.5, one_machine=False).transports["ps"]
+    costs = from_runs.from_runs(made, [folder], 0.5).transports["ps"]
     assert costs["idle_cores"].value == pytest.approx(0.03, rel=0.01)
     assert costs["local_share"].value == pytest.approx(0.5, rel=0.05)
     assert costs["send_s_per_gb"].value == pytest.approx(0.5, rel=0.05)
     assert costs["server_send_s_per_gb"].value == pytest.approx(0.4, rel=0.05)
-
-
-def test_a_calibration_of_before_says_nothing_of_them(tmp_path):
-    path = tmp_path / "cal.json"
-    make().save(path)
-    assert not {"local_share", "idle_cores"} & calibration.load(path).transports["ps"].keys()
-    transport = calibration.load(path).transport("ps-sync")
-    assert (transport.local_share, transport.idle_cores) == (1.0, 0.0)
 
 
 def test_the_path_of_a_calibration_is_in_the_refusal(tmp_path):

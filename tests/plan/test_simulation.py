@@ -8,7 +8,6 @@ from dataclasses import replace
 
 import pytest
 
-from hvdtrain.plan import closed_forms
 from hvdtrain.plan.engine import Clock, Link
 from hvdtrain.plan.scenario import Layer, Scenario, Slow, Transport
 from hvdtrain.plan.simulate import simulate
@@ -31,6 +30,23 @@ def scenario(mode="ps-sync", workers=4, servers=0, computing=0.3, **more):
     return Scenario(mode, layers(computing), workers, servers, **more)
 
 
+def wire_s(job):
+    """Seconds that a step's bytes take on the busiest link, which is busy both ways all the time.
+
+    Of a ring 2(n-1)M/(nB) (Patarasuk and Yuan, 2009); with k servers on hosts of their own max(M, nM/k)/B; beside
+    workers (n+k-2)M/(kB), since a server sends its share to n-1 others, and a worker gradients, which alone a codec
+    makes smaller, to k-1.
+    """
+    n, k, share = job.workers, job.servers, job.wire_share
+    if not k:
+        messages = 2 * (n - 1) / n
+    elif job.placement == "dedicated":
+        messages = max(1, n / k)
+    else:
+        messages = (n - 1 + (k - 1) * share) / k
+    return messages * job.bytes / job.bandwidth
+
+
 def test_alone_a_step_is_computing_and_optimizer():
     one = scenario("single", 1, optimizer_s_per_mb=1e-3, fixed_s=0.1)
     assert simulate(one).step_s == pytest.approx(0.3 + 0.1 + 0.553, rel=0.01)
@@ -40,14 +56,14 @@ def test_alone_a_step_is_computing_and_optimizer():
 @pytest.mark.parametrize("mode", ["allreduce", "ddp"])
 def test_a_ring_that_only_sends_is_the_closed_form(mode, workers):
     job = scenario(mode, workers, computing=1e-6, latency_s=0.0, bandwidth=GBIT)
-    assert simulate(job).step_s == pytest.approx(closed_forms.wire_s(job), rel=0.01)
+    assert simulate(job).step_s == pytest.approx(wire_s(job), rel=0.01)
 
 
 @pytest.mark.parametrize(("workers", "servers"), [(1, 1), (2, 1), (4, 1), (8, 8), (4, 2), (16, 4)])
 def test_dedicated_servers_that_only_carry_are_the_closed_form(workers, servers):
     """Pushes and answers go both ways at once, but for a step's first and last messages."""
     job = scenario("ps-async", workers, servers, computing=1e-6, latency_s=0.0, bandwidth=GBIT)
-    assert simulate(job).step_s == pytest.approx(closed_forms.wire_s(job), rel=0.15)
+    assert simulate(job).step_s == pytest.approx(wire_s(job), rel=0.15)
 
 
 @pytest.mark.parametrize("share", [1.0, 0.25])
@@ -55,7 +71,7 @@ def test_dedicated_servers_that_only_carry_are_the_closed_form(workers, servers)
 def test_servers_beside_four_workers_stay_above_the_closed_form(servers, share):
     job = scenario("ps-sync", 4, servers, computing=1e-6, latency_s=0.0, placement="shared", bandwidth=GBIT)
     job = replace(job, wire_share=share)
-    assert 1 <= simulate(job).step_s / closed_forms.wire_s(job) < 1.3
+    assert 1 <= simulate(job).step_s / wire_s(job) < 1.3
 
 
 def test_who_is_slow_at_random_is_drawn_for_each_kind_of_job_and_comes_as_often_as_said():
@@ -64,9 +80,8 @@ def test_who_is_slow_at_random_is_drawn_for_each_kind_of_job_and_comes_as_often_
     jobs = [scenario(mode, 4, k, bandwidth=1e15, latency_s=0.0, slow=often) for mode, k in EVERY[:3]]
     found = [[simulate(job, seed=seed).step_s for seed in range(8)] for job in jobs]
     expected = 0.3 * (1 + 5 * (1 - 0.9**4))
-    for job, steps in zip(jobs, found, strict=True):
+    for steps in found:
         assert steps == pytest.approx([expected] * 8, rel=0.1)
-        assert max(steps) < closed_forms.bounds(job)[1]
     jittery = [[simulate(replace(job, slow=Slow(), jitter=0.1), seed=seed).step_s for seed in range(8)] for job in jobs]
     for a, b in itertools.combinations(jittery, 2):
         assert abs(statistics.correlation(a, b)) < 0.9
@@ -76,13 +91,6 @@ def test_what_only_computes_takes_as_long_as_computing():
     for mode, servers in EVERY:
         job = scenario(mode, 8, servers, bandwidth=1e15, latency_s=0.0)
         assert simulate(job).step_s == pytest.approx(0.3, rel=0.02), mode
-
-
-def test_a_synchronous_step_lies_within_its_bounds():
-    for (mode, servers), rate in itertools.product(EVERY[:4], (0.1, 1, 10)):
-        job = scenario(mode, 8, servers, bandwidth=rate * GBIT)
-        least, most = closed_forms.bounds(job)
-        assert least * 0.99 <= simulate(job).step_s <= most * 1.05, (mode, servers, rate)
 
 
 @pytest.mark.parametrize(("mode", "servers"), EVERY)
@@ -107,7 +115,7 @@ def test_whole_tensors_make_the_hottest_server_decide():
 
 def test_communication_that_takes_cores_slows_computing():
     busy = Transport(send_s_per_gb=1.0, receive_s_per_gb=1.0, server_send_s_per_gb=1.0, server_receive_s_per_gb=1.0)
-    job = scenario("ps-sync", 4, 2, transport=busy, bandwidth=1e15, placement="shared", one_machine=True)
+    job = scenario("ps-sync", 4, 2, transport=busy, bandwidth=1e15, placement="shared", workers_per_host=4)
     shared, own = simulate(replace(job, cores=2)).step_s, simulate(replace(job, cores=100)).step_s
     assert shared > 1.5 * own
 
@@ -149,8 +157,8 @@ def test_a_synchronous_update_waits_for_the_connection_that_is_served_last():
     alone there is nothing to draw.
     """
     one, four = (scenario("ps-sync", n, 1, computing=1e-6, latency_s=0.0, bandwidth=GBIT) for n in (1, 4))
-    assert simulate(one).step_s == pytest.approx(closed_forms.wire_s(one), rel=0.1)
-    assert 1.1 < simulate(four).step_s / closed_forms.wire_s(four) < 2
+    assert simulate(one).step_s == pytest.approx(wire_s(one), rel=0.1)
+    assert 1.1 < simulate(four).step_s / wire_s(four) < 2
     assert simulate(four, seed=1) != simulate(four, seed=2)
 
 
@@ -164,13 +172,6 @@ def test_synchronous_steps_wait_for_the_slowest_and_asynchronous_ones_do_not():
     # A permanent straggler: bounded staleness runs at its rate in the end.
     bounded = simulate(replace(job, mode="ps-ssp", staleness=1), steps=12).step_s
     assert bounded > 2.5 * 0.3
-
-
-def test_a_slow_worker_that_there_is_not_slows_nobody():
-    for mode, workers in (("single", 1), ("allreduce", 2), ("ddp", 2)):
-        plain, slow = (scenario(mode, workers, slow=Slow(of)) for of in ({}, {workers: 4.0}))
-        assert simulate(slow) == simulate(plain)
-        assert closed_forms.bounds(slow) == closed_forms.bounds(plain)
 
 
 def test_leased_shares_fall_to_who_is_ready_and_a_round_ends_with_its_last():
@@ -197,12 +198,6 @@ def test_staleness_of_pushes_applied_at_once_is_the_others_number():
     assert simulate(job, steps=20).staleness_mean == pytest.approx(6 - 1, rel=0.25)
     assert simulate(replace(job, softsync=True), steps=20).staleness_mean < 2
     assert simulate(scenario("ps-sync", 6, 1)).staleness_mean == 0
-
-
-def test_the_same_input_gives_the_same_output():
-    job = scenario("ps-async", 8, 2, jitter=0.1)
-    assert simulate(job, seed=3) == simulate(job, seed=3)
-    assert simulate(job, seed=3) != simulate(job, seed=4)
 
 
 @pytest.mark.timeout(60)
