@@ -198,7 +198,7 @@ def test_a_run_that_cannot_be_replayed_is_refused_in_a_line(tmp_path):
         assert (
             replayed.returncode == 1 and "the ledger of server 0 has push 1 of worker 0 read version" in replayed.stdout
         )
-    for more, words in [("0,9,1,0,1\n", "no push of 1 worker"), (whole.splitlines()[1] + "\n", "was applied before")]:
+    for more, words in [("0,0,9,5,1\n", "no push of 1 worker"), (whole.splitlines()[1] + "\n", "was applied before")]:
         ledger.write_text(whole + more)
         assert f"line {len(whole.splitlines()) + 1}: " in (said := refusal(out))
         assert words in said
