@@ -1,10 +1,8 @@
 """Ranks that tests fork compute what ranks that a starter started compute, and nothing of them is left."""
 
-import signal
-
 import pytest
 from helpers.forked import Forked
-from helpers.jobs import JOB, run, steps, until
+from helpers.jobs import JOB, run, steps
 
 pytestmark = pytest.mark.timeout(120)
 
@@ -54,14 +52,3 @@ sys.exit(7 - rank)
     assert (job.returncode, printed) == (7, "here\n" * 3)
     assert job.codes == ([7, 6, 5] if survive else [7])
     assert sorted(ranks) == [0, 1, 2] and not any(rank.is_running() for rank in ranks.values())
-
-
-def test_a_signal_reaches_every_rank():
-    job = Forked(2, [], first="import time; time.sleep(60)")
-    try:
-        until(lambda: len(job.ranks()) == 2)
-        assert job.poll() is None
-        job.send_signal(signal.SIGKILL)
-        assert job.wait(30) == 137
-    finally:
-        job.close()

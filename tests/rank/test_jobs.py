@@ -113,16 +113,6 @@ def test_every_worker_starts_from_pretrained_weights_and_statistics(mode, server
         assert final[name].mean() > 4, name
 
 
-@pytest.mark.parametrize(("mode", "servers"), [("allreduce", 0), ("ps-sync", 1)])
-def test_batch_norm_gives_one_model_whatever_the_rank(mode, servers, tmp_path):
-    """Statistics differ between workers; what is evaluated and saved is their average."""
-    out = tmp_path / "run"
-    options = ["--mode", mode, "--servers", str(servers), "--model", "resnet8", *SMALL, "--out", str(out)]
-    done = run("forked", 2 + servers, *options)
-    assert done.returncode == 0, done.stdout
-    assert json.loads((out / "summary.json").read_text())["evaluations"][-1]["step"] == 6
-
-
 @pytest.mark.parametrize("starter", ["mpirun", "horovodrun"])
 def test_ranks_end_when_their_starter_is_killed(starter, tmp_path):
     out = tmp_path / "run"
