@@ -147,13 +147,4 @@ def test_a_rank_that_raises_says_so_in_one_line_and_the_log_has_the_traceback(tm
     assert re.search(r"^hvdtrain: rank \d failed: .*5\.png.* \(see .*rank\.\d\.err\)$", done.stdout, re.MULTILINE)
     assert "Traceback" not in done.stdout
     assert "Traceback" in "".join(path.read_text() for path in (out / "logs").glob("*.err"))
-
-
-def test_of_two_jobs_in_one_folder_the_second_is_refused(tmp_path):
-    out = tmp_path / "run"
-    assert run("forked", 1, *SMALL, "--out", str(out)).returncode == 0
-    before = {path: path.read_bytes() for path in out.rglob("*") if path.is_file()}
-    second = run("forked", 2, "--mode", "allreduce", *SMALL, "--out", str(out))
-    assert second.returncode == 2
-    assert f"hvdtrain: --out {out} holds a run" in second.stdout
-    assert {path: path.read_bytes() for path in out.rglob("*") if path.is_file()} == before
+    assert not (out / "summary.json").exists()

@@ -13,7 +13,6 @@ from helpers.jobs import (
     adds_up,
     finish,
     hvdtrain,
-    make_images,
     ranks_of,
     run,
     slow_steps,
@@ -238,29 +237,6 @@ def test_a_time_budget_ends_with_a_global_batch_and_snapshots_come_by_the_clock(
     assert 4 < summary(out)["wall_s"] < 11
 
 
-def test_sigterm_after_the_last_step_lets_the_results_be_written(tmp_path):
-    """While the test images are evaluated, which takes a while."""
-    data, out = tmp_path / "data", tmp_path / "run"
-    make_images(data, train=8, validation=8, side=64)
-    for name in ("a", "b"):
-        (data / "TestData" / name).mkdir(parents=True)
-        for n in range(400):
-            shutil.copy(data / "ValidationData" / name / "0.png", data / "TestData" / name / f"{n}.png")
-    (data / "TrainData" / "a" / "x.tif").write_bytes(b"")
-    options = ["--dataset", str(data), "--width", "0.25", "--batch-size", "8", "--steps", "2", "--threads", "1"]
-    job = start("forked", 1, *options, "--out", str(out))
-    try:
-        until((out / "snapshots" / "final.safetensors").is_file)
-        assert not (out / "summary.json").exists()
-        job.send_signal(signal.SIGTERM)
-        printed, _ = job.communicate(timeout=60)
-    finally:
-        finish(job)
-    assert job.returncode == 0, printed
-    assert "test_accuracy" in summary(out)
-    assert f"not used in the class folders: 1 .tif; `hvdtrain data check {data}` names them" in printed
-
-
 def test_stop_at_target_stops_there(tmp_path):
     out = tmp_path / "run"
     done = run("forked", 1, "--width", "0.0625", "--threads", "1", "--epochs", "9", "--target-accuracy", "0.3",
@@ -330,18 +306,6 @@ def test_launch_starts_a_crashed_job_again_after_its_last_snapshot(tmp_path):
         assert (tmp_path / "run.launch" / "log.1").is_file()
     finally:
         finish(job)
-
-
-def test_a_run_that_was_killed_between_its_last_step_and_its_summary_takes_no_step_more(whole, tmp_path):
-    out = tmp_path / "run"
-    shutil.copytree(whole, out)
-    before = summary(out)
-    (out / "summary.json").write_text("{}")
-    done = run("forked", 1, "--resume", "--out", str(out))
-    assert done.returncode == 0, done.stdout
-    after = summary(out)
-    for same in ("steps", "samples", "samples_digest", "val_loss", "evaluations"):
-        assert after[same] == before[same], same
 
 
 def test_a_snapshot_that_could_not_be_saved_is_not_said_to_be(tmp_path):
