@@ -75,11 +75,10 @@ def verify(
     hvdtrain verify
     hvdtrain verify --modes allreduce,ps-sync -H node1:3,node2:3
 
-    Trains a small VGG for a few steps as one process on the global batch, and in each mode on each number of
-    workers, with momentum and with Adam, and compares the final weights and the samples seen: how far apart they are,
-    as a part of the way that training moved them. Batches that cannot be
-    cut evenly are among them; servers are two, of many buckets. ps-ssp is checked without staleness. Exit code 1 where
-    anything differs by more than float32 rounding.
+    Trains a small VGG for a few steps as one process on the global batch, and in each mode on each number of workers,
+    with momentum and with Adam, and compares the final weights and the samples seen: how far apart they are, as a part
+    of the way that training moved them. Batches that cannot be cut evenly are among them; servers are two, of many
+    buckets. ps-ssp is checked without staleness. Exit code 1 where anything differs by more than float32 rounding.
     """
     listed = hosts_or_here(ctx)
     for name in names:
