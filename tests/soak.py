@@ -3,7 +3,7 @@
     python tests/soak.py --mode ps-async --seconds 600 --kills 20 --seed 1
 
 Ranks, their starter and `launch` are killed and stopped for some seconds; as root the disk is full for a while, and
-the network that carries gradients is cut and slow. The seed decides which, when and for how long. In ps-async and
+the network that carries gradients is cut. The seed decides which, when and for how long. In ps-async and
 ps-ssp ranks, servers too, come back while the job goes on; a job that ends goes on with `hvdtrain launch --resume`.
 Then it trains to the end of the epoch undisturbed, and this is proved:
 
@@ -82,6 +82,16 @@ class Soak:
         words += ["--out", str(self.run), "--", *self.train, *train]
         with self.log().open("wb") as log:
             self.job = subprocess.Popen(words, stdout=log, stderr=log, start_new_session=True)
+
+    def wait(self, epochs: int, what: str) -> None:
+        """For the end of so many epochs, which nothing disturbs."""
+        assert self.job is not None
+        try:
+            if self.job.wait(60 + 30 * epochs):
+                self.wrong.append(f"{what} failed: {self.said()}")
+        except subprocess.TimeoutExpired:
+            self.wrong.append(f"{what} does not end")
+            self.end()
 
     def log(self) -> Path:
         return self.run.parent.with_name(f"{self.run.parent.name}.start-{self.starts}.log")
@@ -181,13 +191,7 @@ class Soak:
         """Train to the end of an epoch, of these at the least, undisturbed."""
         epochs = max(1 + last_epoch(self.run), least)
         self.begin(["--epochs", str(epochs)])
-        assert self.job is not None
-        try:
-            if self.job.wait(60 + 30 * epochs):
-                self.wrong.append(f"going on undisturbed, it failed: {self.said()}")
-        except subprocess.TimeoutExpired:
-            self.wrong.append("going on undisturbed, it does not end")
-            self.end()
+        self.wait(epochs, "going on undisturbed")
         self.gone()
 
     def gone(self) -> None:
@@ -217,9 +221,8 @@ def reference(soak: Soak, folder: Path, epochs: int) -> Path:
     undisturbed = Soak(folder / "undisturbed" / "run", soak.mode, soak.train, [], soak.report)
     undisturbed.run.parent.mkdir()
     undisturbed.begin(["--epochs", str(epochs)])
-    assert undisturbed.job is not None
-    if undisturbed.job.wait(60 + 30 * epochs):
-        soak.wrong.append(f"the run without faults failed: {undisturbed.said()}")
+    undisturbed.wait(epochs, "the run without faults")
+    soak.wrong += undisturbed.wrong
     return undisturbed.run
 
 
@@ -316,26 +319,20 @@ def soak_run(folder: Path, mode: str, seconds: float, seed: int, counts: dict[st
 @click.command(help=__doc__.split("\n\n")[0])
 @click.option("--mode", type=click.Choice(list(MODES)), required=True)
 @click.option("--seconds", type=click.FloatRange(5), default=600, show_default=True, help="How long faults come.")
+# Half as many SIGSTOPs come too, and a fifth as many full disks and cut networks.
 @click.option("--kills", type=click.IntRange(0), default=20, show_default=True, help="SIGKILL of a random process.")
-@click.option("--stops", type=click.IntRange(0), help="SIGSTOP for some seconds  [default: half as many].")
-@click.option("--fills", type=click.IntRange(0), help="Disk full for some seconds  [default: a fifth as many].")
-@click.option("--cuts", type=click.IntRange(0), help="Network cut for some seconds  [default: a fifth as many].")
-@click.option("--slows", type=click.IntRange(0), help="Network slow for some seconds  [default: a fifth as many].")
 @click.option("--seed", type=int, default=1, show_default=True)
 @click.option("--undisturbed/--no-undisturbed", "compares", default=True, help="Compare with a run without faults.")
-def main(mode: str, seconds: float, kills: int, stops: int | None, fills: int | None, cuts: int | None,
-         slows: int | None, seed: int, compares: bool) -> None:  # fmt: skip
+def main(mode: str, seconds: float, kills: int, seed: int, compares: bool) -> None:
     is_root = os.geteuid() == 0
     if is_root and INSIDE not in os.environ:
         os.execvpe(OWN_NAMESPACES[0], [*OWN_NAMESPACES, sys.executable, *sys.argv], os.environ | {INSIDE: "1"})
     few = -(-kills // 5)
-    counts = {"kill": kills, "stop": -(-kills // 2) if stops is None else stops}
+    counts = {"kill": kills, "stop": -(-kills // 2)}
     if is_root:
-        counts["full"] = few if fills is None else fills
-        if mode != "allreduce":
-            counts |= {"cut": few if cuts is None else cuts, "slow": few if slows is None else slows}
+        counts |= {"full": few} if mode == "allreduce" else {"full": few, "cut": few}
     else:
-        click.echo("not root: no full disk, no network cut or slow, and what is left of sockets is not looked at")
+        click.echo("not root: no full disk, no network cut, and what is left of sockets is not looked at")
     if mode == "allreduce":
         click.echo("links are not among the faults: on one machine Horovod's gradients go through shared memory")
     folder = Path(tempfile.mkdtemp(prefix="hvdtrain-soak-"))
@@ -357,7 +354,7 @@ def main(mode: str, seconds: float, kills: int, stops: int | None, fills: int | 
         click.echo(f"{folder} is kept")
     if is_root:
         subprocess.run(["umount", str(folder / "disk")], check=True)
-    words = {"kill": "kills", "stop": "stops", "full": "times a full disk", "cut": "cuts", "slow": "slow links"}
+    words = {"kill": "kills", "stop": "stops", "full": "times a full disk", "cut": "cuts"}
     came = ", ".join(f"{soak.done.get(kind, 0)} {words[kind]}" for kind in counts)
     click.echo(
         f"soak {mode}: {seconds:.0f} s, {came}, {soak.starts} starts, {counted.samples:,} samples counted, "

@@ -131,8 +131,8 @@ class Playback:
         self.config, self.total = config, config.total_steps(len(data.train))
         self.loader = Loader(data.train, image_side(config, data), threads, augment, soon=())
         every = [line for of_bucket in lines.values() for line in of_bucket]
-        lives = max([workers, *(1 + worker for worker, *_ in every)])
-        self.replicas = [self._replica(number, len(data.classes), number >= workers) for number in range(lives)]
+        numbers = sorted({*range(workers), *(worker for worker, *_ in every)})
+        self.replicas = {number: self._replica(number, len(data.classes), number >= workers) for number in numbers}
         first = self.replicas[0]
         pieces = cut([p.numel() for p in trained(first.model)], config.servers, config.bucket_elements)
         if set(lines) != {(piece.server, piece.number) for piece in pieces}:
@@ -142,8 +142,8 @@ class Playback:
         make_policy = modes.load(config.mode if self.in_lockstep else "ps-async").make_policy
         self.buckets = []
         for p in pieces:
-            own = first.weights[p.start : p.stop].clone()
-            bucket = Bucket(own, lambda q: make_optimizer(config, q), make_policy(workers, config))
+            weights = first.weights[p.start : p.stop].clone()
+            bucket = Bucket(weights, lambda q: make_optimizer(config, q), make_policy(workers, config))
             self.buckets.append(Recorded(p, bucket, lines[p.server, p.number], self.in_lockstep))
         if leases is not None:
             _check_counts(lines, leases)
@@ -155,7 +155,7 @@ class Playback:
         for n, step in self.pushes:
             number = leases[n, step] if leases is not None else (step - 1) * workers + n
             self.replicas[n].shares.append((step, sampler.share(number)))
-        for worker in self.replicas:
+        for worker in self.replicas.values():
             worker.compressors = [Compressor(config.compression, piece.lengths) for piece in pieces]
             worker.versions = [0] * len(pieces)
 
@@ -164,15 +164,15 @@ class Playback:
         epoch = 0
         while left := self._left():
             epoch += 1
-            for worker in self.replicas:
+            for worker in self.replicas.values():
                 worker.pushed, worker.answers = (set(range(len(self.buckets))) if worker.joins else None), {}
             self._epoch(epoch)
             if self._left() == left:
                 raise Failure(f"the ledgers have no push of epoch {epoch}, but of later ones")
-            if any(own.given for own in self.buckets):
+            if any(bucket.given for bucket in self.buckets):
                 raise Failure(f"the ledgers have pushes in epoch {epoch} that no step was made of")
-            for worker in self.replicas:  # evaluation begins with everybody reading the newest weights
-                newest = [own.bucket.shard.answer(worker.number, current=True) for own in self.buckets]
+            for worker in self.replicas.values():  # evaluation begins with everybody reading the newest weights
+                newest = [bucket.bucket.shard.answer(worker.number, current=True) for bucket in self.buckets]
                 self._take(worker, dict(enumerate(newest)))
         return {name: p.detach() for name, p in self.replicas[0].model.named_parameters() if p.requires_grad}
 
@@ -184,7 +184,7 @@ class Playback:
         return Replica(number, model, joins)
 
     def _left(self) -> int:
-        return sum(len(own.order) for own in self.buckets)
+        return sum(len(bucket.order) for bucket in self.buckets)
 
     def _epoch(self, epoch: int) -> None:
         """Replay until every worker has no share left and every gradient is applied."""
@@ -193,40 +193,42 @@ class Playback:
             moved = False
             for number in range(len(self.buckets)):
                 self._answer(number)
-            for worker in self.replicas:
+            for worker in self.replicas.values():
                 if worker.may_compute(epoch):
                     self._compute(worker)
                     moved = True
             for number in range(len(self.buckets)):
                 while self._deliver(number):
                     moved = True
-        unread = any(worker.shares and worker.shares[0][1].epoch == epoch for worker in self.replicas)
-        if unread or any(own.order and own.order[0][1] <= self.replicas[own.order[0][0]].step for own in self.buckets):
+        unread = any(worker.shares and worker.shares[0][1].epoch == epoch for worker in self.replicas.values())
+        if unread or any(
+            bucket.order and bucket.order[0][1] <= self.replicas[bucket.order[0][0]].step for bucket in self.buckets
+        ):
             raise Failure("the ledgers do not fit together: a push comes before the one that its worker waited for")
 
     def _deliver(self, number: int) -> bool:
         """Hand the bucket the next push of its ledger, if its worker has that."""
-        own = self.buckets[number]
-        if not own.order:
+        bucket = self.buckets[number]
+        if not bucket.order:
             return False
-        who, step, _, _ = own.order[0]
+        who, step, _, _ = bucket.order[0]
         worker = self.replicas[who]
         if worker.step != step or worker.pushed is None or number in worker.pushed:
             return False
         assert worker.share is not None
         lr = lr_at(self.config, worker.share.step, worker.share.epoch, self.total)
         gradient = worker.compressors[number].decode(worker.encoded[number])
-        own.push(Push(who, step, worker.versions[number], lr, None), gradient)
+        bucket.push(Push(who, step, worker.versions[number], lr, None), gradient)
         worker.pushed.add(number)
-        own.reads[who].popleft()
+        bucket.reads[who].popleft()
         self._answer(number)  # before a step that came after the last of its pushes was answered
-        own.flush()
+        bucket.flush()
         self._answer(number)
         return True
 
     def _answer(self, number: int) -> None:
         """Give each worker that waits for this bucket what its next push is to have read, if that is there."""
-        for worker in self.replicas:
+        for worker in self.replicas.values():
             is_waited_for = number in (worker.pushed or ()) and number not in worker.answers
             if answer := self.buckets[number].answer(worker, is_waited_for):
                 worker.answers[number] = answer
@@ -241,12 +243,12 @@ class Playback:
         flat = torch.cat([p.grad.flatten() for p in worker.model.parameters() if p.grad is not None])
         worker.model.zero_grad(set_to_none=True)
         worker.encoded, worker.answers, worker.joins, worker.pushed = [], {}, False, set()
-        for number, own in enumerate(self.buckets):
-            gradient = flat[own.piece.start : own.piece.stop].clone()
+        for number, bucket in enumerate(self.buckets):
+            gradient = flat[bucket.piece.start : bucket.piece.stop].clone()
             worker.encoded.append(worker.compressors[number].encode(gradient))
-            if (worker.number, worker.step) in own.left_out:
+            if (worker.number, worker.step) in bucket.left_out:
                 worker.pushed.add(number)
-                own.reads[worker.number].popleft()
+                bucket.reads[worker.number].popleft()
 
     def _take(self, worker: Replica, answers: dict[int, Answer]) -> None:
         for number, answer in answers.items():
@@ -258,8 +260,8 @@ class Playback:
 def _check_counts(lines: "Lines", leases: "Leases") -> None:
     """Failure where a bucket did not have each share once."""
     every = set(leases.values())
-    for (server, bucket), own in lines.items():
-        counted = Counter(leases[worker, step] for worker, step, _, made in own if made is not None)
+    for (server, bucket), pushes in lines.items():
+        counted = Counter(leases[worker, step] for worker, step, _, made in pushes if made is not None)
         if wrong := sorted(share for share in every if counted[share] != 1):
             raise Failure(
                 f"the ledger of server {server} has {counted[wrong[0]]} pushes of share {wrong[0]} in bucket "

@@ -4,7 +4,6 @@ import csv
 import dataclasses
 import itertools
 from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -13,11 +12,11 @@ import click
 from hvdtrain import modes
 from hvdtrain.config.file import read_config
 from hvdtrain.config.run_config import RunConfig
-from hvdtrain.config.untrusted import parse_json
 from hvdtrain.errors import Failure, UsageError
 from hvdtrain.formatting import with_noun
 from hvdtrain.runs.folder import CONFIG
 from hvdtrain.runs.request import config_of, shares_of
+from hvdtrain.runs.schema import Manifest, UnreadableFile, read
 
 if TYPE_CHECKING:
     import torch
@@ -25,7 +24,7 @@ if TYPE_CHECKING:
 Line = tuple[int, int, int, int | None]  # worker, step, version read, version made; None where it was dropped
 Lines = dict[tuple[int, int], list[Line]]  # (server, bucket) -> its pushes, in order
 Leases = dict[tuple[int, int], int]  # (worker, step) -> the number of its share
-MOST_LIVES = 10_000  # of the workers of a run: each has a model here
+NO_VERSION = -1  # was made of a push
 
 
 @click.command()
@@ -48,9 +47,8 @@ def replay(run: Path) -> None:
     if not (run / WEIGHTS).is_file():
         raise UsageError(f"{run} has no {WEIGHTS} to compare with: did it finish?")
     is_leased = shares_of(config) == "leased"
-    most = _read_lives(run, workers) if is_leased else workers
-    lines = _read_ledgers(run, config.servers, workers, most)
-    leases = _read_leases(run, workers, most) if is_leased else None
+    lines = _read_ledgers(run, config.servers, workers, is_leased)
+    leases = _read_leases(run) if is_leased else None
     if leases is not None:
         for worker, step, _, made in itertools.chain(*lines.values()):
             if made is not None and (worker, step) not in leases:
@@ -74,80 +72,64 @@ def _read(run: Path) -> tuple[RunConfig, int, int]:
     if not modes.declared(config.mode).has_servers or not config.record:
         raise UsageError(f"{run} is not a recorded run: train with a ps- mode and --record")
     try:
-        manifest = parse_json((run / "manifest.json").read_text())
-        if len(manifest.get("parts", [])) > 1:
-            raise UsageError(f"{run} was resumed, and replay begins at the first step: record a run in one go")
-        workers, threads = int(manifest["workers"]), int(manifest["threads_per_worker"])
-        if not (0 < workers < 10_000 and 0 < threads < 10_000):
-            raise ValueError(f"{workers} workers with {threads} threads")
-        return config, workers, threads
-    except (OSError, ValueError, KeyError, TypeError, AttributeError, OverflowError) as error:
-        raise UsageError(f"{run}: its summary.json or manifest.json cannot be read: {error}") from None
+        manifest = read(run, Manifest)
+    except UnreadableFile as error:
+        raise UsageError(f"{run}: {error}") from None
+    if len(manifest.parts) > 1:
+        raise UsageError(f"{run} was resumed, and replay begins at the first step: record a run in one go")
+    threads = manifest.threads_per_worker or 0
+    if not 0 < threads < 10_000 or manifest.workers >= 10_000:
+        raise UsageError(f"{run}: {manifest.workers} workers with {threads} threads cannot be replayed")
+    return config, manifest.workers, threads
 
 
-def _read_ledgers(run: Path, servers: int, workers: int, most: int) -> Lines:
+def _read_ledgers(run: Path, servers: int, workers: int, is_leased: bool) -> Lines:
     """What the ledgers say. UsageError, with file and line, where one cannot be read or contradicts itself.
 
     Args:
-        workers: how many there were at the start.
-        most: how many lives of workers there may have been.
+        workers: how many there were at the start; where shares are leased, others may have joined.
     """
-    from hvdtrain.ps.journal import DROPPED, ledger_file
+    from hvdtrain.ps.journal import ledger_file
 
     lines: Lines = {}
     seen = set()
     for server in range(servers):
         path = ledger_file(run, server)
-        with _numbered_rows(path) as rows:
-            for number, row in rows:
-                bucket, worker, step = (int(row[name]) for name in ("bucket", "worker", "step"))
-                read = int(row["version_read"])
-                made = None if row["version"] == DROPPED else int(row["version"])
-                if not (0 <= worker < most and step > 0 and 0 <= read and (made is None or read < made)):
-                    raise UsageError(
-                        f"{path}, line {number}: no push of {with_noun(workers, 'worker')} reads like this"
-                    )
-                if (server, bucket, worker, step) in seen:
-                    raise UsageError(f"{path}, line {number}: step {step} of worker {worker} was applied before")
-                seen.add((server, bucket, worker, step))
-                lines.setdefault((server, bucket), []).append((worker, step, read, made))
+        for number, row in _numbered_rows(path, "bucket", "worker", "step", "version_read", "version"):
+            bucket, worker, step, was_read, version = row
+            made = None if version == NO_VERSION else version
+            is_known = 0 <= worker and (is_leased or worker < workers)
+            if not (is_known and step > 0 and 0 <= was_read and (made is None or was_read < made)):
+                raise UsageError(f"{path}, line {number}: no push of {with_noun(workers, 'worker')} reads like this")
+            if (server, bucket, worker, step) in seen:
+                raise UsageError(f"{path}, line {number}: step {step} of worker {worker} was applied before")
+            seen.add((server, bucket, worker, step))
+            lines.setdefault((server, bucket), []).append((worker, step, was_read, made))
     return lines
 
 
-def _read_lives(run: Path, workers: int) -> int:
-    """How many lives the run's workers had, those at the start included. UsageError where that cannot be read."""
-    from hvdtrain.coordination.membership_log import membership_file
-
-    path = membership_file(run)
-    try:
-        members = [int(parse_json(line)["member"]) for line in path.read_text().splitlines()]
-        if members and not 0 <= max(members) < MOST_LIVES:
-            raise ValueError(f"a worker's number is {max(members)}")
-        return max([workers, *(1 + member for member in members)])
-    except (OSError, ValueError, KeyError, TypeError, AttributeError, OverflowError) as error:
-        raise UsageError(f"{path} cannot be read: {error}") from None
-
-
-def _read_leases(run: Path, workers: int, most: int) -> Leases:
+def _read_leases(run: Path) -> Leases:
     """Which share each worker had at each of its steps. UsageError, with file and line, where that cannot be read."""
     from hvdtrain.ps.journal import lease_file
 
     path, leases = lease_file(run), Leases()
-    with _numbered_rows(path) as rows:
-        for number, row in rows:
-            worker, step, share = (int(row[name]) for name in ("worker", "step", "share"))
-            if not (0 <= worker < most and step > 0 and share >= 0) or (worker, step) in leases:
-                raise UsageError(f"{path}, line {number}: no lease of {with_noun(workers, 'worker')} reads like this")
-            leases[worker, step] = share
+    for number, (worker, step, share) in _numbered_rows(path, "worker", "step", "share"):
+        if not (worker >= 0 and step > 0 and share >= 0) or (worker, step) in leases:
+            raise UsageError(f"{path}, line {number}: no lease reads like this")
+        leases[worker, step] = share
     return leases
 
 
-@contextmanager
-def _numbered_rows(path: Path) -> Iterator[Iterator[tuple[int, dict[str, str]]]]:
-    """The rows of a CSV file with their lines' numbers. UsageError where it, or a row in the block, cannot be read."""
+def _numbered_rows(path: Path, *columns: str) -> Iterator[tuple[int, list[int]]]:
+    """These columns of a CSV file, of each row with the number of its line; NO_VERSION for DROPPED. UsageError where
+    that cannot be read.
+    """
+    from hvdtrain.ps.journal import DROPPED
+
     try:
         with path.open(newline="") as file:
-            yield enumerate(csv.DictReader(file), 2)
+            for number, row in enumerate(csv.DictReader(file), 2):
+                yield number, [NO_VERSION if row[name] == DROPPED else int(row[name]) for name in columns]
     except (OSError, ValueError, KeyError, TypeError, csv.Error) as error:
         raise UsageError(f"{path} cannot be read: {error}") from None
 
@@ -158,7 +140,7 @@ def _different(weights: dict[str, "torch.Tensor"], saved: Path) -> int:
     from safetensors.torch import load_file
 
     try:
-        there = load_file(saved)
-        return sum(int((there[name] != tensor).sum()) for name, tensor in weights.items())
+        weights_saved = load_file(saved)
+        return sum(int((weights_saved[name] != tensor).sum()) for name, tensor in weights.items())
     except (OSError, SafetensorError, KeyError, RuntimeError) as error:
         raise Failure(f"{saved} cannot be read as this model's weights: {error}") from None

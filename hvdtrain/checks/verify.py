@@ -75,11 +75,10 @@ def verify(
     hvdtrain verify
     hvdtrain verify --modes allreduce,ps-sync -H node1:3,node2:3
 
-    Trains a small VGG for a few steps as one process on the global batch, and in each mode on each number of
-    workers, with momentum and with Adam, and compares the final weights and the samples seen: how far apart they are,
-    as a part of the way that training moved them, and in roundings of each weight to float32. Batches that cannot be
-    cut evenly are among them; servers are two, of many buckets. ps-ssp is checked without staleness. Exit code 1 where
-    anything differs by more than float32 rounding.
+    Trains a small VGG for a few steps as one process on the global batch, and in each mode on each number of workers,
+    with momentum and with Adam, and compares the final weights and the samples seen: how far apart they are, as a part
+    of the way that training moved them. Batches that cannot be cut evenly are among them; servers are two, of many
+    buckets. ps-ssp is checked without staleness. Exit code 1 where anything differs by more than float32 rounding.
     """
     listed = hosts_or_here(ctx)
     for name in names:
@@ -118,7 +117,6 @@ class Result:
     Attributes:
         buckets: of all servers together.
         distance: of the weights, over the distance that training moved them.
-        rounding: the same of rounding each weight once more to float32.
         samples: whether the same samples were seen at the same steps.
     """
 
@@ -126,7 +124,6 @@ class Result:
     workers: int
     buckets: int
     distance: float
-    rounding: float
     samples: bool
 
     @property
@@ -140,8 +137,7 @@ class Result:
         return (
             f"{'same' if self.same else 'DIFFERS':<8} {mode:<20} {with_noun(self.workers, 'worker'):<9}  "
             f"{self.config.optimizer:<4}  "
-            f"{servers:<23}  {self.distance:.1e} of the way trained (at most {TOLERANCE:.0e}), "
-            f"{self.distance / self.rounding:.1f} roundings to float32"
+            f"{servers:<23}  {self.distance:.1e} of the way trained (at most {TOLERANCE:.0e})"
             f"{'' if self.samples else ', other samples'}"
         )
 
@@ -165,11 +161,13 @@ def compare_with_single(
     """
     import numpy as np
 
+    from hvdtrain.buckets.partition import cut
+
     for optimizer in optimizers:
         config = dataclasses.replace(CHECKED, optimizer=optimizer)
         alone, samples = _train(config, 1, folder / f"single-{optimizer}", (), "local", secrets)
-        moved = float(np.linalg.norm(alone - _initial(config)))
-        rounding = float(np.linalg.norm(np.spacing(np.abs(alone).astype(np.float32)) / 2)) / moved
+        initial, sizes = _initial(config)
+        moved = float(np.linalg.norm(alone - initial))
         for mode in names:
             run = of_mode(config, mode)
             for n in workers:
@@ -177,7 +175,8 @@ def compare_with_single(
                 out = folder / f"{mode}-{n}-{optimizer}"
                 weights, seen = _train(run, n, out, used, launcher if used else "local", secrets)
                 distance = float(np.linalg.norm(weights - alone) / moved)
-                yield Result(run, n, _buckets(run), distance, rounding, seen == samples)
+                buckets = len(cut(sizes, run.servers, run.bucket_elements))
+                yield Result(run, n, buckets, distance, seen == samples)
 
 
 def _train(
@@ -196,19 +195,13 @@ def _train(
     return _flat(weights), json.loads((out / "summary.json").read_text())["samples_digest"]
 
 
-def _initial(config: RunConfig) -> "Vector":
+def _initial(config: RunConfig) -> tuple["Vector", list[int]]:
+    """The weights that training begins with, as one vector, and how many elements each parameter has."""
     from hvdtrain.rank.work import initial_model
 
-    return _flat({name: tensor.numpy() for name, tensor in initial_model(config, 10).state_dict().items()})
-
-
-def _buckets(config: RunConfig) -> int:
-    """How many buckets the servers have."""
-    from hvdtrain.buckets.partition import cut
-    from hvdtrain.numerics.flat import trained
-    from hvdtrain.rank.work import initial_model
-
-    return len(cut([p.numel() for p in trained(initial_model(config, 10))], config.servers, config.bucket_elements))
+    model = initial_model(config, 10)
+    weights = _flat({name: tensor.numpy() for name, tensor in model.state_dict().items()})
+    return weights, [p.numel() for p in model.parameters()]
 
 
 def _flat(weights: dict[str, "Vector"]) -> "Vector":

@@ -1,27 +1,16 @@
 """`hvdtrain evaluate`: a run's saved model on held-out images, of its own data set or of another."""
 
 import dataclasses
-import json
 import re
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 import click
 
 from hvdtrain.config.option_types import Folder
-from hvdtrain.config.run_config import DEVICES
 from hvdtrain.errors import UsageError
 from hvdtrain.evaluate import files
 from hvdtrain.runs.request import check_url, config_of
 from hvdtrain.system.memory import importing
-
-if TYPE_CHECKING:
-    from rich.table import Table
-
-    from hvdtrain.evaluate.predictions import Predictions
-
-MAX_PRINTED_CLASSES = 20  # of a confusion matrix that is printed
-PRINTED_MISTAKES = 3
 
 
 @click.command()
@@ -33,14 +22,9 @@ PRINTED_MISTAKES = 3
 )  # fmt: skip
 @click.option(
     "--out", type=Folder(path_type=Path),
-    help="Folder for what is found, new or of an earlier evaluation  [default: RUN/evaluation-SPLIT].",
+    help="Folder for the results, new or of an earlier evaluation  [default: RUN/evaluation-SPLIT].",
 )  # fmt: skip
-@click.option(
-    "--device", type=click.Choice(DEVICES), default="auto", show_default=True,
-    help="`auto`: a GPU where there is one, unless the run was told to use the CPU.",
-)  # fmt: skip
-@click.option("--json", "as_json", is_flag=True, help="Print the figures as one JSON object and nothing else.")
-def evaluate(run: Path, dataset: str, split: str, out: Path | None, device: str, as_json: bool) -> None:
+def evaluate(run: Path, dataset: str, split: str, out: Path | None) -> None:
     """Test the model that a run saved on every held-out image: loss, accuracy, and what it takes for what.
 
     \b
@@ -49,10 +33,11 @@ def evaluate(run: Path, dataset: str, split: str, out: Path | None, device: str,
     hvdtrain evaluate runs/single --dataset FOLDER --out there
 
     It is the final model, or of a run with --save best the best one; of a run that has not finished, that of its last
-    snapshot. The true class of an image counts for top-5 accuracy if it is among the five that the model finds
-    likeliest. The folder then holds evaluation.png (a confusion matrix and the worst mistakes), confusion.csv (a row a
-    true class, a column an answer), mistakes.csv (the most confident first) and evaluation.json (the figures; `weights`
-    says which were tested, `same_data` whether the data set is that of training, by its dataset_hash).
+    snapshot. A GPU computes where there is one, unless the run was told to use the CPU. The true class of an image
+    counts for top-5 accuracy if it is among the five that the model finds likeliest. The folder then holds
+    evaluation.png (a confusion matrix and the worst mistakes), confusion.csv (a row a true class, a column an answer),
+    mistakes.csv (the most confident first) and evaluation.json (the figures; `weights` says which were tested,
+    `same_data` whether the data set is that of training, by its dataset_hash).
     """
     config = config_of(run)
     check_url(dataset or config.dataset)
@@ -60,8 +45,8 @@ def evaluate(run: Path, dataset: str, split: str, out: Path | None, device: str,
         other = re.sub(r"[^\w.-]", "-", Path(dataset).name)
         out = run / (f"evaluation-{split}-of-{other}" if dataset else f"evaluation-{split}")
     files.check_out(out)
-    if device != "auto" or config.device == "cuda":  # it may have been trained on another machine, with a GPU
-        config = dataclasses.replace(config, device=device)
+    if config.device == "cuda":  # it may have been trained on another machine
+        config = dataclasses.replace(config, device="auto")
     from hvdtrain.data.find import find_dataset
 
     name = dataset or config.dataset
@@ -87,15 +72,13 @@ def evaluate(run: Path, dataset: str, split: str, out: Path | None, device: str,
     images = f"{len(samples)} {split} images by {weights.relative_to(run)}"
     with count_bar("evaluating") as progress:
         predictions = predict(config, weights, trained_on, samples, progress)
-    figures = files.figures(predictions, run=str(run), weights=str(weights), dataset=name, split=split,
-                            same_data=same)  # fmt: skip
-    files.write(out, predictions, figures, f"{config.model}: {images}, of {name}")
+    facts = {"run": str(run), "weights": str(weights), "dataset": name, "split": split, "same_data": same}
+    files.write(out, predictions, facts, f"{config.model}: {images}, of {name}")
     if same is False:
         click.echo(f"note: the images of {name} are not those that {run} was trained and validated on", err=True)
-    if as_json:
-        click.echo(json.dumps(figures))
-    else:
-        _print(predictions, images, out)
+    top5 = "no top-5 of so few classes" if predictions.top5 is None else f"top-5 {predictions.top5:.4f}"
+    click.echo(f"{images}: loss {predictions.loss:.4f}, top-1 accuracy {predictions.top1:.4f}, {top5}")
+    click.echo(f"wrote {out}: {len(predictions.mistakes)} mistakes in {files.MISTAKES}, the surest in {files.PICTURE}")
 
 
 def _weights(run: Path, save: str) -> Path:
@@ -113,33 +96,3 @@ def _weights(run: Path, save: str) -> Path:
     if not kept.is_file():
         raise UsageError(f"{run} was trained with --save {save}: there is no model to test, nor a snapshot")
     return kept
-
-
-def _print(predictions: "Predictions", images: str, out: Path) -> None:
-    from hvdtrain.console import Console
-
-    classes = len(predictions.classes)
-    top5 = f"top-5 {predictions.top5:.4f}" if predictions.top5 is not None else f"no top-5, with {classes} classes"
-    click.echo(f"{images}: loss {predictions.loss:.4f}, top-1 accuracy {predictions.top1:.4f}, {top5}")
-    console = Console(200)
-    table = _confusion_table(predictions)
-    if classes <= MAX_PRINTED_CLASSES and console.measure(table).minimum <= console.width:
-        console.print(table)
-    for i in predictions.mistakes[:PRINTED_MISTAKES]:
-        predicted = predictions.classes[predictions.predicted[i]]
-        click.echo(f"{predictions.name(i)} was taken for {predicted}, with confidence {predictions.confidence[i]:.3f}")
-    click.echo(
-        f"wrote {out}: {len(predictions.mistakes)} mistakes in {files.MISTAKES}, {files.PICTURE} shows the surest"
-    )
-
-
-def _confusion_table(predictions: "Predictions") -> "Table":
-    """The confusion matrix, with a dot for 0."""
-    from rich.table import Table
-
-    table = Table("true \\ answer", box=None, pad_edge=False)
-    for name in predictions.classes:
-        table.add_column(name, justify="right", no_wrap=True)
-    for name, row in zip(predictions.classes, predictions.confusion.tolist(), strict=True):
-        table.add_row(name, *(str(count) if count else "·" for count in row))
-    return table

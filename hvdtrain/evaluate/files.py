@@ -44,35 +44,29 @@ def _is_evaluation(out: Path) -> bool:
         return False
 
 
-def figures(predictions: "Predictions", **about: str | bool | None) -> dict[str, Any]:
-    """The content of evaluation.json. The loss is None where it is not finite, top5 with fewer than six classes.
+def write(out: Path, predictions: "Predictions", facts: dict[str, str | bool | None], title: str) -> None:
+    """Write the folder, completely or not at all, and replace an earlier evaluation. In evaluation.json the loss is
+    None where it is not finite, top5 with fewer than six classes.
 
     Args:
-        about: further fields.
-    """
-    loss = predictions.loss if math.isfinite(predictions.loss) else None
-    return {
-        "made_by": MAKER, **about, "images": len(predictions.labels),
-        "loss": loss, "top1": predictions.top1, "top5": predictions.top5,
-        "classes": list(predictions.classes), "confusion": predictions.confusion.tolist(),
-    }  # fmt: skip
-
-
-def write(out: Path, predictions: "Predictions", figures: dict[str, Any], title: str) -> None:
-    """Write the folder, completely or not at all, and replace an earlier evaluation.
+        facts: further fields of evaluation.json.
 
     Raises:
         UsageError: the folder holds something else.
     """
     from hvdtrain.evaluate.picture import draw
 
+    classes, counts = predictions.classes, predictions.confusion.tolist()
+    figures = facts | {
+        "made_by": MAKER, "images": len(predictions.labels), "top1": predictions.top1, "top5": predictions.top5,
+        "loss": predictions.loss if math.isfinite(predictions.loss) else None, "classes": classes, "confusion": counts,
+    }  # fmt: skip
     with locked(out):
         check_out(out)
         with atomic_folder(out) as folder:
             (folder / FIGURES).write_text(json.dumps(figures) + "\n")
-            classes = predictions.classes
-            counts = zip(classes, predictions.confusion.tolist(), strict=True)
-            _write_csv(folder / CONFUSION, [["true", *classes], *([name, *row] for name, row in counts)])
+            rows = [[name, *row] for name, row in zip(classes, counts, strict=True)]
+            _write_csv(folder / CONFUSION, [["true", *classes], *rows])
             rows = [
                 [predictions.name(i), classes[predictions.labels[i]], classes[predictions.predicted[i]],
                  f"{predictions.confidence[i]:.4f}"]

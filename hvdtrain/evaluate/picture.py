@@ -14,8 +14,7 @@ if TYPE_CHECKING:
 
     from hvdtrain.evaluate.predictions import Predictions
 
-MAX_CLASSES_WITH_COUNTS = 20  # with more, cells of the matrix have no numbers
-MAX_CLASSES_WITH_NAMES = 40  # with more, its rows and columns have no names
+MAX_CLASSES_WITH_NAMES = 25  # with more, rows and columns of the matrix have no names, nor cells numbers
 COLUMNS, ROWS = 4, 4  # of mistakes
 MAX_NAME_LENGTH = 12
 
@@ -43,7 +42,7 @@ def _draw_confusion(panel: "SubFigure", predictions: "Predictions") -> None:
     names = list(map(_shorten, predictions.classes))
     has_names = len(names) <= MAX_CLASSES_WITH_NAMES
     ConfusionMatrixDisplay(predictions.confusion, display_labels=names).plot(
-        ax=axes, cmap="Blues", colorbar=False, include_values=len(names) <= MAX_CLASSES_WITH_COUNTS, values_format="d",
+        ax=axes, cmap="Blues", colorbar=False, include_values=has_names, values_format="d",
         xticks_rotation="vertical" if len(names) * max(map(len, names)) > 60 else "horizontal",
     )  # fmt: skip
     axes.set(
@@ -79,5 +78,5 @@ def _load(predictions: "Predictions", images: list[int]) -> list[np.ndarray]:
         return []
     numbers = list(range(len(images)))
     loader = Loader(tuple(predictions.samples[i] for i in images), predictions.side, threads=1)
-    [(_, (found, _))] = loader.batches([Share(0, 0, numbers, 1.0, len(numbers))])
-    return [image.permute(1, 2, 0).numpy() for image in found]
+    [(_, (images_as_seen, _))] = loader.batches([Share(0, 0, numbers, 1.0, len(numbers))])
+    return [image.permute(1, 2, 0).numpy() for image in images_as_seen]

@@ -66,9 +66,9 @@ class Predictions:
     @cached_property
     def confusion(self) -> np.ndarray:
         """How many images of a true class (row) have each predicted class (column): [classes, classes] int64."""
-        counts = np.zeros((len(self.classes), len(self.classes)), np.int64)
-        np.add.at(counts, (self.labels, self.predicted), 1)
-        return counts
+        from sklearn.metrics import confusion_matrix
+
+        return confusion_matrix(self.labels, self.predicted, labels=range(len(self.classes)))
 
     @cached_property
     def mistakes(self) -> list[int]:
@@ -114,8 +114,7 @@ def predict(
             top5 = scores.topk(min(5, scores.shape[1])).indices
             columns = (labels, predicted, confidence, losses, (top5 == labels[:, None]).any(1))
             batches.append([column.cpu().numpy() for column in columns])
-            for index in share.indices:
-                progress(index + 1, len(samples))
+            progress(share.indices[-1] + 1, len(samples))
     classes = tuple(map(printable, trained_on.classes))
     return Predictions(classes, samples, side, *map(np.concatenate, zip(*batches, strict=True)))
 

@@ -9,13 +9,12 @@ from hvdtrain.explain.timeline import Timeline
 from hvdtrain.runs.fields import field_value
 from hvdtrain.runs.network_bound import link_seconds
 from hvdtrain.runs.read import Run
-from hvdtrain.runs.schema import ServerLoad, read_server_loads
+from hvdtrain.runs.schema import read_server_loads
 
 # The parts of a step, in the order in which they are told from each other, and what each is.
 PARTS = {
     "computing": "data, forward, backward, optimizer and writing down what the step came to",
-    "waiting_for_slowest": "until the slowest worker of the step had computed too; where workers are not in step, at "
-    "the end of an epoch, until all had and had the newest weights, or for those that are too far behind",
+    "waiting_for_slowest": "until the slowest worker had computed too, or one far behind, or all at an epoch's end",
     "wire": "what the bytes of a step take on the measured links, as far as computing could not have hidden it",
     "server": "what the busiest server's optimizer takes for the pushes of a step, as far as that could not be hidden",
     "messages": "processor time of sending and receiving, beyond computing, as far as that could not be hidden",
@@ -52,32 +51,25 @@ def account(run: Run, timeline: Timeline) -> Account:
     the computing that it may go on beside; then queueing, which is measured; and of what is left then, as much as
     communication needs is lost overlap.
     """
-    means = [steps[:, 1:3].mean(0) for steps in timeline.each_step]
-    own, waited = np.average(means, axis=0, weights=rates(timeline)).tolist()
-    unknown: dict[str, str] = {}
+    computing, waited = np.average(timeline.means[:, 1:3], axis=0, weights=rates(timeline)).tolist()
     slowest = 0.0
-    if len(timeline.ranks) == 1:
-        pass  # nobody to wait for
-    elif timeline.in_step:
+    if timeline.in_step:
         behind = (timeline.own_s.max(0) - timeline.own_s).mean(1)
         slowest = float(np.minimum(behind, timeline.waited_s.mean(1)).mean())
-    else:
+    elif len(timeline.ranks) > 1:
         slowest = float(np.average(waits_for_others(timeline), weights=rates(timeline)))
-    parts = dict.fromkeys(PARTS, 0.0) | {"computing": own, "waiting_for_slowest": slowest}
+    parts = dict.fromkeys(PARTS, 0.0) | {"computing": computing, "waiting_for_slowest": slowest}
 
-    def known(name: str, seconds: float | str) -> float:
-        if isinstance(seconds, str):
-            unknown[name] = seconds
-            return 0.0
-        return seconds
-
-    found = (wire(run, timeline), _server(run), _messages(run, timeline))
-    needed_s = {name: known(name, seconds) for name, seconds in zip(COMMUNICATION, found, strict=True)}
+    server, queueing = _server(run)
+    told = {"wire": wire(run, timeline), "server": server, "messages": _messages(run, timeline), "queueing": queueing}
+    unknown = {name: why for name, why in told.items() if isinstance(why, str)}
+    known = {name: 0.0 if isinstance(seconds, str) else seconds for name, seconds in told.items()}
+    needed_s = {name: known[name] for name in COMMUNICATION}
     needed = sum(needed_s.values())
     left = max(0.0, waited - slowest)
     cannot_hide = min(left, max(0.0, needed - _may_hide(run, timeline)))
     left -= cannot_hide
-    parts["queueing"] = min(left, known("queueing", _queueing(run)))
+    parts["queueing"] = min(left, known["queueing"])
     left -= parts["queueing"]
     if not needed and any(name in unknown for name in COMMUNICATION):
         unknown["lost_overlap"] = "what communication needs is not known"
@@ -102,18 +94,14 @@ def _may_hide(run: Run, timeline: Timeline) -> float:
     leave as they are made, and with servers of the next forward too, which waits for weights layer by layer. What a
     worker slept between the two hides nothing: no message of it is under way then.
     """
-    slowed = made_slow(run)
-    hides = []
-    for rank, steps in zip(timeline.ranks, timeline.each_step, strict=True):
-        forward, backward = steps[:, 5:7].mean(0).tolist()
-        backward = max(0.0, backward - _slept_s(steps, slowed.get(rank, 1.0)))
-        hides.append(backward + (forward if run.kind.servers else 0.0))
+    forward, backward = timeline.means[:, 5:7].T
+    hides = np.maximum(0.0, backward - _slept_s(run, timeline)) + (forward if run.kind.servers else 0.0)
     return float(np.average(hides, weights=rates(timeline)))
 
 
 def rates(timeline: Timeline) -> np.ndarray:
     """[workers] steps/s: by how many steps of each are in a mean over all that workers take in the same time."""
-    return 1 / np.maximum(1e-9, [steps[:, 1:3].sum(1).mean() for steps in timeline.each_step])
+    return 1 / np.maximum(1e-9, timeline.means[:, 1:3].sum(1))
 
 
 def made_slow(run: Run) -> dict[int, float]:
@@ -121,14 +109,11 @@ def made_slow(run: Run) -> dict[int, float]:
     return {run.kind.servers + int(worker): factor for worker, factor in run.manifest.slow.achieved.items()}
 
 
-def _slept_s(steps: np.ndarray, factor: float) -> float:
-    """Mean seconds of a step that a worker slept which computed so many times as long as it can: see
-    numerics.slowdown.
-
-    Args:
-        steps: Timeline.each_step of the worker.
-    """
-    return float(steps[:, 5:7].sum(1).mean()) * (1 - 1 / max(1.0, factor))
+def _slept_s(run: Run, timeline: Timeline) -> np.ndarray:
+    """[workers] mean seconds of a step that each slept, of those that were made slow: see numerics.slowdown."""
+    slowed = made_slow(run)
+    factors = np.array([max(1.0, slowed.get(rank, 1.0)) for rank in timeline.ranks])
+    return timeline.means[:, 5:7].sum(1) * (1 - 1 / factors)
 
 
 def waits_for_others(timeline: Timeline) -> np.ndarray:
@@ -136,8 +121,8 @@ def waits_for_others(timeline: Timeline) -> np.ndarray:
     for their last shares and, where staleness has a bound, as long as it waited beyond the one that waited least, which
     is behind and never held back.
     """
-    between = np.array([steps[:, 4].mean() for steps in timeline.each_step])
-    waits = np.array([steps[:, 2].mean() for steps in timeline.each_step]) - between
+    between = timeline.means[:, 4]
+    waits = timeline.means[:, 2] - between
     return between + (0.0 if timeline.bound is None else waits - waits.min())
 
 
@@ -150,38 +135,27 @@ def wire(run: Run, timeline: Timeline, more_servers: Sequence[str] = ()) -> floa
     busy, taken = np.array(link_seconds(run, more_servers)), rates(timeline)
     if not busy.size:
         return "the network between the hosts was not measured"
-    users = (busy > 0).sum(1) if timeline.is_free else len(taken)
+    users = len(taken) if timeline.in_step or timeline.bound is not None else (busy > 0).sum(1)
     return float((users * (busy @ taken)).max() / taken.sum())
 
 
-def _server(run: Run) -> float | str:
-    if not run.kind.servers:
-        return 0.0
-    known, steps = _server_loads(run), _steps_of_last_start(run)
-    if not known or not steps:
-        return NO_SERVER_METRICS
-    return max(last.applying_s for last in known) / steps
+def _server(run: Run) -> tuple[float | str, float | str]:
+    """Seconds of a mean step that the busiest server's optimizer takes, and the mean seconds that a push waits in the
+    server where that is longest.
 
-
-def _queueing(run: Run) -> float | str:
-    """The mean seconds that a push waited in the server where that is longest.
-
-    Pushes of a step are under way beside each other, and wait beside each other: where every answer comes later by so
+    Pushes of a step are under way at the same time, and wait at the same time: where every answer comes later by so
     much, the step ends later by so much, however many there are. It is an estimate: the last of many that come at once
     waits for longer than their mean, and of a model so large that some pushes only leave when others are answered, a
     step waits more than once.
     """
     if not run.kind.servers:
-        return 0.0
-    known = _server_loads(run)
-    if not known:
-        return NO_SERVER_METRICS
-    return max(last.queued_s / max(1, last.pushes) for last in known)
-
-
-def _server_loads(run: Run) -> list[ServerLoad]:
-    """What each server has counted in all, of those that is known of."""
-    return [loads[-1] for rank in range(run.kind.servers) if (loads := read_server_loads(run.folder, rank))]
+        return 0.0, 0.0
+    every = [read_server_loads(run.folder, rank) for rank in range(run.kind.servers)]
+    totals = [loads[-1] for loads in every if loads]  # what each has counted in all
+    if not totals:
+        return NO_SERVER_METRICS, NO_SERVER_METRICS
+    steps, queued = _steps_of_last_start(run), max(load.queued_s / max(1, load.pushes) for load in totals)
+    return max(load.applying_s for load in totals) / steps if steps else NO_SERVER_METRICS, queued
 
 
 def _steps_of_last_start(run: Run) -> int:
@@ -197,14 +171,10 @@ def _messages(run: Run, timeline: Timeline) -> float | str:
     workers = [process for process in run.summary.processes if process.role == "worker"]
     if threads != 1 or not workers or not steps:
         return "processor time tells computing from messages only where a worker computes with one thread"
-    slowed = made_slow(run)
-    if field_value(run, "slow.asked") != "none" and len(slowed) < run.kind.workers:
+    if field_value(run, "slow.asked") != "none" and len(made_slow(run)) < run.kind.workers:
         return "a worker that is made slow by --slow sleeps, and this run does not tell how long"
     spent = sum(process.cpu_s for process in workers) / run.kind.workers / steps
-    awake = [
-        steps[:, 1].mean() - _slept_s(steps, slowed.get(rank, 1.0))
-        for rank, steps in zip(timeline.ranks, timeline.each_step, strict=True)
-    ]
+    awake = timeline.means[:, 1] - _slept_s(run, timeline)
     # As processes have spent it: a worker that is not in step counts by how many steps it took.
     computing_s = np.average(awake, weights=list(map(len, timeline.each_step)))
     return max(0.0, spent - float(computing_s))

@@ -10,23 +10,16 @@ from rich.table import Table
 from hvdtrain.console import Console
 from hvdtrain.errors import UsageError
 from hvdtrain.explain.account import PARTS, Account, account, made_slow, waits_for_others
-from hvdtrain.explain.heatmap import shade
-from hvdtrain.explain.straggler import Straggler, find_slow_link, find_straggler, waited_for
+from hvdtrain.explain.straggler import Straggler, find_straggler, waited_for
 from hvdtrain.explain.timeline import Timeline, read_timeline
 from hvdtrain.explain.what_if import what_if
 from hvdtrain.runs.read import Run, load_run, resumed_otherwise
-
-_WHAT_IF = {
-    "without_straggler": "without the straggler", "double_bandwidth": "with twice the bandwidth",
-    "one_more_server": "with one more server",
-}  # fmt: skip
 
 
 @dataclass(frozen=True)
 class Explained:
     """
     Attributes:
-        link: see find_slow_link.
         waited: seconds that the others waited for each rank; None where that is not known.
         rates: see what_if.
     """
@@ -34,10 +27,13 @@ class Explained:
     run: Run
     timeline: Timeline
     straggler: Straggler | None
-    link: tuple[int, float, float] | None
     waited: Mapping[int, float | None]
     account: Account
     rates: dict[str, float | None]
+
+    @property
+    def title(self) -> str:
+        return f"{self.run.name}: {self.run.kind.label}"
 
     @property
     def data(self) -> dict[str, Any]:
@@ -47,7 +43,6 @@ class Explained:
             "run": str(run.folder), "mode": run.kind.mode, "workers": run.kind.workers, "servers": run.kind.servers,
             "straggler": straggler and straggler.rank, "factor": straggler and straggler.factor,
             "slow_from_s": straggler and straggler.since_s, "slow_until_s": straggler and straggler.until_s,
-            "slow_link": self.link and self.link[0],
             "absent_s": {str(rank): stretches for rank, stretches in self.timeline.absent.items()},
             "waited_s": {str(rank): seconds for rank, seconds in self.waited.items()},
             "step_s": self.account.step_s, "parts": self.account.parts, "unknown": self.account.unknown,
@@ -56,8 +51,7 @@ class Explained:
         }  # fmt: skip
 
     def show(self, console: Console) -> None:
-        console.print(f"{self.run.name}: {self.run.kind.label}, {self.run.summary.samples_per_s:,.0f} samples/s",
-                      style="bold")  # fmt: skip
+        console.print(f"{self.title}, {self.run.summary.samples_per_s or 0:,.0f} samples/s", style="bold")
         for line in (*self._made_slow(), *self._lost(), *self._who_was_slow()):
             console.print(line)
         console.print(self._ranks())
@@ -65,15 +59,14 @@ class Explained:
         for name, rate in self.rates.items():
             if rate and (name != "without_straggler" or self.straggler):
                 gain = rate / (self.run.summary.samples_per_s or rate)
-                console.print(f"{_WHAT_IF[name]}: {rate:,.0f} samples/s, {gain:.2f} times as many")
+                console.print(f"{name.replace('_', ' ')}: {rate:,.0f} samples/s, {gain:.2f} times as many")
 
     def _made_slow(self) -> Iterator[str]:
         slow = self.run.manifest.slow
         if slow and slow.asked not in ("", "none"):
-            yield f"--slow {slow.asked} made workers slow: what they slept counts as computing."
-            for rank, times in made_slow(self.run).items():
-                if times > 1:
-                    yield f"Rank {rank} computed {times:.1f} times as long as it can."
+            times = [f"rank {rank} {factor:.1f}" for rank, factor in made_slow(self.run).items() if factor > 1]
+            computed = f" ({', '.join(times)} times as long as it can)" if times else ""
+            yield f"--slow {slow.asked} made workers slow{computed}: what they slept counts as computing."
 
     def _lost(self) -> Iterator[str]:
         if lost := self.run.summary.lost_workers:
@@ -85,46 +78,34 @@ class Explained:
             yield f"Rank {rank} was not there from {', '.join(when)}."
 
     def _who_was_slow(self) -> Iterator[str]:
-        if found := self.straggler:
-            waits = self.waited[found.rank] or 0.0
+        if slow := self.straggler:
             yield (
-                f"Rank {found.rank} was slow, from {found.since_s:.1f} to {found.until_s:.1f} s of training: its "
-                f"steps took it {found.factor:.1f} times as long as the others theirs, and "
-                + (f"the others waited for it for {waits:.1f} s." if waits >= 0.05 else "nobody waited for it.")
+                f"Rank {slow.rank} was slow, from {slow.since_s:.1f} to {slow.until_s:.1f} s: its steps took "
+                f"{slow.factor:.1f} times as long as the others', who waited for it {self.waited[slow.rank]:.1f} s."
             )
         elif len(self.timeline.ranks) > 1:
             yield "No worker was slower than the others by a tenth of a step, all the time or for a fifth of it."
-        if self.link:
-            rank, own, others = self.link
-            yield (
-                f"Rank {rank} waited for its link: in a step {1000 * own:,.1f} ms for messages, and the others "
-                f"{1000 * others:,.1f} ms."
-            )
 
     def _ranks(self) -> Table:
         table = Table()
-        for heading in ("rank", "worker", "its own time of a step", "waited for it", "darker: longer steps; ×: gone"):
-            table.add_column(heading, justify="left" if "darker" in heading else "right")
-        timeline = self.timeline
-        for rank, steps, line in zip(timeline.ranks, timeline.each_step, shade(timeline), strict=True):
+        for heading in ("rank", "worker", "computes in a step", "waits in a step", "others waited for it"):
+            table.add_column(heading, justify="right")
+        for rank, mean in zip(self.timeline.ranks, self.timeline.means, strict=True):
             others = "" if (seconds := self.waited[rank]) is None else f"{seconds:,.1f} s"
-            worker, own = rank - self.run.kind.servers, f"{1000 * steps[:, 1].mean():,.1f} ms"
-            table.add_row(str(rank), str(worker), own, others, line)
+            worker = str(rank - self.run.kind.servers)
+            table.add_row(str(rank), worker, f"{1000 * mean[1]:,.1f} ms", f"{1000 * mean[2]:,.1f} ms", others)
         return table
 
     def _parts(self) -> Table:
-        table, found = Table(), self.account
+        table, account = Table(), self.account
         for heading in ("part of a step", "ms", "share", "what it is"):
             table.add_column(heading, justify="right" if heading in ("ms", "share") else "left")
-        for name, seconds in found.parts.items():
-            figures = (f"{1000 * seconds:,.1f}", f"{seconds / found.step_s:.1%}")
-            what = found.unknown.get(name, PARTS[name])
-            if name == "lost_overlap" and seconds:
-                of_each = {of: found.exposed_s[of] - found.parts[of] for of in found.exposed_s}
-                what += f" ({', '.join(f'{of} {1000 * spent:,.1f} ms' for of, spent in of_each.items() if spent)})"
-            table.add_row(name.replace("_", " "), *(("", "") if name in found.unknown else figures), what)
+        for name, seconds in account.parts.items():
+            figures = (f"{1000 * seconds:,.1f}", f"{seconds / account.step_s:.1%}")
+            what = account.unknown.get(name, PARTS[name])
+            table.add_row(name.replace("_", " "), *(("", "") if name in account.unknown else figures), what)
         table.add_section()
-        table.add_row("together", f"{1000 * found.step_s:,.1f}", "100%", "the mean of all steps that workers took")
+        table.add_row("together", f"{1000 * account.step_s:,.1f}", "100%", "the mean of all steps that workers took")
         return table
 
 
@@ -134,10 +115,9 @@ def explain_run(folder: Path) -> Explained:
     if why := resumed_otherwise(run.manifest) if run.summary.steps else f"{run.problem}; --resume goes on with a run":
         raise UsageError(f"{folder} cannot be explained: {why}")
     timeline = read_timeline(run)
-    straggler, found = find_straggler(timeline), account(run, timeline)
-    rates = what_if(run, timeline, straggler, found)
-    waited = _waited(timeline, straggler)
-    return Explained(run, timeline, straggler, find_slow_link(run, timeline), waited, found, rates)
+    straggler, parts = find_straggler(timeline), account(run, timeline)
+    rates = what_if(run, timeline, straggler, parts)
+    return Explained(run, timeline, straggler, _waited(timeline, straggler), parts, rates)
 
 
 def _waited(timeline: Timeline, straggler: Straggler | None) -> Mapping[int, float | None]:

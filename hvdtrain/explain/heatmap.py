@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from hvdtrain.explain.timeline import Timeline
-from hvdtrain.plot_style import GRID, INK, PAPER, RC, new_figure
+from hvdtrain.plot_style import GRID, PAPER, RC, new_figure
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -29,57 +29,35 @@ def heatmap(runs: "Mapping[str, Timeline]") -> "Figure":
     from matplotlib.colors import LogNorm
 
     condensed = {title: _condensed(timeline) for title, timeline in runs.items()}
-    ratios = {title: own / _usual(own) for title, (own, _) in condensed.items()}
-    limit = max(2.0, *(max(float(ratio.max()), 1 / float(ratio.min())) for ratio in ratios.values()))
+    limit = max(2.0, *(max(float(ratio.max()), 1 / float(ratio.min())) for ratio, _ in condensed.values()))
     heights = [1.0 + 0.32 * len(timeline.ranks) for timeline in runs.values()]
     with rc_context(RC):
         figure, panels = new_figure(0.4 + sum(heights), rows=len(runs), height_ratios=heights)
         for (title, timeline), axes in zip(runs.items(), panels, strict=True):
-            ends, ratio = condensed[title][1], ratios[title]
+            ratio, ends = condensed[title]
             first = (timeline.own_s + timeline.waited_s)[:, 0].max() if timeline.in_step else ends[1] - ends[0]
             edges = np.concatenate([[max(0.0, timeline.ends_s[0] - first)], ends])
             rows = np.arange(len(ratio) + 1) - 0.5
             drawn = axes.pcolormesh(edges, rows, ratio, cmap="RdBu_r", norm=LogNorm(1 / limit, limit), rasterized=True)
             for rank, stretches in timeline.absent.items():
-                row = timeline.ranks.index(rank)
-                gone = [(begin, until - begin) for begin, until in stretches]
+                gone, row = [(begin, until - begin) for begin, until in stretches], timeline.ranks.index(rank)
                 axes.broken_barh(gone, (row - 0.5, 1), facecolor=PAPER, edgecolor=GRID, hatch="////", linewidth=0)
-                for begin, _ in stretches:
-                    axes.text(begin, row, " gone", color=INK, fontsize=8, va="center", clip_on=True)
             axes.set_yticks(range(len(ratio)), [f"rank {rank}" for rank in timeline.ranks])
             axes.invert_yaxis()
             axes.set_title(title, loc="left")
-        panels[-1].set_xlabel("seconds of training; colour: own time of a step in times of the middle worker's median")
-        bar = figure.colorbar(drawn, ax=panels, label="× median", pad=0.01)
+        panels[-1].set_xlabel("seconds of training; colour: computing in a step; hatched: the worker was gone")
+        bar = figure.colorbar(drawn, ax=panels, label="× median of the middle worker", pad=0.01)
         ticks = [tick for tick in (0.1, 0.25, 0.5, 1, 2, 4, 8, 16) if 1 / limit <= tick <= limit]
         bar.set_ticks(ticks, labels=[f"{tick:g}" for tick in ticks])
         bar.ax.minorticks_off()
     return figure
 
 
-def shade(timeline: Timeline, width: int = 24) -> list[str]:
-    """A line of characters a worker, darker where its steps took it longer on its own; × where it was lost, blank
-    while it was not there.
+def _condensed(timeline: Timeline) -> tuple[np.ndarray, np.ndarray]:
+    """[workers, columns] a step's computing in times of the median step of the worker in the middle (of two workers the
+    quicker), and [columns] seconds of training where each ends, in MOST_COLUMNS columns at most.
     """
-    own, ends = _condensed(timeline, width)
-    ratio = own / _usual(own)
-    marks = np.array(list("░▒▓█"))[np.digitize(ratio, [1.25, 1.75, 3.0])]
-    begins = np.concatenate([[0.0], ends[:-1]])
-    for rank, stretches in timeline.absent.items():
-        line = marks[timeline.ranks.index(rank)]
-        for lost, until in stretches:
-            line[(begins >= lost) & (ends <= until)] = " "
-            line[np.searchsorted(ends, lost, side="right").clip(max=len(ends) - 1)] = "×"
-    return ["".join(line) for line in marks]
-
-
-def _usual(own: np.ndarray) -> float:
-    """The median step of the worker in the middle, of two workers the quicker."""
-    return float(np.sort(np.median(own, axis=1))[(len(own) - 1) // 2])
-
-
-def _condensed(timeline: Timeline, most: int = MOST_COLUMNS) -> tuple[np.ndarray, np.ndarray]:
-    """[workers, columns] own seconds, and [columns] where each ends, in at most so many columns."""
-    groups = np.array_split(np.arange(timeline.own_s.shape[1]), min(most, timeline.own_s.shape[1]))
+    groups = np.array_split(np.arange(timeline.own_s.shape[1]), min(MOST_COLUMNS, timeline.own_s.shape[1]))
     own = np.stack([timeline.own_s[:, group].mean(1) for group in groups], axis=1)
-    return own, np.maximum.accumulate(np.array([timeline.ends_s[group[-1]] for group in groups]))
+    middle = np.sort(np.median(own, axis=1))[(len(own) - 1) // 2]
+    return own / middle, np.maximum.accumulate(np.array([timeline.ends_s[group[-1]] for group in groups]))

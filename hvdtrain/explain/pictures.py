@@ -1,6 +1,7 @@
 """What a report shows of `explain`, where it says something: who was slow when, and one step across all ranks."""
 
 from collections.abc import Sequence
+from contextlib import suppress
 
 from hvdtrain.errors import UsageError
 from hvdtrain.explain import heatmap, step_picture
@@ -24,18 +25,15 @@ def pictures(runs: Sequence[Run]) -> list[Plot]:
     if slow := {label: timeline for label, run in first.items() if (timeline := _timeline_of_slow(run))}:
         drawn.append(Plot("ranks", "Who was slow, and when", heatmap.CAPTION, heatmap.heatmap(slow)))
     if traced := {label: run.folder for label, run in first.items() if (run.folder / TRACE).is_file()}:
-        try:
+        with suppress(UsageError):  # less than a whole step was traced
             drawn.append(Plot("one-step", "One step", step_picture.CAPTION, step_picture.one_step(traced)))
-        except UsageError:  # less than a whole step was traced: nothing to see
-            pass
     return drawn
 
 
 def _timeline_of_slow(run: Run) -> Timeline | None:
-    if run.kind.workers < 2:
-        return None
     try:
         timeline = read_timeline(run)
     except UsageError:  # too short
         return None
-    return timeline if is_uneven(field_value(run, "slow.asked")) or find_straggler(timeline) else None
+    is_slow = find_straggler(timeline) or is_uneven(field_value(run, "slow.asked"))
+    return timeline if is_slow and len(timeline.ranks) > 1 else None

@@ -8,7 +8,6 @@ import numpy as np
 from scipy.special import stdtr  # of Student's t; scipy.stats takes a quarter of a second to import
 
 from hvdtrain.explain.timeline import BLOCKS, Timeline
-from hvdtrain.runs.read import Run
 
 LEAST_SHARE = 0.1  # of its steps, their waiting included, that others wait for a straggler, or that it takes longer
 # Times as long as the others' that its steps are while it is slow: by their lower quartiles, for a worker that is
@@ -78,19 +77,6 @@ def find_straggler(timeline: Timeline) -> Straggler | None:
     if not all(map(len, held)) or _times_as_long([np.quantile(own, QUICK) for own in held], worker) < LEAST_FACTOR:
         return None
     return Straggler(timeline.ranks[worker], _times_as_long([own.mean() for own in held], worker), begin, end)
-
-
-def find_slow_link(run: Run, timeline: Timeline) -> tuple[int, float, float] | None:
-    """The rank that waited for its messages much longer than the others, and the seconds of a step that it and they
-    did; None on one host, and where workers wait for each other, so that all wait alike.
-    """
-    if not timeline.is_free or min(len(run.manifest.hosts), run.kind.workers) < 2:
-        return None
-    waits = np.array([(steps[:, 2] - steps[:, 4]).mean() for steps in timeline.each_step])
-    worker = int(waits.argmax())
-    own, others = float(waits[worker]), float(np.median(np.delete(waits, worker)))
-    least = max(LEAST_FACTOR * others, others + LEAST_SHARE * timeline.each_step[worker][:, 1:3].sum(1).mean())
-    return (timeline.ranks[worker], own, others) if own >= least else None
 
 
 def _times_as_long(seconds: Sequence[float], worker: int) -> float:

@@ -2,6 +2,7 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from pathlib import Path
 
 import numpy as np
@@ -45,10 +46,10 @@ class Timeline:
     each_step: list[np.ndarray]
     absent: dict[int, list[Stretch]]
 
-    @property
-    def is_free(self) -> bool:
-        """Workers do not wait for each other, but at the end of an epoch."""
-        return not self.in_step and self.bound is None
+    @cached_property
+    def means(self) -> np.ndarray:
+        """[workers, 7] the mean steps of each_step."""
+        return np.stack([steps.mean(0) for steps in self.each_step])
 
 
 def read_timeline(run: Run) -> Timeline:
@@ -109,11 +110,8 @@ def _read(file: Path, needed: int) -> list[Step]:
         raise UsageError(f"there is no {file}, which has what that worker did: without it nothing can be explained")
     steps, unreadable = read_steps(file)
     if len(shares := each_share(steps)) < needed:
-        if unreadable > 1:  # of a worker that was killed, the last line may be cut off
-            raise UsageError(
-                f"{file} cannot be explained: of its lines {unreadable} are no steps, and {len(steps)} are"
-            )
-        many = f"{len(shares)} recorded steps, too few to explain: train for {FEWEST_STEPS} or more"
+        damage = f" and {unreadable} lines that are none" if unreadable > 1 else ""  # a kill may cut off the last one
+        many = f"{len(shares)} recorded steps{damage}, too few to explain: train for {FEWEST_STEPS} or more"
         raise UsageError(f"{file} has {many}")
     return shares
 

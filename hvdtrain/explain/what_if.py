@@ -12,7 +12,7 @@ from hvdtrain.runs.network_bound import network_bound
 from hvdtrain.runs.read import Run
 
 
-def what_if(run: Run, timeline: Timeline, straggler: Straggler | None, found: Account) -> dict[str, float | None]:
+def what_if(run: Run, timeline: Timeline, straggler: Straggler | None, parts: Account) -> dict[str, float | None]:
     """Samples/s of all workers as they would have been, from the recorded steps; None where this run does not tell.
 
     Without the straggler: it computes like the median of the others, and all else stays (the method of Lin et al.,
@@ -22,23 +22,21 @@ def what_if(run: Run, timeline: Timeline, straggler: Straggler | None, found: Ac
     the weights is, and a step as far as it waited for them: what no overlap could have hidden as well as what was not
     hidden though it could have been. Nothing is faster than the links allow.
     """
-    rate = run.summary.samples_per_s
-    if not rate:
-        return dict.fromkeys(("without_straggler", "double_bandwidth", "one_more_server"))
-    exposed, needed, server = found.exposed_s, found.needed_s["wire"], found.needed_s["server"]
+    rate = run.summary.samples_per_s or 0.0
+    exposed, needed, server = parts.exposed_s, parts.needed_s["wire"], parts.needed_s["server"]
 
     def held(faster: float, bound: float | None) -> float:
         """At the bound at most, which what was measured proves to be no less."""
         return rate * faster if bound is None else min(rate * faster, max(rate, bound))
 
     def times(spared: float) -> float:
-        return found.step_s / (found.step_s - spared)
+        return parts.step_s / (parts.step_s - spared)
 
     bound, rates = network_bound(run), dict[str, float | None]()
     rates["without_straggler"] = None if run.manifest.backup else held(_speed_without(run, timeline, straggler), bound)
     rates["double_bandwidth"] = held(times(min(exposed["wire"], needed / 2)), bound and 2 * bound) if needed else None
     rates["one_more_server"] = None
-    if run.kind.servers and not {"server", "wire"} & found.unknown.keys():
+    if run.kind.servers and not {"server", "wire"} & parts.unknown.keys():
         left, host = min((float(wire(run, timeline, [host])), host) for host in run.manifest.hosts)
         spared = min(exposed["wire"], max(0.0, needed - left))
         spared += min(exposed["server"], server / (run.kind.servers + 1))
@@ -58,10 +56,9 @@ def _speed_without(run: Run, timeline: Timeline, straggler: Straggler | None) ->
         replaced = np.vstack([others, np.roll(np.median(others, axis=0), 1)])
         step = timeline.own_s.mean() + timeline.waited_s.mean()
         return float(step / (step - (timeline.own_s.max(0) - replaced.max(0)).mean()))
-    seconds = np.array([steps[:, 1:3].sum(1).mean() for steps in timeline.each_step])
-    samples = np.array([steps[:, 3].mean() for steps in timeline.each_step])
+    seconds, samples = timeline.means[:, 1:3].sum(1), timeline.means[:, 3]
     # Equals too wait for each other at the end of an epoch, as much shorter as their steps are.
-    left = np.array([steps[:, 4].mean() for steps in timeline.each_step]) / max(1.0, straggler.factor)
+    left = timeline.means[:, 4] / max(1.0, straggler.factor)
     rates = samples / seconds
     if timeline.bound is None:
         free = samples / (seconds - waits_for_others(timeline) + left)
@@ -77,7 +74,7 @@ def _bounded_step_s(timeline: Timeline, bound: int, worker: int) -> float:
     This worker computes like the median of the others.
     """
     fewest = min(map(len, timeline.each_step))
-    waits = min((steps[:, 2] - steps[:, 4]).mean() for steps in timeline.each_step)  # but for others
+    waits = (timeline.means[:, 2] - timeline.means[:, 4]).min()  # but for others
     busy = np.stack([steps[:fewest, 1] + waits for steps in timeline.each_step])
     busy[worker] = np.roll(np.median(np.delete(busy, worker, 0), axis=0), 1)
     pushed = np.zeros_like(busy)  # when each worker has pushed its step

@@ -103,7 +103,7 @@ def test_a_policy_that_lets_workers_go_on_too_early_is_found(tmp_path, monkeypat
 def test_other_samples_are_found_whatever_the_weights_are(tmp_path, monkeypatch):
     weights = np.ones(3)
     monkeypatch.setattr(verify, "_train", lambda config, *more: (weights, config.mode))
-    monkeypatch.setattr(verify, "_initial", lambda config: np.zeros(3))
+    monkeypatch.setattr(verify, "_initial", lambda config: (np.zeros(3), [3]))
     [result] = compare_with_single(["allreduce"], [2], tmp_path, ["sgd"])
     assert result.distance == 0 and not result.same
     assert result.line.startswith("DIFFERS") and result.line.endswith(", other samples")

@@ -1,17 +1,15 @@
 """Who was waited for, where a step went, and what would have been: from run folders made up to have known answers."""
 
 import json
-import re
 from dataclasses import replace
 
 import numpy as np
 import pytest
 from click.testing import CliRunner
 from msgspec import structs
-from PIL import Image
 
 from hvdtrain.errors import UsageError
-from hvdtrain.explain.account import PARTS, Account, account
+from hvdtrain.explain.account import PARTS, account
 from hvdtrain.explain.command import explain
 from hvdtrain.explain.pictures import pictures
 from hvdtrain.explain.straggler import find_straggler
@@ -31,31 +29,25 @@ def make_run(folder, factors, mode="allreduce", steps=200, slow=slice(None), noi
     own = COMPUTE_S * random.lognormal(0, noise, (workers, steps))
     own[:, slow] *= np.array(factors)[:, None]
     bound = {"ps-ssp": BOUND, "ps-async": steps}.get(mode, 0)
-    ends = np.zeros_like(own)
-    waits = np.full_like(own, LATENCY_S)
-    goes_on = np.zeros(workers)
+    ends, waits, begins = np.zeros_like(own), np.full_like(own, LATENCY_S), np.zeros(workers)
     for step in range(steps):
-        done = goes_on + own[:, step] + LATENCY_S
-        ends[:, step] = done
-        goes_on = np.maximum(done, ends[:, step - bound].max() if step >= bound else 0)
-        waits[:, step] += goes_on - done
-        ends[:, step] = goes_on
+        ends[:, step] = done = begins + own[:, step] + LATENCY_S
+        begins = np.maximum(done, ends[:, step - bound].max() if step >= bound else 0)
+        waits[:, step] += begins - done
+        ends[:, step] = begins
     end = ends.max() if bound < steps else ends[:, -1].min()
-    samples, processes = 0, []
+    processes = []
     for worker in range(workers):
-        lines = []
-        for step in range(steps):
-            if ends[worker, step] > end:
-                break
-            lines.append(json.dumps({
-                "step": step + 1, "epoch": 1, "samples": 16, "loss": 1.0, "accuracy": 0.5, "time": ends[worker, step],
-                "data_s": 0.0, "forward_s": own[worker, step] / 3, "backward_s": 2 * own[worker, step] / 3,
-                "comm_s": waits[worker, step], "optimizer_s": 0.0,
-            }))  # fmt: skip
-            samples += 16
+        taken = int((ends[worker] <= end).sum())
+        lines = [json.dumps({
+            "step": step + 1, "epoch": 1, "samples": 16, "loss": 1.0, "accuracy": 0.5, "time": ends[worker, step],
+            "data_s": 0.0, "forward_s": own[worker, step] / 3, "backward_s": 2 * own[worker, step] / 3,
+            "comm_s": waits[worker, step], "optimizer_s": 0.0,
+        }) for step in range(taken)]  # fmt: skip
         (folder / f"metrics.rank{servers + worker}.jsonl").write_text("\n".join(lines) + "\n")
-        spent = {"rank": servers + worker, "role": "worker", "host": "one", "cpu_s": len(lines) * COMPUTE_S}
-        processes.append(spent | {"samples": 16 * len(lines)})
+        place = {"rank": servers + worker, "role": "worker", "host": "one"}
+        processes.append(place | {"cpu_s": taken * COMPUTE_S, "samples": 16 * taken})
+    samples = sum(process["samples"] for process in processes)
     (folder / "manifest.json").write_text(json.dumps({
         "mode": mode, "workers": workers, "servers": servers, "repeat": 1, "global_batch": 16 * workers,
         "threads_per_worker": 1, "staleness_bound": BOUND if mode == "ps-ssp" else None,
@@ -64,196 +56,151 @@ def make_run(folder, factors, mode="allreduce", steps=200, slow=slice(None), noi
     (folder / "summary.json").write_text(json.dumps({
         "status": "done", "steps": steps, "samples": samples, "wall_s": end, "samples_per_s": samples / end,
         "processes": processes,
-        "step_seconds": {"forward": own.mean() / 3, "backward": 2 * own.mean() / 3, "comm": waits.mean()},
     }))  # fmt: skip
     return folder
 
 
-def explained(tmp_path, *factors, **more):
-    run = make_run(tmp_path / "run", factors, **more)
-    result = CliRunner().invoke(explain, [str(run), "--json", str(tmp_path / "e.json")], catch_exceptions=False)
+def explained_run(run, *words):
+    """What the command writes and says of a run."""
+    file = run / "explained.json"
+    result = CliRunner().invoke(explain, [str(run), "--json", str(file), *map(str, words)], catch_exceptions=False)
     assert result.exit_code == 0, result.output
-    return json.loads((tmp_path / "e.json").read_text()), result.output
+    return json.loads(file.read_text()), " ".join(result.output.split())
+
+
+def explained(tmp_path, *factors, **more):
+    return explained_run(make_run(tmp_path / "run", factors, **more))
+
+
+def change(file, **more):
+    file.write_text(json.dumps(json.loads(file.read_text()) | more))
+
+
+def change_steps(run, rank, changed):
+    """Replace the lines of a worker by what becomes of their list."""
+    file = run / f"metrics.rank{rank}.jsonl"
+    steps = changed([json.loads(line) for line in file.read_text().splitlines()])
+    file.write_text("\n".join(map(json.dumps, steps)) + "\n")
+    return steps
+
+
+def accounted(run):
+    run = load_run(run)
+    steps = read_timeline(run)
+    return run, steps, account(run, steps)
 
 
 @pytest.mark.parametrize(("mode", "servers"), [("allreduce", 0), ("ps-sync", 1), ("ps-async", 1)])
 @pytest.mark.parametrize("seed", range(10))
-def test_the_slow_rank_is_named_and_equal_ones_are_not(tmp_path, mode, servers, seed):
-    found, printed = explained(tmp_path / "slow", 1, 1, 4, 1, mode=mode, servers=servers, seed=seed)
-    assert found["straggler"] == servers + 2
-    assert found["factor"] == pytest.approx(4, rel=0.05)
+def test_the_slow_rank_is_named_and_equal_ones_and_one_interrupted_now_and_then_are_not(tmp_path, mode, servers, seed):
+    told, printed = explained(tmp_path / "slow", 1, 1, 4, 1, mode=mode, servers=servers, seed=seed)
+    assert told["straggler"] == servers + 2
+    assert told["factor"] == pytest.approx(4, rel=0.05)
     assert f"Rank {servers + 2} was slow" in printed
     clean, printed = explained(tmp_path / "clean", 1, 1, 1, 1, mode=mode, servers=servers, seed=seed, noise=0.3)
     assert clean["straggler"] is None
     assert "No worker was slower" in printed
-
-
-def test_one_that_is_interrupted_now_and_then_is_not_slow(tmp_path):
-    interrupted = np.random.default_rng(0).random(200) < 0.6
-    found, _ = explained(tmp_path, 1, 8, slow=interrupted)
-    assert found["straggler"] is None
+    interrupted = np.random.default_rng(seed).random(200) < 0.6
+    assert explained(tmp_path / "interrupted", 1, 8, slow=interrupted)[0]["straggler"] is None
 
 
 def test_it_is_said_since_when_and_until_when_it_was_slow(tmp_path):
-    found, _ = explained(tmp_path, 1, 4, slow=slice(50, 120), steps=200)
+    told, _ = explained(tmp_path, 1, 4, slow=slice(50, 120), steps=200)
     fast, slow = COMPUTE_S + LATENCY_S, 4 * COMPUTE_S + LATENCY_S
-    assert found["slow_from_s"] == pytest.approx(50 * fast, abs=10 * slow)  # to a block of steps
-    assert found["slow_until_s"] == pytest.approx(50 * fast + 70 * slow, abs=10 * slow)
+    assert told["slow_from_s"] == pytest.approx(50 * fast, abs=10 * slow)  # to a block of steps
+    assert told["slow_until_s"] == pytest.approx(50 * fast + 70 * slow, abs=10 * slow)
 
 
 @pytest.mark.parametrize("busy", [slice(60, 140), slice(0, 60)])
 def test_one_that_was_slow_throughout_is_said_to_have_been(tmp_path, busy):
     """While it also has to share its core, a part of the run, it is slower still, on average by the steps' times."""
     run = make_run(tmp_path / "run", (1, 4), noise=0.05)
-    file = run / "metrics.rank1.jsonl"
-    steps = [json.loads(line) for line in file.read_text().splitlines()]
-    for step in steps[busy]:
-        step |= {"forward_s": 3 * step["forward_s"], "backward_s": 3 * step["backward_s"]}
-    file.write_text("\n".join(map(json.dumps, steps)) + "\n")
+
+    def slower(steps):
+        for step in steps[busy]:
+            step |= {"forward_s": 3 * step["forward_s"], "backward_s": 3 * step["backward_s"]}
+        return steps
+
+    steps = change_steps(run, 1, slower)
     change(run / "manifest.json", slow={"asked": "1:4x", "achieved": {"0": 1.0, "1": 4.0}})
-    said = CliRunner().invoke(explain, [str(run), "--json", str(tmp_path / "e.json")], catch_exceptions=False).output
-    found = json.loads((tmp_path / "e.json").read_text())
+    told, printed = explained_run(run)
     often = busy.stop - max(5, busy.start)  # but for warm-up
-    assert found["factor"] == pytest.approx((12 * often + 4 * (195 - often)) / 195, rel=0.05)
-    assert (found["slow_from_s"], found["slow_until_s"]) == (0, steps[-1]["time"])
-    assert "computed 4.0 times as long as it can" in " ".join(said.split())
-
-
-def test_one_that_waits_for_its_link_is_not_slow_and_its_link_is_named(tmp_path):
-    """Its messages take half a second, and while it computes it has them to do too."""
-    run = make_run(tmp_path / "run", (1, 1.8), mode="ps-async", servers=1, noise=0.05)
-    file = run / "metrics.rank2.jsonl"
-    steps = [json.loads(line) for line in file.read_text().splitlines()][::6]
-    file.write_text("\n".join(json.dumps(step | {"comm_s": 0.5}) for step in steps) + "\n")
-
-    def explained_as(hosts):
-        change(run / "manifest.json", hosts=hosts)
-        said = CliRunner().invoke(explain, [str(run), "--json", str(tmp_path / "e.json")], catch_exceptions=False)
-        return json.loads((tmp_path / "e.json").read_text()), " ".join(said.output.split())
-
-    found, said = explained_as({"one": {"ranks": [0, 1]}, "two": {"ranks": [2]}})
-    assert (found["straggler"], found["slow_link"]) == (None, 2)
-    assert "Rank 2 waited for its link: in a step 500.0 ms for messages, and the others 4.0 ms." in said
-    found, said = explained_as({"one": {"ranks": [0, 1, 2]}})
-    assert (found["straggler"], found["slow_link"]) == (None, None) and "link:" not in said
+    assert told["factor"] == pytest.approx((12 * often + 4 * (195 - often)) / 195, rel=0.05)
+    assert (told["slow_from_s"], told["slow_until_s"]) == (0, steps[-1]["time"])
+    assert "--slow 1:4x made workers slow (rank 1 4.0 times as long as it can)" in printed
 
 
 def test_a_worker_that_leased_few_shares_is_explained_too(tmp_path):
     """Of the 50 steps that the run took, also where one had a single share."""
-    for own in (7, 1):
-        run = make_run(tmp_path / str(own), (1, 1), mode="ps-async", servers=1, steps=50)
-        file = run / "metrics.rank2.jsonl"
-        kept = [json.loads(line) for line in file.read_text().splitlines()][-1 :: -(50 // own)][::-1]
-        slow = [step | {"backward_s": 7 * step["backward_s"]} for step in kept]
-        file.write_text("\n".join(map(json.dumps, slow)) + "\n")
-        result = CliRunner().invoke(explain, [str(run)], catch_exceptions=False)
-        assert result.exit_code == 0 and "Rank 2 was slow" in result.output
+    for few in (7, 1):
+        run = make_run(tmp_path / str(few), (1, 1), mode="ps-async", servers=1, steps=50)
+        every = 50 // few
+        change_steps(run, 2, lambda steps, every=every: steps[-1::-every][::-1])
+        change_steps(run, 2, lambda steps: [step | {"backward_s": 7 * step["backward_s"]} for step in steps])
+        _, printed = explained_run(run)
+        assert "Rank 2 was slow" in printed
 
 
-def test_the_others_waited_for_it_as_long_as_its_steps_were_longer(tmp_path):
-    found, _ = explained(tmp_path, 1, 4, noise=0.01)
-    assert found["waited_s"]["1"] == pytest.approx(195 * 3 * COMPUTE_S, rel=0.05)
-    assert found["waited_s"]["0"] == 0
-
-
-@pytest.mark.parametrize("mode", ["allreduce", "ps-async"])
-def test_the_parts_of_a_step_add_up_to_it(tmp_path, mode):
-    found, _ = explained(tmp_path, 1, 4, mode=mode, servers=int(mode == "ps-async"))
-    assert list(found["parts"]) == list(PARTS)
-    assert sum(found["parts"].values()) == pytest.approx(found["step_s"], rel=0.02)
-    if mode == "allreduce":
-        assert found["step_s"] == pytest.approx(4 * COMPUTE_S + LATENCY_S, rel=0.05)
-        assert found["parts"]["other_waiting"] == pytest.approx(LATENCY_S, rel=0.05)
-
-
-def test_each_step_counts_once_where_a_slow_worker_takes_fewer(tmp_path):
-    found, said = explained(tmp_path, 1, 4, mode="ps-async", servers=1, slow=slice(0, 25))
-    steps = [
-        [json.loads(line) for line in (tmp_path / f"run/metrics.rank{rank}.jsonl").read_text().splitlines()][5:]
-        for rank in (1, 2)
-    ]
-    ends = [[step["time"] for step in own] for own in steps]
-    for own in steps:
-        assert f" {1000 * np.mean([step['forward_s'] + step['backward_s'] for step in own]):.1f} ms " in said
-    by_the_clock = 2 / sum((len(own) - 1) / (own[-1] - own[0]) for own in ends)
-    assert sum(found["parts"].values()) == pytest.approx(by_the_clock, rel=0.02)
+def test_the_parts_of_a_step_are_all_of_it(tmp_path):
+    told, _ = explained(tmp_path, 1, 4)
+    assert list(told["parts"]) == list(PARTS)
+    assert told["step_s"] == pytest.approx(4 * COMPUTE_S + LATENCY_S, rel=0.05)
+    assert told["parts"]["other_waiting"] == pytest.approx(LATENCY_S, rel=0.05)
 
 
 def test_the_mean_step_is_that_of_the_samples_per_second_where_workers_take_unequally_many(tmp_path):
-    found, said = explained(tmp_path, 1, 8, mode="ps-async", servers=1, noise=0.01)
-    assert found["step_s"] == pytest.approx(2 * 16 / found["samples_per_s"], rel=0.02)
-    assert "the mean of all steps" in said
+    told, printed = explained(tmp_path, 1, 8, mode="ps-async", servers=1, noise=0.01)
+    assert told["step_s"] == pytest.approx(2 * 16 / told["samples_per_s"], rel=0.02)
+    assert "the mean of all steps" in printed
 
 
 def test_whom_workers_waited_for_at_the_end_of_epochs_is_left_open_where_none_was_slow(tmp_path):
-    """A share of the waiting is no one's, so no rank has 0 s beside it."""
+    """A share of the waiting is no one's, so no rank has 0 s in its row."""
     run = make_run(tmp_path / "run", (1, 1), mode="ps-async", servers=1, noise=0.001)
     for rank, late_s in ((1, 2.0), (2, 1.9)):  # each comes later to the second half
-        file = run / f"metrics.rank{rank}.jsonl"
-        steps = [json.loads(line) for line in file.read_text().splitlines()]
-        lines = [step | {"time": step["time"] + late_s * (step["step"] > 100)} for step in steps]
-        file.write_text("\n".join(map(json.dumps, lines)) + "\n")
-    said = CliRunner().invoke(explain, [str(run), "--json", str(tmp_path / "e.json")], catch_exceptions=False).output
-    found = json.loads((tmp_path / "e.json").read_text())
-    assert found["parts"]["waiting_for_slowest"] == pytest.approx(3.9 / 390, rel=0.05)
-    assert found["waited_s"] == {"1": None, "2": None} and "0.0 s" not in said
+        change_steps(run, rank, lambda steps, late_s=late_s: [
+            step | {"time": step["time"] + late_s * (step["step"] > 100)} for step in steps
+        ])  # fmt: skip
+    told, printed = explained_run(run)
+    assert told["parts"]["waiting_for_slowest"] == pytest.approx(3.9 / 390, rel=0.05)
+    assert told["waited_s"] == {"1": None, "2": None} and " 0.0 s" not in printed
 
 
 @pytest.mark.parametrize("noise", [0.05, 0.4])
 @pytest.mark.parametrize(("mode", "servers"), [("allreduce", 0), ("ps-ssp", 1), ("ps-async", 1)])
 def test_without_the_straggler_it_is_as_fast_as_a_run_that_had_none(tmp_path, mode, servers, noise):
     """Where the steps of equals vary, they wait for each other too."""
-    found, _ = explained(tmp_path / "slow", 1, 1, 1, 4, mode=mode, servers=servers, noise=noise)
+    told, _ = explained(tmp_path / "slow", 1, 1, 1, 4, mode=mode, servers=servers, noise=noise)
     clean, _ = explained(tmp_path / "clean", 1, 1, 1, 1, mode=mode, servers=servers, noise=noise)
-    assert found["what_if"]["without_straggler"]["samples_per_s"] == pytest.approx(clean["samples_per_s"], rel=0.05)
-    assert found["waited_s"][str(servers + 3)] == pytest.approx(
-        0 if mode == "ps-async" else 195 * 3 * COMPUTE_S, rel=0.15, abs=0.1
-    )
+    assert told["what_if"]["without_straggler"]["samples_per_s"] == pytest.approx(clean["samples_per_s"], rel=0.05)
+    waited_s = 0 if mode == "ps-async" else 195 * 3 * COMPUTE_S
+    assert told["waited_s"][str(servers + 3)] == pytest.approx(waited_s, rel=0.15, abs=0.1)
 
 
 def test_workers_that_are_not_in_step_are_no_faster_than_their_cores_allow(tmp_path):
     """While one of them sleeps, others have its core."""
-    found, _ = explained(tmp_path, 1, 1, 1, 4, mode="ps-async", servers=1, cores=3)
-    without = found["what_if"]["without_straggler"]["samples_per_s"]
+    told, _ = explained(tmp_path, 1, 1, 1, 4, mode="ps-async", servers=1, cores=3)
+    without = told["what_if"]["without_straggler"]["samples_per_s"]
     assert without == pytest.approx(3 / COMPUTE_S * 16, rel=0.03)
 
 
 def test_what_a_run_does_not_tell_is_null(tmp_path):
-    found, _ = explained(tmp_path, 1, 1)
-    assert found["what_if"]["double_bandwidth"]["samples_per_s"] is None
-    assert found["what_if"]["one_more_server"]["samples_per_s"] is None
-    found, _ = explained(tmp_path / "without-metrics-of-servers", 1, 1, mode="ps-sync", servers=1)
-    assert found["unknown"]["server"] == "there are no metrics of servers"
-    assert found["what_if"]["one_more_server"]["samples_per_s"] is None
+    told, _ = explained(tmp_path, 1, 1)
+    assert told["what_if"]["double_bandwidth"]["samples_per_s"] is None
+    assert told["what_if"]["one_more_server"]["samples_per_s"] is None
+    told, _ = explained(tmp_path / "without-metrics-of-servers", 1, 1, mode="ps-sync", servers=1)
+    assert told["unknown"]["server"] == "there are no metrics of servers"
+    assert told["what_if"]["one_more_server"]["samples_per_s"] is None
 
 
 def test_a_run_with_backup_workers_is_explained_though_a_slow_one_takes_fewer_steps(tmp_path):
     """Nobody waits for it, so nobody would be faster without it."""
     run = make_run(tmp_path / "run", (1, 1, 1, 4), mode="ps-async", servers=1)
-    manifest = json.loads((run / "manifest.json").read_text())
-    (run / "manifest.json").write_text(json.dumps(manifest | {"mode": "ps-sync", "backup": 1}))
-    said = CliRunner().invoke(explain, [str(run), "--json", str(tmp_path / "e.json")], catch_exceptions=False).output
-    found = json.loads((tmp_path / "e.json").read_text())
-    assert (found["straggler"], found["waited_s"]["4"]) == (4, pytest.approx(0, abs=0.05))
-    assert "Rank 4 was slow" in said
-    assert found["what_if"]["without_straggler"]["samples_per_s"] is None
-    assert sum(found["parts"].values()) == pytest.approx(found["step_s"], rel=0.02)
-
-
-@pytest.mark.parametrize("wire_s", [0.03, 0.01])
-def test_twice_the_bandwidth_halves_the_wire_and_not_what_a_step_waited_for_it(tmp_path, wire_s):
-    """A step computes for 0.1 s, sends beside that, and waits 0.02 s for what is left, or 0.01 s of all of it."""
-    run = load_run(make_run(tmp_path / "run", (1, 1)))
-    parts = dict.fromkeys(PARTS, 0.0) | {"computing": 0.1, "wire": min(0.02, wire_s)}
-    needed_s = {"wire": wire_s, "server": 0.0, "messages": 0.0}
-    exposed_s = {name: parts[name] for name in needed_s}
-    rates = what_if(run, read_timeline(run), None, Account(sum(parts.values()), parts, {}, needed_s, exposed_s))
-    step = sum(parts.values())
-    assert rates["double_bandwidth"] == pytest.approx(run.summary.samples_per_s * step / (step - wire_s / 2))
-
-
-def change(file, **more):
-    file.write_text(json.dumps(json.loads(file.read_text()) | more))
+    change(run / "manifest.json", mode="ps-sync", backup=1)
+    told, printed = explained_run(run)
+    assert (told["straggler"], told["waited_s"]["4"]) == (4, pytest.approx(0, abs=0.05))
+    assert "Rank 4 was slow" in printed
+    assert told["what_if"]["without_straggler"]["samples_per_s"] is None
 
 
 def linked(run, wire_s):
@@ -262,7 +209,7 @@ def linked(run, wire_s):
     pairs = [{"from": a, "to": b, "gbit_s": 1.0} for a, b in (("one", "two"), ("two", "one"))]
     change(
         run / "manifest.json", trained_parameters=round(wire_s * 1e9 / 8 / 4), network={"pairs": pairs},
-        hosts={name: {"ranks": own} for name, own in zip(("one", "two"), ranks, strict=True)},
+        hosts={name: {"ranks": here} for name, here in zip(("one", "two"), ranks, strict=True)},
     )  # fmt: skip
     return run
 
@@ -272,15 +219,14 @@ def linked(run, wire_s):
 )
 def test_what_backward_could_have_hidden_of_the_wire_is_lost_overlap(tmp_path, wire_s, hidden_s):
     """A step waits for 4 ms. Twice the bandwidth spares half the wire's time, where a step waited so long for it."""
-    run = load_run(linked(make_run(tmp_path / "run", (1, 1), noise=0.001), wire_s))
-    found = account(run, steps := read_timeline(run))
+    run, steps, told = accounted(linked(make_run(tmp_path / "run", (1, 1), noise=0.001), wire_s))
     not_hidden = min(LATENCY_S, wire_s - hidden_s)
-    assert found.parts["wire"] == pytest.approx(not_hidden, abs=2e-4)
-    assert found.parts["lost_overlap"] == pytest.approx(LATENCY_S - not_hidden, abs=2e-4)
-    assert sum(found.parts.values()) == pytest.approx(found.step_s) == pytest.approx(COMPUTE_S + LATENCY_S, rel=0.02)
-    rate = what_if(run, steps, None, found)["double_bandwidth"]
+    assert told.parts["wire"] == pytest.approx(not_hidden, abs=2e-4)
+    assert told.parts["lost_overlap"] == pytest.approx(LATENCY_S - not_hidden, abs=2e-4)
+    assert told.step_s == pytest.approx(COMPUTE_S + LATENCY_S, rel=0.02)
+    rate = what_if(run, steps, None, told)["double_bandwidth"]
     spared = min(LATENCY_S, wire_s / 2)
-    assert rate == pytest.approx(run.summary.samples_per_s * found.step_s / (found.step_s - spared), rel=0.01)
+    assert rate == pytest.approx(run.summary.samples_per_s * told.step_s / (told.step_s - spared), rel=0.01)
 
 
 def test_with_servers_the_next_forward_hides_the_wire_too_and_queueing_is_what_servers_counted(tmp_path):
@@ -288,50 +234,49 @@ def test_with_servers_the_next_forward_hides_the_wire_too_and_queueing_is_what_s
     counted = {"time": 1.0, "pushes": 400, "applying_s": 0.0, "queued_s": 0.0}
     change(run / "summary.json", processes=[])
     (run / "metrics.server0.jsonl").write_text(json.dumps(counted) + "\n")
-    found = account(old := load_run(linked(run, 0.028 / 2)), read_timeline(old))  # the two workers' bytes share a link
-    assert (found.parts["wire"], found.parts["queueing"]) == (0, 0)
-    assert found.parts["lost_overlap"] == pytest.approx(LATENCY_S, abs=2e-4)
+    _, _, told = accounted(linked(run, 0.028 / 2))  # the two workers' bytes share a link
+    assert (told.parts["wire"], told.parts["queueing"]) == (0, 0)
+    assert told.parts["lost_overlap"] == pytest.approx(LATENCY_S, abs=2e-4)
     (run / "metrics.server0.jsonl").write_text(json.dumps(counted | {"queued_s": 0.4}) + "\n")
-    found = account(old, read_timeline(old))
-    assert found.parts["queueing"] == pytest.approx(0.001)
-    assert found.parts["lost_overlap"] == pytest.approx(LATENCY_S - 0.001, abs=2e-4)
+    _, _, told = accounted(run)
+    assert told.parts["queueing"] == pytest.approx(0.001)
+    assert told.parts["lost_overlap"] == pytest.approx(LATENCY_S - 0.001, abs=2e-4)
 
 
 def test_what_would_have_been_is_held_to_what_the_links_allow(tmp_path):
-    """A server beside each of two workers sends as much over either link as one beside the first does."""
+    """A server on the host of each of two workers sends as much over either link as one on the first's does."""
     run = make_run(tmp_path / "run", (1, 4), mode="ps-sync", servers=1, noise=0.001)
     (run / "metrics.server0.jsonl").write_text('{"time": 1.0, "pushes": 400, "applying_s": 20.0, "queued_s": 0}\n')
     wire_s = 0.15
     change(linked(run, wire_s) / "manifest.json", hosts={"one": {"ranks": [0, 1]}, "two": {"ranks": [2]}})
-    found = account(own := load_run(run), steps := read_timeline(own))
-    rates = what_if(own, steps, find_straggler(steps), found)
+    run, steps, told = accounted(run)
+    rates = what_if(run, steps, find_straggler(steps), told)
     most = 2 * 16 / wire_s
     assert rates["one_more_server"] <= most and rates["without_straggler"] == pytest.approx(most)
-    assert found.needed_s["wire"] == pytest.approx(wire_s)
+    assert told.needed_s["wire"] == pytest.approx(wire_s)
 
 
-def test_a_worker_beside_the_server_does_not_wait_for_the_link_of_another(tmp_path):
+def test_a_worker_on_the_servers_host_does_not_wait_for_the_link_of_another(tmp_path):
     """Where shares are leased, those of the worker behind the link take it 40 ms each, one step in two."""
     run = make_run(tmp_path / "run", (1, 1), mode="ps-async", servers=1, noise=0.001)
     change(linked(run, 0.04) / "manifest.json", hosts={"one": {"ranks": [0, 1]}, "two": {"ranks": [2]}})
-    found = account(own := load_run(run), read_timeline(own))
-    assert found.needed_s["wire"] == pytest.approx(0.02, rel=0.01)
+    assert accounted(run)[2].needed_s["wire"] == pytest.approx(0.02, rel=0.01)
 
 
 @pytest.mark.parametrize(("mode", "servers"), [("allreduce", 0), ("ps-async", 1)])
 def test_messages_are_told_from_computing_where_it_is_known_how_long_a_slow_worker_slept(tmp_path, mode, servers):
     """Each step spends 2 ms of processor time on messages."""
     run = make_run(tmp_path / "run", (1, 4), mode, servers=servers, noise=0.001)
-    summary = json.loads((run / "summary.json").read_text())
-    for process in summary["processes"]:
+    processes = json.loads((run / "summary.json").read_text())["processes"]
+    for process in processes:
         process["cpu_s"] *= 1 + 0.002 / COMPUTE_S
-    taken = sum(process["samples"] for process in summary["processes"]) / 16
-    change(run / "summary.json", processes=summary["processes"], steps=round(taken / 2))  # of the job
+    taken = sum(process["samples"] for process in processes) / 16
+    change(run / "summary.json", processes=processes, steps=round(taken / 2))  # of the job
 
     def messages(asked, achieved):
         change(run / "manifest.json", slow={"asked": asked, "achieved": achieved})
-        found = account(own := load_run(run), read_timeline(own))
-        return found.unknown.get("messages") or found.needed_s["messages"]
+        told = accounted(run)[2]
+        return told.unknown.get("messages") or told.needed_s["messages"]
 
     assert messages("1:4x", {"0": 1.0, "1": 4.0}) == pytest.approx(0.002, rel=0.15)
     for asked, achieved in (("1:4x", {"0": 1.0}), ("all:2x", {"0": 1.0}), ("1:4x", {}), ("unheard of", {"1": 4.0})):
@@ -339,61 +284,40 @@ def test_messages_are_told_from_computing_where_it_is_known_how_long_a_slow_work
 
 
 def test_a_worker_alone_waits_for_no_communication(tmp_path):
-    found, _ = explained(tmp_path, 1, mode="single")
+    told, _ = explained(tmp_path, 1, mode="single")
     waits = set(PARTS) - {"computing", "other_waiting"}
-    assert {name: found["parts"][name] for name in waits} == dict.fromkeys(waits, 0.0)
-    assert found["unknown"] == {}
-    found, _ = explained(tmp_path / "with-a-server", 1, mode="ps-async", servers=1)
-    assert found["parts"]["waiting_for_slowest"] == 0
-
-
-def test_on_standard_output_there_is_nothing_beside_the_figures(tmp_path):
-    run = make_run(tmp_path / "run", (1, 1))
-    told = CliRunner().invoke(explain, [str(run), "--json", "-"], catch_exceptions=False)
-    assert json.loads(told.stdout)["run"] == str(run) and "allreduce" in told.stderr
-
-
-def test_it_is_said_that_a_worker_was_lost(tmp_path):
-    run = make_run(tmp_path / "run", (1, 1), mode="ps-async", servers=1)
-    said = CliRunner().invoke(explain, [str(run)], catch_exceptions=False).output
-    summary = json.loads((run / "summary.json").read_text())
-    (run / "summary.json").write_text(json.dumps(summary | {"lost_workers": [2]}))
-    told = " ".join(CliRunner().invoke(explain, [str(run)], catch_exceptions=False).output.split())
-    assert "were lost" not in said and "Workers were lost (rank 2): while one was not there" in told
-
-
-def a_life(rank, incarnation=1, why=""):
-    return {"rank": rank, "incarnation": incarnation, "joined": 100.0, "left": 101.0 if why else None, "why": why}
+    assert {name: told["parts"][name] for name in waits} == dict.fromkeys(waits, 0.0)
+    assert told["unknown"] == {}
+    told, _ = explained(tmp_path / "with-a-server", 1, mode="ps-async", servers=1)
+    assert told["parts"]["waiting_for_slowest"] == 0
 
 
 @pytest.mark.parametrize("comes_back", [False, True])
-def test_a_worker_that_was_lost_is_not_drawn_while_it_was_not_there(tmp_path, comes_back):
+def test_a_worker_that_was_lost_is_said_not_to_have_been_there_and_nobody_waited_for_it(tmp_path, comes_back):
     """Of a run of 8.8 s, from 4.4 s on to the end, or for 2.2 s."""
     run = make_run(tmp_path / "run", (1, 1), mode="ps-async", servers=1, noise=0.001)
-    file = run / "metrics.rank2.jsonl"
-    lines = file.read_text().splitlines()
-    file.write_text("\n".join([*lines[:100], *(lines[150:] if comes_back else [])]) + "\n")
-    summary = json.loads((run / "summary.json").read_text())
-    lives = [a_life(1), a_life(2, why="connection lost"), *([a_life(2, 2)] if comes_back else [])]
-    (run / "summary.json").write_text(json.dumps(summary | {"lost_workers": [2], "membership": lives}))
-    words = [str(run), "--json", str(tmp_path / "e.json"), "--plot", str(tmp_path / "steps.svg")]
-    told = CliRunner().invoke(explain, words, catch_exceptions=False).output
-    found = json.loads((tmp_path / "e.json").read_text())
-    [[begin, end]] = found["absent_s"]["2"]
+    change_steps(run, 2, lambda steps: [*steps[:100], *(steps[150:] if comes_back else [])])
+    life = {"rank": 2, "incarnation": 1, "joined": 100.0}
+    lives = [life | {"rank": 1}, life | {"left": 101.0, "why": "connection lost"}]
+    lives += [life | {"incarnation": 2}] if comes_back else []
+    change(run / "summary.json", lost_workers=[2], membership=lives)
+    told, printed = explained_run(run)
+    [[begin, end]] = told["absent_s"]["2"]
     assert (begin, end) == pytest.approx((4.4, 6.6 if comes_back else 8.8), rel=0.01)
-    assert f"Rank 2 was not there from 4.4 s to {'6.6 s' if comes_back else 'the end'}." in told
-    [shown] = [match[0] for line in told.splitlines() if (match := re.search("░+× *░*", line))]
-    assert re.fullmatch("░{9,11}× {3,5}░{4,7}" if comes_back else "░{9,11}× +", shown), shown
-    assert found["parts"]["waiting_for_slowest"] < LATENCY_S  # nobody waited while it was not there
-    assert "gone" in (tmp_path / "steps.svg").read_text()
+    assert "Workers were lost (rank 2): while one was not there" in printed
+    assert f"Rank 2 was not there from 4.4 s to {'6.6 s' if comes_back else 'the end'}." in printed
+    assert told["parts"]["waiting_for_slowest"] < LATENCY_S
 
 
-def test_the_heatmap_is_a_picture(tmp_path):
-    run = make_run(tmp_path / "run", (1, 4))
-    result = CliRunner().invoke(explain, [str(run), "--plot", str(tmp_path / "steps.png")], catch_exceptions=False)
-    assert result.exit_code == 0
-    with Image.open(tmp_path / "steps.png") as image:
-        assert image.width > 800 and len(image.convert("RGB").getcolors(2**24)) > 10
+def test_the_heatmap_of_several_runs_is_a_picture(tmp_path):
+    runs = [make_run(tmp_path / "a", (1, 4)), make_run(tmp_path / "b", (1, 4), mode="ps-async", servers=1)]
+    change_steps(runs[1], 2, lambda steps: steps[:20])
+    change(runs[1] / "summary.json", lost_workers=[2])
+    picture = tmp_path / "steps.svg"
+    words = [*map(str, runs), "--plot", str(picture)]
+    assert CliRunner().invoke(explain, words, catch_exceptions=False).exit_code == 0
+    drawn = picture.read_text()
+    assert "a: allreduce ×2" in drawn and "b: ps-async ×2+1" in drawn and "<pattern" in drawn  # which hatches
 
 
 def test_a_report_shows_who_was_slow_where_somebody_was(tmp_path):
@@ -407,7 +331,7 @@ def test_a_report_shows_who_was_slow_where_somebody_was(tmp_path):
     assert "ps-sync ×2+1, slow: none" in plot.svg and "ps-sync ×2+1, slow: 1:4x" in plot.svg
 
 
-def test_what_cannot_be_explained_is_refused_in_a_line(tmp_path):
+def test_what_cannot_be_explained_is_refused_in_a_line_and_figures_go_to_standard_output_alone(tmp_path):
     def refused(*words):
         return str(CliRunner().invoke(explain, [str(word) for word in words]).exception)
 
@@ -417,16 +341,16 @@ def test_what_cannot_be_explained_is_refused_in_a_line(tmp_path):
     assert "shared/metrics.rank1.jsonl has 44 recorded steps, too few to explain: train for 45" in refused(shared)
     damaged = make_run(tmp_path / "damaged", (1, 1))
     (damaged / "metrics.rank1.jsonl").write_text("no step\n" * 60)
-    assert "metrics.rank1.jsonl cannot be explained: of its lines 60 are no steps, and 0 are" in refused(damaged)
+    assert "metrics.rank1.jsonl has 0 recorded steps and 60 lines that are none, too few" in refused(damaged)
     (damaged / "metrics.rank1.jsonl").unlink()
     assert f"there is no {damaged}/metrics.rank1.jsonl, which has what that worker did" in refused(damaged)
     assert "there is no folder" in refused(tmp_path / "none")
-    assert "name one" in refused(short, short, "--plot", "a.png")
-    for option in ("--json", "--plot", "--timeline"):
-        said = refused(short, option, tmp_path / "none" / "a.png")
-        assert f"there is no folder {tmp_path}/none to write a.png in" in said
     assert "end its name in .png" in refused(short, "--plot", "a.gif")
     good = make_run(tmp_path / "good", (1, 1))
+    told = CliRunner().invoke(explain, [str(good), "--json", "-"], catch_exceptions=False)
+    assert json.loads(told.stdout)["run"] == str(good) and "allreduce" in told.stderr
+    assert "there is no folder" in refused(good, "--json", tmp_path / "none" / "a.png")
+    assert f"{good} has no trace.pftrace: train with --trace" in refused(good, "--timeline", tmp_path / "a.png")
     assert CliRunner().invoke(explain, [str(good), str(short)]).output == ""  # before anything is said
     sizes = {"workers": 1, "servers": 0, "after_step": 0}
     change(good / "manifest.json", parts=[{"mode": "single"} | sizes, {"mode": "allreduce"} | sizes])

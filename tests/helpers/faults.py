@@ -15,7 +15,6 @@ from hvdtrain.coordination.join_info import read_restart_info
 from hvdtrain.errors import UsageError
 
 STARTERS = {"launch": ("launch",), "starter": ("mpirun", "prterun", "horovodrun")}
-SLOW_RATE = "200mbit"  # about a tenth of what a job of the soak sends over loopback
 AT_START = 0.25  # the share of faults that may come before the job has taken a step since it was started
 NURSERY = "hvdtrain.rank.respawn"
 BLOCK = bytes(2**16)
@@ -27,7 +26,7 @@ class Fault:
 
     Attributes:
         at: seconds after the soak began.
-        kind: `kill`, `stop`, `full` (disk), `cut` or `slow` (link).
+        kind: `kill`, `stop`, `full` (disk) or `cut` (link).
         target: `rank 0`, `starter`, `launch`; empty where it is nobody's.
         seconds: how long it lasts; 0 for ever.
         at_start: it may come while the job starts.
@@ -104,9 +103,9 @@ def begin(fault: Fault, run: Path) -> Callable[[], None] | None:
     """Do it; returns what undoes it, or None where its target is not there now."""
     if fault.kind == "full":
         return _fill(run.parent / "ballast")
-    if fault.kind in ("cut", "slow"):  # a starter has ended with the last rank that it had started
+    if fault.kind == "cut":  # a starter has ended with the last rank that it had started
         network_of = target_of(run, "starter") or next(filter(_is_fork, processes_of(run)), None)
-        return _limit_loopback(network_of.pid, fault.kind) if network_of else None
+        return _cut_loopback(network_of.pid) if network_of else None
     process = target_of(run, fault.target)
     if process is None:
         return None
@@ -132,11 +131,10 @@ def _fill(ballast: Path) -> Callable[[], None]:
     return lambda: ballast.unlink(missing_ok=True)
 
 
-def _limit_loopback(pid: int, kind: str) -> Callable[[], None]:
-    """Cut or slow down loopback in the network that this process is in."""
+def _cut_loopback(pid: int) -> Callable[[], None]:
+    """Cut loopback in the network that this process is in."""
     entered = ["nsenter", "--target", str(pid), "--net"]
-    rate = SLOW_RATE if kind == "slow" else "8bit"
-    bucket = ["tbf", "rate", rate, "burst", "256kb" if kind == "slow" else "1", "latency", "50ms"]
+    bucket = ["tbf", "rate", "8bit", "burst", "1", "latency", "50ms"]
     held = os.open(f"/proc/{pid}/ns/net", os.O_RDONLY)  # it is undone there, even if the process is gone by then
     _run([*entered, "tc", "qdisc", "replace", "dev", "lo", "root", *bucket])
 

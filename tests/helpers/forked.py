@@ -1,16 +1,15 @@
 """Jobs whose ranks are forked from a process that has torch loaded: real ranks, without two seconds of imports each.
 
-Each rank is a process of its own, which finds itself in the environment as under torchrun, and runs the command line.
-For tests of what ranks do; those of how they are started use the starters.
+Each rank is a process, which finds its place in the environment as under torchrun, and runs the command line. For tests
+of what ranks do; those of how they are started use the starters.
 """
 
 import atexit
 import contextlib
-import ctypes
-import faulthandler
-import multiprocessing
+import functools
 import os
 import random
+import select
 import signal
 import socket
 import subprocess
@@ -18,31 +17,57 @@ import sys
 import tempfile
 import time
 from collections.abc import Mapping, Sequence
-from multiprocessing import connection, forkserver
 from pathlib import Path
 
 import psutil
 
-FORKS = multiprocessing.get_context("forkserver")
-atexit.register(forkserver._forkserver._stop)  # and wait for it: what it and its forks took is in `time`'s figures
+from helpers.fork_proxy import ask, number
+
 GRACE_S = 0.5  # between asking the others to end and making them, as mpirun has it
-PR_SET_PDEATHSIG = 1
 
 
-def load_torch_once() -> None:
-    # Libraries read the first when they are loaded, as ranks have it; Python 3.11 hands sys.path down in no other way.
-    of_server = {"OMP_NUM_THREADS": "1", "PYTHONPATH": os.pathsep.join(sys.path)}
-    before = {name: os.environ.get(name) for name in of_server}
-    os.environ.update(of_server)
-    try:
-        FORKS.set_forkserver_preload(["helpers.preloaded"])
-        forkserver.ensure_running()
-    finally:
-        for name, value in before.items():
-            if value is None:
-                del os.environ[name]
-            else:
-                os.environ[name] = value
+@functools.cache
+def fork_server() -> str:
+    """The socket of the process that forks ranks, which ends with this process."""
+    folder = Path(tempfile.mkdtemp(prefix="forks-", dir=os.environ.get("PRTE_MCA_prte_tmpdir_base")))
+    place = folder / "socket"
+    # Libraries read OMP_NUM_THREADS when they are loaded, as ranks have it.
+    environment = os.environ | {"OMP_NUM_THREADS": "1", "PYTHONPATH": os.pathsep.join(sys.path)}
+    words = [sys.executable, "-P", "-m", "helpers.fork_server", str(place)]
+    server = subprocess.Popen(words, env=environment, stdin=subprocess.PIPE, start_new_session=True)
+    atexit.register(server.communicate)  # and wait for it: what its ranks took is in `time`'s figures then
+    while not place.exists():
+        assert server.poll() is None, "the process that forks ranks could not begin"
+        time.sleep(0.05)
+    return str(place)
+
+
+class Rank:
+    """A forked rank.
+
+    Attributes:
+        code: its exit code, negative for a signal; None while it runs.
+    """
+
+    def __init__(self, connection: socket.socket) -> None:
+        self.connection, self.pid = connection, number(connection)
+        self.code: int | None = None
+
+    def fileno(self) -> int:
+        """Can be read when it has ended."""
+        return self.connection.fileno()
+
+    def join(self) -> int:
+        """Wait for its end."""
+        if self.code is None:
+            self.code = number(self.connection)
+            self.connection.close()
+        return self.code
+
+    def send_signal(self, which: int) -> None:
+        if self.code is None:
+            with contextlib.suppress(ProcessLookupError):  # it may have ended since
+                os.kill(self.pid, which)
 
 
 class Forked:
@@ -50,7 +75,7 @@ class Forked:
 
     Args:
         words: the command line, as `train --mode ddp`.
-        env: variables beside those of this process.
+        env: variables beyond those of this process.
         first: Python code that each rank runs before all else.
         survive: let the others go on when one fails.
     """
@@ -58,7 +83,6 @@ class Forked:
     def __init__(
         self, ranks: int, words: Sequence[str], env: Mapping[str, str] | None = None, first="", survive=False
     ) -> None:
-        load_torch_once()
         self.alone, self.survive = ranks == 1, survive
         self.returncode: int | None = None
         self.codes: list[int] = []  # in the order in which ranks ended
@@ -67,25 +91,27 @@ class Forked:
         self.printed = Path(printed)
         port = _free_port()
         self.processes = []
-        for rank in range(ranks):
-            place = {} if self.alone else {
-                "RANK": str(rank), "WORLD_SIZE": str(ranks), "LOCAL_RANK": str(rank), "LOCAL_WORLD_SIZE": str(ranks),
-                "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port),
-            }  # fmt: skip
-            environment = dict(os.environ) | dict(env or {}) | place
-            process = FORKS.Process(target=_rank, args=(list(words), environment, os.getcwd(), printed, first))
-            process.start()
-            self.processes.append(process)
+        with open(os.devnull) as nothing, self.printed.open("a") as out:
+            for rank in range(ranks):
+                place = {} if self.alone else {
+                    "RANK": str(rank), "WORLD_SIZE": str(ranks), "LOCAL_RANK": str(rank),
+                    "LOCAL_WORLD_SIZE": str(ranks), "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port),
+                }  # fmt: skip
+                connection = ask(
+                    fork_server(), (nothing.fileno(), out.fileno(), out.fileno()), first=first, folder=os.getcwd(),
+                    program=["python", "-Pm", "hvdtrain", *words], environment=os.environ | dict(env or {}) | place,
+                )  # fmt: skip
+                self.processes.append(Rank(connection))
         self.left = list(self.processes)  # whose end `wait` has not seen
 
     def ranks(self) -> dict[int, psutil.Process]:
-        return {rank: psutil.Process(process.pid) for rank, process in enumerate(self.processes) if process.is_alive()}
+        alive = [(rank, process) for rank, process in enumerate(self.processes) if process.code is None]
+        ended, _, _ = select.select([process for _, process in alive], [], [], 0)
+        return {rank: psutil.Process(process.pid) for rank, process in alive if process not in ended}
 
-    def send_signal(self, number: int) -> None:
+    def send_signal(self, which: int) -> None:
         for process in self.processes:
-            if process.is_alive():
-                with contextlib.suppress(ProcessLookupError):  # it may have ended since
-                    os.kill(process.pid, number)
+            process.send_signal(which)
 
     def poll(self) -> int | None:
         try:
@@ -101,12 +127,11 @@ class Forked:
         """
         deadline = time.monotonic() + timeout
         while self.returncode is None:
-            ended = connection.wait([process.sentinel for process in self.left], max(0, deadline - time.monotonic()))
+            ended, _, _ = select.select(self.left, [], [], max(0, deadline - time.monotonic()))
             if not ended:
                 raise subprocess.TimeoutExpired("forked ranks", timeout)
-            for process in [process for process in self.left if process.sentinel in ended]:
-                process.join()
-                self.codes.append(process.exitcode)
+            for process in ended:
+                self.codes.append(process.join())
                 self.left.remove(process)
             if any(self.codes) and not self.survive:
                 self._end_others()
@@ -119,9 +144,9 @@ class Forked:
     def _end_others(self) -> None:
         self.send_signal(signal.SIGTERM)
         deadline = time.monotonic() + GRACE_S
-        for process in self.processes:
-            process.join(max(0, deadline - time.monotonic()))
-            process.kill()
+        for process in self.left:
+            select.select([process], [], [], max(0, deadline - time.monotonic()))
+            process.send_signal(signal.SIGKILL)
             process.join()
 
     def communicate(self, timeout: float = 120) -> tuple[str, None]:
@@ -142,7 +167,7 @@ class Forked:
     def close(self) -> None:
         """End what is left."""
         for process in self.processes:
-            process.kill()
+            process.send_signal(signal.SIGKILL)
             process.join()
         self.printed.unlink(missing_ok=True)
 
@@ -153,23 +178,3 @@ def _free_port() -> int:
         port = random.SystemRandom().randrange(20_000, 32_768)
         with contextlib.suppress(OSError), socket.create_server(("127.0.0.1", port)):
             return port
-
-
-def _rank(words: list[str], environment: dict[str, str], folder: str, printed: str, first: str) -> None:
-    assert "torch" in sys.modules, "the process that forks ranks could not import helpers.preloaded, and says nothing"
-    os.setsid()
-    ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGKILL)  # the process that forked it ends with the tests
-    os.environ.clear()
-    os.environ.update(environment)
-    os.chdir(folder)
-    for path, flags, number in ((os.devnull, os.O_RDONLY, 0), (printed, os.O_WRONLY | os.O_APPEND, 1)):
-        opened = os.open(path, flags)
-        os.dup2(opened, number)
-        os.close(opened)
-    os.dup2(1, 2)
-    faulthandler.register(signal.SIGQUIT)
-    sys.argv = ["hvdtrain", *words]
-    exec(first, {"__name__": "__main__"})
-    from hvdtrain.cli import main
-
-    main()

@@ -31,29 +31,6 @@ def test_sync_waits_for_every_worker_and_applies_the_mean_once():
         holds(answer, 2, 0, [0.5 - LR * 8, 1 - LR * 8])
 
 
-def test_sync_with_one_worker_answers_at_once():
-    holds(answered(make(sync(1)), push(0, 1, [8.0, 8.0])), 1, 0, [0, 1])
-
-
-def test_sync_takes_the_learning_rate_of_the_step():
-    bucket = make(sync(1))
-    bucket.push(push(0, 1, [1.0, 1.0], lr=0.5))
-    holds(answered(bucket, push(0, 2, [1.0, 1.0], version=1, lr=0.25)), 2, 0, [0.25, 1.25])
-
-
-def test_a_push_that_is_sent_again_is_dropped():
-    bucket = make(sync(2))
-    assert [bucket.push(push(0, 1, [8.0, 8.0])) for _ in range(3)] == [[], [], []]
-    replies = bucket.push(push(1, 1, [0.0, 0.0]))
-    assert [worker for worker, _ in replies] == [0, 1]
-    for _, answer in replies:
-        holds(answer, 1, 0, [0.5, 1.5])
-    assert bucket.push(push(0, 1, [8.0, 8.0])) == []
-    assert bucket.push(push(0, 2, [8.0, 8.0], version=1)) == []
-    assert bucket.push(push(0, 1, [8.0, 8.0])) == []  # not even while its worker waits for its next step
-    holds(bucket.pull(READER), 1, 0, [0.5, 1.5])
-
-
 def test_sync_adds_up_in_the_order_of_workers_whoever_comes_first():
     """Floating-point sums depend on the order: the same run twice must give the same bits."""
     gradients = torch.randn(4, 1000, generator=torch.Generator().manual_seed(0))
@@ -66,36 +43,7 @@ def test_sync_adds_up_in_the_order_of_workers_whoever_comes_first():
     assert torch.equal(*results)
 
 
-def test_sync_adds_a_push_as_soon_as_its_predecessors_are_there():
-    """So that a server holds one sum, not all gradients; what came too early has to be held."""
-    policy = sync(4)
-    bucket = make(policy)
-    bucket.push(push(0, 1, [1.0, 1.0]))
-    bucket.push(push(1, 1, [2.0, 2.0]))
-    assert (policy.sum.tolist(), policy.early) == ([3.0, 3.0], {})
-    bucket.push(push(3, 1, [8.0, 8.0]))
-    assert (policy.sum.tolist(), list(policy.early)) == ([3.0, 3.0], [3])
-    replies = bucket.push(push(2, 1, [4.0, 4.0]))
-    assert (policy.sum, policy.early, len(replies)) == (None, {}, 4)
-    holds(bucket.pull(READER), 1, 0, [1 - LR * 15 / 4, 2 - LR * 15 / 4])
-
-
 # Bulk-synchronous with backup workers, by hand
-
-
-def test_with_a_backup_worker_the_mean_is_of_the_first_to_come_and_the_last_is_dropped():
-    written = []
-    bucket = make(sync(3, backup=1), ledger=written.append)
-    assert bucket.push(push(2, 1, [8.0, 0.0])) == []
-    replies = bucket.push(push(0, 1, [0.0, 16.0]))
-    assert [worker for worker, _ in replies] == [2, 0]
-    for _, answer in replies:
-        holds(answer, 1, 0, [1 - LR * 4, 2 - LR * 8])
-        assert not answer.dropped
-    late = answered(bucket, push(1, 1, [100.0, 100.0]))
-    holds(late, 1, 1, [1 - LR * 4, 2 - LR * 8])
-    assert late.dropped == 1
-    assert written == [(2, 1, 0, 1), (0, 1, 0, 1), (1, 1, 0, None)]
 
 
 def test_a_worker_that_is_steps_behind_is_told_where_the_others_are_and_counts_again():
@@ -121,27 +69,6 @@ def test_after_a_snapshot_backup_workers_know_which_steps_are_over():
 # Asynchronous, by hand
 
 
-def test_async_applies_each_push_when_it_comes():
-    bucket = make(asynchronous(2))
-    holds(answered(bucket, push(1, 1, [8.0, 0.0])), 1, 0, [0, 2])
-    holds(answered(bucket, push(0, 1, [0.0, 8.0])), 2, 1, [0, 1])
-    holds(answered(bucket, push(1, 2, [8.0, 8.0], version=1)), 3, 1, [-1, 0])
-    assert bucket.push(push(1, 2, [8.0, 8.0], version=1)) == []  # sent again
-    holds(bucket.pull(READER), 3, 0, [-1, 0])
-
-
-def test_async_staleness_is_the_version_applied_to_minus_the_version_read():
-    bucket = make(asynchronous(5))
-    stale = [answered(bucket, push(worker, 1, [0.0, 0.0])).staleness for worker in range(5)]
-    assert stale == [0, 1, 2, 3, 4]
-    assert answered(bucket, push(0, 2, [0.0, 0.0], version=1)).staleness == 4
-    assert answered(bucket, push(0, 3, [0.0, 0.0], version=6)).staleness == 0
-
-
-def test_async_scales_the_learning_rate():
-    holds(answered(make(asynchronous(4, 0.25)), push(0, 1, [8.0, 8.0])), 1, 0, [0.75, 1.75])
-
-
 def test_async_scales_under_adam_too():
     """A scaled gradient would not do: Adam's step does not depend on it."""
     bucket = make(asynchronous(4, 0.25), config=RunConfig(optimizer="adam"))
@@ -149,27 +76,7 @@ def test_async_scales_under_adam_too():
     torch.testing.assert_close(moved, torch.tensor([-LR / 4, LR / 4]))
 
 
-def test_the_ledger_has_every_push_once_in_the_order_of_application():
-    written = []
-    bucket = make(asynchronous(2), ledger=written.append)
-    for worker, step, version in [(1, 1, 0), (0, 1, 0), (0, 1, 0), (1, 2, 1)]:
-        bucket.push(push(worker, step, [1.0, 1.0], version))
-    assert written == [(1, 1, 0, 1), (0, 1, 0, 2), (1, 2, 1, 3)]
-
-
 # As many pushes as there are workers make a step, by hand
-
-
-def test_softsync_answers_at_once_and_takes_a_step_with_the_mean_of_n_pushes_whoever_made_them():
-    written = []
-    bucket = make(softsync(2), ledger=written.append)
-    holds(answered(bucket, push(1, 1, [8.0, 0.0])), 0, 0, [1, 2])
-    holds(answered(bucket, push(1, 2, [0.0, 16.0])), 1, 0, [0.5, 1])
-    holds(answered(bucket, push(0, 1, [4.0, 4.0])), 1, 1, [0.5, 1])
-    assert bucket.push(push(0, 1, [4.0, 4.0])) == []  # sent again
-    assert written == [(1, 1, 0, 1), (1, 2, 0, 1)]
-    holds(answered(bucket, push(1, 3, [4.0, 4.0], version=1)), 2, 0, [0, 0.5])
-    assert written[2:] == [(0, 1, 0, 2), (1, 3, 1, 2)]
 
 
 def test_softsync_sends_workers_the_weights_one_more_step_ahead_and_evaluates_them_as_they_are():
@@ -271,15 +178,6 @@ def workers_of(replies):
     return [worker for worker, _ in replies]
 
 
-def test_ssp_lets_a_worker_be_so_many_steps_ahead_and_no_more():
-    bucket = make(stale(2, staleness=2))
-    for step in (1, 2):
-        assert workers_of(bucket.push(push(0, step, [0.0, 0.0], step - 1))) == [0]
-    assert bucket.push(push(0, 3, [0.0, 0.0], 2)) == []
-    replies = dict(bucket.push(push(1, 1, [0.0, 0.0])))
-    assert {worker: answer.version for worker, answer in replies.items()} == {0: 4, 1: 4}
-
-
 def test_ssp_waits_for_nobody_who_is_idle_and_again_for_those_who_were():
     bucket = make(stale(2, staleness=0))
     assert bucket.push(push(0, 1, [0.0, 0.0])) == []
@@ -319,15 +217,6 @@ def test_idling_that_overtakes_the_push_before_it_counts_after_that():
     assert workers_of(bucket.push(push(0, 2, [0.0, 0.0], 2))) == [0]
 
 
-def test_delay_compensation_is_for_what_has_changed_since_the_worker_read_the_weights():
-    bucket = make(asynchronous(2, delay_compensation=1.0), weights=[0.0, 0.0])
-    bucket.push(push(1, 1, [8.0, 8.0]))
-    version = bucket.pull(0).version
-    before = bucket.pull(READER).weights.clone()
-    bucket.push(push(0, 1, [8.0, 8.0], version))
-    assert torch.equal(bucket.pull(READER).weights, before - LR * 8.0)
-
-
 @pytest.mark.parametrize("policy", [sync, asynchronous])
 def test_an_answer_stays_as_it_is_until_its_worker_pushes_again(policy):
     given_weights = torch.tensor([1.0, 2.0])
@@ -339,15 +228,6 @@ def test_an_answer_stays_as_it_is_until_its_worker_pushes_again(policy):
     bucket.push(push(1, 3, [8.0, 8.0], version=second.version))
     holds(before, 0, 0, [1, 2])
     holds(first, 1, 0, [0, 1])
-
-
-def test_one_worker_needs_no_copy_of_the_weights():
-    given_weights = torch.tensor([1.0, 2.0])
-    bucket = Driven(Bucket(given_weights, lambda p: make_optimizer(PLAIN, p), asynchronous(1)))
-    for step in (1, 2):
-        answer = answered(bucket, push(0, step, [8.0, 8.0], version=step - 1))
-    assert answer.weights.data_ptr() == given_weights.data_ptr()
-    assert given_weights.tolist() == [-1, 0]
 
 
 # Cut over servers

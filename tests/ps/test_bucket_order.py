@@ -181,19 +181,6 @@ def test_sync_cannot_go_on_without_a_worker():
         make(sync(2)).lose(1)
 
 
-@given(st.sampled_from([1, 2, 4]), st.integers(1, 6), st.randoms(use_true_random=False))
-def test_ssp_without_slack_is_bulk_synchronous_for_plain_sgd(workers, steps, rng):
-    bucket = make(stale(workers, 0))
-    expected = [torch.tensor([1.0, 2.0])]
-    for step in range(1, steps + 1):
-        expected.append(expected[-1] - LR * mean_gradient(workers, step))
-    crowd = Crowd(bucket, workers, steps, rng)
-    for _ in crowd.events():
-        pass
-    for step, answer in crowd.answers:  # all workers read the same weights, and those that sync would have given them
-        assert torch.equal(answer.weights, expected[step])
-
-
 @given(
     st.sampled_from(["sgd", "adam", "adamw"]), st.sampled_from([1, 2, 3, 4]), st.integers(1, 6),
     st.randoms(use_true_random=False),

@@ -16,7 +16,6 @@ from hypothesis import strategies as st
 from hvdtrain.config.run_config import RunConfig
 from hvdtrain.coordination.leases import Leases
 from hvdtrain.coordination.membership_log import MembershipLog
-from hvdtrain.ps import crash_memory
 from hvdtrain.ps.crash_memory import CrashMemory, SavedState
 from hvdtrain.ps.journal import Journal
 from hvdtrain.ps.server_metrics import Load, ServerMetrics
@@ -51,38 +50,6 @@ def test_a_part_is_found_again_as_it_was_saved_last():
     found = again(memory).state_of("x").tensors()
     assert found["a"].equal(torch.ones(3, 2, dtype=torch.int64)) and found["b"].numel() == 0
     assert again(memory).names() == ["x"]
-
-
-def test_a_tensor_with_the_stamp_that_it_had_is_not_copied_again():
-    memory = CrashMemory()
-    saved = memory.state_of("x")
-    saved.save(1, {"a": (torch.zeros(4), "first")})
-    saved.save(2, {"a": (torch.ones(4), "first")})
-    assert again(memory).state_of("x").tensors()["a"].equal(torch.zeros(4))
-    saved.save(3, {"a": (torch.ones(4), "second")})
-    assert again(memory).state_of("x").tensors()["a"].equal(torch.ones(4))
-
-
-@pytest.mark.parametrize("whole", [0, 1, 30, 10_000])
-def test_a_record_that_was_cut_off_does_not_count(whole, monkeypatch):
-    """Of what is written, so many bytes arrive; the record of two saves ago was longer or shorter."""
-    memory = CrashMemory()
-    saved = memory.state_of("x")
-    numbered(saved, 1)
-    numbered(saved, 2)
-
-    def cut(file, start, content):
-        os.pwrite(file, content[: min(whole, len(content) - 1)], start)
-        raise KeyboardInterrupt
-
-    monkeypatch.setattr(crash_memory, "_write", cut)
-    with pytest.raises(KeyboardInterrupt):
-        numbered(saved, 3)
-    found = again(memory).state_of("x")
-    assert found.plain == 2 and all(set(tensor.tolist()) == {2.0} for tensor in found.tensors().values())
-    monkeypatch.undo()
-    numbered(found, 4)
-    assert again(memory).state_of("x").plain == 4
 
 
 def test_a_process_that_is_killed_at_any_moment_leaves_a_whole_part_not_older_than_its_last_word():

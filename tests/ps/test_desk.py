@@ -1,7 +1,5 @@
 """A server's desk: who is owed an answer, and who is not."""
 
-from concurrent.futures import ThreadPoolExecutor
-
 import pytest
 import torch
 from helpers.buckets import make_desk, push, stale, sync
@@ -41,35 +39,12 @@ def test_a_push_that_comes_again_while_it_is_held_is_answered_with_the_first():
     assert first.value().version == again.value().version == 1 and desk.owed == {}
 
 
-def test_a_sum_that_is_done_when_a_worker_asks_who_is_missing_is_given_to_it():
-    desk = make_desk()
-    desk.sum(0, 1, torch.ones(1))
-    assert desk.sum(1, 1, torch.ones(1)).tolist() == [2]
-    assert desk.missing(0, 1, 9.0) == ([], [])
-    assert desk.sum(0, 1, torch.ones(1)).tolist() == [2] and desk.owed == {}
-
-
 def test_peers_can_call_what_is_listed_and_nothing_else():
     calls = Requests(make_desk()).calls
     assert calls["noted"](0) == {}
     for method in ("reassign_leases", "end", "load", "_act", "__init__", "buckets"):
         with pytest.raises(Failure, match=f"{method} is not for peers"):
             calls[method](0)
-
-
-def test_figures_are_right_whoever_pushes_at_once():
-    workers, steps = 8, 50
-    desk = desk_with(lambda: stale(workers, None), workers)
-
-    def work(worker):
-        for step in range(1, steps + 1):
-            desk.push(0, sent(worker, step))
-
-    with ThreadPoolExecutor(workers) as pool:
-        list(pool.map(work, range(workers)))
-    row = desk.load.row()
-    assert (row["pushes"], row["queue"], row["waiting"]) == (workers * steps, 0, 0)
-    assert row["bytes_received"] == row["bytes_sent"] == workers * steps * 8
 
 
 def test_who_joins_is_in_all_buckets_when_it_is_answered():
@@ -87,16 +62,6 @@ def test_who_joins_is_in_all_buckets_when_it_is_answered():
     desk.lose(3)
     with pytest.raises(Failure, match="silent for so long"):  # another server has lost it before it came here
         desk.admit(3, "there", 1, 71)
-
-
-def test_who_wants_to_join_too_late_is_told_so():
-    desk = make_desk()
-    desk.arrived = lambda member, endpoint, pid: {}
-    joining = desk.join("there", 70)
-    desk.act(desk.roster, "close", "the job is over")
-    with pytest.raises(Failure, match="the job is over"):
-        joining.wait()
-    assert desk.owed == {}
 
 
 def test_who_has_joined_by_way_of_another_server_is_told_of_the_end_too():

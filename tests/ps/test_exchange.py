@@ -5,11 +5,9 @@ import torch
 from helpers.buckets import LR, make_desk, stale, sync
 
 from hvdtrain.buckets.partition import cut
-from hvdtrain.errors import Failure
 from hvdtrain.ps import exchange
 from hvdtrain.ps.exchange import Exchange
-from hvdtrain.wire.requests import Requests, as_future
-from hvdtrain.wire.zeromq import ZeroMQ
+from hvdtrain.wire.requests import as_future
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 
@@ -103,30 +101,3 @@ def test_a_worker_that_was_dropped_knows_the_last_step_that_is_over_everywhere(j
     assert late.last_closed_step() == 3
     assert late.context.status.dropped == len(SIZES)
     assert torch.equal(weights(late), weights(first))
-
-
-def test_a_server_and_a_worker_in_one_process_exchange_over_a_wire():
-    server = make_desk(lambda: sync(1), 1)
-    pieces = cut(SIZES, 1, 4)
-    for piece in pieces:
-        server.install(piece.number, torch.ones(4))
-    ends = [ZeroMQ("tcp://127.0.0.1", Requests(server)), ZeroMQ("tcp://127.0.0.1", Requests(), patience=20.0)]
-    ends[1].endpoints[0] = ends[0].endpoint
-    try:
-        worker = Exchange(ends[1], 0, 1, pieces, SIZES, torch.zeros(sum(SIZES)), "none", staged=False)
-        worker.pull()
-        for step in (1, 2):
-            worker.begin(step, LR)
-            backward(worker)
-            worker.wait_for_all()
-            assert worker.context.status.pending == 0
-            assert weights(worker).equal(torch.full((24,), 1 - LR * step))
-        ends[0].close()
-        worker.begin(3, LR)
-        backward(worker)
-        with pytest.raises(Failure, match="parameter server rank 0 failed: its connection ended"):
-            worker.wait_for_all()
-    finally:
-        for wire in ends:
-            if not wire._closing:
-                wire.close()

@@ -4,24 +4,17 @@ import contextlib
 import itertools
 import json
 import re
-import shutil
 import signal
-import subprocess
 
 import pytest
 from helpers.forked import Forked
 from helpers.jobs import (
-    BIN,
-    HVDTRAIN,
-    SETTINGS,
     SMALL,
     adds_up,
     finish,
     hvdtrain,
-    make_images,
     ranks_of,
     run,
-    slow_evaluations,
     slow_steps,
     steps,
     until,
@@ -29,7 +22,6 @@ from helpers.jobs import (
 
 from hvdtrain.explain.step_picture import one_step, read_slices
 from hvdtrain.plot_style import save, svg
-from hvdtrain.world.place import RESPAWNS
 
 pytestmark = [pytest.mark.timeout(180), pytest.mark.usefixtures("beside_few_digits")]
 
@@ -116,11 +108,6 @@ process.run_rank = lambda *arguments: (run_rank(*arguments), print("Python ends"
     assert adds_up(together) and together["step_seconds"]["lease"] > 0  # one worker took far more steps than the other
 
 
-def test_ssp_ends_by_the_clock_without_waiting_for_who_has_ended(tmp_path):
-    summary = train(tmp_path / "run", "ps-ssp", 1, 2, *SMALL[:2], "--time-budget", "3s", "--staleness", "0")
-    assert summary["wall_s"] < 20
-
-
 @pytest.mark.parametrize(
     ("mode", "servers", "workers", "options"),
     [
@@ -163,52 +150,35 @@ if os.environ["RANK"] == "3":
     assert "bit for bit" in replayed.stdout
 
 
-def test_a_replay_in_another_order_is_told_from_the_run(tmp_path):
+def test_what_is_not_the_recorded_run_is_told_from_it_and_what_cannot_be_replayed_is_refused_in_a_line(tmp_path):
     out = tmp_path / "run"
     train(out, "ps-async", 1, 2, *SMALL, "--record", "--lr", "0.01", "--push-scale", "mean")
-    ledger = out / "ledger.server0.csv"
-    header, *whole = ledger.read_text().splitlines()
-    lines = list(whole)
-    own = [i for i, line in enumerate(lines) if line.startswith("0,")]  # of the first bucket
-    i, j = next((i, j) for i, j in itertools.pairwise(own) if lines[i].split(",")[1] != lines[j].split(",")[1])
+    ledger, config = out / "ledger.server0.csv", out / "config.toml"
+    whole, settings = ledger.read_text(), config.read_text()
+    lines = whole.splitlines()
+    of_first_bucket = [i for i, line in enumerate(lines) if line.startswith("0,")]
+    i, j = next(
+        (i, j) for i, j in itertools.pairwise(of_first_bucket) if lines[i].split(",")[1] != lines[j].split(",")[1]
+    )
     lines[i], lines[j] = lines[j], lines[i]
-    ledger.write_text("\n".join([header, *lines]) + "\n")
+    ledger.write_text("\n".join(lines) + "\n")
     replayed = replay(out)
-    assert replayed.returncode == 1, replayed.stdout
-    assert "the ledger of server 0 has push" in replayed.stdout
-    ledger.write_text("\n".join([header, *whole]) + "\n")
-    config = out / "config.toml"
-    config.write_text(config.read_text().replace("lr = 0.01", "lr = 0.011"))
-    replayed = replay(out)
-    assert replayed.returncode == 1 and "weights differ from those" in replayed.stdout
-
-
-def test_a_run_that_cannot_be_replayed_is_refused_in_a_line(tmp_path):
-    out = tmp_path / "run"
-    train(out, "ps-async", 1, 1, *SMALL, "--record")
-    ledger = out / "ledger.server0.csv"
-    whole = ledger.read_text()
-    header, first, *rest = whole.splitlines()
-    for at in (3, 4):  # version_read, version
-        row = first.split(",")
-        row[at] = str(int(row[at]) + 7) if at == 4 else "5"
-        row[4] = str(max(int(row[4]), 6)) if at == 3 else row[4]
-        ledger.write_text("\n".join([header, ",".join(row), *rest]) + "\n")
-        replayed = replay(out)
-        assert (
-            replayed.returncode == 1 and "the ledger of server 0 has push 1 of worker 0 read version" in replayed.stdout
-        )
-    for more, words in [("0,9,1,0,1\n", "no push of 1 worker"), (whole.splitlines()[1] + "\n", "was applied before")]:
+    assert replayed.returncode == 1 and "the ledger of server 0 has push" in replayed.stdout
+    for more, words in [("0,0,9,5,1\n", "no push of 2 workers"), (whole.splitlines()[1] + "\n", "was applied before")]:
         ledger.write_text(whole + more)
         assert f"line {len(whole.splitlines()) + 1}: " in (said := refusal(out))
         assert words in said
+    ledger.write_text(whole)
+    config.write_text(settings.replace("lr = 0.01", "lr = 0.011"))
+    replayed = replay(out)
+    assert replayed.returncode == 1 and "weights differ from those" in replayed.stdout
+    config.write_text(settings.replace("record = true", "record = false"))
+    assert "not a recorded run" in refusal(out)
+    config.write_text(re.sub("shares = .*", "", settings))
+    assert "was recorded by another version: its config.toml has no shares" in refusal(out)
+    config.write_text(settings)
     ledger.unlink()
     assert "ledger.server0.csv cannot be read" in refusal(out)
-    config = out / "config.toml"
-    config.write_text((lines := config.read_text()).replace("record = true", "record = false"))
-    assert "not a recorded run" in refusal(out)
-    config.write_text(re.sub("shares = .*", "", lines))
-    assert "was recorded by another version: its config.toml has no shares" in refusal(out)
     assert "is not a run folder" in refusal(tmp_path)
 
 
@@ -271,35 +241,6 @@ def test_an_asynchronous_job_goes_on_without_its_first_worker_and_can_be_replaye
     assert "pushes of share" in replay(out).stdout
 
 
-def test_another_worker_writes_the_results_when_the_first_is_lost_amid_test_images(tmp_path):
-    out, images = tmp_path / "run", tmp_path / "data"
-    make_images(images, 4, 2, 28)
-    shutil.copytree(images / "ValidationData", images / "TestData")
-    options = ["--mode", "ps-async", "--servers", "1", "--dataset", str(images), "--model", "cnn", "--width", "0.1"]
-    options += ["--image-size", "28", "--steps", "2", "--batch-size", "4", "--threads", "1", "--out", str(out)]
-    first = """
-import time
-from hvdtrain.rank import results
-evaluate = results.evaluate
-def never_by_the_first(job, *others):
-    if job.world.rank == 1:
-        (job.folder / "tests").touch()
-        time.sleep(100)
-    return evaluate(job, *others)
-results.evaluate = never_by_the_first
-"""
-    job = Forked(3, ["train", *options], first=first, survive=True)
-    try:
-        until((out / "tests").exists)
-        ranks_of(job)[1].kill()
-        said, _ = job.communicate(timeout=60)
-    finally:
-        finish(job)
-    summary = json.loads((out / "summary.json").read_text())
-    assert (summary["status"], summary["steps"], summary["lost_workers"]) == ("done", 2, [1]), said
-    assert summary["test_accuracy"] is not None
-
-
 def test_a_worker_joins_in_place_of_one_that_was_killed_and_leaves_and_one_more_joins(tmp_path):
     """Two lives of rank 3, and a rank that was not there at the start: replay computes them all again."""
     out = tmp_path / "run"
@@ -339,29 +280,6 @@ def test_a_worker_joins_in_place_of_one_that_was_killed_and_leaves_and_one_more_
     assert replayed.returncode == 0 and "3 workers and 2 that joined" in replayed.stdout, replayed.stdout
     done = hvdtrain("train", "--join", "--out", out)
     assert done.returncode == 2 and "has no job to join" in done.stdout
-
-
-def test_who_has_trained_on_none_of_an_epoch_evaluates_it_and_goes_on(tmp_path):
-    """All others were killed after their last step of it."""
-    out = tmp_path / "run"
-    options = ["--mode", "ps-async", "--servers", "1", "--wire", "zmq", "--dataset", "few", *SMALL[:2], "--epochs", "2"]
-    options += ["--batch-size", "32", "--threads", "1", "--out", str(out)]
-    job = Forked(2, ["train", *options], env={RESPAWNS: "1"}, first=slow_evaluations(30), survive=True)
-    joined = None
-    try:
-        until(lambda: (out / "metrics.rank1.jsonl").is_file() and len(steps(out, 1)) == 3)
-        ranks_of(job)[1].kill()
-        until(lambda: lives(out)[0]["why"])
-        joined = Forked(1, ["train", "--join", "--out", str(out)])
-        said, _ = joined.communicate(timeout=60)
-        assert joined.returncode == 0, said
-    finally:
-        finish(job)
-        if joined:
-            finish(joined)
-    evaluations = json.loads((out / "summary.json").read_text())["evaluations"]
-    assert [row["step"] for row in evaluations] == [3, 6]
-    assert evaluations[0]["train_loss"] is None and evaluations[1]["train_loss"] > 0
 
 
 def lives(out):
@@ -406,16 +324,11 @@ def test_a_rank_that_the_others_need_ends_the_job_whatever_its_starter_does(mode
 
 
 def test_a_rank_that_dies_before_the_others_have_met_ends_the_job_in_time(tmp_path):
-    """No rank can wait for it in Horovod without limit."""
-    survivors = ["--bind-to", "none", "--runtime-options", "recoverable"]
-    words = [str(BIN / "mpirun"), "--oversubscribe", *survivors, "-np", "3", HVDTRAIN, "train"]
-    options = [*LONG, "--mode", "ps-async", "--timeout", "6s", "--out", str(tmp_path / "run")]
-    job = subprocess.Popen([*words, *options], **SETTINGS, start_new_session=True)
+    first = "import os\nif os.environ['RANK'] == '2': os._exit(9)\n"
+    job = Forked(3, ["train", *LONG, "--mode", "ps-async", "--timeout", "6s", "--out", str(tmp_path / "run")],
+                 first=first, survive=True)  # fmt: skip
     try:
-        until(lambda: len(ranks_of(job)) == 3)
-        ranks_of(job)[2].kill()
         said, _ = job.communicate(timeout=60)
     finally:
-        finish(job)
-    assert job.returncode == 1
-    assert "did not find all 3 ranks within 6 s (see --timeout)" in said, said
+        job.close()
+    assert "within 6 s (see --timeout)" in said, said

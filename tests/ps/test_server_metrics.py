@@ -4,12 +4,10 @@ import json
 import time
 from concurrent.futures import ThreadPoolExecutor
 
-import pytest
 import torch
 from helpers import buckets
 from torch.futures import Future
 
-from hvdtrain.errors import Failure
 from hvdtrain.ps.server_metrics import ServerMetrics, server_metrics_file
 from hvdtrain.wire.messages import Answer
 
@@ -54,18 +52,6 @@ def test_a_push_waits_in_a_queue_while_another_is_at_the_bucket_and_not_while_it
             assert not held.done() and server.load.row()["queued_s"] == 0
         answered.result()
     assert held.done() and 0.04 < server.load.row()["queued_s"] < 10
-
-
-def test_a_worker_that_is_lost_waits_no_more():
-    server = make_server(lambda workers: buckets.stale(workers, 0))
-    server.push(0, push(0, 1))
-    assert isinstance(server.push(0, push(0, 2)), Future)  # more than 0 steps ahead
-    assert counted(server)["waiting"] == 1
-    server.lose(0)
-    assert (counted(server)["queue"], counted(server)["waiting"], server.owed) == (0, 0, {})
-    with pytest.raises(Failure):
-        server.push(0, push(0, 3))
-    assert counted(server)["queue"] == 0 and not server.owed
 
 
 def test_lines_are_appended_and_the_last_one_has_all(tmp_path):

@@ -1,12 +1,8 @@
 """Ranks that tests fork compute what ranks that a starter started compute, and nothing of them is left."""
 
-import signal
-import sys
-
-import psutil
 import pytest
-from helpers.forked import FORKS, Forked, load_torch_once
-from helpers.jobs import JOB, run, steps, until
+from helpers.forked import Forked
+from helpers.jobs import JOB, run, steps
 
 pytestmark = pytest.mark.timeout(120)
 
@@ -22,19 +18,20 @@ def test_forked_ranks_give_the_same_bits_as_started_ones(tmp_path):
     assert losses[0] == losses[1]
 
 
-def _look_around(pipe):
-    pipe.send(("torch" in sys.modules, len(psutil.Process().parent().threads())))
-
-
 def test_the_process_that_is_forked_has_torch_loaded_and_one_thread():
     """Others would be lost in its forks, with whatever locks they held."""
-    load_torch_once()
-    ours, theirs = FORKS.Pipe()
-    with ours, theirs:
-        process = FORKS.Process(target=_look_around, args=(theirs,))
-        process.start()
-        process.join()
-        assert ours.recv() == (True, 1)
+    first = """
+import sys
+import psutil
+print("torch" in sys.modules, len(psutil.Process().parent().threads()))
+sys.exit()
+"""
+    job = Forked(1, [], first=first)
+    try:
+        printed, _ = job.communicate(30)
+    finally:
+        job.close()
+    assert (job.returncode, printed) == (0, "True 1\n")
 
 
 @pytest.mark.parametrize("survive", [False, True])
@@ -55,14 +52,3 @@ sys.exit(7 - rank)
     assert (job.returncode, printed) == (7, "here\n" * 3)
     assert job.codes == ([7, 6, 5] if survive else [7])
     assert sorted(ranks) == [0, 1, 2] and not any(rank.is_running() for rank in ranks.values())
-
-
-def test_a_signal_reaches_every_rank():
-    job = Forked(2, [], first="import time; time.sleep(60)")
-    try:
-        until(lambda: len(job.ranks()) == 2)
-        assert job.poll() is None
-        job.send_signal(signal.SIGKILL)
-        assert job.wait(30) == 137
-    finally:
-        job.close()

@@ -10,9 +10,7 @@ import torch
 from helpers.jobs import JOB, final_weights, finish, hvdtrain, make_images, run, start, steps, until
 
 from hvdtrain.config.run_config import RunConfig
-from hvdtrain.errors import UsageError
 from hvdtrain.numerics.optimizers import lr_at
-from hvdtrain.runs.request import check
 
 pytestmark = pytest.mark.timeout(180)
 SERVED = ["ps-sync", "--servers", "1"]
@@ -107,18 +105,6 @@ def test_the_learning_rate_steps_down_by_epoch():
     assert rates == pytest.approx([0.05, 0.1, 0.1, 0.05, 0.025])
 
 
-@pytest.mark.parametrize(("scaling", "lr"), [("none", 0.1), ("sqrt", 0.2), ("linear", 0.4)])
-def test_a_batch_for_each_worker_and_its_learning_rate(scaling, lr):
-    config = RunConfig(batch_size=16, per_worker=True, lr=0.1, lr_scaling=scaling).for_workers(4)
-    assert (config.batch_size, config.lr, config.per_worker) == (64, pytest.approx(lr), False)
-    assert config.for_workers(2) == config
-
-
-def test_scaling_without_a_batch_for_each_worker_is_refused():
-    with pytest.raises(UsageError, match="--lr-scaling is for --per-worker"):
-        check(RunConfig(lr_scaling="sqrt"))
-
-
 def test_per_worker_batches_train_and_say_what_they_come_to(tmp_path):
     done = run("forked", 2, *JOB, "--mode", "allreduce", "--per-worker", "--lr", "0.001", "--lr-scaling", "linear",
                "--log-every", "2", "--out", str(tmp_path / "run"))  # fmt: skip
@@ -145,3 +131,10 @@ def test_only_the_models_that_are_wanted_are_kept(save, has_test, kept, tmp_path
     assert {file.stem for file in (tmp_path / "run" / "snapshots").glob("*")} == kept
     # The best model is there until test images are tested with it.
     assert ("test_loss" in json.loads((tmp_path / "run" / "summary.json").read_text())) == has_test
+
+
+@pytest.mark.parametrize(("scaling", "lr"), [("none", 0.1), ("sqrt", 0.2), ("linear", 0.4)])
+def test_a_batch_for_each_worker_and_its_learning_rate(scaling, lr):
+    config = RunConfig(batch_size=16, per_worker=True, lr=0.1, lr_scaling=scaling).for_workers(4)
+    assert (config.batch_size, config.lr, config.per_worker) == (64, pytest.approx(lr), False)
+    assert config.for_workers(2) == config

@@ -21,15 +21,6 @@ def test_every_worker_has_a_gpu_of_its_own_that_it_sees(hosts, share):
     assert len({gpus[place] for gpus, place in zip(visible, places, strict=True)}) == len(visible)
 
 
-def test_workers_that_were_given_a_gpu_each_take_it():
-    assert assign_gpus([[7], [8], [9]], share=False) == [0, 0, 0]
-
-
-def test_workers_of_several_hosts_may_be_in_any_order():
-    here, there = [1, 2], [3, 4]
-    assert assign_gpus([here, there, here, there], share=False) == [0, 0, 1, 1]
-
-
 def test_more_workers_than_gpus_is_an_error_that_says_what_to_do():
     with pytest.raises(UsageError, match="worker 2 of 3 finds no GPU .* each needs its own"):
         assign_gpus([[1, 2]] * 3, share=False)
@@ -107,3 +98,12 @@ def test_images_lie_channels_last_where_tensor_cores_compute():
 
     assert [layout(p, "cuda") for p in ("tf32", "bf16")] == [torch.channels_last] * 2
     assert layout("fp32", "cuda") == layout("bf16", "cpu") == torch.contiguous_format
+
+
+def test_workers_that_were_given_a_gpu_each_take_it():
+    assert assign_gpus([[7], [8], [9]], share=False) == [0, 0, 0]
+
+
+def test_workers_of_several_hosts_may_be_in_any_order():
+    here, there = [1, 2], [3, 4]
+    assert assign_gpus([here, there, here, there], share=False) == [0, 0, 1, 1]

@@ -34,16 +34,6 @@ def test_batches_come_in_order_and_all_of_them(count):
     assert not threads()
 
 
-def test_what_goes_wrong_on_the_way_is_raised_at_its_batch():
-    ahead = Ahead(numbered(5, fails_at=3), torch.device("cpu"))
-    seen = []
-    with pytest.raises(Failure, match=r"cannot read the image 3\.png"):
-        for share, _ in ahead.batches():
-            seen.append(share.step)
-    assert seen == [0, 1, 2]
-    ahead.close()
-
-
 def test_who_stops_early_leaves_no_thread():
     ahead = Ahead(numbered(100), torch.device("cpu"))
     next(ahead.batches())

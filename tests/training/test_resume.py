@@ -240,45 +240,6 @@ def test_a_time_budget_ends_with_a_global_batch_and_snapshots_come_by_the_clock(
     assert 4 < summary(out)["wall_s"] < 11
 
 
-def test_a_second_sigterm_ends_at_once(tmp_path):
-    """The first one waits, here for the end of an evaluation that takes a minute."""
-    out = tmp_path / "run"
-    job = start("forked", 1, *SMALL, "--epochs", "9", "--out", str(out), first=slow_evaluations(60))
-    try:
-        until(lambda: (out / "metrics.rank0.jsonl").is_file() and len(steps(out, 0)) == 12)
-        job.send_signal(signal.SIGTERM)
-        time.sleep(0.5)
-        assert job.poll() is None
-        job.send_signal(signal.SIGTERM)
-        assert job.wait(5) == 143
-        assert not list((out / "snapshots").glob("step-*"))
-    finally:
-        finish(job)
-
-
-def test_sigterm_after_the_last_step_lets_the_results_be_written(tmp_path):
-    """While the test images are evaluated, which takes a while."""
-    data, out = tmp_path / "data", tmp_path / "run"
-    make_images(data, train=8, validation=8, side=64)
-    for name in ("a", "b"):
-        (data / "TestData" / name).mkdir(parents=True)
-        for n in range(400):
-            shutil.copy(data / "ValidationData" / name / "0.png", data / "TestData" / name / f"{n}.png")
-    (data / "TrainData" / "a" / "x.tif").write_bytes(b"")
-    options = ["--dataset", str(data), "--width", "0.25", "--batch-size", "8", "--steps", "2", "--threads", "1"]
-    job = start("forked", 1, *options, "--out", str(out))
-    try:
-        until((out / "snapshots" / "final.safetensors").is_file)
-        assert not (out / "summary.json").exists()
-        job.send_signal(signal.SIGTERM)
-        printed, _ = job.communicate(timeout=60)
-    finally:
-        finish(job)
-    assert job.returncode == 0, printed
-    assert "test_accuracy" in summary(out)
-    assert f"not used in the class folders: 1 .tif; `hvdtrain data check {data}` names them" in printed
-
-
 def test_stop_at_target_stops_there(tmp_path):
     out = tmp_path / "run"
     done = run("forked", 1, "--width", "0.0625", "--threads", "1", "--epochs", "9", "--target-accuracy", "0.3",
@@ -350,33 +311,6 @@ def test_launch_starts_a_crashed_job_again_after_its_last_snapshot(tmp_path):
         finish(job)
 
 
-def test_a_usage_error_is_not_tried_again(tmp_path):
-    job = launched(tmp_path / "run", "--retries", "3", train=("--mode", "allreduce", "--dataset", "nowhere"))
-    printed, _ = job.communicate(timeout=60)
-    assert job.returncode == 2 and "starting again" not in printed
-
-
-def test_a_batch_for_each_worker_is_the_same_after_a_restart(tmp_path):
-    out = tmp_path / "run"
-    weak = ["--per-worker", "--lr-scaling", "sqrt", "--mode", "allreduce", "--batch-size", "4"]
-    interrupted("forked", 2, out, 0, *weak)
-    done = run("forked", 2, *JOB, *weak, "--resume", "--out", str(out))
-    assert done.returncode == 0, done.stdout
-    assert json.loads((out / "manifest.json").read_text())["global_batch"] == 8
-
-
-def test_a_run_that_was_killed_between_its_last_step_and_its_summary_takes_no_step_more(whole, tmp_path):
-    out = tmp_path / "run"
-    shutil.copytree(whole, out)
-    before = summary(out)
-    (out / "summary.json").write_text("{}")
-    done = run("forked", 1, "--resume", "--out", str(out))
-    assert done.returncode == 0, done.stdout
-    after = summary(out)
-    for same in ("steps", "samples", "samples_digest", "val_loss", "evaluations"):
-        assert after[same] == before[same], same
-
-
 def test_a_snapshot_that_could_not_be_saved_is_not_said_to_be(tmp_path):
     out = tmp_path / "run"
     job = start("forked", 1, *SMALL, "--snapshot-every", "never", "--steps", "3000", "--out", str(out))
@@ -409,26 +343,67 @@ def test_a_run_that_is_interrupted_says_how_to_go_on(tmp_path):
         assert train.returncode == 130 and f"hvdtrain: interrupted: {printed.format(out)}" in said, said
 
 
-def test_a_run_is_interrupted_though_python_drops_the_exception(tmp_path):
-    """As it does with one that is raised in a callback of an import, or of a garbage collection."""
+def test_a_usage_error_is_not_tried_again(tmp_path):
+    job = launched(tmp_path / "run", "--retries", "3", train=("--mode", "allreduce", "--dataset", "nowhere"))
+    printed, _ = job.communicate(timeout=60)
+    assert job.returncode == 2 and "starting again" not in printed
+
+
+def test_a_second_sigterm_ends_at_once(tmp_path):
+    """The first one waits, here for the end of an evaluation that takes a minute."""
     out = tmp_path / "run"
-    drops = """
-import contextlib
-import time
-from hvdtrain.training import step
-backward = step.backward
-def dropping(*arguments):
-    with contextlib.suppress(KeyboardInterrupt):
-        time.sleep(0.1)
-    return backward(*arguments)
-step.backward = dropping
-"""
-    train = start("forked", 1, *SMALL, "--mode", "single", *ENDLESS, "--out", str(out), first=drops)
+    job = start("forked", 1, *SMALL, "--epochs", "9", "--out", str(out), first=slow_evaluations(60))
     try:
-        until(lambda: (out / "metrics.rank0.jsonl").is_file())
-        time.sleep(0.3)
-        train.send_signal(signal.SIGINT)
-        said, _ = train.communicate(timeout=30)
+        until(lambda: (out / "metrics.rank0.jsonl").is_file() and len(steps(out, 0)) == 12)
+        job.send_signal(signal.SIGTERM)
+        time.sleep(0.5)
+        assert job.poll() is None
+        job.send_signal(signal.SIGTERM)
+        assert job.wait(5) == 143
+        assert not list((out / "snapshots").glob("step-*"))
     finally:
-        finish(train)
-    assert train.returncode == 130 and "hvdtrain: interrupted: " in said, said
+        finish(job)
+
+
+def test_sigterm_after_the_last_step_lets_the_results_be_written(tmp_path):
+    """While the test images are evaluated, which takes a while."""
+    data, out = tmp_path / "data", tmp_path / "run"
+    make_images(data, train=8, validation=8, side=64)
+    for name in ("a", "b"):
+        (data / "TestData" / name).mkdir(parents=True)
+        for n in range(400):
+            shutil.copy(data / "ValidationData" / name / "0.png", data / "TestData" / name / f"{n}.png")
+    (data / "TrainData" / "a" / "x.tif").write_bytes(b"")
+    options = ["--dataset", str(data), "--width", "0.25", "--batch-size", "8", "--steps", "2", "--threads", "1"]
+    job = start("forked", 1, *options, "--out", str(out))
+    try:
+        until((out / "snapshots" / "final.safetensors").is_file)
+        assert not (out / "summary.json").exists()
+        job.send_signal(signal.SIGTERM)
+        printed, _ = job.communicate(timeout=60)
+    finally:
+        finish(job)
+    assert job.returncode == 0, printed
+    assert "test_accuracy" in summary(out)
+    assert f"not used in the class folders: 1 .tif; `hvdtrain data check {data}` names them" in printed
+
+
+def test_a_batch_for_each_worker_is_the_same_after_a_restart(tmp_path):
+    out = tmp_path / "run"
+    weak = ["--per-worker", "--lr-scaling", "sqrt", "--mode", "allreduce", "--batch-size", "4"]
+    interrupted("forked", 2, out, 0, *weak)
+    done = run("forked", 2, *JOB, *weak, "--resume", "--out", str(out))
+    assert done.returncode == 0, done.stdout
+    assert json.loads((out / "manifest.json").read_text())["global_batch"] == 8
+
+
+def test_a_run_that_was_killed_between_its_last_step_and_its_summary_takes_no_step_more(whole, tmp_path):
+    out = tmp_path / "run"
+    shutil.copytree(whole, out)
+    before = summary(out)
+    (out / "summary.json").write_text("{}")
+    done = run("forked", 1, "--resume", "--out", str(out))
+    assert done.returncode == 0, done.stdout
+    after = summary(out)
+    for same in ("steps", "samples", "samples_digest", "val_loss", "evaluations"):
+        assert after[same] == before[same], same

@@ -11,19 +11,6 @@ from hypothesis import strategies as st
 from hvdtrain.wire.horovod import placement, wait_asleep
 
 
-def test_ranks_that_are_dealt_out_over_hosts_are_placed():
-    """As Slurm's cyclic distribution does: `rank // local_size` would give ranks 0 and 1 the same place."""
-    hosts = ["a", "b", "a", "b"]
-    assert [placement(hosts, rank) for rank in range(4)] == [(0, 2, 0, 2), (0, 2, 1, 2), (1, 2, 0, 2), (1, 2, 1, 2)]
-
-
-def test_hosts_of_different_numbers_of_ranks_are_placed():
-    hosts = ["a", "b", "c", "a", "b", "a"]
-    assert [placement(hosts, rank) for rank in range(6)] == [
-        (0, 3, 0, 3), (0, 2, 1, 3), (0, 1, 2, 3), (1, 3, 0, 2), (1, 2, 1, 2), (2, 3, 0, 1),
-    ]  # fmt: skip
-
-
 @given(st.lists(st.integers(1, 4), min_size=1, max_size=5))
 def test_ranks_host_by_host_are_placed_as_horovodrun_does(slots):
     from horovod.runner.common.util.hosts import HostInfo, get_host_assignments
