@@ -10,6 +10,7 @@ import contextlib
 import json
 import os
 import random
+import re
 import shutil
 import sys
 import tempfile
@@ -206,19 +207,51 @@ def test_hosts_and_urls_of_any_letters_are_read_or_are_a_line(seed):
         calls(here, command, seed)
 
 
-@pytest.mark.parametrize("link", ["run/metrics.rank1.jsonl", "run/logs/more", "run.launch/log"])
-def test_a_run_with_a_symbolic_link_is_not_gone_on_with(base, tmp_path, link):
-    """What is written in it would be written where a stranger has the link point."""
+@pytest.mark.parametrize("link", ["run/metrics.rank1.jsonl", "run/logs/more", "run.launch/log", "run/logs/fifo"])
+def test_a_run_with_a_symbolic_link_or_a_fifo_is_not_gone_on_with(base, tmp_path, link):
+    """What is written in it would be written where a stranger has the link point, or wait for a reader."""
     here, mine = tmp_path / "here", tmp_path / "mine"
     hostile.copy(base / "run", here)
     mine.write_text("mine")
     (here / link).unlink(missing_ok=True)
-    (here / link).symlink_to(mine)
+    if link.endswith("fifo"):
+        os.mkfifo(here / link)
+    else:
+        (here / link).symlink_to(mine)
+    said = "is (a symbolic link|no regular file), which no run has"
     code, printed = calls(here, ["launch", "--resume", "-n", "1", "--out", "run", "--", "--steps", "4"], link)
-    assert code == 2 and "is a symbolic link, which no run has" in printed
-    with pytest.raises(UsageError, match="is a symbolic link"):
+    assert code == 2 and re.search(said, printed)
+    with pytest.raises(UsageError, match=said):
         claim(here / "run", RunConfig(), 1, "job", False, resuming=True)
     assert mine.read_text() == "mine"
+
+
+OPENED_BY = {
+    "run/config.toml": ["status run", "train --config run/config.toml", "launch --resume --out run --dry-run"],
+    "run/manifest.json": ["status run", "explain run", "replay run"],
+    "run/summary.json": ["explain run", "launch --resume --out run --dry-run"],
+    "run/metrics.rank1.jsonl": ["status run", "explain run"],
+    "run/metrics.server0.jsonl": ["explain run"],
+    "run/membership.jsonl": ["replay run"],
+    "run/ledger.server0.csv": ["replay run"],
+    "run/leases.csv": ["replay run"],
+    "run/snapshots/final.safetensors": ["evaluate run --out there"],
+    "run/trace.pftrace": ["explain run --timeline there.svg"],
+    "run.launch/log": ["status run"],
+    "run.launch/running.json": ["status run", "stop run"],
+}
+
+
+@pytest.mark.parametrize("name", OPENED_BY)
+def test_what_is_no_regular_file_is_not_read(base, one_thread, tmp_path, name):
+    """A FIFO would be waited for, and a device may have no end."""
+    here = tmp_path / "here"
+    hostile.copy(base / "run", here)
+    for make in (os.mkfifo, lambda path: path.symlink_to("/dev/zero")):
+        (here / name).unlink(missing_ok=True)
+        make(here / name)
+        for words in OPENED_BY[name]:
+            calls(here, words.split(), name)
 
 
 @settings(max_examples=EXAMPLES or 20, derandomize=not EXAMPLES)

@@ -13,7 +13,7 @@ import click
 from hvdtrain import modes
 from hvdtrain.config.file import read_config
 from hvdtrain.config.run_config import RunConfig
-from hvdtrain.config.untrusted import parse_json
+from hvdtrain.config.untrusted import parse_json, read_whole, regular
 from hvdtrain.errors import Failure, UsageError
 from hvdtrain.formatting import with_noun
 from hvdtrain.runs.folder import CONFIG
@@ -74,7 +74,7 @@ def _read(run: Path) -> tuple[RunConfig, int, int]:
     if not modes.declared(config.mode).has_servers or not config.record:
         raise UsageError(f"{run} is not a recorded run: train with a ps- mode and --record")
     try:
-        manifest = parse_json((run / "manifest.json").read_text())
+        manifest = parse_json(read_whole(run / "manifest.json"))
         if len(manifest.get("parts", [])) > 1:
             raise UsageError(f"{run} was resumed, and replay begins at the first step: record a run in one go")
         workers, threads = int(manifest["workers"]), int(manifest["threads_per_worker"])
@@ -120,7 +120,7 @@ def _read_lives(run: Path, workers: int) -> int:
 
     path = membership_file(run)
     try:
-        members = [int(parse_json(line)["member"]) for line in path.read_text().splitlines()]
+        members = [int(parse_json(line)["member"]) for line in read_whole(path).splitlines()]
         if members and not 0 <= max(members) < MOST_LIVES:
             raise ValueError(f"a worker's number is {max(members)}")
         return max([workers, *(1 + member for member in members)])
@@ -146,7 +146,7 @@ def _read_leases(run: Path, workers: int, most: int) -> Leases:
 def _numbered_rows(path: Path) -> Iterator[Iterator[tuple[int, dict[str, str]]]]:
     """The rows of a CSV file with their lines' numbers. UsageError where it, or a row in the block, cannot be read."""
     try:
-        with path.open(newline="") as file:
+        with regular(path).open(newline="") as file:
             yield enumerate(csv.DictReader(file), 2)
     except (OSError, ValueError, KeyError, TypeError, csv.Error) as error:
         raise UsageError(f"{path} cannot be read: {error}") from None
@@ -158,7 +158,7 @@ def _different(weights: dict[str, "torch.Tensor"], saved: Path) -> int:
     from safetensors.torch import load_file
 
     try:
-        there = load_file(saved)
+        there = load_file(regular(saved))
         return sum(int((there[name] != tensor).sum()) for name, tensor in weights.items())
     except (OSError, SafetensorError, KeyError, RuntimeError) as error:
         raise Failure(f"{saved} cannot be read as this model's weights: {error}") from None

@@ -22,7 +22,7 @@ import torch
 from safetensors import SafetensorError
 from safetensors.torch import load_file, save_file
 
-from hvdtrain.config.untrusted import parse_json
+from hvdtrain.config.untrusted import parse_json, read_whole, regular
 from hvdtrain.errors import Failure, UsageError
 from hvdtrain.numerics.optimizers import COUNT
 
@@ -212,7 +212,7 @@ def _reason(error: Exception) -> str:
 
 
 def _read(folder: Path, check: bool) -> Snapshot:
-    text, checksum, *_ = [*(folder / STATE).read_text().splitlines(), "", ""]
+    text, checksum, *_ = [*read_whole(folder / STATE).decode().splitlines(), "", ""]
     if _crc(text.encode()) != checksum:
         raise ValueError(f"{STATE} is not what was written")
     state = parse_json(text)
@@ -221,13 +221,14 @@ def _read(folder: Path, check: bool) -> Snapshot:
     for name, expected in state["checksums"].items():
         if check and _checksum(folder / name) != expected:
             raise ValueError(f"{name} is not what was written")
-    return Snapshot(folder, state["step"], load_file(folder / WEIGHTS), load_file(folder / OPTIMIZER), state)
+    weights, optimizer = (load_file(regular(folder / name)) for name in (WEIGHTS, OPTIMIZER))
+    return Snapshot(folder, state["step"], weights, optimizer, state)
 
 
 def _checksum(path: Path) -> str:
     """The file's CRC-32: against damage, not against forgery, and faster than a disk."""
     total = 0
-    with path.open("rb") as file:
+    with regular(path).open("rb") as file:
         while chunk := file.read(CHUNK):
             total = zlib.crc32(chunk, total)
     return _labelled(total)
