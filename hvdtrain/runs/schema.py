@@ -1,5 +1,5 @@
-"""What stands in the files of a run folder, as types: manifest.json, summary.json and the lines of metrics.rank*.jsonl. Of
-what hosts, processes and lives cost, these are the fields that something reads.
+"""What stands in the files of a run folder, as types: manifest.json, summary.json and the lines of metrics.rank*.jsonl.
+Of what hosts, processes and lives cost, these are the fields that something reads.
 
 Any program may have written them: a field that is not there, or null, has its default, and one of another type is an
 UnreadableFile. A test holds the writers, `runs/manifest.py` and `rank/summary.py`, to these fields.
@@ -371,7 +371,7 @@ def find(folder: Path, kind: type[_T]) -> _T | None:
 
 
 def read_lines(file: Path, kind: type[_Line]) -> tuple[list[_Line], int]:
-    """What stands in a file of JSON lines, and how many are no such line: a killed process leaves half a line behind."""
+    """What stands in a file of JSON lines, and how many are no such line: a killed process leaves half a one."""
     try:
         lines = read_whole(file).splitlines()
     except OSError:
