@@ -242,6 +242,7 @@ REFUSED = [
     ("train", "--lr inf", "--lr inf is not a finite number"),
     ("train", f"--seed {2**64}", "Invalid value for '--seed'"),
     ("train", "--epochs 0", "0 is not in the range x>=1"),
+    ("train", "--threads 0", "0 is not in the range 1<=x<=1024"),
     ("train", "--time-budget soon", "is not a duration such as 90s, 30m or 2h"),
     ("train", "--config bad.toml", "bad.toml: batch_size: 0 is not in the range"),
     # Of a file and an option the option wins, even where it says what is the default.

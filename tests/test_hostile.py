@@ -10,6 +10,7 @@ import contextlib
 import json
 import os
 import random
+import re
 import shutil
 import sys
 import tempfile
@@ -29,7 +30,6 @@ from hvdtrain.config.run_config import RunConfig
 from hvdtrain.data import shards
 from hvdtrain.data.folder import scan
 from hvdtrain.errors import UsageError
-from hvdtrain.plan.calibration import TRANSPORT_FIELDS, TRANSPORTS, Calibration, LayerCost, Quantity
 from hvdtrain.runs.folder import claim
 
 EXAMPLES = int(os.environ.get("HVDTRAIN_EXAMPLES", "0"))
@@ -46,12 +46,9 @@ def base(tmp_path_factory):
     (root / "run" / "run.launch" / "log").write_text("[0]<stdout>: a line\n[1]<stderr>: hvdtrain: another\n")
     running = {"launcher": "local", "pid": 4194305, "started": "never 1", "host": os.uname().nodename}
     (root / "run" / "run.launch" / "running.json").write_text(json.dumps(running))
-    (root / "hosts").mkdir()
-    (root / "hosts" / "hosts").write_text("# hosts\na slots=2 max_slots=4\nb:1\nuser@c.example\n")
     for kind in recipes.WHAT:
         shutil.copytree(recipes._folder(kind), root / "recipes" / kind, ignore=shutil.ignore_patterns("*.py", "__*"))
     (root / "plan").mkdir()
-    calibration().save(root / "plan" / "cal.json")
     shutil.copy(Path(plan.__file__).parent / "cases" / "mxnet-alexnet.toml", root / "plan" / "case.toml")
     images = tmp_path_factory.mktemp("images")
     for part in ("TrainData", "ValidationData"):
@@ -61,14 +58,7 @@ def base(tmp_path_factory):
     return root
 
 
-def calibration():
-    layers = tuple(LayerCost(f"layer{i}", 5.0, Quantity(6, 5, 7), Quantity(12, 11, 13)) for i in range(2))
-    costs = dict.fromkeys(TRANSPORT_FIELDS, Quantity(0.9, 0.8, 1.0))
-    made = {name: dict(costs) for name in TRANSPORTS}
-    return Calibration({"name": "vggf", "parameters": 10**6}, 32, layers, Quantity(10, 9, 11), Quantity(0.2, 0.1, 0.3),
-                       made, cores_per_host=2, step_jitter=0.02)  # fmt: skip
-
-
+CONFIG_READERS = ["launch --resume --out run --dry-run", "train --config run/config.toml --out run"]
 # What is read -> the files of its folder that are spoiled, and the command lines that read them.
 READERS = {
     "run": (
@@ -76,9 +66,8 @@ READERS = {
          "run/metrics.rank2.jsonl", "run/metrics.server0.jsonl", "run/ledger.server0.csv", "run/leases.csv",
          "run/snapshots/final.safetensors", "run.launch/log", "run.launch/running.json"],
         ["report run", "report .", "status run", "explain run", "replay run", "evaluate run --out there",
-         "launch --resume --out run --dry-run", "stop run", "train --config run/config.toml --out run"],
+         "stop run", *CONFIG_READERS],
     ),
-    "hosts": (["hosts"], [f"launch -n 2 --dry-run --launcher {name} --hostfile hosts" for name in ("mpi", "ssh")]),
     "recipes": (
         ["launchers/slurm.toml", "launchers/kubernetes.toml", "launchers/mpi.toml", "presets/cnn-mnist.toml",
          "datasets/turntable.toml"],
@@ -86,10 +75,7 @@ READERS = {
          "launch -n 2 --dry-run --launcher mpi -H a:2", "compare --dry-run --preset cnn-mnist", "compare --help",
          "data list", "train --dataset turntable --width nan"],
     ),
-    "plan": (
-        ["cal.json", "case.toml"],
-        ["plan predict cal.json --workers 1,4 --servers 1 --bandwidth 1gbit", "plan predict --case case.toml"],
-    ),
+    "plan": (["case.toml"], ["plan predict --case case.toml"]),
     "packed": (
         ["index.json", "train-000000000-*.tar"], ["data check file://{here}", "data show file://{here} --out x"],
     ),
@@ -206,19 +192,38 @@ def test_hosts_and_urls_of_any_letters_are_read_or_are_a_line(seed):
         calls(here, command, seed)
 
 
-@pytest.mark.parametrize("link", ["run/metrics.rank1.jsonl", "run/logs/more", "run.launch/log"])
-def test_a_run_with_a_symbolic_link_is_not_gone_on_with(base, tmp_path, link):
-    """What is written in it would be written where a stranger has the link point."""
+@pytest.mark.parametrize("link", ["run/metrics.rank1.jsonl", "run/logs/more", "run.launch/log", "run/logs/fifo"])
+def test_a_run_with_a_symbolic_link_or_a_fifo_is_not_gone_on_with(base, tmp_path, link):
+    """What is written in it would be written where a stranger has the link point, or wait for a reader."""
     here, mine = tmp_path / "here", tmp_path / "mine"
     hostile.copy(base / "run", here)
     mine.write_text("mine")
     (here / link).unlink(missing_ok=True)
-    (here / link).symlink_to(mine)
+    if link.endswith("fifo"):
+        os.mkfifo(here / link)
+    else:
+        (here / link).symlink_to(mine)
+    said = "is (a symbolic link|no regular file), which no run has"
     code, printed = calls(here, ["launch", "--resume", "-n", "1", "--out", "run", "--", "--steps", "4"], link)
-    assert code == 2 and "is a symbolic link, which no run has" in printed
-    with pytest.raises(UsageError, match="is a symbolic link"):
+    assert code == 2 and re.search(said, printed)
+    with pytest.raises(UsageError, match=said):
         claim(here / "run", RunConfig(), 1, "job", False, resuming=True)
     assert mine.read_text() == "mine"
+
+
+@pytest.mark.parametrize("name", [*READERS["run"][0], "run/trace.pftrace", "run/membership.jsonl"])
+def test_what_is_no_regular_file_is_not_read(base, one_thread, tmp_path, name):
+    """A FIFO would be waited for, and a device may have no end."""
+    words = ["status run", "explain run", "explain run --timeline there.svg", "replay run", "stop run", *CONFIG_READERS]
+    if name.startswith("run/snapshots"):
+        words = ["evaluate run --out there"]
+    here = tmp_path / "here"
+    hostile.copy(base / "run", here)
+    for make in (os.mkfifo, lambda path: path.symlink_to("/dev/zero")):
+        (here / name).unlink(missing_ok=True)
+        make(here / name)
+        for command in words:
+            calls(here, command.split(), name)
 
 
 @settings(max_examples=EXAMPLES or 20, derandomize=not EXAMPLES)

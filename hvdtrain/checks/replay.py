@@ -12,6 +12,7 @@ import click
 from hvdtrain import modes
 from hvdtrain.config.file import read_config
 from hvdtrain.config.run_config import RunConfig
+from hvdtrain.config.untrusted import regular
 from hvdtrain.errors import Failure, UsageError
 from hvdtrain.formatting import with_noun
 from hvdtrain.runs.folder import CONFIG
@@ -127,7 +128,7 @@ def _numbered_rows(path: Path, *columns: str) -> Iterator[tuple[int, list[int]]]
     from hvdtrain.ps.journal import DROPPED
 
     try:
-        with path.open(newline="") as file:
+        with regular(path).open(newline="") as file:
             for number, row in enumerate(csv.DictReader(file), 2):
                 yield number, [NO_VERSION if row[name] == DROPPED else int(row[name]) for name in columns]
     except (OSError, ValueError, KeyError, TypeError, csv.Error) as error:
@@ -140,7 +141,7 @@ def _different(weights: dict[str, "torch.Tensor"], saved: Path) -> int:
     from safetensors.torch import load_file
 
     try:
-        weights_saved = load_file(saved)
+        weights_saved = load_file(regular(saved))
         return sum(int((weights_saved[name] != tensor).sum()) for name, tensor in weights.items())
     except (OSError, SafetensorError, KeyError, RuntimeError) as error:
         raise Failure(f"{saved} cannot be read as this model's weights: {error}") from None

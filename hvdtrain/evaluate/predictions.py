@@ -14,6 +14,7 @@ from safetensors import SafetensorError
 from safetensors.torch import load_file
 
 from hvdtrain.config.run_config import RunConfig
+from hvdtrain.config.untrusted import regular
 from hvdtrain.data.folder import ImageFolder, Samples
 from hvdtrain.data.loader import Loader
 from hvdtrain.errors import UsageError
@@ -123,7 +124,7 @@ def _load_model(config: RunConfig, weights: Path, classes: int, device: torch.de
     """The model in evaluation mode."""
     model = initial_model(config, classes).to(device)
     try:
-        model.load_state_dict(load_file(weights, device=str(device)))
+        model.load_state_dict(load_file(regular(weights), device=str(device)))
     except (OSError, SafetensorError, RuntimeError) as error:
         reason = " ".join(str(error).split())[:200]
         raise UsageError(f"{weights} cannot be read as the weights of {config.model}: {reason}") from None

@@ -14,7 +14,7 @@ from typing import Any
 import psutil
 
 from hvdtrain.config import recipes
-from hvdtrain.config.untrusted import parse_json
+from hvdtrain.config.untrusted import parse_json, read_whole
 from hvdtrain.errors import Failure, UsageError
 from hvdtrain.launch.filling import Filler
 from hvdtrain.runs.folder import unwritable, write_json
@@ -51,7 +51,7 @@ def read_record(out: Path) -> dict[str, Any]:
     record, or a broken one, or one with another thing in place of a job: anybody may have written it.
     """
     try:
-        record = parse_json(job_record_file(out).read_text())
+        record = parse_json(read_whole(job_record_file(out)))
     except (OSError, ValueError):
         return {}
     if not isinstance(record, dict) or not isinstance(record.get("launcher"), str):

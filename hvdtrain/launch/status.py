@@ -9,6 +9,7 @@ from typing import Any
 
 import click
 
+from hvdtrain.config.untrusted import regular
 from hvdtrain.coordination.membership_log import who_is_lost
 from hvdtrain.errors import UsageError
 from hvdtrain.formatting import with_noun
@@ -135,7 +136,7 @@ def _last_line(run: Path) -> str:
         logs = [*log_file(run).parent.glob("*log")] or [
             file for file in run.glob("logs/rank.*.err") if file.stat().st_size
         ]
-        with max(logs, key=lambda file: file.stat().st_mtime).open("rb") as log:
+        with regular(max(logs, key=lambda file: file.stat().st_mtime)).open("rb") as log:
             log.seek(max(0, log.seek(0, 2) - LOG_TAIL))
             lines = log.read().decode(errors="replace").splitlines()
     except (ValueError, OSError):

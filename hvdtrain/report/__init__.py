@@ -127,6 +127,8 @@ def check_out(out: Path) -> None:
 
     if out.exists() and not out.is_dir():
         raise UsageError(f"{out} is not a folder: give --out a new one")
+    if (out / "plots").is_symlink():
+        raise UsageError(f"{out / 'plots'} is a symbolic link, which no report has: give --out a new folder")
     if not out.is_dir() or not any(out.iterdir()):
         return
     page = out / "report.html"

@@ -6,13 +6,12 @@ import shlex
 import shutil
 import tempfile
 import time
-import tomllib
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 from hvdtrain.config.run_config import RunConfig
-from hvdtrain.config.untrusted import parse_toml
+from hvdtrain.config.untrusted import parse_toml, read_whole
 from hvdtrain.errors import Failure, UsageError
 from hvdtrain.system.locks import lock, unlock
 from hvdtrain.system.preempt import leave_file
@@ -40,13 +39,14 @@ def check_free(folder: Path, others_log: bool = False) -> None:
 
 
 def refuse_links(folder: Path) -> None:
-    """UsageError where a run folder, or the one beside it that `launch` writes in, has a symbolic link: a stranger may
-    have made it, to have a file of this user's written over.
+    """UsageError where a run folder, or the one beside it that `launch` writes in, has a symbolic link or a FIFO: a
+    stranger may have made it, to have a file of this user's written over, or a job wait for ever.
     """
     beside = leave_file(folder).parent
     for path in [*folder.rglob("*"), beside, *beside.rglob("*")]:
-        if path.is_symlink():
-            raise UsageError(f"{path} is a symbolic link, which no run has: remove it, if the run is yours")
+        if path.is_symlink() or (path.exists() and not path.is_file() and not path.is_dir()):
+            kind = "a symbolic link" if path.is_symlink() else "no regular file"
+            raise UsageError(f"{path} is {kind}, which no run has: remove it, if the run is yours")
 
 
 def check_writable(folder: Path) -> None:
@@ -172,8 +172,8 @@ def wait_for_claim(folder: Path, job: str, seconds: float) -> None:
     """Return when the job's first worker has claimed the folder; Failure if it does not within the time."""
     deadline = time.monotonic() + seconds
     while time.monotonic() < deadline:
-        with contextlib.suppress(OSError, tomllib.TOMLDecodeError):
-            if parse_toml((folder / CONFIG).read_text()).get("job") == job:
+        with contextlib.suppress(OSError, ValueError):
+            if parse_toml(read_whole(folder / CONFIG).decode()).get("job") == job:
                 return
         time.sleep(0.05)
     raise Failure(f"the first worker did not claim {folder} within {seconds:.0f} s")

@@ -1,18 +1,19 @@
 """What stands in the files of a run folder, as types: manifest.json, summary.json and the lines of metrics.rank*.jsonl.
+Of what hosts, processes and lives cost, these are the fields that something reads.
 
 Any program may have written them: a field that is not there, or null, has its default, and one of another type is an
 UnreadableFile. A test holds the writers, `runs/manifest.py` and `rank/summary.py`, to these fields.
 """
 
 import contextlib
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Annotated, Any, TypeVar
 
 from msgspec import Meta, Struct, ValidationError, convert, field, structs
 from msgspec import json as fast_json
 
-from hvdtrain.config.untrusted import parse_json
+from hvdtrain.config.untrusted import parse_json, read_whole
 from hvdtrain.coordination.membership_log import membership_file
 
 Count = Annotated[int, Meta(ge=0, lt=10**12)]
@@ -80,7 +81,6 @@ class Link(Struct, frozen=True, kw_only=True):
     sender: str = field(name="from")
     receiver: str = field(name="to")
     gbit_s: Figure
-    round_trip_us: Figure | None = None
 
 
 class Network(Struct, frozen=True, kw_only=True):
@@ -185,9 +185,6 @@ class Process(Struct, frozen=True, kw_only=True):
     role: str | None = None
     host: str | None = None
     samples: Figure | None = None
-    peak_rss_mb: Figure | None = None
-    bytes_sent: Figure | None = None
-    bytes_received: Figure | None = None
 
 
 class Evaluation(Struct, frozen=True, kw_only=True):
@@ -209,10 +206,6 @@ class Load(Struct, frozen=True, kw_only=True):
     cores: Count | None = None
     others_cores: Figure | None = None
     stolen_share: Figure | None = None
-    load_before: Figure | None = None
-    load_after: Figure | None = None
-    governor: str | None = None
-    temperature_c: float | None = None
 
 
 class Life(Struct, frozen=True, kw_only=True):
@@ -227,7 +220,6 @@ class Life(Struct, frozen=True, kw_only=True):
     why: str = ""
     samples: Count | None = None
     member: Count | None = None
-    pid: Count | None = None
 
 
 class Return(Struct, frozen=True, kw_only=True):
@@ -244,8 +236,6 @@ class Return(Struct, frozen=True, kw_only=True):
 class StepTime(Struct, frozen=True, kw_only=True):
     """Percentiles of the seconds of a worker's own steps, the `skipped` first ones of each start left out."""
 
-    skipped: Count | None = None
-    skipped_mean_s: Figure | None = None
     p50_s: Figure | None = None
     p95_s: Figure | None = None
     p99_s: Figure | None = None
@@ -347,7 +337,7 @@ class ServerLoad(Struct, frozen=True, kw_only=True):
 
 
 _T = TypeVar("_T", Manifest, Summary)
-_Line = TypeVar("_Line", ServerLoad, Life)
+_Line = TypeVar("_Line", Step, ServerLoad, Life)
 
 
 def from_json(values: dict[str, Any], kind: type[_T]) -> _T:
@@ -360,7 +350,7 @@ def read(folder: Path, kind: type[_T]) -> _T:
     """The checked manifest.json or summary.json of a run folder."""
     name = f"{kind.__name__.lower()}.json"
     try:
-        value = parse_json((folder / name).read_bytes())
+        value = parse_json(read_whole(folder / name))
     except FileNotFoundError:
         raise UnreadableFile(f"it has no {name}") from None
     except (OSError, ValueError) as error:
@@ -380,44 +370,34 @@ def find(folder: Path, kind: type[_T]) -> _T | None:
     return None
 
 
-_decoder = fast_json.Decoder(Step)
+def read_lines(file: Path, kind: type[_Line]) -> tuple[list[_Line], int]:
+    """What stands in a file of JSON lines, and how many are no such line: a killed process leaves half a one."""
+    try:
+        lines = read_whole(file).splitlines()
+    except OSError:
+        return [], 1
+    values, decoder, unreadable = [], fast_json.Decoder(kind), 0
+    for line in lines:
+        try:
+            try:
+                values.append(decoder.decode(line))
+            except ValueError:
+                values.append(convert(parse_json(line), kind))  # which reads NaN too
+        except (ValueError, RecursionError):  # ValidationError is a ValueError
+            unreadable += 1
+    return values, unreadable
 
 
 def read_steps(path: Path) -> tuple[list[Step], int]:
-    """The steps in a rank's metrics, and how many lines are no such step: a killed rank leaves half a line behind."""
-    try:
-        lines = path.read_bytes().splitlines()
-    except OSError:
-        return [], 1
-    steps, unreadable = [], 0
-    for line in lines:
-        try:
-            steps.append(_decode_step(line))
-        except (ValueError, RecursionError):  # ValidationError is a ValueError
-            unreadable += 1
-    return steps, unreadable
-
-
-def _decode_step(line: bytes) -> Step:
-    try:
-        return _decoder.decode(line)
-    except ValueError:
-        return convert(parse_json(line), Step)  # which reads NaN too
+    """The steps in a rank's metrics, and how many lines are no step."""
+    return read_lines(path, Step)
 
 
 def read_server_loads(run: Path, rank: int) -> list[ServerLoad]:
     """A server's metrics."""
-    return list(_lines(run / f"metrics.server{rank}.jsonl", ServerLoad))
+    return read_lines(run / f"metrics.server{rank}.jsonl", ServerLoad)[0]
 
 
 def read_lives(run: Path) -> list[Life]:
     """The lives of a run's workers, each as the first server wrote it down last."""
-    return list({life.member: life for life in _lines(membership_file(run), Life)}.values())
-
-
-def _lines(file: Path, kind: type[_Line]) -> Iterator[_Line]:
-    """What is no such line is left out: a server that was killed leaves half a line behind. There may be no file."""
-    with contextlib.suppress(OSError):
-        for line in file.read_bytes().splitlines():
-            with contextlib.suppress(ValueError, RecursionError):
-                yield fast_json.decode(line, type=kind)
+    return list({life.member: life for life in read_lines(membership_file(run), Life)[0]}.values())

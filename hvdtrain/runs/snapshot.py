@@ -22,7 +22,7 @@ import torch
 from safetensors import SafetensorError
 from safetensors.torch import load_file, save_file
 
-from hvdtrain.config.untrusted import parse_json
+from hvdtrain.config.untrusted import parse_json, read_whole, regular
 from hvdtrain.errors import Failure, UsageError
 from hvdtrain.numerics.optimizers import COUNT
 
@@ -72,12 +72,10 @@ def save(
     try:
         shutil.rmtree(unfinished, ignore_errors=True)
         unfinished.mkdir()
-        with ThreadPoolExecutor(2) as pool:  # the disk writes the one while the other is made, and while both are read
-            flushed = []
-            write_tensors(unfinished / WEIGHTS, weights)
-            flushed.append(pool.submit(_flush, unfinished / WEIGHTS))
-            _write_parts(unfinished / OPTIMIZER, optimizer, elements)
-            flushed.append(pool.submit(_flush, unfinished / OPTIMIZER))
+        write_tensors(unfinished / WEIGHTS, weights)
+        _write_parts(unfinished / OPTIMIZER, optimizer, elements)
+        with ThreadPoolExecutor() as pool:  # the disk writes both while they are read
+            flushed = [pool.submit(_sync, unfinished / name) for name in (WEIGHTS, OPTIMIZER)]
             sums = {name: _checksum(unfinished / name) for name in (WEIGHTS, OPTIMIZER)}
             for done in flushed:
                 done.result()
@@ -85,14 +83,12 @@ def save(
             with contextlib.suppress(OSError):  # a file system without links: the best model is not part of it then
                 os.link(snapshots / BEST, unfinished / BEST)
         text = json.dumps({"format": FORMAT, "step": step, "checksums": sums, **state})
-        with (unfinished / STATE).open("w") as file:
-            file.write(f"{text}\n{_crc(text.encode())}\n")
-            file.flush()
-            os.fsync(file.fileno())
+        (unfinished / STATE).write_text(f"{text}\n{_labelled(zlib.crc32(text.encode()))}\n")
+        _sync(unfinished / STATE)
         if folder.exists():  # of a run that was resumed from an earlier one
             shutil.rmtree(folder)
         unfinished.rename(folder)
-        _sync_folder(snapshots)
+        _sync(snapshots)
     except OSError:
         shutil.rmtree(unfinished, ignore_errors=True)
         raise
@@ -100,9 +96,13 @@ def save(
         shutil.rmtree(old, ignore_errors=True)
 
 
-def _flush(path: Path) -> None:
-    with path.open("rb") as file:
-        os.fsync(file.fileno())
+def _sync(path: Path) -> None:
+    """Have a file's content, or the names in a folder, survive a crash of the machine."""
+    descriptor = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
 
 
 def write_tensors(path: Path, tensors: Tensors) -> None:
@@ -212,8 +212,8 @@ def _reason(error: Exception) -> str:
 
 
 def _read(folder: Path, check: bool) -> Snapshot:
-    text, checksum, *_ = [*(folder / STATE).read_text().splitlines(), "", ""]
-    if _crc(text.encode()) != checksum:
+    text, checksum, *_ = [*read_whole(folder / STATE).decode().splitlines(), "", ""]
+    if _labelled(zlib.crc32(text.encode())) != checksum:
         raise ValueError(f"{STATE} is not what was written")
     state = parse_json(text)
     if state["format"] != FORMAT:
@@ -221,30 +221,18 @@ def _read(folder: Path, check: bool) -> Snapshot:
     for name, expected in state["checksums"].items():
         if check and _checksum(folder / name) != expected:
             raise ValueError(f"{name} is not what was written")
-    return Snapshot(folder, state["step"], load_file(folder / WEIGHTS), load_file(folder / OPTIMIZER), state)
+    weights, optimizer = (load_file(regular(folder / name)) for name in (WEIGHTS, OPTIMIZER))
+    return Snapshot(folder, state["step"], weights, optimizer, state)
 
 
 def _checksum(path: Path) -> str:
     """The file's CRC-32: against damage, not against forgery, and faster than a disk."""
     total = 0
-    with path.open("rb") as file:
+    with regular(path).open("rb") as file:
         while chunk := file.read(CHUNK):
             total = zlib.crc32(chunk, total)
     return _labelled(total)
 
 
-def _crc(content: bytes) -> str:
-    return _labelled(zlib.crc32(content))
-
-
 def _labelled(crc: int) -> str:
     return f"crc32:{crc:08x}"
-
-
-def _sync_folder(folder: Path) -> None:
-    """Have a rename in it survive a crash of the machine."""
-    descriptor = os.open(folder, os.O_RDONLY)
-    try:
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)

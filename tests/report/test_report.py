@@ -337,6 +337,10 @@ def test_report_refuses_a_folder_that_holds_something_else(tmp_path, undrawn):
         check_out(mine / "report.html")
     with pytest.raises(UsageError, match="cannot write the report"):
         write_report(find_runs([root]), mine / "report.html" / "below")
+    (tmp_path / "theirs" / "plots").mkdir(parents=True)
+    (mine / "plots").symlink_to(tmp_path / "theirs" / "plots")
+    with pytest.raises(UsageError, match="plots is a symbolic link"):
+        check_out(mine)
 
 
 def test_the_table_needs_neither_torch_nor_matplotlib(tmp_path):
