@@ -14,8 +14,7 @@ from hvdtrain.data.recipe import Recipe
 from hvdtrain.data.selection import PARTS, SPLIT_METHODS
 from hvdtrain.errors import Failure, UsageError
 
-ARCHIVE = click.Path(exists=True, dir_okay=False, path_type=Path)
-FOLDER = click.Path(exists=True, file_okay=False, path_type=Path)
+PATH = click.Path(path_type=Path, resolve_path=True)
 
 
 @click.group()
@@ -55,8 +54,8 @@ def list_() -> None:
 @data.command("build", short_help="Build a data set into a folder of your own.")
 @click.argument("name")
 @click.option("--out", required=True, type=Folder(path_type=Path), metavar="FOLDER", help="Where it goes.")
-@click.option("--archive", type=ARCHIVE, metavar="FILE", help="Take the images from this archive.")
-@click.option("--source", type=FOLDER, metavar="FOLDER", help="Take the images from this folder.")
+@click.option("--archive", type=PATH, metavar="FILE", help="Take the images from this archive.")
+@click.option("--source", type=PATH, metavar="FOLDER", help="Take the images from this folder.")
 @click.option("--force", is_flag=True, help="Build again, in place of what an earlier build put in FOLDER.")
 @click.option(
     "--validation",
@@ -115,14 +114,16 @@ def build_(name: str, out: Path, archive: Path | None, source: Path | None, forc
     """
     if archive and source:
         raise UsageError("--archive and --source exclude each other: give one")
+    if source and not source.is_dir():
+        raise UsageError(f"--source {source} is not a folder")
+    if archive and not archive.is_file():
+        raise UsageError(f"--archive {archive} is not a file")
     given = {option: value for option, value in options.items() if value is not None}
-    images_from = archive or source
-    images_from = images_from.expanduser().resolve() if images_from else None
     before = _build_time(out)
     from hvdtrain.progress_bars import count_bar
 
     with count_bar(name) as progress:
-        build(name, out, force=force, progress=progress, images_from=images_from, **given)
+        build(name, out, force=force, progress=progress, images_from=archive or source, **given)
     if before == _build_time(out):
         click.echo(f"{out} already holds this data set; nothing to do (--force builds it again)")
     else:
@@ -143,10 +144,8 @@ def _prefer_folder(dataset: str) -> str:
 
 def _build_time(out: Path) -> float:
     """When the folder was built, by its manifest; 0 if it was not."""
-    try:
-        return (out.expanduser() / MANIFEST).stat().st_mtime_ns
-    except OSError:
-        return 0
+    manifest = out.expanduser() / MANIFEST
+    return manifest.stat().st_mtime_ns if manifest.is_file() else 0
 
 
 @data.command("check", short_help="Decode and hash every image.")
@@ -209,7 +208,7 @@ def show_(dataset: str, out: Path, images: int) -> None:
 
 
 @data.command("pack", short_help="Pack a folder into shards at a URL.")
-@click.argument("folder", type=FOLDER)
+@click.argument("folder", type=PATH)
 @click.argument("url")
 @click.option("--shard-mb", type=click.IntRange(1, 4096), default=128, show_default=True, help="MiB of a shard, about.")
 @click.option("--force", is_flag=True, help="Replace what is packed at URL.")
@@ -232,7 +231,7 @@ def pack_(folder: Path, url: str, shard_mb: int, force: bool) -> None:
 
     if not is_url(url):
         raise UsageError(f"'{url}' is not a URL: give one such as file:///data/coil or s3://bucket/coil")
-    found = scan(folder.expanduser().resolve())
+    found = scan(folder)
     with count_bar("packing") as progress:
         per_shard, is_new = pack(found, url.rstrip("/"), shard_mb * 2**20, force, progress)
     click.echo(f"{url} holds {folder}" if is_new else f"{url} already holds this data set; nothing to do")

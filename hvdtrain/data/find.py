@@ -49,9 +49,8 @@ def locate_folder(dataset: str) -> Path:
     if dataset in recipes.names("datasets"):
         request = Recipe.load(dataset).request()
         folder = cache_root() / "datasets" / f"{dataset}-{request.key[:12]}"
-        if is_built(request, folder):
-            return folder.resolve()
-        return build(dataset, folder, force=folder.exists())  # what is in the cache and not whole is replaced
+        is_damaged = folder.exists() and not is_built(request, folder)
+        return build(dataset, folder, force=is_damaged)
     try:
         folder = Path(dataset).expanduser()
         if os.sep in dataset or folder.is_dir():

@@ -112,18 +112,6 @@ def test_bad_images_can_be_left_out(photos, tmp_path):
     assert invoke("check", tmp_path / "out").exit_code == 0
 
 
-def test_copies_stay_on_one_side(photos, tmp_path):
-    for k in range(10):
-        for copy in range(3):
-            put(photos, **{f"washer__copy{copy} of {k}.png": archives.picture(500 + k)})
-    archives.lay_out(photos, {f"{name}/both.png": archives.picture(77) for name in CLASSES[:2]})
-    assert invoke("build", "folder", "--source", photos, "--validation", 0.4, "--out", tmp_path / "out").exit_code == 0
-    assert invoke("check", tmp_path / "out").exit_code == 0  # no image is in two parts
-    made = parts(tmp_path / "out")
-    assert "both.png" in made["Schräube"][0] and "both.png" in made["Nut & bolt"][0]
-    assert abs(len(made["washer"][1]) - 0.4 * 41) <= 2
-
-
 def test_names_that_would_meet_are_told_apart(photos, tmp_path):
     archives.lay_out(photos, {
         "washer/more_deep_d.png": archives.picture(1000), "washer/IMG 1.jpg": archives.picture(1001, kind="JPEG"),

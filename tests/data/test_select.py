@@ -73,11 +73,6 @@ def test_the_sources_own_parts_stay_and_limits_hold(names, given_validation, tra
         assert len(parts["validation"]) == min(len(own), val_most or len(own))
 
 
-def test_test_images_are_held_out_of_the_training_images_before_validation_is_drawn():
-    parts = cut(items([f"{i}" for i in range(100)], "train"), test=0.2, validation=0.25)
-    assert [len(parts[part]) for part in ("train", "validation", "test")] == [60, 20, 20]
-
-
 @given(st.integers(1, 6), st.sampled_from([4, 12, 36]), st.floats(0.05, 0.9), st.integers(0, 99))
 def test_by_angle_holds_out_one_arc_of_every_object(objects, angles, share, seed):
     parts = cut(views(objects, angles), "by-angle", validation=share, seed=seed)

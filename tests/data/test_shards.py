@@ -313,15 +313,6 @@ def test_a_server_without_ranges_is_named_and_simplecache_helps(packed, tmp_path
         assert kept.read_bytes() == whole
 
 
-def test_a_server_without_ranges_and_a_full_disk_are_named(packed, tmp_path, monkeypatch):
-    monkeypatch.setenv("HVDTRAIN_CACHE", str(tmp_path / "cache"))
-    monkeypatch.setattr(shard_cache.shutil, "disk_usage", lambda _: SimpleNamespace(total=10**12, free=10**10))
-    with serving(packed, ranges=False) as server:
-        image = find_dataset(f"simplecache::{server.url}").train[0][0]
-        with pytest.raises(Failure, match="with room for whole shards on the disk of the cache"):
-            image.read_bytes()
-
-
 def test_what_was_packed_for_testing_counts_too(folder, packed, tmp_path):
     more = shutil.copytree(folder, tmp_path / "more")
     for name in ("cat", "dog"):

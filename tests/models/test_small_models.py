@@ -74,11 +74,6 @@ def test_width_scales_channels_but_not_the_classes():
     assert least.classifier[-1].out_features == 10
 
 
-def test_dropout_is_before_the_last_layer_of_cnn():
-    head = make("cnn", 3, dropout=0.25).classifier
-    assert isinstance(head[-2], nn.Dropout) and head[-2].p == 0.25
-
-
 @pytest.mark.parametrize("name", ["vggf", "vgg11_bn", "cnn", "resnet8"])
 def test_every_parameter_is_the_bodys_or_the_heads(name):
     model = make(name, 3, 1 / 16)
