@@ -38,7 +38,7 @@ def draw(data: ImageFolder, images: int, out: Path) -> None:
             panel.set_axis_off()
         for panel, picture in zip(line, pictures, strict=False):
             panel.imshow(picture)
-    figure.savefig(out, dpi=100)
+    figure.savefig(out, dpi=100, format="png")
 
 
 def _load(data: ImageFolder, index: int, kind: str, epoch: int) -> Any:

@@ -59,19 +59,6 @@ def test_the_workers_parts_are_the_global_batch_in_order_and_each_sample_comes_o
     check_epoch(*job)
 
 
-def test_a_share_by_hand():
-    """10 samples in batches of 8: the last batch has 2, and of 4 workers every second one has none of them."""
-    order = permutation(10, seed=5, epoch=3).tolist()
-    shares = [list(BatchSampler(10, 8, 5, worker, 4).epoch(3)) for worker in range(4)]
-    assert shares[1][0] == Share(step=5, epoch=3, indices=order[2:4], weight=1.0, counted=2, slot=1)
-    assert [s[1] for s in shares] == [
-        Share(step=6, epoch=3, indices=order[8:9], weight=0.0, counted=0, slot=0),
-        Share(step=6, epoch=3, indices=order[8:9], weight=2.0, counted=1, slot=1),
-        Share(step=6, epoch=3, indices=order[8:9], weight=0.0, counted=0, slot=2),
-        Share(step=6, epoch=3, indices=order[9:10], weight=2.0, counted=1, slot=3),
-    ]
-
-
 def test_so_many_samples_are_in_all_batches_up_to_a_step():
     sampler = BatchSampler(10, 4, 0, 0, 2)  # batches of 4, 4 and 2
     assert [sampler.trained(step) for step in range(8)] == [0, 4, 8, 10, 14, 18, 20, 24]
