@@ -6,5 +6,6 @@
   without reading them, `shards.py` packs a folder for any URL and reads it from there, `shard_cache.py` keeps whole
   shards on a host, `sampling.py` says which worker sees which sample when, `loader.py` and `augment.py` make batches.
 - Looking: `commands.py` is `hvdtrain data`, with `check.py` and `contact_sheet.py`.
-- `image.py` handles one encoded image, `storage.py` the cache and folders that appear complete or not at all.
+- `image.py` handles one encoded image, `storage.py` the cache, folders that appear complete or not at all, and work on
+  many images at a time.
 """

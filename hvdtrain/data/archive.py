@@ -1,4 +1,4 @@
-"""Reads files out of a folder, a zip or a tar (a tar of tars too) without extracting it. Archives are not trusted."""
+"""Reads files out of a folder, a zip or a tar without extracting it. Archives are not trusted."""
 
 import hashlib
 import io
@@ -9,7 +9,6 @@ import tarfile
 import weakref
 import zipfile
 import zlib
-from collections import Counter
 from collections.abc import Iterable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
@@ -18,7 +17,6 @@ from pathlib import Path
 from typing import Any, cast
 
 from hvdtrain.data import image
-from hvdtrain.data.selection import Item
 from hvdtrain.errors import Failure, UsageError
 
 MAX_MEMBERS = 5_000_000
@@ -80,6 +78,10 @@ class Member:
     path: Path | None = None
     handle: Any = None
 
+    @property
+    def is_sequential(self) -> bool:
+        return self.tree.is_sequential
+
     def read(self) -> bytes:
         """Its contents; see Tree.read."""
         return self.tree.read(self)
@@ -90,7 +92,7 @@ class Tree:
 
     Attributes:
         members: its regular files, in the order of `offset`.
-        passed_over: of a folder, what is no member: {"hidden file(s)": how many, …}.
+        passed_over: of a folder, what is no member: hidden files and folders, links that lead nowhere, and devices.
         fingerprint: a hash of all names and sizes, and of the contents (a zip's checksums) up to MAX_HASHED_BYTES; 64
             hex digits.
 
@@ -101,7 +103,7 @@ class Tree:
 
     def __init__(self, path: Path) -> None:
         self.path = path
-        self.passed_over: Counter[str] = Counter()
+        self.passed_over: list[str] = []
         self._archive = cast(Any, None)  # a ZipFile or TarFile, where it is no folder
         fingerprint = hashlib.sha256()
         with self._errors_as_failures():
@@ -185,17 +187,6 @@ class Tree:
             raise Failure(f"'{self.path}' is cut off: {member.name} is not whole")
         return content
 
-    def members_of_tar(self, member: Member) -> list[Member]:
-        """The files in a tar that is a member of this uncompressed tar; only headers are read."""
-        end = member.offset + member.size
-        with self._errors_as_failures(f" at {member.name}"), self.path.open("rb", buffering=0) as file:
-            file.seek(member.offset)
-            inner = self._check_limits(self._tar_members(tarfile.open(fileobj=file, mode="r:", tarinfo=_Header)))
-            within = [found for found in inner if found.handle.offset < end]  # after one without an end come others
-            if not within or within[-1].offset + within[-1].size > end:
-                raise EOFError("it holds no files, or is cut off")
-            return within
-
     def _check_limits(self, members: Iterable[Member]) -> list[Member]:
         """The members, by offset. _NotRead as soon as they are too many, or too large for their archive."""
         found: list[Member] = []
@@ -217,18 +208,15 @@ class Tree:
         for root, folders, names in os.walk(self.path, onerror=_raise, followlinks=True):
             if any(Path(root).samefile(above) for above in Path(root).parents if self.path in (above, *above.parents)):
                 raise Failure(f"'{root}' is a link to a folder that it is in")
-            self.passed_over["hidden folder(s)"] += sum(name.startswith(".") for name in folders)
-            folders[:] = sorted(name for name in folders if not name.startswith("."))
-            for name in sorted(names):
+            hidden = [name for name in folders if name.startswith(".")]
+            folders[:] = sorted(set(folders) - set(hidden))
+            for name in sorted([*names, *hidden]):
                 path = Path(root, name)
-                if name.startswith("."):
-                    self.passed_over["hidden file(s)"] += 1
-                elif not path.is_file():
-                    self.passed_over["link(s) that lead nowhere, or devices"] += 1
+                relative = path.relative_to(self.path).as_posix()
+                if name.startswith(".") or not path.is_file():
+                    self.passed_over.append(relative)
                 else:
-                    relative = path.relative_to(self.path).as_posix()
                     members.append(Member(relative, path.stat().st_size, len(members), self, path))
-        self.passed_over = +self.passed_over  # without zeros
         return members
 
     def _zip_members(self, archive: zipfile.ZipFile) -> Iterator[Member]:
@@ -262,12 +250,6 @@ class Tree:
         parts = name.replace("\\", "/").split("/")
         if parts[0] == "" or ".." in parts or ":" in parts[0] or "\0" in name:
             raise _NotRead(f"{name!a}, which leads out of the archive")
-
-
-def contents(items: Iterable[Item]) -> Iterator[bytes | Member]:
-    """What Source.contents yields for items whose handles are members: members that any thread may read, or bytes."""
-    for item in items:
-        yield item.handle.read() if item.handle.tree.is_sequential else item.handle
 
 
 def file_digest(path: Path) -> bytes:

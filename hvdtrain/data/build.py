@@ -2,34 +2,28 @@
 
 import hashlib
 import os
-from collections import deque
-from collections.abc import Callable, Iterator
-from concurrent.futures import Future, ThreadPoolExecutor
-from itertools import islice
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any
 
 from hvdtrain.data import image
 from hvdtrain.data.archive import MAX_HASHED_BYTES, Member, file_digest
 from hvdtrain.data.folder import MAKER, MANIFEST, TEST, TRAIN, VALIDATION, combined_hash, read_manifest, scan
 from hvdtrain.data.identity import look
 from hvdtrain.data.recipe import BuildRequest, Recipe
-from hvdtrain.data.selection import Item, by_class, choose_labels, split_class
+from hvdtrain.data.selection import Generated, Item, by_class, choose_labels, split_class
 from hvdtrain.data.sources import Source, open_source
-from hvdtrain.data.storage import atomic_folder, locked
+from hvdtrain.data.storage import Progress, atomic_folder, locked, on_all_cores
 from hvdtrain.errors import Failure, UsageError
 
 FOLDERS = {"train": TRAIN, "validation": VALIDATION, "test": TEST}
-BATCH = 16  # images of a thread's task: a task for each image would cost as much as copying the image
 SPLIT_NOTES = {
     "by-angle": "An arc of neighbouring views of every object is held out: only those at its two ends have near "
     "duplicates in training.",
     "by-object": "Whole objects are held out: no object of the validation images is seen in training.",
 }
 
-T = TypeVar("T")
-Progress = Callable[[int, int], None]  # images written so far, images in all
 Planned = tuple[Item, Path]  # an image, and its path in the folder
+Original = bytes | Member | Generated
 Written = tuple[bytes, int]  # the SHA-256 of an image's file, and the shorter of its sides in pixels
 
 
@@ -72,10 +66,9 @@ def build(
             if not force and is_built(request, out, identity):  # by another process, while this one waited
                 return out
             with atomic_folder(out) as folder:
-                written = _write(folder, request, source, planned, progress)
-                content = {} if request.options.get("flat") else _content(folder, written)
-                notes = list(getattr(source, "notes", ()))
-                _write_manifest(folder, request, images_from, identity, classes, content, notes)
+                written = _write(folder, request, planned, progress)
+                content = _content(folder, written)
+                _write_manifest(folder, request, images_from, identity, classes, content, source.notes)
                 _check_free(out, force)  # again: something may have been put there meanwhile
     except OSError as error:
         raise Failure(f"cannot build '{out}': {error.strerror or error}; nothing of it is left") from None
@@ -94,24 +87,21 @@ def _is_complete(out: Path) -> bool:
     classes = read_manifest(out).get("classes", {})
     try:
         return bool(classes) and all(
-            len(os.listdir(out / FOLDERS[part] / name if part in FOLDERS else out)) >= count
+            len(os.listdir(out / FOLDERS[part] / name)) >= count
             for name, parts in classes.items()
             for part, count in parts.items()
         )
-    except (OSError, TypeError):
+    except (OSError, TypeError, KeyError):
         return False
 
 
 def plan_images(request: BuildRequest, source: Source) -> tuple[list[Planned], dict[str, dict[str, int]]]:
     """The chosen images with their paths, in the source's order, and {class: {part: number of images}}."""
     options = request.options
-    labels = choose_labels(
-        source.labels, source.titles, request.wanted_classes, options.get("num_classes", 0), options["seed"]
-    )
-    items = source.items(labels)
-    if options.get("flat"):
-        counts = {label: {"images": sum(item.label == label for item in items)} for label in labels}
-        return [(item, Path(item.name)) for item in items], counts
+    items = source.items()
+    labels = {item.label for item in items}
+    chosen = choose_labels(labels, request.wanted_classes, options.get("num_classes", 0), options["seed"])
+    items = [item for item in items if item.label in chosen]
     paths: dict[int, Path] = {}
     classes = {}
     for name, class_items in by_class(items, request.grouping).items():
@@ -129,49 +119,23 @@ def plan_images(request: BuildRequest, source: Source) -> tuple[list[Planned], d
 
 
 def _write(
-    folder: Path, request: BuildRequest, source: Source, planned: list[Planned], progress: Progress | None
+    folder: Path, request: BuildRequest, planned: list[Planned], progress: Progress | None
 ) -> dict[Path, Written]:  # fmt: skip
     """Read one image after the other; check, shrink and write them on all cores."""
     link, side = request.options.get("link", "copy"), request.options.get("resize", 0)
     for parent in {path.parent for _, path in planned}:
         (folder / parent).mkdir(parents=True, exist_ok=True)
-    items = [item for item, _ in planned]
-    if link != "copy" and not all(getattr(item.handle, "path", None) for item in items):
+    if link != "copy" and not all(item.handle.path for item, _ in planned):
         raise UsageError(f"--link {link} needs images that lie in a folder: give --source FOLDER")
-    written: dict[Path, Written] = {}
+    originals = ((path, item.handle.read() if item.handle.is_sequential else item.handle) for item, path in planned)
 
-    def read_images() -> Iterator[tuple[Path, bytes | Member]]:
-        for done, ((_, path), original) in enumerate(zip(planned, source.contents(items), strict=True), 1):
-            yield path, original
-            if progress:
-                progress(done, len(planned))
+    def write(one: tuple[Path, Original]) -> Written:
+        return _write_image(folder / one[0], one[1], link, side)
 
-    def write_batch(batch: list[tuple[Path, bytes | Member]]) -> None:
-        for path, original in batch:
-            written[path] = _write_image(folder / path, original, link, side)
-
-    _on_all_cores(write_batch, read_images())
-    return written
+    return {path: result for (path, _), result in on_all_cores(write, originals, len(planned), progress)}
 
 
-def _on_all_cores(work: Callable[[list[T]], None], images: Iterator[T]) -> None:
-    """Batch after batch, read no faster than it is worked on: what waits is in memory."""
-    cores = len(os.sched_getaffinity(0))
-    pending: deque[Future[None]] = deque()
-    with ThreadPoolExecutor(cores, thread_name_prefix="images") as pool:
-        try:
-            while batch := list(islice(images, BATCH)):
-                pending.append(pool.submit(work, batch))
-                if len(pending) > 2 * cores:
-                    pending.popleft().result()
-            for task in pending:
-                task.result()
-        except BaseException:
-            pool.shutdown(cancel_futures=True)
-            raise
-
-
-def _write_image(path: Path, original: bytes | Member, link: str, side: int) -> Written:
+def _write_image(path: Path, original: Original, link: str, side: int) -> Written:
     content = original if isinstance(original, bytes) else original.read()
     name = f"{path.parent.name}/{path.name}"
     if side:
@@ -226,7 +190,7 @@ def _write_manifest(
         "source": recipe.source,
         "licence": options.get("licence") or recipe.licence,
         "citation": recipe.citation,
-        "split": "none: one flat folder" if options.get("flat") else split,
+        "split": split,
         "images": sum(sum(parts.values()) for parts in classes.values()),
         "seed": options["seed"],
         "options": {name: value for name, value in options.items() if name != "seed"},
@@ -251,8 +215,6 @@ def _check_free(out: Path, force: bool) -> None:
     if not (manifest := read_manifest(out)):
         raise UsageError(f"'{out}' is not empty and was not built by hvdtrain: name another folder, or remove it")
     foreign = sorted(set(os.listdir(out)) - {MANIFEST, *FOLDERS.values()})
-    if manifest.get("options", {}).get("flat"):
-        foreign = [name for name in foreign if not name.endswith(".png")]
     if foreign:
         raise UsageError(f"'{out}' holds what no build has put there ({', '.join(foreign[:5])}): name another folder")
     if not force:

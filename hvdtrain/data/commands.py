@@ -14,6 +14,8 @@ from hvdtrain.data.recipe import Recipe
 from hvdtrain.data.selection import PARTS, SPLIT_METHODS
 from hvdtrain.errors import Failure, UsageError
 
+PATH = click.Path(path_type=Path, resolve_path=True)
+
 
 @click.group()
 def data() -> None:
@@ -52,8 +54,8 @@ def list_() -> None:
 @data.command("build", short_help="Build a data set into a folder of your own.")
 @click.argument("name")
 @click.option("--out", required=True, type=Folder(path_type=Path), metavar="FOLDER", help="Where it goes.")
-@click.option("--archive", type=click.Path(path_type=Path), metavar="FILE", help="Take the images from this archive.")
-@click.option("--source", type=click.Path(path_type=Path), metavar="FOLDER", help="Take the images from this folder.")
+@click.option("--archive", type=PATH, metavar="FILE", help="Take the images from this archive.")
+@click.option("--source", type=PATH, metavar="FOLDER", help="Take the images from this folder.")
 @click.option("--force", is_flag=True, help="Build again, in place of what an earlier build put in FOLDER.")
 @click.option(
     "--validation",
@@ -66,10 +68,8 @@ def list_() -> None:
 @click.option("--seed", type=click.IntRange(0), help="Decides what is drawn: classes, split, and generated images.")
 @click.option(
     "--classes", metavar="WORDS",
-    help="imagenet-slice: wnids or names of classes, by commas. coil100: `edible-toy-other`, `objects`, or a TOML file "
-    "of your own with a line `class = [object numbers]` for each, or `class = \"rest\"`.",
+    help="imagenet-slice: names of classes, such as wnids, by commas. coil100: `edible-toy-other` or `objects`.",
 )  # fmt: skip
-@click.option("--classes-file", metavar="FILE", help="imagenet: the same, a class a line.")
 @click.option("--num-classes", type=click.IntRange(2), help="imagenet: so many classes, drawn by --seed.")
 @click.option("--train-per-class", type=click.IntRange(1), help="Keep at most so many training images of a class.")
 @click.option("--val-per-class", type=click.IntRange(1), help="Keep at most so many validation images of a class.")
@@ -96,7 +96,6 @@ def list_() -> None:
 )  # fmt: skip
 @click.option("--objects", type=int, help="turntable: number of objects, one class each.  [default: 20]")
 @click.option("--views", type=int, help="turntable: views of each object, evenly around it.  [default: 72]")
-@click.option("--flat", is_flag=True, default=None, help="turntable: one folder, no split, like COIL-100's archive.")
 def build_(name: str, out: Path, archive: Path | None, source: Path | None, force: bool, **options: Any) -> None:
     """Build the data set NAME into a folder of your own.
 
@@ -106,12 +105,12 @@ def build_(name: str, out: Path, archive: Path | None, source: Path | None, forc
       hvdtrain data build coil100 --out coil                 (downloads 131 MB)
       hvdtrain data build coil100 --archive coil-100.zip --split by-object --out coil
       hvdtrain data build imagenet-slice --source imagenet100 --num-classes 20 --resize 256 --out slice
-      hvdtrain data build imagenet-slice --archive ILSVRC2012_img_train.tar --classes goldfish,n02102040 --out two
+      hvdtrain data build imagenet-slice --archive imagenet100.zip --classes n01443537,n02102040 --out two
 
     folder takes images of your own, in a folder for each class, decodes each, and says what it leaves out.
-    imagenet-slice takes ILSVRC2012's tars, an extracted tree, Kaggle's trees, Imagenette, or any folder of class
-    folders. The folder appears complete or not at all; building it again is no work. Its dataset.toml says where the
-    images come from, under which licence, and how they were chosen and split. Equal inputs give equal bytes.
+    imagenet-slice takes an extracted ILSVRC2012, Kaggle's trees, Imagenette, or any folder of class folders. The folder
+    appears complete or not at all; building it again is no work. Its dataset.toml says where the images come from,
+    under which licence, and how they were chosen and split. Equal inputs give equal bytes.
     """
     if archive and source:
         raise UsageError("--archive and --source exclude each other: give one")
@@ -120,17 +119,13 @@ def build_(name: str, out: Path, archive: Path | None, source: Path | None, forc
     if archive and not archive.is_file():
         raise UsageError(f"--archive {archive} is not a file")
     given = {option: value for option, value in options.items() if value is not None}
-    images_from = archive or source
-    images_from = images_from.expanduser().resolve() if images_from else None
     before = _build_time(out)
     from hvdtrain.progress_bars import count_bar
 
     with count_bar(name) as progress:
-        build(name, out, force=force, progress=progress, images_from=images_from, **given)
+        build(name, out, force=force, progress=progress, images_from=archive or source, **given)
     if before == _build_time(out):
         click.echo(f"{out} already holds this data set; nothing to do (--force builds it again)")
-    elif given.get("flat"):
-        click.echo(f"{out}: one flat folder")
     else:
         folder = scan(out.expanduser())
         held_out = f", {len(folder.test):,} in {TEST}" if folder.test else ""
@@ -149,10 +144,8 @@ def _prefer_folder(dataset: str) -> str:
 
 def _build_time(out: Path) -> float:
     """When the folder was built, by its manifest; 0 if it was not."""
-    try:
-        return (out.expanduser() / MANIFEST).stat().st_mtime_ns
-    except OSError:
-        return 0
+    manifest = out.expanduser() / MANIFEST
+    return manifest.stat().st_mtime_ns if manifest.is_file() else 0
 
 
 @data.command("check", short_help="Decode and hash every image.")
@@ -171,20 +164,21 @@ def check_(dataset: str) -> None:
     from hvdtrain.data.find import find_dataset
     from hvdtrain.progress_bars import count_bar
 
+    found = find_dataset(_prefer_folder(dataset))
     with count_bar("checking") as progress:
-        findings = check(find_dataset(_prefer_folder(dataset)), len(os.sched_getaffinity(0)), progress)
-    parts = [part for part in PARTS if any(part in own for own in findings.counts.values())]
+        counts, problems, notes = check(found, progress)
+    parts = [part for part in PARTS if getattr(found, part)]
     table = Table("class", *parts, box=None, pad_edge=False)
-    for name, own in findings.counts.items():
-        table.add_row(name, *(f"{own.get(part, 0):,}" for part in parts))
-    table.add_row("all", *(f"{sum(own.get(part, 0) for own in findings.counts.values()):,}" for part in parts))
+    for name, of_class in counts.items():
+        table.add_row(name, *(f"{of_class[part]:,}" for part in parts))
+    table.add_row("all", *(f"{len(getattr(found, part)):,}" for part in parts))
     Console().print(table)
-    for line in findings.notes:
+    for line in notes:
         click.echo(f"note: {line}")
-    for line in findings.problems:
+    for line in problems:
         click.echo(f"WRONG: {line}")
-    if findings.problems:
-        raise Failure(f"{dataset}: {len(findings.problems)} problem(s)")
+    if problems:
+        raise Failure(f"{dataset}: {len(problems)} problem(s)")
     click.echo("every image can be decoded, and is in one part only")
 
 
@@ -193,7 +187,7 @@ def check_(dataset: str) -> None:
 @click.option("--out", type=click.Path(path_type=Path), default="sheet.png", show_default=True, help="A new PNG file.")
 @click.option("--images", "-k", type=click.IntRange(2, 20), default=8, show_default=True, help="Images of each class.")
 def show_(dataset: str, out: Path, images: int) -> None:
-    """Draw a contact sheet of FOLDER: images of each class, their numbers, and what `--augment` does to them.
+    """Draw a contact sheet of FOLDER: images of each class, and what `--augment` does to the first.
 
     \b
       hvdtrain data show digits --out digits.png
@@ -209,12 +203,12 @@ def show_(dataset: str, out: Path, images: int) -> None:
     found = find_dataset(_prefer_folder(dataset))
     from hvdtrain.data.contact_sheet import draw
 
-    draw(found, images, len(os.sched_getaffinity(0)), out)
+    draw(found, images, out)
     click.echo(f"wrote {out}")
 
 
 @data.command("pack", short_help="Pack a folder into shards at a URL.")
-@click.argument("folder", type=click.Path(path_type=Path))
+@click.argument("folder", type=PATH)
 @click.argument("url")
 @click.option("--shard-mb", type=click.IntRange(1, 4096), default=128, show_default=True, help="MiB of a shard, about.")
 @click.option("--force", is_flag=True, help="Replace what is packed at URL.")
@@ -237,7 +231,7 @@ def pack_(folder: Path, url: str, shard_mb: int, force: bool) -> None:
 
     if not is_url(url):
         raise UsageError(f"'{url}' is not a URL: give one such as file:///data/coil or s3://bucket/coil")
-    found = scan(folder.expanduser().resolve())
+    found = scan(folder)
     with count_bar("packing") as progress:
         per_shard, is_new = pack(found, url.rstrip("/"), shard_mb * 2**20, force, progress)
     click.echo(f"{url} holds {folder}" if is_new else f"{url} already holds this data set; nothing to do")

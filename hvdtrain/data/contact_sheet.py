@@ -1,4 +1,4 @@
-"""Draws a contact sheet of a data set: images of each class, how many there are, and what augmentation does to them."""
+"""Draws a contact sheet of a data set: images of each class, and what augmentation does to one of them."""
 
 from pathlib import Path
 from typing import Any
@@ -14,84 +14,35 @@ SIDE = 96  # pixels of an image
 MAX_CLASSES = 20  # rows
 
 
-def draw(data: ImageFolder, images: int, threads: int, out: Path) -> None:
-    """Write the contact sheet as a PNG.
+def draw(data: ImageFolder, images: int, out: Path) -> None:
+    """Write the contact sheet as a PNG: a row for each class, and for each kind of augmentation of the first image.
 
     Args:
         images: how many of each class, taken evenly from its training images.
     """
-    import matplotlib
+    from matplotlib.figure import Figure
 
-    matplotlib.use("Agg")
-    import matplotlib.pyplot as plt
-
-    drawn = range(min(len(data.classes), MAX_CLASSES))
-    found = labels(data.train).numpy()
-    of_class = [np.flatnonzero(found == number).tolist() for number in drawn]
-    picked = [[own[i * len(own) // n] for i in range(n)] for own in of_class if (n := min(images, len(own)))]
-    examples = [row[0] for row in picked[:3]]
-    rows = len(picked)
-    heights = [rows + 1, 0.8 * len(KINDS[1:]) * len(examples) + 0.6]
-    figure = plt.figure(figsize=(11, sum(heights)), layout="constrained")
-    panels: Any = figure.subfigures(2, 1, height_ratios=heights)
-    top, bottom = panels
-    left, right = top.subplots(1, 2, width_ratios=[max(2, images), 3])
-    _grid(
-        left, [_load(data, row, threads, None, 0) for row in picked], [data.classes[number] for number in drawn], images
-    )
-    more = f" (the first {rows} of {len(data.classes)} classes)" if len(data.classes) > rows else ""
-    left.set_title(f"Training images{more}", loc="left")
-    _histogram(right, data)
-    axes = bottom.subplots(1, 1)
-    augmented, names = [], []
-    for number, sample in enumerate(examples):
-        for kind in KINDS[1:]:
-            epochs = range(number * images + 1, (number + 1) * images)
-            changed = [_load(data, [sample], threads, Augment(kind, 0), epoch)[0] for epoch in epochs]
-            augmented.append([_load(data, [sample], threads, None, 0)[0], *changed])
-            names.append(kind)
-    _grid(axes, augmented, names, images)
-    axes.set_title("--augment: the image, and what later epochs may see of it", loc="left")
-    figure.savefig(out, dpi=100)
-    plt.close(figure)
+    label_of = labels(data.train).numpy()
+    rows = {}
+    for number, name in enumerate(data.classes[:MAX_CLASSES]):
+        of_class = np.flatnonzero(label_of == number)
+        picked = of_class[np.linspace(0, len(of_class) - 1, min(images, len(of_class)), dtype=int)]
+        rows[name] = [_load(data, index, "none", 0) for index in picked.tolist()]
+    for kind in KINDS[1:]:
+        rows[f"--augment {kind}"] = [_load(data, 0, kind, epoch) for epoch in range(1, images + 1)]
+    figure = Figure(figsize=(images + 2, len(rows)), layout="constrained")
+    axes = figure.subplots(len(rows), images, squeeze=False)
+    for line, (name, pictures) in zip(axes, rows.items(), strict=True):
+        line[0].set_title(name, loc="left", fontsize="small", parse_math=False)
+        for panel in line:
+            panel.set_axis_off()
+        for panel, picture in zip(line, pictures, strict=False):
+            panel.imshow(picture)
+    figure.savefig(out, dpi=100, format="png")
 
 
-def _load(data: ImageFolder, indices: list[int], threads: int, augment: Augment | None, epoch: int) -> list[Any]:
-    """These training images as uint8 arrays [SIDE, SIDE, 3]."""
-    chosen = tuple(data.train[i] for i in indices)
-    share = Share(0, epoch, list(range(len(indices))), 1.0, len(indices))
-    [(_, (images, _))] = Loader(chosen, SIDE, threads, augment).batches([share])
-    return [image.permute(1, 2, 0).numpy() for image in images]
-
-
-def _grid(axes: Any, rows: list[list[Any]], names: list[str], columns: int) -> None:
-    pitch = SIDE + 4
-    sheet = np.full((len(rows) * pitch, columns * pitch, 3), 255, np.uint8)
-    for y, row in enumerate(rows):
-        for x, image in enumerate(row):
-            sheet[y * pitch : y * pitch + SIDE, x * pitch : x * pitch + SIDE] = image
-    axes.imshow(sheet, interpolation="nearest")
-    axes.set_yticks([y * pitch + SIDE / 2 for y in range(len(rows))], names, parse_math=False)
-    axes.set_xticks([])
-    axes.tick_params(length=0)
-    for spine in axes.spines.values():
-        spine.set_visible(False)
-
-
-def _histogram(axes: Any, data: ImageFolder) -> None:
-    """A bar for each class: its images, stacked by part."""
-    names = list(data.classes)
-    y, start = np.arange(len(names)), np.zeros(len(names))
-    colours = {"train": "#0456c3", "validation": "#cb7811", "test": "#49672a"}
-    for part, colour in colours.items():
-        counts = np.bincount(labels(getattr(data, part)).numpy(), minlength=len(names))
-        if counts.sum():
-            axes.barh(y, counts, left=start, color=colour, height=0.8, label=f"{part}, {counts.sum():,}")
-            start += counts
-    axes.set_ylim(len(names) - 0.4, -0.6)
-    has_labels = len(names) <= MAX_CLASSES
-    axes.set_yticks(y if has_labels else [], names if has_labels else [], parse_math=False)
-    axes.set_title("Images of each class", loc="left")
-    axes.legend(loc="upper center", bbox_to_anchor=(0.5, -0.05), frameon=False, ncols=3)
-    for side in ("top", "right"):
-        axes.spines[side].set_visible(False)
+def _load(data: ImageFolder, index: int, kind: str, epoch: int) -> Any:
+    """A training image as a uint8 array [SIDE, SIDE, 3]."""
+    loader = Loader((data.train[index],), SIDE, 1, Augment(kind, 0))
+    [(_, (images, _))] = loader.batches([Share(0, epoch, [0], 1.0, 1)])
+    return images[0].permute(1, 2, 0).numpy()

@@ -1,8 +1,7 @@
-"""Downloads a recipe's archive into the cache, resuming where it was cut off; it is kept if its checksum is right."""
+"""Downloads a recipe's archive into the cache; it is kept if its checksum is right."""
 
 import hashlib
 import os
-import urllib.error
 import urllib.request
 from http.client import HTTPException
 from pathlib import Path
@@ -17,7 +16,6 @@ if TYPE_CHECKING:
 
 CHUNK = 2**20
 TIMEOUT_S = 60.0
-ATTEMPTS = 3  # for each address; it is given up before if an attempt brings no byte
 
 
 def fetch(recipe: "Recipe") -> Path:
@@ -25,8 +23,7 @@ def fetch(recipe: "Recipe") -> Path:
 
     Raises:
         UsageError: the recipe has no address to download from.
-        Failure: no address sends the whole archive: the next call goes on from what has come. Or the checksum is wrong:
-            the file is deleted.
+        Failure: no address sends the whole archive, or the checksum is wrong: the file is deleted.
     """
     origin = recipe.origin
     if not origin:
@@ -41,23 +38,15 @@ def fetch(recipe: "Recipe") -> Path:
         partial = target.with_name(f"{target.name}.partial")
         problems = []
         for url in origin["urls"]:
-            for _ in range(ATTEMPTS):
-                size_before = _size(partial)
-                try:
-                    _download(url, partial, origin["bytes"], recipe.name)
-                except (OSError, HTTPException) as error:
-                    problems.append(f"{url}: {getattr(error, 'reason', None) or error}")
-                    if isinstance(error, urllib.error.HTTPError) or size_before == _size(partial):
-                        break
-                    continue
-                _check(partial, origin)
-                partial.rename(target)
-                return target
-        raise Failure(f"{recipe.name} cannot be downloaded ({'; '.join(dict.fromkeys(problems))}); try --archive FILE")
-
-
-def _size(partial: Path) -> int:
-    return partial.stat().st_size if partial.exists() else 0
+            try:
+                _download(url, partial, origin["bytes"], recipe.name)
+            except (OSError, HTTPException) as error:
+                problems.append(f"{url}: {getattr(error, 'reason', None) or error}")
+                continue
+            _check(partial, origin)
+            partial.rename(target)
+            return target
+        raise Failure(f"{recipe.name} cannot be downloaded ({'; '.join(problems)}); try --archive FILE")
 
 
 def _check(file: Path, origin: dict) -> None:
@@ -66,30 +55,25 @@ def _check(file: Path, origin: dict) -> None:
     with file.open("rb") as content:
         found = hashlib.file_digest(content, kind).hexdigest()
     if found != origin[kind]:
-        size = file.stat().st_size
         file.unlink()
-        raise Failure(
-            f"what came as {origin['file']} ({size:,} bytes) has the {kind} {found}, not {origin[kind]}: deleted"
-        )
+        raise Failure(f"what came as {origin['file']} has the {kind} {found}, not {origin[kind]}: deleted")
 
 
 def _download(url: str, partial: Path, size: int, name: str) -> None:
-    """Append to the partial file what it lacks of `size` bytes. OSError if the server sends less or more."""
-    have = _size(partial)
-    if have >= size:
-        return
-    request = urllib.request.Request(url, headers={"Range": f"bytes={have}-"} if have else {})
-    with urllib.request.urlopen(request, timeout=TIMEOUT_S) as response:
-        if have and response.status != 206:  # the server sends the whole file, and not only the range
-            have = 0
-        with partial.open("ab" if have else "wb") as file, bytes_bar(f"downloading {name}", size, have) as progress:
-            while chunk := response.read(CHUNK):
-                have += len(chunk)
-                if have > size:
-                    raise OSError(f"it sends more than the {size:,} bytes that the recipe names")
-                file.write(chunk)
-                progress(have)
-            file.flush()
-            os.fsync(file.fileno())
+    """Write the partial file. OSError if the server sends less or more than `size` bytes."""
+    have = 0
+    with (
+        urllib.request.urlopen(url, timeout=TIMEOUT_S) as response,
+        partial.open("wb") as file,
+        bytes_bar(f"downloading {name}", size, 0) as progress,
+    ):
+        while chunk := response.read(CHUNK):
+            have += len(chunk)
+            if have > size:
+                raise OSError(f"it sends more than the {size:,} bytes that the recipe names")
+            file.write(chunk)
+            progress(have)
+        file.flush()
+        os.fsync(file.fileno())
     if have < size:
         raise OSError(f"cut off after {have:,} of {size:,} bytes")

@@ -1,20 +1,19 @@
 """Finds the data set that `--dataset` names: a recipe, a folder, or shards at a URL."""
 
 import os
-import shutil
 from pathlib import Path
 
 from hvdtrain.config import recipes
 from hvdtrain.data.build import build, is_built
 from hvdtrain.data.folder import ImageFolder, scan
 from hvdtrain.data.recipe import Recipe
-from hvdtrain.data.storage import cache_root, locked
+from hvdtrain.data.storage import cache_root
 from hvdtrain.data.synthetic import NAME, synthetic
 from hvdtrain.errors import UsageError, unknown
 
 
-def find_dataset(dataset: str, shuffle_block: int = 0) -> ImageFolder:
-    """List the images of the data set that `--dataset` names, to be read with a `--shuffle-block`.
+def find_dataset(dataset: str) -> ImageFolder:
+    """List the images of the data set that `--dataset` names.
 
     Raises:
         UsageError: there is no such data set.
@@ -22,7 +21,7 @@ def find_dataset(dataset: str, shuffle_block: int = 0) -> ImageFolder:
     if is_url(dataset):
         from hvdtrain.data import shards
 
-        return shards.read(dataset, shuffle_block)
+        return shards.read(dataset)
     if dataset == NAME:
         return synthetic()
     return scan(locate_folder(dataset))
@@ -50,12 +49,8 @@ def locate_folder(dataset: str) -> Path:
     if dataset in recipes.names("datasets"):
         request = Recipe.load(dataset).request()
         folder = cache_root() / "datasets" / f"{dataset}-{request.key[:12]}"
-        if is_built(request, folder):
-            return folder.resolve()
-        with locked(folder):
-            if folder.exists() and not is_built(request, folder):  # damaged; in our own cache we may remove it
-                shutil.rmtree(folder)
-        return build(dataset, folder)
+        is_damaged = folder.exists() and not is_built(request, folder)
+        return build(dataset, folder, force=is_damaged)
     try:
         folder = Path(dataset).expanduser()
         if os.sep in dataset or folder.is_dir():

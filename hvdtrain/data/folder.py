@@ -5,19 +5,18 @@ import os
 import shlex
 from array import array
 from bisect import bisect_right
-from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
-from itertools import chain, islice
+from itertools import chain
 from pathlib import Path
-from typing import Any, overload
+from typing import Any
 
 from msgspec import convert
 
 from hvdtrain.config.untrusted import parse_toml
+from hvdtrain.data.storage import on_all_cores
 from hvdtrain.errors import UsageError
-from hvdtrain.formatting import printable, some_of
+from hvdtrain.formatting import some_of
 
 TRAIN, VALIDATION, TEST = "TrainData", "ValidationData", "TestData"
 SUFFIXES = (".png", ".jpg", ".jpeg", ".bmp", ".webp")  # in any case
@@ -43,13 +42,7 @@ class ManyImages(Sequence[tuple[Any, int]]):
     def __len__(self) -> int:
         return len(self.ends)
 
-    @overload
-    def __getitem__(self, index: int) -> tuple[Any, int]: ...
-
-    @overload
-    def __getitem__(self, index: slice) -> tuple[tuple[Any, int], ...]: ...
-
-    def __getitem__(self, index: int | slice) -> Any:
+    def __getitem__(self, index: Any) -> Any:
         if isinstance(index, slice):
             return tuple(self[i] for i in range(*index.indices(len(self))))
         return self._image(range(len(self))[index])
@@ -69,13 +62,15 @@ class Files(ManyImages):
         part: TRAIN, VALIDATION or TEST.
         classes: names of the classes, as bytes.
         starts: which image is each class's first, [classes] int64.
-        passed_over: what is not used in the class folders, hidden files aside: {"folder(s)": how many, ".tif": …}.
+        passed_over: what lies in the part or in a class's folder and is not used, hidden files aside: paths below root.
     """
 
     def __init__(self, root: Path, part: str, classes: Sequence[str]) -> None:
         self.root, self.part, self.classes = root, part, [os.fsencode(name) for name in classes]
         self.ends, self.starts = array("q"), array("q")
-        self.passed_over: Counter[str] = Counter()
+        with os.scandir(root / part) as entries:
+            loose = [entry.name for entry in entries if entry.is_file()]
+        self.passed_over = [f"{part}/{name}" for name in sorted(loose) if not name.startswith(".")]
         suffixes = tuple(map(str.encode, SUFFIXES))
         joined, end = [], 0
         for name in classes:
@@ -89,7 +84,7 @@ class Files(ManyImages):
                     if entry.name.lower().endswith(suffixes) and entry.is_file():
                         files.append(entry.name)
                     else:
-                        self.passed_over[_kind(entry)] += 1
+                        self.passed_over.append(os.path.relpath(os.fsdecode(entry.path), root))
             if not files:
                 raise UsageError(
                     f"class '{name}' has no images in '{root / part / name}': expected {', '.join(SUFFIXES)}"
@@ -105,6 +100,14 @@ class Files(ManyImages):
         label = bisect_right(self.starts, index) - 1
         path = os.path.join(os.fsencode(self.part), self.classes[label], self._name(index))
         return self.root / os.fsdecode(path), label
+
+    def labels(self) -> Any:
+        """The class of each image, [images] int64."""
+        import numpy as np
+
+        return np.repeat(
+            np.arange(len(self.classes)), [len(self.of_class(label)) for label in range(len(self.classes))]
+        )
 
     def of_class(self, label: int) -> range:
         """The images of a class."""
@@ -141,10 +144,10 @@ class ImageFolder:
 
     @property
     def passed_over(self) -> str:
-        """What is not used in the class folders, as their list shows it: `2 folder(s), 1 .tif`, or nothing."""
+        """What is not used in the folders of parts and classes: `3 file(s) or folder(s): …`, or nothing."""
         files = [part for part in (self.train, self.validation, self.test) if isinstance(part, Files)]
-        total = sum((part.passed_over for part in files), Counter[str]())
-        return ", ".join(f"{count:,} {kind}" for kind, count in sorted(total.items()))
+        names = sorted(chain.from_iterable(part.passed_over for part in files))
+        return f"{len(names):,} file(s) or folder(s): {some_of(names)}" if names else ""
 
 
 def read_manifest(folder: Path) -> dict[str, Any]:
@@ -175,64 +178,24 @@ def scan(root: Path) -> ImageFolder:
         for part in (TRAIN, VALIDATION):
             if not (root / part).is_dir():
                 raise UsageError(f"'{root}' has no folder {part}: {SHAPE}. {_how_to_split(root)}")
-        classes, in_validation = _class_names(root / TRAIN), _class_names(root / VALIDATION)
-        if classes != in_validation:
-            raise UsageError(
-                f"the two parts of '{root}' have different classes: "
-                + _difference(TRAIN, classes, in_validation)
-                + _difference(VALIDATION, in_validation, classes)
-                + "both need the same class folders"
-            )
+        classes = _class_names(root / TRAIN)
+        parts = [part for part in (TRAIN, VALIDATION, TEST) if (root / part).is_dir()]
+        for part in parts:
+            if (names := _class_names(root / part)) != classes:
+                raise UsageError(
+                    f"{TRAIN} and {part} of '{root}' have different classes: " + _difference(TRAIN, classes, names)
+                    + _difference(part, names, classes) + "all need the same class folders"
+                )  # fmt: skip
         if len(classes) == 1:
             raise UsageError(f"'{root}' has one class only, '{classes[0]}': there is nothing to tell apart")
-        test: Samples = ()
-        if (root / TEST).is_dir():
-            if (in_test := _class_names(root / TEST)) != classes:
-                raise UsageError(
-                    f"{TEST} of '{root}' has other classes than {TRAIN}: {_difference(TEST, in_test, classes)}"
-                )
-            test = Files(root, TEST, classes)
+        train, validation, *test = (Files(root, part, classes) for part in parts)
         return ImageFolder(
-            root, classes, Files(root, TRAIN, classes), Files(root, VALIDATION, classes), test,
+            root, classes, train, validation, test[0] if test else (),
             image_size=usable_size(read_manifest(root).get("content", {}).get("image_size")),
         )  # fmt: skip
     except OSError as error:
         name = os.fsdecode(error.filename) if error.filename else root
         raise UsageError(f"cannot read '{name}': {error.strerror}") from None
-
-
-def not_used(root: Path) -> list[str]:
-    """What lies in an image folder's parts and is not used, hidden files aside: a line for each kind, with names.
-
-    It walks through all folders: `scan` looks no deeper than those of the classes.
-    """
-    deeper: list[str] = []
-    loose: list[str] = []
-    others: list[str] = []
-    seen: set[str] = set()  # a link may lead to a folder that it is in
-    for part in (TRAIN, VALIDATION, TEST):
-        for folder, folders, names in os.walk(root / part, followlinks=True):
-            folders[:] = sorted(name for name in folders if not name.startswith("."))
-            if (real := os.path.realpath(folder)) in seen:
-                folders.clear()
-                continue
-            seen.add(real)
-            depth = len(Path(folder).relative_to(root / part).parts)
-            for name in sorted(names):
-                path = os.path.join(folder, name)
-                if name.startswith("."):
-                    continue
-                if not name.lower().endswith(SUFFIXES) or not os.path.isfile(path):
-                    others.append(os.path.relpath(path, root))
-                elif depth != 1:
-                    (deeper if depth else loose).append(os.path.relpath(path, root))
-    build = f"`hvdtrain data build folder --source {shlex.quote(str(root))} --out NEW` takes them"
-    found = (
-        (deeper, f"image(s) in folders below their class's ({build})"),
-        (loose, "image(s) in no class's folder"),
-        (others, f"file(s) that are not {', '.join(SUFFIXES)}"),
-    )
-    return [f"not used: {len(names):,} {what}: {some_of(names)}" for names, what in found if names]
 
 
 def usable_size(written: Any) -> int:
@@ -246,7 +209,7 @@ def content_hash(folder: ImageFolder) -> str:
 
     It does not depend on where the folder is. UsageError where an image cannot be read.
     """
-    return combined_hash(folder, _all_digests(folder.images))
+    return combined_hash(folder, (digest for _, digest in on_all_cores(_digest, folder.images)))
 
 
 def combined_hash(folder: ImageFolder, digests: Iterable[bytes]) -> str:
@@ -258,17 +221,9 @@ def combined_hash(folder: ImageFolder, digests: Iterable[bytes]) -> str:
     return f"sha256:{total.hexdigest()}"
 
 
-def _all_digests(images: Iterator[Path]) -> Iterator[bytes]:
-    # Reading and hashing happen outside the interpreter lock, so a few threads help, on network disks most.
-    with ThreadPoolExecutor(4) as pool:
-        while batches := [batch for _ in range(16) if (batch := list(islice(images, 256)))]:
-            for digests in pool.map(_digests, batches):
-                yield from digests
-
-
-def _digests(files: Sequence[Path]) -> list[bytes]:
+def _digest(path: Path) -> bytes:
     try:
-        return [hashlib.sha256(path.read_bytes()).digest() for path in files]
+        return hashlib.sha256(path.read_bytes()).digest()
     except OSError as error:
         raise UsageError(f"cannot read '{error.filename}': {error.strerror}") from None
 
@@ -279,15 +234,6 @@ def _class_names(part: Path) -> tuple[str, ...]:
     if not names:
         raise UsageError(f"'{part}' is empty: {SHAPE}. {_how_to_split(part.parent)}")
     return names
-
-
-def _kind(entry: os.DirEntry[bytes]) -> str:
-    """What this is that is no image."""
-    if entry.is_dir():
-        return "folder(s)"
-    if not entry.is_file():
-        return "link(s) that lead nowhere or devices"
-    return printable(os.fsdecode(os.path.splitext(entry.name)[1].lower())) or "without a suffix"
 
 
 def _how_to_split(root: Path) -> str:

@@ -6,7 +6,6 @@ finds is kept in the user's cache.
 
 import contextlib
 import hashlib
-import json
 import os
 import socket
 import time
@@ -15,7 +14,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from hvdtrain.config.untrusted import parse_json
+import msgspec
+
 from hvdtrain.data.folder import MANIFEST, Files, ImageFolder, content_hash, read_manifest
 from hvdtrain.data.storage import cache_root, locked
 from hvdtrain.errors import UsageError
@@ -47,6 +47,17 @@ class Listing:
     exact: str
 
 
+class Kept(msgspec.Struct):
+    """What the cache keeps of a folder: its identity, when that was found, and of which listing and build."""
+
+    identity: str = ""
+    found_at: float = 0.0
+    exact: str = ""
+    times: str = ""
+    built: str = ""
+    settled: bool = False
+
+
 def look(folder: ImageFolder) -> Listing:
     """The sizes and times of its files, of which it opens none. UsageError where one cannot be looked at."""
     names, sizes, modified, changed = hashlib.sha256(), array("q"), array("q"), array("q")
@@ -55,14 +66,8 @@ def look(folder: ImageFolder) -> Listing:
             assert isinstance(part, Files)
             for below, files in part.by_class():
                 names.update(b"%b\0%b\0\0" % (below, b"\0".join(files)))
-                parent = os.open(os.path.join(os.fsencode(folder.root), below), os.O_RDONLY | os.O_DIRECTORY)
-                try:
-                    found = [os.stat(file, dir_fd=parent) for file in files]
-                except OSError as error:
-                    path = os.fsdecode(os.path.join(below, error.filename or b""))
-                    raise UsageError(f"cannot read '{folder.root}/{path}': {error.strerror}") from None
-                finally:
-                    os.close(parent)
+                parent = os.path.join(os.fsencode(folder.root), below, b"")
+                found = [os.stat(parent + file) for file in files]
                 sizes.extend([one.st_size for one in found])
                 modified.extend([one.st_mtime_ns for one in found])
                 changed.extend([one.st_ctime_ns for one in found])
@@ -99,8 +104,8 @@ def identity(folder: ImageFolder) -> str:
         with contextlib.suppress(UsageError, OSError):
             stack.enter_context(locked(kept))
         before = _read(kept)
-        if asked <= before.get("found_at", 0.0) <= time.time():  # by another process, while this one waited
-            return str(before["identity"])
+        if asked <= before.found_at <= time.time():  # by another process, while this one waited
+            return before.identity
         began = time.time()
         listing = look(folder)
         found = _identity(folder, listing, before)
@@ -116,17 +121,17 @@ def keep_content_hash(folder: ImageFolder, listing: Listing, began: float, found
             _keep(kept, folder, listing, began, found)
 
 
-def _identity(folder: ImageFolder, listing: Listing, before: dict[str, Any]) -> str:
-    if before.get("settled") and before.get("exact") == listing.exact:
-        return str(before["identity"])
+def _identity(folder: ImageFolder, listing: Listing, before: Kept) -> str:
+    if before.settled and before.exact == listing.exact:
+        return before.identity
     built = read_manifest(folder.root).get("content", {})
     # What was built holds what it was built with, unless it was seen as that before, and has changed since.
-    if "hash" in built and built.get("sizes") == listing.sizes and before.get("built") != _stamp(folder):
+    if "hash" in built and built.get("sizes") == listing.sizes and before.built != _stamp(folder):
         return str(built["hash"])
     if len(folder.train) + len(folder.validation) <= READ_FILES and listing.bytes <= READ_BYTES:
         return content_hash(folder)
-    if before.get("times") == listing.times:  # a link more to each file, for one, changes the time of change
-        return str(before["identity"])
+    if before.times == listing.times:  # a link more to each file, for one, changes the time of change
+        return before.identity
     return f"listing:{listing.times}"
 
 
@@ -145,21 +150,18 @@ def _stamp(folder: ImageFolder) -> str:
         return ""
 
 
-def _read(kept: Path) -> dict[str, Any]:
-    """What was kept; empty where there is nothing that can be read."""
+def _read(kept: Path) -> Kept:
+    """What was kept; empty where nothing is, or it cannot be read."""
     try:
-        found = parse_json(kept.read_text())
-        return found if isinstance(found["identity"], str) and isinstance(found["found_at"], float) else {}
-    except (OSError, ValueError, KeyError, TypeError):
-        return {}
+        return msgspec.json.decode(kept.read_bytes(), type=Kept)
+    except (OSError, ValueError):
+        return Kept()
 
 
 def _keep(kept: Path, folder: ImageFolder, listing: Listing, began: float, found: str) -> None:
-    content = {
-        "folder": str(folder.root), "identity": found, "found_at": time.time(), "exact": listing.exact,
-        "times": listing.times, "built": _stamp(folder), "settled": listing.newest < began - SETTLED_S,
-    }  # fmt: skip
+    settled = listing.newest < began - SETTLED_S
+    content = Kept(found, time.time(), listing.exact, listing.times, _stamp(folder), settled)
     partial = kept.with_name(f"{kept.name}.{os.getpid()}.partial")
     with contextlib.suppress(OSError):
-        partial.write_text(json.dumps(content))
+        partial.write_bytes(msgspec.json.encode(content))
         partial.rename(kept)

@@ -11,7 +11,7 @@ from PIL import Image, ImageOps
 
 from hvdtrain.data.augment import Augment
 from hvdtrain.data.folder import Files, Samples
-from hvdtrain.data.image import damaged, decode_smaller, open_image, read, upright, upright_size
+from hvdtrain.data.image import decode_smaller, decoding, open_image, read, upright, upright_size
 from hvdtrain.data.sampling import Share
 from hvdtrain.data.sharded import ShardedImages
 from hvdtrain.data.synthetic import SyntheticImage
@@ -121,12 +121,10 @@ class Loader:
         sample = self.samples[index][0]
         if isinstance(sample, SyntheticImage):  # nothing to decode, and no part of noise to prefer
             return sample.pixels(self.side)
-        with open_image(reading.result() if reading else read(sample), str(sample)) as image:
-            try:
-                fitted = self._fit(image, epoch, index)
-                return torch.from_numpy(np.array(fitted)).permute(2, 0, 1).contiguous()
-            except Exception as error:  # PIL's decoders raise OSError, ValueError, SyntaxError and others
-                raise damaged(str(sample), error) from None
+        name = str(sample)
+        with open_image(reading.result() if reading else read(sample), name) as image, decoding(name):
+            fitted = self._fit(image, epoch, index)
+            return torch.from_numpy(np.array(fitted)).permute(2, 0, 1).contiguous()
 
     def _fit(self, image: Image.Image, epoch: int, index: int) -> Image.Image:
         """The square of an image that is trained on, or tested."""
@@ -151,9 +149,7 @@ class Loader:
 
 def labels(samples: Samples) -> torch.Tensor:
     """The class of each sample, [samples] int64."""
-    if isinstance(samples, Files):  # of which a million need no million paths for this
-        return torch.repeat_interleave(torch.tensor([len(samples.of_class(i)) for i in range(len(samples.classes))]))
-    if isinstance(samples, ShardedImages):
+    if isinstance(samples, Files | ShardedImages):  # of which a million need no million paths for this
         return torch.from_numpy(samples.labels())
     return torch.tensor([label for _, label in samples], dtype=torch.int64)
 

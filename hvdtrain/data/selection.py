@@ -2,14 +2,24 @@
 
 import hashlib
 import re
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence, Set
 from dataclasses import dataclass
 from typing import Any
 
 from hvdtrain.errors import Failure, UsageError, unknown
+from hvdtrain.formatting import some_of
 
 SPLIT_METHODS = ["random", "by-angle", "by-object"]
 PARTS = ("train", "validation", "test")
+
+
+@dataclass(frozen=True)
+class Generated:
+    """An image that this program makes, in place of a file of an archive (archive.Member)."""
+
+    read: Callable[[], bytes]
+    path: None = None
+    is_sequential: bool = False
 
 
 @dataclass(frozen=True)
@@ -21,7 +31,7 @@ class Item:
         name: its file name.
         part: `train`, `validation` or `test` where the source decides; else empty, and it is drawn.
         group, angle: the object that it is a view of, and the angle in degrees, where known.
-        handle: by which the source finds its contents.
+        handle: reads its contents: an archive.Member, or Generated.
     """
 
     label: str
@@ -32,96 +42,50 @@ class Item:
     handle: Any = None
 
 
-def choose_labels(
-    labels: Sequence[str], titles: Mapping[str, str], wanted: Sequence[str], number: int, seed: int
-) -> list[str]:
-    """The labels of the wanted classes, or `number` of them drawn by seed, or all.
-
-    Args:
-        titles: names for people by label, comma-separated; may be empty.
-        wanted: labels, or names in a title.
+def choose_labels(labels: Set[str], wanted: Sequence[str], number: int, seed: int) -> Set[str]:
+    """The wanted ones, or `number` of them drawn by seed, or all.
 
     Raises:
-        UsageError: there is no such class, a name fits several labels, or `number` is larger than there are classes.
+        UsageError: a wanted class does not exist, or `number` is larger than there are classes.
     """
     if wanted:
-        return sorted({_label_of(name.strip(), labels, titles) for name in wanted})
+        for name in wanted:
+            if name not in labels:
+                raise unknown("class", name, some_of(sorted(labels), 12).split(", "))
+        return set(wanted)
     if not number:
-        return sorted(labels)
+        return labels
     if number > len(labels):
         raise UsageError(f"{number} classes were asked for, and there are {len(labels)}")
-    return sorted(sorted(labels, key=lambda label: _draw(seed, label))[:number])
-
-
-def _label_of(wanted: str, labels: Sequence[str], titles: Mapping[str, str]) -> str:
-    if wanted in labels:
-        return wanted
-    known = set(labels)
-    matches = [
-        label
-        for label, title in titles.items()
-        if label in known and wanted.lower() in [name.strip().lower() for name in title.split(",")]
-    ]
-    if len(matches) > 1:
-        raise UsageError(f"'{wanted}' may be {' or '.join(sorted(matches))}: name the one you mean")
-    if not matches:
-        valid = sorted(labels)
-        raise unknown("class", wanted, valid if len(valid) <= 12 else [*valid[:12], f"… {len(valid)} in all"])
-    return matches[0]
+    return set(sorted(labels, key=lambda label: _draw(seed, label))[:number])
 
 
 def by_class(items: Iterable[Item], classes: Mapping[str, Any] | None) -> dict[str, list[Item]]:
     """Items by class.
 
     Args:
-        classes: the labels of each class, or "rest" for all other labels; or {"each": "obj{label}"}: every label is a
-            class of that name. None: every label is a class.
+        classes: a recipe's: the labels of each class, or "rest" for all other labels; or {"each": "obj{label}"}: every
+            label is a class of that name. None: every label is a class.
 
     Raises:
-        UsageError: a label is in two classes or does not exist, or a class cannot have its name.
+        UsageError: a class cannot have its name.
         Failure: two classes' names differ in case only.
     """
+    classes = {"each": "{label}"} if classes is None else classes
+    each = classes.get("each", "")
+    class_of = {str(label): name for name, labels in classes.items() if isinstance(labels, list) for label in labels}
+    rest = next((name for name, labels in classes.items() if labels == "rest"), "")
     found: dict[str, list[Item]] = {}
-    each = "{label}" if classes is None else classes.get("each")
-    is_each_alone = isinstance(each, str) and len(classes or {}) < 2
-    class_of, rest = ({}, "") if is_each_alone else _labels_to_classes(classes or {})
     for item in items:
-        name = each.replace("{label}", item.label) if isinstance(each, str) else class_of.get(item.label, rest)
+        name = each.replace("{label}", item.label) if each else class_of.get(item.label, rest)
         if name:
             found.setdefault(name, []).append(item)
-    if missing := set(class_of) - {item.label for own in found.values() for item in own}:
-        raise UsageError(f"classes name what there is no image of: {', '.join(sorted(missing)[:5])}")
-    for name in found:
-        check_class_name(name)
     folded: dict[str, str] = {}
     for name in found:
+        check_class_name(name)
         if (other := folded.setdefault(name.casefold(), name)) != name:
             raise Failure(f"classes '{other}' and '{name}' are one folder where case does not count")
     return {name: found[name] for name in sorted(found)}
-
-
-def _labels_to_classes(classes: Mapping[str, Any]) -> tuple[dict[str, str], str]:
-    """The class of each label, and the class of all other labels (empty: none)."""
-    class_of: dict[str, str] = {}
-    rest = ""
-    if isinstance(classes.get("each"), str):
-        raise UsageError("`each = …` makes a class of every label: nothing goes beside it")
-    for name, labels in classes.items():
-        check_class_name(name)
-        if not labels:
-            raise UsageError(f"class '{name}' has no labels")
-        if labels == "rest":
-            if rest:
-                raise UsageError(f"classes '{rest}' and '{name}' cannot both be the rest")
-            rest = name
-            continue
-        if not isinstance(labels, list) or not all(isinstance(label, int | str) for label in labels):
-            raise UsageError(f"class '{name}' should be a list of labels, or \"rest\"")
-        for label in map(str, labels):
-            if other := class_of.get(label):
-                raise UsageError(f"'{label}' is in two classes, '{other}' and '{name}'")
-            class_of[label] = name
-    return class_of, rest
 
 
 def check_class_name(name: str) -> None:
@@ -233,16 +197,17 @@ def hold_out_copies_together(images: Sequence[tuple[str, bytes]], fraction: floa
         of_class.setdefault(name, {}).setdefault(digest, []).append(number)
     held: set[int] = set()
     for name, copies in of_class.items():
-        own = [digest for digest in copies if len(classes_of[digest]) == 1]
-        if len(copies) < 2 or not own:
+        alone = [digest for digest in copies if len(classes_of[digest]) == 1]
+        if len(copies) < 2 or not alone:
             raise Failure(f"class '{name}' has {len(copies)} image that differs from others: a split needs two")
-        count = _held_out_count(fraction, sum(map(len, copies.values())))
-        drawn = sorted(own, key=lambda digest: _draw(seed, f"{name}/{digest.hex()}"))
+        wanted = _held_out_count(fraction, sum(map(len, copies.values())))
+        drawn = sorted(alone, key=lambda digest: _draw(seed, f"{name}/{digest.hex()}"))
+        drawn.sort(key=lambda digest: max(0, len(copies[digest]) - wanted))  # those with too many copies come last
         taken: list[int] = []
         for digest in drawn:
-            if len(taken) + len(copies[digest]) <= count:
+            if not taken or len(taken) + len(copies[digest]) <= wanted:
                 taken += copies[digest]
-        held |= set(taken or copies[min(drawn, key=lambda digest: len(copies[digest]))])
+        held |= set(taken)
     return held
 
 

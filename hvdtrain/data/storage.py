@@ -3,13 +3,21 @@
 import ctypes
 import os
 import shutil
-from collections.abc import Iterator
+from collections.abc import Callable, Iterable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
+from itertools import islice
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 from hvdtrain.errors import UsageError
 from hvdtrain.system.locks import locked_by, open_locked
+
+WAVE = 64  # images for each core that are taken before the next are
+
+T = TypeVar("T")
+R = TypeVar("R")
+Progress = Callable[[int, int], None]  # images that are done, images in all
 
 
 def cache_root() -> Path:
@@ -72,15 +80,25 @@ def fetch_whole(filesystem: Any, there: str, here: Path, most: int) -> None:
     filesystem.get_file(there, str(here), callback=Callback(hooks={"most": check}))
 
 
+def on_all_cores(
+    work: Callable[[T], R], items: Iterable[T], total: int = 0, progress: Progress | None = None
+) -> Iterator[tuple[T, R]]:
+    """Each item with what `work` makes of it, in order. Items are taken no faster than they are worked on."""
+    remaining, cores, done = iter(items), len(os.sched_getaffinity(0)), 0
+    with ThreadPoolExecutor(cores, thread_name_prefix="images") as pool:
+        while wave := list(islice(remaining, WAVE * cores)):
+            for item, result in zip(wave, pool.map(work, wave), strict=True):
+                done += 1
+                if progress:
+                    progress(done, total)
+                yield item, result
+
+
 def _write_out(folder: Path) -> None:
     """Have the disk hold what was written in the folder's file system: one call for any number of files."""
-    syncfs = getattr(ctypes.CDLL(None, use_errno=True), "syncfs", None)
-    if not syncfs:  # Linux has it, macOS has not
-        os.sync()
-        return
     opened = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
     try:
-        if syncfs(opened):
+        if ctypes.CDLL(None, use_errno=True).syncfs(opened):
             raise OSError(ctypes.get_errno(), os.strerror(ctypes.get_errno()), str(folder))
     finally:
         os.close(opened)

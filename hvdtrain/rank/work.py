@@ -23,7 +23,6 @@ from hvdtrain.data.identity import identity
 from hvdtrain.data.image import native_side
 from hvdtrain.data.loader import Loader
 from hvdtrain.data.sampling import BatchSampler
-from hvdtrain.data.sharded import ShardedImages
 from hvdtrain.data.storage import locked
 from hvdtrain.errors import Failure, UsageError
 from hvdtrain.formatting import with_noun
@@ -113,7 +112,7 @@ def prepare(
 
 def _images(config: RunConfig, world: World) -> ImageFolder:
     """UsageError where there are none, or too few for what is asked."""
-    data = find_dataset(config.dataset, config.shuffle_block)
+    data = find_dataset(config.dataset)
     if len(data.train) < world.workers:
         raise UsageError(f"{len(data.train)} training images are too few for {world.workers} workers")
     check_length(config, len(data.train))
@@ -181,15 +180,12 @@ def train_as_worker(
             buffer.copy_(values)
     else:
         _begin(job, data, side, model, sync, resumed, terminal)
-    advice = _advice(job, data)  # before the loader begins to fetch
     loader, validation = _loaders(job, data, side, start)
     progress = TrainingProgress(
         terminal.out, config.total_steps(len(data.train)), world.is_chief, config.log_every, world.workers,
         first_step=start.step,
     )  # fmt: skip
-    _tell(
-        job, progress, terminal, resumed, arrival, [f"--pretrained skipped {line}" for line in skipped or ()] + advice
-    )
+    _tell(job, progress, terminal, resumed, arrival, [f"--pretrained skipped {line}" for line in skipped or ()])
     leased = shares_of(config) == "leased"
     recorder = Recorder(job.folder, world.rank, world.is_chief, start.step, start.tally, start.joins, leased)
     slowdown = Slowdown(config.slow, world.worker, config.seed)
@@ -201,13 +197,6 @@ def train_as_worker(
     )  # fmt: skip
     test = partial(Loader, data.test, side, job.threads, resize=evaluation_resize(config, side)) if data.test else None
     _train_to_its_end(training, loader, validation, test, start.step, terminal)
-
-
-def _advice(job: Job, data: ImageFolder) -> list[str]:
-    """What the first worker says of how images are read."""
-    if isinstance(data.train, ShardedImages) and job.world.is_chief and not job.config.shuffle_block:
-        return [line for line in [data.train.advice()] if line]
-    return []
 
 
 def _loaders(job: Job, data: ImageFolder, side: int, start: Start) -> tuple[Loader, Loader]:

@@ -15,9 +15,8 @@ import pytest
 from helpers import archives
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from PIL import Image
 
-from hvdtrain.data import archive, image
+from hvdtrain.data import archive
 from hvdtrain.data.archive import Tree
 from hvdtrain.data.build import build
 from hvdtrain.errors import Failure, UsageError
@@ -228,35 +227,6 @@ def test_an_archive_that_is_cut_off_or_changed_gives_its_images_or_a_line(kind, 
         assert "\n" not in str(refused)
 
 
-def test_a_png_that_is_cut_off_is_told_without_decoding():
-    whole = archives.picture(1)
-    image.check(whole, "a.png")
-    for end in (len(whole) // 2, len(whole) - 20, 20, 0):
-        with pytest.raises(Failure, match=r"a.png is (damaged|not an image)"):
-            image.check(whole[:end], "a.png")
-
-
-def test_an_image_of_too_many_pixels_is_not_decoded(monkeypatch):
-    monkeypatch.setattr(image, "MAX_PIXELS", 100)
-    for read in (image.check, image.decode, lambda content, name: image.shrink(content, 8, name)):
-        with pytest.raises(Failure, match="a.png has 24 x 20 pixels, more than 100 in all"):
-            read(archives.picture(1), "a.png")
-
-
-def test_only_kinds_of_images_that_are_trained_on_are_opened():
-    buffer = io.BytesIO()
-    Image.new("RGB", (8, 8)).save(buffer, "TIFF")
-    with pytest.raises(Failure, match="is not an image that can be read"):
-        image.check(buffer.getvalue(), "a.png")
-
-
-def test_a_file_too_large_for_an_image_is_not_read(monkeypatch, tmp_path):
-    monkeypatch.setattr(image, "MAX_BYTES", 10)
-    place = archives.lay_out(tmp_path / "in", GOOD)
-    with pytest.raises(Failure, match=r"cat/0.png has \d+ bytes, too many for an image"):
-        build("imagenet-slice", tmp_path / "out", images_from=place)
-
-
 def test_too_many_members_are_not_read(monkeypatch, tmp_path):
     monkeypatch.setattr(archive, "MAX_MEMBERS", 5)
     (tmp_path / "in").write_bytes(archives.zipped(GOOD))
@@ -271,20 +241,6 @@ def test_an_encrypted_zip_is_refused(tmp_path):
     (tmp_path / "in").write_bytes(content)
     with pytest.raises(Failure, match="damaged at cat/0.png.*encrypted"):
         Tree(tmp_path / "in").members[0].read()
-
-
-def test_a_tar_of_tars_is_read_where_it_lies(tmp_path):
-    inner = archives.tarred({"a.JPEG": b"first", "b.JPEG": b"second"})
-    without_end = inner[:2048]
-    (tmp_path / "out.tar").write_bytes(
-        archives.tarred({"n1.tar": b"no tar", "n2.tar": inner, "n3.tar": without_end, "n4.tar": inner[:1536]})
-    )
-    tree = Tree(tmp_path / "out.tar")
-    for whole in tree.members[1:3]:
-        assert [member.read() for member in tree.members_of_tar(whole)] == [b"first", b"second"]
-    for broken in (tree.members[0], tree.members[3]):
-        with pytest.raises(Failure, match=f"damaged at {broken.name}"):
-            tree.members_of_tar(broken)
 
 
 def test_what_is_no_archive_is_refused(tmp_path):

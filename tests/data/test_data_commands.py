@@ -36,17 +36,9 @@ def test_build_says_what_it_made_and_that_it_was_there(tmp_path):
     assert invoke(*command, "--force").exit_code == 0
 
 
-def test_build_flat(tmp_path):
-    result = invoke("build", "turntable", "--objects", 2, "--views", 2, "--flat", "--out", tmp_path / "out")
-    assert result.exit_code == 0, result.output
-    assert len(list((tmp_path / "out").glob("*.png"))) == 4
-
-
-@pytest.mark.parametrize("option", [("--objects", 3), ("--views", 3), ("--flat",)])
-def test_an_option_of_another_data_set_is_refused(tmp_path, option):
-    result = invoke("build", "digits", "--out", tmp_path / "out", *option)
-    assert isinstance(result.exception, UsageError)
-    assert f"no option '{option[0].lstrip('-')}'" in str(result.exception)
+def test_an_option_of_another_data_set_is_refused(tmp_path):
+    result = invoke("build", "digits", "--out", tmp_path / "out", "--objects", 3)
+    assert isinstance(result.exception, UsageError) and "no option 'objects'" in str(result.exception)
     assert list(tmp_path.iterdir()) == []
 
 
@@ -105,43 +97,24 @@ def test_check_finds_what_is_wrong(spoil, folder):
     assert re.search(f"^WRONG: .*{words}", result.stdout, re.MULTILINE), result.stdout
 
 
-def test_check_notes_copies_and_imbalance(folder):
-    for k in range(9):
-        (folder / "TrainData" / "dog" / f"copy{k}.png").write_bytes(archives.picture(101))
-    result = invoke("check", folder)
-    assert result.exit_code == 0
-    assert "note: 9 image(s) are copies of another in the same part" in result.stdout
-    assert "class 'dog' has 13 training images, 'cat' 4; always answering 'dog' is right for 76.5%" in result.stdout
-
-
 def test_check_names_what_is_not_used(folder):
     before = invoke("check", folder).stdout
     assert "not used" not in before
     archives.lay_out(folder / "TrainData", {
-        "cat/more/deep/d.JPG": archives.picture(900, kind="JPEG"), "cat/t.tif": b"x", "cat/more/x.gif": b"x",
-        "cat/.DS_Store": b"x", "loose.png": archives.picture(901), **{f"dog/more/{k}.png": b"" for k in range(6)},
+        "cat/more/deep/d.JPG": b"x", "cat/t.tif": b"x", "cat/.DS_Store": b"x", "loose.png": archives.picture(901)
     })  # fmt: skip
-    (folder / "TrainData" / "cat" / "more" / "loop").symlink_to(folder / "TrainData")
     result = invoke("check", folder)
     assert result.exit_code == 0, result.output
-    notes = [line for line in result.stdout.splitlines() if "not used" in line]
-    deeper, loose, others = notes
-    assert deeper.startswith("note: not used: 7 image(s) in folders below their class's (`hvdtrain data build folder")
-    assert deeper.endswith("TrainData/cat/more/deep/d.JPG, " + ", ".join(
-        f"TrainData/dog/more/{k}.png" for k in range(4)
-    ) + " and 2 more")  # fmt: skip
-    assert loose == "note: not used: 1 image(s) in no class's folder: TrainData/loose.png"
-    assert others.startswith("note: not used: 2 file(s) that are not .png, .jpg")
-    assert others.endswith(": TrainData/cat/t.tif, TrainData/cat/more/x.gif")
-    assert [line for line in result.stdout.splitlines() if line not in notes] == before.splitlines()
+    [note] = [line for line in result.stdout.splitlines() if line not in before.splitlines()]
+    named = "TrainData/cat/more, TrainData/cat/t.tif, TrainData/loose.png"
+    assert note.startswith(f"note: not used: 3 file(s) or folder(s): {named} (`hvdtrain data build folder --source")
 
 
 def test_check_misses_what_a_build_has_put_there(tmp_path):
     out = tmp_path / "out"
     assert invoke("build", "turntable", "--objects", 2, "--views", 4, "--out", out).exit_code == 0
     next((out / "TrainData" / "obj1").iterdir()).unlink()
-    result = invoke("check", out)
-    assert "class 'obj1' was built with 3 train + 1 validation images, and has 2 train + 1 validation" in result.stdout
+    assert "WRONG: the images are not those that it was built with" in invoke("check", out).stdout
 
 
 # show
@@ -151,7 +124,7 @@ def test_show_draws_a_sheet_and_overwrites_nothing(folder, tmp_path):
     out = tmp_path / "sheet.png"
     assert invoke("show", folder, "--out", out, "-k", 5).exit_code == 0
     with Image.open(out) as sheet:
-        assert sheet.width > 800 and len(sheet.convert("RGB").getcolors(10**7)) > 100
+        assert sheet.width >= 700 and len(sheet.convert("RGB").getcolors(10**7)) > 100
     before = out.read_bytes()
     assert "is there already" in str(invoke("show", folder, "--out", out).exception)
     assert out.read_bytes() == before
@@ -174,9 +147,9 @@ def test_build_takes_an_archive_and_says_what_it_made(tmp_path):
 @pytest.mark.parametrize(
     ("options", "words"),
     [
-        (("--archive", "a", "--source", "b"), "exclude each other"),
-        (("--archive", "nosuch"), "--archive nosuch is not a file"),
-        (("--source", "nosuch"), "--source nosuch is not a folder"),
+        (("--archive", __file__, "--source", "/"), "exclude each other"),
+        (("--archive", "nosuch"), "nosuch is not a file"),
+        (("--source", "nosuch"), "nosuch is not a folder"),
         ((), "and --archive FILE or --source FOLDER"),
     ],
 )

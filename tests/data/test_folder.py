@@ -7,7 +7,6 @@ from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
-from helpers import archives
 from PIL import Image
 
 from hvdtrain.data.folder import content_hash, scan
@@ -32,16 +31,9 @@ def test_samples_are_sorted_by_class_and_file_name(tmp_path):
     found = scan(root)
     assert found.classes == ("cat", "dog")
     assert [(p.relative_to(root / "TrainData").as_posix(), label) for p, label in found.train] == [
-        ("cat/1.png", 0),
-        ("cat/z.webp", 0),
-        ("dog/1.png", 1),
-        ("dog/a.JPG", 1),
-        ("dog/b.png", 1),
-    ]
-    assert list(found.validation) == [
-        (root / "ValidationData/cat/2.png", 0),
-        (root / "ValidationData/dog/2.png", 1),
-    ]
+        ("cat/1.png", 0), ("cat/z.webp", 0), ("dog/1.png", 1), ("dog/a.JPG", 1), ("dog/b.png", 1),
+    ]  # fmt: skip
+    assert list(found.validation) == [(root / GOOD[2], 0), (root / GOOD[3], 1)]
 
 
 def test_the_list_is_a_sequence_and_needs_no_paths(tmp_path):
@@ -76,35 +68,23 @@ def test_hidden_files_and_what_is_no_image_are_passed_over(tmp_path):
     found = scan(root)
     assert found.classes == ("cat", "dog")
     assert len(found.train) == 2
-    archives.lay_out(root / "ValidationData/dog", {"x.GIF": b"", "y.gif": b"", "README": b""})
     (root / "TrainData/dog/gone.png").symlink_to(root / "nowhere")
-    told = "2 .gif, 1 .txt, 1 folder(s), 1 link(s) that lead nowhere or devices, 1 without a suffix"
-    assert scan(root).passed_over == told
+    told = "TrainData/README, TrainData/cat/folder.png, TrainData/cat/notes.txt, TrainData/dog/gone.png"
+    assert scan(root).passed_over == f"4 file(s) or folder(s): {told}"
 
 
 @pytest.mark.parametrize(
     ("files", "words"),
     [
         ([], ["no folder TrainData", "TrainData/<class>/", "`hvdtrain data build folder --source "]),
-        (["cat/1.png"], ["no folder TrainData", "`hvdtrain data build folder --source "]),
         (GOOD[:2], ["no folder ValidationData", "`hvdtrain data build folder --source "]),
         (["TrainData/", "ValidationData/"], ["TrainData' is empty", "`hvdtrain data build folder --source "]),
-        ([*GOOD[:2], "ValidationData/"], ["ValidationData' is empty"]),
         (GOOD[0::2], ["one class only, 'cat'"]),
         ([*GOOD, "TrainData/cow/1.png"], ["only in TrainData: cow"]),
         ([*GOOD, "ValidationData/emu/1.png"], ["only in ValidationData: emu"]),
-        (
-            [*GOOD[:2], "ValidationData/Dog/1.png"],
-            ["only in TrainData: cat, dog", "only in ValidationData: Dog"],
-        ),
-        (
-            [*GOOD, "TrainData/ant/1.png", "ValidationData/ant/"],
-            ["class 'ant' has no images", "ValidationData"],
-        ),
-        (
-            [*GOOD, *(f"TrainData/x{i}/1.png" for i in range(9))],
-            ["only in TrainData: x0, x1, x2, x3, x4 and 4 more"],
-        ),
+        ([*GOOD[:2], "ValidationData/Dog/1.png"], ["only in TrainData: cat, dog", "only in ValidationData: Dog"]),
+        ([*GOOD, "TrainData/ant/1.png", "ValidationData/ant/"], ["class 'ant' has no images", "ValidationData"]),
+        ([*GOOD, *(f"TrainData/x{i}/1.png" for i in range(9))], ["only in TrainData: x0, x1, x2, x3, x4 and 4 more"]),
     ],
 )
 def test_a_folder_of_another_shape_is_refused_in_one_line(tmp_path, files, words):
@@ -115,15 +95,11 @@ def test_a_folder_of_another_shape_is_refused_in_one_line(tmp_path, files, words
     assert "\n" not in message
 
 
-def test_a_missing_folder_is_refused(tmp_path):
-    with pytest.raises(UsageError, match=r"there is no folder '.*nowhere'.*hvdtrain data list"):
-        scan(tmp_path / "nowhere")
-
-
-def test_a_file_is_refused(tmp_path):
+def test_what_is_no_folder_is_refused(tmp_path):
     (tmp_path / "archive.zip").write_bytes(b"PK")
-    with pytest.raises(UsageError, match="is not a folder"):
-        scan(tmp_path / "archive.zip")
+    for name, words in (("nowhere", r"there is no folder '.*hvdtrain data list"), ("archive.zip", "is not a folder")):
+        with pytest.raises(UsageError, match=words):
+            scan(tmp_path / name)
 
 
 @contextmanager
@@ -152,42 +128,6 @@ def test_an_unreadable_folder_is_refused(part):
                 scan(root)
         finally:
             (root / part).chmod(0o755)
-
-
-def test_the_hash_stays_when_the_folder_moves(tmp_path):
-    before = content_hash(scan(make(tmp_path / "here", GOOD)))
-    (tmp_path / "here").rename(tmp_path / "there")
-    assert content_hash(scan(tmp_path / "there")) == before
-    assert before.startswith("sha256:") and len(before) == len("sha256:") + 64
-
-
-def test_the_hash_changes_with_one_byte(tmp_path):
-    root = make(tmp_path, GOOD)
-    before = content_hash(scan(root))
-    image = root / GOOD[3]
-    data = bytearray(image.read_bytes())
-    data[-1] ^= 1
-    image.write_bytes(data)
-    assert content_hash(scan(root)) != before
-
-
-def test_the_hash_changes_with_a_name_a_label_and_a_part(tmp_path):
-    root = make(tmp_path, [*GOOD, "TrainData/cat/more.png"])
-    seen = {content_hash(scan(root))}
-    image = root / "TrainData/cat/more.png"
-    for place in ("TrainData/cat/other.png", "TrainData/dog/other.png", "ValidationData/dog/other.png"):
-        image = image.rename(root / place)
-        seen.add(content_hash(scan(root)))
-    assert len(seen) == 4
-
-
-def test_the_hash_covers_more_files_than_one_batch(tmp_path):
-    root = make(tmp_path, GOOD)
-    for number in range(600):
-        (root / f"TrainData/cat/n{number:03}.png").write_bytes(bytes([number % 256]))
-    before = content_hash(scan(root))
-    (root / "TrainData/cat/n599.png").write_bytes(b"other")
-    assert content_hash(scan(root)) != before
 
 
 def test_an_image_that_vanishes_is_named(tmp_path):

@@ -1,6 +1,5 @@
 """What says that two runs had the same images: found without reading many, another as soon as a file has changed."""
 
-import dataclasses
 import json
 import os
 import shutil
@@ -171,14 +170,6 @@ def test_several_that_ask_at_the_same_time_look_once(readings, root, monkeypatch
     assert (len(readings), len(looks)) == (1, 1)
 
 
-def test_what_a_clock_in_the_future_left_is_not_taken(readings, root, tmp_path):
-    identity(scan(root))
-    [file] = (tmp_path / "cache" / "identities").glob("*.json")
-    kept = json.loads(file.read_text())
-    file.write_text(json.dumps(kept | {"found_at": 1e11, "identity": "sha256:old", "exact": ""}))
-    assert identity(scan(root)) == kept["identity"]
-
-
 @pytest.mark.parametrize("kept", ["", "{}", '{"identity": 3}', "null"])
 def test_what_was_kept_and_cannot_be_read_is_found_again(kept, readings, root, tmp_path):
     found = identity(scan(root))
@@ -188,22 +179,10 @@ def test_what_was_kept_and_cannot_be_read_is_found_again(kept, readings, root, t
     assert len(readings) == 2
 
 
-def test_hosts_that_share_a_cache_look_each_for_themselves(readings, root, monkeypatch):
-    identity(scan(root))
-    monkeypatch.setattr(identities.socket, "gethostname", lambda: "another")
-    identity(scan(root))
-    assert len(readings) == 2
-
-
 def test_without_a_cache_nothing_is_kept_and_nothing_fails(readings, root, monkeypatch):
     monkeypatch.setenv("HVDTRAIN_CACHE", "/proc/no/such")
     assert identity(scan(root)) == identity(scan(root)) == content_hash(scan(root))
     assert len(readings) == 2
-
-
-def test_what_is_known_is_not_looked_for(readings, root):
-    assert identity(dataclasses.replace(scan(root), known_hash="known")) == "known"
-    assert readings == []
 
 
 def test_a_server_looks_at_no_images(tmp_path):

@@ -9,25 +9,21 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from hvdtrain.data.sampling import SPREAD, BatchSampler, Share, packing_order, permutation
-from hvdtrain.numerics.split import even_range
 from hvdtrain.training.step import digest
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 
 
 @st.composite
-def jobs(draw, most_workers=8):
+def jobs(draw):
     """(plans of all workers, epoch, the plan of one worker alone) of a job that may be run."""
-    workers = draw(st.integers(1, most_workers))
+    workers = draw(st.integers(1, 8))
     samples = draw(st.integers(1, 60 * workers))
     batch = workers * draw(st.integers(1, 12))
     seed, epoch = draw(st.integers(0, 2**32 - 1)), draw(st.integers(1, 50))
     block = draw(st.sampled_from([0, 1, 7, 100, 10_000]))
     plans = [BatchSampler(samples, batch, seed, worker, workers, block) for worker in range(workers)]
     return plans, epoch, BatchSampler(samples, batch, seed, 0, 1, block)
-
-
-LARGE = [(7_200, 22 * 8 * 4, 22 * 8), (50_000, 22 * 8, 22 * 8), (177, 22 * 8, 22 * 8), (1_281_167, 4_096, 8)]
 
 
 def own(share):
@@ -61,32 +57,6 @@ def check_epoch(plans, epoch, alone):
 @given(jobs())
 def test_the_workers_parts_are_the_global_batch_in_order_and_each_sample_comes_once_an_epoch(job):
     check_epoch(*job)
-
-
-@pytest.mark.parametrize(("samples", "batch", "workers"), LARGE[:3])
-def test_the_same_on_176_workers(samples, batch, workers):
-    plans = [BatchSampler(samples, batch, 3, worker, workers) for worker in range(workers)]
-    check_epoch(plans, 2, BatchSampler(samples, batch, 3, 0, 1))
-
-
-@given(st.integers(0, 10_000), st.integers(1, 300))
-def test_parts_follow_one_another_and_differ_by_at_most_one(total, workers):
-    parts = [even_range(total, worker, workers) for worker in range(workers)]
-    assert [i for p in parts for i in p] == list(range(total))
-    assert max(map(len, parts)) - min(map(len, parts)) <= 1
-
-
-def test_a_share_by_hand():
-    """10 samples in batches of 8: the last batch has 2, and of 4 workers every second one has none of them."""
-    order = permutation(10, seed=5, epoch=3).tolist()
-    shares = [list(BatchSampler(10, 8, 5, worker, 4).epoch(3)) for worker in range(4)]
-    assert shares[1][0] == Share(step=5, epoch=3, indices=order[2:4], weight=1.0, counted=2, slot=1)
-    assert [s[1] for s in shares] == [
-        Share(step=6, epoch=3, indices=order[8:9], weight=0.0, counted=0, slot=0),
-        Share(step=6, epoch=3, indices=order[8:9], weight=2.0, counted=1, slot=1),
-        Share(step=6, epoch=3, indices=order[8:9], weight=0.0, counted=0, slot=2),
-        Share(step=6, epoch=3, indices=order[9:10], weight=2.0, counted=1, slot=3),
-    ]
 
 
 def test_so_many_samples_are_in_all_batches_up_to_a_step():
@@ -136,16 +106,8 @@ def test_the_average_of_weighted_gradients_is_the_mean_over_the_global_batch(job
     np.testing.assert_allclose(weighted_mean(plans, epoch, gradients), expected, atol=1e-12)
 
 
-@pytest.mark.parametrize(("samples", "batch", "workers"), LARGE[:3])
-def test_the_same_average_on_176_workers(samples, batch, workers):
-    plans = [BatchSampler(samples, batch, 0, worker, workers) for worker in range(workers)]
-    gradients = np.random.default_rng(0).normal(size=(samples, 3))
-    expected = np.array([gradients[s.indices].mean(0) for s in BatchSampler(samples, batch, 0, 0, 1).epoch(1)])
-    np.testing.assert_allclose(weighted_mean(plans, 1, gradients), expected, atol=1e-12)
-
-
 def test_an_epoch_of_imagenet_is_planned_in_no_time():
-    samples, batch, workers = LARGE[3]
+    samples, batch, workers = 1_281_167, 4_096, 8
     sampler = BatchSampler(samples, batch, 0, workers - 1, workers)
     shares = list(sampler.epoch(1))
     assert len(shares) == 313
@@ -164,11 +126,6 @@ def job_digest(plans, epoch):
 def test_the_digest_adds_up_over_the_workers(job):
     plans, epoch, alone = job
     assert job_digest(plans, epoch) == job_digest([alone], epoch)
-
-
-def test_the_digest_adds_up_over_176_workers():
-    plans = [BatchSampler(7_200, 704, 3, worker, 176) for worker in range(176)]
-    assert job_digest(plans, 2) == job_digest([BatchSampler(7_200, 704, 3, 0, 1)], 2)
 
 
 @given(st.lists(st.integers(0, 2**31), min_size=1, unique=True), st.integers(1, 2**31), st.data())
@@ -191,12 +148,6 @@ def test_the_digest_changes_when_two_samples_change_places(step, other_step, a, 
         return digest(Share(step, 1, [index], 1.0, 1))
 
     assert (of(step, a) + of(other_step, b)) % 2**48 != (of(step, b) + of(other_step, a)) % 2**48
-
-
-def test_every_shuffle_has_a_digest_of_its_own():
-    """All of them hold the same samples and the same steps; what differs is which meet."""
-    digests = {job_digest([BatchSampler(200, 20, seed, 0, 1)], epoch) for seed in range(100) for epoch in (1, 2)}
-    assert len(digests) == 200
 
 
 def test_a_sample_loaded_with_weight_0_is_not_in_the_digest():

@@ -88,37 +88,6 @@ def zipped(files: dict[str, bytes]) -> bytes:
     return buffer.getvalue()
 
 
-def ilsvrc(folder: Path, labels: list[str], train: int, validation: int) -> Path:
-    """The three files of ILSVRC2012; its own numbers are not the order of wnids."""
-    import numpy as np
-    from scipy.io import savemat
-
-    folder.mkdir()
-    inner = {}
-    for i, w in enumerate(labels):
-        own = {f"{w}_{k}.JPEG": picture(1000 * i + k, kind="JPEG") for k in range(train)}
-        inner[f"{w}.tar"] = tarred(own)
-    (folder / "ILSVRC2012_img_train.tar").write_bytes(tarred(inner))
-    numbers = list(range(len(labels), 0, -1))
-    truth, images = [], {}
-    for k in range(validation):
-        for i, number in enumerate(numbers):
-            truth.append(number)
-            images[f"ILSVRC2012_val_{len(truth):08d}.JPEG"] = picture(1000 * i + 500 + k, kind="JPEG")
-    (folder / "ILSVRC2012_img_val.tar").write_bytes(tarred(images))
-    synsets = np.zeros(len(labels), dtype=[("ILSVRC2012_ID", "O"), ("WNID", "O"), ("words", "O")])
-    for i, w in enumerate(labels):
-        synsets[i] = (numbers[i], w, f"thing {i}, it")
-    meta = io.BytesIO()
-    savemat(meta, {"synsets": synsets})
-    devkit = {
-        "ILSVRC2012_devkit_t12/data/meta.mat": meta.getvalue(),
-        "ILSVRC2012_devkit_t12/data/ILSVRC2012_validation_ground_truth.txt": "\n".join(map(str, truth)).encode(),
-    }
-    (folder / "ILSVRC2012_devkit_t12.tar.gz").write_bytes(tarred(devkit, "w:gz"))
-    return folder
-
-
 def lay_out(folder: Path, files: dict[str, bytes]) -> Path:
     for name, content in files.items():
         (folder / name).parent.mkdir(parents=True, exist_ok=True)

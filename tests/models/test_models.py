@@ -1,7 +1,6 @@
 """VGG, what all models share, where their weights come from, and the optimizers that move them."""
 
 import io
-import itertools
 import math
 import os
 import pickle
@@ -14,8 +13,6 @@ import torch
 import torchvision
 from helpers.processes import run_python
 from helpers.servers import serving
-from hypothesis import given
-from hypothesis import strategies as st
 from safetensors.torch import save_file
 from torch import nn
 
@@ -49,11 +46,6 @@ def test_width_1_is_torchvisions_model_by_name_and_shape(name):
     assert sum(p.numel() for p in ours.parameters()) == sum(p.numel() for p in theirs.parameters())
 
 
-def test_vgg16_has_the_papers_138_million_parameters():
-    with torch.device("meta"):
-        assert sum(p.numel() for p in make("vgg16", 1000).parameters()) == 138_357_544
-
-
 def test_vggf_is_vgg16_with_a_funnel_for_a_last_layer():
     with torch.device("meta"):
         vggf, vgg16 = shapes(make("vggf", 3)), shapes(make("vgg16", 1000))
@@ -83,7 +75,7 @@ def test_every_model_trains_on_one_small_image(name):
     assert all(p.grad is not None and p.grad.isfinite().all() for p in model.parameters())
 
 
-@pytest.mark.parametrize("name", ["vgg11", "vgg13_bn", "vggf"])
+@pytest.mark.parametrize("name", ["vgg11", "vgg13_bn", "vggf", "cnn", "resnet8"])
 @pytest.mark.parametrize("side", [32, 33, 64, 100, 224])
 def test_any_image_size_gives_scores(name, side):
     model = make(name, 5, TINY).eval()
@@ -131,32 +123,19 @@ def fresh(classes=3, width=TINY):
     return make("vgg11", classes, width)
 
 
-def loads(path, trained):
+@pytest.mark.parametrize(
+    ("file", "save"),
+    [
+        ("w.pth", torch.save), ("w.pt", torch.save), ("w.safetensors", save_file),
+        ("checkpoint.pth", lambda weights, path: torch.save({"epoch": 3, "state_dict": weights}, path)),
+        ("parallel.pth", lambda weights, path: torch.save({f"module.{name}": t for name, t in weights.items()}, path)),
+    ],
+)  # fmt: skip
+def test_weights_are_loaded_from_files_of_every_kind(tmp_path, trained, file, save):
+    save(trained, tmp_path / file)
     model = fresh()
-    assert load_pretrained(model, "vgg11", str(path)) == []
-    for name, tensor in model.state_dict().items():
-        assert torch.equal(tensor, trained[name]), name
-
-
-@pytest.mark.parametrize("suffix", [".pth", ".pt"])
-def test_a_dictionary_of_tensors_is_loaded(tmp_path, trained, suffix):
-    torch.save(trained, tmp_path / f"w{suffix}")
-    loads(tmp_path / f"w{suffix}", trained)
-
-
-def test_a_checkpoint_with_its_state_dict_is_loaded(tmp_path, trained):
-    torch.save({"epoch": 3, "state_dict": trained}, tmp_path / "w.pth")
-    loads(tmp_path / "w.pth", trained)
-
-
-def test_the_prefix_of_data_parallel_models_is_dropped(tmp_path, trained):
-    torch.save({f"module.{name}": tensor for name, tensor in trained.items()}, tmp_path / "w.pth")
-    loads(tmp_path / "w.pth", trained)
-
-
-def test_safetensors_are_loaded(tmp_path, trained):
-    save_file(trained, tmp_path / "w.safetensors")
-    loads(tmp_path / "w.safetensors", trained)
+    assert load_pretrained(model, "vgg11", str(tmp_path / file)) == []
+    assert all(torch.equal(tensor, trained[name]) for name, tensor in model.state_dict().items())
 
 
 def test_what_fits_is_loaded_and_the_rest_is_named(tmp_path, trained):
@@ -171,14 +150,6 @@ def test_what_fits_is_loaded_and_the_rest_is_named(tmp_path, trained):
     for name, tensor in model.state_dict().items():
         kept = name in ("features.0.bias", "classifier.6.weight", "classifier.6.bias")
         assert torch.equal(tensor, before[name] if kept else trained[name]), name
-
-
-def test_vggf_takes_all_of_vgg16_but_its_last_layer(tmp_path):
-    torch.save(make("vgg16", 10, TINY).state_dict(), tmp_path / "w.pth")
-    skipped = load_pretrained(make("vggf", 3, TINY), "vggf", str(tmp_path / "w.pth"))
-    assert [line.split(":")[0] for line in skipped] == [
-        f"classifier.{layer}.{kind}" for layer in (6, 8, 10) for kind in ("weight", "bias")
-    ]
 
 
 class Hostile:
@@ -204,13 +175,9 @@ def broken_files(folder, trained):
     save_file(trained, folder / "whole.safetensors")
     whole = (folder / "whole.pth").read_bytes()
     yield "cut.pth", whole[: len(whole) // 2]
-    yield "first.pth", whole[:100]
     yield "empty.pth", b""
-    yield "text.pth", b"these are not the weights\n"
     yield "cut.safetensors", (folder / "whole.safetensors").read_bytes()[:-100]
-    yield "text.safetensors", b"these are not the weights\n"
     yield "length.safetensors", b"\xff" * 64
-    yield "pth.safetensors", whole
 
 
 def test_broken_files_are_refused_in_one_line(tmp_path, trained):
@@ -304,33 +271,6 @@ def test_a_host_without_a_network_is_told_how_to_bring_weights(tmp_path, monkeyp
 # Optimizers
 
 
-@pytest.mark.parametrize(
-    ("optimizer", "first", "second"),
-    [
-        # w = [1, -2], gradient [0.5, -4] twice, lr 0.1, decay 0.1, momentum 0.5.
-        # sgd: g + decay w = [0.6, -4.2]; then v = 0.5 [0.6, -4.2] + [0.5, -4] + 0.1 [0.94, -1.58]
-        ("sgd", [1 - 0.06, -2 + 0.42], [0.94 - 0.0894, -1.58 + 0.6258]),
-        # adam: a constant gradient moves each weight by lr; the decay hardly changes a quotient of moments.
-        ("adam", [0.9, -1.9], [0.8, -1.8]),
-        # adamw: w (1 - lr decay) - lr sign(g)
-        ("adamw", [0.99 - 0.1, -1.98 + 0.1], [0.89 * 0.99 - 0.1, -1.88 * 0.99 + 0.1]),
-    ],
-)
-def test_every_optimizer_steps_as_computed_by_hand(optimizer, first, second):
-    config = RunConfig(optimizer=optimizer, lr=9.9, momentum=0.5, weight_decay=0.1)
-    weights = torch.tensor([1.0, -2.0])
-    stepper = make_optimizer(config, [weights])
-    for expected in (first, second):
-        set_lr(stepper, 0.1)  # the schedule's, not the one the optimizer was made with
-        weights.grad = torch.tensor([0.5, -4.0])
-        stepper.step()
-        torch.testing.assert_close(weights, torch.tensor(expected), rtol=0, atol=1e-3 if optimizer == "adam" else 1e-6)
-
-
-def test_every_optimizers_name_is_tried_above():
-    assert set(OPTIMIZERS) == {"sgd", "adam", "adamw"}
-
-
 def test_cosine_by_hand():
     config = RunConfig(lr=2.0)
     rates = [lr_at(config, step, 1, 4) for step in (1, 2, 3, 4)]
@@ -340,14 +280,6 @@ def test_cosine_by_hand():
 def test_the_rate_is_constant_if_asked_or_if_nobody_knows_the_last_step():
     assert [lr_at(RunConfig(lr=2.0, schedule="constant"), step, 1, 4) for step in (1, 4)] == [2.0, 2.0]
     assert [lr_at(RunConfig(lr=2.0), step, 1, None) for step in (1, 10**6)] == [2.0, 2.0]
-
-
-@given(st.integers(1, 5000), st.floats(1e-6, 10))
-def test_cosine_begins_at_lr_and_falls_but_not_to_0(steps, lr):
-    rates = [lr_at(RunConfig(lr=lr), step, 1, steps) for step in range(1, steps + 1)]
-    assert rates[0] == lr
-    assert all(a > b for a, b in itertools.pairwise(rates))
-    assert rates[-1] > 0
 
 
 @pytest.mark.parametrize("side", [1, 2, 5, 7, 8, 14])

@@ -5,47 +5,36 @@ Modules whose names begin with _ are parts of others.
 """
 
 import importlib
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any
 
 from hvdtrain.data.selection import Item
+from hvdtrain.errors import UsageError
 
 if TYPE_CHECKING:
-    from hvdtrain.data.archive import Member
     from hvdtrain.data.recipe import Recipe
 
 
-class Source(Protocol):
+@dataclass
+class Source:
     """The images of a source.
 
     Attributes:
-        labels: of all classes.
-        titles: names of classes for people, by label, where there are any.
+        items: lists them, in the order in which reading is fastest.
         identity: text that changes when the images do; empty where the recipe determines them.
-        notes: what the user should know of what was taken and left out, a line each, once `items` was called; a source
-            that has nothing to say does without.
+        notes: what the user should know of what was taken and left out, a line each, once `items` was called.
     """
 
-    @property
-    def labels(self) -> Sequence[str]: ...
-
-    @property
-    def titles(self) -> Mapping[str, str]: ...
-
-    @property
-    def identity(self) -> str: ...
-
-    def items(self, labels: Sequence[str]) -> list[Item]:
-        """Every image of these classes, in the order in which reading is fastest."""
-
-    def contents(self, items: Sequence[Item]) -> Iterator["bytes | Member"]:
-        """The encoded images of items, which are in the order of `items`, as bytes or as members to read.
-
-        Failure where one is damaged.
-        """
+    items: Callable[[], list[Item]]
+    identity: str = ""
+    notes: list[str] = field(default_factory=list)
 
 
 def open_source(recipe: "Recipe", options: Mapping[str, Any], images_from: Path | None) -> Source:
     """The source of a recipe. UsageError for options out of range, or if it needs `images_from` and has none."""
-    return importlib.import_module(f"hvdtrain.data.sources.{recipe.source}").open_source(recipe, options, images_from)
+    module = importlib.import_module(f"hvdtrain.data.sources.{recipe.source}")
+    if images_from and getattr(module, "IS_GENERATED", False):
+        raise UsageError(f"{recipe.name} takes no images from elsewhere: drop --archive or --source")
+    return module.open_source(recipe, options, images_from)

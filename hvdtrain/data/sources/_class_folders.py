@@ -1,8 +1,10 @@
 """What sources of images in class folders share: an image's class is the folder of the first level that it lies in."""
 
+import hashlib
 import os
 import re
-from collections.abc import Iterable
+from collections import Counter
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import PurePosixPath
 
@@ -32,21 +34,15 @@ def part_of(folder: str) -> str:
     return next((part for part, names in PART_FOLDERS.items() if re.fullmatch(names, folder, re.IGNORECASE)), "")
 
 
-def flat_names(images: Iterable[Found]) -> list[str]:
+def flat_names(images: Sequence[Found]) -> list[str]:
     """A file name for each: the folders below its class's are part of it, and no two in a class are the same, also
-    where case does not count.
+    where case does not count. Where they would be, or too long, a hash stands for the folders.
     """
-    taken: dict[tuple[str, str], set[str]] = {}
-    names = []
-    for one in images:
-        path = PurePosixPath("_".join([*one.below, PurePosixPath(one.member.name).name]))
-        stem, used = path.stem, taken.setdefault((one.part, one.label), set())
-        while len(os.fsencode(stem + path.suffix)) > MAX_NAME_BYTES - 8:  # the number that may follow has room
-            stem = stem[1:].lstrip(".")
-        name, number = stem + path.suffix, 1
-        while name.casefold() in used:
-            number += 1
-            name = f"{stem}-{number}{path.suffix}"
-        used.add(name.casefold())
-        names.append(name)
+    names = ["_".join([*one.below, PurePosixPath(one.member.name).name]) for one in images]
+    keys = [(one.part, one.label, name.casefold()) for one, name in zip(images, names, strict=True)]
+    times = Counter(keys)
+    for number, (one, key) in enumerate(zip(images, keys, strict=True)):
+        if times[key] > 1 or len(os.fsencode(names[number])) > MAX_NAME_BYTES:
+            path = PurePosixPath(one.member.name)
+            names[number] = f"{hashlib.sha256(os.fsencode(path)).hexdigest()[:16]}_{path.stem[:50]}{path.suffix}"
     return names

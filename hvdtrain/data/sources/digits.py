@@ -1,53 +1,40 @@
 """Real handwritten digits that need no download: scikit-learn includes them."""
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from hvdtrain.data.image import png
-from hvdtrain.data.selection import Item
-from hvdtrain.errors import UsageError
+from hvdtrain.data.selection import Generated, Item
+from hvdtrain.data.sources import Source
 
 if TYPE_CHECKING:
     from hvdtrain.data.recipe import Recipe
 
+IS_GENERATED = True
 SIDE = 32  # pixels; the smallest image that a VGG can halve five times
 
 
-class Digits:
-    """1,797 images `0000.png` …, 32x32 grey.
+def open_source(recipe: "Recipe", options: Mapping[str, Any], images_from: Path | None) -> Source:
+    """1,797 images `0000.png` …, 32x32 grey."""
+    from sklearn.datasets import load_digits
 
-    The originals are 8x8 with 17 levels; bicubic upscaling, which Pillow does in integers, adds no information.
+    digits = load_digits()
+    items = [
+        Item(str(digit), f"{index:04d}.png", handle=Generated(partial(_enlarged, pixels)))
+        for index, (digit, pixels) in enumerate(zip(digits.target, digits.images, strict=True))
+    ]
+    return Source(lambda: items)
+
+
+def _enlarged(pixels: Any) -> bytes:
+    """A PNG of an original of 8x8 with 17 levels.
+
+    Bicubic upscaling, which Pillow does in integers, adds no information.
     """
+    import numpy as np
+    from PIL import Image
 
-    labels = tuple("0123456789")
-    titles: Mapping[str, str] = {}
-    identity = ""
-
-    def __init__(self) -> None:
-        from sklearn.datasets import load_digits
-
-        found = load_digits()
-        self.pixels, self.digits = found.images, found.target
-
-    def items(self, labels: Sequence[str]) -> list[Item]:
-        return [
-            Item(str(digit), f"{index:04d}.png", handle=index)
-            for index, digit in enumerate(self.digits)
-            if str(digit) in labels
-        ]
-
-    def contents(self, items: Sequence[Item]) -> Iterator[bytes]:
-        import numpy as np
-        from PIL import Image
-
-        pixels = np.rint(self.pixels * (255 / 16)).astype(np.uint8)
-        for item in items:
-            large = Image.fromarray(pixels[item.handle]).resize((SIDE, SIDE), Image.Resampling.BICUBIC)
-            yield png(np.asarray(large))
-
-
-def open_source(recipe: "Recipe", options: Mapping[str, Any], images_from: Path | None) -> Digits:
-    if images_from:
-        raise UsageError(f"{recipe.name} takes no images from elsewhere: drop --archive or --source")
-    return Digits()
+    grey = Image.fromarray(np.rint(pixels * (255 / 16)).astype(np.uint8))
+    return png(grey.resize((SIDE, SIDE), Image.Resampling.BICUBIC))
