@@ -385,7 +385,8 @@ def test_sigterm_after_the_last_step_lets_the_results_be_written(tmp_path):
         finish(job)
     assert job.returncode == 0, printed
     assert "test_accuracy" in summary(out)
-    assert f"not used in the class folders: 1 .tif; `hvdtrain data check {data}` names them" in printed
+    told = "not used in the class folders: 1 file(s) or folder(s): TrainData/a/x.tif"
+    assert f"{told}; `hvdtrain data check {data}` names them" in printed
 
 
 def test_a_batch_for_each_worker_is_the_same_after_a_restart(tmp_path):
