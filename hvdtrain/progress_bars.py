@@ -9,12 +9,10 @@ from rich.progress import (
     MofNCompleteColumn,
     Progress,
     ProgressColumn,
-    Task,
     TextColumn,
     TimeRemainingColumn,
     TransferSpeedColumn,
 )
-from rich.text import Text
 
 from hvdtrain.console import Console
 
@@ -35,8 +33,8 @@ def bytes_bar(what: str, total: int, done: int) -> Iterator[Callable[[int], None
 
 @contextmanager
 def count_bar(what: str) -> Iterator[Callable[[int, int], None]]:
-    """(done, total) of images, with rate and time left: on a terminal a bar, elsewhere a line for each quarter."""
-    with _bar(what, "images", None, 0, MofNCompleteColumn(), _Rate()) as show:
+    """(done, total) of images, with the time left: on a terminal a bar, elsewhere a line for each quarter."""
+    with _bar(what, "images", None, 0, MofNCompleteColumn()) as show:
         yield show
 
 
@@ -60,10 +58,3 @@ def _bar(
             console.print(f"{what}: {now:,} of {total:,} {unit}")
 
     yield line
-
-
-class _Rate(ProgressColumn):
-    """Images a second."""
-
-    def render(self, task: Task) -> Text:
-        return Text(f"{task.finished_speed or task.speed or 0:,.0f}/s")

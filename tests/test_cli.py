@@ -13,14 +13,13 @@ import pytest
 import torch
 from PIL import Image
 
-from hvdtrain import models, modes
+from hvdtrain import modes
 from hvdtrain.cli import COMMANDS, cli, main
 from hvdtrain.config.command_line import FIRST, GROUPS
 from hvdtrain.config.run_config import RunConfig
 from hvdtrain.errors import UsageError
 from hvdtrain.launch.job_log import failure_reason
 from hvdtrain.launch.processes import local_job
-from hvdtrain.numerics.optimizers import OPTIMIZERS
 from hvdtrain.rank.process import _advice
 from hvdtrain.runs.folder import CONFIG, claim
 from hvdtrain.world.place import World
@@ -41,12 +40,9 @@ def here(tmp_path, monkeypatch):
     """The current folder, with a good image folder `data`, several bad ones, and a run folder that is in use."""
     make_folder(tmp_path / "data")
     make_folder(tmp_path / "one", classes=["cat"])
-    make_folder(tmp_path / "differing", classes=["cat", "dog"])
-    (tmp_path / "differing" / "ValidationData" / "dog").rename(tmp_path / "differing" / "ValidationData" / "dox")
     make_folder(tmp_path / "trainonly", parts=["TrainData"])
     (tmp_path / "empty").mkdir()
     (tmp_path / "file").write_text("not weights, not images, not a folder\n")
-    (tmp_path / "bad.toml").write_text("batch_size = 0\n")
     (tmp_path / "worse.toml").write_text('model = "written"\nimage_size = 16\nservers = 1\n')
     (tmp_path / "used").mkdir()
     (tmp_path / "used" / "thesis.txt").write_text("mine")
@@ -85,13 +81,17 @@ import click
 from hvdtrain.cli import cli
 
 def every(command, path):
-    yield path
+    yield path, command
     if isinstance(command, click.Group):
         with click.Context(command) as context:
             for name in command.list_commands(context):
                 yield from every(command.get_command(context, name), [*path, name])
 
-for path in list(every(cli, [])):
+for path, command in list(every(cli, [])):
+    for parameter in command.params:
+        default = parameter.get_default(click.Context(command))
+        if isinstance(default, str | int | float):  # click has a value of its own for none
+            parameter.type_cast_value(click.Context(command), default)
     try:
         cli.main([*path, "--help"], standalone_mode=True)
     except SystemExit as left:
@@ -100,7 +100,7 @@ print("HEAVY", *({"torch", "numpy", "matplotlib", "rich", "PIL", "sklearn", "hor
 """
 
 
-def test_every_commands_help_works_and_imports_nothing_heavy():
+def test_every_commands_help_works_and_its_defaults_are_taken_and_nothing_heavy_is_imported():
     done = subprocess.run([sys.executable, "-W", "error", "-c", HELP], capture_output=True, text=True, timeout=30)
     assert done.stderr == "" and done.returncode == 0
     lines = done.stdout.splitlines()
@@ -109,22 +109,6 @@ def test_every_commands_help_works_and_imports_nothing_heavy():
     assert all(line.startswith("EXIT 0") for line in ends)
     assert lines[-1] == "HEAVY"
     assert done.stdout.count("Usage:") == len(ends)
-
-
-def every_command(command, path=()):
-    yield path, command
-    if isinstance(command, click.Group):
-        for name in command.list_commands(click.Context(command)):
-            yield from every_command(command.get_command(click.Context(command), name), (*path, name))
-
-
-def test_every_options_default_is_one_that_it_takes():
-    for path, command in every_command(cli):
-        context = click.Context(command, info_name=" ".join(path))
-        for parameter in command.params:
-            default = parameter.get_default(context)
-            if isinstance(default, str | int | float):  # click has a value of its own for none
-                parameter.type_cast_value(context, default)
 
 
 @pytest.mark.parametrize("name", ["train", "compare", "launch"])
@@ -175,14 +159,6 @@ def test_a_flag_means_the_same_in_every_command(name, flags):
 SCRIPT = str(Path(sys.executable).with_name("hvdtrain"))
 
 
-@pytest.mark.parametrize("words", [[sys.executable, "-m", "hvdtrain"], [SCRIPT]], ids=["-m", "script"])
-def test_both_ways_to_start_it_show_the_same_help(words, tmp_path):
-    done = subprocess.run([*words, "--help"], capture_output=True, text=True, timeout=30, cwd=tmp_path)
-    assert (done.returncode, done.stderr) == (0, "")
-    for name in COMMANDS:
-        assert f"\n  {name} " in done.stdout
-
-
 def test_no_command_at_all_shows_the_help_as_it_is_laid_out(monkeypatch, capfd):
     code, out, err = run([], monkeypatch, capfd)
     assert (code, out) == (2, "")
@@ -208,84 +184,44 @@ REFUSED = [
     ("", "bogus", "unknown command 'bogus': choose from compare, train, "),
     ("", "comapre", "did you mean compare?"),
     ("train", "--bogus", "No such option '--bogus'"),
-    (
-        "train",
-        "-n 2",
-        "No such option '-n': train is one rank of a job, and `hvdtrain launch -n 2 -- …` starts several",
-    ),
+    ("train", "-n 2", "No such option '-n': train is one rank of a job, and `hvdtrain launch -n 2 -- …` starts"),
     ("train", "--workers 2 4", "No such option '--workers': train is one rank"),
-    ("train", "--mode", "Option '--mode' requires an argument"),
     ("train", "extra", "unexpected extra argument"),
-    ("train", "--steps many", "Invalid value for '--steps'"),
     ("train", "--mode nosuch", f"unknown mode 'nosuch': choose from {', '.join(modes.names())}"),
-    ("train", "--model nosuch", f"unknown model 'nosuch': choose from {', '.join(models.name_lists())}"),
-    ("train", "--optimizer nosuch", f"unknown optimizer 'nosuch': choose from {', '.join(OPTIMIZERS)}"),
-    ("train", "--device nosuch", "'nosuch' is not one of 'auto', 'cpu', 'cuda'"),
     ("train", "--model a\nb", "unknown model 'a b'"),
     ("train", "--dataset nosuch", "unknown data set 'nosuch': choose from cifar10, coil100, digits,"),
     ("train", "--dataset ./nosuch", "there is no folder"),
-    ("train", "--dataset ./file", "is not a folder"),
     ("train", "--dataset ./empty", "has no folder TrainData"),
     ("train", "--dataset ./trainonly", "has no folder ValidationData"),
-    ("train", "--dataset ./one", "has one class only, 'cat'"),
-    ("train", "--dataset ./differing", "only in TrainData: dog; only in ValidationData: dox"),
-    ("train", "--dataset ./\udcff", "--dataset './\\udcff' is not valid UTF-8"),
-    ("train", "--mode ps-sync", "needs a server: add --servers 1"),
     ("train", "--mode ps-sync --servers 1", "1 servers of 1 ranks leave 0 workers: start at least 2 ranks"),
     ("train", "--mode ps-sync --servers equal", "half of the ranks serve, so start 2, 4, 6"),
-    ("train", "--mode allreduce --servers 1", "has no servers: drop --servers"),
-    ("train", "--epochs 1 --steps 1", "--epochs, --steps and --time-budget exclude each other"),
-    ("train", "--image-size 16", "at least 32"),
     ("train", "--device cpu --share-gpu", "--share-gpu does nothing with --device cpu"),
-    ("train", "--precision tf32 --device cpu", "--precision tf32 is for GPUs"),
-    ("train", "--width nan", "--width nan is not a finite number"),
-    ("train", "--lr inf", "--lr inf is not a finite number"),
-    ("train", f"--seed {2**64}", "Invalid value for '--seed'"),
     ("train", "--epochs 0", "0 is not in the range x>=1"),
     ("train", "--threads 0", "0 is not in the range 1<=x<=1024"),
-    ("train", "--time-budget soon", "is not a duration such as 90s, 30m or 2h"),
-    ("train", "--config bad.toml", "bad.toml: batch_size: 0 is not in the range"),
     # Of a file and an option the option wins, even where it says what is the default.
     ("train", "--config worse.toml", "unknown model 'written'"),
     ("train", "--config worse.toml --model given", "unknown model 'given'"),
     ("train", "--config worse.toml --model vggf", "--image-size 16 is too small"),
     ("train", "--config worse.toml --model vggf --image-size 0", "--mode single has no servers"),
-    ("train", "--config nosuch.toml", "cannot read the configuration nosuch.toml"),
     ("train", "--config empty", "is a directory"),
     ("train", "--out used", "--out used is not empty: choose another folder"),
     ("train", "--out run", "--out run holds a run, which --resume goes on with: choose another folder"),
     ("train", "--out comparison", "--out comparison holds a comparison, which `hvdtrain report comparison` shows"),
-    ("train", "--lr 1e-5x", "'1e-5x' is not a number"),
     ("train", "--steps 2.5", "'2.5' is not a whole number"),
-    ("train", "--model VGG16", "did you mean vgg16?"),
     ("train", "--config manifest.json", "--config takes the config.toml of a run folder"),
-    (
-        "train",
-        "--freeze features",
-        "--freeze features trains the head on layers that have learned nothing: add --pretrained",
-    ),
-    ("train", "--pretrained imagenet", "nothing in it fits vggf at width 0.125: add --width 1"),
+    ("train", "--lr 1e-5x", "'1e-5x' is not a number"),
+    ("train", "--freeze features", "trains the head on layers that have learned nothing: add --pretrained"),
     ("compare", "--workers 2 4", "extra argument (4): numbers and names are listed by commas, `2,4`"),
     ("train", "--out file", "--out file is a file"),
     ("train", "--out file/run", "--out file/run cannot be "),
     ("train", f"--out {LONG}", "cannot be used: File name too long"),
     ("train", "--out /proc/run", "--out /proc/run cannot be written"),
-    ("train", "--pretrained nosuch.pth", "--pretrained nosuch.pth: no such file"),
-    ("train", "--pretrained file", "--pretrained file: not a file of plain weights"),
     ("compare", "--modes single,nosuch", f"unknown mode 'nosuch': choose from {', '.join(modes.names())}"),
-    ("compare", "--modes ,", "unknown mode ''"),
     ("compare", "--workers 0", "'0' is not a list of whole numbers such as 1,2,4"),
-    ("compare", "--workers two", "'two' is not a list of whole numbers such as 1,2,4"),
     ("compare", "--workers 33", "a global batch of 32 leaves 1 of 33 workers without a sample: "),
     ("compare", "--servers 1,0", "'0' is not a list of whole numbers such as 1,2,4"),
-    ("compare", "--repeats 0", "Invalid value for '--repeats'"),
-    ("compare", "--model nosuch", f"unknown model 'nosuch': choose from {', '.join(models.name_lists())}"),
-    ("compare", "--dataset ./nosuch", "there is no folder"),
     ("compare", "--dataset ./one", "has one class only, 'cat'"),
-    ("compare", "--pretrained nosuch.pth", "--pretrained nosuch.pth: no such file"),
     ("compare", "--out used", "--out used is not empty: choose another folder"),
-    ("compare", "--out file/run", "--out file/run cannot be "),
-    ("compare", f"--out {LONG}", "cannot be used: File name too long"),
     ("compare", f"--seed {2**32 - 1} --repeats 2", "goes beyond 4294967295, the largest seed"),
 ]
 
@@ -303,24 +239,14 @@ def test_as_many_servers_as_workers_are_half_of_the_ranks(here, monkeypatch, cap
 
 @pytest.mark.parametrize(("command", "args", "words"), REFUSED, ids=[f"{c} {a:.40}" for c, a, _ in REFUSED])
 def test_bad_input_is_one_line_and_leaves_nothing_behind(here, monkeypatch, capfd, command, args, words):
-    refuses(here, monkeypatch, capfd, [command] if command else [], args.split(" "), words)
-
-
-def refuses(here, monkeypatch, capfd, command, args, words):
-    """One line on stderr that says `words`, exit code 2, and not a byte changed. What is not given is all right."""
-    good = ["--dataset", "./data", "--out", "new", "--device", "cpu"] if command else []
+    """Exit code 2, and not a byte changed. What is not given is all right."""
+    good = [command, "--dataset", "./data", "--out", "new", "--device", "cpu"] if command else []
     before = contents(here)
-    code, out, err = run([*command, *good, *args], monkeypatch, capfd)
+    code, out, err = run([*good, *args.split(" ")], monkeypatch, capfd)
     assert (code, out) == (2, "")
     assert err.startswith("hvdtrain: ") and err.endswith("\n") and err.count("\n") == 1
     assert words in err
     assert contents(here) == before
-
-
-@pytest.mark.skipif(torch.cuda.is_available(), reason="this machine has a GPU")
-def test_cuda_without_a_gpu_is_refused(here, monkeypatch, capfd):
-    for command in ("train", "compare"):
-        refuses(here, monkeypatch, capfd, [command], ["--device", "cuda"], "--device cuda: torch sees no GPU here")
 
 
 @pytest.mark.parametrize(("output", "line"), [("/dev/full", "hvdtrain: No space left on device\n"), ("a pipe", "")])

@@ -82,24 +82,6 @@ READERS = {
 }  # fmt: skip
 
 
-def example(base, kind, seed):
-    """Spoil one file of a copy, and let a command read it."""
-    rng = random.Random(seed)  # several draws by hypothesis would cost more than most examples
-    files, commands = READERS[kind]
-    with tempfile.TemporaryDirectory() as folder, pytest.MonkeyPatch.context() as patch:
-        here = Path(folder).resolve() / "here"
-        hostile.copy(base / kind, here)
-        name = rng.choice(files)
-        hostile.spoil(next(here.glob(name)), rng)
-        words = rng.choice(commands).format(here=here).split()
-        if kind == "recipes":
-            patch.setattr(recipes, "_folder", lambda kind: here / kind)
-            recipes.load.cache_clear()
-        calls(here, words, f"{name} spoiled by {seed}")
-    if kind == "recipes":
-        recipes.load.cache_clear()
-
-
 def calls(here, words, what):
     """One line on stderr unless it succeeds, and nothing changed but what the command is to make."""
     before = hostile.tree(here.parent)
@@ -135,7 +117,21 @@ def calls(here, words, what):
 @settings(max_examples=EXAMPLES or 50, derandomize=not EXAMPLES)
 @given(st.sampled_from(sorted(READERS)), st.integers(0, 2**32))
 def test_a_spoiled_file_is_read_or_is_a_line(base, one_thread, kind, seed):
-    example(base, kind, seed)
+    """Spoil one file of a copy, and let a command read it."""
+    rng = random.Random(seed)  # several draws by hypothesis would cost more than most examples
+    files, commands = READERS[kind]
+    with tempfile.TemporaryDirectory() as folder, pytest.MonkeyPatch.context() as patch:
+        here = Path(folder).resolve() / "here"
+        hostile.copy(base / kind, here)
+        name = rng.choice(files)
+        hostile.spoil(next(here.glob(name)), rng)
+        words = rng.choice(commands).format(here=here).split()
+        if kind == "recipes":
+            patch.setattr(recipes, "_folder", lambda kind: here / kind)
+            recipes.load.cache_clear()
+        calls(here, words, f"{name} spoiled by {seed}")
+    if kind == "recipes":
+        recipes.load.cache_clear()
 
 
 def test_no_text_of_a_strangers_folder_becomes_a_path_or_a_command_or_is_obeyed(base, one_thread, tmp_path):

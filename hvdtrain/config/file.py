@@ -32,7 +32,7 @@ def read_config(path: Path) -> dict[str, Any]:
         if name not in known:
             raise unknown(f"option in {path}:", name, list(known))
         expected, kind = type(known[name].default), known[name].metadata["type"]
-        if isinstance(kind, WordOr) and value == kind.word:
+        if isinstance(kind, WordOr) and value == kind.word and type(kind.meaning) is expected:
             read[name] = kind.meaning
             continue
         if type(value) is not expected and not (expected is float and type(value) is int):

@@ -128,16 +128,11 @@ class ServerNumbers(Numbers):
         return list(dict.fromkeys(each for one in found for each in ([one] if one == EQUAL else one)))
 
 
-class ServerNumber(click.ParamType):
-    """A whole number, from `least` to `most` if there is one, or EQUAL."""
-
-    name = "N|equal"
+class ServerNumber(WordOr):
+    """EQUAL, or a whole number, from `least` to `most` if there is one."""
 
     def __init__(self, least: int = 0, most: int | None = None) -> None:
-        self.number = click.IntRange(least, most)
-
-    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
-        return value if value == EQUAL else self.number.convert(value, param, ctx)
+        super().__init__(EQUAL, EQUAL, click.IntRange(least, most))
 
 
 class Names(click.ParamType):

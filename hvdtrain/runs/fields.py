@@ -43,7 +43,7 @@ def _gpus(run: Run) -> list[str]:
 def placement(run: Run) -> str | None:
     """Which ranks share a host, whatever the hosts' names: `1 server + 1 worker | 1 worker`."""
     servers, hosts = run.kind.servers, [host.ranks for host in run.manifest.hosts.values() if host.ranks]
-    counts = [(sum(rank < servers for rank in own), sum(rank >= servers for rank in own)) for own in hosts]
+    counts = [(sum(rank < servers for rank in ranks), sum(rank >= servers for rank in ranks)) for ranks in hosts]
     words = [
         " + ".join(with_noun(count, noun) for count, noun in zip(both, ("server", "worker"), strict=True) if count)
         for both in sorted(counts, reverse=True)
@@ -62,15 +62,15 @@ def _variables(run: Run, which: str, *name: str) -> Any:
     backend = str(run.manifest.backend)
     carried = tuple(prefix for word, prefixes in _READ_BY.items() if word in backend for prefix in prefixes)
     read = COMPUTING if which.endswith("computing") else carried
-    own = {variable: value for variable, value in environment.items() if variable.startswith(read)}
-    return own.get(name[0], "not set") if name else own
+    values = {variable: value for variable, value in environment.items() if variable.startswith(read)}
+    return values.get(name[0], "not set") if name else values
 
 
 def _of_servers(run: Run) -> dict[str, str] | None:
     environments = run.manifest.server_environment
-    names = {name for own in environments for name in own}
-    values = {name: sorted({own.get(name, "not set") for own in environments}) for name in names}
-    return {name: " or ".join(found) for name, found in values.items()} if environments else None
+    names = {name for environment in environments for name in environment}
+    values = {name: sorted({environment.get(name, "not set") for environment in environments}) for name in names}
+    return {name: " or ".join(different) for name, different in values.items()} if environments else None
 
 
 def _without_zeros(cores: float | None) -> float | None:

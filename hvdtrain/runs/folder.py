@@ -27,14 +27,12 @@ def check_free(folder: Path, others_log: bool = False) -> None:
         others_log: the job's ranks on other hosts, which do not wait for the claim, may have begun logs/ in it.
     """
     try:
-        is_folder = folder.is_dir()
-        is_file = folder.exists() and not is_folder
-        is_used = is_folder and any(not (others_log and entry.name == "logs") for entry in folder.iterdir())
+        if folder.is_file():
+            raise UsageError(f"--out {folder} is a file: choose a folder")
+        names = {entry.name for entry in folder.iterdir()} if folder.exists() else set()
     except OSError as error:
         raise UsageError(f"--out {folder} cannot be used: {error.strerror}") from None
-    if is_file:
-        raise UsageError(f"--out {folder} is a file: choose a folder")
-    if is_used:
+    if names - ({"logs"} if others_log else set()):
         raise UsageError(f"--out {folder} {_what_is_in(folder)}: choose another folder, or remove it yourself")
 
 
@@ -151,10 +149,8 @@ def is_claimed(folder: Path) -> bool:
         if is_begun(folder):
             with locked(folder / CONFIG):
                 pass
-    except BlockingIOError:
-        return True
-    except OSError:  # one that nobody may open
-        pass
+    except OSError as error:  # or it is one that nobody may open
+        return isinstance(error, BlockingIOError)
     return False
 
 

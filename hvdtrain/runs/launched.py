@@ -66,9 +66,9 @@ def read_launched(env: Mapping[str, str] = os.environ) -> Launched | None:
 def remembered(run: Path) -> Launched | None:
     """How the job of a run folder was launched last, from its manifest; None where that does not say."""
     manifest = schema.find(run, schema.Manifest)
-    if not manifest or not (found := manifest.launch) or not found.launcher:
+    if not manifest or not (launch := manifest.launch) or not launch.launcher:
         return None
-    return Launched(found.launcher, tuple(found.hosts), found.interface or "", found.folder or "")
+    return Launched(launch.launcher, tuple(launch.hosts), launch.interface or "", launch.folder or "")
 
 
 def launch_command(

@@ -92,7 +92,7 @@ def save(
     except OSError:
         shutil.rmtree(unfinished, ignore_errors=True)
         raise
-    for old in _found(run)[keep:]:
+    for old in _complete(run)[keep:]:
         shutil.rmtree(old, ignore_errors=True)
 
 
@@ -158,14 +158,14 @@ def latest(run: Path, report: Callable[[str], None], check: bool = True) -> Snap
     Raises:
         UsageError: there are snapshots, and not one is whole.
     """
-    found = _found(run)
-    for folder in found:
+    folders = _complete(run)
+    for folder in folders:
         try:
             return _read(folder, check)
         except UNREADABLE as error:
             report(f"{folder} is damaged, and passed over: {_reason(error)}")
-    if found:
-        raise UsageError(f"none of the {len(found)} snapshots in {run / 'snapshots'} is whole: train anew elsewhere")
+    if folders:
+        raise UsageError(f"none of the {len(folders)} snapshots in {run / 'snapshots'} is whole: train anew elsewhere")
     return None
 
 
@@ -187,7 +187,7 @@ def mapped(run: Path, step: int, check: bool) -> Snapshot:
 
 def roll_back(run: Path, snapshot: Snapshot) -> None:
     """Make a run folder as it was at a snapshot: what came later is removed, and the best model is that of then."""
-    for folder in _found(run):
+    for folder in _complete(run):
         if folder.name > snapshot.folder.name:
             shutil.rmtree(folder)
     for unfinished in (run / "snapshots").glob("step-*.part"):
@@ -198,7 +198,7 @@ def roll_back(run: Path, snapshot: Snapshot) -> None:
         os.link(snapshot.folder / BEST, best)
 
 
-def _found(run: Path) -> list[Path]:
+def _complete(run: Path) -> list[Path]:
     """The snapshots' folders, the latest first."""
     return sorted((p for p in (run / "snapshots").glob("step-*") if p.suffix != ".part" and p.is_dir()), reverse=True)
 

@@ -20,27 +20,18 @@ FIELDS = dataclasses.fields(RunConfig)
     [
         (b"\xff\xfe\x00\x01" * 50, "cannot read the configuration .*config.toml"),
         ("mode = ", "cannot read the configuration .*Invalid value"),
-        ('mode = "ddp"\nmode = "ddp"', "cannot read the configuration .*overwrite"),
         ("x = " + "[" * 100_000, "nested too deeply"),
         ("seed = " + "9" * 5000, "cannot read the configuration"),
         ('colour = "red"', "config.toml: 'colour': choose from mode, servers, dataset"),
-        ("[mode]\nx = 1", "mode = .* should be of type str"),
         ("mode = 3", "mode = 3 should be of type str"),
-        ('batch_size = "32"', "batch_size = '32' should be of type int"),
         ("batch_size = 32.0", "batch_size = 32.0 should be of type int"),
         ("seed = true", "seed = True should be of type int"),
-        ("lr = true", "lr = True should be of type float"),
         ("deterministic = 1", "deterministic = 1 should be of type bool"),
-        ("lr = [0.1]", "lr = .* should be of type float"),
-        ("epochs = 1979-05-27", "epochs = .* should be of type int"),
         ("batch_size = 0", "config.toml: batch_size: 0 is not in the range"),
-        ("steps = -1", "config.toml: steps: -1 is not in the range"),
         ("lr = " + "9" * 400, "config.toml: lr: int too large"),
         ("time_budget = -5.0", "config.toml: time_budget: '-5.0' is not a duration"),
-        ("timeout = 0", "config.toml: timeout: '0.0' is not a duration"),
         ("timeout = nan", "config.toml: timeout: 'nan' is not a duration"),
         ('schedule = "linear"', "config.toml: schedule: 'linear' is not one of 'cosine', 'constant'"),
-        ('push_scale = "sum"', "config.toml: push_scale: 'sum' is not one of 'softsync', 'mean', 'none'"),
     ],
     ids=lambda value: str(value[:20]),
 )
@@ -74,11 +65,3 @@ def test_what_a_file_may_say_the_command_line_may_say_too(values):
     except UsageError:
         return
     assert from_args(config.to_args()) == config
-
-
-@given(st.binary(max_size=200) | st.text().map(str.encode))
-def test_no_bytes_make_reading_fail_in_another_way(content):
-    try:
-        RunConfig(**in_file(content))
-    except UsageError:
-        pass

@@ -93,13 +93,6 @@ def test_a_damaged_snapshot_is_told_and_the_one_before_it_is_used(name, damage, 
     assert len(told) == 1 and "step-00000002 is damaged" in told[0]
 
 
-def test_where_none_is_whole_nothing_is_guessed(tmp_path):
-    make(tmp_path, 7)
-    (tmp_path / "snapshots/step-00000007/weights.safetensors").write_bytes(b"")
-    with pytest.raises(UsageError, match="none of the 1 snapshots"):
-        latest(tmp_path, lambda line: None)
-
-
 def test_a_full_disk_leaves_what_was_there(tmp_path):
     """A process that may write no file beyond 256 KiB, as on a disk that is full then."""
     make(tmp_path, 1)

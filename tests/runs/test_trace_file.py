@@ -6,11 +6,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from hvdtrain.config.run_config import RunConfig
-from hvdtrain.errors import UsageError
-from hvdtrain.runs.request import check
 from hvdtrain.runs.trace_file import TRACE, RankTrace, _in_lanes, merge_traces, write_rank_trace
-from hvdtrain.system.trace import APPLY, PULL, PUSH, STEP, UNDER_WAY, flow_of, parse_steps
+from hvdtrain.system.trace import APPLY, PULL, PUSH, STEP, UNDER_WAY, flow_of
 
 
 def read(run):
@@ -56,15 +53,3 @@ def test_what_overlaps_lies_on_different_tracks(spans):
     for track in {track for track, _ in placed}:
         own = [span for name, span in placed if name == track]
         assert all(one[3] <= two[2] for one, two in pairwise(own))
-
-
-@pytest.mark.parametrize("text", ["5", "9-3", "0-4", "a-b", "1-", "-4", ""])
-def test_steps_that_are_no_range_are_refused(text):
-    with pytest.raises(UsageError, match="give the first and the last step, as 100-150"):
-        parse_steps(text)
-
-
-def test_steps_need_a_trace():
-    with pytest.raises(UsageError, match="is for --trace: add it"):
-        check(RunConfig(trace_steps="3-5"))
-    assert parse_steps("3-5") == (3, 5)
