@@ -24,7 +24,7 @@ from hypothesis import strategies as st
 
 from hvdtrain import plan
 from hvdtrain.cli import main
-from hvdtrain.config import recipes
+from hvdtrain.config import recipes, untrusted
 from hvdtrain.config.run_config import RunConfig
 from hvdtrain.data import shards
 from hvdtrain.data.folder import scan
@@ -219,6 +219,28 @@ def test_a_run_with_a_symbolic_link_is_not_gone_on_with(base, tmp_path, link):
     with pytest.raises(UsageError, match="is a symbolic link"):
         claim(here / "run", RunConfig(), 1, "job", False, resuming=True)
     assert mine.read_text() == "mine"
+
+
+@pytest.mark.timeout(60)
+@pytest.mark.parametrize("special", ["fifo", "device", "huge"])
+def test_no_command_waits_for_what_is_no_regular_file_of_a_run(special, base, one_thread, tmp_path, monkeypatch):
+    """Its manifest, and then all files but that and config.toml."""
+    monkeypatch.setattr(untrusted, "MOST_BYTES", 2**20)
+    manifest = "run/manifest.json"
+    for number, files in enumerate(([manifest], set(READERS["run"][0]) - {manifest, "run/config.toml"})):
+        here = tmp_path / str(number) / "here"
+        hostile.copy(base / "run", here)
+        for place in (here / file for file in files):
+            place.unlink()
+            if special == "fifo":
+                os.mkfifo(place)
+            elif special == "device":
+                place.symlink_to("/dev/zero")
+            else:
+                place.touch()
+                os.truncate(place, 2**21)
+        for words in ("status run", "report run", "explain run", "evaluate run --out there", "stop run"):
+            calls(here, words.split(), special)
 
 
 @settings(max_examples=EXAMPLES or 20, derandomize=not EXAMPLES)

@@ -5,6 +5,7 @@ import dataclasses
 import itertools
 from collections.abc import Iterator
 from contextlib import contextmanager
+from io import TextIOWrapper
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -13,7 +14,7 @@ import click
 from hvdtrain import modes
 from hvdtrain.config.file import read_config
 from hvdtrain.config.run_config import RunConfig
-from hvdtrain.config.untrusted import parse_json
+from hvdtrain.config.untrusted import open_regular, parse_json, read_file, read_json
 from hvdtrain.errors import Failure, UsageError
 from hvdtrain.formatting import with_noun
 from hvdtrain.runs.folder import CONFIG
@@ -74,7 +75,7 @@ def _read(run: Path) -> tuple[RunConfig, int, int]:
     if not modes.declared(config.mode).has_servers or not config.record:
         raise UsageError(f"{run} is not a recorded run: train with a ps- mode and --record")
     try:
-        manifest = parse_json((run / "manifest.json").read_text())
+        manifest = read_json(run / "manifest.json")
         if len(manifest.get("parts", [])) > 1:
             raise UsageError(f"{run} was resumed, and replay begins at the first step: record a run in one go")
         workers, threads = int(manifest["workers"]), int(manifest["threads_per_worker"])
@@ -120,7 +121,7 @@ def _read_lives(run: Path, workers: int) -> int:
 
     path = membership_file(run)
     try:
-        members = [int(parse_json(line)["member"]) for line in path.read_text().splitlines()]
+        members = [int(parse_json(line)["member"]) for line in read_file(path).splitlines()]
         if members and not 0 <= max(members) < MOST_LIVES:
             raise ValueError(f"a worker's number is {max(members)}")
         return max([workers, *(1 + member for member in members)])
@@ -146,7 +147,7 @@ def _read_leases(run: Path, workers: int, most: int) -> Leases:
 def _numbered_rows(path: Path) -> Iterator[Iterator[tuple[int, dict[str, str]]]]:
     """The rows of a CSV file with their lines' numbers. UsageError where it, or a row in the block, cannot be read."""
     try:
-        with path.open(newline="") as file:
+        with open_regular(path) as opened, TextIOWrapper(opened, newline="") as file:
             yield enumerate(csv.DictReader(file), 2)
     except (OSError, ValueError, KeyError, TypeError, csv.Error) as error:
         raise UsageError(f"{path} cannot be read: {error}") from None
@@ -155,10 +156,11 @@ def _numbered_rows(path: Path) -> Iterator[Iterator[tuple[int, dict[str, str]]]]
 def _different(weights: dict[str, "torch.Tensor"], saved: Path) -> int:
     """How many weights are not, bit for bit, those in the file."""
     from safetensors import SafetensorError
-    from safetensors.torch import load_file
+
+    from hvdtrain.runs.snapshot import read_tensors
 
     try:
-        there = load_file(saved)
+        there = read_tensors(saved)
         return sum(int((there[name] != tensor).sum()) for name, tensor in weights.items())
     except (OSError, SafetensorError, KeyError, RuntimeError) as error:
         raise Failure(f"{saved} cannot be read as this model's weights: {error}") from None

@@ -8,7 +8,7 @@ import click
 
 from hvdtrain.config.option_types import WordOr
 from hvdtrain.config.run_config import RunConfig
-from hvdtrain.config.untrusted import parse_toml
+from hvdtrain.config.untrusted import read_toml
 from hvdtrain.errors import UsageError, unknown
 
 
@@ -20,7 +20,7 @@ def read_config(path: Path) -> dict[str, Any]:
             would refuse too.
     """
     try:
-        values = parse_toml(path.read_text(encoding="utf-8"))
+        values = read_toml(path)
     except (OSError, ValueError) as error:  # ValueError: not UTF-8, not TOML, a number of too many digits
         takes = "--config takes the config.toml of a run folder"
         raise UsageError(f"cannot read the configuration {path}: {error}; {takes}") from None
@@ -49,7 +49,7 @@ def read_config(path: Path) -> dict[str, Any]:
 def started_workers(file: Path) -> int | None:
     """How many workers the run of a config.toml had when it was last started; None where it does not say."""
     try:
-        found = parse_toml(file.read_text(encoding="utf-8")).get("workers")
+        found = read_toml(file).get("workers")
     except (OSError, ValueError):
         return None
     return found if isinstance(found, int) and found > 0 else None

@@ -157,7 +157,7 @@ class RunConfig:
         1, "Which repeat of a measurement this is: a report takes means over them.", click.IntRange(1, 10**6)
     )
     threads: int = option(
-        0, "Threads a worker computes with; `auto` shares the host's cores.", WordOr("auto", 0, click.IntRange(0, 1024))
+        0, "Threads a worker computes with; `auto` shares the host's cores.", WordOr("auto", 0, click.IntRange(1, 1024))
     )
     slow: str = option(
         "none", "Make workers slower than they are, by sleeping in proportion to what they compute: `1:4x`, worker 1 "

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from hvdtrain.config.run_config import OPEN_WIRES, RunConfig
-from hvdtrain.config.untrusted import parse_json
+from hvdtrain.config.untrusted import read_json
 from hvdtrain.errors import UsageError
 from hvdtrain.world.place import RESPAWNS
 
@@ -99,7 +99,7 @@ def write_restart_info(folder: Path, rank: int, restart: RestartInfo) -> Path:
 def read_restart_info(folder: Path, rank: int) -> RestartInfo | None:
     """None where there is none: the server has not begun, or has ended in order."""
     try:
-        return RestartInfo(**parse_json(restart_file(folder, rank).read_text()))
+        return RestartInfo(**read_json(restart_file(folder, rank)))
     except FileNotFoundError:
         return None
     except (OSError, ValueError, TypeError) as error:
@@ -110,7 +110,7 @@ def read_join_info(folder: Path) -> JoinInfo:
     """What write_join_info wrote. UsageError where there is none, or nobody can read it."""
     file = join_file(folder)
     try:
-        known = parse_json(file.read_text())
+        known = read_json(file)
         info = JoinInfo(**known)
         if any(type(value) is not JoinInfo.__annotations__[name] for name, value in asdict(info).items()):
             raise ValueError("it is not as a server writes it")

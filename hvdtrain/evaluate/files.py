@@ -7,7 +7,7 @@ import os
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from hvdtrain.config.untrusted import parse_json
+from hvdtrain.config.untrusted import read_json
 from hvdtrain.data.storage import atomic_folder, locked
 from hvdtrain.errors import UsageError
 
@@ -39,7 +39,7 @@ def check_out(out: Path) -> None:
 
 def _is_evaluation(out: Path) -> bool:
     try:
-        return parse_json((out / FIGURES).read_text())["made_by"] == MAKER
+        return read_json(out / FIGURES)["made_by"] == MAKER
     except (OSError, ValueError, KeyError, TypeError):
         return False
 

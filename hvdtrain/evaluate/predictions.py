@@ -11,7 +11,6 @@ import numpy as np
 import torch
 import torch.nn.functional as F
 from safetensors import SafetensorError
-from safetensors.torch import load_file
 
 from hvdtrain.config.run_config import RunConfig
 from hvdtrain.data.folder import ImageFolder, Samples
@@ -21,6 +20,7 @@ from hvdtrain.formatting import printable
 from hvdtrain.models.layers import Network
 from hvdtrain.numerics.precision import autocast
 from hvdtrain.rank.work import evaluation_resize, image_side, initial_model
+from hvdtrain.runs.snapshot import read_tensors
 from hvdtrain.training.device import choose_device, set_up
 from hvdtrain.training.evaluation import in_batches
 from hvdtrain.training.feed import Normalise, feed
@@ -124,7 +124,7 @@ def _load_model(config: RunConfig, weights: Path, classes: int, device: torch.de
     """The model in evaluation mode."""
     model = initial_model(config, classes).to(device)
     try:
-        model.load_state_dict(load_file(weights, device=str(device)))
+        model.load_state_dict(read_tensors(weights, str(device)))
     except (OSError, SafetensorError, RuntimeError) as error:
         reason = " ".join(str(error).split())[:200]
         raise UsageError(f"{weights} cannot be read as the weights of {config.model}: {reason}") from None

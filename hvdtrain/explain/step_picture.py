@@ -10,6 +10,7 @@ from itertools import pairwise
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from hvdtrain.config.untrusted import read_file
 from hvdtrain.errors import UsageError
 from hvdtrain.plot_style import MUTED, RC, STEP_PARTS, new_figure
 from hvdtrain.runs.trace_file import TRACE
@@ -49,7 +50,7 @@ def read_slices(run: Path) -> tuple[list[Slice], StepNumbers]:
 
     trace = Trace()
     try:
-        trace.ParseFromString((run / TRACE).read_bytes())
+        trace.ParseFromString(read_file(run / TRACE))
     except FileNotFoundError:
         raise UsageError(f"{run} has no {TRACE}: train with --trace") from None
     except (OSError, DecodeError) as error:

@@ -6,7 +6,7 @@ from pathlib import Path
 import click
 
 from hvdtrain.errors import Failure
-from hvdtrain.launch.job_log import failure_reason, first_failed, messages_of
+from hvdtrain.launch.job_log import failure_reason, first_failed, log_text, messages_of
 from hvdtrain.launch.recipe import LaunchCommand
 from hvdtrain.world.place import read_world
 
@@ -43,7 +43,7 @@ def rank_of_process(command: LaunchCommand, workers: int, servers: int, process:
 def _print_last_lines(folder: Path, rank: int) -> None:
     """Print the end of a rank's stderr log on stderr; nothing where the rank has not got as far as to open one."""
     file = folder / "logs" / f"rank.{rank}.err"
-    if file.is_file() and (lines := file.read_text(errors="replace").splitlines()):
+    if file.is_file() and (lines := log_text(file).splitlines()):
         click.echo(f"the last lines of rank {rank}, in {file}:", err=True)
         for line in lines[-MAX_LINES:]:
             click.echo(f"    {line[:MAX_LINE_LENGTH]}", err=True)

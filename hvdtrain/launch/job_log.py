@@ -6,6 +6,8 @@ import signal
 from collections.abc import Callable
 from pathlib import Path
 
+from hvdtrain.config.untrusted import read_file
+
 _LINE = re.compile(r"(?:\[(\d+)\]<std(?:out|err)>: ?)?(.*)")  # starters put `[RANK]<stdout>: ` before a rank's lines
 # What mpirun and horovodrun print about the first process that fails: its exit code, or (mpirun) a signal.
 _FIRST_EXIT = re.compile(r"Process name: (?:\[.*,)?(\d+)\]?\s+Exit code: +(\d+)")
@@ -20,9 +22,16 @@ _MESSAGE = re.compile(r"\s*hvdtrain: .*\w")
 _SURVIVED = re.compile(r"the others go on without it|rank \d+ has joined|was killed and is back")
 
 
+def log_text(log: Path) -> str:
+    """What was printed; nothing where that cannot be read."""
+    with contextlib.suppress(OSError):
+        return read_file(log).decode(errors="replace")
+    return ""
+
+
 def log_lines(log: Path) -> list[tuple[int | None, str]]:
     """The lines of a job's log as (process that printed it, text); None where the starter printed it."""
-    lines = log.read_text(errors="replace").splitlines()
+    lines = log_text(log).splitlines()
     matches = [match for line in lines if (match := _LINE.fullmatch(line))]
     return [(None if match[1] is None else int(match[1]), match[2]) for match in matches]
 
@@ -32,7 +41,7 @@ def first_failed(log: Path) -> tuple[int, int] | None:
 
     The code of a process that a signal ended is 128 plus the signal's number, as in a shell.
     """
-    text = log.read_text(errors="replace")
+    text = log_text(log)
     if match := _FIRST_EXIT.search(text):
         return int(match[1]), int(match[2])
     if match := _FIRST_SIGNAL.search(text):
@@ -59,7 +68,7 @@ def failure_reason(log: Path, exit_code: int | None, rank_of: Callable[[int], in
     if first is None:
         if messages:
             return messages[0][1]
-        text = log.read_text(errors="replace")
+        text = log_text(log)
         if match := _PEER_LOST.search(text):
             return (
                 f"a rank on {match[2]} is gone: {_process_name(int(match[1]), rank_of)} lost its connection (see {log})"

@@ -14,8 +14,8 @@ from typing import Any
 import psutil
 
 from hvdtrain.config import recipes
-from hvdtrain.config.untrusted import parse_json
-from hvdtrain.errors import Failure, UsageError
+from hvdtrain.config.untrusted import read_json
+from hvdtrain.errors import Failure, UsageError, unknown
 from hvdtrain.launch.filling import Filler
 from hvdtrain.runs.folder import unwritable, write_json
 from hvdtrain.system.locks import locked_by, open_locked
@@ -49,13 +49,18 @@ def read_record(out: Path) -> dict[str, Any]:
     """What `launch` recorded of a job: `launcher`, with the `job` and the `name` that its scheduler knows and
     captured, or with the process that sees to it, as own_identity describes it. Empty where there is no
     record, or a broken one, or one with another thing in place of a job: anybody may have written it.
+
+    Raises:
+        UsageError: there is no launcher of that name here.
     """
     try:
-        record = parse_json(job_record_file(out).read_text())
+        record = read_json(job_record_file(out))
     except (OSError, ValueError):
         return {}
     if not isinstance(record, dict) or not isinstance(record.get("launcher"), str):
         return {}
+    if record["launcher"] not in recipes.names("launchers"):
+        raise unknown(f"launcher in {job_record_file(out)}:", record["launcher"], recipes.names("launchers"))
     is_process = isinstance(record.get("pid"), int) and isinstance(record.get("host"), str)
     return record if (_names_a_job(record) if "job" in record else is_process) else {}
 

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from hvdtrain.config.run_config import RunConfig
-from hvdtrain.config.untrusted import parse_toml
+from hvdtrain.config.untrusted import read_toml
 from hvdtrain.errors import Failure, UsageError
 from hvdtrain.system.locks import lock, unlock
 from hvdtrain.system.preempt import leave_file
@@ -45,8 +45,9 @@ def refuse_links(folder: Path) -> None:
     """
     beside = leave_file(folder).parent
     for path in [*folder.rglob("*"), beside, *beside.rglob("*")]:
-        if path.is_symlink():
-            raise UsageError(f"{path} is a symbolic link, which no run has: remove it, if the run is yours")
+        if path.is_symlink() or not (path.is_file() or path.is_dir() or not path.exists()):
+            kind = "a symbolic link" if path.is_symlink() else "neither a file nor a folder"
+            raise UsageError(f"{path} is {kind}, which no run has: remove it, if the run is yours")
 
 
 def check_writable(folder: Path) -> None:
@@ -173,7 +174,7 @@ def wait_for_claim(folder: Path, job: str, seconds: float) -> None:
     deadline = time.monotonic() + seconds
     while time.monotonic() < deadline:
         with contextlib.suppress(OSError, tomllib.TOMLDecodeError):
-            if parse_toml((folder / CONFIG).read_text()).get("job") == job:
+            if read_toml(folder / CONFIG).get("job") == job:
                 return
         time.sleep(0.05)
     raise Failure(f"the first worker did not claim {folder} within {seconds:.0f} s")

@@ -4,7 +4,7 @@ from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
-from hvdtrain.config.untrusted import parse_json
+from hvdtrain.config.untrusted import open_regular, parse_json
 
 WARM_UP = 5  # steps of a worker after each start of a run, slower than all others: apart from the percentiles
 TAIL = 2**15  # bytes at the end of a file that are looked at: a hundred steps
@@ -17,7 +17,7 @@ def metrics_file(folder: Path, rank: int) -> Path:
 def last_steps(file: Path, tail: int = TAIL) -> list[dict[str, Any]]:
     """The last steps in a worker's metrics; none where there are none yet. A line that is being written is left out."""
     try:
-        with file.open("rb") as lines:
+        with open_regular(file) as lines:
             begin = max(0, lines.seek(0, 2) - tail)
             lines.seek(begin)
             text = lines.read()

@@ -12,7 +12,7 @@ from typing import Annotated, Any, TypeVar
 from msgspec import Meta, Struct, ValidationError, convert, field, structs
 from msgspec import json as fast_json
 
-from hvdtrain.config.untrusted import parse_json
+from hvdtrain.config.untrusted import parse_json, read_file, read_json
 from hvdtrain.coordination.membership_log import membership_file
 
 Count = Annotated[int, Meta(ge=0, lt=10**12)]
@@ -360,7 +360,7 @@ def read(folder: Path, kind: type[_T]) -> _T:
     """The checked manifest.json or summary.json of a run folder."""
     name = f"{kind.__name__.lower()}.json"
     try:
-        value = parse_json((folder / name).read_bytes())
+        value = read_json(folder / name)
     except FileNotFoundError:
         raise UnreadableFile(f"it has no {name}") from None
     except (OSError, ValueError) as error:
@@ -386,7 +386,7 @@ _decoder = fast_json.Decoder(Step)
 def read_steps(path: Path) -> tuple[list[Step], int]:
     """The steps in a rank's metrics, and how many lines are no such step: a killed rank leaves half a line behind."""
     try:
-        lines = path.read_bytes().splitlines()
+        lines = read_file(path).splitlines()
     except OSError:
         return [], 1
     steps, unreadable = [], 0
@@ -418,6 +418,6 @@ def read_lives(run: Path) -> list[Life]:
 def _lines(file: Path, kind: type[_Line]) -> Iterator[_Line]:
     """What is no such line is left out: a server that was killed leaves half a line behind. There may be no file."""
     with contextlib.suppress(OSError):
-        for line in file.read_bytes().splitlines():
+        for line in read_file(file).splitlines():
             with contextlib.suppress(ValueError, RecursionError):
                 yield fast_json.decode(line, type=kind)

@@ -22,7 +22,7 @@ import torch
 from safetensors import SafetensorError
 from safetensors.torch import load_file, save_file
 
-from hvdtrain.config.untrusted import parse_json
+from hvdtrain.config.untrusted import open_regular, parse_json, read_file
 from hvdtrain.errors import Failure, UsageError
 from hvdtrain.numerics.optimizers import COUNT
 
@@ -116,6 +116,12 @@ def write_tensors(path: Path, tensors: Tensors) -> None:
         raise OSError(number, os.strerror(number) if number else str(error), str(path)) from None
     unfinished.chmod(path.parent.stat().st_mode & 0o666)  # safetensors lets nobody else read it
     unfinished.rename(path)
+
+
+def read_tensors(path: Path, device: str = "cpu") -> dict[str, torch.Tensor]:
+    """The tensors of a safetensors file. OSError or SafetensorError where they cannot be read."""
+    open_regular(path).close()
+    return load_file(path, device=device)
 
 
 def _write_parts(path: Path, parts: Parts, elements: int) -> None:
@@ -212,7 +218,7 @@ def _reason(error: Exception) -> str:
 
 
 def _read(folder: Path, check: bool) -> Snapshot:
-    text, checksum, *_ = [*(folder / STATE).read_text().splitlines(), "", ""]
+    text, checksum, *_ = [*read_file(folder / STATE).decode().splitlines(), "", ""]
     if _crc(text.encode()) != checksum:
         raise ValueError(f"{STATE} is not what was written")
     state = parse_json(text)
@@ -221,13 +227,13 @@ def _read(folder: Path, check: bool) -> Snapshot:
     for name, expected in state["checksums"].items():
         if check and _checksum(folder / name) != expected:
             raise ValueError(f"{name} is not what was written")
-    return Snapshot(folder, state["step"], load_file(folder / WEIGHTS), load_file(folder / OPTIMIZER), state)
+    return Snapshot(folder, state["step"], read_tensors(folder / WEIGHTS), read_tensors(folder / OPTIMIZER), state)
 
 
 def _checksum(path: Path) -> str:
     """The file's CRC-32: against damage, not against forgery, and faster than a disk."""
     total = 0
-    with path.open("rb") as file:
+    with open_regular(path) as file:
         while chunk := file.read(CHUNK):
             total = zlib.crc32(chunk, total)
     return _labelled(total)

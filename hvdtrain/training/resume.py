@@ -7,7 +7,7 @@ from pathlib import Path
 
 from hvdtrain.config.file import read_config
 from hvdtrain.config.run_config import RunConfig
-from hvdtrain.config.untrusted import parse_json
+from hvdtrain.config.untrusted import read_json
 from hvdtrain.coordination.group import Group
 from hvdtrain.data.folder import ImageFolder
 from hvdtrain.errors import Failure, UsageError
@@ -91,9 +91,9 @@ def is_finished(run: Path, config: RunConfig, samples: int | None) -> bool:
     if (run / "summary.json").is_file() and (different := changed_for_good(read_config(run / CONFIG), config)):
         raise of_another_job(run, different)
     try:
-        summary = parse_json((run / "summary.json").read_text())
+        summary = read_json(run / "summary.json")
         if samples is None:
-            samples = int(parse_json((run / "manifest.json").read_text())["train_samples"])
+            samples = int(read_json(run / "manifest.json")["train_samples"])
         return is_over(config, samples, summary["steps"], summary["wall_s"], summary["evaluations"])
     except (OSError, ValueError, KeyError, TypeError, OverflowError):  # there is none, or one that nobody can read
         return False

@@ -90,6 +90,8 @@ def test_a_run_on_hosts_goes_on_where_one_says_again(out, monkeypatch):
     assert "horovodrun --gloo -np 2 -H a:1,b:1 " in again.output and "evil" not in again.output + str(again.exception)
     here = CliRunner().invoke(launch, ["--launcher", "local", *resume])
     assert "mpirun" in here.output and "evil" not in here.output
+    servers = CliRunner().invoke(launch, ["--launcher", "local", *resume, "-s", "1", "--", "--mode", "allreduce"])
+    assert "--mode allreduce has no servers: drop --servers, or choose a ps- mode" in str(servers.exception)
 
 
 def test_ssh_is_horovodrun_with_gloo(out):
