@@ -14,10 +14,9 @@ _FIRST_EXIT = re.compile(r"Process name: (?:\[.*,)?(\d+)\]?\s+Exit code: +(\d+)"
 _FIRST_SIGNAL = re.compile(r"process rank (\d+) with PID \d+ on node \S+ exited on\s+signal (\d+)")
 # What MPI prints in a process that it ends because a peer is gone. The starter may report that process before the
 # peer, or instead of it: the peer's rank is unknown then.
-_PEER_LOST = re.compile(r"\[(\d+)\]<stderr>: +Peer host: +(\S+)")
-_SOCKET_CLOSED = re.compile(r"\[(\d+)\]<stderr>: .*An error occurred in Socket closed")
+_PEER_LOST = re.compile(r"\[(\d+)\]<stderr>: (?: +Peer host: +\S|.*An error occurred in Socket closed)")
 _SAID = re.compile(r"^\[\d+\]<stderr>: ?(.*\w.*)", re.MULTILINE)
-_MESSAGE = re.compile(r"\s*hvdtrain: .*\w")
+_MESSAGE = re.compile(r"\s*hvdtrain: (.*\w.*)")
 # What ranks print of a loss that the job survives, and of what comes after it.
 _SURVIVED = re.compile(r"the others go on without it|rank \d+ has joined|was killed and is back")
 
@@ -31,8 +30,7 @@ def log_text(log: Path) -> str:
 
 def log_lines(log: Path) -> list[tuple[int | None, str]]:
     """The lines of a job's log as (process that printed it, text); None where the starter printed it."""
-    lines = log_text(log).splitlines()
-    matches = [match for line in lines if (match := _LINE.fullmatch(line))]
+    matches = [match for line in log_text(log).splitlines() if (match := _LINE.fullmatch(line))]
     return [(None if match[1] is None else int(match[1]), match[2]) for match in matches]
 
 
@@ -49,10 +47,12 @@ def first_failed(log: Path) -> tuple[int, int] | None:
     return None
 
 
-def messages_of(log: Path, process: int) -> list[str]:
-    """What a process, by the starter's number, said was wrong with it, as all of hvdtrain says it."""
-    messages = _messages(log_lines(log))
-    return [text for printed_by, text in messages if printed_by == process and not _SURVIVED.search(text)]
+def messages_of(log: Path, process: int | None = None) -> list[str]:
+    """What a process, by the starter's number, said was wrong with it, as all of hvdtrain says it; or all processes."""
+    said = [
+        match[1].rstrip() for by, line in log_lines(log) if process in (None, by) and (match := _MESSAGE.match(line))
+    ]
+    return [message for message in said if not _SURVIVED.search(message)]
 
 
 def failure_reason(log: Path, exit_code: int | None, rank_of: Callable[[int], int] | None = None) -> str:
@@ -62,42 +62,29 @@ def failure_reason(log: Path, exit_code: int | None, rank_of: Callable[[int], in
         exit_code: the starter's; without it, the reason is empty where they have not said it.
         rank_of: the rank of a process that the starter numbers; without it, that number is named.
     """
+
+    def name(process: int) -> str:
+        return f"rank {rank_of(process)}" if rank_of else f"process {process}"
+
     lines = [(process, line.strip()) for process, line in log_lines(log) if re.search(r"\w", line)]
-    messages = _messages(lines)
-    first = first_failed(log)
-    if first is None:
-        if messages:
-            return messages[0][1]
-        text = log_text(log)
-        if match := _PEER_LOST.search(text):
-            return (
-                f"a rank on {match[2]} is gone: {_process_name(int(match[1]), rank_of)} lost its connection (see {log})"
-            )
-        if match := _SOCKET_CLOSED.search(text):
-            return f"another rank is gone: {_process_name(int(match[1]), rank_of)} lost its connection (see {log})"
-        if exit_code is None:
-            return ""
-        ended = f"exit code {exit_code}" if exit_code >= 0 else f"its starter {_describe_exit(128 - exit_code)}"
-        # Of a rank, or else of the starter, which goes on to say what it could not clean up.
-        said = _SAID.findall(text) or [line for _, line in lines] or ["no output"]
-        return f"{ended}: {said[-1]} (see {log})"
-    failed, failed_code = first
-    if own_messages := messages_of(log, failed):
-        return own_messages[0]
-    own_lines = [line for process, line in lines if process == failed]
-    ending = f"{_process_name(failed, rank_of)} {_describe_exit(failed_code)}"
-    ending += f": {own_lines[-1]}" if own_lines else ""
-    return f"{ending}; {messages[0][1]}" if messages else f"{ending} (see {log})"
-
-
-def _messages(lines: list[tuple[int | None, str]]) -> list[tuple[int | None, str]]:
-    """Those lines that say what is wrong; what the job survived is no reason, unless there is no other."""
-    own = [(process, line.strip().removeprefix("hvdtrain: ")) for process, line in lines if _MESSAGE.match(line)]
-    return sorted(own, key=lambda message: bool(_SURVIVED.search(message[1])))
-
-
-def _process_name(process: int, rank_of: Callable[[int], int] | None) -> str:
-    return f"rank {rank_of(process)}" if rank_of else f"process {process}"
+    messages, first = messages_of(log), first_failed(log)
+    if first:
+        process, code = first
+        if messages_of(log, process):
+            return messages_of(log, process)[0]
+        printed = [line for by, line in lines if by == process]
+        ending = f"{name(process)} {_describe_exit(code)}" + (f": {printed[-1]}" if printed else "")
+        return f"{ending}; {messages[0]}" if messages else f"{ending} (see {log})"
+    if messages:
+        return messages[0]
+    if match := _PEER_LOST.search(log_text(log)):
+        return f"another rank is gone: {name(int(match[1]))} lost its connection (see {log})"
+    if exit_code is None:
+        return ""
+    ended = f"exit code {exit_code}" if exit_code >= 0 else f"its starter {_describe_exit(128 - exit_code)}"
+    # Of a rank, or else of the starter, which goes on to say what it could not clean up.
+    said = _SAID.findall(log_text(log)) or [line for _, line in lines] or ["no output"]
+    return f"{ended}: {said[-1]} (see {log})"
 
 
 def _describe_exit(code: int) -> str:

@@ -18,7 +18,7 @@ from hvdtrain.coordination.join_info import remove_join_files
 from hvdtrain.errors import Failure, UsageError
 from hvdtrain.launch.own_network import enter_own_network, variables_of
 from hvdtrain.launch.recipe import JobSpec, LaunchCommand, expand
-from hvdtrain.launch.records import holds, is_running
+from hvdtrain.launch.records import is_running
 from hvdtrain.system.parent import die_with_parent, is_alive
 
 GRACE_S = 5.0  # from SIGTERM to SIGKILL
@@ -169,31 +169,30 @@ def _signals_deferred(*signals: signal.Signals) -> Iterator[list[int]]:
         signal.raise_signal(first)
 
 
-def end_process(identity: Mapping[str, Any], record: Path, timeout_s: float) -> bool:
-    """End the process that `own_identity` described, which ends what it started; False where it has ended already.
+def end_process(out: Path, record: Mapping[str, Any], timeout_s: float) -> bool:
+    """End the process of a run folder's record, which ends what it started; False where it has ended already.
 
     Args:
-        record: the file of that, which its process holds.
         timeout_s: how long it may take to end its job in order; it and its children are killed some seconds later.
 
     Raises:
         UsageError: it runs on another host.
         Failure: it is another user's.
     """
-    if identity["host"] != socket.gethostname():
-        raise UsageError(f"its job was started on {identity['host']}: stop it there")
+    if record["host"] != socket.gethostname():
+        raise UsageError(f"its job was started on {record['host']}: stop it there")
+    if not is_running(out, record):
+        return False
     try:
-        process = psutil.Process(identity["pid"])
-        if not is_running(identity) or not holds(process.pid, record):
-            return False
+        process = psutil.Process(record["pid"])
         process.terminate()
         for left in _wait([process], timeout_s + 3 * GRACE_S):
             for child in [*left.children(recursive=True), left]:
                 with contextlib.suppress(psutil.NoSuchProcess):
                     child.kill()
-    except (psutil.NoSuchProcess, FileNotFoundError, ValueError):
+    except psutil.NoSuchProcess:
         return False
-    except (psutil.AccessDenied, PermissionError):
+    except psutil.AccessDenied:
         raise Failure(f"its job is another user's: ask {process.username()} to stop it") from None
     return True
 

@@ -20,6 +20,7 @@ from hvdtrain.launch import records
 from hvdtrain.launch.filling import Filler, Value
 from hvdtrain.launch.hosts import Host, hosts_of_ranks
 from hvdtrain.launch.remote import in_folder
+from hvdtrain.runs.folder import launch_folder
 from hvdtrain.world.network import WIRE_KEY
 
 # Variables that are passed on to ranks on other hosts. Others are not: they would show on command lines there. What
@@ -161,7 +162,7 @@ class _Job:
             self.secrets_file = records.secrets_file(spec.out)
             self.program = ["sh", str(self.secrets_file), *self.program]
         self.name = job_name(spec.out.name) + (f"-{_random_letters()}" if recipe.unique_name else "")
-        folder = spec.out.with_name(f"{spec.out.name}.launch")
+        folder = launch_folder(spec.out)
         self.hostfile, self.rankfile = folder / "hosts", folder / "ranks"
         self.script = folder / (recipe.script_name or "job")
 

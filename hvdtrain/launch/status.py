@@ -84,10 +84,10 @@ def _state(run: Path, shown: Path, summary: Summary, record: dict[str, Any]) -> 
     if summary.status == "done":
         return "finished"
     since = f" since {_clock(started)}" if (started := _began(run)) else ""
-    still = why_occupied(record)
+    still = why_occupied(run, record)
     if "job" in record and still:
         return f"handed to {record['launcher']} as job {record['job']}{since}"
-    if is_claimed(run) or is_running(record):
+    if is_claimed(run) or is_running(run, record):
         has_steps = any(run.glob("metrics.rank*.jsonl"))
         return f"{'training' if has_steps else 'starting'}{since}"
     if still:

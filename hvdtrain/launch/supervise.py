@@ -16,8 +16,8 @@ from hvdtrain.launch.failure import job_failure, rank_of_process
 from hvdtrain.launch.job_log import failure_reason
 from hvdtrain.launch.processes import launched_job, respawner, sigterm_unwinds
 from hvdtrain.launch.recipe import LaunchCommand
-from hvdtrain.runs.folder import how_to_go_on, last_saved_step
-from hvdtrain.system.preempt import EXIT_CODE, leave_file
+from hvdtrain.runs.folder import how_to_go_on, last_saved_step, launch_folder, leave_file
+from hvdtrain.system.preempt import EXIT_CODE
 
 STOP_TIMEOUT_S = 60.0  # how long ranks may take to save and leave, after SIGTERM
 USAGE_EXIT_CODE = 2
@@ -25,7 +25,7 @@ USAGE_EXIT_CODE = 2
 
 def log_file(out: Path) -> Path:
     """The log, beside the run folder, of what a job's starter and ranks print."""
-    return out.with_name(f"{out.name}.launch") / "log"
+    return launch_folder(out) / "log"
 
 
 def supervise(

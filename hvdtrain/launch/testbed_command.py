@@ -1,15 +1,11 @@
 """`hvdtrain hosts`: makes and removes the virtual hosts of `testbed.py`."""
 
 import re
-import shlex
-import subprocess
-from pathlib import Path
 
 import click
 
 from hvdtrain.errors import UsageError, unknown
 from hvdtrain.launch import testbed
-from hvdtrain.launch.remote import SSH
 
 
 @click.group("hosts")
@@ -19,7 +15,7 @@ def hosts() -> None:
     \b
       hvdtrain hosts up --count 2 --rate 1gbit
       hvdtrain compare -H node1:2,node2:2 --modes allreduce,ps-async --steps 20
-      hvdtrain hosts run node1 ip addr
+      ssh node1 ip addr
       hvdtrain hosts down
 
     All of these as root. node1 … nodeN are network namespaces with a name and an sshd each, which share this machine's
@@ -64,22 +60,6 @@ def change_rate(node: str, rate: str) -> None:
     click.echo(f"{node} has {rate} each way")
 
 
-@hosts.command(short_help="Cut a host's link.")
-@click.argument("node")
-def cut(node: str) -> None:
-    """Cut a host's link; nobody is told, as where a cable is pulled."""
-    testbed.cut(_running(node))
-    click.echo(f"{node} is cut off; `hvdtrain hosts mend {node}` joins it again")
-
-
-@hosts.command()
-@click.argument("node")
-def mend(node: str) -> None:
-    """Join a host again whose link was cut."""
-    testbed.mend(_running(node))
-    click.echo(f"{node} is joined again")
-
-
 def _checked(rate: str) -> str:
     if not re.fullmatch(r"\d+(\.\d+)?([kmgt]?bit|[kmgt]?bps)", rate):
         raise UsageError(f"--rate {rate} is not a rate such as 1gbit or 100mbit")
@@ -110,13 +90,3 @@ def down() -> None:
     """Remove the hosts, and end what runs on them."""
     testbed.down()
     click.echo("no hosts are left")
-
-
-@hosts.command(short_help="Run a command on a host.", context_settings={"ignore_unknown_options": True})
-@click.argument("node")
-@click.argument("command", nargs=-1, required=True, type=click.UNPROCESSED, metavar="COMMAND…")
-@click.pass_context
-def run(ctx: click.Context, node: str, command: tuple[str, ...]) -> None:
-    """Run a command on a host, in this folder; the exit code is the command's."""
-    _running(node)
-    ctx.exit(subprocess.run([*SSH, node, f"cd {shlex.quote(str(Path.cwd()))} && {shlex.join(command)}"]).returncode)

@@ -4,6 +4,7 @@ import contextlib
 import json
 import shlex
 import shutil
+import stat
 import tempfile
 import time
 import tomllib
@@ -15,10 +16,19 @@ from hvdtrain.config.run_config import RunConfig
 from hvdtrain.config.untrusted import read_toml
 from hvdtrain.errors import Failure, UsageError
 from hvdtrain.system.locks import lock, unlock
-from hvdtrain.system.preempt import leave_file
 
 CONFIG = "config.toml"
 LEAST_DISK = 2**20  # bytes
+
+
+def launch_folder(run: Path) -> Path:
+    """The folder beside a run's in which `launch` keeps what concerns the job: its log, its record, its scripts."""
+    return run.with_name(f"{run.name}.launch")
+
+
+def leave_file(run: Path) -> Path:
+    """The file that asks a run's first worker to leave."""
+    return launch_folder(run) / "leave"
 
 
 def check_free(folder: Path, others_log: bool = False) -> None:
@@ -40,14 +50,16 @@ def check_free(folder: Path, others_log: bool = False) -> None:
 
 
 def refuse_links(folder: Path) -> None:
-    """UsageError where a run folder, or the one beside it that `launch` writes in, has a symbolic link: a stranger may
-    have made it, to have a file of this user's written over.
+    """UsageError where a run folder, or its launch_folder, has a symbolic link, or a device: a stranger may have made it,
+    to have a file of this user's written over.
     """
-    beside = leave_file(folder).parent
+    beside = launch_folder(folder)
     for path in [*folder.rglob("*"), beside, *beside.rglob("*")]:
-        if path.is_symlink() or not (path.is_file() or path.is_dir() or not path.exists()):
-            kind = "a symbolic link" if path.is_symlink() else "neither a file nor a folder"
-            raise UsageError(f"{path} is {kind}, which no run has: remove it, if the run is yours")
+        with contextlib.suppress(FileNotFoundError):
+            mode = path.lstat().st_mode
+            if not stat.S_ISREG(mode) and not stat.S_ISDIR(mode):
+                kind = "a symbolic link" if stat.S_ISLNK(mode) else "neither a file nor a folder"
+                raise UsageError(f"{path} is {kind}, which no run has: remove it, if the run is yours")
 
 
 def check_writable(folder: Path) -> None:

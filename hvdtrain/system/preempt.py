@@ -27,11 +27,6 @@ class Terminated(SystemExit):
         super().__init__(EXIT_CODE)
 
 
-def leave_file(run: Path) -> Path:
-    """The file that asks a run's first worker to leave."""
-    return run.with_name(f"{run.name}.launch") / "leave"
-
-
 def termination_requested() -> bool:
     """Whether this process was asked to leave."""
     global _terminated, _looked_at
