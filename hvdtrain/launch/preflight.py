@@ -106,7 +106,7 @@ def check_hosts(hosts: Sequence[Host], requirements: Requirements, measure: bool
 def _measure(
     probes: Mapping[str, "HostProbe"], listening: Mapping[str, Any], answers: Mapping[str, Any], pool: Executor
 ) -> tuple[Pair, ...]:
-    """Bandwidth and round trip from host to host, by the names that these give themselves; silent pairs are left out."""
+    """Bandwidth and round trip from host to host, by the names that these have for themselves, without silent pairs."""
 
     def ask(what: str, pair: tuple[str, str]) -> float | None:
         return probes[pair[0]].request({what: listening[pair[1]]}).get("measured")

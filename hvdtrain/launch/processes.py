@@ -25,13 +25,11 @@ GRACE_S = 5.0  # from SIGTERM to SIGKILL
 FORK_S = 1.0  # within which another rank is there in place of one that was lost
 
 
-@contextlib.contextmanager
 def local_job(
     launcher: str, ranks: int, program: list[str], log: Path, environment: Mapping[str, str] | None = None
-) -> Iterator[subprocess.Popen[bytes]]:
+) -> contextlib.AbstractContextManager[subprocess.Popen[bytes]]:
     """`launched_job` for a program on this machine; environment: variables for the ranks beside the recipe's."""
-    with launched_job(expand(launcher, JobSpec(ranks, program, environment=environment or {})), log) as process:
-        yield process
+    return launched_job(expand(launcher, JobSpec(ranks, program, environment=environment or {})), log)
 
 
 @contextlib.contextmanager
@@ -46,12 +44,12 @@ def launched_job(command: LaunchCommand, log: Path) -> Iterator[subprocess.Popen
     """
     # The job sees another folder there: see own_network. mpirun, whose current folder is / at the end, removes files.
     scratch = log.parent.resolve() / f"{log.name}.tmp"
-    scheduler_has_it = False
+    scheduler_has_it, private = False, partial(os.open, mode=0o600)
     try:
         for path, text in command.files.items():
             path.parent.mkdir(parents=True, exist_ok=True)
             path.unlink(missing_ok=True)
-            with open(path, "w", opener=_private if path == command.secrets_file else None) as file:
+            with open(path, "w", opener=private if path == command.secrets_file else None) as file:
                 file.write(text)
         log.write_bytes(b"")
         with log.open("ab") as output:  # where others write too
@@ -83,7 +81,8 @@ def respawner(run: Path, command: LaunchCommand, log: Path) -> Iterator[Callable
     with log.open("ab") as output:
         process = subprocess.Popen(
             [sys.executable, "-Pm", "hvdtrain.rank.respawn", str(run)], env=command.environment, stdout=output,
-            stderr=subprocess.STDOUT, stdin=subprocess.DEVNULL, start_new_session=True, preexec_fn=_die_with_parent,
+            stderr=subprocess.STDOUT, stdin=subprocess.DEVNULL, start_new_session=True,
+            preexec_fn=partial(die_with_parent, signal.SIGTERM),
         )  # fmt: skip
 
         until = 0.0
@@ -101,10 +100,6 @@ def respawner(run: Path, command: LaunchCommand, log: Path) -> Iterator[Callable
             remove_join_files(run)  # one has the job's key
 
 
-def _private(path: str, flags: int) -> int:
-    return os.open(path, flags, 0o600)
-
-
 def _start(command: LaunchCommand, output: IO[bytes], scratch: Path) -> "subprocess.Popen[bytes]":
     """As launched_job."""
 
@@ -118,7 +113,7 @@ def _start(command: LaunchCommand, output: IO[bytes], scratch: Path) -> "subproc
         if command.own_network:
             with contextlib.suppress(subprocess.SubprocessError):  # where the system does not allow it: without
                 return start(partial(_die_with_parent_in_own_network, scratch), variables_of(scratch))
-        return start(_die_with_parent, {})
+        return start(partial(die_with_parent, signal.SIGTERM), {})
     except FileNotFoundError:
         raise Failure(
             f"{command.argv[0]} is not on this machine: start the job where it is, or choose another --launcher; "
@@ -219,13 +214,9 @@ def _wait(processes: list[psutil.Process], timeout_s: float, received: Sequence[
     return left
 
 
-def _die_with_parent() -> None:
-    die_with_parent(signal.SIGTERM)
-
-
 def _die_with_parent_in_own_network(scratch: Path) -> None:
     enter_own_network(scratch)
-    _die_with_parent()
+    die_with_parent(signal.SIGTERM)
 
 
 @contextlib.contextmanager

@@ -147,8 +147,9 @@ def captured(launcher: str) -> dict[str, str]:
 
 
 def is_running(out: Path, record: Record) -> bool:
-    """Whether the process that wrote a run folder's record runs, as far as this host can tell: it has the file open. Its
-    number alone would not say that: numbers are used again, and anybody can write one down.
+    """Whether the process that wrote a run folder's record runs, as far as this host can tell: it has the file open.
+
+    Its number alone would not say that: numbers are used again, and anybody can write one down.
     """
     try:
         if record["host"] == socket.gethostname():

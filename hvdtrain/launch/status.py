@@ -83,7 +83,7 @@ def status_lines(run: Path, shown: Path) -> Iterator[str]:
 def _state(run: Path, shown: Path, summary: Summary, record: dict[str, Any]) -> str:
     if summary.status == "done":
         return "finished"
-    since = f" since {_clock(started)}" if (started := _began(run)) else ""
+    since = _since(run)
     still = why_occupied(run, record)
     if "job" in record and still:
         return f"handed to {record['launcher']} as job {record['job']}{since}"
@@ -125,18 +125,14 @@ def _how(manifest: Manifest | None) -> str:
     return f" ({manifest.mode} with {with_noun(manifest.workers, 'worker')}{servers}{by}{on})"
 
 
-def _began(run: Path) -> float | None:
-    """When the job was last started, in seconds since 1970."""
+def _since(run: Path) -> str:
+    """When the job was last started, as ` since 14:03:22`, with the date if that was another day."""
     for file in (run / CONFIG, log_file(run)):
         if file.is_file():
-            return file.stat().st_mtime
-    return None
-
-
-def _clock(then: float) -> str:
-    """`14:03:22`, with the date if that was another day."""
-    is_today = time.strftime("%F", time.localtime(then)) == time.strftime("%F")
-    return time.strftime("%T" if is_today else "%F %T", time.localtime(then))
+            then = time.localtime(file.stat().st_mtime)
+            is_today = time.strftime("%F", then) == time.strftime("%F")
+            return time.strftime(" since %T" if is_today else " since %F %T", then)
+    return ""
 
 
 def _total_steps(run: Path, manifest: Manifest | None) -> int | None:

@@ -44,10 +44,13 @@ def supervise(
     """
     log = log_file(out)
     for attempt in range(1, retries + 2):
+        leave_file(out).unlink(missing_ok=True)
         try:
             exit_code, was_stopped = _run_once(command, log, leave_file(out), out if respawns else None)
         except KeyboardInterrupt:
             raise KeyboardInterrupt(how_to_go_on(out, "launch")) from None
+        finally:
+            leave_file(out).unlink(missing_ok=True)
         # An mpirun that has lost all its hosts ends with exit code 0: only the summary proves success.
         if exit_code == 0 and (command.to_scheduler or (out / "summary.json").is_file()):
             return
@@ -87,7 +90,6 @@ def _run_once(command: LaunchCommand, log: Path, stop_request: Path, respawned: 
 
     with (
         sigterm_unwinds(),
-        _removed_before_and_after(stop_request),
         launched_job(command, log) as process,
         respawner(respawned, command, log) if respawned else nullcontext(lambda: False) as goes_on,
         log.open("rb") as output,
@@ -111,15 +113,6 @@ def _run_once(command: LaunchCommand, log: Path, stop_request: Path, respawned: 
 def _lines_of_ranks(text: bytes) -> bytes:
     """Without the starter's own lines: ranks that leave as they were asked are a failure to it, with a traceback."""
     return b"".join(line for line in text.splitlines(keepends=True) if re.match(rb"\[\d+\]<std", line))
-
-
-@contextmanager
-def _removed_before_and_after(file: Path) -> Iterator[None]:
-    file.unlink(missing_ok=True)
-    try:
-        yield
-    finally:
-        file.unlink(missing_ok=True)
 
 
 @contextmanager

@@ -221,7 +221,7 @@ def _limit_cpus(cpus: Sequence[float]) -> None:
             else:
                 (group / "cpu.cfs_period_us").write_text(str(period))
                 (group / "cpu.cfs_quota_us").write_text(str(quota))
-    except OSError as error:
+    except (OSError, ValueError) as error:
         raise UsageError(f"--cpus needs control groups with the controller `cpu`: {error}") from None
 
 

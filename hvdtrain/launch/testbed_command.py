@@ -38,11 +38,13 @@ def hosts() -> None:
 def up(count: int | None, rate: str, cpus: str) -> None:
     """Make node1 … nodeN, in place of what there was."""
     rates = [_checked(word) for word in rate.split(",")]
-    cores = [_cores(word, cpus) for word in cpus.split(",")] if cpus else []
-    number = count if count is not None else max(len(rates), len(cores)) if len(rates) > 1 or len(cores) > 1 else 2
-    for option, what, given in (("--rate", "rates", rates), ("--cpus", "numbers of cores", cores)):
+    take: click.ParamType = click.FloatRange(0.01, 1024)  # the first is the kernel's shortest quota
+    cores = [take.convert(word, None, None) for word in cpus.split(",")] if cpus else []
+    several = max(len(rates), len(cores))
+    number = count if count is not None else several if several > 1 else 2
+    for option, given in (("--rate", rates), ("--cpus", cores)):
         if len(given) > 1 and len(given) != number:
-            raise UsageError(f"{option} {rate if given is rates else cpus} has {len(given)} {what} for {number} hosts")
+            raise UsageError(f"{option} has {len(given)} values for {number} hosts")
     number = max(0, number)
     testbed.up(rates * number if len(rates) == 1 else rates, cores * number if len(cores) == 1 else cores)
     limited = f", {cpus} cores" if cpus else ""
@@ -64,17 +66,6 @@ def _checked(rate: str) -> str:
     if not re.fullmatch(r"\d+(\.\d+)?([kmgt]?bit|[kmgt]?bps)", rate):
         raise UsageError(f"--rate {rate} is not a rate such as 1gbit or 100mbit")
     return rate
-
-
-def _cores(word: str, given: str) -> float:
-    """At least the hundredth of a core that the kernel's shortest quota is."""
-    try:
-        cores = float(word)
-    except ValueError:
-        cores = 0.0
-    if not 0.01 <= cores <= 1024:
-        raise UsageError(f"--cpus {given}: '{word}' is not a number of cores such as 1 or 0.5, from 0.01 to 1024")
-    return cores
 
 
 def _running(node: str) -> str:

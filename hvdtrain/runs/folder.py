@@ -50,8 +50,8 @@ def check_free(folder: Path, others_log: bool = False) -> None:
 
 
 def refuse_links(folder: Path) -> None:
-    """UsageError where a run folder, or its launch_folder, has a symbolic link, or a device: a stranger may have made it,
-    to have a file of this user's written over.
+    """UsageError where a run folder, or its launch_folder, has a symbolic link or a device: a stranger may have made
+    it, so that a file of this user is written over.
     """
     beside = launch_folder(folder)
     for path in [*folder.rglob("*"), beside, *beside.rglob("*")]:

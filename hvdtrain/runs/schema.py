@@ -392,17 +392,13 @@ def read_steps(path: Path) -> tuple[list[Step], int]:
     steps, unreadable = [], 0
     for line in lines:
         try:
-            steps.append(_decode_step(line))
+            with contextlib.suppress(ValueError):
+                steps.append(_decoder.decode(line))
+                continue
+            steps.append(convert(parse_json(line), Step))  # which reads NaN too
         except (ValueError, RecursionError):  # ValidationError is a ValueError
             unreadable += 1
     return steps, unreadable
-
-
-def _decode_step(line: bytes) -> Step:
-    try:
-        return _decoder.decode(line)
-    except ValueError:
-        return convert(parse_json(line), Step)  # which reads NaN too
 
 
 def read_server_loads(run: Path, rank: int) -> list[ServerLoad]:

@@ -92,7 +92,7 @@ def save(
         if folder.exists():  # of a run that was resumed from an earlier one
             shutil.rmtree(folder)
         unfinished.rename(folder)
-        _sync_folder(snapshots)
+        _flush(snapshots)  # the rename too survives a crash of the machine
     except OSError:
         shutil.rmtree(unfinished, ignore_errors=True)
         raise
@@ -101,8 +101,12 @@ def save(
 
 
 def _flush(path: Path) -> None:
-    with path.open("rb") as file:
-        os.fsync(file.fileno())
+    """Have a file, or what a folder has, survive a crash of the machine."""
+    descriptor = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
 
 
 def write_tensors(path: Path, tensors: Tensors) -> None:
@@ -245,12 +249,3 @@ def _crc(content: bytes) -> str:
 
 def _labelled(crc: int) -> str:
     return f"crc32:{crc:08x}"
-
-
-def _sync_folder(folder: Path) -> None:
-    """Have a rename in it survive a crash of the machine."""
-    descriptor = os.open(folder, os.O_RDONLY)
-    try:
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)
