@@ -11,7 +11,7 @@ import pytest
 import yaml
 from click.testing import CliRunner
 from helpers import report_runs
-from helpers.recipes import HOSTS, PROGRAM, TAKE_HOSTS, script, start
+from helpers.recipes import TAKE_HOSTS, script, start
 
 from hvdtrain.config import recipes
 from hvdtrain.config.run_config import RunConfig
@@ -80,46 +80,6 @@ def test_a_run_on_hosts_goes_on_where_one_says_again(out, monkeypatch):
     assert "--mode allreduce has no servers: drop --servers, or choose a ps- mode" in str(servers.exception)
 
 
-def test_ssh_is_horovodrun_with_gloo(out):
-    words = start("ssh", out, interface="eth0").argv
-    line = shlex.join(words)
-    assert words[0].endswith("/horovodrun") and "--gloo -np 4 -H node1:2,node2:2 --network-interfaces eth0" in line
-    assert words[-len(PROGRAM) :] == PROGRAM
-    assert "--network-interfaces" not in start("ssh", out).argv
-
-
-def test_mpi_has_a_host_file_and_deals_ranks_out_over_hosts(out):
-    made = start("mpi", out, survives_lost_rank=True, environment={"HVDTRAIN_OVER_TCP": "1"})
-    assert list(made.files.values()) == ["node1 slots=2\nnode2 slots=2\n"]
-    line = shlex.join(made.argv)
-    assert "--map-by node" in line and "--runtime-options recoverable" in line and "-x HVDTRAIN_OVER_TCP" in line
-    assert f"--hostfile {next(iter(made.files))}" in line
-    assert "recoverable" not in start("mpi", out).argv
-
-
-def words_of_srun(text):
-    """What the lines of Slurm's script that start the step come to."""
-    lines = text[text.index("\nset -- ") : text.index(" &\nstep=")]
-    stub = 'srun() { printf "%s\n" "$@"; }'
-    return subprocess.run(["bash", "-c", stub + lines], capture_output=True, text=True).stdout.splitlines()
-
-
-def test_slurms_job_is_a_shell_script_with_a_step(out):
-    words, text = script("slurm", out, HOSTS)
-    assert words[:2] == ["sbatch", "--parsable"]
-    # A job that is requeued adds to its log.
-    assert {f"--output={out}.launch/slurm-%j.log", "--open-mode=append"} < set(words)
-    assert f"--output={out}-a%%j.launch/slurm-%j.log" in start("slurm", out.with_name("run-a%j")).argv
-    lines = text.splitlines()
-    assert lines[0] == "#!/bin/bash"
-    settings = {line for line in lines if line.startswith("#SBATCH")}
-    assert {"#SBATCH --ntasks=4", "#SBATCH --nodes=2", "#SBATCH --nodelist=node1,node2"} < settings
-    assert "#SBATCH --distribution=cyclic" in settings
-    assert words_of_srun(text) == ["--export=ALL", "--ntasks=4", "--kill-on-bad-exit=1", *PROGRAM]
-    free = script("slurm", out, ())[1]
-    assert not [line for line in free.splitlines() if "--nodes" in line or "--nodelist" in line or "HOSTFILE" in line]
-
-
 @pytest.mark.parametrize(("hosts", "ranks_together"), [((), 3), ([Host("a", 2), Host("b", 1)], 2)])
 def test_slurm_is_asked_for_the_memory_of_a_nodes_ranks_and_for_gpus_where_they_are_to_compute(
     hosts, ranks_together, tmp_path
@@ -134,24 +94,6 @@ def test_slurm_is_asked_for_the_memory_of_a_nodes_ranks_and_for_gpus_where_they_
         assert f"#SBATCH --mem={asked}M\n" in text
         assert ("#SBATCH --gpus-per-task=1\n" in text) == (device == "cuda") == ("--gpus" in text)
     assert asked > 2 * 2000  # of weights
-
-
-def test_slurm_keeps_as_many_ranks_on_each_node_as_was_said(out):
-    """Slurm allocates the same on each node, enough for the fullest; the step is placed rank by rank."""
-    made = start("slurm", out, (Host("b", 3), Host("a", 1)))
-    text = made.files[out.with_name("run.launch") / "job.sbatch"]
-    assert made.files[out.with_name("run.launch") / "ranks"].split() == ["b", "a", "b", "b"]
-    assert "#SBATCH --ntasks=6\n" in text and "#SBATCH --ntasks-per-node=3\n" in text
-    assert f"export MASTER_ADDR=b SLURM_HOSTFILE={out}.launch/ranks SLURM_DISTRIBUTION=arbitrary" in text
-
-
-def test_slurm_lets_a_job_go_on_without_a_rank_where_it_can(out):
-    words, text = script("slurm", out, (), survives_lost_rank=True)
-    assert words[:4] == ["sbatch", "--parsable", "--export=ALL", "--no-kill"]
-    assert "--no-kill" not in start("slurm", out).argv
-    given = ["--export=ALL", "--ntasks=4", "--no-kill", "--kill-on-bad-exit=0", "--wait=0", *PROGRAM]
-    assert words_of_srun(text) == given
-    assert "--kill-on-bad-exit=0" in start("srun", out, survives_lost_rank=True).argv
 
 
 @pytest.mark.parametrize("job", [0, 19999, 20000, 12345678])
@@ -169,16 +111,6 @@ def test_a_user_of_a_host_is_mpiruns_to_know(out):
     for launcher in ("ssh", "slurm", "srun"):
         with pytest.raises(UsageError, match=f"--launcher {launcher} takes no user in me@node1: write it into ~/.ssh"):
             start(launcher, out, hosts)
-
-
-def test_srun_starts_a_step_of_the_allocation_on_its_nodes(out):
-    made = start("srun", out)
-    words = made.argv
-    assert words[:3] == ["env", "MASTER_ADDR=node1", f"SLURM_HOSTFILE={out}.launch/ranks"] and words[6] == "srun"
-    assert list(made.files.values()) == ["node1\nnode2\nnode1\nnode2\n"]
-    assert {"--export=ALL", "--ntasks=4", "--distribution=arbitrary", "--overlap", "--kill-on-bad-exit=1"} < set(words)
-    assert words[-len(PROGRAM) :] == PROGRAM
-    assert subprocess.run(["sh", "-n", "-c", words[5]]).returncode == 0
 
 
 @pytest.mark.parametrize(
@@ -205,13 +137,6 @@ def test_ranks_are_told_one_interface(tmp_path, monkeypatch):
         and "HVDTRAIN_INTERFACE" in made.argv
         and "prte_if_include ib1" in shlex.join(made.argv)
     )
-
-
-@pytest.mark.parametrize("launcher", ["slurm", "sge"])
-def test_job_scripts_are_valid_shell(launcher, out):
-    text = script(launcher, out)[1]
-    checked = subprocess.run(["bash", "-n"], input=text, text=True, capture_output=True)
-    assert (checked.returncode, checked.stderr) == (0, "")
 
 
 def test_a_value_that_a_schedulers_own_line_cannot_hold_is_refused(out):
