@@ -20,6 +20,7 @@ from hvdtrain.launch.own_network import enter_own_network, variables_of
 from hvdtrain.launch.recipe import JobSpec, LaunchCommand, expand
 from hvdtrain.launch.records import is_running
 from hvdtrain.system.parent import die_with_parent, is_alive
+from hvdtrain.system.preempt import EXIT_CODE, handled_by
 
 GRACE_S = 5.0  # from SIGTERM to SIGKILL
 FORK_S = 1.0  # within which another rank is there in place of one that was lost
@@ -154,12 +155,8 @@ def _end_job(starter: "subprocess.Popen[bytes]") -> None:
 def _signals_deferred(*signals: signal.Signals) -> Iterator[list[int]]:
     """Put these signals off until the block is over; the list holds those that have been received so far."""
     received: list[int] = []
-    former = {number: signal.signal(number, lambda number, _: received.append(number)) for number in signals}
-    try:
+    with handled_by(lambda number, _: received.append(number), *signals):
         yield received
-    finally:
-        for number, handler in former.items():
-            signal.signal(number, handler)
     for first in received[:1]:
         signal.raise_signal(first)
 
@@ -219,15 +216,10 @@ def _die_with_parent_in_own_network(scratch: Path) -> None:
     die_with_parent(signal.SIGTERM)
 
 
-@contextlib.contextmanager
-def sigterm_unwinds() -> Iterator[None]:
+def sigterm_unwinds() -> contextlib.AbstractContextManager[None]:
     """Have SIGTERM raise SystemExit(143), so that it ends a running job in order, as Ctrl-C does."""
 
     def unwind(*_: object) -> None:
-        raise SystemExit(143)
+        raise SystemExit(EXIT_CODE)
 
-    former = signal.signal(signal.SIGTERM, unwind)
-    try:
-        yield
-    finally:
-        signal.signal(signal.SIGTERM, former)
+    return handled_by(unwind, signal.SIGTERM)

@@ -186,11 +186,8 @@ def _scheduler_has(record: Record) -> str:
         done = subprocess.run(command, capture_output=True, text=True, timeout=REPLY_TIMEOUT_S)
     except (OSError, subprocess.TimeoutExpired):
         return f"{has}, unless it has ended: `{shlex.join(command)}` gives no answer here"
-    if re.search(recipe.finished_pattern, done.stdout + done.stderr) or (
-        done.returncode == 0 and not done.stdout.strip()
-    ):
-        return ""
-    return has
+    says_nothing = done.returncode == 0 and not done.stdout.strip()
+    return "" if says_nothing or re.search(recipe.finished_pattern, done.stdout + done.stderr) else has
 
 
 def cancel(record: Record, timeout_s: float) -> bool:

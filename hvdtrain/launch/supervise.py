@@ -17,7 +17,7 @@ from hvdtrain.launch.job_log import failure_reason
 from hvdtrain.launch.processes import launched_job, respawner, sigterm_unwinds
 from hvdtrain.launch.recipe import LaunchCommand
 from hvdtrain.runs.folder import how_to_go_on, last_saved_step, launch_folder, leave_file
-from hvdtrain.system.preempt import EXIT_CODE
+from hvdtrain.system.preempt import EXIT_CODE, handled_by
 
 STOP_TIMEOUT_S = 60.0  # how long ranks may take to save and leave, after SIGTERM
 USAGE_EXIT_CODE = 2
@@ -125,8 +125,6 @@ def _on_first_sigterm(action: Callable[[], None]) -> Iterator[list[float]]:
         signal.signal(signal.SIGTERM, former)
         action()
 
-    former = signal.signal(signal.SIGTERM, handle)
-    try:
+    former = signal.getsignal(signal.SIGTERM)
+    with handled_by(handle, signal.SIGTERM):
         yield received_at
-    finally:
-        signal.signal(signal.SIGTERM, former)
