@@ -31,7 +31,7 @@ GROUPS = {
         "compression", "staleness", "push_scale", "look_ahead", "shares", "backup", "staleness_lr",
         "delay_compensation", "wire", "bucket_mb", "record",
     ),
-    "Hosts": ("hosts", "hostfile", "launcher", "interface", "sync_dst_dir", "sync_data", "secrets"),
+    "Hosts": ("hosts", "hostfile", "launcher", "interface", "sync_dst_dir", "secrets"),
     "Devices": ("device", "threads", "precision", "share_gpu", "compile", "deterministic"),
     "Measuring": (
         "target_accuracy", "stop_at_target", "margin", "accuracy_margin", "slow", "trace", "trace_steps", "log_every",

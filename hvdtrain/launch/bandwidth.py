@@ -16,6 +16,7 @@ ROUNDS = 4  # at most
 SECONDS = 0.5  # of sending, in a round
 WARM_UP_S = 0.15  # of these: a connection that begins is slow, and a limited link may have saved up a burst
 ROUND_TRIPS, WARM_UP_TRIPS = 40, 5  # the first at most, as far as SECONDS allow
+BACKLOG = 1024  # connections that the kernel completes by itself
 CHUNK = bytes(2**18)
 PATIENCE_S = 5.0  # for whoever does not answer
 _ECHO, _COUNT = b"e", b"c"
@@ -35,7 +36,7 @@ def rounds(hosts: Sequence[str]) -> list[list[tuple[str, str]]]:
 
 def serve(address: str) -> int:
     """Answer measurements on this address, in threads of this process; return the port."""
-    listener = socket.create_server((address, 0))
+    listener = socket.create_server((address, 0), backlog=BACKLOG)
 
     def accept() -> None:
         while True:

@@ -3,7 +3,6 @@
 import dataclasses
 import shlex
 import time
-from collections.abc import Sequence
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -17,13 +16,13 @@ from hvdtrain.config.file import read_config, started_workers
 from hvdtrain.config.option_types import EQUAL, Folder, ServerNumber
 from hvdtrain.config.run_config import RunConfig
 from hvdtrain.errors import UsageError, unknown
-from hvdtrain.launch import copies
 from hvdtrain.launch.allocation import allocated_hosts
+from hvdtrain.launch.copies import check_destination, copy_commands, copy_here_to
 from hvdtrain.launch.hosts import Host, allocate, given_hosts, host_options, secrets_option
 from hvdtrain.launch.prepare import prepare
 from hvdtrain.launch.processes import end_process
 from hvdtrain.launch.recipe import LaunchCommand
-from hvdtrain.launch.records import cancel, captured, claimed, forget, job_record_file, kept_options, read_record
+from hvdtrain.launch.records import cancel, captured, claimed, forget, kept_options, read_record
 from hvdtrain.launch.supervise import STOP_TIMEOUT_S, log_file, supervise
 from hvdtrain.runs.folder import CONFIG, check_free, last_saved_step, name_one_of, refuse_links
 from hvdtrain.runs.launched import remembered
@@ -52,7 +51,6 @@ from hvdtrain.runs.request import (
     help="First make DIR on every host a copy of this folder, with rsync, and run there. DIR must be new, empty, or an "
     "earlier copy. Hidden files, runs and data are left out.",
 )  # fmt: skip
-@click.option("--sync-data", is_flag=True, help="Copy the folder of --dataset, too, to DIR/data, and read it there.")
 @click.option(
     "--network-interface", "interface", default="", metavar="NAME",
     help="By which hosts reach each other  [default: the one with the address that their names mean].",
@@ -73,7 +71,7 @@ from hvdtrain.runs.request import (
 @click.argument("train_options", nargs=-1, type=click.UNPROCESSED, metavar="-- TRAIN OPTIONS")
 def launch(
     launcher: str | None, workers: int | None, servers: Any, hosts: str | None, hostfile: Path | None,
-    sync_dst_dir: str | None, sync_data: bool, interface: str, out: str, resume: bool, retries: int,
+    sync_dst_dir: str | None, interface: str, out: str, resume: bool, retries: int,
     respawn: bool, secrets: dict[str, str], dry_run: bool, train_options: tuple[str, ...],
 ) -> None:  # fmt: skip
     """Start a job of so many workers and servers.
@@ -104,9 +102,9 @@ def launch(
     if resumed:
         _check_same_job(Path(out), resumed, config, workers)
     used = allocate(listed, workers, config.servers) if listed else []
-    to_copy, destination = _copies(config, sync_dst_dir, sync_data, used)
-    if sync_data:
-        config = dataclasses.replace(config, dataset=to_copy[-1].destination)
+    if sync_dst_dir and not used:
+        raise UsageError("--sync-dst-dir copies to hosts: give -H or --hostfile")
+    destination = check_destination(sync_dst_dir) if sync_dst_dir else ""
     folder = Path(out or f"runs/launch-{time.strftime('%Y%m%d-%H%M%S')}").absolute()
     if not resume:
         check_free(folder)
@@ -117,15 +115,16 @@ def launch(
     )  # fmt: skip
     names = [host.name for host in used]
     if dry_run:
-        copying = [line for copy in to_copy for line in copy.shell_commands(names)]
-        click.echo("\n".join([*copying, make_command().dry_run_text()]))
+        copying = copy_commands(names, destination) if destination else ()
+        lines = [shlex.join(command) for commands in copying for command in commands.values()]
+        click.echo("\n".join([*lines, make_command().dry_run_text()]))
         return
     refuse_links(folder)
     with claimed(folder, launcher) as job:
         if not resume:  # again: another job may have come and ended meanwhile
             check_free(folder)
-        for copy in to_copy:
-            copy.make(names)
+        if destination:
+            copy_here_to(names, destination)
         job |= _run(make_command(), launcher, config, workers, folder, retries, respawn)
 
 
@@ -175,23 +174,6 @@ def _check_same_job(out: Path, resumed: Path, config: RunConfig, workers: int) -
     asked = dataclasses.replace(config.for_workers(workers), width=config.taken_width)
     if different := changed_for_good(read_config(resumed), asked):
         raise of_another_job(out, different)
-
-
-def _copies(
-    config: RunConfig, sync_dst_dir: str | None, sync_data: bool, hosts: Sequence[Host]
-) -> tuple[list[copies.Copy], str]:
-    """What is copied to the hosts first, code and then data, and where ranks start there; empty where nothing is."""
-    if sync_dst_dir and not hosts:
-        raise UsageError("--sync-dst-dir copies to hosts: give -H or --hostfile")
-    if not sync_dst_dir:
-        if sync_data:
-            raise UsageError("--sync-data copies to DIR/data on every host: give --sync-dst-dir DIR")
-        return [], ""
-    destination = copies.check_destination(sync_dst_dir)
-    to_copy = [copies.Copy(Path.cwd(), destination, copies.CODE_OPTIONS)]
-    if sync_data:
-        to_copy.append(copies.Copy(copies.data_folder(config), f"{destination}/data", copies.DATA_OPTIONS))
-    return to_copy, destination
 
 
 def _run(
@@ -248,9 +230,7 @@ def stop(out: Path) -> None:
     if not record:
         raise UsageError(f"{out}: no job that `hvdtrain launch` started is running there")
     was_running = (
-        cancel(record, STOP_TIMEOUT_S)
-        if "job" in record
-        else end_process(record, job_record_file(out.absolute()), STOP_TIMEOUT_S)
+        cancel(record, STOP_TIMEOUT_S) if "job" in record else end_process(out.absolute(), record, STOP_TIMEOUT_S)
     )
     forget(out.absolute(), record)
     if not was_running:

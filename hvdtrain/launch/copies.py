@@ -1,4 +1,4 @@
-"""Copies of folders on other hosts, made with rsync. A folder there is overwritten only if an earlier copy made it."""
+"""Copies of the current folder on hosts, made with rsync: one there is overwritten only if an earlier copy made it."""
 
 import os
 import shlex
@@ -7,21 +7,17 @@ import socket
 import subprocess
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass
 from pathlib import Path
 
-from hvdtrain.config.run_config import RunConfig
-from hvdtrain.data.find import is_name, is_url
 from hvdtrain.errors import UsageError
 from hvdtrain.launch.remote import SSH, command_on, is_local
 
 MARKER = ".hvdtrain-copy"  # a folder that holds this file is a copy: rsync may delete in it
-# rsync's options. What is excluded (.git, .venv and .env among it) is neither copied nor deleted on the hosts.
-CODE_OPTIONS = ("--exclude=/.*", "--exclude=/runs", "--exclude=/data")
-DATA_OPTIONS = ("--copy-links",)
+# What is excluded (.git, .venv and .env among it) is neither copied nor deleted on the hosts.
+EXCLUDED = (f"--exclude=/{MARKER}", "--exclude=/.*", "--exclude=/runs", "--exclude=/data")
 # Marks a folder as a copy if it is new, empty or marked already, and fails otherwise. $0 is the folder, $1 says where
-# the copy comes from. The marker holds the folder's own path: where a user copies the folder elsewhere, marker
-# included, the paths differ and the folder is the user's.
+# the copy comes from. The marker holds the folder's path: where a user copies the folder elsewhere, marker included,
+# the paths differ and the folder is the user's.
 CLAIM_SCRIPT = f"""
 if [ -e "$0" ] && [ ! -d "$0" ]; then echo "$0 is no folder" >&2; exit 1; fi
 if [ "$(head -n 1 "$0/{MARKER}" 2>/dev/null)" != "$0" ] && [ -n "$(ls -A "$0" 2>/dev/null)" ]; then
@@ -29,6 +25,7 @@ if [ "$(head -n 1 "$0/{MARKER}" 2>/dev/null)" != "$0" ] && [ -n "$(ls -A "$0" 2>
 fi
 mkdir -p "$0" && printf '%s\\n' "$0" "$1" > "$0/{MARKER}"
 """
+Commands = dict[str, list[str]]  # by host
 
 
 def check_destination(folder: str) -> str:
@@ -41,62 +38,36 @@ def check_destination(folder: str) -> str:
     return str(path)
 
 
-def data_folder(config: RunConfig) -> Path:
-    """The folder that --dataset names. UsageError where it names something else."""
-    if is_url(config.dataset):
-        raise UsageError(f"--sync-data copies a folder: {config.dataset} is a URL, which every host reads itself")
-    if is_name(config.dataset):
-        raise UsageError(f"--sync-data copies a folder: {config.dataset} is a name, which every host builds itself")
-    folder = Path(config.dataset).expanduser().absolute()
-    if not folder.is_dir():
-        raise UsageError(f"--sync-data: there is no folder {folder}")
-    return folder
+def copy_commands(hosts: Sequence[str], destination: str) -> tuple[Commands, Commands]:
+    """What marks the folder on each host as a copy, and what then makes it one; nothing where it is the current one."""
+    here = Path.cwd()
+    origin = f"copied from {socket.gethostname()}:{here} by hvdtrain launch --sync-dst-dir"
+    # -s: no shell on the host interprets file names.
+    rsync = ["rsync", "-rlpt", "-s", "--delete", *EXCLUDED, "-e", shlex.join(SSH), f"{here}/"]
+    claims, copying = {}, {}
+    for host in hosts:
+        if not is_local(host) or Path(destination).resolve() != here.resolve():
+            claims[host] = command_on(host, ["sh", "-c", CLAIM_SCRIPT, destination, origin])
+            copying[host] = [*rsync, f"{destination}/" if is_local(host) else f"{host}:{destination}/"]
+    return claims, copying
 
 
-@dataclass(frozen=True)
-class Copy:
-    """What is copied, and to which folder on every host; options are rsync's."""
+def copy_here_to(hosts: Sequence[str], destination: str) -> None:
+    """Make the folder on every host a copy of the current one; what that does not have is deleted.
 
-    source: Path
-    destination: str
-    options: Sequence[str]
-
-    def make(self, hosts: Sequence[str]) -> None:
-        """Make the folder on every host a copy of the source; what the source does not have is deleted.
-
-        Raises:
-            UsageError: with a line for each host that it did not work on, and why.
-        """
-        if not shutil.which("rsync"):
-            raise UsageError("--sync-dst-dir needs rsync, on this machine and on the hosts")
-        targets = self._without_source(hosts)
-        with ThreadPoolExecutor(32) as pool:
-            errors = list(pool.map(lambda host: _run(self._claim_command(host)), targets))
-        if not any(errors):
-            # One host after the other: they share this machine's link, and may share the folder's storage.
-            errors = [_run(self._rsync_command(host)) for host in targets]
-        if problems := [f"{host}: {error}" for host, error in zip(targets, errors, strict=True) if error]:
-            raise UsageError(*problems)
-
-    def shell_commands(self, hosts: Sequence[str]) -> list[str]:
-        """What `make` runs, for --dry-run."""
-        targets = self._without_source(hosts)
-        return [shlex.join(command(host)) for command in (self._claim_command, self._rsync_command) for host in targets]
-
-    def _without_source(self, hosts: Sequence[str]) -> list[str]:
-        """The hosts, without this machine if the destination is the source itself."""
-        is_source = Path(self.destination).resolve() == self.source.resolve()
-        return [host for host in hosts if not (is_source and is_local(host))]
-
-    def _claim_command(self, host: str) -> list[str]:
-        origin = f"copied from {socket.gethostname()}:{self.source} by hvdtrain launch --sync-dst-dir"
-        return command_on(host, ["sh", "-c", CLAIM_SCRIPT, self.destination, origin])
-
-    def _rsync_command(self, host: str) -> list[str]:
-        destination = f"{self.destination}/" if is_local(host) else f"{host}:{self.destination}/"
-        # -s: no shell on the host interprets file names.
-        rsync = ["rsync", "-rlpt", "-s", "--delete", f"--exclude=/{MARKER}", *self.options, "-e", shlex.join(SSH)]
-        return [*rsync, f"{self.source}/", destination]
+    Raises:
+        UsageError: with a line for each host that it did not work on, and why.
+    """
+    if not shutil.which("rsync"):
+        raise UsageError("--sync-dst-dir needs rsync, on this machine and on the hosts")
+    claims, copying = copy_commands(hosts, destination)
+    with ThreadPoolExecutor(32) as pool:
+        errors = list(pool.map(_run, claims.values()))
+    if not any(errors):
+        # One host after the other: they share this machine's link, and may share the folder's storage.
+        errors = [_run(command) for command in copying.values()]
+    if problems := [f"{host}: {error}" for host, error in zip(claims, errors, strict=True) if error]:
+        raise UsageError(*problems)
 
 
 def _run(command: Sequence[str]) -> str:

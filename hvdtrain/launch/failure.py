@@ -6,7 +6,7 @@ from pathlib import Path
 import click
 
 from hvdtrain.errors import Failure
-from hvdtrain.launch.job_log import failure_reason, first_failed, messages_of
+from hvdtrain.launch.job_log import failure_reason, first_failed, log_text, messages_of
 from hvdtrain.launch.recipe import LaunchCommand
 from hvdtrain.world.place import read_world
 
@@ -25,7 +25,11 @@ def job_failure(folder: Path, log: Path, exit_code: int, rank_of: Callable[[int]
     """
     first = first_failed(log)
     if first and not messages_of(log, first[0]):
-        _print_last_lines(folder, rank_of(first[0]))
+        file = folder / "logs" / f"rank.{rank_of(first[0])}.err"
+        if lines := log_text(file).splitlines():  # nothing where the rank has not come so far as to open it
+            click.echo(f"the last lines of rank {rank_of(first[0])}, in {file}:", err=True)
+        for line in lines[-MAX_LINES:]:
+            click.echo(f"    {line[:MAX_LINE_LENGTH]}", err=True)
     failure = Failure(f"the job failed: {failure_reason(log, exit_code, rank_of)}")
     failure.exit_code = first[1] if first else 128 - exit_code if exit_code < 0 else exit_code or 1
     return failure
@@ -38,12 +42,3 @@ def rank_of_process(command: LaunchCommand, workers: int, servers: int, process:
     variables = {"RANK": process, "SIZE": workers + servers, "LOCAL_RANK": 0, "LOCAL_SIZE": 1}
     env = command.environment | {f"HOROVOD_{name}": str(value) for name, value in variables.items()}
     return read_world(servers, env).rank
-
-
-def _print_last_lines(folder: Path, rank: int) -> None:
-    """Print the end of a rank's stderr log on stderr; nothing where the rank has not got as far as to open one."""
-    file = folder / "logs" / f"rank.{rank}.err"
-    if file.is_file() and (lines := file.read_text(errors="replace").splitlines()):
-        click.echo(f"the last lines of rank {rank}, in {file}:", err=True)
-        for line in lines[-MAX_LINES:]:
-            click.echo(f"    {line[:MAX_LINE_LENGTH]}", err=True)

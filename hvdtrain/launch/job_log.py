@@ -14,10 +14,9 @@ _FIRST_EXIT = re.compile(r"Process name: (?:\[.*,)?(\d+)\]?\s+Exit code: +(\d+)"
 _FIRST_SIGNAL = re.compile(r"process rank (\d+) with PID \d+ on node \S+ exited on\s+signal (\d+)")
 # What MPI prints in a process that it ends because a peer is gone. The starter may report that process before the
 # peer, or instead of it: the peer's rank is unknown then.
-_PEER_LOST = re.compile(r"\[(\d+)\]<stderr>: +Peer host: +(\S+)")
-_SOCKET_CLOSED = re.compile(r"\[(\d+)\]<stderr>: .*An error occurred in Socket closed")
+_PEER_LOST = re.compile(r"\[(\d+)\]<stderr>: (?: +Peer host: +\S|.*An error occurred in Socket closed)")
 _SAID = re.compile(r"^\[\d+\]<stderr>: ?(.*\w.*)", re.MULTILINE)
-_MESSAGE = re.compile(r"\s*hvdtrain: .*\w")
+_MESSAGE = re.compile(r"\s*hvdtrain: (.*\w.*)")
 # What ranks print of a loss that the job survives, and of what comes after it.
 _SURVIVED = re.compile(r"the others go on without it|rank \d+ has joined|was killed and is back")
 
@@ -46,10 +45,12 @@ def first_failed(log: Path) -> tuple[int, int] | None:
     return None
 
 
-def messages_of(log: Path, process: int) -> list[str]:
-    """What a process, by the starter's number, said was wrong with it, as all of hvdtrain says it."""
-    messages = _messages(log_lines(log))
-    return [text for printed_by, text in messages if printed_by == process and not _SURVIVED.search(text)]
+def messages_of(log: Path, process: int | None = None) -> list[str]:
+    """What a process, by the starter's number, said was wrong with it, as all of hvdtrain says it; or all processes."""
+    said = [
+        match[1].rstrip() for by, line in log_lines(log) if process in (None, by) and (match := _MESSAGE.match(line))
+    ]
+    return [message for message in said if not _SURVIVED.search(message)]
 
 
 def failure_reason(log: Path, exit_code: int | None, rank_of: Callable[[int], int] | None = None) -> str:
@@ -59,6 +60,10 @@ def failure_reason(log: Path, exit_code: int | None, rank_of: Callable[[int], in
         exit_code: the starter's; without it, the reason is empty where they have not said it.
         rank_of: the rank of a process that the starter numbers; without it, that number is named.
     """
+
+    def name(process: int) -> str:
+        return f"rank {rank_of(process)}" if rank_of else f"process {process}"
+
     lines = [(process, line.strip()) for process, line in log_lines(log) if re.search(r"\w", line)]
     messages = _messages(lines)
     first = first_failed(log)

@@ -69,9 +69,9 @@ def enter_own_network(scratch: Path) -> None:
     if libc.unshare(flags):
         raise OSError(ctypes.get_errno(), "unshare")
     if user:
-        _write("/proc/self/setgroups", "deny")  # the kernel wants this before gid_map
-        _write("/proc/self/uid_map", f"{user} {user} 1")
-        _write("/proc/self/gid_map", f"{group} {group} 1")
+        Path("/proc/self/setgroups").write_text("deny")  # the kernel wants this before gid_map
+        Path("/proc/self/uid_map").write_text(f"{user} {user} 1")
+        Path("/proc/self/gid_map").write_text(f"{group} {group} 1")
     for source, folder, kind, how, options in (
         (b"none", b"/", None, _TAKE_OTHERS_MOUNTS | _RECURSIVELY, None),  # and give nobody this one
         (b"tmpfs", os.fsencode(scratch), b"tmpfs", _NO_SUID | _NO_DEVICES, b"mode=0700"),
@@ -103,22 +103,3 @@ def enter_network(namespaces: Mapping[str, int]) -> None:
         if os.stat(f"/proc/self/ns/{kind}").st_ino != os.fstat(namespace).st_ino:
             if libc.setns(namespace, 0):
                 raise OSError(ctypes.get_errno(), f"setns to a {kind} namespace")
-
-
-def enter_network_of(pid: int) -> None:
-    """Give this process, which must have one thread, the network that another process on this machine has.
-
-    Raises:
-        OSError: it is gone, or another user's.
-    """
-    namespaces = network_of(pid)
-    try:
-        enter_network(namespaces)
-    finally:
-        for namespace in namespaces.values():
-            os.close(namespace)
-
-
-def _write(path: str, text: str) -> None:
-    with open(path, "w") as file:
-        file.write(text)

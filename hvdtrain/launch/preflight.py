@@ -8,7 +8,7 @@ import tempfile
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import Executor, ThreadPoolExecutor
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from socket import create_server
@@ -37,8 +37,6 @@ class Requirements:
         files: what the ranks read.
         rank_mb: memory of a rank, in MiB.
         interface: the network interface that ranks are to use; one is chosen where it is empty.
-        url: of the data set, if it is at one.
-        environment: variables that ranks are told besides, to read that with.
     """
 
     working_folder: str
@@ -46,8 +44,6 @@ class Requirements:
     files: Sequence[str]
     rank_mb: float
     interface: str = ""
-    url: str = ""
-    environment: Mapping[str, str] = field(default_factory=dict)
 
 
 class Checked(NamedTuple):
@@ -68,72 +64,61 @@ def check_hosts(hosts: Sequence[Host], requirements: Requirements, measure: bool
     Raises:
         UsageError: with a line for each host that cannot run the job, and why.
     """
+    out, several = requirements.out, len(hosts) > 1
     with contextlib.ExitStack() as stack:
-        out = requirements.out
         shared_file = stack.enter_context(_new_file_near(out)) if out else ""
-        own_port = stack.enter_context(create_server(("", 0), backlog=probe.BACKLOG)).getsockname()[1]
+        own_port = stack.enter_context(create_server(("", 0), backlog=bandwidth.BACKLOG)).getsockname()[1]
         pool = stack.enter_context(ThreadPoolExecutor(len(hosts)))
-        probes = [stack.enter_context(HostProbe(host.name, requirements.working_folder)) for host in hosts]
-        request = {
-            "shared": shared_file, "files": list(requirements.files), "interface": requirements.interface,
-            "url": requirements.url, "environment": dict(requirements.environment),
-        }  # fmt: skip
-        replies = list(pool.map(lambda host_probe: host_probe.describe(request), probes))
+        probes = _probes(stack, hosts, requirements.working_folder)
+        request = {"shared": shared_file, "files": list(requirements.files), "interface": requirements.interface}
+        replies = dict(zip(probes, pool.map(lambda one: one.describe(request), probes.values()), strict=True))
+        answers = {name: reply for name, reply in replies.items() if "error" not in reply}
         listening = {
-            host.name: [reply["address"], reply["port"]]
-            for host, reply in zip(hosts, replies, strict=True)
-            if isinstance(reply, dict) and requirements.interface in ("", reply["interface"])
+            name: [reply["address"], reply["port"]]
+            for name, reply in answers.items()
+            if requirements.interface in ("", reply["interface"])
         }
-        connections = pool.map(lambda host_probe: host_probe.try_connections(listening, own_port), probes)
-        connection_problems = list(connections)
-        can_measure = measure and len(listening) == len(hosts) > 1 and not any(connection_problems)
-        own_names = {
-            host.name: reply["name"] for host, reply in zip(hosts, replies, strict=True) if isinstance(reply, dict)
+        unreachable = {
+            name: problem
+            for name, problem in zip(
+                probes, pool.map(lambda one: one.try_connections(listening, own_port), probes.values()), strict=True
+            )
+            if problem
         }
-        network = _measure(probes, listening, own_names, pool) if can_measure else ()
+        can_measure = measure and several and len(listening) == len(hosts) and not unreachable
+        network = _measure(probes, listening, answers, pool) if can_measure else ()
     own_software, own_interfaces = probe.software(), set(own_addresses().values())
     missing = requirements.interface not in ("", *own_interfaces)
     problems = [f"this machine has no network interface {requirements.interface}"] if missing else []
-    for host, reply, unreachable in zip(hosts, replies, connection_problems, strict=True):
-        if isinstance(reply, str):
-            problems.append(f"{host.name}: {reply}")
-            continue
-        found = [*_problems(host, reply, requirements, own_software, len(hosts) > 1), *unreachable]
-        found += _duplicate_name(host, reply, hosts, replies)
-        problems += [f"{host.name}: {'; '.join(found)}"] if found else []
+    for host in hosts:
+        found = [replies[host.name].get("error", "")]
+        if host.name in answers:
+            found = [*_problems(host, answers, requirements, own_software), unreachable.get(host.name, "")]
+        problems += [f"{host.name}: {'; '.join(filter(None, found))}"] if any(found) else []
     if problems:
         raise UsageError(*problems)
     if all(is_local(host.name) for host in hosts):  # starters use loopback
         return Checked("", network)
-    interfaces = {reply["interface"] for reply in replies if isinstance(reply, dict)}
+    interfaces = {reply["interface"] for reply in answers.values()}
     return Checked(interfaces.pop() if len(interfaces) == 1 and interfaces <= own_interfaces else "", network)
 
 
 def _measure(
-    probes: Sequence["HostProbe"], listening: dict[str, Any], own_names: dict[str, str], pool: Executor
+    probes: Mapping[str, "HostProbe"], listening: Mapping[str, Any], answers: Mapping[str, Any], pool: Executor
 ) -> tuple[Pair, ...]:
-    """Bandwidth and round trip from host to host; a pair that does not answer is left out.
-
-    Args:
-        own_names: what each host calls itself, as its ranks do in the manifest.
-    """
-    by_name = {host_probe.host: host_probe for host_probe in probes}
-    ports = dict(zip(by_name, pool.map(lambda host_probe: host_probe.request({"serve": True}), probes), strict=True))
-    at = {name: [listening[name][0], reply["port"]] for name, reply in ports.items() if isinstance(reply, dict)}
-    if len(at) < len(by_name):
-        return ()
+    """Bandwidth and round trip from host to host, by the names that these have for themselves, without silent pairs."""
 
     def ask(what: str, pair: tuple[str, str]) -> float | None:
-        reply = by_name[pair[0]].request({what: at[pair[1]]})
-        return reply["measured"] if isinstance(reply, dict) else None
+        return probes[pair[0]].request({what: listening[pair[1]]}).get("measured")
 
     found: list[Pair] = []
-    for pairs in bandwidth.rounds(list(by_name)):
+    for pairs in bandwidth.rounds(list(probes)):
         trips = list(pool.map(partial(ask, "round_trip"), pairs))  # before anything fills the queues
         speeds = list(pool.map(partial(ask, "send"), pairs))
-        for (one, other), trip, speed in zip(pairs, trips, speeds, strict=True):
+        for pair, trip, speed in zip(pairs, trips, speeds, strict=True):
             if trip and speed:
-                found.append({"from": own_names[one], "to": own_names[other], "gbit_s": speed, "round_trip_us": trip})
+                sender, receiver = (answers[name]["name"] for name in pair)
+                found.append({"from": sender, "to": receiver, "gbit_s": speed, "round_trip_us": trip})
     return tuple(found)
 
 
@@ -142,11 +127,15 @@ def describe_hosts(hosts: Sequence[Host]) -> dict[str, dict[str, Any]]:
     request = {"shared": "", "files": [], "interface": ""}
     with contextlib.ExitStack() as stack:
         pool = stack.enter_context(ThreadPoolExecutor(len(hosts)))
-        probes = [stack.enter_context(HostProbe(host.name)) for host in hosts]
-        replies = dict(pool.map(lambda host_probe: (host_probe.host, host_probe.describe(request)), probes))
-    if silent := [f"{name}: {reply}" for name, reply in replies.items() if isinstance(reply, str)]:
+        probes = _probes(stack, hosts)
+        replies = dict(zip(probes, pool.map(lambda one: one.describe(request), probes.values()), strict=True))
+    if silent := [f"{name}: {reply['error']}" for name, reply in replies.items() if "error" in reply]:
         raise UsageError(*silent)
-    return {name: reply for name, reply in replies.items() if isinstance(reply, dict)}
+    return replies
+
+
+def _probes(stack: contextlib.ExitStack, hosts: Sequence[Host], working_folder: str = "") -> dict[str, "HostProbe"]:
+    return {host.name: stack.enter_context(contextlib.closing(HostProbe(host.name, working_folder))) for host in hosts}
 
 
 @contextlib.contextmanager
@@ -174,36 +163,33 @@ class HostProbe:
             stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.PIPE,
         )  # fmt: skip
 
-    def __enter__(self) -> "HostProbe":
-        return self
-
-    def __exit__(self, *_: object) -> None:
+    def close(self) -> None:
         self.process.kill()  # where this is ssh, the probe itself ends because its stdin closes
         with contextlib.suppress(ValueError):  # closed before
             self.process.communicate()
 
-    def describe(self, request: dict[str, Any]) -> dict[str, Any] | str:
-        """What the host has, or why it does not answer."""
+    def describe(self, request: dict[str, Any]) -> dict[str, Any]:
+        """What the host has, or as its `error` why it does not answer."""
         reply = self.request(request | {"address": resolve(self.host)})
-        if isinstance(reply, str):
-            return reply
         elapsed = time.time() - self.began
-        return reply | {"skew": reply["time"] - self.began - elapsed / 2, "elapsed": elapsed}
+        if "error" not in reply:
+            reply |= {"skew": reply["time"] - self.began - elapsed / 2, "elapsed": elapsed}
+        return reply
 
-    def try_connections(self, listening: dict[str, Any], own_port: int) -> list[str]:
+    def try_connections(self, listening: Mapping[str, Any], own_port: int) -> str:
         """What is wrong with connections from the host to the others that listen, and to this machine."""
         if self.host not in listening:
-            return []
+            return ""
         others = {name: address for name, address in listening.items() if name != self.host}
-        reply = self.request({"hosts": others, "launcher": 0 if is_local(self.host) else own_port})
-        if isinstance(reply, str):
-            return [reply]
+        reply = self.request({"connect": {"hosts": others, "launcher": 0 if is_local(self.host) else own_port}})
+        if "error" in reply:
+            return str(reply["error"])
         errors = ", ".join(f"{name} ({error})" for name, error in reply.items())
         hint = "ranks listen on ports that the system chooses: does a firewall close them?"
-        return [f"it cannot connect to {errors}; {hint}"] if errors else []
+        return f"it cannot connect to {errors}; {hint}" if errors else ""
 
-    def request(self, request: dict[str, Any]) -> dict[str, Any] | str:
-        """Send a request and wait for its reply; return why there is none, if so."""
+    def request(self, request: dict[str, Any]) -> dict[str, Any]:
+        """Send a request and wait for its reply; where there is none, `error` says why."""
         assert self.process.stdin and self.process.stdout
         timeout = Timer(REPLY_TIMEOUT_S, self.process.kill)
         timeout.start()
@@ -217,7 +203,7 @@ class HostProbe:
             pass
         finally:
             timeout.cancel()
-        return self._why_no_reply()
+        return {"error": self._why_no_reply()}
 
     def _why_no_reply(self) -> str:
         try:
@@ -231,14 +217,15 @@ class HostProbe:
 
 
 def _problems(
-    host: Host, reply: dict[str, Any], requirements: Requirements, own_software: dict[str, Any], several: bool
+    host: Host, answers: Mapping[str, Any], requirements: Requirements, own_software: dict[str, Any]
 ) -> Iterator[str]:
-    """What is wrong with a host, by its reply.
+    """What is wrong with a host that has answered.
 
     Args:
+        answers: of all such hosts.
         own_software: what this machine has.
-        several: whether the job uses more hosts than this one.
     """
+    reply = answers[host.name]
     for name, own in own_software.items():
         if reply[name] != own:
             package = f" in {reply['package']}" if name == "hvdtrain" else ""
@@ -250,33 +237,15 @@ def _problems(
         yield f"{reply['memory_mb']:,} MB of memory are free, and {need}"
     if requirements.interface not in ("", reply["interface"]):
         yield f"it has no network interface {requirements.interface} with an address"
-    yield from _unusable_folder(requirements.out, reply)
+    if requirements.out and not (reply["sees_shared_file"] and reply["can_write"]):
+        yield (
+            f"it does not see {requirements.out.parent} of this machine, or cannot write in it: give --out a folder on "
+            "storage that all hosts share, which its ranks write metrics and logs in"
+        )
     for file in reply["missing_files"]:
         yield f"there is no {file}, which its ranks would read"
-    if reply["url_error"]:
-        yield f"it cannot read {requirements.url}: {reply['url_error']}"
-    if several and not reply["name_address"]:
+    if len(answers) > 1 and not reply["name_address"]:
         yield f"its own name {reply['name']} means nothing there: give it in /etc/hosts the address that others reach"
-
-
-def _unusable_folder(out: Path | None, reply: dict[str, Any]) -> Iterator[str]:
-    """What is wrong with the run folder there."""
-    if out and not reply["sees_shared_file"]:
-        yield (
-            f"it does not see {out.parent} of this machine: give --out a folder on storage that all hosts share, which "
-            "its ranks write metrics and logs in"
-        )
-    elif out and not reply["can_write"]:
-        yield f"it cannot write in {out.parent}: give --out another folder"
-
-
-def _duplicate_name(
-    host: Host, reply: dict[str, Any], hosts: Sequence[Host], replies: Sequence[dict[str, Any] | str]
-) -> list[str]:
-    """The problem of a host whose own name other hosts have too: starters tell hosts apart by their own names."""
-    others = [
-        other.name
-        for other, other_reply in zip(hosts, replies, strict=True)
-        if other != host and isinstance(other_reply, dict) and other_reply["name"] == reply["name"]
-    ]
-    return [f"it calls itself {reply['name']}, as {', '.join(others)} does: give it another name"] if others else []
+    # Starters tell hosts apart by what these call themselves.
+    if same := [name for name in answers if name != host.name and answers[name]["name"] == reply["name"]]:
+        yield f"it calls itself {reply['name']}, as {', '.join(same)} does: give it another name"

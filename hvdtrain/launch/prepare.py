@@ -52,10 +52,7 @@ def prepare(
         runs_there = Path(recipe.runs, out.name)
     config = with_absolute_paths(config)
     files = [path for path in (config.dataset, config.pretrained) if path.startswith("/")]
-    requirements = Requirements(
-        working_folder, out, files, rank_mb(config, workers),
-        url=config.dataset if "://" in config.dataset else "", environment=secrets or {},
-    )  # fmt: skip
+    requirements = Requirements(working_folder, out, files, rank_mb(config, workers))
     program = train_program(config, runs_there, all_options, recipe.interpreter)
     program += ["--resume"] if resume else []
     if recipe.script_name:  # not every scheduler passes the environment on

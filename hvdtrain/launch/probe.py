@@ -1,6 +1,6 @@
 """Describes the host that it runs on: `python -Pm hvdtrain.launch.probe`, which `preflight` starts on each host.
 
-It gets requests, as lines of JSON on stdin: to describe the host; once every host listens, to try to connect to the
+It gets requests, as lines of JSON on stdin: to describe the host; once every host listens, to try to `connect` to the
 others; and, where the network is measured, what `bandwidth.asked` takes.
 """
 
@@ -22,19 +22,16 @@ from hvdtrain.world.network import own_addresses, resolve
 PACKAGE = Path(__file__).parent.parent
 REPLY_PREFIX = "hvdtrain-probe: "  # tells replies from what the shell's start-up files print
 CONNECT_TIMEOUT_S = 5.0
-BACKLOG = 1024  # connections that the kernel completes by itself: the probe never accepts any
 
 
 def main() -> None:
     request = json.loads(sys.stdin.readline())
     interface, address = choose_interface(request["address"], own_addresses(), request["interface"])
-    with socket.create_server((address, 0), backlog=BACKLOG) as listener:
-        listening = {"interface": interface, "address": address, "port": listener.getsockname()[1]}
-        _reply(software() | describe(request) | listening)
-        _reply(unreachable(json.loads(sys.stdin.readline())))
-        for line in sys.stdin:  # go on listening until preflight closes it: the others try to connect
-            measurement = json.loads(line)
-            _reply({"port": bandwidth.serve(address)} if "serve" in measurement else bandwidth.asked(measurement))
+    listening = {"interface": interface, "address": address, "port": bandwidth.serve(address)}
+    _reply(software() | describe(request) | listening)
+    for line in sys.stdin:  # until preflight closes it
+        asked = json.loads(line)
+        _reply(unreachable(asked["connect"]) if "connect" in asked else bandwidth.asked(asked))
 
 
 def _reply(reply: dict[str, Any]) -> None:
@@ -54,8 +51,7 @@ def describe(request: dict[str, Any]) -> dict[str, Any]:
     """This host's name, hardware, clock, free memory and files.
 
     Args:
-        request: `shared`, a file near the run folder that the launching machine has just made; `files` that ranks read,
-            and the `url` of a data set, if there is one, with `environment`, variables that only ranks are told.
+        request: `shared`, a file near the run folder that the launching machine has just made; `files` that ranks read.
     """
     from hvdtrain.system.memory import free_memory
     from hvdtrain.world.host import hardware
@@ -67,27 +63,11 @@ def describe(request: dict[str, Any]) -> dict[str, Any]:
         "memory_mb": free_memory() // 2**20,
         "name": name,
         "name_address": resolve(name),
-        "url_error": _url_error(request["url"], request["environment"]) if request.get("url") else "",
         "missing_files": [file for file in request["files"] if not Path(file).exists()],
         "sees_shared_file": shared.is_file(),
         "can_write": _can_write(shared.parent),
         "package": str(PACKAGE),
     }
-
-
-def _url_error(url: str, environment: dict[str, str]) -> str:
-    """Why the data set at a URL cannot be read here, or an empty string."""
-    import fsspec
-
-    from hvdtrain.data.shards import CACHED, INDEX
-
-    os.environ.update(environment)
-    try:
-        filesystem, root = fsspec.core.url_to_fs(url.removeprefix(CACHED))
-        filesystem.cat_file(f"{root}/{INDEX}", start=0, end=1)
-    except Exception as error:  # each of fsspec's file systems raises its own
-        return f"{type(error).__name__}: {error}".splitlines()[0][:200]
-    return ""
 
 
 def choose_interface(preferred: str, interfaces: dict[str, str], required: str = "") -> tuple[str, str]:

@@ -18,20 +18,19 @@ from hvdtrain.coordination.join_info import remove_join_files
 from hvdtrain.errors import Failure, UsageError
 from hvdtrain.launch.own_network import enter_own_network, variables_of
 from hvdtrain.launch.recipe import JobSpec, LaunchCommand, expand
-from hvdtrain.launch.records import holds, is_running
+from hvdtrain.launch.records import is_running
 from hvdtrain.system.parent import die_with_parent, is_alive
+from hvdtrain.system.preempt import EXIT_CODE, handled_by
 
 GRACE_S = 5.0  # from SIGTERM to SIGKILL
 FORK_S = 1.0  # within which another rank is there in place of one that was lost
 
 
-@contextlib.contextmanager
 def local_job(
     launcher: str, ranks: int, program: list[str], log: Path, environment: Mapping[str, str] | None = None
-) -> Iterator[subprocess.Popen[bytes]]:
+) -> contextlib.AbstractContextManager[subprocess.Popen[bytes]]:
     """`launched_job` for a program on this machine; environment: variables for the ranks beside the recipe's."""
-    with launched_job(expand(launcher, JobSpec(ranks, program, environment=environment or {})), log) as process:
-        yield process
+    return launched_job(expand(launcher, JobSpec(ranks, program, environment=environment or {})), log)
 
 
 @contextlib.contextmanager
@@ -46,12 +45,12 @@ def launched_job(command: LaunchCommand, log: Path) -> Iterator[subprocess.Popen
     """
     # The job sees another folder there: see own_network. mpirun, whose current folder is / at the end, removes files.
     scratch = log.parent.resolve() / f"{log.name}.tmp"
-    scheduler_has_it = False
+    scheduler_has_it, private = False, partial(os.open, mode=0o600)
     try:
         for path, text in command.files.items():
             path.parent.mkdir(parents=True, exist_ok=True)
             path.unlink(missing_ok=True)
-            with open(path, "w", opener=_private if path == command.secrets_file else None) as file:
+            with open(path, "w", opener=private if path == command.secrets_file else None) as file:
                 file.write(text)
         log.write_bytes(b"")
         with log.open("ab") as output:  # where others write too
@@ -83,7 +82,8 @@ def respawner(run: Path, command: LaunchCommand, log: Path) -> Iterator[Callable
     with log.open("ab") as output:
         process = subprocess.Popen(
             [sys.executable, "-Pm", "hvdtrain.rank.respawn", str(run)], env=command.environment, stdout=output,
-            stderr=subprocess.STDOUT, stdin=subprocess.DEVNULL, start_new_session=True, preexec_fn=_die_with_parent,
+            stderr=subprocess.STDOUT, stdin=subprocess.DEVNULL, start_new_session=True,
+            preexec_fn=partial(die_with_parent, signal.SIGTERM),
         )  # fmt: skip
 
         until = 0.0
@@ -101,10 +101,6 @@ def respawner(run: Path, command: LaunchCommand, log: Path) -> Iterator[Callable
             remove_join_files(run)  # one has the job's key
 
 
-def _private(path: str, flags: int) -> int:
-    return os.open(path, flags, 0o600)
-
-
 def _start(command: LaunchCommand, output: IO[bytes], scratch: Path) -> "subprocess.Popen[bytes]":
     """As launched_job."""
 
@@ -118,7 +114,7 @@ def _start(command: LaunchCommand, output: IO[bytes], scratch: Path) -> "subproc
         if command.own_network:
             with contextlib.suppress(subprocess.SubprocessError):  # where the system does not allow it: without
                 return start(partial(_die_with_parent_in_own_network, scratch), variables_of(scratch))
-        return start(_die_with_parent, {})
+        return start(partial(die_with_parent, signal.SIGTERM), {})
     except FileNotFoundError:
         raise Failure(
             f"{command.argv[0]} is not on this machine: start the job where it is, or choose another --launcher; "
@@ -159,41 +155,36 @@ def _end_job(starter: "subprocess.Popen[bytes]") -> None:
 def _signals_deferred(*signals: signal.Signals) -> Iterator[list[int]]:
     """Put these signals off until the block is over; the list holds those that have been received so far."""
     received: list[int] = []
-    former = {number: signal.signal(number, lambda number, _: received.append(number)) for number in signals}
-    try:
+    with handled_by(lambda number, _: received.append(number), *signals):
         yield received
-    finally:
-        for number, handler in former.items():
-            signal.signal(number, handler)
     for first in received[:1]:
         signal.raise_signal(first)
 
 
-def end_process(identity: Mapping[str, Any], record: Path, timeout_s: float) -> bool:
-    """End the process that `own_identity` described, which ends what it started; False where it has ended already.
+def end_process(out: Path, record: Mapping[str, Any], timeout_s: float) -> bool:
+    """End the process of a run folder's record, which ends what it started; False where it has ended already.
 
     Args:
-        record: the file of that, which its process holds.
         timeout_s: how long it may take to end its job in order; it and its children are killed some seconds later.
 
     Raises:
         UsageError: it runs on another host.
         Failure: it is another user's.
     """
-    if identity["host"] != socket.gethostname():
-        raise UsageError(f"its job was started on {identity['host']}: stop it there")
+    if record["host"] != socket.gethostname():
+        raise UsageError(f"its job was started on {record['host']}: stop it there")
+    if not is_running(out, record):
+        return False
     try:
-        process = psutil.Process(identity["pid"])
-        if not is_running(identity) or not holds(process.pid, record):
-            return False
+        process = psutil.Process(record["pid"])
         process.terminate()
         for left in _wait([process], timeout_s + 3 * GRACE_S):
             for child in [*left.children(recursive=True), left]:
                 with contextlib.suppress(psutil.NoSuchProcess):
                     child.kill()
-    except (psutil.NoSuchProcess, FileNotFoundError, ValueError):
+    except psutil.NoSuchProcess:
         return False
-    except (psutil.AccessDenied, PermissionError):
+    except psutil.AccessDenied:
         raise Failure(f"its job is another user's: ask {process.username()} to stop it") from None
     return True
 
@@ -220,24 +211,15 @@ def _wait(processes: list[psutil.Process], timeout_s: float, received: Sequence[
     return left
 
 
-def _die_with_parent() -> None:
+def _die_with_parent_in_own_network(scratch: Path) -> None:
+    enter_own_network(scratch)
     die_with_parent(signal.SIGTERM)
 
 
-def _die_with_parent_in_own_network(scratch: Path) -> None:
-    enter_own_network(scratch)
-    _die_with_parent()
-
-
-@contextlib.contextmanager
-def sigterm_unwinds() -> Iterator[None]:
+def sigterm_unwinds() -> contextlib.AbstractContextManager[None]:
     """Have SIGTERM raise SystemExit(143), so that it ends a running job in order, as Ctrl-C does."""
 
     def unwind(*_: object) -> None:
-        raise SystemExit(143)
+        raise SystemExit(EXIT_CODE)
 
-    former = signal.signal(signal.SIGTERM, unwind)
-    try:
-        yield
-    finally:
-        signal.signal(signal.SIGTERM, former)
+    return handled_by(unwind, signal.SIGTERM)

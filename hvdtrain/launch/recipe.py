@@ -5,7 +5,6 @@ import re
 import secrets
 import shlex
 import signal
-import string
 import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
@@ -20,6 +19,7 @@ from hvdtrain.launch import records
 from hvdtrain.launch.filling import Filler, Value
 from hvdtrain.launch.hosts import Host, hosts_of_ranks
 from hvdtrain.launch.remote import in_folder
+from hvdtrain.runs.folder import launch_folder
 from hvdtrain.world.network import WIRE_KEY
 
 # Variables that are passed on to ranks on other hosts. Others are not: they would show on command lines there. What
@@ -117,7 +117,12 @@ def expand(launcher: str, spec: JobSpec) -> LaunchCommand:
     _check_hosts_suit(launcher, recipe, spec.hosts)
     job = _Job(launcher, recipe, spec)
     filler = Filler(launcher, job.values())
-    is_here = all(map(_is_loopback, spec.hosts)) if recipe.hosts == "needed" else recipe.local
+    # horovodrun would go to other addresses of this machine over ssh.
+    is_here = (
+        all(host.name in ("localhost", "127.0.0.1") for host in spec.hosts)
+        if recipe.hosts == "needed"
+        else recipe.local
+    )
     return LaunchCommand(
         filler.command(recipe.command), job.files(filler), job.environment,
         stop_signal=None if recipe.stop_signal == "file" else signal.Signals[recipe.stop_signal],
@@ -160,8 +165,10 @@ class _Job:
         elif spec.secrets:
             self.secrets_file = records.secrets_file(spec.out)
             self.program = ["sh", str(self.secrets_file), *self.program]
-        self.name = job_name(spec.out.name) + (f"-{_random_letters()}" if recipe.unique_name else "")
-        folder = spec.out.with_name(f"{spec.out.name}.launch")
+        self.name = job_name(spec.out.name)
+        if recipe.unique_name:
+            self.name += f"-{secrets.token_hex(3)[:5]}"  # for which MAX_NAME has room
+        folder = launch_folder(spec.out)
         self.hostfile, self.rankfile = folder / "hosts", folder / "ranks"
         self.script = folder / (recipe.script_name or "job")
 
@@ -235,11 +242,6 @@ def job_name(run: str) -> str:
     return f"hvdtrain-{re.sub(r'[^a-z0-9]+', '-', run.lower())}"[:MAX_NAME].rstrip("-")
 
 
-def _random_letters() -> str:
-    """The five characters for which MAX_NAME has room."""
-    return "".join(secrets.choice(string.ascii_lowercase + string.digits) for _ in range(5))
-
-
 def _within_double_quotes(text: str) -> str:
     """A shell's words, for where another shell first reads them within double quotes."""
     return re.sub(r'[\\"$`]', r"\\\g<0>", text)
@@ -256,10 +258,6 @@ def _starter_environment(job_variables: Mapping[str, str], recipe: Launcher) -> 
         return not (recipe.local and ALLOCATION.fullmatch(key))
 
     return {key: value for key, value in os.environ.items() if passes(key)} | dict(job_variables)
-
-
-def _is_loopback(host: Host) -> bool:
-    return host.name in ("localhost", "127.0.0.1")  # horovodrun would go to other addresses over ssh
 
 
 def _is_forwarded(key: str) -> bool:

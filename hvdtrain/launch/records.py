@@ -11,16 +11,12 @@ from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-import psutil
-
 from hvdtrain.config import recipes
 from hvdtrain.config.untrusted import parse_json, read_whole
 from hvdtrain.errors import Failure, UsageError
 from hvdtrain.launch.filling import Filler
-from hvdtrain.runs.folder import unwritable, write_json
+from hvdtrain.runs.folder import launch_folder, unwritable, write_json
 from hvdtrain.system.locks import locked_by, open_locked
-from hvdtrain.system.parent import is_alive, start_ticks
-from hvdtrain.world.host import boot_id
 
 REPLY_TIMEOUT_S = 30.0  # of a scheduler
 LOOK_EVERY_S = 0.5
@@ -31,12 +27,12 @@ NAME, CAPTURED = r"hvdtrain[a-z0-9-]*", r"\w[\w.:/@+ -]*"
 
 def job_record_file(out: Path) -> Path:
     """The file by which `hvdtrain stop` finds a job: it exists while the job runs or a scheduler has it."""
-    return out.with_name(f"{out.name}.launch") / "running.json"
+    return launch_folder(out) / "running.json"
 
 
 def secrets_file(out: Path) -> Path:
     """The script through which ranks get variables that no command line may show, while the job runs."""
-    return out.with_name(f"{out.name}.launch") / "environment"
+    return launch_folder(out) / "environment"
 
 
 def kept_options(out: Path) -> Path | None:
@@ -46,9 +42,12 @@ def kept_options(out: Path) -> Path | None:
 
 
 def read_record(out: Path) -> dict[str, Any]:
-    """What `launch` recorded of a job: `launcher`, with the `job` and the `name` that its scheduler knows and
-    captured, or with the process that sees to it, as own_identity describes it. Empty where there is no
-    record, or a broken one, or one with another thing in place of a job: anybody may have written it.
+    """What `launch` recorded of a job: `launcher`, with the `job` and the `name` that its scheduler knows and what was
+    captured, or with the `pid` and `host` of the process that sees to it. Empty where there is no record, or a broken
+    one, or one with another thing in place of a job: anybody may have written it.
+
+    Raises:
+        UsageError: there is no launcher of that name here.
     """
     try:
         record = parse_json(read_whole(job_record_file(out)))
@@ -56,6 +55,8 @@ def read_record(out: Path) -> dict[str, Any]:
         return {}
     if not isinstance(record, dict) or not isinstance(record.get("launcher"), str):
         return {}
+    if record["launcher"] not in recipes.names("launchers"):
+        raise unknown(f"launcher in {job_record_file(out)}:", record["launcher"], recipes.names("launchers"))
     is_process = isinstance(record.get("pid"), int) and isinstance(record.get("host"), str)
     return record if (_names_a_job(record) if "job" in record else is_process) else {}
 
@@ -84,10 +85,10 @@ def claimed(out: Path, launcher: str) -> Iterator[dict[str, Any]]:
     held = None
     try:
         with _locked(out):
-            if still := why_occupied(earlier := read_record(out)):
-                or_remove = "" if is_running(earlier) else f"; if it has ended, remove {file}"
+            if still := why_occupied(out, earlier := read_record(out)):
+                or_remove = "" if is_running(out, earlier) else f"; if it has ended, remove {file}"
                 raise UsageError(f"--out {out}: {still}; `hvdtrain stop {out}` ends it{or_remove}")
-            write_json(file, {"launcher": launcher, **own_identity()})
+            write_json(file, {"launcher": launcher, "pid": os.getpid(), "host": socket.gethostname()})
             held = file.open()  # by which others know that this process has written it
         job: dict[str, Any] = {}
         try:
@@ -145,36 +146,29 @@ def captured(launcher: str) -> dict[str, str]:
     return found
 
 
-def own_identity() -> dict[str, Any]:
-    """What identifies this process: its id alone would not, since ids are used again."""
-    return {"pid": os.getpid(), "started": _start(os.getpid()), "host": socket.gethostname()}
+def is_running(out: Path, record: Record) -> bool:
+    """Whether the process that wrote a run folder's record runs, as far as this host can tell: it has the file open.
 
-
-def is_running(record: Record) -> bool:
-    """Whether the process that `own_identity` described runs, as far as this host can tell."""
+    Its number alone would not say that: numbers are used again, and anybody can write one down.
+    """
     try:
-        if record["host"] != socket.gethostname():
-            return False
-        return _start(record["pid"]) == record["started"] and is_alive(psutil.Process(record["pid"]))
-    except (KeyError, TypeError, ValueError, OSError, psutil.NoSuchProcess):
-        return False
+        if record["host"] == socket.gethostname():
+            for opened in Path(f"/proc/{record['pid']}/fd").iterdir():
+                with contextlib.suppress(FileNotFoundError):
+                    if os.path.samefile(opened, job_record_file(out)):
+                        return True
+    except PermissionError:  # another user's
+        return True
+    except (KeyError, OSError):
+        pass
+    return False
 
 
-def holds(pid: int, file: Path) -> bool:
-    """Whether a process has the file open. Whoever writes a record into a folder can name any process in it."""
-    return any(os.path.samefile(opened, file) for opened in Path(f"/proc/{pid}/fd").iterdir() if opened.exists())
-
-
-def _start(pid: int) -> str:
-    """When a process started: the boot, and ticks since then. OSError if it is gone."""
-    return f"{boot_id()} {start_ticks(pid)}"
-
-
-def why_occupied(record: Record) -> str:
+def why_occupied(out: Path, record: Record) -> str:
     """Who has the job still, or may have it, in words that go on "--out RUN: "; empty if it has ended."""
     if "job" in record:
         return _scheduler_has(record)
-    if is_running(record):
+    if is_running(out, record):
         return "its job is still running"
     if record and record["host"] != socket.gethostname():
         return f"a job was launched into it on {record['host']}, and this host cannot tell whether it still runs"
@@ -192,11 +186,8 @@ def _scheduler_has(record: Record) -> str:
         done = subprocess.run(command, capture_output=True, text=True, timeout=REPLY_TIMEOUT_S)
     except (OSError, subprocess.TimeoutExpired):
         return f"{has}, unless it has ended: `{shlex.join(command)}` gives no answer here"
-    if re.search(recipe.finished_pattern, done.stdout + done.stderr) or (
-        done.returncode == 0 and not done.stdout.strip()
-    ):
-        return ""
-    return has
+    says_nothing = done.returncode == 0 and not done.stdout.strip()
+    return "" if says_nothing or re.search(recipe.finished_pattern, done.stdout + done.stderr) else has
 
 
 def cancel(record: Record, timeout_s: float) -> bool:
@@ -212,11 +203,11 @@ def cancel(record: Record, timeout_s: float) -> bool:
     except OSError as error:
         raise Failure(f"`{shlex.join(command)}` cannot be started ({error.strerror}): stop it where it can") from None
     if done.returncode:
-        if not why_occupied(record):
+        if not _scheduler_has(record):
             return False
         raise Failure(f"`{shlex.join(command)}` failed: {(done.stderr or done.stdout).strip()[-200:]}")
     deadline = time.monotonic() + timeout_s
-    while recipe.status_command and (still := why_occupied(record)):
+    while recipe.status_command and (still := _scheduler_has(record)):
         if time.monotonic() > deadline:
             raise Failure(f"`{shlex.join(command)}` was done {timeout_s:.0f} s ago, and {still}: try again")
         time.sleep(LOOK_EVERY_S)

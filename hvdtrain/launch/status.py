@@ -3,6 +3,7 @@
 import re
 import time
 from collections.abc import Iterator
+from functools import partial
 from operator import itemgetter
 from pathlib import Path
 from typing import Any
@@ -13,7 +14,7 @@ from hvdtrain.config.untrusted import regular
 from hvdtrain.coordination.membership_log import who_is_lost
 from hvdtrain.errors import UsageError
 from hvdtrain.formatting import with_noun
-from hvdtrain.launch.job_log import failure_reason
+from hvdtrain.launch.job_log import failure_reason, log_text
 from hvdtrain.launch.records import is_running, read_record, why_occupied
 from hvdtrain.launch.supervise import log_file
 from hvdtrain.runs.folder import CONFIG, has_full_disk, is_claimed, last_saved_step, name_one_of
@@ -73,28 +74,44 @@ def status_lines(run: Path, shown: Path) -> Iterator[str]:
     if (saved := last_saved_step(run)) is not None:
         yield f"last snapshot after step {saved}"
     log = log_file(run)
-    if state.startswith(STOPPED) and log.is_file() and (reason := failure_reason(log, None)):
+    if state.startswith(STOPPED) and (reason := failure_reason(log, None, partial(_rank_of, manifest))):
         yield f"reason: {reason}"
-    elif last := _last_line(run):
+    elif not _asked_to_leave(run) and (last := _last_line(run)):
         yield f"last line: {last}"
 
 
 def _state(run: Path, shown: Path, summary: Summary, record: dict[str, Any]) -> str:
     if summary.status == "done":
         return "finished"
-    since = f" since {_clock(started)}" if (started := _began(run)) else ""
-    still = why_occupied(record)
+    since = _since(run)
+    still = why_occupied(run, record)
     if "job" in record and still:
         return f"handed to {record['launcher']} as job {record['job']}{since}"
-    if is_claimed(run) or is_running(record):
+    if is_claimed(run) or is_running(run, record):
         has_steps = any(run.glob("metrics.rank*.jsonl"))
         return f"{'training' if has_steps else 'starting'}{since}"
     if still:
         return f"launched on {record['host']}{since}: ask there whether it still runs"
+    ended = f"stopped on request at step {step}" if (step := _asked_to_leave(run)) else STOPPED
     full = ", on a disk that is full (make room there)" if has_full_disk(log_file(run).parent.parent) else ""
     if last_saved_step(run) is None:
-        return f"{STOPPED}{full}: no snapshot to go on from"
-    return f"{STOPPED}{full}; `hvdtrain launch --resume --out {shown}` goes on with it"
+        return f"{ended}{full}: no snapshot to go on from"
+    return f"{ended}{full}; `hvdtrain launch --resume --out {shown}` goes on with it"
+
+
+def _asked_to_leave(run: Path) -> str:
+    """The step at which the ranks left because they were asked to; empty where they were not."""
+    found = re.search(r"ended by SIGTERM at step (\d+)", log_text(log_file(run)))
+    return found[1] if found else ""
+
+
+def _rank_of(manifest: Manifest | None, process: int) -> int:
+    """The rank of a process by its starter's number: horovodrun's go host by host, in the order of -H."""
+    if not manifest or not manifest.launch or manifest.starter != "horovodrun":
+        return process
+    names = [host.rpartition(":")[0].rpartition("@")[2] for host in manifest.launch.hosts]
+    ranks = [rank for name in names if name in manifest.hosts for rank in manifest.hosts[name].ranks]
+    return ranks[process] if process < len(ranks) else process
 
 
 def _how(manifest: Manifest | None) -> str:
@@ -108,18 +125,14 @@ def _how(manifest: Manifest | None) -> str:
     return f" ({manifest.mode} with {with_noun(manifest.workers, 'worker')}{servers}{by}{on})"
 
 
-def _began(run: Path) -> float | None:
-    """When the job was last started, in seconds since 1970."""
+def _since(run: Path) -> str:
+    """When the job was last started, as ` since 14:03:22`, with the date if that was another day."""
     for file in (run / CONFIG, log_file(run)):
         if file.is_file():
-            return file.stat().st_mtime
-    return None
-
-
-def _clock(then: float) -> str:
-    """`14:03:22`, with the date if that was another day."""
-    is_today = time.strftime("%F", time.localtime(then)) == time.strftime("%F")
-    return time.strftime("%T" if is_today else "%F %T", time.localtime(then))
+            then = time.localtime(file.stat().st_mtime)
+            is_today = time.strftime("%F", then) == time.strftime("%F")
+            return time.strftime(" since %T" if is_today else " since %F %T", then)
+    return ""
 
 
 def _total_steps(run: Path, manifest: Manifest | None) -> int | None:

@@ -16,8 +16,8 @@ from hvdtrain.launch.failure import job_failure, rank_of_process
 from hvdtrain.launch.job_log import failure_reason
 from hvdtrain.launch.processes import launched_job, respawner, sigterm_unwinds
 from hvdtrain.launch.recipe import LaunchCommand
-from hvdtrain.runs.folder import how_to_go_on, last_saved_step
-from hvdtrain.system.preempt import EXIT_CODE, leave_file
+from hvdtrain.runs.folder import how_to_go_on, last_saved_step, launch_folder, leave_file
+from hvdtrain.system.preempt import EXIT_CODE, handled_by
 
 STOP_TIMEOUT_S = 60.0  # how long ranks may take to save and leave, after SIGTERM
 USAGE_EXIT_CODE = 2
@@ -25,7 +25,7 @@ USAGE_EXIT_CODE = 2
 
 def log_file(out: Path) -> Path:
     """The log, beside the run folder, of what a job's starter and ranks print."""
-    return out.with_name(f"{out.name}.launch") / "log"
+    return launch_folder(out) / "log"
 
 
 def supervise(
@@ -44,10 +44,13 @@ def supervise(
     """
     log = log_file(out)
     for attempt in range(1, retries + 2):
+        leave_file(out).unlink(missing_ok=True)
         try:
             exit_code, was_stopped = _run_once(command, log, leave_file(out), out if respawns else None)
         except KeyboardInterrupt:
             raise KeyboardInterrupt(how_to_go_on(out, "launch")) from None
+        finally:
+            leave_file(out).unlink(missing_ok=True)
         # An mpirun that has lost all its hosts ends with exit code 0: only the summary proves success.
         if exit_code == 0 and (command.to_scheduler or (out / "summary.json").is_file()):
             return
@@ -87,7 +90,6 @@ def _run_once(command: LaunchCommand, log: Path, stop_request: Path, respawned: 
 
     with (
         sigterm_unwinds(),
-        _removed_before_and_after(stop_request),
         launched_job(command, log) as process,
         respawner(respawned, command, log) if respawned else nullcontext(lambda: False) as goes_on,
         log.open("rb") as output,
@@ -114,15 +116,6 @@ def _lines_of_ranks(text: bytes) -> bytes:
 
 
 @contextmanager
-def _removed_before_and_after(file: Path) -> Iterator[None]:
-    file.unlink(missing_ok=True)
-    try:
-        yield
-    finally:
-        file.unlink(missing_ok=True)
-
-
-@contextmanager
 def _on_first_sigterm(action: Callable[[], None]) -> Iterator[list[float]]:
     """Call `action` at the first SIGTERM, whose time is put into the list; a second one has the former handler."""
     received_at: list[float] = []
@@ -132,8 +125,6 @@ def _on_first_sigterm(action: Callable[[], None]) -> Iterator[list[float]]:
         signal.signal(signal.SIGTERM, former)
         action()
 
-    former = signal.signal(signal.SIGTERM, handle)
-    try:
+    former = signal.getsignal(signal.SIGTERM)
+    with handled_by(handle, signal.SIGTERM):
         yield received_at
-    finally:
-        signal.signal(signal.SIGTERM, former)

@@ -18,7 +18,6 @@ import time
 from collections.abc import Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
-from typing import NamedTuple
 
 from hvdtrain.errors import Failure, UsageError
 from hvdtrain.system.cgroups import CGROUPS
@@ -78,34 +77,10 @@ def up(rates: Sequence[str], cpus: Sequence[float] = ()) -> None:
 
 def set_rate(node: str, rate: str) -> None:
     """Give a node's link another rate, each way, while jobs run."""
-    for place in _both_ends(node):
-        _run("tc", *place.before, "qdisc", "replace", "dev", place.device, "root", *_bucket(rate))
-
-
-def cut(node: str) -> None:
-    """Take the node's link down: what is sent there or from there is lost, and nobody is told."""
-    _run("ip", "link", "set", _both_ends(node)[1].device, "down")
-
-
-def mend(node: str) -> None:
-    """Take a link that was cut up again."""
-    _run("ip", "link", "set", _both_ends(node)[1].device, "up")
-
-
-class _End(NamedTuple):
-    """One end of a node's link: its device, and the words before it that name its namespace."""
-
-    before: tuple[str, ...]
-    device: str
-
-
-def _both_ends(node: str) -> tuple[_End, _End]:
-    """The node's own, and the bridge's."""
-    return _End(("-n", f"hvdtrain-{node}"), INTERFACE), _End((), f"hvdtrain-n{node.removeprefix('node')}")
-
-
-def _bucket(rate: str) -> tuple[str, ...]:
-    return "tbf", "rate", rate, "burst", "256kb", "latency", "50ms"
+    bridge_end = f"hvdtrain-n{node.removeprefix('node')}"
+    for device in (["-n", f"hvdtrain-{node}", INTERFACE], [bridge_end]):
+        words = [*device[:-1], "qdisc", "replace", "dev", device[-1], "root"]
+        _run("tc", *words, "tbf", "rate", rate, "burst", "256kb", "latency", "50ms")
 
 
 def down() -> None:
@@ -246,7 +221,7 @@ def _limit_cpus(cpus: Sequence[float]) -> None:
             else:
                 (group / "cpu.cfs_period_us").write_text(str(period))
                 (group / "cpu.cfs_quota_us").write_text(str(quota))
-    except OSError as error:
+    except (OSError, ValueError) as error:
         raise UsageError(f"--cpus needs control groups with the controller `cpu`: {error}") from None
 
 

@@ -1,15 +1,11 @@
 """`hvdtrain hosts`: makes and removes the virtual hosts of `testbed.py`."""
 
 import re
-import shlex
-import subprocess
-from pathlib import Path
 
 import click
 
 from hvdtrain.errors import UsageError, unknown
 from hvdtrain.launch import testbed
-from hvdtrain.launch.remote import SSH
 
 
 @click.group("hosts")
@@ -19,7 +15,7 @@ def hosts() -> None:
     \b
       hvdtrain hosts up --count 2 --rate 1gbit
       hvdtrain compare -H node1:2,node2:2 --modes allreduce,ps-async --steps 20
-      hvdtrain hosts run node1 ip addr
+      ssh node1 ip addr
       hvdtrain hosts down
 
     All of these as root. node1 … nodeN are network namespaces with a name and an sshd each, which share this machine's
@@ -42,11 +38,13 @@ def hosts() -> None:
 def up(count: int | None, rate: str, cpus: str) -> None:
     """Make node1 … nodeN, in place of what there was."""
     rates = [_checked(word) for word in rate.split(",")]
-    cores = [_cores(word, cpus) for word in cpus.split(",")] if cpus else []
-    number = count if count is not None else max(len(rates), len(cores)) if len(rates) > 1 or len(cores) > 1 else 2
-    for option, what, given in (("--rate", "rates", rates), ("--cpus", "numbers of cores", cores)):
+    take: click.ParamType = click.FloatRange(0.01, 1024)  # the first is the kernel's shortest quota
+    cores = [take.convert(word, None, None) for word in cpus.split(",")] if cpus else []
+    several = max(len(rates), len(cores))
+    number = count if count is not None else several if several > 1 else 2
+    for option, given in (("--rate", rates), ("--cpus", cores)):
         if len(given) > 1 and len(given) != number:
-            raise UsageError(f"{option} {rate if given is rates else cpus} has {len(given)} {what} for {number} hosts")
+            raise UsageError(f"{option} has {len(given)} values for {number} hosts")
     number = max(0, number)
     testbed.up(rates * number if len(rates) == 1 else rates, cores * number if len(cores) == 1 else cores)
     limited = f", {cpus} cores" if cpus else ""
@@ -64,37 +62,10 @@ def change_rate(node: str, rate: str) -> None:
     click.echo(f"{node} has {rate} each way")
 
 
-@hosts.command(short_help="Cut a host's link.")
-@click.argument("node")
-def cut(node: str) -> None:
-    """Cut a host's link; nobody is told, as where a cable is pulled."""
-    testbed.cut(_running(node))
-    click.echo(f"{node} is cut off; `hvdtrain hosts mend {node}` joins it again")
-
-
-@hosts.command()
-@click.argument("node")
-def mend(node: str) -> None:
-    """Join a host again whose link was cut."""
-    testbed.mend(_running(node))
-    click.echo(f"{node} is joined again")
-
-
 def _checked(rate: str) -> str:
     if not re.fullmatch(r"\d+(\.\d+)?([kmgt]?bit|[kmgt]?bps)", rate):
         raise UsageError(f"--rate {rate} is not a rate such as 1gbit or 100mbit")
     return rate
-
-
-def _cores(word: str, given: str) -> float:
-    """At least the hundredth of a core that the kernel's shortest quota is."""
-    try:
-        cores = float(word)
-    except ValueError:
-        cores = 0.0
-    if not 0.01 <= cores <= 1024:
-        raise UsageError(f"--cpus {given}: '{word}' is not a number of cores such as 1 or 0.5, from 0.01 to 1024")
-    return cores
 
 
 def _running(node: str) -> str:
@@ -110,13 +81,3 @@ def down() -> None:
     """Remove the hosts, and end what runs on them."""
     testbed.down()
     click.echo("no hosts are left")
-
-
-@hosts.command(short_help="Run a command on a host.", context_settings={"ignore_unknown_options": True})
-@click.argument("node")
-@click.argument("command", nargs=-1, required=True, type=click.UNPROCESSED, metavar="COMMAND…")
-@click.pass_context
-def run(ctx: click.Context, node: str, command: tuple[str, ...]) -> None:
-    """Run a command on a host, in this folder; the exit code is the command's."""
-    _running(node)
-    ctx.exit(subprocess.run([*SSH, node, f"cd {shlex.quote(str(Path.cwd()))} && {shlex.join(command)}"]).returncode)

@@ -6,7 +6,7 @@ from pathlib import Path
 
 from hvdtrain.coordination.join_info import JoinInfo, read_join_info
 from hvdtrain.errors import Failure, UsageError
-from hvdtrain.launch.own_network import enter_network_of
+from hvdtrain.launch.own_network import enter_network, network_of
 from hvdtrain.rank.process import run_to_its_end, set_threads
 from hvdtrain.runs.request import check_joinable, config_of
 from hvdtrain.runs.schema import Manifest, find
@@ -74,7 +74,7 @@ def _go_there(known: JoinInfo, folder: Path) -> None:
     if known.boot != boot_id():
         raise UsageError(f"the job of {folder} runs on one machine alone, and this is another: join it there")
     try:
-        enter_network_of(known.pid)
+        enter_network(network_of(known.pid))
     except (FileNotFoundError, ProcessLookupError):
         raise UsageError(f"{folder} has no job to join: it has ended") from None
     except OSError as error:

@@ -34,13 +34,13 @@ from hvdtrain.ps.worker import PushPull
 from hvdtrain.rank.results import finish, finish_trace
 from hvdtrain.rank.start import Start
 from hvdtrain.rank.summary import HostLoads
-from hvdtrain.runs.folder import write_json
+from hvdtrain.runs.folder import leave_file, write_json
 from hvdtrain.runs.manifest import by_host, manifest, part, weights_hash
 from hvdtrain.runs.metrics import Recorder
 from hvdtrain.runs.request import check_length, shares_of
 from hvdtrain.runs.snapshot import Snapshot
 from hvdtrain.system import trace
-from hvdtrain.system.preempt import Terminated, deferred_sigterm, leave_file
+from hvdtrain.system.preempt import Terminated, deferred_sigterm
 from hvdtrain.system.terminal import Terminal
 from hvdtrain.training import device, resume
 from hvdtrain.training.barrier import Departed

@@ -4,6 +4,7 @@ import contextlib
 import json
 import shlex
 import shutil
+import stat
 import tempfile
 import time
 from collections.abc import Iterator
@@ -14,10 +15,19 @@ from hvdtrain.config.run_config import RunConfig
 from hvdtrain.config.untrusted import parse_toml, read_whole
 from hvdtrain.errors import Failure, UsageError
 from hvdtrain.system.locks import lock, unlock
-from hvdtrain.system.preempt import leave_file
 
 CONFIG = "config.toml"
 LEAST_DISK = 2**20  # bytes
+
+
+def launch_folder(run: Path) -> Path:
+    """The folder beside a run's in which `launch` keeps what concerns the job: its log, its record, its scripts."""
+    return run.with_name(f"{run.name}.launch")
+
+
+def leave_file(run: Path) -> Path:
+    """The file that asks a run's first worker to leave."""
+    return launch_folder(run) / "leave"
 
 
 def check_free(folder: Path, others_log: bool = False) -> None:
@@ -40,7 +50,7 @@ def refuse_links(folder: Path) -> None:
     """UsageError where a run folder, or the one beside it that `launch` writes in, has a symbolic link or a FIFO: a
     stranger may have made it, to have a file of this user's written over, or a job wait for ever.
     """
-    beside = leave_file(folder).parent
+    beside = launch_folder(folder)
     for path in [*folder.rglob("*"), beside, *beside.rglob("*")]:
         if path.is_symlink() or (path.exists() and not path.is_file() and not path.is_dir()):
             kind = "a symbolic link" if path.is_symlink() else "no regular file"

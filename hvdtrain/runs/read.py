@@ -123,22 +123,16 @@ def load_run(folder: Path) -> Run:
         summary = read(folder, Summary)
     except UnreadableFile as error:
         return Run(folder, manifest, problem=f"the run has not finished: {error}")
-    problem = ""
+    problem, there = "", {life.rank for life in summary.membership if not life.why}
     if summary.status != "done":
         problem = f"the run ended with status {summary.status!r}"
-    elif lost := _still_lost(summary):
+    elif lost := [rank for rank in summary.lost_workers if rank not in there]:  # and did not come back
         problem = f"it finished without ranks {lost}, which died on the way"
     elif sum(not life.why for life in summary.membership) > manifest.workers:
         problem = f"more than its {with_noun(manifest.workers or 0, 'worker')} were there at the end: others had joined"
     else:
         problem = resumed_otherwise(manifest)
     return Run(folder, manifest, summary, problem)
-
-
-def _still_lost(summary: Summary) -> list[int]:
-    """The ranks that were lost, and did not come back."""
-    there = {life.rank for life in summary.membership if not life.why}
-    return [rank for rank in summary.lost_workers if rank not in there]
 
 
 def resumed_otherwise(manifest: Manifest) -> str:
@@ -179,7 +173,11 @@ def find_runs(paths: Iterable[Path]) -> list[Run]:
             files = ", ".join(_RUN_FILES[:2])
             raise UsageError(f"no run in {path}: a run folder holds {files} and metrics.rank0.jsonl")
         for folder in folders:
-            found.setdefault(folder.resolve(), _load_or_note_problem(folder))
+            try:
+                run = load_run(folder)
+            except UsageError as error:
+                run = Run(folder, problem=str(error))
+            found.setdefault(folder.resolve(), run)
     return sorted(found.values(), key=lambda run: (run.manifest is _UNREAD, run.kind.order, run.repeat))
 
 
@@ -195,13 +193,6 @@ def display_names(runs: Sequence[Run]) -> dict[Path, str]:
     """What to call each run, by folder: the folder's name, or its whole path where several have that name."""
     count = Counter(run.name for run in runs)
     return {run.folder: run.name if count[run.name] == 1 else str(run.folder) for run in runs}
-
-
-def _load_or_note_problem(folder: Path) -> Run:
-    try:
-        return load_run(folder)
-    except UsageError as error:
-        return Run(folder, problem=str(error))
 
 
 def _is_run(folder: Path) -> bool:

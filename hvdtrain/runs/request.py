@@ -199,7 +199,7 @@ def resumed_options(file: Path, options: dict[str, Any], given: set[str]) -> dic
     if "mode" not in given and "servers" in given and modes.declared(mode).has_servers != bool(servers):
         mode = options["mode"]  # what so many servers mean by default
     kept = for_mode(before, mode, servers)
-    return dataclasses.asdict(kept) | {name: options[name] for name in given - {"mode", "servers"}}
+    return dataclasses.asdict(kept) | {name: options[name] for name in given - {"mode"}}
 
 
 def changed_for_good(before: Mapping[str, Any], config: RunConfig) -> list[str]:

@@ -74,12 +74,6 @@ def is_alive(process: psutil.Process) -> bool:
         return False
 
 
-def start_ticks(pid: int) -> str:
-    """When a process started, in ticks since the boot: a clock that nobody sets. OSError if it is gone."""
-    after_name = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
-    return after_name[19]  # the 22nd field, of which two come before
-
-
 def _watch(starter: psutil.Process) -> None:
     while is_alive(starter):
         time.sleep(_EVERY_S)

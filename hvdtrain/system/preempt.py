@@ -27,11 +27,6 @@ class Terminated(SystemExit):
         super().__init__(EXIT_CODE)
 
 
-def leave_file(run: Path) -> Path:
-    """The file that asks a run's first worker to leave."""
-    return run.with_name(f"{run.name}.launch") / "leave"
-
-
 def termination_requested() -> bool:
     """Whether this process was asked to leave."""
     global _terminated, _looked_at
@@ -62,22 +57,23 @@ def deferred_sigterm(file: Path | None = None) -> Iterator[None]:
         _terminated = True
 
     _terminated, _file = False, file
-    with _handled_by(note):
+    with handled_by(note, *SIGNALS):
         yield
 
 
 @contextlib.contextmanager
 def immediate_sigterm() -> Iterator[None]:
     """Within deferred_sigterm, where there is nothing to save yet: SIGTERM ends this process at once."""
-    with _handled_by(lambda *_: os._exit(EXIT_CODE)):
+    with handled_by(lambda *_: os._exit(EXIT_CODE), *SIGNALS):
         yield
 
 
 @contextlib.contextmanager
-def _handled_by(handler: Callable[..., None]) -> Iterator[None]:
-    before = [signal.signal(number, handler) for number in SIGNALS]
+def handled_by(handler: Callable[..., None], *signals: signal.Signals) -> Iterator[None]:
+    """In the block these signals have another handler; only the main thread may ask for it."""
+    before = [signal.signal(number, handler) for number in signals]
     try:
         yield
     finally:
-        for number, former in zip(SIGNALS, before, strict=True):
+        for number, former in zip(signals, before, strict=True):
             signal.signal(number, former)

@@ -142,6 +142,7 @@ def test_what_is_no_duration_is_refused_with_examples(text):
         ["--epochs", "-1"], ["--steps", "-1"], ["--lr", "0"], ["--lr", "-1"], ["--schedule", "linear"],
         ["--push-scale", "sum"], ["--seed", "-1"], ["--seed", str(2**32)], ["--servers", "-1"],
         ["--image-size", "-32"], ["--target-accuracy", "1.1"], ["--timeout", "0"], ["--time-budget", "soon"],
+        ["--threads", "0"],
     ],
     ids=" ".join,
 )  # fmt: skip

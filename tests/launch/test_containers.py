@@ -47,16 +47,8 @@ def test_yarns_service_starts_a_container_a_rank(name, tmp_path):
     assert component["number_of_containers"] == 4
     done = container(component["launch_command"], 3, tmp_path)
     assert done.wait(20) == 0 and (tmp_path / "stdout.txt").stat().st_size, (tmp_path / "stderr.txt").read_text()
-    assert json.loads((tmp_path / "stdout.txt").read_text()) == [
-        str(folder),
-        "3",
-        "4",
-        "0",
-        "1",
-        "rank-0.s.me.example.org",
-        "29500",
-        name,
-    ]
+    told = "3 4 0 1 rank-0.s.me.example.org 29500".split()
+    assert json.loads((tmp_path / "stdout.txt").read_text()) == [str(folder), *told, name]
     [constraint] = component["placement_policy"]["constraints"]  # one a node: LOCAL_RANK=0 is right
     assert (constraint["type"], constraint["scope"]) == ("ANTI_AFFINITY", "NODE")
 
@@ -97,31 +89,13 @@ def test_each_service_of_yarn_has_a_name_of_its_own(tmp_path):
     assert len(names) == 3 and all(re.fullmatch("[a-z][a-z0-9-]{1,62}", name) for name in names)
 
 
-# Of the MPI operator's CustomResourceDefinition, kubeflow.org/v2beta1: which fields there are, and their types.
-MPI_JOB = {
-    "apiVersion": str, "kind": str, "metadata": {"generateName": str},
-    "spec": {
-        "slotsPerWorker": int, "mpiImplementation": str, "launcherCreationPolicy": str,
-        "runPolicy": {"cleanPodPolicy": str, "backoffLimit": int},
-        "mpiReplicaSpecs": {"Launcher": dict, "Worker": dict},
-    },
-}  # fmt: skip
-
-
-def fits(value, schema):
-    if isinstance(schema, dict):
-        assert value.keys() == schema.keys()
-        for key, inner in schema.items():
-            fits(value[key], inner)
-    else:
-        assert isinstance(value, schema)
-
-
 def test_kubernetes_gets_an_mpi_job(out):
     words, text = script("kubernetes", out)
     assert words[:3] == ["kubectl", "create", "--output=name"]  # with a name of its own each time: never "unchanged"
     job = yaml.safe_load(text)
-    fits(job, MPI_JOB)
+    assert job["spec"].keys() == {
+        "slotsPerWorker", "mpiImplementation", "launcherCreationPolicy", "runPolicy", "mpiReplicaSpecs",
+    }  # fmt: skip
     assert (job["apiVersion"], job["kind"]) == ("kubeflow.org/v2beta1", "MPIJob")
     assert job["metadata"] == {"generateName": "hvdtrain-run-"}
     assert job["spec"]["mpiImplementation"] in ("OpenMPI", "Intel", "MPICH")
@@ -131,9 +105,8 @@ def test_kubernetes_gets_an_mpi_job(out):
     assert launcher["command"][-2:] == ["-np", "4"] and launcher["args"] == PROGRAM
     # OpenMPI 5 does not read the variable in which the operator names it: all ranks would start in the launcher's pod.
     assert "--hostfile /etc/mpi/hostfile" in shlex.join(launcher["command"])
-    assert (
-        launcher["image"] == f"hvdtrain:{version('hvdtrain')}"
-    )  # of `latest` the cluster would ask a registry each time
+    # Of `latest` the cluster would ask a registry each time.
+    assert launcher["image"] == f"hvdtrain:{version('hvdtrain')}"
     assert job["spec"]["runPolicy"]["backoffLimit"] > 0  # a launcher that was preempted comes back
     assert launcher["resources"]["requests"].keys() == {"cpu", "memory"}
     [worker] = replicas["Worker"]["template"]["spec"]["containers"]

@@ -230,14 +230,9 @@ def test_a_job_goes_back_in_the_queue_only_if_it_was_told_to_leave(
     log.parent.mkdir()
     (secrets := log.with_name("environment")).touch()
     env = os.environ | {
-        "PE_HOSTFILE": str(tmp_path / "pe"),
-        "JOB_ID": "17",
-        "LOGNAME": "me",
-        "PE": "mpi",
-        "SGE_ROOT": str(tmp_path),
-        "ARC": "",
-    }
-    env |= {"CODE": code, "WAIT": "100" if signals else "0"}
+        "PE_HOSTFILE": str(tmp_path / "pe"), "JOB_ID": "17", "LOGNAME": "me", "PE": "mpi", "SGE_ROOT": str(tmp_path),
+        "ARC": "", "CODE": code, "WAIT": "100" if signals else "0",
+    }  # fmt: skip
     job = subprocess.Popen(["bash", "-c", text], env=env, start_new_session=True)
     if signals:
         until(lambda: log.exists() and "started" in log.read_text(), 20)

@@ -1,7 +1,6 @@
 """Starting ranks for real, and seeing to it that none outlives its job."""
 
 import contextlib
-import copy
 import dataclasses
 import json
 import os
@@ -11,14 +10,11 @@ import signal
 import subprocess
 import sys
 import time
-import tomllib
 from pathlib import Path
 
 import psutil
 import pytest
-import yaml
 
-from hvdtrain.config import recipes
 from hvdtrain.config.run_config import RunConfig
 from hvdtrain.errors import Failure, UsageError
 from hvdtrain.launch import processes
@@ -27,9 +23,8 @@ from hvdtrain.launch.job_log import failure_reason, first_failed, log_lines
 from hvdtrain.launch.own_network import needs_network
 from hvdtrain.launch.prepare import prepare
 from hvdtrain.launch.processes import launched_job, local_job
-from hvdtrain.launch.recipe import JobSpec, LaunchCommand, expand, train_program
+from hvdtrain.launch.recipe import JobSpec, expand
 from hvdtrain.launch.supervise import log_file, supervise
-from hvdtrain.system.parent import is_alive
 
 pytestmark = pytest.mark.timeout(60)
 
@@ -53,14 +48,6 @@ time.sleep(60 if sys.argv[2] == "stay" else 0)
 
 
 HERE = (Host("localhost", 2),)
-
-
-def test_a_process_that_ends_while_it_is_asked_about_does_not_run(monkeypatch):
-    child = psutil.Popen([sys.executable, "-c", ""])
-    process = psutil.Process(child.pid)
-    child.wait()
-    monkeypatch.setattr(process, "is_running", lambda: True)  # as it was, a moment ago
-    assert not is_alive(process)
 
 
 def stubborn(folder, then="stay"):
@@ -121,14 +108,11 @@ ALLOCATION = {
 }  # fmt: skip
 
 
-@pytest.mark.parametrize("scheduler", ["SLURM", "PBS", "LSB", "PE_HOSTFILE", ""])
-def test_a_job_on_this_machine_stays_here_inside_an_allocation_of_other_nodes(scheduler, tmp_path, monkeypatch):
-    """mpirun would read it, and put ranks there: all schedulers' variables at once too."""
-    others = ("SLURM", "PBS", "LSB", "PE_HOSTFILE")
+def test_a_job_on_this_machine_stays_here_inside_an_allocation_of_other_nodes(tmp_path, monkeypatch):
+    """mpirun would read it, and put ranks there."""
     (tmp_path / "nodes").write_text("nowhere1 1 q UNDEFINED\nnowhere2 1 q UNDEFINED\n")
     for name, value in ALLOCATION.items():
-        if not scheduler or name.startswith(scheduler) or not name.startswith(others):
-            monkeypatch.setenv(name, value.replace("nodes", str(tmp_path / "nodes")))
+        monkeypatch.setenv(name, value.replace("nodes", str(tmp_path / "nodes")))
     monkeypatch.setenv("PMIX_MCA_gds", "hash")  # a setting, and no place
     names = f"[n for n in {[*ALLOCATION]} if n in os.environ and os.environ[n] == {ALLOCATION}[n]]"
     code = f"import os; print({names}, os.environ['PMIX_MCA_gds'])"
@@ -170,22 +154,10 @@ def test_a_launcher_that_cannot_be_started_is_a_failure(tmp_path, monkeypatch):
             pass
 
 
-def test_an_unknown_launcher_lists_the_valid_ones():
-    with pytest.raises(UsageError, match="unknown launcher 'nosuch': choose from .*local"):
-        expand("nosuch", JobSpec(2, ["true"]))
-
-
 def test_the_local_launchers_words():
     words = expand("local", JobSpec(3, ["prog", "{ranks}", "a b"])).argv
     assert Path(words[0]) == Path(sys.executable).parent / "mpirun"
     assert words[-5:] == ["-np", "3", "prog", "{ranks}", "a b"]  # the program's own words are left alone
-
-
-def test_the_program_of_a_rank_has_its_configuration_and_folder(tmp_path):
-    program = train_program(RunConfig(mode="ps-sync", servers=1), tmp_path)
-    assert program == [
-        sys.executable, "-Pm", "hvdtrain", "train", "--mode", "ps-sync", "--servers", "1", "--out", str(tmp_path),
-    ]  # fmt: skip
 
 
 # What is told to ranks alone
@@ -228,7 +200,7 @@ def test_a_scheduler_without_this_environment_has_ranks_read_a_file_that_is_ther
     assert subprocess.run(["sh", str(file), *words], capture_output=True, text=True).stdout == "t0 k'en\n"
 
 
-def test_ranks_in_pods_have_variables_from_a_secret_of_the_cluster_or_not_at_all(tmp_path, monkeypatch):
+def test_ranks_in_pods_have_variables_from_a_secret_of_the_cluster_or_not_at_all(tmp_path):
     spec = JobSpec(1, ["x"], out=tmp_path / "run", secrets={"MY_TOKEN": "t0ken"})
     assert expand("slurm", spec).argv[0] == "sbatch"  # which passes all of it on
     set_it = "folders: have launchers/kubernetes.toml set {} from a secret of the cluster{}$"
@@ -237,55 +209,34 @@ def test_ranks_in_pods_have_variables_from_a_secret_of_the_cluster_or_not_at_all
     config = RunConfig(mode="ps-async", servers=1, dataset="synthetic", wire="zmq")
     with pytest.raises(UsageError, match=set_it.format("HVDTRAIN_WIRE_KEY", ", or give --wire rpc")):
         prepare("kubernetes", config, 1, (), tmp_path / "run")
-    # As the comments in the recipe have it.
-    recipe = copy.deepcopy(recipes.load("launchers", "kubernetes"))
-    text = (recipes.RECIPES / "launchers" / "kubernetes.toml").read_text()
-    [entry] = re.findall(r"^# +(\{ name = \"HVDTRAIN_WIRE_KEY\".*\}),$", text, re.MULTILINE)
-    secret = tomllib.loads(f"entry = {entry}")["entry"]
-    [launcher] = recipe["resource"]["spec"]["mpiReplicaSpecs"]["Launcher"]["template"]["spec"]["containers"]
-    launcher["command"] += ["-x", "HVDTRAIN_WIRE_KEY"]
-    launcher["env"].append(secret)
-    monkeypatch.setattr(recipes, "load", lambda *_: recipe)
-    made = prepare("kubernetes", config, 1, (), tmp_path / "run")
-    [text] = made.files.values()
-    [launcher] = yaml.safe_load(text)["spec"]["mpiReplicaSpecs"]["Launcher"]["template"]["spec"]["containers"]
-    assert launcher["env"][-1] == secret and "HVDTRAIN_WIRE_KEY" not in made.environment
 
 
 # Which network it is in
 
 
-NETWORK = "import os; print(os.readlink('/proc/self/ns/net'), *sorted(os.listdir('/proc/self/net/dev_snmp6')))"
-
-
-def network_of(command, log):
-    with launched_job(command, log) as job:
-        assert job.wait(timeout=30) == 0, log.read_text()
-    return log.read_text()
-
-
-SCRATCH = """
+# Prints its network, its interfaces, and whether it sees other files of MPI than the one that it leaves.
+PLACE = """
 import os, pathlib
-folder = pathlib.Path(os.environ["OMPI_MCA_btl_sm_backing_directory"])
+print(os.readlink('/proc/self/ns/net'), *sorted(os.listdir('/proc/self/net/dev_snmp6')))
+folder = pathlib.Path(os.environ.get("OMPI_MCA_btl_sm_backing_directory", "."))
 (folder / "left").write_text("by a rank")
 print(len(list(folder.iterdir())) > 1)
 """
 
 
-def test_files_of_mpi_are_seen_by_the_job_alone_and_end_with_it(tmp_path):
+def place_of(log):
+    with local_job("local", 1, [sys.executable, "-c", PLACE], log) as job:
+        assert job.wait(timeout=30) == 0, log.read_text()
+    return [text for _, text in log_lines(log)]
+
+
+def test_a_job_here_has_a_network_with_loopback_alone_and_its_files_end_with_it(tmp_path):
     if os.geteuid():
         pytest.skip("not every system allows it to others than root")
-    command, log = expand("local", JobSpec(1, [sys.executable, "-c", SCRATCH])), tmp_path / "log"
-    assert network_of(command, log) == "[0]<stdout>: True\n"  # mpirun has its files there too
+    network, sees_files_of_mpirun = place_of(tmp_path / "log")
+    assert re.fullmatch(r"net:\[\d+\] lo", network) and os.readlink("/proc/self/ns/net") not in network
+    assert sees_files_of_mpirun == "True"
     assert [path.name for path in tmp_path.iterdir()] == ["log"]
-
-
-def test_a_job_here_has_a_network_with_loopback_alone(tmp_path):
-    if os.geteuid():
-        pytest.skip("not every system allows it to others than root")
-    command = expand("local", JobSpec(1, [sys.executable, "-c", NETWORK]))
-    assert re.fullmatch(r"\[0\]<stdout>: net:\[\d+\] lo\n", found := network_of(command, tmp_path / "log"))
-    assert os.readlink("/proc/self/ns/net") not in found
 
 
 def test_a_job_runs_where_no_network_of_its_own_can_be_made(tmp_path, monkeypatch):
@@ -293,13 +244,8 @@ def test_a_job_runs_where_no_network_of_its_own_can_be_made(tmp_path, monkeypatc
         raise PermissionError
 
     monkeypatch.setattr(processes, "enter_own_network", refuse)
-    command = expand("local", JobSpec(1, [sys.executable, "-c", NETWORK]))
-    assert os.readlink("/proc/self/ns/net") in network_of(command, tmp_path / "log")
-
-
-def test_a_starter_that_there_is_not_is_not_taken_for_a_network_that_cannot_be_made(tmp_path):
-    with pytest.raises(Failure, match="/nosuch/mpirun is not on this machine"):
-        network_of(LaunchCommand(["/nosuch/mpirun"], {}, {}, own_network=True), tmp_path / "log")
+    monkeypatch.chdir(tmp_path)
+    assert os.readlink("/proc/self/ns/net") in place_of(tmp_path / "log")[0]
 
 
 @pytest.mark.parametrize(
@@ -351,21 +297,16 @@ def test_ranks_that_ignore_sigterm_and_their_children_are_gone_after_the_block(f
     assert alive([*pids, job.pid]) == []
 
 
-def test_what_finished_ranks_have_left_behind_is_gone_after_the_block(folder, monkeypatch):
+@pytest.mark.parametrize("then", ["leave", "stay"])
+def test_ranks_that_outlive_their_starter_are_gone_after_the_block(then, folder, monkeypatch):
+    """It ends with ranks that leave children behind, or is killed."""
     monkeypatch.setattr(processes, "GRACE_S", 0.5)
-    with local_job("local", 2, stubborn(folder, then="leave"), folder / "log") as job:
-        assert job.wait(timeout=30) == 0
-        assert len(alive(pids := ids(folder))) == 2
-    assert alive(pids) == []
-
-
-def test_ranks_whose_launcher_was_killed_are_gone_after_the_block(folder, monkeypatch):
-    monkeypatch.setattr(processes, "GRACE_S", 0.5)
-    with local_job("local", 2, stubborn(folder), folder / "log") as job:
+    with local_job("local", 2, stubborn(folder, then), folder / "log") as job:
         pids = ids(folder)
-        job.kill()
-        assert job.wait(timeout=30) == -signal.SIGKILL
-        assert len(alive(pids)) == 4
+        if then == "stay":
+            job.kill()
+        assert job.wait(timeout=30) == (-signal.SIGKILL if then == "stay" else 0)
+        assert len(alive(pids)) == (4 if then == "stay" else 2)
     assert alive(pids) == []
 
 
@@ -411,7 +352,7 @@ def test_no_rank_outlives_its_parent(folder, signals):
             "exit code 3: ValueError: no (see {log})",
         ),
         (b"\xff\xfe broken \xff\n", "exit code 3: \ufffd\ufffd broken \ufffd (see {log})"),
-        (b"[0]<stderr>:   Peer host:  n2\nabort\n", "a rank on n2 is gone: process 0 lost its connection (see {log})"),
+        (b"[0]<stderr>:   Peer host:  n2\nabort\n", "another rank is gone: process 0 lost its connection (see {log})"),
         (
             b"[0]<stderr>: [n1:00000] *** An error occurred in Socket closed\n[0]<stderr>: \n",
             "another rank is gone: process 0 lost its connection (see {log})",

@@ -1,7 +1,6 @@
 """What is found wrong with hosts before anything starts. Here the host is this machine; see test_testbed for others."""
 
 import dataclasses
-import os
 import shutil
 import socket
 import subprocess
@@ -48,21 +47,12 @@ def test_what_hosts_have_is_asked_of_each():
 
 
 def test_all_that_is_wrong_is_one_line_a_host(needs):
-    needs = dataclasses.replace(needs, rank_mb=1e9, files=["/no/such/data"], url="file:///no/such/coil")
+    needs = dataclasses.replace(needs, rank_mb=1e9, files=["/no/such/data"])
     lines = problems(needs, [*HERE, Host("nosuch.invalid", 1)])
     assert len(lines) == 2
     assert "MB of memory are free, and 2 rank(s) need 2,000,000,000 MB at least" in lines[0]
     assert lines[0].startswith("localhost: ") and "; there is no /no/such/data, which its ranks would read" in lines[0]
-    assert "; it cannot read file:///no/such/coil: FileNotFoundError: " in lines[0]
     assert lines[1].startswith("nosuch.invalid: ") and "\n" not in lines[1]
-
-
-def test_a_data_set_at_a_url_is_opened_with_what_ranks_are_told(tmp_path, monkeypatch):
-    monkeypatch.setenv("MY_TOKEN", "")
-    request = {"shared": "", "files": [], "url": f"file://{tmp_path}", "environment": {"MY_TOKEN": "t0ken"}}
-    assert "index.json" in probe.describe(request)["url_error"] and os.environ["MY_TOKEN"] == "t0ken"
-    (tmp_path / "index.json").write_text("{}")
-    assert probe.describe(request)["url_error"] == ""
 
 
 def test_ranks_cannot_start_in_a_folder_that_is_not_there(needs):

@@ -1,7 +1,6 @@
 """Jobs through a real Slurm: a controller, a node and an authentication service of the test's own, on loopback."""
 
 import contextlib
-import itertools
 import json
 import os
 import shutil
@@ -12,14 +11,12 @@ import pytest
 from helpers.jobs import HVDTRAIN, SETTINGS, steps, until
 from helpers.nodes import leave_out, on_node, ranks_of_job, two_nodes
 
-from hvdtrain import modes
 from hvdtrain.launch import testbed
 from hvdtrain.launch.recipe import JobSpec, expand
 
 pytestmark = pytest.mark.timeout(240)
 one_cluster = pytest.mark.xdist_group("slurm")  # which one process makes, for all that share it
 TOOLS = ("slurmctld", "slurmd", "munged", "sbatch", "srun")
-MODES = [name for name in modes.names() if name != "single"]
 TINY = ["--width", "0.0625", "--threads", "1"]
 
 
@@ -154,18 +151,24 @@ def test_a_batch_job_goes_back_in_the_queue_when_told_to_leave_goes_on_and_is_ca
     assert printed and log.startswith(printed) and len(log) > len(printed)  # the second turn has added to it
 
 
+def run_batch_job(env, folder, rank, *more, **spec):
+    """The exit code of a job whose two ranks run a line of shell, its number, and what they printed."""
+    made = expand("slurm", JobSpec(2, ["bash", "-c", rank], out=folder / "run", working_folder=str(folder), **spec))
+    [(script, text)] = made.files.items()
+    script.parent.mkdir()
+    script.write_text(text)
+    env = env | made.environment | {"SLURM_CONF": env["SLURM_CONF"], "SBATCH_EXPORT": "NONE"}
+    done = subprocess.run([made.argv[0], "--wait", *more, *made.argv[1:]], **SETTINGS | {"env": env}, timeout=30)
+    job = done.stdout.strip()
+    return done.returncode, job, (script.parent / f"slurm-{job}.log").read_text()
+
+
 @one_cluster
 def test_a_batch_job_whose_rank_fails_does_not_go_back_in_the_queue(slurm, tmp_path):
     """Slurm ends the other rank, and 143 is what remains of both, as of ranks that Slurm has told to leave."""
     rank = "echo start; [ $SLURM_PROCID = 0 ] && sleep 1 && kill -9 $$; exec sleep 60"
-    made = expand("slurm", JobSpec(2, ["bash", "-c", rank], out=tmp_path / "run", working_folder=str(tmp_path)))
-    [(script, text)] = made.files.items()
-    script.parent.mkdir()
-    script.write_text(text)
-    done = subprocess.run([made.argv[0], "--wait", *made.argv[1:]], **SETTINGS | {"env": slurm}, timeout=30)
-    assert done.returncode == 143, done.stdout
-    job = done.stdout.strip()
-    assert (script.parent / f"slurm-{job}.log").read_text().count("start") == 2  # once each
+    code, _, log = run_batch_job(slurm, tmp_path, rank)
+    assert code == 143 and log.count("start") == 2, log  # once each
 
 
 @one_cluster
@@ -174,23 +177,11 @@ def test_a_batch_job_asks_for_what_ranks_need_and_they_have_all_of_it(slurm, tmp
     rank = (
         "echo at $MASTER_ADDR: $KEY $SLURM_CPUS_ON_NODE $SLURM_MEM_PER_NODE $SLURM_GPUS_ON_NODE $CUDA_VISIBLE_DEVICES"
     )
-    made = expand(
-        "slurm",
-        JobSpec(
-            2, ["bash", "-c", rank], out=tmp_path / "run", working_folder=str(tmp_path), secrets={"KEY": "k3y"},
-            memory_mb=600, gpus=1,
-        ),
-    )  # fmt: skip
-    [(script, text)] = made.files.items()
-    script.parent.mkdir()
-    script.write_text(text)
-    env = slurm | made.environment | {"SLURM_CONF": slurm["SLURM_CONF"], "SBATCH_EXPORT": "NONE"}
-    words = [made.argv[0], "--wait", "--exclusive", *made.argv[1:]]
-    done = subprocess.run(words, **SETTINGS | {"env": env}, timeout=30)
-    log = (script.parent / f"slurm-{done.stdout.strip()}.log").read_text()
-    assert done.returncode == 0, log
+    needs = {"secrets": {"KEY": "k3y"}, "memory_mb": 600, "gpus": 1}
+    code, job, log = run_batch_job(slurm, tmp_path, rank, "--exclusive", **needs)
+    assert code == 0, log
     assert sorted(log.splitlines()) == [f"at {socket.gethostname()}: k3y 8 1200 2 {gpu}" for gpu in range(2)]
-    limit = output(slurm, "scontrol", "show", "job", done.stdout.strip())
+    limit = output(slurm, "scontrol", "show", "job", job)
     assert "TimeLimit=UNLIMITED" in limit, limit
 
 
@@ -229,45 +220,6 @@ def test_jobs_on_two_nodes_train_where_they_were_placed(slurm_on_two_nodes, tmp_
         assert (manifest["starter"], manifest["interface"]) == ("srun", testbed.INTERFACE)
         summary = json.loads((out / "summary.json").read_text())
         assert summary["lost_workers"] == ([2] if out == asynchronous else [])
-
-
-PLACED = {
-    (4, "block"): {"node1": [0, 1], "node2": [2, 3]},
-    (4, "cyclic"): {"node1": [0, 2], "node2": [1, 3]},
-    (3, "block"): {"node1": [0, 1], "node2": [2]},
-    (3, "cyclic"): {"node1": [0, 2], "node2": [1]},
-}
-
-
-@pytest.mark.slurm_grid
-@pytest.mark.timeout(900)
-@pytest.mark.xdist_group("testbed")
-def test_every_mode_trains_on_both_nodes_in_every_placement(slurm_on_two_nodes, tmp_path):
-    """Two ranks on each node, and two on one and one on the other, dealt out in blocks and in turn. With servers there
-    are two workers, of four ranks and of three. Slurm has all jobs in its queue, and runs one after the other.
-    """
-    jobs = {}
-    for mode, (ranks, distribution) in itertools.product(MODES, PLACED):
-        workers = 2 if mode.startswith("ps-") else ranks
-        out = tmp_path / f"{mode}-{ranks}-{distribution}"
-        jobs[out] = submit(
-            slurm_on_two_nodes | {"SBATCH_DISTRIBUTION": distribution}, out, workers, ranks - workers,
-            "--mode", mode, "--steps", "4", "--batch-size", "24", place=["--network-interface", testbed.INTERFACE],
-        )  # fmt: skip
-    until(lambda: not output(slurm_on_two_nodes, "squeue", "-h"), 800)
-    found, expected = {}, {}
-    for (mode, (ranks, distribution)), (out, job) in zip(itertools.product(MODES, PLACED), jobs.items(), strict=True):
-        log = (tmp_path / f"{out.name}.launch" / f"slurm-{job}.log").read_text()
-        expected[out.name] = ("done", 4, 4 * 24, [], mode, PLACED[ranks, distribution])
-        try:
-            manifest, summary = (json.loads((out / f"{name}.json").read_text()) for name in ("manifest", "summary"))
-        except FileNotFoundError:
-            found[out.name] = log
-            continue
-        placed = {host: known["ranks"] for host, known in manifest["hosts"].items()}
-        counted = [summary[name] for name in ("status", "steps", "samples", "lost_workers")]
-        found[out.name] = (*counted, manifest["mode"], placed)
-    assert found == expected
 
 
 def rows(out, rank):

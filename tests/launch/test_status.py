@@ -66,6 +66,33 @@ def test_a_run_that_failed_says_why_and_goes_on_only_from_a_snapshot(run, monkey
     assert ", and not finished, on a disk that is full (make room there): no snapshot to go on from" in lines(run)[0]
 
 
+@pytest.mark.parametrize(("starter", "rank"), [("horovodrun", 1), ("mpirun", 2)])
+def test_a_run_that_was_asked_to_leave_says_so_and_one_that_failed_names_the_rank(starter, rank, run):
+    (run / "summary.json").unlink()
+    hosts = {"a": {"ranks": [0, 2]}, "b": {"ranks": [1]}}
+    of = {"starter": starter, "launch": {"launcher": "ssh", "hosts": ["me@a:2", "b:1"]}, "hosts": hosts}
+    (run / "manifest.json").write_text(json.dumps(json.loads((run / "manifest.json").read_text()) | of))
+    log_file(run).parent.mkdir()
+    failed = "[0]<stdout>: epoch 1\n   Process name: [prterun-a-1@1,2]\n   Exit code:    143\n"
+    log_file(run).write_text(failed)
+    assert lines(run)[-1].startswith(f"reason: rank {rank} was ended by SIGTERM (see ")
+    log_file(run).write_text(
+        f"[1]<stdout>: ended by SIGTERM at step 30; the last snapshot is of step 30: go on\n{failed}"
+    )
+    state, *_, last = lines(run)
+    assert state.startswith(f"{run.name}: stopped on request at step 30; `hvdtrain launch --resume --out ")
+    assert last == "last snapshot after step 12"
+
+
+def test_a_record_of_an_unknown_launcher_is_named(run):
+    log_file(run).parent.mkdir()
+    log_file(run).with_name("running.json").write_text('{"launcher": "mine", "job": "1"}')
+    with pytest.raises(
+        UsageError, match=r"unknown launcher in .*\.launch/running\.json: 'mine': choose from kubernetes"
+    ):
+        lines(run)
+
+
 def test_a_run_whose_first_worker_holds_it_trains_and_a_schedulers_job_is_named(run):
     (run / "summary.json").unlink()
     (run.with_name(f"{run.name}.launch")).mkdir()

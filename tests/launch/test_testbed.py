@@ -3,9 +3,9 @@
 import contextlib
 import json
 import re
+import shlex
 import shutil
 import signal
-import socket
 import subprocess
 import sys
 import time
@@ -82,6 +82,10 @@ def hvdtrain(*words, timeout=150):
     return subprocess.run([HVDTRAIN, *map(str, words)], **SETTINGS, timeout=timeout)
 
 
+def on_host(node, command):
+    return subprocess.check_output(["ssh", node, command], text=True, timeout=60)
+
+
 def rate_of(device, *namespace):
     shown = subprocess.check_output(["tc", *namespace, "qdisc", "show", "dev", device], text=True)
     return re.search(r"rate (\S+)", shown)[1]
@@ -92,13 +96,10 @@ def test_nodes_come_and_go_and_leave_nothing(nodes):
     words = ["--rate", "100mbit,100mbit,50mbit", "--cpus", "1,0.5,0.25"]
     assert hvdtrain("hosts", "up", *words).returncode == 0  # again, and others
     assert testbed.running_nodes() == ["node1", "node2", "node3"]
-    done = hvdtrain("hosts", "run", "node3", "sh", "-c", "hostname; exit 7")
-    assert (done.stdout, done.returncode) == ("node3\n", 7)
-    done = hvdtrain("hosts", "run", "node1", "ssh", "node2", "hostname")
-    assert (done.stdout, done.returncode) == ("node2\n", 0)
+    assert on_host("node3", "hostname") == "node3\n" and on_host("node1", "ssh node2 hostname") == "node2\n"
     spin = "from hvdtrain.system.cgroups import usable_cores\nimport time\nbegan = time.monotonic()\n"
     spin += "while time.monotonic() < began + 1: pass\nprint(usable_cores(), time.process_time())"
-    allowed, spent = hvdtrain("hosts", "run", "node3", sys.executable, "-c", spin).stdout.split()
+    allowed, spent = on_host("node3", shlex.join([sys.executable, "-c", spin])).split()
     assert (float(allowed), float(spent)) == (0.25, pytest.approx(0.3, abs=0.15))
     rates = subprocess.check_output(["tc", "-n", "hvdtrain-node1", "qdisc", "show"], text=True)
     assert "tbf" in rates and "rate 100Mbit" in rates
@@ -107,11 +108,6 @@ def test_nodes_come_and_go_and_leave_nothing(nodes):
     assert rate_of("hvdtrain-n3") == rate_of(testbed.INTERFACE, "-n", "hvdtrain-node3") == "50Mbit"
     assert hvdtrain("hosts", "rate", "node3", "20mbit").returncode == 0
     assert rate_of("hvdtrain-n3") == rate_of(testbed.INTERFACE, "-n", "hvdtrain-node3") == "20Mbit"
-    assert hvdtrain("hosts", "cut", "node3").returncode == 0
-    with pytest.raises(TimeoutError):
-        socket.create_connection(("node3", 22), timeout=1)
-    assert hvdtrain("hosts", "mend", "node3").returncode == 0
-    socket.create_connection(("node3", 22), timeout=5).close()
     gone = testbed.STATE.rename(testbed.STATE.with_name("gone"))  # as if something had failed half way
     shutil.rmtree(gone)  # not in place: an sshd may be writing its log there
     assert "node1" in names and "node1" not in under_mounts() and "hvdtrain" not in under_mounts()
@@ -154,18 +150,7 @@ def test_a_job_runs_across_hosts(launcher, user, mode, workers, servers, nodes, 
     assert manifest["launch"] == {
         "launcher": launcher, "hosts": slots, "interface": testbed.INTERFACE, "folder": "",
     }  # fmt: skip
-    again = [
-        "hvdtrain",
-        "launch",
-        "-n",
-        str(workers),
-        "-s",
-        str(servers),
-        "--launcher",
-        launcher,
-        "-H",
-        ",".join(slots),
-    ]
+    again = f"hvdtrain launch -n {workers} -s {servers} --launcher {launcher} -H {','.join(slots)}".split()
     assert manifest["command"][: len(again)] == again
     pairs = manifest["network"]["pairs"]
     assert [(pair["from"], pair["to"]) for pair in pairs] == [("node1", "node2"), ("node2", "node1")]
@@ -183,9 +168,7 @@ def test_others_hosts_are_not_hidden(nodes):
     try:
         testbed.HOSTS_FILE.write_text(f"{before.rstrip()}\n192.0.2.9 node2\n")
         done = hvdtrain("hosts", "up")
-        assert (
-            done.returncode == 2 and "would hide other hosts of the same name: here node2 is 192.0.2.9" in done.stdout
-        )
+        assert done.returncode == 2 and "other hosts of the same name: here node2 is 192.0.2.9" in done.stdout
         testbed.HOSTS_FILE.write_text(before)
         subprocess.run(["ip", "route", "add", "blackhole", "10.77.0.0/16"], check=True)
         done = hvdtrain("hosts", "up")
@@ -272,23 +255,22 @@ def test_a_job_ends_on_all_hosts_and_says_why(how, launcher, nodes, tmp_path):
         assert code not in (0, 2) and last.startswith("hvdtrain: the job failed: "), printed
 
 
-def test_ranks_run_the_copied_code_on_the_copied_data(nodes, small, tmp_path):
+def test_ranks_run_the_copied_code(nodes, small, tmp_path):
     source, copy, out = tmp_path / "source", tmp_path / "a copy; of $HOME", tmp_path / "run"
     for name in ("hvdtrain", "datasets", "launchers"):
         shutil.copytree(ROOT / name, source / name, ignore=shutil.ignore_patterns("__pycache__"))
-    shutil.copytree(small, source / "images")
     with (source / "hvdtrain/rank/command.py").open("a") as file:  # which ranks import, and `launch` does not
         file.write("\nimport socket\nPath(f'where.{socket.gethostname()}').write_text(__file__)\n")
-    place = ["-H", "node1:1,node2:1", "--sync-dst-dir", str(copy), "--sync-data", "--out", str(out)]
+    place = ["-H", "node1:1,node2:1", "--sync-dst-dir", str(copy), "--out", str(out)]
     words = [sys.executable, "-m", "hvdtrain", "launch", "--launcher", "ssh", "-n", "2", *place]
-    options = ["--mode", "allreduce", *TINY[:4], "--steps", "2", "--dataset", "images"]
+    options = ["--mode", "allreduce", *TINY[:4], "--steps", "2", "--dataset", str(small)]
     settings = SETTINGS | {"env": ENV | {"PYTHONPATH": str(source)}}
     done = subprocess.run([*words, "--", *options], **settings, cwd=source, timeout=150)
     assert done.returncode == 0, done.stdout
     for node in ("node1", "node2"):
         assert (copy / f"where.{node}").read_text() == str(copy / "hvdtrain/rank/command.py")
     manifest, summary = (json.loads((out / f"{name}.json").read_text()) for name in ("manifest", "summary"))
-    assert (manifest["dataset"], manifest["hardware"]["hosts"]) == (str(copy / "data"), ["node1", "node2"])
+    assert manifest["hardware"]["hosts"] == ["node1", "node2"]
     assert (manifest["workers"], manifest["servers"], summary["steps"]) == (2, 0, 2)
     assert not list(source.glob("where*"))
 
@@ -305,7 +287,7 @@ def test_what_is_wrong_with_hosts_is_one_line_for_each(nodes, tmp_path):
     assert first.startswith("hvdtrain: node1: it cannot connect to node2 (10.77.77.2: ")
     assert second.startswith("hvdtrain: nosuch.invalid: ")
     assert third.startswith("hvdtrain: node2: ") and "it cannot connect to node1 (10.77.77.1: " in third
-    assert f"it does not see {tmp_path} of this machine: give --out a folder on storage that all hosts share" in third
+    assert f"it does not see {tmp_path} of this machine, or cannot write in it: give --out a folder on storage" in third
     assert list(tmp_path.iterdir()) == []
     testbed.up(["1gbit"] * 2)
 

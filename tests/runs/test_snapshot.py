@@ -30,6 +30,7 @@ def make(run: Path, step: int, keep: int = 3) -> None:
 
 
 def test_what_is_saved_comes_back_and_the_last_few_are_kept(tmp_path):
+    assert latest(tmp_path, pytest.fail) is None
     for step in (5, 40, 300, 2000):
         make(tmp_path, step)
     assert sorted(p.name for p in (tmp_path / "snapshots").iterdir()) == [
@@ -58,10 +59,6 @@ def test_of_the_optimizers_parts_only_one_is_held_while_they_are_written(tmp_pat
     optimizer = latest(tmp_path, pytest.fail).optimizer
     assert optimizer["momentum_buffer"].tolist() == [0, 0, 0, 0, *range(4, 12)]
     assert optimizer["exp_avg"].tolist() == [0, 1, 2, 3, *[0] * 8]
-
-
-def test_a_run_without_snapshots_has_none(tmp_path):
-    assert latest(tmp_path, pytest.fail) is None
 
 
 def test_a_snapshot_of_another_format_is_refused_in_a_line(tmp_path, monkeypatch):
