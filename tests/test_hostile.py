@@ -25,7 +25,7 @@ from hypothesis import strategies as st
 
 from hvdtrain import plan
 from hvdtrain.cli import main
-from hvdtrain.config import recipes, untrusted
+from hvdtrain.config import recipes
 from hvdtrain.config.run_config import RunConfig
 from hvdtrain.data import shards
 from hvdtrain.data.folder import scan

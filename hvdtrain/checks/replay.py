@@ -138,8 +138,7 @@ def _numbered_rows(path: Path, *columns: str) -> Iterator[tuple[int, list[int]]]
 def _different(weights: dict[str, "torch.Tensor"], saved: Path) -> int:
     """How many weights are not, bit for bit, those in the file."""
     from safetensors import SafetensorError
-
-    from hvdtrain.runs.snapshot import read_tensors
+    from safetensors.torch import load_file
 
     try:
         weights_saved = load_file(regular(saved))

@@ -11,6 +11,7 @@ import numpy as np
 import torch
 import torch.nn.functional as F
 from safetensors import SafetensorError
+from safetensors.torch import load_file
 
 from hvdtrain.config.run_config import RunConfig
 from hvdtrain.config.untrusted import regular
@@ -21,7 +22,6 @@ from hvdtrain.formatting import printable
 from hvdtrain.models.layers import Network
 from hvdtrain.numerics.precision import autocast
 from hvdtrain.rank.work import evaluation_resize, image_side, initial_model
-from hvdtrain.runs.snapshot import read_tensors
 from hvdtrain.training.device import choose_device, set_up
 from hvdtrain.training.evaluation import in_batches
 from hvdtrain.training.feed import Normalise, feed

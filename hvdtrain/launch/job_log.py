@@ -21,14 +21,16 @@ _MESSAGE = re.compile(r"\s*hvdtrain: (.*\w.*)")
 _SURVIVED = re.compile(r"the others go on without it|rank \d+ has joined|was killed and is back")
 
 
-def _text(log: Path) -> str:
-    return "\n".join(read_whole(log).decode(errors="replace").splitlines())
+def log_text(log: Path) -> str:
+    """What was printed; nothing where that cannot be read."""
+    with contextlib.suppress(OSError):
+        return read_whole(log).decode(errors="replace")
+    return ""
 
 
 def log_lines(log: Path) -> list[tuple[int | None, str]]:
     """The lines of a job's log as (process that printed it, text); None where the starter printed it."""
-    lines = _text(log).splitlines()
-    matches = [match for line in lines if (match := _LINE.fullmatch(line))]
+    matches = [match for line in log_text(log).splitlines() if (match := _LINE.fullmatch(line))]
     return [(None if match[1] is None else int(match[1]), match[2]) for match in matches]
 
 
@@ -37,7 +39,7 @@ def first_failed(log: Path) -> tuple[int, int] | None:
 
     The code of a process that a signal ended is 128 plus the signal's number, as in a shell.
     """
-    text = _text(log)
+    text = log_text(log)
     if match := _FIRST_EXIT.search(text):
         return int(match[1]), int(match[2])
     if match := _FIRST_SIGNAL.search(text):
@@ -65,41 +67,24 @@ def failure_reason(log: Path, exit_code: int | None, rank_of: Callable[[int], in
         return f"rank {rank_of(process)}" if rank_of else f"process {process}"
 
     lines = [(process, line.strip()) for process, line in log_lines(log) if re.search(r"\w", line)]
-    messages = _messages(lines)
-    first = first_failed(log)
-    if first is None:
-        if messages:
-            return messages[0][1]
-        text = _text(log)
-        if match := _PEER_LOST.search(text):
-            return (
-                f"a rank on {match[2]} is gone: {_process_name(int(match[1]), rank_of)} lost its connection (see {log})"
-            )
-        if match := _SOCKET_CLOSED.search(text):
-            return f"another rank is gone: {_process_name(int(match[1]), rank_of)} lost its connection (see {log})"
-        if exit_code is None:
-            return ""
-        ended = f"exit code {exit_code}" if exit_code >= 0 else f"its starter {_describe_exit(128 - exit_code)}"
-        # Of a rank, or else of the starter, which goes on to say what it could not clean up.
-        said = _SAID.findall(text) or [line for _, line in lines] or ["no output"]
-        return f"{ended}: {said[-1]} (see {log})"
-    failed, failed_code = first
-    if own_messages := messages_of(log, failed):
-        return own_messages[0]
-    own_lines = [line for process, line in lines if process == failed]
-    ending = f"{_process_name(failed, rank_of)} {_describe_exit(failed_code)}"
-    ending += f": {own_lines[-1]}" if own_lines else ""
-    return f"{ending}; {messages[0][1]}" if messages else f"{ending} (see {log})"
-
-
-def _messages(lines: list[tuple[int | None, str]]) -> list[tuple[int | None, str]]:
-    """Those lines that say what is wrong; what the job survived is no reason, unless there is no other."""
-    own = [(process, line.strip().removeprefix("hvdtrain: ")) for process, line in lines if _MESSAGE.match(line)]
-    return sorted(own, key=lambda message: bool(_SURVIVED.search(message[1])))
-
-
-def _process_name(process: int, rank_of: Callable[[int], int] | None) -> str:
-    return f"rank {rank_of(process)}" if rank_of else f"process {process}"
+    messages, first = messages_of(log), first_failed(log)
+    if first:
+        process, code = first
+        if messages_of(log, process):
+            return messages_of(log, process)[0]
+        printed = [line for by, line in lines if by == process]
+        ending = f"{name(process)} {_describe_exit(code)}" + (f": {printed[-1]}" if printed else "")
+        return f"{ending}; {messages[0]}" if messages else f"{ending} (see {log})"
+    if messages:
+        return messages[0]
+    if match := _PEER_LOST.search(log_text(log)):
+        return f"another rank is gone: {name(int(match[1]))} lost its connection (see {log})"
+    if exit_code is None:
+        return ""
+    ended = f"exit code {exit_code}" if exit_code >= 0 else f"its starter {_describe_exit(128 - exit_code)}"
+    # Of a rank, or else of the starter, which goes on to say what it could not clean up.
+    said = _SAID.findall(log_text(log)) or [line for _, line in lines] or ["no output"]
+    return f"{ended}: {said[-1]} (see {log})"
 
 
 def _describe_exit(code: int) -> str:

@@ -13,7 +13,7 @@ from typing import Any
 
 from hvdtrain.config import recipes
 from hvdtrain.config.untrusted import parse_json, read_whole
-from hvdtrain.errors import Failure, UsageError
+from hvdtrain.errors import Failure, UsageError, unknown
 from hvdtrain.launch.filling import Filler
 from hvdtrain.runs.folder import launch_folder, unwritable, write_json
 from hvdtrain.system.locks import locked_by, open_locked

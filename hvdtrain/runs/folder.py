@@ -4,7 +4,6 @@ import contextlib
 import json
 import shlex
 import shutil
-import stat
 import tempfile
 import time
 from collections.abc import Iterator

@@ -118,12 +118,6 @@ def write_tensors(path: Path, tensors: Tensors) -> None:
     unfinished.rename(path)
 
 
-def read_tensors(path: Path, device: str = "cpu") -> dict[str, torch.Tensor]:
-    """The tensors of a safetensors file. OSError or SafetensorError where they cannot be read."""
-    open_regular(path).close()
-    return load_file(path, device=device)
-
-
 def _write_parts(path: Path, parts: Parts, elements: int) -> None:
     """Write a safetensors file of flat float32 vectors, and of the largest COUNT, from their parts in any order.
 
