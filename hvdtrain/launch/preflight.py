@@ -6,7 +6,7 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import Executor, ThreadPoolExecutor
 from dataclasses import dataclass
 from functools import partial
@@ -71,21 +71,15 @@ def check_hosts(hosts: Sequence[Host], requirements: Requirements, measure: bool
         pool = stack.enter_context(ThreadPoolExecutor(len(hosts)))
         probes = _probes(stack, hosts, requirements.working_folder)
         request = {"shared": shared_file, "files": list(requirements.files), "interface": requirements.interface}
-        replies = dict(zip(probes, pool.map(lambda one: one.describe(request), probes.values()), strict=True))
+        replies = _ask_all(pool, probes, lambda one: one.describe(request))
         answers = {name: reply for name, reply in replies.items() if "error" not in reply}
         listening = {
             name: [reply["address"], reply["port"]]
             for name, reply in answers.items()
             if requirements.interface in ("", reply["interface"])
         }
-        unreachable = {
-            name: problem
-            for name, problem in zip(
-                probes, pool.map(lambda one: one.try_connections(listening, own_port), probes.values()), strict=True
-            )
-            if problem
-        }
-        can_measure = measure and several and len(listening) == len(hosts) and not unreachable
+        unreachable = _ask_all(pool, probes, lambda one: one.try_connections(listening, own_port))
+        can_measure = measure and several and len(listening) == len(hosts) and not any(unreachable.values())
         network = _measure(probes, listening, answers, pool) if can_measure else ()
     own_software, own_interfaces = probe.software(), set(own_addresses().values())
     missing = requirements.interface not in ("", *own_interfaces)
@@ -93,7 +87,7 @@ def check_hosts(hosts: Sequence[Host], requirements: Requirements, measure: bool
     for host in hosts:
         found = [replies[host.name].get("error", "")]
         if host.name in answers:
-            found = [*_problems(host, answers, requirements, own_software), unreachable.get(host.name, "")]
+            found = [*_problems(host, answers, requirements, own_software), unreachable[host.name]]
         problems += [f"{host.name}: {'; '.join(filter(None, found))}"] if any(found) else []
     if problems:
         raise UsageError(*problems)
@@ -128,7 +122,7 @@ def describe_hosts(hosts: Sequence[Host]) -> dict[str, dict[str, Any]]:
     with contextlib.ExitStack() as stack:
         pool = stack.enter_context(ThreadPoolExecutor(len(hosts)))
         probes = _probes(stack, hosts)
-        replies = dict(zip(probes, pool.map(lambda one: one.describe(request), probes.values()), strict=True))
+        replies = _ask_all(pool, probes, lambda one: one.describe(request))
     if silent := [f"{name}: {reply['error']}" for name, reply in replies.items() if "error" in reply]:
         raise UsageError(*silent)
     return replies
@@ -136,6 +130,11 @@ def describe_hosts(hosts: Sequence[Host]) -> dict[str, dict[str, Any]]:
 
 def _probes(stack: contextlib.ExitStack, hosts: Sequence[Host], working_folder: str = "") -> dict[str, "HostProbe"]:
     return {host.name: stack.enter_context(contextlib.closing(HostProbe(host.name, working_folder))) for host in hosts}
+
+
+def _ask_all(pool: Executor, probes: Mapping[str, "HostProbe"], ask: Callable[["HostProbe"], Any]) -> dict[str, Any]:
+    """By host, what is asked of all at once."""
+    return dict(zip(probes, pool.map(ask, probes.values()), strict=True))
 
 
 @contextlib.contextmanager
