@@ -1,4 +1,4 @@
-"""Reads files out of a folder, a zip or a tar without extracting it. Archives are not trusted."""
+"""Reads files out of a folder, a zip or a tar (a tar of tars too) without extracting it. Archives are not trusted."""
 
 import hashlib
 import io
@@ -186,6 +186,21 @@ class Tree:
         if len(content) != member.size:
             raise Failure(f"'{self.path}' is cut off: {member.name} is not whole")
         return content
+
+    def find(self, name: str) -> Member | None:
+        """The first member of this file name, in any folder."""
+        return next((member for member in self.members if member.name.split("/")[-1] == name), None)
+
+    def members_of_tar(self, member: Member) -> list[Member]:
+        """The files in a tar that is a member of this uncompressed tar; only headers are read."""
+        end = member.offset + member.size
+        with self._errors_as_failures(f" at {member.name}"), self.path.open("rb", buffering=0) as file:
+            file.seek(member.offset)
+            inner = self._check_limits(self._tar_members(tarfile.open(fileobj=file, mode="r:", tarinfo=_Header)))
+            within = [found for found in inner if found.handle.offset < end]  # after one without an end come others
+            if not within or within[-1].offset + within[-1].size > end:
+                raise EOFError("it holds no files, or is cut off")
+            return within
 
     def _check_limits(self, members: Iterable[Member]) -> list[Member]:
         """The members, by offset. _NotRead as soon as they are too many, or too large for their archive."""

@@ -10,7 +10,7 @@ from hvdtrain.data.archive import MAX_HASHED_BYTES, Member, file_digest
 from hvdtrain.data.folder import MAKER, MANIFEST, TEST, TRAIN, VALIDATION, combined_hash, read_manifest, scan
 from hvdtrain.data.identity import look
 from hvdtrain.data.recipe import BuildRequest, Recipe
-from hvdtrain.data.selection import Generated, Item, by_class, choose_labels, split_class
+from hvdtrain.data.selection import Generated, Item, by_class, split_class
 from hvdtrain.data.sources import Source, open_source
 from hvdtrain.data.storage import Progress, atomic_folder, locked, on_all_cores
 from hvdtrain.errors import Failure, UsageError
@@ -99,9 +99,6 @@ def plan_images(request: BuildRequest, source: Source) -> tuple[list[Planned], d
     """The chosen images with their paths, in the source's order, and {class: {part: number of images}}."""
     options = request.options
     items = source.items()
-    labels = {item.label for item in items}
-    chosen = choose_labels(labels, request.wanted_classes, options.get("num_classes", 0), options["seed"])
-    items = [item for item in items if item.label in chosen]
     paths: dict[int, Path] = {}
     classes = {}
     for name, class_items in by_class(items, request.grouping).items():

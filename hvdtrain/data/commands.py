@@ -68,8 +68,9 @@ def list_() -> None:
 @click.option("--seed", type=click.IntRange(0), help="Decides what is drawn: classes, split, and generated images.")
 @click.option(
     "--classes", metavar="WORDS",
-    help="imagenet-slice: names of classes, such as wnids, by commas. coil100: `edible-toy-other` or `objects`.",
+    help="imagenet-slice: wnids or names of classes, by commas. coil100: `edible-toy-other` or `objects`.",
 )  # fmt: skip
+@click.option("--classes-file", type=PATH, metavar="FILE", help="imagenet-slice: the same, a class a line.")
 @click.option("--num-classes", type=click.IntRange(2), help="imagenet: so many classes, drawn by --seed.")
 @click.option("--train-per-class", type=click.IntRange(1), help="Keep at most so many training images of a class.")
 @click.option("--val-per-class", type=click.IntRange(1), help="Keep at most so many validation images of a class.")
@@ -105,12 +106,12 @@ def build_(name: str, out: Path, archive: Path | None, source: Path | None, forc
       hvdtrain data build coil100 --out coil                 (downloads 131 MB)
       hvdtrain data build coil100 --archive coil-100.zip --split by-object --out coil
       hvdtrain data build imagenet-slice --source imagenet100 --num-classes 20 --resize 256 --out slice
-      hvdtrain data build imagenet-slice --archive imagenet100.zip --classes n01443537,n02102040 --out two
+      hvdtrain data build imagenet-slice --archive ILSVRC2012_img_train.tar --classes goldfish,n02102040 --out two
 
     folder takes images of your own, in a folder for each class, decodes each, and says what it leaves out.
-    imagenet-slice takes an extracted ILSVRC2012, Kaggle's trees, Imagenette, or any folder of class folders. The folder
-    appears complete or not at all; building it again is no work. Its dataset.toml says where the images come from,
-    under which licence, and how they were chosen and split. Equal inputs give equal bytes.
+    imagenet-slice takes ILSVRC2012's tars, an extracted tree, Kaggle's trees, Imagenette, or any folder of class
+    folders. The folder appears complete or not at all; building it again is no work. Its dataset.toml says where the
+    images come from, under which licence, and how they were chosen and split. Equal inputs give equal bytes.
     """
     if archive and source:
         raise UsageError("--archive and --source exclude each other: give one")

@@ -10,6 +10,7 @@ from typing import Any
 from msgspec import Struct, ValidationError, convert, structs
 
 from hvdtrain.config import recipes
+from hvdtrain.config.untrusted import read_whole
 from hvdtrain.errors import UsageError, unknown
 
 SOURCES = Path(__file__).parent / "sources"
@@ -56,7 +57,7 @@ class Recipe(Struct, frozen=True, forbid_unknown_fields=True):
         """A request to build this recipe with these values of `seed` and of its options.
 
         Raises:
-            UsageError: the recipe has no such option, or a value is out of range.
+            UsageError: the recipe has no such option, a value is out of range, or a file of classes cannot be read.
         """
         defaults = {"seed": self.seed, **self.options}
         for option in options:
@@ -71,6 +72,10 @@ class Recipe(Struct, frozen=True, forbid_unknown_fields=True):
         for option, value in chosen.items():
             if isinstance(value, float) and not math.isfinite(value):
                 raise UsageError(f"{option} {value} is not a finite number")
+        if file := chosen.get("classes_file"):
+            if chosen["classes"]:
+                raise UsageError("--classes and --classes-file exclude each other: give one")
+            chosen |= {"classes": _read_class_names(Path(file)), "classes_file": ""}  # the key has what the file says
         if self.classes and chosen["classes"] not in self.classes:
             raise unknown("--classes", chosen["classes"], list(self.classes))
         if chosen.get("classes") and chosen.get("num_classes") != self.options.get("num_classes"):
@@ -101,8 +106,13 @@ class BuildRequest:
         """Which labels make a class, as selection.by_class takes it."""
         return self.recipe.classes.get(self.options.get("classes", ""))
 
-    @property
-    def wanted_classes(self) -> list[str]:
-        """The classes that are requested by name; empty for all."""
-        classes = "" if self.recipe.classes else self.options.get("classes", "")
-        return [name.strip() for name in classes.split(",") if name.strip()]
+
+def _read_class_names(file: Path) -> str:
+    """The classes in a file, one a line, with commas between them; what comes after # is a comment."""
+    try:
+        lines = [line.partition("#")[0].strip() for line in read_whole(file).decode().splitlines()]
+    except (OSError, ValueError) as error:
+        raise UsageError(f"--classes-file {file} cannot be read: {getattr(error, 'strerror', error)}") from None
+    if not any(lines):
+        raise UsageError(f"--classes-file {file} names no class")
+    return ",".join(line for line in lines if line)

@@ -42,22 +42,38 @@ class Item:
     handle: Any = None
 
 
-def choose_labels(labels: Set[str], wanted: Sequence[str], number: int, seed: int) -> Set[str]:
+def choose_labels(
+    labels: Set[str], titles: Mapping[str, str], wanted: Sequence[str], number: int, seed: int
+) -> Set[str]:
     """The wanted ones, or `number` of them drawn by seed, or all.
 
+    Args:
+        titles: names for people by label, comma-separated; may be empty.
+        wanted: labels, or names in a title.
+
     Raises:
-        UsageError: a wanted class does not exist, or `number` is larger than there are classes.
+        UsageError: a wanted class does not exist, a name fits several, or `number` is larger than there are classes.
     """
     if wanted:
-        for name in wanted:
-            if name not in labels:
-                raise unknown("class", name, some_of(sorted(labels), 12).split(", "))
-        return set(wanted)
+        named: dict[str, set[str]] = {}
+        for label in labels:
+            for name in titles.get(label, "").lower().split(","):
+                named.setdefault(name.strip(), set()).add(label)
+        return {name if name in labels else _label_of(name, labels, named) for name in wanted}
     if not number:
         return labels
     if number > len(labels):
         raise UsageError(f"{number} classes were asked for, and there are {len(labels)}")
     return set(sorted(labels, key=lambda label: _draw(seed, label))[:number])
+
+
+def _label_of(name: str, labels: Set[str], named: Mapping[str, Set[str]]) -> str:
+    fitting = sorted(named.get(name.lower(), ()))
+    if not fitting:
+        raise unknown("class", name, some_of(sorted(labels), 12).split(", "))
+    if len(fitting) > 1:
+        raise UsageError(f"'{name}' may be {' or '.join(fitting)}: name the one you mean")
+    return fitting[0]
 
 
 def by_class(items: Iterable[Item], classes: Mapping[str, Any] | None) -> dict[str, list[Item]]:

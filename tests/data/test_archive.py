@@ -243,6 +243,18 @@ def test_an_encrypted_zip_is_refused(tmp_path):
         Tree(tmp_path / "in").members[0].read()
 
 
+def test_a_tar_of_tars_is_read_where_it_lies(tmp_path):
+    inner = archives.tarred({"a.JPEG": b"first", "b.JPEG": b"second"})
+    tars = {"n1.tar": b"no tar", "n2.tar": inner, "without_end.tar": inner[:2048], "cut_off.tar": inner[:1536]}
+    (tmp_path / "out.tar").write_bytes(archives.tarred(tars))
+    tree = Tree(tmp_path / "out.tar")
+    for whole in tree.members[1:3]:
+        assert [member.read() for member in tree.members_of_tar(whole)] == [b"first", b"second"]
+    for broken in (tree.members[0], tree.members[3]):
+        with pytest.raises(Failure, match=f"damaged at {broken.name}"):
+            tree.members_of_tar(broken)
+
+
 def test_what_is_no_archive_is_refused(tmp_path):
     (tmp_path / "in").write_bytes(b"text")
     with pytest.raises(UsageError, match="neither a folder nor a zip or tar"):

@@ -113,10 +113,13 @@ def test_what_cannot_be_split_is_refused(images, how, error, words):
 
 
 def test_classes_are_chosen_by_name():
-    assert choose_labels({"n1", "n2", "n3"}, ["n3", "n1"], 0, 0) == {"n1", "n3"}
-    assert choose_labels({"n1", "n2"}, [], 0, 0) == {"n1", "n2"}
-    with pytest.raises(UsageError, match="unknown class 'dog': choose from n1, n2"):
-        choose_labels({"n1", "n2"}, ["dog"], 0, 0)
+    labels, titles = {"n1", "n2", "n3"}, {"n1": "crane", "n2": "Crane, bird", "n3": "dog", "n4": "fox"}
+    assert choose_labels(labels, titles, ["Bird", "dog", "n3"], 0, 0) == {"n2", "n3"}
+    assert choose_labels(labels, titles, [], 0, 0) == labels
+    with pytest.raises(UsageError, match="'crane' may be n1 or n2: name the one you mean"):
+        choose_labels(labels, titles, ["crane"], 0, 0)
+    with pytest.raises(UsageError, match="unknown class 'fox': choose from n1, n2, n3"):
+        choose_labels(labels, titles, ["fox"], 0, 0)
 
 
 @given(st.sets(st.text(min_size=1), min_size=2), st.data(), st.integers(0, 99), st.randoms(use_true_random=False))
@@ -124,9 +127,9 @@ def test_so_many_classes_are_drawn_by_the_seed_alone(labels, data, seed, order):
     number = data.draw(st.integers(2, len(labels)))
     shuffled = sorted(labels)
     order.shuffle(shuffled)
-    chosen = choose_labels(set(shuffled), [], number, seed)
+    chosen = choose_labels(set(shuffled), {}, [], number, seed)
     assert len(chosen) == number and chosen <= labels
-    assert chosen == choose_labels(labels, [], number, seed)
+    assert chosen == choose_labels(labels, {}, [], number, seed)
 
 
 NUMBERS = [Item(str(n), f"{n}.png") for n in range(1, 7)]

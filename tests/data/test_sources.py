@@ -121,6 +121,53 @@ def test_every_layout_gives_the_same_classes(layout, pack, tmp_path):
     assert counts(out) == dict.fromkeys(LABELS, (10, 3, 0))
 
 
+def test_the_tars_of_ilsvrc_give_the_classes_that_are_wanted(tmp_path):
+    place = archives.ilsvrc(tmp_path / "in", LABELS, 10, 3)
+    out = build("imagenet-slice", tmp_path / "out", images_from=place, classes=f"thing 4,{LABELS[1]}")
+    assert counts(out) == dict.fromkeys([LABELS[1], LABELS[4]], (10, 3, 0))
+    shown = {path.read_bytes() for path in (out / "ValidationData" / LABELS[4]).iterdir()}
+    assert shown == {archives.picture(4500 + k, kind="JPEG") for k in range(3)}
+    alone = build("imagenet-slice", tmp_path / "alone", images_from=place / "ILSVRC2012_img_train.tar", num_classes=2)
+    assert list(counts(alone).values()) == [(10, 3, 0)] * 2
+    (place / "ILSVRC2012_img_val.tar").unlink()
+    drawn = build("imagenet-slice", tmp_path / "drawn", images_from=place, num_classes=2)
+    assert list(counts(drawn).values()) == [(8, 2, 0)] * 2
+
+
+SYNSETS = [(number, wnid, "thing") for number, wnid in enumerate(LABELS, 1)]
+
+
+@pytest.mark.parametrize(
+    ("kit", "words"),
+    [
+        (lambda: None, "img_val.tar' needs ILSVRC2012_devkit_t12.tar.gz beside it"),
+        (lambda: archives.tarred({"meta.mat": b""}, "w:gz"), "holds no meta.mat, or no ground truth"),
+        (lambda: archives.ilsvrc_kit(archives.nested_mat(10**5), [1] * 6), "meta.mat has no table of classes"),
+        (
+            lambda: archives.ilsvrc_kit(archives.meta_mat(SYNSETS), [7] * 6),
+            "ILSVRC2012_val_00000001.JPEG, for which",
+        ),
+    ],
+)
+def test_a_development_kit_that_cannot_be_right_is_a_line(kit, words, tmp_path):
+    place = archives.ilsvrc(tmp_path / "in", LABELS, 1, 1)
+    file = place / "ILSVRC2012_devkit_t12.tar.gz"
+    file.unlink()
+    if content := kit():
+        file.write_bytes(content)
+    with pytest.raises((Failure, UsageError), match=words):
+        build("imagenet-slice", tmp_path / "out", images_from=place)
+    assert not (tmp_path / "out").exists()
+
+
+@pytest.mark.parametrize(("layout", "name"), [(archives.imagenet100, "other thing 0"), (archives.kaggle, "Thing 0")])
+def test_classes_come_from_a_file_by_name_too(layout, name, tmp_path):
+    place = folder(tmp_path, layout(LABELS, 4, 2))
+    (tmp_path / "classes").write_text(f"# mine\n{LABELS[3]}\n\n{name}  # by name\n")
+    out = build("imagenet-slice", tmp_path / "out", images_from=place, classes_file=str(tmp_path / "classes"))
+    assert list(counts(out)) == [LABELS[0], LABELS[3]]
+
+
 @pytest.mark.parametrize("pack", [folder, zip_file])
 @pytest.mark.parametrize(
     ("above", "split"),
@@ -170,6 +217,9 @@ def test_the_named_slice_has_the_sizes_of_its_reference():
         ({"num_classes": 7}, "7 classes were asked for, and there are 6"),
         ({"classes": LABELS[0]}, "1 class would be left"),
         ({"classes": LABELS[0], "num_classes": 2}, "exclude each other"),
+        ({"classes_file": "/nosuch"}, "/nosuch cannot be read: No such file"),
+        ({"classes_file": "/dev/zero"}, "/dev/zero cannot be read: it is no regular file"),
+        ({"classes_file": "/dev/null", "classes": LABELS[0]}, "--classes and --classes-file exclude each other"),
         ({"link": "hard", "resize": 8}, "does not go with --resize"),
         ({"link": "hard"}, "needs images that lie in a folder"),
     ],

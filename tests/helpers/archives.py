@@ -3,6 +3,7 @@
 import io
 import json
 import random
+import struct
 import tarfile
 import zipfile
 from pathlib import Path
@@ -86,6 +87,50 @@ def zipped(files: dict[str, bytes]) -> bytes:
         for name, content in files.items():
             archive.writestr(name, content)
     return buffer.getvalue()
+
+
+def ilsvrc(folder: Path, labels: list[str], train: int, validation: int) -> Path:
+    """The three files of ILSVRC2012, whose class numbers are not in the order of wnids."""
+    inner = {}
+    for i, w in enumerate(labels):
+        inner[f"{w}.tar"] = tarred({f"{w}_{k}.JPEG": picture(1000 * i + k, kind="JPEG") for k in range(train)})
+    numbers = range(len(labels), 0, -1)
+    truth, images = [], {}
+    for k in range(validation):
+        for i, number in enumerate(numbers):
+            truth.append(number)
+            images[f"ILSVRC2012_val_{len(truth):08d}.JPEG"] = picture(1000 * i + 500 + k, kind="JPEG")
+    synsets = [(number, w, f"thing {i}, it") for i, (number, w) in enumerate(zip(numbers, labels, strict=True))]
+    return lay_out(folder, {
+        "ILSVRC2012_img_train.tar": tarred(inner),
+        "ILSVRC2012_img_val.tar": tarred(images),
+        "ILSVRC2012_devkit_t12.tar.gz": ilsvrc_kit(meta_mat(synsets), truth),
+    })  # fmt: skip
+
+
+def meta_mat(synsets: list[tuple[int, str, str]]) -> bytes:
+    import numpy as np
+    from scipy.io import savemat
+
+    buffer = io.BytesIO()
+    kinds = [("ILSVRC2012_ID", "O"), ("WNID", "O"), ("words", "O")]
+    savemat(buffer, {"synsets": np.array(synsets, dtype=kinds)})
+    return buffer.getvalue()
+
+
+def nested_mat(depth: int) -> bytes:
+    """A MATLAB file of so many cells, one in another."""
+    shape = bytes.fromhex("0600000008000000 0100000000000000 0500000008000000 0100000001000000")
+    no_name, name = struct.pack("<II", 1, 0), struct.pack("<II8s", 1, 7, b"synsets")
+    cells = (struct.pack("<II", 14, 48 * left - 8) + shape + no_name for left in range(depth, 0, -1))
+    body = shape + name + b"".join(cells)
+    return b"MATLAB 5.0 MAT-file".ljust(124) + b"\0\1IM" + struct.pack("<II", 14, len(body)) + body
+
+
+def ilsvrc_kit(meta: bytes, truth: list[int]) -> bytes:
+    data, text = "ILSVRC2012_devkit_t12/data", "".join(f"{number}\n" for number in truth)
+    files = {"meta.mat": meta, "ILSVRC2012_validation_ground_truth.txt": text.encode()}
+    return tarred({f"{data}/{name}": content for name, content in files.items()}, "w:gz")
 
 
 def lay_out(folder: Path, files: dict[str, bytes]) -> Path:

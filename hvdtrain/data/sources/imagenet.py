@@ -1,7 +1,8 @@
 """Images in class folders, in the layouts in which ImageNet and its subsets are distributed, as a folder or an archive.
 
-- Kaggle's ILSVRC tree: `train/<wnid>/`, a flat `val/` with `LOC_val_solution.csv`;
-- Kaggle's imagenet100: `train.X1/<wnid>/` … `train.X4/<wnid>/`, `val.X/<wnid>/`;
+- ILSVRC2012's tars: see _ilsvrc_tars;
+- Kaggle's ILSVRC tree: `train/<wnid>/`, a flat `val/` with `LOC_val_solution.csv`, and `LOC_synset_mapping.txt`;
+- Kaggle's imagenet100: `train.X1/<wnid>/` … `train.X4/<wnid>/`, `val.X/<wnid>/`, and `Labels.json`;
 - `train/<class>/` and `val/<class>/`, as an extracted ILSVRC2012 or Imagenette has them;
 - any folder of class folders.
 
@@ -12,17 +13,21 @@ import csv
 import io
 import os
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping, Sequence, Set
 from functools import cache
 from pathlib import Path, PurePosixPath
 from typing import TYPE_CHECKING, Any
 
+from msgspec import convert
+
+from hvdtrain.config.untrusted import parse_json
 from hvdtrain.data.archive import Member, Tree
 from hvdtrain.data.download import fetch
 from hvdtrain.data.folder import SUFFIXES
-from hvdtrain.data.selection import Item
+from hvdtrain.data.selection import Item, choose_labels
 from hvdtrain.data.sources import Source
 from hvdtrain.data.sources._class_folders import Found, flat_names, part_of
+from hvdtrain.data.sources._ilsvrc_tars import TRAIN, ILSVRCTars
 from hvdtrain.errors import Failure, UsageError
 
 if TYPE_CHECKING:
@@ -33,7 +38,11 @@ _FLAT_VALIDATION = re.compile(r"(?:.*/)?val/[^/]+", re.IGNORECASE)
 
 
 def open_source(recipe: "Recipe", options: Mapping[str, Any], images_from: Path | None) -> Source:
-    tree = Tree(images_from or fetch(recipe))
+    place = images_from or fetch(recipe)
+    if place.name == TRAIN or (place / TRAIN).is_file():
+        tars = ILSVRCTars(place if place.is_file() else place / TRAIN)
+        return Source(lambda: tars.items(_chosen(tars.labels, tars.titles, options)), tars.identity)
+    tree = Tree(place)
     images = [member for member in tree.members if member.name.lower().endswith(SUFFIXES)]
     found = _in_part_folders(images)
     if found:
@@ -44,9 +53,10 @@ def open_source(recipe: "Recipe", options: Mapping[str, Any], images_from: Path 
         found = _in_class_folders(images)
     # A folder of test images alone, such as that of ImageNet's unlabelled ones, is no class.
     labels = {one.label for one in found if one.part != "test"}
-    found = sorted((one for one in found if one.label in labels), key=lambda one: one.member.offset)
-    if not found:
+    if not labels:
         raise UsageError(f"'{tree.path}' has no images in class folders: see `hvdtrain data build --help`")
+    chosen = _chosen(labels, _titles(tree) if options.get("classes") else {}, options)
+    found = sorted((one for one in found if one.label in chosen), key=lambda one: one.member.offset)
     # Those that lie in their class's folder keep their names: an archive that has one twice is refused.
     deeper = iter(flat_names([one for one in found if one.below]))
     items = [
@@ -54,6 +64,23 @@ def open_source(recipe: "Recipe", options: Mapping[str, Any], images_from: Path 
         for one in found
     ]
     return Source(lambda: items, tree.fingerprint)
+
+
+def _chosen(labels: Set[str], titles: Mapping[str, str], options: Mapping[str, Any]) -> Set[str]:
+    wanted = [name.strip() for name in options.get("classes", "").split(",") if name.strip()]
+    return choose_labels(labels, titles, wanted, options.get("num_classes", 0), options["seed"])
+
+
+def _titles(tree: Tree) -> dict[str, str]:
+    """{wnid: names} of Kaggle's trees, from `Labels.json` or the lines `wnid names` of `LOC_synset_mapping.txt`."""
+    if labels := tree.find("Labels.json"):
+        try:
+            return convert(parse_json(labels.read()), dict[str, str])
+        except ValueError as error:
+            raise Failure(f"{labels.name} cannot be read as names of classes: {error}") from None
+    mapping = tree.find("LOC_synset_mapping.txt")
+    lines = mapping.read().decode(errors="replace").splitlines() if mapping else []
+    return {label: names for label, _, names in (line.partition(" ") for line in lines)}
 
 
 def _flat_validation(tree: Tree, flat: Sequence[Member], parts: set[str]) -> list[Found]:
@@ -64,7 +91,7 @@ def _flat_validation(tree: Tree, flat: Sequence[Member], parts: set[str]) -> lis
     """
     if "train" not in parts:
         raise UsageError(f"'{tree.path}' has folders for validation or test, and none called train")
-    solution = next((member for member in tree.members if member.name.split("/")[-1] == SOLUTION), None)
+    solution = tree.find(SOLUTION)
     if not solution:
         if flat and "validation" not in parts:
             raise UsageError(
