@@ -168,7 +168,7 @@ def _tell(store: tuple[str, int], timeout: float, rank: int, memory: str) -> Non
 
 def _write_restart_info(job: Job, wire: Wire, desk: Desk, memory: CrashMemory) -> Path:
     """From now on this server can be killed."""
-    known = {"known": wire.endpoint, "others": dict(wire.endpoints), "shares_memory": desk.shared.on}
+    known = {"endpoint": wire.endpoint, "others": dict(wire.endpoints), "shares_memory": desk.shared.on}
     desk.act(desk.roster, "know", known)
     wire.returning = frozenset(range(job.world.servers)) - {job.world.rank}
     return write_restart_info(job.folder, job.world.rank, RestartInfo(os.getpid(), memory.file, desk.shared.file))
