@@ -50,7 +50,8 @@ def _restricted(kind: Kind, runs: list[Run]) -> str:
     return f"{kind.label} {len(allowed or ())} of {with_noun(cores or 0, 'core')}" if is_fewer else ""
 
 
-def _oversubscribed(kind: Kind, runs: list[Run]) -> str:
+def oversubscribed(kind: Kind, runs: list[Run]) -> str:
+    """`ps-sync ×2+1: 2 workers × 1 thread and 1 server on 2 cores`; empty where each thread has a core."""
     run = runs[0]
     cores, threads = run.manifest.hardware.cores, run.manifest.threads_per_worker
     if not cores or not threads:
@@ -154,7 +155,7 @@ _CAVEATS: tuple[Caveat, ...] = (
     _uneven_training,
     _foreign_load,
     _each("Workers were made slow, and computed so many times as long, over the whole run: {}.", _slowed, "; "),
-    _each("More busy threads than cores, which slows these runs: {}.", _oversubscribed, "; "),
+    _each("More busy threads than cores, which slows these runs: {}.", oversubscribed, "; "),
     _different_hosts,
     _of(
         "All processes ran on one host: {}. Their messages went through its memory, which costs cores and memory "

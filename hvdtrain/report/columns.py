@@ -81,6 +81,12 @@ def bytes_sent_per_1000_samples(run: Run) -> float | None:
     return _divided(1000 * sent * steps, run.summary.samples) if sent is not None and steps else None
 
 
+def busiest_share(run: Run) -> float | None:
+    """The share of samples of the worker that had the most; None of one process."""
+    samples = [process.samples for process in run.summary.processes if process.samples is not None]
+    return _divided(max(samples), sum(samples)) if len(samples) > 1 else None
+
+
 def samples_to_target(run: Run) -> float | None:
     """Samples trained on until an evaluation first reached the target accuracy."""
     target = run.summary.target_accuracy

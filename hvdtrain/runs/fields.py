@@ -63,6 +63,8 @@ def _variables(run: Run, which: str, *name: str) -> Any:
     carried = tuple(prefix for word, prefixes in _READ_BY.items() if word in backend for prefix in prefixes)
     read = COMPUTING if which.endswith("computing") else carried
     own = {variable: value for variable, value in environment.items() if variable.startswith(read)}
+    if not is_of_servers:  # which follows from threads_per_worker
+        own = {variable: value for variable, value in own.items() if not variable.endswith("_NUM_THREADS")}
     return own.get(name[0], "not set") if name else own
 
 

@@ -150,6 +150,8 @@ class Manifest(Struct, frozen=True, kw_only=True):
     delay_compensation: float | None = None
     staleness_lr: bool | None = None
     compression: str | None = None
+    options: dict[str, bool | int | float | str] = {}  # of the mode and its messages, where not the default
+    sprint: Figure = 0.0  # for so many seconds the run measured speed, and nothing else; 0: a whole training
     server_bytes: list[Count] | None = None
     bucket_mb: float | None = None
     seed: int | None = None
