@@ -9,7 +9,6 @@ from typing import Any, NamedTuple
 
 from hvdtrain import modes
 from hvdtrain.config.run_config import DEFAULT_EPOCHS
-from hvdtrain.formatting import with_noun
 from hvdtrain.report import figures, following, quality, race, rule
 from hvdtrain.report.contenders import DEFAULT, Field, Margins, Sides, mean_time_s, sides, timed, whole
 from hvdtrain.report.doubts import Case, doubts
@@ -123,16 +122,17 @@ def _because(case: Case) -> str:
 
 def _lead(case: Case, shown: Race) -> str:
     """`allreduce ×2 did 1.28 times the samples/s of ps-sync ×2+1, the best of 4 servers (1.19 to 1.37, 10 repeats)`."""
-    one, other = (_best(case, kind) for kind in (shown.one, shown.other))
+    one, other = (_best(case, shown, kind) for kind in (shown.one, shown.other))
     comma = "," if ", the best" in one else ""
     times = figures.times(figures.ratio(shown.lead)[0])
     return f"{one}{comma} did {times} times the samples/s of {other} ({figures.interval(shown)})"
 
 
-def _best(case: Case, kind: Kind) -> str:
+def _best(case: Case, shown: Race, kind: Kind) -> str:
     group = next((own for own in case.of[:3] if kind in own), [kind])
     words = {modes.RING: "rings", modes.SERVERS: "servers", modes.ONE_MACHINE: "machines"}
-    if case.found.word == ONE_MACHINE and kind.family != modes.ONE_MACHINE and len(case.of.distributed) > 1:
+    gate = case.found.gate
+    if gate and shown in (gate, gate.turned) and kind.is_distributed and len(case.of.distributed) > 1:
         return f"{kind.label}, the best that is distributed"
     is_among = len(group) > 1 and case.of.rings and case.of.servers
     return f"{kind.label}, the best of {len(group)} {words[kind.family]}" if is_among else kind.label

@@ -12,6 +12,7 @@ from msgspec import to_builtins
 from hvdtrain.errors import UsageError
 from hvdtrain.formatting import with_noun
 from hvdtrain.numerics.slowdown import factor_of_all
+from hvdtrain.report.contenders import whole
 from hvdtrain.report.fairness import format_value
 from hvdtrain.runs.fields import field_value
 from hvdtrain.runs.read import Kind, Run, finished_by_kind
@@ -97,7 +98,7 @@ def _differing(sentence: str, field: str, and_single: bool = True) -> Caveat:
     """A caveat where kinds have several values of a field, which stand for `{}` in the sentence."""
 
     def caveat(groups: Groups) -> str:
-        kinds = [kind for kind in groups if and_single or kind.mode != "single"]
+        kinds = [kind for kind in groups if and_single or kind.is_distributed]
         values = {kind: format_value(field_value(groups[kind][0], field)) for kind in kinds}
         listed = ", ".join(f"{kind.label} {value}" for kind, value in values.items())
         return sentence.format(listed) if len(set(values.values())) > 1 else ""
@@ -106,7 +107,7 @@ def _differing(sentence: str, field: str, and_single: bool = True) -> Caveat:
 
 
 def _uneven_training(groups: Groups) -> str:
-    if len({run.summary.samples for runs in groups.values() for run in runs}) < 2:
+    if len({run.summary.samples for runs in groups.values() for run in whole(runs)}) < 2:
         return ""
     return (
         "The runs did not train on equally many samples, so their last accuracies are not at the same point: "
@@ -160,7 +161,7 @@ _CAVEATS: tuple[Caveat, ...] = (
     _of(
         "All processes ran on one host: {}. Their messages went through its memory, which costs cores and memory "
         "bandwidth; over a network the comparison can come out differently.",
-        lambda run: run.kind.mode != "single" and field_value(run, "hardware.hosts") == 1,
+        lambda run: run.kind.is_distributed and field_value(run, "hardware.hosts") == 1,
     ),
     _differing(
         "Different software carries the messages, which may be a part of the difference: {}.", "backend", False
@@ -172,7 +173,7 @@ _CAVEATS: tuple[Caveat, ...] = (
     ),
     _of(
         "Each push counts whole, so N pushes move the weights N times as far as one averaged step: {}.",
-        lambda run: run.manifest.push_scale == "none" and run.kind.servers > 0 and run.kind.mode != "ps-sync",
+        lambda run: run.manifest.push_scale == "none" and run.kind.servers > 0 and not run.manifest.backup,
     ),
     _differing(
         "The learning rate that one gradient is applied with differs: {}. Where each push counts 1/N, N pushes move "

@@ -5,6 +5,7 @@ where they ran in the same stretch of work: a machine is not the same a week lat
 """
 
 import contextlib
+import itertools
 import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
@@ -103,7 +104,7 @@ def _stretches(runs: Sequence[Run]) -> dict[Path, int]:
 def mean_time_s(runs: Sequence[Run]) -> float:
     """Seconds from the start of a run to that of the next: what one takes with all around it."""
     starts = sorted(filter(None, map(_began, runs)))
-    between = [b - a for a, b in zip(starts, starts[1:], strict=False)]
+    between = [b - a for a, b in itertools.pairwise(starts)]
     return max(median(between) if between else 0.0, fmean(map(lasted_s, runs)))
 
 
@@ -162,8 +163,8 @@ def _with_enough(field: Field, of: Sides) -> Sides:
     }
     least = min(LOOKS[0], max(pairs.values(), default=0))
     few = [kind for kind, number in pairs.items() if number < least]
-    kept = ([kind for kind in kinds if kind not in few] for kinds in of[:3])
-    return Sides(*kept, few)
+    rings, servers, machines = ([kind for kind in kinds if kind not in few] for kinds in of[:3])
+    return Sides(rings, servers, machines, few)
 
 
 def ran_alike(runs: Sequence[Run], others: Sequence[Run]) -> bool:

@@ -1,26 +1,36 @@
 """What a report says: of one comparison, or of several. `page.py` writes it, a terminal prints it."""
 
-from collections.abc import Sequence
+import textwrap
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from itertools import groupby
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from hvdtrain import plot_style
 from hvdtrain.errors import UsageError
-from hvdtrain.report import fairness, page
+from hvdtrain.formatting import three_digits, with_noun
+from hvdtrain.report import fairness, figures, page
+from hvdtrain.report.answer import Answer, reach_answer
+from hvdtrain.report.caveats import caveats
 from hvdtrain.report.columns import COLUMNS, Setting
 from hvdtrain.report.comparisons import Comparison, split_into_comparisons
+from hvdtrain.report.contenders import DEFAULT, Margins, same_network
 from hvdtrain.report.fairness import EqualField, format_value
-from hvdtrain.report.headline import Verdict, reach_verdict
 from hvdtrain.report.membership import membership_table
 from hvdtrain.report.page import Plot
 from hvdtrain.report.results import Group, Row, result_rows, scales_weakly, summarise, summary_table
-from hvdtrain.report.table import Table, markdown, words_table
-from hvdtrain.report.verdict import DEFAULT, Margins, same_network
+from hvdtrain.report.table import Table, markdown, rich_table, words_table
 from hvdtrain.runs.fields import field_value
+from hvdtrain.runs.network_bound import network_bound
 from hvdtrain.runs.read import Run, display_names, finished_by_kind
 
+if TYPE_CHECKING:
+    from hvdtrain.console import Console
+
 _CHECKED = "Checked before anything was compared; runs that differ in one of these are refused."
+_READ = "×2+1 is 2 workers and 1 server; speeds and times are geometric means, with their range"
+UNFOLDED = 5  # plots
+_MARGIN = 10  # columns of a terminal, for what a line is
 
 
 @dataclass(frozen=True)
@@ -28,15 +38,15 @@ class Content:
     """What a report says, without its plots.
 
     Attributes:
-        comparisons: each with its verdict.
-        title: the headline, or of several comparisons what they differ in.
+        comparisons: each with its answer.
+        title: the word, or of several comparisons what they differ in.
         rows, groups: each run's figures, and their summary by setting and kind.
         equal: what was found equal in all runs.
         omitted: runs that are not in the tables, and why, a line each.
         runs: the finished runs with their names, in the order of rows.
     """
 
-    comparisons: list[tuple[Comparison, Verdict]]
+    comparisons: list[tuple[Comparison, Answer]]
     title: str
     rows: list[Row]
     groups: list[Group]
@@ -47,68 +57,98 @@ class Content:
     @property
     def data(self) -> dict[str, Any]:
         """The content of verdict.json."""
-        listed = [{"comparison": of.title, **verdict.data} for of, verdict in self.comparisons]
+        listed = [{"comparison": of.title, **answer.data} for of, answer in self.comparisons]
         return {"comparisons": listed} if len(listed) > 1 else self.comparisons[0][1].data
-
-    @property
-    def varied(self) -> list[str]:
-        """The columns that tell the comparisons apart."""
-        return Setting.varied(group.setting for group in self.groups)
-
-    @property
-    def headlines(self) -> list[str]:
-        """The title, and of several comparisons the headline of each in which something is compared."""
-        several = [(of, verdict) for of, verdict in self.comparisons if of.title and len(of.by_kind) > 1]
-        return [self.title, *(f"{of.title}: {verdict.headline}" for of, verdict in several)]
-
-    @property
-    def caveats(self) -> list[str]:
-        return list(dict.fromkeys(line for _, verdict in self.comparisons for line in verdict.caveats))
-
-    def terminal(self) -> tuple[Table, list[str]]:
-        """The table that is printed, and the lines below it."""
-        sentences = self.comparisons[0][1].sentences if len(self.comparisons) == 1 else []
-        lines = [*self.headlines, *(f"- {line}" for line in self.caveats), "", *sentences, *self.omitted]
-        return summary_table(self.groups, on_terminal=True), lines
 
     @property
     def colours(self) -> dict[str, str]:
         """Of the rows of tables, by their label."""
         return {group.kind.label: plot_style.colour(group.kind) for group in self.groups}
 
+    def print_to(self, console: "Console") -> None:
+        """On a terminal: the table, and the answer last, where the prompt comes."""
+        if len(self.comparisons) > 1:
+            console.print(self.title, soft_wrap=True)
+        for of, answer in self.comparisons:
+            if of.title:
+                console.print(f"\n{of.title}", style="bold")
+            console.print(rich_table(figures.table(answer.data)))
+            console.print(_READ, style="dim italic", soft_wrap=True)
+            if of is self.comparisons[-1][0] and self.omitted:
+                more = f" and {len(self.omitted) - 1} more: see report.html" if len(self.omitted) > 1 else ""
+                console.print(self.omitted[0] + more, soft_wrap=True)
+            console.print()
+            for label, text in _answer_lines(of, answer):
+                line = f"{label:{_MARGIN - 2}}  {text}"
+                if label != "next":  # which is pasted whole
+                    line = textwrap.fill(line, console.width, subsequent_indent=" " * _MARGIN, break_on_hyphens=False)
+                console.print(line, soft_wrap=True, style="bold" if label == answer.word else "")
+            if answer.data["next_s"]:
+                console.print(f"{'':{_MARGIN}}takes about {_minutes(answer.data['next_s'])}")
+
     def parts(self, plots: Sequence[Plot], tables: Sequence[Table] = (), notes: Sequence[str] = ()) -> list[str]:
-        """The page as Markdown: what was found, then what it was found in, then what it rests on."""
-        effect = [page.plot(plot) for plot in plots if plot.name == "effect"]
+        """The page as Markdown: the answer, what it was found in, what it rests on, and a block to paste."""
+        shown = {shown.name: shown for shown in plots}
+        ratios = shown.pop("ratios", None)
+        unfolded, folded = list(shown.values())[: UNFOLDED - 1], list(shown.values())[UNFOLDED - 1 :]
         left_out = [*self.omitted, *notes]
-        about: list[str] = []
-        for of, verdict in self.comparisons:
-            own = page.listed(verdict.sentences), f"Trained: {page.plain(_subject(of.runs[0]))}"
-            about += [page.details(of.title, *own)] if of.title else own
+        lines = list(dict.fromkeys(line for of, _ in self.comparisons for line in caveats(of.runs)))
         return [
-            f"**{page.plain(self.title)}**",
-            page.listed(self.headlines[1:]),
-            page.notice(self.caveats),
-            page.notice(["Not in the tables and plots:", *left_out]) if left_out else "",
-            *effect,
-            *about,
-            "## Summary",
+            *([f"# {page.plain(self.title)}"] if len(self.comparisons) > 1 else []),
+            *(part for of, answer in self.comparisons for part in self._answered(of, answer)),
+            page.plot(ratios) if ratios else "",
+            *map(page.plot, unfolded),
+            "## What it costs",
             markdown(replace(summary_table(self.groups), title="")),
             *map(markdown, tables),
-            *(["## Plots"] if len(plots) > len(effect) else []),
-            *(page.plot(plot) for plot in plots if plot.name != "effect"),
-            "## What it rests on",
+            page.details("More plots", *map(page.plot, folded)) if folded else "",
+            page.details(f"What to keep in mind: {len(lines)}", page.listed(lines)) if lines else "",
+            page.details(f"Not in the tables and plots: {len(left_out)}", page.listed(left_out)) if left_out else "",
             *(_differences(of) for of, _ in self.comparisons),
-            *([markdown(there)] if (there := membership_table(self.runs)) else []),
-            page.details("What was equal", _CHECKED, *_equal_tables(self.equal)),
+            page.details("Who was there", markdown(replace(there, title="")))
+            if (there := membership_table(self.runs)) else "",
+            page.details(f"What was equal: {len(self.equal)} things", _CHECKED, *_equal_tables(self.equal)),
             page.details("Machine and versions", _machine([run for _, run in self.runs])),
-        ]
+            "## To paste",
+            page.fenced([line for of, answer in self.comparisons for line in _pasted(of, answer)]),
+        ]  # fmt: skip
+
+    def _answered(self, of: Comparison, answer: Answer) -> Iterator[str]:
+        """The answer of a comparison with its table."""
+        yield f"## {page.plain(of.title)}: {answer.word}" if of.title else f"# {answer.word}"
+        (_, about), *lines = _answer_lines(of, answer)
+        yield page.plain(about)
+        for label, text in lines:
+            yield f"**{label}** {page.code(text) if label == 'next' else page.plain(text)}"
+        if answer.data["next_s"]:
+            yield f"It takes about {_minutes(answer.data['next_s'])}."
+        if links := _links(of):
+            yield page.plain(links)
+        yield markdown(figures.table(answer.data))
+
+
+def _answer_lines(of: Comparison, answer: Answer) -> list[tuple[str, str]]:
+    """Each line of an answer with what it is."""
+    lines = [(answer.word, _subject(of)), ("because", answer.because), *(("but", but) for but in answer.but)]
+    return [*lines, ("next", answer.next)]
+
+
+def _minutes(seconds: float) -> str:
+    return f"{max(1, round(seconds / 60)):,} min" if seconds < 5400 else f"{seconds / 3600:.1f} h"
+
+
+def _pasted(of: Comparison, answer: Answer) -> list[str]:
+    (_, about), *lines = _answer_lines(of, answer)
+    told = [f"- {label}: {page.code(text) if label == 'next' else page.plain(text)}" for label, text in lines]
+    head = f"**{answer.word}** {page.plain(', '.join(filter(None, [of.title, about])))}"
+    return [head, "", *told, "", *markdown(figures.table(answer.data)).splitlines(), ""]
 
 
 def collect(runs: Sequence[Run], margins: Margins = DEFAULT) -> Content:
     """Collect what there is to say.
 
     Args:
-        margins: what the verdict counts as a difference.
+        margins: what the answer counts as a difference.
 
     Raises:
         UsageError: none of the runs finished, or they differ in what should be equal.
@@ -120,13 +160,15 @@ def collect(runs: Sequence[Run], margins: Margins = DEFAULT) -> Content:
     if not finished:
         raise UsageError(f"no finished run to report: {'; '.join(omitted) or 'no runs were given'}")
     equal = [field for of in comparisons for field in fairness.check(of.runs)]
-    judged = [(of, reach_verdict(of.runs, margins)) for of in comparisons]
-    title = judged[0][1].headline
+    answered = [(of, reach_answer(of.runs, margins)) for of in comparisons]
+    title = answered[0][1].word
     if len(comparisons) > 1:
         equal = fairness.check_grid(finished)
         title = f"{len(comparisons)} comparisons; what differs between them is {_differing(comparisons, equal)}."
     rows = result_rows(finished)
-    return Content(judged, title, rows, summarise(rows), equal, omitted, [(names[run.folder], run) for run in finished])
+    return Content(
+        answered, title, rows, summarise(rows), equal, omitted, [(names[run.folder], run) for run in finished]
+    )
 
 
 def _differing(comparisons: Sequence[Comparison], equal: Sequence[EqualField]) -> str:
@@ -150,12 +192,12 @@ def _differing(comparisons: Sequence[Comparison], equal: Sequence[EqualField]) -
 
 
 def _also_varied(comparisons: Sequence[Comparison], is_weak: bool) -> list[str]:
-    """In what comparisons differ, the baseline aside, that is checked among runs of one kind alone.
+    """In what comparisons differ, one machine aside, that is checked among runs of one kind alone.
 
     Args:
         is_weak: they differ in the number of workers, and in what follows from it.
     """
-    own = [runs for comparison in comparisons if (runs := [r for r in comparison.runs if r.kind.mode != "single"])]
+    own = [runs for comparison in comparisons if (runs := [r for r in comparison.runs if r.kind.is_distributed])]
     follow = {"processes", "effective_lr", "server_bytes", *(["workers", "servers"] if is_weak else [])}
     words = {"mode": "modes", "workers": "workers", "servers": "servers", "samples": "samples trained on"} | _TITLES
     words |= {"hosts.cores_usable": "cores of each host", "bucket_mb": "size of messages"}
@@ -170,17 +212,30 @@ def _see_logs(run: Run) -> str:
     return f"; see {run.folder / 'logs'}" if (run.folder / "logs").is_dir() else ""
 
 
-def _subject(run: Run) -> str:
-    def of(field: str) -> str:
-        return format_value(field_value(run, field))
+def _subject(of: Comparison) -> str:
+    """`vggf, 2.2M weights, digits; 2 workers on one host of 2 cores`."""
+    run = next((run for run in of.runs if run.kind.is_distributed), of.runs[0])
+    manifest, weights = run.manifest, run.manifest.parameters
+    size = f"{three_digits(weights / 1e6)}M weights" if weights else ""
+    what = ", ".join(filter(None, [manifest.model, size, manifest.dataset]))
+    hosts, cores = len(manifest.hardware.hosts), manifest.hardware.cores_usable or manifest.hardware.cores
+    each = "GPUs" if (manifest.device or "").startswith("cuda") else with_noun(int(cores), "core") if cores else ""
+    place = "one host" if hosts < 2 else with_noun(hosts, "host")
+    sizes = sorted({run.kind.workers for run in of.runs if run.kind.family})
+    workers = " or ".join(map(str, sizes[1:] if len(sizes) > 1 and sizes[0] == 1 else sizes))
+    return f"{what}; {workers} worker{'s' * (workers != '1')} on {place}{f' of {each}' if each else ''}"
 
-    side = of("image_size")
-    return (
-        f"{of('model')} (width {of('width')}, {of('parameters')} weights) on {of('dataset')}: "
-        f"{of('train_samples')} training and {of('validation_samples')} validation images of {side}×{side} "
-        f"pixels in {of('classes')} classes; global batch {of('global_batch')}, {of('optimizer')}, learning "
-        f"rate {of('lr')}, threads of a worker: {of('threads_per_worker')}, device: {of('device')}."
-    )
+
+def _links(of: Comparison) -> str:
+    """The measured links between hosts, and the most samples/s that they allow; empty on one host."""
+    speeds = [link.gbit_s for run in of.runs for link in run.manifest.network.pairs]
+    bounds = {kind: bound for kind, runs in of.by_kind.items() if (bound := network_bound(runs[0]))}
+    if not speeds:
+        return ""
+    ends = dict.fromkeys(three_digits(speed) for speed in (min(speeds), max(speeds)))
+    allowed = ", ".join(f"{kind.label} {three_digits(bound)}" for kind, bound in bounds.items())
+    told = f"; whatever computes, they carry at most this many samples/s: {allowed}" if allowed else ""
+    return f"Links between hosts: {' to '.join(ends)} Gbit/s{told}."
 
 
 _TITLES = {
@@ -197,7 +252,7 @@ def _differences(of: Comparison) -> str:
     rows = [[title, *(format_value(field_value(run, f)) for run, *_ in kinds.values())] for f, title in _TITLES.items()]
     rows = [row for row in rows if len(set(row[1:])) > 1]
     title = ": ".join(filter(None, ["What differs", of.title]))
-    return markdown(words_table(title, ["", *(kind.label for kind in kinds)], rows)) if rows else ""
+    return page.details(title, markdown(words_table("", ["", *(kind.label for kind in kinds)], rows))) if rows else ""
 
 
 def _equal_tables(equal: Sequence[EqualField]) -> list[str]:

@@ -86,10 +86,9 @@ def _diverged(case: Case) -> Iterator[str]:
 
 
 def _busy_hosts(case: Case) -> Iterator[str]:
-    found = [line for _, runs in case.named for run in timed(runs) for line in beside_others(to_builtins(run.summary.load))]
-    if found:
-        runs = sum(len(timed(runs)) for _, runs in case.named)
-        yield f"in {len(found)} of {runs} runs hosts did other work beside: {found[0]}"
+    runs = [run for _, own in case.named for run in timed(own)]
+    if found := [line for run in runs for line in beside_others(to_builtins(run.summary.load))]:
+        yield f"in {len(found)} of {len(runs)} runs hosts did other work beside: {found[0]}"
 
 
 def _shared_cores(case: Case) -> Iterator[str]:
@@ -113,7 +112,8 @@ def _processes(case: Case) -> Iterator[str]:
             over = sum(logs) / len(logs) if logs else 0.0
             is_ahead = over >= math.log1p(case.margins.speed)
             if (case.found.word != RING and is_ahead) or (case.found.word == RING and over < 0):
-                yield f"{kind.label}, a ring of as many processes, did {figures.times(math.exp(over))} times {served.label}'s"
+                ratio = f"{figures.times(math.exp(over))} times the samples/s of {served.label}"
+                yield f"{kind.label}, a ring of as many processes, did {ratio}"
 
 
 def _processor_time(case: Case) -> Iterator[str]:

@@ -66,7 +66,7 @@ def row(field: Field, kind: Kind, reference: Kind) -> dict[str, Any]:
         "run": kind.label, "mode": kind.mode, "family": kind.family, "n": len(fast), "trainings": len(trained),
         "samples_per_s": geometric_mean(speeds) if speeds else None,
         "least": min(speeds, default=None), "most": max(speeds, default=None),
-        "ratio": over if logs else None, "ci_low": low, "ci_high": high,
+        "ratio": over if logs else None, "ci_low": low, "ci_high": high, "ratios": [math.exp(log) for log in logs],
         "accuracy": mean(trained, accuracy), "to_target": expected_time(runs),
         "cpu_s_per_1000_samples": mean(fast, cpu_s_per_1000_samples), "busiest_share": mean(fast, busiest_share),
     }  # fmt: skip

@@ -2,7 +2,6 @@
 
 import contextlib
 import dataclasses
-import re
 import shlex
 from collections.abc import Iterable, Sequence
 from pathlib import Path
@@ -35,7 +34,9 @@ def comparison(runs: Sequence[Run]) -> Path | None:
     return inner.parent if inner.name == "runs" else None
 
 
-def compare_command(runs: Sequence[Run], repeats: int, add: Iterable[str] = (), is_longer: bool = False, trainings: int = 0) -> str:
+def compare_command(
+    runs: Sequence[Run], repeats: int, add: Iterable[str] = (), is_longer: bool = False, trainings: int = 0
+) -> str:
     """The comparison of these runs with so many repeats, and with so many trainings where these are beside sprints.
 
     Args:
@@ -44,7 +45,7 @@ def compare_command(runs: Sequence[Run], repeats: int, add: Iterable[str] = (), 
     """
     configs = [config_of(run) for run in runs]
     words = ["hvdtrain", "compare", "--modes", ",".join(dict.fromkeys([*(run.kind.mode for run in runs), *add]))]
-    sizes = sorted({run.kind.workers for run in runs if run.kind.family in (modes.RING, modes.SERVERS)})
+    sizes = sorted({run.kind.workers for run in runs if run.kind.is_distributed})
     servers = sorted({run.kind.servers for run in runs if run.kind.servers})
     words += ["--workers", _joined(sizes)] if sizes else []
     words += ["--servers", _joined(servers)] if servers else []
@@ -97,8 +98,9 @@ def _place(runs: Sequence[Run]) -> list[str]:
     """Where: each host with the most ranks that any run had there."""
     slots: dict[str, int] = {}
     launched = [found for run in runs if (found := run.manifest.launch)]
-    for name, count in (re.fullmatch(r"(.*?)(?::(\d+))?", host).groups() for own in launched for host in own.hosts):
-        slots[name] = max(slots.get(name, 0), int(count or 1))
+    for host in (host for own in launched for host in own.hosts):
+        name, _, count = host.partition(":")
+        slots[name] = max(slots.get(name, 0), int(count) if count.isdecimal() else 1)
     launcher = next((own.launcher for own in launched if own.hosts and own.launcher), "local")
     return Launched(launcher, tuple(f"{name}:{count}" for name, count in slots.items())).place_options()
 

@@ -17,10 +17,8 @@ if TYPE_CHECKING:
 RunsByKind = dict[Kind, list[Run]]
 
 LOSS = (
-    "Lines: cross-entropy on the training batches, all workers together, each point the mean of about a "
-    "fiftieth of the run; one line for each repeat. Marks: loss on the validation images. Left says how "
-    "soon, right says how well each sample was used: methods that do the same mathematics lie on each other "
-    "there. The baseline of one process stands in every panel."
+    "Lines: cross-entropy on the training batches, one line for each repeat. Marks: on the validation images. Against "
+    "time it says how soon, against samples how well each was used: the same mathematics lies on itself there."
 )
 
 
@@ -45,8 +43,8 @@ def loss(comparisons: Sequence[Comparison], curves: Mapping[Path, LossCurve]) ->
 def _panels(comparisons: Sequence[Comparison]) -> Iterable[tuple[str, RunsByKind]]:
     """The runs of each panel, with its title: those of a comparison on one number of workers, with the baseline."""
     for of in comparisons:
-        for size in sorted({kind.workers for kind in of.by_kind if kind.mode != "single"}) or [1]:
-            own = {k: runs for k, runs in of.by_kind.items() if k.workers == size or k.mode == "single"}
+        for size in sorted({kind.workers for kind in of.by_kind if kind.is_distributed}) or [1]:
+            own = {k: runs for k, runs in of.by_kind.items() if k.workers == size or not k.is_distributed}
             yield ", ".join(filter(None, [of.title, with_noun(size, "worker")])), own
 
 
@@ -69,11 +67,7 @@ def _marker_style(kind: Kind) -> dict[str, Any]:
     }  # fmt: skip
 
 
-ACCURACY = (
-    "Accuracy on all validation images after so many seconds of training (set-up and evaluation do not "
-    "count). The dotted line is the target; higher and further left is better. The baseline of one process "
-    "stands in every panel."
-)
+ACCURACY = "On all validation images, after so many seconds of training. The dotted line is the target."
 
 
 def accuracy(comparisons: Sequence[Comparison]) -> "Figure | None":

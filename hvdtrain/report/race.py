@@ -1,4 +1,4 @@
-"""What the rule says of the speeds: the best ring against the best servers, and what is distributed against one machine."""
+"""What the rule says of speeds: the best ring against the best servers, what is distributed against one machine."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass

@@ -43,6 +43,10 @@ class Kind(NamedTuple):
         return "" if found == modes.ONE_MACHINE and " of " in self.variant else found
 
     @property
+    def is_distributed(self) -> bool:
+        return self.family in (modes.RING, modes.SERVERS)
+
+    @property
     def label(self) -> str:
         """`one machine, 2 cores`, `allreduce ×2`, `ps-sync ×2+1, zmq` (two workers and one server)."""
         size = f"{self.mode} ×{self.workers}" + (f"+{self.servers}" if self.servers else "")
