@@ -12,7 +12,7 @@ from hvdtrain.config.run_config import DEFAULT_EPOCHS
 from hvdtrain.report import figures, following, quality, race, rule
 from hvdtrain.report.contenders import DEFAULT, Field, Margins, Sides, mean_time_s, sides, timed, whole
 from hvdtrain.report.doubts import Case, doubts
-from hvdtrain.report.quality import NOT_SHOWN, WORSE, Quality
+from hvdtrain.report.quality import NOT_SHOWN, WORSE, Quality, trained
 from hvdtrain.report.race import EITHER, ONE_MACHINE, RING, SERVERS, UNKNOWN, Outcome, Race
 from hvdtrain.report.rule import LOOKS
 from hvdtrain.report.target import ratio_of_times
@@ -70,7 +70,7 @@ def _test(field: Field, found: Outcome, margins: Margins) -> dict[Kind, Quality]
         return {}
     one, other = found.pair
     pairs = [(one, other), (other, one)] if found.word == EITHER else [(one, other)]
-    return {a: quality.compare(field.by_kind[a], field.by_kind[b], margins.accuracy) for a, b in pairs}
+    return {a: quality.compare(field, a, b, margins.accuracy) for a, b in pairs}
 
 
 def _with_quality(field: Field, found: Outcome, tested: dict[Kind, Quality]) -> str:
@@ -82,7 +82,7 @@ def _with_quality(field: Field, found: Outcome, tested: dict[Kind, Quality]) -> 
     worse = next((kind for kind, own in tested.items() if own.state == WORSE), None)
     if worse:
         other = next(kind for kind in found.pair if kind != worse)
-        own, target = (figures.mean(whole(field.by_kind[kind]), figures.accuracy) or 0.0 for kind in (worse, other))
+        own, target = (figures.mean(trained(field, kind), figures.accuracy) or 0.0 for kind in (worse, other))
         aim = _target(field) or 1.0
         if own < aim - FAR_BELOW and target >= aim and other.family != worse.family:
             return race.OF_FAMILY.get(other.family, UNKNOWN)
@@ -145,7 +145,7 @@ def _speed(field: Field, kind: Kind) -> str:
 def _accuracies(case: Case, kind: Kind) -> str:
     assert case.found.pair
     other = next(k for k in case.found.pair if k != kind)
-    own = (figures.mean(whole(case.field.by_kind[k]), figures.accuracy) for k in (kind, other))
+    own = (figures.mean(trained(case.field, k), figures.accuracy) for k in (kind, other))
     return " beside ".join("none" if value is None else f"{value:.3f}" for value in own)
 
 
@@ -226,18 +226,18 @@ def _more_training(case: Case, runs: Sequence[Run], repeats: int) -> Next:
     """Where accuracies are far below the target, longer trainings tell, and more of them do not."""
     assert case.found.pair
     target = _target(case.field) or 0.0
-    best = max(figures.mean(whole(case.field.by_kind[k]), figures.accuracy) or 0.0 for k in case.found.pair)
-    trained = whole(runs)
-    if trained and best < target - FAR_BELOW:
-        seconds = following.LONGER * LOOKS[0] * len({run.kind for run in runs}) * mean_time_s(trained)
+    best = max(figures.mean(trained(case.field, k), figures.accuracy) or 0.0 for k in case.found.pair)
+    trainings = whole(runs)
+    if trainings and best < target - FAR_BELOW:
+        seconds = following.LONGER * LOOKS[0] * len({run.kind for run in runs}) * mean_time_s(trainings)
         command = following.compare_command(runs, max(repeats, LOOKS[0]), is_longer=True)
         return Next(command, seconds, f": trained too briefly for {target:g}")
-    done = max((run.repeat for run in trained), default=0)
+    done = max((run.repeat for run in trainings), default=0)
     more = next((look for look in LOOKS if look > done), LOOKS[-1])
-    if len(trained) == len(runs):
+    if len(trainings) == len(runs):
         return _comparison(runs, more, f": about {more} repeats would tell")
-    kinds = len({run.kind for run in trained}) or 2
-    seconds = (more - done) * kinds * mean_time_s(trained or runs)
+    kinds = len({run.kind for run in trainings}) or 2
+    seconds = (more - done) * kinds * mean_time_s(trainings or runs)
     command = following.compare_command(runs, repeats, trainings=more)
     return Next(command, seconds, f": about {more} trainings would tell")
 
@@ -245,16 +245,17 @@ def _more_training(case: Case, runs: Sequence[Run], repeats: int) -> Next:
 def _answering(case: Case) -> Kind:
     """The kind that the word stands for; of EITHER the faster."""
     assert case.found.pair
-    wanted = {word: family for family, word in race.OF_FAMILY.items()}.get(case.found.word)
+    families = {RING: modes.RING, SERVERS: modes.SERVERS, ONE_MACHINE: modes.ONE_MACHINE}
+    wanted = families.get(case.found.word)
     return next((kind for kind in case.found.pair if kind.family == wanted), case.found.pair[0])
 
 
 def _launch(runs: Sequence[Run]) -> Next:
     run = (whole(runs) or list(runs))[0]
-    trained = [own.summary.wall_s for own in whole(runs) if own.summary.wall_s]
+    took = [own.summary.wall_s for own in whole(runs) if own.summary.wall_s]
     samples, speed = run.manifest.train_samples, run.summary.samples_per_s
     guess = DEFAULT_EPOCHS * samples / speed if samples and speed else None
-    return Next(following.launch_line(run), sum(trained) / len(trained) if trained else guess)
+    return Next(following.launch_line(run), sum(took) / len(took) if took else guess)
 
 
 # verdict.json

@@ -26,7 +26,7 @@ class Column:
         name: in results.csv.
         heading: in tables.
         unit, digits: see formatting.with_unit.
-        is_shown: in the pages' summary too, beside results.csv, which has all.
+        is_shown: in the pages' table of what runs cost too, beside results.csv, which has all.
         value: the figure of a run, None where it was not measured; the field of this name, if not given.
         is_geometric: its mean over repeats is the geometric one, so that a ratio of two means is the mean of the ratios
             in each repeat: what is said of a lead, the table and scaling efficiency agree.
@@ -113,23 +113,23 @@ _COLUMNS = (
     Column("wall_s", "training time", "s", is_geometric=True),
     Column("epoch_s", "time of an epoch", "s", value=lambda run: _divided(run.summary.wall_s, epochs(run)),
            is_geometric=True),
-    Column("samples_per_s", "samples/s", is_shown=True, is_geometric=True),
+    Column("samples_per_s", "samples/s", is_geometric=True),
     Column("network_bound", "samples/s that the links allow", is_shown=True, value=network_bound),
     Column("worker_samples_per_s", "samples/s of a worker",
            value=lambda run: _divided(run.summary.samples_per_s, run.kind.workers), is_geometric=True),
     Column("process_samples_per_s", "samples/s of a process", is_shown=True,
            value=lambda run: _divided(run.summary.samples_per_s, run.kind.workers + run.kind.servers),
            is_geometric=True),
-    Column("cpu_s_per_1000_samples", "processor time of 1,000 samples", "s", is_shown=True,
+    Column("cpu_s_per_1000_samples", "processor time of 1,000 samples", "s",
            value=cpu_s_per_1000_samples),
-    Column("busiest_share", "samples of the busiest worker", "%", ".0f", True, busiest_share),
+    Column("busiest_share", "samples of the busiest worker", "%", ".0f", value=busiest_share),
     Column("scaling_efficiency", "scaling efficiency", digits=".2f", is_shown=True, is_geometric=True),
-    Column("val_accuracy", "validation accuracy", digits=".3f", is_shown=True),
+    Column("val_accuracy", "validation accuracy", digits=".3f"),
     Column("val_loss", "validation loss"),
     Column("best_val_loss", "best validation loss", value=best_val_loss),
     Column("test_loss", "test loss"),
     Column("test_accuracy", "test accuracy (top-1)", digits=".3f"),
-    Column("time_to_target_s", "time to target", "s", is_shown=True,
+    Column("time_to_target_s", "time to target", "s",
            is_geometric=True),
     Column("samples_to_target", value=samples_to_target, is_geometric=True),
     Column("exposed_comm_fraction", "comm. wait", "%", ".0f", is_shown=True),
@@ -142,6 +142,7 @@ _COLUMNS = (
     Column("staleness_max", "largest staleness", digits="g"),
     Column("peak_rss_mb", "memory", "MB", is_shown=True),
     Column("repeat", identifies=True),
+    Column("sprint", identifies=True),
 )  # fmt: skip
 COLUMNS = {column.name: column for column in _COLUMNS}
 # Figures of one evaluation, which tables of epochs have beside those above.

@@ -14,11 +14,11 @@ from hvdtrain.report.answer import Answer, reach_answer
 from hvdtrain.report.caveats import caveats
 from hvdtrain.report.columns import COLUMNS, Setting
 from hvdtrain.report.comparisons import Comparison, split_into_comparisons
-from hvdtrain.report.contenders import DEFAULT, Margins, same_network
+from hvdtrain.report.contenders import DEFAULT, Margins, same_network, timed
 from hvdtrain.report.fairness import EqualField, format_value
 from hvdtrain.report.membership import membership_table
 from hvdtrain.report.page import Plot
-from hvdtrain.report.results import Group, Row, result_rows, scales_weakly, summarise, summary_table
+from hvdtrain.report.results import Group, Row, cost_table, result_rows, scales_weakly, summarise
 from hvdtrain.report.table import Table, markdown, rich_table, words_table
 from hvdtrain.runs.fields import field_value
 from hvdtrain.runs.network_bound import network_bound
@@ -99,7 +99,7 @@ class Content:
             page.plot(ratios) if ratios else "",
             *map(page.plot, unfolded),
             "## What it costs",
-            markdown(replace(summary_table(self.groups), title="")),
+            markdown(cost_table(self.groups)),
             *map(markdown, tables),
             page.details("More plots", *map(page.plot, folded)) if folded else "",
             page.details(f"What to keep in mind: {len(lines)}", page.listed(lines)) if lines else "",
@@ -165,10 +165,10 @@ def collect(runs: Sequence[Run], margins: Margins = DEFAULT) -> Content:
     if len(comparisons) > 1:
         equal = fairness.check_grid(finished)
         title = f"{len(comparisons)} comparisons; what differs between them is {_differing(comparisons, equal)}."
-    rows = result_rows(finished)
-    return Content(
-        answered, title, rows, summarise(rows), equal, omitted, [(names[run.folder], run) for run in finished]
-    )
+    rows, named = result_rows(finished), [(names[run.folder], run) for run in finished]
+    fast = {run.folder for of in comparisons for members in of.by_kind.values() for run in timed(members)}
+    groups = summarise([row for row, run in zip(rows, finished, strict=True) if run.folder in fast])
+    return Content(answered, title, rows, groups, equal, omitted, named)
 
 
 def _differing(comparisons: Sequence[Comparison], equal: Sequence[EqualField]) -> str:

@@ -11,8 +11,8 @@ from hvdtrain.formatting import with_noun
 from hvdtrain.report import figures
 from hvdtrain.report.caveats import oversubscribed
 from hvdtrain.report.columns import cpu_s_per_1000_samples
-from hvdtrain.report.contenders import Field, Margins, Sides, timed, whole
-from hvdtrain.report.quality import Quality
+from hvdtrain.report.contenders import Field, Margins, Sides, timed
+from hvdtrain.report.quality import Quality, trained
 from hvdtrain.report.race import EITHER, ONE_MACHINE, RING, SERVERS, Outcome
 from hvdtrain.report.target import ratio_of_times
 from hvdtrain.runs.fields import field_value
@@ -69,7 +69,7 @@ def _one_did_it_all(case: Case) -> Iterator[str]:
 
 def _learned_less(case: Case) -> Iterator[str]:
     for kind in case.dropped:
-        own = figures.mean(whole(case.field.by_kind[kind]), figures.accuracy)
+        own = figures.mean(trained(case.field, kind), figures.accuracy)
         yield f"{kind.label} did more samples/s, and learned less: {own or 0:.3f}"
 
 

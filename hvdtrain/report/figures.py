@@ -10,6 +10,7 @@ from hvdtrain.formatting import three_digits, with_noun, with_unit
 from hvdtrain.report import rule
 from hvdtrain.report.columns import busiest_share, cpu_s_per_1000_samples
 from hvdtrain.report.contenders import Field, Figure, Sides, speed, timed, whole
+from hvdtrain.report.quality import trained
 from hvdtrain.report.race import Race
 from hvdtrain.report.rule import Lead
 from hvdtrain.report.table import Cell, Table
@@ -58,16 +59,16 @@ def accuracy(run: Run) -> float | None:
 def row(field: Field, kind: Kind, reference: Kind) -> dict[str, Any]:
     """Of verdict.json: what is known of a kind of runs, its speed beside the reference's too."""
     runs = field.by_kind[kind]
-    fast, trained = timed(runs), whole(runs)
+    fast = timed(runs)
     speeds = [value for run in fast if (value := speed(run))]
     logs = field.log_ratios(kind, reference) if kind != reference else [0.0]
     over, low, high = ratio(rule.at_look(logs))
     return {
-        "run": kind.label, "mode": kind.mode, "family": kind.family, "n": len(fast), "trainings": len(trained),
+        "run": kind.label, "mode": kind.mode, "family": kind.family, "n": len(fast), "trainings": len(whole(runs)),
         "samples_per_s": geometric_mean(speeds) if speeds else None,
         "least": min(speeds, default=None), "most": max(speeds, default=None),
         "ratio": over if logs else None, "ci_low": low, "ci_high": high, "ratios": [math.exp(log) for log in logs],
-        "accuracy": mean(trained, accuracy), "to_target": expected_time(runs),
+        "accuracy": mean(trained(field, kind), accuracy), "to_target": expected_time(runs),
         "cpu_s_per_1000_samples": mean(fast, cpu_s_per_1000_samples), "busiest_share": mean(fast, busiest_share),
     }  # fmt: skip
 

@@ -107,11 +107,9 @@ def _place(runs: Sequence[Run]) -> list[str]:
 
 def launch_line(run: Run) -> str:
     """What trains as this run did, without what a comparison decides."""
-    usual = RunConfig()
-    own = {name: getattr(usual, name) for name in ("repeat", "threads", "seed", "snapshot_every")}
     found = config_of(run)
-    own |= {name: getattr(usual, name) for name in ("sprint", *LENGTHS) if hasattr(found, name)}
-    config = dataclasses.replace(found, **own)
+    decided = [name for name in ("repeat", "threads", "seed", "snapshot_every", "sprint") if hasattr(found, name)]
+    config = dataclasses.replace(found, **{name: getattr(RunConfig, name) for name in decided})
     if run.kind.family == modes.ONE_MACHINE:
         return shlex.join(["hvdtrain", "train", *config.to_args()])
     how = run.manifest.launch

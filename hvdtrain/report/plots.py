@@ -17,7 +17,7 @@ def draw(answered: Sequence[tuple[Comparison, Answer]]) -> tuple[list[Plot], lis
     """Every plot that the finished runs have data for, and notes on steps that are missing in them, a line each."""
     from matplotlib import rc_context
 
-    comparisons = [of for of, _ in answered]
+    comparisons = [replace(of, runs=[run for run in of.runs if run.kind.family] or of.runs) for of, _ in answered]
     trained = [replace(of, runs=runs) for of in comparisons if (runs := whole(of.runs))]
     curves, notes = _loss_curves(trained)
     with rc_context(plot_style.RC):

@@ -5,9 +5,9 @@ from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 from hvdtrain import modes
-from hvdtrain.report.contenders import whole
+from hvdtrain.report.contenders import Field, whole
 from hvdtrain.report.rule import Lead, at_look, look_at
-from hvdtrain.runs.read import Run
+from hvdtrain.runs.read import Kind, Run
 
 SAME, AS_GOOD, WORSE, NOT_SHOWN = "the same mathematics", "as good", "worse", "not shown"
 ANSWERS = "answers.bin"  # in a run's folder: of each validation image, in order, a bit: whether it was told rightly
@@ -27,16 +27,18 @@ class Quality(NamedTuple):
     by: str = "seeds"
 
 
-def compare(runs: Sequence[Run], others: Sequence[Run], margin: float) -> Quality:
-    """Whether some are as good as others.
+def compare(field: Field, kind: Kind, opponent: Kind, margin: float) -> Quality:
+    """Whether one kind is as good as another.
 
     They are where the interval of the difference is above -margin (non-inferiority), worse where it is below, and need
     no test where they do the same mathematics.
     """
-    if same_mathematics(runs, others):
+    if same_mathematics(field.by_kind[kind], field.by_kind[opponent]):
         return Quality(SAME)
-    first, second = ({run.repeat: run for run in whole(own) if run.summary.val_accuracy is not None}
-                     for own in (runs, others))  # fmt: skip
+    first, second = (
+        {run.repeat: run for run in trained(field, own) if run.summary.val_accuracy is not None}
+        for own in (kind, opponent)
+    )
     pairs = [(first[repeat], second[repeat]) for repeat in sorted(first.keys() & second.keys())]
     if not pairs:
         return Quality(NOT_SHOWN)
@@ -49,20 +51,30 @@ def compare(runs: Sequence[Run], others: Sequence[Run], margin: float) -> Qualit
     return Quality(state, found, by)
 
 
+def mathematics(run: Run) -> tuple[Any, ...]:
+    """What a step computes: the same of all that work in lockstep and lose nothing in messages; else the mode, its
+    workers and its options.
+    """
+    options = sorted((name, str(value)) for name, value in run.manifest.options.items() if name not in _CARRIED)
+    is_lockstep = run.kind.mode in modes.names() and modes.declared(run.kind.mode).lockstep
+    return ("in step",) if is_lockstep and not options else (run.kind.mode, run.kind.workers, *options)
+
+
 def same_mathematics(runs: Sequence[Run], others: Sequence[Run]) -> bool:
-    """Whether they differ in how they compute a step at most: in lockstep, nothing lost in messages, equal samples."""
-    if not all(map(_is_exact, (runs[0], others[0]))):
-        return False
+    """Whether they compute the same steps, and saw equal samples where they did equally many."""
     seen: dict[Any, set[str | None]] = {}
     for run in (*runs, *others):
         key = run.repeat, run.summary.steps, run.summary.samples
         seen.setdefault(key, set()).add(run.summary.samples_digest)
-    return all(len(digests) == 1 for digests in seen.values())
+    is_equal = all(len(digests) == 1 for digests in seen.values())
+    return mathematics(runs[0]) == mathematics(others[0]) and (is_equal or mathematics(runs[0]) != ("in step",))
 
 
-def _is_exact(run: Run) -> bool:
-    is_known = run.kind.mode in modes.names()
-    return is_known and modes.declared(run.kind.mode).lockstep and not run.manifest.options.keys() - _CARRIED
+def trained(field: Field, kind: Kind) -> list[Run]:
+    """The trainings of a kind, or where it has none, those of one that does the same mathematics."""
+    same = mathematics(field.by_kind[kind][0])
+    others = (runs for runs in field.by_kind.values() if mathematics(runs[0]) == same)
+    return next((found for runs in (field.by_kind[kind], *others) if (found := whole(runs))), [])
 
 
 def _accuracy(run: Run) -> float:

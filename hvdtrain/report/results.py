@@ -106,8 +106,8 @@ def format_range(name: str, found: Spread, format_value: Callable[[str, float], 
     return f"{low_number}–{high_number}" if low_unit == high_unit else f"{low}–{high}"
 
 
-def summary_table(groups: Sequence[Group]) -> Table:
-    """The groups' figures, behind what their settings differ in."""
+def cost_table(groups: Sequence[Group]) -> Table:
+    """What the groups cost, behind what their settings differ in."""
     varied = Setting.varied(group.setting for group in groups)
     columns = [c for c in COLUMNS.values() if c.is_shown and any(group[c.name] for group in groups)]
     rows = []
@@ -117,7 +117,7 @@ def summary_table(groups: Sequence[Group]) -> Table:
         rows.append((group.kind.label, [*setting, Cell(str(group.n)), *cells]))
     headings = [*(COLUMNS[name].heading for name in varied), "n", *(column.heading for column in columns)]
     notes = ["n runs each" + (f", with range: {MEANS}" if any(group.n > 1 for group in groups) else "")]
-    return Table("summary", "Summary", notes, "run", [("", text) for text in headings], rows)
+    return Table("costs", "", notes, "run", [("", text) for text in headings], rows)
 
 
 def scales_weakly(rows: Sequence[Row]) -> bool:
