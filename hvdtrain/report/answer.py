@@ -104,7 +104,7 @@ def _because(case: Case) -> str:
     if not found.pair:
         listed = [f"{kind.label} did {_speed(field, kind)} samples/s" for kind in field.by_kind]
         return f"{', '.join(listed)}, and there is nothing to compare that with"
-    shown = found.open or (found.gate if found.word == ONE_MACHINE or not found.main else found.main)
+    shown = found.open[0] if found.open else (found.gate if found.word == ONE_MACHINE or not found.main else found.main)
     assert shown
     text = _lead(case, shown.turned)
     if found.word == ONE_MACHINE and shown.lead.mean > 0:
@@ -210,11 +210,12 @@ def _comparison(runs: Sequence[Run], repeats: int, tells: str = "", **more: Any)
 
 
 def _more_repeats(case: Case, runs: Sequence[Run], repeats: int) -> Next:
-    shown = case.found.open
-    assert shown
-    needed = rule.repeats_needed(shown.lead, case.margins.speed, shown.size, shown is case.found.gate)
-    lost = repeats - shown.lead.n  # repeats that only one side has, or that ran at another time
-    words = f"{needed} or more" if shown.lead.n < 2 else f"about {needed}" if needed else f"not even {LOOKS[-1]}"
+    races, margin = case.found.open, case.margins.speed
+    each = [rule.repeats_needed(own.lead, margin, own.size, own is case.found.gate) for own in races]
+    needed = None if None in each else max(filter(None, each))
+    done = min(own.lead.n for own in races)
+    lost = repeats - done  # repeats that only one side has, or that ran at another time
+    words = f"{needed} or more" if done < 2 else f"about {needed}" if needed else f"not even {LOOKS[-1]}"
     tells = f": {words} repeats would tell" + ("" if needed else ", longer runs may")
     add = [] if case.of.machines else [n for n in modes.names() if modes.declared(n).family == modes.ONE_MACHINE]
     if needed:

@@ -9,6 +9,7 @@ from datetime import datetime
 
 from msgspec import to_builtins
 
+from hvdtrain import modes
 from hvdtrain.errors import UsageError
 from hvdtrain.formatting import with_noun
 from hvdtrain.numerics.slowdown import factor_of_all
@@ -43,6 +44,10 @@ def _each(sentence: str, told: Callable[[Kind, list[Run]], str], between: str = 
         return sentence.format(listed) if listed else ""
 
     return caveat
+
+
+def _is_asynchronous(run: Run) -> bool:
+    return run.kind.mode in modes.names() and not modes.declared(run.kind.mode).lockstep
 
 
 def _restricted(kind: Kind, runs: list[Run]) -> str:
@@ -173,7 +178,7 @@ _CAVEATS: tuple[Caveat, ...] = (
     ),
     _of(
         "Each push counts whole, so N pushes move the weights N times as far as one averaged step: {}.",
-        lambda run: run.manifest.push_scale == "none" and run.kind.servers > 0 and not run.manifest.backup,
+        lambda run: run.manifest.push_scale == "none" and _is_asynchronous(run),
     ),
     _differing(
         "The learning rate that one gradient is applied with differs: {}. Where each push counts 1/N, N pushes move "

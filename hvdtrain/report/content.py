@@ -61,6 +61,11 @@ class Content:
         return {"comparisons": listed} if len(listed) > 1 else self.comparisons[0][1].data
 
     @property
+    def answered(self) -> list[tuple[Comparison, Answer]]:
+        """The comparisons in which something is compared, or all."""
+        return [own for own in self.comparisons if len(own[0].by_kind) > 1] or self.comparisons
+
+    @property
     def colours(self) -> dict[str, str]:
         """Of the rows of tables, by their label."""
         return {group.kind.label: plot_style.colour(group.kind) for group in self.groups}
@@ -69,12 +74,12 @@ class Content:
         """On a terminal: the table, and the answer last, where the prompt comes."""
         if len(self.comparisons) > 1:
             console.print(self.title, soft_wrap=True)
-        for of, answer in self.comparisons:
+        for of, answer in self.answered:
             if of.title:
                 console.print(f"\n{of.title}", style="bold")
             console.print(rich_table(figures.table(answer.data)))
             console.print(_READ, style="dim italic", soft_wrap=True)
-            if of is self.comparisons[-1][0] and self.omitted:
+            if of is self.answered[-1][0] and self.omitted:
                 more = f" and {len(self.omitted) - 1} more: see report.html" if len(self.omitted) > 1 else ""
                 console.print(self.omitted[0] + more, soft_wrap=True)
             console.print()
@@ -95,7 +100,7 @@ class Content:
         lines = list(dict.fromkeys(line for of, _ in self.comparisons for line in caveats(of.runs)))
         return [
             *([f"# {page.plain(self.title)}"] if len(self.comparisons) > 1 else []),
-            *(part for of, answer in self.comparisons for part in self._answered(of, answer)),
+            *(part for of, answer in self.answered for part in self._answered(of, answer)),
             page.plot(ratios) if ratios else "",
             *map(page.plot, unfolded),
             "## What it costs",
@@ -110,7 +115,7 @@ class Content:
             page.details(f"What was equal: {len(self.equal)} things", _CHECKED, *_equal_tables(self.equal)),
             page.details("Machine and versions", _machine([run for _, run in self.runs])),
             "## To paste",
-            page.fenced([line for of, answer in self.comparisons for line in _pasted(of, answer)]),
+            page.fenced([line for of, answer in self.answered for line in _pasted(of, answer)]),
         ]  # fmt: skip
 
     def _answered(self, of: Comparison, answer: Answer) -> Iterator[str]:

@@ -25,7 +25,7 @@ def config_of(run: Run) -> RunConfig:
     """What the run was asked to do; where that cannot be read, its mode alone."""
     with contextlib.suppress(UsageError, OSError, TypeError, ValueError):
         return RunConfig(**read_config(run.folder / CONFIG))
-    return RunConfig(mode=run.kind.mode, servers=run.kind.servers)
+    return RunConfig(mode=run.kind.mode, servers=run.kind.servers, snapshot_every="never")
 
 
 def comparison(runs: Sequence[Run]) -> Path | None:

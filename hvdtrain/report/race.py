@@ -54,13 +54,13 @@ class Outcome:
     Attributes:
         main: ring against servers; where there is one of these families alone, its first mode against its others.
         gate: what is distributed against one machine.
-        open: which of the two is not decided.
+        open: which of the two are not decided.
     """
 
     word: str
     main: Race | None
     gate: Race | None
-    open: Race | None = None
+    open: tuple[Race, ...] = ()
 
     @property
     def pair(self) -> tuple[Kind, Kind] | None:
@@ -78,14 +78,13 @@ def run(field: Field, of: Sides, margin: float) -> Outcome:
     pays: Any = rule.pays(gate.lead, margin) if gate else AHEAD
     if pays == BEHIND:
         return Outcome(ONE_MACHINE, main, gate)
-    if pays == OPEN:
-        return Outcome(UNKNOWN, main, gate, gate)
-    if not main:
+    found = int(rule.judge(main.lead, margin)) if main else None
+    races = tuple(race for race, state in ((main, found), (gate, pays)) if race and state == OPEN)
+    if races:
+        return Outcome(UNKNOWN, main, gate, races)
+    if not main or found is None:
         word = OF_FAMILY[of.distributed[0].family] if gate else UNKNOWN
         return Outcome(word, main, gate)
-    found = int(rule.judge(main.lead, margin))
-    if found == OPEN:
-        return Outcome(UNKNOWN, main, gate, main)
     if not two_families:
         return Outcome(OF_FAMILY[main.one.family], main, gate)
     return Outcome({AHEAD: RING, BEHIND: SERVERS, LEVEL: EITHER}[found], main, gate)

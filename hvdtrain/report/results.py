@@ -46,7 +46,8 @@ def result_rows(runs: Sequence[Run]) -> list[Row]:
     is_weak = scales_weakly(rows)
     baselines = _baselines(rows, is_weak)
     for row in rows:
-        row["scaling_efficiency"] = _scaling_efficiency(row, baselines.get(_scaling_key(row, is_weak), []))
+        key = row["threads_per_worker"], _scaling_key(row, is_weak)
+        row["scaling_efficiency"] = _scaling_efficiency(row, baselines.get(key, []))
     return rows
 
 
@@ -147,11 +148,11 @@ def _scaling_key(row: Row, is_weak: bool) -> Hashable:
 
 
 def _baselines(rows: Sequence[Row], is_weak: bool) -> dict[Hashable, list[Row]]:
-    """The one-worker baseline of each model and batch, chosen as the column scaling_efficiency says."""
+    """The one-worker baselines by threads, model and batch, chosen as the column scaling_efficiency says."""
     found: dict[Hashable, dict[Kind, list[Row]]] = {}
     for row in rows:
         if row["workers"] == 1 and row["samples_per_s"]:
-            kinds = found.setdefault(_scaling_key(row, is_weak), {})
+            kinds = found.setdefault((row["threads_per_worker"], _scaling_key(row, is_weak)), {})
             kinds.setdefault(Kind.of_row(row), []).append(row)
     return {key: kinds[min(kinds, key=lambda kind: kind.order)] for key, kinds in found.items()}
 

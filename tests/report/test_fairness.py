@@ -16,7 +16,7 @@ from hvdtrain.report.caveats import caveats
         ("hvdtrain", "0.2.0"), ("model", "vgg16"), ("parameters", 1), ("width", 0.5), ("image_size", 64),
         ("dropout", 0.5), ("dataset_hash", "f00d" * 8), ("train_samples", 1), ("validation_samples", 1),
         ("classes", 2), ("global_batch", 32), ("lr", 0.01), ("optimizer", "sgd"), ("momentum", 0.0),
-        ("weight_decay", 0.1), ("threads_per_worker", 2), ("device", "cuda"), ("deterministic", True),
+        ("weight_decay", 0.1), ("device", "cuda"), ("deterministic", True),
         ("seed", 7), ("initial_weights", "others"),
     ],
 )  # fmt: skip
@@ -27,6 +27,12 @@ def test_runs_that_differ_in_what_should_be_equal_are_refused(field, other):
     assert f": {field} differs" in said
     assert "in single-w1-s0-r1, allreduce-w2-s0-r1;" in said and "in ps-sync-w2-s1-r1 (" in said
     assert "\n" not in said
+
+
+def test_workers_have_as_many_threads_and_one_process_may_have_a_machine():
+    fairness.check([run(change={"threads_per_worker": 8}), run("allreduce", 2)])
+    with pytest.raises(UsageError, match="threads_per_worker differs: '1' in allreduce-w2-s0-r1; '2' in ps-sync"):
+        fairness.check([run("allreduce", 2), run("ps-sync", 2, 1, change={"threads_per_worker": 2})])
 
 
 @pytest.mark.parametrize(
@@ -87,7 +93,7 @@ def test_the_cores_that_processes_may_use_are_equal_in_runs_of_one_kind_and_told
     told = "Processes could use different numbers of their host's cores"
     assert not any(told in line for line in caveats([run(change=on(2)), ring]))
     [line] = [line for line in caveats([run(change=on(2.5)), ring]) if told in line]
-    assert line.endswith(": single 2.5, allreduce ×2 2.")
+    assert line.endswith("one machine, 2 cores 2.5, allreduce ×2 2.")
     with pytest.raises(UsageError, match="hosts.cores_usable differs .*: '2, 2' in allreduce-w2-s0-r1; '1, 2' in"):
         fairness.check([run(change=on(2)), ring, run(*again, change=on(2, 1))])
 

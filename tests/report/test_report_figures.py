@@ -1,7 +1,6 @@
 """The report's content: that its figures and words follow from the runs."""
 
 import csv
-import io
 import math
 from pathlib import Path
 from statistics import geometric_mean
@@ -10,24 +9,24 @@ import pytest
 from helpers.report_runs import BATCH, EPOCHS, PER_EPOCH, run
 from hypothesis import given
 from hypothesis import strategies as st
-from rich.console import Console
 
 from hvdtrain.formatting import format_bytes
 from hvdtrain.report import plots, results
 from hvdtrain.report.caveats import caveats
-from hvdtrain.report.columns import COLUMNS, SUMMARY, TERMINAL, TERMINAL_RANGE, format_figure
+from hvdtrain.report.columns import COLUMNS, format_figure
+from hvdtrain.report.content import collect
 from hvdtrain.report.step_parts import step_parts
-from hvdtrain.report.table import fitting
 from hvdtrain.runs.loss_curve import MAX_POINTS, loss_curve
 from hvdtrain.runs.network_bound import network_bound
 from hvdtrain.runs.schema import Step
 
 NAMES = """
-    mode workers servers variant model parameters global_batch lr slow steps_per_epoch steps samples epochs wall_s
-    epoch_s samples_per_s network_bound worker_samples_per_s process_samples_per_s cpu_s_per_1000_samples
-    scaling_efficiency val_accuracy val_loss best_val_loss test_loss test_accuracy
+    mode workers servers variant model parameters threads_per_worker global_batch lr slow steps_per_epoch steps
+    samples epochs wall_s epoch_s samples_per_s network_bound worker_samples_per_s process_samples_per_s
+    cpu_s_per_1000_samples
+    busiest_share scaling_efficiency val_accuracy val_loss best_val_loss test_loss test_accuracy
     time_to_target_s samples_to_target exposed_comm_fraction step_p50_s step_p95_s step_p99_s bytes_sent_per_step
-    bytes_sent_per_1000_samples staleness_mean staleness_max peak_rss_mb repeat
+    bytes_sent_per_1000_samples staleness_mean staleness_max peak_rss_mb repeat sprint
 """
 
 
@@ -51,14 +50,6 @@ def test_servers_cost_as_much_as_workers_do():
     assert row["cpu_s_per_1000_samples"] == pytest.approx(1000 * 30 / (BATCH * PER_EPOCH * EPOCHS))
     [old] = results.result_rows([run("ps-sync", 2, 1, processes=None)])
     assert old["cpu_s_per_1000_samples"] is None
-
-
-def test_a_figure_stands_in_every_table_that_its_column_names():
-    groups = results.summarise(results.result_rows([run("ps-async", 2, 1, histogram={"0": 1})]))
-    for on_terminal, places in ((False, {SUMMARY}), (True, {TERMINAL, TERMINAL_RANGE})):
-        shown = [c for c in COLUMNS.values() if places & set(c.shown) and groups[0][c.name]]
-        headings = [(c.short if on_terminal else "") or c.heading for c in shown]
-        assert [heading for _, heading in results.summary_table(groups, on_terminal).columns[1:]] == headings
 
 
 def over(hosts, gbit_s, **more):
@@ -99,13 +90,17 @@ def test_without_a_measured_link_or_a_crossing_there_is_no_bound():
     assert half == 2 * network_bound(run("allreduce", 2, change=over(two, 0.8)))
 
 
+def baseline(**more):
+    return run(change={"threads_per_worker": 1}, **more)
+
+
 def efficiencies(*runs):
     return [row["scaling_efficiency"] for row in results.result_rows(runs)]
 
 
 def test_scaling_efficiency_is_over_the_single_run_of_the_repeat():
     found = efficiencies(
-        run(speed=100.0), run(repeat=2, speed=110.0), run("allreduce", 2, speed=150.0),
+        baseline(speed=100.0), baseline(repeat=2, speed=110.0), run("allreduce", 2, speed=150.0),
         run("allreduce", 2, repeat=2, speed=176.0), run("allreduce", 2, repeat=3, speed=168.0),
     )  # fmt: skip
     # 150/(2·100), 176/(2·110); the third repeat has no single run, so the geometric mean: 168/(2·√11000)
@@ -124,7 +119,9 @@ def test_without_single_runs_all_modes_have_the_same_other_baseline():
 def test_efficiency_in_the_table_is_what_its_own_speeds_give(speeds):
     kinds = [(), ("allreduce", 2), ("ps-sync", 2, 1)]
     runs = [
-        run(*kind, repeat=r, speed=s) for r, each in enumerate(speeds, 1) for kind, s in zip(kinds, each, strict=True)
+        run(*kind, repeat=r, speed=s, change={"threads_per_worker": 1})
+        for r, each in enumerate(speeds, 1)
+        for kind, s in zip(kinds, each, strict=True)
     ]
     single, *others = results.summarise(results.result_rows(runs))
     ideals = set()
@@ -157,7 +154,7 @@ def test_the_parts_of_a_step_are_its_wall_time_and_the_fastest_has_the_shortest_
     ring, served = step_parts(runs[:3]), step_parts(runs[3:])
     assert sum(ring.values()) == pytest.approx(BATCH / geometric_mean([100.0, 160.0, 200.0]))
     assert sum(served.values()) == pytest.approx(0.64) and served["barrier"] == pytest.approx(0.1)
-    [drawn] = [plot.svg for plot in plots.draw(runs)[0] if plot.name == "step-time"]
+    [drawn] = [plot.svg for plot in plots.draw(collect(runs).comparisons)[0] if plot.name == "step-time"]
     assert "waiting between steps" in drawn and "640 ms" in drawn
 
 
@@ -196,31 +193,6 @@ def test_a_loss_curve_keeps_the_mean_over_samples(rows, workers):
     assert total == pytest.approx(sum(samples * loss for _, samples, loss in rows), abs=1e-6)
 
 
-def test_the_terminal_table_fits_and_no_figure_is_broken():
-    runs = [
-        run(mode, workers, servers, repeat, 120.0 * workers + 99 * repeat, histogram={"0": 1, "63": 1})
-        for mode, workers, servers in (("single", 1, 0), ("ps-async", 16, 4), ("allreduce", 16, 0))
-        for repeat in (1, 2, 3)
-    ]
-    table = results.summary_table(results.summarise(results.result_rows(runs)), on_terminal=True)
-
-    def printed(width):
-        console = Console(width=width, file=io.StringIO())
-        with console.capture() as captured:
-            console.print(*fitting(table, width))
-        return captured.get().splitlines()
-
-    # A heading of two lines, a rule, each kind's means and ranges: nothing was folded or cut.
-    lines = printed(100)
-    assert len(lines) == 3 + 2 * 3 and "2,019–2,217" in lines[8] and "ps-async ×16+4 3" in lines[7]
-    for width in (80, 40):
-        narrow = "\n".join(printed(width))
-        figures = [text for _, cells in table.rows for cell in cells for text in (cell.text, cell.detail)]
-        assert all(figure in narrow for figure in figures) and narrow.count("ps-async ×16+4 ") > 1
-    parts = list(fitting(table, 40, first=1))  # as the batch of a grid's rows is in each
-    assert len(parts) > 2 and {str(part.columns[1].header).strip() for part in parts} == {"n"}
-
-
 # What to keep in mind
 
 
@@ -254,7 +226,7 @@ def three(*args, speeds, **more):
         ("share a seed", [run(), run(repeat=2, change={"seed": 1})], three(speeds=(1, 2))),
         ("Dropout is on", [run(change={"dropout": 0.5})], [run()]),
         ("Batch norm", [run(change={"model": "vgg11_bn"})], [run()]),
-        ("became NaN: single", [run(val_loss=math.nan)], [run()]),
+        ("became NaN: one machine", [run(val_loss=math.nan)], [run()]),
         ("does not charge", [run(), run("ps-sync", 2, 1)], [run(), run("allreduce", 2)]),
         ("48 hours apart", [run(), run(repeat=2, change={"started": "2026-11-23T10:01:00+00:00"})],
          three(speeds=(1, 2))),
