@@ -123,7 +123,7 @@ def _because(case: Case) -> str:
 def _lead(case: Case, shown: Race) -> str:
     """`allreduce ×2 did 1.28 times the samples/s of ps-sync ×2+1, the best of 4 servers (1.19 to 1.37, 10 repeats)`."""
     one, other = (_best(case, shown, kind) for kind in (shown.one, shown.other))
-    comma = "," if ", the best" in one else ""
+    comma = "," if "," in one else ""
     times = figures.times(figures.ratio(shown.lead)[0])
     return f"{one}{comma} did {times} times the samples/s of {other} ({figures.interval(shown)})"
 

@@ -188,7 +188,7 @@ _CAVEATS: tuple[Caveat, ...] = (
     _each("One run only, so no spread is known: {}.", lambda kind, runs: kind.label if len(runs) == 1 else ""),
     _of(
         f"These trained for less than {_SHORT_S} s, in which the first steps, slower than all others, weigh: {{}}.",
-        lambda run: 0 < (run.summary.wall_s or 0) < _SHORT_S,
+        lambda run: not run.manifest.sprint and 0 < (run.summary.wall_s or 0) < _SHORT_S,
     ),
     _differing(
         "Processes could use different numbers of their host's cores, as schedulers give them out by ranks: {}.",

@@ -124,9 +124,8 @@ class Content:
         (_, about), *lines = _answer_lines(of, answer)
         yield page.plain(about)
         for label, text in lines:
-            yield f"**{label}** {page.code(text) if label == 'next' else page.plain(text)}"
-        if answer.data["next_s"]:
-            yield f"It takes about {_minutes(answer.data['next_s'])}."
+            takes = f" (about {_minutes(answer.data['next_s'])})" if label == "next" and answer.data["next_s"] else ""
+            yield f"**{label}** {page.code(text) if label == 'next' else page.plain(text)}{takes}"
         if links := _links(of):
             yield page.plain(links)
         yield markdown(figures.table(answer.data))

@@ -11,7 +11,6 @@ from hvdtrain import modes
 from hvdtrain.config.file import read_config
 from hvdtrain.config.run_config import DEFAULT_EPOCHS, LENGTHS, RunConfig, flag, in_words
 from hvdtrain.errors import UsageError
-from hvdtrain.report.contenders import whole
 from hvdtrain.runs.folder import CONFIG
 from hvdtrain.runs.launched import Launched, launch_command
 from hvdtrain.runs.read import Run
@@ -50,7 +49,7 @@ def compare_command(
     words += ["--workers", _joined(sizes)] if sizes else []
     words += ["--servers", _joined(servers)] if servers else []
     words += _place(runs)
-    options = _lengths(configs[runs.index((whole(runs) or runs)[0])], is_longer, bool(whole(runs)))
+    options = _lengths(runs, configs, is_longer, trainings)
     for field in dataclasses.fields(RunConfig):
         if field.name not in _DECIDED | LENGTHS:
             options |= _option(field, runs, configs)
@@ -59,7 +58,6 @@ def compare_command(
     folder = comparison(runs)
     if folder:
         options |= {"--out": f"{folder}-longer" if is_longer else str(folder)}
-    options |= {"--trainings": str(trainings)} if trainings else {}
     return shlex.join([*words, *(word for pair in options.items() for word in pair if word), "--repeats", str(repeats)])
 
 
@@ -82,11 +80,22 @@ def _option(field: "dataclasses.Field[Any]", runs: Sequence[Run], configs: Seque
     return {flag(field.name): _joined(in_words(field, value) for value in values)}
 
 
-def _lengths(config: RunConfig, is_longer: bool, is_whole: bool) -> dict[str, str]:
-    """How long runs train, where they are not sprints alone."""
-    if not is_whole:
-        return {}
-    times = LONGER if is_longer else 1
+def _lengths(
+    runs: Sequence[Run], configs: Sequence[RunConfig], is_longer: bool, trainings: int
+) -> dict[str, str]:  # fmt: skip
+    """How long runs are. Beside sprints, how long trainings are is said where that is not the default."""
+    sprint = max((run.manifest.sprint for run in runs), default=0.0)
+    options = {"--sprint": f"{sprint:g}"} if sprint else {}
+    trained = [(run, config) for run, config in zip(runs, configs, strict=True) if not run.manifest.sprint]
+    if trained:
+        _, config = trained[0]
+        if not sprint or is_longer or config.steps or config.epochs or config.time_budget:
+            options |= _length(config, LONGER if is_longer else 1)
+    trainings = trainings or max((run.repeat for run, _ in trained), default=1)
+    return options | ({"--trainings": str(trainings)} if sprint and (trainings > 1 or len(options) > 1) else {})
+
+
+def _length(config: RunConfig, times: int) -> dict[str, str]:
     if config.time_budget:
         return {"--time-budget": f"{config.time_budget * times:g}s"}
     if config.steps:

@@ -46,7 +46,7 @@ def result_rows(runs: Sequence[Run]) -> list[Row]:
     is_weak = scales_weakly(rows)
     baselines = _baselines(rows, is_weak)
     for row in rows:
-        key = row["threads_per_worker"], _scaling_key(row, is_weak)
+        key = row["threads_per_worker"], row["sprint"], _scaling_key(row, is_weak)
         row["scaling_efficiency"] = _scaling_efficiency(row, baselines.get(key, []))
     return rows
 
@@ -152,7 +152,7 @@ def _baselines(rows: Sequence[Row], is_weak: bool) -> dict[Hashable, list[Row]]:
     found: dict[Hashable, dict[Kind, list[Row]]] = {}
     for row in rows:
         if row["workers"] == 1 and row["samples_per_s"]:
-            kinds = found.setdefault((row["threads_per_worker"], _scaling_key(row, is_weak)), {})
+            kinds = found.setdefault((row["threads_per_worker"], row["sprint"], _scaling_key(row, is_weak)), {})
             kinds.setdefault(Kind.of_row(row), []).append(row)
     return {key: kinds[min(kinds, key=lambda kind: kind.order)] for key, kinds in found.items()}
 

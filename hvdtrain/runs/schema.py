@@ -151,7 +151,6 @@ class Manifest(Struct, frozen=True, kw_only=True):
     staleness_lr: bool | None = None
     compression: str | None = None
     options: dict[str, bool | int | float | str] = {}  # of the mode and its messages, where not the default
-    sprint: Figure = 0.0  # for so many seconds the run measured speed, and nothing else; 0: a whole training
     server_bytes: list[Count] | None = None
     bucket_mb: float | None = None
     seed: int | None = None
@@ -160,6 +159,7 @@ class Manifest(Struct, frozen=True, kw_only=True):
     record: bool = False
     trace: str = "none"  # or which steps
     stop_at_target: bool | None = None
+    sprint: Figure = 0.0  # seconds, of a run that measures speed alone
     slow: Slow = Slow()
     clocks: dict[str, ClockOffset] = {}
     device: str | None = None

@@ -48,7 +48,7 @@ SLOW_ONE = repeats(ONE, 50)
             100,
             200,
             ONE_MACHINE,
-            "one machine, 2 cores did 1.54 times the samples/s of allreduce ×2, the best that",
+            "one machine, 2 cores, did 1.54 times the samples/s of allreduce ×2, the best that",
         ),
         (130, 100, 129.5, ONE_MACHINE, "did 1.00 times"),
         (110, 100, 108, UNKNOWN, "allreduce ×2, the best that is distributed, did 1.02 times"),
@@ -209,7 +209,7 @@ def test_sprints_tell_speed_and_trainings_what_is_learned():
     alone = reach_answer(
         [r for r in fast if r.kind.mode != "ps-sync"] + repeats(ASYNC, 130, change={"sprint": 4.0}, **sprint)
     )
-    assert alone.word == UNKNOWN and "was not measured" in alone.because and "--trainings 5" in alone.next
+    assert alone.word == UNKNOWN and "was not measured" in alone.because and "--sprint 4 --trainings 5" in alone.next
 
 
 def test_the_time_to_the_target_counts_what_did_not_get_there():
