@@ -5,13 +5,11 @@
 - `columns.py` has the figures of a run, one entry each, and what several comparisons differ in; `results.py` summarises
   them by kind.
 - `answer.py` has the word, why and what next: `contenders.py` says who is compared with whom, `rule.py` and `race.py`
-  what their speeds say, `quality.py` and `target.py` what they learn, `doubts.py` what could turn it, `following.py`
-  the next command, `figures.py` the table and verdict.json. `caveats.py` has all that there is to keep in mind;
-  `content.py` collects it.
+  what their speeds say, `quality.py` and `target.py` what they learn, `doubts.py` what could turn it, and `figures.py`
+  has the table and verdict.json; `content.py` collects it.
 - `page.py` writes Markdown, and HTML of it; `table.py` is every table, in any form; `reference_tables.py`
   puts published figures beside ours.
-- `plots.py` draws with `plot_ratios.py`, `step_parts.py` and `plot_learning.py`, and `curves.py` draws curves panel by
-  panel.
+- `plots.py` draws with `plot_ratios.py`, `step_parts.py` and `plot_learning.py`.
 """
 
 import json

@@ -120,8 +120,7 @@ _COLUMNS = (
     Column("process_samples_per_s", "samples/s of a process", is_shown=True,
            value=lambda run: _divided(run.summary.samples_per_s, run.kind.workers + run.kind.servers),
            is_geometric=True),
-    Column("cpu_s_per_1000_samples", "processor time of 1,000 samples", "s",
-           value=cpu_s_per_1000_samples),
+    Column("cpu_s_per_1000_samples", "processor time of 1,000 samples", "s", value=cpu_s_per_1000_samples),
     Column("busiest_share", "samples of the busiest worker", "%", ".0f", value=busiest_share),
     Column("scaling_efficiency", "scaling efficiency", digits=".2f", is_shown=True, is_geometric=True),
     Column("val_accuracy", "validation accuracy", digits=".3f"),
@@ -129,8 +128,7 @@ _COLUMNS = (
     Column("best_val_loss", "best validation loss", value=best_val_loss),
     Column("test_loss", "test loss"),
     Column("test_accuracy", "test accuracy (top-1)", digits=".3f"),
-    Column("time_to_target_s", "time to target", "s",
-           is_geometric=True),
+    Column("time_to_target_s", "time to target", "s", is_geometric=True),
     Column("samples_to_target", value=samples_to_target, is_geometric=True),
     Column("exposed_comm_fraction", "comm. wait", "%", ".0f", is_shown=True),
     Column("step_p50_s", "a worker's own step: median", "ms", value=lambda run: run.summary.step_time.p50_s),
@@ -147,11 +145,8 @@ _COLUMNS = (
 COLUMNS = {column.name: column for column in _COLUMNS}
 # Figures of one evaluation, which tables of epochs have beside those above.
 TRAINED = {
-    column.name: column
-    for column in (
-        Column("train_loss", "training loss"),
-        Column("train_accuracy", "training accuracy", digits=".3f"),
-    )
+    "train_loss": Column("train_loss", "training loss"),
+    "train_accuracy": Column("train_accuracy", "training accuracy", digits=".3f"),
 }
 
 

@@ -16,9 +16,9 @@ from typing import NamedTuple
 
 from hvdtrain.modes import ONE_MACHINE, RING, SERVERS
 from hvdtrain.report.rule import LOOKS
+from hvdtrain.runs.fields import ran_alike
 from hvdtrain.runs.read import Kind, Run, finished_by_kind
 
-NETWORK_DIFFERS = 1.5  # times: what is measured of one network varies less
 PAUSE_S = 600.0  # a longer one between two runs ends a stretch of work
 ByKind = Mapping[Kind, Sequence[Run]]
 Figure = Callable[[Run], float | None]
@@ -135,27 +135,21 @@ def sides(field: Field, without: Sequence[Kind] = ()) -> Sides:
 
 
 def _on_equal_terms(by_kind: ByKind, rings: list[Kind], servers: list[Kind]) -> tuple[list[Kind], list[Kind]]:
-    def workers(kind: Kind) -> int:
-        return kind.workers
-
-    def processes(kind: Kind) -> int:
-        return kind.workers + kind.servers
-
-    for size in (workers, processes) if rings and servers else (workers,):
-        for first in sorted(rings or servers, key=size, reverse=True):
-            alike = [
-                [kind for kind in own if size(kind) == size(first) and ran_alike(by_kind[kind], by_kind[first])]
-                for own in (rings, servers)
-            ]
+    """Of workers if there is such a pair, else of processes, servers included."""
+    for with_servers in (0, 1):
+        size = {kind: kind.workers + with_servers * kind.servers for kind in (*rings, *servers)}
+        for first in sorted(rings or servers, key=lambda kind: -size[kind]):
+            same = [k for k in size if size[k] == size[first] and ran_alike(by_kind[k], by_kind[first])]
+            alike = [k for k in same if k in rings], [k for k in same if k in servers]
             if all(alike) or not (rings and servers):
-                return alike[0], alike[1]
+                return alike
     return rings[:1], []
 
 
 def _with_enough(field: Field, of: Sides) -> Sides:
     """Without those that are not beside any of the others in as many repeats as a first look takes."""
-    groups = [of.rings, of.servers, of.machines] if of.rings and of.servers else [[k] for k in of.distributed]
-    groups += [] if of.rings and of.servers else [of.machines]
+    is_two = bool(of.rings and of.servers)
+    groups = [of.rings, of.servers, of.machines] if is_two else [*([kind] for kind in of.distributed), of.machines]
     pairs = {
         kind: max((len(field.log_ratios(kind, o)) for others in groups if others != own for o in others), default=0)
         for own in groups
@@ -165,39 +159,3 @@ def _with_enough(field: Field, of: Sides) -> Sides:
     few = [kind for kind, number in pairs.items() if number < least]
     rings, servers, machines = ([kind for kind in kinds if kind not in few] for kinds in of[:3])
     return Sides(rings, servers, machines, few)
-
-
-def ran_alike(runs: Sequence[Run], others: Sequence[Run]) -> bool:
-    """Whether two kinds of runs were started alike, and on the same one host or on hosts of the same network, over
-    which their workers were spread alike.
-
-    Of several hosts one kind may use more, as n workers and a server do beside n workers.
-    """
-    hosts, other_hosts = _hosts(runs), _hosts(others)
-    if (len(hosts) > 1) != (len(other_hosts) > 1) or not (hosts <= other_hosts or other_hosts <= hosts):
-        return False
-    if len(hosts) > 1 and not (_spread_alike(runs[0], others[0]) and same_network([*runs, *others])):
-        return False
-    return len({run.manifest.starter for run in (*runs, *others)}) == 1
-
-
-def _spread_alike(run: Run, other: Run) -> bool:
-    """Whether hosts have as many workers, or as many ranks, in both; true where that was not recorded."""
-
-    def counts(of: Run, first: int) -> list[int]:
-        found = (sum(rank >= first for rank in host.ranks) for host in of.manifest.hosts.values())
-        return sorted(filter(None, found))
-
-    pairs = [(counts(run, run.kind.servers), counts(other, other.kind.servers)), (counts(run, 0), counts(other, 0))]
-    return any(not one or not two or one == two for one, two in pairs)
-
-
-def same_network(runs: Sequence[Run]) -> bool:
-    """Whether all that was measured of the hosts' network is alike, whatever its interface is called."""
-    measured = [[link.gbit_s for link in run.manifest.network.pairs if link.gbit_s] for run in runs]
-    speeds = [median(found) for found in measured if found]
-    return not speeds or max(speeds) <= NETWORK_DIFFERS * min(speeds)
-
-
-def _hosts(runs: Sequence[Run]) -> set[str]:
-    return {name for run in runs for name in run.manifest.hardware.hosts}

@@ -11,16 +11,13 @@ from hvdtrain.errors import UsageError
 from hvdtrain.formatting import three_digits, with_noun
 from hvdtrain.report import fairness, figures, page
 from hvdtrain.report.answer import Answer, reach_answer
-from hvdtrain.report.caveats import caveats
-from hvdtrain.report.columns import COLUMNS, Setting
 from hvdtrain.report.comparisons import Comparison, split_into_comparisons
-from hvdtrain.report.contenders import DEFAULT, Margins, same_network, timed
+from hvdtrain.report.contenders import DEFAULT, Margins, timed
 from hvdtrain.report.fairness import EqualField, format_value
 from hvdtrain.report.membership import membership_table
 from hvdtrain.report.page import Plot
-from hvdtrain.report.results import Group, Row, cost_table, result_rows, scales_weakly, summarise
+from hvdtrain.report.results import Group, Row, cost_table, result_rows, summarise
 from hvdtrain.report.table import Table, markdown, rich_table, words_table
-from hvdtrain.runs.fields import field_value
 from hvdtrain.runs.network_bound import network_bound
 from hvdtrain.runs.read import Run, display_names, finished_by_kind
 
@@ -39,7 +36,7 @@ class Content:
 
     Attributes:
         comparisons: each with its answer.
-        title: the word, or of several comparisons what they differ in.
+        title: the word, or how many comparisons there are.
         rows, groups: each run's figures, and their summary by setting and kind.
         equal: what was found equal in all runs.
         omitted: runs that are not in the tables, and why, a line each.
@@ -97,7 +94,7 @@ class Content:
         ratios = shown.pop("ratios", None)
         unfolded, folded = list(shown.values())[: UNFOLDED - 1], list(shown.values())[UNFOLDED - 1 :]
         left_out = [*self.omitted, *notes]
-        lines = list(dict.fromkeys(line for of, _ in self.comparisons for line in caveats(of.runs)))
+        lines = list(dict.fromkeys(line for _, answer in self.comparisons for line in answer.besides))
         return [
             *([f"# {page.plain(self.title)}"] if len(self.comparisons) > 1 else []),
             *(part for of, answer in self.answered for part in self._answered(of, answer)),
@@ -109,11 +106,10 @@ class Content:
             page.details("More plots", *map(page.plot, folded)) if folded else "",
             page.details(f"What to keep in mind: {len(lines)}", page.listed(lines)) if lines else "",
             page.details(f"Not in the tables and plots: {len(left_out)}", page.listed(left_out)) if left_out else "",
-            *(_differences(of) for of, _ in self.comparisons),
             page.details("Who was there", markdown(replace(there, title="")))
             if (there := membership_table(self.runs)) else "",
             page.details(f"What was equal: {len(self.equal)} things", _CHECKED, *_equal_tables(self.equal)),
-            page.details("Machine and versions", _machine([run for _, run in self.runs])),
+            page.details("Machine and versions", _machine(self.runs[0][1])),
             "## To paste",
             page.fenced([line for of, answer in self.answered for line in _pasted(of, answer)]),
         ]  # fmt: skip
@@ -168,48 +164,11 @@ def collect(runs: Sequence[Run], margins: Margins = DEFAULT) -> Content:
     title = answered[0][1].word
     if len(comparisons) > 1:
         equal = fairness.check_grid(finished)
-        title = f"{len(comparisons)} comparisons; what differs between them is {_differing(comparisons, equal)}."
+        title = f"{len(comparisons)} comparisons"
     rows, named = result_rows(finished), [(names[run.folder], run) for run in finished]
     fast = {run.folder for of in comparisons for members in of.by_kind.values() for run in timed(members)}
     groups = summarise([row for row, run in zip(rows, finished, strict=True) if run.folder in fast])
     return Content(answered, title, rows, groups, equal, omitted, named)
-
-
-def _differing(comparisons: Sequence[Comparison], equal: Sequence[EqualField]) -> str:
-    """In what comparisons differ, in words.
-
-    Args:
-        equal: what was found equal in all of them, with how learning rates depend on the number of workers.
-    """
-    finished = [run for of in comparisons for run in of.runs]
-    is_weak = scales_weakly(result_rows(finished))
-    who = {"slow": "who was made slow"}
-    words = {name: who.get(name, COLUMNS[name].heading) for name in Setting.varied(map(Setting.of, finished))}
-    for name, detail in (
-        ("global_batch", "grows with the workers" if is_weak else ""),
-        ("lr", next(field.value for field in equal if field.field == "lr")),
-    ):
-        if name in words and detail:
-            words[name] += f" ({detail})"
-    also = ", ".join(_also_varied(comparisons, is_weak))
-    return " and ".join(words.values()) + (f", but also {also}" if also else ", and nothing else")
-
-
-def _also_varied(comparisons: Sequence[Comparison], is_weak: bool) -> list[str]:
-    """In what comparisons differ, one machine aside, that is checked among runs of one kind alone.
-
-    Args:
-        is_weak: they differ in the number of workers, and in what follows from it.
-    """
-    own = [runs for comparison in comparisons if (runs := [r for r in comparison.runs if r.kind.is_distributed])]
-    follow = {"processes", "effective_lr", "server_bytes", *(["workers", "servers"] if is_weak else [])}
-    words = {"mode": "modes", "workers": "workers", "servers": "servers", "samples": "samples trained on"} | _TITLES
-    words |= {"hosts.cores_usable": "cores of each host", "bucket_mb": "size of messages"}
-    also = [
-        title for field, title in words.items()
-        if field not in follow and len({frozenset(str(field_value(run, field)) for run in runs) for runs in own}) > 1
-    ]  # fmt: skip
-    return also + ([] if same_network([run for runs in own for run in runs]) else ["the network's speed"])
 
 
 def _see_logs(run: Run) -> str:
@@ -242,23 +201,6 @@ def _links(of: Comparison) -> str:
     return f"Links between hosts: {' to '.join(ends)} Gbit/s{told}."
 
 
-_TITLES = {
-    "processes": "processes, servers included", "hardware.hosts": "hosts", "backend": "messages carried by",
-    "starter": "started by", "push_scale": "push scale", "effective_lr": "learning rate of one gradient",
-    "compression": "gradients sent as", "staleness_bound": "steps ahead at most", "backup": "backup workers",
-    "delay_compensation": "delay compensation", "staleness_lr": "learning rate divided by staleness",
-    "server_bytes": "bytes of weights on each server",
-}  # fmt: skip
-
-
-def _differences(of: Comparison) -> str:
-    kinds = of.by_kind
-    rows = [[title, *(format_value(field_value(run, f)) for run, *_ in kinds.values())] for f, title in _TITLES.items()]
-    rows = [row for row in rows if len(set(row[1:])) > 1]
-    title = ": ".join(filter(None, ["What differs", of.title]))
-    return page.details(title, markdown(words_table("", ["", *(kind.label for kind in kinds)], rows))) if rows else ""
-
-
 def _equal_tables(equal: Sequence[EqualField]) -> list[str]:
     headings = ["field", "value", "why it has to be equal"]
     return [
@@ -267,19 +209,9 @@ def _equal_tables(equal: Sequence[EqualField]) -> list[str]:
     ]
 
 
-def _machine(runs: Sequence[Run]) -> str:
-    """Hardware and versions of the finished runs."""
-    first = runs[0].manifest
-    hosts = dict.fromkeys(host for run in runs for host in run.manifest.hardware.hosts)
-    started = sorted(run.manifest.started for run in runs if run.manifest.started)
-    facts = {
-        "processor": format_value(first.hardware.cpu),
-        "cores": format_value(first.hardware.cores),
-        "memory": f"{format_value(first.hardware.memory_gb)} GB",
-        "GPUs": format_value(first.hardware.gpus),
-        "hosts": ", ".join(hosts) or "not recorded",
-        "hvdtrain": format_value(first.hvdtrain),
-        **first.versions,
-        "first run started": started[0] if started else "not recorded",
-    }
+def _machine(run: Run) -> str:
+    """Hardware and versions of a run."""
+    own = run.manifest
+    facts = {name: format_value(getattr(own.hardware, name)) for name in ("cpu", "cores", "memory_gb", "gpus", "hosts")}
+    facts |= {"hvdtrain": format_value(own.hvdtrain), **own.versions, "started": own.started or "not recorded"}
     return markdown(words_table("", ["", "of the first run"], list(facts.items())))

@@ -59,22 +59,14 @@ EQUAL_IN_REPEAT = {
     "initial_weights": "training starts from the same point",
     "samples_digest": "exactly the same samples were trained on (compared among runs of equally many)",
 }
-# Fields that are equal in all runs of one kind: they repeat one measurement, and are summarised together.
+# Fields that are equal in all runs of one kind, which has the same options: they repeat one measurement, and are
+# summarised together.
 EQUAL_IN_KIND = {
     "processes": "repeats are of the same thing",
     "backend": "another transport is another measurement; compare transports in two reports",
     "starter": "starters place and bind processes differently",
-    "shares": "with static shares an epoch lasts as long as its slowest worker",
-    "push_scale": "it decides how far one push moves the weights",
     "effective_lr": "it decides how far one push moves the weights",
-    "look_ahead": "workers compute with other weights than the servers have",
-    "staleness_bound": "it decides how far workers drift apart, and how long they wait",
-    "backup": "it decides how many workers' gradients make a step",
-    "delay_compensation": "it changes the gradients that servers apply",
-    "staleness_lr": "it changes how far one push moves the weights",
-    "compression": "it changes both what is sent and what is learned",
     "respawns": "a server that may come back keeps all that it has twice, which takes time",
-    "bucket_mb": "the size of messages decides how fast they travel",
     "hardware.hosts": "memory is faster than a network (the number of hosts is compared)",
     "hosts.cores_usable": "a control group, or being bound to cores, leaves the processes of a host fewer",
     "placement": "what processes of one host tell each other crosses no network",

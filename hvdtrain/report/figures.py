@@ -40,10 +40,18 @@ def race_data(race: Race | None) -> dict[str, Any] | None:
     """Of verdict.json: `run` over `beside`."""
     if not race:
         return None
-    mean, low, high = ratio(race.lead)
+    over, low, high = ratio(race.lead)
     confidence = 1 - rule.look_at(race.lead.n)[1] / race.size
     names = {"run": race.one.label, "beside": race.other.label}
-    return names | {"ratio": mean, "ci_low": low, "ci_high": high, "n": race.lead.n, "confidence": confidence}
+    return names | {"ratio": over, "ci_low": low, "ci_high": high, "n": race.lead.n, "confidence": confidence}
+
+
+def lead_data(found: Lead | None, name: str) -> dict[str, Any]:
+    """The mean under this name with its interval, which one repeat does not have."""
+    if not found:
+        return {name: None, "ci_low": None, "ci_high": None, "n": 0}
+    low, high = map(float, found[1:3]) if found.n > 1 else (None, None)
+    return {name: float(found.mean), "ci_low": low, "ci_high": high, "n": found.n}
 
 
 def mean(runs: Sequence[Run], figure: Figure) -> float | None:

@@ -1,23 +1,18 @@
-"""Plots of speed: ratios to the ring, and samples/s against workers. A dot is one repeat."""
+"""The plot of speeds: ratios to the ring. A dot is one repeat."""
 
 from collections.abc import Mapping, Sequence
-from statistics import geometric_mean
 from typing import TYPE_CHECKING, Any
 
 from hvdtrain import plot_style
-from hvdtrain.formatting import with_noun
 from hvdtrain.report.answer import Answer
 from hvdtrain.report.comparisons import Comparison
-from hvdtrain.report.contenders import speed, timed
 from hvdtrain.report.figures import times
-from hvdtrain.runs.read import Kind
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
 
 RATIOS = "Small dots are repeats, the large one is their geometric mean, with its interval. In the band nobody leads."
-SPEED = "A dot is a repeat, lines go through geometric means."
 
 
 def ratios(comparisons: Sequence[tuple[Comparison, Answer]]) -> "Figure | None":
@@ -59,29 +54,3 @@ def _row(axes: "Axes", place: int, row: Mapping[str, Any]) -> list[float]:
     at = ("axes fraction", "data")
     axes.annotate(text, (1, place), (6, 0), xycoords=at, textcoords="offset points", va="center")
     return [mean, *dots, *ends]
-
-
-def throughput(comparisons: Sequence[Comparison]) -> "Figure | None":
-    """Samples/s against the number of workers, of each comparison whose modes ran on several."""
-    several = [of for of in comparisons if len({kind.workers for kind in of.by_kind if kind.is_distributed}) > 1]
-    if not several:
-        return None
-    figure, panels = plot_style.panels(len(several), 2.9)
-    for of, axes in zip(several, panels, strict=True):
-        lines: dict[Kind, dict[int, list[float]]] = {}  # by what all sizes have in common
-        for kind, runs in of.by_kind.items():
-            if speeds := [found for run in timed(runs) if (found := speed(run))]:
-                lines.setdefault(kind._replace(workers=0), {})[kind.workers] = speeds
-        for kind, by_size in lines.items():
-            means = list(map(geometric_mean, by_size.values()))
-            axes.plot(list(by_size), means, color=plot_style.colour(kind), linewidth=1.4)
-            servers = with_noun(kind.servers, "server") if kind.servers else ""
-            axes.plot([], [], **plot_style.dot(kind), label=", ".join(filter(None, [kind.mode, servers, kind.variant])))
-            for size, speeds in by_size.items():
-                axes.plot([size] * len(speeds), speeds, **plot_style.dot(kind))
-        axes.set_ylim(bottom=0)
-        axes.set_xticks(sorted({size for by_size in lines.values() for size in by_size}))
-        axes.set(xlabel="workers", title=of.title)
-    panels[0].set_ylabel("samples/s")
-    plot_style.legend(figure, panels)
-    return figure

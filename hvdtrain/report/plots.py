@@ -24,9 +24,7 @@ def draw(answered: Sequence[tuple[Comparison, Answer]]) -> tuple[list[Plot], lis
         drawn = (
             ("ratios", "Samples/s beside the ring", plot_ratios.RATIOS, plot_ratios.ratios(answered)),
             ("step-time", "Where a step's time goes", step_parts.NOTE, step_parts.step_time(comparisons)),
-            ("loss", "Training loss", plot_learning.LOSS, plot_learning.loss(trained, curves)),
-            ("accuracy", "Validation accuracy", plot_learning.ACCURACY, plot_learning.accuracy(trained)),
-            ("throughput", "Samples/s against workers", plot_ratios.SPEED, plot_ratios.throughput(comparisons)),
+            ("learning", "Loss and accuracy", plot_learning.LEARNING, plot_learning.learning(trained, curves)),
         )
     return [Plot(name, title, caption, figure) for name, title, caption, figure in drawn if figure], notes
 

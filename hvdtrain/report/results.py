@@ -93,8 +93,6 @@ def format_cell(group: Group, name: str) -> Cell:
     details = [format_range(name, found)] if found.low != found.high else []
     if found.n < group.n:
         details.append(f"{found.n} of {group.n} runs")
-    if name == "staleness_mean" and (largest := group["staleness_max"]):
-        details.append(f"max. {format_figure('staleness_max', largest.high)}")
     return Cell(format_figure(name, found.mean), found.mean, ", ".join(filter(None, details)))
 
 

@@ -115,18 +115,14 @@ def repeats_needed(lead: Lead, margin: float, pairs: int, against_one: bool = Fa
         return LOOKS[0]
     least, mean, deviation = math.log1p(margin), float(lead.mean), max(float(lead.deviation), 1e-9)
     for number, n in enumerate(LOOKS, 1):
-        if n <= lead.n:
-            continue
         error = deviation / math.sqrt(n)
         half = error * float(stdtrit(n - 1, 1 - ALPHA / (number * (number + 1)) / pairs / 2))
-        outside = max(least, half)  # a mean beyond it is a lead; what lies between is open
-        inside = least if 2 * half <= least else least - half
-        if against_one:
-            open_share = ndtr((outside - mean) / error) - ndtr((min(inside, outside) - mean) / error)
-        else:
-            inside = max(inside, 0.0)
-            beyond, below = (ndtr((x - mean) / error) - ndtr((-x - mean) / error) for x in (outside, inside))
-            open_share = beyond - below
-        if 1 - open_share >= POWER:
+        outside = max(
+            least, half
+        )  # a mean beyond it is a lead, one within `inside` is level; what lies between is open
+        inside = least if 2 * half <= least else min(least - half, outside)
+        edges = [outside, inside] if against_one else [outside, max(inside, 0.0), -max(inside, 0.0), -outside]
+        below = [ndtr((edge - mean) / error) for edge in edges]
+        if n > lead.n and 1 - sum(below[::2]) + sum(below[1::2]) >= POWER:
             return n
     return None

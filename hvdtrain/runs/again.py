@@ -1,4 +1,4 @@
-"""The command that comes next, from what the runs themselves were asked to do."""
+"""The commands that do such runs again, from what they were asked to do: a comparison of them, or one alone."""
 
 import contextlib
 import dataclasses
