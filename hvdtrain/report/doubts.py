@@ -172,21 +172,15 @@ _DOUBTS: Sequence[Doubt] = (
     _other_measures,
     _busy_hosts,
     lambda case: _one_host(case) if case.found.word == ONE_MACHINE else _crowded(case),
-    _of(
-        "workers or servers came and went: {}; the report says when",
-        lambda run: run.workers_changed or run.summary.returned_servers,
-    ),
+    _of("workers or servers came and went: {}; the report says when",
+        lambda run: run.workers_changed or run.summary.returned_servers),
     _of("stopped and resumed, and each start warms up anew: {}", lambda run: len(run.manifest.parts) > 1),
     _slowed,
     _hosts_differ,
-    _of(
-        f"trained for less than {_SHORT_S} s, in which the first steps, slower than all others, weigh: {{}}",
-        lambda run: not run.manifest.sprint and 0 < (run.summary.wall_s or 0) < _SHORT_S,
-    ),
-    _of(
-        "batch norm takes its statistics from one worker's share, so the mathematics depends on their number: {}",
-        lambda run: str(run.manifest.model).endswith("_bn") or str(run.manifest.model).startswith("resnet"),
-    ),
+    _of(f"trained for less than {_SHORT_S} s, in which the first steps, slower than all others, weigh: {{}}",
+        lambda run: not run.manifest.sprint and 0 < (run.summary.wall_s or 0) < _SHORT_S),
+    _of("batch norm takes its statistics from one worker's share, so the mathematics depends on their number: {}",
+        lambda run: str(run.manifest.model).endswith("_bn") or str(run.manifest.model).startswith("resnet")),
     _of("workers draw their own dropout masks, so runs differ by chance: {}", lambda run: run.manifest.dropout),
     lambda case: _crowded(case) if case.found.word == ONE_MACHINE else _one_host(case),
-)
+)  # fmt: skip

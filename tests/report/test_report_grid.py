@@ -5,7 +5,6 @@ import io
 import json
 import math
 import re
-import shutil
 
 import pytest
 from click.testing import CliRunner
@@ -351,14 +350,6 @@ def test_the_reference_is_written_as_csv(grid):
     ]  # fmt: skip
     assert rows["scaling efficiency"][1:5] == ["1.0", "0.85", "0.75", "1.0"]
     assert rows["test accuracy (top-1)"][-1] == "0.875"
-
-
-def test_the_next_report_leaves_nothing_of_one_before_behind(grid, tmp_path):
-    out = tmp_path / "out"
-    shutil.copytree(grid, out, ignore=shutil.ignore_patterns("runs"))
-    write_report(find_runs([grid / "runs" / "single-w1-s0-r1"]), out)
-    left = {str(p.relative_to(out)) for p in out.rglob("*") if p.is_file()}
-    assert "plots/learning.svg" in left and not [name for name in left if "reference" in name or "ratios" in name]
 
 
 def test_a_single_comparison_has_the_reference_in_its_own_page(tmp_path, monkeypatch):
