@@ -9,6 +9,7 @@ from typing import Any, NamedTuple
 
 from hvdtrain import modes
 from hvdtrain.config.run_config import DEFAULT_EPOCHS
+from hvdtrain.formatting import with_noun
 from hvdtrain.report import figures, quality, race, rule
 from hvdtrain.report.contenders import DEFAULT, Field, Margins, Sides, mean_time_s, sides, timed, whole
 from hvdtrain.report.doubts import Case, doubts
@@ -125,8 +126,9 @@ def _lead(case: Case, shown: Race) -> str:
     """`allreduce ×2 did 1.28 times the samples/s of ps-sync ×2+1, the best of 4 servers (1.19 to 1.37, 10 repeats)`."""
     one, other = (_best(case, shown, kind) for kind in (shown.one, shown.other))
     comma = "," if "," in one else ""
-    times = figures.times(figures.ratio(shown.lead)[0])
-    return f"{one}{comma} did {times} times the samples/s of {other} ({figures.interval(shown)})"
+    ratio, *ends = (figures.times(value) for value in figures.ratio(shown.lead) if value is not None)
+    interval = f"{' to '.join(ends)}, " if shown.lead.n > 2 else ""
+    return f"{one}{comma} did {ratio} times the samples/s of {other} ({interval}{with_noun(shown.lead.n, 'repeat')})"
 
 
 def _best(case: Case, shown: Race, kind: Kind) -> str:

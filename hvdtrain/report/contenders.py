@@ -10,6 +10,7 @@ import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime
+from operator import attrgetter
 from pathlib import Path
 from statistics import fmean, median
 from typing import NamedTuple
@@ -22,6 +23,7 @@ from hvdtrain.runs.read import Kind, Run, finished_by_kind
 PAUSE_S = 600.0  # a longer one between two runs ends a stretch of work
 ByKind = Mapping[Kind, Sequence[Run]]
 Figure = Callable[[Run], float | None]
+speed: Figure = attrgetter("summary.samples_per_s")
 
 
 class Margins(NamedTuple):
@@ -32,11 +34,6 @@ class Margins(NamedTuple):
 
 
 DEFAULT = Margins()
-
-
-def speed(run: Run) -> float | None:
-    """Samples/s."""
-    return run.summary.samples_per_s
 
 
 def whole(runs: Sequence[Run]) -> list[Run]:

@@ -154,7 +154,10 @@ def collect(runs: Sequence[Run], margins: Margins = DEFAULT) -> Content:
         UsageError: none of the runs finished, or they differ in what should be equal.
     """
     names = display_names(runs)
-    omitted = [f"{names[run.folder]}: left out, {run.problem}{_see_logs(run)}" for run in runs if not run.is_finished]
+    omitted = []
+    for run in (run for run in runs if not run.is_finished):
+        see = f"; see {run.folder / 'logs'}" if (run.folder / "logs").is_dir() else ""
+        omitted.append(f"{names[run.folder]}: left out, {run.problem}{see}")
     comparisons = split_into_comparisons(runs)
     finished = [run for members in finished_by_kind(runs).values() for run in members]
     if not finished:
@@ -169,10 +172,6 @@ def collect(runs: Sequence[Run], margins: Margins = DEFAULT) -> Content:
     fast = {run.folder for of in comparisons for members in of.by_kind.values() for run in timed(members)}
     groups = summarise([row for row, run in zip(rows, finished, strict=True) if run.folder in fast])
     return Content(answered, title, rows, groups, equal, omitted, named)
-
-
-def _see_logs(run: Run) -> str:
-    return f"; see {run.folder / 'logs'}" if (run.folder / "logs").is_dir() else ""
 
 
 def _subject(of: Comparison) -> str:

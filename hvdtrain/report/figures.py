@@ -2,11 +2,12 @@
 
 import math
 from collections.abc import Callable, Mapping, Sequence
+from operator import attrgetter
 from statistics import fmean, geometric_mean
 from typing import Any
 
 from hvdtrain import modes
-from hvdtrain.formatting import three_digits, with_noun, with_unit
+from hvdtrain.formatting import three_digits, with_unit
 from hvdtrain.report import rule
 from hvdtrain.report.columns import busiest_share, cpu_s_per_1000_samples
 from hvdtrain.report.contenders import Field, Figure, Sides, speed, timed, whole
@@ -16,6 +17,8 @@ from hvdtrain.report.rule import Lead
 from hvdtrain.report.table import Cell, Table
 from hvdtrain.report.target import expected_time
 from hvdtrain.runs.read import Kind, Run
+
+accuracy: Figure = attrgetter("summary.val_accuracy")
 
 
 def ratio(logs: Lead) -> tuple[float, float | None, float | None]:
@@ -27,13 +30,6 @@ def ratio(logs: Lead) -> tuple[float, float | None, float | None]:
 def times(value: float) -> str:
     """`1.28`."""
     return f"{value:.2f}" if 0.1 <= value < 1000 else f"{value:.2g}"
-
-
-def interval(race: Race) -> str:
-    """`1.19 to 1.37, 10 repeats`."""
-    _, low, high = ratio(race.lead)
-    ends = f"{times(low)} to {times(high)}, " if low is not None and high is not None and race.lead.n > 2 else ""
-    return ends + with_noun(race.lead.n, "repeat")
 
 
 def race_data(race: Race | None) -> dict[str, Any] | None:
@@ -58,10 +54,6 @@ def mean(runs: Sequence[Run], figure: Figure) -> float | None:
     """Over the runs that have it; NaN where one of them is."""
     found = [value for run in runs if (value := figure(run)) is not None]
     return fmean(found) if found else None
-
-
-def accuracy(run: Run) -> float | None:
-    return run.summary.val_accuracy
 
 
 def row(field: Field, kind: Kind, reference: Kind) -> dict[str, Any]:

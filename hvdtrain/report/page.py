@@ -37,11 +37,6 @@ class Plot:
         return plot_style.png(self.figure)
 
 
-def stylesheet() -> str:
-    """The pages' CSS, whose colours are variables of the theme."""
-    return Path(__file__).with_name("page.css").read_text(encoding="utf-8")
-
-
 def plain(text: str) -> str:
     """One line that Markdown, and the HTML inside it, show unchanged."""
     line = " ".join(text.replace("&", "&amp;").replace("<", "&lt;").split())
@@ -115,7 +110,7 @@ def html(page: str, plots: Sequence[Plot], colours: Mapping[str, str], title: st
 <style>
 :root {{ {light} color-scheme: light; }}
 @media screen and (prefers-color-scheme: dark) {{ :root {{ {dark} color-scheme: dark; }} }}
-{stylesheet()}</style>
+{Path(__file__).with_name("page.css").read_text(encoding="utf-8")}</style>
 </head>
 <body>
 {body}</body>

@@ -1,7 +1,7 @@
 """The plot of learning: loss and accuracy against time."""
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from itertools import groupby
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 from hvdtrain import plot_style
 from hvdtrain.report.comparisons import Comparison
 from hvdtrain.runs.loss_curve import LossCurve
-from hvdtrain.runs.read import Kind, Run
+from hvdtrain.runs.read import Kind
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -28,14 +28,15 @@ def learning(comparisons: Sequence[Comparison], curves: Mapping[Path, LossCurve]
         return None
     figure, axes = plot_style.new_figure(0.6 + 2.9 * len(shown), 2, len(shown))
     for of, loss, accuracy in zip(shown, axes[::2], axes[1::2], strict=True):
-        losses: list[tuple[float, float]] = []
+        losses: list[float] = []
         for kind, runs in of.by_kind.items():
             look = _look(kind, list(of.by_kind))
-            own = [point for run in runs for point in _gap(curves[run.folder].seconds, curves[run.folder].loss)]
-            loss.plot(*_columns(own), **look)
-            losses += own
-            reached = [point for run in runs for point in _gap(*_evaluations(run))]
-            accuracy.plot(*_columns(reached), marker=plot_style.marker(kind), markersize=3.6, **look)
+            drawn = _joined((curves[run.folder].seconds, curves[run.folder].loss) for run in runs)
+            loss.plot(*drawn, **look)
+            losses += drawn[1]
+            each = [run.summary.evaluations for run in runs]
+            reached = _joined(([e.train_s for e in own], [e.val_accuracy for e in own]) for own in each)
+            accuracy.plot(*reached, marker=plot_style.marker(kind), markersize=3.6, **look)
         if target := next((run.summary.target_accuracy for run in of.runs), None):
             accuracy.axhline(target, color=plot_style.INK, linewidth=0.9, linestyle=":", label=f"target {target:g}")
         _finish(loss, "cross-entropy", of.title, losses)
@@ -51,24 +52,21 @@ def _look(kind: Kind, kinds: Sequence[Kind]) -> dict[str, Any]:
     return {"color": plot_style.colour(kind), "linestyle": style, "linewidth": 1.0, "label": kind.label}
 
 
-def _evaluations(run: Run) -> tuple[list[float], list[float]]:
-    return [e.train_s for e in run.summary.evaluations], [e.val_accuracy for e in run.summary.evaluations]
+def _joined(curves: Iterable[tuple[Iterable[float], Iterable[float]]]) -> tuple[list[float], list[float]]:
+    """Curves that look alike as one with gaps, which is drawn much faster than each by itself."""
+    x: list[float] = []
+    y: list[float] = []
+    for own_x, own_y in curves:
+        x += [*own_x, math.nan]
+        y += [*(value if math.isfinite(value) else math.nan for value in own_y), math.nan]
+    return x, y
 
 
-def _gap(x: Sequence[float], y: Sequence[float]) -> list[tuple[float, float]]:
-    """The points of a curve that end with a gap: curves that look alike are drawn much faster as one."""
-    return [*zip(x, y, strict=True), (math.nan, math.nan)]
-
-
-def _columns(points: Sequence[tuple[float, float]]) -> tuple[list[float], list[float]]:
-    return [x for x, _ in points], [y if math.isfinite(y) else math.nan for _, y in points]
-
-
-def _finish(axes: "Axes", what: str, title: str, points: Sequence[tuple[float, float]] = ()) -> None:
+def _finish(axes: "Axes", what: str, title: str, drawn: Sequence[float] = ()) -> None:
     axes.set(xlabel="seconds of training", ylabel=what, title=title)
     axes.set_xlim(left=0)
     axes.grid(True)
     axes.xaxis.set_major_formatter("{x:,.7g}")
-    values = [y for _, y in points if math.isfinite(y)]
+    values = [y for y in drawn if math.isfinite(y)]
     if values and max(values) > 10 * min(values) > 0:
         plot_style.log_scale(axes)

@@ -46,7 +46,8 @@ def compare(field: Field, kind: Kind, opponent: Kind, margin: float) -> Quality:
     if all(own is not None for pair in kept for own in pair):
         found, by = _by_images([one - other for one, other in kept]), "images and seeds"
     else:
-        found, by = at_look([_accuracy(one) - _accuracy(other) for one, other in pairs]), "seeds"
+        each = [[run.summary.val_accuracy or 0.0 for run in pair] for pair in pairs]
+        found, by = at_look([one - other for one, other in each]), "seeds"
     state = AS_GOOD if found.low > -margin and found.n > 1 else WORSE if found.high < -margin else NOT_SHOWN
     return Quality(state, found, by)
 
@@ -75,10 +76,6 @@ def trained(field: Field, kind: Kind) -> list[Run]:
     same = mathematics(field.by_kind[kind][0])
     others = (runs for runs in field.by_kind.values() if mathematics(runs[0]) == same)
     return next((found for runs in (field.by_kind[kind], *others) if (found := whole(runs))), [])
-
-
-def _accuracy(run: Run) -> float:
-    return run.summary.val_accuracy or 0.0
 
 
 def answers(run: Run) -> Any:

@@ -40,23 +40,21 @@ def look_at(repeats: int) -> tuple[int, float]:
     return min(repeats, LOOKS[number - 1]), ALPHA / (number * (number + 1))
 
 
-def estimate(differences: Any, alpha: float) -> Lead:
-    """The mean of paired differences [..., n] with Student's interval of confidence 1 - alpha."""
-    values = np.asarray(differences, dtype=float)
-    n = values.shape[-1]
-    if not n:
-        return Lead(0.0, -math.inf, math.inf, math.inf, 0)
-    mean = values.mean(-1)
-    deviation = values.std(-1, ddof=1) if n > 1 else np.full(mean.shape, math.inf)
-    half = deviation * stdtrit(max(n - 1, 1), 1 - alpha / 2) / math.sqrt(n)
-    return Lead(mean, mean - half, mean + half, deviation, n)
-
-
 def at_look(differences: Any, size: int = 1) -> Lead:
-    """What the last look at these repeats [..., n] says, where the error that it may make is shared by `size` pairs."""
+    """What the last look at these repeats says: the mean of paired differences [..., n] with Student's interval.
+
+    Args:
+        size: of how many pairs the error that may be made is shared.
+    """
     values = np.asarray(differences, dtype=float)
     n, alpha = look_at(values.shape[-1])
-    return estimate(values[..., :n], alpha / size)
+    if not n:
+        return Lead(0.0, -math.inf, math.inf, math.inf, 0)
+    values = values[..., :n]
+    mean = values.mean(-1)
+    deviation = values.std(-1, ddof=1) if n > 1 else np.full(mean.shape, math.inf)
+    half = deviation * stdtrit(max(n - 1, 1), 1 - alpha / size / 2) / math.sqrt(n)
+    return Lead(mean, mean - half, mean + half, deviation, n)
 
 
 def best_over_best(pairs: Sequence[Sequence[Any]]) -> Lead:

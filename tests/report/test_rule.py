@@ -11,8 +11,8 @@ from hvdtrain.report.rule import (
     LEVEL,
     LOOKS,
     OPEN,
+    at_look,
     best_over_best,
-    estimate,
     judge,
     look_at,
     pays,
@@ -82,10 +82,10 @@ def test_four_repeats_say_nothing_and_between_two_looks_nothing_new():
 
 def test_the_repeats_that_are_said_to_be_needed_find_a_word_in_four_of_five():
     for ratio in (1.0, 1.06, 1.2):
-        pilot = estimate(math.log(ratio) + np.array([-0.05, 0.05, 0.0, -0.04, 0.04, 0.0]), 0.05)
+        pilot = at_look(math.log(ratio) + np.array([-0.05, 0.05, 0.0, -0.04, 0.04]))
         needed = repeats_needed(pilot, MARGIN, pairs=1)
         spread = pilot.deviation / math.sqrt(2)
         found = at(speeds(10, [ratio], spread), speeds(11, [1], spread), needed)
         assert np.mean(found != OPEN) >= 0.75
-    noisy = estimate([1.0, -1.0], 0.05)
-    assert repeats_needed(noisy, MARGIN, pairs=1) is None and repeats_needed(estimate([0.1], 0.05), MARGIN, 1) == 5
+    noisy = at_look([1.0, -1.0])
+    assert repeats_needed(noisy, MARGIN, pairs=1) is None and repeats_needed(at_look([0.1]), MARGIN, 1) == 5
