@@ -12,9 +12,6 @@ import math
 from collections.abc import Sequence
 from typing import Any, NamedTuple
 
-import numpy as np
-from scipy.special import ndtr, stdtrit  # scipy.stats takes three times as long to import
-
 LOOKS = (5, 7, 10, 14, 20, 28, 40, 56)
 ALPHA = 0.05
 POWER = 0.8  # with how much of it `repeats_needed` finds a word
@@ -46,6 +43,9 @@ def at_look(differences: Any, size: int = 1) -> Lead:
     Args:
         size: of how many pairs the error that may be made is shared.
     """
+    import numpy as np
+    from scipy.special import stdtrit  # scipy.stats takes three times as long to import
+
     values = np.asarray(differences, dtype=float)
     n, alpha = look_at(values.shape[-1])
     if not n:
@@ -64,6 +64,8 @@ def best_over_best(pairs: Sequence[Sequence[Any]]) -> Lead:
         pairs: of each with each of the others, the logarithms of their ratios in the repeats that both have, of which
             those count that the last look takes.
     """
+    import numpy as np
+
     size = max(len(pairs), len(pairs[0]))
     each = [[at_look(logs, size) for logs in row] for row in pairs]
 
@@ -84,6 +86,8 @@ def judge(lead: Lead, margin: float) -> Any:
     Args:
         margin: of a ratio, as a share.
     """
+    import numpy as np
+
     least = math.log1p(margin)
     within = (lead.low > -least) & (lead.high < least)
     narrow = (lead.high - lead.low <= least) & (np.abs(lead.mean) < least)
@@ -97,6 +101,8 @@ def pays(lead: Lead, margin: float) -> Any:
     Args:
         lead: of the best that is distributed over the best machine.
     """
+    import numpy as np
+
     found = judge(lead, margin)
     is_less = (lead.high < math.log1p(margin)) | (found == LEVEL) | (found == BEHIND)
     return np.select([found == AHEAD, is_less & (lead.n >= LOOKS[0])], [AHEAD, BEHIND], OPEN)
@@ -109,6 +115,8 @@ def repeats_needed(lead: Lead, margin: float, pairs: int, against_one: bool = Fa
         pairs: the size by which each pair's error is divided.
         against_one: the question is `pays`.
     """
+    from scipy.special import ndtr, stdtrit
+
     if lead.n < 2:
         return LOOKS[0]
     least, mean, deviation = math.log1p(margin), float(lead.mean), max(float(lead.deviation), 1e-9)
