@@ -24,8 +24,8 @@ from hvdtrain.errors import Failure, UsageError
 from hvdtrain.launch.allocation import allocated_cores, hosts_or_here
 from hvdtrain.launch.hosts import Host, host_options, launcher_option, secrets_option
 from hvdtrain.launch.preflight import describe_hosts
-from hvdtrain.report.paired import LEAST_REPEATS
-from hvdtrain.report.verdict import Margins
+from hvdtrain.report.contenders import Margins
+from hvdtrain.report.rule import LOOKS
 from hvdtrain.runs.request import check_length, train_options
 from hvdtrain.world.host import differences
 from hvdtrain.world.place import World
@@ -173,8 +173,8 @@ def compare(
 
 
 def _most_repeats(repeats: int) -> int:
-    if repeats < LEAST_REPEATS:
-        raise UsageError(f"--until-sure with --repeats {repeats}: no verdict is known before {LEAST_REPEATS}")
+    if repeats < LOOKS[0]:
+        raise UsageError(f"--until-sure with --repeats {repeats}: no verdict is known before {LOOKS[0]}")
     return repeats
 
 

@@ -12,24 +12,25 @@ from hvdtrain.config.option_types import FileToWrite, Folder
 from hvdtrain.errors import UsageError
 
 if TYPE_CHECKING:
+    from hvdtrain.report.contenders import Margins
     from hvdtrain.report.content import Content
     from hvdtrain.report.table import Table
-    from hvdtrain.report.verdict import Margins
     from hvdtrain.runs.read import Run
 
 _Command = TypeVar("_Command", bound=Callable[..., Any])
 
 
 def margin_options(command: _Command) -> _Command:
-    """The options that say what the verdict counts as a difference."""
+    """The options that say what the answer counts as a difference."""
     for option in (
         click.option(
             "--accuracy-margin", type=click.FloatRange(0, 1, min_open=True), default=0.01, show_default=True,
-            help="A mode whose validation accuracy is not shown to be within this of the best cannot win.",
+            help="What is faster is no answer unless its validation accuracy is shown to be within this of its "
+            "opponent's.",
         ),
         click.option(
-            "--margin", type=click.FloatRange(0, 1), default=0.03, show_default=True,
-            help="A winner is faster by at least this share, with a 95 % interval above 1, in at least 5 repeats.",
+            "--margin", type=click.FloatRange(0, 1), default=0.05, show_default=True,
+            help="By which share something has to be faster to be the answer; a lead that is less does not matter.",
         ),
     ):  # fmt: skip
         command = option(command)
@@ -65,13 +66,13 @@ def report(
     runs: tuple[Path, ...], out: Path | None, png: Path | None, reference: str, calibration: Path | None,
     json_file: Path | None, margin: float, accuracy_margin: float,
 ) -> None:  # fmt: skip
-    """Compare finished runs: a table here, with --out also a report with plots.
+    """Ring or servers? A table of finished runs and the answer here, with --out also a report with plots.
 
     A RUN is the folder of one job, a folder of such folders, or what `hvdtrain compare` made.
 
     Mode, number of workers and of servers are what is compared. Repeats of the same number are compared with each
-    other, and a winner needs five of them. Runs of several models, global batches (and then of learning rates that grow
-    with the workers, or with their root) or values of --slow are compared within each, and listed in one table.
+    other, and an answer needs five of them. Runs of several models, global batches (and then of learning rates that
+    grow with the workers, or with their root) or values of --slow are compared within each.
 
     Runs that differ in anything else that has to be equal for a fair comparison (data, threads of a worker, hardware,
     versions, the samples of a repeat …) are refused, and the field is named.
@@ -83,7 +84,7 @@ def report(
     hvdtrain report comparison --reference cnn-mnist --out beside
     """
     from hvdtrain.report import check_out, draw, json_text, write_png, write_report
-    from hvdtrain.report.verdict import Margins
+    from hvdtrain.report.contenders import Margins
     from hvdtrain.runs.read import find_runs
 
     if out:
@@ -110,7 +111,7 @@ def report(
             notes = write_report(found, out, reference, margins, png, pictures, tables)
             click.echo(f"report: {out / 'report.html'}")
         elif png:
-            plots, notes = draw(found, margins, pictures)
+            plots, notes = draw(collected, pictures)
             write_png(plots, png)
     finally:
         gc.enable()
@@ -126,31 +127,25 @@ def _predicted(calibration: Path, runs: "list[Run]") -> "Table":
 
 
 def print_report(runs: "list[Run]", reference: str = "", margins: "Margins | None" = None) -> "Content":
-    """Print the table of these runs, the verdict and what limits it, and return all that a report says.
+    """Print the table of these runs and the answer below it, and return all that a report says.
 
     Raises:
         UsageError: the runs may not be compared.
     """
     from hvdtrain.console import Console
+    from hvdtrain.report.contenders import DEFAULT
     from hvdtrain.report.content import collect
     from hvdtrain.report.reference_tables import build_table, load_layout
-    from hvdtrain.report.table import fitting, terminal_tables
-    from hvdtrain.report.verdict import DEFAULT
+    from hvdtrain.report.table import terminal_tables
 
     reference_tables = [build_table(load_layout(reference), runs)] if reference else []
     collected = collect(runs, margins or DEFAULT)
-    main, lines = collected.terminal()
     console = Console(1000)
-    for part in fitting(main, console.width, first=len(collected.varied)):
-        console.print(part)
-    for note in main.notes:
-        console.print(note, style="dim italic")
-    for line in lines:
-        console.print(line, soft_wrap=not sys.stdout.isatty())
     for reference_table in reference_tables:
         for table in terminal_tables(reference_table):
-            console.print()
             console.print(table)
+            console.print()
         for note in reference_table.notes:
             console.print(note, soft_wrap=not sys.stdout.isatty())
+    collected.print_to(console)
     return collected

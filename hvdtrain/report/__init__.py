@@ -1,15 +1,15 @@
-"""From run folders to a report: what was equal, tables, plots and a verdict.
+"""From run folders to a report: what was equal, tables, plots and an answer.
 
 - `comparisons.py` splits runs (`hvdtrain/runs/read.py`) into comparable ones, and `fairness.py` refuses those that may
   not be compared.
 - `columns.py` has the figures of a run, one entry each, and what several comparisons differ in; `results.py` summarises
   them by kind.
-- `verdict.py` decides who won on the statistics of `paired.py`, `headline.py` puts it into words and into verdict.json,
-  and `caveats.py` says what to keep in mind; `content.py` collects it all.
+- `answer.py` has the word, why and what next: `contenders.py` says who is compared with whom, `rule.py` and `race.py`
+  what their speeds say, `quality.py` and `target.py` what they learn, `doubts.py` what could turn it, and `figures.py`
+  has the table and verdict.json; `content.py` collects it.
 - `page.py` writes Markdown, and HTML of it; `table.py` is every table, in any form; `reference_tables.py`
   puts published figures beside ours.
-- `plots.py` draws with `plot_effect.py`, `step_parts.py` and `plot_learning.py`, and `curves.py` draws curves panel by
-  panel.
+- `plots.py` draws with `plot_ratios.py`, `step_parts.py` and `plot_learning.py`.
 """
 
 import json
@@ -24,9 +24,10 @@ from hvdtrain.errors import UsageError
 from hvdtrain.formatting import printable
 
 if TYPE_CHECKING:
+    from hvdtrain.report.contenders import Margins
+    from hvdtrain.report.content import Content
     from hvdtrain.report.page import Plot
     from hvdtrain.report.table import Table
-    from hvdtrain.report.verdict import Margins
     from hvdtrain.runs.read import Run
 
 Files = dict[str, str | bytes]  # content by path below the report's folder
@@ -44,7 +45,7 @@ def write_report(
 
     Args:
         reference: the preset of an experiment whose table is added to the pages, and as reference.csv.
-        margins: what the verdict counts as a difference, if not the default.
+        margins: what the answer counts as a difference, if not the default.
         png: a folder for PNG pictures of the plots.
         more: draws further plots of the runs.
         more_tables: stand below the summary too.
@@ -57,14 +58,13 @@ def write_report(
             `out` cannot be written to.
     """
     from hvdtrain.report import page, results, table
+    from hvdtrain.report.contenders import DEFAULT
     from hvdtrain.report.content import collect
     from hvdtrain.report.reference_tables import build_table, load_layout
-    from hvdtrain.report.verdict import DEFAULT
 
-    margins = margins or DEFAULT
     tables = [build_table(load_layout(reference), runs)] if reference else []
-    content = collect(runs, margins)
-    drawn, notes = draw(runs, margins, more)
+    content = collect(runs, margins or DEFAULT)
+    drawn, notes = draw(content, more)
     text = page.markdown(content.parts(drawn, [*tables, *more_tables], notes))
     files: Files = {f"plots/{plot.name}.svg": plot.svg for plot in drawn}
     files |= {"results.csv": results.csv_text(content.rows), "verdict.json": json_text(content.data)}
@@ -80,12 +80,12 @@ def write_report(
     return notes
 
 
-def draw(runs: "Sequence[Run]", margins: "Margins", more: More = lambda runs: []) -> "tuple[list[Plot], list[str]]":
+def draw(content: "Content", more: More = lambda runs: []) -> "tuple[list[Plot], list[str]]":
     """The plots of a report, and notes on what is missing in them, a line each."""
     from hvdtrain.report import plots
 
-    drawn, notes = plots.draw(runs, margins)
-    return [*drawn, *more(runs)], notes
+    drawn, notes = plots.draw(content.comparisons)
+    return [*drawn, *more([run for _, run in content.runs])], notes
 
 
 def write_png(plots: "Sequence[Plot]", folder: Path) -> None:

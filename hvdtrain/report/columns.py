@@ -1,6 +1,6 @@
 """The figures of a run, one Column each: where it comes from, how it is written, where it is shown.
 
-results.csv and the tables on a terminal and in the pages are made of COLUMNS. To add a figure, add an entry, and say in
+results.csv and the pages' tables are made of COLUMNS. To add a figure, add an entry, and say in
 README.md beside this file what it means.
 """
 
@@ -14,9 +14,6 @@ from hvdtrain.runs.fields import field_value
 from hvdtrain.runs.network_bound import network_bound
 from hvdtrain.runs.read import Run
 
-# Tables that show a figure, beside results.csv, which has all: the pages' summary; the terminal's, with the range over
-# repeats or without, for it has to fit 100 columns.
-SUMMARY, TERMINAL, TERMINAL_RANGE = "summary", "terminal", "terminal with range"
 # How repeats of a figure are summarised; see results.spread.
 MEANS = "means, of speeds and times the geometric"
 
@@ -29,8 +26,7 @@ class Column:
         name: in results.csv.
         heading: in tables.
         unit, digits: see formatting.with_unit.
-        shown: the tables that it is in.
-        short: its heading on a terminal, in two lines, where that is another.
+        is_shown: in the pages' table of what runs cost too, beside results.csv, which has all.
         value: the figure of a run, None where it was not measured; the field of this name, if not given.
         is_geometric: its mean over repeats is the geometric one, so that a ratio of two means is the mean of the ratios
             in each repeat: what is said of a lead, the table and scaling efficiency agree.
@@ -41,8 +37,7 @@ class Column:
     heading: str = ""
     unit: str = ""
     digits: str = ""
-    shown: tuple[str, ...] = ()
-    short: str = ""
+    is_shown: bool = False
     value: Callable[[Run], Any] | None = None
     is_geometric: bool = False
     identifies: bool = False
@@ -81,6 +76,12 @@ def bytes_sent_per_1000_samples(run: Run) -> float | None:
     return _divided(1000 * sent * steps, run.summary.samples) if sent is not None and steps else None
 
 
+def busiest_share(run: Run) -> float | None:
+    """The share of samples of the worker that had the most; None of one process."""
+    samples = [process.samples for process in run.summary.processes if process.samples is not None]
+    return _divided(max(samples), sum(samples)) if len(samples) > 1 else None
+
+
 def samples_to_target(run: Run) -> float | None:
     """Samples trained on until an evaluation first reached the target accuracy."""
     target = run.summary.target_accuracy
@@ -101,8 +102,9 @@ _COLUMNS = (
     Column("variant", value=lambda run: run.kind.variant, identifies=True),
     Column("model", "model", identifies=True),
     Column("parameters", identifies=True),
-    Column("global_batch", "global batch", digits=",.0f", short="global\nbatch"),
-    Column("lr", "learning rate", digits=".3g", short="learning\nrate"),
+    Column("threads_per_worker", identifies=True),
+    Column("global_batch", "global batch", digits=",.0f"),
+    Column("lr", "learning rate", digits=".3g"),
     Column("slow", "slow", value=lambda run: field_value(run, "slow.asked"), identifies=True),
     Column("steps_per_epoch", "steps per epoch", digits=",.0f", value=steps_per_epoch),
     Column("steps"),
@@ -111,45 +113,40 @@ _COLUMNS = (
     Column("wall_s", "training time", "s", is_geometric=True),
     Column("epoch_s", "time of an epoch", "s", value=lambda run: _divided(run.summary.wall_s, epochs(run)),
            is_geometric=True),
-    Column("samples_per_s", "samples/s", shown=(SUMMARY, TERMINAL_RANGE), short="samples\n/s", is_geometric=True),
-    Column("network_bound", "samples/s that the links allow", shown=(SUMMARY,), value=network_bound),
+    Column("samples_per_s", "samples/s", is_geometric=True),
+    Column("network_bound", "samples/s that the links allow", is_shown=True, value=network_bound),
     Column("worker_samples_per_s", "samples/s of a worker",
            value=lambda run: _divided(run.summary.samples_per_s, run.kind.workers), is_geometric=True),
-    Column("process_samples_per_s", "samples/s of a process", shown=(SUMMARY,),
+    Column("process_samples_per_s", "samples/s of a process", is_shown=True,
            value=lambda run: _divided(run.summary.samples_per_s, run.kind.workers + run.kind.servers),
            is_geometric=True),
-    Column("cpu_s_per_1000_samples", "processor time of 1,000 samples", "s", shown=(SUMMARY, TERMINAL),
-           short="CPU of\n1,000", value=cpu_s_per_1000_samples),
-    Column("scaling_efficiency", "scaling efficiency", digits=".2f", shown=(SUMMARY, TERMINAL_RANGE),
-           short="scaling\neffic.", is_geometric=True),
-    Column("val_accuracy", "validation accuracy", digits=".3f", shown=(SUMMARY, TERMINAL_RANGE),
-           short="validation\naccuracy"),
+    Column("cpu_s_per_1000_samples", "processor time of 1,000 samples", "s", value=cpu_s_per_1000_samples),
+    Column("busiest_share", "samples of the busiest worker", "%", ".0f", value=busiest_share),
+    Column("scaling_efficiency", "scaling efficiency", digits=".2f", is_shown=True, is_geometric=True),
+    Column("val_accuracy", "validation accuracy", digits=".3f"),
     Column("val_loss", "validation loss"),
     Column("best_val_loss", "best validation loss", value=best_val_loss),
     Column("test_loss", "test loss"),
     Column("test_accuracy", "test accuracy (top-1)", digits=".3f"),
-    Column("time_to_target_s", "time to target", "s", shown=(SUMMARY, TERMINAL_RANGE), short="time to\ntarget",
-           is_geometric=True),
+    Column("time_to_target_s", "time to target", "s", is_geometric=True),
     Column("samples_to_target", value=samples_to_target, is_geometric=True),
-    Column("exposed_comm_fraction", "comm. wait", "%", ".0f", shown=(SUMMARY, TERMINAL), short="comm.\nwait"),
+    Column("exposed_comm_fraction", "comm. wait", "%", ".0f", is_shown=True),
     Column("step_p50_s", "a worker's own step: median", "ms", value=lambda run: run.summary.step_time.p50_s),
     Column("step_p95_s", "95 %", "ms", value=lambda run: run.summary.step_time.p95_s),
     Column("step_p99_s", "99 %", "ms", value=lambda run: run.summary.step_time.p99_s),
-    Column("bytes_sent_per_step", "sent per step", "B", shown=(SUMMARY, TERMINAL), short="sent per\nstep"),
+    Column("bytes_sent_per_step", "sent per step", "B", is_shown=True),
     Column("bytes_sent_per_1000_samples", "sent for 1,000 samples", "B", value=bytes_sent_per_1000_samples),
-    Column("staleness_mean", "mean staleness", digits=".2f", shown=(SUMMARY, TERMINAL), short="stale-\nness"),
+    Column("staleness_mean", "mean staleness", digits=".2f", is_shown=True),
     Column("staleness_max", "largest staleness", digits="g"),
-    Column("peak_rss_mb", "memory", "MB", shown=(SUMMARY, TERMINAL), short="\nmemory"),
+    Column("peak_rss_mb", "memory", "MB", is_shown=True),
     Column("repeat", identifies=True),
+    Column("sprint", identifies=True),
 )  # fmt: skip
 COLUMNS = {column.name: column for column in _COLUMNS}
 # Figures of one evaluation, which tables of epochs have beside those above.
 TRAINED = {
-    column.name: column
-    for column in (
-        Column("train_loss", "training loss"),
-        Column("train_accuracy", "training accuracy", digits=".3f"),
-    )
+    "train_loss": Column("train_loss", "training loss"),
+    "train_accuracy": Column("train_accuracy", "training accuracy", digits=".3f"),
 }
 
 

@@ -38,7 +38,7 @@ EQUAL_EVERYWHERE = {
     "weight_decay": "part of the update rule",
     "target_accuracy": "the time to reach it is compared",
     "stop_at_target": "a run that stops early has trained for less",
-    "threads_per_worker": "every worker, the baseline's too, computes with the same share of a machine",
+    "threads_per_worker": "every worker computes with the same share of a machine, which one process alone has all of",
     "environment.computing": "torch, OpenMP, MKL and the C library read them, and compute and allocate accordingly",
     "environment.servers_computing": "servers compute and allocate by them (compared among runs with servers)",
     "slow.asked": "a worker that is made slow holds the others up, or leaves them its share",
@@ -59,22 +59,14 @@ EQUAL_IN_REPEAT = {
     "initial_weights": "training starts from the same point",
     "samples_digest": "exactly the same samples were trained on (compared among runs of equally many)",
 }
-# Fields that are equal in all runs of one kind: they repeat one measurement, and are summarised together.
+# Fields that are equal in all runs of one kind, which has the same options: they repeat one measurement, and are
+# summarised together.
 EQUAL_IN_KIND = {
     "processes": "repeats are of the same thing",
     "backend": "another transport is another measurement; compare transports in two reports",
     "starter": "starters place and bind processes differently",
-    "shares": "with static shares an epoch lasts as long as its slowest worker",
-    "push_scale": "it decides how far one push moves the weights",
     "effective_lr": "it decides how far one push moves the weights",
-    "look_ahead": "workers compute with other weights than the servers have",
-    "staleness_bound": "it decides how far workers drift apart, and how long they wait",
-    "backup": "it decides how many workers' gradients make a step",
-    "delay_compensation": "it changes the gradients that servers apply",
-    "staleness_lr": "it changes how far one push moves the weights",
-    "compression": "it changes both what is sent and what is learned",
     "respawns": "a server that may come back keeps all that it has twice, which takes time",
-    "bucket_mb": "the size of messages decides how fast they travel",
     "hardware.hosts": "memory is faster than a network (the number of hosts is compared)",
     "hosts.cores_usable": "a control group, or being bound to cores, leaves the processes of a host fewer",
     "placement": "what processes of one host tell each other crosses no network",
@@ -89,6 +81,8 @@ EQUAL_IN_TRANSPORT = {
 _WHERE_THERE = {
     "environment.servers_computing", "environment.servers_messages", "record", "hosts.cores_usable",
 }  # fmt: skip
+# Fields of trainings, which runs that measure speed alone do not have.
+_OF_TRAININGS = {"schedule", "schedule.form", "target_accuracy", "stop_at_target"}
 # What columns.Setting has: runs that differ here may be in one report, each compared with its like. The number of
 # weights follows from the model, and the schedule's number of steps from the batch.
 _MAY_DIFFER_IN_GRID = {"model", "global_batch", "lr", "slow.asked", "parameters", "schedule"}
@@ -204,6 +198,10 @@ def _equal(
     """Check a field within groups of runs that have the same key, which the words `shared` describe; or in all runs."""
     if field == "interface":  # what stays on one host uses no network
         finished = [item for item in finished if field_value(item[1], field) not in (None, "lo")] or finished[:1]
+    if field in _OF_TRAININGS:
+        finished = [item for item in finished if not item[1].manifest.sprint] or finished[:1]
+    if field == "threads_per_worker":  # one process has a machine to itself
+        finished = [item for item in finished if item[1].kind.is_distributed] or finished[:1]
     if field in _WHERE_THERE:
         finished = [item for item in finished if field_value(item[1], field) is not None] or finished[:1]
     groups: dict[Hashable, list[tuple[str, Run]]] = {}

@@ -47,9 +47,15 @@ def listed(lines: Sequence[str]) -> str:
     return "\n".join(f"- {plain(line)}" for line in lines)
 
 
-def notice(lines: Sequence[str]) -> str:
-    """What nobody should miss."""
-    return "\n>\n".join(f"> {plain(line)}" for line in lines)
+def code(text: str) -> str:
+    """A command, shown as it is."""
+    line, fence = " ".join(text.split()), "`" * (1 + max(map(len, re.findall("`+", text)), default=0))
+    return f"{fence} {line} {fence}" if len(fence) > 1 else f"`{line}`"
+
+
+def fenced(lines: Sequence[str]) -> str:
+    """Markdown to copy."""
+    return "\n".join(["````markdown", *lines, "````"])
 
 
 def details(title: str, *parts: str) -> str:
@@ -63,7 +69,7 @@ def plot(shown: Plot) -> str:
 
 def markdown(parts: Sequence[str]) -> str:
     """report.md, which shows the plots from the folder plots/ beside it."""
-    return f"# {TITLE}\n\n" + "\n\n".join(filter(None, parts)) + "\n"
+    return "\n\n".join(filter(None, parts)) + "\n"
 
 
 def html(page: str, plots: Sequence[Plot], colours: Mapping[str, str], title: str) -> str:
@@ -87,7 +93,11 @@ def html(page: str, plots: Sequence[Plot], colours: Mapping[str, str], title: st
         image = f'<p><img src="plots/{shown.name}.svg" alt="{escapeHtml(shown.title)}" /></p>'
         picture = plot_style.inline(shown.svg, shown.name, escapeHtml(shown.title))
         body = body.replace(image, f'<div class="wide">{picture}</div>')
-    body = body.replace("<table>", '<div class="wide"><table>').replace("</table>", "</table></div>")
+    body = (
+        body.replace("<pre>", '<pre tabindex="0">')
+        .replace("<table>", '<div class="wide"><table>')
+        .replace("</table>", "</table></div>")
+    )
     light, dark = (" ".join(f"--{role}: {value};" for role, value in plot_style.css(theme).items()) for theme in (0, 1))
     return f"""<!doctype html>
 <html lang="en">

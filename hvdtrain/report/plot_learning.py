@@ -1,94 +1,72 @@
-"""Plots of learning: loss and accuracy."""
+"""The plot of learning: loss and accuracy against time."""
 
+import math
 from collections.abc import Iterable, Mapping, Sequence
+from itertools import groupby
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from hvdtrain import plot_style
-from hvdtrain.formatting import with_noun
 from hvdtrain.report.comparisons import Comparison
-from hvdtrain.report.curves import Line, draw_curves
 from hvdtrain.runs.loss_curve import LossCurve
-from hvdtrain.runs.read import Kind, Run
+from hvdtrain.runs.read import Kind
 
 if TYPE_CHECKING:
+    from matplotlib.axes import Axes
     from matplotlib.figure import Figure
 
-RunsByKind = dict[Kind, list[Run]]
-
-LOSS = (
-    "Lines: cross-entropy on the training batches, all workers together, each point the mean of about a "
-    "fiftieth of the run; one line for each repeat. Marks: loss on the validation images. Left says how "
-    "soon, right says how well each sample was used: methods that do the same mathematics lie on each other "
-    "there. The baseline of one process stands in every panel."
+LEARNING = (
+    "Cross-entropy on the training batches, and accuracy on all validation images, after so many seconds of training; "
+    "one line for each repeat. The dotted line is the target."
 )
 
 
-def loss(comparisons: Sequence[Comparison], curves: Mapping[Path, LossCurve]) -> "Figure | None":
-    panels: dict[str, list[Line]] = {}
-    for workers, by_kind in _panels(comparisons):
-        runs = [run for members in by_kind.values() for run in members]
-        time, samples = (panels.setdefault(f"{workers}, against {what}", []) for what in ("time", "samples"))
-        for run in runs:
-            curve, drawn = curves[run.folder], _line_style(run.kind, by_kind)
-            time.append(Line(curve.seconds, curve.loss, drawn))
-            samples.append(Line(curve.samples, curve.loss, drawn))
-        for run in runs:
-            evaluations, label = run.summary.evaluations, f"{_line_style(run.kind, by_kind)['label']}: validation"
-            marks = _marker_style(run.kind) | {"linestyle": "", "label": label}
-            losses = [e.val_loss for e in evaluations]
-            time.append(Line([e.train_s for e in evaluations], losses, marks))
-            samples.append(Line([e.samples for e in evaluations], losses, marks))
-    return draw_curves(panels, ["seconds of training", "samples trained on"], "cross-entropy", columns=2)
+def learning(comparisons: Sequence[Comparison], curves: Mapping[Path, LossCurve]) -> "Figure | None":
+    """A row for each comparison. None where nothing was recorded."""
+    shown = [of for of in comparisons if any(curves[run.folder].loss or run.summary.evaluations for run in of.runs)]
+    if not shown:
+        return None
+    figure, axes = plot_style.new_figure(0.6 + 2.9 * len(shown), 2, len(shown))
+    for of, loss, accuracy in zip(shown, axes[::2], axes[1::2], strict=True):
+        losses: list[float] = []
+        for kind, runs in of.by_kind.items():
+            look = _look(kind, list(of.by_kind))
+            drawn = _joined((curves[run.folder].seconds, curves[run.folder].loss) for run in runs)
+            loss.plot(*drawn, **look)
+            losses += drawn[1]
+            each = [run.summary.evaluations for run in runs]
+            reached = _joined(([e.train_s for e in own], [e.val_accuracy for e in own]) for own in each)
+            accuracy.plot(*reached, marker=plot_style.marker(kind), markersize=3.6, **look)
+        if target := next((run.summary.target_accuracy for run in of.runs), None):
+            accuracy.axhline(target, color=plot_style.INK, linewidth=0.9, linestyle=":", label=f"target {target:g}")
+        _finish(loss, "cross-entropy", of.title, losses)
+        _finish(accuracy, "validation accuracy", of.title)
+    plot_style.legend(figure, axes)
+    return figure
 
 
-def _panels(comparisons: Sequence[Comparison]) -> Iterable[tuple[str, RunsByKind]]:
-    """The runs of each panel, with its title: those of a comparison on one number of workers, with the baseline."""
-    for of in comparisons:
-        for size in sorted({kind.workers for kind in of.by_kind if kind.mode != "single"}) or [1]:
-            own = {k: runs for k, runs in of.by_kind.items() if k.workers == size or k.mode == "single"}
-            yield ", ".join(filter(None, [of.title, with_noun(size, "worker")])), own
+def _look(kind: Kind, kinds: Sequence[Kind]) -> dict[str, Any]:
+    """Colour by mode, and a line style for each of its kinds."""
+    alike = next(list(own) for mode, own in groupby(kinds, key=lambda other: other.mode) if mode == kind.mode)
+    style = plot_style.LINES[alike.index(kind) % len(plot_style.LINES)]
+    return {"color": plot_style.colour(kind), "linestyle": style, "linewidth": 1.0, "label": kind.label}
 
 
-def _line_style(kind: Kind, by_kind: RunsByKind) -> dict[str, Any]:
-    """Colour by mode; a line style and a label for each of its numbers of servers, and variants."""
-    alike = sorted({(other.servers, other.variant) for other in by_kind if other.mode == kind.mode})
-    servers = with_noun(kind.servers, "server") if len({count for count, _ in alike}) > 1 else ""
-    return {
-        "color": plot_style.colour(kind),
-        "linestyle": plot_style.LINES[alike.index((kind.servers, kind.variant)) % len(plot_style.LINES)],
-        "linewidth": 1.6 if len(by_kind[kind]) == 1 else 1.0,
-        "label": ", ".join(filter(None, [kind.mode, servers, kind.variant])),
-    }
+def _joined(curves: Iterable[tuple[Iterable[float], Iterable[float]]]) -> tuple[list[float], list[float]]:
+    """Curves that look alike as one with gaps, which is drawn much faster than each by itself."""
+    x: list[float] = []
+    y: list[float] = []
+    for own_x, own_y in curves:
+        x += [*own_x, math.nan]
+        y += [*(value if math.isfinite(value) else math.nan for value in own_y), math.nan]
+    return x, y
 
 
-def _marker_style(kind: Kind) -> dict[str, Any]:
-    return {
-        "marker": plot_style.marker(kind), "markersize": 3.6, "markerfacecolor": "none",
-        "markeredgecolor": plot_style.colour(kind), "markeredgewidth": 0.9,
-    }  # fmt: skip
-
-
-ACCURACY = (
-    "Accuracy on all validation images after so many seconds of training (set-up and evaluation do not "
-    "count). The dotted line is the target; higher and further left is better. The baseline of one process "
-    "stands in every panel."
-)
-
-
-def accuracy(comparisons: Sequence[Comparison]) -> "Figure | None":
-    panels = {}
-    for workers, by_kind in _panels(comparisons):
-        runs = [run for members in by_kind.values() for run in members]
-        panels[workers] = [
-            Line(
-                [e.train_s for e in run.summary.evaluations], [e.val_accuracy for e in run.summary.evaluations],
-                _line_style(run.kind, by_kind) | _marker_style(run.kind),
-            )
-            for run in runs
-        ]  # fmt: skip
-        if target := next((run.summary.target_accuracy for run in runs), None):
-            ends = [e.train_s for run in runs for e in run.summary.evaluations]
-            dotted = {"color": plot_style.INK, "linewidth": 0.9, "linestyle": ":", "label": f"target {target:g}"}
-            panels[workers] += [Line([0, max(ends)], [target] * 2, dotted)] if ends else []
-    return draw_curves(panels, ["seconds of training"], "validation accuracy")
+def _finish(axes: "Axes", what: str, title: str, drawn: Sequence[float] = ()) -> None:
+    axes.set(xlabel="seconds of training", ylabel=what, title=title)
+    axes.set_xlim(left=0)
+    axes.grid(True)
+    axes.xaxis.set_major_formatter("{x:,.7g}")
+    values = [y for y in drawn if math.isfinite(y)]
+    if values and max(values) > 10 * min(values) > 0:
+        plot_style.log_scale(axes)

@@ -1,31 +1,30 @@
 """The report's plots, each with a caption that says how to read it."""
 
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 
 from hvdtrain import plot_style
-from hvdtrain.report import plot_effect, plot_learning, step_parts
-from hvdtrain.report.comparisons import Comparison, split_into_comparisons
+from hvdtrain.report import plot_learning, plot_ratios, step_parts
+from hvdtrain.report.answer import Answer
+from hvdtrain.report.comparisons import Comparison
+from hvdtrain.report.contenders import whole
 from hvdtrain.report.page import Plot
-from hvdtrain.report.verdict import DEFAULT, Margins
 from hvdtrain.runs.loss_curve import LossCurve, loss_curve
-from hvdtrain.runs.read import Run
 
 
-def draw(runs: Sequence[Run], margins: Margins = DEFAULT) -> tuple[list[Plot], list[str]]:
+def draw(answered: Sequence[tuple[Comparison, Answer]]) -> tuple[list[Plot], list[str]]:
     """Every plot that the finished runs have data for, and notes on steps that are missing in them, a line each."""
     from matplotlib import rc_context
 
-    comparisons = split_into_comparisons(runs)
-    curves, notes = _loss_curves(comparisons)
+    comparisons = [replace(of, runs=[run for run in of.runs if run.kind.family] or of.runs) for of, _ in answered]
+    trained = [replace(of, runs=runs) for of in comparisons if (runs := whole(of.runs))]
+    curves, notes = _loss_curves(trained)
     with rc_context(plot_style.RC):
-        effect, about_effect = plot_effect.effect(comparisons, margins)
         drawn = (
-            ("effect", "The effect", about_effect, effect),
-            ("throughput", "Samples/s against workers", plot_effect.SPEED, plot_effect.throughput(comparisons)),
+            ("ratios", "Samples/s beside the ring", plot_ratios.RATIOS, plot_ratios.ratios(answered)),
             ("step-time", "Where a step's time goes", step_parts.NOTE, step_parts.step_time(comparisons)),
-            ("loss", "Training loss", plot_learning.LOSS, plot_learning.loss(comparisons, curves)),
-            ("accuracy", "Validation accuracy", plot_learning.ACCURACY, plot_learning.accuracy(comparisons)),
+            ("learning", "Loss and accuracy", plot_learning.LEARNING, plot_learning.learning(trained, curves)),
         )
     return [Plot(name, title, caption, figure) for name, title, caption, figure in drawn if figure], notes
 

@@ -9,16 +9,7 @@ from fractions import Fraction
 from statistics import geometric_mean
 from typing import Any
 
-from hvdtrain.report.columns import (
-    COLUMNS,
-    MEANS,
-    SUMMARY,
-    TERMINAL,
-    TERMINAL_RANGE,
-    Column,
-    Setting,
-    format_figure,
-)
+from hvdtrain.report.columns import COLUMNS, MEANS, Setting, format_figure
 from hvdtrain.report.table import Cell, Table
 from hvdtrain.runs.read import Kind, Run, finished_by_kind
 
@@ -55,7 +46,8 @@ def result_rows(runs: Sequence[Run]) -> list[Row]:
     is_weak = scales_weakly(rows)
     baselines = _baselines(rows, is_weak)
     for row in rows:
-        row["scaling_efficiency"] = _scaling_efficiency(row, baselines.get(_scaling_key(row, is_weak), []))
+        key = row["threads_per_worker"], row["sprint"], _scaling_key(row, is_weak)
+        row["scaling_efficiency"] = _scaling_efficiency(row, baselines.get(key, []))
     return rows
 
 
@@ -101,8 +93,6 @@ def format_cell(group: Group, name: str) -> Cell:
     details = [format_range(name, found)] if found.low != found.high else []
     if found.n < group.n:
         details.append(f"{found.n} of {group.n} runs")
-    if name == "staleness_mean" and (largest := group["staleness_max"]):
-        details.append(f"max. {format_figure('staleness_max', largest.high)}")
     return Cell(format_figure(name, found.mean), found.mean, ", ".join(filter(None, details)))
 
 
@@ -115,30 +105,18 @@ def format_range(name: str, found: Spread, format_value: Callable[[str, float], 
     return f"{low_number}–{high_number}" if low_unit == high_unit else f"{low}–{high}"
 
 
-def summary_table(groups: Sequence[Group], on_terminal: bool = False) -> Table:
-    """The groups' figures, behind what their settings differ in; on a terminal fewer, under shorter headings."""
-    places = {TERMINAL, TERMINAL_RANGE} if on_terminal else {SUMMARY}
+def cost_table(groups: Sequence[Group]) -> Table:
+    """What the groups cost, behind what their settings differ in."""
     varied = Setting.varied(group.setting for group in groups)
-    columns = [c for c in COLUMNS.values() if places & set(c.shown) and any(group[c.name] for group in groups)]
+    columns = [c for c in COLUMNS.values() if c.is_shown and any(group[c.name] for group in groups)]
     rows = []
     for group in groups:
-        cells = [format_cell(group, column.name) for column in columns]
-        if on_terminal:
-            cells = [c if TERMINAL_RANGE in o.shown else Cell(c.text) for c, o in zip(cells, columns, strict=True)]
         setting = [Cell(group.setting.text(name)) for name in varied]
+        cells = [format_cell(group, column.name) for column in columns]
         rows.append((group.kind.label, [*setting, Cell(str(group.n)), *cells]))
+    headings = [*(COLUMNS[name].heading for name in varied), "n", *(column.heading for column in columns)]
     notes = ["n runs each" + (f", with range: {MEANS}" if any(group.n > 1 for group in groups) else "")]
-    if any(group.kind.servers for group in groups):
-        notes.append("×2+1 is 2 workers and 1 server")
-    if on_terminal and any(group["cpu_s_per_1000_samples"] for group in groups):
-        notes.append("CPU time is of 1,000 samples")
-
-    def heading(column: Column) -> str:
-        return (column.short if on_terminal else "") or column.heading
-
-    start = "\n" if on_terminal else ""
-    headings = [*(heading(COLUMNS[name]) for name in varied), f"{start}n", *map(heading, columns)]
-    return Table("summary", "Summary", notes, f"{start}run", [("", text) for text in headings], rows)
+    return Table("costs", "", notes, "run", [("", text) for text in headings], rows)
 
 
 def scales_weakly(rows: Sequence[Row]) -> bool:
@@ -160,15 +138,19 @@ def scales_weakly(rows: Sequence[Row]) -> bool:
 def _scaling_key(row: Row, is_weak: bool) -> Hashable:
     """What runs have in common that scaling compares: the model, and the batch, for weak scaling that of a worker."""
     batch = row["global_batch"]
-    return row["model"], Fraction(batch, row["workers"]) if is_weak and batch is not None else batch
+    return (
+        row["model"],
+        row["threads_per_worker"],
+        Fraction(batch, row["workers"]) if is_weak and batch is not None else batch,
+    )
 
 
 def _baselines(rows: Sequence[Row], is_weak: bool) -> dict[Hashable, list[Row]]:
-    """The one-worker baseline of each model and batch, chosen as the column scaling_efficiency says."""
+    """The one-worker baselines by threads, model and batch, chosen as the column scaling_efficiency says."""
     found: dict[Hashable, dict[Kind, list[Row]]] = {}
     for row in rows:
         if row["workers"] == 1 and row["samples_per_s"]:
-            kinds = found.setdefault(_scaling_key(row, is_weak), {})
+            kinds = found.setdefault((row["threads_per_worker"], row["sprint"], _scaling_key(row, is_weak)), {})
             kinds.setdefault(Kind.of_row(row), []).append(row)
     return {key: kinds[min(kinds, key=lambda kind: kind.order)] for key, kinds in found.items()}
 

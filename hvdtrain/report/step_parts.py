@@ -8,16 +8,15 @@ from hvdtrain import plot_style
 from hvdtrain.formatting import three_digits
 from hvdtrain.plot_style import STEP_PARTS
 from hvdtrain.report.comparisons import Comparison
+from hvdtrain.report.contenders import timed
 from hvdtrain.runs.read import Run
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
 NOTE = (
-    "Wall time over steps, each of one global batch, the geometric mean of the repeats, divided as workers spent it on "
-    "average. Exposed communication is what a step waits for; in the parameter-server modes the optimizer runs on the "
-    "servers and is part of that wait. Between steps, workers wait for each other to decide something together, and at "
-    "the end of an epoch."
+    "Wall time of a step, the geometric mean of the repeats, as workers spent it. Exposed communication is what a step "
+    "waits for; where there are servers, the optimizer runs on them and is part of that."
 )
 
 
@@ -45,7 +44,7 @@ def _shown_parts(found: Mapping[str, Mapping[str, float]]) -> list[str]:
 
 
 def step_time(comparisons: Sequence[Comparison]) -> "Figure | None":
-    each = {of.label(kind): step_parts(runs) for of in comparisons for kind, runs in of.by_kind.items()}
+    each = {of.label(kind): step_parts(timed(runs)) for of in comparisons for kind, runs in of.by_kind.items()}
     rows = {label: parts for label, parts in each.items() if parts}
     if not rows:
         return None

@@ -2,7 +2,7 @@
 
 import csv
 import io
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from itertools import groupby
 from typing import TYPE_CHECKING
@@ -99,35 +99,23 @@ def terminal_tables(table: Table) -> "list[RichTable]":
     return narrow
 
 
-def fitting(table: Table, width: int, first: int = 0) -> "Iterator[RichTable]":
-    """The table for a terminal so wide, in parts if a figure would be broken; each has the `first` columns."""
-    from hvdtrain.console import Console
-
-    console, rest = Console(width=10**6), range(first, len(table.columns))
-    while rest:
-        parts = [rich_table(_columns(table, [*range(first), *rest[: n + 1]]), is_narrow=True) for n in range(len(rest))]
-        fits = [n for n, part in enumerate(parts) if console.measure(part).maximum <= width]
-        yield parts[fits[-1] if fits else 0]
-        rest = rest[fits[-1] + 1 if fits else 1 :]
-
-
 def _columns(table: Table, kept: Sequence[int]) -> Table:
     rows = [(label, [cells[i] for i in kept]) for label, cells in table.rows]
     return replace(table, columns=[table.columns[i] for i in kept], rows=rows)
 
 
-def rich_table(table: Table, is_narrow: bool = False) -> "RichTable":
-    """The table for a terminal, without notes; if narrow, columns stand close, and there is no title."""
+def rich_table(table: Table) -> "RichTable":
+    """The table for a terminal, without notes."""
     from rich import box
     from rich.table import Table as RichTable
     from rich.text import Text
 
-    title, padding = (None, 0) if is_narrow else (Text(table.title), (0, 1, 0, 0))
-    found = RichTable(title=title, box=box.SIMPLE_HEAD, padding=padding, show_edge=False, title_justify="left")
+    title = Text(table.title) if table.title else None
+    found = RichTable(title=title, box=box.SIMPLE_HEAD, padding=(0, 1, 0, 0), show_edge=False, title_justify="left")
     found.add_column(Text(table.corner), no_wrap=True)
     for heading in table.headings:
         found.add_column(Text(heading), justify="right", overflow="fold")
     for label, cells in table.rows:
-        texts = [Text(cell.text).append(f"\n{cell.detail}" if cell.detail else "", style="dim") for cell in cells]
+        texts = [Text(cell.text).append(f" ({cell.detail})" if cell.detail else "", style="dim") for cell in cells]
         found.add_row(Text(label), *texts)
     return found

@@ -1,13 +1,15 @@
 """Fields of a run as runs are compared by them."""
 
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from statistics import median
 from typing import Any
 
 from hvdtrain.formatting import with_noun
 from hvdtrain.runs.read import Run
 from hvdtrain.world.host import COMPUTING
 
+NETWORK_DIFFERS = 1.5  # times: what is measured of one network varies less
 # Which of the variables in world.host.MESSAGES matter where `backend` has this word in it.
 _READ_BY = {
     "horovod": ("HOROVOD_",), "mpi": ("OMPI_MCA_", "PRTE_MCA_", "UCX_"), "gloo": ("GLOO_",), "nccl": ("NCCL_",),
@@ -51,6 +53,42 @@ def placement(run: Run) -> str | None:
     return " | ".join(words) or None
 
 
+def ran_alike(runs: Sequence[Run], others: Sequence[Run]) -> bool:
+    """Whether two kinds of runs were started alike, and on the same one host or on hosts of the same network, over
+    which their workers were spread alike.
+
+    Of several hosts one kind may use more, as n workers and a server do beside n workers.
+    """
+    hosts, other_hosts = _hosts(runs), _hosts(others)
+    if (len(hosts) > 1) != (len(other_hosts) > 1) or not (hosts <= other_hosts or other_hosts <= hosts):
+        return False
+    if len(hosts) > 1 and not (_spread_alike(runs[0], others[0]) and _same_network([*runs, *others])):
+        return False
+    return len({run.manifest.starter for run in (*runs, *others)}) == 1
+
+
+def _spread_alike(run: Run, other: Run) -> bool:
+    """Whether hosts have as many workers, or as many ranks, in both; true where that was not recorded."""
+
+    def counts(of: Run, first: int) -> list[int]:
+        found = (sum(rank >= first for rank in host.ranks) for host in of.manifest.hosts.values())
+        return sorted(filter(None, found))
+
+    pairs = [(counts(run, run.kind.servers), counts(other, other.kind.servers)), (counts(run, 0), counts(other, 0))]
+    return any(not one or not two or one == two for one, two in pairs)
+
+
+def _same_network(runs: Sequence[Run]) -> bool:
+    """Whether all that was measured of the hosts' network is alike, whatever its interface is called."""
+    measured = [[link.gbit_s for link in run.manifest.network.pairs if link.gbit_s] for run in runs]
+    speeds = [median(found) for found in measured if found]
+    return not speeds or max(speeds) <= NETWORK_DIFFERS * min(speeds)
+
+
+def _hosts(runs: Sequence[Run]) -> set[str]:
+    return {name for run in runs for name in run.manifest.hardware.hosts}
+
+
 def _variables(run: Run, which: str, *name: str) -> Any:
     """`environment.computing`, `environment.messages`: the variables of these that were set; with a name, its value.
     After `servers_`, those of the servers' processes, with each of the values that they had.
@@ -63,6 +101,8 @@ def _variables(run: Run, which: str, *name: str) -> Any:
     carried = tuple(prefix for word, prefixes in _READ_BY.items() if word in backend for prefix in prefixes)
     read = COMPUTING if which.endswith("computing") else carried
     values = {variable: value for variable, value in environment.items() if variable.startswith(read)}
+    if not is_of_servers:  # which follows from threads_per_worker
+        values = {variable: value for variable, value in values.items() if not variable.endswith("_NUM_THREADS")}
     return values.get(name[0], "not set") if name else values
 
 

@@ -11,6 +11,7 @@ from typing import Any
 from torch import nn
 
 from hvdtrain import modes
+from hvdtrain.config.run_config import RunConfig
 from hvdtrain.coordination.job import Job
 from hvdtrain.numerics.flat import trained
 from hvdtrain.numerics.optimizers import schedule
@@ -72,6 +73,7 @@ def manifest(
     return {
         "hvdtrain": version("hvdtrain"),
         **{name: getattr(config, name) for name in AS_ASKED},
+        "options": mode_options(config),
         "workers": world.workers,
         "servers": world.servers,
         "processes": world.size,
@@ -108,6 +110,12 @@ def manifest(
         "hardware": hardware() | {"gpus": gpus(), "hosts": list(hosts)},
         "hosts": hosts,
     }
+
+
+def mode_options(config: RunConfig) -> dict[str, Any]:
+    """What was asked of how the mode works and of what it sends, where it is not the default, by option."""
+    names = (*modes.declared(config.mode).options, "compression", "shares")
+    return {name: value for name in names if (value := getattr(config, name)) != getattr(RunConfig, name)}
 
 
 def _launch(launched: Launched | None) -> dict[str, Any]:

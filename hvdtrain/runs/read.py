@@ -3,11 +3,11 @@
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from pathlib import Path
 from typing import Any, NamedTuple
 
 from hvdtrain import modes
-from hvdtrain.config.run_config import RunConfig
 from hvdtrain.errors import UsageError
 from hvdtrain.formatting import with_noun
 from hvdtrain.runs.folder import name_one_of
@@ -20,7 +20,8 @@ class Kind(NamedTuple):
     """What is compared. Runs of the same kind are repeats of each other.
 
     Attributes:
-        variant: how a mode was asked to wait for slow workers, where that is not its default: `backup 1`, `bound 8`.
+        variant: the options of the mode and of its messages that are not as they are by default: `zmq`, `backup 1`; of
+            one process, what it computed with: `2 cores`, `1 of 2 cores`, `GPU`.
     """
 
     mode: str
@@ -34,16 +35,28 @@ class Kind(NamedTuple):
         return cls(*(row[name] for name in cls._fields))
 
     @property
+    def family(self) -> str:
+        """Which answer it stands for; empty for one process that had a part of its machine, scaling's baseline."""
+        if self.mode not in modes.names():
+            return modes.SERVERS if self.servers else modes.RING
+        found = modes.declared(self.mode).family
+        return "" if found == modes.ONE_MACHINE and " of " in self.variant else found
+
+    @property
+    def is_distributed(self) -> bool:
+        return self.family in (modes.RING, modes.SERVERS)
+
+    @property
     def label(self) -> str:
-        """`single`, `allreduce ×2`, `ps-sync ×2+1` (two workers and one server), `ps-sync ×4+1, backup 1`."""
-        if self.mode == "single":
-            return self.mode
+        """`one machine, 2 cores`, `allreduce ×2`, `ps-sync ×2+1, zmq` (two workers and one server)."""
         size = f"{self.mode} ×{self.workers}" + (f"+{self.servers}" if self.servers else "")
+        if self.family in (modes.ONE_MACHINE, ""):
+            size = modes.ONE_MACHINE if self.family else "one process"
         return ", ".join(filter(None, [size, self.variant]))
 
     @property
     def order(self) -> tuple[Any, ...]:
-        """Sorts the baseline first, then rings, then parameter servers, each by size."""
+        """Sorts one process first, then rings, then parameter servers, each by size."""
         names = modes.names()
         return (names.index(self.mode) if self.mode in names else len(names), *self)
 
@@ -73,14 +86,12 @@ class Run:
     def is_finished(self) -> bool:
         return not self.problem
 
-    @property
+    @cached_property
     def kind(self) -> Kind:
-        manifest, words = self.manifest, []
-        if manifest.backup:
-            words.append(f"backup {manifest.backup}")
-        if manifest.staleness_bound not in (None, RunConfig.staleness):
-            words.append(f"bound {manifest.staleness_bound}")
-        return Kind(manifest.mode, manifest.workers, manifest.servers, ", ".join(words))
+        manifest = self.manifest
+        variant = ", ".join(_option_words(name, value) for name, value in manifest.options.items())
+        kind = Kind(manifest.mode, manifest.workers, manifest.servers, variant)
+        return kind._replace(variant=_computed_with(manifest)) if kind.family == modes.ONE_MACHINE else kind
 
     @property
     def workers_changed(self) -> bool:
@@ -105,6 +116,23 @@ class Run:
         if files:
             notes.append(f"{self.name}: the steps of some workers are missing: there is no {', '.join(files)}")
         return ranks, notes
+
+
+def _option_words(name: str, value: Any) -> str:
+    words = name.replace("_", " ")
+    if isinstance(value, bool):
+        return words if value else f"no {words}"
+    return value if isinstance(value, str) and value != "none" else f"{words} {value}"
+
+
+def _computed_with(manifest: Manifest) -> str:
+    """The part of its machine that one process had; empty where that was not recorded."""
+    threads, cores = manifest.threads_per_worker, manifest.hardware.cores_usable or manifest.hardware.cores
+    if (manifest.device or "").startswith("cuda"):
+        return "GPU"
+    if not threads or not cores or threads >= int(cores):
+        return with_noun(threads, "core") if threads else ""
+    return f"{threads} of {with_noun(int(cores), 'core')}"
 
 
 def load_run(folder: Path) -> Run:

@@ -150,6 +150,7 @@ class Manifest(Struct, frozen=True, kw_only=True):
     delay_compensation: float | None = None
     staleness_lr: bool | None = None
     compression: str | None = None
+    options: dict[str, bool | int | float | str] = {}  # of the mode and its messages, where not the default
     server_bytes: list[Count] | None = None
     bucket_mb: float | None = None
     seed: int | None = None
@@ -158,6 +159,7 @@ class Manifest(Struct, frozen=True, kw_only=True):
     record: bool = False
     trace: str = "none"  # or which steps
     stop_at_target: bool | None = None
+    sprint: Figure = 0.0  # seconds, of a run that measures speed alone
     slow: Slow = Slow()
     clocks: dict[str, ClockOffset] = {}
     device: str | None = None

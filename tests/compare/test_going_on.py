@@ -22,8 +22,7 @@ from hvdtrain.compare.grid import Axes, plan
 from hvdtrain.config.run_config import RunConfig
 from hvdtrain.errors import UsageError
 from hvdtrain.launch.hosts import Host
-from hvdtrain.report.paired import LEAST_REPEATS, estimate, leads
-from hvdtrain.report.verdict import DEFAULT
+from hvdtrain.report.contenders import DEFAULT
 from hvdtrain.runs.request import with_absolute_paths
 from hvdtrain.world.host import versions
 
@@ -228,20 +227,6 @@ def test_until_sure_needs_as_many_repeats_as_a_verdict():
     assert str(result.exception) == "--until-sure with --repeats 4: no verdict is known before 5"
 
 
-def test_looking_after_every_repeat_names_a_winner_by_chance_no_more_often_than_looking_once():
-    """2,000 comparisons of modes that are equally fast, with 10 % of spread, of 5 to 20 repeats."""
-    looks, logs = settled.MOST_REPEATS - LEAST_REPEATS + 1, np.random.default_rng(0).normal(0, 0.1, [2000, 20])
-    settled_at, every_look = np.zeros(2000, bool), np.zeros(2000, bool)
-    for n in range(LEAST_REPEATS, 21):
-        found = estimate(logs[:, :n])
-        clear = estimate(logs[:, :n], 1 - 0.05 / looks)
-        shown = np.maximum(leads(found, 0.03), leads(estimate(-logs[:, :n]), 0.03))
-        every_look |= shown
-        settled_at |= shown & ((clear.low > 0) | (clear.high < 0))
-        settled_at |= shown if n == 20 else False  # the report's own rule is the last word
-    assert every_look.mean() > 0.1 and settled_at.mean() < 0.06
-
-
 def comparison(folder, speeds):
     """Runs of two modes, whose speeds are [repeats, 2]."""
     runs = planned(repeats=len(speeds))
@@ -258,16 +243,3 @@ def test_repeats_end_where_the_verdict_is_known(noise, lead, settled_at_5, tmp_p
     comparison(tmp_path, np.stack([100 * lead * np.exp(noise * spread), np.full(5, 100.0)], axis=1))
     assert settled.is_settled(tmp_path, 5, 20, DEFAULT) == settled_at_5
     assert not settled.is_settled(tmp_path, 4, 20, DEFAULT)
-
-
-def test_a_winner_has_to_be_clearer_the_more_often_one_looks(tmp_path):
-    spread = np.array([0.5, -1.0, 1.0, -0.8, 0.3])
-    comparison(
-        tmp_path, np.stack([100 * np.exp(0.055 + 0.05 * spread / spread.std(ddof=1)), np.full(5, 100.0)], axis=1)
-    )
-    assert settled.is_settled(tmp_path, LEAST_REPEATS, LEAST_REPEATS, DEFAULT) is False
-    comparison(
-        tmp_path / "b", np.stack([100 * np.exp(0.07 + 0.05 * spread / spread.std(ddof=1)), np.full(5, 100.0)], 1)
-    )
-    assert settled.is_settled(tmp_path / "b", LEAST_REPEATS, LEAST_REPEATS, DEFAULT) is True
-    assert settled.is_settled(tmp_path / "b", LEAST_REPEATS, 20, DEFAULT) is False

@@ -14,7 +14,8 @@ def manifest(mode="single", workers=1, servers=0, repeat=1, **changed):
     backends = {"single": "none", "allreduce": "horovod-mpi", "ddp": "gloo"}
     return {
         "hvdtrain": "0.1.0", "mode": mode, "workers": workers, "servers": servers,
-        "processes": workers + servers, "threads_per_worker": 1, "model": "vggf", "parameters": 250_000,
+        "processes": workers + servers, "threads_per_worker": 2 if mode == "single" else 1,
+        "model": "vggf", "parameters": 250_000,
         "width": 0.25, "image_size": 32, "dropout": 0.0, "dataset": "digits", "dataset_hash": "5eed" * 8,
         "train_samples": BATCH * PER_EPOCH, "validation_samples": IMAGES, "classes": 10,
         "global_batch": BATCH, "lr": 0.001, "effective_lr": 0.001, "optimizer": "adam", "momentum": 0.9,

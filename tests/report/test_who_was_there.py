@@ -2,7 +2,6 @@
 
 from helpers.report_runs import run
 
-from hvdtrain.report.caveats import caveats
 from hvdtrain.report.membership import membership_table
 from hvdtrain.report.table import markdown
 
@@ -21,9 +20,3 @@ def test_a_server_that_came_back_is_named_with_what_that_cost():
     assert "| b | 0 | 2 | 7.6 s |  | a server, killed 0.2 s before: 0 updates lost |  |" in table
     assert "| b | 0 | 3 | 7.6 s |  | a server, killed 0.2 s before: 2 updates lost |  |" in table
     assert table.count("until the end") == 2 and "| a |" not in table
-
-
-def test_that_workers_came_and_went_is_told_with_where_to_look():
-    lost = run("ps-async", 2, 1, membership=[LIVES[0], LIVES[1] | {"left": 104.0, "why": "its connection ended"}])
-    [line] = [line for line in caveats([lost]) if "came and went" in line]
-    assert line == "Workers came and went: ps-async ×2+1; the report's table of who was there says when."

@@ -3,8 +3,7 @@
 import pytest
 from helpers.report_runs import run, write
 
-from hvdtrain.report.verdict import ran_alike
-from hvdtrain.runs.fields import placement
+from hvdtrain.runs.fields import placement, ran_alike
 from hvdtrain.runs.read import load_run
 
 

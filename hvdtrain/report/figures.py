@@ -1,0 +1,113 @@
+"""The figures of an answer: what stands in its table, in its sentences and in verdict.json, where all of them are."""
+
+import math
+from collections.abc import Callable, Mapping, Sequence
+from operator import attrgetter
+from statistics import fmean, geometric_mean
+from typing import Any
+
+from hvdtrain import modes
+from hvdtrain.formatting import three_digits, with_unit
+from hvdtrain.report import rule
+from hvdtrain.report.columns import busiest_share, cpu_s_per_1000_samples
+from hvdtrain.report.contenders import Field, Figure, Sides, speed, timed, whole
+from hvdtrain.report.quality import trained
+from hvdtrain.report.race import Race
+from hvdtrain.report.rule import Lead
+from hvdtrain.report.table import Cell, Table
+from hvdtrain.report.target import expected_time
+from hvdtrain.runs.read import Kind, Run
+
+accuracy: Figure = attrgetter("summary.val_accuracy")
+
+
+def ratio(logs: Lead) -> tuple[float, float | None, float | None]:
+    """The geometric mean of ratios and its interval, which one repeat does not have."""
+    mean, low, high = (math.exp(min(max(float(x), -700.0), 700.0)) for x in logs[:3])
+    return (mean, low, high) if logs.n > 1 else (mean, None, None)
+
+
+def times(value: float) -> str:
+    """`1.28`."""
+    return f"{value:.2f}" if 0.1 <= value < 1000 else f"{value:.2g}"
+
+
+def race_data(race: Race | None) -> dict[str, Any] | None:
+    """Of verdict.json: `run` over `beside`."""
+    if not race:
+        return None
+    over, low, high = ratio(race.lead)
+    confidence = 1 - rule.look_at(race.lead.n)[1] / race.size
+    names = {"run": race.one.label, "beside": race.other.label}
+    return names | {"ratio": over, "ci_low": low, "ci_high": high, "n": race.lead.n, "confidence": confidence}
+
+
+def lead_data(found: Lead | None, name: str) -> dict[str, Any]:
+    """The mean under this name with its interval, which one repeat does not have."""
+    if not found:
+        return {name: None, "ci_low": None, "ci_high": None, "n": 0}
+    low, high = map(float, found[1:3]) if found.n > 1 else (None, None)
+    return {name: float(found.mean), "ci_low": low, "ci_high": high, "n": found.n}
+
+
+def mean(runs: Sequence[Run], figure: Figure) -> float | None:
+    """Over the runs that have it; NaN where one of them is."""
+    found = [value for run in runs if (value := figure(run)) is not None]
+    return fmean(found) if found else None
+
+
+def row(field: Field, kind: Kind, reference: Kind) -> dict[str, Any]:
+    """Of verdict.json: what is known of a kind of runs, its speed beside the reference's too."""
+    runs = field.by_kind[kind]
+    fast = timed(runs)
+    speeds = [value for run in fast if (value := speed(run))]
+    logs = field.log_ratios(kind, reference) if kind != reference else [0.0]
+    over, low, high = ratio(rule.at_look(logs))
+    return {
+        "run": kind.label, "mode": kind.mode, "family": kind.family, "n": len(fast), "trainings": len(whole(runs)),
+        "samples_per_s": geometric_mean(speeds) if speeds else None,
+        "least": min(speeds, default=None), "most": max(speeds, default=None),
+        "ratio": over if logs else None, "ci_low": low, "ci_high": high, "ratios": [math.exp(log) for log in logs],
+        "accuracy": mean(trained(field, kind), accuracy), "to_target": expected_time(runs),
+        "cpu_s_per_1000_samples": mean(fast, cpu_s_per_1000_samples), "busiest_share": mean(fast, busiest_share),
+    }  # fmt: skip
+
+
+def reference(field: Field, of: Sides) -> Kind:
+    """Whose speed is 1: the fastest ring's, else that of the first kind that is distributed, else of any."""
+    if of.rings:
+        return max(of.rings, key=lambda kind: mean(timed(field.by_kind[kind]), speed) or 0.0)
+    return [*of.distributed, *of.machines, *field.by_kind][0]
+
+
+def rows(field: Field, beside: Kind) -> list[dict[str, Any]]:
+    """A row for each kind that is no baseline; one machine comes last."""
+    kinds = [kind for kind in field.by_kind if kind.family] or list(field.by_kind)
+    kinds.sort(key=lambda kind: kind.family == modes.ONE_MACHINE)
+    return [row(field, kind, beside) for kind in kinds]
+
+
+def table(data: Mapping[str, Any]) -> Table:
+    """The table of an answer, from verdict.json."""
+    target = data["target"]
+    headings = ["samples/s", f"× {data['beside']}", "accuracy"]
+    headings += [f"to {target:g}"] * bool(target) + ["CPU/1,000", "busiest"]
+    lines = [(of["run"], _cells(of, bool(target))) for of in data["runs"]]
+    return Table("answer", "", [], "", [("", heading) for heading in headings], lines)
+
+
+def _cells(of: Mapping[str, Any], has_target: bool) -> list[Cell]:
+    def shown(value: float | None, form: Callable[[float], str], detail: str = "") -> Cell:
+        return Cell() if value is None else Cell(form(value), value, detail)
+
+    least, most, got = of["least"], of["most"], of["to_target"]
+    spread = f"{three_digits(least)}–{three_digits(most)}" if of["n"] > 1 and least is not None else ""
+    some = "" if got["reached"] == got["n"] else f"{got['reached']} of {got['n']}"
+    cells = [
+        shown(of["samples_per_s"], three_digits, spread), shown(of["ratio"], times),
+        shown(of["accuracy"], "{:.3f}".format),
+    ]  # fmt: skip
+    if has_target:
+        cells.append(shown(got["seconds"], lambda s: with_unit(s, "s"), some) if got["reached"] else Cell(some))
+    cells.append(shown(of["cpu_s_per_1000_samples"], lambda s: with_unit(s, "s")))
+    return [*cells, shown(of["busiest_share"], "{:.0%}".format)]

@@ -1,0 +1,90 @@
+"""What the rule says of speeds: the best ring against the best servers, what is distributed against one machine."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from hvdtrain import modes
+from hvdtrain.report import rule
+from hvdtrain.report.contenders import Field, Sides
+from hvdtrain.report.rule import AHEAD, BEHIND, LEVEL, OPEN, Lead
+from hvdtrain.runs.read import Kind
+
+RING, SERVERS, EITHER, ONE_MACHINE, UNKNOWN = "RING", "SERVERS", "EITHER", "ONE MACHINE", "NOT YET KNOWN"
+OF_FAMILY = {modes.RING: RING, modes.SERVERS: SERVERS}
+
+
+@dataclass(frozen=True)
+class Race:
+    """The best of some against the best of others.
+
+    Attributes:
+        lead: of `one` over `other`.
+        size: by which each pair's error was divided.
+    """
+
+    one: Kind
+    other: Kind
+    lead: Lead
+    size: int
+
+    @property
+    def turned(self) -> "Race":
+        """The same with the faster one first."""
+        mean, low, high, deviation, n = self.lead
+        return self if mean >= 0 else Race(self.other, self.one, Lead(-mean, -high, -low, deviation, n), self.size)
+
+    @classmethod
+    def between(cls, field: Field, some: Sequence[Kind], others: Sequence[Kind]) -> "Race | None":
+        """None without one on each side."""
+        if not some or not others:
+            return None
+        logs = {(a, b): field.log_ratios(a, b) for a in some for b in others}
+        means = {pair: rule.at_look(found).mean for pair, found in logs.items()}
+        one = max(some, key=lambda a: min(means[a, b] for b in others))
+        other = min(others, key=lambda b: max(means[a, b] for a in some))
+        lead = rule.best_over_best([[logs[a, b] for b in others] for a in some])
+        return cls(one, other, lead, max(len(some), len(others)))
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """What the speeds say.
+
+    Attributes:
+        main: ring against servers; where there is one of these families alone, its first mode against its others.
+        gate: what is distributed against one machine.
+        open: which of the two are not decided.
+    """
+
+    word: str
+    main: Race | None
+    gate: Race | None
+    open: tuple[Race, ...] = ()
+
+    @property
+    def pair(self) -> tuple[Kind, Kind] | None:
+        """The faster of the two that the word is about, and its opponent."""
+        race = self.gate if self.word == ONE_MACHINE or not self.main else self.main
+        return (race.turned.one, race.turned.other) if race else None
+
+
+def run(field: Field, of: Sides, margin: float) -> Outcome:
+    """The word that the speeds alone give."""
+    gate = Race.between(field, of.distributed, of.machines)
+    two_families = bool(of.rings and of.servers)
+    first, rest = (of.rings, of.servers) if two_families else (of.distributed[:1], of.distributed[1:])
+    main = Race.between(field, first, rest)
+    pays: Any = rule.pays(gate.lead, margin) if gate else AHEAD
+    if pays == BEHIND:
+        return Outcome(ONE_MACHINE, main, gate)
+    found = int(rule.judge(main.lead, margin)) if main else None
+    races = tuple(race for race, state in ((main, found), (gate, pays)) if race and state == OPEN)
+    if races:
+        return Outcome(UNKNOWN, main, gate, races)
+    if not main or found is None:
+        word = OF_FAMILY[of.distributed[0].family] if gate else UNKNOWN
+        return Outcome(word, main, gate)
+    if not two_families:
+        return Outcome(OF_FAMILY[main.one.family], main, gate)
+    return Outcome({AHEAD: RING, BEHIND: SERVERS, LEVEL: EITHER}[found], main, gate)
