@@ -35,7 +35,7 @@ GROUPS = {
     "Devices": ("device", "threads", "precision", "share_gpu", "compile", "deterministic"),
     "Measuring": (
         "target_accuracy", "stop_at_target", "margin", "accuracy_margin", "slow", "trace", "trace_steps", "log_every",
-        "repeat",
+        "repeat", "sprint",
     ),
     "Saving and faults": ("save", "snapshot_every", "keep_snapshots", "retries", "respawn", "timeout"),
 }  # fmt: skip

@@ -8,7 +8,7 @@ from collections import deque
 from collections.abc import Sequence
 from dataclasses import dataclass, field, fields
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from hvdtrain.config.untrusted import parse_json
 from hvdtrain.errors import Failure
@@ -17,6 +17,9 @@ from hvdtrain.numerics.durations import BINS, bin_of
 from hvdtrain.runs.live import WARM_UP, metrics_file
 from hvdtrain.system.appending import AppendedFile
 from hvdtrain.wire.messages import PushStatus
+
+if TYPE_CHECKING:
+    import torch
 
 STALENESS_BINS = 64
 STEP_PARTS = tuple(part for part in PARTS if part != "refresh")  # of a step's line; no step refreshes
@@ -137,9 +140,10 @@ def _together(shares: Sequence[dict[str, Any]]) -> dict[str, Any]:
 
 
 class Recorder:
-    """Writes metrics.rank{r}.jsonl, and events on the chief, and keeps the tally.
+    """Writes metrics.rank{r}.jsonl, and events on the worker that leads, and keeps the tally.
 
     Args:
+        leads: this worker does, and its run is one that a person looks at.
         after: the step of the snapshot that training goes on from: what was written of later ones is removed.
         appends: go on after what was written, of the steps of a worker that was lost.
         tally: what was counted up to there, on the first worker; on the others none.
@@ -147,10 +151,11 @@ class Recorder:
 
     Attributes:
         samples: that this worker has trained on since it began.
+        answers: which validation images of this worker's part were answered rightly when last asked: [part] bool.
     """
 
     def __init__(
-        self, folder: Path, rank: int, is_chief: bool, after: int = 0, tally: Tally | None = None,
+        self, folder: Path, rank: int, leads: bool, after: int = 0, tally: Tally | None = None,
         appends: bool = False, leased: bool = False,
     ) -> None:  # fmt: skip
         path = metrics_file(folder, rank)
@@ -159,11 +164,12 @@ class Recorder:
         self.held: deque[tuple[dict[str, Any], PushStatus | None]] = deque()
         self.tally = tally or Tally()
         self.samples = 0
+        self.answers: torch.Tensor | None = None
         self.to_warm_up = WARM_UP
         self.events: Any = None
         self.leads = False
         self.folder, self.after = folder, after
-        if is_chief:
+        if leads:
             self.lead()
 
     def lead(self) -> None:
@@ -199,6 +205,10 @@ class Recorder:
         self.flush()
         if row["loss"] is not None:
             self._add_event(row["step"], {"train/loss": row["loss"], "train/accuracy": row["accuracy"]})
+
+    def begin_again(self) -> None:
+        """Count from here on: what was before was a warm-up."""
+        self.tally, self.samples, self.to_warm_up = Tally(), 0, 0
 
     def spend(self, seconds: dict[str, float]) -> None:
         """Count these seconds of each part of training time."""

@@ -158,6 +158,7 @@ class Manifest(Struct, frozen=True, kw_only=True):
     record: bool = False
     trace: str = "none"  # or which steps
     stop_at_target: bool | None = None
+    sprint: Figure = 0.0  # seconds, of a run that measures speed alone
     slow: Slow = Slow()
     clocks: dict[str, ClockOffset] = {}
     device: str | None = None
@@ -255,6 +256,7 @@ class Summary(Struct, frozen=True, kw_only=True):
     """What a finished run came to: summary.json."""
 
     status: str | None = None
+    sprint: Figure = 0.0
     steps: Count | None = None
     samples: Count | None = None
     wall_s: Figure | None = None
