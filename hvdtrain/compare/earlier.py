@@ -12,7 +12,7 @@ from typing import Any
 from hvdtrain import modes
 from hvdtrain.compare.grid import Planned
 from hvdtrain.config.file import read_config
-from hvdtrain.config.run_config import RunConfig, flag, in_words
+from hvdtrain.config.run_config import LENGTHS, RunConfig, flag, in_words
 from hvdtrain.errors import UsageError
 from hvdtrain.report import check_out
 from hvdtrain.runs.folder import CONFIG, check_free, in_use, is_claimed, locked, unwritable
@@ -22,9 +22,9 @@ from hvdtrain.world.host import versions
 
 KILLED_JOB_END_S = 30.0  # how long the ranks of a comparison that was killed may take to end
 _REPORT = ("report.html", "report.md", "results.csv", "verdict.json")
-# Fields that tell the runs of a comparison apart, and fields that change nothing about a run.
-_AXES = {"mode", "servers", "model", "batch_size", "repeat", "seed", "shares", "slow", "staleness", "backup"}
-_NO_MATTER = {"log_every", "timeout"}
+# Fields that tell the runs of a comparison apart, and fields that change nothing about a run, or follow from others.
+_AXES = ("mode", "servers", "model", "batch_size", "slow", "staleness", "backup", "wire", "repeat")
+_NO_MATTER = ("log_every", "timeout", "seed", "shares")
 
 
 @dataclass(frozen=True)
@@ -41,10 +41,12 @@ class Earlier:
 
 def _key(config: RunConfig, workers: int) -> tuple[Any, ...]:
     """What no two runs of a comparison have in common."""
-    return (
-        config.mode, workers, config.servers, config.model, config.batch_size, config.slow, config.staleness,
-        config.backup, config.repeat,
-    )  # fmt: skip
+    alone = config.threads if _is_one_machine(config) else None
+    return (workers, bool(config.sprint), alone, *(getattr(config, name) for name in _AXES))
+
+
+def _is_one_machine(config: RunConfig) -> bool:
+    return modes.declared(config.mode).family == modes.ONE_MACHINE
 
 
 def find_finished(folder: Path) -> list[Earlier]:
@@ -73,23 +75,6 @@ def find_finished(folder: Path) -> list[Earlier]:
     return found
 
 
-def keep_threads(earlier: Sequence[Earlier], runs: Sequence[Planned], folder: Path) -> list[Planned]:
-    """The runs with as many threads a worker as those have that are there.
-
-    Args:
-        runs: with as many as there is room for.
-    """
-    threads, room = (found[0].config.threads if found else 0 for found in (earlier, runs))
-    if not threads:
-        return list(runs)
-    if 0 < room < threads:
-        raise UsageError(
-            f"--out {folder} has runs of {threads} threads a worker, and these have room for {room}: name another "
-            f"folder, or give --threads {threads}"
-        )
-    return [dataclasses.replace(run, config=dataclasses.replace(run.config, threads=threads)) for run in runs]
-
-
 def match(earlier: Sequence[Earlier], runs: Sequence[Planned], folder: Path) -> dict[str, Path]:
     """The folders of those planned runs that are finished, by their names.
 
@@ -105,16 +90,15 @@ def match(earlier: Sequence[Earlier], runs: Sequence[Planned], folder: Path) -> 
         if one:
             kept[run.name] = one.run.folder
         elif other := by_name.get(run.name):  # a run's name does not have what all runs of its comparison share
-            axes = ("model", "batch_size", "slow", "staleness", "backup")
+            axes = [name for name in (*_AXES, *sorted(LENGTHS), "threads") if name not in ("mode", "servers")]
             differ = [name for name in axes if getattr(other.config, name) != getattr(asked, name)]
-            were, are = (
-                " ".join(f"{flag(name)} {getattr(config, name)}" for name in differ) for config in (other.config, asked)
-            )
+            were, are = (" ".join(f"{flag(n)} {getattr(of, n)}" for n in differ) for of in (other.config, asked))
             raise UsageError(
                 f"--out {folder}: {run.name} is there already, with {were} in place of {are}: name both, by commas, or "
                 "another folder"
             )
-        others = [one] if one else [*earlier[:1], *[other for other in earlier if other.config.mode == asked.mode][:1]]
+        same_mode = [other for other in earlier if other.config.mode == asked.mode]
+        others = [one] if one else [*earlier[:1], *same_mode[:1]]
         for other in others:
             if different := [*_other_options(other, asked), *_otherwise_made(other, run, is_same=other is one)]:
                 raise UsageError(
@@ -127,8 +111,13 @@ def match(earlier: Sequence[Earlier], runs: Sequence[Planned], folder: Path) -> 
 def _other_options(earlier: Earlier, asked: RunConfig) -> list[str]:
     """In what its options differ from those asked, a phrase each."""
     before = earlier.config
-    own = {name for mode in modes.names() for name in modes.declared(mode).options}
-    skipped = _AXES | _NO_MATTER | (own if before.mode != asked.mode else set())
+    skipped = {*_AXES, *_NO_MATTER}
+    if before.mode != asked.mode:
+        skipped |= {name for mode in modes.names() for name in modes.declared(mode).options}
+    if bool(before.sprint) != bool(asked.sprint):
+        skipped |= LENGTHS | {"record"}
+    if _is_one_machine(before) or _is_one_machine(asked):
+        skipped |= {"threads"}
     found = [
         f"{flag(f.name)} {in_words(f, getattr(before, f.name))}, not {in_words(f, getattr(asked, f.name))}"
         for f in dataclasses.fields(RunConfig)
@@ -178,13 +167,16 @@ def check_images(earlier: Sequence[Earlier], images: str, dataset: str) -> None:
             )
 
 
-def set_aside(folder: Path, name: str) -> Path | None:
+def set_aside(folder: Path, begun: Path) -> Path | None:
     """Move what is left of a run that was begun out of the way of its next start; where to, or None if there is none.
+
+    Args:
+        folder: the comparison's.
+        begun: the run's.
 
     Raises:
         UsageError: its job still runs.
     """
-    begun = folder / "runs" / name
     if not begun.exists():
         return None
     deadline = time.monotonic() + KILLED_JOB_END_S
@@ -194,10 +186,10 @@ def set_aside(folder: Path, name: str) -> Path | None:
         time.sleep(0.2)
     unfinished = folder / "unfinished"
     unfinished.mkdir(exist_ok=True)
-    places = (unfinished / f"{name}-{number}" for number in range(1, 10**6))
+    places = (unfinished / f"{begun.name}-{number}" for number in range(1, 10**6))
     place = next(place for place in places if not place.exists())
     begun.rename(place)
-    log = folder / "logs" / f"{name}.log"
+    log = folder / "logs" / f"{begun.name}.log"
     if log.is_file():
         os.replace(log, place / "compare.log")
     return place

@@ -4,7 +4,8 @@ from pathlib import Path
 
 from hvdtrain.errors import UsageError
 from hvdtrain.report.comparisons import split_into_comparisons
-from hvdtrain.report.paired import LEAST_REPEATS, estimate, log_ratios
+from hvdtrain.report.paired import LEAST_REPEATS as LEAST_REPEATS
+from hvdtrain.report.paired import estimate, log_ratios
 from hvdtrain.report.verdict import UNKNOWN, WINNER, Margins, reach_answers, speed
 from hvdtrain.runs.read import Run, find_runs, finished_by_kind
 

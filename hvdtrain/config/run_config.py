@@ -22,6 +22,7 @@ LENGTHS = {"epochs", "steps", "time_budget", "sprint"}  # how long to train: the
 # Those of --wire that take new ranks while they are in use. torch's rpc asks all members that it has ever had, and one
 # that was killed does not answer.
 OPEN_WIRES = ("zmq",)
+WIRES = ("rpc", *OPEN_WIRES)
 
 
 @dataclass(frozen=True)
@@ -145,7 +146,7 @@ class RunConfig:
     )  # fmt: skip
     wire: str = option(
         "rpc", "What carries gradients and weights: torch's `rpc`, or `zmq`, ZeroMQ, which unpickles nothing and, with "
-        "the key that `hvdtrain launch` makes, encrypts all and lets in nobody else.", click.Choice(["rpc", "zmq"]),
+        "the key that `hvdtrain launch` makes, encrypts all and lets in nobody else.", click.Choice(WIRES),
     )  # fmt: skip
     bucket_mb: float = option(
         4.0, "MiB of weights that travel as one message to or from a server.", click.FloatRange(0, 32, True)
@@ -268,7 +269,11 @@ class RunConfig:
     @property
     def snapshot_s(self) -> float:
         """Seconds of training between snapshots, or 0 where time does not decide."""
-        return 0.0 if self.sprint or self.snapshot_every in ("epoch", "never") else Duration().convert(self.snapshot_every, None, None)
+        return (
+            0.0
+            if self.sprint or self.snapshot_every in ("epoch", "never")
+            else Duration().convert(self.snapshot_every, None, None)
+        )
 
     @property
     def bucket_elements(self) -> int:

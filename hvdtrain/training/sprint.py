@@ -1,12 +1,10 @@
 """A sprint: a short run that measures how fast steady steps are, and nothing else."""
 
-from hvdtrain.runs.live import WARM_UP
+from hvdtrain.runs.live import WARM_UP, WARM_UP_S
 from hvdtrain.runs.metrics import Recorder
 from hvdtrain.system.preempt import Terminated
 from hvdtrain.training.barrier import GO_ON, Decision, StepBarrier
 from hvdtrain.training.history import History
-
-WARM_UP_S = 1.0  # of training, and WARM_UP steps, that do not count
 
 
 class Sprint:
