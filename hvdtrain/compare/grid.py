@@ -201,9 +201,12 @@ def dry_run_lines(runs: Sequence[Planned], folder: Path, secrets: Collection[str
     """
     each = [{"mode": run.config.mode, "workers": run.workers} | dataclasses.asdict(run.config) for run in runs]
     differing = [name for name in each[0] if len({values[name] for values in each}) > 1 and name != "seed"]
+    of_modes = {option for run in runs for option in modes.declared(run.config.mode).options}
     lines = []
     for number, (run, values) in enumerate(zip(runs, each, strict=True), 1):
-        what = ", ".join(f"{name.replace('_', ' ')} {values[name]}" for name in differing if values[name])
+        unused = of_modes - set(modes.declared(run.config.mode).options)
+        told = [name for name in differing if values[name] and name not in unused]
+        what = ", ".join(f"{name.replace('_', ' ')} {values[name]}" for name in told)
         lines += [f"[{number}/{len(runs)}] {run.name}: {what or 'the only run'}"]
         lines += [f"    {run.command(folder / 'runs' / run.name, secrets)}"]
     return lines

@@ -52,8 +52,7 @@ class Comparison:
 
     def runs(self) -> list[Planned]:
         """All of them, those too that are there, as far as it is known."""
-        taken = [run for run in self.contenders if not self.record.left_out(run)]
-        return [*itertools.chain(*self._rounds(taken)), *self._trainings(taken)]
+        return self._all([run for run in self.contenders if not self.record.left_out(run)])
 
     def forecast(self) -> Iterator[str]:
         pilots = [run.sprint(PILOT_S) for run in needs_pilot(self.contenders, self.record)] if self.sprint_s else []
@@ -77,7 +76,7 @@ class Comparison:
         with self._shown(), sigterm_unwinds():
             taken = self._pilot() if self.sprint_s else self.contenders
             for number, runs in enumerate(self._rounds(taken), 1):
-                self.left = [run for run in self.runs() if run.config.repeat >= number and run in taken]
+                self.left = self._all(taken, number)
                 self._do(runs)
                 if number == min(LEAST_REPEATS, self.repeats):
                     self._do(self._trainings(taken))
@@ -88,6 +87,12 @@ class Comparison:
 
     def _rounds(self, contenders: Sequence[Planned]) -> list[list[Planned]]:
         return in_rounds([run.sprint(self.sprint_s) if self.sprint_s else run for run in contenders], self.repeats)
+
+    def _all(self, contenders: Sequence[Planned], first: int = 1) -> list[Planned]:
+        """Their runs from this repeat on, and what is trained of them as a whole."""
+        rounds = self._rounds(contenders)[first - 1 :]
+        is_due = first <= min(LEAST_REPEATS, self.repeats)
+        return [*itertools.chain(*rounds), *(self._trainings(contenders) if is_due else ())]
 
     def _trainings(self, contenders: Sequence[Planned]) -> list[Planned]:
         chosen = trainings(contenders, self.record, self.kept) if self.numbers else []
