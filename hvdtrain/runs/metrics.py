@@ -140,10 +140,9 @@ def _together(shares: Sequence[dict[str, Any]]) -> dict[str, Any]:
 
 
 class Recorder:
-    """Writes metrics.rank{r}.jsonl, and events on the worker that leads, and keeps the tally.
+    """Writes metrics.rank{r}.jsonl, and events on the chief, and keeps the tally.
 
     Args:
-        leads: this worker does, and its run is one that a person looks at.
         after: the step of the snapshot that training goes on from: what was written of later ones is removed.
         appends: go on after what was written, of the steps of a worker that was lost.
         tally: what was counted up to there, on the first worker; on the others none.
@@ -155,7 +154,7 @@ class Recorder:
     """
 
     def __init__(
-        self, folder: Path, rank: int, leads: bool, after: int = 0, tally: Tally | None = None,
+        self, folder: Path, rank: int, is_chief: bool, after: int = 0, tally: Tally | None = None,
         appends: bool = False, leased: bool = False,
     ) -> None:  # fmt: skip
         path = metrics_file(folder, rank)
@@ -169,7 +168,7 @@ class Recorder:
         self.events: Any = None
         self.leads = False
         self.folder, self.after = folder, after
-        if leads:
+        if is_chief:
             self.lead()
 
     def lead(self) -> None:
