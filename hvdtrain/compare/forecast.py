@@ -17,7 +17,7 @@ from hvdtrain.numerics.optimizers import vectors_kept
 from hvdtrain.runs.live import WARM_UP_S
 
 MB = 2**20
-GUESS = {"samples_per_s": 1000.0, "around_s": 5.0}  # of what has never run
+GUESS, GUESSED_AROUND_S = 1000.0, 5.0  # samples/s, and what is around training, of what has never run
 GUESSED_SAMPLES = 1500
 
 
@@ -55,9 +55,10 @@ class Record:
         self.path.write_text(json.dumps({"contenders": self.contenders}, indent=2) + "\n")
 
     def seconds(self, run: Planned) -> float:
-        """About how long the run takes: as its contender's last one, or as another's."""
-        own = self.contenders.get(run.contender) or next(iter(self.contenders.values()), GUESS)
-        return float(own.get("around_s", 0)) + self._training_s(run, own)
+        """About how long the run takes: as its contender's last one, or with what is around another's."""
+        known = self.contenders.values()
+        own = self.contenders.get(run.contender) or next(iter(known), {}) | {"samples_per_s": GUESS}
+        return float(own.get("around_s", GUESSED_AROUND_S)) + self._training_s(run, own)
 
     def _training_s(self, run: Planned, own: Mapping[str, float]) -> float:
         config, steps = run.config, run.config.total_steps(self.samples)
