@@ -234,7 +234,7 @@ REFUSED = [
     ("train", "--mode ps-sync --servers 1", "1 servers of 1 ranks leave 0 workers: start at least 2 ranks"),
     ("train", "--mode ps-sync --servers equal", "half of the ranks serve, so start 2, 4, 6"),
     ("train", "--mode allreduce --servers 1", "has no servers: drop --servers"),
-    ("train", "--epochs 1 --steps 1", "--epochs, --steps and --time-budget exclude each other"),
+    ("train", "--epochs 1 --steps 1", "--epochs, --steps, --time-budget and --sprint exclude each other"),
     ("train", "--image-size 16", "at least 32"),
     ("train", "--device cpu --share-gpu", "--share-gpu does nothing with --device cpu"),
     ("train", "--precision tf32 --device cpu", "--precision tf32 is for GPUs"),
@@ -415,8 +415,7 @@ def test_a_comparison_whose_runs_all_fail_says_why_and_where_to_look(here, monke
     code, out, err = run(args.split(), monkeypatch, capfd)
     assert code == 1
     assert err == (
-        "hvdtrain: 1 of 1 runs failed: single-w1-r1; logs are in new/logs; the same command with --out new tries them "
-        "again\n"
+        "hvdtrain: 1 run failed: single-w1-r1; logs are in new/logs; the same command with --out new tries them again\n"
     )
     assert "/file: not a file of plain weights" in out
     assert contents(here / "new" / "runs") == {}

@@ -6,20 +6,22 @@ import shlex
 import time
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import click
 
-from hvdtrain.compare.earlier import Earlier, check_images, claimed, find_finished
-from hvdtrain.compare.grid import Axes, dry_run_lines, plan
+from hvdtrain.compare.earlier import asked, claimed, find_finished
+from hvdtrain.compare.forecast import Record
+from hvdtrain.compare.grid import SPANNED, Axes, dry_run_lines, plan
 from hvdtrain.compare.reporting import margin_options
 from hvdtrain.compare.running import Comparison
 from hvdtrain.compare.settled import LEAST_REPEATS, MOST_REPEATS, is_settled
 from hvdtrain.config import recipes
 from hvdtrain.config.command_line import MODES, NUM_SERVERS, NUM_WORKERS, GroupedCommand, given_options
 from hvdtrain.config.option_types import Folder, Names, Numbers, ServerNumbers
-from hvdtrain.config.run_config import LENGTHS, WIRES, RunConfig
+from hvdtrain.config.run_config import DEFAULT_EPOCHS, LENGTHS, WIRES, RunConfig
 from hvdtrain.errors import Failure, UsageError
+from hvdtrain.formatting import with_noun
 from hvdtrain.launch.allocation import allocated_cores, hosts_or_here
 from hvdtrain.launch.hosts import Host, host_options, launcher_option, secrets_option
 from hvdtrain.launch.preflight import describe_hosts
@@ -28,8 +30,10 @@ from hvdtrain.runs.request import check_length, train_options
 from hvdtrain.world.host import differences
 from hvdtrain.world.place import World
 
+if TYPE_CHECKING:
+    from hvdtrain.data.folder import ImageFolder
+
 WHOLE = LENGTHS - {"sprint"}
-OPTIONS = ("staleness", "backup", "wire")  # of modes, each with several values
 
 
 def _use_preset(ctx: click.Context, param: click.Parameter, name: str) -> str:
@@ -88,32 +92,7 @@ def _presets() -> str:
     "--dry-run", is_flag=True,
     help="Print the runs, the command that repeats each, and what they will take; run nothing.",
 )  # fmt: skip
-@click.option(
-    "--model", type=Names(), default=RunConfig.model, show_default=True,
-    help="Models, by commas: each is compared for itself. See `hvdtrain train --help`.",
-)  # fmt: skip
-@click.option(
-    "--batch-size", "-b", type=Numbers(), default=str(RunConfig.batch_size), show_default=True,
-    help="Global batches (with --per-worker each worker's), by commas: each is compared for itself.",
-)  # fmt: skip
-@click.option(
-    "--slow", type=Names(), default=RunConfig.slow, show_default=True,
-    help="Make workers slower than they are, as `hvdtrain train --slow` says; several, by commas, are compared each "
-    "for itself: `none,1:2x,1:4x`.",
-)  # fmt: skip
-@click.option(
-    "--staleness", type=Numbers(least=0), default=str(RunConfig.staleness), show_default=True,
-    help="In ps-ssp: how many steps a worker may be ahead of the slowest before it waits; several, by commas.",
-)  # fmt: skip
-@click.option(
-    "--backup", type=Numbers(least=0), default=str(RunConfig.backup), show_default=True,
-    help="In ps-sync: backup workers, whose number of pushes a step does not wait for; several, by commas: 0,1.",
-)  # fmt: skip
-@click.option(
-    "--wire", type=Names(), default=",".join(WIRES), show_default=True,
-    help="What carries the messages of servers, by commas; see `hvdtrain train --help`.",
-)  # fmt: skip
-@train_options("mode", "servers", "repeat", "model", "batch_size", "slow", *OPTIONS, snapshot_every="never", sprint=4.0)
+@train_options("mode", "servers", "repeat", several=SPANNED, snapshot_every="never", sprint=4.0, wire=",".join(WIRES))
 @margin_options
 @click.option(
     "--out", default="", type=Folder(),
@@ -124,8 +103,7 @@ def _presets() -> str:
 def compare(
     ctx: click.Context, preset: str, modes: list[str], workers: list[int], servers: list[int | str], repeats: int,
     trainings: int, until_sure: bool, scaling: bool, hosts: str | None, hostfile: Path | None, launcher: str,
-    secrets: dict[str, str], dry_run: bool, model: list[str], batch_size: list[int], slow: list[str], margin: float,
-    accuracy_margin: float, out: str, **options: Any,
+    secrets: dict[str, str], dry_run: bool, margin: float, accuracy_margin: float, out: str, **options: Any,
 ) -> None:  # fmt: skip
     """Ring, servers or one machine? Measure how fast each is and what it learns, here or over hosts, and answer.
 
@@ -138,10 +116,9 @@ def compare(
     hvdtrain compare --preset cnn-mnist --dataset digits --workers 2
     hvdtrain compare -H node1:2,node2:2 --modes allreduce,ps-sync,ps-async
 
-    Speed is measured in sprints: some seconds of steady steps, --repeats of each. A shorter one of each comes first,
-    and what is far behind there is left out. Then one contender of each mathematics is trained as a whole. With
-    --epochs, --steps or --time-budget there are no sprints: all are trained for so long, unless --trainings is given
-    too.
+    Speed is measured in sprints: some seconds of steady steps, --repeats of each contender. A shorter one of each comes
+    first, and what is far behind there is left out. Then one contender of each mathematics is trained as a whole. Where
+    a length is given, as --epochs 5, all are trained for so long in place of sprints, or, with --trainings, after them.
 
     `single` is one machine with all its cores. Workers of all others compute with as many threads as each other.
     With no options it takes some minutes on two cores. A comparison that was interrupted goes on with the same command
@@ -154,32 +131,36 @@ def compare(
         raise UsageError(f"--until-sure with --repeats {repeats}: no answer is known before {LEAST_REPEATS}")
     listed = hosts_or_here(ctx)
     folder = Path(out or (f"runs/compare-{time.strftime('%Y%m%d-%H%M%S')}" if not dry_run else "runs/compare"))
-    several = {name: options.pop(name) for name in OPTIONS}
-    axes = Axes(modes, workers, servers, model, batch_size, slow, several)
+    axes = Axes(modes, workers, servers, {name: options.pop(name) for name in SPANNED})
     config = RunConfig(**options)
     if not listed and not dry_run:
         config = dataclasses.replace(config, device=choose_for_all(config, max(workers)))
     asks_hosts = listed and not dry_run
     cores = None if not asks_hosts else allocated_cores() if launcher == "srun" else _look_at_hosts(listed)
     contenders = plan(config, axes, listed, launcher, cores, scaling)
-    earlier = find_finished(folder)
-    job = Comparison(folder, contenders, earlier, sprint_s, repeats, trainings if sprint_s else 0)
+    earlier, record = find_finished(folder), Record(folder)
+    record.ask(asked(config, sprint_s, contenders))
+    job = Comparison(folder, contenders, earlier, record, sprint_s, repeats, trainings if sprint_s else 0)
     if dry_run:
         click.echo("\n".join([*dry_run_lines(job.runs(), folder, secrets), *job.forecast()]))
         return
-    samples = _look([run.config for run in contenders], earlier)
+    data = _look([run.config for run in contenders])
     margins = Margins(margin, accuracy_margin)
     again = f"the same command with --out {shlex.quote(str(folder))}"
     with claimed(folder):
+        from hvdtrain.data.identity import identity
+
+        record.ask({"images": identity(data)})
+        record.samples = len(data.train)
         try:
-            failed = job.run(samples, secrets, partial(is_settled, folder, most=repeats, margins=margins), until_sure)
+            failed = job.run(secrets, partial(is_settled, folder, most=repeats, margins=margins), until_sure)
         except (KeyboardInterrupt, SystemExit):
             click.echo(f"finished runs stay: {again} goes on", err=True)
             raise
         if find_finished(folder):
             _report(folder, preset, margins)
     if failed:
-        raise Failure(f"{len(failed)} runs failed: {', '.join(failed)}; logs are in {folder / 'logs'}; "
+        raise Failure(f"{with_noun(len(failed), 'run')} failed: {', '.join(failed)}; logs are in {folder / 'logs'}; "
                       f"{again} tries them again")  # fmt: skip
 
 
@@ -188,6 +169,8 @@ def _length(ctx: click.Context, options: dict[str, Any]) -> float:
     sprint_s, given = options.pop("sprint"), given_options(ctx, WHOLE)
     for name in WHOLE - given if given else ():  # they exclude each other: the preset's gives way
         options[name] = getattr(RunConfig, name)
+    if not any(options[name] for name in WHOLE):
+        options["epochs"] = DEFAULT_EPOCHS
     is_whole = given or WHOLE & set(ctx.default_map or ())
     return 0.0 if is_whole and not given_options(ctx, ["trainings", "sprint"]) else sprint_s
 
@@ -222,10 +205,9 @@ def choose_for_all(config: RunConfig, most: int) -> str:
     return config.device
 
 
-def _look(configs: list[RunConfig], earlier: list[Earlier]) -> int:
-    """Find what would fail later; return how many training images there are."""
+def _look(configs: list[RunConfig]) -> "ImageFolder":
+    """Find what would fail later; the data set."""
     from hvdtrain.data.find import find_dataset
-    from hvdtrain.data.identity import identity
 
     first = configs[0]
     if first.pretrained not in ("", "imagenet") and not Path(first.pretrained).is_file():
@@ -233,9 +215,7 @@ def _look(configs: list[RunConfig], earlier: list[Earlier]) -> int:
     data = find_dataset(first.dataset)
     for config in configs:
         check_length(config, len(data.train))
-    if earlier:
-        check_images(earlier, identity(data), first.dataset)
-    return len(data.train)
+    return data
 
 
 def _report(folder: Path, preset: str, margins: Margins) -> None:

@@ -11,8 +11,9 @@ from hvdtrain.config import recipes
 from hvdtrain.config.run_config import RunConfig
 from hvdtrain.config.untrusted import parse_json
 from hvdtrain.data.find import is_name, is_url
+from hvdtrain.errors import UsageError
 from hvdtrain.formatting import format_bytes
-from hvdtrain.launch.memory import is_vgg, most_weights_mb, rank_mb
+from hvdtrain.launch.memory import is_vgg, most_weights_mb
 from hvdtrain.numerics.optimizers import vectors_kept
 from hvdtrain.runs.live import WARM_UP_S
 
@@ -22,20 +23,34 @@ GUESSED_SAMPLES = 1500
 
 
 class Record:
-    """comparison.json: by contender, the `samples_per_s` of its last run, the seconds `around_s` its training, and
-    whether it was `left_out` after the pilot, and why.
+    """comparison.json: what was `asked` of all runs; and by contender, the `samples_per_s` of its last run, the seconds
+    `around_s` its training, and why it was `left_out` after the pilot, empty where it was not.
 
-    Args:
-        folder: the comparison's.
-        samples: training images; 0 where nobody knows yet.
+    Attributes:
+        samples: training images, as far as that is known.
     """
 
-    def __init__(self, folder: Path, samples: int = 0) -> None:
-        self.path, self.samples = folder / "comparison.json", samples or GUESSED_SAMPLES
+    samples = GUESSED_SAMPLES
+
+    def __init__(self, folder: Path) -> None:
+        self.path = folder / "comparison.json"
         try:
-            self.contenders: dict[str, dict[str, Any]] = parse_json(self.path.read_text())["contenders"]
+            read = parse_json(self.path.read_text())
+            self.asked: dict[str, Any] = dict(read["asked"])
+            self.contenders: dict[str, dict[str, Any]] = dict(read["contenders"])
         except (OSError, ValueError, LookupError, TypeError):  # none yet, or not as it was written
-            self.contenders = {}
+            self.asked, self.contenders = {}, {}
+
+    def ask(self, asked: Mapping[str, Any]) -> None:
+        """UsageError where runs that are there were made otherwise, so that they could not be compared."""
+        changed = {name: value for name, value in asked.items() if self.asked.get(name, value) != value}
+        if changed:
+            were = "; ".join(f"{name} {self.asked[name]}, not {value}" for name, value in changed.items())
+            raise UsageError(
+                f"--out {self.path.parent} has runs that could not be compared: they were made with {were}: name "
+                "another folder, or repeat what they were made with"
+            )
+        self.asked |= asked
 
     def speed(self, run: Planned) -> float:
         """Samples/s of its contender, 0 where it has not run."""
@@ -52,7 +67,7 @@ class Record:
         self.save()
 
     def save(self) -> None:
-        self.path.write_text(json.dumps({"contenders": self.contenders}, indent=2) + "\n")
+        self.path.write_text(json.dumps({"asked": self.asked, "contenders": self.contenders}, indent=2) + "\n")
 
     def seconds(self, run: Planned) -> float:
         """About how long the run takes: as its contender's last one, or with what is around another's."""
@@ -69,12 +84,6 @@ class Record:
 
 def in_minutes(seconds: float) -> str:
     return f"about {max(1, round(seconds / 60))} min" if seconds < 5400 else f"about {seconds / 3600:.1f} hours"
-
-
-def memory_bytes(run: Planned) -> float:
-    """What the ranks of the fullest host need, without activations and message buffers."""
-    ranks = max((host.slots for host in run.hosts), default=run.workers + run.config.servers)
-    return ranks * rank_mb(run.config, run.workers) * MB
 
 
 def disk_bytes(config: RunConfig) -> float:
@@ -94,10 +103,8 @@ def forecast_lines(
         pilots: short runs that come first, and will leave out some of the others.
         kept: the folders of runs that are finished, by name.
     """
-    import psutil
-
     to_do = [run for run in runs if run.name not in kept]
-    disk, most = sum(disk_bytes(run.config) for run in to_do), max(map(memory_bytes, to_do), default=0)
+    disk = sum(disk_bytes(run.config) for run in to_do)
     there = next(path for path in (folder.absolute(), *folder.absolute().parents) if path.is_dir())
     free = shutil.disk_usage(there).free
     kept_words = f" ({len(kept)} are there already, and stay)" if kept else ""
@@ -105,17 +112,13 @@ def forecast_lines(
     takes = in_minutes(sum(map(record.seconds, [*pilots, *to_do])))
     about = "about" if all(is_vgg(run.config) for run in runs) else "at most"
     yield (
-        f"forecast: {len(to_do)} runs to do{kept_words} take {'at most ' if pilots else ''}{takes}{known}, need "
-        f"{format_bytes(most)} of memory on a host at least, and leave {about} {format_bytes(disk)} in {folder}; "
+        f"forecast: {len(to_do)} runs to do{kept_words} take {'at most ' if pilots else ''}{takes}{known}, "
+        f"and leave {about} {format_bytes(disk)} in {folder}; "
         f"{format_bytes(free)} are free"
     )
     if disk > free:
         instead = "name another --out, or a smaller --width or --model"
         yield f"too large: {format_bytes(disk)} do not fit in {there}: {instead}"
-    here = max((memory_bytes(run) for run in to_do if not run.hosts), default=0)
-    if here > (available := psutil.virtual_memory().available):
-        there_is = f"{format_bytes(available)} are free on this machine"
-        yield f"too large: {format_bytes(here)} of memory are needed, and {there_is}"
     yield from _missing(runs[0].config)
 
 

@@ -14,12 +14,14 @@ from hvdtrain import modes
 from hvdtrain.config.option_types import EQUAL
 from hvdtrain.config.run_config import LENGTHS, RunConfig
 from hvdtrain.errors import UsageError
-from hvdtrain.formatting import with_noun
 from hvdtrain.launch.hosts import Host, allocate
 from hvdtrain.numerics.slowdown import among_workers
 from hvdtrain.runs.launched import Launched, launch_command
 from hvdtrain.runs.request import check, check_workers, for_mode
 from hvdtrain.system.cgroups import usable_cores
+
+TASK = ("model", "batch_size", "slow")  # what differs in these is compared for itself
+SPANNED = (*TASK, "staleness", "backup", "wire")
 
 
 @dataclass(frozen=True)
@@ -28,17 +30,14 @@ class Axes:
 
     Attributes:
         servers: EQUAL stands for as many as there are workers.
-        batches: each as --batch-size, so of a worker with --per-worker.
-        slows: each as --slow; one process is made slow where that names no other worker than its own.
-        options: of modes, each with its values: a mode that has no use for one has it as it is by default.
+        options: of SPANNED, each with its values. Batches are as --batch-size, so of a worker with --per-worker; one
+            process is made slow where that names no other worker than its own; a mode that has no use for one of the
+            others has it as it is by default.
     """
 
     modes: Sequence[str]
     workers: Sequence[int] = (2,)
     servers: Sequence[int | str] = (1,)
-    models: Sequence[str] = (RunConfig.model,)
-    batches: Sequence[int] = (RunConfig.batch_size,)
-    slows: Sequence[str] = (RunConfig.slow,)
     options: Mapping[str, Sequence[Any]] = field(default_factory=dict)
 
 
@@ -48,9 +47,9 @@ class Planned:
 
     Attributes:
         config: of its own global batch and learning rate, whatever they were given as.
-        where: model and batch, as far as the grid spans them: `vgg16-b64-` or empty.
+        where: the task, as far as the grid spans several: `vgg16-b64-` or empty.
         hosts: with the slots that it takes; empty on this machine.
-        variant: likewise of the options that Axes names: `-backup1-zmq` or empty.
+        variant: likewise of other options: `-backup1-zmq` or empty.
         beside_sprints: it is a whole run where others are sprints.
     """
 
@@ -75,13 +74,6 @@ class Planned:
     @property
     def name(self) -> str:
         return f"{self.contender}{'-t' if self.beside_sprints else ''}-r{self.config.repeat}"
-
-    @property
-    def title(self) -> str:
-        servers = f", {with_noun(self.config.servers, 'server')}" if self.config.servers else ""
-        where = f"{self.where.strip('-').replace('-', ' ')}: " if self.where else ""
-        variant = self.variant.replace("-", " ")
-        return f"{where}{self.config.mode}{variant} with {with_noun(self.workers, 'worker')}{servers}"
 
     def command(self, out: Path, secrets: Collection[str] = ()) -> str:
         """What a shell does the same run with; secrets: the names of variables that its ranks are given."""
@@ -120,20 +112,14 @@ def plan(
         UsageError: a run that could not be carried out.
     """
     runs = []
-    for model, batch, slow, mode, workers, servers, options in _combinations(axes):
-        own = dataclasses.replace(for_mode(config, mode, servers), model=model, batch_size=batch, slow=slow, **options)
-        own = check(own).for_workers(workers)
+    for mode, workers, servers, options in _combinations(axes):
+        own = check(dataclasses.replace(for_mode(config, mode, servers), **options)).for_workers(workers)
         check_workers(own, workers)
-        where = f"{model}-" if len(axes.models) > 1 else ""
-        where += f"b{batch}-" if len(axes.batches) > 1 else ""
-        where += f"slow-{re.sub('[^0-9a-z.]+', '_', slow)}-" if len(axes.slows) > 1 else ""
-        several = "".join(
-            f"-{value}" if isinstance(value, str) else f"-{name}{value}"
-            for name, value in options.items()
-            if len(axes.options[name]) > 1
-        )
+        words = {name: _word(name, value) for name, value in options.items() if len(axes.options[name]) > 1}
+        where = "".join(f"{word}-" for name, word in words.items() if name in TASK)
+        variant = "".join(f"-{word}" for name, word in words.items() if name not in TASK)
         used = tuple(allocate(hosts, workers, own.servers)) if hosts else ()
-        runs.append(Planned(own, workers, where, used, launcher if used else "local", several))
+        runs.append(Planned(own, workers, where, used, launcher if used else "local", variant))
     room = [_threads(run, cores) for run in runs]
     shared = [most for run, most in zip(runs, room, strict=True) if run.family != modes.ONE_MACHINE]
     threads = config.threads or min(shared, default=max(room))
@@ -169,28 +155,34 @@ def _threads(run: Planned, cores: Mapping[str, float] | None) -> int:
     return min(max(1, int(cores[host.name] // host.slots)) for host in run.hosts) if cores else 0
 
 
-def _combinations(axes: Axes) -> Iterator[tuple[str, int, str, str, int, int, dict[str, Any]]]:
-    """Model, batch, slow, mode, workers, servers, options of the mode; each once."""
+def _combinations(axes: Axes) -> Iterator[tuple[str, int, int, dict[str, Any]]]:
+    """Mode, workers, servers, options; each once."""
     seen = set()
-    for model, batch, slow, mode in itertools.product(axes.models, axes.batches, axes.slows, axes.modes):
-        most = modes.declared(mode).max_workers
-        own = among_workers(slow, 1) if most == 1 else slow
-        for workers in [most] if most else axes.workers:
-            for servers in _servers(axes, workers) if modes.declared(mode).has_servers else [0]:
-                for options in _options(axes, mode):
-                    run = model, batch, own, mode, workers, servers, options
-                    if str(run) not in seen:
-                        yield run
-                    seen.add(str(run))
+    tasks = [name for name in TASK if name in axes.options]
+    for *task, mode in itertools.product(*(axes.options[name] for name in tasks), axes.modes):
+        used = [name for name in axes.options if name not in TASK and name in modes.declared(mode).options]
+        for (workers, servers), *values in itertools.product(_sizes(axes, mode), *(axes.options[n] for n in used)):
+            options = dict(zip([*tasks, *used], [*task, *values], strict=True))
+            if modes.declared(mode).max_workers == 1 and "slow" in options:
+                options["slow"] = among_workers(options["slow"], 1)
+            run = mode, workers, servers, options
+            if str(run) not in seen:
+                yield run
+            seen.add(str(run))
 
 
-def _servers(axes: Axes, workers: int) -> list[int]:
-    return list(dict.fromkeys(workers if servers == EQUAL else int(servers) for servers in axes.servers))
+def _sizes(axes: Axes, mode: str) -> list[tuple[int, int]]:
+    """Numbers of workers and of servers."""
+    declared = modes.declared(mode)
+    workers = [declared.max_workers] if declared.max_workers else axes.workers
+    servers = axes.servers if declared.has_servers else [0]
+    return list(dict.fromkeys((n, n if s == EQUAL else int(s)) for n in workers for s in servers))
 
 
-def _options(axes: Axes, mode: str) -> list[dict[str, Any]]:
-    names = [name for name in axes.options if name in modes.declared(mode).options]
-    return [dict(zip(names, values, strict=True)) for values in itertools.product(*(axes.options[n] for n in names))]
+def _word(name: str, value: Any) -> str:
+    """What stands for an option's value in a run's name."""
+    short = {"model": "", "wire": "", "batch_size": "b", "slow": "slow-"}.get(name, name)
+    return short + re.sub("[^0-9a-z.]+", "_", str(value))
 
 
 def dry_run_lines(runs: Sequence[Planned], folder: Path, secrets: Collection[str] = ()) -> list[str]:

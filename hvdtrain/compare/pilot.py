@@ -38,9 +38,9 @@ def leave_out(contenders: Sequence[Planned], record: Record) -> list[str]:
             ahead = twin if twin is not run else best if record.speed(run) < FAR_BEHIND * record.speed(best) else None
             if "left_out" not in own:
                 rate = record.speed(run) / record.speed(ahead) if ahead else 1
-                own["left_out"] = f"{rate:.2f} times the samples/s of {ahead.title} in the pilot" if ahead else ""
+                own["left_out"] = f"{rate:.2f} times the samples/s of {ahead.contender} in the pilot" if ahead else ""
             if own["left_out"]:
-                lines.append(f"left out: {run.title}: {own['left_out']}")
+                lines.append(f"left out: {run.contender}: {own['left_out']}")
     return lines
 
 

@@ -6,11 +6,11 @@ import itertools
 import math
 import sys
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from hvdtrain.compare.earlier import Earlier, match, set_aside
+from hvdtrain.compare.earlier import match, set_aside
 from hvdtrain.compare.forecast import Record, forecast_lines, in_minutes
 from hvdtrain.compare.grid import Planned, in_rounds
 from hvdtrain.compare.pilot import PILOT_S, leave_out, needs_pilot, trainings
@@ -32,21 +32,22 @@ class Comparison:
     Args:
         contenders: see grid.plan.
         earlier: finished runs of the same folder, which stay as they are.
+        record: of the same folder.
         sprint_s: how long a sprint lasts; 0: all are whole runs.
         trainings: how many whole runs follow the sprints, of each mathematics.
     """
 
     def __init__(
-        self, folder: Path, contenders: Sequence[Planned], earlier: Sequence[Earlier], sprint_s: float, repeats: int,
-        trainings: int,
+        self, folder: Path, contenders: Sequence[Planned], earlier: Mapping[Hashable, Path], record: Record,
+        sprint_s: float, repeats: int, trainings: int,
     ) -> None:  # fmt: skip
         self.folder, self.contenders, self.sprint_s, self.repeats = folder, contenders, sprint_s, repeats
-        self.numbers = range(1, trainings + 1)
-        self.record = Record(folder, earlier[0].run.manifest.train_samples or 0 if earlier else 0)
+        self.numbers, self.record = range(1, trainings + 1), record
         whole = [dataclasses.replace(run, beside_sprints=True).again(n) for run in contenders for n in self.numbers]
         self.kept = match(earlier, [*itertools.chain(*self._rounds(contenders)), *whole], folder)
         self.left: list[Planned] = []
         self.failed: list[str] = []
+        self.lost: set[str] = set()  # contenders of which a run has failed: they are not tried again
         self.done, self.began = 0, time.monotonic()
         self.progress: Any = None
 
@@ -58,19 +59,17 @@ class Comparison:
         pilots = [run.sprint(PILOT_S) for run in needs_pilot(self.contenders, self.record)] if self.sprint_s else []
         return forecast_lines(self.runs(), pilots, self.kept, self.folder, self.record)
 
-    def run(
-        self, samples: int, secrets: Mapping[str, str], is_settled: Callable[[int], bool], until_sure: bool
-    ) -> list[str]:
+    def run(self, secrets: Mapping[str, str], is_settled: Callable[[int], bool], until_sure: bool) -> list[str]:
         """Do those that are not finished yet; return the names of those that failed.
 
         Args:
-            samples: how many training images there are.
             secrets: variables for every rank that no command line may show.
             is_settled: whether the repeats up to this one are enough, asked after each if `until_sure`.
         """
         from hvdtrain.console import Console
 
-        self.console, self.secrets, self.record.samples = Console(soft_wrap=not sys.stdout.isatty()), secrets, samples
+        self.console, self.secrets = Console(soft_wrap=not sys.stdout.isatty()), secrets
+        self.record.save()
         if self.kept:
             self.console.print(f"{len(self.kept)} runs are there already, and stay as they are")
         with self._shown(), sigterm_unwinds():
@@ -106,8 +105,7 @@ class Comparison:
         for line in leave_out(self.contenders, self.record):
             self.console.print(line)
         self.record.save()
-        lost = [run.contender for run in runs if not self.record.speed(run)]
-        return [run for run in self.contenders if not self.record.left_out(run) and run.contender not in lost]
+        return [run for run in self.contenders if not self.record.left_out(run)]
 
     @contextlib.contextmanager
     def _shown(self) -> Iterator[None]:
@@ -126,7 +124,7 @@ class Comparison:
         """Do those that are not finished yet; place: the folder's folder that they go to."""
         for run in runs:
             self.left = [other for other in self.left if other != run]
-            if run.name not in self.kept or place != "runs":
+            if run.contender not in self.lost and (run.name not in self.kept or place != "runs"):
                 self.done += 1
                 self._run_one(run, self.folder / place / run.name)
 
@@ -134,8 +132,7 @@ class Comparison:
         """Do a run, and tell what came of it."""
         if place := set_aside(self.folder, out):
             self.console.print(f"{run.name}: what an earlier start had left is in {place}")
-        label = f"[{self.done}/{self.done + len(self.left)}] {run.title}"
-        label += ", to the end" if run.beside_sprints else ""
+        label = f"[{self.done}/{self.done + len(self.left)}] {run.name}"
         began, problem = time.monotonic(), ""
         for seen in self._follow(run, out):
             if isinstance(seen, str):
@@ -145,6 +142,8 @@ class Comparison:
                 self._show(f"{label}{f': {rate * run.workers:.0f} samples/s' if rate else ''}", run, began)
         if problem:
             self.failed.append(run.name)
+            self.lost.add(run.contender)
+            self.left = [other for other in self.left if other.contender != run.contender]
             full = "; the disk is full" if has_full_disk(self.folder) else ""
             self.console.print(f"{label}: FAILED: {problem}{full}")
             return

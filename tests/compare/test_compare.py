@@ -51,8 +51,8 @@ def test_each_number_of_servers_is_a_contender_in_the_modes_that_have_servers():
 
 
 def test_models_and_batches_and_wires_are_contenders_of_their_own():
-    wires = {"wire": ["rpc", "zmq"]}
-    runs = plan(RunConfig(), Axes(["ddp", "ps-sync"], models=["vggf", "vgg11"], batches=[16, 32], options=wires))
+    spanned = {"model": ["vggf", "vgg11"], "batch_size": [16, 32], "wire": ["rpc", "zmq"]}
+    runs = plan(RunConfig(), Axes(["ddp", "ps-sync"], options=spanned))
     assert [run.contender for run in runs[:3]] == ["vggf-b16-ddp-w2", "vggf-b16-ps-sync-w2-s1-rpc",
                                                    "vggf-b16-ps-sync-w2-s1-zmq"]  # fmt: skip
     assert len({run.name for run in runs}) == len(runs) == 12
@@ -89,14 +89,14 @@ def test_workers_share_the_fullest_host_and_one_machine_has_all_its_cores(monkey
 
 def test_with_batches_per_worker_each_run_has_its_own_global_batch_and_rate():
     config = RunConfig(per_worker=True, lr=1e-4, lr_scaling="sqrt")
-    runs = plan(config, Axes(["single", "allreduce"], [2, 4], batches=[32]))
+    runs = plan(config, Axes(["single", "allreduce"], [2, 4], options={"batch_size": [32]}))
     assert [(run.config.batch_size, run.config.lr) for run in runs] == [(32, 1e-4), (64, 1e-4 * 2**0.5), (128, 2e-4)]
     assert not any(run.config.per_worker for run in runs)
 
 
 def test_a_run_that_could_not_be_carried_out_stops_the_grid_before_it_begins():
     with pytest.raises(UsageError, match="global batch of 3 leaves 1 of 4 workers without a sample: "):
-        plan(RunConfig(), Axes(["single", "allreduce"], [4], batches=[32, 3]))
+        plan(RunConfig(), Axes(["single", "allreduce"], [4], options={"batch_size": [32, 3]}))
     with pytest.raises(UsageError, match="--launcher is for hosts: give -H or --hostfile"):
         invoke("--launcher", "mpi", "--dry-run")
     with pytest.raises(UsageError, match="--lr-scaling is for --per-worker"):
@@ -295,7 +295,9 @@ def test_flags_of_the_field_are_the_same_as_ours():
 
 
 def test_a_grid_over_slow_workers_has_one_baseline_and_runs_of_each_that_are_compared_for_themselves():
-    runs = plan(RunConfig(), Axes(["single", "allreduce"], slows=["none", "1:4x", "0:2x@step3-4", "all:2x+1:4x"]))
+    runs = plan(
+        RunConfig(), Axes(["single", "allreduce"], options={"slow": ["none", "1:4x", "0:2x@step3-4", "all:2x+1:4x"]})
+    )
     assert [(run.name, run.config.slow) for run in runs] == [
         ("slow-none-single-w1-r1", "none"), ("slow-none-allreduce-w2-r1", "none"),
         ("slow-1_4x-allreduce-w2-r1", "1:4x"),

@@ -4,21 +4,18 @@ import dataclasses
 import itertools
 from pathlib import Path
 
-import pytest
-
 from hvdtrain.compare import forecast
-from hvdtrain.compare.forecast import Record, disk_bytes, forecast_lines, memory_bytes
+from hvdtrain.compare.forecast import Record, disk_bytes, forecast_lines
 from hvdtrain.compare.grid import Axes, in_rounds, plan
 from hvdtrain.config.run_config import RunConfig
-from hvdtrain.launch.hosts import Host
 
 VGG16 = RunConfig(model="vgg16", width=1.0, snapshot_every="never")
 WEIGHTS = 128e6 * 4
 
 
-def grid(config=VGG16, modes="single,allreduce,ps-sync", repeats=1, hosts=(), **axes):
-    given = Axes(modes.split(","), models=[config.model], **axes)
-    contenders = plan(dataclasses.replace(config, threads=1), given, hosts, "ssh")
+def grid(config=VGG16, modes="single,allreduce,ps-sync", repeats=1, **axes):
+    given = Axes(modes.split(","), **axes)
+    contenders = plan(dataclasses.replace(config, threads=1), given)
     return [*itertools.chain(*in_rounds(contenders, repeats))]
 
 
@@ -43,17 +40,12 @@ def test_time_is_what_runs_before_took_or_a_guess(tmp_path):
     runs = grid(RunConfig(snapshot_every="never"), modes="single,allreduce", repeats=6)
     [told] = lines(runs, tmp_path, pilots=runs[:1])
     assert "take at most about 6 min, which is a guess: nothing has run yet" in told  # 22 s of training each
-    record = Record(tmp_path, samples=960)
+    record = Record(tmp_path)
+    record.samples = 960
     record.finished(runs[0].sprint(4.0), 480.0, 4 + 1 + 7.0)
-    assert Record(tmp_path, samples=960).seconds(runs[0]) == 15 * 960 / 480 + 7
-    assert record.seconds(runs[0].sprint(2.0)) == 2 + 1 + 7
+    assert record.seconds(runs[0]) == 15 * 960 / 480 + 7
+    assert Record(tmp_path).seconds(runs[0].sprint(2.0)) == 2 + 1 + 7
     assert "guess" not in lines(runs, tmp_path)[0]
-
-
-def test_memory_is_that_of_the_fullest_host():
-    [ring] = grid(modes="allreduce", workers=[4], hosts=[Host("a", 3), Host("b", 1)])
-    [here] = grid(modes="allreduce", workers=[4])
-    assert memory_bytes(ring) == pytest.approx(memory_bytes(here) * 3 / 4)
 
 
 def test_finished_runs_are_not_made_again(tmp_path):
@@ -65,9 +57,8 @@ def test_finished_runs_are_not_made_again(tmp_path):
 def test_what_does_not_fit_and_what_is_not_there_is_told(tmp_path, monkeypatch):
     runs = grid(dataclasses.replace(VGG16, dataset="./nosuch", pretrained="no.pth", width=4.0), modes="single")
     monkeypatch.setattr(forecast.shutil, "disk_usage", lambda path: type("Disk", (), {"free": 10**9}))
-    monkeypatch.setattr("psutil.virtual_memory", lambda: type("Memory", (), {"available": 10**9}))
-    disk, memory, dataset, pretrained = lines(runs, tmp_path)[1:]
-    assert disk.startswith("too large: 16.4 GB do not fit in ") and "free on this machine" in memory
+    disk, dataset, pretrained = lines(runs, tmp_path)[1:]
+    assert disk.startswith("too large: 16.4 GB do not fit in ")
     assert dataset.startswith("missing: --dataset ./nosuch is neither a folder nor one of ")
     assert pretrained == "missing: --pretrained no.pth is no file"
 

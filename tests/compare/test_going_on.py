@@ -5,6 +5,7 @@ import fcntl
 import itertools
 import json
 import os
+import re
 import signal
 import subprocess
 from types import SimpleNamespace
@@ -18,7 +19,8 @@ from helpers.jobs import SETTINGS, until
 
 from hvdtrain.compare import earlier, running, settled
 from hvdtrain.compare.command import compare
-from hvdtrain.compare.earlier import check_images, claimed, find_finished, match, set_aside
+from hvdtrain.compare.earlier import asked, claimed, find_finished, match, set_aside
+from hvdtrain.compare.forecast import Record
 from hvdtrain.compare.grid import Axes, in_rounds, plan
 from hvdtrain.compare.running import Comparison
 from hvdtrain.config.run_config import RunConfig
@@ -63,7 +65,7 @@ def test_finished_runs_stay_and_more_repeats_and_modes_join_them(tmp_path):
     assert kept(tmp_path, planned(repeats=5)) == names
     assert kept(tmp_path, planned("single,allreduce,ps-sync")) == names
     assert kept(tmp_path, planned("ddp")) == []
-    many = planned(batches=[32, 64], repeats=1)  # their names have the batch in them
+    many = planned(options={"batch_size": [32, 64]}, repeats=1)  # their names have the batch in them
     assert kept(tmp_path, many) == ["b32-allreduce-w2-r1", "b32-ps-sync-w2-s1-r1"]
 
 
@@ -72,55 +74,44 @@ def test_sprints_and_whole_runs_of_one_contender_stand_side_by_side(tmp_path):
     runs = [ring.sprint(4.0), dataclasses.replace(ring, beside_sprints=True)]
     finish(tmp_path, runs)
     assert kept(tmp_path, runs) == ["allreduce-w2-r1", "allreduce-w2-t-r1"]
-    with pytest.raises(UsageError, match="allreduce-w2-r1 was made with --sprint 4.0, not 2.0"):
-        kept(tmp_path, [ring.sprint(2.0)])
 
 
 @pytest.mark.parametrize(
     ("changed", "says"),
     [
-        ({"steps": 30}, "allreduce-w2-r1 was made with --steps 20, not 30: name another folder"),
-        ({"lr": 0.01, "seed": 5}, "was made with --lr 0.0003, not 0.01; --seed 0, not 5"),
-        ({"steps": 0, "epochs": 2}, "was made with --epochs auto, not 2; --steps 20, not none"),
-        ({"dataset": "./mine"}, "was made with --dataset digits, not /"),
+        ({"steps": 30}, "they were made with --steps 20, not 30: name another folder"),
+        ({"lr": 0.01, "seed": 5}, "they were made with --lr 0.0003, not 0.01; --seed 0, not 5"),
+        ({"steps": 0, "epochs": 2}, "they were made with --epochs auto, not 2; --steps 20, not none"),
+        ({"dataset": "./mine"}, "they were made with --dataset digits, not /"),
+        ({"threads": 2}, "they were made with --threads 1, not 2"),
+        ({"hosts": [Host("a", 1), Host("b", 1)]}, "made with hosts none, not a,b; --launcher local, not ssh"),
+        ({"torch": "1.0"}, f"made with torch {versions()['torch']}, not 1.0"),
+        ({"images": "def"}, "made with images abc, not def"),
     ],
 )
 def test_what_could_not_be_compared_is_one_line(changed, says, tmp_path):
-    finish(tmp_path, planned(repeats=1))
-    with pytest.raises(UsageError, match=says.replace(".", r"\.")):
-        kept(tmp_path, planned(repeats=1, config=dataclasses.replace(ASKED, **changed)))
+    hosts, more = changed.pop("hosts", []), {name: changed.pop(name) for name in ("torch", "images") if name in changed}
+    config = dataclasses.replace(ASKED, **changed)
+
+    def ask(config, hosts, more):
+        record = Record(tmp_path)
+        record.ask(asked(config, 0.0, plan(config, Axes(["ddp"]), hosts, "ssh")) | {"images": "abc"} | more)
+        return record
+
+    ask(ASKED, [], {}).save()
+    ask(dataclasses.replace(ASKED, log_every=5), [], {})  # which changes nothing
+    with pytest.raises(UsageError, match=re.escape(says)):
+        ask(config, hosts, more)
 
 
 def test_runs_that_would_have_the_same_names_are_not_made_again(tmp_path):
-    finish(tmp_path, planned(repeats=1))
+    finish(tmp_path, planned("ps-ssp", repeats=1))
     with pytest.raises(
-        UsageError, match="w2(-s1)?-r1 is there already, with --batch-size 32 in place of --batch-size 64"
+        UsageError, match=r"r1 is there already, and not with --model vggf, --batch-size 64, --slow none"
     ):
-        kept(tmp_path, planned(batches=[64]))
-
-
-def test_options_of_another_mode_and_of_what_is_shown_may_differ(tmp_path):
-    finish(tmp_path, planned("ps-ssp", repeats=1, config=dataclasses.replace(ASKED, staleness=4)))
-    assert kept(tmp_path, planned("ps-async", config=dataclasses.replace(ASKED, staleness=2, log_every=5))) == []
-    with pytest.raises(
-        UsageError, match="ps-ssp-w2-s1-r1 is there already, with --staleness 4 in place of --staleness 2"
-    ):
-        kept(tmp_path, planned("ps-ssp"))
-
-
-def test_hosts_launcher_versions_and_images_are_looked_at(tmp_path):
-    [run] = planned("allreduce", 1)
-    finish(tmp_path, [run], launch={"launcher": "local", "hosts": []}, dataset_hash="abc")
-    there = find_finished(tmp_path)
-    over_hosts = plan(ASKED, Axes(["allreduce"]), [Host("a", 1), Host("b", 1)], "ssh")
-    with pytest.raises(UsageError, match="made with --launcher local, not ssh; hosts none, not a:1,b:1"):
-        match(there, over_hosts, tmp_path)
-    there[0].run.manifest.versions["torch"] = "1.0"
-    with pytest.raises(UsageError, match=f"made with torch 1.0, not {versions()['torch']}"):
-        match(there, [run], tmp_path)
-    check_images(there, "abc", "digits")
-    with pytest.raises(UsageError, match="--dataset digits is not what .*allreduce-w2-r1 was trained on"):
-        check_images(there, "def", "digits")
+        kept(tmp_path, planned("ps-ssp", options={"batch_size": [64]}))
+    with pytest.raises(UsageError, match=r"r1 is there already, and not with .* --staleness 4, --backup 0, --wire rpc"):
+        kept(tmp_path, planned("ps-ssp", options={"staleness": [4]}))
 
 
 def test_runs_of_a_version_with_other_options_are_told_and_left(tmp_path):
@@ -137,7 +128,7 @@ def test_a_folder_of_something_else_is_left_alone(tmp_path):
     with pytest.raises(UsageError, match="holds a comparison"):
         find_finished(tmp_path)
     (tmp_path / "logs").mkdir()
-    assert find_finished(tmp_path) == []
+    assert find_finished(tmp_path) == {}
     (tmp_path / "report.md").write_text("mine")
     with pytest.raises(UsageError, match="is not empty and holds no earlier report"):
         find_finished(tmp_path)
@@ -203,8 +194,9 @@ def made_by(tmp_path, monkeypatch, speeds, modes="single,allreduce,ps-sync", spr
     monkeypatch.setattr(Comparison, "_run_one", run_one)
     settled_at = more.pop("settled_at", 0)
     contenders = plan(RunConfig(), Axes(modes.split(","), options={"wire": ["rpc", "zmq"]}))
-    job = Comparison(tmp_path, contenders, [], sprint_s, more.pop("repeats", 5), more.pop("trainings", 1))
-    assert job.run(1438, {}, lambda repeat: repeat >= settled_at, settled_at > 0) == []
+    record = Record(tmp_path)
+    job = Comparison(tmp_path, contenders, {}, record, sprint_s, more.pop("repeats", 5), more.pop("trainings", 1))
+    assert job.run({}, lambda repeat: repeat >= settled_at, settled_at > 0) == []
     return made
 
 
@@ -228,7 +220,7 @@ def test_what_is_far_behind_its_family_or_one_machine_is_not_repeated_or_trained
     assert not [name for place, name in made if place == "runs" and "ps-sync" in name]
     assert [name for _, name in made if "-t-" in name] == ["single-w1-t-r1", "single-w1-t-r2"]
     said = capsys.readouterr().out
-    assert "left out: ps-sync rpc with 2 workers, 1 server: 0.12 times the samples/s of ps-async" in said
+    assert "left out: ps-sync-w2-s1-rpc: 0.12 times the samples/s of ps-async-w2-s1-rpc in the pilot" in said
 
 
 @pytest.mark.parametrize(("settled_at", "done"), [(0, 21), (5, 15), (6, 18), (9, 21)])
@@ -254,7 +246,7 @@ def test_a_run_that_fails_is_told_at_once_and_the_others_go_on(tmp_path, monkeyp
     contenders = plan(RunConfig(steps=3), Axes(["single", "allreduce"]))
     for free, said in ((2**30, "exit code 1: no output\n"), (2**10, "exit code 1: no output; the disk is full\n")):
         monkeypatch.setattr("shutil.disk_usage", lambda _, free=free: SimpleNamespace(free=free))
-        failed = Comparison(tmp_path, contenders, [], 0.0, 1, 0).run(100, {}, bool, False)
+        failed = Comparison(tmp_path, contenders, {}, Record(tmp_path), 0.0, 1, 0).run({}, bool, False)
         assert sorted(failed) == ["allreduce-w2-r1", "single-w1-r1"]
         assert capsys.readouterr().out.count(said) == 2
 

@@ -32,6 +32,7 @@ VALUES = {
     "width": st.floats(0, 4), "dropout": st.floats(0, 1, exclude_max=True),
     "momentum": st.floats(0, 1, exclude_max=True), "target_accuracy": st.floats(0, 1), "lr": POSITIVE,
     "weight_decay": st.floats(0, allow_infinity=False), "time_budget": st.just(0.0) | DURATION, "timeout": DURATION,
+    "sprint": st.just(0.0) | DURATION,
     "schedule": st.sampled_from(["cosine", "constant", "step"]),
     "push_scale": st.sampled_from(["softsync", "mean", "none"]),
     "deterministic": st.booleans(), "repeat": st.integers(1, 10**6),

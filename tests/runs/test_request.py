@@ -35,9 +35,11 @@ def test_every_valid_name_is_accepted():
         check(RunConfig(model=model))
 
 
-@pytest.mark.parametrize("two", list(itertools.combinations([("epochs", 1), ("steps", 1), ("time_budget", 1.0)], 2)))
+@pytest.mark.parametrize(
+    "two", list(itertools.combinations([("epochs", 1), ("steps", 1), ("time_budget", 1.0), ("sprint", 1.0)], 2))
+)
 def test_two_ends_of_training_exclude_each_other(two):
-    with pytest.raises(UsageError, match="--epochs, --steps and --time-budget exclude each other: give one"):
+    with pytest.raises(UsageError, match="--epochs, --steps, --time-budget and --sprint exclude each other: give one"):
         check(RunConfig(**dict(two)))
 
 
