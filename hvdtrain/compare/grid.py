@@ -186,19 +186,10 @@ def _word(name: str, value: Any) -> str:
 
 
 def dry_run_lines(runs: Sequence[Planned], folder: Path, secrets: Collection[str] = ()) -> list[str]:
-    """For --dry-run: each run with what it differs in from others, and the command that does it alone.
+    """For --dry-run: each run, and the command that does it alone.
 
     Args:
         secrets: as Planned.command.
     """
-    each = [{"mode": run.config.mode, "workers": run.workers} | dataclasses.asdict(run.config) for run in runs]
-    differing = [name for name in each[0] if len({values[name] for values in each}) > 1 and name != "seed"]
-    of_modes = {option for run in runs for option in modes.declared(run.config.mode).options}
-    lines = []
-    for number, (run, values) in enumerate(zip(runs, each, strict=True), 1):
-        unused = of_modes - set(modes.declared(run.config.mode).options)
-        told = [name for name in differing if values[name] and name not in unused]
-        what = ", ".join(f"{name.replace('_', ' ')} {values[name]}" for name in told)
-        lines += [f"[{number}/{len(runs)}] {run.name}: {what or 'the only run'}"]
-        lines += [f"    {run.command(folder / 'runs' / run.name, secrets)}"]
-    return lines
+    lines = [(run.name, run.command(folder / "runs" / run.name, secrets)) for run in runs]
+    return [f"[{number}/{len(runs)}] {name}\n    {command}" for number, (name, command) in enumerate(lines, 1)]

@@ -4,6 +4,7 @@ The pilot is a short sprint of each, which does not count: choosing and judging 
 """
 
 import dataclasses
+import itertools
 from collections.abc import Collection, Hashable, Iterable, Sequence
 
 from hvdtrain import modes
@@ -42,6 +43,15 @@ def leave_out(contenders: Sequence[Planned], record: Record) -> list[str]:
             if own["left_out"]:
                 lines.append(f"left out: {run.contender}: {own['left_out']}")
     return lines
+
+
+def taken(contenders: Sequence[Planned], record: Record) -> list[Planned]:
+    """Those that are not left out; of each family one at least."""
+    staying = [
+        [run for run in rivals if not record.left_out(run)] or [max(rivals, key=record.speed)]
+        for rivals in _rivals(contenders)
+    ]
+    return list(itertools.chain(*staying))
 
 
 def trainings(contenders: Sequence[Planned], record: Record, kept: Collection[str]) -> list[Planned]:

@@ -13,14 +13,13 @@ from typing import Any
 from hvdtrain.compare.earlier import match, set_aside
 from hvdtrain.compare.forecast import Record, forecast_lines, in_minutes
 from hvdtrain.compare.grid import Planned, in_rounds
-from hvdtrain.compare.pilot import PILOT_S, leave_out, needs_pilot, trainings
+from hvdtrain.compare.pilot import PILOT_S, leave_out, needs_pilot, taken, trainings
 from hvdtrain.compare.settled import LEAST_REPEATS
 from hvdtrain.config.untrusted import parse_json
 from hvdtrain.launch.job_log import failure_reason
 from hvdtrain.launch.prepare import prepare
 from hvdtrain.launch.processes import launched_job, sigterm_unwinds
 from hvdtrain.runs.folder import has_full_disk
-from hvdtrain.runs.live import last_steps, metrics_file, samples_per_s
 from hvdtrain.world.load import beside_others
 
 END_AFTER_SUMMARY_S = 30.0  # how long the ranks of a job may take to end after its summary is written
@@ -53,7 +52,7 @@ class Comparison:
 
     def runs(self) -> list[Planned]:
         """All of them, those too that are there, as far as it is known."""
-        return self._all([run for run in self.contenders if not self.record.left_out(run)])
+        return self._all(taken(self.contenders, self.record))
 
     def forecast(self) -> Iterator[str]:
         pilots = [run.sprint(PILOT_S) for run in needs_pilot(self.contenders, self.record)] if self.sprint_s else []
@@ -73,12 +72,12 @@ class Comparison:
         if self.kept:
             self.console.print(f"{len(self.kept)} runs are there already, and stay as they are")
         with self._shown(), sigterm_unwinds():
-            taken = self._pilot() if self.sprint_s else self.contenders
-            for number, runs in enumerate(self._rounds(taken), 1):
-                self.left = self._all(taken, number)
+            contenders = self._pilot() if self.sprint_s else self.contenders
+            for number, runs in enumerate(self._rounds(contenders), 1):
+                self.left = self._all(contenders, number)
                 self._do(runs)
                 if number == min(LEAST_REPEATS, self.repeats):
-                    self._do(self._trainings(taken))
+                    self._do(self._trainings(contenders))
                 if until_sure and number < self.repeats and is_settled(number):
                     self.console.print(f"the answer is known after {number} repeats")
                     break
@@ -105,7 +104,7 @@ class Comparison:
         for line in leave_out(self.contenders, self.record):
             self.console.print(line)
         self.record.save()
-        return [run for run in self.contenders if not self.record.left_out(run)]
+        return taken(self.contenders, self.record)
 
     @contextlib.contextmanager
     def _shown(self) -> Iterator[None]:
@@ -133,13 +132,8 @@ class Comparison:
         if place := set_aside(self.folder, out):
             self.console.print(f"{run.name}: what an earlier start had left is in {place}")
         label = f"[{self.done}/{self.done + len(self.left)}] {run.name}"
-        began, problem = time.monotonic(), ""
-        for seen in self._follow(run, out):
-            if isinstance(seen, str):
-                problem = seen
-            else:
-                rate = samples_per_s([seen])  # of one worker: nobody waits here for the others' files
-                self._show(f"{label}{f': {rate * run.workers:.0f} samples/s' if rate else ''}", run, began)
+        began = time.monotonic()
+        problem = self._finish(run, out, lambda: self._show(label, run, began))
         if problem:
             self.failed.append(run.name)
             self.lost.add(run.contender)
@@ -155,19 +149,17 @@ class Comparison:
     def _left_s(self) -> float:
         return sum(self.record.seconds(run) for run in self.left if run.name not in self.kept)
 
-    def _show(self, words: str, run: Planned, began: float) -> None:
+    def _show(self, label: str, run: Planned, began: float) -> None:
         if self.progress:
             spent = time.monotonic() - self.began
             left = self._left_s() + max(0.0, self.record.seconds(run) - (time.monotonic() - began))
             words_left = f"{in_minutes(left)} left"
-            self.progress.update(0, description=words, total=spent + left, completed=spent, left=words_left)
+            self.progress.update(0, description=label, total=spent + left, completed=spent, left=words_left)
 
-    def _follow(self, run: Planned, out: Path) -> Iterator[list[dict[str, Any]] | str]:
-        """Start a run and, where a bar is shown, yield the first worker's last steps as they come; at the end, if it
-        failed, the reason.
-        """
+    def _finish(self, run: Planned, out: Path, show: Callable[[], None]) -> str:
+        """Do a run to its end; return the reason if it failed. `show` is called all the while."""
         out, log = out.absolute(), self.folder / "logs" / f"{run.name}.log"
-        metrics, summary = metrics_file(out, run.config.servers), out / "summary.json"
+        summary = out / "summary.json"
         command = prepare(
             run.launcher, run.config, run.workers, run.hosts, out, measure=True, secrets=self.secrets
         )  # fmt: skip
@@ -176,14 +168,13 @@ class Comparison:
             while job.poll() is None and not (
                 summary.is_file() and time.time() - summary.stat().st_mtime > END_AFTER_SUMMARY_S
             ):
+                show()
                 time.sleep(0.1)
-                if self.progress:
-                    yield last_steps(metrics)
             code = job.returncode or 0
         if code or not summary.is_file():
-            yield failure_reason(log, code)
-        elif lost := parse_json(summary.read_text())["lost_workers"]:
-            yield f"it finished without ranks {lost}, which died on the way: the report leaves it out"
+            return failure_reason(log, code)
+        lost = parse_json(summary.read_text())["lost_workers"]
+        return f"it finished without ranks {lost}, which died on the way: the report leaves it out" if lost else ""
 
 
 def _result(summary: Mapping[str, Any]) -> str:

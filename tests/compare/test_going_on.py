@@ -212,6 +212,8 @@ def test_a_pilot_comes_first_and_each_mathematics_is_trained_once(tmp_path, monk
     assert [name for _, name in made[-2:]] == ["allreduce-w2-t-r1", "ps-async-w2-s1-rpc-t-r1"]
     more = made_by(tmp_path, monkeypatch, SPEEDS | {"ps-sync-w2-s1-rpc": 5000}, modes, repeats=1)
     assert [place for place, _ in more] == ["runs"] * 6  # what was decided stays
+    left = made_by(tmp_path, monkeypatch, SPEEDS, "allreduce,ps-sync", repeats=1, trainings=0)
+    assert sorted(name for _, name in left) == ["allreduce-w2-r1", "ps-sync-w2-s1-zmq-r1"]
 
 
 def test_what_is_far_behind_its_family_or_one_machine_is_not_repeated_or_trained(tmp_path, monkeypatch, capsys):
@@ -242,7 +244,7 @@ def test_ranks_get_the_variables_that_are_named(tmp_path, monkeypatch):
 
 
 def test_a_run_that_fails_is_told_at_once_and_the_others_go_on(tmp_path, monkeypatch, capsys):
-    monkeypatch.setattr(Comparison, "_follow", lambda *_: iter(["exit code 1: no output"]))
+    monkeypatch.setattr(Comparison, "_finish", lambda *_: "exit code 1: no output")
     contenders = plan(RunConfig(steps=3), Axes(["single", "allreduce"]))
     for free, said in ((2**30, "exit code 1: no output\n"), (2**10, "exit code 1: no output; the disk is full\n")):
         monkeypatch.setattr("shutil.disk_usage", lambda _, free=free: SimpleNamespace(free=free))
