@@ -82,6 +82,7 @@ def asked(config: RunConfig, sprint_s: float, contenders: Sequence[Planned]) -> 
     config = with_absolute_paths(config)
     fields = {flag(f.name): in_words(f, getattr(config, f.name)) for f in dataclasses.fields(config)
               if f.name not in _OWN}  # fmt: skip
+    fields["--width"] = contenders[0].config.taken_width  # `auto` is decided
     threads = next((run.config.threads for run in contenders if run.family != modes.ONE_MACHINE), 0)
     hosts = sorted({host.name for run in contenders for host in run.hosts})
     where = {"hosts": ",".join(hosts) or "none", "--launcher": contenders[0].launcher}

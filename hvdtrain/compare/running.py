@@ -160,8 +160,9 @@ class Comparison:
         """Do a run to its end; return the reason if it failed. `show` is called all the while."""
         out, log = out.absolute(), self.folder / "logs" / f"{run.name}.log"
         summary = out / "summary.json"
+        measure = run.config.repeat == 1 or not run.config.sprint  # the network, which takes some seconds
         command = prepare(
-            run.launcher, run.config, run.workers, run.hosts, out, measure=True, secrets=self.secrets
+            run.launcher, run.config, run.workers, run.hosts, out, measure=measure, secrets=self.secrets
         )  # fmt: skip
         with launched_job(command, log) as job:
             # A worker that hangs and was given up by the others would let its starter wait for ever.
