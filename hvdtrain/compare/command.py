@@ -28,7 +28,6 @@ from hvdtrain.launch.preflight import describe_hosts
 from hvdtrain.report.verdict import Margins
 from hvdtrain.runs.request import check_length, train_options
 from hvdtrain.world.host import differences
-from hvdtrain.world.place import World
 
 if TYPE_CHECKING:
     from hvdtrain.data.folder import ImageFolder
@@ -133,8 +132,10 @@ def compare(
     folder = Path(out or (f"runs/compare-{time.strftime('%Y%m%d-%H%M%S')}" if not dry_run else "runs/compare"))
     axes = Axes(modes, workers, servers, {name: options.pop(name) for name in SPANNED})
     config = RunConfig(**options)
-    if not listed and not dry_run:
-        config = dataclasses.replace(config, device=choose_for_all(config, max(workers)))
+    if not listed and not dry_run and config.device != "cpu":  # asking torch takes seconds
+        from hvdtrain.training.device import choose_for_all
+
+        config = dataclasses.replace(config, device=choose_for_all(config, max(workers), click.echo))
     asks_hosts = listed and not dry_run
     cores = None if not asks_hosts else allocated_cores() if launcher == "srun" else _look_at_hosts(listed)
     contenders = plan(config, axes, listed, launcher, cores, scaling)
@@ -181,28 +182,6 @@ def _look_at_hosts(hosts: list[Host]) -> dict[str, float]:
     for line in differences(found):
         click.echo(f"hosts differ: {line}")
     return {name: facts["cores_usable"] for name, facts in found.items()}
-
-
-def choose_for_all(config: RunConfig, most: int) -> str:
-    """Where runs of up to so many workers on this machine compute: all of them alike, or they could not be compared.
-
-    Raises:
-        UsageError: GPUs are asked for, and there are fewer than workers.
-    """
-    if config.device == "cpu":  # nothing to ask torch, which takes seconds to import
-        return config.device
-    import torch
-
-    from hvdtrain.training.device import choose_device
-
-    gpus = torch.cuda.device_count()
-    if config.device == "auto" and 0 < gpus < most and not config.share_gpu:
-        click.echo(f"all runs compute on the CPU: {most} workers need {most} GPUs, of which {gpus} are here; for GPUs "
-                   "give --share-gpu, or fewer --workers")  # fmt: skip
-        return "cpu"
-    if config.device == "cuda":
-        choose_device(config, World("mpirun", most - 1, most, most - 1, most))
-    return config.device
 
 
 def _look(configs: list[RunConfig]) -> "ImageFolder":

@@ -1,8 +1,7 @@
-"""What a comparison will take: time, memory and disk; and what of it is not there."""
+"""How long a comparison will take, as far as its folder tells; and what of it is not there."""
 
 import json
-import shutil
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -12,12 +11,8 @@ from hvdtrain.config.run_config import RunConfig
 from hvdtrain.config.untrusted import parse_json
 from hvdtrain.data.find import is_name, is_url
 from hvdtrain.errors import UsageError
-from hvdtrain.formatting import format_bytes
-from hvdtrain.launch.memory import is_vgg, most_weights_mb
-from hvdtrain.numerics.optimizers import vectors_kept
 from hvdtrain.runs.live import WARM_UP_S
 
-MB = 2**20
 GUESS, GUESSED_AROUND_S = 1000.0, 5.0  # samples/s, and what is around training, of what has never run
 GUESSED_SAMPLES = 1500
 
@@ -86,39 +81,20 @@ def in_minutes(seconds: float) -> str:
     return f"about {max(1, round(seconds / 60))} min" if seconds < 5400 else f"about {seconds / 3600:.1f} hours"
 
 
-def disk_bytes(config: RunConfig) -> float:
-    """What a run leaves: the final and the best weights, and its snapshots, with the optimizer's states."""
-    snapshots = (
-        0 if config.sprint or config.snapshot_every == "never" else config.keep_snapshots * (1 + vectors_kept(config))
-    )
-    return (config.saves("final") + config.saves("best") + snapshots) * most_weights_mb(config) * MB
-
-
 def forecast_lines(
-    runs: Sequence[Planned], pilots: Sequence[Planned], kept: Mapping[str, Path], folder: Path, record: Record
+    runs: Sequence[Planned], pilots: Sequence[Planned], kept: Collection[str], record: Record
 ) -> Iterator[str]:
-    """A line of what all runs together take, and one for each thing that is wrong.
+    """A line of how long all runs together take, and one for each thing that is not there.
 
     Args:
         pilots: short runs that come first, and will leave out some of the others.
-        kept: the folders of runs that are finished, by name.
+        kept: names of runs that are finished.
     """
     to_do = [run for run in runs if run.name not in kept]
-    disk = sum(disk_bytes(run.config) for run in to_do)
-    there = next(path for path in (folder.absolute(), *folder.absolute().parents) if path.is_dir())
-    free = shutil.disk_usage(there).free
     kept_words = f" ({len(kept)} are there already, and stay)" if kept else ""
     known = "" if record.contenders else ", which is a guess: nothing has run yet"
-    takes = in_minutes(sum(map(record.seconds, [*pilots, *to_do])))
-    about = "about" if all(is_vgg(run.config) for run in runs) else "at most"
-    yield (
-        f"forecast: {len(to_do)} runs to do{kept_words} take {'at most ' if pilots else ''}{takes}{known}, "
-        f"and leave {about} {format_bytes(disk)} in {folder}; "
-        f"{format_bytes(free)} are free"
-    )
-    if disk > free:
-        instead = "name another --out, or a smaller --width or --model"
-        yield f"too large: {format_bytes(disk)} do not fit in {there}: {instead}"
+    takes = ("at most " if pilots else "") + in_minutes(sum(map(record.seconds, [*pilots, *to_do])))
+    yield f"forecast: {len(to_do)} runs to do{kept_words} take {takes}{known}"
     yield from _missing(runs[0].config)
 
 

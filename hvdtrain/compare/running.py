@@ -44,19 +44,20 @@ class Comparison:
         self.numbers, self.record = range(1, trainings + 1), record
         whole = [dataclasses.replace(run, beside_sprints=True).again(n) for run in contenders for n in self.numbers]
         self.kept = match(earlier, [*itertools.chain(*self._rounds(contenders)), *whole], folder)
-        self.left: list[Planned] = []
+        self.made: list[str] = []  # names of runs, in this call
         self.failed: list[str] = []
         self.lost: set[str] = set()  # contenders of which a run has failed: they are not tried again
-        self.done, self.began = 0, time.monotonic()
+        self.began = time.monotonic()
         self.progress: Any = None
 
     def runs(self) -> list[Planned]:
         """All of them, those too that are there, as far as it is known."""
-        return self._all(taken(self.contenders, self.record))
+        contenders = taken(self.contenders, self.record)
+        return [*itertools.chain(*self._rounds(contenders)), *self._trainings(contenders)]
 
     def forecast(self) -> Iterator[str]:
         pilots = [run.sprint(PILOT_S) for run in needs_pilot(self.contenders, self.record)] if self.sprint_s else []
-        return forecast_lines(self.runs(), pilots, self.kept, self.folder, self.record)
+        return forecast_lines(self.runs(), pilots, self.kept, self.record)
 
     def run(self, secrets: Mapping[str, str], is_settled: Callable[[int], bool], until_sure: bool) -> list[str]:
         """Do those that are not finished yet; return the names of those that failed.
@@ -74,7 +75,6 @@ class Comparison:
         with self._shown(), sigterm_unwinds():
             contenders = self._pilot() if self.sprint_s else self.contenders
             for number, runs in enumerate(self._rounds(contenders), 1):
-                self.left = self._all(contenders, number)
                 self._do(runs)
                 if number == min(LEAST_REPEATS, self.repeats):
                     self._do(self._trainings(contenders))
@@ -86,12 +86,6 @@ class Comparison:
     def _rounds(self, contenders: Sequence[Planned]) -> list[list[Planned]]:
         return in_rounds([run.sprint(self.sprint_s) if self.sprint_s else run for run in contenders], self.repeats)
 
-    def _all(self, contenders: Sequence[Planned], first: int = 1) -> list[Planned]:
-        """Their runs from this repeat on, and what is trained of them as a whole."""
-        rounds = self._rounds(contenders)[first - 1 :]
-        is_due = first <= min(LEAST_REPEATS, self.repeats)
-        return [*itertools.chain(*rounds), *(self._trainings(contenders) if is_due else ())]
-
     def _trainings(self, contenders: Sequence[Planned]) -> list[Planned]:
         chosen = trainings(contenders, self.record, self.kept) if self.numbers else []
         return [run.again(number) for number in self.numbers for run in chosen]
@@ -99,7 +93,6 @@ class Comparison:
     def _pilot(self) -> list[Planned]:
         """Sprint with those of which it is open whether they are worth it; return those that are."""
         runs = needs_pilot(self.contenders, self.record)
-        self.left = [*(run.sprint(PILOT_S) for run in runs), *self.runs()]
         self._do([run.sprint(PILOT_S) for run in runs], "pilot")
         for line in leave_out(self.contenders, self.record):
             self.console.print(line)
@@ -122,39 +115,39 @@ class Comparison:
     def _do(self, runs: Sequence[Planned], place: str = "runs") -> None:
         """Do those that are not finished yet; place: the folder's folder that they go to."""
         for run in runs:
-            self.left = [other for other in self.left if other != run]
             if run.contender not in self.lost and (run.name not in self.kept or place != "runs"):
-                self.done += 1
                 self._run_one(run, self.folder / place / run.name)
 
     def _run_one(self, run: Planned, out: Path) -> None:
         """Do a run, and tell what came of it."""
         if place := set_aside(self.folder, out):
             self.console.print(f"{run.name}: what an earlier start had left is in {place}")
-        label = f"[{self.done}/{self.done + len(self.left)}] {run.name}"
-        began = time.monotonic()
-        problem = self._finish(run, out, lambda: self._show(label, run, began))
+        self.made.append(run.name if out.parent.name == "runs" else "")
+        left = self._left()
+        label, began = f"[{len(self.made)}/{len(self.made) + len(left)}] {run.name}", time.monotonic()
+        until, left_s = began + self.record.seconds(run), sum(map(self.record.seconds, left))
+        problem = self._finish(run, out, lambda: self._show(label, until, left_s))
         if problem:
             self.failed.append(run.name)
             self.lost.add(run.contender)
-            self.left = [other for other in self.left if other.contender != run.contender]
             full = "; the disk is full" if has_full_disk(self.folder) else ""
             self.console.print(f"{label}: FAILED: {problem}{full}")
             return
         took, summary = time.monotonic() - began, parse_json((out / "summary.json").read_text())
         self.record.finished(run, summary["samples_per_s"], took)
-        left = f"; {in_minutes(self._left_s())} left" if self.left else ""
-        self.console.print(f"{label}: {_result(summary)}, {took:.0f} s in all{left}")
+        words = f"; {in_minutes(sum(map(self.record.seconds, left)))} left" if left else ""
+        self.console.print(f"{label}: {_result(summary)}, {took:.0f} s in all{words}")
 
-    def _left_s(self) -> float:
-        return sum(self.record.seconds(run) for run in self.left if run.name not in self.kept)
+    def _left(self) -> list[Planned]:
+        done = {*self.kept, *self.made}
+        return [run for run in self.runs() if run.name not in done and run.contender not in self.lost]
 
-    def _show(self, label: str, run: Planned, began: float) -> None:
+    def _show(self, label: str, until: float, left_s: float) -> None:
+        """Show how far the comparison is: this run until about then, and others after it."""
         if self.progress:
-            spent = time.monotonic() - self.began
-            left = self._left_s() + max(0.0, self.record.seconds(run) - (time.monotonic() - began))
-            words_left = f"{in_minutes(left)} left"
-            self.progress.update(0, description=label, total=spent + left, completed=spent, left=words_left)
+            left, spent = left_s + max(0.0, until - time.monotonic()), time.monotonic() - self.began
+            words = f"{in_minutes(left)} left"
+            self.progress.update(0, description=label, total=spent + left, completed=spent, left=words)
 
     def _finish(self, run: Planned, out: Path, show: Callable[[], None]) -> str:
         """Do a run to its end; return the reason if it failed. `show` is called all the while."""

@@ -13,7 +13,7 @@ from click.testing import CliRunner
 from helpers.forked_jobs import forks_first
 from helpers.jobs import hvdtrain
 
-from hvdtrain.compare.command import choose_for_all, compare
+from hvdtrain.compare.command import compare
 from hvdtrain.compare.grid import Axes, in_rounds, plan
 from hvdtrain.config import recipes
 from hvdtrain.config.run_config import RunConfig
@@ -256,27 +256,6 @@ def test_a_preset_at_a_small_size_runs_and_ends_with_the_references_table(tmp_pa
     assert float(first["single, training loss"]) > 0 and 0 < float(first["allreduce ×2, training accuracy"]) < 1
     assert first["reference: 4 GPUs, training loss"] == "0.7193"
     assert "reference: 1 GPU" in (out / "report.html").read_text()
-
-
-# Where runs compute. This machine need not have a GPU: how many torch sees is what decides.
-
-
-@pytest.mark.parametrize(
-    ("gpus", "workers", "options", "device"),
-    [(0, 2, {}, "auto"), (2, 2, {}, "auto"), (1, 2, {}, "cpu"), (1, 2, {"share_gpu": True}, "auto"),
-     (1, 2, {"device": "cpu"}, "cpu"), (4, 3, {"device": "cuda"}, "cuda")],
-)  # fmt: skip
-def test_all_runs_compute_alike_with_gpus_for_all_workers_or_none(gpus, workers, options, device, monkeypatch, capsys):
-    monkeypatch.setattr("torch.cuda.device_count", lambda: gpus)
-    assert choose_for_all(RunConfig(**options), workers) == device
-    assert ("all runs compute on the CPU: 2 workers" in capsys.readouterr().out) == (gpus == 1 and not options)
-
-
-def test_gpus_that_are_asked_for_and_are_too_few_are_an_error(monkeypatch):
-    monkeypatch.setattr("torch.cuda.device_count", lambda: 1)
-    monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
-    with pytest.raises(UsageError, match="2 workers are more than the GPUs of this host, 1"):
-        choose_for_all(RunConfig(device="cuda"), 2)
 
 
 def test_as_many_servers_as_workers():
