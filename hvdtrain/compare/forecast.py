@@ -18,8 +18,8 @@ GUESSED_SAMPLES = 1500
 
 
 class Record:
-    """comparison.json: what was `asked` of all runs; and by contender, the `samples_per_s` of its last run, the seconds
-    `around_s` its training, and why it was `left_out` after the pilot, empty where it was not.
+    """comparison.json: what was `asked` of all runs; and by contender, the `samples_per_s` of its fastest run, the
+    seconds `around_s` its last training, and why it was `left_out` after the pilot, empty where it was not.
 
     Attributes:
         samples: training images, as far as that is known.
@@ -57,7 +57,7 @@ class Record:
 
     def finished(self, run: Planned, samples_per_s: float, took_s: float) -> None:
         own = self.contenders.setdefault(run.contender, {})
-        own["samples_per_s"] = samples_per_s
+        own["samples_per_s"] = max(samples_per_s, own.get("samples_per_s", 0.0))
         own["around_s"] = max(0.0, took_s - self._training_s(run, own))
         self.save()
 

@@ -56,8 +56,7 @@ class Comparison:
         return [*itertools.chain(*self._rounds(contenders)), *self._trainings(contenders)]
 
     def forecast(self) -> Iterator[str]:
-        pilots = [run.sprint(PILOT_S) for run in needs_pilot(self.contenders, self.record)] if self.sprint_s else []
-        return forecast_lines(self.runs(), pilots, self.kept, self.record)
+        return forecast_lines(self.runs(), self._pilots(), self.kept, self.record)
 
     def run(self, secrets: Mapping[str, str], is_settled: Callable[[int], bool], until_sure: bool) -> list[str]:
         """Do those that are not finished yet; return the names of those that failed.
@@ -90,10 +89,12 @@ class Comparison:
         chosen = trainings(contenders, self.record, self.kept) if self.numbers else []
         return [run.again(number) for number in self.numbers for run in chosen]
 
+    def _pilots(self) -> list[Planned]:
+        return [run.sprint(PILOT_S) for run in needs_pilot(self.contenders, self.record)] if self.sprint_s else []
+
     def _pilot(self) -> list[Planned]:
         """Sprint with those of which it is open whether they are worth it; return those that are."""
-        runs = needs_pilot(self.contenders, self.record)
-        self._do([run.sprint(PILOT_S) for run in runs], "pilot")
+        self._do(self._pilots(), "pilot")
         for line in leave_out(self.contenders, self.record):
             self.console.print(line)
         self.record.save()
@@ -123,7 +124,7 @@ class Comparison:
         if place := set_aside(self.folder, out):
             self.console.print(f"{run.name}: what an earlier start had left is in {place}")
         self.made.append(run.name if out.parent.name == "runs" else "")
-        left = self._left()
+        left = [other for other in self._left() if other != run]
         label, began = f"[{len(self.made)}/{len(self.made) + len(left)}] {run.name}", time.monotonic()
         until, left_s = began + self.record.seconds(run), sum(map(self.record.seconds, left))
         problem = self._finish(run, out, lambda: self._show(label, until, left_s))
@@ -140,7 +141,8 @@ class Comparison:
 
     def _left(self) -> list[Planned]:
         done = {*self.kept, *self.made}
-        return [run for run in self.runs() if run.name not in done and run.contender not in self.lost]
+        runs = [*self._pilots(), *(run for run in self.runs() if run.name not in done)]
+        return [run for run in runs if run.contender not in self.lost]
 
     def _show(self, label: str, until: float, left_s: float) -> None:
         """Show how far the comparison is: this run until about then, and others after it."""
