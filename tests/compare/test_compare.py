@@ -2,6 +2,7 @@
 
 import csv
 import datetime
+import json
 import math
 import shlex
 import subprocess
@@ -256,6 +257,19 @@ def test_a_preset_at_a_small_size_runs_and_ends_with_the_references_table(tmp_pa
     assert float(first["single, training loss"]) > 0 and 0 < float(first["allreduce ×2, training accuracy"]) < 1
     assert first["reference: 4 GPUs, training loss"] == "0.7193"
     assert "reference: 1 GPU" in (out / "report.html").read_text()
+
+
+@pytest.mark.timeout(110)
+def test_sprints_after_a_pilot_and_a_training_end_with_an_answer(tmp_path):
+    out = tmp_path / "out"
+    words = ["--modes", "single,ps-sync", "--width", "0.0625", "--sprint", "0.3s", "--repeats", "1", "--epochs", "1"]
+    done = hvdtrain("compare", *words, "--out", out, first=forks_first())
+    assert done.returncode == 0, done.stdout
+    one, *others = sorted(path.name for path in (out / "runs").iterdir())
+    assert one in ("ps-sync-w2-s1-rpc-r1", "ps-sync-w2-s1-zmq-r1") and "single-w1-r1" in others
+    assert len(others) == 2 and sum((path / "answers.bin").exists() for path in (out / "runs").iterdir()) == 1
+    assert len(list((out / "pilot").iterdir())) == 2 and "left out: ps-sync-w2-s1-" in done.stdout
+    assert json.loads((out / "verdict.json").read_text())["answer"]
 
 
 def test_as_many_servers_as_workers():
