@@ -45,8 +45,7 @@ class Comparison:
         whole = [dataclasses.replace(run, beside_sprints=True).again(n) for run in contenders for n in self.numbers]
         self.kept = match(earlier, [*itertools.chain(*self._rounds(contenders)), *whole], folder)
         self.made: list[str] = []  # names of runs, in this call
-        self.failed: list[str] = []
-        self.lost: set[str] = set()  # contenders of which a run has failed: they are not tried again
+        self.failed: dict[str, str] = {}  # contenders by names of runs: they are not tried again
         self.began = time.monotonic()
         self.progress: Any = None
 
@@ -66,12 +65,16 @@ class Comparison:
             is_settled: whether the repeats up to this one are enough, asked after each if `until_sure`.
         """
         from hvdtrain.console import Console
+        from hvdtrain.progress_bars import bar
 
         self.console, self.secrets = Console(soft_wrap=not sys.stdout.isatty()), secrets
         self.record.save()
         if self.kept:
             self.console.print(f"{len(self.kept)} runs are there already, and stay as they are")
-        with self._shown(), sigterm_unwinds():
+        shown = bar(self.console) if self.console.is_terminal else contextlib.nullcontext()
+        with shown as self.progress, sigterm_unwinds():
+            if self.progress:
+                self.progress.add_task("", total=None)
             contenders = self._pilot() if self.sprint_s else self.contenders
             for number, runs in enumerate(self._rounds(contenders), 1):
                 self._do(runs)
@@ -80,7 +83,7 @@ class Comparison:
                 if until_sure and number < self.repeats and is_settled(number):
                     self.console.print(f"the answer is known after {number} repeats")
                     break
-        return self.failed
+        return list(self.failed)
 
     def _rounds(self, contenders: Sequence[Planned]) -> list[list[Planned]]:
         return in_rounds([run.sprint(self.sprint_s) if self.sprint_s else run for run in contenders], self.repeats)
@@ -100,23 +103,10 @@ class Comparison:
         self.record.save()
         return taken(self.contenders, self.record)
 
-    @contextlib.contextmanager
-    def _shown(self) -> Iterator[None]:
-        """In the block, where this is a terminal, one bar for all."""
-        from rich.progress import BarColumn, Progress, TextColumn
-
-        columns = TextColumn("{task.description}"), BarColumn(), TextColumn("{task.fields[left]}")
-        if not self.console.is_terminal:
-            yield
-            return
-        with Progress(*columns, console=self.console) as self.progress:
-            self.progress.add_task("", total=None, left="")
-            yield
-
     def _do(self, runs: Sequence[Planned], place: str = "runs") -> None:
         """Do those that are not finished yet; place: the folder's folder that they go to."""
         for run in runs:
-            if run.contender not in self.lost and (run.name not in self.kept or place != "runs"):
+            if run.contender not in self.failed.values() and (run.name not in self.kept or place != "runs"):
                 self._run_one(run, self.folder / place / run.name)
 
     def _run_one(self, run: Planned, out: Path) -> None:
@@ -129,8 +119,7 @@ class Comparison:
         until, left_s = began + self.record.seconds(run), sum(map(self.record.seconds, left))
         problem = self._finish(run, out, lambda: self._show(label, until, left_s))
         if problem:
-            self.failed.append(run.name)
-            self.lost.add(run.contender)
+            self.failed[run.name] = run.contender
             full = "; the disk is full" if has_full_disk(self.folder) else ""
             self.console.print(f"{label}: FAILED: {problem}{full}")
             return
@@ -142,14 +131,14 @@ class Comparison:
     def _left(self) -> list[Planned]:
         done = {*self.kept, *self.made}
         runs = [*self._pilots(), *(run for run in self.runs() if run.name not in done)]
-        return [run for run in runs if run.contender not in self.lost]
+        return [run for run in runs if run.contender not in self.failed.values()]
 
     def _show(self, label: str, until: float, left_s: float) -> None:
         """Show how far the comparison is: this run until about then, and others after it."""
         if self.progress:
             left, spent = left_s + max(0.0, until - time.monotonic()), time.monotonic() - self.began
-            words = f"{in_minutes(left)} left"
-            self.progress.update(0, description=label, total=spent + left, completed=spent, left=words)
+            words = f"{label}; {in_minutes(left)} left"
+            self.progress.update(0, description=words, total=round(spent + left), completed=round(spent))
 
     def _finish(self, run: Planned, out: Path, show: Callable[[], None]) -> str:
         """Do a run to its end; return the reason if it failed. `show` is called all the while."""
