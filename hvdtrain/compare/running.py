@@ -137,8 +137,7 @@ class Comparison:
         """Show how far the comparison is: this run until about then, and others after it."""
         if self.progress:
             left, spent = left_s + max(0.0, until - time.monotonic()), time.monotonic() - self.began
-            words = f"{label}; {in_minutes(left)} left"
-            self.progress.update(0, description=words, total=round(spent + left), completed=round(spent))
+            self.progress.update(0, description=label, total=round(spent + left), completed=round(spent))
 
     def _finish(self, run: Planned, out: Path, show: Callable[[], None]) -> str:
         """Do a run to its end; return the reason if it failed. `show` is called all the while."""
