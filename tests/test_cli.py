@@ -301,8 +301,7 @@ def test_a_comparison_whose_runs_all_fail_says_why_and_where_to_look(here, monke
     code, out, err = run(args.split(), monkeypatch, capfd)
     assert code == 1
     assert err == (
-        "hvdtrain: 1 of 1 runs failed: single-w1-r1; logs are in new/logs; the same command with --out new tries them "
-        "again\n"
+        "hvdtrain: 1 run failed: single-w1-r1; logs are in new/logs; the same command with --out new tries them again\n"
     )
     assert "/file: not a file of plain weights" in out
     assert contents(here / "new" / "runs") == {}

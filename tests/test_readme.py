@@ -120,13 +120,13 @@ def test_the_main_job(tmp_path):
     out = next((tmp_path / "runs").glob("compare-*"))
     with (out / "results.csv").open() as file:
         rows = list(csv.DictReader(file))
-    assert [row["mode"] for row in rows] == ["single", "allreduce", "ps-sync", "ps-async"]
-    assert [(row["workers"], row["servers"]) for row in rows] == [("1", "0"), ("2", "0"), ("2", "1"), ("2", "1")]
-    for row in rows:
+    assert {"single", "allreduce"} < {row["mode"] for row in rows}  # and of servers those that are not far behind
+    assert all(float(row["samples_per_s"]) > 0 for row in rows)
+    trained = [row for row in rows if row["val_accuracy"]]  # one in step, one asynchronous
+    assert len({row["mode"] for row in trained}) == len(trained) == 2
+    for row in trained:
         # In ps-async the order of pushes is chance: of 359 images some more or fewer are right each time.
         assert float(row["val_accuracy"]) >= (0.92 if row["mode"] == "ps-async" else 0.95), row
-    # Equal samples, equal mathematics: so equal accuracy, but for the rounding that 600 steps blow up.
-    assert len({row["samples"] for row in rows}) == 1
     for name in ("report.md", "report.html", "plots/loss.svg"):
         assert (out / name).stat().st_size > 1000
 

@@ -1,4 +1,4 @@
-"""`hvdtrain compare`: the same model on the same samples under several modes, one after the other, and a report."""
+"""`hvdtrain compare`: the same model on the same samples under several modes, one after the other, and an answer."""
 
 import dataclasses
 import math
@@ -6,21 +6,22 @@ import shlex
 import time
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import click
 
-from hvdtrain.compare.earlier import Earlier, check_images, claimed, find_finished, keep_threads, match
-from hvdtrain.compare.forecast import forecast_lines
-from hvdtrain.compare.grid import Axes, Planned, dry_run_lines, plan
+from hvdtrain.compare.earlier import asked, claimed, find_finished
+from hvdtrain.compare.forecast import Record
+from hvdtrain.compare.grid import SPANNED, Axes, dry_run_lines, plan
 from hvdtrain.compare.reporting import margin_options
-from hvdtrain.compare.running import run_all
+from hvdtrain.compare.running import Comparison
 from hvdtrain.compare.settled import MOST_REPEATS, is_settled
 from hvdtrain.config import recipes
 from hvdtrain.config.command_line import MODES, NUM_SERVERS, NUM_WORKERS, GroupedCommand, given_options
 from hvdtrain.config.option_types import Folder, Names, Numbers, ServerNumbers
-from hvdtrain.config.run_config import LENGTHS, RunConfig
+from hvdtrain.config.run_config import DEFAULT_EPOCHS, LENGTHS, WIRES, RunConfig
 from hvdtrain.errors import Failure, UsageError
+from hvdtrain.formatting import with_noun
 from hvdtrain.launch.allocation import allocated_cores, hosts_or_here
 from hvdtrain.launch.hosts import Host, host_options, launcher_option, secrets_option
 from hvdtrain.launch.preflight import describe_hosts
@@ -28,7 +29,11 @@ from hvdtrain.report.contenders import Margins
 from hvdtrain.report.rule import LOOKS
 from hvdtrain.runs.request import check_length, train_options
 from hvdtrain.world.host import differences
-from hvdtrain.world.place import World
+
+if TYPE_CHECKING:
+    from hvdtrain.data.folder import ImageFolder
+
+WHOLE = LENGTHS - {"sprint"}
 
 
 def _use_preset(ctx: click.Context, param: click.Parameter, name: str) -> str:
@@ -65,12 +70,20 @@ def _presets() -> str:
     help="Numbers of servers of the ps- modes, by commas; `equal` is as many as workers.",
 )  # fmt: skip
 @click.option(
-    "--repeats", type=click.IntRange(1), default=1, show_default=True,
-    help="Repeat everything, each time with the next seed; a winner needs five.",
+    "--repeats", type=click.IntRange(1), default=5, show_default="5, of whole runs 1",
+    help="How often each is measured, each time with the next seed; an answer needs five.",
+)  # fmt: skip
+@click.option(
+    "--trainings", type=click.IntRange(0), default=1, show_default=True,
+    help="How many whole runs follow the sprints, of one of those that do the same mathematics: for what is learned.",
 )  # fmt: skip
 @click.option(
     "--until-sure", is_flag=True,
-    help=f"Repeat until the verdict is known, at most --repeats times (here {MOST_REPEATS} by default).",
+    help=f"Repeat until the answer is known, at most --repeats times (here {MOST_REPEATS} by default).",
+)  # fmt: skip
+@click.option(
+    "--scaling", is_flag=True,
+    help="Also one process with the threads of one worker, of which scaling efficiency is a multiple.",
 )  # fmt: skip
 @host_options
 @launcher_option
@@ -79,30 +92,7 @@ def _presets() -> str:
     "--dry-run", is_flag=True,
     help="Print the runs, the command that repeats each, and what they will take; run nothing.",
 )  # fmt: skip
-@click.option(
-    "--model", type=Names(), default=RunConfig.model, show_default=True,
-    help="Models, by commas: each is compared for itself. See `hvdtrain train --help`.",
-)  # fmt: skip
-@click.option(
-    "--batch-size", "-b", type=Numbers(), default=str(RunConfig.batch_size), show_default=True,
-    help="Global batches (with --per-worker each worker's), by commas: each is compared for itself.",
-)  # fmt: skip
-@click.option(
-    "--slow", type=Names(), default=RunConfig.slow, show_default=True,
-    help="Make workers slower than they are, as `hvdtrain train --slow` says; several, by commas, are compared each "
-    "for itself: `none,1:2x,1:4x`.",
-)  # fmt: skip
-@click.option(
-    "--staleness", type=Numbers(least=0), default=str(RunConfig.staleness), show_default=True,
-    help="In ps-ssp: how many steps a worker may be ahead of the slowest before it waits; several, by commas.",
-)  # fmt: skip
-@click.option(
-    "--backup", type=Numbers(least=0), default=str(RunConfig.backup), show_default=True,
-    help="In ps-sync: backup workers, whose number of pushes a step does not wait for; several, by commas: 0,1.",
-)  # fmt: skip
-@train_options(
-    "mode", "servers", "repeat", "model", "batch_size", "slow", "staleness", "backup", snapshot_every="never"
-)
+@train_options("mode", "servers", "repeat", several=SPANNED, snapshot_every="never", sprint=4.0, wire=",".join(WIRES))
 @margin_options
 @click.option(
     "--out", default="", type=Folder(),
@@ -112,70 +102,79 @@ def _presets() -> str:
 @click.pass_context
 def compare(
     ctx: click.Context, preset: str, modes: list[str], workers: list[int], servers: list[int | str], repeats: int,
-    until_sure: bool, hosts: str | None, hostfile: Path | None, launcher: str, secrets: dict[str, str],
-    dry_run: bool, model: list[str], batch_size: list[int], slow: list[str], staleness: list[int], backup: list[int],
-    margin: float, accuracy_margin: float, out: str, **options: Any,
+    trainings: int, until_sure: bool, scaling: bool, hosts: str | None, hostfile: Path | None, launcher: str,
+    secrets: dict[str, str], dry_run: bool, margin: float, accuracy_margin: float, out: str, **options: Any,
 ) -> None:  # fmt: skip
-    """Train in several modes, on this machine or over hosts, and report which was faster and as good.
+    """Ring, servers or one machine? Measure how fast each is and what it learns, here or over hosts, and answer.
 
     \b
     hvdtrain compare
-    hvdtrain compare --modes single,allreduce,ddp,ps-sync --workers 1,2 --repeats 3
-    hvdtrain compare --dataset FOLDER --model vgg16 --batch-size 64 --time-budget 10m
-    hvdtrain compare --modes ps-sync,ps-async --workers 2 --servers 1,2
+    hvdtrain compare --modes allreduce,ddp,ps-sync --workers 2,4 --repeats 10
+    hvdtrain compare --dataset FOLDER --model vgg16 --batch-size 64
+    hvdtrain compare --modes single,allreduce,ps-async --epochs 5 --repeats 5
     hvdtrain compare --model vgg11,vgg16 --batch-size 16,64 --dry-run
     hvdtrain compare --preset cnn-mnist --dataset digits --workers 2
     hvdtrain compare -H node1:2,node2:2 --modes allreduce,ps-sync,ps-async
 
-    Every worker computes with the same number of threads in every run, the baseline too: as many as its share of the
-    cores is where that is least, on the fullest host. Every mode sees the same samples in the same global batches.
-    With no options it takes a few minutes on two cores. A comparison that was interrupted goes on with the same command
+    Speed is measured in sprints: some seconds of steady steps, --repeats of each contender. A shorter one of each comes
+    first, and what is far behind there is left out. Then one contender of each mathematics is trained as a whole. Where
+    a length is given, as --epochs 5, all are trained for so long in place of sprints, or, with --trainings, after them.
+
+    `single` is one machine with all its cores. Workers of all others compute with as many threads as each other.
+    With no options it takes some minutes on two cores. A comparison that was interrupted goes on with the same command
     and --out, and so more repeats or another mode are added.
     """
-    given = given_options(ctx, LENGTHS)
-    for name in LENGTHS - given if given else ():  # they exclude each other: the preset's gives way
-        options[name] = getattr(RunConfig, name)
+    sprint_s = _length(ctx, options)
+    if not given_options(ctx, ["repeats"]):
+        repeats = MOST_REPEATS if until_sure else repeats if sprint_s else 1
+    if until_sure and repeats < LOOKS[0]:
+        raise UsageError(f"--until-sure with --repeats {repeats}: no answer is known before {LOOKS[0]}")
     listed = hosts_or_here(ctx)
-    if until_sure:
-        repeats = _most_repeats(repeats if given_options(ctx, ["repeats"]) else MOST_REPEATS)
     folder = Path(out or (f"runs/compare-{time.strftime('%Y%m%d-%H%M%S')}" if not dry_run else "runs/compare"))
-    config, axes = RunConfig(**options), Axes(
-        modes, workers, servers, model, batch_size, repeats, slow, {"staleness": staleness, "backup": backup}
-    )  # fmt: skip
-    earlier = find_finished(folder)
+    axes = Axes(modes, workers, servers, {name: options.pop(name) for name in SPANNED})
+    config = RunConfig(**options)
+    if not listed and not dry_run and config.device != "cpu":  # asking torch takes seconds
+        from hvdtrain.training.device import choose_for_all
+
+        config = dataclasses.replace(config, device=choose_for_all(config, max(workers), click.echo))
+    asks_hosts = listed and not dry_run
+    cores = None if not asks_hosts else allocated_cores() if launcher == "srun" else _look_at_hosts(listed)
+    contenders = plan(config, axes, listed, launcher, cores, scaling)
+    earlier, record = find_finished(folder), Record(folder)
+    record.ask(asked(config, sprint_s, contenders))
+    job = Comparison(folder, contenders, earlier, record, sprint_s, repeats, trainings if sprint_s else 0)
     if dry_run:
-        runs = plan(config, axes, listed, launcher)
-        runs = runs if config.threads else keep_threads(earlier, runs, folder)
-        lines = [*dry_run_lines(runs, folder, secrets), *forecast_lines(runs, match(earlier, runs, folder), folder)]
-        click.echo("\n".join(lines))
+        click.echo("\n".join([*dry_run_lines(job.runs(), folder, secrets), *job.forecast()]))
         return
-    if not listed:
-        config = dataclasses.replace(config, device=choose_for_all(config, max(workers)))
-    cores = None if not listed else allocated_cores() if launcher == "srun" else _look_at_hosts(listed)
-    runs = plan(config, axes, listed, launcher, cores)
-    runs = runs if config.threads else keep_threads(earlier, runs, folder)
-    kept = match(earlier, runs, folder)
-    samples = _look(runs, earlier)
+    data = _look([run.config for run in contenders])
     margins = Margins(margin, accuracy_margin)
-    enough = partial(is_settled, folder, most=repeats, margins=margins) if until_sure else None
     again = f"the same command with --out {shlex.quote(str(folder))}"
     with claimed(folder):
+        from hvdtrain.data.identity import identity
+
+        record.ask({"images": identity(data)})
+        record.samples = len(data.train)
         try:
-            failed = run_all(runs, kept, folder, samples, enough, secrets)
+            failed = job.run(secrets, partial(is_settled, folder, margins=margins), until_sure)
         except (KeyboardInterrupt, SystemExit):
             click.echo(f"finished runs stay: {again} goes on", err=True)
             raise
-        if earlier or len(failed) < len(runs):
+        if find_finished(folder):
             _report(folder, preset, margins)
     if failed:
-        raise Failure(f"{len(failed)} of {len(runs)} runs failed: {', '.join(failed)}; logs are in {folder / 'logs'}; "
+        raise Failure(f"{with_noun(len(failed), 'run')} failed: {', '.join(failed)}; logs are in {folder / 'logs'}; "
                       f"{again} tries them again")  # fmt: skip
 
 
-def _most_repeats(repeats: int) -> int:
-    if repeats < LOOKS[0]:
-        raise UsageError(f"--until-sure with --repeats {repeats}: no verdict is known before {LOOKS[0]}")
-    return repeats
+def _length(ctx: click.Context, options: dict[str, Any]) -> float:
+    """How long a sprint lasts, 0 where all are trained as a whole; of the options, only one length stays."""
+    sprint_s, given = options.pop("sprint"), given_options(ctx, WHOLE)
+    for name in WHOLE - given if given else ():  # they exclude each other: the preset's gives way
+        options[name] = getattr(RunConfig, name)
+    if not any(options[name] for name in WHOLE):
+        options["epochs"] = DEFAULT_EPOCHS
+    is_whole = given or WHOLE & set(ctx.default_map or ())
+    return 0.0 if is_whole and not given_options(ctx, ["trainings", "sprint"]) else sprint_s
 
 
 def _look_at_hosts(hosts: list[Host]) -> dict[str, float]:
@@ -186,42 +185,17 @@ def _look_at_hosts(hosts: list[Host]) -> dict[str, float]:
     return {name: facts["cores_usable"] for name, facts in found.items()}
 
 
-def choose_for_all(config: RunConfig, most: int) -> str:
-    """Where runs of up to so many workers on this machine compute: all of them alike, or they could not be compared.
-
-    Raises:
-        UsageError: GPUs are asked for, and there are fewer than workers.
-    """
-    if config.device == "cpu":  # nothing to ask torch, which takes seconds to import
-        return config.device
-    import torch
-
-    from hvdtrain.training.device import choose_device
-
-    gpus = torch.cuda.device_count()
-    if config.device == "auto" and 0 < gpus < most and not config.share_gpu:
-        click.echo(f"all runs compute on the CPU: {most} workers need {most} GPUs, of which {gpus} are here; for GPUs "
-                   "give --share-gpu, or fewer --workers")  # fmt: skip
-        return "cpu"
-    if config.device == "cuda":
-        choose_device(config, World("mpirun", most - 1, most, most - 1, most))
-    return config.device
-
-
-def _look(runs: list[Planned], earlier: list[Earlier]) -> int:
-    """Find what would fail later; return how many training images there are."""
+def _look(configs: list[RunConfig]) -> "ImageFolder":
+    """Find what would fail later; the data set."""
     from hvdtrain.data.find import find_dataset
-    from hvdtrain.data.identity import identity
 
-    first = runs[0].config
+    first = configs[0]
     if first.pretrained not in ("", "imagenet") and not Path(first.pretrained).is_file():
         raise UsageError(f"--pretrained {first.pretrained}: no such file")
     data = find_dataset(first.dataset)
-    for run in runs:
-        check_length(run.config, len(data.train))
-    if earlier:
-        check_images(earlier, identity(data), first.dataset)
-    return len(data.train)
+    for config in configs:
+        check_length(config, len(data.train))
+    return data
 
 
 def _report(folder: Path, preset: str, margins: Margins) -> None:

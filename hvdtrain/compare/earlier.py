@@ -4,51 +4,36 @@ import contextlib
 import dataclasses
 import os
 import time
-from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from collections.abc import Hashable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 from hvdtrain import modes
-from hvdtrain.compare.grid import Planned
+from hvdtrain.compare.grid import SPANNED, Planned
 from hvdtrain.config.file import read_config
 from hvdtrain.config.run_config import RunConfig, flag, in_words
 from hvdtrain.errors import UsageError
 from hvdtrain.report import check_out
 from hvdtrain.runs.folder import CONFIG, check_free, in_use, is_claimed, locked, unwritable
-from hvdtrain.runs.read import Run, load_run
+from hvdtrain.runs.read import load_run
 from hvdtrain.runs.request import with_absolute_paths
 from hvdtrain.world.host import versions
 
 KILLED_JOB_END_S = 30.0  # how long the ranks of a comparison that was killed may take to end
 _REPORT = ("report.html", "report.md", "results.csv", "verdict.json")
-# Fields that tell the runs of a comparison apart, and fields that change nothing about a run.
-_AXES = {"mode", "servers", "model", "batch_size", "repeat", "seed", "shares", "slow", "staleness", "backup"}
-_NO_MATTER = {"log_every", "timeout"}
+# Fields that tell the runs of a comparison apart, or change nothing about one.
+_OWN = {*SPANNED, "mode", "servers", "repeat", "sprint", "threads", "log_every", "timeout"}
 
 
-@dataclass(frozen=True)
-class Earlier:
-    """A finished run of an earlier comparison in the same folder."""
-
-    run: Run
-    config: RunConfig
-
-    @property
-    def key(self) -> tuple[Any, ...]:
-        return _key(self.config, self.run.kind.workers)
-
-
-def _key(config: RunConfig, workers: int) -> tuple[Any, ...]:
+def _key(config: RunConfig, workers: int) -> Hashable:
     """What no two runs of a comparison have in common."""
-    return (
-        config.mode, workers, config.servers, config.model, config.batch_size, config.slow, config.staleness,
-        config.backup, config.repeat,
-    )  # fmt: skip
+    alone = config.threads if modes.declared(config.mode).family == modes.ONE_MACHINE else None
+    spanned = (getattr(config, name) for name in SPANNED)
+    return (config.mode, workers, config.servers, config.repeat, bool(config.sprint), alone, *spanned)
 
 
-def find_finished(folder: Path) -> list[Earlier]:
-    """The finished runs of the comparison in this folder, none where the folder is new.
+def find_finished(folder: Path) -> dict[Hashable, Path]:
+    """The folders of the finished runs of the comparison in this folder, none where that is new.
 
     Raises:
         UsageError: the folder holds something else, or runs of a version with other options.
@@ -59,132 +44,61 @@ def find_finished(folder: Path) -> list[Earlier]:
         is_comparison = False
     if not is_comparison:
         check_free(folder)
-        return []
+        return {}
     if any((folder / name).exists() for name in _REPORT):
         check_out(folder)
-    found = []
+    found = {}
     for run_folder in sorted((folder / "runs").iterdir()):
         try:
             run = load_run(run_folder)
         except UsageError:  # it had only begun, and is made again
             continue
         if run.is_finished:
-            found.append(Earlier(run, RunConfig(**read_config(run_folder / CONFIG))))
+            found[_key(RunConfig(**read_config(run_folder / CONFIG)), run.kind.workers)] = run_folder
     return found
 
 
-def keep_threads(earlier: Sequence[Earlier], runs: Sequence[Planned], folder: Path) -> list[Planned]:
-    """The runs with as many threads a worker as those have that are there.
-
-    Args:
-        runs: with as many as there is room for.
-    """
-    threads, room = (found[0].config.threads if found else 0 for found in (earlier, runs))
-    if not threads:
-        return list(runs)
-    if 0 < room < threads:
-        raise UsageError(
-            f"--out {folder} has runs of {threads} threads a worker, and these have room for {room}: name another "
-            f"folder, or give --threads {threads}"
-        )
-    return [dataclasses.replace(run, config=dataclasses.replace(run.config, threads=threads)) for run in runs]
-
-
-def match(earlier: Sequence[Earlier], runs: Sequence[Planned], folder: Path) -> dict[str, Path]:
+def match(earlier: Mapping[Hashable, Path], runs: Sequence[Planned], folder: Path) -> dict[str, Path]:
     """The folders of those planned runs that are finished, by their names.
 
     Raises:
-        UsageError: the runs that are there were made with other options, on other hosts or with other versions, so that
-            they could not be compared with those that are planned.
+        UsageError: a run of the same name is there, of something else.
     """
-    by_key, by_name = {one.key: one for one in earlier}, {one.run.name: one for one in earlier}
-    kept = {}
+    kept, names = {}, {path.name for path in earlier.values()}
     for run in runs:
-        asked = with_absolute_paths(run.config)
-        one = by_key.get(_key(asked, run.workers))
-        if one:
-            kept[run.name] = one.run.folder
-        elif other := by_name.get(run.name):  # a run's name does not have what all runs of its comparison share
-            axes = ("model", "batch_size", "slow", "staleness", "backup")
-            differ = [name for name in axes if getattr(other.config, name) != getattr(asked, name)]
-            were, are = (
-                " ".join(f"{flag(name)} {getattr(config, name)}" for name in differ) for config in (other.config, asked)
-            )
+        if path := earlier.get(_key(run.config, run.workers)):
+            kept[run.name] = path
+        elif run.name in names:
+            spanned = ", ".join(f"{flag(name)} {getattr(run.config, name)}" for name in (*SPANNED, "threads"))
             raise UsageError(
-                f"--out {folder}: {run.name} is there already, with {were} in place of {are}: name both, by commas, or "
-                "another folder"
+                f"--out {folder}: {run.name} is there already, and not with {spanned}: name both values, by commas, "
+                "or another folder"
             )
-        others = [one] if one else [*earlier[:1], *[other for other in earlier if other.config.mode == asked.mode][:1]]
-        for other in others:
-            if different := [*_other_options(other, asked), *_otherwise_made(other, run, is_same=other is one)]:
-                raise UsageError(
-                    f"--out {folder} has runs that could not be compared: {other.run.name} was made with "
-                    f"{'; '.join(different)}: name another folder, or repeat what it was made with"
-                )
     return kept
 
 
-def _other_options(earlier: Earlier, asked: RunConfig) -> list[str]:
-    """In what its options differ from those asked, a phrase each."""
-    before = earlier.config
-    own = {name for mode in modes.names() for name in modes.declared(mode).options}
-    skipped = _AXES | _NO_MATTER | (own if before.mode != asked.mode else set())
-    found = [
-        f"{flag(f.name)} {in_words(f, getattr(before, f.name))}, not {in_words(f, getattr(asked, f.name))}"
-        for f in dataclasses.fields(RunConfig)
-        if f.name not in skipped and not _is_same(f.name, before, asked)
-    ]
-    if before.seed - before.repeat != asked.seed - asked.repeat:
-        seeds = [config.seed - config.repeat + 1 for config in (before, asked)]
-        found.append(f"--seed {seeds[0]}, not {seeds[1]}")
-    return found
+def asked(config: RunConfig, sprint_s: float, contenders: Sequence[Planned]) -> dict[str, Any]:
+    """What all runs of a comparison have in common, for Record.ask; threads as far as they are known."""
+    config = with_absolute_paths(config)
+    fields = {flag(f.name): in_words(f, getattr(config, f.name)) for f in dataclasses.fields(config)
+              if f.name not in _OWN}  # fmt: skip
+    fields["--width"] = contenders[0].config.taken_width  # `auto` is decided
+    threads = next((run.config.threads for run in contenders if run.family != modes.ONE_MACHINE), 0)
+    hosts = sorted({host.name for run in contenders for host in run.hosts})
+    where = {"hosts": ",".join(hosts) or "none", "--launcher": contenders[0].launcher}
+    return fields | {"--sprint": sprint_s} | ({"--threads": threads} if threads else {}) | where | versions()
 
 
-def _is_same(name: str, before: RunConfig, asked: RunConfig) -> bool:
-    if name == "lr" and before.batch_size != asked.batch_size:  # with --lr-scaling it follows from the batch
-        return True
-    if name == "width":  # ranks write down which one `auto` was
-        return before.taken_width == asked.taken_width
-    return getattr(before, name) == getattr(asked, name)
-
-
-def _otherwise_made(earlier: Earlier, run: Planned, is_same: bool) -> list[str]:
-    """In what it was launched otherwise, or by other software; is_same: it is this very run."""
-    manifest, here = earlier.run.manifest, versions()
-    found = [
-        f"{name} {version}, not {here.get(name)}"
-        for name, version in manifest.versions.items()
-        if version != here.get(name)
-    ]
-    launched = manifest.launch
-    if launched and launched.launcher not in (None, run.launcher):
-        found.append(f"--launcher {launched.launcher}, not {run.launcher}")
-    hosts = [str(host) for host in run.hosts]
-    if is_same and launched and launched.hosts != hosts:
-        found.append(f"hosts {','.join(launched.hosts) or 'none'}, not {','.join(hosts) or 'none'}")
-    return found
-
-
-def check_images(earlier: Sequence[Earlier], images: str, dataset: str) -> None:
-    """UsageError where the data set is not what the runs that are there were trained on.
+def set_aside(folder: Path, begun: Path) -> Path | None:
+    """Move what is left of a run that was begun out of the way of its next start; where to, or None if there is none.
 
     Args:
-        images: the hash of its content.
-    """
-    for one in earlier:
-        if one.run.manifest.dataset_hash != images:
-            raise UsageError(
-                f"--dataset {dataset} is not what {one.run.folder} was trained on: name another folder with --out"
-            )
-
-
-def set_aside(folder: Path, name: str) -> Path | None:
-    """Move what is left of a run that was begun out of the way of its next start; where to, or None if there is none.
+        folder: the comparison's.
+        begun: the run's.
 
     Raises:
         UsageError: its job still runs.
     """
-    begun = folder / "runs" / name
     if not begun.exists():
         return None
     deadline = time.monotonic() + KILLED_JOB_END_S
@@ -194,10 +108,10 @@ def set_aside(folder: Path, name: str) -> Path | None:
         time.sleep(0.2)
     unfinished = folder / "unfinished"
     unfinished.mkdir(exist_ok=True)
-    places = (unfinished / f"{name}-{number}" for number in range(1, 10**6))
+    places = (unfinished / f"{begun.name}-{number}" for number in range(1, 10**6))
     place = next(place for place in places if not place.exists())
     begun.rename(place)
-    log = folder / "logs" / f"{name}.log"
+    log = folder / "logs" / f"{begun.name}.log"
     if log.is_file():
         os.replace(log, place / "compare.log")
     return place

@@ -1,69 +1,100 @@
-"""What a grid will take, told by --dry-run: bytes a step, memory, disk; and what of it is not there."""
+"""How long a comparison will take, as far as its folder tells; and what of it is not there."""
 
-import shutil
-from collections.abc import Iterator, Mapping, Sequence
+import json
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from pathlib import Path
+from typing import Any
 
 from hvdtrain.compare.grid import Planned
 from hvdtrain.config import recipes
 from hvdtrain.config.run_config import RunConfig
+from hvdtrain.config.untrusted import parse_json
 from hvdtrain.data.find import is_name, is_url
-from hvdtrain.formatting import format_bytes
-from hvdtrain.launch.memory import is_vgg, most_weights_mb, rank_mb
-from hvdtrain.numerics.optimizers import vectors_kept
+from hvdtrain.errors import UsageError
+from hvdtrain.runs.live import WARM_UP_S
 
-MB = 2**20
-
-
-def bytes_per_step(config: RunConfig, workers: int) -> float:
-    """Payload that all processes together send in a step, uncompressed: what summary.json will measure."""
-    exchanged = workers if config.servers else workers - 1  # push and pull of each worker; twice around the ring
-    return 2 * exchanged * most_weights_mb(config) * MB
+GUESS, GUESSED_AROUND_S = 1000.0, 5.0  # samples/s, and what is around training, of what has never run
+GUESSED_SAMPLES = 1500
 
 
-def memory_bytes(run: Planned) -> float:
-    """What the ranks of the fullest host need, without activations and message buffers."""
-    ranks = max((host.slots for host in run.hosts), default=run.workers + run.config.servers)
-    return ranks * rank_mb(run.config, run.workers) * MB
+class Record:
+    """comparison.json: what was `asked` of all runs; and by contender, the `samples_per_s` of its fastest run, the
+    seconds `around_s` its last training, and why it was `left_out` after the pilot, empty where it was not.
+
+    Attributes:
+        samples: training images, as far as that is known.
+    """
+
+    samples = GUESSED_SAMPLES
+
+    def __init__(self, folder: Path) -> None:
+        self.path = folder / "comparison.json"
+        try:
+            read = parse_json(self.path.read_text())
+            self.asked: dict[str, Any] = dict(read["asked"])
+            self.contenders: dict[str, dict[str, Any]] = dict(read["contenders"])
+        except (OSError, ValueError, LookupError, TypeError):  # none yet, or not as it was written
+            self.asked, self.contenders = {}, {}
+
+    def ask(self, asked: Mapping[str, Any]) -> None:
+        """UsageError where runs that are there were made otherwise, so that they could not be compared."""
+        changed = {name: value for name, value in asked.items() if self.asked.get(name, value) != value}
+        if changed:
+            were = "; ".join(f"{name} {self.asked[name]}, not {value}" for name, value in changed.items())
+            raise UsageError(
+                f"--out {self.path.parent} has runs that could not be compared: they were made with {were}: name "
+                "another folder, or repeat what they were made with"
+            )
+        self.asked |= asked
+
+    def speed(self, run: Planned) -> float:
+        """Samples/s of its contender, 0 where it has not run."""
+        return float(self.contenders.get(run.contender, {}).get("samples_per_s", 0))
+
+    def left_out(self, run: Planned) -> str:
+        """Why its contender is, or empty."""
+        return str(self.contenders.get(run.contender, {}).get("left_out", ""))
+
+    def finished(self, run: Planned, samples_per_s: float, took_s: float) -> None:
+        own = self.contenders.setdefault(run.contender, {})
+        own["samples_per_s"] = max(samples_per_s, own.get("samples_per_s", 0.0))
+        own["around_s"] = max(0.0, took_s - self._training_s(run, own))
+        self.save()
+
+    def save(self) -> None:
+        self.path.write_text(json.dumps({"asked": self.asked, "contenders": self.contenders}, indent=2) + "\n")
+
+    def seconds(self, run: Planned) -> float:
+        """About how long the run takes: as its contender's last one, or with what is around another's."""
+        known = self.contenders.values()
+        own = self.contenders.get(run.contender) or next(iter(known), {}) | {"samples_per_s": GUESS}
+        return float(own.get("around_s", GUESSED_AROUND_S)) + self._training_s(run, own)
+
+    def _training_s(self, run: Planned, own: Mapping[str, float]) -> float:
+        config, steps = run.config, run.config.total_steps(self.samples)
+        if steps is None:
+            return config.time_budget or config.sprint + WARM_UP_S
+        return steps * config.batch_size / own["samples_per_s"]
 
 
-def disk_bytes(config: RunConfig) -> float:
-    """What a run leaves: the final and the best weights, and its snapshots, with the optimizer's states."""
-    snapshots = 0 if config.snapshot_every == "never" else config.keep_snapshots * (1 + vectors_kept(config))
-    return (config.saves("final") + config.saves("best") + snapshots) * most_weights_mb(config) * MB
+def in_minutes(seconds: float) -> str:
+    return f"about {max(1, round(seconds / 60))} min" if seconds < 5400 else f"about {seconds / 3600:.1f} hours"
 
 
-def forecast_lines(runs: Sequence[Planned], kept: Mapping[str, Path], folder: Path) -> Iterator[str]:
-    """A line for each kind of run, one for all together, and one for each thing that is wrong.
+def forecast_lines(
+    runs: Sequence[Planned], pilots: Sequence[Planned], kept: Collection[str], record: Record
+) -> Iterator[str]:
+    """A line of how long all runs together take, and one for each thing that is not there.
 
     Args:
-        kept: the folders of runs that are finished, by name.
+        pilots: short runs that come first, and will leave out some of the others.
+        kept: names of runs that are finished.
     """
-    import psutil
-
-    for title, run in {run.title: run for run in runs}.items():
-        about = "about" if is_vgg(run.config) else "at most"
-        sent = (
-            f"sends {about} {format_bytes(bytes_per_step(run.config, run.workers))} a step, " if run.workers > 1 else ""
-        )
-        where = " on the fullest host" if len(run.hosts) > 1 else ""
-        yield f"forecast: {title}: {sent}needs {format_bytes(memory_bytes(run))} of memory at least{where}"
     to_do = [run for run in runs if run.name not in kept]
-    disk = sum(disk_bytes(run.config) for run in to_do)
-    there = next(path for path in (folder.absolute(), *folder.absolute().parents) if path.is_dir())
-    free = shutil.disk_usage(there).free
     kept_words = f" ({len(kept)} are there already, and stay)" if kept else ""
-    about = "about" if all(is_vgg(run.config) for run in runs) else "at most"
-    left = f"leave {about} {format_bytes(disk)} in {folder}; {format_bytes(free)} are free"
-    yield f"forecast: {len(to_do)} runs to do{kept_words} {left}"
-    if disk > free:
-        instead = "name another --out, or a smaller --width or --model"
-        yield f"too large: {format_bytes(disk)} do not fit in {there}: {instead}"
-    local = [run for run in to_do if not run.hosts]
-    most, available = max(map(memory_bytes, local), default=0), psutil.virtual_memory().available
-    if most > available:
-        there_is = f"{format_bytes(available)} are free on this machine"
-        yield f"too large: {format_bytes(most)} of memory are needed, and {there_is}"
+    known = "" if record.contenders else ", which is a guess: nothing has run yet"
+    takes = ("at most " if pilots else "") + in_minutes(sum(map(record.seconds, [*pilots, *to_do])))
+    yield f"forecast: {len(to_do)} runs to do{kept_words} take {takes}{known}"
     yield from _missing(runs[0].config)
 
 

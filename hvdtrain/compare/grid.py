@@ -1,7 +1,8 @@
-"""The grid of runs that `hvdtrain compare` makes: every one planned and checked before the first begins."""
+"""The contenders of `hvdtrain compare`: each planned and checked before the first run begins."""
 
 import dataclasses
 import itertools
+import random
 import re
 import shlex
 from collections.abc import Collection, Iterator, Mapping, Sequence
@@ -11,47 +12,45 @@ from typing import Any
 
 from hvdtrain import modes
 from hvdtrain.config.option_types import EQUAL
-from hvdtrain.config.run_config import RunConfig
+from hvdtrain.config.run_config import LENGTHS, RunConfig
 from hvdtrain.errors import UsageError
-from hvdtrain.formatting import with_noun
 from hvdtrain.launch.hosts import Host, allocate
 from hvdtrain.numerics.slowdown import among_workers
 from hvdtrain.runs.launched import Launched, launch_command
 from hvdtrain.runs.request import check, check_workers, for_mode
 from hvdtrain.system.cgroups import usable_cores
 
+TASK = ("model", "batch_size", "slow")  # what differs in these is compared for itself
+SPANNED = (*TASK, "staleness", "backup", "wire")
+
 
 @dataclass(frozen=True)
 class Axes:
-    """What a grid spans; every combination is a run, but that `single` has one worker, and that rings have no servers.
+    """What a grid spans; every combination is a contender, but that one machine has one worker, and rings no servers.
 
     Attributes:
         servers: EQUAL stands for as many as there are workers.
-        batches: each as --batch-size, so of a worker with --per-worker.
-        slows: each as --slow; one process is made slow where that names no other worker than its own.
-        variants: in how workers wait for slow ones, of the modes that have a choice: `staleness` of ps-ssp, `backup` of
-            ps-sync, each with its values.
+        options: of SPANNED, each with its values. Batches are as --batch-size, so of a worker with --per-worker; one
+            process is made slow where that names no other worker than its own; a mode that has no use for one of the
+            others has it as it is by default.
     """
 
     modes: Sequence[str]
     workers: Sequence[int] = (2,)
     servers: Sequence[int | str] = (1,)
-    models: Sequence[str] = (RunConfig.model,)
-    batches: Sequence[int] = (RunConfig.batch_size,)
-    repeats: int = 1
-    slows: Sequence[str] = (RunConfig.slow,)
-    variants: Mapping[str, Sequence[int]] = field(default_factory=dict)
+    options: Mapping[str, Sequence[Any]] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)
 class Planned:
-    """One run of the grid.
+    """One run of the grid; as `plan` makes it, a contender's first whole one.
 
     Attributes:
         config: of its own global batch and learning rate, whatever they were given as.
-        where: model and batch, as far as the grid spans them: `vgg16-b64-` or empty.
+        where: the task, as far as the grid spans several: `vgg16-b64-` or empty.
         hosts: with the slots that it takes; empty on this machine.
-        variant: likewise of those that Axes names: `-backup1` or empty.
+        variant: likewise of other options: `-backup1-zmq` or empty.
+        beside_sprints: it is a whole run where others are sprints.
     """
 
     config: RunConfig
@@ -60,18 +59,21 @@ class Planned:
     hosts: tuple[Host, ...] = ()
     launcher: str = "local"
     variant: str = ""
+    beside_sprints: bool = False
+
+    @property
+    def family(self) -> str:
+        return modes.declared(self.config.mode).family
+
+    @property
+    def contender(self) -> str:
+        """The name that its repeats share."""
+        servers = f"-s{self.config.servers}" if self.config.servers else ""
+        return f"{self.where}{self.config.mode}-w{self.workers}{servers}{self.variant}"
 
     @property
     def name(self) -> str:
-        servers = f"-s{self.config.servers}" if self.config.servers else ""
-        return f"{self.where}{self.config.mode}-w{self.workers}{servers}{self.variant}-r{self.config.repeat}"
-
-    @property
-    def title(self) -> str:
-        servers = f", {with_noun(self.config.servers, 'server')}" if self.config.servers else ""
-        where = f"{self.where.strip('-').replace('-', ' ')}: " if self.where else ""
-        variant = self.variant.replace("-", " ")
-        return f"{where}{self.config.mode}{variant} with {with_noun(self.workers, 'worker')}{servers}"
+        return f"{self.contender}{'-t' if self.beside_sprints else ''}-r{self.config.repeat}"
 
     def command(self, out: Path, secrets: Collection[str] = ()) -> str:
         """What a shell does the same run with; secrets: the names of variables that its ranks are given."""
@@ -80,93 +82,114 @@ class Planned:
         launched = Launched(self.launcher, tuple(map(str, self.hosts)))
         return shlex.join(launch_command(self.config, self.workers, launched, out, secrets))
 
+    def with_options(self, **options: Any) -> "Planned":
+        return dataclasses.replace(self, config=dataclasses.replace(self.config, **options))
+
+    def again(self, repeat: int) -> "Planned":
+        """The same as the repeat of this number, with its seed."""
+        return self.with_options(repeat=repeat, seed=self.config.seed + repeat - self.config.repeat)
+
+    def sprint(self, seconds: float) -> "Planned":
+        """The same as a sprint."""
+        return self.with_options(**dict.fromkeys(LENGTHS, 0) | {"sprint": seconds, "record": False})
+
 
 def plan(
     config: RunConfig, axes: Axes, hosts: Sequence[Host] = (), launcher: str = "local",
-    cores: Mapping[str, float] | None = None,
+    cores: Mapping[str, float] | None = None, scaling: bool = False,
 ) -> list[Planned]:  # fmt: skip
-    """Every run, in order: all of a repeat before the next, so that a drifting machine drifts for all modes alike, and
-    each repeat begins with another mode, so that none is always the first.
+    """The contenders.
+
+    All workers of rings and of servers compute with as many threads as those can that have least room; one machine
+    with all of its cores.
 
     Args:
-        hosts: where runs go, the baseline too: the launching machine may be another one.
+        hosts: where runs go, those of one machine too: the launching one may be another.
         cores: that ranks may use on each host. Where nobody knows them, each rank finds its own share.
+        scaling: also one process with the threads of a worker, as far as that is not a whole machine.
 
     Raises:
         UsageError: a run that could not be carried out.
     """
-    if config.seed + axes.repeats > 2**32:
-        raise UsageError(f"--seed {config.seed} with {axes.repeats} repeats goes beyond {2**32 - 1}, the largest seed")
     runs = []
-    for repeat in range(1, axes.repeats + 1):
-        turn = (repeat - 1) % len(axes.modes)
-        rotated = dataclasses.replace(axes, modes=[*axes.modes[turn:], *axes.modes[:turn]])
-        for model, batch, slow, mode, workers, servers, variant in _combinations(rotated):
-            run = dataclasses.replace(
-                for_mode(config, mode, servers), model=model, batch_size=batch, slow=slow,
-                seed=config.seed + repeat - 1, repeat=repeat, **variant,
-            )  # fmt: skip
-            run = check(run).for_workers(workers)
-            check_workers(run, workers)
-            where = f"{model}-" if len(axes.models) > 1 else ""
-            where += f"b{batch}-" if len(axes.batches) > 1 else ""
-            where += f"slow-{re.sub('[^0-9a-z.]+', '_', slow)}-" if len(axes.slows) > 1 else ""
-            several = "".join(f"-{name}{value}" for name, value in variant.items() if len(axes.variants[name]) > 1)
-            used = tuple(allocate(hosts, workers, run.servers)) if hosts else ()
-            runs.append(Planned(run, workers, where, used, launcher if used else "local", several))
-    threads = config.threads or min(_threads(run, cores) for run in runs)
-    return [dataclasses.replace(run, config=dataclasses.replace(run.config, threads=threads)) for run in runs]
+    for mode, workers, servers, options in _combinations(axes):
+        own = check(dataclasses.replace(for_mode(config, mode, servers), **options)).for_workers(workers)
+        check_workers(own, workers)
+        words = {name: _word(name, value) for name, value in options.items() if len(axes.options[name]) > 1}
+        where = "".join(f"{word}-" for name, word in words.items() if name in TASK)
+        variant = "".join(f"-{word}" for name, word in words.items() if name not in TASK)
+        used = tuple(allocate(hosts, workers, own.servers)) if hosts else ()
+        runs.append(Planned(own, workers, where, used, launcher if used else "local", variant))
+    room = [_threads(run, cores) for run in runs]
+    shared = [most for run, most in zip(runs, room, strict=True) if run.family != modes.ONE_MACHINE]
+    threads = config.threads or min(shared, default=max(room))
+    found = []
+    for run, most in zip(runs, room, strict=True):
+        if run.family != modes.ONE_MACHINE:
+            most = threads
+        elif scaling and threads < most:
+            found.append(dataclasses.replace(run.with_options(threads=threads), variant="-scaling"))
+        found.append(run.with_options(threads=most))
+    return found
+
+
+def in_rounds(contenders: Sequence[Planned], repeats: int) -> list[list[Planned]]:
+    """The runs of each repeat, shuffled by the seed: none has always the same neighbour.
+
+    Raises:
+        UsageError: there are not so many seeds.
+    """
+    seed = contenders[0].config.seed
+    if seed + repeats > 2**32:
+        raise UsageError(f"--seed {seed} with {repeats} repeats goes beyond {2**32 - 1}, the largest seed")
+    return [
+        random.Random(f"{seed} {repeat}").sample([run.again(repeat) for run in contenders], len(contenders))
+        for repeat in range(1, repeats + 1)
+    ]
 
 
 def _threads(run: Planned, cores: Mapping[str, float] | None) -> int:
-    """How many threads each worker of a run can have to itself, 0 where nobody knows. All runs of a comparison take the
-    least of any: with more, runs of fewer workers would be faster for that alone.
-    """
+    """How many threads each worker of a run can have to itself, 0 where nobody knows."""
     if not run.hosts:
         return max(1, int(usable_cores() // run.workers))
     return min(max(1, int(cores[host.name] // host.slots)) for host in run.hosts) if cores else 0
 
 
-def _combinations(axes: Axes) -> Iterator[tuple[str, int, str, str, int, int, dict[str, Any]]]:
-    """Model, batch, slow, mode, workers, servers, options of its variant; each once."""
+def _combinations(axes: Axes) -> Iterator[tuple[str, int, int, dict[str, Any]]]:
+    """Mode, workers, servers, options; each once."""
     seen = set()
-    for model, batch, slow, mode in itertools.product(axes.models, axes.batches, axes.slows, axes.modes):
-        for workers in _possible_workers(mode, axes.workers):
-            is_baseline = modes.declared(mode).max_workers == 1
-            own = among_workers(slow, 1) if is_baseline else slow
-            for servers in _servers(axes, workers) if modes.declared(mode).has_servers else [0]:
-                for variant in _variants(axes, mode):
-                    run = model, batch, own, mode, workers, servers, variant
-                    if str(run) not in seen:
-                        yield run
-                    seen.add(str(run))
+    tasks = [name for name in TASK if name in axes.options]
+    for *task, mode in itertools.product(*(axes.options[name] for name in tasks), axes.modes):
+        used = [name for name in axes.options if name not in TASK and name in modes.declared(mode).options]
+        for (workers, servers), *values in itertools.product(_sizes(axes, mode), *(axes.options[n] for n in used)):
+            options = dict(zip([*tasks, *used], [*task, *values], strict=True))
+            if modes.declared(mode).max_workers == 1 and "slow" in options:
+                options["slow"] = among_workers(options["slow"], 1)
+            run = mode, workers, servers, options
+            if str(run) not in seen:
+                yield run
+            seen.add(str(run))
 
 
-def _servers(axes: Axes, workers: int) -> list[int]:
-    return list(dict.fromkeys(workers if servers == EQUAL else int(servers) for servers in axes.servers))
+def _sizes(axes: Axes, mode: str) -> list[tuple[int, int]]:
+    """Numbers of workers and of servers."""
+    declared = modes.declared(mode)
+    workers = [declared.max_workers] if declared.max_workers else axes.workers
+    servers = axes.servers if declared.has_servers else [0]
+    return list(dict.fromkeys((n, n if s == EQUAL else int(s)) for n in workers for s in servers))
 
 
-def _variants(axes: Axes, mode: str) -> list[dict[str, Any]]:
-    names = [name for name in axes.variants if name in modes.declared(mode).options]
-    return [dict(zip(names, values, strict=True)) for values in itertools.product(*(axes.variants[n] for n in names))]
-
-
-def _possible_workers(mode: str, workers: Sequence[int]) -> Sequence[int]:
-    most = modes.declared(mode).max_workers
-    return [most] if most else workers
+def _word(name: str, value: Any) -> str:
+    """What stands for an option's value in a run's name."""
+    short = {"model": "", "wire": "", "batch_size": "b", "slow": "slow-"}.get(name, name)
+    return short + re.sub("[^0-9a-z.]+", "_", str(value))
 
 
 def dry_run_lines(runs: Sequence[Planned], folder: Path, secrets: Collection[str] = ()) -> list[str]:
-    """For --dry-run: each run with what it differs in from others, and the command that does it alone.
+    """For --dry-run: each run, and the command that does it alone.
 
     Args:
         secrets: as Planned.command.
     """
-    each = [{"mode": run.config.mode, "workers": run.workers} | dataclasses.asdict(run.config) for run in runs]
-    differing = [name for name in each[0] if len({values[name] for values in each}) > 1 and name != "seed"]
-    lines = []
-    for number, (run, values) in enumerate(zip(runs, each, strict=True), 1):
-        what = ", ".join(f"{name.replace('_', ' ')} {values[name]}" for name in differing if values[name])
-        lines += [f"[{number}/{len(runs)}] {run.name}: {what or 'the only run'}"]
-        lines += [f"    {run.command(folder / 'runs' / run.name, secrets)}"]
-    return lines
+    lines = [(run.name, run.command(folder / "runs" / run.name, secrets)) for run in runs]
+    return [f"[{number}/{len(runs)}] {name}\n    {command}" for number, (name, command) in enumerate(lines, 1)]

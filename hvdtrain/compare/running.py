@@ -1,125 +1,170 @@
-"""Runs the grid, one run after the other, and shows how far each is."""
+"""Runs what was planned, one run after the other, and shows how far the whole comparison is."""
 
 import contextlib
+import dataclasses
+import itertools
 import math
 import sys
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
-from hvdtrain.compare.earlier import set_aside
-from hvdtrain.compare.grid import Planned
+from hvdtrain.compare.earlier import match, set_aside
+from hvdtrain.compare.forecast import Record, forecast_lines, in_minutes
+from hvdtrain.compare.grid import Planned, in_rounds
+from hvdtrain.compare.pilot import PILOT_S, leave_out, needs_pilot, taken, trainings
 from hvdtrain.config.untrusted import parse_json
 from hvdtrain.launch.job_log import failure_reason
 from hvdtrain.launch.prepare import prepare
 from hvdtrain.launch.processes import launched_job, sigterm_unwinds
+from hvdtrain.report.rule import LOOKS
 from hvdtrain.runs.folder import has_full_disk
-from hvdtrain.runs.live import last_steps, metrics_file, samples_per_s
 from hvdtrain.world.load import beside_others
-
-if TYPE_CHECKING:
-    from rich.progress import Progress
-
-    from hvdtrain.console import Console
 
 END_AFTER_SUMMARY_S = 30.0  # how long the ranks of a job may take to end after its summary is written
 
 
-def run_all(
-    runs: Sequence[Planned],
-    kept: Mapping[str, Path],
-    folder: Path,
-    samples: int,
-    is_settled: Callable[[int], bool] | None,
-    secrets: Mapping[str, str] | None = None,
-) -> list[str]:
-    """Run those that are not finished yet, one after the other; return the names of those that failed.
+class Comparison:
+    """The runs of a comparison, which are left to do, and how far they are.
 
     Args:
-        kept: the folders of finished runs by name.
-        samples: how many training images there are.
-        is_settled: whether the repeats up to this one are enough, asked after each; without it, all are done.
-        secrets: variables for every rank that no command line may show.
+        contenders: see grid.plan.
+        earlier: finished runs of the same folder, which stay as they are.
+        record: of the same folder.
+        sprint_s: how long a sprint lasts; 0: all are whole runs.
+        trainings: how many whole runs follow the sprints, of each mathematics.
     """
-    from hvdtrain.console import Console
-    from hvdtrain.progress_bars import bar
 
-    console = Console(soft_wrap=not sys.stdout.isatty())
-    if kept:
-        console.print(f"{len(kept)} of {len(runs)} runs are there already, and stay as they are")
-    failed = []
-    repeats = [run.config.repeat for run in runs]
-    with bar(console) if console.is_terminal else contextlib.nullcontext() as progress, sigterm_unwinds():
-        for number, run in enumerate(runs, 1):
-            if run.name not in kept:
-                label = f"[{number}/{len(runs)}] {run.title}"
-                if problem := _run_one(run, label, folder, samples, console, progress, secrets):
-                    failed.append(run.name)
-                    full = "; the disk is full" if has_full_disk(folder) else ""
-                    console.print(f"{label}: FAILED: {problem}{full}")
-            is_last_of_repeat = number < len(runs) and repeats[number] > run.config.repeat
-            if is_settled and is_last_of_repeat and is_settled(run.config.repeat):
-                console.print(f"the verdict is known after {run.config.repeat} repeats")
-                break
-    return failed
+    def __init__(
+        self, folder: Path, contenders: Sequence[Planned], earlier: Mapping[Hashable, Path], record: Record,
+        sprint_s: float, repeats: int, trainings: int,
+    ) -> None:  # fmt: skip
+        self.folder, self.contenders, self.sprint_s, self.repeats = folder, contenders, sprint_s, repeats
+        self.numbers, self.record = range(1, trainings + 1), record
+        whole = [dataclasses.replace(run, beside_sprints=True).again(n) for run in contenders for n in self.numbers]
+        self.kept = match(earlier, [*itertools.chain(*self._rounds(contenders)), *whole], folder)
+        self.made: list[str] = []  # names of runs, in this call
+        self.failed: dict[str, str] = {}  # contenders by names of runs: they are not tried again
+        self.began = time.monotonic()
+        self.progress: Any = None
+
+    def runs(self) -> list[Planned]:
+        """All of them, those too that are there, as far as it is known."""
+        contenders = taken(self.contenders, self.record)
+        return [*itertools.chain(*self._rounds(contenders)), *self._trainings(contenders)]
+
+    def forecast(self) -> Iterator[str]:
+        return forecast_lines(self.runs(), self._pilots(), self.kept, self.record)
+
+    def run(self, secrets: Mapping[str, str], is_settled: Callable[[int], bool], until_sure: bool) -> list[str]:
+        """Do those that are not finished yet; return the names of those that failed.
+
+        Args:
+            secrets: variables for every rank that no command line may show.
+            is_settled: whether the repeats up to this one are enough, asked after each if `until_sure`.
+        """
+        from hvdtrain.console import Console
+        from hvdtrain.progress_bars import bar
+
+        self.console, self.secrets = Console(soft_wrap=not sys.stdout.isatty()), secrets
+        self.record.save()
+        if self.kept:
+            self.console.print(f"{len(self.kept)} runs are there already, and stay as they are")
+        shown = bar(self.console) if self.console.is_terminal else contextlib.nullcontext()
+        with shown as self.progress, sigterm_unwinds():
+            if self.progress:
+                self.progress.add_task("", total=None)
+            contenders = self._pilot() if self.sprint_s else self.contenders
+            for number, runs in enumerate(self._rounds(contenders), 1):
+                self._do(runs)
+                if number == min(LOOKS[0], self.repeats):
+                    self._do(self._trainings(contenders))
+                if until_sure and number < self.repeats and is_settled(number):
+                    self.console.print(f"the answer is known after {number} repeats")
+                    break
+        return list(self.failed)
+
+    def _rounds(self, contenders: Sequence[Planned]) -> list[list[Planned]]:
+        return in_rounds([run.sprint(self.sprint_s) if self.sprint_s else run for run in contenders], self.repeats)
+
+    def _trainings(self, contenders: Sequence[Planned]) -> list[Planned]:
+        chosen = trainings(contenders, self.record, self.kept) if self.numbers else []
+        return [run.again(number) for number in self.numbers for run in chosen]
+
+    def _pilots(self) -> list[Planned]:
+        return [run.sprint(PILOT_S) for run in needs_pilot(self.contenders, self.record)] if self.sprint_s else []
+
+    def _pilot(self) -> list[Planned]:
+        """Sprint with those of which it is open whether they are worth it; return those that are."""
+        self._do(self._pilots(), "pilot")
+        for line in leave_out(self.contenders, self.record):
+            self.console.print(line)
+        self.record.save()
+        return taken(self.contenders, self.record)
+
+    def _do(self, runs: Sequence[Planned], place: str = "runs") -> None:
+        """Do those that are not finished yet; place: the folder's folder that they go to."""
+        for run in runs:
+            if run.contender not in self.failed.values() and (run.name not in self.kept or place != "runs"):
+                self._run_one(run, self.folder / place / run.name)
+
+    def _run_one(self, run: Planned, out: Path) -> None:
+        """Do a run, and tell what came of it."""
+        if place := set_aside(self.folder, out):
+            self.console.print(f"{run.name}: what an earlier start had left is in {place}")
+        self.made.append(run.name if out.parent.name == "runs" else "")
+        left = [other for other in self._left() if other != run]
+        label, began = f"[{len(self.made)}/{len(self.made) + len(left)}] {run.name}", time.monotonic()
+        until, left_s = began + self.record.seconds(run), sum(map(self.record.seconds, left))
+        problem = self._finish(run, out, lambda: self._show(label, until, left_s))
+        if problem:
+            self.failed[run.name] = run.contender
+            full = "; the disk is full" if has_full_disk(self.folder) else ""
+            self.console.print(f"{label}: FAILED: {problem}{full}")
+            return
+        took, summary = time.monotonic() - began, parse_json((out / "summary.json").read_text())
+        self.record.finished(run, summary["samples_per_s"], took)
+        words = f"; {in_minutes(sum(map(self.record.seconds, left)))} left" if left else ""
+        self.console.print(f"{label}: {_result(summary)}, {took:.0f} s in all{words}")
+
+    def _left(self) -> list[Planned]:
+        done = {*self.kept, *self.made}
+        runs = [*self._pilots(), *(run for run in self.runs() if run.name not in done)]
+        return [run for run in runs if run.contender not in self.failed.values()]
+
+    def _show(self, label: str, until: float, left_s: float) -> None:
+        """Show how far the comparison is: this run until about then, and others after it."""
+        if self.progress:
+            left, spent = left_s + max(0.0, until - time.monotonic()), time.monotonic() - self.began
+            self.progress.update(0, description=label, total=round(spent + left), completed=round(spent))
+
+    def _finish(self, run: Planned, out: Path, show: Callable[[], None]) -> str:
+        """Do a run to its end; return the reason if it failed. `show` is called all the while."""
+        out, log = out.absolute(), self.folder / "logs" / f"{run.name}.log"
+        summary = out / "summary.json"
+        measure = run.config.repeat == 1 or not run.config.sprint  # the network, which takes some seconds
+        command = prepare(
+            run.launcher, run.config, run.workers, run.hosts, out, measure=measure, secrets=self.secrets
+        )  # fmt: skip
+        with launched_job(command, log) as job:
+            # A worker that hangs and was given up by the others would let its starter wait for ever.
+            while job.poll() is None and not (
+                summary.is_file() and time.time() - summary.stat().st_mtime > END_AFTER_SUMMARY_S
+            ):
+                show()
+                time.sleep(0.1)
+            code = job.returncode or 0
+        if code or not summary.is_file():
+            return failure_reason(log, code)
+        lost = parse_json(summary.read_text())["lost_workers"]
+        return f"it finished without ranks {lost}, which died on the way: the report leaves it out" if lost else ""
 
 
-def _run_one(
-    run: Planned, label: str, folder: Path, samples: int, console: "Console", progress: "Progress | None",
-    secrets: Mapping[str, str] | None,
-) -> str:  # fmt: skip
-    """Do a run, and print what came of it; return why it failed, if it did."""
-    if place := set_aside(folder, run.name):
-        console.print(f"{label}: what an earlier start had left is in {place}")
-    budget = run.config.time_budget
-    task = progress.add_task(label, total=budget or run.config.total_steps(samples)) if progress else None
-    began = time.monotonic()
-    problem = ""
-    for seen in _follow(run, folder, progress is not None, secrets):
-        if isinstance(seen, str):
-            problem = seen
-        elif progress and task is not None:
-            last, rate = seen[-1], samples_per_s([seen])
-            # Of one worker, of as many as there are: nobody waits here for the others' files.
-            speed = f", {rate * run.workers:.0f} samples/s" if rate else ""
-            done = last["time"] if budget else last["step"]
-            progress.update(task, completed=done, description=f"{label}: epoch {last['epoch']}{speed}")
-    if progress and task is not None:
-        progress.remove_task(task)
-    if not problem:
-        took = time.monotonic() - began
-        console.print(f"{label}: {_result(folder / 'runs' / run.name)}, {took:.0f} s in all")
-    return problem
-
-
-def _follow(
-    run: Planned, folder: Path, look: bool, secrets: Mapping[str, str] | None
-) -> Iterator[list[dict[str, Any]] | str]:
-    """Start a run and, if asked to look, yield the first worker's last steps as they come; at the end, if it failed,
-    the reason.
-    """
-    out, log = (folder / "runs" / run.name).absolute(), folder / "logs" / f"{run.name}.log"
-    metrics, summary = metrics_file(out, run.config.servers), out / "summary.json"
-    command = prepare(run.launcher, run.config, run.workers, run.hosts, out, measure=True, secrets=secrets)
-    with launched_job(command, log) as job:
-        # A worker that hangs and was given up by the others would let its starter wait for ever.
-        while job.poll() is None and not (
-            summary.is_file() and time.time() - summary.stat().st_mtime > END_AFTER_SUMMARY_S
-        ):
-            time.sleep(0.2)
-            if look and (steps := last_steps(metrics)):
-                yield steps
-        code = job.returncode or 0
-    if code or not summary.is_file():
-        yield failure_reason(log, code)
-    elif lost := parse_json(summary.read_text())["lost_workers"]:
-        yield f"it finished without ranks {lost}, which died on the way: the report leaves it out"
-
-
-def _result(folder: Path) -> str:
-    summary = parse_json((folder / "summary.json").read_text())
-    loss, accuracy = summary["val_loss"], summary["val_accuracy"]
-    learned = f"validation accuracy {accuracy:.4f}" if math.isfinite(loss) else f"DIVERGED: validation loss {loss}"
+def _result(summary: Mapping[str, Any]) -> str:
+    loss, learned = summary["val_loss"], ""
+    if loss is not None:
+        accuracy = f", validation accuracy {summary['val_accuracy']:.4f}"
+        learned = accuracy if math.isfinite(loss) else f", DIVERGED: validation loss {loss}"
     beside = "".join(f", beside other work: {line}" for line in beside_others(summary.get("load") or {}))
-    return f"{summary['samples_per_s']:.0f} samples/s, {learned}{beside}"
+    return f"{summary['samples_per_s']:.0f} samples/s{learned}{beside}"

@@ -11,7 +11,7 @@ from hvdtrain.runs.read import find_runs
 MOST_REPEATS = 20  # where --repeats is not given
 
 
-def is_settled(folder: Path, repeat: int, most: int, margins: Margins) -> bool:
+def is_settled(folder: Path, repeat: int, margins: Margins) -> bool:
     """Whether the answer of every comparison in the folder is known after so many repeats."""
     if repeat not in LOOKS:
         return False

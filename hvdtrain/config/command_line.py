@@ -1,13 +1,13 @@
 """The fields of RunConfig as command-line options, flags that several commands share, and help that groups options."""
 
 import dataclasses
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping
 from typing import Any
 
 import click
 from click.core import ParameterSource
 
-from hvdtrain.config.option_types import METAVARS
+from hvdtrain.config.option_types import METAVARS, Several
 from hvdtrain.config.run_config import RunConfig, flag, in_words
 
 # The first two of each are what the field calls it; the third is shorter.
@@ -35,7 +35,7 @@ GROUPS = {
     "Devices": ("device", "threads", "precision", "share_gpu", "compile", "deterministic"),
     "Measuring": (
         "target_accuracy", "stop_at_target", "margin", "accuracy_margin", "slow", "trace", "trace_steps", "log_every",
-        "repeat",
+        "repeat", "sprint",
     ),
     "Saving and faults": ("save", "snapshot_every", "keep_snapshots", "retries", "respawn", "timeout"),
 }  # fmt: skip
@@ -64,12 +64,13 @@ class GroupedCommand(click.Command):
 
 
 def config_options(
-    valid: Mapping[str, Iterable[str]], *without: str, **defaults: Any
+    valid: Mapping[str, Iterable[str]], *without: str, several: Collection[str] = (), **defaults: Any
 ) -> Callable[[Callable], Callable]:
     """Decorator: the fields of RunConfig as click options, but for some, and some with other defaults.
 
     Args:
         valid: by field, the names that it can have: help texts list them in place of `{field}`.
+        several: fields that take lists of values.
     """
     listed = {name: ", ".join(names) for name, names in valid.items()}
 
@@ -78,10 +79,12 @@ def config_options(
             if f.name in without:
                 continue
             default = in_words(f, defaults.get(f.name, f.default))
-            kind = f.metadata["type"]
+            kind, help_text = f.metadata["type"], f.metadata["help"].format_map(listed)
+            if f.name in several:
+                kind, help_text = Several(kind), f"{help_text} Several by commas."
             name = f"{flag(f.name)}/--no-{flag(f.name)[2:]}" if kind is bool else flag(f.name)
             command = click.option(
-                *f.metadata["flags"], name, f.name, default=default, help=f.metadata["help"].format_map(listed),
+                *f.metadata["flags"], name, f.name, default=default, help=help_text,
                 is_flag=kind is bool, type=None if kind is bool else kind,
                 show_default=default not in (0, 0.0, "", False), metavar=METAVARS.get(type(kind)),
             )(command)  # fmt: skip

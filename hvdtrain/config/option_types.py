@@ -147,6 +147,18 @@ class Names(click.ParamType):
         return list(dict.fromkeys(word.strip() for word in words))
 
 
+class Several(Names):
+    """`16,32` as a list of different values of another type."""
+
+    def __init__(self, kind: Any) -> None:
+        self.kind = click.types.convert_type(kind)
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> list[Any]:
+        if value == []:  # in a preset
+            self.fail("it lists nothing", param, ctx)
+        return list(dict.fromkeys(self.kind.convert(word, param, ctx) for word in _words(value)))
+
+
 def option(default: Any, help: str, type: Any = None, flags: tuple[str, ...] = ()) -> Any:
     """A field of RunConfig that is also a command-line option."""
     return field(default=default, metadata={"help": help, "type": type, "flags": flags})

@@ -17,11 +17,12 @@ DEVICES = ["auto", "cpu", "cuda"]
 SAVES = ["none", "best", "final", "all"]
 DEFAULT_EPOCHS = 15
 DEFAULT_WIDTH = 0.125  # of the default model, which is there to be trained in a minute
-LENGTHS = {"epochs", "steps", "time_budget"}  # how long to train: they exclude each other
+LENGTHS = {"epochs", "steps", "time_budget", "sprint"}  # how long to train: they exclude each other
 
 # Those of --wire that take new ranks while they are in use. torch's rpc asks all members that it has ever had, and one
 # that was killed does not answer.
 OPEN_WIRES = ("zmq",)
+WIRES = ("rpc", *OPEN_WIRES)
 
 
 @dataclass(frozen=True)
@@ -87,6 +88,10 @@ class RunConfig:
     time_budget: float = option(
         0.0, "Stop after so much training time instead: 90s, 30m, 2h.", WordOr("none", 0.0, Duration())
     )
+    sprint: float = option(
+        0.0, "Measure speed alone: warm up, train for so long, 4s say, and stop. Nothing is evaluated or saved.",
+        WordOr("none", 0.0, Duration()),
+    )  # fmt: skip
     optimizer: str = option("adam", "One of {optimizer}.", str)
     lr: float = option(3e-4, "Learning rate for the global batch.", click.FloatRange(0, min_open=True))
     lr_scaling: str = option(
@@ -141,7 +146,7 @@ class RunConfig:
     )  # fmt: skip
     wire: str = option(
         "rpc", "What carries gradients and weights: torch's `rpc`, or `zmq`, ZeroMQ, which unpickles nothing and, with "
-        "the key that `hvdtrain launch` makes, encrypts all and lets in nobody else.", click.Choice(["rpc", "zmq"]),
+        "the key that `hvdtrain launch` makes, encrypts all and lets in nobody else.", click.Choice(WIRES),
     )  # fmt: skip
     bucket_mb: float = option(
         4.0, "MiB of weights that travel as one message to or from a server.", click.FloatRange(0, 32, True)
@@ -202,7 +207,7 @@ class RunConfig:
                 raise UsageError(f"{flag(f.name)} {value!a} is not valid UTF-8: rename it")
         default = RunConfig
         found = {
-            "--epochs, --steps and --time-budget exclude each other: give one":
+            "--epochs, --steps, --time-budget and --sprint exclude each other: give one":
                 sum(bool(getattr(self, name)) for name in LENGTHS) > 1,
             "--lr-scaling is for --per-worker: without it, workers share one batch":
                 self.lr_scaling != "none" and not self.per_worker,
@@ -211,7 +216,9 @@ class RunConfig:
             "--record is not for --compile or --share-gpu: replay has none of it":
                 self.record and (self.compile or self.share_gpu),
             f"--record does not go with --save {self.save}: replay compares with the final weights":
-                self.record and not self.saves("final"),
+                self.record and not self.sprint and not self.saves("final"),
+            "--record is not for --sprint, which keeps no weights that replay could compare with":
+                self.record and bool(self.sprint),
             "--share-gpu does nothing with --device cpu": self.share_gpu and self.device == "cpu",
             "--step-epochs and --step-factor are for --schedule step": self.schedule != "step"
                 and (self.step_epochs, self.step_factor) != (default.step_epochs, default.step_factor),
@@ -239,7 +246,7 @@ class RunConfig:
 
     def saves(self, model: str) -> bool:
         """Whether the `best` or the `final` model is kept."""
-        return self.save in (model, "all")
+        return not self.sprint and self.save in (model, "all")
 
     @property
     def can_look_ahead(self) -> bool:
@@ -262,7 +269,11 @@ class RunConfig:
     @property
     def snapshot_s(self) -> float:
         """Seconds of training between snapshots, or 0 where time does not decide."""
-        return 0.0 if self.snapshot_every in ("epoch", "never") else Duration().convert(self.snapshot_every, None, None)
+        return (
+            0.0
+            if self.sprint or self.snapshot_every in ("epoch", "never")
+            else Duration().convert(self.snapshot_every, None, None)
+        )
 
     @property
     def bucket_elements(self) -> int:
@@ -270,8 +281,8 @@ class RunConfig:
         return int(self.bucket_mb * 2**20 / 4)
 
     def total_steps(self, samples: int) -> int | None:
-        """How many steps training on so many samples takes, or None where a time budget decides."""
-        if self.time_budget:
+        """How many steps training on so many samples takes, or None where time decides."""
+        if self.time_budget or self.sprint:
             return None
         return self.steps or (self.epochs or DEFAULT_EPOCHS) * -(-samples // self.batch_size)
 

@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 from safetensors.torch import load_file
 from torch import nn
 
@@ -25,6 +26,7 @@ from hvdtrain.training.progress import TrainingProgress
 from hvdtrain.training.saver import MANIFEST
 
 WEIGHTS = "snapshots/final.safetensors"
+ANSWERS = "answers.bin"  # a bit for each validation image, in their order: whether the last model answered it rightly
 
 
 def finish(
@@ -62,6 +64,8 @@ def _write_results(
         tested = _test_best(job, sync.group, training.model, test, progress)
         summary |= tested if summary else {}  # it is empty where another led when it was made
     factors = sync.group.gather_to_first([job.world.worker, training.slowdown.achieved()])
+    own = training.recorder.answers
+    answers = sync.group.gather_to_first("" if own is None else "".join(map(str, own.int().tolist())))
     if job.config.trace:
         finish_trace(job, sync, progress)
     if sync.group.leads and summary:
@@ -69,9 +73,16 @@ def _write_results(
         _add_to_manifest(job.folder, slow={"asked": job.config.slow, "achieved": achieved})
         if not job.config.saves("best"):
             (job.folder / "snapshots" / BEST).unlink(missing_ok=True)
+        _write_answers(job.folder / ANSWERS, [rows for _, rows in sorted(answers.items())])
         write_json(job.folder / "summary.json", summary)
-        if not math.isfinite(summary["val_loss"]):
+        if not math.isfinite(summary["val_loss"] or 0):
             progress.print(f"training diverged: the validation loss is {summary['val_loss']}; try a lower --lr")
+
+
+def _write_answers(path: Path, parts: Sequence[str]) -> None:
+    """Write the workers' answers, `1` for each that was right, where they have evaluated."""
+    if all(parts):
+        path.write_bytes(np.packbits([int(answer) for part in parts for answer in part]).tobytes())
 
 
 def finish_trace(job: Job, sync: Synchroniser, progress: TrainingProgress) -> None:
@@ -116,5 +127,5 @@ def _test_best(
         )
         return {}
     model.load_state_dict(load_file(best, device=str(job.device)))
-    loss, accuracy = evaluate(job, model, group, loader)
+    loss, accuracy, _ = evaluate(job, model, group, loader)
     return {"test_loss": loss, "test_accuracy": accuracy}

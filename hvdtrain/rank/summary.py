@@ -30,8 +30,8 @@ def summarise(
         processor_s: this process's processor seconds, then each server's.
     """
     load = beside.collect()
-    workers, steps = job.world.workers, history.step - first_step
-    own = _own_process(job, sync, recorder.samples, steps, processor_s[0])
+    workers, all_steps = job.world.workers, history.step - first_step
+    own = _own_process(job, sync, recorder.samples, all_steps, processor_s[0])
     counted = {"process": own, "wall_s": history.wall_s, "tally": dataclasses.asdict(recorder.tally)}
     of_workers = sync.group.gather_to_first(counted)
     if not sync.group.leads:
@@ -39,27 +39,28 @@ def summarise(
     rows = [*of_workers.values()]
     processes = _processes(sync, [row["process"] for row in rows], processor_s[1:])
     lives: list[dict[str, Any]] = next(iter(sync.ask_servers("lives")), [])  # the first server's
-    wall = max(row["wall_s"] for row in rows)
+    wall = max(row["wall_s"] for row in rows) - history.warm_s
     tally = Tally.of([Tally(**row["tally"]) for row in rows])
-    last, best = history.evaluations[-1], history.best
-    assert best is not None
+    steps, samples = history.step - history.warm_steps, history.samples or tally.samples  # of no evaluation
+    last, best = ({} if row is None else row for row in (history.last, history.best))
     reached = [e["train_s"] for e in history.evaluations if e["val_accuracy"] >= job.config.target_accuracy]
     return {
         "status": "done",
-        "steps": history.step,
-        "samples": history.samples,
+        "sprint": job.config.sprint,
+        "steps": steps,
+        "samples": samples,
         "wall_s": wall,
-        "samples_per_s": history.samples / wall,
-        "val_accuracy": last["val_accuracy"],
-        "val_loss": last["val_loss"],
-        "best_val_loss": best["val_loss"],
-        "best_val_accuracy": best["val_accuracy"],
-        "best_step": best["step"],
+        "samples_per_s": samples / wall,
+        "val_accuracy": last.get("val_accuracy"),
+        "val_loss": last.get("val_loss"),
+        "best_val_loss": best.get("val_loss"),
+        "best_val_accuracy": best.get("val_accuracy"),
+        "best_step": best.get("step"),
         "target_accuracy": job.config.target_accuracy,
         "time_to_target_s": reached[0] if reached else None,
-        "bytes_sent_per_step": sum(process["bytes_sent"] for process in processes) / steps if steps else None,
+        "bytes_sent_per_step": sum(process["bytes_sent"] for process in processes) / all_steps if all_steps else None,
         "peak_rss_mb": sum(process["peak_rss_mb"] for process in processes),
-        **_of_steps(tally, len(rows), history.step, job.world.size == 1),
+        **_of_steps(tally, len(rows), steps, job.world.size == 1),
         "processes": processes,
         "load": load,
         "workers": workers,

@@ -187,7 +187,8 @@ def train_as_worker(
     )  # fmt: skip
     _tell(job, progress, terminal, resumed, arrival, [f"--pretrained skipped {line}" for line in skipped or ()])
     leased = shares_of(config) == "leased"
-    recorder = Recorder(job.folder, world.rank, world.is_chief, start.step, start.tally, start.joins, leased)
+    writes_events = world.is_chief and not config.sprint
+    recorder = Recorder(job.folder, world.rank, writes_events, start.step, start.tally, start.joins, leased)
     slowdown = Slowdown(config.slow, world.worker, config.seed)
     slowdown.computed_s, slowdown.slept_s = start.slowed
     keeps_best = config.saves("best") or bool(data.test)  # with which test images are tested
@@ -195,8 +196,9 @@ def train_as_worker(
     training = Training(
         job, model, module, sync, recorder, progress, saver, start.history, slowdown, start.age_s
     )  # fmt: skip
-    test = partial(Loader, data.test, side, job.threads, resize=evaluation_resize(config, side)) if data.test else None
-    _train_to_its_end(training, loader, validation, test, start.step, terminal)
+    test = partial(Loader, data.test, side, job.threads, resize=evaluation_resize(config, side))
+    tests = data.test and not config.sprint
+    _train_to_its_end(training, loader, validation, test if tests else None, start.step, terminal)
 
 
 def _loaders(job: Job, data: ImageFolder, side: int, start: Start) -> tuple[Loader, Loader]:
@@ -205,7 +207,7 @@ def _loaders(job: Job, data: ImageFolder, side: int, start: Start) -> tuple[Load
     place = (0, 1) if shares_of(config) == "leased" else (world.worker, world.workers)  # any share may become its own
     sampler = BatchSampler(len(data.train), config.batch_size, config.seed, *place, config.shuffle_block)
     soon = () if start.joins else sampler.needed(start.step, config.total_steps(sampler.samples))
-    own = () if start.joins else even_range(len(data.validation), world.worker, world.workers)
+    own = () if start.joins or config.sprint else even_range(len(data.validation), world.worker, world.workers)
     return (
         Loader(data.train, side, job.threads, Augment(config.augment, config.seed), soon=soon),
         Loader(data.validation, side, job.threads, None, evaluation_resize(config, side), own),
@@ -251,6 +253,10 @@ def _train_to_its_end(
             beside = HostLoads(sync)
             processor_s = train(training, loader, validation)
         except Terminated:
+            if job.config.sprint:
+                progress.print("ended by SIGTERM: a sprint saves nothing")
+                sync.group.close()
+                raise
             last = training.saver.last
             said = f"the last snapshot is of step {last}" if last else "no snapshot could be saved"
             progress.print(f"ended by SIGTERM at step {history.step}; {said}: go on with --resume --out {job.folder}")

@@ -7,6 +7,7 @@ from typing import Any
 from hvdtrain.config.untrusted import parse_json, regular
 
 WARM_UP = 5  # steps of a worker after each start of a run, slower than all others: apart from the percentiles
+WARM_UP_S = 1.0  # of training, that a sprint does not count; WARM_UP steps at least
 TAIL = 2**15  # bytes at the end of a file that are looked at: a hundred steps
 
 

@@ -8,7 +8,7 @@ from collections import deque
 from collections.abc import Sequence
 from dataclasses import dataclass, field, fields
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from hvdtrain.config.untrusted import parse_json
 from hvdtrain.errors import Failure
@@ -17,6 +17,9 @@ from hvdtrain.numerics.durations import BINS, bin_of
 from hvdtrain.runs.live import WARM_UP, metrics_file
 from hvdtrain.system.appending import AppendedFile
 from hvdtrain.wire.messages import PushStatus
+
+if TYPE_CHECKING:
+    import torch
 
 STALENESS_BINS = 64
 STEP_PARTS = tuple(part for part in PARTS if part != "refresh")  # of a step's line; no step refreshes
@@ -147,6 +150,7 @@ class Recorder:
 
     Attributes:
         samples: that this worker has trained on since it began.
+        answers: which validation images of this worker's part were answered rightly when last asked: [part] bool.
     """
 
     def __init__(
@@ -159,6 +163,7 @@ class Recorder:
         self.held: deque[tuple[dict[str, Any], PushStatus | None]] = deque()
         self.tally = tally or Tally()
         self.samples = 0
+        self.answers: torch.Tensor | None = None
         self.to_warm_up = WARM_UP
         self.events: Any = None
         self.leads = False
@@ -199,6 +204,10 @@ class Recorder:
         self.flush()
         if row["loss"] is not None:
             self._add_event(row["step"], {"train/loss": row["loss"], "train/accuracy": row["accuracy"]})
+
+    def begin_again(self) -> None:
+        """Count from here on: what was before was a warm-up."""
+        self.tally, self.samples, self.to_warm_up = Tally(), 0, 0
 
     def spend(self, seconds: dict[str, float]) -> None:
         """Count these seconds of each part of training time."""

@@ -26,8 +26,8 @@ from hvdtrain.system import trace
 MAY_CHANGE = {
     "mode", "servers", "threads", "slow", "trace", "trace_steps", "device", "share_gpu", "compile",
     "push_scale", "look_ahead", "shares", "staleness", "backup", "delay_compensation", "staleness_lr", "compression",
-    "wire", "bucket_mb", "record", "accumulate", "epochs", "steps", "time_budget", "repeat", "deterministic", "save",
-    "target_accuracy", "stop_at_target", "snapshot_every", "keep_snapshots", "log_every", "timeout",
+    "wire", "bucket_mb", "record", "accumulate", "epochs", "steps", "time_budget", "sprint", "repeat", "deterministic",
+    "save", "target_accuracy", "stop_at_target", "snapshot_every", "keep_snapshots", "log_every", "timeout",
     "dataset", "pretrained",  # names of what is compared by its content
 }  # fmt: skip
 

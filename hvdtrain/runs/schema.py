@@ -247,6 +247,7 @@ class Summary(Struct, frozen=True, kw_only=True):
     """What a finished run came to: summary.json."""
 
     status: str | None = None
+    sprint: Figure = 0.0
     steps: Count | None = None
     samples: Count | None = None
     wall_s: Figure | None = None

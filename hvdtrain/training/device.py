@@ -3,7 +3,7 @@
 import hashlib
 import os
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
 import torch
@@ -39,6 +39,27 @@ def choose_device(config: RunConfig, world: World) -> torch.device:
     if world.is_local and world.workers > gpus and not one_each and not config.share_gpu:
         raise UsageError(_too_few(f"{world.workers} workers are more than the GPUs of this host, {gpus}"))
     return torch.device("cuda")
+
+
+def choose_for_all(config: RunConfig, most: int, tell: Callable[[str], None]) -> str:
+    """--device for jobs of up to so many workers on this machine: all of them alike, or they could not be compared.
+
+    Args:
+        tell: called with a line where GPUs are here that are not used.
+
+    Raises:
+        UsageError: GPUs are asked for, and there are fewer than workers.
+    """
+    gpus = torch.cuda.device_count()
+    if config.device == "auto" and 0 < gpus < most and not config.share_gpu:
+        tell(
+            f"all runs compute on the CPU: {most} workers need {most} GPUs, of which {gpus} are here; for GPUs give "
+            "--share-gpu, or fewer --workers"
+        )
+        return "cpu"
+    if config.device == "cuda":
+        choose_device(config, World("mpirun", most - 1, most, most - 1, most))
+    return config.device
 
 
 def take_gpu(job: Job, group: Group) -> torch.device:

@@ -18,8 +18,9 @@ from hvdtrain.training.feed import Normalise, feed
 EVALUATION_BATCH = 128
 
 
-def evaluate(job: Job, model: nn.Module, group: Group, loader: Loader) -> tuple[float, float]:
-    """Mean loss and accuracy over every sample once, the same on all workers.
+def evaluate(job: Job, model: nn.Module, group: Group, loader: Loader) -> tuple[float, float, torch.Tensor]:
+    """Mean loss and accuracy over every sample once, the same on all workers; and which of its own part this worker
+    answered rightly: [its samples] bool.
 
     Each worker that is there takes a contiguous part. If one is lost meanwhile, the others begin again.
 
@@ -33,12 +34,13 @@ def evaluate(job: Job, model: nn.Module, group: Group, loader: Loader) -> tuple[
     while counted != there:
         there = counted
         own = even_range(len(loader.samples), there.index(group.worker), len(there))
-        counted, rows = group.all_gather(_totals(job, model, loader, own).tolist())
+        totals, answers = _totals(job, model, loader, own)
+        counted, rows = group.all_gather(totals.tolist())
     model.train()
     loss, correct, samples = rows.sum(0).tolist()
     if samples != len(loader.samples):
         raise Failure(f"evaluation counted {samples:.0f} of {len(loader.samples)} samples")
-    return loss / samples, correct / samples
+    return loss / samples, correct / samples, answers
 
 
 def in_batches(own: Sequence[int]) -> list[Share]:
@@ -47,18 +49,20 @@ def in_batches(own: Sequence[int]) -> list[Share]:
     return [Share(0, 0, batch, 1.0, len(batch)) for batch in batches]
 
 
-def _totals(job: Job, model: nn.Module, loader: Loader, own: Sequence[int]) -> torch.Tensor:
-    """Sum of losses, number of correct answers and of samples over `own` samples: [3] float64."""
-    totals = torch.zeros(3, dtype=torch.float64)
+def _totals(job: Job, model: nn.Module, loader: Loader, own: Sequence[int]) -> tuple[torch.Tensor, torch.Tensor]:
+    """Sum of losses, number of correct answers and of samples over `own` samples: [3] float64; and whether each was
+    answered rightly: [own] bool.
+    """
+    totals, answers = torch.zeros(3, dtype=torch.float64), [torch.zeros(0, dtype=torch.bool)]
     normalise = Normalise(job.config, job.device)
     with torch.inference_mode():
         for _, (images, labels) in feed(loader.batches(in_batches(own)), job.device):
             with autocast(job.config.precision, job.device):
                 scores = model(normalise(images)).float()
             loss = F.cross_entropy(scores, labels, reduction="sum")
-            correct = (scores.argmax(1) == labels).sum()
-            totals += torch.tensor([loss.item(), correct.item(), len(labels)], dtype=torch.float64)
-    return totals
+            answers.append((scores.argmax(1) == labels).cpu())
+            totals += torch.tensor([loss.item(), answers[-1].sum().item(), len(labels)], dtype=torch.float64)
+    return totals, torch.cat(answers)
 
 
 def statistics(model: nn.Module) -> list[torch.Tensor]:

@@ -17,6 +17,7 @@ class History:
         samples: trained on by all workers, up to the last evaluation.
         wall_s: training seconds; evaluation and snapshots left out.
         snapshots, snapshot_s: how many were saved, and how long training waited for them.
+    warm_steps, warm_s: the steps and seconds of a sprint's warm-up, which its figures leave out.
     """
 
     evaluations: list[dict[str, Any]] = field(default_factory=list)
@@ -25,6 +26,13 @@ class History:
     wall_s: float = 0.0
     snapshots: int = 0
     snapshot_s: float = 0.0
+    warm_steps: int = 0
+    warm_s: float = 0.0
+
+    @property
+    def last(self) -> dict[str, Any] | None:
+        """The last evaluation, None where there is none."""
+        return self.evaluations[-1] if self.evaluations else None
 
     @property
     def best(self) -> dict[str, Any] | None:
@@ -41,4 +49,4 @@ def is_over(config: RunConfig, samples: int, step: int, wall_s: float, evaluatio
     if config.stop_at_target and any(e["val_accuracy"] >= config.target_accuracy for e in evaluations):
         return True
     steps = config.total_steps(samples)
-    return step >= steps if steps is not None else wall_s >= config.time_budget
+    return step >= steps if steps is not None else wall_s >= (config.time_budget or config.sprint)

@@ -28,6 +28,7 @@ from hvdtrain.training.history import History, is_over
 from hvdtrain.training.progress import TrainingProgress
 from hvdtrain.training.saver import Saver
 from hvdtrain.training.shares import LeasedShares, Shares, StaticShares
+from hvdtrain.training.sprint import Sprint
 from hvdtrain.training.step import Stepper, digest
 
 
@@ -55,7 +56,8 @@ class Training:
 
 
 def train(training: Training, loader: Loader, validation: Loader) -> list[float]:
-    """Train until epochs, steps or time are over, or the target is reached; evaluate after every epoch and at the end.
+    """Train until epochs, steps or time are over, or the target is reached; evaluate after every epoch and at the end,
+    but in a sprint.
 
     Returns:
         processor seconds: see ProcessorTime.
@@ -76,6 +78,7 @@ def train(training: Training, loader: Loader, validation: Loader) -> list[float]
     if not has_joined:
         sync.group.barrier()  # the clock starts when every worker is ready
     processor = ProcessorTime(sync)
+    sprint = Sprint(config.sprint, barrier, training.recorder) if config.sprint else None
     decision = Decision(over=is_over(config, sampler.samples, history.step, history.wall_s, history.evaluations))
     if decision.over and not history.is_evaluated():
         _evaluate(training, validation, -(-history.step // sampler.steps_per_epoch), shares.trained(history))
@@ -86,7 +89,12 @@ def train(training: Training, loader: Loader, validation: Loader) -> list[float]
         timer, age = Timer(history.wall_s + age), 0.0
         decision = _take_round(training, loader, shares, barrier, stepper, timer)
         with processor.paused():  # what follows is not training: the clock stands still until all workers are through
-            decision = _after_round(training, validation, shares, decision, epoch)
+            if sprint:
+                decision = sprint.after_round(history, decision, epoch)
+            else:
+                decision = _after_round(training, validation, shares, decision, epoch)
+        if sprint and history.step == history.warm_steps:
+            processor = ProcessorTime(sync)
     return processor.seconds()
 
 
@@ -195,7 +203,7 @@ def _evaluate(training: Training, validation: Loader, epoch: int, trained: int |
     samples, loss, correct = training.sync.group.sum(own).tolist()
     recorder.counted()
     history.samples += int(samples) if trained is None else trained
-    val_loss, val_accuracy = evaluate(job, training.model, training.sync.group, validation)
+    val_loss, val_accuracy, recorder.answers = evaluate(job, training.model, training.sync.group, validation)
     before = history.best
     row = {
         "step": history.step, "epoch": epoch, "samples": history.samples, "train_s": history.wall_s,

@@ -2,6 +2,7 @@
 
 import csv
 import datetime
+import json
 import math
 import shlex
 import subprocess
@@ -13,8 +14,8 @@ from click.testing import CliRunner
 from helpers.forked_jobs import forks_first
 from helpers.jobs import hvdtrain
 
-from hvdtrain.compare.command import choose_for_all, compare
-from hvdtrain.compare.grid import Axes, plan
+from hvdtrain.compare.command import compare
+from hvdtrain.compare.grid import Axes, in_rounds, plan
 from hvdtrain.config import recipes
 from hvdtrain.config.run_config import RunConfig
 from hvdtrain.errors import UsageError
@@ -41,7 +42,7 @@ def dry(*words):
 # The grid
 
 
-def test_each_number_of_servers_is_a_run_in_the_modes_that_have_servers():
+def test_each_number_of_servers_is_a_contender_in_the_modes_that_have_servers():
     runs = plan(RunConfig(), Axes(["single", "allreduce", "ps-async"], [1, 2], [1, 3]))
     assert [run.name for run in runs] == [
         "single-w1-r1", "allreduce-w1-r1", "allreduce-w2-r1",
@@ -50,52 +51,53 @@ def test_each_number_of_servers_is_a_run_in_the_modes_that_have_servers():
     assert [run.config.servers for run in runs] == [0, 0, 0, 1, 3, 1, 3]
 
 
-def test_models_and_batches_are_runs_of_their_own_in_each_repeat():
-    runs = plan(RunConfig(), Axes(["single"], models=["vggf", "vgg11"], batches=[16, 32], repeats=2))
-    assert [run.name for run in runs[:4]] == [
-        "vggf-b16-single-w1-r1", "vggf-b32-single-w1-r1", "vgg11-b16-single-w1-r1", "vgg11-b32-single-w1-r1",
-    ]  # fmt: skip
-    assert [(run.config.model, run.config.batch_size, run.config.seed) for run in runs[4:6]] == [
-        ("vggf", 16, 1), ("vggf", 32, 1),
-    ]  # fmt: skip
-    assert len({run.name for run in runs}) == len(runs) == 8
+def test_models_and_batches_and_wires_are_contenders_of_their_own():
+    spanned = {"model": ["vggf", "vgg11"], "batch_size": [16, 32], "wire": ["rpc", "zmq"]}
+    runs = plan(RunConfig(), Axes(["ddp", "ps-sync"], options=spanned))
+    assert [run.contender for run in runs[:3]] == ["vggf-b16-ddp-w2", "vggf-b16-ps-sync-w2-s1-rpc",
+                                                   "vggf-b16-ps-sync-w2-s1-zmq"]  # fmt: skip
+    assert len({run.name for run in runs}) == len(runs) == 12
 
 
-def test_each_repeat_begins_with_another_mode():
-    runs = plan(RunConfig(), Axes(["single", "ddp", "ps-sync"], repeats=4))
-    order = [[run.config.mode for run in runs if run.config.repeat == repeat] for repeat in (1, 2, 3, 4)]
-    assert order == [
-        ["single", "ddp", "ps-sync"], ["ddp", "ps-sync", "single"], ["ps-sync", "single", "ddp"],
-        ["single", "ddp", "ps-sync"],
-    ]  # fmt: skip
-    assert [run.config.repeat for run in runs] == sorted(run.config.repeat for run in runs)
+def test_each_repeat_has_its_seed_and_an_order_of_its_own():
+    contenders = plan(RunConfig(seed=3), Axes(["single", "ddp", "ps-sync", "ps-async"]))
+    rounds = in_rounds(contenders, 10)
+    assert {(run.config.seed, run.config.repeat) for run in rounds[4]} == {(7, 5)}
+    assert all(sorted(run.contender for run in runs) == sorted(run.contender for run in contenders) for runs in rounds)
+    assert len({tuple(run.config.mode for run in runs) for runs in rounds}) > 5 and rounds == in_rounds(contenders, 10)
+    with pytest.raises(UsageError, match="goes beyond 4294967295, the largest seed"):
+        in_rounds(plan(RunConfig(seed=2**32 - 3), Axes(["single"])), 4)
 
 
-def test_every_worker_has_the_threads_that_the_fullest_host_can_give(monkeypatch):
+def test_workers_share_the_fullest_host_and_one_machine_has_all_its_cores(monkeypatch):
     monkeypatch.setattr("hvdtrain.compare.grid.usable_cores", lambda: 64.0)
     axes, hosts = Axes(["single", "allreduce", "ps-sync"], [4]), [Host("a", 4), Host("b", 2)]
 
     def threads(given=0, hosts=hosts, cores=None):
-        [found] = {run.config.threads for run in plan(RunConfig(threads=given), axes, hosts, cores=cores)}
-        return found
+        single, *others = (run.config.threads for run in plan(RunConfig(threads=given), axes, hosts, cores=cores))
+        assert len(set(others)) == 1
+        return single, others[0]
 
-    assert threads(cores={"a": 8.0, "b": 64.0}) == 2  # three ranks of ps-sync are on a
-    assert threads(cores={"a": 64.0, "b": 7.5}) == 3  # two on b
-    assert threads(5, cores={"a": 8.0, "b": 64.0}) == 5
-    assert threads() == 0  # nobody has asked: each rank looks at its own host
-    assert threads(hosts=[]) == 16
+    assert threads(cores={"a": 8.0, "b": 64.0}) == (8, 2)  # three ranks of ps-sync are on a
+    assert threads(cores={"a": 64.0, "b": 7.5}) == (64, 3)  # two on b
+    assert threads(5, cores={"a": 8.0, "b": 64.0}) == (8, 5)
+    assert threads() == (0, 0)  # nobody has asked: each rank looks at its own host
+    assert threads(hosts=[]) == (64, 16)
+    assert [(run.contender, run.config.threads) for run in plan(RunConfig(), axes, scaling=True)][:2] == [
+        ("single-w1-scaling", 16), ("single-w1", 64),
+    ]  # fmt: skip
 
 
 def test_with_batches_per_worker_each_run_has_its_own_global_batch_and_rate():
     config = RunConfig(per_worker=True, lr=1e-4, lr_scaling="sqrt")
-    runs = plan(config, Axes(["single", "allreduce"], [2, 4], batches=[32]))
+    runs = plan(config, Axes(["single", "allreduce"], [2, 4], options={"batch_size": [32]}))
     assert [(run.config.batch_size, run.config.lr) for run in runs] == [(32, 1e-4), (64, 1e-4 * 2**0.5), (128, 2e-4)]
     assert not any(run.config.per_worker for run in runs)
 
 
 def test_a_run_that_could_not_be_carried_out_stops_the_grid_before_it_begins():
     with pytest.raises(UsageError, match="global batch of 3 leaves 1 of 4 workers without a sample: "):
-        plan(RunConfig(), Axes(["single", "allreduce"], [4], batches=[32, 3]))
+        plan(RunConfig(), Axes(["single", "allreduce"], [4], options={"batch_size": [32, 3]}))
     with pytest.raises(UsageError, match="--launcher is for hosts: give -H or --hostfile"):
         invoke("--launcher", "mpi", "--dry-run")
     with pytest.raises(UsageError, match="--lr-scaling is for --per-worker"):
@@ -105,26 +107,39 @@ def test_a_run_that_could_not_be_carried_out_stops_the_grid_before_it_begins():
 # --dry-run
 
 
-def test_a_dry_run_tells_what_differs_and_the_command_that_repeats_each_run():
-    told, commands = dry("--modes", "single,ps-sync", "--workers", "2", "--batch-size", "16,32", "--threads", "1")
-    assert told == [
-        "[1/4] b16-single-w1-r1: mode single, workers 1, batch size 16",
-        "[2/4] b16-ps-sync-w2-s1-r1: mode ps-sync, workers 2, servers 1, batch size 16",
-        "[3/4] b32-single-w1-r1: mode single, workers 1, batch size 32",
-        "[4/4] b32-ps-sync-w2-s1-r1: mode ps-sync, workers 2, servers 1, batch size 32",
-    ]
-    assert commands[:2] == [
-        "hvdtrain train --batch-size 16 --threads 1 --snapshot-every never --out runs/compare/runs/b16-single-w1-r1",
+def test_a_dry_run_tells_each_run_and_the_command_that_repeats_it(monkeypatch):
+    monkeypatch.setattr("hvdtrain.compare.grid.usable_cores", lambda: 2.0)
+    words = ["--modes", "single,ps-sync", "--wire", "rpc", "--batch-size", "16,32", "--steps", "9"]
+    told, commands = dry(*words)
+    assert sorted(line.split()[1] for line in told) == [
+        "b16-ps-sync-w2-s1-r1", "b16-single-w1-r1", "b32-ps-sync-w2-s1-r1", "b32-single-w1-r1",
+    ]  # fmt: skip
+    assert (
+        "hvdtrain train --batch-size 16 --steps 9 --threads 2 --snapshot-every never "
+        "--out runs/compare/runs/b16-single-w1-r1"
+    ) in commands
+    assert (
         "hvdtrain launch -n 2 -s 1 --out runs/compare/runs/b16-ps-sync-w2-s1-r1 -- "
-        "--mode ps-sync --batch-size 16 --threads 1 --snapshot-every never",
-    ]
+        "--mode ps-sync --batch-size 16 --steps 9 --threads 1 --snapshot-every never"
+    ) in commands
+
+
+def test_speed_is_measured_in_sprints_unless_a_length_is_given():
+    told, commands = dry("--modes", "single,ps-sync", "--repeats", "2", "--trainings", "3")
+    assert sum("--sprint 4.0" in command for command in commands) == 2 * 3
+    assert [line.split()[1] for line in told[6:]] == [f"ps-sync-w2-s1-rpc-t-r{n}" for n in (1, 2, 3)]
+    told, commands = dry("--modes", "single,ps-sync", "--epochs", "2", "--repeats", "2")
+    assert len(told) == 6 and all("--epochs 2" in command and "--sprint" not in command for command in commands)
+    told, commands = dry("--modes", "single", "--epochs", "2", "--trainings", "1", "--sprint", "2s")
+    assert ["--sprint 2.0" in command for command in commands] == [True] * 5 + [False]
+    assert "--epochs 2" in commands[-1]
 
 
 def test_a_dry_run_names_the_variables_that_ranks_are_given(monkeypatch):
     monkeypatch.setenv("MY_TOKEN", "t0ken")
     monkeypatch.setenv("HTTPS_PROXY", "http://proxy")
     words = ["--env", "MY_TOKEN", "--env", "HTTPS_PROXY"]
-    _, commands = dry("--modes", "ps-sync", "-H", "a:1,b:1", *words)
+    _, commands = dry("--modes", "ps-sync", "--steps", "9", "-H", "a:1,b:1", *words)
     assert f" {shlex.join(words)} --out " in commands[0] and "t0ken" not in commands[0]
 
 
@@ -172,21 +187,20 @@ def test_a_preset_is_nothing_but_defaults_of_options_and_its_commands_are_whole(
 def test_what_presets_stand_for():
     """The figures of the experiments that they repeat."""
     told, coil = dry("--preset", "vggf-coil100")
-    assert [line.split("batch size ")[1] for line in told if "mode single," in line] == ["16", "32", "64", "96"]
+    assert {line.split()[1] for line in told if "single" in line} == {f"b{n}-single-w1-r1" for n in (16, 32, 64, 96)}
     assert all("--epochs 5" in command and "--lr 1e-05" in command for command in coil)
     vgg19, commands = dry("--preset", "vgg19-imagenet20", "--modes", "single,ddp")
-    assert len(vgg19) == 4 and vgg19[3].endswith("workers 8, batch size 256, lr 0.000282842712474619")
+    assert len(vgg19) == 4
+    assert any("-n 8 " in own and "--batch-size 256" in own and "--lr 0.000282842712474619" in own for own in commands)
     assert all("--time-budget 7200.0" in command for command in commands)
     resnet, commands = dry("--preset", "resnet-cifar10")
-    modes = {"single", "ps-sync", "ps-async"}  # local, dist_sync, dist_async
-    assert modes <= {line.split("mode ")[1].split(",")[0] for line in resnet}
+    for mode in ("single", "ps-sync", "ps-async"):  # local, dist_sync, dist_async
+        assert any(f"{mode}-w" in line for line in resnet)
     assert all("--push-scale none" in command for command in commands if "ps-async" in command)
-    cnn, commands = dry("--preset", "cnn-mnist")
-    assert cnn[:2] == [
-        "[1/3] single-w1-r1: mode single, workers 1, batch size 64",
-        "[2/3] allreduce-w4-r1: mode allreduce, workers 4, batch size 256",
-    ]
-    assert "--optimizer sgd --lr 0.005" in commands[0] and "--weight-decay 1e-05" in commands[0]
+    _, commands = dry("--preset", "cnn-mnist")
+    batches = [("train ", "64"), ("launch -n 4 ", "256")]
+    assert all(any(way in own and f"--batch-size {batch}" in own for own in commands) for way, batch in batches)
+    assert all("--optimizer sgd --lr 0.005" in own and "--weight-decay 1e-05" in own for own in commands)
 
 
 def test_stragglers_are_every_mode_and_variant_with_each_way_to_be_slow():
@@ -202,7 +216,7 @@ def test_what_is_given_on_the_command_line_wins_over_the_preset():
         "--preset", "cnn-mnist", "--modes", "allreduce", "--workers", "2", "--no-per-worker", "--steps", "6",
         "--dataset", "digits", "--model", "vggf", "--width", "0.1", "--image-size", "0",
     )  # fmt: skip
-    assert told == ["[1/1] allreduce-w2-r1: the only run"]
+    assert told == ["[1/1] allreduce-w2-r1"]
     assert "--batch-size 64" in commands[0] and "--steps 6" in commands[0] and "--epochs" not in commands[0]
     assert "--dataset" not in commands[0] and "--model" not in commands[0] and "--width 0.1" in commands[0]
 
@@ -246,25 +260,17 @@ def test_a_preset_at_a_small_size_runs_and_ends_with_the_references_table(tmp_pa
     assert "reference: 1 GPU" in (out / "report.html").read_text()
 
 
-# Where runs compute. This machine need not have a GPU: how many torch sees is what decides.
-
-
-@pytest.mark.parametrize(
-    ("gpus", "workers", "options", "device"),
-    [(0, 2, {}, "auto"), (2, 2, {}, "auto"), (1, 2, {}, "cpu"), (1, 2, {"share_gpu": True}, "auto"),
-     (1, 2, {"device": "cpu"}, "cpu"), (4, 3, {"device": "cuda"}, "cuda")],
-)  # fmt: skip
-def test_all_runs_compute_alike_with_gpus_for_all_workers_or_none(gpus, workers, options, device, monkeypatch, capsys):
-    monkeypatch.setattr("torch.cuda.device_count", lambda: gpus)
-    assert choose_for_all(RunConfig(**options), workers) == device
-    assert ("all runs compute on the CPU: 2 workers" in capsys.readouterr().out) == (gpus == 1 and not options)
-
-
-def test_gpus_that_are_asked_for_and_are_too_few_are_an_error(monkeypatch):
-    monkeypatch.setattr("torch.cuda.device_count", lambda: 1)
-    monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
-    with pytest.raises(UsageError, match="2 workers are more than the GPUs of this host, 1"):
-        choose_for_all(RunConfig(device="cuda"), 2)
+@pytest.mark.timeout(110)
+def test_sprints_after_a_pilot_and_a_training_end_with_an_answer(tmp_path):
+    out = tmp_path / "out"
+    words = ["--modes", "single,ps-sync", "--width", "0.0625", "--sprint", "0.3s", "--repeats", "1", "--epochs", "1"]
+    done = hvdtrain("compare", *words, "--out", out, first=forks_first())
+    assert done.returncode == 0, done.stdout
+    one, *others = sorted(path.name for path in (out / "runs").iterdir())
+    assert one in ("ps-sync-w2-s1-rpc-r1", "ps-sync-w2-s1-zmq-r1") and "single-w1-r1" in others
+    assert len(others) == 2 and sum((path / "answers.bin").exists() for path in (out / "runs").iterdir()) == 1
+    assert len(list((out / "pilot").iterdir())) == 2 and "left out: ps-sync-w2-s1-" in done.stdout
+    assert json.loads((out / "verdict.json").read_text())["answer"]
 
 
 def test_as_many_servers_as_workers():
@@ -280,7 +286,9 @@ def test_flags_of_the_field_are_the_same_as_ours():
 
 
 def test_a_grid_over_slow_workers_has_one_baseline_and_runs_of_each_that_are_compared_for_themselves():
-    runs = plan(RunConfig(), Axes(["single", "allreduce"], slows=["none", "1:4x", "0:2x@step3-4", "all:2x+1:4x"]))
+    runs = plan(
+        RunConfig(), Axes(["single", "allreduce"], options={"slow": ["none", "1:4x", "0:2x@step3-4", "all:2x+1:4x"]})
+    )
     assert [(run.name, run.config.slow) for run in runs] == [
         ("slow-none-single-w1-r1", "none"), ("slow-none-allreduce-w2-r1", "none"),
         ("slow-1_4x-allreduce-w2-r1", "1:4x"),

@@ -2,8 +2,10 @@
 
 import dataclasses
 import fcntl
+import itertools
 import json
 import os
+import re
 import signal
 import subprocess
 from types import SimpleNamespace
@@ -17,8 +19,10 @@ from helpers.jobs import SETTINGS, until
 
 from hvdtrain.compare import earlier, running, settled
 from hvdtrain.compare.command import compare
-from hvdtrain.compare.earlier import check_images, claimed, find_finished, keep_threads, match, set_aside
-from hvdtrain.compare.grid import Axes, plan
+from hvdtrain.compare.earlier import asked, claimed, find_finished, match, set_aside
+from hvdtrain.compare.forecast import Record
+from hvdtrain.compare.grid import Axes, in_rounds, plan
+from hvdtrain.compare.running import Comparison
 from hvdtrain.config.run_config import RunConfig
 from hvdtrain.errors import UsageError
 from hvdtrain.launch.hosts import Host
@@ -30,7 +34,7 @@ ASKED = RunConfig(steps=20, threads=1)
 
 
 def planned(modes="allreduce,ps-sync", repeats=2, config=ASKED, **axes):
-    return plan(config, Axes(modes.split(","), repeats=repeats, **axes))
+    return [*itertools.chain(*in_rounds(plan(config, Axes(modes.split(","), **axes)), repeats))]
 
 
 def finish(folder, runs, speeds=None, **changed):
@@ -55,71 +59,58 @@ def kept(folder, runs):
 
 
 def test_finished_runs_stay_and_more_repeats_and_modes_join_them(tmp_path):
-    finish(tmp_path, planned(repeats=3)[:3])
-    names = ["allreduce-w2-r1", "ps-sync-w2-s1-r1", "ps-sync-w2-s1-r2"]  # the second repeat begins with the other mode
+    finish(tmp_path, planned()[:3])
+    names = sorted(run.name for run in planned()[:3])
     assert kept(tmp_path, planned(repeats=5)) == names
     assert kept(tmp_path, planned("single,allreduce,ps-sync")) == names
     assert kept(tmp_path, planned("ddp")) == []
-    many = planned(batches=[32, 64], repeats=1)  # their names have the batch in them
+    many = planned(options={"batch_size": [32, 64]}, repeats=1)  # their names have the batch in them
     assert kept(tmp_path, many) == ["b32-allreduce-w2-r1", "b32-ps-sync-w2-s1-r1"]
+
+
+def test_sprints_and_whole_runs_of_one_contender_stand_side_by_side(tmp_path):
+    [ring] = plan(ASKED, Axes(["allreduce"]))
+    runs = [ring.sprint(4.0), dataclasses.replace(ring, beside_sprints=True)]
+    finish(tmp_path, runs)
+    assert kept(tmp_path, runs) == ["allreduce-w2-r1", "allreduce-w2-t-r1"]
 
 
 @pytest.mark.parametrize(
     ("changed", "says"),
     [
-        ({"steps": 30}, "allreduce-w2-r1 was made with --steps 20, not 30: name another folder"),
-        ({"lr": 0.01, "seed": 5}, "was made with --lr 0.0003, not 0.01; --seed 0, not 5"),
-        ({"steps": 0, "epochs": 2}, "was made with --epochs auto, not 2; --steps 20, not none"),
-        ({"dataset": "./mine"}, "was made with --dataset digits, not /"),
+        ({"steps": 30}, "they were made with --steps 20, not 30: name another folder"),
+        ({"lr": 0.01, "seed": 5}, "they were made with --lr 0.0003, not 0.01; --seed 0, not 5"),
+        ({"steps": 0, "epochs": 2}, "they were made with --epochs auto, not 2; --steps 20, not none"),
+        ({"dataset": "./mine"}, "they were made with --dataset digits, not /"),
+        ({"threads": 2}, "they were made with --threads 1, not 2"),
+        ({"hosts": [Host("a", 1), Host("b", 1)]}, "made with hosts none, not a,b; --launcher local, not ssh"),
+        ({"torch": "1.0"}, f"made with torch {versions()['torch']}, not 1.0"),
+        ({"images": "def"}, "made with images abc, not def"),
     ],
 )
 def test_what_could_not_be_compared_is_one_line(changed, says, tmp_path):
-    finish(tmp_path, planned(repeats=1))
-    with pytest.raises(UsageError, match=says.replace(".", r"\.")):
-        kept(tmp_path, planned(repeats=1, config=dataclasses.replace(ASKED, **changed)))
+    hosts, more = changed.pop("hosts", []), {name: changed.pop(name) for name in ("torch", "images") if name in changed}
+    config = dataclasses.replace(ASKED, **changed)
+
+    def ask(config, hosts, more):
+        record = Record(tmp_path)
+        record.ask(asked(config, 0.0, plan(config, Axes(["ddp"]), hosts, "ssh")) | {"images": "abc"} | more)
+        return record
+
+    ask(ASKED, [], {}).save()
+    ask(dataclasses.replace(ASKED, log_every=5), [], {})  # which changes nothing
+    with pytest.raises(UsageError, match=re.escape(says)):
+        ask(config, hosts, more)
 
 
 def test_runs_that_would_have_the_same_names_are_not_made_again(tmp_path):
-    finish(tmp_path, planned(repeats=1))
+    finish(tmp_path, planned("ps-ssp", repeats=1))
     with pytest.raises(
-        UsageError, match="allreduce-w2-r1 is there already, with --batch-size 32 in place of --batch-size 64"
+        UsageError, match=r"r1 is there already, and not with --model vggf, --batch-size 64, --slow none"
     ):
-        kept(tmp_path, planned(batches=[64]))
-
-
-def test_options_of_another_mode_and_of_what_is_shown_may_differ(tmp_path):
-    finish(tmp_path, planned("ps-ssp", repeats=1, config=dataclasses.replace(ASKED, staleness=4)))
-    assert kept(tmp_path, planned("ps-async", config=dataclasses.replace(ASKED, staleness=2, log_every=5))) == []
-    with pytest.raises(
-        UsageError, match="ps-ssp-w2-s1-r1 is there already, with --staleness 4 in place of --staleness 2"
-    ):
-        kept(tmp_path, planned("ps-ssp"))
-
-
-def test_hosts_launcher_versions_and_images_are_looked_at(tmp_path):
-    [run] = planned("allreduce", 1)
-    finish(tmp_path, [run], launch={"launcher": "local", "hosts": []}, dataset_hash="abc")
-    there = find_finished(tmp_path)
-    over_hosts = plan(ASKED, Axes(["allreduce"]), [Host("a", 1), Host("b", 1)], "ssh")
-    with pytest.raises(UsageError, match="made with --launcher local, not ssh; hosts none, not a:1,b:1"):
-        match(there, over_hosts, tmp_path)
-    there[0].run.manifest.versions["torch"] = "1.0"
-    with pytest.raises(UsageError, match=f"made with torch 1.0, not {versions()['torch']}"):
-        match(there, [run], tmp_path)
-    check_images(there, "abc", "digits")
-    with pytest.raises(UsageError, match="--dataset digits is not what .*allreduce-w2-r1 was trained on"):
-        check_images(there, "def", "digits")
-
-
-def test_workers_have_the_threads_of_the_runs_that_are_there(tmp_path):
-    finish(tmp_path, planned("allreduce", 1))
-    there, wide = find_finished(tmp_path), planned("single", 1, dataclasses.replace(ASKED, threads=8))
-    assert [run.config.threads for run in keep_threads(there, wide, tmp_path)] == [1]
-    assert keep_threads([], wide, tmp_path) == wide
-    narrow = planned("single", 1)
-    there = [dataclasses.replace(there[0], config=dataclasses.replace(there[0].config, threads=2))]
-    with pytest.raises(UsageError, match="has runs of 2 threads a worker, and these have room for 1: .* --threads 2"):
-        keep_threads(there, narrow, tmp_path)
+        kept(tmp_path, planned("ps-ssp", options={"batch_size": [64]}))
+    with pytest.raises(UsageError, match=r"r1 is there already, and not with .* --staleness 4, --backup 0, --wire rpc"):
+        kept(tmp_path, planned("ps-ssp", options={"staleness": [4]}))
 
 
 def test_runs_of_a_version_with_other_options_are_told_and_left(tmp_path):
@@ -136,7 +127,7 @@ def test_a_folder_of_something_else_is_left_alone(tmp_path):
     with pytest.raises(UsageError, match="holds a comparison"):
         find_finished(tmp_path)
     (tmp_path / "logs").mkdir()
-    assert find_finished(tmp_path) == []
+    assert find_finished(tmp_path) == {}
     (tmp_path / "report.md").write_text("mine")
     with pytest.raises(UsageError, match="is not empty and holds no earlier report"):
         find_finished(tmp_path)
@@ -144,19 +135,19 @@ def test_a_folder_of_something_else_is_left_alone(tmp_path):
 
 def test_what_was_begun_is_moved_out_of_the_way_and_not_while_its_job_runs(tmp_path, monkeypatch):
     with claimed(tmp_path):
-        assert set_aside(tmp_path, "a") is None
+        assert set_aside(tmp_path, tmp_path / "runs" / "a") is None
         for number in (1, 2):
             (tmp_path / "runs" / "a").mkdir()
             (tmp_path / "runs" / "a" / "config.toml").write_text(str(number))
             (tmp_path / "logs" / "a.log").write_text("why")
-            assert set_aside(tmp_path, "a") == tmp_path / "unfinished" / f"a-{number}"
+            assert set_aside(tmp_path, tmp_path / "runs" / "a") == tmp_path / "unfinished" / f"a-{number}"
             assert (tmp_path / "unfinished" / f"a-{number}" / "compare.log").read_text() == "why"
         (tmp_path / "runs" / "a").mkdir()
         monkeypatch.setattr(earlier, "KILLED_JOB_END_S", 0.3)
         with (tmp_path / "runs" / "a" / "config.toml").open("w") as file:
             fcntl.flock(file, fcntl.LOCK_EX)  # as its first worker holds it
             with pytest.raises(UsageError, match="its job is still at work there"):
-                set_aside(tmp_path, "a")
+                set_aside(tmp_path, tmp_path / "runs" / "a")
         with pytest.raises(UsageError, match="another comparison is at work there"), claimed(tmp_path):
             pass
 
@@ -174,7 +165,7 @@ def test_a_killed_comparison_goes_on_where_it_stopped(tmp_path):
     done = subprocess.run([*words, "--repeats", "2"], **SETTINGS, timeout=60)
     assert done.returncode == 0, done.stdout
     assert (first.stat().st_ino, first.stat().st_mtime) == (before.st_ino, before.st_mtime)
-    assert "1 of 2 runs are there already, and stay as they are" in done.stdout
+    assert "1 runs are there already, and stay as they are" in done.stdout
     assert (out / "unfinished" / "single-w1-r2-1" / "manifest.json").exists()
     assert (second / "summary.json").exists() and (out / "results.csv").read_text().count("\n") == 3
 
@@ -183,23 +174,60 @@ def test_ctrl_c_says_with_what_to_go_on(tmp_path, monkeypatch):
     def ctrl_c(*_):
         raise KeyboardInterrupt
 
-    monkeypatch.setattr("hvdtrain.compare.command.run_all", ctrl_c)
+    monkeypatch.setattr("hvdtrain.compare.command.Comparison.run", ctrl_c)
     said = CliRunner().invoke(compare, ["--modes", "single", "--device", "cpu", "--out", str(tmp_path / "a run")])
     assert f"finished runs stay: the same command with --out '{tmp_path}/a run' goes on\n" in said.output
 
 
-# --until-sure
+# What is run
 
 
-@pytest.mark.parametrize(("enough", "done"), [(None, 6), (2, 4), (1, 2), (9, 6)])
-def test_repeats_end_between_repeats(enough, done, tmp_path, monkeypatch):
+def made_by(tmp_path, monkeypatch, speeds, modes="single,allreduce,ps-sync", sprint_s=4.0, **more):
+    """Names of the runs that a comparison makes, where contenders have these speeds; whole runs end in -t-rN."""
     made = []
-    monkeypatch.setattr(running, "_run_one", lambda run, *_: made.append(run.name) or "")
-    runs = planned(repeats=3)
-    kept = {runs[0].name: tmp_path}
-    is_settled = (lambda repeat: repeat >= enough) if enough else None
-    assert running.run_all(runs, kept, tmp_path, 100, is_settled) == []
-    assert made == [run.name for run in runs[1:done]]
+
+    def run_one(self, run, out):
+        made.append((out.parent.name, run.name))
+        self.record.finished(run, next(speed for name, speed in speeds.items() if name in run.name), 9.0)
+
+    monkeypatch.setattr(Comparison, "_run_one", run_one)
+    settled_at = more.pop("settled_at", 0)
+    contenders = plan(RunConfig(), Axes(modes.split(","), options={"wire": ["rpc", "zmq"]}))
+    record = Record(tmp_path)
+    job = Comparison(tmp_path, contenders, {}, record, sprint_s, more.pop("repeats", 5), more.pop("trainings", 1))
+    assert job.run({}, lambda repeat: repeat >= settled_at, settled_at > 0) == []
+    return made
+
+
+SPEEDS = {"single": 1500, "allreduce": 1100, "ps-sync-w2-s1-rpc": 880, "ps-sync-w2-s1-zmq": 1000, "ps-async": 1020}
+
+
+def test_a_pilot_comes_first_and_each_mathematics_is_trained_once(tmp_path, monkeypatch):
+    modes = "single,allreduce,ps-sync,ps-async"
+    made = made_by(tmp_path, monkeypatch, SPEEDS, modes)
+    assert [place for place, _ in made].count("pilot") == 4  # of servers alone is it open which are worth repeating
+    counted = [name for place, name in made if place == "runs" and "-t-" not in name]
+    assert len(counted) == 4 * 5 and not [name for name in counted if "ps-sync-w2-s1-rpc" in name]
+    assert [name for _, name in made[-2:]] == ["allreduce-w2-t-r1", "ps-async-w2-s1-rpc-t-r1"]
+    more = made_by(tmp_path, monkeypatch, SPEEDS | {"ps-sync-w2-s1-rpc": 5000}, modes, repeats=1)
+    assert [place for place, _ in more] == ["runs"] * 6  # what was decided stays
+    left = made_by(tmp_path, monkeypatch, SPEEDS, "allreduce,ps-sync", repeats=1, trainings=0)
+    assert sorted(name for _, name in left) == ["allreduce-w2-r1", "ps-sync-w2-s1-zmq-r1"]
+
+
+def test_what_is_far_behind_its_family_or_one_machine_is_not_repeated_or_trained(tmp_path, monkeypatch, capsys):
+    speeds = {"single": 1000, "allreduce": 43, "ps-sync": 33, "ps-async": 267}
+    made = made_by(tmp_path, monkeypatch, speeds, "single,allreduce,ps-sync,ps-async", repeats=2, trainings=2)
+    assert not [name for place, name in made if place == "runs" and "ps-sync" in name]
+    assert [name for _, name in made if "-t-" in name] == ["single-w1-t-r1", "single-w1-t-r2"]
+    said = capsys.readouterr().out
+    assert "left out: ps-sync-w2-s1-rpc: 0.12 times the samples/s of ps-async-w2-s1-rpc in the pilot" in said
+
+
+@pytest.mark.parametrize(("settled_at", "done"), [(0, 21), (5, 15), (6, 18), (9, 21)])
+def test_repeats_end_between_repeats(settled_at, done, tmp_path, monkeypatch):
+    made = made_by(tmp_path, monkeypatch, SPEEDS, "single,ps-sync", 0.0, settled_at=settled_at, repeats=7, trainings=0)
+    assert len(made) == done and not any("-t-" in name for _, name in made)
 
 
 def test_ranks_get_the_variables_that_are_named(tmp_path, monkeypatch):
@@ -214,17 +242,19 @@ def test_ranks_get_the_variables_that_are_named(tmp_path, monkeypatch):
     assert "--env NOT_SET_HERE: there is no variable of this name here" in str(unset)
 
 
-def test_a_full_disk_is_named_where_a_run_could_not_even_say_why_it_failed(tmp_path, monkeypatch, capsys):
-    monkeypatch.setattr(running, "_run_one", lambda *_: "exit code 1: no output")
+def test_a_run_that_fails_is_told_at_once_and_the_others_go_on(tmp_path, monkeypatch, capsys):
+    monkeypatch.setattr(Comparison, "_finish", lambda *_: "exit code 1: no output")
+    contenders = plan(RunConfig(steps=3), Axes(["single", "allreduce"]))
     for free, said in ((2**30, "exit code 1: no output\n"), (2**10, "exit code 1: no output; the disk is full\n")):
         monkeypatch.setattr("shutil.disk_usage", lambda _, free=free: SimpleNamespace(free=free))
-        assert running.run_all(planned()[:1], {}, tmp_path, 100, None) == [planned()[0].name]
-        assert capsys.readouterr().out.endswith(said)
+        failed = Comparison(tmp_path, contenders, {}, Record(tmp_path), 0.0, 1, 0).run({}, bool, False)
+        assert sorted(failed) == ["allreduce-w2-r1", "single-w1-r1"]
+        assert capsys.readouterr().out.count(said) == 2
 
 
 def test_until_sure_needs_as_many_repeats_as_a_verdict():
     result = CliRunner().invoke(compare, ["--until-sure", "--repeats", "4"])
-    assert str(result.exception) == "--until-sure with --repeats 4: no verdict is known before 5"
+    assert str(result.exception) == "--until-sure with --repeats 4: no answer is known before 5"
 
 
 def comparison(folder, speeds):

@@ -33,6 +33,7 @@ VALUES = {
     "width": st.floats(0, 4), "dropout": st.floats(0, 1, exclude_max=True),
     "momentum": st.floats(0, 1, exclude_max=True), "target_accuracy": st.floats(0, 1), "lr": POSITIVE,
     "weight_decay": st.floats(0, allow_infinity=False), "time_budget": st.just(0.0) | DURATION, "timeout": DURATION,
+    "sprint": st.just(0.0) | DURATION,
     "deterministic": st.booleans(), "repeat": st.integers(1, 10**6),
     "look_ahead": st.floats(0, 4), "slow": TEXT, "trace": st.booleans(), "trace_steps": TEXT,
     "staleness": st.integers(0), "delay_compensation": st.floats(0, allow_infinity=False),

@@ -32,7 +32,7 @@ REFUSED = [
                            ("device", DEVICES))),
     *(({"model": name}, r"unknown model .* choose from cnn, resnet8, .* \(6n \+ 2\), vgg11, ")
       for name in ("resnet", "resnet9", "resnet08", "resnet1208", "cnn2", "VGG16")),
-    *((dict(two), "--epochs, --steps and --time-budget exclude each other: give one")
+    *((dict(two), "--epochs, --steps, --time-budget and --sprint exclude each other: give one")
       for two in itertools.combinations([("epochs", 1), ("steps", 1), ("time_budget", 1.0)], 2)),
     *(({"model": model, "image_size": least - 1}, f"--image-size {least - 1} is too small: {model} .* at least {least}")
       for model, least in LEAST.items()),

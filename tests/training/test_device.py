@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 from hvdtrain.config.run_config import RunConfig
 from hvdtrain.errors import UsageError
 from hvdtrain.training import device
-from hvdtrain.training.device import assign_gpus, choose_device, memory_format
+from hvdtrain.training.device import assign_gpus, choose_device, choose_for_all, memory_format
 from hvdtrain.world.place import World
 
 
@@ -107,3 +107,24 @@ def test_workers_that_were_given_a_gpu_each_take_it():
 def test_workers_of_several_hosts_may_be_in_any_order():
     here, there = [1, 2], [3, 4]
     assert assign_gpus([here, there, here, there], share=False) == [0, 0, 1, 1]
+
+
+# Where runs compute. This machine need not have a GPU: how many torch sees is what decides.
+
+
+@pytest.mark.parametrize(
+    ("gpus", "workers", "options", "device"),
+    [(0, 2, {}, "auto"), (2, 2, {}, "auto"), (1, 2, {}, "cpu"), (1, 2, {"share_gpu": True}, "auto"),
+     (4, 3, {"device": "cuda"}, "cuda")],
+)  # fmt: skip
+def test_all_runs_compute_alike_with_gpus_for_all_workers_or_none(gpus, workers, options, device, monkeypatch, capsys):
+    monkeypatch.setattr("torch.cuda.device_count", lambda: gpus)
+    assert choose_for_all(RunConfig(**options), workers, print) == device
+    assert ("all runs compute on the CPU: 2 workers" in capsys.readouterr().out) == (gpus == 1 and not options)
+
+
+def test_gpus_that_are_asked_for_and_are_too_few_are_an_error(monkeypatch):
+    monkeypatch.setattr("torch.cuda.device_count", lambda: 1)
+    monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
+    with pytest.raises(UsageError, match="2 workers are more than the GPUs of this host, 1"):
+        choose_for_all(RunConfig(device="cuda"), 2, print)

@@ -1,0 +1,97 @@
+"""Which contenders are worth repeating, and which of them are trained to the end.
+
+The pilot is a short sprint of each, which does not count: choosing and judging use different runs.
+"""
+
+import dataclasses
+import itertools
+from collections.abc import Collection, Hashable, Iterable, Sequence
+
+from hvdtrain import modes
+from hvdtrain.compare.forecast import Record
+from hvdtrain.compare.grid import Planned
+from hvdtrain.config.run_config import RunConfig
+
+PILOT_S = 1.5
+FAR_BEHIND = 0.8  # of the samples/s of the best of a family
+HALF = 0.5  # of one machine's samples/s, below which nobody would train
+
+
+def needs_pilot(contenders: Sequence[Planned], record: Record) -> list[Planned]:
+    """Those of which it is open whether they are repeated, and which have not run."""
+    return [
+        run for rivals in _rivals(contenders) if len(rivals) > 1 for run in rivals if not record.speed(run)
+    ]  # fmt: skip
+
+
+def leave_out(contenders: Sequence[Planned], record: Record) -> list[str]:
+    """Write down which contenders are left out, a line each; what was decided before stays.
+
+    Of several wires a mode's fastest is taken; of a family, on so many workers, those that are not far behind its best.
+    """
+    lines = []
+    for rivals in _rivals([run for run in contenders if record.speed(run)]):
+        best = max(rivals, key=record.speed)
+        for run in rivals:
+            twins = [other for other in rivals if _apart_from_wire(other) == _apart_from_wire(run)]
+            twin = max(twins, key=record.speed)
+            own = record.contenders[run.contender]
+            ahead = twin if twin is not run else best if record.speed(run) < FAR_BEHIND * record.speed(best) else None
+            if "left_out" not in own:
+                rate = record.speed(run) / record.speed(ahead) if ahead else 1
+                own["left_out"] = f"{rate:.2f} times the samples/s of {ahead.contender} in the pilot" if ahead else ""
+            if own["left_out"]:
+                lines.append(f"left out: {run.contender}: {own['left_out']}")
+    return lines
+
+
+def taken(contenders: Sequence[Planned], record: Record) -> list[Planned]:
+    """Those that are not left out; of each family one at least."""
+    staying = [
+        [run for run in rivals if not record.left_out(run)] or [max(rivals, key=record.speed)]
+        for rivals in _rivals(contenders)
+    ]
+    return list(itertools.chain(*staying))
+
+
+def trainings(contenders: Sequence[Planned], record: Record, kept: Collection[str]) -> list[Planned]:
+    """Of each mathematics one contender, trained as a whole, among those that reach half of one machine's speed.
+
+    Args:
+        kept: names of runs that are there: what is trained already stays the one that is.
+    """
+    found = []
+    for place in _grouped(contenders, [run.where for run in contenders]):
+        alone = max((record.speed(run) for run in place if run.family == modes.ONE_MACHINE), default=0.0)
+        able = [dataclasses.replace(run, beside_sprints=True) for run in place if record.speed(run) >= HALF * alone]
+        for same in _grouped(able, map(_mathematics, able)):
+            is_there = [run for run in same if run.name in kept]
+            ring_first = sorted(is_there or same, key=lambda run: (run.family == modes.ONE_MACHINE, -record.speed(run)))
+            found.append(min(ring_first, key=lambda run: run.family != modes.RING))
+    return found
+
+
+def _rivals(contenders: Sequence[Planned]) -> list[list[Planned]]:
+    """Contenders of one family, on the same task and number of workers."""
+    return _grouped(contenders, [(run.where, run.workers, run.family) for run in contenders])
+
+
+def _grouped(runs: Sequence[Planned], keys: Iterable[Hashable]) -> list[list[Planned]]:
+    groups: dict[Hashable, list[Planned]] = {}
+    for run, key in zip(runs, keys, strict=True):
+        groups.setdefault(key, []).append(run)
+    return list(groups.values())
+
+
+def _apart_from_wire(run: Planned) -> Hashable:
+    return dataclasses.replace(run.config, wire=RunConfig.wire)
+
+
+def _mathematics(run: Planned) -> Hashable:
+    """What decides what the weights become: in lockstep the mode and the number of workers do not."""
+    usual = RunConfig()
+    config = dataclasses.replace(
+        run.config, servers=0, wire=usual.wire, threads=0, slow=usual.slow, bucket_mb=usual.bucket_mb
+    )  # fmt: skip
+    is_lockstep = modes.declared(config.mode).lockstep
+    return (dataclasses.replace(config, mode=""), 1) if is_lockstep else (config, run.workers)
