@@ -271,5 +271,5 @@ def comparison(folder, speeds):
 def test_repeats_end_where_the_verdict_is_known(noise, lead, settled_at_5, tmp_path):
     spread = np.array([0.5, -1.0, 1.0, -0.8, 0.3])
     comparison(tmp_path, np.stack([100 * lead * np.exp(noise * spread), np.full(5, 100.0)], axis=1))
-    assert settled.is_settled(tmp_path, 5, 20, DEFAULT) == settled_at_5
-    assert not settled.is_settled(tmp_path, 4, 20, DEFAULT)
+    assert settled.is_settled(tmp_path, 5, DEFAULT) == settled_at_5
+    assert not settled.is_settled(tmp_path, 4, DEFAULT)
