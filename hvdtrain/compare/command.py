@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from hvdtrain.compare.earlier import asked, claimed, find_finished
-from hvdtrain.compare.forecast import Record
+from hvdtrain.compare.forecast import Record, forecast_lines
 from hvdtrain.compare.grid import SPANNED, Axes, dry_run_lines, plan
 from hvdtrain.compare.reporting import margin_options
 from hvdtrain.compare.running import Comparison
@@ -144,7 +144,8 @@ def compare(
     record.ask(asked(config, sprint_s, contenders))
     job = Comparison(folder, contenders, earlier, record, sprint_s, repeats, trainings if sprint_s else 0)
     if dry_run:
-        click.echo("\n".join([*dry_run_lines(job.runs(), folder, secrets), *job.forecast()]))
+        forecast = forecast_lines(job.runs(), job.pilots(), job.kept, record)
+        click.echo("\n".join([*dry_run_lines(job.runs(), folder, secrets), *forecast]))
         return
     data = _look([run.config for run in contenders])
     margins = Margins(margin, accuracy_margin)

@@ -14,14 +14,13 @@ from hvdtrain.config.run_config import RunConfig
 
 PILOT_S = 1.5
 FAR_BEHIND = 0.8  # of the samples/s of the best of a family
+FIRST = (modes.RING, modes.SERVERS, modes.ONE_MACHINE)  # whose training stands for a mathematics
 HALF = 0.5  # of one machine's samples/s, below which nobody would train
 
 
 def needs_pilot(contenders: Sequence[Planned], record: Record) -> list[Planned]:
     """Those of which it is open whether they are repeated, and which have not run."""
-    return [
-        run for rivals in _rivals(contenders) if len(rivals) > 1 for run in rivals if not record.speed(run)
-    ]  # fmt: skip
+    return [run for rivals in _rivals(contenders) if len(rivals) > 1 for run in rivals if not record.speed(run)]
 
 
 def leave_out(contenders: Sequence[Planned], record: Record) -> list[str]:
@@ -66,8 +65,7 @@ def trainings(contenders: Sequence[Planned], record: Record, kept: Collection[st
         able = [dataclasses.replace(run, beside_sprints=True) for run in place if record.speed(run) >= HALF * alone]
         for same in _grouped(able, map(_mathematics, able)):
             is_there = [run for run in same if run.name in kept]
-            ring_first = sorted(is_there or same, key=lambda run: (run.family == modes.ONE_MACHINE, -record.speed(run)))
-            found.append(min(ring_first, key=lambda run: run.family != modes.RING))
+            found.append(min(is_there or same, key=lambda run: (FIRST.index(run.family), -record.speed(run))))
     return found
 
 
@@ -89,9 +87,7 @@ def _apart_from_wire(run: Planned) -> Hashable:
 
 def _mathematics(run: Planned) -> Hashable:
     """What decides what the weights become: in lockstep the mode and the number of workers do not."""
-    usual = RunConfig()
-    config = dataclasses.replace(
-        run.config, servers=0, wire=usual.wire, threads=0, slow=usual.slow, bucket_mb=usual.bucket_mb
-    )  # fmt: skip
+    usual = {name: getattr(RunConfig, name) for name in ("servers", "wire", "threads", "slow", "bucket_mb")}
+    config = dataclasses.replace(run.config, **usual)
     is_lockstep = modes.declared(config.mode).lockstep
     return (dataclasses.replace(config, mode=""), 1) if is_lockstep else (config, run.workers)

@@ -6,12 +6,12 @@ import itertools
 import math
 import sys
 import time
-from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Hashable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 from hvdtrain.compare.earlier import match, set_aside
-from hvdtrain.compare.forecast import Record, forecast_lines, in_minutes
+from hvdtrain.compare.forecast import Record, in_minutes
 from hvdtrain.compare.grid import Planned, in_rounds
 from hvdtrain.compare.pilot import PILOT_S, leave_out, needs_pilot, taken, trainings
 from hvdtrain.config.untrusted import parse_json
@@ -54,8 +54,9 @@ class Comparison:
         contenders = taken(self.contenders, self.record)
         return [*itertools.chain(*self._rounds(contenders)), *self._trainings(contenders)]
 
-    def forecast(self) -> Iterator[str]:
-        return forecast_lines(self.runs(), self._pilots(), self.kept, self.record)
+    def pilots(self) -> list[Planned]:
+        """Sprints of those contenders of which it is open whether they are worth it."""
+        return [run.sprint(PILOT_S) for run in needs_pilot(self.contenders, self.record)] if self.sprint_s else []
 
     def run(self, secrets: Mapping[str, str], is_settled: Callable[[int], bool], until_sure: bool) -> list[str]:
         """Do those that are not finished yet; return the names of those that failed.
@@ -73,9 +74,12 @@ class Comparison:
             self.console.print(f"{len(self.kept)} runs are there already, and stay as they are")
         shown = bar(self.console) if self.console.is_terminal else contextlib.nullcontext()
         with shown as self.progress, sigterm_unwinds():
-            if self.progress:
-                self.progress.add_task("", total=None)
-            contenders = self._pilot() if self.sprint_s else self.contenders
+            self.task = self.progress and self.progress.add_task("", total=None)
+            self._do(self.pilots(), "pilot")
+            for line in leave_out(self.contenders, self.record) if self.sprint_s else ():
+                self.console.print(line)
+            self.record.save()
+            contenders = taken(self.contenders, self.record)
             for number, runs in enumerate(self._rounds(contenders), 1):
                 self._do(runs)
                 if number == min(LOOKS[0], self.repeats):
@@ -91,17 +95,6 @@ class Comparison:
     def _trainings(self, contenders: Sequence[Planned]) -> list[Planned]:
         chosen = trainings(contenders, self.record, self.kept) if self.numbers else []
         return [run.again(number) for number in self.numbers for run in chosen]
-
-    def _pilots(self) -> list[Planned]:
-        return [run.sprint(PILOT_S) for run in needs_pilot(self.contenders, self.record)] if self.sprint_s else []
-
-    def _pilot(self) -> list[Planned]:
-        """Sprint with those of which it is open whether they are worth it; return those that are."""
-        self._do(self._pilots(), "pilot")
-        for line in leave_out(self.contenders, self.record):
-            self.console.print(line)
-        self.record.save()
-        return taken(self.contenders, self.record)
 
     def _do(self, runs: Sequence[Planned], place: str = "runs") -> None:
         """Do those that are not finished yet; place: the folder's folder that they go to."""
@@ -130,23 +123,21 @@ class Comparison:
 
     def _left(self) -> list[Planned]:
         done = {*self.kept, *self.made}
-        runs = [*self._pilots(), *(run for run in self.runs() if run.name not in done)]
+        runs = [*self.pilots(), *(run for run in self.runs() if run.name not in done)]
         return [run for run in runs if run.contender not in self.failed.values()]
 
     def _show(self, label: str, until: float, left_s: float) -> None:
         """Show how far the comparison is: this run until about then, and others after it."""
         if self.progress:
             left, spent = left_s + max(0.0, until - time.monotonic()), time.monotonic() - self.began
-            self.progress.update(0, description=label, total=round(spent + left), completed=round(spent))
+            self.progress.update(self.task, description=label, total=round(spent + left), completed=round(spent))
 
     def _finish(self, run: Planned, out: Path, show: Callable[[], None]) -> str:
         """Do a run to its end; return the reason if it failed. `show` is called all the while."""
         out, log = out.absolute(), self.folder / "logs" / f"{run.name}.log"
         summary = out / "summary.json"
         measure = run.config.repeat == 1 or not run.config.sprint  # the network, which takes some seconds
-        command = prepare(
-            run.launcher, run.config, run.workers, run.hosts, out, measure=measure, secrets=self.secrets
-        )  # fmt: skip
+        command = prepare(run.launcher, run.config, run.workers, run.hosts, out, measure=measure, secrets=self.secrets)
         with launched_job(command, log) as job:
             # A worker that hangs and was given up by the others would let its starter wait for ever.
             while job.poll() is None and not (
