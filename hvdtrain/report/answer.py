@@ -195,7 +195,7 @@ def _missing(of: Sides) -> list[str]:
 def _comparison(runs: Sequence[Run], repeats: int, tells: str = "", add: Sequence[str] = (), **more: Any) -> Next:
     """The same comparison with so many repeats, and how long what is not there yet takes."""
     to_do = repeats * (len({run.kind for run in runs}) + len(add))
-    to_do = again.LONGER * to_do if more.get("is_longer") else max(1, to_do - len(timed(runs)))
+    to_do = again.LONGER * to_do if more.get("longer") else max(1, to_do - len(timed(runs)))
     command = again.compare_command(runs, repeats, add, **more)
     return Next(command, to_do * mean_time_s(runs), tells, repeats)
 
@@ -207,7 +207,7 @@ def _more_repeats(case: Case, runs: Sequence[Run], repeats: int) -> Next:
     add = [] if case.of.machines else _missing(case.of)[:1]
     if None in each:
         tells = f": not even {LOOKS[-1]} repeats would tell, longer runs may"
-        return _comparison(runs, LOOKS[0], tells, add, is_longer=True)
+        return _comparison(runs, LOOKS[0], tells, add, longer=again.SPRINTS)
     needed = max(filter(None, each))
     tells = f": {needed} or more repeats would tell" if done < 2 else f": about {needed} repeats would tell"
     return _comparison(runs, needed + repeats - done, tells, add)  # some have no other beside them
@@ -218,7 +218,8 @@ def _more_training(case: Case, runs: Sequence[Run], repeats: int) -> Next:
     target, trainings = _target(case.field) or 0.0, whole(runs)
     best = max(figures.mean(trained(case.field, kind), figures.accuracy) or 0.0 for kind, _ in case.named)
     if trainings and best < target - FAR_BELOW:
-        return _comparison(runs, max(repeats, LOOKS[0]), f": trained too briefly for {target:g}", is_longer=True)
+        tells = f": trained too briefly for {target:g}"
+        return _comparison(runs, max(repeats, LOOKS[0]), tells, longer=again.TRAININGS)
     more = next((look for look in LOOKS if look > max((run.repeat for run in trainings), default=0)), LOOKS[-1])
     if len(trainings) == len(runs):
         return _comparison(runs, more, f": about {more} repeats would tell")

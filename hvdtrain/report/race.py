@@ -1,5 +1,6 @@
 """What the rule says of speeds: the best ring against the best servers, what is distributed against one machine."""
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -80,6 +81,8 @@ def run(field: Field, of: Sides, margin: float) -> Outcome:
         return Outcome(ONE_MACHINE, main, gate)
     found = int(rule.judge(main.lead, margin)) if main else None
     races = tuple(race for race, state in ((main, found), (gate, pays)) if race and state == OPEN)
+    if gate in races and gate and gate.lead.mean < math.log1p(margin):  # it may decide alone
+        races = (gate,)
     if races:
         return Outcome(UNKNOWN, main, gate, races)
     if not main or found is None:

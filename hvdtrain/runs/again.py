@@ -18,6 +18,7 @@ from hvdtrain.runs.read import Run
 _DECIDED = {"mode", "servers", "repeat", "seed", "threads", "sprint"}  # by `compare`, for each run
 _ALWAYS = {"wire"}  # `compare` takes all of them where none is named
 LONGER = 4  # times
+SPRINTS, TRAININGS = "sprints", "trainings"
 
 
 def config_of(run: Run) -> RunConfig:
@@ -34,13 +35,13 @@ def comparison(runs: Sequence[Run]) -> Path | None:
 
 
 def compare_command(
-    runs: Sequence[Run], repeats: int, add: Iterable[str] = (), is_longer: bool = False, trainings: int = 0
+    runs: Sequence[Run], repeats: int, add: Iterable[str] = (), longer: str = "", trainings: int = 0
 ) -> str:
     """The comparison of these runs with so many repeats, and with so many trainings where these are beside sprints.
 
     Args:
         add: modes that are to be compared too.
-        is_longer: each is trained for longer, in another folder.
+        longer: SPRINTS or TRAININGS: these take longer then, in another folder; all runs do where there are no sprints.
     """
     configs = [config_of(run) for run in runs]
     words = ["hvdtrain", "compare", "--modes", ",".join(dict.fromkeys([*(run.kind.mode for run in runs), *add]))]
@@ -49,7 +50,7 @@ def compare_command(
     words += ["--workers", _joined(sizes)] if sizes else []
     words += ["--servers", _joined(servers)] if servers else []
     words += _place(runs)
-    options = _lengths(runs, configs, is_longer, trainings)
+    options = _lengths(runs, configs, longer, trainings)
     for field in dataclasses.fields(RunConfig):
         if field.name not in _DECIDED | LENGTHS:
             options |= _option(field, runs, configs)
@@ -57,7 +58,7 @@ def compare_command(
     options |= {"--seed": str(seed)} if seed > 0 else {}
     folder = comparison(runs)
     if folder:
-        options |= {"--out": f"{folder}-longer" if is_longer else str(folder)}
+        options |= {"--out": f"{folder}-longer" if longer else str(folder)}
     return shlex.join([*words, *(word for pair in options.items() for word in pair if word), "--repeats", str(repeats)])
 
 
@@ -81,11 +82,12 @@ def _option(field: "dataclasses.Field[Any]", runs: Sequence[Run], configs: Seque
 
 
 def _lengths(
-    runs: Sequence[Run], configs: Sequence[RunConfig], is_longer: bool, trainings: int
+    runs: Sequence[Run], configs: Sequence[RunConfig], longer: str, trainings: int
 ) -> dict[str, str]:  # fmt: skip
     """How long runs are. Beside sprints, how long trainings are is said where that is not the default."""
     sprint = max((run.manifest.sprint for run in runs), default=0.0)
-    options = {"--sprint": f"{sprint:g}"} if sprint else {}
+    options = {"--sprint": f"{sprint * (LONGER if longer == SPRINTS else 1):g}"} if sprint else {}
+    is_longer = longer == TRAININGS or bool(longer and not sprint)
     trained = [(run, config) for run, config in zip(runs, configs, strict=True) if not run.manifest.sprint]
     if trained:
         _, config = trained[0]
