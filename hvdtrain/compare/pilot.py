@@ -13,7 +13,7 @@ from hvdtrain.compare.grid import Planned
 from hvdtrain.config.run_config import RunConfig
 
 PILOT_S = 1.5
-FAR_BEHIND = 0.8  # of the samples/s of the best of a family
+FAR_BEHIND = 0.7  # of the samples/s of the best of a family
 FIRST = (modes.RING, modes.SERVERS, modes.ONE_MACHINE)  # whose training stands for a mathematics
 HALF = 0.5  # of one machine's samples/s, below which nobody would train
 
