@@ -11,7 +11,7 @@ from hvdtrain.config.run_config import RunConfig
 from hvdtrain.config.untrusted import parse_json
 from hvdtrain.data.find import is_name, is_url
 from hvdtrain.errors import UsageError
-from hvdtrain.runs.live import WARM_UP_S
+from hvdtrain.runs.live import warm_up_s
 
 GUESS, GUESSED_AROUND_S = 1000.0, 5.0  # samples/s, and what is around training, of what has never run
 GUESSED_SAMPLES = 1500
@@ -73,7 +73,7 @@ class Record:
     def _training_s(self, run: Planned, own: Mapping[str, float]) -> float:
         config, steps = run.config, run.config.total_steps(self.samples)
         if steps is None:
-            return config.time_budget or config.sprint + WARM_UP_S
+            return config.time_budget or config.sprint + warm_up_s(config.sprint)
         return steps * config.batch_size / own["samples_per_s"]
 
 

@@ -82,7 +82,7 @@ _WHERE_THERE = {
     "environment.servers_computing", "environment.servers_messages", "record", "hosts.cores_usable",
 }  # fmt: skip
 # Fields of trainings, which runs that measure speed alone do not have.
-_OF_TRAININGS = {"schedule", "schedule.form", "target_accuracy", "stop_at_target"}
+_OF_TRAININGS = {"schedule", "schedule.form", "target_accuracy", "stop_at_target", "samples_digest"}
 # What columns.Setting has: runs that differ here may be in one report, each compared with its like. The number of
 # weights follows from the model, and the schedule's number of steps from the batch.
 _MAY_DIFFER_IN_GRID = {"model", "global_batch", "lr", "slow.asked", "parameters", "schedule"}

@@ -62,9 +62,11 @@ def mathematics(run: Run) -> tuple[Any, ...]:
 
 
 def same_mathematics(runs: Sequence[Run], others: Sequence[Run]) -> bool:
-    """Whether they compute the same steps, and saw equal samples where they did equally many."""
+    """Whether they compute the same steps, and saw equal samples where trainings did equally many. What a sprint saw
+    depends on how many steps its warm-up took.
+    """
     seen: dict[Any, set[str | None]] = {}
-    for run in (*runs, *others):
+    for run in whole((*runs, *others)):
         key = run.repeat, run.summary.steps, run.summary.samples
         seen.setdefault(key, set()).add(run.summary.samples_digest)
     is_equal = all(len(digests) == 1 for digests in seen.values())

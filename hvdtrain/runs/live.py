@@ -7,8 +7,15 @@ from typing import Any
 from hvdtrain.config.untrusted import parse_json, regular
 
 WARM_UP = 5  # steps of a worker after each start of a run, slower than all others: apart from the percentiles
-WARM_UP_S = 1.0  # of training, that a sprint does not count; WARM_UP steps at least
+WARM_UP_S, WARM_UP_SHARE = 1.0, 0.6  # see warm_up_s
 TAIL = 2**15  # bytes at the end of a file that are looked at: a hundred steps
+
+
+def warm_up_s(sprint: float) -> float:
+    """Seconds of training that a sprint of so many does not count, nor WARM_UP steps: steps become faster for some
+    seconds, as processes settle on cores and in memory.
+    """
+    return max(WARM_UP_S, WARM_UP_SHARE * sprint)
 
 
 def metrics_file(folder: Path, rank: int) -> Path:

@@ -1,6 +1,6 @@
 """A sprint: a short run that measures how fast steady steps are, and nothing else."""
 
-from hvdtrain.runs.live import WARM_UP, WARM_UP_S
+from hvdtrain.runs.live import WARM_UP, WARM_UP_S, warm_up_s
 from hvdtrain.runs.metrics import Recorder
 from hvdtrain.system.preempt import Terminated
 from hvdtrain.training.barrier import GO_ON, Decision, StepBarrier
@@ -18,7 +18,7 @@ class Sprint:
 
     def __init__(self, seconds: float, barrier: StepBarrier, recorder: Recorder) -> None:
         self.seconds, self.barrier, self.recorder = seconds, barrier, recorder
-        barrier.time_budget = WARM_UP_S
+        barrier.time_budget = warm_up_s(seconds)
 
     def after_round(self, history: History, decision: Decision, epoch: int) -> Decision:
         """What to do after the round that has come to the history's step.
