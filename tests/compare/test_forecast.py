@@ -6,6 +6,7 @@ import itertools
 from hvdtrain.compare.forecast import Record, forecast_lines
 from hvdtrain.compare.grid import Axes, in_rounds, plan
 from hvdtrain.config.run_config import RunConfig
+from hvdtrain.runs.live import warm_up_s
 
 SMALL = RunConfig(snapshot_every="never", threads=1)
 
@@ -24,9 +25,9 @@ def test_time_is_what_runs_before_took_or_a_guess(tmp_path):
     assert "take at most about 6 min, which is a guess: nothing has run yet" in told  # 22 s of training each
     record = Record(tmp_path)
     record.samples = 960
-    record.finished(runs[0].sprint(4.0), 480.0, 4 + 1 + 7.0)
+    record.finished(runs[0].sprint(4.0), 480.0, 4 + warm_up_s(4.0) + 7)
     assert record.seconds(runs[0]) == 15 * 960 / 480 + 7
-    assert Record(tmp_path).seconds(runs[0].sprint(2.0)) == 2 + 1 + 7
+    assert Record(tmp_path).seconds(runs[0].sprint(2.0)) == 2 + warm_up_s(2.0) + 7
     assert "guess" not in lines(runs, tmp_path)[0]
 
 
