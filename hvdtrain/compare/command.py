@@ -31,7 +31,7 @@ from hvdtrain.runs.request import check_length, train_options
 from hvdtrain.world.host import differences
 
 if TYPE_CHECKING:
-    from hvdtrain.data.folder import ImageFolder
+    pass
 
 WHOLE = LENGTHS - {"sprint"}
 
@@ -125,10 +125,7 @@ def compare(
     and --out, and so more repeats or another mode are added.
     """
     sprint_s = _length(ctx, options)
-    if not given_options(ctx, ["repeats"]):
-        repeats = MOST_REPEATS if until_sure else repeats if sprint_s else 1
-    if until_sure and repeats < LOOKS[0]:
-        raise UsageError(f"--until-sure with --repeats {repeats}: no answer is known before {LOOKS[0]}")
+    repeats = _number_of_repeats(ctx, repeats, until_sure, sprint_s)
     listed = hosts_or_here(ctx)
     folder = Path(out or (f"runs/compare-{time.strftime('%Y%m%d-%H%M%S')}" if not dry_run else "runs/compare"))
     axes = Axes(modes, workers, servers, {name: options.pop(name) for name in SPANNED})
@@ -147,14 +144,11 @@ def compare(
         forecast = forecast_lines(job.runs(), job.pilots(), job.kept, record)
         click.echo("\n".join([*dry_run_lines(job.runs(), folder, secrets), *forecast]))
         return
-    data = _look([run.config for run in contenders])
+    images, record.samples = _look([run.config for run in contenders])
     margins = Margins(margin, accuracy_margin)
     again = f"the same command with --out {shlex.quote(str(folder))}"
     with claimed(folder):
-        from hvdtrain.data.identity import identity
-
-        record.ask({"images": identity(data)})
-        record.samples = len(data.train)
+        record.ask({"images": images})
         try:
             failed = job.run(secrets, partial(is_settled, folder, margins=margins), until_sure)
         except (KeyboardInterrupt, SystemExit):
@@ -165,6 +159,15 @@ def compare(
     if failed:
         raise Failure(f"{with_noun(len(failed), 'run')} failed: {', '.join(failed)}; logs are in {folder / 'logs'}; "
                       f"{again} tries them again")  # fmt: skip
+
+
+def _number_of_repeats(ctx: click.Context, repeats: int, until_sure: bool, sprint_s: float) -> int:
+    """How often at most: of whole runs once, unless it is said. UsageError where no answer could be known."""
+    if not given_options(ctx, ["repeats"]):
+        repeats = MOST_REPEATS if until_sure else repeats if sprint_s else 1
+    if until_sure and repeats < LOOKS[0]:
+        raise UsageError(f"--until-sure with --repeats {repeats}: no answer is known before {LOOKS[0]}")
+    return repeats
 
 
 def _length(ctx: click.Context, options: dict[str, Any]) -> float:
@@ -186,9 +189,10 @@ def _look_at_hosts(hosts: list[Host]) -> dict[str, float]:
     return {name: facts["cores_usable"] for name, facts in found.items()}
 
 
-def _look(configs: list[RunConfig]) -> "ImageFolder":
-    """Find what would fail later; the data set."""
+def _look(configs: list[RunConfig]) -> tuple[str, int]:
+    """Find what would fail later; the identity of the images, and how many there are to train on."""
     from hvdtrain.data.find import find_dataset
+    from hvdtrain.data.identity import identity
 
     first = configs[0]
     if first.pretrained not in ("", "imagenet") and not Path(first.pretrained).is_file():
@@ -196,7 +200,7 @@ def _look(configs: list[RunConfig]) -> "ImageFolder":
     data = find_dataset(first.dataset)
     for config in configs:
         check_length(config, len(data.train))
-    return data
+    return identity(data), len(data.train)
 
 
 def _report(folder: Path, preset: str, margins: Margins) -> None:
