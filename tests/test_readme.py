@@ -123,7 +123,9 @@ def test_the_main_job(tmp_path):
     assert {"single", "allreduce"} < {row["mode"] for row in rows}  # and of servers those that are not far behind
     assert all(float(row["samples_per_s"]) > 0 for row in rows)
     trained = [row for row in rows if row["val_accuracy"]]  # one in step, one asynchronous, where these are fast enough
-    assert len({row["mode"] for row in trained}) == len(trained) > 0
+    assert len({row["mode"] for row in trained}) == len(trained)
+    one_machine = max(float(row["samples_per_s"]) for row in rows if row["mode"] == "single")
+    assert trained or all(float(row["samples_per_s"]) < one_machine / 2 for row in rows if row["mode"] != "single")
     for row in trained:
         # In ps-async the order of pushes is chance: of 359 images some more or fewer are right each time.
         assert float(row["val_accuracy"]) >= (0.92 if row["mode"] == "ps-async" else 0.95), row
