@@ -35,11 +35,13 @@ class Bucketer:
         starts = list(accumulate(sizes, initial=0))
         # Of each parameter: the buckets that it lies in, where it lies there, and which range of it, laid flat, does.
         self._parts: list[list[tuple[int, slice, slice]]] = [[] for _ in sizes]
+        self._places: list[list[tuple[int, slice, slice]]] = [[] for _ in pieces]  # by bucket: a parameter, and these
         for number, piece in enumerate(pieces):
             for parameter in piece.parameters:
                 start, stop = max(piece.start, starts[parameter]), min(piece.stop, starts[parameter + 1])
                 place, part = (slice(start - zero, stop - zero) for zero in (piece.start, starts[parameter]))
                 self._parts[parameter].append((number, place, part))
+                self._places[number].append((parameter, place, part))
         self.of_parameter = [[number for number, _, _ in parts] for parts in self._parts]
         # Where the gradients of several parameters come together; others leave as they are.
         self._gathered = {
@@ -84,10 +86,9 @@ class Bucketer:
         """Have the kept gradients of a bucket be these values, [bucket]. They are already where the bucket was not
         gathered, and was changed in place.
         """
-        for index in self.pieces[number].parameters:
+        for index, place, part in self._places[number]:
             gradient = parameters[index].grad
             assert gradient is not None
-            for bucket, place, part in self._parts[index]:
-                kept = gradient.view(-1)[part]
-                if bucket == number and kept.data_ptr() != values[place].data_ptr():
-                    kept.copy_(values[place])
+            kept, average = gradient.view(-1)[part], values[place]
+            if kept.data_ptr() != average.data_ptr():
+                kept.copy_(average)

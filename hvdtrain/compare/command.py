@@ -6,7 +6,7 @@ import shlex
 import time
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import click
 
@@ -29,9 +29,6 @@ from hvdtrain.report.contenders import Margins
 from hvdtrain.report.rule import LOOKS
 from hvdtrain.runs.request import check_length, train_options
 from hvdtrain.world.host import differences
-
-if TYPE_CHECKING:
-    pass
 
 WHOLE = LENGTHS - {"sprint"}
 

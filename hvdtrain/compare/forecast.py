@@ -8,7 +8,7 @@ from typing import Any
 from hvdtrain.compare.grid import Planned
 from hvdtrain.config import recipes
 from hvdtrain.config.run_config import RunConfig
-from hvdtrain.config.untrusted import parse_json
+from hvdtrain.config.untrusted import parse_json, read_whole
 from hvdtrain.data.find import is_name, is_url
 from hvdtrain.errors import UsageError
 from hvdtrain.runs.live import warm_up_s
@@ -30,7 +30,7 @@ class Record:
     def __init__(self, folder: Path) -> None:
         self.path = folder / "comparison.json"
         try:
-            read = parse_json(self.path.read_text())
+            read = parse_json(read_whole(self.path))
             self.asked: dict[str, Any] = dict(read["asked"])
             self.contenders: dict[str, dict[str, Any]] = dict(read["contenders"])
         except (OSError, ValueError, LookupError, TypeError):  # none yet, or not as it was written

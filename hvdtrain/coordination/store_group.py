@@ -5,6 +5,7 @@ from collections.abc import Callable, Sequence
 from datetime import timedelta
 from typing import Any, cast
 
+import numpy as np
 import torch
 from torch.distributed import Store
 
@@ -33,22 +34,24 @@ class StoreGroup(Group):
         self._round = 0
 
     def sum_later(self, values: torch.Tensor) -> Callable[[], torch.Tensor]:
-        keys = self._give(values.numpy().tobytes())
-
-        def wait() -> torch.Tensor:
-            parts = self._take(keys)
-            if not parts or not values.numel():
-                return values
-            tensors = [torch.frombuffer(bytearray(part), dtype=values.dtype) for part in parts]
-            return torch.stack(tensors).sum(0).view(values.shape)
-
-        return wait
+        rows = self._rows_later(values)
+        return lambda: rows().sum(0)
 
     def all_gather_later(self, row: Sequence[float]) -> Callable[[], tuple[list[int], torch.Tensor]]:
-        rows = torch.zeros(self.workers, len(row), dtype=torch.float64)
-        rows[self.worker] = torch.tensor(row, dtype=torch.float64)
-        total = self.sum_later(rows)
-        return lambda: (list(range(self.workers)), total())
+        rows = self._rows_later(torch.tensor(row, dtype=torch.float64))
+        return lambda: (list(range(self.workers)), rows())
+
+    def _rows_later(self, values: torch.Tensor) -> Callable[[], torch.Tensor]:
+        """What each worker gives, [workers, *values.shape], in two steps."""
+        keys, given = self._give(values.numpy().tobytes()), values.numpy()
+
+        def wait() -> torch.Tensor:
+            if not keys:
+                return values[None]
+            content = bytearray(b"".join(self._take(keys)))
+            return torch.from_numpy(np.frombuffer(content, given.dtype).reshape(self.workers, *given.shape))
+
+        return wait
 
     def gather_to_first(self, value: Any) -> dict[int, Any]:
         keys = self._give(json.dumps(value).encode())

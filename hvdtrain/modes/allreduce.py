@@ -136,8 +136,11 @@ class AllReduce(LocalUpdate):
         config, half = self.config, self.config.compression == "fp16"
         self.message = payload_bytes(model) / (1 + half)
         self.optimizer = self.make_optimizer(model)
-        for tensor in model.state_dict().values():
-            tensor.copy_(hvd.broadcast(tensor.cpu() if self.staged else tensor, root_rank=0))
+        state = model.state_dict()
+        shared = {name: tensor.cpu() for name, tensor in state.items()} if self.staged else state
+        hvd.broadcast_parameters(shared, root_rank=0)
+        if self.staged:
+            model.load_state_dict(shared)
         if self.world.size > 1:
             compression = hvd.Compression.fp16 if half else hvd.Compression.none
             self.ring = Ring(model, config.bucket_elements, compression, config.timeout, self.staged)
