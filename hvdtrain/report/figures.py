@@ -91,7 +91,9 @@ def table(data: Mapping[str, Any]) -> Table:
     """The table of an answer, from verdict.json."""
     target = data["target"]
     headings = ["samples/s", f"× {data['beside']}", "accuracy"]
-    headings += [f"to {target:g}"] * bool(target) + ["CPU/1,000", "busiest"]
+    if target:
+        headings.append(f"to {target:g}")
+    headings += ["CPU/1,000", "busiest"]
     lines = [(of["run"], _cells(of, bool(target))) for of in data["runs"]]
     return Table("answer", "", [], "", [("", heading) for heading in headings], lines)
 

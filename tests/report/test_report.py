@@ -13,7 +13,7 @@ import pytest
 from click.testing import CliRunner
 from helpers.page import Page
 from helpers.report_runs import manifest, steps, summary, write, write_comparison
-from hypothesis import given, settings
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from hvdtrain.compare.reporting import report
@@ -246,18 +246,21 @@ json_values = st.recursive(
 )
 
 
+SOME_MANIFEST = manifest("ps-async", 2, 1)
+SOME_SUMMARY = summary(SOME_MANIFEST, histogram={"0": 1})
+
+
 @settings(max_examples=100, deadline=None)
-@given(st.data())
-def test_whatever_stands_in_a_run_folder_there_is_a_report_or_one_line(tmp_path_factory, data):
+@given(
+    st.dictionaries(st.sampled_from(sorted(SOME_MANIFEST) + sorted(SOME_SUMMARY)), json_values, min_size=1, max_size=3)
+)
+@example({"target_accuracy": None})
+def test_whatever_stands_in_a_run_folder_there_is_a_report_or_one_line(tmp_path_factory, changed):
     root = tmp_path_factory.mktemp("any")
-    of, kept = manifest("ps-async", 2, 1), summary(manifest("ps-async", 2, 1), histogram={"0": 1})
-    changed = data.draw(
-        st.dictionaries(st.sampled_from(sorted(of) + sorted(kept)), json_values, min_size=1, max_size=3)
-    )
     for mode in ("ps-async", "ps-sync"):
         folder = root / mode
         folder.mkdir()
-        for name, values in (("manifest", of | {"mode": mode}), ("summary", kept)):
+        for name, values in (("manifest", SOME_MANIFEST | {"mode": mode}), ("summary", SOME_SUMMARY)):
             values = values | {k: v for k, v in changed.items() if k in values}
             (folder / f"{name}.json").write_text(json.dumps(values))
     try:
