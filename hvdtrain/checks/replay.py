@@ -16,7 +16,7 @@ from hvdtrain.config.untrusted import regular
 from hvdtrain.errors import Failure, UsageError
 from hvdtrain.formatting import with_noun
 from hvdtrain.runs.folder import CONFIG
-from hvdtrain.runs.request import config_of, shares_of
+from hvdtrain.runs.request import config_of
 from hvdtrain.runs.schema import Manifest, UnreadableFile, read
 
 if TYPE_CHECKING:
@@ -47,7 +47,7 @@ def replay(run: Path) -> None:
 
     if not (run / WEIGHTS).is_file():
         raise UsageError(f"{run} has no {WEIGHTS} to compare with: did it finish?")
-    is_leased = shares_of(config) == "leased"
+    is_leased = not modes.declared(config.mode).lockstep
     lines = _read_ledgers(run, config.servers, workers, is_leased)
     leases = _read_leases(run) if is_leased else None
     if leases is not None:

@@ -78,12 +78,5 @@ class Group(ABC):
             value: of plain types, as JSON holds them.
         """
 
-    def request_barrier(self, number: int) -> None:  # noqa: B027  # only workers that are not in lockstep need it
-        """Ask all workers to come to the barrier of this number."""
-
-    def is_barrier_requested(self, number: int) -> bool:
-        """Whether a worker did."""
-        return False
-
     def close(self) -> None:  # noqa: B027  # nobody to leave, by default
         """Leave the others in order. Called once, when all went well."""

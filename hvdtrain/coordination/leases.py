@@ -28,9 +28,10 @@ class Leases:
     """
 
     workers: int  # how many shares a global batch is cut into
-    begin: int = -1  # the round's first share
+    fixed: bool = False  # each worker has the share of its number of every batch, and those of workers that are lost
+    begin: int = -1  # the round's first share, of a new batch
     end: int = 0  # the one after its last
-    next: int = 0  # the one to lease next
+    next: list[int] = field(default_factory=list)  # the share to lease next: where they are fixed, of each worker
     sizes: tuple[int, int] | None = None  # of the data set and the global batch, once that is known
     samples: dict[int, int] = field(default_factory=dict)  # by worker, of the leases that it has finished
     lost: set[int] = field(default_factory=set)  # workers whose leases went to others
@@ -52,7 +53,8 @@ class Leases:
         self._refuse_lost(worker)
         replies, lines, _ = self.finished(worker, step - 2)
         if begin != self.begin:
-            self.begin, self.end, self.next = begin, end, begin
+            self.begin, self.end = begin, end
+            self.next = [begin + slot for slot in range(self.workers if self.fixed else 1)]
         lines = list(lines)
         return Outcome({**replies, worker: self._give(worker, step, lines)}, lines, worker)
 
@@ -69,7 +71,7 @@ class Leases:
 
     def pause_leases(self) -> Outcome:
         """End the round early: after the shares of the global batch that has been begun."""
-        whole = -(-self.next // self.workers) * self.workers
+        whole = -(-self.reached // self.workers) * self.workers
         self.end = min(self.end, max(whole, self.begin + self.workers))
         return Outcome()
 
@@ -107,6 +109,16 @@ class Leases:
         """See Part."""
         vars(self).update(plain)
 
+    @property
+    def reached(self) -> int:
+        """The number after that of the last share that was leased."""
+        return max(following - len(self.next) + 1 for following in self.next)
+
+    def _slot(self, worker: int) -> int | None:
+        """In `next`, from where the worker gets a share; None where none is left for it."""
+        slots = [worker, *sorted(self.lost)] if self.fixed else [0]
+        return next((slot for slot in slots if self.next[slot] < self.end), None)
+
     def _refuse_lost(self, worker: int) -> None:
         if worker in self.lost:
             raise Failure(GIVEN_UP)
@@ -116,8 +128,9 @@ class Leases:
             return given[0]
         if self.returned:
             share = heapq.heappop(self.returned)
-        elif self.next < self.end:
-            share, self.next = self.next, self.next + 1
+        elif (slot := self._slot(worker)) is not None:
+            share = self.next[slot]
+            self.next[slot] += len(self.next)
         else:
             return None
         self.open[share] = worker, step
@@ -127,10 +140,13 @@ class Leases:
     def _serve_waiting(self) -> Outcome:
         """Answer those who wait, in the order they came in, as far as there is an answer."""
         replies, lines = {}, list[tuple[int, int, int]]()
-        while self.waiting and self._has_answer(*self.waiting[0]):
-            worker, step = self.waiting.pop(0)
-            replies[worker] = self._give(worker, step, lines), self.next
+        for worker, step in list(self.waiting):
+            if self._has_answer(worker, step):
+                self.waiting.remove((worker, step))
+                replies[worker] = self._give(worker, step, lines), self.reached
         return Outcome(replies, lines)
 
     def _has_answer(self, worker: int, step: int) -> bool:
-        return bool(self.returned) or self.next < self.end or not self.open or (worker, step) in self.open.values()
+        if self.returned or (worker, step) in self.open.values() or self._slot(worker) is not None:
+            return True
+        return not self.open and min(self.next) >= self.end

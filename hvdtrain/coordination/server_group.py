@@ -1,8 +1,7 @@
 """The workers of a job with parameter servers as a group: rank 0, a server, adds up what they agree on."""
 
 import json
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
@@ -96,25 +95,8 @@ class ServerGroup(Group):
         noted = self.wire.ask(0, "noted", slot)
         return {worker: json.loads(noted[worker]) for worker in workers}
 
-    def request_barrier(self, number: int) -> None:
-        with _store_of_rank_0():
-            self.store.set(f"barrier/{number}", "")
-
-    def is_barrier_requested(self, number: int) -> bool:
-        with _store_of_rank_0():
-            return self.store.check([f"barrier/{number}"])
-
     def close(self) -> None:
         if self.servers_return:
             self.wire.leave_servers(range(self.world.servers), self.worker)
         else:
             self.wire.leave_together(self.world, self.store, self.timeout)
-
-
-@contextmanager
-def _store_of_rank_0() -> Iterator[None]:
-    """What goes wrong with the store is the end of rank 0, which serves it."""
-    try:
-        yield
-    except RuntimeError as error:
-        raise Failure(f"parameter server rank 0 failed: {str(error).strip().splitlines()[0]}") from error

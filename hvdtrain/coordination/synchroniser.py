@@ -69,9 +69,6 @@ class Synchroniser(ABC):
     def refresh(self) -> None:  # noqa: B027
         """Take the newest weights, before an evaluation or a snapshot. All workers call it together."""
 
-    def idle(self) -> None:  # noqa: B027
-        """Before workers that are not in lockstep wait for all others at a barrier: let no push wait for this one."""
-
     @abstractmethod
     def traffic(self, steps: int) -> tuple[int, int]:
         """Payload bytes of tensors that this process has sent and received, in so many steps since it began."""

@@ -34,6 +34,7 @@ class Desk:
         load: counts what this server does.
         journal: writes down what parts do, and tells them what they knew.
         shared: by which tensors come and go on one host.
+        fixed_shares: see Leases.fixed.
 
     Attributes:
         calls: what peers can ask for.
@@ -47,7 +48,7 @@ class Desk:
     def __init__(
         self, workers: int, make_bucket: Callable[[int, torch.Tensor], Bucket],
         decode: Callable[[Sequence[torch.Tensor]], torch.Tensor] | None = None, load: Load | None = None,
-        journal: Journal | None = None, shared: SharedMemory | None = None,
+        journal: Journal | None = None, shared: SharedMemory | None = None, fixed_shares: bool = False,
     ) -> None:  # fmt: skip
         self.make_bucket, self.decode, self.journal = make_bucket, decode, journal
         self.load, self.shared = load or Load(), shared or SharedMemory()
@@ -56,7 +57,7 @@ class Desk:
         self.load.held = lambda: [key for key in list(self.owed) if isinstance(key[0], Bucket)]
         self._locks: dict[Part, threading.Lock] = {}
         self.buckets: dict[int, Bucket] = {}
-        self.roster, self.leases = Roster(workers), Leases(workers)
+        self.roster, self.leases = Roster(workers), Leases(workers, fixed_shares)
         self._keep(self.roster, "roster")
         self._keep(self.leases, LEASES)
         self._changing = threading.RLock()  # who is there: whoever joins is in all buckets or in none

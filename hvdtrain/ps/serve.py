@@ -112,7 +112,8 @@ def _desk(job: Job, make_policy: MakePolicy, memory: CrashMemory | None, recover
         return Bucket(weights, lambda p: load.time_steps_of(make_optimizer(config, p)), policy, memory is not None)
 
     decode = None if config.compression == "none" else Compressor(config.compression).decode
-    desk = Desk(world.workers, make_bucket, decode, load, journal)
+    fixed = config.shares == "static"
+    desk = Desk(world.workers, make_bucket, decode, load, journal, fixed_shares=fixed)
     if trace.is_on:
         desk.calls["push"] = traced(desk.push, world.rank, world.workers, load)
     for number in journal.saved_buckets() if journal else ():

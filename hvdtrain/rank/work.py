@@ -37,7 +37,7 @@ from hvdtrain.rank.summary import HostLoads
 from hvdtrain.runs.folder import leave_file, write_json
 from hvdtrain.runs.manifest import by_host, manifest, part, weights_hash
 from hvdtrain.runs.metrics import Recorder
-from hvdtrain.runs.request import check_length, shares_of
+from hvdtrain.runs.request import check_length
 from hvdtrain.runs.snapshot import Snapshot
 from hvdtrain.system import trace
 from hvdtrain.system.preempt import Terminated, deferred_sigterm
@@ -186,7 +186,7 @@ def train_as_worker(
         first_step=start.step,
     )  # fmt: skip
     _tell(job, progress, terminal, resumed, arrival, [f"--pretrained skipped {line}" for line in skipped or ()])
-    leased = shares_of(config) == "leased"
+    leased = not modes.declared(config.mode).lockstep
     writes_events = world.is_chief and not config.sprint
     recorder = Recorder(job.folder, world.rank, writes_events, start.step, start.tally, start.joins, leased)
     slowdown = Slowdown(config.slow, world.worker, config.seed)
@@ -204,7 +204,8 @@ def train_as_worker(
 def _loaders(job: Job, data: ImageFolder, side: int, start: Start) -> tuple[Loader, Loader]:
     """Of images to train with, and to evaluate on."""
     config, world = job.config, job.world
-    place = (0, 1) if shares_of(config) == "leased" else (world.worker, world.workers)  # any share may become its own
+    lockstep = modes.declared(config.mode).lockstep
+    place = (world.worker, world.workers) if lockstep else (0, 1)  # a worker may lease any share
     sampler = BatchSampler(len(data.train), config.batch_size, config.seed, *place, config.shuffle_block)
     soon = () if start.joins else sampler.needed(start.step, config.total_steps(sampler.samples))
     own = () if start.joins or config.sprint else even_range(len(data.validation), world.worker, world.workers)

@@ -1,18 +1,15 @@
 """When all workers come to the same step, between two steps, and what they decide there."""
 
-import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import torch
 
-from hvdtrain import modes
 from hvdtrain.config.run_config import RunConfig
 from hvdtrain.system.preempt import all_are_to_leave, termination_requested
 
 LOCKSTEP_EVERY_S = 1.0  # how often the workers of a lockstep mode come together
-LOOK_EVERY_S = 0.2  # how often a worker of the other modes looks whether a barrier is requested
 
 
 @dataclass(frozen=True)
@@ -45,9 +42,8 @@ class StepBarrier:
 
     Workers in lockstep come together every second or so, at steps that all of them compute from the same sums. Where
     these can be done in the background, nobody waits for them: what they come to is decided one step later. (Behind a
-    step's weights, which share the connection with it, an answer can be as late as they are.) Of the others, the one
-    that wants a decision requests a barrier; when all have come, they go on to the step of the one furthest ahead, and
-    decide there.
+    step's weights, which share the connection with it, an answer can be as late as they are.) Workers that lease their
+    shares come together when the round of these is over; one that wants a decision ends the round early.
 
     Args:
         sync: a Synchroniser; where shares are leased a PushPull.
@@ -60,46 +56,36 @@ class StepBarrier:
         self, config: RunConfig, sync: Any, steps: int | None, elapsed: float, may_depart: bool = False
     ) -> None:
         self.sync, self.group, self.steps = sync, sync.group, steps
-        self.lockstep = modes.declared(config.mode).lockstep
         self.time_budget, self.snapshot_s = config.time_budget, config.snapshot_s
         self.saved_at = elapsed
         self.may_depart = may_depart
         self.next_step = 0  # of the next barrier, in lockstep
         self.under_way: Callable[[], tuple[list[int], torch.Tensor]] | None = None  # rows of the last, not yet there
-        self.passed = 0  # barriers so far
-        self.target: int | None = None  # the step to go on to, since a barrier was requested
-        self.looked_at = time.monotonic()
         self.paused = False  # this round of leased shares, by this worker
 
     def after(self, step: int, elapsed: float, is_last: bool) -> Decision:
-        """What to do after this step.
+        """What workers in lockstep do after this step.
 
         Args:
             elapsed: seconds of training up to here.
-            is_last: whether it is its epoch's last: then, but in lockstep, all workers are at it when this returns.
+            is_last: whether it is its epoch's last.
         """
         at_end = self.steps is not None and step >= self.steps
         if self.group.workers == 1 and not self.group.in_background:  # nobody to ask: at each step, for next to nothing
             return self._decide([[elapsed, *self._wants(elapsed)]], at_end)
-        if self.lockstep:
-            return self._in_lockstep(step, elapsed, is_last, at_end)
-        wants = self._wants(elapsed)
-        must_stop = is_last or at_end
-        if not must_stop and self.target != step:
-            if self.target is not None or not (any(wants) or self._is_requested()):
-                return GO_ON
-            self.group.request_barrier(self.passed)
-        while True:
-            self.sync.idle()
-            self.passed += 1
-            _, rows = self.group.all_gather([step, elapsed, *wants])
-            furthest = int(rows[:, 0].max())
-            if rows[:, 0].eq(furthest).all():
-                self.target = None
-                return self._decide(rows[:, 1:].tolist(), at_end)
-            self.target = furthest
-            if step < furthest:
-                return GO_ON
+        if self.under_way:
+            found, self.under_way = self.under_way, None
+            if decision := self._together(step - 1, found, at_end):
+                return decision
+        if not at_end and step < self.next_step:
+            return GO_ON
+        later = self.group.in_background and not is_last and not at_end
+        until = elapsed + (elapsed / step if later else 0)  # when there will be a decision
+        found = self.group.all_gather_later([elapsed, *self._wants(until)])
+        if not later:
+            return self._together(step, found, at_end)
+        self.under_way = found
+        return GO_ON
 
     def in_round(self, elapsed: float) -> None:
         """After each step where shares are leased: end the round early if this worker wants a decision.
@@ -118,21 +104,6 @@ class StepBarrier:
         self.paused = False
         _, rows = self.group.all_gather([elapsed, *self._wants(elapsed)])
         return self._decide(rows.tolist(), self.steps is not None and step >= self.steps)
-
-    def _in_lockstep(self, step: int, elapsed: float, is_last: bool, at_end: bool) -> Decision:
-        if self.under_way:
-            found, self.under_way = self.under_way, None
-            if decision := self._together(step - 1, found, at_end):
-                return decision
-        if not at_end and step < self.next_step:
-            return GO_ON
-        later = self.group.in_background and not is_last and not at_end
-        until = elapsed + (elapsed / step if later else 0)  # when there will be a decision
-        found = self.group.all_gather_later([elapsed, *self._wants(until)])
-        if not later:
-            return self._together(step, found, at_end)
-        self.under_way = found
-        return GO_ON
 
     def _together(self, step: int, found: Callable[[], tuple[list[int], torch.Tensor]], at_end: bool) -> Decision:
         """The decision of what was gathered after this step."""
@@ -156,10 +127,3 @@ class StepBarrier:
         if any(snapshot):
             self.saved_at = max(elapsed)
         return Decision(any(over) or at_end, any(stop), any(snapshot))
-
-    def _is_requested(self) -> bool:
-        now = time.monotonic()
-        if now - self.looked_at < LOOK_EVERY_S:
-            return False
-        self.looked_at = now
-        return self.group.is_barrier_requested(self.passed)

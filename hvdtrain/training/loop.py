@@ -8,6 +8,7 @@ from typing import Any, cast
 import torch
 from torch import nn
 
+from hvdtrain import modes
 from hvdtrain.coordination.job import Job
 from hvdtrain.coordination.synchroniser import Synchroniser
 from hvdtrain.data.loader import Loader
@@ -17,7 +18,6 @@ from hvdtrain.numerics.slowdown import Slowdown
 from hvdtrain.ps.worker import PushPull
 from hvdtrain.runs.folder import hold
 from hvdtrain.runs.metrics import Recorder
-from hvdtrain.runs.request import shares_of
 from hvdtrain.system import trace
 from hvdtrain.system.preempt import Terminated, immediate_sigterm
 from hvdtrain.training.barrier import GO_ON, Decision, StepBarrier
@@ -70,8 +70,8 @@ def train(training: Training, loader: Loader, validation: Loader) -> list[float]
     place = world.worker, world.workers, config.shuffle_block
     sampler = BatchSampler(len(loader.samples), config.batch_size, config.seed, *place)
     steps = config.total_steps(sampler.samples)
-    leased = shares_of(config) == "leased"
-    shares = LeasedShares(sampler, cast(PushPull, sync), steps) if leased else StaticShares(sampler)
+    lockstep = modes.declared(config.mode).lockstep
+    shares = StaticShares(sampler) if lockstep else LeasedShares(sampler, cast(PushPull, sync), steps)
     has_joined, age = world.joined is not None, training.age_s
     barrier = StepBarrier(config, sync, steps, history.wall_s, may_depart=has_joined)
     stepper = _stepper(training, sampler, loader.side, steps)

@@ -78,13 +78,26 @@ def test_a_pause_before_the_first_share_lets_one_global_batch_through():
     assert [leases.lease(0, step, 30, 60) for step in (2, 3)] == [31, None]
 
 
+def test_where_shares_are_fixed_a_worker_has_those_of_its_number_and_of_lost_workers():
+    leases = AskedLeases(workers=2, fixed=True)
+    assert [leases.lease(0, step, 0, 4) for step in (1, 2, 3)] == [0, 2, None]
+    leases.finished(0, 2)
+    waiting = leases.await_lease(0, 3)
+    assert leases.lease(1, 1, 0, 4) == 1 and not waiting.done()
+    leases.lose(1)
+    assert waiting.value()[0] == 1
+    assert leases.lease(0, 4, 0, 4) == 3
+    leases.finished(0, 4)
+    assert leases.lease(0, 5, 0, 4) is None and leases.await_lease(0, 5).value() == (None, 4)
+
+
 @pytest.mark.timeout(60)
 @given(
     st.integers(1, 4), st.integers(1, 12), st.integers(1, 3), st.sets(st.integers(1, 3), max_size=3),
-    st.randoms(use_true_random=False),
+    st.booleans(), st.randoms(use_true_random=False),
 )  # fmt: skip
-def test_each_share_is_trained_on_once_whoever_is_fast_or_lost(workers, batches, rounds, losses, rng):
-    leases, trained = AskedLeases(), []
+def test_each_share_is_trained_on_once_whoever_is_fast_or_lost(workers, batches, rounds, losses, fixed, rng):
+    leases, trained = AskedLeases(workers, fixed=fixed), []
     clocks = dict.fromkeys(range(workers), 0)
     losses = {worker for worker in losses if worker < workers}
     for number in range(rounds):

@@ -44,8 +44,8 @@ class Asked:
 
 
 class AskedLeases(Asked):
-    def __init__(self, workers=4, journal=None):
-        super().__init__(Leases(workers), journal)
+    def __init__(self, workers=4, journal=None, fixed=False):
+        super().__init__(Leases(workers, fixed), journal)
 
     def lease(self, *message):
         return self.ask(self.part.lease, *message).value()
