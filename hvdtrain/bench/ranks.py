@@ -18,7 +18,7 @@ from hvdtrain import modes
 from hvdtrain.buckets.partition import cut
 from hvdtrain.config.run_config import RunConfig
 from hvdtrain.coordination.job import Job
-from hvdtrain.ps.exchange import Exchange
+from hvdtrain.ps.exchange import PushExchange
 from hvdtrain.system.memory import keep_memory
 from hvdtrain.wire import horovod
 from hvdtrain.wire.rendezvous import open_store
@@ -157,14 +157,14 @@ def pushpull(rank: Rank) -> Prepare:
         if world.is_chief:
             for piece in pieces:
                 wire.ask(piece.server, "install", piece.number, weights[piece.start : piece.stop].clone())
-        exchange = Exchange(
+        exchange = PushExchange(
             wire, world.worker, world.workers, pieces, [len(weights)], weights, "none", staged=False, shared=shared,
         )  # fmt: skip
         steps = count(1)
 
         def act() -> None:
             for _ in range(rank.times):
-                exchange.begin(next(steps), UPDATE.lr)
+                exchange.begin_step(next(steps), UPDATE.lr)
                 exchange.bucketer.put(0, gradient)
                 exchange.wait_for_all()
 

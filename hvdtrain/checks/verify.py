@@ -23,7 +23,7 @@ from hvdtrain.launch.job_log import failure_reason
 from hvdtrain.launch.prepare import prepare
 from hvdtrain.launch.processes import launched_job
 from hvdtrain.runs.folder import check_free
-from hvdtrain.runs.request import check_workers
+from hvdtrain.runs.request import check, check_workers
 
 if TYPE_CHECKING:
     from numpy import ndarray as Vector
@@ -31,7 +31,7 @@ if TYPE_CHECKING:
 SYNCHRONOUS = [name for name in modes.names() if modes.declared(name).lockstep and name != "single"]
 # Modes that are synchronous with these options: without staleness a worker of ps-ssp waits for all others' pushes, of
 # which one step is made (--push-scale softsync).
-MADE_SYNCHRONOUS: dict[str, dict[str, Any]] = {"ps-ssp": {"staleness": 0, "shares": "static"}}
+MADE_SYNCHRONOUS: dict[str, dict[str, Any]] = {"ps-ssp": {"staleness": 0, "shares": "equal"}}
 CHECKED_MODES = [*SYNCHRONOUS, *MADE_SYNCHRONOUS]
 
 OPTIMIZERS = ("sgd", "adam")  # sgd has momentum
@@ -47,8 +47,7 @@ CHECKED = RunConfig(
     mode="single", dataset="digits", model="vggf", width=1 / 16, batch_size=476, steps=5, lr=1e-3, threads=1,
     schedule="constant", deterministic=True, snapshot_every="never", device="cpu",
 )  # fmt: skip
-# Where there are servers: two, with nine buckets each, whose borders lie within parameters.
-SERVERS: dict[str, Any] = {"servers": 2, "bucket_mb": 1 / 8}
+SERVERS, BUCKET_MB = 2, 1 / 8  # nine buckets on each of two servers, whose borders lie within parameters
 
 
 @click.command(cls=GroupedCommand)
@@ -56,6 +55,14 @@ SERVERS: dict[str, Any] = {"servers": 2, "bucket_mb": 1 / 8}
     *MODES[:2], "names", type=Names(), default=",".join(CHECKED_MODES), show_default=True, help="Modes to check."
 )
 @click.option(*NUM_WORKERS, type=Numbers(), default="1,2,4", show_default=True, help="Numbers of workers.")
+@click.option(
+    "--wait-for", type=click.Choice(["auto", "layer", "step"]), default="auto", show_default=True,
+    help="What waits for fresh weights: see train.",
+)  # fmt: skip
+@click.option(
+    "--shares", type=click.Choice(["auto", "equal", "measured"]), default="auto", show_default=True,
+    help="How batches are shared out: see train.",
+)  # fmt: skip
 @host_options
 @launcher_option
 @secrets_option
@@ -66,8 +73,8 @@ SERVERS: dict[str, Any] = {"servers": 2, "bucket_mb": 1 / 8}
 )  # fmt: skip
 @click.pass_context
 def verify(
-    ctx: click.Context, names: list[str], workers: list[int], hosts: str | None, hostfile: Path | None, launcher: str,
-    secrets: dict[str, str], out: str,
+    ctx: click.Context, names: list[str], workers: list[int], wait_for: str, shares: str, hosts: str | None,
+    hostfile: Path | None, launcher: str, secrets: dict[str, str], out: str,
 ) -> None:  # fmt: skip
     """Check that the synchronous modes compute the same as one process, on this machine's processor or your hosts'.
 
@@ -84,13 +91,16 @@ def verify(
     for name in names:
         if name not in CHECKED_MODES:
             raise unknown("synchronous mode", name, CHECKED_MODES)
+    options = {"wait_for": wait_for, "shares": shares}
+    for name in names:
+        check(of_mode(CHECKED, name, **options))
     for n in workers:
         check_workers(dataclasses.replace(CHECKED, mode=names[0]), n)
         for name in names if listed else ():
             allocate(listed, n, of_mode(CHECKED, name).servers)
     results = []
     with _folder_for_runs(out, bool(listed)) as folder:
-        for result in compare_with_single(names, workers, folder, hosts=listed, launcher=launcher, secrets=secrets):
+        for result in compare_with_single(names, workers, folder, options, listed, launcher, secrets):
             results.append(result)
             click.echo(result.line)
     wrong = [result for result in results if not result.same]
@@ -115,7 +125,7 @@ class Result:
     """How one run compares with one process.
 
     Attributes:
-        buckets: of all servers together.
+        buckets: in all, of servers or of a ring; 0 where torch cuts them.
         distance: of the weights, over the distance that training moved them.
         samples: whether the same samples were seen at the same steps.
     """
@@ -133,29 +143,36 @@ class Result:
     @property
     def line(self) -> str:
         mode = f"{self.config.mode}, staleness 0" if self.config.mode in MADE_SYNCHRONOUS else self.config.mode
-        servers = f"{self.buckets} buckets on {self.config.servers} servers" if self.buckets else "no servers"
+        servers = f" on {self.config.servers} servers" if self.config.servers else ""
+        buckets = f"{self.buckets} buckets{servers}" if self.buckets else ""
         return (
             f"{'same' if self.same else 'DIFFERS':<8} {mode:<20} {with_noun(self.workers, 'worker'):<9}  "
             f"{self.config.optimizer:<4}  "
-            f"{servers:<23}  {self.distance:.1e} of the way trained (at most {TOLERANCE:.0e})"
+            f"{buckets:<23}  {self.distance:.1e} of the way trained (at most {TOLERANCE:.0e})"
             f"{'' if self.samples else ', other samples'}"
         )
 
 
-def of_mode(config: RunConfig, mode: str) -> RunConfig:
-    """The same in another mode, with what makes it synchronous, and with servers if it has any."""
-    servers = SERVERS if modes.declared(mode).has_servers else {}
-    return dataclasses.replace(config, mode=mode, **servers, **MADE_SYNCHRONOUS.get(mode, {}))
+def of_mode(config: RunConfig, mode: str, **options: Any) -> RunConfig:
+    """The same in another mode, with these options, what makes it synchronous, small buckets and servers."""
+    declared = modes.declared(mode)
+    if "bucket_mb" in declared.options:
+        options["bucket_mb"] = BUCKET_MB
+    if declared.has_servers:
+        options["servers"] = SERVERS
+    return dataclasses.replace(config, mode=mode, **options | MADE_SYNCHRONOUS.get(mode, {}))
 
 
 def compare_with_single(
-    names: list[str], workers: list[int], folder: Path, optimizers: Sequence[str] = OPTIMIZERS,
+    names: list[str], workers: list[int], folder: Path, options: Mapping[str, Any] = {},
     hosts: Sequence[Host] = (), launcher: str = "local", secrets: Mapping[str, str] | None = None,
+    optimizers: Sequence[str] = OPTIMIZERS,
 ) -> Iterator[Result]:  # fmt: skip
     """Run and compare, one after the other. Failure where a run fails.
 
     Args:
         folder: for the runs.
+        options: of all of them but the reference.
         hosts: where runs of several ranks go; the reference, one process, runs here.
         secrets: variables for every rank that no command line may show.
     """
@@ -169,13 +186,13 @@ def compare_with_single(
         initial, sizes = _initial(config)
         moved = float(np.linalg.norm(alone - initial))
         for mode in names:
-            run = of_mode(config, mode)
+            run = of_mode(config, mode, **options)
             for n in workers:
                 used = allocate(hosts, n, run.servers) if hosts and n + run.servers > 1 else []
                 out = folder / f"{mode}-{n}-{optimizer}"
                 weights, seen = _train(run, n, out, used, launcher if used else "local", secrets)
                 distance = float(np.linalg.norm(weights - alone) / moved)
-                buckets = len(cut(sizes, run.servers, run.bucket_elements))
+                buckets = len(cut(sizes, run.servers or 1, run.bucket_elements)) if run.bucket_mb == BUCKET_MB else 0
                 yield Result(run, n, buckets, distance, seen == samples)
 
 

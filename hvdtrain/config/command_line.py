@@ -28,7 +28,7 @@ GROUPS = {
         "momentum", "nesterov", "per_worker", "lr_scaling", "accumulate", "step_epochs", "step_factor", "seed",
     ),
     "Parameter server": (
-        "compression", "staleness", "push_scale", "look_ahead", "shares", "backup", "staleness_lr",
+        "compression", "staleness", "push_scale", "look_ahead", "shares", "wait_for", "backup", "staleness_lr",
         "delay_compensation", "wire", "bucket_mb", "record",
     ),
     "Hosts": ("hosts", "hostfile", "launcher", "interface", "sync_dst_dir", "secrets"),

@@ -136,9 +136,15 @@ class RunConfig:
         "dropped.", click.IntRange(0),
     )  # fmt: skip
     shares: str = option(
-        "auto", "How a global batch is shared out: `static`, a fixed share for each worker; `leased`, in ps-async and "
-        "ps-ssp: a worker takes its next share when it is ready, so that a fast one does more. `auto` leases where it "
-        "can.", click.Choice(["auto", "static", "leased"]),
+        "auto", "How a global batch is shared out: `equal`, the same to each worker; `measured`, in lockstep: by how "
+        "fast each computes, every second or so anew, for workers that stay slower than others; `leased`, in ps-async "
+        "and ps-ssp: a worker takes its next share when it is ready. `auto` leases where it can, else is equal.",
+        click.Choice(["auto", "equal", "measured", "leased"]),
+    )  # fmt: skip
+    wait_for: str = option(
+        "auto", "What waits for the weights that a step makes: `layer`, in the next forward each layer for its own, so "
+        "that the last of them travel while the first compute; `step`, the end of the step for all. `auto` is layer "
+        "with servers, step in a ring.", click.Choice(["auto", "layer", "step"]),
     )  # fmt: skip
     compression: str = option(
         "none", "How gradients are sent: {compression}. In allreduce none or fp16. What int8, topk and 2bit leave "

@@ -45,8 +45,8 @@ class Synchroniser(ABC):
     @abstractmethod
     def optimizer_parts(self) -> Iterator[tuple[int, dict[str, torch.Tensor]]]:
         """The optimizer's state of all trained parameters, part by part, while no worker trains: where in their flat
-        vector a part begins, and what numerics.optimizers.state_of gives for it. Nothing where only the first worker
-        can ask for it, and this is another.
+        vector a part begins, and what numerics.optimizers.state_of gives for it. All workers call it and go through it,
+        which may be what brings the parts together; only the one that leads needs to find any.
         """
 
     def set_accumulating(self, accumulating: bool) -> None:  # noqa: B027

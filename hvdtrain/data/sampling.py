@@ -1,7 +1,7 @@
 """Which samples are trained on at which step: pure arithmetic, the same for every mode and any number of workers.
 
 Global batch k of an epoch is `permutation[k*G : (k+1)*G]`; it is cut into as many contiguous shares as there are
-workers. With static shares worker w takes share w of every batch; leased shares go to whoever is ready.
+workers. In lockstep worker w takes share w of every batch; leased shares go to whoever is ready.
 """
 
 from collections.abc import Iterator, Sequence
@@ -10,7 +10,7 @@ from functools import lru_cache
 
 import numpy as np
 
-from hvdtrain.numerics.split import even_range
+from hvdtrain.numerics.split import even_range, proportional_range
 
 SPREAD = 8  # over so many blocks the samples of one are mixed
 
@@ -83,14 +83,14 @@ class BatchSampler:
         return epochs * self.samples + steps * self.batch_size
 
     def epoch(self, epoch: int, done: int = 0) -> Iterator[Share]:
-        """This worker's shares of one epoch (from 1), in order, where shares are static; without those of the first
+        """This worker's shares of one epoch (from 1), in order, of equal length; without those of the first
         `done` steps. Each is made when it is asked for: an epoch of a million samples has many.
         """
         first = (epoch - 1) * self.steps_per_epoch
         return self._own_shares(first + done, first + self.steps_per_epoch)
 
     def _own_shares(self, after: int, until: int) -> Iterator[Share]:
-        """This worker's static shares of the steps after that up to `until`."""
+        """This worker's equal shares of the steps after that up to `until`."""
         return (self.share(step * self.workers + self.worker) for step in range(after, until))
 
     def needed(self, after: int, until: int | None) -> Sequence[int]:
@@ -101,13 +101,17 @@ class BatchSampler:
             return range(self.samples)
         return [index for share in self._own_shares(after, until) for index in share.indices]
 
-    def share(self, number: int) -> Share:
-        """A share by its number, from 0 over the whole job: number = (step - 1) * workers + slot."""
+    def share(self, number: int, speeds: Sequence[float] = ()) -> Share:
+        """A share by its number, from 0 over the whole job: number = (step - 1) * workers + slot.
+
+        Args:
+            speeds: of each slot's worker: shares are in proportion to them. Else they are equal.
+        """
         batch_number, slot = divmod(number, self.workers)
         epoch, k = divmod(batch_number, self.steps_per_epoch)
         order = permutation(self.samples, self.seed, epoch + 1, self.block)
         batch = order[k * self.batch_size : (k + 1) * self.batch_size]
-        own = even_range(len(batch), slot, self.workers)
+        own = proportional_range(len(batch), slot, speeds) if speeds else even_range(len(batch), slot, self.workers)
         return Share(
             step=batch_number + 1,
             epoch=epoch + 1,

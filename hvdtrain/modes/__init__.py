@@ -39,7 +39,10 @@ class Mode:
         compressions: the codecs that it can send gradients with; ("any",) for all.
         max_workers: None for any number.
         joins_horovod: where the starter knows Horovod, the ranks find each other through that alone: without limit.
-        shares: how the samples of a global batch can be shared out, the default first: `static`, `leased`.
+        shares: how the samples of a global batch can be shared out, the default first: `equal`, `measured`,
+            `leased`.
+        wait_for: what can wait for fresh weights, the default first: the next forward of each `layer`, or the next
+            `step`; nothing where neither is known.
     """
 
     name: str
@@ -53,7 +56,8 @@ class Mode:
     options: tuple[str, ...] = ()
     compressions: tuple[str, ...] = ("none",)
     max_workers: int | None = None
-    shares: tuple[str, ...] = ("static",)
+    shares: tuple[str, ...] = ("equal",)
+    wait_for: tuple[str, ...] = ()
     joins_horovod: bool = False
 
     @property

@@ -38,7 +38,7 @@ class LocalUpdate(Synchroniser):
 
     def optimizer_parts(self) -> Iterator[tuple[int, dict[str, torch.Tensor]]]:
         start = 0
-        for p in self.parameters:
+        for p in self.parameters if self.group.leads else ():
             yield start, state_of(self.optimizer, [p])
             start += p.numel()
 

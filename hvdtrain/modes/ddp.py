@@ -22,6 +22,8 @@ FAMILY = "ring"
 ORDER = 2
 COLOUR = "#1c9edc"
 MARKER = "D"
+SHARES = ("equal", "measured")
+WAIT_FOR = ("step",)  # torch's reducer ends backward with the last average
 
 
 class Ddp(LocalUpdate):

@@ -7,14 +7,15 @@ from hvdtrain.ps.serve import serve as serve_with
 from hvdtrain.ps.worker import PushPull
 
 FAMILY = "servers"
-ORDER = 5
+ORDER = 6
 COLOUR = "#893e88"
 MARKER = "P"
 LOCKSTEP = False
 SURVIVES_LOST_WORKER = True
+WAIT_FOR = ("layer", "step")
 OPTIONS = ("push_scale", "look_ahead", "delay_compensation", "staleness_lr", "wire", "bucket_mb", "record")
 COMPRESSIONS = ("any",)
-SHARES = ("leased", "static")
+SHARES = ("leased", "equal")
 
 connect = PushPull
 make_policy = partial(StaleSynchronous, staleness=None)

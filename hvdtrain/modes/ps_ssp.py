@@ -18,14 +18,15 @@ from hvdtrain.ps.worker import PushPull
 from hvdtrain.wire.messages import Push
 
 FAMILY = "servers"
-ORDER = 4
+ORDER = 5
 COLOUR = "#49672a"
 MARKER = "v"
 LOCKSTEP = False
 SURVIVES_LOST_WORKER = True
+WAIT_FOR = ("layer", "step")
 OPTIONS = ("push_scale", "look_ahead", "staleness", "delay_compensation", "staleness_lr", "wire", "bucket_mb", "record")
 COMPRESSIONS = ("any",)
-SHARES = ("leased", "static")
+SHARES = ("leased", "equal")
 
 
 class StaleSynchronous(Policy):

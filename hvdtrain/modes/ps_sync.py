@@ -12,9 +12,11 @@ from hvdtrain.ps.worker import PushPull
 from hvdtrain.wire.messages import Push
 
 FAMILY = "servers"
-ORDER = 3
+ORDER = 4
 COLOUR = "#cb7811"
 MARKER = "^"
+SHARES = ("equal", "measured")
+WAIT_FOR = ("layer", "step")
 OPTIONS = ("backup", "wire", "bucket_mb", "record")
 COMPRESSIONS = ("any",)
 

@@ -1,9 +1,24 @@
 """Cutting as evenly as can be: batches over workers, weights over servers, images of an evaluation over workers."""
 
+from collections.abc import Sequence
+
 
 def even_range(total: int, index: int, parts: int) -> range:
     """The contiguous range of `total` things that is number `index` of `parts`; lengths differ by at most one."""
     return range(total * index // parts, total * (index + 1) // parts)
+
+
+def proportional_range(total: int, index: int, weights: Sequence[float]) -> range:
+    """The contiguous range of `total` things that is number `index` of as many parts as there are weights: lengths are
+    in proportion to those, to within two things, and none is empty where there are enough.
+    """
+    each = min(1, total // len(weights))
+    rest, whole = total - each * len(weights), sum(weights)
+
+    def start(part: int) -> int:
+        return each * part + round(rest * (sum(weights[:part]) / whole))
+
+    return range(start(index), start(index + 1))
 
 
 def step_of_share(number: int, workers: int) -> int:

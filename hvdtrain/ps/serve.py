@@ -60,7 +60,7 @@ def serve(
         Failure: a worker was lost, and the others cannot go on: in ps-sync, or before training.
     """
     config, world = job.config, job.world
-    is_open = lets_join and config.shares != "static" and config.wire in OPEN_WIRES
+    is_open = lets_join and config.shares != "equal" and config.wire in OPEN_WIRES
     memory = CrashMemory(killed.memory_fd if killed else None) if is_open and servers_return(config) else None
     desk = _desk(job, make_policy, memory, killed is not None)
     if killed:
@@ -112,7 +112,7 @@ def _desk(job: Job, make_policy: MakePolicy, memory: CrashMemory | None, recover
         return Bucket(weights, lambda p: load.time_steps_of(make_optimizer(config, p)), policy, memory is not None)
 
     decode = None if config.compression == "none" else Compressor(config.compression).decode
-    fixed = config.shares == "static"
+    fixed = config.shares == "equal"
     desk = Desk(world.workers, make_bucket, decode, load, journal, fixed_shares=fixed)
     if trace.is_on:
         desk.calls["push"] = traced(desk.push, world.rank, world.workers, load)

@@ -19,7 +19,7 @@ from hvdtrain.coordination.synchroniser import Synchroniser
 from hvdtrain.errors import Failure
 from hvdtrain.numerics.flat import flatten_weights, trained
 from hvdtrain.numerics.optimizers import COUNT
-from hvdtrain.ps.exchange import Exchange
+from hvdtrain.ps.exchange import PushExchange
 from hvdtrain.ps.push_observers import observers
 from hvdtrain.wire.messages import PushStatus
 from hvdtrain.wire.shared import SharedMemory
@@ -47,6 +47,8 @@ class PushPull(Synchroniser):
             self.wire.returned = self.shared.replace_receiver
             self.wire.returning = frozenset(range(self.world.servers))
         self.group = ServerGroup(self.wire, job.world, self.store, self.timeout, self.servers_return)
+        # A compiled model has no layers to wait before.
+        self.waits_for_layers = job.config.wait_for != "step" and not job.config.compile
         self.step = 0  # of this worker's
         self._idled = 0  # calls of idle
         self._shares: deque[int] = deque()  # numbers of those that are leased, and not begun
@@ -59,7 +61,7 @@ class PushPull(Synchroniser):
         sizes = [p.numel() for p in parameters]
         pieces = cut(sizes, self.world.servers, self.config.bucket_elements)
         weights = flatten_weights(model)
-        self.exchange = Exchange(
+        self.exchange = PushExchange(
             self.wire, self.world.member, self.world.workers, pieces, sizes, weights, self.config.compression,
             staged=weights.is_cuda, shared=self.shared, pushes_again=self.servers_return,
         )  # fmt: skip
@@ -73,11 +75,7 @@ class PushPull(Synchroniser):
             self._install(pieces, weights)
         # Amid backward, of which the last parameter is one of the first.
         parameters[-1].register_post_accumulate_grad_hook(lambda parameter: self._request_share())
-        self.exchange.bucketer.take_from(parameters, keep=False)
-        numbers = dict(zip(parameters, self.exchange.bucketer.of_parameter, strict=True))
-        for module in model.modules() if not self.config.compile else ():
-            if needed := sorted({n for p in module.parameters(recurse=False) for n in numbers.get(p, ())}):
-                module.register_forward_pre_hook(lambda module, inputs, needed=needed: self.exchange.wait_for(needed))
+        self.exchange.attach(model, self.waits_for_layers)
         return model
 
     def _install(self, pieces: Sequence[Piece], weights: torch.Tensor) -> None:
@@ -118,8 +116,8 @@ class PushPull(Synchroniser):
 
     def begin(self, step: int, lr: float) -> None:
         self.step, self._requested = self.step + 1, False
-        self.exchange.begin(self.step, lr, self._shares.popleft() if self._shares else None)
-        if self.config.compile:  # a compiled model has no layers to wait before
+        self.exchange.begin_step(self.step, lr, self._shares.popleft() if self._shares else None)
+        if not self.waits_for_layers:
             self.exchange.wait_for_all()
 
     def skip_if_overtaken(self, step: int) -> bool:

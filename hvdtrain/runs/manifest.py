@@ -17,7 +17,7 @@ from hvdtrain.numerics.flat import trained
 from hvdtrain.numerics.optimizers import schedule
 from hvdtrain.numerics.split import even_range
 from hvdtrain.runs.launched import Launched, launch_command, read_launched
-from hvdtrain.runs.request import shares_of
+from hvdtrain.runs.request import CHOICES, choice, shares_of
 from hvdtrain.wire.horovod import DEFAULTS
 from hvdtrain.world.host import gpus, hardware, speed_variables, versions
 from hvdtrain.world.network import use_one_interface
@@ -89,10 +89,11 @@ def manifest(
         "push_scale": push_scale,
         "look_ahead": config.taken_look_ahead(world.workers, bound) if "look_ahead" in mode.options else 0.0,
         "shares": shares_of(config),
+        "wait_for": choice(config, "wait_for"),
         "staleness_bound": bound,
         "respawns": bool(os.environ.get(RESPAWNS)),
         "server_bytes": [4 * len(even_range(size, server, world.servers)) for server in range(world.servers)],
-        "bucket_mb": config.bucket_mb if world.servers else None,
+        "bucket_mb": config.bucket_mb if "bucket_mb" in mode.options else None,
         "trace": config.trace_steps if config.trace else "none",
         "clocks": {},  # of --trace, at the end
         "slow": {"asked": config.slow, "achieved": {}},  # by worker, at the end: how many times as long it computed
@@ -114,7 +115,7 @@ def manifest(
 
 def mode_options(config: RunConfig) -> dict[str, Any]:
     """What was asked of how the mode works and of what it sends, where it is not the default, by option."""
-    names = (*modes.declared(config.mode).options, "compression", "shares")
+    names = (*modes.declared(config.mode).options, "compression", *CHOICES)
     return {name: value for name in names if (value := getattr(config, name)) != getattr(RunConfig, name)}
 
 

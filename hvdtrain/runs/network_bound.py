@@ -24,7 +24,7 @@ def network_bound(run: Run, more_servers: Sequence[str] = ()) -> float | None:
     busy, batch, workers = link_seconds(run, more_servers), run.manifest.global_batch or 0, run.kind.workers
     if not busy or run.manifest.backup:
         return None
-    if modes.declared(run.kind.mode).lockstep or run.manifest.shares == "static":
+    if modes.declared(run.kind.mode).lockstep or run.manifest.shares in ("equal", "static"):
         longest = max(map(sum, busy))
         return batch / longest if longest else None
     if not all(map(any, zip(*busy, strict=True))):

@@ -25,10 +25,10 @@ from hvdtrain.system import trace
 # what the weights become, and has to stay.
 MAY_CHANGE = {
     "mode", "servers", "threads", "slow", "trace", "trace_steps", "device", "share_gpu", "compile",
-    "push_scale", "look_ahead", "shares", "staleness", "backup", "delay_compensation", "staleness_lr", "compression",
-    "wire", "bucket_mb", "record", "accumulate", "epochs", "steps", "time_budget", "sprint", "repeat", "deterministic",
-    "save", "target_accuracy", "stop_at_target", "snapshot_every", "keep_snapshots", "log_every", "timeout",
-    "dataset", "pretrained",  # names of what is compared by its content
+    "push_scale", "look_ahead", "shares", "wait_for", "staleness", "backup", "delay_compensation", "staleness_lr",
+    "compression", "wire", "bucket_mb", "record", "accumulate", "epochs", "steps", "time_budget", "sprint", "repeat",
+    "deterministic", "save", "target_accuracy", "stop_at_target", "snapshot_every", "keep_snapshots", "log_every",
+    "timeout", "dataset", "pretrained",  # names of what is compared by its content
 }  # fmt: skip
 
 
@@ -40,6 +40,9 @@ def train_options(*without: str, **defaults: Any) -> Callable[[Callable], Callab
     }  # fmt: skip
     return config_options(valid, *without, **defaults)
 
+
+# Options of which each mode declares what it can do, the default first, under the option's name.
+CHOICES = ("shares", "wait_for")
 
 # Patterns of secrets in a URL, and what they are.
 _SECRETS = [
@@ -101,9 +104,12 @@ def _mode_problems(config: RunConfig, mode: modes.Mode) -> Iterator[str]:
             "--look-ahead is for --push-scale softsync without --delay-compensation: elsewhere workers are sent the "
             "weights as they are"
         )
-    if config.shares not in ("auto", *mode.shares):
-        users = ", ".join(name for name in modes.names() if config.shares in modes.declared(name).shares)
-        yield f"--shares {config.shares} is not for --mode {config.mode}, in lockstep: it is for {users}"
+    for name in CHOICES:
+        if (value := getattr(config, name)) not in ("auto", *getattr(mode, name)):
+            users = ", ".join(other for other in modes.names() if value in getattr(modes.declared(other), name))
+            yield f"{flag(name)} {value} is not for --mode {config.mode}: it is for {users}"
+    if config.shares == "measured" and config.compile:
+        yield "--shares measured is not for --compile, which compiles for each number of samples"
     if not mode.can_send(compression.parse(config.compression)[0]):
         takes = " or ".join(mode.compressions)
         yield f"--compression {config.compression} is not for --mode {config.mode}, which takes {takes}"
@@ -155,14 +161,19 @@ def for_mode(config: RunConfig, mode: str, servers: int) -> RunConfig:
     declared = modes.declared(mode)
     other = dataclasses.replace(config, mode=mode, servers=servers if declared.has_servers else 0)
     defaults: dict[str, Any] = {name: getattr(RunConfig, name) for name in _unused(other, declared)}
-    if other.shares not in declared.shares:
-        defaults["shares"] = "auto"
+    defaults |= {name: "auto" for name in CHOICES if getattr(other, name) not in getattr(declared, name)}
     return dataclasses.replace(other, **defaults)
+
+
+def choice(config: RunConfig, name: str) -> str:
+    """Which of the CHOICES of that name is taken; empty where the mode has none."""
+    value: str = getattr(config, name)
+    return next(iter(getattr(modes.declared(config.mode), name)), "") if value == "auto" else value
 
 
 def shares_of(config: RunConfig) -> str:
     """How samples are shared out: `static` or `leased`."""
-    return modes.declared(config.mode).shares[0] if config.shares == "auto" else config.shares
+    return choice(config, "shares")
 
 
 def check_joinable(config: RunConfig, option: str) -> None:

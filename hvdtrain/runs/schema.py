@@ -144,6 +144,7 @@ class Manifest(Struct, frozen=True, kw_only=True):
     push_scale: str | None = None
     look_ahead: Figure | None = None
     shares: str | None = None
+    wait_for: str | None = None
     staleness_bound: Count | None = None
     backup: Count | None = None
     respawns: bool = False

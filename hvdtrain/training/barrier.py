@@ -50,6 +50,9 @@ class StepBarrier:
         steps: how many there are in all, or None where time decides.
         elapsed: seconds of training before this process began, at the last snapshot.
         may_depart: SIGTERM lets this worker leave alone, as one that has joined.
+
+    Attributes:
+        gathered: the step of the last barrier, and of each worker what `after` was told more, [workers, more].
     """
 
     def __init__(
@@ -59,16 +62,18 @@ class StepBarrier:
         self.time_budget, self.snapshot_s = config.time_budget, config.snapshot_s
         self.saved_at = elapsed
         self.may_depart = may_depart
+        self.gathered: tuple[int, torch.Tensor] | None = None
         self.next_step = 0  # of the next barrier, in lockstep
         self.under_way: Callable[[], tuple[list[int], torch.Tensor]] | None = None  # rows of the last, not yet there
         self.paused = False  # this round of leased shares, by this worker
 
-    def after(self, step: int, elapsed: float, is_last: bool) -> Decision:
+    def after(self, step: int, elapsed: float, is_last: bool, more: Sequence[float] = ()) -> Decision:
         """What workers in lockstep do after this step.
 
         Args:
             elapsed: seconds of training up to here.
             is_last: whether it is its epoch's last.
+            more: what all are told of this worker: see `gathered`.
         """
         at_end = self.steps is not None and step >= self.steps
         if self.group.workers == 1 and not self.group.in_background:  # nobody to ask: at each step, for next to nothing
@@ -81,7 +86,7 @@ class StepBarrier:
             return GO_ON
         later = self.group.in_background and not is_last and not at_end
         until = elapsed + (elapsed / step if later else 0)  # when there will be a decision
-        found = self.group.all_gather_later([elapsed, *self._wants(until)])
+        found = self.group.all_gather_later([elapsed, *self._wants(until), *more])
         if not later:
             return self._together(step, found, at_end)
         self.under_way = found
@@ -108,12 +113,13 @@ class StepBarrier:
     def _together(self, step: int, found: Callable[[], tuple[list[int], torch.Tensor]], at_end: bool) -> Decision:
         """The decision of what was gathered after this step."""
         _, rows = found()
+        self.gathered = step, rows[:, 4:]
         mean = rows[:, 0].mean().item()
         wait = LOCKSTEP_EVERY_S
         if self.time_budget:  # half the remaining way: few barriers, and none but the last step overruns the budget
             wait = min(wait, (self.time_budget - mean) / 2)
         self.next_step = step + max(1, int(wait / (mean / step)))
-        return self._decide(rows.tolist(), at_end)
+        return self._decide(rows[:, :4].tolist(), at_end)
 
     def _wants(self, elapsed: float) -> tuple[bool, bool, bool]:
         over = bool(self.time_budget) and elapsed >= self.time_budget

@@ -3,19 +3,17 @@
 import time
 from dataclasses import asdict, dataclass
 from functools import partial
-from typing import Any, cast
+from typing import Any
 
 import torch
 from torch import nn
 
-from hvdtrain import modes
 from hvdtrain.coordination.job import Job
 from hvdtrain.coordination.synchroniser import Synchroniser
 from hvdtrain.data.loader import Loader
 from hvdtrain.data.sampling import BatchSampler
 from hvdtrain.numerics.clock import Timer
 from hvdtrain.numerics.slowdown import Slowdown
-from hvdtrain.ps.worker import PushPull
 from hvdtrain.runs.folder import hold
 from hvdtrain.runs.metrics import Recorder
 from hvdtrain.system import trace
@@ -23,11 +21,11 @@ from hvdtrain.system.preempt import Terminated, immediate_sigterm
 from hvdtrain.training.barrier import GO_ON, Decision, StepBarrier
 from hvdtrain.training.cost import ProcessorTime
 from hvdtrain.training.evaluation import average_buffers, evaluate, statistics
-from hvdtrain.training.feed import feed
+from hvdtrain.training.feed import AHEAD, feed
 from hvdtrain.training.history import History, is_over
 from hvdtrain.training.progress import TrainingProgress
 from hvdtrain.training.saver import Saver
-from hvdtrain.training.shares import LeasedShares, Shares, StaticShares
+from hvdtrain.training.shares import Shares, make_shares
 from hvdtrain.training.sprint import Sprint
 from hvdtrain.training.step import Stepper, digest
 
@@ -70,8 +68,7 @@ def train(training: Training, loader: Loader, validation: Loader) -> list[float]
     place = world.worker, world.workers, config.shuffle_block
     sampler = BatchSampler(len(loader.samples), config.batch_size, config.seed, *place)
     steps = config.total_steps(sampler.samples)
-    lockstep = modes.declared(config.mode).lockstep
-    shares = StaticShares(sampler) if lockstep else LeasedShares(sampler, cast(PushPull, sync), steps)
+    shares = make_shares(config, sampler, sync, steps, loader.ahead + AHEAD)
     has_joined, age = world.joined is not None, training.age_s
     barrier = StepBarrier(config, sync, steps, history.wall_s, may_depart=has_joined)
     stepper = _stepper(training, sampler, loader.side, steps)
@@ -113,6 +110,7 @@ def _take_round(
             clock.mark("data")
         else:
             row, seconds = stepper.take(share, images, labels, timer.seconds(), shares.waited_s(asked))
+            shares.took(row["samples"], seconds["forward"] + seconds["backward"])
             row["time"] = round(timer.seconds(), 6)
             training.recorder.step(row, seconds, digest(share), sync.push_status)
             training.progress.step(row)

@@ -42,7 +42,10 @@ class Saver:
         slowed = [self.slowdown.computed_s, self.slowdown.slept_s]
         own = {"worker": world.worker, "slowed": slowed, "tally": dataclasses.asdict(self.recorder.tally)}
         rows = self.sync.group.gather_to_first(own).values()
+        optimizer = self.sync.optimizer_parts()
         if not self.sync.group.leads:
+            for _ in optimizer:
+                pass
             return
         tally = Tally.of([Tally(**row["tally"]) for row in rows])
         tally.seconds = [spent / len(rows) for spent in tally.seconds]  # the next start may have more or fewer
@@ -53,11 +56,13 @@ class Saver:
         }  # fmt: skip
         try:
             save(
-                self.job.folder, history.step, self.model.state_dict(), self.sync.optimizer_parts(),
+                self.job.folder, history.step, self.model.state_dict(), optimizer,
                 sum(p.numel() for p in trained(self.model)), state, config.keep_snapshots,
             )  # fmt: skip
             self.last = history.step
         except OSError as error:
+            for _ in optimizer:  # whose other parts workers give together
+                pass
             self.report(f"the snapshot of step {history.step} could not be saved: {error.strerror or error}")
 
     def best(self) -> None:

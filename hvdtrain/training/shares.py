@@ -1,18 +1,23 @@
-"""Which shares of an epoch a worker trains on: always its own, or whichever is next when it is ready."""
+"""Which shares of an epoch a worker trains on: always that of its number, or whichever is next when it is ready."""
 
 import time
 from collections.abc import Callable, Iterable, Iterator
-from typing import Any
+from typing import Any, cast
 
+import torch
+
+from hvdtrain import modes
+from hvdtrain.config.run_config import RunConfig
+from hvdtrain.coordination.synchroniser import Synchroniser
 from hvdtrain.data.sampling import BatchSampler, Share
 from hvdtrain.ps.worker import PushPull
 from hvdtrain.training.barrier import GO_ON, Decision, StepBarrier
 from hvdtrain.training.history import History
 
 
-class StaticShares:
-    """This worker's own share of every global batch. A round of them is the rest of an epoch, or ends where all workers
-    decide something.
+class LockstepShares:
+    """This worker's share of every global batch, as long as the others'. A round of them is the rest of an epoch, or
+    ends where all workers decide something.
 
     Attributes:
         leased: whether shares are.
@@ -36,6 +41,9 @@ class StaticShares:
     def waited_s(self, since: float) -> float:
         return 0.0
 
+    def took(self, samples: int, seconds: float) -> None:
+        """This worker has computed the gradients of so many samples in so many seconds."""
+
     def after_step(self, barrier: StepBarrier, step: int, elapsed: float) -> Decision:
         return barrier.after(step, elapsed, step % self.sampler.steps_per_epoch == 0)
 
@@ -44,6 +52,43 @@ class StaticShares:
 
     def trained(self, history: History) -> int | None:
         return None
+
+
+class MeasuredShares(LockstepShares):
+    """Shares of every global batch in proportion to how fast each worker computes: all take as long. They are cut anew
+    after each of the workers' barriers, by what each has computed since the one before.
+
+    Args:
+        lag: how many steps after a barrier a cut takes effect: no shares of these have been read ahead.
+    """
+
+    def __init__(self, sampler: BatchSampler, lag: int) -> None:
+        super().__init__(sampler)
+        self.lag = lag
+        self.computed = torch.zeros(2, dtype=torch.float64)  # samples and seconds so far, of this worker
+        self._before = torch.zeros(sampler.workers, 2, dtype=torch.float64)  # of all, at the barrier before
+        self._cuts: list[tuple[int, list[float]]] = [(0, [])]  # from which step on, and speeds
+
+    def after(self, step: int) -> Iterable[Share]:
+        per_epoch, workers = self.sampler.steps_per_epoch, self.sampler.workers
+        for done in range(step, (step // per_epoch + 1) * per_epoch):
+            speeds = next(speeds for first, speeds in reversed(self._cuts) if first <= done)
+            yield self.sampler.share(done * workers + self.sampler.worker, speeds)
+
+    def took(self, samples: int, seconds: float) -> None:
+        self.computed += torch.tensor([samples, seconds])
+
+    def after_step(self, barrier: StepBarrier, step: int, elapsed: float) -> Decision:
+        is_last = step % self.sampler.steps_per_epoch == 0
+        decision = barrier.after(step, elapsed, is_last, self.computed.tolist())
+        if barrier.gathered:
+            at, computed = barrier.gathered
+            barrier.gathered = None
+            samples, seconds = (computed - self._before).T
+            if samples.min() > 0 and seconds.min() > 0:
+                self._before = computed
+                self._cuts = [*self._cuts[-1 - self.lag :], (at + self.lag, (samples / seconds).tolist())]
+        return decision
 
 
 class LeasedShares:
@@ -70,7 +115,7 @@ class LeasedShares:
         self.sync.open_for_joining(state())
 
     def after(self, step: int) -> Iterator[Share]:
-        """As in StaticShares, for all workers together; it ends when all of these shares have been trained."""
+        """As in LockstepShares, for all workers together; it ends when all of these shares have been trained."""
         per_epoch, workers = self.sampler.steps_per_epoch, self.sampler.workers
         last = (step // per_epoch + 1) * per_epoch
         if self.steps is not None:
@@ -90,6 +135,9 @@ class LeasedShares:
         """
         return max(0.0, self._answered_at - since)
 
+    def took(self, samples: int, seconds: float) -> None:
+        """As in LockstepShares."""
+
     def after_step(self, barrier: StepBarrier, step: int, elapsed: float) -> Decision:
         """What to do after a step: nothing but to ask for the round's end, where this worker wants a decision."""
         barrier.in_round(elapsed)
@@ -101,9 +149,20 @@ class LeasedShares:
         return barrier.after_round(history.step, elapsed)
 
     def trained(self, history: History) -> int | None:
-        """Samples of the shares that were trained since the last evaluation; None where shares are static."""
+        """Samples of the shares that were trained since the last evaluation; None in lockstep."""
         before = history.evaluations[-1]["step"] if history.evaluations else 0
         return self.sampler.trained(history.step) - self.sampler.trained(before)
 
 
-Shares = StaticShares | LeasedShares
+Shares = LockstepShares | LeasedShares
+
+
+def make_shares(config: RunConfig, sampler: BatchSampler, sync: Synchroniser, steps: int | None, ahead: int) -> Shares:
+    """
+    Args:
+        ahead: how many shares may be read before they are trained on.
+    """
+    if not modes.declared(config.mode).lockstep:
+        return LeasedShares(sampler, cast(PushPull, sync), steps)
+    # A cut is known a step after its barrier, and the share that is read next is not trained on yet.
+    return MeasuredShares(sampler, ahead + 3) if config.shares == "measured" else LockstepShares(sampler)

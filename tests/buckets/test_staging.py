@@ -27,7 +27,7 @@ torch.cpu.Event = Event
 """
 LATE = f"""{LATE_EVENTS}
 from hvdtrain.ps import exchange, worker
-worker.Exchange = lambda *arguments, **options: exchange.Exchange(*arguments, **dict(options, staged=True))
+worker.PushExchange = lambda *arguments, **options: exchange.PushExchange(*arguments, **dict(options, staged=True))
 """
 WITHOUT_RPC = """
 import sys

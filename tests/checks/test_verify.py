@@ -55,7 +55,7 @@ def forked(monkeypatch, references):
     [(SYNCHRONOUS, "sgd", [4]), (["allreduce", "ps-sync"], "adam", [1]), (["ps-ssp"], "adam", [4])],
 )
 def test_synchronous_modes_give_the_weights_of_one_process_on_the_global_batch(modes, optimizer, workers, tmp_path):
-    results = list(compare_with_single(modes, workers, tmp_path, [optimizer]))
+    results = list(compare_with_single(modes, workers, tmp_path, optimizers=[optimizer]))
     assert len(results) == len(modes) * len(workers)
     assert not [result.line for result in results if not result.same]
     for result in results:
@@ -87,7 +87,7 @@ if os.environ.get("RANK") == "1":
 @pytest.mark.timeout(100)
 def test_a_policy_that_is_wrong_in_one_of_many_buckets_is_found(forked, tmp_path):
     forked.append(WRONG_IN_ONE_BUCKET)
-    [result] = compare_with_single(["ps-sync"], [2], tmp_path, ["sgd"])
+    [result] = compare_with_single(["ps-sync"], [2], tmp_path, optimizers=["sgd"])
     assert result.samples and not result.same
     assert result.line.startswith("DIFFERS")
 
@@ -95,8 +95,8 @@ def test_a_policy_that_is_wrong_in_one_of_many_buckets_is_found(forked, tmp_path
 @pytest.mark.timeout(100)
 @pytest.mark.usefixtures("forked")
 def test_a_policy_that_lets_workers_go_on_too_early_is_found(tmp_path, monkeypatch):
-    monkeypatch.setitem(verify.MADE_SYNCHRONOUS, "ps-ssp", {"staleness": 100, "shares": "static"})
-    [result] = compare_with_single(["ps-ssp"], [4], tmp_path, ["adam"])
+    monkeypatch.setitem(verify.MADE_SYNCHRONOUS, "ps-ssp", {"staleness": 100, "shares": "equal"})
+    [result] = compare_with_single(["ps-ssp"], [4], tmp_path, optimizers=["adam"])
     assert result.samples and not result.same
 
 
@@ -104,7 +104,7 @@ def test_other_samples_are_found_whatever_the_weights_are(tmp_path, monkeypatch)
     weights = np.ones(3)
     monkeypatch.setattr(verify, "_train", lambda config, *more: (weights, config.mode))
     monkeypatch.setattr(verify, "_initial", lambda config: (np.zeros(3), [3]))
-    [result] = compare_with_single(["allreduce"], [2], tmp_path, ["sgd"])
+    [result] = compare_with_single(["allreduce"], [2], tmp_path, optimizers=["sgd"])
     assert result.distance == 0 and not result.same
     assert result.line.startswith("DIFFERS") and result.line.endswith(", other samples")
 

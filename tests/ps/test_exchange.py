@@ -6,7 +6,7 @@ from helpers.buckets import LR, make_desk, stale, sync
 
 from hvdtrain.buckets.partition import cut
 from hvdtrain.ps import exchange
-from hvdtrain.ps.exchange import Exchange
+from hvdtrain.ps.exchange import PushExchange
 from hvdtrain.wire.requests import as_future
 
 pytestmark = pytest.mark.usefixtures("one_thread")
@@ -34,7 +34,7 @@ def join(monkeypatch):
                 return as_future(getattr(joined_servers[rank], method)(number, push))
 
         own = [
-            Exchange(Wire(), number, workers, pieces, SIZES, torch.zeros(sum(SIZES)), "none", staged=False)
+            PushExchange(Wire(), number, workers, pieces, SIZES, torch.zeros(sum(SIZES)), "none", staged=False)
             for number in range(workers)
         ]
         return own, pushed
@@ -58,7 +58,7 @@ def test_workers_that_are_ready_at_different_times_do_not_wait_for_each_other_in
     (early, late), pushed = join(2, policy)
     for step in (1, 2):
         for worker in (early, late):
-            worker.begin(step, LR)
+            worker.begin_step(step, LR)
             backward(worker)
         for worker in (early, late):
             worker.wait_for_all()
@@ -72,7 +72,7 @@ def test_all_workers_together_have_so_many_bytes_under_way(join):
     """16 bytes a bucket: two of them fit beside the one for which there is always room."""
     (alone, _), pushed = join(2, lambda: sync(2))
     alone.room = 32
-    alone.begin(1, LR)
+    alone.begin_step(1, LR)
     backward(alone)
     assert pushed[0] == [5, 4, 3]
 
@@ -80,7 +80,7 @@ def test_all_workers_together_have_so_many_bytes_under_way(join):
 def test_a_server_is_pushed_to_while_another_has_all_that_there_is_room_for(join):
     (early, late), pushed = join(2, lambda: sync(2), servers=2)
     for worker in (early, late):
-        worker.begin(1, LR)
+        worker.begin_step(1, LR)
     backward(early)
     assert pushed[0] == [(1, 2), (1, 1), (0, 2), (0, 1)]  # one for which there is room, and one more, for each
     backward(late)
@@ -93,10 +93,10 @@ def test_a_worker_that_was_dropped_knows_the_last_step_that_is_over_everywhere(j
     (first, second, late), _ = join(3, lambda: sync(3, backup=1))
     for step in (1, 2, 3):
         for worker in (first, second):
-            worker.begin(step, LR)
+            worker.begin_step(step, LR)
             backward(worker)
             assert worker.last_closed_step() == 0
-    late.begin(1, LR)
+    late.begin_step(1, LR)
     backward(late)
     assert late.last_closed_step() == 3
     assert late.context.status.dropped == len(SIZES)

@@ -48,9 +48,9 @@ def test_ssp_bounds_how_stale_weights_are(tmp_path):
 
 def test_a_static_share_of_every_batch_is_each_workers_own(tmp_path):
     out = tmp_path / "run"
-    options = ["--epochs", "1", "--batch-size", "32", "--shares", "static", "--trace", "--trace-steps", "10-20"]
+    options = ["--epochs", "1", "--batch-size", "32", "--shares", "equal", "--trace", "--trace-steps", "10-20"]
     train(out, "ps-async", 1, 2, *SMALL[:2], *options)
-    assert json.loads((out / "manifest.json").read_text())["shares"] == "static"
+    assert json.loads((out / "manifest.json").read_text())["shares"] == "equal"
     for rank in (1, 2):
         assert [row["step"] for row in steps(out, rank)] == list(range(1, 46))
     slices, _ = read_slices(out)

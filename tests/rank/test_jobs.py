@@ -44,7 +44,7 @@ def test_every_starter_runs_every_kind_of_mode(starter, ranks, mode, servers, tm
     """Beside those whose commands are in the README, which test_readme.py looks at in the same way."""
     out = tmp_path / "run"
     done = run(
-        starter, ranks, "--mode", mode, "--servers", str(servers), *SMALL, "--shares", "static", "--out", str(out),
+        starter, ranks, "--mode", mode, "--servers", str(servers), *SMALL, "--shares", "equal", "--out", str(out),
         "--trace",
     )  # fmt: skip
     assert done.returncode == 0, done.stdout

@@ -16,7 +16,7 @@ pytestmark = pytest.mark.timeout(120)
 @pytest.mark.parametrize(
     ("mode", "servers", "more"),
     [("single", 0, []), ("ddp", 0, []), ("ps-sync", 1, ["--wire", "zmq"]), ("ps-async", 1, []),
-     ("ps-async", 1, ["--shares", "static"])],
+     ("ps-async", 1, ["--shares", "equal"])],
     ids=str,
 )  # fmt: skip
 def test_a_sprint_measures_what_comes_after_its_warm_up(mode, servers, more, tmp_path):

@@ -1,0 +1,190 @@
+"""What modes share that average gradients by Horovod, bucket by bucket, while backward computes the rest."""
+
+import math
+import os
+import threading
+from abc import abstractmethod
+from collections.abc import Callable, Iterator, Mapping
+from queue import SimpleQueue
+from typing import Any
+
+import horovod.torch as hvd
+import torch
+from torch import nn
+from torch.futures import Future
+
+from hvdtrain.buckets.exchange import Exchange, Lane
+from hvdtrain.buckets.partition import Piece, cut
+from hvdtrain.buckets.staging import Staging
+from hvdtrain.coordination.job import Job
+from hvdtrain.coordination.store_group import StoreGroup
+from hvdtrain.coordination.synchroniser import Synchroniser
+from hvdtrain.errors import Failure
+from hvdtrain.numerics.flat import flatten_weights, payload_bytes, trained
+from hvdtrain.numerics.optimizers import COUNT, make_optimizer, restore_state, set_lr, state_of
+from hvdtrain.system import trace
+from hvdtrain.wire import horovod
+from hvdtrain.wire.horovod import wait_asleep
+
+UNDER_WAY = 32 * 2**20  # bytes of gradients that are handed to Horovod at once
+
+
+class Waiter:
+    """Waits for what Horovod does, on a thread."""
+
+    def __init__(self) -> None:
+        self._handles: SimpleQueue[tuple[int, Callable[[torch.Tensor], int] | None, Any]] = SimpleQueue()
+        threading.Thread(target=self._wait, name="ring", daemon=True).start()
+
+    def result_of(
+        self, handle: int, following: Callable[[torch.Tensor], int] | None = None
+    ) -> "Future[torch.Tensor]":  # fmt: skip
+        """What Horovod makes of the tensor with this handle, or its exception.
+
+        Args:
+            following: takes that, and gives the handle of what Horovod is to do next: the result is what it makes then.
+        """
+        future: Future[torch.Tensor] = Future()
+        self._handles.put((handle, following, future))
+        return future
+
+    def _wait(self) -> None:
+        while True:
+            handle, following, future = self._handles.get()
+            try:
+                wait_asleep(handle)
+                result = hvd.synchronize(handle)
+                if following:
+                    self._handles.put((following(result), None, future))
+                else:
+                    future.set_result(result)
+            except Exception as error:
+                future.set_exception(error)
+
+
+class RingLane(Lane):
+    """A bucket's way around the ring, and the optimizer of the part of it that this rank updates.
+
+    Attributes:
+        start: where the part begins in the bucket.
+        part: [elements] float32 of the bucket's weights, which the optimizer changes.
+        context: the learning rate.
+    """
+
+    context: float
+
+    def __init__(
+        self, number: int, piece: Piece, weights: torch.Tensor, staging: Staging | None, waiter: Waiter, job: Job
+    ) -> None:
+        super().__init__(number, piece, weights, staging)
+        self.waiter, self.world, self.config = waiter, job.world, job.config
+        self.start, self.part = self.choose_part()
+        self.optimizer = make_optimizer(job.config, [self.part])
+
+    @abstractmethod
+    def choose_part(self) -> tuple[int, torch.Tensor]:
+        """See `start` and `part`."""
+
+    def update(self, gradient: torch.Tensor) -> None:
+        """Take the optimizer's step on this rank's part: [part] float32."""
+        set_lr(self.optimizer, self.context)
+        self.part.grad = gradient
+        self.optimizer.step()
+        self.part.grad = None
+
+
+class RingTrace:
+    """Writes reductions of recorded steps, and waits in them, to the timeline of --trace."""
+
+    def sent(self, lane: Lane, under_way: int) -> None:
+        pass
+
+    def answered(self, lane: Lane, came: float, under_way: int) -> None:
+        if trace.is_recording():
+            trace.reduction(lane.size, lane.sent_at)
+
+    def waited(self, began: Any, ended: Any) -> None:
+        pass
+
+
+class Ring(Synchroniser):
+    """
+    Args:
+        make_lane: takes what RingLane does.
+
+    Attributes:
+        staged: gradients go through CPU memory: they are on a GPU, and Horovod has no NCCL or cannot use it.
+    """
+
+    exchange: Exchange
+
+    def __init__(self, job: Job, make_lane: Callable[..., RingLane]) -> None:
+        # Gloo's own limit, 30 s, would run while another host's workers still look at their images.
+        os.environ.setdefault("HOROVOD_GLOO_TIMEOUT_SECONDS", str(math.ceil(job.config.timeout)))
+        world = job.world
+        backend = horovod.join(world, None if world.starts_horovod else job.meet())
+        store = job.meet() if world.size > 1 else None
+        self.group = StoreGroup(world, store, job.config.timeout, horovod.leave)
+        self.job, self.config, self.world, self.make_lane = job, job.config, world, make_lane
+        on_gpu = job.device.type == "cuda"
+        self.staged = on_gpu and (job.config.share_gpu or not hvd.nccl_built())
+        self.backend = "horovod-nccl" if on_gpu and not self.staged else backend
+        self.waits_for_layers = self.config.wait_for == "layer" and not self.config.compile
+
+    def prepare(self, model: nn.Module) -> nn.Module:
+        state = model.state_dict()
+        shared = {name: tensor.cpu() for name, tensor in state.items()} if self.staged else state
+        hvd.broadcast_parameters(shared, root_rank=0)
+        if self.staged:
+            model.load_state_dict(shared)
+        self.message = payload_bytes(model)
+        sizes = [p.numel() for p in trained(model)]
+        pieces, weights, waiter = cut(sizes, 1, self.config.bucket_elements), flatten_weights(model), Waiter()
+        staging = Staging(weights, pieces) if self.staged else None
+        lanes = [
+            self.make_lane(number, piece, weights, staging, waiter, self.job) for number, piece in enumerate(pieces)
+        ]
+        self.exchange = Exchange(lanes, sizes, weights, staging, UNDER_WAY, self.config.timeout)
+        self.exchange.attach(model, self.waits_for_layers)
+        if trace.is_on:
+            self.exchange.observers.append(RingTrace())
+        return model
+
+    def restore(self, step: int, state: Mapping[str, torch.Tensor]) -> None:
+        for lane in self.exchange.lanes:
+            start = lane.piece.start + lane.start
+            places = slice(start, start + len(lane.part))
+            of_part = {name: values if name == COUNT else values[places] for name, values in state.items()}
+            restore_state(lane.optimizer, [lane.part], of_part)
+
+    def optimizer_parts(self) -> Iterator[tuple[int, dict[str, torch.Tensor]]]:
+        for lane in self.exchange.lanes if self.group.leads else ():
+            yield lane.piece.start, state_of(lane.optimizer, [lane.part])
+
+    def set_accumulating(self, accumulating: bool) -> None:
+        self.exchange.bucketer.accumulating = accumulating
+
+    def begin(self, step: int, lr: float) -> None:
+        self.exchange.begin(lr)
+
+    def wait(self) -> None:
+        if missing := self.exchange.bucketer.incomplete():
+            many = f"{len(missing)} of {len(self.exchange.lanes)} buckets of gradients, {missing[0]} among them,"
+            raise Failure(f"{many} were not complete when backward ended: a layer had no part in it")
+        if not self.waits_for_layers:
+            self.exchange.wait_for_all()
+
+    def refresh(self) -> None:
+        self.exchange.wait_for_all()
+
+    @property
+    def waited_s(self) -> float:
+        return self.exchange.waited_s if self.waits_for_layers else 0.0
+
+    def traffic(self, steps: int) -> tuple[int, int]:
+        """By the formula: a ring of n sends and receives 2(n-1)/n of the message at each rank (Patarasuk and Yuan,
+        2009). What carries it may take another way; no all-reduce sends less at its busiest rank.
+        """
+        n = self.world.size
+        moved = round(steps * 2 * (n - 1) / n * self.message)
+        return moved, moved

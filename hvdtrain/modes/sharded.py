@@ -1,0 +1,65 @@
+"""Each worker gets a shard of the averaged gradients from Horovod, updates its weights and sends them to all (ZeRO-1).
+
+A ring that is a server beside every worker: reduce-scatter, the optimizer on each rank's shard, all-gather (Rajbhandari
+et al., SC'20, arXiv:1910.02054, section 5.1). It sends what an all-reduce does, and each rank has a part of the
+optimizer's state.
+"""
+
+from collections.abc import Iterator
+
+import horovod.torch as hvd
+import torch
+from torch.futures import Future
+
+from hvdtrain.coordination.job import Job
+from hvdtrain.modes._ring import Ring, RingLane
+from hvdtrain.numerics.optimizers import COUNT, state_of
+
+FAMILY = "ring"
+ORDER = 3
+COLOUR = "#5d4fb3"
+MARKER = "P"
+JOINS_HOROVOD = True
+OPTIONS = ("bucket_mb",)
+SHARES = ("equal", "measured")
+WAIT_FOR = ("step", "layer")
+
+
+class ShardedLane(RingLane):
+    """A shard of the bucket is updated here, those before and after it on the other ranks."""
+
+    def choose_part(self) -> tuple[int, torch.Tensor]:
+        each, more = divmod(len(self.weights), self.world.size)  # the first ranks have one more: so Horovod cuts
+        start = self.world.rank * each + min(self.world.rank, more)
+        part = self.weights[start : start + each + (self.world.rank < more)]
+        return start, part.cpu() if self.staging else part
+
+    def send(self) -> "Future[torch.Tensor]":
+        gradient, self.gradient = self.gradient, None
+        handle = hvd.reducescatter_async(gradient, op=hvd.Average, name=f"gradients {self.number}")
+        return self.waiter.result_of(handle, self._update_and_gather)
+
+    def _update_and_gather(self, average: torch.Tensor) -> int:
+        self.update(average)
+        handle: int = hvd.allgather_async(self.part, name=f"weights {self.number}")
+        return handle
+
+    def take(self, weights: torch.Tensor) -> None:
+        if self.staging:
+            self.staging.copy_in(self.number, weights)
+        else:
+            self.weights.copy_(weights)
+
+
+class Sharded(Ring):
+    def optimizer_parts(self) -> Iterator[tuple[int, dict[str, torch.Tensor]]]:
+        for lane in self.exchange.lanes:
+            state = state_of(lane.optimizer, [lane.part])
+            yield (
+                lane.piece.start,
+                {n: v if n == COUNT else hvd.allgather(v, name=f"{n} {lane.number}") for n, v in state.items()},
+            )
+
+
+def connect(job: Job) -> Ring:
+    return Sharded(job, ShardedLane)
