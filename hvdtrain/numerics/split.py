@@ -10,15 +10,15 @@ def even_range(total: int, index: int, parts: int) -> range:
 
 def proportional_range(total: int, index: int, weights: Sequence[float]) -> range:
     """The contiguous range of `total` things that is number `index` of as many parts as there are weights: lengths are
-    in proportion to those, to within two things, and none is empty where there are enough.
+    in proportion to those, to within two things or so, and none is empty where there are enough.
     """
-    each = min(1, total // len(weights))
-    rest, whole = total - each * len(weights), sum(weights)
-
-    def start(part: int) -> int:
-        return each * part + round(rest * (sum(weights[:part]) / whole))
-
-    return range(start(index), start(index + 1))
+    parts, whole = len(weights), sum(weights)
+    least = min(1, total // parts)
+    starts = [0]
+    for part in range(1, parts + 1):
+        start = max(round(total * (sum(weights[:part]) / whole)), starts[-1] + least)
+        starts.append(min(start, total - least * (parts - part)))
+    return range(starts[index], starts[index + 1])
 
 
 def step_of_share(number: int, workers: int) -> int:

@@ -5,9 +5,12 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 from torch import nn
+from torch.futures import Future
 
-from hvdtrain.buckets.bucketer import Bucketer
+from hvdtrain.buckets.exchange import Bucketer, Exchange, Lane
 from hvdtrain.buckets.partition import cut
+from hvdtrain.errors import Failure
+from hvdtrain.numerics.flat import flatten_weights
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 
@@ -30,13 +33,62 @@ def test_each_step_hands_over_each_bucket_once_in_whatever_order_its_gradients_c
         assert torch.cat([found.pop(number) for number in range(len(pieces))]).equal(flat)
 
 
-@pytest.mark.parametrize("keep", [False, True])
-def test_gradients_are_taken_from_the_last_backward_pass_of_a_step(keep):
-    model, found = nn.Linear(3, 1, bias=False), []
-    bucketer = Bucketer([3], cut([3], 1, 3), lambda number, gradient: found.append(gradient.clone()))
-    bucketer.take_from([model.weight], keep)
+class HeldLane(Lane):
+    """What is sent comes back when the test says so."""
+
+    def send(self):
+        self.sent = self.gradient.clone()
+        self.answer = Future()
+        return self.answer
+
+    def take(self, weights):
+        self.weights.copy_(weights)
+
+
+@pytest.fixture
+def exchange():
+    """Of a model of two layers, which are a bucket each."""
+    model = nn.Sequential(nn.Linear(2, 3, bias=False), nn.Linear(3, 2, bias=False))
+    weights = flatten_weights(model)
+    lanes = [HeldLane(number, piece, weights, None) for number, piece in enumerate(cut([6, 6], 1, 6))]
+    made = Exchange(lanes, [6, 6], weights, None, room=48, patience=0.2)
+    made.attach(model, by_layer=True)
+    return model, made
+
+
+def test_gradients_are_taken_from_the_last_backward_pass_of_a_step(exchange):
+    model, made = exchange
+    reached = (model[0].weight.detach() @ torch.ones(2)).expand(2, 3)
     for accumulating in (True, False):
-        bucketer.accumulating = accumulating
-        model(torch.ones(1, 3)).sum().backward()
-    assert [gradient.tolist() for gradient in found] == [[2, 2, 2]]
-    assert (model.weight.grad is not None) == keep
+        made.bucketer.accumulating = accumulating
+        model(torch.ones(1, 2)).sum().backward()
+    for lane, layer in zip(made.lanes, model, strict=True):
+        assert lane.sent.shape == (6,) and layer.weight.grad is None
+    assert made.lanes[1].sent.equal(2 * reached.reshape(-1))
+
+
+def test_each_layer_waits_for_its_own_weights_alone(exchange):
+    model, made = exchange
+    model(torch.ones(1, 2)).sum().backward()
+    made.lanes[0].answer.set_result(torch.ones(6))
+    assert model[0](torch.ones(1, 2)).tolist() == [[2, 2, 2]]
+    with pytest.raises(Failure, match="^1 of 2 buckets of gradients, 1 among them, were not averaged within 0.2 s"):
+        model[1](torch.ones(1, 3))
+    made.lanes[1].answer.set_result(torch.ones(6))
+    assert model[1](torch.ones(1, 3)).tolist() == [[3, 3]]
+
+
+def test_what_goes_wrong_on_the_way_is_raised_where_weights_are_waited_for(exchange):
+    model, made = exchange
+    model(torch.ones(1, 2)).sum().backward()
+    made.lanes[1].answer.set_exception(RuntimeError("the ring is broken"))
+    with pytest.raises(Failure, match="the ring is broken"):
+        made.wait_for_all()
+
+
+def test_a_bucket_that_backward_has_a_part_of_is_incomplete():
+    bucketer = Bucketer([2, 3], cut([2, 3], 1, 5), lambda number, gradient: None)
+    bucketer.put(1, torch.ones(3))
+    assert bucketer.incomplete() == [0]
+    bucketer.put(0, torch.ones(2))
+    assert bucketer.incomplete() == []

@@ -51,15 +51,22 @@ def forked(monkeypatch, references):
 @pytest.mark.timeout(400)
 @pytest.mark.usefixtures("forked")
 @pytest.mark.parametrize(
-    ("modes", "optimizer", "workers"),
-    [(SYNCHRONOUS, "sgd", [4]), (["allreduce", "ps-sync"], "adam", [1]), (["ps-ssp"], "adam", [4])],
-)
-def test_synchronous_modes_give_the_weights_of_one_process_on_the_global_batch(modes, optimizer, workers, tmp_path):
-    results = list(compare_with_single(modes, workers, tmp_path, optimizers=[optimizer]))
+    ("modes", "optimizer", "workers", "options"),
+    [
+        (SYNCHRONOUS, "sgd", [4], {}), (["allreduce", "ps-sync"], "adam", [1], {}), (["ps-ssp"], "adam", [4], {}),
+        (["allreduce", "sharded"], "adam", [2], {"wait_for": "layer"}), (["sharded"], "adam", [3], {}),
+        (["ps-sync"], "adam", [2], {"wait_for": "step"}), (["allreduce"], "adam", [3], {"shares": "measured"}),
+    ],
+)  # fmt: skip
+def test_synchronous_modes_give_the_weights_of_one_process_on_the_global_batch(
+    modes, optimizer, workers, options, tmp_path
+):
+    results = list(compare_with_single(modes, workers, tmp_path, options, optimizers=[optimizer]))
     assert len(results) == len(modes) * len(workers)
     assert not [result.line for result in results if not result.same]
     for result in results:
-        assert ("18 buckets on 2 servers" if result.config.servers else "no servers") in result.line
+        assert ("18 buckets on 2 servers" in result.line) == bool(result.config.servers)
+        assert ("17 buckets  " in result.line) == (result.config.mode in ("allreduce", "sharded"))
 
 
 def test_the_readmes_command(monkeypatch):

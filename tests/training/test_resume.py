@@ -115,6 +115,8 @@ def whole(tmp_path_factory):
 SINGLE = ("forked", 1, ["--mode", "single", "--servers", "0"])
 RING = ("forked", 3, ["--mode", "allreduce", "--servers", "0"])
 
+SHARDED = ("forked", 3, ["--mode", "sharded", "--servers", "0"])
+
 
 def served(mode, ranks, servers):
     return "forked", ranks, ["--mode", mode, "--servers", str(servers)]
@@ -122,8 +124,11 @@ def served(mode, ranks, servers):
 
 @pytest.mark.parametrize(
     ("first", "then"),
-    [(served("ps-sync", 3, 1), SINGLE), (SINGLE, served("ps-sync", 4, 2)), (served("ps-async", 3, 1), RING)],
-)
+    [
+        (served("ps-sync", 3, 1), SINGLE), (SINGLE, served("ps-sync", 4, 2)), (served("ps-async", 3, 1), SHARDED),
+        (SHARDED, RING),
+    ],
+)  # fmt: skip
 def test_a_run_goes_on_with_other_workers_in_another_mode(first, then, whole, tmp_path):
     """No sample is lost or seen twice; synchronous modes end with the loss of a run that never stopped. What the first
     start traced is there when it leaves, and stays where the next one traces nothing.
