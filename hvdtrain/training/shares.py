@@ -14,6 +14,8 @@ from hvdtrain.ps.worker import PushPull
 from hvdtrain.training.barrier import GO_ON, Decision, StepBarrier
 from hvdtrain.training.history import History
 
+FORGETTING = 0.75  # what counts of what was measured, at each barrier after it
+
 
 class LockstepShares:
     """This worker's share of every global batch, as long as the others'. A round of them is the rest of an epoch, or
@@ -56,7 +58,7 @@ class LockstepShares:
 
 class MeasuredShares(LockstepShares):
     """Shares of every global batch in proportion to how fast each worker computes: all take as long. They are cut anew
-    after each of the workers' barriers, by what each has computed since the one before.
+    after each of the workers' barriers, by what each has computed of late: what was before counts less each time.
 
     Args:
         lag: how many steps after a barrier a cut takes effect: no shares of these have been read ahead.
@@ -67,6 +69,7 @@ class MeasuredShares(LockstepShares):
         self.lag = lag
         self.computed = torch.zeros(2, dtype=torch.float64)  # samples and seconds so far, of this worker
         self._before = torch.zeros(sampler.workers, 2, dtype=torch.float64)  # of all, at the barrier before
+        self._recent = torch.zeros_like(self._before)
         self._cuts: list[tuple[int, list[float]]] = [(0, [])]  # from which step on, and speeds
 
     def after(self, step: int) -> Iterable[Share]:
@@ -84,9 +87,10 @@ class MeasuredShares(LockstepShares):
         if barrier.gathered:
             at, computed = barrier.gathered
             barrier.gathered = None
-            samples, seconds = (computed - self._before).T
-            if samples.min() > 0 and seconds.min() > 0:
-                self._before = computed
+            self._recent = FORGETTING * self._recent + computed - self._before
+            self._before = computed
+            samples, seconds = self._recent.T
+            if samples.min() > 0:
                 self._cuts = [*self._cuts[-1 - self.lag :], (at + self.lag, (samples / seconds).tolist())]
         return decision
 
