@@ -17,7 +17,7 @@ from hvdtrain.numerics.optimizers import COUNT, state_of
 
 FAMILY = "ring"
 ORDER = 3
-COLOUR = "#5d4fb3"
+COLOUR = "#7f00ff"
 MARKER = "P"
 JOINS_HOROVOD = True
 OPTIONS = ("bucket_mb",)

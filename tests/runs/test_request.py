@@ -140,7 +140,7 @@ def test_the_weights_ahead_are_for_workers_that_are_behind():
         ("ps-sync", "staleness", 3, "ps-ssp"),
         ("ps-sync", "delay_compensation", 0.04, "ps-ssp, ps-async"),
         ("allreduce", "push_scale", "none", "ps-ssp, ps-async"),
-        ("ddp", "bucket_mb", 1.0, "ps-sync, ps-ssp, ps-async"),
+        ("ddp", "bucket_mb", 1.0, "allreduce, sharded, ps-sync, ps-ssp, ps-async"),
         ("single", "record", True, "ps-sync, ps-ssp, ps-async"),
     ],
 )
