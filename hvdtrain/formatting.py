@@ -41,9 +41,10 @@ def some_of(names: Iterable[str], number: int = 5) -> str:
     return ", ".join(listed[:number]) + (f" and {len(listed) - number:,} more" if len(listed) > number else "")
 
 
-def with_noun(number: int, noun: str) -> str:
-    """`1 worker`, `2 workers`."""
-    return f"{number} {noun}" + ("" if number == 1 else "s")
+def with_noun(number: float, noun: str) -> str:
+    """`1 worker`, `2 workers`, `0.5 cores`."""
+    text = str(number) if isinstance(number, int) else f"{number:g}"
+    return f"{text} {noun}" + ("" if number == 1 else "s")
 
 
 def format_bytes(value: float) -> str:

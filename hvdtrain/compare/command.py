@@ -61,7 +61,10 @@ def _presets() -> str:
     *MODES, type=Names(), default="single,allreduce,ps-sync,ps-async", show_default=True,
     help="Modes to compare, by commas; see `hvdtrain modes`.",
 )  # fmt: skip
-@click.option(*NUM_WORKERS, type=Numbers(), default="2", show_default=True, help="Numbers of workers, by commas.")
+@click.option(
+    *NUM_WORKERS, type=Numbers(), default="2", show_default="2, on hosts as many as they take",
+    help="Numbers of workers, by commas.",
+)  # fmt: skip
 @click.option(
     *NUM_SERVERS, type=ServerNumbers(), default="1", show_default=True,
     help="Numbers of servers of the ps- modes, by commas; `equal` is as many as workers.",
@@ -124,6 +127,8 @@ def compare(
     sprint_s = _length(ctx, options)
     repeats = _number_of_repeats(ctx, repeats, until_sure, sprint_s)
     listed = hosts_or_here(ctx)
+    if listed and not given_options(ctx, ["workers"]) and "workers" not in (ctx.default_map or ()):
+        workers = [sum(host.slots for host in listed)]
     folder = Path(out or (f"runs/compare-{time.strftime('%Y%m%d-%H%M%S')}" if not dry_run else "runs/compare"))
     axes = Axes(modes, workers, servers, {name: options.pop(name) for name in SPANNED})
     config = RunConfig(**options)

@@ -157,5 +157,7 @@ def _result(summary: Mapping[str, Any]) -> str:
     if loss is not None:
         accuracy = f", validation accuracy {summary['val_accuracy']:.4f}"
         learned = accuracy if math.isfinite(loss) else f", DIVERGED: validation loss {loss}"
-    beside = "".join(f", beside other work: {line}" for line in beside_others(summary.get("load") or {}))
+    others = beside_others(summary.get("load") or {})
+    more = f", and {with_noun(len(others) - 1, 'more host')} so" if len(others) > 1 else ""
+    beside = f", beside other work: {others[0]}{more}" if others else ""
     return f"{summary['samples_per_s']:.0f} samples/s{learned}{beside}"

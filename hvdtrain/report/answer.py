@@ -196,8 +196,11 @@ def _comparison(runs: Sequence[Run], repeats: int, tells: str = "", add: Sequenc
     """The same comparison with so many repeats, and how long what is not there yet takes."""
     to_do = repeats * (len({run.kind for run in runs}) + len(add))
     to_do = again.LONGER * to_do if more.get("longer") else max(1, to_do - len(timed(runs)))
-    command = again.compare_command(runs, repeats, add, **more)
-    return Next(command, to_do * mean_time_s(runs), tells, repeats)
+    seconds = to_do * mean_time_s(runs)
+    if trainings := more.get("trainings"):
+        done = whole(runs)
+        seconds = (trainings * len({run.kind for run in done}) - len(done)) * mean_time_s(done)
+    return Next(again.compare_command(runs, repeats, add, **more), seconds, tells, repeats)
 
 
 def _more_repeats(case: Case, runs: Sequence[Run], repeats: int) -> Next:

@@ -181,7 +181,7 @@ def _subject(of: Comparison) -> str:
     size = f"{three_digits(weights / 1e6)}M weights" if weights else ""
     what = ", ".join(filter(None, [manifest.model, size, manifest.dataset]))
     hosts, cores = len(manifest.hardware.hosts), manifest.hardware.cores_usable or manifest.hardware.cores
-    each = "GPUs" if (manifest.device or "").startswith("cuda") else with_noun(int(cores), "core") if cores else ""
+    each = "GPUs" if (manifest.device or "").startswith("cuda") else with_noun(cores, "core") if cores else ""
     place = "one host" if hosts < 2 else with_noun(hosts, "host")
     sizes = sorted({run.kind.workers for run in of.runs if run.kind.family})
     workers = " or ".join(map(str, sizes[1:] if len(sizes) > 1 and sizes[0] == 1 else sizes))

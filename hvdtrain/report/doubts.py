@@ -125,8 +125,8 @@ def _other_measures(case: Case) -> Iterator[str]:
 
 def _busy_hosts(case: Case) -> Iterator[str]:
     runs = [run for _, own in case.named for run in timed(own)]
-    if found := [line for run in runs for line in beside_others(to_builtins(run.summary.load))]:
-        yield f"in {len(found)} of {len(runs)} runs hosts did other work beside: {found[0]}"
+    if found := [lines for run in runs if (lines := beside_others(to_builtins(run.summary.load)))]:
+        yield f"in {len(found)} of {len(runs)} runs hosts did other work beside: {found[0][0]}"
 
 
 def _one_host(case: Case) -> Iterator[str]:
@@ -138,7 +138,7 @@ def _crowded(case: Case) -> Iterator[str]:
     for kind, runs in case.named:
         manifest, asked = runs[0].manifest, field_value(runs[0], "slow.asked")
         usable = [host.cores_usable for host in manifest.hosts.values() if host.cores_usable is not None]
-        cores = int(sum(usable)) or (manifest.hardware.cores or 0) * (field_value(runs[0], "hardware.hosts") or 1)
+        cores = sum(usable) or (manifest.hardware.cores or 0) * (field_value(runs[0], "hardware.hosts") or 1)
         factor, threads = 1.0, manifest.threads_per_worker or 0
         with contextlib.suppress(UsageError):
             factor = factor_of_all(asked)  # workers sleep for the rest of that

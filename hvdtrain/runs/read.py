@@ -130,9 +130,9 @@ def _computed_with(manifest: Manifest) -> str:
     threads, cores = manifest.threads_per_worker, manifest.hardware.cores_usable or manifest.hardware.cores
     if (manifest.device or "").startswith("cuda"):
         return "GPU"
-    if not threads or not cores or threads >= int(cores):
-        return with_noun(threads, "core") if threads else ""
-    return f"{threads} of {with_noun(int(cores), 'core')}"
+    if not threads or not cores or threads >= cores:
+        return with_noun(min(threads, cores or threads), "core") if threads else ""
+    return f"{threads} of {with_noun(cores, 'core')}"
 
 
 def load_run(folder: Path) -> Run:
