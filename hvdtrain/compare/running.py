@@ -15,6 +15,7 @@ from hvdtrain.compare.forecast import Record, in_minutes
 from hvdtrain.compare.grid import Planned, in_rounds
 from hvdtrain.compare.pilot import PILOT_S, leave_out, needs_pilot, taken, trainings
 from hvdtrain.config.untrusted import parse_json
+from hvdtrain.formatting import with_noun
 from hvdtrain.launch.job_log import failure_reason
 from hvdtrain.launch.prepare import prepare
 from hvdtrain.launch.processes import launched_job, sigterm_unwinds
