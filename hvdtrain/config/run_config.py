@@ -147,7 +147,8 @@ class RunConfig:
         "with servers, step in a ring.", click.Choice(["auto", "layer", "step"]),
     )  # fmt: skip
     compression: str = option(
-        "none", "How gradients are sent: {compression}. In allreduce none or fp16. What int8, topk and 2bit leave "
+        "none", "How gradients are sent: {compression}. In allreduce none or fp16, in ddp none or "
+        "powersgd. What int8, topk, 2bit and powersgd leave "
         "out of a push goes into the next.", str,
     )  # fmt: skip
     wire: str = option(

@@ -20,6 +20,7 @@ class Job:
 
     Attributes:
         store: where all ranks have met already; see coordination.meeting.
+        steps: how many a worker trains for; None where time decides.
     """
 
     config: RunConfig
@@ -28,6 +29,7 @@ class Job:
     device: torch.device
     threads: int
     store: "Store | None" = None
+    steps: int | None = None
 
     def meet(self) -> "Store":
         """The store that all ranks share."""

@@ -6,7 +6,8 @@ servers `serve(job, report)`, called once by every server, and `make_policy(work
 decides when a server applies a push. A mode whose SHARES has "leased" connects to a ps.worker.PushPull, and takes the
 Arrival of a worker that joins (`connect(job, arrival=None)`) and the memory of a killed server (`serve(job, report,
 killed=None)`): whatever its policy knows then survives, in plain attributes and in `sum`. Constants are literals, and
-any other name in capitals is an error. Shared modules, which are no modes, begin with an underscore.
+any other name in capitals is an error, unless it begins with an underscore, as the names of shared modules do, which
+are no modes.
 """
 
 import ast
@@ -36,7 +37,7 @@ class Mode:
         lockstep: all workers are at the same step at the same time.
         survives_lost_worker: the others go on when a worker dies.
         options: those of RunConfig's fields that not every mode uses and this one does.
-        compressions: the codecs that it can send gradients with; ("any",) for all.
+        compressions: the codecs that it can send gradients with; ("any",) for all that need one worker alone.
         max_workers: None for any number.
         joins_horovod: where the starter knows Horovod, the ranks find each other through that alone: without limit.
         shares: how the samples of a global batch can be shared out, the default first: `equal`, `measured`,
@@ -65,7 +66,7 @@ class Mode:
         return self.family == SERVERS
 
     def can_send(self, codec: str) -> bool:
-        return codec in self.compressions or "any" in self.compressions
+        return codec in self.compressions or ("any" in self.compressions and codec != "powersgd")
 
 
 @cache
@@ -92,7 +93,10 @@ def _read(path: Path) -> Mode:
     constants = {
         node.targets[0].id.lower(): ast.literal_eval(node.value)
         for node in tree.body
-        if isinstance(node, ast.Assign) and isinstance(node.targets[0], ast.Name) and node.targets[0].id.isupper()
+        if isinstance(node, ast.Assign)
+        and isinstance(node.targets[0], ast.Name)
+        and node.targets[0].id.isupper()
+        and not node.targets[0].id.startswith("_")
     }
     fields = {field.name for field in dataclasses.fields(Mode)}
     if others := constants.keys() - fields:

@@ -27,7 +27,7 @@ class LocalUpdate(Synchroniser):
     parameters: list[nn.Parameter]
 
     def __init__(self, job: Job, group: Group) -> None:
-        self.config, self.world, self.group = job.config, job.world, group
+        self.config, self.world, self.group, self.steps = job.config, job.world, group, job.steps
 
     def make_optimizer(self, model: nn.Module) -> torch.optim.Optimizer:
         self.parameters = trained(model)

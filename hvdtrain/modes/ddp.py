@@ -1,15 +1,15 @@
 """torch DistributedDataParallel over Gloo or NCCL: the all-reduce people would use without Horovod."""
 
-import inspect
 import time
+from collections.abc import Callable, Mapping
 from datetime import timedelta
-from typing import Any, cast
+from typing import Any
 
 import torch
 import torch.distributed as dist
 from torch import nn
 from torch.distributed import GradBucket
-from torch.distributed.algorithms.ddp_comm_hooks import default_hooks
+from torch.distributed.algorithms.ddp_comm_hooks import default_hooks, powerSGD_hook
 from torch.futures import Future
 
 from hvdtrain.coordination.job import Job
@@ -22,42 +22,83 @@ FAMILY = "ring"
 ORDER = 2
 COLOUR = "#1c9edc"
 MARKER = "D"
+COMPRESSIONS = ("none", "powersgd")
 SHARES = ("equal", "measured")
 WAIT_FOR = ("step",)  # torch's reducer ends backward with the last average
 
 
+_EXACT_SHARE = 0.1  # of all steps, the first: averaged as they are, as the hook's authors advise
+_EXACT_STEPS = 100  # where nobody knows how many there will be
+
+Hook = Callable[[Any, GradBucket], Future[torch.Tensor]]
+
+
 class Ddp(LocalUpdate):
-    """Its wait is the end of backward(), after the last gradient, where the clock sees it."""
+    """Its wait is the end of backward(), after the last gradient, where the clock sees it.
+
+    Attributes:
+        low_rank: of PowerSGD (Vogels et al., 2019, arXiv:1905.13727): rank 1, begun with the last step's, what is left
+            out goes into the next step.
+    """
+
+    low_rank: powerSGD_hook.PowerSGDState | None = None
 
     def prepare(self, model: nn.Module) -> nn.Module:
         self.message = payload_bytes(model)
         self.optimizer = self.make_optimizer(model)
         # Buffers are averaged before an evaluation, as in every mode, not copied from one rank at every step.
         wrap: Any = nn.parallel.DistributedDataParallel
-        no_copies = "forward_sync_buffers"  # torch 2.11 calls it broadcast_buffers
-        if no_copies not in inspect.signature(wrap).parameters:
-            no_copies = "broadcast_buffers"
-        self.module = wrap(model, **{no_copies: False})
-        if trace.is_on and self.world.size > 1 and next(model.parameters()).device.type == "cpu":
-            self.module.register_comm_hook(None, _traced_allreduce)
+        # The hook's all-reduces of a bucket follow each other; over Gloo, those of two buckets would mix.
+        is_low_rank, on_gpu = self.config.compression == "powersgd", next(model.parameters()).device.type == "cuda"
+        one_bucket = {"bucket_cap_mb": 2**20} if is_low_rank and not on_gpu else {}
+        self.module = wrap(model, forward_sync_buffers=False, **one_bucket)
+        is_traced = trace.is_on and self.world.size > 1 and not on_gpu
+        hook: Hook = default_hooks.allreduce_hook
+        if is_low_rank:
+            self.low_rank, hook = powerSGD_hook.PowerSGDState(None, start_powerSGD_iter=2), powerSGD_hook.powerSGD_hook
+            self._begin_low_rank(0)
+        if is_traced or self.low_rank:
+            self.module.register_comm_hook(self.low_rank, _traced(hook) if is_traced else hook)
         return self.module
+
+    def restore(self, step: int, state: Mapping[str, torch.Tensor]) -> None:
+        super().restore(step, state)
+        self._begin_low_rank(step)
+
+    def _begin_low_rank(self, done: int) -> None:
+        """Have PowerSGD begin at its step of the job, of which so many are done. Torch needs two steps before it."""
+        if self.low_rank:
+            first = round(_EXACT_SHARE * self.steps) if self.steps else _EXACT_STEPS
+            self.low_rank.start_powerSGD_iter = max(2, first - done)
+
+    def traffic(self, steps: int) -> tuple[int, int]:
+        if not self.low_rank:
+            return super().traffic(steps)
+        n, exact = self.world.size, min(steps, self.low_rank.start_powerSGD_iter)
+        sent = exact * self.message + 4 * self.low_rank.total_numel_after_compression
+        moved = round(2 * (n - 1) / n * sent)
+        return moved, moved
 
     def set_accumulating(self, accumulating: bool) -> None:
         self.module.require_backward_grad_sync = not accumulating  # what its no_sync() sets
 
 
-def _traced_allreduce(state: None, bucket: GradBucket) -> Future[torch.Tensor]:
-    """What DDP does with a bucket of gradients, and a line in the trace when it is done."""
-    began, size = time.perf_counter(), bucket.buffer().nbytes
-    averaged = default_hooks.allreduce_hook(cast(Any, None), bucket)  # of all workers
-    if not trace.is_recording():
-        return averaged
+def _traced(hook: Hook) -> Hook:
+    """The same, and a line in the trace when a bucket is averaged."""
 
-    def done(future: Future[torch.Tensor]) -> torch.Tensor:
-        trace.reduction(size, began)
-        return future.value()
+    def traced(state: Any, bucket: GradBucket) -> Future[torch.Tensor]:
+        began, size = time.perf_counter(), bucket.buffer().nbytes
+        averaged = hook(state, bucket)
+        if not trace.is_recording():
+            return averaged
 
-    return averaged.then(done)
+        def done(future: Future[torch.Tensor]) -> torch.Tensor:
+            trace.reduction(size, began)
+            return future.value()
+
+        return averaged.then(done)
+
+    return traced
 
 
 def connect(job: Job) -> Ddp:

@@ -11,13 +11,13 @@ from hvdtrain.errors import UsageError
 if TYPE_CHECKING:
     from torch import Tensor
 
-NAMES = ["none", "fp16", "bf16", "int8", "topk:SHARE", "2bit:THRESHOLD"]
+NAMES = ["none", "fp16", "bf16", "int8", "topk:SHARE", "2bit:THRESHOLD", "powersgd"]
 
 
 def parse(name: str) -> tuple[str, float]:
     """The kind and its number (0 where it takes none): ("topk", 0.01) from `topk:0.01`. UsageError for others."""
     kind, _, number = name.partition(":")
-    if kind in ("none", "fp16", "bf16", "int8") and not number:
+    if kind in ("none", "fp16", "bf16", "int8", "powersgd") and not number:
         return kind, 0.0
     try:
         value = float(number)
@@ -31,7 +31,7 @@ def parse(name: str) -> tuple[str, float]:
 
 
 class Compressor:
-    """Encodes the gradients of one bucket, step after step.
+    """Encodes the gradients of one bucket, step after step, in any way but powersgd, which takes all workers together.
 
     Parameters are encoded one by one: the gradients of layers differ in size by powers of ten, and what a layer sends
     is not to depend on which others share its bucket. A parameter that lies in several buckets is cut there.

@@ -95,7 +95,7 @@ def prepare(
         raise UsageError("--record is for --device cpu: replay computes there, and a GPU rounds otherwise")
     if config.compile and not world.is_server and not shutil.which(os.environ.get("CXX") or "g++"):
         raise UsageError("--compile needs a C++ compiler: install g++, or let CXX name one")
-    job = Job(config, world, folder, chosen, threads, store)
+    job = Job(config, world, folder, chosen, threads, store, config.total_steps(len(data.train)) if data else None)
     if data is None:
         return Prepared(lambda terminal: modes.load(config.mode).serve(job, partial(print, file=terminal.out)))
     model = initial_model(config, len(data.classes))

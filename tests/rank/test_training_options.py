@@ -42,6 +42,16 @@ def test_accumulated_passes_give_the_step_of_one(ranks, mode, once, tmp_path):
     assert all(len(found) == 6 for found in losses)
 
 
+def test_powersgd_sends_little_after_a_tenth_of_the_steps_and_learns(tmp_path):
+    done = run("forked", 2, *JOB, "--mode", "ddp", "--steps", "40", "--compression", "powersgd", "--out", str(tmp_path))
+    assert done.returncode == 0, done.stdout
+    summary, manifest = (json.loads((tmp_path / f"{name}.json").read_text()) for name in ("summary", "manifest"))
+    sent = summary["processes"][0]["bytes_sent"] / (4 * manifest["parameters"] * 40)
+    assert 0.1 < sent < 0.2
+    losses = [row["loss"] for row in steps(tmp_path, 0)]
+    assert sum(losses[-5:]) < 0.9 * sum(losses[:5])
+
+
 @pytest.mark.parametrize(
     ("ranks", "mode"),
     [(1, ["single"]), (2, ["allreduce"]), (3, ["ps-async", "--servers", "1"])],
