@@ -16,7 +16,7 @@ from hvdtrain.config.run_config import LENGTHS, RunConfig
 from hvdtrain.errors import UsageError
 from hvdtrain.launch.hosts import Host, allocate
 from hvdtrain.numerics.slowdown import among_workers
-from hvdtrain.runs.launched import Launched, launch_command
+from hvdtrain.runs.launched import Launched, job_command
 from hvdtrain.runs.request import check, check_workers, for_mode
 from hvdtrain.system.cgroups import usable_cores
 
@@ -77,10 +77,8 @@ class Planned:
 
     def command(self, out: Path, secrets: Collection[str] = ()) -> str:
         """What a shell does the same run with; secrets: the names of variables that its ranks are given."""
-        if self.workers + self.config.servers == 1 and not self.hosts:
-            return shlex.join(["hvdtrain", "train", *self.config.to_args(), "--out", str(out)])
         launched = Launched(self.launcher, tuple(map(str, self.hosts)))
-        return shlex.join(launch_command(self.config, self.workers, launched, out, secrets))
+        return shlex.join(job_command(self.config, self.workers, launched, out, secrets))
 
     def with_options(self, **options: Any) -> "Planned":
         return dataclasses.replace(self, config=dataclasses.replace(self.config, **options))

@@ -4,7 +4,6 @@ results.csv and the pages' tables are made of COLUMNS. To add a figure, add an e
 README.md beside this file what it means.
 """
 
-import math
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from typing import Any, NamedTuple
@@ -89,11 +88,6 @@ def samples_to_target(run: Run) -> float | None:
     return next((e.samples for e in run.summary.evaluations if e.val_accuracy >= target), None)
 
 
-def best_val_loss(run: Run) -> float | None:
-    losses = [e.val_loss for e in run.summary.evaluations]
-    return min((loss for loss in losses if not math.isnan(loss)), default=None)
-
-
 _COLUMNS = (
     Column("mode", identifies=True),
     Column("workers", identifies=True),
@@ -124,7 +118,7 @@ _COLUMNS = (
     Column("scaling_efficiency", "scaling efficiency", digits=".2f", is_shown=True, is_geometric=True),
     Column("val_accuracy", "validation accuracy", digits=".3f"),
     Column("val_loss", "validation loss"),
-    Column("best_val_loss", "best validation loss", value=best_val_loss),
+    Column("best_val_loss", "best validation loss"),
     Column("test_loss", "test loss"),
     Column("test_accuracy", "test accuracy (top-1)", digits=".3f"),
     Column("time_to_target_s", "time to target", "s", is_geometric=True),

@@ -159,8 +159,8 @@ def format_value(value: Any) -> str:
         return ", ".join(map(format_value, value)) or "none"
     if isinstance(value, bool):
         return "yes" if value else "no"
-    if isinstance(value, int):
-        return f"{value:,}"
+    if isinstance(value, int) or (isinstance(value, float) and value.is_integer()):
+        return f"{value:,.0f}"
     text = str(value) or "–"
     return text[:12] + "…" if len(text) >= 32 and text.isalnum() else text
 

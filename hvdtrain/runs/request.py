@@ -41,6 +41,8 @@ def train_options(*without: str, **defaults: Any) -> Callable[[Callable], Callab
     return config_options(valid, *without, **defaults)
 
 
+IN_STEP = ("in step",)
+_CARRYING = {"wire", "bucket_mb", "record"}  # options that change how messages travel, and nothing that is computed
 # Patterns of secrets in a URL, and what they are.
 _SECRETS = [
     (r"://[^/@]*:[^/@]*@", "a password"),
@@ -163,6 +165,24 @@ def for_mode(config: RunConfig, mode: str, servers: int) -> RunConfig:
 def shares_of(config: RunConfig) -> str:
     """How samples are shared out: `static` or `leased`."""
     return modes.declared(config.mode).shares[0] if config.shares == "auto" else config.shares
+
+
+def mode_options(config: RunConfig) -> dict[str, Any]:
+    """What is asked of how the mode works and of what it sends, where it is not the default, by option."""
+    names = (*modes.declared(config.mode).options, "compression", "shares")
+    return {name: value for name in names if (value := getattr(config, name)) != getattr(RunConfig, name)}
+
+
+def mathematics(mode: str, workers: int, options: Mapping[str, Any]) -> tuple[Any, ...]:
+    """What a step computes: the same, IN_STEP, of all that work in lockstep and lose nothing in messages; else the
+    mode, its workers and its options.
+
+    Args:
+        options: see mode_options.
+    """
+    computing = sorted((name, str(value)) for name, value in options.items() if name not in _CARRYING)
+    is_lockstep = mode in modes.names() and modes.declared(mode).lockstep
+    return IN_STEP if is_lockstep and not computing else (mode, workers, *computing)
 
 
 def check_joinable(config: RunConfig, option: str) -> None:
