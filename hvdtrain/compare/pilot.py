@@ -63,7 +63,7 @@ def trainings(contenders: Sequence[Planned], record: Record, kept: Collection[st
     found = []
     for place in _grouped(contenders, [run.where for run in contenders]):
         alone = max((record.speed(run) for run in place if run.family == modes.ONE_MACHINE), default=0.0)
-        able = [dataclasses.replace(run, beside_sprints=True) for run in place if record.speed(run) >= HALF * alone]
+        able = [dataclasses.replace(run, after_sprints=True) for run in place if record.speed(run) >= HALF * alone]
         steps = [mathematics(run.config.mode, run.workers, mode_options(run.config)) for run in able]
         for same in _grouped(able, steps):
             is_there = [run for run in same if run.name in kept]

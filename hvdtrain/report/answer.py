@@ -44,6 +44,15 @@ class Answer:
     besides: list[str]
     data: dict[str, Any]
 
+    @property
+    def is_known(self) -> bool:
+        return self.word != UNKNOWN
+
+    @property
+    def hangs_on_training(self) -> bool:
+        """Whether speed has a word, and that what is faster learns as much was not to be shown by one training."""
+        return not self.is_known and any((of["state"], of["n"]) == (NOT_SHOWN, 1) for of in self.data["quality"])
+
 
 def reach_answer(runs: Sequence[Run], margins: Margins = DEFAULT) -> Answer:
     """What the finished runs of one comparison say.
