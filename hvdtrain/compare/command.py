@@ -4,7 +4,6 @@ import dataclasses
 import math
 import shlex
 import time
-from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -15,7 +14,6 @@ from hvdtrain.compare.forecast import Record, forecast_lines
 from hvdtrain.compare.grid import SPANNED, Axes, dry_run_lines, plan
 from hvdtrain.compare.reporting import margin_options
 from hvdtrain.compare.running import Comparison
-from hvdtrain.compare.settled import MOST_REPEATS, is_settled
 from hvdtrain.config import recipes
 from hvdtrain.config.command_line import MODES, NUM_SERVERS, NUM_WORKERS, GroupedCommand, given_options
 from hvdtrain.config.option_types import Folder, Names, Numbers, ServerNumbers
@@ -30,6 +28,7 @@ from hvdtrain.report.rule import LOOKS
 from hvdtrain.runs.request import check_length, train_options
 from hvdtrain.world.host import differences
 
+MOST_REPEATS = 20  # of --until-sure, where --repeats is not given
 WHOLE = LENGTHS - {"sprint"}
 
 
@@ -74,7 +73,7 @@ def _presets() -> str:
     help="How often each is measured, each time with the next seed; an answer needs five.",
 )  # fmt: skip
 @click.option(
-    "--trainings", type=click.IntRange(0), default=1, show_default=True,
+    "--trainings", type=click.IntRange(0), show_default="1, and a second where the answer hangs on it",
     help="How many whole runs follow the sprints, of one of those that do the same mathematics: for what is learned.",
 )  # fmt: skip
 @click.option(
@@ -102,7 +101,7 @@ def _presets() -> str:
 @click.pass_context
 def compare(
     ctx: click.Context, preset: str, modes: list[str], workers: list[int], servers: list[int | str], repeats: int,
-    trainings: int, until_sure: bool, scaling: bool, hosts: str | None, hostfile: Path | None, launcher: str,
+    trainings: int | None, until_sure: bool, scaling: bool, hosts: str | None, hostfile: Path | None, launcher: str,
     secrets: dict[str, str], dry_run: bool, margin: float, accuracy_margin: float, out: str, **options: Any,
 ) -> None:  # fmt: skip
     """Ring, servers or one machine? Measure how fast each is and what it learns, here or over hosts, and answer.
@@ -143,24 +142,24 @@ def compare(
     record.ask(asked(config, sprint_s, contenders))
     job = Comparison(folder, contenders, earlier, record, sprint_s, repeats, trainings if sprint_s else 0)
     if dry_run:
-        forecast = forecast_lines(job.runs(), job.pilots(), job.kept, record)
+        forecast = forecast_lines(job.runs(), [*job.pilots(), *job.spare_trainings()], job.kept, record)
         click.echo("\n".join([*dry_run_lines(job.runs(), folder, secrets), *forecast]))
         return
     images, record.samples = _look([run.config for run in contenders])
     margins = Margins(margin, accuracy_margin)
-    again = f"the same command with --out {shlex.quote(str(folder))}"
+    resume = f"the same command with --out {shlex.quote(str(folder))}"
     with claimed(folder):
         record.ask({"images": images})
         try:
-            failed = job.run(secrets, partial(is_settled, folder, margins=margins), until_sure)
+            failed = job.run(secrets, margins, until_sure)
         except (KeyboardInterrupt, SystemExit):
-            click.echo(f"finished runs stay: {again} goes on", err=True)
+            click.echo(f"finished runs stay: {resume} goes on", err=True)
             raise
         if find_finished(folder):
             _report(folder, preset, margins)
     if failed:
         raise Failure(f"{with_noun(len(failed), 'run')} failed: {', '.join(failed)}; logs are in {folder / 'logs'}; "
-                      f"{again} tries them again")  # fmt: skip
+                      f"{resume} tries them again")  # fmt: skip
 
 
 def _number_of_repeats(ctx: click.Context, repeats: int, until_sure: bool, sprint_s: float) -> int:

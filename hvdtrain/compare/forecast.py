@@ -82,18 +82,19 @@ def in_minutes(seconds: float) -> str:
 
 
 def forecast_lines(
-    runs: Sequence[Planned], pilots: Sequence[Planned], kept: Collection[str], record: Record
+    runs: Sequence[Planned], perhaps: Sequence[Planned], kept: Collection[str], record: Record
 ) -> Iterator[str]:
     """A line of how long all runs together take, and one for each thing that is not there.
 
     Args:
-        pilots: short runs that come first, and will leave out some of the others.
+        perhaps: pilots, which will leave out some of the others, and what is run only where the answer hangs on it.
         kept: names of runs that are finished.
     """
     to_do = [run for run in runs if run.name not in kept]
     kept_words = f" ({len(kept)} are there already, and stay)" if kept else ""
     known = "" if record.contenders else ", which is a guess: nothing has run yet"
-    takes = ("at most " if pilots else "") + in_minutes(sum(map(record.seconds, [*pilots, *to_do])))
+    all_runs = [*to_do, *(run for run in perhaps if run.name not in kept)]
+    takes = ("at most " if perhaps else "") + in_minutes(sum(map(record.seconds, all_runs)))
     yield f"forecast: {len(to_do)} runs to do{kept_words} take {takes}{known}"
     yield from _missing(runs[0].config)
 

@@ -16,7 +16,7 @@ from hvdtrain.config.run_config import LENGTHS, RunConfig
 from hvdtrain.errors import UsageError
 from hvdtrain.launch.hosts import Host, allocate
 from hvdtrain.numerics.slowdown import among_workers
-from hvdtrain.runs.launched import Launched, launch_command
+from hvdtrain.runs.launched import Launched, job_command
 from hvdtrain.runs.request import check, check_workers, for_mode
 from hvdtrain.system.cgroups import usable_cores
 
@@ -50,7 +50,7 @@ class Planned:
         where: the task, as far as the grid spans several: `vgg16-b64-` or empty.
         hosts: with the slots that it takes; empty on this machine.
         variant: likewise of other options: `-backup1-zmq` or empty.
-        beside_sprints: it is a whole run where others are sprints.
+        after_sprints: it is a whole run where others are sprints.
     """
 
     config: RunConfig
@@ -59,7 +59,7 @@ class Planned:
     hosts: tuple[Host, ...] = ()
     launcher: str = "local"
     variant: str = ""
-    beside_sprints: bool = False
+    after_sprints: bool = False
 
     @property
     def family(self) -> str:
@@ -73,19 +73,17 @@ class Planned:
 
     @property
     def name(self) -> str:
-        return f"{self.contender}{'-t' if self.beside_sprints else ''}-r{self.config.repeat}"
+        return f"{self.contender}{'-t' if self.after_sprints else ''}-r{self.config.repeat}"
 
     def command(self, out: Path, secrets: Collection[str] = ()) -> str:
         """What a shell does the same run with; secrets: the names of variables that its ranks are given."""
-        if self.workers + self.config.servers == 1 and not self.hosts:
-            return shlex.join(["hvdtrain", "train", *self.config.to_args(), "--out", str(out)])
         launched = Launched(self.launcher, tuple(map(str, self.hosts)))
-        return shlex.join(launch_command(self.config, self.workers, launched, out, secrets))
+        return shlex.join(job_command(self.config, self.workers, launched, out, secrets))
 
     def with_options(self, **options: Any) -> "Planned":
         return dataclasses.replace(self, config=dataclasses.replace(self.config, **options))
 
-    def again(self, repeat: int) -> "Planned":
+    def as_repeat(self, repeat: int) -> "Planned":
         """The same as the repeat of this number, with its seed."""
         return self.with_options(repeat=repeat, seed=self.config.seed + repeat - self.config.repeat)
 
@@ -143,7 +141,7 @@ def in_rounds(contenders: Sequence[Planned], repeats: int) -> list[list[Planned]
     if seed + repeats > 2**32:
         raise UsageError(f"--seed {seed} with {repeats} repeats goes beyond {2**32 - 1}, the largest seed")
     return [
-        random.Random(f"{seed} {repeat}").sample([run.again(repeat) for run in contenders], len(contenders))
+        random.Random(f"{seed} {repeat}").sample([run.as_repeat(repeat) for run in contenders], len(contenders))
         for repeat in range(1, repeats + 1)
     ]
 

@@ -11,6 +11,7 @@ from hvdtrain import modes
 from hvdtrain.compare.forecast import Record
 from hvdtrain.compare.grid import Planned
 from hvdtrain.config.run_config import RunConfig
+from hvdtrain.runs.request import mathematics, mode_options
 
 PILOT_S = 1.5
 FAR_BEHIND = 0.7  # of the samples/s of the best of a family
@@ -62,8 +63,9 @@ def trainings(contenders: Sequence[Planned], record: Record, kept: Collection[st
     found = []
     for place in _grouped(contenders, [run.where for run in contenders]):
         alone = max((record.speed(run) for run in place if run.family == modes.ONE_MACHINE), default=0.0)
-        able = [dataclasses.replace(run, beside_sprints=True) for run in place if record.speed(run) >= HALF * alone]
-        for same in _grouped(able, map(_mathematics, able)):
+        able = [dataclasses.replace(run, after_sprints=True) for run in place if record.speed(run) >= HALF * alone]
+        steps = [mathematics(run.config.mode, run.workers, mode_options(run.config)) for run in able]
+        for same in _grouped(able, steps):
             is_there = [run for run in same if run.name in kept]
             found.append(min(is_there or same, key=lambda run: (FIRST.index(run.family), -record.speed(run))))
     return found
@@ -83,11 +85,3 @@ def _grouped(runs: Sequence[Planned], keys: Iterable[Hashable]) -> list[list[Pla
 
 def _apart_from_wire(run: Planned) -> Hashable:
     return dataclasses.replace(run.config, wire=RunConfig.wire)
-
-
-def _mathematics(run: Planned) -> Hashable:
-    """What decides what the weights become: in lockstep the mode and the number of workers do not."""
-    usual = {name: getattr(RunConfig, name) for name in ("servers", "wire", "threads", "slow", "bucket_mb")}
-    config = dataclasses.replace(run.config, **usual)
-    is_lockstep = modes.declared(config.mode).lockstep
-    return (dataclasses.replace(config, mode=""), 1) if is_lockstep else (config, run.workers)

@@ -1,7 +1,6 @@
 """`hvdtrain report`: tables and plots from any run folders."""
 
 import gc
-import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
@@ -135,17 +134,7 @@ def print_report(runs: "list[Run]", reference: str = "", margins: "Margins | Non
     from hvdtrain.console import Console
     from hvdtrain.report.contenders import DEFAULT
     from hvdtrain.report.content import collect
-    from hvdtrain.report.reference_tables import build_table, load_layout
-    from hvdtrain.report.table import terminal_tables
 
-    reference_tables = [build_table(load_layout(reference), runs)] if reference else []
-    collected = collect(runs, margins or DEFAULT)
-    console = Console(1000)
-    for reference_table in reference_tables:
-        for table in terminal_tables(reference_table):
-            console.print(table)
-            console.print()
-        for note in reference_table.notes:
-            console.print(note, soft_wrap=not sys.stdout.isatty())
-    collected.print_to(console)
+    collected = collect(runs, margins or DEFAULT, reference)
+    collected.print_to(Console(1000))
     return collected

@@ -10,20 +10,33 @@ from collections.abc import Callable, Hashable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from msgspec import to_builtins
+
 from hvdtrain.compare.earlier import match, set_aside
 from hvdtrain.compare.forecast import Record, in_minutes
 from hvdtrain.compare.grid import Planned, in_rounds
 from hvdtrain.compare.pilot import PILOT_S, leave_out, needs_pilot, taken, trainings
-from hvdtrain.config.untrusted import parse_json
+from hvdtrain.errors import UsageError
 from hvdtrain.formatting import with_noun
 from hvdtrain.launch.job_log import failure_reason
 from hvdtrain.launch.prepare import prepare
 from hvdtrain.launch.processes import launched_job, sigterm_unwinds
+from hvdtrain.report.answer import Answer, reach_answer
+from hvdtrain.report.comparisons import split_into_comparisons
+from hvdtrain.report.contenders import DEFAULT, Margins
 from hvdtrain.report.rule import LOOKS
 from hvdtrain.runs.folder import has_full_disk
+from hvdtrain.runs.read import Run, find_runs, load_run
 from hvdtrain.world.load import beside_others
 
 END_AFTER_SUMMARY_S = 30.0  # how long the ranks of a job may take to end after its summary is written
+
+
+def reach_answers(folder: Path, margins: Margins) -> list[Answer]:
+    """The answers of the comparisons in the folder so far; none where nothing has finished."""
+    with contextlib.suppress(UsageError):
+        return [reach_answer(of.runs, margins) for of in split_into_comparisons(find_runs([folder]))]
+    return []
 
 
 class Comparison:
@@ -34,37 +47,46 @@ class Comparison:
         earlier: finished runs of the same folder, which stay as they are.
         record: of the same folder.
         sprint_s: how long a sprint lasts; 0: all are whole runs.
-        trainings: how many whole runs follow the sprints, of each mathematics.
+        trainings: how many whole runs follow the sprints, of each mathematics; None: one, and a second where the answer
+            hangs on it.
     """
 
     def __init__(
         self, folder: Path, contenders: Sequence[Planned], earlier: Mapping[Hashable, Path], record: Record,
-        sprint_s: float, repeats: int, trainings: int,
+        sprint_s: float, repeats: int, trainings: int | None,
     ) -> None:  # fmt: skip
         self.folder, self.contenders, self.sprint_s, self.repeats = folder, contenders, sprint_s, repeats
-        self.numbers, self.record = range(1, trainings + 1), record
-        whole = [dataclasses.replace(run, beside_sprints=True).again(n) for run in contenders for n in self.numbers]
-        self.kept = match(earlier, [*itertools.chain(*self._rounds(contenders)), *whole], folder)
+        self.record, self.trainings = record, 1 if trainings is None else trainings
+        self.spare_training = trainings is None  # one more may be made
+        whole = [dataclasses.replace(run, after_sprints=True) for run in contenders]
+        numbers = range(1, self.trainings + self.spare_training + 1)
+        repeated = [run.as_repeat(number) for run in whole for number in numbers]
+        self.kept = match(earlier, [*itertools.chain(*self._rounds(contenders)), *repeated], folder)
         self.made: list[str] = []  # names of runs, in this call
         self.failed: dict[str, str] = {}  # contenders by names of runs: they are not tried again
         self.began = time.monotonic()
         self.progress: Any = None
 
     def runs(self) -> list[Planned]:
-        """All of them, those too that are there, as far as it is known."""
+        """All of them, finished ones too, as far as it is known."""
         contenders = taken(self.contenders, self.record)
-        return [*itertools.chain(*self._rounds(contenders)), *self._trainings(contenders)]
+        numbers = range(1, self.trainings + 1)
+        return [*itertools.chain(*self._rounds(contenders)), *self._trainings(contenders, numbers)]
 
     def pilots(self) -> list[Planned]:
         """Sprints of those contenders of which it is open whether they are worth it."""
         return [run.sprint(PILOT_S) for run in needs_pilot(self.contenders, self.record)] if self.sprint_s else []
 
-    def run(self, secrets: Mapping[str, str], is_settled: Callable[[int], bool], until_sure: bool) -> list[str]:
+    def spare_trainings(self) -> list[Planned]:
+        """Those that follow where the answer hangs on them."""
+        return self._trainings(taken(self.contenders, self.record), [self.trainings + 1] if self.spare_training else [])
+
+    def run(self, secrets: Mapping[str, str], margins: Margins = DEFAULT, until_sure: bool = False) -> list[str]:
         """Do those that are not finished yet; return the names of those that failed.
 
         Args:
             secrets: variables for every rank that no command line may show.
-            is_settled: whether the repeats up to this one are enough, asked after each if `until_sure`.
+            until_sure: end with the repeat after which the answer is known.
         """
         from hvdtrain.console import Console
         from hvdtrain.progress_bars import bar
@@ -84,18 +106,29 @@ class Comparison:
             for number, runs in enumerate(self._rounds(contenders), 1):
                 self._do(runs)
                 if number == min(LOOKS[0], self.repeats):
-                    self._do(self._trainings(contenders))
-                if until_sure and number < self.repeats and is_settled(number):
+                    self._do(self._trainings(contenders, range(1, self.trainings + 1)))
+                if number in LOOKS and self._is_settled(margins) and until_sure and number < self.repeats:
                     self.console.print(f"the answer is known after {number} repeats")
                     break
         return list(self.failed)
 
+    def _is_settled(self, margins: Margins) -> bool:
+        """Whether all answers are known; after a second training where one hangs on that."""
+        answers = reach_answers(self.folder, margins)
+        if self.spare_training and any(answer.hangs_on_training for answer in answers):
+            spare = self.spare_trainings()
+            self.spare_training = False
+            self.console.print("what is faster is not shown to learn as much by one training: another follows")
+            self._do(spare)
+            answers = reach_answers(self.folder, margins)
+        return bool(answers) and all(answer.is_known for answer in answers)
+
     def _rounds(self, contenders: Sequence[Planned]) -> list[list[Planned]]:
         return in_rounds([run.sprint(self.sprint_s) if self.sprint_s else run for run in contenders], self.repeats)
 
-    def _trainings(self, contenders: Sequence[Planned]) -> list[Planned]:
-        chosen = trainings(contenders, self.record, self.kept) if self.numbers else []
-        return [run.again(number) for number in self.numbers for run in chosen]
+    def _trainings(self, contenders: Sequence[Planned], numbers: Sequence[int]) -> list[Planned]:
+        chosen = trainings(contenders, self.record, self.kept) if numbers else []
+        return [run.as_repeat(number) for number in numbers for run in chosen]
 
     def _do(self, runs: Sequence[Planned], place: str = "runs") -> None:
         """Do those that are not finished yet; place: the folder's folder that they go to."""
@@ -111,16 +144,16 @@ class Comparison:
         left = [other for other in self._left() if other != run]
         label, began = f"[{len(self.made)}/{len(self.made) + len(left)}] {run.name}", time.monotonic()
         until, left_s = began + self.record.seconds(run), sum(map(self.record.seconds, left))
-        problem = self._finish(run, out, lambda: self._show(label, until, left_s))
-        if problem:
+        made = self._finish(run, out, lambda: self._show(label, until, left_s))
+        if isinstance(made, str):
             self.failed[run.name] = run.contender
             full = "; the disk is full" if has_full_disk(self.folder) else ""
-            self.console.print(f"{label}: FAILED: {problem}{full}")
+            self.console.print(f"{label}: FAILED: {made}{full}")
             return
-        took, summary = time.monotonic() - began, parse_json((out / "summary.json").read_text())
-        self.record.finished(run, summary["samples_per_s"], took)
+        took = time.monotonic() - began
+        self.record.finished(run, made.summary.samples_per_s or 0.0, took)
         words = f"; {in_minutes(sum(map(self.record.seconds, left)))} left" if left else ""
-        self.console.print(f"{label}: {_result(summary)}, {took:.0f} s in all{words}")
+        self.console.print(f"{label}: {_result(made)}, {took:.0f} s in all{words}")
 
     def _left(self) -> list[Planned]:
         done = {*self.kept, *self.made}
@@ -133,12 +166,23 @@ class Comparison:
             left, spent = left_s + max(0.0, until - time.monotonic()), time.monotonic() - self.began
             self.progress.update(self.task, description=label, total=round(spent + left), completed=round(spent))
 
-    def _finish(self, run: Planned, out: Path, show: Callable[[], None]) -> str:
-        """Do a run to its end; return the reason if it failed. `show` is called all the while."""
+    def _finish(self, run: Planned, out: Path, show: Callable[[], None]) -> Run | str:
+        """Do a run to its end; what it left, or the reason if it failed. `show` is called all the while.
+
+        Raises:
+            UsageError: not even the first run can be started as asked.
+        """
         out, log = out.absolute(), self.folder / "logs" / f"{run.name}.log"
         summary = out / "summary.json"
         measure = run.config.repeat == 1 or not run.config.sprint  # the network, which takes some seconds
-        command = prepare(run.launcher, run.config, run.workers, run.hosts, out, measure=measure, secrets=self.secrets)
+        try:
+            command = prepare(
+                run.launcher, run.config, run.workers, run.hosts, out, measure=measure, secrets=self.secrets
+            )
+        except UsageError as error:  # a host is down that was up
+            if len(self.made) == 1 and not self.kept:
+                raise
+            return str(error)
         with launched_job(command, log) as job:
             # A worker that hangs and was given up by the others would let its starter wait for ever.
             while job.poll() is None and not (
@@ -149,16 +193,16 @@ class Comparison:
             code = job.returncode or 0
         if code or not summary.is_file():
             return failure_reason(log, code)
-        lost = parse_json(summary.read_text())["lost_workers"]
-        return f"it finished without ranks {lost}, which died on the way: the report leaves it out" if lost else ""
+        made = load_run(out)
+        return f"{made.problem}: the report leaves it out" if made.problem else made
 
 
-def _result(summary: Mapping[str, Any]) -> str:
-    loss, learned = summary["val_loss"], ""
-    if loss is not None:
-        accuracy = f", validation accuracy {summary['val_accuracy']:.4f}"
-        learned = accuracy if math.isfinite(loss) else f", DIVERGED: validation loss {loss}"
-    others = beside_others(summary.get("load") or {})
+def _result(made: Run) -> str:
+    summary, learned = made.summary, ""
+    if summary.val_loss is not None:
+        accuracy = f", validation accuracy {summary.val_accuracy:.4f}"
+        learned = accuracy if math.isfinite(summary.val_loss) else f", DIVERGED: validation loss {summary.val_loss}"
+    others = beside_others(to_builtins(summary.load))
     more = f", and {with_noun(len(others) - 1, 'more host')} so" if len(others) > 1 else ""
-    beside = f", beside other work: {others[0]}{more}" if others else ""
-    return f"{summary['samples_per_s']:.0f} samples/s{learned}{beside}"
+    foreign = f", beside other work: {others[0]}{more}" if others else ""
+    return f"{summary.samples_per_s:.0f} samples/s{learned}{foreign}"

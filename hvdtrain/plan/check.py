@@ -156,8 +156,7 @@ def table(calibration: Calibration, runs: Sequence[Run]) -> Table:
         notes.append(f"{mode}: median error {middle:.1%}, largest {largest:.1%}, of {count}.")
     made = ", ".join(f"{name} {value}" for name, value in calibration.model.items() if isinstance(value, str | int))
     notes.insert(0, f"Predicted by `hvdtrain plan` from a calibration ({made}); repeats as geometric means.")
-    columns = [("", "a step, measured"), ("", "predicted"), ("", "error")]
-    return Table("predicted", "Predicted beside measured", notes, "run", columns, rows)
+    return Table("Predicted beside measured", notes, "run", ["a step, measured", "predicted", "error"], rows)
 
 
 def errors_by_mode(rows: Sequence[Row]) -> dict[str, tuple[float, float, int]]:

@@ -9,7 +9,7 @@
   has the table and verdict.json; `content.py` collects it.
 - `page.py` writes Markdown, and HTML of it; `table.py` is every table, in any form; `reference_tables.py`
   puts published figures beside ours.
-- `plots.py` draws with `plot_ratios.py`, `step_parts.py` and `plot_learning.py`.
+- `plots.py` draws.
 """
 
 import json
@@ -57,20 +57,22 @@ def write_report(
         UsageError: none of the runs finished, they differ in what should be equal (the field is named), or
             `out` cannot be written to.
     """
-    from hvdtrain.report import page, results, table
+    from hvdtrain.report import page
+    from hvdtrain.report.columns import COLUMNS
     from hvdtrain.report.contenders import DEFAULT
     from hvdtrain.report.content import collect
-    from hvdtrain.report.reference_tables import build_table, load_layout
+    from hvdtrain.report.table import csv_text
 
-    tables = [build_table(load_layout(reference), runs)] if reference else []
-    content = collect(runs, margins or DEFAULT)
+    content = collect(runs, margins or DEFAULT, reference)
     drawn, notes = draw(content, more)
-    text = page.markdown(content.parts(drawn, [*tables, *more_tables], notes))
+    text = page.markdown(content.parts(drawn, more_tables, notes))
     files: Files = {f"plots/{plot.name}.svg": plot.svg for plot in drawn}
-    files |= {"results.csv": results.csv_text(content.rows), "verdict.json": json_text(content.data)}
-    files |= {"report.md": text, "report.html": page.html(text, drawn, content.colours, content.title)}
-    for own in tables:
-        files["reference.csv"] = table.csv_text(own)
+    files["results.csv"] = csv_text(list(COLUMNS), [list(row.values()) for row in content.rows])
+    files |= {"verdict.json": json_text(content.data), "report.md": text}
+    files["report.html"] = page.html(text, drawn, content.colours, content.title)
+    if table := content.reference:
+        values = [[label, *(cell.value for cell in cells)] for label, cells in table.rows]
+        files["reference.csv"] = csv_text([table.corner, *table.headings], values)
     stale = _earlier(out) - files.keys()
     _write_files(files, out, f"the report to {out}")
     for name in stale:

@@ -17,7 +17,7 @@ from hvdtrain.report.quality import NOT_SHOWN, WORSE, Quality, trained
 from hvdtrain.report.race import EITHER, ONE_MACHINE, RING, SERVERS, UNKNOWN, Outcome, Race
 from hvdtrain.report.rule import LOOKS
 from hvdtrain.report.target import ratio_of_times
-from hvdtrain.runs import again
+from hvdtrain.runs import commands
 from hvdtrain.runs.read import Kind, Run
 
 BUTS = 2
@@ -43,6 +43,15 @@ class Answer:
     next: str
     besides: list[str]
     data: dict[str, Any]
+
+    @property
+    def is_known(self) -> bool:
+        return self.word != UNKNOWN
+
+    @property
+    def hangs_on_training(self) -> bool:
+        """Whether speed has a word, and that what is faster learns as much was not to be shown by one training."""
+        return not self.is_known and any((of["state"], of["n"]) == (NOT_SHOWN, 1) for of in self.data["quality"])
 
 
 def reach_answer(runs: Sequence[Run], margins: Margins = DEFAULT) -> Answer:
@@ -195,12 +204,12 @@ def _missing(of: Sides) -> list[str]:
 def _comparison(runs: Sequence[Run], repeats: int, tells: str = "", add: Sequence[str] = (), **more: Any) -> Next:
     """The same comparison with so many repeats, and how long what is not there yet takes."""
     to_do = repeats * (len({run.kind for run in runs}) + len(add))
-    to_do = again.LONGER * to_do if more.get("longer") else max(1, to_do - len(timed(runs)))
+    to_do = commands.LONGER * to_do if more.get("longer") else max(1, to_do - len(timed(runs)))
     seconds = to_do * mean_time_s(runs)
     if trainings := more.get("trainings"):
         done = whole(runs)
         seconds = (trainings * len({run.kind for run in done}) - len(done)) * mean_time_s(done)
-    return Next(again.compare_command(runs, repeats, add, **more), seconds, tells, repeats)
+    return Next(commands.compare_command(runs, repeats, add, **more), seconds, tells, repeats)
 
 
 def _more_repeats(case: Case, runs: Sequence[Run], repeats: int) -> Next:
@@ -210,7 +219,7 @@ def _more_repeats(case: Case, runs: Sequence[Run], repeats: int) -> Next:
     add = [] if case.of.machines else _missing(case.of)[:1]
     if None in each:
         tells = f": not even {LOOKS[-1]} repeats would tell, longer runs may"
-        return _comparison(runs, LOOKS[0], tells, add, longer=again.SPRINTS)
+        return _comparison(runs, LOOKS[0], tells, add, longer=commands.SPRINTS)
     needed = max(filter(None, each))
     tells = f": {needed} or more repeats would tell" if done < 2 else f": about {needed} repeats would tell"
     return _comparison(runs, needed + repeats - done, tells, add)  # some have no other beside them
@@ -222,7 +231,7 @@ def _more_training(case: Case, runs: Sequence[Run], repeats: int) -> Next:
     best = max(figures.mean(trained(case.field, kind), figures.accuracy) or 0.0 for kind, _ in case.named)
     if trainings and best < target - FAR_BELOW:
         tells = f": trained too briefly for {target:g}"
-        return _comparison(runs, max(repeats, LOOKS[0]), tells, longer=again.TRAININGS)
+        return _comparison(runs, max(repeats, LOOKS[0]), tells, longer=commands.TRAININGS)
     more = next((look for look in LOOKS if look > max((run.repeat for run in trainings), default=0)), LOOKS[-1])
     if len(trainings) == len(runs):
         return _comparison(runs, more, f": about {more} repeats would tell")
@@ -233,7 +242,7 @@ def _launch(runs: Sequence[Run]) -> Next:
     run = (whole(runs) or list(runs))[0]
     samples, speed = DEFAULT_EPOCHS * (run.manifest.train_samples or 0), run.summary.samples_per_s
     guess = samples / speed if speed else None
-    return Next(again.launch_line(run), guess if run.manifest.sprint else run.summary.wall_s)
+    return Next(commands.run_command(run), guess if run.manifest.sprint else run.summary.wall_s)
 
 
 # verdict.json

@@ -4,13 +4,11 @@ results.csv and the pages' tables are made of COLUMNS. To add a figure, add an e
 README.md beside this file what it means.
 """
 
-import math
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 from hvdtrain.formatting import printable, with_unit
-from hvdtrain.runs.fields import field_value
 from hvdtrain.runs.network_bound import network_bound
 from hvdtrain.runs.read import Run
 
@@ -85,14 +83,9 @@ def busiest_share(run: Run) -> float | None:
 def samples_to_target(run: Run) -> float | None:
     """Samples trained on until an evaluation first reached the target accuracy."""
     target = run.summary.target_accuracy
-    return next(
-        (e.samples for e in run.summary.evaluations if target is not None and e.val_accuracy >= target), None
-    )  # fmt: skip
-
-
-def best_val_loss(run: Run) -> float | None:
-    losses = [e.val_loss for e in run.summary.evaluations]
-    return min((loss for loss in losses if not math.isnan(loss)), default=None)
+    if target is None:
+        return None
+    return next((e.samples for e in run.summary.evaluations if e.val_accuracy >= target), None)
 
 
 _COLUMNS = (
@@ -100,12 +93,12 @@ _COLUMNS = (
     Column("workers", identifies=True),
     Column("servers", identifies=True),
     Column("variant", value=lambda run: run.kind.variant, identifies=True),
-    Column("model", "model", identifies=True),
+    Column("model", identifies=True),
     Column("parameters", identifies=True),
     Column("threads_per_worker", identifies=True),
     Column("global_batch", "global batch", digits=",.0f"),
     Column("lr", "learning rate", digits=".3g"),
-    Column("slow", "slow", value=lambda run: field_value(run, "slow.asked"), identifies=True),
+    Column("slow", value=lambda run: run.manifest.slow.asked, identifies=True),
     Column("steps_per_epoch", "steps per epoch", digits=",.0f", value=steps_per_epoch),
     Column("steps"),
     Column("samples"),
@@ -125,7 +118,7 @@ _COLUMNS = (
     Column("scaling_efficiency", "scaling efficiency", digits=".2f", is_shown=True, is_geometric=True),
     Column("val_accuracy", "validation accuracy", digits=".3f"),
     Column("val_loss", "validation loss"),
-    Column("best_val_loss", "best validation loss", value=best_val_loss),
+    Column("best_val_loss", "best validation loss"),
     Column("test_loss", "test loss"),
     Column("test_accuracy", "test accuracy (top-1)", digits=".3f"),
     Column("time_to_target_s", "time to target", "s", is_geometric=True),
@@ -169,30 +162,24 @@ class Setting(NamedTuple):
     slow: str
 
     @classmethod
-    def of_row(cls, row: Mapping[str, Any]) -> "Setting":
-        """From a row of results.csv. Learning rates that read the same are equal."""
-        return cls(row["model"] or "", row["global_batch"] or 0, float(f"{row['lr'] or 0:.4g}"), row["slow"])
-
-    @classmethod
     def of(cls, run: Run) -> "Setting":
-        return cls.of_row({name: COLUMNS[name].of(run) for name in cls._fields})
+        """Learning rates that read the same are equal."""
+        manifest = run.manifest
+        lr = float(f"{manifest.lr or 0:.4g}")
+        return cls(manifest.model or "", manifest.global_batch or 0, lr, manifest.slow.asked)
 
     @classmethod
     def varied(cls, settings: "Iterable[Setting]") -> list[str]:
         """The fields in which they differ."""
         values = map(set, zip(*settings, strict=True))
-        return [name for name, found in zip(cls._fields, values, strict=False) if len(found) > 1]
+        return [name for name, different in zip(cls._fields, values, strict=False) if len(different) > 1]
 
     @property
     def order(self) -> tuple[Any, ...]:
         return *self[:3], self.slow != "none", self.slow
 
-    def text(self, name: str) -> str:
-        """A field's value."""
-        value = getattr(self, name)
-        return f"{value:,}" if name == "global_batch" else printable(str(value))
-
     def words(self, name: str) -> str:
-        """The same with what it is: `global batch 64`."""
+        """A field's value with what it is: `global batch 64`."""
+        value = getattr(self, name)
         what = {"global_batch": "global batch ", "lr": "learning rate ", "slow": "slow: "}.get(name, "")
-        return what + self.text(name)
+        return what + (f"{value:,}" if name == "global_batch" else printable(str(value)))

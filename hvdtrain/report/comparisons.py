@@ -4,7 +4,6 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from hvdtrain.report.columns import Setting
-from hvdtrain.report.fairness import check_grid
 from hvdtrain.runs.read import Kind, Run, finished_by_kind
 
 
@@ -29,17 +28,11 @@ class Comparison:
 
 
 def split_into_comparisons(runs: Sequence[Run]) -> list[Comparison]:
-    """The finished runs by model, then by global batch, then by learning rate, then by who was made slow.
-
-    Raises:
-        UsageError: they differ in more than that; the field is named.
-    """
+    """The finished runs by model, then by global batch, then by learning rate, then by who was made slow."""
     groups: dict[Setting, list[Run]] = {}
     for run in runs:
         if run.is_finished:
             groups.setdefault(Setting.of(run), []).append(run)
-    if len(groups) > 1:
-        check_grid(runs)
     varied = Setting.varied(groups)
     ordered = sorted(groups, key=lambda setting: setting.order)
     return [Comparison(", ".join(setting.words(name) for name in varied), groups[setting]) for setting in ordered]

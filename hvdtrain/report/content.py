@@ -2,7 +2,7 @@
 
 import textwrap
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from itertools import groupby
 from typing import TYPE_CHECKING, Any
 
@@ -16,6 +16,7 @@ from hvdtrain.report.contenders import DEFAULT, Margins, timed
 from hvdtrain.report.fairness import EqualField, format_value
 from hvdtrain.report.membership import membership_table
 from hvdtrain.report.page import Plot
+from hvdtrain.report.reference_tables import build_table, load_preset
 from hvdtrain.report.results import Group, Row, cost_table, result_rows, summarise
 from hvdtrain.report.table import Table, markdown, rich_table, words_table
 from hvdtrain.runs.network_bound import network_bound
@@ -41,6 +42,7 @@ class Content:
         equal: what was found equal in all runs.
         omitted: runs that are not in the tables, and why, a line each.
         runs: the finished runs with their names, in the order of rows.
+        reference: the table with a published experiment's figures, if one was asked for.
     """
 
     comparisons: list[tuple[Comparison, Answer]]
@@ -50,6 +52,7 @@ class Content:
     equal: list[EqualField]
     omitted: list[str]
     runs: list[tuple[str, Run]]
+    reference: Table | None = None
 
     @property
     def data(self) -> dict[str, Any]:
@@ -60,15 +63,19 @@ class Content:
     @property
     def answered(self) -> list[tuple[Comparison, Answer]]:
         """The comparisons in which something is compared, or all."""
-        return [own for own in self.comparisons if len(own[0].by_kind) > 1] or self.comparisons
+        return [pair for pair in self.comparisons if len(pair[0].by_kind) > 1] or self.comparisons
 
     @property
     def colours(self) -> dict[str, str]:
         """Of the rows of tables, by their label."""
-        return {group.kind.label: plot_style.colour(group.kind) for group in self.groups}
+        labels = ((label, group.kind) for group in self.groups for label in (group.kind.label, group.label))
+        return {label: plot_style.colour(kind) for label, kind in labels}
 
     def print_to(self, console: "Console") -> None:
-        """On a terminal: the table, and the answer last, where the prompt comes."""
+        """On a terminal: the tables, and the answer last, where the prompt comes."""
+        if self.reference:
+            console.print(rich_table(self.reference))
+            console.print("\n" + "\n".join(self.reference.notes), soft_wrap=not console.is_terminal)
         if len(self.comparisons) > 1:
             console.print(self.title, soft_wrap=True)
         for of, answer in self.answered:
@@ -90,29 +97,26 @@ class Content:
 
     def parts(self, plots: Sequence[Plot], tables: Sequence[Table] = (), notes: Sequence[str] = ()) -> list[str]:
         """The page as Markdown: the answer, what it was found in, what it rests on, and a block to paste."""
-        shown = {shown.name: shown for shown in plots}
-        ratios = shown.pop("ratios", None)
-        unfolded, folded = list(shown.values())[: UNFOLDED - 1], list(shown.values())[UNFOLDED - 1 :]
         left_out = [*self.omitted, *notes]
         lines = list(dict.fromkeys(line for _, answer in self.comparisons for line in answer.besides))
+        answers = [part for of, answer in self.answered for part in self._answered(of, answer)]
+        lives = membership_table(self.runs)
         return [
             *([f"# {page.plain(self.title)}"] if len(self.comparisons) > 1 else []),
-            *(part for of, answer in self.answered for part in self._answered(of, answer)),
-            page.plot(ratios) if ratios else "",
-            *map(page.plot, unfolded),
+            *answers,
+            *map(page.plot, plots[:UNFOLDED]),
             "## What it costs",
             markdown(cost_table(self.groups)),
-            *map(markdown, tables),
-            page.details("More plots", *map(page.plot, folded)) if folded else "",
-            page.details(f"What to keep in mind: {len(lines)}", page.listed(lines)) if lines else "",
-            page.details(f"Not in the tables and plots: {len(left_out)}", page.listed(left_out)) if left_out else "",
-            page.details("Who was there", markdown(replace(there, title="")))
-            if (there := membership_table(self.runs)) else "",
+            *map(markdown, [self.reference, *tables] if self.reference else tables),
+            page.details("More plots", *map(page.plot, plots[UNFOLDED:])),
+            page.details(f"What to keep in mind: {len(lines)}", *page.listed(lines)),
+            page.details(f"Not in the tables and plots: {len(left_out)}", *page.listed(left_out)),
+            page.details("Who was there", *map(markdown, [lives] if lives else [])),
             page.details(f"What was equal: {len(self.equal)} things", _CHECKED, *_equal_tables(self.equal)),
             page.details("Machine and versions", _machine(self.runs[0][1])),
             "## To paste",
-            page.fenced([line for of, answer in self.answered for line in _pasted(of, answer)]),
-        ]  # fmt: skip
+            "\n".join(["````markdown", *"\n\n".join(answers).splitlines(), "````"]),
+        ]
 
     def _answered(self, of: Comparison, answer: Answer) -> Iterator[str]:
         """The answer of a comparison with its table."""
@@ -137,22 +141,18 @@ def _minutes(seconds: float) -> str:
     return f"{max(1, round(seconds / 60)):,} min" if seconds < 5400 else f"{seconds / 3600:.1f} h"
 
 
-def _pasted(of: Comparison, answer: Answer) -> list[str]:
-    (_, about), *lines = _answer_lines(of, answer)
-    told = [f"- {label}: {page.code(text) if label == 'next' else page.plain(text)}" for label, text in lines]
-    head = f"**{answer.word}** {page.plain(', '.join(filter(None, [of.title, about])))}"
-    return [head, "", *told, "", *markdown(figures.table(answer.data)).splitlines(), ""]
-
-
-def collect(runs: Sequence[Run], margins: Margins = DEFAULT) -> Content:
+def collect(runs: Sequence[Run], margins: Margins = DEFAULT, reference: str = "") -> Content:
     """Collect what there is to say.
 
     Args:
         margins: what the answer counts as a difference.
+        reference: the preset of an experiment whose figures are put beside these.
 
     Raises:
-        UsageError: none of the runs finished, or they differ in what should be equal.
+        UsageError: none of the runs finished, or they differ in what should be equal (the field is named); or there is
+            no such experiment.
     """
+    preset = load_preset(reference) if reference else None
     names = display_names(runs)
     omitted = []
     for run in (run for run in runs if not run.is_finished):
@@ -162,16 +162,16 @@ def collect(runs: Sequence[Run], margins: Margins = DEFAULT) -> Content:
     finished = [run for members in finished_by_kind(runs).values() for run in members]
     if not finished:
         raise UsageError(f"no finished run to report: {'; '.join(omitted) or 'no runs were given'}")
-    equal = [field for of in comparisons for field in fairness.check(of.runs)]
+    grid_equal = fairness.check_grid(finished) if len(comparisons) > 1 else []
+    equal = grid_equal or [field for of in comparisons for field in fairness.check(of.runs)]
     answered = [(of, reach_answer(of.runs, margins)) for of in comparisons]
-    title = answered[0][1].word
-    if len(comparisons) > 1:
-        equal = fairness.check_grid(finished)
-        title = f"{len(comparisons)} comparisons"
+    title = f"{len(comparisons)} comparisons" if len(comparisons) > 1 else answered[0][1].word
     rows, named = result_rows(finished), [(names[run.folder], run) for run in finished]
     fast = {run.folder for of in comparisons for members in of.by_kind.values() for run in timed(members)}
-    groups = summarise([row for row, run in zip(rows, finished, strict=True) if run.folder in fast])
-    return Content(answered, title, rows, groups, equal, omitted, named)
+    counted = [(run, row) for run, row in zip(finished, rows, strict=True) if run.folder in fast]
+    groups = summarise([run for run, _ in counted], [row for _, row in counted])
+    table = build_table(preset, runs) if preset else None
+    return Content(answered, title, rows, groups, equal, omitted, named, table)
 
 
 def _subject(of: Comparison) -> str:

@@ -1,12 +1,12 @@
 """What has to be equal for a comparison to be fair, and why; the check refuses runs where it is not."""
 
-import math
 from collections.abc import Callable, Hashable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 from hvdtrain.errors import UsageError
-from hvdtrain.report.results import result_rows, scales_weakly
+from hvdtrain.formatting import some_of
 from hvdtrain.runs.fields import field_value
 from hvdtrain.runs.read import Run, display_names
 
@@ -86,12 +86,6 @@ _OF_TRAININGS = {"schedule", "schedule.form", "target_accuracy", "stop_at_target
 # What columns.Setting has: runs that differ here may be in one report, each compared with its like. The number of
 # weights follows from the model, and the schedule's number of steps from the batch.
 _MAY_DIFFER_IN_GRID = {"model", "global_batch", "lr", "slow.asked", "parameters", "schedule"}
-# How learning rates may depend on the number of workers, where the global batch grows with it: exponent and words.
-LR_RULES = {
-    0.0: "the same",
-    0.5: "grows with the root of the number of workers",
-    1.0: "grows with the number of workers",
-}
 # All other fields may differ: mode, workers, servers and what follows from them are compared; repeat, command,
 # started and host names identify a run; dataset is a name, and dataset_hash is checked in its place.
 
@@ -106,57 +100,53 @@ class EqualField:
     why: str
 
 
+Key = Callable[[Run], Hashable]
+Rules = list[tuple[str, Key, Mapping[str, str]]]  # what runs share that are compared, in words, and which fields
+
+
 def check(runs: Sequence[Run]) -> list[EqualField]:
     """What the finished runs of a comparison have in common, one entry for each field above.
 
     Raises:
         UsageError: runs differ in what should be equal; it names the field, the values and the runs.
     """
-    finished = _finished_with_names(runs)
-    equal = [_equal(field, why, finished) for field, why in EQUAL_EVERYWHERE.items()]
-    equal += [_equal(field, why, finished, "repeat", _repeat_key(field)) for field, why in EQUAL_IN_REPEAT.items()]
-    return equal + _measured_alike(finished, EQUAL_IN_KIND)
+    seed, weights, samples = ({name: why} for name, why in EQUAL_IN_REPEAT.items())
+    return _check(runs, [
+        ("", lambda run: None, EQUAL_EVERYWHERE),
+        ("repeat", lambda run: run.repeat, seed | weights),
+        ("repeat", lambda run: (run.repeat, run.summary.steps, run.summary.samples), samples),
+        *_measured_alike(EQUAL_IN_KIND),
+    ])  # fmt: skip
 
 
 def check_grid(runs: Sequence[Run]) -> list[EqualField]:
     """What the finished runs of several comparisons have in common: all but their setting and what follows from it.
 
     Raises:
-        UsageError: they differ in something else, or their learning rates follow none of LR_RULES.
+        UsageError: they differ in something else, or in the learning rate of the same batch.
     """
-    finished = _finished_with_names(runs)
-    equal = [_equal(f, why, finished) for f, why in EQUAL_EVERYWHERE.items() if f not in _MAY_DIFFER_IN_GRID]
-    equal.append(replace(_equal("schedule.form", EQUAL_EVERYWHERE["schedule"], finished), field="schedule"))
-    for field, among, key in (
-        ("seed", "repeat", lambda run: run.repeat),
-        ("initial_weights", "repeat and model", lambda run: (run.repeat, run.manifest.model)),
-    ):
-        equal.append(_equal(field, EQUAL_IN_REPEAT[field], finished, among, key))
-    in_kind = {field: why for field, why in EQUAL_IN_KIND.items() if field != "effective_lr"}
-    return [*equal, *_measured_alike(finished, in_kind), _lr_rule(finished)]
+    everywhere = {field: why for field, why in EQUAL_EVERYWHERE.items() if field not in _MAY_DIFFER_IN_GRID}
+    seed, weights, _ = ({name: why} for name, why in EQUAL_IN_REPEAT.items())
+    return _check(runs, [
+        ("", lambda run: None, everywhere | {"schedule.form": EQUAL_EVERYWHERE["schedule"]}),
+        ("global batch and model", lambda run: (run.manifest.global_batch, run.manifest.model),
+         {"lr": EQUAL_EVERYWHERE["lr"]}),
+        ("repeat", lambda run: run.repeat, seed),
+        ("repeat and model", lambda run: (run.repeat, run.manifest.model), weights),
+        *_measured_alike({field: why for field, why in EQUAL_IN_KIND.items() if field != "effective_lr"}),
+    ])  # fmt: skip
 
 
-def _finished_with_names(runs: Sequence[Run]) -> list[tuple[str, Run]]:
-    names = display_names(runs)
-    return [(names[run.folder], run) for run in runs if run.is_finished]
+def _measured_alike(in_kind: Mapping[str, str]) -> Rules:
+    """What is equal in runs of one kind, and in those whose messages travel alike."""
 
+    def transport(run: Run) -> Hashable:
+        return run.kind.mode, run.manifest.backend, run.manifest.starter, field_value(run, "hardware.hosts")
 
-def _lr_rule(finished: Sequence[tuple[str, Run]]) -> EqualField:
-    """How learning rates depend on the number of workers. UsageError where they follow no rule."""
-    why = EQUAL_EVERYWHERE["lr"]
-    rules = LR_RULES if scales_weakly(result_rows([run for _, run in finished])) else {0.0: LR_RULES[0.0]}
-    for exponent, words in rules.items():
-        bases = [(run.manifest.lr or 0.0) / run.kind.workers**exponent for _, run in finished]
-        if all(math.isclose(base, bases[0], rel_tol=1e-6) for base in bases):
-            return EqualField("lr", words, "all runs", why)
-    ways = "the root of the number of workers, or with it, where the global batch grows with them"
-    raise UsageError(f"{_difference_message('lr', why, finished, '')}; it may grow with {ways}")
-
-
-def _repeat_key(field: str) -> Callable[[Run], Hashable]:
-    """What runs have to share for the field to be equal: the repeat, and for the samples seen their number too."""
-    length = ("steps", "samples") if field == "samples_digest" else ()
-    return lambda run: (run.repeat, *(getattr(run.summary, name) for name in length))
+    return [
+        ("mode, workers and servers", lambda run: run.kind, in_kind),
+        ("mode, backend, starter and number of hosts", transport, EQUAL_IN_TRANSPORT),
+    ]
 
 
 def format_value(value: Any) -> str:
@@ -169,84 +159,54 @@ def format_value(value: Any) -> str:
         return ", ".join(map(format_value, value)) or "none"
     if isinstance(value, bool):
         return "yes" if value else "no"
-    if isinstance(value, int):
-        return f"{value:,}"
+    if isinstance(value, int) or (isinstance(value, float) and value.is_integer()):
+        return f"{value:,.0f}"
     text = str(value) or "–"
     return text[:12] + "…" if len(text) >= 32 and text.isalnum() else text
 
 
-def _measured_alike(finished: Sequence[tuple[str, Run]], in_kind: Mapping[str, str]) -> list[EqualField]:
-    """What is equal in runs of one kind, and in those whose messages travel alike, where there are several."""
-
-    def transport(run: Run) -> Hashable:
-        return run.kind.mode, run.manifest.backend, run.manifest.starter, field_value(run, "hardware.hosts")
-
-    equal: list[EqualField] = []
-    for fields, shared, key in (
-        (in_kind, "mode, workers and servers", lambda run: run.kind),
-        (EQUAL_IN_TRANSPORT, "mode, backend, starter and number of hosts", transport),
-    ):
-        if len({key(run) for _, run in finished}) < len(finished):
-            equal += [_equal(field, why, finished, shared, key) for field, why in fields.items()]
+def _check(runs: Sequence[Run], rules: Rules) -> list[EqualField]:
+    finished, names = [run for run in runs if run.is_finished], display_names(runs)
+    equal = []
+    for shared, key, fields in rules:
+        groups: dict[Hashable, list[Run]] = {}
+        for run in finished:
+            groups.setdefault(key(run), []).append(run)
+        compared = sum(len(members) for members in groups.values() if len(members) > 1)
+        if shared and not compared:
+            continue
+        among = f"runs of the same {shared} ({compared} of {len(finished)} had another to compare with)"
+        for field, why in fields.items():
+            where = f" among runs of the same {shared}" if shared else ""
+            values = {format_value(_common_value(field, why, of, names, where)) for of in groups.values()}
+            value = values.pop() if len(values) == 1 else "another in each such group"
+            equal.append(EqualField(field.removesuffix(".form"), value, among if shared else "all runs", why))
     return equal
 
 
-def _equal(
-    field: str, why: str, finished: Sequence[tuple[str, Run]], shared: str = "",
-    key: Callable[[Run], Hashable] = lambda run: None,
-) -> EqualField:  # fmt: skip
-    """Check a field within groups of runs that have the same key, which the words `shared` describe; or in all runs."""
+def _is_compared(field: str, run: Run) -> bool:
+    """Whether the field says something of this run."""
     if field == "interface":  # what stays on one host uses no network
-        finished = [item for item in finished if field_value(item[1], field) not in (None, "lo")] or finished[:1]
-    if field in _OF_TRAININGS:
-        finished = [item for item in finished if not item[1].manifest.sprint] or finished[:1]
+        return field_value(run, field) not in (None, "lo")
     if field == "threads_per_worker":  # one process has a machine to itself
-        finished = [item for item in finished if item[1].kind.is_distributed] or finished[:1]
-    if field in _WHERE_THERE:
-        finished = [item for item in finished if field_value(item[1], field) is not None] or finished[:1]
-    groups: dict[Hashable, list[tuple[str, Run]]] = {}
-    for name, run in finished:
-        groups.setdefault(key(run), []).append((name, run))
-    where = f" among runs of the same {shared}" if shared else ""
-    values = [format_value(_common_value(field, why, members, where)) for members in groups.values()]
-    compared = sum(len(members) for members in groups.values() if len(members) > 1)
-    among = f"runs of the same {shared} ({compared} of {len(finished)} had another to compare with)"
-    value = values[0] if len(set(values)) == 1 else "another in each such group"
-    return EqualField(field, value, among if shared else "all runs", why)
+        return run.kind.is_distributed
+    if field in _OF_TRAININGS:
+        return not run.manifest.sprint
+    return field not in _WHERE_THERE or field_value(run, field) is not None
 
 
-def _common_value(field: str, why: str, members: Sequence[tuple[str, Run]], where: str) -> Any:
+def _common_value(field: str, why: str, runs: Sequence[Run], names: Mapping[Path, str], where: str) -> Any:
     """The one value that all these runs have. UsageError where they have several."""
-    found = _distinct_values(field, members)
-    if len(found) > 1:
-        raise UsageError(_difference_message(_part_that_differs(field, found), why, members, where))
-    return found[0][0] if found else None
-
-
-def _part_that_differs(field: str, found: Sequence[tuple[Any, Sequence[str]]]) -> str:
-    """The field, or of tables the first entry that differs: the message names the library, not the whole list."""
-    tables = [value for value, _ in found if isinstance(value, dict)]
-    names = sorted({name for table in tables for name in table}) if len(tables) == len(found) else []
-    return next((f"{field}.{name}" for name in names if any(t.get(name) != tables[0].get(name) for t in tables)), field)
-
-
-def _difference_message(field: str, why: str, members: Sequence[tuple[str, Run]], where: str) -> str:
-    found = _distinct_values(field, members)
-    values = "; ".join(f"{format_value(value)!r} in {_name_some(names)}" for value, names in found)
-    return f"these runs cannot share a table: {field} differs{where}: {values} ({why})"
-
-
-def _distinct_values(field: str, members: Sequence[tuple[str, Run]]) -> list[tuple[Any, list[str]]]:
-    """The different values of a field, each with the names of the runs that have it."""
-    found: list[tuple[Any, list[str]]] = []
-    for name, run in members:
-        value = field_value(run, field)
-        names = next((names for other, names in found if other == value), None)
-        if names is None:
-            found.append((value, names := []))
-        names.append(name)
-    return found
-
-
-def _name_some(names: list[str]) -> str:
-    return ", ".join(names[:3]) + (f" and {len(names) - 3} more" if len(names) > 3 else "")
+    runs = [run for run in runs if _is_compared(field, run)] or runs[:1]
+    first = field_value(runs[0], field)
+    other = next((value for run in runs if (value := field_value(run, field)) != first), first)
+    if other == first:
+        return first
+    if isinstance(first, dict) and isinstance(other, dict):  # the message names the library, not the whole list
+        entry = min(name for name in first.keys() | other.keys() if first.get(name) != other.get(name))
+        field = f"{field}.{entry}"
+    different: dict[str, list[str]] = {}
+    for run in runs:
+        different.setdefault(format_value(field_value(run, field)), []).append(names[run.folder])
+    told = "; ".join(f"{value!r} in {some_of(of, 3)}" for value, of in different.items())
+    raise UsageError(f"these runs cannot share a table: {field} differs{where}: {told} ({why})")

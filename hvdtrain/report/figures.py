@@ -94,8 +94,7 @@ def table(data: Mapping[str, Any]) -> Table:
     if target:
         headings.append(f"to {target:g}")
     headings += ["CPU/1,000", "busiest"]
-    lines = [(of["run"], _cells(of, bool(target))) for of in data["runs"]]
-    return Table("answer", "", [], "", [("", heading) for heading in headings], lines)
+    return Table("", [], "", headings, [(of["run"], _cells(of, bool(target))) for of in data["runs"]])
 
 
 def _cells(of: Mapping[str, Any], has_target: bool) -> list[Cell]:
@@ -110,6 +109,7 @@ def _cells(of: Mapping[str, Any], has_target: bool) -> list[Cell]:
         shown(of["accuracy"], "{:.3f}".format),
     ]  # fmt: skip
     if has_target:
-        cells.append(shown(got["seconds"], lambda s: with_unit(s, "s"), some) if got["reached"] else Cell(some))
+        untold = Cell(some) if got["n"] else Cell("–")
+        cells.append(shown(got["seconds"], lambda s: with_unit(s, "s"), some) if got["reached"] else untold)
     cells.append(shown(of["cpu_s_per_1000_samples"], lambda s: with_unit(s, "s")))
     return [*cells, shown(of["busiest_share"], "{:.0%}".format)]

@@ -26,7 +26,7 @@ def membership_table(runs: Sequence[tuple[str, Run]]) -> Table | None:
             in_order = sorted(summary.membership, key=lambda life: (life.rank, life.incarnation))
             rows += [[name, *_cells(life, began)] for life in in_order]
     headings = ["run", "rank", "life", "joined after", "left after", "why", "samples"]
-    return words_table("Who was there", headings, rows) if rows else None
+    return words_table("", headings, rows) if rows else None
 
 
 def _cells(life: Life, began: float) -> list[str]:

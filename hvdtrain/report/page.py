@@ -43,8 +43,9 @@ def plain(text: str) -> str:
     return re.sub(r"^([#>+-])", r"\\\1", re.sub(r"([\\`*\[\]|])", r"\\\1", line))
 
 
-def listed(lines: Sequence[str]) -> str:
-    return "\n".join(f"- {plain(line)}" for line in lines)
+def listed(lines: Sequence[str]) -> list[str]:
+    """A part of the page; none without lines."""
+    return ["\n".join(f"- {plain(line)}" for line in lines)] if lines else []
 
 
 def code(text: str) -> str:
@@ -53,14 +54,9 @@ def code(text: str) -> str:
     return f"{fence} {line} {fence}" if len(fence) > 1 else f"`{line}`"
 
 
-def fenced(lines: Sequence[str]) -> str:
-    """Markdown to copy."""
-    return "\n".join(["````markdown", *lines, "````"])
-
-
 def details(title: str, *parts: str) -> str:
-    """What is folded away until somebody asks for it."""
-    return "\n\n".join([f"<details>\n<summary>{plain(title)}</summary>", *parts, "</details>"])
+    """What is folded away until somebody asks for it; empty without parts."""
+    return "\n\n".join([f"<details>\n<summary>{plain(title)}</summary>", *parts, "</details>"]) if parts else ""
 
 
 def plot(shown: Plot) -> str:

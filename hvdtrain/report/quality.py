@@ -4,14 +4,13 @@ import math
 from collections.abc import Sequence
 from typing import Any, NamedTuple
 
-from hvdtrain import modes
 from hvdtrain.report.contenders import Field, whole
 from hvdtrain.report.rule import Lead, at_look, look_at
 from hvdtrain.runs.read import Kind, Run
+from hvdtrain.runs.request import IN_STEP, mathematics
 
 SAME, AS_GOOD, WORSE, NOT_SHOWN = "the same mathematics", "as good", "worse", "not shown"
 ANSWERS = "answers.bin"  # in a run's folder: of each validation image, in order, a bit: whether it was told rightly
-_CARRIED = {"wire", "bucket_mb", "record"}  # options that change how messages travel, and nothing that is computed
 
 
 class Quality(NamedTuple):
@@ -52,13 +51,8 @@ def compare(field: Field, kind: Kind, opponent: Kind, margin: float) -> Quality:
     return Quality(state, found, by)
 
 
-def mathematics(run: Run) -> tuple[Any, ...]:
-    """What a step computes: the same of all that work in lockstep and lose nothing in messages; else the mode, its
-    workers and its options.
-    """
-    options = sorted((name, str(value)) for name, value in run.manifest.options.items() if name not in _CARRIED)
-    is_lockstep = run.kind.mode in modes.names() and modes.declared(run.kind.mode).lockstep
-    return ("in step",) if is_lockstep and not options else (run.kind.mode, run.kind.workers, *options)
+def _mathematics(run: Run) -> tuple[Any, ...]:
+    return mathematics(run.kind.mode, run.kind.workers, run.manifest.options)
 
 
 def same_mathematics(runs: Sequence[Run], others: Sequence[Run]) -> bool:
@@ -70,13 +64,14 @@ def same_mathematics(runs: Sequence[Run], others: Sequence[Run]) -> bool:
         key = run.repeat, run.summary.steps, run.summary.samples
         seen.setdefault(key, set()).add(run.summary.samples_digest)
     is_equal = all(len(digests) == 1 for digests in seen.values())
-    return mathematics(runs[0]) == mathematics(others[0]) and (is_equal or mathematics(runs[0]) != ("in step",))
+    one, other = _mathematics(runs[0]), _mathematics(others[0])
+    return one == other and (is_equal or one != IN_STEP)
 
 
 def trained(field: Field, kind: Kind) -> list[Run]:
     """The trainings of a kind, or where it has none, those of one that does the same mathematics."""
-    same = mathematics(field.by_kind[kind][0])
-    others = (runs for runs in field.by_kind.values() if mathematics(runs[0]) == same)
+    same = _mathematics(field.by_kind[kind][0])
+    others = (runs for runs in field.by_kind.values() if _mathematics(runs[0]) == same)
     return next((found for runs in (field.by_kind[kind], *others) if (found := whole(runs))), [])
 
 

@@ -32,9 +32,9 @@ def field_value(run: Run, field: str) -> Any:
     return value
 
 
-def _usable_cores(run: Run) -> list[Any] | None:
-    usable: list[Any] = [host.cores_usable for host in run.manifest.hosts.values()]
-    return None if None in usable else sorted(map(_without_zeros, usable)) or None
+def _usable_cores(run: Run) -> list[float] | None:
+    usable = [host.cores_usable for host in run.manifest.hosts.values()]
+    return sorted(cores for cores in usable if cores is not None) if None not in usable and usable else None
 
 
 def _gpus(run: Run) -> list[str]:
@@ -71,8 +71,8 @@ def _spread_alike(run: Run, other: Run) -> bool:
     """Whether hosts have as many workers, or as many ranks, in both; true where that was not recorded."""
 
     def counts(of: Run, first: int) -> list[int]:
-        found = (sum(rank >= first for rank in host.ranks) for host in of.manifest.hosts.values())
-        return sorted(filter(None, found))
+        of_hosts = (sum(rank >= first for rank in host.ranks) for host in of.manifest.hosts.values())
+        return sorted(filter(None, of_hosts))
 
     pairs = [(counts(run, run.kind.servers), counts(other, other.kind.servers)), (counts(run, 0), counts(other, 0))]
     return any(not one or not two or one == two for one, two in pairs)
@@ -81,7 +81,7 @@ def _spread_alike(run: Run, other: Run) -> bool:
 def _same_network(runs: Sequence[Run]) -> bool:
     """Whether all that was measured of the hosts' network is alike, whatever its interface is called."""
     measured = [[link.gbit_s for link in run.manifest.network.pairs if link.gbit_s] for run in runs]
-    speeds = [median(found) for found in measured if found]
+    speeds = [median(links) for links in measured if links]
     return not speeds or max(speeds) <= NETWORK_DIFFERS * min(speeds)
 
 
@@ -113,10 +113,6 @@ def _of_servers(run: Run) -> dict[str, str] | None:
     return {name: " or ".join(different) for name, different in values.items()} if environments else None
 
 
-def _without_zeros(cores: float | None) -> float | None:
-    return int(cores) if cores is not None and cores == int(cores) else cores
-
-
 # Fields that are compared by something else than what was recorded.
 _COMPARED_BY: dict[str, Callable[[Run], Any]] = {
     "hosts.cores_usable": _usable_cores,
@@ -126,5 +122,4 @@ _COMPARED_BY: dict[str, Callable[[Run], Any]] = {
     "schedule.form": lambda run: re.sub(r"over \d+ steps", "to the last step", str(run.manifest.schedule)),
     "hardware.hosts": lambda run: len(run.manifest.hardware.hosts) or None,
     "hardware.gpus": _gpus,
-    "hardware.cores_usable": lambda run: _without_zeros(run.manifest.hardware.cores_usable),
 }

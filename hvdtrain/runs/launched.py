@@ -71,18 +71,21 @@ def remembered(run: Path) -> Launched | None:
     return Launched(launch.launcher, tuple(launch.hosts), launch.interface or "", launch.folder or "")
 
 
-def launch_command(
-    config: RunConfig, workers: int, launched: Launched, out: Path | str, secrets: Iterable[str] = ()
+def job_command(
+    config: RunConfig, workers: int, launched: Launched, out: Path | str = "", secrets: Iterable[str] = ()
 ) -> list[str]:
-    """The words with which a shell launches such a job.
+    """The words with which a shell starts such a job: one process of this machine, or by `hvdtrain launch`.
 
     Args:
         secrets: the names of variables for --env.
     """
+    to_folder = ["--out", str(out)] if out else []
+    if workers + config.servers == 1 and not launched.hosts:
+        return ["hvdtrain", "train", *config.to_args(), *to_folder]
     words = ["hvdtrain", "launch", "-n", str(workers)]
     words += ["-s", str(config.servers)] if config.servers else []
     words += launched.place_options()
     words += [word for name in secrets for word in ("--env", name)]
     options = dataclasses.replace(config, servers=0).to_args()
     mode = ["--mode", "single"] if config.mode == "single" else []  # train's default, and not launch's
-    return [*words, "--out", str(out), "--", *mode, *options]
+    return [*words, *to_folder, "--", *mode, *options]

@@ -1,5 +1,6 @@
 """Everything needed to repeat a run, and to tell whether two runs may be compared."""
 
+import dataclasses
 import hashlib
 import os
 import sys
@@ -11,13 +12,11 @@ from typing import Any
 from torch import nn
 
 from hvdtrain import modes
-from hvdtrain.config.run_config import RunConfig
 from hvdtrain.coordination.job import Job
 from hvdtrain.numerics.flat import trained
 from hvdtrain.numerics.optimizers import schedule
-from hvdtrain.numerics.split import even_range
-from hvdtrain.runs.launched import Launched, launch_command, read_launched
-from hvdtrain.runs.request import CHOICES, choice, shares_of
+from hvdtrain.runs.launched import Launched, job_command, read_launched
+from hvdtrain.runs.request import choice, mode_options, shares_of
 from hvdtrain.wire.horovod import DEFAULTS
 from hvdtrain.world.host import gpus, hardware, speed_variables, versions
 from hvdtrain.world.network import use_one_interface
@@ -65,9 +64,10 @@ def manifest(
             initial_weights.
     """
     config, world, mode = job.config, job.world, modes.declared(job.config.mode)
-    size = sum(p.numel() for p in trained(model))
     push_scale = config.push_scale if "push_scale" in mode.options else "mean" if world.servers else ""
     launched = read_launched()
+    launch = dataclasses.asdict(launched) if launched else {}
+    pairs = launch.pop("network", None)
     bound = config.staleness if "staleness" in mode.options else None
     is_step = "push_scale" in mode.options and push_scale == "mean"  # each push is a step by itself
     return {
@@ -78,9 +78,8 @@ def manifest(
         "servers": world.servers,
         "processes": world.size,
         "threads_per_worker": job.threads,
-        "cores_allowed": sorted(os.sched_getaffinity(0)),
         "parameters": sum(p.numel() for p in model.parameters()),
-        "trained_parameters": size,
+        "trained_parameters": sum(p.numel() for p in trained(model)),
         "width": config.taken_width,
         **seen,
         "global_batch": config.batch_size,
@@ -92,7 +91,6 @@ def manifest(
         "wait_for": choice(config, "wait_for"),
         "staleness_bound": bound,
         "respawns": bool(os.environ.get(RESPAWNS)),
-        "server_bytes": [4 * len(even_range(size, server, world.servers)) for server in range(world.servers)],
         "bucket_mb": config.bucket_mb if "bucket_mb" in mode.options else None,
         "trace": config.trace_steps if config.trace else "none",
         "clocks": {},  # of --trace, at the end
@@ -102,7 +100,8 @@ def manifest(
         "backend": backend,
         "interface": use_one_interface(world),
         "starter": world.starter,
-        **_launch(launched),
+        "launch": launch or None,
+        "network": {"pairs": pairs} if pairs else None,
         "command": command(job, launched),
         "started": datetime.now(UTC).isoformat(timespec="seconds"),
         "versions": versions(),
@@ -113,29 +112,11 @@ def manifest(
     }
 
 
-def mode_options(config: RunConfig) -> dict[str, Any]:
-    """What was asked of how the mode works and of what it sends, where it is not the default, by option."""
-    names = (*modes.declared(config.mode).options, "compression", *CHOICES)
-    return {name: value for name in names if (value := getattr(config, name)) != getattr(RunConfig, name)}
-
-
-def _launch(launched: Launched | None) -> dict[str, Any]:
-    if not launched:
-        return {"launch": None, "network": None}
-    how = {
-        "launcher": launched.launcher, "hosts": list(launched.hosts), "interface": launched.interface,
-        "folder": launched.folder,
-    }  # fmt: skip
-    return {"launch": how, "network": {"pairs": list(launched.network)} if launched.network else None}
-
-
 def command(job: Job, launched: Launched | None) -> list[str]:
     """What starts a job like this one again."""
     world = job.world
-    if launched and (world.size > 1 or launched.hosts):
-        return launch_command(job.config, world.workers, launched, job.folder)
     if launched:
-        return ["hvdtrain", "train", *job.config.to_args(), "--out", str(job.folder)]
+        return job_command(job.config, world.workers, launched, job.folder)
     starter = {
         "alone": [],
         "mpirun": ["mpirun", "--oversubscribe", "--bind-to", "none", "-np", str(world.size)],

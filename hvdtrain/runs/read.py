@@ -1,7 +1,7 @@
 """Run folders as values: what each job wrote, and whether it finished."""
 
 from collections import Counter
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
@@ -28,11 +28,6 @@ class Kind(NamedTuple):
     workers: int
     servers: int
     variant: str = ""
-
-    @classmethod
-    def of_row(cls, row: Mapping[str, Any]) -> "Kind":
-        """From a row of results.csv."""
-        return cls(*(row[name] for name in cls._fields))
 
     @property
     def family(self) -> str:
@@ -151,10 +146,10 @@ def load_run(folder: Path) -> Run:
         summary = read(folder, Summary)
     except UnreadableFile as error:
         return Run(folder, manifest, problem=f"the run has not finished: {error}")
-    problem, there = "", {life.rank for life in summary.membership if not life.why}
+    problem, present = "", {life.rank for life in summary.membership if not life.why}
     if summary.status != "done":
         problem = f"the run ended with status {summary.status!r}"
-    elif lost := [rank for rank in summary.lost_workers if rank not in there]:  # and did not come back
+    elif lost := [rank for rank in summary.lost_workers if rank not in present]:  # and did not come back
         problem = f"it finished without ranks {lost}, which died on the way"
     elif sum(not life.why for life in summary.membership) > manifest.workers:
         problem = f"more than its {with_noun(manifest.workers or 0, 'worker')} were there at the end: others had joined"

@@ -43,7 +43,13 @@ def train_options(*without: str, **defaults: Any) -> Callable[[Callable], Callab
 
 # Options of which each mode declares what it can do, the default first, under the option's name.
 CHOICES = ("shares", "wait_for")
-
+IN_STEP = ("in step",)
+_CARRYING = {
+    "wire",
+    "bucket_mb",
+    "record",
+    "wait_for",
+}  # options of how messages travel; nothing computed hangs on them
 # Patterns of secrets in a URL, and what they are.
 _SECRETS = [
     (r"://[^/@]*:[^/@]*@", "a password"),
@@ -174,6 +180,25 @@ def choice(config: RunConfig, name: str) -> str:
 def shares_of(config: RunConfig) -> str:
     """How samples are shared out: `static` or `leased`."""
     return choice(config, "shares")
+
+
+def mode_options(config: RunConfig) -> dict[str, Any]:
+    """What is asked of how the mode works and of what it sends, where it is not the default, by option."""
+    names = (*modes.declared(config.mode).options, "compression", *CHOICES)
+    return {name: value for name in names if (value := getattr(config, name)) != getattr(RunConfig, name)}
+
+
+def mathematics(mode: str, workers: int, options: Mapping[str, Any]) -> tuple[Any, ...]:
+    """What a step computes: the same, IN_STEP, of all that work in lockstep and lose nothing in messages; else the
+    mode, its workers and its options.
+
+    Args:
+        options: see mode_options.
+    """
+    is_lockstep = mode in modes.names() and modes.declared(mode).lockstep
+    carrying = _CARRYING | ({"shares"} if is_lockstep else set())
+    computing = sorted((name, str(value)) for name, value in options.items() if name not in carrying)
+    return IN_STEP if is_lockstep and not computing else (mode, workers, *computing)
 
 
 def check_joinable(config: RunConfig, option: str) -> None:

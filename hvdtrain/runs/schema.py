@@ -1,7 +1,7 @@
 """What stands in the files of a run folder, as types: manifest.json, summary.json and the lines of metrics.rank*.jsonl.
-Of what hosts, processes and lives cost, these are the fields that something reads.
+These are the fields that something reads.
 
-Any program may have written them: a field that is not there, or null, has its default, and one of another type is an
+Any program may have written them: a field that is missing, or null, has its default, and one of another type is an
 UnreadableFile. A test holds the writers, `runs/manifest.py` and `rank/summary.py`, to these fields.
 """
 
@@ -19,7 +19,6 @@ from hvdtrain.coordination.membership_log import membership_file
 Count = Annotated[int, Meta(ge=0, lt=10**12)]
 Figure = Annotated[float, Meta(ge=0, le=1e18)]  # finite
 Share = Annotated[float, Meta(ge=0, le=1)]
-Staleness = Annotated[int, Meta(ge=0, lt=10**9)]
 Loss = float  # NaN and infinity are losses: training diverged, and the file is not at fault
 
 
@@ -96,13 +95,6 @@ class Slow(Struct, frozen=True, kw_only=True):
     achieved: dict[str, Figure] = {}
 
 
-class ClockOffset(Struct, frozen=True, kw_only=True):
-    """How far a rank's clock was ahead of the first worker's, and how far that may be off, in a traced run."""
-
-    ahead_us: float
-    uncertainty_us: Figure
-
-
 class Manifest(Struct, frozen=True, kw_only=True):
     """Everything needed to repeat a run, and to tell whether two runs may be compared: manifest.json."""
 
@@ -114,7 +106,6 @@ class Manifest(Struct, frozen=True, kw_only=True):
     hvdtrain: str | None = None
     processes: Count | None = None
     threads_per_worker: Count | None = None
-    cores_allowed: list[Count] | None = None
     model: str | None = None
     parameters: Count | None = None
     trained_parameters: Count | None = None
@@ -152,7 +143,6 @@ class Manifest(Struct, frozen=True, kw_only=True):
     staleness_lr: bool | None = None
     compression: str | None = None
     options: dict[str, bool | int | float | str] = {}  # of the mode and its messages, where not the default
-    server_bytes: list[Count] | None = None
     bucket_mb: float | None = None
     seed: int | None = None
     shuffle_block: int = 0
@@ -162,7 +152,6 @@ class Manifest(Struct, frozen=True, kw_only=True):
     stop_at_target: bool | None = None
     sprint: Figure = 0.0  # seconds, of a run that measures speed alone
     slow: Slow = Slow()
-    clocks: dict[str, ClockOffset] = {}
     device: str | None = None
     share_gpu: bool | None = None
     backend: str | None = None
@@ -256,8 +245,6 @@ class Summary(Struct, frozen=True, kw_only=True):
     val_accuracy: Share | None = None
     val_loss: Loss | None = None
     best_val_loss: Loss | None = None
-    best_val_accuracy: Share | None = None
-    best_step: Count | None = None
     test_loss: Loss | None = None
     test_accuracy: Share | None = None
     target_accuracy: Share | None = None
@@ -266,19 +253,15 @@ class Summary(Struct, frozen=True, kw_only=True):
     bytes_sent_per_step: Figure | None = None
     staleness_mean: Figure | None = None
     staleness_max: Figure | None = None
-    staleness_histogram: dict[Staleness, Figure] = {}
     peak_rss_mb: Figure | None = None
     samples_digest: str | None = None
     step_seconds: dict[str, Figure] = {}
     step_time: StepTime = StepTime()
     processes: list[Process] = []
     load: dict[str, Load] = {}  # by host
-    workers: Count | None = None
     lost_workers: list[Count] = []
     membership: list[Life] = []
     returned_servers: list[Return] = []
-    snapshots: Count | None = None
-    snapshot_s: Figure | None = None
     setup_s: Figure | None = None
     evaluations: list[Evaluation] = []
 

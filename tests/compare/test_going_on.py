@@ -17,7 +17,7 @@ from helpers import report_runs
 from helpers.forked_jobs import forked_hvdtrain
 from helpers.jobs import SETTINGS, until
 
-from hvdtrain.compare import earlier, running, settled
+from hvdtrain.compare import earlier, running
 from hvdtrain.compare.command import compare
 from hvdtrain.compare.earlier import asked, claimed, find_finished, match, set_aside
 from hvdtrain.compare.forecast import Record
@@ -26,6 +26,7 @@ from hvdtrain.compare.running import Comparison
 from hvdtrain.config.run_config import RunConfig
 from hvdtrain.errors import UsageError
 from hvdtrain.launch.hosts import Host
+from hvdtrain.report.answer import RING, UNKNOWN, Answer
 from hvdtrain.report.contenders import DEFAULT
 from hvdtrain.runs.request import with_absolute_paths
 from hvdtrain.world.host import versions
@@ -70,7 +71,7 @@ def test_finished_runs_stay_and_more_repeats_and_modes_join_them(tmp_path):
 
 def test_sprints_and_whole_runs_of_one_contender_stand_side_by_side(tmp_path):
     [ring] = plan(ASKED, Axes(["allreduce"]))
-    runs = [ring.sprint(4.0), dataclasses.replace(ring, beside_sprints=True)]
+    runs = [ring.sprint(4.0), dataclasses.replace(ring, after_sprints=True)]
     finish(tmp_path, runs)
     assert kept(tmp_path, runs) == ["allreduce-w2-r1", "allreduce-w2-t-r1"]
 
@@ -182,8 +183,15 @@ def test_ctrl_c_says_with_what_to_go_on(tmp_path, monkeypatch):
 # What is run
 
 
-def made_by(tmp_path, monkeypatch, speeds, modes="single,allreduce,ps-sync", sprint_s=4.0, **more):
-    """Names of the runs that a comparison makes, where contenders have these speeds; whole runs end in -t-rN."""
+def made_by(
+    tmp_path, monkeypatch, speeds, modes="single,allreduce,ps-sync", sprint_s=4.0, answers=lambda made: [],
+    until_sure=False, **more,
+):  # fmt: skip
+    """Names of the runs that a comparison makes, where contenders have these speeds; whole runs end in -t-rN.
+
+    Args:
+        answers: that there are after these runs.
+    """
     made = []
 
     def run_one(self, run, out):
@@ -191,11 +199,11 @@ def made_by(tmp_path, monkeypatch, speeds, modes="single,allreduce,ps-sync", spr
         self.record.finished(run, next(speed for name, speed in speeds.items() if name in run.name), 9.0)
 
     monkeypatch.setattr(Comparison, "_run_one", run_one)
-    settled_at = more.pop("settled_at", 0)
+    monkeypatch.setattr(running, "reach_answers", lambda *_: answers(made))
     contenders = plan(RunConfig(), Axes(modes.split(","), options={"wire": ["rpc", "zmq"]}))
     record = Record(tmp_path)
     job = Comparison(tmp_path, contenders, {}, record, sprint_s, more.pop("repeats", 5), more.pop("trainings", 1))
-    assert job.run({}, lambda repeat: repeat >= settled_at, settled_at > 0) == []
+    assert job.run({}, until_sure=until_sure) == []
     return made
 
 
@@ -224,10 +232,36 @@ def test_what_is_far_behind_its_family_or_one_machine_is_not_repeated_or_trained
     assert "left out: ps-sync-w2-s1-rpc: 0.12 times the samples/s of ps-async-w2-s1-rpc in the pilot" in said
 
 
-@pytest.mark.parametrize(("settled_at", "done"), [(0, 21), (5, 15), (6, 18), (9, 21)])
-def test_repeats_end_between_repeats(settled_at, done, tmp_path, monkeypatch):
-    made = made_by(tmp_path, monkeypatch, SPEEDS, "single,ps-sync", 0.0, settled_at=settled_at, repeats=7, trainings=0)
+def answer(word, **quality):
+    return Answer(word, "", [], "", [], {"quality": [quality] if quality else []})
+
+
+@pytest.mark.parametrize(("known_after", "done"), [(9, 15), (16, 21), (99, 30)])
+def test_repeats_end_after_the_look_at_which_the_answer_is_known(known_after, done, tmp_path, monkeypatch):
+    def answers(made):
+        return [answer(RING if len(made) >= known_after else UNKNOWN)]
+
+    modes = "single,ps-sync"
+    made = made_by(tmp_path, monkeypatch, SPEEDS, modes, 0.0, answers, True, repeats=10, trainings=0)
     assert len(made) == done and not any("-t-" in name for _, name in made)
+
+
+@pytest.mark.parametrize(
+    ("said", "second"),
+    [
+        (answer(UNKNOWN, state="not shown", n=1), ["allreduce-w2-t-r2", "ps-async-w2-s1-rpc-t-r2"]),
+        (answer(UNKNOWN, state="not shown", n=2), []),
+        (answer(UNKNOWN), []),  # it is speed that is open
+        (answer(RING, state="as good", n=1), []),
+    ],
+)
+def test_a_second_training_is_made_where_the_answer_hangs_on_it(said, second, tmp_path, monkeypatch):
+    modes = "single,allreduce,ps-async"
+    made = made_by(tmp_path, monkeypatch, SPEEDS, modes, answers=lambda made: [said], repeats=7, trainings=None)
+    assert [name for _, name in made if name.endswith("-t-r2")] == second
+    contenders = plan(RunConfig(), Axes(modes.split(",")))
+    asked_for = Comparison(tmp_path, contenders, {}, Record(tmp_path), 4.0, 7, 1)
+    assert asked_for.spare_trainings() == []  # --trainings 1
 
 
 def test_ranks_get_the_variables_that_are_named(tmp_path, monkeypatch):
@@ -247,9 +281,24 @@ def test_a_run_that_fails_is_told_at_once_and_the_others_go_on(tmp_path, monkeyp
     contenders = plan(RunConfig(steps=3), Axes(["single", "allreduce"]))
     for free, said in ((2**30, "exit code 1: no output\n"), (2**10, "exit code 1: no output; the disk is full\n")):
         monkeypatch.setattr("shutil.disk_usage", lambda _, free=free: SimpleNamespace(free=free))
-        failed = Comparison(tmp_path, contenders, {}, Record(tmp_path), 0.0, 1, 0).run({}, bool, False)
+        failed = Comparison(tmp_path, contenders, {}, Record(tmp_path), 0.0, 1, 0).run({})
         assert sorted(failed) == ["allreduce-w2-r1", "single-w1-r1"]
         assert capsys.readouterr().out.count(said) == 2
+
+
+def test_a_host_that_goes_down_fails_the_runs_on_it_and_not_the_comparison(tmp_path, monkeypatch, capsys):
+    def no_route(launcher, config, workers, hosts, *_, **more):
+        raise UsageError("b: no route to host")
+
+    monkeypatch.setattr(running, "prepare", no_route)
+    contenders = plan(RunConfig(steps=3), Axes(["ddp", "allreduce"]), [Host("a", 1), Host("b", 1)], "ssh")
+    first = Comparison(tmp_path, contenders, {}, Record(tmp_path), 0.0, 1, 0)
+    with pytest.raises(UsageError, match="no route to host"):  # nothing has worked yet
+        first.run({})
+    later = Comparison(tmp_path, contenders, {}, Record(tmp_path), 0.0, 1, 0)
+    later.made.append("ps-sync-w2-s1-r1")
+    assert sorted(later.run({})) == ["allreduce-w2-r1", "ddp-w2-r1"]
+    assert capsys.readouterr().out.count("FAILED: b: no route to host") == 2
 
 
 def test_until_sure_needs_as_many_repeats_as_a_verdict():
@@ -268,8 +317,8 @@ def comparison(folder, speeds):
 @pytest.mark.parametrize(
     ("noise", "lead", "settled_at_5"), [(0.01, 1.3, True), (0.2, 1.3, False), (0.002, 1.0, True), (0.1, 1.0, False)]
 )
-def test_repeats_end_where_the_verdict_is_known(noise, lead, settled_at_5, tmp_path):
+def test_the_answer_is_known_where_the_verdict_is(noise, lead, settled_at_5, tmp_path):
     spread = np.array([0.5, -1.0, 1.0, -0.8, 0.3])
     comparison(tmp_path, np.stack([100 * lead * np.exp(noise * spread), np.full(5, 100.0)], axis=1))
-    assert settled.is_settled(tmp_path, 5, DEFAULT) == settled_at_5
-    assert not settled.is_settled(tmp_path, 4, DEFAULT)
+    [said] = running.reach_answers(tmp_path, DEFAULT)
+    assert said.is_known == settled_at_5

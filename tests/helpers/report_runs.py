@@ -49,6 +49,7 @@ def summary(of, speed=100.0, accuracy=0.98, histogram=None, **changed):
     return {
         "status": "done", "steps": PER_EPOCH * EPOCHS, "samples": BATCH * PER_EPOCH * EPOCHS,
         "wall_s": epoch_s * EPOCHS, "setup_s": 1.0, "samples_per_s": speed, "val_accuracy": accuracy,
+        "best_val_loss": evaluations[-1]["val_loss"],
         "val_loss": evaluations[-1]["val_loss"], "target_accuracy": 0.95,
         "time_to_target_s": reached[0] if reached else None, "exposed_comm_fraction": comm,
         "bytes_sent_per_step": 8.0 * of["parameters"] * (workers if servers else workers - 1),

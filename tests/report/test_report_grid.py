@@ -1,7 +1,6 @@
 """Several comparisons: runs that differ in model, batch, learning rate or --slow; and tables like a reference's."""
 
 import csv
-import io
 import json
 import math
 import re
@@ -20,7 +19,7 @@ from hvdtrain.report import page, plots, reference_tables, results, write_report
 from hvdtrain.report.answer import reach_answer
 from hvdtrain.report.comparisons import split_into_comparisons
 from hvdtrain.report.content import collect
-from hvdtrain.report.table import Cell, Table, csv_text, terminal_tables
+from hvdtrain.report.fairness import check_grid
 from hvdtrain.runs.read import find_runs, load_run
 
 SAMPLES = BATCH * PER_EPOCH
@@ -62,7 +61,7 @@ def test_models_are_parts_of_their_own_with_weights_of_their_own():
     parts = split_into_comparisons([run(), run("allreduce", 2), run(change=other), run("allreduce", 2, change=other)])
     assert [part.title for part in parts] == ["vgg16", "vggf"]
     with pytest.raises(UsageError, match="initial_weights differs among runs of the same repeat and model"):
-        split_into_comparisons([run(), of_batch(32, "allreduce", 2, change={"initial_weights": "others"})])
+        check_grid([run(), of_batch(32, "allreduce", 2, change={"initial_weights": "others"})])
 
 
 @pytest.mark.parametrize(
@@ -73,35 +72,23 @@ def test_models_are_parts_of_their_own_with_weights_of_their_own():
         ({"hardware": {"cpu": "B", "cores": 2, "hosts": ["one"], "gpus": []}}, "hardware.cpu differs"),
         ({"seed": 7}, "seed differs among runs of the same repeat"),
         ({"schedule": "cosine over 30 steps"}, "schedule.form differs"),
-        ({"lr": 0.002}, "lr differs: '0.001' in .* '0.002' in"),
+        ({"backend": "x"}, "backend differs among runs of the same mode, workers and servers"),
     ],
 )
 def test_in_a_grid_nothing_else_may_differ(change, said):
     with pytest.raises(UsageError, match=said):
-        split_into_comparisons([of_batch(32), of_batch(32, "allreduce", 2), of_batch(64, change=change)])
-
-
-def test_how_one_kind_is_measured_is_the_same_in_all_parts():
-    with pytest.raises(UsageError, match="backend differs among runs of the same mode, workers and servers"):
-        split_into_comparisons([of_batch(32, "allreduce", 2), of_batch(64, "allreduce", 2, change={"backend": "x"})])
+        check_grid([of_batch(32), of_batch(32, "allreduce", 2), of_batch(64, change=change)])
 
 
 def test_a_cosine_may_end_at_another_step():
     spans = [of_batch(batch, change={"schedule": f"cosine over {960 // batch} steps"}) for batch in (32, 64)]
-    assert len(split_into_comparisons(spans)) == 2
+    assert check_grid(spans)
 
 
-@pytest.mark.parametrize("rule", [lambda n: 0.1, lambda n: 0.1 * math.sqrt(n), lambda n: 0.1 * n])
-def test_learning_rates_may_grow_with_the_workers_where_batches_do(rule):
-    assert len(split_into_comparisons(weak(rule))) == 3
-
-
-def test_learning_rates_that_follow_no_rule_are_refused():
-    with pytest.raises(UsageError, match="lr differs.*may grow with the root of the number of workers"):
-        split_into_comparisons(weak(lambda n: 0.1 * n**0.7))
-    scaled = [of_batch(64), of_batch(64, "allreduce", 2, change={"lr": 0.002}), of_batch(32)]
-    with pytest.raises(UsageError, match="lr differs"):  # the batch does not grow
-        split_into_comparisons(scaled)
+def test_learning_rates_may_grow_with_the_batch_and_are_one_for_each():
+    assert check_grid(weak(lambda n: 0.1 * math.sqrt(n)))
+    with pytest.raises(UsageError, match="lr differs among runs of the same global batch and model: '0.001' in"):
+        check_grid([of_batch(64), of_batch(64, "allreduce", 2, change={"lr": 0.002}), of_batch(32)])
 
 
 def test_scaling_is_weak_where_the_batch_grows_with_the_workers():
@@ -147,44 +134,34 @@ def test_figures_that_no_run_can_have_are_refused(tmp_path, change, said):
 
 
 def made(down, figures, runs, **reference):
-    return reference_tables.build_table(reference_tables.Layout("x", "X", down, figures, reference=reference), runs)
+    table = {"down": down, "figures": figures, "note": "A note.", "reference": reference}
+    return reference_tables.build_table({"reference": "a paper", "options": {}, "table": table}, runs)
 
 
 def texts(table):
     return [(label, [cell.text for cell in cells]) for label, cells in table.rows]
 
 
-def test_a_table_by_batch_has_the_runs_and_the_reference_side_by_side():
+def test_a_table_by_batch_has_the_runs_and_the_reference_beside_each_other():
     runs = [of_batch(b, *kind, speed=b * 1.0) for b in (16, 32) for kind in (("single",), ("allreduce", 2))]
     theirs = [{"global_batch": 32, "wall_s": 980, "val_accuracy": 0.9819}]
     table = made("global_batch", ["wall_s", "val_accuracy"], runs, **{"1 VM": theirs})
-    assert table.column_groups == [("one process, 1 of 2 cores", 2), ("allreduce ×2", 2), ("reference: 1 VM", 2)]
-    assert table.headings[0] == "one process, 1 of 2 cores, training time"
+    assert table.headings == ["training time", "validation accuracy"]
     assert texts(table) == [
-        ("16", ["120 s", "98.00%", "120 s", "98.00%", "", ""]),
-        ("32", ["60.0 s", "98.00%", "60.0 s", "98.00%", "980 s", "98.19%"]),
-    ]
-
-
-def test_a_table_of_figures_has_a_column_for_each_number_of_workers():
-    table = made("figure", ["global_batch", "scaling_efficiency"], weak(), two=[{"scaling_efficiency": 0.81}])
-    assert table.headings == [
-        "one process, 1 of 2 cores",
-        "allreduce ×2",
-        "ps-sync ×2+1",
-        "allreduce ×4",
-        "reference: two",
-    ]
-    assert texts(table) == [
-        ("global batch", ["32", "64", "64", "128", ""]),
-        ("scaling efficiency", ["1.00", "1.00", "1.00", "1.00", "0.81"]),
+        ("one process, 1 of 2 cores, global batch 16", ["120 s", "98.00%"]),
+        ("allreduce ×2, global batch 16", ["120 s", "98.00%"]),
+        ("one process, 1 of 2 cores, global batch 32", ["60.0 s", "98.00%"]),
+        ("allreduce ×2, global batch 32", ["60.0 s", "98.00%"]),
+        ("reference: 1 VM, global batch 32", ["980 s", "98.19%"]),
     ]
 
 
 def test_a_table_of_runs_names_the_model_where_there_are_several():
     other = {"model": "resnet8", "parameters": 7, "initial_weights": "others"}
-    table = made("run", ["worker_samples_per_s"], [run(speed=10.0), run("ps-sync", 2, 1, speed=30.0, change=other)])
-    assert texts(table) == [("resnet8, ps-sync ×2+1", ["15.0"]), ("vggf, one machine, 2 cores", ["10.0"])]
+    runs = [run(speed=10.0), run(speed=30.0, change=other)]
+    table = made("run", ["worker_samples_per_s"], runs, **{"4 GPUs": [{"worker_samples_per_s": 7.5}]})
+    one = "one machine, 2 cores"
+    assert texts(table) == [(f"{one}, resnet8", ["30.0"]), (f"{one}, vggf", ["10.0"]), ("reference: 4 GPUs", ["7.50"])]
 
 
 def test_a_table_of_epochs_reads_every_evaluation():
@@ -196,58 +173,39 @@ def test_a_table_of_epochs_reads_every_evaluation():
     theirs = [{"epoch": 3, "train_loss": 0.0798, "epoch_s": 0.718}]
     figures = ["train_loss", "train_accuracy", "epoch_s"]
     table = made("epoch", figures, [run(evaluations=evaluations)], **{"4 GPUs": theirs})
-    assert [heading for over, heading in table.columns if over == "one machine, 2 cores"] == [
-        "training loss",
-        "time of an epoch",
-    ]
+    assert table.headings == ["training loss", "time of an epoch"]
     assert texts(table) == [
-        ("1", ["2.0000", "3.00 s", "", ""]), ("2", ["1.0000", "3.00 s", "", ""]),
-        ("3", ["1.0000", "4.00 s", "0.0798", "0.718 s"]),
-    ]  # fmt: skip
+        ("one machine, 2 cores, epoch 1", ["2.0000", "3.00 s"]),
+        ("one machine, 2 cores, epoch 2", ["1.0000", "3.00 s"]),
+        ("one machine, 2 cores, epoch 3", ["1.0000", "4.00 s"]),
+        ("reference: 4 GPUs, epoch 3", ["0.0798", "0.718 s"]),
+    ]
 
 
 def test_repeats_are_a_mean_and_a_range():
     table = made("run", ["wall_s"], [run(repeat=r, speed=s) for r, s in ((1, 100.0), (2, 200.0), (3, 160.0))])
     [(_, [cell])] = table.rows
     assert (cell.text, cell.detail) == ("13.0 s", "9.60–19.2")
-    assert table.notes[0].startswith("3 runs each, with their range: means,")
+    assert table.notes[1].startswith("3 runs each, with their range: means,")
 
 
 def test_what_is_not_as_in_the_preset_is_said():
-    table = reference_tables.build_table(
-        reference_tables.load_layout("vggf-coil100"), [run(change={"pretrained": "imagenet"})]
-    )
+    preset = reference_tables.load_preset("vggf-coil100")
+    table = reference_tables.build_table(preset, [run(change={"pretrained": "imagenet"})])
     [told] = [note for note in table.notes if "brackets" in note]
-    assert "dataset digits (coil100)" in told and "width 0.25 (1.0)" in told
+    assert "dataset digits (coil100)" in told and "width 0.25 (1)" in told
     assert "pretrained" not in told and "model" not in told
     assert "lr 0.001 (1e-05)" in told and "workers" not in told
 
 
 @pytest.mark.parametrize("name", PUBLISHED)
 def test_every_preset_has_a_table_that_runs_can_stand_in(name):
-    layout = reference_tables.load_layout(name)
-    table = reference_tables.build_table(layout, weak())
-    assert any(label.startswith("reference: ") for label in (*(o or h for o, h in table.columns), *dict(table.rows)))
+    preset = reference_tables.load_preset(name)
+    table = reference_tables.build_table(preset, weak())
+    assert any(label.startswith("reference: ") for label, _ in table.rows)
     assert texts(table) and table.notes[0].startswith("The reference")
-    figures = {figure for records in layout.reference.values() for record in records for figure in record}
-    assert figures - {layout.row_is} <= set(layout.figures)
-
-
-TABLE = Table(
-    "t", "100 % of it", ["A note,\nin two lines."], "run", [("a_b", "acc"), ("a_b", "time"), ("c", "acc")],
-    [("ps ×2", [Cell("98.1%", 0.98123, "97–99%"), Cell("3 s", 3), Cell()])],
-)  # fmt: skip
-
-
-def test_csv_has_all_digits():
-    assert list(csv.reader(io.StringIO(csv_text(TABLE)))) == [
-        ["run", "a_b, acc", "a_b, time", "c, acc"],
-        ["ps ×2", "0.98123", "3", ""],
-    ]
-
-
-def test_a_wide_table_is_told_in_narrow_ones():
-    assert [str(narrow.title) for narrow in terminal_tables(TABLE)] == ["100 % of it: acc", "100 % of it: time"]
+    records = [record for records in preset["table"]["reference"].values() for record in records]
+    assert set().union(*records) - {preset["table"]["down"]} <= set(preset["table"]["figures"])
 
 
 json_values = st.none() | st.integers() | st.floats() | st.text(max_size=8) | st.lists(st.integers(), max_size=2)
@@ -267,15 +225,13 @@ def test_whatever_stands_in_runs_of_a_grid_there_is_a_page_or_one_line(tmp_path_
     (root / "b32").rmdir()
     try:
         runs = find_runs([root])
-        beside = [reference_tables.build_table(reference_tables.load_layout(name), runs) for name in PUBLISHED]
+        references = [reference_tables.build_table(reference_tables.load_preset(name), runs) for name in PUBLISHED]
         parts = split_into_comparisons(runs)
         assert len({part.title for part in parts}) == len(parts)
         if len(parts) > 1:
             collected = collect(runs)
-            text = page.markdown(collected.parts([], beside))
+            text = page.markdown(collected.parts([], references))
             Page(page.html(text, [], collected.colours, collected.title))
-        for table in beside:
-            assert csv_text(table) and terminal_tables(table)
     except UsageError as error:
         assert str(error) and "\n" not in str(error)
 
@@ -325,8 +281,7 @@ def test_pages_say_what_differs_and_have_it_in_a_column(grid):
         assert "allreduce-w4-s0-r1: left out, the run ended with status" in said
         assert "reference: 8 nodes" in said and "87.50%" in said
         assert "allreduce ×2 did 1.13 times the samples/s of ps-sync ×2+1" in said
-    assert "| run | global batch | learning rate | n | samples/s of a process |" in markdown
-    assert "| ps-sync ×2+1 | 64 | 0.001414 | 1 | 50.0 |" in markdown
+    assert "| ps-sync ×2+1, global batch 64, learning rate 0.001414 | 1 | 50.0 |" in markdown
     for table in re.findall(r"(?:^\|.*\n)+", markdown, re.MULTILINE):
         assert len({len(re.findall(r"(?<!\\)\|", line)) for line in table.splitlines()}) == 1
 
@@ -343,13 +298,13 @@ def test_names_from_files_are_neither_mathematics_nor_orders_to_a_terminal(tmp_p
 
 
 def test_the_reference_is_written_as_csv(grid):
-    rows = {row[0]: row for row in csv.reader((grid / "reference.csv").read_text().splitlines())}
-    assert rows[""][1:] == [
+    rows = {row["run"]: row for row in csv.DictReader((grid / "reference.csv").read_text().splitlines())}
+    assert list(rows) == [
         "one process, 1 of 2 cores", "allreduce ×2", "ps-sync ×2+1",
         "reference: 1 node", "reference: 2 nodes", "reference: 4 nodes", "reference: 8 nodes",
     ]  # fmt: skip
-    assert rows["scaling efficiency"][1:5] == ["1.0", "0.85", "0.75", "1.0"]
-    assert rows["test accuracy (top-1)"][-1] == "0.875"
+    assert [row["scaling efficiency"] for row in rows.values()][:4] == ["1.0", "0.85", "0.75", "1.0"]
+    assert rows["reference: 8 nodes"]["test accuracy (top-1)"] == "0.875"
 
 
 def test_a_single_comparison_has_the_reference_in_its_own_page(tmp_path, monkeypatch):
@@ -357,7 +312,7 @@ def test_a_single_comparison_has_the_reference_in_its_own_page(tmp_path, monkeyp
     write(tmp_path, "allreduce", 2)
     write_report(find_runs([tmp_path]), tmp_path / "out", "cnn-mnist")
     assert "4 GPUs" in Page((tmp_path / "out" / "report.html").read_text()).text
-    assert "| 10 |" in (tmp_path / "out" / "report.md").read_text()
+    assert "| reference: 4 GPUs, epoch 10 |" in (tmp_path / "out" / "report.md").read_text()
 
 
 def test_the_command_prints_the_grid_and_the_reference(grid, tmp_path, monkeypatch):

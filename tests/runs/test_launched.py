@@ -8,7 +8,7 @@ from helpers.report_runs import manifest
 from hvdtrain.config.run_config import RunConfig
 from hvdtrain.launch.hosts import Host
 from hvdtrain.launch.prepare import prepare
-from hvdtrain.runs.launched import Launched, launch_command, read_launched, remembered
+from hvdtrain.runs.launched import Launched, job_command, read_launched, remembered
 
 PAIR = {"from": "a", "to": "b.example", "gbit_s": 0.9551, "round_trip_us": 31.6}
 
@@ -39,11 +39,11 @@ def test_a_schedulers_ranks_are_told_where_it_passes_no_environment_on(launcher,
 
 def test_the_command_that_repeats_a_run_has_its_launcher_and_hosts():
     config = RunConfig(mode="ps-sync", servers=1, steps=5)
-    words = launch_command(config, 2, Launched("ssh", ("a:2", "b:1"), "eth0"), "x")
+    words = job_command(config, 2, Launched("ssh", ("a:2", "b:1"), "eth0"), "x")
     place = "hvdtrain launch -n 2 -s 1 --launcher ssh -H a:2,b:1 --network-interface eth0 --out x"
     assert words == [*place.split(), "--", "--mode", "ps-sync", "--steps", "5"]
-    alone = launch_command(RunConfig(), 1, Launched("local"), "x")
-    assert alone == "hvdtrain launch -n 1 --out x -- --mode single".split()
+    alone = job_command(RunConfig(), 1, Launched("local"), "x")
+    assert alone == "hvdtrain train --out x".split()
 
 
 def test_a_manifest_that_does_not_say_is_none(tmp_path):
