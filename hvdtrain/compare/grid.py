@@ -15,13 +15,14 @@ from hvdtrain.config.option_types import EQUAL
 from hvdtrain.config.run_config import LENGTHS, RunConfig
 from hvdtrain.errors import UsageError
 from hvdtrain.launch.hosts import Host, allocate
+from hvdtrain.numerics.compression import parse
 from hvdtrain.numerics.slowdown import among_workers
 from hvdtrain.runs.launched import Launched, job_command
-from hvdtrain.runs.request import check, check_workers, for_mode
+from hvdtrain.runs.request import CHOICES, check, check_workers, for_mode
 from hvdtrain.system.cgroups import usable_cores
 
 TASK = ("model", "batch_size", "slow")  # what differs in these is compared for itself
-SPANNED = (*TASK, "staleness", "backup", "wire")
+SPANNED = (*TASK, "staleness", "backup", "wire", "compression", "shares", "wait_for", "bucket_mb")
 
 
 @dataclass(frozen=True)
@@ -32,7 +33,7 @@ class Axes:
         servers: EQUAL stands for as many as there are workers.
         options: of SPANNED, each with its values. Batches are as --batch-size, so of a worker with --per-worker; one
             process is made slow where that names no other worker than its own; a mode that has no use for one of the
-            others has it as it is by default.
+            others, or for none of its values, has it as it is by default.
     """
 
     modes: Sequence[str]
@@ -115,7 +116,9 @@ def plan(
         check_workers(own, workers)
         words = {name: _word(name, value) for name, value in options.items() if len(axes.options[name]) > 1}
         where = "".join(f"{word}-" for name, word in words.items() if name in TASK)
-        variant = "".join(f"-{word}" for name, word in words.items() if name not in TASK)
+        variant = "".join(
+            f"-{word}" for name, word in words.items() if name not in TASK and word not in ("auto", "none")
+        )
         used = tuple(allocate(hosts, workers, own.servers)) if hosts else ()
         runs.append(Planned(own, workers, where, used, launcher if used else "local", variant))
     room = [_threads(run, cores) for run in runs]
@@ -158,8 +161,8 @@ def _combinations(axes: Axes) -> Iterator[tuple[str, int, int, dict[str, Any]]]:
     seen = set()
     tasks = [name for name in TASK if name in axes.options]
     for *task, mode in itertools.product(*(axes.options[name] for name in tasks), axes.modes):
-        used = [name for name in axes.options if name not in TASK and name in modes.declared(mode).options]
-        for (workers, servers), *values in itertools.product(_sizes(axes, mode), *(axes.options[n] for n in used)):
+        used = {name: found for name in axes.options if name not in TASK and (found := _values(axes, name, mode))}
+        for (workers, servers), *values in itertools.product(_sizes(axes, mode), *used.values()):
             options = dict(zip([*tasks, *used], [*task, *values], strict=True))
             if modes.declared(mode).max_workers == 1 and "slow" in options:
                 options["slow"] = among_workers(options["slow"], 1)
@@ -167,6 +170,18 @@ def _combinations(axes: Axes) -> Iterator[tuple[str, int, int, dict[str, Any]]]:
             if str(run) not in seen:
                 yield run
             seen.add(str(run))
+
+
+def _values(axes: Axes, name: str, mode: str) -> list[Any]:
+    """Those of an option's values that the mode can have; none where it has no use for any. Where one is asked for that
+    it cannot have, that is found when it is checked.
+    """
+    declared, values = modes.declared(mode), list(axes.options[name])
+    if name in CHOICES:
+        return [value for value in values if value in ("auto", *getattr(declared, name))]
+    if name == "compression":
+        return [value for value in values if len(values) == 1 or declared.can_send(parse(value)[0])]
+    return values if name in declared.options else []
 
 
 def _sizes(axes: Axes, mode: str) -> list[tuple[int, int]]:
@@ -179,8 +194,9 @@ def _sizes(axes: Axes, mode: str) -> list[tuple[int, int]]:
 
 def _word(name: str, value: Any) -> str:
     """What stands for an option's value in a run's name."""
-    short = {"model": "", "wire": "", "batch_size": "b", "slow": "slow-"}.get(name, name)
-    return short + re.sub("[^0-9a-z.]+", "_", str(value))
+    speaks = "model", "wire", "compression", "shares", "wait_for"  # the value alone does
+    short = {"batch_size": "b", "slow": "slow-", "bucket_mb": "mb"}.get(name, name)
+    return ("" if name in speaks else short) + re.sub("[^0-9a-z.]+", "_", str(value))
 
 
 def dry_run_lines(runs: Sequence[Planned], folder: Path, secrets: Collection[str] = ()) -> list[str]:

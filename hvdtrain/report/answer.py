@@ -206,8 +206,8 @@ def _comparison(runs: Sequence[Run], repeats: int, tells: str = "", add: Sequenc
     to_do = repeats * (len({run.kind for run in runs}) + len(add))
     to_do = commands.LONGER * to_do if more.get("longer") else max(1, to_do - len(timed(runs)))
     seconds = to_do * mean_time_s(runs)
-    if trainings := more.get("trainings"):
-        done = whole(runs)
+    trainings, done = more.get("trainings"), whole(runs)
+    if trainings and done:
         seconds = (trainings * len({run.kind for run in done}) - len(done)) * mean_time_s(done)
     return Next(commands.compare_command(runs, repeats, add, **more), seconds, tells, repeats)
 

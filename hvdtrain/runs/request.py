@@ -49,7 +49,7 @@ _CARRYING = {
     "bucket_mb",
     "record",
     "wait_for",
-}  # options of how messages travel; nothing computed hangs on them
+}  # of how messages travel: nothing computed hangs on it
 # Patterns of secrets in a URL, and what they are.
 _SECRETS = [
     (r"://[^/@]*:[^/@]*@", "a password"),
