@@ -14,9 +14,11 @@ from hvdtrain.compare.forecast import Record, forecast_lines
 from hvdtrain.compare.grid import SPANNED, Axes, dry_run_lines, plan
 from hvdtrain.compare.reporting import margin_options
 from hvdtrain.compare.running import Comparison
+from hvdtrain.compare.tune import sides, told, widen
 from hvdtrain.config import recipes
 from hvdtrain.config.command_line import MODES, NUM_SERVERS, NUM_WORKERS, GroupedCommand, given_options
-from hvdtrain.config.option_types import Folder, Names, Numbers, ServerNumbers
+from hvdtrain.config.file import read_config, started_workers
+from hvdtrain.config.option_types import Duration, Folder, Names, Numbers, ServerNumbers
 from hvdtrain.config.run_config import DEFAULT_EPOCHS, LENGTHS, WIRES, RunConfig
 from hvdtrain.errors import Failure, UsageError
 from hvdtrain.formatting import with_noun
@@ -35,13 +37,27 @@ WHOLE = LENGTHS - {"sprint"}
 def _use_preset(ctx: click.Context, param: click.Parameter, name: str) -> str:
     """The preset's options are defaults: what stands on the command line wins."""
     if name:
-        ctx.default_map = recipes.load("presets", name)["options"]
+        ctx.default_map = (
+            _tuned_options(Path(name)) if name.endswith(".toml") else recipes.load("presets", name)["options"]
+        )
         lists = {option.name for option in ctx.command.params if isinstance(option.type, Numbers | Names)}
         for key, value in ctx.default_map.items():
             is_one = isinstance(value, str | int) or (isinstance(value, float) and math.isfinite(value))
             if not is_one and not (isinstance(value, list) and key in lists):
                 raise UsageError(f"preset {name}: {key} = {value} is not one value")
     return name
+
+
+def _tuned_options(file: Path) -> dict[str, Any]:
+    """The options of a config.toml, such as --tune leaves, as a preset's."""
+    found = read_config(file)
+    workers = started_workers(file)
+    decided = {"repeat", "seed", "threads", "sprint", *(name for name in WHOLE if not found.get(name))}
+    options = {name: value for name, value in found.items() if name not in decided | {"mode", "servers"}}
+    if options.get("epochs") == DEFAULT_EPOCHS:
+        del options["epochs"]
+    sizes = {name: [value] for name, value in (("workers", workers), ("servers", found.get("servers"))) if value}
+    return options | sizes | {"modes": [found["mode"]]}
 
 
 def _presets() -> str:
@@ -54,7 +70,8 @@ def _presets() -> str:
 @click.option(
     "--preset", default="", is_eager=True, callback=_use_preset, metavar="NAME",
     help="Repeat a published experiment, at its size: its options are the defaults of all others here, and the report "
-    "has its authors' table with their figures, if there is one. The names are below.",
+    "has its authors' table with their figures, if there is one. The names are below; a file is what --tune has "
+    "left, or a run's config.toml.",
 )  # fmt: skip
 @click.option(
     *MODES, type=Names(), default="single,allreduce,ps-sync,ps-async", show_default=True,
@@ -75,6 +92,12 @@ def _presets() -> str:
 @click.option(
     "--trainings", type=click.IntRange(0), show_default="1, and a second where the answer hangs on it",
     help="How many whole runs follow the sprints, of one of those that do the same mathematics: for what is learned.",
+)  # fmt: skip
+@click.option(
+    "--tune", type=Duration(), default=None,
+    help="First look for the fastest setting of rings and of servers, for so long in all: all rings, wires, "
+    "--bucket-mb 1, 4 and 16, --wait-for layer and step, as many servers as workers, as far as they are not given. "
+    "The best of each is compared, in other runs; OUT/tuned-….toml has its options, for --preset and train --config.",
 )  # fmt: skip
 @click.option(
     "--until-sure", is_flag=True,
@@ -101,8 +124,9 @@ def _presets() -> str:
 @click.pass_context
 def compare(
     ctx: click.Context, preset: str, modes: list[str], workers: list[int], servers: list[int | str], repeats: int,
-    trainings: int | None, until_sure: bool, scaling: bool, hosts: str | None, hostfile: Path | None, launcher: str,
-    secrets: dict[str, str], dry_run: bool, margin: float, accuracy_margin: float, out: str, **options: Any,
+    trainings: int | None, tune: float | None, until_sure: bool, scaling: bool, hosts: str | None,
+    hostfile: Path | None, launcher: str, secrets: dict[str, str], dry_run: bool, margin: float, accuracy_margin: float,
+    out: str, **options: Any,
 ) -> None:  # fmt: skip
     """Ring, servers or one machine? Measure how fast each is and what it learns, here or over hosts, and answer.
 
@@ -130,6 +154,10 @@ def compare(
         workers = [sum(host.slots for host in listed)]
     folder = Path(out or (f"runs/compare-{time.strftime('%Y%m%d-%H%M%S')}" if not dry_run else "runs/compare"))
     axes = Axes(modes, workers, servers, {name: options.pop(name) for name in SPANNED})
+    if tune:
+        if not sprint_s:
+            raise UsageError("--tune looks for the best by sprints: give --trainings too, for whole runs after them")
+        axes = widen(axes, bool(listed))
     config = RunConfig(**options)
     if not listed and not dry_run and config.device != "cpu":  # asking torch takes seconds
         from hvdtrain.training.device import choose_for_all
@@ -140,8 +168,10 @@ def compare(
     contenders = plan(config, axes, listed, launcher, cores, scaling)
     earlier, record = find_finished(folder), Record(folder)
     record.ask(asked(config, sprint_s, contenders))
-    job = Comparison(folder, contenders, earlier, record, sprint_s, repeats, trainings if sprint_s else 0)
+    job = Comparison(folder, contenders, earlier, record, sprint_s, repeats, trainings if sprint_s else 0, tune or 0.0)
     if dry_run:
+        for side, settings in sides(contenders).items() if tune else ():
+            click.echo(f"tuning {side}: {with_noun(len(settings), 'setting')}; the best of them runs as the first here")
         forecast = forecast_lines(job.runs(), [*job.pilots(), *job.spare_trainings()], job.kept, record)
         click.echo("\n".join([*dry_run_lines(job.runs(), folder, secrets), *forecast]))
         return
@@ -211,7 +241,8 @@ def _report(folder: Path, preset: str, margins: Margins) -> None:
     from hvdtrain.runs.read import find_runs
 
     runs = find_runs([folder])
-    preset = preset if preset and "table" in recipes.load("presets", preset) else ""
-    write_report(runs, folder, preset, margins, more=pictures)
+    is_published = preset and not preset.endswith(".toml")
+    preset = preset if is_published and "table" in recipes.load("presets", preset) else ""
+    write_report(runs, folder, preset, margins, more=pictures, folded=told(folder))
     print_report(runs, preset, margins)
     click.echo(f"report: {folder / 'report.html'}")

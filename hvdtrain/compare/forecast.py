@@ -18,8 +18,9 @@ GUESSED_SAMPLES = 1500
 
 
 class Record:
-    """comparison.json: what was `asked` of all runs; and by contender, the `samples_per_s` of its fastest run, the
-    seconds `around_s` its last training, and why it was `left_out` after the pilot, empty where it was not.
+    """comparison.json: what was `asked` of all runs; by contender, the `samples_per_s` of its fastest run, the
+    seconds `around_s` its last training, and why it was `left_out` after the pilot, empty where it was not; and by side
+    how it was `tuned`.
 
     Attributes:
         samples: training images, as far as that is known.
@@ -33,8 +34,9 @@ class Record:
             read = parse_json(read_whole(self.path))
             self.asked: dict[str, Any] = dict(read["asked"])
             self.contenders: dict[str, dict[str, Any]] = dict(read["contenders"])
+            self.tuned: dict[str, dict[str, Any]] = dict(read.get("tuned", {}))
         except (OSError, ValueError, LookupError, TypeError):  # none yet, or not as it was written
-            self.asked, self.contenders = {}, {}
+            self.asked, self.contenders, self.tuned = {}, {}, {}
 
     def ask(self, asked: Mapping[str, Any]) -> None:
         """UsageError where runs that are there were made otherwise, so that they could not be compared."""
@@ -62,7 +64,9 @@ class Record:
         self.save()
 
     def save(self) -> None:
-        self.path.write_text(json.dumps({"asked": self.asked, "contenders": self.contenders}, indent=2) + "\n")
+        tuned = {"tuned": self.tuned} if self.tuned else {}
+        kept = {"asked": self.asked, "contenders": self.contenders} | tuned
+        self.path.write_text(json.dumps(kept, indent=2) + "\n")
 
     def seconds(self, run: Planned) -> float:
         """About how long the run takes: as its contender's last one, or with what is around another's."""

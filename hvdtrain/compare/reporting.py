@@ -101,13 +101,15 @@ def report(
             raise UsageError(f"--json {json_file} cannot be written: {error.strerror}") from None
     if not out and not png:
         return
+    from hvdtrain.compare.tune import told
     from hvdtrain.explain.pictures import pictures
 
     notes: list[str] = []
     gc.disable()  # plots are many small objects that live to the end: to look for garbage is a tenth of the time
     try:
         if out:
-            notes = write_report(found, out, reference, margins, png, pictures, tables)
+            folded = {title: lines for path in runs for title, lines in told(path).items()}
+            notes = write_report(found, out, reference, margins, png, pictures, tables, folded)
             click.echo(f"report: {out / 'report.html'}")
         elif png:
             plots, notes = draw(collected, pictures)

@@ -16,6 +16,7 @@ from hvdtrain.compare.earlier import match, set_aside
 from hvdtrain.compare.forecast import Record, in_minutes
 from hvdtrain.compare.grid import Planned, in_rounds
 from hvdtrain.compare.pilot import PILOT_S, leave_out, needs_pilot, taken, trainings
+from hvdtrain.compare.tune import search, sides, tuned
 from hvdtrain.errors import UsageError
 from hvdtrain.formatting import with_noun
 from hvdtrain.launch.job_log import failure_reason
@@ -49,11 +50,12 @@ class Comparison:
         sprint_s: how long a sprint lasts; 0: all are whole runs.
         trainings: how many whole runs follow the sprints, of each mathematics; None: one, and a second where the answer
             hangs on it.
+        tune_s: of each side only the best counts, which is looked for first, for so long; 0: all do.
     """
 
     def __init__(
         self, folder: Path, contenders: Sequence[Planned], earlier: Mapping[Hashable, Path], record: Record,
-        sprint_s: float, repeats: int, trainings: int | None,
+        sprint_s: float, repeats: int, trainings: int | None, tune_s: float = 0.0,
     ) -> None:  # fmt: skip
         self.folder, self.contenders, self.sprint_s, self.repeats = folder, contenders, sprint_s, repeats
         self.record, self.trainings = record, 1 if trainings is None else trainings
@@ -66,6 +68,9 @@ class Comparison:
         self.failed: dict[str, str] = {}  # contenders by names of runs: they are not tried again
         self.began = time.monotonic()
         self.progress: Any = None
+        self.tune_s, self.settings = tune_s, contenders
+        if tune_s:
+            self.contenders = tuned(contenders, record)
 
     def runs(self) -> list[Planned]:
         """All of them, finished ones too, as far as it is known."""
@@ -98,6 +103,10 @@ class Comparison:
         shown = bar(self.console) if self.console.is_terminal else contextlib.nullcontext()
         with shown as self.progress, sigterm_unwinds():
             self.task = self.progress and self.progress.add_task("", total=None)
+            if self.tune_s:
+                search(self.settings, self.record, self.tune_s, self._do)
+                self.contenders = tuned(self.settings, self.record)
+                self._save_tuned()
             self._do(self.pilots(), "pilot")
             for line in leave_out(self.contenders, self.record) if self.sprint_s else ():
                 self.console.print(line)
@@ -111,6 +120,11 @@ class Comparison:
                     self.console.print(f"the answer is known after {number} repeats")
                     break
         return list(self.failed)
+
+    def _save_tuned(self) -> None:
+        """Each side as it was tuned, as a file that --config and --preset take."""
+        for name, runs in sides(self.contenders).items():
+            runs[0].config.write(self.folder / f"tuned-{name}.toml", workers=runs[0].workers)
 
     def _is_settled(self, margins: Margins) -> bool:
         """Whether all answers are known; after a second training where one hangs on that."""
@@ -130,14 +144,17 @@ class Comparison:
         chosen = trainings(contenders, self.record, self.kept) if numbers else []
         return [run.as_repeat(number) for number in numbers for run in chosen]
 
-    def _do(self, runs: Sequence[Planned], place: str = "runs") -> None:
-        """Do those that are not finished yet; place: the folder's folder that they go to."""
-        for run in runs:
-            if run.contender not in self.failed.values() and (run.name not in self.kept or place != "runs"):
-                self._run_one(run, self.folder / place / run.name)
+    def _do(self, runs: Sequence[Planned], place: str = "runs") -> dict[str, float]:
+        """Do those that are not finished yet; place: the folder's folder that they go to. The samples/s of each
+        contender that was run, 0 where that failed.
+        """
+        return {
+            run.contender: self._run_one(run, self.folder / place / run.name) for run in runs
+            if run.contender not in self.failed.values() and (run.name not in self.kept or place != "runs")
+        }  # fmt: skip
 
-    def _run_one(self, run: Planned, out: Path) -> None:
-        """Do a run, and tell what came of it."""
+    def _run_one(self, run: Planned, out: Path) -> float:
+        """Do a run, and tell what came of it: its samples/s, or 0."""
         if place := set_aside(self.folder, out):
             self.console.print(f"{run.name}: what an earlier start had left is in {place}")
         self.made.append(run.name if out.parent.name == "runs" else "")
@@ -149,11 +166,12 @@ class Comparison:
             self.failed[run.name] = run.contender
             full = "; the disk is full" if has_full_disk(self.folder) else ""
             self.console.print(f"{label}: FAILED: {made}{full}")
-            return
+            return 0.0
         took = time.monotonic() - began
         self.record.finished(run, made.summary.samples_per_s or 0.0, took)
         words = f"; {in_minutes(sum(map(self.record.seconds, left)))} left" if left else ""
         self.console.print(f"{label}: {_result(made)}, {took:.0f} s in all{words}")
+        return made.summary.samples_per_s or 0.0
 
     def _left(self) -> list[Planned]:
         done = {*self.kept, *self.made}

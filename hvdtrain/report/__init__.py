@@ -16,7 +16,7 @@ import json
 import os
 import re
 import tempfile
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -37,6 +37,7 @@ More = Callable[["Sequence[Run]"], "Sequence[Plot]"]
 def write_report(
     runs: "Sequence[Run]", out: Path, reference: str = "", margins: "Margins | None" = None,
     png: Path | None = None, more: More = lambda runs: [], more_tables: "Sequence[Table]" = (),
+    folded: "Mapping[str, Sequence[str]] | None" = None,
 ) -> list[str]:  # fmt: skip
     """Write results.csv, verdict.json, report.md, report.html and plots/ into `out`.
 
@@ -49,6 +50,7 @@ def write_report(
         png: a folder for PNG pictures of the plots.
         more: draws further plots of the runs.
         more_tables: stand below the summary too.
+        folded: lines that are folded away, by title.
 
     Returns:
         Notes on what is missing in the plots, a line each.
@@ -65,7 +67,7 @@ def write_report(
 
     content = collect(runs, margins or DEFAULT, reference)
     drawn, notes = draw(content, more)
-    text = page.markdown(content.parts(drawn, more_tables, notes))
+    text = page.markdown(content.parts(drawn, more_tables, notes, folded or {}))
     files: Files = {f"plots/{plot.name}.svg": plot.svg for plot in drawn}
     files["results.csv"] = csv_text(list(COLUMNS), [list(row.values()) for row in content.rows])
     files |= {"verdict.json": json_text(content.data), "report.md": text}

@@ -1,7 +1,7 @@
 """What a report says: of one comparison, or of several. `page.py` writes it, a terminal prints it."""
 
 import textwrap
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import groupby
 from typing import TYPE_CHECKING, Any
@@ -95,7 +95,10 @@ class Content:
             if answer.data["next_s"]:
                 console.print(f"{'':{_MARGIN}}takes about {_minutes(answer.data['next_s'])}")
 
-    def parts(self, plots: Sequence[Plot], tables: Sequence[Table] = (), notes: Sequence[str] = ()) -> list[str]:
+    def parts(
+        self, plots: Sequence[Plot], tables: Sequence[Table] = (), notes: Sequence[str] = (),
+        folded: Mapping[str, Sequence[str]] = {},
+    ) -> list[str]:  # fmt: skip
         """The page as Markdown: the answer, what it was found in, what it rests on, and a block to paste."""
         left_out = [*self.omitted, *notes]
         lines = list(dict.fromkeys(line for _, answer in self.comparisons for line in answer.besides))
@@ -111,6 +114,7 @@ class Content:
             page.details("More plots", *map(page.plot, plots[UNFOLDED:])),
             page.details(f"What to keep in mind: {len(lines)}", *page.listed(lines)),
             page.details(f"Not in the tables and plots: {len(left_out)}", *page.listed(left_out)),
+            *(page.details(title, *page.listed(told)) for title, told in folded.items()),
             page.details("Who was there", *map(markdown, [lives] if lives else [])),
             page.details(f"What was equal: {len(self.equal)} things", _CHECKED, *_equal_tables(self.equal)),
             page.details("Machine and versions", _machine(self.runs[0][1])),
