@@ -35,7 +35,6 @@ class Predictions:
     Attributes:
         classes: names of the classes.
         samples: the images.
-        side: of the images as the model saw them, in pixels.
         labels, predicted: [images] int64, the true class, and the class with the highest score.
         confidence: [images] float64, the probability of the predicted class.
         losses: [images] float64, cross-entropy.
@@ -44,7 +43,6 @@ class Predictions:
 
     classes: tuple[str, ...]
     samples: Samples
-    side: int
     labels: np.ndarray
     predicted: np.ndarray
     confidence: np.ndarray
@@ -117,7 +115,7 @@ def predict(
             batches.append([column.cpu().numpy() for column in columns])
             progress(share.indices[-1] + 1, len(samples))
     classes = tuple(map(printable, trained_on.classes))
-    return Predictions(classes, samples, side, *map(np.concatenate, zip(*batches, strict=True)))
+    return Predictions(classes, samples, *map(np.concatenate, zip(*batches, strict=True)))
 
 
 def _load_model(config: RunConfig, weights: Path, classes: int, device: torch.device) -> Network:
