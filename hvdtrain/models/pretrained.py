@@ -1,6 +1,5 @@
 """Loads pretrained weights: torchvision's, or a file's."""
 
-import re
 from pathlib import Path
 from typing import Any
 
@@ -46,16 +45,6 @@ def load_pretrained(model: Network, name: str, source: str) -> list[str]:
 def cached_weights(name: str) -> Path:
     """Where torch keeps torchvision's weights of a model, which need not be there yet."""
     return Path(torch.hub.get_dir(), "checkpoints", _published(name).url.rsplit("/", 1)[1])
-
-
-def is_published(name: str, source: str) -> bool:
-    """Whether the weights that load_pretrained takes are torchvision's: of a file, by the name that they have there."""
-    if source == "imagenet":
-        return True
-    file = Path(source).name
-    if not re.search(r"-[0-9a-f]{8}\.pth$", file) or name not in models.family(name).IMAGENET_WEIGHTS:
-        return False  # without an import of torchvision, which takes a second
-    return file == cached_weights(name).name
 
 
 def _published(name: str) -> Any:

@@ -254,19 +254,6 @@ def test_pretrained_weights_are_tested_as_torchvision_does_it(tmp_path):
     assert evaluation_resize(PRETRAINED, 64) == evaluation_resize(RunConfig(), 224) == 0
 
 
-@pytest.mark.parametrize(
-    ("model", "file", "resize"),
-    [
-        ("vgg16", "/x/vgg16-397923af.pth", 256),
-        ("vggf", "vgg16-397923af.pth", 256),
-        ("vgg16", "/x/vgg16-mine.pth", 0),
-        ("resnet8", "/x/vgg16-397923af.pth", 0),
-    ],
-)
-def test_a_file_of_published_weights_is_tested_alike(model, file, resize):
-    assert evaluation_resize(RunConfig(model=model, pretrained=file), 224) == resize
-
-
 # Kinds of pixels
 
 
