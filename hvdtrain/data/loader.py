@@ -76,9 +76,10 @@ class Loader:
             decoded = self._decoded(share.indices, share.epoch) if self.cache is None else []
             waiting.append((share, self.pool.submit(self._images, share, decoded)))
             if len(waiting) > (self.ahead if look_ahead else 0):
-                yield self._next(waiting)
-        while waiting:
-            yield self._next(waiting)
+                first, images = waiting.popleft()
+                yield first, (images.result(), self.labels[first.indices])
+        for last, images in waiting:
+            yield last, (images.result(), self.labels[last.indices])
 
     def _keep(self, indices: Iterable[int]) -> None:
         """Decode those of these samples that the cache lacks."""
@@ -97,10 +98,6 @@ class Loader:
     def _decode_to_cache(self, indices: Sequence[int], cache: torch.Tensor) -> None:
         for index in indices:
             cache[index] = self._decode(index, 0, None)
-
-    def _next(self, waiting: deque[tuple[Share, Future[torch.Tensor]]]) -> tuple[Share, Batch]:
-        share, images = waiting.popleft()
-        return share, (images.result(), self.labels[share.indices])
 
     def _images(self, share: Share, decoded: Sequence[Future[torch.Tensor]]) -> torch.Tensor:
         """The images of a share, changed. The pool began those decoded before this, so it may wait for them there."""

@@ -3,7 +3,7 @@
 import ctypes
 import os
 import shutil
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Set
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from itertools import islice
@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 from hvdtrain.errors import UsageError
+from hvdtrain.formatting import some_of
 from hvdtrain.system.locks import locked_by, open_locked
 
 WAVE = 64  # images for each core that are taken before the next are
@@ -65,6 +66,31 @@ def atomic_folder(out: Path) -> Iterator[Path]:
     finally:
         for leftover in leftovers:
             shutil.rmtree(leftover, ignore_errors=True)
+
+
+def check_replaceable(out: Path, contents: Set[str], is_made_here: bool, maker: str) -> bool:
+    """Whether a command's earlier results are at `out`; False where nothing is, or an empty folder.
+
+    Args:
+        contents: names of all that the command puts into such a folder.
+        is_made_here: whether what is in it says that the command made it.
+        maker: the command.
+
+    Raises:
+        UsageError: anything else is there, or the folder itself cannot be replaced.
+    """
+    if not out.exists():
+        return False
+    if not out.is_dir():
+        raise UsageError(f"'{out}' is a file: name a folder that does not exist yet")
+    if out.is_mount() or out == Path.cwd():
+        raise UsageError(f"'{out}' itself cannot be replaced: name a new folder inside it")
+    names = set(os.listdir(out))
+    if names and not is_made_here:
+        raise UsageError(f"'{out}' is not empty and was not made by `{maker}`: name another folder, or remove it")
+    if foreign := sorted(names - contents):
+        raise UsageError(f"'{out}' holds what `{maker}` has not put there ({some_of(foreign)}): name another folder")
+    return bool(names)
 
 
 def fetch_whole(filesystem: Any, there: str, here: Path, most: int) -> None:

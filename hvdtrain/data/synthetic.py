@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from functools import cache
 from typing import TYPE_CHECKING
 
-from hvdtrain.data.folder import ImageFolder, Samples
+from hvdtrain.data.folder import ImageFolder
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -48,10 +48,6 @@ def _noise(seed: int, side: int) -> "Tensor":
 
 def synthetic() -> ImageFolder:
     """The data set: each image's class is its number, modulo the classes."""
-
-    def samples(numbers: range) -> Samples:
-        return tuple((SyntheticImage(number), number % CLASSES) for number in numbers)
-
+    samples = tuple((SyntheticImage(number), number % CLASSES) for number in range(TRAIN + VALIDATION))
     classes = tuple(f"class{number:03d}" for number in range(CLASSES))
-    validation = samples(range(TRAIN, TRAIN + VALIDATION))
-    return ImageFolder(NAME, classes, samples(range(TRAIN)), validation, known_hash=f"{NAME}:1", image_size=SIDE)
+    return ImageFolder(NAME, classes, samples[:TRAIN], samples[TRAIN:], known_hash=f"{NAME}:1", image_size=SIDE)

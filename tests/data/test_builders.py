@@ -1,6 +1,7 @@
 """What the built-in data sets hold, and that a built folder is complete or not there."""
 
 import resource
+import shutil
 import signal
 import time
 import tomllib
@@ -45,11 +46,11 @@ def files(folder):
 def test_digits_are_1797_real_images_in_ten_classes(digits):
     from sklearn.datasets import load_digits
 
-    found = scan(digits)
-    assert found.classes == tuple("0123456789")
-    assert len(found.train) + len(found.validation) == 1797
+    images = scan(digits)
+    assert images.classes == tuple("0123456789")
+    assert len(images.train) + len(images.validation) == 1797
     originals = load_digits()
-    for path, label in found.validation[::40]:
+    for path, label in images.validation[::40]:
         index = int(path.stem)
         assert originals.target[index] == label
         with Image.open(path) as image:
@@ -141,27 +142,30 @@ def test_a_folder_of_somebody_else_is_never_replaced(tmp_path):
     (tmp_path / "thesis.tex").write_text("mine")
     (tmp_path / "dataset.toml").write_text('name = "turntable"')  # not one of ours
     for force in (False, True):
-        with pytest.raises(UsageError, match="was not built by hvdtrain"):
+        with pytest.raises(UsageError, match="was not made by `hvdtrain data build`"):
             build("turntable", tmp_path, force=force, **SMALL)
     assert (tmp_path / "thesis.tex").read_text() == "mine"
 
 
-def test_what_appears_during_the_build_is_not_replaced(tmp_path):
+def test_what_appears_during_or_after_a_build_is_not_replaced(small, tmp_path):
     out = tmp_path / "out"
 
     def meddle(done, total):
         out.mkdir(exist_ok=True)
         (out / "mine").touch()
 
-    with pytest.raises(UsageError, match="was not built by hvdtrain"):
+    with pytest.raises(UsageError, match="was not made by"):
         build("turntable", out, force=True, progress=meddle, **SMALL)
     assert [path.name for path in tmp_path.rglob("*")] == ["out", "mine"]
+    shutil.copytree(small, out, dirs_exist_ok=True)
+    with pytest.raises(UsageError, match=r"holds what `hvdtrain data build` has not put there \(mine\)"):
+        build("turntable", out, force=True, **SMALL)
 
 
 @pytest.mark.parametrize(
     ("more", "says"),
-    [("", "is not whole any more"), ("classes = 3", "was not built by"), ("options = 3", "was not built by"),
-     ("[classes.a]\ntrain = 'x'", "was not built by")],
+    [("", "which is not whole"), ("classes = 3", "was not made by"), ("options = 3", "was not made by"),
+     ("[classes.a]\ntrain = 'x'", "was not made by")],
 )  # fmt: skip
 def test_a_dataset_toml_that_lacks_something_is_a_line(more, says, tmp_path):
     out = build("turntable", tmp_path / "out", objects=2, views=2)

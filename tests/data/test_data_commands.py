@@ -24,16 +24,13 @@ def test_list_shows_every_recipe():
         assert name in result.output
 
 
-def test_build_says_what_it_made_and_that_it_was_there(tmp_path):
+def test_build_says_what_it_made_and_makes_it_once(tmp_path):
     command = ("build", "turntable", "--objects", 2, "--views", 4, "--seed", 3, "--out", tmp_path / "out")
-    first = invoke(*command)
-    assert first.exit_code == 0, first.output
-    assert "2 classes, 6 images in TrainData, 2 in ValidationData" in first.stdout
-    assert "turntable: 8 of 8 images" in first.stderr
-    second = invoke(*command)
-    assert second.exit_code == 0
-    assert "already holds this data set" in second.stdout
-    assert invoke(*command, "--force").exit_code == 0
+    for options, works in ((), True), ((), False), (("--force",), True):
+        done = invoke(*command, *options)
+        assert done.exit_code == 0, done.output
+        assert "2 classes, 6 images in TrainData, 2 in ValidationData" in done.stdout
+        assert ("turntable: 8 of 8 images" in done.stderr) == works
 
 
 def test_an_option_of_another_data_set_is_refused(tmp_path):
@@ -126,9 +123,9 @@ def test_show_draws_a_sheet_and_overwrites_nothing(folder, tmp_path):
     with Image.open(out) as sheet:
         assert sheet.width >= 700 and len(sheet.convert("RGB").getcolors(10**7)) > 100
     before = out.read_bytes()
-    assert "is there already" in str(invoke("show", folder, "--out", out).exception)
+    for place in (out, tmp_path / "no" / "sheet.png"):
+        assert "name a new file, in a folder that exists" in str(invoke("show", folder, "--out", place).exception)
     assert out.read_bytes() == before
-    assert "there is no folder" in str(invoke("show", folder, "--out", tmp_path / "no" / "sheet.png").exception)
 
 
 # build from files
@@ -141,19 +138,18 @@ def test_build_takes_an_archive_and_says_what_it_made(tmp_path):
     result = invoke(*command, "--out", tmp_path / "out")
     assert result.exit_code == 0, result.output
     assert "3 classes, 12 images in TrainData, 6 in ValidationData, 3 in TestData" in result.stdout
-    assert "already holds" in invoke(*command, "--out", tmp_path / "out").stdout
 
 
 @pytest.mark.parametrize(
     ("options", "words"),
     [
         (("--archive", __file__, "--source", "/"), "exclude each other"),
-        (("--archive", "nosuch"), "nosuch is not a file"),
-        (("--source", "nosuch"), "nosuch is not a folder"),
+        (("--archive", "nosuch"), "File 'nosuch' does not exist"),
+        (("--source", __file__), "is a file"),
         ((), "and --archive FILE or --source FOLDER"),
     ],
 )
 def test_build_refuses_in_a_line(options, words, tmp_path):
     result = invoke("build", "imagenet-slice", "--out", tmp_path / "out", *options)
-    assert isinstance(result.exception, UsageError) and words in str(result.exception)
+    assert words in result.stderr + str(result.exception)
     assert list(tmp_path.iterdir()) == []

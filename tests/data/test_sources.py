@@ -22,9 +22,9 @@ LABELS = archives.wnids(6)
 
 def counts(folder):
     """{class: (training, validation, test images)}"""
-    found = scan(folder)
-    parts = [Counter(label for _, label in part) for part in (found.train, found.validation, found.test)]
-    return {name: tuple(part[label] for part in parts) for label, name in enumerate(found.classes)}
+    data = scan(folder)
+    parts = [Counter(label for _, label in part) for part in (data.train, data.validation, data.test)]
+    return {name: tuple(part[label] for part in parts) for label, name in enumerate(data.classes)}
 
 
 def contents(folder):
@@ -68,11 +68,11 @@ def test_coil_from_a_folder_gives_the_same_images_and_can_be_linked(coil, tmp_pa
 
 
 def test_coils_objects_are_held_out_whole(coil, tmp_path):
-    found = scan(build("coil100", tmp_path / "out", images_from=coil, split="by-object"))
-    seen, held = ({path.name.split("__")[0] for path, _ in part} for part in (found.train, found.validation))
+    data = scan(build("coil100", tmp_path / "out", images_from=coil, split="by-object"))
+    seen, held = ({path.name.split("__")[0] for path, _ in part} for part in (data.train, data.validation))
     assert not seen & held
     assert len(held) == round(0.2 * 18) + round(0.2 * 20) + round(0.2 * 62)
-    with pytest.raises(UsageError, match="has one object only"):
+    with pytest.raises(Failure, match="has 1 object: a split needs at least two"):
         build("coil100", tmp_path / "other", images_from=coil, split="by-object", classes="objects")
     assert not (tmp_path / "other").exists()
 
@@ -94,29 +94,21 @@ def test_what_is_not_coil_is_refused(files, words, tmp_path):
 # ImageNet
 
 
-def zip_file(tmp_path, files):
-    (tmp_path / "in.zip").write_bytes(archives.zipped(files))
-    return tmp_path / "in.zip"
+def put(tmp_path, files, kind="folder"):
+    """The files as a folder or an archive; where it is."""
+    if kind == "folder":
+        return archives.lay_out(tmp_path / "in", files)
+    place = tmp_path / f"in.{kind}"
+    place.write_bytes(
+        archives.zipped(files) if kind == "zip" else archives.tarred(files, {"tgz": "w:gz"}.get(kind, "w"))
+    )
+    return place
 
 
-def tgz_file(tmp_path, files):
-    (tmp_path / "in.tgz").write_bytes(archives.tarred(files, "w:gz"))
-    return tmp_path / "in.tgz"
-
-
-def tar_file(tmp_path, files):
-    (tmp_path / "in.tar").write_bytes(archives.tarred(files))
-    return tmp_path / "in.tar"
-
-
-def folder(tmp_path, files):
-    return archives.lay_out(tmp_path / "in", files)
-
-
-@pytest.mark.parametrize("pack", [folder, zip_file, tar_file, tgz_file])
+@pytest.mark.parametrize("kind", ["folder", "zip", "tar", "tgz"])
 @pytest.mark.parametrize("layout", [archives.imagenet100, archives.kaggle, archives.plain])
-def test_every_layout_gives_the_same_classes(layout, pack, tmp_path):
-    place = pack(tmp_path, layout(LABELS, 10, 3))
+def test_every_layout_gives_the_same_classes(layout, kind, tmp_path):
+    place = put(tmp_path, layout(LABELS, 10, 3), kind)
     out = build("imagenet-slice", tmp_path / "out", images_from=place)
     assert counts(out) == dict.fromkeys(LABELS, (10, 3, 0))
 
@@ -140,7 +132,7 @@ SYNSETS = [(number, wnid, "thing") for number, wnid in enumerate(LABELS, 1)]
 @pytest.mark.parametrize(
     ("kit", "words"),
     [
-        (lambda: None, "img_val.tar' needs ILSVRC2012_devkit_t12.tar.gz beside it"),
+        (lambda: None, "img_val.tar' needs ILSVRC2012_devkit_t12.tar.gz in the same folder"),
         (lambda: archives.tarred({"meta.mat": b""}, "w:gz"), "holds no meta.mat, or no ground truth"),
         (lambda: archives.ilsvrc_kit(archives.nested_mat(10**5), [1] * 6), "meta.mat has no table of classes"),
         (
@@ -161,35 +153,33 @@ def test_a_development_kit_that_cannot_be_right_is_a_line(kit, words, tmp_path):
 
 
 @pytest.mark.parametrize(("layout", "name"), [(archives.imagenet100, "other thing 0"), (archives.kaggle, "Thing 0")])
-def test_classes_come_from_a_file_by_name_too(layout, name, tmp_path):
-    place = folder(tmp_path, layout(LABELS, 4, 2))
-    (tmp_path / "classes").write_text(f"# mine\n{LABELS[3]}\n\n{name}  # by name\n")
-    out = build("imagenet-slice", tmp_path / "out", images_from=place, classes_file=str(tmp_path / "classes"))
+def test_classes_are_chosen_by_name_too(layout, name, tmp_path):
+    place = put(tmp_path, layout(LABELS, 4, 2))
+    out = build("imagenet-slice", tmp_path / "out", images_from=place, classes=f"{LABELS[3]}, {name}")
     assert list(counts(out)) == [LABELS[0], LABELS[3]]
 
 
-@pytest.mark.parametrize("pack", [folder, zip_file])
+@pytest.mark.parametrize("kind", ["folder", "zip"])
 @pytest.mark.parametrize(
     ("above", "split"),
     [("", (9, 2, 0)), ("photos/mine/", (9, 2, 0)), ("train/", (11, 5, 0)), ("test/imagenet/train/", (11, 5, 0))],
 )
-def test_what_lies_deeper_belongs_to_the_class_of_the_first_level(above, split, pack, tmp_path):
-    own = "test" if above.endswith("train/") else "odd"
+def test_what_lies_deeper_belongs_to_the_class_of_the_first_level(above, split, kind, tmp_path):
     files = {f"{above}{name}": content for name, content in archives.class_folders(["cat", "dog"], 8).items()}
     for i, name in enumerate(("cat", "dog")):
-        deeper = (f"{name}/more/deep/0.png", f"{name}/more/0.png", f"{name}/{own}/old/0.png")
+        deeper = (f"{name}/more/deep/0.png", f"{name}/more/0.png", f"{name}/test/old/0.png")
         files |= {f"{above}{path}": archives.picture(500 + 10 * i + k) for k, path in enumerate(deeper)}
     if above.endswith("train/"):
         files |= {f"{above.replace('train', 'val')}{name}/deep/er/{k}.png": archives.picture(700 + k)
                 for name in ("cat", "dog") for k in range(5)}  # fmt: skip
-    out = build("imagenet-slice", tmp_path / "out", images_from=pack(tmp_path, files))
+    out = build("imagenet-slice", tmp_path / "out", images_from=put(tmp_path, files, kind))
     assert counts(out) == {"cat": split, "dog": split}
     names = {path.name for path in out.glob("*/cat/*")}
-    assert {"0.png", "more_deep_0.png", "more_0.png", f"{own}_old_0.png"} <= names
+    assert {"0.png", "more_deep_0.png", "more_0.png", "test_old_0.png"} <= names
 
 
 def test_a_slice_is_chosen_limited_held_out_and_shrunk(tmp_path):
-    place = folder(tmp_path, archives.imagenet100(LABELS, 20, 5))
+    place = put(tmp_path, archives.imagenet100(LABELS, 20, 5))
     limits = {"train_per_class": 9, "val_per_class": 4}
     options = limits | {"num_classes": 3, "seed": 1, "test_fraction": 0.25, "resize": 10}
     out = build("imagenet-slice", tmp_path / "out", images_from=place, **options)
@@ -217,15 +207,12 @@ def test_the_named_slice_has_the_sizes_of_its_reference():
         ({"num_classes": 7}, "7 classes were asked for, and there are 6"),
         ({"classes": LABELS[0]}, "1 class would be left"),
         ({"classes": LABELS[0], "num_classes": 2}, "exclude each other"),
-        ({"classes_file": "/nosuch"}, "/nosuch cannot be read: No such file"),
-        ({"classes_file": "/dev/zero"}, "/dev/zero cannot be read: it is no regular file"),
-        ({"classes_file": "/dev/null", "classes": LABELS[0]}, "--classes and --classes-file exclude each other"),
         ({"link": "hard", "resize": 8}, "does not go with --resize"),
         ({"link": "hard"}, "needs images that lie in a folder"),
     ],
 )
 def test_what_cannot_be_done_is_refused_and_leaves_nothing(options, words, tmp_path):
-    place = zip_file(tmp_path, archives.plain(LABELS, 3, 1))
+    place = put(tmp_path, archives.plain(LABELS, 3, 1), "zip")
     with pytest.raises(UsageError, match=words):
         build("imagenet-slice", tmp_path / "out", images_from=place, **options)
     assert [path.name for path in tmp_path.iterdir()] == ["in.zip"]
@@ -294,28 +281,19 @@ def test_mnist_is_read_by_torchvision(tmp_path, monkeypatch):
 
 @pytest.mark.parametrize("out", ["in", "in/inside", "."])
 def test_a_build_never_goes_over_what_it_reads(out, tmp_path):
-    place = folder(tmp_path, archives.class_folders(["cat", "dog"], 4))
+    place = put(tmp_path, archives.class_folders(["cat", "dog"], 4))
     with pytest.raises(UsageError, match="lie in each other"):
         build("imagenet-slice", tmp_path / out, images_from=place, force=True)
     assert len(list(place.rglob("*.png"))) == 8
 
 
 def test_changed_images_of_unchanged_size_are_built_anew(tmp_path):
-    place = folder(tmp_path, archives.class_folders(["cat", "dog"], 4))
+    place = put(tmp_path, archives.class_folders(["cat", "dog"], 4))
     out = build("imagenet-slice", tmp_path / "out", images_from=place)
     image = place / "cat" / "0.png"
     image.write_bytes(image.read_bytes()[:-1] + b"?")
     with pytest.raises(UsageError, match="other images.*--force"):
         build("imagenet-slice", out, images_from=place)
-
-
-def test_what_somebody_put_into_a_built_folder_is_not_removed(tmp_path):
-    place = folder(tmp_path, archives.class_folders(["cat", "dog"], 5))
-    out = build("imagenet-slice", tmp_path / "out", images_from=place)
-    (out / "notes.txt").write_text("mine")
-    with pytest.raises(UsageError, match=r"holds what no build has put there \(notes.txt\)"):
-        build("imagenet-slice", out, images_from=place, force=True)
-    assert (out / "notes.txt").read_text() == "mine"
 
 
 @pytest.mark.parametrize(
@@ -326,13 +304,13 @@ def test_what_somebody_put_into_a_built_folder_is_not_removed(tmp_path):
     ],
 )
 def test_a_layout_that_cannot_be_read_whole_is_refused(files, words, tmp_path):
-    place = folder(tmp_path, {name: archives.picture(number) for name, number in files.items()})
+    place = put(tmp_path, {name: archives.picture(number) for name, number in files.items()})
     with pytest.raises(UsageError, match=words):
         build("imagenet-slice", tmp_path / "out", images_from=place)
 
 
 def test_linked_folders_are_read_and_hidden_files_are_not(tmp_path):
-    place = folder(tmp_path, archives.class_folders(["cat", "dog"], 5))
+    place = put(tmp_path, archives.class_folders(["cat", "dog"], 5))
     archives.lay_out(tmp_path / "elsewhere", {f"{k}.png": archives.picture(70 + k) for k in range(5)})
     (place / "fox").symlink_to(tmp_path / "elsewhere")
     assert list(counts(build("imagenet-slice", tmp_path / "linked", images_from=place))) == ["cat", "dog", "fox"]
@@ -341,10 +319,10 @@ def test_linked_folders_are_read_and_hidden_files_are_not(tmp_path):
         build("imagenet-slice", tmp_path / "loop", images_from=place)
     hidden = dict.fromkeys(["__MACOSX/cat/._0.png", ".cache/x.png", "cat/.h.png"], b"x")
     hidden |= archives.class_folders(["cat", "dog"], 5)
-    zipped = build("imagenet-slice", tmp_path / "zipped", images_from=zip_file(tmp_path, hidden))
+    zipped = build("imagenet-slice", tmp_path / "zipped", images_from=put(tmp_path, hidden, "zip"))
     assert counts(zipped) == {"cat": (4, 1, 0), "dog": (4, 1, 0)}
 
 
 def test_generated_images_come_from_nowhere_else(tmp_path):
     with pytest.raises(UsageError, match="digits takes no images from elsewhere"):
-        build("digits", tmp_path / "out", images_from=folder(tmp_path, archives.class_folders(["a", "b"], 2)))
+        build("digits", tmp_path / "out", images_from=put(tmp_path, archives.class_folders(["a", "b"], 2)))

@@ -4,9 +4,8 @@ The recipe's [files] has the pattern: its group `label` is the class, `angle` th
 """
 
 import re
-from collections.abc import Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from hvdtrain.data.archive import Tree
 from hvdtrain.data.download import fetch
@@ -18,7 +17,7 @@ if TYPE_CHECKING:
     from hvdtrain.data.recipe import Recipe
 
 
-def open_source(recipe: "Recipe", options: Mapping[str, Any], images_from: Path | None) -> Source:
+def open_source(recipe: "Recipe", images_from: Path | None) -> Source:
     tree = Tree(images_from or fetch(recipe))
     pattern, count = recipe.files["pattern"], recipe.files.get("count", 0)
     items = []

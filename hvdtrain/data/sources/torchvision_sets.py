@@ -2,7 +2,6 @@
 
 import shutil
 import tempfile
-from collections.abc import Mapping
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -16,7 +15,7 @@ if TYPE_CHECKING:
     from hvdtrain.data.recipe import Recipe
 
 
-def open_source(recipe: "Recipe", options: Mapping[str, Any], images_from: Path | None) -> Source:
+def open_source(recipe: "Recipe", images_from: Path | None) -> Source:
     """Its training images, and its test images as validation images."""
     from torchvision import datasets
 

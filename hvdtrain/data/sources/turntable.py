@@ -5,11 +5,10 @@ angle, and painted from the back to the front they hide each other as they shoul
 """
 
 import math
-from collections.abc import Mapping
 from functools import partial
 from pathlib import Path
 from random import Random
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from hvdtrain.data.image import png
 from hvdtrain.data.selection import Generated, Item
@@ -51,13 +50,13 @@ def view(seed: int, number: int, angle: int) -> bytes:
     return png(image.reduce(DOTS))
 
 
-def open_source(recipe: "Recipe", options: Mapping[str, Any], images_from: Path | None) -> Source:
+def open_source(recipe: "Recipe", images_from: Path | None) -> Source:
     """The views of objects 1 to `objects`: `obj7__355.png`.
 
     Raises:
         UsageError: fewer than two objects or views, or views less than 1 degree apart.
     """
-    objects, views = options["objects"], options["views"]
+    objects, views = recipe.options["objects"], recipe.options["views"]
     if objects < 2:
         raise UsageError(f"{objects} object(s) cannot be told apart: at least 2")
     if not 2 <= views <= 360:
@@ -65,6 +64,6 @@ def open_source(recipe: "Recipe", options: Mapping[str, Any], images_from: Path 
     items = []
     for number in range(1, objects + 1):
         for angle in (360 * i // views for i in range(views)):
-            label, handle = f"obj{number}", Generated(partial(view, options["seed"], number, angle))
+            label, handle = f"obj{number}", Generated(partial(view, recipe.options["seed"], number, angle))
             items.append(Item(label, f"{label}__{angle}.png", group=label, angle=angle, handle=handle))
     return Source(lambda: items)
