@@ -69,7 +69,8 @@ class Member:
         size: bytes.
         offset: where it begins in the archive; reading members in this order is fastest.
         path: the file itself, where the tree is a folder.
-        handle: the archive library's own object for it.
+        handle: the archive library's object for it.
+        is_sequential: whether the archive can be read quickly in its order only: a compressed tar.
     """
 
     name: str
@@ -78,10 +79,7 @@ class Member:
     tree: "Tree" = field(repr=False)
     path: Path | None = None
     handle: Any = None
-
-    @property
-    def is_sequential(self) -> bool:
-        return self.tree.is_sequential
+    is_sequential: bool = False
 
     def read_bytes(self) -> bytes:
         """Its contents; see Tree.read."""
@@ -137,14 +135,8 @@ class Tree:
         except DAMAGED as error:
             raise Failure(f"'{self.path}' is damaged{at}: {error}") from None
 
-    @property
-    def is_sequential(self) -> bool:
-        """Whether the archive can be read quickly in its own order only: a compressed tar."""
-        tar = isinstance(self._archive, tarfile.TarFile)
-        return tar and not isinstance(self._archive.fileobj, io.BufferedReader)
-
     def read(self, member: Member) -> bytes:
-        """A member's contents. Several threads may call this at the same time, unless the tree is sequential.
+        """A member's contents. Several threads may call this at the same time, unless it is sequential.
 
         Raises:
             Failure: it cannot be read, is not as long as the archive says, or is too large.
@@ -157,7 +149,7 @@ class Tree:
             if isinstance(self._archive, zipfile.ZipFile):
                 with self._archive.open(member.handle) as file:
                     content = file.read(member.size + 1)  # not all: it may unpack to more than it says
-            elif self.is_sequential:
+            elif member.is_sequential:
                 content = self._archive.extractfile(member.handle).read()
             else:
                 content = os.pread(self._archive.fileobj.fileno(), member.size, member.offset)
@@ -232,7 +224,7 @@ class Tree:
             if not info.isfile() and not info.isdir():
                 raise _NotRead(f"{info.name!a}, a link or a device")
             if name and info.isfile():
-                yield Member(name, info.size, info.offset_data, self, None, info)
+                yield Member(name, info.size, info.offset_data, self, None, info, is_compressed)
         while is_compressed and archive.fileobj.read(2**20):
             pass  # reading to the end has the decompressor verify its checksum
 

@@ -23,7 +23,6 @@ SPLIT_NOTES = {
 }
 
 Planned = tuple[Item, Path]  # an image, and its path in the folder
-Written = tuple[bytes, int]  # the SHA-256 of an image's file, and the shorter of its sides in pixels
 
 
 def build(
@@ -65,8 +64,7 @@ def build(
             if not force and is_built(recipe, out, identity):  # by another process, while this one waited
                 return out
             with atomic_folder(out) as folder:
-                written = _write(folder, recipe, planned, progress)
-                content = _content(folder, written)
+                content = _write(folder, recipe, planned, progress)
                 _write_manifest(folder, recipe, images_from, identity, classes, content, source.notes)
                 _check_free(out, force)  # something may have been put there meanwhile
     except OSError as error:
@@ -112,8 +110,12 @@ def plan_images(recipe: Recipe, source: Source) -> tuple[list[Planned], dict[str
 
 def _write(
     folder: Path, recipe: Recipe, planned: list[Planned], progress: Progress | None
-) -> dict[Path, Written]:  # fmt: skip
-    """Read one image after the other; check, shrink and write them on all cores."""
+) -> dict[str, Any]:  # fmt: skip
+    """Read one image after the other; check, shrink and write them on all cores.
+
+    Returns:
+        what is in the folder, for who wants to know without reading it: see data.identity and image.native_side.
+    """
     link, side = recipe.options.get("link", "copy"), recipe.options.get("resize", 0)
     for parent in {path.parent for _, path in planned}:
         (folder / parent).mkdir(parents=True, exist_ok=True)
@@ -124,13 +126,14 @@ def _write(
         (path, item.handle, item.handle.read_bytes() if item.handle.is_sequential else None) for item, path in planned
     )
 
-    def write(one: tuple[Path, Member | Generated, bytes | None]) -> Written:
+    def write(one: tuple[Path, Member | Generated, bytes | None]) -> tuple[bytes, int]:
+        """The SHA-256 of an image's file, and the shorter of its sides in pixels."""
         path, original, content = one
         name = f"{path.parent.name}/{path.name}"
         content = original.read_bytes() if content is None else content
         if side:
             content = image.shrink(content, side, name)
-        width, height = image.check(content, name)
+        shorter = min(image.check(content, name))
         if link == "copy":
             with (folder / path).open("xb") as file:
                 file.write(content)
@@ -138,16 +141,9 @@ def _write(
             assert original.path
             make_link = Path.hardlink_to if link == "hard" else Path.symlink_to
             make_link(folder / path, original.path.resolve())
-        return hashlib.sha256(content).digest(), min(width, height)
+        return hashlib.sha256(content).digest(), shorter
 
-    return {one[0]: result for one, result in on_all_cores(write, originals, len(planned), progress)}
-
-
-def _content(folder: Path, written: dict[Path, Written]) -> dict[str, Any]:
-    """What is in the built folder, for who wants to know without reading it: see data.identity and image.native_side.
-
-    UsageError where it would be no data set.
-    """
+    written = {one[0]: result for one, result in on_all_cores(write, originals, len(planned), progress)}
     data = scan(folder)
     images = [written[path.relative_to(folder)] for path in data.images]
     return {

@@ -86,13 +86,11 @@ def native_side(data: "ImageFolder") -> int:
     if data.image_size:
         return data.image_size
 
-    def shorter(sample: Any) -> int:
-        with open_image(read(sample), str(sample)) as image:
-            return min(image.size)
-
     count = min(LOOKED_AT, len(data.train))
+    samples = [data.train[i * len(data.train) // count][0] for i in range(count)]
     with ThreadPoolExecutor(8) as pool:  # over a network each waits for the server most of the time
-        return middle_side(list(pool.map(shorter, (data.train[i * len(data.train) // count][0] for i in range(count)))))
+        contents = list(pool.map(read, samples))
+    return middle_side([min(open_image(*one).size) for one in zip(contents, map(str, samples), strict=True)])
 
 
 def middle_side(sides: Sequence[int]) -> int:

@@ -65,10 +65,7 @@ class Recipe(Struct, frozen=True, forbid_unknown_fields=True):
                 raise UsageError(f"{option} {value} is not a finite number")
         chosen = defaults | options
         if chosen.get("link", "copy") != "copy" and chosen.get("resize"):
-            raise UsageError(
-                f"--link {chosen['link']} keeps images as they are: it does not go with --resize {chosen['resize']}; "
-                "use --resize 0"
-            )
+            raise UsageError(f"--link {chosen['link']} does not go with --resize {chosen['resize']}: use --resize 0")
         if self.classes and chosen["classes"] not in self.classes:
             raise unknown("--classes", chosen["classes"], list(self.classes))
         if chosen.get("classes") and chosen.get("num_classes") != self.options.get("num_classes"):

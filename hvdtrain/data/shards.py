@@ -24,7 +24,7 @@ from hvdtrain.data.folder import ImageFolder, usable_size
 from hvdtrain.data.identity import identity, sample_hash
 from hvdtrain.data.sampling import packing_order
 from hvdtrain.data.selection import PARTS
-from hvdtrain.data.sharded import CACHED, FORMAT, MAKER, ROW, Index, Part, Shard, ShardedImages, parse_index
+from hvdtrain.data.sharded import CACHED, ROW, Index, Part, Shard, ShardedImages, parse_index
 from hvdtrain.data.storage import Progress, cache_root, fetch_whole
 from hvdtrain.errors import Failure, UsageError
 
@@ -58,7 +58,7 @@ def pack(data: ImageFolder, url: str, shard_bytes: int, force: bool, progress: P
     with _errors_as_usage(url):
         if filesystem.exists(f"{root}/{INDEX}"):
             with suppress(UsageError) if force else nullcontext():
-                old = _read_index(url)
+                old = _read_index(filesystem, root, url)
                 old_shards = old.shards
                 if not force and old.key == key:
                     return per_shard
@@ -67,7 +67,7 @@ def pack(data: ImageFolder, url: str, shard_bytes: int, force: bool, progress: P
         filesystem.makedirs(root, exist_ok=True)
         shards, parts = _write_shards(data, filesystem, root, per_shard, key, progress)
         side, classes = image.native_side(data), list(data.classes)
-        index = Index(MAKER, FORMAT, dataset_hash, key, side, classes, shards, *parts)
+        index = Index("hvdtrain data pack", 3, dataset_hash, key, side, classes, shards, *parts)
         filesystem.pipe_file(f"{root}/{INDEX}", msgspec.json.encode(index))
         for name in {shard.name for shard in old_shards} - {shard.name for shard in shards}:
             if filesystem.exists(f"{root}/{name}"):
@@ -105,7 +105,7 @@ def _write_shards(
 def read(url: str) -> ImageFolder:
     """List the images that are packed at a URL. UsageError where it cannot be reached, or has no valid index."""
     filesystem, root = _open_filesystem(url)
-    index = _read_index(url)
+    index = _read_index(filesystem, root, url)
     cache = None
     if url.startswith(CACHED):
         place = f"{filesystem.unstrip_protocol(root)} {index.key}"
@@ -118,8 +118,7 @@ def read(url: str) -> ImageFolder:
     return ImageFolder(url, tuple(index.classes), train, validation, test, index.dataset_hash, side)
 
 
-def _read_index(url: str) -> Index:
-    filesystem, root = _open_filesystem(url)
+def _read_index(filesystem: Any, root: str, url: str) -> Index:
     with _errors_as_usage(url), tempfile.TemporaryDirectory() as folder:
         try:
             fetch_whole(filesystem, f"{root}/{INDEX}", file := Path(folder, INDEX), MAX_INDEX_BYTES)

@@ -23,10 +23,7 @@ class SyntheticImage:
     """One image; those of which `number` is equal modulo DIFFERENT are equal."""
 
     number: int
-
-    @property
-    def name(self) -> str:
-        return f"{self.number:04d}.png"
+    name: str
 
     def pixels(self, side: int) -> "Tensor":
         """[3, side, side] uint8, the same on every machine. Not to be changed."""
@@ -48,6 +45,7 @@ def _noise(seed: int, side: int) -> "Tensor":
 
 def synthetic() -> ImageFolder:
     """The data set: each image's class is its number, modulo the classes."""
-    samples = tuple((SyntheticImage(number), number % CLASSES) for number in range(TRAIN + VALIDATION))
+    numbers = range(TRAIN + VALIDATION)
+    samples = tuple((SyntheticImage(number, f"{number:04d}.png"), number % CLASSES) for number in numbers)
     classes = tuple(f"class{number:03d}" for number in range(CLASSES))
     return ImageFolder(NAME, classes, samples[:TRAIN], samples[TRAIN:], known_hash=f"{NAME}:1", image_size=SIDE)

@@ -5,7 +5,7 @@ import json
 import math
 import os
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from hvdtrain.config.untrusted import parse_json, read_whole
 from hvdtrain.data.storage import atomic_folder, check_replaceable, locked
@@ -54,16 +54,15 @@ def write(out: Path, predictions: "Predictions", facts: dict[str, str | bool | N
         check_out(out)
         with atomic_folder(out) as folder:
             (folder / FIGURES).write_text(json.dumps(figures) + "\n")
-            rows = [[name, *row] for name, row in zip(classes, counts, strict=True)]
-            _write_csv(folder / CONFUSION, [["true", *classes], *rows])
-            rows = [
+            matrix = [[name, *row] for name, row in zip(classes, counts, strict=True)]
+            mistakes = [
                 [predictions.name(i), classes[predictions.labels[i]], classes[predictions.predicted[i]],
                  f"{predictions.confidence[i]:.4f}"]
                 for i in predictions.mistakes
             ]  # fmt: skip
-            _write_csv(folder / MISTAKES, [["image", "true", "predicted", "confidence"], *rows])
-
-
-def _write_csv(path: Path, rows: list[list[Any]]) -> None:
-    with path.open("x", newline="", encoding="utf-8") as file:
-        csv.writer(file, lineterminator="\n").writerows(rows)
+            for name, header, rows in (
+                (CONFUSION, ["true", *classes], matrix),
+                (MISTAKES, ["image", "true", "predicted", "confidence"], mistakes),
+            ):
+                with (folder / name).open("x", newline="", encoding="utf-8") as file:
+                    csv.writer(file, lineterminator="\n").writerows([header, *rows])

@@ -19,7 +19,6 @@ from hvdtrain.data.folder import ImageFolder, Samples
 from hvdtrain.data.loader import Loader
 from hvdtrain.errors import UsageError
 from hvdtrain.formatting import printable
-from hvdtrain.models.layers import Network
 from hvdtrain.numerics.precision import autocast
 from hvdtrain.rank.work import evaluation_resize, image_side, initial_model
 from hvdtrain.training.device import choose_device, set_up
@@ -99,7 +98,12 @@ def predict(
         config = dataclasses.replace(config, precision="fp32")
     device = choose_device(config, World())
     set_up(config)
-    model = _load_model(config, weights, len(trained_on.classes), device)
+    model = initial_model(config, len(trained_on.classes)).to(device).eval()
+    try:
+        model.load_state_dict(load_file(regular(weights), device=str(device)))
+    except (OSError, SafetensorError, RuntimeError) as error:
+        reason = " ".join(str(error).split())[:200]
+        raise UsageError(f"{weights} cannot be read as the weights of {config.model}: {reason}") from None
     side = image_side(config, trained_on)
     loader = Loader(samples, side, threads, resize=evaluation_resize(config, side))
     normalise = Normalise(config, device)
@@ -116,14 +120,3 @@ def predict(
             progress(share.indices[-1] + 1, len(samples))
     classes = tuple(map(printable, trained_on.classes))
     return Predictions(classes, samples, *map(np.concatenate, zip(*batches, strict=True)))
-
-
-def _load_model(config: RunConfig, weights: Path, classes: int, device: torch.device) -> Network:
-    """The model in evaluation mode."""
-    model = initial_model(config, classes).to(device)
-    try:
-        model.load_state_dict(load_file(regular(weights), device=str(device)))
-    except (OSError, SafetensorError, RuntimeError) as error:
-        reason = " ".join(str(error).split())[:200]
-        raise UsageError(f"{weights} cannot be read as the weights of {config.model}: {reason}") from None
-    return model.eval()

@@ -193,8 +193,8 @@ def refused(index, tmp_path):
 @pytest.mark.parametrize(
     ("name", "value", "why"),
     [
-        ("made_by", "me", "made by 'me', format 3, and not"), ("format", 1, "format 1, and not"),
-        ("classes", ["one"], "fewer than two classes"), ("classes", 7, "Expected `array`, got `int`"),
+        ("made_by", "me", "Invalid enum value 'me'"), ("format", 1, "Invalid enum value 1"),
+        ("classes", ["one"], "Expected `array` of length >= 2"), ("classes", 7, "Expected `array`, got `int`"),
         ("train", {"rows": "", "names": ""}, "no images to train"), ("shards", [{"name": "x.tar"}], "field `bytes`"),
         ("train", {"rows": "AAAA", "names": ""}, "as many names as rows"), ("shards", [], "does not lie in a shard"),
     ],
@@ -207,10 +207,11 @@ def test_an_index_that_cannot_be_is_refused(name, value, why, index, tmp_path):
 @pytest.mark.parametrize(
     ("changed", "why"),
     [
-        ({"name": "../../etc/passwd.tar"}, "'../../etc/passwd.tar' of "), ({"name": "..tar"}, "'..tar' of "),
-        ({"name": "a.tar?b"}, "'a.tar?b' of "), ({"name": "x" * 252 + ".tar"}, "bytes is no shard"),
-        ({"bytes": -1}, "of -1 bytes is no shard"), ({"bytes": 10**15}, "of 1,000,000,000,000,000 bytes is no shard"),
-        ({"bytes": 2000}, "has no class, or does not lie in a shard"), ({"name": "second"}, "is listed twice"),
+        ({"name": "../../etc/passwd.tar"}, "matching regex"), ({"name": "..tar"}, "matching regex"),
+        ({"name": "a.tar?b"}, "matching regex"), ({"name": "a.tar\n"}, "matching regex"),
+        ({"name": "x" * 252 + ".tar"}, "matching regex"), ({"name": "second"}, "is listed twice"),
+        ({"bytes": -1}, "Expected `int` >= 1"), ({"bytes": 10**15}, "Expected `int` <= 17179869184"),
+        ({"bytes": 2000}, "has no class, or does not lie in a shard"),
     ],
 )  # fmt: skip
 def test_a_shard_that_cannot_be_is_refused(changed, why, index, tmp_path):

@@ -49,9 +49,9 @@ def _copy_files(name: str, dataset: Any, images_from: Path, root: Path) -> None:
     target = root / "MNIST" / "raw" if name == "MNIST" else root
     target.mkdir(parents=True, exist_ok=True)
     for file, md5 in wanted:
-        found = images_from if images_from.is_file() else next(iter(sorted(images_from.rglob(file))), None)
-        if found is None:
+        given = images_from if images_from.is_file() else next(iter(sorted(images_from.rglob(file))), None)
+        if given is None:
             raise UsageError(f"'{images_from}' has no {file}: {name} is {', '.join(file for file, _ in wanted)}")
-        if not check_integrity(str(found), md5):
-            raise Failure(f"'{found}' is not {name}'s {file}: its MD5 is not {md5}")
-        shutil.copyfile(found, target / file)
+        if not check_integrity(str(given), md5):
+            raise Failure(f"'{given}' is not {name}'s {file}: its MD5 is not {md5}")
+        shutil.copyfile(given, target / file)
