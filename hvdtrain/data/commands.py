@@ -95,8 +95,8 @@ def list_() -> None:
     "away, among the training images, so accuracy on them flatters; `by-angle` holds out an arc of views, `by-object` "
     "whole objects.",
 )  # fmt: skip
-@click.option("--objects", type=int, help="turntable: number of objects, one class each.  [default: 20]")
-@click.option("--views", type=int, help="turntable: views of each object, evenly around it.  [default: 72]")
+@click.option("--objects", type=click.IntRange(2), help="turntable: objects, one class each.  [default: 20]")
+@click.option("--views", type=click.IntRange(2, 360), help="turntable: views of each object.  [default: 72]")
 def build_(name: str, out: Path, archive: Path | None, source: Path | None, force: bool, **options: Any) -> None:
     """Build the data set NAME into a folder of your own.
 

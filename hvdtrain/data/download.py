@@ -5,20 +5,17 @@ import os
 import urllib.request
 from http.client import HTTPException
 from pathlib import Path
-from typing import TYPE_CHECKING
 
+from hvdtrain.data.recipe import Recipe
 from hvdtrain.data.storage import cache_root, locked
 from hvdtrain.errors import Failure, UsageError
 from hvdtrain.progress_bars import bytes_bar
-
-if TYPE_CHECKING:
-    from hvdtrain.data.recipe import Recipe
 
 CHUNK = 2**20
 TIMEOUT_S = 60.0
 
 
-def fetch(recipe: "Recipe") -> Path:
+def fetch(recipe: Recipe) -> Path:
     """The recipe's archive in the cache, downloaded if it is not there.
 
     Raises:

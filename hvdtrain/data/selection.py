@@ -44,17 +44,18 @@ class Item:
     handle: Any = None
 
 
-def choose_labels(labels: Set[str], titles: Mapping[str, str], classes: str, number: int, seed: int) -> Set[str]:
-    """The wanted classes, or `number` of them drawn by seed, or all.
+def choose_labels(labels: Set[str], titles: Mapping[str, str], options: Mapping[str, Any]) -> Set[str]:
+    """The wanted classes, or so many of them drawn by seed, or all.
 
     Args:
         titles: names for people by label, comma-separated; may be empty.
-        classes: labels, or names in a title, comma-separated.
+        options: `classes` (labels, or names in a title, comma-separated), `num_classes` and `seed`.
 
     Raises:
-        UsageError: a wanted class does not exist, a name fits several, or `number` is larger than there are classes.
+        UsageError: a wanted class does not exist, a name fits several, or more are to be drawn than there are.
     """
-    if wanted := [name.strip() for name in classes.split(",") if name.strip()]:
+    number = options.get("num_classes", 0)
+    if wanted := [name.strip() for name in options.get("classes", "").split(",") if name.strip()]:
         named: dict[str, set[str]] = {}
         for label in labels:
             for name in titles.get(label, "").lower().split(","):
@@ -64,7 +65,7 @@ def choose_labels(labels: Set[str], titles: Mapping[str, str], classes: str, num
         return labels
     if number > len(labels):
         raise UsageError(f"{number} classes were asked for, and there are {len(labels)}")
-    return set(sorted(labels, key=lambda label: _draw(seed, label))[:number])
+    return set(sorted(labels, key=lambda label: _draw(options["seed"], label))[:number])
 
 
 def _label_of(name: str, labels: Set[str], named: Mapping[str, Set[str]]) -> str:

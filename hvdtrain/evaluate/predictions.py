@@ -36,8 +36,9 @@ class Predictions:
         samples: the images.
         labels, predicted: [images] int64, the true class, and the class with the highest score.
         confidence: [images] float64, the probability of the predicted class.
-        losses: [images] float64, cross-entropy.
-        in_top5: [images] bool, whether the true class is among the five with the highest scores.
+        loss: the mean cross-entropy.
+        top5: the share of images whose true class is among the five with the highest scores; None with fewer than six
+            classes, where it would always be 1.
     """
 
     classes: tuple[str, ...]
@@ -45,21 +46,12 @@ class Predictions:
     labels: np.ndarray
     predicted: np.ndarray
     confidence: np.ndarray
-    losses: np.ndarray
-    in_top5: np.ndarray
-
-    @property
-    def loss(self) -> float:
-        return float(self.losses.mean())
+    loss: float
+    top5: float | None
 
     @property
     def top1(self) -> float:
         return float((self.labels == self.predicted).mean())
-
-    @property
-    def top5(self) -> float | None:
-        """None with fewer than six classes, where it would always be 1."""
-        return float(self.in_top5.mean()) if len(self.classes) > 5 else None
 
     @cached_property
     def confusion(self) -> np.ndarray:
@@ -119,4 +111,6 @@ def predict(
             batches.append([column.cpu().numpy() for column in columns])
             progress(share.indices[-1] + 1, len(samples))
     classes = tuple(map(printable, trained_on.classes))
-    return Predictions(classes, samples, *map(np.concatenate, zip(*batches, strict=True)))
+    true, answers, sure, cross_entropy, hits = map(np.concatenate, zip(*batches, strict=True))
+    top5_share = float(hits.mean()) if len(classes) > 5 else None
+    return Predictions(classes, samples, true, answers, sure, float(cross_entropy.mean()), top5_share)

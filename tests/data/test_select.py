@@ -123,12 +123,12 @@ def test_what_cannot_be_split_is_refused(images, how, words):
 
 def test_classes_are_chosen_by_name():
     labels, titles = {"n1", "n2", "n3"}, {"n1": "crane", "n2": "Crane, bird", "n3": "dog", "n4": "fox"}
-    assert choose_labels(labels, titles, "Bird, dog,n3", 0, 0) == {"n2", "n3"}
-    assert choose_labels(labels, titles, "", 0, 0) == labels
+    assert choose_labels(labels, titles, {"classes": "Bird, dog,n3"}) == {"n2", "n3"}
+    assert choose_labels(labels, titles, {}) == labels
     with pytest.raises(UsageError, match="'crane' may be n1 or n2: name the one you mean"):
-        choose_labels(labels, titles, "crane", 0, 0)
+        choose_labels(labels, titles, {"classes": "crane"})
     with pytest.raises(UsageError, match="unknown class 'fox': choose from n1, n2, n3"):
-        choose_labels(labels, titles, "fox", 0, 0)
+        choose_labels(labels, titles, {"classes": "fox"})
 
 
 @given(st.sets(st.text(min_size=1), min_size=2), st.data(), st.integers(0, 99), st.randoms(use_true_random=False))
@@ -136,9 +136,10 @@ def test_so_many_classes_are_drawn_by_the_seed_alone(labels, data, seed, order):
     number = data.draw(st.integers(2, len(labels)))
     shuffled = sorted(labels)
     order.shuffle(shuffled)
-    chosen = choose_labels(set(shuffled), {}, "", number, seed)
+    options = {"num_classes": number, "seed": seed}
+    chosen = choose_labels(set(shuffled), {}, options)
     assert len(chosen) == number and chosen <= labels
-    assert chosen == choose_labels(labels, {}, "", number, seed)
+    assert chosen == choose_labels(labels, {}, options)
 
 
 NUMBERS = [Item(str(n), f"{n}.png") for n in range(1, 7)]

@@ -9,13 +9,10 @@ import importlib
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING
 
+from hvdtrain.data.recipe import Recipe
 from hvdtrain.data.selection import Item
 from hvdtrain.errors import UsageError
-
-if TYPE_CHECKING:
-    from hvdtrain.data.recipe import Recipe
 
 
 @dataclass
@@ -33,7 +30,7 @@ class Source:
     notes: list[str] = field(default_factory=list)
 
 
-def open_source(recipe: "Recipe", images_from: Path | None) -> Source:
+def open_source(recipe: Recipe, images_from: Path | None) -> Source:
     """The source of a recipe. UsageError for options out of range, or if it needs `images_from` and has none."""
     module = importlib.import_module(f"hvdtrain.data.sources.{recipe.source}")
     if images_from and getattr(module, "IS_GENERATED", False):

@@ -6,10 +6,10 @@ Every image is decoded before anything is written, and what is left out is told.
 from collections import defaultdict
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 from hvdtrain.data.archive import Tree
 from hvdtrain.data.image import digest_or_problem
+from hvdtrain.data.recipe import Recipe
 from hvdtrain.data.selection import Item
 from hvdtrain.data.sources import Source
 from hvdtrain.data.sources._class_folders import in_class_folders
@@ -18,11 +18,8 @@ from hvdtrain.errors import Failure, UsageError
 from hvdtrain.formatting import some_of
 from hvdtrain.progress_bars import count_bar
 
-if TYPE_CHECKING:
-    from hvdtrain.data.recipe import Recipe
 
-
-def open_source(recipe: "Recipe", images_from: Path | None) -> Source:
+def open_source(recipe: Recipe, images_from: Path | None) -> Source:
     if not images_from or not images_from.is_dir():
         raise UsageError(
             f"'{recipe.name}' stands for images of your own: `hvdtrain data build {recipe.name} --source FOLDER --out "

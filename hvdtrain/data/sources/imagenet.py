@@ -12,37 +12,31 @@ import io
 from collections.abc import Set
 from functools import partial
 from pathlib import Path, PurePosixPath
-from typing import TYPE_CHECKING
 
 from msgspec import convert
 
 from hvdtrain.config.untrusted import parse_json
 from hvdtrain.data.archive import Tree
 from hvdtrain.data.download import fetch
+from hvdtrain.data.recipe import Recipe
 from hvdtrain.data.selection import Item, choose_labels
 from hvdtrain.data.sources import Source
 from hvdtrain.data.sources._class_folders import images_of, in_class_folders, part_of
 from hvdtrain.data.sources._ilsvrc_tars import TRAIN, open_tars
 from hvdtrain.errors import Failure, UsageError
 
-if TYPE_CHECKING:
-    from hvdtrain.data.recipe import Recipe
-
 SOLUTION = "LOC_val_solution.csv"
 
 
-def open_source(recipe: "Recipe", images_from: Path | None) -> Source:
+def open_source(recipe: Recipe, images_from: Path | None) -> Source:
     place = images_from or fetch(recipe)
-    options = recipe.options
-    choose = partial(
-        choose_labels, classes=options.get("classes", ""), number=options.get("num_classes", 0), seed=options["seed"]
-    )
+    choose = partial(choose_labels, options=recipe.options)
     if place.name == TRAIN or (place / TRAIN).is_file():
         return open_tars(place if place.is_file() else place / TRAIN, choose)
     tree = Tree(place)
     items = in_class_folders(tree)
     items += _flat_validation(tree, items)
-    chosen: Set[str] = choose({item.label for item in items}, _titles(tree) if options.get("classes") else {})
+    chosen: Set[str] = choose({item.label for item in items}, _titles(tree) if recipe.options.get("classes") else {})
     items = sorted((item for item in items if item.label in chosen), key=lambda item: item.handle.offset)
     return Source(lambda: items, tree.fingerprint)
 

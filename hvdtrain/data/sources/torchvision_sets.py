@@ -4,18 +4,16 @@ import shutil
 import tempfile
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from hvdtrain.data.image import png
+from hvdtrain.data.recipe import Recipe
 from hvdtrain.data.selection import Generated, Item
 from hvdtrain.data.sources import Source
 from hvdtrain.errors import Failure, UsageError
 
-if TYPE_CHECKING:
-    from hvdtrain.data.recipe import Recipe
 
-
-def open_source(recipe: "Recipe", images_from: Path | None) -> Source:
+def open_source(recipe: Recipe, images_from: Path | None) -> Source:
     """Its training images, and its test images as validation images."""
     from torchvision import datasets
 
