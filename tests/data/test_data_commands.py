@@ -10,7 +10,7 @@ from PIL import Image
 
 from hvdtrain.config import recipes
 from hvdtrain.data.commands import data
-from hvdtrain.errors import Failure, UsageError
+from hvdtrain.errors import Failure
 
 
 def invoke(*arguments):
@@ -31,12 +31,6 @@ def test_build_says_what_it_made_and_makes_it_once(tmp_path):
         assert done.exit_code == 0, done.output
         assert "2 classes, 6 images in TrainData, 2 in ValidationData" in done.stdout
         assert ("turntable: 8 of 8 images" in done.stderr) == works
-
-
-def test_an_option_of_another_data_set_is_refused(tmp_path):
-    result = invoke("build", "digits", "--out", tmp_path / "out", "--objects", 3)
-    assert isinstance(result.exception, UsageError) and "no option 'objects'" in str(result.exception)
-    assert list(tmp_path.iterdir()) == []
 
 
 def test_the_commands_import_nothing_heavy():
@@ -105,13 +99,6 @@ def test_check_names_what_is_not_used(folder):
     [note] = [line for line in result.stdout.splitlines() if line not in before.splitlines()]
     named = "TrainData/cat/more, TrainData/cat/t.tif, TrainData/loose.png"
     assert note.startswith(f"note: not used: 3 file(s) or folder(s): {named} (`hvdtrain data build folder --source")
-
-
-def test_check_misses_what_a_build_has_put_there(tmp_path):
-    out = tmp_path / "out"
-    assert invoke("build", "turntable", "--objects", 2, "--views", 4, "--out", out).exit_code == 0
-    next((out / "TrainData" / "obj1").iterdir()).unlink()
-    assert "WRONG: the images are not those that it was built with" in invoke("check", out).stdout
 
 
 # show

@@ -39,14 +39,6 @@ def one(path, side=32):
     return images[0]
 
 
-@pytest.fixture(params=["cached", "decoded each time"])
-def both_ways(request, monkeypatch):
-    """Runs a test twice: with the decoded images kept, and without."""
-    if request.param != "cached":
-        monkeypatch.setattr(loader, "CACHE_BYTES", 0)
-    return request.param
-
-
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory):
     """24 images of two classes, of many sizes and kinds; the red of sample i's middle is 10 i."""
@@ -67,30 +59,21 @@ def reds(images):
     return [round(image[0, 16, 16].item() / 10) for image in images]
 
 
-def test_images_and_labels_are_those_of_the_indices_in_order(folder, both_ways):
-    loaded = Loader(folder.train, 32, threads=3)
-    assert (loaded.cache is not None) == (both_ways == "cached")
+@pytest.mark.parametrize("side", [32, 40])
+def test_images_and_labels_are_those_of_the_indices_in_order_kept_or_not(folder, side, monkeypatch):
+    kept = Loader(folder.train, side, threads=3)
+    monkeypatch.setattr(loader, "CACHE_BYTES", 0)
+    decoded = Loader(folder.train, side, threads=3)
+    assert kept.cache is not None and decoded.cache is None
     shares = [share(11, 0, 5), share(6), share(7, 7), share(1, 2, 3, 4), share(8, 9, 10)]
-    batches = list(loaded.batches(shares))
+    batches = list(kept.batches(shares))
     assert [s for s, _ in batches] == shares
-    for s, (images, labels) in batches:
-        assert images.shape == (len(s.indices), 3, 32, 32) and images.dtype == torch.uint8
+    for (s, (images, labels)), (_, (others, _)) in zip(batches, decoded.batches(shares), strict=True):
+        assert images.shape == (len(s.indices), 3, side, side) and images.dtype == torch.uint8
+        assert torch.equal(images, others)
         assert labels.dtype == torch.int64
         assert reds(images) == s.indices
         assert labels.tolist() == [folder.train[i][1] for i in s.indices] == [int(i >= 6) for i in s.indices]
-
-
-@pytest.mark.parametrize("side", [32, 40])
-def test_kept_and_newly_decoded_images_are_identical(folder, side, monkeypatch):
-    noise = np.random.default_rng(0).integers(0, 256, (45, 61, 3), dtype=np.uint8)
-    path = folder.root / "noise.png"
-    Image.fromarray(noise).save(path)
-    samples = [*folder.train, (path, 1)]
-    everything = [share(*range(5)), share(*range(5, 13))]
-    kept = list(Loader(samples, side, 2).batches(everything))
-    monkeypatch.setattr(loader, "CACHE_BYTES", 0)
-    for (_, (a, b)), (_, (c, d)) in zip(kept, Loader(samples, side, 2).batches(everything), strict=True):
-        assert torch.equal(a, c) and torch.equal(b, d)
 
 
 @pytest.mark.parametrize("soon", [(), [3, 4, 3], range(12)])
@@ -305,7 +288,7 @@ def big(kind, side):
     ],
     ids=["pixels", "tiff", "gif", "bytes"],
 )
-def test_training_and_building_refuse_the_same_with_the_same_words(content, what, tmp_path, both_ways, monkeypatch):
+def test_training_and_building_refuse_the_same_with_the_same_words(content, what, tmp_path, monkeypatch):
     monkeypatch.setattr(image, "MAX_BYTES", 20_000)
     path = tmp_path / "in" / "a" / "0.png"
     for name in ("a", "b"):
@@ -323,7 +306,7 @@ def test_training_and_building_refuse_the_same_with_the_same_words(content, what
     assert f"a/0.png {what}" in str(building.value)
 
 
-def test_a_missing_image_is_a_failure_that_names_the_file(tmp_path, both_ways):
+def test_a_missing_image_is_a_failure_that_names_the_file(tmp_path):
     with pytest.raises(Failure, match=f"^{tmp_path / 'gone.png'} cannot be read: No such file"):
         list(Loader([(tmp_path / "gone.png", 0)], 32, 2).batches([share(0)]))
     with pytest.raises(Failure, match=f"^{tmp_path / 'gone.png'} cannot be read: No such file"):
