@@ -5,7 +5,6 @@ import shutil
 import signal
 import time
 import tomllib
-from contextlib import contextmanager
 from pathlib import Path
 
 import numpy as np
@@ -37,7 +36,7 @@ def cache(tmp_path, monkeypatch):
 
 
 def files(folder):
-    return {path.relative_to(folder).as_posix(): path.read_bytes() for path in folder.rglob("*") if path.is_file()}
+    return {path.relative_to(folder): path.read_bytes() for path in folder.rglob("*.*")}
 
 
 # ---- digits
@@ -70,7 +69,7 @@ def test_dataset_toml_says_what_the_folder_holds(digits):
 
 
 def test_the_same_recipe_gives_the_same_bytes(digits, small, tmp_path):
-    assert files(build("digits", tmp_path / "again")) == files(digits)
+    assert files(build("digits", tmp_path / "second")) == files(digits)
     assert files(build("turntable", tmp_path / "small", **SMALL)) == files(small)
 
 
@@ -207,7 +206,7 @@ def test_what_is_damaged_in_the_cache_is_built_anew(cache):
         ("digit", {}, "unknown data set 'digit': choose from .*digits.*turntable"),
         ("digits", {"objects": 3}, "'digits' has no option 'objects': it takes seed"),
         ("turntable", {"objects": 1}, "1 class would be left"),
-        ("turntable", {"validation": float("nan")}, "no option 'validation'"),
+        ("folder", {"validation": float("nan")}, "validation nan is not a finite number"),
     ],
 )
 def test_a_wrong_name_or_option_is_refused_before_anything_is_written(tmp_path, name, options, words):
@@ -216,41 +215,22 @@ def test_a_wrong_name_or_option_is_refused_before_anything_is_written(tmp_path, 
     assert list(tmp_path.iterdir()) == []
 
 
-@contextmanager
-def written(folder, monkeypatch, name, text):
-    (folder / "datasets").mkdir()
-    (folder / "datasets" / f"{name}.toml").write_text(text)
-    monkeypatch.setattr(recipes, "RECIPES", folder)
-    yield
-    recipes.load.cache_clear()
-
-
 @pytest.mark.parametrize(
     ("old", "new", "words"),
     [
-        ("licence", "license", "Object contains unknown field `license`"),
-        ('source = "digits"', "source = 7", r"Expected `str`, got `int` - at `\$.source`"),
-        ('"digits"', '"telepathy"', "'telepathy': choose from digits, files, folder, imagenet, "),
+        ("licence", "license", "digits.toml: Object contains unknown field `license`"),
+        ('source = "digits"', "source = 7", r"digits.toml: Expected `str`, got `int` - at `\$.source`"),
+        ('"digits"', '"telepathy"', "digits.toml 'telepathy': choose from digits, files, folder, imagenet, "),
+        ('title = "Real handwritten digits"', "title = ", "digits.toml, line 1: Invalid value"),
+        ("Real handwritten", "Real \udce9", "digits.toml, line 1: not UTF-8"),
     ],
 )
 def test_a_broken_recipe_is_named(tmp_path, monkeypatch, old, new, words):
     text = (recipes.RECIPES / "datasets" / "digits.toml").read_text().replace(old, new)
-    with written(tmp_path, monkeypatch, "broken", text), pytest.raises(UsageError, match=words) as refusal:
-        Recipe.load("broken")
-    assert "datasets/broken.toml" in str(refusal.value)
-
-
-@pytest.mark.parametrize(
-    ("text", "words"),
-    [
-        ('title = "a"\nsize = \n', "line 2: Invalid value"),
-        ('title = "a"\nsize = "\udce9"\n', "line 2: not UTF-8"),
-    ],
-)
-def test_a_recipe_that_cannot_be_read_is_named_with_its_line(tmp_path, monkeypatch, text, words):
-    with written(tmp_path, monkeypatch, "broken", ""):
-        file = tmp_path / "datasets" / "broken.toml"
-        file.write_bytes(text.encode(errors="surrogateescape"))
-        with pytest.raises(UsageError) as refusal:
-            Recipe.load("broken")
-    assert str(refusal.value).startswith(f"{file}, {words}")
+    (tmp_path / "datasets").mkdir()
+    (tmp_path / "datasets" / "digits.toml").write_text(text, errors="surrogateescape")
+    monkeypatch.setattr(recipes, "RECIPES", tmp_path)
+    recipes.load.cache_clear()
+    with pytest.raises(UsageError, match=words):
+        Recipe.load("digits")
+    recipes.load.cache_clear()

@@ -64,25 +64,16 @@ def test_check_counts_and_decodes_every_image(folder):
     assert ["dog", "4", "4", "4"] in lines and ["all", "8", "8", "8"] in lines
 
 
-def spoil_pixels(folder):
-    whole = archives.picture(3, (64, 64), "JPEG")
-    (folder / "TrainData" / "cat" / "3.jpg").write_bytes(whole[: len(whole) // 2])
-    return "3.jpg is damaged"
-
-
-def no_image(folder):
-    (folder / "TestData" / "dog" / "0.png").write_bytes(b"")
-    return "0.png is not an image"
-
-
-def same_in_two_parts(folder):
-    (folder / "ValidationData" / "dog" / "9.png").write_bytes(archives.picture(2))
-    return "the same image is in two parts: .*TrainData/cat/2.png and .*ValidationData/dog/9.png"
-
-
-@pytest.mark.parametrize("spoil", [spoil_pixels, no_image, same_in_two_parts])
-def test_check_finds_what_is_wrong(spoil, folder):
-    words = spoil(folder)
+@pytest.mark.parametrize(
+    ("name", "content", "words"),
+    [
+        ("TrainData/cat/3.jpg", archives.picture(3, (64, 64), "JPEG")[:-99], "3.jpg is damaged"),
+        ("TestData/dog/0.png", b"", "0.png is not an image"),
+        ("ValidationData/dog/9.png", archives.picture(2), "in two parts: .*TrainData/cat/2.png and .*Data/dog/9.png"),
+    ],
+)
+def test_check_says_what_is_wrong(name, content, words, folder):
+    (folder / name).write_bytes(content)
     result = invoke("check", folder)
     assert isinstance(result.exception, Failure) and "1 problem" in str(result.exception)
     assert re.search(f"^WRONG: .*{words}", result.stdout, re.MULTILINE), result.stdout

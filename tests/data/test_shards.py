@@ -11,7 +11,6 @@ import tracemalloc
 from collections import Counter
 from types import SimpleNamespace
 
-import fsspec
 import msgspec
 import numpy as np
 import pytest
@@ -51,26 +50,17 @@ def pack(folder, url, shard_bytes=15_000, force=False):
 
 
 @pytest.fixture
-def packed(folder, tmp_path):
-    """{path: bytes} of what packing in small shards writes."""
+def packed(folder, tmp_path, monkeypatch):
+    """{path: bytes} of what packing in small shards writes; with an empty cache."""
+    monkeypatch.setenv("HVDTRAIN_CACHE", str(tmp_path / "cache"))
     assert pack(folder, f"file://{tmp_path}/packed") == IN_A_SHARD
     return {f"/{path.name}": path.read_bytes() for path in (tmp_path / "packed").iterdir()}
 
 
-@pytest.fixture(params=["file", "memory", "http", "simplecache::http"])
-def url(request, packed, tmp_path, monkeypatch):
-    monkeypatch.setenv("HVDTRAIN_CACHE", str(tmp_path / "cache"))
-    if request.param == "file":
-        yield f"file://{tmp_path}/packed"
-    elif request.param == "memory":
-        memory = fsspec.filesystem("memory")
-        for name, content in packed.items():
-            memory.pipe_file(f"/packed{name}", content)
-        yield "memory://packed"
-        memory.rm("/packed", recursive=True)
-    else:
-        with serving(packed) as server:
-            yield request.param.removesuffix("http") + server.url
+@pytest.fixture(params=["file", "http", "simplecache::http"])
+def url(request, packed, tmp_path):
+    with serving(packed) as server:
+        yield f"file://{tmp_path}/packed" if request.param == "file" else request.param.replace("http", server.url)
 
 
 def epoch(dataset, block=0):
@@ -98,8 +88,8 @@ def test_samples_and_their_order_are_those_of_the_folder(url, folder, cached, mo
 
 def test_shards_have_the_layout_of_webdataset(packed, folder):
     index = json.loads(packed["/index.json"])
-    found = scan(folder)
-    order = [found.train[i] for i in packing_order(24)] + [found.validation[i] for i in packing_order(24)]
+    images = scan(folder)
+    order = [images.train[i] for i in packing_order(24)] + [images.validation[i] for i in packing_order(24)]
     seen = []
     for shard in index["shards"]:
         assert len(packed[f"/{shard['name']}"]) == shard["bytes"]
@@ -207,8 +197,7 @@ def test_an_index_that_cannot_be_is_refused(name, value, why, index, tmp_path):
 @pytest.mark.parametrize(
     ("changed", "why"),
     [
-        ({"name": "../../etc/passwd.tar"}, "matching regex"), ({"name": "..tar"}, "matching regex"),
-        ({"name": "a.tar?b"}, "matching regex"), ({"name": "a.tar\n"}, "matching regex"),
+        ({"name": "../../etc/passwd.tar"}, "matching regex"), ({"name": "a.tar\n"}, "matching regex"),
         ({"name": "x" * 252 + ".tar"}, "matching regex"), ({"name": "second"}, "is listed twice"),
         ({"bytes": -1}, "Expected `int` >= 1"), ({"bytes": 10**15}, "Expected `int` <= 17179869184"),
         ({"bytes": 2000}, "has no class, or does not lie in a shard"),
@@ -241,14 +230,13 @@ def test_no_more_of_an_index_is_read_than_may_be(url, packed, monkeypatch):
 
 
 @pytest.mark.parametrize("scheme", ["file", "http"])
-def test_no_more_of_a_shard_is_kept_than_its_index_says(scheme, packed, tmp_path, monkeypatch):
-    monkeypatch.setenv("HVDTRAIN_CACHE", str(tmp_path / "cache"))
+def test_no_more_of_a_shard_is_kept_than_its_index_says(scheme, packed, tmp_path):
     longer = packed | {name: content + bytes(50_000_000) for name, content in packed.items() if name.startswith("/tr")}
     for name, content in longer.items():
         (tmp_path / "packed" / name[1:]).write_bytes(content)
     with serving(longer) as server:
-        there = server.url if scheme == "http" else f"file://{tmp_path}/packed"
-        image = find_dataset(f"simplecache::{there}").train[0][0]
+        url = server.url if scheme == "http" else f"file://{tmp_path}/packed"
+        image = find_dataset(f"simplecache::{url}").train[0][0]
         with pytest.raises(Failure, match=r"cannot read .*\.png in .*\.tar: more than [\d,]+ bytes come$"):
             image.read_bytes()
         assert server.sent < 40_000_000
@@ -271,22 +259,19 @@ def test_a_url_that_leads_nowhere_is_refused_in_a_line(url, words):
 
 
 def test_a_job_trains_from_shards_as_it_does_from_the_folder(folder, tmp_path):
-    runs = {}
+    weights = []
     url = f"file://{tmp_path}/packed"
     packed = CliRunner().invoke(data, ["pack", str(folder), url])
-    assert packed.exit_code == 0 and f"{url} holds {folder}" in packed.output
-    assert "--shuffle-block" not in packed.output
+    assert (packed.exit_code, packed.stdout) == (0, f"{url} holds {folder}\n")
     checked = CliRunner().invoke(data, ["check", url])
     assert (checked.exit_code, "is in one part only" in checked.stdout) == (0, True), checked.output
-    for name, dataset in (("folder", str(folder)), ("url", url)):
-        out = tmp_path / name
-        options = [*SMALL, "--batch-size", "8", "--dataset", dataset, "--deterministic", "--out", out]
-        done = hvdtrain("train", *options)
+    for number, dataset in enumerate((folder, url)):
+        out = tmp_path / str(number)
+        done = hvdtrain("train", *SMALL, "--batch-size", "8", "--dataset", dataset, "--deterministic", "--out", out)
         assert done.returncode == 0, done.stdout
-        runs[name] = (out / "snapshots" / "final.safetensors").read_bytes()
-        hashes = json.loads((out / "manifest.json").read_text())["dataset_hash"]
-        assert hashes == content_hash(scan(folder))
-    assert runs["folder"] == runs["url"]
+        weights.append((out / "snapshots" / "final.safetensors").read_bytes())
+        assert json.loads((out / "manifest.json").read_text())["dataset_hash"] == content_hash(scan(folder))
+    assert weights[0] == weights[1]
 
 
 def test_a_folder_is_packed_to_a_url_only(folder):
@@ -295,7 +280,6 @@ def test_a_folder_is_packed_to_a_url_only(folder):
 
 
 def test_a_server_without_ranges_is_named_and_simplecache_helps(packed, tmp_path, monkeypatch):
-    monkeypatch.setenv("HVDTRAIN_CACHE", str(tmp_path / "cache"))
     monkeypatch.setattr(shard_cache.shutil, "disk_usage", lambda _: SimpleNamespace(total=10**12, free=10**12))
     with serving(packed, ranges=False) as server:
         with pytest.raises(Failure, match="where a server sends no parts of files, use simplecache::URL"):
@@ -307,30 +291,23 @@ def test_a_server_without_ranges_is_named_and_simplecache_helps(packed, tmp_path
         assert kept.read_bytes() == whole
 
 
-def cached_shards(tmp_path):
-    return sorted((tmp_path / "cache" / "shards").glob("*/*.tar"))
-
-
-@pytest.fixture
-def disk(packed, tmp_path, monkeypatch):
-    """A disk on which two shards can lie, with a tenth of it free."""
+def test_the_cache_leaves_room_on_the_disk_and_the_rest_is_read_by_range(packed, folder, tmp_path, monkeypatch):
+    """On a disk that has room for two of four shards, a tenth of it aside."""
     shard = max(len(content) for name, content in packed.items() if name.endswith(".tar"))
-    monkeypatch.setenv("HVDTRAIN_CACHE", str(tmp_path / "cache"))
+    assert len([name for name in packed if name.startswith("/train")]) == 4
+
+    def kept():
+        return list((tmp_path / "cache" / "shards").glob("*/*.tar"))
 
     def usage(_):
-        used = sum(shard.stat().st_size for shard in cached_shards(tmp_path))
+        used = sum(path.stat().st_size for path in kept())
         return SimpleNamespace(total=23 * shard // 10, free=23 * shard // 10 - used)
 
     monkeypatch.setattr(shard_cache.shutil, "disk_usage", usage)
-    return shard
-
-
-def test_the_cache_leaves_room_on_the_disk_and_the_rest_is_read_by_range(packed, folder, tmp_path, disk):
-    assert len([name for name in packed if name.startswith("/train")]) == 4  # two more than fit
     with serving(packed) as server:
         dataset = find_dataset(f"simplecache::{server.url}")
         assert contents(dataset) == contents(scan(folder))
-        assert len(cached_shards(tmp_path)) == 2
+        assert len(kept()) == 2
         assert any(asked for asked in server.asked)
         before = len(server.asked)
         dataset.train[0][0].read_bytes()  # the first shards are those that were kept
@@ -349,7 +326,7 @@ def test_where_a_shard_has_no_room_after_all_its_images_are_read_by_range(reason
 
 
 def test_a_million_images_take_little_memory(index, tmp_path):
-    """Here 20,000: less than an object, a path and a tuple for each would take."""
+    """Here 20,000, twice: less than an object, a path and a tuple for each would take."""
     names = [f"TrainData/cat/{i:06d}.png".encode() for i in range(20_000)]
     names[5_000:8_000:1000] = [b'"],["', "é".encode(), b"\xff\n"]
     rows = [(i % 3, 5 * i, 5, 2**32 - 1, i % 2) for i in range(20_000)]
@@ -363,5 +340,3 @@ def test_a_million_images_take_little_memory(index, tmp_path):
     assert taken < 2 * 80 * len(rows) and peak < 24_000_000
     assert [(int(i.shard.name[0]), i.offset, i.size, i.crc, label) for i, label in dataset.train] == rows
     assert [os.fsencode(image.name) for image, _ in dataset.train] == names
-    assert Loader(dataset.train, 256, threads=1).labels.tolist() == [row[4] for row in rows]
-    assert dataset.train[-1] == dataset.train[19_999]

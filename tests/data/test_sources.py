@@ -27,8 +27,8 @@ def counts(folder):
     return {name: tuple(part[label] for part in parts) for label, name in enumerate(data.classes)}
 
 
-def contents(folder):
-    return {p.relative_to(folder).as_posix(): p.read_bytes() for p in sorted(folder.rglob("*")) if p.is_file()}
+def contents(folder, names="*.*"):
+    return {path.relative_to(folder): path.read_bytes() for path in folder.rglob(names)}
 
 
 # COIL-100
@@ -49,20 +49,16 @@ def test_coil_has_the_three_classes_of_its_reference(coil, tmp_path):
     said = tomllib.loads((out / "dataset.toml").read_text())
     assert said["input"]["sha256"] == hashlib.sha256(coil.read_bytes()).hexdigest()
     assert "near duplicates" in said["split"]
-    assert (out / "TrainData" / "edible" / "obj2__0.png").exists() or (
-        out / "ValidationData" / "edible" / "obj2__0.png"
-    ).exists()
+    assert len(list(out.glob("*/edible/obj2__0.png"))) == 1
 
 
 def test_coil_from_a_folder_gives_the_same_images_and_can_be_linked(coil, tmp_path):
+    options = {"classes": "objects", "split": "by-angle"}
     folder = archives.lay_out(tmp_path / "in", archives.coil())
-    zipped = build("coil100", tmp_path / "zipped", images_from=coil, classes="objects", split="by-angle")
-    linked = build(
-        "coil100", tmp_path / "linked", images_from=folder, classes="objects", split="by-angle", link="symlink"
-    )
+    zipped = build("coil100", tmp_path / "zipped", images_from=coil, **options)
+    linked = build("coil100", tmp_path / "linked", images_from=folder, link="symlink", **options)
     assert len(scan(zipped).classes) == 100 and "obj100" in scan(zipped).classes
-    images = {name: content for name, content in contents(zipped).items() if name.endswith(".png")}
-    assert images == {name: content for name, content in contents(linked).items() if name.endswith(".png")}
+    assert contents(zipped, "*.png") == contents(linked, "*.png")
     assert all(path.is_symlink() for path in linked.rglob("*.png"))
     assert "ends have near duplicates" in tomllib.loads((zipped / "dataset.toml").read_text())["split"]
 
@@ -187,8 +183,8 @@ def test_a_slice_is_chosen_limited_held_out_and_shrunk(tmp_path):
     for path in out.rglob("*.JPEG"):
         with Image.open(path) as image:
             assert (image.size, image.format) == ((12, 10), "JPEG")
-    again = build("imagenet-slice", tmp_path / "again", images_from=place, **options)
-    assert contents(again) == contents(out)
+    second = build("imagenet-slice", tmp_path / "second", images_from=place, **options)
+    assert contents(second) == contents(out)
     other = build("imagenet-slice", tmp_path / "other", images_from=place, **options | {"seed": 2})
     assert set(counts(other)) != set(counts(out)) or contents(other) != contents(out)
 
@@ -221,32 +217,29 @@ def test_what_cannot_be_done_is_refused_and_leaves_nothing(options, words, tmp_p
 # CIFAR-10 and MNIST, with checksums of made files in place of the published ones
 
 
+def md5(content):
+    return hashlib.md5(content).hexdigest()
+
+
 def test_cifar_is_read_by_torchvision(tmp_path, monkeypatch):
     from torchvision.datasets import CIFAR10
 
-    rng = np.random.default_rng(0)
-    pixels = {
-        name: rng.integers(0, 256, (20, 3072), dtype=np.uint8) for name, _ in CIFAR10.train_list + CIFAR10.test_list
-    }
-    batches = {name: pickle.dumps({"data": p, "labels": [i % 10 for i in range(20)]}) for name, p in pixels.items()}
+    pixels = np.random.default_rng(0).integers(0, 256, (20, 3072), dtype=np.uint8)
+    batch = pickle.dumps({"data": pixels, "labels": [i % 10 for i in range(20)]})
     meta = pickle.dumps({"label_names": list("abcdefghij")})
-    inside = {f"cifar-10-batches-py/{name}": content for name, content in {**batches, "batches.meta": meta}.items()}
-    (tmp_path / "in").mkdir()
+    files = {"cifar-10-batches-py/batches.meta": meta}
+    for part in ("train_list", "test_list"):
+        names = [name for name, _ in getattr(CIFAR10, part)]
+        files |= {f"cifar-10-batches-py/{name}": batch for name in names}
+        monkeypatch.setattr(CIFAR10, part, [[name, md5(batch)] for name in names])
     archive = tmp_path / "in" / "cifar-10-python.tar.gz"
-    archive.write_bytes(archives.tarred(inside, "w:gz"))
-
-    def md5(content):
-        return hashlib.md5(content).hexdigest()
-
+    archives.lay_out(tmp_path, {"in/cifar-10-python.tar.gz": archives.tarred(files, "w:gz")})
     monkeypatch.setattr(CIFAR10, "tgz_md5", md5(archive.read_bytes()))
-    monkeypatch.setattr(CIFAR10, "train_list", [[name, md5(batches[name])] for name, _ in CIFAR10.train_list])
-    monkeypatch.setattr(CIFAR10, "test_list", [[name, md5(batches[name])] for name, _ in CIFAR10.test_list])
     monkeypatch.setattr(CIFAR10, "meta", CIFAR10.meta | {"md5": md5(meta)})
     out = build("cifar10", tmp_path / "out", images_from=archive)
     assert counts(out) == {letter: (10, 2, 0) for letter in "abcdefghij"}
-    first = CIFAR10.train_list[0][0]
     with Image.open(out / "TrainData" / "b" / "train_00001.png") as image:
-        assert np.array_equal(np.asarray(image), pixels[first][1].reshape(3, 32, 32).transpose(1, 2, 0))
+        assert np.array_equal(np.asarray(image), pixels[1].reshape(3, 32, 32).transpose(1, 2, 0))
     limited = build("cifar10", tmp_path / "few", images_from=tmp_path / "in", train_per_class=3, val_per_class=1)
     assert set(counts(limited).values()) == {(3, 1, 0)}
     archive.write_bytes(archive.read_bytes() + b"\0")
@@ -259,18 +252,14 @@ def test_cifar_is_read_by_torchvision(tmp_path, monkeypatch):
 def test_mnist_is_read_by_torchvision(tmp_path, monkeypatch):
     from torchvision.datasets import MNIST
 
-    place = tmp_path / "in"
-    place.mkdir()
-    resources = []
+    files = {}
     for file, _ in MNIST.resources:
         n = 40 if file.startswith("train") else 20
         head = struct.pack(">IIII", 2051, n, 28, 28) if "images" in file else struct.pack(">II", 2049, n)
         body = bytes(i % 251 for i in range(n * 784)) if "images" in file else bytes(i % 10 for i in range(n))
-        content = gzip.compress(head + body)
-        (place / file).write_bytes(content)
-        resources.append((file, hashlib.md5(content).hexdigest()))
-    monkeypatch.setattr(MNIST, "resources", resources)
-    out = build("mnist", tmp_path / "out", images_from=place)
+        files[file] = gzip.compress(head + body)
+    monkeypatch.setattr(MNIST, "resources", [(file, md5(content)) for file, content in files.items()])
+    out = build("mnist", tmp_path / "out", images_from=put(tmp_path, files))
     assert counts(out) == {str(digit): (4, 2, 0) for digit in range(10)}
     with Image.open(out / "TrainData" / "0" / "train_00000.png") as image:
         assert (image.size, image.mode, image.getpixel((1, 0))) == ((28, 28), "L", 1)

@@ -57,11 +57,8 @@ def test_vggf_is_vgg16_with_a_funnel_for_a_last_layer():
 def test_width_scales_channels_and_head_but_not_the_classes():
     with torch.device("meta"):
         half = make("vggf", 10, width=0.5)
-        least = make("vggf", 10, width=1e-9)
     assert half.features[0].out_channels == 32
     assert [m.out_features for m in half.classifier if isinstance(m, nn.Linear)] == [2048, 2048, 512, 128, 10]
-    assert {m.out_channels for m in least.features if isinstance(m, nn.Conv2d)} == {1}
-    assert least.classifier[-1].out_features == 10
 
 
 @pytest.mark.parametrize("name", SOME)
