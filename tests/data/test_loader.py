@@ -265,28 +265,21 @@ def encoded(picture, kind):
 @pytest.mark.parametrize(
     ("content", "what"),
     [
-        (
-            encoded(Image.new("1", (8001, 8001)), "PNG"),
-            "has 8,001 x 8,001 pixels, more than 64,000,000 in all",
-        ),  # 8 KB, 192 MB decoded
+        (encoded(Image.new("1", (8001, 8001)), "PNG"), "has 8,001 x 8,001 pixels, more than 64,000,000 in all"),
         (encoded(Image.new("1", (32, 32)), "TIFF"), "is not an image that can be read"),
-        (encoded(Image.new("1", (32, 32)), "GIF"), "is not an image that can be read"),
         (b"x" * 30_000, "has 30,000 bytes, too many for an image"),
     ],
-    ids=["pixels", "tiff", "gif", "bytes"],
+    ids=["pixels", "tiff", "bytes"],
 )
 def test_training_and_building_refuse_the_same_with_the_same_words(content, what, tmp_path, monkeypatch):
     monkeypatch.setattr(image, "MAX_BYTES", 20_000)
     path = archives.lay_out(tmp_path / "in", archives.class_folders("ab", 3)) / "a" / "0.png"
     path.write_bytes(content)
-    with pytest.raises(Failure) as training:
-        one(path)
-    with pytest.raises(Failure) as looking:
-        native_side(ImageFolder(tmp_path, ("a", "b"), [(path, 0)], [(path, 0)]))
-    with pytest.raises(Failure) as building:
+    for read in (lambda: one(path), lambda: native_side(ImageFolder(tmp_path, ("a", "b"), [(path, 0)], []))):
+        with pytest.raises(Failure, match=f"^{path} {what}"):
+            read()
+    with pytest.raises(Failure, match=f"a/0.png {what}"):
         build("imagenet-slice", tmp_path / "out", images_from=tmp_path / "in")
-    assert f"{path} {what}" in str(training.value) and str(looking.value) == str(training.value)
-    assert f"a/0.png {what}" in str(building.value)
 
 
 def test_a_missing_image_is_a_failure_that_names_the_file(tmp_path):

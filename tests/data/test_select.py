@@ -77,15 +77,6 @@ def test_by_angle_holds_out_one_arc_of_every_object(objects, angles, share, seed
         assert len(begins) == 1, "an arc begins once"
 
 
-@given(st.integers(2, 12), st.floats(0.01, 0.99), st.integers(0, 99))
-def test_by_object_keeps_the_views_of_an_object_together(objects, share, seed):
-    parts = cut(views(objects, 4), "by-object", validation=share, seed=seed)
-    seen = {part: {name.split("__")[0] for name in members} for part, members in parts.items()}
-    assert not seen["train"] & seen["validation"]
-    assert len(seen["validation"]) == min(max(round(share * objects), 1), objects - 1)
-    assert len(parts["train"]) + len(parts["validation"]) == 4 * objects
-
-
 @given(st.lists(st.integers(0, 9), min_size=1, max_size=60), st.integers(0, 3))
 def test_by_content_keeps_copies_together_and_never_holds_out_what_is_in_no_group(contents, seed):
     group_of = {f"{number}.png": str(content or "") for number, content in enumerate(contents)}
@@ -142,29 +133,7 @@ def test_so_many_classes_are_drawn_by_the_seed_alone(labels, data, seed, order):
     assert chosen == choose_labels(labels, {}, options)
 
 
-NUMBERS = [Item(str(n), f"{n}.png") for n in range(1, 7)]
-
-
-@pytest.mark.parametrize(
-    ("classes", "expected"),
-    [
-        ({"a": [1, "2"], "b": [3]}, {"a": ["1", "2"], "b": ["3"]}),
-        ({"a": [1], "b": "rest"}, {"a": ["1"], "b": ["2", "3", "4", "5", "6"]}),
-        ({"each": "obj{label}"}, {f"obj{n}": [str(n)] for n in range(1, 7)}),
-        (None, {str(n): [str(n)] for n in range(1, 7)}),
-    ],
-)
-def test_labels_make_classes(classes, expected):
-    labels = {name: [item.label for item in members] for name, members in by_class(NUMBERS, classes).items()}
-    assert labels == expected
-
-
 @pytest.mark.parametrize("name", ["..", "a/b", "a\n", "\udc80", "x" * 201])
 def test_what_cannot_name_a_folder_is_no_class(name):
     with pytest.raises(UsageError, match="cannot be a class"):
         by_class([Item(name, "1.png")], None)
-
-
-def test_classes_that_are_one_folder_elsewhere_are_refused():
-    with pytest.raises(Failure, match="'Cat' and 'cat' are one folder where case does not count"):
-        by_class([Item("Cat", "1.png"), Item("cat", "2.png")], None)
