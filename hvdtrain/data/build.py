@@ -66,7 +66,7 @@ def build(
             with atomic_folder(out) as folder:
                 content = _write(folder, recipe, planned, progress)
                 _write_manifest(folder, recipe, images_from, identity, classes, content, source.notes)
-                _check_free(out, force)  # something may have been put there meanwhile
+                _check_free(out, force)  # others may have put something in its place meanwhile
     except OSError as error:
         raise Failure(f"cannot build '{out}': {error.strerror or error}; nothing of it is left") from None
     return out

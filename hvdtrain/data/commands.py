@@ -28,7 +28,7 @@ def data() -> None:
       FOLDER/TrainData/<class>/<image>.png       (or jpg, jpeg, bmp, webp)
       FOLDER/ValidationData/<class>/<image>.png  (the same classes)
 
-    `hvdtrain data build folder --source DIR --out FOLDER` makes one of your own images in a folder for each class.
+    `hvdtrain data build folder --source DIR --out FOLDER` makes one of your images, in a folder for each class.
     `--dataset FOLDER` takes any such folder. `--dataset NAME` takes a built-in data set, which is built on first use
     and kept in your cache; HVDTRAIN_CACHE=FOLDER moves that.
     """
@@ -48,16 +48,16 @@ def list_() -> None:
         table.add_row(name, recipe.title, recipe.size, recipe.licence)
     images, side = synthetic.TRAIN + synthetic.VALIDATION, synthetic.SIDE
     size = f"{images:,} of {side}x{side}, {synthetic.CLASSES:,} classes"
-    table.add_row(synthetic.NAME, "Noise, to time training without its data", size, "")
+    table.add_row(synthetic.NAME, "Noise, to time training alone", size, "")
     Console().print(table)
 
 
-@data.command("build", short_help="Build a data set into a folder of your own.")
+@data.command("build", short_help="Build a data set into a folder.")
 @click.argument("name")
 @click.option("--out", required=True, type=Folder(path_type=Path), metavar="FOLDER", help="Where it goes.")
 @click.option("--archive", type=FILE, metavar="FILE", help="Take the images from this archive.")
 @click.option("--source", type=FOLDER, metavar="FOLDER", help="Take the images from this folder.")
-@click.option("--force", is_flag=True, help="Build again, in place of what an earlier build put in FOLDER.")
+@click.option("--force", is_flag=True, help="Replace what an earlier build put in FOLDER.")
 @click.option(
     "--validation",
     type=click.FloatRange(0, 0.9, min_open=True),
@@ -98,17 +98,17 @@ def list_() -> None:
 @click.option("--objects", type=click.IntRange(2), help="turntable: objects, one class each.  [default: 20]")
 @click.option("--views", type=click.IntRange(2, 360), help="turntable: views of each object.  [default: 72]")
 def build_(name: str, out: Path, archive: Path | None, source: Path | None, force: bool, **options: Any) -> None:
-    """Build the data set NAME into a folder of your own.
+    """Build the data set NAME into a folder.
 
     \b
-      hvdtrain data build folder --source PHOTOS --out mine  (your own: a folder for each class)
+      hvdtrain data build folder --source PHOTOS --out mine  (your images, in a folder for each class)
       hvdtrain data build digits --out digits
       hvdtrain data build coil100 --out coil                 (downloads 131 MB)
       hvdtrain data build coil100 --archive coil-100.zip --split by-object --out coil
       hvdtrain data build imagenet-slice --source imagenet100 --num-classes 20 --resize 256 --out slice
       hvdtrain data build imagenet-slice --archive ILSVRC2012_img_train.tar --classes goldfish,n02102040 --out two
 
-    folder takes images of your own, in a folder for each class, decodes each, and says what it leaves out.
+    folder takes your images, in a folder for each class, decodes each, and says what it leaves out.
     imagenet-slice takes ILSVRC2012's tars, an extracted tree, Kaggle's trees, Imagenette, or any folder of class
     folders. The folder appears complete or not at all, and what it holds already is not built twice. Its dataset.toml
     says where the images come from, under which licence, and how they were chosen and split. Equal inputs give equal

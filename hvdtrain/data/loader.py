@@ -100,7 +100,7 @@ class Loader:
             cache[index] = self._decode(index, 0, None)
 
     def _images(self, share: Share, decoded: Sequence[Future[torch.Tensor]]) -> torch.Tensor:
-        """The images of a share, changed. The pool began those decoded before this, so it may wait for them there."""
+        """The images of a share, changed. The pool began with those decoded, so this may wait for them in it."""
         images = [image.result() for image in decoded] if self.cache is None else self.cache[share.indices]
         changed = zip(images, share.indices, strict=True)
         return torch.stack([self.augment.change(image, share.epoch, index) for image, index in changed])

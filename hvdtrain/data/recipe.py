@@ -1,4 +1,4 @@
-"""Recipes in `datasets/`, with their own options or those of a request."""
+"""Recipes in `datasets/`, with default options or those of a request."""
 
 import hashlib
 import json

@@ -1,6 +1,6 @@
 """A data set as tar shards at any URL that fsspec supports: `hvdtrain data pack` writes them, training reads from them.
 
-The shards have webdataset's layout (`000000012.png` beside `000000012.cls`, which has the index of its class), so its
+The shards have webdataset's layout (`000000012.png`, then `000000012.cls` with the index of its class), so webdataset's
 tools read them too. `index.json` has each image's shard, offset and CRC-32: images can be read in any order, so
 training sees the same samples in the same order as from the folder.
 """
@@ -129,7 +129,7 @@ def _read_index(filesystem: Any, root: str, url: str) -> Index:
             ) from None
         except (ValueError, RecursionError) as error:
             raise UsageError(
-                f"{url}/{INDEX} cannot be read as a data set's ({error}): pack it again with --force"
+                f"{url}/{INDEX} cannot be read as a data set's ({error}): pack it anew with --force"
             ) from None
 
 

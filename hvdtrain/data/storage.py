@@ -45,7 +45,7 @@ def locked(out: Path) -> Iterator[None]:
 def atomic_folder(out: Path) -> Iterator[Path]:
     """A folder to fill, which becomes `out` when the block ends without an exception. Needs the lock on `out`.
 
-    What is in it is on the disk before: after a power cut it is whole, or it is not there.
+    All that is in it is on the disk before it has its name: after a power cut it is whole, or missing.
     """
     partial, replaced = (out.with_name(f".{out.name}.hvdtrain-{what}") for what in ("partial", "replaced"))
     leftovers = [partial, replaced]
@@ -59,7 +59,7 @@ def atomic_folder(out: Path) -> Iterator[Path]:
             out.rename(replaced)
         try:
             partial.rename(out)
-        except BaseException:  # something is there, or the disk failed: what was there comes back
+        except BaseException:  # something has taken its place, or the disk failed: what was replaced comes back
             if replaced.exists() and not out.exists():
                 replaced.rename(out)
             raise
@@ -93,7 +93,7 @@ def check_replaceable(out: Path, contents: Set[str], is_made_here: bool, maker: 
     return bool(names)
 
 
-def fetch_whole(filesystem: Any, there: str, here: Path, most: int) -> None:
+def fetch_whole(filesystem: Any, path: str, local: Path, most: int) -> None:
     """Copy a file of one of fsspec's file systems. ValueError as soon as more than `most` bytes come."""
     from fsspec.callbacks import Callback
 
@@ -102,8 +102,8 @@ def fetch_whole(filesystem: Any, there: str, here: Path, most: int) -> None:
             raise ValueError(f"more than {most:,} bytes come")
 
     if getattr(filesystem, "local_file", False):  # which calls nothing back
-        check(None, os.path.getsize(there))
-    filesystem.get_file(there, str(here), callback=Callback(hooks={"most": check}))
+        check(None, os.path.getsize(path))
+    filesystem.get_file(path, str(local), callback=Callback(hooks={"most": check}))
 
 
 def on_all_cores(

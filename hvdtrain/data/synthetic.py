@@ -1,4 +1,4 @@
-"""`--dataset synthetic`: images of noise that cost nothing to read, to time training without its data.
+"""`--dataset synthetic`: images of noise that cost nothing to read, to time training alone.
 
 It has the shape of ImageNet's images, 224 pixels and 1,000 classes, and of so few different images that all of them
 stay in memory. `--image-size` makes them smaller.
@@ -30,7 +30,7 @@ class SyntheticImage:
         return _noise(self.number % DIFFERENT, side)
 
     def read_bytes(self) -> bytes:
-        """The same at its own side, as the file that it would be."""
+        """The same at SIDE pixels, as the file that it would be."""
         from hvdtrain.data.image import png
 
         return png(self.pixels(SIDE).permute(1, 2, 0).numpy())

@@ -1,4 +1,4 @@
-"""`hvdtrain evaluate`: a run's saved model on held-out images, of its own data set or of another."""
+"""`hvdtrain evaluate`: a run's saved model on held-out images, of the data set that it was trained on or of another."""
 
 import dataclasses
 import re
@@ -33,7 +33,7 @@ def evaluate(run: Path, dataset: str, split: str, out: Path | None) -> None:
     hvdtrain evaluate runs/single --dataset FOLDER --out results
 
     It is the final model, or of a run with --save best the best one; of a run that has not finished, that of its last
-    snapshot. A GPU computes where there is one, unless the run was told to use the CPU. The true class of an image
+    snapshot. A GPU computes where the host has one, unless the run was told to use the CPU. The true class of an image
     counts for top-5 accuracy if it is among the five that the model finds likeliest. The folder then holds
     confusion.csv (a row a true class, a column an answer), mistakes.csv (the most confident first) and evaluation.json
     (the figures; `weights` says which were tested, `same_data` whether the data set is that of training, by its

@@ -24,7 +24,7 @@ def check_out(out: Path) -> None:
     """
     existing = next(path for path in (out.absolute(), *out.absolute().parents) if path.exists())
     if not os.access(existing, os.W_OK, effective_ids=True):
-        raise UsageError(f"cannot write in {existing}: name a folder of your own with --out")
+        raise UsageError(f"cannot write in {existing}: name another folder with --out")
     check_replaceable(out, {FIGURES, CONFUSION, MISTAKES}, _is_evaluation(out), MAKER)
 
 

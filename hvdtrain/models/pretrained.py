@@ -43,7 +43,7 @@ def load_pretrained(model: Network, name: str, source: str) -> list[str]:
 
 
 def cached_weights(name: str) -> Path:
-    """Where torch keeps torchvision's weights of a model, which need not be there yet."""
+    """Where torch keeps torchvision's weights of a model, which need not exist yet."""
     return Path(torch.hub.get_dir(), "checkpoints", _published(name).url.rsplit("/", 1)[1])
 
 
@@ -63,7 +63,7 @@ def _imagenet(name: str) -> dict[str, torch.Tensor]:
             "give --pretrained FILE"
         ) from None
     except Exception:  # the file in torch's cache is truncated, or is something else
-        raise Failure(f"the downloaded weights are broken: remove {cached} and try again") from None
+        raise Failure(f"the downloaded weights are broken: remove {cached} and repeat the command") from None
 
 
 def _read_weights(path: Path) -> dict[str, torch.Tensor]:

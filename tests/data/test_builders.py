@@ -1,4 +1,4 @@
-"""What the built-in data sets hold, and that a built folder is complete or not there."""
+"""What the built-in data sets hold, and that a built folder is complete or missing."""
 
 import resource
 import shutil

@@ -9,7 +9,7 @@ from PIL import Image
 
 from hvdtrain.data.folder import content_hash, scan
 from hvdtrain.data.loader import labels
-from hvdtrain.errors import Failure, UsageError
+from hvdtrain.errors import UsageError
 
 GOOD = ["TrainData/cat/1.png", "TrainData/dog/1.png", "ValidationData/cat/2.png", "ValidationData/dog/2.png"]
 
@@ -97,10 +97,3 @@ def test_what_is_no_folder_is_refused(tmp_path):
     ):  # fmt: skip
         with pytest.raises(UsageError, match=words):
             scan(tmp_path / name)
-
-
-def test_an_image_that_vanishes_is_named(tmp_path):
-    images = scan(make(tmp_path, GOOD))
-    (tmp_path / GOOD[1]).unlink()
-    with pytest.raises(Failure, match=r"dog/1.png cannot be read: No such file"):
-        content_hash(images)

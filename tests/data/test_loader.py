@@ -120,7 +120,7 @@ def test_few_batches_are_decoded_ahead(folder, monkeypatch):
 
 
 def three_squares(side):
-    """A red, a green and a blue square beside one another."""
+    """A red, a green and a blue square from left to right."""
     image = Image.new("RGB", (3 * side, side))
     for i, colour in enumerate((RED, GREEN, BLUE)):
         image.paste(colour, (i * side, 0, (i + 1) * side, side))

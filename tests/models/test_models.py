@@ -214,7 +214,7 @@ def test_a_broken_download_says_which_file_to_remove(tmp_path, monkeypatch):
     hostile = pickle.dumps(Hostile(tmp_path / "ran"))
     for content in (b"", b"these are not the weights\n", b"PK\x03\x04cut short", hostile):
         kept.write_bytes(content)
-        with pytest.raises(Failure, match=f"broken: remove {kept} and try again"):
+        with pytest.raises(Failure, match=f"broken: remove {kept} and repeat the command"):
             load_pretrained(fresh(), "vgg11", "imagenet")
     assert not (tmp_path / "ran").exists()
 
@@ -269,10 +269,10 @@ def test_the_rate_is_constant_if_asked_or_if_nobody_knows_the_last_step():
 @pytest.mark.parametrize("side", [1, 2, 5, 7, 8, 14])
 def test_means_over_a_grid_are_those_of_torch(side):
     maps = torch.randn(2, 3, side, side, dtype=torch.float64, requires_grad=True)
-    found, expected = average_pool_by_matmul(maps, 7), torch.nn.functional.adaptive_avg_pool2d(maps, 7)
-    torch.testing.assert_close(found, expected)
+    pooled, expected = average_pool_by_matmul(maps, 7), torch.nn.functional.adaptive_avg_pool2d(maps, 7)
+    torch.testing.assert_close(pooled, expected)
     weights = torch.randn_like(expected)
-    ours, theirs = (torch.autograd.grad((means * weights).sum(), maps)[0] for means in (found, expected))
+    ours, theirs = (torch.autograd.grad((means * weights).sum(), maps)[0] for means in (pooled, expected))
     torch.testing.assert_close(ours, theirs)
 
 

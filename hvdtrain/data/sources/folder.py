@@ -22,7 +22,7 @@ from hvdtrain.progress_bars import count_bar
 def open_source(recipe: Recipe, images_from: Path | None) -> Source:
     if not images_from or not images_from.is_dir():
         raise UsageError(
-            f"'{recipe.name}' stands for images of your own: `hvdtrain data build {recipe.name} --source FOLDER --out "
+            f"'{recipe.name}' stands for your images: `hvdtrain data build {recipe.name} --source FOLDER --out "
             f"NEW` makes a data set of them, and --dataset NEW takes it (--dataset ./{recipe.name} is a folder here)"
         )
     tree = Tree(images_from)
