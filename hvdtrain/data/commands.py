@@ -14,8 +14,7 @@ from hvdtrain.data.recipe import Recipe
 from hvdtrain.data.selection import PARTS, SPLIT_METHODS
 from hvdtrain.errors import Failure, UsageError
 
-FILE = click.Path(exists=True, dir_okay=False, path_type=Path, resolve_path=True)
-FOLDER = click.Path(exists=True, file_okay=False, path_type=Path, resolve_path=True)
+PATH = click.Path(path_type=Path, resolve_path=True)
 
 
 @click.group()
@@ -55,8 +54,8 @@ def list_() -> None:
 @data.command("build", short_help="Build a data set into a folder.")
 @click.argument("name")
 @click.option("--out", required=True, type=Folder(path_type=Path), metavar="FOLDER", help="Where it goes.")
-@click.option("--archive", type=FILE, metavar="FILE", help="Take the images from this archive.")
-@click.option("--source", type=FOLDER, metavar="FOLDER", help="Take the images from this folder.")
+@click.option("--archive", type=PATH, metavar="FILE", help="Take the images from this archive.")
+@click.option("--source", type=PATH, metavar="FOLDER", help="Take the images from this folder.")
 @click.option("--force", is_flag=True, help="Replace what an earlier build put in FOLDER.")
 @click.option(
     "--validation",
@@ -191,7 +190,7 @@ def show_(dataset: str, out: Path, images: int) -> None:
 
 
 @data.command("pack", short_help="Pack a folder into shards at a URL.")
-@click.argument("folder", type=FOLDER)
+@click.argument("folder", type=PATH)
 @click.argument("url")
 @click.option("--shard-mb", type=click.IntRange(1, 4096), default=128, show_default=True, help="MiB of a shard, about.")
 @click.option("--force", is_flag=True, help="Replace what is packed at URL.")
