@@ -10,7 +10,7 @@ from PIL import Image
 
 from hvdtrain.config import recipes
 from hvdtrain.data.commands import data
-from hvdtrain.errors import Failure
+from hvdtrain.errors import Failure, UsageError
 
 
 def invoke(*arguments):
