@@ -162,6 +162,8 @@ def test_what_lies_deeper_belongs_to_the_class_of_the_first_level(above, split, 
     if above.endswith("train/"):
         files |= {f"{above.replace('train', 'val')}{name}/deep/er/{k}.png": archives.picture(700 + k)
                 for name in ("cat", "dog") for k in range(5)}  # fmt: skip
+    if above:
+        files[f"{above.split('/')[0]}/logo.png"] = archives.picture(900)  # which is in no class's folder
     out = build("imagenet-slice", tmp_path / "out", images_from=put(tmp_path, files, kind))
     assert counts(out) == {"cat": split, "dog": split}
     names = {path.name for path in out.glob("*/cat/*")}

@@ -1,7 +1,7 @@
 """What sources of images in class folders share.
 
-Below the folders that all images share, the first level are the classes, or folders for parts with the classes in them.
-What lies deeper than in a class's folder belongs to that class.
+Below the folders that are alone on their level, the first level are the classes, or folders for parts with the classes
+in them. What lies deeper than in a class's folder belongs to that class.
 """
 
 import hashlib
@@ -42,15 +42,17 @@ def in_class_folders(tree: Tree) -> list[Item]:
         UsageError: there are none, or folders for validation and for test, and none called `train`.
     """
     images = images_of(tree)
-    folders = [folder for member in images if (folder := member.name.rpartition("/")[0])]
-    shared = len(PurePosixPath(os.path.commonpath(folders)).parts) if folders else 0
-    levels_of = [member.name.split("/")[shared:-1] for member in images]
-    parts = {part for levels in levels_of if levels and (part := part_of(levels[0]))}
+    folders = [member.name.split("/")[:-1] for member in images]
+    shared = 0
+    while len({levels[shared] for levels in folders if len(levels) > shared}) == 1:
+        shared += 1
+    folders = [levels[shared:] for levels in folders]
+    parts = {part for levels in folders if levels and (part := part_of(levels[0]))}
     in_parts = "train" in parts and len(parts) > 1
     if len(parts) > 1 and not in_parts:
         raise UsageError(f"'{tree.path}' has folders for validation and test, and none called train")
     items = []
-    for member, levels in zip(images, levels_of, strict=True):
+    for member, levels in zip(images, folders, strict=True):
         part = part_of(levels[0]) if in_parts and levels else ""
         of_class = levels[1:] if in_parts else levels
         if of_class and (part or not in_parts):
