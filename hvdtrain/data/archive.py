@@ -10,14 +10,15 @@ import weakref
 import zipfile
 import zlib
 from collections.abc import Iterable, Iterator
-from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, cast
 
 from hvdtrain.data import image
+from hvdtrain.data.storage import on_all_cores
 from hvdtrain.errors import Failure, UsageError
+from hvdtrain.formatting import printable
 
 MAX_MEMBERS = 5_000_000
 MAX_HASHED_BYTES = 4 * 2**30  # the fingerprint of a larger tree covers names and sizes only
@@ -68,7 +69,8 @@ class Member:
         size: bytes.
         offset: where it begins in the archive; reading members in this order is fastest.
         path: the file itself, where the tree is a folder.
-        handle: the archive library's own object for it.
+        handle: the archive library's object for it.
+        is_sequential: whether the archive can be read quickly in its order only: a compressed tar.
     """
 
     name: str
@@ -77,14 +79,14 @@ class Member:
     tree: "Tree" = field(repr=False)
     path: Path | None = None
     handle: Any = None
+    is_sequential: bool = False
 
-    @property
-    def is_sequential(self) -> bool:
-        return self.tree.is_sequential
-
-    def read(self) -> bytes:
+    def read_bytes(self) -> bytes:
         """Its contents; see Tree.read."""
         return self.tree.read(self)
+
+    def __str__(self) -> str:
+        return printable(self.name)
 
 
 class Tree:
@@ -93,8 +95,7 @@ class Tree:
     Attributes:
         members: its regular files, in the order of `offset`.
         passed_over: of a folder, what is no member: hidden files and folders, links that lead nowhere, and devices.
-        fingerprint: a hash of all names and sizes, and of the contents (a zip's checksums) up to MAX_HASHED_BYTES; 64
-            hex digits.
+        fingerprint: a hash of all names and sizes, and of the contents up to MAX_HASHED_BYTES; 64 hex digits.
 
     Raises:
         UsageError: there is no folder or archive at the path.
@@ -109,23 +110,18 @@ class Tree:
         with self._errors_as_failures():
             if path.is_dir():
                 self.members = self._folder_members()
-            elif not path.exists():
-                raise UsageError(f"there is no file or folder '{path}'")
-            elif zipfile.is_zipfile(path):
-                self.members = self._check_limits(self._zip_members(self._keep_open(zipfile.ZipFile(path))))
             else:
-                tar = self._keep_open(self._open_tar())
-                if self.is_sequential:
-                    tar.fileobj = _Decompressed(tar.fileobj, self._most_unpacked())
-                self.members = self._check_limits(self._tar_members(tar))
-                while self.is_sequential and tar.fileobj.read(2**20):
-                    pass  # reading to the end has the decompressor verify its checksum
+                self._archive = _open(path)
+                weakref.finalize(self, self._archive.close)  # members refer to the tree, which keeps the archive open
+                self._most_unpacked = MAX_EXPANSION * path.stat().st_size + tarfile.RECORDSIZE  # which an empty tar has
+                is_zip = isinstance(self._archive, zipfile.ZipFile)
+                self.members = self._check_limits(self._zip_members() if is_zip else self._tar_members(self._archive))
             for member in self.members:
-                fingerprint.update(
-                    f"{member.name}\0{member.size}\0{getattr(member.handle, 'CRC', '')}\n".encode(errors="replace")
-                )
-            for content_digest in self._content_digests():
-                fingerprint.update(content_digest)
+                fingerprint.update(f"{member.name}\0{member.size}\n".encode(errors="replace"))
+            files = [member.path or path for member in self.members] if path.is_dir() else [path]
+            if sum(file.stat().st_size for file in files) <= MAX_HASHED_BYTES:
+                for _, content_digest in on_all_cores(file_digest, files):
+                    fingerprint.update(content_digest)
         self.fingerprint = fingerprint.hexdigest()
 
     @contextmanager
@@ -139,34 +135,8 @@ class Tree:
         except DAMAGED as error:
             raise Failure(f"'{self.path}' is damaged{at}: {error}") from None
 
-    def _content_digests(self) -> Iterator[bytes]:
-        """Hashes of contents that the list of members has no checksums of."""
-        if self.path.is_file():
-            if isinstance(self._archive, tarfile.TarFile) and self.path.stat().st_size <= MAX_HASHED_BYTES:
-                yield file_digest(self.path)
-        elif sum(member.size for member in self.members) <= MAX_HASHED_BYTES:
-            with ThreadPoolExecutor(4) as pool:
-                yield from pool.map(file_digest, [member.path for member in self.members if member.path])
-
-    def _open_tar(self) -> tarfile.TarFile:
-        try:
-            return tarfile.open(self.path, tarinfo=_Header)
-        except tarfile.ReadError:
-            raise UsageError(f"'{self.path}' is neither a folder nor a zip or tar archive, or it is damaged") from None
-
-    def _keep_open(self, archive: Any) -> Any:
-        self._archive = archive
-        weakref.finalize(self, archive.close)  # members refer to the tree, which keeps the archive open
-        return archive
-
-    @property
-    def is_sequential(self) -> bool:
-        """Whether the archive can be read quickly in its own order only: a compressed tar."""
-        tar = isinstance(self._archive, tarfile.TarFile)
-        return tar and not isinstance(self._archive.fileobj, io.BufferedReader)
-
     def read(self, member: Member) -> bytes:
-        """A member's contents. Several threads may call this at the same time, unless the tree is sequential.
+        """A member's contents. Several threads may call this at the same time, unless it is sequential.
 
         Raises:
             Failure: it cannot be read, is not as long as the archive says, or is too large.
@@ -179,7 +149,7 @@ class Tree:
             if isinstance(self._archive, zipfile.ZipFile):
                 with self._archive.open(member.handle) as file:
                     content = file.read(member.size + 1)  # not all: it may unpack to more than it says
-            elif self.is_sequential:
+            elif member.is_sequential:
                 content = self._archive.extractfile(member.handle).read()
             else:
                 content = os.pread(self._archive.fileobj.fileno(), member.size, member.offset)
@@ -197,26 +167,23 @@ class Tree:
         with self._errors_as_failures(f" at {member.name}"), self.path.open("rb", buffering=0) as file:
             file.seek(member.offset)
             inner = self._check_limits(self._tar_members(tarfile.open(fileobj=file, mode="r:", tarinfo=_Header)))
-            within = [found for found in inner if found.handle.offset < end]  # after one without an end come others
+            within = [one for one in inner if one.handle.offset < end]  # after one without an end come others
             if not within or within[-1].offset + within[-1].size > end:
                 raise EOFError("it holds no files, or is cut off")
             return within
 
     def _check_limits(self, members: Iterable[Member]) -> list[Member]:
         """The members, by offset. _NotRead as soon as they are too many, or too large for their archive."""
-        found: list[Member] = []
-        total, most = 0, self._most_unpacked()
+        listed: list[Member] = []
+        total = 0
         for member in members:
-            found.append(member)
+            listed.append(member)
             total += member.size + len(member.name)
-            if total > most:
+            if total > self._most_unpacked:
                 raise _NotRead(_TOO_LARGE)
-            if len(found) > MAX_MEMBERS:
+            if len(listed) > MAX_MEMBERS:
                 raise _NotRead(f"more than {MAX_MEMBERS:,} files")
-        return sorted(found, key=lambda member: member.offset)
-
-    def _most_unpacked(self) -> int:
-        return MAX_EXPANSION * self.path.stat().st_size + tarfile.RECORDSIZE  # of zeros, which an empty tar has
+        return sorted(listed, key=lambda member: member.offset)
 
     def _folder_members(self) -> list[Member]:
         members: list[Member] = []
@@ -234,48 +201,64 @@ class Tree:
                     members.append(Member(relative, path.stat().st_size, len(members), self, path))
         return members
 
-    def _zip_members(self, archive: zipfile.ZipFile) -> Iterator[Member]:
-        for info in archive.infolist():
-            self._check_name(info.filename)
-            name = info.filename.removeprefix("./")
+    def _zip_members(self) -> Iterator[Member]:
+        for info in self._archive.infolist():
+            name = _checked(info.filename)
             if stat.S_IFMT(info.external_attr >> 16) not in (0, stat.S_IFREG, stat.S_IFDIR):
                 raise _NotRead(f"{info.filename!a}, a link or a device")
             if info.compress_type not in (zipfile.ZIP_STORED, zipfile.ZIP_DEFLATED):  # which unpack without limit
                 raise _NotRead(f"{info.filename!a}, not packed by deflate (unpack it, and give the folder)")
-            if not info.is_dir() and not _is_hidden(name):
+            if name and not info.is_dir():
                 yield Member(name, info.file_size, info.header_offset, self, None, info)
 
     def _tar_members(self, archive: Any) -> Iterator[Member]:
+        is_compressed = not isinstance(archive.fileobj, io.BufferedReader | io.FileIO)
+        if is_compressed:
+            archive.fileobj = _Decompressed(archive.fileobj, self._most_unpacked)
         for number, info in enumerate(iter(archive.next, None)):
             archive.members.clear()  # each header is forgotten as soon as it was looked at
             info.pax_headers = {}
             if number == MAX_MEMBERS:
                 raise _NotRead(f"more than {MAX_MEMBERS:,} files and folders")
-            self._check_name(info.name)
-            name = info.name.removeprefix("./")
+            name = _checked(info.name)
             if not info.isfile() and not info.isdir():
                 raise _NotRead(f"{info.name!a}, a link or a device")
-            if info.isfile() and not _is_hidden(name):
-                yield Member(name, info.size, info.offset_data, self, None, info)
+            if name and info.isfile():
+                yield Member(name, info.size, info.offset_data, self, None, info, is_compressed)
+        while is_compressed and archive.fileobj.read(2**20):
+            pass  # reading to the end has the decompressor verify its checksum
 
-    def _check_name(self, name: str) -> None:
-        """_NotRead for a name that would lead out of the folder into which an archive is unpacked."""
-        if len(name) > MAX_NAME:
-            raise _NotRead(f"a name of {len(name):,} characters")
-        parts = name.replace("\\", "/").split("/")
-        if parts[0] == "" or ".." in parts or ":" in parts[0] or "\0" in name:
-            raise _NotRead(f"{name!a}, which leads out of the archive")
+
+def _open(path: Path) -> zipfile.ZipFile | tarfile.TarFile:
+    if not path.exists():
+        raise UsageError(f"there is no file or folder '{path}'")
+    if zipfile.is_zipfile(path):
+        return zipfile.ZipFile(path)
+    try:
+        return tarfile.open(path, tarinfo=_Header)
+    except tarfile.ReadError:
+        raise UsageError(f"'{path}' is neither a folder nor a zip or tar archive, or it is damaged") from None
+
+
+def _checked(name: str) -> str:
+    """A member's name; empty for a hidden file, one in a hidden folder, and what macOS adds to archives.
+
+    _NotRead for a name that would lead out of the folder into which an archive is unpacked.
+    """
+    if len(name) > MAX_NAME:
+        raise _NotRead(f"a name of {len(name):,} characters")
+    parts = name.replace("\\", "/").split("/")
+    if parts[0] == "" or ".." in parts or ":" in parts[0] or "\0" in name:
+        raise _NotRead(f"{name!a}, which leads out of the archive")
+    name = name.removeprefix("./")
+    is_hidden = any(part.startswith(".") or part == "__MACOSX" for part in name.split("/"))
+    return "" if is_hidden else name
 
 
 def file_digest(path: Path) -> bytes:
     """The SHA-256 of a file."""
     with path.open("rb") as file:
         return hashlib.file_digest(file, "sha256").digest()
-
-
-def _is_hidden(name: str) -> bool:
-    """Whether it is a hidden file, in a hidden folder, or one of the extra files that macOS adds to archives."""
-    return any(part.startswith(".") or part == "__MACOSX" for part in name.split("/"))
 
 
 def _raise(error: OSError) -> None:

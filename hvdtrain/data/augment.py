@@ -20,15 +20,13 @@ class Augment:
             in place of the middle square takes a random crop of 8 % to all of the original's area, with sides of 3:4
             to 4:3 (Szegedy et al., 2015, arXiv:1409.4842).
         seed: the job's.
+
+    Attributes:
+        crops: whether it takes a crop of the whole original, so that decoded middle squares cannot be used.
     """
 
     def __init__(self, kind: str, seed: int) -> None:
-        self.kind, self.seed = kind, seed
-
-    @property
-    def crops(self) -> bool:
-        """Whether it takes a crop of the whole original, so that decoded middle squares cannot be used."""
-        return self.kind == "crop-flip"
+        self.kind, self.seed, self.crops = kind, seed, kind == "crop-flip"
 
     def box(self, size: tuple[int, int], epoch: int, index: int) -> tuple[float, float, float, float]:
         """The crop of an original of (width, height): left, upper, right, lower, in pixels."""

@@ -8,11 +8,11 @@ from typing import Any
 from hvdtrain.data import image
 from hvdtrain.data.archive import MAX_HASHED_BYTES, Member, file_digest
 from hvdtrain.data.folder import MAKER, MANIFEST, TEST, TRAIN, VALIDATION, combined_hash, read_manifest, scan
-from hvdtrain.data.identity import look
-from hvdtrain.data.recipe import BuildRequest, Recipe
+from hvdtrain.data.identity import sample_hash
+from hvdtrain.data.recipe import Recipe
 from hvdtrain.data.selection import Generated, Item, by_class, split_class
 from hvdtrain.data.sources import Source, open_source
-from hvdtrain.data.storage import Progress, atomic_folder, locked, on_all_cores
+from hvdtrain.data.storage import Progress, atomic_folder, check_replaceable, locked, on_all_cores
 from hvdtrain.errors import Failure, UsageError
 
 FOLDERS = {"train": TRAIN, "validation": VALIDATION, "test": TEST}
@@ -23,8 +23,6 @@ SPLIT_NOTES = {
 }
 
 Planned = tuple[Item, Path]  # an image, and its path in the folder
-Original = bytes | Member | Generated
-Written = tuple[bytes, int]  # the SHA-256 of an image's file, and the shorter of its sides in pixels
 
 
 def build(
@@ -47,63 +45,58 @@ def build(
         UsageError: unknown name or option, or `out` is in use or cannot be written.
         Failure: the build failed; what it had written is removed.
     """
-    request = Recipe.load(name).request(**options)
+    recipe = Recipe.load(name).request(**options)
     out = out.expanduser().resolve()
     if images_from and (out == images_from or out in images_from.parents or images_from in out.parents):
         raise UsageError(
             f"--out '{out}' and what the images come from, '{images_from}', lie in each other: name another folder"
         )
-    if not force and images_from is None and is_built(request, out):
+    if not force and images_from is None and is_built(recipe, out):
         return out
-    source = open_source(request.recipe, request.options, images_from)
+    source = open_source(recipe, images_from)
     identity = source.identity if images_from else ""
-    if not force and is_built(request, out, identity):
+    if not force and is_built(recipe, out, identity):
         return out
     _check_free(out, force)
-    planned, classes = plan_images(request, source)
+    planned, classes = plan_images(recipe, source)
     try:
         with locked(out):
-            if not force and is_built(request, out, identity):  # by another process, while this one waited
+            if not force and is_built(recipe, out, identity):  # by another process, while this one waited
                 return out
             with atomic_folder(out) as folder:
-                written = _write(folder, request, planned, progress)
-                content = _content(folder, written)
-                _write_manifest(folder, request, images_from, identity, classes, content, source.notes)
-                _check_free(out, force)  # again: something may have been put there meanwhile
+                content = _write(folder, recipe, planned, progress)
+                _write_manifest(folder, recipe, images_from, identity, classes, content, source.notes)
+                _check_free(out, force)  # others may have put something in its place meanwhile
     except OSError as error:
         raise Failure(f"cannot build '{out}': {error.strerror or error}; nothing of it is left") from None
     return out
 
 
-def is_built(request: BuildRequest, out: Path, identity: str = "") -> bool:
+def is_built(recipe: Recipe, out: Path, identity: str = "") -> bool:
     """Whether the folder holds what is requested, completely, and made of the images with this identity."""
-    found = read_manifest(out)
-    made_from = found.get("input", {}).get("identity", "")
-    return (found.get("key"), made_from) == (request.key, identity) and _is_complete(out)
-
-
-def _is_complete(out: Path) -> bool:
-    """Whether every class still has as many files as it was built with, as far as that is known."""
-    classes = read_manifest(out).get("classes", {})
+    manifest = read_manifest(out)
+    made_from = manifest.get("input", {}).get("identity", "")
+    if (manifest.get("key"), made_from) != (recipe.key, identity):
+        return False
     try:
-        return bool(classes) and all(
+        return all(
             len(os.listdir(out / FOLDERS[part] / name)) >= count
-            for name, parts in classes.items()
+            for name, parts in manifest["classes"].items()
             for part, count in parts.items()
         )
-    except (OSError, TypeError, KeyError):
+    except (OSError, KeyError):
         return False
 
 
-def plan_images(request: BuildRequest, source: Source) -> tuple[list[Planned], dict[str, dict[str, int]]]:
+def plan_images(recipe: Recipe, source: Source) -> tuple[list[Planned], dict[str, dict[str, int]]]:
     """The chosen images with their paths, in the source's order, and {class: {part: number of images}}."""
-    options = request.options
+    options = recipe.options
     items = source.items()
     paths: dict[int, Path] = {}
     classes = {}
-    for name, class_items in by_class(items, request.grouping).items():
+    for name, class_items in by_class(items, recipe.classes.get(options.get("classes", ""))).items():
         parts = split_class(
-            name, class_items, method=options.get("split", "random"), validation=request.validation,
+            name, class_items, method=options.get("split", "random"), validation=recipe.validation,
             test=options.get("test_fraction", 0.0), seed=options["seed"],
             limits={"train": options.get("train_per_class", 0), "validation": options.get("val_per_class", 0)},
         )  # fmt: skip
@@ -116,60 +109,59 @@ def plan_images(request: BuildRequest, source: Source) -> tuple[list[Planned], d
 
 
 def _write(
-    folder: Path, request: BuildRequest, planned: list[Planned], progress: Progress | None
-) -> dict[Path, Written]:  # fmt: skip
-    """Read one image after the other; check, shrink and write them on all cores."""
-    link, side = request.options.get("link", "copy"), request.options.get("resize", 0)
+    folder: Path, recipe: Recipe, planned: list[Planned], progress: Progress | None
+) -> dict[str, Any]:  # fmt: skip
+    """Read one image after the other; check, shrink and write them on all cores.
+
+    Returns:
+        what is in the folder, for who wants to know without reading it: see data.identity and image.native_side.
+    """
+    link, side = recipe.options.get("link", "copy"), recipe.options.get("resize", 0)
     for parent in {path.parent for _, path in planned}:
         (folder / parent).mkdir(parents=True, exist_ok=True)
     if link != "copy" and not all(item.handle.path for item, _ in planned):
         raise UsageError(f"--link {link} needs images that lie in a folder: give --source FOLDER")
-    originals = ((path, item.handle.read() if item.handle.is_sequential else item.handle) for item, path in planned)
+    # Of an archive that is read in its order only, images are read as they are handed out.
+    originals = (
+        (path, item.handle, item.handle.read_bytes() if item.handle.is_sequential else None) for item, path in planned
+    )
 
-    def write(one: tuple[Path, Original]) -> Written:
-        return _write_image(folder / one[0], one[1], link, side)
+    def write(one: tuple[Path, Member | Generated, bytes | None]) -> tuple[bytes, int]:
+        """The SHA-256 of an image's file, and the shorter of its sides in pixels."""
+        path, original, content = one
+        name = f"{path.parent.name}/{path.name}"
+        content = original.read_bytes() if content is None else content
+        if side:
+            content = image.shrink(content, side, name)
+        shorter = min(image.check(content, name))
+        if link == "copy":
+            with (folder / path).open("xb") as file:
+                file.write(content)
+        else:
+            assert original.path
+            make_link = Path.hardlink_to if link == "hard" else Path.symlink_to
+            make_link(folder / path, original.path.resolve())
+        return hashlib.sha256(content).digest(), shorter
 
-    return {path: result for (path, _), result in on_all_cores(write, originals, len(planned), progress)}
-
-
-def _write_image(path: Path, original: Original, link: str, side: int) -> Written:
-    content = original if isinstance(original, bytes) else original.read()
-    name = f"{path.parent.name}/{path.name}"
-    if side:
-        content = image.shrink(content, side, name)
-    written = hashlib.sha256(content).digest(), min(image.check(content, name))
-    if link == "copy":
-        with path.open("xb") as file:
-            file.write(content)
-    else:
-        assert isinstance(original, Member) and original.path
-        (path.hardlink_to if link == "hard" else path.symlink_to)(original.path.resolve())
-    return written
-
-
-def _content(folder: Path, written: dict[Path, Written]) -> dict[str, Any]:
-    """What is in the built folder, for who wants to know without reading it: see data.identity and image.native_side.
-
-    UsageError where it would be no data set.
-    """
-    found = scan(folder)
-    images = [written[path.relative_to(folder)] for path in found.images]
+    written = {one[0]: result for one, result in on_all_cores(write, originals, len(planned), progress)}
+    data = scan(folder)
+    images = [written[path.relative_to(folder)] for path in data.images]
     return {
-        "hash": combined_hash(found, (digest for digest, _ in images)),
-        "sizes": look(found).sizes,
+        "hash": combined_hash(data, (digest for digest, _ in images)),
+        "sample": sample_hash(data.train, data.validation),
         "image_size": image.middle_side([side for _, side in images]),
     }
 
 
 def _write_manifest(
-    folder: Path, request: BuildRequest, images_from: Path | None, identity: str, classes: dict[str, dict[str, int]],
+    folder: Path, recipe: Recipe, images_from: Path | None, identity: str, classes: dict[str, dict[str, int]],
     content: dict[str, Any], notes: list[str],
 ) -> None:  # fmt: skip
     """`dataset.toml`: where the images come from, under which licence, how they were chosen and split."""
     import tomli_w
 
-    recipe, options = request.recipe, request.options
-    percent, method = round(100 * request.validation), options.get("split", "random")
+    options = recipe.options
+    percent, method = round(100 * recipe.validation), options.get("split", "random")
     split = f"{100 - percent} % training, {percent} % validation, drawn {method} within each class where the source has"
     split = f"{split} no parts of its own. {SPLIT_NOTES.get(method, recipe.note)}".strip()
     made_from: dict[str, Any] = {"identity": identity}
@@ -181,7 +173,7 @@ def _write_manifest(
         made_from |= recipe.origin
     manifest = {
         "made_by": MAKER,
-        "key": request.key,
+        "key": recipe.key,
         "name": recipe.name,
         "title": recipe.title,
         "source": recipe.source,
@@ -201,23 +193,9 @@ def _write_manifest(
 
 def _check_free(out: Path, force: bool) -> None:
     """UsageError unless a folder may be put at `out`."""
-    if not out.exists():
-        return
-    if not out.is_dir():
-        raise UsageError(f"'{out}' is a file: name a folder that does not exist yet")
-    if out.is_mount() or out == Path.cwd():
-        raise UsageError(f"'{out}' itself cannot be replaced: name a new folder inside it")
-    if not any(out.iterdir()):
-        return
-    if not (manifest := read_manifest(out)):
-        raise UsageError(f"'{out}' is not empty and was not built by hvdtrain: name another folder, or remove it")
-    foreign = sorted(set(os.listdir(out)) - {MANIFEST, *FOLDERS.values()})
-    if foreign:
-        raise UsageError(f"'{out}' holds what no build has put there ({', '.join(foreign[:5])}): name another folder")
-    if not force:
-        if not _is_complete(out):
-            raise UsageError(f"'{out}' is not whole any more: build it again with --force")
+    manifest = read_manifest(out)
+    if check_replaceable(out, {MANIFEST, *FOLDERS.values()}, bool(manifest), MAKER) and not force:
         raise UsageError(
-            f"'{out}' holds data set '{manifest.get('name')}', built from another recipe, other images or with other "
-            "options: name another folder, or replace it with --force"
+            f"'{out}' holds data set '{manifest.get('name')}', which is not whole, or built from another recipe, other "
+            "images or with other options: name another folder, or replace it with --force"
         )

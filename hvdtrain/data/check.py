@@ -1,17 +1,12 @@
 """Checks every image of a data set: that it can be decoded, is in one part only, and that no image is missing."""
 
-import hashlib
-import time
 from collections import Counter, defaultdict
 from pathlib import Path
-from typing import Any
 
 from hvdtrain.data import image
 from hvdtrain.data.folder import MANIFEST, ImageFolder, combined_hash, read_manifest
-from hvdtrain.data.identity import keep_content_hash, look
 from hvdtrain.data.selection import PARTS
 from hvdtrain.data.storage import Progress, on_all_cores
-from hvdtrain.errors import Failure
 from hvdtrain.formatting import some_of
 
 Counts = dict[str, Counter[str]]  # images by class and part
@@ -23,11 +18,11 @@ def check(data: ImageFolder, progress: Progress | None = None) -> tuple[Counts, 
     counts: Counts = {name: Counter() for name in data.classes}
     problems: list[str] = []
     notes: list[str] = []
-    listing, began = look(data) if isinstance(data.root, Path) else None, time.time()
     by_digest: defaultdict[bytes, list[tuple[str, str]]] = defaultdict(list)
     digests: list[bytes] = []  # of the images for training and validation
 
-    for (part, sample, label), result in on_all_cores(_inspect, images, len(images), progress):
+    decoded = on_all_cores(lambda one: image.digest_or_problem(one[1]), images, len(images), progress)
+    for (part, sample, label), result in decoded:
         counts[data.classes[label]][part] += 1
         if isinstance(result, str):
             problems.append(result)
@@ -41,20 +36,9 @@ def check(data: ImageFolder, progress: Progress | None = None) -> tuple[Counts, 
     if data.passed_over:
         build = "`hvdtrain data build folder --source … --out NEW` takes images in deeper folders"
         notes.append(f"not used: {data.passed_over} ({build})")
-    if listing and len(digests) == len(data.train) + len(data.validation):
-        found = combined_hash(data, digests)
-        keep_content_hash(data, listing, began, found)
-        built = read_manifest(data.root).get("content", {}).get("hash", found)
-        if built != found:
-            problems.append(f"the images are not those that it was built with: {found}, and in {MANIFEST} {built}")
+    if isinstance(data.root, Path) and len(digests) == len(data.train) + len(data.validation):
+        now = combined_hash(data, digests)
+        built = read_manifest(data.root).get("content", {}).get("hash", now)
+        if built != now:
+            problems.append(f"the images are not those that it was built with: {now}, and in {MANIFEST} {built}")
     return counts, problems, notes
-
-
-def _inspect(one: tuple[str, Any, int]) -> bytes | str:
-    """The digest of an image, or what is wrong with it."""
-    try:
-        content = image.read(one[1])
-        image.decode(content, str(one[1]))
-        return hashlib.sha256(content).digest()
-    except Failure as error:
-        return str(error)

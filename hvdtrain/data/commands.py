@@ -9,7 +9,7 @@ import click
 from hvdtrain.config import recipes
 from hvdtrain.config.option_types import Folder
 from hvdtrain.data.build import build
-from hvdtrain.data.folder import MANIFEST, TEST, TRAIN, VALIDATION, read_manifest, scan
+from hvdtrain.data.folder import TEST, TRAIN, VALIDATION, read_manifest, scan
 from hvdtrain.data.recipe import Recipe
 from hvdtrain.data.selection import PARTS, SPLIT_METHODS
 from hvdtrain.errors import Failure, UsageError
@@ -27,7 +27,7 @@ def data() -> None:
       FOLDER/TrainData/<class>/<image>.png       (or jpg, jpeg, bmp, webp)
       FOLDER/ValidationData/<class>/<image>.png  (the same classes)
 
-    `hvdtrain data build folder --source DIR --out FOLDER` makes one of your own images in a folder for each class.
+    `hvdtrain data build folder --source DIR --out FOLDER` makes one of your images, in a folder for each class.
     `--dataset FOLDER` takes any such folder. `--dataset NAME` takes a built-in data set, which is built on first use
     and kept in your cache; HVDTRAIN_CACHE=FOLDER moves that.
     """
@@ -47,16 +47,16 @@ def list_() -> None:
         table.add_row(name, recipe.title, recipe.size, recipe.licence)
     images, side = synthetic.TRAIN + synthetic.VALIDATION, synthetic.SIDE
     size = f"{images:,} of {side}x{side}, {synthetic.CLASSES:,} classes"
-    table.add_row(synthetic.NAME, "Noise, to time training without its data", size, "")
+    table.add_row(synthetic.NAME, "Noise, to time training alone", size, "")
     Console().print(table)
 
 
-@data.command("build", short_help="Build a data set into a folder of your own.")
+@data.command("build", short_help="Build a data set into a folder.")
 @click.argument("name")
 @click.option("--out", required=True, type=Folder(path_type=Path), metavar="FOLDER", help="Where it goes.")
 @click.option("--archive", type=PATH, metavar="FILE", help="Take the images from this archive.")
 @click.option("--source", type=PATH, metavar="FOLDER", help="Take the images from this folder.")
-@click.option("--force", is_flag=True, help="Build again, in place of what an earlier build put in FOLDER.")
+@click.option("--force", is_flag=True, help="Replace what an earlier build put in FOLDER.")
 @click.option(
     "--validation",
     type=click.FloatRange(0, 0.9, min_open=True),
@@ -70,7 +70,6 @@ def list_() -> None:
     "--classes", metavar="WORDS",
     help="imagenet-slice: wnids or names of classes, by commas. coil100: `edible-toy-other` or `objects`.",
 )  # fmt: skip
-@click.option("--classes-file", type=PATH, metavar="FILE", help="imagenet-slice: the same, a class a line.")
 @click.option("--num-classes", type=click.IntRange(2), help="imagenet: so many classes, drawn by --seed.")
 @click.option("--train-per-class", type=click.IntRange(1), help="Keep at most so many training images of a class.")
 @click.option("--val-per-class", type=click.IntRange(1), help="Keep at most so many validation images of a class.")
@@ -95,58 +94,44 @@ def list_() -> None:
     "away, among the training images, so accuracy on them flatters; `by-angle` holds out an arc of views, `by-object` "
     "whole objects.",
 )  # fmt: skip
-@click.option("--objects", type=int, help="turntable: number of objects, one class each.  [default: 20]")
-@click.option("--views", type=int, help="turntable: views of each object, evenly around it.  [default: 72]")
+@click.option("--objects", type=click.IntRange(2), help="turntable: objects, one class each.  [default: 20]")
+@click.option("--views", type=click.IntRange(2, 360), help="turntable: views of each object.  [default: 72]")
 def build_(name: str, out: Path, archive: Path | None, source: Path | None, force: bool, **options: Any) -> None:
-    """Build the data set NAME into a folder of your own.
+    """Build the data set NAME into a folder.
 
     \b
-      hvdtrain data build folder --source PHOTOS --out mine  (your own: a folder for each class)
+      hvdtrain data build folder --source PHOTOS --out mine  (your images, in a folder for each class)
       hvdtrain data build digits --out digits
       hvdtrain data build coil100 --out coil                 (downloads 131 MB)
       hvdtrain data build coil100 --archive coil-100.zip --split by-object --out coil
       hvdtrain data build imagenet-slice --source imagenet100 --num-classes 20 --resize 256 --out slice
       hvdtrain data build imagenet-slice --archive ILSVRC2012_img_train.tar --classes goldfish,n02102040 --out two
 
-    folder takes images of your own, in a folder for each class, decodes each, and says what it leaves out.
+    folder takes your images, in a folder for each class, decodes each, and says what it leaves out.
     imagenet-slice takes ILSVRC2012's tars, an extracted tree, Kaggle's trees, Imagenette, or any folder of class
-    folders. The folder appears complete or not at all; building it again is no work. Its dataset.toml says where the
-    images come from, under which licence, and how they were chosen and split. Equal inputs give equal bytes.
+    folders. The folder appears complete or not at all, and what it holds already is not built twice. Its dataset.toml
+    says where the images come from, under which licence, and how they were chosen and split. Equal inputs give equal
+    bytes.
     """
     if archive and source:
         raise UsageError("--archive and --source exclude each other: give one")
-    if source and not source.is_dir():
-        raise UsageError(f"--source {source} is not a folder")
-    if archive and not archive.is_file():
-        raise UsageError(f"--archive {archive} is not a file")
     given = {option: value for option, value in options.items() if value is not None}
-    before = _build_time(out)
     from hvdtrain.progress_bars import count_bar
 
     with count_bar(name) as progress:
-        build(name, out, force=force, progress=progress, images_from=archive or source, **given)
-    if before == _build_time(out):
-        click.echo(f"{out} already holds this data set; nothing to do (--force builds it again)")
-    else:
-        folder = scan(out.expanduser())
-        held_out = f", {len(folder.test):,} in {TEST}" if folder.test else ""
-        click.echo(
-            f"{out}: {len(folder.classes)} classes, {len(folder.train):,} images in {TRAIN}, "
-            f"{len(folder.validation):,} in {VALIDATION}{held_out}"
-        )
-    for line in read_manifest(out.expanduser()).get("notes", []):
+        folder = scan(build(name, out, force=force, progress=progress, images_from=archive or source, **given))
+    held_out = f", {len(folder.test):,} in {TEST}" if folder.test else ""
+    click.echo(
+        f"{out}: {len(folder.classes)} classes, {len(folder.train):,} images in {TRAIN}, "
+        f"{len(folder.validation):,} in {VALIDATION}{held_out}"
+    )
+    for line in read_manifest(folder.root).get("notes", []):
         click.echo(line)
 
 
 def _prefer_folder(dataset: str) -> str:
     """Have a folder take precedence over a recipe of the same name: `./NAME` if there is one, else the name."""
     return f".{os.sep}{dataset}" if Path(dataset).is_dir() and not Path(dataset).is_absolute() else dataset
-
-
-def _build_time(out: Path) -> float:
-    """When the folder was built, by its manifest; 0 if it was not."""
-    manifest = out.expanduser() / MANIFEST
-    return manifest.stat().st_mtime_ns if manifest.is_file() else 0
 
 
 @data.command("check", short_help="Decode and hash every image.")
@@ -165,14 +150,14 @@ def check_(dataset: str) -> None:
     from hvdtrain.data.find import find_dataset
     from hvdtrain.progress_bars import count_bar
 
-    found = find_dataset(_prefer_folder(dataset))
+    images = find_dataset(_prefer_folder(dataset))
     with count_bar("checking") as progress:
-        counts, problems, notes = check(found, progress)
-    parts = [part for part in PARTS if getattr(found, part)]
+        counts, problems, notes = check(images, progress)
+    parts = [part for part in PARTS if getattr(images, part)]
     table = Table("class", *parts, box=None, pad_edge=False)
     for name, of_class in counts.items():
         table.add_row(name, *(f"{of_class[part]:,}" for part in parts))
-    table.add_row("all", *(f"{len(getattr(found, part)):,}" for part in parts))
+    table.add_row("all", *(f"{len(getattr(images, part)):,}" for part in parts))
     Console().print(table)
     for line in notes:
         click.echo(f"note: {line}")
@@ -193,18 +178,14 @@ def show_(dataset: str, out: Path, images: int) -> None:
     \b
       hvdtrain data show digits --out digits.png
     """
-    if out.suffix.lower() != ".png":
-        raise UsageError(f"--out {out}: its name should end with .png")
-    if out.exists():
-        raise UsageError(f"--out {out} is there already: name a new file")
-    if not out.parent.is_dir():
-        raise UsageError(f"--out {out}: there is no folder {out.parent}")
+    if out.exists() or not out.parent.is_dir():
+        raise UsageError(f"--out {out}: name a new file, in a folder that exists")
     from hvdtrain.data.find import find_dataset
 
-    found = find_dataset(_prefer_folder(dataset))
+    folder = find_dataset(_prefer_folder(dataset))
     from hvdtrain.data.contact_sheet import draw
 
-    draw(found, images, out)
+    draw(folder, images, out)
     click.echo(f"wrote {out}")
 
 
@@ -232,9 +213,9 @@ def pack_(folder: Path, url: str, shard_mb: int, force: bool) -> None:
 
     if not is_url(url):
         raise UsageError(f"'{url}' is not a URL: give one such as file:///data/coil or s3://bucket/coil")
-    found = scan(folder)
+    images = scan(folder)
     with count_bar("packing") as progress:
-        per_shard, is_new = pack(found, url.rstrip("/"), shard_mb * 2**20, force, progress)
-    click.echo(f"{url} holds {folder}" if is_new else f"{url} already holds this data set; nothing to do")
-    if 0 < per_shard < len(found.train):
+        per_shard = pack(images, url.rstrip("/"), shard_mb * 2**20, force, progress)
+    click.echo(f"{url} holds {folder}")
+    if per_shard < len(images.train):
         click.echo(f"{per_shard} images a shard: `train --shuffle-block {per_shard}` reads few shards at a time")

@@ -5,25 +5,22 @@ import os
 import urllib.request
 from http.client import HTTPException
 from pathlib import Path
-from typing import TYPE_CHECKING
 
+from hvdtrain.data.recipe import Recipe
 from hvdtrain.data.storage import cache_root, locked
 from hvdtrain.errors import Failure, UsageError
 from hvdtrain.progress_bars import bytes_bar
-
-if TYPE_CHECKING:
-    from hvdtrain.data.recipe import Recipe
 
 CHUNK = 2**20
 TIMEOUT_S = 60.0
 
 
-def fetch(recipe: "Recipe") -> Path:
+def fetch(recipe: Recipe) -> Path:
     """The recipe's archive in the cache, downloaded if it is not there.
 
     Raises:
         UsageError: the recipe has no address to download from.
-        Failure: no address sends the whole archive, or the checksum is wrong: the file is deleted.
+        Failure: no address sends the whole archive, or its checksum is wrong.
     """
     origin = recipe.origin
     if not origin:
@@ -39,29 +36,19 @@ def fetch(recipe: "Recipe") -> Path:
         problems = []
         for url in origin["urls"]:
             try:
-                _download(url, partial, origin["bytes"], recipe.name)
+                _download(url, partial, origin, recipe.name)
             except (OSError, HTTPException) as error:
                 problems.append(f"{url}: {getattr(error, 'reason', None) or error}")
-                continue
-            _check(partial, origin)
-            partial.rename(target)
-            return target
+                partial.unlink(missing_ok=True)
+            else:
+                partial.rename(target)
+                return target
         raise Failure(f"{recipe.name} cannot be downloaded ({'; '.join(problems)}); try --archive FILE")
 
 
-def _check(file: Path, origin: dict) -> None:
-    """Failure unless the file has the recipe's sha256 or md5; the file is deleted then."""
-    kind = "sha256" if "sha256" in origin else "md5"
-    with file.open("rb") as content:
-        found = hashlib.file_digest(content, kind).hexdigest()
-    if found != origin[kind]:
-        file.unlink()
-        raise Failure(f"what came as {origin['file']} has the {kind} {found}, not {origin[kind]}: deleted")
-
-
-def _download(url: str, partial: Path, size: int, name: str) -> None:
-    """Write the partial file. OSError if the server sends less or more than `size` bytes."""
-    have = 0
+def _download(url: str, partial: Path, origin: dict, name: str) -> None:
+    """Write the partial file. OSError if the server sends less, more or something else than the recipe names."""
+    checksum, size, have = hashlib.new("sha256" if "sha256" in origin else "md5"), origin["bytes"], 0
     with (
         urllib.request.urlopen(url, timeout=TIMEOUT_S) as response,
         partial.open("wb") as file,
@@ -72,8 +59,11 @@ def _download(url: str, partial: Path, size: int, name: str) -> None:
             if have > size:
                 raise OSError(f"it sends more than the {size:,} bytes that the recipe names")
             file.write(chunk)
+            checksum.update(chunk)
             progress(have)
         file.flush()
         os.fsync(file.fileno())
     if have < size:
         raise OSError(f"cut off after {have:,} of {size:,} bytes")
+    if checksum.hexdigest() != origin[checksum.name]:
+        raise OSError(f"its {checksum.name} is {checksum.hexdigest()}, not {origin[checksum.name]}")

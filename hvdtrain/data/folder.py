@@ -14,6 +14,7 @@ from typing import Any
 from msgspec import convert
 
 from hvdtrain.config.untrusted import parse_toml
+from hvdtrain.data import image
 from hvdtrain.data.storage import on_all_cores
 from hvdtrain.errors import UsageError
 from hvdtrain.formatting import some_of
@@ -105,18 +106,7 @@ class Files(ManyImages):
         """The class of each image, [images] int64."""
         import numpy as np
 
-        return np.repeat(
-            np.arange(len(self.classes)), [len(self.of_class(label)) for label in range(len(self.classes))]
-        )
-
-    def of_class(self, label: int) -> range:
-        """The images of a class."""
-        return range(self.starts[label], self.starts[label + 1] if label + 1 < len(self.starts) else len(self))
-
-    def by_class(self) -> Iterator[tuple[bytes, list[bytes]]]:
-        """Each class's folder, relative to the data set's, and the names in it."""
-        for label, name in enumerate(self.classes):
-            yield os.path.join(os.fsencode(self.part), name), [self._name(index) for index in self.of_class(label)]
+        return np.repeat(np.arange(len(self.classes)), np.diff([*self.starts, len(self)]))
 
 
 @dataclass(frozen=True)
@@ -126,7 +116,7 @@ class ImageFolder:
     Attributes:
         root: the folder, or the URL where its images are packed in shards.
         known_hash: what a run's manifest has as `dataset_hash`, where it is known; see data.identity.
-        image_size: the side of the images to train on, in pixels, as `data build` has found it; 0 where it is unknown.
+        image_size: the side of the images to train on, in pixels, where `data build` has written it down; else 0.
     """
 
     root: Any
@@ -140,7 +130,7 @@ class ImageFolder:
     @property
     def images(self) -> Iterator[Any]:
         """The images for training and validation, in that order."""
-        return (image for image, _ in chain(self.train, self.validation))
+        return (sample for sample, _ in chain(self.train, self.validation))
 
     @property
     def passed_over(self) -> str:
@@ -183,8 +173,8 @@ def scan(root: Path) -> ImageFolder:
         for part in parts:
             if (names := _class_names(root / part)) != classes:
                 raise UsageError(
-                    f"{TRAIN} and {part} of '{root}' have different classes: " + _difference(TRAIN, classes, names)
-                    + _difference(part, names, classes) + "all need the same class folders"
+                    f"{TRAIN} and {part} of '{root}' have different classes: {_only_in(TRAIN, classes, names)}"
+                    f"{_only_in(part, names, classes)}all need the same class folders"
                 )  # fmt: skip
         if len(classes) == 1:
             raise UsageError(f"'{root}' has one class only, '{classes[0]}': there is nothing to tell apart")
@@ -207,9 +197,10 @@ def content_hash(folder: ImageFolder) -> str:
     """`sha256:` and 64 hex digits: a hash of the path (relative to the root, with /) and the bytes of every image for
     training and validation. It reads them all.
 
-    It does not depend on where the folder is. UsageError where an image cannot be read.
+    It does not depend on where the folder is. Failure where an image cannot be read.
     """
-    return combined_hash(folder, (digest for _, digest in on_all_cores(_digest, folder.images)))
+    digests = on_all_cores(lambda path: hashlib.sha256(image.read(path)).digest(), folder.images)
+    return combined_hash(folder, (digest for _, digest in digests))
 
 
 def combined_hash(folder: ImageFolder, digests: Iterable[bytes]) -> str:
@@ -219,13 +210,6 @@ def combined_hash(folder: ImageFolder, digests: Iterable[bytes]) -> str:
         # No two lists of files give the same bytes: names have no zero byte, and digests a fixed length.
         total.update(os.fsencode(path.relative_to(folder.root).as_posix()) + b"\0" + digest)
     return f"sha256:{total.hexdigest()}"
-
-
-def _digest(path: Path) -> bytes:
-    try:
-        return hashlib.sha256(path.read_bytes()).digest()
-    except OSError as error:
-        raise UsageError(f"cannot read '{error.filename}': {error.strerror}") from None
 
 
 def _class_names(part: Path) -> tuple[str, ...]:
@@ -241,8 +225,7 @@ def _how_to_split(root: Path) -> str:
     return f"`hvdtrain data build folder --source {source} --out NEW` makes such a folder of one with a folder a class"
 
 
-def _difference(part: str, here: Sequence[str], there: Sequence[str]) -> str:
-    """`only in TrainData: a, b; ` or nothing, with at most five names."""
-    names = [name for name in here if name not in there]
-    listed = ", ".join(names[:5]) + (f" and {len(names) - 5} more" if len(names) > 5 else "")
-    return f"only in {part}: {listed}; " if names else ""
+def _only_in(part: str, classes: Sequence[str], others: Sequence[str]) -> str:
+    """`only in TrainData: a, b; ` or nothing."""
+    names = [name for name in classes if name not in others]
+    return f"only in {part}: {some_of(names)}; " if names else ""

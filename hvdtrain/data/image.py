@@ -3,15 +3,19 @@ that both accept the same.
 """
 
 import contextlib
+import hashlib
 import io
+import math
 import re
 from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from hvdtrain.data.folder import ImageFolder
 from hvdtrain.errors import Failure
+
+if TYPE_CHECKING:
+    from hvdtrain.data.folder import ImageFolder
 
 LOOKED_AT = 31  # images whose size stands for all, where nobody has looked at all
 MAX_PIXELS = 64_000_000  # 8,000 x 8,000; a larger image is a mistake, or an attempt to exhaust memory
@@ -75,20 +79,18 @@ def check(content: bytes, name: str) -> tuple[int, int]:
     return image.size
 
 
-def native_side(data: ImageFolder) -> int:
-    """The default side of training images, in pixels: what `data build` has found, or else that of LOOKED_AT training
-    images, evenly over all. Failure where one of them cannot be read.
+def native_side(data: "ImageFolder") -> int:
+    """The default side of training images, in pixels: what `data build` has written down, or else that of LOOKED_AT
+    training images, evenly over all. Failure where one of them cannot be read.
     """
     if data.image_size:
         return data.image_size
 
-    def shorter(sample: Any) -> int:
-        with open_image(read(sample), str(sample)) as image:
-            return min(image.size)
-
     count = min(LOOKED_AT, len(data.train))
+    samples = [data.train[i * len(data.train) // count][0] for i in range(count)]
     with ThreadPoolExecutor(8) as pool:  # over a network each waits for the server most of the time
-        return middle_side(list(pool.map(shorter, (data.train[i * len(data.train) // count][0] for i in range(count)))))
+        contents = list(pool.map(read, samples))
+    return middle_side([min(open_image(*one).size) for one in zip(contents, map(str, samples), strict=True)])
 
 
 def middle_side(sides: Sequence[int]) -> int:
@@ -104,6 +106,16 @@ def decode(content: bytes, name: str) -> Any:
     return image
 
 
+def digest_or_problem(sample: Any) -> bytes | str:
+    """The SHA-256 of an image's file, which is decoded too; or a line that says what is wrong with it."""
+    try:
+        content = read(sample)
+        decode(content, str(sample))
+        return hashlib.sha256(content).digest()
+    except Failure as problem:
+        return str(problem)
+
+
 def shrink(content: bytes, side: int, name: str) -> bytes:
     """The image scaled to a shorter side of `side` pixels, in the same format; unchanged if it is not larger."""
     from PIL import Image
@@ -115,8 +127,7 @@ def shrink(content: bytes, side: int, name: str) -> bytes:
         return decode(content, name) and content
     size = tuple(max(1, round(length * side / shorter)) for length in image.size)
     with decoding(name):
-        if kind == "JPEG":  # let the decoder do the first halvings
-            image.draft(None, (2 * size[0], 2 * size[1]))
+        decode_smaller(image, shorter / side / 2)
         small = (
             image.resize(size, Image.Resampling.LANCZOS) if image.mode != "P" else image.convert("RGBA").resize(size)
         )
@@ -144,11 +155,9 @@ def upright(image: Any) -> None:
 
 def decode_smaller(image: Any, factor: float) -> None:
     """Before a JPEG's pixels are decoded: have the decoder make it smaller by 2, 4 or 8, at most by this factor. That
-    takes a fraction of the time.
+    takes a fraction of the time. Images of other formats stay as they are.
     """
-    if image.format == "JPEG" and factor >= 2:
-        by = 8 if factor >= 8 else 4 if factor >= 4 else 2
-        image.draft(None, tuple(max(1, length // by) for length in image.size))
+    image.draft(None, tuple(math.ceil(length / max(1, factor)) for length in image.size))
 
 
 @contextlib.contextmanager

@@ -76,9 +76,10 @@ class Loader:
             decoded = self._decoded(share.indices, share.epoch) if self.cache is None else []
             waiting.append((share, self.pool.submit(self._images, share, decoded)))
             if len(waiting) > (self.ahead if look_ahead else 0):
-                yield self._next(waiting)
-        while waiting:
-            yield self._next(waiting)
+                first, images = waiting.popleft()
+                yield first, (images.result(), self.labels[first.indices])
+        for last, images in waiting:
+            yield last, (images.result(), self.labels[last.indices])
 
     def _keep(self, indices: Iterable[int]) -> None:
         """Decode those of these samples that the cache lacks."""
@@ -98,12 +99,8 @@ class Loader:
         for index in indices:
             cache[index] = self._decode(index, 0, None)
 
-    def _next(self, waiting: deque[tuple[Share, Future[torch.Tensor]]]) -> tuple[Share, Batch]:
-        share, images = waiting.popleft()
-        return share, (images.result(), self.labels[share.indices])
-
     def _images(self, share: Share, decoded: Sequence[Future[torch.Tensor]]) -> torch.Tensor:
-        """The images of a share, changed. The pool began those decoded before this, so it may wait for them there."""
+        """The images of a share, changed. The pool began with those decoded, so this may wait for them in it."""
         images = [image.result() for image in decoded] if self.cache is None else self.cache[share.indices]
         changed = zip(images, share.indices, strict=True)
         return torch.stack([self.augment.change(image, share.epoch, index) for image, index in changed])

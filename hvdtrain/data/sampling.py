@@ -50,7 +50,7 @@ class Share:
             weight 0, so that its worker takes part in every collective with a gradient of exactly zero.
         weight: what the mean loss of the share counts, so that the plain average over shares of the weighted
             gradients is the gradient of the mean over the global batch: workers * len(share) / len(batch).
-        counted: how many of the indices are the share's own.
+        counted: how many of the indices count: none of a share that is empty but for that sample.
         slot: which share of the batch it is, from 0.
     """
 
@@ -87,9 +87,9 @@ class BatchSampler:
         `done` steps. Each is made when it is asked for: an epoch of a million samples has many.
         """
         first = (epoch - 1) * self.steps_per_epoch
-        return self._own_shares(first + done, first + self.steps_per_epoch)
+        return self._equal_shares(first + done, first + self.steps_per_epoch)
 
-    def _own_shares(self, after: int, until: int) -> Iterator[Share]:
+    def _equal_shares(self, after: int, until: int) -> Iterator[Share]:
         """This worker's equal shares of the steps after that up to `until`."""
         return (self.share(step * self.workers + self.worker) for step in range(after, until))
 
@@ -99,7 +99,7 @@ class BatchSampler:
         """
         if until is None or until - after > self.steps_per_epoch:
             return range(self.samples)
-        return [index for share in self._own_shares(after, until) for index in share.indices]
+        return [index for share in self._equal_shares(after, until) for index in share.indices]
 
     def share(self, number: int, speeds: Sequence[float] = ()) -> Share:
         """A share by its number, from 0 over the whole job: number = (step - 1) * workers + slot.
@@ -111,12 +111,12 @@ class BatchSampler:
         epoch, k = divmod(batch_number, self.steps_per_epoch)
         order = permutation(self.samples, self.seed, epoch + 1, self.block)
         batch = order[k * self.batch_size : (k + 1) * self.batch_size]
-        own = proportional_range(len(batch), slot, speeds) if speeds else even_range(len(batch), slot, self.workers)
+        places = proportional_range(len(batch), slot, speeds) if speeds else even_range(len(batch), slot, self.workers)
         return Share(
             step=batch_number + 1,
             epoch=epoch + 1,
-            indices=batch[own.start : own.stop].tolist() or [int(batch[0])],
-            weight=self.workers * len(own) / len(batch),
-            counted=len(own),
+            indices=batch[places.start : places.stop].tolist() or [int(batch[0])],
+            weight=self.workers * len(places) / len(batch),
+            counted=len(places),
             slot=slot,
         )

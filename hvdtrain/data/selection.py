@@ -9,7 +9,8 @@ from typing import Any
 from hvdtrain.errors import Failure, UsageError, unknown
 from hvdtrain.formatting import some_of
 
-SPLIT_METHODS = ["random", "by-angle", "by-object"]
+SPLIT_METHODS = ["random", "by-angle", "by-object"]  # a user's own images are split `by-content`
+UNITS = {"random": "image", "by-object": "object", "by-content": "image that differs from others"}
 PARTS = ("train", "validation", "test")
 
 
@@ -17,7 +18,7 @@ PARTS = ("train", "validation", "test")
 class Generated:
     """An image that this program makes, in place of a file of an archive (archive.Member)."""
 
-    read: Callable[[], bytes]
+    read_bytes: Callable[[], bytes]
     path: None = None
     is_sequential: bool = False
 
@@ -30,7 +31,8 @@ class Item:
         label: its class in the source.
         name: its file name.
         part: `train`, `validation` or `test` where the source decides; else empty, and it is drawn.
-        group, angle: the object that it is a view of, and the angle in degrees, where known.
+        group: the object that it is a view of, or a hash of its file, where known.
+        angle: of the view, in degrees, where known.
         handle: reads its contents: an archive.Member, or Generated.
     """
 
@@ -42,19 +44,18 @@ class Item:
     handle: Any = None
 
 
-def choose_labels(
-    labels: Set[str], titles: Mapping[str, str], wanted: Sequence[str], number: int, seed: int
-) -> Set[str]:
-    """The wanted ones, or `number` of them drawn by seed, or all.
+def choose_labels(labels: Set[str], titles: Mapping[str, str], options: Mapping[str, Any]) -> Set[str]:
+    """The wanted classes, or so many of them drawn by seed, or all.
 
     Args:
         titles: names for people by label, comma-separated; may be empty.
-        wanted: labels, or names in a title.
+        options: `classes` (labels, or names in a title, comma-separated), `num_classes` and `seed`.
 
     Raises:
-        UsageError: a wanted class does not exist, a name fits several, or `number` is larger than there are classes.
+        UsageError: a wanted class does not exist, a name fits several, or more are to be drawn than there are.
     """
-    if wanted:
+    number = options.get("num_classes", 0)
+    if wanted := [name.strip() for name in options.get("classes", "").split(",") if name.strip()]:
         named: dict[str, set[str]] = {}
         for label in labels:
             for name in titles.get(label, "").lower().split(","):
@@ -64,7 +65,7 @@ def choose_labels(
         return labels
     if number > len(labels):
         raise UsageError(f"{number} classes were asked for, and there are {len(labels)}")
-    return set(sorted(labels, key=lambda label: _draw(seed, label))[:number])
+    return set(sorted(labels, key=lambda label: _draw(options["seed"], label))[:number])
 
 
 def _label_of(name: str, labels: Set[str], named: Mapping[str, Set[str]]) -> str:
@@ -91,17 +92,17 @@ def by_class(items: Iterable[Item], classes: Mapping[str, Any] | None) -> dict[s
     each = classes.get("each", "")
     class_of = {str(label): name for name, labels in classes.items() if isinstance(labels, list) for label in labels}
     rest = next((name for name, labels in classes.items() if labels == "rest"), "")
-    found: dict[str, list[Item]] = {}
+    items_of: dict[str, list[Item]] = {}
     for item in items:
         name = each.replace("{label}", item.label) if each else class_of.get(item.label, rest)
         if name:
-            found.setdefault(name, []).append(item)
+            items_of.setdefault(name, []).append(item)
     folded: dict[str, str] = {}
-    for name in found:
+    for name in items_of:
         check_class_name(name)
         if (other := folded.setdefault(name.casefold(), name)) != name:
             raise Failure(f"classes '{other}' and '{name}' are one folder where case does not count")
-    return {name: found[name] for name in sorted(found)}
+    return {name: items_of[name] for name in sorted(items_of)}
 
 
 def check_class_name(name: str) -> None:
@@ -125,34 +126,30 @@ def split_class(
 
     The source's validation and test images stay what they are. Of its training images and those without a part, the
     fraction `test` is held out for testing first; then, where the source has no validation images, the fraction
-    `validation`. Which images these are depends on seed, class and file names alone.
+    `validation`. Which images these are depends on seed, class, file names and groups alone.
 
     Args:
-        method: one of SPLIT_METHODS: `random` holds out single images, `by-angle` an arc of neighbouring views of every
-            object, `by-object` whole objects.
+        method: `random` holds out single images, `by-object` and `by-content` whole groups, `by-angle` an arc of
+            neighbouring views of every group. In the last three an image without a group is never held out.
         limits: how many images a part keeps at most, by part; 0 is all.
 
     Raises:
         Failure: two files have the same name, or a part would be empty.
-        UsageError: the images have no angles or objects to split by.
     """
-    own = sorted((item for item in items if item.part in ("", "train")), key=lambda item: item.name)
-    _check_names(name, own)
-    parts = {part: [item for item in items if item.part == part] for part in ("validation", "test")}
+    parts = {part: [item for item in items if (item.part or "train") == part] for part in PARTS}
     if test:
-        held, own = _hold_out(name, own, method, test, seed, "/test")
-        parts["test"] += held
+        held_out, parts["train"] = _hold_out(name, parts["train"], method, test, seed, "/test")
+        parts["test"] += held_out
     if not parts["validation"]:
-        parts["validation"], own = _hold_out(name, own, method, validation, seed, "")
-    if not own:
+        parts["validation"], parts["train"] = _hold_out(name, parts["train"], method, validation, seed, "")
+    if not parts["train"]:
         raise Failure(f"class '{name}' has no training images")
-    parts = {"train": own} | parts
-    for files in parts.values():
-        _check_names(name, files)
-    for part, limit in (limits or {}).items():
-        if limit and len(parts[part]) > limit:
-            parts[part] = sorted(parts[part], key=lambda item: _draw(seed, f"{name}/{item.name}"))[:limit]
-    return {part: sorted(parts[part], key=lambda item: item.name) for part in PARTS}
+    for part, members in parts.items():
+        _check_names(name, members)
+        if (limit := (limits or {}).get(part, 0)) and len(members) > limit:
+            members = sorted(members, key=lambda item: _draw(seed, f"{name}/{item.name}"))[:limit]
+        parts[part] = sorted(members, key=lambda item: item.name)
+    return parts
 
 
 def _check_names(name: str, items: Iterable[Item]) -> None:
@@ -167,67 +164,31 @@ def _check_names(name: str, items: Iterable[Item]) -> None:
 def _hold_out(
     name: str, items: Sequence[Item], method: str, fraction: float, seed: int, salt: str
 ) -> tuple[list[Item], list[Item]]:
-    """(held out, left): round(fraction * n) of n are held out, and at least one is in each."""
-    if method == "random":
-        if len(items) < 2:
-            raise Failure(f"class '{name}' has {len(items)} image: a split needs at least two")
-        drawn = sorted(items, key=lambda item: _draw(seed, f"{name}/{item.name}{salt}"))
-        count = _held_out_count(fraction, len(items))
-        return drawn[:count], drawn[count:]
-    objects: dict[str, list[Item]] = {}
+    """(held out, left): round(fraction * n) of n units are held out, and at least one is in each."""
+    _check_names(name, items)
+    units: dict[str, list[Item]] = {}
     for item in items:
-        objects.setdefault(item.group, []).append(item)
-    if "" in objects:
-        raise UsageError(f"--split {method} needs images that are views of objects, and these are not")
-    if method == "by-object":
-        if len(objects) < 2:
-            raise UsageError(f"--split by-object: class '{name}' has one object only; use classes of several")
-        drawn_objects = sorted(objects, key=lambda group: _draw(seed, f"{name}/{group}{salt}"))
-        held = set(drawn_objects[: _held_out_count(fraction, len(objects))])
-        return [i for i in items if i.group in held], [i for i in items if i.group not in held]
-    arcs: list[Item] = []
-    for group, views in objects.items():
-        if len(views) < 2:
-            raise Failure(f"class '{name}' has one view of '{group}': a split by angle needs at least two")
-        around = sorted(views, key=lambda item: (item.angle, item.name))
-        first = int.from_bytes(_draw(seed, f"{name}/{group}{salt}")[:8]) % len(around)
-        arcs += [around[(first + k) % len(around)] for k in range(_held_out_count(fraction, len(around)))]
-    held_names = {item.name for item in arcs}
-    return arcs, [item for item in items if item.name not in held_names]
+        units.setdefault(item.name if method == "random" else item.group, []).append(item)
+    stay = units.pop("", [])
+    held_out: set[str] = set()
+    if method == "by-angle":
+        for group, views in units.items():
+            around = sorted(views, key=lambda item: (item.angle, item.name))
+            count = _count(fraction, len(around), f"class '{name}' has {len(around)} view of '{group}'")
+            first = int.from_bytes(_draw(seed, f"{name}/{group}{salt}")[:8]) % len(around)
+            held_out |= {around[(first + k) % len(around)].name for k in range(count)}
+    else:
+        total = len(units) + bool(stay) if units else 0
+        count = _count(fraction, total, f"class '{name}' has {total} {UNITS[method]}")
+        for unit in sorted(units, key=lambda unit: _draw(seed, f"{name}/{unit}{salt}"))[:count]:
+            held_out |= {item.name for item in units[unit]}
+    return [i for i in items if i.name in held_out], [i for i in items if i.name not in held_out]
 
 
-def hold_out_copies_together(images: Sequence[tuple[str, bytes]], fraction: float, seed: int) -> set[int]:
-    """Which images are held out: about the fraction of each class, drawn by their contents, and of equal ones all or
-    none. An image that has several classes is never held out.
-
-    Args:
-        images: class, and hash of the contents, of each.
-
-    Raises:
-        Failure: a class has fewer than two different images, or none that it alone has.
-    """
-    classes_of: dict[bytes, set[str]] = {}
-    of_class: dict[str, dict[bytes, list[int]]] = {}
-    for number, (name, digest) in enumerate(images):
-        classes_of.setdefault(digest, set()).add(name)
-        of_class.setdefault(name, {}).setdefault(digest, []).append(number)
-    held: set[int] = set()
-    for name, copies in of_class.items():
-        alone = [digest for digest in copies if len(classes_of[digest]) == 1]
-        if len(copies) < 2 or not alone:
-            raise Failure(f"class '{name}' has {len(copies)} image that differs from others: a split needs two")
-        wanted = _held_out_count(fraction, sum(map(len, copies.values())))
-        drawn = sorted(alone, key=lambda digest: _draw(seed, f"{name}/{digest.hex()}"))
-        drawn.sort(key=lambda digest: max(0, len(copies[digest]) - wanted))  # those with too many copies come last
-        taken: list[int] = []
-        for digest in drawn:
-            if not taken or len(taken) + len(copies[digest]) <= wanted:
-                taken += copies[digest]
-        held |= set(taken)
-    return held
-
-
-def _held_out_count(fraction: float, total: int) -> int:
+def _count(fraction: float, total: int, what: str) -> int:
+    """How many of so many are held out. Failure, which says what there is, where a part would be empty."""
+    if total < 2:
+        raise Failure(f"{what}: a split needs at least two")
     return min(max(round(fraction * total), 1), total - 1)
 
 

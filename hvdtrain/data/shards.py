@@ -1,20 +1,18 @@
 """A data set as tar shards at any URL that fsspec supports: `hvdtrain data pack` writes them, training reads from them.
 
-The shards have webdataset's layout (`000000012.png` beside `000000012.cls`, which has the index of its class), so its
+The shards have webdataset's layout (`000000012.png`, then `000000012.cls` with the index of its class), so webdataset's
 tools read them too. `index.json` has each image's shard, offset and CRC-32: images can be read in any order, so
 training sees the same samples in the same order as from the folder.
 """
 
-import dataclasses
 import hashlib
 import io
 import os
 import tarfile
 import tempfile
-import time
 import zlib
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Iterator
+from contextlib import contextmanager, nullcontext, suppress
 from pathlib import Path
 from typing import Any
 
@@ -22,71 +20,63 @@ import msgspec
 import numpy as np
 
 from hvdtrain.data import image
-from hvdtrain.data.folder import ImageFolder, content_hash, usable_size
-from hvdtrain.data.identity import keep_content_hash, look
+from hvdtrain.data.folder import ImageFolder, usable_size
+from hvdtrain.data.identity import identity, sample_hash
 from hvdtrain.data.sampling import packing_order
 from hvdtrain.data.selection import PARTS
-from hvdtrain.data.shard_cache import ShardCache
-from hvdtrain.data.sharded import CACHED, FORMAT, MAKER, ROW, Index, Part, Shard, ShardedImages, parse_index
-from hvdtrain.data.storage import cache_root, fetch_whole
+from hvdtrain.data.sharded import CACHED, ROW, Index, Part, Shard, ShardedImages, parse_index
+from hvdtrain.data.storage import Progress, cache_root, fetch_whole
 from hvdtrain.errors import Failure, UsageError
 
 INDEX = "index.json"
 MAX_INDEX_BYTES = 2**30  # of some ten million images
 
 
-def pack(
-    data: ImageFolder, url: str, shard_bytes: int, force: bool, progress: Callable[[int, int], None]
-) -> tuple[int, bool]:
+def pack(data: ImageFolder, url: str, shard_bytes: int, force: bool, progress: Progress) -> int:
     """Write a data set's shards and index. Each shard has as many images, mixed as sampling.packing_order has them.
 
-    The index is written last, so that readers see the whole data set or none.
+    The index is written last, so that readers see the whole data set or none. Nothing is done if that is at the URL.
 
     Args:
         shard_bytes: of a shard on average; images differ.
 
     Returns:
-        How many images a shard has; and whether shards were written: they may be at the URL already.
+        How many images a shard has.
 
     Raises:
-        UsageError: another data set is there, fsspec does not support the URL, or writing failed.
+        UsageError: something else is packed at the URL, fsspec does not support it, or writing failed.
         Failure: an image cannot be read.
     """
     filesystem, root = _open_filesystem(url)
-    listing, began = look(data), time.time()
-    own_hash, test_hash = content_hash(data), content_hash(dataclasses.replace(data, train=data.test, validation=()))
-    keep_content_hash(data, listing, began, own_hash)
-    replaced: set[str] = set()  # shards
+    sizes = [path.stat().st_size for part in PARTS for path, _ in getattr(data, part)]
+    # An image takes its header and blocks of 512 bytes, and those of its class.
+    per_shard = max(1, shard_bytes * len(sizes) // sum(512 * (3 + -(-size // 512)) for size in sizes))
+    dataset_hash = identity(data)
+    # Shards of another packing have other names: of two at the same time, the one whose index is last is whole.
+    key = hashlib.sha256(f"{dataset_hash} {sample_hash(data.test)} {per_shard}".encode()).hexdigest()[:16]
+    old_shards: list[Shard] = []
     with _errors_as_usage(url):
         if filesystem.exists(f"{root}/{INDEX}"):
-            try:
-                old = _read_index(url)
-                replaced = {shard.name for shard in old.shards}
-            except UsageError:
+            with suppress(UsageError) if force else nullcontext():
+                old = _read_index(filesystem, root, url)
+                old_shards = old.shards
+                if not force and old.key == key:
+                    return per_shard
                 if not force:
-                    raise
-            else:
-                if not force and (old.content_hash, old.test_hash) == (own_hash, test_hash):
-                    return old.images_per_shard, False
-                if not force:
-                    raise UsageError(f"{url} holds another data set: give another URL, or replace it with --force")
+                    raise UsageError(f"{url} holds something else: give another URL, or replace it with --force")
         filesystem.makedirs(root, exist_ok=True)
-        packed_bytes = [_packed_bytes(path) for part in PARTS for path, _ in getattr(data, part)]
-        per_shard = max(1, shard_bytes * len(packed_bytes) // sum(packed_bytes))
-        # What is packed here at the same time, or was before, has other names: whichever index is last is whole.
-        key = hashlib.sha256(f"{own_hash} {test_hash} {per_shard}".encode()).hexdigest()[:8]
         shards, parts = _write_shards(data, filesystem, root, per_shard, key, progress)
         side, classes = image.native_side(data), list(data.classes)
-        index = Index(MAKER, FORMAT, own_hash, test_hash, side, per_shard, classes, shards, *parts)
+        index = Index("hvdtrain data pack", 3, dataset_hash, key, side, classes, shards, *parts)
         filesystem.pipe_file(f"{root}/{INDEX}", msgspec.json.encode(index))
-        for old_shard in sorted(replaced - {shard.name for shard in shards}):
-            if filesystem.exists(f"{root}/{old_shard}"):
-                filesystem.rm_file(f"{root}/{old_shard}")
-    return per_shard, True
+        for name in {shard.name for shard in old_shards} - {shard.name for shard in shards}:
+            if filesystem.exists(f"{root}/{name}"):
+                filesystem.rm_file(f"{root}/{name}")
+    return per_shard
 
 
 def _write_shards(
-    data: ImageFolder, filesystem: Any, root: str, per_shard: int, key: str, progress: Callable[[int, int], None]
+    data: ImageFolder, filesystem: Any, root: str, per_shard: int, key: str, progress: Progress
 ) -> tuple[list[Shard], list[Part]]:
     """The shards, and the parts of the index."""
     samples_of = {part: getattr(data, part) for part in PARTS}
@@ -115,21 +105,20 @@ def _write_shards(
 def read(url: str) -> ImageFolder:
     """List the images that are packed at a URL. UsageError where it cannot be reached, or has no valid index."""
     filesystem, root = _open_filesystem(url)
-    index = _read_index(url)
+    index = _read_index(filesystem, root, url)
     cache = None
     if url.startswith(CACHED):
-        key = f"{filesystem.unstrip_protocol(root)} {index.content_hash} {index.test_hash}"
-        cache = ShardCache(cache_root() / "shards" / hashlib.sha256(key.encode()).hexdigest()[:16])
+        place = f"{filesystem.unstrip_protocol(root)} {index.key}"
+        cache = cache_root() / "shards" / hashlib.sha256(place.encode()).hexdigest()[:16]
     train, validation, test = (
         ShardedImages(part, filesystem, root, index.shards, cache)
         for part in (index.train, index.validation, index.test)
     )
     side = usable_size(index.image_size)
-    return ImageFolder(url, tuple(index.classes), train, validation, test, index.content_hash, side)
+    return ImageFolder(url, tuple(index.classes), train, validation, test, index.dataset_hash, side)
 
 
-def _read_index(url: str) -> Index:
-    filesystem, root = _open_filesystem(url)
+def _read_index(filesystem: Any, root: str, url: str) -> Index:
     with _errors_as_usage(url), tempfile.TemporaryDirectory() as folder:
         try:
             fetch_whole(filesystem, f"{root}/{INDEX}", file := Path(folder, INDEX), MAX_INDEX_BYTES)
@@ -140,7 +129,7 @@ def _read_index(url: str) -> Index:
             ) from None
         except (ValueError, RecursionError) as error:
             raise UsageError(
-                f"{url}/{INDEX} cannot be read as a data set's ({error}): pack it again with --force"
+                f"{url}/{INDEX} cannot be read as a data set's ({error}): pack it anew with --force"
             ) from None
 
 
@@ -163,11 +152,6 @@ def _errors_as_usage(url: str) -> Iterator[None]:
     except Exception as error:
         reason = " ".join(str(error).split())[:200] or type(error).__name__
         raise UsageError(f"{url} cannot be used: {reason}") from None
-
-
-def _packed_bytes(path: Path) -> int:
-    """What an image takes in a shard: its header and blocks of 512 bytes, and those of its class."""
-    return 512 * (3 + -(-path.stat().st_size // 512))
 
 
 def _make_tar(members: list[tuple[Path, int, bytes]], first: int) -> tuple[bytes, list[int]]:

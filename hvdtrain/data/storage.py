@@ -3,7 +3,7 @@
 import ctypes
 import os
 import shutil
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Set
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from itertools import islice
@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 from hvdtrain.errors import UsageError
+from hvdtrain.formatting import some_of
 from hvdtrain.system.locks import locked_by, open_locked
 
 WAVE = 64  # images for each core that are taken before the next are
@@ -44,7 +45,7 @@ def locked(out: Path) -> Iterator[None]:
 def atomic_folder(out: Path) -> Iterator[Path]:
     """A folder to fill, which becomes `out` when the block ends without an exception. Needs the lock on `out`.
 
-    What is in it is on the disk before: after a power cut it is whole, or it is not there.
+    All that is in it is on the disk before it has its name: after a power cut it is whole, or missing.
     """
     partial, replaced = (out.with_name(f".{out.name}.hvdtrain-{what}") for what in ("partial", "replaced"))
     leftovers = [partial, replaced]
@@ -58,7 +59,7 @@ def atomic_folder(out: Path) -> Iterator[Path]:
             out.rename(replaced)
         try:
             partial.rename(out)
-        except BaseException:  # something is there, or the disk failed: what was there comes back
+        except BaseException:  # something has taken its place, or the disk failed: what was replaced comes back
             if replaced.exists() and not out.exists():
                 replaced.rename(out)
             raise
@@ -67,7 +68,32 @@ def atomic_folder(out: Path) -> Iterator[Path]:
             shutil.rmtree(leftover, ignore_errors=True)
 
 
-def fetch_whole(filesystem: Any, there: str, here: Path, most: int) -> None:
+def check_replaceable(out: Path, contents: Set[str], is_made_here: bool, maker: str) -> bool:
+    """Whether a command's earlier results are at `out`; False where nothing is, or an empty folder.
+
+    Args:
+        contents: names of all that the command puts into such a folder.
+        is_made_here: whether what is in it says that the command made it.
+        maker: the command.
+
+    Raises:
+        UsageError: anything else is there, or the folder itself cannot be replaced.
+    """
+    if not out.exists():
+        return False
+    if not out.is_dir():
+        raise UsageError(f"'{out}' is a file: name a folder that does not exist yet")
+    if out.is_mount() or out == Path.cwd():
+        raise UsageError(f"'{out}' itself cannot be replaced: name a new folder inside it")
+    names = set(os.listdir(out))
+    if names and not is_made_here:
+        raise UsageError(f"'{out}' is not empty and was not made by `{maker}`: name another folder, or remove it")
+    if foreign := sorted(names - contents):
+        raise UsageError(f"'{out}' holds what `{maker}` has not put there ({some_of(foreign)}): name another folder")
+    return bool(names)
+
+
+def fetch_whole(filesystem: Any, path: str, local: Path, most: int) -> None:
     """Copy a file of one of fsspec's file systems. ValueError as soon as more than `most` bytes come."""
     from fsspec.callbacks import Callback
 
@@ -76,8 +102,8 @@ def fetch_whole(filesystem: Any, there: str, here: Path, most: int) -> None:
             raise ValueError(f"more than {most:,} bytes come")
 
     if getattr(filesystem, "local_file", False):  # which calls nothing back
-        check(None, os.path.getsize(there))
-    filesystem.get_file(there, str(here), callback=Callback(hooks={"most": check}))
+        check(None, os.path.getsize(path))
+    filesystem.get_file(path, str(local), callback=Callback(hooks={"most": check}))
 
 
 def on_all_cores(

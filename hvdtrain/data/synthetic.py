@@ -1,4 +1,4 @@
-"""`--dataset synthetic`: images of noise that cost nothing to read, to time training without its data.
+"""`--dataset synthetic`: images of noise that cost nothing to read, to time training alone.
 
 It has the shape of ImageNet's images, 224 pixels and 1,000 classes, and of so few different images that all of them
 stay in memory. `--image-size` makes them smaller.
@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from functools import cache
 from typing import TYPE_CHECKING
 
-from hvdtrain.data.folder import ImageFolder, Samples
+from hvdtrain.data.folder import ImageFolder
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -23,17 +23,14 @@ class SyntheticImage:
     """One image; those of which `number` is equal modulo DIFFERENT are equal."""
 
     number: int
-
-    @property
-    def name(self) -> str:
-        return f"{self.number:04d}.png"
+    name: str
 
     def pixels(self, side: int) -> "Tensor":
         """[3, side, side] uint8, the same on every machine. Not to be changed."""
         return _noise(self.number % DIFFERENT, side)
 
     def read_bytes(self) -> bytes:
-        """The same at its own side, as the file that it would be."""
+        """The same at SIDE pixels, as the file that it would be."""
         from hvdtrain.data.image import png
 
         return png(self.pixels(SIDE).permute(1, 2, 0).numpy())
@@ -48,10 +45,7 @@ def _noise(seed: int, side: int) -> "Tensor":
 
 def synthetic() -> ImageFolder:
     """The data set: each image's class is its number, modulo the classes."""
-
-    def samples(numbers: range) -> Samples:
-        return tuple((SyntheticImage(number), number % CLASSES) for number in numbers)
-
+    numbers = range(TRAIN + VALIDATION)
+    samples = tuple((SyntheticImage(number, f"{number:04d}.png"), number % CLASSES) for number in numbers)
     classes = tuple(f"class{number:03d}" for number in range(CLASSES))
-    validation = samples(range(TRAIN, TRAIN + VALIDATION))
-    return ImageFolder(NAME, classes, samples(range(TRAIN)), validation, known_hash=f"{NAME}:1", image_size=SIDE)
+    return ImageFolder(NAME, classes, samples[:TRAIN], samples[TRAIN:], known_hash=f"{NAME}:1", image_size=SIDE)

@@ -1,1 +1,1 @@
-"""Testing a saved model: `predictions` computes, `files` and `picture` write the results, `command` is the command."""
+"""Testing a saved model: `predictions` computes, `files` writes the results, `command` is the command."""

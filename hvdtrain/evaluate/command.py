@@ -1,4 +1,4 @@
-"""`hvdtrain evaluate`: a run's saved model on held-out images, of its own data set or of another."""
+"""`hvdtrain evaluate`: a run's saved model on held-out images, of the data set that it was trained on or of another."""
 
 import dataclasses
 import re
@@ -30,14 +30,14 @@ def evaluate(run: Path, dataset: str, split: str, out: Path | None) -> None:
     \b
     hvdtrain evaluate runs/single
     hvdtrain evaluate runs/single --split test
-    hvdtrain evaluate runs/single --dataset FOLDER --out there
+    hvdtrain evaluate runs/single --dataset FOLDER --out results
 
     It is the final model, or of a run with --save best the best one; of a run that has not finished, that of its last
-    snapshot. A GPU computes where there is one, unless the run was told to use the CPU. The true class of an image
+    snapshot. A GPU computes where the host has one, unless the run was told to use the CPU. The true class of an image
     counts for top-5 accuracy if it is among the five that the model finds likeliest. The folder then holds
-    evaluation.png (a confusion matrix and the worst mistakes), confusion.csv (a row a true class, a column an answer),
-    mistakes.csv (the most confident first) and evaluation.json (the figures; `weights` says which were tested,
-    `same_data` whether the data set is that of training, by its dataset_hash).
+    confusion.csv (a row a true class, a column an answer), mistakes.csv (the most confident first) and evaluation.json
+    (the figures; `weights` says which were tested, `same_data` whether the data set is that of training, by its
+    dataset_hash).
     """
     config = config_of(run)
     check_url(dataset or config.dataset)
@@ -73,12 +73,12 @@ def evaluate(run: Path, dataset: str, split: str, out: Path | None) -> None:
     with count_bar("evaluating") as progress:
         predictions = predict(config, weights, trained_on, samples, progress)
     facts = {"run": str(run), "weights": str(weights), "dataset": name, "split": split, "same_data": same}
-    files.write(out, predictions, facts, f"{config.model}: {images}, of {name}")
+    files.write(out, predictions, facts)
     if same is False:
         click.echo(f"note: the images of {name} are not those that {run} was trained and validated on", err=True)
     top5 = "no top-5 of so few classes" if predictions.top5 is None else f"top-5 {predictions.top5:.4f}"
     click.echo(f"{images}: loss {predictions.loss:.4f}, top-1 accuracy {predictions.top1:.4f}, {top5}")
-    click.echo(f"wrote {out}: {len(predictions.mistakes)} mistakes in {files.MISTAKES}, the surest in {files.PICTURE}")
+    click.echo(f"wrote {out}: {len(predictions.mistakes)} mistakes in {files.MISTAKES}, the surest first")
 
 
 def _weights(run: Path, save: str) -> Path:

@@ -5,36 +5,27 @@ import json
 import math
 import os
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from hvdtrain.config.untrusted import parse_json, read_whole
-from hvdtrain.data.storage import atomic_folder, locked
+from hvdtrain.data.storage import atomic_folder, check_replaceable, locked
 from hvdtrain.errors import UsageError
 
 if TYPE_CHECKING:
     from hvdtrain.evaluate.predictions import Predictions
 
 MAKER = "hvdtrain evaluate"
-FIGURES, PICTURE, CONFUSION, MISTAKES = "evaluation.json", "evaluation.png", "confusion.csv", "mistakes.csv"
+FIGURES, CONFUSION, MISTAKES = "evaluation.json", "confusion.csv", "mistakes.csv"
 
 
 def check_out(out: Path) -> None:
     """UsageError unless the folder is new or empty, or holds an earlier evaluation and nothing else, and may be
     written: a run may be somebody else's.
     """
-    there = next(path for path in (out.absolute(), *out.absolute().parents) if path.exists())
-    if not os.access(there, os.W_OK, effective_ids=True):
-        raise UsageError(f"cannot write in {there}: name a folder of your own with --out")
-    try:
-        names = set(os.listdir(out))
-    except FileNotFoundError:
-        return
-    except OSError as error:
-        raise UsageError(f"--out {out} cannot be used: {error.strerror}") from None
-    if names and not _is_evaluation(out):
-        raise UsageError(f"--out {out} holds something else: name another folder")
-    if foreign := sorted(names - {FIGURES, PICTURE, CONFUSION, MISTAKES}):
-        raise UsageError(f"--out {out} holds what no evaluation has put there ({', '.join(foreign[:5])}): move it")
+    existing = next(path for path in (out.absolute(), *out.absolute().parents) if path.exists())
+    if not os.access(existing, os.W_OK, effective_ids=True):
+        raise UsageError(f"cannot write in {existing}: name another folder with --out")
+    check_replaceable(out, {FIGURES, CONFUSION, MISTAKES}, _is_evaluation(out), MAKER)
 
 
 def _is_evaluation(out: Path) -> bool:
@@ -44,7 +35,7 @@ def _is_evaluation(out: Path) -> bool:
         return False
 
 
-def write(out: Path, predictions: "Predictions", facts: dict[str, str | bool | None], title: str) -> None:
+def write(out: Path, predictions: "Predictions", facts: dict[str, str | bool | None]) -> None:
     """Write the folder, completely or not at all, and replace an earlier evaluation. In evaluation.json the loss is
     None where it is not finite, top5 with fewer than six classes.
 
@@ -54,8 +45,6 @@ def write(out: Path, predictions: "Predictions", facts: dict[str, str | bool | N
     Raises:
         UsageError: the folder holds something else.
     """
-    from hvdtrain.evaluate.picture import draw
-
     classes, counts = predictions.classes, predictions.confusion.tolist()
     figures = facts | {
         "made_by": MAKER, "images": len(predictions.labels), "top1": predictions.top1, "top5": predictions.top5,
@@ -65,17 +54,15 @@ def write(out: Path, predictions: "Predictions", facts: dict[str, str | bool | N
         check_out(out)
         with atomic_folder(out) as folder:
             (folder / FIGURES).write_text(json.dumps(figures) + "\n")
-            rows = [[name, *row] for name, row in zip(classes, counts, strict=True)]
-            _write_csv(folder / CONFUSION, [["true", *classes], *rows])
-            rows = [
+            matrix = [[name, *row] for name, row in zip(classes, counts, strict=True)]
+            mistakes = [
                 [predictions.name(i), classes[predictions.labels[i]], classes[predictions.predicted[i]],
                  f"{predictions.confidence[i]:.4f}"]
                 for i in predictions.mistakes
             ]  # fmt: skip
-            _write_csv(folder / MISTAKES, [["image", "true", "predicted", "confidence"], *rows])
-            draw(predictions, title, folder / PICTURE)
-
-
-def _write_csv(path: Path, rows: list[list[Any]]) -> None:
-    with path.open("x", newline="", encoding="utf-8") as file:
-        csv.writer(file, lineterminator="\n").writerows(rows)
+            for name, header, rows in (
+                (CONFUSION, ["true", *classes], matrix),
+                (MISTAKES, ["image", "true", "predicted", "confidence"], mistakes),
+            ):
+                with (folder / name).open("x", newline="", encoding="utf-8") as file:
+                    csv.writer(file, lineterminator="\n").writerows([header, *rows])

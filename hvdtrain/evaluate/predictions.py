@@ -19,7 +19,6 @@ from hvdtrain.data.folder import ImageFolder, Samples
 from hvdtrain.data.loader import Loader
 from hvdtrain.errors import UsageError
 from hvdtrain.formatting import printable
-from hvdtrain.models.layers import Network
 from hvdtrain.numerics.precision import autocast
 from hvdtrain.rank.work import evaluation_resize, image_side, initial_model
 from hvdtrain.training.device import choose_device, set_up
@@ -35,34 +34,24 @@ class Predictions:
     Attributes:
         classes: names of the classes.
         samples: the images.
-        side: of the images as the model saw them, in pixels.
         labels, predicted: [images] int64, the true class, and the class with the highest score.
         confidence: [images] float64, the probability of the predicted class.
-        losses: [images] float64, cross-entropy.
-        in_top5: [images] bool, whether the true class is among the five with the highest scores.
+        loss: the mean cross-entropy.
+        top5: the share of images whose true class is among the five with the highest scores; None with fewer than six
+            classes, where it would always be 1.
     """
 
     classes: tuple[str, ...]
     samples: Samples
-    side: int
     labels: np.ndarray
     predicted: np.ndarray
     confidence: np.ndarray
-    losses: np.ndarray
-    in_top5: np.ndarray
-
-    @property
-    def loss(self) -> float:
-        return float(self.losses.mean())
+    loss: float
+    top5: float | None
 
     @property
     def top1(self) -> float:
         return float((self.labels == self.predicted).mean())
-
-    @property
-    def top5(self) -> float | None:
-        """None with fewer than six classes, where it would always be 1."""
-        return float(self.in_top5.mean()) if len(self.classes) > 5 else None
 
     @cached_property
     def confusion(self) -> np.ndarray:
@@ -101,7 +90,12 @@ def predict(
         config = dataclasses.replace(config, precision="fp32")
     device = choose_device(config, World())
     set_up(config)
-    model = _load_model(config, weights, len(trained_on.classes), device)
+    model = initial_model(config, len(trained_on.classes)).to(device).eval()
+    try:
+        model.load_state_dict(load_file(regular(weights), device=str(device)))
+    except (OSError, SafetensorError, RuntimeError) as error:
+        reason = " ".join(str(error).split())[:200]
+        raise UsageError(f"{weights} cannot be read as the weights of {config.model}: {reason}") from None
     side = image_side(config, trained_on)
     loader = Loader(samples, side, threads, resize=evaluation_resize(config, side))
     normalise = Normalise(config, device)
@@ -117,15 +111,6 @@ def predict(
             batches.append([column.cpu().numpy() for column in columns])
             progress(share.indices[-1] + 1, len(samples))
     classes = tuple(map(printable, trained_on.classes))
-    return Predictions(classes, samples, side, *map(np.concatenate, zip(*batches, strict=True)))
-
-
-def _load_model(config: RunConfig, weights: Path, classes: int, device: torch.device) -> Network:
-    """The model in evaluation mode."""
-    model = initial_model(config, classes).to(device)
-    try:
-        model.load_state_dict(load_file(regular(weights), device=str(device)))
-    except (OSError, SafetensorError, RuntimeError) as error:
-        reason = " ".join(str(error).split())[:200]
-        raise UsageError(f"{weights} cannot be read as the weights of {config.model}: {reason}") from None
-    return model.eval()
+    true, answers, sure, cross_entropy, hits = map(np.concatenate, zip(*batches, strict=True))
+    top5_share = float(hits.mean()) if len(classes) > 5 else None
+    return Predictions(classes, samples, true, answers, sure, float(cross_entropy.mean()), top5_share)

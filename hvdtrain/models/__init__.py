@@ -47,7 +47,7 @@ def check(name: str, image_size: int, dropout: float, pretrained: str) -> None:
     """UsageError where there is no such model, or one of these options is not for it.
 
     Args:
-        image_size: 0 for the data set's own, which is large enough for every model.
+        image_size: 0 for that of the data set, which is large enough for every model.
     """
     module = family(name)
     if 0 < image_size < module.MIN_IMAGE_SIZE:

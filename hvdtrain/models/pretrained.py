@@ -1,6 +1,5 @@
 """Loads pretrained weights: torchvision's, or a file's."""
 
-import re
 from pathlib import Path
 from typing import Any
 
@@ -44,18 +43,8 @@ def load_pretrained(model: Network, name: str, source: str) -> list[str]:
 
 
 def cached_weights(name: str) -> Path:
-    """Where torch keeps torchvision's weights of a model, which need not be there yet."""
+    """Where torch keeps torchvision's weights of a model, which need not exist yet."""
     return Path(torch.hub.get_dir(), "checkpoints", _published(name).url.rsplit("/", 1)[1])
-
-
-def is_published(name: str, source: str) -> bool:
-    """Whether the weights that load_pretrained takes are torchvision's: of a file, by the name that they have there."""
-    if source == "imagenet":
-        return True
-    file = Path(source).name
-    if not re.search(r"-[0-9a-f]{8}\.pth$", file) or name not in models.family(name).IMAGENET_WEIGHTS:
-        return False  # without an import of torchvision, which takes a second
-    return file == cached_weights(name).name
 
 
 def _published(name: str) -> Any:
@@ -74,7 +63,7 @@ def _imagenet(name: str) -> dict[str, torch.Tensor]:
             "give --pretrained FILE"
         ) from None
     except Exception:  # the file in torch's cache is truncated, or is something else
-        raise Failure(f"the downloaded weights are broken: remove {cached} and try again") from None
+        raise Failure(f"the downloaded weights are broken: remove {cached} and repeat the command") from None
 
 
 def _read_weights(path: Path) -> dict[str, torch.Tensor]:

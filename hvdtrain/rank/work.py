@@ -27,7 +27,7 @@ from hvdtrain.data.storage import locked
 from hvdtrain.errors import Failure, UsageError
 from hvdtrain.formatting import with_noun
 from hvdtrain.models.layers import Network
-from hvdtrain.models.pretrained import cached_weights, is_published, load_pretrained
+from hvdtrain.models.pretrained import cached_weights, load_pretrained
 from hvdtrain.numerics.slowdown import Slowdown
 from hvdtrain.numerics.split import even_range
 from hvdtrain.ps.worker import PushPull
@@ -150,7 +150,7 @@ def image_side(config: RunConfig, data: ImageFolder) -> int:
 
 def evaluation_resize(config: RunConfig, side: int) -> int:
     """What data.loader.Loader takes as `resize` to evaluate: published weights were tested so."""
-    return 256 if side == 224 and config.pretrained and is_published(config.model, config.pretrained) else 0
+    return 256 if side == 224 and config.pretrained == "imagenet" else 0
 
 
 def train_as_worker(
@@ -296,7 +296,7 @@ def _begin(
     own = {"gpus": gpus(), "threads_per_worker": job.threads, "environment": speed_variables()}
     of_workers = sync.group.gather_to_first({"weights": start, "images": images, "host": describe() | own})
     of_ranks = {world.servers + worker: its for worker, its in of_workers.items()}
-    problem = _do_not_start_alike(of_ranks, data.root)
+    problem = _do_not_start_alike(of_ranks)
     any_failed = sync.group.any(bool(problem))
     if problem:
         raise Failure(problem)
@@ -323,16 +323,10 @@ def _begin(
     write_json(job.folder / MANIFEST, facts)
 
 
-def _do_not_start_alike(of_ranks: Mapping[int, Mapping[str, Any]], root: Path) -> str:
-    """Which workers have not the first one's `weights` or `images`, as a line; empty where all have, or none is there.
-
-    Args:
-        root: where the images are.
-    """
+def _do_not_start_alike(of_ranks: Mapping[int, Mapping[str, Any]]) -> str:
+    """Which workers have not the first one's `weights` or `images`, as a line; empty where all have."""
     for name, problem in ("weights", "do not start from the weights"), ("images", "have other images than those"):
         expected = next((its[name] for its in of_ranks.values()), "")
         if different := [rank for rank, its in of_ranks.items() if its[name] != expected]:
-            what_to_do = f": copy them with their times, or run `hvdtrain data check {root}` on each host"
-            by_times = f" (by names, sizes and times){what_to_do}" if expected.startswith("listing:") else ""
-            return f"ranks {different} {problem} of rank {min(of_ranks)}{by_times}"
+            return f"ranks {different} {problem} of rank {min(of_ranks)}"
     return ""

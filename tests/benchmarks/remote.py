@@ -133,7 +133,7 @@ def main() -> None:
         torch.set_num_threads(1)
         s3fs.S3FileSystem().mkdir("bucket")
         built = build("imagenet-slice", folder / "built", images_from=photographs(folder, args.images), resize=256)
-        block, _ = pack(scan(built), "s3://bucket/packed", args.shard_mb * 2**20, False, lambda *_: None)
+        block = pack(scan(built), "s3://bucket/packed", args.shard_mb * 2**20, False, lambda *_: None)
         images = len(scan(built).train)
         print(f"{images} images, {block} a shard")
         readers = {

@@ -2,8 +2,6 @@
 
 import os
 import shutil
-import tempfile
-from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
@@ -28,12 +26,12 @@ def make(root: Path, files: list[str]) -> Path:
 
 def test_samples_are_sorted_by_class_and_file_name(tmp_path):
     root = make(tmp_path, ["TrainData/dog/b.png", "TrainData/dog/a.JPG", "TrainData/cat/z.webp", *GOOD])
-    found = scan(root)
-    assert found.classes == ("cat", "dog")
-    assert [(p.relative_to(root / "TrainData").as_posix(), label) for p, label in found.train] == [
+    images = scan(root)
+    assert images.classes == ("cat", "dog")
+    assert [(p.relative_to(root / "TrainData").as_posix(), label) for p, label in images.train] == [
         ("cat/1.png", 0), ("cat/z.webp", 0), ("dog/1.png", 1), ("dog/a.JPG", 1), ("dog/b.png", 1),
     ]  # fmt: skip
-    assert list(found.validation) == [(root / GOOD[2], 0), (root / GOOD[3], 1)]
+    assert list(images.validation) == [(root / GOOD[2], 0), (root / GOOD[3], 1)]
 
 
 def test_the_list_is_a_sequence_and_needs_no_paths(tmp_path):
@@ -43,14 +41,13 @@ def test_the_list_is_a_sequence_and_needs_no_paths(tmp_path):
     assert len(train) == len(everything) == 42
     assert [train[i] for i in range(-42, 42)] == everything * 2
     assert train[1:40:7] == tuple(everything[1:40:7]) and train[-3:] == tuple(everything[-3:])
-    assert [list(train.of_class(label)) for label in (0, 1)] == [[0], list(range(1, 42))]
     assert labels(train).tolist() == [label for _, label in everything]
     with pytest.raises(IndexError):
         train[42]
     assert len(train.names) + 8 * len(train.ends) < 42 * 20  # bytes: a million take 20 MB
 
 
-def test_odd_names_are_found_again(tmp_path):
+def test_odd_names_are_listed(tmp_path):
     odd = os.fsdecode(b"Schr\xc3\xa4ube \xff & 'x'.PNG")  # bytes that are no UTF-8 among them
     root = make(tmp_path, [*GOOD, "TrainData/cat/a b\nc.png", "TrainData/cat/\u00e4.png"])
     shutil.copy(root / GOOD[0], root / "TrainData" / "cat" / odd)
@@ -65,12 +62,9 @@ def test_hidden_files_and_what_is_no_image_are_passed_over(tmp_path):
     (root / "TrainData/cat/notes.txt").write_text("not an image")
     (root / "TrainData/README").write_text("not a class")
     (root / "dataset.toml").write_text("")
-    found = scan(root)
-    assert found.classes == ("cat", "dog")
-    assert len(found.train) == 2
-    (root / "TrainData/dog/gone.png").symlink_to(root / "nowhere")
-    told = "TrainData/README, TrainData/cat/folder.png, TrainData/cat/notes.txt, TrainData/dog/gone.png"
-    assert scan(root).passed_over == f"4 file(s) or folder(s): {told}"
+    images = scan(root)
+    assert images.classes == ("cat", "dog")
+    assert len(images.train) == 2
 
 
 @pytest.mark.parametrize(
@@ -97,41 +91,9 @@ def test_a_folder_of_another_shape_is_refused_in_one_line(tmp_path, files, words
 
 def test_what_is_no_folder_is_refused(tmp_path):
     (tmp_path / "archive.zip").write_bytes(b"PK")
-    for name, words in (("nowhere", r"there is no folder '.*hvdtrain data list"), ("archive.zip", "is not a folder")):
+    for name, words in (
+        ("nowhere", r"there is no folder '.*hvdtrain data list"), ("archive.zip", "is not a folder"),
+        ("x" * 300, "cannot read '.*xxx': File name too long"),
+    ):  # fmt: skip
         with pytest.raises(UsageError, match=words):
             scan(tmp_path / name)
-
-
-@contextmanager
-def unprivileged():
-    """Root may read everything: be someone who may not."""
-    user = os.geteuid()
-    if user == 0:
-        os.seteuid(65534)
-    try:
-        yield
-    finally:
-        os.seteuid(user)
-
-
-@pytest.mark.parametrize("part", ["TrainData", "TrainData/cat"])
-def test_an_unreadable_folder_is_refused(part):
-    with tempfile.TemporaryDirectory() as public:  # tmp_path lies below a folder that only its owner may enter
-        Path(public).chmod(0o755)
-        root = make(Path(public), GOOD)
-        (root / part).chmod(0)
-        try:
-            with (
-                unprivileged(),
-                pytest.raises(UsageError, match=rf"cannot read '.*{part}': Permission denied"),
-            ):
-                scan(root)
-        finally:
-            (root / part).chmod(0o755)
-
-
-def test_an_image_that_vanishes_is_named(tmp_path):
-    found = scan(make(tmp_path, GOOD))
-    (tmp_path / GOOD[1]).unlink()
-    with pytest.raises(UsageError, match=r"cannot read '.*dog/1.png'"):
-        content_hash(found)

@@ -26,7 +26,7 @@ def jobs(draw):
     return plans, epoch, BatchSampler(samples, batch, seed, 0, 1, block)
 
 
-def own(share):
+def counted(share):
     return share.indices[: share.counted]
 
 
@@ -42,7 +42,7 @@ def check_epoch(plans, epoch, alone):
         assert batch.weight == 1 and batch.counted == len(batch.indices)
         assert {(p.step, p.epoch) for p in parts} == {(batch.step, batch.epoch)}
         assert batch.step == (epoch - 1) * len(whole) + k + 1
-        assert [i for p in parts for i in own(p)] == batch.indices
+        assert [i for p in parts for i in counted(p)] == batch.indices
         assert sum(p.weight for p in parts) == pytest.approx(workers)
         assert max(p.counted for p in parts) - min(p.counted for p in parts) <= 1
         for p in parts:

@@ -27,7 +27,7 @@ def views(objects, angles):
 def cut(images, how="random", validation=0.2, test=0.0, seed=0, name="class", most=None):
     """The names by part."""
     parts = split_class(name, images, method=how, validation=validation, test=test, seed=seed, limits=most)
-    return {part: [item.name for item in own] for part, own in parts.items()}
+    return {part: [item.name for item in members] for part, members in parts.items()}
 
 
 # Parts
@@ -53,24 +53,17 @@ def test_a_split_draws_differently_for_another_seed_or_class():
     assert len(turns) == 100 and min(turns.values()) > 15 and max(turns.values()) < 70
 
 
-@pytest.mark.parametrize("names", [[], ["only.png"]])
-def test_a_class_that_cannot_be_split_is_a_failure(names):
-    with pytest.raises(Failure, match="class 'class' has"):
-        cut(items(names))
-
-
 @given(NAMES, st.integers(0, 20), st.integers(0, 9), st.integers(0, 9), st.integers(0, 99))
-def test_the_sources_own_parts_stay_and_limits_hold(names, given_validation, train_most, val_most, seed):
-    own = [f"own validation {i}" for i in range(given_validation)]
-    images = items(names, "train") + items(own, "validation") + items(["t"], "test")
+def test_a_sources_parts_stay_and_limits_hold(names, given_validation, train_most, val_most, seed):
+    given = [f"given for validation {i}" for i in range(given_validation)]
+    images = items(names, "train") + items(given, "validation") + items(["t"], "test")
     parts = cut(images, seed=seed, most={"train": train_most, "validation": val_most})
-    assert set(parts["validation"]) <= (set(own) or set(names))
-    assert set(parts["train"]) <= set(names)
-    assert not set(parts["train"]) & set(parts["validation"])
-    assert "t" in parts["test"]
-    if own:
+    assert set(parts["validation"]) <= (set(given) or set(names))
+    assert set(parts["train"]) <= set(names) - set(parts["validation"])
+    assert parts["test"] == ["t"]
+    if given:
         assert len(parts["train"]) == min(len(names), train_most or len(names))
-        assert len(parts["validation"]) == min(len(own), val_most or len(own))
+        assert len(parts["validation"]) == min(len(given), val_most or len(given))
 
 
 @given(st.integers(1, 6), st.sampled_from([4, 12, 36]), st.floats(0.05, 0.9), st.integers(0, 99))
@@ -84,28 +77,35 @@ def test_by_angle_holds_out_one_arc_of_every_object(objects, angles, share, seed
         assert len(begins) == 1, "an arc begins once"
 
 
-@given(st.integers(2, 12), st.floats(0.01, 0.99), st.integers(0, 99))
-def test_by_object_keeps_the_views_of_an_object_together(objects, share, seed):
-    parts = cut(views(objects, 4), "by-object", validation=share, seed=seed)
-    seen = {part: {name.split("__")[0] for name in own} for part, own in parts.items()}
-    assert not seen["train"] & seen["validation"]
-    assert len(seen["validation"]) == min(max(round(share * objects), 1), objects - 1)
-    assert len(parts["train"]) + len(parts["validation"]) == 4 * objects
+@given(st.lists(st.integers(0, 9), min_size=1, max_size=60), st.integers(0, 3))
+def test_by_content_keeps_copies_together_and_never_holds_out_what_is_in_no_group(contents, seed):
+    group_of = {f"{number}.png": str(content or "") for number, content in enumerate(contents)}
+    images = [Item("label", name, group=group) for name, group in group_of.items()]
+    groups = set(group_of.values()) - {""}
+    if not groups or len(set(contents)) < 2:
+        with pytest.raises(Failure, match="image that differs from others: a split needs at least two"):
+            cut(images, "by-content", seed=seed)
+        return
+    parts = cut(images, "by-content", validation=0.3, seed=seed)
+    assert sorted(parts["train"] + parts["validation"]) == sorted(group_of)
+    train, held_out = ({group_of[name] for name in parts[part]} for part in ("train", "validation"))
+    assert held_out and train and not train & held_out and "" not in held_out
 
 
 @pytest.mark.parametrize(
-    ("images", "how", "error", "words"),
+    ("images", "how", "words"),
     [
-        (items(["a", "b"]), "by-object", UsageError, "needs images that are views of objects"),
-        (views(1, 4), "by-object", UsageError, "class 'class' has one object only"),
-        (views(1, 1), "by-angle", Failure, "one view of 'obj0'"),
-        (items(["a.png", "A.png"]), "random", Failure, "one where case does not count: 'a.png'"),
-        (items(["a.png", "a.png"]), "random", Failure, "one where case does not count: 'a.png'"),
-        (items(["a"], "validation"), "random", Failure, "has no training images"),
+        ([], "random", "class 'class' has 0 image: a split needs at least two"),
+        (items(["only.png"]), "random", "class 'class' has 1 image: a split needs at least two"),
+        (views(1, 4), "by-object", "class 'class' has 1 object: a split needs at least two"),
+        (views(1, 1), "by-angle", "1 view of 'obj0': a split needs at least two"),
+        (items(["A.png", "a.png"]), "random", "one where case does not count: 'a.png'"),
+        (items(["a.png", "a.png"]), "random", "one where case does not count: 'a.png'"),
+        (items(["a"], "validation"), "random", "has no training images"),
     ],
 )
-def test_what_cannot_be_split_is_refused(images, how, error, words):
-    with pytest.raises(error, match=words):
+def test_what_cannot_be_split_is_refused(images, how, words):
+    with pytest.raises(Failure, match=words):
         cut(images, how)
 
 
@@ -114,12 +114,12 @@ def test_what_cannot_be_split_is_refused(images, how, error, words):
 
 def test_classes_are_chosen_by_name():
     labels, titles = {"n1", "n2", "n3"}, {"n1": "crane", "n2": "Crane, bird", "n3": "dog", "n4": "fox"}
-    assert choose_labels(labels, titles, ["Bird", "dog", "n3"], 0, 0) == {"n2", "n3"}
-    assert choose_labels(labels, titles, [], 0, 0) == labels
+    assert choose_labels(labels, titles, {"classes": "Bird, dog,n3"}) == {"n2", "n3"}
+    assert choose_labels(labels, titles, {}) == labels
     with pytest.raises(UsageError, match="'crane' may be n1 or n2: name the one you mean"):
-        choose_labels(labels, titles, ["crane"], 0, 0)
+        choose_labels(labels, titles, {"classes": "crane"})
     with pytest.raises(UsageError, match="unknown class 'fox': choose from n1, n2, n3"):
-        choose_labels(labels, titles, ["fox"], 0, 0)
+        choose_labels(labels, titles, {"classes": "fox"})
 
 
 @given(st.sets(st.text(min_size=1), min_size=2), st.data(), st.integers(0, 99), st.randoms(use_true_random=False))
@@ -127,34 +127,13 @@ def test_so_many_classes_are_drawn_by_the_seed_alone(labels, data, seed, order):
     number = data.draw(st.integers(2, len(labels)))
     shuffled = sorted(labels)
     order.shuffle(shuffled)
-    chosen = choose_labels(set(shuffled), {}, [], number, seed)
+    options = {"num_classes": number, "seed": seed}
+    chosen = choose_labels(set(shuffled), {}, options)
     assert len(chosen) == number and chosen <= labels
-    assert chosen == choose_labels(labels, {}, [], number, seed)
-
-
-NUMBERS = [Item(str(n), f"{n}.png") for n in range(1, 7)]
-
-
-@pytest.mark.parametrize(
-    ("classes", "expected"),
-    [
-        ({"a": [1, "2"], "b": [3]}, {"a": ["1", "2"], "b": ["3"]}),
-        ({"a": [1], "b": "rest"}, {"a": ["1"], "b": ["2", "3", "4", "5", "6"]}),
-        ({"each": "obj{label}"}, {f"obj{n}": [str(n)] for n in range(1, 7)}),
-        (None, {str(n): [str(n)] for n in range(1, 7)}),
-    ],
-)
-def test_labels_make_classes(classes, expected):
-    found = by_class(NUMBERS, classes)
-    assert {name: [item.label for item in own] for name, own in found.items()} == expected
+    assert chosen == choose_labels(labels, {}, options)
 
 
 @pytest.mark.parametrize("name", ["..", "a/b", "a\n", "\udc80", "x" * 201])
 def test_what_cannot_name_a_folder_is_no_class(name):
     with pytest.raises(UsageError, match="cannot be a class"):
         by_class([Item(name, "1.png")], None)
-
-
-def test_classes_that_are_one_folder_elsewhere_are_refused():
-    with pytest.raises(Failure, match="'Cat' and 'cat' are one folder where case does not count"):
-        by_class([Item("Cat", "1.png"), Item("cat", "2.png")], None)

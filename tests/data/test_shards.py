@@ -11,7 +11,6 @@ import tracemalloc
 from collections import Counter
 from types import SimpleNamespace
 
-import fsspec
 import msgspec
 import numpy as np
 import pytest
@@ -20,8 +19,6 @@ from click.testing import CliRunner
 from helpers import archives
 from helpers.jobs import SMALL, hvdtrain, make_images
 from helpers.servers import serving
-from hypothesis import example, given, settings
-from hypothesis import strategies as st
 from msgspec import structs
 from PIL import Image
 
@@ -31,8 +28,7 @@ from hvdtrain.data.find import find_dataset
 from hvdtrain.data.folder import content_hash, scan
 from hvdtrain.data.loader import Loader
 from hvdtrain.data.sampling import BatchSampler, packing_order
-from hvdtrain.data.shard_cache import ShardCache
-from hvdtrain.data.sharded import FORMAT, MAKER, ROW, Index, Part, Shard, parse_index
+from hvdtrain.data.sharded import ROW, Index, Part, Shard, parse_index
 from hvdtrain.errors import Failure, UsageError
 
 pytestmark = pytest.mark.usefixtures("one_thread")
@@ -49,53 +45,51 @@ def folder(tmp_path_factory):
     return root
 
 
+def pack(folder, url, shard_bytes=15_000, force=False):
+    return shards.pack(scan(folder), url, shard_bytes, force, lambda *_: None)
+
+
 @pytest.fixture
-def packed(folder, tmp_path):
-    """{path: bytes} of what packing in small shards writes."""
-    assert shards.pack(scan(folder), f"file://{tmp_path}/packed", 15_000, False, lambda *_: None) == (IN_A_SHARD, True)
+def packed(folder, tmp_path, monkeypatch):
+    """{path: bytes} of what packing in small shards writes; with an empty cache."""
+    monkeypatch.setenv("HVDTRAIN_CACHE", str(tmp_path / "cache"))
+    assert pack(folder, f"file://{tmp_path}/packed") == IN_A_SHARD
     return {f"/{path.name}": path.read_bytes() for path in (tmp_path / "packed").iterdir()}
 
 
-@pytest.fixture(params=["file", "memory", "http", "simplecache::http"])
-def url(request, packed, tmp_path, monkeypatch):
-    monkeypatch.setenv("HVDTRAIN_CACHE", str(tmp_path / "cache"))
-    if request.param == "file":
-        yield f"file://{tmp_path}/packed"
-    elif request.param == "memory":
-        memory = fsspec.filesystem("memory")
-        for name, content in packed.items():
-            memory.pipe_file(f"/packed{name}", content)
-        yield "memory://packed"
-        memory.rm("/packed", recursive=True)
-    else:
-        with serving(packed) as server:
-            yield request.param.removesuffix("http") + server.url
+@pytest.fixture(params=["file", "http", "simplecache::http"])
+def url(request, packed, tmp_path):
+    with serving(packed) as server:
+        yield f"file://{tmp_path}/packed" if request.param == "file" else request.param.replace("http", server.url)
 
 
-def epoch(found, block=0):
-    plan = BatchSampler(len(found.train), 5, seed=3, worker=0, workers=1, block=block)
-    return list(Loader(found.train, 32, threads=2).batches(plan.epoch(1)))
+def epoch(dataset, block=0):
+    plan = BatchSampler(len(dataset.train), 5, seed=3, worker=0, workers=1, block=block)
+    return list(Loader(dataset.train, 32, threads=2).batches(plan.epoch(1)))
+
+
+def contents(dataset):
+    return [image.read_bytes() for image, _ in dataset.train]
 
 
 @pytest.mark.parametrize("cached", [True, False])
 def test_samples_and_their_order_are_those_of_the_folder(url, folder, cached, monkeypatch):
     if not cached:
         monkeypatch.setattr("hvdtrain.data.loader.CACHE_BYTES", 0)
-    there, here = find_dataset(url), scan(folder)
-    assert there.classes == here.classes
-    assert there.known_hash == content_hash(here) and there.image_size == 36
+    remote, local = find_dataset(url), scan(folder)
+    assert remote.classes == local.classes
+    assert remote.known_hash == content_hash(local) and remote.image_size == 36
     for block in (0, IN_A_SHARD):
-        for (share, (images, labels)), (own, (own_images, own_labels)) in zip(
-            epoch(there, block), epoch(here, block), strict=True
-        ):
-            assert share == own
-            assert torch.equal(images, own_images) and torch.equal(labels, own_labels)
+        batches = zip(epoch(remote, block), epoch(local, block), strict=True)
+        for (share, (images, labels)), (expected, (pixels, classes)) in batches:
+            assert share == expected
+            assert torch.equal(images, pixels) and torch.equal(labels, classes)
 
 
 def test_shards_have_the_layout_of_webdataset(packed, folder):
     index = json.loads(packed["/index.json"])
-    found = scan(folder)
-    order = [found.train[i] for i in packing_order(24)] + [found.validation[i] for i in packing_order(24)]
+    images = scan(folder)
+    order = [images.train[i] for i in packing_order(24)] + [images.validation[i] for i in packing_order(24)]
     seen = []
     for shard in index["shards"]:
         assert len(packed[f"/{shard['name']}"]) == shard["bytes"]
@@ -111,29 +105,35 @@ def test_shards_have_the_layout_of_webdataset(packed, folder):
 
 
 def test_packing_twice_gives_the_same_bytes_and_touches_nothing(folder, packed, tmp_path):
-    again = tmp_path / "packed"
-    before = {path.name: path.stat().st_mtime_ns for path in again.iterdir()}
-    assert not shards.pack(scan(folder), f"file://{again}", 15_000, False, lambda *_: None)[1]
-    assert {path.name: path.stat().st_mtime_ns for path in again.iterdir()} == before
-    assert shards.pack(scan(folder), f"file://{again}", 15_000, True, lambda *_: None)[1]
-    assert {f"/{path.name}": path.read_bytes() for path in again.iterdir()} == packed
+    out = tmp_path / "packed"
+    before = {path.name: path.stat().st_mtime_ns for path in out.iterdir()}
+    assert pack(folder, f"file://{out}") == IN_A_SHARD
+    assert {path.name: path.stat().st_mtime_ns for path in out.iterdir()} == before
+    pack(folder, f"file://{out}", force=True)
+    assert {f"/{path.name}": path.read_bytes() for path in out.iterdir()} == packed
 
 
-def test_another_data_set_is_not_replaced_unless_told_to(small, packed, tmp_path):
-    with pytest.raises(UsageError, match="holds another data set.*--force"):
-        shards.pack(scan(small), f"file://{tmp_path}/packed", 10**6, False, lambda *_: None)
-    shards.pack(scan(small), f"file://{tmp_path}/packed", 10**6, True, lambda *_: None)
-    assert find_dataset(f"file://{tmp_path}/packed").known_hash == content_hash(scan(small))
+def test_something_else_is_not_replaced_unless_told_to(folder, small, packed, tmp_path):
+    url = f"file://{tmp_path}/packed"
+    tested = shutil.copytree(folder, tmp_path / "more")
+    for name in ("cat", "dog"):
+        archives.lay_out(tested / "TestData" / name, {"1.png": archives.picture(900 + len(name))})
+    for other in (small, tested):
+        with pytest.raises(UsageError, match="holds something else.*--force"):
+            pack(other, url)
+        pack(other, url, 10**6, force=True)
+        assert find_dataset(url).known_hash == content_hash(scan(other))
+    left = sorted(path.name.rsplit("-", 1)[0] for path in (tmp_path / "packed").iterdir())
+    assert left == ["index.json", *(f"{part}-000000000" for part in ("test", "train", "validation"))]
 
 
 def test_packing_says_how_many_images_a_shard_has(tmp_path):
+    noise = np.random.default_rng(0).integers(0, 256, (48, 256, 256, 3), np.uint8)  # as large compressed
     make_images(tmp_path / "large", train=8, validation=4, side=256)
-    for number, path in enumerate((tmp_path / "large").rglob("*.png")):  # noise, which is as large compressed
-        pixels = np.random.default_rng(number).integers(0, 256, (256, 256, 3), np.uint8)
+    for pixels, path in zip(noise, (tmp_path / "large").rglob("*.png"), strict=False):
         Image.fromarray(pixels).save(path)
-    for _ in range(2):
-        said = CliRunner().invoke(data, ["pack", "--shard-mb", "1", str(tmp_path / "large"), f"file://{tmp_path}/out"])
-        [number] = re.findall(r"(\d+) images a shard: `train --shuffle-block \1` reads few shards", said.output)
+    done = CliRunner().invoke(data, ["pack", "--shard-mb", "1", str(tmp_path / "large"), f"file://{tmp_path}/out"])
+    [number] = re.findall(r"(\d+) images a shard: `train --shuffle-block \1` reads few shards", done.output)
     assert len(list((tmp_path / "out").glob("train-*.tar"))) == -(-16 // int(number)) > 1
 
 
@@ -144,15 +144,13 @@ def test_two_data_sets_packed_to_one_url_at_once_do_not_mix(folder, small, tmp_p
 
     def made(members, first):
         if others:
-            shards.pack(scan(others.pop()), url, 15_000, False, lambda *_: None)
+            pack(others.pop(), url)
         return make(members, first)
 
     monkeypatch.setattr(shards, "_make_tar", made)
-    assert shards.pack(scan(folder), url, 15_000, False, lambda *_: None)[1]
-    found = find_dataset(url)
-    assert found.known_hash == content_hash(scan(folder))
-    for (there, _), (here, _) in zip(found.train, scan(folder).train, strict=True):
-        assert there.read_bytes() == here.read_bytes()
+    pack(folder, url)
+    assert find_dataset(url).known_hash == content_hash(scan(folder))
+    assert contents(find_dataset(url)) == contents(scan(folder))
 
 
 def test_a_changed_shard_is_told_from_what_was_packed(packed, tmp_path):
@@ -185,10 +183,10 @@ def refused(index, tmp_path):
 @pytest.mark.parametrize(
     ("name", "value", "why"),
     [
-        ("made_by", "me", "made by 'me', format 2, and not"), ("format", 1, "format 1, and not"),
-        ("classes", ["one"], "fewer than two classes"), ("classes", 7, "Expected `array`, got `int`"),
+        ("made_by", "me", "Invalid enum value 'me'"), ("format", 1, "Invalid enum value 1"),
+        ("classes", ["one"], "Expected `array` of length >= 2"), ("classes", 7, "Expected `array`, got `int`"),
         ("train", {"rows": "", "names": ""}, "no images to train"), ("shards", [{"name": "x.tar"}], "field `bytes`"),
-        ("shards", [], "no class, shard or place"), ("train", {"rows": "AAAA", "names": ""}, "as many names as rows"),
+        ("train", {"rows": "AAAA", "names": ""}, "as many names as rows"), ("shards", [], "does not lie in a shard"),
     ],
 )  # fmt: skip
 def test_an_index_that_cannot_be_is_refused(name, value, why, index, tmp_path):
@@ -199,10 +197,10 @@ def test_an_index_that_cannot_be_is_refused(name, value, why, index, tmp_path):
 @pytest.mark.parametrize(
     ("changed", "why"),
     [
-        ({"name": "../../etc/passwd.tar"}, "'../../etc/passwd.tar' of "), ({"name": "..tar"}, "'..tar' of "),
-        ({"name": "a.tar?b"}, "'a.tar?b' of "), ({"name": "x" * 252 + ".tar"}, "bytes is no shard"),
-        ({"bytes": -1}, "of -1 bytes is no shard"), ({"bytes": 10**15}, "of 1,000,000,000,000,000 bytes is no shard"),
-        ({"bytes": 2000}, "has images that overlap, or end outside of it"), ({"name": "second"}, "is listed twice"),
+        ({"name": "../../etc/passwd.tar"}, "matching regex"), ({"name": "a.tar\n"}, "matching regex"),
+        ({"name": "x" * 252 + ".tar"}, "matching regex"), ({"name": "second"}, "is listed twice"),
+        ({"bytes": -1}, "Expected `int` >= 1"), ({"bytes": 10**15}, "Expected `int` <= 17179869184"),
+        ({"bytes": 2000}, "has no class, or does not lie in a shard"),
     ],
 )  # fmt: skip
 def test_a_shard_that_cannot_be_is_refused(changed, why, index, tmp_path):
@@ -211,31 +209,16 @@ def test_a_shard_that_cannot_be_is_refused(changed, why, index, tmp_path):
     assert why in refused(index, tmp_path)
 
 
-@settings(max_examples=200)
-@given(
-    sizes=st.lists(st.sampled_from([-1, 0, 20, 40, 2**63 - 1]), min_size=1, max_size=3),
-    rows=st.lists(
-        st.tuples(st.integers(0, 3), st.sampled_from([-1, 0, 10, 20, 2**63 - 1]), st.sampled_from([0, 10, 20, 2**31])),
-        min_size=2, max_size=6,
-    ),
+@pytest.mark.parametrize(
+    "row",
+    [(2, 0, 9, 0, 0), (0, -1, 9, 0, 0), (0, 0, 0, 0, 0), (0, 2**63 - 1, 9, 0, 0), (0, 32, 9, 0, 0), (0, 0, 9, 0, 2)],
 )  # fmt: skip
-@example(sizes=[40], rows=[(0, 2**63 - 1, 20), (0, 0, 20)])
-@example(sizes=[40, 20], rows=[(0, 20, 20), (0, 0, 20), (1, 0, 20)])
-def test_whatever_numbers_an_index_has_images_lie_apart_within_their_shards_or_it_is_refused(sizes, rows):
-    table = np.array([(*row, 0, 0) for row in rows], ROW)
-    train, validation, test = (Part(part.tobytes(), b"x\0" * len(part)) for part in (table[1:], table[:1], table[:0]))
-    listed = [Shard(f"{k}.tar", size) for k, size in enumerate(sizes)]
-    content = msgspec.json.encode(Index(MAKER, FORMAT, "a", "b", 32, 1, ["x", "y"], listed, train, validation, test))
-    used = [(shard, byte) for shard, first, size in rows for byte in range(first, first + min(size, 99))]
-    may_be = (
-        all(0 < size <= 2**34 for size in sizes) and len(set(used)) == len(used)
-        and all(k < len(sizes) and first >= 0 < size < 99 and first + size <= sizes[k] for k, first, size in rows)
-    )  # fmt: skip
-    if may_be:
-        assert parse_index(content).train == train
-    else:
-        with pytest.raises(ValueError):
-            parse_index(content)
+def test_an_image_that_lies_in_no_shard_or_class_is_refused(row, index, tmp_path):
+    index.shards, index.validation = [Shard("a.tar", 40), Shard("b.tar", 40)], Part(b"", b"")
+    index.train = index.validation = Part(np.array([(1, 31, 9, 0, 1)], ROW).tobytes(), b"x\0")
+    assert parse_index(msgspec.json.encode(index)).train == index.train
+    index.train = Part(np.array([row], ROW).tobytes(), b"x\0")
+    assert "an image has no class, or does not lie in a shard" in refused(index, tmp_path)
 
 
 def test_no_more_of_an_index_is_read_than_may_be(url, packed, monkeypatch):
@@ -247,14 +230,13 @@ def test_no_more_of_an_index_is_read_than_may_be(url, packed, monkeypatch):
 
 
 @pytest.mark.parametrize("scheme", ["file", "http"])
-def test_no_more_of_a_shard_is_kept_than_its_index_says(scheme, packed, tmp_path, monkeypatch):
-    monkeypatch.setenv("HVDTRAIN_CACHE", str(tmp_path / "cache"))
+def test_no_more_of_a_shard_is_kept_than_its_index_says(scheme, packed, tmp_path):
     longer = packed | {name: content + bytes(50_000_000) for name, content in packed.items() if name.startswith("/tr")}
     for name, content in longer.items():
         (tmp_path / "packed" / name[1:]).write_bytes(content)
     with serving(longer) as server:
-        there = server.url if scheme == "http" else f"file://{tmp_path}/packed"
-        image = find_dataset(f"simplecache::{there}").train[0][0]
+        url = server.url if scheme == "http" else f"file://{tmp_path}/packed"
+        image = find_dataset(f"simplecache::{url}").train[0][0]
         with pytest.raises(Failure, match=r"cannot read .*\.png in .*\.tar: more than [\d,]+ bytes come$"):
             image.read_bytes()
         assert server.sent < 40_000_000
@@ -277,22 +259,19 @@ def test_a_url_that_leads_nowhere_is_refused_in_a_line(url, words):
 
 
 def test_a_job_trains_from_shards_as_it_does_from_the_folder(folder, tmp_path):
-    runs = {}
+    weights = []
     url = f"file://{tmp_path}/packed"
-    for said in (f"{url} holds {folder}", "nothing to do"):
-        packed = CliRunner().invoke(data, ["pack", str(folder), url])
-        assert packed.exit_code == 0 and said in packed.output and "--shuffle-block" not in packed.output
+    packed = CliRunner().invoke(data, ["pack", str(folder), url])
+    assert (packed.exit_code, packed.stdout) == (0, f"{url} holds {folder}\n")
     checked = CliRunner().invoke(data, ["check", url])
     assert (checked.exit_code, "is in one part only" in checked.stdout) == (0, True), checked.output
-    for name, dataset in (("folder", str(folder)), ("url", url)):
-        out = tmp_path / name
-        options = [*SMALL, "--batch-size", "8", "--dataset", dataset, "--deterministic", "--out", out]
-        done = hvdtrain("train", *options)
+    for number, dataset in enumerate((folder, url)):
+        out = tmp_path / str(number)
+        done = hvdtrain("train", *SMALL, "--batch-size", "8", "--dataset", dataset, "--deterministic", "--out", out)
         assert done.returncode == 0, done.stdout
-        runs[name] = (out / "snapshots" / "final.safetensors").read_bytes()
-        hashes = json.loads((out / "manifest.json").read_text())["dataset_hash"]
-        assert hashes == content_hash(scan(folder))
-    assert runs["folder"] == runs["url"]
+        weights.append((out / "snapshots" / "final.safetensors").read_bytes())
+        assert json.loads((out / "manifest.json").read_text())["dataset_hash"] == content_hash(scan(folder))
+    assert weights[0] == weights[1]
 
 
 def test_a_folder_is_packed_to_a_url_only(folder):
@@ -301,7 +280,6 @@ def test_a_folder_is_packed_to_a_url_only(folder):
 
 
 def test_a_server_without_ranges_is_named_and_simplecache_helps(packed, tmp_path, monkeypatch):
-    monkeypatch.setenv("HVDTRAIN_CACHE", str(tmp_path / "cache"))
     monkeypatch.setattr(shard_cache.shutil, "disk_usage", lambda _: SimpleNamespace(total=10**12, free=10**12))
     with serving(packed, ranges=False) as server:
         with pytest.raises(Failure, match="where a server sends no parts of files, use simplecache::URL"):
@@ -313,46 +291,26 @@ def test_a_server_without_ranges_is_named_and_simplecache_helps(packed, tmp_path
         assert kept.read_bytes() == whole
 
 
-def test_what_was_packed_for_testing_counts_too(folder, packed, tmp_path):
-    more = shutil.copytree(folder, tmp_path / "more")
-    for name in ("cat", "dog"):
-        archives.lay_out(more / "TestData" / name, {"1.png": archives.picture(900 + len(name))})
-    with pytest.raises(UsageError, match="holds another data set"):
-        shards.pack(scan(more), f"file://{tmp_path}/packed", 3000, False, lambda *_: None)
-    shards.pack(scan(more), f"file://{tmp_path}/packed", 10**6, True, lambda *_: None)
-    left = sorted(path.name.rsplit("-", 1)[0] for path in (tmp_path / "packed").iterdir())
-    assert left == ["index.json", *(f"{part}-000000000" for part in ("test", "train", "validation"))]
-
-
-def cached_shards(tmp_path):
-    return sorted((tmp_path / "cache" / "shards").glob("*/*.tar"))
-
-
-@pytest.fixture
-def disk(packed, tmp_path, monkeypatch):
-    """A disk on which two shards can lie, with a tenth of it free."""
+def test_the_cache_leaves_room_on_the_disk_and_the_rest_is_read_by_range(packed, folder, tmp_path, monkeypatch):
+    """On a disk that has room for two of four shards, a tenth of it aside."""
     shard = max(len(content) for name, content in packed.items() if name.endswith(".tar"))
-    monkeypatch.setenv("HVDTRAIN_CACHE", str(tmp_path / "cache"))
+    assert len([name for name in packed if name.startswith("/train")]) == 4
+
+    def kept():
+        return list((tmp_path / "cache" / "shards").glob("*/*.tar"))
 
     def usage(_):
-        used = sum(shard.stat().st_size for shard in cached_shards(tmp_path))
+        used = sum(path.stat().st_size for path in kept())
         return SimpleNamespace(total=23 * shard // 10, free=23 * shard // 10 - used)
 
     monkeypatch.setattr(shard_cache.shutil, "disk_usage", usage)
-    return shard
-
-
-def test_the_cache_leaves_room_on_the_disk_and_the_rest_is_read_by_range(packed, folder, tmp_path, disk):
-    assert len([name for name in packed if name.startswith("/train")]) == 4  # two more than fit
     with serving(packed) as server:
-        found = find_dataset(f"simplecache::{server.url}")
-        for (there, _), (here, _) in zip(found.train, scan(folder).train, strict=True):
-            assert there.read_bytes() == here.read_bytes()
-        kept = cached_shards(tmp_path)
-        assert len(kept) == 2
+        dataset = find_dataset(f"simplecache::{server.url}")
+        assert contents(dataset) == contents(scan(folder))
+        assert len(kept()) == 2
         assert any(asked for asked in server.asked)
         before = len(server.asked)
-        found.train[0][0].read_bytes()  # the first shards are those that were kept
+        dataset.train[0][0].read_bytes()  # the first shards are those that were kept
         assert len(server.asked) == before
 
 
@@ -363,26 +321,22 @@ def test_where_a_shard_has_no_room_after_all_its_images_are_read_by_range(reason
     def get_file(*_, **__):
         raise OSError(reason, os.strerror(reason))
 
-    assert ShardCache(tmp_path / "kept").read(SimpleNamespace(get_file=get_file), "a.tar", 1, 0, 1) is None
+    local = tmp_path / "kept" / "a.tar"
+    assert shard_cache.read_kept(local, SimpleNamespace(get_file=get_file), "a.tar", 1, 0, 1) is None
 
 
-def test_a_million_images_take_little_memory(tmp_path):
-    """Here 20,000: less than an object, a path and a tuple for each would take."""
+def test_a_million_images_take_little_memory(index, tmp_path):
+    """Here 20,000, twice: less than an object, a path and a tuple for each would take."""
     names = [f"TrainData/cat/{i:06d}.png".encode() for i in range(20_000)]
     names[5_000:8_000:1000] = [b'"],["', "é".encode(), b"\xff\n"]
     rows = [(i % 3, 5 * i, 5, 2**32 - 1, i % 2) for i in range(20_000)]
-    train = Part(np.array(rows, ROW).tobytes(), b"".join(name + b"\0" for name in names))
-    validation = Part(np.array([(0, 500_000, 5, 0, 0)], ROW).tobytes(), b"v.png\0")
-    listed = [Shard(f"{k}.tar", 10**6) for k in range(3)]
-    index = Index(MAKER, FORMAT, "a", "b", 32, 1, ["x", "y"], listed, train, validation, Part(b"", b""))
+    index.shards = [Shard(f"{k}.tar", 10**6) for k in range(3)]
+    index.train = index.validation = Part(np.array(rows, ROW).tobytes(), b"".join(name + b"\0" for name in names))
     (tmp_path / "index.json").write_bytes(msgspec.json.encode(index))
-    shards.read(f"file://{tmp_path}")
     tracemalloc.start()
-    found = find_dataset(f"file://{tmp_path}")
+    dataset = find_dataset(f"file://{tmp_path}")
     taken, peak = tracemalloc.get_traced_memory()
     tracemalloc.stop()
-    assert taken < 80 * len(rows) and peak < 12_000_000
-    assert [(int(i.shard.name[0]), i.offset, i.size, i.crc, label) for i, label in found.train] == rows
-    assert [os.fsencode(image.name) for image, _ in found.train] == names
-    assert Loader(found.train, 256, threads=1).labels.tolist() == [row[4] for row in rows]
-    assert found.train[-1] == found.train[19_999]
+    assert taken < 2 * 80 * len(rows) and peak < 24_000_000
+    assert [(int(i.shard.name[0]), i.offset, i.size, i.crc, label) for i, label in dataset.train] == rows
+    assert [os.fsencode(image.name) for image, _ in dataset.train] == names

@@ -20,14 +20,14 @@ def test_it_is_the_same_everywhere_and_opens_no_image(monkeypatch):
     assert identity(data) == "synthetic:1" and native_side(data) == 224 and data == find_dataset("synthetic")
     loader = Loader(data.train[:96], side=32, threads=1)
     shares = [Share(1, 1, list(range(first, first + 32)), 1.0, 32) for first in (0, 32, 64)]
-    (_, (images, labels)), (_, (others, _)), (_, (again, _)) = loader.batches(shares)
+    (_, (images, labels)), (_, (others, _)), (_, (equal, _)) = loader.batches(shares)
     assert images.shape == (32, 3, 32, 32) and images.dtype == torch.uint8
     assert labels.tolist() == list(range(32))
-    assert torch.equal(images, again) and not torch.equal(images, others)
+    assert torch.equal(images, equal) and not torch.equal(images, others)
     assert 120 < images.float().mean() < 135
 
 
-def test_an_image_can_be_looked_at_too():
+def test_an_image_is_what_its_file_would_be():
     sample, _ = find_dataset("synthetic").validation[0]
     assert check(read(sample), "it") == (224, 224) and sample.name == "1280.png"
 

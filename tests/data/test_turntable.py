@@ -11,11 +11,11 @@ from hvdtrain.data.sources import turntable
 
 
 def test_views_are_named_and_sized_like_coil_100(small):
-    found = scan(small)
-    assert found.classes == ("obj1", "obj2", "obj3")
-    names = {path.name for path, _ in (*found.train, *found.validation)}
+    images = scan(small)
+    assert images.classes == ("obj1", "obj2", "obj3")
+    names = {path.name for path, _ in (*images.train, *images.validation)}
     assert names == {f"obj{n}__{angle}.png" for n in (1, 2, 3) for angle in range(0, 360, 36)}
-    for path, _ in found.train:
+    for path, _ in images.train:
         with Image.open(path) as image:
             assert (image.mode, image.size, image.format) == ("RGB", (128, 128), "PNG")
             assert image.getpixel((0, 0)) == (0, 0, 0)

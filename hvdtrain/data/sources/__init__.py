@@ -1,20 +1,18 @@
 """Where images come from: a module for each kind of source, named by a recipe's `source`.
 
-Each has `open_source(recipe, options, images_from) -> Source`; `images_from` is the user's archive or folder, or None.
+Each has `open_source(recipe, images_from) -> Source`; the recipe has the options of the request and its `seed`, and
+`images_from` is the user's archive or folder, or None.
 Modules whose names begin with _ are parts of others.
 """
 
 import importlib
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
 
+from hvdtrain.data.recipe import Recipe
 from hvdtrain.data.selection import Item
 from hvdtrain.errors import UsageError
-
-if TYPE_CHECKING:
-    from hvdtrain.data.recipe import Recipe
 
 
 @dataclass
@@ -32,9 +30,9 @@ class Source:
     notes: list[str] = field(default_factory=list)
 
 
-def open_source(recipe: "Recipe", options: Mapping[str, Any], images_from: Path | None) -> Source:
+def open_source(recipe: Recipe, images_from: Path | None) -> Source:
     """The source of a recipe. UsageError for options out of range, or if it needs `images_from` and has none."""
     module = importlib.import_module(f"hvdtrain.data.sources.{recipe.source}")
     if images_from and getattr(module, "IS_GENERATED", False):
         raise UsageError(f"{recipe.name} takes no images from elsewhere: drop --archive or --source")
-    return module.open_source(recipe, options, images_from)
+    return module.open_source(recipe, images_from)

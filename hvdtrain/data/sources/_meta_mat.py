@@ -1,4 +1,4 @@
-"""Reads meta.mat of ILSVRC2012's development kit, which may come from anybody, in a process of its own.
+"""Reads meta.mat of ILSVRC2012's development kit, which may come from anybody, in a separate process.
 
 scipy's reader follows nested tables as deep as they go, which can end the process, and unpacks what is packed in the
 file to any size.

@@ -1,22 +1,19 @@
 """Real handwritten digits that need no download: scikit-learn includes them."""
 
-from collections.abc import Mapping
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from hvdtrain.data.image import png
+from hvdtrain.data.recipe import Recipe
 from hvdtrain.data.selection import Generated, Item
 from hvdtrain.data.sources import Source
-
-if TYPE_CHECKING:
-    from hvdtrain.data.recipe import Recipe
 
 IS_GENERATED = True
 SIDE = 32  # pixels; the smallest image that a VGG can halve five times
 
 
-def open_source(recipe: "Recipe", options: Mapping[str, Any], images_from: Path | None) -> Source:
+def open_source(recipe: Recipe, images_from: Path | None) -> Source:
     """1,797 images `0000.png` …, 32x32 grey."""
     from sklearn.datasets import load_digits
 

@@ -2,21 +2,18 @@
 
 import shutil
 import tempfile
-from collections.abc import Mapping
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from hvdtrain.data.image import png
+from hvdtrain.data.recipe import Recipe
 from hvdtrain.data.selection import Generated, Item
 from hvdtrain.data.sources import Source
 from hvdtrain.errors import Failure, UsageError
 
-if TYPE_CHECKING:
-    from hvdtrain.data.recipe import Recipe
 
-
-def open_source(recipe: "Recipe", options: Mapping[str, Any], images_from: Path | None) -> Source:
+def open_source(recipe: Recipe, images_from: Path | None) -> Source:
     """Its training images, and its test images as validation images."""
     from torchvision import datasets
 
@@ -50,9 +47,9 @@ def _copy_files(name: str, dataset: Any, images_from: Path, root: Path) -> None:
     target = root / "MNIST" / "raw" if name == "MNIST" else root
     target.mkdir(parents=True, exist_ok=True)
     for file, md5 in wanted:
-        found = images_from if images_from.is_file() else next(iter(sorted(images_from.rglob(file))), None)
-        if found is None:
+        given = images_from if images_from.is_file() else next(iter(sorted(images_from.rglob(file))), None)
+        if given is None:
             raise UsageError(f"'{images_from}' has no {file}: {name} is {', '.join(file for file, _ in wanted)}")
-        if not check_integrity(str(found), md5):
-            raise Failure(f"'{found}' is not {name}'s {file}: its MD5 is not {md5}")
-        shutil.copyfile(found, target / file)
+        if not check_integrity(str(given), md5):
+            raise Failure(f"'{given}' is not {name}'s {file}: its MD5 is not {md5}")
+        shutil.copyfile(given, target / file)

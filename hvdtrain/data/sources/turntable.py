@@ -5,19 +5,14 @@ angle, and painted from the back to the front they hide each other as they shoul
 """
 
 import math
-from collections.abc import Mapping
 from functools import partial
 from pathlib import Path
 from random import Random
-from typing import TYPE_CHECKING, Any
 
 from hvdtrain.data.image import png
+from hvdtrain.data.recipe import Recipe
 from hvdtrain.data.selection import Generated, Item
 from hvdtrain.data.sources import Source
-from hvdtrain.errors import UsageError
-
-if TYPE_CHECKING:
-    from hvdtrain.data.recipe import Recipe
 
 IS_GENERATED = True
 SIDE = 128  # pixels, as in COIL-100
@@ -51,20 +46,12 @@ def view(seed: int, number: int, angle: int) -> bytes:
     return png(image.reduce(DOTS))
 
 
-def open_source(recipe: "Recipe", options: Mapping[str, Any], images_from: Path | None) -> Source:
-    """The views of objects 1 to `objects`: `obj7__355.png`.
-
-    Raises:
-        UsageError: fewer than two objects or views, or views less than 1 degree apart.
-    """
-    objects, views = options["objects"], options["views"]
-    if objects < 2:
-        raise UsageError(f"{objects} object(s) cannot be told apart: at least 2")
-    if not 2 <= views <= 360:
-        raise UsageError(f"{views} views do not work: from 2 to 360, at whole degrees (72 is every 5 degrees)")
+def open_source(recipe: Recipe, images_from: Path | None) -> Source:
+    """The views of objects 1 to `objects`: `obj7__355.png`."""
+    objects, views = recipe.options["objects"], recipe.options["views"]
     items = []
     for number in range(1, objects + 1):
         for angle in (360 * i // views for i in range(views)):
-            label, handle = f"obj{number}", Generated(partial(view, options["seed"], number, angle))
+            label, handle = f"obj{number}", Generated(partial(view, recipe.options["seed"], number, angle))
             items.append(Item(label, f"{label}__{angle}.png", group=label, angle=angle, handle=handle))
     return Source(lambda: items)
