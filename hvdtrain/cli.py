@@ -11,7 +11,7 @@ from typing import NoReturn
 
 import click
 
-from hvdtrain.config.option_types import Names, Numbers
+from hvdtrain.config.option_types import Several
 from hvdtrain.errors import Failure, UsageError, unknown
 from hvdtrain.formatting import shown
 from hvdtrain.system.memory import importing
@@ -128,7 +128,7 @@ def _clearer(message: str, context: click.Context | None) -> str:
         )
     message = message.replace("is not a valid float range.", "is not a number.")
     message = message.replace("is not a valid integer range.", "is not a whole number.")
-    lists = context and any(isinstance(param.type, Numbers | Names) for param in context.command.params)
+    lists = context and any(isinstance(param.type, Several) for param in context.command.params)
     return (
         f"{message}: numbers and names are listed by commas, `2,4`"
         if lists and "extra argument" in message
