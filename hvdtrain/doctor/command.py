@@ -50,7 +50,6 @@ CHECKS = [
     Check("/dev/shm", True, machine.shared_memory),
     Check("huge pages", False, machine.huge_pages),
     Check("host name", False, machine.host_name),
-    Check("loopback", True, machine.loopback),
     Check("GPUs", False, lambda: gpu.gpus(software.library_facts())),
     Check("GPU driver", False, lambda: gpu.driver(software.library_facts())),
     Check("cache", True, machine.cache),

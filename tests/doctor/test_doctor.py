@@ -142,7 +142,7 @@ def test_a_check_that_raises_does_not_hide_the_others(tmp_path):
     assert found["cache"]["found"] == f"{tmp_path / 'file'} cannot be written: Not a directory"
 
 
-def test_a_machine_without_loopback_shared_memory_and_name(tmp_path):
+def test_a_machine_without_shared_memory_and_name(tmp_path):
     namespaces = ["unshare", "--map-root-user", "--net", "--mount", "--uts"]
     setup = f"""mount -t tmpfs -o size=8m tmpfs /dev/shm &&
         {sys.executable} -c "import socket; socket.sethostname('nowhere.invalid')" && """
@@ -151,9 +151,8 @@ def test_a_machine_without_loopback_shared_memory_and_name(tmp_path):
     command = [*namespaces, "sh", "-c", f"{setup} exec {sys.executable} -m hvdtrain doctor"]
     process = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True)
     assert process.returncode == 1
-    assert process.stderr.strip().endswith("put right: /dev/shm, loopback")  # jobs here have a loopback of their own
+    assert process.stderr.strip().endswith("put right: /dev/shm")
     shown = [" ".join(line.split()) for line in process.stdout.splitlines()]
-    assert "missing loopback 127.0.0.1 cannot be reached: Network is unreachable" in shown
     assert "missing /dev/shm 8 MB, 8 MB free" in shown
     assert [line for line in shown if line.startswith("warning host name nowhere.invalid does not resolve")]
 
