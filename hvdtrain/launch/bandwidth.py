@@ -15,7 +15,7 @@ from typing import Any
 ROUNDS = 4  # at most
 SECONDS = 0.5  # of sending, in a round
 WARM_UP_S = 0.15  # of these: a connection that begins is slow, and a limited link may have saved up a burst
-ROUND_TRIPS, WARM_UP_TRIPS = 40, 5  # the first at most, as far as SECONDS allow
+ROUND_TRIPS, WARM_UP_TRIPS = 21, 4
 BACKLOG = 1024  # connections that the kernel completes by itself
 CHUNK = bytes(2**18)
 PATIENCE_S = 5.0  # for whoever does not answer
@@ -28,9 +28,8 @@ Address = tuple[str, int]
 def rounds(hosts: Sequence[str]) -> list[list[tuple[str, str]]]:
     """Who sends to whom in each round. Beyond five hosts not all pairs have a turn: the rounds are spread over them."""
     n = len(hosts)
-    shifts = sorted({1 + round(i * (n - 2) / max(1, ROUNDS - 1)) for i in range(ROUNDS)}) if n > 1 + ROUNDS else [
-        *range(1, n)
-    ]  # fmt: skip
+    count = min(ROUNDS, n - 1)
+    shifts = [1 + i * (n - 1) // count for i in range(count)]
     return [[(hosts[i], hosts[(i + shift) % n]) for i in range(n)] for shift in shifts]
 
 
@@ -77,11 +76,9 @@ def _received_bytes_per_s(connection: socket.socket) -> float:
 
 def round_trip_us(to: Address) -> float:
     """The median time, in microseconds, until a byte comes back over a TCP connection."""
+    times = []
     with _connect(to, _ECHO) as connection:
-        times: list[float] = []
-        began = time.perf_counter()
-        until = began + SECONDS
-        while len(times) <= WARM_UP_TRIPS or (len(times) < WARM_UP_TRIPS + ROUND_TRIPS and times[-1] + began < until):
+        for _ in range(WARM_UP_TRIPS + ROUND_TRIPS):
             began = time.perf_counter()
             connection.sendall(b"x")
             connection.recv(1)

@@ -31,7 +31,8 @@ def main() -> None:
     _reply(software() | describe(request) | listening)
     for line in sys.stdin:  # until preflight closes it
         asked = json.loads(line)
-        _reply(unreachable(asked["connect"]) if "connect" in asked else bandwidth.asked(asked))
+        connect = asked.get("connect")
+        _reply({"unreachable": unreachable(connect)} if connect else bandwidth.asked(asked))
 
 
 def _reply(reply: dict[str, Any]) -> None:

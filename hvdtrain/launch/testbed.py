@@ -33,17 +33,13 @@ SSH_CONFIGS = Path("/etc/ssh/ssh_config.d")
 OWN_HOSTS_FILE, OWN_SSH_CONFIGS = "hvdtrain-etc-hosts", "hvdtrain-ssh-configs"
 MOUNTS = Path("/proc/self/mountinfo")
 MAX_NODES = 64
-TOOLS = ("ip", "tc", "ssh", "ssh-keygen", "unshare", "mount")
+TOOLS = ("ip", "tc", "ssh", "ssh-keygen", "nsenter", "unshare", "mount")
 SSHD = "/usr/sbin/sshd"
 AVAILABLE_CONGESTION_CONTROL = Path("/proc/sys/net/ipv4/tcp_available_congestion_control")
 START_TIMEOUT_S = 10.0
 # Of the limit on cores. Much shorter than the kernel's tenth of a second, so that a limited host is like one with
 # slower cores to short steps too; a host may run for no less than a millisecond of each.
 CPU_PERIOD_US, LEAST_QUOTA_US = 10_000, 1_000
-
-
-def node_name(number: int) -> str:
-    return f"node{number}"
 
 
 def running_nodes() -> list[str]:
@@ -63,13 +59,12 @@ def up(rates: Sequence[str], cpus: Sequence[float] = ()) -> None:
         Failure: a step failed; what had been made is removed.
     """
     _check_possible()
-    if not 1 <= len(rates) <= MAX_NODES:
-        raise UsageError(f"--count {len(rates)} is not from 1 to {MAX_NODES}")
     down()
-    _check_free([node_name(n) for n in range(1, len(rates) + 1)])
+    addresses = {f"node{n}": f"{NETWORK}.{n}" for n in range(1, len(rates) + 1)}
+    _check_free(list(addresses))
     try:
         _limit_cpus(cpus)
-        _make(rates)
+        _make(addresses, rates)
     except BaseException:
         down()
         raise
@@ -87,14 +82,13 @@ def down() -> None:
     """End what runs on the nodes and remove them; does nothing where there are none."""
     _check_possible()
     namespaces = [s for s in _output("ip", "netns", "list").split() if s.startswith("hvdtrain-node")]
-    for signals in (signal.SIGTERM, signal.SIGKILL):
-        pids = [int(pid) for namespace in namespaces for pid in _output("ip", "netns", "pids", namespace).split()]
-        for pid in pids:
-            with contextlib.suppress(ProcessLookupError):
-                os.kill(pid, signals)
-        deadline = time.monotonic() + 3
-        while pids and time.monotonic() < deadline and any(Path(f"/proc/{pid}").exists() for pid in pids):
-            time.sleep(0.05)
+    pids = [int(pid) for namespace in namespaces for pid in _output("ip", "netns", "pids", namespace).split()]
+    for pid in pids:
+        with contextlib.suppress(ProcessLookupError):
+            os.kill(pid, signal.SIGKILL)
+    deadline = time.monotonic() + 3
+    while any(Path(f"/proc/{pid}").exists() for pid in pids) and time.monotonic() < deadline:
+        time.sleep(0.05)
     for namespace in namespaces:
         subprocess.run(["ip", "netns", "del", namespace], check=False)
     for group in _cpu_groups().glob("hvdtrain-node*"):
@@ -139,12 +133,11 @@ def _check_free(nodes: Sequence[str]) -> None:
         raise UsageError(f"`hvdtrain hosts` would hide other hosts in {network}: `ip route` has {others[0].strip()}")
 
 
-def _make(rates: Sequence[str]) -> None:
+def _make(addresses: Mapping[str, str], rates: Sequence[str]) -> None:
     STATE.mkdir(mode=0o700, parents=True)
     for key in ("key", "host_key"):
         _run("ssh-keygen", "-q", "-t", "ed25519", "-N", "", "-C", "hvdtrain hosts", "-f", str(STATE / key))
     shutil.copy(STATE / "key.pub", STATE / "authorized_keys")
-    addresses = {node_name(n): f"{NETWORK}.{n}" for n in range(1, len(rates) + 1)}
     _name(addresses)
     _run("ip", "link", "add", INTERFACE, "type", "bridge")
     _run("ip", "addr", "add", f"{NETWORK}.{OWN_HOST_NUMBER}/24", "dev", INTERFACE)
@@ -200,10 +193,6 @@ def _cpu_groups() -> Path:
     return CGROUPS if (CGROUPS / "cgroup.controllers").exists() else CGROUPS / "cpu"
 
 
-def _cpu_group(node: str) -> Path:
-    return _cpu_groups() / f"hvdtrain-{node}"
-
-
 def _limit_cpus(cpus: Sequence[float]) -> None:
     """Make a control group for each node, whose processes may take so many cores' worth of time."""
     top = _cpu_groups()
@@ -214,7 +203,7 @@ def _limit_cpus(cpus: Sequence[float]) -> None:
             delegated.write_text("+cpu")
         for number, cores in enumerate(cpus, 1):
             period = max(CPU_PERIOD_US, round(LEAST_QUOTA_US / cores))
-            group, quota = _cpu_group(node_name(number)), round(cores * period)
+            group, quota = top / f"hvdtrain-node{number}", round(cores * period)
             group.mkdir()
             if top == CGROUPS:
                 (group / "cpu.max").write_text(f"{quota} {period}")
@@ -223,16 +212,6 @@ def _limit_cpus(cpus: Sequence[float]) -> None:
                 (group / "cpu.cfs_quota_us").write_text(str(quota))
     except (OSError, ValueError) as error:
         raise UsageError(f"--cpus needs control groups with the controller `cpu`: {error}") from None
-
-
-def _mount_groups() -> str:
-    """A shell command that mounts the control groups where they belong."""
-    if _cpu_groups() == CGROUPS:
-        return f"mount -t cgroup2 none {CGROUPS}"
-    lines = Path("/proc/self/cgroup").read_text().splitlines()
-    controllers = next(own for own in (line.split(":")[1] for line in lines) if "cpu" in own.split(","))
-    top = _cpu_groups()
-    return f"mount -t tmpfs none {CGROUPS} && mkdir {top} && mount -t cgroup -o {controllers} none {top}"
 
 
 def _start_sshd(node: str, address: str) -> None:
@@ -245,11 +224,10 @@ def _start_sshd(node: str, address: str) -> None:
     }  # fmt: skip
     config = STATE / f"{node}.conf"
     config.write_text("".join(f"{key} {value}\n" for key, value in settings.items()))
-    members = _cpu_group(node) / "cgroup.procs"
-    # `ip netns exec` mounts /sys anew, without the groups; what runs there looks how many cores it may use.
-    shown = _mount_groups() if members.exists() else "true"
-    script = f'hostname {node} && {shown} && exec {SSHD} -f "{config}" -E "{STATE}/{node}.log"'
-    words = ["ip", "netns", "exec", f"hvdtrain-{node}", "unshare", "--uts", "sh", "-c", script]
+    script = f'hostname {node} && exec {SSHD} -f "{config}" -E "{STATE}/{node}.log"'
+    # `ip netns exec` would mount /sys anew, without the control groups, by which processes know their cores.
+    words = ["nsenter", f"--net=/run/netns/hvdtrain-{node}", "unshare", "--uts", "--mount", "sh", "-c", script]
+    members = _cpu_groups() / f"hvdtrain-{node}" / "cgroup.procs"
     join = f"echo $$ > {members} && " if members.exists() else ""  # what sshd starts is in its group too
     _run("sh", "-c", f'{join}exec "$@"', "sh", *words)
 

@@ -4,7 +4,7 @@ import re
 
 import click
 
-from hvdtrain.errors import UsageError, unknown
+from hvdtrain.errors import UsageError
 from hvdtrain.launch import testbed
 
 
@@ -25,7 +25,11 @@ def hosts() -> None:
 
 
 @hosts.command()
-@click.option("--count", type=int, help="How many  [default: 2, or as many as there are rates or --cpus].")
+@click.option(
+    "--count",
+    type=click.IntRange(1, testbed.MAX_NODES),
+    help="How many  [default: 2, or as many as there are rates or --cpus].",
+)
 @click.option(
     "--rate", default="1gbit", show_default=True,
     help="Of each host's link, each way, in tc's words; one for each host by commas: 1gbit,1gbit,100mbit.",
@@ -40,12 +44,10 @@ def up(count: int | None, rate: str, cpus: str) -> None:
     rates = [_checked(word) for word in rate.split(",")]
     take: click.ParamType = click.FloatRange(0.01, 1024)  # the first is the kernel's shortest quota
     cores = [take.convert(word, None, None) for word in cpus.split(",")] if cpus else []
-    several = max(len(rates), len(cores))
-    number = count if count is not None else several if several > 1 else 2
+    number = count or max(2, len(rates), len(cores))
     for option, given in (("--rate", rates), ("--cpus", cores)):
         if len(given) > 1 and len(given) != number:
             raise UsageError(f"{option} has {len(given)} values for {number} hosts")
-    number = max(0, number)
     testbed.up(rates * number if len(rates) == 1 else rates, cores * number if len(cores) == 1 else cores)
     limited = f", {cpus} cores" if cpus else ""
     click.echo(
@@ -58,7 +60,9 @@ def up(count: int | None, rate: str, cpus: str) -> None:
 @click.argument("rate")
 def change_rate(node: str, rate: str) -> None:
     """Give a host's link another rate, each way, while jobs run: `hvdtrain hosts rate node2 50mbit`."""
-    testbed.set_rate(_running(node), _checked(rate))
+    if node not in (nodes := testbed.running_nodes()):
+        raise UsageError(f"there is no {node}: {', '.join(nodes) or 'none'} are up; see `hvdtrain hosts up --help`")
+    testbed.set_rate(node, _checked(rate))
     click.echo(f"{node} has {rate} each way")
 
 
@@ -66,14 +70,6 @@ def _checked(rate: str) -> str:
     if not re.fullmatch(r"\d+(\.\d+)?([kmgt]?bit|[kmgt]?bps)", rate):
         raise UsageError(f"--rate {rate} is not a rate such as 1gbit or 100mbit")
     return rate
-
-
-def _running(node: str) -> str:
-    if not testbed.running_nodes():
-        raise UsageError("no hosts are up: see `hvdtrain hosts up --help`")
-    if node not in testbed.running_nodes():
-        raise unknown("host", node, testbed.running_nodes())
-    return node
 
 
 @hosts.command()

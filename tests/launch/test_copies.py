@@ -88,7 +88,7 @@ def test_the_folder_itself_is_passed_over(source):
     before = names(source)
     copy_here_to(HERE, str(source))
     assert names(source) == before
-    assert copy_commands(HERE, str(source)) == ({}, {}) != copy_commands(["elsewhere"], str(source))
+    assert copy_commands(HERE, str(source)) == {} != copy_commands(["elsewhere"], str(source))
 
 
 def test_every_host_that_cannot_be_reached_is_told(source, tmp_path):
