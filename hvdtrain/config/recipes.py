@@ -4,7 +4,6 @@
 
 import re
 import signal
-import tomllib
 from functools import cache
 from pathlib import Path
 from typing import Any, Literal
@@ -32,7 +31,6 @@ class Launcher(Struct, forbid_unknown_fields=True, frozen=True):
     job: str = ""
     status_command: list[str | list[str]] = []
     finished_pattern: str = ""
-    capture: dict[str, list[str]] = {}
     unique_name: bool = False
     interpreter: str = ""
     runs: str = ""
@@ -90,27 +88,16 @@ def load(kind: str, name: str) -> dict[str, Any]:
     """One recipe as a dictionary.
 
     Raises:
-        UsageError: there is none of that name (the valid names are listed), or it is not TOML (file and line), or its
-            keys are not those of its kind.
+        UsageError: there is none of that name (the valid names are listed), or it is not TOML, or its keys are not
+            those of its kind; file and line are named.
     """
     if name not in names(kind):
         raise unknown(WHAT[kind], name, names(kind))
     file = _folder(kind) / f"{name}.toml"
-    content = file.read_bytes()
     try:
-        recipe = parse_toml(content.decode())
+        recipe = parse_toml(file.read_text("utf-8"))
         if kind in SHAPES:
             convert(recipe, SHAPES[kind])
-        return recipe
-    except ValidationError as error:
+    except (ValueError, ValidationError) as error:  # no UTF-8, no TOML, or other keys
         raise UsageError(f"{file}: {error}") from None
-    except tomllib.TOMLDecodeError as error:  # "... (at line 3, column 5)" or "... (at end of document)"
-        problem = str(error)
-        at = re.search(r"at line (\d+)", problem)
-        line = int(at[1]) if at else len(content.splitlines())
-    except UnicodeDecodeError as error:
-        problem = "not UTF-8"
-        line = content.count(b"\n", 0, error.start) + 1
-    except ValueError as error:  # a number of too many digits
-        raise UsageError(f"{file}: {error}") from None
-    raise UsageError(f"{file}, line {line}: {problem}")
+    return recipe

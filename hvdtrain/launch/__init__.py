@@ -6,7 +6,7 @@
   `filling.py`, which fills in what they have.
 - `processes.py` starts a job's processes and ends them, in a network of their own (`own_network.py`) where all of them
   are here; `supervise.py` runs a job to its end, with retries; `records.py` knows which job a run folder has.
-- `job_log.py` reads what a job printed, and `failure.py` says which rank failed and why.
+- `job_log.py` reads what a job printed: which rank failed, and why.
 - `hosts.py` reads host lists, `remote.py` runs a command on a host, `copies.py` copies code there.
 - `preflight.py` checks hosts before a job starts: it runs `probe.py` on each, and `bandwidth.py` there measures the
   network; `memory.py` estimates what a rank needs.

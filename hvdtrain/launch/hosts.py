@@ -141,13 +141,20 @@ def allocate(hosts: Sequence[Host], workers: int, servers: int = 0) -> list[Host
         )
     beside = max(0, ranks - slots)
     hosts = [Host(host.name, host.slots + len(range(i, beside, len(hosts)))) for i, host in enumerate(hosts)]
-    used = [0] * len(hosts)
-    for _ in range(ranks):
-        emptiest = min((i for i, host in enumerate(hosts) if used[i] < host.slots), key=lambda i: (used[i], i))
-        used[emptiest] += 1
-    return [Host(host.name, slots) for host, slots in zip(hosts, used, strict=True) if slots]
+    used = hosts_of_ranks(hosts)[:ranks]
+    return [Host(host.name, used.count(host.name)) for host in hosts if host.name in used]
 
 
 def hosts_of_ranks(hosts: Sequence[Host]) -> list[str]:
     """The host of each rank, with ranks dealt out in rounds, one to each host that has a slot left."""
     return [host.name for turn in range(max(host.slots for host in hosts)) for host in hosts if turn < host.slots]
+
+
+def rank_of_process(slots: Sequence[int], process: int) -> int:
+    """The rank of a process that horovodrun has numbered, host by host: ranks are dealt out in rounds, as above.
+
+    Args:
+        slots: the ranks on each host.
+    """
+    places = [(turn, host) for host, count in enumerate(slots) for turn in range(count)]
+    return sorted(places).index(places[process])

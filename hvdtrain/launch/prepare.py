@@ -14,7 +14,7 @@ from hvdtrain.launch.hosts import Host
 from hvdtrain.launch.memory import asked_mb, rank_mb
 from hvdtrain.launch.own_network import needs_network
 from hvdtrain.launch.preflight import Requirements, check_hosts
-from hvdtrain.launch.recipe import JobSpec, LaunchCommand, expand, train_program
+from hvdtrain.launch.recipe import SLOTS, JobSpec, LaunchCommand, expand, train_program
 from hvdtrain.launch.remote import code_path
 from hvdtrain.runs.launched import LAUNCHER, Launched, Pair
 from hvdtrain.runs.request import with_absolute_paths
@@ -104,5 +104,5 @@ def prepare_program(
     launched = Launched(launcher, tuple(map(str, spec.hosts)), interface, spec.working_folder, network_pairs)
     environment |= launched.variables()  # ranks have all that carries bytes use the interface
     if spec.servers and spec.hosts:  # horovodrun numbers ranks host by host: ranks spread the servers with this
-        environment["HVDTRAIN_SLOTS"] = ",".join(str(host.slots) for host in spec.hosts)
+        environment[SLOTS] = ",".join(str(host.slots) for host in spec.hosts)
     return expand(launcher, dataclasses.replace(spec, interface=interface, environment=environment))

@@ -1,5 +1,6 @@
 """`hvdtrain status`: how far a job is, from what it has written so far."""
 
+import contextlib
 import re
 import time
 from collections.abc import Iterator
@@ -14,6 +15,7 @@ from hvdtrain.config.untrusted import regular
 from hvdtrain.coordination.membership_log import who_is_lost
 from hvdtrain.errors import UsageError
 from hvdtrain.formatting import with_noun
+from hvdtrain.launch.hosts import parse_hosts, rank_of_process
 from hvdtrain.launch.job_log import failure_reason, log_text
 from hvdtrain.launch.records import is_running, read_record, why_occupied
 from hvdtrain.launch.supervise import log_file
@@ -106,12 +108,12 @@ def _asked_to_leave(run: Path) -> str:
 
 
 def _rank_of(manifest: Manifest | None, process: int) -> int:
-    """The rank of a process by its starter's number: horovodrun's go host by host, in the order of -H."""
-    if not manifest or not manifest.launch or manifest.starter != "horovodrun":
+    """The rank of a process by its starter's number: see hosts.rank_of_process."""
+    if not manifest or not manifest.launch or not manifest.servers or manifest.starter != "horovodrun":
         return process
-    names = [host.rpartition(":")[0].rpartition("@")[2] for host in manifest.launch.hosts]
-    ranks = [rank for name in names if name in manifest.hosts for rank in manifest.hosts[name].ranks]
-    return ranks[process] if process < len(ranks) else process
+    with contextlib.suppress(UsageError, IndexError):  # the manifest may be a stranger's
+        return rank_of_process([host.slots for host in parse_hosts(",".join(manifest.launch.hosts))], process)
+    return process
 
 
 def _how(manifest: Manifest | None) -> str:

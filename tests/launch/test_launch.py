@@ -417,5 +417,5 @@ def test_a_job_that_failed_says_how_to_go_on_and_shows_lines_of_a_rank_that_said
     with pytest.raises(
         Failure, match="the job failed: .*; `hvdtrain launch --resume --out .*run` goes on after step 12"
     ):
-        supervise(command, out, 2, 0, 0)
+        supervise(command, out, 0)
     assert ("ValueError" in capsys.readouterr().err) == shown

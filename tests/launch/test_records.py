@@ -176,7 +176,7 @@ esac
     assert done.exception is None, done.exception
     (slurm / "context").write_text("two\n")
     (slurm / "namespace").write_text("other")
-    assert why_occupied(out, read_record(out)) == "kubernetes has its job mpijob.kubeflow.org/x"
+    assert why_occupied(out, read_record(out)) == f"kubernetes has its job one,{namespace},mpijob.kubeflow.org/x"
     assert CliRunner().invoke(stop, [str(out)]).exit_code == 0
     assert not (slurm / "job").exists() and read_record(out) == {}
 
@@ -186,8 +186,8 @@ esac
     [
         ("slurm", {"job": "--me"}), ("slurm", {"job": "1,2"}), ("slurm", {"job": "17\n"}), ("sge", {"job": "-u *"}),
         ("sge", {"job": "*"}), ("kubernetes", {"job": "namespace/production"}), ("kubernetes", {"job": "--all"}),
-        ("kubernetes", {"job": "mpijob.kubeflow.org/-A"}), ("kubernetes", {"context": "-x"}),
-        ("kubernetes", {"namespace": ["default"]}), ("yarn", {"name": "-list"}), ("yarn", {"name": "others-service"}),
+        ("kubernetes", {"job": "a,b,mpijob.kubeflow.org/-A"}), ("kubernetes", {"job": "-x,b,mpijob.kubeflow.org/a"}),
+        ("yarn", {"name": "-list"}), ("yarn", {"name": "others-service"}),
     ],
 )  # fmt: skip
 def test_a_scheduler_is_asked_for_nothing_but_a_job(launcher, spoiled, slurm):
@@ -195,8 +195,8 @@ def test_a_scheduler_is_asked_for_nothing_but_a_job(launcher, spoiled, slurm):
     for tool in ("scancel", "squeue", "qdel", "qstat", "kubectl", "yarn"):
         (slurm / "bin" / tool).write_text(f"#!/bin/sh\necho asked >> {slurm}/said\n")
         (slurm / "bin" / tool).chmod(0o755)
-    job = "mpijob.kubeflow.org/hvdtrain-run-x2z4b" if launcher == "kubernetes" else "17"
-    record = {"launcher": launcher, "job": job, "name": "hvdtrain-run", "context": "me@a:6443/b", "namespace": "team"}
+    job = "me@a:6443/b,team,mpijob.kubeflow.org/hvdtrain-run-x2z4b" if launcher == "kubernetes" else "17"
+    record = {"launcher": launcher, "job": job, "name": "hvdtrain-run"}
     out = slurm / "run"
     out.with_name("run.launch").mkdir()
     job_record_file(out).write_text(json.dumps(record))
