@@ -32,9 +32,8 @@ def read_config(path: Path) -> dict[str, Any]:
         if name not in known:
             raise unknown(f"option in {path}:", name, list(known))
         expected, kind = type(known[name].default), known[name].metadata["type"]
-        if isinstance(kind, WordOr) and value == kind.word and type(kind.meaning) is expected:
-            read[name] = kind.meaning
-            continue
+        if isinstance(kind, WordOr) and value == kind.word:
+            value = kind.meaning
         if type(value) is not expected and not (expected is float and type(value) is int):
             raise UsageError(f"{path}: {name} = {value!r} should be of type {expected.__name__}")
         try:

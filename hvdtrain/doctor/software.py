@@ -5,7 +5,6 @@ import functools
 import importlib.metadata
 import json
 import os
-import platform
 import re
 import shutil
 import signal
@@ -13,6 +12,7 @@ import subprocess
 import sys
 import tempfile
 import time
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -20,6 +20,7 @@ from hvdtrain.doctor.findings import MISSING, OK, WARNING, Finding
 from hvdtrain.errors import Failure
 
 TIMEOUT_S = 60.0  # for whatever is started here: a cold import of torch from a network disk can take half of that
+NCCL_BUILD = "`HOROVOD_GPU_OPERATIONS=NCCL uv sync --reinstall-package horovod` (5 minutes) builds it"
 REINSTALL = "`uv sync --reinstall-package torch`"
 REBUILD = "build it against this torch: `uv sync --reinstall-package horovod` (2 to 5 minutes, needs g++ and make)"
 
@@ -30,10 +31,6 @@ def _requirements() -> dict[str, str]:
     required = importlib.metadata.requires("hvdtrain") or []
     found = (re.match(r"([\w.-]+)(?:\[.*?\])?\s*([^;]*)", line) for line in required)
     return {match[1]: match[2].strip() for match in found if match}
-
-
-def python() -> Finding:
-    return Finding(OK, f"{platform.python_version()}, {sys.executable}")
 
 
 def library(name: str) -> Finding:
@@ -64,19 +61,13 @@ def _version(name: str) -> str:
 # ---- What loads. The libraries are loaded in another process: one that is compiled against another torch may crash it.
 
 PROBE = """
-import ctypes, gc, json
+import gc, json
 
 gc.disable()  # which takes a fifth of the time that importing torch takes
 
 def report(**facts):
     print(json.dumps(facts), flush=True)
 
-try:
-    version = ctypes.c_int()
-    if not ctypes.CDLL("libcuda.so.1").cuDriverGetVersion(ctypes.byref(version)):
-        report(driver=version.value)
-except OSError:
-    pass
 try:
     import torch
     gpus = [torch.cuda.get_device_properties(i) for i in range(torch.cuda.device_count())]
@@ -95,7 +86,6 @@ except Exception as error:
 def library_facts() -> dict[str, Any]:
     """What PROBE reports about the libraries, as far as they load.
 
-    - `driver`, if there is one: the CUDA version that it supports, 13020 for 13.2.
     - If torch loads: `torch`, true; `gpus`, a text each; `cuda`, the version that it is built with, `13.2`, or None;
       `torch_nccl`, [2, 30, 7] or None.
     - If Horovod loads: `Horovod`, true; `Gloo` and `MPI`, whether they are built in; `NCCL`, 23007 for 2.30.7, or 0.
@@ -122,6 +112,33 @@ def loaded(name: str, remedy: str) -> Finding:
     if name not in facts:
         return Finding(MISSING, facts["error"], remedy)
     return Finding(OK, "yes") if facts[name] else Finding(MISSING, "not built in", remedy)
+
+
+def gpus(facts: Mapping[str, Any]) -> Finding:
+    """The GPUs that torch sees."""
+    if "gpus" not in facts:
+        return Finding(MISSING, facts["error"], REINSTALL)
+    found = facts["gpus"]
+    if not found and Path("/dev/nvidiactl").exists():
+        advice = f"`nvidia-smi` shows whether it works, and is for CUDA {facts['cuda']} or later, as torch is"
+        return Finding(WARNING, "there is a driver, and torch sees none", advice)
+    return Finding(OK, ", ".join(found) or "none: training runs on the CPU")
+
+
+def horovod_nccl(facts: Mapping[str, Any]) -> Finding:
+    """Whether Horovod is built with torch's NCCL: torch has loaded that before Horovod starts."""
+    if "NCCL" not in facts:
+        return Finding(MISSING, facts["error"], REBUILD)
+    torch_nccl, code = facts["torch_nccl"], facts["NCCL"]
+    if not code and not facts["gpus"]:
+        return Finding(OK, "not built in, and there is no GPU to use it")
+    if not code:
+        return Finding(WARNING, "not built in", f"gradients are staged through CPU memory; {NCCL_BUILD} in")
+    built = [code // 10_000, code // 100 % 100, code % 100]
+    found = f"built with {'.'.join(map(str, built))}"
+    if torch_nccl and built != list(torch_nccl):
+        return Finding(WARNING, f"{found}, not torch's {'.'.join(map(str, torch_nccl))}", f"{NCCL_BUILD} with that")
+    return Finding(OK, found)
 
 
 # ---- What starts ranks

@@ -15,14 +15,14 @@ from threading import Timer
 from typing import Any
 
 from hvdtrain.errors import UsageError
-from hvdtrain.launch import bandwidth, probe
-from hvdtrain.launch.hosts import Host
-from hvdtrain.launch.remote import code_path, command_on, in_folder, is_local
+from hvdtrain.launch import probe
+from hvdtrain.launch.hosts import Host, code_path, command_on, in_folder, is_local
 from hvdtrain.runs.folder import unwritable
 from hvdtrain.runs.launched import Pair
 from hvdtrain.world.network import own_addresses, resolve
 
 REPLY_TIMEOUT_S = 60.0  # the first import of torch from a network disk is slow
+ROUNDS = 4  # of measuring the network, at most
 MAX_CLOCK_SKEW_S = 5.0  # with more, logs and times of several hosts mislead
 Requests = Mapping[str, Mapping[str, Any]]  # by host
 Ask = Callable[[Requests], dict[str, dict[str, Any]]]
@@ -62,7 +62,7 @@ def check_hosts(
     out, interface = requirements.out, requirements.interface
     with contextlib.ExitStack() as stack:
         shared_file = stack.enter_context(_new_file_near(out)) if out else ""
-        launcher_port = stack.enter_context(create_server(("", 0), backlog=bandwidth.BACKLOG)).getsockname()[1]
+        launcher_port = stack.enter_context(create_server(("", 0), backlog=probe.BACKLOG)).getsockname()[1]
         ask = stack.enter_context(_probes(hosts, requirements.working_folder))
         replies = ask(_descriptions(hosts, shared=shared_file, files=list(requirements.files), interface=interface))
         answers = {name: reply for name, reply in replies.items() if "error" not in reply}
@@ -108,19 +108,24 @@ def _descriptions(hosts: Sequence[Host], **request: Any) -> Requests:
 
 
 def _measure(ask: Ask, listening: Mapping[str, Any], answers: Mapping[str, Any]) -> tuple[Pair, ...]:
-    """Bandwidth and round trip from host to host, by the names that these have for themselves, without silent pairs."""
+    """Bandwidth from host to host, by the names that these have for themselves, without silent pairs."""
     found: list[Pair] = []
-    for pairs in bandwidth.rounds(list(listening)):
-        # Round trips come before anything fills the queues.
-        trips, speeds = (
-            ask({sender: {what: listening[receiver]} for sender, receiver in pairs}) for what in ("round_trip", "send")
-        )
+    for pairs in rounds(list(listening)):
+        replies = ask({sender: {"send": listening[receiver]} for sender, receiver in pairs})
         for sender, receiver in pairs:
-            trip, speed = (replies[sender].get("measured") for replies in (trips, speeds))
-            if trip and speed:
-                ends = {"from": answers[sender]["name"], "to": answers[receiver]["name"]}
-                found.append({**ends, "gbit_s": speed, "round_trip_us": trip})
+            if speed := replies[sender].get("gbit_s"):
+                found.append({"from": answers[sender]["name"], "to": answers[receiver]["name"], "gbit_s": speed})
     return tuple(found)
+
+
+def rounds(hosts: Sequence[str]) -> list[list[tuple[str, str]]]:
+    """Who sends to whom in each round: every host to one other, and receives from one, all at once, as in a ring.
+    Beyond five hosts not all pairs have a turn: the rounds are spread over them.
+    """
+    n = len(hosts)
+    count = min(ROUNDS, n - 1)
+    shifts = [1 + i * (n - 1) // count for i in range(count)]
+    return [[(hosts[i], hosts[(i + shift) % n]) for i in range(n)] for shift in shifts]
 
 
 @contextlib.contextmanager

@@ -10,12 +10,11 @@ from hvdtrain.config import recipes
 from hvdtrain.config.run_config import RunConfig
 from hvdtrain.errors import UsageError
 from hvdtrain.launch import testbed
-from hvdtrain.launch.hosts import Host
+from hvdtrain.launch.hosts import Host, code_path
 from hvdtrain.launch.memory import asked_mb, rank_mb
 from hvdtrain.launch.own_network import needs_network
 from hvdtrain.launch.preflight import Requirements, check_hosts
 from hvdtrain.launch.recipe import SLOTS, JobSpec, LaunchCommand, expand, train_program
-from hvdtrain.launch.remote import code_path
 from hvdtrain.runs.launched import LAUNCHER, Launched, Pair
 from hvdtrain.runs.request import with_absolute_paths
 from hvdtrain.world import network

@@ -17,8 +17,7 @@ from hvdtrain.config.run_config import RunConfig
 from hvdtrain.errors import UsageError
 from hvdtrain.launch import records
 from hvdtrain.launch.filling import Filler, Value
-from hvdtrain.launch.hosts import Host, hosts_of_ranks, rank_of_process
-from hvdtrain.launch.remote import in_folder
+from hvdtrain.launch.hosts import Host, hosts_of_ranks, in_folder, rank_of_process
 from hvdtrain.runs.folder import launch_folder
 from hvdtrain.world.network import WIRE_KEY
 

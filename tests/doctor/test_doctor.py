@@ -96,7 +96,6 @@ def test_an_environment_without_torch_and_starters(environment, tmp_path):
         "horovodrun",
         "C++ compiler, make",
         "GPUs",
-        "GPU driver",
     }
     assert found["torch"]["advice"].startswith("`uv sync` installs torch 2.")
     assert found["other libraries"]["found"] == "not installed: tomli-w"

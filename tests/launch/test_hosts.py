@@ -40,7 +40,7 @@ def test_a_file_may_have_a_line_for_each_slot(tmp_path):
     ("text", "words"),
     [
         ("node1 slots=x", "line 1: 'x' is not a number of slots"),
-        ("a\nnode1 cpus=2", "line 2: 'cpus=2' is not understood"),
+        ("a\nnode1 cpus=2", "line 2: 'node1 cpus=2' is not understood"),
         ("a;rm", "line 1: 'a;rm' is not the name of a host"),
         ("$(id)", "is not the name of a host"),
         ("-oProxyCommand=x", "is not the name of a host"),

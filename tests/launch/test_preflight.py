@@ -12,7 +12,7 @@ import pytest
 import hvdtrain
 from hvdtrain.config.run_config import RunConfig
 from hvdtrain.errors import UsageError
-from hvdtrain.launch import probe
+from hvdtrain.launch import preflight, probe
 from hvdtrain.launch.hosts import Host
 from hvdtrain.launch.memory import BASE_MB, PARAMETERS, rank_mb
 from hvdtrain.launch.preflight import Requirements, check_hosts, describe_hosts
@@ -108,6 +108,22 @@ def test_the_probe_ends_with_the_connection(tmp_path):
     words = [sys.executable, "-Pm", "hvdtrain.launch.probe"]
     done = subprocess.run(words, input="", text=True, capture_output=True, timeout=30)
     assert done.returncode != 0 and probe.REPLY_PREFIX not in done.stdout
+
+
+@pytest.mark.parametrize("count", range(2, 12))
+def test_in_a_round_every_host_sends_to_one_and_receives_from_one(count):
+    hosts = [f"h{n}" for n in range(count)]
+    made = preflight.rounds(hosts)
+    for pairs in made:
+        assert sorted(one for one, _ in pairs) == sorted(other for _, other in pairs) == sorted(hosts)
+        assert all(one != other for one, other in pairs)
+    asked = [pair for pairs in made for pair in pairs]
+    assert len(set(asked)) == len(asked) == count * min(count - 1, preflight.ROUNDS)
+
+
+def test_bandwidth_is_measured_and_who_does_not_answer_has_none():
+    assert 0.5 < probe.gbit_s(("127.0.0.1", probe.serve("127.0.0.1"))) < 1e4  # memory is faster than that
+    assert probe.gbit_s(("127.0.0.1", 1)) is None
 
 
 # Memory

@@ -154,7 +154,7 @@ def test_a_job_runs_across_hosts(launcher, user, mode, workers, servers, nodes, 
     assert manifest["command"][: len(again)] == again
     pairs = manifest["network"]["pairs"]
     assert [(pair["from"], pair["to"]) for pair in pairs] == [("node1", "node2"), ("node2", "node1")]
-    assert all(0.3 < pair["gbit_s"] < 1.05 and pair["round_trip_us"] > 1 for pair in pairs), pairs
+    assert all(0.3 < pair["gbit_s"] < 1.05 for pair in pairs), pairs
     if servers == 2:  # they are apart: each host has a server and a worker
         hosts = [(out / "logs" / f"rank.{rank}.err").exists() for rank in range(4)]
         assert all(hosts)
