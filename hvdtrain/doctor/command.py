@@ -4,7 +4,7 @@ import dataclasses
 import json
 import platform
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 
@@ -65,33 +65,29 @@ def doctor(as_json: bool) -> None:
     Exit code 0 where a comparison can run on this machine, 1 where something that it needs is missing.
     A warning costs speed, or concerns several hosts or GPUs only.
     """
-    if as_json:
+    from hvdtrain.console import Console
+
+    with Console(stderr=True).status("looking"):
         rows = [check.row() for check in CHECKS]
+    if as_json:
         click.echo(json.dumps(rows, indent=2))
     else:
-        rows = _print_table()
+        _print_table(rows)
     if missing := [str(row["check"]) for row in rows if row["needed"] and row["status"] == MISSING]:
         raise Failure(f"no comparison can run on this machine before this is put right: {', '.join(missing)}")
     if not as_json:
         click.echo("A comparison can run on this machine: `hvdtrain compare`; `hvdtrain verify` checks the results.")
 
 
-def _print_table() -> list[dict[str, str | bool]]:
-    """Run the checks and print their findings; return the rows."""
+def _print_table(rows: Sequence[Mapping[str, str | bool]]) -> None:
     from rich.table import Table
     from rich.text import Text
 
     from hvdtrain.console import Console
 
-    rows = []
-    with Console(stderr=True).status("looking") as looking:
-        for check in CHECKS:
-            looking.update(check.name)
-            rows.append(check.row())
     table = Table("status", "what", "found", box=None, pad_edge=False)
     colours = {OK: "green", WARNING: "yellow", MISSING: "red"}
     for row in rows:
         status, what, found, advice = (str(row[key]) for key in ("status", "check", "found", "advice"))
         table.add_row(Text(status, colours[status]), Text(what), Text(f"{found}\n→ {advice}" if advice else found))
     Console(240).print(table)
-    return rows

@@ -54,7 +54,7 @@ def status_lines(run: Path, shown: Path) -> Iterator[str]:
     state = _state(run, shown, summary, record)
     yield f"{shown}: {state}{_how(manifest)}"
     lives = read_lives(run) if manifest and manifest.servers else []  # else they are of a start with another mode
-    came_to = {life.rank: steps[-1]["step"] for life in lives if (steps := workers.get(metrics_file(run, life.rank)))}
+    came_to = {life.rank: rows[-1]["step"] for life in lives if (rows := workers.get(metrics_file(run, life.rank)))}
     if lost := who_is_lost(lives, came_to):
         yield lost
     if summary.status == "done":

@@ -62,7 +62,7 @@ def test_here_a_comparison_can_run_and_json_has_the_rows(tmp_path):
     assert process.returncode == 0 and process.stderr == ""
     assert not [name for name in missing(found) if found[name]["needed"]]
     assert found["torch"]["found"] == importlib.metadata.version("torch")
-    assert (found["Horovod: MPI"]["status"], found["Horovod: MPI"]["found"]) == (OK, "built in")
+    assert (found["Horovod: MPI"]["status"], found["Horovod: MPI"]["found"]) == (OK, "yes")
     assert found["horovod"]["found"] == importlib.metadata.version("horovod")
     assert found["mpirun"]["found"] == str(Path(sys.executable).with_name("mpirun"))
     assert found["two processes"]["found"].startswith("started and ended in")

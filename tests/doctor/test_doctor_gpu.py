@@ -30,7 +30,7 @@ def test_a_machine_where_all_fits_together():
         (software.gpus, {"gpus": []}, OK, "none: training runs on the CPU", ""),
         (software.horovod_nccl, {"NCCL": 0}, WARNING, "not built in", "HOROVOD_GPU_OPERATIONS=NCCL uv sync"),
         (software.horovod_nccl, {"NCCL": 0, "gpus": []}, OK, "there is no GPU", ""),
-        (software.horovod_nccl, {"NCCL": 22105}, WARNING, "built with 2.21.5, not torch's", "--reinstall-package horovod"),
+        (software.horovod_nccl, {"NCCL": 22105}, WARNING, "built with 2.21.5, not torch's", "--reinstall"),
     ],
 )  # fmt: skip
 def test_what_does_not_fit_together_is_named_with_what_to_do(check, changes, status, found, advice):
