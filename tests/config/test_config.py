@@ -16,7 +16,6 @@ from hvdtrain.config.option_types import LONGEST_S, Duration, Names, Numbers, Se
 from hvdtrain.config.run_config import LENGTHS, RunConfig, flag
 from hvdtrain.data import augment
 from hvdtrain.errors import UsageError
-from hvdtrain.runs.request import train_options
 
 FIELDS = dataclasses.fields(RunConfig)
 POSITIVE = st.floats(0, exclude_min=True, allow_infinity=False)
@@ -106,17 +105,6 @@ def test_only_the_default_model_is_narrow_by_default(tmp_path):
     assert RunConfig().taken_width == 1 / 8 and RunConfig(width=0.5).taken_width == 0.5
     assert {RunConfig(model=name).taken_width for name in ("vgg16", "vgg11_bn", "resnet8", "cnn")} == {1.0}
     assert RunConfig(**in_file('model = "vgg16"\nwidth = 0.125')).taken_width == 1 / 8  # a run of before
-
-
-def test_options_can_be_left_out_and_have_other_defaults():
-    @click.command()
-    @train_options("mode", "servers", epochs=3)
-    def some(**options):
-        return options
-
-    options = some.main([], standalone_mode=False)
-    assert options.keys() == {f.name for f in FIELDS} - {"mode", "servers"}
-    assert options["epochs"] == 3
 
 
 # Values on the command line

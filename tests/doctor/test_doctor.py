@@ -69,12 +69,6 @@ def test_here_a_comparison_can_run_and_json_has_the_rows(tmp_path):
     assert list(tmp_path.iterdir()) == []  # it looked, and left nothing
 
 
-def test_it_starts_without_the_heavy_libraries():
-    heavy = ("torch", "numpy", "psutil", "rich")
-    code = f"import sys, hvdtrain.doctor.command; print([m for m in {heavy} if m in sys.modules])"
-    assert subprocess.run([sys.executable, "-c", code], capture_output=True, text=True).stdout == "[]\n"
-
-
 # ---- Broken ones
 
 
@@ -89,14 +83,8 @@ def test_an_environment_without_torch_and_starters(environment, tmp_path):
     assert process.returncode == 1
     needed = ["torch", "other libraries", "torch loads", "Horovod loads", "Horovod: MPI", "mpirun", "two processes"]
     assert process.stderr.strip().endswith(f"put right: {', '.join(needed)}")
-    assert missing(found) == {
-        *needed,
-        "Horovod: Gloo",
-        "Horovod: NCCL",
-        "horovodrun",
-        "C++ compiler, make",
-        "GPUs",
-    }
+    others = {"Horovod: Gloo", "Horovod: NCCL", "horovodrun", "C++ compiler, make", "GPUs"}
+    assert missing(found) == {*needed, *others}
     assert found["torch"]["advice"].startswith("`uv sync` installs torch 2.")
     assert found["other libraries"]["found"] == "not installed: tomli-w"
     assert "No module named 'torch'" in found["torch loads"]["found"]
@@ -156,15 +144,6 @@ def test_a_machine_without_shared_memory_and_name(tmp_path):
     assert [line for line in shown if line.startswith("warning host name nowhere.invalid does not resolve")]
 
 
-@pytest.mark.parametrize("place", ["file", "file/below", "/proc/nowhere"])
-def test_a_cache_that_cannot_be_written(tmp_path, monkeypatch, place):
-    (tmp_path / "file").touch()
-    monkeypatch.setenv("HVDTRAIN_CACHE", str(tmp_path / place))
-    found = machine.cache()
-    assert found.status == MISSING and "cannot be written" in found.found
-    assert "HVDTRAIN_CACHE" in found.advice
-
-
 # ---- Single checks
 
 
@@ -175,16 +154,6 @@ def test_another_program_that_a_shell_would_take(tmp_path, monkeypatch):
     found = software.starter("mpirun")
     assert found.status == WARNING
     assert f"{tmp_path / 'mpirun'} comes first in PATH" in found.found
-
-
-def test_one_core(monkeypatch):
-    allowed = os.sched_getaffinity(0)
-    os.sched_setaffinity(0, {min(allowed)})
-    try:
-        found = machine.cores()
-    finally:
-        os.sched_setaffinity(0, allowed)
-    assert (found.status, found.found) == (WARNING, f"1 of {os.cpu_count()} allowed")
 
 
 @pytest.mark.parametrize(
@@ -215,16 +184,10 @@ def test_limits_of_control_groups(tmp_path, own, files, cores, memory):
 
 @pytest.mark.parametrize(
     ("text", "finding"),
-    [
-        ("always [madvise] never\n", (OK, "madvise")),
-        ("[always] madvise never\n", (OK, "always")),
-        ("always madvise [never]\n", (WARNING, "never")),
-        (None, (WARNING, "none here")),
-    ],
+    [("always [madvise] never\n", (OK, "madvise")), ("always madvise [never]\n", (WARNING, "never"))],
 )
 def test_huge_pages(tmp_path, text, finding):
-    if text:
-        (tmp_path / "enabled").write_text(text)
+    (tmp_path / "enabled").write_text(text)
     found = machine.huge_pages(tmp_path / "enabled")
     assert (found.status, found.found) == finding
 

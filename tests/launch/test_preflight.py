@@ -68,11 +68,6 @@ def test_other_code_of_the_same_version_is_told_from_ours(needs, tmp_path):
     assert "hvdtrain 0." in line and f"in {tmp_path}/hvdtrain, here 0." in line
 
 
-def test_an_unwritable_place_for_the_run_folder_is_told(needs):
-    with pytest.raises(UsageError, match="--out /proc/run cannot be written"):
-        check_hosts(HERE, dataclasses.replace(needs, out=Path("/proc/run")))
-
-
 def test_names_that_several_hosts_share_are_told(needs):
     for line in problems(needs, [Host("localhost", 1), Host("127.0.0.1", 1)]):
         assert f"it calls itself {socket.gethostname()}, as" in line
@@ -143,7 +138,6 @@ def test_parameters_are_estimated_from_below(model, width):
     ("options", "workers", "copies"),
     [
         ({"optimizer": "adam"}, 3, 4),
-        ({"optimizer": "sgd"}, 3, 3),
         ({"optimizer": "sgd", "momentum": 0.0}, 3, 2),
         ({"mode": "ps-sync", "servers": 1, "optimizer": "adam"}, 3, (3 * 2 + 4) / 4),
         ({"mode": "ps-sync", "servers": 3, "optimizer": "sgd"}, 1, (2 + 3) / 4),
