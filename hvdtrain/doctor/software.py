@@ -1,6 +1,5 @@
 """Checks that torch, Horovod, MPI and a compiler are installed, load and start."""
 
-import contextlib
 import functools
 import importlib.metadata
 import json
@@ -25,37 +24,19 @@ REINSTALL = "`uv sync --reinstall-package torch`"
 REBUILD = "build it against this torch: `uv sync --reinstall-package horovod` (2 to 5 minutes, needs g++ and make)"
 
 
-@functools.cache
-def _requirements() -> dict[str, str]:
-    """What hvdtrain requires: {library: version specifier}."""
-    required = importlib.metadata.requires("hvdtrain") or []
-    found = (re.match(r"([\w.-]+)(?:\[.*?\])?\s*([^;]*)", line) for line in required)
-    return {match[1]: match[2].strip() for match in found if match}
-
-
 def library(name: str) -> Finding:
     """Whether a library is installed in the version that hvdtrain requires."""
-    required, version = _requirements()[name].removeprefix("=="), _version(name)
-    if not version:
-        return Finding(MISSING, "not installed", f"`uv sync` installs {name} {required}")
-    if version.split("+")[0] != required:
-        advice = f"`uv sync` installs {required}, with which hvdtrain is tested"
-        return Finding(WARNING, f"{version}, not {required}", advice)
+    requirements = "\n".join(importlib.metadata.requires("hvdtrain") or [])
+    required = re.search(rf"^{name}\b.*?==([^\s;]+)", requirements, re.MULTILINE)
+    assert required
+    try:
+        version = importlib.metadata.version(name)
+    except importlib.metadata.PackageNotFoundError:
+        return Finding(MISSING, "not installed", f"`uv sync` installs {name} {required[1]}")
+    if version.split("+")[0] != required[1]:
+        advice = f"`uv sync` installs {required[1]}, with which hvdtrain is tested"
+        return Finding(WARNING, f"{version}, not {required[1]}", advice)
     return Finding(OK, version)
-
-
-def other_libraries() -> Finding:
-    names = [name for name, required in _requirements().items() if not required.startswith("==")]
-    if absent := [name for name in names if not _version(name)]:
-        return Finding(MISSING, f"not installed: {', '.join(absent)}", "`uv sync` installs them")
-    return Finding(OK, f"all {len(names)}")
-
-
-def _version(name: str) -> str:
-    """The version of a library that is installed, or nothing."""
-    with contextlib.suppress(importlib.metadata.PackageNotFoundError):
-        return importlib.metadata.version(name)
-    return ""
 
 
 # ---- What loads. The libraries are loaded in another process: one that is compiled against another torch may crash it.

@@ -4,6 +4,7 @@ It gets requests, as lines of JSON on stdin: to describe the host; once every ho
 others; and, where the network is measured, to `send` to another for a moment.
 """
 
+import contextlib
 import hashlib
 import json
 import os
@@ -63,7 +64,10 @@ def describe(request: dict[str, Any]) -> dict[str, Any]:
     from hvdtrain.system.memory import free_memory
     from hvdtrain.world.host import hardware
 
-    shared = Path(request["shared"])
+    shared, can_write = Path(request["shared"]), False
+    with contextlib.suppress(OSError):
+        tempfile.TemporaryFile(dir=shared.parent).close()
+        can_write = True
     name = socket.gethostname()
     return hardware() | {
         "time": time.time(),
@@ -72,7 +76,7 @@ def describe(request: dict[str, Any]) -> dict[str, Any]:
         "name_address": resolve(name),
         "missing_files": [file for file in request["files"] if not Path(file).exists()],
         "sees_shared_file": shared.is_file(),
-        "can_write": _can_write(shared.parent),
+        "can_write": can_write,
         "package": str(PACKAGE),
     }
 
@@ -114,14 +118,6 @@ def _connection_error(target: tuple[str, int]) -> str:
     except OSError as error:
         return f"{target[0]}: {error.strerror or error}"
     return ""
-
-
-def _can_write(folder: Path) -> bool:
-    try:
-        tempfile.TemporaryFile(dir=folder).close()
-    except OSError:
-        return False
-    return True
 
 
 def serve(address: str) -> int:

@@ -187,7 +187,7 @@ class _Job:
         return {
             "bin": str(environment), "prefix": str(environment.parent), "version": version("hvdtrain"),
             "ranks": spec.ranks, "workers": spec.ranks - spec.servers, "servers": spec.servers,
-            "hosts": ",".join(f"{host.name}:{host.slots}" for host in hosts), "nodes": len(hosts) or "",
+            "hosts": ",".join(map(str, hosts)), "nodes": len(hosts) or "",
             "nodelist": ",".join(host.name for host in hosts), "first_host": hosts[0].name if hosts else "",
             "hostfile": str(self.hostfile) if hosts else "", "rankfile": str(self.rankfile) if hosts else "",
             "slots": slots or "", "reserved": slots * len(hosts) or spec.ranks, "interface": spec.interface,
@@ -214,7 +214,7 @@ class _Job:
         if recipe.script:
             files[self.script] = filler.script(recipe.script)
         if recipe.resource:
-            files[self.script] = filler.resource(recipe.resource, self.script.name)
+            files[self.script] = filler.resource(recipe.resource)
         return files
 
 

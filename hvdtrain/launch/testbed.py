@@ -14,7 +14,6 @@ import shutil
 import signal
 import socket
 import subprocess
-import sys
 import time
 from collections.abc import Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -110,8 +109,6 @@ def down() -> None:
 
 
 def _check_possible() -> None:
-    if sys.platform != "linux":
-        raise UsageError("`hvdtrain hosts` needs Linux's network namespaces")
     if os.geteuid():
         raise UsageError("`hvdtrain hosts` makes network interfaces, which only root may: use sudo")
     missing = [tool for tool in TOOLS if not shutil.which(tool)] + ([] if Path(SSHD).exists() else ["sshd"])
@@ -141,6 +138,9 @@ def _make(addresses: Mapping[str, str], rates: Sequence[str]) -> None:
         _run("ssh-keygen", "-q", "-t", "ed25519", "-N", "", "-C", "hvdtrain hosts", "-f", str(STATE / key))
     shutil.copy(STATE / "key.pub", STATE / "authorized_keys")
     _name(addresses)
+    # The congestion control that Linux ships with, whatever this machine uses: BBR all but stops for 0.2 s in every
+    # 10 s, so that what a short job measures would depend on when it began.
+    has_cubic = "cubic" in AVAILABLE_CONGESTION_CONTROL.read_text().split()
     _run("ip", "link", "add", INTERFACE, "type", "bridge")
     _run("ip", "addr", "add", f"{NETWORK}.{OWN_HOST_NUMBER}/24", "dev", INTERFACE)
     _run("ip", "link", "set", INTERFACE, "up")
@@ -153,7 +153,9 @@ def _make(addresses: Mapping[str, str], rates: Sequence[str]) -> None:
         _run("ip", "-n", namespace, "link", "set", "lo", "up")
         _run("ip", "-n", namespace, "link", "set", INTERFACE, "up")
         set_rate(node, rates[number - 1])
-        _use_cubic(namespace)
+        if has_cubic:
+            route = f"{NETWORK}.0/24", "dev", INTERFACE, "proto", "kernel", "scope", "link"
+            _run("ip", "-n", namespace, "route", "change", *route, "congctl", "cubic")
         _start_sshd(node, address)
     for node, address in addresses.items():
         _wait_for(node, address)
@@ -179,15 +181,6 @@ def mounted() -> list[str]:
     """What the testbed has mounted something over, as often as it has."""
     places = (line.split()[3:5] for line in MOUNTS.read_text().splitlines())
     return [place for root, place in places if f"/{OWN_HOSTS_FILE}" in root or f"/{OWN_SSH_CONFIGS}" in root]
-
-
-def _use_cubic(namespace: str) -> None:
-    """Have the node's connections use the congestion control that Linux ships with, whatever this machine uses: BBR
-    all but stops for 0.2 s in every 10 s, so that what a short job measures would depend on when it began.
-    """
-    if "cubic" in AVAILABLE_CONGESTION_CONTROL.read_text().split():
-        route = f"{NETWORK}.0/24", "dev", INTERFACE, "proto", "kernel", "scope", "link"
-        _run("ip", "-n", namespace, "route", "change", *route, "congctl", "cubic")
 
 
 def _cpu_groups() -> Path:

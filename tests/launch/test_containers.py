@@ -11,7 +11,6 @@ from importlib.metadata import version
 from pathlib import Path
 
 import pytest
-import yaml
 from helpers.jobs import until
 from helpers.recipes import PROGRAM, script
 
@@ -90,7 +89,7 @@ def test_each_service_of_yarn_has_a_name_of_its_own(tmp_path):
 def test_kubernetes_gets_an_mpi_job(out):
     words, text = script("kubernetes", out)
     assert "kubectl create --output=name" in words[2]  # with another name each time: never "unchanged"
-    job = yaml.safe_load(text)
+    job = json.loads(text)
     assert job["spec"].keys() == {
         "slotsPerWorker", "mpiImplementation", "launcherCreationPolicy", "runPolicy", "mpiReplicaSpecs",
     }  # fmt: skip
@@ -118,7 +117,7 @@ def test_ranks_on_kubernetes_have_the_images_python_and_folders(tmp_path):
     config = RunConfig(mode="allreduce", dataset="/data/coil")
     made = prepare("kubernetes", config, 2, (), tmp_path / "My run")
     [text] = made.files.values()
-    args = yaml.safe_load(text)["spec"]["mpiReplicaSpecs"]["Launcher"]["template"]["spec"]["containers"][0]["args"]
+    args = json.loads(text)["spec"]["mpiReplicaSpecs"]["Launcher"]["template"]["spec"]["containers"][0]["args"]
     assert args[2:5] == ["/opt/hvdtrain/bin/python", "-Pm", "hvdtrain"] and str(tmp_path) not in text
     assert args[args.index("--out") + 1] == "/runs/My run" and args[args.index("--dataset") + 1] == "/data/coil"
     for dataset in ("./coil", "~/coil", "data/coil"):

@@ -7,7 +7,6 @@ import subprocess
 from pathlib import Path
 
 import pytest
-import yaml
 from click.testing import CliRunner
 from helpers import report_runs
 from helpers.recipes import TAKE_HOSTS, script, start
@@ -114,7 +113,7 @@ def test_a_user_of_a_host_is_mpiruns_to_know(out):
         ("slurm", "export HVDTRAIN_INTERFACE=ib0"),
         ("sge", "export OMPI_MCA_btl_tcp_if_include=ib0 PRTE_MCA_prte_if_include=ib0"),
         ("yarn", '"HVDTRAIN_INTERFACE": "ib0"'),
-        ("kubernetes", "- name: OMPI_MCA_btl_tcp_if_include"),
+        ("kubernetes", '"name": "OMPI_MCA_btl_tcp_if_include",'),
     ],
 )  # fmt: skip
 def test_jobs_of_schedulers_are_told_the_network_interface(launcher, line, out):
@@ -191,7 +190,7 @@ def test_a_dry_run_is_refused_where_the_job_would_be(tmp_path):
 @pytest.mark.parametrize(("run", "name"), [("My Run_1", "hvdtrain-my-run-1"), ("x" * 99, f"hvdtrain-{'x' * 36}")])
 def test_a_jobs_name_is_one_that_every_scheduler_takes(run, name, tmp_path):
     made = expand("kubernetes", JobSpec(2, ["x"], out=tmp_path / run))
-    assert yaml.safe_load(next(iter(made.files.values())))["metadata"]["generateName"] == f"{name}-"
+    assert json.loads(next(iter(made.files.values())))["metadata"]["generateName"] == f"{name}-"
     assert len(f"{name}-abcde-worker-4095") <= 63  # a pod's, and a host's
 
 

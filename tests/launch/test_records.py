@@ -209,7 +209,7 @@ def test_what_a_scheduler_prints_in_place_of_a_job_is_told(slurm):
     (slurm / "bin" / "sbatch").write_text("#!/bin/sh\necho queued: ok\n")
     ended = submit(slurm / "run")
     assert isinstance(ended.exception, Failure)
-    assert f"slurm has printed 'ok', which is no job of its: see {slurm}/run.launch/log, " in str(ended.exception)
+    assert f"slurm has printed 'ok', which names no job: see {slurm}/run.launch/log, " in str(ended.exception)
 
 
 def test_stop_ends_no_process_that_a_stranger_has_written_down(tmp_path):

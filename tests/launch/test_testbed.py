@@ -13,7 +13,6 @@ from pathlib import Path
 
 import psutil
 import pytest
-import yaml
 from helpers.jobs import ENV, HVDTRAIN, SETTINGS, until
 from helpers.jobs import hvdtrain as forked
 from helpers.launched import TOKEN, Launched, command_line
@@ -184,7 +183,7 @@ def test_an_mpijobs_launcher_starts_a_rank_in_each_pod(nodes, tmp_path):
     """What Kubernetes' MPI operator gives its launcher, with nodes as worker pods, and this machine for an image."""
     made = expand("kubernetes", JobSpec(2, ["hostname"], out=tmp_path / "run", interface=testbed.INTERFACE))
     [text] = made.files.values()
-    pod = yaml.safe_load(text)["spec"]["mpiReplicaSpecs"]["Launcher"]["template"]["spec"]["containers"][0]
+    pod = json.loads(text)["spec"]["mpiReplicaSpecs"]["Launcher"]["template"]["spec"]["containers"][0]
     (tmp_path / "hostfile").write_text("node1 slots=1\nnode2 slots=1\n")
     in_image = {"/opt/hvdtrain": str(Path(sys.executable).parent.parent), "/etc/mpi": str(tmp_path)}
     words = [*pod["command"], *pod["args"]]
