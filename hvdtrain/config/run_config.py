@@ -42,13 +42,12 @@ class RunConfig:
         "`synthetic`, or --synthetic alone, is noise that costs nothing to read.", str,
     )  # fmt: skip
     image_size: int = option(
-        0, "Side in pixels, at least 32 for a VGG; `auto` takes most images', within 32 to 224.",
-        WordOr("auto", 0, click.IntRange(0)),
-    )  # fmt: skip
+        0, "Side in pixels, of VGGs from 32; `auto`: as most images, 32 to 224.", WordOr("auto", 0, click.IntRange(0))
+    )
     model: str = option("vggf", "One of {model}.", str)
     width: float = option(
-        0.0, f"Scales channels and head; 1 is the published model. `auto` is {DEFAULT_WIDTH} for vggf and 1 for "
-        "others.", WordOr("auto", 0.0, click.FloatRange(0, 4, True)),
+        0.0, f"Scales channels and head; `auto` is {DEFAULT_WIDTH} for vggf, and 1, as published, for others.",
+        WordOr("auto", 0.0, click.FloatRange(0, 4, True)),
     )  # fmt: skip
     dropout: float = option(0.0, "Dropout in the head (the VGG paper has 0.5).", click.FloatRange(0, 1, False, True))
     augment: str = option("none", "Random changes to training images: {augment}; see `hvdtrain data show`.", str)
@@ -60,9 +59,7 @@ class RunConfig:
     )
     batch_size: int = option(32, "Global batch: the samples of one step, over all workers.", click.IntRange(1), ("-b",))
     per_worker: bool = option(
-        False,
-        "--batch-size is each worker's, as MXNet's dist_sync and torch's DDP have it, not the global batch.",
-        bool,
+        False, "--batch-size is each worker's, as in MXNet's dist_sync and torch's DDP, not the global batch.", bool
     )
     accumulate: int = option(
         1, "Passes in which a worker computes its part of a batch, one after the other: less memory.", click.IntRange(1)
@@ -83,9 +80,8 @@ class RunConfig:
         0.0, "Stop after so much training time instead: 90s, 30m, 2h.", WordOr("none", 0.0, Duration())
     )
     sprint: float = option(
-        0.0, "Measure speed alone: warm up, train for so long, 4s say, and stop. Nothing is evaluated or saved.",
-        WordOr("none", 0.0, Duration()),
-    )  # fmt: skip
+        0.0, "Measure speed alone: warm up, train for 4s, say, and save nothing.", WordOr("none", 0.0, Duration())
+    )
     optimizer: str = option("adam", "One of {optimizer}.", str)
     lr: float = option(3e-4, "Learning rate for the global batch.", click.FloatRange(0, min_open=True))
     lr_scaling: str = option(
@@ -125,12 +121,13 @@ class RunConfig:
         False, "With --push-scale none: divide the learning rate of a push by its staleness, some N - 1.", bool
     )
     backup: int = option(
-        0, "In ps-sync: how many of its pushes a step does not wait for: late ones are dropped.", click.IntRange(0)
-    )
+        0, "In ps-sync: backup workers, whose number of pushes a step does not wait for; those that come late are "
+        "dropped.", click.IntRange(0),
+    )  # fmt: skip
     shares: str = option(
         "auto", "How a global batch is shared out: `static`, a fixed share for each worker; `leased`, in ps-async and "
-        "ps-ssp: a worker takes its next share when it is ready, so that a fast one does more; `auto`: leased there.",
-        click.Choice(["auto", "static", "leased"]),
+        "ps-ssp: a worker takes its next share when it is ready, so that a fast one does more. `auto` leases where it "
+        "can.", click.Choice(["auto", "static", "leased"]),
     )  # fmt: skip
     compression: str = option(
         "none", "How gradients are sent: {compression}. In allreduce none or fp16. What int8, topk and 2bit leave "
@@ -161,9 +158,8 @@ class RunConfig:
         "`random:6x:p=0.1`, any worker at any step; `jitter:lognormal:0.2`. Join several with +.", str,
     )  # fmt: skip
     device: str = option(
-        "auto", "`cuda`: a worker takes the GPU of its place on its host; `auto`: that, where there are GPUs.",
-        click.Choice(DEVICES),
-    )  # fmt: skip
+        "auto", "`cuda`: a GPU for each worker of a host; `auto`: that, where there are GPUs.", click.Choice(DEVICES)
+    )
     share_gpu: bool = option(
         False, "Workers may share a GPU, to try things out: gradients go through CPU memory, and not NCCL.", bool
     )
@@ -171,13 +167,11 @@ class RunConfig:
     target_accuracy: float = option(0.95, "Validation accuracy whose time is reported.", click.FloatRange(0, 1))
     stop_at_target: bool = option(False, "Stop after the first evaluation that reaches --target-accuracy.", bool)
     save: str = option(
-        "all", "Which models to keep: the `best` by validation loss, the `final` one, `all`, or `none`.",
-        click.Choice(SAVES),
-    )  # fmt: skip
+        "all", "Models to keep: the `best` by validation loss, the `final` one, `all`, or `none`.", click.Choice(SAVES)
+    )
     snapshot_every: str = option(
-        "epoch", "When to save all that --resume needs: `epoch`, `never`, or a time such as 10m. SIGTERM saves too.",
-        SnapshotEvery(),
-    )  # fmt: skip
+        "epoch", "When to save all that --resume needs, as SIGTERM does: `epoch`, `never` or 10m, say.", SnapshotEvery()
+    )
     keep_snapshots: int = option(2, "How many of the latest snapshots are kept.", click.IntRange(1))
     trace: bool = option(False, "Write what every rank did when to trace.pftrace, which the Perfetto UI opens.", bool)
     trace_steps: str = option("all", "With --trace: the first and the last step to write down, as 100-150.", str)
