@@ -48,7 +48,7 @@ def read_config(path: Path) -> dict[str, Any]:
 def started_workers(file: Path) -> int | None:
     """How many workers the run of a config.toml had when it was last started; None where it does not say."""
     try:
-        found = parse_toml(read_whole(file).decode()).get("workers")
+        workers = parse_toml(read_whole(file).decode()).get("workers")
     except (OSError, ValueError):
         return None
-    return found if isinstance(found, int) and found > 0 else None
+    return workers if isinstance(workers, int) and workers > 0 else None

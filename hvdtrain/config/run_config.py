@@ -190,7 +190,7 @@ class RunConfig:
             if isinstance(value, str) and any("\ud800" <= c <= "\udfff" for c in value):
                 raise UsageError(f"{flag(f.name)} {value!a} is not valid UTF-8: rename it")
         default = RunConfig
-        found = {
+        contradictions = {
             "--epochs, --steps, --time-budget and --sprint exclude each other: give one":
                 sum(bool(getattr(self, name)) for name in LENGTHS) > 1,
             "--lr-scaling is for --per-worker: without it, workers share one batch":
@@ -211,7 +211,7 @@ class RunConfig:
             f"--bucket-mb {self.bucket_mb} is less than 64 KiB, 0.0625: messages would be too many":
                 self.bucket_mb < 2**-4,
         }  # fmt: skip
-        if problem := next((problem for problem, is_there in found.items() if is_there), ""):
+        if problem := next((problem for problem, holds in contradictions.items() if holds), ""):
             raise UsageError(problem)
 
     def for_workers(self, workers: int) -> "RunConfig":

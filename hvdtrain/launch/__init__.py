@@ -4,7 +4,7 @@
   `hvdtrain hosts`.
 - `prepare.py` turns a training job's options into a `LaunchCommand`, with `recipe.py`, which reads `launchers/`, and
   `filling.py`, which fills in what they have.
-- `processes.py` starts a job's processes and ends them, in a network of their own (`own_network.py`) where all of them
+- `processes.py` starts a job's processes and ends them, in a private network (`private_network.py`) where all of them
   are here; `supervise.py` runs a job to its end, with retries; `records.py` knows which job a run folder has.
 - `job_log.py` reads what a job printed: which rank failed, and why.
 - `hosts.py` reads host lists and runs commands on hosts, `copies.py` copies code there.

@@ -81,10 +81,10 @@ def check_hosts(
     if interface not in ("", *local_interfaces):
         problems.append(f"this machine has no network interface {interface}")
     for host in hosts:
-        found = [replies[host.name].get("error", "")]
+        faults = [replies[host.name].get("error", "")]
         if host.name in answers:
-            found = [*_problems(host, answers, requirements, local_software), unreachable.get(host.name)]
-        problems += [f"{host.name}: {'; '.join(filter(None, found))}"] if any(found) else []
+            faults = [*_problems(host, answers, requirements, local_software), unreachable.get(host.name)]
+        problems += [f"{host.name}: {'; '.join(filter(None, faults))}"] if any(faults) else []
     if problems:
         raise UsageError(*problems)
     if all(is_local(host.name) for host in hosts):  # starters use loopback
@@ -109,13 +109,13 @@ def _descriptions(hosts: Sequence[Host], **request: Any) -> Requests:
 
 def _measure(ask: Ask, listening: Mapping[str, Any], answers: Mapping[str, Any]) -> tuple[Pair, ...]:
     """Bandwidth from host to host, by the names that these have for themselves, without silent pairs."""
-    found: list[Pair] = []
+    measured: list[Pair] = []
     for pairs in rounds(list(listening)):
         replies = ask({sender: {"send": listening[receiver]} for sender, receiver in pairs})
         for sender, receiver in pairs:
             if speed := replies[sender].get("gbit_s"):
-                found.append({"from": answers[sender]["name"], "to": answers[receiver]["name"], "gbit_s": speed})
-    return tuple(found)
+                measured.append({"from": answers[sender]["name"], "to": answers[receiver]["name"], "gbit_s": speed})
+    return tuple(measured)
 
 
 def rounds(hosts: Sequence[str]) -> list[list[tuple[str, str]]]:

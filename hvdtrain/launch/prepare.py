@@ -12,8 +12,8 @@ from hvdtrain.errors import UsageError
 from hvdtrain.launch import testbed
 from hvdtrain.launch.hosts import Host, code_path
 from hvdtrain.launch.memory import asked_mb, rank_mb
-from hvdtrain.launch.own_network import needs_network
 from hvdtrain.launch.preflight import Requirements, check_hosts
+from hvdtrain.launch.private_network import needs_network
 from hvdtrain.launch.recipe import SLOTS, JobSpec, LaunchCommand, expand, train_program
 from hvdtrain.runs.launched import LAUNCHER, Launched, Pair
 from hvdtrain.runs.request import with_absolute_paths

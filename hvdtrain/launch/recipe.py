@@ -87,14 +87,14 @@ class LaunchCommand:
         name: the job's, as its scheduler knows it.
         stop_signal: the signal that the command passes on to the ranks, which then save and leave; None where it
             passes none on.
-        own_network: whether the command is to run in a network that has loopback alone, where the system allows it.
+        private_network: whether the command is to run in a network that has loopback alone, where the system allows it.
     """
 
     argv: list[str]
     files: dict[Path, str]
     environment: dict[str, str]
     stop_signal: signal.Signals | None = signal.SIGTERM
-    own_network: bool = False
+    private_network: bool = False
     secrets_file: Path | None = None
     to_scheduler: bool = False
     name: str = ""
@@ -133,7 +133,7 @@ def expand(launcher: str, spec: JobSpec) -> LaunchCommand:
     return LaunchCommand(
         filler.command(recipe.command), job.files(filler), job.environment,
         stop_signal=None if recipe.stop_signal == "file" else signal.Signals[recipe.stop_signal],
-        own_network=is_here and not spec.needs_network and spec.interface in ("", "lo"),
+        private_network=is_here and not spec.needs_network and spec.interface in ("", "lo"),
         secrets_file=job.secrets_file, to_scheduler=bool(recipe.script_name), name=job.name,
     )  # fmt: skip
 

@@ -102,8 +102,8 @@ def _state(run: Path, shown: Path, summary: Summary, record: dict[str, Any]) -> 
 
 def _asked_to_leave(run: Path) -> str:
     """The step at which the ranks left because they were asked to; empty where they were not."""
-    found = re.search(r"ended by SIGTERM at step (\d+)", log_text(log_file(run)))
-    return found[1] if found else ""
+    match = re.search(r"ended by SIGTERM at step (\d+)", log_text(log_file(run)))
+    return match[1] if match else ""
 
 
 def _rank_of(manifest: Manifest | None, process: int) -> int:

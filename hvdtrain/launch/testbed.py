@@ -28,11 +28,11 @@ from hvdtrain.world.network import resolve
 STATE = Path("/run/hvdtrain-hosts")
 INTERFACE = "hvdtrain0"  # has the same name on the nodes and here, as Horovod requires
 NETWORK = "10.77.77"
-OWN_HOST_NUMBER = 254  # the last byte of this machine's address in that network
+THIS_HOST_NUMBER = 254  # the last byte of this machine's address in that network
 HOSTS_FILE = Path("/etc/hosts")
 SSH_CONFIGS = Path("/etc/ssh/ssh_config.d")
 # What is mounted over these two, in STATE: by these names a mount is known as the testbed's.
-OWN_HOSTS_FILE, OWN_SSH_CONFIGS = "hvdtrain-etc-hosts", "hvdtrain-ssh-configs"
+HOSTS_COPY, SSH_COPY = "hvdtrain-etc-hosts", "hvdtrain-ssh-configs"
 MOUNTS = Path("/proc/self/mountinfo")
 MAX_NODES = 64
 TOOLS = ("ip", "tc", "ssh", "ssh-keygen", "nsenter", "unshare", "mount")
@@ -142,7 +142,7 @@ def _make(addresses: Mapping[str, str], rates: Sequence[str]) -> None:
     # 10 s, so that what a short job measures would depend on when it began.
     has_cubic = "cubic" in AVAILABLE_CONGESTION_CONTROL.read_text().split()
     _run("ip", "link", "add", INTERFACE, "type", "bridge")
-    _run("ip", "addr", "add", f"{NETWORK}.{OWN_HOST_NUMBER}/24", "dev", INTERFACE)
+    _run("ip", "addr", "add", f"{NETWORK}.{THIS_HOST_NUMBER}/24", "dev", INTERFACE)
     _run("ip", "link", "set", INTERFACE, "up")
     for number, (node, address) in enumerate(addresses.items(), 1):
         namespace, bridge_end = f"hvdtrain-{node}", f"hvdtrain-n{number}"
@@ -163,7 +163,7 @@ def _make(addresses: Mapping[str, str], rates: Sequence[str]) -> None:
 
 def _name(addresses: Mapping[str, str]) -> None:
     """Have this machine know the nodes by name, and its ssh reach them: by copies, mounted over what it has."""
-    names, configs = STATE / OWN_HOSTS_FILE, STATE / OWN_SSH_CONFIGS
+    names, configs = STATE / HOSTS_COPY, STATE / SSH_COPY
     lines = "".join(f"{address} {node}\n" for node, address in addresses.items())
     shutil.copy(HOSTS_FILE, names)
     names.write_text(f"{HOSTS_FILE.read_text().rstrip()}\n{lines}")
@@ -173,14 +173,14 @@ def _name(addresses: Mapping[str, str]) -> None:
         f"Host {' '.join(addresses)}\n  User root\n  IdentityFile {STATE}/key\n  IdentitiesOnly yes\n"
         "  StrictHostKeyChecking no\n  UserKnownHostsFile /dev/null\n  LogLevel ERROR\n"
     )
-    for own, place in ((names, HOSTS_FILE), (configs, SSH_CONFIGS)):
-        _run("mount", "--bind", str(own), str(place))
+    for copy, place in ((names, HOSTS_FILE), (configs, SSH_CONFIGS)):
+        _run("mount", "--bind", str(copy), str(place))
 
 
 def mounted() -> list[str]:
     """What the testbed has mounted something over, as often as it has."""
     places = (line.split()[3:5] for line in MOUNTS.read_text().splitlines())
-    return [place for root, place in places if f"/{OWN_HOSTS_FILE}" in root or f"/{OWN_SSH_CONFIGS}" in root]
+    return [place for root, place in places if f"/{HOSTS_COPY}" in root or f"/{SSH_COPY}" in root]
 
 
 def _cpu_groups() -> Path:

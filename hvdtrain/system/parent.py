@@ -47,7 +47,7 @@ def _starter() -> psutil.Process | None:
 
     Where it is on another host, the sshd that serves its connection, which ends with that. None where there is neither.
     """
-    found = session = None
+    starter = session = None
     for ancestor in psutil.Process().parents():
         try:
             name, words = ancestor.name(), {Path(word).name for word in ancestor.cmdline()[:3]}
@@ -56,8 +56,8 @@ def _starter() -> psutil.Process | None:
         if session is None and name in _SSHD:
             session = ancestor
         if words & _STARTERS:
-            found = ancestor
-    return found or session
+            starter = ancestor
+    return starter or session
 
 
 def is_alive(process: psutil.Process) -> bool:

@@ -20,8 +20,8 @@ from hvdtrain.errors import Failure, UsageError
 from hvdtrain.launch import processes
 from hvdtrain.launch.hosts import Host
 from hvdtrain.launch.job_log import failure_reason, first_failed, log_lines
-from hvdtrain.launch.own_network import needs_network
 from hvdtrain.launch.prepare import prepare
+from hvdtrain.launch.private_network import needs_network
 from hvdtrain.launch.processes import launched_job, local_job
 from hvdtrain.launch.recipe import JobSpec, expand
 from hvdtrain.launch.supervise import log_file, supervise
@@ -217,7 +217,7 @@ def test_a_job_runs_where_no_network_of_its_own_can_be_made(tmp_path, monkeypatc
     def refuse(scratch):
         raise PermissionError
 
-    monkeypatch.setattr(processes, "enter_own_network", refuse)
+    monkeypatch.setattr(processes, "enter_private_network", refuse)
     monkeypatch.chdir(tmp_path)
     assert os.readlink("/proc/self/ns/net") in place_of(tmp_path / "log")[0]
 
@@ -233,8 +233,8 @@ def test_a_job_runs_where_no_network_of_its_own_can_be_made(tmp_path, monkeypatc
     ],
 )
 def test_jobs_that_stay_on_this_machine_have_a_network_of_their_own(launcher, hosts, own, tmp_path):
-    assert expand(launcher, JobSpec(2, ["x"], hosts=hosts, out=tmp_path)).own_network == own
-    assert not expand(launcher, JobSpec(2, ["x"], hosts=hosts, out=tmp_path, needs_network=True)).own_network
+    assert expand(launcher, JobSpec(2, ["x"], hosts=hosts, out=tmp_path)).private_network == own
+    assert not expand(launcher, JobSpec(2, ["x"], hosts=hosts, out=tmp_path, needs_network=True)).private_network
 
 
 @pytest.mark.parametrize(
@@ -252,7 +252,7 @@ def test_a_job_that_downloads_something_stays_in_this_machines_network(options, 
     monkeypatch.setenv("HVDTRAIN_CACHE", str(tmp_path))
     assert needs_network(RunConfig(**options)) == needs
     command = prepare("local", RunConfig(**options), 2, (), tmp_path / "run")
-    assert command.own_network == (not needs)
+    assert command.private_network == (not needs)
 
 
 # What is left: nothing

@@ -37,7 +37,7 @@ def slurm(tmp_path_factory):
 def slurm_on_two_nodes(tmp_path):
     """The same with two hosts of the testbed, node1 and node2, of two slots each."""
     with two_nodes():
-        own = f"{testbed.NETWORK}.{testbed.OWN_HOST_NUMBER}"
+        own = f"{testbed.NETWORK}.{testbed.THIS_HOST_NUMBER}"
         hosts = {node: (socket.gethostbyname(node), on_node(node)) for node in testbed.running_nodes()}
         with cluster(tmp_path, hosts, 2, own) as env:
             yield env

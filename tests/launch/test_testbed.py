@@ -17,6 +17,7 @@ from helpers.jobs import ENV, HVDTRAIN, SETTINGS, until
 from helpers.jobs import hvdtrain as forked
 from helpers.launched import TOKEN, Launched, command_line
 from helpers.nodes import two_nodes
+from helpers.processes import ranks_among
 
 from hvdtrain.errors import UsageError
 from hvdtrain.launch import testbed
@@ -66,15 +67,9 @@ def processes():
 
 def ranks():
     """{the number that its starter gave it: process} of the ranks on the nodes."""
-    found = {}
-    for pid in processes():
-        with contextlib.suppress(psutil.Error):
-            process = psutil.Process(pid)
-            env = process.environ()
-            number = env.get("OMPI_COMM_WORLD_RANK", env.get("HOROVOD_RANK"))
-            if number is not None and "hvdtrain" in process.cmdline() and process.name().startswith("python"):
-                found[int(number)] = process
-    return found
+    pids = processes()
+    on_nodes = [process for process in psutil.process_iter() if process.pid in pids]
+    return ranks_among(on_nodes, "OMPI_COMM_WORLD_RANK", "HOROVOD_RANK")
 
 
 def hvdtrain(*words, timeout=150):
