@@ -11,7 +11,7 @@ from typing import NoReturn
 
 import click
 
-from hvdtrain.config.option_types import Names, Numbers
+from hvdtrain.config.option_types import Several
 from hvdtrain.errors import Failure, UsageError, unknown
 from hvdtrain.formatting import shown
 from hvdtrain.system.memory import importing
@@ -24,7 +24,7 @@ COMMANDS = {
     "launch": ("hvdtrain.launch.commands:launch", "Start workers and servers, here or on hosts."),
     "status": ("hvdtrain.launch.status:status", "Say how far a job is."),
     "stop": ("hvdtrain.launch.commands:stop", "End a launched job, which saves a snapshot."),
-    "hosts": ("hvdtrain.launch.testbed_command:hosts", "Make hosts on this machine, with slow links."),
+    "hosts": ("hvdtrain.launch.testbed:hosts", "Make hosts on this machine, with slow links."),
     "evaluate": ("hvdtrain.evaluate.command:evaluate", "Test the model that a run saved."),
     "report": ("hvdtrain.compare.reporting:report", "Compare finished runs: tables, plots, a verdict."),
     "bench": ("hvdtrain.bench.command:bench", "Time all-reduce, push and pull by themselves."),
@@ -128,7 +128,7 @@ def _clearer(message: str, context: click.Context | None) -> str:
         )
     message = message.replace("is not a valid float range.", "is not a number.")
     message = message.replace("is not a valid integer range.", "is not a whole number.")
-    lists = context and any(isinstance(param.type, Numbers | Names) for param in context.command.params)
+    lists = context and any(isinstance(param.type, Several) for param in context.command.params)
     return (
         f"{message}: numbers and names are listed by commas, `2,4`"
         if lists and "extra argument" in message

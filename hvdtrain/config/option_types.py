@@ -85,47 +85,7 @@ class SnapshotEvery(click.ParamType):
         return str(value)
 
 
-def _words(value: Any) -> list[Any]:
-    """`1,2` of a command line, or the list of a preset."""
-    return value if isinstance(value, list) else str(value).split(",")
-
-
-class Numbers(click.ParamType):
-    """`1,2,4` as a list of different whole numbers.
-
-    Args:
-        least: of each.
-    """
-
-    name = "numbers"
-
-    def __init__(self, least: int = 1) -> None:
-        self.least = least
-
-    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> list[int]:
-        try:
-            numbers = [int(str(word)) for word in _words(value)]
-        except ValueError:
-            numbers = []
-        if not numbers or min(numbers) < self.least:
-            self.fail(f"'{value}' is not a list of whole numbers such as 1,2,4, each at least {self.least}", param, ctx)
-        return list(dict.fromkeys(numbers))
-
-
 EQUAL = "equal"  # as many servers as workers
-
-
-class ServerNumbers(Numbers):
-    """`1,2,equal` as a list of whole numbers of at least 1 and EQUAL."""
-
-    name = "numbers|equal"
-
-    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> list[Any]:
-        words = _words(value)
-        if not words:  # in a preset
-            self.fail("'' is not a list of whole numbers such as 1,2,equal", param, ctx)
-        found = [word if word == EQUAL else super(ServerNumbers, self).convert(str(word), param, ctx) for word in words]
-        return list(dict.fromkeys(each for one in found for each in ([one] if one == EQUAL else one)))
 
 
 class ServerNumber(WordOr):
@@ -135,28 +95,40 @@ class ServerNumber(WordOr):
         super().__init__(EQUAL, EQUAL, click.IntRange(least, most))
 
 
-class Names(click.ParamType):
-    """`single,ddp` as a list of different words."""
+class Several(click.ParamType):
+    """`16,32` as a list of different values.
 
-    name = "names"
+    Args:
+        kind: the type of each; words by default.
+        name: of such a list in the help.
+    """
 
-    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> list[str]:
-        words = _words(value)
-        if not words or not all(isinstance(word, str) for word in words):  # in a preset
-            self.fail(f"{value} is not a list of names", param, ctx)
-        return list(dict.fromkeys(word.strip() for word in words))
-
-
-class Several(Names):
-    """`16,32` as a list of different values of another type."""
-
-    def __init__(self, kind: Any) -> None:
-        self.kind = click.types.convert_type(kind)
+    def __init__(self, kind: Any = click.STRING, name: str = "names") -> None:
+        self.kind, self.name = click.types.convert_type(kind), name
 
     def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> list[Any]:
-        if value == []:  # in a preset
-            self.fail("it lists nothing", param, ctx)
-        return list(dict.fromkeys(self.kind.convert(word, param, ctx) for word in _words(value)))
+        listed = value if isinstance(value, list) else str(value).split(",")  # a preset has lists
+        words = [str(word).strip() for word in listed]
+        if not words or "" in words:
+            self.fail(f"'{value}' is not a list such as 2,4 or single,ddp", param, ctx)
+        return list(dict.fromkeys(self.kind.convert(word, param, ctx) for word in words))
+
+
+Names = Several
+
+
+class Numbers(Several):
+    """`1,2,4` as a list of whole numbers of at least 1."""
+
+    def __init__(self) -> None:
+        super().__init__(click.IntRange(1), "numbers")
+
+
+class ServerNumbers(Several):
+    """`1,2,equal` as a list of whole numbers of at least 1 and EQUAL."""
+
+    def __init__(self) -> None:
+        super().__init__(ServerNumber(1), "numbers|equal")
 
 
 def option(default: Any, help: str, type: Any = None, flags: tuple[str, ...] = ()) -> Any:

@@ -3,8 +3,6 @@
 """
 
 import re
-import signal
-import tomllib
 from functools import cache
 from pathlib import Path
 from typing import Any, Literal
@@ -32,21 +30,18 @@ class Launcher(Struct, forbid_unknown_fields=True, frozen=True):
     job: str = ""
     status_command: list[str | list[str]] = []
     finished_pattern: str = ""
-    capture: dict[str, list[str]] = {}
     unique_name: bool = False
     interpreter: str = ""
     runs: str = ""
     if_rank_may_die: list[str] = []
     if_rank_must_not: list[str] = []
     inherits: bool = False
-    stop_signal: str = "SIGTERM"
+    stop_signal: Literal["SIGTERM", "SIGINT", "SIGUSR1", "SIGUSR2", "file"] = "SIGTERM"
     environment: dict[str, str] = {}
 
     def __post_init__(self) -> None:
         if bool(self.status_command) != bool(self.finished_pattern):
             raise ValueError("`status_command` and `finished_pattern` go together")
-        if self.stop_signal not in {"file", *signal.Signals.__members__}:
-            raise ValueError(f"`stop_signal` is no signal: {self.stop_signal!r}")
         if self.stop and not self.job:
             raise ValueError("`stop` needs `job`: a pattern of what the scheduler prints for a job")
         for name in ("finished_pattern", "job"):
@@ -90,27 +85,16 @@ def load(kind: str, name: str) -> dict[str, Any]:
     """One recipe as a dictionary.
 
     Raises:
-        UsageError: there is none of that name (the valid names are listed), or it is not TOML (file and line), or its
-            keys are not those of its kind.
+        UsageError: there is none of that name (the valid names are listed), or it is not TOML, or its keys are not
+            those of its kind; file and line are named.
     """
     if name not in names(kind):
         raise unknown(WHAT[kind], name, names(kind))
     file = _folder(kind) / f"{name}.toml"
-    content = file.read_bytes()
     try:
-        recipe = parse_toml(content.decode())
+        recipe = parse_toml(file.read_text("utf-8"))
         if kind in SHAPES:
             convert(recipe, SHAPES[kind])
-        return recipe
-    except ValidationError as error:
+    except (ValueError, ValidationError) as error:  # no UTF-8, no TOML, or other keys
         raise UsageError(f"{file}: {error}") from None
-    except tomllib.TOMLDecodeError as error:  # "... (at line 3, column 5)" or "... (at end of document)"
-        problem = str(error)
-        at = re.search(r"at line (\d+)", problem)
-        line = int(at[1]) if at else len(content.splitlines())
-    except UnicodeDecodeError as error:
-        problem = "not UTF-8"
-        line = content.count(b"\n", 0, error.start) + 1
-    except ValueError as error:  # a number of too many digits
-        raise UsageError(f"{file}: {error}") from None
-    raise UsageError(f"{file}, line {line}: {problem}")
+    return recipe

@@ -9,6 +9,7 @@ from pathlib import Path
 
 from hvdtrain.doctor.findings import MISSING, OK, WARNING, Finding
 from hvdtrain.system.cgroups import cpu_quota, memory_limit
+from hvdtrain.world.network import resolve
 
 # Measured with OpenMPI 5.0.11 on one host: each rank creates a file of 16 MB in /dev/shm, and MPI_Init fails without
 # that much space. `hvdtrain compare` with no options, which runs two workers and a server, takes 1.8 GB of memory.
@@ -46,8 +47,6 @@ def shared_memory(folder: Path = Path("/dev/shm")) -> Finding:
     remedy = f"`docker run --shm-size=1g`, or `mount -o remount,size=1g {folder}`"
     if space.free < SEGMENT_MB * 2**20:
         return Finding(MISSING, found, f"MPI cannot start with less than {SEGMENT_MB} MB: {remedy}")
-    if space.free < 4 * SEGMENT_MB * 2**20:
-        return Finding(WARNING, found, f"each rank reserves {SEGMENT_MB} MB: {remedy}")
     return Finding(OK, found)
 
 
@@ -63,25 +62,13 @@ def huge_pages(file: Path = Path("/sys/kernel/mm/transparent_hugepage/enabled"))
 def host_name() -> Finding:
     """Whether this host's name resolves to an address by which other hosts' ranks can reach it."""
     name = socket.gethostname()
-    try:
-        address = socket.gethostbyname(name)
-    except OSError as error:
-        advice = "jobs on several hosts need it: add the name to /etc/hosts"
-        return Finding(WARNING, f"{name} does not resolve: {error.strerror}", advice)
+    address = resolve(name)
+    if not address:
+        return Finding(WARNING, f"{name} does not resolve", "jobs on several hosts need it: add it to /etc/hosts")
     if address.startswith("127."):
         advice = "enough for one machine; on several hosts it must mean an address that the others reach"
         return Finding(WARNING, f"{name} is {address}", advice)
     return Finding(OK, f"{name} is {address}")
-
-
-def loopback() -> Finding:
-    """Whether the loopback works, over which ranks on one machine communicate."""
-    try:
-        with socket.create_server(("127.0.0.1", 0)) as server:
-            socket.create_connection(server.getsockname(), timeout=5).close()
-    except OSError as error:
-        return Finding(MISSING, f"127.0.0.1 cannot be reached: {error.strerror or error}", "`ip link set lo up`")
-    return Finding(OK, "127.0.0.1")
 
 
 def cache() -> Finding:

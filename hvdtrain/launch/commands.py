@@ -21,8 +21,7 @@ from hvdtrain.launch.copies import check_destination, copy_commands, copy_here_t
 from hvdtrain.launch.hosts import Host, allocate, given_hosts, host_options, secrets_option
 from hvdtrain.launch.prepare import prepare
 from hvdtrain.launch.processes import end_process
-from hvdtrain.launch.recipe import LaunchCommand
-from hvdtrain.launch.records import cancel, captured, claimed, forget, kept_options, read_record
+from hvdtrain.launch.records import cancel, claimed, forget, read_record
 from hvdtrain.launch.supervise import STOP_TIMEOUT_S, log_file, supervise
 from hvdtrain.runs.folder import CONFIG, check_free, last_saved_step, name_one_of, refuse_links
 from hvdtrain.runs.launched import remembered
@@ -86,14 +85,9 @@ def launch(
     clocks, memory, the run folder on storage that they share, and connections between them. SIGTERM, and `hvdtrain
     stop`, let the ranks save a snapshot before they leave.
     """
-    if resume and not out:
-        raise UsageError("--resume needs --out: the folder of the run to go on with")
+    resumed = _config_to_resume(out, workers) if resume else None
     launcher, listed = _where(launcher, given_hosts(hosts, hostfile), Path(out) if resume else None)
-    resumed = _options_of(Path(out)) if resume else None
     workers = workers or (started_workers(resumed) if resumed else None)
-    if resume and not resumed and not workers:
-        where = name_one_of(Path(out)) or "; name the folder of one, or begin one there with -n"
-        raise UsageError(f"there is no run in {out} to go on with{where}")
     config = _train_config(train_options, workers if servers == EQUAL else servers, resumed)
     if not workers:
         raise UsageError("-n is missing: how many workers?")
@@ -115,8 +109,8 @@ def launch(
     )  # fmt: skip
     names = [host.name for host in used]
     if dry_run:
-        copying = copy_commands(names, destination) if destination else ()
-        lines = [shlex.join(command) for commands in copying for command in commands.values()]
+        copying = copy_commands(names, destination) if destination else {}
+        lines = [shlex.join(command) for commands in copying.values() for command in commands]
         click.echo("\n".join([*lines, make_command().dry_run_text()]))
         return
     refuse_links(folder)
@@ -125,7 +119,22 @@ def launch(
             check_free(folder)
         if destination:
             copy_here_to(names, destination)
-        job |= _run(make_command(), launcher, config, workers, folder, retries, respawn)
+        supervise(command := make_command(), folder, retries, respawn)
+        if recipes.launcher(launcher).stop:
+            printed = log_file(folder).read_text().split() or [""]  # the job's number last
+            job |= {"job": printed[-1], "name": command.name}
+
+
+def _config_to_resume(out: str, workers: int | None) -> Path | None:
+    """The config.toml of the run to go on with; None where workers are given, and the run is to begin or in pods."""
+    if not out:
+        raise UsageError("--resume needs --out: the folder of the run to go on with")
+    if (config := Path(out, CONFIG)).is_file():
+        return config
+    if not workers:
+        where = name_one_of(Path(out)) or "; name the folder of one, or begin one there with -n"
+        raise UsageError(f"there is no run in {out} to go on with{where}")
+    return None
 
 
 def _where(launcher: str | None, listed: list[Host], resumed: Path | None) -> tuple[str, list[Host]]:
@@ -137,8 +146,8 @@ def _where(launcher: str | None, listed: list[Host], resumed: Path | None) -> tu
     """
     if launcher and launcher not in recipes.names("launchers"):
         raise unknown("launcher", launcher, recipes.names("launchers"))
-    before, kept = (remembered(resumed), kept_options(resumed)) if resumed else (None, None)
-    launcher = launcher or (before.launcher if before else kept.stem if kept else "ssh" if listed else "local")
+    before = remembered(resumed) if resumed else None
+    launcher = launcher or (before.launcher if before else "ssh" if listed else "local")
     listed = listed or allocated_hosts(launcher)
     if before and before.hosts and before.launcher == launcher and not listed:
         raise UsageError(
@@ -146,11 +155,6 @@ def _where(launcher: str | None, listed: list[Host], resumed: Path | None) -> tu
             "--launcher; a run folder may be a stranger's, and does not say where ssh goes"
         )
     return launcher, listed
-
-
-def _options_of(out: Path) -> Path | None:
-    """The config.toml of the run to go on with; None where there is none."""
-    return out / CONFIG if (out / CONFIG).is_file() else kept_options(out)
 
 
 def _check_recipe_can(launcher: str, config: RunConfig, retries: int, respawn: bool) -> None:
@@ -176,18 +180,6 @@ def _check_same_job(out: Path, resumed: Path, config: RunConfig, workers: int) -
         raise of_another_job(out, different)
 
 
-def _run(
-    command: LaunchCommand, launcher: str, config: RunConfig, workers: int, folder: Path, retries: int, respawn: bool
-) -> dict[str, str]:
-    """Run the job to its end, or hand it to a scheduler; what identifies it there then, and nothing otherwise."""
-    recipe, also = recipes.launcher(launcher), captured(launcher)
-    if recipe.runs:  # this machine does not see the options that the run folder has
-        config.for_workers(workers).write(log_file(folder).with_name(f"{launcher}.toml"), workers=workers)
-    supervise(command, folder, workers, config.servers, retries, respawns=respawn)
-    printed = log_file(folder).read_text().split() or [""]  # the job's number last
-    return {**also, "job": printed[-1], "name": command.name} if recipe.stop else {}
-
-
 def _train_config(arguments: tuple[str, ...], servers: int | None, resumed: Path | None) -> RunConfig:
     """Parse what follows --, as `hvdtrain train` would.
 
@@ -195,9 +187,9 @@ def _train_config(arguments: tuple[str, ...], servers: int | None, resumed: Path
         servers: None where -s is not given.
         resumed: the config.toml of the run that the job goes on with.
     """
-    launchs_own = {name for option in launch.params for name in option.opts}
+    launch_options = {name for option in launch.params for name in option.opts}
     for name in (argument.split("=")[0] for argument in arguments):
-        if name in launchs_own:
+        if name in launch_options:
             raise UsageError(f"{name} is for launch: give {'-s' if name in NUM_SERVERS else name} before --")
 
     @click.command("train", cls=GroupedCommand)

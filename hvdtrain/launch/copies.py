@@ -6,11 +6,10 @@ import shutil
 import socket
 import subprocess
 from collections.abc import Sequence
-from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 from hvdtrain.errors import UsageError
-from hvdtrain.launch.remote import SSH, command_on, is_local
+from hvdtrain.launch.hosts import SSH, command_on, is_local
 
 MARKER = ".hvdtrain-copy"  # a folder that holds this file is a copy: rsync may delete in it
 # What is excluded (.git, .venv and .env among it) is neither copied nor deleted on the hosts.
@@ -25,7 +24,7 @@ if [ "$(head -n 1 "$0/{MARKER}" 2>/dev/null)" != "$0" ] && [ -n "$(ls -A "$0" 2>
 fi
 mkdir -p "$0" && printf '%s\\n' "$0" "$1" > "$0/{MARKER}"
 """
-Commands = dict[str, list[str]]  # by host
+Commands = dict[str, list[list[str]]]  # by host
 
 
 def check_destination(folder: str) -> str:
@@ -38,18 +37,20 @@ def check_destination(folder: str) -> str:
     return str(path)
 
 
-def copy_commands(hosts: Sequence[str], destination: str) -> tuple[Commands, Commands]:
-    """What marks the folder on each host as a copy, and what then makes it one; nothing where it is the current one."""
+def copy_commands(hosts: Sequence[str], destination: str) -> Commands:
+    """For each host what marks the folder there as a copy, and what then makes it one; nothing where it is the current
+    folder.
+    """
     here = Path.cwd()
     origin = f"copied from {socket.gethostname()}:{here} by hvdtrain launch --sync-dst-dir"
     # -s: no shell on the host interprets file names.
     rsync = ["rsync", "-rlpt", "-s", "--delete", *EXCLUDED, "-e", shlex.join(SSH), f"{here}/"]
-    claims, copying = {}, {}
+    commands = {}
     for host in hosts:
         if not is_local(host) or Path(destination).resolve() != here.resolve():
-            claims[host] = command_on(host, ["sh", "-c", CLAIM_SCRIPT, destination, origin])
-            copying[host] = [*rsync, f"{destination}/" if is_local(host) else f"{host}:{destination}/"]
-    return claims, copying
+            claim = command_on(host, ["sh", "-c", CLAIM_SCRIPT, destination, origin])
+            commands[host] = [claim, [*rsync, f"{destination}/" if is_local(host) else f"{host}:{destination}/"]]
+    return commands
 
 
 def copy_here_to(hosts: Sequence[str], destination: str) -> None:
@@ -60,20 +61,17 @@ def copy_here_to(hosts: Sequence[str], destination: str) -> None:
     """
     if not shutil.which("rsync"):
         raise UsageError("--sync-dst-dir needs rsync, on this machine and on the hosts")
-    claims, copying = copy_commands(hosts, destination)
-    with ThreadPoolExecutor(32) as pool:
-        errors = list(pool.map(_run, claims.values()))
-    if not any(errors):
-        # One host after the other: they share this machine's link, and may share the folder's storage.
-        errors = [_run(command) for command in copying.values()]
-    if problems := [f"{host}: {error}" for host, error in zip(claims, errors, strict=True) if error]:
+    # One host after the other: they share this machine's link, and may share the folder's storage.
+    errors = {host: _run(commands) for host, commands in copy_commands(hosts, destination).items()}
+    if problems := [f"{host}: {error}" for host, error in errors.items() if error]:
         raise UsageError(*problems)
 
 
-def _run(command: Sequence[str]) -> str:
-    """Run a command; return why it failed, or an empty string."""
-    done = subprocess.run(command, capture_output=True, text=True, stdin=subprocess.DEVNULL)
-    if not done.returncode:
-        return ""
-    lines = [line.strip() for line in done.stderr.splitlines() if line.strip()]
-    return lines[0] if lines else f"`{command[0]}` ended with exit code {done.returncode}"
+def _run(commands: Sequence[Sequence[str]]) -> str:
+    """Run commands, one after the other; return why one failed, or an empty string."""
+    for command in commands:
+        done = subprocess.run(command, capture_output=True, text=True, stdin=subprocess.DEVNULL)
+        if done.returncode:
+            lines = [line.strip() for line in done.stderr.splitlines() if line.strip()]
+            return lines[0] if lines else f"`{command[0]}` ended with exit code {done.returncode}"
+    return ""

@@ -15,7 +15,6 @@ Value = str | int | list[str]
 _PLACEHOLDER = re.compile(r"(?<!\$)\{([a-z_]+)\}")
 # What a value in a line such as `#SBATCH …` must do without: each scheduler reads these in its own way.
 _SPECIAL = re.compile(r"[\n\"'\\$`]")
-_LEFT_OUT = object()
 
 
 class Filler:
@@ -32,16 +31,11 @@ class Filler:
         self.recipe, self.values = recipe, values
 
     def command(self, template: Sequence[Any]) -> list[str]:
-        """The words of a command. Words in a list of their own are left out where a value in them is missing."""
-        words: list[str] = []
-        for word in template:
-            if isinstance(word, list):  # such as ["--network-interfaces", "{interface}"]
-                words += [] if any(self._is_missing(inner) for inner in word) else self.command(word)
-            elif (match := _PLACEHOLDER.fullmatch(word)) and isinstance(value := self._value(match), list):
-                words += value
-            else:
-                words.append(self._text(word))
-        return words
+        """The words of a command. Those in a list within it, such as ["--network-interfaces", "{interface}"], are left
+        out together where a value in one of them is missing.
+        """
+        parts = self._data(template)
+        return [word for part in parts for word in (part if isinstance(part, list) else [part])]
 
     def script(self, template: str) -> str:
         """A shell script: values are quoted for the shell. Lines in which one is missing are left out.
@@ -50,43 +44,34 @@ class Filler:
         """
         lines = []
         for line in template.splitlines():
-            if not self._is_missing(line):
+            if not self._lacks(line):
                 lines.append(self._text(line, "comment" if line.startswith("#") else "shell"))
         return "\n".join(lines) + "\n"
 
-    def resource(self, template: Any, file_name: str) -> str:
-        """Data for a file, as YAML, or as JSON where the file's name says so.
+    def resource(self, template: Any) -> str:
+        """Data for a file, as JSON, which YAML has in it.
 
         A text that is one placeholder becomes its value: a number, or a list; within a list it stays a text. What lacks
         a value is left out: an entry of a table or list, and in a list of tables the whole table.
         """
-        data = self._data(template)
-        if file_name.endswith(".json"):
-            return json.dumps(data, indent=2) + "\n"
-        import yaml
-
-        return yaml.safe_dump(data, sort_keys=False, width=10**6)
+        return json.dumps(self._data(template), indent=2) + "\n"
 
     def _data(self, template: Any) -> Any:
         if isinstance(template, str):
-            if self._is_missing(template):
-                return _LEFT_OUT
             match = _PLACEHOLDER.fullmatch(template)
             return self._value(match) if match else self._text(template)
         if isinstance(template, list):
-            whole = [inner for inner in template if not (isinstance(inner, dict) and self._lacks_entry(inner))]
-            filled_list = [filled for inner in whole if (filled := self._data(inner)) is not _LEFT_OUT]
-            return [str(filled) if isinstance(filled, int) else filled for filled in filled_list]
+            filled = [self._data(inner) for inner in template if not self._lacks(inner)]
+            return [str(value) if isinstance(value, int) else value for value in filled]
         if isinstance(template, dict):
-            filled = {key: self._data(inner) for key, inner in template.items()}
-            return {key: inner for key, inner in filled.items() if inner is not _LEFT_OUT}
+            return {key: self._data(inner) for key, inner in template.items() if not self._lacks([inner])}
         return template
 
-    def _lacks_entry(self, table: Mapping[str, Any]) -> bool:
-        return any(isinstance(inner, str) and self._is_missing(inner) for inner in table.values())
-
-    def _is_missing(self, text: str) -> bool:
-        return any(self.values.get(name) == "" for name in _PLACEHOLDER.findall(text))
+    def _lacks(self, template: Any) -> bool:
+        """Whether a value is missing in a text, or in one that stands directly in a list or table."""
+        parts = list(template.values()) if isinstance(template, dict) else template
+        texts = [part for part in (parts if isinstance(parts, list) else [parts]) if isinstance(part, str)]
+        return any(self.values.get(name) == "" for text in texts for name in _PLACEHOLDER.findall(text))
 
     def _value(self, match: re.Match[str]) -> Value:
         if match[1] not in self.values:

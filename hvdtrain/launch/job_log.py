@@ -1,4 +1,4 @@
-"""Reads the log of a job, which has what its starter and its ranks printed: lines by rank, and why the job failed."""
+"""Reads the log of a job, which has what its starter and its ranks printed: lines by rank, and why it failed."""
 
 import contextlib
 import re
@@ -6,7 +6,10 @@ import signal
 from collections.abc import Callable
 from pathlib import Path
 
+import click
+
 from hvdtrain.config.untrusted import read_whole
+from hvdtrain.errors import Failure
 
 _LINE = re.compile(r"(?:\[(\d+)\]<std(?:out|err)>: ?)?(.*)")  # starters put `[RANK]<stdout>: ` before a rank's lines
 # What mpirun and horovodrun print about the first process that fails: its exit code, or (mpirun) a signal.
@@ -19,6 +22,8 @@ _SAID = re.compile(r"^\[\d+\]<stderr>: ?(.*\w.*)", re.MULTILINE)
 _MESSAGE = re.compile(r"\s*hvdtrain: (.*\w.*)")
 # What ranks print of a loss that the job survives, and of what comes after it.
 _SURVIVED = re.compile(r"the others go on without it|rank \d+ has joined|was killed and is back")
+
+MAX_LINES, MAX_LINE_LENGTH = 12, 200  # shown of a rank that failed
 
 
 def log_text(log: Path) -> str:
@@ -93,3 +98,25 @@ def _describe_exit(code: int) -> str:
     with contextlib.suppress(ValueError):
         return f"was ended by {signal.Signals(code - 128).name}"
     return f"ended with exit code {code}"
+
+
+def job_failure(folder: Path, log: Path, exit_code: int, rank_of: Callable[[int], int]) -> Failure:
+    """The Failure to raise, with the exit code of the rank that failed first. Its last lines are printed, unless it has
+    said itself what was wrong.
+
+    Args:
+        folder: the run folder.
+        log: what the starter and the ranks printed.
+        exit_code: the starter's, negative where a signal ended it.
+        rank_of: the rank of a process that the starter numbers.
+    """
+    first = first_failed(log)
+    if first and not messages_of(log, first[0]):
+        file = folder / "logs" / f"rank.{rank_of(first[0])}.err"
+        if lines := log_text(file).splitlines():  # nothing where the rank has not come so far as to open it
+            click.echo(f"the last lines of rank {rank_of(first[0])}, in {file}:", err=True)
+        for line in lines[-MAX_LINES:]:
+            click.echo(f"    {line[:MAX_LINE_LENGTH]}", err=True)
+    failure = Failure(f"the job failed: {failure_reason(log, exit_code, rank_of)}")
+    failure.exit_code = first[1] if first else 128 - exit_code if exit_code < 0 else exit_code or 1
+    return failure

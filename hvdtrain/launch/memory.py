@@ -7,7 +7,6 @@ from hvdtrain.numerics.optimizers import vectors_kept
 BASE_MB = 350
 # VGG-11 with ten classes has 128.8 million, VGG-19 139.6; nearly all grow with the square of the width.
 PARAMETERS = 128e6
-OTHER_PARAMETERS = 2e6  # no other model has more
 
 
 def rank_mb(config: RunConfig, workers: int) -> float:
@@ -21,22 +20,11 @@ def rank_mb(config: RunConfig, workers: int) -> float:
         return BASE_MB
     states = vectors_kept(config)
     weight_copies = workers * 2 + 2 + states if config.servers else workers * (2 + states)
-    mb = most_weights_mb(config) if is_vgg(config) else 0.0
-    return BASE_MB + weight_copies * mb / (workers + config.servers)
+    # Other models have two million weights at most.
+    weights_mb = PARAMETERS * config.taken_width**2 * 4 / 2**20 if config.model.startswith("vgg") else 0.0
+    return BASE_MB + weight_copies * weights_mb / (workers + config.servers)
 
 
 def asked_mb(config: RunConfig, workers: int) -> int:
     """MiB to ask a scheduler for, for each rank: with room for images, activations, messages and libraries."""
     return round(2 * rank_mb(config, workers)) + 2048
-
-
-def is_vgg(config: RunConfig) -> bool:
-    return config.model.startswith("vgg")
-
-
-def most_weights_mb(config: RunConfig) -> float:
-    """MiB of the weights: of a VGG about, of another model at most."""
-    parameters = (
-        PARAMETERS * config.taken_width**2 if is_vgg(config) else OTHER_PARAMETERS * max(1.0, config.taken_width**2)
-    )
-    return parameters * 4 / 2**20

@@ -7,24 +7,25 @@ import sys
 import tempfile
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from concurrent.futures import Executor, ThreadPoolExecutor
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
-from functools import partial
 from pathlib import Path
 from socket import create_server
 from threading import Timer
-from typing import Any, NamedTuple
+from typing import Any
 
 from hvdtrain.errors import UsageError
-from hvdtrain.launch import bandwidth, probe
-from hvdtrain.launch.hosts import Host
-from hvdtrain.launch.remote import code_path, command_on, in_folder, is_local
+from hvdtrain.launch import probe
+from hvdtrain.launch.hosts import Host, code_path, command_on, in_folder, is_local
 from hvdtrain.runs.folder import unwritable
 from hvdtrain.runs.launched import Pair
 from hvdtrain.world.network import own_addresses, resolve
 
 REPLY_TIMEOUT_S = 60.0  # the first import of torch from a network disk is slow
+ROUNDS = 4  # of measuring the network, at most
 MAX_CLOCK_SKEW_S = 5.0  # with more, logs and times of several hosts mislead
+Requests = Mapping[str, Mapping[str, Any]]  # by host
+Ask = Callable[[Requests], dict[str, dict[str, Any]]]
 
 
 @dataclass(frozen=True)
@@ -46,95 +47,85 @@ class Requirements:
     interface: str = ""
 
 
-class Checked(NamedTuple):
-    """What was found of hosts that can run a job.
-
-    Attributes:
-        interface: by which they reach each other; empty where loopback is enough, or their names for it differ.
-        network: what was measured of it.
-    """
-
-    interface: str = ""
-    network: tuple[Pair, ...] = ()
-
-
-def check_hosts(hosts: Sequence[Host], requirements: Requirements, measure: bool = False) -> Checked:
+def check_hosts(
+    hosts: Sequence[Host], requirements: Requirements, measure: bool = False
+) -> tuple[str, tuple[Pair, ...]]:
     """Check that the hosts can run a job, and if asked to, measure the network between them.
+
+    Returns:
+        The interface by which they reach each other, empty where loopback is enough, or their names for it differ; and
+        what was measured.
 
     Raises:
         UsageError: with a line for each host that cannot run the job, and why.
     """
-    out, several = requirements.out, len(hosts) > 1
+    out, interface = requirements.out, requirements.interface
     with contextlib.ExitStack() as stack:
         shared_file = stack.enter_context(_new_file_near(out)) if out else ""
-        own_port = stack.enter_context(create_server(("", 0), backlog=bandwidth.BACKLOG)).getsockname()[1]
-        pool = stack.enter_context(ThreadPoolExecutor(len(hosts)))
-        probes = _probes(stack, hosts, requirements.working_folder)
-        request = {"shared": shared_file, "files": list(requirements.files), "interface": requirements.interface}
-        replies = _ask_all(pool, probes, lambda one: one.describe(request))
+        launcher_port = stack.enter_context(create_server(("", 0), backlog=probe.BACKLOG)).getsockname()[1]
+        ask = stack.enter_context(_probes(hosts, requirements.working_folder))
+        replies = ask(_descriptions(hosts, shared=shared_file, files=list(requirements.files), interface=interface))
         answers = {name: reply for name, reply in replies.items() if "error" not in reply}
         listening = {
             name: [reply["address"], reply["port"]]
             for name, reply in answers.items()
-            if requirements.interface in ("", reply["interface"])
+            if interface in ("", reply["interface"])
         }
-        unreachable = _ask_all(pool, probes, lambda one: one.try_connections(listening, own_port))
-        can_measure = measure and several and len(listening) == len(hosts) and not any(unreachable.values())
-        network = _measure(probes, listening, answers, pool) if can_measure else ()
-    own_software, own_interfaces = probe.software(), set(own_addresses().values())
-    missing = requirements.interface not in ("", *own_interfaces)
-    problems = [f"this machine has no network interface {requirements.interface}"] if missing else []
+        ports = {name: 0 if is_local(name) else launcher_port for name in listening}
+        connections = ask({name: {"connect": {"hosts": listening, "launcher": ports[name]}} for name in listening})
+        unreachable = {name: problem for name, reply in connections.items() if (problem := _why_unreachable(reply))}
+        can_measure = measure and len(listening) == len(hosts) and not unreachable
+        network = _measure(ask, listening, answers) if can_measure else ()
+    local_software, local_interfaces = probe.software(), set(own_addresses().values())
+    problems = []
+    if interface not in ("", *local_interfaces):
+        problems.append(f"this machine has no network interface {interface}")
     for host in hosts:
-        found = [replies[host.name].get("error", "")]
+        faults = [replies[host.name].get("error", "")]
         if host.name in answers:
-            found = [*_problems(host, answers, requirements, own_software), unreachable[host.name]]
-        problems += [f"{host.name}: {'; '.join(filter(None, found))}"] if any(found) else []
+            faults = [*_problems(host, answers, requirements, local_software), unreachable.get(host.name)]
+        problems += [f"{host.name}: {'; '.join(filter(None, faults))}"] if any(faults) else []
     if problems:
         raise UsageError(*problems)
     if all(is_local(host.name) for host in hosts):  # starters use loopback
-        return Checked("", network)
+        return "", network
     interfaces = {reply["interface"] for reply in answers.values()}
-    return Checked(interfaces.pop() if len(interfaces) == 1 and interfaces <= own_interfaces else "", network)
-
-
-def _measure(
-    probes: Mapping[str, "HostProbe"], listening: Mapping[str, Any], answers: Mapping[str, Any], pool: Executor
-) -> tuple[Pair, ...]:
-    """Bandwidth and round trip from host to host, by the names that these have for themselves, without silent pairs."""
-
-    def ask(what: str, pair: tuple[str, str]) -> float | None:
-        return probes[pair[0]].request({what: listening[pair[1]]}).get("measured")
-
-    found: list[Pair] = []
-    for pairs in bandwidth.rounds(list(probes)):
-        trips = list(pool.map(partial(ask, "round_trip"), pairs))  # before anything fills the queues
-        speeds = list(pool.map(partial(ask, "send"), pairs))
-        for pair, trip, speed in zip(pairs, trips, speeds, strict=True):
-            if trip and speed:
-                sender, receiver = (answers[name]["name"] for name in pair)
-                found.append({"from": sender, "to": receiver, "gbit_s": speed, "round_trip_us": trip})
-    return tuple(found)
+    return (interfaces.pop() if len(interfaces) == 1 and interfaces <= local_interfaces else ""), network
 
 
 def describe_hosts(hosts: Sequence[Host]) -> dict[str, dict[str, Any]]:
     """What each host has, by its name: see world.host.hardware. UsageError where one does not answer."""
-    request = {"shared": "", "files": [], "interface": ""}
-    with contextlib.ExitStack() as stack:
-        pool = stack.enter_context(ThreadPoolExecutor(len(hosts)))
-        probes = _probes(stack, hosts)
-        replies = _ask_all(pool, probes, lambda one: one.describe(request))
+    with _probes(hosts) as ask:
+        replies = ask(_descriptions(hosts, shared="", files=[], interface=""))
     if silent := [f"{name}: {reply['error']}" for name, reply in replies.items() if "error" in reply]:
         raise UsageError(*silent)
     return replies
 
 
-def _probes(stack: contextlib.ExitStack, hosts: Sequence[Host], working_folder: str = "") -> dict[str, "HostProbe"]:
-    return {host.name: stack.enter_context(contextlib.closing(HostProbe(host.name, working_folder))) for host in hosts}
+def _descriptions(hosts: Sequence[Host], **request: Any) -> Requests:
+    """For each host the request to describe it; see probe.describe."""
+    return {host.name: request | {"address": resolve(host.name)} for host in hosts}
 
 
-def _ask_all(pool: Executor, probes: Mapping[str, "HostProbe"], ask: Callable[["HostProbe"], Any]) -> dict[str, Any]:
-    """By host, what is asked of all at once."""
-    return dict(zip(probes, pool.map(ask, probes.values()), strict=True))
+def _measure(ask: Ask, listening: Mapping[str, Any], answers: Mapping[str, Any]) -> tuple[Pair, ...]:
+    """Bandwidth from host to host, by the names that these have for themselves, without silent pairs."""
+    measured: list[Pair] = []
+    for pairs in rounds(list(listening)):
+        replies = ask({sender: {"send": listening[receiver]} for sender, receiver in pairs})
+        for sender, receiver in pairs:
+            if speed := replies[sender].get("gbit_s"):
+                measured.append({"from": answers[sender]["name"], "to": answers[receiver]["name"], "gbit_s": speed})
+    return tuple(measured)
+
+
+def rounds(hosts: Sequence[str]) -> list[list[tuple[str, str]]]:
+    """Who sends to whom in each round: every host to one other, and receives from one, all at once, as in a ring.
+    Beyond five hosts not all pairs have a turn: the rounds are spread over them.
+    """
+    n = len(hosts)
+    count = min(ROUNDS, n - 1)
+    shifts = [1 + i * (n - 1) // count for i in range(count)]
+    return [[(hosts[i], hosts[(i + shift) % n]) for i in range(n)] for shift in shifts]
 
 
 @contextlib.contextmanager
@@ -149,88 +140,94 @@ def _new_file_near(out: Path) -> Iterator[str]:
         yield file.name
 
 
-class HostProbe:
-    """`probe.py` on a host, and the requests to it."""
+@contextlib.contextmanager
+def _probes(hosts: Sequence[Host], working_folder: str = "") -> Iterator[Ask]:
+    """In the block `probe.py` runs on each host, with the code that ranks have there.
 
-    def __init__(self, host: str, working_folder: str = "") -> None:
-        self.host = host
-        code = code_path(working_folder)  # as ranks have it
-        python = [*(["env", f"PYTHONPATH={code}"] if code else []), sys.executable, "-Pm", "hvdtrain.launch.probe"]
-        self.began = time.time()
-        self.process = subprocess.Popen(
-            command_on(host, in_folder(working_folder or str(Path.cwd()), python)), text=True,
-            stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.PIPE,
-        )  # fmt: skip
+    Yields:
+        A function that makes requests of hosts, all at once, and returns their replies, by host.
+    """
+    code, folder = code_path(working_folder), working_folder or str(Path.cwd())
+    python = [*(["env", f"PYTHONPATH={code}"] if code else []), sys.executable, "-Pm", "hvdtrain.launch.probe"]
+    processes: dict[str, subprocess.Popen[str]] = {}
 
-    def close(self) -> None:
-        self.process.kill()  # where this is ssh, the probe itself ends because its stdin closes
-        with contextlib.suppress(ValueError):  # closed before
-            self.process.communicate()
+    def ask(requests: Requests) -> dict[str, dict[str, Any]]:
+        asked = [processes[name] for name in requests]
+        return dict(zip(requests, pool.map(_reply, asked, requests.values()), strict=True))
 
-    def describe(self, request: dict[str, Any]) -> dict[str, Any]:
-        """What the host has, or as its `error` why it does not answer."""
-        reply = self.request(request | {"address": resolve(self.host)})
-        elapsed = time.time() - self.began
-        if "error" not in reply:
-            reply |= {"skew": reply["time"] - self.began - elapsed / 2, "elapsed": elapsed}
-        return reply
-
-    def try_connections(self, listening: Mapping[str, Any], own_port: int) -> str:
-        """What is wrong with connections from the host to the others that listen, and to this machine."""
-        if self.host not in listening:
-            return ""
-        others = {name: address for name, address in listening.items() if name != self.host}
-        reply = self.request({"connect": {"hosts": others, "launcher": 0 if is_local(self.host) else own_port}})
-        if "error" in reply:
-            return str(reply["error"])
-        errors = ", ".join(f"{name} ({error})" for name, error in reply.items())
-        hint = "ranks listen on ports that the system chooses: does a firewall close them?"
-        return f"it cannot connect to {errors}; {hint}" if errors else ""
-
-    def request(self, request: dict[str, Any]) -> dict[str, Any]:
-        """Send a request and wait for its reply; where there is none, `error` says why."""
-        assert self.process.stdin and self.process.stdout
-        timeout = Timer(REPLY_TIMEOUT_S, self.process.kill)
-        timeout.start()
+    with ThreadPoolExecutor(len(hosts)) as pool:
         try:
-            self.process.stdin.write(json.dumps(request) + "\n")
-            self.process.stdin.flush()
-            for line in self.process.stdout:
-                if line.startswith(probe.REPLY_PREFIX):
-                    return json.loads(line.removeprefix(probe.REPLY_PREFIX))
-        except OSError:  # the process has ended
-            pass
+            for host in hosts:
+                processes[host.name] = subprocess.Popen(
+                    command_on(host.name, in_folder(folder, python)), text=True,
+                    stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.PIPE,
+                )  # fmt: skip
+            yield ask
         finally:
-            timeout.cancel()
-        return {"error": self._why_no_reply()}
+            for process in processes.values():
+                process.kill()  # where this is ssh, the probe itself ends because its stdin closes
+                with contextlib.suppress(ValueError):  # closed before
+                    process.communicate()
 
-    def _why_no_reply(self) -> str:
-        try:
-            stderr = self.process.communicate(timeout=1)[1]
-        except (OSError, subprocess.TimeoutExpired):
-            stderr = ""
-        if self.process.returncode == -9:
-            return f"no answer within {REPLY_TIMEOUT_S:.0f} s"
-        lines = [line.strip() for line in stderr.splitlines() if line.strip()]
-        return lines[-1] if lines else f"no answer, exit code {self.process.returncode}"
+
+def _reply(process: "subprocess.Popen[str]", request: Mapping[str, Any]) -> dict[str, Any]:
+    """The reply of a probe, with `asked` and `answered`, the times in seconds since 1970 between which it was made;
+    where there is none, `error` says why.
+    """
+    assert process.stdin and process.stdout
+    timeout = Timer(REPLY_TIMEOUT_S, process.kill)
+    timeout.start()
+    times = {"asked": time.time()}
+    try:
+        process.stdin.write(json.dumps(request) + "\n")
+        process.stdin.flush()
+        for line in process.stdout:
+            if line.startswith(probe.REPLY_PREFIX):
+                return json.loads(line.removeprefix(probe.REPLY_PREFIX)) | times | {"answered": time.time()}
+    except OSError:  # the process has ended
+        pass
+    finally:
+        timeout.cancel()
+    return {"error": _why_no_reply(process)}
+
+
+def _why_no_reply(process: "subprocess.Popen[str]") -> str:
+    try:
+        stderr = process.communicate(timeout=1)[1]
+    except (OSError, subprocess.TimeoutExpired):
+        stderr = ""
+    if process.returncode == -9:
+        return f"no answer within {REPLY_TIMEOUT_S:.0f} s"
+    lines = [line.strip() for line in stderr.splitlines() if line.strip()]
+    return lines[-1] if lines else f"no answer, exit code {process.returncode}"
+
+
+def _why_unreachable(reply: Mapping[str, Any]) -> str:
+    """What is wrong with connections from a host to the others and to this machine; empty where nothing is."""
+    if "error" in reply:
+        return reply["error"]
+    errors = ", ".join(f"{name} ({error})" for name, error in reply["unreachable"].items())
+    hint = "ranks listen on ports that the system chooses: does a firewall close them?"
+    return f"it cannot connect to {errors}; {hint}" if errors else ""
 
 
 def _problems(
-    host: Host, answers: Mapping[str, Any], requirements: Requirements, own_software: dict[str, Any]
+    host: Host, answers: Mapping[str, Any], requirements: Requirements, local_software: dict[str, Any]
 ) -> Iterator[str]:
     """What is wrong with a host that has answered.
 
     Args:
         answers: of all such hosts.
-        own_software: what this machine has.
+        local_software: what this machine has.
     """
     reply = answers[host.name]
-    for name, own in own_software.items():
-        if reply[name] != own:
+    for name, local in local_software.items():
+        if reply[name] != local:
             package = f" in {reply['package']}" if name == "hvdtrain" else ""
-            yield f"{name} {reply[name]}{package}, here {own}"
-    if abs(reply["skew"]) > MAX_CLOCK_SKEW_S + reply["elapsed"] / 2:
-        yield f"its clock is {reply['skew']:+.0f} s off ours"
+            yield f"{name} {reply[name]}{package}, here {local}"
+    skew = reply["time"] - (reply["asked"] + reply["answered"]) / 2
+    if abs(skew) > MAX_CLOCK_SKEW_S + (reply["answered"] - reply["asked"]) / 2:
+        yield f"its clock is {skew:+.0f} s off ours"
     if reply["memory_mb"] < requirements.rank_mb * host.slots:
         need = f"{host.slots} rank(s) need {requirements.rank_mb * host.slots:,.0f} MB at least"
         yield f"{reply['memory_mb']:,} MB of memory are free, and {need}"

@@ -16,14 +16,14 @@ import psutil
 
 from hvdtrain.coordination.join_info import remove_join_files
 from hvdtrain.errors import Failure, UsageError
-from hvdtrain.launch.own_network import enter_own_network, variables_of
+from hvdtrain.launch.private_network import enter_private_network, variables_of
 from hvdtrain.launch.recipe import JobSpec, LaunchCommand, expand
 from hvdtrain.launch.records import is_running
 from hvdtrain.system.parent import die_with_parent, is_alive
 from hvdtrain.system.preempt import EXIT_CODE, handled_by
 
 GRACE_S = 5.0  # from SIGTERM to SIGKILL
-FORK_S = 1.0  # within which another rank is there in place of one that was lost
+FORK_S = 1.0  # within which another rank has begun in place of one that was lost
 
 
 def local_job(
@@ -43,7 +43,7 @@ def launched_job(command: LaunchCommand, log: Path) -> Iterator[subprocess.Popen
     Raises:
         Failure: the starter cannot be started.
     """
-    # The job sees another folder there: see own_network. mpirun, whose current folder is / at the end, removes files.
+    # The job sees another folder there: see private_network.py. mpirun, which ends in the folder /, removes files.
     scratch = log.parent.resolve() / f"{log.name}.tmp"
     scheduler_has_it, private = False, partial(os.open, mode=0o600)
     try:
@@ -55,7 +55,7 @@ def launched_job(command: LaunchCommand, log: Path) -> Iterator[subprocess.Popen
         log.write_bytes(b"")
         with log.open("ab") as output:  # where others write too
             scratch.mkdir(exist_ok=True)
-            process = _start(command, output, scratch)
+            process = _start_job(command, output, scratch)
             try:
                 yield process
             finally:
@@ -75,46 +75,36 @@ def respawner(run: Path, command: LaunchCommand, log: Path) -> Iterator[Callable
     Args:
         log: gets what they print, beside the job's.
 
-    Returns:
-        Whether the job goes on without those that its starter has started.
+    Yields:
+        A function that says whether ranks that were started again run, or may begin to run in FORK_S.
     """
     remove_join_files(run)  # of a job that was killed
     with log.open("ab") as output:
-        process = subprocess.Popen(
-            [sys.executable, "-Pm", "hvdtrain.rank.respawn", str(run)], env=command.environment, stdout=output,
-            stderr=subprocess.STDOUT, stdin=subprocess.DEVNULL, start_new_session=True,
-            preexec_fn=partial(die_with_parent, signal.SIGTERM),
-        )  # fmt: skip
-
+        words = [sys.executable, "-Pm", "hvdtrain.rank.respawn", str(run)]
+        process = _start(words, command.environment, output, partial(die_with_parent, signal.SIGTERM))
         until = 0.0
 
-        def goes_on() -> bool:
+        def has_forks() -> bool:
             nonlocal until
-            if not until or _job_processes(process.pid):
+            if not until or len(_job_processes(process)) > 1:
                 until = time.monotonic() + FORK_S
             return process.poll() is None and time.monotonic() < until
 
         try:
-            yield goes_on
+            yield has_forks
         finally:
             _end_job(process)
             remove_join_files(run)  # one has the job's key
 
 
-def _start(command: LaunchCommand, output: IO[bytes], scratch: Path) -> "subprocess.Popen[bytes]":
+def _start_job(command: LaunchCommand, output: IO[bytes], scratch: Path) -> "subprocess.Popen[bytes]":
     """As launched_job."""
-
-    def start(prepare: Callable[[], None], variables: Mapping[str, str]) -> "subprocess.Popen[bytes]":
-        return subprocess.Popen(
-            command.argv, env=dict(command.environment) | dict(variables), stdin=subprocess.DEVNULL, stdout=output,
-            stderr=subprocess.STDOUT, start_new_session=True, preexec_fn=prepare,
-        )  # fmt: skip
-
     try:
-        if command.own_network:
+        if command.private_network:
+            environment = command.environment | variables_of(scratch)
             with contextlib.suppress(subprocess.SubprocessError):  # where the system does not allow it: without
-                return start(partial(_die_with_parent_in_own_network, scratch), variables_of(scratch))
-        return start(partial(die_with_parent, signal.SIGTERM), {})
+                return _start(command.argv, environment, output, partial(_die_with_parent_in_private_network, scratch))
+        return _start(command.argv, command.environment, output, partial(die_with_parent, signal.SIGTERM))
     except FileNotFoundError:
         raise Failure(
             f"{command.argv[0]} is not on this machine: start the job where it is, or choose another --launcher; "
@@ -124,39 +114,34 @@ def _start(command: LaunchCommand, output: IO[bytes], scratch: Path) -> "subproc
         raise Failure(f"cannot start {command.argv[0]}: {error.strerror}; see `hvdtrain doctor`") from None
 
 
+def _start(
+    words: Sequence[str], environment: Mapping[str, str], output: IO[bytes], prepare: Callable[[], None]
+) -> "subprocess.Popen[bytes]":
+    return subprocess.Popen(
+        words, env=environment, stdin=subprocess.DEVNULL, stdout=output, stderr=subprocess.STDOUT,
+        start_new_session=True, preexec_fn=prepare,
+    )  # fmt: skip
+
+
 def _end_job(starter: "subprocess.Popen[bytes]") -> None:
     """End a job: SIGTERM to its starter, which ends the ranks, then, after GRACE_S, SIGKILL to whatever is left.
 
     Where the starter has ended already, SIGTERM goes to the ranks and to what they started. Ctrl-C or SIGTERM cuts
     GRACE_S short, and has its own effect once all processes are ended.
     """
-    with _signals_deferred(signal.SIGINT, signal.SIGTERM) as received:
-        processes = _job_processes(starter.pid)
-        if starter.poll() is None:
-            starter.terminate()
-        else:
-            for orphan in processes:
-                with contextlib.suppress(psutil.NoSuchProcess):
-                    orphan.terminate()
-        deadline = time.monotonic() + GRACE_S
-        while starter.poll() is None and time.monotonic() < deadline and not received:
-            time.sleep(0.02)
-        alive = _wait(processes, deadline - time.monotonic(), received)
-        remaining = list({*alive, *_job_processes(starter.pid)})  # some may have been started meanwhile
+    received: list[int] = []
+    with handled_by(lambda number, _: received.append(number), signal.SIGINT, signal.SIGTERM):
+        processes = _job_processes(starter)
+        for process in [starter] if starter.poll() is None else processes:
+            with contextlib.suppress(psutil.NoSuchProcess):
+                process.terminate()
+        alive = _wait(processes, GRACE_S, received)
+        remaining = list({*alive, *_job_processes(starter)})  # some may have been started meanwhile
         for process in remaining:
             with contextlib.suppress(psutil.NoSuchProcess):
                 process.kill()
-        starter.kill()
         starter.wait()
         _wait(remaining, GRACE_S)
-
-
-@contextlib.contextmanager
-def _signals_deferred(*signals: signal.Signals) -> Iterator[list[int]]:
-    """Put these signals off until the block is over; the list holds those that have been received so far."""
-    received: list[int] = []
-    with handled_by(lambda number, _: received.append(number), *signals):
-        yield received
     for first in received[:1]:
         signal.raise_signal(first)
 
@@ -189,16 +174,18 @@ def end_process(out: Path, record: Mapping[str, Any], timeout_s: float) -> bool:
     return True
 
 
-def _job_processes(starter: int) -> list[psutil.Process]:
-    """All processes of the starter's session, orphans too, and its descendants that have left the session."""
-    found = set()
-    with contextlib.suppress(psutil.NoSuchProcess):
-        found.update(psutil.Process(starter).children(recursive=True))
+def _job_processes(starter: "subprocess.Popen[bytes]") -> list[psutil.Process]:
+    """The starter, all processes of its session, orphans too, and its descendants that have left the session."""
+    processes = set()
+    if starter.returncode is None:
+        with contextlib.suppress(psutil.NoSuchProcess):
+            process = psutil.Process(starter.pid)
+            processes.update([process, *process.children(recursive=True)])
     for pid in psutil.pids():
         with contextlib.suppress(OSError, psutil.NoSuchProcess):
-            if pid != starter and os.getsid(pid) == starter:
-                found.add(psutil.Process(pid))
-    return [process for process in found if is_alive(process)]
+            if os.getsid(pid) == starter.pid:
+                processes.add(psutil.Process(pid))
+    return [process for process in processes if is_alive(process)]
 
 
 def _wait(processes: list[psutil.Process], timeout_s: float, received: Sequence[int] = ()) -> list[psutil.Process]:
@@ -211,8 +198,8 @@ def _wait(processes: list[psutil.Process], timeout_s: float, received: Sequence[
     return left
 
 
-def _die_with_parent_in_own_network(scratch: Path) -> None:
-    enter_own_network(scratch)
+def _die_with_parent_in_private_network(scratch: Path) -> None:
+    enter_private_network(scratch)
     die_with_parent(signal.SIGTERM)
 
 

@@ -17,8 +17,7 @@ from hvdtrain.config.run_config import RunConfig
 from hvdtrain.errors import UsageError
 from hvdtrain.launch import records
 from hvdtrain.launch.filling import Filler, Value
-from hvdtrain.launch.hosts import Host, hosts_of_ranks
-from hvdtrain.launch.remote import in_folder
+from hvdtrain.launch.hosts import Host, hosts_of_ranks, in_folder, rank_of_process
 from hvdtrain.runs.folder import launch_folder
 from hvdtrain.world.network import WIRE_KEY
 
@@ -30,7 +29,10 @@ FORWARDED = re.compile(
 # What Slurm, PBS, LSF and Grid Engine say of an allocation, and they and MPI of a rank. A starter on this machine alone
 # would read it, and put ranks on the allocation's other nodes.
 ALLOCATION = re.compile(r"(SLURM|SBATCH|SRUN|PMI\d?|PMIX(?!_MCA)|PBS|LSB)_\w+|PE_HOSTFILE")
+# Of a job's name. Kubernetes and YARN have the strictest rule, RFC 1123's labels of 63 characters: `-` and five
+# characters that are added, and Kubernetes' `-worker-4095`, have to fit.
 MAX_NAME = 63 - len("-abcde-worker-4095")
+SLOTS = "HVDTRAIN_SLOTS"  # where horovodrun numbers ranks host by host, and servers are to be spread: see world.place
 # Variables that the starter itself needs here.
 STARTER_NEEDS = (
     "PATH", "HOME", "USER", "LOGNAME", "LANG", "SSH_AUTH_SOCK", "KRB5CCNAME", "TMPDIR", "KUBECONFIG", "HADOOP_CONF_DIR",
@@ -85,17 +87,22 @@ class LaunchCommand:
         name: the job's, as its scheduler knows it.
         stop_signal: the signal that the command passes on to the ranks, which then save and leave; None where it
             passes none on.
-        own_network: whether the command is to run in a network that has loopback alone, where the system allows it.
+        private_network: whether the command is to run in a network that has loopback alone, where the system allows it.
     """
 
     argv: list[str]
     files: dict[Path, str]
     environment: dict[str, str]
     stop_signal: signal.Signals | None = signal.SIGTERM
-    own_network: bool = False
+    private_network: bool = False
     secrets_file: Path | None = None
     to_scheduler: bool = False
     name: str = ""
+
+    def rank_of(self, process: int) -> int:
+        """The rank of a process by its starter's number: see hosts.rank_of_process."""
+        slots = self.environment.get(SLOTS) if Path(self.argv[0]).name == "horovodrun" else None
+        return rank_of_process([int(number) for number in slots.split(",")], process) if slots else process
 
     def dry_run_text(self) -> str:
         """What `--dry-run` prints: the files and the command."""
@@ -126,7 +133,7 @@ def expand(launcher: str, spec: JobSpec) -> LaunchCommand:
     return LaunchCommand(
         filler.command(recipe.command), job.files(filler), job.environment,
         stop_signal=None if recipe.stop_signal == "file" else signal.Signals[recipe.stop_signal],
-        own_network=is_here and not spec.needs_network and spec.interface in ("", "lo"),
+        private_network=is_here and not spec.needs_network and spec.interface in ("", "lo"),
         secrets_file=job.secrets_file, to_scheduler=bool(recipe.script_name), name=job.name,
     )  # fmt: skip
 
@@ -165,9 +172,9 @@ class _Job:
         elif spec.secrets:
             self.secrets_file = records.secrets_file(spec.out)
             self.program = ["sh", str(self.secrets_file), *self.program]
-        self.name = job_name(spec.out.name)
+        self.name = f"hvdtrain-{re.sub(r'[^a-z0-9]+', '-', spec.out.name.lower())}"[:MAX_NAME].rstrip("-")
         if recipe.unique_name:
-            self.name += f"-{secrets.token_hex(3)[:5]}"  # for which MAX_NAME has room
+            self.name += f"-{secrets.token_hex(3)[:5]}"
         folder = launch_folder(spec.out)
         self.hostfile, self.rankfile = folder / "hosts", folder / "ranks"
         self.script = folder / (recipe.script_name or "job")
@@ -176,11 +183,11 @@ class _Job:
         """By placeholder."""
         spec, hosts, environment = self.spec, self.spec.hosts, Path(sys.executable).parent
         folder, slots = spec.working_folder or str(Path.cwd()), max((host.slots for host in hosts), default=0)
-        exported = [key for key in sorted(self.environment) if key in self.variables or _is_forwarded(key)]
+        exported = [key for key in sorted(self.environment) if key in self.variables or FORWARDED.fullmatch(key)]
         return {
             "bin": str(environment), "prefix": str(environment.parent), "version": version("hvdtrain"),
             "ranks": spec.ranks, "workers": spec.ranks - spec.servers, "servers": spec.servers,
-            "hosts": ",".join(f"{host.name}:{host.slots}" for host in hosts), "nodes": len(hosts) or "",
+            "hosts": ",".join(map(str, hosts)), "nodes": len(hosts) or "",
             "nodelist": ",".join(host.name for host in hosts), "first_host": hosts[0].name if hosts else "",
             "hostfile": str(self.hostfile) if hosts else "", "rankfile": str(self.rankfile) if hosts else "",
             "slots": slots or "", "reserved": slots * len(hosts) or spec.ranks, "interface": spec.interface,
@@ -207,7 +214,7 @@ class _Job:
         if recipe.script:
             files[self.script] = filler.script(recipe.script)
         if recipe.resource:
-            files[self.script] = filler.resource(recipe.resource, self.script.name)
+            files[self.script] = filler.resource(recipe.resource)
         return files
 
 
@@ -233,15 +240,6 @@ def train_program(config: RunConfig, out: Path, all_options: bool = False, inter
     return [*python, "train", *config.to_args(all_options), "--out", str(out)]
 
 
-def job_name(run: str) -> str:
-    """A name that every scheduler accepts for the job.
-
-    Kubernetes and YARN have the strictest rule, RFC 1123's labels of 63 characters: `-` and five characters that are
-    added, and Kubernetes' `-worker-4095`, have to fit.
-    """
-    return f"hvdtrain-{re.sub(r'[^a-z0-9]+', '-', run.lower())}"[:MAX_NAME].rstrip("-")
-
-
 def _within_double_quotes(text: str) -> str:
     """A shell's words, for where another shell first reads them within double quotes."""
     return re.sub(r'[\\"$`]', r"\\\g<0>", text)
@@ -254,11 +252,7 @@ def _starter_environment(job_variables: Mapping[str, str], recipe: Launcher) -> 
 
     def passes(key: str) -> bool:
         if recipe.hosts == "needed":
-            return key in STARTER_NEEDS or _is_forwarded(key)
+            return key in STARTER_NEEDS or bool(FORWARDED.fullmatch(key))
         return not (recipe.local and ALLOCATION.fullmatch(key))
 
     return {key: value for key, value in os.environ.items() if passes(key)} | dict(job_variables)
-
-
-def _is_forwarded(key: str) -> bool:
-    return bool(FORWARDED.fullmatch(key))

@@ -21,8 +21,7 @@ from hvdtrain.system.locks import locked_by, open_locked
 REPLY_TIMEOUT_S = 30.0  # of a scheduler
 LOOK_EVERY_S = 0.5
 Record = Mapping[str, Any]
-# What is filled into a scheduler's commands beside the job, whose pattern the recipe has: never an option.
-NAME, CAPTURED = r"hvdtrain[a-z0-9-]*", r"\w[\w.:/@+ -]*"
+NAME = r"hvdtrain[a-z0-9-]*"  # a pattern of a job's name, which is filled into a scheduler's commands: never an option
 
 
 def job_record_file(out: Path) -> Path:
@@ -35,16 +34,10 @@ def secrets_file(out: Path) -> Path:
     return launch_folder(out) / "environment"
 
 
-def kept_options(out: Path) -> Path | None:
-    """The config.toml of a job in a run folder that this machine does not see, which `launch` keeps by its own name."""
-    files = (job_record_file(out).with_name(f"{launcher}.toml") for launcher in recipes.names("launchers"))
-    return next(filter(Path.is_file, files), None)
-
-
 def read_record(out: Path) -> dict[str, Any]:
-    """What `launch` recorded of a job: `launcher`, with the `job` and the `name` that its scheduler knows and what was
-    captured, or with the `pid` and `host` of the process that sees to it. Empty where there is no record, or a broken
-    one, or one with another thing in place of a job: anybody may have written it.
+    """What `launch` recorded of a job: `launcher`, with the `job` and the `name` that its scheduler knows, or with the
+    `pid` and `host` of the process that sees to it. Empty where there is no record, or a broken one, or one with
+    another thing in place of a job: anybody may have written it.
 
     Raises:
         UsageError: there is no launcher of that name here.
@@ -63,8 +56,7 @@ def read_record(out: Path) -> dict[str, Any]:
 
 def _names_a_job(record: Record) -> bool:
     """Whether the commands of its scheduler may be given what a record has."""
-    recipe = recipes.launcher(record["launcher"])
-    patterns = dict.fromkeys(recipe.capture, CAPTURED) | {"name": NAME, "job": recipe.job}
+    patterns = {"name": NAME, "job": recipes.launcher(record["launcher"]).job}
     values = {name: record[name] for name in patterns if name in record}
     return all(isinstance(value, str) and re.fullmatch(patterns[name], value) for name, value in values.items())
 
@@ -80,37 +72,31 @@ def claimed(out: Path, launcher: str) -> Iterator[dict[str, Any]]:
         UsageError: another job has the folder, or may have it.
         Failure: the record names no job.
     """
-    file = job_record_file(out)
-    made = [folder for folder in (file.parent, *out.parents) if not folder.exists()]
-    held = None
+    file, job = job_record_file(out), dict[str, Any]()
+    with _locked(out):
+        if still := why_occupied(out, earlier := read_record(out)):
+            or_remove = "" if is_running(out, earlier) else f"; if it has ended, remove {file}"
+            raise UsageError(f"--out {out}: {still}; `hvdtrain stop {out}` ends it{or_remove}")
+        write_json(file, {"launcher": launcher, "pid": os.getpid(), "host": socket.gethostname()})
+        held = file.open()  # by which others know that this process has written it
     try:
-        with _locked(out):
-            if still := why_occupied(out, earlier := read_record(out)):
-                or_remove = "" if is_running(out, earlier) else f"; if it has ended, remove {file}"
-                raise UsageError(f"--out {out}: {still}; `hvdtrain stop {out}` ends it{or_remove}")
-            write_json(file, {"launcher": launcher, "pid": os.getpid(), "host": socket.gethostname()})
-            held = file.open()  # by which others know that this process has written it
-        job: dict[str, Any] = {}
-        try:
-            yield job
-            if job and not _names_a_job({"launcher": launcher, **job}):
-                raise Failure(
-                    f"{launcher} has printed {job['job']!a}, which is no job of its: see {file.with_name('log')}, end "
-                    f"what has begun yourself, and mend `job` in launchers/{launcher}.toml"
-                )
-        except BaseException:
-            file.unlink(missing_ok=True)
-            raise
+        yield job
+        if job and not _names_a_job({"launcher": launcher, **job}):
+            raise Failure(
+                f"{launcher} has printed {job['job']!a}, which names no job: see {file.with_name('log')}, end what has "
+                f"begun yourself, and mend `job` in launchers/{launcher}.toml"
+            )
+    except BaseException:
+        job.clear()
+        raise
+    finally:
+        held.close()
         if job:
             write_json(file, {"launcher": launcher, **job})
         else:
             file.unlink(missing_ok=True)
-    finally:
-        if held:
-            held.close()
-        for folder in made:
             with contextlib.suppress(OSError):
-                folder.rmdir()
+                file.parent.rmdir()
 
 
 def forget(out: Path, record: Record) -> None:
@@ -131,19 +117,6 @@ def _locked(out: Path) -> Iterator[None]:
         raise unwritable(out, error) from None
     with locked_by(file, path):
         yield
-
-
-def captured(launcher: str) -> dict[str, str]:
-    """What else a record needs to find a scheduler's job again, by the recipe: in which of several clusters it is, say.
-
-    What a command does not tell is left out.
-    """
-    found = {}
-    for name, command in recipes.launcher(launcher).capture.items():
-        with contextlib.suppress(OSError, subprocess.SubprocessError):
-            done = subprocess.run(command, capture_output=True, text=True, timeout=REPLY_TIMEOUT_S, check=True)
-            found[name] = done.stdout.strip()
-    return found
 
 
 def is_running(out: Path, record: Record) -> bool:
@@ -215,5 +188,4 @@ def cancel(record: Record, timeout_s: float) -> bool:
 
 
 def _filled(command: Sequence[Any], record: Record) -> list[str]:
-    empty = dict.fromkeys(recipes.launcher(record["launcher"]).capture, "")
-    return Filler(record["launcher"], {**empty, "name": "", **record}).command(command)
+    return Filler(record["launcher"], {"name": "", **record}).command(command)

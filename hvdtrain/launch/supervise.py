@@ -4,16 +4,13 @@ import re
 import signal
 import sys
 import time
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager, nullcontext
-from functools import partial
+from contextlib import nullcontext
 from pathlib import Path
 
 import click
 
 from hvdtrain.errors import Failure
-from hvdtrain.launch.failure import job_failure, rank_of_process
-from hvdtrain.launch.job_log import failure_reason
+from hvdtrain.launch.job_log import failure_reason, job_failure
 from hvdtrain.launch.processes import launched_job, respawner, sigterm_unwinds
 from hvdtrain.launch.recipe import LaunchCommand
 from hvdtrain.runs.folder import how_to_go_on, last_saved_step, launch_folder, leave_file
@@ -28,10 +25,7 @@ def log_file(out: Path) -> Path:
     return launch_folder(out) / "log"
 
 
-def supervise(
-    command: LaunchCommand, out: Path, workers: int, servers: int, retries: int,
-    respawns: bool = False,
-) -> None:  # fmt: skip
+def supervise(command: LaunchCommand, out: Path, retries: int, respawns: bool = False) -> None:
     """Run a job. After a failure start it again, up to `retries` times: it goes on after its last snapshot.
 
     Args:
@@ -62,7 +56,7 @@ def supervise(
                 f"{command.argv[0]} did not take the job: {failure_reason(log, exit_code)}; submit it on a machine "
                 "of the cluster, or choose --launcher local, ssh or mpi"
             )
-        failure = job_failure(out, log, exit_code, partial(rank_of_process, command, workers, servers))
+        failure = job_failure(out, log, exit_code, command.rank_of)
         if attempt > retries or failure.exit_code == USAGE_EXIT_CODE:
             if failure.exit_code != USAGE_EXIT_CODE and last_saved_step(out) is not None:
                 failure.args = (f"{failure}; {how_to_go_on(out, 'launch')}",)
@@ -82,7 +76,12 @@ def _run_once(command: LaunchCommand, log: Path, stop_request: Path, respawned: 
         respawned: the run folder, where workers that are lost are to be started again.
     """
 
-    def request_stop() -> None:
+    requested_at: list[float] = []
+
+    def request_stop(*_: object) -> None:
+        if requested_at:
+            raise SystemExit(EXIT_CODE)
+        requested_at.append(time.monotonic())
         if command.stop_signal is None or respawned:  # whom the respawner has started, the starter does not know
             stop_request.touch()
         if command.stop_signal is not None:
@@ -91,14 +90,14 @@ def _run_once(command: LaunchCommand, log: Path, stop_request: Path, respawned: 
     with (
         sigterm_unwinds(),
         launched_job(command, log) as process,
-        respawner(respawned, command, log) if respawned else nullcontext(lambda: False) as goes_on,
+        respawner(respawned, command, log) if respawned else nullcontext(lambda: False) as has_forks,
         log.open("rb") as output,
-        _on_first_sigterm(request_stop) as requested_at,
+        handled_by(request_stop, signal.SIGTERM),
     ):
         last_byte = b"\n"
         while True:
-            # Its last rank may have been killed, and be back. A starter that was killed itself has taken ranks with it.
-            has_ended = process.poll() is not None and (process.returncode < 0 or not goes_on())
+            # The last of its ranks may have been started again. A starter that was killed has taken ranks with it.
+            has_ended = process.poll() is not None and (process.returncode < 0 or not has_forks())
             text = output.read() if not requested_at else _lines_of_ranks(output.read())
             last_byte = text[-1:] or last_byte
             sys.stdout.buffer.write(text if not has_ended or last_byte == b"\n" else text + b"\n")
@@ -113,18 +112,3 @@ def _run_once(command: LaunchCommand, log: Path, stop_request: Path, respawned: 
 def _lines_of_ranks(text: bytes) -> bytes:
     """Without the starter's own lines: ranks that leave as they were asked are a failure to it, with a traceback."""
     return b"".join(line for line in text.splitlines(keepends=True) if re.match(rb"\[\d+\]<std", line))
-
-
-@contextmanager
-def _on_first_sigterm(action: Callable[[], None]) -> Iterator[list[float]]:
-    """Call `action` at the first SIGTERM, whose time is put into the list; a second one has the former handler."""
-    received_at: list[float] = []
-
-    def handle(*_: object) -> None:
-        received_at.append(time.monotonic())
-        signal.signal(signal.SIGTERM, former)
-        action()
-
-    former = signal.getsignal(signal.SIGTERM)
-    with handled_by(handle, signal.SIGTERM):
-        yield received_at

@@ -62,17 +62,11 @@ def test_here_a_comparison_can_run_and_json_has_the_rows(tmp_path):
     assert process.returncode == 0 and process.stderr == ""
     assert not [name for name in missing(found) if found[name]["needed"]]
     assert found["torch"]["found"] == importlib.metadata.version("torch")
-    assert (found["Horovod: MPI"]["status"], found["Horovod: MPI"]["found"]) == (OK, "built in")
+    assert (found["Horovod: MPI"]["status"], found["Horovod: MPI"]["found"]) == (OK, "yes")
     assert found["horovod"]["found"] == importlib.metadata.version("horovod")
     assert found["mpirun"]["found"] == str(Path(sys.executable).with_name("mpirun"))
     assert found["two processes"]["found"].startswith("started and ended in")
     assert list(tmp_path.iterdir()) == []  # it looked, and left nothing
-
-
-def test_it_starts_without_the_heavy_libraries():
-    heavy = ("torch", "numpy", "psutil", "rich")
-    code = f"import sys, hvdtrain.doctor.command; print([m for m in {heavy} if m in sys.modules])"
-    assert subprocess.run([sys.executable, "-c", code], capture_output=True, text=True).stdout == "[]\n"
 
 
 # ---- Broken ones
@@ -82,24 +76,16 @@ def test_an_environment_without_torch_and_starters(environment, tmp_path):
     programs, packages = environment
     for name in ("mpirun", "horovodrun"):
         (programs / name).unlink()
-    for file in [packages / "torch", *packages.glob("torch-*"), packages / "tomli_w", *packages.glob("tomli_w-*")]:
+    for file in [packages / "torch", *packages.glob("torch-*")]:
         file.unlink()
     process = run("--json", python=programs / "python", PATH=str(tmp_path), CXX="")
     found = rows(process)
     assert process.returncode == 1
-    needed = ["torch", "other libraries", "torch loads", "Horovod loads", "Horovod: MPI", "mpirun", "two processes"]
+    needed = ["torch", "torch loads", "Horovod loads", "Horovod: MPI", "mpirun", "two processes"]
     assert process.stderr.strip().endswith(f"put right: {', '.join(needed)}")
-    assert missing(found) == {
-        *needed,
-        "Horovod: Gloo",
-        "Horovod: NCCL",
-        "horovodrun",
-        "C++ compiler, make",
-        "GPUs",
-        "GPU driver",
-    }
+    others = {"Horovod: Gloo", "Horovod: NCCL", "horovodrun", "C++ compiler, make", "GPUs"}
+    assert missing(found) == {*needed, *others}
     assert found["torch"]["advice"].startswith("`uv sync` installs torch 2.")
-    assert found["other libraries"]["found"] == "not installed: tomli-w"
     assert "No module named 'torch'" in found["torch loads"]["found"]
     assert found["mpirun"]["found"] == f"no {programs / 'mpirun'}"
     assert found["two processes"]["found"] == "mpirun cannot be started"
@@ -142,7 +128,7 @@ def test_a_check_that_raises_does_not_hide_the_others(tmp_path):
     assert found["cache"]["found"] == f"{tmp_path / 'file'} cannot be written: Not a directory"
 
 
-def test_a_machine_without_loopback_shared_memory_and_name(tmp_path):
+def test_a_machine_without_shared_memory_and_name(tmp_path):
     namespaces = ["unshare", "--map-root-user", "--net", "--mount", "--uts"]
     setup = f"""mount -t tmpfs -o size=8m tmpfs /dev/shm &&
         {sys.executable} -c "import socket; socket.sethostname('nowhere.invalid')" && """
@@ -151,20 +137,10 @@ def test_a_machine_without_loopback_shared_memory_and_name(tmp_path):
     command = [*namespaces, "sh", "-c", f"{setup} exec {sys.executable} -m hvdtrain doctor"]
     process = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True)
     assert process.returncode == 1
-    assert process.stderr.strip().endswith("put right: /dev/shm, loopback")  # jobs here have a loopback of their own
+    assert process.stderr.strip().endswith("put right: /dev/shm")
     shown = [" ".join(line.split()) for line in process.stdout.splitlines()]
-    assert "missing loopback 127.0.0.1 cannot be reached: Network is unreachable" in shown
     assert "missing /dev/shm 8 MB, 8 MB free" in shown
     assert [line for line in shown if line.startswith("warning host name nowhere.invalid does not resolve")]
-
-
-@pytest.mark.parametrize("place", ["file", "file/below", "/proc/nowhere"])
-def test_a_cache_that_cannot_be_written(tmp_path, monkeypatch, place):
-    (tmp_path / "file").touch()
-    monkeypatch.setenv("HVDTRAIN_CACHE", str(tmp_path / place))
-    found = machine.cache()
-    assert found.status == MISSING and "cannot be written" in found.found
-    assert "HVDTRAIN_CACHE" in found.advice
 
 
 # ---- Single checks
@@ -177,16 +153,6 @@ def test_another_program_that_a_shell_would_take(tmp_path, monkeypatch):
     found = software.starter("mpirun")
     assert found.status == WARNING
     assert f"{tmp_path / 'mpirun'} comes first in PATH" in found.found
-
-
-def test_one_core(monkeypatch):
-    allowed = os.sched_getaffinity(0)
-    os.sched_setaffinity(0, {min(allowed)})
-    try:
-        found = machine.cores()
-    finally:
-        os.sched_setaffinity(0, allowed)
-    assert (found.status, found.found) == (WARNING, f"1 of {os.cpu_count()} allowed")
 
 
 @pytest.mark.parametrize(
@@ -217,16 +183,10 @@ def test_limits_of_control_groups(tmp_path, own, files, cores, memory):
 
 @pytest.mark.parametrize(
     ("text", "finding"),
-    [
-        ("always [madvise] never\n", (OK, "madvise")),
-        ("[always] madvise never\n", (OK, "always")),
-        ("always madvise [never]\n", (WARNING, "never")),
-        (None, (WARNING, "none here")),
-    ],
+    [("always [madvise] never\n", (OK, "madvise")), ("always madvise [never]\n", (WARNING, "never"))],
 )
 def test_huge_pages(tmp_path, text, finding):
-    if text:
-        (tmp_path / "enabled").write_text(text)
+    (tmp_path / "enabled").write_text(text)
     found = machine.huge_pages(tmp_path / "enabled")
     assert (found.status, found.found) == finding
 
