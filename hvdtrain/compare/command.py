@@ -1,7 +1,6 @@
 """`hvdtrain compare`: the same model on the same samples under several modes, one after the other, and an answer."""
 
 import dataclasses
-import math
 import shlex
 import time
 from pathlib import Path
@@ -36,11 +35,6 @@ def _use_preset(ctx: click.Context, param: click.Parameter, name: str) -> str:
     """The preset's options are defaults: what stands on the command line wins."""
     if name:
         ctx.default_map = recipes.load("presets", name)["options"]
-        lists = {option.name for option in ctx.command.params if isinstance(option.type, Numbers | Names)}
-        for key, value in ctx.default_map.items():
-            is_one = isinstance(value, str | int) or (isinstance(value, float) and math.isfinite(value))
-            if not is_one and not (isinstance(value, list) and key in lists):
-                raise UsageError(f"preset {name}: {key} = {value} is not one value")
     return name
 
 
@@ -200,13 +194,8 @@ def _look(configs: list[RunConfig]) -> tuple[str, int]:
 
 
 def _report(folder: Path, preset: str, margins: Margins) -> None:
-    from hvdtrain.compare.reporting import print_report
-    from hvdtrain.explain.pictures import pictures
-    from hvdtrain.report import write_report
+    from hvdtrain.compare.reporting import draw_report, print_report
     from hvdtrain.runs.read import find_runs
 
-    runs = find_runs([folder])
     preset = preset if preset and "table" in recipes.load("presets", preset) else ""
-    write_report(runs, folder, preset, margins, more=pictures)
-    print_report(runs, preset, margins)
-    click.echo(f"report: {folder / 'report.html'}")
+    draw_report(print_report(find_runs([folder]), preset, margins), folder)

@@ -11,6 +11,7 @@ from hvdtrain.config.run_config import RunConfig
 from hvdtrain.config.untrusted import parse_json, read_whole
 from hvdtrain.data.find import is_name, is_url
 from hvdtrain.errors import UsageError
+from hvdtrain.formatting import in_minutes
 from hvdtrain.runs.live import warm_up_s
 
 GUESS, GUESSED_AROUND_S = 1000.0, 5.0  # samples/s, and what is around training, of what has never run
@@ -77,10 +78,6 @@ class Record:
         return steps * config.batch_size / own["samples_per_s"]
 
 
-def in_minutes(seconds: float) -> str:
-    return f"about {max(1, round(seconds / 60))} min" if seconds < 5400 else f"about {seconds / 3600:.1f} hours"
-
-
 def forecast_lines(
     runs: Sequence[Planned], perhaps: Sequence[Planned], kept: Collection[str], record: Record
 ) -> Iterator[str]:
@@ -94,7 +91,7 @@ def forecast_lines(
     kept_words = f" ({len(kept)} are there already, and stay)" if kept else ""
     known = "" if record.contenders else ", which is a guess: nothing has run yet"
     all_runs = [*to_do, *(run for run in perhaps if run.name not in kept)]
-    takes = ("at most " if perhaps else "") + in_minutes(sum(map(record.seconds, all_runs)))
+    takes = ("at most " if perhaps else "") + f"about {in_minutes(sum(map(record.seconds, all_runs)))}"
     yield f"forecast: {len(to_do)} runs to do{kept_words} take {takes}{known}"
     yield from _missing(runs[0].config)
 

@@ -3,12 +3,11 @@
 import textwrap
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from itertools import groupby
 from typing import TYPE_CHECKING, Any
 
 from hvdtrain import plot_style
 from hvdtrain.errors import UsageError
-from hvdtrain.formatting import three_digits, with_noun
+from hvdtrain.formatting import in_minutes, three_digits, with_noun
 from hvdtrain.report import fairness, figures, page
 from hvdtrain.report.answer import Answer, reach_answer
 from hvdtrain.report.comparisons import Comparison, split_into_comparisons
@@ -93,13 +92,14 @@ class Content:
                     line = textwrap.fill(line, console.width, subsequent_indent=" " * _MARGIN, break_on_hyphens=False)
                 console.print(line, soft_wrap=True, style="bold" if label == answer.word else "")
             if answer.data["next_s"]:
-                console.print(f"{'':{_MARGIN}}takes about {_minutes(answer.data['next_s'])}")
+                console.print(f"{'':{_MARGIN}}takes about {in_minutes(answer.data['next_s'])}")
 
     def parts(self, plots: Sequence[Plot], tables: Sequence[Table] = (), notes: Sequence[str] = ()) -> list[str]:
         """The page as Markdown: the answer, what it was found in, what it rests on, and a block to paste."""
         left_out = [*self.omitted, *notes]
         lines = list(dict.fromkeys(line for _, answer in self.comparisons for line in answer.besides))
         answers = [part for of, answer in self.answered for part in self._answered(of, answer)]
+        equal = words_table("", ["field", "value", "equal in", "why it has to be equal"], self.equal)
         lives = membership_table(self.runs)
         return [
             *([f"# {page.plain(self.title)}"] if len(self.comparisons) > 1 else []),
@@ -112,7 +112,7 @@ class Content:
             page.details(f"What to keep in mind: {len(lines)}", *page.listed(lines)),
             page.details(f"Not in the tables and plots: {len(left_out)}", *page.listed(left_out)),
             page.details("Who was there", *map(markdown, [lives] if lives else [])),
-            page.details(f"What was equal: {len(self.equal)} things", _CHECKED, *_equal_tables(self.equal)),
+            page.details(f"What was equal: {len(self.equal)} things", _CHECKED, markdown(equal)),
             page.details("Machine and versions", _machine(self.runs[0][1])),
             "## To paste",
             "\n".join(["````markdown", *"\n\n".join(answers).splitlines(), "````"]),
@@ -124,7 +124,7 @@ class Content:
         (_, about), *lines = _answer_lines(of, answer)
         yield page.plain(about)
         for label, text in lines:
-            takes = f" (about {_minutes(answer.data['next_s'])})" if label == "next" and answer.data["next_s"] else ""
+            takes = f" (about {in_minutes(answer.data['next_s'])})" if label == "next" and answer.data["next_s"] else ""
             yield f"**{label}** {page.code(text) if label == 'next' else page.plain(text)}{takes}"
         if links := _links(of):
             yield page.plain(links)
@@ -135,10 +135,6 @@ def _answer_lines(of: Comparison, answer: Answer) -> list[tuple[str, str]]:
     """Each line of an answer with what it is."""
     lines = [(answer.word, _subject(of)), ("because", answer.because), *(("but", but) for but in answer.but)]
     return [*lines, ("next", answer.next)]
-
-
-def _minutes(seconds: float) -> str:
-    return f"{max(1, round(seconds / 60)):,} min" if seconds < 5400 else f"{seconds / 3600:.1f} h"
 
 
 def collect(runs: Sequence[Run], margins: Margins = DEFAULT, reference: str = "") -> Content:
@@ -198,14 +194,6 @@ def _links(of: Comparison) -> str:
     allowed = ", ".join(f"{kind.label} {three_digits(bound)}" for kind, bound in bounds.items())
     told = f"; whatever computes, they carry at most this many samples/s: {allowed}" if allowed else ""
     return f"Links between hosts: {' to '.join(ends)} Gbit/s{told}."
-
-
-def _equal_tables(equal: Sequence[EqualField]) -> list[str]:
-    headings = ["field", "value", "why it has to be equal"]
-    return [
-        markdown(words_table(f"Among {among}", headings, [(e.field, e.value, e.why) for e in members]))
-        for among, members in groupby(equal, key=lambda item: item.among)
-    ]
 
 
 def _machine(run: Run) -> str:

@@ -1,9 +1,8 @@
 """What has to be equal for a comparison to be fair, and why; the check refuses runs where it is not."""
 
 from collections.abc import Callable, Hashable, Mapping, Sequence
-from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from hvdtrain.errors import UsageError
 from hvdtrain.formatting import some_of
@@ -90,8 +89,7 @@ _MAY_DIFFER_IN_GRID = {"model", "global_batch", "lr", "slow.asked", "parameters"
 # started and host names identify a run; dataset is a name, and dataset_hash is checked in its place.
 
 
-@dataclass(frozen=True)
-class EqualField:
+class EqualField(NamedTuple):
     """A field that was found equal: its value as text, among which runs, and why it has to be equal."""
 
     field: str

@@ -7,7 +7,6 @@ authors' runs, each as a record for each row.
 """
 
 import math
-from collections import Counter
 from collections.abc import Iterator, Sequence
 from typing import Any
 
@@ -55,7 +54,7 @@ def build_table(preset: Preset, runs: Sequence[Run]) -> Table:
         if key in records
     }
     shown = [name for name in table["figures"] if any(row[name].text for row in cells.values())]
-    notes = [table["note"], *_differences(preset["options"], finished), _repeats(finished)]
+    notes = [table["note"], *_differences(preset["options"], finished), f"Repeats with their range: {MEANS}."]
     rows = [(label, [row[name] for name in shown]) for label, row in cells.items()]
     return Table(f"Beside {preset['reference']}", notes, "run", [_heading(name) for name in shown], rows)
 
@@ -117,14 +116,6 @@ def _format(name: str, value: float) -> str:
     if name.endswith("accuracy"):
         return f"{value:.2%}"
     return f"{value:.4f}" if name.endswith("loss") else format_figure(name, value)
-
-
-def _repeats(runs: Sequence[Run]) -> str:
-    count = Counter((run.kind, Setting.of(run)) for run in runs)
-    low, high = min(count.values()), max(count.values())
-    if high == 1:
-        return "One run each."
-    return f"{high if low == high else f'{low} to {high}'} runs each, with their range: {MEANS}."
 
 
 def _differences(asked: dict[str, Any], runs: Sequence[Run]) -> list[str]:

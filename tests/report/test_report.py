@@ -12,14 +12,14 @@ from pathlib import Path
 import pytest
 from click.testing import CliRunner
 from helpers.page import Page
-from helpers.report_runs import manifest, steps, summary, write, write_comparison
+from helpers.report_runs import manifest, steps, summary, write, write_comparison, write_report
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from hvdtrain.compare.reporting import report
 from hvdtrain.console import Console
 from hvdtrain.errors import UsageError
-from hvdtrain.report import check_out, page, plots, write_report
+from hvdtrain.report import check_out, page, plots
 from hvdtrain.report.answer import reach_answer
 from hvdtrain.report.content import collect
 from hvdtrain.report.plots import loss_curve
@@ -34,7 +34,7 @@ def written(tmp_path_factory):
     root = write_comparison(tmp_path_factory.mktemp("comparison"))
     write(root / "runs", "allreduce", 4, status="failed")
     (write(root / "runs", "ps-sync", 4, 1) / "summary.json").unlink()
-    write_report(find_runs([root]), root)
+    write_report([root], root)
     return root
 
 
@@ -119,7 +119,7 @@ def test_failed_and_killed_runs_are_noted_and_not_in_the_tables(written):
 def test_without_a_finished_run_there_is_no_report(tmp_path):
     write(tmp_path, status="failed")
     with pytest.raises(UsageError, match="no finished run to report: single-w1-s0-r1: left out"):
-        write_report(find_runs([tmp_path]), tmp_path / "out")
+        write_report([tmp_path], tmp_path / "out")
     assert not (tmp_path / "out").exists()
 
 
@@ -183,7 +183,7 @@ def test_text_from_files_is_escaped_everywhere(tmp_path):
     }  # fmt: skip
     for kind in (("single",), ("allreduce", 2)):
         write(tmp_path, *kind, change=change)
-    write_report(find_runs([tmp_path]), tmp_path / "out")
+    write_report([tmp_path], tmp_path / "out")
     parsed = Page((tmp_path / "out" / "report.html").read_text())
     assert not {"script", "img"} & set(parsed.elements)
     assert HOSTILE in parsed.text
@@ -195,14 +195,14 @@ def test_text_from_files_is_escaped_everywhere(tmp_path):
 
 def test_a_report_is_the_same_to_the_byte_and_touches_only_its_own_files(written, tmp_path):
     (tmp_path / "mine.txt").write_text("kept")
-    write_report(find_runs([written]), tmp_path)
+    write_report([written], tmp_path)
     files = {path.relative_to(tmp_path) for path in tmp_path.rglob("*") if path.is_file()}
     assert len(files) == 5 + len(PLOTS)
     for path in files - {Path("mine.txt")}:
         assert (tmp_path / path).read_bytes() == (written / path).read_bytes()
     # Runs of one kind leave no plot of ratios behind.
     (tmp_path / "plots" / "mine.svg").write_text("kept")
-    write_report(find_runs([written / "runs" / "single-w1-s0-r1"]), tmp_path)
+    write_report([written / "runs" / "single-w1-s0-r1"], tmp_path)
     assert not (tmp_path / "plots" / "ratios.svg").exists()
     assert "ratios.svg" not in (tmp_path / "report.md").read_text()
     assert (tmp_path / "plots" / "mine.svg").read_text() == "kept"
@@ -211,11 +211,11 @@ def test_a_report_is_the_same_to_the_byte_and_touches_only_its_own_files(written
 
 def test_unfair_runs_leave_an_earlier_report_as_it_was(tmp_path, undrawn):
     root = write_comparison(tmp_path / "a", repeats=[1])
-    write_report(find_runs([root]), tmp_path / "out")
+    write_report([root], tmp_path / "out")
     before = (tmp_path / "out" / "results.csv").read_bytes()
     write(root / "runs", "ddp", 2, change={"lr": 0.1})
     with pytest.raises(UsageError, match="lr differs"):
-        write_report(find_runs([root]), tmp_path / "out")
+        write_report([root], tmp_path / "out")
     assert (tmp_path / "out" / "results.csv").read_bytes() == before
 
 
@@ -224,7 +224,7 @@ def test_runs_without_steps_or_with_nan_make_a_report_all_the_same(tmp_path):
     folder = write(tmp_path, "allreduce", 2, val_loss=math.nan, val_accuracy=None, **bare)
     for path in folder.glob("metrics.*"):
         path.unlink()
-    write_report(find_runs([tmp_path]), tmp_path / "out")
+    write_report([tmp_path], tmp_path / "out")
     text = (tmp_path / "out" / "report.md").read_text()
     assert "the loss became NaN: allreduce ×2" in text
     assert "there is no metrics.rank0.jsonl, metrics.rank1.jsonl" in text
@@ -336,7 +336,7 @@ def test_report_refuses_a_folder_that_holds_something_else(tmp_path, undrawn):
     with pytest.raises(UsageError, match="is not a folder"):
         check_out(mine / "report.html")
     with pytest.raises(UsageError, match="cannot write the report"):
-        write_report(find_runs([root]), mine / "report.html" / "below")
+        write_report([root], mine / "report.html" / "below")
     (tmp_path / "theirs" / "plots").mkdir(parents=True)
     (mine / "plots").symlink_to(tmp_path / "theirs" / "plots")
     with pytest.raises(UsageError, match="plots is a symbolic link"):
@@ -362,10 +362,10 @@ def test_a_resumed_run_is_told_and_one_that_changed_on_the_way_is_left_out(tmp_p
     write(tmp_path, "allreduce", 2, change={"parts": [part, part | {"mode": "allreduce", "workers": 2}]})
     runs = find_runs([tmp_path])
     assert [run.problem for run in runs if not run.is_finished] == [
-        "it was resumed in another way: single on 1 worker and 0 servers, then allreduce on 2 workers and 0 servers"
+        "it was resumed in another way: mode single, then allreduce; workers 1, then 2"
     ]
     part |= {"threads_per_worker": 1, "device": "cpu"}
     write(tmp_path / "more", change={"parts": [part, part | {"after_step": 10, "threads_per_worker": 2}]})
     [other] = find_runs([tmp_path / "more"])
-    assert "1 thread each, on cpu, then single on 1 worker and 0 servers, 2 threads each" in other.problem
+    assert "in another way: threads per worker 1, then 2" in other.problem
     assert any("stopped and resumed" in line for line in reach_answer([run for run in runs if run.is_finished]).but)

@@ -8,14 +8,14 @@ import re
 import pytest
 from click.testing import CliRunner
 from helpers.page import Page
-from helpers.report_runs import BATCH, EPOCHS, PER_EPOCH, run, write
+from helpers.report_runs import BATCH, EPOCHS, PER_EPOCH, run, write, write_report
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from hvdtrain.compare.reporting import report
 from hvdtrain.config import recipes
 from hvdtrain.errors import UsageError
-from hvdtrain.report import page, plots, reference_tables, results, write_report
+from hvdtrain.report import page, plots, reference_tables, results
 from hvdtrain.report.answer import reach_answer
 from hvdtrain.report.comparisons import split_into_comparisons
 from hvdtrain.report.content import collect
@@ -186,7 +186,7 @@ def test_repeats_are_a_mean_and_a_range():
     table = made("run", ["wall_s"], [run(repeat=r, speed=s) for r, s in ((1, 100.0), (2, 200.0), (3, 160.0))])
     [(_, [cell])] = table.rows
     assert (cell.text, cell.detail) == ("13.0 s", "9.60–19.2")
-    assert table.notes[1].startswith("3 runs each, with their range: means,")
+    assert table.notes[1].startswith("Repeats with their range: means,")
 
 
 def test_what_is_not_as_in_the_preset_is_said():
@@ -247,7 +247,7 @@ def grid(tmp_path_factory):
         change = {"global_batch": 32 * kind[1], "lr": 0.001 * math.sqrt(kind[1]), "threads_per_worker": 1}
         write(root / "runs", *kind, speed=speed, change=change)
     write(root / "runs", "allreduce", 4, change={"global_batch": 128, "lr": 0.002}, status="failed")
-    write_report(find_runs([root]), root, "vgg19-imagenet20")
+    write_report([root], root, "vgg19-imagenet20")
     return root
 
 
@@ -310,7 +310,7 @@ def test_the_reference_is_written_as_csv(grid):
 def test_a_single_comparison_has_the_reference_in_its_own_page(tmp_path, monkeypatch):
     monkeypatch.setattr(plots, "draw", lambda answered: ([], []))
     write(tmp_path, "allreduce", 2)
-    write_report(find_runs([tmp_path]), tmp_path / "out", "cnn-mnist")
+    write_report([tmp_path], tmp_path / "out", "cnn-mnist")
     assert "4 GPUs" in Page((tmp_path / "out" / "report.html").read_text()).text
     assert "| reference: 4 GPUs, epoch 10 |" in (tmp_path / "out" / "report.md").read_text()
 
@@ -333,8 +333,7 @@ def test_a_report_keeps_runs_with_slowed_workers_apart(tmp_path):
         for repeat in (1, 2):
             speed = 100.0 if slow == "none" else 25.0
             write(tmp_path / slow[0], *kind, repeat=repeat, change={"slow": {"asked": slow}}, speed=speed)
-    runs = find_runs([tmp_path / "n", tmp_path / "1"])
-    write_report(runs, tmp_path / "out")
+    write_report([tmp_path / "n", tmp_path / "1"], tmp_path / "out")
     assert "slow: 1:4x" in (tmp_path / "out" / "plots" / "ratios.svg").read_text()
     rows = csv.DictReader((tmp_path / "out" / "results.csv").read_text().splitlines())
     assert {row["slow"] for row in rows if row["samples_per_s"] == "25.0"} == {"1:4x"}
