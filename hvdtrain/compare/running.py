@@ -10,8 +10,6 @@ from collections.abc import Callable, Hashable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from msgspec import to_builtins
-
 from hvdtrain.compare.earlier import match, set_aside
 from hvdtrain.compare.forecast import Record
 from hvdtrain.compare.grid import Planned, in_rounds
@@ -203,5 +201,5 @@ def _result(made: Run) -> str:
     if summary.val_loss is not None:
         accuracy = f", validation accuracy {summary.val_accuracy:.4f}"
         learned = accuracy if math.isfinite(summary.val_loss) else f", DIVERGED: validation loss {summary.val_loss}"
-    foreign = "".join(f", beside other work: {line}" for line in beside_others(to_builtins(summary.load)))
+    foreign = "".join(f", beside other work: {line}" for line in beside_others(summary.load))
     return f"{summary.samples_per_s:.0f} samples/s{learned}{foreign}"

@@ -5,7 +5,7 @@
 - `columns.py` has the figures of a run, one entry each, and what several comparisons differ in; `results.py` summarises
   them by kind.
 - `answer.py` has the word, why and what next: `contenders.py` says who is compared with whom, `rule.py` and `race.py`
-  what their speeds say, `quality.py` and `target.py` what they learn, `doubts.py` what could turn it, and `figures.py`
+  what their speeds say, `quality.py` what they learn, `doubts.py` what could turn it, and `figures.py`
   has the table and verdict.json; `content.py` collects it.
 - `page.py` writes Markdown, and HTML of it; `table.py` is every table, in any form; `reference_tables.py`
   puts published figures beside ours.

@@ -13,7 +13,6 @@ from hvdtrain.report.answer import Answer, reach_answer
 from hvdtrain.report.comparisons import Comparison, split_into_comparisons
 from hvdtrain.report.contenders import DEFAULT, Margins, timed
 from hvdtrain.report.fairness import EqualField, format_value
-from hvdtrain.report.membership import membership_table
 from hvdtrain.report.page import Plot
 from hvdtrain.report.reference_tables import build_table, load_preset
 from hvdtrain.report.results import Group, Row, cost_table, result_rows, summarise
@@ -100,7 +99,6 @@ class Content:
         lines = list(dict.fromkeys(line for _, answer in self.comparisons for line in answer.besides))
         answers = [part for of, answer in self.answered for part in self._answered(of, answer)]
         equal = words_table("", ["field", "value", "equal in", "why it has to be equal"], self.equal)
-        lives = membership_table(self.runs)
         return [
             *([f"# {page.plain(self.title)}"] if len(self.comparisons) > 1 else []),
             *answers,
@@ -111,11 +109,10 @@ class Content:
             page.details("More plots", *map(page.plot, plots[UNFOLDED:])),
             page.details(f"What to keep in mind: {len(lines)}", *page.listed(lines)),
             page.details(f"Not in the tables and plots: {len(left_out)}", *page.listed(left_out)),
-            page.details("Who was there", *map(markdown, [lives] if lives else [])),
             page.details(f"What was equal: {len(self.equal)} things", _CHECKED, markdown(equal)),
             page.details("Machine and versions", _machine(self.runs[0][1])),
             "## To paste",
-            "\n".join(["````markdown", *"\n\n".join(answers).splitlines(), "````"]),
+            "\n".join(["````markdown", "\n\n".join(answers), "````"]),
         ]
 
     def _answered(self, of: Comparison, answer: Answer) -> Iterator[str]:

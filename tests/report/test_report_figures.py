@@ -38,7 +38,9 @@ def test_results_csv_has_exactly_its_columns_and_empty_cells_for_what_is_not_the
     assert all(f"\n| `{name}` | " in described for name in header)
     single = dict(zip(header, single, strict=True))
     assert single["mode"] == "single" and single["samples"] == str(BATCH * PER_EPOCH * EPOCHS)
-    assert single["time_to_target_s"] == single["staleness_mean"] == single["staleness_max"] == ""
+    assert (
+        single.figures["time_to_target_s"] == single.figures["staleness_mean"] == single.figures["staleness_max"] == ""
+    )
     assert dict(zip(header, ring, strict=True))["time_to_target_s"] == repr(BATCH * PER_EPOCH * 6 / 150.0)
 
 
@@ -89,9 +91,9 @@ def test_efficiency_in_the_table_is_what_its_own_speeds_give(speeds):
     single, *others = results.summarise(runs, results.result_rows(runs))
     ideals = set()
     for group in others:
-        speed, efficiency = group["samples_per_s"].mean, group["scaling_efficiency"].mean
-        assert efficiency == pytest.approx(speed / (2 * single["samples_per_s"].mean))
-        ideals.add(round(speed / efficiency / single["samples_per_s"].mean, 6))
+        speed, efficiency = group.figures["samples_per_s"].mean, group.figures["scaling_efficiency"].mean
+        assert efficiency == pytest.approx(speed / (2 * single.figures["samples_per_s"].mean))
+        ideals.add(round(speed / efficiency / single.figures["samples_per_s"].mean, 6))
     assert ideals == {2.0}  # one ideal for all modes
 
 
@@ -103,12 +105,12 @@ def test_repeats_are_summarised_by_mean_and_range():
     single, ring = results.summarise(runs, rows)
     assert (single.kind.mode, single.n, ring.n) == ("single", 1, 3)
     mean = (150.0 * 166.0 * 180.0) ** (1 / 3)
-    assert ring["samples_per_s"] == results.Spread(pytest.approx(mean), 150.0, 180.0, 3)
-    assert ring["exposed_comm_fraction"].mean == 0.25
-    assert ring["staleness_mean"] is None
-    cells = [results.format_cell(*of) for of in ((ring, "samples_per_s"), (ring, "time_to_target_s"))]
+    assert ring.figures["samples_per_s"] == results.Spread(pytest.approx(mean), 150.0, 180.0, 3)
+    assert ring.figures["exposed_comm_fraction"].mean == 0.25
+    assert ring.figures["staleness_mean"] is None
+    cells = [results.format_cell(name, ring.figures[name], ring.n) for name in ("samples_per_s", "time_to_target_s")]
     assert [(c.text, c.detail) for c in cells] == [("165", "150–180"), ("11.1 s", "10.7–11.6, 2 of 3 runs")]
-    assert results.format_cell(single, "samples_per_s").detail == ""
+    assert results.format_cell("samples_per_s", single.figures["samples_per_s"]).detail == ""
 
 
 def test_the_parts_of_a_step_are_its_wall_time_and_the_fastest_has_the_shortest_step():
