@@ -9,7 +9,7 @@ from typing import Any
 import click
 
 from hvdtrain.compare.earlier import asked, claimed, find_finished
-from hvdtrain.compare.forecast import Record, forecast_lines
+from hvdtrain.compare.forecast import Record, forecast
 from hvdtrain.compare.grid import SPANNED, Axes, dry_run_lines, plan
 from hvdtrain.compare.reporting import margin_options
 from hvdtrain.compare.running import Comparison
@@ -131,8 +131,9 @@ def compare(
     record.ask(asked(config, sprint_s, contenders))
     job = Comparison(folder, contenders, earlier, record, sprint_s, repeats, trainings if sprint_s else 0)
     if dry_run:
-        forecast = forecast_lines(job.runs(), [*job.pilots(), *job.spare_trainings()], job.kept, record)
-        click.echo("\n".join([*dry_run_lines(job.runs(), folder, secrets), *forecast]))
+        perhaps = [*job.pilots(), *job.spare_trainings()]
+        lines = dry_run_lines(job.runs(), folder, secrets)
+        click.echo("\n".join([*lines, forecast(job.runs(), perhaps, job.kept, record)]))
         return
     images, record.samples = _look([run.config for run in contenders])
     margins = Margins(margin, accuracy_margin)

@@ -90,8 +90,6 @@ class Content:
                 if label != "next":  # which is pasted whole
                     line = textwrap.fill(line, console.width, subsequent_indent=" " * _MARGIN, break_on_hyphens=False)
                 console.print(line, soft_wrap=True, style="bold" if label == answer.word else "")
-            if answer.data["next_s"]:
-                console.print(f"{'':{_MARGIN}}takes about {in_minutes(answer.data['next_s'])}")
 
     def parts(self, plots: Sequence[Plot], tables: Sequence[Table] = (), notes: Sequence[str] = ()) -> list[str]:
         """The page as Markdown: the answer, what it was found in, what it rests on, and a block to paste."""
@@ -121,8 +119,7 @@ class Content:
         (_, about), *lines = _answer_lines(of, answer)
         yield page.plain(about)
         for label, text in lines:
-            takes = f" (about {in_minutes(answer.data['next_s'])})" if label == "next" and answer.data["next_s"] else ""
-            yield f"**{label}** {page.code(text) if label == 'next' else page.plain(text)}{takes}"
+            yield f"**{label}** {page.code(text)}" if label == "next" else page.plain(text, label)
         if links := _links(of):
             yield page.plain(links)
         yield markdown(figures.table(answer.data))
@@ -131,7 +128,8 @@ class Content:
 def _answer_lines(of: Comparison, answer: Answer) -> list[tuple[str, str]]:
     """Each line of an answer with what it is."""
     lines = [(answer.word, _subject(of)), ("because", answer.because), *(("but", but) for but in answer.but)]
-    return [*lines, ("next", answer.next)]
+    seconds = answer.data["next_s"]
+    return [*lines, ("next", answer.next), *([("", f"takes about {in_minutes(seconds)}")] if seconds else [])]
 
 
 def collect(runs: Sequence[Run], margins: Margins = DEFAULT, reference: str = "") -> Content:
