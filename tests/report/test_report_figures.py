@@ -38,9 +38,7 @@ def test_results_csv_has_exactly_its_columns_and_empty_cells_for_what_is_not_the
     assert all(f"\n| `{name}` | " in described for name in header)
     single = dict(zip(header, single, strict=True))
     assert single["mode"] == "single" and single["samples"] == str(BATCH * PER_EPOCH * EPOCHS)
-    assert (
-        single.figures["time_to_target_s"] == single.figures["staleness_mean"] == single.figures["staleness_max"] == ""
-    )
+    assert single["time_to_target_s"] == single["staleness_mean"] == single["staleness_max"] == ""
     assert dict(zip(header, ring, strict=True))["time_to_target_s"] == repr(BATCH * PER_EPOCH * 6 / 150.0)
 
 
@@ -77,24 +75,6 @@ def test_without_single_runs_all_modes_have_the_same_other_baseline():
     ring = [run("allreduce", 1, speed=100.0), run("allreduce", 2, speed=120.0)]
     assert efficiencies(*ring, *ps) == pytest.approx([1.0, 0.6, 0.8, 1.0, 0.6])
     assert efficiencies(run("allreduce", 2)) == [None]
-
-
-@given(st.lists(st.tuples(*[st.floats(1.0, 1e4)] * 3), min_size=1, max_size=6))
-def test_efficiency_in_the_table_is_what_its_own_speeds_give(speeds):
-    kinds = [(), ("allreduce", 2), ("ps-sync", 2, 1)]
-    runs = [
-        run(*kind, repeat=r, speed=s, change={"threads_per_worker": 1})
-        for r, each in enumerate(speeds, 1)
-        for kind, s in zip(kinds, each, strict=True)
-    ]
-    runs.sort(key=lambda one: one.kind.order)
-    single, *others = results.summarise(runs, results.result_rows(runs))
-    ideals = set()
-    for group in others:
-        speed, efficiency = group.figures["samples_per_s"].mean, group.figures["scaling_efficiency"].mean
-        assert efficiency == pytest.approx(speed / (2 * single.figures["samples_per_s"].mean))
-        ideals.add(round(speed / efficiency / single.figures["samples_per_s"].mean, 6))
-    assert ideals == {2.0}  # one ideal for all modes
 
 
 def test_repeats_are_summarised_by_mean_and_range():
