@@ -47,6 +47,11 @@ def with_noun(number: float, noun: str) -> str:
     return f"{text} {noun}" + ("" if number == 1 else "s")
 
 
+def in_minutes(seconds: float) -> str:
+    """`12 min`, `1.5 h`."""
+    return f"{max(1, round(seconds / 60)):,} min" if seconds < 5400 else f"{seconds / 3600:.1f} h"
+
+
 def format_bytes(value: float) -> str:
     """Bytes in the decimal unit that fits: `53.2 MB`."""
     if value == 0:

@@ -1,7 +1,6 @@
 """`hvdtrain compare`: the same model on the same samples under several modes, one after the other, and an answer."""
 
 import dataclasses
-import math
 import shlex
 import time
 from pathlib import Path
@@ -10,7 +9,7 @@ from typing import Any
 import click
 
 from hvdtrain.compare.earlier import asked, claimed, find_finished
-from hvdtrain.compare.forecast import Record, forecast_lines
+from hvdtrain.compare.forecast import Record, forecast
 from hvdtrain.compare.grid import SPANNED, Axes, dry_run_lines, plan
 from hvdtrain.compare.reporting import margin_options
 from hvdtrain.compare.running import Comparison
@@ -37,14 +36,8 @@ WHOLE = LENGTHS - {"sprint"}
 def _use_preset(ctx: click.Context, param: click.Parameter, name: str) -> str:
     """The preset's options are defaults: what stands on the command line wins."""
     if name:
-        ctx.default_map = (
-            _tuned_options(Path(name)) if name.endswith(".toml") else recipes.load("presets", name)["options"]
-        )
-        lists = {option.name for option in ctx.command.params if isinstance(option.type, Numbers | Names)}
-        for key, value in ctx.default_map.items():
-            is_one = isinstance(value, str | int) or (isinstance(value, float) and math.isfinite(value))
-            if not is_one and not (isinstance(value, list) and key in lists):
-                raise UsageError(f"preset {name}: {key} = {value} is not one value")
+        is_file = name.endswith(".toml")
+        ctx.default_map = _tuned_options(Path(name)) if is_file else recipes.load("presets", name)["options"]
     return name
 
 
@@ -172,8 +165,9 @@ def compare(
     if dry_run:
         for side, settings in sides(contenders).items() if tune else ():
             click.echo(f"tuning {side}: {with_noun(len(settings), 'setting')}; the best of them runs as the first here")
-        forecast = forecast_lines(job.runs(), [*job.pilots(), *job.spare_trainings()], job.kept, record)
-        click.echo("\n".join([*dry_run_lines(job.runs(), folder, secrets), *forecast]))
+        perhaps = [*job.pilots(), *job.spare_trainings()]
+        lines = dry_run_lines(job.runs(), folder, secrets)
+        click.echo("\n".join([*lines, forecast(job.runs(), perhaps, job.kept, record)]))
         return
     images, record.samples = _look([run.config for run in contenders])
     margins = Margins(margin, accuracy_margin)
@@ -235,14 +229,9 @@ def _look(configs: list[RunConfig]) -> tuple[str, int]:
 
 
 def _report(folder: Path, preset: str, margins: Margins) -> None:
-    from hvdtrain.compare.reporting import print_report
-    from hvdtrain.explain.pictures import pictures
-    from hvdtrain.report import write_report
+    from hvdtrain.compare.reporting import draw_report, print_report
     from hvdtrain.runs.read import find_runs
 
-    runs = find_runs([folder])
     is_published = preset and not preset.endswith(".toml")
     preset = preset if is_published and "table" in recipes.load("presets", preset) else ""
-    write_report(runs, folder, preset, margins, more=pictures, folded=told(folder))
-    print_report(runs, preset, margins)
-    click.echo(f"report: {folder / 'report.html'}")
+    draw_report(print_report(find_runs([folder]), preset, margins), folder, folded=told(folder))

@@ -15,14 +15,14 @@ from hvdtrain.config.run_config import RunConfig, flag, in_words
 from hvdtrain.errors import UsageError
 from hvdtrain.report import check_out
 from hvdtrain.runs.folder import CONFIG, check_free, in_use, is_claimed, locked, unwritable
-from hvdtrain.runs.read import load_run
+from hvdtrain.runs.read import find_runs
 from hvdtrain.runs.request import with_absolute_paths
 from hvdtrain.world.host import versions
 
 KILLED_JOB_END_S = 30.0  # how long the ranks of a comparison that was killed may take to end
 _REPORT = ("report.html", "report.md", "results.csv", "verdict.json")
 # Fields that tell the runs of a comparison apart, or change nothing about one.
-_OWN = {*SPANNED, "mode", "servers", "repeat", "sprint", "threads", "log_every", "timeout"}
+_APART = {*SPANNED, "mode", "servers", "repeat", "sprint", "threads", "log_every", "timeout"}
 
 
 def _key(config: RunConfig, workers: int) -> Hashable:
@@ -47,15 +47,11 @@ def find_finished(folder: Path) -> dict[Hashable, Path]:
         return {}
     if any((folder / name).exists() for name in _REPORT):
         check_out(folder)
-    found = {}
-    for run_folder in sorted((folder / "runs").iterdir()):
-        try:
-            run = load_run(run_folder)
-        except UsageError:  # it had only begun, and is made again
-            continue
-        if run.is_finished:
-            found[_key(RunConfig(**read_config(run_folder / CONFIG)), run.kind.workers)] = run_folder
-    return found
+    try:
+        finished = [run for run in find_runs([folder]) if run.is_finished]
+    except UsageError:  # there is none
+        return {}
+    return {_key(RunConfig(**read_config(run.folder / CONFIG)), run.kind.workers): run.folder for run in finished}
 
 
 def match(earlier: Mapping[Hashable, Path], runs: Sequence[Planned], folder: Path) -> dict[str, Path]:
@@ -81,7 +77,7 @@ def asked(config: RunConfig, sprint_s: float, contenders: Sequence[Planned]) -> 
     """What all runs of a comparison have in common, for Record.ask; threads as far as they are known."""
     config = with_absolute_paths(config)
     fields = {flag(f.name): in_words(f, getattr(config, f.name)) for f in dataclasses.fields(config)
-              if f.name not in _OWN}  # fmt: skip
+              if f.name not in _APART}  # fmt: skip
     fields["--width"] = contenders[0].config.taken_width  # `auto` is decided
     threads = next((run.config.threads for run in contenders if run.family != modes.ONE_MACHINE), 0)
     hosts = sorted({host.name for run in contenders for host in run.hosts})

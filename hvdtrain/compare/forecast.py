@@ -1,16 +1,14 @@
-"""How long a comparison will take, as far as its folder tells; and what of it is not there."""
+"""How long a comparison will take, as far as its folder tells."""
 
 import json
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 from hvdtrain.compare.grid import Planned
-from hvdtrain.config import recipes
-from hvdtrain.config.run_config import RunConfig
 from hvdtrain.config.untrusted import parse_json, read_whole
-from hvdtrain.data.find import is_name, is_url
 from hvdtrain.errors import UsageError
+from hvdtrain.formatting import in_minutes
 from hvdtrain.runs.live import warm_up_s
 
 GUESS, GUESSED_AROUND_S = 1000.0, 5.0  # samples/s, and what is around training, of what has never run
@@ -81,14 +79,8 @@ class Record:
         return steps * config.batch_size / own["samples_per_s"]
 
 
-def in_minutes(seconds: float) -> str:
-    return f"about {max(1, round(seconds / 60))} min" if seconds < 5400 else f"about {seconds / 3600:.1f} hours"
-
-
-def forecast_lines(
-    runs: Sequence[Planned], perhaps: Sequence[Planned], kept: Collection[str], record: Record
-) -> Iterator[str]:
-    """A line of how long all runs together take, and one for each thing that is not there.
+def forecast(runs: Sequence[Planned], perhaps: Sequence[Planned], kept: Collection[str], record: Record) -> str:
+    """How long all runs together take.
 
     Args:
         perhaps: pilots, which will leave out some of the others, and what is run only where the answer hangs on it.
@@ -98,15 +90,5 @@ def forecast_lines(
     kept_words = f" ({len(kept)} are there already, and stay)" if kept else ""
     known = "" if record.contenders else ", which is a guess: nothing has run yet"
     all_runs = [*to_do, *(run for run in perhaps if run.name not in kept)]
-    takes = ("at most " if perhaps else "") + in_minutes(sum(map(record.seconds, all_runs)))
-    yield f"forecast: {len(to_do)} runs to do{kept_words} take {takes}{known}"
-    yield from _missing(runs[0].config)
-
-
-def _missing(config: RunConfig) -> Iterator[str]:
-    """What a run would not find."""
-    dataset, pretrained = config.dataset, config.pretrained
-    if not is_name(dataset) and not is_url(dataset) and not Path(dataset).expanduser().is_dir():
-        yield f"missing: --dataset {dataset} is neither a folder nor one of {', '.join(recipes.names('datasets'))}"
-    if pretrained not in ("", "imagenet") and not Path(pretrained).expanduser().is_file():
-        yield f"missing: --pretrained {pretrained} is no file"
+    takes = ("at most " if perhaps else "") + f"about {in_minutes(sum(map(record.seconds, all_runs)))}"
+    return f"forecast: {len(to_do)} runs to do{kept_words} take {takes}{known}"

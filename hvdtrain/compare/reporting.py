@@ -1,7 +1,7 @@
 """`hvdtrain report`: tables and plots from any run folders."""
 
 import gc
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
@@ -70,8 +70,8 @@ def report(
     A RUN is the folder of one job, a folder of such folders, or what `hvdtrain compare` made.
 
     Mode, number of workers and of servers are what is compared. Repeats of the same number are compared with each
-    other, and an answer needs five of them. Runs of several models, global batches (and then of learning rates that
-    grow with the workers, or with their root) or values of --slow are compared within each.
+    other, and an answer needs five of them. Runs of several models, global batches (each of one learning rate) or
+    values of --slow are compared within each.
 
     Runs that differ in anything else that has to be equal for a fair comparison (data, threads of a worker, hardware,
     versions, the samples of a repeat …) are refused, and the field is named.
@@ -82,7 +82,7 @@ def report(
     hvdtrain report comparison --png pictures
     hvdtrain report comparison --reference cnn-mnist --out beside
     """
-    from hvdtrain.report import check_out, draw, json_text, write_png, write_report
+    from hvdtrain.report import check_out, json_text
     from hvdtrain.report.contenders import Margins
     from hvdtrain.runs.read import find_runs
 
@@ -92,32 +92,17 @@ def report(
         raise UsageError("--calibration puts a table into the pages of a report: give --out too")
     found = find_runs(runs)
     tables = [_predicted(calibration, found)] if calibration else []
-    margins = Margins(margin, accuracy_margin)
-    collected = print_report(found, reference, margins)
+    content = print_report(found, reference, Margins(margin, accuracy_margin))
     if json_file:
         try:
-            json_file.write_text(json_text(collected.data))
+            json_file.write_text(json_text(content.data))
         except OSError as error:
             raise UsageError(f"--json {json_file} cannot be written: {error.strerror}") from None
-    if not out and not png:
-        return
-    from hvdtrain.compare.tune import told
-    from hvdtrain.explain.pictures import pictures
+    if out or png:
+        from hvdtrain.compare.tune import told
 
-    notes: list[str] = []
-    gc.disable()  # plots are many small objects that live to the end: to look for garbage is a tenth of the time
-    try:
-        if out:
-            folded = {title: lines for path in runs for title, lines in told(path).items()}
-            notes = write_report(found, out, reference, margins, png, pictures, tables, folded)
-            click.echo(f"report: {out / 'report.html'}")
-        elif png:
-            plots, notes = draw(collected, pictures)
-            write_png(plots, png)
-    finally:
-        gc.enable()
-    for note in notes:
-        click.echo(f"not in the plots: {note}")
+        folded = {title: lines for path in runs for title, lines in told(path).items()}
+        draw_report(content, out, png, tables, folded)
 
 
 def _predicted(calibration: Path, runs: "list[Run]") -> "Table":
@@ -127,16 +112,38 @@ def _predicted(calibration: Path, runs: "list[Run]") -> "Table":
     return table(load(calibration), runs)
 
 
-def print_report(runs: "list[Run]", reference: str = "", margins: "Margins | None" = None) -> "Content":
+def print_report(runs: "list[Run]", reference: str, margins: "Margins") -> "Content":
     """Print the table of these runs and the answer below it, and return all that a report says.
 
     Raises:
         UsageError: the runs may not be compared.
     """
     from hvdtrain.console import Console
-    from hvdtrain.report.contenders import DEFAULT
     from hvdtrain.report.content import collect
 
-    collected = collect(runs, margins or DEFAULT, reference)
-    collected.print_to(Console(1000))
-    return collected
+    content = collect(runs, margins, reference)
+    content.print_to(Console(1000))
+    return content
+
+
+def draw_report(
+    content: "Content", out: Path | None, png: Path | None = None, tables: "Sequence[Table]" = (),
+    folded: Mapping[str, Sequence[str]] | None = None,
+) -> None:  # fmt: skip
+    """Write the report's files, and its plots as pictures, where folders are given for them; see write_report."""
+    from hvdtrain.explain.pictures import pictures
+    from hvdtrain.report import plots, write_png, write_report
+
+    gc.disable()  # plots are many small objects that live to the end: to look for garbage is a tenth of the time
+    try:
+        drawn, notes = plots.draw(content.comparisons)
+        drawn += pictures([run for _, run in content.runs])
+        if out:
+            write_report(content, drawn, notes, out, tables, folded or {})
+            click.echo(f"report: {out / 'report.html'}")
+        if png:
+            write_png(drawn, png)
+    finally:
+        gc.enable()
+    for note in notes:
+        click.echo(f"not in the plots: {note}")

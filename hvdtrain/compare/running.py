@@ -10,15 +10,13 @@ from collections.abc import Callable, Hashable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from msgspec import to_builtins
-
 from hvdtrain.compare.earlier import match, set_aside
-from hvdtrain.compare.forecast import Record, in_minutes
+from hvdtrain.compare.forecast import Record
 from hvdtrain.compare.grid import Planned, in_rounds
 from hvdtrain.compare.pilot import PILOT_S, leave_out, needs_pilot, taken, trainings
 from hvdtrain.compare.tune import search, sides, tuned
 from hvdtrain.errors import UsageError
-from hvdtrain.formatting import with_noun
+from hvdtrain.formatting import in_minutes, with_noun
 from hvdtrain.launch.job_log import failure_reason
 from hvdtrain.launch.prepare import prepare
 from hvdtrain.launch.processes import launched_job, sigterm_unwinds
@@ -116,7 +114,8 @@ class Comparison:
                 self._do(runs)
                 if number == min(LOOKS[0], self.repeats):
                     self._do(self._trainings(contenders, range(1, self.trainings + 1)))
-                if number in LOOKS and self._is_settled(margins) and until_sure and number < self.repeats:
+                is_asked = number in LOOKS and (until_sure or self.spare_training)
+                if is_asked and self._is_settled(margins) and until_sure and number < self.repeats:
                     self.console.print(f"the answer is known after {number} repeats")
                     break
         return list(self.failed)
@@ -169,7 +168,7 @@ class Comparison:
             return 0.0
         took = time.monotonic() - began
         self.record.finished(run, made.summary.samples_per_s or 0.0, took)
-        words = f"; {in_minutes(sum(map(self.record.seconds, left)))} left" if left else ""
+        words = f"; about {in_minutes(sum(map(self.record.seconds, left)))} left" if left else ""
         self.console.print(f"{label}: {_result(made)}, {took:.0f} s in all{words}")
         return made.summary.samples_per_s or 0.0
 
@@ -220,7 +219,7 @@ def _result(made: Run) -> str:
     if summary.val_loss is not None:
         accuracy = f", validation accuracy {summary.val_accuracy:.4f}"
         learned = accuracy if math.isfinite(summary.val_loss) else f", DIVERGED: validation loss {summary.val_loss}"
-    others = beside_others(to_builtins(summary.load))
+    others = beside_others(summary.load)
     more = f", and {with_noun(len(others) - 1, 'more host')} so" if len(others) > 1 else ""
     foreign = f", beside other work: {others[0]}{more}" if others else ""
     return f"{summary.samples_per_s:.0f} samples/s{learned}{foreign}"

@@ -5,7 +5,7 @@
 - `columns.py` has the figures of a run, one entry each, and what several comparisons differ in; `results.py` summarises
   them by kind.
 - `answer.py` has the word, why and what next: `contenders.py` says who is compared with whom, `rule.py` and `race.py`
-  what their speeds say, `quality.py` and `target.py` what they learn, `doubts.py` what could turn it, and `figures.py`
+  what their speeds say, `quality.py` what they learn, `doubts.py` what could turn it, and `figures.py`
   has the table and verdict.json; `content.py` collects it.
 - `page.py` writes Markdown, and HTML of it; `table.py` is every table, in any form; `reference_tables.py`
   puts published figures beside ours.
@@ -16,7 +16,7 @@ import json
 import os
 import re
 import tempfile
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -24,54 +24,39 @@ from hvdtrain.errors import UsageError
 from hvdtrain.formatting import printable
 
 if TYPE_CHECKING:
-    from hvdtrain.report.contenders import Margins
     from hvdtrain.report.content import Content
     from hvdtrain.report.page import Plot
     from hvdtrain.report.table import Table
-    from hvdtrain.runs.read import Run
 
 Files = dict[str, str | bytes]  # content by path below the report's folder
-More = Callable[["Sequence[Run]"], "Sequence[Plot]"]
 
 
 def write_report(
-    runs: "Sequence[Run]", out: Path, reference: str = "", margins: "Margins | None" = None,
-    png: Path | None = None, more: More = lambda runs: [], more_tables: "Sequence[Table]" = (),
-    folded: "Mapping[str, Sequence[str]] | None" = None,
-) -> list[str]:  # fmt: skip
+    content: "Content", plots: "Sequence[Plot]", notes: Sequence[str], out: Path, tables: "Sequence[Table]",
+    folded: Mapping[str, Sequence[str]],
+) -> None:  # fmt: skip
     """Write results.csv, verdict.json, report.md, report.html and plots/ into `out`.
 
     Only an earlier report's files are replaced. Everything is computed before the first file is written, and each file
     appears complete.
 
     Args:
-        reference: the preset of an experiment whose table is added to the pages, and as reference.csv.
-        margins: what the answer counts as a difference, if not the default.
-        png: a folder for PNG pictures of the plots.
-        more: draws further plots of the runs.
-        more_tables: stand below the summary too.
+        notes: on what is missing in the plots, a line each.
+        tables: stand below that of costs.
         folded: lines that are folded away, by title.
 
-    Returns:
-        Notes on what is missing in the plots, a line each.
-
     Raises:
-        UsageError: none of the runs finished, they differ in what should be equal (the field is named), or
-            `out` cannot be written to.
+        UsageError: `out` cannot be written to.
     """
     from hvdtrain.report import page
     from hvdtrain.report.columns import COLUMNS
-    from hvdtrain.report.contenders import DEFAULT
-    from hvdtrain.report.content import collect
     from hvdtrain.report.table import csv_text
 
-    content = collect(runs, margins or DEFAULT, reference)
-    drawn, notes = draw(content, more)
-    text = page.markdown(content.parts(drawn, more_tables, notes, folded or {}))
-    files: Files = {f"plots/{plot.name}.svg": plot.svg for plot in drawn}
+    text = page.markdown(content.parts(plots, tables, notes, folded))
+    files: Files = {f"plots/{plot.name}.svg": plot.svg for plot in plots}
     files["results.csv"] = csv_text(list(COLUMNS), [list(row.values()) for row in content.rows])
     files |= {"verdict.json": json_text(content.data), "report.md": text}
-    files["report.html"] = page.html(text, drawn, content.colours, content.title)
+    files["report.html"] = page.html(text, plots, content.colours, content.title)
     if table := content.reference:
         values = [[label, *(cell.value for cell in cells)] for label, cells in table.rows]
         files["reference.csv"] = csv_text([table.corner, *table.headings], values)
@@ -79,17 +64,6 @@ def write_report(
     _write_files(files, out, f"the report to {out}")
     for name in stale:
         (out / name).unlink(missing_ok=True)
-    if png:
-        write_png(drawn, png)
-    return notes
-
-
-def draw(content: "Content", more: More = lambda runs: []) -> "tuple[list[Plot], list[str]]":
-    """The plots of a report, and notes on what is missing in them, a line each."""
-    from hvdtrain.report import plots
-
-    drawn, notes = plots.draw(content.comparisons)
-    return [*drawn, *more([run for _, run in content.runs])], notes
 
 
 def write_png(plots: "Sequence[Plot]", folder: Path) -> None:

@@ -16,7 +16,6 @@ from hvdtrain.report.doubts import Case, doubts
 from hvdtrain.report.quality import NOT_SHOWN, WORSE, Quality, trained
 from hvdtrain.report.race import EITHER, ONE_MACHINE, RING, SERVERS, UNKNOWN, Outcome, Race
 from hvdtrain.report.rule import LOOKS
-from hvdtrain.report.target import ratio_of_times
 from hvdtrain.runs import commands
 from hvdtrain.runs.read import Kind, Run
 
@@ -259,7 +258,7 @@ def _figures(case: Case, then: Next) -> dict[str, Any]:
         "next_s": then.seconds, "margin": case.margins.speed, "accuracy_margin": case.margins.accuracy,
         "speed": figures.race_data(found.main), "one_machine": figures.race_data(found.gate),
         "repeats_needed": then.repeats, "quality": tested, "target": _target(field),
-        "time_to_target": ratio_of_times(field.by_kind[pair[0]], field.by_kind[pair[1]]) if pair else None,
+        "time_to_target": figures.ratio_of_times(field.by_kind[pair[0]], field.by_kind[pair[1]]) if pair else None,
         "beside": "ring" if beside.family == modes.RING else beside.label,
         "runs": figures.rows(field, beside),
         "left_out": [kind.label for kind in (*case.of.left_out, *case.dropped)],

@@ -69,11 +69,6 @@ def cpu_s_per_1000_samples(run: Run) -> float | None:
     return _divided(1000 * sum(process.cpu_s for process in processes), samples)
 
 
-def bytes_sent_per_1000_samples(run: Run) -> float | None:
-    sent, steps = run.summary.bytes_sent_per_step, run.summary.steps
-    return _divided(1000 * sent * steps, run.summary.samples) if sent is not None and steps else None
-
-
 def busiest_share(run: Run) -> float | None:
     """The share of samples of the worker that had the most; None of one process."""
     samples = [process.samples for process in run.summary.processes if process.samples is not None]
@@ -124,11 +119,10 @@ _COLUMNS = (
     Column("time_to_target_s", "time to target", "s", is_geometric=True),
     Column("samples_to_target", value=samples_to_target, is_geometric=True),
     Column("exposed_comm_fraction", "comm. wait", "%", ".0f", is_shown=True),
-    Column("step_p50_s", "a worker's own step: median", "ms", value=lambda run: run.summary.step_time.p50_s),
-    Column("step_p95_s", "95 %", "ms", value=lambda run: run.summary.step_time.p95_s),
-    Column("step_p99_s", "99 %", "ms", value=lambda run: run.summary.step_time.p99_s),
+    Column("step_p50_s", "a worker's own step: median", "ms", value=lambda run: run.summary.step_time.get("p50_s")),
+    Column("step_p95_s", "95 %", "ms", value=lambda run: run.summary.step_time.get("p95_s")),
+    Column("step_p99_s", "99 %", "ms", value=lambda run: run.summary.step_time.get("p99_s")),
     Column("bytes_sent_per_step", "sent per step", "B", is_shown=True),
-    Column("bytes_sent_per_1000_samples", "sent for 1,000 samples", "B", value=bytes_sent_per_1000_samples),
     Column("staleness_mean", "mean staleness", digits=".2f", is_shown=True),
     Column("staleness_max", "largest staleness", digits="g"),
     Column("peak_rss_mb", "memory", "MB", is_shown=True),

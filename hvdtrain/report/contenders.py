@@ -58,20 +58,20 @@ class Field:
         by_kind = finished_by_kind(runs)
         return cls(by_kind, _stretches([run for members in by_kind.values() for run in members]))
 
-    def log_ratios(self, one: Kind, other: Kind, figure: Figure = speed) -> list[float]:
-        """The logarithm of the ratio of a positive figure, in each repeat that both have; of sprints, or where one of
+    def log_ratios(self, one: Kind, other: Kind) -> list[float]:
+        """The logarithm of the ratio of speeds, in each repeat that both have; of sprints, or where one of
         them has none, of trainings.
         """
         sides = [timed(self.by_kind[kind]) for kind in (one, other)]
         if len({bool(side[0].manifest.sprint) for side in sides}) > 1:
             sides = [whole(self.by_kind[kind]) for kind in (one, other)]
-        first, second = (self._by_repeat(side, figure) for side in sides)
+        first, second = (self._speed_by_repeat(side) for side in sides)
         return [math.log(first[key] / second[key]) for key in sorted(first.keys() & second.keys())]
 
-    def _by_repeat(self, runs: Sequence[Run], figure: Figure) -> dict[tuple[int, int], float]:
+    def _speed_by_repeat(self, runs: Sequence[Run]) -> dict[tuple[int, int], float]:
         found: dict[tuple[int, int], list[float]] = {}
         for run in runs:
-            if value := figure(run):
+            if value := speed(run):
                 found.setdefault((run.repeat, self.stretches[run.folder]), []).append(value)
         return {key: fmean(values) for key, values in found.items()}
 

@@ -3,18 +3,16 @@
 import textwrap
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from itertools import groupby
 from typing import TYPE_CHECKING, Any
 
 from hvdtrain import plot_style
 from hvdtrain.errors import UsageError
-from hvdtrain.formatting import three_digits, with_noun
+from hvdtrain.formatting import in_minutes, three_digits, with_noun
 from hvdtrain.report import fairness, figures, page
 from hvdtrain.report.answer import Answer, reach_answer
 from hvdtrain.report.comparisons import Comparison, split_into_comparisons
 from hvdtrain.report.contenders import DEFAULT, Margins, timed
 from hvdtrain.report.fairness import EqualField, format_value
-from hvdtrain.report.membership import membership_table
 from hvdtrain.report.page import Plot
 from hvdtrain.report.reference_tables import build_table, load_preset
 from hvdtrain.report.results import Group, Row, cost_table, result_rows, summarise
@@ -92,8 +90,6 @@ class Content:
                 if label != "next":  # which is pasted whole
                     line = textwrap.fill(line, console.width, subsequent_indent=" " * _MARGIN, break_on_hyphens=False)
                 console.print(line, soft_wrap=True, style="bold" if label == answer.word else "")
-            if answer.data["next_s"]:
-                console.print(f"{'':{_MARGIN}}takes about {_minutes(answer.data['next_s'])}")
 
     def parts(
         self, plots: Sequence[Plot], tables: Sequence[Table] = (), notes: Sequence[str] = (),
@@ -103,7 +99,7 @@ class Content:
         left_out = [*self.omitted, *notes]
         lines = list(dict.fromkeys(line for _, answer in self.comparisons for line in answer.besides))
         answers = [part for of, answer in self.answered for part in self._answered(of, answer)]
-        lives = membership_table(self.runs)
+        equal = words_table("", ["field", "value", "equal in", "why it has to be equal"], self.equal)
         return [
             *([f"# {page.plain(self.title)}"] if len(self.comparisons) > 1 else []),
             *answers,
@@ -115,11 +111,10 @@ class Content:
             page.details(f"What to keep in mind: {len(lines)}", *page.listed(lines)),
             page.details(f"Not in the tables and plots: {len(left_out)}", *page.listed(left_out)),
             *(page.details(title, *page.listed(told)) for title, told in folded.items()),
-            page.details("Who was there", *map(markdown, [lives] if lives else [])),
-            page.details(f"What was equal: {len(self.equal)} things", _CHECKED, *_equal_tables(self.equal)),
+            page.details(f"What was equal: {len(self.equal)} things", _CHECKED, markdown(equal)),
             page.details("Machine and versions", _machine(self.runs[0][1])),
             "## To paste",
-            "\n".join(["````markdown", *"\n\n".join(answers).splitlines(), "````"]),
+            "\n".join(["````markdown", "\n\n".join(answers), "````"]),
         ]
 
     def _answered(self, of: Comparison, answer: Answer) -> Iterator[str]:
@@ -128,8 +123,7 @@ class Content:
         (_, about), *lines = _answer_lines(of, answer)
         yield page.plain(about)
         for label, text in lines:
-            takes = f" (about {_minutes(answer.data['next_s'])})" if label == "next" and answer.data["next_s"] else ""
-            yield f"**{label}** {page.code(text) if label == 'next' else page.plain(text)}{takes}"
+            yield f"**{label}** {page.code(text)}" if label == "next" else page.plain(text, label)
         if links := _links(of):
             yield page.plain(links)
         yield markdown(figures.table(answer.data))
@@ -138,11 +132,8 @@ class Content:
 def _answer_lines(of: Comparison, answer: Answer) -> list[tuple[str, str]]:
     """Each line of an answer with what it is."""
     lines = [(answer.word, _subject(of)), ("because", answer.because), *(("but", but) for but in answer.but)]
-    return [*lines, ("next", answer.next)]
-
-
-def _minutes(seconds: float) -> str:
-    return f"{max(1, round(seconds / 60)):,} min" if seconds < 5400 else f"{seconds / 3600:.1f} h"
+    seconds = answer.data["next_s"]
+    return [*lines, ("next", answer.next), *([("", f"takes about {in_minutes(seconds)}")] if seconds else [])]
 
 
 def collect(runs: Sequence[Run], margins: Margins = DEFAULT, reference: str = "") -> Content:
@@ -202,14 +193,6 @@ def _links(of: Comparison) -> str:
     allowed = ", ".join(f"{kind.label} {three_digits(bound)}" for kind, bound in bounds.items())
     told = f"; whatever computes, they carry at most this many samples/s: {allowed}" if allowed else ""
     return f"Links between hosts: {' to '.join(ends)} Gbit/s{told}."
-
-
-def _equal_tables(equal: Sequence[EqualField]) -> list[str]:
-    headings = ["field", "value", "why it has to be equal"]
-    return [
-        markdown(words_table(f"Among {among}", headings, [(e.field, e.value, e.why) for e in members]))
-        for among, members in groupby(equal, key=lambda item: item.among)
-    ]
 
 
 def _machine(run: Run) -> str:

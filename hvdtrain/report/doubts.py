@@ -20,7 +20,6 @@ from hvdtrain.report.columns import busiest_share, cpu_s_per_1000_samples
 from hvdtrain.report.contenders import Field, Margins, Sides, timed
 from hvdtrain.report.quality import Quality, trained
 from hvdtrain.report.race import EITHER, ONE_MACHINE, RING, SERVERS, Outcome
-from hvdtrain.report.target import ratio_of_times
 from hvdtrain.runs.fields import field_value
 from hvdtrain.runs.read import Kind, Run
 from hvdtrain.world.host import differences
@@ -118,14 +117,14 @@ def _other_measures(case: Case) -> Iterator[str]:
     spent = [figures.mean(timed(runs), cpu_s_per_1000_samples) for runs in (own, others)]
     if spent[0] and spent[1] and spent[0] > spent[1] * (1 + case.margins.speed):
         yield f"{one.label} took {spent[0]:.2f} s of processor time for 1,000 samples, {other.label} {spent[1]:.2f}"
-    found = ratio_of_times(own, others)
-    if found and found["n"] >= ENOUGH_TO_TARGET and (found["ci_low"] or 0) > 1:
-        yield f"{one.label} took {figures.times(found['ratio'])} times as long to the target accuracy"
+    longer = figures.ratio_of_times(own, others)
+    if longer and longer["n"] >= ENOUGH_TO_TARGET and (longer["ci_low"] or 0) > 1:
+        yield f"{one.label} took {figures.times(longer['ratio'])} times as long to the target accuracy"
 
 
 def _busy_hosts(case: Case) -> Iterator[str]:
     runs = [run for _, own in case.named for run in timed(own)]
-    if found := [lines for run in runs if (lines := beside_others(to_builtins(run.summary.load)))]:
+    if found := [lines for run in runs if (lines := beside_others(run.summary.load))]:
         yield f"in {len(found)} of {len(runs)} runs hosts did other work beside: {found[0][0]}"
 
 
@@ -172,7 +171,7 @@ _DOUBTS: Sequence[Doubt] = (
     _other_measures,
     _busy_hosts,
     lambda case: _one_host(case) if case.found.word == ONE_MACHINE else _crowded(case),
-    _of("workers or servers came and went: {}; the report says when",
+    _of("workers or servers came and went: {}; `membership` and `returned_servers` in summary.json say when",
         lambda run: run.workers_changed or run.summary.returned_servers),
     _of("stopped and resumed, and each start warms up anew: {}", lambda run: len(run.manifest.parts) > 1),
     _slowed,

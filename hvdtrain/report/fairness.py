@@ -1,9 +1,8 @@
 """What has to be equal for a comparison to be fair, and why; the check refuses runs where it is not."""
 
 from collections.abc import Callable, Hashable, Mapping, Sequence
-from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from hvdtrain.errors import UsageError
 from hvdtrain.formatting import some_of
@@ -26,9 +25,6 @@ EQUAL_EVERYWHERE = {
     "accumulate": "a batch in several passes is slower, and leaves batch norm smaller ones",
     "shuffle_block": "samples come in the same order",
     "dataset_hash": "the same images, byte for byte, in the same split",
-    "train_samples": "an epoch is equally long",
-    "validation_samples": "accuracy is measured on equally many images",
-    "classes": "the task is equally hard",
     "global_batch": "a step uses equally many samples, however many workers share them",
     "lr": "the learning rate for the global batch decides how far a step goes",
     "schedule": "the learning rate goes the same way at the same step",
@@ -40,7 +36,6 @@ EQUAL_EVERYWHERE = {
     "stop_at_target": "a run that stops early has trained for less",
     "threads_per_worker": "every worker computes with the same share of a machine, which one process alone has all of",
     "environment.computing": "torch, OpenMP, MKL and the C library read them, and compute and allocate accordingly",
-    "environment.servers_computing": "servers compute and allocate by them (compared among runs with servers)",
     "slow.asked": "a worker that is made slow holds the others up, or leaves them its share",
     "deterministic": "algorithms that repeat to the bit are slower",
     "record": "writing down each push takes the servers' time (compared among runs with servers)",
@@ -74,13 +69,11 @@ EQUAL_IN_KIND = {
 # Fields that are equal in all runs whose messages travel alike; other modes' messages do not depend on them.
 EQUAL_IN_TRANSPORT = {
     "environment.messages": "what carries the messages reads them, and is faster or slower",
-    "environment.servers_messages": "at the servers too",
+    "environment.servers": "at the servers too, which also compute by them",
 }
 # Fields that are compared among the runs that have them: not every run has servers, or says what its processes
 # could use.
-_WHERE_THERE = {
-    "environment.servers_computing", "environment.servers_messages", "record", "hosts.cores_usable",
-}  # fmt: skip
+_WHERE_RECORDED = {"environment.servers", "record", "hosts.cores_usable"}
 # Fields of trainings, which runs that measure speed alone do not have.
 _OF_TRAININGS = {"schedule", "schedule.form", "target_accuracy", "stop_at_target", "samples_digest"}
 # What columns.Setting has: runs that differ here may be in one report, each compared with its like. The number of
@@ -90,8 +83,7 @@ _MAY_DIFFER_IN_GRID = {"model", "global_batch", "lr", "slow.asked", "parameters"
 # started and host names identify a run; dataset is a name, and dataset_hash is checked in its place.
 
 
-@dataclass(frozen=True)
-class EqualField:
+class EqualField(NamedTuple):
     """A field that was found equal: its value as text, among which runs, and why it has to be equal."""
 
     field: str
@@ -192,7 +184,7 @@ def _is_compared(field: str, run: Run) -> bool:
         return run.kind.is_distributed
     if field in _OF_TRAININGS:
         return not run.manifest.sprint
-    return field not in _WHERE_THERE or field_value(run, field) is not None
+    return field not in _WHERE_RECORDED or field_value(run, field) is not None
 
 
 def _common_value(field: str, why: str, runs: Sequence[Run], names: Mapping[Path, str], where: str) -> Any:

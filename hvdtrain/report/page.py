@@ -37,10 +37,11 @@ class Plot:
         return plot_style.png(self.figure)
 
 
-def plain(text: str) -> str:
-    """One line that Markdown, and the HTML inside it, show unchanged."""
+def plain(text: str, label: str = "") -> str:
+    """One line that Markdown, and the HTML inside it, show unchanged; behind a label, if there is one."""
     line = " ".join(text.replace("&", "&amp;").replace("<", "&lt;").split())
-    return re.sub(r"^([#>+-])", r"\\\1", re.sub(r"([\\`*\[\]|])", r"\\\1", line))
+    escaped = re.sub(r"^([#>+-])", r"\\\1", re.sub(r"([\\`*\[\]|])", r"\\\1", line))
+    return f"**{label}** {escaped}" if label else escaped
 
 
 def listed(lines: Sequence[str]) -> list[str]:

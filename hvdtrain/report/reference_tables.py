@@ -6,8 +6,8 @@ figures are then, or a column of results.csv such as `global_batch`, or nothing 
 authors' runs, each as a record for each row.
 """
 
+import itertools
 import math
-from collections import Counter
 from collections.abc import Iterator, Sequence
 from typing import Any
 
@@ -16,7 +16,7 @@ from hvdtrain.config.run_config import lr_factor
 from hvdtrain.errors import UsageError
 from hvdtrain.report.columns import COLUMNS, MEANS, TRAINED, Setting, format_figure
 from hvdtrain.report.fairness import format_value
-from hvdtrain.report.results import Row, format_range, result_rows, spread
+from hvdtrain.report.results import Row, format_cell, result_rows, spread
 from hvdtrain.report.table import Cell, Table
 from hvdtrain.runs.fields import field_value
 from hvdtrain.runs.read import Kind, Run, finished_by_kind
@@ -48,16 +48,16 @@ def build_table(preset: Preset, runs: Sequence[Run]) -> Table:
     for label, records in table["reference"].items():
         series[f"reference: {label}"] = {record.get(down): [record] for record in records}
     keys = sorted({key for records in series.values() for key in records if key is not None}) or [None]
-    cells = {
-        (f"{label}, {_heading(down)} {format_value(key)}" if key is not None else label): _cells(preset, records[key])
-        for key in keys
-        for label, records in series.items()
-        if key in records
-    }
-    shown = [name for name in table["figures"] if any(row[name].text for row in cells.values())]
-    notes = [table["note"], *_differences(preset["options"], finished), _repeats(finished)]
-    rows = [(label, [row[name] for name in shown]) for label, row in cells.items()]
-    return Table(f"Beside {preset['reference']}", notes, "run", [_heading(name) for name in shown], rows)
+    rows: list[tuple[str, dict[str, Cell]]] = []
+    for key, (label, records) in itertools.product(keys, series.items()):
+        if key in records:
+            spreads = {name: spread([record.get(name) for record in records[key]], name) for name in table["figures"]}
+            cells = {name: format_cell(name, of, format_value=_format) for name, of in spreads.items()}
+            rows.append((label if key is None else f"{label}, {_heading(down)} {format_value(key)}", cells))
+    shown = [name for name in table["figures"] if any(cells[name].text for _, cells in rows)]
+    notes = [table["note"], *_differences(preset["options"], finished), f"Repeats with their range: {MEANS}."]
+    shown_rows = [(label, [cells[name] for name in shown]) for label, cells in rows]
+    return Table(f"Beside {preset['reference']}", notes, "run", [_heading(name) for name in shown], shown_rows)
 
 
 def _heading(name: str) -> str:
@@ -100,16 +100,6 @@ def _records(preset: Preset, row: Row, run: Run) -> Iterator[tuple[Any, dict[str
         seconds_before, samples_before = evaluation.train_s, evaluation.samples
 
 
-def _cells(preset: Preset, records: Sequence[dict[str, Any]]) -> dict[str, Cell]:
-    cells = {}
-    for name in preset["table"]["figures"]:
-        found = spread([record.get(name) for record in records], name)
-        cells[name] = (
-            Cell(_format(name, found.mean), found.mean, format_range(name, found, _format)) if found else Cell()
-        )
-    return cells
-
-
 def _format(name: str, value: float) -> str:
     """As publications do: accuracies and losses with four digits."""
     if math.isnan(value):
@@ -117,14 +107,6 @@ def _format(name: str, value: float) -> str:
     if name.endswith("accuracy"):
         return f"{value:.2%}"
     return f"{value:.4f}" if name.endswith("loss") else format_figure(name, value)
-
-
-def _repeats(runs: Sequence[Run]) -> str:
-    count = Counter((run.kind, Setting.of(run)) for run in runs)
-    low, high = min(count.values()), max(count.values())
-    if high == 1:
-        return "One run each."
-    return f"{high if low == high else f'{low} to {high}'} runs each, with their range: {MEANS}."
 
 
 def _differences(asked: dict[str, Any], runs: Sequence[Run]) -> list[str]:

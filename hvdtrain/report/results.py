@@ -36,9 +36,6 @@ class Group:
     n: int
     figures: dict[str, Spread | None]
 
-    def __getitem__(self, figure: str) -> Spread | None:
-        return self.figures[figure]
-
 
 def result_rows(runs: Sequence[Run]) -> list[Row]:
     """One row of COLUMNS for each finished run, in display order of kinds, then of repeats."""
@@ -102,31 +99,28 @@ def spread(values: Sequence[float | None], name: str = "") -> Spread | None:
     return Spread(min(max(mean, low), high), low, high, len(present))  # within them, whatever is rounded
 
 
-def format_cell(group: Group, name: str) -> Cell:
-    """A figure's mean with its unit, and details: the range, and how many runs have it. Empty for none."""
-    of_group = group[name]
-    if not of_group:
+def format_cell(
+    name: str, of: Spread | None, runs: int = 0, format_value: Callable[[str, float], str] = format_figure
+) -> Cell:
+    """A figure's mean with its unit, and details: the range, as `7.6–11.2`, and how many of the runs have it, where not
+    all do. Empty for none.
+    """
+    if not of:
         return Cell()
-    details = [format_range(name, of_group)] if of_group.low != of_group.high else []
-    if of_group.n < group.n:
-        details.append(f"{of_group.n} of {group.n} runs")
-    return Cell(format_figure(name, of_group.mean), of_group.mean, ", ".join(filter(None, details)))
-
-
-def format_range(name: str, of: Spread, format_value: Callable[[str, float], str] = format_figure) -> str:
-    """`7.6–11.2`, without a unit that both have, as the mean has it too; empty where both ends read the same."""
-    low, high = format_value(name, of.low), format_value(name, of.high)
-    if low == high:
-        return ""
-    (low_number, _, low_unit), (high_number, _, high_unit) = low.partition(" "), high.partition(" ")
-    return f"{low_number}–{high_number}" if low_unit == high_unit else f"{low}–{high}"
+    details, low, high = [], format_value(name, of.low), format_value(name, of.high)
+    if low != high:
+        (low_number, _, low_unit), (high_number, _, high_unit) = low.partition(" "), high.partition(" ")
+        details.append(f"{low_number}–{high_number}" if low_unit == high_unit else f"{low}–{high}")
+    if of.n < runs:
+        details.append(f"{of.n} of {runs} runs")
+    return Cell(format_value(name, of.mean), of.mean, ", ".join(details))
 
 
 def cost_table(groups: Sequence[Group]) -> Table:
     """What the groups cost."""
-    columns = [c for c in COLUMNS.values() if c.is_shown and any(group[c.name] for group in groups)]
+    columns = [c for c in COLUMNS.values() if c.is_shown and any(group.figures[c.name] for group in groups)]
     rows = [
-        (group.label, [Cell(str(group.n)), *(format_cell(group, column.name) for column in columns)])
+        (group.label, [Cell(str(group.n)), *(format_cell(c.name, group.figures[c.name], group.n) for c in columns)])
         for group in groups
     ]
     note = "n runs each" + (f", with range: {MEANS}" if any(group.n > 1 for group in groups) else "")

@@ -10,11 +10,6 @@ from hvdtrain.runs.read import Run
 from hvdtrain.world.host import COMPUTING
 
 NETWORK_DIFFERS = 1.5  # times: what is measured of one network varies less
-# Which of the variables in world.host.MESSAGES matter where `backend` has this word in it.
-_READ_BY = {
-    "horovod": ("HOROVOD_",), "mpi": ("OMPI_MCA_", "PRTE_MCA_", "UCX_"), "gloo": ("GLOO_",), "nccl": ("NCCL_",),
-    "rpc": ("TP_", "HVDTRAIN_OVER_TCP"), "zmq": ("HVDTRAIN_OVER_TCP",),
-}  # fmt: skip
 
 
 def field_value(run: Run, field: str) -> Any:
@@ -34,12 +29,7 @@ def field_value(run: Run, field: str) -> Any:
 
 def _usable_cores(run: Run) -> list[float] | None:
     usable = [host.cores_usable for host in run.manifest.hosts.values()]
-    return sorted(cores for cores in usable if cores is not None) if None not in usable and usable else None
-
-
-def _gpus(run: Run) -> list[str]:
-    """Models are compared, not numbers: one worker may see one GPU of four."""
-    return sorted(set(run.manifest.hardware.gpus)) if str(run.manifest.device).startswith("cuda") else []
+    return sorted(cores for cores in usable if cores is not None) if usable and None not in usable else None
 
 
 def placement(run: Run) -> str | None:
@@ -59,7 +49,7 @@ def ran_alike(runs: Sequence[Run], others: Sequence[Run]) -> bool:
 
     Of several hosts one kind may use more, as n workers and a server do beside n workers.
     """
-    hosts, other_hosts = _hosts(runs), _hosts(others)
+    hosts, other_hosts = ({name for run in kind for name in run.manifest.hardware.hosts} for kind in (runs, others))
     if (len(hosts) > 1) != (len(other_hosts) > 1) or not (hosts <= other_hosts or other_hosts <= hosts):
         return False
     if len(hosts) > 1 and not (_spread_alike(runs[0], others[0]) and _same_network([*runs, *others])):
@@ -85,32 +75,26 @@ def _same_network(runs: Sequence[Run]) -> bool:
     return not speeds or max(speeds) <= NETWORK_DIFFERS * min(speeds)
 
 
-def _hosts(runs: Sequence[Run]) -> set[str]:
-    return {name for run in runs for name in run.manifest.hardware.hosts}
-
-
 def _variables(run: Run, which: str, *name: str) -> Any:
-    """`environment.computing`, `environment.messages`: the variables of these that were set; with a name, its value.
-    After `servers_`, those of the servers' processes, with each of the values that they had.
+    """The variables that were set: `environment.computing` by which workers compute, `environment.messages` all of
+    theirs, `environment.servers` those of the servers, each with all values that it has; with a name, its value.
     """
-    is_of_servers = which.startswith("servers_")
-    environment = _of_servers(run) if is_of_servers else run.manifest.environment
-    if environment is None:
+    environments = run.manifest.server_environment if which == "servers" else [run.manifest.environment]
+    if not environments:
         return None
-    backend = str(run.manifest.backend)
-    carried = tuple(prefix for word, prefixes in _READ_BY.items() if word in backend for prefix in prefixes)
-    read = COMPUTING if which.endswith("computing") else carried
-    values = {variable: value for variable, value in environment.items() if variable.startswith(read)}
-    if not is_of_servers:  # which follows from threads_per_worker
-        values = {variable: value for variable, value in values.items() if not variable.endswith("_NUM_THREADS")}
+    names = {
+        variable
+        for environment in environments
+        for variable in environment
+        if which == "servers"
+        or (not variable.endswith("_NUM_THREADS")  # which follows from threads_per_worker
+            and (which != "computing" or variable.startswith(COMPUTING)))
+    }  # fmt: skip
+    values = {
+        variable: " or ".join(sorted({environment.get(variable, "not set") for environment in environments}))
+        for variable in names
+    }
     return values.get(name[0], "not set") if name else values
-
-
-def _of_servers(run: Run) -> dict[str, str] | None:
-    environments = run.manifest.server_environment
-    names = {name for environment in environments for name in environment}
-    values = {name: sorted({environment.get(name, "not set") for environment in environments}) for name in names}
-    return {name: " or ".join(different) for name, different in values.items()} if environments else None
 
 
 # Fields that are compared by something else than what was recorded.
@@ -121,5 +105,6 @@ _COMPARED_BY: dict[str, Callable[[Run], Any]] = {
     # Without the number of steps, which follows from the batch.
     "schedule.form": lambda run: re.sub(r"over \d+ steps", "to the last step", str(run.manifest.schedule)),
     "hardware.hosts": lambda run: len(run.manifest.hardware.hosts) or None,
-    "hardware.gpus": _gpus,
+    # Models are compared, not numbers: one worker may see one GPU of four.
+    "hardware.gpus": lambda run: sorted(set(run.manifest.hardware.gpus) if run.manifest.device == "cuda" else ()),
 }

@@ -160,20 +160,18 @@ def load_run(folder: Path) -> Run:
 
 def resumed_otherwise(manifest: Manifest) -> str:
     """That a run was not started in the same way each time, and in which; empty where it was."""
-    starts = [_describe_start(part) for part in manifest.parts]
-    return f"it was resumed in another way: {', then '.join(starts)}" if len(set(starts)) > 1 else ""
+    told = []
+    for field in (name for name in RunStart.__struct_fields__ if name != "after_step"):
+        values = list(dict.fromkeys(_start_words(getattr(start, field)) for start in manifest.parts))
+        if len(values) > 1:
+            told.append(f"{field.replace('_', ' ')} {', then '.join(values)}")
+    return f"it was resumed in another way: {'; '.join(told)}" if told else ""
 
 
-def _describe_start(part: RunStart) -> str:
-    size = f"{with_noun(part.workers or 0, 'worker')} and {with_noun(part.servers or 0, 'server')}"
-    words = [f"{part.mode} on {size}"]
-    words += [f"{with_noun(part.threads_per_worker, 'thread')} each"] if part.threads_per_worker else []
-    words += [f"on {part.device}"] if part.device else []
-    words += [f"messages by {part.backend}"] if part.backend else []
-    placed = [f"{name} (ranks {' '.join(map(str, ranks))})" for name, ranks in (part.hosts or {}).items()]
-    words += [f"on {', '.join(placed)}"] if placed else []
-    words += [f"over {part.interface}"] if part.interface not in (None, "", "lo") else []
-    return ", ".join(words)
+def _start_words(value: Any) -> str:
+    if isinstance(value, dict):  # the ranks of each host
+        return ", ".join(f"{name} ({' '.join(map(str, ranks))})" for name, ranks in value.items())
+    return "not recorded" if value is None else str(value)
 
 
 def find_runs(paths: Iterable[Path]) -> list[Run]:

@@ -26,26 +26,26 @@ class UnreadableFile(Exception):
     """What is wrong with a file of a run folder."""
 
 
-class Hardware(Struct, frozen=True, kw_only=True):
-    """What the first worker's host has; `hosts` are the names of all of the job's."""
+class Machine(Struct, frozen=True, kw_only=True, omit_defaults=True):
+    """What a host has."""
 
     cpu: str | None = None
     cores: Count | None = None
     cores_usable: Figure | None = None
     memory_gb: Figure | None = None
     gpus: list[str] = []
+
+
+class Hardware(Machine, frozen=True, kw_only=True):
+    """What the first worker's host has; `hosts` are the names of all of the job's."""
+
     hosts: list[str] = []
 
 
-class Host(Struct, frozen=True, kw_only=True, omit_defaults=True):
+class Host(Machine, frozen=True, kw_only=True, omit_defaults=True):
     """What is known of one host of the job; see world.host.describe."""
 
     ranks: list[Count] = []
-    cpu: str | None = None
-    cores: Count | None = None
-    cores_usable: Figure | None = None
-    memory_gb: Figure | None = None
-    gpus: list[str] = []
     threads_per_worker: Count | None = None
     versions: dict[str, str] = {}
     environment: dict[str, str] = {}
@@ -225,14 +225,6 @@ class Return(Struct, frozen=True, kw_only=True):
     lost_updates: Count = 0
 
 
-class StepTime(Struct, frozen=True, kw_only=True):
-    """Percentiles of the seconds of a worker's own steps, the `skipped` first ones of each start left out."""
-
-    p50_s: Figure | None = None
-    p95_s: Figure | None = None
-    p99_s: Figure | None = None
-
-
 class Summary(Struct, frozen=True, kw_only=True):
     """What a finished run came to: summary.json."""
 
@@ -256,7 +248,7 @@ class Summary(Struct, frozen=True, kw_only=True):
     peak_rss_mb: Figure | None = None
     samples_digest: str | None = None
     step_seconds: dict[str, Figure] = {}
-    step_time: StepTime = StepTime()
+    step_time: dict[str, Figure | None] = {}  # percentiles of a worker's steps, the `skipped` first ones left out
     processes: list[Process] = []
     load: dict[str, Load] = {}  # by host
     lost_workers: list[Count] = []

@@ -1,9 +1,7 @@
 """The grid that `hvdtrain compare` runs, presets, and `--dry-run`."""
 
 import csv
-import datetime
 import json
-import math
 import shlex
 import subprocess
 import sys
@@ -88,13 +86,6 @@ def test_workers_share_the_fullest_host_and_one_machine_has_all_its_cores(monkey
     ]  # fmt: skip
 
 
-def test_with_batches_per_worker_each_run_has_its_own_global_batch_and_rate():
-    config = RunConfig(per_worker=True, lr=1e-4, lr_scaling="sqrt")
-    runs = plan(config, Axes(["single", "allreduce"], [2, 4], options={"batch_size": [32]}))
-    assert [(run.config.batch_size, run.config.lr) for run in runs] == [(32, 1e-4), (64, 1e-4 * 2**0.5), (128, 2e-4)]
-    assert not any(run.config.per_worker for run in runs)
-
-
 def test_a_run_that_could_not_be_carried_out_stops_the_grid_before_it_begins():
     with pytest.raises(UsageError, match="global batch of 3 leaves 1 of 4 workers without a sample: "):
         plan(RunConfig(), Axes(["single", "allreduce"], [4], options={"batch_size": [32, 3]}))
@@ -143,15 +134,6 @@ def test_a_dry_run_names_the_variables_that_ranks_are_given(monkeypatch):
     assert f" {shlex.join(words)} --out " in commands[0] and "t0ken" not in commands[0]
 
 
-def test_a_command_names_hosts_and_quotes_what_a_shell_would_read():
-    [run] = plan(RunConfig(dataset="my images"), Axes(["allreduce"]), [Host("a", 1), Host("b", 1)], "mpi")
-    [baseline] = plan(RunConfig(), Axes(["single"]), [Host("a", 1), Host("b", 1)], "ssh")
-    assert baseline.command("x") == "hvdtrain launch -n 1 --launcher ssh -H a:1 --out x -- --mode single"
-    words = shlex.split(run.command(recipes.PACKAGE))
-    assert words[2:8] == ["-n", "2", "--launcher", "mpi", "-H", "a:1,b:1"]
-    assert words[words.index("--dataset") + 1] == "my images"
-
-
 def test_a_dry_run_needs_neither_data_nor_torch_and_leaves_nothing_behind(tmp_path):
     code = (
         "import sys; from hvdtrain.compare.command import compare\n"
@@ -184,33 +166,6 @@ def test_a_preset_is_nothing_but_defaults_of_options_and_its_commands_are_whole(
         assert values["model"] in options["model"]
 
 
-def test_what_presets_stand_for():
-    """The figures of the experiments that they repeat."""
-    told, coil = dry("--preset", "vggf-coil100")
-    assert {line.split()[1] for line in told if "single" in line} == {f"b{n}-single-w1-r1" for n in (16, 32, 64, 96)}
-    assert all("--epochs 5" in command and "--lr 1e-05" in command for command in coil)
-    vgg19, commands = dry("--preset", "vgg19-imagenet20", "--modes", "single,ddp")
-    assert len(vgg19) == 4
-    assert any("-n 8 " in own and "--batch-size 256" in own and "--lr 0.000282842712474619" in own for own in commands)
-    assert all("--time-budget 7200.0" in command for command in commands)
-    resnet, commands = dry("--preset", "resnet-cifar10")
-    for mode in ("single", "ps-sync", "ps-async"):  # local, dist_sync, dist_async
-        assert any(f"{mode}-w" in line for line in resnet)
-    assert all("--push-scale none" in command for command in commands if "ps-async" in command)
-    _, commands = dry("--preset", "cnn-mnist")
-    batches = [("train ", "64"), ("launch -n 4 ", "256")]
-    assert all(any(way in own and f"--batch-size {batch}" in own for own in commands) for way, batch in batches)
-    assert all("--optimizer sgd --lr 0.005" in own and "--weight-decay 1e-05" in own for own in commands)
-
-
-def test_stragglers_are_every_mode_and_variant_with_each_way_to_be_slow():
-    told, commands = dry("--preset", "stragglers")
-    assert len(told) == len({line.split(":")[0] for line in told}) == 7 * 6
-    backed = [command for command in commands if "--backup 1" in command]
-    assert len(backed) == 6 and all("--mode ps-sync" in command for command in backed)
-    assert sum("--staleness 8" in command for command in commands) == 6
-
-
 def test_what_is_given_on_the_command_line_wins_over_the_preset():
     told, commands = dry(
         "--preset", "cnn-mnist", "--modes", "allreduce", "--workers", "2", "--no-per-worker", "--steps", "6",
@@ -227,15 +182,6 @@ def test_an_unknown_preset_lists_the_valid_ones_and_help_lists_them_too():
     shown = invoke("--help")
     for name in PRESETS:
         assert f"{name} " in shown and recipes.load("presets", name)["title"] in shown
-
-
-@pytest.mark.parametrize(
-    "option", [{"width": [1.0]}, {"model": {}}, {"steps": datetime.date(2026, 1, 1)}, {"steps": math.inf}], ids=str
-)
-def test_a_preset_of_values_that_no_option_can_have_is_refused(monkeypatch, option):
-    monkeypatch.setattr(recipes, "load", lambda kind, name: {"title": "odd", "options": option})
-    with pytest.raises(UsageError, match=rf"preset odd: {next(iter(option))} = .* is not one value"):
-        invoke("--preset", "odd", "--dry-run")
 
 
 # A grid, run

@@ -1,9 +1,8 @@
 """What --dry-run says that a grid will take."""
 
-import dataclasses
 import itertools
 
-from hvdtrain.compare.forecast import Record, forecast_lines
+from hvdtrain.compare.forecast import Record, forecast
 from hvdtrain.compare.grid import Axes, in_rounds, plan
 from hvdtrain.config.run_config import RunConfig
 from hvdtrain.runs.live import warm_up_s
@@ -15,36 +14,23 @@ def grid(config=SMALL, modes="single,allreduce,ps-sync", repeats=1):
     return [*itertools.chain(*in_rounds(plan(config, Axes(modes.split(","))), repeats))]
 
 
-def lines(runs, folder, kept=(), pilots=()):
-    return list(forecast_lines(runs, pilots, kept, Record(folder)))
+def told(runs, folder, kept=(), pilots=()):
+    return forecast(runs, pilots, kept, Record(folder))
 
 
 def test_time_is_what_runs_before_took_or_a_guess(tmp_path):
     runs = grid(modes="single,allreduce", repeats=6)
-    [told] = lines(runs, tmp_path, pilots=runs[:1])
-    assert "take at most about 6 min, which is a guess: nothing has run yet" in told  # 22 s of training each
+    assert "take at most about 6 min, which is a guess: nothing has run yet" in told(
+        runs, tmp_path, pilots=runs[:1]
+    )  # 22 s of training each
     record = Record(tmp_path)
     record.samples = 960
     record.finished(runs[0].sprint(4.0), 480.0, 4 + warm_up_s(4.0) + 7)
     assert record.seconds(runs[0]) == 15 * 960 / 480 + 7
     assert Record(tmp_path).seconds(runs[0].sprint(2.0)) == 2 + warm_up_s(2.0) + 7
-    assert "guess" not in lines(runs, tmp_path)[0]
+    assert "guess" not in told(runs, tmp_path)
 
 
 def test_finished_runs_are_not_made_again(tmp_path):
     runs = grid(repeats=2)
-    [told] = lines(runs, tmp_path, [runs[0].name])
-    assert "5 runs to do (1 are there already, and stay) take about" in told
-
-
-def test_what_is_not_there_is_told(tmp_path):
-    runs = grid(dataclasses.replace(SMALL, dataset="./nosuch", pretrained="no.pth", width=1.0), modes="single")
-    dataset, pretrained = lines(runs, tmp_path)[1:]
-    assert dataset.startswith("missing: --dataset ./nosuch is neither a folder nor one of ")
-    assert pretrained == "missing: --pretrained no.pth is no file"
-
-
-def test_a_data_set_that_is_made_up_is_not_missing(tmp_path):
-    for dataset in ("synthetic", "digits", "s3://bucket/shards"):
-        runs = grid(dataclasses.replace(SMALL, dataset=dataset), modes="single")
-        assert not [line for line in lines(runs, tmp_path) if line.startswith("missing")], dataset
+    assert "5 runs to do (1 are there already, and stay) take about" in told(runs, tmp_path, [runs[0].name])

@@ -169,7 +169,9 @@ def test_what_a_worker_decodes_at_once_is_what_it_trains_on(job, after, more):
 def test_shares_by_speed_are_the_batch_in_order_in_proportion_and_none_is_empty(batch, speeds):
     workers = len(speeds)
     shares = [BatchSampler(batch, batch, 3, worker, workers).share(worker, speeds) for worker in range(workers)]
-    assert [index for share in shares for index in own(share)] == BatchSampler(batch, batch, 3, 0, 1).share(0).indices
+    assert [index for share in shares for index in counted(share)] == BatchSampler(batch, batch, 3, 0, 1).share(
+        0
+    ).indices
     assert sum(share.weight for share in shares) == pytest.approx(workers)
     assert all(share.counted for share in shares) or batch < workers
     for share, speed in zip(shares, speeds, strict=True):

@@ -354,7 +354,7 @@ def test_what_cannot_be_explained_is_refused_in_a_line_and_figures_go_to_standar
     assert CliRunner().invoke(explain, [str(good), str(short)]).output == ""  # before anything is said
     sizes = {"workers": 1, "servers": 0, "after_step": 0}
     change(good / "manifest.json", parts=[{"mode": "single"} | sizes, {"mode": "allreduce"} | sizes])
-    assert "it was resumed in another way: single on 1 worker" in refused(good)
+    assert "it was resumed in another way: mode single" in refused(good)
     (short / "summary.json").unlink()
     with pytest.raises(UsageError, match="cannot be explained: the run has not finished"):
         explain.main([str(short)], standalone_mode=False)

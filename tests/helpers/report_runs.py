@@ -4,7 +4,10 @@ import json
 import math
 from pathlib import Path
 
-from hvdtrain.runs.read import Run
+from hvdtrain import report
+from hvdtrain.report import plots
+from hvdtrain.report.content import collect
+from hvdtrain.runs.read import Run, find_runs
 from hvdtrain.runs.schema import Manifest, Summary, from_json
 
 BATCH, PER_EPOCH, EPOCHS, IMAGES = 64, 5, 6, 400
@@ -112,3 +115,9 @@ def write_comparison(root, repeats=(1, 2, 3)):
         write(root / "runs", "ps-sync", 2, 1, repeat=r, speed=150.0 + r, histogram={"0": 60})
         write(root / "runs", "ps-async", 2, 1, repeat=r, speed=160.0 + r, histogram={"0": 20, "1": 30, "2": 10})
     return root
+
+
+def write_report(runs, out, reference=""):
+    """The report of these folders' runs."""
+    content = collect(find_runs(runs), reference=reference)
+    report.write_report(content, *plots.draw(content.comparisons), out)

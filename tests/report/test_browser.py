@@ -5,11 +5,10 @@ import shutil
 from pathlib import Path
 
 import pytest
-from helpers.report_runs import write
+from helpers.report_runs import write, write_report
 
 from hvdtrain import plot_style
-from hvdtrain.report import page, write_report
-from hvdtrain.runs.read import find_runs
+from hvdtrain.report import page
 
 pytestmark = [
     pytest.mark.xdist_group("browser"),
@@ -33,7 +32,7 @@ def shown(tmp_path_factory):
         for repeat in range(1, 6):
             own = change if workers > 1 else {}
             write(root / "runs", kind, workers, servers, repeat, speed * (1 + repeat / 100), change=own)
-    write_report(find_runs([root]), root)
+    write_report([root], root)
     options = selenium.ChromeOptions()
     for argument in ("--headless=new", "--no-sandbox", "--disable-gpu", "--disable-dev-shm-usage"):
         options.add_argument(argument)

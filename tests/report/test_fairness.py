@@ -1,7 +1,5 @@
 """Which runs are refused beside each other, and which differences are fair."""
 
-import re
-
 import pytest
 from helpers.report_runs import run
 
@@ -9,156 +7,120 @@ from hvdtrain.errors import UsageError
 from hvdtrain.report import fairness
 
 
+def single(**change):
+    return run(change=change)
+
+
+def ring(repeat=1, workers=2, **change):
+    return run("allreduce", workers, 0, repeat, change=change)
+
+
+def served(mode="ps-sync", workers=2, servers=1, **change):
+    return run(mode, workers, servers, change=change)
+
+
+def hardware(**more):
+    return {"hardware": {"cpu": "A CPU", "cores": 2, "hosts": ["one"], "gpus": []} | more}
+
+
+def usable(*cores):
+    """Hosts whose processes may use so many cores."""
+    hosts = {f"host{n}": {"ranks": [n], "cores": 8, "cores_usable": own} for n, own in enumerate(cores)}
+    return {"hosts": hosts} | hardware(cores=8, hosts=list(hosts))
+
+
+def variables(**more):
+    return {"environment": {"OMP_NUM_THREADS": "1", "HOROVOD_CYCLE_TIME": "1"} | more}
+
+
+def of_servers(*environments):
+    return {"server_environment": [{"OMP_NUM_THREADS": "1", "TP_X": "1"} | own for own in environments]}
+
+
 @pytest.mark.parametrize(
     "field, other",
     [
         ("hvdtrain", "0.2.0"), ("model", "vgg16"), ("parameters", 1), ("width", 0.5), ("image_size", 64),
-        ("dropout", 0.5), ("dataset_hash", "f00d" * 8), ("train_samples", 1), ("validation_samples", 1),
-        ("classes", 2), ("global_batch", 32), ("lr", 0.01), ("optimizer", "sgd"), ("momentum", 0.0),
-        ("weight_decay", 0.1), ("device", "cuda"), ("deterministic", True),
-        ("seed", 7), ("initial_weights", "others"),
+        ("dropout", 0.5), ("dataset_hash", "f00d" * 8), ("global_batch", 32), ("lr", 0.01), ("optimizer", "sgd"),
+        ("momentum", 0.0), ("weight_decay", 0.1), ("device", "cuda"), ("deterministic", True), ("seed", 7),
+        ("initial_weights", "others"),
     ],
 )  # fmt: skip
 def test_runs_that_differ_in_what_should_be_equal_are_refused(field, other):
     with pytest.raises(UsageError) as refused:
-        fairness.check([run(), run("allreduce", 2), run("ps-sync", 2, 1, change={field: other})])
+        fairness.check([single(), ring(), served(**{field: other})])
     said = str(refused.value)
     assert f": {field} differs" in said
     assert "in single-w1-s0-r1, allreduce-w2-s0-r1;" in said and "in ps-sync-w2-s1-r1 (" in said
     assert "\n" not in said
 
 
-def test_workers_have_as_many_threads_and_one_process_may_have_a_machine():
-    fairness.check([run(change={"threads_per_worker": 8}), run("allreduce", 2)])
-    with pytest.raises(UsageError, match="threads_per_worker differs: '1' in allreduce-w2-s0-r1; '2' in ps-sync"):
-        fairness.check([run("allreduce", 2), run("ps-sync", 2, 1, change={"threads_per_worker": 2})])
+TORCH = {"python": "3.11.2", "torch": "2.14.0", "horovod": "0.28.1"}
 
 
 @pytest.mark.parametrize(
-    "change, field",
+    "runs, said",
     [
-        ({"versions": {"python": "3.11.2", "torch": "2.14.0", "horovod": "0.28.1"}}, "versions.torch"),
-        ({"versions": {"python": "3.11.2", "torch": "2.15.0"}}, "versions.horovod"),
-        ({"hardware": {"cpu": "B", "cores": 2, "hosts": ["one"], "gpus": []}}, "hardware.cpu"),
-        ({"hardware": {"cpu": "A CPU", "cores": 4, "hosts": ["one"], "gpus": []}}, "hardware.cores"),
+        ([ring(), served(threads_per_worker=2)], "threads_per_worker differs: '1' in allreduce-w2-s0-r1; '2' in ps-s"),
+        ([single(), ring(versions=TORCH)], ": versions.torch differs"),
+        ([single(), ring(versions={"python": "3.11.2", "torch": "2.15.0"})], ": versions.horovod differs"),
+        ([single(), ring(**hardware(cpu="B"))], ": hardware.cpu differs"),
+        ([single(), ring(**hardware(cores=4))], ": hardware.cores differs"),
+        ([single(), ring(**variables(MALLOC_ARENA_MAX="1"))],
+         "environment.computing.MALLOC_ARENA_MAX differs: 'not set' in single-w1"),
+        ([ring(), ring(workers=4, **variables(HOROVOD_CYCLE_TIME="7"))],
+         "environment.messages.HOROVOD_CYCLE_TIME differs among runs of the same mode, backend"),
+        ([served(**of_servers({})), served(workers=4, servers=2, **of_servers({}, {"OMP_NUM_THREADS": "4"}))],
+         "environment.servers.OMP_NUM_THREADS differs .*: '1' in ps-sync-w2-s1-r1; '1 or 4' in"),
+        ([served(record=True), served("ps-async")], "record differs: 'yes' in ps-sync-w2-s1-r1; 'no' in ps-async-w2"),
+        ([single(), ring(trace="all")], "trace differs: 'none' in single-w1-s0-r1; 'all' in allreduce-w2"),
+        ([ring(**usable(2, 2)), ring(2, **usable(2, 1))],
+         "hosts.cores_usable differs .*: '2, 2' in allreduce-w2-s0-r1; '1, 2' in"),
+        ([single(device="cuda", **hardware(gpus=["H100"])), ring(device="cuda", **hardware(gpus=["K80"]))],
+         "hardware.gpus differs"),
+        ([ring(interface="eth0"), served(interface="ib0")], "interface differs: 'eth0' in allreduce-w2-s0-r1; 'ib0'"),
+        ([single(), run("allreduce", 2, target_accuracy=0.9)], "target_accuracy differs"),
+        ([single(), run("allreduce", 2, samples_digest="x")], "samples_digest differs among runs of the same repeat"),
+        *(([ring(), ring(2, **{field: value})], f"{field} differs among runs of the same mode, workers and servers")
+          for field, value in (("backend", "other"), ("starter", "other"), ("effective_lr", 0.5))),
     ],
-)
-def test_versions_and_hardware_are_compared_part_by_part(change, field):
-    with pytest.raises(UsageError, match=f": {re.escape(field)} differs"):
-        fairness.check([run(), run("allreduce", 2, change=change)])
-
-
-def with_variables(**variables):
-    return {"environment": {"OMP_NUM_THREADS": "1", "HOROVOD_CYCLE_TIME": "1"} | variables}
-
-
-def test_variables_that_change_computing_are_equal_in_all_modes():
-    with pytest.raises(UsageError, match="environment.computing.MALLOC_ARENA_MAX differs: 'not set' in single-w1"):
-        fairness.check([run(), run("allreduce", 2, change=with_variables(MALLOC_ARENA_MAX="1"))])
+    ids=str,
+)  # fmt: skip
+def test_each_field_is_compared_in_the_runs_that_it_says_something_of(runs, said):
+    with pytest.raises(UsageError, match=said):
+        fairness.check(runs)
 
 
 @pytest.mark.parametrize(
-    "mode, servers, reads, does_not",
-    [("allreduce", 0, "HOROVOD_CYCLE_TIME", "TP_X"), ("ps-sync", 1, "TP_X", "HOROVOD_CYCLE_TIME"),
-     ("allreduce", 0, "OMPI_MCA_coll", "GLOO_X"), ("ddp", 0, "GLOO_X", "UCX_TLS")],
-)  # fmt: skip
-def test_variables_of_messages_are_equal_in_runs_whose_messages_read_them(mode, servers, reads, does_not):
-    first, other = run(mode, 2, servers), (mode, 4, servers)
-    fairness.check([run(), first, run(*other, change=with_variables(**{does_not: "7"}))])
-    with pytest.raises(UsageError, match=f"environment.messages.{reads} differs among runs of the same mode, backend"):
-        fairness.check([run(), first, run(*other, change=with_variables(**{reads: "7"}))])
-    # Other starters, or more hosts, set others.
-    fairness.check([first, run(*other, change=with_variables(**{reads: "7"}) | {"starter": "horovodrun"})])
-
-
-def test_what_is_written_down_meanwhile_is_equal_in_all_runs_that_could():
-    fairness.check([run(), run("ps-sync", 2, 1, change={"record": True})])  # single has no servers that could
-    with pytest.raises(UsageError, match="record differs: 'yes' in ps-sync-w2-s1-r1; 'no' in ps-async-w2-s1-r1"):
-        fairness.check([run(), run("ps-sync", 2, 1, change={"record": True}), run("ps-async", 2, 1)])
-    for one, other in (("none", "all"), ("all", "100-150")):
-        with pytest.raises(UsageError, match=f"trace differs: '{one}' in single-w1-s0-r1; '{other}' in allreduce-w2"):
-            fairness.check([run(change={"trace": one}), run("allreduce", 2, change={"trace": other})])
-
-
-def test_the_cores_that_processes_may_use_are_equal_in_runs_of_one_kind():
-    def on(*usable):
-        hosts = {f"host{n}": {"ranks": [n], "cores": 8, "cores_usable": own} for n, own in enumerate(usable)}
-        hardware = {"cpu": "A CPU", "cores": 8, "cores_usable": usable[0], "hosts": list(hosts), "gpus": []}
-        return {"hardware": hardware, "hosts": hosts}
-
-    ring, again = run("allreduce", 2, change=on(2, 2)), ("allreduce", 2, 0, 2)
-    fairness.check([run(change=on(2)), ring, run(*again, change=on(2, 2))])
-    fairness.check([run(change=on(2)), ring, run(*again, change=on(None, None))])  # which nobody knows
-    with pytest.raises(UsageError, match="hosts.cores_usable differs .*: '2, 2' in allreduce-w2-s0-r1; '1, 2' in"):
-        fairness.check([run(change=on(2)), ring, run(*again, change=on(2, 1))])
-
-
-def test_variables_of_servers_are_equal_in_all_runs_with_servers():
-    def served(*environments):
-        return {"server_environment": list(environments)}
-
-    usual = {"OMP_NUM_THREADS": "1", "TP_X": "1"}
-    one, two = run("ps-sync", 2, 1, change=served(usual)), ("ps-async", 4, 2)
-    fairness.check([run(), one, run(*two, change=served(usual, usual)), run("ps-ssp", 2, 1)])
-    for another, told in (
-        (usual | {"OMP_NUM_THREADS": "4"}, "OMP_NUM_THREADS differs: '1' in ps-sync-w2-s1-r1; '1 or 4' in ps-async"),
-        (usual | {"MALLOC_ARENA_MAX": "1"}, "MALLOC_ARENA_MAX differs: 'not set' in ps-sync-w2-s1-r1; '1 or not set'"),
-    ):
-        with pytest.raises(UsageError, match=f"environment.servers_computing.{told}"):
-            fairness.check([run(), one, run(*two, change=served(usual, another))])
-    with pytest.raises(UsageError, match="environment.servers_messages.TP_X differs among runs of the same mode"):
-        fairness.check([one, run("ps-sync", 2, 1, 2, change=served(usual | {"TP_X": "2"}))])
-
-
-def test_gpus_are_compared_by_model_and_only_where_they_are_used():
-    def on(device, gpus):
-        return {"device": device, "hardware": {"cpu": "A CPU", "cores": 2, "hosts": ["one"], "gpus": gpus}}
-
-    fairness.check([run(change=on("cuda", ["H100"])), run("allreduce", 2, change=on("cuda", ["H100", "H100"]))])
-    fairness.check([run(change=on("cpu", ["H100"])), run("allreduce", 2, change=on("cpu", []))])
-    with pytest.raises(UsageError, match="hardware.gpus differs"):
-        fairness.check([run(change=on("cuda", ["H100"])), run("allreduce", 2, change=on("cuda", ["K80"]))])
-
-
-def test_networks_are_compared_where_runs_use_one():
-    def over(interface):
-        return {"interface": interface}
-
-    ring = run("allreduce", 2, change=over("eth0"))
-    fairness.check([run(change=over("lo")), ring, run("ps-sync", 2, 1, change=over("eth0"))])
-    fairness.check([run(change=over("lo")), run("allreduce", 2, change=over("lo"))])
-    fairness.check([run(), run("allreduce", 2, change=over("lo"))])  # a single process has none
-    with pytest.raises(UsageError, match="interface differs: 'eth0' in allreduce-w2-s0-r1; 'ib0' in ps-sync-w2-s1-r1"):
-        fairness.check([run(change=over("lo")), ring, run("ps-sync", 2, 1, change=over("ib0"))])
-
-
-def test_the_target_and_the_samples_of_a_repeat_have_to_be_equal():
-    with pytest.raises(UsageError, match="target_accuracy differs"):
-        fairness.check([run(), run("allreduce", 2, target_accuracy=0.9)])
-    with pytest.raises(UsageError, match="samples_digest differs among runs of the same repeat"):
-        fairness.check([run(), run("allreduce", 2, samples_digest="others")])
-    # More steps are more samples; another repeat has another order.
-    fairness.check([run(), run("allreduce", 2, samples_digest="others", steps=31)])
-    fairness.check([run(), run("allreduce", 2, repeat=2)])
-
-
-@pytest.mark.parametrize("field, value", [("backend", "other"), ("starter", "other"), ("effective_lr", 0.5)])
-def test_repeats_of_one_kind_are_the_same_measurement(field, value):
-    other = {field: value}
-    fairness.check([run(), run("allreduce", 2, change=other)])
-    with pytest.raises(UsageError, match=f"{field} differs among runs of the same mode, workers and servers"):
-        fairness.check([run("allreduce", 2), run("allreduce", 2, repeat=2, change=other)])
+    "runs",
+    [
+        [single(threads_per_worker=8), ring()],  # one process may have a machine
+        [ring(), run("ddp", 2, change=variables(HOROVOD_CYCLE_TIME="7"))],
+        [ring(), ring(workers=4, starter="horovodrun", **variables(HOROVOD_CYCLE_TIME="7"))],  # which sets others
+        [single(), served(record=True)],  # there are no servers that could
+        [single(**usable(2)), ring(**usable(2, 2)), ring(2, **usable(None, None))],  # which nobody knows
+        [served(**of_servers({})), served(workers=4, servers=2, **of_servers({}, {})), served(workers=3)],
+        [single(device="cuda", **hardware(gpus=["H100"])), ring(device="cuda", **hardware(gpus=["H100", "H100"]))],
+        [single(**hardware(gpus=["H100"])), ring()],  # which the CPU does not use
+        [single(interface="lo"), ring(interface="eth0"), served(interface="eth0")],
+        [single(), run("allreduce", 2, samples_digest="others", steps=31)],  # more steps are more samples
+        [single(), ring(2)],  # another repeat has another order
+        [single(), ring(backend="other")],
+    ],
+    ids=str,
+)
+def test_other_differences_are_fair(runs):
+    assert fairness.check(runs)
 
 
 def test_what_is_compared_may_differ():
-    found = fairness.check([run(), run("allreduce", 4), run("ps-async", 2, 2, change={"dataset": "./digits"})])
-    fields = {equal.field for equal in found}
+    equal = fairness.check([single(), ring(workers=4), served("ps-async", 2, 2, dataset="./digits")])
+    fields = {of.field for of in equal}
     assert not fields & {"mode", "workers", "servers", "dataset", "repeat", "command"}
     assert {"model", "lr", "samples_digest"} <= fields
-    assert all(equal.why for equal in found)
+    assert all(of.why for of in equal)
 
 
 def test_a_field_that_no_run_recorded_is_not_called_equal():
-    nothing = {"initial_weights": None}
-    found = fairness.check([run(change=nothing), run("allreduce", 2, change=nothing)])
-    assert next(equal.value for equal in found if equal.field == "initial_weights") == "not recorded"
+    equal = fairness.check([single(initial_weights=None), ring(initial_weights=None)])
+    assert next(of.value for of in equal if of.field == "initial_weights") == "not recorded"

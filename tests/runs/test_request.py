@@ -64,20 +64,6 @@ def test_what_cannot_be_run_is_refused(options, words):
     assert "s3cret" not in str(refused.value)
 
 
-def test_every_valid_name_is_accepted():
-    for mode in modes.names():
-        check(RunConfig(mode=mode, servers=1 if mode.startswith("ps-") else 0))
-    for optimizer, device in itertools.product(OPTIMIZERS, DEVICES):
-        check(RunConfig(optimizer=optimizer, device=device))
-    for model in (name for family in models.families() for name in family.NAMES):
-        check(RunConfig(model=model))
-    for model, least in LEAST.items():
-        check(RunConfig(model=model, image_size=least))
-    check(RunConfig(model="cnn", dropout=0.5, pretrained="file.pth"))
-    check(RunConfig(width=1.0, dropout=0.5, pretrained="imagenet"))
-    check(RunConfig(**STALENESS_LR, push_scale="none"))
-
-
 @pytest.mark.parametrize(
     "dataset",
     ["https://host:80/a@b?design=1", "sftp://me@host/coil", "s3://bucket/coil?versionId=1", "folder?token=1"],
