@@ -25,7 +25,7 @@ def go_on(process: Process) -> None:
 
 
 class Join:
-    """Goes on when it has been called so many times; more calls do nothing."""
+    """Calls `then` when it has been called so many times; more calls do nothing."""
 
     def __init__(self, calls: int, then: Then) -> None:
         self.calls, self.then = calls, then
@@ -40,12 +40,10 @@ class Clock:
     """
     Attributes:
         now: seconds since the simulation began.
-        spans: with tracing, what was done: (track, name, begin, end).
     """
 
-    def __init__(self, trace: bool = False) -> None:
+    def __init__(self) -> None:
         self.now = 0.0
-        self.spans: list[tuple[str, str, float, float]] | None = [] if trace else None
         self._events: list[tuple[float, int, Then]] = []
         self._numbers = itertools.count()
 
@@ -57,11 +55,6 @@ class Clock:
         while self._events and not is_over():
             self.now, _, then = heapq.heappop(self._events)
             then()
-
-    def span(self, track: str, name: str, began: float) -> None:
-        """With tracing, write down what ends at this moment."""
-        if self.spans is not None and self.now > began:
-            self.spans.append((track, name, began, self.now))
 
 
 class Link:

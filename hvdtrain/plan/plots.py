@@ -59,12 +59,12 @@ def _throughput(panel: Any, rows: Sequence[Row]) -> None:
     panel.grid(True)
 
 
-def _map(panel: Any, found: Sequence[Row]) -> None:
+def _map(panel: Any, places: Sequence[Row]) -> None:
     """Workers by bandwidth: the colour says who wins, its strength by how much; grey where it may be either."""
     from matplotlib.patches import Rectangle
 
-    bandwidths, numbers = (sorted({row[key] for row in found}) for key in ("bandwidth_gbit", "workers"))
-    for row in found:
+    bandwidths, numbers = (sorted({row[key] for row in places}) for key in ("bandwidth_gbit", "workers"))
+    for row in places:
         x, y = bandwidths.index(row["bandwidth_gbit"]), numbers.index(row["workers"])
         strength = min(1.0, 0.25 + math.log2(max(1.0, row["times_as_fast"])) / 3)
         colour = plot_style.GRID if row["either"] else plot_style.look_of(row["winner"])[0]
