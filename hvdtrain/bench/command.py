@@ -17,7 +17,7 @@ from hvdtrain import modes
 from hvdtrain.bench.memory import bandwidth
 from hvdtrain.bench.turns import Gone, Turns
 from hvdtrain.config.command_line import NUM_SERVERS, NUM_WORKERS, GroupedCommand
-from hvdtrain.config.option_types import EQUAL, FileToWrite, Names, Numbers, ServerNumber
+from hvdtrain.config.option_types import EQUAL, FileToWrite, Names, Numbers, ServerNumber, Several
 from hvdtrain.config.run_config import RunConfig
 from hvdtrain.errors import Failure, UsageError, unknown
 from hvdtrain.formatting import with_noun
@@ -44,22 +44,17 @@ Row = dict[str, Any]
 Measured = list[dict[str, float]]  # of each repeat: seconds and, where servers say it, server_cpu_s and server_mb
 
 
-class Sizes(click.ParamType):
-    """`1M,528M` as bytes; K, M and G are powers of 1024."""
+class Size(click.ParamType):
+    """`528M` as bytes; K, M and G are powers of 1024."""
 
-    name = "sizes"
+    name = "size"
 
-    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> list[int]:
-        if isinstance(value, list):
-            return value
-        sizes = []
-        for word in value.split(","):
-            match = re.fullmatch(r"(\d{1,12})([KMG]?)", word.strip(), re.IGNORECASE)
-            size = int(match[1]) * UNITS[match[2].upper()] if match else 0
-            if not 4 <= size <= 64 * 2**30:
-                self.fail(f"'{word}' is not a size from 4 bytes to 64G such as 64K, 1M or 553648128", param, ctx)
-            sizes.append(size)
-        return sizes
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> int:
+        match = re.fullmatch(r"(\d{1,12})([KMG]?)", str(value).strip(), re.IGNORECASE)
+        size = int(match[1]) * UNITS[match[2].upper()] if match else 0
+        if not 4 <= size <= 64 * 2**30:
+            self.fail(f"'{value}' is not a size from 4 bytes to 64G such as 64K, 1M or 553648128", param, ctx)
+        return size
 
 
 @click.command(cls=GroupedCommand)
@@ -69,7 +64,10 @@ class Sizes(click.ParamType):
     help="What carries it: horovod or gloo an all-reduce; rpc or zmq (hvdtrain's servers, see `train --wire`) a push "
     "and pull.",
 )  # fmt: skip
-@click.option("--bytes", "sizes", type=Sizes(), default="1M,16M,128M", show_default=True, help="Sizes of the vector.")
+@click.option(
+    "--bytes", "sizes", type=Several(Size()), metavar="SIZES", default="1M,16M,128M", show_default=True,
+    help="Sizes of the vector.",
+)  # fmt: skip
 @click.option(*NUM_WORKERS, type=Numbers(), default="2", show_default=True, help="Workers: 1,2,4,8.")
 @click.option(
     *NUM_SERVERS, type=ServerNumber(1, 64), default=1, show_default=True, help="Of a push; `equal`: as workers."
@@ -126,10 +124,10 @@ def bench(
         memory = None if listed else bandwidth()
         used = allocate(listed, number, held_by) if listed else []
         click.echo(f"{op} over {', '.join(carriers)} with {with_noun(number, 'worker')} …", err=True)
-        found = _measure(op, carriers, number, held_by, repeats, sizes, mode, bucket_mb, used, launcher, secrets)
+        by_backend = _measure(op, carriers, number, held_by, repeats, sizes, mode, bucket_mb, used, launcher, secrets)
         rows += [
             _row(op, backend, mode, bucket_mb, number, held_by, size, memory, measured, used)
-            for backend, of_sizes in found.items()
+            for backend, of_sizes in by_backend.items()
             for size, measured in zip(sizes, of_sizes, strict=True)
         ]
     if file:
@@ -147,17 +145,17 @@ def _carried(ops: Sequence[str], backends: Sequence[str]) -> dict[str, list[str]
     for backend in backends:
         if backend not in (known := [*BACKENDS["allreduce"], *BACKENDS["pushpull"]]):
             raise unknown("backend", backend, known)
-    carried = {op: own for op in ops if (own := [backend for backend in BACKENDS[op] if backend in backends])}
-    if not carried:
+    carried = {op: [backend for backend in BACKENDS[op] if backend in backends] for op in ops}
+    if not any(carried.values()):
         raise UsageError(f"none of {', '.join(backends)} carries {', '.join(ops)}")
-    return carried
+    return {op: carriers for op, carriers in carried.items() if carriers}
 
 
 def _measure(
     op: str, backends: Sequence[str], workers: int, servers: int, repeats: int, sizes: Sequence[int], mode: str,
     bucket_mb: float, hosts: Sequence[Host], launcher: str, secrets: Mapping[str, str],
 ) -> dict[str, list[Measured]]:  # fmt: skip
-    """Of each backend and size what its workers found, in turns: each repeat has every backend once, and another one
+    """Of each backend and size what its workers measured, in turns: each repeat has every backend once, and another one
     first. One more repeat before them is not counted, in which memory is touched for the first time.
 
     Args:
@@ -166,7 +164,7 @@ def _measure(
             the current folder, which is then one that the hosts share.
     """
     shared = Path.cwd() if hosts and secrets else None
-    found: dict[str, list[Measured]] = {backend: [[] for _ in sizes] for backend in backends}
+    by_backend: dict[str, list[Measured]] = {backend: [[] for _ in sizes] for backend in backends}
     with tempfile.TemporaryDirectory(prefix="hvdtrain-bench-", dir=shared) as folder, contextlib.ExitStack() as stack:
         # Where hosts are refused, too.
         turns = stack.enter_context(contextlib.closing(Turns(None if hosts else Path(folder))))
@@ -199,12 +197,12 @@ def _measure(
                 first = repeat % len(backends)
                 for backend in [*backends[first:], *backends[:first]]:
                     measured = turns.measure(backend, size)
-                    found[backend][number] += [measured] if repeat else []
+                    by_backend[backend][number] += [measured] if repeat else []
         except Gone as gone:
             job, log = jobs[str(gone)]
             why = failure_reason(log, job.wait())
             raise Failure(f"{gone} with {with_noun(workers, 'worker')} did not run: {why}") from None
-    return found
+    return by_backend
 
 
 def _row(
@@ -233,40 +231,35 @@ def _row(
 
 
 def _show(rows: Sequence[Row]) -> None:
-    from rich import box
-    from rich.table import Table
-
     from hvdtrain.console import Console
+    from hvdtrain.report.table import rich_table, words_table
 
-    table = Table(box=box.SIMPLE_HEAD, show_edge=False)
     hosts = sorted({host.split(":")[0] for row in rows for host in row["hosts"]})
-    headings = ["op", "backend", "workers", "servers", "MB", "median ms", "range", "" if hosts else "floor", "GB/s"]
-    for heading in [*headings, "CPU ms", "server MB"]:
-        table.add_column(heading, justify="left" if heading in ("op", "backend") else "right", no_wrap=True)
+    headings = ["", "workers", "servers", "MB", "median ms", "range", "" if hosts else "floor", "GB/s", "CPU ms"]
+    lines = []
     for row in rows:
         low, high = row["seconds_min"] * 1e3, row["seconds_max"] * 1e3
-        of_servers = [""] * 2
-        if "server_mb" in row:
-            of_servers = [f"{row['server_cpu_ms_per_push']:,.3g}", f"{row['server_mb']:,.0f}"]
-        table.add_row(
-            row["op"], row["backend"], str(row["workers"]), str(row["servers"] or ""), f"{row['bytes'] / 1e6:,.4g}",
-            f"{row['seconds_median'] * 1e3:,.4g}", f"{low:,.4g} to {high:,.4g}",
+        lines.append([
+            f"{row['op']} {row['backend']}", str(row["workers"]), str(row["servers"] or ""),
+            f"{row['bytes'] / 1e6:,.4g}", f"{row['seconds_median'] * 1e3:,.4g}", f"{low:,.4g} to {high:,.4g}",
             f"{row['floor_s'] * 1e3:,.3g}" if "floor_s" in row else "", f"{row['payload_gb_per_s']:.3f}",
-            *of_servers,
-        )  # fmt: skip
-    where = (
-        f"on {', '.join(hosts)}"
-        if hosts
-        else (
-            "floor: the least that this machine's memory takes to move those bytes, as fast as it copied just then, "
-            f"{statistics.median(row['memory_gb_per_s'] for row in rows):.1f} GB/s"
-        )
-    )
-    table.caption = (
+            f"{row['server_cpu_ms_per_push']:,.3g}" if "server_mb" in row else "",
+            f"{row['server_mb']:,.0f}" if "server_mb" in row else "",
+        ])  # fmt: skip
+    console = Console(200)
+    console.print(rich_table(words_table("", [*headings, "server MB"], lines)))
+    console.print(
         f"n = {rows[0]['repeats']} repeats; GB/s of all workers together, a push and pull counts the vector once; "
-        f"CPU is all servers' processor time of a worker's push; {where}"
+        "CPU is all servers' processor time of a worker's push"
     )
-    Console(200).print(table)
+    if hosts:
+        console.print(f"on {', '.join(hosts)}")
+    else:
+        memory = statistics.median(row["memory_gb_per_s"] for row in rows)
+        console.print(
+            "floor: the least that this machine's memory takes to move those bytes, as fast as it copied just then, "
+            f"{memory:.1f} GB/s"
+        )
 
 
 def _draw(rows: Sequence[Row], path: Path) -> None:
