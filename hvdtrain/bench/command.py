@@ -14,7 +14,6 @@ from typing import Any
 import click
 
 from hvdtrain import modes
-from hvdtrain.bench.memory import bandwidth
 from hvdtrain.bench.turns import Gone, Turns
 from hvdtrain.config.command_line import NUM_SERVERS, NUM_WORKERS, GroupedCommand
 from hvdtrain.config.option_types import EQUAL, FileToWrite, Names, Numbers, ServerNumber, Several
@@ -35,10 +34,6 @@ BACKENDS = {"allreduce": ["horovod", "gloo"], "pushpull": ["rpc", "zmq"], "push"
 MODES = [name for name in modes.names() if modes.declared(name).has_servers]
 # How often a repeat does it, which is divided out: a push takes too little time alone.
 TIMES = {"push": 200}
-# Bytes of memory read and written for each byte of the vector and each worker by a push and pull: copying it to the
-# server (2), plain SGD there (3), copying weights back (2). Of a ring each worker but one sends it to be added (2, 3)
-# and sends it on (2).
-TOUCHED = 7
 UNITS = {"": 1, "K": 2**10, "M": 2**20, "G": 2**30}
 Row = dict[str, Any]
 Measured = list[dict[str, float]]  # of each repeat: seconds and, where servers say it, server_cpu_s and server_mb
@@ -104,10 +99,9 @@ def bench(
     An all-reduce averages a float32 vector over the workers. A push and pull sends it from each worker to the
     servers, which update their weights with plain SGD and send those back; a push is the same, many times in a row,
     to see what a message costs. In each repeat all backends take turns, another one first each time: once to warm up
-    and once timed, while the others' processes are stopped, and keep their memory. Shown are
-    the median, the range, and GB/s: all workers' bytes over median seconds, where a push and pull counts once though
-    it moves the vector both ways. On one machine, the floor is the time that its memory needs for those bytes, as fast
-    as it copies now. Of servers: processor time for each push, and peak memory, of all together.
+    and once timed, while the others' processes are stopped, and keep their memory. Shown are the median, the range, and
+    GB/s: all workers' bytes over median seconds, where a push and pull counts once though it moves the vector both
+    ways. Of servers: processor time for each push, and peak memory, of all together.
     """
     carried = _carried(ops, backends)
     if max(workers) > 64:
@@ -121,12 +115,14 @@ def bench(
     rows: list[Row] = []
     for (op, carriers), number in itertools.product(carried.items(), workers):
         held_by = 0 if op == "allreduce" else number if servers == EQUAL else servers
-        memory = None if listed else bandwidth()
         used = allocate(listed, number, held_by) if listed else []
+        hosts_used = list(map(str, used))
         click.echo(f"{op} over {', '.join(carriers)} with {with_noun(number, 'worker')} …", err=True)
         by_backend = _measure(op, carriers, number, held_by, repeats, sizes, mode, bucket_mb, used, launcher, secrets)
         rows += [
-            _row(op, backend, mode, bucket_mb, number, held_by, size, memory, measured, used)
+            {"op": op, "backend": backend, "workers": number, "servers": held_by, "bytes": size, "hosts": hosts_used}
+            | ({"mode": mode, "bucket_mb": bucket_mb} if held_by else {})
+            | _figures(measured, size, number, TIMES.get(op, 1))
             for backend, of_sizes in by_backend.items()
             for size, measured in zip(sizes, of_sizes, strict=True)
         ]
@@ -205,61 +201,43 @@ def _measure(
     return by_backend
 
 
-def _row(
-    op: str, backend: str, mode: str, bucket_mb: float, workers: int, servers: int, size: int, memory: float | None,
-    measured: Measured, hosts: Sequence[Host],
-) -> Row:  # fmt: skip
-    times = TIMES.get(op, 1)
+def _figures(measured: Measured, size: int, workers: int, times: int) -> dict[str, float]:
+    """What a row has of the repeats, each of which did the operation so many times."""
     seconds = [one["seconds"] / times for one in measured]
     median = statistics.median(seconds)
-    row = {
-        "op": op, "backend": backend, "workers": workers, "servers": servers, "bytes": size,
+    figures = {
         "seconds_median": median, "seconds_min": min(seconds), "seconds_max": max(seconds),
-        "gb_per_s": size / median / 1e9, "payload_gb_per_s": workers * size / median / 1e9,
-        "repeats": len(seconds), "hosts": [str(host) for host in hosts],
+        "gb_per_s": size / median / 1e9, "payload_gb_per_s": workers * size / median / 1e9, "repeats": len(seconds),
     }  # fmt: skip
-    if memory:
-        moving = workers if servers else workers - 1
-        row |= {"floor_s": TOUCHED * size * moving / memory, "memory_gb_per_s": memory / 1e9}
     if "server_mb" in measured[0]:
         cpu_s = statistics.fmean(one["server_cpu_s"] for one in measured)
-        row |= {
-            "mode": mode, "bucket_mb": bucket_mb, "server_mb": max(one["server_mb"] for one in measured),
-            "server_cpu_ms_per_push": cpu_s / times / workers * 1e3,
-        }  # fmt: skip
-    return row
+        figures["server_mb"] = max(one["server_mb"] for one in measured)
+        figures["server_cpu_ms_per_push"] = cpu_s / times / workers * 1e3
+    return figures
 
 
 def _show(rows: Sequence[Row]) -> None:
     from hvdtrain.console import Console
     from hvdtrain.report.table import rich_table, words_table
 
-    hosts = sorted({host.split(":")[0] for row in rows for host in row["hosts"]})
-    headings = ["", "workers", "servers", "MB", "median ms", "range", "" if hosts else "floor", "GB/s", "CPU ms"]
+    headings = ["", "workers", "servers", "MB", "median ms", "range", "GB/s", "CPU ms", "server MB"]
     lines = []
     for row in rows:
         low, high = row["seconds_min"] * 1e3, row["seconds_max"] * 1e3
         lines.append([
             f"{row['op']} {row['backend']}", str(row["workers"]), str(row["servers"] or ""),
             f"{row['bytes'] / 1e6:,.4g}", f"{row['seconds_median'] * 1e3:,.4g}", f"{low:,.4g} to {high:,.4g}",
-            f"{row['floor_s'] * 1e3:,.3g}" if "floor_s" in row else "", f"{row['payload_gb_per_s']:.3f}",
+            f"{row['payload_gb_per_s']:.3f}",
             f"{row['server_cpu_ms_per_push']:,.3g}" if "server_mb" in row else "",
             f"{row['server_mb']:,.0f}" if "server_mb" in row else "",
         ])  # fmt: skip
     console = Console(200)
-    console.print(rich_table(words_table("", [*headings, "server MB"], lines)))
+    console.print(rich_table(words_table("", headings, lines)))
+    hosts = sorted({host.split(":")[0] for row in rows for host in row["hosts"]})
     console.print(
         f"n = {rows[0]['repeats']} repeats; GB/s of all workers together, a push and pull counts the vector once; "
-        "CPU is all servers' processor time of a worker's push"
+        f"CPU is all servers' processor time of a worker's push; on {', '.join(hosts) or 'this machine'}"
     )
-    if hosts:
-        console.print(f"on {', '.join(hosts)}")
-    else:
-        memory = statistics.median(row["memory_gb_per_s"] for row in rows)
-        console.print(
-            "floor: the least that this machine's memory takes to move those bytes, as fast as it copied just then, "
-            f"{memory:.1f} GB/s"
-        )
 
 
 def _draw(rows: Sequence[Row], path: Path) -> None:

@@ -7,7 +7,7 @@ import pytest
 from click.testing import CliRunner
 
 from hvdtrain.bench import command
-from hvdtrain.bench.command import Size, _row, _show, bench
+from hvdtrain.bench.command import Size, bench
 from hvdtrain.errors import Failure, UsageError
 
 
@@ -23,15 +23,6 @@ def test_sizes_are_bytes_with_units_of_1024(text, size):
 def test_other_sizes_are_refused(text):
     with pytest.raises(click.BadParameter, match="is not a size from 4 bytes to 64G"):
         Size().convert(text, None, None)
-
-
-def test_the_table_says_what_its_floor_is(capsys):
-    _show([_row("allreduce", "gloo", "ps-async", 4.0, 2, 0, 2**20, 5e9, [{"seconds": 0.01}], [])])
-    said = " ".join(capsys.readouterr().out.split())
-    assert (
-        "floor: the least that this machine's memory takes to move those bytes, as fast as it copied just then" in said
-    )
-    assert "5.0 GB/s" in said
 
 
 @pytest.mark.parametrize(
