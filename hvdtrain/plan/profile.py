@@ -63,19 +63,15 @@ def profile(config: RunConfig, batch: int, classes: int, side: int, budget_s: fl
     model.train()
     stamps = _Stamps(model)
     small = max(1, batch // 4)
-    deadline = time.perf_counter() + budget_s
-    _steps(model, stamps, small, side, 1)
     began = time.perf_counter()
-    _steps(model, stamps, small, side, 1)
-    step_s = (time.perf_counter() - began) * batch / small
-    measured = batch if step_s < budget_s / 4 else small
-    rows = _steps(model, stamps, measured, side, MOST_STEPS, deadline - budget_s / 4)
-    totals = list(map(_whole, rows))
+    of_small = [row["whole"] for row in _steps(model, stamps, small, side, began + budget_s / 4)]
+    measured = batch if of_small[-1] * batch / small < budget_s / 8 else small
+    rows = _steps(model, stamps, measured, side, began + budget_s)
+    whole = [row["whole"] for row in rows]
     fixed_share = 0.0
     if measured == batch > small:
-        of_small = map(_whole, _steps(model, stamps, small, side, MOST_STEPS // 4, deadline))
         # What a sample adds is the slope; what is left of a step at no samples is fixed.
-        slope = (1 - statistics.median(of_small) / statistics.median(totals)) / (batch - small)
+        slope = (1 - statistics.median(of_small) / statistics.median(whole)) / (batch - small)
         fixed_share = min(1.0, max(0.0, 1 - max(0.0, slope) * batch))
     scale = 1e3 * batch / measured
     layers = tuple(
@@ -85,25 +81,19 @@ def profile(config: RunConfig, batch: int, classes: int, side: int, budget_s: fl
         )
         for number, (name, size) in enumerate(zip(stamps.names, stamps.sizes, strict=True))
     )  # fmt: skip
-    first, _, third = statistics.quantiles(map(math.log, totals))  # not moved by a few outliers
+    fixed = [max(0.0, row["whole"] - sum(row["forward"]) - sum(row["backward"])) for row in rows]
+    first, _, third = statistics.quantiles(map(math.log, whole))  # not moved by a few outliers
     return {
-        "batch_per_worker": batch, "layers": layers, "fixed_ms": Quantity.of([row["fixed"] * 1e3 for row in rows]),
+        "batch_per_worker": batch, "layers": layers, "fixed_ms": Quantity.of([1e3 * seconds for seconds in fixed]),
         "step_jitter": round((third - first) / 1.349, 4), "batch_fixed_share": round(fixed_share, 4),
     }  # fmt: skip
 
 
-def _whole(row: dict[str, Any]) -> float:
-    """Seconds of a step."""
-    return sum(row["forward"]) + sum(row["backward"]) + row["fixed"]
-
-
-def _steps(
-    model: nn.Module, stamps: _Stamps, batch: int, side: int, most: int, deadline: float = 0.0
-) -> list[dict[str, Any]]:
-    """Seconds of each layer in up to so many steps, warm-up left out."""
+def _steps(model: nn.Module, stamps: _Stamps, batch: int, side: int, deadline: float) -> list[dict[str, Any]]:
+    """Seconds of steps, and of each layer in them, until a moment of time.perf_counter; warm-up left out."""
     images, labels = torch.rand(batch, 3, side, side), torch.zeros(batch, dtype=torch.long)
     rows: list[dict[str, Any]] = []
-    for step in range(WARM_UP + most):
+    for step in range(WARM_UP + MOST_STEPS):
         if len(rows) >= LEAST_STEPS and time.perf_counter() > deadline:
             break
         stamps.began.clear()
@@ -114,24 +104,20 @@ def _steps(
         scores = model(inputs)
         forward_ended = _now()
         loss = F.cross_entropy(scores, labels)
-        backward = _now()
+        last = _now()
         loss.backward()
-        backward_ended = _now()
         model.zero_grad(set_to_none=True)
         loss.item()
         end = _now()
-        if step < WARM_UP and most > 1:
+        if step < WARM_UP:
             continue
         begins = [forward, *stamps.began[1:], forward_ended]
-        seconds, last = [], backward
+        backward = []
         for number in reversed(range(len(stamps.names))):
-            seconds.append(max(0.0, stamps.gradients[number] - last))
+            backward.append(max(0.0, stamps.gradients[number] - last))
             last = max(last, stamps.gradients[number])
-        rows.append({
-            "forward": [b - a for a, b in itertools.pairwise(begins)],
-            "backward": seconds[::-1],
-            "fixed": (forward - start) + (backward - forward_ended) + (backward_ended - last) + (end - backward_ended),
-        })  # fmt: skip
+        seconds = [b - a for a, b in itertools.pairwise(begins)]
+        rows.append({"whole": end - start, "forward": seconds, "backward": backward[::-1]})
     return rows
 
 
