@@ -127,15 +127,6 @@ class Calibration:
             if missing := [key for key in keys if key not in figures and key not in OPTIONAL]:
                 raise ValueError(f"{name} has no {missing[0]}")
 
-    @property
-    def gradient_megabytes(self) -> float:
-        return sum(layer.gradient_megabytes for layer in self.layers)
-
-    @property
-    def computing_ms(self) -> float:
-        """Of one worker's step."""
-        return self.fixed_ms.value + sum(one.forward_ms.value + one.backward_ms.value for one in self.layers)
-
     def slower(self, factor: float) -> "Calibration":
         """The same, but that all computing takes so many times as long."""
         layers = tuple(

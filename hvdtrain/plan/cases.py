@@ -91,10 +91,6 @@ class Case(Struct, frozen=True):
     title: str = ""
     source: str = ""
 
-    @property
-    def unknowns(self) -> list[str]:
-        return [name for name in UNKNOWNS if name != "host_gb_per_s" or self.cluster.workers_per_host > 1]
-
     def layers(self) -> tuple[Layer, ...]:
         """Layers that compute in all as long as one worker took, a third of it forward."""
         model, computing_s = self.model, self.model.batch_per_worker / self.cluster.single_worker_samples_per_s
@@ -117,8 +113,8 @@ def load(path: Path) -> Case:
         raise UsageError(f"{path} is no readable case: {error}") from None
 
 
-def scenario(case: Case, layers: tuple[Layer, ...], cell: Cell, values: dict[str, float]) -> Scenario:
-    """A cell with the unknowns as given."""
+def samples_per_s(case: Case, layers: tuple[Layer, ...], cell: Cell, values: dict[str, float]) -> float:
+    """A cell as it is simulated with the unknowns as given."""
     cost, cluster = values["processor_s_per_gb"], case.cluster
     workers, per_host = cell.workers, cluster.workers_per_host
     inside = min(workers, per_host)
@@ -127,7 +123,7 @@ def scenario(case: Case, layers: tuple[Layer, ...], cell: Cell, values: dict[str
     local_s = 2 * inside * weights / 1e9 / values["host_gb_per_s"] if inside > 1 else 0.0
     if cell.servers:  # the workers of a host add up before one of them pushes
         workers, per_host = -(-workers // per_host), 1
-    return Scenario(
+    job = Scenario(
         cell.mode, layers, workers, cell.servers,
         bandwidth_gbit=cluster.bandwidth_gbit, latency_s=cluster.latency_us * 1e-6,
         transport=Transport(0, 0, cost, cost, cost, cost, efficiency=values["efficiency"]),
@@ -135,10 +131,6 @@ def scenario(case: Case, layers: tuple[Layer, ...], cell: Cell, values: dict[str
         workers_per_host=per_host, placement=cell.placement, partition=case.software.partition,
         overlap=case.software.overlap, under_way_bytes=NO_WINDOW, softsync=False,
     )  # fmt: skip
-
-
-def samples_per_s(case: Case, layers: tuple[Layer, ...], cell: Cell, values: dict[str, float]) -> float:
-    job = scenario(case, layers, cell, values)
     detail = FINE._replace(pieces=40 if job.mode in ("ps-ssp", "ps-async") else 100)
     return cell.workers * case.model.batch_per_worker / simulate(job, 3, 0, detail).step_s
 
@@ -148,7 +140,8 @@ def predict(case: Case) -> tuple[list[dict[str, Any]], dict[str, float]]:
 
     An error is predicted over published, less 1. Cells with calibrate = true are fitted, and say nothing.
     """
-    names, layers = case.unknowns, case.layers()
+    layers = case.layers()
+    names = [name for name in UNKNOWNS if name != "host_gb_per_s" or case.cluster.workers_per_host > 1]
     fitted, covariance_root = _fit(case, layers, names)
     middle = _values(names, fitted)
     draw = random.Random(0)

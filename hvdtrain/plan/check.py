@@ -118,45 +118,27 @@ def table(calibration: Calibration, runs: Sequence[Run]) -> Table:
         if run.is_finished:
             groups.setdefault((run.kind.label, field_value(run, "slow.asked")), []).append(run)
     several = len({slow for _, slow in groups}) > 1
-    rows: list[tuple[str, Row]] = []
-    refused = []
+    rows: list[tuple[str, list[Cell]]] = []
+    compared, refused = [], []
     for (label, slow), members in groups.items():
         try:
             measured = geometric_mean(map(measured_step_s, members))
-            one = compare(calibration, members[0], None)
+            row = compare(calibration, members[0], None)
         except UsageError as error:
             refused.append(f"Not predicted: {error}.")
             continue
-        changed = {"measured_step_s": measured, "error": one["predicted_step_s"] / measured - 1}
-        rows.append((label + (f", slow: {slow}" if several else ""), one | changed))
-    made = ", ".join(f"{name} {value}" for name, value in calibration.model.items() if isinstance(value, str | int))
-    source = f"Predicted by `hvdtrain plan` from a calibration ({made}); repeats as geometric means."
-    return table_of(rows, [source, *refused])
-
-
-def table_of(labelled: Sequence[tuple[str, Row]], notes: Sequence[str]) -> Table:
-    """What `compare` says of runs, each with a label, and of each mode how far off predictions were."""
-    cells = [
-        (label, [
-            Cell(seconds(row["measured_step_s"]), row["measured_step_s"]),
+        compared.append(row | {"error": row["predicted_step_s"] / measured - 1})
+        rows.append((label + (f", slow: {slow}" if several else ""), [
+            Cell(seconds(measured), measured),
             Cell(seconds(row["predicted_step_s"]), row["predicted_step_s"], between(row["low"], row["high"])),
-            Cell(f"{row['error']:+.1%}", row["error"]),
-        ])
-        for label, row in labelled
-    ]  # fmt: skip
-    rows = [row for _, row in labelled]
-    speeds = sorted({row["bandwidth_gbit"] for row in rows if row["bandwidth_gbit"]})
-    notes = [*notes, *(f"Hosts joined by {rate(gbit)}: as asked, measured or calibrated." for gbit in speeds)]
-    for mode, error in errors_by_mode(rows).items():
-        notes.append(f"{mode}: median error {error['median']:.1%}, largest {error['largest']:.1%}, of {error['runs']}.")
+            Cell(f"{compared[-1]['error']:+.1%}", compared[-1]["error"]),
+        ]))  # fmt: skip
+    made = ", ".join(f"{name} {value}" for name, value in calibration.model.items() if isinstance(value, str | int))
+    notes = [f"Predicted by `hvdtrain plan` from a calibration ({made}); repeats as geometric means.", *refused]
+    for gbit in sorted({row["bandwidth_gbit"] for row in compared if row["bandwidth_gbit"]}):
+        notes.append(f"Hosts joined by {rate(gbit)}: measured by the runs, or else the calibration's.")
+    for mode in dict.fromkeys(row["mode"] for row in compared):
+        off = [abs(row["error"]) for row in compared if row["mode"] == mode]
+        notes.append(f"{mode}: median error {statistics.median(off):.1%}, largest {max(off):.1%}, of {len(off)}.")
     columns = [("", "a step, measured"), ("", "predicted"), ("", "error")]
-    return Table("predicted", "Predicted beside measured", notes, "run", columns, cells)
-
-
-def errors_by_mode(rows: Sequence[Row]) -> dict[str, dict[str, float]]:
-    """Of each mode the median and the largest absolute error, and of how many runs."""
-    found = {}
-    for mode in dict.fromkeys(row["mode"] for row in rows):
-        off = [abs(row["error"]) for row in rows if row["mode"] == mode]
-        found[mode] = {"median": statistics.median(off), "largest": max(off), "runs": len(off)}
-    return found
+    return Table("predicted", "Predicted beside measured", notes, "run", columns, rows)

@@ -67,9 +67,10 @@ def calibrate(
     check(config)
     made = measuring.calibrate(config, batch_size, partial(click.echo, err=True), finished_runs, bandwidth)
     made.save(out)
+    alone = made.scenario(Scenario("single"))
     click.echo(
-        f"{with_noun(len(made.layers), 'layer')}, {made.gradient_megabytes:,.1f} MB of gradients; computing a step "
-        f"of {batch_size} takes {made.computing_ms:,.1f} ms; wrote {out}"
+        f"{with_noun(len(made.layers), 'layer')}, {alone.bytes / 1e6:,.1f} MB of gradients; computing a step of "
+        f"{batch_size} takes {1e3 * alone.computing_s:,.1f} ms; wrote {out}"
     )
 
 
@@ -160,28 +161,6 @@ def _best_use(
     if file:
         _write(file, {"rows": rows, "best": rows[0] if rows else None})
     show.splits(rows, hosts, hosts * price_host)
-
-
-@plan.command()
-@click.argument("runs", nargs=-1, required=True, type=FOLDER)
-@click.option("--calibration", "-c", type=FILE, required=True, help="Of the same model, on the same kind of machine.")
-@click.option(
-    "--bandwidth",
-    type=BANDWIDTH,
-    help="Of the hosts' links, if not as the runs measured them, or the calibration's.",
-)
-@click.option("--json", "file", type=NEW_FILE, help="Write the rows there.")
-def check(runs: tuple[Path, ...], calibration: Path, bandwidth: float | None, file: Path | None) -> None:
-    """Predictions beside measurements: run folders, and what they should have taken."""
-    from hvdtrain.plan import check as checking
-    from hvdtrain.plan import show
-
-    known, finished = load(calibration), [checking.finished(run) for run in runs]
-    rows = [checking.compare(known, run, bandwidth) for run in finished]
-    if file:
-        _write(file, {"rows": rows, "errors": checking.errors_by_mode(rows)})
-    labels = [f"{run.name[-40:]}, {run.kind.label}" for run in finished]
-    show.show(checking.table_of(list(zip(labels, rows, strict=True)), []))
 
 
 @plan.command()

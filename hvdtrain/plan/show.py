@@ -5,7 +5,7 @@ from collections.abc import Iterable, Sequence
 from typing import Any
 
 from hvdtrain.console import Console
-from hvdtrain.report.table import Table, rich_table, words_table
+from hvdtrain.report.table import rich_table, words_table
 
 Row = dict[str, Any]
 WIDTH = 140  # where the output is no terminal
@@ -14,15 +14,8 @@ MAP = "Ring or servers: the faster, and how many times as fast as the best of th
 
 def _print(headings: Sequence[str], rows: Iterable[Sequence[Any]], title: str = "") -> None:
     """A table; zeros and None are empty cells."""
-    show(words_table(title, headings, [[str(cell or "") for cell in row] for row in rows]))
-
-
-def show(table: Table) -> None:
-    """A table, and its notes."""
-    console = Console(WIDTH)
-    console.print(rich_table(table))
-    for note in table.notes:
-        console.print(note)
+    table = words_table(title, headings, [[str(cell or "") for cell in row] for row in rows])
+    Console(WIDTH).print(rich_table(table))
 
 
 def seconds(value: float) -> str:
