@@ -16,9 +16,9 @@ import click
 from hvdtrain import modes
 from hvdtrain.bench.turns import Gone, Turns
 from hvdtrain.config.command_line import NUM_SERVERS, NUM_WORKERS, GroupedCommand
-from hvdtrain.config.option_types import EQUAL, FileToWrite, Names, Numbers, ServerNumber, Several
+from hvdtrain.config.option_types import EQUAL, FileToWrite, ServerNumber, Several
 from hvdtrain.config.run_config import RunConfig
-from hvdtrain.errors import Failure, UsageError, unknown
+from hvdtrain.errors import Failure, UsageError
 from hvdtrain.formatting import with_noun
 from hvdtrain.launch.allocation import hosts_or_here
 from hvdtrain.launch.hosts import Host, allocate, host_options, launcher_option, secrets_option
@@ -31,6 +31,7 @@ from hvdtrain.launch.recipe import JobSpec
 from hvdtrain.world.network import WIRE_KEY, new_wire_key
 
 BACKENDS = {"allreduce": ["horovod", "gloo"], "pushpull": ["rpc", "zmq"], "push": ["rpc", "zmq"]}
+CARRIERS = [*BACKENDS["allreduce"], *BACKENDS["pushpull"]]
 MODES = [name for name in modes.names() if modes.declared(name).has_servers]
 # How often a repeat does it, which is divided out: a push takes too little time alone.
 TIMES = {"push": 200}
@@ -53,9 +54,13 @@ class Size(click.ParamType):
 
 
 @click.command(cls=GroupedCommand)
-@click.option("--op", "ops", type=Names(), default="allreduce,pushpull", show_default=True, help="What to time.")
 @click.option(
-    "--backend", "backends", type=Names(), default="horovod,gloo,rpc,zmq", show_default=True,
+    "--op", "ops", type=Several(click.Choice(list(BACKENDS))), metavar="OPERATIONS", default="allreduce,pushpull",
+    show_default=True, help="What to time.",
+)  # fmt: skip
+@click.option(
+    "--backend", "backends", type=Several(click.Choice(CARRIERS)), metavar="NAMES", default=",".join(CARRIERS),
+    show_default=True,
     help="What carries it: horovod or gloo an all-reduce; rpc or zmq (hvdtrain's servers, see `train --wire`) a push "
     "and pull.",
 )  # fmt: skip
@@ -63,7 +68,10 @@ class Size(click.ParamType):
     "--bytes", "sizes", type=Several(Size()), metavar="SIZES", default="1M,16M,128M", show_default=True,
     help="Sizes of the vector.",
 )  # fmt: skip
-@click.option(*NUM_WORKERS, type=Numbers(), default="2", show_default=True, help="Workers: 1,2,4,8.")
+@click.option(
+    *NUM_WORKERS, type=Several(click.IntRange(1, 64)), metavar="NUMBERS", default="2", show_default=True,
+    help="Workers: 1,2,4,8.",
+)  # fmt: skip
 @click.option(
     *NUM_SERVERS, type=ServerNumber(1, 64), default=1, show_default=True, help="Of a push; `equal`: as workers."
 )
@@ -80,12 +88,11 @@ class Size(click.ParamType):
 @secrets_option
 @click.option("--repeats", type=click.IntRange(1, 1000), default=7, show_default=True, help="Timed repeats.")
 @click.option("--json", "file", type=FileToWrite(), help="Write the rows there.")
-@click.option("--plot", type=FileToWrite(), help="Draw GB/s over size there, as SVG.")
 @click.pass_context
 def bench(
     ctx: click.Context, ops: list[str], backends: list[str], sizes: list[int], workers: list[int], servers: Any,
     mode: str, bucket_mb: float, hosts: str | None, hostfile: Path | None, launcher: str, secrets: dict[str, str],
-    repeats: int, file: Path | None, plot: Path | None,
+    repeats: int, file: Path | None,
 ) -> None:  # fmt: skip
     """Time all-reduce, push and pull, side by side, on this machine or over hosts.
 
@@ -103,17 +110,18 @@ def bench(
     GB/s: all workers' bytes over median seconds, where a push and pull counts once though it moves the vector both
     ways. Of servers: processor time for each push, and peak memory, of all together.
     """
-    carried = _carried(ops, backends)
-    if max(workers) > 64:
-        raise UsageError(f"--num-workers {max(workers)} are more than 64")
-    for path in (file, plot):
-        if path and path.exists():
-            raise UsageError(f"{path} exists: name another file, or remove it yourself")
+    carried = {op: [backend for backend in BACKENDS[op] if backend in backends] for op in ops}
+    if not any(carried.values()):
+        raise UsageError(f"none of {', '.join(backends)} carries {', '.join(ops)}")
+    if file and file.exists():
+        raise UsageError(f"{file} exists: name another file, or remove it yourself")
     listed = hosts_or_here(ctx)
     for number in workers if listed else ():
         allocate(listed, number)
     rows: list[Row] = []
     for (op, carriers), number in itertools.product(carried.items(), workers):
+        if not carriers:
+            continue
         held_by = 0 if op == "allreduce" else number if servers == EQUAL else servers
         used = allocate(listed, number, held_by) if listed else []
         hosts_used = list(map(str, used))
@@ -128,23 +136,7 @@ def bench(
         ]
     if file:
         file.write_text(json.dumps(rows, indent=2) + "\n")
-    if plot:
-        _draw(rows, plot)
     _show(rows)
-
-
-def _carried(ops: Sequence[str], backends: Sequence[str]) -> dict[str, list[str]]:
-    """By which of the backends each operation is carried, without those that none carries."""
-    for op in ops:
-        if op not in BACKENDS:
-            raise unknown("operation", op, list(BACKENDS))
-    for backend in backends:
-        if backend not in (known := [*BACKENDS["allreduce"], *BACKENDS["pushpull"]]):
-            raise unknown("backend", backend, known)
-    carried = {op: [backend for backend in BACKENDS[op] if backend in backends] for op in ops}
-    if not any(carried.values()):
-        raise UsageError(f"none of {', '.join(backends)} carries {', '.join(ops)}")
-    return {op: carriers for op, carriers in carried.items() if carriers}
 
 
 def _measure(
@@ -238,21 +230,3 @@ def _show(rows: Sequence[Row]) -> None:
         f"n = {rows[0]['repeats']} repeats; GB/s of all workers together, a push and pull counts the vector once; "
         f"CPU is all servers' processor time of a worker's push; on {', '.join(hosts) or 'this machine'}"
     )
-
-
-def _draw(rows: Sequence[Row], path: Path) -> None:
-    from matplotlib.figure import Figure
-
-    figure = Figure(figsize=(7, 4), layout="constrained")
-    axes = figure.subplots()
-    for op, backend, workers in dict.fromkeys((row["op"], row["backend"], row["workers"]) for row in rows):
-        line = [row for row in rows if (row["op"], row["backend"], row["workers"]) == (op, backend, workers)]
-        line.sort(key=lambda row: row["bytes"])
-        axes.plot(
-            [row["bytes"] / 1e6 for row in line], [row["gb_per_s"] for row in line], marker="o",
-            linestyle="-" if op == "allreduce" else "--", label=f"{op} {backend}, {with_noun(workers, 'worker')}",
-        )  # fmt: skip
-    axes.set(xscale="log", xlabel="MB of the vector", ylabel="GB/s of payload, median", ylim=(0, None))
-    axes.grid(alpha=0.3)
-    axes.legend(frameon=False)
-    figure.savefig(path, format="svg")

@@ -9,9 +9,9 @@ from typing import Any
 
 import click
 
-from hvdtrain.config.option_types import FileToWrite, Names, Several
+from hvdtrain.config.option_types import FileToWrite, Several
 from hvdtrain.config.run_config import RunConfig
-from hvdtrain.errors import UsageError, unknown
+from hvdtrain.errors import UsageError
 from hvdtrain.formatting import some_of, with_noun
 from hvdtrain.plan.calibration import Calibration, Quantity, load
 from hvdtrain.plan.scenario import MODES, Scenario, Slow
@@ -85,7 +85,9 @@ def calibrate(
     show_default=True, help="Of each host's link.",
 )  # fmt: skip
 @click.option("--latency", type=LATENCY, help="One way, `50us`  [default: the calibration's].")
-@click.option("--modes", "names", type=Names(), default=",".join(MODES), show_default=True)
+@click.option(
+    "--modes", "names", type=Several(click.Choice(MODES)), metavar="NAMES", default=",".join(MODES), show_default=True
+)
 @click.option("--compression", default="none", show_default=True, help="Of gradients: a codec of the calibration.")
 @click.option("--batch-size", "-b", type=click.IntRange(0, 65536), default=0, help="Of each worker, if not the same.")
 @click.option(
@@ -116,9 +118,6 @@ def predict(
     from hvdtrain.plan import predict as prediction
     from hvdtrain.plan import show
 
-    for mode in names:
-        if mode not in MODES:
-            raise unknown("mode", mode, MODES)
     known = load(calibration)
     if batch_size:
         known = known.with_batch(batch_size)

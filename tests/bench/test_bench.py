@@ -28,10 +28,10 @@ def test_other_sizes_are_refused(text):
 @pytest.mark.parametrize(
     ("arguments", "words"),
     [
-        ("--op nosuch", "unknown operation 'nosuch': choose from allreduce, pushpull, push"),
-        ("--backend nosuch", "unknown backend 'nosuch': choose from horovod, gloo, rpc, zmq"),
+        ("--op nosuch", "'nosuch' is not one of 'allreduce', 'pushpull', 'push'"),
+        ("--backend nosuch", "'nosuch' is not one of 'horovod', 'gloo', 'rpc', 'zmq'"),
         ("--op pushpull --backend gloo", "none of gloo carries pushpull"),
-        ("-n 2,65", "--num-workers 65 are more than 64"),
+        ("-n 2,65", "65 is not in the range 1<=x<=64"),
         ("-n 5 -s 3 -H a:2,b:2", "5 workers need 5 slots, and there are 2 on a + 2 on b"),
         ("--launcher mpi", "--launcher is for hosts: give -H or --hostfile"),
         ("--json nosuch/rows.json", "there is no folder nosuch to write rows.json in"),
@@ -39,8 +39,8 @@ def test_other_sizes_are_refused(text):
 )
 def test_what_cannot_be_timed_is_refused(arguments, words):
     result = CliRunner().invoke(bench, arguments.split())
-    assert isinstance(result.exception, UsageError)
-    assert words in str(result.exception)
+    assert isinstance(result.exception, UsageError | SystemExit)
+    assert words in f"{result.exception} {' '.join(result.output.replace('│', '').split())}"
 
 
 def test_ranks_on_hosts_are_given_variables_by_a_file_in_the_current_folder(tmp_path, monkeypatch):
