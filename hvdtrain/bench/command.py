@@ -87,7 +87,7 @@ class Size(click.ParamType):
 @launcher_option
 @secrets_option
 @click.option("--repeats", type=click.IntRange(1, 1000), default=7, show_default=True, help="Timed repeats.")
-@click.option("--json", "file", type=FileToWrite(), help="Write the rows there.")
+@click.option("--json", "file", type=FileToWrite(), help="Write the rows to this file.")
 @click.pass_context
 def bench(
     ctx: click.Context, ops: list[str], backends: list[str], sizes: list[int], workers: list[int], servers: Any,

@@ -9,7 +9,7 @@ from dataclasses import replace
 from functools import partial
 from itertools import count
 from pathlib import Path
-from typing import NoReturn, TextIO
+from typing import TextIO
 
 import torch
 import torch.distributed as dist
@@ -54,7 +54,11 @@ def take_part(backend: str, words: Sequence[str], turns: TextIO) -> None:
 
     if world.is_server:
         say("server")
-        _serve(world, replace(update, wire=backend, timeout=TURNS_S))
+        with tempfile.TemporaryDirectory() as folder:
+            served = replace(update, wire=backend, timeout=TURNS_S)
+            job = Job(served, world, Path(folder), torch.device("cpu"), threads=1)
+            modes.load(served.mode).serve(job, print)  # to the end
+        sys.exit("hvdtrain: its workers have left")
     if backend == "horovod" and world.starts_horovod:
         horovod.join(world)
     store = open_store(world, TIMEOUT_S)
@@ -115,14 +119,6 @@ def allreduce_horovod(size: int) -> Act:
 def allreduce_gloo(size: int) -> Act:
     """torch.distributed's all-reduce of so many bytes over Gloo, in place."""
     return partial(dist.all_reduce, torch.ones(size // 4))
-
-
-def _serve(world: World, config: RunConfig) -> NoReturn:
-    """Be one of hvdtrain's servers, which apply pushes with plain SGD, to the end."""
-    with tempfile.TemporaryDirectory() as folder:
-        job = Job(config, world, Path(folder), torch.device("cpu"), threads=1)
-        modes.load(config.mode).serve(job, print)
-    sys.exit("hvdtrain: its workers have left")
 
 
 def pushpull(world: World, store: dist.Store, wire: Wire, times: int, bucket: int) -> Prepare:

@@ -14,7 +14,6 @@ from hvdtrain.data.find import find_dataset
 from hvdtrain.data.loader import Loader
 from hvdtrain.data.sampling import BatchSampler, Share
 from hvdtrain.errors import Failure
-from hvdtrain.models.layers import Network
 from hvdtrain.models.pretrained import load_pretrained
 from hvdtrain.numerics.compression import Compressor
 from hvdtrain.numerics.flat import flatten_weights, trained
@@ -32,9 +31,13 @@ class Replica:
     is, at the version that its first push has.
     """
 
-    def __init__(self, number: int, model: Network, joins: bool) -> None:
-        self.number, self.model, self.joins = number, model, joins
-        self.weights = flatten_weights(model)
+    def __init__(self, number: int, config: RunConfig, classes: int, joins: bool) -> None:
+        self.number, self.joins = number, joins
+        self.model = initial_model(config, classes)
+        if config.pretrained:
+            load_pretrained(self.model, config.model, config.pretrained)
+        self.model.train()
+        self.weights = flatten_weights(self.model)
         self.compressors: list[Compressor] = []  # of each bucket
         self.versions: list[int] = []
         self.shares: deque[tuple[int, Share]] = deque()  # still to be trained on, each with the worker's own step
@@ -75,16 +78,11 @@ class Recorded:
             if (worker, step - 1) in self.left_out:
                 self.early[worker].add(read)
 
-    def push(self, push: Push, gradient: torch.Tensor) -> None:
-        """Take the next push of the ledger's. Failure where that does not come of it."""
-        self.given.append(self.order.popleft())
-        self._check(self.bucket.push(push, gradient))
-
     def flush(self) -> None:
         """Take a step with fewer pushes than make one, where the ledger has no other push of it."""
         made = self.given[0].version if self.given and not self.in_lockstep else None
         if made is not None and (not self.order or self.order[0].version != made):
-            self._check(self.bucket.flush())
+            self.check(self.bucket.flush())
 
     def answer(self, worker: Replica, is_waited_for: bool) -> Answer | None:
         """The answer with the version that the worker's next push is to have read, if that was there."""
@@ -98,7 +96,8 @@ class Recorded:
             return self.bucket.shard.answer(number, current=worker.joins)
         return self.kept.pop((number, due[0]), None)
 
-    def _check(self, outcome: Outcome) -> None:
+    def check(self, outcome: Outcome) -> None:
+        """Failure where a push or a flush does not come to what the ledger has."""
         for applied in outcome.lines:
             line = self.given.popleft()
             if applied != line:
@@ -131,9 +130,8 @@ class Playback:
         self.loader = Loader(data.train, image_side(config, data), threads, augment, soon=())
         every = [line for of_bucket in lines.values() for line in of_bucket]
         numbers = sorted({*range(workers), *(line.worker for line in every)})
-        self.replicas = {
-            number: Replica(number, self._model(len(data.classes)), number >= workers) for number in numbers
-        }
+        classes = len(data.classes)
+        self.replicas = {number: Replica(number, config, classes, number >= workers) for number in numbers}
         first = self.replicas[0]
         pieces = cut([p.numel() for p in trained(first.model)], config.servers, config.bucket_elements)
         if set(lines) != {(piece.server, piece.number) for piece in pieces}:
@@ -177,13 +175,6 @@ class Playback:
                 self._take(worker, dict(enumerate(newest)))
         return {name: p.detach() for name, p in self.replicas[0].model.named_parameters() if p.requires_grad}
 
-    def _model(self, classes: int) -> Network:
-        model = initial_model(self.config, classes)
-        if self.config.pretrained:
-            load_pretrained(model, self.config.model, self.config.pretrained)
-        model.train()
-        return model
-
     def _left(self) -> int:
         return sum(len(bucket.order) for bucket in self.buckets)
 
@@ -220,7 +211,9 @@ class Playback:
         assert worker.share is not None
         lr = lr_at(self.config, worker.share.step, worker.share.epoch, self.total)
         gradient = worker.compressors[number].decode(worker.encoded[number])
-        bucket.push(Push(line.worker, line.step, worker.versions[number], lr, None), gradient)
+        bucket.given.append(bucket.order.popleft())
+        push = Push(line.worker, line.step, worker.versions[number], lr, None)
+        bucket.check(bucket.bucket.push(push, gradient))
         worker.pushed.add(number)
         bucket.reads[line.worker].popleft()
         self._answer(number)  # before a step that came after the last of its pushes was answered

@@ -26,7 +26,7 @@ class Straggler:
     """The worker that was slower than the others.
 
     Attributes:
-        factor: how many times as long its steps took it as the others theirs, on average while it was slow.
+        factor: how many times as long as the others' steps its steps took, on average while it was slow.
         since_s, until_s: seconds of training between which it was slow.
     """
 

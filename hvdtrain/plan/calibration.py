@@ -4,10 +4,10 @@ import json
 import math
 import random
 import statistics
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, fields, replace
 from pathlib import Path
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, Literal, TypeVar
 
 from msgspec import Meta, ValidationError, convert, to_builtins
 
@@ -30,6 +30,7 @@ _MOST_SPREAD = 0.5  # standard deviation of the logarithm of a figure
 Figure = Annotated[float, Meta(ge=0, le=1e9)]
 Share = Annotated[float, Meta(ge=0, le=1)]
 Count = Annotated[int, Meta(ge=1, le=10**6)]
+T = TypeVar("T")
 
 
 @dataclass(frozen=True)
@@ -181,19 +182,26 @@ def _relative(quantities: Sequence[Quantity]) -> Quantity:
 
 def load(path: Path) -> Calibration:
     """Read a calibration and check it. UsageError, a line, where it is none, or of another version, or damaged."""
+
+    def parse(content: bytes) -> Any:
+        read = parse_json(content)
+        if not isinstance(read, dict) or (read.get("format"), read.get("version")) != (FORMAT, VERSION):
+            raise ValueError(f"it is no {FORMAT} of version {VERSION}: calibrate again")
+        return _with_quantities(read)
+
+    return read_as(Calibration, path, parse)
+
+
+def read_as(kind: type[T], path: Path, parse: Callable[[bytes], Any]) -> T:
+    """A file as msgspec converts what is parsed of it. UsageError, a line, where that cannot be."""
     try:
-        content = parse_json(path.read_bytes())
+        return convert(parse(path.read_bytes()), kind)
     except FileNotFoundError:
-        raise UsageError(f"there is no calibration {path}: make one with `hvdtrain plan calibrate`") from None
-    except (OSError, ValueError) as error:
-        raise UsageError(f"{path} is no readable calibration: {error}") from None
-    kind = (content.get("format"), content.get("version")) if isinstance(content, dict) else None
-    if kind != (FORMAT, VERSION):
-        raise UsageError(f"{path} is no {FORMAT} of version {VERSION}: calibrate again")
-    try:
-        return convert(_with_quantities(content), Calibration)
+        raise UsageError(f"there is no {kind.__name__.lower()} {path}") from None
     except (ValidationError, RecursionError) as error:
         raise UsageError(f"{path}: {error}") from None
+    except (OSError, ValueError) as error:
+        raise UsageError(f"{path} is no readable {kind.__name__.lower()}: {error}") from None
 
 
 def _with_quantities(content: Any, name: str = "") -> Any:

@@ -5,10 +5,10 @@ import random
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
-from msgspec import Meta, Struct, ValidationError, convert, to_builtins
+from msgspec import Meta, Struct, to_builtins
 
 from hvdtrain.config.untrusted import parse_toml
-from hvdtrain.errors import UsageError
+from hvdtrain.plan.calibration import read_as
 from hvdtrain.plan.layout import FINE
 from hvdtrain.plan.published import layers_of
 from hvdtrain.plan.scenario import MODES, SERVER_MODES, Layer, Scenario, Transport
@@ -103,14 +103,7 @@ class Case(Struct, frozen=True):
 
 def load(path: Path) -> Case:
     """Read a case. UsageError, a line, where it is none."""
-    try:
-        return convert(parse_toml(path.read_text(encoding="utf-8")), Case)
-    except FileNotFoundError:
-        raise UsageError(f"there is no case {path}") from None
-    except ValidationError as error:
-        raise UsageError(f"{path}: {error}") from None
-    except (OSError, ValueError) as error:
-        raise UsageError(f"{path} is no readable case: {error}") from None
+    return read_as(Case, path, lambda content: parse_toml(content.decode()))
 
 
 def samples_per_s(case: Case, layers: tuple[Layer, ...], cell: Cell, values: dict[str, float]) -> float:

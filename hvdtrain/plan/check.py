@@ -63,34 +63,35 @@ def question(calibration: Calibration, run: Run, bandwidth: float | None) -> tup
         UsageError: the run is of another model, or nobody says how fast the links are, or no prediction knows its mode
             or its --slow: bursts, jitter.
     """
-    of, kind = run.manifest, run.kind
+    manifest, kind, hosts = run.manifest, run.kind, run.manifest.hosts
+    is_local = len(hosts) <= 1
     if kind.mode not in MODES:
         raise UsageError(f"{run.folder} is of mode {kind.mode}, which cannot be predicted")
     known = calibration.model.get("parameters")
-    if isinstance(known, int) and known and of.parameters and abs(of.parameters / known - 1) > 0.01:
+    if isinstance(known, int) and known and manifest.parameters and abs(manifest.parameters / known - 1) > 0.01:
         raise UsageError(
-            f"{run.folder} has a model of {of.parameters:,} parameters, the calibration one of {known:,}: calibrate "
-            "with its --model, --width and --dataset"
+            f"{run.folder} has a model of {manifest.parameters:,} parameters, the calibration one of {known:,}: "
+            "calibrate with its --model, --width and --dataset"
         )
-    measured = max((pair.gbit_s for pair in of.network.pairs), default=None)
-    gbit = LOCAL_GBIT if len(of.hosts) <= 1 else bandwidth or measured or calibration.bandwidth_gbit
+    measured = max((pair.gbit_s for pair in manifest.network.pairs), default=None)
+    gbit = LOCAL_GBIT if is_local else bandwidth or measured or calibration.bandwidth_gbit
     if not gbit:
-        raise UsageError(f"{run.folder} ran on {len(of.hosts)} hosts: say how fast their links are, --bandwidth 1gbit")
+        raise UsageError(f"{run.folder} ran on {len(hosts)} hosts: say how fast their links are, --bandwidth 1gbit")
     try:
         slow = Stragglers().convert(field_value(run, "slow.asked"), None, None)
     except click.UsageError as error:
         raise UsageError(f"{run.folder} was run with --slow {error.message}") from None
-    batch = max(1, round((of.global_batch or calibration.batch_per_worker) / of.workers))
+    batch = max(1, round((manifest.global_batch or calibration.batch_per_worker) / manifest.workers))
     until_evaluated = next((row.step for row in run.summary.evaluations), run.summary.steps)
-    ranks = [host.ranks for host in of.hosts.values() if host.ranks]
+    ranks = [host.ranks for host in hosts.values() if host.ranks]
     is_beside = any(min(on_host) < kind.servers <= max(on_host) for on_host in ranks)
     workers_on_hosts = [sum(rank >= kind.servers for rank in on_host) for on_host in ranks]
     return calibration.with_batch(batch), Scenario(
         kind.mode, workers=kind.workers, servers=kind.servers, bandwidth_gbit=gbit,
-        compression=of.compression or "none", placement="shared" if is_beside or len(of.hosts) <= 1 else "dedicated",
-        workers_per_host=of.workers if len(of.hosts) <= 1 else max([1, *workers_on_hosts]),
-        staleness=2 if of.staleness_bound is None else of.staleness_bound, slow=slow,
-        softsync=of.push_scale == "softsync", leased=of.shares == "leased",
+        compression=manifest.compression or "none", placement="shared" if is_beside or is_local else "dedicated",
+        workers_per_host=manifest.workers if is_local else max([1, *workers_on_hosts]),
+        staleness=2 if manifest.staleness_bound is None else manifest.staleness_bound, slow=slow,
+        softsync=manifest.push_scale == "softsync", leased=manifest.shares == "leased",
         round_steps=0 if modes.declared(kind.mode).lockstep else until_evaluated or 0,
     )  # fmt: skip
 

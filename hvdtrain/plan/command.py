@@ -47,7 +47,7 @@ def plan() -> None:
 @click.option("--optimizer", default="adam", show_default=True)
 @click.option("--from", "runs", multiple=True, type=FOLDER, help="Finished runs of this model, to correct it by.")
 @click.option("--bandwidth", type=BANDWIDTH, help="Of the links of those runs' hosts.")
-@click.option("--out", type=NEW_FILE, required=True, help="Write the calibration there, JSON with units in its names.")
+@click.option("--out", type=NEW_FILE, required=True, help="File of the calibration, JSON with units in its names.")
 def calibrate(
     model: str, width: float, batch_size: int, dataset: str, image_size: int, optimizer: str, runs: tuple[Path, ...],
     bandwidth: float | None, out: Path,
@@ -92,13 +92,13 @@ def calibrate(
 @click.option("--batch-size", "-b", type=click.IntRange(0, 65536), default=0, help="Of each worker, if not the same.")
 @click.option(
     "--placement", type=click.Choice(["dedicated", "shared"]), default="dedicated", show_default=True,
-    help="Servers on hosts of their own, or beside workers.",
+    help="Servers on hosts without workers, or on the workers' hosts.",
 )  # fmt: skip
 @click.option("--gpus-per-host", type=click.IntRange(1, 64), default=1, show_default=True, help="Workers on a host.")
 @click.option("--staleness", type=click.IntRange(0, 1000), default=2, show_default=True, help="Bound of ps-ssp.")
 @click.option("--slow", type=Stragglers(), default="none", help="`1:4x`, `random:6x:p=0.1`, joined by `+`.")
 @click.option("--seed", type=click.IntRange(0, 2**32 - 1), default=0, show_default=True)
-@click.option("--json", "file", type=NEW_FILE, help="Write all rows there.")
+@click.option("--json", "file", type=NEW_FILE, help="Write all rows to this file.")
 @click.option("--plot", type=NEW_FILE, help="Draw samples/s over workers and who wins where, as SVG.")
 @click.option("--hosts", type=click.IntRange(2, 1024), help="Instead: the best use of so many hosts.")
 @click.option("--price-host", type=click.FloatRange(0, 1e6, True), default=1.0, help="Of a worker's host, an hour.")
@@ -164,7 +164,7 @@ def _best_use(
 
 @plan.command()
 @click.argument("case", type=FILE)
-@click.option("--json", "file", type=NEW_FILE, help="Write the cells there.")
+@click.option("--json", "file", type=NEW_FILE, help="Write the cells to this file.")
 def case(case: Path, file: Path | None) -> None:
     """Predict a published table: fit what is unknown on some of its cells, and say how far off the others are."""
     from hvdtrain.plan import cases, show

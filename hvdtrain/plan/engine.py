@@ -161,18 +161,19 @@ class Thread:
 
     def __init__(self, processors: Processors, times: float) -> None:
         self.processors, self.times = processors, times
-        self._queue: deque[tuple[float, Then]] = deque()
-        self._busy = False
+        self._queue: deque[tuple[float, Then]] = deque()  # the first is what it does
 
     def do(self, seconds: float, then: Then) -> None:
         self._queue.append((seconds, then))
-        if not self._busy:
-            self._busy = True
-            go_on(self._work())
+        if len(self._queue) == 1:
+            self._begin()
 
-    def _work(self) -> Process:
-        while self._queue:
-            seconds, then = self._queue.popleft()
-            yield partial(self.processors.work, seconds, self.times)
-            then()
-        self._busy = False
+    def _begin(self) -> None:
+        self.processors.work(self._queue[0][0], self.times, self._end)
+
+    def _end(self) -> None:
+        _, then = self._queue[0]
+        then()
+        self._queue.popleft()
+        if self._queue:
+            self._begin()

@@ -65,19 +65,19 @@ def _scenario(base: Calibration, run: Run, bandwidth: float | None) -> Scenario:
 
 def message_seconds(job: Scenario) -> tuple[float, float, float]:
     """Of all messages of a step, processor seconds of each as such, and of their bytes at workers and at servers."""
-    n, of, gigabytes = job.workers, job.transport, job.bytes / 1e9
+    n, costs, gigabytes = job.workers, job.transport, job.bytes / 1e9
     sent = gigabytes * job.codec.wire_share
     if not job.servers:
         moved = 2 * (n - 1) / n * sent
         operations = 2 if job.mode == "allreduce" else 2 + job.bytes / 25 / MIB
-        each_us = operations * (of.operation_us + 2 * (n - 1) * of.message_us)
-        return n * each_us * 1e-6, n * moved * (of.send_s_per_gb + of.receive_s_per_gb), 0.0
+        each_us = operations * (costs.operation_us + 2 * (n - 1) * costs.message_us)
+        return n * each_us * 1e-6, n * moved * (costs.send_s_per_gb + costs.receive_s_per_gb), 0.0
     messages = max(job.servers, job.bytes / job.bucket_bytes)
     local = local_part(job)
-    times = n * (1 - local + local * of.local_share)
-    at_workers = times * (sent * of.send_s_per_gb + gigabytes * of.receive_s_per_gb)
-    at_servers = times * (sent * of.server_receive_s_per_gb + gigabytes * of.server_send_s_per_gb)
-    return n * 4 * messages * of.message_us * 1e-6, at_workers, at_servers
+    times = n * (1 - local + local * costs.local_share)
+    at_workers = times * (sent * costs.send_s_per_gb + gigabytes * costs.receive_s_per_gb)
+    at_servers = times * (sent * costs.server_receive_s_per_gb + gigabytes * costs.server_send_s_per_gb)
+    return n * 4 * messages * costs.message_us * 1e-6, at_workers, at_servers
 
 
 def _with_costs(base: Calibration, runs: Sequence[Run], kind: str, bandwidth: float | None) -> Calibration:

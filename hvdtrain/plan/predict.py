@@ -29,16 +29,16 @@ def scenarios(
     Raises:
         UsageError: there are none, or --slow names a worker that not even the largest cluster has.
     """
-    found = []
+    jobs = []
     for n in workers:
         for mode in names:
             counts = {n if count == EQUAL else int(count) for count in servers} if mode in SERVER_MODES else {0}
             for k in sorted(counts) if mode != "single" or n == 1 else []:
-                found += [replace(asked, mode=mode, workers=n, servers=k, bandwidth_gbit=gbit) for gbit in bandwidths]
-    if not found:
+                jobs += [replace(asked, mode=mode, workers=n, servers=k, bandwidth_gbit=gbit) for gbit in bandwidths]
+    if not jobs:
         raise UsageError("there is nothing to predict: single has one worker, all others take any number")
-    check_slow(asked, max(one.workers for one in found))
-    return found
+    check_slow(asked, max(job.workers for job in jobs))
+    return jobs
 
 
 def check_slow(asked: Scenario, workers: int) -> None:
@@ -87,13 +87,14 @@ def _draws(calibration: Calibration, asked: Scenario, seed: int, step_s: float) 
     Of jobs with servers coarser ones are drawn: only the ratio to such a simulation at the medians is used.
     """
     detail = COARSE if asked.servers else FINE
-    median = calibration.scenario(asked)
-    middle = simulate(median, seed=seed, detail=detail).step_s if asked.servers else step_s
-    found = []
+    middle_s = step_s
+    if asked.servers:
+        middle_s = simulate(calibration.scenario(asked), seed=seed, detail=detail).step_s
+    draws = []
     for number in range(DRAWS):
         drawn = calibration.scenario(asked, random.Random(f"{seed} {number}"))
-        found.append(step_s * simulate(drawn, seed=seed + 1 + number, detail=detail).step_s / middle)
-    return found
+        draws.append(step_s * simulate(drawn, seed=seed + 1 + number, detail=detail).step_s / middle_s)
+    return draws
 
 
 def doublings_beyond(calibration: Calibration, asked: Scenario) -> int:

@@ -23,11 +23,8 @@ VECTOR_MB, REPEATS = 16, 4  # of the optimizer's and codecs' measurements
 CODECS = ("fp16", "bf16", "int8", "topk:0.01", "2bit:0.05")
 
 
-def _now() -> float:
-    """Processor seconds of this thread: what others do on this machine meanwhile does not count. One thread computes,
-    backward too.
-    """
-    return time.thread_time()
+# Processor seconds of this thread, which computes backward too: what others do on this machine does not count.
+_now = time.thread_time
 
 
 class _Stamps:

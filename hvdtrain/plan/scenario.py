@@ -97,7 +97,7 @@ class Scenario:
         cores: of a host, or its part of one; threads: that a worker computes with.
         on_processor: computing takes cores, as communication does; false of a GPU.
         workers_per_host: hosts are filled one after the other.
-        placement: servers on hosts of their own, `dedicated`, or beside workers, `shared`.
+        placement: servers on hosts without workers, `dedicated`, or on the workers' hosts, `shared`.
         partition: weights are cut over servers in `even` ranges, or go there as whole tensors (`tensor`).
         overlap: what communication overlaps with: `backward`, or `both` it and the next forward. Without the latter,
             weights are read when all gradients are in.

@@ -1,8 +1,8 @@
 """A job with parameter servers, simulated: pushes and answers, piece by piece, as `hvdtrain.ps` does it.
 
-A push costs the worker's io thread processor time, takes its host's link and the server's, costs the server's io
-thread, and is added up there. When the mode has it so, the server updates and answers, back the same way. Forward of a
-layer waits for the answers to all of its pieces. Of pieces that wait to be pushed, what forward needs first goes first,
+A push costs the worker's io thread processor time, takes the worker's link and the server's, costs the server's io
+thread, and is added up. When the mode says so, the server updates and answers, back the same way. Forward of a layer
+waits for the answers to all of its pieces. Of pieces that wait to be pushed, what forward needs first goes first,
 as far as there is room under way (see ps.exchange).
 """
 
@@ -254,7 +254,7 @@ class ServerJob:
         Args:
             size: bytes of all of them together.
             cost: processor seconds of sending one.
-            first, last: called when the first of them is there, and the last.
+            first, last: called when the first of them has come, and the last.
         """
         clock, latency = self.clock, self.scenario.latency_s
         source, target = (worker.hosts, server) if is_push else (server, worker.hosts)

@@ -45,9 +45,9 @@ def _candidates(hosts: int, budget: float, price_host: float, price_server: floa
     """(worker hosts, servers, placement) that the budget pays for: few of each kind, powers of two and the ends."""
     tried = {1, 2, 4, 8, 16, 32, 64, 128, 256, 512, hosts, hosts // 2, hosts * 3 // 4, hosts - 1}
     counts = sorted(count for count in tried if 0 < count <= hosts)
-    found = [(hosts, servers, "shared") for servers in counts]
+    places = [(hosts, servers, "shared") for servers in counts]
     for worker_hosts in counts:
         servers = int((budget - worker_hosts * price_host) / price_server + 1e-9)
         if servers > 0:
-            found.append((worker_hosts, min(servers, 4 * hosts), "dedicated"))
-    return found
+            places.append((worker_hosts, min(servers, 4 * hosts), "dedicated"))
+    return places

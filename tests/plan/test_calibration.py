@@ -56,16 +56,16 @@ def test_what_is_written_is_read(tmp_path):
 def test_a_plain_number_will_do_where_somebody_edits_it_by_hand(tmp_path):
     path = tmp_path / "cal.json"
     make().save(path)
-    found = json.loads(path.read_text())
-    found["transports"]["ps"]["message_us"] = 50
-    path.write_text(json.dumps(found))
+    content = json.loads(path.read_text())
+    content["transports"]["ps"]["message_us"] = 50
+    path.write_text(json.dumps(content))
     assert calibration.load(path).transports["ps"]["message_us"] == Quantity(50, 50, 50)
 
 
 def spoilt(change):
-    def spoil(found):
-        change(found)
-        return json.dumps(found)
+    def spoil(content):
+        change(content)
+        return json.dumps(content)
 
     return spoil
 
@@ -73,8 +73,8 @@ def spoilt(change):
 @pytest.mark.parametrize(
     ("spoil", "words"),
     [
-        (lambda found: "{", "no readable calibration"),
-        (lambda found: "[]", "is no hvdtrain-calibration of version 1"),
+        (lambda content: "{", "no readable calibration"),
+        (lambda content: "[]", "is no hvdtrain-calibration of version 1"),
         (spoilt(lambda c: c.update(version=2)), "calibrate again"),
         (spoilt(lambda c: c.update(layers=[])), r"at `\$.layers`"),
         (spoilt(lambda c: c["layers"][1].update(forward_ms=-1)), r">= 0.0 - at `\$.layers\[1\].forward_ms"),
@@ -347,5 +347,5 @@ def test_runs_tell_what_stays_on_a_host_and_what_processes_take_while_idle(tmp_p
 
 
 def test_the_path_of_a_calibration_is_in_the_refusal(tmp_path):
-    with pytest.raises(UsageError, match=r"no calibration .*gone\.json: make one with `hvdtrain plan calibrate`"):
+    with pytest.raises(UsageError, match=r"there is no calibration .*gone\.json"):
         calibration.load(Path(tmp_path / "gone.json"))
