@@ -96,7 +96,6 @@ def test_every_command_runs(name, tmp_path):
         for folder, mode, workers, servers in STARTED:
             check_run_folder(tmp_path / "runs" / folder, mode, workers, servers, 20)
         check_bench_rows(json.loads((tmp_path / "rows.json").read_text()))
-        assert (tmp_path / "rows.svg").read_text().startswith("<?xml")
 
 
 def run_in(folder: Path, command: str, env: dict[str, str] = ENV, first: str = "") -> None:
@@ -139,8 +138,6 @@ def check_bench_rows(rows: list[dict]) -> None:
         assert 0 < row["seconds_min"] <= row["seconds_median"] <= row["seconds_max"]
         assert row["gb_per_s"] == pytest.approx(row["bytes"] / row["seconds_median"] / 1e9)
         assert row["payload_gb_per_s"] == pytest.approx(row["workers"] * row["gb_per_s"])
-        moving = row["workers"] if row["servers"] else row["workers"] - 1
-        assert row["floor_s"] == pytest.approx(7 * moving * row["bytes"] / row["memory_gb_per_s"] / 1e9)
         if row["backend"] == "rpc":
             assert (row["mode"], row["bucket_mb"]) == ("ps-async", 4)
             assert row["server_mb"] > 100 and row["server_cpu_ms_per_push"] > 0

@@ -14,12 +14,11 @@ from typing import Any
 import click
 
 from hvdtrain import modes
-from hvdtrain.bench.memory import bandwidth
 from hvdtrain.bench.turns import Gone, Turns
 from hvdtrain.config.command_line import NUM_SERVERS, NUM_WORKERS, GroupedCommand
-from hvdtrain.config.option_types import EQUAL, FileToWrite, Names, Numbers, ServerNumber
+from hvdtrain.config.option_types import EQUAL, FileToWrite, ServerNumber, Several
 from hvdtrain.config.run_config import RunConfig
-from hvdtrain.errors import Failure, UsageError, unknown
+from hvdtrain.errors import Failure, UsageError
 from hvdtrain.formatting import with_noun
 from hvdtrain.launch.allocation import hosts_or_here
 from hvdtrain.launch.hosts import Host, allocate, host_options, launcher_option, secrets_option
@@ -32,45 +31,47 @@ from hvdtrain.launch.recipe import JobSpec
 from hvdtrain.world.network import WIRE_KEY, new_wire_key
 
 BACKENDS = {"allreduce": ["horovod", "gloo"], "pushpull": ["rpc", "zmq"], "push": ["rpc", "zmq"]}
+CARRIERS = [*BACKENDS["allreduce"], *BACKENDS["pushpull"]]
 MODES = [name for name in modes.names() if modes.declared(name).has_servers]
 # How often a repeat does it, which is divided out: a push takes too little time alone.
 TIMES = {"push": 200}
-# Bytes of memory read and written for each byte of the vector and each worker by a push and pull: copying it to the
-# server (2), plain SGD there (3), copying weights back (2). Of a ring each worker but one sends it to be added (2, 3)
-# and sends it on (2).
-TOUCHED = 7
 UNITS = {"": 1, "K": 2**10, "M": 2**20, "G": 2**30}
 Row = dict[str, Any]
 Measured = list[dict[str, float]]  # of each repeat: seconds and, where servers say it, server_cpu_s and server_mb
 
 
-class Sizes(click.ParamType):
-    """`1M,528M` as bytes; K, M and G are powers of 1024."""
+class Size(click.ParamType):
+    """`528M` as bytes; K, M and G are powers of 1024."""
 
-    name = "sizes"
+    name = "size"
 
-    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> list[int]:
-        if isinstance(value, list):
-            return value
-        sizes = []
-        for word in value.split(","):
-            match = re.fullmatch(r"(\d{1,12})([KMG]?)", word.strip(), re.IGNORECASE)
-            size = int(match[1]) * UNITS[match[2].upper()] if match else 0
-            if not 4 <= size <= 64 * 2**30:
-                self.fail(f"'{word}' is not a size from 4 bytes to 64G such as 64K, 1M or 553648128", param, ctx)
-            sizes.append(size)
-        return sizes
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> int:
+        match = re.fullmatch(r"(\d{1,12})([KMG]?)", str(value).strip(), re.IGNORECASE)
+        size = int(match[1]) * UNITS[match[2].upper()] if match else 0
+        if not 4 <= size <= 64 * 2**30:
+            self.fail(f"'{value}' is not a size from 4 bytes to 64G such as 64K, 1M or 553648128", param, ctx)
+        return size
 
 
 @click.command(cls=GroupedCommand)
-@click.option("--op", "ops", type=Names(), default="allreduce,pushpull", show_default=True, help="What to time.")
 @click.option(
-    "--backend", "backends", type=Names(), default="horovod,gloo,rpc,zmq", show_default=True,
+    "--op", "ops", type=Several(click.Choice(list(BACKENDS))), metavar="OPERATIONS", default="allreduce,pushpull",
+    show_default=True, help="What to time.",
+)  # fmt: skip
+@click.option(
+    "--backend", "backends", type=Several(click.Choice(CARRIERS)), metavar="NAMES", default=",".join(CARRIERS),
+    show_default=True,
     help="What carries it: horovod or gloo an all-reduce; rpc or zmq (hvdtrain's servers, see `train --wire`) a push "
     "and pull.",
 )  # fmt: skip
-@click.option("--bytes", "sizes", type=Sizes(), default="1M,16M,128M", show_default=True, help="Sizes of the vector.")
-@click.option(*NUM_WORKERS, type=Numbers(), default="2", show_default=True, help="Workers: 1,2,4,8.")
+@click.option(
+    "--bytes", "sizes", type=Several(Size()), metavar="SIZES", default="1M,16M,128M", show_default=True,
+    help="Sizes of the vector.",
+)  # fmt: skip
+@click.option(
+    *NUM_WORKERS, type=Several(click.IntRange(1, 64)), metavar="NUMBERS", default="2", show_default=True,
+    help="Workers: 1,2,4,8.",
+)  # fmt: skip
 @click.option(
     *NUM_SERVERS, type=ServerNumber(1, 64), default=1, show_default=True, help="Of a push; `equal`: as workers."
 )
@@ -86,13 +87,12 @@ class Sizes(click.ParamType):
 @launcher_option
 @secrets_option
 @click.option("--repeats", type=click.IntRange(1, 1000), default=7, show_default=True, help="Timed repeats.")
-@click.option("--json", "file", type=FileToWrite(), help="Write the rows there.")
-@click.option("--plot", type=FileToWrite(), help="Draw GB/s over size there, as SVG.")
+@click.option("--json", "file", type=FileToWrite(), help="Write the rows to this file.")
 @click.pass_context
 def bench(
     ctx: click.Context, ops: list[str], backends: list[str], sizes: list[int], workers: list[int], servers: Any,
     mode: str, bucket_mb: float, hosts: str | None, hostfile: Path | None, launcher: str, secrets: dict[str, str],
-    repeats: int, file: Path | None, plot: Path | None,
+    repeats: int, file: Path | None,
 ) -> None:  # fmt: skip
     """Time all-reduce, push and pull, side by side, on this machine or over hosts.
 
@@ -106,58 +106,44 @@ def bench(
     An all-reduce averages a float32 vector over the workers. A push and pull sends it from each worker to the
     servers, which update their weights with plain SGD and send those back; a push is the same, many times in a row,
     to see what a message costs. In each repeat all backends take turns, another one first each time: once to warm up
-    and once timed, while the others' processes are stopped, and keep their memory. Shown are
-    the median, the range, and GB/s: all workers' bytes over median seconds, where a push and pull counts once though
-    it moves the vector both ways. On one machine, the floor is the time that its memory needs for those bytes, as fast
-    as it copies now. Of servers: processor time for each push, and peak memory, of all together.
+    and once timed, while the others' processes are stopped, and keep their memory. Shown are the median, the range, and
+    GB/s: all workers' bytes over median seconds, where a push and pull counts once though it moves the vector both
+    ways. Of servers: processor time for each push, and peak memory, of all together.
     """
-    carried = _carried(ops, backends)
-    if max(workers) > 64:
-        raise UsageError(f"--num-workers {max(workers)} are more than 64")
-    for path in (file, plot):
-        if path and path.exists():
-            raise UsageError(f"{path} exists: name another file, or remove it yourself")
+    carried = {op: [backend for backend in BACKENDS[op] if backend in backends] for op in ops}
+    if not any(carried.values()):
+        raise UsageError(f"none of {', '.join(backends)} carries {', '.join(ops)}")
+    if file and file.exists():
+        raise UsageError(f"{file} exists: name another file, or remove it yourself")
     listed = hosts_or_here(ctx)
     for number in workers if listed else ():
         allocate(listed, number)
     rows: list[Row] = []
     for (op, carriers), number in itertools.product(carried.items(), workers):
+        if not carriers:
+            continue
         held_by = 0 if op == "allreduce" else number if servers == EQUAL else servers
-        memory = None if listed else bandwidth()
         used = allocate(listed, number, held_by) if listed else []
+        hosts_used = list(map(str, used))
         click.echo(f"{op} over {', '.join(carriers)} with {with_noun(number, 'worker')} …", err=True)
-        found = _measure(op, carriers, number, held_by, repeats, sizes, mode, bucket_mb, used, launcher, secrets)
+        by_backend = _measure(op, carriers, number, held_by, repeats, sizes, mode, bucket_mb, used, launcher, secrets)
         rows += [
-            _row(op, backend, mode, bucket_mb, number, held_by, size, memory, measured, used)
-            for backend, of_sizes in found.items()
+            {"op": op, "backend": backend, "workers": number, "servers": held_by, "bytes": size, "hosts": hosts_used}
+            | ({"mode": mode, "bucket_mb": bucket_mb} if held_by else {})
+            | _figures(measured, size, number, TIMES.get(op, 1))
+            for backend, of_sizes in by_backend.items()
             for size, measured in zip(sizes, of_sizes, strict=True)
         ]
     if file:
         file.write_text(json.dumps(rows, indent=2) + "\n")
-    if plot:
-        _draw(rows, plot)
     _show(rows)
-
-
-def _carried(ops: Sequence[str], backends: Sequence[str]) -> dict[str, list[str]]:
-    """By which of the backends each operation is carried, without those that none carries."""
-    for op in ops:
-        if op not in BACKENDS:
-            raise unknown("operation", op, list(BACKENDS))
-    for backend in backends:
-        if backend not in (known := [*BACKENDS["allreduce"], *BACKENDS["pushpull"]]):
-            raise unknown("backend", backend, known)
-    carried = {op: own for op in ops if (own := [backend for backend in BACKENDS[op] if backend in backends])}
-    if not carried:
-        raise UsageError(f"none of {', '.join(backends)} carries {', '.join(ops)}")
-    return carried
 
 
 def _measure(
     op: str, backends: Sequence[str], workers: int, servers: int, repeats: int, sizes: Sequence[int], mode: str,
     bucket_mb: float, hosts: Sequence[Host], launcher: str, secrets: Mapping[str, str],
 ) -> dict[str, list[Measured]]:  # fmt: skip
-    """Of each backend and size what its workers found, in turns: each repeat has every backend once, and another one
+    """Of each backend and size what its workers measured, in turns: each repeat has every backend once, and another one
     first. One more repeat before them is not counted, in which memory is touched for the first time.
 
     Args:
@@ -166,7 +152,7 @@ def _measure(
             the current folder, which is then one that the hosts share.
     """
     shared = Path.cwd() if hosts and secrets else None
-    found: dict[str, list[Measured]] = {backend: [[] for _ in sizes] for backend in backends}
+    by_backend: dict[str, list[Measured]] = {backend: [[] for _ in sizes] for backend in backends}
     with tempfile.TemporaryDirectory(prefix="hvdtrain-bench-", dir=shared) as folder, contextlib.ExitStack() as stack:
         # Where hosts are refused, too.
         turns = stack.enter_context(contextlib.closing(Turns(None if hosts else Path(folder))))
@@ -199,89 +185,48 @@ def _measure(
                 first = repeat % len(backends)
                 for backend in [*backends[first:], *backends[:first]]:
                     measured = turns.measure(backend, size)
-                    found[backend][number] += [measured] if repeat else []
+                    by_backend[backend][number] += [measured] if repeat else []
         except Gone as gone:
             job, log = jobs[str(gone)]
             why = failure_reason(log, job.wait())
             raise Failure(f"{gone} with {with_noun(workers, 'worker')} did not run: {why}") from None
-    return found
+    return by_backend
 
 
-def _row(
-    op: str, backend: str, mode: str, bucket_mb: float, workers: int, servers: int, size: int, memory: float | None,
-    measured: Measured, hosts: Sequence[Host],
-) -> Row:  # fmt: skip
-    times = TIMES.get(op, 1)
+def _figures(measured: Measured, size: int, workers: int, times: int) -> dict[str, float]:
+    """What a row has of the repeats, each of which did the operation so many times."""
     seconds = [one["seconds"] / times for one in measured]
     median = statistics.median(seconds)
-    row = {
-        "op": op, "backend": backend, "workers": workers, "servers": servers, "bytes": size,
+    figures = {
         "seconds_median": median, "seconds_min": min(seconds), "seconds_max": max(seconds),
-        "gb_per_s": size / median / 1e9, "payload_gb_per_s": workers * size / median / 1e9,
-        "repeats": len(seconds), "hosts": [str(host) for host in hosts],
+        "gb_per_s": size / median / 1e9, "payload_gb_per_s": workers * size / median / 1e9, "repeats": len(seconds),
     }  # fmt: skip
-    if memory:
-        moving = workers if servers else workers - 1
-        row |= {"floor_s": TOUCHED * size * moving / memory, "memory_gb_per_s": memory / 1e9}
     if "server_mb" in measured[0]:
         cpu_s = statistics.fmean(one["server_cpu_s"] for one in measured)
-        row |= {
-            "mode": mode, "bucket_mb": bucket_mb, "server_mb": max(one["server_mb"] for one in measured),
-            "server_cpu_ms_per_push": cpu_s / times / workers * 1e3,
-        }  # fmt: skip
-    return row
+        figures["server_mb"] = max(one["server_mb"] for one in measured)
+        figures["server_cpu_ms_per_push"] = cpu_s / times / workers * 1e3
+    return figures
 
 
 def _show(rows: Sequence[Row]) -> None:
-    from rich import box
-    from rich.table import Table
-
     from hvdtrain.console import Console
+    from hvdtrain.report.table import rich_table, words_table
 
-    table = Table(box=box.SIMPLE_HEAD, show_edge=False)
-    hosts = sorted({host.split(":")[0] for row in rows for host in row["hosts"]})
-    headings = ["op", "backend", "workers", "servers", "MB", "median ms", "range", "" if hosts else "floor", "GB/s"]
-    for heading in [*headings, "CPU ms", "server MB"]:
-        table.add_column(heading, justify="left" if heading in ("op", "backend") else "right", no_wrap=True)
+    headings = ["", "workers", "servers", "MB", "median ms", "range", "GB/s", "CPU ms", "server MB"]
+    lines = []
     for row in rows:
         low, high = row["seconds_min"] * 1e3, row["seconds_max"] * 1e3
-        of_servers = [""] * 2
-        if "server_mb" in row:
-            of_servers = [f"{row['server_cpu_ms_per_push']:,.3g}", f"{row['server_mb']:,.0f}"]
-        table.add_row(
-            row["op"], row["backend"], str(row["workers"]), str(row["servers"] or ""), f"{row['bytes'] / 1e6:,.4g}",
-            f"{row['seconds_median'] * 1e3:,.4g}", f"{low:,.4g} to {high:,.4g}",
-            f"{row['floor_s'] * 1e3:,.3g}" if "floor_s" in row else "", f"{row['payload_gb_per_s']:.3f}",
-            *of_servers,
-        )  # fmt: skip
-    where = (
-        f"on {', '.join(hosts)}"
-        if hosts
-        else (
-            "floor: the least that this machine's memory takes to move those bytes, as fast as it copied just then, "
-            f"{statistics.median(row['memory_gb_per_s'] for row in rows):.1f} GB/s"
-        )
-    )
-    table.caption = (
+        lines.append([
+            f"{row['op']} {row['backend']}", str(row["workers"]), str(row["servers"] or ""),
+            f"{row['bytes'] / 1e6:,.4g}", f"{row['seconds_median'] * 1e3:,.4g}", f"{low:,.4g} to {high:,.4g}",
+            f"{row['payload_gb_per_s']:.3f}",
+            f"{row['server_cpu_ms_per_push']:,.3g}" if "server_mb" in row else "",
+            f"{row['server_mb']:,.0f}" if "server_mb" in row else "",
+        ])  # fmt: skip
+    console = Console(200)
+    console.print(rich_table(words_table("", headings, lines)))
+    hosts = sorted({host.split(":")[0] for row in rows for host in row["hosts"]})
+    console.print(
         f"n = {rows[0]['repeats']} repeats; GB/s of all workers together, a push and pull counts the vector once; "
-        f"CPU is all servers' processor time of a worker's push; {where}"
+        f"CPU is all servers' processor time of a worker's push; on {', '.join(hosts) or 'this machine'}"
     )
-    Console(200).print(table)
-
-
-def _draw(rows: Sequence[Row], path: Path) -> None:
-    from matplotlib.figure import Figure
-
-    figure = Figure(figsize=(7, 4), layout="constrained")
-    axes = figure.subplots()
-    for op, backend, workers in dict.fromkeys((row["op"], row["backend"], row["workers"]) for row in rows):
-        line = [row for row in rows if (row["op"], row["backend"], row["workers"]) == (op, backend, workers)]
-        line.sort(key=lambda row: row["bytes"])
-        axes.plot(
-            [row["bytes"] / 1e6 for row in line], [row["gb_per_s"] for row in line], marker="o",
-            linestyle="-" if op == "allreduce" else "--", label=f"{op} {backend}, {with_noun(workers, 'worker')}",
-        )  # fmt: skip
-    axes.set(xscale="log", xlabel="MB of the vector", ylabel="GB/s of payload, median", ylim=(0, None))
-    axes.grid(alpha=0.3)
-    axes.legend(frameon=False)
-    figure.savefig(path, format="svg")

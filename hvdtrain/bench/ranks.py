@@ -5,11 +5,11 @@ import sys
 import tempfile
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from functools import partial
 from itertools import count
 from pathlib import Path
-from typing import NoReturn, TextIO
+from typing import TextIO
 
 import torch
 import torch.distributed as dist
@@ -34,22 +34,6 @@ Act = Callable[[], object]
 Prepare = Callable[[int], Act]  # given the bytes of the vector
 
 
-@dataclass(frozen=True)
-class Rank:
-    """
-    Attributes:
-        times: how often one turn does the operation.
-        bucket: elements of the vector that travel as one message to a server.
-        wire: to the servers, where there are any.
-    """
-
-    world: World
-    store: dist.Store
-    times: int
-    bucket: int
-    wire: Wire | None
-
-
 def take_part(backend: str, words: Sequence[str], turns: TextIO) -> None:
     """Do what the lines of `turns` say, a size in bytes each, until they end. Servers serve for as long.
 
@@ -70,90 +54,86 @@ def take_part(backend: str, words: Sequence[str], turns: TextIO) -> None:
 
     if world.is_server:
         say("server")
-        _serve(world, replace(update, wire=backend, timeout=TURNS_S))
+        with tempfile.TemporaryDirectory() as folder:
+            served = replace(update, wire=backend, timeout=TURNS_S)
+            job = Job(served, world, Path(folder), torch.device("cpu"), threads=1)
+            modes.load(served.mode).serve(job, print)  # to the end
+        sys.exit("hvdtrain: its workers have left")
     if backend == "horovod" and world.starts_horovod:
         horovod.join(world)
     store = open_store(world, TIMEOUT_S)
     if backend == "horovod" and not world.starts_horovod:
         horovod.join(world, store)
     wire = start(world, store, TURNS_S, kind=backend) if backend in WIRES else None
-    prepare = BACKENDS[backend](Rank(world, store, times, update.bucket_elements, wire))
+    if wire:
+        prepare = pushpull(world, store, wire, times, update.bucket_elements)
+    else:
+        prepare = allreduce_horovod if backend == "horovod" else allreduce_gloo
     dist.init_process_group(
         "gloo", store=dist.PrefixStore("workers", store), rank=world.worker, world_size=world.workers
     )
     dist.barrier()
     say("worker")
     measures = world.rank == world.size - 1
-    costs = partial(_costs, wire if measures else None, servers)
+    asked = wire if measures else None
     prepared = 0
     act: Act = dist.barrier
     for line in turns:
         if (size := int(line)) != prepared:
             act = dist.barrier  # lets go of the vector
             prepared, act = size, prepare(size)
-        found = _measure(act, costs)
-        say(json.dumps(found if measures else None))
+        measured = _measure(act, asked, servers)
+        say(json.dumps(measured if measures else None))
 
 
-def _measure(act: Act, costs: Callable[[], list[dict[str, float]]]) -> dict[str, float]:
-    """What it costs to act, which all workers begin together and end together.
+def _measure(act: Act, wire: Wire | None, servers: int) -> dict[str, float]:
+    """What it costs to act, which all workers begin together and end together; of servers, where there is a wire to ask
+    them, see ps.server_metrics.Load.cost.
 
     Once before is not counted: while others had their turn, they had the processors' caches.
     """
-    _act_together(act)
-    before = costs()
-    found = {"seconds": _act_together(act)}
-    if after := costs():
-        cpu_s, before_s = (sum(own["cpu_s"] for own in these) for these in (after, before))
-        megabytes = sum(own["peak_rss_mb"] for own in after) * 2**20 / 1e6
-        found |= {"server_cpu_s": cpu_s - before_s, "server_mb": megabytes}
-    return found
-
-
-def _act_together(act: Act) -> float:
-    """The seconds that it took, from when all workers were there until all were done."""
+    ask = [partial(wire.ask, rank, "cost") for rank in range(servers)] if wire else []
+    dist.barrier()
+    act()
+    dist.barrier()
+    before = [cost() for cost in ask]
     dist.barrier()
     began = time.perf_counter()
     act()
     dist.barrier()
-    return time.perf_counter() - began
+    measured = {"seconds": time.perf_counter() - began}
+    if after := [cost() for cost in ask]:
+        cpu_s, before_s = (sum(server["cpu_s"] for server in costs) for costs in (after, before))
+        megabytes = sum(server["peak_rss_mb"] for server in after) * 2**20 / 1e6
+        measured |= {"server_cpu_s": cpu_s - before_s, "server_mb": megabytes}
+    return measured
 
 
-def _costs(wire: Wire | None, servers: int) -> list[dict[str, float]]:
-    """What each server has cost up to now: see ps.server_metrics.Load.cost."""
-    return [wire.ask(rank, "cost") for rank in range(servers)] if wire else []
-
-
-def horovod_allreduce(rank: Rank) -> Prepare:
-    """Horovod's all-reduce, in place, over what it uses here."""
+def allreduce_horovod(size: int) -> Act:
+    """Horovod's all-reduce of so many bytes, in place, over what it uses here."""
     import horovod.torch as hvd
 
-    return lambda size: partial(hvd.allreduce_, torch.ones(size // 4), op=hvd.Average, name="bench")
+    return partial(hvd.allreduce_, torch.ones(size // 4), op=hvd.Average, name="bench")
 
 
-def gloo(rank: Rank) -> Prepare:
-    """torch.distributed's all-reduce over Gloo, in place."""
-    return lambda size: partial(dist.all_reduce, torch.ones(size // 4))
+def allreduce_gloo(size: int) -> Act:
+    """torch.distributed's all-reduce of so many bytes over Gloo, in place."""
+    return partial(dist.all_reduce, torch.ones(size // 4))
 
 
-def _serve(world: World, config: RunConfig) -> NoReturn:
-    """Be one of hvdtrain's servers, which apply pushes with plain SGD, to the end."""
-    with tempfile.TemporaryDirectory() as folder:
-        job = Job(config, world, Path(folder), torch.device("cpu"), threads=1)
-        modes.load(config.mode).serve(job, print)
-    sys.exit("hvdtrain: its workers have left")
+def pushpull(world: World, store: dist.Store, wire: Wire, times: int, bucket: int) -> Prepare:
+    """A gradient out and fresh weights in, as the ps- modes do it.
 
-
-def pushpull(rank: Rank) -> Prepare:
-    """A gradient out and fresh weights in, as the ps- modes do it."""
-    world, wire = rank.world, rank.wire
-    assert wire
+    Args:
+        times: how often one turn does it.
+        bucket: elements of the vector that travel as one message to a server.
+    """
     shared = SharedMemory()
-    shared.join(world, rank.store, TURNS_S)
+    shared.join(world, store, TURNS_S)
 
     def prepare(size: int) -> Act:
         weights, gradient = torch.zeros(size // 4), torch.ones(size // 4)
-        pieces = cut([len(weights)], world.servers, rank.bucket)
+        pieces = cut([len(weights)], world.servers, bucket)
         if world.is_chief:
             for piece in pieces:
                 wire.ask(piece.server, "install", piece.number, weights[piece.start : piece.stop].clone())
@@ -163,7 +143,7 @@ def pushpull(rank: Rank) -> Prepare:
         steps = count(1)
 
         def act() -> None:
-            for _ in range(rank.times):
+            for _ in range(times):
                 exchange.begin_step(next(steps), UPDATE.lr)
                 exchange.bucketer.put(0, gradient)
                 exchange.wait_for_all()
@@ -171,8 +151,3 @@ def pushpull(rank: Rank) -> Prepare:
         return act
 
     return prepare
-
-
-BACKENDS: dict[str, Callable[[Rank], Prepare]] = {
-    "horovod": horovod_allreduce, "gloo": gloo, **dict.fromkeys(WIRES, pushpull),
-}  # fmt: skip

@@ -72,14 +72,14 @@ class Turns:
             self._tell(backend, "stop")
 
     def measure(self, backend: str, size: int) -> dict[str, Any]:
-        """What one of the backend's workers found when all of them did it once, with a vector of so many bytes.
+        """What one of the backend's workers measured when all of them did it once, with a vector of so many bytes.
 
         Raises:
             Gone: a rank has ended.
         """
-        [found] = [answer for answer in self._tell(backend, size) if answer]
+        [measured] = [answer for answer in self._tell(backend, size) if answer]
         self._tell(backend, "stop")
-        return found
+        return measured
 
     def _tell(self, backend: str, what: int | str) -> list[Any]:
         try:
@@ -100,11 +100,11 @@ class Turns:
 
 def main() -> None:
     addresses, backend, *words = sys.argv[1:]
-    own, ranks = socket.socketpair()
+    guards, ranks = socket.socketpair()
     child = os.fork()
     if not child:
         die_with_parent(signal.SIGKILL)  # its guard, and stopped or not
-        own.close()
+        guards.close()
         with importing():
             from hvdtrain.bench.ranks import take_part  # imports torch
 
@@ -113,7 +113,7 @@ def main() -> None:
     ranks.close()
     is_over = False
     try:
-        is_over = _guard(child, own.makefile("rw"), _connect(addresses), backend)
+        is_over = _guard(child, guards.makefile("rw"), _connect(addresses), backend)
     finally:
         os.kill(child, signal.SIGKILL)
         os.waitpid(child, 0)

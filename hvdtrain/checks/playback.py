@@ -1,20 +1,19 @@
-"""A recorded run again, on one process: pushes are delivered to its buckets in the order that their ledgers have."""
+"""A recorded run repeated on one process: pushes are delivered to its buckets in the order that their ledgers have."""
 
 from collections import Counter, defaultdict, deque
 from collections.abc import Sequence
-from typing import TYPE_CHECKING
 
 import torch
 
 from hvdtrain import modes
 from hvdtrain.buckets.partition import Piece, cut
+from hvdtrain.checks.ledger import Leases, Lines
 from hvdtrain.config.run_config import RunConfig
 from hvdtrain.data.augment import Augment
 from hvdtrain.data.find import find_dataset
 from hvdtrain.data.loader import Loader
 from hvdtrain.data.sampling import BatchSampler, Share
 from hvdtrain.errors import Failure
-from hvdtrain.models.layers import Network
 from hvdtrain.models.pretrained import load_pretrained
 from hvdtrain.numerics.compression import Compressor
 from hvdtrain.numerics.flat import flatten_weights, trained
@@ -24,10 +23,7 @@ from hvdtrain.rank.work import image_side, initial_model
 from hvdtrain.training.device import set_up
 from hvdtrain.training.feed import Normalise
 from hvdtrain.training.step import backward
-from hvdtrain.wire.messages import Answer, Outcome, Push
-
-if TYPE_CHECKING:
-    from hvdtrain.checks.replay import Leases, Line, Lines
+from hvdtrain.wire.messages import Answer, Applied, Outcome, Push
 
 
 class Replica:
@@ -35,9 +31,13 @@ class Replica:
     is, at the version that its first push has.
     """
 
-    def __init__(self, number: int, model: Network, joins: bool) -> None:
-        self.number, self.model, self.joins = number, model, joins
-        self.weights = flatten_weights(model)
+    def __init__(self, number: int, config: RunConfig, classes: int, joins: bool) -> None:
+        self.number, self.joins = number, joins
+        self.model = initial_model(config, classes)
+        if config.pretrained:
+            load_pretrained(self.model, config.model, config.pretrained)
+        self.model.train()
+        self.weights = flatten_weights(self.model)
         self.compressors: list[Compressor] = []  # of each bucket
         self.versions: list[int] = []
         self.shares: deque[tuple[int, Share]] = deque()  # still to be trained on, each with the worker's own step
@@ -62,13 +62,14 @@ class Recorded:
         in_lockstep: whether the mode waits for all pushes of a step.
     """
 
-    def __init__(self, piece: Piece, bucket: Bucket, lines: Sequence["Line"], in_lockstep: bool) -> None:
+    def __init__(self, piece: Piece, bucket: Bucket, lines: Sequence[Applied], in_lockstep: bool) -> None:
         self.piece, self.bucket, self.in_lockstep = piece, bucket, in_lockstep
         # Pushes that it took and left out, since it had another's of the same share: they changed nothing, and are
         # written down before those that a step had yet to be made of.
-        self.left_out = {line[:2] for line in lines if line[3] is None and not in_lockstep}
-        self.order = deque(line for line in lines if line[:2] not in self.left_out)  # the others, those to come
-        self.given: deque[Line] = deque()  # those that came, and of which no step was made yet
+        self.left_out = {(line.worker, line.step) for line in lines if line.version is None and not in_lockstep}
+        # The others, those to come.
+        self.order = deque(line for line in lines if (line.worker, line.step) not in self.left_out)
+        self.given: deque[Applied] = deque()  # those that came, and of which no step was made yet
         self.reads: dict[int, deque[int]] = defaultdict(deque)  # of each worker, what its pushes to come read
         self.early: dict[int, set[int]] = defaultdict(set)  # of these, after a push that was left out
         self.kept: dict[tuple[int, int], Answer] = {}  # answers with these, by worker and version
@@ -77,16 +78,11 @@ class Recorded:
             if (worker, step - 1) in self.left_out:
                 self.early[worker].add(read)
 
-    def push(self, push: Push, gradient: torch.Tensor) -> None:
-        """Take the next push of the ledger's. Failure where that does not come of it."""
-        self.given.append(self.order.popleft())
-        self._check(self.bucket.push(push, gradient))
-
     def flush(self) -> None:
         """Take a step with fewer pushes than make one, where the ledger has no other push of it."""
-        made = self.given[0][3] if self.given and not self.in_lockstep else None
-        if made is not None and (not self.order or self.order[0][3] != made):
-            self._check(self.bucket.flush())
+        made = self.given[0].version if self.given and not self.in_lockstep else None
+        if made is not None and (not self.order or self.order[0].version != made):
+            self.check(self.bucket.flush())
 
     def answer(self, worker: Replica, is_waited_for: bool) -> Answer | None:
         """The answer with the version that the worker's next push is to have read, if that was there."""
@@ -100,13 +96,15 @@ class Recorded:
             return self.bucket.shard.answer(number, current=worker.joins)
         return self.kept.pop((number, due[0]), None)
 
-    def _check(self, outcome: Outcome) -> None:
+    def check(self, outcome: Outcome) -> None:
+        """Failure where a push or a flush does not come to what the ledger has."""
         for applied in outcome.lines:
-            who, step, read, made = line = self.given.popleft()
+            line = self.given.popleft()
             if applied != line:
                 raise Failure(
-                    f"the ledger of server {self.piece.server} has push {step} of worker {who} read version {read} of "
-                    f"bucket {self.piece.number} and make {made}; it read {applied[2]} and made {applied[3]}"
+                    f"the ledger of server {self.piece.server} has push {line.step} of worker {line.worker} read "
+                    f"version {line.version_read} of bucket {self.piece.number} and make {line.version}; it read "
+                    f"{applied[2]} and made {applied[3]}"
                 )
 
 
@@ -123,7 +121,7 @@ class Playback:
         Failure: the ledgers do not fit together, or to the model.
     """
 
-    def __init__(self, config: RunConfig, workers: int, threads: int, lines: "Lines", leases: "Leases | None") -> None:
+    def __init__(self, config: RunConfig, workers: int, threads: int, lines: Lines, leases: Leases | None) -> None:
         torch.set_num_threads(threads)
         set_up(config)
         data = find_dataset(config.dataset)
@@ -131,8 +129,9 @@ class Playback:
         self.config, self.total = config, config.total_steps(len(data.train))
         self.loader = Loader(data.train, image_side(config, data), threads, augment, soon=())
         every = [line for of_bucket in lines.values() for line in of_bucket]
-        numbers = sorted({*range(workers), *(worker for worker, *_ in every)})
-        self.replicas = {number: self._replica(number, len(data.classes), number >= workers) for number in numbers}
+        numbers = sorted({*range(workers), *(line.worker for line in every)})
+        classes = len(data.classes)
+        self.replicas = {number: Replica(number, config, classes, number >= workers) for number in numbers}
         first = self.replicas[0]
         pieces = cut([p.numel() for p in trained(first.model)], config.servers, config.bucket_elements)
         if set(lines) != {(piece.server, piece.number) for piece in pieces}:
@@ -149,8 +148,8 @@ class Playback:
             _check_counts(lines, leases)
         # A worker's last push may have reached some buckets alone; and a lost worker's ledgers have what it had read
         # for a step that none of them may have.
-        last = dict(sorted((n, step) for n, step, _, made in every if made is not None or leases is None))
-        self.pushes = sorted({(n, step) for n, step, *_ in every if step <= last.get(n, 0)})
+        last = dict(sorted((line.worker, line.step) for line in every if line.version is not None or leases is None))
+        self.pushes = sorted({(line.worker, line.step) for line in every if line.step <= last.get(line.worker, 0)})
         sampler = BatchSampler(len(data.train), config.batch_size, config.seed, 0, workers, config.shuffle_block)
         for n, step in self.pushes:
             number = leases[n, step] if leases is not None else (step - 1) * workers + n
@@ -176,13 +175,6 @@ class Playback:
                 self._take(worker, dict(enumerate(newest)))
         return {name: p.detach() for name, p in self.replicas[0].model.named_parameters() if p.requires_grad}
 
-    def _replica(self, number: int, classes: int, joins: bool) -> Replica:
-        model = initial_model(self.config, classes)
-        if self.config.pretrained:
-            load_pretrained(model, self.config.model, self.config.pretrained)
-        model.train()
-        return Replica(number, model, joins)
-
     def _left(self) -> int:
         return sum(len(bucket.order) for bucket in self.buckets)
 
@@ -202,7 +194,8 @@ class Playback:
                     moved = True
         unread = any(worker.shares and worker.shares[0][1].epoch == epoch for worker in self.replicas.values())
         if unread or any(
-            bucket.order and bucket.order[0][1] <= self.replicas[bucket.order[0][0]].step for bucket in self.buckets
+            bucket.order and bucket.order[0].step <= self.replicas[bucket.order[0].worker].step
+            for bucket in self.buckets
         ):
             raise Failure("the ledgers do not fit together: a push comes before the one that its worker waited for")
 
@@ -211,16 +204,18 @@ class Playback:
         bucket = self.buckets[number]
         if not bucket.order:
             return False
-        who, step, _, _ = bucket.order[0]
-        worker = self.replicas[who]
-        if worker.step != step or worker.pushed is None or number in worker.pushed:
+        line = bucket.order[0]
+        worker = self.replicas[line.worker]
+        if worker.step != line.step or worker.pushed is None or number in worker.pushed:
             return False
         assert worker.share is not None
         lr = lr_at(self.config, worker.share.step, worker.share.epoch, self.total)
         gradient = worker.compressors[number].decode(worker.encoded[number])
-        bucket.push(Push(who, step, worker.versions[number], lr, None), gradient)
+        bucket.given.append(bucket.order.popleft())
+        push = Push(line.worker, line.step, worker.versions[number], lr, None)
+        bucket.check(bucket.bucket.push(push, gradient))
         worker.pushed.add(number)
-        bucket.reads[who].popleft()
+        bucket.reads[line.worker].popleft()
         self._answer(number)  # before a step that came after the last of its pushes was answered
         bucket.flush()
         self._answer(number)
@@ -257,11 +252,11 @@ class Playback:
             worker.versions[number] = answer.version
 
 
-def _check_counts(lines: "Lines", leases: "Leases") -> None:
+def _check_counts(lines: Lines, leases: Leases) -> None:
     """Failure where a bucket did not have each share once."""
     every = set(leases.values())
     for (server, bucket), pushes in lines.items():
-        counted = Counter(leases[worker, step] for worker, step, _, made in pushes if made is not None)
+        counted = Counter(leases[line.worker, line.step] for line in pushes if line.version is not None)
         if wrong := sorted(share for share in every if counted[share] != 1):
             raise Failure(
                 f"the ledger of server {server} has {counted[wrong[0]]} pushes of share {wrong[0]} in bucket "

@@ -1,6 +1,5 @@
 """`hvdtrain verify`: every synchronous mode gives the weights of one process on the global batch."""
 
-import contextlib
 import dataclasses
 import json
 import tempfile
@@ -13,16 +12,15 @@ import click
 
 from hvdtrain import modes
 from hvdtrain.config.command_line import MODES, NUM_WORKERS, GroupedCommand
-from hvdtrain.config.option_types import Folder, Names, Numbers
+from hvdtrain.config.option_types import Numbers, Several
 from hvdtrain.config.run_config import RunConfig
-from hvdtrain.errors import Failure, unknown
+from hvdtrain.errors import Failure
 from hvdtrain.formatting import with_noun
 from hvdtrain.launch.allocation import hosts_or_here
 from hvdtrain.launch.hosts import Host, allocate, host_options, launcher_option, secrets_option
 from hvdtrain.launch.job_log import failure_reason
 from hvdtrain.launch.prepare import prepare
 from hvdtrain.launch.processes import launched_job
-from hvdtrain.runs.folder import check_free
 from hvdtrain.runs.request import check, check_workers
 
 if TYPE_CHECKING:
@@ -52,8 +50,9 @@ SERVERS, BUCKET_MB = 2, 1 / 8  # nine buckets on each of two servers, whose bord
 
 @click.command(cls=GroupedCommand)
 @click.option(
-    *MODES[:2], "names", type=Names(), default=",".join(CHECKED_MODES), show_default=True, help="Modes to check."
-)
+    *MODES[:2], "names", type=Several(click.Choice(CHECKED_MODES)), metavar="NAMES", default=",".join(CHECKED_MODES),
+    show_default=True, help="Modes to check.",
+)  # fmt: skip
 @click.option(*NUM_WORKERS, type=Numbers(), default="1,2,4", show_default=True, help="Numbers of workers.")
 @click.option(
     "--wait-for", type=click.Choice(["auto", "layer", "step"]), default="auto", show_default=True,
@@ -66,15 +65,10 @@ SERVERS, BUCKET_MB = 2, 1 / 8  # nine buckets on each of two servers, whose bord
 @host_options
 @launcher_option
 @secrets_option
-@click.option(
-    "--out", default="", type=Folder(),
-    help="Keep the runs there, new or empty  [default: a temporary folder; with hosts within the current one, which "
-    "they have to share].",
-)  # fmt: skip
 @click.pass_context
 def verify(
     ctx: click.Context, names: list[str], workers: list[int], wait_for: str, shares: str, hosts: str | None,
-    hostfile: Path | None, launcher: str, secrets: dict[str, str], out: str,
+    hostfile: Path | None, launcher: str, secrets: dict[str, str],
 ) -> None:  # fmt: skip
     """Check that the synchronous modes compute the same as one process, on this machine's processor or your hosts'.
 
@@ -88,9 +82,6 @@ def verify(
     buckets. ps-ssp is checked without staleness. Exit code 1 where anything differs by more than float32 rounding.
     """
     listed = hosts_or_here(ctx)
-    for name in names:
-        if name not in CHECKED_MODES:
-            raise unknown("synchronous mode", name, CHECKED_MODES)
     options = {"wait_for": wait_for, "shares": shares}
     for name in names:
         check(of_mode(CHECKED, name, **options))
@@ -99,25 +90,16 @@ def verify(
         for name in names if listed else ():
             allocate(listed, n, of_mode(CHECKED, name).servers)
     results = []
-    with _folder_for_runs(out, bool(listed)) as folder:
-        for result in compare_with_single(names, workers, folder, options, listed, launcher, secrets):
+    # Hosts have to share the folder of the runs: the current one is taken to be shared.
+    with tempfile.TemporaryDirectory(prefix="hvdtrain-verify-", dir="." if listed else None) as folder:
+        out = Path(folder).absolute()
+        for result in compare_with_single(names, workers, out, options, listed, launcher, secrets):
             results.append(result)
             click.echo(result.line)
     wrong = [result for result in results if not result.same]
     if wrong:
         raise Failure(f"{len(wrong)} of {len(results)} differ from one process")
     click.echo(f"all {len(results)} agree with one process on the global batch")
-
-
-@contextlib.contextmanager
-def _folder_for_runs(out: str, shared: bool) -> Iterator[Path]:
-    if out:
-        check_free(Path(out))
-        Path(out).mkdir(parents=True, exist_ok=True)
-        yield Path(out).absolute()
-        return
-    with tempfile.TemporaryDirectory(prefix="hvdtrain-verify-", dir="." if shared else None) as folder:
-        yield Path(folder).absolute()
 
 
 @dataclass(frozen=True)

@@ -5,7 +5,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from hvdtrain.explain.timeline import Timeline
+from hvdtrain.explain.timeline import BACKWARD, BETWEEN, COMPUTED, FORWARD, WAITED, Timeline
 from hvdtrain.runs.fields import field_value
 from hvdtrain.runs.network_bound import link_seconds
 from hvdtrain.runs.read import Run
@@ -51,13 +51,14 @@ def account(run: Run, timeline: Timeline) -> Account:
     the computing that it may go on beside; then queueing, which is measured; and of what is left then, as much as
     communication needs is lost overlap.
     """
-    computing, waited = np.average(timeline.means[:, 1:3], axis=0, weights=rates(timeline)).tolist()
+    both = np.average(timeline.means[:, [COMPUTED, WAITED]], axis=0, weights=timeline.rates)
+    computing, waited = both.tolist()
     slowest = 0.0
     if timeline.in_step:
-        behind = (timeline.own_s.max(0) - timeline.own_s).mean(1)
+        behind = (timeline.computed_s.max(0) - timeline.computed_s).mean(1)
         slowest = float(np.minimum(behind, timeline.waited_s.mean(1)).mean())
     elif len(timeline.ranks) > 1:
-        slowest = float(np.average(waits_for_others(timeline), weights=rates(timeline)))
+        slowest = float(np.average(waits_for_others(timeline), weights=timeline.rates))
     parts = dict.fromkeys(PARTS, 0.0) | {"computing": computing, "waiting_for_slowest": slowest}
 
     server, queueing = _server(run)
@@ -94,14 +95,9 @@ def _may_hide(run: Run, timeline: Timeline) -> float:
     leave as they are made, and with servers of the next forward too, which waits for weights layer by layer. What a
     worker slept between the two hides nothing: no message of it is under way then.
     """
-    forward, backward = timeline.means[:, 5:7].T
+    forward, backward = timeline.means[:, [FORWARD, BACKWARD]].T
     hides = np.maximum(0.0, backward - _slept_s(run, timeline)) + (forward if run.kind.servers else 0.0)
-    return float(np.average(hides, weights=rates(timeline)))
-
-
-def rates(timeline: Timeline) -> np.ndarray:
-    """[workers] steps/s: by how many steps of each are in a mean over all that workers take in the same time."""
-    return 1 / np.maximum(1e-9, timeline.means[:, 1:3].sum(1))
+    return float(np.average(hides, weights=timeline.rates))
 
 
 def made_slow(run: Run) -> dict[int, float]:
@@ -113,7 +109,7 @@ def _slept_s(run: Run, timeline: Timeline) -> np.ndarray:
     """[workers] mean seconds of a step that each slept, of those that were made slow: see numerics.slowdown."""
     slowed = made_slow(run)
     factors = np.array([max(1.0, slowed.get(rank, 1.0)) for rank in timeline.ranks])
-    return timeline.means[:, 5:7].sum(1) * (1 - 1 / factors)
+    return timeline.means[:, [FORWARD, BACKWARD]].sum(1) * (1 - 1 / factors)
 
 
 def waits_for_others(timeline: Timeline) -> np.ndarray:
@@ -121,8 +117,8 @@ def waits_for_others(timeline: Timeline) -> np.ndarray:
     for their last shares and, where staleness has a bound, as long as it waited beyond the one that waited least, which
     is behind and never held back.
     """
-    between = timeline.means[:, 4]
-    waits = timeline.means[:, 2] - between
+    between = timeline.means[:, BETWEEN]
+    waits = timeline.means[:, WAITED] - between
     return between + (0.0 if timeline.bound is None else waits - waits.min())
 
 
@@ -132,7 +128,7 @@ def wire(run: Run, timeline: Timeline, more_servers: Sequence[str] = ()) -> floa
     """
     if (run.kind.workers == 1 and not run.kind.servers) or len(run.manifest.hosts) == 1:
         return 0.0
-    busy, taken = np.array(link_seconds(run, more_servers)), rates(timeline)
+    busy, taken = np.array(link_seconds(run, more_servers)), timeline.rates
     if not busy.size:
         return "the network between the hosts was not measured"
     users = len(taken) if timeline.in_step or timeline.bound is not None else (busy > 0).sum(1)
@@ -174,7 +170,7 @@ def _messages(run: Run, timeline: Timeline) -> float | str:
     if field_value(run, "slow.asked") != "none" and len(made_slow(run)) < run.kind.workers:
         return "a worker that is made slow by --slow sleeps, and this run does not tell how long"
     spent = sum(process.cpu_s for process in workers) / run.kind.workers / steps
-    awake = timeline.means[:, 1] - _slept_s(run, timeline)
+    awake = timeline.means[:, COMPUTED] - _slept_s(run, timeline)
     # As processes have spent it: a worker that is not in step counts by how many steps it took.
     computing_s = np.average(awake, weights=list(map(len, timeline.each_step)))
     return max(0.0, spent - float(computing_s))

@@ -11,9 +11,9 @@ from hvdtrain.errors import UsageError
 
 @click.command()
 @click.argument("runs", nargs=-1, required=True, metavar="RUN…", type=click.Path(path_type=Path))
-@click.option("--json", "json_file", type=FileToWrite(), help="Write the figures there.")
-@click.option("--plot", type=FileToWrite(), help="Draw every rank's steps there: .png, .svg or .pdf.")
-@click.option("--timeline", type=FileToWrite(), help="Draw one step of runs with --trace there, across all ranks.")
+@click.option("--json", "json_file", type=FileToWrite(), help="Write the figures to this file.")
+@click.option("--plot", type=FileToWrite(), help="Draw every rank's steps: a .png, .svg or .pdf.")
+@click.option("--timeline", type=FileToWrite(), help="Draw one step of runs with --trace, across all ranks.")
 def explain(runs: tuple[Path, ...], json_file: Path | None, plot: Path | None, timeline: Path | None) -> None:
     """Say who was waited for in a run, where its steps' time went, and what would have made it faster.
 
@@ -22,14 +22,14 @@ def explain(runs: tuple[Path, ...], json_file: Path | None, plot: Path | None, t
     hvdtrain explain runs/ring --plot steps.png
     hvdtrain explain runs/ring runs/ps-async --json explained.json
 
-    Everything comes from the recorded steps in the run folder. A straggler is a worker whose quicker steps, too, took
-    it half as long again as the others theirs, or more, for a fifth of the run, and that the others waited for, or
-    would have if they had been in step, three times as long as for any other, and for a tenth of its steps. What a run
-    without it would have done is as much as the hosts' cores allow in ps-async and ps-ssp; in other modes it is too
-    much where a straggler that sleeps leaves the others cores that they share. The file of --json has an object, or a
-    list where there are several runs: `straggler` (a rank, or null), `waited_s` by rank (null where workers are not in
-    step and none is a straggler), `absent_s`, from when to when a rank that was lost was not there, `parts` of a step
-    in seconds, and `what_if`: samples/s of all workers.
+    Everything comes from the recorded steps in the run folder. A straggler is slow for a fifth of the run or more: even
+    its quicker steps take 1.5 times as long as the others' or longer, and the others wait for it (or would, if they
+    were in step) three times as long as for any other worker, and for a tenth of its steps. What a run without the
+    straggler would have done is limited by the hosts' cores in ps-async and ps-ssp. In other modes it is too much where
+    a straggler that sleeps leaves the others cores that they share. The file of --json has an object, or a list for
+    several runs: `straggler` (a rank, or null), `waited_s` by rank (null where workers are not in step and none is a
+    straggler), `absent_s`, from when to when a lost rank was away, `parts` of a step in seconds, and `what_if`:
+    samples/s of all workers.
     """
     from hvdtrain.console import Console
     from hvdtrain.explain.explained import explain_run

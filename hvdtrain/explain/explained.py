@@ -5,14 +5,15 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from rich.table import Table
+import numpy as np
 
 from hvdtrain.console import Console
 from hvdtrain.errors import UsageError
 from hvdtrain.explain.account import PARTS, Account, account, made_slow, waits_for_others
 from hvdtrain.explain.straggler import Straggler, find_straggler, waited_for
-from hvdtrain.explain.timeline import Timeline, read_timeline
+from hvdtrain.explain.timeline import COMPUTED, WAITED, Timeline, read_timeline
 from hvdtrain.explain.what_if import what_if
+from hvdtrain.report.table import rich_table, words_table
 from hvdtrain.runs.read import Run, load_run, resumed_otherwise
 
 
@@ -52,32 +53,43 @@ class Explained:
 
     def show(self, console: Console) -> None:
         console.print(f"{self.title}, {self.run.summary.samples_per_s or 0:,.0f} samples/s", style="bold")
-        for line in (*self._made_slow(), *self._lost(), *self._who_was_slow()):
+        for line in self._sentences():
             console.print(line)
-        console.print(self._ranks())
-        console.print(self._parts())
+        means = zip(self.timeline.ranks, 1000 * self.timeline.means[:, [COMPUTED, WAITED]], strict=True)
+        ranks = [
+            [
+                str(rank), str(rank - self.run.kind.servers), f"{computed:,.1f} ms", f"{waited:,.1f} ms",
+                "" if (seconds := self.waited[rank]) is None else f"{seconds:,.1f} s",
+            ]
+            for rank, (computed, waited) in means
+        ]  # fmt: skip
+        headings = ("rank", "worker", "computes in a step", "waits in a step", "others waited for it")
+        console.print(rich_table(words_table("", headings, ranks)))
+        account, parts = self.account, []
+        for name, seconds in account.parts.items():
+            figures = ["", ""] if name in account.unknown else [_ms(seconds), f"{seconds / account.step_s:.1%}"]
+            parts.append([name.replace("_", " "), *figures, account.unknown.get(name, PARTS[name])])
+        parts.append(["together", _ms(account.step_s), "100%", "the mean of all steps that workers took"])
+        console.print(rich_table(words_table("", ("part of a step", "ms", "share", "what it is"), parts)))
         for name, rate in self.rates.items():
             if rate and (name != "without_straggler" or self.straggler):
                 gain = rate / (self.run.summary.samples_per_s or rate)
                 console.print(f"{name.replace('_', ' ')}: {rate:,.0f} samples/s, {gain:.2f} times as many")
 
-    def _made_slow(self) -> Iterator[str]:
-        slow = self.run.manifest.slow
-        if slow and slow.asked not in ("", "none"):
+    def _sentences(self) -> Iterator[str]:
+        """Who was made slow, who was lost, and who was slow."""
+        asked, lost = self.run.manifest.slow.asked, self.run.summary.lost_workers
+        if asked not in ("", "none"):
             times = [f"rank {rank} {factor:.1f}" for rank, factor in made_slow(self.run).items() if factor > 1]
             computed = f" ({', '.join(times)} times as long as it can)" if times else ""
-            yield f"--slow {slow.asked} made workers slow{computed}: what they slept counts as computing."
-
-    def _lost(self) -> Iterator[str]:
-        if lost := self.run.summary.lost_workers:
+            yield f"--slow {asked} made workers slow{computed}: what they slept counts as computing."
+        if lost:
             who = ", ".join(map(str, lost))
             yield f"Workers were lost (rank {who}): while one was not there, a step before or after stands for it."
         end = max(self.timeline.ends_s)
         for rank, stretches in self.timeline.absent.items() if lost else ():
             when = [f"{a:.1f} s to {'the end' if b >= end else f'{b:.1f} s'}" for a, b in stretches]
             yield f"Rank {rank} was not there from {', '.join(when)}."
-
-    def _who_was_slow(self) -> Iterator[str]:
         if slow := self.straggler:
             yield (
                 f"Rank {slow.rank} was slow, from {slow.since_s:.1f} to {slow.until_s:.1f} s: its steps took "
@@ -86,27 +98,9 @@ class Explained:
         elif len(self.timeline.ranks) > 1:
             yield "No worker was slower than the others by a tenth of a step, all the time or for a fifth of it."
 
-    def _ranks(self) -> Table:
-        table = Table()
-        for heading in ("rank", "worker", "computes in a step", "waits in a step", "others waited for it"):
-            table.add_column(heading, justify="right")
-        for rank, mean in zip(self.timeline.ranks, self.timeline.means, strict=True):
-            others = "" if (seconds := self.waited[rank]) is None else f"{seconds:,.1f} s"
-            worker = str(rank - self.run.kind.servers)
-            table.add_row(str(rank), worker, f"{1000 * mean[1]:,.1f} ms", f"{1000 * mean[2]:,.1f} ms", others)
-        return table
 
-    def _parts(self) -> Table:
-        table, account = Table(), self.account
-        for heading in ("part of a step", "ms", "share", "what it is"):
-            table.add_column(heading, justify="right" if heading in ("ms", "share") else "left")
-        for name, seconds in account.parts.items():
-            figures = (f"{1000 * seconds:,.1f}", f"{seconds / account.step_s:.1%}")
-            what = account.unknown.get(name, PARTS[name])
-            table.add_row(name.replace("_", " "), *(("", "") if name in account.unknown else figures), what)
-        table.add_section()
-        table.add_row("together", f"{1000 * account.step_s:,.1f}", "100%", "the mean of all steps that workers took")
-        return table
+def _ms(seconds: float) -> str:
+    return f"{1000 * seconds:,.1f}"
 
 
 def explain_run(folder: Path) -> Explained:
@@ -125,7 +119,7 @@ def _waited(timeline: Timeline, straggler: Straggler | None) -> Mapping[int, flo
         return dict(zip(timeline.ranks, waited_for(timeline).sum(1).tolist(), strict=True))
     if not straggler:
         return dict.fromkeys(timeline.ranks)
-    beyond = waits_for_others(timeline) * [len(own) for own in timeline.each_step]
-    own = beyond[timeline.ranks.index(straggler.rank)]
-    by_each = float((beyond.sum() - own) / (len(beyond) - 1))  # of the others, on average
+    waited = waits_for_others(timeline) * [len(steps) for steps in timeline.each_step]
+    of_others = np.delete(waited, timeline.ranks.index(straggler.rank))
+    by_each = float(of_others.mean())
     return dict.fromkeys(timeline.ranks, 0.0) | {straggler.rank: by_each}

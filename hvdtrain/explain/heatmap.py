@@ -15,14 +15,14 @@ MOST_COLUMNS = 240
 
 
 CAPTION = (
-    "How long each step took a worker on its own (data, forward, backward, optimizer), in times of the median step of "
+    "How long a worker computed in each step (data, forward, backward, optimizer), in times of the median step of "
     "the worker in the middle: red is slow, and in lockstep all wait for it; hatched is a worker that was lost. "
     "`hvdtrain explain RUN` says who was waited for, and how long."
 )
 
 
 def heatmap(runs: "Mapping[str, Timeline]") -> "Figure":
-    """A rank × time picture of each run, by title, below each other: how long each step took the worker on its own, in
+    """A rank × time picture of each run, by title, below each other: how long each step took the worker to compute, in
     times of the median step of the worker in the middle.
     """
     from matplotlib import rc_context
@@ -35,7 +35,7 @@ def heatmap(runs: "Mapping[str, Timeline]") -> "Figure":
         figure, panels = new_figure(0.4 + sum(heights), rows=len(runs), height_ratios=heights)
         for (title, timeline), axes in zip(runs.items(), panels, strict=True):
             ratio, ends = condensed[title]
-            first = (timeline.own_s + timeline.waited_s)[:, 0].max() if timeline.in_step else ends[1] - ends[0]
+            first = (timeline.computed_s + timeline.waited_s)[:, 0].max() if timeline.in_step else ends[1] - ends[0]
             edges = np.concatenate([[max(0.0, timeline.ends_s[0] - first)], ends])
             rows = np.arange(len(ratio) + 1) - 0.5
             drawn = axes.pcolormesh(edges, rows, ratio, cmap="RdBu_r", norm=LogNorm(1 / limit, limit), rasterized=True)
@@ -57,7 +57,8 @@ def _condensed(timeline: Timeline) -> tuple[np.ndarray, np.ndarray]:
     """[workers, columns] a step's computing in times of the median step of the worker in the middle (of two workers the
     quicker), and [columns] seconds of training where each ends, in MOST_COLUMNS columns at most.
     """
-    groups = np.array_split(np.arange(timeline.own_s.shape[1]), min(MOST_COLUMNS, timeline.own_s.shape[1]))
-    own = np.stack([timeline.own_s[:, group].mean(1) for group in groups], axis=1)
-    middle = np.sort(np.median(own, axis=1))[(len(own) - 1) // 2]
-    return own / middle, np.maximum.accumulate(np.array([timeline.ends_s[group[-1]] for group in groups]))
+    columns = timeline.computed_s.shape[1]
+    groups = np.array_split(np.arange(columns), min(MOST_COLUMNS, columns))
+    computed = np.stack([timeline.computed_s[:, group].mean(1) for group in groups], axis=1)
+    middle = np.sort(np.median(computed, axis=1))[(len(computed) - 1) // 2]
+    return computed / middle, np.maximum.accumulate(np.array([timeline.ends_s[group[-1]] for group in groups]))

@@ -20,7 +20,7 @@ def pictures(runs: Sequence[Run]) -> list[Plot]:
     --slow, and a step of those with a trace.
     """
     comparisons = split_into_comparisons(runs)
-    first = {of.label(kind): members[0] for of in comparisons for kind, members in of.by_kind.items()}
+    first = {one.label(kind): members[0] for one in comparisons for kind, members in one.by_kind.items()}
     drawn = []
     if slow := {label: timeline for label, run in first.items() if (timeline := _timeline_of_slow(run))}:
         drawn.append(Plot("ranks", "Who was slow, and when", heatmap.CAPTION, heatmap.heatmap(slow)))

@@ -3,10 +3,9 @@
 import re
 from collections import defaultdict
 from collections.abc import Mapping
-from dataclasses import dataclass
 from itertools import pairwise
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from hvdtrain.config.untrusted import read_whole
 from hvdtrain.errors import UsageError
@@ -22,8 +21,7 @@ MESSAGES = {PUSH: "#5f12a0", PULL: "#2ba632", APPLY: "#84543b", UNDER_WAY: "#dfd
 ARROWS = "; arrows: a bucket's way to its server and back"
 
 
-@dataclass(frozen=True)
-class Slice:
+class Slice(NamedTuple):
     """One thing that a rank did, in seconds of the trace."""
 
     process: str
@@ -53,27 +51,23 @@ def read_slices(run: Path) -> tuple[list[Slice], StepNumbers]:
         raise UsageError(f"{run} has no {TRACE}: train with --trace") from None
     except (OSError, DecodeError) as error:
         raise UsageError(f"{run / TRACE} cannot be read: {error}") from None
-    processes: dict[int, str] = {}
+    names: dict[int, str] = {}  # of processes
     tracks: dict[int, tuple[str, str]] = {}
     opened: dict[int, list[Any]] = defaultdict(list)
     slices = []
     numbers: StepNumbers = defaultdict(list)
     for packet in sorted(trace.packet, key=lambda packet: packet.timestamp):
-        if packet.HasField("track_descriptor"):
-            described = packet.track_descriptor
-            if described.HasField("process"):
-                processes[described.uuid] = described.process.process_name
-            else:
-                tracks[described.uuid] = (processes.get(described.parent_uuid, ""), described.name)
-            continue
-        event, moment = packet.track_event, packet.timestamp / 1e9
+        described, event, moment = packet.track_descriptor, packet.track_event, packet.timestamp / 1e9
         process, track = tracks.get(event.track_uuid, ("", ""))
-        if event.type == TrackEvent.TYPE_SLICE_BEGIN:
+        if described.HasField("process"):
+            names[described.uuid] = described.process.process_name
+        elif packet.HasField("track_descriptor"):
+            tracks[described.uuid] = (names.get(described.parent_uuid, ""), described.name)
+        elif event.type == TrackEvent.TYPE_SLICE_BEGIN:
             opened[event.track_uuid].append((moment, event))
         elif event.type == TrackEvent.TYPE_SLICE_END and opened[event.track_uuid]:
             began, first = opened[event.track_uuid].pop()
-            flow = first.flow_ids[0] if first.flow_ids else 0
-            slices.append(Slice(process, track, first.name, began, moment, flow))
+            slices.append(Slice(process, track, first.name, began, moment, next(iter(first.flow_ids), 0)))
         elif event.type == TrackEvent.TYPE_COUNTER and track == STEP_NUMBER:
             numbers[process].append((moment, int(event.double_counter_value)))
     return slices, numbers
@@ -94,70 +88,73 @@ def one_step(runs: Mapping[str, Path]) -> "Figure":
     """
     from matplotlib import rc_context
 
-    steps = {title: _Step(run) for title, run in runs.items()}
+    steps = {title: _middle_step(run) for title, run in runs.items()}
     heights = [0.8 + 0.24 * len(step.rows) for step in steps.values()]
     with rc_context(RC):
         figure, panels = new_figure(0.4 + sum(heights), rows=len(steps), height_ratios=heights)
         for (title, step), axes in zip(steps.items(), panels, strict=True):
-            step.draw(axes)
+            _draw(step, axes)
             axes.set_title(f"{title}: {step.name}", loc="left")
-        has_arrows = any(step.flows for step in steps.values())
+        has_arrows = any(s.flow for step in steps.values() for s in step.slices)
         panels[-1].set_xlabel(f"ms since that step began{ARROWS if has_arrows else ''}")
         legend(figure, panels)
     return figure
 
 
-class _Step:
+class _Step(NamedTuple):
     """What all ranks did while one worker took a step, but for the layers of its model.
 
     Attributes:
         name: which step of which worker.
+        begin, end: in seconds of the trace.
         rows: (process, track), from the top.
-        flows: the slices of each message to a server and back.
     """
 
-    def __init__(self, run: Path) -> None:
-        slices, numbers = read_slices(run)
-        worker = min(numbers, key=_natural, default="")
-        begins = numbers[worker]
-        if len(begins) < 2:
-            raise UsageError(f"{run / TRACE} holds no whole step: trace two or more")
-        middle = (len(begins) - 1) // 2
-        (self.begin, number), (self.end, _) = begins[middle], begins[middle + 1]
-        self.name = f"step {number} of {worker.partition(' (')[0]}"
-        drawn = [s for s in slices if s.track != STEP or s.name in STEP_PARTS]
-        self.slices = [s for s in drawn if s.ended > self.begin and s.began < self.end]
-        rows = {(s.process, s.track) for s in self.slices}
-        self.rows = sorted(rows, key=lambda row: (_natural(row[0]), row[1] != STEP, _natural(row[1])))
-        self.flows: dict[int, list[Slice]] = defaultdict(list)
-        for s in sorted(self.slices, key=lambda s: s.began):
-            if s.flow:
-                self.flows[s.flow].append(s)
+    name: str
+    begin: float
+    end: float
+    slices: list[Slice]
+    rows: list[tuple[str, str]]
 
-    def draw(self, axes: "Axes") -> None:
-        from matplotlib.patches import FancyArrowPatch
 
-        position = {row: number for number, row in enumerate(self.rows)}
+def _middle_step(run: Path) -> _Step:
+    slices, numbers = read_slices(run)
+    worker = min(numbers, key=_natural, default="")
+    begins = numbers[worker]
+    if len(begins) < 2:
+        raise UsageError(f"{run / TRACE} holds no whole step: trace two or more")
+    middle = (len(begins) - 1) // 2
+    (begin, number), (end, _) = begins[middle], begins[middle + 1]
+    drawn = [s for s in slices if s.ended > begin and s.began < end and (s.track != STEP or s.name in STEP_PARTS)]
+    rows = sorted(
+        {(s.process, s.track) for s in drawn}, key=lambda row: (_natural(row[0]), row[1] != STEP, _natural(row[1]))
+    )
+    return _Step(f"step {number} of {worker.partition(' (')[0]}", begin, end, drawn, rows)
 
-        def place(s: Slice, moment: float) -> tuple[float, int]:
-            """Milliseconds since the step began, and the row."""
-            return 1000 * (moment - self.begin), position[s.process, s.track]
 
-        for s in sorted(self.slices, key=lambda s: s.began - s.ended):  # the longest first, others on it
-            kind = s.track.rstrip("0123456789 ")
-            label, colour, *_ = STEP_PARTS.get(s.name, (kind, MESSAGES.get(kind, "#00000033")))
-            left, row = place(s, max(s.began, self.begin))
-            right, _ = place(s, min(s.ended, self.end))
-            axes.barh(row, right - left, left=left, linewidth=0.4, color=colour, edgecolor=colour, label=label)
-        for flow in self.flows.values():
-            for one, two in pairwise(flow):
-                axes.add_patch(FancyArrowPatch(
-                    place(one, one.ended), place(two, two.began), arrowstyle="->", mutation_scale=7, color=MUTED,
-                    linewidth=0.5, shrinkA=0, shrinkB=0,
-                ))  # fmt: skip
-        axes.set_yticks(range(len(self.rows)), [f"{process}: {track}" for process, track in self.rows], fontsize=8)
-        axes.set_xlim(0, 1000 * (self.end - self.begin))
-        axes.invert_yaxis()
+def _draw(step: _Step, axes: "Axes") -> None:
+    from matplotlib.patches import FancyArrowPatch
+
+    def place(s: Slice, moment: float) -> tuple[float, int]:
+        """Milliseconds since the step began, and the row."""
+        return 1000 * (moment - step.begin), step.rows.index((s.process, s.track))
+
+    for s in sorted(step.slices, key=lambda s: s.began - s.ended):  # the longest first, others on it
+        kind = s.track.rstrip("0123456789 ")
+        label, colour, *_ = STEP_PARTS.get(s.name, (kind, MESSAGES.get(kind, "#00000033")))
+        left, row = place(s, max(s.began, step.begin))
+        right, _ = place(s, min(s.ended, step.end))
+        axes.barh(row, right - left, left=left, linewidth=0.4, color=colour, edgecolor=colour, label=label)
+    messages = sorted((s for s in step.slices if s.flow), key=lambda s: (s.flow, s.began))
+    for one, two in pairwise(messages):
+        if one.flow == two.flow:
+            axes.add_patch(FancyArrowPatch(
+                place(one, one.ended), place(two, two.began), arrowstyle="->", mutation_scale=7, color=MUTED,
+                linewidth=0.5, shrinkA=0, shrinkB=0,
+            ))  # fmt: skip
+    axes.set_yticks(range(len(step.rows)), [f"{process}: {track}" for process, track in step.rows], fontsize=8)
+    axes.set_xlim(0, 1000 * (step.end - step.begin))
+    axes.invert_yaxis()
 
 
 def _natural(name: str) -> list[str | int]:

@@ -7,7 +7,7 @@ from itertools import combinations
 import numpy as np
 from scipy.special import stdtr  # of Student's t; scipy.stats takes a quarter of a second to import
 
-from hvdtrain.explain.timeline import BLOCKS, Timeline
+from hvdtrain.explain.timeline import BLOCKS, COMPUTED, END, Timeline
 
 LEAST_SHARE = 0.1  # of its steps, their waiting included, that others wait for a straggler, or that it takes longer
 # Times as long as the others' that its steps are while it is slow: by their lower quartiles, for a worker that is
@@ -26,7 +26,7 @@ class Straggler:
     """The worker that was slower than the others.
 
     Attributes:
-        factor: how many times as long its steps took it as the others theirs, on average while it was slow.
+        factor: how many times as long as the others' steps its steps took, on average while it was slow.
         since_s, until_s: seconds of training between which it was slow.
     """
 
@@ -42,12 +42,10 @@ def waited_for(timeline: Timeline) -> np.ndarray:
     Workers that are not in step do not wait for the slowest: what is counted then is by how much a worker's steps were
     longer than those of the second slowest.
     """
-    own = timeline.own_s
-    if len(own) < 2:
-        return np.zeros_like(own)
-    order = np.sort(own, axis=0)
-    slowest = own == order[-1]
-    return np.where(slowest, order[-1] - order[-2], 0.0)
+    if len(timeline.computed_s) < 2:
+        return np.zeros_like(timeline.computed_s)
+    order = np.sort(timeline.computed_s, axis=0)
+    return np.where(timeline.computed_s == order[-1], order[-1] - order[-2], 0.0)
 
 
 def find_straggler(timeline: Timeline) -> Straggler | None:
@@ -62,21 +60,24 @@ def find_straggler(timeline: Timeline) -> Straggler | None:
     lead = waits[worker] - np.delete(waits, worker, 0).max(0)
     columns = np.array_split(np.arange(len(lead)), BLOCKS)
     blocks = np.array([np.median(lead[block]) for block in columns])  # medians: any process is held up now and then
-    if blocks.mean() < LEAST_SHARE * (timeline.own_s + timeline.waited_s)[worker].mean():
+    if blocks.mean() < LEAST_SHARE * (timeline.computed_s + timeline.waited_s)[worker].mean():
         return None
     error = blocks.std(ddof=1) / np.sqrt(len(blocks))  # of the mean; 0 where all blocks are alike
     if error and stdtr(len(blocks) - 1, -blocks.mean() / error) > LARGEST_P:
         return None
     # The stretch in which it was slow the most: by factors, which stay as they are where all are held up for a while.
-    times = timeline.own_s[worker] / np.median(np.delete(timeline.own_s, worker, 0), axis=0)
+    times = timeline.computed_s[worker] / np.median(np.delete(timeline.computed_s, worker, 0), axis=0)
     slow = np.cumsum([0, *(np.log(np.median(times[block]) / LEAST_FACTOR) for block in columns)])
     first, last = max(combinations(range(BLOCKS + 1), 2), key=lambda span: slow[span[1]] - slow[span[0]])
     begin = float(timeline.ends_s[columns[first][0] - 1]) if first else 0.0
     end = float(timeline.ends_s[columns[last - 1][-1]])
-    held = [own[(own[:, 0] > begin) & (own[:, 0] <= end), 1] for own in timeline.each_step]
-    if not all(map(len, held)) or _times_as_long([np.quantile(own, QUICK) for own in held], worker) < LEAST_FACTOR:
+    held = [steps[(steps[:, END] > begin) & (steps[:, END] <= end), COMPUTED] for steps in timeline.each_step]
+    if not all(map(len, held)):
         return None
-    return Straggler(timeline.ranks[worker], _times_as_long([own.mean() for own in held], worker), begin, end)
+    if _times_as_long([np.quantile(seconds, QUICK) for seconds in held], worker) < LEAST_FACTOR:
+        return None
+    factor = _times_as_long([seconds.mean() for seconds in held], worker)
+    return Straggler(timeline.ranks[worker], factor, begin, end)
 
 
 def _times_as_long(seconds: Sequence[float], worker: int) -> float:

@@ -15,8 +15,10 @@ from hvdtrain.runs.schema import Step, each_share, read_steps
 
 BLOCKS = 20  # into which a run is divided, to see how steady something is, and since when
 FEWEST_STEPS = WARM_UP + 2 * BLOCKS  # of the run: a worker that is not in step with the others may have taken few
-FEWEST_OF_ITS_OWN = 5  # shares that warm-up leaves a worker that had no more
+FEWEST_SHARES = 5  # shares that warm-up leaves a worker that had no more
 Stretch = tuple[float, float]
+# Columns of Timeline.each_step.
+END, COMPUTED, WAITED, SAMPLES, BETWEEN, FORWARD, BACKWARD = range(7)
 
 
 @dataclass(frozen=True)
@@ -29,19 +31,20 @@ class Timeline:
         in_step: workers took the same steps, and column i is the same step of all. Otherwise each column is a stretch
             of the run's time, equal for all, with what a worker spent in it for each of its steps there.
         ends_s: [columns] seconds of training at the end of each column, of the last worker.
-        own_s: [workers, columns] seconds of a step that a worker spent on its own: data, forward, backward, optimizer,
-            and writing down what the step came to. Where no step of its ended, those of the step it was at.
+        computed_s: [workers, columns] seconds of a step that a worker computed: data, forward, backward, optimizer, and
+            writing down what the step came to. Where no step of a worker ended, those of the step it was at.
         waited_s: [workers, columns] seconds of a step in which it waited: for messages, for others, for a share.
-        each_step: of each worker, [its steps, 7]: seconds of training at the end, on its own, and in which it waited;
-            samples; of the waiting, what came between steps at the end of an epoch; seconds of forward and of backward.
-        absent: by rank, seconds of training from when to when it was not there, of those that were lost or left.
+        each_step: of each worker, [steps, 7]: seconds of training at the end (END), seconds that it computed and that
+            it waited; samples; of the waiting, what came between steps at the end of an epoch; seconds of forward and
+            of backward.
+        absent: by rank, seconds of training from when to when a worker was away, of those that were lost or left.
     """
 
     ranks: list[int]
     bound: int | None
     in_step: bool
     ends_s: np.ndarray
-    own_s: np.ndarray
+    computed_s: np.ndarray
     waited_s: np.ndarray
     each_step: list[np.ndarray]
     absent: dict[int, list[Stretch]]
@@ -50,6 +53,11 @@ class Timeline:
     def means(self) -> np.ndarray:
         """[workers, 7] the mean steps of each_step."""
         return np.stack([steps.mean(0) for steps in self.each_step])
+
+    @property
+    def rates(self) -> np.ndarray:
+        """[workers] steps/s: by how many steps of each are in a mean over all that workers take in the same time."""
+        return 1 / np.maximum(1e-9, self.means[:, COMPUTED] + self.means[:, WAITED])
 
 
 def read_timeline(run: Run) -> Timeline:
@@ -65,20 +73,21 @@ def read_timeline(run: Run) -> Timeline:
     needed = 1 if not in_step and (run.summary.steps or 0) >= FEWEST_STEPS else FEWEST_STEPS
     rows = [_read(metrics_file(run.folder, rank), needed) for rank in ranks]
     per_worker = list(map(_after_warm_up, rows))
+    absent: dict[int, list[Stretch]] = {}
     if in_step:
         table = np.stack([values[: min(map(len, per_worker))] for values in per_worker])  # [workers, steps, 7]
-        return Timeline(ranks, None, True, table[:, :, 0].max(0), table[:, :, 1], table[:, :, 2], per_worker, {})
-    end = max(values[-1, 0] for values in per_worker)
-    begin = min(values[0, 0] for values in per_worker)
-    edges = np.linspace(begin, end, BLOCKS + 1)
-    found = {rank: _take_absences(run, rank, own, edges) for rank, own in zip(ranks, per_worker, strict=True)}
-    absent = {rank: stretches for rank, stretches in found.items() if stretches}
-    for rank, own in zip(ranks, per_worker, strict=True):
-        if rank not in absent or absent[rank][-1][1] < end:  # it was there, and waited for the last shares of others
-            own[-1, [2, 4]] += max(0.0, (run.summary.wall_s or 0.0) - own[-1, 0])
-    table = np.stack([_means(values, edges) for values in per_worker])
-    bound, figures = run.manifest.staleness_bound, (table[:, :, 1], table[:, :, 2])
-    return Timeline(ranks, bound, False, edges[1:], *figures, per_worker, absent)
+        ends_s, bound = table[:, :, END].max(0), None
+    else:
+        end = max(values[-1, END] for values in per_worker)
+        edges = np.linspace(min(values[0, END] for values in per_worker), end, BLOCKS + 1)
+        ends_s, bound = edges[1:], run.manifest.staleness_bound
+        for rank, steps in zip(ranks, per_worker, strict=True):
+            if stretches := _take_absences(run, rank, steps, edges):
+                absent[rank] = stretches
+            if not stretches or stretches[-1][1] < end:  # at the end it waited for the last shares of others
+                steps[-1, [WAITED, BETWEEN]] += max(0.0, (run.summary.wall_s or 0.0) - steps[-1, END])
+        table = np.stack([_means(steps, edges) for steps in per_worker])
+    return Timeline(ranks, bound, in_step, ends_s, table[:, :, COMPUTED], table[:, :, WAITED], per_worker, absent)
 
 
 def _take_absences(run: Run, rank: int, steps: np.ndarray, edges: np.ndarray) -> list[Stretch]:
@@ -93,14 +102,14 @@ def _take_absences(run: Run, rank: int, steps: np.ndarray, edges: np.ndarray) ->
         edges: between stretches of the run.
     """
     lives = [life for life in run.summary.membership if life.rank == rank]
-    longest = 1 + np.argsort(-steps[1:, 4])[: max(0, len(lives) - 1)]
-    back = sorted(n for n in longest.tolist() if steps[n, 4] > edges[1] - edges[0])
-    absent = [(float(steps[n - 1, 0]), float(steps[n - 1, 0] + steps[n, 4])) for n in back]
-    steps[back, 2] -= steps[back, 4]
-    steps[back, 4] = 0
+    longest = 1 + np.argsort(-steps[1:, BETWEEN])[: max(0, len(lives) - 1)]
+    back = sorted(n for n in longest.tolist() if steps[n, BETWEEN] > edges[1] - edges[0])
+    absent = [(float(steps[n - 1, END]), float(steps[n - 1, END] + steps[n, BETWEEN])) for n in back]
+    steps[back, WAITED] -= steps[back, BETWEEN]
+    steps[back, BETWEEN] = 0
     is_gone = all(life.why for life in lives) if lives else rank in run.summary.lost_workers
-    if is_gone and steps[-1, 0] < edges[-1]:
-        absent.append((float(steps[-1, 0]), float(edges[-1])))
+    if is_gone and steps[-1, END] < edges[-1]:
+        absent.append((float(steps[-1, END]), float(edges[-1])))
     return absent
 
 
@@ -118,7 +127,7 @@ def _read(file: Path, needed: int) -> list[Step]:
 
 def _after_warm_up(steps: Sequence[Step]) -> np.ndarray:
     """Timeline.each_step of one worker."""
-    skipped = max(0, min(WARM_UP, len(steps) - FEWEST_OF_ITS_OWN))
+    skipped = max(0, min(WARM_UP, len(steps) - FEWEST_SHARES))
     table = np.array([
         (
             step.time, step.data_s + step.forward_s + step.backward_s + step.optimizer_s + step.metrics_s,
@@ -127,10 +136,10 @@ def _after_warm_up(steps: Sequence[Step]) -> np.ndarray:
         for step in steps[skipped:]
     ])  # fmt: skip
     before = steps[skipped - 1].time if skipped else steps[0].time - steps[0].seconds
-    lasted = np.diff(table[:, 0], prepend=before)
-    between = np.maximum(0, lasted - table[:, 1] - table[:, 2])
-    table[:, 2] += between
-    return np.insert(table, 4, between, axis=1)
+    lasted = np.diff(table[:, END], prepend=before)
+    between = np.maximum(0, lasted - table[:, COMPUTED] - table[:, WAITED])
+    table[:, WAITED] += between
+    return np.insert(table, BETWEEN, between, axis=1)
 
 
 def _means(values: np.ndarray, edges: np.ndarray) -> np.ndarray:

@@ -7,7 +7,7 @@ import numpy as np
 
 from hvdtrain.explain.account import Account, waits_for_others, wire
 from hvdtrain.explain.straggler import Straggler
-from hvdtrain.explain.timeline import Timeline
+from hvdtrain.explain.timeline import BETWEEN, COMPUTED, SAMPLES, WAITED, Timeline
 from hvdtrain.runs.network_bound import network_bound
 from hvdtrain.runs.read import Run
 
@@ -29,18 +29,16 @@ def what_if(run: Run, timeline: Timeline, straggler: Straggler | None, parts: Ac
         """At the bound at most, which what was measured proves to be no less."""
         return rate * faster if bound is None else min(rate * faster, max(rate, bound))
 
-    def times(spared: float) -> float:
-        return parts.step_s / (parts.step_s - spared)
-
     bound, rates = network_bound(run), dict[str, float | None]()
     rates["without_straggler"] = None if run.manifest.backup else held(_speed_without(run, timeline, straggler), bound)
-    rates["double_bandwidth"] = held(times(min(exposed["wire"], needed / 2)), bound and 2 * bound) if needed else None
+    step_s, spared = parts.step_s, min(exposed["wire"], needed / 2)
+    rates["double_bandwidth"] = held(step_s / (step_s - spared), bound and 2 * bound) if needed else None
     rates["one_more_server"] = None
     if run.kind.servers and not {"server", "wire"} & parts.unknown.keys():
         left, host = min((float(wire(run, timeline, [host])), host) for host in run.manifest.hosts)
         spared = min(exposed["wire"], max(0.0, needed - left))
         spared += min(exposed["server"], server / (run.kind.servers + 1))
-        rates["one_more_server"] = held(times(spared), network_bound(run, [host]))
+        rates["one_more_server"] = held(step_s / (step_s - spared), network_bound(run, [host]))
     return rates
 
 
@@ -49,19 +47,18 @@ def _speed_without(run: Run, timeline: Timeline, straggler: Straggler | None) ->
     if not straggler:
         return 1.0
     worker = timeline.ranks.index(straggler.rank)
-    others = np.delete(timeline.own_s, worker, 0)
+    others = np.delete(timeline.computed_s, worker, 0)
     if timeline.in_step:
         # It computes what the median of the others does in the step before: of two that are alike and vary, the slower
         # is slower than either, so the same step again would be too short.
         replaced = np.vstack([others, np.roll(np.median(others, axis=0), 1)])
-        step = timeline.own_s.mean() + timeline.waited_s.mean()
-        return float(step / (step - (timeline.own_s.max(0) - replaced.max(0)).mean()))
-    seconds, samples = timeline.means[:, 1:3].sum(1), timeline.means[:, 3]
+        step = timeline.computed_s.mean() + timeline.waited_s.mean()
+        return float(step / (step - (timeline.computed_s.max(0) - replaced.max(0)).mean()))
+    samples, rates = timeline.means[:, SAMPLES], timeline.means[:, SAMPLES] * timeline.rates
     # Equals too wait for each other at the end of an epoch, as much shorter as their steps are.
-    left = timeline.means[:, 4] / max(1.0, straggler.factor)
-    rates = samples / seconds
+    left = timeline.means[:, BETWEEN] / max(1.0, straggler.factor)
     if timeline.bound is None:
-        free = samples / (seconds - waits_for_others(timeline) + left)
+        free = samples / (1 / timeline.rates - waits_for_others(timeline) + left)
         free[worker] = np.median(np.delete(free, worker))
     else:
         free = samples / (_bounded_step_s(timeline, timeline.bound, worker) + left)
@@ -74,15 +71,15 @@ def _bounded_step_s(timeline: Timeline, bound: int, worker: int) -> float:
     This worker computes like the median of the others.
     """
     fewest = min(map(len, timeline.each_step))
-    waits = (timeline.means[:, 2] - timeline.means[:, 4]).min()  # but for others
-    busy = np.stack([steps[:fewest, 1] + waits for steps in timeline.each_step])
+    waits = (timeline.means[:, WAITED] - timeline.means[:, BETWEEN]).min()  # but for others
+    busy = np.stack([steps[:fewest, COMPUTED] + waits for steps in timeline.each_step])
     busy[worker] = np.roll(np.median(np.delete(busy, worker, 0), axis=0), 1)
     pushed = np.zeros_like(busy)  # when each worker has pushed its step
-    goes_on = np.zeros(len(busy))
+    begins = np.zeros(len(busy))  # of each worker's next step
     for step in range(fewest):
-        pushed[:, step] = goes_on + busy[:, step]
-        goes_on = np.maximum(pushed[:, step], pushed[:, step - bound].max() if step >= bound else 0.0)
-    return float(goes_on.max() / fewest)
+        pushed[:, step] = begins + busy[:, step]
+        begins = np.maximum(pushed[:, step], pushed[:, step - bound].max() if step >= bound else 0.0)
+    return float(begins.max() / fewest)
 
 
 def _processors_allow(run: Run, times_as_fast: Mapping[int, float], otherwise: float) -> float:

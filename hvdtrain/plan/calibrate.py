@@ -5,30 +5,34 @@ import socket
 import time
 from collections.abc import Callable, Mapping, Sequence
 from datetime import UTC, datetime
-from pathlib import Path
+from typing import TYPE_CHECKING
 
 from hvdtrain.config.run_config import RunConfig
 from hvdtrain.plan import probe
 from hvdtrain.plan.calibration import Calibration, Quantity
 from hvdtrain.system.cgroups import usable_cores
 
+if TYPE_CHECKING:
+    from hvdtrain.runs.read import Run
+
 BUDGET_S = 50.0  # of a calibration that is to take 60 s at most
 PROFILE_S = 8.0
-# Share of a link's bandwidth that payload reaches: 0.94 and 0.95 of 1 Gbit/s were measured of both kinds of transport
+# Where a kind could not be measured in time: what a two-core EPYC machine had, with a wide range. Share of a link's
+# bandwidth that payload reaches: 0.94 and 0.95 of 1 Gbit/s were measured of both kinds of transport
 # (tests/benchmarks/README.md), of 100 Mbit/s less.
-EFFICIENCY = Quantity(0.94, 0.85, 0.96)
-# Where a kind could not be measured in time: what a two-core EPYC machine had, with a wide range.
 UNKNOWN = {
     "message_us": Quantity(500, 100, 1500), "operation_us": Quantity(1500, 300, 5000),
     "send_s_per_gb": Quantity(0.7, 0.3, 2), "receive_s_per_gb": Quantity(0.7, 0.3, 2),
     "server_send_s_per_gb": Quantity(0.5, 0.2, 1.5), "server_receive_s_per_gb": Quantity(0.5, 0.2, 1.5),
+    "efficiency": Quantity(0.94, 0.85, 0.96),
 }  # fmt: skip
 FLOOR = 1e-9  # of a cost that noise hides
 
 
 def calibrate(
-    config: RunConfig, batch: int, say: Callable[[str], None], runs: Sequence[Path] = (), bandwidth: float | None = None
-) -> Calibration:
+    config: RunConfig, batch: int, say: Callable[[str], None], runs: "Sequence[Run]" = (),
+    bandwidth: float | None = None,
+) -> Calibration:  # fmt: skip
     """Measure the model and the modes on this machine.
 
     Args:
@@ -36,11 +40,15 @@ def calibrate(
         say: shows the user a line.
         runs, bandwidth: see from_runs.
     """
+    from hvdtrain.data.find import find_dataset
+    from hvdtrain.data.image import native_side
+
     os.environ |= probe.ENVIRONMENT
     import torch
 
     torch.set_num_threads(1)
-    classes, side = _classes_and_side(config)
+    data = find_dataset(config.dataset)
+    classes, side = len(data.classes), config.image_size or native_side(data)
     say("messages: two workers and a server here, over TCP …")
     measured = probe.measure(time.monotonic() + BUDGET_S - PROFILE_S)
     say("layers: forward and backward …")
@@ -74,13 +82,11 @@ def transports(measured: Mapping[tuple[str, int], probe.Measured]) -> dict[str, 
     """What messages cost, of each kind, from steps of small and of large blocks."""
     costs: dict[str, dict[str, Quantity]] = {}
     for kind in probe.OF_KIND:
-        small, large = measured.get((kind, probe.SMALL)), measured.get((kind, probe.LARGE))
-        of = UNKNOWN | {"efficiency": EFFICIENCY}
-        if small:
-            of |= _message_costs(kind, small)
-        if large:
-            of |= _byte_costs(kind, large, of)
-        costs[kind] = of
+        costs[kind] = dict(UNKNOWN)
+        if small := measured.get((kind, probe.SMALL)):
+            costs[kind] |= _message_costs(kind, small)
+        if large := measured.get((kind, probe.LARGE)):
+            costs[kind] |= _byte_costs(kind, large, costs[kind])
     return costs
 
 
@@ -89,16 +95,16 @@ def _message_costs(kind: str, small: probe.Measured) -> dict[str, Quantity]:
     seconds = _beyond_computing(small)
     if kind == "ps":  # a push and an answer at the worker, and as many at the server for each worker
         seconds += [cpu / probe.WORKERS for cpu in small["together"]["server_cpu_s"]]
-        return {"message_us": Quantity.of(seconds).times(1e6 / 2), "operation_us": Quantity.of([0.0])}
+        return {"message_us": Quantity.of(seconds).times(1e6 / 2), "operation_us": Quantity.exactly(0.0)}
     # Of a ring of two: two hops, and what comes before them. Nobody knows which is how much: half each.
     return {"operation_us": Quantity.of(seconds).times(1e6 / 2), "message_us": Quantity.of(seconds).times(1e6 / 4)}
 
 
-def _byte_costs(kind: str, large: probe.Measured, of: Mapping[str, Quantity]) -> dict[str, Quantity]:
+def _byte_costs(kind: str, large: probe.Measured, known: Mapping[str, Quantity]) -> dict[str, Quantity]:
     """Processor seconds of a GB, half of them for sending and half for receiving: together they were measured."""
     size = probe.BLOCKS * probe.LARGE
-    message_s = of["message_us"].value / 1e6
-    of_messages, of_server = of["operation_us"].value / 1e6 + 2 * message_s, 0.0
+    message_s = known["message_us"].value / 1e6
+    of_messages, of_server = known["operation_us"].value / 1e6 + 2 * message_s, 0.0
     if kind == "ps":
         of_messages = 2 * size / RunConfig.bucket_mb / 2**20 * message_s
         of_server = probe.WORKERS * of_messages
@@ -115,12 +121,3 @@ def _beyond_computing(measured: probe.Measured) -> list[float]:
     """Processor seconds of a worker's steps, less those of a step alone."""
     alone = min(measured["alone"]["cpu_s"])
     return [max(FLOOR, cpu - alone) for cpu in measured["together"]["cpu_s"]]
-
-
-def _classes_and_side(config: RunConfig) -> tuple[int, int]:
-    """How many classes the data set has, and the side of images in pixels."""
-    from hvdtrain.data.find import find_dataset
-    from hvdtrain.data.image import native_side
-
-    data = find_dataset(config.dataset)
-    return len(data.classes), config.image_size or native_side(data)

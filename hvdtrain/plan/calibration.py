@@ -4,25 +4,21 @@ import json
 import math
 import random
 import statistics
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field, fields, replace
 from pathlib import Path
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, Literal, TypeVar
 
 from msgspec import Meta, ValidationError, convert, to_builtins
 
 from hvdtrain.config.untrusted import parse_json
 from hvdtrain.errors import UsageError
-from hvdtrain.plan.scenario import Layer, Transport
+from hvdtrain.plan.scenario import Codec, Layer, Scenario, Transport
 
 FORMAT, VERSION = "hvdtrain-calibration", 1
 TRANSPORTS = ("allreduce", "ddp", "ps")
-TRANSPORT_FIELDS = (
-    "message_us", "operation_us", "send_s_per_gb", "receive_s_per_gb", "server_send_s_per_gb",
-    "server_receive_s_per_gb", "local_share", "idle_cores", "efficiency",
-)  # fmt: skip
+TRANSPORT_FIELDS, CODEC_FIELDS = ([one.name for one in fields(kind)] for kind in (Transport, Codec))
 OPTIONAL = ("local_share", "idle_cores")  # only runs tell
-CODEC_FIELDS = ("encode_ms_per_mb", "decode_ms_per_mb", "wire_share")
 # Keys of the file that hold a Quantity, or a plain number where somebody writes it by hand.
 FIGURES = {
     *TRANSPORT_FIELDS, *CODEC_FIELDS, "forward_ms", "backward_ms", "fixed_ms", "optimizer_ms_per_mb", "latency_us",
@@ -34,6 +30,7 @@ _MOST_SPREAD = 0.5  # standard deviation of the logarithm of a figure
 Figure = Annotated[float, Meta(ge=0, le=1e9)]
 Share = Annotated[float, Meta(ge=0, le=1)]
 Count = Annotated[int, Meta(ge=1, le=10**6)]
+T = TypeVar("T")
 
 
 @dataclass(frozen=True)
@@ -47,6 +44,10 @@ class Quantity:
     def __post_init__(self) -> None:
         if not self.low <= self.value <= self.high:
             raise ValueError(f"it has not low <= value <= high: {self.low:g}, {self.value:g}, {self.high:g}")
+
+    @classmethod
+    def exactly(cls, value: float) -> "Quantity":
+        return cls(value, value, value)
 
     @classmethod
     def of(cls, samples: Sequence[float]) -> "Quantity":
@@ -121,55 +122,55 @@ class Calibration:
     made: dict[str, Any] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
-        for kind in TRANSPORTS:
-            _check_keys(f"transports.{kind}", self.transports.get(kind, {}), TRANSPORT_FIELDS, OPTIONAL)
-        for name, costs in self.codecs.items():
-            _check_keys(f"codecs.{name}", costs, CODEC_FIELDS)
+        costs = [(f"transports.{kind}", self.transports.get(kind, {}), TRANSPORT_FIELDS) for kind in TRANSPORTS]
+        costs += [(f"codecs.{name}", codec, CODEC_FIELDS) for name, codec in self.codecs.items()]
+        for name, figures, keys in costs:
+            if missing := [key for key in keys if key not in figures and key not in OPTIONAL]:
+                raise ValueError(f"{name} has no {missing[0]}")
 
-    @property
-    def gradient_megabytes(self) -> float:
-        return sum(layer.gradient_megabytes for layer in self.layers)
+    def slower(self, factor: float) -> "Calibration":
+        """The same, but that all computing takes so many times as long."""
+        layers = tuple(
+            replace(layer, forward_ms=layer.forward_ms.times(factor), backward_ms=layer.backward_ms.times(factor))
+            for layer in self.layers
+        )
+        return replace(self, layers=layers, fixed_ms=self.fixed_ms.times(factor))
 
-    @property
-    def computing_ms(self) -> float:
-        """Of one worker's step."""
-        return self.fixed_ms.value + sum(one.forward_ms.value + one.backward_ms.value for one in self.layers)
+    def with_batch(self, batch: int) -> "Calibration":
+        """The same for a worker's step of so many samples."""
+        factor = self.batch_fixed_share + (1 - self.batch_fixed_share) * batch / self.batch_per_worker
+        return replace(self.slower(factor), batch_per_worker=batch, batch_fixed_share=self.batch_fixed_share / factor)
 
-    def scenario_layers(self, draw: random.Random | None = None, batch: int = 0) -> tuple[Layer, ...]:
-        """Layers, with one draw for all of computing: what slows one layer slows the next too."""
-        scale = self.batch_factor(batch) / 1e3
-        forward = scale * _relative([layer.forward_ms for layer in self.layers]).drawn(draw)
-        backward = scale * _relative([layer.backward_ms for layer in self.layers]).drawn(draw)
-        return tuple(
+    def scenario(self, asked: Scenario, draw: random.Random | None = None) -> Scenario:
+        """The scenario that is asked about with costs at the medians or, with a generator, as measurements might have
+        come out. A draw has the same in each mode of what all share: what slows one layer slows the next too. What
+        messages cost was measured for each transport by itself, and is drawn so.
+        """
+        forward = 1e-3 * _relative([layer.forward_ms for layer in self.layers]).drawn(draw)
+        backward = 1e-3 * _relative([layer.backward_ms for layer in self.layers]).drawn(draw)
+        layers = tuple(
             Layer(
                 layer.name, round(layer.gradient_megabytes * 1e6 / 4), layer.forward_ms.value * forward,
                 layer.backward_ms.value * backward,
             )
             for layer in self.layers
         )  # fmt: skip
-
-    def batch_factor(self, batch: int) -> float:
-        """How much longer computing takes with another batch."""
-        if not batch:
-            return 1.0
-        return self.batch_fixed_share + (1 - self.batch_fixed_share) * batch / self.batch_per_worker
-
-    def transport(self, mode: str, draw: random.Random | None = None) -> Transport:
-        """What messages cost in a mode: each transport's costs were measured, and are drawn, by themselves."""
-        kind = "ps" if mode.startswith("ps-") else mode if mode != "single" else "ddp"
-        costs, draw = self.transports[kind], draw and random.Random(f"{draw.random()} {kind}")
-        drawn = {key: costs[key].drawn(draw) for key in TRANSPORT_FIELDS if key in costs}
-        drawn["efficiency"] = min(1.0, drawn["efficiency"])
-        return Transport(drawn.pop("message_us") * 1e-6, drawn.pop("operation_us") * 1e-6, **drawn)
+        shared = (self.fixed_ms, self.optimizer_ms_per_mb, self.latency_us)
+        fixed_ms, optimizer_ms, latency_us = (figure.drawn(draw) for figure in shared)
+        kind = "ps" if asked.servers else asked.mode if asked.mode in self.transports else "ddp"
+        figures, apart = self.transports[kind], draw and random.Random(f"{draw.random()} {kind}")
+        costs = {key: figures[key].drawn(apart) for key in TRANSPORT_FIELDS if key in figures}
+        costs["efficiency"] = min(1.0, costs["efficiency"])
+        codec = {key: figure.drawn(draw) for key, figure in self.codecs.get(asked.compression, {}).items()}
+        return replace(
+            asked, layers=layers, fixed_s=1e-3 * fixed_ms, optimizer_s_per_mb=1e-3 * optimizer_ms,
+            latency_s=1e-6 * latency_us, transport=Transport(**costs), codec=Codec(**codec), jitter=self.step_jitter,
+            cores=self.cores_per_host, threads=self.threads_per_worker, on_processor=self.device == "cpu",
+        )  # fmt: skip
 
     def save(self, path: Path) -> None:
         content = {"format": FORMAT, "version": VERSION} | to_builtins(self)
         path.write_text(json.dumps(content, indent=1) + "\n")
-
-
-def _check_keys(name: str, costs: Mapping[str, Quantity], keys: Sequence[str], optional: Sequence[str] = ()) -> None:
-    if missing := [key for key in keys if key not in costs and key not in optional]:
-        raise ValueError(f"{name} has no {missing[0]}")
 
 
 def _relative(quantities: Sequence[Quantity]) -> Quantity:
@@ -181,23 +182,26 @@ def _relative(quantities: Sequence[Quantity]) -> Quantity:
 
 def load(path: Path) -> Calibration:
     """Read a calibration and check it. UsageError, a line, where it is none, or of another version, or damaged."""
+
+    def parse(content: bytes) -> Any:
+        read = parse_json(content)
+        if not isinstance(read, dict) or (read.get("format"), read.get("version")) != (FORMAT, VERSION):
+            raise ValueError(f"it is no {FORMAT} of version {VERSION}: calibrate again")
+        return _with_quantities(read)
+
+    return read_as(Calibration, path, parse)
+
+
+def read_as(kind: type[T], path: Path, parse: Callable[[bytes], Any]) -> T:
+    """A file as msgspec converts what is parsed of it. UsageError, a line, where that cannot be."""
     try:
-        content = parse_json(path.read_bytes())
+        return convert(parse(path.read_bytes()), kind)
     except FileNotFoundError:
-        raise UsageError(f"there is no calibration {path}: make one with `hvdtrain plan calibrate`") from None
-    except (OSError, ValueError) as error:
-        raise UsageError(f"{path} is no readable calibration: {error}") from None
-    if not isinstance(content, dict) or content.get("format") != FORMAT:
-        raise UsageError(f'{path} is no calibration: it has no "format": "{FORMAT}"')
-    if content.get("version") != VERSION:
-        raise UsageError(
-            f"{path} is of version {content.get('version')!r} of calibrations, and this reads {VERSION}: calibrate "
-            "again"
-        )
-    try:
-        return convert(_with_quantities(content), Calibration)
+        raise UsageError(f"there is no {kind.__name__.lower()} {path}") from None
     except (ValidationError, RecursionError) as error:
         raise UsageError(f"{path}: {error}") from None
+    except (OSError, ValueError) as error:
+        raise UsageError(f"{path} is no readable {kind.__name__.lower()}: {error}") from None
 
 
 def _with_quantities(content: Any, name: str = "") -> Any:

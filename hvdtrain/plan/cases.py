@@ -5,13 +5,13 @@ import random
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
-from msgspec import Meta, Struct, ValidationError, convert, to_builtins
+from msgspec import Meta, Struct, to_builtins
 
 from hvdtrain.config.untrusted import parse_toml
-from hvdtrain.errors import UsageError
+from hvdtrain.plan.calibration import read_as
 from hvdtrain.plan.layout import FINE
 from hvdtrain.plan.published import layers_of
-from hvdtrain.plan.scenario import SERVER_MODES, Layer, Scenario, Transport
+from hvdtrain.plan.scenario import MODES, SERVER_MODES, Layer, Scenario, Transport
 from hvdtrain.plan.simulate import simulate
 
 # What is not known of another system: the likely value, and the standard deviation of its logarithm before any cell was
@@ -56,25 +56,16 @@ class Cluster(Struct, frozen=True):
 
 
 class Software(Struct, frozen=True):
-    """Of the unknowns, those that are known.
-
-    Attributes:
-        local_sum: workers of a host add their gradients up before one of them pushes.
-    """
+    """See Scenario."""
 
     partition: Literal["even", "tensor"] = "even"
     overlap: Literal["backward", "both"] = "both"
-    local_sum: bool = True
-    efficiency: Annotated[float, Meta(ge=1e-6, le=1)] | None = None
-    processor_s_per_gb: Positive | None = None
-    jitter: Positive | None = None
-    host_gb_per_s: Positive | None = None
 
 
 class Cell(Struct, frozen=True):
     """A figure of the table; with `calibrate` unknowns are fitted on it."""
 
-    mode: Literal["single", "allreduce", "ddp", "ps-sync", "ps-ssp", "ps-async"]
+    mode: str
     workers: Count
     samples_per_s: Positive
     servers: Annotated[int, Meta(ge=0, le=4096)] = 0
@@ -82,6 +73,8 @@ class Cell(Struct, frozen=True):
     calibrate: bool = False
 
     def __post_init__(self) -> None:
+        if self.mode not in MODES:
+            raise ValueError(f"unknown mode '{self.mode}': choose from {', '.join(MODES)}")
         if (self.mode in SERVER_MODES) != bool(self.servers):
             raise ValueError(f"mode {self.mode} does not go with {self.servers} servers")
         if self.mode == "single" and self.workers > 1:
@@ -98,20 +91,10 @@ class Case(Struct, frozen=True):
     title: str = ""
     source: str = ""
 
-    @property
-    def known(self) -> dict[str, float]:
-        """Unknowns that the file gives."""
-        return {name: value for name in UNKNOWNS if (value := getattr(self.software, name)) is not None}
-
-    @property
-    def unknowns(self) -> list[str]:
-        one_a_host = self.cluster.workers_per_host == 1
-        return [name for name in UNKNOWNS if name not in self.known and not (name == "host_gb_per_s" and one_a_host)]
-
     def layers(self) -> tuple[Layer, ...]:
         """Layers that compute in all as long as one worker took, a third of it forward."""
-        of, computing_s = self.model, self.model.batch_per_worker / self.cluster.single_worker_samples_per_s
-        named = [(layer.name, layer.megabytes, layer.share_of_compute) for layer in of.layers] or layers_of(of.name)
+        model, computing_s = self.model, self.model.batch_per_worker / self.cluster.single_worker_samples_per_s
+        named = [(one.name, one.megabytes, one.share_of_compute) for one in model.layers] or layers_of(model.name)
         third = computing_s / 3 / (sum(share for _, _, share in named) or 1.0)
         return tuple(
             Layer(name, round(size * 1e6 / 4), third * share, 2 * third * share) for name, size, share in named
@@ -120,38 +103,27 @@ class Case(Struct, frozen=True):
 
 def load(path: Path) -> Case:
     """Read a case. UsageError, a line, where it is none."""
-    try:
-        return convert(parse_toml(path.read_text(encoding="utf-8")), Case)
-    except FileNotFoundError:
-        raise UsageError(f"there is no case {path}") from None
-    except ValidationError as error:
-        raise UsageError(f"{path}: {error}") from None
-    except (OSError, ValueError) as error:
-        raise UsageError(f"{path} is no readable case: {error}") from None
+    return read_as(Case, path, lambda content: parse_toml(content.decode()))
 
 
-def scenario(case: Case, layers: tuple[Layer, ...], cell: Cell, values: dict[str, float]) -> Scenario:
-    """A cell with the unknowns as given."""
+def samples_per_s(case: Case, layers: tuple[Layer, ...], cell: Cell, values: dict[str, float]) -> float:
+    """A cell as it is simulated with the unknowns as given."""
     cost, cluster = values["processor_s_per_gb"], case.cluster
     workers, per_host = cell.workers, cluster.workers_per_host
     inside = min(workers, per_host)
     weights = 4 * sum(layer.parameters for layer in layers)
     # Gradients go once to where they are added up and weights back, on what the workers of a host share.
     local_s = 2 * inside * weights / 1e9 / values["host_gb_per_s"] if inside > 1 else 0.0
-    if case.software.local_sum and cell.servers:
+    if cell.servers:  # the workers of a host add up before one of them pushes
         workers, per_host = -(-workers // per_host), 1
-    return Scenario(
+    job = Scenario(
         cell.mode, layers, workers, cell.servers,
-        bandwidth=cluster.bandwidth_gbit * 1e9 / 8, latency_s=cluster.latency_us * 1e-6,
-        transport=Transport(0, 0, cost, cost, cost, cost, min(1.0, values["efficiency"])),
+        bandwidth_gbit=cluster.bandwidth_gbit, latency_s=cluster.latency_us * 1e-6,
+        transport=Transport(0, 0, cost, cost, cost, cost, efficiency=values["efficiency"]),
         fixed_s=local_s, jitter=values["jitter"], cores=cluster.cores_per_host, on_processor=False,
         workers_per_host=per_host, placement=cell.placement, partition=case.software.partition,
         overlap=case.software.overlap, under_way_bytes=NO_WINDOW, softsync=False,
     )  # fmt: skip
-
-
-def samples_per_s(case: Case, layers: tuple[Layer, ...], cell: Cell, values: dict[str, float]) -> float:
-    job = scenario(case, layers, cell, values)
     detail = FINE._replace(pieces=40 if job.mode in ("ps-ssp", "ps-async") else 100)
     return cell.workers * case.model.batch_per_worker / simulate(job, 3, 0, detail).step_s
 
@@ -161,11 +133,12 @@ def predict(case: Case) -> tuple[list[dict[str, Any]], dict[str, float]]:
 
     An error is predicted over published, less 1. Cells with calibrate = true are fitted, and say nothing.
     """
-    names, layers = case.unknowns, case.layers()
+    layers = case.layers()
+    names = [name for name in UNKNOWNS if name != "host_gb_per_s" or case.cluster.workers_per_host > 1]
     fitted, covariance_root = _fit(case, layers, names)
-    middle = _values(case, names, fitted)
+    middle = _values(names, fitted)
     draw = random.Random(0)
-    others = [_values(case, names, fitted + covariance_root @ [draw.gauss(0, 1) for _ in names]) for _ in range(DRAWS)]
+    others = [_values(names, fitted + covariance_root @ [draw.gauss(0, 1) for _ in names]) for _ in range(DRAWS)]
     rows = []
     for cell in case.cell:
         predicted, *drawn = [samples_per_s(case, layers, cell, values) for values in (middle, *others)]
@@ -176,11 +149,11 @@ def predict(case: Case) -> tuple[list[dict[str, Any]], dict[str, float]]:
     return rows, {name: middle[name] for name in names}
 
 
-def _values(case: Case, names: list[str], logs: Any) -> dict[str, float]:
-    """What is known and, by their logarithms, what is not."""
-    found = {name: value for name, (value, _) in UNKNOWNS.items()} | case.known
-    found |= {name: math.exp(x) for name, x in zip(names, logs, strict=True)}
-    return found | {"efficiency": min(1.0, found["efficiency"]), "jitter": min(0.5, found["jitter"])}
+def _values(names: list[str], logs: Any) -> dict[str, float]:
+    """The unknowns from their logarithms, and likely values of those that make no difference."""
+    values = {name: value for name, (value, _) in UNKNOWNS.items()}
+    values |= {name: math.exp(x) for name, x in zip(names, logs, strict=True)}
+    return values | {"efficiency": min(1.0, values["efficiency"]), "jitter": min(0.5, values["jitter"])}
 
 
 def _fit(case: Case, layers: tuple[Layer, ...], names: list[str]) -> tuple[Any, Any]:
@@ -193,11 +166,11 @@ def _fit(case: Case, layers: tuple[Layer, ...], names: list[str]) -> tuple[Any, 
     centre = np.array([math.log(UNKNOWNS[name][0]) for name in names])
     spread = np.array([UNKNOWNS[name][1] for name in names])
     fitted_on = [cell for cell in case.cell if cell.calibrate]
-    if not fitted_on or not names:
+    if not fitted_on:
         return centre, np.diag(spread)
 
     def residuals(scaled: Any) -> Any:
-        values = _values(case, names, centre + spread * scaled)
+        values = _values(names, centre + spread * scaled)
         errors = [
             math.log(samples_per_s(case, layers, cell, values) / cell.samples_per_s) / CELL_ERROR for cell in fitted_on
         ]

@@ -11,9 +11,9 @@ import click
 
 from hvdtrain import modes
 from hvdtrain.errors import UsageError
+from hvdtrain.plan import predict
 from hvdtrain.plan.calibration import Calibration
-from hvdtrain.plan.predict import Question, row
-from hvdtrain.plan.scenario import MODES, Slow
+from hvdtrain.plan.scenario import MODES, Scenario
 from hvdtrain.plan.show import between, rate, seconds
 from hvdtrain.plan.units import Stragglers
 from hvdtrain.report.table import Cell, Table
@@ -23,6 +23,14 @@ from hvdtrain.runs.read import Run, load_run
 Row = dict[str, Any]
 WARM_UP = 2  # steps that are not counted
 LOCAL_GBIT = 1e4  # between processes of one host
+
+
+def finished(folder: Path) -> Run:
+    """The run. UsageError where it has not finished."""
+    run = load_run(folder)
+    if run.problem:
+        raise UsageError(f"{folder}: {run.problem}")
+    return run
 
 
 def measured_step_s(run: Run) -> float:
@@ -45,82 +53,59 @@ def measured_step_s(run: Run) -> float:
     return statistics.fmean(medians)
 
 
-def hosts_of(run: Run) -> tuple[int, str, int]:
-    """How many hosts it ran on, where its servers were, and how many workers a host had at most."""
-    hosts, servers = run.manifest.hosts, run.kind.servers
-    ranks = [host.ranks for host in hosts.values()]
-    beside = any(min(own) < servers <= max(own) for own in ranks if own)
-    per_host = max([sum(rank >= servers for rank in own) for own in ranks] or [run.kind.workers])
-    return max(1, len(hosts)), "shared" if beside or len(hosts) <= 1 else "dedicated", max(1, per_host)
-
-
-def compare(calibration: Calibration, folders: Sequence[Path], bandwidth: float | None) -> list[Row]:
-    """A row for each run: what was measured, what is predicted, and the error.
+def question(calibration: Calibration, run: Run, bandwidth: float | None) -> tuple[Calibration, Scenario]:
+    """What a run is a measurement of: the calibration with its batch, and the scenario to ask about.
 
     Args:
         bandwidth: of the hosts' links in Gbit/s; by default what the run measured of them, else the calibration's.
 
     Raises:
-        UsageError: a run has not finished, or is of another model, or its hosts' links are not known.
+        UsageError: the run is of another model, or nobody says how fast the links are, or no prediction knows its mode
+            or its --slow: bursts, jitter.
     """
-    found = []
-    for folder in folders:
-        run = load_run(folder)
-        if run.problem:
-            raise UsageError(f"{folder}: {run.problem}")
-        found.append(_compare(calibration, run, bandwidth))
-    return found
-
-
-def asked(calibration: Calibration, run: Run, bandwidth: float | None) -> tuple[Question, float]:
-    """What a run is a measurement of: a question with its one mode, and the bandwidth of its hosts in Gbit/s.
-
-    Raises:
-        UsageError: it is of another model, or nobody says how fast the links are.
-    """
-    of, mode = run.manifest, run.kind.mode
-    if mode not in MODES:
-        raise UsageError(f"{run.folder} is of mode {mode}, which cannot be predicted")
+    manifest, kind, hosts = run.manifest, run.kind, run.manifest.hosts
+    is_local = len(hosts) <= 1
+    if kind.mode not in MODES:
+        raise UsageError(f"{run.folder} is of mode {kind.mode}, which cannot be predicted")
     known = calibration.model.get("parameters")
-    if isinstance(known, int) and known and of.parameters and abs(of.parameters / known - 1) > 0.01:
+    if isinstance(known, int) and known and manifest.parameters and abs(manifest.parameters / known - 1) > 0.01:
         raise UsageError(
-            f"{run.folder} has a model of {of.parameters:,} parameters, the calibration one of {known:,}: calibrate "
-            "with its --model, --width and --dataset"
+            f"{run.folder} has a model of {manifest.parameters:,} parameters, the calibration one of {known:,}: "
+            "calibrate with its --model, --width and --dataset"
         )
-    hosts, placement, per_host = hosts_of(run)
-    measured = max((pair.gbit_s for pair in of.network.pairs), default=None)
-    gbit = LOCAL_GBIT if hosts == 1 else bandwidth or measured or calibration.bandwidth_gbit
+    measured = max((pair.gbit_s for pair in manifest.network.pairs), default=None)
+    gbit = LOCAL_GBIT if is_local else bandwidth or measured or calibration.bandwidth_gbit
     if not gbit:
-        raise UsageError(f"{run.folder} ran on {hosts} hosts: say how fast their links are, --bandwidth 1gbit")
-    batch = max(1, round((of.global_batch or calibration.batch_per_worker) / of.workers))
-    until_evaluated = next((row.step for row in run.summary.evaluations), run.summary.steps)
-    question = Question(
-        [mode], of.compression or "none", batch, placement, of.workers if hosts == 1 else per_host,
-        staleness=2 if of.staleness_bound is None else of.staleness_bound, slow=_slow(run),
-        softsync=of.push_scale == "softsync", leased=of.shares == "leased",
-        round_steps=0 if modes.declared(mode).lockstep else until_evaluated or 0,
-    )  # fmt: skip
-    return question, gbit
-
-
-def _slow(run: Run) -> Slow:
-    """Who was made slow. UsageError where no prediction knows that: bursts, jitter."""
+        raise UsageError(f"{run.folder} ran on {len(hosts)} hosts: say how fast their links are, --bandwidth 1gbit")
     try:
-        return Stragglers().convert(field_value(run, "slow.asked"), None, None)
+        slow = Stragglers().convert(field_value(run, "slow.asked"), None, None)
     except click.UsageError as error:
         raise UsageError(f"{run.folder} was run with --slow {error.message}") from None
+    batch = max(1, round((manifest.global_batch or calibration.batch_per_worker) / manifest.workers))
+    until_evaluated = next((row.step for row in run.summary.evaluations), run.summary.steps)
+    ranks = [host.ranks for host in hosts.values() if host.ranks]
+    is_beside = any(min(on_host) < kind.servers <= max(on_host) for on_host in ranks)
+    workers_on_hosts = [sum(rank >= kind.servers for rank in on_host) for on_host in ranks]
+    return calibration.with_batch(batch), Scenario(
+        kind.mode, workers=kind.workers, servers=kind.servers, bandwidth_gbit=gbit,
+        compression=manifest.compression or "none", placement="shared" if is_beside or is_local else "dedicated",
+        workers_per_host=manifest.workers if is_local else max([1, *workers_on_hosts]),
+        staleness=2 if manifest.staleness_bound is None else manifest.staleness_bound, slow=slow,
+        softsync=manifest.push_scale == "softsync", leased=manifest.shares == "leased",
+        round_steps=0 if modes.declared(kind.mode).lockstep else until_evaluated or 0,
+    )  # fmt: skip
 
 
-def _compare(calibration: Calibration, run: Run, bandwidth: float | None) -> Row:
-    question, gbit = asked(calibration, run, bandwidth)
-    mode, workers, servers, _ = run.kind
-    predicted = row(calibration, question, mode, workers, servers, gbit)
-    measured = measured_step_s(run)
+def compare(calibration: Calibration, run: Run, bandwidth: float | None) -> Row:
+    """What was measured, what is predicted, and the error. UsageError as of `question`."""
+    made, asked = question(calibration, run, bandwidth)
+    predicted, measured = predict.row(made, asked), measured_step_s(run)
     return {
-        "run": str(run.folder), "mode": mode, "workers": workers, "servers": servers, "hosts": hosts_of(run)[0],
-        "bandwidth_gbit": None if gbit == LOCAL_GBIT else gbit, "measured_step_s": measured,
-        "predicted_step_s": predicted["step_s"], "low": predicted["step_s_low"], "high": predicted["step_s_high"],
-        "error": predicted["step_s"] / measured - 1,
+        "run": str(run.folder), "mode": asked.mode, "workers": asked.workers, "servers": asked.servers,
+        "hosts": max(1, len(run.manifest.hosts)),
+        "bandwidth_gbit": None if asked.bandwidth_gbit == LOCAL_GBIT else asked.bandwidth_gbit,
+        "measured_step_s": measured, "predicted_step_s": predicted["step_s"], "low": predicted["step_s_low"],
+        "high": predicted["step_s_high"], "error": predicted["step_s"] / measured - 1,
     }  # fmt: skip
 
 
@@ -135,34 +120,25 @@ def table(calibration: Calibration, runs: Sequence[Run]) -> Table:
             groups.setdefault((run.kind.label, field_value(run, "slow.asked")), []).append(run)
     several = len({slow for _, slow in groups}) > 1
     rows: list[tuple[str, list[Cell]]] = []
-    found, notes = [], []
+    compared, refused = [], []
     for (label, slow), members in groups.items():
-        words = label + (f", slow: {slow}" if several else "")
         try:
-            own = _compare(calibration, members[0], None)
             measured = geometric_mean(map(measured_step_s, members))
+            row = compare(calibration, members[0], None)
         except UsageError as error:
-            notes.append(f"Not predicted: {error}.")
+            refused.append(f"Not predicted: {error}.")
             continue
-        found.append(own | {"error": own["predicted_step_s"] / measured - 1})
-        rows.append((words, [
+        compared.append(row | {"error": row["predicted_step_s"] / measured - 1})
+        rows.append((label + (f", slow: {slow}" if several else ""), [
             Cell(seconds(measured), measured),
-            Cell(seconds(own["predicted_step_s"]), own["predicted_step_s"], between(own["low"], own["high"])),
-            Cell(f"{found[-1]['error']:+.1%}", found[-1]["error"]),
+            Cell(seconds(row["predicted_step_s"]), row["predicted_step_s"], between(row["low"], row["high"])),
+            Cell(f"{compared[-1]['error']:+.1%}", compared[-1]["error"]),
         ]))  # fmt: skip
-    for gbit in sorted({own["bandwidth_gbit"] for own in found if own["bandwidth_gbit"]}):
-        notes.append(f"Hosts joined by {rate(gbit)}: measured by the runs, or else the calibration's.")
-    for mode, (middle, largest, count) in errors_by_mode(found).items():
-        notes.append(f"{mode}: median error {middle:.1%}, largest {largest:.1%}, of {count}.")
     made = ", ".join(f"{name} {value}" for name, value in calibration.model.items() if isinstance(value, str | int))
-    notes.insert(0, f"Predicted by `hvdtrain plan` from a calibration ({made}); repeats as geometric means.")
+    notes = [f"Predicted by `hvdtrain plan` from a calibration ({made}); repeats as geometric means.", *refused]
+    for gbit in sorted({row["bandwidth_gbit"] for row in compared if row["bandwidth_gbit"]}):
+        notes.append(f"Hosts joined by {rate(gbit)}: measured by the runs, or else the calibration's.")
+    for mode in dict.fromkeys(row["mode"] for row in compared):
+        off = [abs(row["error"]) for row in compared if row["mode"] == mode]
+        notes.append(f"{mode}: median error {statistics.median(off):.1%}, largest {max(off):.1%}, of {len(off)}.")
     return Table("Predicted beside measured", notes, "run", ["a step, measured", "predicted", "error"], rows)
-
-
-def errors_by_mode(rows: Sequence[Row]) -> dict[str, tuple[float, float, int]]:
-    """Of each mode the median and the largest absolute error, and of how many runs."""
-    found = {}
-    for mode in dict.fromkeys(one["mode"] for one in rows):
-        off = sorted(abs(one["error"]) for one in rows if one["mode"] == mode)
-        found[mode] = statistics.median(off), off[-1], len(off)
-    return found

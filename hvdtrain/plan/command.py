@@ -2,18 +2,20 @@
 
 import json
 from collections.abc import Sequence
+from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import click
 
-from hvdtrain.config.option_types import FileToWrite, Names
+from hvdtrain.config.option_types import FileToWrite, Several
 from hvdtrain.config.run_config import RunConfig
 from hvdtrain.errors import UsageError
 from hvdtrain.formatting import some_of, with_noun
-from hvdtrain.plan import calibration as calibrations
-from hvdtrain.plan.scenario import MODES, Slow
-from hvdtrain.plan.units import BANDWIDTH, LATENCY, Counts, Several, Stragglers
+from hvdtrain.plan.calibration import Calibration, Quantity, load
+from hvdtrain.plan.scenario import MODES, Scenario, Slow
+from hvdtrain.plan.units import BANDWIDTH, LATENCY, Counts, Stragglers
 
 FOLDER = click.Path(path_type=Path)
 FILE, NEW_FILE = click.Path(dir_okay=False, path_type=Path), FileToWrite()
@@ -45,7 +47,7 @@ def plan() -> None:
 @click.option("--optimizer", default="adam", show_default=True)
 @click.option("--from", "runs", multiple=True, type=FOLDER, help="Finished runs of this model, to correct it by.")
 @click.option("--bandwidth", type=BANDWIDTH, help="Of the links of those runs' hosts.")
-@click.option("--out", type=NEW_FILE, required=True, help="Write the calibration there, JSON with units in its names.")
+@click.option("--out", type=NEW_FILE, required=True, help="File of the calibration, JSON with units in its names.")
 def calibrate(
     model: str, width: float, batch_size: int, dataset: str, image_size: int, optimizer: str, runs: tuple[Path, ...],
     bandwidth: float | None, out: Path,
@@ -57,19 +59,18 @@ def calibrate(
     hvdtrain plan calibrate --model vgg16 --width 0.5 --from runs/ring --bandwidth 1gbit --out cal.json
     """
     from hvdtrain.plan import calibrate as measuring
-    from hvdtrain.runs.read import load_run
+    from hvdtrain.plan.check import finished
     from hvdtrain.runs.request import check
 
-    for run in runs:
-        if problem := load_run(run).problem:
-            raise UsageError(f"{run}: {problem}")
+    finished_runs = [finished(run) for run in runs]
     config = RunConfig(model=model, width=width, dataset=dataset, image_size=image_size, optimizer=optimizer)
     check(config)
-    found = measuring.calibrate(config, batch_size, lambda line: click.echo(line, err=True), runs, bandwidth)
-    found.save(out)
+    made = measuring.calibrate(config, batch_size, partial(click.echo, err=True), finished_runs, bandwidth)
+    made.save(out)
+    alone = made.scenario(Scenario("single"))
     click.echo(
-        f"{with_noun(len(found.layers), 'layer')}, {found.gradient_megabytes:,.1f} MB of gradients; computing a step "
-        f"of {batch_size} takes {found.computing_ms:,.1f} ms; wrote {out}"
+        f"{with_noun(len(made.layers), 'layer')}, {alone.bytes / 1e6:,.1f} MB of gradients; computing a step of "
+        f"{batch_size} takes {1e3 * alone.computing_s:,.1f} ms; wrote {out}"
     )
 
 
@@ -80,160 +81,114 @@ def calibrate(
     "--servers", "-s", type=Counts(equal=True), default="1,equal", show_default=True, help="`1,2,equal`: as workers."
 )
 @click.option(
-    "--bandwidth", type=Several(BANDWIDTH), default="1gbit,10gbit", show_default=True, help="Of each host's link."
-)
+    "--bandwidth", "bandwidths", type=Several(BANDWIDTH), metavar="BANDWIDTHS", default="1gbit,10gbit",
+    show_default=True, help="Of each host's link.",
+)  # fmt: skip
 @click.option("--latency", type=LATENCY, help="One way, `50us`  [default: the calibration's].")
-@click.option("--modes", type=Names(), default=",".join(MODES), show_default=True)
+@click.option(
+    "--modes", "names", type=Several(click.Choice(MODES)), metavar="NAMES", default=",".join(MODES), show_default=True
+)
 @click.option("--compression", default="none", show_default=True, help="Of gradients: a codec of the calibration.")
 @click.option("--batch-size", "-b", type=click.IntRange(0, 65536), default=0, help="Of each worker, if not the same.")
 @click.option(
     "--placement", type=click.Choice(["dedicated", "shared"]), default="dedicated", show_default=True,
-    help="Servers on hosts of their own, or beside workers.",
+    help="Servers on hosts without workers, or on the workers' hosts.",
 )  # fmt: skip
 @click.option("--gpus-per-host", type=click.IntRange(1, 64), default=1, show_default=True, help="Workers on a host.")
 @click.option("--staleness", type=click.IntRange(0, 1000), default=2, show_default=True, help="Bound of ps-ssp.")
 @click.option("--slow", type=Stragglers(), default="none", help="`1:4x`, `random:6x:p=0.1`, joined by `+`.")
 @click.option("--seed", type=click.IntRange(0, 2**32 - 1), default=0, show_default=True)
-@click.option("--json", "file", type=NEW_FILE, help="Write all rows there.")
+@click.option("--json", "file", type=NEW_FILE, help="Write all rows to this file.")
 @click.option("--plot", type=NEW_FILE, help="Draw samples/s over workers and who wins where, as SVG.")
-@click.option("--trace", type=NEW_FILE, help="Of one prediction: a Perfetto trace of its steps, for ui.perfetto.dev.")
 @click.option("--hosts", type=click.IntRange(2, 1024), help="Instead: the best use of so many hosts.")
 @click.option("--price-host", type=click.FloatRange(0, 1e6, True), default=1.0, help="Of a worker's host, an hour.")
 @click.option("--price-server", type=click.FloatRange(0, 1e6, True), help="Of a server's host  [default: the same].")
 def predict(
-    calibration: Path, workers: list[Any], servers: list[Any], bandwidth: list[float], latency: float | None,
-    modes: list[str], compression: str, batch_size: int, placement: str, gpus_per_host: int, staleness: int,
-    slow: Slow, seed: int, file: Path | None, plot: Path | None, trace: Path | None, hosts: int | None,
-    price_host: float, price_server: float | None,
+    calibration: Path, workers: list[Any], servers: list[Any], bandwidths: list[float], latency: float | None,
+    names: list[str], compression: str, batch_size: int, placement: str, gpus_per_host: int, staleness: int,
+    slow: Slow, seed: int, file: Path | None, plot: Path | None, hosts: int | None, price_host: float,
+    price_server: float | None,
 ) -> None:  # fmt: skip
     """Predict seconds a step for every mode, number of workers and servers, and bandwidth.
 
     \b
     hvdtrain plan predict cal.json --workers 1-64 --servers 1,equal --bandwidth 1gbit,10gbit --plot plan.svg
-    hvdtrain plan predict cal.json --workers 4 --servers 2 --modes ps-sync --bandwidth 1gbit --trace step.pftrace
     hvdtrain plan predict cal.json --hosts 16 --price-host 3 --price-server 0.5 --bandwidth 10gbit
     """
     from hvdtrain.plan import predict as prediction
     from hvdtrain.plan import show
 
-    found = calibrations.load(calibration)
-    question = prediction.Question(
-        modes, compression, batch_size, placement, gpus_per_host, latency, slow, staleness, seed
-    )
+    known = load(calibration)
+    if batch_size:
+        known = known.with_batch(batch_size)
+    if latency is not None:
+        known = replace(known, latency_us=Quantity.exactly(latency))
+    asked = Scenario(
+        MODES[0], compression=compression, placement=placement, workers_per_host=gpus_per_host, slow=slow,
+        staleness=staleness,
+    )  # fmt: skip
     if hosts:
-        prediction.check(question, hosts * gpus_per_host)
-        _best_use(found, question, hosts, bandwidth, price_host, price_server or price_host, file)
+        if len(bandwidths) != 1:
+            raise UsageError("--hosts asks about one network: give one --bandwidth")
+        asked = replace(asked, bandwidth_gbit=bandwidths[0])
+        _best_use(known, asked, names, hosts, price_host, price_server or price_host, seed, file)
         return
-    cells = prediction.cells(question, workers, servers, bandwidth)
-    prediction.check(question, max([count for _, count, _, _ in cells] or workers))
-    if not cells:
-        raise UsageError("there is nothing to predict: single has one worker, all others take any number")
-    if trace and len(cells) > 1:
-        raise UsageError(
-            f"--trace is of one prediction, and these are {len(cells)}: name one mode, --workers, --servers, …"
-        )
-    rows = [prediction.row(found, question, *cell) for cell in cells]
+    scenarios = prediction.scenarios(asked, names, workers, servers, bandwidths)
+    rows = [prediction.row(known, scenario, seed) for scenario in scenarios]
     map_ = prediction.winners(rows)
     if file:
-        _write(file, {"calibration": str(calibration), "model": found.model, "rows": rows, "crossover": map_})
+        _write(file, {"calibration": str(calibration), "model": known.model, "rows": rows, "crossover": map_})
     if plot:
         from hvdtrain.plan import plots
 
         plots.save(plot, rows, map_)
-    if trace:
-        _trace(trace, found, question, rows[0])
-    show.table(rows)
+    show.predictions(rows)
     show.crossover(map_)
-    for line in _warnings(found, question, rows, map_):
+    for line in _warnings(known, asked, rows, map_):
         click.echo(line)
 
 
-def _trace(path: Path, found: calibrations.Calibration, question: Any, row: dict[str, Any]) -> None:
-    from hvdtrain.plan.predict import scenario
-    from hvdtrain.plan.simulate import make_job
-    from hvdtrain.runs.trace_file import RankTrace, write_trace
-    from hvdtrain.system.trace import Span
-
-    job = make_job(
-        scenario(found, question, row["mode"], row["workers"], row["servers"], row["bandwidth_gbit"]),
-        seed=question.seed, trace=True,
-    )  # fmt: skip
-    job.run()
-    by_process: dict[str, list[Span]] = {}
-    for track, name, began, ended in job.clock.spans or []:
-        process, _, what = track.rpartition(" ")  # as `worker 3 compute`
-        by_process.setdefault(process or "network", []).append((what, name, began, ended, 0))
-    ranks = [RankTrace(n, f"{process}, predicted", by_process[process], []) for n, process in enumerate(by_process)]
-    write_trace(path, ranks, {})
-
-
 def _best_use(
-    found: calibrations.Calibration, question: Any, hosts: int, bandwidth: list[float], price_host: float,
-    price_server: float, file: Path | None,
+    known: Calibration, asked: Scenario, names: list[str], hosts: int, price_host: float, price_server: float,
+    seed: int, file: Path | None,
 ) -> None:  # fmt: skip
     """The best split of a number of hosts, and what the ring does with the same money."""
-    from hvdtrain.plan import show, split
+    from hvdtrain.plan import predict, show, split
 
-    if len(bandwidth) != 1:
-        raise UsageError("--hosts asks about one network: give one --bandwidth")
-    asked = question.compression
-    codecs = ["none", *([asked] if asked != "none" else sorted(found.codecs.keys() & split.COMPRESSIONS))]
-    rows = split.splits(found, question, hosts, bandwidth[0], price_host, price_server, codecs)
+    predict.check_slow(asked, hosts * asked.workers_per_host)
+    rows = split.splits(known, asked, names, hosts, price_host, price_server, seed)
     if file:
         _write(file, {"rows": rows, "best": rows[0] if rows else None})
     show.splits(rows, hosts, hosts * price_host)
 
 
 @plan.command()
-@click.argument("runs", nargs=-1, required=True, type=FOLDER)
-@click.option("--calibration", "-c", type=FILE, required=True, help="Of the same model, on the same kind of machine.")
-@click.option(
-    "--bandwidth",
-    type=BANDWIDTH,
-    help="Of the hosts' links, if not as the runs measured them, or the calibration's.",
-)
-@click.option("--json", "file", type=NEW_FILE, help="Write the rows there.")
-def check(runs: tuple[Path, ...], calibration: Path, bandwidth: float | None, file: Path | None) -> None:
-    """Predictions beside measurements: run folders, and what they should have taken."""
-    from hvdtrain.plan import check as checking
-    from hvdtrain.plan import show
-
-    found = calibrations.load(calibration)
-    rows = checking.compare(found, runs, bandwidth)
-    errors = checking.errors_by_mode(rows)
-    if file:
-        by_mode = {mode: {"median": e[0], "largest": e[1], "runs": e[2]} for mode, e in errors.items()}
-        _write(file, {"rows": rows, "errors": by_mode})
-    show.check(rows, errors)
-
-
-@plan.command()
 @click.argument("case", type=FILE)
-@click.option("--json", "file", type=NEW_FILE, help="Write the cells there.")
+@click.option("--json", "file", type=NEW_FILE, help="Write the cells to this file.")
 def case(case: Path, file: Path | None) -> None:
     """Predict a published table: fit what is unknown on some of its cells, and say how far off the others are."""
     from hvdtrain.plan import cases, show
 
-    of = cases.load(case)
-    rows, fitted = cases.predict(of)
+    table = cases.load(case)
+    rows, fitted = cases.predict(table)
     if file:
-        _write(file, {"title": of.title, "source": of.source, "fitted": fitted, "cells": rows})
-    show.case(of.title, of.source, rows, fitted)
+        _write(file, {"title": table.title, "source": table.source, "fitted": fitted, "cells": rows})
+    show.case(table.title, table.source, rows, fitted)
 
 
-def _warnings(found: calibrations.Calibration, question: Any, rows: Sequence[Any], map_: Sequence[Any]) -> list[str]:
+def _warnings(known: Calibration, asked: Scenario, rows: Sequence[Any], map_: Sequence[Any]) -> list[str]:
     """What the calibration says little about, and what of the question is not in all rows."""
     most_servers, most_workers = max(row["servers"] for row in rows), max(row["workers"] for row in rows)
     lines = []
-    if most_servers > found.most_servers or most_workers > found.most_workers:
+    if most_servers > known.most_servers or most_workers > known.most_workers:
         lines.append(
-            f"The calibration was made with {with_noun(found.most_workers, 'worker')} and "
-            f"{with_noun(found.most_servers, 'server')}; intervals beyond are wider by 2 % for each doubling, which is "
+            f"The calibration was made with {with_noun(known.most_workers, 'worker')} and "
+            f"{with_noun(known.most_servers, 'server')}; intervals beyond are wider by 2 % for each doubling, which is "
             "a guess."
         )
-    if any(cell["compression"] != cell["second_compression"] for cell in map_):
-        lines.append(f"No ring here sends {question.compression}: servers do, beside a ring of plain gradients.")
-    for worker in sorted(question.slow.workers):
+    if any(place["compression"] != place["second_compression"] for place in map_):
+        lines.append(f"No ring here sends {asked.compression}: servers do, beside a ring of plain gradients.")
+    for worker in sorted(asked.slow.workers):
         if without := sorted({row["workers"] for row in rows if row["workers"] <= worker}):
             lines.append(
                 f"--slow: nobody is slow where there is no worker {worker}, with {some_of(map(str, without))} workers."

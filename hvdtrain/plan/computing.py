@@ -5,16 +5,15 @@ import random
 from functools import partial
 from statistics import NormalDist
 
-from hvdtrain.plan.engine import Clock, Processors, Then, Wait
+from hvdtrain.plan.engine import Clock, Processors, Wait
 from hvdtrain.plan.scenario import Scenario
 
 
 class Computing:
-    """Computing of workers that are alike, on the cores of their hosts or beside them.
+    """Computing of workers that are alike, on the cores of their hosts or on GPUs.
 
     Args:
         times: how many workers.
-        track: of a trace.
         among: how many workers wait for the slowest of them, whose pace it is.
 
     Attributes:
@@ -22,10 +21,9 @@ class Computing:
     """
 
     def __init__(
-        self, scenario: Scenario, clock: Clock, cores: Processors, times: int, track: str, draw: random.Random,
-        among: int,
-    ) -> None:  # fmt: skip
-        self.scenario, self.clock, self.cores, self.times, self.track = scenario, clock, cores, times, track
+        self, scenario: Scenario, clock: Clock, cores: Processors, times: int, draw: random.Random, among: int
+    ) -> None:
+        self.scenario, self.clock, self.cores, self.times = scenario, clock, cores, times
         self.draw, self.among = draw, among
         self.pace = 1.0
         self.due = draw.random()  # slow steps
@@ -45,18 +43,8 @@ class Computing:
             self.due -= 1
             self.pace *= slow.random_factor
 
-    def __call__(self, name: str, seconds: float) -> Wait:
+    def __call__(self, seconds: float) -> Wait:
         """So many seconds at the usual pace."""
-        return partial(self._compute, name, seconds * self.pace)
-
-    def _compute(self, name: str, seconds: float, then: Then) -> None:
-        began = self.clock.now
-
-        def done() -> None:
-            self.clock.span(self.track, name, began)
-            then()
-
         if self.scenario.on_processor:
-            self.cores.work(seconds, self.times * self.scenario.threads, done)
-        else:
-            self.clock.after(seconds, done)
+            return partial(self.cores.work, seconds * self.pace, self.times * self.scenario.threads)
+        return partial(self.clock.after, seconds * self.pace)

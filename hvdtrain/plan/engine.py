@@ -25,7 +25,7 @@ def go_on(process: Process) -> None:
 
 
 class Join:
-    """Goes on when it has been called so many times; more calls do nothing."""
+    """Calls `then` when it has been called so many times; more calls do nothing."""
 
     def __init__(self, calls: int, then: Then) -> None:
         self.calls, self.then = calls, then
@@ -40,12 +40,10 @@ class Clock:
     """
     Attributes:
         now: seconds since the simulation began.
-        spans: with tracing, what was done: (track, name, begin, end).
     """
 
-    def __init__(self, trace: bool = False) -> None:
+    def __init__(self) -> None:
         self.now = 0.0
-        self.spans: list[tuple[str, str, float, float]] | None = [] if trace else None
         self._events: list[tuple[float, int, Then]] = []
         self._numbers = itertools.count()
 
@@ -57,11 +55,6 @@ class Clock:
         while self._events and not is_over():
             self.now, _, then = heapq.heappop(self._events)
             then()
-
-    def span(self, track: str, name: str, began: float) -> None:
-        """With tracing, write down what ends at this moment."""
-        if self.spans is not None and self.now > began:
-            self.spans.append((track, name, began, self.now))
 
 
 class Link:
@@ -168,18 +161,19 @@ class Thread:
 
     def __init__(self, processors: Processors, times: float) -> None:
         self.processors, self.times = processors, times
-        self._queue: deque[tuple[float, Then]] = deque()
-        self._busy = False
+        self._queue: deque[tuple[float, Then]] = deque()  # the first is what it does
 
     def do(self, seconds: float, then: Then) -> None:
         self._queue.append((seconds, then))
-        if not self._busy:
-            self._busy = True
-            go_on(self._work())
+        if len(self._queue) == 1:
+            self._begin()
 
-    def _work(self) -> Process:
-        while self._queue:
-            seconds, then = self._queue.popleft()
-            yield partial(self.processors.work, seconds, self.times)
-            then()
-        self._busy = False
+    def _begin(self) -> None:
+        self.processors.work(self._queue[0][0], self.times, self._end)
+
+    def _end(self) -> None:
+        _, then = self._queue[0]
+        then()
+        self._queue.popleft()
+        if self._queue:
+            self._begin()

@@ -5,27 +5,27 @@ import math
 import statistics
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
-from pathlib import Path
 
-from hvdtrain.errors import UsageError
 from hvdtrain.plan.calibration import TRANSPORTS, Calibration, Quantity
-from hvdtrain.plan.check import asked, measured_step_s
+from hvdtrain.plan.check import measured_step_s, question
 from hvdtrain.plan.layout import local_part
-from hvdtrain.plan.predict import scenario
 from hvdtrain.plan.scenario import MIB, Scenario
 from hvdtrain.plan.simulate import simulate
-from hvdtrain.runs.read import Run, load_run
+from hvdtrain.runs.read import Run
 from hvdtrain.runs.schema import read_server_loads
 
-OF_MESSAGES, OF_WORKERS = ("message_us", "operation_us"), ("send_s_per_gb", "receive_s_per_gb")
-OF_SERVERS = ("server_send_s_per_gb", "server_receive_s_per_gb")
+# Which costs a run corrects together: of messages as such, and of their bytes at workers and at servers.
+COSTS = (
+    ("message_us", "operation_us"), ("send_s_per_gb", "receive_s_per_gb"),
+    ("server_send_s_per_gb", "server_receive_s_per_gb"),
+)  # fmt: skip
 LEAST_LOCAL = 0.1  # less is noise: a byte that stays on its host is copied too
 MOST_CHANGE = 5.0  # of costs, by what runs say: more is not believed
 SPREAD = 1.25  # of costs that runs gave: what one run may be off by
 EFFICIENCIES = [0.2 + 0.02 * number for number in range(41)]
 
 
-def from_runs(base: Calibration, folders: Sequence[Path], bandwidth: float | None) -> Calibration:
+def from_runs(base: Calibration, runs: Sequence[Run], bandwidth: float | None) -> Calibration:
     """The calibration with what these runs say: how many cores a host has, the one with fewest; computing from those of
     one process; processor seconds of messages from what all processes of a job took; the share of the wire that is
     reached from how long steps were.
@@ -34,76 +34,50 @@ def from_runs(base: Calibration, folders: Sequence[Path], bandwidth: float | Non
         bandwidth: of the hosts' links in Gbit/s.
 
     Raises:
-        UsageError: a run has not finished, or is of another model.
+        UsageError: a run is of another model, or what it ran on is not known.
     """
-    runs = []
-    found = replace(base, bandwidth_gbit=bandwidth or base.bandwidth_gbit)
-    for folder in folders:
-        run = load_run(folder)
-        if run.problem:
-            raise UsageError(f"{folder}: {run.problem}")
-        asked(found, run, bandwidth)
-        runs.append(run)
     cores = [host.cores_usable for run in runs for host in run.manifest.hosts.values() if host.cores_usable]
-    found = replace(found, cores_per_host=min(cores, default=found.cores_per_host))
-    if single := [run for run in runs if run.kind.mode == "single"]:
-        found = _computing(found, single)
-    for kind in TRANSPORTS:
-        if own := [run for run in runs if _kind(run) == kind]:
-            # MPI's processes spin while they wait for the wire: what they took is not their messages'.
-            waiting = [run for run in own if run.manifest.backend != "horovod-mpi"]
-            found = _with_costs(found, waiting, kind, bandwidth) if waiting else found
-            found = _with_efficiency(found, own, kind, bandwidth)
-    return replace(
-        found, most_workers=max([base.most_workers, *(run.kind.workers for run in runs)]),
+    made = replace(
+        base, bandwidth_gbit=bandwidth or base.bandwidth_gbit,
+        cores_per_host=min(cores, default=base.cores_per_host),
+        most_workers=max([base.most_workers, *(run.kind.workers for run in runs)]),
         most_servers=max([base.most_servers, *(run.kind.servers for run in runs)]),
-        made=base.made | {
-            "runs": [run.name for run in runs],
-            "guessed": [kind for kind in base.made.get("guessed", []) if kind not in map(_kind, runs)],
-        },
     )  # fmt: skip
-
-
-def _kind(run: Run) -> str:
-    return "ps" if run.kind.servers else run.kind.mode
+    by_kind: dict[str, list[Run]] = {}
+    for run in runs:
+        by_kind.setdefault("ps" if run.kind.servers else run.kind.mode, []).append(run)
+    if single := by_kind.get("single"):
+        ratios = [measured_step_s(run) / simulate(_scenario(made, run, None)).step_s for run in single]
+        made = made.slower(statistics.median(ratios))
+    for kind in [kind for kind in TRANSPORTS if kind in by_kind]:
+        # MPI's processes spin while they wait for the wire: what they took is not their messages'.
+        waiting = [run for run in by_kind[kind] if run.manifest.backend != "horovod-mpi"]
+        made = _with_costs(made, waiting, kind, bandwidth) if waiting else made
+        made = _with_efficiency(made, by_kind[kind], kind, bandwidth)
+    guessed = [kind for kind in base.made.get("guessed", []) if kind not in by_kind]
+    return replace(made, made=base.made | {"runs": [run.name for run in runs], "guessed": guessed})
 
 
 def _scenario(base: Calibration, run: Run, bandwidth: float | None) -> Scenario:
-    question, rate = asked(base, run, bandwidth)
-    return scenario(base, question, run.kind.mode, run.kind.workers, run.kind.servers, rate)
+    made, asked = question(base, run, bandwidth)
+    return made.scenario(asked)
 
 
-def _computing(base: Calibration, runs: Sequence[Run]) -> Calibration:
-    """Layers as long as runs of one process had them, in all."""
-    ratios = [measured_step_s(run) / simulate(_scenario(base, run, None)).step_s for run in runs]
-    factor = statistics.median(ratios)
-    layers = tuple(
-        replace(layer, forward_ms=layer.forward_ms.times(factor), backward_ms=layer.backward_ms.times(factor))
-        for layer in base.layers
-    )
-    return replace(base, layers=layers, fixed_ms=base.fixed_ms.times(factor))
-
-
-def message_s(job: Scenario) -> float:
-    """Processor seconds of all messages of a step, of all processes together."""
-    return sum(_parts(job))
-
-
-def _parts(job: Scenario) -> tuple[float, float, float]:
+def message_seconds(job: Scenario) -> tuple[float, float, float]:
     """Of all messages of a step, processor seconds of each as such, and of their bytes at workers and at servers."""
-    n, of, gigabytes = job.workers, job.transport, job.bytes / 1e9
-    sent = gigabytes * job.wire_share
+    n, costs, gigabytes = job.workers, job.transport, job.bytes / 1e9
+    sent = gigabytes * job.codec.wire_share
     if not job.servers:
         moved = 2 * (n - 1) / n * sent
         operations = 2 if job.mode == "allreduce" else 2 + job.bytes / 25 / MIB
-        each = operations * (of.operation_s + 2 * (n - 1) * of.message_s)
-        return n * each, n * moved * (of.send_s_per_gb + of.receive_s_per_gb), 0.0
+        each_us = operations * (costs.operation_us + 2 * (n - 1) * costs.message_us)
+        return n * each_us * 1e-6, n * moved * (costs.send_s_per_gb + costs.receive_s_per_gb), 0.0
     messages = max(job.servers, job.bytes / job.bucket_bytes)
     local = local_part(job)
-    times = n * (1 - local + local * of.local_share)
-    at_workers = times * (sent * of.send_s_per_gb + gigabytes * of.receive_s_per_gb)
-    at_servers = times * (sent * of.server_receive_s_per_gb + gigabytes * of.server_send_s_per_gb)
-    return n * 4 * messages * of.message_s, at_workers, at_servers
+    times = n * (1 - local + local * costs.local_share)
+    at_workers = times * (sent * costs.send_s_per_gb + gigabytes * costs.receive_s_per_gb)
+    at_servers = times * (sent * costs.server_receive_s_per_gb + gigabytes * costs.server_send_s_per_gb)
+    return n * 4 * messages * costs.message_us * 1e-6, at_workers, at_servers
 
 
 def _with_costs(base: Calibration, runs: Sequence[Run], kind: str, bandwidth: float | None) -> Calibration:
@@ -111,20 +85,17 @@ def _with_costs(base: Calibration, runs: Sequence[Run], kind: str, bandwidth: fl
     beside that, computing and the optimizer.
     """
     costs = dict(base.transports[kind])
-
-    def changed() -> Calibration:
-        return replace(base, transports=base.transports | {kind: dict(costs)})
-
+    made = replace(base, transports=base.transports | {kind: costs})  # has what is written into costs
     if idle := [cores for run in runs for cores in _idle_cores(run)]:
         costs["idle_cores"] = Quantity.of(idle)
-    if shares := [share for run in runs for share in _local_shares(_scenario(changed(), run, bandwidth), run)]:
+    if shares := [share for run in runs for share in _local_shares(_scenario(made, run, bandwidth), run)]:
         costs["local_share"] = _said(shares)
-    jobs = [(_scenario(changed(), run, bandwidth), run) for run in runs]
-    factors = [_factors(job, left) for job, run in jobs if (left := _of_messages(job, run))]
-    for names, own in zip((OF_MESSAGES, OF_WORKERS, OF_SERVERS), zip(*factors, strict=True), strict=False):
+    jobs = [(_scenario(made, run, bandwidth), run) for run in runs]
+    factors = [_factors(job, seconds) for job, run in jobs if (seconds := _of_messages(job, run))]
+    for names, of_runs in zip(COSTS, zip(*factors, strict=True), strict=False):
         for name in names:
-            costs[name] = _said(own).times(costs[name].value)
-    return changed()
+            costs[name] = _said(of_runs).times(costs[name].value)
+    return made
 
 
 def _said(figures: Sequence[float]) -> Quantity:
@@ -133,16 +104,20 @@ def _said(figures: Sequence[float]) -> Quantity:
     return Quantity(middle, min([*figures, middle / SPREAD]), max([*figures, middle * SPREAD]))
 
 
-def _factors(job: Scenario, left: Mapping[int, float]) -> tuple[float, float, float]:
-    """How many times as much as expected messages cost as such, and their bytes at workers and at servers."""
-    each, at_workers, at_servers = _parts(job)
-    whole = _believed(sum(left.values()), each + at_workers + at_servers)
+def _factors(job: Scenario, seconds: Mapping[int, float]) -> tuple[float, float, float]:
+    """How many times as much as expected messages cost as such, and their bytes at workers and at servers.
+
+    Args:
+        seconds: of messages, by rank.
+    """
+    each, at_workers, at_servers = message_seconds(job)
+    whole = _believed(sum(seconds.values()), each + at_workers + at_servers)
     if not job.servers:
         return whole, whole, whole
-    server = sum(seconds for rank, seconds in left.items() if rank < job.servers)
-    worker = sum(left.values()) - server
+    of_servers = sum(taken for rank, taken in seconds.items() if rank < job.servers)
+    of_workers = sum(seconds.values()) - of_servers
     half = each * whole / 2
-    return whole, _believed(worker - half, at_workers), _believed(server - half, at_servers)
+    return whole, _believed(of_workers - half, at_workers), _believed(of_servers - half, at_servers)
 
 
 def _believed(seconds: float, expected: float) -> float:
@@ -151,7 +126,7 @@ def _believed(seconds: float, expected: float) -> float:
 
 def _of_messages(job: Scenario, run: Run) -> dict[int, float]:
     """Processor seconds of a step that each process of a run took for messages, by rank; empty where nobody knows."""
-    steps, found = run.summary.steps or 0, {}
+    steps, seconds = run.summary.steps or 0, {}
     for process in run.summary.processes:
         if not steps or not process.cpu_s or process.rank is None:
             return {}
@@ -160,21 +135,21 @@ def _of_messages(job: Scenario, run: Run) -> dict[int, float]:
             other += job.optimizer_s / job.servers
         else:
             other += job.computing_s + (0.0 if job.servers else job.optimizer_s)
-        found[process.rank] = process.cpu_s / steps - other
-    return found
+        seconds[process.rank] = process.cpu_s / steps - other
+    return seconds
 
 
 def _idle_cores(run: Run) -> list[float]:
     """Cores that servers took in each second without a message, after their first and before they ended."""
-    found = []
+    cores = []
     for rank in range(run.kind.servers):
         rows = [row for row in read_server_loads(run.folder, rank) if row.bytes_sent or row.bytes_received]
-        found += [
+        cores += [
             max(0.0, b.cpu_s - a.cpu_s) / (b.time - a.time)
             for a, b in itertools.pairwise(rows[:-1])
             if b.time > a.time and (a.bytes_sent, a.bytes_received) == (b.bytes_sent, b.bytes_received)
         ]
-    return found
+    return cores
 
 
 def _local_shares(job: Scenario, run: Run) -> list[float]:
@@ -184,11 +159,11 @@ def _local_shares(job: Scenario, run: Run) -> list[float]:
     servers = set(range(job.servers))
     on_host = {rank: servers & set(host.ranks) for host in run.manifest.hosts.values() for rank in host.ranks}
     workers = {rank: seconds for rank, seconds in _of_messages(job, run).items() if rank not in servers}
-    beside = [len(on_host.get(rank, ())) for rank in workers]
-    if not servers or len(set(beside)) < 2:
+    shares = [len(on_host.get(rank, ())) / job.servers for rank in workers] if servers else []
+    if len(set(shares)) < 2:
         return []
-    slope, remote = statistics.linear_regression([number / job.servers for number in beside], list(workers.values()))
-    each, at_workers, _ = _parts(replace(job, transport=replace(job.transport, local_share=1.0)))
+    slope, remote = statistics.linear_regression(shares, list(workers.values()))
+    each, at_workers, _ = message_seconds(replace(job, transport=replace(job.transport, local_share=1.0)))
     of_bytes = remote * at_workers / (each / 2 + at_workers)
     return [min(1.0, max(LEAST_LOCAL, 1 + slope / of_bytes))] if of_bytes > 0 else []
 
@@ -198,9 +173,10 @@ def _with_efficiency(base: Calibration, runs: Sequence[Run], kind: str, bandwidt
     measured = [measured_step_s(run) for run in runs]
     known = base.transports[kind]["efficiency"]
     best = (math.inf, base)
-    for efficiency in sorted(EFFICIENCIES, key=lambda share: abs(share - known.value)):
-        its = Quantity(efficiency, efficiency * 0.95, min(1.0, efficiency * 1.03))
-        tried = replace(base, transports=base.transports | {kind: base.transports[kind] | {"efficiency": its}})
+    for share in sorted(EFFICIENCIES, key=lambda share: abs(share - known.value)):
+        efficiency = Quantity(share, share * 0.95, min(1.0, share * 1.03))
+        costs = base.transports[kind] | {"efficiency": efficiency}
+        tried = replace(base, transports=base.transports | {kind: costs})
         steps = [simulate(_scenario(tried, run, bandwidth)).step_s for run in runs]
         off = sum(math.log(a / b) ** 2 for a, b in zip(steps, measured, strict=True))
         if off < best[0] - 1e-4:

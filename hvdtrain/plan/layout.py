@@ -40,11 +40,6 @@ class HostGroup:
     servers: int
     workers: tuple[tuple[float, int], ...]
 
-    @property
-    def processes(self) -> int:
-        """On all of these hosts together."""
-        return self.hosts * (self.servers + sum(count for _, count in self.workers))
-
 
 @dataclass(frozen=True)
 class Piece:
@@ -74,24 +69,22 @@ def host_groups(scenario: Scenario, most: int) -> list[HostGroup]:
     for first in range(0, scenario.workers, per_host):
         factors = sorted(slow.get(worker, 1.0) for worker in range(first, min(first + per_host, scenario.workers)))
         hosts.append((0, tuple((factor, len(list(alike))) for factor, alike in groupby(factors)), 0))
-    hot = _hottest(scenario)
+    hot = _deal_tensors(scenario)[1][:HOT_SERVERS] if scenario.partition == "tensor" else []
     if scenario.placement == "shared":
-        own: list[list[int]] = [[] for _ in hosts]
-        for server in range(scenario.servers):
-            own[server % len(hosts)].append(server)
+        placed = [range(host, scenario.servers, len(hosts)) for host in range(len(hosts))]
         hosts = [
             (len(servers), workers, next((server + 1 for server in servers if server in hot), 0))
-            for servers, (_, workers, _) in zip(own, hosts, strict=True)
+            for servers, (_, workers, _) in zip(placed, hosts, strict=True)
         ]
     else:
         hosts = [(1, (), server + 1 if server in hot else 0) for server in range(scenario.servers)] + hosts
     of_servers = MOST_SERVER_GROUPS if scenario.partition == "even" else OTHER_SERVER_GROUPS
-    found = []
+    groups = []
     for (servers, workers, _), alike in groupby(hosts):
         number = len(list(alike))
         parts = min(number, of_servers if servers else 1 if scenario.mode == "ps-sync" else most)
-        found += [HostGroup(number * (i + 1) // parts - number * i // parts, servers, workers) for i in range(parts)]
-    return found
+        groups += [HostGroup(number * (i + 1) // parts - number * i // parts, servers, workers) for i in range(parts)]
+    return groups
 
 
 def local_part(scenario: Scenario) -> float:
@@ -101,27 +94,17 @@ def local_part(scenario: Scenario) -> float:
     return pairs / (scenario.workers * scenario.servers)
 
 
-def _tensor_owners(scenario: Scenario) -> dict[int, int]:
+def _deal_tensors(scenario: Scenario) -> tuple[dict[int, int], list[int]]:
     """The server of each layer where whole tensors are dealt out: in order, to the one with fewest bytes so far, as
-    TensorFlow 1's GreedyLoadBalancingStrategy does.
+    TensorFlow 1's GreedyLoadBalancingStrategy does. And the servers, those with most bytes first.
     """
     load = [(0, server) for server in range(scenario.servers)]
-    found = {}
+    owners = {}
     for number, layer in enumerate(scenario.layers):
         if layer.parameters:
-            held, found[number] = heapq.heappop(load)
-            heapq.heappush(load, (held + layer.parameters, found[number]))
-    return found
-
-
-def _hottest(scenario: Scenario) -> set[int]:
-    """The servers with most bytes, where whole tensors are dealt out."""
-    if scenario.partition == "even":
-        return set()
-    load = [0] * scenario.servers
-    for layer, server in _tensor_owners(scenario).items():
-        load[server] += scenario.layers[layer].parameters
-    return set(sorted(range(scenario.servers), key=lambda server: -load[server])[:HOT_SERVERS])
+            held, owners[number] = heapq.heappop(load)
+            heapq.heappush(load, (held + layer.parameters, owners[number]))
+    return owners, [server for _, server in sorted(load, key=lambda one: (-one[0], one[1]))]
 
 
 def cut(scenario: Scenario, groups: Sequence[HostGroup], most_pieces: int) -> list[Piece]:
@@ -132,15 +115,18 @@ def cut(scenario: Scenario, groups: Sequence[HostGroup], most_pieces: int) -> li
     """
     ends = list(accumulate((4 * layer.parameters for layer in scenario.layers), initial=0))
     if scenario.partition == "tensor":
-        return _whole_tensors(scenario, groups, ends)
+        group_of = [number for number, group in enumerate(groups) for _ in range(group.hosts * group.servers)]
+        owners, _ = _deal_tensors(scenario)
+        return [Piece(group_of[server], ends[n + 1] - ends[n], 1, (n,)) for n, server in owners.items()]
     total, servers, first, pieces = ends[-1], scenario.servers, 0, []
     for owner, group in enumerate(groups):
-        if not (own := group.hosts * group.servers):
+        count = group.hosts * group.servers
+        if not count:
             continue
-        begin, end = total * first // servers, total * (first + own) // servers
-        first += own
+        begin, end = total * first // servers, total * (first + count) // servers
+        first += count
         size = end - begin
-        messages = own * max(1, -(-size // own // scenario.bucket_bytes))
+        messages = count * max(1, -(-size // count // scenario.bucket_bytes))
         largest = max(scenario.bucket_bytes, total / most_pieces)
         number = max(1, min(messages, round(size / largest + 0.49)))
         for i in range(number):
@@ -149,8 +135,3 @@ def cut(scenario: Scenario, groups: Sequence[HostGroup], most_pieces: int) -> li
                 inside = tuple(n for n in range(len(scenario.layers)) if ends[n] < stop and start < ends[n + 1])
                 pieces.append(Piece(owner, stop - start, messages / number, inside))
     return pieces
-
-
-def _whole_tensors(scenario: Scenario, groups: Sequence[HostGroup], ends: Sequence[int]) -> list[Piece]:
-    owners = [owner for owner, group in enumerate(groups) for _ in range(group.hosts * group.servers)]
-    return [Piece(owners[server], ends[n + 1] - ends[n], 1, (n,)) for n, server in _tensor_owners(scenario).items()]

@@ -14,27 +14,22 @@ Row = dict[str, Any]
 def save(path: Path, rows: Sequence[Row], map_: Sequence[Row]) -> None:
     """An SVG: for each bandwidth samples/s over workers, the best number of servers of each mode; below, the map."""
     from matplotlib import rc_context
-    from matplotlib.gridspec import GridSpec
+    from matplotlib.figure import Figure
 
-    bandwidths = sorted({row["bandwidth_gbit"] for row in rows})
+    names = [rate(bandwidth) for bandwidth in sorted({row["bandwidth_gbit"] for row in rows})]
+    heights = [3.2, *([0.9 + 0.3 * len({row["workers"] for row in map_})] if map_ else [])]
     with rc_context(plot_style.RC):
-        from matplotlib.figure import Figure
-
-        height = 3.2 + (0.9 + 0.3 * len({row["workers"] for row in map_}) if map_ else 0)
-        figure = Figure(figsize=(plot_style.WIDTH, height), layout="constrained")
-        grid = GridSpec(
-            2 if map_ else 1, len(bandwidths), figure=figure, height_ratios=[3.2, height - 3.2][: 1 + bool(map_)]
-        )
-        panels: list[Any] = []
-        for column, bandwidth in enumerate(bandwidths):
-            panel = figure.add_subplot(grid[0, column], sharey=panels[0] if panels else None)
-            _throughput(panel, [row for row in rows if row["bandwidth_gbit"] == bandwidth])
-            panel.set(title=rate(bandwidth), xlabel="workers")
-            panels.append(panel)
-        panels[0].set_ylabel("samples/s")
-        plot_style.legend(figure, panels)
+        figure = Figure(figsize=(plot_style.WIDTH, sum(heights)), layout="constrained")
+        lines: list[Any] = [names, ["map"] * len(names)]
+        panels: dict[str, Any] = figure.subplot_mosaic(lines[: len(heights)], height_ratios=heights)
+        for name in names:
+            _throughput(panels[name], [row for row in rows if rate(row["bandwidth_gbit"]) == name])
+            panels[name].sharey(panels[names[0]])
+            panels[name].set(title=name, xlabel="workers")
+        panels[names[0]].set_ylabel("samples/s")
+        plot_style.legend(figure, [panels[name] for name in names])
         if map_:
-            _map(figure.add_subplot(grid[1, :]), map_)
+            _map(panels["map"], map_)
         path.write_text(plot_style.svg(figure))
 
 
@@ -59,12 +54,12 @@ def _throughput(panel: Any, rows: Sequence[Row]) -> None:
     panel.grid(True)
 
 
-def _map(panel: Any, found: Sequence[Row]) -> None:
+def _map(panel: Any, places: Sequence[Row]) -> None:
     """Workers by bandwidth: the colour says who wins, its strength by how much; grey where it may be either."""
     from matplotlib.patches import Rectangle
 
-    bandwidths, numbers = (sorted({row[key] for row in found}) for key in ("bandwidth_gbit", "workers"))
-    for row in found:
+    bandwidths, numbers = (sorted({row[key] for row in places}) for key in ("bandwidth_gbit", "workers"))
+    for row in places:
         x, y = bandwidths.index(row["bandwidth_gbit"]), numbers.index(row["workers"])
         strength = min(1.0, 0.25 + math.log2(max(1.0, row["times_as_fast"])) / 3)
         colour = plot_style.GRID if row["either"] else plot_style.look_of(row["winner"])[0]

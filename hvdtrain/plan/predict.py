@@ -2,14 +2,15 @@
 
 import random
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import replace
 from typing import Any
 
 from hvdtrain import modes
+from hvdtrain.config.option_types import EQUAL
 from hvdtrain.errors import UsageError, unknown
 from hvdtrain.plan.calibration import Calibration
 from hvdtrain.plan.layout import COARSE, FINE
-from hvdtrain.plan.scenario import MODES, SERVER_MODES, Scenario, Slow
+from hvdtrain.plan.scenario import SERVER_MODES, Scenario
 from hvdtrain.plan.simulate import simulate
 
 DRAWS = 12  # of a calibration, for an interval
@@ -17,86 +18,56 @@ LEAST_LEAD = 1.05  # a smaller one is none: the simulation is not so good
 # For each doubling of servers or workers beyond what a calibration was made with, the interval is so much wider.
 WIDER_PER_DOUBLING = 0.02
 Row = dict[str, Any]
-Cell = tuple[str, int, int, float]  # mode, workers, servers, bandwidth in Gbit/s
 
 
-@dataclass(frozen=True)
-class Question:
-    """What is asked for, beside a scenario's workers, servers and bandwidth.
+def scenarios(
+    asked: Scenario, names: Iterable[str], workers: Iterable[int], servers: Sequence[int | str],
+    bandwidths: Sequence[float],
+) -> list[Scenario]:  # fmt: skip
+    """Every mode, number of workers and of servers, and bandwidth in Gbit/s that go together.
 
-    Attributes:
-        bandwidth_gbit: inf where hosts are as one.
-        batch: of each worker; 0 for the calibration's.
+    Raises:
+        UsageError: there are none, or --slow names a worker that not even the largest cluster has.
     """
-
-    modes: Sequence[str]
-    compression: str = "none"
-    batch: int = 0
-    placement: str = "dedicated"
-    per_host: int = 1
-    latency_us: float | None = None
-    slow: Slow = field(default_factory=Slow)
-    staleness: int = 2
-    seed: int = 0
-    softsync: bool = True
-    leased: bool = True
-    round_steps: int = 0
-
-
-def cells(
-    question: Question, workers: Iterable[int], servers: Sequence[int | str], bandwidths: Sequence[float]
-) -> list[Cell]:
-    """Every mode, number of workers and of servers, and bandwidth in Gbit/s that go together."""
-    found = []
+    jobs = []
     for n in workers:
-        for mode in question.modes:
-            of_servers = sorted({n if k == "equal" else int(k) for k in servers}) if mode in SERVER_MODES else [0]
-            for k in of_servers if mode != "single" or n == 1 else []:
-                found += [(mode, n, k, bandwidth) for bandwidth in bandwidths]
-    return found
+        for mode in names:
+            counts = {n if count == EQUAL else int(count) for count in servers} if mode in SERVER_MODES else {0}
+            for k in sorted(counts) if mode != "single" or n == 1 else []:
+                jobs += [replace(asked, mode=mode, workers=n, servers=k, bandwidth_gbit=gbit) for gbit in bandwidths]
+    if not jobs:
+        raise UsageError("there is nothing to predict: single has one worker, all others take any number")
+    check_slow(asked, max(job.workers for job in jobs))
+    return jobs
 
 
-def row(calibration: Calibration, question: Question, mode: str, workers: int, servers: int, bandwidth: float) -> Row:
+def check_slow(asked: Scenario, workers: int) -> None:
+    """UsageError where --slow names a worker that so many are not."""
+    if absent := sorted(worker for worker in asked.slow.workers if worker >= workers):
+        raise UsageError(f"--slow: there is no worker {absent[0]}; workers are 0 to {workers - 1}")
+
+
+def row(calibration: Calibration, asked: Scenario, seed: int = 0) -> Row:
     """One prediction with its interval."""
-    job = scenario(calibration, question, mode, workers, servers, bandwidth)
-    outcome = simulate(job, seed=question.seed)
-    draws = _draws(calibration, question, job, outcome.step_s)
-    wider = 1 + calibration.model_error + WIDER_PER_DOUBLING * beyond(calibration, workers, servers)
+    asked = replace(asked, compression=codec_of(calibration, asked.mode, asked.compression))
+    outcome = simulate(calibration.scenario(asked), seed=seed)
+    draws = _draws(calibration, asked, seed, outcome.step_s)
+    wider = 1 + calibration.model_error + WIDER_PER_DOUBLING * doublings_beyond(calibration, asked)
     low, high = min([outcome.step_s, *draws]) / wider, max([outcome.step_s, *draws]) * wider
-    batch = question.batch or calibration.batch_per_worker
+    samples = asked.workers * calibration.batch_per_worker
     return {
-        "mode": mode, "workers": workers, "servers": servers, "bandwidth_gbit": bandwidth,
-        "hosts": job.hosts, "placement": question.placement if servers else None,
-        "compression": codec_of(calibration, mode, question.compression), "batch_per_worker": batch,
+        "mode": asked.mode, "workers": asked.workers, "servers": asked.servers,
+        "bandwidth_gbit": asked.bandwidth_gbit, "hosts": asked.hosts,
+        "placement": asked.placement if asked.servers else None, "compression": asked.compression,
+        "batch_per_worker": calibration.batch_per_worker,
         "step_s": outcome.step_s, "step_s_low": low, "step_s_high": high,
-        "samples_per_s": workers * batch / outcome.step_s, "samples_per_s_low": workers * batch / high,
-        "samples_per_s_high": workers * batch / low,
+        "samples_per_s": samples / outcome.step_s, "samples_per_s_low": samples / high,
+        "samples_per_s_high": samples / low,
         "exposed_comm_s": outcome.exposed_comm_s,
         "staleness_mean": outcome.staleness_mean, "bytes_sent_per_worker": outcome.bytes_sent,
         "bytes_sent_per_server": outcome.server_bytes_sent,
         "drawn_step_s": draws,
     }  # fmt: skip
-
-
-def scenario(
-    calibration: Calibration, question: Question, mode: str, workers: int, servers: int, bandwidth: float,
-    draw: random.Random | None = None,
-) -> Scenario:  # fmt: skip
-    """The scenario at the calibration's medians or, with a generator, as its measurements might have come out."""
-    # A draw has the same in each mode of what all share.
-    layers, fixed = calibration.scenario_layers(draw, question.batch), calibration.fixed_ms.drawn(draw)
-    optimizer = calibration.optimizer_ms_per_mb.drawn(draw)
-    latency = calibration.latency_us.drawn(draw) if question.latency_us is None else question.latency_us
-    return Scenario(
-        mode, layers, workers, servers, bandwidth=bandwidth * 1e9 / 8, latency_s=latency * 1e-6,
-        transport=calibration.transport(mode, draw), fixed_s=fixed / 1e3 * calibration.batch_factor(question.batch),
-        optimizer_s_per_mb=optimizer / 1e3, jitter=calibration.step_jitter,
-        cores=calibration.cores_per_host, threads=calibration.threads_per_worker,
-        on_processor=calibration.device == "cpu",
-        workers_per_host=question.per_host, placement=question.placement, staleness=question.staleness,
-        slow=question.slow, softsync=question.softsync, leased=question.leased, round_steps=question.round_steps,
-        **_codec(calibration, codec_of(calibration, mode, question.compression), draw),
-    )  # fmt: skip
 
 
 def codec_of(calibration: Calibration, mode: str, name: str) -> str:
@@ -110,50 +81,29 @@ def codec_of(calibration: Calibration, mode: str, name: str) -> str:
     return name if modes.declared(mode).can_send(name.partition(":")[0]) else "none"
 
 
-def _codec(calibration: Calibration, name: str, draw: random.Random | None) -> dict[str, Any]:
-    """What a codec adds to a scenario."""
-    if name == "none":
-        return {}
-    costs = calibration.codecs[name]
-    return {
-        "encode_s_per_mb": costs["encode_ms_per_mb"].drawn(draw) / 1e3,
-        "decode_s_per_mb": costs["decode_ms_per_mb"].drawn(draw) / 1e3, "wire_share": costs["wire_share"].value,
-    }  # fmt: skip
-
-
-def _draws(calibration: Calibration, question: Question, job: Scenario, step_s: float) -> list[float]:
+def _draws(calibration: Calibration, asked: Scenario, seed: int, step_s: float) -> list[float]:
     """Seconds a step with the calibration drawn anew.
 
     Of jobs with servers coarser ones are drawn: only the ratio to such a simulation at the medians is used.
     """
-    detail = COARSE if job.servers else FINE
-    middle = simulate(job, seed=question.seed, detail=detail).step_s if job.servers else step_s
-    found = []
+    detail = COARSE if asked.servers else FINE
+    middle_s = step_s
+    if asked.servers:
+        middle_s = simulate(calibration.scenario(asked), seed=seed, detail=detail).step_s
+    draws = []
     for number in range(DRAWS):
-        draw = random.Random(f"{question.seed} {number}")
-        drawn = scenario(calibration, question, job.mode, job.workers, job.servers, job.bandwidth * 8 / 1e9, draw)
-        found.append(step_s * simulate(drawn, seed=question.seed + 1 + number, detail=detail).step_s / middle)
-    return found
+        drawn = calibration.scenario(asked, random.Random(f"{seed} {number}"))
+        draws.append(step_s * simulate(drawn, seed=seed + 1 + number, detail=detail).step_s / middle_s)
+    return draws
 
 
-def beyond(calibration: Calibration, workers: int, servers: int) -> int:
+def doublings_beyond(calibration: Calibration, asked: Scenario) -> int:
     """Doublings of workers and of servers beyond what the calibration was made with."""
-    found = 0
-    for asked, known in ((workers, calibration.most_workers), (servers, calibration.most_servers)):
-        found += max(0, -(-asked // max(1, known)) - 1).bit_length()
-    return found
+    both = ((asked.workers, calibration.most_workers), (asked.servers, calibration.most_servers))
+    return sum(max(0, -(-count // max(1, known)) - 1).bit_length() for count, known in both)
 
 
-def check(question: Question, workers: int) -> None:
-    """UsageError where there is no such mode, or --slow names a worker that not even the largest cluster has."""
-    for mode in question.modes:
-        if mode not in MODES:
-            raise unknown("mode", mode, list(MODES))
-    if absent := sorted(worker for worker in question.slow.workers if worker >= workers):
-        raise UsageError(f"--slow: there is no worker {absent[0]}; workers are 0 to {workers - 1}")
-
-
-def winners(found: Sequence[Row]) -> list[Row]:
+def winners(predicted: Sequence[Row]) -> list[Row]:
     """For each number of workers and bandwidth: ring or servers, the best of each, over all numbers of servers; with
     the same compression, if both have it.
 
@@ -161,15 +111,14 @@ def winners(found: Sequence[Row]) -> list[Row]:
     has the same of what both share.
     """
     best = []
-    places = sorted({(row["workers"], row["bandwidth_gbit"]) for row in found if row["workers"] > 1})
-    for workers, bandwidth in places:
-        own = [row for row in found if (row["workers"], row["bandwidth_gbit"]) == (workers, bandwidth)]
-        of_rings, of_servers = ({r["compression"] for r in own if (r["servers"] > 0) == side} for side in (False, True))
-        own = [row for row in own if row["compression"] in (of_rings & of_servers or of_rings | of_servers)]
-        first = min(own, key=lambda row: row["step_s"])
-        others = [row for row in own if (row["servers"] > 0) != (first["servers"] > 0)]
-        if not others:
+    for workers, bandwidth in sorted({(row["workers"], row["bandwidth_gbit"]) for row in predicted}):
+        rows = [row for row in predicted if (row["workers"], row["bandwidth_gbit"]) == (workers, bandwidth)]
+        of_rings, of_servers = ({r["compression"] for r in rows if bool(r["servers"]) == has} for has in (False, True))
+        if workers == 1 or not of_rings or not of_servers:
             continue
+        alike = [row for row in rows if row["compression"] in (of_rings & of_servers or of_rings | of_servers)]
+        first = min(alike, key=lambda row: row["step_s"])
+        others = [row for row in alike if bool(row["servers"]) != bool(first["servers"])]
         second = min(others, key=lambda row: row["step_s"])
         drawn = [b / a for a, b in zip(first["drawn_step_s"], second["drawn_step_s"], strict=True)]
         best.append({

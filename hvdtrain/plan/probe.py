@@ -38,40 +38,40 @@ def measure(deadline: float) -> dict[tuple[str, int], Measured]:
     import hvdtrain.modes.ddp
     import hvdtrain.modes.ps_sync  # noqa: F401
 
-    found = {}
+    measured = {}
     for block in (LARGE, SMALL):
         for kind in ("ps", "allreduce", "ddp"):
             left = deadline - time.monotonic()
             if left > 0 and (result := _job(kind, block, min(left, TIMEOUT_S))):
-                found[kind, block] = result
-    return found
+                measured[kind, block] = result
+    return measured
 
 
 def _job(kind: str, block: int, limit_s: float) -> Measured | None:
-    """What the first worker found; None where the job failed or took too long."""
+    """What the first worker measured; None where the job failed or took too long."""
     mode, servers = OF_KIND[kind]
     ranks = WORKERS + servers
     context = multiprocessing.get_context("fork")
-    found = context.SimpleQueue()
+    results = context.SimpleQueue()
     port = _free_port()
     with tempfile.TemporaryDirectory(prefix="hvdtrain-plan-") as folder:
         processes = [
-            context.Process(target=_rank, args=(rank, ranks, port, mode, servers, block, folder, found))
+            context.Process(target=_rank, args=(rank, ranks, port, mode, servers, block, folder, results))
             for rank in range(ranks)
         ]
         for process in processes:
             process.start()
         deadline = time.monotonic() + limit_s
-        while found.empty() and time.monotonic() < deadline and not any(p.exitcode for p in processes):
+        while results.empty() and time.monotonic() < deadline and not any(p.exitcode for p in processes):
             time.sleep(0.02)
-        result = None if found.empty() else found.get()
+        result = None if results.empty() else results.get()
         for process in processes:
             process.kill()
             process.join()
         return result
 
 
-def _rank(rank: int, ranks: int, port: int, mode: str, servers: int, block: int, folder: str, found: Any) -> None:
+def _rank(rank: int, ranks: int, port: int, mode: str, servers: int, block: int, folder: str, results: Any) -> None:
     signal.alarm(int(TIMEOUT_S))  # whatever becomes of the process that forked it
     nowhere = os.open(os.devnull, os.O_WRONLY)
     os.dup2(nowhere, 1)
@@ -100,10 +100,9 @@ def _rank(rank: int, ranks: int, port: int, mode: str, servers: int, block: int,
         modes.load(mode).serve(job, print)
         os._exit(0)
     alone = _measure(None, block)
-    sync = modes.load(mode).connect(job)
-    measured = _measure(sync, block)
+    together = _measure(modes.load(mode).connect(job), block)
     if world.is_chief:
-        found.put({"alone": alone, "together": measured})
+        results.put({"alone": alone, "together": together})
     time.sleep(TIMEOUT_S)  # until it is ended: one that leaves would have others complain
 
 
@@ -120,19 +119,21 @@ def _measure(sync: Any, block: int) -> dict[str, list[float]]:
         def forward(self, x: torch.Tensor) -> torch.Tensor:
             return x + self.weights[:1].sum() + 0 * self.weights.sum()
 
+    def servers_cpu_s() -> float:
+        asks = sync and not sync.group.worker
+        return sum(server["cpu_s"] for server in sync.ask_servers("cost")) if asks else 0.0
+
     model = nn.Sequential(*(Block() for _ in range(BLOCKS)))
     module = sync.prepare(model) if sync else model
-    each = 1 if block >= LARGE else 8
-    rows: dict[str, list[float]] = {"cpu_s": [], "server_cpu_s": []}
-    step = 0
-    for sample in range(-1, SAMPLES):
+    steps = 1 if block >= LARGE else 8  # of a measurement
+    measured: dict[str, list[float]] = {"cpu_s": [], "server_cpu_s": []}
+    for sample in range(1 + SAMPLES):
         if sync:
             sync.group.barrier()
-        servers, used = _servers(sync), time.process_time()
-        for _ in range(each):
-            step += 1
+        servers_s, used_s = servers_cpu_s(), time.process_time()
+        for step in range(sample * steps, (sample + 1) * steps):
             if sync:
-                sync.begin(step, 1e-3)
+                sync.begin(step + 1, 1e-3)
             module(torch.zeros(1)).sum().backward()
             if sync:
                 sync.wait()
@@ -140,17 +141,10 @@ def _measure(sync: Any, block: int) -> dict[str, list[float]]:
             model.zero_grad(set_to_none=True)
         with torch.no_grad():
             module(torch.zeros(1))  # waits for the last answers
-        worker_s, server_s = time.process_time() - used, _servers(sync) - servers
-        if sample >= 0:
-            rows["cpu_s"].append(worker_s / each)
-            rows["server_cpu_s"].append(server_s / each)
-    return rows
-
-
-def _servers(sync: Any) -> float:
-    if not sync or sync.group.worker:
-        return 0.0
-    return sum(server["cpu_s"] for server in sync.ask_servers("cost"))
+        if sample:  # the first is to warm up
+            measured["cpu_s"].append((time.process_time() - used_s) / steps)
+            measured["server_cpu_s"].append((servers_cpu_s() - servers_s) / steps)
+    return measured
 
 
 def _free_port() -> int:

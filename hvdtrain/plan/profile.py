@@ -4,6 +4,7 @@ import itertools
 import math
 import statistics
 import time
+from collections.abc import Callable
 from functools import partial
 from typing import Any
 
@@ -18,15 +19,12 @@ from hvdtrain.numerics.optimizers import make_optimizer
 from hvdtrain.plan.calibration import LayerCost, Quantity
 
 WARM_UP, LEAST_STEPS, MOST_STEPS = 1, 3, 60
-VECTOR_MB = 16  # of the optimizer's and codecs' measurements
+VECTOR_MB, REPEATS = 16, 4  # of the optimizer's and codecs' measurements
 CODECS = ("fp16", "bf16", "int8", "topk:0.01", "2bit:0.05")
 
 
-def _now() -> float:
-    """Processor seconds of this thread: what others do on this machine meanwhile does not count. One thread computes,
-    backward too.
-    """
-    return time.thread_time()
+# Processor seconds of this thread, which computes backward too: what others do on this machine does not count.
+_now = time.thread_time
 
 
 class _Stamps:
@@ -38,14 +36,14 @@ class _Stamps:
         self.began: list[float] = []
         self.gradients: dict[int, float] = {}
         for name, module in model.named_modules():
-            own = [p for p in module.parameters(recurse=False) if p.requires_grad]
-            if not own:
+            parameters = [p for p in module.parameters(recurse=False) if p.requires_grad]
+            if not parameters:
                 continue
             number = len(self.names)
             self.names.append(name)
-            self.sizes.append(sum(p.numel() for p in own) * 4e-6)
+            self.sizes.append(sum(p.numel() for p in parameters) * 4e-6)
             module.register_forward_pre_hook(lambda *_: self.began.append(_now()))
-            for p in own:
+            for p in parameters:
                 p.register_post_accumulate_grad_hook(partial(self._gradient, number))
 
     def _gradient(self, number: int, _: torch.Tensor) -> None:
@@ -63,20 +61,15 @@ def profile(config: RunConfig, batch: int, classes: int, side: int, budget_s: fl
     stamps = _Stamps(model)
     small = max(1, batch // 4)
     began = time.perf_counter()
-    _steps(model, stamps, small, side, 1)
-    second = time.perf_counter()
-    _steps(model, stamps, small, side, 1)
-    whole_s = (time.perf_counter() - second) * batch / small
-    measured = batch if whole_s < budget_s / 4 else small
-    rows = _steps(model, stamps, measured, side, MOST_STEPS, began + 0.75 * budget_s)
-    totals = [_whole(row) for row in rows]
+    of_small = [row["whole"] for row in _steps(model, stamps, small, side, began + budget_s / 4)]
+    measured = batch if of_small[-1] * batch / small < budget_s / 8 else small
+    rows = _steps(model, stamps, measured, side, began + budget_s)
+    whole = [row["whole"] for row in rows]
     fixed_share = 0.0
     if measured == batch > small:
-        less = _steps(model, stamps, small, side, MOST_STEPS // 4, began + budget_s)
-        other = statistics.median(map(_whole, less))
-        whole = statistics.median(totals)
-        per_sample = max(0.0, (whole - other) / (batch - small))
-        fixed_share = min(1.0, max(0.0, 1 - per_sample * batch / whole))
+        # What a sample adds is the slope; what is left of a step at no samples is fixed.
+        slope = (1 - statistics.median(of_small) / statistics.median(whole)) / (batch - small)
+        fixed_share = min(1.0, max(0.0, 1 - max(0.0, slope) * batch))
     scale = 1e3 * batch / measured
     layers = tuple(
         LayerCost(
@@ -85,27 +78,19 @@ def profile(config: RunConfig, batch: int, classes: int, side: int, budget_s: fl
         )
         for number, (name, size) in enumerate(zip(stamps.names, stamps.sizes, strict=True))
     )  # fmt: skip
-    logs = sorted(math.log(total) for total in totals)
-    middle = logs[len(logs) // 4 : -(-3 * len(logs) // 4)]
-    jitter = (middle[-1] - middle[0]) / 1.349 if len(logs) >= 4 else 0.0  # quartiles: not moved by a few outliers
+    fixed = [max(0.0, row["whole"] - sum(row["forward"]) - sum(row["backward"])) for row in rows]
+    first, _, third = statistics.quantiles(map(math.log, whole))  # not moved by a few outliers
     return {
-        "batch_per_worker": batch, "layers": layers, "fixed_ms": Quantity.of([row["fixed"] * 1e3 for row in rows]),
-        "step_jitter": round(jitter, 4), "batch_fixed_share": round(fixed_share, 4),
+        "batch_per_worker": batch, "layers": layers, "fixed_ms": Quantity.of([1e3 * seconds for seconds in fixed]),
+        "step_jitter": round((third - first) / 1.349, 4), "batch_fixed_share": round(fixed_share, 4),
     }  # fmt: skip
 
 
-def _whole(row: dict[str, Any]) -> float:
-    """Seconds of a step."""
-    return sum(row["forward"]) + sum(row["backward"]) + row["fixed"]
-
-
-def _steps(
-    model: nn.Module, stamps: _Stamps, batch: int, side: int, most: int, deadline: float = 0.0
-) -> list[dict[str, Any]]:
-    """Seconds of each layer in up to so many steps, warm-up left out."""
+def _steps(model: nn.Module, stamps: _Stamps, batch: int, side: int, deadline: float) -> list[dict[str, Any]]:
+    """Seconds of steps, and of each layer in them, until a moment of time.perf_counter; warm-up left out."""
     images, labels = torch.rand(batch, 3, side, side), torch.zeros(batch, dtype=torch.long)
     rows: list[dict[str, Any]] = []
-    for step in range(WARM_UP + most):
+    for step in range(WARM_UP + MOST_STEPS):
         if len(rows) >= LEAST_STEPS and time.perf_counter() > deadline:
             break
         stamps.began.clear()
@@ -116,58 +101,49 @@ def _steps(
         scores = model(inputs)
         forward_ended = _now()
         loss = F.cross_entropy(scores, labels)
-        backward = _now()
+        last = _now()
         loss.backward()
-        backward_ended = _now()
         model.zero_grad(set_to_none=True)
         loss.item()
         end = _now()
-        if step < WARM_UP and most > 1:
+        if step < WARM_UP:
             continue
         begins = [forward, *stamps.began[1:], forward_ended]
-        ends, last = [], backward
+        backward = []
         for number in reversed(range(len(stamps.names))):
-            ends.append(max(0.0, stamps.gradients[number] - last))
+            backward.append(max(0.0, stamps.gradients[number] - last))
             last = max(last, stamps.gradients[number])
-        rows.append({
-            "forward": [b - a for a, b in itertools.pairwise(begins)],
-            "backward": ends[::-1],
-            "fixed": (forward - start) + (backward - forward_ended) + (backward_ended - last) + (end - backward_ended),
-        })  # fmt: skip
+        seconds = [b - a for a, b in itertools.pairwise(begins)]
+        rows.append({"whole": end - start, "forward": seconds, "backward": backward[::-1]})
     return rows
 
 
-def optimizer_ms_per_mb(config: RunConfig, repeats: int = 7) -> Quantity:
+def _ms_per_mb(act: Callable[[], object]) -> Quantity:
+    """What something costs that is done to VECTOR_MB."""
+    seconds = []
+    for _ in range(WARM_UP + REPEATS):
+        began = _now()
+        act()
+        seconds.append(_now() - began)
+    return Quantity.of([1e3 * s / VECTOR_MB for s in seconds[WARM_UP:]])
+
+
+def optimizer_ms_per_mb(config: RunConfig) -> Quantity:
     p = nn.Parameter(torch.zeros(VECTOR_MB * 250_000))
     p.grad = torch.ones_like(p)
-    optimizer = make_optimizer(config, [p])
-    seconds = []
-    for _ in range(2 + repeats):
-        began = _now()
-        optimizer.step()
-        seconds.append(_now() - began)
-    return Quantity.of([1e3 * s / VECTOR_MB for s in seconds[2:]])
+    return _ms_per_mb(make_optimizer(config, [p]).step)
 
 
-def codec_costs(repeats: int = 3) -> dict[str, dict[str, Quantity]]:
+def codec_costs() -> dict[str, dict[str, Quantity]]:
     """For each codec: encode and decode in ms per MB of gradient, and bytes on the wire over those of float32."""
-    found = {}
-    gradient = torch.randn(VECTOR_MB * 250_000 // 4)
-    megabytes = gradient.nbytes / 1e6
+    costs = {}
+    gradient = torch.randn(VECTOR_MB * 250_000)
     for name in CODECS:
-        codec, encode, decode, share = Compressor(name), [], [], 1.0
-        for _ in range(1 + repeats):
-            own = gradient.clone()
-            began = _now()
-            parts = codec.encode(own)
-            between = _now()
-            codec.decode(parts)
-            decode.append(_now() - between)
-            encode.append(between - began)
-            share = sum(part.nbytes for part in parts) / gradient.nbytes
-        found[name] = {
-            "encode_ms_per_mb": Quantity.of([1e3 * s / megabytes for s in encode[1:]]),
-            "decode_ms_per_mb": Quantity.of([1e3 * s / megabytes for s in decode[1:]]),
-            "wire_share": Quantity(share, share, share),
+        codec = Compressor(name)
+        parts = codec.encode(gradient.clone())
+        costs[name] = {
+            "encode_ms_per_mb": _ms_per_mb(partial(codec.encode, gradient)),
+            "decode_ms_per_mb": _ms_per_mb(partial(codec.decode, parts)),
+            "wire_share": Quantity.exactly(sum(part.nbytes for part in parts) / gradient.nbytes),
         }
-    return found
+    return costs

@@ -1,7 +1,5 @@
 """The layers of networks that published tables name: sizes, and shares of computing by their multiplications."""
 
-import re
-
 from hvdtrain.errors import UsageError
 
 SIDE = {"inception_v3": 299}  # pixels; 224 for the others
@@ -20,31 +18,29 @@ def layers_of(name: str) -> list[tuple[str, float, float]]:
     import torch
     import torchvision
 
-    known = {re.sub(r"[^a-z0-9]", "", one): one for one in torchvision.models.list_models(torchvision.models)}
-    real = known.get({"inception3": "inceptionv3"}.get(key := re.sub(r"[^a-z0-9]", "", name.lower()), key))
-    if not real:
+    if name not in torchvision.models.list_models(torchvision.models):
         raise UsageError(
             f"unknown model '{name}': torchvision's names are known, vgg16 or resnet50; or write layers = […]"
         )
-    more = {"aux_logits": False, "init_weights": False} if real in ("inception_v3", "googlenet") else {}
-    found: list[tuple[str, float, float]] = []
+    more = {"aux_logits": False, "init_weights": False} if name in ("inception_v3", "googlenet") else {}
+    layers: list[tuple[str, float, float]] = []
 
     def note(label: str, module: torch.nn.Module, output: torch.Tensor) -> None:
         parameters = sum(p.numel() for p in module.parameters(recurse=False))
         weights = sum(p.numel() for p in module.parameters(recurse=False) if p.dim() > 1)
         positions = output.numel() / output.shape[1]
-        if not weights and found:
-            before = found.pop()
-            found.append((before[0], before[1] + parameters * 4e-6, before[2]))
+        if not weights and layers:
+            before = layers.pop()
+            layers.append((before[0], before[1] + parameters * 4e-6, before[2]))
         else:
-            found.append((label, parameters * 4e-6, weights * positions))
+            layers.append((label, parameters * 4e-6, weights * positions))
 
     with torch.device("meta"):
-        model = torchvision.models.get_model(real, weights=None, **more).eval()
+        model = torchvision.models.get_model(name, weights=None, **more).eval()
         for label, module in model.named_modules():
             if list(module.parameters(recurse=False)):
                 module.register_forward_hook(lambda m, _, output, label=label: note(label, m, output))
-        side = SIDE.get(real, 224)
+        side = SIDE.get(name, 224)
         model(torch.zeros(1, 3, side, side))
-    total = sum(work for _, _, work in found)
-    return [(label, size, work / total) for label, size, work in found]
+    total = sum(work for _, _, work in layers)
+    return [(label, size, work / total) for label, size, work in layers]

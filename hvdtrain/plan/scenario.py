@@ -3,9 +3,12 @@
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
-SERVER_MODES = ("ps-sync", "ps-ssp", "ps-async")
-RING_MODES = ("allreduce", "ddp")
-MODES = ("single", *RING_MODES, *SERVER_MODES)
+from hvdtrain import modes
+
+MODES = modes.names()
+RING_MODES, SERVER_MODES = (
+    [name for name in MODES if modes.declared(name).family == family] for family in (modes.RING, modes.SERVERS)
+)
 MIB = 2**20
 WARM_UP = 1  # simulated steps that are not counted
 LEAST_FREE = 0.1  # share of the cores of a host that is left however many processes it has
@@ -28,27 +31,41 @@ class Layer:
 
 @dataclass(frozen=True)
 class Transport:
-    """What carrying bytes costs the processors, beside the time on the wire.
+    """What carrying bytes costs the processors, beside the time on the wire: the keys of a calibration's transports.
 
     Attributes:
-        message_s: processor seconds of a message at each of its ends; in a ring, of each of its 2(n-1) hops.
-        operation_s: processor seconds of beginning a collective: agreeing on what is reduced.
+        message_us: processor time of a message at each of its ends; in a ring, of each of its 2(n-1) hops.
+        operation_us: processor time of beginning a collective: agreeing on what is reduced.
         send_s_per_gb, receive_s_per_gb: of a worker; in a ring receiving includes adding.
         server_send_s_per_gb, server_receive_s_per_gb: of a server, adding up included.
-        efficiency: share of the link's bandwidth that payload reaches.
         local_share: what a byte costs the processors that stays on its host, over one that crosses the network.
         idle_cores: cores that each process takes while it has nothing to do: threads that wake up, heartbeats.
+        efficiency: share of the link's bandwidth that payload reaches.
     """
 
-    message_s: float = 0.0
-    operation_s: float = 0.0
+    message_us: float = 0.0
+    operation_us: float = 0.0
     send_s_per_gb: float = 0.0
     receive_s_per_gb: float = 0.0
     server_send_s_per_gb: float = 0.0
     server_receive_s_per_gb: float = 0.0
-    efficiency: float = 1.0
     local_share: float = 1.0
     idle_cores: float = 0.0
+    efficiency: float = 1.0
+
+
+@dataclass(frozen=True)
+class Codec:
+    """What a compression costs: the keys of a calibration's codecs.
+
+    Attributes:
+        encode_ms_per_mb, decode_ms_per_mb: processor time for each MB (10^6 bytes) of gradients before it.
+        wire_share: bytes of a gradient as it is sent, over its bytes as float32.
+    """
+
+    encode_ms_per_mb: float = 0.0
+    decode_ms_per_mb: float = 0.0
+    wire_share: float = 1.0
 
 
 @dataclass(frozen=True)
@@ -71,17 +88,16 @@ class Scenario:
 
     Attributes:
         layers: in forward order.
-        bandwidth: bytes a second of each host's link, each way.
+        bandwidth_gbit: of each host's link, each way.
+        compression: the name of the codec that gradients are sent with.
         latency_s: one way.
         fixed_s: seconds of a step's computing that belong to no layer: data, loss, bookkeeping.
         optimizer_s_per_mb: processor seconds for each MB (10^6 bytes) of weights, on workers or servers.
-        encode_s_per_mb, decode_s_per_mb: of the codec, for each MB of gradients before it.
-        wire_share: bytes of a gradient as it is sent, over its bytes as float32.
         jitter: standard deviation of the logarithm of a step's computing time.
         cores: of a host, or its part of one; threads: that a worker computes with.
         on_processor: computing takes cores, as communication does; false of a GPU.
         workers_per_host: hosts are filled one after the other.
-        placement: servers on hosts of their own, `dedicated`, or beside workers, `shared`.
+        placement: servers on hosts without workers, `dedicated`, or on the workers' hosts, `shared`.
         partition: weights are cut over servers in `even` ranges, or go there as whole tensors (`tensor`).
         overlap: what communication overlaps with: `backward`, or `both` it and the next forward. Without the latter,
             weights are read when all gradients are in.
@@ -89,22 +105,23 @@ class Scenario:
         under_way_bytes: bound of all workers' pushes under way to a server, shared evenly by the workers. (Where there
             are more servers than workers, ps.exchange lets a worker have less of it, so much to all servers together.)
         softsync: in ps-ssp and ps-async, N pushes make one update.
-        leased: there, whoever is ready takes the next share of a step, so that a fast worker has more of them.
-        round_steps: there, after so many steps all wait for the last, as before an evaluation; 0: they go on for ever.
+        leased: in ps-ssp and ps-async, whoever is ready takes the next share of a step, so that a fast worker has more
+            of them.
+        round_steps: in ps-ssp and ps-async, after so many steps all wait for the last, as before an evaluation; 0: they
+            never do.
     """
 
     mode: str
-    layers: tuple[Layer, ...]
+    layers: tuple[Layer, ...] = ()
     workers: int = 1
     servers: int = 0
-    bandwidth: float = 125e6
+    bandwidth_gbit: float = 1.0
     latency_s: float = 50e-6
     transport: Transport = Transport()
+    compression: str = "none"
+    codec: Codec = Codec()
     fixed_s: float = 0.0
     optimizer_s_per_mb: float = 0.0
-    encode_s_per_mb: float = 0.0
-    decode_s_per_mb: float = 0.0
-    wire_share: float = 1.0
     jitter: float = 0.0
     cores: float = 1
     threads: int = 1
@@ -128,6 +145,11 @@ class Scenario:
         return 4 * sum(layer.parameters for layer in self.layers)
 
     @property
+    def wire_rate(self) -> float:
+        """Bytes a second of payload that a host's link carries, each way."""
+        return self.bandwidth_gbit * 1e9 / 8 * self.transport.efficiency
+
+    @property
     def computing_s(self) -> float:
         """Of one worker's step, alone and undisturbed."""
         return self.fixed_s + sum(layer.forward_s + layer.backward_s for layer in self.layers)
@@ -144,8 +166,8 @@ class Scenario:
     @property
     def hosts(self) -> int:
         """How many hosts it takes."""
-        own = -(-self.workers // self.workers_per_host)
-        return own + (self.servers if self.placement == "dedicated" else 0)
+        of_workers = -(-self.workers // self.workers_per_host)
+        return of_workers + (self.servers if self.placement == "dedicated" else 0)
 
     def free_cores(self, processes: int, hosts: int) -> float:
         """What so many processes leave of the cores of so many hosts while they have nothing to do."""

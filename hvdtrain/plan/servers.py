@@ -1,8 +1,8 @@
 """A job with parameter servers, simulated: pushes and answers, piece by piece, as `hvdtrain.ps` does it.
 
-A push costs the worker's io thread processor time, takes its host's link and the server's, costs the server's io
-thread, and is added up there. When the mode has it so, the server updates and answers, back the same way. Forward of a
-layer waits for the answers to all of its pieces. Of pieces that wait to be pushed, what forward needs first goes first,
+A push costs the worker's io thread processor time, takes the worker's link and the server's, costs the server's io
+thread, and is added up. When the mode says so, the server updates and answers, back the same way. Forward of a layer
+waits for the answers to all of its pieces. Of pieces that wait to be pushed, what forward needs first goes first,
 as far as there is room under way (see ps.exchange).
 """
 
@@ -24,11 +24,12 @@ LEAST_ROUND, ROUND_SHARES = 4, 100
 class _Hosts:
     """A group of hosts: their links, cores and server processes."""
 
-    def __init__(self, number: int, group: HostGroup, scenario: Scenario, clock: Clock, draw: random.Random) -> None:
-        self.number, self.group = number, group
+    def __init__(self, group: HostGroup, scenario: Scenario, clock: Clock, draw: random.Random) -> None:
+        self.group = group
         self.up, self.down = Link(clock, draw), Link(clock, draw)
-        self.rate = group.hosts * scenario.bandwidth * scenario.transport.efficiency
-        self.cores = Processors(clock, scenario.free_cores(group.processes, group.hosts))
+        self.rate = group.hosts * scenario.wire_rate
+        workers = sum(count for _, count in group.workers)
+        self.cores = Processors(clock, scenario.free_cores(group.hosts * (group.servers + workers), group.hosts))
         self.servers = group.hosts * group.servers
         self.io = Thread(self.cores, max(1, self.servers))
 
@@ -76,9 +77,8 @@ class _Workers:
 
     def __init__(self, job: "ServerJob", hosts: _Hosts, times: int, factor: float) -> None:
         self.job, self.hosts, self.times, self.factor = job, hosts, times, factor
-        self.track = f"worker group {hosts.number} compute"
         among = times if job.scenario.mode == "ps-sync" else 1
-        self.compute = Computing(job.scenario, job.clock, hosts.cores, times, self.track, job.random, among)
+        self.compute = Computing(job.scenario, job.clock, hosts.cores, times, job.random, among)
         self.io = Thread(hosts.cores, times)
         self.step = 0
         self.missing = [0] * len(job.scenario.layers)  # pieces of each layer that are not fresh
@@ -88,7 +88,7 @@ class _Workers:
         self.read = [0] * len(job.pieces)  # version of each piece
         self.given: list[int] = []  # answers that wait for the others, where weights are read all at once
         self.waits_for = 0
-        self.fresh: Then | None = None  # goes on when the layer that forward waits for is fresh
+        self.fresh: Then | None = None  # called when the layer that forward waits for is fresh
         self.ends: list[float] = []
         self.waited: list[float] = []
 
@@ -99,20 +99,19 @@ class _Workers:
             compute.begin_step(self.factor)
             self.waited.append(0.0)
             self.lacking = [len(piece.layers) for piece in self.job.pieces]
-            yield compute("other", scenario.fixed_s)
+            yield compute(scenario.fixed_s)
             for number, layer in enumerate(scenario.layers):
                 if self._lacks(number):
                     began = clock.now
                     yield partial(self._wait_for, number)
                     self.waited[-1] += clock.now - began
-                    clock.span(self.track, "wait", began)
-                yield compute(f"forward {layer.name}", layer.forward_s)
+                yield compute(layer.forward_s)
             for number in reversed(range(len(scenario.layers))):
-                layer = scenario.layers[number]
-                yield compute(f"backward {layer.name}", layer.backward_s)
+                yield compute(scenario.layers[number].backward_s)
                 self._push_layer(number)
             self.ends.append(clock.now)
-            self.job.ended(self)
+            if len(self.ends) == WARM_UP + self.job.steps:
+                self.job.left -= 1
 
     def _wait_for(self, layer: int, then: Then) -> None:
         self.waits_for, self.fresh = layer, then
@@ -157,18 +156,20 @@ class ServerJob:
 
     Args:
         seed: of the jitter of computing.
-        trace: keep what was done in clock.spans.
+
+    Attributes:
+        left: groups of workers that have not yet taken enough steps; those that are faster take more.
     """
 
-    def __init__(self, scenario: Scenario, steps: int, seed: str, detail: Detail, trace: bool = False) -> None:
-        self.scenario, self.clock, self.random = scenario, Clock(trace), random.Random(seed)
+    def __init__(self, scenario: Scenario, steps: int, seed: str, detail: Detail) -> None:
+        self.scenario, self.clock, self.random = scenario, Clock(), random.Random(seed)
         self.round = min(scenario.round_steps, max(LEAST_ROUND, ROUND_SHARES // scenario.workers))
         # How many are left in the round, and when the last one was taken.
         self.shares, self.leased_s = self.round * scenario.workers or math.inf, 0.0
         self.steps = math.inf if self.round else steps
         groups = host_groups(scenario, detail.groups)
         self.hosts = [
-            _Hosts(number, group, scenario, self.clock, random.Random(f"{seed} link {number}"))
+            _Hosts(group, scenario, self.clock, random.Random(f"{seed} link {number}"))
             for number, group in enumerate(groups)
         ]
         self.pieces = cut(scenario, groups, detail.pieces)
@@ -187,12 +188,12 @@ class ServerJob:
         self.version = [0] * len(self.pieces)
         self.held: list[list[tuple[_Workers, int]]] = [[] for _ in self.pieces]
         self.staleness_sum = self.pushes = 0.0
-        self._left = len(self.workers)
+        self.left = len(self.workers)
 
     def run(self) -> Outcome:
         for worker in self.workers:
             go_on(worker.steps())
-        self.clock.run(lambda: self._left == 0)
+        self.clock.run(lambda: self.left == 0)
         total = sum(worker.times for worker in self.workers)
         rate = waiting = 0.0
         for worker in self.workers:
@@ -206,7 +207,7 @@ class ServerJob:
         return Outcome(
             step_s=step_s, exposed_comm_s=waiting * step_s,
             staleness_mean=self.staleness_sum / self.pushes if self.pushes else 0.0,
-            bytes_sent=self.scenario.bytes * self.scenario.wire_share,
+            bytes_sent=self.scenario.bytes * self.scenario.codec.wire_share,
             server_bytes_sent=self.scenario.bytes * total / self.scenario.servers,
         )  # fmt: skip
 
@@ -217,18 +218,14 @@ class ServerJob:
         self.shares, self.leased_s = self.shares - worker.times, self.clock.now
         return True
 
-    def ended(self, worker: _Workers) -> None:
-        """A group has taken a step: the job is over when each has enough, those that are faster more."""
-        if len(worker.ends) == WARM_UP + self.steps:
-            self._left -= 1
-
     def push(self, worker: _Workers, number: int, step: int) -> None:
         piece, server, scenario = self.pieces[number], self.hosts[self.pieces[number].owner], self.scenario
-        transport, megabytes, size = scenario.transport, piece.bytes / 1e6, piece.bytes * scenario.wire_share
+        transport, codec, gigabytes = scenario.transport, scenario.codec, piece.bytes / 1e9
+        size = piece.bytes * codec.wire_share
         sent = self._cost(worker.hosts, server, piece, size, transport.send_s_per_gb)
-        sent += megabytes * scenario.encode_s_per_mb
+        sent += gigabytes * codec.encode_ms_per_mb
         taken = self._cost(worker.hosts, server, piece, size, transport.server_receive_s_per_gb)
-        taken = (taken + megabytes * scenario.decode_s_per_mb) / server.servers
+        taken = (taken + gigabytes * codec.decode_ms_per_mb) / server.servers
         both = Join(2, partial(self._accept, worker, number, step, worker.read[number]))
         # The server takes the first while others are still on the wire, and the last after all of them.
         first = partial(server.io.do, (worker.times - 1) * taken, both)
@@ -246,7 +243,7 @@ class ServerJob:
         """Processor seconds of one end of a message, which cost less where it stays on its host."""
         remote, transport = hosts.remote_share(server), self.scenario.transport
         crossing = remote + (1 - remote) * transport.local_share
-        return piece.messages * transport.message_s + size / 1e9 * crossing * s_per_gb
+        return piece.messages * transport.message_us * 1e-6 + size / 1e9 * crossing * s_per_gb
 
     def _carry(
         self, worker: _Workers, server: _Hosts, size: float, is_push: bool, cost: float, first: Then, last: Then
@@ -257,14 +254,14 @@ class ServerJob:
         Args:
             size: bytes of all of them together.
             cost: processor seconds of sending one.
-            first, last: called when the first of them is there, and the last.
+            first, last: called when the first of them has come, and the last.
         """
         clock, latency = self.clock, self.scenario.latency_s
         source, target = (worker.hosts, server) if is_push else (server, worker.hosts)
         io, share = (worker.io, cost) if is_push else (server.io, cost / server.servers)
         # Of answers the others are sent one after the other, while the first are on the wire.
         rest = [] if is_push or worker.times == 1 else [partial(io.do, (worker.times - 1) * share)]
-        # At the servers' end, each worker has a connection of its own.
+        # At the servers' end, each worker has a connection.
         connections = min(worker.times, CONNECTIONS)
         outgoing, incoming = (1, connections) if is_push else (connections, 1)
         remote = source.remote_share(target)
@@ -277,10 +274,6 @@ class ServerJob:
             return
         arrived, arrived_first = Join(outgoing + incoming + 1, last), Join(1, first)
 
-        def through() -> None:
-            clock.span(f"host group {source.number} up", "push" if is_push else "answer", clock.now - leaving)
-            clock.after(latency, arrived)
-
         def came() -> None:
             arrived_first()
             arrived()
@@ -290,6 +283,7 @@ class ServerJob:
                 target.down.take((worker, source, number), coming, lambda: None, came)
 
         begins = Join(1, partial(clock.after, latency, reached))
+        through = partial(clock.after, latency, arrived)
         for number in range(outgoing):
             source.up.take((worker, target, number), leaving, begins, through)
         yield from rest
@@ -315,7 +309,7 @@ class ServerJob:
         hosts.cores.work(seconds, hosts.servers, partial(self._release, number))
 
     def _release(self, number: int) -> None:
-        """Answer those pushes of a piece that the mode lets go on."""
+        """Answer those pushes of a piece whose workers the mode lets take their next step."""
         limit = math.inf
         if self.scenario.mode == "ps-sync" and self.came[number]:
             return
@@ -325,12 +319,9 @@ class ServerJob:
         self.held[number] = [(worker, step) for worker, step in held if step > limit]
         for worker, step in held:
             if step <= limit:
-                self._give(worker, number)
-
-    def _give(self, worker: _Workers, number: int) -> None:
-        """Answer a push, at once or, where weights are read only when all gradients are in, with all others."""
-        worker.given.append(number)
-        if self.scenario.overlap == "both" or len(worker.given) == len(self.pieces):
-            given, worker.given = sorted(worker.given), []
-            for piece in given:
-                self._answer(worker, piece)
+                worker.given.append(number)
+                # Where weights are read only when all gradients are in, all pushes are answered together.
+                if self.scenario.overlap == "both" or len(worker.given) == len(self.pieces):
+                    given, worker.given = sorted(worker.given), []
+                    for piece in given:
+                        self._answer(worker, piece)

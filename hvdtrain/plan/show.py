@@ -4,25 +4,18 @@ import statistics
 from collections.abc import Iterable, Sequence
 from typing import Any
 
-from rich import box
-from rich.table import Table
-
 from hvdtrain.console import Console
-from hvdtrain.formatting import with_noun
+from hvdtrain.report.table import rich_table, words_table
 
 Row = dict[str, Any]
 WIDTH = 140  # where the output is no terminal
 MAP = "Ring or servers: the faster, and how many times as fast as the best of the other"
 
 
-def _print(headings: Sequence[str], rows: Iterable[Sequence[Any]], left: int = 1, title: str | None = None) -> None:
-    """A table, of whose columns so many are aligned at the left; zeros and None are empty cells."""
-    made = Table(box=box.SIMPLE_HEAD, show_edge=False, title=title)
-    for number, heading in enumerate(headings):
-        made.add_column(heading, justify="left" if number < left else "right", no_wrap=True)
-    for row in rows:
-        made.add_row(*(str(cell or "") for cell in row))
-    Console(WIDTH).print(made)
+def _print(headings: Sequence[str], rows: Iterable[Sequence[Any]], title: str = "") -> None:
+    """A table; zeros and None are empty cells."""
+    table = words_table(title, headings, [[str(cell or "") for cell in row] for row in rows])
+    Console(WIDTH).print(rich_table(table))
 
 
 def seconds(value: float) -> str:
@@ -37,7 +30,7 @@ def between(low: float, high: float) -> str:
     return f"{seconds(low)} to {seconds(high)}"
 
 
-def table(rows: Sequence[Row]) -> None:
+def predictions(rows: Sequence[Row]) -> None:
     """Predictions, a line each."""
     headings = "mode workers servers sends link step interval samples/s exposed staleness sent/worker".split()
     _print(headings, (
@@ -66,18 +59,17 @@ def crossover(places: Sequence[Row]) -> None:
     if not places:
         return
     bandwidths = sorted({row["bandwidth_gbit"] for row in places})
-    at = {(row["workers"], row["bandwidth_gbit"]): winner(row) for row in places}
-    rows = [
-        [workers, *(at.get((workers, bandwidth), "") for bandwidth in bandwidths)]
-        for workers in sorted({row["workers"] for row in places})
-    ]
-    _print(["workers", *map(rate, bandwidths)], rows, left=0, title=MAP)
+    lines: dict[int, dict[float, str]] = {}
+    for row in places:
+        lines.setdefault(row["workers"], {})[row["bandwidth_gbit"]] = winner(row)
+    rows = [(workers, *map(line.get, bandwidths)) for workers, line in sorted(lines.items())]
+    _print(["workers", *map(rate, bandwidths)], rows, MAP)
 
 
 def case(title: str, source: str, rows: Sequence[Row], fitted: dict[str, float]) -> None:
     """A published table beside its prediction."""
-    Console(WIDTH).print(title)
-    Console(WIDTH).print(source)
+    console = Console(WIDTH)
+    console.print(f"{title}\n{source}")
     _print(("mode", "workers", "servers", "published", "predicted", "interval", "error"), (
         (
             row["mode"], row["workers"], row["servers"], f"{row['samples_per_s']:,.5g}", f"{row['predicted']:,.4g}",
@@ -85,40 +77,23 @@ def case(title: str, source: str, rows: Sequence[Row], fitted: dict[str, float])
         )
         for row in rows
     ))  # fmt: skip
-    Console(WIDTH).print("fitted: " + ", ".join(f"{name} {value:.3g}" for name, value in fitted.items()))
-    if off := sorted(abs(row["error"]) for row in rows if not row["calibrate"]):
-        Console(WIDTH).print(
-            f"{len(off)} blind cells: median error {statistics.median(off):.1%}, largest {off[-1]:.1%}"
-        )
-
-
-def check(rows: Sequence[Row], errors: dict[str, tuple[float, float, int]]) -> None:
-    """Runs beside their predictions."""
-    headings = ("run", "mode", "workers", "servers", "measured", "predicted", "interval", "error")
-    cells = (
-        (
-            row["run"][-40:], row["mode"], row["workers"], row["servers"], seconds(row["measured_step_s"]),
-            seconds(row["predicted_step_s"]), between(row["low"], row["high"]), f"{row['error']:+.1%}",
-        )
-        for row in rows
-    )  # fmt: skip
-    _print(headings, cells, left=2)
-    for mode, (middle, largest, runs) in errors.items():
-        Console(WIDTH).print(f"{mode}: median error {middle:.1%}, largest {largest:.1%}, of {with_noun(runs, 'run')}")
+    console.print("fitted: " + ", ".join(f"{name} {value:.3g}" for name, value in fitted.items()))
+    if off := [abs(row["error"]) for row in rows if not row["calibrate"]]:
+        console.print(f"{len(off)} blind cells: median error {statistics.median(off):.1%}, largest {max(off):.1%}")
 
 
 def splits(rows: Sequence[Row], hosts: int, budget: float) -> None:
     """The best uses of some hosts, and the best ring among them."""
     rings, servers = ([row for row in rows if bool(row["servers"]) == has] for has in (False, True))
-    Console(WIDTH).print(f"Best use of {hosts} hosts, or of {budget:,.4g} an hour:")
-    _print(("mode", "workers", "servers", "where", "sends", "step", "samples/s", "interval", "price/h"), (
+    headings = ("mode", "workers", "servers", "where", "sends", "step", "samples/s", "interval", "price/h")
+    _print(headings, (
         (
             row["mode"], row["workers"], row["servers"], row["placement"], row["compression"], seconds(row["step_s"]),
             f"{row['samples_per_s']:,.4g}", f"{row['samples_per_s_low']:,.4g} to {row['samples_per_s_high']:,.4g}",
             f"{row['price']:,.4g}",
         )
         for row in [*rows[:8], *(row for row in rings[:1] if row not in rows[:8])]
-    ))  # fmt: skip
+    ), f"Best use of {hosts} hosts, or of {budget:,.4g} an hour")  # fmt: skip
     if rings and servers:
         best = rows[0]
         second, other = (rings[0], "the ring does") if best["servers"] else (servers[0], "servers do")

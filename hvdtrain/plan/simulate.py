@@ -4,7 +4,7 @@ import math
 
 from hvdtrain.plan.layout import FINE, Detail
 from hvdtrain.plan.ring import RingJob
-from hvdtrain.plan.scenario import SERVER_MODES, Outcome, Scenario
+from hvdtrain.plan.scenario import Outcome, Scenario
 from hvdtrain.plan.servers import ServerJob
 
 STEPS, STEPS_ASYNCHRONOUS, MOST_STEPS = 3, 4, 12
@@ -12,27 +12,16 @@ STEPS_STRAGGLERS = 20  # where workers are slow at random
 BUCKETS = 100  # in all steps together: which of several is next on a link is drawn, and of few it would show
 
 
-def enough_steps(scenario: Scenario) -> int:
-    if scenario.slow.random_share:
-        return STEPS_STRAGGLERS if scenario.servers else 2 * STEPS_STRAGGLERS  # rings cost little
-    if scenario.mode not in SERVER_MODES:
-        return STEPS
-    if scenario.mode != "ps-sync":
-        return STEPS_ASYNCHRONOUS
-    buckets = max(scenario.servers, scenario.bytes / scenario.bucket_bytes)
-    return max(STEPS, min(MOST_STEPS, math.ceil(BUCKETS / buckets)))
-
-
-def make_job(
-    scenario: Scenario, steps: int = 0, seed: int = 0, detail: Detail = FINE, trace: bool = False
-) -> RingJob | ServerJob:
-    """What simulates it, in so many steps, or in enough of them. The same arguments give the same outcome."""
-    steps = steps or enough_steps(scenario)
-    of_mode = f"{seed} {scenario.mode}"  # what is slow at random in one mode is not in another
-    if scenario.mode in SERVER_MODES:
-        return ServerJob(scenario, steps, of_mode, detail, trace)
-    return RingJob(scenario, steps, of_mode, trace)
-
-
 def simulate(scenario: Scenario, steps: int = 0, seed: int = 0, detail: Detail = FINE) -> Outcome:
-    return make_job(scenario, steps, seed, detail).run()
+    """Simulate so many steps, or enough of them. The same arguments give the same outcome."""
+    of_mode = f"{seed} {scenario.mode}"  # what is slow at random in one mode is not in another
+    if not scenario.servers:
+        enough = 2 * STEPS_STRAGGLERS if scenario.slow.random_share else STEPS  # rings cost little
+        return RingJob(scenario, steps or enough, of_mode).run()
+    buckets = max(scenario.servers, scenario.bytes / scenario.bucket_bytes)
+    enough = max(STEPS, min(MOST_STEPS, math.ceil(BUCKETS / buckets)))
+    if scenario.mode != "ps-sync":
+        enough = STEPS_ASYNCHRONOUS
+    if scenario.slow.random_share:
+        enough = STEPS_STRAGGLERS
+    return ServerJob(scenario, steps or enough, of_mode, detail).run()

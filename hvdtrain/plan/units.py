@@ -38,16 +38,6 @@ BANDWIDTH = Measure(
 LATENCY = Measure("latency", {"us": 1.0, "ms": 1e3, "s": 1e6}, 10e6, "50us or 2ms")  # in microseconds
 
 
-class Several(click.ParamType):
-    """Different values of another type, joined by commas."""
-
-    def __init__(self, one: click.ParamType) -> None:
-        self.one, self.name = one, f"{one.name}s"
-
-    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> list[Any]:
-        return list(dict.fromkeys(self.one.convert(word, param, ctx) for word in value.split(",")))
-
-
 class Counts(click.ParamType):
     """`2,8,64` or `1-1024`, which is 1, 2, 4 … 1024; with `equal` for servers, as many as workers."""
 
@@ -57,10 +47,10 @@ class Counts(click.ParamType):
         self.equal = equal
 
     def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> list[int | str]:
-        found: list[int | str] = []
+        counts: list[int | str] = []
         for word in (word.strip() for word in value.split(",")):
             if self.equal and word == EQUAL:
-                found.append(word)
+                counts.append(word)
                 continue
             match = re.fullmatch(r"(\d{1,7})(?:-(\d{1,7}))?", word)
             first, last = (int(match[1]), int(match[2] or match[1])) if match else (0, 0)
@@ -68,10 +58,10 @@ class Counts(click.ParamType):
                 equal = " or equal" if self.equal else ""
                 self.fail(f"'{word}' is not a number from 1 to {MOST_WORKERS}, a range 1-1024{equal}", param, ctx)
             while first < last:
-                found.append(first)
+                counts.append(first)
                 first *= 2
-            found.append(last)
-        return list(dict.fromkeys(found))
+            counts.append(last)
+        return list(dict.fromkeys(counts))
 
 
 class Stragglers(click.ParamType):

@@ -7,39 +7,31 @@ import pytest
 from click.testing import CliRunner
 
 from hvdtrain.bench import command
-from hvdtrain.bench.command import Sizes, _row, _show, bench
+from hvdtrain.bench.command import Size, bench
 from hvdtrain.errors import Failure, UsageError
 
 
 @pytest.mark.parametrize(
-    ("text", "sizes"), [("4", [4]), ("1M,16m", [2**20, 2**24]), ("64K, 2G", [2**16, 2**31]), ("553648128", [553648128])]
+    ("text", "size"),
+    [("4", 4), ("1M", 2**20), ("16m", 2**24), (" 64K", 2**16), ("2G", 2**31), ("553648128", 553648128)],
 )
-def test_sizes_are_bytes_with_units_of_1024(text, sizes):
-    assert Sizes().convert(text, None, None) == sizes
+def test_sizes_are_bytes_with_units_of_1024(text, size):
+    assert Size().convert(text, None, None) == size
 
 
-@pytest.mark.parametrize("text", ["", "3", "1T", "-1", "1.5M", "1M,", "65G", "9" * 30])
+@pytest.mark.parametrize("text", ["", "3", "1T", "-1", "1.5M", "65G", "9" * 30])
 def test_other_sizes_are_refused(text):
     with pytest.raises(click.BadParameter, match="is not a size from 4 bytes to 64G"):
-        Sizes().convert(text, None, None)
-
-
-def test_the_table_says_what_its_floor_is(capsys):
-    _show([_row("allreduce", "gloo", "ps-async", 4.0, 2, 0, 2**20, 5e9, [{"seconds": 0.01}], [])])
-    said = " ".join(capsys.readouterr().out.split())
-    assert (
-        "floor: the least that this machine's memory takes to move those bytes, as fast as it copied just then" in said
-    )
-    assert "5.0 GB/s" in said
+        Size().convert(text, None, None)
 
 
 @pytest.mark.parametrize(
     ("arguments", "words"),
     [
-        ("--op nosuch", "unknown operation 'nosuch': choose from allreduce, pushpull, push"),
-        ("--backend nosuch", "unknown backend 'nosuch': choose from horovod, gloo, rpc, zmq"),
+        ("--op nosuch", "'nosuch' is not one of 'allreduce', 'pushpull', 'push'"),
+        ("--backend nosuch", "'nosuch' is not one of 'horovod', 'gloo', 'rpc', 'zmq'"),
         ("--op pushpull --backend gloo", "none of gloo carries pushpull"),
-        ("-n 2,65", "--num-workers 65 are more than 64"),
+        ("-n 2,65", "65 is not in the range 1<=x<=64"),
         ("-n 5 -s 3 -H a:2,b:2", "5 workers need 5 slots, and there are 2 on a + 2 on b"),
         ("--launcher mpi", "--launcher is for hosts: give -H or --hostfile"),
         ("--json nosuch/rows.json", "there is no folder nosuch to write rows.json in"),
@@ -47,8 +39,8 @@ def test_the_table_says_what_its_floor_is(capsys):
 )
 def test_what_cannot_be_timed_is_refused(arguments, words):
     result = CliRunner().invoke(bench, arguments.split())
-    assert isinstance(result.exception, UsageError)
-    assert words in str(result.exception)
+    assert isinstance(result.exception, UsageError | SystemExit)
+    assert words in f"{result.exception} {' '.join(result.output.replace('│', '').split())}"
 
 
 def test_ranks_on_hosts_are_given_variables_by_a_file_in_the_current_folder(tmp_path, monkeypatch):

@@ -56,19 +56,19 @@ def learn(config: RunConfig, workers: int, train: Loader, validation: Loader) ->
             for worker in range(workers):
                 [(share, (images, labels))] = train.batches([sampler.share(step * workers + worker)])
                 backward(config, model, share, normalise(images), labels, lambda more: None)
-                own = torch.cat([p.grad.flatten() for p in parameters if p.grad is not None])
+                gradient = torch.cat([p.grad.flatten() for p in parameters if p.grad is not None])
                 model.zero_grad(set_to_none=True)
                 for compressor, piece in zip(compressors[worker], pieces, strict=True):
-                    parts = compressor.encode(own[piece.start : piece.stop].clone())
+                    parts = compressor.encode(gradient[piece.start : piece.stop].clone())
                     sent += sum(part.nbytes for part in parts)
                     total[piece.start : piece.stop] += compressor.decode(parts)
             weights.grad = total.div_(workers)
             set_lr(optimizer, lr_at(config, step + 1, epoch, steps))
             optimizer.step()
-        found = accuracy(model, config, validation)
-        if reached is None and found >= config.target_accuracy:
+        rate = accuracy(model, config, validation)
+        if reached is None and rate >= config.target_accuracy:
             reached = sampler.trained(step + 1)
-    return reached, found, sent / (step + 1) / workers / len(weights)
+    return reached, rate, sent / (step + 1) / workers / len(weights)
 
 
 def main() -> None:
@@ -92,16 +92,16 @@ def main() -> None:
     train, validation = Loader(data.train, side, 1), Loader(data.validation, side, 1)
     print(f"{'codec':<12}  {'samples to ' + str(args.target):<32}  {'accuracy':<22}  bytes a weight")
     for codec in args.codecs.split(","):
-        found = []
+        learned = []
         for seed in range(1, args.seeds + 1):
             config = dataclasses.replace(base, compression=codec, seed=seed)
-            found.append(learn(config, args.workers, train, validation))
-        reached = sorted(samples for samples, _, _ in found if samples)
+            learned.append(learn(config, args.workers, train, validation))
+        reached = sorted(samples for samples, _, _ in learned if samples)
         samples = f"{statistics.median_low(reached):,} ({reached[0]:,} to {reached[-1]:,})" if reached else "never"
-        rates = [accuracy for _, accuracy, _ in found]
+        rates = [accuracy for _, accuracy, _ in learned]
         last = f"{statistics.median(rates):.3f} ({min(rates):.3f} to {max(rates):.3f})"
         often = f"{samples}, {len(reached)} of {args.seeds}"
-        print(f"{codec:<12}  {often:<32}  {last:<22}  {found[0][2]:.2f}", flush=True)
+        print(f"{codec:<12}  {often:<32}  {last:<22}  {learned[0][2]:.2f}", flush=True)
 
 
 if __name__ == "__main__":

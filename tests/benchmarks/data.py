@@ -59,9 +59,9 @@ def alternate(rivals: dict[str, Callable[[], float]], repeats: int) -> None:
             os.sync()  # what one leaves to be written, the next would wait for
             rates[name].append(act())
     first = statistics.median(next(iter(rates.values())))
-    for name, found in rates.items():
-        middle = statistics.median(found)
-        spread = f"({min(found):.0f} - {max(found):.0f}, n = {repeats})"
+    for name, measured in rates.items():
+        middle = statistics.median(measured)
+        spread = f"({min(measured):.0f} - {max(measured):.0f}, n = {repeats})"
         print(f"{name:<28} {middle:9.0f} images/s {spread}  {middle / first:.2f}")
 
 
@@ -93,8 +93,8 @@ def coil(folder: Path) -> dict[str, Callable[[], float]]:
         shutil.rmtree(folder / "ours")
         return 7200 / took
 
-    def theirs() -> float:
-        out = folder / "theirs"
+    def peer() -> float:
+        out = folder / "peer"
         began = time.perf_counter()
         subprocess.run(["unzip", "-q", str(archive), "-d", str(out)], check=True)
         for part in ("TrainData", "ValidationData"):
@@ -107,7 +107,7 @@ def coil(folder: Path) -> dict[str, Callable[[], float]]:
         shutil.rmtree(out)
         return 7200 / took
 
-    return {"unzip and move": theirs, "hvdtrain data build coil100": ours}
+    return {"unzip and move": peer, "hvdtrain data build coil100": ours}
 
 
 def photographs(folder: Path, images: int) -> Path:
@@ -154,7 +154,7 @@ def loader(folder: Path) -> dict[str, Callable[[], float]]:
             pass
         return len(data.train) / (time.perf_counter() - began)
 
-    def theirs() -> float:
+    def peer() -> float:
         steps = v2.Compose([v2.Resize(side), v2.CenterCrop(side), v2.PILToTensor()])
         data = ImageFolder(str(built / "TrainData"), steps)
         loaded = iter(torch.utils.data.DataLoader(data, batch, shuffle=True, num_workers=len(CORES), prefetch_factor=2))
@@ -188,7 +188,7 @@ def loader(folder: Path) -> dict[str, Callable[[], float]]:
         return len(paths) / (time.perf_counter() - began)
 
     return {
-        "ImageFolder and DataLoader": theirs,
+        "ImageFolder and DataLoader": peer,
         **({"SPDL": spdl} if importlib.util.find_spec("spdl") else {}),
         "hvdtrain, folder": lambda: ours(str(built)),
         "hvdtrain, shards": lambda: ours(f"file://{folder}/packed"),
@@ -209,7 +209,7 @@ def decode(folder: Path) -> dict[str, Callable[[], float]]:
         if code:
             raise SystemExit(failure_reason(log, code))
         ranks, _ = load_run(run).read_steps()
-        steps = [step for own in ranks.values() for step in own[WARM_UP:] if step.shares]
+        steps = [step for rank in ranks.values() for step in rank[WARM_UP:] if step.shares]
         shutil.rmtree(run)
         return 16 / statistics.median((step.seconds - step.data_s) / step.shares for step in steps)
 

@@ -169,17 +169,17 @@ def main() -> None:
     args = parser.parse_args()
     if args.repeats < 1:
         parser.error("--repeats: 1 or more")
-    found: list[Outcome] = []  # of all runs
+    outcomes: list[Outcome] = []  # of all runs
     middle: list[list[float]] = []  # of each case, the medians of error, as_fast and theory
     for number, case in enumerate(cases(args.cases)):
         name = f"{number:02}-{case.mode}-w{case.workers}-{case.slow}x{case.factor}"
         of_all = 1 if args.as_fast_as_they_can else max(1, math.ceil(4 * case.workers / usable_cores()))
         names = [name, *(f"{name}-repeat{repeat}" for repeat in range(1, args.repeats))]
-        own = [outcome(case, name, args.out.absolute(), of_all, args.steps) for name in names]
-        found += own
-        middle.append([statistics.median(column) for column in zip(*(of[3:] for of in own), strict=True)])
-    total = len(found)
-    named, clean, whole = (sum(column) for column in list(zip(*found, strict=True))[:3])
+        of_case = [outcome(case, name, args.out.absolute(), of_all, args.steps) for name in names]
+        outcomes += of_case
+        middle.append([statistics.median(column) for column in zip(*(one[3:] for one in of_case), strict=True)])
+    total = len(outcomes)
+    named, clean, whole = (sum(column) for column in list(zip(*outcomes, strict=True))[:3])
     errors, as_fast, theory = ([abs(error) for error in column] for column in zip(*middle, strict=True))
     of_each = f" (medians of {args.repeats})" if args.repeats > 1 else ""
     print(

@@ -122,10 +122,10 @@ def matrices(device: str) -> float:
 
 
 def step(args: argparse.Namespace) -> None:
-    own = [f"--{name.replace('_', '-')}={value}" for name, value in vars(args).items() if name != "what"]
+    words = [f"--{name.replace('_', '-')}={value}" for name, value in vars(args).items() if name != "what"]
     loops, ours = [], []
     for _ in range(args.rounds):
-        done = subprocess.run([sys.executable, __file__, "plain", *own], check=True, stdout=subprocess.PIPE)
+        done = subprocess.run([sys.executable, __file__, "plain", *words], check=True, stdout=subprocess.PIPE)
         loops.append(args.batch_size / median_step(json.loads(done.stdout.splitlines()[-1])))
         with tempfile.TemporaryDirectory() as folder:
             run = ran(configuration(args, mode="single"), Path(folder))
@@ -133,7 +133,7 @@ def step(args: argparse.Namespace) -> None:
             seconds = json.loads((run / "summary.json").read_text())["step_seconds"]
     say("plain PyTorch loop", loops, "images/s")
     say("hvdtrain single", ours, "images/s")
-    say("ratio", [own / loop for own, loop in zip(ours, loops, strict=True)], "")
+    say("ratio", [rate / loop for rate, loop in zip(ours, loops, strict=True)], "")
     print("phases", ", ".join(f"{phase} {spent * 1e3:.1f} ms" for phase, spent in seconds.items()))
     flop = GFLOP.get((args.model, args.width, args.image_size))
     if flop:
@@ -166,13 +166,13 @@ def decode(args: argparse.Namespace) -> None:
             samples.append((file, number % 10))
         loader = Loader(samples, args.image_size, cores, Augment("crop-flip", 0))
         plan = BatchSampler(len(samples), min(args.batch_size, len(samples)), 0, 0, 1)
-        found = []
+        rates = []
         for epoch in range(1, args.rounds + 1):
             began = time.perf_counter()
             for _, (images, _) in feed(loader.batches(plan.epoch(epoch)), torch.device(args.device)):
                 images[0, 0, 0, 0].item()
-            found.append(len(samples) / (time.perf_counter() - began))
-    say(f"500 x 375 JPEGs on {cores} cores", found, "images/s")
+            rates.append(len(samples) / (time.perf_counter() - began))
+    say(f"500 x 375 JPEGs on {cores} cores", rates, "images/s")
 
 
 def learn(args: argparse.Namespace) -> None:
@@ -185,11 +185,11 @@ def learn(args: argparse.Namespace) -> None:
             print(f"{name:<10} {device:<5} {kind}  validation accuracy {summary['val_accuracy']:.3f}")
 
 
-def say(what: str, found: list[float], unit: str) -> None:
+def say(what: str, rates: list[float], unit: str) -> None:
     digits = 0 if unit else 3
     print(
-        f"{what:<28} {statistics.median(found):.{digits}f} {unit} "
-        f"({min(found):.{digits}f} to {max(found):.{digits}f}, n = {len(found)})"
+        f"{what:<28} {statistics.median(rates):.{digits}f} {unit} "
+        f"({min(rates):.{digits}f} to {max(rates):.{digits}f}, n = {len(rates)})"
     )
 
 

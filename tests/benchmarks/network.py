@@ -91,16 +91,16 @@ def draw(rows: list[dict], path: Path) -> None:
         )
         for line, model in zip(axes, models, strict=True):
             for ax, rate in zip(line, rates, strict=True):
-                own = [row for row in rows if row["rate"] == rate and row["model"] == model]
-                own.sort(key=lambda row: row["servers"])
-                colours = [plot_style.MODES[row["mode"]][0] for row in own]
-                ax.bar(range(len(own)), [row["seconds"] for row in own], color=colours, width=0.65)
-                for place, row in enumerate(own):
+                bars = [row for row in rows if row["rate"] == rate and row["model"] == model]
+                bars.sort(key=lambda row: row["servers"])
+                colours = [plot_style.look_of(row["mode"])[0] for row in bars]
+                ax.bar(range(len(bars)), [row["seconds"] for row in bars], color=colours, width=0.65)
+                for place, row in enumerate(bars):
                     ax.plot([place - 0.42, place + 0.42], [row["floor"]] * 2, color=plot_style.INK, linewidth=1.6)
                     seconds = f"{row['seconds']:.3g}"
                     ax.annotate(seconds, (place, row["seconds"]), (0, 2), textcoords="offset points", ha="center")
                 ax.margins(y=0.15)
-                ax.set_xticks(range(len(own)), [str(row["servers"]) if row["servers"] else "ring" for row in own])
+                ax.set_xticks(range(len(bars)), [str(row["servers"]) if row["servers"] else "ring" for row in bars])
                 ax.set_title(f"{model}, {rate.replace('bit', 'bit/s')}")
             line[0].set_ylabel("seconds a step")
         for ax in axes[-1]:

@@ -20,6 +20,10 @@ import subprocess
 import sys
 from pathlib import Path
 
+from hvdtrain.plan.calibration import load
+from hvdtrain.plan.check import compare, finished
+from hvdtrain.plan.units import BANDWIDTH
+
 CALIBRATED_AT = "300mbit"
 CORES = 0.45  # of each host
 MODELS = {"vggf": "0.25", "vgg16": "0.5"}
@@ -76,13 +80,10 @@ def measure(model: str, out: Path) -> list[dict]:
         for servers, folder in zip(numbers, folders, strict=True):
             if not (folder / "summary.json").exists():
                 run(model, count, servers, folder)
-        checked = out / "checked.json"
-        hvdtrain(
-            "plan", "check", "-c", str(calibration), "--bandwidth", rate, "--json", str(checked), *map(str, folders)
-        )
-        found = json.loads(checked.read_text())["rows"]
-        rows += [row | {"model": model, "rate": rate} for row in found]
-        for row in found:
+        gbit = BANDWIDTH.convert(rate, None, None)
+        compared = [compare(load(calibration), finished(folder), gbit) for folder in folders]
+        rows += [row | {"model": model, "rate": rate} for row in compared]
+        for row in compared:
             print(
                 f"{model:6} {row['mode']:9} x{row['workers']}+{row['servers']} {rate:8} measured "
                 f"{row['measured_step_s']:7.3f} s, predicted {row['predicted_step_s']:7.3f} s "
@@ -116,14 +117,14 @@ def draw(rows: list[dict], path: Path) -> None:
         below, above = ([share * end for end in ends] for share in (0.75, 1.25))
         axes.fill_between(ends, below, above, color=plot_style.GRID, label="within 25 %")
         for mode in dict.fromkeys(row["mode"] for row in rows):
-            own = [row for row in rows if row["mode"] == mode]
+            of_mode = [row for row in rows if row["mode"] == mode]
             colour, marker = plot_style.look_of(mode)
-            middle = [row["predicted_step_s"] for row in own]
-            below = [row["predicted_step_s"] - row["low"] for row in own]
-            above = [row["high"] - row["predicted_step_s"] for row in own]
+            middle = [row["predicted_step_s"] for row in of_mode]
+            below = [row["predicted_step_s"] - row["low"] for row in of_mode]
+            above = [row["high"] - row["predicted_step_s"] for row in of_mode]
             axes.errorbar(
-                [row["measured_step_s"] for row in own], middle, [below, above], fmt=marker, color=colour, label=mode,
-                elinewidth=0.8,
+                [row["measured_step_s"] for row in of_mode], middle, [below, above], fmt=marker, color=colour,
+                label=mode, elinewidth=0.8,
             )  # fmt: skip
         axes.set(xscale="log", yscale="log", xlabel="seconds a step, measured", ylabel="predicted", xlim=ends)
         axes.grid(True)

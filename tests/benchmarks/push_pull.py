@@ -2,7 +2,7 @@
 
     python tests/benchmarks/push_pull.py --bytes 553648128 --repeats 7
 
-One worker and one server on this machine, one peer after the other. uv makes MXNet an environment of its own.
+One worker and one server on this machine, one peer after the other. uv makes an environment for MXNet.
 """
 
 import argparse
@@ -111,10 +111,10 @@ def main() -> None:
         return of_mxnet(args.kind, args.bytes, args.repeats)
     words = ["bench", "--op", "pushpull", "--bytes", str(args.bytes), "-n", "1", "-s", "1"]
     subprocess.run([sys.executable, "-m", "hvdtrain", *words, "--repeats", str(args.repeats)], check=True)
-    found = {"plain rpc": seconds_of([sys.executable], "rpc", ["server", "worker"], args)}
+    peers = {"plain rpc": seconds_of([sys.executable], "rpc", ["server", "worker"], args)}
     for kind in ("dist_async", "dist_sync"):
-        found[f"MXNet {kind}"] = seconds_of(MXNET, kind, ["scheduler", "server", "worker"], args)
-    for name, seconds in found.items():
+        peers[f"MXNet {kind}"] = seconds_of(MXNET, kind, ["scheduler", "server", "worker"], args)
+    for name, seconds in peers.items():
         median = statistics.median(seconds)
         print(f"{name}: {median:.3f} s ({min(seconds):.3f} to {max(seconds):.3f}, n = {len(seconds)})")
 

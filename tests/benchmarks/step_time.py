@@ -33,8 +33,8 @@ WARM_UP = 3  # steps not counted: memory is touched for the first time
 
 def contenders(kind: str, args: argparse.Namespace) -> dict[str, tuple[int, list[str] | RunConfig]]:
     """Name -> ranks and what each runs."""
-    here, own = [sys.executable, __file__], ["--batch-size", str(args.batch_size), "--steps", str(args.steps)]
-    peer = [*own, "--model", args.model, "--width", str(args.width), "--image-size", str(args.image_size)]
+    here, shared = [sys.executable, __file__], ["--batch-size", str(args.batch_size), "--steps", str(args.steps)]
+    peer = [*shared, "--model", args.model, "--width", str(args.width), "--image-size", str(args.image_size)]
 
     def ours(mode: str, precision: str = "fp32") -> RunConfig:
         return RunConfig(
@@ -72,7 +72,7 @@ def measure(ranks: int, what: list[str] | RunConfig, folder: Path) -> tuple[floa
     if isinstance(what, RunConfig):
         workers = [each_share(read_steps(file)[0]) for file in sorted(out.glob("metrics.rank*.jsonl"))]
         times = [share.time for share in workers[0]]
-        exposed = statistics.mean(statistics.median(share.comm_s for share in own[WARM_UP:]) for own in workers)
+        exposed = statistics.mean(statistics.median(share.comm_s for share in shares[WARM_UP:]) for shares in workers)
     else:
         times = json.loads(log_lines(log)[-1][1])
     laps = [after - before for before, after in itertools.pairwise(times)]

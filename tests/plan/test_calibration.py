@@ -15,9 +15,11 @@ from hvdtrain.plan.calibrate import transports
 from hvdtrain.plan.calibration import Calibration, LayerCost, Quantity
 from hvdtrain.plan.command import plan as command
 from hvdtrain.plan.probe import BLOCKS, LARGE, SMALL
+from hvdtrain.plan.scenario import Scenario
 from hvdtrain.runs.read import load_run
 
 BATCH = 32
+ANY = Scenario("single")
 
 
 def make(**changed):
@@ -40,9 +42,8 @@ def make(**changed):
     )  # fmt: skip
 
 
-def rows(made, modes=("allreduce", "ps-sync"), workers=(4,), servers=(2,), bandwidths=(1.0,), **question):
-    asked = predict.Question(list(modes), **question)
-    return [predict.row(made, asked, *cell) for cell in predict.cells(asked, workers, servers, bandwidths)]
+def rows(made, modes=("allreduce", "ps-sync"), workers=(4,), servers=(2,), bandwidths=(1.0,)):
+    return [predict.row(made, job) for job in predict.scenarios(ANY, modes, workers, servers, bandwidths)]
 
 
 def test_what_is_written_is_read(tmp_path):
@@ -55,16 +56,16 @@ def test_what_is_written_is_read(tmp_path):
 def test_a_plain_number_will_do_where_somebody_edits_it_by_hand(tmp_path):
     path = tmp_path / "cal.json"
     make().save(path)
-    found = json.loads(path.read_text())
-    found["transports"]["ps"]["message_us"] = 50
-    path.write_text(json.dumps(found))
+    content = json.loads(path.read_text())
+    content["transports"]["ps"]["message_us"] = 50
+    path.write_text(json.dumps(content))
     assert calibration.load(path).transports["ps"]["message_us"] == Quantity(50, 50, 50)
 
 
 def spoilt(change):
-    def spoil(found):
-        change(found)
-        return json.dumps(found)
+    def spoil(content):
+        change(content)
+        return json.dumps(content)
 
     return spoil
 
@@ -72,9 +73,8 @@ def spoilt(change):
 @pytest.mark.parametrize(
     ("spoil", "words"),
     [
-        (lambda found: "{", "no readable calibration"),
-        (lambda found: "[]", "is no calibration"),
-        (lambda found: json.dumps({"format": "hvdtrain-calibration"}), "of version None"),
+        (lambda content: "{", "no readable calibration"),
+        (lambda content: "[]", "is no hvdtrain-calibration of version 1"),
         (spoilt(lambda c: c.update(version=2)), "calibrate again"),
         (spoilt(lambda c: c.update(layers=[])), r"at `\$.layers`"),
         (spoilt(lambda c: c["layers"][1].update(forward_ms=-1)), r">= 0.0 - at `\$.layers\[1\].forward_ms"),
@@ -114,9 +114,8 @@ def test_a_wider_calibration_gives_wider_intervals():
 
 def test_beyond_the_calibration_it_says_so_and_widens():
     made = make()
-    assert predict.beyond(made, 2, 1) == 0
-    assert predict.beyond(made, 4, 1) == 1
-    assert predict.beyond(made, 1024, 8) == 9 + 3
+    sizes = [Scenario("ps-sync", workers=n, servers=k) for n, k in ((2, 1), (4, 1), (1024, 8))]
+    assert [predict.doublings_beyond(made, size) for size in sizes] == [0, 1, 9 + 3]
     known, beyond = (rows(make(most_servers=k, most_workers=64), workers=(64,), servers=(8,)) for k in (8, 1))
     for a, b in zip(known[1:], beyond[1:], strict=True):
         assert b["step_s_high"] / b["step_s"] > a["step_s_high"] / a["step_s"]
@@ -124,7 +123,7 @@ def test_beyond_the_calibration_it_says_so_and_widens():
 
 def test_twice_the_batch_computes_about_twice_as_long():
     (single,) = rows(make(), ["single"], [1])
-    (double,) = rows(make(), ["single"], [1], batch=2 * BATCH)
+    (double,) = rows(make().with_batch(2 * BATCH), ["single"], [1])
     assert double["step_s"] == pytest.approx(single["step_s"] + 0.1, rel=0.15)
 
 
@@ -185,7 +184,7 @@ def test_what_was_measured_apart_is_drawn_apart():
     """What messages cost is known of each transport by itself, what computing takes is the same for all."""
     made = make()
     drawn = {
-        mode: predict.scenario(made, predict.Question([mode]), mode, 2, k, 1.0, random.Random(1))
+        mode: made.scenario(Scenario(mode, workers=2, servers=k), random.Random(1))
         for mode, k in (("allreduce", 0), ("ddp", 0), ("ps-sync", 1), ("ps-async", 1))
     }
     assert len({job.layers for job in drawn.values()}) == 1
@@ -206,8 +205,7 @@ def test_the_map_names_a_winner_or_either():
 
 def test_cheap_servers_are_bought_and_dear_ones_are_not():
     """Servers at a tenth of the price: a ring cannot have them, and for the same money there are more workers."""
-    question = predict.Question(["allreduce", "ps-sync"])
-    cheap = split.splits(make(), question, 4, 1.0, 1.0, 0.1, ["none"])
+    cheap = split.splits(make(codecs={}), ANY, ["allreduce", "ps-sync"], 4, 1.0, 0.1)
     assert all(row["price"] <= 4.0 + 1e-9 for row in cheap)
     assert [row["samples_per_s"] for row in cheap] == sorted((r["samples_per_s"] for r in cheap), reverse=True)
     dedicated = [row["servers"] for row in cheap if row["placement"] == "dedicated" and row["worker_hosts"] == 3]
@@ -220,11 +218,11 @@ def test_costs_of_messages_from_measured_steps():
     message, per_gb, of_server = 1e-3, 0.5, 0.4
 
     def measured(messages, size):
-        own = 0.01 + messages * message + 2 * size * per_gb
-        theirs = 2 * (messages * message + 2 * size * of_server)
+        worker = 0.01 + messages * message + 2 * size * per_gb
+        server = 2 * (messages * message + 2 * size * of_server)
         return {
             "alone": {"cpu_s": [0.01], "server_cpu_s": [0.0]},
-            "together": {"cpu_s": [own] * 3, "server_cpu_s": [theirs] * 3},
+            "together": {"cpu_s": [worker] * 3, "server_cpu_s": [server] * 3},
         }
 
     found = transports({("ps", SMALL): measured(2, 0), ("ps", LARGE): measured(16, gigabytes)})
@@ -237,18 +235,15 @@ def test_costs_of_messages_from_measured_steps():
 
 def written(root, made, mode, workers, servers, bandwidth, cpu_factor=1.0):
     """A run on hosts of its own, as long as predicted."""
-    question = predict.Question([mode], placement="shared")
-    job = predict.scenario(made, question, mode, workers, servers, bandwidth)
+    asked = Scenario(mode, workers=workers, servers=servers, bandwidth_gbit=bandwidth, placement="shared")
+    job = made.scenario(asked)
     step = predict.simulate(job).step_s
     hosts = {f"host{n}": {"ranks": [n, servers + n] if n < servers else [servers + n]} for n in range(workers)}
     change = {"parameters": 6_250_000, "global_batch": workers * BATCH, "hosts": hosts}
     folder = report_runs.write(root, mode, workers, servers, speed=report_runs.BATCH / step, change=change)
     summary = json.loads((folder / "summary.json").read_text())
-    used = (
-        from_runs.message_s(job) * cpu_factor
-        + workers * job.computing_s
-        + job.optimizer_s * (1 if servers else workers)
-    )
+    used = sum(from_runs.message_seconds(job)) * cpu_factor
+    used += workers * job.computing_s + job.optimizer_s * (1 if servers else workers)
     for process in summary["processes"]:
         process["cpu_s"] = used * summary["steps"] / len(summary["processes"])
     (folder / "summary.json").write_text(json.dumps(summary))
@@ -257,15 +252,15 @@ def written(root, made, mode, workers, servers, bandwidth, cpu_factor=1.0):
 
 def test_runs_as_long_as_predicted_have_no_error(tmp_path):
     made = make()
-    folders = [written(tmp_path, made, mode, 3, k, 0.5) for mode, k in (("allreduce", 0), ("ps-sync", 2))]
-    found = check.compare(made, folders, 0.5)
+    runs = [load_run(written(tmp_path, made, mode, 3, k, 0.5)) for mode, k in (("allreduce", 0), ("ps-sync", 2))]
+    found = [check.compare(made, run, 0.5) for run in runs]
     assert [(row["mode"], row["workers"], row["servers"], row["hosts"]) for row in found] == [
         ("allreduce", 3, 0, 3), ("ps-sync", 3, 2, 3),
     ]  # fmt: skip
     assert all(abs(row["error"]) < 0.02 for row in found)
-    assert check.errors_by_mode(found)["ps-sync"][2] == 1
-    slower = check.compare(made, folders, 1.0)
-    assert all(row["error"] < -0.2 for row in slower)  # said to be on a faster network than it was
+    assert all(
+        check.compare(made, run, 1.0)["error"] < -0.2 for run in runs
+    )  # said to be on a faster network than it was
 
 
 def test_where_shares_are_leased_a_step_is_the_jobs_wall_time(tmp_path):
@@ -280,8 +275,8 @@ def test_where_shares_are_leased_a_step_is_the_jobs_wall_time(tmp_path):
         (folder / f"metrics.rank{rank}.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
     run = load_run(folder)
     assert check.measured_step_s(run) == pytest.approx(report_runs.BATCH / 640)
-    question, _ = check.asked(make(model={}), run, 1.0)
-    assert (question.round_steps, question.leased, question.softsync) == (report_runs.PER_EPOCH, True, False)
+    _, asked = check.question(make(model={}), run, 1.0)
+    assert (asked.round_steps, asked.leased, asked.softsync) == (report_runs.PER_EPOCH, True, False)
 
 
 def test_a_report_has_predictions_beside_its_runs_and_says_which_it_cannot_make(tmp_path):
@@ -294,17 +289,18 @@ def test_a_report_has_predictions_beside_its_runs_and_says_which_it_cannot_make(
     assert label == "ps-sync ×3+2, slow: none" and abs(error.value) < 0.02
     assert any("was run with --slow '1:4x@2s-3s': a plan knows" in note for note in table.notes)
     assert any("joined by 500 Mbit/s" in note for note in table.notes)
+    assert any(note.startswith("ps-sync: median error") and note.endswith("of 1.") for note in table.notes)
 
 
 def test_a_run_of_another_model_or_unknown_links_is_refused(tmp_path):
     folder = written(tmp_path, make(), "allreduce", 2, 0, 1.0)
     with pytest.raises(UsageError, match="say how fast their links are"):
-        check.compare(make(), [folder], None)
+        check.compare(make(), load_run(folder), None)
     with pytest.raises(UsageError, match="6,250,000 parameters, the calibration one of 1,000"):
-        check.compare(make(model={"parameters": 1000}), [folder], 1.0)
+        check.compare(make(model={"parameters": 1000}), load_run(folder), 1.0)
     (folder / "summary.json").unlink()
     with pytest.raises(UsageError, match="has not finished"):
-        check.compare(make(), [folder], 1.0)
+        check.finished(folder)
 
 
 def test_runs_correct_a_calibration(tmp_path):
@@ -312,7 +308,7 @@ def test_runs_correct_a_calibration(tmp_path):
     poor = make().transports["ps"] | {"efficiency": Quantity(0.7, 0.7, 0.7)}
     real = make(transports=make().transports | {"ps": poor})
     folder = written(tmp_path, real, "ps-sync", 3, 1, 0.2, cpu_factor=2.0)
-    found = from_runs.from_runs(make(), [folder], 0.2)
+    found = from_runs.from_runs(make(), [load_run(folder)], 0.2)
     assert found.transports["ps"]["send_s_per_gb"].value == pytest.approx(1.0, rel=0.1)
     assert found.transports["ps"]["efficiency"].value == pytest.approx(0.7, abs=0.03)
     assert found.transports["allreduce"] == make().transports["allreduce"]
@@ -343,7 +339,7 @@ def test_runs_tell_what_stays_on_a_host_and_what_processes_take_while_idle(tmp_p
         for n, (b, s) in enumerate(zip(sent, used, strict=True))
     ]
     (folder / "metrics.server0.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines) + "{half")
-    costs = from_runs.from_runs(made, [folder], 0.5).transports["ps"]
+    costs = from_runs.from_runs(made, [load_run(folder)], 0.5).transports["ps"]
     assert costs["idle_cores"].value == pytest.approx(0.03, rel=0.01)
     assert costs["local_share"].value == pytest.approx(0.5, rel=0.05)
     assert costs["send_s_per_gb"].value == pytest.approx(0.5, rel=0.05)
@@ -351,5 +347,5 @@ def test_runs_tell_what_stays_on_a_host_and_what_processes_take_while_idle(tmp_p
 
 
 def test_the_path_of_a_calibration_is_in_the_refusal(tmp_path):
-    with pytest.raises(UsageError, match=r"no calibration .*gone\.json: make one with `hvdtrain plan calibrate`"):
+    with pytest.raises(UsageError, match=r"there is no calibration .*gone\.json"):
         calibration.load(Path(tmp_path / "gone.json"))

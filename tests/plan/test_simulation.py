@@ -9,7 +9,7 @@ from dataclasses import replace
 import pytest
 
 from hvdtrain.plan.engine import Clock, Link
-from hvdtrain.plan.scenario import Layer, Scenario, Slow, Transport
+from hvdtrain.plan.scenario import Codec, Layer, Scenario, Slow, Transport
 from hvdtrain.plan.simulate import simulate
 
 # Parameters of VGG-16's layers for 1,000 classes: 553 MB, of which the first linear layer has 411.
@@ -17,7 +17,6 @@ VGG16 = (
     1_792, 36_928, 73_856, 147_584, 295_168, 590_080, 590_080, 1_180_160, 2_359_808, 2_359_808, 2_359_808, 2_359_808,
     2_359_808, 102_764_544, 16_781_312, 4_097_000,
 )  # fmt: skip
-GBIT = 125e6
 EVERY = [("allreduce", 0), ("ddp", 0), ("ps-sync", 1), ("ps-sync", 8), ("ps-async", 2), ("ps-ssp", 2)]
 
 
@@ -37,14 +36,14 @@ def wire_s(job):
     workers (n+k-2)M/(kB), since a server sends its share to n-1 others, and a worker gradients, which alone a codec
     makes smaller, to k-1.
     """
-    n, k, share = job.workers, job.servers, job.wire_share
+    n, k, share = job.workers, job.servers, job.codec.wire_share
     if not k:
         messages = 2 * (n - 1) / n
     elif job.placement == "dedicated":
         messages = max(1, n / k)
     else:
         messages = (n - 1 + (k - 1) * share) / k
-    return messages * job.bytes / job.bandwidth
+    return messages * job.bytes / job.wire_rate
 
 
 def test_alone_a_step_is_computing_and_optimizer():
@@ -55,29 +54,29 @@ def test_alone_a_step_is_computing_and_optimizer():
 @pytest.mark.parametrize("workers", [2, 8, 64, 1024])
 @pytest.mark.parametrize("mode", ["allreduce", "ddp"])
 def test_a_ring_that_only_sends_is_the_closed_form(mode, workers):
-    job = scenario(mode, workers, computing=1e-6, latency_s=0.0, bandwidth=GBIT)
+    job = scenario(mode, workers, computing=1e-6, latency_s=0.0)
     assert simulate(job).step_s == pytest.approx(wire_s(job), rel=0.01)
 
 
 @pytest.mark.parametrize(("workers", "servers"), [(1, 1), (2, 1), (4, 1), (8, 8), (4, 2), (16, 4)])
 def test_dedicated_servers_that_only_carry_are_the_closed_form(workers, servers):
     """Pushes and answers go both ways at once, but for a step's first and last messages."""
-    job = scenario("ps-async", workers, servers, computing=1e-6, latency_s=0.0, bandwidth=GBIT)
+    job = scenario("ps-async", workers, servers, computing=1e-6, latency_s=0.0)
     assert simulate(job).step_s == pytest.approx(wire_s(job), rel=0.15)
 
 
 @pytest.mark.parametrize("share", [1.0, 0.25])
 @pytest.mark.parametrize("servers", [1, 2, 4])
 def test_servers_beside_four_workers_stay_above_the_closed_form(servers, share):
-    job = scenario("ps-sync", 4, servers, computing=1e-6, latency_s=0.0, placement="shared", bandwidth=GBIT)
-    job = replace(job, wire_share=share)
+    job = scenario("ps-sync", 4, servers, computing=1e-6, latency_s=0.0, placement="shared")
+    job = replace(job, codec=Codec(wire_share=share))
     assert 1 <= simulate(job).step_s / wire_s(job) < 1.3
 
 
 def test_who_is_slow_at_random_is_drawn_for_each_kind_of_job_and_comes_as_often_as_said():
     """Of computing alone, a ring and servers would be slow at the same steps, if they had the same draws."""
     often = Slow(random_factor=6.0, random_share=0.1)
-    jobs = [scenario(mode, 4, k, bandwidth=1e15, latency_s=0.0, slow=often) for mode, k in EVERY[:3]]
+    jobs = [scenario(mode, 4, k, bandwidth_gbit=1e7, latency_s=0.0, slow=often) for mode, k in EVERY[:3]]
     found = [[simulate(job, seed=seed).step_s for seed in range(8)] for job in jobs]
     expected = 0.3 * (1 + 5 * (1 - 0.9**4))
     for steps in found:
@@ -89,41 +88,43 @@ def test_who_is_slow_at_random_is_drawn_for_each_kind_of_job_and_comes_as_often_
 
 def test_what_only_computes_takes_as_long_as_computing():
     for mode, servers in EVERY:
-        job = scenario(mode, 8, servers, bandwidth=1e15, latency_s=0.0)
+        job = scenario(mode, 8, servers, bandwidth_gbit=1e7, latency_s=0.0)
         assert simulate(job).step_s == pytest.approx(0.3, rel=0.02), mode
 
 
 @pytest.mark.parametrize(("mode", "servers"), EVERY)
 def test_more_bandwidth_is_never_slower(mode, servers):
-    of = Transport(50e-6, 1e-3, 0.4, 0.4, 0.4, 0.4, 0.94)
+    costs = Transport(50, 1e3, 0.4, 0.4, 0.4, 0.4, efficiency=0.94)
     for workers in (2, 16):
-        job = scenario(mode, workers, servers, transport=of, cores=2, jitter=0.05, optimizer_s_per_mb=3e-4)
-        steps = [simulate(replace(job, bandwidth=rate * GBIT)).step_s for rate in (0.1, 1, 10, 25, 100)]
+        job = scenario(mode, workers, servers, transport=costs, cores=2, jitter=0.05, optimizer_s_per_mb=3e-4)
+        steps = [simulate(replace(job, bandwidth_gbit=rate)).step_s for rate in (0.1, 1, 10, 25, 100)]
         assert all(b <= a * 1.02 for a, b in itertools.pairwise(steps)), (workers, steps)
 
 
 def test_one_server_of_64_workers_is_eight_times_as_slow_as_eight():
-    one, eight = (simulate(scenario("ps-sync", 64, k, bandwidth=GBIT)).step_s for k in (1, 8))
+    one, eight = (simulate(scenario("ps-sync", 64, k)).step_s for k in (1, 8))
     assert 7 < one / eight < 9
 
 
 def test_whole_tensors_make_the_hottest_server_decide():
     """The first linear layer is 74 % of VGG-16: four servers hardly help."""
-    even, tensor = (simulate(scenario("ps-sync", 8, 4, partition=p, bandwidth=GBIT)).step_s for p in ("even", "tensor"))
+    even, tensor = (simulate(scenario("ps-sync", 8, 4, partition=p)).step_s for p in ("even", "tensor"))
     assert tensor > 2 * even
 
 
 def test_communication_that_takes_cores_slows_computing():
     busy = Transport(send_s_per_gb=1.0, receive_s_per_gb=1.0, server_send_s_per_gb=1.0, server_receive_s_per_gb=1.0)
-    job = scenario("ps-sync", 4, 2, transport=busy, bandwidth=1e15, placement="shared", workers_per_host=4)
-    shared, own = simulate(replace(job, cores=2)).step_s, simulate(replace(job, cores=100)).step_s
-    assert shared > 1.5 * own
+    job = scenario("ps-sync", 4, 2, transport=busy, bandwidth_gbit=1e7, placement="shared", workers_per_host=4)
+    few, many = simulate(replace(job, cores=2)).step_s, simulate(replace(job, cores=100)).step_s
+    assert few > 1.5 * many
 
 
 def test_what_stays_on_a_host_may_cost_the_processors_less():
     """A server beside the first of two workers: on that host, the ends of its own messages and one of the other's."""
     costs = Transport(send_s_per_gb=1, receive_s_per_gb=1, server_send_s_per_gb=1, server_receive_s_per_gb=1)
-    beside = scenario("ps-sync", 2, 1, computing=1e-6, transport=costs, bandwidth=1e15, latency_s=0, placement="shared")
+    beside = scenario(
+        "ps-sync", 2, 1, computing=1e-6, transport=costs, bandwidth_gbit=1e7, latency_s=0, placement="shared"
+    )
     cheap = replace(beside, transport=replace(costs, local_share=0.2))
     gigabytes = 2 * beside.bytes / 1e9
     assert simulate(beside).step_s == pytest.approx(3 * gigabytes, rel=0.05)
@@ -133,7 +134,7 @@ def test_what_stays_on_a_host_may_cost_the_processors_less():
 
 
 def test_what_processes_take_while_idle_is_gone_for_all_else():
-    job = scenario("ps-sync", 3, 3, cores=0.45, placement="shared", bandwidth=GBIT)
+    job = scenario("ps-sync", 3, 3, cores=0.45, placement="shared")
     idle = replace(job, transport=Transport(idle_cores=0.05))
     assert simulate(idle).step_s == pytest.approx(simulate(replace(job, cores=0.35)).step_s)
     assert idle.free_cores(1000, 1) == pytest.approx(0.045)
@@ -144,7 +145,9 @@ def test_connections_share_a_link_in_no_order_and_each_keeps_its_own():
     link = Link(clock, random.Random(0))
     for number in range(20):
         for connection in "ab":
-            link.take(connection, 1.0, lambda: None, lambda own=(connection, number): served.append((*own, clock.now)))
+            link.take(
+                connection, 1.0, lambda: None, lambda message=(connection, number): served.append((*message, clock.now))
+            )
     clock.run(lambda: False)
     assert [end for _, _, end in served] == [float(end) for end in range(1, 41)]
     for connection in "ab":
@@ -156,7 +159,7 @@ def test_a_synchronous_update_waits_for_the_connection_that_is_served_last():
     """Three workers on one link: no push of a bucket is through when it would be if all came in order. Of one worker
     alone there is nothing to draw.
     """
-    one, four = (scenario("ps-sync", n, 1, computing=1e-6, latency_s=0.0, bandwidth=GBIT) for n in (1, 4))
+    one, four = (scenario("ps-sync", n, 1, computing=1e-6, latency_s=0.0) for n in (1, 4))
     assert simulate(one).step_s == pytest.approx(wire_s(one), rel=0.1)
     assert 1.1 < simulate(four).step_s / wire_s(four) < 2
     assert simulate(four, seed=1) != simulate(four, seed=2)
@@ -165,9 +168,9 @@ def test_a_synchronous_update_waits_for_the_connection_that_is_served_last():
 def test_synchronous_steps_wait_for_the_slowest_and_asynchronous_ones_do_not():
     slow = Slow({1: 4.0})
     for mode, servers in (("allreduce", 0), ("ddp", 0), ("ps-sync", 2)):
-        job = scenario(mode, 4, servers, slow=slow, bandwidth=1e15, latency_s=0.0)
+        job = scenario(mode, 4, servers, slow=slow, bandwidth_gbit=1e7, latency_s=0.0)
         assert simulate(job).step_s == pytest.approx(4 * 0.3, rel=0.02)
-    job = scenario("ps-async", 4, 2, slow=slow, bandwidth=1e15, latency_s=0.0)
+    job = scenario("ps-async", 4, 2, slow=slow, bandwidth_gbit=1e7, latency_s=0.0)
     assert 4 / simulate(job, steps=8).step_s == pytest.approx((3 + 1 / 4) / 0.3, rel=0.02)
     # A permanent straggler: bounded staleness runs at its rate in the end.
     bounded = simulate(replace(job, mode="ps-ssp", staleness=1), steps=12).step_s
@@ -176,7 +179,7 @@ def test_synchronous_steps_wait_for_the_slowest_and_asynchronous_ones_do_not():
 
 def test_leased_shares_fall_to_who_is_ready_and_a_round_ends_with_its_last():
     """A worker beside the server takes 0.1 s for a share; another, whose gradients take 1 s on the wire, about that."""
-    job = scenario("ps-async", 2, 1, computing=0.1, placement="shared", bandwidth=0.553e9, latency_s=0.0)
+    job = scenario("ps-async", 2, 1, computing=0.1, placement="shared", bandwidth_gbit=4.424, latency_s=0.0)
     endless = simulate(job, steps=20).step_s
     assert endless == pytest.approx(2 / (1 / 0.1 + 1 / 1), rel=0.05)
     # 30 steps are 60 shares; when the last are out the other has one to compute, to push and to be answered.
@@ -189,12 +192,12 @@ def test_leased_shares_fall_to_who_is_ready_and_a_round_ends_with_its_last():
 
 def test_what_a_step_exposes_is_a_part_of_it():
     """Of a step of the job, as its seconds are: not of a share of the slower worker, which takes longer than that."""
-    outcome = simulate(scenario("ps-async", 2, 1, computing=0.1, placement="shared", bandwidth=0.553e9))
+    outcome = simulate(scenario("ps-async", 2, 1, computing=0.1, placement="shared", bandwidth_gbit=4.424))
     assert outcome.exposed_comm_s == pytest.approx(outcome.step_s * 0.9 / 2, rel=0.05)
 
 
 def test_staleness_of_pushes_applied_at_once_is_the_others_number():
-    job = scenario("ps-async", 6, 1, softsync=False, bandwidth=10 * GBIT, jitter=0.1)
+    job = scenario("ps-async", 6, 1, softsync=False, bandwidth_gbit=10, jitter=0.1)
     assert simulate(job, steps=20).staleness_mean == pytest.approx(6 - 1, rel=0.25)
     assert simulate(replace(job, softsync=True), steps=20).staleness_mean < 2
     assert simulate(scenario("ps-sync", 6, 1)).staleness_mean == 0
