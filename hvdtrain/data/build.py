@@ -96,7 +96,7 @@ def plan_images(recipe: Recipe, source: Source) -> tuple[list[Planned], dict[str
     classes = {}
     for name, class_items in by_class(items, recipe.classes.get(options.get("classes", ""))).items():
         parts = split_class(
-            name, class_items, method=options.get("split", "random"), validation=recipe.validation,
+            name, class_items, method=options["split"], validation=recipe.validation,
             test=options.get("test_fraction", 0.0), seed=options["seed"],
             limits={"train": options.get("train_per_class", 0), "validation": options.get("val_per_class", 0)},
         )  # fmt: skip
@@ -161,7 +161,7 @@ def _write_manifest(
     import tomli_w
 
     options = recipe.options
-    percent, method = round(100 * recipe.validation), options.get("split", "random")
+    percent, method = round(100 * recipe.validation), options["split"]
     split = f"{100 - percent} % training, {percent} % validation, drawn {method} within each class where the source has"
     split = f"{split} no parts of its own. {SPLIT_NOTES.get(method, recipe.note)}".strip()
     made_from: dict[str, Any] = {"identity": identity}

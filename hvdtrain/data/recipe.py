@@ -63,7 +63,7 @@ class Recipe(Struct, frozen=True, forbid_unknown_fields=True):
                 raise UsageError(f"data set '{self.name}' has no option '{option}': it takes {', '.join(defaults)}")
             if isinstance(value, float) and not math.isfinite(value):
                 raise UsageError(f"{option} {value} is not a finite number")
-        chosen = defaults | options
+        chosen = {"split": self.files.get("split", "random")} | defaults | options
         if chosen.get("link", "copy") != "copy" and chosen.get("resize"):
             raise UsageError(f"--link {chosen['link']} does not go with --resize {chosen['resize']}: use --resize 0")
         if self.classes and chosen["classes"] not in self.classes:
