@@ -55,13 +55,6 @@ class Cluster(Struct, frozen=True):
     cores_per_host: Annotated[int, Meta(ge=1, le=1024)] = 2
 
 
-class Software(Struct, frozen=True):
-    """See Scenario."""
-
-    partition: Literal["even", "tensor"] = "even"
-    overlap: Literal["backward", "both"] = "both"
-
-
 class Cell(Struct, frozen=True):
     """A figure of the table; with `calibrate` unknowns are fitted on it."""
 
@@ -81,13 +74,12 @@ class Cell(Struct, frozen=True):
             raise ValueError("single has one worker")
 
 
-class Case(Struct, frozen=True):
+class Case(Struct, frozen=True, forbid_unknown_fields=True):
     """The tables of the file."""
 
     model: Model
     cluster: Cluster
     cell: Annotated[list[Cell], Meta(min_length=1)]
-    software: Software = Software()
     title: str = ""
     source: str = ""
 
@@ -121,8 +113,7 @@ def samples_per_s(case: Case, layers: tuple[Layer, ...], cell: Cell, values: dic
         bandwidth_gbit=cluster.bandwidth_gbit, latency_s=cluster.latency_us * 1e-6,
         transport=Transport(0, 0, cost, cost, cost, cost, efficiency=values["efficiency"]),
         fixed_s=local_s, jitter=values["jitter"], cores=cluster.cores_per_host, on_processor=False,
-        workers_per_host=per_host, placement=cell.placement, partition=case.software.partition,
-        overlap=case.software.overlap, under_way_bytes=NO_WINDOW, softsync=False,
+        workers_per_host=per_host, placement=cell.placement, under_way_bytes=NO_WINDOW, softsync=False,
     )  # fmt: skip
     detail = FINE._replace(pieces=40 if job.mode in ("ps-ssp", "ps-async") else 100)
     return cell.workers * case.model.batch_per_worker / simulate(job, 3, 0, detail).step_s

@@ -98,9 +98,6 @@ class Scenario:
         on_processor: computing takes cores, as communication does; false of a GPU.
         workers_per_host: hosts are filled one after the other.
         placement: servers on hosts without workers, `dedicated`, or on the workers' hosts, `shared`.
-        partition: weights are cut over servers in `even` ranges, or go there as whole tensors (`tensor`).
-        overlap: what communication overlaps with: `backward`, or `both` it and the next forward. Without the latter,
-            weights are read when all gradients are in.
         staleness: the bound of ps-ssp.
         under_way_bytes: bound of all workers' pushes under way to a server, shared evenly by the workers. (Where there
             are more servers than workers, ps.exchange lets a worker have less of it, so much to all servers together.)
@@ -128,8 +125,6 @@ class Scenario:
     on_processor: bool = True
     workers_per_host: int = 1
     placement: str = "dedicated"
-    partition: str = "even"
-    overlap: str = "both"
     staleness: int = 2
     softsync: bool = True
     leased: bool = True

@@ -86,7 +86,6 @@ class _Workers:
         most, workers = job.scenario.under_way_bytes, job.scenario.workers
         self.windows = [_Window(min(most * max(1, h.servers), most * h.servers / workers)) for h in job.hosts]
         self.read = [0] * len(job.pieces)  # version of each piece
-        self.given: list[int] = []  # answers that wait for the others, where weights are read all at once
         self.waits_for = 0
         self.fresh: Then | None = None  # called when the layer that forward waits for is fresh
         self.ends: list[float] = []
@@ -101,7 +100,7 @@ class _Workers:
             self.lacking = [len(piece.layers) for piece in self.job.pieces]
             yield compute(scenario.fixed_s)
             for number, layer in enumerate(scenario.layers):
-                if self._lacks(number):
+                if self.missing[number]:
                     began = clock.now
                     yield partial(self._wait_for, number)
                     self.waited[-1] += clock.now - began
@@ -115,10 +114,6 @@ class _Workers:
 
     def _wait_for(self, layer: int, then: Then) -> None:
         self.waits_for, self.fresh = layer, then
-
-    def _lacks(self, layer: int) -> int:
-        """How many pieces forward of a layer waits for."""
-        return self.missing[layer] if self.job.scenario.overlap == "both" else sum(self.missing)
 
     def _push_layer(self, layer: int) -> None:
         pieces = self.job.pieces
@@ -146,7 +141,7 @@ class _Workers:
         for layer in piece.layers:
             self.missing[layer] -= 1
         self._push(window)
-        if self.fresh and not self._lacks(self.waits_for):
+        if self.fresh and not self.missing[self.waits_for]:
             fresh, self.fresh = self.fresh, None
             fresh()
 
@@ -319,9 +314,4 @@ class ServerJob:
         self.held[number] = [(worker, step) for worker, step in held if step > limit]
         for worker, step in held:
             if step <= limit:
-                worker.given.append(number)
-                # Where weights are read only when all gradients are in, all pushes are answered together.
-                if self.scenario.overlap == "both" or len(worker.given) == len(self.pieces):
-                    given, worker.given = sorted(worker.given), []
-                    for piece in given:
-                        self._answer(worker, piece)
+                self._answer(worker, number)

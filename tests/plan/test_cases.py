@@ -25,9 +25,6 @@ batch_per_worker = 32
 single_worker_samples_per_s = 100.0
 bandwidth_gbit = 10.0
 latency_us = 50.0
-[software]
-partition = "even"
-overlap = "both"
 [[cell]]
 mode = "ps-sync"
 workers = 8
@@ -86,11 +83,11 @@ def test_cells_that_are_not_for_fitting_do_not_move_the_fit(tmp_path):
         ("[cluster]", "[cluster", "no readable case"),
         ("batch_per_worker = 32", "", r"missing required field `batch_per_worker` - at `\$.model`"),
         ("bandwidth_gbit = 10.0", "bandwidth_gbit = -1", r"at `\$.cluster.bandwidth_gbit`"),
-        ('"even"', '"odd"', r"Invalid enum value 'odd' - at `\$.software.partition`"),
+        ('"shared"', '"odd"', r"Invalid enum value 'odd' - at `\$.cell\[1\].placement`"),
         ('mode = "allreduce"', 'mode = "ring"', r"unknown mode 'ring': .*`\$.cell\[2\]`"),
         ("workers = 8\nservers = 2", "workers = 8", "mode ps-sync does not go with 0 servers"),
         ("megabytes = 10,", "megabytes = nan,", r"at `\$.model.layers\[0\].megabytes`"),
-        ("[[cell]]", "[[cel]]", "missing required field `cell`"),
+        ("[[cell]]", "[[cel]]", "unknown field `cel`"),
     ],
 )
 def test_a_wrong_case_is_a_line(tmp_path, old, new, words):
