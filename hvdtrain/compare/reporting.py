@@ -139,7 +139,7 @@ def draw_report(
         drawn, notes = plots.draw(content.comparisons)
         drawn += pictures([run for _, run in content.runs])
         if out:
-            write_report(content, drawn, notes, out, tables, folded or {})
+            write_report(content, drawn, notes, out, tables, folded)
             click.echo(f"report: {out / 'report.html'}")
         if png:
             write_png(drawn, png)

@@ -32,8 +32,8 @@ Files = dict[str, str | bytes]  # content by path below the report's folder
 
 
 def write_report(
-    content: "Content", plots: "Sequence[Plot]", notes: Sequence[str], out: Path, tables: "Sequence[Table]",
-    folded: Mapping[str, Sequence[str]],
+    content: "Content", plots: "Sequence[Plot]", notes: Sequence[str], out: Path, tables: "Sequence[Table]" = (),
+    folded: Mapping[str, Sequence[str]] | None = None,
 ) -> None:  # fmt: skip
     """Write results.csv, verdict.json, report.md, report.html and plots/ into `out`.
 
@@ -52,7 +52,7 @@ def write_report(
     from hvdtrain.report.columns import COLUMNS
     from hvdtrain.report.table import csv_text
 
-    text = page.markdown(content.parts(plots, tables, notes, folded))
+    text = page.markdown(content.parts(plots, tables, notes, folded or {}))
     files: Files = {f"plots/{plot.name}.svg": plot.svg for plot in plots}
     files["results.csv"] = csv_text(list(COLUMNS), [list(row.values()) for row in content.rows])
     files |= {"verdict.json": json_text(content.data), "report.md": text}
