@@ -193,7 +193,13 @@ def _links(of: Comparison) -> str:
 
 def _machine(run: Run) -> str:
     """Hardware and versions of a run."""
-    own = run.manifest
-    facts = {name: format_value(getattr(own.hardware, name)) for name in ("cpu", "cores", "memory_gb", "gpus", "hosts")}
-    facts |= {"hvdtrain": format_value(own.hvdtrain), **own.versions, "started": own.started or "not recorded"}
+    manifest = run.manifest
+    facts = {
+        name: format_value(getattr(manifest.hardware, name)) for name in ("cpu", "cores", "memory_gb", "gpus", "hosts")
+    }
+    facts |= {
+        "hvdtrain": format_value(manifest.hvdtrain),
+        **manifest.versions,
+        "started": manifest.started or "not recorded",
+    }
     return markdown(words_table("", ["", "of the first run"], list(facts.items())))
