@@ -114,11 +114,7 @@ def _because(case: Case) -> str:
     lacking = next(((k, result) for k, result in case.tested.items() if result.state in (WORSE, NOT_SHOWN)), None)
     if not outcome.pair:
         return f"there is nothing to compare {', '.join(kind.label for kind in field.by_kind)} with"
-    shown = (
-        outcome.open[0]
-        if outcome.open
-        else (outcome.gate if outcome.word == ONE_MACHINE or not outcome.main else outcome.main)
-    )
+    shown = outcome.open[0] if outcome.open else outcome.race
     assert shown
     text = _lead(case, shown.turned)
     if outcome.word == ONE_MACHINE and shown.lead.mean > 0:

@@ -150,11 +150,8 @@ def _crowded(case: Case) -> Iterator[str]:
 def _slowed(case: Case) -> Iterator[str]:
     for kind, runs in case.field.by_kind.items():
         slowed = [run.manifest.slow.achieved for run in runs if run.manifest.slow.asked != "none"]
-        each = [
-            f"worker {w} {fmean(factors[w] for factors in slowed if w in factors):.2f}"
-            for w in (slowed[0] if slowed else ())
-        ]
-        if each:
+        workers = slowed[0] if slowed else ()
+        if each := [f"worker {w} {fmean(factors[w] for factors in slowed if w in factors):.2f}" for w in workers]:
             yield f"workers of {kind.label} were made slow, and computed so many times as long: {', '.join(each)}"
 
 

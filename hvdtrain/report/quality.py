@@ -47,9 +47,9 @@ def compare(field: Field, kind: Kind, opponent: Kind, margin: float) -> Quality:
     else:
         each = [[run.summary.val_accuracy or 0.0 for run in pair] for pair in pairs]
         difference, by = at_look([one - other for one, other in each]), "seeds"
-    state = (
-        AS_GOOD if difference.low > -margin and difference.n > 1 else WORSE if difference.high < -margin else NOT_SHOWN
-    )
+    state = WORSE if difference.high < -margin else NOT_SHOWN
+    if difference.low > -margin and difference.n > 1:
+        state = AS_GOOD
     return Quality(state, difference, by)
 
 

@@ -64,10 +64,14 @@ class Outcome:
     open: tuple[Race, ...] = ()
 
     @property
+    def race(self) -> Race | None:
+        """What the word is about."""
+        return self.gate if self.word == ONE_MACHINE or not self.main else self.main
+
+    @property
     def pair(self) -> tuple[Kind, Kind] | None:
         """The faster of the two that the word is about, and its opponent."""
-        race = self.gate if self.word == ONE_MACHINE or not self.main else self.main
-        return (race.turned.one, race.turned.other) if race else None
+        return (self.race.turned.one, self.race.turned.other) if self.race else None
 
 
 def run(field: Field, of: Sides, margin: float) -> Outcome:
