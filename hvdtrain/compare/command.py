@@ -208,10 +208,10 @@ def _length(ctx: click.Context, options: dict[str, Any]) -> float:
 
 def _look_at_hosts(hosts: list[Host]) -> dict[str, float]:
     """The cores that ranks may use on each host; in what hosts differ is told."""
-    found = describe_hosts(hosts)
-    for line in differences(found):
+    described = describe_hosts(hosts)
+    for line in differences(described):
         click.echo(f"hosts differ: {line}")
-    return {name: facts["cores_usable"] for name, facts in found.items()}
+    return {name: facts["cores_usable"] for name, facts in described.items()}
 
 
 def _look(configs: list[RunConfig]) -> tuple[str, int]:

@@ -56,9 +56,9 @@ class Record:
         return str(self.contenders.get(run.contender, {}).get("left_out", ""))
 
     def finished(self, run: Planned, samples_per_s: float, took_s: float) -> None:
-        own = self.contenders.setdefault(run.contender, {})
-        own["samples_per_s"] = max(samples_per_s, own.get("samples_per_s", 0.0))
-        own["around_s"] = max(0.0, took_s - self._training_s(run, own))
+        known = self.contenders.setdefault(run.contender, {})
+        known["samples_per_s"] = max(samples_per_s, known.get("samples_per_s", 0.0))
+        known["around_s"] = max(0.0, took_s - self._training_s(run, known))
         self.save()
 
     def save(self) -> None:
@@ -68,15 +68,15 @@ class Record:
 
     def seconds(self, run: Planned) -> float:
         """About how long the run takes: as its contender's last one, or with what is around another's."""
-        known = self.contenders.values()
-        own = self.contenders.get(run.contender) or next(iter(known), {}) | {"samples_per_s": GUESS}
-        return float(own.get("around_s", GUESSED_AROUND_S)) + self._training_s(run, own)
+        another = next(iter(self.contenders.values()), {})
+        known = self.contenders.get(run.contender) or another | {"samples_per_s": GUESS}
+        return float(known.get("around_s", GUESSED_AROUND_S)) + self._training_s(run, known)
 
-    def _training_s(self, run: Planned, own: Mapping[str, float]) -> float:
+    def _training_s(self, run: Planned, known: Mapping[str, float]) -> float:
         config, steps = run.config, run.config.total_steps(self.samples)
         if steps is None:
             return config.time_budget or config.sprint + warm_up_s(config.sprint)
-        return steps * config.batch_size / own["samples_per_s"]
+        return steps * config.batch_size / known["samples_per_s"]
 
 
 def forecast(runs: Sequence[Planned], perhaps: Sequence[Planned], kept: Collection[str], record: Record) -> str:

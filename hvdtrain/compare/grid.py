@@ -112,26 +112,26 @@ def plan(
     """
     runs = []
     for mode, workers, servers, options in _combinations(axes):
-        own = check(dataclasses.replace(for_mode(config, mode, servers), **options)).for_workers(workers)
-        check_workers(own, workers)
+        resolved = check(dataclasses.replace(for_mode(config, mode, servers), **options)).for_workers(workers)
+        check_workers(resolved, workers)
         words = {name: _word(name, value) for name, value in options.items() if len(axes.options[name]) > 1}
         where = "".join(f"{word}-" for name, word in words.items() if name in TASK)
         variant = "".join(
             f"-{word}" for name, word in words.items() if name not in TASK and word not in ("auto", "none")
         )
-        used = tuple(allocate(hosts, workers, own.servers)) if hosts else ()
-        runs.append(Planned(own, workers, where, used, launcher if used else "local", variant))
+        used = tuple(allocate(hosts, workers, resolved.servers)) if hosts else ()
+        runs.append(Planned(resolved, workers, where, used, launcher if used else "local", variant))
     room = [_threads(run, cores) for run in runs]
     shared = [most for run, most in zip(runs, room, strict=True) if run.family != modes.ONE_MACHINE]
     threads = config.threads or min(shared, default=max(room))
-    found = []
+    contenders = []
     for run, most in zip(runs, room, strict=True):
         if run.family != modes.ONE_MACHINE:
             most = threads
         elif scaling and threads < most:
-            found.append(dataclasses.replace(run.with_options(threads=threads), variant="-scaling"))
-        found.append(run.with_options(threads=most))
-    return found
+            contenders.append(dataclasses.replace(run.with_options(threads=threads), variant="-scaling"))
+        contenders.append(run.with_options(threads=most))
+    return contenders
 
 
 def in_rounds(contenders: Sequence[Planned], repeats: int) -> list[list[Planned]]:

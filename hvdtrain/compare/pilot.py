@@ -35,13 +35,13 @@ def leave_out(contenders: Sequence[Planned], record: Record) -> list[str]:
         for run in rivals:
             twins = [other for other in rivals if _apart_from_wire(other) == _apart_from_wire(run)]
             twin = max(twins, key=record.speed)
-            own = record.contenders[run.contender]
+            known = record.contenders[run.contender]
             ahead = twin if twin is not run else best if record.speed(run) < FAR_BEHIND * record.speed(best) else None
-            if "left_out" not in own:
+            if "left_out" not in known:
                 rate = record.speed(run) / record.speed(ahead) if ahead else 1
-                own["left_out"] = f"{rate:.2f} times the samples/s of {ahead.contender} in the pilot" if ahead else ""
-            if own["left_out"]:
-                lines.append(f"left out: {run.contender}: {own['left_out']}")
+                known["left_out"] = f"{rate:.2f} times the samples/s of {ahead.contender} in the pilot" if ahead else ""
+            if known["left_out"]:
+                lines.append(f"left out: {run.contender}: {known['left_out']}")
     return lines
 
 
@@ -60,15 +60,15 @@ def trainings(contenders: Sequence[Planned], record: Record, kept: Collection[st
     Args:
         kept: names of runs that are there: what is trained already stays the one that is.
     """
-    found = []
+    chosen = []
     for place in _grouped(contenders, [run.where for run in contenders]):
         alone = max((record.speed(run) for run in place if run.family == modes.ONE_MACHINE), default=0.0)
         able = [dataclasses.replace(run, after_sprints=True) for run in place if record.speed(run) >= HALF * alone]
         steps = [mathematics(run.config.mode, run.workers, mode_options(run.config)) for run in able]
         for same in _grouped(able, steps):
             is_there = [run for run in same if run.name in kept]
-            found.append(min(is_there or same, key=lambda run: (FIRST.index(run.family), -record.speed(run))))
-    return found
+            chosen.append(min(is_there or same, key=lambda run: (FIRST.index(run.family), -record.speed(run))))
+    return chosen
 
 
 def _rivals(contenders: Sequence[Planned]) -> list[list[Planned]]:

@@ -90,9 +90,9 @@ def report(
         check_out(out)
     if calibration and not out:
         raise UsageError("--calibration puts a table into the pages of a report: give --out too")
-    found = find_runs(runs)
-    tables = [_predicted(calibration, found)] if calibration else []
-    content = print_report(found, reference, Margins(margin, accuracy_margin))
+    loaded = find_runs(runs)
+    tables = [_predicted(calibration, loaded)] if calibration else []
+    content = print_report(loaded, reference, Margins(margin, accuracy_margin))
     if json_file:
         try:
             json_file.write_text(json_text(content.data))

@@ -63,37 +63,37 @@ def reach_answer(runs: Sequence[Run], margins: Margins = DEFAULT) -> Answer:
     dropped: list[Kind] = []
     while True:
         of = sides(field, dropped)
-        found = race.run(field, of, margins.speed)
-        tested = _test(field, found, margins)
-        worse = next((kind for kind, own in tested.items() if own.state == WORSE), None)
+        outcome = race.run(field, of, margins.speed)
+        tested = _test(field, outcome, margins)
+        worse = next((kind for kind, result in tested.items() if result.state == WORSE), None)
         if worse is None or len(of.rings if worse in of.rings else of.servers) < 2:
             break
         dropped.append(worse)
-    found = replace(found, word=_with_quality(field, found, tested))
-    case = Case(field, of, found, tested, dropped, margins)
+    outcome = replace(outcome, word=_with_quality(field, outcome, tested))
+    case = Case(field, of, outcome, tested, dropped, margins)
     then, could_turn = _next(case), doubts(case)
     because, but = _because(case) + then.tells, could_turn[:BUTS]
-    data = {"answer": found.word, "because": because, "but": but, "next": then.command} | _figures(case, then)
-    return Answer(found.word, because, but, then.command, could_turn[BUTS:], data)
+    data = {"answer": outcome.word, "because": because, "but": but, "next": then.command} | _figures(case, then)
+    return Answer(outcome.word, because, but, then.command, could_turn[BUTS:], data)
 
 
-def _test(field: Field, found: Outcome, margins: Margins) -> dict[Kind, Quality]:
+def _test(field: Field, outcome: Outcome, margins: Margins) -> dict[Kind, Quality]:
     """How those that the word speaks for stand to their opponents, where they differ in more than speed."""
-    if found.word not in (RING, SERVERS, EITHER) or not found.pair:
+    if outcome.word not in (RING, SERVERS, EITHER) or not outcome.pair:
         return {}
-    one, other = found.pair
-    pairs = [(one, other), (other, one)] if found.word == EITHER else [(one, other)]
+    one, other = outcome.pair
+    pairs = [(one, other), (other, one)] if outcome.word == EITHER else [(one, other)]
     return {a: quality.compare(field, a, b, margins.accuracy) for a, b in pairs}
 
 
-def _with_quality(field: Field, found: Outcome, tested: dict[Kind, Quality]) -> str:
+def _with_quality(field: Field, outcome: Outcome, tested: dict[Kind, Quality]) -> str:
     """The word, unless what is faster is not shown to learn as much. Where it missed the target that its opponent
     reached, that one is the answer.
     """
-    if all(own.state not in (WORSE, NOT_SHOWN) for own in tested.values()) or not found.pair:
-        return found.word
-    worse = next((kind for kind, own in tested.items() if own.state == WORSE), found.pair[0])
-    other = found.pair[worse == found.pair[0]]
+    if all(result.state not in (WORSE, NOT_SHOWN) for result in tested.values()) or not outcome.pair:
+        return outcome.word
+    worse = next((kind for kind, result in tested.items() if result.state == WORSE), outcome.pair[0])
+    other = outcome.pair[worse == outcome.pair[0]]
     less, more = (figures.mean(trained(field, kind), figures.accuracy) or 0.0 for kind in (worse, other))
     is_told = tested[worse].state == WORSE and other.family != worse.family
     aim = _target(field) or 1.0
@@ -110,23 +110,23 @@ def _target(field: Field) -> float | None:
 
 def _because(case: Case) -> str:
     """The figures that decide."""
-    found, field = case.found, case.field
-    lacking = next(((k, own) for k, own in case.tested.items() if own.state in (WORSE, NOT_SHOWN)), None)
-    if not found.pair:
+    outcome, field = case.outcome, case.field
+    lacking = next(((k, result) for k, result in case.tested.items() if result.state in (WORSE, NOT_SHOWN)), None)
+    if not outcome.pair:
         return f"there is nothing to compare {', '.join(kind.label for kind in field.by_kind)} with"
-    shown = found.open[0] if found.open else (found.gate if found.word == ONE_MACHINE or not found.main else found.main)
+    shown = outcome.open[0] if outcome.open else outcome.race
     assert shown
     text = _lead(case, shown.turned)
-    if found.word == ONE_MACHINE and shown.lead.mean > 0:
+    if outcome.word == ONE_MACHINE and shown.lead.mean > 0:
         text += f": distribution that is not {case.margins.speed:.0%} faster does not pay"
-    if found.word == EITHER:
+    if outcome.word == EITHER:
         text += f": a lead too small to matter beside a margin of {case.margins.speed:.0%}"
-    if found.word in (RING, SERVERS, EITHER) and found.main and found.gate:
-        text += f", and {figures.times(figures.ratio(found.gate.lead)[0])} times those of {found.gate.other.label}"
+    if outcome.word in (RING, SERVERS, EITHER) and outcome.main and outcome.gate:
+        text += f", and {figures.times(figures.ratio(outcome.gate.lead)[0])} times those of {outcome.gate.other.label}"
     if lacking:
         return f"{text}, but {_lacking(case, *lacking)}"
-    for kind, own in list(case.tested.items())[:1]:
-        text += f"; {own.state if own.state == quality.SAME else f'as accurate, {_accuracies(case, kind)}'}"
+    for kind, result in list(case.tested.items())[:1]:
+        text += f"; {result.state if result.state == quality.SAME else f'as accurate, {_accuracies(case, kind)}'}"
     return text
 
 
@@ -140,9 +140,9 @@ def _lead(case: Case, shown: Race) -> str:
 
 
 def _best(case: Case, shown: Race, kind: Kind) -> str:
-    group = next((own for own in case.of[:3] if kind in own), [kind])
+    group = next((side for side in case.of[:3] if kind in side), [kind])
     words = {modes.RING: "rings", modes.SERVERS: "servers", modes.ONE_MACHINE: "machines"}
-    gate = case.found.gate
+    gate = case.outcome.gate
     if gate and shown in (gate, gate.turned) and kind.is_distributed and len(case.of.distributed) > 1:
         return f"{kind.label}, the best that is distributed"
     is_among = len(group) > 1 and case.of.rings and case.of.servers
@@ -150,14 +150,14 @@ def _best(case: Case, shown: Race, kind: Kind) -> str:
 
 
 def _accuracies(case: Case, kind: Kind) -> str:
-    both = sorted((own for own, _ in case.named), key=lambda own: own != kind)
-    own = (figures.mean(trained(case.field, k), figures.accuracy) for k in both)
-    return " beside ".join("none" if value is None else f"{value:.3f}" for value in own)
+    both = sorted((named for named, _ in case.named), key=lambda named: named != kind)
+    means = (figures.mean(trained(case.field, named), figures.accuracy) for named in both)
+    return " beside ".join("none" if value is None else f"{value:.3f}" for value in means)
 
 
-def _lacking(case: Case, kind: Kind, found: Quality) -> str:
-    is_not = "is not" if found.state == WORSE else "is not shown to be"
-    if not found.difference:
+def _lacking(case: Case, kind: Kind, of: Quality) -> str:
+    is_not = "is not" if of.state == WORSE else "is not shown to be"
+    if not of.difference:
         return f"what {kind.label} learns beside that was not measured"
     points = f"{100 * case.margins.accuracy:.3g} points"
     return f"the accuracy of {kind.label}, {_accuracies(case, kind)}, {is_not} within {points}"
@@ -179,25 +179,25 @@ def _next(case: Case) -> Next:
     runs = [run for kind, members in case.field.by_kind.items() if kind.family for run in members]
     runs = runs or [run for members in case.field.by_kind.values() for run in members]
     repeats, add = max(run.repeat for run in runs), _missing(case.of)
-    if case.found.open:
+    if case.outcome.open:
         return _more_repeats(case, runs, repeats)
-    if case.found.word == UNKNOWN and case.tested:
+    if case.outcome.word == UNKNOWN and case.tested:
         return _more_training(case, runs, repeats)
-    if add or not case.found.pair:
+    if add or not case.outcome.pair:
         return _comparison(runs, max(repeats, LOOKS[0]), add=add)
     if case.of.left_out:
         return _comparison(runs, repeats + LOOKS[0])
     wanted = {word: family for family, word in race.OF_FAMILY.items()} | {ONE_MACHINE: modes.ONE_MACHINE}
-    answering = [kind for kind in case.found.pair if kind.family == wanted.get(case.found.word)]
-    return _launch(case.field.by_kind[(answering or case.found.pair)[0]])
+    answering = [kind for kind in case.outcome.pair if kind.family == wanted.get(case.outcome.word)]
+    return _launch(case.field.by_kind[(answering or case.outcome.pair)[0]])
 
 
 def _missing(of: Sides) -> list[str]:
     """A mode of each family of which no run is there, though it would have to be compared."""
-    there = {kind.family for kind in (*of.distributed, *of.machines, *of.left_out)}
+    tried = {kind.family for kind in (*of.distributed, *of.machines, *of.left_out)}
     wanted = [modes.ONE_MACHINE, *([modes.RING, modes.SERVERS] if len(of.distributed) < 2 else [])]
     first = {modes.declared(name).family: name for name in reversed(modes.names())}
-    return [first[family] for family in wanted if family not in there]
+    return [first[family] for family in wanted if family not in tried]
 
 
 def _comparison(runs: Sequence[Run], repeats: int, tells: str = "", add: Sequence[str] = (), **more: Any) -> Next:
@@ -212,9 +212,9 @@ def _comparison(runs: Sequence[Run], repeats: int, tells: str = "", add: Sequenc
 
 
 def _more_repeats(case: Case, runs: Sequence[Run], repeats: int) -> Next:
-    races, margin = case.found.open, case.margins.speed
-    each = [rule.repeats_needed(own.lead, margin, own.size, own is case.found.gate) for own in races]
-    done = min(own.lead.n for own in races)
+    races, margin = case.outcome.open, case.margins.speed
+    each = [rule.repeats_needed(of.lead, margin, of.size, of is case.outcome.gate) for of in races]
+    done = min(of.lead.n for of in races)
     add = [] if case.of.machines else _missing(case.of)[:1]
     if None in each:
         tells = f": not even {LOOKS[-1]} repeats would tell, longer runs may"
@@ -248,18 +248,18 @@ def _launch(runs: Sequence[Run]) -> Next:
 
 
 def _figures(case: Case, then: Next) -> dict[str, Any]:
-    found, field = case.found, case.field
-    beside, pair = figures.reference(field, case.of), found.pair
+    outcome, field = case.outcome, case.field
+    reference, pair = figures.reference(field, case.of), outcome.pair
     tested = [
-        {"run": kind.label, "state": own.state, "paired_by": own.by} | figures.lead_data(own.difference, "difference")
-        for kind, own in case.tested.items()
+        {"run": kind.label, "state": result.state, "paired_by": result.by} | figures.difference_data(result.difference)
+        for kind, result in case.tested.items()
     ]
     return {
         "next_s": then.seconds, "margin": case.margins.speed, "accuracy_margin": case.margins.accuracy,
-        "speed": figures.race_data(found.main), "one_machine": figures.race_data(found.gate),
+        "speed": figures.race_data(outcome.main), "one_machine": figures.race_data(outcome.gate),
         "repeats_needed": then.repeats, "quality": tested, "target": _target(field),
         "time_to_target": figures.ratio_of_times(field.by_kind[pair[0]], field.by_kind[pair[1]]) if pair else None,
-        "beside": "ring" if beside.family == modes.RING else beside.label,
-        "runs": figures.rows(field, beside),
+        "beside": "ring" if reference.family == modes.RING else reference.label,
+        "runs": figures.rows(field, reference),
         "left_out": [kind.label for kind in (*case.of.left_out, *case.dropped)],
     }  # fmt: skip

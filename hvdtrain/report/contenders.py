@@ -69,11 +69,11 @@ class Field:
         return [math.log(first[key] / second[key]) for key in sorted(first.keys() & second.keys())]
 
     def _speed_by_repeat(self, runs: Sequence[Run]) -> dict[tuple[int, int], float]:
-        found: dict[tuple[int, int], list[float]] = {}
+        speeds: dict[tuple[int, int], list[float]] = {}
         for run in runs:
             if value := speed(run):
-                found.setdefault((run.repeat, self.stretches[run.folder]), []).append(value)
-        return {key: fmean(values) for key, values in found.items()}
+                speeds.setdefault((run.repeat, self.stretches[run.folder]), []).append(value)
+        return {key: fmean(values) for key, values in speeds.items()}
 
 
 def _began(run: Run) -> float:
@@ -90,12 +90,12 @@ def lasted_s(run: Run) -> float:
 
 def _stretches(runs: Sequence[Run]) -> dict[Path, int]:
     """A number for each run's stretch of work: a new one begins after a pause."""
-    found, number, end = {}, 0, math.inf
+    stretches, number, end = {}, 0, math.inf
     for run in sorted(runs, key=_began):
         number += _began(run) > end + PAUSE_S
-        found[run.folder] = number
+        stretches[run.folder] = number
         end = max(end if end < math.inf else 0.0, _began(run) + 2 * lasted_s(run))  # evaluations take time too
-    return found
+    return stretches
 
 
 def mean_time_s(runs: Sequence[Run]) -> float:
@@ -148,9 +148,9 @@ def _with_enough(field: Field, of: Sides) -> Sides:
     is_two = bool(of.rings and of.servers)
     groups = [of.rings, of.servers, of.machines] if is_two else [*([kind] for kind in of.distributed), of.machines]
     pairs = {
-        kind: max((len(field.log_ratios(kind, o)) for others in groups if others != own for o in others), default=0)
-        for own in groups
-        for kind in own
+        kind: max((len(field.log_ratios(kind, o)) for others in groups if others != side for o in others), default=0)
+        for side in groups
+        for kind in side
     }
     least = min(LOOKS[0], max(pairs.values(), default=0))
     few = [kind for kind, number in pairs.items() if number < least]

@@ -197,7 +197,7 @@ def _links(of: Comparison) -> str:
 
 def _machine(run: Run) -> str:
     """Hardware and versions of a run."""
-    own = run.manifest
-    facts = {name: format_value(getattr(own.hardware, name)) for name in ("cpu", "cores", "memory_gb", "gpus", "hosts")}
-    facts |= {"hvdtrain": format_value(own.hvdtrain), **own.versions, "started": own.started or "not recorded"}
-    return markdown(words_table("", ["", "of the first run"], list(facts.items())))
+    facts = {name: getattr(run.manifest.hardware, name) for name in ("cpu", "cores", "memory_gb", "gpus", "hosts")}
+    facts |= {"hvdtrain": run.manifest.hvdtrain, **run.manifest.versions, "started": run.manifest.started}
+    rows = [(name, format_value(value)) for name, value in facts.items()]
+    return markdown(words_table("", ["", "of the first run"], rows))

@@ -35,14 +35,14 @@ class Case:
     """A comparison, what its speeds say, and what was tested besides.
 
     Attributes:
-        found: with the word that is the answer.
+        outcome: with the word that is the answer.
         tested: how those that the word speaks for stand to their opponents.
         dropped: kinds that were faster and learn less.
     """
 
     field: Field
     of: Sides
-    found: Outcome
+    outcome: Outcome
     tested: dict[Kind, Quality]
     dropped: list[Kind]
     margins: Margins
@@ -50,7 +50,7 @@ class Case:
     @property
     def named(self) -> list[tuple[Kind, list[Run]]]:
         """The two that the word is about, with their runs."""
-        return [(kind, self.field.by_kind[kind]) for kind in self.found.pair or ()]
+        return [(kind, self.field.by_kind[kind]) for kind in self.outcome.pair or ()]
 
 
 Doubt = Callable[[Case], Iterator[str]]
@@ -73,9 +73,9 @@ def _of(sentence: str, applies: Callable[[Run], object]) -> Doubt:
 
 
 def _not_tried(case: Case) -> Iterator[str]:
-    if case.found.pair and not case.of.machines:
+    if case.outcome.pair and not case.of.machines:
         yield "one machine was not tried"
-    if case.found.word in (RING, SERVERS) and not (case.of.rings and case.of.servers):
+    if case.outcome.word in (RING, SERVERS) and not (case.of.rings and case.of.servers):
         yield f"no {'servers were' if case.of.rings else 'ring was'} tried"
 
 
@@ -88,8 +88,8 @@ def _one_did_it_all(case: Case) -> Iterator[str]:
 
 def _left_out(case: Case) -> Iterator[str]:
     for kind in case.dropped:
-        own = figures.mean(trained(case.field, kind), figures.accuracy)
-        yield f"{kind.label} did more samples/s, and learned less: {own or 0:.3f}"
+        accuracy = figures.mean(trained(case.field, kind), figures.accuracy)
+        yield f"{kind.label} did more samples/s, and learned less: {accuracy or 0:.3f}"
     if case.of.left_out:
         named = ", ".join(kind.label for kind in case.of.left_out)
         yield f"left out, as they have too few repeats at the time of the others: {named}"
@@ -98,34 +98,34 @@ def _left_out(case: Case) -> Iterator[str]:
 def _processes(case: Case) -> Iterator[str]:
     """A ring of as many processes as the servers and their workers."""
     served = next((kind for kind, _ in case.named if kind.servers), None)
-    if not served or case.found.word not in (RING, SERVERS, EITHER):
+    if not served or case.outcome.word not in (RING, SERVERS, EITHER):
         return
     for kind in case.field.by_kind:
         if kind.family == modes.RING and kind.workers == served.workers + served.servers:
             logs = case.field.log_ratios(kind, served)
             over = fmean(logs) if logs else 0.0
-            if over < 0 if case.found.word == RING else over >= math.log1p(case.margins.speed):
+            if over < 0 if case.outcome.word == RING else over >= math.log1p(case.margins.speed):
                 ratio = f"{figures.times(math.exp(over))} times the samples/s of {served.label}"
                 yield f"{kind.label}, a ring of as many processes, did {ratio}"
 
 
 def _other_measures(case: Case) -> Iterator[str]:
     """Processor time, and the time to the target, by which the answer would be another."""
-    if case.found.word not in (RING, SERVERS):
+    if case.outcome.word not in (RING, SERVERS):
         return
-    (one, own), (other, others) = case.named
-    spent = [figures.mean(timed(runs), cpu_s_per_1000_samples) for runs in (own, others)]
+    (one, runs), (other, others) = case.named
+    spent = [figures.mean(timed(of), cpu_s_per_1000_samples) for of in (runs, others)]
     if spent[0] and spent[1] and spent[0] > spent[1] * (1 + case.margins.speed):
         yield f"{one.label} took {spent[0]:.2f} s of processor time for 1,000 samples, {other.label} {spent[1]:.2f}"
-    longer = figures.ratio_of_times(own, others)
+    longer = figures.ratio_of_times(runs, others)
     if longer and longer["n"] >= ENOUGH_TO_TARGET and (longer["ci_low"] or 0) > 1:
         yield f"{one.label} took {figures.times(longer['ratio'])} times as long to the target accuracy"
 
 
 def _busy_hosts(case: Case) -> Iterator[str]:
-    runs = [run for _, own in case.named for run in timed(own)]
-    if found := [lines for run in runs if (lines := beside_others(run.summary.load))]:
-        yield f"in {len(found)} of {len(runs)} runs hosts did other work beside: {found[0][0]}"
+    runs = [run for _, of_kind in case.named for run in timed(of_kind)]
+    if busy := [lines for run in runs if (lines := beside_others(run.summary.load))]:
+        yield f"in {len(busy)} of {len(runs)} runs hosts did other work too: {busy[0][0]}"
 
 
 def _one_host(case: Case) -> Iterator[str]:
@@ -150,16 +150,16 @@ def _crowded(case: Case) -> Iterator[str]:
 def _slowed(case: Case) -> Iterator[str]:
     for kind, runs in case.field.by_kind.items():
         slowed = [run.manifest.slow.achieved for run in runs if run.manifest.slow.asked != "none"]
-        each = [f"worker {w} {fmean(own[w] for own in slowed if w in own):.2f}" for w in (slowed[0] if slowed else ())]
-        if each:
+        workers = slowed[0] if slowed else ()
+        if each := [f"worker {w} {fmean(factors[w] for factors in slowed if w in factors):.2f}" for w in workers]:
             yield f"workers of {kind.label} were made slow, and computed so many times as long: {', '.join(each)}"
 
 
 def _hosts_differ(case: Case) -> Iterator[str]:
-    runs = [own[0] for own in case.field.by_kind.values()]
-    found = dict.fromkeys(line for run in runs for line in differences(to_builtins(run.manifest.hosts)))
-    if found:
-        yield f"hosts of one run differ: {'; '.join(found)}"
+    first = [runs[0] for runs in case.field.by_kind.values()]
+    lines = dict.fromkeys(line for run in first for line in differences(to_builtins(run.manifest.hosts)))
+    if lines:
+        yield f"hosts of one run differ: {'; '.join(lines)}"
 
 
 _DOUBTS: Sequence[Doubt] = (
@@ -170,7 +170,7 @@ _DOUBTS: Sequence[Doubt] = (
     _processes,
     _other_measures,
     _busy_hosts,
-    lambda case: _one_host(case) if case.found.word == ONE_MACHINE else _crowded(case),
+    lambda case: _one_host(case) if case.outcome.word == ONE_MACHINE else _crowded(case),
     _of("workers or servers came and went: {}; `membership` and `returned_servers` in summary.json say when",
         lambda run: run.workers_changed or run.summary.returned_servers),
     _of("stopped and resumed, and each start warms up anew: {}", lambda run: len(run.manifest.parts) > 1),
@@ -181,5 +181,5 @@ _DOUBTS: Sequence[Doubt] = (
     _of("batch norm takes its statistics from one worker's share, so the mathematics depends on their number: {}",
         lambda run: str(run.manifest.model).endswith("_bn") or str(run.manifest.model).startswith("resnet")),
     _of("workers draw their own dropout masks, so runs differ by chance: {}", lambda run: run.manifest.dropout),
-    lambda case: _crowded(case) if case.found.word == ONE_MACHINE else _one_host(case),
+    lambda case: _crowded(case) if case.outcome.word == ONE_MACHINE else _one_host(case),
 )  # fmt: skip

@@ -1,15 +1,15 @@
 """The figures of an answer: what stands in its table, in its sentences and in verdict.json, where all of them are."""
 
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from operator import attrgetter
 from statistics import fmean, geometric_mean
 from typing import Any
 
 from hvdtrain import modes
-from hvdtrain.formatting import three_digits, with_unit
+from hvdtrain.formatting import three_digits
 from hvdtrain.report import rule
-from hvdtrain.report.columns import busiest_share, cpu_s_per_1000_samples
+from hvdtrain.report.columns import busiest_share, cpu_s_per_1000_samples, format_figure
 from hvdtrain.report.contenders import Field, Figure, Sides, speed, timed, whole
 from hvdtrain.report.quality import trained
 from hvdtrain.report.race import Race
@@ -42,18 +42,18 @@ def race_data(race: Race | None) -> dict[str, Any] | None:
     return names | {"ratio": over, "ci_low": low, "ci_high": high, "n": race.lead.n, "confidence": confidence}
 
 
-def lead_data(found: Lead | None, name: str) -> dict[str, Any]:
-    """The mean under this name with its interval, which one repeat does not have."""
-    if not found:
-        return {name: None, "ci_low": None, "ci_high": None, "n": 0}
-    low, high = map(float, found[1:3]) if found.n > 1 else (None, None)
-    return {name: float(found.mean), "ci_low": low, "ci_high": high, "n": found.n}
+def difference_data(lead: Lead | None) -> dict[str, Any]:
+    """The mean with its interval, which one repeat does not have."""
+    if not lead:
+        return {"difference": None, "ci_low": None, "ci_high": None, "n": 0}
+    low, high = map(float, lead[1:3]) if lead.n > 1 else (None, None)
+    return {"difference": float(lead.mean), "ci_low": low, "ci_high": high, "n": lead.n}
 
 
 def mean(runs: Sequence[Run], figure: Figure) -> float | None:
     """Over the runs that have it; NaN where one of them is."""
-    found = [value for run in runs if (value := figure(run)) is not None]
-    return fmean(found) if found else None
+    values = [value for run in runs if (value := figure(run)) is not None]
+    return fmean(values) if values else None
 
 
 def row(field: Field, kind: Kind, reference: Kind) -> dict[str, Any]:
@@ -80,11 +80,11 @@ def reference(field: Field, of: Sides) -> Kind:
     return [*of.distributed, *of.machines, *field.by_kind][0]
 
 
-def rows(field: Field, beside: Kind) -> list[dict[str, Any]]:
+def rows(field: Field, reference: Kind) -> list[dict[str, Any]]:
     """A row for each kind that is no baseline; one machine comes last."""
     kinds = [kind for kind in field.by_kind if kind.family] or list(field.by_kind)
     kinds.sort(key=lambda kind: kind.family == modes.ONE_MACHINE)
-    return [row(field, kind, beside) for kind in kinds]
+    return [row(field, kind, reference) for kind in kinds]
 
 
 def table(data: Mapping[str, Any]) -> Table:
@@ -98,21 +98,20 @@ def table(data: Mapping[str, Any]) -> Table:
 
 
 def _cells(of: Mapping[str, Any], has_target: bool) -> list[Cell]:
-    def shown(value: float | None, form: Callable[[float], str], detail: str = "") -> Cell:
-        return Cell() if value is None else Cell(form(value), value, detail)
+    def cell(column: str, value: float | None, detail: str = "") -> Cell:
+        return Cell(format_figure(column, value), value, detail)
 
     least, most, got = of["least"], of["most"], of["to_target"]
     spread = f"{three_digits(least)}–{three_digits(most)}" if of["n"] > 1 and least is not None else ""
     some = "" if got["reached"] == got["n"] else f"{got['reached']} of {got['n']}"
-    cells = [
-        shown(of["samples_per_s"], three_digits, spread), shown(of["ratio"], times),
-        shown(of["accuracy"], "{:.3f}".format),
-    ]  # fmt: skip
-    if has_target:
-        untold = Cell(some) if got["n"] else Cell("–")
-        cells.append(shown(got["seconds"], lambda s: with_unit(s, "s"), some) if got["reached"] else untold)
-    cells.append(shown(of["cpu_s_per_1000_samples"], lambda s: with_unit(s, "s")))
-    return [*cells, shown(of["busiest_share"], "{:.0%}".format)]
+    to_target = cell("time_to_target_s", got["seconds"], some) if got["reached"] else Cell(some or "–")
+    return [
+        cell("samples_per_s", of["samples_per_s"], spread),
+        Cell("" if of["ratio"] is None else times(of["ratio"]), of["ratio"]),
+        cell("val_accuracy", of["accuracy"]),
+        *([to_target] if has_target else []),
+        *(cell(column, of[column]) for column in ("cpu_s_per_1000_samples", "busiest_share")),
+    ]
 
 
 # The time to the target accuracy, also where not every training gets there
@@ -140,7 +139,7 @@ def ratio_of_times(runs: Sequence[Run], others: Sequence[Run]) -> dict[str, Any]
     """
     import numpy as np
 
-    first, second = ({run.repeat: _spent(run) for run in whole(own)} for own in (runs, others))
+    first, second = ({run.repeat: _spent(run) for run in whole(of)} for of in (runs, others))
     repeats = sorted(first.keys() & second.keys())
     pairs = np.array([[first[repeat], second[repeat]] for repeat in repeats], dtype=float)  # [n, side, (s, reached)]
     if not repeats or not pairs[:, :, 1].sum(0).all():

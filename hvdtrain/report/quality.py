@@ -35,20 +35,22 @@ def compare(field: Field, kind: Kind, opponent: Kind, margin: float) -> Quality:
     if same_mathematics(field.by_kind[kind], field.by_kind[opponent]):
         return Quality(SAME)
     first, second = (
-        {run.repeat: run for run in trained(field, own) if run.summary.val_accuracy is not None}
-        for own in (kind, opponent)
+        {run.repeat: run for run in trained(field, side) if run.summary.val_accuracy is not None}
+        for side in (kind, opponent)
     )
     pairs = [(first[repeat], second[repeat]) for repeat in sorted(first.keys() & second.keys())]
     if not pairs:
         return Quality(NOT_SHOWN)
     kept = [(answers(one), answers(other)) for one, other in pairs]
-    if all(own is not None for pair in kept for own in pair):
-        found, by = _by_images([one - other for one, other in kept]), "images and seeds"
+    if all(bits is not None for pair in kept for bits in pair):
+        difference, by = _by_images([one - other for one, other in kept]), "images and seeds"
     else:
         each = [[run.summary.val_accuracy or 0.0 for run in pair] for pair in pairs]
-        found, by = at_look([one - other for one, other in each]), "seeds"
-    state = AS_GOOD if found.low > -margin and found.n > 1 else WORSE if found.high < -margin else NOT_SHOWN
-    return Quality(state, found, by)
+        difference, by = at_look([one - other for one, other in each]), "seeds"
+    state = WORSE if difference.high < -margin else NOT_SHOWN
+    if difference.low > -margin and difference.n > 1:
+        state = AS_GOOD
+    return Quality(state, difference, by)
 
 
 def _mathematics(run: Run) -> tuple[Any, ...]:
@@ -72,7 +74,7 @@ def trained(field: Field, kind: Kind) -> list[Run]:
     """The trainings of a kind, or where it has none, those of one that does the same mathematics."""
     same = _mathematics(field.by_kind[kind][0])
     others = (runs for runs in field.by_kind.values() if _mathematics(runs[0]) == same)
-    return next((found for runs in (field.by_kind[kind], *others) if (found := whole(runs))), [])
+    return next((trainings for runs in (field.by_kind[kind], *others) if (trainings := whole(runs))), [])
 
 
 def answers(run: Run) -> Any:
@@ -100,7 +102,7 @@ def _by_images(differences: Sequence[Any]) -> Lead:
     parts = [(of.mean(0).var(ddof=1) / images if images > 1 else 0.0, images - 1)]
     parts += [(of.mean(1).var(ddof=1) / n, n - 1)] if n > 1 else []
     error = sum(part for part, _ in parts)
-    freedom = error**2 / sum(part**2 / own for part, own in parts) if error else 1.0
+    freedom = error**2 / sum(part**2 / degrees for part, degrees in parts) if error else 1.0
     half = math.sqrt(error) * float(stdtrit(freedom, 1 - look_at(n)[1] / 2))
     mean = float(of.mean())
     return Lead(mean, mean - half, mean + half, math.sqrt(error * n), n)

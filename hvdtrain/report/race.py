@@ -41,7 +41,7 @@ class Race:
         if not some or not others:
             return None
         logs = {(a, b): field.log_ratios(a, b) for a in some for b in others}
-        means = {pair: rule.at_look(found).mean for pair, found in logs.items()}
+        means = {pair: rule.at_look(ratios).mean for pair, ratios in logs.items()}
         one = max(some, key=lambda a: min(means[a, b] for b in others))
         other = min(others, key=lambda b: max(means[a, b] for a in some))
         lead = rule.best_over_best([[logs[a, b] for b in others] for a in some])
@@ -64,10 +64,14 @@ class Outcome:
     open: tuple[Race, ...] = ()
 
     @property
+    def race(self) -> Race | None:
+        """What the word is about."""
+        return self.gate if self.word == ONE_MACHINE or not self.main else self.main
+
+    @property
     def pair(self) -> tuple[Kind, Kind] | None:
         """The faster of the two that the word is about, and its opponent."""
-        race = self.gate if self.word == ONE_MACHINE or not self.main else self.main
-        return (race.turned.one, race.turned.other) if race else None
+        return (self.race.turned.one, self.race.turned.other) if self.race else None
 
 
 def run(field: Field, of: Sides, margin: float) -> Outcome:
@@ -79,15 +83,15 @@ def run(field: Field, of: Sides, margin: float) -> Outcome:
     pays: Any = rule.pays(gate.lead, margin) if gate else AHEAD
     if pays == BEHIND:
         return Outcome(ONE_MACHINE, main, gate)
-    found = int(rule.judge(main.lead, margin)) if main else None
-    races = tuple(race for race, state in ((main, found), (gate, pays)) if race and state == OPEN)
+    state = int(rule.judge(main.lead, margin)) if main else None
+    races = tuple(race for race, judged in ((main, state), (gate, pays)) if race and judged == OPEN)
     if gate in races and gate and gate.lead.mean < math.log1p(margin):  # it may decide alone
         races = (gate,)
     if races:
         return Outcome(UNKNOWN, main, gate, races)
-    if not main or found is None:
+    if not main or state is None:
         word = OF_FAMILY[of.distributed[0].family] if gate else UNKNOWN
         return Outcome(word, main, gate)
     if not two_families:
         return Outcome(OF_FAMILY[main.one.family], main, gate)
-    return Outcome({AHEAD: RING, BEHIND: SERVERS, LEVEL: EITHER}[found], main, gate)
+    return Outcome({AHEAD: RING, BEHIND: SERVERS, LEVEL: EITHER}[state], main, gate)

@@ -68,19 +68,19 @@ def _heading(name: str) -> str:
 def _own_series(preset: Preset, runs: Sequence[Run]) -> dict[str, dict[Any, list[dict[str, Any]]]]:
     """The records of our runs by label, then by row: of each kind, and setting where a kind has several."""
     down = preset["table"]["down"]
-    found: dict[tuple[Setting, Kind], dict[Any, list[dict[str, Any]]]] = {}
+    of_ours: dict[tuple[Setting, Kind], dict[Any, list[dict[str, Any]]]] = {}
     for row, run in zip(result_rows(runs), runs, strict=True):
         setting = Setting.of(run)._replace(lr=0.0)  # which follows from the batch, or is one
         if down == "global_batch":
             setting = setting._replace(global_batch=0)
-        records = found.setdefault((setting, run.kind), {})
+        records = of_ours.setdefault((setting, run.kind), {})
         for key, figures in _records(preset, row, run):
             records.setdefault(key, []).append(figures)
     series = {}
-    for setting, kind in sorted(found, key=lambda of: (of[0].order, of[1].order)):
-        varied = Setting.varied(other for other, of in found if of == kind)
+    for setting, kind in sorted(of_ours, key=lambda of: (of[0].order, of[1].order)):
+        varied = Setting.varied(other for other, of in of_ours if of == kind)
         words = [kind.label, *(setting.words(name) for name in varied)]
-        series[", ".join(words)] = found[setting, kind]
+        series[", ".join(words)] = of_ours[setting, kind]
     return series
 
 

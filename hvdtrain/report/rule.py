@@ -91,8 +91,8 @@ def judge(lead: Lead, margin: float) -> Any:
     least = math.log1p(margin)
     within = (lead.low > -least) & (lead.high < least)
     narrow = (lead.high - lead.low <= least) & (np.abs(lead.mean) < least)
-    found = [(lead.low > 0) & (lead.mean >= least), (lead.high < 0) & (lead.mean <= -least), within | narrow]
-    return np.select(found, [AHEAD, BEHIND, LEVEL], OPEN) if lead.n >= LOOKS[0] else np.full(np.shape(lead.mean), OPEN)
+    judged = [(lead.low > 0) & (lead.mean >= least), (lead.high < 0) & (lead.mean <= -least), within | narrow]
+    return np.select(judged, [AHEAD, BEHIND, LEVEL], OPEN) if lead.n >= LOOKS[0] else np.full(np.shape(lead.mean), OPEN)
 
 
 def pays(lead: Lead, margin: float) -> Any:
@@ -103,9 +103,9 @@ def pays(lead: Lead, margin: float) -> Any:
     """
     import numpy as np
 
-    found = judge(lead, margin)
-    is_less = (lead.high < math.log1p(margin)) | (found == LEVEL) | (found == BEHIND)
-    return np.select([found == AHEAD, is_less & (lead.n >= LOOKS[0])], [AHEAD, BEHIND], OPEN)
+    judged = judge(lead, margin)
+    is_less = (lead.high < math.log1p(margin)) | (judged == LEVEL) | (judged == BEHIND)
+    return np.select([judged == AHEAD, is_less & (lead.n >= LOOKS[0])], [AHEAD, BEHIND], OPEN)
 
 
 def repeats_needed(lead: Lead, margin: float, pairs: int, against_one: bool = False) -> int | None:

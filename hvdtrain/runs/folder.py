@@ -49,8 +49,8 @@ def refuse_links(folder: Path) -> None:
     """UsageError where a run folder, or the one beside it that `launch` writes in, has a symbolic link or a FIFO: a
     stranger may have made it, to have a file of this user's written over, or a job wait for ever.
     """
-    beside = launch_folder(folder)
-    for path in [*folder.rglob("*"), beside, *beside.rglob("*")]:
+    of_launch = launch_folder(folder)
+    for path in [*folder.rglob("*"), of_launch, *of_launch.rglob("*")]:
         if path.is_symlink() or (path.exists() and not path.is_file() and not path.is_dir()):
             kind = "a symbolic link" if path.is_symlink() else "no regular file"
             raise UsageError(f"{path} is {kind}, which no run has: remove it, if the run is yours")
@@ -104,8 +104,8 @@ def how_to_go_on(folder: Path, command: str) -> str:
     resume = f"`hvdtrain {command} --resume --out {shlex.quote(str(folder))}`"
     if (step := last_saved_step(folder)) is not None:
         return f"{resume} goes on after step {step}"
-    again = f"{resume} begins it again" if is_begun(folder) else "give the same command again"
-    return f"nothing had been saved: {again}"
+    remedy = f"{resume} begins it again" if is_begun(folder) else "give the same command again"
+    return f"nothing had been saved: {remedy}"
 
 
 def has_full_disk(folder: Path) -> bool:

@@ -57,7 +57,7 @@ class Tally:
     @classmethod
     def of(cls, workers: Sequence["Tally"]) -> "Tally":
         """All workers together, from each one's."""
-        columns = {own.name: [getattr(tally, own.name) for tally in workers] for own in fields(cls)}
+        columns = {count.name: [getattr(tally, count.name) for tally in workers] for count in fields(cls)}
         sums: dict[str, Any] = {
             name: [*map(sum, zip(*values, strict=True))] if isinstance(values[0], list) else sum(values)
             for name, values in columns.items()

@@ -34,8 +34,8 @@ class Kind(NamedTuple):
         """Which answer it stands for; empty for one process that had a part of its machine, scaling's baseline."""
         if self.mode not in modes.names():
             return modes.SERVERS if self.servers else modes.RING
-        found = modes.declared(self.mode).family
-        return "" if found == modes.ONE_MACHINE and " of " in self.variant else found
+        family = modes.declared(self.mode).family
+        return "" if family == modes.ONE_MACHINE and " of " in self.variant else family
 
     @property
     def is_distributed(self) -> bool:
@@ -183,10 +183,10 @@ def find_runs(paths: Iterable[Path]) -> list[Run]:
     Raises:
         UsageError: a path that holds no run.
     """
-    found: dict[Path, Run] = {}
+    runs: dict[Path, Run] = {}
     for path in paths:
         if not path.is_dir() or _is_run(path):
-            found.setdefault(path.resolve(), load_run(path))
+            runs.setdefault(path.resolve(), load_run(path))
             continue
         inner = path / "runs" if (path / "runs").is_dir() else path
         folders = [f for f in sorted(inner.glob("[!.]*")) if f.is_dir() and _is_run(f)]
@@ -198,8 +198,8 @@ def find_runs(paths: Iterable[Path]) -> list[Run]:
                 run = load_run(folder)
             except UsageError as error:
                 run = Run(folder, problem=str(error))
-            found.setdefault(folder.resolve(), run)
-    return sorted(found.values(), key=lambda run: (run.manifest is _UNREAD, run.kind.order, run.repeat))
+            runs.setdefault(folder.resolve(), run)
+    return sorted(runs.values(), key=lambda run: (run.manifest is _UNREAD, run.kind.order, run.repeat))
 
 
 def finished_by_kind(runs: Sequence[Run]) -> dict[Kind, list[Run]]:

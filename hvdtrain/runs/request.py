@@ -123,9 +123,9 @@ def _mode_problems(config: RunConfig, mode: modes.Mode) -> Iterator[str]:
 
 def check_url(dataset: str) -> None:
     """UsageError where `--dataset` is a URL with a secret in it: files, folders' names and logs would tell it."""
-    if found := next((what for pattern, what in _SECRETS if re.search(pattern, dataset, re.IGNORECASE)), ""):
+    if secret := next((what for pattern, what in _SECRETS if re.search(pattern, dataset, re.IGNORECASE)), ""):
         raise UsageError(
-            f"--dataset has {found} in its URL, which config.toml and command lines would show: leave it out, and "
+            f"--dataset has {secret} in its URL, which config.toml and command lines would show: leave it out, and "
             "set what the storage reads, such as AWS_SECRET_ACCESS_KEY; `launch --env NAME` hands that on"
         )
 

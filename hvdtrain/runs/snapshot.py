@@ -112,7 +112,7 @@ def write_tensors(path: Path, tensors: Tensors) -> None:
         save_file({name: tensor.detach().cpu().contiguous() for name, tensor in tensors.items()}, unfinished)
     except SafetensorError as error:  # which it raises for a full disk too
         unfinished.unlink(missing_ok=True)
-        number = int(found[1]) if (found := re.search(r"os error (\d+)", str(error))) else 0
+        number = int(code[1]) if (code := re.search(r"os error (\d+)", str(error))) else 0
         raise OSError(number, os.strerror(number) if number else str(error), str(path)) from None
     unfinished.chmod(path.parent.stat().st_mode & 0o666)  # safetensors lets nobody else read it
     unfinished.rename(path)

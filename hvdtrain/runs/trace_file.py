@@ -58,19 +58,19 @@ def write_trace(path: Path, parts: Sequence[RankTrace], offsets_s: Mapping[int, 
 
     begins = [span[2] - offsets_s.get(part.rank, 0.0) for part in parts for span in part.spans]
     zero = min(begins, default=0.0)  # the trace begins at 0
-    found = Trace()
+    trace = Trace()
     for part in sorted(parts, key=lambda part: part.rank):
-        _add_rank(found, part, zero + offsets_s.get(part.rank, 0.0))
+        _add_rank(trace, part, zero + offsets_s.get(part.rank, 0.0))
     unfinished = path.with_name(f"{path.name}.part")
-    unfinished.write_bytes(found.SerializeToString())
+    unfinished.write_bytes(trace.SerializeToString())
     unfinished.replace(path)
 
 
-def _add_rank(found, part: RankTrace, zero: float) -> None:  # type: ignore[no-untyped-def]  # Trace: made at run time
+def _add_rank(trace, part: RankTrace, zero: float) -> None:  # type: ignore[no-untyped-def]  # Trace: made at run time
     from perfetto.protos.perfetto.trace.perfetto_trace_pb2 import TrackEvent
 
     base = (part.rank + 1) << 20
-    process = found.packet.add().track_descriptor
+    process = trace.packet.add().track_descriptor
     process.uuid = base
     process.process.pid = part.rank + 1
     process.process.process_name = f"rank {part.rank} ({part.role})"
@@ -79,14 +79,14 @@ def _add_rank(found, part: RankTrace, zero: float) -> None:  # type: ignore[no-u
     def track(name: str, is_counter: bool = False) -> int:
         if name not in tracks:
             tracks[name] = base + 1 + len(tracks)
-            descriptor = found.packet.add().track_descriptor
+            descriptor = trace.packet.add().track_descriptor
             descriptor.uuid, descriptor.parent_uuid, descriptor.name = tracks[name], base, name
             if is_counter:
                 descriptor.counter.SetInParent()
         return tracks[name]
 
     def event(moment: float, kind: int, uuid: int):  # type: ignore[no-untyped-def]
-        packet = found.packet.add()
+        packet = trace.packet.add()
         packet.timestamp = max(0, round((moment - zero) * NANOSECONDS))
         packet.trusted_packet_sequence_id = SEQUENCE
         packet.track_event.type, packet.track_event.track_uuid = kind, uuid
