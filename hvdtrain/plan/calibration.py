@@ -157,7 +157,7 @@ class Calibration:
         )  # fmt: skip
         shared = (self.fixed_ms, self.optimizer_ms_per_mb, self.latency_us)
         fixed_ms, optimizer_ms, latency_us = (figure.drawn(draw) for figure in shared)
-        kind = "ps" if asked.servers else asked.mode if asked.mode in self.transports else "ddp"
+        kind = "ps" if asked.servers else asked.mode if asked.mode in self.transports else "allreduce"
         figures, apart = self.transports[kind], draw and random.Random(f"{draw.random()} {kind}")
         costs = {key: figures[key].drawn(apart) for key in TRANSPORT_FIELDS if key in figures}
         costs["efficiency"] = min(1.0, costs["efficiency"])
