@@ -67,6 +67,6 @@ class Synchronous(Policy):
         raise Failure("every step of ps-sync needs a push from every worker")
 
 
-connect = PushPull
+connect = partial(PushPull, in_step=True)
 make_policy = Synchronous
 serve = partial(serve_with, make_policy=make_policy)

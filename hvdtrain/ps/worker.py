@@ -31,11 +31,15 @@ INSTALLED = "installed"  # in the store, once every server has its weights
 class PushPull(Synchroniser):
     """Pushes gradients to the servers while backward goes on, and takes weights back until forward needs them, layer by
     layer: there is nothing to wait for between the two. The optimizer runs on the servers.
+
+    Args:
+        in_step: the answer to a step's push is the newest weights, the same for all workers.
     """
 
     group: ServerGroup
 
-    def __init__(self, job: Job, arrival: Arrival | None = None) -> None:
+    def __init__(self, job: Job, arrival: Arrival | None = None, in_step: bool = False) -> None:
+        self.in_step = in_step and not job.config.backup
         self.config, self.world, self.timeout, self.arrival = job.config, job.world, job.config.timeout, arrival
         self.backend = job.config.wire
         self.store = arrival.store if arrival else job.meet()
@@ -85,7 +89,7 @@ class PushPull(Synchroniser):
                 self.wire.ask(piece.server, "install", piece.number, weights[piece.start : piece.stop].cpu())
             self.store.set(INSTALLED, "")
         self.store.wait([INSTALLED], timedelta(seconds=self.timeout))
-        self.refresh()
+        self._take_newest()
 
     def _server_ended(self, server: int, why: str) -> None:
         if why:
@@ -175,6 +179,12 @@ class PushPull(Synchroniser):
             self._requests.put(self.wire.call(0, "lease", self.world.member, step, *self._lease_range))
 
     def refresh(self) -> None:
+        if self.in_step:
+            self.exchange.wait_for_all()
+        else:
+            self._take_newest()
+
+    def _take_newest(self) -> None:
         self.idle()
         self.exchange.wait_for_all()
         self.group.barrier()  # no worker pushes any more: all pull the same weights

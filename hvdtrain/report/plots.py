@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 RATIOS = "Small dots are repeats, the large one is their geometric mean, with its interval. In the band nobody leads."
 PARTS = (
     "Wall time of a step, the geometric mean of the repeats, as workers spent it. Exposed communication is what a step "
-    "waits for; where there are servers, the optimizer runs on them and is part of that."
+    "waits for. Where servers or a ring's buckets run the optimizer, that is part of it."
 )
 LEARNING = (
     "Cross-entropy on the training batches, and accuracy on all validation images, after so many seconds of training; "

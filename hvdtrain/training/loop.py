@@ -122,7 +122,8 @@ def _take_round(
         asked = time.perf_counter()
     decision = shares.after_round(barrier, history, decision, timer.seconds())
     clock.mark(shares.last_part)
-    sync.refresh()
+    if decision or not training.job.config.sprint:  # a sprint evaluates nothing
+        sync.refresh()
     clock.mark("refresh")
     history.wall_s = _wall_time(training, clock.lap(), timer.seconds())
     return decision

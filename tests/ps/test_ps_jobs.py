@@ -198,7 +198,7 @@ def test_what_is_sent_is_counted_as_it_is_sent(tmp_path):
     out = tmp_path / "run"
     summary = train(out, "ps-sync", 1, 1, *SMALL, "--compression", "int8")
     weights = 4 * json.loads((out / "manifest.json").read_text())["parameters"]
-    assert summary["bytes_sent_per_step"] == pytest.approx(weights * (1 + 1 / 4 + 2 / 6), rel=0.01)  # read twice whole
+    assert summary["bytes_sent_per_step"] == pytest.approx(weights * (1 + 1 / 4 + 1 / 6), rel=0.01)  # read once whole
 
 
 # Eight steps an epoch, of four images for each of three workers.
