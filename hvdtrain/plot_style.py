@@ -75,25 +75,14 @@ def marker(kind: Kind) -> str:
 
 
 def new_figure(
-    height: float, columns: int = 1, rows: int = 1, sharey: bool = False, height_ratios: Sequence[float] | None = None
+    height: float, columns: int = 1, rows: int = 1, height_ratios: Sequence[float] | None = None
 ) -> "tuple[Figure, list[Axes]]":
     """A figure of this height in inches, and its panels row by row."""
     from matplotlib.figure import Figure
 
     figure = Figure(figsize=(WIDTH, height), layout="constrained")
-    panels = figure.subplots(rows, columns, squeeze=False, sharey=sharey, height_ratios=height_ratios)
+    panels = figure.subplots(rows, columns, squeeze=False, height_ratios=height_ratios)
     return figure, list(panels.flat)
-
-
-def panels(count: int, height: float, columns: int = 3) -> "tuple[Figure, list[Axes]]":
-    """A figure of so many panels with the same y axis, each of this height."""
-    columns = min(count, columns)
-    figure, axes = new_figure(0.6 + height * -(-count // columns), columns, -(-count // columns), sharey=True)
-    for panel in axes[count:]:
-        panel.remove()
-    for panel in axes[:count]:
-        panel.grid(True)
-    return figure, axes[:count]
 
 
 def legend(figure: "Figure", panels: "Sequence[Axes]") -> None:
@@ -138,14 +127,6 @@ def rows(axes: "Axes", labels: Sequence[str]) -> None:
     axes.set_ylim(len(labels) - 0.4, -0.6)
     axes.tick_params(axis="y", length=0)
     axes.grid(True, axis="x")
-
-
-def dot(kind: Kind) -> dict[str, Any]:
-    """How one repeat is drawn: repeats that lie on each other are still seen."""
-    return {
-        "marker": marker(kind), "linestyle": "", "markersize": 6, "markeredgecolor": colour(kind), "alpha": 0.75,
-        "markerfacecolor": colour(kind), "markeredgewidth": 1.1,
-    }  # fmt: skip
 
 
 def svg(figure: "Figure") -> str:

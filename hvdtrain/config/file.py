@@ -32,9 +32,8 @@ def read_config(path: Path) -> dict[str, Any]:
         if name not in known:
             raise unknown(f"option in {path}:", name, list(known))
         expected, kind = type(known[name].default), known[name].metadata["type"]
-        if isinstance(kind, WordOr) and value == kind.word and type(kind.meaning) is expected:
-            read[name] = kind.meaning
-            continue
+        if isinstance(kind, WordOr) and value == kind.word:
+            value = kind.meaning
         if type(value) is not expected and not (expected is float and type(value) is int):
             raise UsageError(f"{path}: {name} = {value!r} should be of type {expected.__name__}")
         try:
@@ -49,7 +48,7 @@ def read_config(path: Path) -> dict[str, Any]:
 def started_workers(file: Path) -> int | None:
     """How many workers the run of a config.toml had when it was last started; None where it does not say."""
     try:
-        found = parse_toml(read_whole(file).decode()).get("workers")
+        workers = parse_toml(read_whole(file).decode()).get("workers")
     except (OSError, ValueError):
         return None
-    return found if isinstance(found, int) and found > 0 else None
+    return workers if isinstance(workers, int) and workers > 0 else None

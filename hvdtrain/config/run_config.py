@@ -34,41 +34,33 @@ class RunConfig:
 
     mode: str = option("single", "How workers are kept in step; see `hvdtrain modes`.", str)
     servers: int = option(
-        0,
-        "Parameter servers: the first S ranks serve, the rest work. `equal`: half of the ranks.",
-        ServerNumber(),
+        0, "Parameter servers: the first S ranks serve, the rest work. `equal`: half of the ranks.", ServerNumber(),
         ("--num-servers", "-s"),
-    )
+    )  # fmt: skip
     dataset: str = option(
         "digits", "A data set's name, a folder with TrainData/ and ValidationData/, or the URL of packed shards; "
-        "`synthetic`, or --synthetic alone, is noise that costs nothing to read, to time all else.", str,
+        "`synthetic`, or --synthetic alone, is noise that costs nothing to read.", str,
     )  # fmt: skip
     image_size: int = option(
-        0, "Side in pixels, at least 32 for a VGG; `auto` takes most images', within 32 to 224.",
-        WordOr("auto", 0, click.IntRange(0)),
-    )  # fmt: skip
+        0, "Side in pixels, of VGGs from 32; `auto`: as most images, 32 to 224.", WordOr("auto", 0, click.IntRange(0))
+    )
     model: str = option("vggf", "One of {model}.", str)
     width: float = option(
-        0.0, f"Scales channels and head; 1 is the published model. `auto` is {DEFAULT_WIDTH} for vggf and 1 for "
-        "others.", WordOr("auto", 0.0, click.FloatRange(0, 4, True)),
+        0.0, f"Scales channels and head; `auto` is {DEFAULT_WIDTH} for vggf, and 1, as published, for others.",
+        WordOr("auto", 0.0, click.FloatRange(0, 4, True)),
     )  # fmt: skip
     dropout: float = option(0.0, "Dropout in the head (the VGG paper has 0.5).", click.FloatRange(0, 1, False, True))
     augment: str = option("none", "Random changes to training images: {augment}; see `hvdtrain data show`.", str)
     pretrained: str = option(
-        "",
-        "`imagenet` (VGG) or a file of weights; what does not fit is skipped and named.",
-        WordOr("none", "", click.STRING),
+        "", "`imagenet` (VGG) or a file of weights; what does not fit is named.", WordOr("none", "", click.STRING)
     )
     freeze: str = option(
-        "none",
-        "`features` trains the head alone, on what the layers before it say.",
-        click.Choice(["none", "features"]),
+        "none", "`features` trains the head alone, on features that stay fixed.", click.Choice(["none", "features"])
     )
     batch_size: int = option(32, "Global batch: the samples of one step, over all workers.", click.IntRange(1), ("-b",))
     per_worker: bool = option(
-        False, "--batch-size is each worker's, as MXNet's dist_sync and torch's DDP count: the global batch is that "
-        "times the workers.", bool,
-    )  # fmt: skip
+        False, "--batch-size is each worker's, as in MXNet's dist_sync and torch's DDP, not the global batch.", bool
+    )
     accumulate: int = option(
         1, "Passes in which a worker computes its part of a batch, one after the other: less memory.", click.IntRange(1)
     )
@@ -77,9 +69,8 @@ class RunConfig:
         "rounds what is multiplied to 11 bits.", click.Choice(["fp32", "tf32", "bf16"]),
     )  # fmt: skip
     compile: bool = option(
-        False, "Compile the model with torch.compile first: a minute or more, then faster steps. Servers then wait for "
-        "all of backward.", bool,
-    )  # fmt: skip
+        False, "Compile the model first, a minute or more, for faster steps. Servers wait for all of backward.", bool
+    )
     epochs: int = option(
         0, f"Passes over the training data; `auto` is {DEFAULT_EPOCHS} where neither steps nor time are given.",
         WordOr("auto", 0, click.IntRange(1)),
@@ -89,9 +80,8 @@ class RunConfig:
         0.0, "Stop after so much training time instead: 90s, 30m, 2h.", WordOr("none", 0.0, Duration())
     )
     sprint: float = option(
-        0.0, "Measure speed alone: warm up, train for so long, 4s say, and stop. Nothing is evaluated or saved.",
-        WordOr("none", 0.0, Duration()),
-    )  # fmt: skip
+        0.0, "Measure speed alone: warm up, train for 4s, say, and save nothing.", WordOr("none", 0.0, Duration())
+    )
     optimizer: str = option("adam", "One of {optimizer}.", str)
     lr: float = option(3e-4, "Learning rate for the global batch.", click.FloatRange(0, min_open=True))
     lr_scaling: str = option(
@@ -99,11 +89,10 @@ class RunConfig:
         click.Choice(["none", "sqrt", "linear"]),
     )  # fmt: skip
     schedule: str = option(
-        "cosine",
-        "How the learning rate goes on: `constant`; `cosine` down to nearly 0 at the last step (with --time-budget "
-        "nobody knows that, and it is constant); `step` multiplies it by --step-factor every --step-epochs.",
+        "cosine", "The learning rate is `constant`; falls as a `cosine` to nearly 0 at the last step (with "
+        "--time-budget it is constant); or is multiplied by --step-factor at each `step`, every --step-epochs.",
         click.Choice(["cosine", "constant", "step"]),
-    )
+    )  # fmt: skip
     step_epochs: int = option(30, "For --schedule step: epochs between its steps.", click.IntRange(1))
     step_factor: float = option(
         0.1, "For --schedule step: what the learning rate is multiplied by.", click.FloatRange(0, 1, True)
@@ -113,13 +102,13 @@ class RunConfig:
     nesterov: bool = option(False, "Nesterov's momentum for sgd.", bool)
     weight_decay: float = option(0.0, "Weight decay.", click.FloatRange(0))
     push_scale: str = option(
-        "softsync", "In ps-async and ps-ssp: `softsync` averages N pushes, whoever made them, to one step, and nobody "
-        "waits for it; `mean` makes a step of each push with 1/N of the learning rate; `none` with all of it, as MXNet "
-        "does.", click.Choice(["softsync", "mean", "none"]),
+        "softsync", "In ps-async and ps-ssp: `softsync` makes a step of the mean of N pushes, whoever made them; "
+        "`mean` of each push, with 1/N of the learning rate; `none` with all of it, as MXNet does.",
+        click.Choice(["softsync", "mean", "none"]),
     )  # fmt: skip
     look_ahead: float = option(
-        1.0, "In ps-async and ps-ssp with softsync: how many steps like the last one ahead of the weights are what a "
-        "worker is sent, since its gradient will count then; 0 sends the weights as they are.", click.FloatRange(0, 4)
+        1.0, "In ps-async and ps-ssp with softsync: workers are sent the weights as they will be after so many steps "
+        "like the last one, when their gradients count; 0: as they are.", click.FloatRange(0, 4)
     )  # fmt: skip
     staleness: int = option(
         2, "In ps-ssp: how many steps a worker may be ahead of the slowest before it waits.", click.IntRange(0)
@@ -145,8 +134,8 @@ class RunConfig:
         "out of a push goes into the next.", str,
     )  # fmt: skip
     wire: str = option(
-        "rpc", "What carries gradients and weights: torch's `rpc`, or `zmq`, ZeroMQ, which unpickles nothing and, with "
-        "the key that `hvdtrain launch` makes, encrypts all and lets in nobody else.", click.Choice(WIRES),
+        "rpc", "What carries gradients and weights: torch's `rpc`, or ZeroMQ, `zmq`, which unpickles nothing, and "
+        "encrypts all with the key that `hvdtrain launch` makes.", click.Choice(WIRES),
     )  # fmt: skip
     bucket_mb: float = option(
         4.0, "MiB of weights that travel as one message to or from a server.", click.FloatRange(0, 32, True)
@@ -154,9 +143,8 @@ class RunConfig:
     record: bool = option(False, "Servers write down which push was applied when, for `hvdtrain replay`.", bool)
     seed: int = option(0, "Decides initial weights and sample order.", click.IntRange(0, 2**32 - 1))
     shuffle_block: int = option(
-        0, "Samples that come near each other in every epoch: the images of a shard, as `hvdtrain data pack` prints "
-        "it, so that few shards are read at a time. `none`: all are shuffled together.",
-        WordOr("none", 0, click.IntRange(0, 2**31 - 1)),
+        0, "Samples that stay near each other in every epoch, so that few shards are read at a time: `hvdtrain data "
+        "pack` prints how many. `none`: all are shuffled.", WordOr("none", 0, click.IntRange(0, 2**31 - 1)),
     )  # fmt: skip
     repeat: int = option(
         1, "Which repeat of a measurement this is: a report takes means over them.", click.IntRange(1, 10**6)
@@ -170,24 +158,20 @@ class RunConfig:
         "`random:6x:p=0.1`, any worker at any step; `jitter:lognormal:0.2`. Join several with +.", str,
     )  # fmt: skip
     device: str = option(
-        "auto", "`cuda`: a worker takes the GPU of its place on its host; `auto`: that, where there are GPUs.",
-        click.Choice(DEVICES),
-    )  # fmt: skip
+        "auto", "`cuda`: a GPU for each worker of a host; `auto`: that, where there are GPUs.", click.Choice(DEVICES)
+    )
     share_gpu: bool = option(
-        False, "Workers may share a GPU: for trying things out. Gradients then go through CPU memory, since NCCL needs "
-        "a GPU for each.", bool,
-    )  # fmt: skip
+        False, "Workers may share a GPU, to try things out: gradients go through CPU memory, and not NCCL.", bool
+    )
     deterministic: bool = option(False, "Use only algorithms that repeat to the bit.", bool)
     target_accuracy: float = option(0.95, "Validation accuracy whose time is reported.", click.FloatRange(0, 1))
     stop_at_target: bool = option(False, "Stop after the first evaluation that reaches --target-accuracy.", bool)
     save: str = option(
-        "all", "Which models to keep: the `best` by validation loss, the `final` one, `all` of both, or `none`.",
-        click.Choice(SAVES),
-    )  # fmt: skip
+        "all", "Models to keep: the `best` by validation loss, the `final` one, `all`, or `none`.", click.Choice(SAVES)
+    )
     snapshot_every: str = option(
-        "epoch", "When to save all that --resume needs: `epoch`, `never`, or a time such as 10m. SIGTERM saves too.",
-        SnapshotEvery(),
-    )  # fmt: skip
+        "epoch", "When to save all that --resume needs, as SIGTERM does: `epoch`, `never` or 10m, say.", SnapshotEvery()
+    )
     keep_snapshots: int = option(2, "How many of the latest snapshots are kept.", click.IntRange(1))
     trace: bool = option(False, "Write what every rank did when to trace.pftrace, which the Perfetto UI opens.", bool)
     trace_steps: str = option("all", "With --trace: the first and the last step to write down, as 100-150.", str)
@@ -206,7 +190,7 @@ class RunConfig:
             if isinstance(value, str) and any("\ud800" <= c <= "\udfff" for c in value):
                 raise UsageError(f"{flag(f.name)} {value!a} is not valid UTF-8: rename it")
         default = RunConfig
-        found = {
+        contradictions = {
             "--epochs, --steps, --time-budget and --sprint exclude each other: give one":
                 sum(bool(getattr(self, name)) for name in LENGTHS) > 1,
             "--lr-scaling is for --per-worker: without it, workers share one batch":
@@ -227,7 +211,7 @@ class RunConfig:
             f"--bucket-mb {self.bucket_mb} is less than 64 KiB, 0.0625: messages would be too many":
                 self.bucket_mb < 2**-4,
         }  # fmt: skip
-        if problem := next((problem for problem, is_there in found.items() if is_there), ""):
+        if problem := next((problem for problem, holds in contradictions.items() if holds), ""):
             raise UsageError(problem)
 
     def for_workers(self, workers: int) -> "RunConfig":
@@ -239,10 +223,8 @@ class RunConfig:
         """
         if not self.per_worker:
             return self
-        lr = self.lr * lr_factor(self.lr_scaling, workers)
-        return dataclasses.replace(
-            self, batch_size=self.batch_size * workers, lr=lr, per_worker=False, lr_scaling="none"
-        )  # fmt: skip
+        batch_size, lr = self.batch_size * workers, self.lr * lr_factor(self.lr_scaling, workers)
+        return dataclasses.replace(self, batch_size=batch_size, lr=lr, per_worker=False, lr_scaling="none")
 
     def saves(self, model: str) -> bool:
         """Whether the `best` or the `final` model is kept."""
@@ -269,11 +251,9 @@ class RunConfig:
     @property
     def snapshot_s(self) -> float:
         """Seconds of training between snapshots, or 0 where time does not decide."""
-        return (
-            0.0
-            if self.sprint or self.snapshot_every in ("epoch", "never")
-            else Duration().convert(self.snapshot_every, None, None)
-        )
+        if self.sprint or self.snapshot_every in ("epoch", "never"):
+            return 0.0
+        return Duration().convert(self.snapshot_every, None, None)
 
     @property
     def bucket_elements(self) -> int:

@@ -5,7 +5,7 @@ import os
 from collections.abc import Iterator
 from pathlib import Path
 
-CGROUPS, OWN_CGROUP = Path("/sys/fs/cgroup"), Path("/proc/self/cgroup")
+CGROUPS, MEMBERSHIP = Path("/sys/fs/cgroup"), Path("/proc/self/cgroup")
 
 
 def usable_cores() -> float:
@@ -13,10 +13,10 @@ def usable_cores() -> float:
     return min(len(os.sched_getaffinity(0)), cpu_quota())
 
 
-def cpu_quota(root: Path = CGROUPS, own: Path = OWN_CGROUP) -> float:
+def cpu_quota(root: Path = CGROUPS, membership: Path = MEMBERSHIP) -> float:
     """Cores' worth of time that this process's control groups (version 1 or 2) allow; infinite without a limit."""
     limits = [float("inf")]
-    for group in _control_groups("cpu", root, own):
+    for group in _control_groups("cpu", root, membership):
         with contextlib.suppress(OSError, ValueError):  # no such file in this version; "max" is no number
             quota, period = (group / "cpu.max").read_text().split()
             limits.append(int(quota) / int(period))
@@ -26,19 +26,19 @@ def cpu_quota(root: Path = CGROUPS, own: Path = OWN_CGROUP) -> float:
     return min(limits)
 
 
-def memory_limit(root: Path = CGROUPS, own: Path = OWN_CGROUP) -> float:
+def memory_limit(root: Path = CGROUPS, membership: Path = MEMBERSHIP) -> float:
     """Bytes that this process's control groups (version 1 or 2) allow; infinite without a limit."""
     limits = [float("inf")]
-    for group in _control_groups("memory", root, own):
+    for group in _control_groups("memory", root, membership):
         for name in ("memory.max", "memory.limit_in_bytes"):
             with contextlib.suppress(OSError, ValueError):
                 limits.append(int((group / name).read_text()))
     return min(limits)
 
 
-def _control_groups(controller: str, root: Path, own: Path) -> Iterator[Path]:
+def _control_groups(controller: str, root: Path, membership: Path) -> Iterator[Path]:
     """The folders of this process's control group and of all above it: each of them limits it."""
-    for line in own.read_text().splitlines() if own.exists() else []:
+    for line in membership.read_text().splitlines() if membership.exists() else []:
         _, controllers, path = line.split(":", 2)
         if controllers == "" or controller in controllers.split(","):
             top = root / controller if controllers else root

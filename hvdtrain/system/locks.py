@@ -36,11 +36,12 @@ def lock(path: Path, wait: bool = False, replaces: bool = False) -> BaseFileLock
             if error.errno not in REFUSED:
                 raise
             if not replaces:
-                held = SoftFileLock(_marker(path), thread_local=False)
+                marker = path.absolute().with_name(f".{path.name.lstrip('.')}.hvdtrain-held")
+                held = SoftFileLock(marker, thread_local=False)
                 held.acquire(blocking=wait)
     except Timeout:
-        marker = (held.lock_file,) if isinstance(held, SoftFileLock) else ()
-        raise BlockingIOError(errno.EWOULDBLOCK, "another process holds it", *marker) from None
+        name = (held.lock_file,) if isinstance(held, SoftFileLock) else ()
+        raise BlockingIOError(errno.EWOULDBLOCK, "another process holds it", *name) from None
     _held.append(held)
     return held
 
@@ -83,7 +84,3 @@ def open_locked(path: Path) -> BaseFileLock:
         except FileNotFoundError:
             pass
     raise FileNotFoundError(errno.ENOENT, "it is removed again and again", str(path))
-
-
-def _marker(path: Path) -> Path:
-    return path.absolute().with_name(f".{path.name.lstrip('.')}.hvdtrain-held")

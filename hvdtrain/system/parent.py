@@ -10,6 +10,7 @@ from pathlib import Path
 
 import psutil
 
+# The third word may be it: `python -m torch.distributed.run`.
 _STARTERS = {"horovodrun", "mpirun", "mpiexec", "prterun", "torchrun", "torch.distributed.run"}
 _BY_HAND = {"alone", "env"}
 _SSHD = {"sshd", "sshd-session"}
@@ -46,24 +47,17 @@ def _starter() -> psutil.Process | None:
 
     Where it is on another host, the sshd that serves its connection, which ends with that. None where there is neither.
     """
-    found = session = None
+    starter = session = None
     for ancestor in psutil.Process().parents():
-        if session is None and _name(ancestor) in _SSHD:
-            session = ancestor
         try:
-            words = {Path(word).name for word in ancestor.cmdline()[:3]}  # `python -m torch.distributed.run`
+            name, words = ancestor.name(), {Path(word).name for word in ancestor.cmdline()[:3]}
         except psutil.Error:
             continue
+        if session is None and name in _SSHD:
+            session = ancestor
         if words & _STARTERS:
-            found = ancestor
-    return found or session
-
-
-def _name(process: psutil.Process) -> str:
-    try:
-        return process.name()
-    except psutil.Error:
-        return ""
+            starter = ancestor
+    return starter or session
 
 
 def is_alive(process: psutil.Process) -> bool:
