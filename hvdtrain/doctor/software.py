@@ -1,11 +1,9 @@
 """Checks that torch, Horovod, MPI and a compiler are installed, load and start."""
 
-import contextlib
 import functools
 import importlib.metadata
 import json
 import os
-import platform
 import re
 import shutil
 import signal
@@ -13,6 +11,7 @@ import subprocess
 import sys
 import tempfile
 import time
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -20,50 +19,30 @@ from hvdtrain.doctor.findings import MISSING, OK, WARNING, Finding
 from hvdtrain.errors import Failure
 
 TIMEOUT_S = 60.0  # for whatever is started here: a cold import of torch from a network disk can take half of that
+NCCL_BUILD = "`HOROVOD_GPU_OPERATIONS=NCCL uv sync --reinstall-package horovod` (5 minutes) builds it"
+REINSTALL = "`uv sync --reinstall-package torch`"
 REBUILD = "build it against this torch: `uv sync --reinstall-package horovod` (2 to 5 minutes, needs g++ and make)"
-
-
-@functools.cache
-def _requirements() -> dict[str, str]:
-    """What hvdtrain requires: {library: version specifier}."""
-    required = importlib.metadata.requires("hvdtrain") or []
-    found = (re.match(r"([\w.-]+)(?:\[.*?\])?\s*([^;]*)", line) for line in required)
-    return {match[1]: match[2].strip() for match in found if match}
-
-
-def python() -> Finding:
-    return Finding(OK, f"{platform.python_version()}, {sys.executable}")
 
 
 def library(name: str) -> Finding:
     """Whether a library is installed in the version that hvdtrain requires."""
-    required, version = _requirements()[name].removeprefix("=="), _version(name)
-    if not version:
-        return Finding(MISSING, "not installed", f"`uv sync` installs {name} {required}")
-    if version.split("+")[0] != required:
-        advice = f"`uv sync` installs {required}, with which hvdtrain is tested"
-        return Finding(WARNING, f"{version}, not {required}", advice)
+    requirements = "\n".join(importlib.metadata.requires("hvdtrain") or [])
+    required = re.search(rf"^{name}\b.*?==([^\s;]+)", requirements, re.MULTILINE)
+    assert required
+    try:
+        version = importlib.metadata.version(name)
+    except importlib.metadata.PackageNotFoundError:
+        return Finding(MISSING, "not installed", f"`uv sync` installs {name} {required[1]}")
+    if version.split("+")[0] != required[1]:
+        advice = f"`uv sync` installs {required[1]}, with which hvdtrain is tested"
+        return Finding(WARNING, f"{version}, not {required[1]}", advice)
     return Finding(OK, version)
-
-
-def other_libraries() -> Finding:
-    names = [name for name, required in _requirements().items() if not required.startswith("==")]
-    if absent := [name for name in names if not _version(name)]:
-        return Finding(MISSING, f"not installed: {', '.join(absent)}", "`uv sync` installs them")
-    return Finding(OK, f"all {len(names)}")
-
-
-def _version(name: str) -> str:
-    """The version of a library that is installed, or nothing."""
-    with contextlib.suppress(importlib.metadata.PackageNotFoundError):
-        return importlib.metadata.version(name)
-    return ""
 
 
 # ---- What loads. The libraries are loaded in another process: one that is compiled against another torch may crash it.
 
 PROBE = """
-import ctypes, gc, json
+import gc, json
 
 gc.disable()  # which takes a fifth of the time that importing torch takes
 
@@ -71,20 +50,14 @@ def report(**facts):
     print(json.dumps(facts), flush=True)
 
 try:
-    version = ctypes.c_int()
-    if not ctypes.CDLL("libcuda.so.1").cuDriverGetVersion(ctypes.byref(version)):
-        report(driver=version.value)
-except OSError:
-    pass
-try:
     import torch
     gpus = [torch.cuda.get_device_properties(i) for i in range(torch.cuda.device_count())]
     report(
-        gpus=[f"{g.name} ({g.total_memory / 1e9:.0f} GB, sm_{g.major}{g.minor})" for g in gpus],
+        torch=True, gpus=[f"{g.name} ({g.total_memory / 1e9:.0f} GB, sm_{g.major}{g.minor})" for g in gpus],
         cuda=torch.version.cuda, torch_nccl=torch.version.cuda and torch.cuda.nccl.version(),
     )
     from horovod.torch import mpi_ops as hvd  # horovod.torch itself imports without the compiled library
-    report(Gloo=hvd.gloo_built(), MPI=hvd.mpi_built(), NCCL=hvd.nccl_built())
+    report(Horovod=True, Gloo=hvd.gloo_built(), MPI=hvd.mpi_built(), NCCL=hvd.nccl_built())
 except Exception as error:
     report(error=f"{type(error).__name__}: " + " ".join(str(error).split()))
 """
@@ -94,10 +67,9 @@ except Exception as error:
 def library_facts() -> dict[str, Any]:
     """What PROBE reports about the libraries, as far as they load.
 
-    - `driver`, if there is one: the CUDA version that it supports, 13020 for 13.2.
-    - If torch loads: `gpus`, a text each; `cuda`, the version that it is built with, `13.2`, or None; `torch_nccl`,
-      [2, 30, 7] or None.
-    - If Horovod loads: `Gloo` and `MPI`, whether they are built in; `NCCL`, 23007 for 2.30.7, or 0.
+    - If torch loads: `torch`, true; `gpus`, a text each; `cuda`, the version that it is built with, `13.2`, or None;
+      `torch_nccl`, [2, 30, 7] or None.
+    - If Horovod loads: `Horovod`, true; `Gloo` and `MPI`, whether they are built in; `NCCL`, 23007 for 2.30.7, or 0.
     - If one of them does not load: `error`.
     """
     try:
@@ -115,26 +87,39 @@ def library_facts() -> dict[str, Any]:
     return facts
 
 
-def torch_loads() -> Finding:
-    if "gpus" not in library_facts():
-        return Finding(MISSING, library_facts()["error"], "`uv sync --reinstall-package torch`")
-    return Finding(OK, "yes")
-
-
-def horovod_loads() -> Finding:
-    """Whether Horovod's compiled library exists and fits this torch."""
+def loaded(name: str, remedy: str) -> Finding:
+    """Whether torch or Horovod loads, or one of Horovod's parts is built in: a name of library_facts."""
     facts = library_facts()
+    if name not in facts:
+        return Finding(MISSING, facts["error"], remedy)
+    return Finding(OK, "yes") if facts[name] else Finding(MISSING, "not built in", remedy)
+
+
+def gpus(facts: Mapping[str, Any]) -> Finding:
+    """The GPUs that torch sees."""
     if "gpus" not in facts:
-        return Finding(MISSING, "unknown, since torch does not load", "see there")
-    return Finding(OK, "yes") if "MPI" in facts else Finding(MISSING, facts["error"], REBUILD)
+        return Finding(MISSING, facts["error"], REINSTALL)
+    found = facts["gpus"]
+    if not found and Path("/dev/nvidiactl").exists():
+        advice = f"`nvidia-smi` shows whether it works, and is for CUDA {facts['cuda']} or later, as torch is"
+        return Finding(WARNING, "there is a driver, and torch sees none", advice)
+    return Finding(OK, ", ".join(found) or "none: training runs on the CPU")
 
 
-def built_in(name: str) -> Finding:
-    """Whether Horovod was compiled with Gloo or MPI."""
-    is_built_in = library_facts().get(name)
-    if is_built_in is None:
-        return Finding(MISSING, "unknown, since Horovod does not load", "see there")
-    return Finding(OK, "built in") if is_built_in else Finding(MISSING, "not built in", REBUILD)
+def horovod_nccl(facts: Mapping[str, Any]) -> Finding:
+    """Whether Horovod is built with torch's NCCL: torch has loaded that before Horovod starts."""
+    if "NCCL" not in facts:
+        return Finding(MISSING, facts["error"], REBUILD)
+    torch_nccl, code = facts["torch_nccl"], facts["NCCL"]
+    if not code and not facts["gpus"]:
+        return Finding(OK, "not built in, and there is no GPU to use it")
+    if not code:
+        return Finding(WARNING, "not built in", f"gradients are staged through CPU memory; {NCCL_BUILD} in")
+    built = [code // 10_000, code // 100 % 100, code % 100]
+    found = f"built with {'.'.join(map(str, built))}"
+    if torch_nccl and built != list(torch_nccl):
+        return Finding(WARNING, f"{found}, not torch's {'.'.join(map(str, torch_nccl))}", f"{NCCL_BUILD} with that")
+    return Finding(OK, found)
 
 
 # ---- What starts ranks

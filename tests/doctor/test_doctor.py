@@ -62,17 +62,11 @@ def test_here_a_comparison_can_run_and_json_has_the_rows(tmp_path):
     assert process.returncode == 0 and process.stderr == ""
     assert not [name for name in missing(found) if found[name]["needed"]]
     assert found["torch"]["found"] == importlib.metadata.version("torch")
-    assert (found["Horovod: MPI"]["status"], found["Horovod: MPI"]["found"]) == (OK, "built in")
+    assert (found["Horovod: MPI"]["status"], found["Horovod: MPI"]["found"]) == (OK, "yes")
     assert found["horovod"]["found"] == importlib.metadata.version("horovod")
     assert found["mpirun"]["found"] == str(Path(sys.executable).with_name("mpirun"))
     assert found["two processes"]["found"].startswith("started and ended in")
     assert list(tmp_path.iterdir()) == []  # it looked, and left nothing
-
-
-def test_it_starts_without_the_heavy_libraries():
-    heavy = ("torch", "numpy", "psutil", "rich")
-    code = f"import sys, hvdtrain.doctor.command; print([m for m in {heavy} if m in sys.modules])"
-    assert subprocess.run([sys.executable, "-c", code], capture_output=True, text=True).stdout == "[]\n"
 
 
 # ---- Broken ones
@@ -82,24 +76,16 @@ def test_an_environment_without_torch_and_starters(environment, tmp_path):
     programs, packages = environment
     for name in ("mpirun", "horovodrun"):
         (programs / name).unlink()
-    for file in [packages / "torch", *packages.glob("torch-*"), packages / "tomli_w", *packages.glob("tomli_w-*")]:
+    for file in [packages / "torch", *packages.glob("torch-*")]:
         file.unlink()
     process = run("--json", python=programs / "python", PATH=str(tmp_path), CXX="")
     found = rows(process)
     assert process.returncode == 1
-    needed = ["torch", "other libraries", "torch loads", "Horovod loads", "Horovod: MPI", "mpirun", "two processes"]
+    needed = ["torch", "torch loads", "Horovod loads", "Horovod: MPI", "mpirun", "two processes"]
     assert process.stderr.strip().endswith(f"put right: {', '.join(needed)}")
-    assert missing(found) == {
-        *needed,
-        "Horovod: Gloo",
-        "Horovod: NCCL",
-        "horovodrun",
-        "C++ compiler, make",
-        "GPUs",
-        "GPU driver",
-    }
+    others = {"Horovod: Gloo", "Horovod: NCCL", "horovodrun", "C++ compiler, make", "GPUs"}
+    assert missing(found) == {*needed, *others}
     assert found["torch"]["advice"].startswith("`uv sync` installs torch 2.")
-    assert found["other libraries"]["found"] == "not installed: tomli-w"
     assert "No module named 'torch'" in found["torch loads"]["found"]
     assert found["mpirun"]["found"] == f"no {programs / 'mpirun'}"
     assert found["two processes"]["found"] == "mpirun cannot be started"
@@ -157,15 +143,6 @@ def test_a_machine_without_shared_memory_and_name(tmp_path):
     assert [line for line in shown if line.startswith("warning host name nowhere.invalid does not resolve")]
 
 
-@pytest.mark.parametrize("place", ["file", "file/below", "/proc/nowhere"])
-def test_a_cache_that_cannot_be_written(tmp_path, monkeypatch, place):
-    (tmp_path / "file").touch()
-    monkeypatch.setenv("HVDTRAIN_CACHE", str(tmp_path / place))
-    found = machine.cache()
-    assert found.status == MISSING and "cannot be written" in found.found
-    assert "HVDTRAIN_CACHE" in found.advice
-
-
 # ---- Single checks
 
 
@@ -178,22 +155,10 @@ def test_another_program_that_a_shell_would_take(tmp_path, monkeypatch):
     assert f"{tmp_path / 'mpirun'} comes first in PATH" in found.found
 
 
-def test_one_core(monkeypatch):
-    allowed = os.sched_getaffinity(0)
-    os.sched_setaffinity(0, {min(allowed)})
-    try:
-        found = machine.cores()
-    finally:
-        os.sched_setaffinity(0, allowed)
-    assert (found.status, found.found) == (WARNING, f"1 of {os.cpu_count()} allowed")
-
-
 @pytest.mark.parametrize(
     ("own", "files", "cores", "memory"),
     [
-        ("", {}, "inf", "inf"),
         ("0::/\n", {"cpu.max": "150000 100000\n", "memory.max": "1000000\n"}, 1.5, 1e6),
-        ("0::/\n", {"cpu.max": "max 100000\n", "memory.max": "max\n"}, "inf", "inf"),
         # What is above limits as well: a batch system's job, then one of its steps.
         ("0::/job/step\n", {"job/cpu.max": "200000 100000", "job/step/cpu.max": "max 100000"}, 2, "inf"),
         ("0::/job/step\n", {"job/memory.max": "max", "job/step/memory.max": "5"}, "inf", 5),
@@ -216,25 +181,25 @@ def test_limits_of_control_groups(tmp_path, own, files, cores, memory):
 
 @pytest.mark.parametrize(
     ("text", "finding"),
-    [
-        ("always [madvise] never\n", (OK, "madvise")),
-        ("[always] madvise never\n", (OK, "always")),
-        ("always madvise [never]\n", (WARNING, "never")),
-        (None, (WARNING, "none here")),
-    ],
+    [("always [madvise] never\n", (OK, "madvise")), ("always madvise [never]\n", (WARNING, "never"))],
 )
 def test_huge_pages(tmp_path, text, finding):
-    if text:
-        (tmp_path / "enabled").write_text(text)
+    (tmp_path / "enabled").write_text(text)
     found = machine.huge_pages(tmp_path / "enabled")
     assert (found.status, found.found) == finding
+
+
+def built(call):
+    """What the build of Horovod says before cmake looks."""
+    words = [sys.executable, "-c", f"{call}import hvdtrain_horovod_build as build; build.check_tools()"]
+    return subprocess.run(words, env=os.environ | {"PYTHONPATH": str(BUILD)}, capture_output=True, text=True)
 
 
 @pytest.mark.parametrize(
     ("tools", "missing"), [(["c++", "make"], ""), (["c++"], "make"), ([], "a C++ compiler and make")]
 )
 def test_what_building_horovod_lacks_is_said(tools, missing, tmp_path, monkeypatch):
-    """By doctor, and by the build itself before cmake looks."""
+    """By doctor, and by the build itself."""
     for tool in tools:
         (tmp_path / tool).write_text("#!/bin/sh\n")
         (tmp_path / tool).chmod(0o755)
@@ -243,19 +208,11 @@ def test_what_building_horovod_lacks_is_said(tools, missing, tmp_path, monkeypat
     monkeypatch.delenv("CMAKE_GENERATOR", raising=False)
     finding = software.compiler()
     assert finding.status == (MISSING if missing else OK) and ("make" in finding.advice) == bool(missing)
-    call = "import hvdtrain_horovod_build as build; build.check_tools()"
-    built = subprocess.run(
-        [sys.executable, "-c", call], env=os.environ | {"PYTHONPATH": str(BUILD)}, capture_output=True, text=True
-    )
     wanted = f"building Horovod needs {missing}: install build-essential, or g++ and make\n" if missing else ""
-    assert (built.returncode, built.stderr) == (bool(missing), wanted)
+    assert (built("").returncode, built("").stderr) == (bool(missing), wanted)
 
 
-def test_a_python_without_headers_is_told_before_horovod_is_built(tmp_path):
+def test_a_python_without_headers_is_told_before_horovod_is_built():
     """As Debian's python3 is, without python3-dev."""
-    without = "import sysconfig; sysconfig.get_path = lambda _: 'nowhere'"
-    call = f"{without}; import hvdtrain_horovod_build as build; build.check_tools()"
-    built = subprocess.run(
-        [sys.executable, "-c", call], env=os.environ | {"PYTHONPATH": str(BUILD)}, capture_output=True, text=True
-    )
-    assert built.returncode == 1 and "nowhere has no Python.h: install python3-dev, or set UV_PYTHON" in built.stderr
+    done = built("import sysconfig; sysconfig.get_path = lambda _: 'nowhere'; ")
+    assert done.returncode == 1 and "nowhere has no Python.h: install python3-dev, or set UV_PYTHON" in done.stderr

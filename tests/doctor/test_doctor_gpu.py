@@ -2,38 +2,35 @@
 
 import pytest
 
-from hvdtrain.doctor import gpu, software
+from hvdtrain.doctor import software
 from hvdtrain.doctor.findings import MISSING, OK, WARNING
 
 FACTS = {
-    "driver": 13000, "gpus": ["NVIDIA H200 (151 GB, sm_90)"] * 2, "cuda": "13.2", "torch_nccl": [2, 30, 7],
-    "Gloo": True, "MPI": True, "NCCL": 23007,
+    "torch": True, "gpus": ["NVIDIA H200 (151 GB, sm_90)"] * 2, "cuda": "13.2", "torch_nccl": [2, 30, 7],
+    "Horovod": True, "Gloo": True, "MPI": True, "NCCL": 23007,
 }  # fmt: skip
 
 
 def test_the_probe_prints_the_facts_that_the_checks_read():
     facts = software.library_facts()
-    assert facts.keys() | {"driver"} == FACTS.keys()
+    assert facts.keys() == FACTS.keys()
     assert type(facts["gpus"]) is list
 
 
 def test_a_machine_where_all_fits_together():
-    findings = [check(FACTS) for check in (gpu.gpus, gpu.driver, gpu.horovod_nccl)]
-    assert [finding.status for finding in findings] == [OK] * 3
+    findings = [check(FACTS) for check in (software.gpus, software.horovod_nccl)]
+    assert [finding.status for finding in findings] == [OK] * 2
     assert "NVIDIA H200 (151 GB, sm_90), NVIDIA H200" in findings[0].found
-    assert "for CUDA 13.0; torch is built with 13.2" in findings[1].found
-    assert findings[2].found == "built with 2.30.7"
+    assert findings[1].found == "built with 2.30.7"
 
 
 @pytest.mark.parametrize(
     ("check", "changes", "status", "found", "advice"),
     [
-        (gpu.gpus, {"gpus": []}, OK, "none: training runs on the CPU", ""),
-        (gpu.driver, {"driver": 12080}, WARNING, "for CUDA 12.8; torch is built with 13.2", "a driver for CUDA 13"),
-        (gpu.driver, {"cuda": None}, WARNING, "torch is built without CUDA", "uv sync"),
-        (gpu.horovod_nccl, {"NCCL": 0}, WARNING, "not built in", "HOROVOD_GPU_OPERATIONS=NCCL uv sync"),
-        (gpu.horovod_nccl, {"NCCL": 0, "gpus": []}, OK, "there is no GPU", ""),
-        (gpu.horovod_nccl, {"NCCL": 22105}, WARNING, "built with 2.21.5, not torch's", "--reinstall-package horovod"),
+        (software.gpus, {"gpus": []}, OK, "none: training runs on the CPU", ""),
+        (software.horovod_nccl, {"NCCL": 0}, WARNING, "not built in", "HOROVOD_GPU_OPERATIONS=NCCL uv sync"),
+        (software.horovod_nccl, {"NCCL": 0, "gpus": []}, OK, "there is no GPU", ""),
+        (software.horovod_nccl, {"NCCL": 22105}, WARNING, "built with 2.21.5, not torch's", "--reinstall"),
     ],
 )  # fmt: skip
 def test_what_does_not_fit_together_is_named_with_what_to_do(check, changes, status, found, advice):
@@ -43,6 +40,7 @@ def test_what_does_not_fit_together_is_named_with_what_to_do(check, changes, sta
     assert bool(finding.advice) == (status != OK)
 
 
-def test_without_a_driver_or_libraries_there_is_nothing_to_fit():
-    assert gpu.driver({name: fact for name, fact in FACTS.items() if name != "driver"}).found == "none"
-    assert {check({}).status for check in (gpu.gpus, gpu.driver, gpu.horovod_nccl)} == {MISSING}
+def test_without_libraries_there_is_nothing_to_fit():
+    for check in (software.gpus, software.horovod_nccl):
+        finding = check({"error": "ImportError: no"})
+        assert (finding.status, finding.found) == (MISSING, "ImportError: no")
