@@ -12,17 +12,17 @@ from dataclasses import dataclass
 from pathlib import Path
 from socket import create_server
 from threading import Timer
-from typing import Any, NamedTuple
+from typing import Any
 
 from hvdtrain.errors import UsageError
-from hvdtrain.launch import bandwidth, probe
-from hvdtrain.launch.hosts import Host
-from hvdtrain.launch.remote import code_path, command_on, in_folder, is_local
+from hvdtrain.launch import probe
+from hvdtrain.launch.hosts import Host, code_path, command_on, in_folder, is_local
 from hvdtrain.runs.folder import unwritable
 from hvdtrain.runs.launched import Pair
 from hvdtrain.world.network import own_addresses, resolve
 
 REPLY_TIMEOUT_S = 60.0  # the first import of torch from a network disk is slow
+ROUNDS = 4  # of measuring the network, at most
 MAX_CLOCK_SKEW_S = 5.0  # with more, logs and times of several hosts mislead
 Requests = Mapping[str, Mapping[str, Any]]  # by host
 Ask = Callable[[Requests], dict[str, dict[str, Any]]]
@@ -47,20 +47,14 @@ class Requirements:
     interface: str = ""
 
 
-class Checked(NamedTuple):
-    """What was found of hosts that can run a job.
-
-    Attributes:
-        interface: by which they reach each other; empty where loopback is enough, or their names for it differ.
-        network: what was measured of it.
-    """
-
-    interface: str = ""
-    network: tuple[Pair, ...] = ()
-
-
-def check_hosts(hosts: Sequence[Host], requirements: Requirements, measure: bool = False) -> Checked:
+def check_hosts(
+    hosts: Sequence[Host], requirements: Requirements, measure: bool = False
+) -> tuple[str, tuple[Pair, ...]]:
     """Check that the hosts can run a job, and if asked to, measure the network between them.
+
+    Returns:
+        The interface by which they reach each other, empty where loopback is enough, or their names for it differ; and
+        what was measured.
 
     Raises:
         UsageError: with a line for each host that cannot run the job, and why.
@@ -68,7 +62,7 @@ def check_hosts(hosts: Sequence[Host], requirements: Requirements, measure: bool
     out, interface = requirements.out, requirements.interface
     with contextlib.ExitStack() as stack:
         shared_file = stack.enter_context(_new_file_near(out)) if out else ""
-        launcher_port = stack.enter_context(create_server(("", 0), backlog=bandwidth.BACKLOG)).getsockname()[1]
+        launcher_port = stack.enter_context(create_server(("", 0), backlog=probe.BACKLOG)).getsockname()[1]
         ask = stack.enter_context(_probes(hosts, requirements.working_folder))
         replies = ask(_descriptions(hosts, shared=shared_file, files=list(requirements.files), interface=interface))
         answers = {name: reply for name, reply in replies.items() if "error" not in reply}
@@ -87,16 +81,16 @@ def check_hosts(hosts: Sequence[Host], requirements: Requirements, measure: bool
     if interface not in ("", *local_interfaces):
         problems.append(f"this machine has no network interface {interface}")
     for host in hosts:
-        found = [replies[host.name].get("error", "")]
+        faults = [replies[host.name].get("error", "")]
         if host.name in answers:
-            found = [*_problems(host, answers, requirements, local_software), unreachable.get(host.name)]
-        problems += [f"{host.name}: {'; '.join(filter(None, found))}"] if any(found) else []
+            faults = [*_problems(host, answers, requirements, local_software), unreachable.get(host.name)]
+        problems += [f"{host.name}: {'; '.join(filter(None, faults))}"] if any(faults) else []
     if problems:
         raise UsageError(*problems)
     if all(is_local(host.name) for host in hosts):  # starters use loopback
-        return Checked("", network)
+        return "", network
     interfaces = {reply["interface"] for reply in answers.values()}
-    return Checked(interfaces.pop() if len(interfaces) == 1 and interfaces <= local_interfaces else "", network)
+    return (interfaces.pop() if len(interfaces) == 1 and interfaces <= local_interfaces else ""), network
 
 
 def describe_hosts(hosts: Sequence[Host]) -> dict[str, dict[str, Any]]:
@@ -114,19 +108,24 @@ def _descriptions(hosts: Sequence[Host], **request: Any) -> Requests:
 
 
 def _measure(ask: Ask, listening: Mapping[str, Any], answers: Mapping[str, Any]) -> tuple[Pair, ...]:
-    """Bandwidth and round trip from host to host, by the names that these have for themselves, without silent pairs."""
-    found: list[Pair] = []
-    for pairs in bandwidth.rounds(list(listening)):
-        # Round trips come before anything fills the queues.
-        trips, speeds = (
-            ask({sender: {what: listening[receiver]} for sender, receiver in pairs}) for what in ("round_trip", "send")
-        )
+    """Bandwidth from host to host, by the names that these have for themselves, without silent pairs."""
+    measured: list[Pair] = []
+    for pairs in rounds(list(listening)):
+        replies = ask({sender: {"send": listening[receiver]} for sender, receiver in pairs})
         for sender, receiver in pairs:
-            trip, speed = (replies[sender].get("measured") for replies in (trips, speeds))
-            if trip and speed:
-                ends = {"from": answers[sender]["name"], "to": answers[receiver]["name"]}
-                found.append({**ends, "gbit_s": speed, "round_trip_us": trip})
-    return tuple(found)
+            if speed := replies[sender].get("gbit_s"):
+                measured.append({"from": answers[sender]["name"], "to": answers[receiver]["name"], "gbit_s": speed})
+    return tuple(measured)
+
+
+def rounds(hosts: Sequence[str]) -> list[list[tuple[str, str]]]:
+    """Who sends to whom in each round: every host to one other, and receives from one, all at once, as in a ring.
+    Beyond five hosts not all pairs have a turn: the rounds are spread over them.
+    """
+    n = len(hosts)
+    count = min(ROUNDS, n - 1)
+    shifts = [1 + i * (n - 1) // count for i in range(count)]
+    return [[(hosts[i], hosts[(i + shift) % n]) for i in range(n)] for shift in shifts]
 
 
 @contextlib.contextmanager
@@ -207,7 +206,7 @@ def _why_unreachable(reply: Mapping[str, Any]) -> str:
     """What is wrong with connections from a host to the others and to this machine; empty where nothing is."""
     if "error" in reply:
         return reply["error"]
-    errors = ", ".join(f"{name} ({error})" for name, error in reply["unreachable"].items())
+    errors = ", ".join(f"{name} ({error})" for name, error in reply.get("unreachable", {}).items())
     hint = "ranks listen on ports that the system chooses: does a firewall close them?"
     return f"it cannot connect to {errors}; {hint}" if errors else ""
 

@@ -1,9 +1,10 @@
 """Describes the host that it runs on: `python -Pm hvdtrain.launch.probe`, which `preflight` starts on each host.
 
 It gets requests, as lines of JSON on stdin: to describe the host; once every host listens, to try to `connect` to the
-others; and, where the network is measured, what `bandwidth.asked` takes.
+others; and, where the network is measured, to `send` to another for a moment.
 """
 
+import contextlib
 import hashlib
 import json
 import os
@@ -14,25 +15,31 @@ import time
 from concurrent.futures import ThreadPoolExecutor
 from importlib.metadata import version
 from pathlib import Path
+from threading import Thread
 from typing import Any
 
-from hvdtrain.launch import bandwidth
 from hvdtrain.world.network import own_addresses, resolve
 
 PACKAGE = Path(__file__).parent.parent
 REPLY_PREFIX = "hvdtrain-probe: "  # tells replies from what the shell's start-up files print
-CONNECT_TIMEOUT_S = 5.0
+PATIENCE_S = 5.0  # with whoever does not answer
+BACKLOG = 1024  # connections that the kernel completes by itself
+SEND_S = 0.5
+WARM_UP_S = 0.15  # of these: a connection that begins is slow, and a limited link may have saved up a burst
+CHUNK = bytes(2**18)
 
 
 def main() -> None:
     request = json.loads(sys.stdin.readline())
     interface, address = choose_interface(request["address"], own_addresses(), request["interface"])
-    listening = {"interface": interface, "address": address, "port": bandwidth.serve(address)}
+    listening = {"interface": interface, "address": address, "port": serve(address)}
     _reply(software() | describe(request) | listening)
     for line in sys.stdin:  # until preflight closes it
         asked = json.loads(line)
-        connect = asked.get("connect")
-        _reply({"unreachable": unreachable(connect)} if connect else bandwidth.asked(asked))
+        if "connect" in asked:
+            _reply({"unreachable": unreachable(asked["connect"])})
+        else:
+            _reply({"gbit_s": gbit_s(tuple(asked["send"]))})
 
 
 def _reply(reply: dict[str, Any]) -> None:
@@ -57,7 +64,10 @@ def describe(request: dict[str, Any]) -> dict[str, Any]:
     from hvdtrain.system.memory import free_memory
     from hvdtrain.world.host import hardware
 
-    shared = Path(request["shared"])
+    shared, can_write = Path(request["shared"]), False
+    with contextlib.suppress(OSError):
+        tempfile.TemporaryFile(dir=shared.parent).close()
+        can_write = True
     name = socket.gethostname()
     return hardware() | {
         "time": time.time(),
@@ -66,7 +76,7 @@ def describe(request: dict[str, Any]) -> dict[str, Any]:
         "name_address": resolve(name),
         "missing_files": [file for file in request["files"] if not Path(file).exists()],
         "sees_shared_file": shared.is_file(),
-        "can_write": _can_write(shared.parent),
+        "can_write": can_write,
         "package": str(PACKAGE),
     }
 
@@ -104,18 +114,54 @@ def unreachable(request: dict[str, Any]) -> dict[str, str]:
 
 def _connection_error(target: tuple[str, int]) -> str:
     try:
-        socket.create_connection(target, timeout=CONNECT_TIMEOUT_S).close()
+        socket.create_connection(target, timeout=PATIENCE_S).close()
     except OSError as error:
         return f"{target[0]}: {error.strerror or error}"
     return ""
 
 
-def _can_write(folder: Path) -> bool:
+def serve(address: str) -> int:
+    """Count what others send to this address, in threads of this process; return the port."""
+    listener = socket.create_server((address, 0), backlog=BACKLOG)
+
+    def accept() -> None:
+        while True:
+            connection, _ = listener.accept()
+            Thread(target=_receive, args=(connection,), daemon=True).start()
+
+    Thread(target=accept, daemon=True, name="measuring the network").start()
+    return listener.getsockname()[1]
+
+
+def _receive(connection: socket.socket) -> None:
+    """Tell the sender, when it has ended, how many bytes a second have come after a warm-up."""
+    buffer, total = bytearray(len(CHUNK)), 0
+    began = warm = now = time.perf_counter()
     try:
-        tempfile.TemporaryFile(dir=folder).close()
-    except OSError:
-        return False
-    return True
+        with connection:
+            connection.settimeout(PATIENCE_S)
+            while received := connection.recv_into(buffer):
+                now = time.perf_counter()
+                if now - began < WARM_UP_S:
+                    warm = now
+                else:
+                    total += received
+            connection.sendall(str(total / (now - warm) if now > warm else 0.0).encode())
+    except OSError:  # the sender notices it too
+        pass
+
+
+def gbit_s(to: tuple[str, int]) -> float | None:
+    """10^9 bits a second that arrive there over one TCP connection; None where it does not answer."""
+    try:
+        with socket.create_connection(to, timeout=PATIENCE_S) as connection:
+            until = time.perf_counter() + SEND_S
+            while time.perf_counter() < until:
+                connection.sendall(CHUNK)
+            connection.shutdown(socket.SHUT_WR)
+            return round(8e-9 * float(connection.makefile().read()), 4)
+    except (OSError, ValueError):
+        return None
 
 
 if __name__ == "__main__":

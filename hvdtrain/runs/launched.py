@@ -12,7 +12,7 @@ from hvdtrain.runs import schema
 from hvdtrain.world.network import VARIABLE as INTERFACE
 
 LAUNCHER, HOSTS, FOLDER, NETWORK = (f"HVDTRAIN_{name}" for name in ("LAUNCHER", "HOSTS", "FOLDER", "NETWORK"))
-Pair = dict[str, Any]  # from, to, gbit_s, round_trip_us
+Pair = dict[str, Any]  # from, to, gbit_s
 
 
 @dataclass(frozen=True)
@@ -24,7 +24,7 @@ class Launched:
         hosts: as `a:2`, each with its ranks; empty where the launcher found them itself.
         interface: the network interface by which they reach each other, or empty.
         folder: where the ranks were started on the hosts, if not where the launcher was.
-        network: what was measured between the hosts, in each direction: see launch.bandwidth.
+        network: what was measured between the hosts, in each direction: see launch.preflight.
     """
 
     launcher: str
@@ -35,7 +35,7 @@ class Launched:
 
     def variables(self) -> dict[str, str]:
         """For the environment of every rank; nothing in them needs quoting, wherever they are written."""
-        pairs = [f"{p['from']},{p['to']},{p['gbit_s']},{p['round_trip_us']}" for p in self.network]
+        pairs = [f"{p['from']},{p['to']},{p['gbit_s']}" for p in self.network]
         values = {
             LAUNCHER: self.launcher, HOSTS: ",".join(self.hosts), FOLDER: self.folder, NETWORK: "/".join(pairs),
             INTERFACE: self.interface,
@@ -56,10 +56,7 @@ def read_launched(env: Mapping[str, str] = os.environ) -> Launched | None:
         return None
     hosts = tuple(env[HOSTS].split(",")) if env.get(HOSTS) else ()
     pairs = [pair.split(",") for pair in env.get(NETWORK, "").split("/") if pair]
-    network = tuple(
-        {"from": one, "to": other, "gbit_s": float(speed), "round_trip_us": float(trip)}
-        for one, other, speed, trip in pairs
-    )
+    network = tuple({"from": one, "to": other, "gbit_s": float(speed)} for one, other, speed in pairs)
     return Launched(env[LAUNCHER], hosts, env.get(INTERFACE, ""), env.get(FOLDER, ""), network)
 
 

@@ -9,7 +9,7 @@ from hvdtrain.runs.read import load_run
 
 def over(ranks, gbit_s=1.0):
     """What the manifest says of ranks on hosts, such as {"a": [0, 2], "b": [1]}."""
-    pairs = [{"from": "a", "to": "b", "gbit_s": gbit_s, "round_trip_us": 30.0}]
+    pairs = [{"from": "a", "to": "b", "gbit_s": gbit_s}]
     return {
         "hosts": {name: {"ranks": own} for name, own in ranks.items()},
         "hardware": {"cpu": "A CPU", "cores": 2, "hosts": list(ranks), "gpus": []},
