@@ -24,7 +24,7 @@ COMMANDS = {
     "launch": ("hvdtrain.launch.commands:launch", "Start workers and servers, here or on hosts."),
     "status": ("hvdtrain.launch.status:status", "Say how far a job is."),
     "stop": ("hvdtrain.launch.commands:stop", "End a launched job, which saves a snapshot."),
-    "hosts": ("hvdtrain.launch.testbed_command:hosts", "Make hosts on this machine, with slow links."),
+    "hosts": ("hvdtrain.launch.testbed:hosts", "Make hosts on this machine, with slow links."),
     "evaluate": ("hvdtrain.evaluate.command:evaluate", "Test the model that a run saved."),
     "report": ("hvdtrain.compare.reporting:report", "Compare finished runs: tables, plots, a verdict."),
     "bench": ("hvdtrain.bench.command:bench", "Time all-reduce, push and pull by themselves."),

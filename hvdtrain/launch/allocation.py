@@ -12,8 +12,7 @@ from hvdtrain.errors import UsageError
 from hvdtrain.launch.hosts import Host, given_hosts, parse_hostfile
 from hvdtrain.world.place import in_step, tasks_by_node
 
-# What the MPI operator tells mpirun in the launcher's pod, by OpenMPI's version, and where the file lies.
-HOSTFILE_VARIABLES = ("PRTE_MCA_prte_default_hostfile", "OMPI_MCA_orte_default_hostfile")
+# Where the MPI operator puts the hosts into the launcher's pod.
 POD_HOSTFILE = Path("/etc/mpi/hostfile")
 
 
@@ -43,9 +42,7 @@ def allocated_hosts(launcher: str, env: Mapping[str, str] = os.environ) -> list[
             each = int(env.get("SLURM_CPUS_PER_TASK", 1))
             tasks = [max(1, cores // each) for cores in tasks_by_node(env["SLURM_JOB_CPUS_PER_NODE"])]
         return [Host(node, count) for node, count in zip(nodes, tasks, strict=True)]
-    files = [Path(env[variable]) for variable in HOSTFILE_VARIABLES if env.get(variable)]
-    files += [POD_HOSTFILE] if POD_HOSTFILE.is_file() else []
-    return parse_hostfile(files[0]) if launcher == "mpi" and files else []
+    return parse_hostfile(POD_HOSTFILE) if launcher == "mpi" and POD_HOSTFILE.is_file() else []
 
 
 def allocated_cores(env: Mapping[str, str] = os.environ) -> dict[str, float]:

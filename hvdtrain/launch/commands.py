@@ -187,9 +187,9 @@ def _train_config(arguments: tuple[str, ...], servers: int | None, resumed: Path
         servers: None where -s is not given.
         resumed: the config.toml of the run that the job goes on with.
     """
-    launchs_own = {name for option in launch.params for name in option.opts}
+    launch_options = {name for option in launch.params for name in option.opts}
     for name in (argument.split("=")[0] for argument in arguments):
-        if name in launchs_own:
+        if name in launch_options:
             raise UsageError(f"{name} is for launch: give {'-s' if name in NUM_SERVERS else name} before --")
 
     @click.command("train", cls=GroupedCommand)

@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from hvdtrain.errors import UsageError
-from hvdtrain.launch.remote import SSH, command_on, is_local
+from hvdtrain.launch.hosts import SSH, command_on, is_local
 
 MARKER = ".hvdtrain-copy"  # a folder that holds this file is a copy: rsync may delete in it
 # What is excluded (.git, .venv and .env among it) is neither copied nor deleted on the hosts.

@@ -48,18 +48,13 @@ class Filler:
                 lines.append(self._text(line, "comment" if line.startswith("#") else "shell"))
         return "\n".join(lines) + "\n"
 
-    def resource(self, template: Any, file_name: str) -> str:
-        """Data for a file, as YAML, or as JSON where the file's name says so.
+    def resource(self, template: Any) -> str:
+        """Data for a file, as JSON, which YAML has in it.
 
         A text that is one placeholder becomes its value: a number, or a list; within a list it stays a text. What lacks
         a value is left out: an entry of a table or list, and in a list of tables the whole table.
         """
-        data = self._data(template)
-        if file_name.endswith(".json"):
-            return json.dumps(data, indent=2) + "\n"
-        import yaml
-
-        return yaml.safe_dump(data, sort_keys=False, width=10**6)
+        return json.dumps(self._data(template), indent=2) + "\n"
 
     def _data(self, template: Any) -> Any:
         if isinstance(template, str):

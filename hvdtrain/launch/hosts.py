@@ -1,7 +1,8 @@
-"""The hosts of a job: the options that name them, the forms of host files, and how many ranks each host gets."""
+"""The hosts of a job: options and files that name them, how many ranks each gets, and how commands run there."""
 
 import os
 import re
+import shlex
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -9,10 +10,13 @@ from pathlib import Path
 import click
 
 from hvdtrain.errors import UsageError
+from hvdtrain.world.network import own_addresses, resolve
 
 # Host names go into command lines, not all of which are quoted: nothing that a shell would interpret is allowed.
 _NAME = re.compile(r"([A-Za-z_][A-Za-z0-9._-]*@)?[A-Za-z0-9]([A-Za-z0-9._-]*[A-Za-z0-9])?")
+_LINE = re.compile(r"([^\s:]+)(?::(\S*)|\s+slots=(\S+))?(?:\s+max[_-]slots=\S+)?")  # of a host file
 MAX_SLOTS = 4096
+SSH = ["ssh", "-o", "BatchMode=yes", "-o", "ConnectTimeout=10"]
 
 
 @dataclass(frozen=True)
@@ -98,17 +102,12 @@ def parse_hostfile(path: Path) -> list[Host]:
         raise UsageError(f"--hostfile {path} cannot be read: {getattr(error, 'strerror', error)}") from None
     slots_of: dict[str, int] = {}
     for number, line in enumerate(lines, 1):
-        words = line.partition("#")[0].split()
-        if not words:
+        text = line.partition("#")[0].strip()
+        if not text:
             continue
-        name, _, slots = words[0].partition(":")
-        for word in words[1:]:
-            key, equals, value = word.partition("=")
-            if key == "slots" and equals and not slots:
-                slots = value
-            elif key not in ("max_slots", "max-slots") or not equals:
-                raise UsageError(f"{path}, line {number}: '{word}' is not understood; write `name slots=2` or `name:2`")
-        host = _host(name, slots, where=f"{path}, line {number}")
+        if not (match := _LINE.fullmatch(text)):
+            raise UsageError(f"{path}, line {number}: '{text}' is not understood; write `name slots=2` or `name:2`")
+        host = _host(match[1], match[2] or match[3] or "", where=f"{path}, line {number}")
         slots_of[host.name] = slots_of.get(host.name, 0) + host.slots
     if not slots_of:
         raise UsageError(f"{path} names no host")
@@ -158,3 +157,26 @@ def rank_of_process(slots: Sequence[int], process: int) -> int:
     """
     places = [(turn, host) for host, count in enumerate(slots) for turn in range(count)]
     return sorted(places).index(places[process])
+
+
+def command_on(host: str, command: Sequence[str]) -> list[str]:
+    """The command line that runs a command on a host; the command is quoted for the shell there."""
+    return ["sh", "-c", shlex.join(command)] if is_local(host) else [*SSH, host, shlex.join(command)]
+
+
+def in_folder(folder: str, command: Sequence[str]) -> list[str]:
+    """The command, run in a folder; it fails where there is none."""
+    return ["sh", "-c", 'cd "$0" && exec "$@"', folder, *command]
+
+
+def code_path(copied: str) -> str:
+    """PYTHONPATH where Python is started, which imports nothing of the current folder: the folder that --sync-dst-dir
+    has copied the code to, if any, and what the user has in it.
+    """
+    return os.pathsep.join(filter(None, [copied, os.environ.get("PYTHONPATH", "")]))
+
+
+def is_local(host: str) -> bool:
+    """Whether the name is this machine's: mpirun and horovodrun use no ssh for it either."""
+    address = resolve(host)
+    return address.startswith("127.") or address in own_addresses()

@@ -10,12 +10,11 @@ from hvdtrain.config import recipes
 from hvdtrain.config.run_config import RunConfig
 from hvdtrain.errors import UsageError
 from hvdtrain.launch import testbed
-from hvdtrain.launch.hosts import Host
+from hvdtrain.launch.hosts import Host, code_path
 from hvdtrain.launch.memory import asked_mb, rank_mb
-from hvdtrain.launch.own_network import needs_network
 from hvdtrain.launch.preflight import Requirements, check_hosts
+from hvdtrain.launch.private_network import needs_network
 from hvdtrain.launch.recipe import SLOTS, JobSpec, LaunchCommand, expand, train_program
-from hvdtrain.launch.remote import code_path
 from hvdtrain.runs.launched import LAUNCHER, Launched, Pair
 from hvdtrain.runs.request import with_absolute_paths
 from hvdtrain.world import network
@@ -99,8 +98,9 @@ def prepare_program(
         interface = interface or testbed.INTERFACE
         environment["HVDTRAIN_OVER_TCP"] = "1"  # these hosts share memory, which rpc would find and use
     if spec.hosts and check and recipes.launcher(launcher).hosts == "needed":
-        checked = check_hosts(spec.hosts, dataclasses.replace(requirements, interface=interface), measure)
-        interface, network_pairs = checked.interface or interface, checked.network
+        required = dataclasses.replace(requirements, interface=interface)
+        chosen, network_pairs = check_hosts(spec.hosts, required, measure)
+        interface = chosen or interface
     launched = Launched(launcher, tuple(map(str, spec.hosts)), interface, spec.working_folder, network_pairs)
     environment |= launched.variables()  # ranks have all that carries bytes use the interface
     if spec.servers and spec.hosts:  # horovodrun numbers ranks host by host: ranks spread the servers with this

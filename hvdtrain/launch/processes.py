@@ -16,7 +16,7 @@ import psutil
 
 from hvdtrain.coordination.join_info import remove_join_files
 from hvdtrain.errors import Failure, UsageError
-from hvdtrain.launch.own_network import enter_own_network, variables_of
+from hvdtrain.launch.private_network import enter_private_network, variables_of
 from hvdtrain.launch.recipe import JobSpec, LaunchCommand, expand
 from hvdtrain.launch.records import is_running
 from hvdtrain.system.parent import die_with_parent, is_alive
@@ -43,7 +43,7 @@ def launched_job(command: LaunchCommand, log: Path) -> Iterator[subprocess.Popen
     Raises:
         Failure: the starter cannot be started.
     """
-    # The job sees another folder there: see own_network. mpirun, whose current folder is / at the end, removes files.
+    # The job sees another folder there: see private_network.py. mpirun, which ends in the folder /, removes files.
     scratch = log.parent.resolve() / f"{log.name}.tmp"
     scheduler_has_it, private = False, partial(os.open, mode=0o600)
     try:
@@ -100,10 +100,10 @@ def respawner(run: Path, command: LaunchCommand, log: Path) -> Iterator[Callable
 def _start_job(command: LaunchCommand, output: IO[bytes], scratch: Path) -> "subprocess.Popen[bytes]":
     """As launched_job."""
     try:
-        if command.own_network:
+        if command.private_network:
             environment = command.environment | variables_of(scratch)
             with contextlib.suppress(subprocess.SubprocessError):  # where the system does not allow it: without
-                return _start(command.argv, environment, output, partial(_die_with_parent_in_own_network, scratch))
+                return _start(command.argv, environment, output, partial(_die_with_parent_in_private_network, scratch))
         return _start(command.argv, command.environment, output, partial(die_with_parent, signal.SIGTERM))
     except FileNotFoundError:
         raise Failure(
@@ -176,16 +176,16 @@ def end_process(out: Path, record: Mapping[str, Any], timeout_s: float) -> bool:
 
 def _job_processes(starter: "subprocess.Popen[bytes]") -> list[psutil.Process]:
     """The starter, all processes of its session, orphans too, and its descendants that have left the session."""
-    found = set()
+    processes = set()
     if starter.returncode is None:
         with contextlib.suppress(psutil.NoSuchProcess):
             process = psutil.Process(starter.pid)
-            found.update([process, *process.children(recursive=True)])
+            processes.update([process, *process.children(recursive=True)])
     for pid in psutil.pids():
         with contextlib.suppress(OSError, psutil.NoSuchProcess):
             if os.getsid(pid) == starter.pid:
-                found.add(psutil.Process(pid))
-    return [process for process in found if is_alive(process)]
+                processes.add(psutil.Process(pid))
+    return [process for process in processes if is_alive(process)]
 
 
 def _wait(processes: list[psutil.Process], timeout_s: float, received: Sequence[int] = ()) -> list[psutil.Process]:
@@ -198,8 +198,8 @@ def _wait(processes: list[psutil.Process], timeout_s: float, received: Sequence[
     return left
 
 
-def _die_with_parent_in_own_network(scratch: Path) -> None:
-    enter_own_network(scratch)
+def _die_with_parent_in_private_network(scratch: Path) -> None:
+    enter_private_network(scratch)
     die_with_parent(signal.SIGTERM)
 
 

@@ -17,8 +17,7 @@ from hvdtrain.config.run_config import RunConfig
 from hvdtrain.errors import UsageError
 from hvdtrain.launch import records
 from hvdtrain.launch.filling import Filler, Value
-from hvdtrain.launch.hosts import Host, hosts_of_ranks, rank_of_process
-from hvdtrain.launch.remote import in_folder
+from hvdtrain.launch.hosts import Host, hosts_of_ranks, in_folder, rank_of_process
 from hvdtrain.runs.folder import launch_folder
 from hvdtrain.world.network import WIRE_KEY
 
@@ -88,14 +87,14 @@ class LaunchCommand:
         name: the job's, as its scheduler knows it.
         stop_signal: the signal that the command passes on to the ranks, which then save and leave; None where it
             passes none on.
-        own_network: whether the command is to run in a network that has loopback alone, where the system allows it.
+        private_network: whether the command is to run in a network that has loopback alone, where the system allows it.
     """
 
     argv: list[str]
     files: dict[Path, str]
     environment: dict[str, str]
     stop_signal: signal.Signals | None = signal.SIGTERM
-    own_network: bool = False
+    private_network: bool = False
     secrets_file: Path | None = None
     to_scheduler: bool = False
     name: str = ""
@@ -134,7 +133,7 @@ def expand(launcher: str, spec: JobSpec) -> LaunchCommand:
     return LaunchCommand(
         filler.command(recipe.command), job.files(filler), job.environment,
         stop_signal=None if recipe.stop_signal == "file" else signal.Signals[recipe.stop_signal],
-        own_network=is_here and not spec.needs_network and spec.interface in ("", "lo"),
+        private_network=is_here and not spec.needs_network and spec.interface in ("", "lo"),
         secrets_file=job.secrets_file, to_scheduler=bool(recipe.script_name), name=job.name,
     )  # fmt: skip
 
@@ -188,7 +187,7 @@ class _Job:
         return {
             "bin": str(environment), "prefix": str(environment.parent), "version": version("hvdtrain"),
             "ranks": spec.ranks, "workers": spec.ranks - spec.servers, "servers": spec.servers,
-            "hosts": ",".join(f"{host.name}:{host.slots}" for host in hosts), "nodes": len(hosts) or "",
+            "hosts": ",".join(map(str, hosts)), "nodes": len(hosts) or "",
             "nodelist": ",".join(host.name for host in hosts), "first_host": hosts[0].name if hosts else "",
             "hostfile": str(self.hostfile) if hosts else "", "rankfile": str(self.rankfile) if hosts else "",
             "slots": slots or "", "reserved": slots * len(hosts) or spec.ranks, "interface": spec.interface,
@@ -215,7 +214,7 @@ class _Job:
         if recipe.script:
             files[self.script] = filler.script(recipe.script)
         if recipe.resource:
-            files[self.script] = filler.resource(recipe.resource, self.script.name)
+            files[self.script] = filler.resource(recipe.resource)
         return files
 
 

@@ -72,37 +72,31 @@ def claimed(out: Path, launcher: str) -> Iterator[dict[str, Any]]:
         UsageError: another job has the folder, or may have it.
         Failure: the record names no job.
     """
-    file = job_record_file(out)
-    made = [folder for folder in (file.parent, *out.parents) if not folder.exists()]
-    held = None
+    file, job = job_record_file(out), dict[str, Any]()
+    with _locked(out):
+        if still := why_occupied(out, earlier := read_record(out)):
+            or_remove = "" if is_running(out, earlier) else f"; if it has ended, remove {file}"
+            raise UsageError(f"--out {out}: {still}; `hvdtrain stop {out}` ends it{or_remove}")
+        write_json(file, {"launcher": launcher, "pid": os.getpid(), "host": socket.gethostname()})
+        held = file.open()  # by which others know that this process has written it
     try:
-        with _locked(out):
-            if still := why_occupied(out, earlier := read_record(out)):
-                or_remove = "" if is_running(out, earlier) else f"; if it has ended, remove {file}"
-                raise UsageError(f"--out {out}: {still}; `hvdtrain stop {out}` ends it{or_remove}")
-            write_json(file, {"launcher": launcher, "pid": os.getpid(), "host": socket.gethostname()})
-            held = file.open()  # by which others know that this process has written it
-        job: dict[str, Any] = {}
-        try:
-            yield job
-            if job and not _names_a_job({"launcher": launcher, **job}):
-                raise Failure(
-                    f"{launcher} has printed {job['job']!a}, which is no job of its: see {file.with_name('log')}, end "
-                    f"what has begun yourself, and mend `job` in launchers/{launcher}.toml"
-                )
-        except BaseException:
-            file.unlink(missing_ok=True)
-            raise
+        yield job
+        if job and not _names_a_job({"launcher": launcher, **job}):
+            raise Failure(
+                f"{launcher} has printed {job['job']!a}, which names no job: see {file.with_name('log')}, end what has "
+                f"begun yourself, and mend `job` in launchers/{launcher}.toml"
+            )
+    except BaseException:
+        job.clear()
+        raise
+    finally:
+        held.close()
         if job:
             write_json(file, {"launcher": launcher, **job})
         else:
             file.unlink(missing_ok=True)
-    finally:
-        if held:
-            held.close()
-        for folder in made:
             with contextlib.suppress(OSError):
-                folder.rmdir()
+                file.parent.rmdir()
 
 
 def forget(out: Path, record: Record) -> None:

@@ -4,6 +4,7 @@ import contextlib
 import re
 import time
 from collections.abc import Iterator
+from datetime import timedelta
 from functools import partial
 from operator import itemgetter
 from pathlib import Path
@@ -11,7 +12,6 @@ from typing import Any
 
 import click
 
-from hvdtrain.config.untrusted import regular
 from hvdtrain.coordination.membership_log import who_is_lost
 from hvdtrain.errors import UsageError
 from hvdtrain.formatting import with_noun
@@ -26,7 +26,6 @@ from hvdtrain.runs.schema import Manifest, Summary, find, read_lives
 
 STOPPED = "not running, and not finished"
 LINE_LENGTH = 160  # shown of the last line
-LOG_TAIL = 2**14  # bytes at the end of the log that are looked at
 
 
 @click.command()
@@ -55,7 +54,7 @@ def status_lines(run: Path, shown: Path) -> Iterator[str]:
     state = _state(run, shown, summary, record)
     yield f"{shown}: {state}{_how(manifest)}"
     lives = read_lives(run) if manifest and manifest.servers else []  # else they are of a start with another mode
-    came_to = {life.rank: own[-1]["step"] for life in lives if (own := workers.get(metrics_file(run, life.rank)))}
+    came_to = {life.rank: rows[-1]["step"] for life in lives if (rows := workers.get(metrics_file(run, life.rank)))}
     if lost := who_is_lost(lives, came_to):
         yield lost
     if summary.status == "done":
@@ -65,9 +64,11 @@ def status_lines(run: Path, shown: Path) -> Iterator[str]:
         )
     elif workers:
         row = max((steps[-1] for steps in workers.values()), key=itemgetter("step"))
-        there = [metrics_file(run, life.rank) for life in lives if not life.why]
-        rate = samples_per_s(steps for file, steps in workers.items() if file in there or not lives)
-        total = _total_steps(run, manifest)
+        running = [metrics_file(run, life.rank) for life in lives if not life.why]
+        rate = samples_per_s(steps for file, steps in workers.items() if file in running or not lives)
+        total = None
+        with contextlib.suppress(UsageError):
+            total = config_of(run).total_steps(manifest.train_samples) if manifest and manifest.train_samples else None
         speed = f", {rate:.0f} samples/s lately" if rate else ""
         loss = f", loss {row['loss']:.4f}" if isinstance(row.get("loss"), float) else ""
         yield f"step {row['step']}{f' of {total}' if total else ''}, epoch {row['epoch']}{speed}{loss}"
@@ -103,8 +104,8 @@ def _state(run: Path, shown: Path, summary: Summary, record: dict[str, Any]) -> 
 
 def _asked_to_leave(run: Path) -> str:
     """The step at which the ranks left because they were asked to; empty where they were not."""
-    found = re.search(r"ended by SIGTERM at step (\d+)", log_text(log_file(run)))
-    return found[1] if found else ""
+    match = re.search(r"ended by SIGTERM at step (\d+)", log_text(log_file(run)))
+    return match[1] if match else ""
 
 
 def _rank_of(manifest: Manifest | None, process: int) -> int:
@@ -128,39 +129,22 @@ def _how(manifest: Manifest | None) -> str:
 
 
 def _since(run: Path) -> str:
-    """When the job was last started, as ` since 14:03:22`, with the date if that was another day."""
+    """When the job was last started, as ` since 2026-11-21 14:03:22`."""
     for file in (run / CONFIG, log_file(run)):
         if file.is_file():
-            then = time.localtime(file.stat().st_mtime)
-            is_today = time.strftime("%F", then) == time.strftime("%F")
-            return time.strftime(" since %T" if is_today else " since %F %T", then)
+            return time.strftime(" since %F %T", time.localtime(file.stat().st_mtime))
     return ""
 
 
-def _total_steps(run: Path, manifest: Manifest | None) -> int | None:
-    samples = manifest.train_samples if manifest else None
-    try:
-        return config_of(run).total_steps(samples) if samples else None
-    except UsageError:
-        return None
-
-
 def _last_line(run: Path) -> str:
-    """What the job has printed last, a scheduler's into a log of its own; nothing where that is elsewhere."""
-    try:
-        logs = [*log_file(run).parent.glob("*log")] or [
-            file for file in run.glob("logs/rank.*.err") if file.stat().st_size
-        ]
-        with regular(max(logs, key=lambda file: file.stat().st_mtime)).open("rb") as log:
-            log.seek(max(0, log.seek(0, 2) - LOG_TAIL))
-            lines = log.read().decode(errors="replace").splitlines()
-    except (ValueError, OSError):
-        return ""
+    """What the job has printed last, a scheduler's into a log of its scheduler; nothing where that is elsewhere."""
+    lines = []
+    with contextlib.suppress(OSError, ValueError):  # where there is none
+        logs = [*log_file(run).parent.glob("*log")] or [log for log in run.glob("logs/*.err") if log.stat().st_size]
+        lines = log_text(max(logs, key=lambda log: log.stat().st_mtime)).splitlines()
     return next((line.strip()[:LINE_LENGTH] for line in reversed(lines) if re.search(r"\w", line)), "")
 
 
 def _duration(seconds: float) -> str:
-    """`0.4 s`, `52 s`, `3.5 min`, `2.0 h`"""
-    if seconds < 100:
-        return f"{seconds:.{1 if seconds < 10 else 0}f} s"
-    return f"{seconds / 60:.1f} min" if seconds < 6000 else f"{seconds / 3600:.1f} h"
+    """`0:00:52`"""
+    return str(timedelta(seconds=round(seconds)))

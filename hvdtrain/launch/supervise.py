@@ -75,7 +75,6 @@ def _run_once(command: LaunchCommand, log: Path, stop_request: Path, respawned: 
         stop_request: the file that asks the ranks to stop where the starter passes no signal on.
         respawned: the run folder, where workers that are lost are to be started again.
     """
-
     requested_at: list[float] = []
 
     def request_stop(*_: object) -> None:
@@ -94,21 +93,16 @@ def _run_once(command: LaunchCommand, log: Path, stop_request: Path, respawned: 
         log.open("rb") as output,
         handled_by(request_stop, signal.SIGTERM),
     ):
-        last_byte = b"\n"
         while True:
             # The last of its ranks may have been started again. A starter that was killed has taken ranks with it.
             has_ended = process.poll() is not None and (process.returncode < 0 or not has_forks())
-            text = output.read() if not requested_at else _lines_of_ranks(output.read())
-            last_byte = text[-1:] or last_byte
-            sys.stdout.buffer.write(text if not has_ended or last_byte == b"\n" else text + b"\n")
+            lines = output.read().splitlines(keepends=True)
+            if requested_at:  # ranks that leave are a failure to the starter, which prints a traceback
+                lines = [line for line in lines if re.match(rb"\[\d+\]<std", line)]
+            sys.stdout.buffer.writelines(lines)
             sys.stdout.flush()
             if has_ended:
                 return process.returncode, bool(requested_at)
             if requested_at and time.monotonic() - requested_at[0] > STOP_TIMEOUT_S:
                 raise SystemExit(EXIT_CODE)
             time.sleep(0.1)
-
-
-def _lines_of_ranks(text: bytes) -> bytes:
-    """Without the starter's own lines: ranks that leave as they were asked are a failure to it, with a traceback."""
-    return b"".join(line for line in text.splitlines(keepends=True) if re.match(rb"\[\d+\]<std", line))

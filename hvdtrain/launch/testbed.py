@@ -9,15 +9,17 @@ process made it, and nothing of it outlives a reboot.
 
 import contextlib
 import os
+import re
 import shutil
 import signal
 import socket
 import subprocess
-import sys
 import time
 from collections.abc import Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+
+import click
 
 from hvdtrain.errors import Failure, UsageError
 from hvdtrain.system.cgroups import CGROUPS
@@ -26,11 +28,11 @@ from hvdtrain.world.network import resolve
 STATE = Path("/run/hvdtrain-hosts")
 INTERFACE = "hvdtrain0"  # has the same name on the nodes and here, as Horovod requires
 NETWORK = "10.77.77"
-OWN_HOST_NUMBER = 254  # the last byte of this machine's address in that network
+THIS_HOST_NUMBER = 254  # the last byte of this machine's address in that network
 HOSTS_FILE = Path("/etc/hosts")
 SSH_CONFIGS = Path("/etc/ssh/ssh_config.d")
 # What is mounted over these two, in STATE: by these names a mount is known as the testbed's.
-OWN_HOSTS_FILE, OWN_SSH_CONFIGS = "hvdtrain-etc-hosts", "hvdtrain-ssh-configs"
+HOSTS_COPY, SSH_COPY = "hvdtrain-etc-hosts", "hvdtrain-ssh-configs"
 MOUNTS = Path("/proc/self/mountinfo")
 MAX_NODES = 64
 TOOLS = ("ip", "tc", "ssh", "ssh-keygen", "nsenter", "unshare", "mount")
@@ -107,8 +109,6 @@ def down() -> None:
 
 
 def _check_possible() -> None:
-    if sys.platform != "linux":
-        raise UsageError("`hvdtrain hosts` needs Linux's network namespaces")
     if os.geteuid():
         raise UsageError("`hvdtrain hosts` makes network interfaces, which only root may: use sudo")
     missing = [tool for tool in TOOLS if not shutil.which(tool)] + ([] if Path(SSHD).exists() else ["sshd"])
@@ -127,9 +127,8 @@ def _check_free(nodes: Sequence[str]) -> None:
     if known:
         raise UsageError(f"`hvdtrain hosts` would hide other hosts of the same name: here {', '.join(known)}")
     network = f"{NETWORK}.0/24"
-    routes = [*_output("ip", "route", "show", "root", network).splitlines()]
-    routes += _output("ip", "route", "show", "match", network).splitlines()
-    if others := [route for route in routes if not route.startswith("default")]:
+    routes = [_output("ip", "route", "show", which, network) for which in ("root", "match")]
+    if others := [route for route in "".join(routes).splitlines() if not route.startswith("default")]:
         raise UsageError(f"`hvdtrain hosts` would hide other hosts in {network}: `ip route` has {others[0].strip()}")
 
 
@@ -139,8 +138,11 @@ def _make(addresses: Mapping[str, str], rates: Sequence[str]) -> None:
         _run("ssh-keygen", "-q", "-t", "ed25519", "-N", "", "-C", "hvdtrain hosts", "-f", str(STATE / key))
     shutil.copy(STATE / "key.pub", STATE / "authorized_keys")
     _name(addresses)
+    # The congestion control that Linux ships with, whatever this machine uses: BBR all but stops for 0.2 s in every
+    # 10 s, so that what a short job measures would depend on when it began.
+    has_cubic = "cubic" in AVAILABLE_CONGESTION_CONTROL.read_text().split()
     _run("ip", "link", "add", INTERFACE, "type", "bridge")
-    _run("ip", "addr", "add", f"{NETWORK}.{OWN_HOST_NUMBER}/24", "dev", INTERFACE)
+    _run("ip", "addr", "add", f"{NETWORK}.{THIS_HOST_NUMBER}/24", "dev", INTERFACE)
     _run("ip", "link", "set", INTERFACE, "up")
     for number, (node, address) in enumerate(addresses.items(), 1):
         namespace, bridge_end = f"hvdtrain-{node}", f"hvdtrain-n{number}"
@@ -151,7 +153,9 @@ def _make(addresses: Mapping[str, str], rates: Sequence[str]) -> None:
         _run("ip", "-n", namespace, "link", "set", "lo", "up")
         _run("ip", "-n", namespace, "link", "set", INTERFACE, "up")
         set_rate(node, rates[number - 1])
-        _use_cubic(namespace)
+        if has_cubic:
+            route = f"{NETWORK}.0/24", "dev", INTERFACE, "proto", "kernel", "scope", "link"
+            _run("ip", "-n", namespace, "route", "change", *route, "congctl", "cubic")
         _start_sshd(node, address)
     for node, address in addresses.items():
         _wait_for(node, address)
@@ -159,7 +163,7 @@ def _make(addresses: Mapping[str, str], rates: Sequence[str]) -> None:
 
 def _name(addresses: Mapping[str, str]) -> None:
     """Have this machine know the nodes by name, and its ssh reach them: by copies, mounted over what it has."""
-    names, configs = STATE / OWN_HOSTS_FILE, STATE / OWN_SSH_CONFIGS
+    names, configs = STATE / HOSTS_COPY, STATE / SSH_COPY
     lines = "".join(f"{address} {node}\n" for node, address in addresses.items())
     shutil.copy(HOSTS_FILE, names)
     names.write_text(f"{HOSTS_FILE.read_text().rstrip()}\n{lines}")
@@ -169,23 +173,14 @@ def _name(addresses: Mapping[str, str]) -> None:
         f"Host {' '.join(addresses)}\n  User root\n  IdentityFile {STATE}/key\n  IdentitiesOnly yes\n"
         "  StrictHostKeyChecking no\n  UserKnownHostsFile /dev/null\n  LogLevel ERROR\n"
     )
-    for own, place in ((names, HOSTS_FILE), (configs, SSH_CONFIGS)):
-        _run("mount", "--bind", str(own), str(place))
+    for copy, place in ((names, HOSTS_FILE), (configs, SSH_CONFIGS)):
+        _run("mount", "--bind", str(copy), str(place))
 
 
 def mounted() -> list[str]:
     """What the testbed has mounted something over, as often as it has."""
     places = (line.split()[3:5] for line in MOUNTS.read_text().splitlines())
-    return [place for root, place in places if f"/{OWN_HOSTS_FILE}" in root or f"/{OWN_SSH_CONFIGS}" in root]
-
-
-def _use_cubic(namespace: str) -> None:
-    """Have the node's connections use the congestion control that Linux ships with, whatever this machine uses: BBR
-    all but stops for 0.2 s in every 10 s, so that what a short job measures would depend on when it began.
-    """
-    if "cubic" in AVAILABLE_CONGESTION_CONTROL.read_text().split():
-        route = f"{NETWORK}.0/24", "dev", INTERFACE, "proto", "kernel", "scope", "link"
-        _run("ip", "-n", namespace, "route", "change", *route, "congctl", "cubic")
+    return [place for root, place in places if f"/{HOSTS_COPY}" in root or f"/{SSH_COPY}" in root]
 
 
 def _cpu_groups() -> Path:
@@ -252,3 +247,75 @@ def _run(*words: str) -> None:
 
 def _output(*words: str) -> str:
     return subprocess.run(words, capture_output=True, text=True).stdout
+
+
+# `hvdtrain hosts`
+
+
+@click.group("hosts")
+def hosts() -> None:
+    """Make hosts on this machine, joined by a network as slow as you like, to try jobs over several hosts.
+
+    \b
+      hvdtrain hosts up --count 2 --rate 1gbit
+      hvdtrain compare -H node1:2,node2:2 --modes allreduce,ps-async --steps 20
+      ssh node1 ip addr
+      hvdtrain hosts down
+
+    All of these as root. node1 … nodeN are network namespaces with a name and an sshd each, which share this machine's
+    files, cores and memory. `ssh node1` works from here and between them. Where other hosts have such names, or such
+    addresses (10.77.77.1 …), it is refused.
+    """
+
+
+@hosts.command()
+@click.option(
+    "--count",
+    type=click.IntRange(1, MAX_NODES),
+    help="How many  [default: 2, or as many as there are rates or --cpus].",
+)
+@click.option(
+    "--rate", default="1gbit", show_default=True,
+    help="Of each host's link, each way, in tc's words; one for each host by commas: 1gbit,1gbit,100mbit.",
+)  # fmt: skip
+@click.option(
+    "--cpus", default="",
+    help="Cores that each host's processes may take together, by commas: 1,1,0.5. By a control group: what is over "
+    "that stands still for the rest of each hundredth of a second  [default: no limit].",
+)  # fmt: skip
+def up_command(count: int | None, rate: str, cpus: str) -> None:
+    """Make node1 … nodeN, in place of what there was."""
+    rates = [_checked(word) for word in rate.split(",")]
+    take: click.ParamType = click.FloatRange(0.01, 1024)  # the first is the kernel's shortest quota
+    cores = [take.convert(word, None, None) for word in cpus.split(",")] if cpus else []
+    number = count or max(2, len(rates), len(cores))
+    for option, given in (("--rate", rates), ("--cpus", cores)):
+        if len(given) > 1 and len(given) != number:
+            raise UsageError(f"{option} has {len(given)} values for {number} hosts")
+    up(rates * number if len(rates) == 1 else rates, cores * number if len(cores) == 1 else cores)
+    limited = f", {cpus} cores" if cpus else ""
+    click.echo(f"{', '.join(running_nodes())} are up, {rate} each way{limited}; `hvdtrain hosts down` removes them")
+
+
+@hosts.command("rate", short_help="Give a host's link another rate.")
+@click.argument("node")
+@click.argument("rate")
+def rate_command(node: str, rate: str) -> None:
+    """Give a host's link another rate, each way, while jobs run: `hvdtrain hosts rate node2 50mbit`."""
+    if node not in (nodes := running_nodes()):
+        raise UsageError(f"there is no {node}: {', '.join(nodes) or 'none'} are up; see `hvdtrain hosts up --help`")
+    set_rate(node, _checked(rate))
+    click.echo(f"{node} has {rate} each way")
+
+
+def _checked(rate: str) -> str:
+    if not re.fullmatch(r"\d+(\.\d+)?([kmgt]?bit|[kmgt]?bps)", rate):
+        raise UsageError(f"--rate {rate} is not a rate such as 1gbit or 100mbit")
+    return rate
+
+
+@hosts.command("down")
+def down_command() -> None:
+    """Remove the hosts, and end what runs on them."""
+    down()
+    click.echo("no hosts are left")

@@ -6,7 +6,7 @@ from functools import partial
 from pathlib import Path
 
 from hvdtrain.coordination.join_info import JoinInfo
-from hvdtrain.launch.own_network import enter_network
+from hvdtrain.launch.private_network import enter_network
 from hvdtrain.rank.process import run_to_its_end, set_threads
 from hvdtrain.runs.request import config_of
 from hvdtrain.system.memory import keep_memory
@@ -22,7 +22,7 @@ def come_back(
     Args:
         memory_fd: a file descriptor of the memory that it had: see ps.crash_memory.
         killed_at: in seconds since 1970.
-        network: the job's, as own_network.network_of gives it.
+        network: the job's, as private_network.network_of gives it.
     """
     config = config_of(folder)
     if job.key:

@@ -6,7 +6,7 @@ from pathlib import Path
 
 from hvdtrain.coordination.join_info import JoinInfo, read_join_info
 from hvdtrain.errors import Failure, UsageError
-from hvdtrain.launch.own_network import enter_network, network_of
+from hvdtrain.launch.private_network import enter_network, network_of
 from hvdtrain.rank.process import run_to_its_end, set_threads
 from hvdtrain.runs.request import check_joinable, config_of
 from hvdtrain.runs.schema import Manifest, find

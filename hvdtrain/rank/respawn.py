@@ -28,7 +28,7 @@ from hvdtrain.coordination.join_info import (
 )
 from hvdtrain.coordination.membership_log import LEFT, membership_file
 from hvdtrain.errors import Failure, UsageError
-from hvdtrain.launch.own_network import network_of
+from hvdtrain.launch.private_network import network_of
 from hvdtrain.ps.crash_memory import MEMORY_NAME
 from hvdtrain.rank.comeback import come_back
 from hvdtrain.rank.join import join_run

@@ -1,4 +1,4 @@
-"""A network of its own for a job on this machine: a network namespace that has loopback and nothing else.
+"""A private network for a job on this machine: a network namespace that has loopback and nothing else.
 
 mpirun opens control ports on all interfaces, and horovodrun an HTTP store, and neither can be told otherwise. What
 listens in there is reached by the job's own processes alone.
@@ -47,11 +47,11 @@ def needs_network(config: RunConfig) -> bool:
 
 
 def variables_of(scratch: Path) -> dict[str, str]:
-    """What has mpirun and MPI keep their files in this folder; for enter_own_network's."""
+    """What has mpirun and MPI keep their files in this folder; for enter_private_network's."""
     return {"PRTE_MCA_prte_tmpdir_base": str(scratch), "OMPI_MCA_btl_sm_backing_directory": str(scratch)}
 
 
-def enter_own_network(scratch: Path) -> None:
+def enter_private_network(scratch: Path) -> None:
     """Give this process, which must have one thread, a network with loopback alone, and what it starts too.
 
     Root may do so. Others do it in a user namespace, in which they keep their user's and group's number and gain no
