@@ -7,6 +7,7 @@ import psutil
 
 from helpers.forked_jobs import forked_hvdtrain
 from helpers.jobs import ENV, HVDTRAIN, SETTINGS, kill, steps, until
+from helpers.processes import ranks_among
 from hvdtrain.system.parent import is_alive
 
 TINY = ["--width", "0.0625", "--threads", "1", "--epochs", "1000"]
@@ -60,16 +61,7 @@ class Launched:
 
     def ranks(self):
         """{the rank that its starter gave it: process}"""
-        found = {}
-        for process in self.family:
-            try:
-                env, words, name = process.environ(), process.cmdline(), process.name()
-            except psutil.Error:
-                continue
-            number = env.get("OMPI_COMM_WORLD_RANK", env.get("HOROVOD_RANK"))
-            if number is not None and "hvdtrain" in words and name.startswith("python"):
-                found[int(number)] = process
-        return found
+        return ranks_among(self.family, "OMPI_COMM_WORLD_RANK", "HOROVOD_RANK")
 
     def alive(self):
         return [p for p in self.family if is_alive(p)]

@@ -9,6 +9,7 @@ from pathlib import Path
 import psutil
 import pytest
 
+from helpers.processes import ranks_among
 from hvdtrain.launch import testbed
 
 
@@ -50,10 +51,5 @@ def on_node(node):
 
 def ranks_of_job(job, named, ranked):
     """{rank: process} of a scheduler's job, by the variables that have its name and a process's rank."""
-    found = {}
-    for process in psutil.process_iter():
-        with contextlib.suppress(psutil.Error):
-            env = process.environ()
-            if env.get(named) == job and ranked in env and "hvdtrain" in process.cmdline():
-                found[int(env[ranked])] = process
-    return found
+    of_job = [one for one in psutil.process_iter(["environ"]) if (one.info["environ"] or {}).get(named) == job]
+    return ranks_among(of_job, ranked)

@@ -5,7 +5,7 @@ from hvdtrain.launch.recipe import JobSpec, expand
 
 HOSTS = (Host("node1", 2), Host("node2", 2))
 TAKE_HOSTS = ("mpi", "slurm", "srun", "ssh")
-PROGRAM = ["python", "-m", "hvdtrain", "train", "--out", "a b"]
+PROGRAM = ["python", "-m", "hvdtrain", "train", "--out", "a b {ranks}"]  # whose words are not filled in
 
 
 def start(launcher, out, hosts=None, **more):

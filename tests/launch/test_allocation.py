@@ -51,6 +51,4 @@ def test_in_the_launcher_pod_of_an_mpi_job_its_host_file_names_the_workers(tmp_p
     (tmp_path / "hostfile").write_text("job-worker-0.job.default.svc slots=2\njob-worker-1.job.default.svc slots=2\n")
     workers = [Host(f"job-worker-{n}.job.default.svc", 2) for n in range(2)]
     assert allocated_hosts("mpi", {}) == workers
-    (tmp_path / "other").write_text("a slots=1\n")
-    assert allocated_hosts("mpi", {"OMPI_MCA_orte_default_hostfile": str(tmp_path / "other")}) == [Host("a", 1)]
     assert allocated_hosts("ssh", {}) == allocated_hosts("local", {}) == []

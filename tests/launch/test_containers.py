@@ -11,7 +11,6 @@ from importlib.metadata import version
 from pathlib import Path
 
 import pytest
-import yaml
 from helpers.jobs import until
 from helpers.recipes import PROGRAM, script
 
@@ -90,35 +89,26 @@ def test_each_service_of_yarn_has_a_name_of_its_own(tmp_path):
 def test_kubernetes_gets_an_mpi_job(out):
     words, text = script("kubernetes", out)
     assert "kubectl create --output=name" in words[2]  # with another name each time: never "unchanged"
-    job = yaml.safe_load(text)
-    assert job["spec"].keys() == {
-        "slotsPerWorker", "mpiImplementation", "launcherCreationPolicy", "runPolicy", "mpiReplicaSpecs",
-    }  # fmt: skip
+    job = json.loads(text)
     assert (job["apiVersion"], job["kind"]) == ("kubeflow.org/v2beta1", "MPIJob")
     assert job["metadata"] == {"generateName": "hvdtrain-run-"}
-    assert job["spec"]["mpiImplementation"] in ("OpenMPI", "Intel", "MPICH")
+    assert job["spec"]["runPolicy"]["backoffLimit"] > 0  # a launcher that was preempted comes back
     replicas = job["spec"]["mpiReplicaSpecs"]
     assert (replicas["Launcher"]["replicas"], replicas["Worker"]["replicas"]) == (1, 4)
-    [launcher] = replicas["Launcher"]["template"]["spec"]["containers"]
+    [launcher], [worker] = (replicas[role]["template"]["spec"]["containers"] for role in ("Launcher", "Worker"))
     assert launcher["command"][-2:] == ["-np", "4"] and launcher["args"] == PROGRAM
     # OpenMPI 5 does not read the variable in which the operator names it: all ranks would start in the launcher's pod.
     assert "--hostfile /etc/mpi/hostfile" in shlex.join(launcher["command"])
     # Of `latest` the cluster would ask a registry each time.
-    assert launcher["image"] == f"hvdtrain:{version('hvdtrain')}"
-    assert job["spec"]["runPolicy"]["backoffLimit"] > 0  # a launcher that was preempted comes back
-    assert launcher["resources"]["requests"].keys() == {"cpu", "memory"}
-    [worker] = replicas["Worker"]["template"]["spec"]["containers"]
-    assert worker["image"] == launcher["image"]
-    assert worker["command"][-1].endswith("exec /usr/sbin/sshd -De")
-    mounted = [container["volumeMounts"] for container in (launcher, worker)]
-    assert mounted[0] == mounted[1] == [{"name": "runs", "mountPath": "/runs"}]
+    assert worker["image"] == launcher["image"] == f"hvdtrain:{version('hvdtrain')}"
+    assert worker["volumeMounts"] == launcher["volumeMounts"] == [{"name": "runs", "mountPath": "/runs"}]
 
 
 def test_ranks_on_kubernetes_have_the_images_python_and_folders(tmp_path):
     config = RunConfig(mode="allreduce", dataset="/data/coil")
     made = prepare("kubernetes", config, 2, (), tmp_path / "My run")
     [text] = made.files.values()
-    args = yaml.safe_load(text)["spec"]["mpiReplicaSpecs"]["Launcher"]["template"]["spec"]["containers"][0]["args"]
+    args = json.loads(text)["spec"]["mpiReplicaSpecs"]["Launcher"]["template"]["spec"]["containers"][0]["args"]
     assert args[2:5] == ["/opt/hvdtrain/bin/python", "-Pm", "hvdtrain"] and str(tmp_path) not in text
     assert args[args.index("--out") + 1] == "/runs/My run" and args[args.index("--dataset") + 1] == "/data/coil"
     for dataset in ("./coil", "~/coil", "data/coil"):

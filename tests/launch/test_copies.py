@@ -72,16 +72,14 @@ def test_what_is_not_ours_is_never_touched(held, source, tmp_path):
     assert names(precious) == {held}
 
 
-def test_a_copy_of_a_copy_is_somebodys_own_and_a_file_is_no_folder(source, tmp_path):
-    copied, own = tmp_path / "copy", tmp_path / "own"
+def test_a_copy_of_a_copy_is_the_users_and_a_file_is_no_folder(source, tmp_path):
+    copied, moved = tmp_path / "copy", tmp_path / "moved"
     copy_here_to(HERE, str(copied))
-    shutil.copytree(copied, own)
-    fill(own, "thesis.txt")
+    shutil.copytree(copied, moved)
     with pytest.raises(UsageError, match="holds files and is no copy"):
-        copy_here_to(HERE, str(own))
-    with pytest.raises(UsageError, match=f"localhost: {own}/thesis.txt is no folder"):
-        copy_here_to(HERE, str(own / "thesis.txt"))
-    assert (own / "thesis.txt").read_text() == "thesis.txt"
+        copy_here_to(HERE, str(moved))
+    with pytest.raises(UsageError, match=f"localhost: {moved}/a.py is no folder"):
+        copy_here_to(HERE, str(moved / "a.py"))
 
 
 def test_the_folder_itself_is_passed_over(source):

@@ -20,8 +20,8 @@ from hvdtrain.errors import Failure, UsageError
 from hvdtrain.launch import processes
 from hvdtrain.launch.hosts import Host
 from hvdtrain.launch.job_log import failure_reason, first_failed, log_lines
-from hvdtrain.launch.own_network import needs_network
 from hvdtrain.launch.prepare import prepare
+from hvdtrain.launch.private_network import needs_network
 from hvdtrain.launch.processes import launched_job, local_job
 from hvdtrain.launch.recipe import JobSpec, expand
 from hvdtrain.launch.supervise import log_file, supervise
@@ -122,20 +122,6 @@ def test_a_job_on_this_machine_stays_here_inside_an_allocation_of_other_nodes(tm
     assert sorted(log_lines(tmp_path / "log")) == [(rank, f"{kept} hash") for rank in range(2)]
 
 
-def test_a_failing_rank_ends_the_job_with_its_exit_code_and_reason(tmp_path):
-    code = (
-        "import os, sys, time\n"
-        "if os.environ['OMPI_COMM_WORLD_RANK'] == '0': time.sleep(60)\n"
-        "sys.exit(print('hvdtrain: the disk is full', file=sys.stderr) or 7)"
-    )
-    log = tmp_path / "log"
-    began = time.monotonic()
-    with local_job("local", 2, [sys.executable, "-c", code], log) as job:
-        assert job.wait(timeout=30) == 7
-    assert time.monotonic() - began < 20
-    assert failure_reason(log, 7) == "the disk is full"
-
-
 def test_a_log_that_is_named_from_the_current_folder_has_what_the_rank_said_last(tmp_path, monkeypatch):
     (tmp_path / "here").mkdir()
     monkeypatch.chdir(tmp_path / "here")
@@ -154,12 +140,6 @@ def test_a_launcher_that_cannot_be_started_is_a_failure(tmp_path, monkeypatch):
             pass
 
 
-def test_the_local_launchers_words():
-    words = expand("local", JobSpec(3, ["prog", "{ranks}", "a b"])).argv
-    assert Path(words[0]) == Path(sys.executable).parent / "mpirun"
-    assert words[-5:] == ["-np", "3", "prog", "{ranks}", "a b"]  # the program's own words are left alone
-
-
 # What is told to ranks alone
 
 
@@ -171,16 +151,10 @@ def test_ranks_have_the_variables_that_are_named_and_nobody_else_sees_them(launc
     assert "t0 k" not in command.dry_run_text()
     assert ("MY_TOKEN" in command.environment) == (launcher == "local")  # which horovodrun writes into command lines
     with launched_job(command, tmp_path / "log") as job:
-        for file in command.files:
-            assert file.stat().st_mode & 0o777 == (0o600 if file.name == "environment" else 0o666 & ~umask())
+        assert not command.secrets_file or command.secrets_file.stat().st_mode & 0o777 == 0o600
         assert job.wait(timeout=30) == 0
     assert log_lines(tmp_path / "log") == [(0, token)]
     assert not list(tmp_path.rglob("environment"))
-
-
-def umask():
-    os.umask(before := os.umask(0o22))
-    return before
 
 
 @pytest.mark.parametrize("launcher", ["sge", "yarn"])
@@ -243,7 +217,7 @@ def test_a_job_runs_where_no_network_of_its_own_can_be_made(tmp_path, monkeypatc
     def refuse(scratch):
         raise PermissionError
 
-    monkeypatch.setattr(processes, "enter_own_network", refuse)
+    monkeypatch.setattr(processes, "enter_private_network", refuse)
     monkeypatch.chdir(tmp_path)
     assert os.readlink("/proc/self/ns/net") in place_of(tmp_path / "log")[0]
 
@@ -256,22 +230,19 @@ def test_a_job_runs_where_no_network_of_its_own_can_be_made(tmp_path, monkeypatc
         ("mpi", (Host("127.0.0.1", 2),), True),
         ("mpi", (Host("localhost", 1), Host("a", 1)), False),
         ("slurm", (Host("localhost", 2),), False),
-        ("srun", (), False),
     ],
 )
 def test_jobs_that_stay_on_this_machine_have_a_network_of_their_own(launcher, hosts, own, tmp_path):
-    assert expand(launcher, JobSpec(2, ["x"], hosts=hosts, out=tmp_path)).own_network == own
-    assert not expand(launcher, JobSpec(2, ["x"], hosts=hosts, out=tmp_path, needs_network=True)).own_network
+    assert expand(launcher, JobSpec(2, ["x"], hosts=hosts, out=tmp_path)).private_network == own
+    assert not expand(launcher, JobSpec(2, ["x"], hosts=hosts, out=tmp_path, needs_network=True)).private_network
 
 
 @pytest.mark.parametrize(
     ("options", "needs"),
     [
         ({"dataset": "digits"}, False),
-        ({"dataset": "synthetic"}, False),
         ({"dataset": "/some/folder"}, False),
         ({"dataset": "s3://bucket/coil"}, True),
-        ({"dataset": "cifar10"}, True),
         ({"dataset": "coil100"}, True),
         ({"pretrained": "imagenet"}, True),
         ({"pretrained": "/some/weights.pth"}, False),
@@ -281,7 +252,7 @@ def test_a_job_that_downloads_something_stays_in_this_machines_network(options, 
     monkeypatch.setenv("HVDTRAIN_CACHE", str(tmp_path))
     assert needs_network(RunConfig(**options)) == needs
     command = prepare("local", RunConfig(**options), 2, (), tmp_path / "run")
-    assert command.own_network == (not needs)
+    assert command.private_network == (not needs)
 
 
 # What is left: nothing
@@ -345,14 +316,12 @@ def test_no_rank_outlives_its_parent(folder, signals):
     ("text", "line"),
     [
         (b"noise\nhvdtrain: no such folder\nhvdtrain: also this\nmpirun noise\n", "no such folder"),
-        (b"ImportError: no such thing\n\n  \n", "exit code 3: ImportError: no such thing (see {log})"),
         (b"", "exit code 3: no output (see {log})"),
         (  # what a rank said of itself, whatever its starter says last
             b"[0]<stderr>: ValueError: no\n[0]<stdout>: step 1\n-----\nWe attempted to remove a file:\n  Error: none\n",
             "exit code 3: ValueError: no (see {log})",
         ),
         (b"\xff\xfe broken \xff\n", "exit code 3: \ufffd\ufffd broken \ufffd (see {log})"),
-        (b"[0]<stderr>:   Peer host:  n2\nabort\n", "another rank is gone: process 0 lost its connection (see {log})"),
         (
             b"[0]<stderr>: [n1:00000] *** An error occurred in Socket closed\n[0]<stderr>: \n",
             "another rank is gone: process 0 lost its connection (see {log})",
@@ -360,7 +329,7 @@ def test_no_rank_outlives_its_parent(folder, signals):
         (b"[1]<stderr>:hvdtrain: rank 1 failed: no\n[0]<stderr>: hvdtrain: x\n", "rank 1 failed: no"),
         (  # what the job had survived is no reason
             b"[0]<stdout>: hvdtrain: rank 2 is lost, and the others go on without it: x\nhvdtrain: rank 2 has joined\n"
-            b"hvdtrain: rank 0, a server, was killed and is back, with y\nhvdtrain: rank 0 failed: the disk is full\n",
+            b"hvdtrain: rank 0 failed: the disk is full\n",
             "rank 0 failed: the disk is full",
         ),
     ],

@@ -1,7 +1,6 @@
 """Jobs through a real Slurm: a controller, a node and an authentication service of the test's own, on loopback."""
 
 import contextlib
-import itertools
 import json
 import os
 import shutil
@@ -12,14 +11,12 @@ import pytest
 from helpers.jobs import HVDTRAIN, SETTINGS, steps, until
 from helpers.nodes import leave_out, on_node, ranks_of_job, two_nodes
 
-from hvdtrain import modes
 from hvdtrain.launch import testbed
 from hvdtrain.launch.recipe import JobSpec, expand
 
 pytestmark = pytest.mark.timeout(240)
 one_cluster = pytest.mark.xdist_group("slurm")  # which one process makes, for all that share it
 TOOLS = ("slurmctld", "slurmd", "munged", "sbatch", "srun")
-MODES = [name for name in modes.names() if name != "single"]
 TINY = ["--width", "0.0625", "--threads", "1"]
 
 
@@ -40,7 +37,7 @@ def slurm(tmp_path_factory):
 def slurm_on_two_nodes(tmp_path):
     """The same with two hosts of the testbed, node1 and node2, of two slots each."""
     with two_nodes():
-        own = f"{testbed.NETWORK}.{testbed.OWN_HOST_NUMBER}"
+        own = f"{testbed.NETWORK}.{testbed.THIS_HOST_NUMBER}"
         hosts = {node: (socket.gethostbyname(node), on_node(node)) for node in testbed.running_nodes()}
         with cluster(tmp_path, hosts, 2, own) as env:
             yield env
@@ -137,8 +134,6 @@ def test_a_batch_job_goes_back_in_the_queue_when_told_to_leave_goes_on_and_is_ca
     output(slurm, "scancel", "--batch", "--signal=USR1", job)
     until(lambda: output(slurm, "squeue", "-h", "-j", job, "-o", "%T") == "PENDING", 30)
     assert list((out / "snapshots").glob("step-*")) and not (out / "summary.json").exists()
-    again = subprocess.run([HVDTRAIN, "launch", "--resume", "--out", str(out)], **SETTINGS | {"env": slurm}, timeout=60)
-    assert (again.returncode, f"slurm has its job {job}; `hvdtrain stop" in again.stdout) == (2, True), again.stdout
     printed = (tmp_path / "A run.launch" / f"slurm-{job}.log").read_text()
     taken = len(rows(out, 1))
     until(lambda: len(rows(out, 1)) > taken + 3, 100)
@@ -223,45 +218,6 @@ def test_jobs_on_two_nodes_train_where_they_were_placed(slurm_on_two_nodes, tmp_
         assert (manifest["starter"], manifest["interface"]) == ("srun", testbed.INTERFACE)
         summary = json.loads((out / "summary.json").read_text())
         assert summary["lost_workers"] == ([2] if out == asynchronous else [])
-
-
-PLACED = {
-    (4, "block"): {"node1": [0, 1], "node2": [2, 3]},
-    (4, "cyclic"): {"node1": [0, 2], "node2": [1, 3]},
-    (3, "block"): {"node1": [0, 1], "node2": [2]},
-    (3, "cyclic"): {"node1": [0, 2], "node2": [1]},
-}
-
-
-@pytest.mark.slurm_grid
-@pytest.mark.timeout(900)
-@pytest.mark.xdist_group("testbed")
-def test_every_mode_trains_on_both_nodes_in_every_placement(slurm_on_two_nodes, tmp_path):
-    """Two ranks on each node, and two on one and one on the other, dealt out in blocks and in turn. With servers there
-    are two workers, of four ranks and of three. Slurm has all jobs in its queue, and runs one after the other.
-    """
-    jobs = {}
-    for mode, (ranks, distribution) in itertools.product(MODES, PLACED):
-        workers = 2 if mode.startswith("ps-") else ranks
-        out = tmp_path / f"{mode}-{ranks}-{distribution}"
-        jobs[out] = submit(
-            slurm_on_two_nodes | {"SBATCH_DISTRIBUTION": distribution}, out, workers, ranks - workers,
-            "--mode", mode, "--steps", "4", "--batch-size", "24", place=["--network-interface", testbed.INTERFACE],
-        )  # fmt: skip
-    until(lambda: not output(slurm_on_two_nodes, "squeue", "-h"), 800)
-    found, expected = {}, {}
-    for (mode, (ranks, distribution)), (out, job) in zip(itertools.product(MODES, PLACED), jobs.items(), strict=True):
-        log = (tmp_path / f"{out.name}.launch" / f"slurm-{job}.log").read_text()
-        expected[out.name] = ("done", 4, 4 * 24, [], mode, PLACED[ranks, distribution])
-        try:
-            manifest, summary = (json.loads((out / f"{name}.json").read_text()) for name in ("manifest", "summary"))
-        except FileNotFoundError:
-            found[out.name] = log
-            continue
-        placed = {host: known["ranks"] for host, known in manifest["hosts"].items()}
-        counted = [summary[name] for name in ("status", "steps", "samples", "lost_workers")]
-        found[out.name] = (*counted, manifest["mode"], placed)
-    assert found == expected
 
 
 def rows(out, rank):

@@ -34,7 +34,7 @@ def test_a_finished_run(run):
     assert finished == "ps-sync-w2-s1-r1: finished (ps-sync with 2 workers and 1 server, by mpirun)".replace(
         "ps-sync-w2-s1-r1", run.name
     )
-    assert figures == "30 steps in 19 s of training, 100 samples/s, validation accuracy 0.9800"
+    assert figures == "30 steps in 0:00:19 of training, 100 samples/s, validation accuracy 0.9800"
 
 
 def test_a_run_that_stopped_says_how_it_goes_on(run):
@@ -43,7 +43,7 @@ def test_a_run_that_stopped_says_how_it_goes_on(run):
     again = f"`hvdtrain launch --resume --out {run.name}` goes on with it"
     assert state.startswith(f"{run.name}: not running, and not finished; {again} (ps-sync with 2")
     assert re.fullmatch(r"step 30 of 90, epoch 6, 100 samples/s lately, loss 0\.\d{4}", step)
-    assert re.fullmatch(r"last step \d\.\d s ago, after 19 s of training", last)
+    assert re.fullmatch(r"last step 0:00:0\d ago, after 0:00:19 of training", last)
     assert snapshot == "last snapshot after step 12"
 
 

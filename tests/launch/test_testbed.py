@@ -13,11 +13,11 @@ from pathlib import Path
 
 import psutil
 import pytest
-import yaml
 from helpers.jobs import ENV, HVDTRAIN, SETTINGS, until
 from helpers.jobs import hvdtrain as forked
 from helpers.launched import TOKEN, Launched, command_line
 from helpers.nodes import two_nodes
+from helpers.processes import ranks_among
 
 from hvdtrain.errors import UsageError
 from hvdtrain.launch import testbed
@@ -67,15 +67,9 @@ def processes():
 
 def ranks():
     """{the number that its starter gave it: process} of the ranks on the nodes."""
-    found = {}
-    for pid in processes():
-        with contextlib.suppress(psutil.Error):
-            process = psutil.Process(pid)
-            env = process.environ()
-            number = env.get("OMPI_COMM_WORLD_RANK", env.get("HOROVOD_RANK"))
-            if number is not None and "hvdtrain" in process.cmdline() and process.name().startswith("python"):
-                found[int(number)] = process
-    return found
+    pids = processes()
+    on_nodes = [process for process in psutil.process_iter() if process.pid in pids]
+    return ranks_among(on_nodes, "OMPI_COMM_WORLD_RANK", "HOROVOD_RANK")
 
 
 def hvdtrain(*words, timeout=150):
@@ -154,7 +148,7 @@ def test_a_job_runs_across_hosts(launcher, user, mode, workers, servers, nodes, 
     assert manifest["command"][: len(again)] == again
     pairs = manifest["network"]["pairs"]
     assert [(pair["from"], pair["to"]) for pair in pairs] == [("node1", "node2"), ("node2", "node1")]
-    assert all(0.3 < pair["gbit_s"] < 1.05 and pair["round_trip_us"] > 1 for pair in pairs), pairs
+    assert all(0.3 < pair["gbit_s"] < 1.05 for pair in pairs), pairs
     if servers == 2:  # they are apart: each host has a server and a worker
         hosts = [(out / "logs" / f"rank.{rank}.err").exists() for rank in range(4)]
         assert all(hosts)
@@ -184,7 +178,7 @@ def test_an_mpijobs_launcher_starts_a_rank_in_each_pod(nodes, tmp_path):
     """What Kubernetes' MPI operator gives its launcher, with nodes as worker pods, and this machine for an image."""
     made = expand("kubernetes", JobSpec(2, ["hostname"], out=tmp_path / "run", interface=testbed.INTERFACE))
     [text] = made.files.values()
-    pod = yaml.safe_load(text)["spec"]["mpiReplicaSpecs"]["Launcher"]["template"]["spec"]["containers"][0]
+    pod = json.loads(text)["spec"]["mpiReplicaSpecs"]["Launcher"]["template"]["spec"]["containers"][0]
     (tmp_path / "hostfile").write_text("node1 slots=1\nnode2 slots=1\n")
     in_image = {"/opt/hvdtrain": str(Path(sys.executable).parent.parent), "/etc/mpi": str(tmp_path)}
     words = [*pod["command"], *pod["args"]]
@@ -223,11 +217,6 @@ def test_a_job_ends_on_all_hosts_and_says_why(how, launcher, nodes, tmp_path):
             assert list((job.out / "snapshots").glob("step-*"))  # not one of an epoch: those are still running
             assert (stopped.returncode, stopped.stdout) == (0, f"{job.out}: its job has ended\n")
             assert hvdtrain("stop", job.out).returncode == 2
-            words = f"--launcher {launcher} -H node1:1,node2:1 --network-interface {testbed.INTERFACE}"
-            again = hvdtrain("launch", "--resume", "--out", job.out, "--dry-run")
-            assert again.returncode == 2 and f"was launched with `{words}`: give that again" in again.stdout
-            again = hvdtrain("launch", *words.split(), "--resume", "--out", job.out, "--dry-run")
-            assert again.returncode == 0, again.stdout
         elif how == "a killed rank":
             ranks()[1].kill()
         else:  # the ssh clients of all hosts are killed, as when their network goes
