@@ -17,11 +17,10 @@ from rich.progress import (
 from hvdtrain.console import Console
 
 
-def bar(console: Console) -> Progress:
-    """The one look of hvdtrain's progress bars."""
-    return Progress(
-        TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn(), console=console
-    )  # fmt: skip
+def bar(console: Console, *columns: ProgressColumn) -> Progress:
+    """The one look of hvdtrain's progress bars; columns: what is shown of how much is done, by default its number."""
+    done = columns or (MofNCompleteColumn(),)
+    return Progress(TextColumn("{task.description}"), BarColumn(), *done, TimeRemainingColumn(), console=console)
 
 
 @contextmanager
@@ -34,7 +33,7 @@ def bytes_bar(what: str, total: int, done: int) -> Iterator[Callable[[int], None
 @contextmanager
 def count_bar(what: str) -> Iterator[Callable[[int, int], None]]:
     """(done, total) of images, with the time left: on a terminal a bar, elsewhere a line for each quarter."""
-    with _bar(what, "images", None, 0, MofNCompleteColumn()) as show:
+    with _bar(what, "images", None, 0) as show:
         yield show
 
 
@@ -44,8 +43,7 @@ def _bar(
 ) -> Iterator[Callable[[int, int], None]]:
     console = Console(stderr=True, soft_wrap=True)
     if console.is_terminal:
-        columns = (TextColumn("{task.description}"), BarColumn(), *columns, TimeRemainingColumn())
-        with Progress(*columns, console=console) as progress:
+        with bar(console, *columns) as progress:
             task = progress.add_task(what, total=total, completed=done)
             yield lambda now, total: progress.update(task, completed=now, total=total)
         return

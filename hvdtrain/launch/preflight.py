@@ -206,7 +206,7 @@ def _why_unreachable(reply: Mapping[str, Any]) -> str:
     """What is wrong with connections from a host to the others and to this machine; empty where nothing is."""
     if "error" in reply:
         return reply["error"]
-    errors = ", ".join(f"{name} ({error})" for name, error in reply["unreachable"].items())
+    errors = ", ".join(f"{name} ({error})" for name, error in reply.get("unreachable", {}).items())
     hint = "ranks listen on ports that the system chooses: does a firewall close them?"
     return f"it cannot connect to {errors}; {hint}" if errors else ""
 

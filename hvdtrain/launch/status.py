@@ -66,7 +66,9 @@ def status_lines(run: Path, shown: Path) -> Iterator[str]:
         row = max((steps[-1] for steps in workers.values()), key=itemgetter("step"))
         running = [metrics_file(run, life.rank) for life in lives if not life.why]
         rate = samples_per_s(steps for file, steps in workers.items() if file in running or not lives)
-        total = _total_steps(run, manifest)
+        total = None
+        with contextlib.suppress(UsageError):
+            total = config_of(run).total_steps(manifest.train_samples) if manifest and manifest.train_samples else None
         speed = f", {rate:.0f} samples/s lately" if rate else ""
         loss = f", loss {row['loss']:.4f}" if isinstance(row.get("loss"), float) else ""
         yield f"step {row['step']}{f' of {total}' if total else ''}, epoch {row['epoch']}{speed}{loss}"
@@ -132,14 +134,6 @@ def _since(run: Path) -> str:
         if file.is_file():
             return time.strftime(" since %F %T", time.localtime(file.stat().st_mtime))
     return ""
-
-
-def _total_steps(run: Path, manifest: Manifest | None) -> int | None:
-    samples = manifest.train_samples if manifest else None
-    try:
-        return config_of(run).total_steps(samples) if samples else None
-    except UsageError:
-        return None
 
 
 def _last_line(run: Path) -> str:

@@ -9,7 +9,6 @@ import re
 import signal
 import subprocess
 import time
-from pathlib import Path
 
 import psutil
 import pytest
@@ -20,26 +19,6 @@ from helpers.launched import TINY, Launched
 from hvdtrain.launch.status import status
 
 pytestmark = pytest.mark.timeout(120)
-
-
-LOOPBACK = {"0100007F": "127.0.0.1", "00000000000000000000000001000000": "::1"}  # as the kernel writes them
-
-
-def listening(job):
-    """The addresses at which the job's ranks can be reached in the network that they are in."""
-    return {address for rank in job.ranks().values() for address in listening_in_its_network(rank.pid)}
-
-
-def listening_in_its_network(pid):
-    """The addresses at which a process listens, as its own network has them: psutil would look in this one."""
-    held = {os.readlink(file) for file in Path(f"/proc/{pid}/fd").iterdir()}
-    rows = [
-        line.split()
-        for table in ("tcp", "tcp6", "udp", "udp6")
-        for line in Path(f"/proc/{pid}/net/{table}").read_text().splitlines()[1:]
-    ]
-    waiting = {row[1].split(":")[0] for row in rows if row[3] in ("0A", "07") and f"socket:[{row[9]}]" in held}
-    return {LOOPBACK.get(address, address) for address in waiting}
 
 
 def open_on_this_machine(job):
@@ -55,7 +34,6 @@ def test_a_local_job_opens_no_port_and_nothing_is_left_of_it(tmp_path):
     with Launched(tmp_path / "run", "local", 2, 1, "--mode", "ps-async", *TINY) as job:
         job.wait_for_steps()
         assert sorted(job.ranks()) == [0, 1, 2]
-        assert set() < listening(job) <= set(LOOPBACK.values())  # which is all it has where a network cannot be made
         assert open_on_this_machine(job) == set()
         shown = CliRunner().invoke(status, [str(tmp_path / "run")]).output
         assert re.match(
@@ -76,7 +54,6 @@ def test_a_local_job_opens_no_port_and_nothing_is_left_of_it(tmp_path):
 def test_a_killed_rank_is_named_and_its_end_is_the_jobs_exit_code(tmp_path):
     with Launched(tmp_path / "run", "local", 2, 0, "--mode", "allreduce", *TINY, forked=True) as job:
         job.wait_for_steps()
-        assert listening(job) <= set(LOOPBACK.values())  # or nowhere: its ranks meet in shared memory
         job.ranks()[1].send_signal(signal.SIGKILL)
         printed, _ = job.process.communicate(timeout=40)
         until(lambda: not job.alive(), 15)

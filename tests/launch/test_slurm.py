@@ -134,8 +134,6 @@ def test_a_batch_job_goes_back_in_the_queue_when_told_to_leave_goes_on_and_is_ca
     output(slurm, "scancel", "--batch", "--signal=USR1", job)
     until(lambda: output(slurm, "squeue", "-h", "-j", job, "-o", "%T") == "PENDING", 30)
     assert list((out / "snapshots").glob("step-*")) and not (out / "summary.json").exists()
-    again = subprocess.run([HVDTRAIN, "launch", "--resume", "--out", str(out)], **SETTINGS | {"env": slurm}, timeout=60)
-    assert (again.returncode, f"slurm has its job {job}; `hvdtrain stop" in again.stdout) == (2, True), again.stdout
     printed = (tmp_path / "A run.launch" / f"slurm-{job}.log").read_text()
     taken = len(rows(out, 1))
     until(lambda: len(rows(out, 1)) > taken + 3, 100)

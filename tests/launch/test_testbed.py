@@ -217,11 +217,6 @@ def test_a_job_ends_on_all_hosts_and_says_why(how, launcher, nodes, tmp_path):
             assert list((job.out / "snapshots").glob("step-*"))  # not one of an epoch: those are still running
             assert (stopped.returncode, stopped.stdout) == (0, f"{job.out}: its job has ended\n")
             assert hvdtrain("stop", job.out).returncode == 2
-            words = f"--launcher {launcher} -H node1:1,node2:1 --network-interface {testbed.INTERFACE}"
-            again = hvdtrain("launch", "--resume", "--out", job.out, "--dry-run")
-            assert again.returncode == 2 and f"was launched with `{words}`: give that again" in again.stdout
-            again = hvdtrain("launch", *words.split(), "--resume", "--out", job.out, "--dry-run")
-            assert again.returncode == 0, again.stdout
         elif how == "a killed rank":
             ranks()[1].kill()
         else:  # the ssh clients of all hosts are killed, as when their network goes
