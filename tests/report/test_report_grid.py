@@ -183,8 +183,7 @@ def test_what_is_not_as_in_the_preset_is_said():
     table = reference_tables.build_table(preset, [run(change={"pretrained": "imagenet"})])
     [told] = [note for note in table.notes if "brackets" in note]
     assert "dataset digits (coil100)" in told and "width 0.25 (1)" in told
-    assert "pretrained" not in told and "model" not in told
-    assert "lr 0.001 (1e-05)" in told and "workers" not in told
+    assert "pretrained" not in told and "model" not in told and "epochs 6 (5)" in told
 
 
 @pytest.mark.parametrize("name", PUBLISHED)
