@@ -11,9 +11,9 @@ import click
 from hvdtrain.compare.earlier import asked, claimed, find_finished
 from hvdtrain.compare.forecast import Record, forecast
 from hvdtrain.compare.grid import SPANNED, Axes, dry_run_lines, plan
-from hvdtrain.compare.reporting import margin_options
+from hvdtrain.compare.reporting import draw_report, margin_options, print_report
 from hvdtrain.compare.running import Comparison
-from hvdtrain.compare.tune import sides, told, widen
+from hvdtrain.compare.tune import sides, widen
 from hvdtrain.config import recipes
 from hvdtrain.config.command_line import MODES, NUM_SERVERS, NUM_WORKERS, GroupedCommand, given_options
 from hvdtrain.config.file import read_config, started_workers
@@ -26,6 +26,7 @@ from hvdtrain.launch.hosts import Host, host_options, launcher_option, secrets_o
 from hvdtrain.launch.preflight import describe_hosts
 from hvdtrain.report.contenders import Margins
 from hvdtrain.report.rule import LOOKS
+from hvdtrain.runs.read import find_runs
 from hvdtrain.runs.request import check_length, train_options
 from hvdtrain.world.host import differences
 
@@ -133,8 +134,8 @@ def compare(
     hvdtrain compare -H node1:2,node2:2 --modes allreduce,ps-sync,ps-async
 
     Speed is measured in sprints: some seconds of steady steps, --repeats of each contender. A shorter one of each comes
-    first, and what is far behind there is left out. Then one contender of each mathematics is trained as a whole. Where
-    a length is given, as --epochs 5, all are trained for so long in place of sprints, or, with --trainings, after them.
+    first, and what is far behind there is left out. Then one of each mathematics is trained as a whole, twice where the
+    answer hangs on it. With a length, as --epochs 5, all are trained instead, or, with --trainings, after sprints.
 
     `single` is one machine with all its cores. Workers of all others compute with as many threads as each other.
     With no options it takes some minutes on two cores. A comparison that was interrupted goes on with the same command
@@ -156,8 +157,7 @@ def compare(
         from hvdtrain.training.device import choose_for_all
 
         config = dataclasses.replace(config, device=choose_for_all(config, max(workers), click.echo))
-    asks_hosts = listed and not dry_run
-    cores = None if not asks_hosts else allocated_cores() if launcher == "srun" else _look_at_hosts(listed)
+    cores = _look_at_hosts(listed, launcher) if listed and not dry_run else None
     contenders = plan(config, axes, listed, launcher, cores, scaling)
     earlier, record = find_finished(folder), Record(folder)
     record.ask(asked(config, sprint_s, contenders))
@@ -180,7 +180,9 @@ def compare(
             click.echo(f"finished runs stay: {resume} goes on", err=True)
             raise
         if find_finished(folder):
-            _report(folder, preset, margins)
+            is_published = preset and not preset.endswith(".toml")
+            reference = preset if is_published and "table" in recipes.load("presets", preset) else ""
+            draw_report(print_report(find_runs([folder]), reference, margins), folder, folded=told(folder))
     if failed:
         raise Failure(f"{with_noun(len(failed), 'run')} failed: {', '.join(failed)}; logs are in {folder / 'logs'}; "
                       f"{resume} tries them again")  # fmt: skip
@@ -206,8 +208,10 @@ def _length(ctx: click.Context, options: dict[str, Any]) -> float:
     return 0.0 if is_whole and not given_options(ctx, ["trainings", "sprint"]) else sprint_s
 
 
-def _look_at_hosts(hosts: list[Host]) -> dict[str, float]:
+def _look_at_hosts(hosts: list[Host], launcher: str) -> dict[str, float] | None:
     """The cores that ranks may use on each host; in what hosts differ is told."""
+    if launcher == "srun":
+        return allocated_cores()
     described = describe_hosts(hosts)
     for line in differences(described):
         click.echo(f"hosts differ: {line}")
@@ -226,12 +230,3 @@ def _look(configs: list[RunConfig]) -> tuple[str, int]:
     for config in configs:
         check_length(config, len(data.train))
     return identity(data), len(data.train)
-
-
-def _report(folder: Path, preset: str, margins: Margins) -> None:
-    from hvdtrain.compare.reporting import draw_report, print_report
-    from hvdtrain.runs.read import find_runs
-
-    is_published = preset and not preset.endswith(".toml")
-    preset = preset if is_published and "table" in recipes.load("presets", preset) else ""
-    draw_report(print_report(find_runs([folder]), preset, margins), folder, folded=told(folder))

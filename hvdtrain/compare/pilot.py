@@ -10,7 +10,6 @@ from collections.abc import Collection, Hashable, Iterable, Sequence
 from hvdtrain import modes
 from hvdtrain.compare.forecast import Record
 from hvdtrain.compare.grid import Planned
-from hvdtrain.config.run_config import RunConfig
 from hvdtrain.runs.request import mathematics, mode_options
 
 PILOT_S = 1.5
@@ -33,7 +32,7 @@ def leave_out(contenders: Sequence[Planned], record: Record) -> list[str]:
     for rivals in _rivals([run for run in contenders if record.speed(run)]):
         best = max(rivals, key=record.speed)
         for run in rivals:
-            twins = [other for other in rivals if _apart_from_wire(other) == _apart_from_wire(run)]
+            twins = [other for other in rivals if dataclasses.replace(other.config, wire=run.config.wire) == run.config]
             twin = max(twins, key=record.speed)
             known = record.contenders[run.contender]
             ahead = twin if twin is not run else best if record.speed(run) < FAR_BEHIND * record.speed(best) else None
@@ -81,7 +80,3 @@ def _grouped(runs: Sequence[Planned], keys: Iterable[Hashable]) -> list[list[Pla
     for run, key in zip(runs, keys, strict=True):
         groups.setdefault(key, []).append(run)
     return list(groups.values())
-
-
-def _apart_from_wire(run: Planned) -> Hashable:
-    return dataclasses.replace(run.config, wire=RunConfig.wire)

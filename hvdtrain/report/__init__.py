@@ -52,7 +52,7 @@ def write_report(
     from hvdtrain.report.columns import COLUMNS
     from hvdtrain.report.table import csv_text
 
-    text = page.markdown(content.parts(plots, tables, notes, folded or {}))
+    text = content.markdown(plots, tables, notes, folded or {})
     files: Files = {f"plots/{plot.name}.svg": plot.svg for plot in plots}
     files["results.csv"] = csv_text(list(COLUMNS), [list(row.values()) for row in content.rows])
     files |= {"verdict.json": json_text(content.data), "report.md": text}

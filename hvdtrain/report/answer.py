@@ -12,7 +12,7 @@ from hvdtrain.config.run_config import DEFAULT_EPOCHS
 from hvdtrain.formatting import with_noun
 from hvdtrain.report import figures, quality, race, rule
 from hvdtrain.report.contenders import DEFAULT, Field, Margins, Sides, mean_time_s, sides, timed, whole
-from hvdtrain.report.doubts import Case, doubts
+from hvdtrain.report.doubts import DOUBTS, Case
 from hvdtrain.report.quality import NOT_SHOWN, WORSE, Quality, trained
 from hvdtrain.report.race import EITHER, ONE_MACHINE, RING, SERVERS, UNKNOWN, Outcome, Race
 from hvdtrain.report.rule import LOOKS
@@ -71,7 +71,7 @@ def reach_answer(runs: Sequence[Run], margins: Margins = DEFAULT) -> Answer:
         dropped.append(worse)
     outcome = replace(outcome, word=_with_quality(field, outcome, tested))
     case = Case(field, of, outcome, tested, dropped, margins)
-    then, could_turn = _next(case), doubts(case)
+    then, could_turn = _next(case), [line for doubt in DOUBTS for line in doubt(case)]
     because, but = _because(case) + then.tells, could_turn[:BUTS]
     data = {"answer": outcome.word, "because": because, "but": but, "next": then.command} | _figures(case, then)
     return Answer(outcome.word, because, but, then.command, could_turn[BUTS:], data)
@@ -189,7 +189,11 @@ def _next(case: Case) -> Next:
         return _comparison(runs, repeats + LOOKS[0])
     wanted = {word: family for family, word in race.OF_FAMILY.items()} | {ONE_MACHINE: modes.ONE_MACHINE}
     answering = [kind for kind in case.outcome.pair if kind.family == wanted.get(case.outcome.word)]
-    return _launch(case.field.by_kind[(answering or case.outcome.pair)[0]])
+    winners = case.field.by_kind[(answering or case.outcome.pair)[0]]
+    run = (whole(winners) or winners)[0]
+    samples, speed = DEFAULT_EPOCHS * (run.manifest.train_samples or 0), run.summary.samples_per_s
+    guess = samples / speed if speed else None
+    return Next(commands.run_command(run), guess if run.manifest.sprint else run.summary.wall_s)
 
 
 def _missing(of: Sides) -> list[str]:
@@ -235,13 +239,6 @@ def _more_training(case: Case, runs: Sequence[Run], repeats: int) -> Next:
     if len(trainings) == len(runs):
         return _comparison(runs, more, f": about {more} repeats would tell")
     return _comparison(runs, repeats, f": about {more} trainings would tell", trainings=more)
-
-
-def _launch(runs: Sequence[Run]) -> Next:
-    run = (whole(runs) or list(runs))[0]
-    samples, speed = DEFAULT_EPOCHS * (run.manifest.train_samples or 0), run.summary.samples_per_s
-    guess = samples / speed if speed else None
-    return Next(commands.run_command(run), guess if run.manifest.sprint else run.summary.wall_s)
 
 
 # verdict.json

@@ -91,16 +91,19 @@ class Content:
                     line = textwrap.fill(line, console.width, subsequent_indent=" " * _MARGIN, break_on_hyphens=False)
                 console.print(line, soft_wrap=True, style="bold" if label == answer.word else "")
 
-    def parts(
-        self, plots: Sequence[Plot], tables: Sequence[Table] = (), notes: Sequence[str] = (),
-        folded: Mapping[str, Sequence[str]] = {},
-    ) -> list[str]:  # fmt: skip
-        """The page as Markdown: the answer, what it was found in, what it rests on, and a block to paste."""
+    def markdown(
+        self,
+        plots: Sequence[Plot],
+        tables: Sequence[Table] = (),
+        notes: Sequence[str] = (),
+        folded: Mapping[str, Sequence[str]] | None = None,
+    ) -> str:
+        """report.md, which shows the plots from plots/: the answer, what it rests on, and a block to paste."""
         left_out = [*self.omitted, *notes]
         lines = list(dict.fromkeys(line for _, answer in self.comparisons for line in answer.besides))
         answers = [part for of, answer in self.answered for part in self._answered(of, answer)]
         equal = words_table("", ["field", "value", "equal in", "why it has to be equal"], self.equal)
-        return [
+        parts = [
             *([f"# {page.plain(self.title)}"] if len(self.comparisons) > 1 else []),
             *answers,
             *map(page.plot, plots[:UNFOLDED]),
@@ -110,12 +113,13 @@ class Content:
             page.details("More plots", *map(page.plot, plots[UNFOLDED:])),
             page.details(f"What to keep in mind: {len(lines)}", *page.listed(lines)),
             page.details(f"Not in the tables and plots: {len(left_out)}", *page.listed(left_out)),
-            *(page.details(title, *page.listed(told)) for title, told in folded.items()),
+            *(page.details(title, *page.listed(told)) for title, told in (folded or {}).items()),
             page.details(f"What was equal: {len(self.equal)} things", _CHECKED, markdown(equal)),
             page.details("Machine and versions", _machine(self.runs[0][1])),
             "## To paste",
             "\n".join(["````markdown", "\n\n".join(answers), "````"]),
         ]
+        return "\n\n".join(filter(None, parts)) + "\n"
 
     def _answered(self, of: Comparison, answer: Answer) -> Iterator[str]:
         """The answer of a comparison with its table."""

@@ -56,11 +56,6 @@ class Case:
 Doubt = Callable[[Case], Iterator[str]]
 
 
-def doubts(case: Case) -> list[str]:
-    """All there are, a line each."""
-    return [line for doubt in _DOUBTS for line in doubt(case)]
-
-
 def _of(sentence: str, applies: Callable[[Run], object]) -> Doubt:
     """Of the kinds of which at least one run fulfils the condition; `{}` in the sentence names them."""
 
@@ -162,7 +157,7 @@ def _hosts_differ(case: Case) -> Iterator[str]:
         yield f"hosts of one run differ: {'; '.join(lines)}"
 
 
-_DOUBTS: Sequence[Doubt] = (
+DOUBTS: Sequence[Doubt] = (
     _not_tried,
     _one_did_it_all,
     _of("the loss became NaN: {}", lambda run: math.isnan(run.summary.val_loss or 0.0)),

@@ -64,11 +64,6 @@ def plot(shown: Plot) -> str:
     return f"### {shown.title}\n\n{plain(shown.caption)}\n\n![{shown.title}](plots/{shown.name}.svg)"
 
 
-def markdown(parts: Sequence[str]) -> str:
-    """report.md, which shows the plots from the folder plots/ beside it."""
-    return "\n\n".join(filter(None, parts)) + "\n"
-
-
 def html(page: str, plots: Sequence[Plot], colours: Mapping[str, str], title: str) -> str:
     """report.html: one file that needs no other, and follows the reader's light or dark theme.
 

@@ -12,7 +12,6 @@ from collections.abc import Iterator, Sequence
 from typing import Any
 
 from hvdtrain.config import recipes
-from hvdtrain.config.run_config import lr_factor
 from hvdtrain.errors import UsageError
 from hvdtrain.report.columns import COLUMNS, MEANS, TRAINED, Setting, format_figure
 from hvdtrain.report.fairness import format_value
@@ -112,7 +111,7 @@ def _format(name: str, value: float) -> str:
 def _differences(asked: dict[str, Any], runs: Sequence[Run]) -> list[str]:
     """A note on the options in which our runs differ from those that the preset asks for, if there are any."""
     differences = []
-    options = [_options(row, run, asked) for row, run in zip(result_rows(runs), runs, strict=True)]
+    options = [_options(row, run) for row, run in zip(result_rows(runs), runs, strict=True)]
     for option, theirs in asked.items():
         theirs = theirs if isinstance(theirs, list) else [theirs]
         ours = {format_value(of_run[option]): of_run[option] for of_run in options if option in of_run}
@@ -123,17 +122,10 @@ def _differences(asked: dict[str, Any], runs: Sequence[Run]) -> list[str]:
     return [f"These runs are not as the preset has them, which stands in brackets: {'; '.join(differences)}."]
 
 
-def _options(row: Row, run: Run, asked: dict[str, Any]) -> dict[str, Any]:
-    """What a run did, as options of `hvdtrain compare`; batch and learning rate are given as the preset gives them."""
+def _options(row: Row, run: Run) -> dict[str, Any]:
+    """What a run did, as options of `hvdtrain compare`."""
     options = {option: field_value(run, option) for option in _COMPARED_OPTIONS}
-    workers, lr, batch = run.kind.workers, row["lr"], row["global_batch"]
-    if workers > 1:  # one worker is every comparison's baseline, and no difference
-        options["workers"] = workers
-    if batch:
-        options["batch_size"] = round(batch / workers) if asked.get("per_worker") else batch
-    if lr:
-        options["lr"] = float(f"{lr / lr_factor(asked.get('lr_scaling', 'none'), workers):.4g}")
     options["schedule"] = str(field_value(run, "schedule")).split(" ")[0]
-    if epochs := row["epochs"]:
-        options["epochs"] = round(epochs) if abs(epochs - round(epochs)) < 0.005 else float(f"{epochs:.2g}")
+    if row["epochs"]:
+        options["epochs"] = round(row["epochs"], 2)
     return options

@@ -109,9 +109,6 @@ def _place(runs: Sequence[Run]) -> list[str]:
 
 def run_command(run: Run) -> str:
     """What trains as this run did, without what a comparison decides."""
-    asked, launch = _asked(run), run.manifest.launch
     decided = {name: getattr(RunConfig, name) for name in ("repeat", "threads", "seed", "snapshot_every", "sprint")}
-    launched = Launched("local")
-    if launch:
-        launched = Launched(launch.launcher or "local", tuple(launch.hosts), launch.interface or "")
-    return shlex.join(job_command(dataclasses.replace(asked, **decided), run.kind.workers, launched))
+    config = dataclasses.replace(_asked(run), **decided)
+    return shlex.join(job_command(config, run.kind.workers, run.manifest.launch or Launched("local")))

@@ -3,20 +3,19 @@
 import dataclasses
 import os
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from msgspec import Struct
+
 from hvdtrain.config.run_config import RunConfig
-from hvdtrain.runs import schema
 from hvdtrain.world.network import VARIABLE as INTERFACE
 
 LAUNCHER, HOSTS, FOLDER, NETWORK = (f"HVDTRAIN_{name}" for name in ("LAUNCHER", "HOSTS", "FOLDER", "NETWORK"))
 Pair = dict[str, Any]  # from, to, gbit_s
 
 
-@dataclass(frozen=True)
-class Launched:
+class Launched(Struct, frozen=True):
     """How a job was launched.
 
     Attributes:
@@ -27,7 +26,7 @@ class Launched:
         network: what was measured between the hosts, in each direction: see launch.preflight.
     """
 
-    launcher: str
+    launcher: str = ""
     hosts: tuple[str, ...] = ()
     interface: str = ""
     folder: str = ""
@@ -44,7 +43,7 @@ class Launched:
 
     def place_options(self) -> list[str]:
         """The words with which `hvdtrain launch` is told where."""
-        words = ["--launcher", self.launcher] if self.launcher != "local" else []
+        words = ["--launcher", self.launcher] if self.launcher not in ("", "local") else []
         words += ["-H", ",".join(self.hosts)] if self.hosts else []
         words += ["--sync-dst-dir", self.folder] if self.folder else []
         return words + (["--network-interface", self.interface] if len(self.hosts) > 1 and self.interface else [])
@@ -62,10 +61,10 @@ def read_launched(env: Mapping[str, str] = os.environ) -> Launched | None:
 
 def remembered(run: Path) -> Launched | None:
     """How the job of a run folder was launched last, from its manifest; None where that does not say."""
-    manifest = schema.find(run, schema.Manifest)
-    if not manifest or not (launch := manifest.launch) or not launch.launcher:
-        return None
-    return Launched(launch.launcher, tuple(launch.hosts), launch.interface or "", launch.folder or "")
+    from hvdtrain.runs.schema import Manifest, find  # which has Launched as a field
+
+    manifest = find(run, Manifest)
+    return manifest.launch if manifest and manifest.launch and manifest.launch.launcher else None
 
 
 def job_command(

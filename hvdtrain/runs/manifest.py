@@ -1,6 +1,5 @@
 """Everything needed to repeat a run, and to tell whether two runs may be compared."""
 
-import dataclasses
 import hashlib
 import os
 import sys
@@ -9,6 +8,7 @@ from datetime import UTC, datetime
 from importlib.metadata import version
 from typing import Any
 
+from msgspec import structs
 from torch import nn
 
 from hvdtrain import modes
@@ -66,7 +66,7 @@ def manifest(
     config, world, mode = job.config, job.world, modes.declared(job.config.mode)
     push_scale = config.push_scale if "push_scale" in mode.options else "mean" if world.servers else ""
     launched = read_launched()
-    launch = dataclasses.asdict(launched) if launched else {}
+    launch = structs.asdict(launched) if launched else {}
     pairs = launch.pop("network", None)
     bound = config.staleness if "staleness" in mode.options else None
     is_step = "push_scale" in mode.options and push_scale == "mean"  # each push is a step by itself

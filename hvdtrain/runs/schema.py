@@ -15,6 +15,7 @@ from msgspec import json as fast_json
 
 from hvdtrain.config.untrusted import parse_json, read_whole
 from hvdtrain.coordination.membership_log import membership_file
+from hvdtrain.runs.launched import Launched
 
 Count = Annotated[int, Meta(ge=0, lt=10**12)]
 Figure = Annotated[float, Meta(ge=0, le=1e18)]  # finite
@@ -63,15 +64,6 @@ class RunStart(Struct, frozen=True, kw_only=True):
     backend: str | None = None
     interface: str | None = None
     hosts: dict[str, list[Count]] | None = None  # the ranks on each
-
-
-class Launch(Struct, frozen=True, kw_only=True):
-    """How `hvdtrain launch` or `compare` started the job."""
-
-    launcher: str | None = None
-    hosts: list[str] = []
-    interface: str | None = None
-    folder: str | None = None
 
 
 class Link(Struct, frozen=True, kw_only=True):
@@ -166,7 +158,7 @@ class Manifest(Struct, frozen=True, kw_only=True):
     hosts: dict[str, Host] = {}
     parts: list[RunStart] = []
     network: Network = Network()
-    launch: Launch | None = None
+    launch: Launched | None = None
 
 
 class Process(Struct, frozen=True, kw_only=True):

