@@ -13,7 +13,7 @@ from hvdtrain.compare.forecast import Record, forecast
 from hvdtrain.compare.grid import SPANNED, Axes, dry_run_lines, plan
 from hvdtrain.compare.reporting import draw_report, margin_options, print_report
 from hvdtrain.compare.running import Comparison
-from hvdtrain.compare.tune import sides, widen
+from hvdtrain.compare.tune import sides, told, widen
 from hvdtrain.config import recipes
 from hvdtrain.config.command_line import MODES, NUM_SERVERS, NUM_WORKERS, GroupedCommand, given_options
 from hvdtrain.config.file import read_config, started_workers

@@ -122,61 +122,36 @@ def samples_per_s(case: Case, layers: tuple[Layer, ...], cell: Cell, values: dic
 def predict(case: Case) -> tuple[list[dict[str, Any]], dict[str, float]]:
     """Every cell with `predicted`, `low`, `high` and `error`, and the values of what was fitted.
 
-    An error is predicted over published, less 1. Cells with calibrate = true are fitted, and say nothing.
-    """
-    layers = case.layers()
-    names = [name for name in UNKNOWNS if name != "host_gb_per_s" or case.cluster.workers_per_host > 1]
-    fitted, covariance_root = _fit(case, layers, names)
-    middle = _values(names, fitted)
-    draw = random.Random(0)
-    others = [_values(names, fitted + covariance_root @ [draw.gauss(0, 1) for _ in names]) for _ in range(DRAWS)]
-    rows = []
-    for cell in case.cell:
-        predicted, *drawn = [samples_per_s(case, layers, cell, values) for values in (middle, *others)]
-        rows.append(to_builtins(cell) | {
-            "predicted": predicted, "low": min(predicted, *drawn) / WIDER, "high": max(predicted, *drawn) * WIDER,
-            "error": predicted / cell.samples_per_s - 1,
-        })  # fmt: skip
-    return rows, {name: middle[name] for name in names}
-
-
-def _values(names: list[str], logs: Any) -> dict[str, float]:
-    """The unknowns from their logarithms, and likely values of those that make no difference."""
-    values = {name: value for name, (value, _) in UNKNOWNS.items()}
-    values |= {name: math.exp(x) for name, x in zip(names, logs, strict=True)}
-    return values | {"efficiency": min(1.0, values["efficiency"]), "jitter": min(0.5, values["jitter"])}
-
-
-def _fit(case: Case, layers: tuple[Layer, ...], names: list[str]) -> tuple[Any, Any]:
-    """Logarithms of the unknowns that fit the cells with calibrate = true best while staying likely (least squares with
-    a Gaussian prior), and a root of their covariance.
+    An error is predicted over published, less 1. Cells with calibrate = true are fitted, and say nothing. The fit is by
+    least squares with a Gaussian prior; intervals are those of draws from what is left uncertain.
     """
     import numpy as np
-    from scipy.optimize import least_squares, minimize_scalar
+    from scipy.optimize import least_squares
 
-    centre = np.array([math.log(UNKNOWNS[name][0]) for name in names])
-    spread = np.array([UNKNOWNS[name][1] for name in names])
+    layers = case.layers()
     fitted_on = [cell for cell in case.cell if cell.calibrate]
-    if not fitted_on:
-        return centre, np.diag(spread)
 
-    def residuals(scaled: Any) -> Any:
-        values = _values(names, centre + spread * scaled)
-        errors = [
-            math.log(samples_per_s(case, layers, cell, values) / cell.samples_per_s) / CELL_ERROR for cell in fitted_on
-        ]
-        return np.array([*errors, *scaled])
+    def residuals(deviations: Any) -> Any:
+        values = _unknowns(deviations)
+        ratios = [samples_per_s(case, layers, cell, values) / cell.samples_per_s for cell in fitted_on]
+        return np.array([*(math.log(ratio) / CELL_ERROR for ratio in ratios), *deviations])
 
-    # Each unknown alone may explain what was published: begin with the one that needs to move least.
-    def alone(axis: Any) -> Any:
-        fit = minimize_scalar(
-            lambda x: float(np.sum(residuals(x * axis) ** 2)), bounds=(-3, 3), method="bounded", options={"xatol": 0.05}
-        )
-        return fit.x * axis
+    fit = least_squares(residuals, np.zeros(len(UNKNOWNS)), diff_step=0.05, max_nfev=10)
+    root = np.linalg.cholesky(np.linalg.inv(fit.jac.T @ fit.jac))
+    draw = random.Random(0)
+    drawn = [_unknowns(fit.x + root @ [draw.gauss(0, 1) for _ in UNKNOWNS]) for _ in range(DRAWS)]
+    rows = []
+    for cell in case.cell:
+        speeds = [samples_per_s(case, layers, cell, values) for values in (_unknowns(fit.x), *drawn)]
+        rows.append(to_builtins(cell) | {
+            "predicted": speeds[0], "low": min(speeds) / WIDER, "high": max(speeds) * WIDER,
+            "error": speeds[0] / cell.samples_per_s - 1,
+        })  # fmt: skip
+    return rows, _unknowns(fit.x)
 
-    starts = [np.zeros(len(names)), *(alone(axis) for axis in np.eye(len(names)))]
-    best = min(starts, key=lambda start: float(np.sum(residuals(start) ** 2)))
-    fit = least_squares(residuals, best, diff_step=0.05, x_scale=1.0, max_nfev=6)
-    covariance = np.linalg.inv(fit.jac.T @ fit.jac + 1e-9 * np.eye(len(names)))
-    root = np.linalg.cholesky(covariance) * spread[:, None]
-    return centre + spread * fit.x, root
+
+def _unknowns(deviations: Any) -> dict[str, float]:
+    """The unknowns, so many standard deviations of their logarithms away from the likely values."""
+    priors = zip(UNKNOWNS.items(), deviations, strict=True)
+    values = {name: value * math.exp(spread * deviation) for (name, (value, spread)), deviation in priors}
+    return values | {"efficiency": min(1.0, values["efficiency"]), "jitter": min(0.5, values["jitter"])}

@@ -138,7 +138,7 @@ def table(calibration: Calibration, runs: Sequence[Run]) -> Table:
     notes = [f"Predicted by `hvdtrain plan` from a calibration ({made}); repeats as geometric means.", *refused]
     for gbit in sorted({row["bandwidth_gbit"] for row in compared if row["bandwidth_gbit"]}):
         notes.append(f"Hosts joined by {rate(gbit)}: measured by the runs, or else the calibration's.")
-    for mode in dict.fromkeys(row["mode"] for row in compared):
-        off = [abs(row["error"]) for row in compared if row["mode"] == mode]
-        notes.append(f"{mode}: median error {statistics.median(off):.1%}, largest {max(off):.1%}, of {len(off)}.")
+    if compared:
+        off = [abs(row["error"]) for row in compared]
+        notes.append(f"Median error {statistics.median(off):.1%}, largest {max(off):.1%}.")
     return Table("Predicted beside measured", notes, "run", ["a step, measured", "predicted", "error"], rows)

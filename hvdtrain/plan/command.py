@@ -2,7 +2,7 @@
 
 import json
 from collections.abc import Sequence
-from dataclasses import replace
+from dataclasses import fields, replace
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -16,10 +16,11 @@ from hvdtrain.formatting import some_of, with_noun
 from hvdtrain.plan.calibration import Calibration, Quantity, load
 from hvdtrain.plan.scenario import MODES, Scenario, Slow
 from hvdtrain.plan.units import BANDWIDTH, LATENCY, Counts, Stragglers
+from hvdtrain.runs.request import check, train_options
 
 FOLDER = click.Path(path_type=Path)
 FILE, NEW_FILE = click.Path(dir_okay=False, path_type=Path), FileToWrite()
-WIDTH = RunConfig.__dataclass_fields__["width"].metadata["type"]
+MEASURED = {"model", "width", "dataset", "image_size", "optimizer"}  # options that decide what a step costs
 
 
 @click.group(context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 100})
@@ -36,22 +37,15 @@ def plan() -> None:
 
 
 @plan.command()
-@click.option("--model", default="vggf", show_default=True, help="As in `hvdtrain train`.")
-@click.option("--width", type=WIDTH, default=WIDTH.word, show_default=True, help="As in `hvdtrain train`.")
+@train_options(*({field.name for field in fields(RunConfig)} - MEASURED))
 @click.option(
     "--batch-size", "-b", type=click.IntRange(1, 65536), default=16, show_default=True,
     help="Samples of a step of each worker.",
 )  # fmt: skip
-@click.option("--dataset", default="digits", show_default=True, help="Says how many classes, and how large images are.")
-@click.option("--image-size", type=click.IntRange(0, 1024), default=0, help="Side in pixels; 0 for the data set's.")
-@click.option("--optimizer", default="adam", show_default=True)
 @click.option("--from", "runs", multiple=True, type=FOLDER, help="Finished runs of this model, to correct it by.")
 @click.option("--bandwidth", type=BANDWIDTH, help="Of the links of those runs' hosts.")
 @click.option("--out", type=NEW_FILE, required=True, help="File of the calibration, JSON with units in its names.")
-def calibrate(
-    model: str, width: float, batch_size: int, dataset: str, image_size: int, optimizer: str, runs: tuple[Path, ...],
-    bandwidth: float | None, out: Path,
-) -> None:  # fmt: skip
+def calibrate(batch_size: int, runs: tuple[Path, ...], bandwidth: float | None, out: Path, **measured: Any) -> None:
     """Measure, for a minute at most, what a step and its messages cost here.
 
     \b
@@ -60,11 +54,9 @@ def calibrate(
     """
     from hvdtrain.plan import calibrate as measuring
     from hvdtrain.plan.check import finished
-    from hvdtrain.runs.request import check
 
     finished_runs = [finished(run) for run in runs]
-    config = RunConfig(model=model, width=width, dataset=dataset, image_size=image_size, optimizer=optimizer)
-    check(config)
+    config = check(RunConfig(**measured))
     made = measuring.calibrate(config, batch_size, partial(click.echo, err=True), finished_runs, bandwidth)
     made.save(out)
     alone = made.scenario(Scenario("single"))

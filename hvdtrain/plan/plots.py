@@ -35,11 +35,8 @@ def save(path: Path, rows: Sequence[Row], map_: Sequence[Row]) -> None:
 
 def _throughput(panel: Any, rows: Sequence[Row]) -> None:
     for mode in dict.fromkeys(row["mode"] for row in rows):
-        best: dict[int, Row] = {}
-        for row in rows:
-            known = best.get(row["workers"])
-            if row["mode"] == mode and (not known or row["step_s"] < known["step_s"]):
-                best[row["workers"]] = row
+        slowest_first = sorted((row for row in rows if row["mode"] == mode), key=lambda row: -row["step_s"])
+        best = {row["workers"]: row for row in slowest_first}
         workers = sorted(best)
         colour, marker = plot_style.look_of(mode)
         name, speeds = label(mode, 0, best[workers[0]]["compression"]), [best[n]["samples_per_s"] for n in workers]

@@ -55,9 +55,10 @@ def row(calibration: Calibration, asked: Scenario, seed: int = 0) -> Row:
     wider = 1 + calibration.model_error + WIDER_PER_DOUBLING * doublings_beyond(calibration, asked)
     low, high = min([outcome.step_s, *draws]) / wider, max([outcome.step_s, *draws]) * wider
     samples = asked.workers * calibration.batch_per_worker
+    hosts = -(-asked.workers // asked.workers_per_host) + (asked.servers if asked.placement == "dedicated" else 0)
     return {
         "mode": asked.mode, "workers": asked.workers, "servers": asked.servers,
-        "bandwidth_gbit": asked.bandwidth_gbit, "hosts": asked.hosts,
+        "bandwidth_gbit": asked.bandwidth_gbit, "hosts": hosts,
         "placement": asked.placement if asked.servers else None, "compression": asked.compression,
         "batch_per_worker": calibration.batch_per_worker,
         "step_s": outcome.step_s, "step_s_low": low, "step_s_high": high,

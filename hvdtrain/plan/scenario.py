@@ -158,12 +158,6 @@ class Scenario:
     def optimizer_s(self) -> float:
         return self.optimizer_s_per_mb * self.bytes / 1e6
 
-    @property
-    def hosts(self) -> int:
-        """How many hosts it takes."""
-        of_workers = -(-self.workers // self.workers_per_host)
-        return of_workers + (self.servers if self.placement == "dedicated" else 0)
-
     def free_cores(self, processes: int, hosts: int) -> float:
         """What so many processes leave of the cores of so many hosts while they have nothing to do."""
         cores = self.cores * hosts

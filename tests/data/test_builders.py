@@ -221,8 +221,8 @@ def test_a_wrong_name_or_option_is_refused_before_anything_is_written(tmp_path, 
         ("licence", "license", "digits.toml: Object contains unknown field `license`"),
         ('source = "digits"', "source = 7", r"digits.toml: Expected `str`, got `int` - at `\$.source`"),
         ('"digits"', '"telepathy"', "digits.toml 'telepathy': choose from digits, files, folder, imagenet, "),
-        ('title = "Real handwritten digits"', "title = ", "digits.toml, line 1: Invalid value"),
-        ("Real handwritten", "Real \udce9", "digits.toml, line 1: not UTF-8"),
+        ('title = "Real handwritten digits"', "title = ", r"digits.toml: Invalid value \(at line 1"),
+        ("Real handwritten", "Real \udce9", "digits.toml: 'utf-8' codec can't decode"),
     ],
 )
 def test_a_broken_recipe_is_named(tmp_path, monkeypatch, old, new, words):
