@@ -93,12 +93,16 @@ def _run_once(command: LaunchCommand, log: Path, stop_request: Path, respawned: 
         log.open("rb") as output,
         handled_by(request_stop, signal.SIGTERM),
     ):
+        last = b"\n"
         while True:
             # The last of its ranks may have been started again. A starter that was killed has taken ranks with it.
             has_ended = process.poll() is not None and (process.returncode < 0 or not has_forks())
             lines = output.read().splitlines(keepends=True)
             if requested_at:  # ranks that leave are a failure to the starter, which prints a traceback
                 lines = [line for line in lines if re.match(rb"\[\d+\]<std", line)]
+            last = lines[-1] if lines else last
+            if has_ended and not last.endswith(b"\n"):  # what is said of the job has a line of its own
+                lines.append(b"\n")
             sys.stdout.buffer.writelines(lines)
             sys.stdout.flush()
             if has_ended:
