@@ -140,7 +140,7 @@ class Comparison:
         return in_rounds([run.sprint(self.sprint_s) if self.sprint_s else run for run in contenders], self.repeats)
 
     def _trainings(self, contenders: Sequence[Planned], numbers: Sequence[int]) -> list[Planned]:
-        chosen = trainings(contenders, self.record, self.kept) if numbers else []
+        chosen = trainings(contenders, self.record, {*self.kept, *self.made}) if numbers else []
         return [run.as_repeat(number) for number in numbers for run in chosen]
 
     def _do(self, runs: Sequence[Planned], place: str = "runs") -> dict[str, float]:

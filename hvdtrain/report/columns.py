@@ -28,7 +28,6 @@ class Column:
         value: the figure of a run, None where it was not measured; the field of this name, if not given.
         is_geometric: its mean over repeats is the geometric one, so that a ratio of two means is the mean of the ratios
             in each repeat: what is said of a lead, the table and scaling efficiency agree.
-        identifies: it tells which run it is, and is no figure.
     """
 
     name: str
@@ -38,7 +37,6 @@ class Column:
     is_shown: bool = False
     value: Callable[[Run], Any] | None = None
     is_geometric: bool = False
-    identifies: bool = False
 
     def of(self, run: Run) -> Any:
         """The value of a run."""
@@ -84,16 +82,16 @@ def samples_to_target(run: Run) -> float | None:
 
 
 _COLUMNS = (
-    Column("mode", identifies=True),
-    Column("workers", identifies=True),
-    Column("servers", identifies=True),
-    Column("variant", value=lambda run: run.kind.variant, identifies=True),
-    Column("model", identifies=True),
-    Column("parameters", identifies=True),
-    Column("threads_per_worker", identifies=True),
+    Column("mode"),
+    Column("workers"),
+    Column("servers"),
+    Column("variant", value=lambda run: run.kind.variant),
+    Column("model"),
+    Column("parameters"),
+    Column("threads_per_worker"),
     Column("global_batch", "global batch", digits=",.0f"),
     Column("lr", "learning rate", digits=".3g"),
-    Column("slow", value=lambda run: run.manifest.slow.asked, identifies=True),
+    Column("slow", value=lambda run: run.manifest.slow.asked),
     Column("steps_per_epoch", "steps per epoch", digits=",.0f", value=steps_per_epoch),
     Column("steps"),
     Column("samples"),
@@ -126,8 +124,8 @@ _COLUMNS = (
     Column("staleness_mean", "mean staleness", digits=".2f", is_shown=True),
     Column("staleness_max", "largest staleness", digits="g"),
     Column("peak_rss_mb", "memory", "MB", is_shown=True),
-    Column("repeat", identifies=True),
-    Column("sprint", identifies=True),
+    Column("repeat"),
+    Column("sprint"),
 )  # fmt: skip
 COLUMNS = {column.name: column for column in _COLUMNS}
 # Figures of one evaluation, which tables of epochs have beside those above.

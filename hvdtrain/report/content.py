@@ -15,7 +15,7 @@ from hvdtrain.report.contenders import DEFAULT, Margins, timed
 from hvdtrain.report.fairness import EqualField, format_value
 from hvdtrain.report.page import Plot
 from hvdtrain.report.reference_tables import build_table, load_preset
-from hvdtrain.report.results import Group, Row, cost_table, result_rows, summarise
+from hvdtrain.report.results import Row, cost_table, result_rows
 from hvdtrain.report.table import Table, markdown, rich_table, words_table
 from hvdtrain.runs.network_bound import network_bound
 from hvdtrain.runs.read import Run, display_names, finished_by_kind
@@ -36,7 +36,8 @@ class Content:
     Attributes:
         comparisons: each with its answer.
         title: the word, or how many comparisons there are.
-        rows, groups: each run's figures, and their summary by setting and kind.
+        rows: each run's figures.
+        costs: what runs cost, by setting and kind.
         equal: what was found equal in all runs.
         omitted: runs that are not in the tables, and why, a line each.
         runs: the finished runs with their names, in the order of rows.
@@ -46,7 +47,7 @@ class Content:
     comparisons: list[tuple[Comparison, Answer]]
     title: str
     rows: list[Row]
-    groups: list[Group]
+    costs: Table
     equal: list[EqualField]
     omitted: list[str]
     runs: list[tuple[str, Run]]
@@ -66,8 +67,8 @@ class Content:
     @property
     def colours(self) -> dict[str, str]:
         """Of the rows of tables, by their label."""
-        labels = ((label, group.kind) for group in self.groups for label in (group.kind.label, group.label))
-        return {label: plot_style.colour(kind) for label, kind in labels}
+        kinds = [(of, kind) for of, _ in self.comparisons for kind in of.by_kind]
+        return {label: plot_style.colour(kind) for of, kind in kinds for label in (kind.label, of.label(kind))}
 
     def print_to(self, console: "Console") -> None:
         """On a terminal: the tables, and the answer last, where the prompt comes."""
@@ -108,7 +109,7 @@ class Content:
             *answers,
             *map(page.plot, plots[:UNFOLDED]),
             "## What it costs",
-            markdown(cost_table(self.groups)),
+            markdown(self.costs),
             *map(markdown, [self.reference, *tables] if self.reference else tables),
             page.details("More plots", *map(page.plot, plots[UNFOLDED:])),
             page.details(f"What to keep in mind: {len(lines)}", *page.listed(lines)),
@@ -165,12 +166,14 @@ def collect(runs: Sequence[Run], margins: Margins = DEFAULT, reference: str = ""
     equal = grid_equal or [field for of in comparisons for field in fairness.check(of.runs)]
     answered = [(of, reach_answer(of.runs, margins)) for of in comparisons]
     title = f"{len(comparisons)} comparisons" if len(comparisons) > 1 else answered[0][1].word
-    rows, named = result_rows(finished), [(names[run.folder], run) for run in finished]
-    fast = {run.folder for of in comparisons for members in of.by_kind.values() for run in timed(members)}
-    counted = [(run, row) for run, row in zip(finished, rows, strict=True) if run.folder in fast]
-    groups = summarise([run for run, _ in counted], [row for _, row in counted])
+    rows = {run.folder: row for run, row in zip(finished, result_rows(finished), strict=True)}
+    costs = cost_table([
+        (of.label(kind), rows[run.folder])
+        for of in comparisons for kind, members in of.by_kind.items() for run in timed(members)
+    ])  # fmt: skip
+    named = [(names[run.folder], run) for run in finished]
     table = build_table(preset, runs) if preset else None
-    return Content(answered, title, rows, groups, equal, omitted, named, table)
+    return Content(answered, title, list(rows.values()), costs, equal, omitted, named, table)
 
 
 def _subject(of: Comparison) -> str:

@@ -6,9 +6,9 @@ from dataclasses import dataclass
 from statistics import geometric_mean
 from typing import Any
 
-from hvdtrain.report.columns import COLUMNS, MEANS, Setting, format_figure
+from hvdtrain.report.columns import COLUMNS, MEANS, format_figure
 from hvdtrain.report.table import Cell, Table
-from hvdtrain.runs.read import Kind, Run, finished_by_kind
+from hvdtrain.runs.read import Run, finished_by_kind
 
 Row = dict[str, Any]
 
@@ -21,20 +21,6 @@ class Spread:
     low: float
     high: float
     n: int
-
-
-@dataclass(frozen=True)
-class Group:
-    """The n runs of one kind and setting: a Spread for each figure, None where no run has it.
-
-    Attributes:
-        label: of the kind, with what tells the setting from the others.
-    """
-
-    label: str
-    kind: Kind
-    n: int
-    figures: dict[str, Spread | None]
 
 
 def result_rows(runs: Sequence[Run]) -> list[Row]:
@@ -67,25 +53,6 @@ def _scaling_key(row: Row, is_weak: bool) -> Hashable:
     return row["model"], row["threads_per_worker"], row["sprint"], compared
 
 
-def summarise(runs: Sequence[Run], rows: Sequence[Row]) -> list[Group]:
-    """The figures of runs over their repeats, one Group for each kind, by setting, then in the runs' order."""
-    members: dict[tuple[Setting, Kind], list[Row]] = {}
-    for run, row in zip(runs, rows, strict=True):
-        members.setdefault((Setting.of(run), run.kind), []).append(row)
-    varied = Setting.varied(setting for setting, _ in members)
-    groups = []
-    for setting, kind in sorted(members, key=lambda group: group[0].order):
-        of_group = members[setting, kind]
-        figures = {
-            name: spread([row[name] for row in of_group], name)
-            for name, column in COLUMNS.items()
-            if not column.identifies
-        }
-        label = ", ".join([kind.label, *(setting.words(name) for name in varied)])
-        groups.append(Group(label, kind, len(of_group), figures))
-    return groups
-
-
 def spread(values: Sequence[float | None], name: str = "") -> Spread | None:
     """Mean and range of the values that are not None: the geometric mean where the column of this name says so."""
     present = [value for value in values if value is not None]
@@ -116,12 +83,15 @@ def format_cell(
     return Cell(format_value(name, of.mean), of.mean, ", ".join(details))
 
 
-def cost_table(groups: Sequence[Group]) -> Table:
-    """What the groups cost."""
-    columns = [c for c in COLUMNS.values() if c.is_shown and any(group.figures[c.name] for group in groups)]
-    rows = [
-        (group.label, [Cell(str(group.n)), *(format_cell(c.name, group.figures[c.name], group.n) for c in columns)])
-        for group in groups
-    ]
-    note = "n runs each" + (f", with range: {MEANS}" if any(group.n > 1 for group in groups) else "")
-    return Table("", [note], "run", ["n", *(column.heading for column in columns)], rows)
+def cost_table(rows: Sequence[tuple[str, Row]]) -> Table:
+    """What runs cost: a line for each label, which repeats share."""
+    groups: dict[str, list[Row]] = {}
+    for label, row in rows:
+        groups.setdefault(label, []).append(row)
+    names = [name for name, column in COLUMNS.items() if column.is_shown and any(row[name] for _, row in rows)]
+    lines = []
+    for label, repeats in groups.items():
+        cells = (format_cell(name, spread([row[name] for row in repeats], name), len(repeats)) for name in names)
+        lines.append((label, [Cell(str(len(repeats))), *cells]))
+    note = "n runs each" + (f", with range: {MEANS}" if len(rows) > len(groups) else "")
+    return Table("", [note], "run", ["n", *(COLUMNS[name].heading for name in names)], lines)

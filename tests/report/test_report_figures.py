@@ -81,16 +81,14 @@ def test_repeats_are_summarised_by_mean_and_range():
     speeds = {1: 150.0, 2: 166.0, 3: 180.0}
     runs = [run(), *(run("allreduce", 2, repeat=r, speed=s) for r, s in speeds.items())]
     rows = results.result_rows(runs)
-    rows[1]["time_to_target_s"] = None
-    single, ring = results.summarise(runs, rows)
-    assert (single.kind.mode, single.n, ring.n) == ("single", 1, 3)
-    mean = (150.0 * 166.0 * 180.0) ** (1 / 3)
-    assert ring.figures["samples_per_s"] == results.Spread(pytest.approx(mean), 150.0, 180.0, 3)
-    assert ring.figures["exposed_comm_fraction"].mean == 0.25
-    assert ring.figures["staleness_mean"] is None
-    cells = [results.format_cell(name, ring.figures[name], ring.n) for name in ("samples_per_s", "time_to_target_s")]
-    assert [(c.text, c.detail) for c in cells] == [("165", "150–180"), ("11.1 s", "10.7–11.6, 2 of 3 runs")]
-    assert results.format_cell("samples_per_s", single.figures["samples_per_s"]).detail == ""
+    rows[1]["peak_rss_mb"] = None
+    table = results.cost_table([(one.kind.label, row) for one, row in zip(runs, rows, strict=True)])
+    cells = {label: dict(zip(table.headings, line, strict=True)) for label, line in table.rows}
+    ring = cells["allreduce ×2"]
+    assert (ring["n"].text, ring["comm. wait"].text, "mean staleness" in ring) == ("3", "25%", False)
+    speed = ring["samples/s of a process"]
+    assert (speed.value, speed.text, speed.detail) == (pytest.approx((75 * 83 * 90) ** (1 / 3)), "82.4", "75.0–90.0")
+    assert ring["memory"].detail == "2 of 3 runs" and cells["one machine, 2 cores"]["memory"].detail == ""
 
 
 def test_the_parts_of_a_step_are_its_wall_time_and_the_fastest_has_the_shortest_step():
