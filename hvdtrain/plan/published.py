@@ -1,16 +1,18 @@
 """The layers of networks that published tables name: sizes, and shares of computing by their multiplications."""
 
+from functools import partial
+from typing import Any
+
 from hvdtrain.errors import UsageError
 
 SIDE = {"inception_v3": 299}  # pixels; 224 for the others
 
 
 def layers_of(name: str) -> list[tuple[str, float, float]]:
-    """(name, megabytes of float32, share of computing) of each layer with weights, in the order of forward; batch norm
-    is counted to the layer before it.
+    """(name, megabytes of float32, share of computing) of each layer with parameters, in the order of forward.
 
     As torchvision has the network for ImageNet's 1,000 classes, without auxiliary heads. A share is the layer's part of
-    all multiplications: a coarse guess, since small layers take longer than these say.
+    all multiplications: a coarse guess, since small layers take longer than these say, and batch norm has none.
 
     Raises:
         UsageError: torchvision has none of that name.
@@ -25,21 +27,17 @@ def layers_of(name: str) -> list[tuple[str, float, float]]:
     more = {"aux_logits": False, "init_weights": False} if name in ("inception_v3", "googlenet") else {}
     layers: list[tuple[str, float, float]] = []
 
-    def note(label: str, module: torch.nn.Module, output: torch.Tensor) -> None:
-        parameters = sum(p.numel() for p in module.parameters(recurse=False))
-        weights = sum(p.numel() for p in module.parameters(recurse=False) if p.dim() > 1)
+    def note(label: str, module: torch.nn.Module, _: Any, output: torch.Tensor) -> None:
+        parameters = list(module.parameters(recurse=False))
+        weights = sum(p.numel() for p in parameters if p.dim() > 1)
         positions = output.numel() / output.shape[1]
-        if not weights and layers:
-            before = layers.pop()
-            layers.append((before[0], before[1] + parameters * 4e-6, before[2]))
-        else:
-            layers.append((label, parameters * 4e-6, weights * positions))
+        layers.append((label, sum(p.numel() for p in parameters) * 4e-6, weights * positions))
 
     with torch.device("meta"):
         model = torchvision.models.get_model(name, weights=None, **more).eval()
         for label, module in model.named_modules():
             if list(module.parameters(recurse=False)):
-                module.register_forward_hook(lambda m, _, output, label=label: note(label, m, output))
+                module.register_forward_hook(partial(note, label))
         side = SIDE.get(name, 224)
         model(torch.zeros(1, 3, side, side))
     total = sum(work for _, _, work in layers)
