@@ -10,7 +10,7 @@ import click
 
 from hvdtrain.compare.earlier import asked, claimed, find_finished
 from hvdtrain.compare.forecast import Record, forecast
-from hvdtrain.compare.grid import SPANNED, Axes, dry_run_lines, plan
+from hvdtrain.compare.grid import SPANNED, Axes, Planned, dry_run_lines, plan
 from hvdtrain.compare.reporting import draw_report, margin_options, print_report
 from hvdtrain.compare.running import Comparison
 from hvdtrain.compare.tune import sides, told, widen
@@ -144,14 +144,10 @@ def compare(
     sprint_s = _length(ctx, options)
     repeats = _number_of_repeats(ctx, repeats, until_sure, sprint_s)
     listed = hosts_or_here(ctx)
-    if listed and not given_options(ctx, ["workers"]) and "workers" not in (ctx.default_map or ()):
-        workers = [sum(host.slots for host in listed)]
+    workers = _numbers_of_workers(ctx, workers, listed)
     folder = Path(out or (f"runs/compare-{time.strftime('%Y%m%d-%H%M%S')}" if not dry_run else "runs/compare"))
     axes = Axes(modes, workers, servers, {name: options.pop(name) for name in SPANNED})
-    if tune:
-        if not sprint_s:
-            raise UsageError("--tune looks for the best by sprints: give --trainings too, for whole runs after them")
-        axes = widen(axes, bool(listed))
+    axes = _axes_to_tune(axes, sprint_s, bool(listed)) if tune else axes
     config = RunConfig(**options)
     if not listed and not dry_run and config.device != "cpu":  # asking torch takes seconds
         from hvdtrain.training.device import choose_for_all
@@ -163,11 +159,10 @@ def compare(
     record.ask(asked(config, sprint_s, contenders))
     job = Comparison(folder, contenders, earlier, record, sprint_s, repeats, trainings if sprint_s else 0, tune or 0.0)
     if dry_run:
-        for side, settings in sides(contenders).items() if tune else ():
-            click.echo(f"tuning {side}: {with_noun(len(settings), 'setting')}; the best of them runs as the first here")
-        perhaps = [*job.pilots(), *job.spare_trainings()]
-        lines = dry_run_lines(job.runs(), folder, secrets)
-        click.echo("\n".join([*lines, forecast(job.runs(), perhaps, job.kept, record)]))
+        click.echo(
+            "\n".join([*(_tuning_lines(contenders) if tune else ()), *dry_run_lines(job.runs(), folder, secrets)])
+        )
+        click.echo(forecast(job.runs(), [*job.pilots(), *job.spare_trainings()], job.kept, record))
         return
     images, record.samples = _look([run.config for run in contenders])
     margins = Margins(margin, accuracy_margin)
@@ -180,12 +175,35 @@ def compare(
             click.echo(f"finished runs stay: {resume} goes on", err=True)
             raise
         if find_finished(folder):
-            is_published = preset and not preset.endswith(".toml")
-            reference = preset if is_published and "table" in recipes.load("presets", preset) else ""
-            draw_report(print_report(find_runs([folder]), reference, margins), folder, folded=told(folder))
+            draw_report(print_report(find_runs([folder]), _published(preset), margins), folder, folded=told(folder))
     if failed:
         raise Failure(f"{with_noun(len(failed), 'run')} failed: {', '.join(failed)}; logs are in {folder / 'logs'}; "
                       f"{resume} tries them again")  # fmt: skip
+
+
+def _numbers_of_workers(ctx: click.Context, workers: list[int], hosts: list[Host]) -> list[int]:
+    """On hosts as many as they take, unless it is said."""
+    is_given = given_options(ctx, ["workers"]) or "workers" in (ctx.default_map or ())
+    return [sum(host.slots for host in hosts)] if hosts and not is_given else workers
+
+
+def _axes_to_tune(axes: Axes, sprint_s: float, on_hosts: bool) -> Axes:
+    if not sprint_s:
+        raise UsageError("--tune looks for the best by sprints: give --trainings too, for whole runs after them")
+    return widen(axes, on_hosts)
+
+
+def _tuning_lines(contenders: list[Planned]) -> list[str]:
+    return [
+        f"tuning {side}: {with_noun(len(settings), 'setting')}; the best of them runs as the first does below"
+        for side, settings in sides(contenders).items()
+    ]
+
+
+def _published(preset: str) -> str:
+    """The preset, if it has a table of its authors' figures."""
+    is_file = not preset or preset.endswith(".toml")
+    return "" if is_file or "table" not in recipes.load("presets", preset) else preset
 
 
 def _number_of_repeats(ctx: click.Context, repeats: int, until_sure: bool, sprint_s: float) -> int:

@@ -29,14 +29,38 @@ from hvdtrain.wire.horovod import wait_asleep
 UNDER_WAY = 32 * 2**20  # bytes of gradients that are handed to Horovod at once
 
 
-class Waiter:
-    """Waits for what Horovod does, on a thread."""
+class Collectives:
+    """Horovod's operations on buckets. A thread waits for them, so that what follows is done at once."""
 
     def __init__(self) -> None:
         self._handles: SimpleQueue[tuple[int, Callable[[torch.Tensor], int] | None, Any]] = SimpleQueue()
         threading.Thread(target=self._wait, name="ring", daemon=True).start()
 
-    def result_of(
+    def average(self, tensor: torch.Tensor, name: str, half: bool) -> "Future[torch.Tensor]":
+        """The average over all ranks, [as tensor] float32; half: it travels as float16."""
+        packed, _ = (hvd.Compression.fp16 if half else hvd.Compression.none).compress(tensor)
+        return self._result(hvd.allreduce_async_(packed, op=hvd.Average, name=name))
+
+    def average_shard(
+        self, tensor: torch.Tensor, name: str, update: Callable[[torch.Tensor], torch.Tensor]
+    ) -> "Future[torch.Tensor]":  # fmt: skip
+        """What all ranks make, one after the other, of their shards of the average, [elements] float32.
+
+        Args:
+            update: takes this rank's shard; what it makes of that goes to all.
+        """
+
+        def gather(shard: torch.Tensor) -> int:
+            handle: int = hvd.allgather_async(update(shard), name=f"updated {name}")
+            return handle
+
+        return self._result(hvd.reducescatter_async(tensor, op=hvd.Average, name=name), gather)
+
+    def gather(self, tensor: torch.Tensor, name: str) -> torch.Tensor:
+        """Those of all ranks, one after the other, now."""
+        return self._result(hvd.allgather_async(tensor, name=name)).wait()
+
+    def _result(
         self, handle: int, following: Callable[[torch.Tensor], int] | None = None
     ) -> "Future[torch.Tensor]":  # fmt: skip
         """What Horovod makes of the tensor with this handle, or its exception.
@@ -74,10 +98,10 @@ class RingLane(Lane):
     context: float
 
     def __init__(
-        self, number: int, piece: Piece, weights: torch.Tensor, staging: Staging | None, waiter: Waiter, job: Job
+        self, number: int, piece: Piece, weights: torch.Tensor, staging: Staging | None, ring: Collectives, job: Job
     ) -> None:
         super().__init__(number, piece, weights, staging)
-        self.waiter, self.world, self.config = waiter, job.world, job.config
+        self.ring, self.world, self.config = ring, job.world, job.config
         self.start, self.part = self.choose_part()
         self.optimizer = make_optimizer(job.config, [self.part])
 
@@ -139,11 +163,9 @@ class Ring(Synchroniser):
             model.load_state_dict(shared)
         self.message = payload_bytes(model)
         sizes = [p.numel() for p in trained(model)]
-        pieces, weights, waiter = cut(sizes, 1, self.config.bucket_elements), flatten_weights(model), Waiter()
+        pieces, weights, ring = cut(sizes, 1, self.config.bucket_elements), flatten_weights(model), Collectives()
         staging = Staging(weights, pieces) if self.staged else None
-        lanes = [
-            self.make_lane(number, piece, weights, staging, waiter, self.job) for number, piece in enumerate(pieces)
-        ]
+        lanes = [self.make_lane(number, piece, weights, staging, ring, self.job) for number, piece in enumerate(pieces)]
         self.exchange = Exchange(lanes, sizes, weights, staging, UNDER_WAY, self.config.timeout)
         self.exchange.attach(model, self.waits_for_layers)
         if trace.is_on:

@@ -1,6 +1,5 @@
 """Horovod averages gradients over a ring while backward goes on; every worker applies the same update."""
 
-import horovod.torch as hvd
 import torch
 from torch.futures import Future
 
@@ -26,9 +25,8 @@ class AllReduceLane(RingLane):
 
     def send(self) -> "Future[torch.Tensor]":
         gradient, self.gradient = self.gradient, None
-        compression = hvd.Compression.fp16 if self.config.compression == "fp16" else hvd.Compression.none
-        packed, _ = compression.compress(gradient)
-        return self.waiter.result_of(hvd.allreduce_async_(packed, op=hvd.Average, name=f"bucket {self.number}"))
+        assert gradient is not None
+        return self.ring.average(gradient, f"bucket {self.number}", self.config.compression == "fp16")
 
     def take(self, average: torch.Tensor) -> None:
         self.update(average.float())

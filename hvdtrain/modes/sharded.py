@@ -7,7 +7,6 @@ optimizer's state.
 
 from collections.abc import Iterator
 
-import horovod.torch as hvd
 import torch
 from torch.futures import Future
 
@@ -36,13 +35,12 @@ class ShardedLane(RingLane):
 
     def send(self) -> "Future[torch.Tensor]":
         gradient, self.gradient = self.gradient, None
-        handle = hvd.reducescatter_async(gradient, op=hvd.Average, name=f"gradients {self.number}")
-        return self.waiter.result_of(handle, self._update_and_gather)
+        assert gradient is not None
+        return self.ring.average_shard(gradient, f"bucket {self.number}", self._updated)
 
-    def _update_and_gather(self, average: torch.Tensor) -> int:
+    def _updated(self, average: torch.Tensor) -> torch.Tensor:
         self.update(average)
-        handle: int = hvd.allgather_async(self.part, name=f"weights {self.number}")
-        return handle
+        return self.part
 
     def take(self, weights: torch.Tensor) -> None:
         if self.staging:
@@ -54,11 +52,9 @@ class ShardedLane(RingLane):
 class Sharded(Ring):
     def optimizer_parts(self) -> Iterator[tuple[int, dict[str, torch.Tensor]]]:
         for lane in self.exchange.lanes:
-            state = state_of(lane.optimizer, [lane.part])
-            yield (
-                lane.piece.start,
-                {n: v if n == COUNT else hvd.allgather(v, name=f"{n} {lane.number}") for n, v in state.items()},
-            )
+            parts = state_of(lane.optimizer, [lane.part]).items()
+            gathered = {n: v if n == COUNT else lane.ring.gather(v, f"{n} {lane.number}") for n, v in parts}
+            yield lane.piece.start, gathered
 
 
 def connect(job: Job) -> Ring:
