@@ -149,20 +149,17 @@ def compare(
     axes = Axes(modes, workers, servers, {name: options.pop(name) for name in SPANNED})
     axes = _axes_to_tune(axes, sprint_s, bool(listed)) if tune else axes
     config = RunConfig(**options)
-    if not listed and not dry_run and config.device != "cpu":  # asking torch takes seconds
-        from hvdtrain.training.device import choose_for_all
-
-        config = dataclasses.replace(config, device=choose_for_all(config, max(workers), click.echo))
+    if not listed and not dry_run:
+        config = _with_device(config, max(workers))
     cores = _look_at_hosts(listed, launcher) if listed and not dry_run else None
     contenders = plan(config, axes, listed, launcher, cores, scaling)
     earlier, record = find_finished(folder), Record(folder)
     record.ask(asked(config, sprint_s, contenders))
     job = Comparison(folder, contenders, earlier, record, sprint_s, repeats, trainings if sprint_s else 0, tune or 0.0)
     if dry_run:
-        click.echo(
-            "\n".join([*(_tuning_lines(contenders) if tune else ()), *dry_run_lines(job.runs(), folder, secrets)])
-        )
-        click.echo(forecast(job.runs(), [*job.pilots(), *job.spare_trainings()], job.kept, record))
+        lines = [*(_tuning_lines(contenders) if tune else ()), *dry_run_lines(job.runs(), folder, secrets)]
+        perhaps = [*job.pilots(), *job.spare_trainings()]
+        click.echo("\n".join([*lines, forecast(job.runs(), perhaps, job.kept, record)]))
         return
     images, record.samples = _look([run.config for run in contenders])
     margins = Margins(margin, accuracy_margin)
@@ -179,6 +176,15 @@ def compare(
     if failed:
         raise Failure(f"{with_noun(len(failed), 'run')} failed: {', '.join(failed)}; logs are in {folder / 'logs'}; "
                       f"{resume} tries them again")  # fmt: skip
+
+
+def _with_device(config: RunConfig, workers: int) -> RunConfig:
+    """With the device that all runs here have."""
+    if config.device == "cpu":  # asking torch takes seconds
+        return config
+    from hvdtrain.training.device import choose_for_all
+
+    return dataclasses.replace(config, device=choose_for_all(config, workers, click.echo))
 
 
 def _numbers_of_workers(ctx: click.Context, workers: list[int], hosts: list[Host]) -> list[int]:
