@@ -130,7 +130,7 @@ class Comparison:
         answers = reach_answers(self.folder, margins)
         if self.spare_training and any(answer.hangs_on_training for answer in answers):
             spare = self.spare_trainings()
-            self.spare_training = False
+            self.spare_training, self.trainings = False, self.trainings + 1
             self.console.print("what is faster is not shown to learn as much by one training: another follows")
             self._do(spare)
             answers = reach_answers(self.folder, margins)

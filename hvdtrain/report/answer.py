@@ -205,14 +205,13 @@ def _missing(of: Sides) -> list[str]:
 
 
 def _comparison(runs: Sequence[Run], repeats: int, tells: str = "", add: Sequence[str] = (), **more: Any) -> Next:
-    """The same comparison with so many repeats, and how long what is not there yet takes."""
-    to_do = repeats * (len({run.kind for run in runs}) + len(add))
-    to_do = commands.LONGER * to_do if more.get("longer") else max(1, to_do - len(timed(runs)))
-    seconds = to_do * mean_time_s(runs)
-    trainings, done = more.get("trainings"), whole(runs)
-    if trainings and done:
-        seconds = (trainings * len({run.kind for run in done}) - len(done)) * mean_time_s(done)
-    return Next(commands.compare_command(runs, repeats, add, **more), seconds, tells, repeats)
+    """The same comparison with so many repeats, or trainings, and how long what is not there yet takes."""
+    trainings = more.get("trainings", 0)
+    made = (whole(runs) if trainings else []) or runs
+    to_do = (trainings or repeats) * (len({run.kind for run in made}) + len(add))
+    to_do = commands.LONGER * to_do if more.get("longer") else max(1, to_do - len(timed(made)))
+    command = commands.compare_command(runs, repeats, add, **more)
+    return Next(command, to_do * mean_time_s(made), tells, repeats)
 
 
 def _more_repeats(case: Case, runs: Sequence[Run], repeats: int) -> Next:

@@ -162,8 +162,7 @@ def collect(runs: Sequence[Run], margins: Margins = DEFAULT, reference: str = ""
     finished = [run for members in finished_by_kind(runs).values() for run in members]
     if not finished:
         raise UsageError(f"no finished run to report: {'; '.join(omitted) or 'no runs were given'}")
-    grid_equal = fairness.check_grid(finished) if len(comparisons) > 1 else []
-    equal = grid_equal or [field for of in comparisons for field in fairness.check(of.runs)]
+    equal = fairness.check(finished)
     answered = [(of, reach_answer(of.runs, margins)) for of in comparisons]
     title = f"{len(comparisons)} comparisons" if len(comparisons) > 1 else answered[0][1].word
     rows = {run.folder: row for run, row in zip(finished, result_rows(finished), strict=True)}

@@ -6,15 +6,14 @@ from typing import Any, NamedTuple
 
 from hvdtrain.errors import UsageError
 from hvdtrain.formatting import some_of
+from hvdtrain.report.columns import Setting
 from hvdtrain.runs.fields import field_value
 from hvdtrain.runs.read import Run, display_names
 
-# Fields that are equal in all runs of a comparison, each with the reason. They are manifest.json's, except for
+# Fields that are equal in all runs of a report, each with the reason. They are manifest.json's, except for
 # target_accuracy, which is summary.json's.
 EQUAL_EVERYWHERE = {
     "hvdtrain": "another version may train or measure differently",
-    "model": "the same network is trained",
-    "parameters": "the same number of weights is computed and sent",
     "width": "it scales every layer, and with it both computing and traffic",
     "image_size": "it decides the work of every convolution",
     "dropout": "it changes what is learned",
@@ -25,9 +24,6 @@ EQUAL_EVERYWHERE = {
     "accumulate": "a batch in several passes is slower, and leaves batch norm smaller ones",
     "shuffle_block": "samples come in the same order",
     "dataset_hash": "the same images, byte for byte, in the same split",
-    "global_batch": "a step uses equally many samples, however many workers share them",
-    "lr": "the learning rate for the global batch decides how far a step goes",
-    "schedule": "the learning rate goes the same way at the same step",
     "optimizer": "the same update rule, on the workers or on the servers",
     "momentum": "part of the update rule",
     "nesterov": "part of the update rule",
@@ -36,7 +32,6 @@ EQUAL_EVERYWHERE = {
     "stop_at_target": "a run that stops early has trained for less",
     "threads_per_worker": "every worker computes with the same share of a machine, which one process alone has all of",
     "environment.computing": "torch, OpenMP, MKL and the C library read them, and compute and allocate accordingly",
-    "slow.asked": "a worker that is made slow holds the others up, or leaves them its share",
     "deterministic": "algorithms that repeat to the bit are slower",
     "record": "writing down each push takes the servers' time (compared among runs with servers)",
     "trace": "writing down what every rank did takes time",
@@ -47,6 +42,15 @@ EQUAL_EVERYWHERE = {
     "hardware.cpu": "another processor computes at another speed",
     "hardware.cores": "processes share the cores of a host",
     "hardware.gpus": "another GPU computes at another speed (compared by model, where GPUs were used)",
+}
+# Fields that are equal in all runs of one setting, which are compared with each other; a report may have several. The
+# number of weights follows from the model, and the schedule's number of steps from the batch.
+EQUAL_IN_SETTING = {
+    "model": "the same network is trained",
+    "parameters": "the same number of weights is computed and sent",
+    "global_batch": "a step uses equally many samples, however many workers share them",
+    "schedule": "the learning rate goes the same way at the same step",
+    "slow.asked": "a worker that is made slow holds the others up, or leaves them its share",
 }
 # Fields that are equal in all runs of one repeat: they start from the same weights and see the same samples.
 EQUAL_IN_REPEAT = {
@@ -60,7 +64,6 @@ EQUAL_IN_KIND = {
     "processes": "repeats are of the same thing",
     "backend": "another transport is another measurement; compare transports in two reports",
     "starter": "starters place and bind processes differently",
-    "effective_lr": "it decides how far one push moves the weights",
     "respawns": "a server that may come back keeps all that it has twice, which takes time",
     "hardware.hosts": "memory is faster than a network (the number of hosts is compared)",
     "hosts.cores_usable": "a control group, or being bound to cores, leaves the processes of a host fewer",
@@ -75,10 +78,7 @@ EQUAL_IN_TRANSPORT = {
 # could use.
 _WHERE_RECORDED = {"environment.servers", "record", "hosts.cores_usable"}
 # Fields of trainings, which runs that measure speed alone do not have.
-_OF_TRAININGS = {"schedule", "schedule.form", "target_accuracy", "stop_at_target", "samples_digest"}
-# What columns.Setting has: runs that differ here may be in one report, each compared with its like. The number of
-# weights follows from the model, and the schedule's number of steps from the batch.
-_MAY_DIFFER_IN_GRID = {"model", "global_batch", "lr", "slow.asked", "parameters", "schedule"}
+_OF_TRAININGS = {"schedule", "target_accuracy", "stop_at_target", "samples_digest"}
 # All other fields may differ: mode, workers, servers and what follows from them are compared; repeat, command,
 # started and host names identify a run; dataset is a name, and dataset_hash is checked in its place.
 
@@ -92,53 +92,51 @@ class EqualField(NamedTuple):
     why: str
 
 
-Key = Callable[[Run], Hashable]
-Rules = list[tuple[str, Key, Mapping[str, str]]]  # what runs share that are compared, in words, and which fields
-
-
-def check(runs: Sequence[Run]) -> list[EqualField]:
-    """What the finished runs of a comparison have in common, one entry for each field above.
-
-    Raises:
-        UsageError: runs differ in what should be equal; it names the field, the values and the runs.
-    """
-    seed, weights, samples = ({name: why} for name, why in EQUAL_IN_REPEAT.items())
-    return _check(runs, [
-        ("", lambda run: None, EQUAL_EVERYWHERE),
-        ("repeat", lambda run: run.repeat, seed | weights),
-        ("repeat", lambda run: (run.repeat, run.summary.steps, run.summary.samples), samples),
-        *_measured_alike(EQUAL_IN_KIND),
-    ])  # fmt: skip
-
-
-def check_grid(runs: Sequence[Run]) -> list[EqualField]:
-    """What the finished runs of several comparisons have in common: all but their setting and what follows from it.
-
-    Raises:
-        UsageError: they differ in something else, or in the learning rate of the same batch.
-    """
-    everywhere = {field: why for field, why in EQUAL_EVERYWHERE.items() if field not in _MAY_DIFFER_IN_GRID}
-    seed, weights, _ = ({name: why} for name, why in EQUAL_IN_REPEAT.items())
-    return _check(runs, [
-        ("", lambda run: None, everywhere | {"schedule.form": EQUAL_EVERYWHERE["schedule"]}),
-        ("global batch and model", lambda run: (run.manifest.global_batch, run.manifest.model),
-         {"lr": EQUAL_EVERYWHERE["lr"]}),
-        ("repeat", lambda run: run.repeat, seed),
-        ("repeat and model", lambda run: (run.repeat, run.manifest.model), weights),
-        *_measured_alike({field: why for field, why in EQUAL_IN_KIND.items() if field != "effective_lr"}),
-    ])  # fmt: skip
-
-
-def _measured_alike(in_kind: Mapping[str, str]) -> Rules:
-    """What is equal in runs of one kind, and in those whose messages travel alike."""
+def _rules() -> list[tuple[str, Callable[[Run], Hashable], Mapping[str, str]]]:
+    """What runs share that are compared, in words and as a key, and their fields."""
 
     def transport(run: Run) -> Hashable:
         return run.kind.mode, run.manifest.backend, run.manifest.starter, field_value(run, "hardware.hosts")
 
+    seed, weights, samples = ({name: why} for name, why in EQUAL_IN_REPEAT.items())
+    lr = {"lr": "the learning rate for the global batch decides how far a step goes"}
+    effective_lr = {"effective_lr": "it decides how far one push moves the weights"}
     return [
-        ("mode, workers and servers", lambda run: run.kind, in_kind),
+        ("", lambda run: None, EQUAL_EVERYWHERE),
+        ("setting", Setting.of, EQUAL_IN_SETTING),
+        ("global batch and model", lambda run: (run.manifest.global_batch, run.manifest.model), lr),
+        ("repeat", lambda run: run.repeat, seed),
+        ("repeat and model", lambda run: (run.repeat, run.manifest.model), weights),
+        ("repeat and global batch",
+         lambda run: (run.repeat, run.manifest.global_batch, run.summary.steps, run.summary.samples), samples),
+        ("mode, workers and servers", lambda run: run.kind, EQUAL_IN_KIND),
+        ("mode, workers, servers and setting", lambda run: (run.kind, Setting.of(run)), effective_lr),
         ("mode, backend, starter and number of hosts", transport, EQUAL_IN_TRANSPORT),
-    ]
+    ]  # fmt: skip
+
+
+def check(runs: Sequence[Run]) -> list[EqualField]:
+    """What the finished runs of a report have in common, an entry for each field above.
+
+    Raises:
+        UsageError: runs differ in what should be equal; it names the field, the values and the runs.
+    """
+    finished, names = [run for run in runs if run.is_finished], display_names(runs)
+    equal = []
+    for shared, key, fields in _rules():
+        groups: dict[Hashable, list[Run]] = {}
+        for run in finished:
+            groups.setdefault(key(run), []).append(run)
+        compared = sum(len(members) for members in groups.values() if len(members) > 1)
+        if shared and not compared:
+            continue
+        among = f"runs of the same {shared} ({compared} of {len(finished)} had another to compare with)"
+        for field, why in fields.items():
+            where = f" among runs of the same {shared}" if shared else ""
+            values = {format_value(_common_value(field, why, of, names, where)) for of in groups.values()}
+            value = values.pop() if len(values) == 1 else "another in each such group"
+            equal.append(EqualField(field, value, among if len(groups) > 1 else "all runs", why))
+    return equal
 
 
 def format_value(value: Any) -> str:
@@ -155,25 +153,6 @@ def format_value(value: Any) -> str:
         return f"{value:,.0f}"
     text = str(value) or "–"
     return text[:12] + "…" if len(text) >= 32 and text.isalnum() else text
-
-
-def _check(runs: Sequence[Run], rules: Rules) -> list[EqualField]:
-    finished, names = [run for run in runs if run.is_finished], display_names(runs)
-    equal = []
-    for shared, key, fields in rules:
-        groups: dict[Hashable, list[Run]] = {}
-        for run in finished:
-            groups.setdefault(key(run), []).append(run)
-        compared = sum(len(members) for members in groups.values() if len(members) > 1)
-        if shared and not compared:
-            continue
-        among = f"runs of the same {shared} ({compared} of {len(finished)} had another to compare with)"
-        for field, why in fields.items():
-            where = f" among runs of the same {shared}" if shared else ""
-            values = {format_value(_common_value(field, why, of, names, where)) for of in groups.values()}
-            value = values.pop() if len(values) == 1 else "another in each such group"
-            equal.append(EqualField(field.removesuffix(".form"), value, among if shared else "all runs", why))
-    return equal
 
 
 def _is_compared(field: str, run: Run) -> bool:

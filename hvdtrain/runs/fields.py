@@ -1,6 +1,5 @@
 """Fields of a run as runs are compared by them."""
 
-import re
 from collections.abc import Callable, Sequence
 from statistics import median
 from typing import Any
@@ -102,8 +101,6 @@ _COMPARED_BY: dict[str, Callable[[Run], Any]] = {
     "hosts.cores_usable": _usable_cores,
     "placement": placement,
     "record": lambda run: run.manifest.record if run.kind.servers else None,  # it is servers that do
-    # Without the number of steps, which follows from the batch.
-    "schedule.form": lambda run: re.sub(r"over \d+ steps", "to the last step", str(run.manifest.schedule)),
     "hardware.hosts": lambda run: len(run.manifest.hardware.hosts) or None,
     # Models are compared, not numbers: one worker may see one GPU of four.
     "hardware.gpus": lambda run: sorted(set(run.manifest.hardware.gpus) if run.manifest.device == "cuda" else ()),

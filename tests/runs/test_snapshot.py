@@ -161,7 +161,7 @@ OPTIMIZERS = [
 ]  # fmt: skip
 
 
-@pytest.mark.parametrize("config", OPTIMIZERS, ids=str)
+@pytest.mark.parametrize("config", OPTIMIZERS)
 def test_an_optimizer_goes_on_however_its_weights_are_cut(config):
     """Parameters of 6 and 4 elements, then the same cut elsewhere, as servers hold them: the same updates."""
     gradients = torch.randn(4, 10, generator=torch.Generator().manual_seed(0))
