@@ -30,8 +30,8 @@ from pathlib import Path
 
 import click
 import psutil
-from helpers.counted import Counts, of_pushes, of_steps, unreadable
-from helpers.faults import Fault, begin, plan, processes_of, target_of
+from helpers.counted import Counts, of_pushes, of_steps
+from helpers.faults import Fault, begin, plan, processes_of
 
 MARGIN = 0.03  # of the validation accuracy in the modes whose weights depend on who comes first; one of 360 is 0.003
 MODES = {"allreduce": 0, "ddp": 0, "ps-sync": 1, "ps-ssp": 1, "ps-async": 1}  # with so many servers
@@ -40,7 +40,7 @@ DISK = "160m"  # of the file system that the run folder is on: a dozen snapshots
 LAST_EPOCHS = 5  # of which accuracy is the mean
 LEAST_EPOCHS = 12  # after which accuracy hardly depends on how far a run is
 STALLED_S = 90.0  # without a step and without a fault: something hangs
-BACK_S = 10.0  # a worker that the others do without for so long comes back with the whole job, started again
+BACK_S = 10.0  # a fault whose target has not come back for so long is left out
 GONE_S = 20.0  # until nothing of a job is left that has ended
 INSIDE = "HVDTRAIN_SOAK_INSIDE"
 OWN_NAMESPACES = ["unshare", "--mount", "--pid", "--fork", "--kill-child", "--mount-proc", "--net", "--ipc"]
@@ -138,13 +138,10 @@ class Soak:
                 self.done[fault.kind] = self.done.get(fault.kind, 0) + 1
                 if fault.seconds:
                     going.append((self.seconds() + fault.seconds, fault, undo))
-            missing_since = (missing_since or self.seconds()) if coming and self._is_lost(coming[0]) else 0.0
+            is_missing = bool(coming) and self._is_time(replace(coming[0], at_start=False))
+            missing_since = (missing_since or self.seconds()) if is_missing else 0.0
             if missing_since and self.seconds() - missing_since > BACK_S:
-                if coming[0].target == "starter":  # it has ended with the last rank that it had started
-                    self.report(f"{self.seconds():6.1f} s  there is no starter any more: left out {coming.pop(0)}")
-                else:
-                    self.stop()
-                    self.job = None
+                self.report(f"{self.seconds():6.1f} s  its target is gone for good: left out {coming.pop(0)}")
                 missing_since = 0.0
             size = self.written()
             self.least_written = min(self.least_written, size)
@@ -159,15 +156,6 @@ class Soak:
     def _is_time(self, fault: Fault) -> bool:
         """Most faults wait until the job has taken a step since it was started: it might get nowhere otherwise."""
         return fault.at + self.late <= self.seconds() and (fault.at_start or self.written() > self.least_written)
-
-    def _is_lost(self, fault: Fault) -> bool:
-        """Whether the job goes on without the rank, or the starter, that the fault is for."""
-        return (
-            self.job is not None
-            and self._is_time(replace(fault, at_start=False))
-            and fault.target.startswith(("rank", "starter"))
-            and target_of(self.run, fault.target) is None
-        )
 
     def written(self) -> int:
         return sum(path.stat().st_size for path in self.run.glob("metrics.rank*.jsonl"))
@@ -312,7 +300,7 @@ def soak_run(folder: Path, mode: str, seconds: float, seed: int, counts: dict[st
     result = f"accuracy {accuracy(soak.run):.3f}"
     if compares:
         result = compare(soak, reference(soak, folder, evaluations[-1]["epoch"]))
-    soak.wrong += [*counted.faults, *unreadable(soak.run)]
+    soak.wrong += counted.faults
     return soak, counted, result
 
 
@@ -359,7 +347,7 @@ def main(mode: str, seconds: float, kills: int, seed: int, compares: bool) -> No
     click.echo(
         f"soak {mode}: {seconds:.0f} s, {came}, {soak.starts} starts, {counted.samples:,} samples counted, "
         f"{counted.lost} lost, {counted.doubled} doubled, {counted.pushed_twice} pushes applied twice, "
-        f"{counted.uneven} uneven, {result}, {len(soak.wrong)} faults found"
+        f"{result}, {len(soak.wrong)} faults found"
     )
     held = not (soak.wrong or counted.lost or counted.doubled or counted.pushed_twice)
     if held:

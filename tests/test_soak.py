@@ -6,7 +6,6 @@ import sys
 from pathlib import Path
 
 import pytest
-from helpers.faults import plan
 from helpers.jobs import SETTINGS
 
 
@@ -18,12 +17,3 @@ def test_a_run_that_is_killed_and_stopped_counts_every_sample_once_and_leaves_no
     assert done.returncode == 0, done.stdout
     last = done.stdout.splitlines()[-1]
     assert re.search(r"1 kills, .* [1-9][0-9,]* samples counted, 0 lost, 0 doubled, .* 0 faults found", last), last
-
-
-def test_a_seed_makes_the_same_faults_again_and_each_process_is_met():
-    counts = {"kill": 60, "stop": 30, "full": 2}
-    faults = plan(7, 600, counts, 3)
-    assert faults == plan(7, 600, counts, 3) != plan(8, 600, counts, 3)
-    killed = {fault.target for fault in faults if fault.kind == "kill"}
-    assert killed == {"rank 0", "rank 1", "rank 2", "starter", "launch"}
-    assert all(0 < fault.at < 600 for fault in faults) and len(faults) == 92

@@ -1,10 +1,10 @@
 """What workers of which none may be lost agree on, through a store."""
 
 import threading
-from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 import torch
+from helpers.workers import on_each
 from torch.distributed import HashStore
 
 from hvdtrain.coordination.store_group import StoreGroup
@@ -26,20 +26,13 @@ class CountedStore(HashStore):
         return super().multi_get(keys)
 
 
-def on_each(work, workers=WORKERS):
-    """What each worker, a thread, comes to with its group."""
-    store = CountedStore()
-    with ThreadPoolExecutor(workers) as pool:
-        groups = [StoreGroup(World("env", worker, workers), store, 20) for worker in range(workers)]
-        return store, [done.result(timeout=30) for done in [pool.submit(work, group) for group in groups]]
-
-
 def test_what_is_gathered_again_and_again_is_read_at_once_by_the_first_alone_and_does_not_pile_up():
-    def gathered(group):
+    def gathered(group, world):
         given = {"worker": group.worker, "nan": float("nan")}
         return [group.gather_to_first(given | {"time": time}) for time in range(TIMES)]
 
-    store, (first, *others) = on_each(gathered)
+    store = CountedStore()
+    first, *others = on_each(WORKERS, gathered, store)
     assert others == [[{}] * TIMES] * (WORKERS - 1)
     for time, found in enumerate(first):
         assert [(worker, its["worker"], its["time"]) for worker, its in found.items()] == [
@@ -50,14 +43,14 @@ def test_what_is_gathered_again_and_again_is_read_at_once_by_the_first_alone_and
 
 
 def test_sums_and_rows_are_the_same_on_all_workers():
-    def agreed(group):
+    def agreed(group, world):
         later = group.sum_later(torch.full((2, 3), group.worker + 0.5))
         total = later()
         group.all_gather([])
         there, rows = group.all_gather([group.worker, -1.5])
         return total, there, rows, group.any(group.worker == 1), group.any(False)
 
-    for total, there, rows, one, none in on_each(agreed)[1]:
+    for total, there, rows, one, none in on_each(WORKERS, agreed):
         assert total.equal(torch.full((2, 3), 4.5)) and there == [0, 1, 2]
         assert rows.tolist() == [[0, -1.5], [1, -1.5], [2, -1.5]] and one and not none
 

@@ -23,19 +23,6 @@ def test_who_is_ready_gets_the_next_share_and_all_wait_for_the_last():
     assert leases.lease(0, 4, 4, 8) == 4  # the next round
 
 
-def test_the_share_of_a_lost_worker_goes_to_one_that_waits():
-    leases = AskedLeases()
-    assert [leases.lease(worker, 1, 0, 2) for worker in (0, 1, 0)] == [0, 1, 0]  # who asks again gets the same
-    assert leases.lease(0, 2, 0, 2) is None
-    leases.finished(0, 1)
-    waiting = leases.await_lease(0, 2)
-    assert not waiting.done()
-    leases.lose(1)
-    assert waiting.value() == (1, 2)
-    leases.finished(0, 2)
-    assert leases.await_lease(0, 3).value() == (None, 2)
-
-
 def test_a_worker_that_was_given_up_gets_no_share():
     leases = AskedLeases()
     leases.lease(0, 1, 0, 4)

@@ -20,15 +20,6 @@ def one_hot(worker, workers):
     return torch.eye(workers)[worker]
 
 
-def test_a_sum_is_done_when_every_worker_has_given_its_part():
-    roster = AskedRoster(2)
-    total = roster.add(1, 1, torch.tensor([1.0, 2.0]))
-    assert not total.done()
-    assert roster.missing(1, 1) == [0]
-    assert roster.add(0, 1, torch.tensor([3.0, 4.0])).wait().tolist() == total.wait().tolist() == [4.0, 6.0]
-    assert roster.missing(1, 1) == []
-
-
 def test_a_sum_does_not_wait_for_who_is_lost_and_keeps_what_it_gave():
     roster = AskedRoster(3)
     first = roster.add(2, 1, one_hot(2, 3))

@@ -7,8 +7,6 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from safetensors import SafetensorError, safe_open
-
 from hvdtrain.data.sampling import BatchSampler
 from hvdtrain.ps.journal import DROPPED
 from hvdtrain.training.step import digest
@@ -24,8 +22,6 @@ class Counts:
         samples: that count.
         lost, doubled: samples that should have counted and did not, or did more than once.
         pushed_twice: pushes that one bucket applied twice.
-        uneven: shares of which one bucket was given another number of gradients than the first: their worker died while
-            it pushed.
         faults: what else is wrong, a line each.
     """
 
@@ -33,7 +29,6 @@ class Counts:
     lost: int = 0
     doubled: int = 0
     pushed_twice: int = 0
-    uneven: int = 0
     faults: tuple[str, ...] = ()
 
 
@@ -80,14 +75,12 @@ def of_pushes(parts: Sequence[Path], run: Path, sampler: BatchSampler) -> Counts
                 counts.faults += (f"start {index + 1}, bucket {name[1]}: {len(unknown)} pushes of no share",)
             shares = Counter(start.leases[key] for key in keys.elements() if key in start.leases)
             applied.setdefault(name, Counter()).update({s: n for s, n in shares.items() if s < until})
-    numbers = range(steps * sampler.workers)
-    first = applied.get(min(applied), Counter[int]()) if applied else Counter[int]()
-    for number in numbers:
+    first = applied[min(applied)] if applied else Counter[int]()
+    for number in range(steps * sampler.workers):
         samples, times = sampler.share(number).counted, first[number]
         counts.samples += samples * times
         counts.lost += samples * (times == 0)
         counts.doubled += samples * max(0, times - 1)
-    counts.uneven = sum(bucket[number] != first[number] for bucket in applied.values() for number in numbers)
     return counts
 
 
@@ -130,23 +123,3 @@ def _rows(path: Path) -> list[dict[str, str]]:
 
 def _key(row: dict[str, str]) -> Key:
     return tuple(row[name] for name in ("worker", "incarnation", "step") if name in row)
-
-
-def unreadable(run: Path) -> list[str]:
-    """Files of a finished run that cannot be read, and those that were left half way."""
-    found = []
-    for path in (p for p in run.rglob("*") if p.is_file()):
-        try:
-            if path.suffix in (".part", ".writing"):
-                raise ValueError("left half way")
-            if path.suffix == ".json":
-                json.loads(path.read_text().split("\ncrc32:")[0])  # which a snapshot's state ends with
-            elif path.suffix == ".jsonl":
-                for line in path.read_text().splitlines():
-                    json.loads(line)
-            elif path.suffix == ".safetensors":
-                with safe_open(path, "pt") as tensors:
-                    list(tensors.keys())
-        except (ValueError, OSError, SafetensorError) as error:
-            found.append(f"{path.relative_to(run)}: {error}")
-    return found

@@ -146,5 +146,6 @@ if __name__ == "__main__":
     with importing():
         for name in MODULES:
             importlib.import_module(name)
+    assert len(os.listdir("/proc/self/task")) == 1, "forks would lack the threads that imports have started"
     ForkServer(Path(sys.argv[1])).serve()
     os._exit(0)

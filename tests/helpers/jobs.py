@@ -55,6 +55,16 @@ def start(starter: str, ranks: int, *options: str, **more) -> "subprocess.Popen[
     return subprocess.Popen(words(starter, ranks, *options), **SETTINGS, start_new_session=True)
 
 
+@contextlib.contextmanager
+def started(starter: str, ranks: int, *options: str, **more):
+    """A job that goes on, of which nothing is left afterwards; see `start`."""
+    job = start(starter, ranks, *options, **more)
+    try:
+        yield job
+    finally:
+        finish(job)
+
+
 def hvdtrain(*words: str, ranks: int = 1, timeout: float = 120, **more) -> subprocess.CompletedProcess[str]:
     """A command, from its start to its end, in a forked process; see `Forked`."""
     job = Forked(ranks, list(map(str, words)), **more)

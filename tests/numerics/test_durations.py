@@ -23,13 +23,6 @@ def test_a_percentile_is_that_of_the_durations_themselves_to_a_bin(durations, sh
     assert percentile(counted(durations), share) == pytest.approx(exact, rel=2 ** (1 / 16) - 1)
 
 
-def test_counts_of_several_workers_add_up():
-    slow, fast = [0.4] * 10, [0.1] * 90
-    together = [a + b for a, b in zip(counted(slow), counted(fast), strict=True)]
-    assert percentile(together, 0.5) == pytest.approx(0.1, rel=0.05)
-    assert percentile(together, 0.95) == pytest.approx(0.4, rel=0.05)
-
-
 def test_the_longest_and_the_shortest_are_counted_too_and_of_none_there_is_no_percentile():
     assert sum(counted([0.0, 1e-9, 1e9])) == 3
     assert percentile([0] * BINS, 0.5) is None

@@ -1,4 +1,7 @@
-"""A server's desk: who is owed an answer, and who is not."""
+"""A server's desk: who is owed an answer, and who is not, and what it counts."""
+
+import time
+from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 import torch
@@ -12,7 +15,8 @@ from hvdtrain.wire.requests import Requests
 
 def desk_with(policy, workers=2):
     desk = make_desk(policy, workers)
-    desk.install(0, torch.zeros(2))
+    for bucket in (0, 1):
+        desk.install(bucket, torch.zeros(2))
     return desk
 
 
@@ -72,3 +76,34 @@ def test_who_has_joined_by_way_of_another_server_is_told_of_the_end_too():
     desk.act(desk.roster, "end")
     assert [done.done() for done in leaving] == [True, True]
     assert desk.calls["leave"](1) is None and desk.roster.have_left == {0, 1, 2}
+
+
+def counted(desk):
+    row = desk.load.row()
+    return {name: row[name] for name in ("pushes", "queue", "waiting", "bytes_received", "bytes_sent")}
+
+
+def test_a_held_push_is_in_the_queue_and_its_worker_waits_until_all_have_pushed():
+    desk = desk_with(lambda: sync(2))
+    for bucket in (0, 1):
+        assert isinstance(desk.push(bucket, sent(0, 1)), Future)
+    assert counted(desk) == {"pushes": 2, "queue": 2, "waiting": 1, "bytes_received": 16, "bytes_sent": 0}
+    assert desk.load.row()["applying_s"] == 0
+    for bucket in (0, 1):
+        assert isinstance(desk.push(bucket, sent(1, 1)), Answer)
+    assert counted(desk) == {"pushes": 4, "queue": 0, "waiting": 0, "bytes_received": 32, "bytes_sent": 32}
+    assert desk.load.row()["applying_s"] > 0
+    desk.calls["pull"](0, 0)
+    assert counted(desk)["bytes_sent"] == 40
+
+
+def test_a_push_waits_in_a_queue_while_another_is_at_the_bucket_and_not_while_it_is_held():
+    desk = desk_with(lambda: sync(2))
+    held = desk.push(0, sent(0, 1))
+    with ThreadPoolExecutor() as pool:
+        with desk._locks[desk.buckets[0]]:
+            answered = pool.submit(desk.push, 0, sent(1, 1))
+            time.sleep(0.05)
+            assert not held.done() and desk.load.row()["queued_s"] == 0
+        answered.result()
+    assert held.done() and 0.04 < desk.load.row()["queued_s"] < 10

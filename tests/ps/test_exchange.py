@@ -42,8 +42,9 @@ def join(monkeypatch):
     return joined
 
 
-def backward(worker):
-    """The last layer's gradient is there first."""
+def take(worker, step):
+    """Begin a step and push: the last layer's gradient is there first."""
+    worker.begin_step(step, LR)
     for parameter in reversed(range(len(SIZES))):
         worker.bucketer.put(parameter, torch.ones(4))
 
@@ -58,8 +59,7 @@ def test_workers_that_are_ready_at_different_times_do_not_wait_for_each_other_in
     (early, late), pushed = join(2, policy)
     for step in (1, 2):
         for worker in (early, late):
-            worker.begin_step(step, LR)
-            backward(worker)
+            take(worker, step)
         for worker in (early, late):
             worker.wait_for_all()
             assert worker.context.status.pending == 0
@@ -72,18 +72,15 @@ def test_all_workers_together_have_so_many_bytes_under_way(join):
     """16 bytes a bucket: two of them fit beside the one for which there is always room."""
     (alone, _), pushed = join(2, lambda: sync(2))
     alone.room = 32
-    alone.begin_step(1, LR)
-    backward(alone)
+    take(alone, 1)
     assert pushed[0] == [5, 4, 3]
 
 
 def test_a_server_is_pushed_to_while_another_has_all_that_there_is_room_for(join):
     (early, late), pushed = join(2, lambda: sync(2), servers=2)
-    for worker in (early, late):
-        worker.begin_step(1, LR)
-    backward(early)
+    take(early, 1)
     assert pushed[0] == [(1, 2), (1, 1), (0, 2), (0, 1)]  # one for which there is room, and one more, for each
-    backward(late)
+    take(late, 1)
     for worker in (early, late):
         worker.wait_for_all()
         torch.testing.assert_close(weights(worker), torch.full((24,), -LR))
@@ -93,11 +90,9 @@ def test_a_worker_that_was_dropped_knows_the_last_step_that_is_over_everywhere(j
     (first, second, late), _ = join(3, lambda: sync(3, backup=1))
     for step in (1, 2, 3):
         for worker in (first, second):
-            worker.begin_step(step, LR)
-            backward(worker)
+            take(worker, step)
             assert worker.last_closed_step() == 0
-    late.begin_step(1, LR)
-    backward(late)
+    take(late, 1)
     assert late.last_closed_step() == 3
     assert late.context.status.dropped == len(SIZES)
     assert torch.equal(weights(late), weights(first))

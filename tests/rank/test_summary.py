@@ -1,10 +1,8 @@
 """What a run's summary says of all workers together."""
 
-import threading
-
 import pytest
 import torch
-from torch.distributed import HashStore
+from helpers.workers import on_each
 
 from hvdtrain.config.run_config import RunConfig
 from hvdtrain.coordination.job import Job
@@ -25,28 +23,23 @@ def test_the_summary_of_176_workers_has_the_digest_of_one(tmp_path):
     row = {"step": 1, "time": 2.0, "samples": 704, "loss": 1.0, "accuracy": 0.5}
 
     def summaries(workers):
-        store, found = HashStore(), {}
-
-        def run(worker):
-            world = World("mpirun", worker, workers, worker, workers)
+        def run(group, world):
+            worker = world.worker
             job = Job(RunConfig(mode="ddp", batch_size=704), world, tmp_path, torch.device("cpu"), 1)
             recorder = Recorder(tmp_path / str(workers), worker, is_chief=False)
             seen = sum(digest(share) for share in BatchSampler(7_200, 704, 3, worker, workers).epoch(1)) % 2**48
             recorder.step(row | {"samples": 704 // workers}, dict.fromkeys(PARTS, 1.0), seen, None)
             last = {"step": 1, "train_s": 2.0, "val_accuracy": 0.9, "val_loss": 0.1}
             history = History([last], step=1, samples=704, wall_s=2.0)
-            sync = Single(job, StoreGroup(world, store if workers > 1 else None, 50))
-            found[worker] = summarise(job, sync, recorder, history, 0, [1.0], HostLoads(sync))
+            sync = Single(job, group)
+            summary = summarise(job, sync, recorder, history, 0, [1.0], HostLoads(sync))
             recorder.close()
+            return summary
 
         (tmp_path / str(workers)).mkdir()
-        threads = [threading.Thread(target=run, args=[worker]) for worker in range(workers)]
-        for thread in threads:
-            thread.start()
-        for thread in threads:
-            thread.join()
-        assert not any(found[worker] for worker in range(1, workers))
-        return found[0]
+        first, *others = on_each(workers, run)
+        assert not any(others)
+        return first
 
     alone, many = summaries(1), summaries(176)
     assert many["samples_digest"] == alone["samples_digest"]

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 import torch
-from helpers.jobs import JOB, final_weights, finish, hvdtrain, make_images, run, start, steps, until
+from helpers.jobs import JOB, final_weights, hvdtrain, make_images, run, started, steps, until
 
 from hvdtrain.config.run_config import RunConfig
 from hvdtrain.numerics.optimizers import lr_at
@@ -29,22 +29,21 @@ def begun(tmp_path_factory):
     return final_weights("forked", 1, out, "--lr", "1e-12"), str(out / "snapshots" / "final.safetensors")
 
 
-@pytest.mark.parametrize(
-    ("ranks", "mode"),
-    [(1, ["single"]), (2, ["allreduce"]), (2, ["ddp"]), (3, SERVED)],
-)
+@pytest.mark.parametrize(("ranks", "mode"), [(2, ["allreduce"]), (2, ["ddp"]), (3, SERVED)])
 def test_accumulated_passes_give_the_step_of_one(ranks, mode, once, tmp_path):
     options = ["--optimizer", "sgd", "--lr", "0.01", "--accumulate", "3", "--mode", *mode]
     several = final_weights("forked", ranks, tmp_path / "several", *options)
     for name, tensor in once.items():
         torch.testing.assert_close(several[name], tensor, rtol=1e-4, atol=1e-6)
-    losses = [[row["loss"] for row in steps(tmp_path / "several", int("ps-sync" in mode))]]
-    assert all(len(found) == 6 for found in losses)
+    assert len(steps(tmp_path / "several", int("ps-sync" in mode))) == 6
 
 
 def test_powersgd_sends_little_after_a_tenth_of_the_steps_and_learns(tmp_path):
-    done = run("forked", 2, *JOB, "--mode", "ddp", "--steps", "40", "--compression", "powersgd", "--out", str(tmp_path))
+    options = ["--steps", "40", "--compression", "powersgd", "--log-every", "8"]
+    done = run("forked", 2, *JOB, "--mode", "ddp", *options, "--out", str(tmp_path))
     assert done.returncode == 0, done.stdout
+    progress = [line for line in done.stdout.splitlines() if "samples/s" in line and "val" not in line]
+    assert sum("accuracy" in line for line in progress) == 5
     summary, manifest = (json.loads((tmp_path / f"{name}.json").read_text()) for name in ("summary", "manifest"))
     sent = summary["processes"][0]["bytes_sent"] / (4 * manifest["parameters"] * 40)
     assert 0.1 < sent < 0.2
@@ -52,10 +51,7 @@ def test_powersgd_sends_little_after_a_tenth_of_the_steps_and_learns(tmp_path):
     assert sum(losses[-5:]) < 0.9 * sum(losses[:5])
 
 
-@pytest.mark.parametrize(
-    ("ranks", "mode"),
-    [(1, ["single"]), (2, ["allreduce"]), (3, ["ps-async", "--servers", "1"])],
-)
+@pytest.mark.parametrize(("ranks", "mode"), [(2, ["allreduce"]), (3, ["ps-async", "--servers", "1"])])
 def test_frozen_features_stay_and_the_head_learns(ranks, mode, begun, tmp_path):
     before, file = begun
     options = ["--lr", "0.01", "--mode", *mode]
@@ -99,32 +95,17 @@ def test_compiling_needs_a_compiler_and_sigterm_does_not_wait_for_it(tmp_path):
     options = [*JOB, "--compile", "--out", str(tmp_path / "run")]
     without = hvdtrain("train", *options, env={"CXX": "nosuch"})
     assert without.returncode == 2 and "--compile needs a C++ compiler" in without.stdout
-    job = start("forked", 1, *options)
-    try:
+    with started("forked", 1, *options) as job:
         until(lambda: (tmp_path / "run" / "manifest.json").is_file())
         until(lambda: catches_sigterm(job.ranks()[0].pid))
         job.send_signal(signal.SIGTERM)
         assert job.wait(5) == 143
-    finally:
-        finish(job)
 
 
 def test_the_learning_rate_steps_down_by_epoch():
     config = RunConfig(lr=0.1, schedule="step", step_epochs=2, step_factor=0.5, warmup=2)
     rates = [lr_at(config, step, epoch, None) for step, epoch in [(1, 1), (2, 1), (3, 2), (5, 3), (9, 5)]]
     assert rates == pytest.approx([0.05, 0.1, 0.1, 0.05, 0.025])
-
-
-def test_per_worker_batches_train_and_say_what_they_come_to(tmp_path):
-    done = run("forked", 2, *JOB, "--mode", "allreduce", "--per-worker", "--lr", "0.001", "--lr-scaling", "linear",
-               "--log-every", "2", "--out", str(tmp_path / "run"))  # fmt: skip
-    assert done.returncode == 0, done.stdout
-    manifest = json.loads((tmp_path / "run" / "manifest.json").read_text())
-    assert (manifest["global_batch"], manifest["lr"]) == (64, 0.002)
-    assert {row["samples"] for row in steps(tmp_path / "run", 0)} == {32}
-    assert (
-        sum("accuracy" in line and "samples/s" in line and "val" not in line for line in done.stdout.splitlines()) == 3
-    )
 
 
 @pytest.mark.parametrize(

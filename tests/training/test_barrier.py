@@ -1,34 +1,23 @@
 """Workers in lockstep decide the same at the same step."""
 
-import threading
 import time
+from types import SimpleNamespace
 
 import pytest
+from helpers.workers import on_each
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from torch.distributed import HashStore
 
 from hvdtrain.config.run_config import RunConfig
-from hvdtrain.coordination.store_group import StoreGroup
 from hvdtrain.training.barrier import StepBarrier
-from hvdtrain.world.place import World
-
-
-class Sync:
-    def __init__(self, group):
-        self.group = group
 
 
 def ends(config, workers, steps_per_epoch, step_s, in_background):
     """Each worker's steps at which something was decided, trained until all are over."""
-    store = HashStore()
-    found = {}
 
-    def work(worker):
-        group = StoreGroup(World("mpirun", worker, workers, worker, workers), store if workers > 1 else None, 30)
+    def work(group, world):
         group.in_background = in_background
-        sync = Sync(group)
-        barrier = StepBarrier(config, sync, config.steps or None, 0.0)
+        barrier = StepBarrier(config, SimpleNamespace(group=group), config.steps or None, 0.0)
         step, began, decided = 0, time.perf_counter(), []
         while True:
             step += 1
@@ -36,20 +25,13 @@ def ends(config, workers, steps_per_epoch, step_s, in_background):
             is_last = step % steps_per_epoch == 0
             decision = barrier.after(step, time.perf_counter() - began, is_last)
             if decision or is_last:
-                sync.group.barrier()  # as an evaluation or a snapshot begins: no other sum may be under way
+                group.barrier()  # as an evaluation or a snapshot begins: no other sum may be under way
             if decision:
                 decided.append((step, decision))
             if decision.over:
-                break
-        found[worker] = decided
+                return decided
 
-    threads = [threading.Thread(target=work, args=[worker]) for worker in range(workers)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join(30)
-    assert len(found) == workers
-    return found
+    return on_each(workers, work)
 
 
 @pytest.mark.timeout(180)
@@ -58,7 +40,7 @@ def ends(config, workers, steps_per_epoch, step_s, in_background):
 def test_a_time_budget_ends_all_workers_at_the_same_step(workers, steps_per_epoch, in_background):
     config = RunConfig(mode="allreduce", time_budget=0.4, snapshot_every="0.15s")
     found = ends(config, workers, steps_per_epoch, 0.004, in_background)
-    assert len({tuple(decided) for decided in found.values()}) == 1
+    assert len({tuple(decided) for decided in found}) == 1
     *before, (_, decision) = found[0]
     assert decision.over and all(d.snapshot and not d.over for _, d in before)
 

@@ -1,17 +1,14 @@
 """A snapshot on all workers of a job: read whole once on each host, and by nobody where a host reads something else."""
 
 import threading
-from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 import torch
-from torch.distributed import HashStore
+from helpers.workers import on_each
 
-from hvdtrain.coordination.store_group import StoreGroup
 from hvdtrain.errors import Failure
 from hvdtrain.runs import snapshot
 from hvdtrain.training import resume
-from hvdtrain.world.place import World
 
 HOSTS = ["a", "a", "b", "b"]  # of four workers
 
@@ -19,20 +16,19 @@ HOSTS = ["a", "a", "b", "b"]  # of four workers
 @pytest.fixture
 def share(tmp_path, monkeypatch):
     """Have every worker, a thread, share what the first one finds: what each has then, or what it raises."""
-    here, store = threading.local(), HashStore()
+    here = threading.local()
     monkeypatch.setattr(resume.socket, "gethostname", lambda: HOSTS[here.worker])
 
-    def one(worker):
-        here.worker = worker
-        found = snapshot.latest(tmp_path, pytest.fail) if worker == 0 else None
+    def one(group, world):
+        here.worker = world.worker
+        found = snapshot.latest(tmp_path, pytest.fail) if here.worker == 0 else None
         try:
-            return resume.share(tmp_path, found, StoreGroup(World("env", worker, len(HOSTS)), store, 20))
+            return resume.share(tmp_path, found, group)
         except Failure as error:
             return error
 
     def shared():
-        with ThreadPoolExecutor(len(HOSTS)) as pool:
-            return [done.result(timeout=20) for done in [pool.submit(one, worker) for worker in range(len(HOSTS))]]
+        return on_each(len(HOSTS), one)
 
     shared.here = here
     return shared

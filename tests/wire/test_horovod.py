@@ -11,16 +11,6 @@ from hypothesis import strategies as st
 from hvdtrain.wire.horovod import placement, wait_asleep
 
 
-@given(st.lists(st.integers(1, 4), min_size=1, max_size=5))
-def test_ranks_host_by_host_are_placed_as_horovodrun_does(slots):
-    from horovod.runner.common.util.hosts import HostInfo, get_host_assignments
-
-    theirs = get_host_assignments([HostInfo(f"host{i}", count) for i, count in enumerate(slots)], sum(slots))
-    hosts = [place.hostname for place in theirs]
-    for rank, place in enumerate(theirs):
-        assert placement(hosts, rank) == (place.local_rank, place.local_size, place.cross_rank, place.cross_size)
-
-
 @given(st.lists(st.sampled_from("abcde"), min_size=1, max_size=20))
 def test_whatever_ranks_hosts_have_every_group_has_each_of_its_places_once(hosts):
     """Horovod's ranks meet in a group for each host, and one for each local rank: each needs all its places taken."""

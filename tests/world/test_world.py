@@ -69,22 +69,19 @@ def test_a_slurm_batch_script_is_not_a_rank(step):
     assert read_world(env=BATCH_SCRIPT | step) == World()
 
 
-def test_a_starter_inside_a_slurm_batch_script_is_read():
-    assert read_world(env=BATCH_SCRIPT | mpirun("1", "2", "1", "2")).starter == "mpirun"
-    assert read_world(env=BATCH_SCRIPT | env("1", "2", "1", "2")).starter == "env"
-    shell = BATCH_SCRIPT | {"SLURM_STEP_ID": "4294967290", "PMI_RANK": "1", "PMI_SIZE": "2"}
-    assert read_world(env=shell).starter == "pmi"
-
-
-@pytest.mark.parametrize("inner", [torchrun, horovodrun, mpirun, pmi], ids=lambda f: f.__name__)
-def test_the_starter_inside_srun_wins(inner):
-    world = read_world(env=srun("0", "1", "0", "1") | inner("1", "2", "1", "2"))
+@pytest.mark.parametrize(
+    ("outer", "inner"),
+    [
+        *((srun("0", "1", "0", "1"), starter) for starter in (torchrun, horovodrun, mpirun, pmi)),
+        (mpirun("0", "1", "0", "1"), torchrun),  # one agent a host under mpirun, with ranks of its own
+        (BATCH_SCRIPT, mpirun),
+        (BATCH_SCRIPT, env),
+        (BATCH_SCRIPT | {"SLURM_STEP_ID": "4294967290"}, pmi),
+    ],
+)
+def test_the_inner_starter_wins(outer, inner):
+    world = read_world(env=outer | inner("1", "2", "1", "2"))
     assert (world.starter, world.rank, world.size) == (inner.__name__, 1, 2)
-
-
-def test_torchrun_inside_mpirun_wins():
-    """One agent a host under mpirun, with ranks of its own."""
-    assert read_world(env=mpirun("0", "1", "0", "1") | torchrun("3", "4", "3", "4")).rank == 3
 
 
 def test_srun_that_speaks_pmi_is_srun():
