@@ -24,9 +24,11 @@ from hvdtrain.numerics.flat import flatten_weights, payload_bytes, trained
 from hvdtrain.numerics.optimizers import COUNT, make_optimizer, restore_state, set_lr, state_of
 from hvdtrain.system import trace
 from hvdtrain.wire import horovod
-from hvdtrain.wire.horovod import wait_asleep
+from hvdtrain.wire.horovod import wait_for_any
 
-UNDER_WAY = 32 * 2**20  # bytes of gradients that are handed to Horovod at once
+# Bytes of gradients that are handed to Horovod at once. Horovod averages them in the order in which it has them: where
+# layers wait, no more than two buckets are ahead of one that the next forward needs first.
+UNDER_WAY, BUCKETS_AHEAD = 32 * 2**20, 2
 
 
 class Collectives:
@@ -73,13 +75,21 @@ class Collectives:
         return future
 
     def _wait(self) -> None:
+        """Take what is done, in whatever order that is: the other ranks may have begun with another bucket."""
+        waiting: list[tuple[int, Callable[[torch.Tensor], int] | None, Any]] = []
         while True:
-            handle, following, future = self._handles.get()
+            if not waiting:
+                waiting.append(self._handles.get())
+            while not self._handles.empty():
+                waiting.append(self._handles.get())
+            done = wait_for_any([handle for handle, _, _ in waiting], self._handles.empty)
+            if done is None:
+                continue
+            handle, following, future = waiting.pop(done)
             try:
-                wait_asleep(handle)
                 result = hvd.synchronize(handle)
                 if following:
-                    self._handles.put((following(result), None, future))
+                    waiting.append((following(result), None, future))
                 else:
                     future.set_result(result)
             except Exception as error:
@@ -166,7 +176,8 @@ class Ring(Synchroniser):
         pieces, weights, ring = cut(sizes, 1, self.config.bucket_elements), flatten_weights(model), Collectives()
         staging = Staging(weights, pieces) if self.staged else None
         lanes = [self.make_lane(number, piece, weights, staging, ring, self.job) for number, piece in enumerate(pieces)]
-        self.exchange = Exchange(lanes, sizes, weights, staging, UNDER_WAY, self.config.timeout)
+        room = BUCKETS_AHEAD * 4 * self.config.bucket_elements if self.waits_for_layers else UNDER_WAY
+        self.exchange = Exchange(lanes, sizes, weights, staging, room, self.config.timeout)
         self.exchange.attach(model, self.waits_for_layers)
         if trace.is_on:
             self.exchange.observers.append(RingTrace())

@@ -8,7 +8,7 @@ from helpers.jobs import JOB, hvdtrain
 from hypothesis import given
 from hypothesis import strategies as st
 
-from hvdtrain.wire.horovod import placement, wait_asleep
+from hvdtrain.wire.horovod import placement, wait_for_any
 
 
 @given(st.lists(st.sampled_from("abcde"), min_size=1, max_size=20))
@@ -56,6 +56,15 @@ def test_a_worker_that_waits_for_the_ring_takes_no_processor_time(monkeypatch):
     asked, done = [], time.monotonic() + 0.4
     monkeypatch.setattr(hvd, "poll", lambda handle: asked.append(handle) or time.monotonic() > done)
     before = time.thread_time()
-    wait_asleep(3)
+    assert wait_for_any([3]) == 0
     assert time.monotonic() > done and set(asked) == {3}
     assert time.thread_time() - before < 0.2
+
+
+def test_what_is_done_first_is_taken_first(monkeypatch):
+    """Other ranks may have begun with another bucket: who waits for the first of its buckets could wait for ever."""
+    import horovod.torch as hvd
+
+    monkeypatch.setattr(hvd, "poll", lambda handle: handle == 7)
+    assert wait_for_any([5, 7]) == 1
+    assert wait_for_any([5], as_long_as=lambda: False) is None
