@@ -55,12 +55,11 @@ class PushLane(Lane):
         self.version = 0
         self.bytes_sent = self.bytes_received = 0
 
-    def send(self) -> "Future[Answer]":
+    def send(self, gradient: torch.Tensor) -> "Future[Answer]":
         step, lr, share, status = self.context
         status.read.append(self.version)
-        assert self.gradient is not None
         # By way of numpy it has a storage of its own: of a larger one, rpc would copy the part before sending.
-        gradient, self.gradient = torch.from_numpy(self.gradient.numpy()), None
+        gradient = torch.from_numpy(gradient.numpy())
         tensors = self.compressor.encode(gradient) if self.compressor else [gradient]
         self.bytes_sent += sum(tensor.nbytes for tensor in tensors)
         sent = [self.shared.put(tensor, self.piece.server, held=self.pushes_again) for tensor in tensors]
@@ -78,10 +77,7 @@ class PushLane(Lane):
     def install(self, answer: Answer) -> None:
         """Have the weights of an answer."""
         weights = self.shared.get(answer.weights)
-        if self.staging:
-            self.staging.copy_in(self.number, weights)
-        else:
-            self.weights.copy_(weights)
+        self.write(weights)
         self.version = answer.version
         self.bytes_received += weights.nbytes
 
@@ -117,7 +113,7 @@ class PushExchange(Exchange):
         ]
         room = UNDER_WAY // max(len({piece.server for piece in pieces}), workers)
         super().__init__(lanes, sizes, weights, staging, room, wire.patience)
-        self.begin_step(0, 0.0)
+        self.begin(StepContext(0, 0.0, None, PushStatus(0)))  # none yet: nothing is to be answered
 
     def begin_step(self, step: int, lr: float, share: int | None = None) -> None:
         """The step whose gradients come next."""

@@ -68,6 +68,12 @@ def test_workers_that_are_ready_at_different_times_do_not_wait_for_each_other_in
     assert pushed[0][:2] == [5, 4] and pushed[0][2] == 0  # what forward needs first overtakes
 
 
+def test_a_worker_that_has_begun_no_step_has_nothing_to_wait_for(join):
+    """The others may have taken all shares of its first round."""
+    (idle,), _ = join(1, lambda: sync(1))
+    idle.wait_until_answered()
+
+
 def test_all_workers_together_have_so_many_bytes_under_way(join):
     """16 bytes a bucket: two of them fit beside the one for which there is always room."""
     (alone, _), pushed = join(2, lambda: sync(2))
