@@ -45,13 +45,11 @@ class Bucketer:
         starts = list(accumulate(sizes, initial=0))
         # Of each parameter: the buckets that it lies in, where it lies there, and which range of it, laid flat, does.
         self._parts: list[list[tuple[int, slice, slice]]] = [[] for _ in sizes]
-        self._places: list[list[tuple[int, slice, slice]]] = [[] for _ in pieces]  # by bucket: a parameter, and these
         for number, piece in enumerate(pieces):
             for parameter in piece.parameters:
                 start, stop = max(piece.start, starts[parameter]), min(piece.stop, starts[parameter + 1])
                 place, part = (slice(start - zero, stop - zero) for zero in (piece.start, starts[parameter]))
                 self._parts[parameter].append((number, place, part))
-                self._places[number].append((parameter, place, part))
         self.of_parameter = [[number for number, _, _ in parts] for parts in self._parts]
         # Where the gradients of several parameters come together; others leave as they are.
         self._gathered = {
@@ -89,28 +87,35 @@ class Lane(ABC):
         number: of the bucket, in the order in which forward needs them.
         weights: [bucket] float32, the model's own memory.
         size: bytes of its gradient.
-        gradient, context: what is to be sent, [bucket] float32, and of which step that is: see Exchange.begin.
+        gradient, context: what waits to be sent, [bucket] float32, and of which step that is: see Exchange.begin.
         is_fresh: nothing that was sent is unanswered.
         sent_at: when what is under way was sent, or was last, by time.perf_counter.
     """
 
-    gradient: torch.Tensor | None
     context: Any
 
     def __init__(self, number: int, piece: Piece, weights: torch.Tensor, staging: Staging | None) -> None:
         self.number, self.piece, self.staging = number, piece, staging
+        self.gradient: torch.Tensor | None = None
         self.weights = weights[piece.start : piece.stop]
         self.size = self.weights.nbytes
         self.is_fresh = True
         self.sent_at = 0.0
 
     @abstractmethod
-    def send(self) -> "Future[Any]":
-        """Send the gradient; what comes back."""
+    def send(self, gradient: torch.Tensor) -> "Future[Any]":
+        """Send the gradient, which may be used up; what comes back."""
 
     @abstractmethod
     def take(self, answer: Any) -> None:
         """Have the weights that the answer makes."""
+
+    def write(self, weights: torch.Tensor) -> None:
+        """Have these weights, [bucket], in the model."""
+        if self.staging:
+            self.staging.copy_in(self.number, weights)
+        else:
+            self.weights.copy_(weights)
 
     def failure(self, error: Exception) -> Exception:
         """What is raised where this bucket is waited for, when that happened to what is under way."""
@@ -226,8 +231,10 @@ class Exchange:
 
     def silence(self, missing: Sequence[int]) -> str:
         """What is wrong, where these buckets did not come back in time."""
-        many = f"{len(missing)} of {len(self.lanes)} buckets of gradients, {missing[0]} among them,"
-        return f"{many} were not averaged within {self.patience:g} s (see --timeout)"
+        return f"{self.in_words(missing)} were not averaged within {self.patience:g} s (see --timeout)"
+
+    def in_words(self, buckets: Sequence[int]) -> str:
+        return f"{len(buckets)} of {len(self.lanes)} buckets of gradients, {buckets[0]} among them,"
 
     def _complete(self, number: int, gradient: torch.Tensor) -> None:
         """All of a bucket's gradient is computed: its weights are old now."""
@@ -250,8 +257,8 @@ class Exchange:
                 lane = self.lanes[number]
                 self._waiting[lane.piece.server].remove(number)
                 self._under_way[lane.piece.server] += lane.size
-            lane.sent_at = time.perf_counter()
-            answer = lane.send()
+            gradient, lane.gradient, lane.sent_at = lane.gradient, None, time.perf_counter()
+            answer = lane.send(gradient)
             for observer in self.observers:
                 observer.sent(lane, sum(self._under_way.values()))
             answer.add_done_callback(partial(self._answered, lane))

@@ -3,6 +3,7 @@
 import dataclasses
 import json
 import tempfile
+import time
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -20,7 +21,7 @@ from hvdtrain.launch.allocation import hosts_or_here
 from hvdtrain.launch.hosts import Host, allocate, host_options, launcher_option, secrets_option
 from hvdtrain.launch.job_log import failure_reason
 from hvdtrain.launch.prepare import prepare
-from hvdtrain.launch.processes import launched_job
+from hvdtrain.launch.processes import ends_late, launched_job
 from hvdtrain.runs.request import check, check_workers
 
 if TYPE_CHECKING:
@@ -187,7 +188,10 @@ def _train(
 
     log = out.with_suffix(".log")
     with launched_job(prepare(launcher, config, workers, hosts, out, secrets=secrets), log) as job:
-        code = job.wait()
+        is_late = ends_late(out / "summary.json")
+        while job.poll() is None and not is_late():
+            time.sleep(0.1)
+        code = job.returncode or 0
     if code:
         raise Failure(f"{config.mode} with {with_noun(workers, 'worker')} did not run: {failure_reason(log, code)}")
     weights = load_file(out / "snapshots" / "final.safetensors")

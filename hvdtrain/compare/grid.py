@@ -5,7 +5,7 @@ import itertools
 import random
 import re
 import shlex
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Collection, Hashable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -65,6 +65,11 @@ class Planned:
     @property
     def family(self) -> str:
         return modes.declared(self.config.mode).family
+
+    @property
+    def side(self) -> str:
+        """The name that its rivals share: on the same task, with as many workers, of the same family."""
+        return f"{self.where}{self.family}-w{self.workers}"
 
     @property
     def contender(self) -> str:
@@ -132,6 +137,14 @@ def plan(
             contenders.append(dataclasses.replace(run.with_options(threads=threads), variant="-scaling"))
         contenders.append(run.with_options(threads=most))
     return contenders
+
+
+def grouped(runs: Sequence[Planned], keys: Iterable[Hashable]) -> dict[Any, list[Planned]]:
+    """Those with the same key, by that."""
+    groups: dict[Any, list[Planned]] = {}
+    for run, key in zip(runs, keys, strict=True):
+        groups.setdefault(key, []).append(run)
+    return groups
 
 
 def in_rounds(contenders: Sequence[Planned], repeats: int) -> list[list[Planned]]:

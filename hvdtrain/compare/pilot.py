@@ -5,11 +5,11 @@ The pilot is a short sprint of each, which does not count: choosing and judging 
 
 import dataclasses
 import itertools
-from collections.abc import Collection, Hashable, Iterable, Sequence
+from collections.abc import Collection, Sequence
 
 from hvdtrain import modes
 from hvdtrain.compare.forecast import Record
-from hvdtrain.compare.grid import Planned
+from hvdtrain.compare.grid import Planned, grouped
 from hvdtrain.runs.request import mathematics, mode_options
 
 PILOT_S = 1.5
@@ -60,23 +60,15 @@ def trainings(contenders: Sequence[Planned], record: Record, kept: Collection[st
         kept: names of runs that are there: what is trained already stays the one that is.
     """
     chosen = []
-    for place in _grouped(contenders, [run.where for run in contenders]):
+    for place in grouped(contenders, [run.where for run in contenders]).values():
         alone = max((record.speed(run) for run in place if run.family == modes.ONE_MACHINE), default=0.0)
         able = [dataclasses.replace(run, after_sprints=True) for run in place if record.speed(run) >= HALF * alone]
         steps = [mathematics(run.config.mode, run.workers, mode_options(run.config)) for run in able]
-        for same in _grouped(able, steps):
+        for same in grouped(able, steps).values():
             is_there = [run for run in same if run.name in kept]
             chosen.append(min(is_there or same, key=lambda run: (FIRST.index(run.family), -record.speed(run))))
     return chosen
 
 
 def _rivals(contenders: Sequence[Planned]) -> list[list[Planned]]:
-    """Contenders of one family, on the same task and number of workers."""
-    return _grouped(contenders, [(run.where, run.workers, run.family) for run in contenders])
-
-
-def _grouped(runs: Sequence[Planned], keys: Iterable[Hashable]) -> list[list[Planned]]:
-    groups: dict[Hashable, list[Planned]] = {}
-    for run, key in zip(runs, keys, strict=True):
-        groups.setdefault(key, []).append(run)
-    return list(groups.values())
+    return list(grouped(contenders, [run.side for run in contenders]).values())

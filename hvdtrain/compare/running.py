@@ -19,7 +19,7 @@ from hvdtrain.errors import UsageError
 from hvdtrain.formatting import in_minutes, with_noun
 from hvdtrain.launch.job_log import failure_reason
 from hvdtrain.launch.prepare import prepare
-from hvdtrain.launch.processes import launched_job, sigterm_unwinds
+from hvdtrain.launch.processes import ends_late, launched_job, sigterm_unwinds
 from hvdtrain.report.answer import Answer, reach_answer
 from hvdtrain.report.comparisons import split_into_comparisons
 from hvdtrain.report.contenders import DEFAULT, Margins
@@ -27,8 +27,6 @@ from hvdtrain.report.rule import LOOKS
 from hvdtrain.runs.folder import has_full_disk
 from hvdtrain.runs.read import Run, find_runs, load_run
 from hvdtrain.world.load import beside_others
-
-END_AFTER_SUMMARY_S = 30.0  # how long the ranks of a job may take to end after its summary is written
 
 
 def reach_answers(folder: Path, margins: Margins) -> list[Answer]:
@@ -201,10 +199,8 @@ class Comparison:
                 raise
             return str(error)
         with launched_job(command, log) as job:
-            # A worker that hangs and was given up by the others would let its starter wait for ever.
-            while job.poll() is None and not (
-                summary.is_file() and time.time() - summary.stat().st_mtime > END_AFTER_SUMMARY_S
-            ):
+            is_late = ends_late(summary)
+            while job.poll() is None and not is_late():
                 show()
                 time.sleep(0.1)
             code = job.returncode or 0

@@ -11,11 +11,11 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from msgspec import Struct, ValidationError, convert
+from msgspec import Struct, ValidationError, convert, to_builtins
 
 from hvdtrain import modes
 from hvdtrain.compare.forecast import Record
-from hvdtrain.compare.grid import Axes, Planned
+from hvdtrain.compare.grid import Axes, Planned, grouped
 from hvdtrain.config.option_types import EQUAL
 from hvdtrain.config.run_config import RunConfig
 from hvdtrain.formatting import three_digits
@@ -61,11 +61,8 @@ def widen(axes: Axes, on_hosts: bool) -> Axes:
 
 def sides(contenders: Sequence[Planned]) -> dict[str, list[Planned]]:
     """Rings, and servers, on each task and number of workers, by name."""
-    found: dict[str, list[Planned]] = {}
-    for run in contenders:
-        if run.family != modes.ONE_MACHINE:
-            found.setdefault(f"{run.where}{run.family}-w{run.workers}", []).append(run)
-    return found
+    distributed = [run for run in contenders if run.family != modes.ONE_MACHINE]
+    return grouped(distributed, [run.side for run in distributed])
 
 
 def search(contenders: Sequence[Planned], record: Record, seconds: float, sprint: Sprint) -> None:
@@ -78,7 +75,7 @@ def search(contenders: Sequence[Planned], record: Record, seconds: float, sprint
     rivals = sides(contenders)
     for name, settings in rivals.items():
         if name not in record.tuned:
-            record.tuned[name] = _halve(settings, record, seconds / len(rivals), sprint)
+            record.tuned[name] = to_builtins(_halve(settings, record, seconds / len(rivals), sprint))
             record.save()
 
 
@@ -91,8 +88,7 @@ def tuned(contenders: Sequence[Planned], record: Record) -> list[Planned]:
     return [*(run for run in contenders if run.family == modes.ONE_MACHINE), *best]
 
 
-def _halve(settings: Sequence[Planned], record: Record, seconds: float, sprint: Sprint) -> dict[str, Any]:
-    """What was tried, by contender with its samples/s, the best first, and which of them was taken."""
+def _halve(settings: Sequence[Planned], record: Record, seconds: float, sprint: Sprint) -> Tuned:
     draw = random.Random(settings[0].config.seed)
     left, length_s, spent, tried = list(settings), FIRST_SPRINT_S, 0.0, dict[str, float]()
 
@@ -109,7 +105,7 @@ def _halve(settings: Sequence[Planned], record: Record, seconds: float, sprint: 
         left = sorted(left, key=lambda run: -speeds.get(run.contender, 0.0))[: max(1, len(left) // 2)]
         length_s *= 2
     best_first = sorted(tried.items(), key=lambda pair: -pair[1])
-    return {"taken": left[0].contender, "settings": len(settings), "rounds": rounds, "tried": dict(best_first)}
+    return Tuned(left[0].contender, len(settings), rounds, dict(best_first))
 
 
 def told(folder: Path) -> dict[str, list[str]]:

@@ -76,3 +76,12 @@ class Synchroniser(ABC):
     def ask_servers(self, question: str) -> list[Any]:
         """What each server answers: the question is a call of ps.desk.Desk without arguments, such as `cost`."""
         return []
+
+
+def ring_traffic(ranks: int, payload: float) -> tuple[int, int]:
+    """Bytes that each rank sends and receives where so many are all-reduced, by the formula: a ring of n sends and
+    receives 2(n-1)/n of them (Patarasuk and Yuan, 2009). What carries them may take another way; no all-reduce sends
+    less at its busiest rank.
+    """
+    moved = round(2 * (ranks - 1) / ranks * payload)
+    return moved, moved

@@ -23,6 +23,7 @@ from hvdtrain.system.parent import die_with_parent, is_alive
 from hvdtrain.system.preempt import EXIT_CODE, handled_by
 
 GRACE_S = 5.0  # from SIGTERM to SIGKILL
+END_AFTER_SUMMARY_S = 30.0  # how long the ranks of a job may take to end after its summary is written
 FORK_S = 1.0  # within which another rank has begun in place of one that was lost
 
 
@@ -66,6 +67,27 @@ def launched_job(command: LaunchCommand, log: Path) -> Iterator[subprocess.Popen
             scratch.rmdir()
         if command.secrets_file and not scheduler_has_it:
             command.secrets_file.unlink(missing_ok=True)
+
+
+def ends_late(summary: Path) -> Callable[[], bool]:
+    """For a job that begins now: a function that says, when it is asked again and again, whether the job wrote this
+    summary END_AFTER_SUMMARY_S ago. Then it need not be waited for: a worker hangs that the others have given up, or
+    mpirun itself, which may miss the end of its last ranks (openpmix/prrte, issue 1839).
+    """
+
+    def written_at() -> int:
+        return summary.stat().st_mtime_ns if summary.is_file() else 0
+
+    earlier, deadline = written_at(), 0.0
+
+    def is_late() -> bool:
+        nonlocal deadline
+        if written_at() in (0, earlier):  # none, or that of a job which this one goes on with
+            return False
+        deadline = deadline or time.monotonic() + END_AFTER_SUMMARY_S
+        return time.monotonic() > deadline
+
+    return is_late
 
 
 @contextlib.contextmanager

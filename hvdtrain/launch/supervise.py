@@ -11,7 +11,7 @@ import click
 
 from hvdtrain.errors import Failure
 from hvdtrain.launch.job_log import failure_reason, job_failure
-from hvdtrain.launch.processes import launched_job, respawner, sigterm_unwinds
+from hvdtrain.launch.processes import ends_late, launched_job, respawner, sigterm_unwinds
 from hvdtrain.launch.recipe import LaunchCommand
 from hvdtrain.runs.folder import how_to_go_on, last_saved_step, launch_folder, leave_file
 from hvdtrain.system.preempt import EXIT_CODE, handled_by
@@ -40,7 +40,7 @@ def supervise(command: LaunchCommand, out: Path, retries: int, respawns: bool = 
     for attempt in range(1, retries + 2):
         leave_file(out).unlink(missing_ok=True)
         try:
-            exit_code, was_stopped = _run_once(command, log, leave_file(out), out if respawns else None)
+            exit_code, was_stopped = _run_once(command, log, out, respawns)
         except KeyboardInterrupt:
             raise KeyboardInterrupt(how_to_go_on(out, "launch")) from None
         finally:
@@ -65,15 +65,15 @@ def supervise(command: LaunchCommand, out: Path, retries: int, respawns: bool = 
         log.rename(log.with_name(f"log.{attempt}"))
 
 
-def _run_once(command: LaunchCommand, log: Path, stop_request: Path, respawned: Path | None) -> tuple[int, bool]:
+def _run_once(command: LaunchCommand, log: Path, out: Path, respawns: bool) -> tuple[int, bool]:
     """Run a job to its end and show its output; return its exit code, and whether it was asked to stop.
 
     SIGTERM asks the ranks to save and leave. Ctrl-C, a second SIGTERM, or STOP_TIMEOUT_S of waiting end the job on all
     hosts.
 
-    Args:
-        stop_request: the file that asks the ranks to stop where the starter passes no signal on.
-        respawned: the run folder, where workers that are lost are to be started again.
+    Where the starter passes no signal on, a file asks the ranks to stop.
+
+    Args: as for supervise.
     """
     requested_at: list[float] = []
 
@@ -81,22 +81,22 @@ def _run_once(command: LaunchCommand, log: Path, stop_request: Path, respawned: 
         if requested_at:
             raise SystemExit(EXIT_CODE)
         requested_at.append(time.monotonic())
-        if command.stop_signal is None or respawned:  # whom the respawner has started, the starter does not know
-            stop_request.touch()
+        if command.stop_signal is None or respawns:  # whom the respawner has started, the starter does not know
+            leave_file(out).touch()
         if command.stop_signal is not None:
             process.send_signal(command.stop_signal)
 
     with (
         sigterm_unwinds(),
         launched_job(command, log) as process,
-        respawner(respawned, command, log) if respawned else nullcontext(lambda: False) as has_forks,
+        respawner(out, command, log) if respawns else nullcontext(lambda: False) as has_forks,
         log.open("rb") as output,
         handled_by(request_stop, signal.SIGTERM),
     ):
-        last = b"\n"
+        last, is_late = b"\n", ends_late(out / "summary.json")
         while True:
             # The last of its ranks may have been started again. A starter that was killed has taken ranks with it.
-            has_ended = process.poll() is not None and (process.returncode < 0 or not has_forks())
+            has_ended = (process.poll() is not None and (process.returncode < 0 or not has_forks())) or is_late()
             lines = output.read().splitlines(keepends=True)
             if requested_at:  # ranks that leave are a failure to the starter, which prints a traceback
                 lines = [line for line in lines if re.match(rb"\[\d+\]<std", line)]
@@ -106,7 +106,7 @@ def _run_once(command: LaunchCommand, log: Path, stop_request: Path, respawned: 
             sys.stdout.buffer.writelines(lines)
             sys.stdout.flush()
             if has_ended:
-                return process.returncode, bool(requested_at)
+                return process.returncode or 0, bool(requested_at)
             if requested_at and time.monotonic() - requested_at[0] > STOP_TIMEOUT_S:
                 raise SystemExit(EXIT_CODE)
             time.sleep(0.1)

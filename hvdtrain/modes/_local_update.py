@@ -7,7 +7,7 @@ from torch import nn
 
 from hvdtrain.coordination.group import Group
 from hvdtrain.coordination.job import Job
-from hvdtrain.coordination.synchroniser import Synchroniser
+from hvdtrain.coordination.synchroniser import Synchroniser, ring_traffic
 from hvdtrain.numerics.flat import trained
 from hvdtrain.numerics.optimizers import make_optimizer, restore_state, set_lr, state_of
 
@@ -49,9 +49,4 @@ class LocalUpdate(Synchroniser):
         self.optimizer.step()
 
     def traffic(self, steps: int) -> tuple[int, int]:
-        """By the formula: a ring of n sends and receives 2(n-1)/n of the message at each rank (Patarasuk and Yuan,
-        2009). What carries it may take another way; no all-reduce sends less at its busiest rank.
-        """
-        n = self.world.size
-        moved = round(steps * 2 * (n - 1) / n * self.message)
-        return moved, moved
+        return ring_traffic(self.world.size, steps * self.message)

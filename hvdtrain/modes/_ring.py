@@ -18,7 +18,7 @@ from hvdtrain.buckets.partition import Piece, cut
 from hvdtrain.buckets.staging import Staging
 from hvdtrain.coordination.job import Job
 from hvdtrain.coordination.store_group import StoreGroup
-from hvdtrain.coordination.synchroniser import Synchroniser
+from hvdtrain.coordination.synchroniser import Synchroniser, ring_traffic
 from hvdtrain.errors import Failure
 from hvdtrain.numerics.flat import flatten_weights, payload_bytes, trained
 from hvdtrain.numerics.optimizers import COUNT, make_optimizer, restore_state, set_lr, state_of
@@ -202,8 +202,8 @@ class Ring(Synchroniser):
 
     def wait(self) -> None:
         if missing := self.exchange.bucketer.incomplete():
-            many = f"{len(missing)} of {len(self.exchange.lanes)} buckets of gradients, {missing[0]} among them,"
-            raise Failure(f"{many} were not complete when backward ended: a layer had no part in it")
+            buckets = self.exchange.in_words(missing)
+            raise Failure(f"{buckets} were not complete when backward ended: a layer had no part in it")
         if not self.waits_for_layers:
             self.exchange.wait_for_all()
 
@@ -215,9 +215,4 @@ class Ring(Synchroniser):
         return self.exchange.waited_s if self.waits_for_layers else 0.0
 
     def traffic(self, steps: int) -> tuple[int, int]:
-        """By the formula: a ring of n sends and receives 2(n-1)/n of the message at each rank (Patarasuk and Yuan,
-        2009). What carries it may take another way; no all-reduce sends less at its busiest rank.
-        """
-        n = self.world.size
-        moved = round(steps * 2 * (n - 1) / n * self.message)
-        return moved, moved
+        return ring_traffic(self.world.size, steps * self.message)

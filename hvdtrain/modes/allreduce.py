@@ -23,9 +23,7 @@ class AllReduceLane(RingLane):
     def choose_part(self) -> tuple[int, torch.Tensor]:
         return 0, self.weights.cpu() if self.staging else self.weights
 
-    def send(self) -> "Future[torch.Tensor]":
-        gradient, self.gradient = self.gradient, None
-        assert gradient is not None
+    def send(self, gradient: torch.Tensor) -> "Future[torch.Tensor]":
         return self.ring.average(gradient, f"bucket {self.number}", self.config.compression == "fp16")
 
     def take(self, average: torch.Tensor) -> None:

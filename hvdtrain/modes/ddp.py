@@ -14,6 +14,7 @@ from torch.futures import Future
 
 from hvdtrain.coordination.job import Job
 from hvdtrain.coordination.store_group import StoreGroup
+from hvdtrain.coordination.synchroniser import ring_traffic
 from hvdtrain.modes._local_update import LocalUpdate
 from hvdtrain.numerics.flat import payload_bytes
 from hvdtrain.system import trace
@@ -74,10 +75,9 @@ class Ddp(LocalUpdate):
     def traffic(self, steps: int) -> tuple[int, int]:
         if not self.low_rank:
             return super().traffic(steps)
-        n, exact = self.world.size, min(steps, self.low_rank.start_powerSGD_iter)
-        sent = exact * self.message + 4 * self.low_rank.total_numel_after_compression
-        moved = round(2 * (n - 1) / n * sent)
-        return moved, moved
+        exact = min(steps, self.low_rank.start_powerSGD_iter)
+        payload = exact * self.message + 4 * self.low_rank.total_numel_after_compression
+        return ring_traffic(self.world.size, payload)
 
     def set_accumulating(self, accumulating: bool) -> None:
         self.module.require_backward_grad_sync = not accumulating  # what its no_sync() sets

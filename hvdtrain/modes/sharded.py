@@ -33,9 +33,7 @@ class ShardedLane(RingLane):
         part = self.weights[start : start + each + (self.world.rank < more)]
         return start, part.cpu() if self.staging else part
 
-    def send(self) -> "Future[torch.Tensor]":
-        gradient, self.gradient = self.gradient, None
-        assert gradient is not None
+    def send(self, gradient: torch.Tensor) -> "Future[torch.Tensor]":
         return self.ring.average_shard(gradient, f"bucket {self.number}", self._updated)
 
     def _updated(self, average: torch.Tensor) -> torch.Tensor:
@@ -43,10 +41,7 @@ class ShardedLane(RingLane):
         return self.part
 
     def take(self, weights: torch.Tensor) -> None:
-        if self.staging:
-            self.staging.copy_in(self.number, weights)
-        else:
-            self.weights.copy_(weights)
+        self.write(weights)
 
 
 class Sharded(Ring):

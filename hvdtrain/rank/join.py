@@ -63,7 +63,7 @@ def join_run(folder: Path) -> None:
     if config.pretrained:
         work.load_weights(model, config)
     arrival = arrive(config, known.host, known.port, known.ranks, known.is_local)  # now it is waited for
-    job = Job(config, arrival.world, folder, chosen, threads)
+    job = Job(config, arrival.world, folder, chosen, threads, steps=config.total_steps(len(data.train)))
     run_to_its_end(
         lambda terminal: work.train_as_worker(job, data, model, None, None, terminal, arrival), folder, arrival.world
     )

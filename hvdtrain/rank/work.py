@@ -182,7 +182,7 @@ def train_as_worker(
         _begin(job, data, side, model, sync, resumed, terminal)
     loader, validation = _loaders(job, data, side, start)
     progress = TrainingProgress(
-        terminal.out, config.total_steps(len(data.train)), world.is_chief, config.log_every, world.workers,
+        terminal.out, job.steps, world.is_chief, config.log_every, world.workers,
         first_step=start.step,
     )  # fmt: skip
     _tell(job, progress, terminal, resumed, arrival, [f"--pretrained skipped {line}" for line in skipped or ()])
@@ -207,7 +207,7 @@ def _loaders(job: Job, data: ImageFolder, side: int, start: Start) -> tuple[Load
     lockstep = modes.declared(config.mode).lockstep
     place = (world.worker, world.workers) if lockstep else (0, 1)  # a worker may lease any share
     sampler = BatchSampler(len(data.train), config.batch_size, config.seed, *place, config.shuffle_block)
-    soon = () if start.joins else sampler.needed(start.step, config.total_steps(sampler.samples))
+    soon = () if start.joins else sampler.needed(start.step, job.steps)
     own = () if start.joins or config.sprint else even_range(len(data.validation), world.worker, world.workers)
     return (
         Loader(data.train, side, job.threads, Augment(config.augment, config.seed), soon=soon),

@@ -67,7 +67,7 @@ def train(training: Training, loader: Loader, validation: Loader) -> list[float]
     sync, history, config, world = training.sync, training.history, training.job.config, training.job.world
     place = world.worker, world.workers, config.shuffle_block
     sampler = BatchSampler(len(loader.samples), config.batch_size, config.seed, *place)
-    steps = config.total_steps(sampler.samples)
+    steps = training.job.steps
     shares = make_shares(config, sampler, sync, steps, loader.ahead + AHEAD)
     has_joined, age = world.joined is not None, training.age_s
     barrier = StepBarrier(config, sync, steps, history.wall_s, may_depart=has_joined)

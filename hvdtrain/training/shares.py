@@ -1,7 +1,7 @@
 """Which shares of an epoch a worker trains on: always that of its number, or whichever is next when it is ready."""
 
 import time
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any, cast
 
 import torch
@@ -18,7 +18,8 @@ FORGETTING = 0.75  # what counts of what was measured, at each barrier after it
 
 
 class LockstepShares:
-    """This worker's share of every global batch, as long as the others'. A round of them is the rest of an epoch, or
+    """This worker's share of every global batch, as long as the others'. Each is made when it is asked for: an epoch of
+    a million samples has many. A round of them is the rest of an epoch, or
     ends where all workers decide something.
 
     Attributes:
@@ -32,10 +33,15 @@ class LockstepShares:
     def __init__(self, sampler: BatchSampler) -> None:
         self.sampler = sampler
 
-    def after(self, step: int) -> Iterable[Share]:
+    def after(self, step: int) -> Iterator[Share]:
         """The shares of the rest of the epoch that this step is in, or of the next where it is an epoch's last."""
-        epoch, done = divmod(step, self.sampler.steps_per_epoch)
-        return self.sampler.epoch(epoch + 1, done)
+        per_epoch, workers = self.sampler.steps_per_epoch, self.sampler.workers
+        for done in range(step, (step // per_epoch + 1) * per_epoch):
+            yield self.sampler.share(done * workers + self.sampler.worker, self.speeds(done))
+
+    def speeds(self, done: int) -> Sequence[float]:
+        """Of each worker, by which the step's batch is shared out that comes after so many; none: all are equal."""
+        return ()
 
     def open(self, state: Callable[[], dict[str, Any]]) -> None:
         pass
@@ -72,11 +78,8 @@ class MeasuredShares(LockstepShares):
         self._recent = torch.zeros_like(self._before)
         self._cuts: list[tuple[int, list[float]]] = [(0, [])]  # from which step on, and speeds
 
-    def after(self, step: int) -> Iterable[Share]:
-        per_epoch, workers = self.sampler.steps_per_epoch, self.sampler.workers
-        for done in range(step, (step // per_epoch + 1) * per_epoch):
-            speeds = next(speeds for first, speeds in reversed(self._cuts) if first <= done)
-            yield self.sampler.share(done * workers + self.sampler.worker, speeds)
+    def speeds(self, done: int) -> Sequence[float]:
+        return next(speeds for first, speeds in reversed(self._cuts) if first <= done)
 
     def took(self, samples: int, seconds: float) -> None:
         self.computed += torch.tensor([samples, seconds])

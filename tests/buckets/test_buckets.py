@@ -36,8 +36,8 @@ def test_each_step_hands_over_each_bucket_once_in_whatever_order_its_gradients_c
 class HeldLane(Lane):
     """What is sent comes back when the test says so."""
 
-    def send(self):
-        self.sent = self.gradient.clone()
+    def send(self, gradient):
+        self.sent = gradient.clone()
         self.answer = Future()
         return self.answer
 

@@ -51,8 +51,8 @@ def test_gradients_that_arrive_late_or_over_another_wire_give_the_same_weights(t
 class AverageLane(Lane):
     """Its gradient comes back at once."""
 
-    def send(self):
-        return as_future(self.gradient)
+    def send(self, gradient):
+        return as_future(gradient)
 
     def take(self, weights):
         self.staging.copy_in(self.number, weights)

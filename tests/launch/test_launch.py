@@ -374,6 +374,19 @@ def test_the_first_that_fails_is_told_with_its_exit_code(launcher, what, code, l
     assert failure_reason(log, 3).startswith(line)
 
 
+def test_a_job_whose_starter_does_not_end_is_over_some_time_after_its_summary(tmp_path, monkeypatch):
+    """A summary of before, with which the job goes on, is not this job's."""
+    monkeypatch.setattr(processes, "END_AFTER_SUMMARY_S", 1.0)
+    out = tmp_path / "run"
+    out.mkdir()
+    (out / "summary.json").write_text("{}")
+    log_file(out).parent.mkdir()
+    words = f"sleep 2; echo [] > {shlex.quote(str(out))}/summary.json; sleep 90"
+    began = time.monotonic()
+    supervise(expand("local", JobSpec(1, ["sh", "-c", words], out=out)), out, 0)
+    assert 3 < time.monotonic() - began < 60
+
+
 @pytest.mark.parametrize(("what", "shown"), [("own", False), ("exit", True)])
 def test_a_job_that_failed_says_how_to_go_on_and_shows_lines_of_a_rank_that_said_nothing(what, shown, tmp_path, capsys):
     out = tmp_path / "run"
