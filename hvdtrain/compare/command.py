@@ -89,8 +89,8 @@ def _presets() -> str:
 )  # fmt: skip
 @click.option(
     "--tune", type=Duration(), default=None,
-    help="First look for the fastest setting of rings and of servers, for so long in all: all rings, wires, "
-    "--bucket-mb 1, 4 and 16, --wait-for layer and step, as many servers as workers, as far as they are not given. "
+    help="First look for the fastest setting of rings and of servers, for so long in all: all rings, their transports, "
+    "wires, --bucket-mb 1, 4 and 16, --wait-for layer and step, more servers, as far as they are not given. "
     "The best of each is compared, in other runs; OUT/tuned-….toml has its options, for --preset and train --config.",
 )  # fmt: skip
 @click.option(
@@ -147,7 +147,7 @@ def compare(
     workers = _numbers_of_workers(ctx, workers, listed)
     folder = Path(out or (f"runs/compare-{time.strftime('%Y%m%d-%H%M%S')}" if not dry_run else "runs/compare"))
     axes = Axes(modes, workers, servers, {name: options.pop(name) for name in SPANNED})
-    axes = _axes_to_tune(axes, sprint_s, bool(listed)) if tune else axes
+    axes = _axes_to_tune(axes, sprint_s, listed) if tune else axes
     config = RunConfig(**options)
     if not listed and not dry_run:
         config = _with_device(config, max(workers))
@@ -193,10 +193,10 @@ def _numbers_of_workers(ctx: click.Context, workers: list[int], hosts: list[Host
     return [sum(host.slots for host in hosts)] if hosts and not is_given else workers
 
 
-def _axes_to_tune(axes: Axes, sprint_s: float, on_hosts: bool) -> Axes:
+def _axes_to_tune(axes: Axes, sprint_s: float, hosts: list[Host]) -> Axes:
     if not sprint_s:
         raise UsageError("--tune looks for the best by sprints: give --trainings too, for whole runs after them")
-    return widen(axes, on_hosts)
+    return widen(axes, hosts)
 
 
 def _tuning_lines(contenders: list[Planned]) -> list[str]:

@@ -19,9 +19,11 @@ from hvdtrain.compare.grid import Axes, Planned, grouped
 from hvdtrain.config.option_types import EQUAL
 from hvdtrain.config.run_config import RunConfig
 from hvdtrain.formatting import three_digits
+from hvdtrain.launch.hosts import Host, allocate
 
 FIRST_SPRINT_S = 1.0
 SPACE: Mapping[str, Sequence[Any]] = {"bucket_mb": (1.0, 4.0, 16.0), "wait_for": ("layer", "step")}
+SPACE_HERE: Mapping[str, Sequence[Any]] = {"ring_transport": ("gloo", "mpi")}  # over hosts the launcher decides
 LISTED = 5  # settings of a side in a report
 Sprint = Callable[[Sequence[Planned], str], Mapping[str, float]]
 
@@ -41,22 +43,32 @@ class Tuned(Struct):
     tried: dict[str, float]
 
 
-def widen(axes: Axes, on_hosts: bool) -> Axes:
+def widen(axes: Axes, hosts: Sequence[Host] = ()) -> Axes:
     """The same with all that a side can be set to, as far as nothing was asked for: SPACE, and of a ring all rings,
-    which compute the same. On one machine also as many servers as workers; on hosts each worker would have less then.
+    which compute the same. On one machine also SPACE_HERE, and as many servers as workers; over hosts as many of them
+    as make no host fuller than it is with one, or all workers had fewer threads.
     """
+    space = SPACE if hosts else {**SPACE, **SPACE_HERE}
+    more = min(_most_servers(hosts, workers) for workers in axes.workers) if hosts else EQUAL
     families = {modes.declared(name).family for name in axes.modes}
     rings = [name for name in modes.names() if modes.declared(name).family == modes.RING]
     options = {
-        name: SPACE[name] if name in SPACE and list(values) == [getattr(RunConfig, name)] else values
+        name: space[name] if name in space and list(values) == [getattr(RunConfig, name)] else values
         for name, values in axes.options.items()
     }
     return dataclasses.replace(
         axes,
         modes=list(dict.fromkeys([*axes.modes, *(rings if modes.RING in families else ())])),
-        servers=axes.servers if on_hosts else list(dict.fromkeys([*axes.servers, EQUAL])),
+        servers=list(dict.fromkeys([1, more])) if list(axes.servers) == [1] else axes.servers,
         options=options,
     )
+
+
+def _most_servers(hosts: Sequence[Host], workers: int) -> int:
+    def fullest(servers: int) -> int:
+        return max(host.slots for host in allocate(hosts, workers, servers))
+
+    return max(servers for servers in range(1, workers + 1) if fullest(servers) == fullest(1))
 
 
 def sides(contenders: Sequence[Planned]) -> dict[str, list[Planned]]:

@@ -29,7 +29,7 @@ GROUPS = {
     ),
     "Parameter server": (
         "compression", "staleness", "push_scale", "look_ahead", "shares", "wait_for", "backup", "staleness_lr",
-        "delay_compensation", "wire", "bucket_mb", "record",
+        "delay_compensation", "wire", "ring_transport", "bucket_mb", "record",
     ),
     "Hosts": ("hosts", "hostfile", "launcher", "interface", "sync_dst_dir", "secrets"),
     "Devices": ("device", "threads", "precision", "share_gpu", "compile", "deterministic"),

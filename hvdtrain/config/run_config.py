@@ -144,6 +144,11 @@ class RunConfig:
         "rpc", "What carries gradients and weights: torch's `rpc`, or ZeroMQ, `zmq`, which unpickles nothing, and "
         "encrypts all with the key that `hvdtrain launch` makes.", click.Choice(WIRES),
     )  # fmt: skip
+    ring_transport: str = option(
+        "auto", "What carries Horovod's tensors on CPUs, in allreduce and sharded: `mpi`, where mpirun started the "
+        "ranks, or `gloo`, elsewhere or on one machine. `auto` is mpi where it can.",
+        click.Choice(["auto", "gloo", "mpi"]),
+    )  # fmt: skip
     bucket_mb: float = option(
         4.0, "MiB of weights that travel as one message to or from a server.", click.FloatRange(0, 32, True)
     )

@@ -156,7 +156,7 @@ class Ring(Synchroniser):
         # Gloo's own limit, 30 s, would run while another host's workers still look at their images.
         os.environ.setdefault("HOROVOD_GLOO_TIMEOUT_SECONDS", str(math.ceil(job.config.timeout)))
         world = job.world
-        backend = horovod.join(world, None if world.starts_horovod else job.meet())
+        backend = horovod.join(world, None if world.starts_horovod else job.meet(), job.config.ring_transport)
         store = job.meet() if world.size > 1 else None
         self.group = StoreGroup(world, store, job.config.timeout, horovod.leave)
         self.job, self.config, self.world, self.make_lane = job, job.config, world, make_lane

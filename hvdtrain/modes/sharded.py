@@ -19,7 +19,7 @@ ORDER = 3
 COLOUR = "#7f00ff"
 MARKER = "P"
 JOINS_HOROVOD = True
-OPTIONS = ("bucket_mb",)
+OPTIONS = ("bucket_mb", "ring_transport")
 SHARES = ("equal", "measured")
 WAIT_FOR = ("step", "layer")
 

@@ -26,7 +26,8 @@ from hvdtrain.system import trace
 MAY_CHANGE = {
     "mode", "servers", "threads", "slow", "trace", "trace_steps", "device", "share_gpu", "compile",
     "push_scale", "look_ahead", "shares", "wait_for", "staleness", "backup", "delay_compensation", "staleness_lr",
-    "compression", "wire", "bucket_mb", "record", "accumulate", "epochs", "steps", "time_budget", "sprint", "repeat",
+    "compression", "wire", "ring_transport", "bucket_mb", "record", "accumulate", "epochs", "steps", "time_budget",
+    "sprint", "repeat",
     "deterministic", "save", "target_accuracy", "stop_at_target", "snapshot_every", "keep_snapshots", "log_every",
     "timeout", "dataset", "pretrained",  # names of what is compared by its content
 }  # fmt: skip
@@ -44,12 +45,8 @@ def train_options(*without: str, **defaults: Any) -> Callable[[Callable], Callab
 # Options of which each mode declares what it can do, the default first, under the option's name.
 CHOICES = ("shares", "wait_for")
 IN_STEP = ("in step",)
-_CARRYING = {
-    "wire",
-    "bucket_mb",
-    "record",
-    "wait_for",
-}  # of how messages travel: nothing computed hangs on it
+# Of how messages travel: nothing computed hangs on it.
+_CARRYING = {"wire", "ring_transport", "bucket_mb", "record", "wait_for"}
 # Patterns of secrets in a URL, and what they are.
 _SECRETS = [
     (r"://[^/@]*:[^/@]*@", "a password"),

@@ -39,7 +39,8 @@ def open_store(world: World, timeout: float) -> "Store":
         raise Failure(f"ranks started by {world.starter} need MASTER_ADDR and MASTER_PORT to find each other")
     with or_exit(timeout, f"rank {world.rank} did not find all {world.size} ranks"):
         stays = horovod.is_joined()
-        horovod.join(world)
+        if not stays:
+            horovod.join(world)
         store = _listen(own_address(world), 0, limit) if world.rank == 0 else None
         host, port = horovod.broadcast((own_address(world), store.port) if store else None)
         if not stays:

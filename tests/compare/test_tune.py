@@ -12,12 +12,14 @@ from hvdtrain.compare.forecast import Record
 from hvdtrain.compare.grid import Axes, plan
 from hvdtrain.compare.tune import search, sides, tuned, widen
 from hvdtrain.config.run_config import RunConfig
+from hvdtrain.launch.hosts import parse_hosts
+
+MODES = ["single", "allreduce", "ps-sync"]
+OPTIONS = {"wire": ("rpc", "zmq"), "bucket_mb": (4.0,), "wait_for": ("auto",), "ring_transport": ("auto",)}
 
 
 def settings():
-    options = {"wire": ("rpc", "zmq"), "bucket_mb": (4.0,), "wait_for": ("auto",)}
-    axes = widen(Axes(["single", "allreduce", "ps-sync"], options=options), on_hosts=False)
-    return plan(RunConfig(mode="single", threads=1), axes)
+    return plan(RunConfig(mode="single", threads=1), widen(Axes(MODES, options=OPTIONS)))
 
 
 def test_all_rings_both_wires_and_sizes_are_among_the_settings():
@@ -27,9 +29,20 @@ def test_all_rings_both_wires_and_sizes_are_among_the_settings():
     }  # fmt: skip
     assert {run.config.servers for run in found["servers-w2"]} == {1, 2}
     assert len({run.contender for run in found["servers-w2"]}) == 2 * 2 * 3 * 2
+    assert len({run.contender for run in found["ring-w2"]}) == 2 * 2 * 3 * 2 + 1
 
 
-@pytest.mark.parametrize("planted", ["sharded-w2-mb1.0-layer", "ps-sync-w2-s2-zmq-mb16.0-step"])
+@pytest.mark.parametrize(
+    ("hosts", "workers", "servers"),
+    [("a:1,b:1", 2, [1, 2]), ("a:2,b:2,c:2", 6, [1, 3]), ("a:4", 4, [1]), ("a:1,b:1,c:1", 2, [1])],
+)
+def test_over_hosts_there_are_so_many_servers_that_no_worker_has_fewer_threads(hosts, workers, servers):
+    axes = widen(Axes(MODES, [workers], options=OPTIONS), parse_hosts(hosts))
+    assert (axes.servers, axes.options["ring_transport"]) == (servers, ("auto",))
+    assert widen(Axes(MODES, servers=[3]), parse_hosts(hosts)).servers == [3]
+
+
+@pytest.mark.parametrize("planted", ["sharded-w2-mb1.0-layer-gloo", "ps-sync-w2-s2-zmq-mb16.0-step"])
 def test_a_setting_that_is_faster_by_a_quarter_is_found_in_nine_of_ten_tries(planted, tmp_path):
     """Sprints are wrong by 5 %, as those of a busy machine are."""
     found, contenders = 0, settings()

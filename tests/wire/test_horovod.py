@@ -1,14 +1,17 @@
 """Joining Horovod where its own starter did not start the ranks."""
 
 import json
+import subprocess
 import time
 
 import pytest
-from helpers.jobs import JOB, hvdtrain
+from helpers.jobs import HVDTRAIN, JOB, hvdtrain
 from hypothesis import given
 from hypothesis import strategies as st
 
-from hvdtrain.wire.horovod import placement, wait_for_any
+from hvdtrain.errors import Failure
+from hvdtrain.wire.horovod import join, placement, wait_for_any
+from hvdtrain.world.place import World
 
 
 @given(st.lists(st.sampled_from("abcde"), min_size=1, max_size=20))
@@ -68,3 +71,20 @@ def test_what_is_done_first_is_taken_first(monkeypatch):
     monkeypatch.setattr(hvd, "poll", lambda handle: handle == 7)
     assert wait_for_any([5, 7]) == 1
     assert wait_for_any([5], as_long_as=lambda: False) is None
+
+
+@pytest.mark.timeout(120)
+def test_ranks_of_mpirun_take_gloo_where_they_are_asked_to(tmp_path):
+    words = ["launch", "-n", "2", "--out", str(tmp_path / "run"), "--", *JOB, "--ring-transport", "gloo"]
+    done = subprocess.run([HVDTRAIN, *words], capture_output=True, text=True, timeout=100, check=False)
+    assert done.returncode == 0, done.stdout + done.stderr
+    manifest = json.loads((tmp_path / "run" / "manifest.json").read_text())
+    assert (manifest["starter"], manifest["workers"], manifest["backend"]) == ("mpirun", 2, "horovod-gloo")
+
+
+def test_a_transport_that_ranks_cannot_have_is_refused(monkeypatch):
+    monkeypatch.setenv("PMIX_SERVER_TMPDIR", "/nowhere")
+    with pytest.raises(Failure, match="--ring-transport mpi is for ranks that mpirun starts, not torchrun"):
+        join(World("torchrun", size=2), transport="mpi")
+    with pytest.raises(Failure, match="--ring-transport gloo under mpirun is for ranks on one host"):
+        join(World("mpirun", size=2), transport="gloo")
