@@ -37,9 +37,12 @@ WHOLE = LENGTHS - {"sprint"}
 def _use_preset(ctx: click.Context, param: click.Parameter, name: str) -> str:
     """The preset's options are defaults: what stands on the command line wins."""
     if name:
-        is_file = name.endswith(".toml")
-        ctx.default_map = _tuned_options(Path(name)) if is_file else recipes.load("presets", name)["options"]
+        ctx.default_map = _tuned_options(Path(name)) if _is_file(name) else recipes.load("presets", name)["options"]
     return name
+
+
+def _is_file(preset: str) -> bool:
+    return preset.endswith(".toml")
 
 
 def _tuned_options(file: Path) -> dict[str, Any]:
@@ -208,8 +211,8 @@ def _tuning_lines(contenders: list[Planned]) -> list[str]:
 
 def _published(preset: str) -> str:
     """The preset, if it has a table of its authors' figures."""
-    is_file = not preset or preset.endswith(".toml")
-    return "" if is_file or "table" not in recipes.load("presets", preset) else preset
+    is_named = preset and not _is_file(preset)
+    return preset if is_named and "table" in recipes.load("presets", preset) else ""
 
 
 def _number_of_repeats(ctx: click.Context, repeats: int, until_sure: bool, sprint_s: float) -> int:

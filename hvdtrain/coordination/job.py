@@ -21,6 +21,7 @@ class Job:
     Attributes:
         store: where all ranks have met already; see coordination.meeting.
         steps: how many a worker trains for; None where time decides.
+        wait_for: what waits for fresh weights, each `layer` or the `step`: as asked, or as the mode has it by default.
     """
 
     config: RunConfig
@@ -30,6 +31,12 @@ class Job:
     threads: int
     store: "Store | None" = None
     steps: int | None = None
+    wait_for: str = "step"
+
+    @property
+    def waits_for_layers(self) -> bool:
+        """Whether each layer's forward waits for its weights; a compiled model has no layers to wait before."""
+        return self.wait_for == "layer" and not self.config.compile
 
     def meet(self) -> "Store":
         """The store that all ranks share."""

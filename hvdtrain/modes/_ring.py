@@ -163,7 +163,7 @@ class Ring(Synchroniser):
         on_gpu = job.device.type == "cuda"
         self.staged = on_gpu and (job.config.share_gpu or not hvd.nccl_built())
         self.backend = "horovod-nccl" if on_gpu and not self.staged else backend
-        self.waits_for_layers = self.config.wait_for == "layer" and not self.config.compile
+        self.waits_for_layers = job.waits_for_layers
 
     def prepare(self, model: nn.Module) -> nn.Module:
         state = model.state_dict()

@@ -85,6 +85,7 @@ def _rank(rank: int, ranks: int, port: int, mode: str, servers: int, block: int,
     from hvdtrain import modes
     from hvdtrain.config.run_config import RunConfig
     from hvdtrain.coordination.job import Job
+    from hvdtrain.runs.request import choice
     from hvdtrain.system.memory import keep_memory
     from hvdtrain.world.network import use_one_interface
     from hvdtrain.world.place import read_world
@@ -95,7 +96,7 @@ def _rank(rank: int, ranks: int, port: int, mode: str, servers: int, block: int,
     if servers:
         keep_memory()
     config = RunConfig(mode=mode, servers=servers, optimizer="sgd", momentum=0.0, timeout=TIMEOUT_S)
-    job = Job(config, world, Path(folder), torch.device("cpu"), threads=1)
+    job = Job(config, world, Path(folder), torch.device("cpu"), threads=1, wait_for=choice(config, "wait_for"))
     if world.is_server:
         modes.load(mode).serve(job, print)
         os._exit(0)

@@ -51,8 +51,7 @@ class PushPull(Synchroniser):
             self.wire.returned = self.shared.replace_receiver
             self.wire.returning = frozenset(range(self.world.servers))
         self.group = ServerGroup(self.wire, job.world, self.store, self.timeout, self.servers_return)
-        # A compiled model has no layers to wait before.
-        self.waits_for_layers = job.config.wait_for != "step" and not job.config.compile
+        self.waits_for_layers = job.waits_for_layers
         self.step = 0  # of this worker's
         self._idled = 0  # calls of idle
         self._shares: deque[int] = deque()  # numbers of those that are leased, and not begun

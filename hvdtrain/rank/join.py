@@ -8,7 +8,7 @@ from hvdtrain.coordination.join_info import JoinInfo, read_join_info
 from hvdtrain.errors import Failure, UsageError
 from hvdtrain.launch.private_network import enter_network, network_of
 from hvdtrain.rank.process import run_to_its_end, set_threads
-from hvdtrain.runs.request import check_joinable, config_of
+from hvdtrain.runs.request import check_joinable, choice, config_of
 from hvdtrain.runs.schema import Manifest, find
 from hvdtrain.system.memory import keep_memory
 from hvdtrain.world.host import boot_id
@@ -63,7 +63,8 @@ def join_run(folder: Path) -> None:
     if config.pretrained:
         work.load_weights(model, config)
     arrival = arrive(config, known.host, known.port, known.ranks, known.is_local)  # now it is waited for
-    job = Job(config, arrival.world, folder, chosen, threads, steps=config.total_steps(len(data.train)))
+    steps, wait_for = config.total_steps(len(data.train)), choice(config, "wait_for")
+    job = Job(config, arrival.world, folder, chosen, threads, steps=steps, wait_for=wait_for)
     run_to_its_end(
         lambda terminal: work.train_as_worker(job, data, model, None, None, terminal, arrival), folder, arrival.world
     )

@@ -37,7 +37,7 @@ from hvdtrain.rank.summary import HostLoads
 from hvdtrain.runs.folder import leave_file, write_json
 from hvdtrain.runs.manifest import by_host, manifest, part, weights_hash
 from hvdtrain.runs.metrics import Recorder
-from hvdtrain.runs.request import check_length
+from hvdtrain.runs.request import check_length, choice
 from hvdtrain.runs.snapshot import Snapshot
 from hvdtrain.system import trace
 from hvdtrain.system.preempt import Terminated, deferred_sigterm
@@ -95,7 +95,8 @@ def prepare(
         raise UsageError("--record is for --device cpu: replay computes there, and a GPU rounds otherwise")
     if config.compile and not world.is_server and not shutil.which(os.environ.get("CXX") or "g++"):
         raise UsageError("--compile needs a C++ compiler: install g++, or let CXX name one")
-    job = Job(config, world, folder, chosen, threads, store, config.total_steps(len(data.train)) if data else None)
+    steps = config.total_steps(len(data.train)) if data else None
+    job = Job(config, world, folder, chosen, threads, store, steps, choice(config, "wait_for"))
     if data is None:
         return Prepared(lambda terminal: modes.load(config.mode).serve(job, partial(print, file=terminal.out)))
     model = initial_model(config, len(data.classes))

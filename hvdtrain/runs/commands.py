@@ -16,6 +16,7 @@ from hvdtrain.errors import UsageError
 from hvdtrain.runs.folder import CONFIG
 from hvdtrain.runs.launched import Launched, job_command
 from hvdtrain.runs.read import Run
+from hvdtrain.runs.request import CHOICES
 
 _DECIDED = {"mode", "servers", "repeat", "seed", "threads", "sprint"}  # by `compare`, for each run
 LONGER = 4  # times
@@ -65,6 +66,10 @@ def _option(field: "dataclasses.Field[Any]", runs: Sequence[Run], configs: Seque
         for run, config in zip(runs, configs, strict=True)
         if not users or run.kind.mode in users
     )
+    if field.name in CHOICES:  # a mode that can have none of the values asked for has it as it is by default
+        asked = values.keys() - {field.default}
+        able = [name for name in modes.names() if asked & {*getattr(modes.declared(name), field.name)}]
+        values = dict.fromkeys(getattr(config, field.name) for config in configs if config.mode in able)
     usual = "never" if field.name == "snapshot_every" else field.default
     if field.name == "wire":  # `compare` takes all of them where none is named
         return [flag("wire"), *values] if len(values) == 1 else []

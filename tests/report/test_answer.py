@@ -266,6 +266,18 @@ def test_next_is_built_of_what_the_runs_were_asked(tmp_path):
     assert options.items() <= dict(itertools.pairwise(more)).items()
 
 
+def test_next_asks_for_what_modes_can_have_alone(tmp_path):
+    from hvdtrain.config.run_config import RunConfig
+
+    both = {"wait_for": "layer", "shares": "measured"}
+    asked = {RING2: both, SERVED: both, ASYNC: {"wait_for": "step"}, ONE: {}}
+    for kind, options in asked.items():
+        folder = write(tmp_path, *kind, change={"options": options})
+        RunConfig(mode=kind[0], servers=len(kind) // 3, steps=60, **options).write(folder / "config.toml")
+    words = shlex.split(reach_answer(find_runs([tmp_path])).next)
+    assert {"--wait-for": "layer,step", "--shares": "measured"}.items() <= dict(itertools.pairwise(words)).items()
+
+
 def test_verdict_json_can_be_written_and_every_key_is_described(tmp_path):
     described = (Path(report.__file__).parent / "README.md").read_text()
     full = answer(repeats(RING2, 130), repeats(ASYNC, accuracy=0.97), SLOW_ONE)
