@@ -14,6 +14,7 @@ from helpers.jobs import (
     check_run_folder,
     family,
     finish,
+    hvdtrain,
     kill,
     make_images,
     run,
@@ -29,6 +30,29 @@ from hvdtrain.runs.read import load_run
 from hvdtrain.system.parent import is_alive
 
 pytestmark = pytest.mark.timeout(180)
+
+
+STATE_TOLD = """
+from hvdtrain.modes._ring import Ring
+refresh = Ring.refresh
+def told(self):
+    refresh(self)
+    states = [state for lane in self.exchange.lanes for state in lane.optimizer.state.values()]
+    held = sum(tensor.nbytes for state in states for tensor in state.values() if tensor.dim())
+    (self.job.folder / f"held.{self.world.rank}").write_text(str(held))
+Ring.refresh = told
+"""
+
+
+def test_four_ranks_of_sharded_share_out_the_state_that_each_of_allreduce_has(tmp_path):
+    def held(mode, ranks):
+        out = tmp_path / mode
+        done = hvdtrain("train", "--mode", mode, *SMALL, "--out", out, ranks=ranks, first=STATE_TOLD)
+        assert done.returncode == 0, done.stdout
+        return [int((out / f"held.{rank}").read_text()) for rank in range(ranks)]
+
+    parts, [whole] = held("sharded", 4), held("allreduce", 1)
+    assert sum(parts) == whole and max(parts) < 0.26 * whole  # a bucket's first shards have one element more
 
 
 @pytest.mark.parametrize(
