@@ -135,6 +135,24 @@ class RunConfig:
         "that the last of them travel while the first compute; `step`, the end of the step for all. `auto` is layer "
         "with servers, step in a ring.", click.Choice(["auto", "layer", "step"]),
     )  # fmt: skip
+    local_steps: int = option(
+        0, "Each worker takes so many steps with an optimizer of its own before it sends what they came to, Δ, which "
+        "an outer optimizer takes as a gradient (local SGD, DiLoCo). --batch-size is that of a step of all workers.",
+        WordOr("none", 0, click.IntRange(1, 10**6)),
+    )  # fmt: skip
+    outer: str = option(
+        "nesterov", "With --local-steps, of the outer optimizer: v ← βv + Δ, then θ ← θ - η(Δ + βv); with `sgd` "
+        "θ ← θ - ηv.", click.Choice(["nesterov", "sgd"]),
+    )  # fmt: skip
+    outer_lr: float = option(
+        0.0, "With --local-steps: η. `auto` is 1, and 0.7 where β is 0.5 or more.",
+        WordOr("auto", 0.0, click.FloatRange(0, 10, True)),
+    )  # fmt: skip
+    outer_momentum: float = option(
+        -1.0, "With --local-steps: β. `auto` is 0 below 4 workers, 0.2 below 8, 0.5 below 16, then 0.6. The first step "
+        "of nesterov is (1 + β)ηΔ: do not compare β at the same η.",
+        WordOr("auto", -1.0, click.FloatRange(0, 1, False, True)),
+    )  # fmt: skip
     compression: str = option(
         "none", "How gradients are sent: {compression}. In allreduce none or fp16, in ddp none or "
         "powersgd. What int8, topk, 2bit and powersgd leave "
@@ -215,6 +233,16 @@ class RunConfig:
                 and (self.step_epochs, self.step_factor) != (default.step_epochs, default.step_factor),
             "--nesterov is for --optimizer sgd with --momentum above 0":
                 self.nesterov and not (self.optimizer == "sgd" and self.momentum),
+            "--outer, --outer-lr and --outer-momentum are for --local-steps": not self.local_steps
+                and (self.outer, self.outer_lr, self.outer_momentum)
+                != (default.outer, default.outer_lr, default.outer_momentum),
+            "--local-steps waits for all weights at a round's end: drop --wait-for layer":
+                bool(self.local_steps) and self.wait_for == "layer",
+            "--shares measured is not for --local-steps: an inner optimizer such as Adam forgets how many samples a "
+            "step had": bool(self.local_steps) and self.shares == "measured",
+            "--backup is not for --local-steps: H steps of a worker would be dropped":
+                bool(self.local_steps and self.backup),
+            "--record is not for --local-steps: replay does not know them": bool(self.local_steps) and self.record,
             f"--bucket-mb {self.bucket_mb} is less than 64 KiB, 0.0625: messages would be too many":
                 self.bucket_mb < 2**-4,
         }  # fmt: skip
@@ -249,6 +277,17 @@ class RunConfig:
             staleness: how many steps a worker may be ahead; None: any number.
         """
         return self.look_ahead if self.can_look_ahead and workers > 1 and staleness != 0 else 0.0
+
+    def taken_outer(self, workers: int) -> tuple[float, float]:
+        """η and β of the outer optimizer for so many workers, where they are not given as published.
+
+        β is the best of SlowMo (Wang et al., 2020, arXiv:1910.00643) by workers, with its η of 1. From β = 0.5 on η is
+        0.7, as in DiLoCo (Douillard et al., 2023, arXiv:2311.08105) and, with this β, MuLoCo (arXiv:2505.23725).
+        """
+        momentum = self.outer_momentum
+        if momentum < 0:
+            momentum = next((beta for most, beta in ((3, 0.0), (7, 0.2), (15, 0.5)) if workers <= most), 0.6)
+        return self.outer_lr or (1.0 if momentum < 0.5 else 0.7), momentum
 
     @property
     def taken_width(self) -> float:

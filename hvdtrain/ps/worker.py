@@ -10,6 +10,7 @@ from typing import Any
 import torch
 from torch import nn
 
+from hvdtrain.buckets.local_steps import LocalSteps
 from hvdtrain.buckets.partition import Piece, cut
 from hvdtrain.coordination.job import Job
 from hvdtrain.coordination.join_info import servers_return
@@ -37,6 +38,7 @@ class PushPull(Synchroniser):
     """
 
     group: ServerGroup
+    local: LocalSteps | None = None
 
     def __init__(self, job: Job, arrival: Arrival | None = None, in_step: bool = False) -> None:
         self.in_step = in_step and not job.config.backup
@@ -52,7 +54,8 @@ class PushPull(Synchroniser):
             self.wire.returning = frozenset(range(self.world.servers))
         self.group = ServerGroup(self.wire, job.world, self.store, self.timeout, self.servers_return)
         # A compiled model has no layers to wait before.
-        self.waits_for_layers = job.config.wait_for != "step" and not job.config.compile
+        self.waits_for_layers = job.config.wait_for != "step" and not job.config.compile and not job.config.local_steps
+        self.outer_lr, _ = self.config.taken_outer(self.world.workers)
         self.step = 0  # of this worker's
         self._idled = 0  # calls of idle
         self._shares: deque[int] = deque()  # numbers of those that are leased, and not begun
@@ -65,6 +68,9 @@ class PushPull(Synchroniser):
         sizes = [p.numel() for p in parameters]
         pieces = cut(sizes, self.world.servers, self.config.bucket_elements)
         weights = flatten_weights(model)
+        if self.config.local_steps:
+            self.local = LocalSteps(self.config, model, weights)
+            weights = self.local.outer
         self.exchange = PushExchange(
             self.wire, self.world.member, self.world.workers, pieces, sizes, weights, self.config.compression,
             staged=weights.is_cuda, shared=self.shared, pushes_again=self.servers_return,
@@ -79,7 +85,10 @@ class PushPull(Synchroniser):
             self._install(pieces, weights)
         # Amid backward, of which the last parameter is one of the first.
         parameters[-1].register_post_accumulate_grad_hook(lambda parameter: self._request_share())
-        self.exchange.attach(model, self.waits_for_layers)
+        if self.local:
+            self.local.begin_round()
+        else:
+            self.exchange.attach(model, self.waits_for_layers)
         return model
 
     def _install(self, pieces: Sequence[Piece], weights: torch.Tensor) -> None:
@@ -99,6 +108,8 @@ class PushPull(Synchroniser):
 
     def restore(self, step: int, state: Mapping[str, torch.Tensor]) -> None:
         self.step = step
+        if self.local:
+            state = self.local.restore(step, state, self.world.worker)
         if self.world.is_chief:
 
             def send(piece: Piece) -> Any:
@@ -114,15 +125,35 @@ class PushPull(Synchroniser):
         if self.group.leads:
             for lane, state in self.exchange.ask_each(lambda p: self.wire.call(p.server, "optimizer_state", p.number)):
                 yield lane.piece.start, state
+        if self.local:
+            yield from self.local.parts(self.group)
 
     def set_accumulating(self, accumulating: bool) -> None:
         self.exchange.bucketer.accumulating = accumulating
 
     def begin(self, step: int, lr: float) -> None:
         self.step, self._requested = self.step + 1, False
-        self.exchange.begin_step(self.step, lr, self._shares.popleft() if self._shares else None)
+        share = self._shares.popleft() if self._shares else None
+        if self.local:
+            self.exchange.begin_step(self.step, self.outer_lr, share, pushes=self.local.ends_round)
+            if self.local.is_over:
+                self.exchange.wait_for_all()
+                self.local.begin_round()
+            self.local.begin(lr)
+            return
+        self.exchange.begin_step(self.step, lr, share)
         if not self.waits_for_layers:
             self.exchange.wait_for_all()
+
+    def update(self) -> None:
+        if self.local:
+            self.local.step()
+            if self.local.is_over:
+                self.exchange.send(self.local.of_parameters())
+
+    @property
+    def ended_round(self) -> bool:
+        return self.in_step and self.local is not None and self.local.is_over
 
     def skip_if_overtaken(self, step: int) -> bool:
         """As in Synchroniser: this step came to its end without this worker while it was at an earlier one."""
@@ -183,6 +214,8 @@ class PushPull(Synchroniser):
             self.exchange.wait_for_all()
         else:
             self._take_newest()
+        if self.local:
+            self.local.show_outer()
 
     def _take_newest(self) -> None:
         self.idle()
@@ -196,8 +229,9 @@ class PushPull(Synchroniser):
             self.wire.ask(server, "idle", self.world.member, self.step, at_barrier, self._idled)
 
     @property
-    def push_status(self) -> PushStatus:
-        return self.exchange.context.status
+    def push_status(self) -> PushStatus | None:
+        status: PushStatus = self.exchange.context.status
+        return status if status.buckets else None
 
     @property
     def waited_s(self) -> float:

@@ -97,9 +97,16 @@ def check(config: RunConfig) -> RunConfig:
 
 def _mode_problems(config: RunConfig, mode: modes.Mode) -> Iterator[str]:
     """What is asked of the mode, or of its servers, that it does not do."""
+    if config.local_steps and config.mode == "sharded":
+        yield (
+            "--local-steps is not for --mode sharded, where each rank has the optimizer's state of a part of the "
+            "weights, and can step that alone: take allreduce"
+        )
     if unused := _unused(config, mode):
         users = ", ".join(name for name in modes.names() if unused[0] in modes.declared(name).options)
         yield f"{flag(unused[0])} does nothing in --mode {config.mode}: it is for {users}"
+    if config.local_steps and config.compression == "powersgd":
+        yield "--compression powersgd is not for --local-steps: torch's hook sends gradients, of each step"
     if config.staleness_lr and config.push_scale != "none":
         yield (
             f"--staleness-lr is for --push-scale none: in {config.push_scale} a push counts 1/N already, and its "
@@ -174,6 +181,8 @@ def for_mode(config: RunConfig, mode: str, servers: int) -> RunConfig:
 def choice(config: RunConfig, name: str) -> str:
     """Which of the CHOICES of that name is taken; empty where the mode has none."""
     value: str = getattr(config, name)
+    if name == "wait_for" and config.local_steps:
+        return "step"
     return next(iter(getattr(modes.declared(config.mode), name)), "") if value == "auto" else value
 
 

@@ -1,0 +1,121 @@
+"""Local steps: a worker takes H of them with an optimizer of its own between two exchanges, of what they came to."""
+
+import base64
+from collections.abc import Iterator, Mapping
+
+import torch
+from torch import nn
+
+from hvdtrain.config.run_config import RunConfig
+from hvdtrain.coordination.group import Group
+from hvdtrain.numerics.flat import trained, views
+from hvdtrain.numerics.optimizers import COUNT, make_optimizer, restore_state, set_lr, state_of
+
+CHUNK = 2**20  # elements of a vector that workers give the one that saves at once: torch's store takes 8 MiB
+_OF_WORKER = "worker"  # a vector's name in a snapshot is worker3.exp_avg, say
+
+
+class LocalSteps:
+    """A worker's end of DiLoCo (Douillard et al., 2023, arXiv:2311.08105, algorithm 1). Local SGD (Stich, 2019,
+    arXiv:1805.09767) is the same with plain SGD as the outer optimizer, η = 1.
+
+    After H inner steps Δ = θ_outer - θ travels as a gradient does otherwise. The inner optimizer stays as it is. What
+    carries Δ writes the new outer weights to `outer`: the outer optimizer is there.
+
+    Args:
+        weights: [parameters] float32, the model's own memory, at first the outer weights.
+
+    Attributes:
+        every: H.
+        outer: [parameters] float32, on the device of the weights.
+        taken: steps of this round.
+        rounds: those that came to their end since this process began.
+    """
+
+    def __init__(self, config: RunConfig, model: nn.Module, weights: torch.Tensor) -> None:
+        self.every = config.local_steps
+        self.parameters, self.weights, self.outer = trained(model), weights, weights.clone()
+        self.inner = make_optimizer(config, self.parameters)
+        self.taken = self.rounds = 0
+        self._kept: torch.Tensor | None = None  # the local weights, while the model has the outer ones
+
+    @property
+    def is_over(self) -> bool:
+        """Whether the last step ended a round, of which the outer weights are not taken yet."""
+        return self.taken == self.every
+
+    @property
+    def ends_round(self) -> bool:
+        """Whether the next step does."""
+        return self.taken % self.every == self.every - 1
+
+    def begin(self, lr: float) -> None:
+        """Before a step's forward, with the learning rate of the inner optimizer."""
+        set_lr(self.inner, lr)
+        if self._kept is not None:
+            self.weights.copy_(self._kept)
+            self._kept = None
+
+    def begin_round(self) -> None:
+        """Go on from the outer weights."""
+        self.weights.copy_(self.outer)
+        self.taken, self._kept = 0, None
+
+    def step(self) -> None:
+        """Take the inner optimizer's step."""
+        self.inner.step()
+        self.taken += 1
+        self.rounds += self.is_over
+
+    def difference(self) -> torch.Tensor:
+        """Δ: [parameters] float32."""
+        return self.outer - self.weights
+
+    def of_parameters(self) -> list[torch.Tensor]:
+        """Δ of each parameter."""
+        return views(self.difference(), self.parameters)
+
+    def show_outer(self) -> None:
+        """Have the outer weights in the model until the next step begins: to evaluate or save them."""
+        if self.is_over:
+            self.begin_round()
+            return
+        if self._kept is None:
+            self._kept = self.weights.clone()
+        self.weights.copy_(self.outer)
+
+    def parts(self, group: Group) -> Iterator[tuple[int, dict[str, torch.Tensor]]]:
+        """What a snapshot has of all workers' rounds: see Synchroniser.optimizer_parts."""
+        local = self.weights if self._kept is None else self._kept
+        state = state_of(self.inner, self.parameters)
+        if COUNT in state:
+            yield 0, {COUNT: state.pop(COUNT)}
+        state["weights"] = local.cpu()
+        for start in range(0, len(local), CHUNK):
+            given = {name: _as_text(values[start : start + CHUNK]) for name, values in state.items()}
+            for worker, texts in group.gather_to_first(given).items():
+                yield start, {f"{_OF_WORKER}{worker}.{name}": _of_text(text) for name, text in texts.items()}
+
+    def restore(self, step: int, state: Mapping[str, torch.Tensor], worker: int) -> dict[str, torch.Tensor]:
+        """Go on after this step of a snapshot: amid a round, if the step is. What it has of the outer optimizer.
+
+        A worker that the job did not have then begins with the outer weights, and the inner optimizer of another.
+        """
+        names = [name.partition(".") for name in state if name.startswith(_OF_WORKER)]
+        saved = len({owner for owner, _, _ in names})
+        of_worker = {name: state[f"{owner}.{name}"] for owner, _, name in names if owner == f"worker{worker % saved}"}
+        local = of_worker.pop("weights", None)
+        if COUNT in state:
+            of_worker[COUNT] = state[COUNT]
+        restore_state(self.inner, self.parameters, of_worker)
+        self.taken = step % self.every
+        self._kept = self.outer.clone() if local is None or worker >= saved else local.to(self.outer.device, copy=True)
+        return {n: values for n, values in state.items() if n != COUNT and not n.startswith(_OF_WORKER)}
+
+
+def _as_text(values: torch.Tensor) -> str:
+    return base64.b64encode(values.contiguous().numpy().tobytes()).decode()
+
+
+def _of_text(text: str) -> torch.Tensor:
+    return torch.frombuffer(bytearray(base64.b64decode(text)), dtype=torch.float32)
