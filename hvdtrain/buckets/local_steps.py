@@ -11,7 +11,7 @@ from hvdtrain.coordination.group import Group
 from hvdtrain.numerics.flat import trained, views
 from hvdtrain.numerics.optimizers import COUNT, make_optimizer, restore_state, set_lr, state_of
 
-CHUNK = 2**20  # elements of a vector that workers give the one that saves at once: torch's store takes 8 MiB
+CHUNK = 2**18  # elements of each vector that a worker gives at once: a value of the store has at most 8 MiB
 _OF_WORKER = "worker"  # a vector's name in a snapshot is worker3.exp_avg, say
 
 
