@@ -27,13 +27,14 @@ class LocalSteps:
 
     Attributes:
         every: H.
+        steps: of this round: H, or fewer at an epoch's end where shares are leased.
+        taken: those that are taken.
         outer: [parameters] float32, on the device of the weights.
-        taken: steps of this round.
         rounds: those that came to their end since this process began.
     """
 
     def __init__(self, config: RunConfig, model: nn.Module, weights: torch.Tensor) -> None:
-        self.every = config.local_steps
+        self.every = self.steps = config.local_steps
         self.parameters, self.weights, self.outer = trained(model), weights, weights.clone()
         self.inner = make_optimizer(config, self.parameters)
         self.taken = self.rounds = 0
@@ -42,12 +43,12 @@ class LocalSteps:
     @property
     def is_over(self) -> bool:
         """Whether the last step ended a round, of which the outer weights are not taken yet."""
-        return self.taken == self.every
+        return self.taken == self.steps
 
     @property
     def ends_round(self) -> bool:
         """Whether the next step does."""
-        return self.taken % self.every == self.every - 1
+        return self.taken == self.steps - 1
 
     def begin(self, lr: float) -> None:
         """Before a step's forward, with the learning rate of the inner optimizer."""
@@ -59,7 +60,7 @@ class LocalSteps:
     def begin_round(self) -> None:
         """Go on from the outer weights."""
         self.weights.copy_(self.outer)
-        self.taken, self._kept = 0, None
+        self.steps, self.taken, self._kept = self.every, 0, None
 
     def step(self) -> None:
         """Take the inner optimizer's step."""
@@ -68,8 +69,11 @@ class LocalSteps:
         self.rounds += self.is_over
 
     def difference(self) -> torch.Tensor:
-        """Δ: [parameters] float32."""
-        return self.outer - self.weights
+        """Δ: [parameters] float32. That of a shorter round counts less: models are averaged by samples (McMahan et
+        al., 2017, arXiv:1602.05629, algorithm 1), or a worker that has just begun would pull all to where it is.
+        """
+        difference = self.outer - self.weights
+        return difference if self.steps == self.every else difference.mul_(self.steps / self.every)
 
     def of_parameters(self) -> list[torch.Tensor]:
         """Δ of each parameter."""
@@ -102,14 +106,15 @@ class LocalSteps:
         A worker that the job did not have then begins with the outer weights, and the inner optimizer of another.
         """
         names = [name.partition(".") for name in state if name.startswith(_OF_WORKER)]
-        saved = len({owner for owner, _, _ in names})
-        of_worker = {name: state[f"{owner}.{name}"] for owner, _, name in names if owner == f"worker{worker % saved}"}
-        local = of_worker.pop("weights", None)
+        owners, mine = sorted({owner for owner, _, _ in names}), f"{_OF_WORKER}{worker}"
+        taken = mine if mine in owners else owners[worker % len(owners)]
+        of_worker = {name: state[f"{owner}.{name}"] for owner, _, name in names if owner == taken}
+        local = of_worker.pop("weights")
         if COUNT in state:
             of_worker[COUNT] = state[COUNT]
         restore_state(self.inner, self.parameters, of_worker)
         self.taken = step % self.every
-        self._kept = self.outer.clone() if local is None or worker >= saved else local.to(self.outer.device, copy=True)
+        self._kept = self.outer.clone() if taken != mine else local.to(self.outer.device, copy=True)
         return {n: values for n, values in state.items() if n != COUNT and not n.startswith(_OF_WORKER)}
 
 

@@ -103,7 +103,8 @@ class RunConfig:
     weight_decay: float = option(0.0, "Weight decay.", click.FloatRange(0))
     push_scale: str = option(
         "softsync", "In ps-async and ps-ssp: `softsync` makes a step of the mean of N pushes, whoever made them; "
-        "`mean` of each push, with 1/N of the learning rate; `none` with all of it, as MXNet does.",
+        "`mean` of each push, with 1/N of the learning rate; `none` with all of it, as MXNet does. With "
+        "--local-steps `softsync` is `mean`.",
         click.Choice(["softsync", "mean", "none"]),
     )  # fmt: skip
     look_ahead: float = option(
@@ -242,7 +243,8 @@ class RunConfig:
             "step had": bool(self.local_steps) and self.shares == "measured",
             "--backup is not for --local-steps: H steps of a worker would be dropped":
                 bool(self.local_steps and self.backup),
-            "--record is not for --local-steps: replay does not know them": bool(self.local_steps) and self.record,
+            "--delay-compensation is not for --local-steps: it is of one gradient":
+                bool(self.local_steps and self.delay_compensation),
             f"--bucket-mb {self.bucket_mb} is less than 64 KiB, 0.0625: messages would be too many":
                 self.bucket_mb < 2**-4,
         }  # fmt: skip
@@ -268,7 +270,12 @@ class RunConfig:
     @property
     def can_look_ahead(self) -> bool:
         """Whether workers may be sent weights ahead: with pushes averaged, and no other remedy for staleness."""
-        return self.push_scale == "softsync" and not self.delay_compensation
+        return self.taken_push_scale == "softsync" and not self.delay_compensation
+
+    @property
+    def taken_push_scale(self) -> str:
+        """With --local-steps each Δ is taken as it comes: until N were there, workers would compute theirs twice."""
+        return "mean" if self.local_steps and self.push_scale == "softsync" else self.push_scale
 
     def taken_look_ahead(self, workers: int, staleness: int | None) -> float:
         """How many steps ahead of the weights workers are sent them: none where no gradient comes behind.

@@ -12,7 +12,7 @@ from hvdtrain.coordination.group import Group
 from hvdtrain.coordination.job import Job
 from hvdtrain.coordination.synchroniser import Synchroniser, ring_traffic
 from hvdtrain.numerics.flat import flatten_weights, trained
-from hvdtrain.numerics.optimizers import make_optimizer, make_outer_optimizer, restore_state, set_lr, state_of
+from hvdtrain.numerics.optimizers import make_exchange_optimizer, restore_state, set_lr, state_of
 
 
 class LocalUpdate(Synchroniser):
@@ -40,11 +40,8 @@ class LocalUpdate(Synchroniser):
         """Make what updates these weights."""
         if self.config.local_steps:
             self.local = LocalSteps(self.config, model, flatten_weights(model))
-            self.parameters = [self.local.outer]
-            self.optimizer = make_outer_optimizer(self.config, self.parameters, self.world.workers)
-        else:
-            self.parameters = trained(model)
-            self.optimizer = make_optimizer(self.config, self.parameters)
+        self.parameters = [self.local.outer] if self.local else trained(model)
+        self.optimizer = make_exchange_optimizer(self.config, self.parameters, self.world.workers)
 
     def average(self, values: torch.Tensor) -> Callable[[], object]:
         """Have the mean of all workers' values in them, once what is returned has been called."""

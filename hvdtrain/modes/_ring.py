@@ -22,7 +22,7 @@ from hvdtrain.coordination.store_group import StoreGroup
 from hvdtrain.coordination.synchroniser import Synchroniser, ring_traffic
 from hvdtrain.errors import Failure
 from hvdtrain.numerics.flat import flatten_weights, payload_bytes, trained
-from hvdtrain.numerics.optimizers import COUNT, make_optimizer, make_outer_optimizer, restore_state, set_lr, state_of
+from hvdtrain.numerics.optimizers import COUNT, make_exchange_optimizer, restore_state, set_lr, state_of
 from hvdtrain.system import trace
 from hvdtrain.wire import horovod
 from hvdtrain.wire.horovod import wait_for_any
@@ -114,10 +114,7 @@ class RingLane(Lane):
         super().__init__(number, piece, weights, staging)
         self.ring, self.world, self.config = ring, job.world, job.config
         self.start, self.part = self.choose_part()
-        if job.config.local_steps:
-            self.optimizer = make_outer_optimizer(job.config, [self.part], job.world.workers)
-        else:
-            self.optimizer = make_optimizer(job.config, [self.part])
+        self.optimizer = make_exchange_optimizer(job.config, [self.part], job.world.workers)
 
     @abstractmethod
     def choose_part(self) -> tuple[int, torch.Tensor]:

@@ -67,6 +67,15 @@ def make_outer_optimizer(
     return _make(OPTIMIZERS["sgd"], parameters, {"lr": lr, "momentum": momentum, "nesterov": nesterov})
 
 
+def make_exchange_optimizer(
+    config: RunConfig, parameters: "Iterable[torch.Tensor]", workers: int
+) -> "torch.optim.Optimizer":  # fmt: skip
+    """What takes that which workers exchange: gradients, or Δ of --local-steps."""
+    if config.local_steps:
+        return make_outer_optimizer(config, parameters, workers)
+    return make_optimizer(config, parameters)
+
+
 def _make(
     spec: OptimizerSpec, parameters: "Iterable[torch.Tensor]", options: dict[str, Any]
 ) -> "torch.optim.Optimizer":  # fmt: skip

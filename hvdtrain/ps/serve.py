@@ -16,7 +16,7 @@ from hvdtrain.coordination.job import Job
 from hvdtrain.coordination.join_info import RestartInfo, read_restart_info, servers_return, write_restart_info
 from hvdtrain.errors import Failure
 from hvdtrain.numerics.compression import Compressor
-from hvdtrain.numerics.optimizers import make_optimizer, make_outer_optimizer
+from hvdtrain.numerics.optimizers import make_exchange_optimizer
 from hvdtrain.ps.bucket import Bucket, Policy
 from hvdtrain.ps.crash_memory import CrashMemory
 from hvdtrain.ps.desk import Desk
@@ -107,14 +107,13 @@ def _desk(job: Job, make_policy: MakePolicy, memory: CrashMemory | None, recover
     load = Load(last_row(job.folder, world.rank) if recovered else None)
     journal = Journal(memory, job.folder if config.record else None, world.rank) if memory or config.record else None
 
-    def optimizer(parameters: list[torch.Tensor]) -> torch.optim.Optimizer:
-        if config.local_steps:
-            return make_outer_optimizer(config, parameters, world.workers)
-        return make_optimizer(config, parameters)
-
     def make_bucket(number: int, weights: torch.Tensor) -> Bucket:
         policy = make_policy(world.workers, config)
-        return Bucket(weights, lambda p: load.time_steps_of(optimizer(p)), policy, memory is not None)
+
+        def make_optimizer(parameters: list[torch.Tensor]) -> torch.optim.Optimizer:
+            return load.time_steps_of(make_exchange_optimizer(config, parameters, world.workers))
+
+        return Bucket(weights, make_optimizer, policy, memory is not None)
 
     decode = None if config.compression == "none" else Compressor(config.compression).decode
     fixed = config.shares == "equal"

@@ -58,8 +58,10 @@ class PushPull(Synchroniser):
         self.outer_lr, _ = self.config.taken_outer(self.world.workers)
         self.step = 0  # of this worker's
         self._idled = 0  # calls of idle
-        self._shares: deque[int] = deque()  # numbers of those that are leased, and not begun
+        # Of those that are leased, and not begun: its number, and of how many steps its push is.
+        self._shares: deque[tuple[int, int]] = deque()
         self._lease_range: tuple[int, int] | None = None  # of shares that are leased: its begin and end
+        self._share: int | None = None  # of this round of local steps
         self._requests: SimpleQueue[Any] = SimpleQueue()  # the answer to the request for the next share
         self._requested = False  # in this step
 
@@ -109,7 +111,7 @@ class PushPull(Synchroniser):
     def restore(self, step: int, state: Mapping[str, torch.Tensor]) -> None:
         self.step = step
         if self.local:
-            state = self.local.restore(step, state, self.world.worker)
+            state = self.local.restore(step if self.in_step else 0, state, self.world.worker)
         if self.world.is_chief:
 
             def send(piece: Piece) -> Any:
@@ -132,18 +134,29 @@ class PushPull(Synchroniser):
         self.exchange.bucketer.accumulating = accumulating
 
     def begin(self, step: int, lr: float) -> None:
-        self.step, self._requested = self.step + 1, False
-        share = self._shares.popleft() if self._shares else None
         if self.local:
-            self.exchange.begin_step(self.step, self.outer_lr, share, pushes=self.local.ends_round)
-            if self.local.is_over:
-                self.exchange.wait_for_all()
-                self.local.begin_round()
-            self.local.begin(lr)
+            self._begin_local(self.local, lr)
             return
+        self.step, self._requested = self.step + 1, False
+        share, _ = self._shares.popleft() if self._shares else (None, 1)
         self.exchange.begin_step(self.step, lr, share)
         if not self.waits_for_layers:
             self.exchange.wait_for_all()
+
+    def _begin_local(self, local: LocalSteps, lr: float) -> None:
+        """Begin a step of a round. Where shares are leased a round is one of this worker's steps for the servers, and
+        requests the next share in its last backward pass.
+        """
+        if local.is_over:
+            self.exchange.wait_for_all()
+            local.begin_round()
+        if self.in_step or not local.taken:
+            self.step += 1
+        if self._shares and not local.taken:
+            self._share, local.steps = self._shares.popleft()
+        self._requested = not local.ends_round
+        self.exchange.begin_step(self.step, self.outer_lr, self._share, pushes=local.ends_round)
+        local.begin(lr)
 
     def update(self) -> None:
         if self.local:
@@ -185,18 +198,23 @@ class PushPull(Synchroniser):
         if share is None:
             self._lease_range = None
             return None, after
-        self._shares.append(share)
         return share, after
+
+    def take_share(self, number: int, steps: int) -> None:
+        """The next step begins with this share, which is of so many steps."""
+        self._shares.append((number, steps))
 
     def open_for_joining(self, state: dict[str, Any]) -> None:
         """Before begin_shares, the worker that leads: from now on others can join, and find this state."""
-        self.wire.ask(0, "open_for_joining", self.group.sums, state | {"step": self.step})
+        leased = {"step": self.step, "batch_size": state["batch_size"] * (self.local.every if self.local else 1)}
+        self.wire.ask(0, "open_for_joining", self.group.sums, state | leased)
 
     def leave_alone(self) -> None:
         """Leave, between two steps, alone: the others go on."""
         self.exchange.wait_until_answered()
+        pushed = self.step - bool(self.local and self.local.taken and not self.local.is_over)
         for server in reversed(range(self.world.servers)):
-            self.wire.ask(server, "depart", self.world.member, self.step)
+            self.wire.ask(server, "depart", self.world.member, pushed)
         self.wire.leave_now()
 
     def pause_leases(self) -> None:

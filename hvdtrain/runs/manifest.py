@@ -65,13 +65,13 @@ def manifest(
             initial_weights.
     """
     config, world, mode = job.config, job.world, modes.declared(job.config.mode)
-    push_scale = config.push_scale if "push_scale" in mode.options else "mean" if world.servers else ""
+    push_scale = config.taken_push_scale if "push_scale" in mode.options else "mean" if world.servers else ""
     launched = read_launched()
     launch = structs.asdict(launched) if launched else {}
     pairs = launch.pop("network", None)
     bound = config.staleness if "staleness" in mode.options else None
     outer_lr, outer_momentum = config.taken_outer(world.workers) if config.local_steps else (None, None)
-    is_step = "push_scale" in mode.options and push_scale == "mean"  # each push is a step by itself
+    is_step = "push_scale" in mode.options and push_scale == "mean" and not config.local_steps  # each push is a step
     return {
         "hvdtrain": version("hvdtrain"),
         **{name: getattr(config, name) for name in AS_ASKED},

@@ -97,16 +97,10 @@ def check(config: RunConfig) -> RunConfig:
 
 def _mode_problems(config: RunConfig, mode: modes.Mode) -> Iterator[str]:
     """What is asked of the mode, or of its servers, that it does not do."""
-    if config.local_steps and config.mode == "sharded":
-        yield (
-            "--local-steps is not for --mode sharded, where each rank has the optimizer's state of a part of the "
-            "weights, and can step that alone: take allreduce"
-        )
+    yield from _local_step_problems(config, mode)
     if unused := _unused(config, mode):
         users = ", ".join(name for name in modes.names() if unused[0] in modes.declared(name).options)
         yield f"{flag(unused[0])} does nothing in --mode {config.mode}: it is for {users}"
-    if config.local_steps and config.compression == "powersgd":
-        yield "--compression powersgd is not for --local-steps: torch's hook sends gradients, of each step"
     if config.staleness_lr and config.push_scale != "none":
         yield (
             f"--staleness-lr is for --push-scale none: in {config.push_scale} a push counts 1/N already, and its "
@@ -114,8 +108,8 @@ def _mode_problems(config: RunConfig, mode: modes.Mode) -> Iterator[str]:
         )
     if config.look_ahead != RunConfig.look_ahead and not config.can_look_ahead:
         yield (
-            "--look-ahead is for --push-scale softsync without --delay-compensation: elsewhere workers are sent the "
-            "weights as they are"
+            "--look-ahead is for --push-scale softsync without --delay-compensation and --local-steps: elsewhere "
+            "workers are sent the weights as they are"
         )
     for name in CHOICES:
         if (value := getattr(config, name)) not in ("auto", *getattr(mode, name)):
@@ -126,6 +120,20 @@ def _mode_problems(config: RunConfig, mode: modes.Mode) -> Iterator[str]:
     if not mode.can_send(compression.parse(config.compression)[0]):
         takes = " or ".join(mode.compressions)
         yield f"--compression {config.compression} is not for --mode {config.mode}, which takes {takes}"
+
+
+def _local_step_problems(config: RunConfig, mode: modes.Mode) -> Iterator[str]:
+    if not config.local_steps:
+        return
+    if config.mode == "sharded":
+        yield (
+            "--local-steps is not for --mode sharded, where each rank has the optimizer's state of a part of the "
+            "weights, and can step that alone: take allreduce"
+        )
+    if config.compression == "powersgd":
+        yield "--compression powersgd is not for --local-steps: torch's hook sends gradients, of each step"
+    if config.record and mode.lockstep:
+        yield f"--record is not for --local-steps in --mode {config.mode}, where each run comes to the same weights"
 
 
 def check_url(dataset: str) -> None:
