@@ -139,7 +139,7 @@ class RunConfig:
     local_steps: int = option(
         0, "Each worker takes so many steps with an optimizer of its own before it sends what they came to, Δ, which "
         "an outer optimizer takes as a gradient (local SGD, DiLoCo). --batch-size is that of a step of all workers.",
-        WordOr("none", 0, click.IntRange(1, 10**6)),
+        WordOr("none", 0, click.IntRange(0, 10**6)),
     )  # fmt: skip
     outer: str = option(
         "nesterov", "With --local-steps, of the outer optimizer: v ← βv + Δ, then θ ← θ - η(Δ + βv); with `sgd` "
