@@ -59,8 +59,17 @@ class LocalSteps:
 
     def begin_round(self) -> None:
         """Go on from the outer weights."""
+        self.count_anew()
+        self.take_outer()
+
+    def count_anew(self) -> None:
+        """The first half of begin_round, before the outer weights are there."""
+        self.steps, self.taken = self.every, 0
+
+    def take_outer(self) -> None:
+        """The second half of begin_round."""
         self.weights.copy_(self.outer)
-        self.steps, self.taken, self._kept = self.every, 0, None
+        self._kept = None
 
     def step(self) -> None:
         """Take the inner optimizer's step."""

@@ -147,15 +147,18 @@ class PushPull(Synchroniser):
         """Begin a step of a round. Where shares are leased a round is one of this worker's steps for the servers, and
         requests the next share in its last backward pass.
         """
-        if local.is_over:
-            self.exchange.wait_for_all()
-            local.begin_round()
+        was_over = local.is_over
+        if was_over:
+            local.count_anew()
         if self.in_step or not local.taken:
             self.step += 1
         if self._shares and not local.taken:
             self._share, local.steps = self._shares.popleft()
         self._requested = not local.ends_round
         self.exchange.begin_step(self.step, self.outer_lr, self._share, pushes=local.ends_round)
+        if was_over:
+            self.exchange.wait_for_all()
+            local.take_outer()
         local.begin(lr)
 
     def update(self) -> None:
