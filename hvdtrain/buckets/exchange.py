@@ -5,7 +5,7 @@ before forward needs them.
 import threading
 import time
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from functools import partial
 from itertools import accumulate
 from typing import Any, NoReturn
@@ -183,6 +183,11 @@ class Exchange:
         for module in model.modules() if by_layer else ():
             if needed := sorted({n for p in module.parameters(recurse=False) for n in numbers.get(p, ())}):
                 module.register_forward_pre_hook(lambda module, inputs, needed=needed: self.wait_for(needed))
+
+    def send(self, gradients: Iterable[torch.Tensor]) -> None:
+        """Send what there is for each parameter, in their order, where no backward brings it."""
+        for index, gradient in enumerate(gradients):
+            self.bucketer.put(index, gradient)
 
     def begin(self, context: Any) -> None:
         """The step whose gradients come next."""

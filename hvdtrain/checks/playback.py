@@ -6,6 +6,7 @@ from collections.abc import Sequence
 import torch
 
 from hvdtrain import modes
+from hvdtrain.buckets.local_steps import LocalSteps
 from hvdtrain.buckets.partition import Piece, cut
 from hvdtrain.checks.ledger import Leases, Lines
 from hvdtrain.config.run_config import RunConfig
@@ -17,7 +18,7 @@ from hvdtrain.errors import Failure
 from hvdtrain.models.pretrained import load_pretrained
 from hvdtrain.numerics.compression import Compressor
 from hvdtrain.numerics.flat import flatten_weights, trained
-from hvdtrain.numerics.optimizers import lr_at, make_optimizer
+from hvdtrain.numerics.optimizers import lr_at, make_exchange_optimizer
 from hvdtrain.ps.bucket import Bucket
 from hvdtrain.rank.work import image_side, initial_model
 from hvdtrain.training.device import set_up
@@ -38,18 +39,21 @@ class Replica:
             load_pretrained(self.model, config.model, config.pretrained)
         self.model.train()
         self.weights = flatten_weights(self.model)
+        self.local = LocalSteps(config, self.model, self.weights) if config.local_steps else None
+        self.read = self.local.outer if self.local else self.weights  # what answers are written to
         self.compressors: list[Compressor] = []  # of each bucket
         self.versions: list[int] = []
-        self.shares: deque[tuple[int, Share]] = deque()  # still to be trained on, each with the worker's own step
+        # Still to be trained on, each with the worker's own step: the shares of a push.
+        self.shares: deque[tuple[int, list[Share]]] = deque()
         self.step = 0  # whose gradient is encoded; 0 before the first
-        self.share: Share | None = None  # of that
+        self.share: Share | None = None  # the last of that
         self.encoded: list[list[torch.Tensor]] = []
         self.pushed: set[int] | None = None  # the buckets that have it; None where there is none to push
         self.answers: dict[int, Answer] = {}  # to these, as far as they have come
 
     def may_compute(self, epoch: int) -> bool:
         """Whether it has a share of this epoch, and all weights for it."""
-        if not self.shares or self.shares[0][1].epoch != epoch:
+        if not self.shares or self.shares[0][1][0].epoch != epoch:
             return False
         return self.pushed is None or len(self.answers) == len(self.versions)
 
@@ -127,6 +131,7 @@ class Playback:
         data = find_dataset(config.dataset)
         augment = Augment(config.augment, config.seed)
         self.config, self.total = config, config.total_steps(len(data.train))
+        self.outer_lr = config.taken_outer(workers)[0] if config.local_steps else None
         self.loader = Loader(data.train, image_side(config, data), threads, augment, soon=())
         every = [line for of_bucket in lines.values() for line in of_bucket]
         numbers = sorted({*range(workers), *(line.worker for line in every)})
@@ -142,7 +147,9 @@ class Playback:
         self.buckets = []
         for p in pieces:
             weights = first.weights[p.start : p.stop].clone()
-            bucket = Bucket(weights, lambda q: make_optimizer(config, q), make_policy(workers, config))
+            bucket = Bucket(
+                weights, lambda q: make_exchange_optimizer(config, q, workers), make_policy(workers, config)
+            )
             self.buckets.append(Recorded(p, bucket, lines[p.server, p.number], self.in_lockstep))
         if leases is not None:
             _check_counts(lines, leases)
@@ -153,10 +160,18 @@ class Playback:
         sampler = BatchSampler(len(data.train), config.batch_size, config.seed, 0, workers, config.shuffle_block)
         for n, step in self.pushes:
             number = leases[n, step] if leases is not None else (step - 1) * workers + n
-            self.replicas[n].shares.append((step, sampler.share(number)))
+            self.replicas[n].shares.append((step, self._shares(sampler, number)))
         for worker in self.replicas.values():
             worker.compressors = [Compressor(config.compression, piece.lengths) for piece in pieces]
             worker.versions = [0] * len(pieces)
+
+    def _shares(self, sampler: BatchSampler, number: int) -> list[Share]:
+        """Those that a push is of."""
+        if not self.config.local_steps:
+            return [sampler.share(number)]
+        round_number, slot = divmod(number, sampler.workers)
+        steps = sampler.steps_of_round(round_number, self.config.local_steps, self.total)
+        return [sampler.share(done * sampler.workers + slot) for done in steps]
 
     def run(self) -> dict[str, torch.Tensor]:
         """The final weights by name."""
@@ -173,7 +188,10 @@ class Playback:
             for worker in self.replicas.values():  # evaluation begins with everybody reading the newest weights
                 newest = [bucket.bucket.shard.answer(worker.number, current=True) for bucket in self.buckets]
                 self._take(worker, dict(enumerate(newest)))
-        return {name: p.detach() for name, p in self.replicas[0].model.named_parameters() if p.requires_grad}
+        first = self.replicas[0]
+        if first.local:
+            first.local.begin_round()
+        return {name: p.detach() for name, p in first.model.named_parameters() if p.requires_grad}
 
     def _left(self) -> int:
         return sum(len(bucket.order) for bucket in self.buckets)
@@ -192,7 +210,7 @@ class Playback:
             for number in range(len(self.buckets)):
                 while self._deliver(number):
                     moved = True
-        unread = any(worker.shares and worker.shares[0][1].epoch == epoch for worker in self.replicas.values())
+        unread = any(worker.shares and worker.shares[0][1][0].epoch == epoch for worker in self.replicas.values())
         if unread or any(
             bucket.order and bucket.order[0].step <= self.replicas[bucket.order[0].worker].step
             for bucket in self.buckets
@@ -209,7 +227,7 @@ class Playback:
         if worker.step != line.step or worker.pushed is None or number in worker.pushed:
             return False
         assert worker.share is not None
-        lr = lr_at(self.config, worker.share.step, worker.share.epoch, self.total)
+        lr = self.outer_lr or self._lr(worker.share)
         gradient = worker.compressors[number].decode(worker.encoded[number])
         bucket.given.append(bucket.order.popleft())
         push = Push(line.worker, line.step, worker.versions[number], lr, None)
@@ -231,11 +249,9 @@ class Playback:
     def _compute(self, worker: Replica) -> None:
         """The worker takes its answers, and computes and encodes its next gradient."""
         self._take(worker, worker.answers)
-        worker.step, worker.share = worker.shares.popleft()
-        [(_, (images, labels))] = self.loader.batches([worker.share])
-        inputs = Normalise(self.config, torch.device("cpu"))(images)
-        backward(self.config, worker.model, worker.share, inputs, labels, lambda more: None)
-        flat = torch.cat([p.grad.flatten() for p in worker.model.parameters() if p.grad is not None])
+        worker.step, shares = worker.shares.popleft()
+        worker.share = shares[-1]
+        flat = self._local_steps(worker.local, worker, shares) if worker.local else self._gradient(worker, shares[0])
         worker.model.zero_grad(set_to_none=True)
         worker.encoded, worker.answers, worker.joins, worker.pushed = [], {}, False, set()
         for number, bucket in enumerate(self.buckets):
@@ -245,10 +261,31 @@ class Playback:
                 worker.pushed.add(number)
                 bucket.reads[worker.number].popleft()
 
+    def _gradient(self, worker: Replica, share: Share) -> torch.Tensor:
+        """Of all trained parameters, flat, where they have it too."""
+        [(_, (images, labels))] = self.loader.batches([share])
+        inputs = Normalise(self.config, torch.device("cpu"))(images)
+        backward(self.config, worker.model, share, inputs, labels, lambda more: None)
+        return torch.cat([p.grad.flatten() for p in worker.model.parameters() if p.grad is not None])
+
+    def _local_steps(self, local: LocalSteps, worker: Replica, shares: Sequence[Share]) -> torch.Tensor:
+        """Δ of a round of these."""
+        local.begin_round()
+        local.steps = len(shares)
+        for share in shares:
+            local.begin(self._lr(share))
+            self._gradient(worker, share)
+            local.step()
+            worker.model.zero_grad(set_to_none=True)
+        return local.difference()
+
+    def _lr(self, share: Share) -> float:
+        return lr_at(self.config, share.step, share.epoch, self.total)
+
     def _take(self, worker: Replica, answers: dict[int, Answer]) -> None:
         for number, answer in answers.items():
             piece = self.buckets[number].piece
-            worker.weights[piece.start : piece.stop].copy_(answer.weights)
+            worker.read[piece.start : piece.stop].copy_(answer.weights)
             worker.versions[number] = answer.version
 
 

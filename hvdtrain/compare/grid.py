@@ -22,7 +22,9 @@ from hvdtrain.runs.request import CHOICES, check, check_workers, for_mode
 from hvdtrain.system.cgroups import usable_cores
 
 TASK = ("model", "batch_size", "slow")  # what differs in these is compared for itself
-SPANNED = (*TASK, "staleness", "backup", "wire", "compression", "shares", "wait_for", "ring_transport", "bucket_mb")
+SPANNED = (
+    *TASK, "staleness", "backup", "wire", "compression", "shares", "wait_for", "ring_transport", "bucket_mb", "local_steps",
+)  # fmt: skip
 
 
 @dataclass(frozen=True)
@@ -208,7 +210,7 @@ def _sizes(axes: Axes, mode: str) -> list[tuple[int, int]]:
 def _word(name: str, value: Any) -> str:
     """What stands for an option's value in a run's name."""
     speaks = "model", "wire", "compression", "shares", "wait_for", "ring_transport"  # the value alone does
-    short = {"batch_size": "b", "slow": "slow-", "bucket_mb": "mb"}.get(name, name)
+    short = {"batch_size": "b", "slow": "slow-", "bucket_mb": "mb", "local_steps": "h"}.get(name, name)
     return ("" if name in speaks else short) + re.sub("[^0-9a-z.]+", "_", str(value))
 
 

@@ -103,7 +103,8 @@ class RunConfig:
     weight_decay: float = option(0.0, "Weight decay.", click.FloatRange(0))
     push_scale: str = option(
         "softsync", "In ps-async and ps-ssp: `softsync` makes a step of the mean of N pushes, whoever made them; "
-        "`mean` of each push, with 1/N of the learning rate; `none` with all of it, as MXNet does.",
+        "`mean` of each push, with 1/N of the learning rate; `none` with all of it, as MXNet does. With "
+        "--local-steps `softsync` is `mean`.",
         click.Choice(["softsync", "mean", "none"]),
     )  # fmt: skip
     look_ahead: float = option(
@@ -134,6 +135,24 @@ class RunConfig:
         "auto", "What waits for the weights that a step makes: `layer`, in the next forward each layer for its own, so "
         "that the last of them travel while the first compute; `step`, the end of the step for all. `auto` is layer "
         "with servers, step in a ring.", click.Choice(["auto", "layer", "step"]),
+    )  # fmt: skip
+    local_steps: int = option(
+        0, "Each worker takes so many steps with an optimizer of its own before it sends what they came to, Δ, which "
+        "an outer optimizer takes as a gradient (local SGD, DiLoCo). --batch-size is that of a step of all workers.",
+        WordOr("none", 0, click.IntRange(0, 10**6)),
+    )  # fmt: skip
+    outer: str = option(
+        "nesterov", "With --local-steps, of the outer optimizer: v ← βv + Δ, then θ ← θ - η(Δ + βv); with `sgd` "
+        "θ ← θ - ηv.", click.Choice(["nesterov", "sgd"]),
+    )  # fmt: skip
+    outer_lr: float = option(
+        0.0, "With --local-steps: η. `auto` is 1, and 0.7 where β is 0.5 or more.",
+        WordOr("auto", 0.0, click.FloatRange(0, 10, True)),
+    )  # fmt: skip
+    outer_momentum: float = option(
+        -1.0, "With --local-steps: β. `auto` is 0 below 4 workers, 0.2 below 8, 0.5 below 16, then 0.6. The first step "
+        "of nesterov is (1 + β)ηΔ: do not compare β at the same η.",
+        WordOr("auto", -1.0, click.FloatRange(0, 1, False, True)),
     )  # fmt: skip
     compression: str = option(
         "none", "How gradients are sent: {compression}. In allreduce none or fp16, in ddp none or "
@@ -220,6 +239,17 @@ class RunConfig:
                 and (self.step_epochs, self.step_factor) != (default.step_epochs, default.step_factor),
             "--nesterov is for --optimizer sgd with --momentum above 0":
                 self.nesterov and not (self.optimizer == "sgd" and self.momentum),
+            "--outer, --outer-lr and --outer-momentum are for --local-steps": not self.local_steps
+                and (self.outer, self.outer_lr, self.outer_momentum)
+                != (default.outer, default.outer_lr, default.outer_momentum),
+            "--local-steps waits for all weights at a round's end: drop --wait-for layer":
+                bool(self.local_steps) and self.wait_for == "layer",
+            "--shares measured is not for --local-steps: an inner optimizer such as Adam forgets how many samples a "
+            "step had": bool(self.local_steps) and self.shares == "measured",
+            "--backup is not for --local-steps: H steps of a worker would be dropped":
+                bool(self.local_steps and self.backup),
+            "--delay-compensation is not for --local-steps: it is of one gradient":
+                bool(self.local_steps and self.delay_compensation),
             f"--bucket-mb {self.bucket_mb} is less than 64 KiB, 0.0625: messages would be too many":
                 self.bucket_mb < 2**-4,
         }  # fmt: skip
@@ -245,7 +275,12 @@ class RunConfig:
     @property
     def can_look_ahead(self) -> bool:
         """Whether workers may be sent weights ahead: with pushes averaged, and no other remedy for staleness."""
-        return self.push_scale == "softsync" and not self.delay_compensation
+        return self.taken_push_scale == "softsync" and not self.delay_compensation
+
+    @property
+    def taken_push_scale(self) -> str:
+        """With --local-steps each Δ is taken as it comes: until N were there, workers would compute theirs twice."""
+        return "mean" if self.local_steps and self.push_scale == "softsync" else self.push_scale
 
     def taken_look_ahead(self, workers: int, staleness: int | None) -> float:
         """How many steps ahead of the weights workers are sent them: none where no gradient comes behind.
@@ -254,6 +289,17 @@ class RunConfig:
             staleness: how many steps a worker may be ahead; None: any number.
         """
         return self.look_ahead if self.can_look_ahead and workers > 1 and staleness != 0 else 0.0
+
+    def taken_outer(self, workers: int) -> tuple[float, float]:
+        """η and β of the outer optimizer for so many workers, where they are not given as published.
+
+        β is the best of SlowMo (Wang et al., 2020, arXiv:1910.00643) by workers, with its η of 1. From β = 0.5 on η is
+        0.7, as in DiLoCo (Douillard et al., 2023, arXiv:2311.08105) and, with this β, MuLoCo (arXiv:2505.23725).
+        """
+        momentum = self.outer_momentum
+        if momentum < 0:
+            momentum = next((beta for most, beta in ((3, 0.0), (7, 0.2), (15, 0.5)) if workers <= most), 0.6)
+        return self.outer_lr or (1.0 if momentum < 0.5 else 0.7), momentum
 
     @property
     def taken_width(self) -> float:

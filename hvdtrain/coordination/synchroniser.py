@@ -19,6 +19,7 @@ class Synchroniser(ABC):
         backend: what carries the gradients, for the manifest: `none`, `horovod-mpi`, `gloo`, `rpc` …
         push_status: what is known of this step's push, then or later; None where nothing is pushed.
         waited_s: seconds that forward waited for weights in this step.
+        ended_round: whether this step was the last of some that workers took alone, all of them the same number.
     """
 
     group: Group
@@ -31,6 +32,10 @@ class Synchroniser(ABC):
     @property
     def waited_s(self) -> float:
         return 0.0
+
+    @property
+    def ended_round(self) -> bool:
+        return False
 
     @abstractmethod
     def prepare(self, model: nn.Module) -> nn.Module:

@@ -82,6 +82,23 @@ class BatchSampler:
         epochs, steps = divmod(step, self.steps_per_epoch)
         return epochs * self.samples + steps * self.batch_size
 
+    def round_of(self, step: int, every: int) -> int:
+        """Which round, from 0 over the whole job, comes after so many steps. A round has `every` steps; the last of an
+        epoch may have fewer.
+        """
+        epochs, steps = divmod(step, self.steps_per_epoch)
+        return epochs * -(-self.steps_per_epoch // every) + steps // every
+
+    def steps_before(self, number: int, every: int) -> int:
+        """How many steps are over when this round begins."""
+        epochs, rounds = divmod(number, -(-self.steps_per_epoch // every))
+        return epochs * self.steps_per_epoch + rounds * every
+
+    def steps_of_round(self, number: int, every: int, until: int | None) -> range:
+        """Steps of a round, each by how many come before it; none beyond so many, if there is a limit."""
+        first, last = (self.steps_before(n, every) for n in (number, number + 1))
+        return range(first, last if until is None else min(last, until))
+
     def epoch(self, epoch: int, done: int = 0) -> Iterator[Share]:
         """This worker's shares of one epoch (from 1), in order, of equal length; without those of the first
         `done` steps. Each is made when it is asked for: an epoch of a million samples has many.

@@ -14,6 +14,7 @@ from torch import nn
 from torch.futures import Future
 
 from hvdtrain.buckets.exchange import Exchange, Lane
+from hvdtrain.buckets.local_steps import LocalSteps
 from hvdtrain.buckets.partition import Piece, cut
 from hvdtrain.buckets.staging import Staging
 from hvdtrain.coordination.job import Job
@@ -21,7 +22,7 @@ from hvdtrain.coordination.store_group import StoreGroup
 from hvdtrain.coordination.synchroniser import Synchroniser, ring_traffic
 from hvdtrain.errors import Failure
 from hvdtrain.numerics.flat import flatten_weights, payload_bytes, trained
-from hvdtrain.numerics.optimizers import COUNT, make_optimizer, restore_state, set_lr, state_of
+from hvdtrain.numerics.optimizers import COUNT, make_exchange_optimizer, restore_state, set_lr, state_of
 from hvdtrain.system import trace
 from hvdtrain.wire import horovod
 from hvdtrain.wire.horovod import wait_for_any
@@ -102,7 +103,7 @@ class RingLane(Lane):
     Attributes:
         start: where the part begins in the bucket.
         part: [elements] float32 of the bucket's weights, which the optimizer changes.
-        context: the learning rate.
+        context: the optimizer's learning rate.
     """
 
     context: float
@@ -113,7 +114,7 @@ class RingLane(Lane):
         super().__init__(number, piece, weights, staging)
         self.ring, self.world, self.config = ring, job.world, job.config
         self.start, self.part = self.choose_part()
-        self.optimizer = make_optimizer(job.config, [self.part])
+        self.optimizer = make_exchange_optimizer(job.config, [self.part], job.world.workers)
 
     @abstractmethod
     def choose_part(self) -> tuple[int, torch.Tensor]:
@@ -151,6 +152,7 @@ class Ring(Synchroniser):
     """
 
     exchange: Exchange
+    local: LocalSteps | None = None
 
     def __init__(self, job: Job, make_lane: Callable[..., RingLane]) -> None:
         # Gloo's own limit, 30 s, would run while another host's workers still look at their images.
@@ -164,6 +166,7 @@ class Ring(Synchroniser):
         self.staged = on_gpu and (job.config.share_gpu or not hvd.nccl_built())
         self.backend = "horovod-nccl" if on_gpu and not self.staged else backend
         self.waits_for_layers = job.waits_for_layers
+        self.outer_lr, _ = self.config.taken_outer(world.workers)
 
     def prepare(self, model: nn.Module) -> nn.Module:
         state = model.state_dict()
@@ -174,16 +177,22 @@ class Ring(Synchroniser):
         self.message = payload_bytes(model)
         sizes = [p.numel() for p in trained(model)]
         pieces, weights, ring = cut(sizes, 1, self.config.bucket_elements), flatten_weights(model), Collectives()
+        if self.config.local_steps:
+            self.local = LocalSteps(self.config, model, weights)
+            weights = self.local.outer
         staging = Staging(weights, pieces) if self.staged else None
         lanes = [self.make_lane(number, piece, weights, staging, ring, self.job) for number, piece in enumerate(pieces)]
         room = BUCKETS_AHEAD * 4 * self.config.bucket_elements if self.waits_for_layers else UNDER_WAY
         self.exchange = Exchange(lanes, sizes, weights, staging, room, self.config.timeout)
-        self.exchange.attach(model, self.waits_for_layers)
+        if not self.local:
+            self.exchange.attach(model, self.waits_for_layers)
         if trace.is_on:
             self.exchange.observers.append(RingTrace())
         return model
 
     def restore(self, step: int, state: Mapping[str, torch.Tensor]) -> None:
+        if self.local:
+            state = self.local.restore(step, state, self.world.worker)
         for lane in self.exchange.lanes:
             start = lane.piece.start + lane.start
             places = slice(start, start + len(lane.part))
@@ -193,26 +202,47 @@ class Ring(Synchroniser):
     def optimizer_parts(self) -> Iterator[tuple[int, dict[str, torch.Tensor]]]:
         for lane in self.exchange.lanes if self.group.leads else ():
             yield lane.piece.start, state_of(lane.optimizer, [lane.part])
+        if self.local:
+            yield from self.local.parts(self.group)
 
     def set_accumulating(self, accumulating: bool) -> None:
         self.exchange.bucketer.accumulating = accumulating
 
     def begin(self, step: int, lr: float) -> None:
-        self.exchange.begin(lr)
+        self.exchange.begin(self.outer_lr if self.local else lr)
+        if self.local:
+            if self.local.is_over:
+                self.exchange.wait_for_all()
+                self.local.begin_round()
+            self.local.begin(lr)
 
     def wait(self) -> None:
+        if self.local:  # what a round came to leaves after its last update, and is waited for before the next forward
+            return
         if missing := self.exchange.bucketer.incomplete():
             buckets = self.exchange.in_words(missing)
             raise Failure(f"{buckets} were not complete when backward ended: a layer had no part in it")
         if not self.waits_for_layers:
             self.exchange.wait_for_all()
 
+    def update(self) -> None:
+        if self.local:
+            self.local.step()
+            if self.local.is_over:
+                self.exchange.send(self.local.of_parameters())
+
+    @property
+    def ended_round(self) -> bool:
+        return self.local is not None and self.local.is_over
+
     def refresh(self) -> None:
         self.exchange.wait_for_all()
+        if self.local:
+            self.local.show_outer()
 
     @property
     def waited_s(self) -> float:
-        return self.exchange.waited_s if self.waits_for_layers else 0.0
+        return self.exchange.waited_s if self.waits_for_layers or self.local else 0.0
 
     def traffic(self, steps: int) -> tuple[int, int]:
-        return ring_traffic(self.world.size, steps * self.message)
+        return ring_traffic(self.world.size, (self.local.rounds if self.local else steps) * self.message)

@@ -23,6 +23,7 @@ FAMILY = "ring"
 ORDER = 2
 COLOUR = "#1c9edc"
 MARKER = "D"
+OPTIONS = ("local_steps", "outer", "outer_lr", "outer_momentum")
 COMPRESSIONS = ("none", "powersgd")
 SHARES = ("equal", "measured")
 WAIT_FOR = ("step",)  # torch's reducer ends backward with the last average
@@ -46,13 +47,13 @@ class Ddp(LocalUpdate):
 
     def prepare(self, model: nn.Module) -> nn.Module:
         self.message = payload_bytes(model)
-        self.optimizer = self.make_optimizer(model)
         # Buffers are averaged before an evaluation, as in every mode, not copied from one rank at every step.
         wrap: Any = nn.parallel.DistributedDataParallel
         # The hook's all-reduces of a bucket follow each other; over Gloo, those of two buckets would mix.
         is_low_rank, on_gpu = self.config.compression == "powersgd", next(model.parameters()).device.type == "cuda"
         one_bucket = {"bucket_cap_mb": 2**20} if is_low_rank and not on_gpu else {}
         self.module = wrap(model, forward_sync_buffers=False, **one_bucket)
+        self.begin_with(model)
         is_traced = trace.is_on and self.world.size > 1 and not on_gpu
         hook: Hook = default_hooks.allreduce_hook
         if is_low_rank:
@@ -80,7 +81,12 @@ class Ddp(LocalUpdate):
         return ring_traffic(self.world.size, payload)
 
     def set_accumulating(self, accumulating: bool) -> None:
-        self.module.require_backward_grad_sync = not accumulating  # what its no_sync() sets
+        self.module.require_backward_grad_sync = not (accumulating or self.local)  # what its no_sync() sets
+
+    def average(self, values: torch.Tensor) -> Callable[[], object]:
+        values.div_(self.world.size)
+        work: Any = dist.all_reduce(values, async_op=True)
+        return work.wait  # type: ignore[no-any-return]
 
 
 def _traced(hook: Hook) -> Hook:

@@ -13,7 +13,10 @@ MARKER = "P"
 LOCKSTEP = False
 SURVIVES_LOST_WORKER = True
 WAIT_FOR = ("layer", "step")
-OPTIONS = ("push_scale", "look_ahead", "delay_compensation", "staleness_lr", "wire", "bucket_mb", "record")
+OPTIONS = (
+    "local_steps", "outer", "outer_lr", "outer_momentum",
+    "push_scale", "look_ahead", "delay_compensation", "staleness_lr", "wire", "bucket_mb", "record",
+)  # fmt: skip
 COMPRESSIONS = ("any",)
 SHARES = ("leased", "equal")
 

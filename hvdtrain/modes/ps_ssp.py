@@ -24,7 +24,10 @@ MARKER = "v"
 LOCKSTEP = False
 SURVIVES_LOST_WORKER = True
 WAIT_FOR = ("layer", "step")
-OPTIONS = ("push_scale", "look_ahead", "staleness", "delay_compensation", "staleness_lr", "wire", "bucket_mb", "record")
+OPTIONS = (
+    "local_steps", "outer", "outer_lr", "outer_momentum",
+    "push_scale", "look_ahead", "staleness", "delay_compensation", "staleness_lr", "wire", "bucket_mb", "record",
+)  # fmt: skip
 COMPRESSIONS = ("any",)
 SHARES = ("leased", "equal")
 
@@ -56,9 +59,9 @@ class StaleSynchronous(Policy):
 
     def __init__(self, workers: int, config: RunConfig, staleness: int | None) -> None:
         self.clocks = dict.fromkeys(range(workers), 0)
-        self.pushes_per_step = workers if config.push_scale == "softsync" else 1
+        self.pushes_per_step = workers if config.taken_push_scale == "softsync" else 1
         self.look_ahead = config.taken_look_ahead(workers, staleness)
-        self.scale = 1 / workers if config.push_scale == "mean" else 1.0
+        self.scale = 1 / workers if config.taken_push_scale == "mean" else 1.0
         self.compensation, self.divides = config.delay_compensation, config.staleness_lr
         self.staleness = staleness
         self.summed: list[Push] = []  # the pushes in the sum

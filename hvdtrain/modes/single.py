@@ -10,12 +10,13 @@ FAMILY = "one machine"
 ORDER = 0
 COLOUR = "#929498"
 MARKER = "o"
+OPTIONS = ("local_steps", "outer", "outer_lr", "outer_momentum")
 MAX_WORKERS = 1
 
 
 class Single(LocalUpdate):
     def prepare(self, model: nn.Module) -> nn.Module:
-        self.optimizer = self.make_optimizer(model)
+        self.begin_with(model)
         return model
 
 

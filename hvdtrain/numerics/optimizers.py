@@ -51,12 +51,37 @@ def vectors_kept(config: RunConfig) -> int:
 
 def make_optimizer(config: RunConfig, parameters: "Iterable[torch.Tensor]") -> "torch.optim.Optimizer":
     """torch.optim's own, fused where that is to be had: one pass over memory."""
+    spec = OPTIMIZERS[config.optimizer]
+    options: dict[str, Any] = {"lr": config.lr, "weight_decay": config.weight_decay}
+    return _make(spec, parameters, options | {name: getattr(config, name) for name in spec.options})
+
+
+def make_outer_optimizer(
+    config: RunConfig, parameters: "Iterable[torch.Tensor]", workers: int
+) -> "torch.optim.Optimizer":  # fmt: skip
+    """What takes Δ of --local-steps as a gradient. Torch's SGD does v ← βv + Δ; θ ← θ - η(Δ + βv), or θ ← θ - ηv
+    without Nesterov's look ahead (Sutskever et al., 2013, section 2, as torch writes it).
+    """
+    lr, momentum = config.taken_outer(workers)
+    nesterov = config.outer == "nesterov" and momentum > 0
+    return _make(OPTIMIZERS["sgd"], parameters, {"lr": lr, "momentum": momentum, "nesterov": nesterov})
+
+
+def make_exchange_optimizer(
+    config: RunConfig, parameters: "Iterable[torch.Tensor]", workers: int
+) -> "torch.optim.Optimizer":  # fmt: skip
+    """What takes that which workers exchange: gradients, or Δ of --local-steps."""
+    if config.local_steps:
+        return make_outer_optimizer(config, parameters, workers)
+    return make_optimizer(config, parameters)
+
+
+def _make(
+    spec: OptimizerSpec, parameters: "Iterable[torch.Tensor]", options: dict[str, Any]
+) -> "torch.optim.Optimizer":  # fmt: skip
     import torch
 
-    spec = OPTIMIZERS[config.optimizer]
     optimizer = getattr(torch.optim, spec.name)
-    options: dict[str, Any] = {"lr": config.lr, "weight_decay": config.weight_decay}
-    options |= {name: getattr(config, name) for name in spec.options}
     if "fused" in inspect.signature(optimizer).parameters:
         options["fused"] = True
     return _without_compiler(optimizer, spec.kernel)(parameters, **options)

@@ -60,13 +60,15 @@ def question(calibration: Calibration, run: Run, bandwidth: float | None) -> tup
         bandwidth: of the hosts' links in Gbit/s; by default what the run measured of them, else the calibration's.
 
     Raises:
-        UsageError: the run is of another model, or nobody says how fast the links are, or no prediction knows its mode
-            or its --slow: bursts, jitter.
+        UsageError: the run is of another model, or nobody says how fast the links are, or no prediction knows its mode,
+            its local steps or its --slow: bursts, jitter.
     """
     manifest, kind, hosts = run.manifest, run.kind, run.manifest.hosts
     is_local = len(hosts) <= 1
     if kind.mode not in MODES:
         raise UsageError(f"{run.folder} is of mode {kind.mode}, which cannot be predicted")
+    if "local_steps" in manifest.options:
+        raise UsageError(f"{run.folder} has local steps, which no prediction knows")
     known = calibration.model.get("parameters")
     if isinstance(known, int) and known and manifest.parameters and abs(manifest.parameters / known - 1) > 0.01:
         raise UsageError(

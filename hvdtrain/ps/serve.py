@@ -16,7 +16,7 @@ from hvdtrain.coordination.job import Job
 from hvdtrain.coordination.join_info import RestartInfo, read_restart_info, servers_return, write_restart_info
 from hvdtrain.errors import Failure
 from hvdtrain.numerics.compression import Compressor
-from hvdtrain.numerics.optimizers import make_optimizer
+from hvdtrain.numerics.optimizers import make_exchange_optimizer
 from hvdtrain.ps.bucket import Bucket, Policy
 from hvdtrain.ps.crash_memory import CrashMemory
 from hvdtrain.ps.desk import Desk
@@ -109,7 +109,11 @@ def _desk(job: Job, make_policy: MakePolicy, memory: CrashMemory | None, recover
 
     def make_bucket(number: int, weights: torch.Tensor) -> Bucket:
         policy = make_policy(world.workers, config)
-        return Bucket(weights, lambda p: load.time_steps_of(make_optimizer(config, p)), policy, memory is not None)
+
+        def make_optimizer(parameters: list[torch.Tensor]) -> torch.optim.Optimizer:
+            return load.time_steps_of(make_exchange_optimizer(config, parameters, world.workers))
+
+        return Bucket(weights, make_optimizer, policy, memory is not None)
 
     decode = None if config.compression == "none" else Compressor(config.compression).decode
     fixed = config.shares == "equal"

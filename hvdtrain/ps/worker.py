@@ -10,6 +10,7 @@ from typing import Any
 import torch
 from torch import nn
 
+from hvdtrain.buckets.local_steps import LocalSteps
 from hvdtrain.buckets.partition import Piece, cut
 from hvdtrain.coordination.job import Job
 from hvdtrain.coordination.join_info import servers_return
@@ -37,6 +38,7 @@ class PushPull(Synchroniser):
     """
 
     group: ServerGroup
+    local: LocalSteps | None = None
 
     def __init__(self, job: Job, arrival: Arrival | None = None, in_step: bool = False) -> None:
         self.in_step = in_step and not job.config.backup
@@ -51,11 +53,14 @@ class PushPull(Synchroniser):
             self.wire.returned = self.shared.replace_receiver
             self.wire.returning = frozenset(range(self.world.servers))
         self.group = ServerGroup(self.wire, job.world, self.store, self.timeout, self.servers_return)
-        self.waits_for_layers = job.waits_for_layers
+        self.waits_for_layers = job.waits_for_layers and not job.config.local_steps
+        self.outer_lr, _ = self.config.taken_outer(self.world.workers)
         self.step = 0  # of this worker's
         self._idled = 0  # calls of idle
-        self._shares: deque[int] = deque()  # numbers of those that are leased, and not begun
+        # Of those that are leased, and not begun: its number, and of how many steps its push is.
+        self._shares: deque[tuple[int, int]] = deque()
         self._lease_range: tuple[int, int] | None = None  # of shares that are leased: its begin and end
+        self._share: int | None = None  # of this round of local steps
         self._requests: SimpleQueue[Any] = SimpleQueue()  # the answer to the request for the next share
         self._requested = False  # in this step
 
@@ -64,6 +69,9 @@ class PushPull(Synchroniser):
         sizes = [p.numel() for p in parameters]
         pieces = cut(sizes, self.world.servers, self.config.bucket_elements)
         weights = flatten_weights(model)
+        if self.config.local_steps:
+            self.local = LocalSteps(self.config, model, weights)
+            weights = self.local.outer
         self.exchange = PushExchange(
             self.wire, self.world.member, self.world.workers, pieces, sizes, weights, self.config.compression,
             staged=weights.is_cuda, shared=self.shared, pushes_again=self.servers_return,
@@ -78,7 +86,10 @@ class PushPull(Synchroniser):
             self._install(pieces, weights)
         # Amid backward, of which the last parameter is one of the first.
         parameters[-1].register_post_accumulate_grad_hook(lambda parameter: self._request_share())
-        self.exchange.attach(model, self.waits_for_layers)
+        if self.local:
+            self.local.begin_round()
+        else:
+            self.exchange.attach(model, self.waits_for_layers)
         return model
 
     def _install(self, pieces: Sequence[Piece], weights: torch.Tensor) -> None:
@@ -98,6 +109,8 @@ class PushPull(Synchroniser):
 
     def restore(self, step: int, state: Mapping[str, torch.Tensor]) -> None:
         self.step = step
+        if self.local:
+            state = self.local.restore(step if self.in_step else 0, state, self.world.worker)
         if self.world.is_chief:
 
             def send(piece: Piece) -> Any:
@@ -113,15 +126,49 @@ class PushPull(Synchroniser):
         if self.group.leads:
             for lane, state in self.exchange.ask_each(lambda p: self.wire.call(p.server, "optimizer_state", p.number)):
                 yield lane.piece.start, state
+        if self.local:
+            yield from self.local.parts(self.group)
 
     def set_accumulating(self, accumulating: bool) -> None:
         self.exchange.bucketer.accumulating = accumulating
 
     def begin(self, step: int, lr: float) -> None:
+        if self.local:
+            self._begin_local(self.local, lr)
+            return
         self.step, self._requested = self.step + 1, False
-        self.exchange.begin_step(self.step, lr, self._shares.popleft() if self._shares else None)
+        share, _ = self._shares.popleft() if self._shares else (None, 1)
+        self.exchange.begin_step(self.step, lr, share)
         if not self.waits_for_layers:
             self.exchange.wait_for_all()
+
+    def _begin_local(self, local: LocalSteps, lr: float) -> None:
+        """Begin a step of a round. Where shares are leased a round is one of this worker's steps for the servers, and
+        requests the next share in its last backward pass.
+        """
+        was_over = local.is_over
+        if was_over:
+            local.count_anew()
+        if self.in_step or not local.taken:
+            self.step += 1
+        if self._shares and not local.taken:
+            self._share, local.steps = self._shares.popleft()
+        self._requested = not local.ends_round
+        self.exchange.begin_step(self.step, self.outer_lr, self._share, pushes=local.ends_round)
+        if was_over:
+            self.exchange.wait_for_all()
+            local.take_outer()
+        local.begin(lr)
+
+    def update(self) -> None:
+        if self.local:
+            self.local.step()
+            if self.local.is_over:
+                self.exchange.send(self.local.of_parameters())
+
+    @property
+    def ended_round(self) -> bool:
+        return self.in_step and self.local is not None and self.local.is_over
 
     def skip_if_overtaken(self, step: int) -> bool:
         """As in Synchroniser: this step came to its end without this worker while it was at an earlier one."""
@@ -153,18 +200,23 @@ class PushPull(Synchroniser):
         if share is None:
             self._lease_range = None
             return None, after
-        self._shares.append(share)
         return share, after
+
+    def take_share(self, number: int, steps: int) -> None:
+        """The next step begins with this share, which is of so many steps."""
+        self._shares.append((number, steps))
 
     def open_for_joining(self, state: dict[str, Any]) -> None:
         """Before begin_shares, the worker that leads: from now on others can join, and find this state."""
-        self.wire.ask(0, "open_for_joining", self.group.sums, state | {"step": self.step})
+        leased = {"step": self.step, "batch_size": state["batch_size"] * (self.local.every if self.local else 1)}
+        self.wire.ask(0, "open_for_joining", self.group.sums, state | leased)
 
     def leave_alone(self) -> None:
         """Leave, between two steps, alone: the others go on."""
         self.exchange.wait_until_answered()
+        pushed = self.step - bool(self.local and self.local.taken and not self.local.is_over)
         for server in reversed(range(self.world.servers)):
-            self.wire.ask(server, "depart", self.world.member, self.step)
+            self.wire.ask(server, "depart", self.world.member, pushed)
         self.wire.leave_now()
 
     def pause_leases(self) -> None:
@@ -182,6 +234,8 @@ class PushPull(Synchroniser):
             self.exchange.wait_for_all()
         else:
             self._take_newest()
+        if self.local:
+            self.local.show_outer()
 
     def _take_newest(self) -> None:
         self.idle()
@@ -195,8 +249,9 @@ class PushPull(Synchroniser):
             self.wire.ask(server, "idle", self.world.member, self.step, at_barrier, self._idled)
 
     @property
-    def push_status(self) -> PushStatus:
-        return self.exchange.context.status
+    def push_status(self) -> PushStatus | None:
+        status: PushStatus = self.exchange.context.status
+        return status if status.buckets else None
 
     @property
     def waited_s(self) -> float:

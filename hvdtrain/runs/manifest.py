@@ -46,7 +46,8 @@ def by_host(ranks: Mapping[int, Mapping[str, Any]]) -> dict[str, dict[str, Any]]
 AS_ASKED = (
     "mode", "model", "dropout", "augment", "pretrained", "freeze", "precision", "compile", "accumulate", "dataset",
     "optimizer", "lr", "momentum", "weight_decay", "nesterov", "backup", "delay_compensation", "staleness_lr",
-    "compression", "seed", "shuffle_block", "repeat", "deterministic", "record", "stop_at_target", "sprint",
+    "local_steps", "outer", "compression", "seed", "shuffle_block", "repeat", "deterministic", "record",
+    "stop_at_target", "sprint",
 )  # fmt: skip
 
 
@@ -64,12 +65,13 @@ def manifest(
             initial_weights.
     """
     config, world, mode = job.config, job.world, modes.declared(job.config.mode)
-    push_scale = config.push_scale if "push_scale" in mode.options else "mean" if world.servers else ""
+    push_scale = config.taken_push_scale if "push_scale" in mode.options else "mean" if world.servers else ""
     launched = read_launched()
     launch = structs.asdict(launched) if launched else {}
     pairs = launch.pop("network", None)
     bound = config.staleness if "staleness" in mode.options else None
-    is_step = "push_scale" in mode.options and push_scale == "mean"  # each push is a step by itself
+    outer_lr, outer_momentum = config.taken_outer(world.workers) if config.local_steps else (None, None)
+    is_step = "push_scale" in mode.options and push_scale == "mean" and not config.local_steps  # each push is a step
     return {
         "hvdtrain": version("hvdtrain"),
         **{name: getattr(config, name) for name in AS_ASKED},
@@ -86,6 +88,8 @@ def manifest(
         "schedule": schedule(config, config.total_steps(seen["train_samples"])),
         "effective_lr": config.lr / world.workers if is_step else config.lr,
         "push_scale": push_scale,
+        "outer_lr": outer_lr,
+        "outer_momentum": outer_momentum,
         "look_ahead": config.taken_look_ahead(world.workers, bound) if "look_ahead" in mode.options else 0.0,
         "shares": shares_of(config),
         "wait_for": choice(config, "wait_for"),

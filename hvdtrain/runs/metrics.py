@@ -134,8 +134,8 @@ def _together(shares: Sequence[dict[str, Any]]) -> dict[str, Any]:
     for name in ("loss", "accuracy"):
         total = sum(row["samples"] * row[name] for row in counted)
         line[name] = total / line["samples"] if counted else None
-    if "staleness" in line:
-        line["staleness"] = round(sum(row["staleness"] for row in shares) / len(shares), 3)
+    if pushes := [row["staleness"] for row in shares if "staleness" in row]:
+        line["staleness"] = round(sum(pushes) / len(pushes), 3)
     return line
 
 

@@ -21,7 +21,7 @@ class Kind(NamedTuple):
 
     Attributes:
         variant: the options of the mode and of its messages that are not as they are by default: `zmq`, `backup 1`; of
-            one process, what it computed with: `2 cores`, `1 of 2 cores`, `GPU`.
+            one process, first what it computed with: `2 cores`, `1 of 2 cores`, `GPU`.
     """
 
     mode: str
@@ -86,7 +86,9 @@ class Run:
         manifest = self.manifest
         variant = ", ".join(_option_words(name, value) for name, value in manifest.options.items())
         kind = Kind(manifest.mode, manifest.workers, manifest.servers, variant)
-        return kind._replace(variant=_computed_with(manifest)) if kind.family == modes.ONE_MACHINE else kind
+        if kind.family != modes.ONE_MACHINE:
+            return kind
+        return kind._replace(variant=", ".join(filter(None, [_computed_with(manifest), variant])))
 
     @property
     def workers_changed(self) -> bool:

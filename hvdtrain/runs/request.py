@@ -94,6 +94,7 @@ def check(config: RunConfig) -> RunConfig:
 
 def _mode_problems(config: RunConfig, mode: modes.Mode) -> Iterator[str]:
     """What is asked of the mode, or of its servers, that it does not do."""
+    yield from _local_step_problems(config, mode)
     if unused := _unused(config, mode):
         users = ", ".join(name for name in modes.names() if unused[0] in modes.declared(name).options)
         yield f"{flag(unused[0])} does nothing in --mode {config.mode}: it is for {users}"
@@ -104,8 +105,8 @@ def _mode_problems(config: RunConfig, mode: modes.Mode) -> Iterator[str]:
         )
     if config.look_ahead != RunConfig.look_ahead and not config.can_look_ahead:
         yield (
-            "--look-ahead is for --push-scale softsync without --delay-compensation: elsewhere workers are sent the "
-            "weights as they are"
+            "--look-ahead is for --push-scale softsync without --delay-compensation and --local-steps: elsewhere "
+            "workers are sent the weights as they are"
         )
     for name in CHOICES:
         if (value := getattr(config, name)) not in ("auto", *getattr(mode, name)):
@@ -116,6 +117,20 @@ def _mode_problems(config: RunConfig, mode: modes.Mode) -> Iterator[str]:
     if not mode.can_send(compression.parse(config.compression)[0]):
         takes = " or ".join(mode.compressions)
         yield f"--compression {config.compression} is not for --mode {config.mode}, which takes {takes}"
+
+
+def _local_step_problems(config: RunConfig, mode: modes.Mode) -> Iterator[str]:
+    if not config.local_steps:
+        return
+    if config.mode == "sharded":
+        yield (
+            "--local-steps is not for --mode sharded, where each rank has the optimizer's state of a part of the "
+            "weights, and can step that alone: take allreduce"
+        )
+    if config.compression == "powersgd":
+        yield "--compression powersgd is not for --local-steps: torch's hook sends gradients, of each step"
+    if config.record and mode.lockstep:
+        yield f"--record is not for --local-steps in --mode {config.mode}, where each run comes to the same weights"
 
 
 def check_url(dataset: str) -> None:
@@ -171,6 +186,8 @@ def for_mode(config: RunConfig, mode: str, servers: int) -> RunConfig:
 def choice(config: RunConfig, name: str) -> str:
     """Which of the CHOICES of that name is taken; empty where the mode has none."""
     value: str = getattr(config, name)
+    if name == "wait_for" and config.local_steps:
+        return "step"
     return next(iter(getattr(modes.declared(config.mode), name)), "") if value == "auto" else value
 
 

@@ -33,7 +33,7 @@ BEST = "best.safetensors"  # in snapshots/, and as it was then in each snapshot
 FORMAT = 2
 UNREADABLE = (OSError, ValueError, KeyError, TypeError, AttributeError, SafetensorError)
 CHUNK = 2**22  # bytes read at a time
-HEADER = 4096  # bytes that are kept free for what is known when all parts are written
+HEADER = 2**18  # bytes that are kept free for what is known when all parts are written
 
 
 @dataclass(frozen=True)

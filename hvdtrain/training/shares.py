@@ -104,6 +104,8 @@ class LeasedShares:
 
     Args:
         steps: how many global batches there are in all, or None where time decides.
+        every: with --local-steps H, else 1. A worker leases its shares of a round of so many steps at once: all of them
+            are in one push, and count together or not at all.
 
     Attributes:
         reached: the last step of which all workers have trained all shares, when `after` has come to its end.
@@ -112,8 +114,8 @@ class LeasedShares:
     leased = True
     last_part = "barrier"  # from this worker's last share to the last of all
 
-    def __init__(self, sampler: BatchSampler, sync: PushPull, steps: int | None) -> None:
-        self.sampler, self.sync, self.steps = sampler, sync, steps
+    def __init__(self, sampler: BatchSampler, sync: PushPull, steps: int | None, every: int) -> None:
+        self.sampler, self.sync, self.steps, self.every = sampler, sync, steps, every
         self.reached = 0
         self._answered_at = 0.0
 
@@ -123,18 +125,25 @@ class LeasedShares:
 
     def after(self, step: int) -> Iterator[Share]:
         """As in LockstepShares, for all workers together; it ends when all of these shares have been trained."""
-        per_epoch, workers = self.sampler.steps_per_epoch, self.sampler.workers
+        sampler, every = self.sampler, self.every
+        per_epoch, workers = sampler.steps_per_epoch, sampler.workers
         last = (step // per_epoch + 1) * per_epoch
         if self.steps is not None:
             last = min(last, self.steps)
-        self.sync.begin_shares(step * workers, last * workers)
+        self.sync.begin_shares(
+            sampler.round_of(step, every) * workers, (sampler.round_of(last - 1, every) + 1) * workers
+        )
         while True:
             number, after = self.sync.next_share()
             self._answered_at = time.perf_counter()
             if number is None:
-                self.reached = after // workers
+                self.reached = min(sampler.steps_before(after // workers, every), last)
                 return
-            yield self.sampler.share(number)
+            number_of_round, slot = divmod(number, workers)
+            done = [k for k in sampler.steps_of_round(number_of_round, every, last) if k >= step]
+            self.sync.take_share(number, len(done))
+            for k in done:
+                yield sampler.share(k * workers + slot)
 
     def waited_s(self, since: float) -> float:
         """How long after that moment of time.perf_counter the share came that is trained on now. The thread that waits
@@ -170,6 +179,6 @@ def make_shares(config: RunConfig, sampler: BatchSampler, sync: Synchroniser, st
         ahead: how many shares may be read before they are trained on.
     """
     if not modes.declared(config.mode).lockstep:
-        return LeasedShares(sampler, cast(PushPull, sync), steps)
+        return LeasedShares(sampler, cast(PushPull, sync), steps, config.local_steps or 1)
     # A cut is known a step after its barrier, and the share that is read next is not trained on yet.
     return MeasuredShares(sampler, ahead + 3) if config.shares == "measured" else LockstepShares(sampler)

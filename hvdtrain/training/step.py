@@ -18,6 +18,7 @@ from hvdtrain.numerics.optimizers import lr_at
 from hvdtrain.numerics.precision import autocast
 from hvdtrain.numerics.slowdown import Slowdown
 from hvdtrain.numerics.split import even_range
+from hvdtrain.training.evaluation import average_buffers
 from hvdtrain.training.feed import Normalise
 
 
@@ -85,6 +86,9 @@ class Stepper:
         sync.update()
         self.model.zero_grad(set_to_none=True)
         clock.mark("optimizer")
+        if sync.ended_round:
+            average_buffers(self.model, sync.group)
+            clock.mark("comm")
         seconds = move(clock.lap(), "forward", "comm", sync.waited_s)
         seconds = move(seconds, "data", "lease", lease_s)
         if self.alone:  # what comes after the last gradient is no wait for others

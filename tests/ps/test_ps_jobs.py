@@ -157,10 +157,13 @@ def four_ranks(out, *options):
         yield job
 
 
-def test_an_asynchronous_job_goes_on_without_its_first_worker_and_can_be_replayed(tmp_path):
-    """Evaluations count every image once, or the job would fail; replay sees that each share counted once."""
+@pytest.mark.parametrize("of_mode", [["ps-ssp", "--staleness", "1"], ["ps-async", "--local-steps", "3"]])
+def test_an_asynchronous_job_goes_on_without_its_first_worker_and_can_be_replayed(of_mode, tmp_path):
+    """Evaluations count every image once, or the job would fail; replay sees that each share counted once. Of eight
+    steps an epoch, rounds of local steps have three, three and two.
+    """
     out = tmp_path / "run"
-    options = ["--mode", "ps-ssp", "--staleness", "1", "--epochs", "3", "--record", "--bucket-mb", "0.5"]
+    options = ["--mode", *of_mode, "--epochs", "3", "--record", "--bucket-mb", "0.5"]
     with four_ranks(out, *options) as job:
         ranks_of(job)[1].kill()
         said, _ = job.communicate(timeout=100)

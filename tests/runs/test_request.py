@@ -53,6 +53,11 @@ REFUSED = [
     *(({"trace": True, "trace_steps": text}, "give the first and the last step, as 100-150")
       for text in ("5", "9-3", "0-4", "a-b", "1-", "-4", "")),
     *(({"dataset": url}, f"^--dataset has {what} in its URL, .* such as AWS_SECRET_") for url, what in SECRETS),
+    ({"mode": "sharded", "local_steps": 8}, "--local-steps is not for --mode sharded, where each rank has"),
+    ({"outer_momentum": 0.5}, "--outer, --outer-lr and --outer-momentum are for --local-steps"),
+    *(({"mode": "ddp", "local_steps": 8, option: value}, f"{flag(option)}.* is not for --local-steps")
+      for option, value in (("shares", "measured"), ("compression", "powersgd"))),
+    ({"mode": "allreduce", "local_steps": 8, "wait_for": "layer"}, "--local-steps waits for all weights"),
     ({"mode": "ps-ssp", "backup": 2, **SERVED}, "--backup does nothing in --mode ps-ssp: it is for ps-sync"),
 ]  # fmt: skip
 

@@ -1,0 +1,88 @@
+"""Local steps against plain arithmetic, on a ring's end and on a server's."""
+
+import json
+from pathlib import Path
+
+import pytest
+import torch
+from torch import nn
+
+from hvdtrain.buckets.local_steps import LocalSteps
+from hvdtrain.config.run_config import RunConfig
+from hvdtrain.modes.ps_sync import make_policy
+from hvdtrain.numerics.flat import flatten_weights
+from hvdtrain.numerics.optimizers import make_outer_optimizer
+from hvdtrain.ps.bucket import Bucket
+from hvdtrain.wire.messages import Push
+
+PUBLISHED = json.loads((Path(__file__).parent / "local_steps.json").read_text())
+
+
+class Quadratic(nn.Module):
+    """The loss of one worker in the fixture; its weights lie in two parameters."""
+
+    def __init__(self, curvature, target):
+        super().__init__()
+        start = torch.tensor(PUBLISHED["start"])
+        self.parts = nn.ParameterList([start[:1].clone(), start[1:].clone()])
+        self.curvature, self.target = torch.tensor(curvature), torch.tensor(target)
+
+    def forward(self):
+        return (self.curvature / 2 * (torch.cat(list(self.parts)) - self.target) ** 2).sum()
+
+
+class RingOuter:
+    """What each rank of a ring does with the mean of Δ."""
+
+    def __init__(self, config, weights):
+        self.weights = weights
+        self.optimizer = make_outer_optimizer(config, [weights], workers=2)
+
+    def take(self, deltas):
+        self.weights.grad = (deltas[0] + deltas[1]) / 2
+        self.optimizer.step()
+
+
+class ServerOuter:
+    """A server's bucket, to which each worker pushes its Δ."""
+
+    def __init__(self, config, weights):
+        self.lr, self.step = config.outer_lr, 0
+        self.bucket = Bucket(weights, lambda p: make_outer_optimizer(config, p, workers=2), make_policy(2, config))
+        self.optimizer = self.bucket.shard.optimizer
+
+    @property
+    def weights(self):
+        return self.bucket.shard.weights
+
+    def take(self, deltas):
+        self.step += 1
+        for worker, delta in enumerate(deltas):
+            self.bucket.push(Push(worker, self.step, self.step - 1, self.lr, None), delta.clone())
+
+
+@pytest.mark.parametrize("make_outer", [RingOuter, ServerOuter])
+@pytest.mark.parametrize("case", PUBLISHED["cases"], ids=lambda case: case["outer"])
+def test_rounds_come_to_what_the_published_algorithm_does(case, make_outer):
+    options = {name: case[name] for name in ("outer", "outer_lr", "outer_momentum")}
+    config = RunConfig(optimizer="sgd", momentum=0.0, local_steps=PUBLISHED["local_steps"], **options)
+    models = [Quadratic(*both) for both in zip(PUBLISHED["curvature"], PUBLISHED["target"], strict=True)]
+    workers = [LocalSteps(config, model, flatten_weights(model)) for model in models]
+    outer = make_outer(config, torch.tensor(PUBLISHED["start"]))
+    for expected in case["rounds"]:
+        for model, worker in zip(models, workers, strict=True):
+            while not worker.is_over:
+                worker.begin(PUBLISHED["lr"])
+                model().backward()
+                worker.step()
+                model.zero_grad()
+        deltas = [torch.cat([part.flatten() for part in worker.of_parameters()]) for worker in workers]
+        outer.take(deltas)
+        for worker in workers:
+            worker.outer.copy_(outer.weights)
+            worker.begin_round()
+        velocity = outer.optimizer.state[outer.weights]["momentum_buffer"]
+        values = (deltas[0] + deltas[1]) / 2, velocity, workers[0].weights
+        for name, value in zip(("delta", "v", "theta"), values, strict=True):
+            torch.testing.assert_close(value, torch.tensor(expected[name]), atol=1e-6, rtol=0)
+        assert torch.equal(workers[0].weights, workers[1].weights)

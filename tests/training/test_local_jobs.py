@@ -1,0 +1,50 @@
+"""Real jobs whose workers take several steps between two exchanges."""
+
+import json
+
+import pytest
+import torch
+from helpers.jobs import run
+from safetensors.torch import load_file
+
+pytestmark = [pytest.mark.timeout(240), pytest.mark.usefixtures("beside_few_digits")]
+
+JOB = ["--dataset", "few", "--width", "0.0625", "--batch-size", "8", "--threads", "1", "--seed", "5"]
+MODES = {"allreduce": [], "ddp": [], "ps-sync": ["--servers", "1"]}
+
+
+def train(out, mode, steps, *options):
+    """A job of two workers; its final weights, and the bytes that its processes sent since they began."""
+    ranks = 3 if MODES[mode] else 2
+    lasts = "--steps", str(steps), "--schedule", "constant"
+    job = run("forked", ranks, *JOB, "--mode", mode, *MODES[mode], *lasts, *options, "--out", str(out))
+    assert job.returncode == 0, job.stdout
+    summary = json.loads((out / "summary.json").read_text())
+    return load_file(out / "snapshots" / "final.safetensors"), sum(row["bytes_sent"] for row in summary["processes"])
+
+
+def assert_near(some, others, most):
+    assert max((some[name] - others[name]).abs().max().item() for name in some) <= most
+
+
+def test_one_local_step_is_lockstep(tmp_path):
+    """Where the outer step is all of Δ, with plain SGD."""
+    sgd = ["--optimizer", "sgd", "--momentum", "0", "--lr", "0.01"]
+    expected, _ = train(tmp_path / "lockstep", "allreduce", 6, *sgd)
+    for mode in MODES:
+        weights, _ = train(tmp_path / mode, mode, 6, *sgd, *"--local-steps 1 --outer-lr 1 --outer-momentum 0".split())
+        assert_near(weights, expected, 1e-5)
+
+
+@pytest.mark.parametrize("mode", MODES)
+def test_a_run_goes_on_amid_a_round_with_what_each_worker_had(tmp_path, mode):
+    """It was stopped after 5 steps, of which four made a round. Nothing travels within one."""
+    options = ["--local-steps", "4", "--outer-momentum", "0.5"]
+    whole, sent = train(tmp_path / "whole", mode, 12, *options)
+    first, sent_first = train(tmp_path / "cut", mode, 5, *options)
+    resumed, sent_then = train(tmp_path / "cut", mode, 12, *options, "--resume")
+    assert_near(resumed, whole, 1e-6)
+    one_round = sent_then - sent_first
+    begun = one_round / 2 if mode == "ps-sync" else 0  # all take the first weights from the servers
+    assert [sent_first, sent_then, sent] == [begun + rounds * one_round for rounds in (1, 2, 3)]
+    assert not torch.equal(first["classifier.0.weight"], whole["classifier.0.weight"])
