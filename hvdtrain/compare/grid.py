@@ -23,7 +23,8 @@ from hvdtrain.system.cgroups import usable_cores
 
 TASK = ("model", "batch_size", "slow")  # what differs in these is compared for itself
 SPANNED = (
-    *TASK, "staleness", "backup", "wire", "compression", "shares", "wait_for", "ring_transport", "bucket_mb", "local_steps",
+    *TASK, "staleness", "backup", "wire", "compression", "shares", "wait_for", "ring_transport", "bucket_mb",
+    "local_steps",
 )  # fmt: skip
 
 
