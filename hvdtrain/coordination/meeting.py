@@ -7,7 +7,7 @@ from datetime import timedelta
 from typing import TYPE_CHECKING
 
 from hvdtrain.errors import Failure
-from hvdtrain.wire.rendezvous import open_store
+from hvdtrain.wire.rendezvous import lacking, open_store
 from hvdtrain.world.place import World
 
 if TYPE_CHECKING:
@@ -49,10 +49,11 @@ class Meeting:
     def wait_until_all_are_ready(self) -> None:
         """Be ready, and return when all are. Failure where one is lost before that."""
         self._is_ready.set()
+        keys = {rank: _ready(rank) for rank in range(self.world.size)}
         seen: dict[int, tuple[bytes, int]] = {}  # what a rank said last, and how often it was found unchanged
         try:
             self.store.set(_ready(self.world.rank), "")
-            while missing := [rank for rank in range(self.world.size) if not self.store.check([_ready(rank)])]:
+            while missing := lacking(self.store, keys, self._every):
                 beats = self.store.multi_get([_alive(rank) for rank in missing])
                 for rank, beat in zip(missing, beats, strict=True):
                     before, times = seen.get(rank, (beat, 0))
@@ -63,8 +64,6 @@ class Meeting:
                             f"rank {rank} was lost before training began: no sign of life within {self.timeout:g} s "
                             "(see --timeout)"
                         )
-                with suppress(RuntimeError):  # not yet
-                    self.store.wait([_ready(rank) for rank in missing], timedelta(seconds=self._every))
         except RuntimeError:
             time.sleep(ENDS_S)
             raise Failure("rank 0, which serves the store of all ranks, ended before training began") from None

@@ -2,7 +2,6 @@
 
 import json
 from collections.abc import Callable, Sequence
-from datetime import timedelta
 from typing import Any, cast
 
 import numpy as np
@@ -11,7 +10,7 @@ from torch.distributed import Store
 
 from hvdtrain.coordination.group import Group
 from hvdtrain.errors import Failure
-from hvdtrain.wire.rendezvous import leave
+from hvdtrain.wire.rendezvous import lacking, leave
 from hvdtrain.world.place import World
 
 
@@ -92,16 +91,14 @@ class StoreGroup(Group):
         if not self.store:
             return
         try:
-            self.store.wait(list(keys), timedelta(seconds=self.timeout))
+            missing = lacking(self.store, dict(enumerate(keys)), self.timeout)
         except RuntimeError:
-            try:
-                missing = [worker for worker, key in enumerate(keys) if not self.store.check([key])]
-            except RuntimeError:
-                raise Failure("rank 0, which serves the store of all ranks, ended before the others") from None
+            raise Failure("rank 0, which serves the store of all ranks, ended before the others") from None
+        if missing:
             raise Failure(
                 f"workers {missing} did not come to where the others wait for them within {self.timeout:g} s "
                 "(see --timeout)"
-            ) from None
+            )
 
 
 def _key(number: int, worker: int) -> str:

@@ -4,6 +4,7 @@ import contextlib
 import json
 import shlex
 import shutil
+import stat
 import tempfile
 import time
 from collections.abc import Iterator
@@ -51,9 +52,11 @@ def refuse_links(folder: Path) -> None:
     """
     of_launch = launch_folder(folder)
     for path in [*folder.rglob("*"), of_launch, *of_launch.rglob("*")]:
-        if path.is_symlink() or (path.exists() and not path.is_file() and not path.is_dir()):
-            kind = "a symbolic link" if path.is_symlink() else "no regular file"
-            raise UsageError(f"{path} is {kind}, which no run has: remove it, if the run is yours")
+        with contextlib.suppress(FileNotFoundError):  # asked once: another `launch` may remove its lock between two looks
+            mode = path.lstat().st_mode
+            if not stat.S_ISREG(mode) and not stat.S_ISDIR(mode):
+                kind = "a symbolic link" if stat.S_ISLNK(mode) else "no regular file"
+                raise UsageError(f"{path} is {kind}, which no run has: remove it, if the run is yours")
 
 
 def check_writable(folder: Path) -> None:

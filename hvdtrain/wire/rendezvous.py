@@ -4,7 +4,7 @@ import errno
 import ipaddress
 import os
 import socket
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from datetime import timedelta
 from typing import TYPE_CHECKING, cast
 
@@ -111,6 +111,19 @@ def _listener(host: str, port: int, only_there: bool) -> tuple[socket.socket, st
     except OSError as error:
         why = str(error.strerror).partition(" (")[0]
         raise Failure(f"the first rank cannot listen at {host}, port {port}: {why}; choose another") from None
+
+
+def lacking(store: "Store", keys: Mapping[int, str], timeout: float) -> list[int]:
+    """Wait until the store has each rank's key, for as long as the timeout at most; the ranks whose key it lacks then.
+
+    Raises:
+        RuntimeError: nobody serves the store any more.
+    """
+    try:
+        store.wait(list(keys.values()), timedelta(seconds=timeout))
+    except RuntimeError:
+        return [rank for rank, key in keys.items() if not store.check([key])]
+    return []
 
 
 def leave(rank: int, store: "Store", timeout: float, others: Iterable[int], everybody: Iterable[int]) -> None:

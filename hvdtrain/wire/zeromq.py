@@ -14,7 +14,6 @@ import weakref
 from collections import deque
 from collections.abc import Callable, Mapping
 from concurrent.futures import ThreadPoolExecutor
-from datetime import timedelta
 from functools import partial
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -24,6 +23,7 @@ from torch.futures import Future
 from hvdtrain.errors import Failure
 from hvdtrain.wire.messages import CONNECTION_ENDED, INLINE_BYTES, Push
 from hvdtrain.wire.packing import Frames, pack, receive, send, unpack
+from hvdtrain.wire.rendezvous import lacking
 from hvdtrain.wire.requests import WATCH, Requests
 from hvdtrain.wire.shared import Parcel
 from hvdtrain.wire.sockets import Sockets, check_key
@@ -329,11 +329,8 @@ def connect(world: World, store: "Store", patience: float, requests: Requests) -
         store.set(f"wire/{world.rank}", wire.endpoint)
     needed = range(world.size if world.joined is None else world.servers)  # who joins calls servers alone
     others = {rank: f"wire/{rank}" for rank in needed if rank != world.rank}
-    try:
-        store.wait(list(others.values()), timedelta(seconds=patience))
-    except RuntimeError:
-        missing = [rank for rank, name in others.items() if not store.check([name])]
-        raise Failure(f"ranks {missing} did not come within {patience:g} s (see --timeout)") from None
+    if missing := lacking(store, others, patience):
+        raise Failure(f"ranks {missing} did not come within {patience:g} s (see --timeout)")
     wire.endpoints.update({rank: store.get(name).decode() for rank, name in others.items()})
     return wire
 
