@@ -52,7 +52,7 @@ def refuse_links(folder: Path) -> None:
     """
     of_launch = launch_folder(folder)
     for path in [*folder.rglob("*"), of_launch, *of_launch.rglob("*")]:
-        with contextlib.suppress(FileNotFoundError):  # asked once: another `launch` may remove its lock between two looks
+        with contextlib.suppress(FileNotFoundError):  # another `launch` may remove its lock
             mode = path.lstat().st_mode
             if not stat.S_ISREG(mode) and not stat.S_ISDIR(mode):
                 kind = "a symbolic link" if stat.S_ISLNK(mode) else "no regular file"
