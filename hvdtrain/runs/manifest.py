@@ -12,6 +12,7 @@ from msgspec import structs
 from torch import nn
 
 from hvdtrain import modes
+from hvdtrain.config.run_config import RunConfig
 from hvdtrain.coordination.job import Job
 from hvdtrain.numerics.flat import trained
 from hvdtrain.numerics.optimizers import schedule
@@ -20,7 +21,7 @@ from hvdtrain.runs.request import choice, mode_options, shares_of
 from hvdtrain.wire.horovod import DEFAULTS
 from hvdtrain.world.host import gpus, hardware, speed_variables, versions
 from hvdtrain.world.network import use_one_interface
-from hvdtrain.world.place import RESPAWNS
+from hvdtrain.world.place import RESPAWNS, World
 
 
 def weights_hash(model: nn.Module) -> str:
@@ -64,14 +65,10 @@ def manifest(
         seen: what else identifies the job: dataset_hash, train_samples, validation_samples, classes, image_size,
             initial_weights.
     """
-    config, world, mode = job.config, job.world, modes.declared(job.config.mode)
-    push_scale = config.taken_push_scale if "push_scale" in mode.options else "mean" if world.servers else ""
+    config, world = job.config, job.world
     launched = read_launched()
     launch = structs.asdict(launched) if launched else {}
     pairs = launch.pop("network", None)
-    bound = config.staleness if "staleness" in mode.options else None
-    outer_lr, outer_momentum = config.taken_outer(world.workers) if config.local_steps else (None, None)
-    is_step = "push_scale" in mode.options and push_scale == "mean" and not config.local_steps  # each push is a step
     return {
         "hvdtrain": version("hvdtrain"),
         **{name: getattr(config, name) for name in AS_ASKED},
@@ -86,16 +83,8 @@ def manifest(
         **seen,
         "global_batch": config.batch_size,
         "schedule": schedule(config, config.total_steps(seen["train_samples"])),
-        "effective_lr": config.lr / world.workers if is_step else config.lr,
-        "push_scale": push_scale,
-        "outer_lr": outer_lr,
-        "outer_momentum": outer_momentum,
-        "look_ahead": config.taken_look_ahead(world.workers, bound) if "look_ahead" in mode.options else 0.0,
-        "shares": shares_of(config),
-        "wait_for": choice(config, "wait_for"),
-        "staleness_bound": bound,
+        **_options_taken(config, world),
         "respawns": bool(os.environ.get(RESPAWNS)),
-        "bucket_mb": config.bucket_mb if "bucket_mb" in mode.options else None,
         "trace": config.trace_steps if config.trace else "none",
         "clocks": {},  # of --trace, at the end
         "slow": {"asked": config.slow, "achieved": {}},  # by worker, at the end: how many times as long it computed
@@ -113,6 +102,26 @@ def manifest(
         "server_environment": list(server_environment),
         "hardware": hardware() | {"gpus": gpus(), "hosts": list(hosts)},
         "hosts": hosts,
+    }
+
+
+def _options_taken(config: RunConfig, world: World) -> dict[str, Any]:
+    """Options whose value the mode and the number of workers decide, where they were left open."""
+    options = modes.declared(config.mode).options
+    push_scale = config.taken_push_scale if "push_scale" in options else "mean" if world.servers else ""
+    bound = config.staleness if "staleness" in options else None
+    outer_lr, outer_momentum = config.taken_outer(world.workers) if config.local_steps else (None, None)
+    is_step = "push_scale" in options and push_scale == "mean" and not config.local_steps  # each push is a step
+    return {
+        "effective_lr": config.lr / world.workers if is_step else config.lr,
+        "push_scale": push_scale,
+        "outer_lr": outer_lr,
+        "outer_momentum": outer_momentum,
+        "look_ahead": config.taken_look_ahead(world.workers, bound) if "look_ahead" in options else 0.0,
+        "shares": shares_of(config),
+        "wait_for": choice(config, "wait_for"),
+        "staleness_bound": bound,
+        "bucket_mb": config.bucket_mb if "bucket_mb" in options else None,
     }
 
 
